@@ -65,7 +65,7 @@ packages: ## install what the tests need (Debian, root)
 	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
 
 # Every package is in one lane, and a new one is in the first. Patterns are those
-# of go list; internal/house holds the lists to what the tests do.
+# of go list; internal/archtest holds the lists to what the tests do.
 #
 #   pure      starts no program: what no list below has
 #   RACE      has goroutines and is quick enough under the race detector
@@ -73,14 +73,14 @@ packages: ## install what the tests need (Debian, root)
 #   PROGRAMS  starts programs and mostly waits for them
 #   GUESTS    boots guests, each of which takes a core
 #   ALONE     reads or loads the whole machine
-RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/cml \
-	./internal/edge/runtime/docker ./internal/edge/runtime/microvm/vnet ./internal/edge/oci ./internal/edge/sockets \
-	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
-MIXED := ./internal/daemon/agent ./internal/edge/cgroup ./internal/edge/desktop ./internal/edge/proc ./internal/edge/smtp \
-	./internal/harness/... ./internal/sim/simtest
-PROGRAMS := ./cmd/lull ./internal/daemon/host/realtest ./internal/daemon/agent/realtest ./internal/daemon/host/programs \
-	./internal/daemon/host/containers ./internal/edge/etcd/... ./internal/edge/runtime/process
-GUESTS := ./internal/edge/runtime/microvm ./internal/daemon/host/machines ./demo
+RACE := ./internal/lib/... ./internal/host ./internal/server/... ./internal/platform/cml \
+	./internal/runtime/docker ./internal/runtime/microvm/vnet ./internal/platform/oci ./internal/platform/sockets \
+	./internal/protocol/... ./internal/relay ./internal/shim ./internal/sim/world ./internal/store/...
+MIXED := ./internal/agent ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \
+	./internal/guestagent/... ./internal/sim/simtest
+PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/programs \
+	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process
+GUESTS := ./internal/runtime/microvm ./test/e2e/machines ./demo
 ALONE :=
 # Tests that run in another lane than their package: the walks of the fence, which
 # the race detector makes too slow, and the suite of conformance over guests.
@@ -118,7 +118,7 @@ test: packages modules guest-kernel programs ## everything that must hold; insta
 	@rm -rf bin/tests-* bin/flaky-* bin/records.txt bin/artifacts
 	@ok=0; $(AGAIN) -k -j3 test-compute test-programs test-guests || ok=1; \
 		$(AGAIN) test-alone || ok=1; \
-		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house >bin/records.txt || ok=1; \
+		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/archtest >bin/records.txt || ok=1; \
 		grep -v '^[=-]\|^PASS\|^ok' bin/records.txt || true; \
 		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
 		for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done; \
@@ -131,7 +131,7 @@ test-programs test-guests test-alone test-microvm soak bench-vm: export LULL_GUE
 test-compute:
 	@ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
 		CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race -skip '$(WALKS)') || ok=1; \
-		nice -n 10 $(call TEST,walks,./internal/daemon/host,-run '$(WALKS)') || ok=1; \
+		nice -n 10 $(call TEST,walks,./internal/host,-run '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,pure,$(PURE),) || ok=1; \
 		nice -n 10 $(call TEST,mixed,$$(go list $(MIXED) | tr '\n' ' '),-count=1) || ok=1; \
 		exit $$ok
@@ -143,7 +143,7 @@ test-programs:
 
 test-guests:
 	@ok=0; nice -n 5 $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
-		nice -n 5 $(call TEST,boots,./internal/daemon/host/realtest,-count=1 -run '$(BOOTS)') || ok=1; \
+		nice -n 5 $(call TEST,boots,./test/e2e/host,-count=1 -run '$(BOOTS)') || ok=1; \
 		exit $$ok
 
 test-alone:
@@ -159,8 +159,8 @@ build-darwin: # what ships for macOS compiles; go vet would want the tests, whic
 	GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/lull
 
 test-microvm: guest-kernel ## only the tests that boot guests
-	go test -p 1 -count=1 -timeout 20m ./internal/edge/runtime/microvm ./internal/daemon/host/machines
-	go test -count=1 -timeout 30m -run TestConformance/microvm ./internal/daemon/host/realtest
+	go test -p 1 -count=1 -timeout 20m ./internal/runtime/microvm ./test/e2e/machines
+	go test -count=1 -timeout 30m -run TestConformance/microvm ./test/e2e/host
 
 soak: PACKAGES += $(SOAK_PACKAGES)
 soak: packages guest-kernel build ## the proofs at their full counts; hours
@@ -170,7 +170,7 @@ soak: packages guest-kernel build ## the proofs at their full counts; hours
 
 bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute
 	go run ./bench/agent
-	go test -count=1 -run 'TestHour$$' -v ./internal/daemon/agent | grep 'an hour'
+	go test -count=1 -run 'TestHour$$' -v ./internal/agent | grep 'an hour'
 
 bench-vm: build guest-kernel ## microVMs on every rung of the ladder; minutes
 	go run ./bench/vm
@@ -191,9 +191,9 @@ lint: ## formatting and vet
 
 generate: ## write the generated reference pages again
 	go run ./cmd/lull reference docs/reference
-	go test ./internal/power ./internal/house -update
-	go test ./internal/daemon/agent -run TestFaultsPage -update
-	go test ./internal/daemon/host/hosttest -run TestTable -update
+	go test ./internal/core/power ./internal/archtest -update
+	go test ./internal/agent -run TestFaultsPage -update
+	go test ./internal/host/hosttest -run TestTable -update
 
 clean: ## remove what was built
 	rm -rf bin dist

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/programtest"
+	"lull/internal/lib/programtest"
 )
 
 // The demo shows a program asleep and woken by its client, a microVM on disk

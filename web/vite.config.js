@@ -4,7 +4,7 @@ import { join, relative } from 'node:path'
 import { defineConfig } from 'vite'
 
 const root = import.meta.dirname
-const out = join(root, '../internal/daemon/server/web/dist')
+const out = join(root, '../internal/server/web/dist')
 
 /** Lists the files below a folder, with slashes, in the order of their bytes. */
 function files(dir) {
@@ -16,7 +16,7 @@ function files(dir) {
 
 /**
  * Writes a hash over all sources beside what they were built into. A Go test
- * makes the same hash and fails when it differs (internal/daemon/server/web).
+ * makes the same hash and fails when it differs (internal/server/web).
  */
 const stamp = {
   name: 'stamp',

@@ -24,9 +24,9 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/edge/proc"
-	"lull/internal/idle"
+	"lull/internal/agent"
+	"lull/internal/core/idle"
+	"lull/internal/platform/proc"
 )
 
 func main() {

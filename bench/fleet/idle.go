@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"lull/bench/rig"
-	"lull/internal/base/delay"
 	"lull/internal/fleet"
+	"lull/internal/lib/delay"
 	"lull/internal/sim"
 	"lull/internal/sim/world"
 )

@@ -25,8 +25,8 @@ import (
 	"time"
 
 	"lull/bench/rig"
-	"lull/internal/base/delay"
-	"lull/internal/link/control"
+	"lull/internal/lib/delay"
+	"lull/internal/protocol/control"
 )
 
 func main() {

@@ -11,9 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
 )
 
 // binaries are the programs under measurement.

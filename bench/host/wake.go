@@ -11,8 +11,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"lull/internal/base/httpx"
-	"lull/internal/link/hostctl"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/hostctl"
 )
 
 // settle is the silence before each measured connection, so that a running

@@ -30,7 +30,7 @@ import (
 	"time"
 
 	"lull/bench/rig"
-	"lull/internal/base/delay"
+	"lull/internal/lib/delay"
 )
 
 func main() {

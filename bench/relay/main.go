@@ -1,4 +1,4 @@
-// Relay measures the relay of internal/router beside systemd-socket-proxyd,
+// Relay measures the relay of internal/relay beside systemd-socket-proxyd,
 // HAProxy and a plain Go io.Copy proxy, on loopback, in one run.
 //
 // Each proxy is a process of its own before the same backend. Rounds visit the

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/router"
+	"lull/internal/relay"
 )
 
 // play runs one of the processes under measurement until ctx ends. It prints
@@ -90,10 +90,10 @@ func plainRelay(c *net.TCPConn, to string) {
 	up.Wait()
 }
 
-type always struct{ b router.Backend }
+type always struct{ b relay.Backend }
 
-func (a always) Ready(int) (router.Backend, bool)           { return a.b, true }
-func (a always) Wake(context.Context, router.Arrival) error { return nil }
+func (a always) Ready(int) (relay.Backend, bool)           { return a.b, true }
+func (a always) Wake(context.Context, relay.Arrival) error { return nil }
 
 var loopsFlag int
 
@@ -102,11 +102,11 @@ func routerRelay(ctx context.Context, ln net.Listener, to string) error {
 	if err != nil {
 		return err
 	}
-	r, err := router.New(router.Config{Loops: loopsFlag})
+	r, err := relay.New(relay.Config{Loops: loopsFlag})
 	if err != nil {
 		return err
 	}
-	in, err := r.Add("bench", always{router.Backend{Addr: addr}}, router.Options{})
+	in, err := r.Add("bench", always{relay.Backend{Addr: addr}}, relay.Options{})
 	if err != nil {
 		return err
 	}

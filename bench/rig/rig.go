@@ -20,12 +20,12 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/base/delay"
-	"lull/internal/base/freeport"
-	"lull/internal/edge/etcd"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
-	"lull/internal/power"
+	"lull/internal/lib/delay"
+	"lull/internal/lib/freeport"
+	"lull/internal/platform/etcd"
+	"lull/internal/protocol/control"
 	"lull/internal/sim"
 	"lull/internal/store"
 )

@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/base/freeport"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/instance"
+	"lull/internal/lib/freeport"
+	"lull/internal/protocol/hostctl"
 )
 
 // rig is a daemon of this program's own, with the files of its guests.

@@ -7,9 +7,9 @@ import (
 	"os"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
 )
 
 // between is how long after its pause a guest of the storm goes to disk: long

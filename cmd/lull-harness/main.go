@@ -1,5 +1,5 @@
 // Command lull-harness is process 1 of a microVM guest: it brings the guest up
-// and runs the one workload that the host asks for (package harness).
+// and runs the one workload that the host asks for (package guestagent).
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/harness"
+	"lull/internal/guestagent"
 )
 
 var version = "dev"
@@ -22,7 +22,7 @@ func main() {
 		return
 	}
 	if len(os.Args) > 1 && os.Args[1] == "workspace" && os.Getppid() == 1 {
-		if err := harness.ServeWorkspace(os.Args[2:], os.Stdin, os.Stdout); err != nil {
+		if err := guestagent.ServeWorkspace(os.Args[2:], os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, "lull-harness: cannot serve the workspace:", err)
 			os.Exit(1)
 		}
@@ -44,12 +44,12 @@ func main() {
 }
 
 func run() error {
-	cfg, err := harness.Boot()
+	cfg, err := guestagent.Boot()
 	if err != nil {
 		return err
 	}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	h, err := harness.New(cfg)
+	h, err := guestagent.New(cfg)
 	if err != nil {
 		return err
 	}

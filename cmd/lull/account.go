@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/evidence"
-	"lull/internal/idle"
-	"lull/internal/policy/when"
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy/when"
 )
 
 // accountText is how every why is shown: of a worker, an instance or an agent,

@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/evidence"
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
-	"lull/internal/link/control"
-	"lull/internal/policy/when"
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy/when"
+	"lull/internal/protocol/agentctl"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) agentCommand() *cobra.Command {

@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/edge/ec2"
-	"lull/internal/edge/imds"
+	"lull/internal/agent"
+	"lull/internal/platform/ec2"
+	"lull/internal/platform/imds"
 )
 
 // firmware reports whether the hypervisor's names are EC2's; known is false where

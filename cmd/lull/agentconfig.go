@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/link/agentctl"
-	"lull/internal/link/tags"
+	"lull/internal/agent"
+	"lull/internal/protocol/agentctl"
+	"lull/internal/protocol/tags"
 )
 
 // agentConfig is everything that can be set about the process lull agent run.
@@ -113,7 +113,7 @@ func (c *cli) configAgent() *cobra.Command {
 // process's own, and the policy's as tags and as lines of the local file.
 func agentSettingsPage() string {
 	var b strings.Builder
-	b.WriteString("# Settings of lull agent\n\nGenerated from cmd/lull/agentconfig.go and internal/link/tags.\n\n" +
+	b.WriteString("# Settings of lull agent\n\nGenerated from cmd/lull/agentconfig.go and internal/protocol/tags.\n\n" +
 		"## The process\n\nPrecedence: flag, environment, default. The systemd unit reads the environment from `/etc/default/lull-agent`.\n\n")
 	optionRows(&b, defaultAgentConfig(), agentOptions)
 	b.WriteString("\n## The policy\n\nPrecedence: local file, tags (prefix `lull:` unless set), default. A tag that cannot be read keeps its last good value.\nThe local file also takes `allow-tag-hooks` (run hooks that tags name; default false) and `replace-tags` (ignore tags; default false).\n\n| setting | value | default | meaning |\n|---|---|---|---|\n")

@@ -16,8 +16,8 @@ import (
 
 	"gopkg.in/yaml.v3"
 
-	"lull/internal/base/programtest"
-	"lull/internal/daemon/agent"
+	"lull/internal/agent"
+	"lull/internal/lib/programtest"
 )
 
 // installable returns a folder with the programs of a release.

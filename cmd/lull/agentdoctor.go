@@ -18,12 +18,12 @@ import (
 	"github.com/aws/smithy-go"
 	"github.com/spf13/cobra"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/edge/ec2"
-	"lull/internal/edge/imds"
-	"lull/internal/edge/proc"
-	"lull/internal/link/agentctl"
-	"lull/internal/link/tags"
+	"lull/internal/agent"
+	"lull/internal/platform/ec2"
+	"lull/internal/platform/imds"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/agentctl"
+	"lull/internal/protocol/tags"
 )
 
 func (c *cli) agentDoctor() *cobra.Command {

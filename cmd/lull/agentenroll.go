@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/delay"
-	"lull/internal/base/httpx"
-	"lull/internal/edge/imds"
-	"lull/internal/link/control"
+	"lull/internal/lib/delay"
+	"lull/internal/lib/httpx"
+	"lull/internal/platform/imds"
+	"lull/internal/protocol/control"
 )
 
 // Paths of an enrolled agent, below the root.

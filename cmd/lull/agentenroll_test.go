@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 	"lull/internal/sim"
 	"lull/internal/sim/world"
 )

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"lull/internal/daemon/agent"
+	"lull/internal/agent"
 )
 
 var updateEtc = flag.Bool("update-etc", false, "write the files of etc that come from code")

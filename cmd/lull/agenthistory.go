@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
-	"lull/internal/policy/when"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy/when"
+	"lull/internal/protocol/agentctl"
 )
 
 func (c *cli) agentHistory() *cobra.Command {

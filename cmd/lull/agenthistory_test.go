@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/agentctl"
 )
 
 // TestHistoryPicture draws a day of a workspace: used, left, warned, stopped,

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/link/tags"
+	"lull/internal/protocol/tags"
 )
 
 // policyDocument is an IAM policy in IAM's own words.

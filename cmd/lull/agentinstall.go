@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/daemon/agent"
+	"lull/internal/agent"
 )
 
 // placed is one file or directory that install makes.

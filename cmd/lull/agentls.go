@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/control"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/control"
 )
 
 // agentLs lists the agents that report to a server.

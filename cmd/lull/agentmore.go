@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/agentctl"
 )
 
 func (c *cli) agentLease() *cobra.Command {

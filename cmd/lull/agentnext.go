@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
-	"lull/internal/policy/when"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy/when"
+	"lull/internal/protocol/agentctl"
 )
 
 // shortTime is t as users read it next to now: without the date on the same

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/agentctl"
 )
 
 // TestHoldPromisesOnlyWhatHolds: a confirmation names what comes before the

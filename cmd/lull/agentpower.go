@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/link/tags"
+	"lull/internal/agent"
+	"lull/internal/protocol/tags"
 )
 
 // localPower acts on a machine that no cloud runs, by commands of the operator.

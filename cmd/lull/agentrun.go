@@ -17,13 +17,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"lull/internal/base/lockfile"
-	"lull/internal/base/task"
-	"lull/internal/base/tracing"
-	"lull/internal/daemon/agent"
-	"lull/internal/edge/desktop"
-	"lull/internal/edge/journal"
-	"lull/internal/link/tags"
+	"lull/internal/agent"
+	"lull/internal/lib/lockfile"
+	"lull/internal/lib/task"
+	"lull/internal/lib/tracing"
+	"lull/internal/platform/desktop"
+	"lull/internal/platform/journal"
+	"lull/internal/protocol/tags"
 )
 
 // buildDate is set by the linker, RFC 3339.

@@ -9,8 +9,8 @@ import (
 	"net/http"
 	"strings"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/link/control"
+	"lull/internal/agent"
+	"lull/internal/protocol/control"
 )
 
 // addServer adds the server that the agent reports to, if there is one.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/core/policy/when"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
-	"lull/internal/policy/when"
+	"lull/internal/protocol/control"
 )
 
 // entryPrinter writes one entry per line: text, or JSON lines.

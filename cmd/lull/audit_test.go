@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"lull/internal/fleet"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 )
 
 // TestAuditIsFiltered checks that the flags reach the server, for a listing and

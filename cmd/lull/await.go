@@ -10,11 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/httpx"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
-	"lull/internal/link/hostctl"
-	"lull/internal/power"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/control"
+	"lull/internal/protocol/hostctl"
 )
 
 // waiting contains the --wait flags.

@@ -8,9 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/link/hostctl"
-	"lull/internal/power"
+	"lull/internal/protocol/hostctl"
 )
 
 // TestReachSaysWhyNot: who waits for a stop that was called off is told why.

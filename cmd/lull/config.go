@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"gopkg.in/yaml.v3"
 
-	"lull/internal/policy/when"
+	"lull/internal/core/policy/when"
 )
 
 // option is one setting of a process whose settings are a C: its flag, its

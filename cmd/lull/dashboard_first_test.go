@@ -12,7 +12,7 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
 

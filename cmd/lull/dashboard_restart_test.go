@@ -9,7 +9,7 @@ import (
 
 	"lull/bench/rig"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 )
 
 // TestDashboardServerRestarts kills a real server under an open page, again and

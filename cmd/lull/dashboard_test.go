@@ -29,11 +29,11 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"lull/internal/evidence"
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/instance"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
 

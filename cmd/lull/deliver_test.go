@@ -159,7 +159,7 @@ func TestCloudFormation(t *testing.T) {
 	called := map[string]bool{}
 	call := regexp.MustCompile(`\.(?:api|client|ec2|cw)\w*\.([A-Z]\w+)\(|New((?:Describe|Get)\w+)Paginator\(|stscreds\.New(AssumeRole)Provider\(`)
 	services := regexp.MustCompile(`"github\.com/aws/aws-sdk-go-v2/service/(\w+)["/]`)
-	for _, pattern := range []string{"../../internal/edge/*/*.go", "../../internal/daemon/*/*.go"} {
+	for _, pattern := range []string{"../../internal/platform/*/*.go", "../../internal/controller/*.go", "../../internal/controller/*/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

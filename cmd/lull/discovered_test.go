@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/httpx"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/control"
 )
 
 // TestScanIsTold: an empty fleet with default settings scans the default region

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"lull/internal/base/elfcheck"
-	"lull/internal/edge/cgroup"
-	"lull/internal/link/hostctl"
+	"lull/internal/lib/elfcheck"
+	"lull/internal/platform/cgroup"
+	"lull/internal/protocol/hostctl"
 )
 
 func (c *cli) doctorCommand() *cobra.Command {

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"lull/internal/edge/journal"
+	"lull/internal/platform/journal"
 )
 
 // openEvidence opens a journal and tells what a crash has cost it.

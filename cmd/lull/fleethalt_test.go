@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/agentctl"
+	"lull/internal/protocol/hostctl"
 )
 
 // TestFleetHaltIsShown on the screens of an agent and of a host, with the command

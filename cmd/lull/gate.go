@@ -12,10 +12,10 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/daemon/host"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
-	"lull/internal/router"
+	"lull/internal/core/instance"
+	"lull/internal/host"
+	"lull/internal/protocol/hostctl"
+	"lull/internal/relay"
 )
 
 // portKeeper keeps listening sockets in another process, so that clients queue while
@@ -33,8 +33,8 @@ const portLimit = 10 * time.Second
 
 // gates are the relay's halves of all instances.
 type gates struct {
-	relay *router.Router
-	front *router.Front
+	relay *relay.Router
+	front *relay.Front
 	ports portKeeper
 
 	mu   sync.Mutex
@@ -50,7 +50,7 @@ func (g *gates) has(id string) bool {
 
 // gate is the relay's half of one instance, as the host uses it.
 type gate struct {
-	*router.Instance
+	*relay.Instance
 	all *gates
 	id  string // under which its ports are kept; empty without ports
 }
@@ -139,8 +139,8 @@ func bothFamilies(addr string) string {
 	return addr
 }
 
-func relayOptions(n *instance.Noise) (router.Options, error) {
-	opt := router.Options{}
+func relayOptions(n *instance.Noise) (relay.Options, error) {
+	opt := relay.Options{}
 	if n == nil {
 		return opt, nil
 	}

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/programtest"
+	"lull/internal/lib/programtest"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"

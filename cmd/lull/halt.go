@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/core/idle"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/link/agentctl"
-	"lull/internal/link/control"
-	"lull/internal/link/hostctl"
+	"lull/internal/protocol/agentctl"
+	"lull/internal/protocol/control"
+	"lull/internal/protocol/hostctl"
 )
 
 // haltFlags are those of a halt, wherever it is.

@@ -25,18 +25,18 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"lull/internal/base/httpx"
-	"lull/internal/base/tracing"
-	"lull/internal/base/unixsock"
-	"lull/internal/daemon/host"
-	"lull/internal/edge/journal"
-	"lull/internal/edge/oci"
-	"lull/internal/edge/runtime/docker"
-	"lull/internal/edge/runtime/process"
-	"lull/internal/idle"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
-	"lull/internal/router"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/host"
+	"lull/internal/lib/httpx"
+	"lull/internal/lib/tracing"
+	"lull/internal/lib/unixsock"
+	"lull/internal/platform/journal"
+	"lull/internal/platform/oci"
+	"lull/internal/protocol/hostctl"
+	"lull/internal/relay"
+	"lull/internal/runtime/docker"
+	"lull/internal/runtime/process"
 )
 
 func (c *cli) hostCommand() *cobra.Command {
@@ -149,15 +149,15 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return err
 	}
 	defer events.Close()
-	relay, err := router.New(router.Config{Log: log})
+	wakeRelay, err := relay.New(relay.Config{Log: log})
 	if err != nil {
 		return err
 	}
-	front, err := router.NewFront(router.FrontConfig{Log: log})
+	front, err := relay.NewFront(relay.FrontConfig{Log: log})
 	if err != nil {
 		return err
 	}
-	gates := &gates{relay: relay, front: front, ports: rt, open: map[string]bool{}}
+	gates := &gates{relay: wakeRelay, front: front, ports: rt, open: map[string]bool{}}
 	traces, err := tracing.FromEnv(ctx, c.getenv, "lull-host", version, nil, log)
 	if err != nil {
 		return err
@@ -210,7 +210,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	g, gctx := errgroup.WithContext(context.WithoutCancel(ctx))
 	relayCtx, endRelay := context.WithCancel(gctx)
 	defer endRelay()
-	g.Go(func() error { return relay.Run(relayCtx) })
+	g.Go(func() error { return wakeRelay.Run(relayCtx) })
 	keepCtx, endKeeping := context.WithCancel(gctx)
 	defer endKeeping()
 	g.Go(func() error { return kept.Run(keepCtx) })
@@ -272,7 +272,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		if cfg.StopAll {
 			h.StopAll(context.WithoutCancel(ctx))
 		}
-		relay.Unlisten() // who comes now waits for the next daemon
+		wakeRelay.Unlisten() // new connections wait for the next daemon
 		for _, end := range ends {
 			end()
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lull/internal/base/unixsock"
-	"lull/internal/link/control"
+	"lull/internal/lib/unixsock"
+	"lull/internal/protocol/control"
 )
 
 // hostConfig is everything that can be set about lull host.

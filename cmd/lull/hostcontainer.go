@@ -12,11 +12,11 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/edge/cgroup"
-	"lull/internal/edge/oci"
-	"lull/internal/edge/runtime/container"
-	"lull/internal/edge/runtime/docker"
-	"lull/internal/edge/runtime/process"
+	"lull/internal/platform/cgroup"
+	"lull/internal/platform/oci"
+	"lull/internal/runtime/container"
+	"lull/internal/runtime/docker"
+	"lull/internal/runtime/process"
 )
 
 // newContainers makes the container runtime on top of the process runtime. An

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/control"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/control"
 )
 
 // hostLs lists the hosts of a fleet.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"lull/internal/instance"
+	"lull/internal/core/instance"
 )
 
 // maxReserve is the most that an automatic budget leaves to the rest of the

@@ -8,9 +8,9 @@ import (
 	"log/slog"
 	"net/http"
 
-	"lull/internal/daemon/host"
-	"lull/internal/link/control"
-	"lull/internal/link/hostctl"
+	"lull/internal/host"
+	"lull/internal/protocol/control"
+	"lull/internal/protocol/hostctl"
 )
 
 // newReporter makes what reports to the server of cfg; nil without one.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/link/hostctl"
+	"lull/internal/protocol/hostctl"
 )
 
 func (c *cli) imageCommand() *cobra.Command {

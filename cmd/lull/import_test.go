@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/scaletest"
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/link/control"
-	"lull/internal/power"
+	"lull/internal/lib/scaletest"
+	"lull/internal/protocol/control"
 	"lull/internal/sim/truth"
 	"lull/internal/sim/world"
 )

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"lull/internal/idle"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
 )
 
 // isTerminal reports whether a stream of this process is a terminal.

@@ -16,9 +16,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/guest"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/guest"
+	"lull/internal/protocol/hostctl"
 )
 
 func (c *cli) leaseCommand() *cobra.Command {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/segment"
-	"lull/internal/edge/oidc"
-	"lull/internal/link/control"
+	"lull/internal/lib/segment"
+	"lull/internal/platform/oidc"
+	"lull/internal/protocol/control"
 )
 
 // savedLogin is a user's login at the issuer of a server, in a file of that

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/daemon/server"
-	"lull/internal/edge/oidc"
-	"lull/internal/edge/oidc/oidctest"
 	"lull/internal/fleet"
+	"lull/internal/platform/oidc"
+	"lull/internal/platform/oidc/oidctest"
+	"lull/internal/server"
 	"lull/internal/store/mem"
 )
 

@@ -15,13 +15,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/elfcheck"
-	"lull/internal/daemon/host"
-	"lull/internal/edge/oci"
-	"lull/internal/edge/runtime/microvm"
-	"lull/internal/edge/runtime/process"
-	"lull/internal/instance"
-	"lull/internal/link/guest"
+	"lull/internal/core/instance"
+	"lull/internal/host"
+	"lull/internal/lib/elfcheck"
+	"lull/internal/platform/oci"
+	"lull/internal/protocol/guest"
+	"lull/internal/runtime/microvm"
+	"lull/internal/runtime/process"
 )
 
 // openMachines wires the microVM runtime. Its Missing lists the missing

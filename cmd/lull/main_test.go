@@ -10,7 +10,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"lull/internal/base/programtest"
+	"lull/internal/lib/programtest"
 )
 
 // TestMain lets scripts run this package's main as the command lull.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"lull/internal/daemon/server"
 	"lull/internal/fleet"
+	"lull/internal/server"
 )
 
 // metricInfo is one row of the metrics catalogue.

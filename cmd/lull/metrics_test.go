@@ -12,7 +12,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
-	"lull/internal/daemon/host"
+	"lull/internal/host"
 )
 
 // metricNames are the lull_ names in an expression.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lull/internal/idle"
-	"lull/internal/policy/when"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy/when"
 )
 
 // untilHelp is the help text of every --until.

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/fleet"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) notifyCommand() *cobra.Command {

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/control"
-	"lull/internal/policy"
-	"lull/internal/policy/when"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/policy/when"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) policyCommand() *cobra.Command {

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/link/control"
-	"lull/internal/policy"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/protocol/control"
 )
 
 // TestWarningsThatCount: how much of a warning's length counts is said where it

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
 )
 
 func (c *cli) psCommand() *cobra.Command {

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
 )
 
 // TestNextIsTrue checks that instances do what ps announces.

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lull/internal/daemon/host"
+	"lull/internal/host"
 )
 
 // referencePages are the generated pages of docs/reference that describe the

@@ -11,8 +11,8 @@ import (
 	"os"
 	"strings"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/link/control"
+	"lull/internal/agent"
+	"lull/internal/protocol/control"
 )
 
 // client returns a client over t that verifies its server as configured. It

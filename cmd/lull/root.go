@@ -15,9 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/httpx"
-	"lull/internal/link/guest"
-	"lull/internal/link/hostctl"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/guest"
+	"lull/internal/protocol/hostctl"
 )
 
 // version is set by the linker.

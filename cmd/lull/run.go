@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/instance"
-	"lull/internal/link/hostctl"
-	"lull/internal/power"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/protocol/hostctl"
 )
 
 func (c *cli) runCommand() *cobra.Command {

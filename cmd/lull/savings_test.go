@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/link/control"
-	"lull/internal/savings"
+	"lull/internal/core/savings"
+	"lull/internal/protocol/control"
 )
 
 // TestSavingsText: money of which a part is not known is money at least, and

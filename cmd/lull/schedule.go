@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/link/control"
-	"lull/internal/policy"
-	"lull/internal/policy/when"
+	"lull/internal/core/policy"
+	"lull/internal/core/policy/when"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) scheduleCommand() *cobra.Command {

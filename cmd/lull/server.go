@@ -18,12 +18,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/task"
-	"lull/internal/daemon/server"
-	"lull/internal/daemon/server/access"
-	"lull/internal/daemon/server/web"
-	"lull/internal/edge/etcd"
 	"lull/internal/fleet"
+	"lull/internal/lib/task"
+	"lull/internal/platform/etcd"
+	"lull/internal/server"
+	"lull/internal/server/access"
+	"lull/internal/server/web"
 	"lull/internal/store"
 )
 

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/core/idle"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 )
 
 // fleetFlags are those of every verb that asks a server.

@@ -18,11 +18,11 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/scaletest"
-	"lull/internal/edge/etcd/etcdtest"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
-	"lull/internal/power"
+	"lull/internal/lib/scaletest"
+	"lull/internal/platform/etcd/etcdtest"
+	"lull/internal/protocol/control"
 )
 
 // cluster is three servers on three members of Debian's etcd. Each server has

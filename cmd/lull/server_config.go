@@ -16,11 +16,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lull/internal/base/outward"
-	"lull/internal/daemon/server"
-	"lull/internal/edge/ec2"
-	"lull/internal/edge/oidc"
 	"lull/internal/fleet"
+	"lull/internal/lib/outward"
+	"lull/internal/platform/ec2"
+	"lull/internal/platform/oidc"
+	"lull/internal/server"
 )
 
 // serverConfig contains the settings of the lull server process. The settings

@@ -17,10 +17,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/edge/ec2"
+	"lull/internal/core/savings"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
-	"lull/internal/savings"
+	"lull/internal/platform/ec2"
+	"lull/internal/protocol/control"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/scaletest"
+	"lull/internal/lib/scaletest"
 )
 
 // stormSize is how many workers are launched while servers die.

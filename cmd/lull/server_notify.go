@@ -5,9 +5,9 @@ import (
 	"log/slog"
 	_ "time/tzdata" // zones where the machine has none, as in an empty container
 
-	"lull/internal/base/outward"
-	"lull/internal/daemon/notify"
 	"lull/internal/fleet"
+	"lull/internal/lib/outward"
+	"lull/internal/notify"
 )
 
 // newNotifier makes what delivers notifications. It connects to the public

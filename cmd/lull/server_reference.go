@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"lull/internal/daemon/server"
 	"lull/internal/fleet"
+	"lull/internal/server"
 )
 
 // serverPages are the generated pages about lull server: its settings and

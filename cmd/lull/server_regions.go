@@ -5,9 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/daemon/server"
-	"lull/internal/edge/ec2"
 	"lull/internal/fleet"
+	"lull/internal/platform/ec2"
+	"lull/internal/server"
 )
 
 // regionsFresh is for how long an answer about an account's regions holds; a

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/freeport"
-	"lull/internal/base/programtest"
-	"lull/internal/idle"
-	"lull/internal/link/control"
+	"lull/internal/core/idle"
+	"lull/internal/lib/freeport"
+	"lull/internal/lib/programtest"
+	"lull/internal/protocol/control"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )

@@ -23,11 +23,11 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/delay"
-	"lull/internal/base/httpx"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
-	"lull/internal/power"
+	"lull/internal/lib/delay"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/fleet"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) settingsCommand() *cobra.Command {

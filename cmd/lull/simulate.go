@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/idle"
-	"lull/internal/link/control"
-	"lull/internal/policy/when"
-	"lull/internal/savings"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy/when"
+	"lull/internal/core/savings"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) simulateCommand() *cobra.Command {

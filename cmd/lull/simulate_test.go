@@ -4,9 +4,9 @@ import (
 	"strings"
 	"testing"
 
-	"lull/internal/evidence"
-	"lull/internal/link/control"
-	"lull/internal/savings"
+	"lull/internal/core/evidence"
+	"lull/internal/core/savings"
+	"lull/internal/protocol/control"
 )
 
 // TestThresholdsHaveOneUnit checks that a trial interprets thresholds as a

@@ -11,7 +11,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"lull/internal/fleet"
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) templateCommand() *cobra.Command {

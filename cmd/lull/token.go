@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/link/control"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) tokenCommand() *cobra.Command {

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/programtest"
+	"lull/internal/lib/programtest"
 )
 
 // step is one command of a tutorial.

@@ -19,9 +19,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lull/internal/base/httpx"
-	"lull/internal/link/control"
-	"lull/internal/policy/when"
+	"lull/internal/core/policy/when"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/control"
 )
 
 // asking are all verbs that ask a daemon, each with arguments that it takes.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/link/hostctl"
-	"lull/internal/policy/when"
+	"lull/internal/core/policy/when"
+	"lull/internal/protocol/hostctl"
 )
 
 func (c *cli) whyCommand() *cobra.Command {

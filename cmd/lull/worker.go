@@ -15,12 +15,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/httpx"
-	"lull/internal/base/spell"
-	"lull/internal/evidence"
+	"lull/internal/core/evidence"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/link/control"
-	"lull/internal/power"
+	"lull/internal/lib/httpx"
+	"lull/internal/lib/spell"
+	"lull/internal/protocol/control"
 )
 
 func (c *cli) workerCommand() *cobra.Command {

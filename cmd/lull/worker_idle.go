@@ -10,11 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/base/httpx"
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/link/control"
-	"lull/internal/power"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/control"
 )
 
 func cut(s, sep string) (before, after string, found bool) { return strings.Cut(s, sep) }

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/power"
 )
 
 // TestOvertaken checks the message to a user who waits for a worker whose

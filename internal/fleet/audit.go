@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/evidence"
-	"lull/internal/power"
+	"lull/internal/core/evidence"
+	"lull/internal/core/power"
 	"lull/internal/store"
 )
 

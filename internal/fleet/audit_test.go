@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/power"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/power"
+	"lull/internal/core/power"
 	"lull/internal/store"
 )
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/power"
+	"lull/internal/core/power"
 )
 
 // LastPause is the part of a worker's activity group about its last pause.

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/power"
 )
 
 // A stop or drain that is withdrawn leaves the last pause unchanged, whoever

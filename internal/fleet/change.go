@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"lull/internal/policy"
-	"lull/internal/power"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 	"lull/internal/store"
 )
 

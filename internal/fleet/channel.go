@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/policy/when"
+	"lull/internal/core/policy/when"
 )
 
 // Types of channels.

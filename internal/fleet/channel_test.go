@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/policy/when/whentest"
 	"lull/internal/fleet"
-	"lull/internal/policy/when/whentest"
 )
 
 func channels(t testing.TB, text string) (fleet.Settings, error) {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/power"
+	"lull/internal/core/power"
 	"lull/internal/store"
 )
 

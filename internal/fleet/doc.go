@@ -34,6 +34,6 @@
 // that time.
 //
 // Not in this package: when workers are observed and commands carried out
-// (daemon/controller), authorization (daemon/server) and the definition of
+// (internal/controller), authorization (internal/server) and the definition of
 // idleness (package idle).
 package fleet

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/power"
+	"lull/internal/core/power"
 )
 
 // enrollWithin is how long after its launch was resolved a machine can enroll.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"lull/internal/idle"
+	"lull/internal/core/idle"
 )
 
 // NotFound means that an object does not exist. Find it with errors.AsType.

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"lull/internal/policy"
+	"lull/internal/core/policy"
 	"lull/internal/store"
 )
 

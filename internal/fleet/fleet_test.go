@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/policy"
-	"lull/internal/power"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )

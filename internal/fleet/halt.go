@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"lull/internal/idle"
+	"lull/internal/core/idle"
 	"lull/internal/store"
 )
 

@@ -10,8 +10,8 @@ import (
 	"regexp"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/power"
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
 )
 
 // MaxSnooze is how far ahead a user may snooze a worker.

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"lull/internal/evidence"
-	"lull/internal/idle"
-	"lull/internal/policy"
-	"lull/internal/power"
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 )
 
 // DetectResult is the result of DetectWorkerIdle.

@@ -4,10 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/policy"
-	"lull/internal/power"
 )
 
 // TestReadingsOfTheRuleThatDecides: an event that still counts for the policy

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/policy/when"
-	"lull/internal/power"
+	"lull/internal/core/policy/when"
+	"lull/internal/core/power"
 )
 
 // Answers to a warning, as named in its links.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/power"
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
 )
 
 // Parameters of pause_action auto.

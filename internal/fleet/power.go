@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/evidence"
-	"lull/internal/idle"
-	"lull/internal/policy"
-	"lull/internal/power"
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 )
 
 // Pause is the request for a pause or drain.

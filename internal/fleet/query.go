@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/policy"
-	"lull/internal/power"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 	"lull/internal/store"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/policy"
+	"lull/internal/core/policy"
 	"lull/internal/store"
 )
 

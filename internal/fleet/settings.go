@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/idle"
+	"lull/internal/core/idle"
 )
 
 // maxMinutes bounds every setting in minutes: a year.

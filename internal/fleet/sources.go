@@ -5,8 +5,8 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/idle"
-	"lull/internal/policy"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
 )
 
 // Observable lists what can be observed of a machine, as far as it was probed.

@@ -5,11 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/evidence"
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/idle"
-	"lull/internal/policy"
-	"lull/internal/power"
 )
 
 // A running worker with a pending stop is not described as not running, and an

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/power"
+	"lull/internal/core/power"
 )
 
 // Unread means that EC2 cannot be asked about a region, and therefore about its

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/evidence"
-	"lull/internal/policy"
-	"lull/internal/power"
+	"lull/internal/core/evidence"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 )
 
 // Warning is the message to the users of a worker before it goes down, with the

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
-	"lull/internal/policy"
-	"lull/internal/power"
 )
 
 var bob = fleet.Actor{Name: "bob", Kind: fleet.KindPerson}

@@ -7,8 +7,8 @@ import (
 	"time"
 	"unique"
 
-	"lull/internal/evidence"
-	"lull/internal/power"
+	"lull/internal/core/evidence"
+	"lull/internal/core/power"
 	"lull/internal/store"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // beat begins to watch the daemon's heartbeat, and makes sure that something

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/waittest"
-	"lull/internal/link/shimctl"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/shimctl"
 )
 
 // state is the state of a process by its stat file: T is stopped.

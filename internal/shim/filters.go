@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // filter is the descriptor that reports the binds of one run.

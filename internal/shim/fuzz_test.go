@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // Whatever lies in a state file, it is refused by name or usable.

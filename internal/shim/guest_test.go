@@ -10,8 +10,8 @@ import (
 	"sync"
 	"testing"
 
-	"lull/internal/base/waittest"
-	"lull/internal/link/shimctl"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/shimctl"
 )
 
 // qemuMonitor answers QMP as a QEMU does whose guest is in a state, with an event before

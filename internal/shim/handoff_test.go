@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // script runs the steps of a program under test, one in a line, and prints what

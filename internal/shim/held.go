@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // held is one listening socket that outlives the program which accepts on it.

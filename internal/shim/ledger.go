@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 func (s *Shim) list(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {

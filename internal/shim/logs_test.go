@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"lull/internal/base/waittest"
-	"lull/internal/link/shimctl"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/shimctl"
 )
 
 func TestLogRotates(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/waittest"
-	"lull/internal/link/shimctl"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/shimctl"
 	"lull/internal/shim"
 )
 

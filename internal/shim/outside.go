@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // Limits of requests to other programs to thaw something.

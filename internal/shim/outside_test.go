@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
-	"lull/internal/base/waittest"
-	"lull/internal/link/shimctl"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/shimctl"
 )
 
 // keeper is another program that freezes and thaws on request.

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/edge/sockets"
-	"lull/internal/link/shimctl"
+	"lull/internal/platform/sockets"
+	"lull/internal/protocol/shimctl"
 )
 
 // A program may bind another form than the exposed address for which a socket

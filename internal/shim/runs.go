@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/edge/cgroup"
-	"lull/internal/edge/proc"
-	"lull/internal/link/shimctl"
+	"lull/internal/platform/cgroup"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/shimctl"
 )
 
 // Mark returns the environment entry that identifies processes of an instance

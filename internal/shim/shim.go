@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/edge/proc"
-	"lull/internal/link/shimctl"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/shimctl"
 )
 
 // Config configures a shim.

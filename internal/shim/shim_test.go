@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/base/waittest"
-	"lull/internal/edge/proc"
-	"lull/internal/link/shimctl"
+	"lull/internal/lib/waittest"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/shimctl"
 )
 
 func TestExitCodesAndLogs(t *testing.T) {

@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/base/programtest"
-	"lull/internal/base/waittest"
-	"lull/internal/link/shimctl"
+	"lull/internal/lib/programtest"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/shimctl"
 )
 
 // What a program finds when it begins: itself in a session of its own, its user,

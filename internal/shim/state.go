@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // directory is the shim's part of the disk:

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"lull/internal/edge/cgroup"
-	"lull/internal/link/shimctl"
+	"lull/internal/platform/cgroup"
+	"lull/internal/protocol/shimctl"
 )
 
 // maxThawings bounds what is remembered for a daemon that never comes.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/link/shimctl"
+	"lull/internal/protocol/shimctl"
 )
 
 // TryVerb is the argument with which lull-shim starts itself to try a handoff:

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lull/internal/edge/proc"
-	"lull/internal/link/shimctl"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/shimctl"
 )
 
 // WatchVerb is the argument, followed by the shim's directory, with which

@@ -17,7 +17,7 @@
 // Update and Transact (compare-and-swap with retry), Claim and Campaign
 // (ownership by key and lease), Follow (list, then watch) and Codec
 // (versioned records). It leaves out what is in the records, and how a
-// store is opened: that is done by edge/etcd, and by mem for tests.
+// store is opened: that is done by platform/etcd, and by mem for tests.
 //
 // Keys are UTF-8 text with '/' between their parts. No record or key here
 // holds metrics or heartbeats; they change too often for a replicated log.

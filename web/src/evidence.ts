@@ -1,5 +1,5 @@
-// What is recorded of a worker, as the API gives it (internal/evidence,
-// internal/link/control).
+// What is recorded of a worker, as the API gives it (internal/core/evidence,
+// internal/protocol/control).
 
 import { Missing, Problem, problemOf, session } from './api'
 

@@ -1,4 +1,4 @@
-// What rules look like on the wire (internal/policy).
+// What rules look like on the wire (internal/core/policy).
 
 import { ask, List } from './api'
 import { minutes } from './time'

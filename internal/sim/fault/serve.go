@@ -3,7 +3,7 @@ package fault
 import (
 	"net/http"
 
-	"lull/internal/base/delay"
+	"lull/internal/lib/delay"
 )
 
 // Serve applies the effect around one call. refuse renders an error answer in

@@ -15,7 +15,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
-	"lull/internal/base/memnet"
+	"lull/internal/lib/memnet"
 	"lull/internal/sim"
 	"lull/internal/sim/world"
 )

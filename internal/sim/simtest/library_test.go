@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"lull/internal/base/memnet"
-	lullcml "lull/internal/edge/cml"
+	"lull/internal/lib/memnet"
+	lullcml "lull/internal/platform/cml"
 	"lull/internal/sim"
 	"lull/internal/sim/virl2test"
 	"lull/internal/sim/world"

@@ -1,6 +1,6 @@
 // Package smtpsim is a mail relay for tests that takes mail in the clear, keeps
 // it, and refuses whom it is told to. It leaves out TLS and passwords, which
-// edge/smtp shows against a real relay.
+// platform/smtp shows against a real relay.
 package smtpsim
 
 import (

@@ -1,0 +1,464 @@
+package agent
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/protocol/agentctl"
+	"lull/internal/protocol/tags"
+)
+
+// Names of sources, as shown to users.
+const (
+	sourceDefault = "default"
+	sourceTags    = "tags"
+	sourceCache   = "cache"
+	sourceFile    = "file"
+
+	sourceExtended = "extended" // by a user, starting from another source's value
+)
+
+// Local is the content of the local file: settings, and options that only this
+// file has.
+type Local struct {
+	Settings      tags.Settings
+	AllowTagHooks bool // run hooks set by tags: everyone who can write tags then owns the machine
+	ReplaceTags   bool // ignore tags
+}
+
+// maxConfig bounds the size of the local file.
+const maxConfig = 64 << 10
+
+// ParseLocal parses the content of the local file at path: one setting per line
+// under the tags' names, lists as YAML lists or comma-separated, and
+// allow-tag-hooks and replace-tags. A file that is not one YAML document is an
+// error. A setting that is unusable or duplicated is a fault, and only that
+// setting is ignored.
+func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
+	var l Local
+	if len(b) > maxConfig {
+		return l, nil, fmt.Errorf("cannot read %s: larger than %d bytes", path, maxConfig)
+	}
+	var doc, more yaml.Node
+	in := yaml.NewDecoder(bytes.NewReader(b))
+	if err := in.Decode(&doc); errors.Is(err, io.EOF) {
+		return l, nil, nil
+	} else if err != nil {
+		return l, nil, fmt.Errorf("cannot read %s: %w", path, withoutText(err))
+	}
+	if err := in.Decode(&more); !errors.Is(err, io.EOF) {
+		return l, nil, fmt.Errorf("cannot read %s: want one YAML document, and there is more after it", path)
+	}
+	if len(doc.Content) == 0 {
+		return l, nil, nil
+	}
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		if root.Kind == yaml.ScalarNode && root.Value == "" {
+			return l, nil, nil
+		}
+		return l, nil, fmt.Errorf("cannot read %s: line %d: want names and values", path, root.Line)
+	}
+	var faults []tags.Fault
+	lines := map[string]int{}
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		key, node := root.Content[i], root.Content[i+1]
+		value, err := scalar(node)
+		switch first, twice := lines[key.Value]; {
+		case twice: // which one is meant is unknown, so neither counts
+			l.clear(key.Value)
+			err = fmt.Errorf("it is in line %d too", first)
+		case err == nil:
+			err = l.set(key.Value, value)
+		}
+		lines[key.Value] = key.Line
+		if err != nil {
+			faults = append(faults, tags.Fault{Tag: key.Value, Value: l.show(key.Value, value), Problem: err.Error(), Where: fmt.Sprintf("%s, line %d", path, key.Line)})
+		}
+	}
+	return l, faults, nil
+}
+
+// clear removes one setting.
+func (l *Local) clear(name string) {
+	switch name {
+	case "allow-tag-hooks":
+		l.AllowTagHooks = false
+	case "replace-tags":
+		l.ReplaceTags = false
+	}
+	l.Settings.Clear(name)
+}
+
+func (l *Local) set(name, value string) error {
+	switch name {
+	case "allow-tag-hooks":
+		return parseBool(value, &l.AllowTagHooks)
+	case "replace-tags":
+		return parseBool(value, &l.ReplaceTags)
+	}
+	return l.Settings.Set(name, value)
+}
+
+// show returns what may be shown of an unusable value.
+func (l *Local) show(name, value string) string {
+	if name == "allow-tag-hooks" || name == "replace-tags" {
+		return value
+	}
+	return tags.Show(name, value)
+}
+
+// withoutText removes what a YAML error quotes from the file: a password that
+// begins with an asterisk is read as an alias.
+func withoutText(err error) error {
+	if strings.Contains(err.Error(), "anchor") {
+		return errors.New("yaml: a value begins with * and is no alias; put it in quotes")
+	}
+	return err
+}
+
+func parseBool(v string, into *bool) error {
+	switch v {
+	case "true":
+		*into = true
+	case "false":
+		*into = false
+	default:
+		return errors.New("want true or false")
+	}
+	return nil
+}
+
+func scalar(n *yaml.Node) (string, error) {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		return n.Value, nil
+	case yaml.SequenceNode:
+		var list []string
+		for _, e := range n.Content {
+			if e.Kind != yaml.ScalarNode {
+				return "", errors.New("want a list of plain values")
+			}
+			list = append(list, e.Value)
+		}
+		return strings.Join(list, ","), nil
+	}
+	return "", errors.New("want a plain value or a list")
+}
+
+// fetched is one reading of every source. A nil error with nil content means
+// that the source is empty.
+type fetched struct {
+	at       time.Time
+	tags     map[string]string
+	tagsErr  error
+	noTags   bool   // there is no source of tags
+	path     string // of the local file
+	local    Local
+	localErr error
+	noLocal  bool
+	faults   []tags.Fault
+}
+
+// fetch reads every source. It runs outside the loop.
+func (a *Agent) fetch(ctx context.Context) fetched {
+	f := fetched{at: a.o.Clocks().Wall, path: cmp.Or(a.o.ConfigPath, "the local file")}
+	b, err := a.o.Disk.Config()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		f.noLocal = true
+	case err != nil:
+		f.localErr = err
+	default:
+		f.local, f.faults, f.localErr = ParseLocal(f.path, b)
+	}
+	if f.noTags = len(a.o.Tags) == 0; f.noTags {
+		return f
+	}
+	var errs []error
+	for _, s := range a.o.Tags {
+		sctx, cancel := context.WithTimeout(ctx, sourceLimit)
+		t, err := s.Tags(sctx)
+		cancel()
+		if err == nil {
+			f.tags = t
+			return f
+		}
+		errs = append(errs, err)
+	}
+	f.tagsErr = errors.Join(errs...)
+	return f
+}
+
+// remembered is the last good configuration on disk.
+type remembered struct {
+	Tags    map[string]string `json:"tags"` // settings by name, without a prefix
+	TagsAt  time.Time         `json:"tags_at"`
+	Local   map[string]string `json:"local"`
+	Hooks   bool              `json:"allow_tag_hooks"`
+	Replace bool              `json:"replace_tags"`
+	LocalAt time.Time         `json:"local_at"`
+}
+
+// configured is the effective configuration and its origin. It is owned by the
+// loop.
+type configured struct {
+	Config
+	settled   bool // a first reading has completed
+	last      remembered
+	tags      tags.Settings // the effective ones
+	local     Local
+	report    []agentctl.Config
+	faults    []tags.Fault
+	settings  []agentctl.Setting
+	unread    string            // why a source has never been read; empty if all have been
+	silent    bool              // every source was read, and none sets anything
+	hookWhere map[string]string // the source of each hook's setting
+	readAt    time.Time
+	reading   []func(agentctl.Reload) // callbacks that wait for the reading in progress
+}
+
+const cacheFile = "config.json"
+
+// loadCache loads the last good configuration of an earlier agent.
+func (a *Agent) loadCache() {
+	b, err := a.o.Disk.Load(cacheFile)
+	if err == nil {
+		err = json.Unmarshal(b, &a.config.last)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		a.alarm("config_cache", "The last good configuration on disk cannot be read: "+err.Error()+".")
+		a.config.last = remembered{}
+	}
+	a.config.Config = Resolve(tags.Settings{})
+}
+
+// refresh reads the sources outside the loop, applies them in the loop and then
+// calls done in the loop. It joins a reading in progress.
+func (a *Agent) refresh(done func(agentctl.Reload)) {
+	a.config.reading = append(a.config.reading, done)
+	if len(a.config.reading) > 1 {
+		return
+	}
+	a.beside(time.Duration(len(a.o.Tags)+1)*sourceLimit, func(ctx context.Context) func() {
+		f := a.fetch(ctx)
+		return func() {
+			r := a.apply(f)
+			waiting := a.config.reading
+			a.config.reading = nil
+			for _, w := range waiting {
+				w(r)
+			}
+		}
+	})
+}
+
+// apply merges a reading of the sources into the configuration and returns the
+// difference. What could not be read keeps its last good value.
+func (a *Agent) apply(f fetched) agentctl.Reload {
+	c := &a.config
+	before := c.effective()
+	c.report, c.faults, c.unread = nil, nil, ""
+	replace := a.applyLocal(f)
+	a.applyTags(f, replace)
+	for i, s := range []*tags.Settings{&c.local.Settings, &c.tags} { // as they are reported
+		where := ""
+		if i == 0 {
+			where = f.path
+		}
+		found := a.unfit(s, where)
+		c.report[i].Faults = append(c.report[i].Faults, found...)
+		c.faults = append(c.faults, found...)
+	}
+	c.settled, c.readAt = true, a.now()
+	said := c.effective()
+	c.Config = Resolve(said)
+	c.TTLDeadline = a.extend(c.TTLDeadline, c.unread == "")
+	c.settings = origins(c, said)
+	c.silent = c.unread == "" && len(said.Encode("")) == 0
+	r := agentctl.Reload{Changed: said.Changes(before), Faults: c.faults, Config: c.report}
+	if r.Changed == nil {
+		r.Changed = []string{}
+	}
+	a.alarmIf(c.unread != "", "config_unreadable", "The configuration cannot be read and nothing is cached: "+c.unread+". Nothing is done until it can be.")
+	a.alarmIf(len(c.faults) > 0, "config_faults", faultSentence(c.faults))
+	a.alarmIf(f.tagsErr != nil && c.unread == "" && !replace, "config_stale", "The tags cannot be read; what they said last holds.")
+	var refused []string
+	for setting, command := range map[string]string{"pre-stop": c.PreStop, "post-cancel": c.PostCancel} {
+		if command != "" && !a.hookAllowed(setting) {
+			refused = append(refused, setting)
+		}
+	}
+	slices.Sort(refused)
+	a.alarmIf(len(refused) > 0, "tag_hook_refused", "Hooks that come from tags are not run ("+strings.Join(refused, ", ")+"): allow-tag-hooks is not set in the local file.")
+	if len(r.Changed) > 0 {
+		a.record(agentctl.Entry{Kind: "config", Sentence: "Changed: " + strings.Join(r.Changed, ", ") + "."})
+		a.log.Info("configuration changed", "settings", r.Changed)
+	}
+	return r
+}
+
+// effective returns the combined settings of all sources.
+func (c *configured) effective() tags.Settings { return c.local.Settings.Over(c.tags) }
+
+func (a *Agent) applyLocal(f fetched) (replace bool) {
+	c := &a.config
+	rep := agentctl.Config{Source: sourceFile, State: "read", Faults: f.faults, ReadAt: &f.at}
+	switch {
+	case f.noLocal:
+		c.local, rep.State, rep.ReadAt = Local{}, "absent", nil
+		c.last.Local, c.last.Hooks, c.last.Replace, c.last.LocalAt = nil, false, false, time.Time{}
+	case f.localErr != nil:
+		rep.State, rep.Detail, rep.ReadAt = "unreadable", f.localErr.Error(), nil
+		if !c.last.LocalAt.IsZero() {
+			c.local = Local{Settings: parseAll(c.last.Local), AllowTagHooks: c.last.Hooks, ReplaceTags: c.last.Replace}
+			at := c.last.LocalAt
+			rep.State, rep.ReadAt = "cached", &at
+		} else {
+			c.unread = "file: " + f.localErr.Error()
+		}
+	default:
+		c.local = f.local
+		keepFaulty(&c.local.Settings, f.faults, "", c.last.Local)
+		c.last.Local, c.last.LocalAt = c.local.Settings.Encode(""), f.at
+		c.last.Hooks, c.last.Replace = c.local.AllowTagHooks, c.local.ReplaceTags
+	}
+	c.faults = append(c.faults, f.faults...)
+	c.report = append(c.report, rep)
+	return c.local.ReplaceTags
+}
+
+func (a *Agent) applyTags(f fetched, replace bool) {
+	c := &a.config
+	rep := agentctl.Config{Source: sourceTags, State: "read", ReadAt: &f.at}
+	switch {
+	case replace:
+		c.tags, rep.State, rep.ReadAt = tags.Settings{}, "replaced", nil
+	case f.noTags:
+		c.tags, rep.State, rep.ReadAt = tags.Settings{}, "absent", nil
+	case f.tagsErr != nil:
+		rep.State, rep.Detail, rep.ReadAt = "unreadable", f.tagsErr.Error(), nil
+		if !c.last.TagsAt.IsZero() {
+			c.tags = parseAll(c.last.Tags)
+			at := c.last.TagsAt
+			rep.State, rep.ReadAt = "cached", &at
+		} else {
+			c.unread = strings.TrimPrefix(c.unread+"; tags: "+f.tagsErr.Error(), "; ")
+		}
+	default:
+		var faults []tags.Fault
+		c.tags, faults = tags.Parse(a.o.Prefix, f.tags)
+		keepFaulty(&c.tags, faults, a.o.Prefix, c.last.Tags)
+		rep.Faults = faults
+		c.faults = append(c.faults, faults...)
+		c.last.Tags, c.last.TagsAt = c.tags.Encode(""), f.at
+		a.tagged.seen(tags.DecodeState(a.o.Prefix, f.tags))
+		if b, err := json.Marshal(c.last); err == nil {
+			a.saver.save(cacheFile, b, func(err error) {
+				a.post(func() {
+					a.alarmIf(err != nil, "config_cache", fmt.Sprintf("The last good configuration cannot be kept on disk: %v.", err))
+				})
+			})
+		}
+	}
+	c.report = append(c.report, rep)
+}
+
+// keepFaulty gives an invalid setting its last good value, so that a typing
+// error does not lift a limit.
+func keepFaulty(s *tags.Settings, faults []tags.Fault, prefix string, last map[string]string) {
+	for _, f := range faults {
+		name := strings.TrimPrefix(f.Tag, prefix)
+		if v, ok := last[name]; ok {
+			// A value that was valid when cached is valid now, or is left out.
+			_ = s.Set(name, v)
+		}
+	}
+}
+
+// unfit returns the settings in s that are readable but cannot work, on this
+// machine or in combination with the rest of s and the other source. path is
+// the file of s; empty means tags. A warning longer than the timeout is removed
+// from s. A user that does not exist stays, so that no hook runs as another
+// user.
+func (a *Agent) unfit(s *tags.Settings, path string) (out []tags.Fault) {
+	fault := func(name, problem string) {
+		f := tags.Fault{Tag: a.o.Prefix + name, Problem: problem}
+		v, _ := s.Get(name)
+		if f.Value = tags.Show(name, v); path != "" {
+			f.Tag, f.Where = name, path
+		}
+		out = append(out, f)
+	}
+	if check, ok := a.o.Hooks.(UserChecker); ok && s.PreStopUser != nil {
+		if err := check.CheckUser(*s.PreStopUser); err != nil {
+			fault("pre-stop-user", err.Error()+"; no hook runs before there is one")
+		}
+	}
+	timeout := s.IdleTimeout
+	if both := a.config.effective(); timeout == nil {
+		timeout = both.IdleTimeout
+	}
+	if s.WarnBefore != nil && timeout != nil && *s.WarnBefore > *timeout {
+		fault("warn-before", "it is longer than the idle-timeout of "+timeout.String())
+		s.WarnBefore = nil
+	}
+	return out
+}
+
+func parseAll(values map[string]string) tags.Settings {
+	s, _ := tags.Parse("", values)
+	return s
+}
+
+// origins lists every effective setting with its source.
+func origins(c *configured, said tags.Settings) []agentctl.Setting {
+	var out []agentctl.Setting
+	base := Defaults()
+	whole := said.Over(base)
+	c.hookWhere = map[string]string{}
+	for _, f := range tags.Fields() {
+		v, ok := whole.Get(f.Name)
+		if !ok {
+			continue
+		}
+		from := sourceDefault
+		if _, ok := c.local.Settings.Get(f.Name); ok {
+			from = sourceFile
+		} else if _, ok := c.tags.Get(f.Name); ok {
+			from = sourceTags
+			if slices.ContainsFunc(c.report, func(r agentctl.Config) bool { return r.Source == sourceTags && r.State == "cached" }) {
+				from = sourceCache
+			}
+		}
+		switch f.Name {
+		case "pre-stop", "post-cancel":
+			c.hookWhere[f.Name] = from
+		case "ttl-deadline":
+			if said.TTLDeadline != nil && !c.TTLDeadline.Equal(*said.TTLDeadline) {
+				v, from = c.TTLDeadline.Format(time.RFC3339), sourceExtended
+			}
+		}
+		out = append(out, agentctl.Setting{Name: f.Name, Value: tags.Show(f.Name, v), Source: from})
+	}
+	return out
+}
+
+func faultSentence(faults []tags.Fault) string {
+	var parts []string
+	for _, f := range faults {
+		parts = append(parts, f.Error())
+	}
+	return strings.Join(parts, "; ") + "."
+}

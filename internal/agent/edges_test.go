@@ -1,0 +1,348 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/core/idle"
+	"lull/internal/lib/httpx"
+	"lull/internal/lib/wall"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/agentctl"
+)
+
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, command string
+		user          string
+		code          int
+		timedOut      bool
+		output        string
+		fails         bool
+	}{
+		{name: "succeeds", command: "echo saved; echo $LULL_REASON >&2", output: "saved\nidle_timeout\n"},
+		{name: "fails", command: "echo no; exit 7", code: 7, output: "no\n"},
+		{name: "vetoes", command: "exit 100", code: HookVeto},
+		{name: "hangs", command: "sleep 600", code: -1, timedOut: true},
+		{name: "ignores its end", command: "trap '' TERM INT; echo on; while :; do sleep 600; done", code: -1, timedOut: true, output: "on\n"},
+		{name: "hangs with a grandchild that holds the output", command: "(trap '' TERM; sleep 600) & sleep 600", code: -1, timedOut: true},
+		{name: "ends with a grandchild that holds the output", command: "echo out; sleep 600 &", output: "out\n"},
+		{name: "ends with a grandchild that left the group", command: "echo out; setsid sleep 30 &", output: "out\n"},
+		{name: "talks without end", command: "yes", code: -1, timedOut: true, output: "y\n"},
+		{name: "no such user", command: "true", user: "nobody-at-all", code: -1, fails: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			started := time.Now()
+			try := func(timeout time.Duration) (h agentctl.Hook, right bool) {
+				h = ShellHooks{}.Run(t.Context(), HookSpec{Command: tt.command, User: tt.user, Timeout: timeout, Env: []string{"LULL_REASON=idle_timeout"}})
+				return h, h.ExitCode == tt.code && h.TimedOut == tt.timedOut && strings.HasPrefix(h.Output, tt.output) && (h.Error != "") == tt.fails
+			}
+			h, right := try(500 * time.Millisecond)
+			if !right { // a busy machine may need longer to start a shell
+				h, right = try(15 * time.Second)
+			}
+			if !right {
+				t.Errorf("%+v", h)
+			}
+			if len(h.Output) > hookOutput {
+				t.Errorf("%d bytes of output are kept", len(h.Output))
+			}
+			if took := time.Since(started); took > 60*time.Second {
+				t.Errorf("took %s", took)
+			}
+		})
+	}
+}
+
+func TestHookRunsAsItsUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP hook user: needs root")
+	}
+	h := ShellHooks{}.Run(t.Context(), HookSpec{Command: "id -un; echo $HOME", User: "nobody", Timeout: 30 * time.Second})
+	if h.Output != "nobody\n/nonexistent\n" {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestHookEndsWithTheAgent(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if h := (ShellHooks{}).Run(ctx, HookSpec{Command: "sleep 600", Timeout: time.Hour}); h.Error == "" || h.ExitCode != -1 {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestFilesAreDistrusted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP trust: needs root to give files away")
+	}
+	// Below /run and not below /tmp, to which everyone may write.
+	dir, err := os.MkdirTemp("/run", "lull-test-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "complete")
+	// It booted an hour ago, whatever its clock says now.
+	set := time.Duration(0)
+	f := Files{State: dir, ConfigFile: path, Clock: func() wall.Reading { return wall.Reading{Boot: time.Hour, Wall: time.Now().Add(set)} }}
+	if at, err := f.Completed(path); !at.IsZero() || err != nil {
+		t.Errorf("no file: %s, %v", at, err)
+	}
+	if _, err := f.Config(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	for name, spoil := range map[string]func(){
+		"":                    func() {},
+		"another's":           func() { must(t, os.Chown(path, 1234, 0)) },
+		"writable by others":  func() { must(t, os.Chmod(path, 0o666)) },
+		"in another's folder": func() { must(t, os.Chown(dir, 1234, 0)) },
+		"in an open folder":   func() { must(t, os.Chmod(dir, 0o777)) },
+		"of a group":          func() { must(t, os.Chown(path, 0, 1234)); must(t, os.Chmod(path, 0o660)) },
+		"a link":              func() { must(t, os.Rename(path, path+"2")); must(t, os.Symlink(path+"2", path)) },
+		"a pipe":              func() { must(t, os.Remove(path)); must(t, syscall.Mkfifo(path, 0o600)) },
+		"a folder":            func() { must(t, os.Remove(path)); must(t, os.Mkdir(path, 0o700)) },
+		"of an earlier boot":  func() { must(t, os.Chtimes(path, time.Time{}, time.Now().Add(-2*time.Hour))) },
+		"of the future":       func() { set = -56 * 365 * 24 * time.Hour },
+		"a link to nowhere":   func() { must(t, os.Remove(path)); must(t, os.Symlink("nowhere", path)) },
+	} {
+		must(t, os.Chown(dir, 0, 0))
+		must(t, os.Chmod(dir, 0o755))
+		os.RemoveAll(path)
+		os.RemoveAll(path + "2")
+		set = 0
+		must(t, os.WriteFile(path, []byte("idle-timeout: 1h\n"), 0o644))
+		spoil()
+		if at, err := f.Completed(path); at.IsZero() != (name != "") || (err != nil) != (name != "") {
+			t.Errorf("completion file %s: %s, %v", name, at, err)
+		}
+		if name == "of an earlier boot" || name == "of the future" || name == "a link" { // the local file may be both
+			continue
+		}
+		if _, err := f.Config(); (err != nil) != (name != "") || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("local file %s: %v", name, err)
+		}
+	}
+}
+
+// TestLinksAreFollowedWithDistrust checks that everything on the path to a
+// file, through links too, is checked like the file itself.
+func TestLinksAreFollowedWithDistrust(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP trust: needs root for a directory that others cannot write to")
+	}
+	dir, err := os.MkdirTemp("/run", "lull-test-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	at := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
+	for _, d := range []string{"good", "good/deep", "open", "open/closed"} {
+		must(t, os.Mkdir(at(d), 0o755))
+	}
+	must(t, os.Chmod(at("open"), 0o777))
+	for _, f := range []string{"good/a", "open/a", "open/closed/a"} {
+		must(t, os.WriteFile(at(f), []byte("idle-timeout: 1h\n"), 0o644))
+	}
+	for name, target := range map[string]string{
+		"good/to-a": "a", "good/deep/up": "../a", "to-open": "open", "good/far": at("open/closed/a"), "open/back": at("good/a"),
+		"good/over": at("open/back"), "good/loop": "loop", "good/away": "nowhere",
+	} {
+		must(t, os.Symlink(target, at(name)))
+	}
+	for path, good := range map[string]bool{
+		"good/a": true, "good/to-a": true, "good/deep/up": true, "good/deep/../a": true,
+		"open/a": false, "open/closed/a": false, "to-open/a": false, "to-open/closed/a": false,
+		"good/far": false, "good/over": false, "good/loop": false, "good/away": false,
+	} {
+		if b, err := ReadTrusted(dir+"/"+path, 100); (err == nil) != good || good && len(b) == 0 {
+			t.Errorf("%s: %q, %v", path, b, err)
+		}
+	}
+}
+
+func TestLocalFile(t *testing.T) {
+	l, faults, err := ParseLocal("/etc/x.yaml", []byte("idle-timeout: 45m\nsignals: [cpu, disk]\nallow-tag-hooks: true\nidle-cpu: lots\nidle-tiemout: 1h\n"))
+	if err != nil || *l.Settings.IdleTimeout != 45*time.Minute || !l.AllowTagHooks || len(faults) != 2 {
+		t.Fatalf("%+v, %v, %v", l, faults, err)
+	}
+	if d := cmp.Diff([]string{"cpu", "disk"}, *l.Settings.Signals); d != "" {
+		t.Error(d)
+	}
+	for i, want := range [][2]string{{"idle-cpu", "/etc/x.yaml, line 4"}, {"idle-tiemout", "/etc/x.yaml, line 5"}} {
+		if faults[i].Tag != want[0] || faults[i].Where != want[1] || strings.Contains(faults[i].Error(), "tag ") {
+			t.Errorf("fault %+v, want %s", faults[i], want)
+		}
+	}
+	l, faults, err = ParseLocal("x.yaml", []byte("idle-timeout: 45m\nidle-cpu: 7\nidle-timeout: 5h\nallow-tag-hooks: true\nallow-tag-hooks: true\n"))
+	if err != nil || len(faults) != 2 || faults[0].Tag != "idle-timeout" || faults[0].Where != "x.yaml, line 3" || l.Settings.IdleTimeout != nil || l.AllowTagHooks || *l.Settings.IdleCPU != 7 {
+		t.Errorf("a setting that is there twice: %+v, %v, %v", l, faults, err)
+	}
+	for _, bad := range []string{"a: [", "- 1\n", "idle-timeout: 1h\n---\nidle-timeout: 2h\n", strings.Repeat("#", maxConfig+1)} {
+		if _, _, err := ParseLocal("/etc/x.yaml", []byte(bad)); err == nil || !strings.Contains(err.Error(), "/etc/x.yaml") {
+			t.Errorf("%.20q: %v, want the path", bad, err)
+		}
+	}
+	if _, faults, err := ParseLocal("x", []byte(Example())); err != nil || len(faults) > 0 {
+		t.Errorf("the example: %v, %v", faults, err)
+	}
+	whole := strings.NewReplacer("\n# idle", "\nidle", "\n# check", "\ncheck", "\n# warn", "\nwarn", "\n# boot", "\nboot").Replace(Example())
+	if _, faults, err := ParseLocal("x", []byte(whole)); err != nil || len(faults) != 1 { // idle-timeout has no default
+		t.Errorf("the example without comment signs: %v, %v", faults, err)
+	}
+}
+
+func FuzzLocalFile(f *testing.F) {
+	f.Add([]byte("idle-timeout: 45m\nsignals: [cpu, disk]\n"))
+	f.Add([]byte("a: &a [*a]\n"))
+	f.Add([]byte("- 1\n"))
+	f.Add([]byte(Example()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, _, err := ParseLocal("x", b)
+		if err == nil {
+			Resolve(l.Settings)
+		}
+	})
+}
+
+func TestJournal(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "history")
+	j, damage, err := OpenJournal(dir)
+	if err != nil || len(damage) > 0 {
+		t.Fatal(err, damage)
+	}
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i := range 100 {
+		e := agentctl.Entry{At: start.Add(time.Duration(i) * time.Minute), Kind: "verdict", Sentence: "line",
+			Readings: []idle.Reading{idle.Judge("cpu", float64(i), 5, "%", time.Minute, start)}}
+		must(t, j.Append(e))
+	}
+	must(t, j.Close())
+	j, _, err = OpenJournal(dir)
+	must(t, err)
+	defer j.Close()
+	got, err := j.Entries(agentctl.HistoryQuery{Since: start.Add(10 * time.Minute), Until: start.Add(50 * time.Minute), Limit: 5})
+	if err != nil || len(got) != 5 || got[4].Readings[0].Value != 49 || !got[0].At.Equal(start.Add(45*time.Minute)) {
+		t.Errorf("%d entries, %v: %+v", len(got), err, got)
+	}
+}
+
+func TestControlSocket(t *testing.T) {
+	w := newWorld()
+	w.config = []byte("idle-timeout: 1h\n")
+	a, err := New(Options{Version: "1.2.3", BootID: "b", Cheap: w, Disk: w, Journal: &MemoryJournal{}, Clocks: w.clocks, Own: w.own})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := Listen(path)
+	must(t, err)
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm()&0o007 != 0 {
+		t.Errorf("socket mode %v, %v", st.Mode(), err)
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- a.Run(ctx) }()
+	go func() { ended <- Control(a, l, slog.New(slog.DiscardHandler)).Run(ctx) }()
+	defer func() { cancel(); <-ended; <-ended }()
+	<-a.Ready()
+
+	c := agentctl.Dial(path)
+	s, err := c.Status(t.Context())
+	if err != nil || s.Version != "1.2.3" || len(s.Stages) == 0 && s.Counters.Ticks > 1 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if _, err := c.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job 1/2", TTL: idle.Duration(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	if w, err := c.Why(t.Context(), time.Time{}); err != nil || !strings.Contains(w.Sentence, "job 1/2") {
+		t.Errorf("%+v, %v", w, err)
+	}
+	must(t, c.ReleaseLease(t.Context(), "job 1/2"))
+	err = c.ReleaseLease(t.Context(), "job 1/2")
+	if e, ok := errors.AsType[*httpx.Problem](err); !ok || e.Code() != agentctl.CodeNotFound {
+		t.Errorf("%v", err)
+	}
+	w.with(func() { w.config = []byte("idle-timeout: 2h\nidle-cpu: x\n") })
+	r, err := c.Reload(t.Context())
+	if err != nil || !cmp.Equal(r.Changed, []string{"idle-timeout"}) || len(r.Faults) != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if s, err = c.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(time.Hour)}); err != nil || !s.Verdict.InSnoozePeriod {
+		t.Errorf("%+v, %v", s.Verdict, err)
+	}
+	if s, err = c.Halt(t.Context(), agentctl.HaltRequest{On: true}); err != nil || s.Halted == nil || s.Halted.By == "somebody" {
+		t.Errorf("%+v, %v", s.Halted, err)
+	}
+	if s, err = c.Complete(t.Context(), agentctl.CompleteRequest{}); err != nil || s.Completion != "success" {
+		t.Errorf("%s, %v", s.Completion, err)
+	}
+	eventually(t, "the history", func() bool {
+		h, err := c.History(t.Context(), agentctl.HistoryQuery{})
+		return err == nil && len(h) >= 6
+	})
+	if _, err := c.HoldLease(t.Context(), agentctl.LeaseRequest{}); err == nil {
+		t.Error("a lease without a time was taken")
+	}
+	if l, err := c.Leases(t.Context()); err != nil || len(l) != 0 {
+		t.Errorf("%v, %v", l, err)
+	}
+}
+
+func TestWebhook(t *testing.T) {
+	got := make(chan string, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var v struct{ Event, Host, Action string }
+		json.NewDecoder(r.Body).Decode(&v)
+		got <- v.Event + " " + v.Host + " " + v.Action
+	}))
+	defer srv.Close()
+	p := People{Own: &proc.OwnWrites{}, HTTP: srv.Client(), Host: "h", File: filepath.Join(t.TempDir(), "warning")}
+	must(t, p.Warn(t.Context(), Warning{Reason: reasonIdle, Action: "stop", At: time.Now(), URL: srv.URL}))
+	if v := <-got; v != "idle_warning h stop" {
+		t.Error(v)
+	}
+	if b, err := os.ReadFile(p.File); err != nil || !strings.Contains(string(b), `"action":"stop"`) {
+		t.Errorf("%s, %v", b, err)
+	}
+	srv.Close()
+	if err := p.Warn(t.Context(), Warning{URL: srv.URL}); err == nil {
+		t.Error("a webhook that nobody answers is silent")
+	}
+}
+
+func TestMeterCounts(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(make([]byte, 10000)) }))
+	defer srv.Close()
+	m := &Meter{}
+	loopback := m.Transport(nil)
+	defer loopback.CloseIdleConnections()
+	get := func(rt http.RoundTripper) {
+		resp, err := (&http.Client{Transport: rt}).Get(srv.URL)
+		must(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		must(t, errors.Join(err, resp.Body.Close()))
+	}
+	if get(loopback); m.Bytes() != 0 {
+		t.Errorf("loopback counts: %d bytes", m.Bytes())
+	}
+	counted := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, n, a string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, n, a)
+		return metered{c, m}, err
+	}}
+	if get(counted); m.Bytes() < 10000 || m.Bytes() > 12000 {
+		t.Errorf("10000 bytes and their headers count %d", m.Bytes())
+	}
+}

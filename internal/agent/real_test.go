@@ -1,0 +1,277 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/platform/proc"
+)
+
+// nook is a part of this machine with its own terminals, network and mounts, so
+// that other activity here does not affect it. CPU and disks are shared with
+// the machine: for them the tests only check that use is seen, not that quiet
+// is.
+type nook struct {
+	t    *testing.T
+	pid  int
+	root string // for the readers
+}
+
+func newNook(t *testing.T) *nook {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP real machine: needs root for namespaces")
+	}
+	cmd := exec.Command("unshare", "-m", "-n", "--propagation", "private", "sh", "-c", `
+set -e
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts /dev/pts
+mount --bind /dev/pts/ptmx /dev/ptmx
+mount -t tmpfs tmpfs /run
+ip link set lo up
+echo ready
+cat`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Skipf("SKIP real machine: cannot make namespaces: %v", err)
+	}
+	t.Cleanup(func() { in.Close(); cmd.Wait() })
+	if line, _ := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Skipf("SKIP real machine: cannot set namespaces up")
+	}
+	n := &nook{t: t, pid: cmd.Process.Pid, root: t.TempDir()}
+	inside := fmt.Sprintf("/proc/%d/root", n.pid)
+	for name, target := range map[string]string{
+		"dev": inside + "/dev", "sys": "/sys", "run": inside + "/run",
+		"proc/stat": "/proc/stat", "proc/diskstats": "/proc/diskstats", "proc/net": fmt.Sprintf("/proc/%d/net", n.pid),
+	} {
+		path := filepath.Join(n.root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// command runs in the nook.
+func (n *nook) command(name string, args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append([]string{"-t", fmt.Sprint(n.pid), "-m", "-n", name}, args...)...)
+}
+
+func (n *nook) run(script string) {
+	n.t.Helper()
+	if out, err := n.command("sh", "-c", script).CombinedOutput(); err != nil {
+		n.t.Fatalf("%s: %v: %s", script, err, out)
+	}
+}
+
+// start runs a program until the test ends or stop is called.
+func (n *nook) start(cmd *exec.Cmd) (in io.WriteCloser, stop func()) {
+	n.t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	ended := false
+	stop = func() {
+		if !ended {
+			ended = true
+			in.Close()
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	}
+	n.t.Cleanup(stop)
+	return in, stop
+}
+
+// eventually waits until ok returns true.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(60 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s did not happen", what)
+		}
+		<-time.After(200 * time.Millisecond)
+	}
+}
+
+var realLimits = proc.Limits{CPU: 5, Network: 10e3, Disk: 100e3}
+
+// look takes a reading of one signal after the given work.
+func (n *nook) look(m *proc.Machine, signal string) idle.Reading {
+	for _, r := range m.Read(time.Now(), realLimits, nil) {
+		if r.Signal == signal {
+			return r
+		}
+	}
+	n.t.Fatalf("no reading of %s", signal)
+	return idle.Reading{}
+}
+
+// TestRealLoads checks that every kind of work on this machine is seen.
+func TestRealLoads(t *testing.T) {
+	t.Parallel()
+	n := newNook(t)
+	m := proc.NewMachine(proc.MachineConfig{Root: n.root, LeastWindow: 100 * time.Millisecond})
+	defer m.Close()
+	m.Read(time.Now(), realLimits, nil)
+
+	t.Run("silent computation in a child process", func(t *testing.T) {
+		_, stop := n.start(n.command("sh", "-c", "timeout -s KILL 10 sh -c 'while :; do :; done'"))
+		<-time.After(2 * time.Second)
+		if r := n.look(m, proc.SignalCPU); r.State != idle.Active {
+			t.Errorf("%+v", r)
+		}
+		stop()
+	})
+	t.Run("disk writes", func(t *testing.T) {
+		m.Read(time.Now(), realLimits, nil)
+		path := filepath.Join(t.TempDir(), "data")
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Write(bytes.Repeat([]byte("lull"), 4<<20))
+		f.Sync()
+		f.Close()
+		if r := n.look(m, proc.SignalDisk); r.State != idle.Active {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("traffic over a veth", func(t *testing.T) {
+		if r := n.look(m, proc.SignalNetwork); r.State != idle.Absent {
+			t.Errorf("a corner with loopback alone: %+v", r)
+		}
+		n.run(`ip link add lullv0 type veth peer name lullv1 && ip addr add 192.0.2.1/30 dev lullv0 && ip link set lullv0 up && ip link set lullv1 up && sysctl -qw net.ipv6.conf.lullv0.disable_ipv6=1 net.ipv6.conf.lullv1.disable_ipv6=1`)
+		eventually(t, "quiet", func() bool { return n.look(m, proc.SignalNetwork).State == idle.Quiet })
+		n.run(`ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lullv0; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do head -c 1200 /dev/zero | timeout 1 bash -c 'cat > /dev/udp/192.0.2.2/9'; done`)
+		if r := n.look(m, proc.SignalNetwork); r.State != idle.Active {
+			t.Errorf("%+v", r)
+		}
+		n.run(`head -c 500000 /dev/zero | timeout 1 bash -c 'cat > /dev/udp/127.0.0.1/9' || true`)
+		m.Read(time.Now(), realLimits, nil)
+		<-time.After(time.Second)
+		if r := n.look(m, proc.SignalNetwork); r.State != idle.Quiet {
+			t.Errorf("after it ended, with loopback traffic: %+v", r)
+		}
+	})
+}
+
+// TestRealLogin uses sshd with a real pty: presence is quiet, a key press is
+// use.
+func TestRealLogin(t *testing.T) {
+	t.Parallel()
+	for _, tool := range []string{"/usr/sbin/sshd", "/usr/bin/ssh"} {
+		if _, err := os.Stat(tool); err != nil {
+			t.Skipf("SKIP sshd: %v", err)
+		}
+	}
+	n := newNook(t)
+	m := proc.NewMachine(proc.MachineConfig{Root: n.root})
+	defer m.Close()
+	people := &proc.People{Root: n.root}
+	if r := n.look(m, proc.SignalTerminals); r.State != idle.Quiet || r.Value != 0 {
+		t.Fatalf("before: %+v", r)
+	}
+	in := n.login(t)
+	eventually(t, "the session", func() bool { return len(m.Terminals(nil)) > 0 || n.look(m, proc.SignalTerminals).Value > 0 })
+	n.quiet(t, m, "an open shell without input")
+	if r := people.Users(t.Context(), time.Now(), true); r.State != idle.Active {
+		t.Errorf("with presence: %+v", r)
+	}
+	fmt.Fprintln(in, "echo hello")
+	eventually(t, "typing seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
+	r := people.Users(t.Context(), time.Now(), false)
+	if time.Since(r.LastEvent) > 30*time.Second {
+		t.Errorf("users do not see the key: %+v", r)
+	}
+	fmt.Fprintln(in, "exit")
+	eventually(t, "the session's end", func() bool {
+		n.look(m, proc.SignalTerminals)
+		return len(m.Terminals(nil)) == 0
+	})
+}
+
+// TestRealTmux uses a detached tmux: presence is quiet, output is use.
+func TestRealTmux(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Skipf("SKIP tmux: %v", err)
+	}
+	n := newNook(t)
+	m := proc.NewMachine(proc.MachineConfig{Root: n.root})
+	defer m.Close()
+	sock := filepath.Join(t.TempDir(), "tmux")
+	n.run("TERM=xterm tmux -S " + sock + " -f /dev/null new-session -d 'cat'")
+	t.Cleanup(func() { n.command("tmux", "-S", sock, "kill-server").Run() })
+	eventually(t, "the terminal", func() bool { n.look(m, proc.SignalTerminals); return len(m.Terminals(nil)) == 1 })
+	n.quiet(t, m, "a detached tmux without output")
+	n.run("TERM=xterm tmux -S " + sock + " send-keys x Enter")
+	eventually(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
+}
+
+// quiet waits until the terminals stay quiet for longer than the kernel's
+// granularity of terminal times.
+func (n *nook) quiet(t *testing.T, m *proc.Machine, what string) {
+	t.Helper()
+	since := time.Now()
+	eventually(t, what+" is quiet", func() bool {
+		if n.look(m, proc.SignalTerminals).State != idle.Quiet {
+			since = time.Now()
+		}
+		return time.Since(since) > 10*time.Second
+	})
+}
+
+// login starts sshd in the nook and opens a session with a terminal.
+func (n *nook) login(t *testing.T) io.Writer {
+	t.Helper()
+	dir := t.TempDir()
+	n.run("mkdir -p /run/sshd")
+	n.run(fmt.Sprintf(`cd %s && ssh-keygen -q -t ed25519 -N '' -f host && ssh-keygen -q -t ed25519 -N '' -f key && cp key.pub allowed && chmod 600 allowed`, dir))
+	conf := fmt.Sprintf("Port 2222\nListenAddress 127.0.0.1\nHostKey %[1]s/host\nAuthorizedKeysFile %[1]s/allowed\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n", dir)
+	if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(conf), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start(n.command("/usr/sbin/sshd", "-D", "-e", "-f", filepath.Join(dir, "conf")))
+	var in io.Writer
+	eventually(t, "sshd", func() bool {
+		return n.command("bash", "-c", "true < /dev/tcp/127.0.0.1/2222").Run() == nil
+	})
+	in, _ = n.start(n.command("ssh", "-tt", "-p", "2222", "-i", filepath.Join(dir, "key"), "-o", "StrictHostKeyChecking=no",
+		"-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1", "sh"))
+	return in
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

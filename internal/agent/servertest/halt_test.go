@@ -1,0 +1,90 @@
+package servertest
+
+import (
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/fleet"
+)
+
+// haltWithin is how soon a halt must be in effect everywhere.
+const haltWithin = 5 * time.Second
+
+// TestFleetHaltReachesTheAgent checks that a halt and its end reach the agent
+// within 5 s, whether or not the machine is a worker, and across restarts of
+// the agent while the server is away. Deadlines are held too.
+func TestFleetHaltReachesTheAgent(t *testing.T) {
+	for name, o := range map[string]options{
+		"worker":    {holder: fleet.HolderAgent, sources: []string{"agent"}},
+		"no worker": {unknown: true},
+		"skewed":    {unknown: true, skew: -3 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, o, func(r *rig) {
+				halt := func(q fleet.HaltRequest) {
+					t.Helper()
+					must(r.fleet.SetHalt(r.t.Context(), person, q))(r.t)
+				}
+				halted := func(on bool) {
+					t.Helper()
+					if s := r.status(); s.Server == nil || s.Server.Halted != on || s.Verdict.Has(idle.Halted) != on {
+						r.t.Errorf("want halted %t: %+v, blocks %+v", on, s.Server, s.Verdict.Blocks)
+					}
+				}
+				held := func(d time.Duration) {
+					t.Helper()
+					r.wait(d)
+					if r.with(func() {}); len(r.calls) > 0 {
+						r.t.Fatalf("the machine was stopped in a halt, calls %v", r.calls)
+					}
+				}
+				away := func(on bool) {
+					r.with(func() {
+						r.cut = on
+						if r.waits != nil {
+							r.waits()
+						}
+					})
+				}
+				r.wait(12 * time.Minute)
+				halted(false)
+				halt(fleet.HaltRequest{On: true, Reason: "network"})
+				r.wait(haltWithin)
+				halted(true)
+				held(time.Hour)
+
+				away(true)
+				r.reboot()
+				halted(true)
+				held(3 * time.Hour)
+				halted(true)
+				halt(fleet.HaltRequest{})
+				held(time.Hour)
+				away(false)
+				r.wait(haltWithin)
+				halted(false)
+
+				// A halt with an end is over then, although the server is away
+				// and however wrong the machine's clock is.
+				until := time.Now().Add(10 * time.Minute)
+				halt(fleet.HaltRequest{On: true, Until: &until})
+				r.wait(haltWithin)
+				halted(true)
+				if o.unknown { // what a worker's agent does alone is not under test
+					away(true)
+				}
+				held(9 * time.Minute)
+				halted(true)
+				r.wait(time.Minute)
+				halted(false)
+				began := time.Now()
+				for len(r.calls) == 0 {
+					if r.wait(time.Minute); time.Since(began) > time.Hour {
+						r.t.Fatalf("after the halt nothing is done: %+v", r.status().Verdict.Blocks)
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,368 @@
+package servertest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/protocol/agentctl"
+)
+
+// TestWhoStops stops an idle machine in every combination of holder and
+// sources, with the agent's clock right and hours wrong.
+func TestWhoStops(t *testing.T) {
+	for _, sources := range [][]string{{"agent"}, {"cml", "agent"}, {"cml"}} {
+		for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+			for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
+				t.Run(strings.Join(sources, "+")+" "+holder+" "+skew.String(), func(t *testing.T) {
+					run(t, options{holder: holder, sources: sources, skew: skew}, func(r *rig) {
+						by := fleet.ByController.Name
+						if holder == fleet.HolderAgent {
+							by = fleet.HolderAgent
+						}
+						took := r.until("the stop", 90*time.Minute, r.stopped)
+						r.acted(by)
+						if len(r.warned) != 1 {
+							t.Errorf("people were warned %d times", len(r.warned))
+						}
+						if least := map[string]time.Duration{fleet.HolderController: 25 * time.Minute, fleet.HolderAgent: 19 * time.Minute}[holder]; took < least {
+							t.Errorf("stopped after %s, the timeout is longer", took)
+						}
+						if holder == fleet.HolderAgent && r.tag("idle-action") != "stopped" {
+							t.Errorf("the state tag is %q", r.tag("idle-action"))
+						}
+						if l, ok := r.ctl.Live(r.w); !ok || l.Agent == nil || l.Agent.Report.Version != "v1.1.0" {
+							t.Errorf("the server does not show the agent: %+v", l.Agent)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestUseHolds keeps a machine up by each listed source, and expects a stop
+// when the use ends. A source that is not listed holds nothing.
+func TestUseHolds(t *testing.T) {
+	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
+		t.Run("agent "+skew.String(), func(t *testing.T) {
+			run(t, options{holder: fleet.HolderController, sources: []string{"cml", "agent"}, skew: skew}, func(r *rig) {
+				r.with(func() { r.busy["cpu"] = true })
+				r.stays(2 * time.Hour)
+				if s := r.idle(); !s.Has(idle.RecentActivity) && !s.Has(idle.NotIdleYet) {
+					t.Errorf("blocks %+v", s.Blocks)
+				}
+				if w := r.worker(); w.LastActivityAt == nil || time.Since(*w.LastActivityAt) > 10*time.Minute || w.LastActivityAt.After(time.Now()) {
+					t.Errorf("last activity at %v, it is %v", w.LastActivityAt, time.Now())
+				}
+				if !slices.ContainsFunc(r.idle().Readings, func(x idle.Reading) bool { return x.Signal == "agent:cpu" && x.State == idle.Active }) {
+					t.Errorf("the agent's signals are not shown: %+v", r.idle().Readings)
+				}
+				r.with(func() { r.busy["cpu"] = false })
+				if took := r.until("the stop", time.Hour, r.stopped); took < 25*time.Minute {
+					t.Errorf("stopped %s after the use ended", took)
+				}
+				r.acted(fleet.ByController.Name)
+			})
+		})
+	}
+	t.Run("cml", func(t *testing.T) {
+		run(t, options{holder: fleet.HolderController, sources: []string{"cml", "agent"}}, func(r *rig) {
+			r.with(func() { r.used = true })
+			r.stays(2 * time.Hour)
+			r.with(func() { r.used = false })
+			r.until("the stop", time.Hour, r.stopped)
+		})
+	})
+	t.Run("not listed", func(t *testing.T) {
+		run(t, options{holder: fleet.HolderController, sources: []string{"cml"}}, func(r *rig) {
+			r.with(func() { r.busy["cpu"] = true })
+			r.until("the stop", time.Hour, r.stopped)
+		})
+	})
+}
+
+// TestUnknownHolds keeps the machine up while the agent's state is unknown: an
+// unreadable signal, a missing agent, an unreachable server.
+func TestUnknownHolds(t *testing.T) {
+	for name, trouble := range map[string]struct{ on, off func(r *rig) }{
+		"a signal":      {func(r *rig) { r.broken["cpu"] = true }, func(r *rig) { r.broken["cpu"] = false }},
+		"the server":    {func(r *rig) { r.cut = true }, func(r *rig) { r.cut = false }},
+		"CML, a second": {func(r *rig) { r.cml.Unknown = "unreachable" }, func(r *rig) { r.cml.Unknown = "" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, options{holder: fleet.HolderController, sources: []string{"cml", "agent"}}, func(r *rig) {
+				r.wait(10 * time.Minute)
+				r.with(func() { trouble.on(r) })
+				r.stays(2 * time.Hour)
+				if s := r.idle(); !s.Has(idle.SignalUnknown) {
+					t.Errorf("blocks %+v", s.Blocks)
+				}
+				r.with(func() { trouble.off(r) })
+				r.until("the stop", 90*time.Minute, r.stopped)
+				r.acted(fleet.ByController.Name)
+			})
+		})
+	}
+	t.Run("the agent", func(t *testing.T) {
+		run(t, options{holder: fleet.HolderController, sources: []string{"agent"}}, func(r *rig) {
+			r.wait(10 * time.Minute)
+			r.with(func() { r.cut = true }) // and it never comes back
+			r.stays(6 * time.Hour)
+		})
+	})
+}
+
+// TestLostServer checks that an agent does nothing because it lost its server:
+// neither one that only reports, nor one that decides, since the record that
+// may prevent it cannot be read.
+func TestLostServer(t *testing.T) {
+	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+		t.Run(holder, func(t *testing.T) {
+			run(t, options{holder: holder, sources: []string{"agent"}}, func(r *rig) {
+				r.wait(5 * time.Minute)
+				r.with(func() { r.cut = true })
+				r.stays(6 * time.Hour)
+				if !slices.ContainsFunc(r.status().Alarms, func(a agentctl.Alarm) bool { return a.Code == "server_unreachable" }) {
+					t.Errorf("no alarm: %+v", r.status().Alarms)
+				}
+				if l := r.status().Server; l.Holder != holder || l.Error == "" {
+					t.Errorf("the link says %+v", l)
+				}
+				r.with(func() { r.cut = false })
+				r.until("the stop", 3*time.Hour, r.stopped)
+			})
+		})
+	}
+	t.Run("never heard", func(t *testing.T) {
+		run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, unknown: true}, func(r *rig) {
+			// A server that knows no such worker leaves the decision to the
+			// agent.
+			r.wait(19 * time.Minute)
+			if len(r.calls) != 0 {
+				t.Errorf("the agent called %v before the timeout", r.calls)
+			}
+			r.wait(5 * time.Minute)
+			if len(r.calls) != 1 {
+				t.Errorf("the agent called %v: %+v", r.calls, r.status().Verdict.Blocks)
+			}
+		})
+	})
+}
+
+// TestHolds tries everything by which users keep a machine up, on either side,
+// against either holder.
+func TestHolds(t *testing.T) {
+	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+		for name, c := range map[string]struct {
+			on, off func(r *rig)
+			code    idle.Code // of the server's block if the controller decides
+		}{
+			"agent snooze": {
+				func(r *rig) {
+					must(r.agent.Snooze(r.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(5 * time.Hour)}))(r.t)
+				},
+				func(r *rig) { must(r.agent.Snooze(r.t.Context(), agentctl.SnoozeRequest{}))(r.t) }, idle.InSnoozePeriod},
+			"agent lease": {
+				func(r *rig) {
+					must(r.agent.HoldLease(r.t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(20 * time.Hour)}))(r.t)
+				},
+				func(r *rig) {
+					if err := r.agent.ReleaseLease(r.t.Context(), "job"); err != nil {
+						r.t.Error(err)
+					}
+				}, idle.LeaseHeld},
+			"agent halt": {
+				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{On: true}))(r.t) },
+				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{}))(r.t) }, "halted"},
+			"fleet halt": {
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true}))(r.t) },
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{}))(r.t) }, ""},
+			"worker snooze": {
+				func(r *rig) {
+					must(r.fleet.SnoozeWorker(r.t.Context(), person, r.w, time.Now().Add(5*time.Hour)))(r.t)
+				},
+				func(r *rig) { must(r.fleet.SnoozeWorker(r.t.Context(), person, r.w, time.Time{}))(r.t) }, idle.InSnoozePeriod},
+			"detection off": {
+				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), person, r.w, false))(r.t) },
+				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), person, r.w, true))(r.t) }, idle.DetectionDisabled},
+			"not armed": {
+				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), person, r.w, false))(r.t) },
+				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), person, r.w, true))(r.t) }, idle.Shadow},
+		} {
+			t.Run(holder+" "+name, func(t *testing.T) {
+				run(t, options{holder: holder, sources: []string{"agent"}}, func(r *rig) {
+					r.wait(12 * time.Minute)
+					c.on(r)
+					r.stays(90 * time.Minute)
+					if holder == fleet.HolderController && c.code != "" && !r.idle().Has(c.code) {
+						t.Errorf("the server blocks by %+v, want %s", r.idle().Blocks, c.code)
+					}
+					c.off(r)
+					r.until("the stop", 2*time.Hour, r.stopped)
+				})
+			})
+		}
+	}
+}
+
+// TestFloorHoldsTheAgent keeps the fleet's floor against an agent that decides.
+func TestFloorHoldsTheAgent(t *testing.T) {
+	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, settings: map[string]any{"min_workers": 1}}, func(r *rig) {
+		r.stays(2 * time.Hour)
+		if l := r.status().Last; l == nil || !strings.Contains(l.Detail, "min_workers") {
+			t.Errorf("the agent was told %+v", l)
+		}
+		if n := r.worker().AutoPauseCount; n != 0 {
+			t.Errorf("%d pauses were counted", n)
+		}
+	})
+}
+
+func slowly() agentctl.Hook { pass(8 * time.Minute); return agentctl.Hook{} }
+
+const hooked = "pre-stop: /bin/true\npre-stop-timeout: 10m\n"
+
+// TestHookWhenAsked has the controller ask for the hook before it stops, for
+// every reason but a termination. A veto holds idle stops only.
+func TestHookWhenAsked(t *testing.T) {
+	stop := func(r *rig) {
+		if _, err := r.fleet.StopWorker(r.t.Context(), person, r.w); err != nil {
+			r.t.Error(err)
+		}
+	}
+	veto := func() agentctl.Hook { return agentctl.Hook{ExitCode: 100} }
+	for name, c := range map[string]struct {
+		sources []string
+		hook    func() agentctl.Hook
+		do      func(r *rig)
+		stops   bool
+		reason  fleet.Reason
+	}{
+		"idle":                   {[]string{"agent"}, nil, nil, true, fleet.ReasonIdleTimeout},
+		"idle by CML alone":      {[]string{"cml"}, nil, nil, true, fleet.ReasonIdleTimeout},
+		"a person":               {[]string{"agent"}, nil, stop, true, fleet.ReasonManual},
+		"a person, vetoed":       {[]string{"agent"}, veto, stop, true, fleet.ReasonManual},
+		"idle, vetoed":           {[]string{"agent"}, veto, nil, false, ""},
+		"idle by CML, vetoed":    {[]string{"cml"}, veto, nil, false, ""},
+		"idle, the hook is slow": {[]string{"agent"}, slowly, nil, true, fleet.ReasonIdleTimeout},
+		"idle, the hook fails":   {[]string{"agent"}, func() agentctl.Hook { return agentctl.Hook{ExitCode: 3} }, nil, true, fleet.ReasonIdleTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, options{holder: fleet.HolderController, sources: c.sources, config: hooked}, func(r *rig) {
+				r.with(func() { r.hook = c.hook })
+				r.wait(5 * time.Minute)
+				if c.do != nil {
+					c.do(r)
+				}
+				if !c.stops {
+					r.wait(70 * time.Minute)
+					if w := r.worker(); w.Status != power.WorkerRunning || len(r.stops)+len(r.calls) != 0 || !r.audited("pause_cancelled") {
+						t.Errorf("the veto did not hold: %s", r.say())
+					}
+					if !r.idle().Has(idle.HookVeto) {
+						t.Errorf("the server's blocks are %+v", r.idle().Blocks)
+					}
+				} else {
+					r.until("the stop", 2*time.Hour, r.stopped)
+					if w := r.worker(); w.PauseReason != c.reason || len(r.calls) != 0 || len(r.stops) != 1 {
+						t.Errorf("stopped wrongly: %s", r.say())
+					}
+				}
+				if len(r.hooks) == 0 || c.stops && len(r.hooks) != 1 {
+					t.Errorf("the hook ran %d times: %v", len(r.hooks), r.hooks)
+				}
+			})
+		})
+	}
+	t.Run("an agent that is gone delays nobody", func(t *testing.T) {
+		run(t, options{holder: fleet.HolderController, sources: []string{"cml"}, config: hooked}, func(r *rig) {
+			r.with(func() { r.cut = true })
+			r.wait(10 * time.Minute)
+			stop(r)
+			if took := r.until("the stop", time.Hour, r.stopped); took > 5*time.Minute || len(r.hooks) != 0 {
+				t.Errorf("it took %s and %d hooks", took, len(r.hooks))
+			}
+		})
+	})
+}
+
+// TestUseAtTheLastMoment begins to use the machine while the stop is in
+// progress, and expects it to be canceled.
+func TestUseAtTheLastMoment(t *testing.T) {
+	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+		t.Run(holder, func(t *testing.T) {
+			run(t, options{holder: holder, sources: []string{"agent"}, config: hooked}, func(r *rig) {
+				used := false
+				r.with(func() {
+					r.hook = func() agentctl.Hook {
+						// The hook's own work is not use; work that continues after
+						// it is.
+						r.with(func() { r.busy["cpu"], used = true, true })
+						return agentctl.Hook{}
+					}
+				})
+				r.until("the hook", 2*time.Hour, func() bool { r.mu.Lock(); defer r.mu.Unlock(); return used })
+				r.stays(time.Hour)
+				w := r.worker()
+				if w.DesiredStatus != power.WorkerRunning || w.Intent != nil || !r.audited("pause_cancelled") {
+					t.Errorf("not called off: %s", r.say())
+				}
+				r.with(func() { r.busy["cpu"], r.hook = false, nil })
+				r.until("the stop", 2*time.Hour, r.stopped)
+			})
+		})
+	}
+}
+
+// TestHolderChanges moves the power between the two while the machine is idle:
+// one of them stops it, once.
+func TestHolderChanges(t *testing.T) {
+	for _, to := range []string{fleet.HolderController, fleet.HolderAgent} {
+		for minute := 16; minute <= 36; minute += 2 {
+			from := fleet.HolderAgent
+			if to == fleet.HolderAgent {
+				from = fleet.HolderController
+			}
+			t.Run(to, func(t *testing.T) {
+				run(t, options{holder: from, sources: []string{"agent"}}, func(r *rig) {
+					r.wait(time.Duration(minute) * time.Minute)
+					must(r.fleet.UpdateWorker(r.t.Context(), person, r.w, 0, fleet.Profile{PauseHolder: &to}))(r.t)
+					r.until("the stop", 2*time.Hour, r.stopped)
+					w := r.worker()
+					intents := int64(1)
+					if r.audited("pause_cancelled") {
+						intents = 2 // one of the former holder, and one of the other
+					}
+					if w.AutoPauseCount != intents || w.ExternalPauseCount != 0 || w.PauseReason != fleet.ReasonIdleTimeout || len(r.calls)+len(r.stops) != 1 {
+						t.Errorf("changed at minute %d: %s", minute, r.say())
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestPersonResumesAgainstTheAgent withdraws an agent's intent as a user: the
+// agent is refused, and the machine stays up.
+func TestPersonResumesAgainstTheAgent(t *testing.T) {
+	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, config: hooked}, func(r *rig) {
+		r.with(func() {
+			r.hook = func() agentctl.Hook {
+				if _, err := r.fleet.ResumeWorker(r.t.Context(), person, r.w); err != nil {
+					r.t.Error(err)
+				}
+				return agentctl.Hook{}
+			}
+		})
+		r.until("the hook", 2*time.Hour, func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.hooks) == 1 })
+		r.stays(5 * time.Minute)
+		if l := r.status().Last; l == nil || l.Phase != "cancelled" || !strings.Contains(l.Detail, "refuses") {
+			t.Errorf("the agent: %+v", l)
+		}
+	})
+}

@@ -1,0 +1,309 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"lull/internal/core/idle"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/agentctl"
+)
+
+// round is one check of the machine: the cheap readings, and those of the slow
+// signals as they arrive.
+type round struct {
+	at       time.Time
+	readings []idle.Reading
+	waiting  map[string]bool
+	asked    map[string]bool
+	done     []func() // called when it has ended
+	over     bool
+}
+
+// tick is one turn of the loop.
+func (a *Agent) tick() {
+	a.counters.Ticks++
+	a.watchClocks()
+	now := a.now()
+	if a.config.settled && now.Sub(a.config.readAt) >= configEvery {
+		a.config.readAt = now
+		a.refresh(func(agentctl.Reload) {})
+	}
+	a.nextAt = now.Add(a.config.CheckInterval)
+	a.endHalt(now)
+	d := a.saver.hangs()
+	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The disk has not taken the agent's state for %s; no action begins before it has.", idle.Human(d)))
+	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
+		// The action reads for itself: a check in between would take the hook's
+		// work for use, or cut short the interval that is read after it.
+		a.report()
+		return
+	}
+	ctx, s := a.span(a.ctx, "agent.tick")
+	a.look(ctx, true, func() { a.conclude(ctx); s.End() })
+}
+
+// watchClocks detects a suspend and a jump of the wall clock. Both invalidate
+// every sample and restart the idle clock.
+func (a *Agent) watchClocks() {
+	slept, jump := a.clock.look(a.o.Clocks())
+	if jump != 0 {
+		a.shift(jump)
+		a.o.Cheap.Reset() // a rate over a time that the clock stretched looks quiet
+	}
+	now := a.now()
+	// A jump forward may be a suspend that the kernel did not account for.
+	resumed := slept > 0 || jump > stepLimit
+	if !resumed && jump > -stepLimit {
+		return
+	}
+	a.o.Cheap.Reset()
+	a.machine.activity = now
+	a.state.WarnedAt = time.Time{}
+	if !resumed {
+		a.record(agentctl.Entry{Kind: "resume", Sentence: fmt.Sprintf("The clock was set back by %s; the idle clock starts again.", idle.Human(-jump))})
+		return
+	}
+	a.counters.Resumes++
+	a.state.ResumedAt = now
+	sentence := fmt.Sprintf("The machine resumed after %s; the idle clock starts again.", idle.Human(max(slept, jump)))
+	if slept == 0 {
+		sentence = fmt.Sprintf("The clock was set forward by %s, which is taken for a resume; the idle clock starts again.", idle.Human(jump))
+	}
+	ctx := a.concludeDown(slept)
+	_, s := a.span(ctx, "agent.resume")
+	s.SetAttributes(attribute.Float64("lull.slept_seconds", slept.Seconds()))
+	a.state.Vetoes = veto{}
+	if p := &a.server; p.order != nil && p.done != nil && p.done.Done {
+		a.state.Prepared = nil // the server's stop happened
+	}
+	a.clearWarnings()
+	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last), Slept: idle.Duration(max(slept, 0))})
+	a.log.Info("resumed", "slept", slept.Round(time.Second).String(), "jump", jump.Round(time.Second).String())
+	a.save(nil)
+	a.refresh(func(agentctl.Reload) { s.End() })
+}
+
+// concludeDown ends the action that took the machine down, now that it is back
+// with its memory. The returned context carries that action's span. A call
+// without an answer also counts if the machine slept: a command that hibernates
+// answers after the resume.
+func (a *Agent) concludeDown(slept time.Duration) context.Context {
+	at, last := a.acting, a.state.Last
+	if at == nil || last.EndedAt != nil || !at.sent || last.Phase != phaseAccepted && slept == 0 {
+		return a.ctx
+	}
+	a.finish(phaseDone, "the machine was down and kept its memory (same boot id)")
+	a.state.Prepared, a.state.Warned = nil, nil // the stop happened
+	a.tagged.final(last.Action)
+	if done := a.state.Completed; done != nil && last.Reason == reasonComplete {
+		// It was carried out: the machine was not resumed to go down again.
+		a.state.Obeyed, a.state.Completed = done.FileAt, nil
+	}
+	return trace.ContextWithSpanContext(a.ctx, at.span.SpanContext())
+}
+
+// shift moves every stored time by a jump of the wall clock, so that durations
+// survive it.
+func (a *Agent) shift(d time.Duration) {
+	for _, t := range []*time.Time{&a.started, &a.booted, &a.machine.activity, &a.state.SnoozedUntil, &a.state.WarnedAt,
+		&a.state.ResumedAt, &a.state.Vetoes.Since, &a.state.Vetoes.Until, &a.config.readAt, &a.nextAt,
+		&a.server.sentAt, &a.server.tryAt, &a.server.until} {
+		if !t.IsZero() {
+			*t = t.Add(d)
+		}
+	}
+	if last := a.state.Last; last != nil {
+		last.StartedAt = last.StartedAt.Add(d)
+		if last.EndedAt != nil {
+			ended := last.EndedAt.Add(d)
+			last.EndedAt = &ended
+		}
+	}
+	if h := a.state.Halted; h != nil && h.Until != nil {
+		end := h.Until.Add(d)
+		h.Until = &end
+	}
+	for i := range a.state.Leases {
+		a.state.Leases[i].ExpiresAt = a.state.Leases[i].ExpiresAt.Add(d)
+	}
+	for name, x := range a.server.peaks {
+		a.server.peaks[name] = peak{x.value, x.at.Add(d)}
+	}
+	for k, t := range a.unknown {
+		a.unknown[k] = t.Add(d)
+	}
+	for reason, x := range a.state.Warned {
+		x.Sent = x.Sent.Add(d)
+		if reason != reasonTTL { // a deadline is a time of the wall clock
+			x.At = x.At.Add(d)
+		}
+	}
+	if c := a.state.Completed; c != nil {
+		c.At = c.At.Add(d)
+	}
+	if p := a.state.Prepared; p != nil {
+		p.At, p.NotBefore = p.At.Add(d), p.NotBefore.Add(d)
+	}
+}
+
+// look starts a round, or joins the one in progress, and calls done in the loop
+// when it has ended. With thrift set, slow signals are skipped while a cheap
+// one is active. Only the span of ctx is used.
+func (a *Agent) look(ctx context.Context, thrift bool, done func()) {
+	if a.round != nil {
+		a.round.done = append(a.round.done, done)
+		return
+	}
+	now := a.now()
+	r := &round{at: now, waiting: map[string]bool{}, asked: map[string]bool{}, done: []func(){done}}
+	a.round = r
+	c := a.config.Config
+	for _, x := range a.o.Cheap.Read(now, c.Limits, nil) {
+		if c.counts(x.Signal) {
+			r.add(x)
+		}
+	}
+	busy := slices.ContainsFunc(r.readings, func(x idle.Reading) bool { return x.State == idle.Active })
+	if thrift && busy {
+		a.endRound(r)
+		return
+	}
+	for _, s := range a.o.Slow {
+		if !s.Wanted(c) || !c.counts(s.Signal()) {
+			continue
+		}
+		r.asked[s.Signal()] = true
+		a.askSlow(ctx, r, s, c)
+	}
+	if len(r.waiting) == 0 {
+		a.endRound(r)
+		return
+	}
+	a.beside(2*probeLimit, func(ctx context.Context) func() {
+		select {
+		case <-time.After(a.probeLimit(c)):
+		case <-ctx.Done():
+		}
+		return func() { a.endRound(r) }
+	})
+}
+
+// probeLimit returns how long a slow signal may take: never so long that a tick
+// would wait for it.
+func (a *Agent) probeLimit(c Config) time.Duration { return min(probeLimit, c.CheckInterval*3/4) }
+
+// askSlow reads one slow signal, unless a previous probe of it is still in
+// progress.
+func (a *Agent) askSlow(ctx context.Context, r *round, s Slow, c Config) {
+	name := s.Signal()
+	if a.busy[name] {
+		r.add(idle.NotKnown(name, r.at, "it still owes the answer to an earlier question"))
+		return
+	}
+	a.busy[name] = true
+	r.waiting[name] = true
+	limit := a.probeLimit(c)
+	_, span := a.span(ctx, "signal."+name)
+	a.beside(limit, func(ctx context.Context) func() {
+		x := s.Read(ctx, r.at, c)
+		traceReading(span, x)
+		span.End()
+		return func() {
+			delete(a.busy, name)
+			if r.over {
+				return
+			}
+			delete(r.waiting, name)
+			r.add(x)
+			if len(r.waiting) == 0 {
+				a.endRound(r)
+			}
+		}
+	})
+}
+
+func (r *round) add(x idle.Reading) { r.readings = append(r.readings, x) }
+
+// endRound takes the readings that have arrived. The others are unknown.
+func (a *Agent) endRound(r *round) {
+	if r.over {
+		return
+	}
+	r.over = true
+	for name := range r.waiting {
+		r.add(idle.NotKnown(name, r.at, "it did not answer in time"))
+	}
+	order := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent, proc.SignalCPU, proc.SignalGPU, proc.SignalDisk, proc.SignalNetwork}
+	rank := func(x idle.Reading) int {
+		if i := slices.Index(order, x.Signal); i >= 0 {
+			return i
+		}
+		return len(order)
+	}
+	slices.SortFunc(r.readings, func(x, y idle.Reading) int {
+		if d := rank(x) - rank(y); d != 0 {
+			return d
+		}
+		return strings.Compare(x.Signal, y.Signal)
+	})
+	a.round = nil
+	a.note(r)
+	for _, f := range r.done {
+		f()
+	}
+}
+
+// note stores the result of a finished round.
+func (a *Agent) note(r *round) {
+	m := &a.machine
+	m.readings, m.notAsked = r.readings, nil
+	a.server.notePeaks(r.readings)
+	for _, s := range a.o.Slow {
+		if s.Wanted(a.config.Config) && a.config.counts(s.Signal()) && !r.asked[s.Signal()] {
+			m.notAsked = append(m.notAsked, s.Signal())
+		}
+	}
+	seen := map[string]bool{}
+	for _, x := range r.readings {
+		if t := useOf(x); t.After(m.activity) {
+			m.activity = t
+		}
+		if x.State != idle.Unknown {
+			continue
+		}
+		a.counters.Unknown++
+		seen[x.Signal] = true
+		if a.unknown[x.Signal].IsZero() {
+			a.unknown[x.Signal] = r.at
+		}
+		if r.at.Sub(a.unknown[x.Signal]) >= alarmAfter {
+			a.alarm("unknown_"+x.Signal, fmt.Sprintf("The signal %s has been unknown since %s: %s.", x.Signal, a.unknown[x.Signal].Format(time.RFC3339), x.Detail))
+		}
+	}
+	for s := range a.unknown {
+		if !seen[s] {
+			delete(a.unknown, s)
+			a.alarmIf(false, "unknown_"+s, "")
+		}
+	}
+	if a.o.Memory != nil {
+		if mem, err := a.o.Memory(); err == nil {
+			m.memory = &mem
+		}
+	}
+}
+
+// useOf returns the newest use that a reading proves.
+func useOf(x idle.Reading) time.Time {
+	if x.State == idle.Active && x.LastEvent.IsZero() {
+		return x.At
+	}
+	return x.LastEvent
+}

@@ -1,0 +1,246 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"lull/internal/fleet"
+)
+
+// Kind is the kind of a failed cloud call. The names are those of platform/ec2.
+type Kind string
+
+// The kinds that the controller distinguishes. Any other is retried.
+const (
+	Throttled      Kind = "throttled"
+	NotFound       Kind = "not_found"
+	Unauthorized   Kind = "unauthorized"
+	Capacity       Kind = "capacity"
+	IncorrectState Kind = "incorrect_state"
+	Protected      Kind = "protected"
+	Mismatch       Kind = "mismatch"
+	Unreachable    Kind = "unreachable" // the call may have had its effect
+	Canceled       Kind = "canceled"    // the call may have had its effect
+	Invalid        Kind = "invalid"
+	NoImage        Kind = "no_image"
+)
+
+// CallError is the form to which the adapters convert errors.
+type CallError struct {
+	Kind Kind
+	Err  error
+}
+
+func (e *CallError) Error() string { return e.Err.Error() }
+func (e *CallError) Unwrap() error { return e.Err }
+
+// KindOf returns the kind of the CallError in err, or Unreachable.
+func KindOf(err error) Kind {
+	if e, ok := errors.AsType[*CallError](err); ok {
+		return e.Kind
+	}
+	return Unreachable
+}
+
+// hopeless reports whether the same call can never succeed.
+func hopeless(k Kind) bool {
+	return k == Unauthorized || k == Mismatch || k == Invalid || k == NoImage
+}
+
+// Cause says why an instance is in its state, from EC2's StateReason.
+type Cause string
+
+// The causes.
+const (
+	CauseUser     Cause = "user"
+	CauseInstance Cause = "instance"
+	CauseServer   Cause = "server"
+	CauseUnknown  Cause = "unknown"
+)
+
+// Instance is EC2's description of one instance.
+type Instance struct {
+	ID          string
+	State       string
+	Cause       Cause
+	Reason      string
+	PublicIP    string
+	PrivateIP   string
+	Type        string
+	ImageID     string
+	Name        string
+	LaunchTime  time.Time
+	ClientToken string
+	Tags        map[string]string
+	Volumes     []string // IDs of those that are attached
+}
+
+// Search selects instances: those with all the tags, with the client token, or
+// with an image whose name matches.
+type Search struct {
+	Tags        map[string]string
+	ClientToken string
+	ImageName   string
+}
+
+// Observer reads one region of one account. An answer is either complete or an
+// error.
+type Observer interface {
+	// States returns the state of every instance by ID.
+	States(ctx context.Context) (map[string]string, error)
+	// Instances describes ids. Those unknown to EC2 are missing.
+	Instances(ctx context.Context, ids []string) (found map[string]Instance, missing []string, err error)
+	Find(ctx context.Context, q Search) ([]Instance, error)
+}
+
+// Stopped is an accepted stop. Fallback is why it was a plain stop although
+// hibernation was requested.
+type Stopped struct {
+	Hibernating bool
+	Fallback    string
+}
+
+// Mover changes the power of instances. Accepted is not done.
+type Mover interface {
+	Start(ctx context.Context, id string) error
+	Stop(ctx context.Context, id string, hibernate bool) (Stopped, error)
+	Terminate(ctx context.Context, id string) error
+}
+
+// Launcher launches instances. Repeating Run with the same launch returns the
+// instance that the first call created.
+type Launcher interface {
+	NewestImage(ctx context.Context, pattern string) (id string, err error)
+	Run(ctx context.Context, l fleet.Launch) (Instance, error)
+}
+
+// Machine is the result of an image and an instance type.
+type Machine struct {
+	Hibernates bool
+	Why        string // why it cannot hibernate
+	MemoryMiB  int
+	RootDevice string // empty if it is not an EBS volume
+	RootGB     int
+}
+
+// Cataloger describes what a launch would create.
+type Cataloger interface {
+	Machine(ctx context.Context, imageID, instanceType string) (Machine, error)
+}
+
+// Inspector runs the preflight checks of a stop. found are preflight codes. An
+// error means unknown, and blocks.
+type Inspector interface {
+	Preflight(ctx context.Context, id string) (found []string, err error)
+}
+
+// Tagger writes tags.
+type Tagger interface {
+	CreateTags(ctx context.Context, ids []string, tags map[string]string) error
+	DeleteTags(ctx context.Context, ids []string, keys []string) error
+}
+
+// Sizer reads the volumes of many instances in few calls. Those unknown to EC2
+// are missing.
+type Sizer interface {
+	Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error)
+}
+
+// Load is the utilization of an instance in percent; nil means missing.
+type Load struct {
+	CPU, Memory, Disk *float64
+	Period            time.Duration // length of each window
+	Windows           []LoadWindow  // complete windows of CPU, oldest first
+	Err               error
+}
+
+// LoadWindow is the average CPU utilization in the period before End, in percent.
+type LoadWindow struct {
+	End time.Time
+	CPU float64
+}
+
+// LoadReader reads the load of many instances in few calls. It returns at least
+// the windows that ended after since.
+type LoadReader interface {
+	Load(ctx context.Context, ids []string, since time.Time) map[string]Load
+}
+
+// Cloud is one region of one account. Load, Check, Tag and Size may be nil.
+type Cloud struct {
+	Look   Observer
+	Move   Mover
+	Launch Launcher
+	Check  Inspector
+	Tag    Tagger
+	Load   LoadReader
+	Size   Sizer
+	// Parts describes images and types. With nil, launches use the image's own
+	// root volume and no hibernation.
+	Parts Cataloger
+}
+
+// Telemetry is one reading of a worker's CML history.
+type Telemetry struct {
+	CheckedAt  time.Time // when the complete answer had been read
+	Unknown    string    // why it does not prove quiet; empty if it does
+	Newest     time.Time // newest relevant activity by our clock; zero for none
+	Recent     []fleet.Event
+	Seen       json.RawMessage // state for the next reading
+	Future     int64           // number of future-dated events
+	Malformed  int64
+	Categories map[string]int64 // unknown ones
+}
+
+// System is CML's own status. A nil count is unknown.
+type System struct {
+	Version string
+	Ready   bool
+	Labs    *int
+	Nodes   *int
+	Running *int // running labs
+	Info    json.RawMessage
+}
+
+// Console is the CML of one worker.
+type Console interface {
+	Telemetry(ctx context.Context, seen json.RawMessage) Telemetry
+	System(ctx context.Context) (System, error)
+	RunningLabs(ctx context.Context) (int, error)
+}
+
+// LicenseState is the state of a CML license.
+type LicenseState struct {
+	Done, Failed bool // neither: still in progress
+	None         bool // nothing is in progress: it is not registered
+	Seat         bool // CML is registered, in compliance or not, or is being registered
+	Detail       string
+	// CML's own terms, such as COMPLETED and IN_COMPLIANCE.
+	Registration, Authorization string
+}
+
+// ErrRefused is wrapped by an error of a Licenser if CML itself refused the
+// request. After any other error the outcome is unknown.
+var ErrRefused = errors.New("CML refuses")
+
+// Licenser manages the license of a worker's CML. When Register returns, the
+// request is accepted, not done. Register and Deregister may be repeated.
+type Licenser interface {
+	Register(ctx context.Context, token string, reregister bool) error
+	State(ctx context.Context) (LicenseState, error)
+	// Deregister returns local if Smart Licensing could not be informed.
+	Deregister(ctx context.Context) (local bool, err error)
+}
+
+// Warner warns the users of a worker, in its CML's own pages, that it will go
+// down. A Console may implement it.
+type Warner interface {
+	// Warn shows a warning, replacing any earlier one of lull, and returns its
+	// ID.
+	Warn(ctx context.Context, x fleet.Warning) (id string, err error)
+	// Withdraw removes a warning. An empty ID removes whatever lull shows. A
+	// warning that is gone is no error.
+	Withdraw(ctx context.Context, id string) error
+}

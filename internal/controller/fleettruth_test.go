@@ -1,0 +1,407 @@
+package controller_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/lib/scaletest"
+	"lull/internal/protocol/control"
+	"lull/internal/sim/fault"
+	"lull/internal/sim/truth"
+	simworld "lull/internal/sim/world"
+)
+
+// What the sources of an activity show of a machine in use, by their
+// documentation. The simulated users and loads are made accordingly.
+const (
+	// CML shows what users do, when they do it.
+	userPace = 2 * time.Minute  // a user at work does something at least this often
+	cmlLate  = 30 * time.Second // and CML lists it this late at most
+
+	// CloudWatch shows the mean of five minutes. Its newest window may have ended
+	// two periods before it is judged.
+	cloudWatchPeriod = 5 * time.Minute
+
+	// An agent shows the mean since its last report.
+	agentInterval = time.Minute
+
+	idleLoad, usedLoad = 1.0, 60.0 // per cent of the processors
+	activeLoad         = 5.0       // from which a machine counts as in use
+
+	// A pause is sent at most this long after its readings were judged.
+	finalCheck = 5 * time.Second
+)
+
+// hidden is how much use within a window stays below the threshold.
+func hidden(window time.Duration) time.Duration {
+	return time.Duration(float64(window) * (activeLoad - idleLoad) / (usedLoad - idleLoad))
+}
+
+// resolution returns what a set of sources, all of them needed, leaves unseen: blind is how new
+// use may be, and early how much sooner than its true end it may seem to have
+// ended.
+func resolution(sources []string) (blind, early time.Duration) {
+	blind, early = time.Hour, time.Hour
+	for _, s := range sources {
+		var b, e time.Duration
+		switch s {
+		case fleet.SourceCML:
+			b, e = userPace+cmlLate, userPace
+		case fleet.SourceCloudWatch:
+			b, e = 2*cloudWatchPeriod+hidden(cloudWatchPeriod), hidden(cloudWatchPeriod)
+		case fleet.SourceAgent:
+			b, e = agentInterval, hidden(agentInterval)
+		}
+		blind, early = min(blind, b+finalCheck), min(early, e)
+	}
+	return blind, early + time.Second // times are rounded to seconds on the wire
+}
+
+// TestTruthFleet: simulated users and loads, written down before the controller
+// starts, define when a machine was in use; a simulated cloud and CML and an
+// agent show it, each with its own resolution, delay, loss, staleness and clock,
+// and with outages. Settings change and controllers are killed at random. No
+// automatic stop arrives at EC2 within the timeout of use that the sources could
+// show, nor earlier than the timeout after the machine started; and a machine
+// that is idle while nothing is wrong is stopped.
+func TestTruthFleet(t *testing.T) {
+	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
+	seed, stops := scaletest.Seed(t), 0
+	rounds := scaletest.Count(t, "LULL_TRUTH_ROUNDS", 4)
+	for i := range rounds {
+		synctest.Test(t, func(t *testing.T) { stops += truthRound(t, seed+uint64(i)) })
+	}
+	if stops < rounds {
+		t.Errorf("%d automatic stops in %d rounds, each of which ends with idleness", stops, rounds)
+	}
+}
+
+// truthWorld is one round: a machine, what uses it and what shows that.
+type truthWorld struct {
+	t     *testing.T
+	rng   *rand.Rand
+	f     *simFleet
+	id    string // of the worker
+	ec2   string // of its instance
+	use   truth.Use
+	about string // what the round is like, for failures
+
+	lag, agentSkew time.Duration // of CloudWatch's windows, and of the agent's clock
+	loss           float64       // share of windows and reports that are lost
+	agentDown      time.Time     // the agent is silent until then
+	disturbed      time.Time     // until then something is wrong or new
+
+	sequence uint64
+	sampled  time.Time
+	lastUse  time.Time
+	nextUser time.Time
+	window   time.Time // begin of the next window of CloudWatch
+
+	mu      sync.Mutex
+	sources []string
+	timeout time.Duration
+	old     struct {
+		sources []string
+		timeout time.Duration
+		until   time.Time
+	}
+	stops int
+}
+
+func truthRound(t *testing.T, seed uint64) int {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	pick := func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }
+	w := &truthWorld{t: t, rng: rng, lag: pick(4 * time.Minute), agentSkew: pick(4*time.Hour) - 2*time.Hour, loss: rng.Float64() / 20}
+	skew := pick(4*time.Hour) - 2*time.Hour
+	const length, calm = 10 * time.Hour, 4 * time.Hour // calm is without use and faults
+	begun := time.Now()
+	w.use = truth.Draw(rng, begun, length-calm, 2*time.Hour)
+	w.f = newSimFleet(t, simworld.Config{
+		Seed: seed, Regions: []simworld.RegionConfig{{Name: simRegion}}, Timing: simworld.Timing{Background: simworld.Duration(15 * time.Minute)},
+		// Its telemetry was recorded before its image was made.
+		Profiles: map[string]simworld.Profile{"used": {History: 50, HistoryAge: simworld.Duration(time.Hour), ClockOffset: simworld.Duration(skew),
+			Spoil: simworld.Spoil{Late: 0.2, LateBy: simworld.Duration(cmlLate), Duplicate: 0.05, Reorder: 0.05}}},
+		Workers: []simworld.WorkerConfig{{Name: "m", Type: "t3.small", Profile: "used", Up: simworld.Duration(time.Second)}},
+	}, map[string]any{"worker_auto_pause_snooze_minutes": 0, "worker_warn_before_minutes": 1, "idle_detection_interval": 60, "worker_activity_detection_interval": 300,
+		"worker_idle_timeout_minutes": 60}, w.serve)
+	is := w.f.adopt("m", fleet.Profile{AcceptedRisks: []string{fleet.RiskNoElasticIP}})
+	w.id, w.ec2 = is.ID, is.EC2InstanceID
+	w.window, w.sampled = begun.Truncate(cloudWatchPeriod).Add(-12*cloudWatchPeriod), begun
+	w.set(60*time.Minute, []string{fleet.SourceCML})
+	w.change()
+	w.about = fmt.Sprintf("seed %d, CloudWatch's lag %s, clocks of CML and agent off by %s and %s, loss %.3f", seed, w.lag, skew, w.agentSkew, w.loss)
+	w.f.start()
+	down := time.Time{} // until then no controller runs
+	for end := begun.Add(length); time.Now().Before(end); time.Sleep(time.Second) {
+		now := time.Now()
+		quiet := now.After(end.Add(-calm))
+		if !down.IsZero() && (quiet || now.After(down)) {
+			w.f.start()
+			w.disturb(5 * time.Minute)
+			down = time.Time{}
+		}
+		w.live(now, down.IsZero())
+		if quiet || now.Second() != 0 {
+			continue
+		}
+		w.missed(now)
+		switch rng.IntN(200) { // once a minute
+		case 0, 1, 2, 3:
+			w.change()
+		case 4:
+			if down.IsZero() {
+				w.f.kill()
+				down = now.Add(pick(5 * time.Minute))
+				w.disturb(5 * time.Minute)
+			}
+		case 5:
+			w.agentDown = now.Add(pick(30 * time.Minute))
+			w.disturb(30 * time.Minute)
+		case 6, 7, 8:
+			w.outage(pick(30 * time.Minute))
+		}
+	}
+	if s := w.f.worker(w.id); s.Status != power.WorkerStopped {
+		t.Errorf("%s: idle and undisturbed for %s it is %s: %v", w.about, calm, s.Status, w.blocks())
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t.Logf("%d automatic stops, %s", w.stops, w.about)
+	return w.stops
+}
+
+// serve passes calls to the simulator; it asks the truth about each automatic
+// stop as it arrives.
+func (w *truthWorld) serve(rw http.ResponseWriter, r *http.Request, next http.Handler) {
+	if r.Method == http.MethodPost && r.URL.Path == "/" {
+		if form := formOf(r); slices.Equal(form["Action"], []string{"StopInstances"}) {
+			w.judge(time.Now())
+		}
+	}
+	next.ServeHTTP(rw, r)
+}
+
+func (w *truthWorld) judge(now time.Time) {
+	is, err := w.f.fleet.Worker(w.t.Context(), w.id)
+	if err != nil || !is.PauseReason.Automatic() {
+		w.t.Errorf("a stop arrived of a worker whose reason is %q: %v", is.PauseReason, err)
+		return
+	}
+	since, up := w.up()
+	if !up {
+		return // a repeated call
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stops++
+	blind, early := resolution(w.sources)
+	timeout := w.timeout
+	if now.Before(w.old.until) { // decided before the change was known
+		b, e := resolution(w.old.sources)
+		blind, early, timeout = max(blind, b), max(early, e), min(timeout, w.old.timeout)
+	}
+	var spans []truth.Span
+	for _, s := range w.use.Spans() {
+		if s.From.Before(since) { // what wants to use a machine that is down does not
+			s.From = since
+		}
+		spans = append(spans, s)
+	}
+	if err := truth.Of(spans...).Check(now, timeout-early, blind); err != nil {
+		w.t.Errorf("%s, timeout %s, sources %v: %v", w.about, timeout, w.sources, err)
+	}
+	if ran := now.Sub(since); ran < timeout {
+		w.t.Errorf("%s, sources %v: stopped %s after it started, timeout %s", w.about, w.sources, ran, timeout)
+	}
+}
+
+// up returns since when the machine runs, by the simulator.
+func (w *truthWorld) up() (since time.Time, up bool) {
+	w.f.sim.World.Locate(w.ec2, func(i *simworld.Instance, now simworld.Moment) {
+		up = i.State == simworld.Running
+		for _, h := range i.History {
+			if h.To == simworld.Running {
+				since = h.At
+			}
+		}
+	})
+	return since, up
+}
+
+// live is a second of the users, the loads and what reports them.
+func (w *truthWorld) live(now time.Time, served bool) {
+	since, up := w.up()
+	used := w.use.At(now)
+	if !used {
+		w.nextUser = now // the next user begins with something
+	}
+	if used && !up && now.Second()%10 == 0 {
+		if is := w.f.worker(w.id); is.Status == power.WorkerStopped && is.DesiredStatus == power.WorkerStopped {
+			if _, err := w.f.fleet.ResumeWorker(w.t.Context(), person, w.id); err != nil {
+				w.t.Errorf("cannot resume: %v", err)
+			}
+		}
+	}
+	if used && up && !now.Before(w.nextUser) {
+		w.f.sim.World.HostAt(w.ec2, func(h *simworld.Host, m simworld.Moment, r simworld.Reach) {
+			if r == simworld.Ready {
+				h.Act(m, "start_node", h.UserID("ada"))
+				w.nextUser = now.Add(time.Second + time.Duration(w.rng.Int64N(int64(userPace-time.Second))))
+			}
+		})
+	}
+	w.measure(now, since, up)
+	if up && served && now.After(w.agentDown) {
+		is := w.f.worker(w.id)
+		consulted := is.AgentConsulted()
+		if consulted && now.Sub(w.sampled) >= 2*time.Second || now.Sub(w.sampled) >= agentInterval-5*time.Second {
+			w.report(now, since, &is, consulted)
+		}
+	}
+}
+
+// load is the mean load of a stretch in which the machine ran.
+func (w *truthWorld) load(from, to time.Time) float64 {
+	return idleLoad + (usedLoad-idleLoad)*w.use.Share(from, to)
+}
+
+// measure gives CloudWatch the windows that have ended, each after its lag.
+func (w *truthWorld) measure(now, since time.Time, up bool) {
+	for end := w.window.Add(cloudWatchPeriod); !now.Before(end.Add(w.lag)); end = w.window.Add(cloudWatchPeriod) {
+		from := w.window
+		w.window = end
+		if !up || end.Before(since) || w.rng.Float64() < w.loss {
+			continue
+		}
+		if from.Before(since) {
+			from = since
+		}
+		err := w.f.sim.World.Put(simworld.Metric{Account: "111122223333", Region: simRegion, Namespace: "AWS/EC2", Name: "CPUUtilization",
+			Dimensions: simworld.MakeTags(map[string]string{"InstanceId": w.ec2})}, simworld.Datum{At: end.Add(-cloudWatchPeriod), Value: w.load(from, end)})
+		if err != nil {
+			w.t.Errorf("cannot put a metric: %v", err)
+		}
+	}
+}
+
+// report is one of the agent, whose clock is off.
+func (w *truthWorld) report(now, since time.Time, is *fleet.Worker, consulted bool) {
+	from := w.sampled
+	if from.Before(since) {
+		from = since
+	}
+	w.sampled = now
+	if !from.Before(now) || w.rng.Float64() < w.loss {
+		return
+	}
+	w.sequence++
+	skewed := now.Add(w.agentSkew)
+	load := w.load(from, now)
+	r := idle.Reading{Signal: "cpu", State: idle.Quiet, Value: load, Threshold: activeLoad, At: skewed}
+	if load >= activeLoad {
+		r.State, w.lastUse = idle.Active, now
+	}
+	if w.lastUse.Before(since) {
+		w.lastUse = since
+	}
+	lastUse := time.Time{}
+	if !w.lastUse.IsZero() {
+		lastUse = w.lastUse.Add(w.agentSkew)
+	}
+	report := control.AgentReport{At: skewed, Sequence: w.sequence, StartedAt: since.Add(w.agentSkew), BootID: since.String(), InstanceID: w.ec2, Region: simRegion,
+		Interval: idle.Duration(agentInterval), Readings: []idle.Reading{r}, LastUse: lastUse, Holder: "controller"}
+	if consulted {
+		report.Ordered = &control.AgentDone{Generation: is.Intent.Generation, Done: true, Answer: "proceed"}
+	}
+	w.f.c.Report(w.id, report)
+}
+
+// change sets another timeout and other sources.
+func (w *truthWorld) change() {
+	all := []string{fleet.SourceCML, fleet.SourceCloudWatch, fleet.SourceAgent}
+	w.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	minutes := []int{2, 5, 15, 30, 60}[w.rng.IntN(5)]
+	w.set(time.Duration(minutes)*time.Minute, slices.Sorted(slices.Values(all[:1+w.rng.IntN(3)])))
+	if _, err := w.f.fleet.UpdateWorker(w.t.Context(), person, w.id, 0, fleet.Profile{IdleTimeoutMinutes: &minutes, ActivitySources: w.sources}); err != nil {
+		w.t.Errorf("cannot change the worker: %v", err)
+	}
+	w.disturb(0)
+}
+
+func (w *truthWorld) set(timeout time.Duration, sources []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.old.sources, w.old.timeout, w.old.until = w.sources, w.timeout, time.Now().Add(finalCheck+time.Second)
+	w.sources, w.timeout = sources, timeout
+}
+
+// outage makes a service fail for some time, in one of the ways in which it can.
+func (w *truthWorld) outage(d time.Duration) {
+	now := time.Now()
+	rule := fault.Rule{Service: []string{"ec2", "cml", "monitoring"}[w.rng.IntN(3)], From: now, Until: now.Add(d), Probability: []float64{0, 0.3}[w.rng.IntN(2)]}
+	switch w.rng.IntN(4) {
+	case 0:
+		rule.Kind, rule.Code, rule.Status = fault.Error, "InternalError", 503
+	case 1:
+		rule.Kind = fault.Hang
+	case 2:
+		rule.Kind = fault.Lose
+	default:
+		rule.Kind, rule.Delay = fault.Delay, time.Second+time.Duration(w.rng.Int64N(int64(20*time.Second)))
+	}
+	if _, err := w.f.sim.World.Faults.Add(rule); err != nil {
+		w.t.Fatal(err)
+	}
+	w.disturb(d)
+}
+
+// disturb notes that for some time, and from now on, it may take longer than
+// usual until an idle machine is stopped.
+func (w *truthWorld) disturb(d time.Duration) {
+	if at := time.Now().Add(d); at.After(w.disturbed) {
+		w.disturbed = at
+	}
+}
+
+// missed reports an idle machine that was left running though nothing is wrong.
+func (w *truthWorld) missed(now time.Time) {
+	since, up := w.up()
+	last, was := w.use.Last(now)
+	if !up || was && last.Equal(now) {
+		return
+	}
+	from := since
+	for _, t := range []time.Time{last, w.disturbed} {
+		if t.After(from) {
+			from = t
+		}
+	}
+	// A lost window or report leaves a gap that quiet has to begin after again,
+	// and CloudWatch's own resolution comes on top.
+	bound := w.timeout + 2*cloudWatchPeriod + w.lag + 10*time.Minute
+	if w.loss == 0 || !slices.Contains(w.sources, fleet.SourceCloudWatch) {
+		if idle := now.Sub(from); idle > bound {
+			w.t.Errorf("%s, timeout %s, sources %v: idle and undisturbed for %s and still running: %v", w.about, w.timeout, w.sources, idle, w.blocks())
+			w.disturb(time.Hour) // once
+		}
+	}
+}
+
+func (w *truthWorld) blocks() []string {
+	var out []string
+	if l, ok := w.f.c.Live(w.id); ok && l.Idle != nil {
+		for _, b := range l.Idle.Blocks {
+			out = append(out, string(b.Code)+": "+b.Sentence)
+		}
+	}
+	return out
+}

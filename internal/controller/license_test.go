@@ -1,0 +1,321 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+)
+
+// refusal is CML's own refusal.
+var refusal = fmt.Errorf("%w: status 400", ErrRefused)
+
+// first fails the first n calls of a kind.
+func first(n int, call string, err error) func(string) error {
+	return func(c string) error {
+		if c != call || n == 0 {
+			return nil
+		}
+		n--
+		return err
+	}
+}
+
+// A license operation ends with the state that CML reports, whatever is lost on
+// the way.
+func TestLicense(t *testing.T) {
+	lost := errors.New("the connection was reset")
+	for _, c := range []struct {
+		name    string
+		op      string
+		at      func(m *machine) // before the request
+		refuse  error
+		within  func(r *rig, id string) // 50 s later
+		state   LicenseState            // from 2 min after the request on; the zero value changes nothing
+		want    string
+		because string // part of last_error
+		calls   int    // number of calls of the operation itself
+		counts  [2]int64
+	}{
+		{name: "registered", op: fleet.OperationRegister, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "accepted, then failed", op: fleet.OperationRegister, state: LicenseState{Failed: true, Detail: "token expired"}, want: fleet.LicenseFailed, because: "token expired", calls: 1},
+		{name: "accepted, then failed with the token in the reason", op: fleet.OperationRegister, state: LicenseState{Failed: true, Detail: "the token 'env:hush-hush' is not valid"},
+			want: fleet.LicenseFailed, because: "is not valid", calls: 1},
+		{name: "tried again by CML with the token in the reason", op: fleet.OperationRegister, state: LicenseState{Detail: "RETRY_IN_PROGRESS: the token 'env:hush-hush' is not valid"},
+			want: fleet.LicenseFailed, because: "is not valid", calls: 1},
+		{name: "refused", op: fleet.OperationRegister, refuse: refusal, want: fleet.LicenseFailed, because: "status 400", calls: 1},
+		{name: "accepted is not done, for ever", op: fleet.OperationRegister, want: fleet.LicenseFailed, because: "not completed within 10m", calls: 1},
+		{name: "accepted, and nothing came of it", op: fleet.OperationRegister, state: LicenseState{None: true, Detail: "no network"}, want: fleet.LicenseFailed, because: "no network", calls: 1},
+		{name: "its answer is lost, and it was taken", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "registered", lost) },
+			state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "its answer is lost, and it was not taken", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "register", lost) }, state: registered, want: fleet.LicenseRegistered, calls: 2, counts: [2]int64{1, 0}},
+		{name: "CML is away for a while", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(5, "state", lost) },
+			state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "CML is away and does not come back", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1000, "state", lost) },
+			state: registered, want: fleet.LicenseFailed, because: "connection was reset"},
+		{name: "resumed by the next controller", op: fleet.OperationRegister, within: func(r *rig, _ string) {
+			r.stop()
+			r.run(r.db.Client(), options{server: "server-2"})
+		}, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "the next controller finds that CML was never asked", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "register", lost) }, within: func(r *rig, id string) {
+			r.stop()
+			r.run(r.db.Client(), options{server: "server-2"})
+		}, state: registered, want: fleet.LicenseRegistered, calls: 2, counts: [2]int64{1, 0}},
+		{name: "stopped in between", op: fleet.OperationRegister, within: func(r *rig, id string) {
+			_, _ = r.fleet.StopWorker(r.t.Context(), person, id)
+			r.await(id, power.WorkerStopped, 5*time.Minute)
+			time.Sleep(time.Hour)
+			_, _ = r.fleet.StartWorker(r.t.Context(), person, id)
+			r.await(id, power.WorkerRunning, 5*time.Minute)
+		}, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "registered already", op: fleet.OperationRegister, at: func(m *machine) { m.lic = registered }, refuse: refusal, want: fleet.LicenseRegistered, counts: [2]int64{1, 0}},
+		{name: "deregistered", op: fleet.OperationDeregister, want: fleet.LicenseDeregistered, calls: 1, counts: [2]int64{0, 1}},
+		{name: "deregistration refused", op: fleet.OperationDeregister, refuse: refusal, want: fleet.LicenseRegistered, because: "status 400", calls: 1},
+		{name: "deregistration's answer is lost, and it was done", op: fleet.OperationDeregister, at: func(m *machine) { m.onLicense = first(1, "deregistered", lost) }, want: fleet.LicenseDeregistered, calls: 2, counts: [2]int64{0, 1}},
+		{name: "deregistration's answers are lost", op: fleet.OperationDeregister, at: func(m *machine) { m.onLicense = first(3, "deregister", lost) }, want: fleet.LicenseDeregistered, calls: 4, counts: [2]int64{0, 1}},
+		{name: "deregistration is never answered", op: fleet.OperationDeregister, at: func(m *machine) { m.onLicense = first(1000, "deregister", lost) }, want: fleet.LicenseRegistered, because: "connection was reset"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				id := r.create().ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				m := r.machine(id)
+				set := func(f func()) { r.world.mu.Lock(); f(); r.world.mu.Unlock() }
+				set(func() {
+					m.regErr = c.refuse
+					if c.op == fleet.OperationDeregister {
+						m.lic = registered
+					}
+					if c.at != nil {
+						c.at(m)
+					}
+				})
+				const token = "hush-hush"
+				var err error
+				if c.op == fleet.OperationRegister {
+					_, err = r.fleet.RegisterLicense(t.Context(), person, id, "env:"+token, false)
+				} else {
+					_, err = r.fleet.DeregisterLicense(t.Context(), person, id)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(15 * time.Second)
+				if c.op == fleet.OperationRegister && c.refuse == nil {
+					if l := r.worker(id).License; l.Status != fleet.LicenseRegistering || l.OperationInProgress == nil {
+						t.Errorf("accepted was taken for done: %+v", l)
+					}
+				}
+				if c.within != nil {
+					c.within(r, id)
+				}
+				time.Sleep(2 * time.Minute)
+				if c.state != (LicenseState{}) {
+					set(func() { m.lic = c.state })
+				}
+				// 10 min until an operation without an outcome has failed, and 5 min until
+				// CML's state is read again, at a phase that differs.
+				time.Sleep(20 * time.Minute)
+				l := r.worker(id).License
+				if l.Status != c.want || l.PendingOperation != "" || l.OperationInProgress != nil || l.Token != "" || !strings.Contains(l.LastError, c.because) || (l.LastError != "") != (c.because != "") {
+					t.Errorf("ended as %+v, want %s", l, c.want)
+				}
+				if n := m.licensed[c.op]; c.calls > 0 && n != c.calls {
+					t.Errorf("CML was asked %d times, want %d", n, c.calls)
+				}
+				if s := r.c.Stats(); s.LicenseRegistered != c.counts[0] || s.LicenseDeregistered != c.counts[1] {
+					t.Errorf("counted %d and %d", s.LicenseRegistered, s.LicenseDeregistered)
+				}
+				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if all := fmt.Sprintf("%+v %+v", page.Entries, l); strings.Contains(all, token) {
+					t.Error("the token is told")
+				}
+			})
+		})
+	}
+}
+
+// A termination releases CML's seat, even if it was not registered through
+// lull. If CML cannot be asked, that is recorded and the termination continues.
+func TestLicenseGivenBack(t *testing.T) {
+	away := errors.New("away")
+	for _, c := range []struct {
+		name    string
+		lic     LicenseState // when the termination is requested; registered for 6 min before
+		at      func(r *rig, id string, m *machine)
+		after   func(r *rig, id string) // the termination is requested
+		want    string
+		because string
+		asked   bool
+		leave   bool
+	}{
+		{name: "given back", lic: registered, want: fleet.LicenseDeregistered, asked: true},
+		{name: "out of compliance", lic: overused, want: fleet.LicenseDeregistered, asked: true},
+		{name: "released in CML meanwhile", lic: unregistered, want: fleet.LicenseUnregistered},
+		{name: "after a while", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(3, "deregister", away) }, want: fleet.LicenseDeregistered, asked: true},
+		{name: "its answer is lost", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(1, "deregistered", away) }, want: fleet.LicenseDeregistered, asked: true},
+		{name: "resumed by the next controller", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(1, "deregistered", away) }, after: func(r *rig, id string) {
+			r.till(id, func(w fleet.Worker) bool { return w.License.OperationInProgress != nil })
+			r.stop()
+			r.run(r.db.Client(), options{server: "server-2"})
+		}, want: fleet.LicenseDeregistered, asked: true},
+		{name: "a failed attempt before", lic: registered, at: func(r *rig, id string, m *machine) {
+			m.onLicense = first(1, "deregister", refusal)
+			r.world.mu.Unlock()
+			defer r.world.mu.Lock()
+			_, _ = r.fleet.DeregisterLicense(r.t.Context(), person, id)
+			r.till(id, func(w fleet.Worker) bool { return w.License.FailedOperation != "" })
+		}, want: fleet.LicenseDeregistered, asked: true},
+		{name: "refused", lic: registered, at: func(_ *rig, _ string, m *machine) { m.regErr = refusal }, want: fleet.LicenseFailed, because: "status 400", asked: true},
+		{name: "away", lic: registered, at: func(_ *rig, _ string, m *machine) { m.down = true }, want: fleet.LicenseFailed, because: "cannot reach it"},
+		{name: "ended from outside", lic: registered, at: func(r *rig, id string, m *machine) {
+			m.down, m.State, m.then, m.until = true, "shutting-down", "terminated", time.Now().Add(time.Minute)
+		}, want: fleet.LicenseFailed, because: "before the instance ended"},
+		{name: "stopped, and the seat is left", lic: registered, leave: true, at: func(r *rig, id string, _ *machine) {
+			r.world.mu.Unlock()
+			defer r.world.mu.Lock()
+			_, _ = r.fleet.StopWorker(r.t.Context(), person, id)
+			r.await(id, power.WorkerStopped, 5*time.Minute)
+		}, want: fleet.LicenseFailed, because: "does not run"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				id := r.create().ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				m := r.machine(id)
+				r.world.mu.Lock()
+				m.lic = registered // in CML, and not through lull
+				r.world.mu.Unlock()
+				time.Sleep(6 * time.Minute)
+				if l := r.worker(id).License; l.Status != fleet.LicenseRegistered || !l.Seat {
+					t.Fatalf("not registered: %+v", l)
+				}
+				r.world.mu.Lock()
+				m.lic = c.lic
+				if c.at != nil {
+					c.at(r, id, m)
+				}
+				r.world.mu.Unlock()
+				if _, err := r.fleet.Terminate(t.Context(), person, id, fleet.Termination{LeaveLicense: c.leave}); err != nil {
+					t.Fatal(err)
+				}
+				if c.after != nil {
+					c.after(r, id)
+				}
+				w := r.await(id, power.WorkerTerminated, 10*time.Minute)
+				l := w.License
+				if l.Status != c.want || !strings.Contains(l.LastError, c.because) || (l.LastError != "") != (c.because != "") || (m.licensed["deregister"] > 0) != c.asked {
+					t.Errorf("its license ended as %+v, asked %d times", l, m.licensed["deregister"])
+				}
+				if l.PendingOperation != "" || l.OperationInProgress != nil || l.Seat != m.lic.Seat {
+					t.Errorf("the record has %+v, and CML %+v", l, m.lic)
+				}
+				if _, err := r.fleet.RegisterLicense(t.Context(), person, id, "env:TOKEN", false); err == nil {
+					t.Error("the license of a terminated worker was requested")
+				}
+			})
+		})
+	}
+}
+
+// A stopped CML cannot release its seat: the termination is refused unless it
+// may leave the seat, and works once the worker runs.
+func TestLicenseHeldByStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		m := r.machine(id)
+		r.world.mu.Lock()
+		m.lic = registered
+		r.world.mu.Unlock()
+		r.till(id, func(w fleet.Worker) bool { return w.License.Seat })
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerStopped, 5*time.Minute)
+		_, err := r.fleet.TerminateWorker(t.Context(), person, id)
+		if refused, ok := errors.AsType[*fleet.Refused](err); !ok || refused.Reason != "license_held" {
+			t.Errorf("terminated with %v", err)
+		}
+		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		if _, err := r.fleet.TerminateWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		if l := r.await(id, power.WorkerTerminated, 5*time.Minute).License; l.Status != fleet.LicenseDeregistered || m.lic != unregistered {
+			t.Errorf("its license ended as %+v", l)
+		}
+	})
+}
+
+// The license of an imported worker is the one that its CML reports, and
+// follows changes.
+func TestLicenseRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		r.world.mu.Lock()
+		m := r.world.add("running")
+		m.PrivateIP, m.lic = "10.0.0.9", registered
+		r.world.mu.Unlock()
+		w, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{EC2InstanceID: m.ID, AWSRegion: region0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := w.License.Status; s != fleet.LicenseUnknown {
+			t.Errorf("not read yet, and shown as %s", s)
+		}
+		r.await(w.ID, power.WorkerRunning, 5*time.Minute)
+		for _, c := range []struct {
+			state LicenseState
+			down  bool
+			want  fleet.License
+		}{
+			{state: registered, want: fleet.License{Status: fleet.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
+			{state: unregistered, down: true, want: fleet.License{Status: fleet.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
+			{state: overused, want: fleet.License{Status: fleet.LicenseFailed, Registration: "COMPLETED", Authorization: "OUT_OF_COMPLIANCE", Seat: true, LastError: overused.Detail}},
+			{state: registered, want: fleet.License{Status: fleet.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
+			{state: unregistered, want: fleet.License{Status: fleet.LicenseUnregistered, Registration: "NOT_REGISTERED", Authorization: "EVAL"}},
+			{state: inProgress, want: fleet.License{Status: fleet.LicenseRegistering, Registration: "IN_PROGRESS", Authorization: "EVAL", Seat: true}},
+		} {
+			r.world.mu.Lock()
+			m.lic, m.down = c.state, c.down
+			r.world.mu.Unlock()
+			time.Sleep(11 * time.Minute)
+			if got := r.worker(w.ID).License; got != c.want {
+				t.Errorf("CML reports %+v (down %t): the record has %+v, want %+v", c.state, c.down, got, c.want)
+			}
+		}
+		if n := m.licensed["register"] + m.licensed["deregister"]; n > 0 {
+			t.Errorf("a reading changed the license %d times", n)
+		}
+	})
+}
+
+// till waits, for at most 15 min, until ok accepts the record of a worker.
+func (r *rig) till(id string, ok func(fleet.Worker) bool) {
+	r.t.Helper()
+	for range 15 * 60 {
+		if ok(r.worker(id)) {
+			return
+		}
+		time.Sleep(time.Second)
+	}
+	r.t.Fatalf("the record stayed %+v", r.worker(id))
+}

@@ -1,0 +1,567 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/policy"
+	"lull/internal/core/policy/when"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/lib/delay"
+	"lull/internal/store/mem"
+)
+
+// local is a time of the bubble's year in Berlin.
+func local(t *testing.T, text string) time.Time {
+	t.Helper()
+	m, err := when.Moment(time.Now(), text+" Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (r *rig) until(m time.Time) {
+	r.t.Helper()
+	if time.Now().After(m) {
+		r.t.Fatalf("%s is over", m)
+	}
+	time.Sleep(time.Until(m))
+}
+
+// office creates a schedule of office hours that starts workers.
+func (r *rig) office(more ...string) {
+	r.t.Helper()
+	s := policy.Schedule{Name: "office", Zone: "Europe/Berlin", Start: true}
+	for _, text := range append([]string{"mon-fri 08:00-18:00"}, more...) {
+		w, err := policy.ParseWindow(text)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		w.Hold = text != "mon-fri 08:00-18:00"
+		s.Windows = append(s.Windows, w)
+	}
+	if _, err := r.fleet.PutSchedule(r.t.Context(), person, s, true); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) apply(sel policy.Scope, a fleet.Application) {
+	r.t.Helper()
+	if _, _, err := r.fleet.Apply(r.t.Context(), person, sel, a); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) override(o policy.Override) policy.Override {
+	r.t.Helper()
+	o, err := r.fleet.AddOverride(r.t.Context(), person, o)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return o
+}
+
+// use is one event on a worker's CML.
+func (r *rig) use(id string) {
+	m := r.machine(id)
+	r.world.mu.Lock()
+	defer r.world.mu.Unlock()
+	r.world.settle(m)
+	if m.State == "running" {
+		m.events = append(m.events, cmlEvent{at: time.Now(), arrives: time.Now()})
+	}
+}
+
+// Two weeks around each clock change. A user works on weekdays from 8:00 to
+// 17:30, and users give various commands. Each line states what must be true at
+// its time.
+func TestScheduleWeeks(t *testing.T) {
+	for _, c := range []struct{ name, monday string }{{"spring forward", "2000-03-20"}, {"fall back", "2000-10-23"}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				monday, err := when.ParseDate(c.monday)
+				if err != nil {
+					t.Fatal(err)
+				}
+				on := func(day int, clock string) time.Time { return local(t, monday.Add(day).String()+" "+clock) }
+				time.Sleep(time.Until(on(0, "06:00")))
+				r := newRig(t, options{settings: map[string]any{"worker_idle_timeout_minutes": 180}})
+				defer r.stop()
+				r.office("sat 22:00-23:00")
+				w := r.create()
+				id := w.ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				r.apply(policy.Scope{Tags: map[string]string{"team": ""}}, fleet.Application{Schedule: new("office")})
+				if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
+					t.Fatal(err)
+				}
+				ctx, end := context.WithCancel(t.Context())
+				defer end()
+				loc, err := when.Zone("Europe/Berlin")
+				if err != nil {
+					t.Fatal(err)
+				}
+				go func() { // the user at work
+					for delay.For(ctx, 15*time.Minute) == nil {
+						now := time.Now().In(loc)
+						clock := when.Clock(now.Hour()*60 + now.Minute())
+						if d := now.Weekday(); d != time.Saturday && d != time.Sunday && clock >= 8*60 && clock < 17*60+30 {
+							r.use(id)
+						}
+					}
+				}()
+				type line struct {
+					day   int
+					clock string
+					run   bool
+					why   fleet.Reason // of the last pause
+					do    func()
+				}
+				on5 := func(o policy.Override) { o.Selector = policy.Scope{Workers: []string{id}}; r.override(o) }
+				for _, l := range []line{
+					{0, "17:55", true, "", nil},
+					{0, "18:03", false, fleet.ReasonSchedule, nil},
+					{1, "07:58", false, fleet.ReasonSchedule, nil},
+					{1, "08:03", true, fleet.ReasonSchedule, nil},
+					{1, "17:00", true, "", func() { on5(policy.Override{Kind: policy.Keep, Until: on(1, "19:00")}) }},
+					{1, "18:58", true, "", nil},
+					{1, "19:08", false, fleet.ReasonSchedule, nil}, // the closing counts when the override ends
+					{2, "08:03", true, "", nil},
+					{2, "12:00", true, "", func() { on5(policy.Override{Kind: policy.Skip, Until: on(3, "00:00")}) }},
+					{2, "19:00", true, "", nil},
+					{2, "20:40", false, fleet.ReasonIdleTimeout, nil}, // the closing is over, idleness still counts
+					{3, "08:03", true, "", nil},
+					{3, "18:30", false, fleet.ReasonSchedule, func() { on5(policy.Override{Kind: policy.Freeze, Until: on(4, "09:30")}) }},
+					{4, "09:25", false, "", nil}, // frozen while stopped
+					{4, "09:35", true, "", nil},  // the opening still counts
+					{4, "12:00", true, "", func() {
+						if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+							t.Error(err)
+						}
+					}},
+					{4, "12:03", false, fleet.ReasonManual, nil},
+					{5, "10:00", false, fleet.ReasonManual, func() { // a user's start in closed hours
+						if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
+							t.Error(err)
+						}
+					}},
+					{5, "10:58", true, "", nil}, // lasts until idleness ends it, after its snooze
+					{5, "12:58", true, "", nil}, // and the idle timeout counts from its start
+					{5, "13:12", false, fleet.ReasonIdleTimeout, nil},
+					{5, "22:05", true, "", nil},  // the maintenance window starts it
+					{5, "22:58", true, "", nil},  // and holds it
+					{5, "23:25", false, "", nil}, // and ends
+					{6, "12:00", false, "", nil}, // the clocks have changed
+					{7, "07:58", false, "", nil},
+					{7, "08:03", true, "", nil},
+					{7, "18:03", false, fleet.ReasonSchedule, nil},
+				} {
+					r.until(on(l.day, l.clock))
+					w := r.worker(id)
+					if running := w.Status == power.WorkerRunning; running != l.run || !l.run && l.why != "" && w.PauseReason != l.why {
+						st, _ := r.c.Live(id)
+						t.Fatalf("day %d at %s it is %s (%s by %s), want running %t (%s); blocks %+v", l.day, l.clock, w.Status, w.PauseReason, w.LastPausedBy, l.run, l.why, st.Idle.Blocks)
+					}
+					if l.do != nil {
+						l.do()
+					}
+				}
+				w = r.worker(id)
+				if w.ManualResumeCount != 1 || w.ManualPauseCount != 1 || w.AutoResumeCount != 6 {
+					t.Errorf("counted %d and %d resumes, %d pauses by people", w.ManualResumeCount, w.AutoResumeCount, w.ManualPauseCount)
+				}
+				if !strings.HasPrefix(w.LastResumedBy, "schedule office") {
+					t.Errorf("last resumed by %q", w.LastResumedBy)
+				}
+				m := r.machine(id)
+				if n := len(m.warned); n < 5 {
+					t.Errorf("%d warnings", n)
+				}
+			})
+		})
+	}
+}
+
+// A schedule waits for a worker in use, unless its policy has force: then it
+// acts after the warning and says what was in use.
+func TestScheduleInUse(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			time.Sleep(time.Until(local(t, "2000-02-29 08:00"))) // a leap day, a Tuesday
+			r := newRig(t, options{})
+			defer r.stop()
+			r.office()
+			if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "strict", Values: policy.Values{Force: &force, Schedule: new("office")}}, true); err != nil {
+				t.Fatal(err)
+			}
+			id := r.create().ID
+			r.await(id, power.WorkerRunning, 5*time.Minute)
+			r.apply(policy.Scope{Workers: []string{id}}, fleet.Application{Policy: new("strict")})
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			go func() {
+				for delay.For(ctx, 4*time.Minute) == nil {
+					r.use(id)
+				}
+			}()
+			r.until(local(t, "2000-02-29 18:30"))
+			w := r.worker(id)
+			if stopped := w.Status == power.WorkerStopped; stopped != force {
+				t.Fatalf("force %t: it is %s", force, w.Status)
+			}
+			if !force {
+				end()
+				r.until(local(t, "2000-02-29 19:00"))
+				if w = r.worker(id); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonSchedule {
+					t.Errorf("after its user has gone it is %s (%s)", w.Status, w.PauseReason)
+				}
+				return
+			}
+			page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_intended"})
+			if err != nil || len(page.Entries) != 1 || !strings.Contains(page.Entries[0].Detail, "cml") || page.Entries[0].Reason != "schedule" {
+				t.Errorf("recorded as %+v, %v", page.Entries, err)
+			}
+			page, err = r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning"})
+			if err != nil || len(page.Entries) != 1 || page.Entries[0].Warning == nil {
+				t.Fatalf("warned as %+v, %v", page.Entries, err)
+			}
+			x := page.Entries[0].Warning
+			if !x.Forced || x.Reason != fleet.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "cml") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
+				t.Errorf("the warning is %+v; it was paused at %s", x, w.LastPausedAt)
+			}
+			m := r.machine(id)
+			if len(m.warned) != 1 || !m.warned[0].Equal(x.PauseAt) || m.warned[0].Before(local(t, "2000-02-29 17:59")) {
+				t.Errorf("warned of %v", m.warned)
+			}
+		})
+	}
+}
+
+// many creates n running workers, and returns their IDs.
+func (r *rig) many(n int) []string {
+	r.t.Helper()
+	var ids []string
+	for i := range n {
+		w, err := r.fleet.CreateWorker(r.t.Context(), person, fleet.NewWorker{Name: fmt.Sprintf("n%d", i), AWSRegion: region0, TemplateName: "small"})
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		ids = append(ids, w.ID)
+	}
+	for _, id := range ids {
+		r.await(id, power.WorkerRunning, 10*time.Minute)
+	}
+	return ids
+}
+
+// times returns when the audit entries accepted by pick were written.
+func (r *rig) times(pick func(fleet.Entry) bool) []time.Time {
+	r.t.Helper()
+	var out []time.Time
+	for q := (fleet.AuditQuery{Limit: 1000}); ; {
+		page, err := r.fleet.Audit(r.t.Context(), q)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, e := range page.Entries {
+			if pick(e) {
+				out = append(out, e.At)
+			}
+		}
+		if q.After = page.Next; page.Next == "" {
+			slices.SortFunc(out, time.Time.Compare)
+			return out
+		}
+	}
+}
+
+// most returns the largest number of times within any period of that length.
+func most(times []time.Time, per time.Duration) int {
+	best, from := 0, 0
+	for i, t := range times {
+		for t.Sub(times[from]) >= per {
+			from++
+		}
+		best = max(best, i-from+1)
+	}
+	return best
+}
+
+// Budgets hold across two servers whose store loses answers, for all numbers.
+// Every worker is stopped and started in the end, and those with a waiting user
+// come first.
+func TestBudgets(t *testing.T) {
+	seed := baseSeed(t)
+	rng := rand.New(rand.NewPCG(seed, 3))
+	stops, starts := 1+rng.IntN(6), 2+rng.IntN(13) // with one start in 3 min the last wake would be older than aged
+	stopPer, startPer := 1+rng.IntN(10), 1+rng.IntN(3)
+	percent := rng.IntN(2) == 0
+	t.Logf("at most %d stops in %d min (percent %t), %d starts in %d min", stops, stopPer, percent, starts, startPer)
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
+		settings := map[string]any{"worker_warn_before_minutes": 0, "max_workers_per_region": 100}
+		r := newRig(t, options{settings: settings})
+		first := r.stop
+		defer func() { first() }()
+		client := r.db.Client()
+		n := 0
+		client.Inject(func(c mem.Call) mem.Fault {
+			if n++; c.Kind == mem.Commit && n%97 == 0 {
+				return mem.Fault{LoseAnswer: true, Late: time.Second}
+			}
+			return mem.Fault{}
+		})
+		r.run(client, options{settings: settings, server: "server-2"})
+		second := r.stop
+		defer func() { second() }()
+		const workers = 40
+		ids := r.many(workers)
+		b := policy.Budget{Name: "gently", For: policy.Stops, MaxActions: &stops, PerMinutes: stopPer}
+		if percent {
+			b.MaxActions, b.MaxPercent = nil, new(float64(stops)*100/workers)
+		}
+		for _, b := range []policy.Budget{b, {Name: "starts", For: policy.Starts, MaxActions: &starts, PerMinutes: startPer}} {
+			if _, err := r.fleet.PutBudget(t.Context(), person, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all := func(s power.Worker, within time.Duration) {
+			t.Helper()
+			for end := time.Now().Add(within); ; time.Sleep(10 * time.Second) {
+				left := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return r.worker(id).Status == s })
+				if len(left) == 0 {
+					return
+				}
+				if time.Now().After(end) {
+					w := r.worker(left[0])
+					st, _ := r.c.Live(w.ID)
+					t.Fatalf("%d are not %s after %s; %s is %s (%s) %+v", len(left), s, within, w.ID, w.Status, w.StatusReason, st.Idle.Blocks)
+				}
+			}
+		}
+		waves := time.Duration(workers/stops+2) * time.Duration(stopPer) * time.Minute
+		all(power.WorkerStopped, 3*time.Hour+2*waves)
+		paused := r.times(func(e fleet.Entry) bool { return e.Action == "pause_intended" })
+		if got := most(paused, time.Duration(stopPer)*time.Minute); got > stops || len(paused) < workers {
+			t.Errorf("%d stops, up to %d in %d min", len(paused), got, stopPer)
+		}
+		// The morning: all but four are started by their schedule, and four by
+		// waiting users two minutes later.
+		r.office()
+		r.apply(policy.Scope{}, fleet.Application{Schedule: new("office")})
+		var tokens []string
+		for _, id := range ids[:4] {
+			if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
+				t.Fatal(err)
+			}
+			token, err := r.fleet.NewWakeToken(t.Context(), person, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tokens = append(tokens, token)
+		}
+		r.apply(policy.Scope{Tags: map[string]string{"kind": "on demand"}}, fleet.Application{Schedule: new("office"), Priority: new(5)})
+		if _, err := r.fleet.AddOverride(t.Context(), person, policy.Override{Kind: policy.Skip, Selector: policy.Scope{Tags: map[string]string{"kind": ""}}, Until: local(t, "2000-01-04 07:00").Add(8 * time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		begun := local(t, "2000-01-04 08:00")
+		r.until(begun.Add(10 * time.Second))
+		for i, token := range tokens {
+			if _, err := r.fleet.WakeWorker(t.Context(), ids[i], token); err != nil {
+				t.Fatal(err)
+			}
+		}
+		waves = time.Duration(workers/starts+2) * time.Duration(startPer) * time.Minute
+		all(power.WorkerRunning, 2*waves+15*time.Minute)
+		taken := r.times(func(e fleet.Entry) bool {
+			return e.From == power.WorkerStopped && e.To == power.WorkerStarting && !e.At.Before(begun)
+		})
+		if got := most(taken, time.Duration(startPer)*time.Minute); got > starts || len(taken) != workers {
+			t.Errorf("%d starts, up to %d in %d min", len(taken), got, startPer)
+		}
+		if starts > 6 {
+			part := time.Duration(startPer) * time.Minute / 6
+			if got := most(taken, part); got > (starts+5)/6 {
+				t.Errorf("up to %d starts in %s: it is no stream", got, part)
+			}
+		}
+		var waited []time.Time
+		for _, id := range ids[:4] {
+			at := r.times(func(e fleet.Entry) bool {
+				return e.WorkerID == id && e.From == power.WorkerStopped && e.To == power.WorkerStarting
+			})
+			waited = append(waited, at[len(at)-1])
+		}
+		last := slices.MaxFunc(waited, time.Time.Compare)
+		before := 0
+		for _, at := range taken {
+			if at.After(begun.Add(15*time.Second)) && at.Before(last) && !slices.Contains(waited, at) {
+				before++
+			}
+		}
+		if before > 2 {
+			t.Errorf("%d starts by schedule were before those that somebody waited for", before)
+		}
+		t.Logf("%d stops, %d starts in %s; somebody waited %s", len(paused), len(taken), taken[len(taken)-1].Sub(begun), last.Sub(begun.Add(10*time.Second)))
+	})
+}
+
+// A policy in dry run decides everything, records it and does nothing: not for
+// idleness, not by the schedule, not at the expiry, and it writes no tags.
+func TestShadowPolicy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
+		r := newRig(t, options{})
+		defer r.stop()
+		r.office()
+		if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "try", Values: policy.Values{
+			Shadow: new(true), Schedule: new("office"), IdleTimeoutMinutes: new(30)}}, true); err != nil {
+			t.Fatal(err)
+		}
+		ids := r.many(3)
+		r.apply(policy.Scope{}, fleet.Application{Policy: new("try")})
+		at := time.Now().Add(4 * time.Hour)
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, ids[0], 0, fleet.Profile{TTLDeadline: &at}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.fleet.StopWorker(t.Context(), person, ids[2]); err != nil {
+			t.Fatal(err)
+		}
+		r.await(ids[2], power.WorkerStopped, 5*time.Minute)
+		r.world.mu.Lock()
+		clear(r.world.calls)
+		r.world.mu.Unlock()
+		time.Sleep(26 * time.Hour)
+		r.world.mu.Lock()
+		for _, call := range []string{"stop", "start", "terminate", "tags"} {
+			if n := r.world.calls[call]; n > 0 {
+				t.Errorf("%d calls of %s", n, call)
+			}
+		}
+		for _, m := range r.world.insts {
+			if len(m.warned) > 0 {
+				t.Error("somebody was warned of what does not happen")
+			}
+		}
+		r.world.mu.Unlock()
+		for action, want := range map[string]int{"would_pause": 2, "would_resume": 1} {
+			if got := len(r.times(func(e fleet.Entry) bool { return e.Action == action })); got < want {
+				t.Errorf("%d of %s, want %d", got, action, want)
+			}
+		}
+	})
+}
+
+// tags returns the present tags of a worker's instance.
+func (r *rig) tags(id string) map[string]string {
+	m := r.machine(id)
+	r.world.mu.Lock()
+	defer r.world.mu.Unlock()
+	return maps.Clone(m.Tags)
+}
+
+// Applying a policy writes tags, many instances with one call and only what
+// changes. Removing the policy removes them. A deadline in a tag is kept even
+// if nothing else keeps it.
+func TestPolicyTags(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"max_workers_per_region": 100}})
+		defer r.stop()
+		ids := r.many(12)
+		calls := func() int {
+			r.world.mu.Lock()
+			defer r.world.mu.Unlock()
+			n := r.world.calls["tags"]
+			r.world.calls["tags"] = 0
+			return n
+		}
+		calls()
+		r.apply(policy.Scope{}, fleet.Application{Policy: new("conservative")})
+		time.Sleep(time.Minute)
+		if n := calls(); n != 1 {
+			t.Errorf("%d calls for one policy on %d instances", n, len(ids))
+		}
+		want := map[string]string{"lull:idle-timeout": "4h0m0s", "lull:hibernate-on-idle": "false", "lull:pause-holder": "server", "lull:policy": "conservative", "lull:enabled": "true"}
+		for _, id := range ids {
+			have := r.tags(id)
+			for k, v := range want {
+				if have[k] != v {
+					t.Errorf("%s is %q, want %q", k, have[k], v)
+				}
+			}
+		}
+		at := time.Now().Add(time.Hour).UTC()
+		m, other := r.machine(ids[1]), r.machine(ids[2])
+		r.world.mu.Lock()
+		m.Tags["lull:ttl-deadline"] = at.Format(time.RFC3339)
+		other.Tags["lull:idle-timeout"] = "99h" // written outside lull
+		r.world.mu.Unlock()
+		time.Sleep(25 * time.Minute) // the full pass sees both
+		if w := r.worker(ids[1]); w.TTLDeadline == nil || !w.TTLDeadline.Equal(at.Truncate(time.Second)) || !w.TTLFromTag {
+			t.Errorf("the deadline of the tag is %v", w.TTLDeadline)
+		}
+		if v := r.tags(ids[2])["lull:idle-timeout"]; v != "4h0m0s" {
+			t.Errorf("a changed tag stays %q", v)
+		}
+		r.apply(policy.Scope{}, fleet.Application{Policy: new("")})
+		time.Sleep(2 * time.Minute)
+		for k := range r.tags(ids[3]) {
+			if _, ours := want[k]; ours {
+				t.Errorf("%s stays although no policy is applied", k)
+			}
+		}
+		if n := calls(); n > 4 {
+			t.Errorf("%d calls", n)
+		}
+		for range 12 { // in use all the time, and it expires nevertheless
+			time.Sleep(5 * time.Minute)
+			r.use(ids[1])
+		}
+		if w := r.worker(ids[1]); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonTTL {
+			t.Errorf("past its deadline it is %s (%s)", w.Status, w.PauseReason)
+		}
+		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: ids[1], Action: "pause_warning"})
+		if err != nil || len(page.Entries) == 0 {
+			t.Fatalf("warned as %+v, %v", page.Entries, err)
+		}
+		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != fleet.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "cml") {
+			t.Errorf("the warning of its deadline is %+v", x)
+		}
+	})
+}
+
+// TestPauseTellsWhenItWasChecked checks that a pause records when activity was
+// last checked, both for an idle pause and for a user's.
+func TestPauseTellsWhenItWasChecked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"worker_activity_detection_interval": 300}})
+		defer r.stop()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		w := r.await(id, power.WorkerStopped, 3*time.Hour)
+		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > time.Minute {
+			t.Errorf("paused at %s for its idleness, last checked at %v", w.LastPausedAt, at)
+		}
+		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		time.Sleep(28 * time.Minute)
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		w = r.await(id, power.WorkerStopped, 5*time.Minute)
+		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > 6*time.Minute {
+			t.Errorf("paused at %s by a person, last checked at %v", w.LastPausedAt, at)
+		}
+	})
+}

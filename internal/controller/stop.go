@@ -1,0 +1,612 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+)
+
+func asNotFound(err error) (*fleet.NotFound, bool) { return errors.AsType[*fleet.NotFound](err) }
+
+// ours makes sure that an instance belongs to this fleet, that is, has our tag,
+// before it is acted on. A worker that a user armed gets the tag; an instance
+// of another fleet is refused.
+func (j *job) ours(ctx context.Context, what string) (outcome, bool) {
+	tag := j.s.TagPrefix + "managed-by"
+	if j.inst == nil {
+		return outcome{Result: Requeue}, false // its tags are in the description
+	}
+	switch owner := j.inst.Tags[tag]; {
+	case owner == j.c.fleet.ID():
+		return outcome{}, true
+	case owner != "":
+		return j.note(ctx, "cannot "+what+" it: its tag "+tag+" says it belongs to "+owner), false
+	case !j.w.Armed:
+		return j.note(ctx, "cannot "+what+" it before it is armed: it does not carry this fleet's tag"), false
+	}
+	cloud, err := j.cloud()
+	if err != nil || cloud.Tag == nil {
+		return j.note(ctx, "cannot tag it as this fleet's"), false
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}, false
+	}
+	defer cancel()
+	j.c.count.calls.add("tags")
+	if err := cloud.Tag.CreateTags(call, []string{j.w.EC2InstanceID}, map[string]string{tag: j.c.fleet.ID()}); err != nil {
+		return j.note(ctx, "cannot tag it as this fleet's: "+err.Error()), false
+	}
+	return outcome{}, true
+}
+
+// stopping sends the stop, and waits until EC2 reports stopped.
+func (j *job) stopping(ctx context.Context) outcome {
+	if j.w.EC2InstanceID == "" {
+		return j.down(ctx)
+	}
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	switch j.seen {
+	case "":
+		return j.lost(ctx)
+	case "stopped":
+		if s := j.w.StartSentAt; s != nil && !j.shows(*s, time.Minute) {
+			return outcome{Result: Requeue} // the withdrawn start may have preceded the stop
+		}
+		return j.down(ctx)
+	case "stopping":
+		if j.overdue(4 * j.s.ProvisioningTimeout) {
+			return j.fail(ctx, "stop_failed", "EC2 reports stopping for "+(4*j.s.ProvisioningTimeout).String())
+		}
+		return outcome{Result: Requeue}
+	case "running":
+		return j.stopRunning(ctx)
+	case "pending":
+		return outcome{Result: Retry}
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	return outcome{Result: Retry}
+}
+
+// down confirms STOPPED.
+func (j *job) down(ctx context.Context) outcome {
+	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+		e := fleet.Entry{Action: "stopped", Reason: string(w.PauseReason)}
+		if w.Intent != nil && w.Intent.Drain {
+			e.Action, e.Events = fleet.AuditDrained, []string{fleet.EventDrained}
+		}
+		w.Status, w.StatusReason, w.EC2State = power.WorkerStopped, "", "stopped"
+		w.Intent, w.Draining, w.MissingSince, w.CancelledStopAt = nil, false, nil, nil
+		clearAddress(w)
+		tx.Note(e)
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.c.count.stopped.Add(1)
+	j.endPause(ctx, "stopped", "")
+	j.live = live{}
+	j.concludeTag(ctx)
+	return j.again()
+}
+
+// stopRunning decides how a stop continues whose instance still runs.
+func (j *job) stopRunning(ctx context.Context) outcome {
+	in := j.w.Intent
+	sent := in != nil && in.SentAt != nil && !j.shows(*in.SentAt, 90*time.Second)
+	switch {
+	case in == nil:
+		return j.startedOutside(ctx) // a stop outside lull that was withdrawn
+	case sent:
+		return outcome{Result: Requeue} // wait until the call's effect is visible
+	case in.By == fleet.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
+		if j.overdue(j.s.ProvisioningTimeout) {
+			return j.refused(ctx, "its agent, which was about to, did not stop it")
+		}
+		return outcome{Result: Requeue}
+	case j.w.DesiredStatus == power.WorkerRunning:
+		return j.callOff(ctx, nil, "resumed by "+j.w.StartBy)
+	case in.Reason.Automatic() && j.c.fleet.Halted().On:
+		return j.callOff(ctx, nil, "all automatic actions are halted")
+	case in.Reason.Automatic() && j.shadow():
+		return j.callOff(ctx, nil, "it is in dry-run mode")
+	case in.Reason.Automatic() && in.Reason != fleet.ReasonTTL && j.rules().FrozenUntil != nil:
+		return j.callOff(ctx, nil, "it is frozen")
+	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil && in.Reason.Automatic():
+		return j.refused(ctx, "not stopped within "+(2*j.s.ProvisioningTimeout).String())
+	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil:
+		return j.fail(ctx, "stop_failed", "not stopped within "+(2*j.s.ProvisioningTimeout).String()+": "+j.w.StatusReason)
+	}
+	if out, ok := j.ours(ctx, "stop"); !ok {
+		return out
+	}
+	if out, wait := j.consult(ctx); wait {
+		return out
+	}
+	if in.ByReadings() {
+		if out, wait := j.freshLoad(); wait {
+			return out
+		}
+	}
+	var look evidence.Decision
+	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
+		if look = j.finalLook(ctx); !look.Verdict.Eligible {
+			if out, again := j.repeats(look); again {
+				return out
+			}
+			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
+		}
+	}
+	hibernate, why := j.hibernates(ctx)
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		now := tx.Now
+		w.Intent.SentAt, w.Intent.Hibernate = &now, hibernate
+		if why != "" {
+			action := fleet.ActionStop
+			if hibernate {
+				action = fleet.ActionHibernate
+			}
+			tx.Note(fleet.Entry{Action: "pause_action_chosen", Reason: action, Detail: why})
+		}
+		w.Checked(j.activity().CheckedAt)
+		if in.ByReadings() {
+			j.activityInto(w) // what the final check saw was known in time
+		}
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	if in.ByReadings() && (time.Since(look.Verdict.At) > FinalLook || j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {
+		// The write took so long that the check is too old: cancel the stop.
+		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Retry}
+	}
+	if in.ByReadings() {
+		return j.sendStop(ctx, look.Verdict.At.Add(FinalLook))
+	}
+	until, halted := j.unhalted(in.Reason)
+	if halted {
+		return outcome{Result: Retry} // which calls it off
+	}
+	return j.sendStop(ctx, until)
+}
+
+// unhalted returns until when a call that no reading bounds may be sent, its
+// retries too: the zero time, no bound, if a user asked for it. Halted reports
+// that an automatic one must not be sent at all. A halt ends all automatic
+// calls within 5 s.
+func (j *job) unhalted(r fleet.Reason) (until time.Time, halted bool) {
+	if !r.Automatic() {
+		return time.Time{}, false
+	}
+	return time.Now().Add(FinalLook - time.Second), j.c.fleet.Halted().On
+}
+
+// hibernates reports whether the worker's stop is to be a hibernation, and why
+// if its history decides that.
+func (j *job) hibernates(ctx context.Context) (bool, string) {
+	switch j.rules().PauseAction {
+	case fleet.ActionHibernate:
+		return true, ""
+	case fleet.ActionAuto:
+	default:
+		return false, ""
+	}
+	pauses, err := j.f.PastPauses(ctx, j.w.ID)
+	if err != nil {
+		return false, "its history cannot be read: " + err.Error()
+	}
+	return fleet.HibernatePays(pauses)
+}
+
+// shows reports whether the effect of an API call sent at that time should be
+// visible by now: after d or, if a previous owner sent it, takeoverShows after
+// that owner's calls have certainly ended.
+func (j *job) shows(sent time.Time, d time.Duration) bool {
+	return j.now.Sub(sent) >= d || sent.Before(j.sh.since) && j.now.Sub(j.sh.since) >= min(d, takeoverShows)
+}
+
+// sendStop calls StopInstances for a durable intent. The call and its retries
+// may be sent until that time; zero means no limit.
+func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}
+	}
+	defer cancel()
+	if !until.IsZero() {
+		call, cancel = context.WithDeadline(call, until)
+		defer cancel()
+	}
+	j.c.count.calls.add("stop")
+	call, span := j.span(j.pausing(call), "ec2.stop")
+	defer span.End()
+	done, err := cloud.Move.Stop(call, j.w.EC2InstanceID, j.w.Intent.Hibernate)
+	fault(span, err)
+	switch k := KindOf(err); {
+	case err == nil && done.Fallback != "" && done.Fallback != j.w.HibernateNote:
+		if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			w.HibernateNote = done.Fallback
+			tx.Note(fleet.Entry{Action: "hibernate_fallback", Detail: done.Fallback})
+			return nil
+		}); err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Requeue}
+	case err == nil, k == IncorrectState, k == NotFound:
+		return outcome{Result: Requeue} // check the outcome
+	case k == Protected || k == Unauthorized || k == Invalid:
+		return j.refused(ctx, "EC2 refused the stop: "+err.Error())
+	case k == Throttled:
+		why := "cannot stop yet: " + err.Error()
+		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt, w.StatusReason = nil, why; return nil }); err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Retry}
+	}
+	return outcome{Result: Retry} // it may have had its effect: the next listing shows it
+}
+
+// refused is callOff for a stop that was not withdrawn: it failed, and the
+// reason stays in the record until something else happens.
+func (j *job) refused(ctx context.Context, why string) outcome {
+	j.live.preflightAt = time.Time{} // which may not have known of it
+	return j.calledOff(ctx, nil, why, func(w *fleet.Worker) { w.Refused(why) })
+}
+
+// callOff returns a worker whose stop was not carried out to RUNNING.
+func (j *job) callOff(ctx context.Context, d *evidence.Decision, why string) outcome {
+	return j.calledOff(ctx, d, why, func(*fleet.Worker) {})
+}
+
+func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, and func(*fleet.Worker)) outcome {
+	if d != nil && len(d.Verdict.Blocks) > 0 {
+		codes := make([]string, len(d.Verdict.Blocks))
+		for i, b := range d.Verdict.Blocks {
+			codes[i] = string(b.Code)
+		}
+		why += " (" + strings.Join(codes, ", ") + ")"
+	}
+	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.EC2State = j.state(w)
+		if d != nil {
+			j.activityInto(w)
+		}
+		if err := w.CallOff(tx, d, why); err != nil {
+			return err
+		}
+		and(w)
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.c.count.cancelled.Add(1)
+	j.endPause(ctx, "called_off", why)
+	return j.again()
+}
+
+// draining waits for running work to end.
+func (j *job) draining(ctx context.Context) outcome {
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	in := j.w.Intent
+	if in == nil {
+		return j.callOff(ctx, nil, "the drain has no intent")
+	}
+	auto := in.Reason.Automatic()
+	switch {
+	case !in.Drain:
+		return j.step(ctx, power.WorkerStopping, "", nil) // stopped while it drained: no more waiting
+	case auto && j.c.fleet.Halted().On:
+		return j.callOff(ctx, nil, "all automatic actions are halted")
+	case auto && j.shadow():
+		return j.callOff(ctx, nil, "it is in dry-run mode")
+	}
+	j.tellPlacers(ctx, true)
+	j.countLabs(ctx)
+	over := j.overdue(j.s.DrainTimeout)
+	none := j.live.labs != nil && *j.live.labs == 0
+	if auto && (over || none || j.now.Sub(j.live.fetchedAt) >= j.s.IdleDetectionInterval) {
+		if out, wait := j.freshLoad(); wait {
+			return out
+		}
+		if look := j.finalLook(ctx); !look.Verdict.Eligible {
+			j.tellPlacers(ctx, false)
+			return j.callOff(ctx, &look, "a reading is active or unknown")
+		}
+	}
+	if none || over {
+		why := "nothing runs any more"
+		if !none {
+			why = "the drain timed out"
+		}
+		return j.step(ctx, power.WorkerStopping, why, func(w *fleet.Worker, tx *fleet.Tx) {
+			tx.Note(fleet.Entry{Action: "drain_ended", Detail: why})
+		})
+	}
+	return outcome{Result: Requeue}
+}
+
+// tellPlacers writes the tag that keeps new work away. The tag is advisory, so
+// a failure does not delay the drain.
+func (j *job) tellPlacers(ctx context.Context, on bool) {
+	if j.live.tagged == on {
+		return
+	}
+	cloud, err := j.cloud()
+	if err != nil || cloud.Tag == nil {
+		return
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return
+	}
+	defer cancel()
+	value := "false"
+	if on {
+		value = "true"
+	}
+	j.c.count.calls.add("tags")
+	if err := cloud.Tag.CreateTags(call, []string{j.w.EC2InstanceID}, map[string]string{j.s.TagPrefix + "draining": value}); err != nil {
+		j.c.log.Warn("cannot tag a draining worker", "worker", j.w.ID, "err", err)
+		return
+	}
+	j.live.tagged = on
+}
+
+// countLabs counts the running labs, at most once a minute. A count that cannot
+// be read is unknown, never zero.
+func (j *job) countLabs(ctx context.Context) {
+	if j.now.Sub(j.live.labsAt) < time.Minute {
+		return
+	}
+	j.live.labs, j.live.labsAt = nil, j.now
+	console, err := j.c.cfg.Consoles(j.w)
+	if err != nil {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if n, err := console.RunningLabs(call); err == nil {
+		j.live.labs = &n
+	}
+}
+
+// stopped watches for starts, both requested ones and those outside lull, and
+// for the worker's expiry.
+func (j *job) stopped(ctx context.Context) outcome {
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	if out, done := j.adoptDeadline(ctx); done {
+		return out
+	}
+	if j.seen == "stopped" && j.w.DesiredStatus == power.WorkerRunning {
+		if st := j.rules().Standing; j.w.ForSchedule() && st != nil && !st.Open {
+			return j.withdraw(ctx)
+		}
+		if wait := restartBackoff(j.w.Restarts) - j.now.Sub(j.w.StatusSince); j.w.StartOrigin == fleet.OriginAuto && wait > 0 {
+			return outcome{Requeue, j.now.Add(wait)}
+		}
+		if code, why := j.noStart(); code != "" {
+			return j.held(ctx, code, why, j.now.Add(j.s.ReconcileInterval))
+		}
+		return j.takeStart(ctx)
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	out, ended, end := j.ends(ctx)
+	if ended {
+		return out
+	}
+	out, started, next := j.opens(ctx)
+	if started {
+		return out
+	}
+	if next.IsZero() || !end.IsZero() && end.Before(next) {
+		next = end
+	}
+	return outcome{Success, next}
+}
+
+// withdraw takes back the start of a schedule that has closed since.
+func (j *job) withdraw(ctx context.Context) outcome {
+	w, err := j.f.ScheduleWithdraws(ctx, j.w.ID, j.w.Revision())
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.took(w)
+	return outcome{Requeue, time.Now().Add(debounce)}
+}
+
+// noStart says what keeps an automatic start from being sent at all; empty for
+// a user's, which waits for nothing.
+func (j *job) noStart() (code, why string) {
+	switch {
+	case j.w.StartOrigin != fleet.OriginAuto:
+		return "", ""
+	case j.c.fleet.Halted().On:
+		return "halted", "all automatic actions are halted"
+	case j.shadow():
+		return string(idle.Shadow), "it is in dry-run mode"
+	}
+	return "", ""
+}
+
+// restartBackoff is how long a worker that the cloud stopped stays down.
+func restartBackoff(restarts int) time.Duration {
+	if restarts <= 0 {
+		return 0
+	}
+	return min(10*time.Second<<min(restarts, 10), 30*time.Minute)
+}
+
+// terminating sends the termination and waits for it. A launch that may have
+// been sent is looked for first.
+func (j *job) terminating(ctx context.Context) outcome {
+	if j.w.EC2InstanceID == "" {
+		return j.terminatePending(ctx)
+	}
+	if !j.fresh {
+		return j.unobserved(ctx)
+	}
+	switch j.seen {
+	case "":
+		return j.lost(ctx)
+	case "terminated":
+		return j.endGone(ctx, "")
+	case "shutting-down":
+		return outcome{Result: Requeue}
+	}
+	switch auto := j.w.TerminateFor.Automatic(); {
+	case auto && j.c.fleet.Halted().On:
+		return j.note(ctx, "not terminated: all automatic actions are halted")
+	case auto && j.shadow():
+		return j.note(ctx, "not terminated: it is in dry-run mode")
+	}
+	if out, ok := j.ours(ctx, "terminate"); !ok {
+		return out
+	}
+	if out, wait := j.giveBack(ctx); wait {
+		return out
+	}
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	until, halted := j.unhalted(j.w.TerminateFor)
+	if halted {
+		return outcome{Result: Retry}
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}
+	}
+	defer cancel()
+	if !until.IsZero() {
+		call, cancel = context.WithDeadline(call, until)
+		defer cancel()
+	}
+	j.c.count.calls.add("terminate")
+	err = cloud.Move.Terminate(call, j.w.EC2InstanceID)
+	switch k := KindOf(err); {
+	case err == nil, k == IncorrectState, k == NotFound:
+		return outcome{Result: Requeue}
+	case k == Protected || hopeless(k):
+		return j.fail(ctx, "terminate_failed", "EC2 refused the termination: "+err.Error())
+	}
+	return j.note(ctx, "cannot terminate yet: "+err.Error())
+}
+
+// terminatePending ends a worker that has no instance on record.
+func (j *job) terminatePending(ctx context.Context) outcome {
+	if j.w.Launch == nil || j.w.Launch.SentAt == nil {
+		return j.endGone(ctx, "")
+	}
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	in, ok, err := j.look(ctx, cloud)
+	switch {
+	case err != nil:
+		return j.note(ctx, "cannot look for an earlier launch: "+err.Error())
+	case ok:
+		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			w.EC2InstanceID, w.EC2State, w.MissingSince = in.ID, in.State, nil
+			tx.Note(fleet.Entry{Action: "adopted", Detail: in.ID})
+			return nil
+		})
+		if err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Requeue}
+	}
+	j.gone, j.seenAt = true, j.now
+	return j.lost(ctx) // twice, as a call that was sent may still land
+}
+
+// failed waits for a user, and notices what is done to its instance.
+func (j *job) failed(ctx context.Context) outcome {
+	if j.w.EC2InstanceID == "" {
+		return outcome{Result: Skip}
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	if out, done := j.adoptDeadline(ctx); done {
+		return out
+	}
+	return outcome{Result: Success}
+}
+
+// unknown waits for a state that is known.
+func (j *job) unknown(ctx context.Context) outcome {
+	if !j.fresh {
+		return j.unobserved(ctx)
+	}
+	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
+		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) {
+			if w.StartAskedAt == nil { // otherwise another start came before the first check
+				w.DesiredStatus = power.WorkerStopped
+			}
+			if j.inst != nil {
+				w.TakeTags(j.inst.Tags, j.s.TagPrefix)
+			}
+		})
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	if j.overdue(j.s.ProvisioningTimeout) {
+		return j.fail(ctx, "state_unknown", "EC2 reports state "+j.seen)
+	}
+	return outcome{Result: Requeue}
+}
+
+// accepted makes blocks of what the preflight found and the worker's policy
+// does not accept.
+func accepted(r *policy.Resolved, l live) []idle.Block {
+	var blocks []idle.Block
+	if l.preflightErr != "" {
+		blocks = append(blocks, idle.Block{Code: idle.SignalUnknown, Signal: "preflight",
+			Sentence: "What speaks against a stop cannot be looked at: " + l.preflightErr + "."})
+	}
+	for _, code := range l.preflight {
+		if !slices.Contains(r.AcceptedRisks, code) {
+			blocks = append(blocks, idle.Block{Code: idle.Code(code), Sentence: riskSentence[code]})
+		}
+	}
+	return blocks
+}
+
+var riskSentence = map[string]string{
+	fleet.RiskInstanceStore: "It has instance-store volumes, which lose their content in a stop.",
+	fleet.RiskNoElasticIP:   "Its public address is not an Elastic IP and would change.",
+	fleet.RiskASGMember:     "It belongs to an Auto Scaling group, which would replace it.",
+	fleet.RiskSpot:          "It is a Spot instance.",
+	fleet.RiskStopProtected: "It is protected against being stopped.",
+}

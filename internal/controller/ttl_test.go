@@ -1,0 +1,238 @@
+package controller
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+)
+
+// TestEndOfAStoppedWorker checks that a worker that is stopped at its expiry is
+// terminated if ttl_action says so, after a warning, and that everything that
+// keeps a running worker also keeps it.
+func TestEndOfAStoppedWorker(t *testing.T) {
+	terminate, stop := "terminate", "stop"
+	halt := func(r *rig, until *time.Time) {
+		if _, err := r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true, Until: until}); err != nil {
+			r.t.Error(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		action *string
+		do     func(r *rig, id string, end time.Time) // between the warning and the expiry
+		calls  bool
+		status power.Worker // an hour after the expiry
+	}{
+		"terminate": {&terminate, nil, true, power.WorkerTerminated},
+		"stop":      {&stop, nil, false, power.WorkerStopped},
+		"moved": {&terminate, func(r *rig, id string, end time.Time) {
+			later := end.Add(24 * time.Hour)
+			r.profile(id, fleet.Profile{TTLDeadline: &later})
+		}, false, power.WorkerStopped},
+		"taken away": {&terminate, func(r *rig, id string, _ time.Time) {
+			r.profile(id, fleet.Profile{TTLDeadline: &time.Time{}})
+		}, false, power.WorkerStopped},
+		"halted": {&terminate, func(r *rig, _ string, _ time.Time) { halt(r, nil) }, false, power.WorkerStopped},
+		"halted for a while": {&terminate, func(r *rig, _ string, end time.Time) {
+			until := end.Add(10 * time.Minute)
+			halt(r, &until)
+		}, true, power.WorkerTerminated},
+		"protected": {&terminate, func(r *rig, _ string, _ time.Time) {
+			r.world.mu.Lock()
+			defer r.world.mu.Unlock()
+			failing("terminate", Protected, false)(r.world)
+		}, true, power.WorkerFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				id := r.create().ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				end := time.Now().Add(6 * time.Hour).UTC().Round(0)
+				r.profile(id, fleet.Profile{TTLDeadline: &end, TTLAction: c.action})
+				r.await(id, power.WorkerStopped, 4*time.Hour) // it is not used
+				pauses := r.c.Stats().AutoPause
+				time.Sleep(time.Until(end.Add(-time.Minute)))
+				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{Action: "pause_warning"})
+				if err != nil || len(page.Entries) == 0 {
+					t.Fatal(page.Entries, err)
+				}
+				x := page.Entries[len(page.Entries)-1].Warning
+				if warned := x.Reason == fleet.ReasonTTL; warned != (*c.action == terminate) {
+					t.Fatalf("a minute before the end the last warning is %+v", x)
+				} else if warned && (x.Action != terminate || !x.PauseAt.Equal(end) || !strings.Contains(x.Sentence("x", time.UTC), "terminated")) {
+					t.Errorf("the warning is %+v", x)
+				}
+				if s := r.worker(id).Status; s != power.WorkerStopped {
+					t.Fatalf("before its end it is %s", s)
+				}
+				if c.do != nil {
+					c.do(r, id, end)
+				}
+				time.Sleep(time.Hour)
+				r.world.mu.Lock()
+				calls := r.world.calls["terminate"]
+				r.world.mu.Unlock()
+				if w := r.worker(id); w.Status != c.status || c.calls != (calls > 0) {
+					t.Errorf("an hour later it is %s (%s), after %d calls", w.Status, w.StatusReason, calls)
+				}
+				if n := r.c.Stats().AutoPause; n != pauses {
+					t.Errorf("its end counts as %d pauses", n-pauses)
+				}
+			})
+		})
+	}
+}
+
+// TestWarningOfTTL checks that a worker in use is warned of its expiry as early
+// as its policy says, and at least a minute before. If the deadline is nearer,
+// it is warned now and expires when that time has passed.
+func TestWarningOfTTL(t *testing.T) {
+	for name, c := range map[string]struct {
+		before *int          // in minutes, of the policy; the fleet's is 5
+		left   time.Duration // to the deadline, when it is set
+		sent   time.Duration // time to the warning and to the expiry, from then
+		ends   time.Duration
+	}{
+		"the fleet's lead":          {nil, time.Hour, 55 * time.Minute, time.Hour},
+		"the policy's lead":         {new(20), time.Hour, 40 * time.Minute, time.Hour},
+		"nearer than its lead":      {new(3), 30 * time.Second, 0, 3 * time.Minute},
+		"a policy without warnings": {new(0), time.Hour, 59 * time.Minute, time.Hour},
+		"without, and near":         {new(0), 10 * time.Second, 0, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				id := r.create().ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				if c.before != nil {
+					if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "own", Values: policy.Values{WarnBeforeMinutes: c.before}}, true); err != nil {
+						t.Fatal(err)
+					}
+					r.apply(policy.Scope{}, fleet.Application{Policy: new("own")})
+				}
+				since := time.Now()
+				end := since.Add(c.left)
+				r.profile(id, fleet.Profile{TTLDeadline: &end})
+				for r.worker(id).Status == power.WorkerRunning && time.Since(since) < 2*time.Hour {
+					r.use(id)
+					time.Sleep(5 * time.Second)
+				}
+				const slack = 40 * time.Second // of the poll
+				stopped := r.worker(id).LastPausedAt
+				if stopped == nil || stopped.Sub(since) < c.ends || stopped.Sub(since) > c.ends+slack {
+					t.Fatalf("its end is at %v, %s after its deadline was set", stopped, time.Since(since))
+				}
+				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning"})
+				if err != nil || len(page.Entries) != 1 {
+					t.Fatalf("warned by %+v, %v", page.Entries, err)
+				}
+				e := page.Entries[0]
+				if sent := e.At.Sub(since); sent < c.sent || sent > c.sent+slack {
+					t.Errorf("warned after %s", sent)
+				}
+				if x := e.Warning; x.Reason != fleet.ReasonTTL || x.PauseAt.Sub(*stopped).Abs() > slack {
+					t.Errorf("the warning is %+v, and it is stopped at %s", x, stopped)
+				}
+			})
+		})
+	}
+}
+
+// TestWarningOfTTLStands checks that repeated warnings of a pause, under a
+// short timeout, neither replace the warning of the expiry nor delay the
+// expiry.
+func TestWarningOfTTLStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"worker_idle_timeout_minutes": 6, "worker_auto_pause_snooze_minutes": 0}})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		end := time.Now().Add(time.Hour)
+		r.profile(id, fleet.Profile{TTLDeadline: &end})
+		for time.Until(end) > -2*time.Minute {
+			r.use(id)
+			time.Sleep(200 * time.Second)
+		}
+		if w := r.worker(id); w.PauseReason != fleet.ReasonTTL || w.LastPausedAt.Sub(end) > time.Minute {
+			t.Errorf("stopped at %v (%s), its end is at %s", w.LastPausedAt, w.PauseReason, end)
+		}
+	})
+}
+
+// TestStartAfterItsTTL checks that a worker whose deadline has passed cannot be
+// started, that the refusal says what to do, and that a machine started outside
+// lull is stopped after a warning, once.
+func TestStartAfterItsTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		token, err := r.fleet.NewWakeToken(t.Context(), person, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := time.Now().Add(10 * time.Minute)
+		r.profile(id, fleet.Profile{TTLDeadline: &end})
+		r.await(id, power.WorkerStopped, 20*time.Minute)
+		for name, start := range map[string]func() (fleet.Worker, error){
+			"a person": func() (fleet.Worker, error) { return r.fleet.StartWorker(t.Context(), person, id) },
+			"a retry":  func() (fleet.Worker, error) { return r.fleet.RetryWorker(t.Context(), person, id) },
+			"a wake":   func() (fleet.Worker, error) { return r.fleet.WakeWorker(t.Context(), id, token) },
+			"a schedule": func() (fleet.Worker, error) {
+				return r.fleet.ScheduleStart(t.Context(), id, r.worker(id).Revision(), "office")
+			},
+		} {
+			_, err := start()
+			refused, is := errors.AsType[*fleet.Refused](err)
+			if !is || refused.Reason != "ttl_over" || !strings.Contains(err.Error(), "its ttl_deadline is over since") || !strings.Contains(err.Error(), "lull worker ttl "+r.worker(id).Name+" --off") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartAskedAt != nil {
+			t.Errorf("after refusals it is to be %s, asked at %v", w.DesiredStatus, w.StartAskedAt)
+		}
+		if w, err := r.fleet.ScaleUp(t.Context(), person, r.worker(id).TemplateName, region0, "more"); err != nil || w.ID == id {
+			t.Errorf("a scale-up takes %s: %v", w.ID, err)
+		}
+		r.world.mu.Lock()
+		if err := r.world.start(r.worker(id).EC2InstanceID); err != nil {
+			t.Error(err)
+		}
+		r.world.mu.Unlock()
+		since := time.Now()
+		r.await(id, power.WorkerRunning, 15*time.Minute)
+		up := time.Now()
+		r.await(id, power.WorkerStopped, time.Hour)
+		if ran := time.Since(up); ran < 5*time.Minute {
+			t.Errorf("started outside, it is stopped after %s", ran)
+		}
+		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning", From: since})
+		if err != nil || len(page.Entries) != 1 {
+			t.Errorf("started outside, it is warned by %+v, %v", page.Entries, err)
+		}
+		later := time.Now().Add(time.Hour)
+		r.profile(id, fleet.Profile{TTLDeadline: &later})
+		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerRunning, 10*time.Minute)
+	})
+}
+
+// profile changes a worker's user settings.
+func (r *rig) profile(id string, p fleet.Profile) {
+	r.t.Helper()
+	if _, err := r.fleet.UpdateWorker(r.t.Context(), person, id, 0, p); err != nil {
+		r.t.Fatal(err)
+	}
+}

@@ -1,0 +1,261 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+)
+
+// Times of waiting for a start.
+const (
+	// aged is how long a start waits before it gets the priority of an
+	// interactive one, so that a stream of interactive starts starves nothing.
+	aged = 10 * time.Minute
+	// unused is how long a budget may have unused room before later starts may
+	// take it: the earlier one may belong to a server that is gone.
+	unused = time.Minute
+	// queued is how old the order of the waiting may be.
+	queued = time.Second
+)
+
+// starts is the order in which automatic starts take their turns.
+type starts struct {
+	at    time.Time
+	place map[[2]string]int    // by budget and worker
+	room  map[string]time.Time // by budget
+}
+
+// waits reports whether a worker waits for an automatic start.
+func waits(w *fleet.Worker) bool {
+	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartOrigin == fleet.OriginAuto &&
+		w.StartReason != policy.ByPerson
+}
+
+// ahead orders starts: interactive ones first, then the oldest.
+func ahead(now time.Time, a, b *fleet.Worker) int {
+	class := func(w *fleet.Worker) int {
+		if w.StartReason == policy.ForWake || now.Sub(askedAt(w)) >= aged {
+			return 0
+		}
+		return 1
+	}
+	if c := class(a) - class(b); c != 0 {
+		return c
+	}
+	if c := askedAt(a).Compare(askedAt(b)); c != 0 {
+		return c
+	}
+	return strings.Compare(a.ID, b.ID)
+}
+
+// startReason is why a worker starts automatically, as budgets name it.
+func startReason(w *fleet.Worker) string { return cmp.Or(w.StartReason, policy.ForRepair) }
+
+func askedAt(w *fleet.Worker) time.Time {
+	if w.StartAskedAt != nil {
+		return *w.StartAskedAt
+	}
+	return w.StatusSince
+}
+
+// turn tells how many starts are before this worker's, and since when a
+// budget has had room while it waited.
+func (c *Controller) turn(id, budget string, free bool, now time.Time) (place int, room time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.starts.room == nil {
+		c.starts.room = map[string]time.Time{}
+	}
+	if now.Sub(c.starts.at) >= queued || now.Before(c.starts.at) {
+		var waiting []*fleet.Worker
+		for _, e := range c.entries {
+			if waits(&e.w) {
+				waiting = append(waiting, &e.w)
+			}
+		}
+		slices.SortFunc(waiting, func(a, b *fleet.Worker) int { return ahead(now, a, b) })
+		c.starts.at, c.starts.place = now, make(map[[2]string]int, len(waiting))
+		for _, b := range c.fleet.Rules().Budgets {
+			n := 0
+			for _, w := range waiting {
+				if b.Holds(&policy.Subject{ID: w.ID, Region: w.AWSRegion, Tags: w.Tags}, policy.Starts, startReason(w)) {
+					c.starts.place[[2]string{b.Name, w.ID}] = n
+					n++
+				}
+			}
+		}
+	}
+	if !free {
+		delete(c.starts.room, budget)
+	} else if c.starts.room[budget].IsZero() {
+		c.starts.room[budget] = now
+	}
+	return c.starts.place[[2]string{budget, id}], c.starts.room[budget]
+}
+
+// takeStart starts a STOPPED worker that is to run, when it is its turn under
+// the budgets. People wait for none.
+func (j *job) takeStart(ctx context.Context) outcome {
+	if waits(&j.w) {
+		if out, wait := j.waitTurn(ctx); wait {
+			return out
+		}
+	}
+	w, err := j.f.TakeStart(ctx, j.w.ID, j.w.Revision(), j.seen)
+	if no, refused := errors.AsType[*fleet.Refused](err); refused {
+		next := j.s.ReconcileInterval
+		if no.Reason == string(idle.Budget) {
+			next = time.Second
+		}
+		return j.held(ctx, no.Reason, no.Detail, time.Now().Add(next))
+	}
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.took(w)
+	return j.again()
+}
+
+// waitTurn waits while a budget has no room, or too little for those ahead.
+func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
+	now := time.Now()
+	for _, u := range j.c.fleet.BudgetsOf(now, &j.w, policy.Starts, startReason(&j.w)) {
+		place, room := j.c.turn(j.w.ID, u.Budget, u.Free, now)
+		switch {
+		case !u.Free:
+			next := now.Add(j.s.ReconcileInterval)
+			if u.FreeAt != nil && u.FreeAt.Before(next) {
+				next = u.FreeAt.Add(spread(j.w.ID, queued))
+			}
+			return j.held(ctx, string(idle.Budget), u.Sentence, next), true
+		case place >= u.Room && now.Sub(room) < unused:
+			return j.held(ctx, string(idle.Budget), fmt.Sprintf("Budget %s has room, and others are before it.", u.Budget), now.Add(queued+spread(j.w.ID, queued))), true
+		}
+	}
+	return outcome{}, false
+}
+
+// held leaves a start waiting, and says why; for its turn once.
+func (j *job) held(ctx context.Context, code, why string, next time.Time) outcome {
+	turn := "waits for its turn to start: "
+	status := turn + why
+	if code != string(idle.Budget) {
+		status = "does not start: " + why
+	}
+	if j.w.StatusReason != status && !(code == string(idle.Budget) && strings.HasPrefix(j.w.StatusReason, turn)) {
+		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			w.StatusReason = status
+			tx.Note(fleet.Entry{Action: "start_held", Reason: code, Detail: why})
+			return nil
+		})
+		if err != nil {
+			return j.failedWrite(err)
+		}
+	}
+	return outcome{Requeue, next}
+}
+
+// opens starts a stopped worker whose schedule has opened. Otherwise it says
+// when the schedule is to be asked again; zero for never.
+func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
+	r := j.rules()
+	st := r.Standing
+	if st == nil {
+		return outcome{}, false, time.Time{}
+	}
+	next := time.Time{}
+	if st.Next != nil {
+		next = st.Next.At
+	}
+	if !j.w.WantsStart(j.now, r) {
+		return outcome{}, false, next
+	}
+	soon := j.now.Add(j.s.ReconcileInterval)
+	switch {
+	case r.FrozenUntil != nil:
+		if next = *r.FrozenUntil; next.After(j.now.Add(time.Hour)) {
+			next = j.now.Add(time.Hour)
+		}
+		return outcome{}, false, next
+	case j.c.fleet.Halted().On:
+		return outcome{}, false, soon
+	case j.shadow():
+		if !j.live.wouldStart.Equal(st.Last.At) {
+			j.live.wouldStart = st.Last.At
+			if err := j.write(ctx, func(_ *fleet.Worker, tx *fleet.Tx) error {
+				tx.Note(fleet.Entry{Action: "would_resume", Reason: string(fleet.ReasonSchedule), Detail: "schedule " + st.Schedule})
+				return nil
+			}); err != nil {
+				return j.failedWrite(err), true, next
+			}
+		}
+		return outcome{}, false, next
+	}
+	w, err := j.f.ScheduleStart(ctx, j.w.ID, j.w.Revision(), st.Schedule)
+	if _, refused := errors.AsType[*fleet.Refused](err); refused {
+		return outcome{}, false, soon
+	}
+	if err != nil {
+		return j.failedWrite(err), true, next
+	}
+	j.took(w)
+	return outcome{Requeue, time.Now().Add(spread(j.w.ID, queued))}, true, next
+}
+
+// countFor is how long a count of a selector's workers serves.
+const countFor = 10 * time.Second
+
+// sized is a count and when it was made.
+type sized struct {
+	n  int
+	at time.Time
+}
+
+// size counts the workers of a selector that exist.
+func (c *Controller) size(sel policy.Scope) int {
+	key, now := sel.String(), time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s, ok := c.sizes[key]; ok && now.Sub(s.at) < countFor && !now.Before(s.at) {
+		return s.n
+	}
+	n := 0
+	for _, e := range c.entries {
+		sub := policy.Subject{ID: e.w.ID, Region: e.w.AWSRegion, Tags: e.w.Tags}
+		if e.w.Status != power.WorkerTerminated && sel.Matches(&sub) {
+			n++
+		}
+	}
+	c.sizes[key] = sized{n, now}
+	return n
+}
+
+// rulesChanged looks at every worker again, spread out over a while.
+func (c *Controller) rulesChanged() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.sizes)
+	now := time.Now()
+	within := c.fleet.Settings().ReconcileInterval / 2
+	for _, e := range c.entries {
+		if c.shards[e.shard] == nil {
+			continue
+		}
+		e.settled = false
+		c.untag(e)
+		at := now.Add(debounce + spread(e.id, within))
+		if e.live != nil && e.live.nextCheck.After(at) {
+			e.live.nextCheck = at
+		}
+		c.kick(e, at)
+	}
+}

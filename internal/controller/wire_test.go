@@ -1,0 +1,207 @@
+package controller_test
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/lib/scaletest"
+	simworld "lull/internal/sim/world"
+)
+
+// actingCalls is an EC2 that treats calls which stop and terminate badly: it
+// answers with errors, throttles, hangs, or does the work and loses the answer.
+// It keeps when each request arrived, and when CML answered last for a host.
+type actingCalls struct {
+	t *testing.T
+
+	mu      sync.Mutex
+	rng     *rand.Rand
+	hosts   map[string]string // instance of an address
+	checked map[string]time.Time
+	sent    map[string][]acting // by instance
+	bad     map[string]int
+}
+
+type acting struct {
+	call    string
+	at      time.Time
+	checked time.Time // CML's last answer before
+}
+
+func (a *actingCalls) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if strings.HasSuffix(r.URL.Path, "/telemetry/events") {
+		next.ServeHTTP(w, r)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.checked[a.hosts[r.Host]] = time.Now()
+		return
+	}
+	if r.Method != http.MethodPost || r.URL.Path != "/" {
+		next.ServeHTTP(w, r)
+		return
+	}
+	form := formOf(r)
+	call := strings.Join(form["Action"], "")
+	if call != "StopInstances" && call != "TerminateInstances" {
+		next.ServeHTTP(w, r)
+		return
+	}
+	a.mu.Lock()
+	for n := 1; len(form["InstanceId."+strconv.Itoa(n)]) > 0; n++ {
+		id := form["InstanceId."+strconv.Itoa(n)][0]
+		a.sent[id] = append(a.sent[id], acting{call, time.Now(), a.checked[id]})
+	}
+	how := []string{"500", "throttled", "hangs", "lost", "slow", "well"}[a.rng.IntN(6)]
+	wait := time.Duration(a.rng.IntN(4000)) * time.Millisecond
+	a.bad[how]++
+	a.mu.Unlock()
+	refuse := func(status int, code string) {
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(`<Response><Errors><Error><Code>` + code + `</Code><Message>no</Message></Error></Errors><RequestID>r</RequestID></Response>`))
+	}
+	switch how {
+	case "500":
+		refuse(500, "InternalError")
+	case "throttled":
+		refuse(503, "RequestLimitExceeded")
+	case "hangs":
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	case "lost":
+		panic(http.ErrAbortHandler)
+	case "slow":
+		select {
+		case <-time.After(wait):
+		case <-r.Context().Done():
+		}
+		refuse(500, "InternalError")
+	default:
+		next.ServeHTTP(w, r)
+	}
+}
+
+// TestStopIsNeverSentLate: whatever EC2 makes of the calls, no request that
+// stops a worker for its idleness, a retry of the SDK or a hibernation that
+// falls back to a stop, arrives later than 5 s after CML answered for it.
+func TestStopIsNeverSentLate(t *testing.T) {
+	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
+	n := scaletest.N(t, 12)
+	rng := scaletest.Random(t)
+	synctest.Test(t, func(t *testing.T) {
+		a := newActingCalls(t, rng)
+		f := newSimFleet(t, idleScenario(n), map[string]any{
+			"worker_idle_timeout_minutes": 30, "worker_warn_before_minutes": 1, "idle_detection_interval": 60, "worker_activity_detection_interval": 300,
+		}, a.serve)
+		ids := a.adopt(f, n, func(i int) fleet.Profile {
+			action := []string{fleet.ActionStop, fleet.ActionHibernate}[i%2]
+			return fleet.Profile{PauseAction: &action, AcceptedRisks: []string{fleet.RiskNoElasticIP}}
+		})
+		f.start()
+		for end := time.Now().Add(12 * time.Hour); ; time.Sleep(time.Minute) {
+			left := 0
+			for _, id := range ids {
+				if f.worker(id).Status != power.WorkerStopped {
+					left++
+				}
+			}
+			if left == 0 {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d of %d workers are not stopped after 12 h", left, n)
+			}
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		requests := 0
+		for id, sent := range a.sent {
+			for _, s := range sent {
+				requests++
+				if late := s.at.Sub(s.checked); s.checked.IsZero() || late > 5*time.Second {
+					t.Errorf("%s of %s arrived %s after CML's last answer", s.call, id, late)
+				}
+			}
+		}
+		t.Logf("%d requests for %d workers, answered: %v", requests, n, a.bad)
+		if requests <= n {
+			t.Error("no call was repeated")
+		}
+	})
+}
+
+// TestHaltEndsRetries: of the stops and terminations that deadlines lead to,
+// none arrives later than 5 s after a halt was acknowledged.
+func TestHaltEndsRetries(t *testing.T) {
+	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
+	n := scaletest.N(t, 12)
+	rng := scaletest.Random(t)
+	synctest.Test(t, func(t *testing.T) {
+		a := newActingCalls(t, rng)
+		f := newSimFleet(t, idleScenario(n), map[string]any{"worker_auto_pause_enabled": false}, a.serve)
+		end := time.Now().Add(20 * time.Minute)
+		a.adopt(f, n, func(i int) fleet.Profile {
+			action := []string{fleet.ActionStop, "terminate"}[i%2]
+			return fleet.Profile{TTLDeadline: &end, TTLAction: &action}
+		})
+		f.start()
+		time.Sleep(time.Until(end))
+		calls := 0
+		for range 20 { // halted in the middle of whatever goes on, and released
+			time.Sleep(time.Duration(rng.IntN(20000)) * time.Millisecond)
+			if _, err := f.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true}); err != nil {
+				t.Fatal(err)
+			}
+			halted := time.Now()
+			time.Sleep(2 * time.Minute)
+			a.mu.Lock()
+			calls = 0
+			for id, sent := range a.sent {
+				calls += len(sent)
+				for _, s := range sent {
+					if late := s.at.Sub(halted); late > 5*time.Second {
+						t.Errorf("%s of %s arrived %s after the halt", s.call, id, late)
+					}
+				}
+			}
+			a.mu.Unlock()
+			if _, err := f.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if calls == 0 {
+			t.Error("no call was made")
+		}
+	})
+}
+
+func newActingCalls(t *testing.T, rng *rand.Rand) *actingCalls {
+	return &actingCalls{t: t, rng: rng, hosts: map[string]string{}, checked: map[string]time.Time{}, sent: map[string][]acting{}, bad: map[string]int{}}
+}
+
+// adopt makes workers of the scenario's instances.
+func (a *actingCalls) adopt(f *simFleet, n int, p func(i int) fleet.Profile) (ids []string) {
+	for i := range n {
+		name := "m-" + strconv.Itoa(i+1)
+		ids = append(ids, f.adopt(name, p(i)).ID)
+		f.sim.World.Locate(name, func(in *simworld.Instance, _ simworld.Moment) { a.hosts[in.PrivateIP.String()] = in.ID })
+	}
+	return ids
+}
+
+// idleScenario is a region of n CML workers that nobody uses.
+func idleScenario(n int) simworld.Config {
+	return simworld.Config{
+		Regions:  []simworld.RegionConfig{{Name: simRegion}},
+		Timing:   simworld.Timing{Background: -1},
+		Profiles: map[string]simworld.Profile{"quiet": {}},
+		Workers:  []simworld.WorkerConfig{{Name: "m", Count: n, Type: "t3.small", Profile: "quiet"}},
+	}
+}

@@ -1,0 +1,32 @@
+package evidence
+
+import (
+	"slices"
+	"time"
+
+	"lull/internal/core/idle"
+)
+
+// FalseStop is how soon after a pause use must resume for the pause to count as
+// a false stop, by default.
+const FalseStop = 15 * time.Minute
+
+// AboutToBePaused is the KeptUp value of an object that nothing keeps running.
+const AboutToBePaused = "about_to_be_paused"
+
+// KeptUp returns what kept an unused object running from the check with verdict
+// v on: the code of the most significant block, or AboutToBePaused. It is empty
+// if the object was in use, that is, if its last activity was less than two
+// check intervals old at that time.
+func KeptUp(v *idle.Verdict, every time.Duration, at time.Time) string {
+	if last := v.LastActivityAt; last != nil && at.Sub(*last) < 2*every || v.Has(idle.SignalActive) {
+		return ""
+	}
+	if len(v.Blocks) == 0 {
+		return AboutToBePaused
+	}
+	strongest := slices.IndexFunc(v.Blocks, func(b idle.Block) bool {
+		return b.Code != idle.NotIdleYet && b.Code != idle.RecentActivity && b.Code != idle.WarningPending
+	})
+	return string(v.Blocks[max(strongest, 0)].Code)
+}

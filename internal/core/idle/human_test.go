@@ -1,0 +1,40 @@
+package idle
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"lull/internal/core/policy/when"
+)
+
+func TestHuman(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "0s", 0: "0s", 400 * time.Nanosecond: "0s", 120 * time.Millisecond: "120ms", 999600 * time.Microsecond: "1s",
+		4123 * time.Millisecond: "4.1s", 4 * time.Second: "4s", 9960 * time.Millisecond: "10s", 10 * time.Second: "10s",
+		59*time.Second + 600*time.Millisecond: "1m", 8*time.Minute + 48*time.Second: "8m48s", 45 * time.Minute: "45m",
+		time.Hour - time.Millisecond: "1h", time.Hour: "1h", 90 * time.Minute: "1h30m", 4*time.Hour + 10*time.Minute + 29*time.Second: "4h10m",
+		day - time.Second: "1d", day: "1d", 27*time.Hour + 40*time.Minute: "1d4h", 14979*time.Minute + 12*time.Second: "10d10h", 365 * day: "365d",
+	} {
+		if got := Human(d); got != want {
+			t.Errorf("%d is %s, want %s", d, got, want)
+		}
+	}
+	if got := HumanMinutes(14979.2); got != "10d10h" {
+		t.Errorf("14979.2 minutes are %s", got)
+	}
+}
+
+// TestHumanIsTheGrammar checks that displayed durations can be typed in and
+// mean about the same.
+func TestHumanIsTheGrammar(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := time.Duration(rapid.Int64Range(0, int64(9*365*day)).Draw(t, "length"))
+		read, err := when.Span(Human(d))
+		off, within := (read - d).Abs(), max(time.Millisecond, min(d/19, 30*time.Minute))
+		if err != nil || off > within {
+			t.Fatalf("%s is shown as %s and read as %s, %v", d, Human(d), read, err)
+		}
+	})
+}

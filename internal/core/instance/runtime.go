@@ -1,0 +1,172 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"time"
+
+	"lull/internal/core/power"
+)
+
+// Runtime starts and finds again the runs of one kind of instance. Its methods
+// are safe for concurrent use.
+type Runtime interface {
+	Start(ctx context.Context, l Launch) (Workload, error)
+	// Adopt finds a run after a restart of the daemon. An identity with only
+	// its Run set means that the daemon died before it could record the rest.
+	// The error is a *GoneError when that run is over.
+	Adopt(ctx context.Context, id string, ident Identity) (Workload, error)
+	Capabilities() power.Capabilities
+}
+
+// What some runtimes and workloads can do beside the rest. The host asks for
+// them by these interfaces.
+type (
+	// SpecChecker is a runtime with rules of its own for a Spec, beyond what
+	// its capabilities say.
+	SpecChecker interface{ CheckSpec(s *Spec) error }
+	// Execer is a runtime that can run a command beside an instance.
+	Execer interface {
+		Exec(ctx context.Context, id string, c Command) (Outcome, error)
+	}
+	// Forgetter is a runtime that keeps something of an instance across its
+	// runs, until the instance is removed.
+	Forgetter interface {
+		Forget(ctx context.Context, id string) error
+	}
+	// Ender is a runtime that can end a run which it cannot adopt, because that
+	// does not answer: End returns nil only when nothing of it is left.
+	Ender interface {
+		End(ctx context.Context, id string) error
+	}
+	// LogReader is a runtime whose instances' output is stored elsewhere. Lines
+	// go to w: the last tail of them (all if negative), and with follow new
+	// ones until ctx ends.
+	LogReader interface {
+		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
+	}
+	// ConsoleKeeper is a runtime whose instances have a console of their own
+	// kernel, apart from what the program prints. Console brings its file up to
+	// date and gives its path; PATH.1 holds what is older. Neither needs to be
+	// there.
+	ConsoleKeeper interface {
+		Console(ctx context.Context, id string) (path string, err error)
+	}
+	// ImageKeeper keeps files that instances were made of. RemoveImage refuses
+	// one that is in use as the keeper knows it.
+	ImageKeeper interface {
+		Images(ctx context.Context) ([]Image, error)
+		RemoveImage(ctx context.Context, id string) error
+	}
+	// Cloner is a runtime that can make a hibernated run of l.ID out of another
+	// instance's that is hibernated too and stays so; Adopt finds it. saved is
+	// what it takes on disk beside what both share, in bytes. Of l only what
+	// names the run and its log counts, and its workspace: without one the
+	// copy has none of the other's.
+	Cloner interface {
+		Clone(ctx context.Context, from string, l Launch) (saved int64, err error)
+	}
+	// Sizer is a runtime that knows how much memory of this machine an instance
+	// may take, in bytes (0 if unknown), and whether it is slow to boot and to
+	// restore.
+	Sizer interface {
+		Size(s *Spec) (memory int64, slow bool)
+	}
+	// Identifier is a runtime that can tell whose a process is; an error when
+	// it is none of its own.
+	Identifier interface {
+		Identify(pid int) (id string, err error)
+	}
+	// Toiler is a workload that reports whether it is working while none of its
+	// clients moves a byte: a thread that runs, or waits for a processor or a
+	// disk, may be preparing an answer. It is not called for a frozen workload.
+	Toiler interface {
+		AtWork() (bool, error)
+	}
+	// Dialer is a workload with a network of its own: the relay connects to it
+	// by this. target is host:port as the workload sees it.
+	Dialer interface {
+		Dial(ctx context.Context, target string) (net.Conn, error)
+	}
+	// Troubled is a workload that can report what keeps it from working
+	// although its run continues; "" for nothing. Trouble does not block.
+	Troubled interface{ Trouble() string }
+	// Settler is a workload that writes down, before it is frozen for what may be
+	// long, what it must not lose. It may take seconds, in which it serves.
+	Settler interface {
+		Settle(ctx context.Context)
+	}
+	// Hibernator is a workload that can be saved to disk while it is frozen.
+	// Thaw restores it; when that is impossible its error is a
+	// *SnapshotError, and the workload is still there to be killed.
+	Hibernator interface {
+		Hibernated() bool // whether it is on disk only
+		// Hibernate returns once everything is durable, with how many bytes
+		// that is. On an error the workload is frozen as before.
+		Hibernate(ctx context.Context) (saved int64, err error)
+	}
+)
+
+// Image is something that is kept of an image, or of a guest.
+type Image struct {
+	ID     string    `json:"id"`
+	Kind   string    `json:"kind" doc:"unpacked: its files; disk: the disk of guests that is made of them, made anew when it is missing; guest: the files of a guest"`
+	Source string    `json:"source" doc:"What it was made of; empty where that is not known"`
+	Bytes  int64     `json:"bytes" doc:"On disk"`
+	MadeAt time.Time `json:"made_at"`
+	UsedAt time.Time `json:"used_at" doc:"When a run was last made of it; when it was made, if none was"`
+	InUse  bool      `json:"in_use" doc:"A run lies upon it"`
+}
+
+// Errors of Runtime.Start with a Launch.Handoff.
+var (
+	// ErrNoHandoff says that sockets cannot be handed to this program. Nothing
+	// runs, and a start without Handoff may succeed.
+	ErrNoHandoff = errors.New("sockets cannot be handed over")
+	// ErrStartAgain says that the start was lost with the supervisor. Nothing
+	// runs, and the next start may succeed.
+	ErrStartAgain = errors.New("the supervisor was replaced while the program began")
+)
+
+// SnapshotError says that a hibernated workload cannot be restored: it was
+// saved with something else, or its files are damaged. Nothing was changed; the
+// instance has to start anew.
+type SnapshotError struct{ Reason string }
+
+func (e *SnapshotError) Error() string { return "cannot restore it: " + e.Reason }
+
+// Workload is one run. The daemon serialises its calls, except Sample.
+type Workload interface {
+	Identity() Identity
+	// Freeze returns nil only once every task is still; on an error all of it
+	// runs again.
+	Freeze(ctx context.Context) error
+	Thaw() error
+	Still() (bool, error) // whether it is frozen now, by lull or otherwise
+	// Guard duplicates the sockets of the frozen workload and calls wake, from
+	// any goroutine and without waiting, as soon as one of them stirs.
+	Guard(ports []Endpoint, outbound bool, wake func(reason string)) (Guard, error)
+	Sample(ports []Endpoint) Sample
+	Listeners() ([]Listener, error)
+	Signal(sig syscall.Signal) error
+	Kill(ctx context.Context) error // nil only when no process is left
+	Memory() (int64, error)
+	Reclaim(ctx context.Context) (freed int64, err error)
+}
+
+// Explainer is implemented by workloads that can learn why their run ended
+// until Kill clears it away.
+type Explainer interface {
+	Explain(e Exit) Exit
+}
+
+// Guard watches a frozen workload's sockets.
+type Guard interface {
+	Pending() string // what waits right now, "" for nothing
+	// Close gives every duplicate back. Nothing is thawed before it: a
+	// duplicate that outlives the freeze swallows the end of connections.
+	Close()
+}

@@ -1,0 +1,439 @@
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+)
+
+// Policies of Spec.IdlePolicy.
+const (
+	PolicyDefault    = "default"     // connections, heartbeat and leases hold
+	PolicyLeasesOnly = "leases_only" // the heartbeat is ignored
+)
+
+// Limits of what a Spec may ask for.
+const (
+	MaxName     = 63
+	MaxCommand  = 128 << 10 // bytes of argv and environment together
+	MaxLease    = 24 * time.Hour
+	MaxDeadline = 366 * 24 * time.Hour
+	MaxGrace    = time.Hour // of StopGrace
+	MaxHolders  = 256       // leases on one instance
+	MaxEndpoint = 32
+	MaxImage    = 4096    // bytes of an image's name or path
+	MinMemory   = 4 << 20 // bytes
+	MaxMemory   = 1 << 42
+	MaxCPUs     = 1024
+	MinLog      = 64 << 10 // bytes of a log before it is rotated
+)
+
+// Spec contains a user's settings. Durations of zero mean off, except
+// PauseAfter and StopAfter, whose nil means the host's default.
+type Spec struct {
+	Name    string   `json:"name"`
+	Runtime string   `json:"runtime"`
+	Command []string `json:"command,omitempty"` // empty is the image's own
+	Env     []string `json:"env,omitempty"`     // KEY=VALUE, added to the daemon's base environment
+	Workdir string   `json:"workdir,omitempty"`
+	User    string   `json:"user,omitempty"`
+
+	// What the program is put into; each is refused by a runtime that lacks it.
+	Image     string  `json:"image,omitempty"`        // directory, image file or registry reference of its files
+	Memory    int64   `json:"memory_bytes,omitempty"` // 0 is the runtime's default
+	CPUs      float64 `json:"cpus,omitempty"`         // processors; 0 is the runtime's default
+	Net       Net     `json:"net,omitempty"`          // what it may reach; empty is outbound
+	Workspace string  `json:"workspace,omitempty"`    // directory of this machine that it shares, as ParseWorkspace reads it
+
+	Expose []Endpoint `json:"expose,omitempty"`
+	// ListenFDs hands the exposed sockets to the program (LISTEN_FDS); they
+	// are then held across STOPPED.
+	ListenFDs bool `json:"listen_fds,omitempty"`
+
+	PauseAfter           *idle.Duration `json:"pause_after,omitempty"`     // 0 never pauses
+	StopAfter            *idle.Duration `json:"stop_after,omitempty"`      // from entering PAUSED; 0 never stops
+	ReclaimAfter         idle.Duration  `json:"reclaim_after,omitempty"`   // from entering PAUSED; 0 is off
+	HibernateAfter       idle.Duration  `json:"hibernate_after,omitempty"` // from entering PAUSED; 0 is off
+	QuietConnectionAfter idle.Duration  `json:"quiet_connection_after,omitempty"`
+	ReadyTimeout         idle.Duration  `json:"ready_timeout,omitempty"` // default 60 s
+	StopGrace            idle.Duration  `json:"stop_grace,omitempty"`    // from SIGTERM to SIGKILL, default 10 s
+
+	// WakeFromStopped is whether a connection starts it while it is stopped. By
+	// default, nil, one does after lull stopped it; with true also before its first
+	// start and after it ended by itself. What a user stopped stays stopped.
+	WakeFromStopped *bool   `json:"wake_from_stopped,omitempty"`
+	WakeOnOutbound  bool    `json:"wake_on_outbound,omitempty"`
+	IdlePolicy      string  `json:"idle_policy,omitempty"`
+	Restart         Restart `json:"restart,omitempty"`
+	LogMax          int64   `json:"log_max_bytes,omitempty"` // default 10 MiB, and one older file
+
+	Noise *Noise `json:"noise,omitempty"`
+}
+
+// Wakes reports whether a connection starts the instance after lull stopped it,
+// as far as the instance's own settings decide.
+func (s *Spec) Wakes() bool { return s.WakeFromStopped == nil || *s.WakeFromStopped }
+
+// Net says what an instance with a network of its own may reach. Clients reach
+// its exposed ports whatever it is.
+type Net string
+
+// The modes of Net. The default is outbound.
+const (
+	NetNone     Net = "none"     // nothing
+	NetOutbound Net = "outbound" // other machines, never this one
+	NetFull     Net = "full"     // this machine too
+)
+
+// Noise names arrivals on relay endpoints that neither hold nor wake.
+type Noise struct {
+	Sources    []string      `json:"sources,omitempty"`     // CIDR ranges
+	Silent     idle.Duration `json:"silent,omitempty"`      // hold a connection until its first byte, at most this long
+	Paths      []string      `json:"paths,omitempty"`       // HTTP health-check paths
+	UserAgents []string      `json:"user_agents,omitempty"` // substrings
+}
+
+var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`)
+
+// ValidName reports whether s can name an instance.
+func ValidName(s string) error {
+	if len(s) > MaxName || !nameRule.MatchString(s) {
+		return fmt.Errorf("cannot use %q as a name: want 1 to %d of a-z, 0-9, '.', '_' and '-', beginning and ending with a letter or digit", s, MaxName)
+	}
+	return nil
+}
+
+// Validate reports every fault of s, each naming its field. It changes nothing.
+func (s *Spec) Validate() error {
+	var errs []error
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))
+	}
+	if err := ValidName(s.Name); err != nil {
+		errs = append(errs, err)
+	}
+	switch { // an image may name a command of its own
+	case len(s.Command) == 0 && s.Image == "", len(s.Command) > 0 && s.Command[0] == "":
+		bad("command", "it is empty")
+	}
+	size := 0
+	for i, a := range slices.Concat(s.Command, s.Env) {
+		size += len(a)
+		if strings.ContainsRune(a, 0) {
+			bad("command or env", "entry %d contains a NUL byte", i)
+		}
+	}
+	if size > MaxCommand {
+		bad("command and env", "%d bytes, at most %d", size, MaxCommand)
+	}
+	for i, e := range s.Env {
+		if k, _, ok := strings.Cut(e, "="); !ok || k == "" {
+			bad(fmt.Sprintf("env[%d]", i), "%q is not KEY=VALUE", e)
+		}
+	}
+	if s.Workdir != "" && !filepath.IsAbs(s.Workdir) {
+		bad("workdir", "%q is not absolute", s.Workdir)
+	}
+	if !slices.Contains([]string{"", PolicyDefault, PolicyLeasesOnly}, s.IdlePolicy) {
+		bad("idle_policy", "%q is neither %s nor %s", s.IdlePolicy, PolicyDefault, PolicyLeasesOnly)
+	}
+	if !slices.Contains([]Restart{"", RestartNo, RestartOnFailure, RestartAlways}, s.Restart) {
+		bad("restart", "%q is none of no, on-failure, always", s.Restart)
+	}
+	if s.LogMax < 0 || s.LogMax > 1<<40 {
+		bad("log_max_bytes", "%d is out of range", s.LogMax)
+	}
+	errs = append(errs, s.checkBox()...)
+	errs = append(errs, s.checkDurations()...)
+	errs = append(errs, s.checkEndpoints()...)
+	if s.Noise != nil {
+		for i, c := range s.Noise.Sources {
+			if _, err := netip.ParsePrefix(c); err != nil {
+				bad(fmt.Sprintf("noise.sources[%d]", i), "%q is not an address range", c)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CheckNew returns every fault of a newly requested spec. Validate also accepts
+// what records of earlier versions contain.
+func (s *Spec) CheckNew() error {
+	errs := []error{s.Validate(), s.CheckGrace()}
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))
+	}
+	if errs[0] == nil {
+		if err := CheckWorkspace(s.Workspace); err != nil {
+			bad("workspace", "%v", err)
+		}
+	}
+	if s.LogMax > 0 && s.LogMax < MinLog {
+		bad("log_max_bytes", "%d is below %d: a log that small would be rotated with every few lines", s.LogMax, MinLog)
+	}
+	if s.ListenFDs && len(s.Expose) == 0 {
+		bad("listen_fds", "there is no socket to hand over: name one with expose")
+	}
+	return errors.Join(errs...)
+}
+
+// CheckGrace returns an error if the stop grace is too long: a stop waits for
+// it.
+func (s *Spec) CheckGrace() error {
+	if d := time.Duration(s.StopGrace); d > MaxGrace {
+		return fmt.Errorf("cannot use stop_grace: %s is above %s", idle.Human(d), idle.Human(MaxGrace))
+	}
+	return nil
+}
+
+// checkBox looks at what the program is put into.
+func (s *Spec) checkBox() (errs []error) {
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))
+	}
+	if len(s.Image) > MaxImage || strings.ContainsRune(s.Image, 0) {
+		bad("image", "it has more than %d bytes or a NUL byte", MaxImage)
+	}
+	if s.Memory != 0 && (s.Memory < MinMemory || s.Memory > MaxMemory) {
+		bad("memory_bytes", "%d is not between %d and %d", s.Memory, MinMemory, int64(MaxMemory))
+	}
+	if s.CPUs != 0 && !(s.CPUs >= 0.01 && s.CPUs <= MaxCPUs) {
+		bad("cpus", "%v is not between 0.01 and %d", s.CPUs, MaxCPUs)
+	}
+	if !slices.Contains([]Net{"", NetNone, NetOutbound, NetFull}, s.Net) {
+		bad("net", "%q is none of none, outbound, full", s.Net)
+	}
+	if _, err := ParseWorkspace(s.Workspace); err != nil {
+		bad("workspace", "%v", err)
+	}
+	return errs
+}
+
+// CheckFor reports every part of s that a runtime of these capabilities does
+// not have, each by name. s is valid.
+func (s *Spec) CheckFor(c power.Capabilities) error {
+	var errs []error
+	lacks := func(field, why string) {
+		errs = append(errs, fmt.Errorf("cannot use %s: the %s runtime %s", field, s.Runtime, why))
+	}
+	if s.Image != "" && !c.Image {
+		lacks("image", "runs programs of this machine")
+	}
+	if s.Memory != 0 && !c.Limits {
+		lacks("memory_bytes", "has no limits")
+	}
+	if s.CPUs != 0 && !c.Limits {
+		lacks("cpus", "has no limits")
+	}
+	if s.Net != "" && !c.Network {
+		lacks("net", "uses this machine's network")
+	}
+	if s.Workspace != "" && !c.Workspace {
+		lacks("workspace", "cannot share a directory with it")
+	}
+	if s.ReclaimAfter > 0 && !c.Reclaim {
+		lacks("reclaim_after", "cannot push the memory of others out here: the host needs root")
+	}
+	if s.HibernateAfter > 0 && !c.Hibernate {
+		lacks("hibernate_after", "cannot save an instance to disk")
+	}
+	if s.ListenFDs && c.Network {
+		lacks("listen_fds", "has a network of its own and inherits no sockets")
+	}
+	for i, e := range s.Expose {
+		switch {
+		case c.Network && e.Proto == "udp":
+			lacks(fmt.Sprintf("expose[%d]", i), "is reached through the relay, which is tcp only")
+		case c.Network && e.Path == PathDirect:
+			lacks(fmt.Sprintf("expose[%d]", i), "has a network of its own, so there is no direct path")
+		case !c.Network && e.Path == PathRelay && e.Listen == e.Target:
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: a relay cannot listen on %s, where the program listens itself", i, e.Listen))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CheckLadder reports steps of the ladder that do not rise: all of them count
+// from entering PAUSED. stop is the stop_after in force, 0 for never.
+func (s *Spec) CheckLadder(stop time.Duration) error {
+	var errs []error
+	last, name := time.Duration(0), ""
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"reclaim_after", time.Duration(s.ReclaimAfter)}, {"hibernate_after", time.Duration(s.HibernateAfter)}, {"stop_after", stop}} {
+		if f.d <= 0 {
+			continue
+		}
+		if last >= f.d {
+			errs = append(errs, fmt.Errorf("cannot use %s: %s is not before %s %s, and both count from entering PAUSED", name, idle.Human(last), f.name, idle.Human(f.d)))
+		}
+		last, name = f.d, f.name
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Spec) checkDurations() (errs []error) {
+	val := func(d *idle.Duration) idle.Duration {
+		if d == nil {
+			return 0
+		}
+		return *d
+	}
+	for _, f := range []struct {
+		name string
+		d    idle.Duration
+	}{{"pause_after", val(s.PauseAfter)}, {"stop_after", val(s.StopAfter)}, {"reclaim_after", s.ReclaimAfter}, {"hibernate_after", s.HibernateAfter},
+		{"quiet_connection_after", s.QuietConnectionAfter}, {"ready_timeout", s.ReadyTimeout}, {"stop_grace", s.StopGrace}} {
+		if f.d < 0 || time.Duration(f.d) > MaxDeadline {
+			errs = append(errs, fmt.Errorf("cannot use %s: %s is not between 0 and %s", f.name, time.Duration(f.d), MaxDeadline))
+		}
+	}
+	if err := s.CheckLadder(time.Duration(val(s.StopAfter))); err != nil {
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+func (s *Spec) checkEndpoints() (errs []error) {
+	if len(s.Expose) > MaxEndpoint {
+		return []error{fmt.Errorf("cannot use expose: %d endpoints, at most %d", len(s.Expose), MaxEndpoint)}
+	}
+	seen := map[string]bool{}
+	for i := range s.Expose {
+		e := &s.Expose[i]
+		for _, a := range []string{e.Listen, e.Target} {
+			if err := checkAddress(a); err != nil {
+				errs = append(errs, fmt.Errorf("cannot use expose[%d]: %w", i, err))
+			}
+		}
+		key := e.Proto + e.Listen
+		if seen[key] {
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: %s is exposed twice", i, e.Listen))
+		}
+		seen[key] = true
+		if e.Proto != "" && e.Proto != "udp" {
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: proto %q is not udp (empty is tcp)", i, e.Proto))
+		}
+		if e.Proto == "udp" && (e.Listen != e.Target || e.Path == PathRelay) {
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: udp is never relayed, so listen and target must be the same", i))
+		}
+		switch e.Path {
+		case "", PathAuto, PathRelay:
+		case PathDirect:
+			if e.Listen != e.Target {
+				errs = append(errs, fmt.Errorf("cannot use expose[%d]: on the direct path the program itself listens on %s, so the target cannot be %s", i, e.Listen, e.Target))
+			}
+		default:
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: path %q is none of auto, direct, relay", i, e.Path))
+		}
+	}
+	return errs
+}
+
+func checkAddress(a string) error {
+	host, port, err := net.SplitHostPort(a)
+	if err != nil {
+		return fmt.Errorf("%q is not host:port", a)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return fmt.Errorf("%q has no port between 1 and 65535", a)
+	}
+	if host != "" && host != "localhost" {
+		if _, err := netip.ParseAddr(host); err != nil {
+			return fmt.Errorf("%q has no IP address", a)
+		}
+	}
+	return nil
+}
+
+// ParseExpose reads the command line's short form: PORT or HOST:PORT (listen
+// and target are the same), LISTEN:TARGET with ports or [HOST:]PORT:[HOST:]PORT,
+// and /udp behind it. An omitted host is 127.0.0.1.
+func ParseExpose(s string, p Path) (Endpoint, error) {
+	fail := fmt.Errorf("cannot read %q as an exposed port: want PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP", s)
+	if strings.Contains(s, "[") || strings.Contains(s, "::") {
+		fail = fmt.Errorf("%w; IPv6 addresses are not read here", fail)
+	}
+	s, udp := strings.CutSuffix(s, "/udp")
+	parts := strings.Split(s, ":")
+	isPort := func(x string) bool { n, err := strconv.Atoi(x); return err == nil && n >= 1 && n <= 65535 }
+	const local = "127.0.0.1"
+	var listen, target string
+	switch {
+	case len(parts) == 1 && isPort(parts[0]):
+		listen = net.JoinHostPort(local, parts[0])
+		target = listen
+	case len(parts) == 2 && isPort(parts[0]) && isPort(parts[1]):
+		listen, target = net.JoinHostPort(local, parts[0]), net.JoinHostPort(local, parts[1])
+	case len(parts) == 2 && !isPort(parts[0]) && isPort(parts[1]):
+		listen = net.JoinHostPort(parts[0], parts[1])
+		target = listen
+	case len(parts) == 3 && isPort(parts[1]) && isPort(parts[2]):
+		listen, target = net.JoinHostPort(parts[0], parts[1]), net.JoinHostPort(local, parts[2])
+	case len(parts) == 4 && isPort(parts[1]) && isPort(parts[3]):
+		listen, target = net.JoinHostPort(parts[0], parts[1]), net.JoinHostPort(parts[2], parts[3])
+	default:
+		return Endpoint{}, fail
+	}
+	for _, a := range []string{listen, target} {
+		if checkAddress(a) != nil {
+			return Endpoint{}, fail
+		}
+	}
+	e := Endpoint{Listen: listen, Target: target, Path: p}
+	if udp {
+		e.Proto = "udp"
+	}
+	return e, nil
+}
+
+// Record is everything that is durable about an instance. It is written before
+// a change is acted on or acknowledged, with one exception that is safe: a
+// wake thaws first (docs/decisions, fenced stop).
+type Record struct {
+	ID         string         `json:"id"`
+	Spec       Spec           `json:"spec"`
+	Generation uint64         `json:"generation"` // rises with every durable change of state
+	State      power.Instance `json:"state"`
+	Enabled    bool           `json:"enabled"`
+	Identity   *Identity      `json:"identity,omitempty"`
+	Endpoints  []Endpoint     `json:"endpoints,omitempty"` // with the path that was decided
+	Leases     []idle.Lease   `json:"leases,omitempty"`
+
+	CreatedAt      time.Time `json:"created_at"`
+	StartedAt      time.Time `json:"started_at,omitzero"` // of the present run, for true uptime
+	StateSince     time.Time `json:"state_since,omitzero"`
+	LastActivityAt time.Time `json:"last_activity_at,omitzero"`
+	LastPausedAt   time.Time `json:"last_paused_at,omitzero"`
+	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`
+	SnoozedUntil   time.Time `json:"snoozed_until,omitzero"`
+	PausedBy       string    `json:"last_paused_by,omitempty"`
+	StoppedBy      string    `json:"stopped_by,omitempty"` // who stopped the last run; empty while it runs and when it ended by itself
+	ResumedBy      string    `json:"last_resumed_by,omitempty"`
+	StatusReason   string    `json:"status_reason,omitempty"`
+	Unserved       string    `json:"unserved,omitempty"` // a start or wake that found no room since it is in this state, and why
+
+	Exit         *Exit       `json:"exit,omitempty"`      // of the last run that ended
+	RestartAt    time.Time   `json:"restart_at,omitzero"` // when it is started again by itself
+	RestartCount int         `json:"restart_count"`
+	Crashes      []time.Time `json:"crashes,omitempty"` // of runs that failed early, newest last
+	CrashLooping bool        `json:"crash_looping"`
+	PauseCount   uint64      `json:"pause_count"`
+	WakeCount    uint64      `json:"wake_count"`
+	Freed        int64       `json:"reclaimed_bytes,omitempty"`
+	Saved        int64       `json:"saved_bytes,omitempty"` // on disk while hibernated
+	// BootedAnew is why the present run was started although the one before it
+	// had been hibernated.
+	BootedAnew string `json:"booted_anew,omitempty"`
+}

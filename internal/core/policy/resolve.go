@@ -1,0 +1,333 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"lull/internal/core/idle"
+)
+
+// The layers of an Origin, weakest first.
+const (
+	LayerSettings = "settings" // the fleet's
+	LayerDefault  = "default"  // the policy of all workers
+	LayerTemplate = "template"
+	LayerGroup    = "group"
+	LayerPolicy   = "policy" // assigned to the worker
+	LayerWorker   = "worker" // the worker's own fields
+	LayerOverride = "override"
+)
+
+// Origin is where a value came from.
+type Origin struct {
+	Layer string `json:"layer"`
+	// Name is that of the template, the group's selector, the worker or the
+	// override.
+	Name   string `json:"name,omitempty"`
+	Policy string `json:"policy,omitempty"` // that sets it, by name
+}
+
+// String formats o for display.
+func (o Origin) String() string {
+	text := o.Layer
+	if o.Name != "" {
+		text += " " + o.Name
+	}
+	if o.Policy != "" && o.Policy != o.Name {
+		text += " (" + o.Policy + ")"
+	}
+	return text
+}
+
+// Subject contains the properties of a worker that rules depend on.
+type Subject struct {
+	ID     string
+	Region string
+	Tags   map[string]string
+	Policy string // by name
+	Own    Values // its own fields
+	// Since is when the worker was last assigned a policy or schedule.
+	Since    time.Time
+	Template string
+	FromTmpl Values
+}
+
+// Base is the weakest layer, the fleet's settings.
+type Base struct {
+	Timeout, WarnBefore, CheckInterval, Snooze time.Duration
+	AutoPause                                  bool
+}
+
+// Set holds all rules. It is immutable after New.
+type Set struct {
+	Policies  map[string]Named
+	Schedules map[string]*Schedule
+	Groups    []Group // weakest first
+	Overrides []Override
+	Budgets   []Budget // by name
+}
+
+// New returns a Set. Built-in policies and the default budget are included
+// unless one of the same name is given.
+func New(policies []Named, schedules []Schedule, groups []Group, overrides []Override, budgets []Budget) *Set {
+	s := &Set{Policies: map[string]Named{}, Schedules: map[string]*Schedule{}, Groups: slices.Clone(groups),
+		Overrides: slices.Clone(overrides), Budgets: slices.Clone(budgets)}
+	for _, p := range append(Shipped(), policies...) {
+		s.Policies[p.Name] = p
+	}
+	for _, c := range schedules {
+		if h, err := c.hours(); err == nil {
+			c.read = h
+		}
+		s.Schedules[c.Name] = &c
+	}
+	if !slices.ContainsFunc(budgets, func(b Budget) bool { return b.Name == DefaultStarts.Name }) {
+		s.Budgets = append(s.Budgets, DefaultStarts)
+	}
+	slices.SortFunc(s.Budgets, func(a, b Budget) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Groups, func(a, b Group) int {
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(specific(a), specific(b)), cmp.Compare(a.ID, b.ID))
+	})
+	slices.SortFunc(s.Overrides, func(a, b Override) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return s
+}
+
+// specific ranks a group's selector by how much it narrows down.
+func specific(g Group) int {
+	n := 2 * len(g.Selector.Tags)
+	if g.Selector.Region != "" {
+		n++
+	}
+	return n
+}
+
+// Resolved is the effective policy of one worker at one moment, with the origin
+// of every value.
+type Resolved struct {
+	// Name is that of the strongest policy that sets a timeout, or else
+	// global, template NAME or worker ID.
+	Name            string             `json:"name"`
+	Enabled         bool               `json:"enabled"`
+	Timeout         idle.Duration      `json:"idle_timeout_seconds"`
+	WarnBefore      idle.Duration      `json:"warn_before_seconds"`
+	CheckInterval   idle.Duration      `json:"check_interval_seconds"`
+	Snooze          idle.Duration      `json:"snooze_seconds"`
+	PauseAction     string             `json:"pause_action"`
+	ActivitySources []string           `json:"activity_sources"`
+	Signals         []string           `json:"signals"` // of the agent; null means all
+	Thresholds      map[string]float64 `json:"thresholds"`
+	AcceptedRisks   []string           `json:"accepted_risks"`
+	Shadow          bool               `json:"shadow"`
+	Schedule        string             `json:"schedule"`
+	Force           bool               `json:"force"`
+	AutoPause       bool               `json:"auto_pause"` // the fleet-wide switch
+	// From maps each value's name above, without the unit, to its origin.
+	From map[string]Origin `json:"from"`
+
+	// Standing is the schedule's state; absent without a schedule.
+	Standing *Standing `json:"standing,omitempty"`
+	// Overrides are those in force, oldest first.
+	Overrides []Override `json:"overrides"`
+	// KeptUntil and FrozenUntil are the latest ends of those kinds.
+	KeptUntil   *time.Time `json:"kept_until,omitempty"`
+	FrozenUntil *time.Time `json:"frozen_until,omitempty"`
+	// Faults are rules that cannot be applied, such as a policy that does
+	// not exist.
+	Faults []string `json:"faults,omitempty"`
+	// Applied is set if a user assigned a policy to the worker, so that its
+	// tags are written.
+	Applied bool `json:"applied"`
+
+	since time.Time // when its schedule was assigned
+}
+
+// Resolve returns the effective policy of w at now.
+func (s *Set) Resolve(now time.Time, base Base, w *Subject) Resolved {
+	r := Resolved{
+		Name: "global", Enabled: true, AutoPause: base.AutoPause, Timeout: idle.Duration(base.Timeout), WarnBefore: idle.Duration(base.WarnBefore),
+		CheckInterval: idle.Duration(base.CheckInterval), Snooze: idle.Duration(base.Snooze), PauseAction: "stop",
+		ActivitySources: []string{"cml"}, Thresholds: map[string]float64{}, AcceptedRisks: []string{}, From: map[string]Origin{}, Overrides: []Override{},
+	}
+	for _, field := range fields {
+		r.From[field] = Origin{Layer: LayerSettings}
+	}
+	for _, g := range s.Groups {
+		if g.Selector.All() {
+			s.group(&r, LayerDefault, g)
+		}
+	}
+	if w.Template != "" {
+		r.lay(w.FromTmpl, Origin{Layer: LayerTemplate, Name: w.Template}, "template "+w.Template, time.Time{})
+	}
+	for _, g := range s.Groups {
+		if !g.Selector.All() && g.Selector.Matches(w) {
+			s.group(&r, LayerGroup, g)
+		}
+	}
+	s.named(&r, w.Policy, Origin{Layer: LayerPolicy, Name: w.Policy, Policy: w.Policy}, w.Since)
+	r.lay(w.Own, Origin{Layer: LayerWorker, Name: w.ID}, "worker "+w.ID, w.Since)
+	s.override(now, &r, w)
+	r.WarnBefore = max(0, min(r.WarnBefore, r.Timeout))
+	s.stand(now, &r, w)
+	return r
+}
+
+// group layers the values of a group.
+func (s *Set) group(r *Resolved, layer string, g Group) {
+	o := Origin{Layer: layer, Name: g.Selector.String(), Policy: g.Policy}
+	s.named(r, g.Policy, o, g.ScheduleSince)
+	if g.Schedule != nil {
+		r.lay(Values{Schedule: g.Schedule}, o, "", g.ScheduleSince)
+	}
+}
+
+// named layers the policy of that name. A missing policy is recorded as a
+// fault and sets nothing.
+func (s *Set) named(r *Resolved, name string, o Origin, since time.Time) {
+	if name == "" {
+		return
+	}
+	p, ok := s.Policies[name]
+	if !ok {
+		r.Faults = append(r.Faults, fmt.Sprintf("There is no policy %q, which %s names.", name, o.Layer))
+		return
+	}
+	if p.ScheduleSince.After(since) {
+		since = p.ScheduleSince
+	}
+	r.Applied = true
+	r.lay(p.Values, o, name, since)
+}
+
+func (s *Set) override(now time.Time, r *Resolved, w *Subject) {
+	for _, o := range s.Overrides {
+		if !o.In(now) || !o.Selector.Matches(w) {
+			continue
+		}
+		r.Overrides = append(r.Overrides, o)
+		latest := func(t **time.Time) {
+			if *t == nil || o.Until.After(**t) {
+				until := o.Until
+				*t = &until
+			}
+		}
+		switch o.Kind {
+		case Keep:
+			latest(&r.KeptUntil)
+		case Freeze:
+			latest(&r.FrozenUntil)
+		case Use:
+			s.named(r, o.Policy, Origin{Layer: LayerOverride, Name: o.ID, Policy: o.Policy}, o.From)
+		}
+	}
+}
+
+// stand evaluates the schedule, without boundaries that overrides suppress.
+func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
+	if r.Schedule == "" {
+		return
+	}
+	c, ok := s.Schedules[r.Schedule]
+	if !ok {
+		r.Faults = append(r.Faults, fmt.Sprintf("There is no schedule %q, which %s names.", r.Schedule, r.From["schedule"].Layer))
+		return
+	}
+	since := r.since
+	if c.ChangedAt.After(since) {
+		since = c.ChangedAt
+	}
+	skips := s.overrides(w, Skip)
+	st, err := c.Standing(now, since, func(t time.Time) bool {
+		return slices.ContainsFunc(skips, func(o Override) bool { return o.In(t) })
+	})
+	if err != nil {
+		r.Faults = append(r.Faults, fmt.Sprintf("Schedule %s cannot be followed: %v.", c.Name, err))
+		return
+	}
+	st.Force = r.Force
+	r.Standing = &st
+}
+
+// fields are the keys of From.
+var fields = []string{"enabled", "idle_timeout", "warn_before", "check_interval", "snooze", "pause_action", "activity_sources", "signals",
+	"thresholds", "accepted_risks", "shadow", "schedule", "force"}
+
+// lay layers v over r. name becomes r's name if v sets a timeout.
+func (r *Resolved) lay(v Values, o Origin, name string, since time.Time) {
+	said := func(field string) { r.From[field] = o }
+	span := func(field string, to *idle.Duration, m *int) {
+		if m != nil {
+			*to = idle.Duration(time.Duration(*m) * time.Minute)
+			said(field)
+		}
+	}
+	truth := func(field string, to *bool, b *bool) {
+		if b != nil {
+			*to = *b
+			said(field)
+		}
+	}
+	list := func(field string, to *[]string, l []string) {
+		if l != nil {
+			*to = slices.Clone(l)
+			said(field)
+		}
+	}
+	span("idle_timeout", &r.Timeout, v.IdleTimeoutMinutes)
+	span("warn_before", &r.WarnBefore, v.WarnBeforeMinutes)
+	span("check_interval", &r.CheckInterval, v.CheckIntervalMinutes)
+	span("snooze", &r.Snooze, v.SnoozeMinutes)
+	truth("enabled", &r.Enabled, v.Enabled)
+	truth("shadow", &r.Shadow, v.Shadow)
+	truth("force", &r.Force, v.Force)
+	list("activity_sources", &r.ActivitySources, v.ActivitySources)
+	list("signals", &r.Signals, v.Signals)
+	list("accepted_risks", &r.AcceptedRisks, v.AcceptedRisks)
+	if v.PauseAction != nil {
+		r.PauseAction = *v.PauseAction
+		said("pause_action")
+	}
+	if v.Thresholds != nil {
+		r.Thresholds = maps.Clone(v.Thresholds)
+		said("thresholds")
+	}
+	if v.Schedule != nil {
+		r.Schedule, r.since = *v.Schedule, since
+		said("schedule")
+	}
+	if v.IdleTimeoutMinutes != nil && name != "" {
+		r.Name = name
+	}
+}
+
+// Idle converts r to the idle engine's policy. detection is the worker's own
+// switch.
+func (r *Resolved) Idle(detection bool) idle.Policy {
+	return idle.Policy{
+		Name: r.Name, Timeout: r.Timeout, Snooze: r.Snooze, WarnBefore: r.WarnBefore, CheckInterval: r.CheckInterval,
+		Detection: detection && r.Enabled, AutoPause: r.AutoPause, Signals: r.ActivitySources, Action: r.PauseAction,
+	}
+}
+
+// Guards returns the blocks that r puts on every automatic pause: a freeze and
+// a maintenance window.
+func (r *Resolved) Guards() []idle.Block {
+	var out []idle.Block
+	for _, o := range r.Overrides {
+		if o.Kind == Freeze {
+			until := o.Until
+			out = append(out, idle.Block{Code: idle.Schedule, Sentence: o.Sentence(), Until: &until})
+		}
+	}
+	if st := r.Standing; st != nil && st.HeldUntil != nil {
+		until := *st.HeldUntil
+		out = append(out, idle.Block{Code: idle.Schedule, Until: &until,
+			Sentence: fmt.Sprintf("A maintenance window of schedule %s is open until %s.", st.Schedule, ClockIn(until, st.Zone))})
+	}
+	return out
+}

@@ -1,0 +1,139 @@
+package guestagent
+
+import (
+	"context"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"lull/internal/protocol/guest"
+)
+
+// ringSize is the capacity for output that waits for the host.
+const ringSize = 256 << 10
+
+// ring buffers output until it is sent. Writing never blocks: the oldest bytes
+// are dropped and counted.
+type ring struct {
+	mu      sync.Mutex
+	b       []byte
+	size    int
+	dropped uint64 // since the last take
+	total   uint64 // ever dropped
+	some    chan struct{}
+	empty   chan struct{} // closed while nothing is buffered or being sent
+	sending bool
+}
+
+func newRing(size int) *ring {
+	r := &ring{size: size, some: make(chan struct{}, 1), empty: make(chan struct{})}
+	close(r.empty)
+	return r
+}
+
+// Write implements io.Writer.
+func (r *ring) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.b) == 0 && !r.sending && len(p) > 0 {
+		r.empty = make(chan struct{})
+	}
+	r.b = append(r.b, p...)
+	if over := len(r.b) - r.size; over > 0 {
+		r.b = append(r.b[:0], r.b[over:]...)
+		r.dropped += uint64(over)
+		r.total += uint64(over)
+	}
+	select {
+	case r.some <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+func (r *ring) readFrom(f *os.File) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := f.Read(buf)
+		if n > 0 {
+			_, _ = r.Write(buf[:n]) // never fails
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// take removes the next chunk. The caller must call sent afterwards.
+func (r *ring) take() (guest.LogNote, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.b) == 0 {
+		return guest.LogNote{}, false
+	}
+	n := min(len(r.b), guest.MaxChunk)
+	note := guest.LogNote{Data: append([]byte(nil), r.b[:n]...), Dropped: r.dropped}
+	r.b, r.dropped, r.sending = append(r.b[:0], r.b[n:]...), 0, true
+	return note, true
+}
+
+// sent completes a take; a chunk that was not sent counts as dropped.
+func (r *ring) sent(note guest.LogNote, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sending = false
+	if !ok {
+		r.dropped += note.Dropped + uint64(len(note.Data))
+		r.total += uint64(len(note.Data))
+	}
+	if len(r.b) == 0 {
+		close(r.empty)
+	}
+}
+
+// lost returns the number of dropped bytes.
+func (r *ring) lost() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.total
+}
+
+// drained waits until everything has been sent, at most for d.
+func (r *ring) drained(d time.Duration) {
+	r.mu.Lock()
+	e := r.empty
+	r.mu.Unlock()
+	select {
+	case <-e:
+	case <-time.After(d):
+	}
+}
+
+// sendLogs sends buffered output to the host.
+func (h *Harness) sendLogs(ctx context.Context) {
+	for {
+		for {
+			note, ok := h.logs.take()
+			if !ok {
+				break
+			}
+			err := h.host().Notify(guest.Log, note)
+			h.logs.sent(note, err == nil)
+			if err != nil {
+				select {
+				case <-time.After(retryRead):
+				case <-ctx.Done():
+					return
+				}
+			}
+		}
+		select {
+		case <-h.logs.some:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+var _ io.Writer = (*ring)(nil)

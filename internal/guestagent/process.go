@@ -1,0 +1,373 @@
+package guestagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/protocol/guest"
+)
+
+// process is a program started by the guest agent.
+type process struct {
+	pid    int
+	over   chan struct{} // closed when it has been reaped
+	status syscall.WaitStatus
+}
+
+// note returns how it ended. It must be called after over is closed.
+func (p *process) note() guest.ExitNote {
+	n := guest.ExitNote{Code: p.status.ExitStatus(), At: time.Now().UnixMilli()}
+	if p.status.Signaled() {
+		n.Signal = int(p.status.Signal())
+		n.Code = 128 + n.Signal
+	}
+	return n
+}
+
+// children reaps processes. As process 1 it also reaps orphans, and nothing else
+// may call wait.
+type children struct {
+	init bool
+	mu   sync.Mutex // held from before a fork until its pid is known
+	all  map[int]*process
+}
+
+func newChildren(init bool) *children { return &children{init: init, all: map[int]*process{}} }
+
+// start runs a program and closes over when it ends.
+func (c *children) start(path string, argv []string, attr *os.ProcAttr) (*process, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	osp, err := os.StartProcess(path, argv, attr)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{pid: osp.Pid, over: make(chan struct{})}
+	if c.init {
+		c.all[p.pid] = p
+		return p, osp.Release()
+	}
+	go func() { // its caller waits for over
+		if st, err := osp.Wait(); err == nil {
+			p.status, _ = st.Sys().(syscall.WaitStatus)
+		}
+		close(p.over)
+	}()
+	return p, nil
+}
+
+// collect reaps processes until ctx ends.
+func (c *children) collect(ctx context.Context) {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	defer signal.Stop(ended)
+	for {
+		for c.collectOne() {
+		}
+		select {
+		case <-ended:
+		case <-time.After(time.Second): // signals can coalesce, but orphans must be reaped
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *children) collectOne() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var ws syscall.WaitStatus
+	pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, nil)
+	if err == syscall.EINTR {
+		return true
+	}
+	if err != nil || pid <= 0 {
+		return false
+	}
+	if p := c.all[pid]; p != nil {
+		delete(c.all, pid)
+		p.status = ws
+		close(p.over)
+	}
+	return true
+}
+
+// run starts the workload, once per boot.
+func (h *Harness) run(c guest.RunCall) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.main != nil {
+		return errors.New("cannot run: this guest has had its workload; boot another one")
+	}
+	if len(c.Command) == 0 {
+		return errors.New("cannot run: command is empty")
+	}
+	env := c.Env
+	if h.cfg.Socket != "" {
+		// Programs see the first of two entries, so the host's is removed.
+		env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "LULL_SOCKET=") })
+		env = append(env, "LULL_SOCKET="+h.cfg.SockEnv)
+	}
+	cred, err := lookUser(h.cfg.Root, c.User)
+	if err != nil {
+		return err
+	}
+	if cred != nil {
+		for _, g := range c.Groups {
+			cred.Groups = append(cred.Groups, uint32(g))
+		}
+	}
+	if err := makeDir(h.cfg.Root, c.Dir); err != nil {
+		return fmt.Errorf("cannot use dir: %w", err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("cannot make a pipe: %w", err)
+	}
+	if err := give(cred, w); err != nil {
+		return errors.Join(err, r.Close(), w.Close())
+	}
+	killed := h.oomKills()
+	p, err := h.spawn(c.Command, env, c.Dir, cred, w, w)
+	err = errors.Join(err, w.Close())
+	if err != nil {
+		return errors.Join(fmt.Errorf("cannot run %s: %w", c.Command[0], err), r.Close())
+	}
+	h.main, h.env, h.dir, h.cred = p, env, c.Dir, cred
+	read := make(chan struct{})
+	go func() { // reading ends when the last process closes the pipe
+		defer close(read)
+		defer r.Close()
+		h.logs.readFrom(r)
+	}()
+	go h.await(p, read, killed)
+	return nil
+}
+
+// give makes a user the owner of its pipes, so that it can open them by name:
+// images link their logs to /dev/stdout.
+func give(to *syscall.Credential, pipes ...*os.File) error {
+	if to == nil {
+		return nil
+	}
+	for _, p := range pipes {
+		if err := p.Chown(int(to.Uid), int(to.Gid)); err != nil {
+			return fmt.Errorf("cannot give a pipe to its user: %w", err)
+		}
+	}
+	return nil
+}
+
+// makeDir creates the workload's directory if the image lacks it, as container
+// runtimes do.
+func makeDir(root, dir string) error {
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	at := strings.TrimPrefix(filepath.Clean("/"+dir), "/")
+	if at == "" {
+		return nil
+	}
+	if _, err := r.Stat(at); !errors.Is(err, os.ErrNotExist) {
+		return nil // it exists, or entering it will fail with the reason
+	}
+	return r.MkdirAll(at, 0o755)
+}
+
+// lastWords is how long to wait for the end of a workload's output: a child that
+// outlives it may keep the pipe open.
+const lastWords = 500 * time.Millisecond
+
+// await reports how the workload ended, once the host is connected and after its
+// output. killed is the value of oomKills before it started.
+func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
+	<-p.over
+	select {
+	case <-read:
+	case <-time.After(lastWords):
+	}
+	h.logs.drained(2 * time.Second)
+	n := p.note()
+	n.Starved = n.Code == 128+int(syscall.SIGKILL) && h.oomKills() > killed
+	h.mu.Lock()
+	h.exit = &n
+	h.mu.Unlock()
+	if err := h.host().Notify(guest.Exited, n); err != nil {
+		h.log.Warn("cannot say that the workload ended; hello will", "err", err)
+	}
+}
+
+// spawn starts a program in the workload's root and group.
+func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential, out, errOut *os.File) (*process, error) {
+	root, err := os.OpenFile(h.cfg.Root, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the root: %w", err)
+	}
+	defer root.Close()
+	path, err := look(root, argv[0], env, dir)
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	sys := &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	if h.cfg.Root != "/" {
+		sys.Chroot = h.cfg.Root
+	}
+	if h.cfg.Group != "" {
+		g, err := os.Open(h.cfg.Group)
+		if err != nil {
+			return nil, fmt.Errorf("cannot open the control group: %w", err)
+		}
+		defer g.Close()
+		sys.UseCgroupFD, sys.CgroupFD = true, int(g.Fd())
+	}
+	if dir == "" {
+		dir = "/"
+	}
+	return h.kids.start(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{null, out, errOut}, Sys: sys})
+}
+
+// look finds a program in the workload's root, resolving links inside it.
+func look(root *os.File, name string, env []string, dir string) (string, error) {
+	runs := func(p string) bool {
+		fd, err := unix.Openat2(int(root.Fd()), p, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+		if err != nil {
+			return false
+		}
+		defer unix.Close(fd)
+		var st unix.Stat_t
+		return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
+	}
+	if strings.Contains(name, "/") {
+		p := name
+		if !filepath.IsAbs(p) {
+			p = filepath.Join("/", dir, p)
+		}
+		if !runs(p) {
+			return "", fmt.Errorf("cannot find %s in the guest, or it is no program", p)
+		}
+		return p, nil
+	}
+	search := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	for _, e := range env {
+		if v, ok := strings.CutPrefix(e, "PATH="); ok {
+			search = v
+		}
+	}
+	for _, d := range filepath.SplitList(search) {
+		if p := filepath.Join("/", d, name); runs(p) {
+			return p, nil
+		}
+	}
+	return "", fmt.Errorf("cannot find %s in the guest's PATH %s", name, search)
+}
+
+// maxFile limits the guest's passwd file, in bytes.
+const maxFile = 1 << 20
+
+// lookUser resolves name or uid[:gid]; empty means the current user.
+func lookUser(root, user string) (*syscall.Credential, error) {
+	if user == "" {
+		return nil, nil
+	}
+	u, g, both := strings.Cut(user, ":")
+	if uid, err := strconv.ParseUint(u, 10, 32); err == nil {
+		gid := uid
+		if both {
+			if gid, err = strconv.ParseUint(g, 10, 32); err != nil {
+				return nil, fmt.Errorf("cannot use user %q: the group is no number", user)
+			}
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up user %q: %w", user, err)
+	}
+	defer r.Close()
+	f, err := r.Open("etc/passwd")
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up user %q: %w", user, err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile))
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up user %q: %w", user, err)
+	}
+	for line := range strings.Lines(string(b)) {
+		p := strings.Split(strings.TrimSpace(line), ":")
+		if len(p) < 4 || p[0] != user {
+			continue
+		}
+		uid, uerr := strconv.ParseUint(p[2], 10, 32)
+		gid, gerr := strconv.ParseUint(p[3], 10, 32)
+		if uerr != nil || gerr != nil {
+			break
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	return nil, fmt.Errorf("cannot use user %q: the guest does not know it", user)
+}
+
+// signal sends sig to the workload's main process.
+func (h *Harness) signal(sig syscall.Signal) error {
+	if sig < 1 || sig > 64 {
+		return fmt.Errorf("cannot use signal %d: want 1 to 64", sig)
+	}
+	h.mu.Lock()
+	m := h.main
+	h.mu.Unlock()
+	if m == nil {
+		return errors.New("cannot signal the workload: there is none")
+	}
+	h.kids.mu.Lock() // it is not reaped meanwhile, so the pid cannot be reused
+	defer h.kids.mu.Unlock()
+	select {
+	case <-m.over:
+		return errors.New("cannot signal the workload: it has ended")
+	default:
+	}
+	if err := syscall.Kill(m.pid, sig); err != nil {
+		return fmt.Errorf("cannot signal the workload: %w", err)
+	}
+	return nil
+}
+
+// killAll kills the workload and everything it started.
+func (h *Harness) killAll() {
+	if h.cfg.Group != "" {
+		if err := os.WriteFile(filepath.Join(h.cfg.Group, "cgroup.kill"), []byte("1"), 0); err == nil {
+			return
+		}
+	}
+	h.mu.Lock()
+	m := h.main
+	h.mu.Unlock()
+	if m == nil {
+		return
+	}
+	select {
+	case <-m.over:
+	default:
+		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // its session; ESRCH means it is gone
+	}
+}

@@ -1,0 +1,403 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// Limits of adoption.
+const (
+	adoptLimit   = 10 * time.Second // search for one run
+	adoptAgain   = 5 * time.Second  // one attempt that a caller waits for
+	adoptAtOnce  = 16               // concurrent searches
+	loadPatience = 2 * time.Second  // how long Load waits before requests are served
+)
+
+// beingSought is the reason why a run is not known yet.
+var beingSought = errors.New("its run is being looked for")
+
+// Load adopts what an earlier daemon left: records in any state, written at any
+// instant. A run that still exists is adopted, one that ended in the meantime
+// is handled like any other exit, and a paused one passes through the fence
+// before it is frozen again. Load waits for this only briefly. Searches that
+// hang continue while other instances are served. Call Load once, before Run
+// and before serving requests.
+func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
+	var errs []error
+	for n := range recs {
+		rec := recs[n]
+		rt, ok := h.cfg.Runtimes[rec.Spec.Runtime]
+		if !ok {
+			err := fmt.Errorf("cannot take over %s: %w", rec.Spec.Name, h.noRuntime(rec.Spec.Runtime))
+			h.absent[rec.ID], h.absent[rec.Spec.Name] = err, err
+			h.away = append(h.away, rec)
+			errs = append(errs, err)
+			continue
+		}
+		i := newInst(h, rec, rt)
+		if err := i.openRelay(); err != nil {
+			// The instance is kept. Its state and promises do not depend on the
+			// port, which the error names.
+			errs = append(errs, fmt.Errorf("cannot open the ports of %s: %w", rec.Spec.Name, err))
+			i.rec.StatusReason = "its ports could not be opened: " + err.Error()
+		}
+		if rec.State != power.Stopped {
+			i.missing = beingSought
+		}
+		h.mu.Lock()
+		h.byID[i.id], h.byName[i.name()] = i, i
+		h.mu.Unlock()
+		h.saver.seed(i.id, rec.Generation)
+	}
+	for _, what := range h.Misset() {
+		h.log.Warn("the settings of an instance and of the host do not fit together", "fault", what)
+	}
+	return errors.Join(append(errs, h.adoptAll(ctx))...)
+}
+
+// adoptAll adopts every instance. It returns the errors seen until its wait
+// ended.
+func (h *Host) adoptAll(ctx context.Context) error {
+	var mu sync.Mutex
+	var errs []error
+	gone := false // the caller has stopped waiting for errs
+	take := func(i *inst) {
+		i.acquire()
+		err := i.seek(ctx)
+		i.release()
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case err == nil:
+		case gone:
+			h.log.Error("cannot take over", "instance", i.name(), "err", err)
+		default:
+			errs = append(errs, err)
+		}
+	}
+	all, done := h.all(), make(chan struct{})
+	h.spawn(func() {
+		defer close(done)
+		var wg sync.WaitGroup
+		slots := make(chan struct{}, adoptAtOnce)
+		for _, i := range all {
+			slots <- struct{}{}
+			wg.Go(func() { take(i); <-slots })
+		}
+		wg.Wait()
+	})
+	select {
+	case <-done:
+	case <-time.After(loadPatience):
+		h.log.Warn("not everything has been adopted yet; retrying")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	gone = true
+	return errors.Join(errs...)
+}
+
+// adopt brings one instance into the state that its record names. It searches
+// for the run no longer than limit. The caller holds the lock.
+func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
+	was := i.state()
+	i.mu.Lock()
+	ident := i.rec.Identity
+	i.over = make(chan struct{})
+	i.mu.Unlock()
+	if was == power.Stopped {
+		i.forgetRun()
+		i.armRestart()
+		return nil
+	}
+	actx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var w Workload
+	var err error = &instance.GoneError{ID: i.id, Exit: instance.Exit{Lost: true}}
+	if ident != nil {
+		w, err = i.rt.Adopt(actx, i.id, *ident)
+	}
+	var gone *instance.GoneError
+	ended := errors.As(err, &gone)
+	i.mu.Lock()
+	if i.missing = err; ended {
+		i.missing = nil
+	}
+	i.mu.Unlock()
+	switch {
+	case ended:
+		if e := i.reported; e != nil && gone.Exit.Lost {
+			gone.Exit = e.exit
+		}
+		why := ""
+		if unusable := (*instance.SnapshotError)(nil); errors.As(err, &unusable) {
+			why = unusable.Error()
+		}
+		return i.adoptEnded(was, gone.Exit, why)
+	case err != nil:
+		// Not found is not stopped: the instance stays as recorded, and the
+		// search is repeated.
+		i.h.retryAdopt(i)
+		return fmt.Errorf("cannot take over %s: %w", i.name(), err)
+	}
+	found := w.Identity()
+	i.mu.Lock()
+	i.work, i.rec.Identity = w, &found
+	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
+		// It was saved, but the daemon ended before it could record that.
+		was, i.rec.State = power.Hibernated, power.Hibernated
+	}
+	i.mu.Unlock()
+	switch was {
+	case power.Starting:
+		if err := i.continueStart(ctx, w); err == nil {
+			return nil
+		}
+		// How far the start came is unknown, and its caller is gone. Only a
+		// clean start leads to a known state.
+		if err := i.startFailed(w, errors.New("the daemon ended while it was starting"), false); err != nil && i.state() != power.Stopped {
+			return err
+		}
+		return i.start(ctx, "restart", "started again after the daemon ended while it was starting")
+	case power.Stopping:
+		a := &attempt{i: i, ctx: ctx, work: w, frozen: true, by: "restart"}
+		err := a.walk([]step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}})
+		var unusable *instance.SnapshotError
+		switch {
+		case errors.As(err, &unusable): // no one is left to report it to
+			if err := i.endNow(ctx); err != nil {
+				return err
+			}
+		case err != nil:
+			i.h.due.set(i, i.h.now().Add(time.Second)) // the deadline ends it
+			return err
+		}
+		return i.finishStop(ctx, "restart", i.rec.StatusReason)
+	}
+	if err := i.adoptAlive(ctx, was, w); err != nil {
+		i.h.due.set(i, i.h.now().Add(time.Second)) // the deadline checks it again
+		return err
+	}
+	return nil
+}
+
+// settleLimit is how long a request that an earlier daemon sent to another
+// process can still take effect.
+const settleLimit = 30 * time.Second
+
+// adoptAlive adopts a run that was running, paused or in a transition.
+func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
+	// An instance with its own network is relayed to wherever it listens, even
+	// if its listeners cannot be read.
+	if ls, err := w.Listeners(); err == nil || i.rt.Capabilities().Network {
+		if err := i.decidePaths(append([]instance.Endpoint(nil), i.spec().Expose...), ls); err != nil {
+			return err
+		}
+	}
+	paused := was.Asleep()
+	if paused {
+		still, err := w.Still()
+		i.mu.Lock()
+		i.frozen = still || err != nil
+		i.mu.Unlock()
+		if err != nil { // nothing watches its sockets, so it is woken
+			return fmt.Errorf("cannot tell whether %s is frozen: %w", i.name(), err)
+		}
+		if !still { // its recent activity is unknown, so it counts as active
+			i.update(func(r *instance.Record) { r.State = power.Resuming })
+			return i.foundResumed("supervisor", letRunSaying)
+		}
+	}
+	if i.rt.Capabilities().Shared {
+		if was == power.Pausing {
+			i.mu.Lock()
+			i.settles = i.h.now().Add(settleLimit)
+			i.mu.Unlock()
+		}
+		// lull records its own pauses before they begin, so this one was made
+		// outside lull.
+		if still, err := w.Still(); err == nil && still && (was == power.Running || i.pausedByOthers()) {
+			if was == power.Running {
+				return i.pausedOutside("it was paused while no daemon was there")
+			}
+			i.mu.Lock()
+			i.frozen = true
+			i.mu.Unlock()
+			return nil
+		}
+	}
+	if !paused {
+		err := w.Thaw()
+		var unusable *instance.SnapshotError
+		switch {
+		case errors.As(err, &unusable):
+			i.update(func(r *instance.Record) { r.State = power.Resuming })
+			return i.bootAnew(ctx, "restart", "the daemon ended in the middle of a wake", unusable)
+		case err != nil: // it may be frozen, so it does not count as running
+			if was == power.Running {
+				i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, err.Error() })
+			}
+			i.mu.Lock()
+			i.frozen = true
+			i.mu.Unlock()
+			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
+		}
+		if was == power.Running {
+			// Activity since the last record was lost with the daemon that saw
+			// it.
+			i.update(func(r *instance.Record) { r.LastActivityAt = i.h.now() })
+			i.open()
+			i.scheduleAwake(i.h.now())
+			return nil
+		}
+		if was == power.Pausing {
+			return i.foundPausing()
+		}
+		return i.foundResumed("restart", midChangeSaying)
+	}
+	a := i.asItIs(ctx, "restart", i.rec.StatusReason)
+	a.force, a.adopted = true, true
+	err := a.walk(i.h.steps.resumePause)
+	if err == nil {
+		return nil
+	}
+	if uerr := a.walk(i.h.steps.undo); uerr != nil {
+		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		return errors.Join(err, uerr)
+	}
+	i.emit("resumed", "restart", err.Error())
+	return nil
+}
+
+// Reasons for the state of an instance that was asleep or in a power transition
+// when its daemon ended.
+const (
+	letRunSaying    = "it was let run while no daemon was there"
+	midChangeSaying = "the daemon ended in the middle of a change"
+)
+
+// foundResumed records a resume that happened while no daemon ran, with the
+// time at which it was found.
+func (i *inst) foundResumed(by, why string) error {
+	now := i.h.now()
+	i.note(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Running, why
+		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
+		r.Freed, r.Saved = 0, 0
+	})
+	i.open()
+	i.scheduleAwake(now)
+	i.emit("resumed", by, why)
+	return nil
+}
+
+// foundPausing returns an instance whose pause did not complete to running. It
+// records no resume.
+func (i *inst) foundPausing() error {
+	now := i.h.now()
+	i.note(func(r *instance.Record) {
+		r.State, r.StatusReason, r.LastActivityAt = power.Running, midChangeSaying, now
+	})
+	i.open()
+	i.scheduleAwake(now)
+	return nil
+}
+
+// adoptEnded records an exit that happened while no daemon ran, then applies
+// the restart rule.
+func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) error {
+	now := i.h.now()
+	if e.At.IsZero() {
+		e.At = now
+	}
+	why := "ended while the daemon was away"
+	if !e.Lost {
+		why = e.How() + ", while the daemon was away"
+	}
+	if cause != "" {
+		why += ": " + cause
+	}
+	i.note(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &e, 0, 0
+		if was != power.Stopping {
+			afterEnd(r, e, now)
+		} else {
+			r.Leases = nil
+		}
+	})
+	i.forgetRun()
+	i.emit("exited", "", why)
+	i.armRestart()
+	return nil
+}
+
+// retryAdopt repeats a failed search for a run.
+func (h *Host) retryAdopt(i *inst) {
+	if !i.lost.CompareAndSwap(false, true) {
+		return // another retry is in progress
+	}
+	h.spawn(func() {
+		select {
+		case <-time.After(time.Second):
+		case <-h.ctx.Done():
+			return
+		}
+		if i.acquireCtx(h.ctx) != nil {
+			return
+		}
+		defer i.release()
+		i.lost.Store(false)
+		i.mu.Lock()
+		before := i.missing
+		i.mu.Unlock()
+		if err := i.seek(h.ctx); err != nil && (before == nil || !strings.Contains(err.Error(), before.Error())) {
+			h.log.Error("cannot take over", "instance", i.name(), "err", err)
+		}
+	})
+}
+
+// seek adopts i in the background, unless another caller already does. A stop
+// does not wait for it. The caller holds the lock.
+func (i *inst) seek(ctx context.Context) error {
+	if i.workload() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	i.interrupt.Store(&cancel)
+	defer i.interrupt.Store(nil)
+	return i.adopt(ctx, adoptLimit)
+}
+
+// takenOver makes sure that a run left by an earlier daemon is adopted. Until
+// then the instance can be neither woken nor stopped, and no second run is
+// started. The caller holds the lock.
+func (i *inst) takenOver() error {
+	if i.workload() != nil || i.state() == power.Stopped {
+		return nil
+	}
+	return i.adopt(i.h.ctx, adoptAgain)
+}
+
+// endUnknown ends, for a user, a run that could not be adopted because of
+// cause. The program cannot be asked to exit, but its runtime can identify and
+// kill it.
+func (i *inst) endUnknown(ctx context.Context, by string, cause error) error {
+	e, ok := i.rt.(instance.Ender)
+	if !ok {
+		return cause
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	if err := e.End(ctx, i.id); err != nil {
+		return errors.Join(cause, fmt.Errorf("cannot stop %s: %w", i.name(), err))
+	}
+	return i.finishStop(ctx, by, "stopped by a user; it could not end in order: "+cause.Error())
+}

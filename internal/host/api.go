@@ -1,0 +1,432 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"reflect"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/danielgtaylor/huma/v2/sse"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/policy/when"
+	"lull/internal/lib/httpx"
+	"lull/internal/lib/humax"
+	"lull/internal/protocol/hostctl"
+)
+
+// maxBody bounds a request body.
+const maxBody = 1 << 20
+
+// API serves a host over HTTP.
+type API struct {
+	Host    *Host
+	Version string
+	Status  func() hostctl.Status // the daemon's status
+	Metrics http.Handler          // serves /metrics; nil disables it
+}
+
+// Handler returns the HTTP API and its OpenAPI document.
+func (a *API) Handler() (http.Handler, huma.API) {
+	mux := http.NewServeMux()
+	cfg := humax.Config("lull host", a.Version)
+	cfg.Info.Description = "Instances on one machine and their power states."
+	cfg.DocsPath = ""
+	// Durations are fractional seconds on the wire.
+	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
+	api := humago.New(mux, cfg)
+	api.UseMiddleware(humax.Strict)
+	a.reads(api)
+	a.verbs(api)
+	a.leases(api)
+	a.images(api)
+	a.stream(api, mux)
+	humax.NeverNull(api.OpenAPI())
+	if a.Metrics != nil {
+		mux.Handle("GET /metrics", a.Metrics)
+	}
+	return http.MaxBytesHandler(mux, maxBody), api
+}
+
+// Named addresses one instance by name or ID.
+type Named struct {
+	Name string `path:"name" maxLength:"63" doc:"Name or id of an instance"`
+}
+
+type answer[T any] struct{ Body T }
+
+func operation(id, method, path, summary string) huma.Operation {
+	return huma.Operation{OperationID: id, Method: method, Path: "/api/v1" + path, Summary: summary, MaxBodyBytes: maxBody}
+}
+
+// problem converts an error of the host to a problem document.
+func problem(err error) error {
+	if err == nil {
+		return nil
+	}
+	var refused *RefusedError
+	var missing *NotFoundError
+	var invalid *InvalidError
+	var busy *BusyError
+	var full *instance.NoRoomError
+	switch {
+	case errors.As(err, &busy):
+		return huma.NewError(http.StatusServiceUnavailable, err.Error())
+	case errors.As(err, &refused):
+		var details []error
+		for _, b := range refused.Blocks {
+			details = append(details, &huma.ErrorDetail{Message: b.Sentence, Location: string(b.Code)})
+		}
+		return huma.NewError(http.StatusConflict, err.Error(), details...)
+	case errors.As(err, &full):
+		return huma.NewError(http.StatusConflict, err.Error())
+	case errors.As(err, &missing):
+		return huma.NewError(http.StatusNotFound, err.Error())
+	case errors.As(err, &invalid):
+		return huma.NewError(http.StatusUnprocessableEntity, err.Error())
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return huma.NewError(http.StatusGatewayTimeout, err.Error())
+	}
+	return huma.NewError(http.StatusInternalServerError, err.Error())
+}
+
+func (a *API) reads(api huma.API) {
+	huma.Register(api, operation("status", "GET", "/status", "The host daemon's own state"),
+		func(context.Context, *struct{}) (*answer[hostctl.Status], error) {
+			return &answer[hostctl.Status]{a.Status()}, nil
+		})
+	huma.Register(api, operation("list-instances", "GET", "/instances", "Every instance, by id"),
+		func(_ context.Context, in *struct {
+			Memory bool `query:"memory" doc:"With the memory of each, which costs a look at each"`
+		}) (*answer[[]hostctl.Instance], error) {
+			return &answer[[]hostctl.Instance]{a.Host.List(in.Memory)}, nil
+		})
+	huma.Register(api, operation("get-instance", "GET", "/instances/{name}", "One instance"),
+		func(_ context.Context, in *Named) (*answer[hostctl.Instance], error) {
+			o, err := a.Host.Get(in.Name)
+			return &answer[hostctl.Instance]{o}, problem(err)
+		})
+	huma.Register(api, operation("why", "GET", "/instances/{name}/why", "Why it runs, or why it was paused or stopped"),
+		func(ctx context.Context, in *struct {
+			Named
+			At string `query:"at" maxLength:"80" doc:"A past time that is recorded: RFC 3339, how long ago (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in the host's zone or with one behind it; default now"`
+		}) (*answer[hostctl.Why], error) {
+			at, err := when.Bound(time.Now(), in.At)
+			if err != nil {
+				return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+			}
+			y, err := a.Host.Why(ctx, in.Name, at)
+			return &answer[hostctl.Why]{y}, problem(err)
+		})
+}
+
+func (a *API) verbs(api huma.API) {
+	create := operation("create-instance", "POST", "/instances", "Create an instance")
+	create.DefaultStatus = http.StatusCreated
+	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {
+		id, err := a.Host.Create(ctx, in.Body.Spec)
+		if err == nil && in.Body.Start {
+			err = a.Host.carry(ctx, func(ctx context.Context) error { return a.Host.Start(ctx, id, byManual) })
+		}
+		if err != nil {
+			return nil, problem(err)
+		}
+		o, err := a.Host.Get(id)
+		return &answer[hostctl.Instance]{o}, problem(err)
+	})
+	clone := operation("clone-instance", "POST", "/instances/{name}/clone", "Make an instance out of what this one saved to disk; 409 while it runs or clients are connected")
+	clone.DefaultStatus = http.StatusCreated
+	huma.Register(api, clone, func(ctx context.Context, in *struct {
+		Named
+		Body hostctl.Clone
+	}) (*answer[hostctl.Instance], error) {
+		var id string
+		err := a.Host.carry(ctx, func(ctx context.Context) (err error) {
+			id, err = a.Host.Clone(ctx, in.Name, in.Body)
+			return err
+		})
+		if err != nil {
+			return nil, problem(err)
+		}
+		o, err := a.Host.Get(id)
+		return &answer[hostctl.Instance]{o}, problem(err)
+	})
+	del := operation("delete-instance", "DELETE", "/instances/{name}", "Stop an instance and forget it")
+	huma.Register(api, del, func(ctx context.Context, in *Named) (*struct{}, error) {
+		return nil, problem(a.Host.carry(ctx, func(ctx context.Context) error { return a.Host.Delete(ctx, in.Name, byManual) }))
+	})
+	huma.Register(api, operation("change-instance", "PATCH", "/instances/{name}", "Change its timers and how it is woken and restarted, from now on; what is absent stays"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body hostctl.Change
+		}) (*answer[hostctl.Instance], error) {
+			if err := a.Host.Change(ctx, in.Name, in.Body, byManual); err != nil {
+				return nil, problem(err)
+			}
+			o, err := a.Host.Get(in.Name)
+			return &answer[hostctl.Instance]{o}, problem(err)
+		})
+	type verb struct {
+		Named
+		Force   bool `query:"force" doc:"pause: although connections or leases hold it"`
+		Disable bool `query:"disable" doc:"stop: and do not wake it again"`
+	}
+	for _, v := range []struct {
+		name, summary string
+		do            func(context.Context, *verb) error
+	}{
+		{"start", "Start it, or resume it when paused", func(ctx context.Context, in *verb) error { return a.Host.Start(ctx, in.Name, byManual) }},
+		{"restart", "Stop it and start it again; connections to its exposed ports wait", func(ctx context.Context, in *verb) error { return a.Host.Restart(ctx, in.Name, byManual) }},
+		{"stop", "Stop it; always works", func(ctx context.Context, in *verb) error { return a.Host.Stop(ctx, in.Name, byManual, in.Disable) }},
+		{"pause", "Freeze it; 409 while a connection or lease holds it", func(ctx context.Context, in *verb) error {
+			return a.Host.Pause(ctx, in.Name, byManual, in.Force)
+		}},
+		{"resume", "Thaw it", func(ctx context.Context, in *verb) error { return a.Host.Resume(ctx, in.Name, byManual) }},
+	} {
+		huma.Register(api, operation(v.name+"-instance", "POST", "/instances/{name}/"+v.name, v.summary),
+			func(ctx context.Context, in *verb) (*answer[hostctl.Instance], error) {
+				if err := a.Host.carry(ctx, func(ctx context.Context) error { return v.do(ctx, in) }); err != nil {
+					return nil, problem(err)
+				}
+				o, err := a.Host.Get(in.Name)
+				return &answer[hostctl.Instance]{o}, problem(err)
+			})
+	}
+	huma.Register(api, operation("snooze-instance", "POST", "/instances/{name}/snooze", "Keep it running until a time; without one, end that"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body struct {
+				Until string `json:"until,omitempty" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's zone or with one such as Europe/Berlin behind it"`
+			}
+		}) (*answer[hostctl.Instance], error) {
+			var until time.Time
+			if in.Body.Until != "" {
+				var err error
+				if until, err = when.Moment(time.Now(), in.Body.Until); err != nil {
+					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+				}
+			}
+			if err := a.Host.Snooze(ctx, in.Name, until); err != nil {
+				return nil, problem(err)
+			}
+			o, err := a.Host.Get(in.Name)
+			return &answer[hostctl.Instance]{o}, problem(err)
+		})
+	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, until a time or until lifted, or lift the halt"),
+		func(ctx context.Context, in *struct {
+			Body struct {
+				On     bool   `json:"on"`
+				Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
+				Until  string `json:"until,omitempty" maxLength:"80" doc:"End of the halt; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's time zone or followed by one such as Europe/Berlin"`
+			}
+		}) (*answer[hostctl.Status], error) {
+			by := httpx.UserOf(ctx)
+			if !in.Body.On {
+				if err := a.Host.Halt(nil, by); err != nil {
+					return nil, problem(err)
+				}
+				return &answer[hostctl.Status]{a.Status()}, nil
+			}
+			x := idle.HaltedBy{By: by, Since: time.Now().UTC().Round(0), Reason: in.Body.Reason}
+			if u := in.Body.Until; u != "" {
+				end, err := when.Ahead(time.Now(), u)
+				if err != nil {
+					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+				}
+				end = end.UTC().Round(0)
+				x.Until = &end
+			}
+			if err := a.Host.Halt(&x, by); err != nil {
+				return nil, problem(err)
+			}
+			return &answer[hostctl.Status]{a.Status()}, nil
+		})
+	huma.Register(api, operation("exec", "POST", "/instances/{name}/exec", "Run a command beside an instance"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body hostctl.ExecRequest
+		}) (*answer[hostctl.ExecResult], error) {
+			r, err := a.Host.Exec(ctx, in.Name, in.Body)
+			return &answer[hostctl.ExecResult]{r}, problem(err)
+		})
+}
+
+func (a *API) images(api huma.API) {
+	huma.Register(api, operation("list-images", "GET", "/images", "What is kept of images, the largest first"),
+		func(ctx context.Context, _ *struct{}) (*answer[[]hostctl.Image], error) {
+			l, err := a.Host.Images(ctx)
+			return &answer[[]hostctl.Image]{l}, problem(err)
+		})
+	huma.Register(api, operation("prune-images", "POST", "/images/prune", "Remove unused images"),
+		func(ctx context.Context, in *struct {
+			Body struct {
+				Older float64 `json:"older_seconds" minimum:"0" maximum:"1e9" required:"false" doc:"Only those made longer ago"`
+			}
+		}) (*answer[[]hostctl.Image], error) {
+			var before time.Time
+			if in.Body.Older > 0 {
+				before = time.Now().Add(-time.Duration(in.Body.Older * float64(time.Second)))
+			}
+			l, err := a.Host.Prune(ctx, before)
+			return &answer[[]hostctl.Image]{l}, problem(err)
+		})
+}
+
+func (a *API) leases(api huma.API) {
+	list := func(name string) (*answer[[]idle.Lease], error) {
+		o, err := a.Host.Get(name)
+		return &answer[[]idle.Lease]{o.Leases}, problem(err)
+	}
+	huma.Register(api, operation("list-leases", "GET", "/instances/{name}/leases", "Leases that are held"),
+		func(_ context.Context, in *Named) (*answer[[]idle.Lease], error) { return list(in.Name) })
+	huma.Register(api, operation("hold-lease", "POST", "/instances/{name}/leases", "Take or renew a lease"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body hostctl.LeaseRequest
+		}) (*answer[[]idle.Lease], error) {
+			l := idle.Lease{Holder: in.Body.Holder, Reason: in.Body.Reason}
+			if err := a.Host.Hold(ctx, in.Name, l, time.Duration(in.Body.TTL)); err != nil {
+				return nil, problem(err)
+			}
+			return list(in.Name)
+		})
+	huma.Register(api, operation("release-lease", "DELETE", "/instances/{name}/leases/{holder}", "Drop one holder's lease"),
+		func(ctx context.Context, in *struct {
+			Named
+			Holder string `path:"holder" maxLength:"128"`
+		}) (*answer[[]idle.Lease], error) {
+			if err := a.Host.ReleaseLease(ctx, in.Name, in.Holder); err != nil {
+				return nil, problem(err)
+			}
+			return list(in.Name)
+		})
+}
+
+// stream registers the streaming endpoints: events and logs.
+func (a *API) stream(api huma.API, mux *http.ServeMux) {
+	op := operation("events", "GET", "/events", "Events as they happen; Last-Event-ID continues where a client left off")
+	op.Middlewares = huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
+		next(huma.WithValue(hc, streamKey{}, hc.BodyWriter()))
+	}}
+	sse.Register(api, op, map[string]any{"event": hostctl.Event{}, "reset": hostctl.Reset{}},
+		func(ctx context.Context, in *followed, send sse.Sender) {
+			if beginStream(ctx) != nil {
+				return
+			}
+			seq, unknown := a.Host.events.from(cmp.Or(in.Last, in.Since))
+			for {
+				evs, gone, more := a.Host.events.Since(seq)
+				gone, unknown = gone || unknown, false
+				if gone && send(sse.Message{ID: int(seq), Data: hostctl.Reset{Reason: "some events are no longer kept"}}) != nil {
+					return
+				}
+				for _, e := range evs {
+					if send(sse.Message{ID: int(e.Seq), Data: e}) != nil {
+						return
+					}
+					seq = e.Seq
+				}
+				if in.Kept {
+					return
+				}
+				select {
+				case <-more:
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	mux.HandleFunc("GET /api/v1/instances/{name}/logs", func(w http.ResponseWriter, r *http.Request) {
+		refuse := func(status int, code, sentence string) {
+			httpx.WriteProblem(w, httpx.NewProblem(status, code, sentence))
+		}
+		i, err := a.Host.find(r.PathValue("name"))
+		if err != nil {
+			refuse(http.StatusNotFound, "not_found", err.Error())
+			return
+		}
+		l, err := logsOf(r.URL.RawQuery)
+		if err != nil {
+			refuse(http.StatusUnprocessableEntity, "invalid", err.Error())
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		err = a.Host.Logs(r.Context(), w, i.id, l)
+		var refused *RefusedError
+		if errors.As(err, &refused) {
+			refuse(http.StatusConflict, "refused", err.Error())
+		} else if err != nil {
+			refuse(http.StatusInternalServerError, "internal", err.Error())
+		}
+	})
+}
+
+// followed is the request for the event stream.
+type followed struct {
+	Last  string `header:"Last-Event-ID" maxLength:"20"`
+	Since string `query:"since" maxLength:"20" doc:"now, or a sequence number; default everything that is kept: the newest 4096, those before a restart of the daemon too. After a number that is not among those comes a reset, then everything that is kept"`
+	Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
+}
+
+// Resolve rejects an invalid position in the stream.
+func (f *followed) Resolve(huma.Context) (faults []error) {
+	for where, text := range map[string]string{"header.Last-Event-ID": f.Last, "query.since": f.Since} {
+		if _, err := strconv.ParseUint(text, 10, 64); err != nil && text != "" && text != "now" {
+			faults = append(faults, &huma.ErrorDetail{Message: "want now or a sequence number", Location: where, Value: text})
+		}
+	}
+	return faults
+}
+
+// logsOf parses the query of a log request.
+func logsOf(query string) (hostctl.Logs, error) {
+	l := hostctl.Logs{Tail: -1}
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return l, fmt.Errorf("cannot read the query: %w", err)
+	}
+	for name, values := range q {
+		v := values[len(values)-1]
+		switch name {
+		case "follow":
+			l.Follow, err = strconv.ParseBool(v)
+		case "console":
+			l.Console, err = strconv.ParseBool(v)
+		case "tail":
+			if l.Tail, err = strconv.Atoi(v); err == nil && l.Tail < 0 {
+				err = errors.New("negative")
+			}
+		default:
+			return l, fmt.Errorf("cannot use the query parameter %.40q: logs take follow, console and tail", name)
+		}
+		if err != nil || len(values) > 1 {
+			return l, fmt.Errorf("cannot use the query parameter %s: want one value, true or false, or a number of lines for tail", name)
+		}
+	}
+	return l, nil
+}
+
+// streamKey is the context key of the response writer.
+type streamKey struct{}
+
+// beginStream sends the response head and one comment line, so that the client
+// sees the stream open. The first event may take hours.
+func beginStream(ctx context.Context) error {
+	w, ok := ctx.Value(streamKey{}).(http.ResponseWriter)
+	if !ok {
+		return nil
+	}
+	if _, err := io.WriteString(w, ": events\n\n"); err != nil {
+		return err
+	}
+	return http.NewResponseController(w).Flush()
+}

@@ -1,0 +1,157 @@
+package host
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"lull/internal/host/hosttest"
+	"lull/internal/lib/humax/humaxtest"
+	"lull/internal/protocol/hostctl"
+)
+
+func testAPI() http.Handler {
+	k := &hosttest.Kernel{}
+	h := New(Config{Runtimes: map[string]Runtime{"process": k}, Records: hosttest.NewDisk(), KeepEvents: 16,
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), NewGate: func(t RelayTarget) (Gate, error) {
+			return &hosttest.Gate{K: k, Waker: t.Waker}, nil
+		}})
+	k.OnExit = h.OnExit
+	handler, _ := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} }}).Handler()
+	return handler
+}
+
+func ask(h http.Handler, method, path, body string) (int, string) {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Code, w.Body.String()
+}
+
+// TestAPIAnswers is a table of requests and their responses: problem documents
+// name the field, and a bad request changes nothing.
+func TestAPIAnswers(t *testing.T) {
+	h := testAPI()
+	for _, c := range []struct {
+		method, path, body string
+		code               int
+		says               string
+	}{
+		{"GET", "/api/v1/instances", "", 200, "[]"},
+		{"GET", "/api/v1/instances/a", "", 404, `cannot find an instance \"a\"`},
+		{"POST", "/api/v1/instances", `{"name":"A B","runtime":"process","command":["x"],"start":true}`, 422, "as a name"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"vm","command":["x"],"start":true}`, 422, "there is no runtime"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"colour":1}`, 422, "colour"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":-1}`, 422, "pause_after"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"expose":[{"listen":"192.0.2.1:80","target":"192.0.2.1:80","path":"auto"}]}`, 422, "192.0.2.1 is no address of this machine"},
+		{"POST", "/api/v1/instances", `{`, 422, "not JSON at line 1, byte 1"},
+		{"POST", "/api/v1/instances", `{"name":"a","command":["` + strings.Repeat("x", maxBody) + `"]}`, 413, ""},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":1.5}`, 201, `"state":"running"`},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true}`, 409, "already"},
+		{"POST", "/api/v1/instances/a/leases", `{"ttl_seconds":0}`, 422, "ttl"},
+		{"POST", "/api/v1/instances/a/leases", `{"ttl_seconds":60,"holder":"h"}`, 200, `"holder":"h"`},
+		{"POST", "/api/v1/instances/a/pause", "", 409, "holds it"},
+		{"DELETE", "/api/v1/instances/a/leases/x", "", 404, "cannot find a lease of x on a"},
+		{"DELETE", "/api/v1/instances/a/leases/h", "", 200, "[]"},
+		{"POST", "/api/v1/instances/a/pause", "", 200, `"state":"paused"`},
+		{"GET", "/api/v1/instances/a/why", "", 200, `"change":["a connection to it, or: lull instance resume a"]`},
+		{"POST", "/api/v1/instances/a/snooze", `{"until":"2001-01-01T00:00:00Z"}`, 422, "cannot snooze"},
+		{"POST", "/api/v1/instances/a/resume", "", 200, `"state":"running"`},
+		{"POST", "/api/v1/instances/a/stop?disable=true", "", 200, `"enabled":false`},
+		{"GET", "/api/v1/instances/a/why", "", 200, "It is disabled"},
+		{"POST", "/api/v1/instances/a/resume", "", 409, "stopped"},
+		{"POST", "/api/v1/instances/a/leases", `{"ttl_seconds":60}`, 409, "stopped"},
+		{"DELETE", "/api/v1/instances/a", "", 204, ""},
+		{"GET", "/api/v1/instances", "", 200, "[]"},
+		{"GET", "/openapi.json", "", 200, `"3.1.0"`},
+		{"GET", "/api/v1/events?since=banana", "", 422, "query.since"},
+		{"GET", "/api/v1/events?since=-1", "", 422, "query.since"},
+		{"GET", "/api/v1/events?kept=banana", "", 422, "query.kept"},
+		{"GET", "/api/v1/events?kept=true&since=now", "", 200, ""},
+		{"GET", "/api/v1/instances?memory=banana", "", 422, "query.memory"},
+		{"GET", "/api/v1/instances?banana=1", "", 422, "banana"},
+		{"GET", "/api/v1/instances?memory=%zz", "", 422, "cannot read the query"},
+		{"POST", "/api/v1/instances", `{"name":"b","runtime":"process","command":["x"],"start":true}`, 201, ""},
+		{"GET", "/api/v1/instances/b/logs?follow=banana", "", 422, "follow"},
+		{"GET", "/api/v1/instances/b/logs?banana=1", "", 422, "banana"},
+		{"GET", "/api/v1/instances/b/logs?tail=-2", "", 422, "tail"},
+		{"GET", "/api/v1/instances/b/why?at=banana", "", 422, "banana"},
+		{"POST", "/api/v1/instances/b/stop", "{}", 422, "this route takes no body"},
+		{"POST", "/api/v1/instances/b/stop", "{bad", 422, "this route takes no body"},
+		{"POST", "/api/v1/instances/b/pause?force=banana", "", 422, "query.force"},
+		{"DELETE", "/api/v1/instances/b", "[1]", 422, "this route takes no body"},
+		{"GET", "/api/v1/instances/b", "", 200, `"state":"running"`},
+	} {
+		code, body := ask(h, c.method, c.path, c.body)
+		if code != c.code || !strings.Contains(body, c.says) {
+			t.Errorf("%s %s %.80s: %d %s; want %d and %q", c.method, c.path, c.body, code, body, c.code, c.says)
+		}
+		if code >= 400 && code != 413 && !strings.Contains(body, `"status"`) {
+			t.Errorf("%s %s: no problem document: %s", c.method, c.path, body)
+		}
+	}
+}
+
+// TestNoListIsNull encodes an empty value of every response type and checks
+// that neither the encoding nor the OpenAPI document allows a null list.
+func TestNoListIsNull(t *testing.T) {
+	h := New(Config{Records: hosttest.NewDisk(), KeepEvents: 16})
+	_, api := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} }}).Handler()
+	found, types, err := humaxtest.Nulls(api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range append(found, humaxtest.Nullable(api.OpenAPI())...) {
+		t.Errorf("%s may be null", at)
+	}
+	if types < 15 {
+		t.Errorf("only %d types were checked", types)
+	}
+}
+
+// TestTheStreamBeginsWithoutAnEvent checks that a client gets the response head
+// before the first event.
+func TestTheStreamBeginsWithoutAnEvent(t *testing.T) {
+	if code, body := ask(testAPI(), "GET", "/api/v1/events?kept=true", ""); code != 200 || body != ": events\n\n" {
+		t.Errorf("nothing is kept: %d %q", code, body)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := testAPI() // what it waits on belongs to the bubble
+		ctx, leave := context.WithCancel(t.Context())
+		w := httptest.NewRecorder()
+		var served sync.WaitGroup
+		served.Go(func() { h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/api/v1/events", nil)) })
+		synctest.Wait()
+		if !w.Flushed || w.Code != 200 || w.Header().Get("Content-Type") != "text/event-stream" {
+			t.Errorf("no head before the first event: %d %v", w.Code, w.Header())
+		}
+		leave()
+		served.Wait()
+	})
+}
+
+// FuzzAPICreate sends random bodies. The answer must be a success or a problem,
+// never a crash, and a refused body must leave no instance.
+func FuzzAPICreate(f *testing.F) {
+	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false}`)
+	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false,"expose":[{"listen":"127.0.0.1:1","target":"127.0.0.1:2","path":"auto"}]}`)
+	f.Add(`{"pause_after":1e99}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		h := testAPI()
+		code, answer := ask(h, "POST", "/api/v1/instances", body)
+		if code >= 500 {
+			t.Fatalf("%q: %d %s", body, code, answer)
+		}
+		_, list := ask(h, "GET", "/api/v1/instances", "")
+		if (code == 201) != (strings.TrimSpace(list) != "[]") {
+			t.Fatalf("%q: %d, and then %s", body, code, list)
+		}
+	})
+}

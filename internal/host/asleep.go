@@ -1,0 +1,395 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// scheduleAwake schedules the first check after a start or wake. It comes early
+// because the first sample only provides the base for deltas.
+func (i *inst) scheduleAwake(now time.Time) {
+	i.h.due.set(i, now.Add(i.probeEvery()/5))
+}
+
+// scheduleAsleep schedules the next step of the ladder, counted from entering
+// PAUSED. An instance without a ladder costs no deadline.
+func (i *inst) scheduleAsleep(now time.Time) {
+	t, _ := i.nextStep()
+	if d := i.wakeDue(); !d.IsZero() && (t.IsZero() || d.Before(t)) {
+		t = d
+	}
+	if !t.IsZero() {
+		i.h.due.set(i, later(t, now))
+	} else {
+		i.h.due.remove(i)
+	}
+}
+
+// wakeDue returns when the workload asked to be woken; zero for never.
+func (i *inst) wakeDue() time.Time {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.nextDue
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// nextStep returns when a paused instance goes one state deeper, and which
+// state that is. Leases and snoozes delay it until they end.
+func (i *inst) nextStep() (time.Time, power.Instance) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.rec.PausedBy == byOutside {
+		return time.Time{}, ""
+	}
+	at, to := i.ladderLocked()
+	if to != "" {
+		at = later(at, i.heldLocked())
+	}
+	return at, to
+}
+
+// ladderLocked returns the next step of the ladder, ignoring leases and
+// snoozes.
+func (i *inst) ladderLocked() (time.Time, power.Instance) {
+	since, s := i.rec.LastPausedAt, i.rec.State
+	if r := time.Duration(i.spec().ReclaimAfter); r > 0 && s == power.Paused {
+		return since.Add(r), power.Reclaimed
+	}
+	var at time.Time
+	var to power.Instance
+	if d := time.Duration(i.spec().HibernateAfter); d > 0 && s != power.Hibernated {
+		at, to = later(since.Add(d), i.notBefore), power.Hibernated
+	}
+	if stop := i.stopDueLocked(); !stop.IsZero() && (to == "" || stop.Before(at)) {
+		at, to = stop, power.Stopped
+	}
+	return at, to
+}
+
+// stopDueLocked returns when the ladder ends in a stop; zero for never. Every
+// other step keeps connections, but a stop cuts them. So it waits for
+// connections that were open when a user forced the pause, until they may be
+// ignored, if they ever may. A connection that moves data or closes before then
+// wakes the instance.
+func (i *inst) stopDueLocked() time.Time {
+	d, quiet := i.stopAfter(), time.Duration(i.spec().QuietConnectionAfter)
+	switch {
+	case d == 0, i.conns > 0 && quiet == 0:
+		return time.Time{}
+	case i.conns > 0:
+		d = max(d, quiet)
+	}
+	return i.rec.LastPausedAt.Add(d)
+}
+
+// heldLocked returns the time until which a lease or snooze keeps an instance
+// from going deeper. Zero or a past time means that nothing does. Leases and
+// snoozes never wake an instance.
+func (i *inst) heldLocked() time.Time {
+	end := i.rec.SnoozedUntil
+	for _, l := range i.rec.Leases {
+		end = later(end, l.ExpiresAt)
+	}
+	return end
+}
+
+// checkAsleep takes the next step of the ladder when it is due.
+func (i *inst) checkAsleep() {
+	i.mu.Lock()
+	unguarded := i.guard == nil && i.rec.PausedBy != byOutside
+	due := !i.nextDue.IsZero() && !i.h.now().Before(i.nextDue)
+	if due {
+		i.nextDue = time.Time{}
+	}
+	i.mu.Unlock()
+	if unguarded || due {
+		by, why := "next_due", "it asked to be woken now"
+		if unguarded {
+			by, why = "repair", "nothing watched its sockets"
+		}
+		if i.rationed() && i.state() != power.Paused {
+			i.wakeLater(by, why)
+		} else {
+			i.wakeNow(by, why)
+		}
+		return
+	}
+	now := i.h.now()
+	if i.h.room.waiting(i) != nil { // it is about to be woken
+		i.h.due.set(i, now.Add(roomTick))
+		return
+	}
+	at, to := i.nextStep()
+	if at.IsZero() {
+		i.scheduleAsleep(now)
+		return
+	}
+	if i.h.Halted() != nil || i.h.unwritable() != "" {
+		at = later(at, now.Add(time.Second))
+	}
+	if now.Before(at) {
+		if d := i.wakeDue(); !d.IsZero() && d.Before(at) {
+			at = d
+		}
+		i.h.due.set(i, at)
+		return
+	}
+	switch to {
+	case power.Reclaimed:
+		i.reclaim("reclaim_after")
+		i.scheduleAsleep(i.h.now())
+	case power.Hibernated:
+		i.hibernate("hibernate_after")
+	case power.Stopped:
+		if i.rationed() && i.state() == power.Hibernated {
+			i.stopLater()
+			return
+		}
+		i.stopNow()
+	}
+}
+
+func (i *inst) stopNow() {
+	if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", idle.Human(i.stopAfter()))); err != nil {
+		i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
+	}
+}
+
+// stopLater stops a hibernated instance once there is room to restore it, so
+// that its program can be asked to exit.
+func (i *inst) stopLater() {
+	if !i.ending.CompareAndSwap(false, true) {
+		return
+	}
+	i.h.spawn(func() {
+		leave, err := i.h.enter(i.h.ctx, i, call{what: "stop", by: stopAfter, may: i.notStopped("stop")})
+		i.ending.Store(false)
+		if err != nil {
+			i.h.due.set(i, i.h.now().Add(hibernateRetry))
+			return
+		}
+		defer leave()
+		if i.h.Halted() != nil {
+			i.scheduleAsleep(i.h.now())
+			return
+		}
+		if at, to := i.nextStep(); i.state().Asleep() && to == power.Stopped && !i.h.now().Before(at) {
+			i.stopNow()
+		}
+	})
+}
+
+// reclaim pages out the memory of a paused instance. A failure is reported and
+// has no other effect.
+func (i *inst) reclaim(by string) {
+	ctx, cancel := context.WithTimeout(i.h.ctx, 30*time.Second)
+	defer cancel()
+	freed, err := i.workload().Reclaim(ctx)
+	reason := fmt.Sprintf("freed %d bytes", freed)
+	if err != nil {
+		reason = "nothing was freed: " + err.Error()
+	}
+	err = i.save(func(r *instance.Record) {
+		r.State, r.Freed, r.StatusReason = power.Reclaimed, freed, reason
+	})
+	if err != nil {
+		i.h.log.Error("cannot record", "instance", i.name(), "err", err)
+		return
+	}
+	i.emit("reclaimed", by, reason)
+}
+
+// hibernateRetry is how long an instance is left alone after it could not be
+// saved.
+const hibernateRetry = time.Minute
+
+// hibernate saves a sleeping instance to disk. On failure the instance stays as
+// it was, with the reason in its status. The caller holds the lock.
+func (i *inst) hibernate(by string) {
+	a := &attempt{i: i, ctx: i.h.ctx, by: by, work: i.workload()}
+	err := a.walk(i.h.steps.deeper)
+	now := i.h.now()
+	i.mu.Lock()
+	i.notBefore = time.Time{}
+	if err != nil {
+		i.notBefore = now.Add(hibernateRetry)
+	}
+	i.mu.Unlock()
+	var stirred *errStirred
+	switch {
+	case err == nil:
+		i.emit("hibernated", a.by, a.reason)
+		i.h.log.Info("hibernated", "instance", i.name(), "bytes", a.saved)
+	case !errors.As(err, &stirred):
+		i.h.log.Error("cannot hibernate", "instance", i.name(), "err", err)
+		rec := i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
+		if err := i.h.saver.now(&rec); err != nil {
+			i.h.log.Error("cannot record", "instance", i.name(), "err", err)
+		}
+		i.emit("hibernate_failed", a.by, err.Error())
+	}
+	i.scheduleAsleep(now)
+}
+
+// bootAnew boots an instance whose saved state is unusable. The caller holds
+// the lock, and the instance is resuming.
+func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.SnapshotError) error {
+	i.h.log.Warn("a hibernated instance is booted anew", "instance", i.name(), "err", cause)
+	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	if w := i.workload(); w != nil {
+		if err := w.Kill(kctx); err != nil {
+			i.h.due.set(i, i.h.now().Add(time.Second))
+			return errors.Join(cause, fmt.Errorf("cannot clear the saved state of %s away: %w", i.name(), err))
+		}
+		i.awaitExit()
+	}
+	i.ended.Store(nil)
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, cause.Error(), 0, 0
+	})
+	i.forgetRun()
+	i.emit("snapshot_refused", by, cause.Reason)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if err := i.start(ctx, by, why); err != nil {
+		return errors.Join(cause, err)
+	}
+	rec := i.update(func(r *instance.Record) { r.BootedAnew = cause.Error(); r.WakeCount++ })
+	return i.h.saver.now(&rec)
+}
+
+// checkStopped restarts a failed instance once its restart delay is over.
+func (i *inst) checkStopped() {
+	i.mu.Lock()
+	at, enabled := i.restart, i.rec.Enabled
+	i.mu.Unlock()
+	if at.IsZero() || !enabled {
+		return
+	}
+	if now := i.h.now(); now.Before(at) {
+		i.h.due.set(i, at)
+		return
+	}
+	i.h.spawn(func() {
+		err := i.h.startFor(i.h.ctx, i, byRestart, i.restarted(""))
+		if fromRoom(err) {
+			err = i.restartLater(err)
+		}
+		if err != nil {
+			i.h.log.Warn("restart failed", "instance", i.name(), "err", err)
+		}
+	})
+}
+
+// restartLater schedules another attempt of a restart that found no room. It
+// gives up if there can never be room.
+func (i *inst) restartLater(cause error) error {
+	i.acquire()
+	defer i.release()
+	if i.deleted.Load() || i.state() != power.Stopped || i.mayStart(byRestart) != nil {
+		return nil
+	}
+	var at time.Time
+	memory, _ := i.needs()
+	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
+		at = i.h.now().Add(restartMax)
+	} else if memory <= i.h.cfg.Memory {
+		return nil // a stop canceled it, and ends it
+	}
+	err := i.save(func(r *instance.Record) { r.RestartAt = at })
+	i.armRestart()
+	return err
+}
+
+// restarted returns the reason for a restart: why, if not empty, and how the
+// last run ended.
+func (i *inst) restarted(why string) string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	how := ""
+	if e := i.rec.Exit; e != nil && !i.rec.RestartAt.IsZero() {
+		how = restartedSaying + e.How()
+	}
+	switch {
+	case how == "":
+		return cmp.Or(why, "restarted after it ended")
+	case why == "":
+		return how
+	}
+	return why + "; " + how
+}
+
+// restartedSaying is the prefix of that reason.
+const restartedSaying = "restarted: "
+
+// repair completes or reverts a transition that failed halfway. The caller
+// holds the lock, so the transition is no longer in progress.
+func (i *inst) repair() {
+	var err error
+	switch i.state() {
+	case power.Pausing:
+		if err = i.asItIs(i.h.ctx, "repair", "").walk(i.h.steps.undo); err == nil {
+			i.emit("pause_failed", "repair", "it was thawed after a pause that failed")
+		}
+	case power.Resuming:
+		err = i.wake("repair", "a wake that had failed was tried again")
+	case power.Stopping:
+		err = i.finishStop(i.h.ctx, "repair", "its stop had not ended")
+	case power.Starting:
+		err = i.startFailed(i.workload(), errors.New("its start was given up"), false)
+	}
+	if err != nil {
+		i.h.log.Error("cannot repair", "instance", i.name(), "err", err)
+	}
+	if i.halfway() {
+		i.h.due.set(i, i.h.now().Add(time.Second))
+	}
+}
+
+// settle brings i to rest before a request is carried out: it adopts a run left
+// by an earlier daemon and repairs a transition that failed halfway. The caller
+// holds the lock.
+func (i *inst) settle() error {
+	if err := i.takenOver(); err != nil {
+		return err
+	}
+	if i.halfway() {
+		i.repair()
+	}
+	return nil
+}
+
+// halfway reports whether a transition was begun and not completed.
+func (i *inst) halfway() bool {
+	switch i.state() {
+	case power.Pausing, power.Resuming, power.Stopping, power.Starting:
+		return true
+	}
+	return false
+}
+
+// dropHeld stops watching the kept sockets.
+func (i *inst) dropHeld() {
+	i.mu.Lock()
+	g := i.held
+	i.held = nil
+	i.mu.Unlock()
+	if g != nil {
+		g.Close()
+	}
+}

@@ -1,0 +1,72 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/protocol/hostctl"
+)
+
+// Change replaces an instance's timers or its wake and restart settings, in any
+// state and with immediate effect. An invalid request changes nothing.
+func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	what := changed(c)
+	if what == "" {
+		return &InvalidError{errors.New("cannot change nothing: name what is to be another")}
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	s := c.Apply(*i.spec())
+	if err := h.checkWith(&s, i.rt); err != nil {
+		return err
+	}
+	if err := s.CheckGrace(); err != nil && c.StopGrace != nil {
+		return &InvalidError{err}
+	}
+	if s.Wakes() && c.WakeFromStopped != nil { // then lull must be able to start it
+		if err := checkOn(&s, i.rt); err != nil {
+			return err
+		}
+	}
+	if err := i.save(func(r *instance.Record) { r.Spec = s }); err != nil {
+		return err
+	}
+	i.set.Store(&s)
+	i.emit("changed", by, what)
+	switch now := h.now(); {
+	case i.state() == power.Running:
+		i.scheduleAwake(now)
+	case i.state().Asleep():
+		i.scheduleAsleep(now)
+	case i.state() == power.Stopped:
+		i.dropHeld()
+		i.rest()
+	}
+	if len(i.keptAddrs()) == 0 {
+		i.letGo()
+	}
+	return nil
+}
+
+// changed names the fields that c changes, as in the API.
+func changed(c hostctl.Change) string {
+	var names []string
+	v := reflect.ValueOf(c)
+	for n := range v.NumField() {
+		if !v.Field(n).IsNil() {
+			name, _, _ := strings.Cut(v.Type().Field(n).Tag.Get("json"), ",")
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}

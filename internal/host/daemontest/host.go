@@ -1,0 +1,292 @@
+package daemontest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
+)
+
+// Config configures a host. The zero value selects the daemon's defaults.
+type Config struct {
+	Args     []string // of lull host, besides its data and socket
+	UID, GID int      // user that runs it; 0 is the user of the tests
+	Under    string   // where its directory is created; "" is the directory for temporary files
+}
+
+// Host is a lull host that runs as a child process, and a client of it. Its
+// methods fail the test that it belongs to.
+type Host struct {
+	*hostctl.Client
+	T   *testing.T
+	Dir string // its data, socket and log, readable for all
+	*child
+}
+
+// child is the process of a host. A host has one at a time.
+type child struct {
+	cfg    Config
+	cmd    *exec.Cmd
+	gone   chan struct{} // closed when it has ended; err is set then
+	err    error
+	killed bool
+}
+
+// Start runs a host until the test ends.
+func Start(t *testing.T, cfg Config) *Host {
+	t.Helper()
+	Build(t)
+	dir, err := os.MkdirTemp(cfg.Under, "lh") // short, because of the sockets in it
+	if err == nil {
+		err = errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, owner(cfg.UID), owner(cfg.GID)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &Host{T: t, Dir: dir, child: &child{cfg: cfg}}
+	if h.Client, err = hostctl.NewClient(h.socket()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.end)
+	h.Boot()
+	return h
+}
+
+// owner returns id for chown, where -1 leaves the owner unchanged.
+func owner(id int) int {
+	if id == 0 {
+		return -1
+	}
+	return id
+}
+
+func (h *Host) socket() string { return h.Dir + "/host.sock" }
+
+// In returns h for a subtest.
+func (h *Host) In(t *testing.T) *Host { c := *h; c.T = t; return &c }
+
+// Set adds arguments for the daemons booted from now on. If one is given twice,
+// the last counts.
+func (h *Host) Set(args ...string) { h.cfg.Args = append(slices.Clip(h.cfg.Args), args...) }
+
+// Boot starts the daemon, also after Kill, and waits until it answers.
+func (h *Host) Boot() {
+	h.T.Helper()
+	log, err := os.OpenFile(h.Dir+"/daemon.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(Program("lull"), append([]string{"host", "--data", h.Dir + "/data", "--socket", h.socket()}, h.cfg.Args...)...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
+	// Nothing is inherited from the tests' environment: variables are settings
+	// too.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "GORACE=halt_on_error=1 exitcode=66"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if h.cfg.UID != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(h.cfg.UID), Gid: uint32(h.cfg.GID)}
+	}
+	if err := cmd.Start(); err != nil {
+		h.T.Fatal(err)
+	}
+	c := h.child
+	c.cmd, c.gone, c.killed = cmd, make(chan struct{}), false
+	go func() { c.err = cmd.Wait(); close(c.gone) }() // end waits for it
+	if !Within(Patience, func() bool { _, err := h.Status(h.T.Context()); return err == nil || h.Over() }) || h.Over() {
+		h.T.Fatalf("the daemon does not come up:\n%s", h.Log())
+	}
+}
+
+// Over reports whether the daemon has ended.
+func (h *Host) Over() bool {
+	select {
+	case <-h.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// Kill kills the daemon with SIGKILL.
+func (h *Host) Kill() {
+	h.killed = true
+	_ = h.cmd.Process.Kill() // it may have ended already
+	<-h.gone
+}
+
+// PID returns the daemon's process ID.
+func (h *Host) PID() int { return h.cmd.Process.Pid }
+
+// Log returns the end of the logs of the daemon and its shim, without routine
+// messages.
+func (h *Host) Log() string {
+	var out []byte
+	for _, f := range []string{"/daemon.log", "/data/shim/shim.log"} {
+		b, _ := os.ReadFile(h.Dir + f) // the shim's may not exist yet
+		var rare []byte
+		for line := range bytes.Lines(b) {
+			if !bytes.Contains(line, []byte("level=INFO")) {
+				rare = append(rare, line...)
+			}
+		}
+		out = append(out, rare[max(0, len(rare)-6000):]...)
+	}
+	return string(out)
+}
+
+// end ends everything, and fails the test if something does not end.
+func (h *Host) end() {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	switch {
+	case h.cmd == nil: // it never started
+	case !h.Over():
+		h.removeAll(ctx)
+		_ = h.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-h.gone:
+			if h.err != nil {
+				h.T.Errorf("the daemon ended with: %v", h.err)
+			}
+		case <-ctx.Done():
+			h.T.Error("the daemon does not end")
+			h.Kill()
+		}
+	case !h.killed:
+		h.T.Errorf("the daemon ended by itself: %v", h.err)
+	}
+	h.endShim()
+	for _, what := range h.left() {
+		h.T.Errorf("left at the end: %s", what)
+	}
+	if b, _ := os.ReadFile(h.Dir + "/daemon.log"); bytes.Contains(b, []byte("DATA RACE")) {
+		h.T.Error("the race detector spoke")
+	}
+	if h.T.Failed() {
+		h.T.Logf("the daemon said:\n%s", h.Log())
+	}
+	os.RemoveAll(h.Dir)
+}
+
+func (h *Host) removeAll(ctx context.Context) {
+	l, err := h.List(ctx)
+	if err != nil {
+		h.T.Errorf("cannot list at the end: %v", err)
+	}
+	var wg sync.WaitGroup
+	for _, o := range l {
+		wg.Go(func() {
+			if err := h.Remove(ctx, o.ID); err != nil {
+				h.T.Errorf("cannot remove %s at the end: %v", o.Name, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (h *Host) endShim() {
+	pid := h.ShimPID()
+	if pid == 0 {
+		return
+	}
+	_ = syscall.Kill(pid, syscall.SIGTERM)
+	if !Within(Patience, func() bool { return h.ShimPID() == 0 }) {
+		h.T.Errorf("the shim %d does not end", pid)
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// left kills the remaining processes of this host, and returns their names and
+// those of guests' files.
+func (h *Host) left() (what []string) {
+	var pids []int
+	Within(Patience, func() bool { pids = h.Processes(); return len(pids) == 0 })
+	for _, pid := range pids {
+		what = append(what, fmt.Sprintf("process %d: %q", pid, read(pid, "cmdline")))
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+		_ = syscall.Kill(pid, syscall.SIGCONT)
+	}
+	files, err := filepath.Glob(h.Dir + "/data/vm/vm/*")
+	if err != nil {
+		what = append(what, err.Error())
+	}
+	return append(what, files...)
+}
+
+// Seconds returns a duration in the form that the API takes.
+func Seconds(d time.Duration) *idle.Duration { v := idle.Duration(d); return &v }
+
+// Launch creates and starts an instance.
+func (h *Host) Launch(s instance.Spec) hostctl.Instance {
+	h.T.Helper()
+	o, err := h.Create(h.T.Context(), hostctl.Create{Spec: s, Start: true})
+	if err != nil {
+		h.T.Fatalf("cannot start %s: %v\nit said: %s\nthe daemon said: %s", s.Name, err, h.Said(s.Name), h.Log())
+	}
+	return o
+}
+
+// Said returns the end of an instance's output.
+func (h *Host) Said(name string) string {
+	var b bytes.Buffer
+	if err := h.Logs(h.T.Context(), name, hostctl.Logs{Tail: 30}, &b); err != nil {
+		return err.Error()
+	}
+	return b.String()
+}
+
+// Look returns an instance, which must exist. It wakes nothing.
+func (h *Host) Look(name string) hostctl.Instance {
+	h.T.Helper()
+	o, err := h.Get(h.T.Context(), name)
+	if err != nil {
+		h.T.Fatalf("cannot get %s: %v", name, err)
+	}
+	return o
+}
+
+// Until waits until ok returns true for an instance, and returns it.
+func (h *Host) Until(name, what string, ok func(o hostctl.Instance) bool) (o hostctl.Instance) {
+	h.T.Helper()
+	Wait(h.T, name+": "+what, func() (bool, string) { o = h.Look(name); return ok(o), Describe(o) })
+	return o
+}
+
+// Await waits for a state and returns the instance.
+func (h *Host) Await(name, state string) hostctl.Instance {
+	h.T.Helper()
+	return h.Until(name, "it is "+state, func(o hostctl.Instance) bool { return o.State == state })
+}
+
+// Describe returns the state of an instance and its reason.
+func Describe(o hostctl.Instance) string {
+	return fmt.Sprintf("%s is %s (%s), process %d, %d connections; blocks %+v; activity %+v",
+		o.Name, o.State, o.StatusReason, o.PID, o.Connections, o.Blocks, o.Activity)
+}
+
+// Must carries out a verb that must succeed.
+func (h *Host) Must(name, verb string) {
+	h.T.Helper()
+	if _, err := h.Do(h.T.Context(), name, verb, nil); err != nil {
+		h.T.Fatalf("cannot %s %s: %v", verb, name, err)
+	}
+}
+
+// Force pauses an instance, even in use.
+func (h *Host) Force(name string) error {
+	_, err := h.Do(h.T.Context(), name, "pause", url.Values{"force": {"true"}})
+	return err
+}

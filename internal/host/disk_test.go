@@ -1,0 +1,104 @@
+package host
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// A program that keeps writing to its disk is in use, however little processor
+// time that takes and however short its idle timeout is.
+func TestDiskWorkHolds(t *testing.T) {
+	for _, after := range []time.Duration{200 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, time.Hour} {
+		inBubble(t, func(r *rig) {
+			id := r.run("a", func(s *instance.Spec) { s.PauseAfter = new(idle.Duration(after)) })
+			r.k.Proc(id).SetWriting(true)
+			time.Sleep(3*after + time.Minute)
+			synctest.Wait()
+			if o := r.is("a", power.Running); o.PauseCount != 0 {
+				t.Errorf("paused %d times after %s while it wrote", o.PauseCount, after)
+			}
+			r.k.Proc(id).SetWriting(false)
+			time.Sleep(after + time.Minute)
+			r.is("a", power.Paused)
+		})
+	}
+}
+
+// Disk traffic that cannot be read is unknown and holds. Traffic that the
+// kernel does not count is absent and does not hold.
+func TestDiskReading(t *testing.T) {
+	at := time.Now()
+	c := Config{DiskBytes: diskBytes}
+	sample := func(after time.Duration, bytes uint64, err error) instance.Sample {
+		return instance.Sample{At: at.Add(after), DiskBytes: bytes, DiskErr: err}
+	}
+	for name, row := range map[string]struct {
+		base, s instance.Sample
+		want    idle.State
+	}{
+		"first":         {sample(0, 0, nil), sample(0, 0, nil), idle.Unknown},
+		"nothing":       {sample(0, 9, nil), sample(5*time.Second, 9, nil), idle.Quiet},
+		"one page":      {sample(0, 0, nil), sample(5*time.Second, 4096, nil), idle.Quiet},
+		"two pages":     {sample(0, 0, nil), sample(5*time.Second, 8192, nil), idle.Active},
+		"short window":  {sample(0, 0, nil), sample(time.Second, 4096, nil), idle.Active},
+		"long window":   {sample(0, 0, nil), sample(time.Minute, 8192, nil), idle.Quiet},
+		"falling":       {sample(0, 4096, nil), sample(5*time.Second, 0, nil), idle.Quiet},
+		"unreadable":    {sample(0, 0, nil), sample(5*time.Second, 0, errUnreadable), idle.Unknown},
+		"was not read":  {sample(0, 0, errUnreadable), sample(5*time.Second, 0, nil), idle.Unknown},
+		"never counted": {sample(0, 0, instance.ErrAbsent), sample(5*time.Second, 0, instance.ErrAbsent), idle.Absent},
+	} {
+		if got := c.diskReading(row.base, row.s, row.s.At); got.State != row.want || got.Signal != "disk" {
+			t.Errorf("%s: %s %s, want %s", name, got.Signal, got.State, row.want)
+		}
+	}
+}
+
+// An instance that nothing could wake is not paused by default. An explicit
+// pause-after, or something that is due, allows the pause.
+func TestNothingSleepsThatCannotWake(t *testing.T) {
+	deaf := func(r *rig) { r.k.Deaf = true }
+	for name, row := range map[string]struct {
+		prepare func(*rig)
+		tune    func(*instance.Spec)
+		after   func(r *rig, id string)
+		want    power.Instance
+	}{
+		"no port":          {deaf, func(s *instance.Spec) { s.Expose = nil }, nil, power.Running},
+		"a socket":         {nil, func(s *instance.Spec) { s.Expose = nil }, nil, power.Paused},
+		"a port":           {nil, nil, nil, power.Paused},
+		"its own setting":  {deaf, func(s *instance.Spec) { s.Expose, s.PauseAfter = nil, new(idle.Duration(time.Minute)) }, nil, power.Paused},
+		"something is due": {deaf, func(s *instance.Spec) { s.Expose = nil }, func(r *rig, id string) { r.byID[id].setNextDue(r.now().Add(time.Hour)) }, power.Paused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				if row.prepare != nil {
+					row.prepare(r)
+				}
+				id := r.run("a", row.tune)
+				if row.after != nil {
+					row.after(r, id)
+				}
+				time.Sleep(3 * time.Minute)
+				o := r.is("a", row.want)
+				var blocked bool
+				for _, b := range o.Blocks {
+					blocked = blocked || b.Code == NothingWakes
+				}
+				if blocked != (row.want == power.Running) {
+					t.Errorf("blocks %v", o.Blocks)
+				}
+				if row.want == power.Running && o.PauseAt != nil {
+					t.Errorf("it is to be paused at %s", o.PauseAt)
+				}
+			})
+		})
+	}
+}
+
+var errUnreadable = errors.New("permission denied")

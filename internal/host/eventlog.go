@@ -1,0 +1,181 @@
+package host
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"lull/internal/lib/segment"
+	"lull/internal/protocol/hostctl"
+)
+
+// Bounds of the event log: about ten thousand events.
+const (
+	eventLogBytes    = 4 << 20
+	eventLogSegment  = 512 << 10
+	eventLogQueue    = 4096
+	eventLogInterval = time.Second
+	eventLogPatience = 100 * time.Millisecond // for the disk, before an event is shown
+)
+
+// EventLog keeps a host's events over its restarts, as many as fit into 4 MiB.
+// A daemon that is killed forgets none that was seen, unless the disk takes longer
+// than eventLogPatience; a machine that loses its power forgets the last second.
+type EventLog struct {
+	log     *segment.Log
+	say     *slog.Logger
+	kept    []hostctl.Event // of earlier daemons, until Events has them
+	dropped bool            // there were older ones
+	queue   chan unwritten
+	ended   chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+	behind bool // the disk is slow: nothing waits for it until it has caught up
+	lost   int  // that the disk was too slow for, since the last that was written
+}
+
+// unwritten is an event on its way to the disk. written is closed once the kernel
+// has it, or the disk has refused it.
+type unwritten struct {
+	hostctl.Event
+	written chan struct{}
+}
+
+// OpenEventLog opens or creates the log in dir and reads it.
+func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
+	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: eventLogSegment, MaxBytes: eventLogBytes})
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range damage {
+		say.Warn("the log of events was damaged and is cut there", "damage", d)
+	}
+	l := &EventLog{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, eventLogQueue), ended: make(chan struct{})}
+	var last uint64
+	for r, err := range log.Records(segment.From{}) {
+		var damage *segment.Damage
+		if errors.As(err, &damage) {
+			say.Warn("some events cannot be read any more", "damage", damage)
+			l.kept, l.dropped = l.kept[:0], true // everything after this is complete
+			continue
+		}
+		if err != nil {
+			return nil, errors.Join(err, log.Close())
+		}
+		var e hostctl.Event
+		if err := json.Unmarshal(r.Payload, &e); err != nil || e.Seq <= last {
+			say.Warn("an event cannot be read any more", "number", r.Number, "err", err)
+			continue
+		}
+		last = e.Seq
+		l.kept = append(l.kept, e)
+	}
+	go l.write()
+	return l, nil
+}
+
+// take keeps an event. It returns once a daemon that is killed has kept it, and
+// does not wait long for that.
+func (l *EventLog) take(e hostctl.Event) {
+	u := unwritten{e, make(chan struct{})}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return
+	}
+	wait := !l.behind
+	select {
+	case l.queue <- u:
+	default:
+		l.lost++
+		wait = false
+	}
+	l.mu.Unlock()
+	if !wait {
+		return
+	}
+	late := time.NewTimer(eventLogPatience)
+	defer late.Stop()
+	select {
+	case <-u.written:
+	case <-late.C:
+		l.mu.Lock()
+		l.behind = true
+		l.mu.Unlock()
+	}
+}
+
+func (l *EventLog) write() {
+	defer close(l.ended)
+	tick := time.NewTicker(eventLogInterval)
+	defer tick.Stop()
+	dirty, failed := false, false
+	try := func(err error) {
+		if err != nil && !failed {
+			l.say.Error("events are not kept over a restart", "err", err)
+		}
+		failed = err != nil
+	}
+	for {
+		select {
+		case u, more := <-l.queue:
+			if !more {
+				return
+			}
+			err := l.append(u)
+			try(err)
+			dirty = dirty || err == nil
+		case <-tick.C:
+			if dirty {
+				try(l.log.Sync())
+				dirty = false
+			}
+			l.mu.Lock()
+			lost := l.lost
+			l.lost = 0
+			l.mu.Unlock()
+			if lost > 0 {
+				l.say.Warn("the disk was too slow for some events, which are not kept over a restart", "events", lost)
+			}
+		}
+	}
+}
+
+// append gives an event, and those that wait behind it, to the kernel.
+func (l *EventLog) append(u unwritten) error {
+	all := []unwritten{u}
+	for n := len(l.queue); n > 0; n-- {
+		if u, more := <-l.queue; more {
+			all = append(all, u)
+		}
+	}
+	var errs []error
+	for _, u := range all {
+		b, err := json.Marshal(u.Event)
+		if err == nil {
+			_, err = l.log.Append(u.Time, b)
+		}
+		errs = append(errs, err)
+	}
+	errs = append(errs, l.log.Flush())
+	for _, u := range all {
+		close(u.written)
+	}
+	l.mu.Lock()
+	l.behind = l.behind && len(l.queue) > 0
+	l.mu.Unlock()
+	return errors.Join(errs...)
+}
+
+// Close makes everything durable. Events are not kept any more after it.
+func (l *EventLog) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	close(l.queue)
+	l.mu.Unlock()
+	<-l.ended
+	return l.log.Close()
+}

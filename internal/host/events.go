@@ -1,0 +1,121 @@
+package host
+
+import (
+	"sort"
+	"strconv"
+	"sync"
+	"time"
+
+	"lull/internal/protocol/hostctl"
+)
+
+// Events keeps the newest events and lets any number of readers follow them. A
+// slow reader misses no event that is still kept, and learns when some are
+// gone.
+//
+// Numbers rise, and no number comes again. They begin at the microsecond of the
+// start, and well behind those that an earlier daemon has left in the log, which
+// may lack its last ones; they are exact in JSON (below 2^53) until the year 2255.
+type Events struct {
+	log *EventLog // nil for none
+
+	mu      sync.Mutex
+	ring    []hostctl.Event
+	begin   int    // index of the oldest event once the ring is full
+	next    uint64 // number of the next event
+	dropped bool   // older events existed
+	fresh   chan struct{}
+}
+
+// unkept is more than the events that a daemon that is killed, or its machine, has
+// numbered and not kept.
+const unkept = 1 << 20
+
+// NewEvents keeps the newest n events, beginning with those in l. With a nil l,
+// no event survives this process.
+func NewEvents(n int, l *EventLog) *Events {
+	s := &Events{log: l, ring: make([]hostctl.Event, 0, n), next: uint64(max(time.Now().UnixMicro(), 1)), fresh: make(chan struct{})}
+	if l != nil {
+		s.ring = append(s.ring, l.kept[max(0, len(l.kept)-n):]...)
+		s.dropped = l.dropped || len(l.kept) > n
+		l.kept = nil
+	}
+	if k := len(s.ring); k > 0 {
+		s.next = max(s.next, s.ring[k-1].Seq+unkept)
+	}
+	return s
+}
+
+// Add appends e and gives it its number. The log has it before a reader does.
+func (s *Events) Add(e hostctl.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.Seq = s.next
+	s.next++
+	if s.log != nil {
+		s.log.take(e)
+	}
+	if len(s.ring) < cap(s.ring) {
+		s.ring = append(s.ring, e)
+	} else {
+		s.ring[s.begin] = e
+		s.begin, s.dropped = (s.begin+1)%len(s.ring), true
+	}
+	close(s.fresh)
+	s.fresh = make(chan struct{})
+}
+
+// nth returns the event at index n, the oldest being 0.
+func (s *Events) nth(n int) *hostctl.Event { return &s.ring[(s.begin+n)%len(s.ring)] }
+
+// after returns the index of the first event after number seq. whole is whether
+// no event in between is missing.
+func (s *Events) after(seq uint64) (n int, whole bool) {
+	n = sort.Search(len(s.ring), func(n int) bool { return s.nth(n).Seq > seq })
+	switch {
+	case n > 0 && s.nth(n-1).Seq == seq, n < len(s.ring) && s.nth(n).Seq == seq+1, seq+1 == s.next:
+		return n, true
+	case seq == 0:
+		return n, !s.dropped
+	}
+	return n, false
+}
+
+// Since returns the kept events after seq, where 0 is before all of them. gone
+// is whether some in between are missing. more is closed when new events
+// arrive.
+func (s *Events) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, whole := s.after(seq)
+	for ; n < len(s.ring); n++ {
+		out = append(out, *s.nth(n))
+	}
+	return out, !whole, s.fresh
+}
+
+// Last returns the number of the newest event.
+func (s *Events) Last() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.next - 1
+}
+
+// from parses the position from which a client wants to read the stream. If
+// text is not the number of a kept event, the stream begins with everything
+// that is kept, and gone is true.
+func (s *Events) from(text string) (seq uint64, gone bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text == "now" {
+		return s.next - 1, false
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n == 0 {
+		return 0, false
+	}
+	if _, whole := s.after(n); !whole {
+		return 0, true
+	}
+	return n, false
+}

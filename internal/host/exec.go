@@ -1,0 +1,100 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
+)
+
+// Exec runs a command inside a running instance. A paused instance is resumed
+// first, because its freeze would include the command. The command ends with
+// ctx.
+func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hostctl.ExecResult, error) {
+	i, err := h.find(ref)
+	if err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	rt, ok := i.rt.(instance.Execer)
+	if !ok {
+		return hostctl.ExecResult{}, &RefusedError{Name: i.name(), What: "run a command beside", Reason: "its runtime cannot"}
+	}
+	if len(r.Command) == 0 {
+		return hostctl.ExecResult{}, &InvalidError{errors.New("cannot run a command: it is empty")}
+	}
+	leave, err := h.hold(i, strings.Join(r.Command, " "))
+	if err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	defer leave()
+	if err := h.Resume(ctx, ref, byManual); err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	return rt.Exec(ctx, i.id, r)
+}
+
+// hold registers a command that runs inside an instance until leave is called.
+// Until then the instance is not paused.
+func (h *Host) hold(i *inst, command string) (leave func(), err error) {
+	if len(command) > maxShown {
+		command = strings.ToValidUTF8(command[:maxShown], "") + "..."
+	}
+	note := func(change func()) error {
+		if err := i.acquireCtx(h.ctx); err != nil {
+			return err
+		}
+		i.mu.Lock()
+		change()
+		i.rec.LastActivityAt = h.now()
+		i.mu.Unlock()
+		i.release()
+		return nil
+	}
+	err = note(func() { i.beside = append(i.beside, &command) })
+	return func() {
+		// This fails only when the host ends, and then nothing is paused
+		// anymore.
+		_ = note(func() { i.beside = slices.DeleteFunc(i.beside, func(c *string) bool { return c == &command }) })
+	}, err
+}
+
+// Beside holds an instance until over is closed: someone else runs a command
+// beside it. An instance that the host paused is woken; one that someone else paused
+// stays paused.
+func (h *Host) Beside(ref, command string, over <-chan struct{}) {
+	i, err := h.find(ref)
+	if err != nil {
+		return // removed meanwhile
+	}
+	leave, err := h.hold(i, command)
+	if err != nil {
+		return // the host ends
+	}
+	defer leave()
+	if i.state().Asleep() && !i.pausedByOthers() {
+		i.wantWake("a command runs beside it: " + command)
+	}
+	select {
+	case <-over:
+	case <-h.ctx.Done():
+	}
+}
+
+// maxShown is how much of a command is shown, in bytes.
+const maxShown = 60
+
+// besideLocked describes the commands that run inside it; empty for none.
+func (i *inst) besideLocked() string {
+	switch n := len(i.beside); n {
+	case 0:
+		return ""
+	case 1:
+		return "A command runs beside it: " + *i.beside[0] + "."
+	default:
+		return fmt.Sprintf("%d commands run beside it, the first: %s.", n, *i.beside[0])
+	}
+}

@@ -1,0 +1,481 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/protocol/hostctl"
+)
+
+// freezeLimit bounds how long freezing a workload may take.
+const freezeLimit = 5 * time.Second
+
+// saveLimit bounds how long saving a workload to disk may take.
+const saveLimit = 5 * time.Minute
+
+// unwatchableRetry is how long a workload is left alone after its sockets could
+// not be watched. By then it may have closed them.
+const unwatchableRetry = time.Minute
+
+// The fence is the order in which an instance is paused, woken and stopped. It
+// is a table for three reasons: the order can be read, every step is a named
+// point at which tests stop the world, and tests can try a wrong order, which
+// must be caught.
+//
+// Pausing happens under the instance's lock, after the workload has written out
+// its data (attempt.settle):
+//
+//	intent      the intent to pause is on disk
+//	gate        arrivals at the relay are held and counted
+//	freeze      every task is frozen; on the direct path this is the gate
+//	look        everything is read again while frozen
+//	arm         duplicates of the sockets are taken and watched
+//	look-again  arrivals between look and arm are found
+//	commit      "paused" is on disk, and the relay may ask for wakes
+//
+// Hibernating keeps all of that in place. Arrivals in the meantime are served
+// when it is done:
+//
+//	deeper-look    clients that have already arrived are served instead
+//	deeper-save    the runtime has made the snapshot durable
+//	deeper-commit  "hibernated" is on disk; before that, a daemon that takes over
+//	               asks the runtime
+//
+// If a look finds anything, the instance is thawed at once and no pause is
+// recorded. A wake requested before the commit cancels the pause. One requested
+// after it is served as soon as the lock is free.
+type fence struct {
+	pause  []step
+	undo   []step // after a failed step of pause or stop
+	wake   []step
+	stop   []step // of a paused instance
+	deeper []step // a sleeping instance is saved to disk
+	// resumePause restores a pause made by an earlier daemon.
+	resumePause []step
+}
+
+type step struct {
+	name string
+	do   func(*attempt) error
+}
+
+// attempt is one walk through the steps.
+type attempt struct {
+	i      *inst
+	ctx    context.Context
+	by     string // idle_timeout, manual, ...
+	reason string
+	force  bool // a user forced it: open connections and leases do not hold
+	// adopted is set for a pause made by an earlier daemon. Its time, cause and
+	// count are kept, because the next step of the ladder is counted from them.
+	adopted bool
+
+	work   Workload
+	guard  Guard
+	frozen bool
+	saved  int64 // bytes on disk
+}
+
+func standardFence() fence {
+	return fence{
+		pause: []step{{"intent", intent}, {"gate", closeGate}, {"freeze", freeze}, {"look", look},
+			{"arm", arm}, {"look-again", lookAgain}, {"commit", commitPause}},
+		undo:   []step{{"undo-disarm", disarm}, {"undo-thaw", thaw}, {"undo-publish", publishUndone}},
+		deeper: []step{{"deeper-look", lookAgain}, {"deeper-save", save}, {"deeper-commit", commitSaved}},
+		wake:   []step{{"disarm", disarm}, {"thaw", thaw}, {"publish", publishWoken}},
+		resumePause: []step{{"gate", closeGate}, {"freeze", freeze}, {"look", look}, {"arm", arm},
+			{"look-again", lookAgain}, {"commit", commitPause}},
+		stop: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-look", lookUnlessForced},
+			{"stop-signal", askToEnd}, {"stop-disarm", disarm}, {"stop-thaw", thaw}},
+	}
+}
+
+// errStirred says what canceled a pause.
+type errStirred struct{ what string }
+
+func (e *errStirred) Error() string { return "cannot pause: " + e.what }
+
+// asked reports whether a user requested it. A full disk is then no reason to
+// refuse.
+func (a *attempt) asked() bool {
+	return !a.adopted && a.by != byIdle && a.by != stopAfter
+}
+
+func (a *attempt) walk(steps []step) error {
+	for _, s := range steps {
+		a.i.h.point(s.name, a.i)
+		_, span := a.i.span(a.ctx, s.name)
+		err := s.do(a)
+		fault(span, err)
+		span.End()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pause freezes a running instance through the fence. The caller holds the
+// lock.
+func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
+	if err := i.move(power.Pausing); err != nil {
+		return err
+	}
+	ctx, span := i.span(ctx, "instance.pause")
+	defer span.End()
+	traceCause(span, by, reason)
+	a := &attempt{i: i, ctx: ctx, by: by, reason: reason, force: force, work: i.workload()}
+	if a.work == nil {
+		return fmt.Errorf("cannot pause %s: it has no process", i.name())
+	}
+	if err := a.settle(); err != nil {
+		fault(span, err)
+		i.emit("pause_cancelled", by, err.Error())
+		return err
+	}
+	err := a.walk(i.h.steps.pause)
+	fault(span, err)
+	i.h.point("pause-end", i)
+	if err == nil {
+		i.emit("paused", by, reason)
+		i.h.log.Info("paused", "instance", i.name(), "by", by, "reason", reason)
+		return nil
+	}
+	if i.state() == power.Running { // the intent could not be recorded
+		return err
+	}
+	if uerr := a.walk(i.h.steps.undo); uerr != nil {
+		// It may still be frozen. It stays PAUSING, which is not a state at
+		// rest, and the deadline repairs it.
+		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		return errors.Join(err, uerr)
+	}
+	var stirred *errStirred
+	if errors.As(err, &stirred) {
+		i.emit("pause_cancelled", by, stirred.what)
+	} else {
+		i.h.log.Error("cannot pause", "instance", i.name(), "err", err)
+		i.emit("pause_failed", by, err.Error())
+	}
+	return err
+}
+
+// wake thaws a paused instance. The caller holds the lock. The record is
+// written after the thaw, because a thaw is safe whatever is on disk: a daemon
+// that finds "paused" checks again before it freezes anything.
+func (i *inst) wake(by, why string) error {
+	if i.workload() == nil {
+		return fmt.Errorf("cannot wake %s: its run has not been found again yet", i.name())
+	}
+	if s := i.state(); s != power.Resuming { // otherwise an earlier wake failed
+		if err := i.move(power.Resuming); err != nil {
+			return err
+		}
+		i.from = s
+	}
+	ctx, span := i.span(i.h.ctx, "instance.wake")
+	defer span.End()
+	traceCause(span, by, why)
+	a := i.asItIs(ctx, by, why)
+	i.update(func(r *instance.Record) { r.State = power.Resuming })
+	err := a.walk(i.h.steps.wake)
+	if err == nil {
+		return nil
+	}
+	fault(span, err)
+	var unusable *instance.SnapshotError
+	if errors.As(err, &unusable) {
+		return i.bootAnew(a.ctx, by, why, unusable)
+	}
+	err = fmt.Errorf("cannot wake %s: %w", i.name(), err)
+	if s, ok := a.work.(instance.Hibernator); ok && s.Hibernated() {
+		return errors.Join(err, i.stayHibernated(a, err))
+	}
+	// Its sockets are no longer watched, so the wake is retried until it
+	// succeeds.
+	i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
+	i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+	return err
+}
+
+// settle has the workload write out the data that it must not lose. Clients
+// pass in the meantime, so that none has to wait. A client that arrives cancels
+// the pause before it begins.
+func (a *attempt) settle() error {
+	s, ok := a.work.(instance.Settler)
+	if !ok {
+		return nil
+	}
+	s.Settle(a.ctx)
+	return look(a)
+}
+
+// asItIs returns an attempt that starts from the instance's present state.
+func (i *inst) asItIs(ctx context.Context, by, why string) *attempt {
+	a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload()}
+	i.mu.Lock()
+	a.guard, a.frozen = i.guard, i.frozen
+	i.mu.Unlock()
+	return a
+}
+
+// stayHibernated handles a failed restore whose snapshot is good: the instance
+// is watched again, and the next client tries again.
+func (i *inst) stayHibernated(a *attempt, cause error) error {
+	err := arm(a)
+	if err == nil {
+		err = i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Hibernated, cause.Error() })
+	}
+	if err != nil {
+		i.h.due.set(i, i.h.now().Add(time.Second)) // repair tries to wake it
+		return err
+	}
+	if i.gate != nil {
+		i.gate.Sleep()
+	}
+	i.emit("wake_failed", a.by, cause.Error())
+	i.scheduleAsleep(i.h.now())
+	return nil
+}
+
+func intent(a *attempt) error {
+	return a.i.saveOrNote(a.asked(), func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, a.reason })
+}
+
+func closeGate(a *attempt) error {
+	a.i.up.Store(false)
+	if a.i.gate != nil {
+		a.i.gate.Hold()
+	}
+	return nil
+}
+
+func freeze(a *attempt) error {
+	ctx, cancel := context.WithTimeout(a.ctx, freezeLimit)
+	defer cancel()
+	if err := a.work.Freeze(ctx); err != nil {
+		return fmt.Errorf("cannot freeze %s: %w", a.i.name(), err)
+	}
+	a.frozen = true
+	a.i.mu.Lock()
+	a.i.frozen = true
+	a.i.mu.Unlock()
+	return nil
+}
+
+// look reads everything again while the workload is frozen.
+func look(a *attempt) error {
+	i := a.i
+	v := i.judge(i.look(a.work))
+	if a.by == byIdle && !v.Eligible {
+		return &errStirred{v.Blocks[0].Sentence}
+	}
+	if a.by != byIdle && !a.force {
+		for _, b := range v.Blocks {
+			if b.Code == idle.ConnectionOpen || b.Code == idle.LeaseHeld || b.Signal == besideSignal {
+				return &errStirred{b.Sentence}
+			}
+		}
+	}
+	return a.stirred()
+}
+
+func arm(a *attempt) error {
+	i := a.i
+	i.mu.Lock()
+	ports, outbound := i.rec.Endpoints, i.spec().WakeOnOutbound || i.spec().QuietConnectionAfter > 0
+	i.mu.Unlock()
+	g, err := a.work.Guard(ports, outbound, i.wantWake)
+	if err != nil {
+		again := i.h.now().Add(unwatchableRetry)
+		i.mu.Lock()
+		i.block = &idle.Block{Code: "unwatchable_socket", Until: &again, Sentence: "It cannot be watched while frozen: " + err.Error()}
+		i.mu.Unlock()
+		return err
+	}
+	a.guard = g
+	i.mu.Lock()
+	i.guard, i.block = g, nil
+	i.mu.Unlock()
+	return nil
+}
+
+func lookAgain(a *attempt) error {
+	if a.guard != nil {
+		if what := a.guard.Pending(); what != "" {
+			return &errStirred{what}
+		}
+	}
+	return a.stirred()
+}
+
+// lookUnlessForced is look, but a forced stop ignores what it finds.
+func lookUnlessForced(a *attempt) error {
+	if a.force {
+		return nil
+	}
+	return lookAgain(a)
+}
+
+// stirred returns an error if anything arrived other than through a socket of
+// the workload.
+func (a *attempt) stirred() error {
+	i := a.i
+	if why := i.wanted.Load(); why != nil {
+		return &errStirred{*why}
+	}
+	if i.gate != nil {
+		if act := i.gate.Activity(); act.Stirred() {
+			return &errStirred{"a client has just come to the relay"}
+		}
+	}
+	if i.endedNow() {
+		return &errStirred{"the program has just ended"}
+	}
+	return nil
+}
+
+func commitPause(a *attempt) error {
+	i := a.i
+	now := i.h.now()
+	err := i.saveOrNote(a.asked(), func(r *instance.Record) {
+		if a.adopted { // it stays on its step of the ladder
+			return
+		}
+		r.State, r.StatusReason = power.Paused, a.reason
+		r.Freed, r.Saved = 0, 0
+		r.LastPausedAt, r.PausedBy = now, a.by
+		r.PauseCount++
+	})
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.notBefore = time.Time{}
+	i.mu.Unlock()
+	if i.gate != nil {
+		i.gate.Sleep()
+	}
+	i.scheduleAsleep(now)
+	return nil
+}
+
+func save(a *attempt) error {
+	s, ok := a.work.(instance.Hibernator)
+	if !ok {
+		return fmt.Errorf("cannot hibernate %s: its runtime cannot", a.i.name())
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, saveLimit)
+	defer cancel()
+	began := time.Now()
+	n, err := s.Hibernate(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot hibernate %s: %w", a.i.name(), err)
+	}
+	a.saved, a.reason = n, fmt.Sprintf("saved %d bytes in %s", n, idle.Human(time.Since(began)))
+	return nil
+}
+
+func commitSaved(a *attempt) error {
+	ident := a.work.Identity() // without a process now
+	return a.i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Saved, r.Identity = power.Hibernated, a.reason, a.saved, &ident
+	})
+}
+
+func disarm(a *attempt) error {
+	a.i.mu.Lock()
+	g := a.i.guard
+	a.i.guard = nil
+	a.i.mu.Unlock()
+	if g == nil {
+		g = a.guard
+	}
+	a.guard = nil
+	if g != nil {
+		g.Close()
+	}
+	return nil
+}
+
+func thaw(a *attempt) error {
+	if !a.frozen {
+		return nil
+	}
+	if err := a.work.Thaw(); err != nil {
+		return fmt.Errorf("cannot thaw %s: %w", a.i.name(), err)
+	}
+	a.frozen = false
+	a.i.mu.Lock()
+	a.i.frozen = false
+	a.i.mu.Unlock()
+	return nil
+}
+
+// publishWoken makes the instance running for everyone. The record is written
+// afterwards.
+func publishWoken(a *attempt) error {
+	i := a.i
+	now := i.h.now()
+	ident := a.work.Identity() // a restore changes it
+	i.mu.Lock()
+	i.base, i.readings, i.conns = instance.Sample{}, nil, 0
+	i.mu.Unlock()
+	rec := i.update(func(r *instance.Record) {
+		if r.Identity == nil || *r.Identity != ident {
+			r.Identity = &ident
+		}
+		r.State, r.StatusReason = power.Running, a.reason
+		r.LastResumedAt, r.LastActivityAt, r.ResumedBy = now, now, a.by
+		r.WakeCount++
+		r.Freed, r.Saved = 0, 0
+	})
+	i.open()
+	i.h.saver.later(i)
+	i.scheduleAwake(now)
+	i.ran(i.from)
+	i.h.happened(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
+	return nil
+}
+
+// publishUndone returns the instance to running as if no pause had been tried.
+// What canceled it counts as activity.
+func publishUndone(a *attempt) error {
+	i := a.i
+	now := i.h.now()
+	if s := i.state(); s.Asleep() {
+		i.update(func(r *instance.Record) { r.State = power.Resuming })
+	}
+	i.update(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Running, ""
+		r.LastActivityAt = now
+	})
+	i.wanted.Store(nil)
+	i.asked.Store(nil)
+	i.open()
+	i.h.saver.later(i)
+	i.scheduleAwake(now)
+	return nil
+}
+
+// open lets the relay through: the application accepts connections.
+func (i *inst) open() {
+	i.up.Store(true)
+	if i.gate != nil {
+		i.gate.Release()
+	}
+}
+
+func stopIntent(a *attempt) error {
+	return a.i.saveOrNote(a.asked(), func(r *instance.Record) {
+		r.State, r.StatusReason, r.StoppedBy = power.Stopping, a.reason, a.by
+		if a.i.again {
+			r.StoppedBy, r.RestartAt = "", a.i.h.now()
+		}
+	})
+}

@@ -1,0 +1,747 @@
+package host
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
+	"lull/internal/lib/scaletest"
+)
+
+// world is one instance on one simulated machine, driven point by point.
+type world struct {
+	h    *Host
+	i    *inst
+	k    *hosttest.Kernel
+	disk *hosttest.Disk
+	gate *hosttest.Gate
+
+	mu       sync.Mutex
+	on       bool
+	began    time.Time
+	parked   []*parking
+	routines map[uint64]*routine
+	seq      int
+	live     int
+	trace    []string
+	faults   []string
+	here     place // where the last choice was made
+	buf      []byte
+
+	clients  []*hosttest.Client
+	leased   bool // a lease was acknowledged while the instance ran
+	busied   bool // the program has reported work in progress
+	explicit bool // a user stops it
+	doomed   bool // a client waited when an automatic stop began
+}
+
+type parking struct {
+	point string
+	seq   int
+	ch    chan struct{}
+	r     *routine
+	stand []byte
+}
+
+// park blocks the calling goroutine at a named point until the scheduler
+// resumes it.
+func (w *world) park(point string) { w.parkWith(point, nil) }
+
+func (w *world) parkWith(point string, own func([]byte, time.Time) []byte) {
+	w.mu.Lock()
+	if !w.on {
+		w.mu.Unlock()
+		return
+	}
+	id, calls := who()
+	if point == "end" {
+		delete(w.routines, id)
+		w.mu.Unlock()
+		return
+	}
+	w.seq++
+	r := &routine{point: point, calls: calls, own: own}
+	if was := w.routines[id]; was != nil {
+		r.carries, r.attempt = was.carries, was.attempt
+	}
+	if point == "connect" { // from here on it has its own client
+		r.carries = own(nil, w.began)
+	}
+	w.routines[id] = r
+	p := &parking{point: point, seq: w.seq, ch: make(chan struct{}), r: r}
+	w.parked = append(w.parked, p)
+	w.mu.Unlock()
+	<-p.ch
+}
+
+func (w *world) fault(format string, args ...any) {
+	w.mu.Lock()
+	w.faults = append(w.faults, fmt.Sprintf(format, args...))
+	w.mu.Unlock()
+}
+
+func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
+	w := &world{k: &hosttest.Kernel{Deep: deep}, disk: hosttest.NewDisk()}
+	w.h = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Memory: 2 * instance.MinMemory, Places: 1, Runtimes: map[string]Runtime{"process": w.k},
+		Records: w.disk, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 64,
+		NewGate: func(t RelayTarget) (Gate, error) {
+			w.gate = &hosttest.Gate{K: w.k, Waker: t.Waker}
+			return w.gate, nil
+		}})
+	if steps != nil {
+		w.h.steps = *steps
+	}
+	w.h.steps = w.noting(w.h.steps)
+	w.k.OnExit = w.h.OnExit
+	w.k.At = w.parkWith
+	w.h.at = func(point string, _ *inst) {
+		w.park(point)
+		w.watch(point)
+	}
+	w.disk.On = w.recorded
+	s := instance.Spec{Name: "a", Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{
+		{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}
+	if spec != nil {
+		spec(&s)
+	}
+	ctx := context.Background()
+	id, err := w.h.Create(ctx, s)
+	if err == nil {
+		err = w.h.Start(ctx, id, byManual)
+	}
+	if err != nil {
+		w.fault("setup: %v", err)
+		return w
+	}
+	w.i, _ = w.h.find(id)
+	w.gate.ID = id
+	w.i.check() // the base of the deltas
+	time.Sleep(61 * time.Second)
+	w.i.check()
+	time.Sleep(time.Millisecond)
+	return w
+}
+
+// noting records who makes which attempt.
+func (w *world) noting(f fence) fence {
+	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.deeper, &f.resumePause} {
+		*steps = slices.Clone(*steps)
+		for n := range *steps {
+			do := (*steps)[n].do
+			(*steps)[n].do = func(a *attempt) error {
+				w.mind(func(r *routine) { r.attempt = a })
+				return do(a)
+			}
+		}
+	}
+	return f
+}
+
+// watch records what an automatic stop must see.
+func (w *world) watch(point string) {
+	w.mu.Lock()
+	on := w.on
+	w.mu.Unlock()
+	if !on || w.i == nil {
+		return
+	}
+	switch p := w.k.Proc(w.i.id); {
+	case p == nil:
+	case point == "stop-intent":
+		w.doomed = p.Frozen() && p.Waiting() > 0
+	case point == "stop-signal" && w.doomed && !w.explicit:
+		w.fault("an automatic stop went on although a client was waiting")
+	}
+}
+
+// recorded checks what must hold at the instant at which a pause becomes
+// durable.
+func (w *world) recorded(r *instance.Record) {
+	w.mu.Lock()
+	on := w.on
+	w.mu.Unlock()
+	if !on || w.i == nil || r.State != power.Paused && r.State != power.Hibernated {
+		return
+	}
+	p := w.k.Proc(w.i.id)
+	switch {
+	case r.State == power.Hibernated && (p == nil || !p.Hibernated()):
+		w.fault("a hibernation was recorded of a program that is not saved")
+	case r.State == power.Hibernated && !p.Guarded():
+		w.fault("a hibernation was recorded while nobody watched the sockets")
+	case r.State == power.Hibernated:
+	case p == nil || !p.Frozen():
+		w.fault("a pause was recorded of a program that runs")
+	case !p.Guarded():
+		w.fault("a pause was recorded while nobody watched the sockets")
+	case !w.gate.Activity().Held:
+		w.fault("a pause was recorded with an open relay")
+	case r.PausedBy == byIdle && r.Spec.QuietConnectionAfter == 0 && p.Open() > 0:
+		w.fault("a pause was recorded with %d open clients", p.Open())
+	}
+}
+
+// check is a check that decides nothing: the instance is not idle yet.
+func (i *inst) check() {
+	i.acquire()
+	i.look(i.workload())
+	i.release()
+}
+
+// An actor does one thing. At its points other actors may come between.
+type actor struct {
+	name string
+	do   func(*world)
+}
+
+var actors = map[string]actor{
+	"idle":    {"idle", func(w *world) { w.h.check(w.i) }},
+	"connect": {"connect", func(w *world) { w.add(w.k.Connect(w.i.id)) }},
+	"relay": {"relay", func(w *world) {
+		if c, err := w.gate.Arrive(w.h.ctx); err == nil {
+			w.add(c)
+		} else if w.i.state().Asleep() && !calledOff(err) {
+			w.fault("a relay client was turned away from a paused instance: %v", err)
+		}
+	}},
+	"talk": {"talk", func(w *world) {
+		c := w.k.Connect(w.i.id)
+		w.add(c)
+		c.Send()
+		c.Close()
+	}},
+	"lease": {"lease", func(w *world) {
+		before := w.i.state()
+		w.mind(func(r *routine) { r.carries = []byte(before) })
+		err := w.h.Hold(context.Background(), "a", idle.Lease{Holder: "x"}, time.Hour)
+		if err == nil && before == power.Running && w.i.state() == power.Running {
+			w.mu.Lock()
+			w.leased = true
+			w.mu.Unlock()
+		}
+	}},
+	"busy": {"busy", func(w *world) {
+		w.park("busy")
+		w.i.setBusy(+1)
+		w.mu.Lock()
+		w.busied = true
+		w.mu.Unlock()
+	}},
+	"pause":  {"pause", func(w *world) { _ = w.h.Pause(context.Background(), "a", byManual, true) }},
+	"resume": {"resume", func(w *world) { _ = w.h.Resume(context.Background(), "a", byManual) }},
+	"stop": {"stop", func(w *world) {
+		if err := w.h.Stop(context.Background(), "a", byManual, false); err != nil {
+			w.fault("stop: %v", err)
+		}
+	}},
+	"start": {"start", func(w *world) {
+		if err := w.h.Start(context.Background(), "a", byManual); err != nil && !calledOff(err) && !strings.Contains(err.Error(), errEnded.Error()) {
+			w.fault("start: %v", err)
+		}
+	}},
+	"push": {"push", func(w *world) { w.i.pushDown(power.Hibernated) }}, // another needs its memory; only a guest yields
+	"exit": {"exit", func(w *world) {
+		if p := w.k.Proc(w.i.id); p != nil {
+			p.Exit(1)
+		}
+	}},
+}
+
+// calledOff reports whether err means that a user's stop came while the request
+// waited.
+func calledOff(err error) bool {
+	return strings.Contains(err.Error(), "stopped by a user in the meantime")
+}
+
+func (w *world) add(c *hosttest.Client) {
+	w.mu.Lock()
+	w.clients = append(w.clients, c)
+	w.mu.Unlock()
+}
+
+// play runs the actors. choose picks the parked goroutine to resume, and none
+// when it has seen enough.
+func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
+	w.mu.Lock()
+	w.on, w.began, w.routines = true, time.Now(), map[uint64]*routine{}
+	w.live = len(names)
+	w.mu.Unlock()
+	for n, name := range names {
+		a := actors[name]
+		w.h.spawn(func() {
+			seats[n](func() {
+				w.park("begin " + a.name)
+				a.do(w)
+				w.park("end")
+			})
+			w.mu.Lock()
+			w.live--
+			w.mu.Unlock()
+		})
+	}
+	whole = true
+	for idleFor := 0; ; {
+		synctest.Wait()
+		w.mu.Lock()
+		if len(w.parked) == 0 {
+			done := w.live == 0
+			w.mu.Unlock()
+			if done {
+				break
+			}
+			if idleFor++; idleFor > 100 {
+				w.fault("stuck: an actor waits for something that nobody will do")
+				break
+			}
+			time.Sleep(time.Second) // something waits for a timer
+			continue
+		}
+		idleFor = 0
+		n := choose(w)
+		if n < 0 {
+			w.mu.Unlock()
+			whole = false
+			break
+		}
+		p := w.parked[n]
+		w.parked = slices.Delete(w.parked, n, n+1)
+		w.trace = append(w.trace, p.point)
+		w.letGo(p)
+		w.mu.Unlock()
+		close(p.ch)
+	}
+	w.mu.Lock()
+	w.on = false
+	for _, p := range w.parked {
+		close(p.ch)
+	}
+	w.mu.Unlock()
+	synctest.Wait()
+	return whole
+}
+
+// letGo records what p's goroutine knows when it resumes. Whatever blocks it
+// before its next point follows from that. The caller holds mu.
+func (w *world) letGo(p *parking) {
+	p.r.resumed = len(w.trace)
+	if !strings.HasPrefix(p.point, "begin ") && p.point != "relay-arrive" { // those have only asked for the lock
+		p.r.from = slices.Clone(w.here[:])
+	}
+}
+
+// mind updates what the calling goroutine remembers.
+func (w *world) mind(what func(r *routine)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.on {
+		return
+	}
+	id, _ := who()
+	if r := w.routines[id]; r != nil {
+		what(r)
+	}
+}
+
+// inOrder offers the goroutines parked at a point in the order of their
+// arrival, point by point.
+func (w *world) inOrder() int {
+	slices.SortFunc(w.parked, func(a, b *parking) int {
+		if c := strings.Compare(a.point, b.point); c != 0 {
+			return c
+		}
+		return a.seq - b.seq
+	})
+	return len(w.parked)
+}
+
+// verify returns the violations of what must hold in every order.
+func (w *world) verify(s scene) []string {
+	faults := append(w.faults, w.k.Broken()...)
+	bad := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	p := w.k.Proc(w.i.id)
+	w.i.mu.Lock()
+	state, guard, by := w.i.rec.State, w.i.guard, w.i.rec.PausedBy
+	w.i.mu.Unlock()
+	switch state {
+	case power.Running:
+		if p == nil || p.Frozen() || guard != nil {
+			bad("recorded as running, but process %v, guard %v", p != nil, guard != nil)
+		}
+		if a := w.gate.Activity(); a.Held {
+			bad("running with a closed relay")
+		}
+	case power.Paused, power.Hibernated:
+		if p == nil || !p.Frozen() || guard == nil {
+			bad("recorded as %s, but not frozen and watched", state)
+		}
+		if p != nil && p.Hibernated() != (state == power.Hibernated) {
+			bad("recorded as %s, but saved: %v", state, p.Hibernated())
+		}
+	case power.Stopped:
+		if p != nil {
+			bad("recorded as stopped, but its process is there")
+		}
+	default:
+		bad("left in %s", state)
+	}
+	ends := s.paused || w.explicit || slices.Contains(s.names, "exit")
+	for n, c := range w.clients {
+		if o := c.Outcome(); o != "answered" && !ends {
+			bad("client %d is %s", n, o)
+		} else if o == "waiting" {
+			bad("client %d waits for ever", n)
+		}
+	}
+	if state.Asleep() && w.leased && by == byIdle {
+		bad("paused by the idle timer although a lease was acknowledged before")
+	}
+	if state.Asleep() && w.busied && by == byIdle {
+		bad("paused by the idle timer although the program said that it is busy")
+	}
+	if n := w.h.illegal.Load(); n > 0 {
+		bad("%d transitions that the table does not know", n)
+	}
+	if !w.i.tryAcquire() {
+		bad("its lock was never let go")
+	}
+	return faults
+}
+
+// scene is a set of actors and the state that they start from.
+type scene struct {
+	names  []string
+	quiet  bool // open connections do not hold by themselves
+	paused bool // it is already paused, and due for the next step
+	deep   bool // that step is hibernation, not a stop
+}
+
+func (s scene) String() string {
+	return fmt.Sprintf("%s quiet=%v paused=%v deep=%v", strings.Join(s.names, "+"), s.quiet, s.paused, s.deep)
+}
+
+// run executes one interleaving from a fresh world.
+func run(steps *fence, s scene, choose func(w *world) int) (faults []string, trace string) {
+	w := newWorld(func(spec *instance.Spec) {
+		if s.quiet {
+			spec.QuietConnectionAfter = idle.Duration(time.Nanosecond)
+		}
+		if s.deep {
+			never := idle.Duration(0)
+			spec.HibernateAfter, spec.StopAfter = idle.Duration(5*time.Minute), &never
+			spec.Memory = instance.MinMemory
+		}
+	}, steps, s.deep)
+	if len(w.faults) > 0 {
+		return w.faults, ""
+	}
+	if s.paused {
+		w.h.check(w.i)
+		time.Sleep(6 * time.Minute)
+	}
+	w.explicit = slices.Contains(s.names, "stop")
+	if w.play(s.names, choose) {
+		faults = w.verify(s)
+	}
+	w.h.cancel()
+	synctest.Wait()
+	return faults, strings.Join(w.trace, " ")
+}
+
+// enumerate walks every interleaving of the actors at the named points one by
+// one, at most limit of them, and stops at the first fault.
+func enumerate(steps *fence, sc scene, limit int, seen map[string]bool) (fault, trace string) {
+	var prefix []int
+	for n := 0; n < limit; n++ {
+		var widths, taken []int
+		faults, tr := run(steps, sc, func(w *world) int {
+			n, c := w.inOrder(), 0
+			if d := len(widths); d < len(prefix) {
+				c = min(prefix[d], n-1)
+			}
+			widths, taken = append(widths, n), append(taken, c)
+			return c
+		})
+		seen[tr] = true
+		if len(faults) > 0 {
+			return strings.Join(faults, "; "), tr
+		}
+		d := len(taken) - 1
+		for d >= 0 && taken[d]+1 >= widths[d] {
+			d--
+		}
+		if d < 0 {
+			return "", ""
+		}
+		prefix = append(slices.Clone(taken[:d]), taken[d]+1)
+	}
+	return "", "limit"
+}
+
+// scenes returns all sets of up to three actors around a pause, and around the
+// automatic stop of a paused instance.
+func scenes() (out []scene) {
+	others := []string{"connect", "relay", "talk", "lease", "busy", "pause", "resume", "stop", "start", "exit"}
+	for _, sc := range []scene{{quiet: true}, {}, {quiet: true, paused: true}, {quiet: true, paused: true, deep: true}} {
+		for n, a := range others {
+			sc.names = []string{"idle", a}
+			out = append(out, sc)
+			for _, b := range others[n:] {
+				sc.names = []string{"idle", a, b}
+				out = append(out, sc)
+			}
+		}
+	}
+	for _, a := range []string{"connect", "relay", "talk", "lease", "stop"} {
+		out = append(out, scene{names: []string{"push", a, "relay"}, quiet: true, paused: true, deep: true})
+	}
+	return out
+}
+
+// count returns the number of tries. make soak raises it through env. The race
+// detector makes each try many times slower.
+func count(t *testing.T, env string, def int) int {
+	if underRace {
+		def = max(def/20, 20)
+	}
+	return scaletest.Count(t, env, def)
+}
+
+// TestFenceEveryInterleaving walks every order in which up to three actors can
+// pass the named points of the fence. It visits each reachable place once.
+func TestFenceEveryInterleaving(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	wanders := scaletest.Count(t, "LULL_INTERLEAVINGS", 5)
+	scs, places, runs, orders := scenes(), 0, 0, new(big.Int)
+	if underRace {
+		scs = slices.DeleteFunc(scs, func(sc scene) bool { return len(sc.names) > 2 })
+	}
+	for _, sc := range scs {
+		var fault, trace string
+		synctest.Test(t, func(t *testing.T) {
+			var s *space
+			s, fault, trace = explore(nil, sc, (*world).place)
+			for n := 0; n < wanders && fault == ""; n++ {
+				fault, trace = s.wander(sc, r.IntN)
+			}
+			if fault == "" {
+				places, runs = places+len(s.known), runs+s.runs
+				orders.Add(orders, s.orders)
+			}
+		})
+		if fault != "" {
+			t.Fatalf("seed %d, %v: %s\norder: %s", seed, sc, fault, trace)
+		}
+	}
+	t.Logf("%v of %v interleavings of %d scenes, which meet in %d places (%d runs): none lost, none frozen, none started twice; %d walks at random came to no other place",
+		orders, orders, len(scs), places, runs, wanders*len(scs))
+}
+
+// TestFenceReduction checks the reduction: where orders can be walked one by
+// one, their number equals the one computed from the places, and differs if a
+// place omits something.
+func TestFenceReduction(t *testing.T) {
+	if underRace {
+		t.Skip("runs nothing that the others do not")
+	}
+	blind := func(w *world) place { return sha256.Sum256(w.state(nil)) } // ignores where the actors are
+	same, noticed := 0, 0
+	for _, sc := range scenes() {
+		if len(sc.names) > 2 {
+			continue
+		}
+		synctest.Test(t, func(t *testing.T) {
+			var s *space
+			one := big.NewInt(-1)
+			for again := 0; again < 5 && (s == nil || s.orders.Cmp(one) != 0); again++ {
+				var fault string
+				if s, fault, _ = explore(nil, sc, (*world).place); fault != "" {
+					t.Errorf("%v: %s", sc, fault)
+					return
+				}
+				if s.orders.Cmp(big.NewInt(fewOrders)) > 0 {
+					return
+				}
+				seen := map[string]bool{}
+				if fault, cut := enumerate(nil, sc, fewOrders+1, seen); fault != "" || cut != "" {
+					t.Errorf("%v: %s %s", sc, fault, cut)
+				}
+				one = big.NewInt(int64(len(seen)))
+			}
+			if s.orders.Cmp(one) != 0 {
+				t.Errorf("%v: %v orders by its places, %v one by one", sc, s.orders, one)
+			}
+			same++
+			if b, fault, _ := explore(nil, sc, blind); fault != "" || b.orders.Cmp(s.orders) != 0 {
+				noticed++
+			}
+		})
+	}
+	if t.Logf("%d scenes have as many orders by their places as one by one; in %d of them a place that forgets is noticed", same, noticed); same == 0 || noticed == 0 {
+		t.Error("nothing was compared")
+	}
+}
+
+// fewOrders is the maximum number of orders of a scene that are walked one by
+// one.
+const fewOrders = 400
+
+// drawScene draws three to five actors.
+func drawScene(r *rand.Rand) scene {
+	var all []string
+	for n := range actors {
+		all = append(all, n)
+	}
+	slices.Sort(all)
+	sc := scene{names: []string{"idle"}, quiet: r.IntN(2) == 0, paused: r.IntN(3) == 0, deep: r.IntN(2) == 0}
+	for range 2 + r.IntN(3) {
+		sc.names = append(sc.names, all[r.IntN(len(all))])
+	}
+	return sc
+}
+
+// TestFenceRandomInterleavings draws orders of three to five actors.
+func TestFenceRandomInterleavings(t *testing.T) {
+	runs := count(t, "LULL_RANDOM_INTERLEAVINGS", 15_000)
+	seed := rand.Uint64()
+	t.Logf("seed %d, %d runs", seed, runs)
+	r := rand.New(rand.NewPCG(seed, 0))
+	var fault, trace string
+	var sc scene
+	synctest.Test(t, func(t *testing.T) {
+		for n := 0; n < runs && fault == ""; n++ {
+			sc = drawScene(r)
+			faults, tr := run(nil, sc, func(w *world) int { return r.IntN(w.inOrder()) })
+			fault, trace = strings.Join(faults, "; "), tr
+		}
+	})
+	if fault != "" {
+		t.Fatalf("seed %d, %v: %s\norder: %s", seed, sc, fault, trace)
+	}
+}
+
+// without leaves a step out.
+func without(steps []step, name string) []step {
+	return slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.name == name })
+}
+
+// before moves a step in front of another.
+func before(steps []step, name, other string) []step {
+	at := func(ss []step, n string) int { return slices.IndexFunc(ss, func(s step) bool { return s.name == n }) }
+	s := steps[at(steps, name)]
+	rest := without(steps, name)
+	return slices.Insert(rest, at(rest, other), s)
+}
+
+// instead replaces what a step does.
+func instead(steps []step, name string, do func(*attempt) error) []step {
+	out := slices.Clone(steps)
+	for n := range out {
+		if out[n].name == name {
+			out[n].do = do
+		}
+	}
+	return out
+}
+
+// TestFenceMutants breaks the fence on purpose, one rule at a time. Each mutant
+// must be caught, or the tests above prove nothing.
+func TestFenceMutants(t *testing.T) {
+	if underRace {
+		t.Skip("broken on purpose: a race of theirs says nothing")
+	}
+	std := standardFence()
+	compared := 0
+	few := scenes() // those of two actors first
+	slices.SortStableFunc(few, func(a, b scene) int { return len(a.names) - len(b.names) })
+	for _, m := range []struct {
+		name string
+		f    fence
+	}{
+		{"skip the look at the still world", fence{pause: without(std.pause, "look")}},
+		{"commit before the freeze", fence{pause: before(std.pause, "commit", "freeze")}},
+		{"commit before the sockets are watched", fence{pause: before(std.pause, "commit", "arm")}},
+		{"do not freeze", fence{pause: without(std.pause, "freeze")}},
+		{"do not watch the sockets", fence{pause: without(std.pause, "arm")}},
+		{"leave the relay open", fence{pause: without(std.pause, "gate")}},
+		{"look before the freeze", fence{pause: before(std.pause, "look", "freeze")}},
+		{"forget a wake that came while the lock was held", fence{pause: instead(std.pause, "arm", func(a *attempt) error {
+			g, err := a.work.Guard(nil, false, func(why string) {
+				if a.i.tryAcquire() {
+					a.i.serveWake(why)
+					<-a.i.lock
+				}
+			})
+			a.guard, a.i.guard = g, g
+			return err
+		})}},
+		{"do not let the relay ask for wakes", fence{pause: instead(std.pause, "commit", func(a *attempt) error {
+			g := a.i.gate
+			a.i.gate = nil
+			err := commitPause(a)
+			a.i.gate = g
+			return err
+		})}},
+		{"drop a duplicate after the thaw", fence{wake: before(std.wake, "thaw", "disarm")}},
+		{"say running before the thaw and forget it", fence{wake: without(std.wake, "thaw")}},
+		{"do not thaw what was cancelled", fence{undo: without(std.undo, "undo-thaw")}},
+		{"keep duplicates of what was cancelled", fence{undo: before(std.undo, "undo-thaw", "undo-disarm")}},
+		{"stop a paused instance without a look", fence{stop: without(std.stop, "stop-look")}},
+		{"say hibernated before it is saved", fence{deeper: before(std.deeper, "deeper-commit", "deeper-save")}},
+		{"let the watch go while it is saved", fence{deeper: instead(std.deeper, "deeper-look", disarm)}},
+	} {
+		f := standardFence()
+		for _, part := range []struct{ to, from *[]step }{{&f.pause, &m.f.pause}, {&f.undo, &m.f.undo}, {&f.wake, &m.f.wake}, {&f.stop, &m.f.stop}, {&f.deeper, &m.f.deeper}} {
+			if *part.from != nil {
+				*part.to = *part.from
+			}
+		}
+		caught := ""
+		var by scene
+		for _, sc := range few {
+			if sc.deep != (m.f.deeper != nil) {
+				continue // only there it makes a difference that the others do not show
+			}
+			small := len(sc.names) == 2
+			if caught != "" && (!small || sc.quiet != by.quiet || sc.paused != by.paused) {
+				continue // two actors of its kind are enough for a comparison
+			}
+			synctest.Test(t, func(t *testing.T) {
+				s, fault, _ := explore(&f, sc, (*world).place)
+				if fault != "" && caught == "" {
+					caught, by = fmt.Sprintf("%v: %s", sc, fault), sc
+				}
+				if !small || fault == "" && s.orders.Cmp(big.NewInt(fewOrders/4)) >= 0 {
+					return // a mutant that is not found takes all of its orders
+				}
+				one, cut := enumerate(&f, sc, fewOrders, map[string]bool{})
+				if one != "" || cut == "" {
+					compared++
+					if (one != "") != (fault != "") {
+						t.Errorf("mutant %q, %v: by its places %q, one by one %q", m.name, sc, fault, one)
+					}
+				}
+			})
+		}
+		if caught == "" {
+			t.Errorf("mutant %q was not caught", m.name)
+		} else {
+			t.Logf("mutant %q caught by %s", m.name, caught)
+		}
+	}
+	t.Logf("%d times a mutant met two actors whose orders were also walked one by one, with the same result", compared)
+}

@@ -1,0 +1,361 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// Bind handoff: lull keeps the listening sockets of an instance on the direct
+// path while its program does not run, and substitutes them when the program
+// binds. A connection made in the meantime waits in the backlog, starts the
+// program if lull had stopped it, and is accepted by the program itself.
+//
+// Sockets are kept from the first start until a user stops the instance, so
+// that no connection is refused during a crash, a restart or an automatic stop.
+
+// handoffs is implemented by HeldListeners that can give a kept socket to a
+// program when it binds.
+type handoffs interface {
+	// Handoff returns an error if handoffs do not work here. noPrivs is whether
+	// programs then run with no_new_privs.
+	Handoff(ctx context.Context) (noPrivs bool, err error)
+	Shut(id string) // new connections to the kept sockets wait until Open
+	Open(id string)
+}
+
+// handoff records what is known about handoffs on this host.
+type handoff struct {
+	mu      sync.Mutex
+	known   bool
+	noPrivs bool
+	err     error
+}
+
+// errNoHandoff means that nothing on this host keeps sockets.
+var errNoHandoff = errors.New("nothing keeps the sockets of programs on this host")
+
+// keepLimit bounds one request to the process that keeps the sockets.
+const keepLimit = 10 * time.Second
+
+// canHandOff checks once whether handoffs work here.
+func (h *Host) canHandOff() error {
+	k, ok := h.cfg.HeldListeners.(handoffs)
+	if !ok {
+		return errNoHandoff
+	}
+	h.handoff.mu.Lock()
+	defer h.handoff.mu.Unlock()
+	if !h.handoff.known {
+		h.handoff.noPrivs, h.handoff.err = k.Handoff(h.ctx)
+		h.handoff.known = true
+	}
+	return h.handoff.err
+}
+
+// handoffNow returns the cached result of canHandOff without checking.
+func (h *Host) handoffNow() (noPrivs bool, err error) {
+	if _, ok := h.cfg.HeldListeners.(handoffs); !ok {
+		return false, errNoHandoff
+	}
+	if !h.handoff.mu.TryLock() {
+		return false, nil
+	}
+	defer h.handoff.mu.Unlock()
+	return h.handoff.noPrivs, h.handoff.err
+}
+
+// wakes reports whether a connection is meant to start the instance after lull
+// stopped it.
+func (i *inst) wakes() bool {
+	caps := i.rt.Capabilities()
+	return i.spec().Wakes() && caps.WakeFromStopped && !caps.Shared && len(i.spec().Expose) > 0
+}
+
+// keptAddrs returns the addresses whose sockets are kept for the program,
+// either for LISTEN_FDS or for its own bind.
+func (i *inst) keptAddrs() (addrs []string) {
+	s := i.spec()
+	switch {
+	case i.h.cfg.HeldListeners == nil, i.rt.Capabilities().Network:
+		return nil
+	case s.ListenFDs:
+		for _, e := range s.Expose {
+			addrs = append(addrs, e.Target)
+		}
+		return addrs
+	case !i.wakes() || i.noHandoff.Load() != nil:
+		return nil
+	}
+	for _, e := range s.Expose {
+		if e.Proto == "" && !i.relays(e) {
+			addrs = append(addrs, e.Target)
+		}
+	}
+	if len(addrs) > 0 && i.h.canHandOff() != nil {
+		return nil
+	}
+	return addrs
+}
+
+// deaf returns why connections to some of the exposed ports do not start the
+// instance although they are meant to; "" when all do.
+func (i *inst) deaf() string {
+	s := i.spec()
+	if !i.wakes() || s.ListenFDs {
+		return ""
+	}
+	var udp, direct []string
+	for _, e := range s.Expose {
+		switch {
+		case e.Proto != "":
+			udp = append(udp, e.Listen)
+		case !i.relays(e):
+			direct = append(direct, e.Listen)
+		}
+	}
+	var why []string
+	_, err := i.h.handoffNow()
+	if given := i.noHandoff.Load(); given != nil {
+		err = errors.New(*given)
+	}
+	if len(direct) > 0 && err != nil {
+		why = append(why, fmt.Sprintf("%s: %v", strings.Join(direct, ", "), err))
+	}
+	if len(udp) > 0 {
+		why = append(why, fmt.Sprintf("%s: UDP ports close while the program is stopped", strings.Join(udp, ", ")))
+	}
+	return strings.Join(why, "; ")
+}
+
+// direct reports whether the program itself listens on an exposed TCP port.
+func (i *inst) direct() bool {
+	return slices.ContainsFunc(i.spec().Expose, func(e instance.Endpoint) bool { return e.Proto == "" && !i.relays(e) })
+}
+
+// unwakeable returns why a connection does not start a stopped instance; ""
+// when it does.
+func (i *inst) unwakeable() string {
+	i.mu.Lock()
+	r := i.rec
+	i.mu.Unlock()
+	switch {
+	case !r.Enabled:
+		return "it is disabled"
+	case !i.spec().Wakes():
+		return "it is stopped, and connections do not start it"
+	case r.StoppedBy == byManual:
+		return "it was stopped by a user"
+	case i.spec().WakeFromStopped == nil && r.StoppedBy != stopAfter && r.RestartAt.IsZero():
+		return "lull did not stop it"
+	case r.CrashLooping:
+		return "it failed too often and is not restarted automatically"
+	case !r.RestartAt.IsZero() && len(r.Crashes) > 0:
+		return "it failed, and is started again in a moment"
+	}
+	return ""
+}
+
+// keep has the sockets of a launch kept, if possible.
+func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
+	addrs := i.keptAddrs()
+	if len(addrs) == 0 {
+		return nil
+	}
+	err := i.h.cfg.HeldListeners.Hold(ctx, i.id, addrs)
+	i.shut(false)
+	switch {
+	case i.spec().ListenFDs:
+		l.Listen = addrs
+		if err != nil {
+			return fmt.Errorf("cannot hold the sockets of %s: %w", i.name(), err)
+		}
+	case err != nil: // another process has the address; the program's own bind reports it
+		i.letGo()
+		i.h.log.Warn("connections are not kept", "instance", i.name(), "err", err)
+	default:
+		l.Handoff = addrs
+	}
+	return nil
+}
+
+// run starts the program under its runtime. It retries if the supervisor was
+// replaced in the meantime, and without a handoff if handoffs do not work.
+func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
+	for again := range 3 {
+		w, err := i.rt.Start(ctx, l)
+		switch {
+		case err == nil:
+			return w, nil
+		case errors.Is(err, instance.ErrNoHandoff) && len(l.Handoff) > 0:
+			why := err.Error()
+			i.noHandoff.Store(&why)
+			i.emit("handoff_failed", "", why)
+			i.letGo()
+			l.Handoff = nil
+		case errors.Is(err, instance.ErrStartAgain) && again < 2:
+			l.Run++
+			if err := i.save(func(r *instance.Record) { r.Identity = &instance.Identity{Run: l.Run} }); err != nil {
+				return nil, err
+			}
+			i.mu.Lock()
+			i.over = make(chan struct{})
+			i.ended.Store(nil)
+			i.mu.Unlock()
+		default:
+			return nil, err
+		}
+	}
+	return nil, instance.ErrStartAgain
+}
+
+// continueStart waits for a program that an earlier daemon started and that
+// still runs. It may already have accepted clients, which a second start would
+// cut. An error means that it has to be started anew.
+func (i *inst) continueStart(ctx context.Context, w Workload) error {
+	if i.rt.Capabilities().Network {
+		return errors.New("its relay ended with the daemon") // no client is connected to it
+	}
+	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
+		if ls, err := w.Listeners(); err != nil || notListening(i.spec().Expose, ls) != "" {
+			return errors.New("it cannot bind its address any more")
+		}
+	}
+	if err := i.ready(ctx, w); err != nil {
+		return err
+	}
+	now := i.h.now()
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StoppedBy = power.Running, ""
+		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, byRestart
+	})
+	if err != nil {
+		return err
+	}
+	i.open()
+	i.scheduleAwake(now)
+	i.ran(power.Stopped)
+	i.emit("started", byRestart, "it began under the daemon before this one")
+	return nil
+}
+
+// rest prepares a stopped instance for connections: they start it, wait for the
+// restart that is due, or are refused because its sockets are closed. The
+// caller holds the lock.
+func (i *inst) rest() {
+	addrs := i.keptAddrs()
+	if len(addrs) == 0 || i.again {
+		return
+	}
+	i.mu.Lock()
+	due := i.rec.Enabled && !i.rec.RestartAt.IsZero()
+	i.mu.Unlock()
+	why := i.unwakeable()
+	if why != "" && !due {
+		i.letGo()
+		return
+	}
+	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
+	defer cancel()
+	if err := i.h.cfg.HeldListeners.Hold(ctx, i.id, addrs); err != nil {
+		i.h.log.Error("connections to a stopped instance are refused", "instance", i.name(), "err", err)
+		i.emit("handoff_failed", "", err.Error())
+		return
+	}
+	i.shut(false)
+	if why != "" {
+		return
+	}
+	g, err := i.h.cfg.HeldListeners.Watch(i.id, i.wantWake)
+	if err != nil {
+		i.h.log.Error("cannot watch the kept sockets", "instance", i.name(), "err", err)
+		return
+	}
+	i.mu.Lock()
+	i.held = g
+	i.mu.Unlock()
+}
+
+// letGo closes the kept sockets. Connections in their backlogs are refused,
+// unless the program holds the sockets too.
+func (i *inst) letGo() {
+	i.dropHeld()
+	if i.h.cfg.HeldListeners == nil || i.rt.Capabilities().Network || len(i.spec().Expose) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
+	defer cancel()
+	if err := i.h.cfg.HeldListeners.Unhold(ctx, i.id); err != nil {
+		i.h.log.Warn("cannot close the kept sockets", "instance", i.name(), "err", err)
+	}
+}
+
+// shut makes new connections to the kept sockets wait, so that a program that
+// is asked to exit accepts none of them.
+func (i *inst) shut(on bool) {
+	k, ok := i.h.cfg.HeldListeners.(handoffs)
+	switch {
+	case !ok:
+	case on:
+		k.Shut(i.id)
+	default:
+		k.Open(i.id)
+	}
+}
+
+// GivenUp is called when a kept socket could not be handed to the program,
+// which then opened its own.
+func (h *Host) GivenUp(id, why string) {
+	h.mu.RLock()
+	i := h.byID[id]
+	h.mu.RUnlock()
+	if i != nil {
+		i.emit("handoff_failed", "", why)
+	}
+}
+
+// Restart stops the program and starts it again. Connections to its ports wait
+// in the meantime. A stopped instance is started.
+func (h *Host) Restart(ctx context.Context, ref, by string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	leave, err := i.enterToStop(ctx)
+	if err != nil {
+		return err
+	}
+	if err := i.endForRestart(ctx, by); err != nil || i.rationed() {
+		leave()
+		if err != nil {
+			return err
+		}
+		return h.startFor(ctx, i, by, restartedByUser)
+	}
+	defer leave()
+	i.update(func(r *instance.Record) { r.Enabled, r.CrashLooping, r.Crashes = true, false, nil })
+	return i.start(ctx, by, restartedByUser)
+}
+
+const restartedByUser = "restarted by a user"
+
+// endForRestart stops i for a restart, which the next daemon completes if this
+// one ends in between. The caller holds the lock.
+func (i *inst) endForRestart(ctx context.Context, by string) error {
+	if err := i.settle(); err != nil {
+		return err
+	}
+	if i.state() == power.Stopped {
+		return nil
+	}
+	i.again = true
+	defer func() { i.again = false }()
+	return i.stop(ctx, by, restartedByUser)
+}

@@ -1,0 +1,350 @@
+// Package host runs instances on one machine and owns their power state. It
+// starts them, watches whether they are in use, freezes those that are idle,
+// wakes them on the first packet, and finally stops them gracefully.
+//
+// Guarantees: a connection that the kernel or the relay accepted is never left
+// frozen (fence.go has the order that ensures this). An unknown reading never
+// allows a pause. A state change is on disk before it is acknowledged. After
+// the daemon is killed at any instant, the next one finds every instance again.
+//
+// Implementation: one lock per instance covers a whole transition. One heap
+// holds all deadlines, and a few workers handle them, so a paused instance
+// costs a record and its guard but no goroutine.
+//
+// Not in this package: how a runtime starts and freezes (Runtime), how a relay
+// moves bytes (Gate), who decides (package idle). Users reach the host through
+// link hostctl and the API in this package.
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/relay"
+)
+
+// The runtime interface lives in package instance, where both sides can import
+// it.
+type (
+	Runtime  = instance.Runtime
+	Workload = instance.Workload
+	Guard    = instance.Guard
+)
+
+// Gate is the relay's half of an instance. relay.Instance implements it.
+type Gate interface {
+	Hold()    // holds arrivals from here on
+	Sleep()   // held arrivals and bytes may ask for a wake again
+	Release() // the backend accepts
+	Activity() relay.Activity
+	Owed() int // connections whose last bytes went to the backend and are unanswered
+}
+
+// Records stores what must survive a restart.
+type Records interface {
+	Put(r *instance.Record) error // durable when it returns nil
+	Delete(id string) error
+}
+
+// Evidence stores the evidence of verdicts.
+type Evidence interface {
+	Take(r evidence.Record) // never blocks
+	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
+}
+
+// Config configures a Host. Durations are defaults for instances that do not
+// set their own.
+type Config struct {
+	PauseAfter time.Duration // 0: never pause
+	StopAfter  time.Duration // 0: never stop a paused instance
+	Probe      time.Duration // interval between probes of a running instance, default 5 s, jittered by a tenth
+	CPUPercent float64       // of one processor at which an instance counts as active, default 1
+	NetBytes   float64       // per 5 s at which it counts as active, default 512
+	DiskBytes  float64       // read and written per 5 s at which it counts as active, default 8192
+	Workers    int           // concurrent transitions from deadlines, default 8
+	BaseEnv    []string      // environment of every instance, before its own
+	LogDir     string        // directory of instances' logs
+	Socket     string        // LULL_SOCKET of the instances; empty for none
+	SharedHTTP bool          // instances without a relayed port get a gate too
+	KeepEvents int           // number of newest events to keep, default 4096
+	EventLog   *EventLog     // keeps events across restarts; nil for none; the caller closes it
+
+	Runtimes map[string]Runtime
+	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances
+	Records  Records
+	Log      *slog.Logger
+	Tracer   trace.Tracer // gets spans of checks, pauses and wakes; nil disables tracing
+
+	// Memory bounds the total memory of instances of known size, in bytes; 0
+	// means no bound. Available returns how much more the machine can give, in
+	// bytes. It is called when an instance waits for memory; nil means that
+	// only Memory counts.
+	Memory    int64
+	Available func() (int64, error)
+	Places    int           // concurrent boots and restores from disk, of runtimes where they are slow; 0 means no bound
+	WakeWait  time.Duration // how long a start or wake waits for room before it fails; default 45 s, less than the relay waits
+
+	// Images are the image caches, by name. ImageAge is how long an unused
+	// image is kept; 0 keeps it forever. ImageSpace is the total size in bytes
+	// above which unused images are removed; 0 means no limit.
+	Images     map[string]instance.ImageKeeper
+	ImageAge   time.Duration
+	ImageSpace int64
+
+	// Halted is the halt restored at start. KeepHalt persists a halt, or with
+	// nil its absence.
+	Halted   *idle.HaltedBy
+	KeepHalt func(*idle.HaltedBy) error
+	// FleetHalted is the fleet's halt as last reported by the server.
+	// KeepFleetHalt persists it, or with nil its absence.
+	FleetHalted   *idle.HaltedBy
+	KeepFleetHalt func(*idle.HaltedBy) error
+
+	// Evidence keeps every check and its verdict; nil keeps none.
+	Evidence Evidence
+
+	// NewGate creates the relay's half of an instance; nil if nothing relays.
+	NewGate func(i RelayTarget) (Gate, error)
+	// HeldListeners keeps the listening sockets of programs and watches those
+	// of a stopped one; nil keeps none. If it also implements handoffs, it
+	// gives the sockets to a program when it binds.
+	HeldListeners HeldListeners
+}
+
+// HeldListeners holds listening sockets whether or not their program runs.
+type HeldListeners interface {
+	Hold(ctx context.Context, id string, addrs []string) error
+	Unhold(ctx context.Context, id string) error
+	Watch(id string, wake func(reason string)) (Guard, error)
+}
+
+// Host runs instances. Create it with New, call Load, then Run.
+type Host struct {
+	cfg    Config
+	log    *slog.Logger
+	began  time.Time // base of now
+	due    *deadlines
+	saver  *saver
+	room   *room
+	events *Events
+	// measures are the counters for Prometheus.
+	measures    measures
+	halted      atomic.Pointer[idle.HaltedBy]
+	fleetHalted atomic.Pointer[idle.HaltedBy] // as last reported by the server
+	haltMu      sync.Mutex                    // serializes changes of the halt
+	handoff     handoff
+	// haltSet signals that the halt was changed.
+	haltSet chan struct{}
+	// illegal counts transitions missing from the table: always 0.
+	illegal atomic.Int64
+	steps   fence
+	at      func(point string, i *inst) // named points of a transition, for tests; nil otherwise
+
+	mu     sync.RWMutex // guards the three maps
+	byID   map[string]*inst
+	byName map[string]*inst
+	absent map[string]error  // by ID and name: why the runtime of an instance is missing
+	away   []instance.Record // the records of those instances
+
+	busy   sync.WaitGroup // work started outside Run's workers
+	ctx    context.Context
+	cancel context.CancelFunc
+	// asked is the context of requests. It is canceled when Run is to end.
+	asked    context.Context
+	endAsked context.CancelFunc
+}
+
+// New returns a host without instances.
+func New(cfg Config) *Host {
+	cfg.Probe = cmp.Or(cfg.Probe, 5*time.Second)
+	cfg.CPUPercent = cmp.Or(cfg.CPUPercent, cpuPercent)
+	cfg.NetBytes = cmp.Or(cfg.NetBytes, netBytes)
+	cfg.DiskBytes = cmp.Or(cfg.DiskBytes, diskBytes)
+	cfg.Workers = cmp.Or(cfg.Workers, 8)
+	cfg.WakeWait = cmp.Or(cfg.WakeWait, 45*time.Second)
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
+		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
+	h.halted.Store(cfg.Halted)
+	h.fleetHalted.Store(cfg.FleetHalted)
+	h.saver = newSaver(cfg.Records)
+	h.saver.find, h.saver.told = h.byIDNow, h.recordsFail
+	h.measures = newMeasures(cfg.Runtimes)
+	h.room = newRoom(h)
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.asked, h.endAsked = context.WithCancel(h.ctx)
+	return h
+}
+
+// now returns a wall time without steps: within one daemon, durations are
+// measured with the monotonic clock.
+func (h *Host) now() time.Time { return h.began.Add(time.Since(h.began)) }
+
+func (h *Host) point(name string, i *inst) {
+	if h.at != nil {
+		h.at(name, i)
+	}
+}
+
+// Run handles deadlines until ctx ends. Then it thaws what is paused and leaves
+// every instance running.
+func (h *Host) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for range h.cfg.Workers {
+		wg.Go(func() {
+			for {
+				i, ok := h.due.next(ctx)
+				if !ok {
+					return
+				}
+				h.check(i)
+			}
+		})
+	}
+	wg.Go(func() { h.keepPruned(ctx) })
+	wg.Go(func() { h.endHalts(ctx) })
+	saving := make(chan struct{})
+	go func() { h.saver.run(); close(saving) }()
+	<-ctx.Done()
+	h.endAsked()
+	wg.Wait()
+	err := h.thawAll()
+	h.cancel()
+	h.busy.Wait()
+	h.saver.stop()
+	<-saving
+	return err
+}
+
+// thawAll thaws every frozen instance and updates the records.
+func (h *Host) thawAll() error {
+	var errs []error
+	for _, i := range h.all() {
+		i.acquire()
+		// The lock is kept, so that nothing begins anymore. A hibernated
+		// instance holds nothing that a thaw would release.
+		if s := i.state(); s == power.Pausing || s == power.Resuming {
+			i.repair()
+		}
+		if s := i.state(); !s.Asleep() || s == power.Hibernated || i.pausedByOthers() {
+			continue
+		}
+		if err := i.wake("host", "the host ended"); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// missing returns why a runtime can make no instance now, nil if it can.
+func (h *Host) missing(runtime string) error {
+	if err := h.cfg.Missing[runtime]; err != nil {
+		return err
+	}
+	if r, ok := h.cfg.Runtimes[runtime].(interface{ Missing() error }); ok {
+		return r.Missing()
+	}
+	return nil
+}
+
+// Missing returns the runtimes that can make no instance now, with the reasons.
+func (h *Host) Missing() map[string]error {
+	out := maps.Clone(h.cfg.Missing)
+	if out == nil {
+		out = map[string]error{}
+	}
+	for name := range h.cfg.Runtimes {
+		if err := h.missing(name); err != nil {
+			out[name] = err
+		}
+	}
+	return out
+}
+
+func (h *Host) all() []*inst {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	out := make([]*inst, 0, len(h.byID))
+	for _, i := range h.byID {
+		out = append(out, i)
+	}
+	slices.SortFunc(out, func(a, b *inst) int { return strings.Compare(a.id, b.id) })
+	return out
+}
+
+// find returns the instance with a name or ID.
+func (h *Host) find(ref string) (*inst, error) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if i, ok := h.byName[ref]; ok {
+		return i, nil
+	}
+	if i, ok := h.byID[ref]; ok {
+		return i, nil
+	}
+	if i, ok := h.byName[strings.ToLower(ref)]; ok { // a container's name may have capitals
+		return i, nil
+	}
+	if err := h.absent[ref]; err != nil {
+		return nil, &RefusedError{Name: ref, What: "reach", Reason: err.Error()}
+	}
+	return nil, &NotFoundError{Name: ref}
+}
+
+// NotFoundError names an instance that does not exist.
+type NotFoundError struct {
+	Name   string
+	Holder string // holder of the lease that does not exist; "" if the instance does not
+}
+
+func (e *NotFoundError) Error() string {
+	if e.Holder != "" {
+		return fmt.Sprintf("cannot find a lease of %s on %s", e.Holder, e.Name)
+	}
+	return fmt.Sprintf("cannot find an instance %q", e.Name)
+}
+
+// RefusedError is a valid command that was not carried out, with the reasons.
+type RefusedError struct {
+	Name   string
+	What   string
+	Reason string
+	Blocks []idle.Block
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Reason)
+}
+
+// carry runs do even after its caller stopped waiting. Only the end of the host
+// cancels it early.
+func (h *Host) carry(ctx context.Context, do func(ctx context.Context) error) error {
+	done := make(chan error, 1)
+	h.spawn(func() { done <- do(h.asked) })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("the request was canceled; the operation continues: %w", context.Cause(ctx))
+	}
+}
+
+// spawn runs f in a goroutine that the host waits for when it ends.
+func (h *Host) spawn(f func()) { h.busy.Go(func() { f(); h.point("end", nil) }) }

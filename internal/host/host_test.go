@@ -1,0 +1,918 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
+	"lull/internal/protocol/guest"
+	"lull/internal/protocol/hostctl"
+)
+
+// rig is a complete host on a simulated machine in a bubble.
+type rig struct {
+	*Host
+	t      *testing.T
+	k      *hosttest.Kernel
+	disk   *hosttest.Disk
+	daemon *mortal // what the present daemon writes to
+	gates  map[string]*hosttest.Gate
+	tune   func(*Config) // adjusts the next daemon's configuration; may be nil
+	end    context.CancelFunc
+	done   chan error
+}
+
+func inBubble(t *testing.T, f func(r *rig)) {
+	t.Helper()
+	inTuned(t, nil, f)
+}
+
+func inTuned(t *testing.T, tune func(*Config), f func(r *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, k: &hosttest.Kernel{}, disk: hosttest.NewDisk(), gates: map[string]*hosttest.Gate{}, tune: tune}
+		t.Cleanup(r.shut) // also after a Fatal: nothing may outlive the bubble
+		r.boot()
+		f(r)
+		r.shut()
+		if b := r.k.Broken(); len(b) > 0 {
+			t.Errorf("broken: %v", b)
+		}
+		if n := r.illegal.Load(); n > 0 {
+			t.Errorf("%d illegal transitions", n)
+		}
+	})
+}
+
+// boot starts a daemon over the present disk and kernel state.
+func (r *rig) boot() {
+	if err := r.bootFaulty(); err != nil {
+		r.t.Errorf("load: %v", err)
+	}
+}
+
+// bootFaulty is boot for a daemon that may fail to adopt everything.
+func (r *rig) bootFaulty() error {
+	r.daemon = &mortal{Disk: r.disk}
+	c := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
+		Records: r.daemon, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 512,
+		NewGate: func(t RelayTarget) (Gate, error) {
+			g := &hosttest.Gate{K: r.k, Waker: t.Waker}
+			r.gates[t.Name] = g
+			return g, nil
+		}}
+	if r.tune != nil {
+		r.tune(&c)
+	}
+	r.Host = New(c)
+	r.k.SetOnExit(r.Host.OnExit)
+	err := r.Load(context.Background(), r.disk.All())
+	for name, g := range r.gates {
+		if o, err := r.Get(name); err == nil {
+			g.ID = o.ID
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.end, r.done = cancel, make(chan error, 1)
+	go func() { r.done <- r.Run(ctx) }()
+	synctest.Wait()
+	return err
+}
+
+func (r *rig) shut() {
+	if r.end == nil {
+		return
+	}
+	r.end()
+	r.end = nil
+	if err := <-r.done; err != nil {
+		r.t.Errorf("run: %v", err)
+	}
+}
+
+// crash kills the daemon: nothing is thawed, nothing is written.
+func (r *rig) crash() {
+	r.k.SetOnExit(nil)
+	r.daemon.dead.Store(true)
+	for _, i := range r.all() {
+		i.mu.Lock()
+		i.frozen, i.guard = false, nil // so that the end of Run touches nothing
+		i.mu.Unlock()
+	}
+	r.end()
+	<-r.done
+}
+
+// mortal is a disk to which a dead daemon can no longer write.
+type mortal struct {
+	*hosttest.Disk
+	dead atomic.Bool
+}
+
+func (m *mortal) Put(r *instance.Record) error {
+	if m.dead.Load() {
+		return errors.New("the daemon is dead")
+	}
+	return m.Disk.Put(r)
+}
+
+func (r *rig) run(name string, change func(*instance.Spec)) string {
+	r.t.Helper()
+	s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo,
+		Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}
+	if change != nil {
+		change(&s)
+	}
+	id, err := r.Create(context.Background(), s)
+	if err != nil {
+		r.t.Fatalf("create: %v", err)
+	}
+	if g := r.gates[name]; g != nil {
+		g.ID = id
+	}
+	if err := r.Start(context.Background(), id, byManual); err != nil {
+		r.t.Fatalf("start: %v", err)
+	}
+	synctest.Wait()
+	return id
+}
+
+func (r *rig) is(name string, want power.Instance) hostctl.Instance {
+	r.t.Helper()
+	synctest.Wait()
+	o, err := r.Get(name)
+	if err != nil || o.State != string(want) {
+		r.t.Fatalf("%s is %s (%s), want %s: %v; blocks %v", name, o.State, o.StatusReason, want, err, o.Blocks)
+	}
+	return o
+}
+
+// TestLetRunMeanwhile checks that an instance thawed while no daemon ran is
+// recorded as resumed, once and when found, and that why says so. One that ran
+// all along was not resumed.
+func TestLetRunMeanwhile(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id, other := r.run("a", nil), r.run("b", nil)
+		if err := r.Pause(context.Background(), id, byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		ran := r.is("b", power.Running).LastResumedAt
+		r.crash()
+		w, err := r.k.Adopt(context.Background(), id, r.k.Proc(id).Identity()) // by the supervisor
+		if err == nil {
+			err = w.Thaw()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		r.boot()
+		found := r.now()
+		o := r.is("a", power.Running)
+		if o.LastResumedAt == nil || !o.LastResumedAt.Equal(found) || o.LastResumedBy != "supervisor" {
+			t.Errorf("resumed at %v by %s, found at %s", o.LastResumedAt, o.LastResumedBy, found)
+		}
+		if y, err := r.Why(context.Background(), id, time.Time{}); err != nil || !strings.Contains(y.Answer, letRunSaying) {
+			t.Errorf("why: %q, %v", y.Answer, err)
+		}
+		if o := r.is("b", power.Running); !o.LastResumedAt.Equal(*ran) || o.LastResumedBy != byManual {
+			t.Errorf("%s was resumed at %s by %s", other, o.LastResumedAt, o.LastResumedBy)
+		}
+		seen, _, _ := r.events.Since(0)
+		var resumed []string
+		for _, e := range seen {
+			if e.Type == "resumed" {
+				resumed = append(resumed, e.Instance+" by "+e.By+": "+e.Reason)
+			}
+		}
+		if got := strings.Join(resumed, ", "); got != "a by supervisor: "+letRunSaying {
+			t.Errorf("told: %s", got)
+		}
+	})
+}
+
+// TestLadder walks the state diagram in time: idle, paused, woken by a
+// connection, stopped.
+func TestLadder(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", nil)
+		time.Sleep(59 * time.Second)
+		r.is("a", power.Running)
+		time.Sleep(2 * time.Second)
+		o := r.is("a", power.Paused)
+		if o.LastPausedBy != byIdle || o.PauseCount != 1 {
+			t.Errorf("paused by %s, %d times", o.LastPausedBy, o.PauseCount)
+		}
+		c := r.k.Connect(id)
+		r.is("a", power.Running)
+		if c.Outcome() != "answered" {
+			t.Errorf("the client that woke it is %s", c.Outcome())
+		}
+		time.Sleep(2 * time.Minute)
+		if o := r.is("a", power.Running); o.Connections != 1 {
+			t.Errorf("an open connection does not hold: %+v", o)
+		}
+		c.Close()
+		time.Sleep(66 * time.Second)
+		r.is("a", power.Paused)
+		time.Sleep(5 * time.Minute)
+		o = r.is("a", power.Stopped)
+		if o.ExitCode == nil || *o.ExitCode != 143 {
+			t.Errorf("stopped without being asked: exit %v", o.ExitCode)
+		}
+		if c := r.k.Connect(id); c.Outcome() != "refused" {
+			t.Errorf("a stopped instance answered: %s", c.Outcome())
+		}
+		if _, err := r.gates["a"].Arrive(r.ctx); err != nil {
+			t.Errorf("a connection does not start what lull stopped: %v", err)
+		}
+		r.is("a", power.Running)
+		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.gates["a"].Arrive(r.ctx); err == nil || !strings.Contains(err.Error(), "stopped by a user") {
+			t.Errorf("the relay of an instance that a user stopped: %v", err)
+		}
+	})
+}
+
+// TestInteractionMatrix checks which signals hold an instance, one row per
+// combination.
+func TestInteractionMatrix(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		policy string
+		act    func(r *rig, id string)
+		want   power.Instance
+	}{
+		{"HTTP server with active requests", "", func(r *rig, id string) { r.k.Connect(id) }, power.Running},
+		{"HTTP server, no requests", "", func(*rig, string) {}, power.Paused},
+		{"Telegram bot polling", "", func(r *rig, id string) { r.k.Proc(id).SetOutbound(1) }, power.Running},
+		{"npm install", "", func(r *rig, id string) { r.k.Proc(id).SetBusy(true) }, power.Running},
+		{"sleep 300", "", func(*rig, string) {}, power.Paused},
+		{"build with explicit lease", "", func(r *rig, id string) { r.lease(id, "build", time.Hour) }, power.Running},
+		{"bot with leases_only, polling", instance.PolicyLeasesOnly, func(r *rig, id string) {
+			r.k.Proc(id).SetOutbound(1)
+			r.k.Proc(id).SetBusy(true)
+		}, power.Paused},
+		{"bot with leases_only, lease held", instance.PolicyLeasesOnly, func(r *rig, id string) { r.lease(id, "job", time.Hour) }, power.Running},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				id := r.run("a", func(s *instance.Spec) { s.IdlePolicy = row.policy })
+				row.act(r, id)
+				time.Sleep(62 * time.Second)
+				r.is("a", row.want)
+			})
+		})
+	}
+}
+
+func (r *rig) lease(id, holder string, ttl time.Duration) {
+	if err := r.Hold(context.Background(), id, idle.Lease{Holder: holder}, ttl); err != nil {
+		r.t.Errorf("lease: %v", err)
+	}
+}
+
+func TestLeases(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := context.Background()
+		r.run("a", nil)
+		for _, ttl := range []time.Duration{0, -1, 24*time.Hour + 1} {
+			var bad *InvalidError
+			if err := r.Hold(ctx, "a", idle.Lease{}, ttl); !errors.As(err, &bad) {
+				t.Errorf("ttl %s: %v", ttl, err)
+			}
+		}
+		r.lease("a", "one", 3*time.Minute)
+		r.lease("a", "two", 10*time.Minute)
+		if err := r.ReleaseLease(ctx, "a", "two"); err != nil {
+			t.Fatal(err)
+		}
+		var missing *NotFoundError
+		if err := r.ReleaseLease(ctx, "a", "two"); !errors.As(err, &missing) {
+			t.Errorf("released twice: %v", err)
+		}
+		time.Sleep(2 * time.Minute)
+		o := r.is("a", power.Running)
+		if !o.LeaseHeld || len(o.Leases) != 1 || o.Leases[0].Holder != "one" {
+			t.Errorf("another's lease was dropped: %+v", o.Leases)
+		}
+		r.lease("a", "one", 3*time.Minute) // renewed
+		time.Sleep(2*time.Minute + 59*time.Second)
+		r.is("a", power.Running)
+		time.Sleep(2 * time.Second)
+		r.is("a", power.Paused)
+		// On a paused instance a lease is kept, wakes nothing and blocks deeper
+		// steps.
+		r.lease("a", "late", 20*time.Minute)
+		time.Sleep(19 * time.Minute)
+		r.is("a", power.Paused)
+		time.Sleep(2 * time.Minute)
+		r.is("a", power.Stopped)
+		var refused *RefusedError
+		if err := r.Hold(ctx, "a", idle.Lease{}, time.Minute); !errors.As(err, &refused) {
+			t.Errorf("lease on a stopped instance: %v", err)
+		}
+	})
+}
+
+// TestSnoozeOfSleeping checks that a snooze keeps a paused instance from being
+// stopped, and that the announced next step is the one that happens.
+func TestSnoozeOfSleeping(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", nil)
+		time.Sleep(62 * time.Second)
+		stopAt := *r.is("a", power.Paused).StopAt
+		until := time.Now().Add(time.Hour)
+		if err := r.Snooze(r.ctx, "a", until); err != nil {
+			t.Fatal(err)
+		}
+		o := r.is("a", power.Paused)
+		if !o.StopAt.Equal(until) || !o.NextStepAt.Equal(until) || o.NextStep != string(power.Stopped) {
+			t.Errorf("snoozed until %s, and it says: %s at %s, stopped at %s", until, o.NextStep, o.NextStepAt, o.StopAt)
+		}
+		time.Sleep(59 * time.Minute)
+		r.is("a", power.Paused)
+		if err := r.Snooze(r.ctx, "a", time.Now().Add(10*time.Second)); err != nil { // already over
+			t.Fatal(err)
+		}
+		if err := r.Snooze(r.ctx, "a", time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Snooze(r.ctx, "a", time.Time{}); err != nil { // ended
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		r.is("a", power.Stopped)
+		if !stopAt.Before(until) {
+			t.Errorf("stopped at %s without a snooze: this tests nothing", stopAt)
+		}
+	})
+}
+
+// TestHaltedSaysNoNextStep checks that no next step is announced during a halt.
+func TestHaltedSaysNoNextStep(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", nil)
+		time.Sleep(62 * time.Second)
+		if err := r.Halt(&idle.HaltedBy{}, byManual); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Paused); o.StopAt != nil || o.NextStep != "" || o.NextStepAt != nil {
+			t.Errorf("halted, and it says: %s at %v, stopped at %v", o.NextStep, o.NextStepAt, o.StopAt)
+		}
+		if err := r.Halt(nil, byManual); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Paused); o.StopAt == nil || o.NextStep != string(power.Stopped) {
+			t.Errorf("no longer halted, and it says: %s, stopped at %v", o.NextStep, o.StopAt)
+		}
+	})
+}
+
+func TestExplicitPause(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := context.Background()
+		id := r.run("a", nil)
+		c := r.k.Connect(id)
+		var refused *RefusedError
+		if err := r.Pause(ctx, "a", byManual, false); !errors.As(err, &refused) || !strings.Contains(refused.Reason, "connection") {
+			t.Fatalf("paused against a connection: %v", err)
+		}
+		r.is("a", power.Running)
+		if err := r.Pause(ctx, "a", byManual, true); err != nil {
+			t.Fatal(err)
+		}
+		r.is("a", power.Paused)
+		c.Send()
+		r.is("a", power.Running)
+		if err := r.Stop(ctx, "a", byManual, true); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Stopped); o.Enabled {
+			t.Error("stopped with disable, and still enabled")
+		}
+		if err := r.Pause(ctx, "a", byManual, true); !errors.As(err, &refused) {
+			t.Errorf("paused a stopped one: %v", err)
+		}
+	})
+}
+
+func TestQuietConnection(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })
+		c := r.k.Connect(id)
+		time.Sleep(70 * time.Second)
+		r.is("a", power.Paused)
+		c.Close() // a close wakes too
+		r.is("a", power.Running)
+	})
+}
+
+// A server without processor time moves no bytes either, but its client waits.
+func TestQuietConnectionOfAStarvedServer(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })
+		r.k.Connect(id)
+		r.k.Proc(id).Starve(true)
+		time.Sleep(time.Hour)
+		r.is("a", power.Running)
+		r.k.Proc(id).Starve(false)
+		time.Sleep(70 * time.Second)
+		r.is("a", power.Paused)
+	})
+}
+
+func TestHaltStopsEverythingAutomatic(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", nil)
+		r.run("b", nil)
+		time.Sleep(62 * time.Second)
+		r.is("b", power.Paused)
+		if err := r.Resume(context.Background(), "a", byManual); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "a demo"}, "ada"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		o := r.is("a", power.Running)
+		if o.Blocks[0].Code != idle.Halted || !strings.Contains(o.Blocks[0].Sentence, "halted by ada since 2") || !strings.HasSuffix(o.Blocks[0].Sentence, ": a demo.") {
+			t.Errorf("blocks %v", o.Blocks)
+		}
+		r.is("b", power.Paused) // not stopped either
+		if err := r.Halt(nil, "ada"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		r.is("a", power.Paused)
+		r.is("b", power.Stopped)
+	})
+}
+
+// TestThresholds checks that the configured thresholds decide what counts as
+// activity, with a minimum of a few scheduler ticks of CPU time.
+func TestThresholds(t *testing.T) {
+	active := func(c Config, window, cpu time.Duration, net uint64) (out [2]bool) {
+		t.Helper()
+		at := time.Unix(1000, 0)
+		cfg := New(c).cfg
+		for n, r := range cfg.readings(instance.Sample{At: at}, instance.Sample{At: at.Add(window), CPU: cpu, NetBytes: net}, calls{}, at.Add(window))[:2] {
+			out[n] = r.State == idle.Active
+		}
+		return out
+	}
+	for _, c := range []struct {
+		cfg    Config
+		window time.Duration
+		cpu    time.Duration
+		net    uint64
+		want   [2]bool
+	}{
+		{Config{}, 5 * time.Second, 100 * time.Millisecond, 600, [2]bool{true, true}},
+		{Config{}, 5 * time.Second, 40 * time.Millisecond, 500, [2]bool{}},
+		{Config{}, 10 * time.Second, 110 * time.Millisecond, 1000, [2]bool{true, false}},
+		{Config{CPUPercent: 5, NetBytes: 1000}, 5 * time.Second, 100 * time.Millisecond, 600, [2]bool{}},
+		{Config{CPUPercent: 5, NetBytes: 1000}, 5 * time.Second, 300 * time.Millisecond, 1100, [2]bool{true, true}},
+		{Config{CPUPercent: 0.1}, 100 * time.Millisecond, 15 * time.Millisecond, 0, [2]bool{}},
+	} {
+		if got := active(c.cfg, c.window, c.cpu, c.net); got != c.want {
+			t.Errorf("%+v in %s: cpu and net are active: %v, want %v", c, c.window, got, c.want)
+		}
+	}
+}
+
+// TestLooksOfOneNeverPaused checks that an instance that is never paused is
+// probed no more often than others.
+func TestLooksOfOneNeverPaused(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		never := idle.Duration(0)
+		var looks atomic.Int64
+		r.k.At = func(point string, _ func([]byte, time.Time) []byte) {
+			if point == "sample" {
+				looks.Add(1)
+			}
+		}
+		r.run("a", func(s *instance.Spec) { s.PauseAfter = &never })
+		time.Sleep(time.Hour)
+		if n := looks.Load(); n < 600 || n > 800 {
+			t.Errorf("looked at %d times in an hour, want one every 5 s", n)
+		}
+	})
+}
+
+// A halt with an end ends by itself and says so. One that cannot be recorded
+// changes nothing.
+func TestHaltEnds(t *testing.T) {
+	var kept *idle.HaltedBy
+	var broken error
+	keep := func(c *Config) {
+		c.KeepHalt = func(x *idle.HaltedBy) error {
+			if broken == nil {
+				kept = x
+			}
+			return broken
+		}
+	}
+	inTuned(t, keep, func(r *rig) {
+		r.run("a", nil)
+		end := time.Now().Add(time.Hour)
+		if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now(), Until: &end}, "ada"); err != nil || kept == nil {
+			t.Fatal(err, kept)
+		}
+		broken = errors.New("the disk is full")
+		if err := r.Halt(nil, "bob"); err == nil || r.Halted() == nil {
+			t.Errorf("an end that was not recorded: %v", err)
+		}
+		broken = nil
+		time.Sleep(59 * time.Minute)
+		if o := r.is("a", power.Running); o.PauseAt == nil || !o.PauseAt.Equal(end) {
+			t.Errorf("it is paused at %v, the halt ends at %v", o.PauseAt, end)
+		}
+		time.Sleep(time.Minute + 10*time.Second)
+		r.is("a", power.Paused)
+		if kept != nil || r.Halted() != nil {
+			t.Errorf("the halt is kept: %v", kept)
+		}
+		past, _, _ := r.events.Since(0)
+		if !slices.ContainsFunc(past, func(e hostctl.Event) bool {
+			return e.Type == "halt_off" && e.By == "lull" && strings.Contains(e.Reason, "the halt by ada came to its end")
+		}) {
+			t.Errorf("nothing says that it ended: %+v", past)
+		}
+	})
+}
+
+// TestHaltFile reads halt files of this and earlier versions.
+func TestHaltFile(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); h != nil || err != nil {
+		t.Errorf("without a file: %v, %v", h, err)
+	}
+	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	want := idle.HaltedBy{By: "ada", Since: at, Reason: "a demo", Until: &at}
+	if err := f.KeepHalt(&want); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); err != nil || !reflect.DeepEqual(*h, want) {
+		t.Errorf("kept %+v, read %+v, %v", want, h, err)
+	}
+	for _, text := range []string{"lull halt\n", "", "{", `{"by":"x"}`, `{"since":"2030-01-02T03:04:05Z","colour":1}`} {
+		if err := os.WriteFile(f.haltFile(false), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if h, err := f.Halted(); err != nil || h == nil || h.Until != nil || h.Since.IsZero() {
+			t.Errorf("%q is read as %+v, %v", text, h, err)
+		}
+	}
+	if err := f.KeepHalt(nil); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); h != nil || err != nil {
+		t.Errorf("after its end: %v, %v", h, err)
+	}
+}
+
+// TestCrashLoop uses true uptime: a program that fails after an hour is not in
+// a crash loop, however recent its last activity is.
+func TestCrashLoop(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		noPause := idle.Duration(0)
+		id := r.run("a", func(s *instance.Spec) { s.Restart, s.PauseAfter = instance.RestartOnFailure, &noPause })
+		for range 7 {
+			time.Sleep(time.Hour)
+			r.k.Proc(id).Exit(1)
+			time.Sleep(time.Second)
+			if o := r.is("a", power.Running); o.CrashLooping {
+				t.Fatal("a late failure was taken for a crash")
+			}
+		}
+		starts := r.k.Starts()
+		for n := range crashLimit {
+			for r.k.Proc(id) == nil {
+				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Second)
+			if n < crashLimit-1 {
+				r.is("a", power.Running)
+			}
+			r.k.Proc(id).Exit(1)
+			synctest.Wait()
+		}
+		time.Sleep(time.Hour)
+		o := r.is("a", power.Stopped)
+		if !o.CrashLooping || r.k.Starts() != starts+crashLimit-1 {
+			t.Errorf("crash looping %v after %d starts", o.CrashLooping, r.k.Starts()-starts)
+		}
+		if err := r.Start(context.Background(), "a", byManual); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Running); o.CrashLooping {
+			t.Error("a person's start does not clear the crash loop")
+		}
+	})
+}
+
+func TestCleanExitEndsStopped(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.Restart = instance.RestartOnFailure })
+		r.k.Proc(id).Exit(0)
+		time.Sleep(time.Hour)
+		if o := r.is("a", power.Stopped); *o.ExitCode != 0 || o.RestartCount != 0 {
+			t.Errorf("exit %d, %d restarts", *o.ExitCode, o.RestartCount)
+		}
+	})
+}
+
+// TestWakeFromStopped checks which stopped instances a connection starts. By
+// default those that lull stopped; with true also those that exited by
+// themselves; with false none. One that a user stopped is never started, even
+// if lull had stopped it first. Killing the daemon changes none of that.
+func TestWakeFromStopped(t *testing.T) {
+	ladder := func(r *rig, _ string) { time.Sleep(7 * time.Minute) }
+	user := func(r *rig, _ string) { _ = r.Stop(r.ctx, "a", byManual, false) }
+	exits := func(r *rig, id string) { r.k.Proc(id).Exit(0); time.Sleep(time.Second) }
+	both := func(r *rig, id string) { ladder(r, id); user(r, id) }
+	for _, row := range []struct {
+		name  string
+		set   *bool
+		end   func(r *rig, id string)
+		wakes bool
+	}{
+		{"default, by lull", nil, ladder, true}, {"default, by a user", nil, user, false}, {"default, by itself", nil, exits, false},
+		{"default, by lull and then by a user", nil, both, false},
+		{"true, by lull", new(true), ladder, true}, {"true, by a user", new(true), user, false}, {"true, by itself", new(true), exits, true},
+		{"false, by lull", new(false), ladder, false}, {"false, by itself", new(false), exits, false},
+	} {
+		for _, killed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, daemon killed %v", row.name, killed), func(t *testing.T) {
+				inBubble(t, func(r *rig) {
+					id := r.run("a", func(s *instance.Spec) { s.WakeFromStopped = row.set })
+					row.end(r, id)
+					if killed {
+						r.crash()
+						r.boot()
+					}
+					if o := r.is("a", power.Stopped); o.StartsOnConnection != row.wakes {
+						t.Errorf("starts_on_connection is %v", o.StartsOnConnection)
+					}
+					c, err := r.gates["a"].Arrive(r.ctx)
+					if row.wakes {
+						if err != nil || c.Outcome() != "answered" {
+							t.Fatalf("%v", err)
+						}
+						r.is("a", power.Running)
+						return
+					}
+					if err == nil {
+						t.Error("a connection started it")
+					}
+					r.is("a", power.Stopped)
+				})
+			})
+		}
+	}
+}
+
+// TestRestart checks that a restart is exactly one new run in every state,
+// keeps the leases, and is completed by the next daemon.
+func TestRestart(t *testing.T) {
+	for _, from := range []string{"running", "paused", "stopped", "killed in between"} {
+		t.Run(from, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				id := r.run("a", nil)
+				switch from {
+				case "paused":
+					time.Sleep(2 * time.Minute)
+				case "stopped":
+					_ = r.Stop(r.ctx, "a", byManual, false)
+				case "running":
+					if err := r.Hold(r.ctx, "a", idle.Lease{Holder: "h"}, time.Hour); err != nil {
+						t.Fatal(err)
+					}
+				}
+				starts := r.k.Starts()
+				if from == "killed in between" {
+					i, _ := r.find(id)
+					i.acquire()
+					if err := i.endForRestart(r.ctx, byManual); err != nil {
+						t.Fatal(err)
+					}
+					i.release()
+					r.crash()
+					r.boot()
+					time.Sleep(time.Second)
+				} else if err := r.Restart(r.ctx, "a", byManual); err != nil {
+					t.Fatal(err)
+				}
+				o := r.is("a", power.Running)
+				if n := r.k.Starts() - starts; n != 1 {
+					t.Errorf("%d starts, want 1", n)
+				}
+				if o.LeaseHeld != (from == "running") || o.RestartAt != nil {
+					t.Errorf("lease held %v, restart at %v", o.LeaseHeld, o.RestartAt)
+				}
+			})
+		})
+	}
+}
+
+func TestWorkloadSpeaks(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", nil)
+		i, _ := r.find(id)
+		i.setBusy(+1)
+		time.Sleep(10 * time.Minute)
+		r.is("a", power.Running)
+		i.setBusy(-1)
+		time.Sleep(66 * time.Second)
+		r.is("a", power.Paused)
+		if err := r.fromGuest(t.Context(), i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(119 * time.Second)
+		r.is("a", power.Paused)
+		time.Sleep(2 * time.Second)
+		if o := r.is("a", power.Running); o.LastResumedBy != "next_due" {
+			t.Errorf("resumed by %s", o.LastResumedBy)
+		}
+	})
+}
+
+func TestReclaim(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		soon := func(s *instance.Spec) { s.ReclaimAfter = idle.Duration(30 * time.Second) }
+		id := r.run("a", soon)
+		r.run("b", soon)
+		time.Sleep(95 * time.Second)
+		if o := r.is("a", power.Reclaimed); o.ReclaimedBytes == 0 {
+			t.Error("no freed amount")
+		}
+		if c := r.k.Connect(id); c.Outcome() != "answered" {
+			t.Errorf("client is %s", c.Outcome())
+		}
+		r.is("a", power.Running)
+		r.is("b", power.Reclaimed)
+		if err := r.Stop(context.Background(), "b", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("b", power.Stopped); o.ReclaimedBytes != 0 {
+			t.Errorf("it is stopped and has freed %d bytes", o.ReclaimedBytes)
+		}
+	})
+}
+
+// TestSilentPort checks that, for an instance with its own network, a port
+// without a listener is reported.
+func TestSilentPort(t *testing.T) {
+	for deep, want := range map[bool]string{false: "nothing listens on 127.0.0.1:99 after ", true: "nothing listens on 127.0.0.1:99 in the guest after "} {
+		inBubble(t, func(r *rig) {
+			r.k.Deep = deep
+			id, err := r.Create(context.Background(), instance.Spec{Name: "a", Command: []string{"x"}, Restart: instance.RestartNo,
+				Expose: []instance.Endpoint{{Listen: "127.0.0.1:98", Target: "127.0.0.1:99"}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Start(context.Background(), id, byManual); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v; want %q in it", err, want)
+			}
+		})
+	}
+}
+
+// TestPrivatePort checks that a program that listens only on its guest's
+// loopback is reported as that, and not as missing.
+func TestPrivatePort(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.k.Deep, r.k.Private = true, true
+		id, err := r.Create(context.Background(), instance.Spec{Name: "a", Command: []string{"x"}, Restart: instance.RestartNo,
+			Expose: []instance.Endpoint{{Listen: "127.0.0.1:98", Target: "127.0.0.1:80"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const want = "cannot start a: after 1m it listens on 127.0.0.1:80 of the guest only, which no client reaches: bind it to 0.0.0.0"
+		if err := r.Start(context.Background(), id, byManual); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %q in it", err, want)
+		}
+	})
+}
+
+// TestListByName: IDs are random, so the list must be sorted by name.
+func TestListByName(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		names := []string{"f", "b", "e", "a", "d", "c", "h", "g"}
+		for _, name := range names {
+			r.run(name, nil)
+		}
+		slices.Sort(names)
+		var got []string
+		for _, o := range r.List(false) {
+			got = append(got, o.Name)
+		}
+		if !slices.Equal(got, names) {
+			t.Errorf("listed as %v", got)
+		}
+	})
+}
+
+func TestStubbornProgramIsKilled(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.k.Stubborn = true
+		r.run("a", nil)
+		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Stopped); *o.ExitCode != 137 {
+			t.Errorf("exit %d", *o.ExitCode)
+		}
+	})
+}
+
+// TestDaemonCrash kills the daemon at random instants of a busy day and starts
+// another. No instance may be lost, left frozen or started twice, and no lease
+// forgotten.
+func TestDaemonCrash(t *testing.T) {
+	rounds := count(t, "LULL_SIM_CRASHES", 60)
+	seed := rand.Uint64()
+	t.Logf("seed %d, %d crashes", seed, rounds)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, k: &hosttest.Kernel{}, disk: hosttest.NewDisk(), gates: map[string]*hosttest.Gate{}}
+		t.Cleanup(r.shut)
+		r.boot()
+		const n = 8
+		for i := range n {
+			r.run(fmt.Sprint("i", i), func(s *instance.Spec) { s.WakeFromStopped = new(i%2 == 0) })
+		}
+		until := map[string]time.Time{}
+		for range rounds {
+			for range 1 + rnd.IntN(12) {
+				name := fmt.Sprint("i", rnd.IntN(n))
+				o, _ := r.Get(name)
+				switch rnd.IntN(5) {
+				case 0:
+					if r.k.Proc(o.ID) != nil {
+						r.k.Connect(o.ID).Close()
+					}
+				case 1:
+					ttl := time.Duration(1+rnd.IntN(20)) * time.Minute
+					if r.Hold(r.ctx, name, idle.Lease{Holder: "h"}, ttl) == nil {
+						until[name] = r.now().Add(ttl)
+					}
+				case 2:
+					r.Start(r.ctx, name, byManual)
+				case 3:
+					r.Pause(r.ctx, name, byManual, true)
+				case 4:
+					if r.Stop(r.ctx, name, byManual, false) == nil {
+						delete(until, name)
+					}
+				}
+				time.Sleep(time.Duration(rnd.IntN(60_000)) * time.Millisecond)
+			}
+			before := map[string]hostctl.Instance{}
+			for _, o := range r.List(false) {
+				before[o.Name] = o
+			}
+			r.crash()
+			time.Sleep(time.Duration(rnd.IntN(1500)) * time.Millisecond)
+			r.boot()
+			for name, was := range before {
+				o, err := r.Get(name)
+				if err != nil {
+					t.Fatalf("seed %d: %s was lost: %v", seed, name, err)
+				}
+				due := was.State == "paused" && o.State == "stopped" && was.StopAt != nil && !was.StopAt.After(r.now())
+				if was.State != o.State && !(was.State == "paused" && o.State == "running") && !due {
+					t.Fatalf("seed %d: %s was %s and is %s: %s", seed, name, was.State, o.State, o.StatusReason)
+				}
+				if end, ok := until[name]; ok && end.After(r.now()) && o.State != "stopped" && !o.LeaseHeld {
+					t.Fatalf("seed %d: a lease of %s was forgotten", seed, name)
+				}
+			}
+			if b := r.k.Broken(); len(b) > 0 {
+				t.Fatalf("seed %d: %v", seed, b)
+			}
+		}
+		r.shut()
+	})
+}

@@ -1,0 +1,217 @@
+package hosttest
+
+import (
+	"sync/atomic"
+	"time"
+
+	"lull/internal/core/instance"
+)
+
+// guard implements instance.Guard.
+type guard struct {
+	p      *Proc
+	wake   func(string)
+	closed bool
+}
+
+// Guard implements instance.Workload.
+func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance.Guard, error) {
+	p.k.mu.Lock()
+	if !p.frozen && !p.dead {
+		p.k.breach("%s was guarded while it runs", p.id)
+	}
+	g := &guard{p: p, wake: wake}
+	p.guard = g
+	what := p.pending()
+	p.k.mu.Unlock()
+	if what != "" { // a poll set also fires for what arrived before it
+		g.fire(what)
+	}
+	return g, nil
+}
+
+func (g *guard) fire(what string) {
+	g.p.k.pointWith("poller", func(b []byte, _ time.Time) []byte {
+		g.p.k.mu.Lock()
+		defer g.p.k.mu.Unlock()
+		return g.state(b)
+	})
+	g.p.k.mu.Lock()
+	closed := g.closed
+	g.p.k.mu.Unlock()
+	if !closed {
+		g.wake(what)
+	}
+}
+
+// Pending implements instance.Guard.
+func (g *guard) Pending() string {
+	g.p.k.mu.Lock()
+	defer g.p.k.mu.Unlock()
+	if g.closed {
+		return ""
+	}
+	return g.p.pending()
+}
+
+// Close implements instance.Guard.
+func (g *guard) Close() {
+	g.p.k.mu.Lock()
+	defer g.p.k.mu.Unlock()
+	g.closed = true
+	if g.p.guard == g {
+		g.p.guard = nil
+	}
+}
+
+func (p *Proc) pending() string {
+	if len(p.backlog) > 0 {
+		return "a client waits in the backlog"
+	}
+	for _, c := range p.open {
+		if c.unread || c.closed {
+			return "a client sent something"
+		}
+	}
+	return ""
+}
+
+// ConnectUnix is Connect over a unix socket: how long it has been quiet is not
+// known, which counts as not at all.
+func (k *Kernel) ConnectUnix(id string) *Client {
+	c := k.Connect(id)
+	k.mu.Lock()
+	c.local = true
+	k.mu.Unlock()
+	return c
+}
+
+// quietFor is how long no byte moved. The caller holds the kernel's lock.
+func (c *Client) quietFor() time.Duration {
+	if c.local {
+		return 0
+	}
+	return time.Since(c.moved)
+}
+
+// Connect is a client's handshake and first bytes. The kernel completes it
+// whether the program runs or not.
+func (k *Kernel) Connect(id string) *Client {
+	c := &Client{k: k, id: id, unread: true, moved: time.Now()}
+	if k.At != nil {
+		k.mu.Lock()
+		k.clients = append(k.clients, c)
+		k.mu.Unlock()
+	}
+	k.pointWith("connect", c.State)
+	k.mu.Lock()
+	p := k.procs[id]
+	if p == nil || p.dead {
+		c.refused = true
+		k.mu.Unlock()
+		return c
+	}
+	p.backlog = append(p.backlog, c)
+	k.stir(p)
+	return c
+}
+
+// stir lets the program work, or its guard fire. k.mu is held and released.
+func (k *Kernel) stir(p *Proc) {
+	if !p.frozen {
+		p.work()
+		k.mu.Unlock()
+		return
+	}
+	g := p.guard
+	k.mu.Unlock()
+	if g != nil {
+		g.fire("a client came")
+	}
+}
+
+// Send sends more bytes on an open connection.
+func (c *Client) Send() {
+	c.k.pointWith("send", c.State)
+	c.k.mu.Lock()
+	p := c.k.procs[c.id]
+	if p == nil || p.dead || c.reset || c.refused || c.closed {
+		c.k.mu.Unlock()
+		return
+	}
+	c.unread, c.moved = true, time.Now()
+	c.k.stir(p)
+}
+
+// Close closes the connection from the client's side.
+func (c *Client) Close() {
+	c.k.pointWith("close", c.State)
+	c.k.mu.Lock()
+	p := c.k.procs[c.id]
+	if p == nil || p.dead || c.reset || c.refused {
+		c.k.mu.Unlock()
+		return
+	}
+	c.closed = true
+	c.k.stir(p)
+}
+
+// Outcome returns answered, refused, reset or waiting.
+func (c *Client) Outcome() string {
+	c.k.mu.Lock()
+	defer c.k.mu.Unlock()
+	switch {
+	case c.answered > 0:
+		return "answered"
+	case c.refused:
+		return "refused"
+	case c.reset:
+		return "reset"
+	}
+	return "waiting"
+}
+
+// Disk keeps records in memory and counts writes. It implements host.Records.
+type Disk struct {
+	On     func(r *instance.Record) // called at each write; nil for none
+	Writes atomic.Int64
+
+	recs map[string]instance.Record
+	sem  chan struct{}
+}
+
+// NewDisk returns an empty Disk.
+func NewDisk() *Disk {
+	return &Disk{recs: map[string]instance.Record{}, sem: make(chan struct{}, 1)}
+}
+
+// Put implements host.Records.
+func (d *Disk) Put(r *instance.Record) error {
+	if d.On != nil {
+		d.On(r)
+	}
+	d.sem <- struct{}{}
+	d.recs[r.ID] = *r
+	d.Writes.Add(1)
+	<-d.sem
+	return nil
+}
+
+// Delete implements host.Records.
+func (d *Disk) Delete(id string) error {
+	d.sem <- struct{}{}
+	delete(d.recs, id)
+	<-d.sem
+	return nil
+}
+
+// All returns the records that would exist after a crash now.
+func (d *Disk) All() []instance.Record {
+	d.sem <- struct{}{}
+	defer func() { <-d.sem }()
+	var out []instance.Record
+	for _, r := range d.recs {
+		out = append(out, r)
+	}
+	return out
+}

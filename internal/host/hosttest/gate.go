@@ -1,0 +1,141 @@
+package hosttest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"lull/internal/relay"
+)
+
+// Gate is a simulated relay with one port. Like the real one, it counts an
+// arrival before it checks the flags, and asks for one wake however many
+// clients wait.
+type Gate struct {
+	K     *Kernel
+	ID    string
+	Waker relay.Waker
+
+	mu      sync.Mutex
+	held    bool
+	asleep  bool
+	waking  bool
+	inside  int
+	pairs   []*Client // relayed, where the kernel does not show them
+	waiting int
+	fresh   chan struct{} // closed at Release and at the end of a wake
+	failed  error
+}
+
+func (g *Gate) change(f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f()
+	if g.fresh != nil {
+		close(g.fresh)
+	}
+	g.fresh = make(chan struct{})
+}
+
+// Hold implements host.Gate.
+func (g *Gate) Hold() { g.change(func() { g.held = true }) }
+
+// Sleep implements host.Gate.
+func (g *Gate) Sleep() { g.change(func() { g.asleep = true }) }
+
+// Release implements host.Gate.
+func (g *Gate) Release() { g.change(func() { g.held, g.asleep = false, false }) }
+
+// Activity implements host.Gate.
+func (g *Gate) Activity() relay.Activity {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	a := relay.Activity{Held: g.held, Asleep: g.asleep, Open: g.inside, Waiting: g.waiting}
+	g.each(func(*Client) { a.Open++ })
+	g.K.mu.Lock()
+	defer g.K.mu.Unlock()
+	for _, c := range g.pairs {
+		if c.moved.After(a.LastByte) {
+			a.LastByte = c.moved
+		}
+	}
+	return a
+}
+
+// each calls f for the relayed clients that are open. The caller holds mu.
+func (g *Gate) each(f func(*Client)) {
+	g.K.mu.Lock()
+	defer g.K.mu.Unlock()
+	for _, c := range g.pairs {
+		if !c.closed && !c.reset && !c.refused {
+			f(c)
+		}
+	}
+}
+
+// Owed implements host.Gate. Of clients that the simulated kernel shows it tells
+// itself who spoke last.
+func (g *Gate) Owed() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.each(func(c *Client) {
+		if c.owed {
+			n++
+		}
+	})
+	return n
+}
+
+// Arrive connects a client through the relay. It returns once the client is
+// connected to the program, or with the error that closed it.
+func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
+	asks := false // this client asks for a wake, the others wait for its outcome
+	g.K.pointWith("relay-arrive", func(b []byte, _ time.Time) []byte {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return Append(b, flag(asks))
+	})
+	g.mu.Lock()
+	g.inside++
+	for g.held {
+		g.inside, g.waiting = g.inside-1, g.waiting+1
+		if g.asleep && !g.waking {
+			g.waking, g.failed, asks = true, nil, true
+			g.mu.Unlock()
+			err := g.Waker.Wake(ctx, relay.Arrival{Cause: relay.CauseConnect})
+			g.change(func() { g.waking, g.failed, asks = false, err, false })
+			g.mu.Lock()
+			if err != nil {
+				g.waiting--
+				g.mu.Unlock()
+				return nil, err
+			}
+		} else {
+			if g.fresh == nil {
+				g.fresh = make(chan struct{})
+			}
+			fresh := g.fresh
+			g.mu.Unlock()
+			select {
+			case <-fresh:
+			case <-ctx.Done():
+				g.mu.Lock()
+				g.waiting--
+				g.mu.Unlock()
+				return nil, ctx.Err()
+			}
+			g.mu.Lock()
+		}
+		g.inside, g.waiting = g.inside+1, g.waiting-1
+	}
+	g.mu.Unlock()
+	g.K.point("relay-dial")
+	c := g.K.Connect(g.ID)
+	g.mu.Lock()
+	g.inside--
+	if g.K.Remote {
+		g.pairs = append(g.pairs, c)
+	}
+	g.mu.Unlock()
+	return c, nil
+}

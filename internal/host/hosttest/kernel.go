@@ -1,0 +1,621 @@
+// Package hosttest holds what tests of runtimes share: a simulated runtime
+// whose kernel models processes, backlogs, accepts and freezes, so that whole
+// days and every interleaving fit into a synctest bubble.
+//
+// The simulated kernel records every violation of a rule: a program started
+// twice, a duplicate held while its owner runs, a client left in a frozen
+// program. It decides nothing and imitates no daemon.
+package hosttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// Kernel is a simulated machine. Its zero value is ready for use.
+type Kernel struct {
+	// At is called at the kernel's own named points; nil for none. own appends
+	// what the goroutine at the point continues with (see State); nil for
+	// nothing.
+	At func(point string, own func(b []byte, since time.Time) []byte)
+	// OnExit is called when a run is over. Use SetOnExit while programs run.
+	OnExit func(id string, run uint64, e instance.Exit)
+	// Stubborn programs ignore SIGTERM and end only by Kill.
+	Stubborn bool
+	// Deep makes it a machine of guests, which have their own network and can
+	// be saved.
+	Deep bool
+	// Private makes programs listen where only they themselves can connect.
+	Private bool
+	// Deaf makes programs not listen at all.
+	Deaf bool
+	// Remote hides the programs' clients from Sample, as a guest's network does:
+	// the relay alone knows them.
+	Remote bool
+	// Restore is how long a guest takes from disk.
+	Restore time.Duration
+	// Frees is how much of a guest's memory Reclaim frees, in bytes; 0 is half
+	// a MiB.
+	Frees int64
+
+	mu    sync.Mutex
+	fails map[Fault]error
+	// spoiled is the error of the Thaw of a saved guest; nil for success.
+	spoiled  *instance.SnapshotError
+	procs    map[string]*Proc
+	clients  []*Client // in order of arrival, where points are in use
+	broken   []string
+	starts   int
+	restores int // in progress
+	most     int // maximum at once
+}
+
+// Client is one connection from outside.
+type Client struct {
+	k        *Kernel
+	id       string
+	accepted bool
+	unread   bool
+	closed   bool
+	answered int
+	owed     bool // it sent last, and the program has not answered
+	moved    time.Time
+	local    bool // over a unix socket
+	refused  bool
+	reset    bool
+}
+
+// Proc is one simulated run; it implements instance.Workload.
+type Proc struct {
+	k       *Kernel
+	id      string
+	memory  int64 // as in its launch
+	freed   int64
+	run     uint64
+	frozen  bool
+	dead    bool
+	term    bool
+	backlog []*Client
+	open    []*Client
+	guard   *guard
+	cpu     time.Duration
+	busy    bool      // uses CPU all the time
+	starved bool      // wants CPU and gets none
+	writes  bool      // writes to its disk all the time
+	slow    bool      // answers nothing until it is fast again
+	asked   time.Time // when it last moved bytes on those
+	asks    int       // connections it opened, on which it sent last
+	disk    uint64
+	last    time.Time
+	out     int
+	saved   bool
+}
+
+var _ instance.Runtime = (*Kernel)(nil)
+var _ instance.Workload = (*Proc)(nil)
+var _ instance.Hibernator = (*Proc)(nil)
+
+func (k *Kernel) point(name string) { k.pointWith(name, nil) }
+
+func (k *Kernel) pointWith(name string, own func([]byte, time.Time) []byte) {
+	if k.At != nil {
+		k.At(name, own)
+	}
+}
+
+// breach records a violated rule.
+func (k *Kernel) breach(format string, args ...any) {
+	k.broken = append(k.broken, fmt.Sprintf(format, args...))
+}
+
+// Broken returns every violation, and the clients that are stuck now.
+func (k *Kernel) Broken() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := append([]string(nil), k.broken...)
+	for id, p := range k.procs {
+		if p.dead {
+			continue
+		}
+		if p.frozen && len(p.backlog) > 0 {
+			out = append(out, fmt.Sprintf("%s is frozen with %d clients in its backlog", id, len(p.backlog)))
+		}
+		for _, c := range p.open {
+			if p.frozen && (c.unread || c.closed) {
+				out = append(out, fmt.Sprintf("%s is frozen with unread bytes or a close of a client", id))
+			}
+		}
+		if !p.frozen && p.guard != nil && !p.guard.closed {
+			out = append(out, fmt.Sprintf("%s runs while duplicates of its sockets are held", id))
+		}
+	}
+	return out
+}
+
+// Starts returns the number of programs started.
+func (k *Kernel) Starts() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.starts
+}
+
+// Proc returns the present run of id, nil for none.
+func (k *Kernel) Proc(id string) *Proc {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.procs[id]; p != nil && !p.dead {
+		return p
+	}
+	return nil
+}
+
+// Capabilities implements instance.Runtime.
+func (k *Kernel) Capabilities() power.Capabilities {
+	return power.Capabilities{WakeFromStopped: true, Freeze: true, WatchSockets: true, Reclaim: true, Hibernate: k.Deep, Network: k.Deep, Limits: k.Deep}
+}
+
+// Size implements instance.Sizer.
+func (k *Kernel) Size(s *instance.Spec) (int64, bool) { return s.Memory, k.Deep }
+
+// Clone implements instance.Cloner.
+func (k *Kernel) Clone(_ context.Context, from string, l instance.Launch) (int64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.procs[from]
+	switch {
+	case p == nil || p.dead || !p.saved:
+		return 0, errors.New("it is not hibernated")
+	case len(p.open) > 0:
+		return 0, errors.New("a copy would answer its clients too")
+	}
+	k.procs[l.ID] = &Proc{k: k, id: l.ID, run: l.Run, last: time.Now(), memory: p.memory, frozen: true, saved: true}
+	return 1 << 10, nil
+}
+
+// Held returns the present memory of all guests.
+func (k *Kernel) Held() (n int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.procs {
+		if !p.dead && !p.saved {
+			n += p.memory - p.freed
+		}
+	}
+	return n
+}
+
+// Restored returns the maximum number of guests restored at once.
+func (k *Kernel) Restored() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.most
+}
+
+// Start implements instance.Runtime.
+func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	k.point("kernel-start")
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.procs[l.ID]; p != nil && !p.dead {
+		k.breach("%s was started twice", l.ID)
+	}
+	if k.procs == nil {
+		k.procs = map[string]*Proc{}
+	}
+	p := &Proc{k: k, id: l.ID, run: l.Run, last: time.Now(), memory: l.Memory}
+	k.procs[l.ID] = p
+	k.starts++
+	return p, nil
+}
+
+// Adopt implements instance.Runtime.
+func (k *Kernel) Adopt(_ context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.fails[Adopting]; err != nil {
+		return nil, err
+	}
+	p := k.procs[id]
+	if p == nil || p.dead || p.run != ident.Run {
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true}}
+	}
+	if p.guard != nil { // the daemon that held the duplicates is dead
+		p.guard.closed, p.guard = true, nil
+	}
+	return p, nil
+}
+
+// Identity implements instance.Workload.
+func (p *Proc) Identity() instance.Identity {
+	return instance.Identity{BootID: "sim", PID: 1000 + int(p.run), Start: p.run, Run: p.run}
+}
+
+// Freeze implements instance.Workload.
+func (p *Proc) Freeze(context.Context) error {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	if p.dead {
+		return errors.New("cannot freeze: no such process")
+	}
+	if err := p.k.fails[Freezing]; err != nil {
+		return err
+	}
+	p.tick()
+	p.frozen = true
+	return nil
+}
+
+// Thaw implements instance.Workload. The program then handles what arrived
+// meanwhile: it accepts, reads, answers, or exits.
+func (p *Proc) Thaw() error {
+	p.k.mu.Lock()
+	if p.dead {
+		p.k.mu.Unlock()
+		return nil
+	}
+	if p.guard != nil && !p.guard.closed {
+		p.k.breach("%s was thawed while duplicates of its sockets were held", p.id)
+	}
+	if err := p.k.fails[Thawing]; err != nil {
+		p.k.mu.Unlock()
+		return err
+	}
+	if bad := p.k.spoiled; p.saved && bad != nil {
+		p.k.mu.Unlock()
+		return bad
+	}
+	if p.saved && p.k.Restore > 0 {
+		p.k.restores++
+		p.k.most = max(p.k.most, p.k.restores)
+		p.k.mu.Unlock()
+		time.Sleep(p.k.Restore)
+		p.k.mu.Lock()
+		p.k.restores--
+	}
+	p.saved, p.freed = false, 0
+	p.frozen, p.last = false, time.Now()
+	if p.term && !p.k.Stubborn {
+		p.exit(143, 15)
+		return nil
+	}
+	p.work()
+	p.k.mu.Unlock()
+	return nil
+}
+
+// work does what a running program does immediately. k.mu is held.
+func (p *Proc) work() {
+	for _, c := range p.backlog {
+		c.accepted = true
+		p.open = append(p.open, c)
+	}
+	p.backlog = nil
+	kept := p.open[:0]
+	for _, c := range p.open {
+		if c.unread {
+			c.unread = false
+			if c.owed = p.slow; !p.slow {
+				c.answered++
+			}
+		}
+		if !c.closed {
+			kept = append(kept, c)
+		}
+	}
+	p.open = kept
+}
+
+// tick lets a busy program use CPU up to now. k.mu is held.
+func (p *Proc) tick() {
+	now := time.Now()
+	if p.busy && !p.frozen {
+		p.cpu += now.Sub(p.last)
+	}
+	if p.writes && !p.frozen {
+		p.disk += uint64(now.Sub(p.last).Seconds() * diskRate)
+	}
+	p.last = now
+}
+
+// SetOnExit replaces OnExit.
+func (k *Kernel) SetOnExit(f func(id string, run uint64, e instance.Exit)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.OnExit = f
+}
+
+// exit ends the run. k.mu is held and released.
+func (p *Proc) exit(code, signal int) {
+	p.dead, p.frozen, p.saved = true, false, false
+	for _, c := range append(p.backlog, p.open...) {
+		c.reset = true
+	}
+	p.backlog, p.open = nil, nil
+	f := p.k.OnExit
+	p.k.mu.Unlock()
+	if f != nil {
+		f(p.id, p.run, instance.Exit{Code: code, Signal: signal, At: time.Now()})
+	}
+}
+
+// Exit makes the program exit by itself.
+func (p *Proc) Exit(code int) {
+	p.k.pointWith("program-exit", p.State)
+	p.k.mu.Lock()
+	if p.dead || p.frozen {
+		p.k.mu.Unlock()
+		return
+	}
+	p.exit(code, 0)
+}
+
+// SetBusy makes the program use a whole CPU, or stop using it.
+func (p *Proc) SetBusy(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.tick()
+	p.busy = on
+}
+
+// diskRate is the throughput of a program that writes, in bytes per second: ten
+// pages.
+const diskRate = 40960
+
+// SetWriting makes the program write to its disk, at no cost in CPU, or stop
+// writing.
+func (p *Proc) SetWriting(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.tick()
+	p.writes = on
+}
+
+// SetOutbound sets the number of connections that the program has opened
+// itself.
+func (p *Proc) SetOutbound(n int) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.out, p.asked = n, time.Now()
+}
+
+// Frozen reports whether the program is frozen.
+func (p *Proc) Frozen() bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.frozen
+}
+
+// Fault names something that can fail in a simulated machine.
+type Fault string
+
+// The faults.
+const (
+	Freezing  Fault = "freeze"
+	Thawing   Fault = "thaw"
+	Saving    Fault = "save"
+	Signals   Fault = "signal"
+	Listening Fault = "listeners" // listening sockets cannot be read
+	Stillness Fault = "still"     // whether it is frozen cannot be read
+	Adopting  Fault = "adopt"     // whether its run is alive cannot be determined
+)
+
+// Fail makes that operation return err; nil makes it succeed again.
+func (k *Kernel) Fail(what Fault, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fails == nil {
+		k.fails = map[Fault]error{}
+	}
+	k.fails[what] = err
+}
+
+// Spoil makes snapshots unusable for that reason; nil makes them good again.
+func (k *Kernel) Spoil(err *instance.SnapshotError) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.spoiled = err
+}
+
+// Hibernate implements instance.Hibernator.
+func (p *Proc) Hibernate(context.Context) (int64, error) {
+	p.k.point("kernel-save")
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	switch {
+	case p.dead:
+		return 0, errors.New("cannot hibernate: no such process")
+	case !p.frozen:
+		p.k.breach("%s was saved while it runs", p.id)
+	case p.k.fails[Saving] != nil:
+		return 0, p.k.fails[Saving]
+	}
+	p.saved = true
+	return 1 << 20, nil
+}
+
+// Hibernated implements instance.Hibernator.
+func (p *Proc) Hibernated() bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.saved
+}
+
+// Still implements instance.Workload.
+func (p *Proc) Still() (bool, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.frozen, p.k.fails[Stillness]
+}
+
+// Waiting returns the number of clients that the program has not answered yet.
+func (p *Proc) Waiting() int {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	n := len(p.backlog)
+	for _, c := range p.open {
+		if c.unread {
+			n++
+		}
+	}
+	return n
+}
+
+// Open returns the number of accepted clients.
+func (p *Proc) Open() int {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return len(p.open)
+}
+
+// Guarded reports whether duplicates of its sockets are watched.
+func (p *Proc) Guarded() bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.guard != nil && !p.guard.closed
+}
+
+// Signal implements instance.Workload. Only SIGTERM has an effect.
+func (p *Proc) Signal(s syscall.Signal) error {
+	p.k.mu.Lock()
+	if p.dead {
+		p.k.mu.Unlock()
+		return syscall.ESRCH
+	}
+	if err := p.k.fails[Signals]; err != nil {
+		p.k.mu.Unlock()
+		return err
+	}
+	if s == syscall.SIGTERM {
+		if p.term = true; !p.frozen && !p.k.Stubborn {
+			p.exit(143, 15)
+			return nil
+		}
+	}
+	p.k.mu.Unlock()
+	return nil
+}
+
+// Kill implements instance.Workload.
+func (p *Proc) Kill(context.Context) error {
+	p.k.mu.Lock()
+	if p.dead {
+		p.k.mu.Unlock()
+		return nil
+	}
+	p.exit(137, 9)
+	return nil
+}
+
+// Sample implements instance.Workload.
+func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
+	p.k.point("sample")
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.tick()
+	s := instance.Sample{At: time.Now(), CPU: p.cpu, DiskBytes: p.disk, Outbound: p.out, Listens: !p.k.Deep && !p.k.Deaf}
+	for _, c := range p.seen(p.backlog) {
+		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: c.quietFor()})
+	}
+	for _, c := range p.seen(p.open) {
+		turn := instance.TurnLocal
+		if c.owed {
+			turn = instance.TurnRemote
+		}
+		s.Inbound = append(s.Inbound, instance.Conn{Accepted: true, Unread: unread(c), QuietFor: c.quietFor(), Turn: turn})
+	}
+	for n := range max(p.out, p.asks) {
+		turn := instance.TurnRemote
+		if n < p.asks {
+			turn = instance.TurnLocal
+		}
+		s.Calls = append(s.Calls, instance.Conn{Accepted: true, QuietFor: time.Since(p.asked), Turn: turn, Loopback: n >= p.out})
+	}
+	return s
+}
+
+// seen returns the clients that a sample shows.
+func (p *Proc) seen(all []*Client) []*Client {
+	if p.k.Remote {
+		return nil
+	}
+	return all
+}
+
+// AtWork implements instance.Toiler.
+func (p *Proc) AtWork() (bool, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return (p.busy || p.starved) && !p.frozen, nil
+}
+
+// SetSlow makes the program read requests and answer them only after
+// SetSlow(false).
+func (p *Proc) SetSlow(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	if p.slow = on; on || p.frozen {
+		return
+	}
+	for _, c := range p.open {
+		if c.owed {
+			c.owed, c.moved = false, time.Now()
+			c.answered++
+		}
+	}
+}
+
+// SetAsking sets on how many of its outbound connections the program waits for
+// an answer.
+func (p *Proc) SetAsking(n int) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.asks, p.asked = n, time.Now()
+}
+
+// Starve makes the program want a processor that it does not get.
+func (p *Proc) Starve(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.starved = on
+}
+
+func unread(c *Client) uint32 {
+	if c.unread {
+		return 1
+	}
+	return 0
+}
+
+// Listeners implements instance.Workload.
+func (p *Proc) Listeners() ([]instance.Listener, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	if err := p.k.fails[Listening]; err != nil {
+		return nil, err
+	}
+	if p.k.Deaf {
+		return nil, nil
+	}
+	return []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:80", PID: 1, Watchable: true, Private: p.k.Private}}, nil
+}
+
+// Memory implements instance.Workload.
+func (p *Proc) Memory() (int64, error) { return 1 << 20, nil }
+
+// Reclaim implements instance.Workload.
+func (p *Proc) Reclaim(context.Context) (int64, error) {
+	if !p.Frozen() {
+		return 0, errors.New("cannot reclaim a running program")
+	}
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.freed = min(max(p.k.Frees, 1<<19), p.memory)
+	return max(p.freed, 1<<19), nil
+}

@@ -1,0 +1,542 @@
+package hosttest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
+)
+
+// Machine is a complete host daemon with one runtime, as driven by the
+// conformance suite. Its methods fail the test if they cannot do their job.
+type Machine interface {
+	// Run creates and starts an instance of a program, which is ready on
+	// return. change sets the durations of the spec that matter to the row.
+	Run(t *testing.T, name string, p Program, change func(*instance.Spec))
+	Dial(t *testing.T, name string) Conn
+	// Crash kills the daemon with SIGKILL and starts another one.
+	Crash(t *testing.T)
+	// Until waits as long as the machine may need, and fails the test after
+	// that.
+	Until(t *testing.T, what string, ok func() bool)
+	// Left lists what still exists of a removed instance on the machine.
+	Left(name string) []string
+	// Lacks returns why an ability cannot be tested here; "" if it can.
+	Lacks(a Ability) string
+
+	Get(name string) (hostctl.Instance, error)
+	Pause(name string, force bool) error
+	Resume(name string) error
+	Start(name string) error
+	Stop(name string) error
+	Remove(name string) error
+	Hold(name, holder string, ttl time.Duration) error
+	Release(name, holder string) error
+	Exec(name string, command ...string) (instance.Outcome, error)
+	Logs(name string) (string, error)
+}
+
+// Conn is a client's connection to the server of an instance. Ask sends a line
+// and expects it back.
+type Conn interface {
+	Ask(line string) error
+	HalfClose(line string) error // sends a line and closes its side; expects the line back, then the end
+	Close()
+}
+
+// Program is what an instance runs: a server that answers lines, or a script
+// for sh -c. A script exits at once on SIGTERM, even as the first process of
+// its namespace, which receives only signals that it handles.
+type Program struct {
+	Serves bool
+	Script string
+}
+
+const untilTerm = `trap "exit 0" TERM; `
+
+// BurnUntil returns a program that computes until a file of that name exists
+// inside the instance, and then sleeps. It sleeps in one long sleep, because
+// many short ones are work under emulation.
+func BurnUntil(file string) Program {
+	return Program{Script: fmt.Sprintf(untilTerm+"while [ ! -e %s ]; do :; done; sleep 86400 & wait", file)}
+}
+
+// The programs of the suite.
+var (
+	Serve  = Program{Serves: true}
+	Burn   = Program{Script: untilTerm + "while :; do :; done"}
+	Says   = Program{Script: untilTerm + "echo first; echo second >&2; while :; do sleep 0.1; done"}
+	Ends   = Program{Script: "exit 7"}
+	Fails  = Program{Script: "sleep 1; exit 9"}
+	Polite = Program{Script: `trap "echo bye; exit 0" TERM; echo up; while :; do sleep 0.1; done`}
+)
+
+// Ability is a feature that a row needs beyond what every machine has.
+type Ability string
+
+// The abilities.
+const (
+	Output    Ability = "output"     // programs print, and commands can be run inside them
+	HalfClose Ability = "half-close" // the two directions of a connection end separately
+	Restarts  Ability = "restarts"   // failed programs are restarted
+	Reclaim   Ability = "reclaim"    // sleeping instances free memory
+	Hibernate Ability = "hibernate"  // sleeping instances are saved to disk
+)
+
+// Subject is a runtime that passes the suite, with its reasons for omitting
+// rows.
+type Subject struct {
+	Name string
+	Why  map[Ability]string
+}
+
+// Lacks implements Machine.
+func (s Subject) Lacks(a Ability) string { return s.Why[a] }
+
+// Subjects returns all runtimes. Simulated is the one for bubbles; the others
+// are driven with real programs.
+func Subjects() []Subject {
+	const unsaved = "only a microVM can be saved"
+	return []Subject{
+		{"process", map[Ability]string{Hibernate: unsaved}},
+		{"container", map[Ability]string{Hibernate: unsaved}},
+		{"docker", map[Ability]string{Hibernate: unsaved}},
+		{"microvm", nil},
+		Simulated(),
+	}
+}
+
+// Simulated returns the runtime for bubbles.
+func Simulated() Subject {
+	return Subject{"simulated", map[Ability]string{
+		Output:    "its kernel has neither output nor commands",
+		HalfClose: "its connections end in both directions at once",
+	}}
+}
+
+// Pauses is the idle timeout of the rows in which instances must pause.
+const Pauses = 300 * time.Millisecond
+
+func never(s *instance.Spec) { s.PauseAfter = new(idle.Duration) }
+func soon(s *instance.Spec)  { d := idle.Duration(Pauses); s.PauseAfter = &d }
+
+// Scenarios are the names of the rows of the interaction matrix. Tests of the
+// matrix run each as a subtest of that name.
+var Scenarios = []string{
+	"HTTP server with active requests",
+	"HTTP server, no requests",
+	"Telegram bot polling",
+	"npm install",
+	"sleep 300",
+	"Build with explicit lease",
+	"Bot with leases_only policy, polling",
+	"Bot with leases_only, lease held",
+}
+
+// Row is one behavior common to every runtime.
+type Row struct {
+	Name  string
+	Needs Ability
+	Do    func(t *testing.T, m Machine)
+}
+
+// Suite returns the rows that a runtime must pass. kills is how often the
+// daemon is killed in the row about that.
+func Suite(kills int, rnd *rand.Rand) []Row {
+	rows := []Row{
+		{"start and readiness", "", ready},
+		{"logs", Output, logs},
+		{"exec", Output, exec},
+		{"exit code", "", exitCode},
+		{"pause and wake on connection", "", pauseAndWake},
+		{"data wakes", "", dataWakes},
+		{"wake from reclaimed", Reclaim, func(t *testing.T, m Machine) { wakeFrom(t, m, "reclaimed") }},
+		{"wake from hibernated", Hibernate, func(t *testing.T, m Machine) { wakeFrom(t, m, "hibernated") }},
+		{"pause by hand", "", byHand},
+		{"half-close", HalfClose, halfClose},
+		{"leases", "", leases},
+		{"heartbeat on", "", heartbeatOn},
+		{"heartbeat off", Output, heartbeatOff},
+		{"leases_only", "", leasesOnly},
+		{"crash", Restarts, crash},
+		{"graceful stop", Output, graceful},
+		{"kill -9 of the daemon", "", func(t *testing.T, m Machine) { killed(t, m, kills, rnd) }},
+	}
+	for _, state := range []string{"running", "paused", "reclaimed", "hibernated", "stopped"} {
+		needs := map[string]Ability{"reclaimed": Reclaim, "hibernated": Hibernate}[state]
+		rows = append(rows, Row{"cleanup from " + state, needs, func(t *testing.T, m Machine) { cleanup(t, m, state) }})
+	}
+	return rows
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// is waits until an instance is in a state.
+func is(t *testing.T, m Machine, name, state string) (o hostctl.Instance) {
+	t.Helper()
+	m.Until(t, name+" is "+state, func() bool {
+		var err error
+		o, err = m.Get(name)
+		return err == nil && o.State == state
+	})
+	return o
+}
+
+// remove removes an instance and waits until nothing of it is left.
+func remove(t *testing.T, m Machine, name string) {
+	t.Helper()
+	must(t, m.Remove(name))
+	var left []string
+	defer func() {
+		if len(left) > 0 {
+			t.Errorf("left of %s: %q", name, left)
+		}
+	}()
+	m.Until(t, "nothing is left of "+name, func() bool { left = m.Left(name); return len(left) == 0 })
+}
+
+// asks is one client that connects, asks and disconnects.
+func asks(t *testing.T, m Machine, name string) {
+	t.Helper()
+	c := m.Dial(t, name)
+	defer c.Close()
+	if err := c.Ask("hello"); err != nil {
+		o, gerr := m.Get(name)
+		t.Fatalf("%s does not answer: %v; it is %s: %s, %v", name, err, o.State, o.StatusReason, gerr)
+	}
+}
+
+func ready(t *testing.T, m Machine) {
+	m.Run(t, "ready", Serve, never)
+	o := is(t, m, "ready", "running")
+	if o.PID == 0 || o.StartedAt == nil || !o.Enabled {
+		t.Errorf("it runs as %+v", o)
+	}
+	asks(t, m, "ready")
+	must(t, m.Stop("ready"))
+	is(t, m, "ready", "stopped")
+	must(t, m.Start("ready"))
+	is(t, m, "ready", "running")
+	asks(t, m, "ready")
+	remove(t, m, "ready")
+}
+
+func logs(t *testing.T, m Machine) {
+	m.Run(t, "says", Says, never)
+	var out string
+	m.Until(t, "both lines are in the log", func() bool {
+		var err error
+		out, err = m.Logs("says")
+		must(t, err)
+		return strings.Contains(out, "first\n") && strings.Contains(out, "second\n")
+	})
+	remove(t, m, "says")
+}
+
+func exec(t *testing.T, m Machine) {
+	m.Run(t, "beside", Serve, soon)
+	is(t, m, "beside", "paused")
+	got, err := m.Exec("beside", "sh", "-c", "echo out; echo err >&2; exit 3")
+	must(t, err)
+	if got.ExitCode != 3 || got.Stdout != "out\n" || got.Stderr != "err\n" {
+		t.Errorf("the command ended with %+v", got)
+	}
+	// More than fits into one message, on both streams.
+	long, err := m.Exec("beside", "sh", "-c", "x=0123456789abcdef; i=0; while [ $i -lt 14 ]; do x=$x$x; i=$((i+1)); done; echo $x; echo $x >&2")
+	must(t, err)
+	want := strings.Repeat("0123456789abcdef", 1<<14) + "\n"
+	if long.ExitCode != 0 || long.Truncated || long.Stdout != want || long.Stderr != want {
+		t.Errorf("long output: code %d, %d and %d bytes of %d, truncated %v", long.ExitCode, len(long.Stdout), len(long.Stderr), len(want), long.Truncated)
+	}
+	// One line more than is kept.
+	huge, err := m.Exec("beside", "sh", "-c", "x=0123456789abcdef; i=0; while [ $i -lt 15 ]; do x=$x$x; i=$((i+1)); done; i=0; while [ $i -lt 17 ]; do echo $x; i=$((i+1)); done")
+	must(t, err)
+	if huge.ExitCode != 0 || !huge.Truncated || len(huge.Stdout) > instance.MaxOutput || len(huge.Stdout) < instance.MaxOutput-(64<<10) {
+		t.Errorf("too long output: code %d, %d bytes, truncated %v", huge.ExitCode, len(huge.Stdout), huge.Truncated)
+	}
+	if got, err := m.Exec("beside", "no-such-command-anywhere"); err == nil && got.ExitCode == 0 {
+		t.Errorf("a command that is not there ended with %+v", got)
+	}
+	remove(t, m, "beside")
+}
+
+func exitCode(t *testing.T, m Machine) {
+	m.Run(t, "ends", Ends, func(s *instance.Spec) { never(s); s.Restart = instance.RestartNo })
+	m.Until(t, "its code is known", func() bool {
+		o, err := m.Get("ends")
+		return err == nil && o.State == "stopped" && o.ExitCode != nil && *o.ExitCode == 7
+	})
+	remove(t, m, "ends")
+}
+
+func pauseAndWake(t *testing.T, m Machine) {
+	m.Run(t, "naps", Serve, soon)
+	for n := range uint64(3) {
+		// A woken program may answer before the daemon reports it as running.
+		m.Until(t, "it is paused once more", func() bool {
+			o, err := m.Get("naps")
+			return err == nil && o.State == "paused" && o.PauseCount > n
+		})
+		asks(t, m, "naps")
+	}
+	m.Until(t, "it was woken by each of 3 clients", func() bool {
+		o, err := m.Get("naps")
+		return err == nil && o.State == "paused" && o.WakeCount >= 3
+	})
+	remove(t, m, "naps")
+}
+
+func dataWakes(t *testing.T, m Machine) {
+	m.Run(t, "data", Serve, never)
+	c := m.Dial(t, "data")
+	defer c.Close()
+	must(t, c.Ask("before"))
+	must(t, m.Pause("data", true))
+	is(t, m, "data", "paused")
+	if err := c.Ask("after"); err != nil {
+		t.Errorf("bytes on an open connection: %v", err)
+	}
+	is(t, m, "data", "running")
+	remove(t, m, "data")
+}
+
+// down lets an instance, with the spec from deep, reach that state and stay
+// there. A client's close that is still in flight may wake it once more.
+func down(t *testing.T, m Machine, name, state string) {
+	t.Helper()
+	m.Until(t, name+" is "+state, func() bool {
+		o, err := m.Get(name)
+		must(t, err)
+		if o.State == "running" {
+			_ = m.Pause(name, true) // checked again
+		}
+		return o.State == state
+	})
+}
+
+// deep makes a manually paused instance continue to that state by itself.
+func deep(state string) func(*instance.Spec) {
+	return func(s *instance.Spec) {
+		never(s)
+		switch state {
+		case "hibernated":
+			s.HibernateAfter = idle.Duration(2 * Pauses)
+			fallthrough
+		case "reclaimed":
+			s.ReclaimAfter = idle.Duration(Pauses)
+		}
+	}
+}
+
+// wakeFrom wakes an instance from a deeper state, once by a connection that
+// stayed open and once by a new one.
+func wakeFrom(t *testing.T, m Machine, state string) {
+	m.Run(t, "deep", Serve, deep(state))
+	c := m.Dial(t, "deep")
+	defer c.Close()
+	must(t, c.Ask("before"))
+	down(t, m, "deep", state)
+	if o, err := m.Get("deep"); err != nil || strings.Contains(o.StatusReason, "cannot") {
+		t.Errorf("it is %s: %s, %v", o.State, o.StatusReason, err)
+	}
+	if err := c.Ask("after"); err != nil {
+		t.Errorf("bytes on an open connection: %v", err)
+	}
+	is(t, m, "deep", "running")
+	down(t, m, "deep", state)
+	before, err := m.Get("deep")
+	must(t, err)
+	asks(t, m, "deep")
+	o := is(t, m, "deep", "running")
+	if o.WakeCount <= before.WakeCount || o.BootedAnew != "" || o.RestartCount != 0 {
+		t.Errorf("%d wakes before and %d after, %d restarts, booted anew %q", before.WakeCount, o.WakeCount, o.RestartCount, o.BootedAnew)
+	}
+	must(t, c.Ask("and again"))
+	remove(t, m, "deep")
+}
+
+func byHand(t *testing.T, m Machine) {
+	m.Run(t, "hand", Serve, never)
+	c := m.Dial(t, "hand")
+	must(t, c.Ask("hello"))
+	if err := m.Pause("hand", false); err == nil || !strings.Contains(err.Error(), "onnection") {
+		t.Errorf("paused against a connection: %v", err)
+	}
+	is(t, m, "hand", "running")
+	c.Close()
+	m.Until(t, "the pause is not refused any more", func() bool { return m.Pause("hand", false) == nil })
+	is(t, m, "hand", "paused")
+	must(t, m.Resume("hand"))
+	is(t, m, "hand", "running")
+	asks(t, m, "hand")
+	remove(t, m, "hand")
+}
+
+func halfClose(t *testing.T, m Machine) {
+	m.Run(t, "half", Serve, soon)
+	for range 2 { // awake or asleep
+		is(t, m, "half", "paused")
+		c := m.Dial(t, "half")
+		if err := c.HalfClose("the last line"); err != nil {
+			t.Errorf("half-close: %v", err)
+		}
+		c.Close()
+	}
+	remove(t, m, "half")
+}
+
+func leases(t *testing.T, m Machine) {
+	m.Run(t, "leased", Serve, func(s *instance.Spec) { never(s) })
+	must(t, m.Hold("leased", "one", time.Hour))
+	must(t, m.Hold("leased", "two", time.Hour))
+	if err := m.Pause("leased", false); err == nil || !strings.Contains(err.Error(), "ease") {
+		t.Errorf("paused against a lease: %v", err)
+	}
+	must(t, m.Release("leased", "two"))
+	o, err := m.Get("leased")
+	must(t, err)
+	if !o.LeaseHeld || len(o.Leases) != 1 || o.Leases[0].Holder != "one" {
+		t.Errorf("after one release: %+v", o.Leases)
+	}
+	must(t, m.Release("leased", "one"))
+	m.Until(t, "nothing holds it", func() bool { return m.Pause("leased", false) == nil })
+	must(t, m.Hold("leased", "late", time.Hour)) // kept, and wakes nothing
+	if o := is(t, m, "leased", "paused"); !o.LeaseHeld {
+		t.Error("a lease on a paused instance was not kept")
+	}
+	remove(t, m, "leased")
+}
+
+// reading returns a signal's verdict at the last check.
+func reading(o hostctl.Instance, signal string) string {
+	for _, r := range o.Activity {
+		if r.Signal == signal {
+			return string(r.State)
+		}
+	}
+	return ""
+}
+
+// burns runs a program that computes until it is seen as active. A loaded
+// machine may give a program no time for as long as the other rows wait.
+func burns(t *testing.T, m Machine, p Program) {
+	m.Run(t, "burns", p, func(s *instance.Spec) { d := idle.Duration(10 * time.Second); s.PauseAfter = &d })
+	begun := time.Now()
+	m.Until(t, "its use of the processor counts as activity", func() bool {
+		o, err := m.Get("burns")
+		must(t, err)
+		return reading(o, "cpu") == string(idle.Active) && o.LastActivityAt != nil && o.LastActivityAt.After(begun)
+	})
+}
+
+func heartbeatOn(t *testing.T, m Machine) {
+	burns(t, m, Burn)
+	remove(t, m, "burns")
+}
+
+// heartbeatOff: a program that has stopped computing is idle.
+func heartbeatOff(t *testing.T, m Machine) {
+	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano()) // a process shares this machine's /tmp
+	t.Cleanup(func() { os.Remove(file) })
+	burns(t, m, BurnUntil(file))
+	_, err := m.Exec("burns", "touch", file)
+	must(t, err)
+	is(t, m, "burns", "paused")
+	remove(t, m, "burns")
+}
+
+func leasesOnly(t *testing.T, m Machine) {
+	m.Run(t, "burns", Burn, func(s *instance.Spec) { soon(s); s.IdlePolicy = instance.PolicyLeasesOnly })
+	is(t, m, "burns", "paused")
+	remove(t, m, "burns")
+	m.Run(t, "burns", Burn, func(s *instance.Spec) { never(s); s.IdlePolicy = instance.PolicyLeasesOnly })
+	must(t, m.Hold("burns", "job", time.Hour))
+	if err := m.Pause("burns", false); err == nil {
+		t.Error("a lease does not hold under leases_only")
+	}
+	remove(t, m, "burns")
+}
+
+func crash(t *testing.T, m Machine) {
+	m.Run(t, "fails", Fails, func(s *instance.Spec) { never(s); s.Restart = instance.RestartOnFailure })
+	m.Until(t, "it was started again", func() bool {
+		o, err := m.Get("fails")
+		return err == nil && o.RestartCount > 0 && o.State == "running"
+	})
+	remove(t, m, "fails")
+}
+
+func graceful(t *testing.T, m Machine) {
+	m.Run(t, "polite", Polite, never)
+	m.Until(t, "it has set its trap", func() bool { out, err := m.Logs("polite"); return err == nil && strings.Contains(out, "up\n") })
+	must(t, m.Stop("polite"))
+	o := is(t, m, "polite", "stopped")
+	if o.ExitCode == nil || *o.ExitCode != 0 {
+		t.Errorf("stopped with code %v: %s", o.ExitCode, o.StatusReason)
+	}
+	m.Until(t, "its last words are in the log", func() bool { out, err := m.Logs("polite"); return err == nil && strings.Contains(out, "bye\n") })
+	remove(t, m, "polite")
+}
+
+// killed kills the daemon at random points while an instance pauses and wakes.
+// The instance is found again each time, runs once, answers, and keeps its
+// lease.
+func killed(t *testing.T, m Machine, kills int, rnd *rand.Rand) {
+	m.Run(t, "kept", Serve, soon)
+	m.Run(t, "leased", Serve, func(s *instance.Spec) { never(s) })
+	before, err := m.Get("kept")
+	must(t, err)
+	must(t, m.Hold("leased", "job", time.Hour))
+	for n := range kills {
+		asks(t, m, "kept")
+		time.Sleep(time.Duration(rnd.Int64N(int64(3 * Pauses))))
+		m.Crash(t)
+		o, err := m.Get("kept")
+		if err != nil || o.PID != before.PID || !slices.Contains([]string{"running", "pausing", "paused", "resuming"}, o.State) {
+			t.Fatalf("after kill %d: %+v, %v; it was process %d", n, o, err, before.PID)
+		}
+		l, err := m.Get("leased")
+		if err != nil || !l.LeaseHeld || l.State != "running" {
+			t.Fatalf("after kill %d the lease is %v on %s, %v", n, l.LeaseHeld, l.State, err)
+		}
+		asks(t, m, "leased")
+	}
+	asks(t, m, "kept")
+	is(t, m, "kept", "paused")
+	remove(t, m, "kept")
+	remove(t, m, "leased")
+}
+
+// cleanup removes an instance in that state, and one that was in it when the
+// daemon was killed.
+func cleanup(t *testing.T, m Machine, state string) {
+	for _, crash := range []bool{false, true} {
+		name := "gone-" + state
+		m.Run(t, name, Serve, deep(state))
+		if state == "stopped" {
+			must(t, m.Stop(name))
+			is(t, m, name, state)
+		} else if state != "running" {
+			down(t, m, name, state)
+		}
+		if crash {
+			m.Crash(t)
+		}
+		remove(t, m, name)
+		if _, err := m.Get(name); err == nil {
+			t.Errorf("%s is still there", name)
+		}
+	}
+}

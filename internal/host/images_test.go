@@ -1,0 +1,108 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/core/instance"
+)
+
+// shelf is an in-memory image cache.
+type shelf struct {
+	mu   sync.Mutex
+	list []instance.Image
+}
+
+func (s *shelf) put(l ...instance.Image) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, l...)
+}
+
+func (s *shelf) Images(context.Context) ([]instance.Image, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list), nil
+}
+
+func (s *shelf) RemoveImage(_ context.Context, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id == "stuck" {
+		return errors.New("cannot remove image stuck")
+	}
+	for n, i := range s.list {
+		if i.ID == id {
+			s.list = append(s.list[:n:n], s.list[n+1:]...)
+			return nil
+		}
+	}
+	return errors.New("there is no such image")
+}
+
+func (s *shelf) names() (out []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range s.list {
+		out = append(out, i.ID)
+	}
+	return out
+}
+
+// TestImageSpace checks that, above the cache size, unused images are removed,
+// the least recently used first and no more than needed.
+func TestImageSpace(t *testing.T) {
+	s := &shelf{}
+	inTuned(t, func(c *Config) {
+		c.Images, c.ImageSpace = map[string]instance.ImageKeeper{"images": s}, 100
+	}, func(r *rig) {
+		at := func(h int) time.Time { return time.Now().Add(time.Duration(h) * time.Hour) }
+		s.put(instance.Image{ID: "older", Bytes: 30, MadeAt: at(-9), UsedAt: at(-1)}, instance.Image{ID: "old", Bytes: 30, MadeAt: at(-5)},
+			instance.Image{ID: "runs", Bytes: 60, MadeAt: at(-20), InUse: true}, instance.Image{ID: "lost", Kind: "guest", Bytes: 1000, MadeAt: at(-30)})
+		time.Sleep(90 * time.Minute)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"older", "runs", "lost"}, s.names()); d != "" {
+			t.Errorf("after an hour: %s", d)
+		}
+		s.put(instance.Image{ID: "large", Bytes: 200, MadeAt: at(0), InUse: true})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"runs", "lost", "large"}, s.names()); d != "" {
+			t.Errorf("where what is in use is too much: %s", d)
+		}
+	})
+}
+
+// TestPrune checks that old images are removed automatically, unused ones on
+// request, and those that an instance was made from never.
+func TestPrune(t *testing.T) {
+	s := &shelf{}
+	inTuned(t, func(c *Config) {
+		c.Images, c.ImageAge = map[string]instance.ImageKeeper{"images": s}, 48*time.Hour
+	}, func(r *rig) {
+		old, now := time.Now(), time.Now().Add(72*time.Hour)
+		id := r.run("a", nil)
+		s.put(instance.Image{ID: "old", MadeAt: old}, instance.Image{ID: "new", MadeAt: now}, instance.Image{ID: "runs", MadeAt: old, InUse: true},
+			instance.Image{ID: id, Kind: "guest", MadeAt: old}, instance.Image{ID: "lost", Kind: "guest", MadeAt: old})
+		time.Sleep(50 * time.Hour)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"new", "runs", id, "lost"}, s.names()); d != "" {
+			t.Errorf("after two days: %s", d)
+		}
+		s.put(instance.Image{ID: "stuck"})
+		gone, err := r.Prune(r.ctx, time.Time{})
+		if err == nil || len(gone) != 2 {
+			t.Errorf("%d removed, %v", len(gone), err)
+		}
+		if d := cmp.Diff([]string{"runs", id, "stuck"}, s.names()); d != "" {
+			t.Errorf("after a prune: %s", d)
+		}
+	})
+}

@@ -1,0 +1,334 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/protocol/hostctl"
+	"lull/internal/relay"
+)
+
+// inst is one instance in memory.
+type inst struct {
+	h    *Host
+	id   string
+	set  atomic.Pointer[instance.Spec] // the user's settings; Change replaces it
+	rt   Runtime
+	gate Gate  // nil when nothing relays to it
+	size int64 // maximum memory in bytes, 0 if its runtime does not know; constant
+	slow bool  // booting and restoring it is slow; constant
+
+	// lock is held across one whole transition or check. Every change of the
+	// instance's power state requires it.
+	lock chan struct{}
+	// wanted is the reason for a wake that was requested while the lock was
+	// taken. Whoever releases the lock checks it afterwards, so no request is
+	// lost.
+	wanted atomic.Pointer[string]
+	// asked is the time since which a caller has waited for it to run; nil when
+	// none waits.
+	asked atomic.Pointer[time.Time]
+	// from is the state in which the current wake began. Guarded by the
+	// instance's lock.
+	from power.Instance
+	// again is set while the current stop is to be followed by a start. Guarded
+	// by the instance's lock.
+	again bool
+	// noHandoff is why its program cannot be given sockets; nil when it can.
+	noHandoff atomic.Pointer[string]
+	// observe is the reason for a requested observation, handled like wanted.
+	observe atomic.Pointer[string]
+	// ended is the exit of the present run, set before the lock is taken.
+	ended atomic.Pointer[ending]
+	// reported is the exit that adoption falls back to. Guarded by the
+	// instance's lock.
+	reported *ending
+	// up is set while the application accepts. The relay reads it without a
+	// lock.
+	up       atomic.Bool
+	backends atomic.Pointer[[]relay.Backend] // of the relayed endpoints, in order
+	deleted  atomic.Bool
+	// off is why a user last stopped or removed it. Requests made before that
+	// are not carried out after it. Written under the room's mu.
+	off    atomic.Pointer[string]
+	queued atomic.Bool // wakeLater is running
+	ending atomic.Bool // stopLater is running
+	lost   atomic.Bool // retryAdopt is running
+	// interrupt cancels a start, or a repeated search for its run, that is in
+	// progress.
+	interrupt atomic.Pointer[context.CancelCauseFunc]
+
+	dueAt    time.Time // owned by deadlines
+	dueIndex int       // owned by deadlines
+
+	// mu guards the rest. It is never held across anything that blocks.
+	mu       sync.Mutex
+	rec      instance.Record
+	work     Workload
+	guard    Guard
+	held     Guard // watches the kept sockets while stopped
+	frozen   bool
+	base     instance.Sample // the sample that deltas are measured from
+	last     instance.Sample // the newest sample
+	readings []idle.Reading
+	conns    int
+	verdict  idle.Verdict
+	line     evidence.Line // of its decisions in the log
+	unheard  bool          // nothing could wake it from outside
+	block    *idle.Block   // of the runtime: why it cannot be paused
+	beside   []*string     // commands that run inside it
+	busy     int           // connections on which the workload reports work in progress
+	nextDue  time.Time     // when the workload asked to be woken
+	restart  time.Time     // when it is restarted after a failure
+	// refused is the last published refusal for lack of room, and its
+	// requester.
+	refused   string
+	refusedAt time.Time
+	// notBefore delays the next attempt after a failed hibernation.
+	notBefore time.Time
+	missing   error         // why the run that its record names is not known to this daemon
+	trouble   string        // what keeps the workload from working; "" for nothing
+	inside    bool          // the guest agent reports that some program in it has work in progress
+	settles   time.Time     // until then, a pause from outside is one that an earlier daemon requested
+	over      chan struct{} // closed when the present run is known to be over
+}
+
+type ending struct {
+	run  uint64
+	exit instance.Exit
+}
+
+func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
+	spec := rec.Spec // a separate copy: rec changes under mu
+	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
+	i.set.Store(&spec)
+	if s, ok := rt.(instance.Sizer); ok {
+		i.size, i.slow = s.Size(&spec)
+	}
+	return i
+}
+
+func (i *inst) name() string { return i.spec().Name } // only RenamedOutside changes it
+
+// spec returns the user's settings. The result must not be modified.
+func (i *inst) spec() *instance.Spec { return i.set.Load() }
+
+// acquire takes the lock.
+func (i *inst) acquire() { i.lock <- struct{}{} }
+
+// acquireCtx takes the lock unless ctx ends first.
+func (i *inst) acquireCtx(ctx context.Context) error {
+	select {
+	case i.lock <- struct{}{}:
+		if i.deleted.Load() {
+			<-i.lock
+			return &NotFoundError{Name: i.name()}
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("instance %s is busy: another operation is in progress: %w", i.name(), context.Cause(ctx))
+	}
+}
+
+func (i *inst) tryAcquire() bool {
+	select {
+	case i.lock <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// release releases the lock and serves requests that arrived in the meantime.
+// The check after the release closes the gap: every requester sets wanted and
+// then tries the lock, so one of the two sees the other.
+func (i *inst) release() {
+	for {
+		<-i.lock
+		if i.wanted.Load() == nil && i.observe.Load() == nil && !i.endedNow() {
+			return
+		}
+		if !i.tryAcquire() {
+			return // its new holder will check
+		}
+		i.serve()
+	}
+}
+
+// endedNow reports whether the present run has ended and the exit is not yet
+// handled.
+func (i *inst) endedNow() bool { return i.ended.Load() != nil }
+
+// serve handles requests that were left for the holder of the lock.
+func (i *inst) serve() {
+	if e := i.ended.Swap(nil); e != nil {
+		i.handleEnding(e)
+	}
+	if why := i.wanted.Swap(nil); why != nil {
+		i.serveWake(*why)
+	}
+	if why := i.observe.Swap(nil); why != nil {
+		i.serveObserve(*why)
+	}
+}
+
+// wantWake requests a wake. It never blocks and needs no lock.
+func (i *inst) wantWake(why string) {
+	i.ask()
+	i.wanted.Store(&why)
+	i.h.point("wake-wanted", i)
+	if i.tryAcquire() {
+		if i.rt.Capabilities().Network {
+			// The thaw talks to the guest and may restore it, which takes
+			// longer than a caller can wait.
+			i.h.spawn(func() { i.serve(); i.release() })
+			return
+		}
+		i.serve()
+		i.release()
+	}
+}
+
+// serveWake wakes the instance under the lock if it is asleep and may be woken.
+// Otherwise it does nothing.
+func (i *inst) serveWake(why string) {
+	switch s := i.state(); {
+	case i.pausedByOthers():
+		i.asked.Store(nil)
+	case s.Asleep() && s != power.Paused && i.rationed():
+		i.wakeLater(byConnection, why)
+	case s.Asleep():
+		i.wakeNow(byConnection, why)
+	case s == power.Stopped && i.unwakeable() == "":
+		i.h.spawn(func() {
+			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil && !fromRoom(err) {
+				i.h.log.Error("cannot start for a connection", "instance", i.name(), "err", err)
+			}
+		})
+	default: // it runs, or may not be woken
+		i.asked.Store(nil)
+	}
+}
+
+func (i *inst) state() power.Instance {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.State
+}
+
+func (i *inst) enabled() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.Enabled
+}
+
+// update changes the record in memory and returns a copy to be written. f runs
+// under mu and must not block.
+func (i *inst) update(f func(r *instance.Record)) instance.Record {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	before := i.rec.State
+	f(&i.rec)
+	if i.rec.State != before {
+		if err := power.InstanceTable.Check(before, i.rec.State); err != nil {
+			i.h.illegal.Add(1)
+			i.h.log.Error("illegal transition", "instance", i.name(), "err", err)
+		}
+		i.rec.StateSince, i.rec.Unserved = i.h.now(), ""
+		i.h.room.kick()
+	}
+	i.rec.Generation++
+	return i.rec
+}
+
+// save changes the record durably. If it cannot be written, the change made by
+// f is undone.
+func (i *inst) save(f func(r *instance.Record)) error {
+	i.mu.Lock()
+	old := i.rec
+	i.mu.Unlock()
+	rec := i.update(f)
+	if err := i.h.saver.now(&rec); err != nil {
+		i.mu.Lock()
+		i.rec = old
+		i.mu.Unlock()
+		return fmt.Errorf("cannot record %s: %w", i.name(), err)
+	}
+	return nil
+}
+
+// note changes the record whether or not it can be written. It is for facts,
+// such as the exit of a program, and for user requests that must not depend on
+// the disk. A failed write is retried until it succeeds.
+func (i *inst) note(f func(r *instance.Record)) {
+	rec := i.update(f)
+	if i.h.saver.now(&rec) != nil {
+		i.h.saver.later(i)
+	}
+}
+
+// saveOrNote is note for a user's request and save for lull's own decision.
+func (i *inst) saveOrNote(asked bool, f func(r *instance.Record)) error {
+	if asked {
+		i.note(f)
+		return nil
+	}
+	return i.save(f)
+}
+
+// byIDNow returns an instance; nil if there is none.
+func (h *Host) byIDNow(id string) *inst {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.byID[id]
+}
+
+// Has reports whether there is an instance of that id.
+func (h *Host) Has(id string) bool { return h.byIDNow(id) != nil }
+
+// DiskUnwritable is the block of everything automatic while records cannot be
+// written.
+const DiskUnwritable idle.Code = "disk_unwritable"
+
+// unwritable returns why no record can be written; "" while they can.
+func (h *Host) unwritable() string {
+	err := h.saver.failing()
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("the host cannot record what it does: %v", err)
+}
+
+// recordsFail publishes that records can no longer be written or, with nil,
+// that they can again.
+func (h *Host) recordsFail(i *inst, began error) {
+	kind, why := "trouble_over", "the host can record what it does again"
+	if began != nil {
+		kind, why = "trouble", "the host cannot record what it does: "+began.Error()
+		h.log.Error("cannot write records; automatic actions wait", "err", began)
+	} else {
+		h.log.Info("records can be written again")
+	}
+	if i != nil {
+		i.emit(kind, "", why)
+	}
+}
+
+// move changes the state. The transition must be legal.
+func (i *inst) move(to power.Instance) error {
+	return power.InstanceTable.Check(i.state(), to)
+}
+
+func (i *inst) emit(kind, by, reason string) {
+	i.mu.Lock()
+	s := i.rec.State
+	i.mu.Unlock()
+	i.h.happened(hostctl.Event{Time: i.h.now(), Type: kind, Instance: i.name(), ID: i.id, State: string(s), By: by, Reason: reason})
+}

@@ -1,0 +1,593 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// Limits of starting and ending.
+const (
+	readyTimeout = 60 * time.Second
+	stopGrace    = 10 * time.Second
+	killLimit    = 10 * time.Second
+	crashUptime  = 10 * time.Second // a run that fails sooner is a crash
+	crashWindow  = 2 * time.Minute
+	crashLimit   = 5 // crashes within the window are a crash loop
+	restartMax   = 30 * time.Second
+	logMax       = 10 << 20
+)
+
+// startFor brings a stopped instance up, after any transition in progress. It
+// returns nil if the instance already runs. A user's start enables it.
+func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
+	may := func() error { return i.mayStart(by) }
+	if by != byRestart {
+		defer i.ask()()
+	}
+	leave, err := h.enter(ctx, i, call{what: "start", by: by, client: by != byRestart, may: may})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := i.settle(); err != nil {
+		return err
+	}
+	if err := may(); err != nil {
+		return err
+	}
+	if by != byRestart && by != byConnection {
+		i.update(func(r *instance.Record) {
+			r.Enabled, r.CrashLooping, r.Crashes = true, false, nil
+		})
+		h.saver.later(i)
+	}
+	switch i.state() {
+	case power.Running:
+		return nil
+	case power.Paused, power.Reclaimed, power.Hibernated:
+		return i.wake(by, why)
+	}
+	return i.start(ctx, by, why)
+}
+
+// mayStart returns why i cannot be started by a caller that a user's stop
+// binds; nil if it can.
+func (i *inst) mayStart(by string) error {
+	i.mu.Lock()
+	stopped, enabled, due := i.rec.State == power.Stopped, i.rec.Enabled, !i.restart.IsZero()
+	i.mu.Unlock()
+	switch {
+	case !stopped:
+	case by == byRestart && !(due && enabled):
+		return &RefusedError{Name: i.name(), What: "start", Reason: "nothing is left to be restarted"}
+	case by == byConnection && i.unwakeable() != "":
+		return &RefusedError{Name: i.name(), What: "start", Reason: i.unwakeable()}
+	}
+	return nil
+}
+
+// notStopped returns a precondition that fails once i has stopped. what names
+// what was asked for.
+func (i *inst) notStopped(what string) func() error {
+	return func() error {
+		if i.state() == power.Stopped {
+			return &RefusedError{Name: i.name(), What: what, Reason: "it is stopped"}
+		}
+		return nil
+	}
+}
+
+// start runs the program and waits until it accepts connections. The caller
+// holds the lock.
+func (i *inst) start(ctx context.Context, by, why string) error {
+	if err := i.move(power.Starting); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	i.interrupt.Store(&cancel)
+	defer i.interrupt.Store(nil)
+
+	i.dropHeld()
+	i.mu.Lock()
+	restart := !i.rec.RestartAt.IsZero()
+	i.mu.Unlock()
+	var run uint64
+	err := i.save(func(r *instance.Record) {
+		run = 1
+		if r.Identity != nil {
+			run = r.Identity.Run + 1
+		}
+		r.Identity = &instance.Identity{Run: run}
+		r.State, r.StatusReason = power.Starting, why
+		r.Exit, r.RestartAt, r.BootedAnew, r.Freed = nil, time.Time{}, "", 0
+	})
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.over, i.restart = make(chan struct{}), time.Time{}
+	i.ended.Store(nil)
+	i.mu.Unlock()
+	w, err := i.launch(ctx, run)
+	if err == nil {
+		err = i.ready(ctx, w)
+	}
+	if err != nil {
+		return i.startFailed(w, err, restart)
+	}
+	now := i.h.now()
+	err = i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.StoppedBy = power.Running, why, ""
+		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
+	})
+	if err != nil {
+		return i.startFailed(w, err, restart)
+	}
+	i.open()
+	i.scheduleAwake(now)
+	i.ran(power.Stopped)
+	i.emit("started", by, why)
+	i.h.log.Info("started", "instance", i.name(), "by", by, "pid", w.Identity().PID)
+	return nil
+}
+
+// boxEnv is the base environment of a program with its own files. Its image and
+// its spec add to it.
+var boxEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+
+// launch starts the process and records its identity.
+func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
+	i.h.point("launch", i)
+	s := i.spec()
+	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: s.Workdir, User: s.User,
+		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: cmp.Or(s.LogMax, logMax)}
+	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace
+	base := i.h.cfg.BaseEnv
+	if i.rt.Capabilities().Image {
+		base = boxEnv
+	} else {
+		l.Dir = cmp.Or(l.Dir, "/") // in place of an image's
+	}
+	l.Env = append(append(l.Env, base...), s.Env...)
+	l.Env = append(l.Env, "LULL_INSTANCE="+s.Name)
+	if i.h.cfg.Socket != "" {
+		l.Env = append(l.Env, "LULL_SOCKET="+i.h.cfg.Socket)
+	}
+	if err := i.keep(ctx, &l); err != nil {
+		return nil, err
+	}
+	w, err := i.run(ctx, l)
+	if err != nil {
+		return nil, fmt.Errorf("cannot start %s: %w", s.Name, err)
+	}
+	ident := w.Identity()
+	i.mu.Lock()
+	i.work, i.frozen, i.guard, i.block = w, false, nil, nil
+	i.base, i.last, i.readings, i.conns = instance.Sample{}, instance.Sample{}, nil, 0
+	i.mu.Unlock()
+	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.now() })
+}
+
+// ready waits until every exposed port has a listener of this program. A
+// connect would prove nothing: the kernel also completes it for a program that
+// does not run.
+func (i *inst) ready(ctx context.Context, w Workload) error {
+	i.mu.Lock()
+	over := i.over
+	want := append([]instance.Endpoint(nil), i.spec().Expose...)
+	i.mu.Unlock()
+	limit := time.Duration(cmp.Or(i.spec().ReadyTimeout, idle.Duration(readyTimeout)))
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	pause := 2 * time.Millisecond
+	for {
+		if len(want) == 0 {
+			return nil // nothing more to wait for; its exit is handled like any other
+		}
+		if e := i.ended.Load(); e != nil {
+			return fmt.Errorf("cannot start %s: %w: it %s%s", i.name(), errEnded, i.explained(e.exit).How(), i.taken(want, w))
+		}
+		ls, err := w.Listeners()
+		if err == nil {
+			if missing := notListening(want, ls); missing == "" {
+				return i.decidePaths(want, ls)
+			}
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(pause*3/2, 50*time.Millisecond)
+		case <-over:
+		case <-ctx.Done():
+			return fmt.Errorf("cannot start %s: %w", i.name(), context.Cause(ctx))
+		case <-deadline.C:
+			if err != nil {
+				return fmt.Errorf("cannot start %s: its sockets cannot be read: %w", i.name(), err)
+			}
+			return fmt.Errorf("cannot start %s: %s", i.name(), silent(want, ls, i.rt.Capabilities().Network, limit))
+		}
+	}
+}
+
+var errEnded = errors.New("the program ended before it was ready")
+
+// startFailed cleans up a failed run. A restart that failed for lack of disk
+// space is retried, because that is not the program's fault.
+func (i *inst) startFailed(w Workload, cause error, restart bool) error {
+	if w != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
+		defer cancel()
+		if err := w.Kill(ctx); err != nil {
+			// It still runs. A record that says stopped would start it twice.
+			i.h.due.set(i, i.h.now().Add(time.Second))
+			return errors.Join(cause, fmt.Errorf("cannot end the failed run of %s: %w", i.name(), err))
+		}
+		i.awaitExit() // a start that follows is refused while the exit is unknown
+	}
+	e := i.ended.Swap(nil)
+	now := i.h.now()
+	var ended *instance.EndedError
+	if errors.As(cause, &ended) {
+		e = &ending{exit: ended.Exit}
+	}
+	i.note(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Stopped, cause.Error()
+		if full := (*instance.NoRoomError)(nil); restart && r.Enabled && errors.As(cause, &full) {
+			r.RestartAt = now.Add(restartMax)
+		}
+		if e == nil {
+			return
+		}
+		exit := e.exit
+		r.Exit = &exit
+		if ended != nil {
+			r.StartedAt = exit.At // it never was up
+		}
+		if ended != nil || errors.Is(cause, errEnded) {
+			afterEnd(r, exit, now)
+		}
+	})
+	i.mu.Lock()
+	due := !i.rec.RestartAt.IsZero()
+	i.mu.Unlock()
+	if !due {
+		i.letGo() // waiting clients are refused; the next one tries again
+	}
+	i.forgetRun()
+	i.armRestart()
+	i.emit("start_failed", "", cause.Error())
+	i.h.log.Warn("start failed", "instance", i.name(), "err", cause)
+	return cause
+}
+
+// forgetRun clears the state of a run that is over.
+func (i *inst) forgetRun() {
+	i.mu.Lock()
+	g := i.guard
+	i.work, i.guard, i.frozen, i.missing = nil, nil, false, nil
+	i.readings, i.conns, i.block, i.nextDue, i.trouble = nil, 0, nil, time.Time{}, ""
+	if i.inside { // its work in progress is lost
+		i.inside, i.busy = false, i.busy-1
+	}
+	i.mu.Unlock()
+	if g != nil {
+		g.Close()
+	}
+	i.up.Store(false)
+	if i.gate != nil {
+		i.gate.Hold()
+		i.gate.Sleep()
+	}
+	i.rest()
+}
+
+// stop ends an instance gracefully. The caller holds the lock. An automatic
+// stop of a paused instance gives way to clients that arrived in the meantime.
+// Any other stop continues whatever fails: a program that cannot be asked to
+// exit is killed.
+func (i *inst) stop(ctx context.Context, by, why string) error {
+	steps := i.h.steps.stop
+	switch i.state() {
+	case power.Stopped:
+		return nil
+	case power.Stopping: // an earlier stop could not complete
+		return i.finishStop(ctx, by, why)
+	case power.Running, power.Starting:
+		steps = []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-signal", askToEnd}}
+	}
+	if err := i.move(power.Stopping); err != nil {
+		return err
+	}
+	a := i.asItIs(ctx, by, why)
+	a.force = by != stopAfter
+	if keeps := by == stopAfter || i.again; keeps {
+		i.shut(true)
+	} else {
+		i.letGo()
+	}
+	err := a.walk(steps)
+	var unusable *instance.SnapshotError
+	switch {
+	case err == nil:
+	case i.state() != power.Stopping: // the intent could not be recorded
+		return err
+	case a.force || errors.As(err, &unusable):
+		why += "; it could not end in order: " + err.Error()
+		if err := i.endNow(ctx); err != nil {
+			return err
+		}
+	default:
+		if uerr := a.walk(i.h.steps.undo); uerr != nil {
+			i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+			return errors.Join(err, uerr)
+		}
+		i.shut(false)
+		i.emit("stop_cancelled", by, err.Error())
+		return err
+	}
+	return i.finishStop(ctx, by, why)
+}
+
+// enterToStop takes the lock of i for a stop. A hibernated instance is restored
+// first, so that it can be asked to exit. A user's stop does not fail for lack
+// of room.
+func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
+	if i.state() == power.Hibernated {
+		if leave, err := i.h.enter(ctx, i, call{what: "stop", by: byManual, may: i.notStopped("stop")}); err == nil {
+			return leave, nil
+		}
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return nil, err
+	}
+	i.serve()
+	return i.release, nil
+}
+
+// endNow kills a workload that cannot be asked to exit.
+func (i *inst) endNow(ctx context.Context) error {
+	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	if err := i.workload().Kill(kctx); err != nil {
+		i.h.due.set(i, i.h.now().Add(time.Second))
+		return fmt.Errorf("cannot stop %s: %w", i.name(), err)
+	}
+	return nil
+}
+
+// finishStop waits for the program to exit, then kills it.
+func (i *inst) finishStop(ctx context.Context, by, why string) error {
+	w := i.workload()
+	i.mu.Lock()
+	over := i.over
+	i.mu.Unlock()
+	if w != nil {
+		grace := time.NewTimer(i.stopGrace())
+		select {
+		case <-over:
+		case <-grace.C:
+		}
+		grace.Stop()
+		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+		defer cancel()
+		if err := w.Kill(kctx); err != nil { // children may have outlived it
+			i.h.due.set(i, i.h.now().Add(time.Second))
+			return fmt.Errorf("cannot stop %s: %w", i.name(), err)
+		}
+		i.awaitExit()
+	}
+	i.h.point("stopped", i)
+	e := i.ended.Swap(nil)
+	i.note(func(r *instance.Record) { // no process is left, whether or not that can be written
+		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
+		if r.RestartAt.IsZero() { // otherwise they were handed to the next run
+			r.Leases = nil
+		}
+		if by == byManual && !i.again {
+			r.StoppedBy = byManual
+		}
+		if e != nil {
+			exit := e.exit
+			r.Exit = &exit
+		}
+	})
+	i.forgetRun()
+	i.h.due.remove(i)
+	i.armRestart()
+	i.emit("stopped", by, why)
+	i.h.log.Info("stopped", "instance", i.name(), "by", by, "reason", why)
+	return nil
+}
+
+// exitLimit bounds the wait for the exit code of a run that was just killed.
+const exitLimit = time.Second
+
+// awaitExit waits until the exit of the present run, whose processes are gone,
+// has been reported.
+func (i *inst) awaitExit() {
+	i.mu.Lock()
+	over := i.over
+	i.mu.Unlock()
+	select {
+	case <-over:
+	case <-time.After(exitLimit):
+	}
+}
+
+// stopGrace returns how long a program has to exit.
+func (i *inst) stopGrace() time.Duration {
+	return time.Duration(cmp.Or(i.spec().StopGrace, idle.Duration(stopGrace)))
+}
+
+// askToEnd sends SIGTERM. A frozen program receives it at the thaw, before it
+// can accept anything.
+func askToEnd(a *attempt) error {
+	if a.work == nil {
+		return nil
+	}
+	if err := a.signal(); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("cannot signal %s: %w", a.i.name(), err)
+	}
+	return nil
+}
+
+// signal asks the program to exit. In a guest, the guest agent forwards the
+// signal; if it hangs, signal waits no longer than for a program that ignores
+// the signal.
+func (a *attempt) signal() error {
+	if !a.i.rt.Capabilities().Network {
+		return a.work.Signal(syscall.SIGTERM)
+	}
+	sent, grace := make(chan error, 1), a.i.stopGrace()
+	a.i.h.busy.Go(func() { sent <- a.work.Signal(syscall.SIGTERM) })
+	select {
+	case err := <-sent:
+		return err
+	case <-time.After(grace):
+		return fmt.Errorf("it was not answered within %s", grace)
+	}
+}
+
+// OnExit is called by a runtime when a run is over. It never blocks.
+func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
+	h.mu.RLock()
+	i := h.byID[id]
+	h.mu.RUnlock()
+	if i == nil {
+		return
+	}
+	i.mu.Lock()
+	if i.rec.Identity == nil || i.rec.Identity.Run != run {
+		i.mu.Unlock()
+		return
+	}
+	i.ended.Store(&ending{run, e})
+	if i.over != nil {
+		select {
+		case <-i.over:
+		default:
+			close(i.over)
+		}
+	}
+	i.mu.Unlock()
+	h.point("exit-noted", i)
+	h.spawn(func() {
+		if i.tryAcquire() { // otherwise the holder serves it
+			i.serve()
+			i.release()
+		}
+	})
+}
+
+// explained adds to e what only the workload knows about its exit.
+func (i *inst) explained(e instance.Exit) instance.Exit {
+	if x, ok := i.workload().(instance.Explainer); ok && e.Why == "" {
+		return x.Explain(e)
+	}
+	return e
+}
+
+// handleEnding records that the program exited by itself. The caller holds the
+// lock, and no transition is in progress.
+func (i *inst) handleEnding(e *ending) {
+	switch i.state() {
+	case power.Running, power.Paused, power.Reclaimed, power.Hibernated, power.Pausing, power.Resuming:
+	default:
+		return
+	}
+	i.mu.Lock()
+	lost := i.work == nil && i.rec.Identity != nil
+	i.mu.Unlock()
+	if lost {
+		// This is an earlier daemon's run, reported before it could be adopted.
+		// Adoption knows why it ended and cleans up.
+		i.reported = e
+		err := i.seek(i.h.ctx)
+		i.reported = nil
+		if err != nil {
+			i.h.log.Error("cannot take over", "instance", i.name(), "err", err)
+		}
+		if err != nil || i.workload() == nil {
+			return
+		}
+	}
+	exit := i.explained(e.exit)
+	if w := i.workload(); w != nil { // children may have outlived it
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
+		err := w.Kill(ctx)
+		cancel()
+		if err != nil {
+			i.h.log.Error("cannot end what is left", "instance", i.name(), "err", err)
+			i.h.spawn(func() { // retried until nothing is left
+				select {
+				case <-time.After(time.Second):
+					i.h.OnExit(i.id, e.run, exit)
+				case <-i.h.ctx.Done():
+				}
+			})
+			return
+		}
+	}
+	why := exit.How()
+	now := i.h.now()
+	i.note(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &exit, 0, 0
+		afterEnd(r, exit, now)
+	})
+	i.forgetRun()
+	i.h.due.remove(i)
+	i.emit("exited", "", why)
+	i.h.log.Info("exited", "instance", i.name(), "reason", why)
+	i.armRestart()
+}
+
+// afterEnd applies the restart rule to a record, so that the due restart is
+// written together with the exit. Uptime is the run's own, never the time since
+// its last activity. Leases belong to the instance and not to the run, so a
+// restart keeps them.
+func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
+	failed := e.Code != 0 && !e.Lost
+	if failed && e.At.Sub(r.StartedAt) < crashUptime {
+		r.Crashes = append(slices.Clip(r.Crashes), now)
+	}
+	for len(r.Crashes) > 0 && now.Sub(r.Crashes[0]) > crashWindow {
+		r.Crashes = r.Crashes[1:]
+	}
+	rule := cmp.Or(r.Spec.Restart, instance.RestartOnFailure)
+	again := r.Enabled && (rule == instance.RestartAlways || rule == instance.RestartOnFailure && (failed || e.Lost))
+	if len(r.Crashes) >= crashLimit {
+		r.CrashLooping, again = true, false
+		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not restarted automatically", len(r.Crashes), idle.Human(crashWindow))
+	}
+	r.RestartAt = time.Time{}
+	if !again {
+		r.Leases = nil
+	} else {
+		r.RestartAt = now.Add(min(time.Second<<min(len(r.Crashes), 5), restartMax))
+		if len(r.Crashes) == 0 {
+			r.RestartAt = now.Add(100 * time.Millisecond)
+		}
+		r.RestartCount++
+	}
+}
+
+// armRestart sets the deadline of a restart that is due.
+func (i *inst) armRestart() {
+	i.mu.Lock()
+	at := i.rec.RestartAt
+	i.restart = at
+	i.mu.Unlock()
+	if !at.IsZero() {
+		i.h.due.set(i, at)
+	}
+}

@@ -1,0 +1,109 @@
+package host
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"lull/internal/core/power"
+)
+
+// measures are the host's Prometheus counters. Gauges are read at scrape time.
+type measures struct {
+	wakes  *prometheus.HistogramVec
+	events *prometheus.CounterVec
+}
+
+// failures are the event kinds that alerts use. Their counters exist from the
+// start, because a counter that first appears with its first event shows no
+// increase.
+var failures = []string{"start_failed", "pause_failed", "hibernate_failed", "wake_failed"}
+
+// wakesFrom are the states from which an instance is woken or started.
+var wakesFrom = []power.Instance{power.Paused, power.Reclaimed, power.Hibernated, power.Stopped}
+
+func newMeasures(runtimes map[string]Runtime) measures {
+	m := measures{
+		wakes: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "lull_instance_wake_seconds",
+			Help:    "Seconds from when a client or a person first asked for an instance that did not run until it ran, by the state that it was woken from; waiting for room counts, and one whose snapshot does not fit is woken from stopped.",
+			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 120}}, []string{"runtime", "from"}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lull_instance_events_total",
+			Help: "What happened to instances, by the type that lull events gives it."}, []string{"type"}),
+	}
+	for name := range runtimes {
+		for _, s := range wakesFrom {
+			m.wakes.WithLabelValues(name, string(s))
+		}
+	}
+	for _, kind := range failures {
+		m.events.WithLabelValues(kind)
+	}
+	return m
+}
+
+// ask records that a caller is waiting for i, unless one already is. drop
+// undoes that if nothing came of it.
+func (i *inst) ask() (drop func()) {
+	now := i.h.now()
+	i.asked.CompareAndSwap(nil, &now)
+	return func() { i.asked.CompareAndSwap(&now, nil) }
+}
+
+// ran records how long callers waited until i ran. Wakes without a waiting
+// caller, such as those when the host ends, are not counted.
+func (i *inst) ran(from power.Instance) {
+	if t := i.asked.Swap(nil); t != nil {
+		i.h.measures.wakes.WithLabelValues(i.spec().Runtime, string(from)).Observe(i.h.now().Sub(*t).Seconds())
+	}
+}
+
+// Collector returns the host's metrics.
+func (h *Host) Collector() prometheus.Collector { return collector{h} }
+
+type collector struct{ h *Host }
+
+var (
+	instancesDesc = prometheus.NewDesc("lull_instances", "Instances, by runtime and state.", []string{"runtime", "state"}, nil)
+	memoryDesc    = prometheus.NewDesc("lull_instance_memory_bytes", "Memory that instances hold, by runtime and state.", []string{"runtime", "state"}, nil)
+	budgetDesc    = prometheus.NewDesc("lull_host_memory_budget_bytes", "What instances of a known size may hold together; 0 is not bounded.", nil, nil)
+	freeDesc      = prometheus.NewDesc("lull_host_memory_free_bytes", "What is left of that; 0 where it is not bounded.", nil, nil)
+	waitingDesc   = prometheus.NewDesc("lull_host_waiting", "Starts and wakes that wait for memory or for their turn.", nil, nil)
+	pushedDesc    = prometheus.NewDesc("lull_host_pushed_total", "Steps down the ladder that instances took to make room for others.", nil, nil)
+	haltedDesc    = prometheus.NewDesc("lull_host_halted", "1 while all automatic actions of the host are halted.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(out chan<- *prometheus.Desc) {
+	c.h.measures.wakes.Describe(out)
+	c.h.measures.events.Describe(out)
+	for _, d := range []*prometheus.Desc{instancesDesc, memoryDesc, budgetDesc, freeDesc, waitingDesc, pushedDesc, haltedDesc} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(out chan<- prometheus.Metric) {
+	c.h.measures.wakes.Collect(out)
+	c.h.measures.events.Collect(out)
+	type group struct{ runtime, state string }
+	count, held := map[group]int{}, map[group]int64{}
+	for name := range c.h.cfg.Runtimes {
+		count[group{name, string(power.Running)}] = 0
+	}
+	for _, o := range c.h.List(true) {
+		g := group{o.Runtime, o.State}
+		count[g]++
+		held[g] += o.MemoryBytes
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for g, n := range count {
+		gauge(instancesDesc, float64(n), g.runtime, g.state)
+		gauge(memoryDesc, float64(held[g]), g.runtime, g.state)
+	}
+	room := c.h.Room()
+	gauge(budgetDesc, float64(room.Memory))
+	gauge(freeDesc, float64(room.Free))
+	gauge(waitingDesc, float64(room.Waiting))
+	out <- prometheus.MustNewConstMetric(pushedDesc, prometheus.CounterValue, float64(room.Pushed))
+	gauge(haltedDesc, map[bool]float64{true: 1}[c.h.Halted() != nil])
+}

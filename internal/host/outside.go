@@ -1,0 +1,183 @@
+package host
+
+import (
+	"context"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// byOutside is the actor of a pause, resume or start made through the runtime
+// without lull (docker pause, docker start).
+const byOutside = "external"
+
+// ByImage returns the ID of the instance that a runtime made from an image. For
+// Docker the image is the container.
+func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
+	for _, i := range h.all() {
+		if i.spec().Runtime == runtime && i.spec().Image == image {
+			return i.id, true
+		}
+	}
+	return "", false
+}
+
+// ImagesOf lists what the instances of a runtime were made from.
+func (h *Host) ImagesOf(runtime string) (images []string) {
+	for _, i := range h.all() {
+		if i.spec().Runtime == runtime {
+			images = append(images, i.spec().Image)
+		}
+	}
+	return images
+}
+
+// RenamedOutside renames an instance because its container was renamed. It
+// refuses a name that is taken, and an instance with relayed ports, because its
+// ports are known by its name.
+func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
+	i, err := h.find(ref)
+	if err != nil || i.name() == name {
+		return err
+	}
+	if err := h.nameIsFree(name, "rename"); err != nil { // does not wait for the instance that has it
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	s, old := *i.spec(), i.name()
+	s.Name = name
+	switch err := instance.ValidName(name); {
+	case err != nil:
+		return &InvalidError{err}
+	case i.gate != nil:
+		return &RefusedError{Name: old, What: "rename", Reason: "a relay knows it by its name"}
+	}
+	h.mu.Lock()
+	err = h.nameIsFreeLocked(name, "rename")
+	if err == nil {
+		h.byName[name] = i
+	}
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	gone := old
+	if err = i.save(func(r *instance.Record) { r.Spec = s }); err != nil {
+		gone = name
+	}
+	h.mu.Lock()
+	if err == nil {
+		i.set.Store(&s)
+	}
+	delete(h.byName, gone)
+	h.mu.Unlock()
+	if err == nil {
+		i.emit("renamed", byOutside, "it was called "+old)
+	}
+	return err
+}
+
+// StartedOutside adopts an instance that is recorded as stopped and that was
+// started outside lull.
+func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	if i.state() != power.Stopped {
+		return nil
+	}
+	i.update(func(r *instance.Record) { r.Enabled, r.CrashLooping, r.Crashes = true, false, nil })
+	return i.start(ctx, byOutside, why)
+}
+
+// Observe compares an instance with its workload. One that was paused outside
+// lull is recorded as such: it is left alone, no connection wakes it and it
+// takes no step of the ladder until it is resumed, outside or by a user. One
+// that was resumed outside is running. Observe never blocks: if a transition is
+// in progress, the holder of the lock observes afterwards.
+func (h *Host) Observe(ref, why string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	i.observe.Store(&why)
+	if i.tryAcquire() {
+		i.serve()
+		i.release()
+	}
+	return nil
+}
+
+// serveObserve does the work of Observe under the lock.
+func (i *inst) serveObserve(why string) {
+	w := i.workload()
+	if w == nil {
+		return
+	}
+	still, err := w.Still()
+	if err == nil {
+		err = i.follow(still, why)
+	}
+	if err != nil {
+		i.h.log.Error("cannot follow what was done outside", "instance", i.name(), "err", err)
+	}
+}
+
+func (i *inst) follow(still bool, why string) error {
+	switch s := i.state(); {
+	case s == power.Running && still:
+		i.mu.Lock()
+		unsettled := i.h.now().Before(i.settles)
+		i.mu.Unlock()
+		if unsettled {
+			return i.workload().Thaw()
+		}
+		return i.pausedOutside(why)
+	case s.Asleep() && s != power.Hibernated && !still:
+		return i.wake(byOutside, why)
+	}
+	return nil
+}
+
+func (i *inst) pausedOutside(why string) error {
+	i.up.Store(false)
+	if i.gate != nil {
+		i.gate.Hold()
+	}
+	i.mu.Lock()
+	i.frozen = true
+	i.mu.Unlock()
+	now := i.h.now()
+	i.update(func(r *instance.Record) { r.State = power.Pausing })
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Freed = power.Paused, why, 0
+		r.LastPausedAt, r.PausedBy = now, byOutside
+		r.PauseCount++
+	})
+	if err != nil {
+		i.h.due.set(i, now) // repair thaws it
+		return err
+	}
+	if i.gate != nil {
+		i.gate.Sleep()
+	}
+	i.h.due.remove(i)
+	i.emit("paused", byOutside, why)
+	return nil
+}
+
+// pausedByOthers reports whether it was paused outside lull.
+func (i *inst) pausedByOthers() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.State.Asleep() && i.rec.PausedBy == byOutside
+}

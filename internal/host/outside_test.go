@@ -1,0 +1,59 @@
+package host
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// TestRenamedOutside checks that an instance takes its container's new name
+// everywhere and across a restart, and that its old name is free. A name that
+// is taken changes nothing.
+func TestRenamedOutside(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := context.Background()
+		bare := func(s *instance.Spec) { s.Expose = nil }
+		id := r.run("a", bare)
+		r.run("b", bare)
+		if err := r.RenamedOutside(ctx, id, "b"); err == nil {
+			t.Error("it took a name that another has")
+		}
+		if err := r.RenamedOutside(ctx, id, "no name"); err == nil {
+			t.Error("it took what is no name")
+		}
+		r.is("a", power.Running)
+		if err := r.Pause(ctx, "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.RenamedOutside(ctx, id, "x"); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("x", power.Paused); o.ID != id || o.Name != "x" {
+			t.Errorf("x is %s, called %s", o.ID, o.Name)
+		}
+		if _, err := r.Get("a"); err == nil {
+			t.Error("it has its old name, too")
+		}
+		if y, err := r.Why(ctx, "x", time.Time{}); err != nil || y.Name != "x" {
+			t.Errorf("why: %+v, %v", y.Name, err)
+		}
+		seen, _, _ := r.events.Since(0)
+		if e := seen[len(seen)-1]; e.Type != "renamed" || e.Instance != "x" || e.By != byOutside || !strings.Contains(e.Reason, "called a") {
+			t.Errorf("told: %+v", e)
+		}
+		r.shut()
+		r.boot()
+		if o := r.is("x", power.Running); o.ID != id {
+			t.Errorf("x is %s after a restart", o.ID)
+		}
+		r.run("a", bare)
+		if err := r.Delete(ctx, "x", byManual); err != nil {
+			t.Fatal(err)
+		}
+		r.is("a", power.Running)
+	})
+}

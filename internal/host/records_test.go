@@ -1,0 +1,107 @@
+package host
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+func sampleRecord() instance.Record {
+	at := time.Date(2026, 3, 1, 0, 0, 0, 5, time.UTC)
+	return instance.Record{ID: "abc", Spec: instance.Spec{Name: "a", Runtime: "process", Command: []string{"x", "y"}},
+		Generation: 7, State: power.Paused, Enabled: true, Identity: &instance.Identity{BootID: "b", PID: 4, Start: 9, Run: 2},
+		Leases: []idle.Lease{{Holder: "h", ExpiresAt: at}}, CreatedAt: at, LastPausedAt: at}
+}
+
+// TestDamagedRecords truncates and flips a record at every byte. Load names the
+// record and rejects it, reads the intact one, and changes no file.
+func TestDamagedRecords(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	good := sampleRecord()
+	bad := sampleRecord()
+	bad.ID, bad.Spec.Name = "bad", "b"
+	for _, r := range []instance.Record{good, bad} {
+		if err := f.Put(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	recs, err := f.Load()
+	if err != nil || len(recs) != 2 {
+		t.Fatalf("%d records: %v", len(recs), err)
+	}
+	if diff := cmp.Diff(good, recs[0]); diff != "" {
+		t.Errorf("read back differently:\n%s", diff)
+	}
+	path := f.path("bad")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	try := func(what string, b []byte) {
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		recs, err := f.Load()
+		if len(recs) != 1 || recs[0].ID != "abc" {
+			t.Errorf("%s: %d records were read", what, len(recs))
+		}
+		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "move it away") {
+			t.Errorf("%s: error %v", what, err)
+		}
+		if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, b) {
+			t.Errorf("%s: the file was changed", what)
+		}
+	}
+	for n := range whole {
+		try("cut", whole[:n])
+		flipped := bytes.Clone(whole)
+		flipped[n] ^= 1
+		try("flipped", flipped)
+	}
+}
+
+func TestOneDaemonForADirectory(t *testing.T) {
+	dir := t.TempDir()
+	f, err := OpenFiles(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenFiles(dir); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a second one: %v", err)
+	}
+	f.Close()
+	f, err = OpenFiles(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	r := sampleRecord()
+	b, err := json.Marshal(r)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"id":"a/b"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decodeRecord(b)
+		if err == nil && (r.ID == "" || r.Spec.Validate() != nil) {
+			t.Fatalf("accepted %q", b)
+		}
+	})
+}

@@ -1,0 +1,400 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"hash/maphash"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+	"lull/internal/lib/delay"
+	"lull/internal/protocol/control"
+	"lull/internal/protocol/hostctl"
+)
+
+// Server is the fleet server that a host reports to.
+type Server interface {
+	ReportHost(ctx context.Context, r control.HostReport) (control.HostAnswer, error)
+	HostTurn(ctx context.Context, host string, t control.HostTurn) (control.HostQuestions, error)
+	AwaitHalt(ctx context.Context, host string, t control.HaltTurn) (control.HaltAnswer, error)
+}
+
+// Limits of reporting.
+const (
+	reportLimit = 10 * time.Second // one report; also what a long poll takes beyond its wait
+	reportSpace = time.Second      // between two reports
+	reportLook  = 5 * time.Second  // between two checks of running instances
+	reportRetry = time.Second      // after a failure; doubles up to reportMost
+	reportMost  = 30 * time.Second
+	reportPart  = 96 << 10 // bytes of instances or answers in one report
+	turnWait    = 25 * time.Second
+	answerLimit = time.Second // one answer
+)
+
+// Reporter reports a host's instances to a server and answers its questions.
+// The server only reads, with one exception: while it reports a fleet halt,
+// nothing happens to an instance automatically. The last known halt applies
+// while the server cannot be reached. Set the fields before Run.
+type Reporter struct {
+	Host   *Host
+	Server Server
+	Where  string // the server's URL, for display
+	// Name is the host's name as in its token.
+	Name, Version, BuildDate string
+	// Every is the heartbeat interval.
+	Every  time.Duration
+	Faults []string // what is wrong with the host
+	Log    *slog.Logger
+
+	haltMark string // version of the fleet's halt last received; owned by followHalt
+
+	mu   sync.Mutex
+	link hostctl.ServerLink
+}
+
+// Link returns the state of the connection to the server.
+func (r *Reporter) Link() hostctl.ServerLink {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.link
+	l.URL, l.Host = r.Where, r.Name
+	return l
+}
+
+// Run reports until ctx ends. A server that does not answer is retried with
+// backoff.
+func (r *Reporter) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { r.converse(ctx) })
+	wg.Go(func() { r.followHalt(ctx) })
+	r.reports(ctx)
+	wg.Wait()
+	return nil
+}
+
+// reports sends changes as they happen, and a full report every Every.
+func (r *Reporter) reports(ctx context.Context) {
+	t := telling{r: r, seed: maphash.MakeSeed(), began: time.Now()}
+	seen, failures := r.Host.events.Last(), 0
+	for ctx.Err() == nil {
+		events, gone, more := r.Host.events.Since(seen)
+		if len(events) > 0 {
+			seen = events[len(events)-1].Seq
+		}
+		if gone {
+			t.anew()
+		}
+		err := t.tell(ctx, events)
+		r.told(err)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			t.anew()
+			_ = delay.For(ctx, delay.Backoff(failures, reportRetry, reportMost))
+			failures++
+			continue
+		}
+		failures = 0
+		_ = delay.For(ctx, reportSpace)
+		select {
+		case <-more:
+		case <-time.After(min(reportLook, r.Every) - reportSpace):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// told records the outcome of a report and logs it when it changes.
+func (r *Reporter) told(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now().Round(0)
+	switch {
+	case errors.Is(err, context.Canceled):
+	case err == nil:
+		if r.link.Error != "" {
+			r.Log.Info("the server hears this host again", "server", r.Where)
+		}
+		r.link = hostctl.ServerLink{ReportedAt: &now}
+	default:
+		if r.link.Error == "" {
+			r.Log.Warn("reports do not reach the server; instances are unaffected", "server", r.Where, "err", err)
+			r.link.FailingSince = &now
+		}
+		r.link.Error = err.Error()
+	}
+}
+
+// telling is the progress of the reports. With zero sums they begin anew.
+type telling struct {
+	r     *Reporter
+	seed  maphash.Seed
+	began time.Time
+	seq   uint64
+	last  uint64 // sequence number that the server has; 0 begins anew
+	beat  time.Time
+	head  uint64          // sum of what was reported about the host itself
+	sums  map[string]sums // of what was reported about instances, by ID
+}
+
+// sums are what the server was told about an instance: a checksum of the fields
+// whose change is reported at once, a checksum of every field that the server
+// cannot compute itself, and the memory in bytes.
+type sums struct {
+	urgent, all uint64
+	memory      int64
+}
+
+func (t *telling) anew() { t.last, t.sums = 0, nil }
+
+// tell sends what has changed.
+func (t *telling) tell(ctx context.Context, events []hostctl.Event) error {
+	for {
+		resend, err := t.once(ctx, events)
+		if err != nil || !resend {
+			return err
+		}
+		t.anew()
+		if err := delay.For(ctx, reportSpace); err != nil {
+			return err
+		}
+	}
+}
+
+func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool, err error) {
+	beat := t.last == 0 || !time.Now().Before(t.beat)
+	c := t.changed(beat, events)
+	head := t.heading(&c)
+	sum := t.sum(head) // before instances are added to it
+	if p := &c.parts[0]; !beat && sum == t.head && len(p.instances)+len(p.gone) == 0 {
+		return false, nil
+	}
+	room := t.r.Host.Room()
+	head.Memory = control.HostMemory{Limit: room.Memory, Free: room.Free, Waiting: room.Waiting}
+	for n, p := range c.parts {
+		head.Instances, head.Gone = p.instances, p.gone
+		head.More = n < len(c.parts)-1
+		t.seq++
+		head.At, head.Sequence, head.After = time.Now().Round(0), t.seq, t.last
+		head.Fit()
+		within, cancel := context.WithTimeout(ctx, reportLimit)
+		a, err := t.r.Server.ReportHost(within, head)
+		cancel()
+		if err != nil || a.Resend {
+			return a.Resend, err
+		}
+		t.last = t.seq
+	}
+	t.sums, t.head = c.sums, sum
+	if beat {
+		// A little early, so that a slow report does not count as missed.
+		t.beat = time.Now().Add(t.r.Every * 3 / 4)
+	}
+	return false, nil
+}
+
+// heading returns what a report says about the host itself. Values that change
+// all the time come with the parts.
+func (t *telling) heading(c *change) control.HostReport {
+	halt := t.r.Host.Halted()
+	if halt != nil {
+		halt = new(*halt) // Fit writes to it
+	}
+	return control.HostReport{Host: t.r.Name, StartedAt: t.began.Round(0), Version: t.r.Version, BuildDate: t.r.BuildDate,
+		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
+}
+
+// change is what to report about the instances.
+type change struct {
+	total  int
+	counts map[string]int // by state
+	parts  []part         // at least one
+	sums   map[string]sums
+}
+
+// part is the share of a change that goes into one report.
+type part struct {
+	instances []control.HostInstance
+	gone      []string
+	bytes     int
+}
+
+// changed collects changes: of all instances for a heartbeat, otherwise of
+// those that run or have events. A sleeping instance changes only by events.
+func (t *telling) changed(beat bool, events []hostctl.Event) change {
+	about := map[string]bool{}
+	for _, e := range events {
+		about[e.ID] = true
+	}
+	c := change{counts: map[string]int{}, parts: make([]part, 1), sums: map[string]sums{}}
+	for _, i := range t.r.Host.all() {
+		s := i.state()
+		c.total++
+		c.counts[string(s)]++
+		old, known := t.sums[i.id]
+		if !known && len(c.sums) == control.MaxHostInstances {
+			continue
+		}
+		rests := s.Asleep() || s == power.Stopped
+		if known && rests && !beat && !about[i.id] {
+			c.sums[i.id] = old
+			continue
+		}
+		read := !rests || about[i.id] || !known
+		o := told(i.view(read))
+		if !read { // a sleeping instance holds what it held when it fell asleep
+			o.Memory = old.memory
+		}
+		body, now := t.weigh(o)
+		if c.sums[i.id] = now; now.urgent != old.urgent || beat && now.all != old.all {
+			c.add(o, body)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(t.sums)) {
+		if _, there := c.sums[id]; !there {
+			c.parts[0].gone = append(c.parts[0].gone, id)
+		}
+	}
+	return c
+}
+
+// add puts an instance into the last part, or into a new one.
+func (c *change) add(o control.HostInstance, size int) {
+	p := &c.parts[len(c.parts)-1]
+	if p.bytes+size > reportPart && len(p.instances) > 0 {
+		c.parts = append(c.parts, part{})
+		p = &c.parts[len(c.parts)-1]
+	}
+	p.instances, p.bytes = append(p.instances, o), p.bytes+size
+}
+
+// weigh returns the size of an instance on the wire, and its sums.
+func (t *telling) weigh(o control.HostInstance) (int, sums) {
+	o.Blocks = slices.Clone(o.Blocks)
+	whole, err := json.Marshal(o)
+	if err != nil {
+		return 0, sums{} // none of these fields can fail
+	}
+	o.IdleFor = 0 // the server computes it
+	all, memory := t.sum(o), o.Memory
+	// Sentences contain ages, and use changes the times constantly.
+	o.LastActivityAt, o.Memory = nil, 0
+	if o.PauseAt != nil {
+		o.PauseAt = &time.Time{}
+	}
+	for n := range o.Blocks {
+		o.Blocks[n].Sentence, o.Blocks[n].Until = "", nil
+	}
+	return len(whole), sums{t.sum(o), all, memory}
+}
+
+func (t *telling) sum(v any) uint64 {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return 0
+	}
+	return maphash.Bytes(t.seed, body)
+}
+
+// told returns what the server gets to know about an instance. Its command,
+// environment and files are left out.
+func told(o hostctl.Instance) control.HostInstance {
+	out := control.HostInstance{ID: o.ID, Name: o.Name, State: o.State, StateSince: o.StateSince, StatusReason: o.StatusReason, Enabled: o.Enabled,
+		Runtime: o.Runtime, Image: o.Image, CreatedAt: o.CreatedAt, LastActivityAt: o.LastActivityAt, LastPausedAt: o.LastPausedAt, LastPausedBy: o.LastPausedBy,
+		LastResumedAt: o.LastResumedAt, LastResumedBy: o.LastResumedBy, IdleFor: o.IdleFor, PauseAt: o.PauseAt, NextStep: o.NextStep, NextStepAt: o.NextStepAt,
+		PauseAfter: o.PauseAfter, StopAfter: o.StopAfter, Connections: o.Connections, Leases: o.Leases, Endpoints: o.Endpoints, Blocks: o.Blocks,
+		Memory: o.MemoryBytes, MemoryLimit: o.MemoryLimit, PauseCount: o.PauseCount, WakeCount: o.WakeCount, RestartCount: o.RestartCount,
+		ExitCode: o.ExitCode, CrashLooping: o.CrashLooping}
+	if w := o.Waiting; w != nil {
+		out.Waiting = &control.HostInstanceWaiting{Reason: w.Reason, Place: w.Place, Until: w.Until}
+	}
+	return out
+}
+
+// followHalt keeps the fleet's halt as reported by the server.
+func (r *Reporter) followHalt(ctx context.Context) {
+	control.FollowHalt(ctx, func(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
+		return r.Server.AwaitHalt(ctx, r.Name, t)
+	}, func(a control.HaltAnswer, _ time.Time) {
+		x := a.Machine(r.Host.now())
+		if was := r.Host.fleetHalted.Load(); x != nil && was != nil && a.Mark == r.haltMark {
+			return // the same halt; only the clocks differ
+		}
+		r.haltMark = a.Mark
+		if err := r.Host.FleetHalt(x); err != nil {
+			r.Log.Warn("the fleet halt is not on disk", "err", err)
+		}
+	})
+}
+
+// converse answers the server's questions.
+func (r *Reporter) converse(ctx context.Context) {
+	turn, failures := control.HostTurn{Answers: []control.HostReply{}, Wait: turnWait.Seconds()}, 0
+	for ctx.Err() == nil {
+		began := time.Now()
+		within, cancel := context.WithTimeout(ctx, turnWait+reportLimit)
+		q, err := r.Server.HostTurn(within, r.Name, turn)
+		cancel()
+		turn.Answers = []control.HostReply{}
+		if err != nil {
+			_ = delay.For(ctx, delay.Backoff(failures, reportRetry, reportMost))
+			failures++
+			continue
+		}
+		failures = 0
+		room := reportPart
+		for _, x := range q.Questions[:min(len(q.Questions), control.MaxHostAnswers)] {
+			a := r.answer(ctx, x)
+			if room -= len(a.body); room >= 0 {
+				turn.Answers = append(turn.Answers, a.HostReply)
+			}
+		}
+		if len(q.Questions) == 0 && time.Since(began) < reportSpace {
+			_ = delay.For(ctx, reportSpace) // in case the server does not wait
+		}
+	}
+}
+
+// weighed is an answer and its size on the wire.
+type weighed struct {
+	control.HostReply
+	body []byte
+}
+
+// answer answers why an instance is in its state.
+func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	a := control.HostReply{ID: q.ID}
+	y, err := r.Host.Why(ctx, q.Instance, q.At)
+	var missing *NotFoundError
+	var invalid *InvalidError
+	switch {
+	case errors.As(err, &missing):
+		a.Status = http.StatusNotFound
+	case errors.As(err, &invalid):
+		a.Status = http.StatusUnprocessableEntity
+	case err != nil:
+		a.Status = http.StatusServiceUnavailable
+	default:
+		i := told(y.Instance)
+		a.Why = &control.HostWhy{Account: y.Account, Host: r.Name, Readings: "live", Instance: &i}
+	}
+	if err != nil {
+		a.Detail = err.Error()
+	}
+	a.Fit()
+	body, err := json.Marshal(a)
+	if err != nil {
+		a = control.HostReply{ID: q.ID, Status: http.StatusInternalServerError, Detail: err.Error()}
+	}
+	return weighed{a, body}
+}

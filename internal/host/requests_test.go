@@ -1,0 +1,104 @@
+package host
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// An unanswered request is work, however long its connection has been quiet.
+// Once it is answered, the quiet connection is ignored again.
+func TestPendingRequestHolds(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) {
+			s.PauseAfter, s.QuietConnectionAfter = new(idle.Duration(time.Second)), idle.Duration(time.Second)
+		})
+		p := r.k.Proc(id)
+		p.SetSlow(true)
+		c := r.k.Connect(id)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if o := r.is("a", power.Running); o.PauseCount != 0 || o.PauseAt != nil {
+			t.Errorf("paused %d times, to be paused at %v, while a client waits", o.PauseCount, o.PauseAt)
+		}
+		p.SetSlow(false)
+		if c.Outcome() != "answered" {
+			t.Errorf("the client is %s", c.Outcome())
+		}
+		time.Sleep(5 * time.Second)
+		r.is("a", power.Paused)
+	})
+}
+
+// With quiet-connection-after, an idle outbound connection does not keep the
+// instance awake. Without that setting, or with an unanswered request, it does,
+// and no time of a pause is announced.
+func TestOutboundConnections(t *testing.T) {
+	for name, row := range map[string]struct {
+		quiet     time.Duration
+		out, asks int
+		want      power.Instance
+	}{
+		"idle pool":                   {time.Second, 3, 0, power.Paused},
+		"idle pool, no quiet":         {0, 3, 0, power.Running},
+		"request":                     {time.Second, 3, 1, power.Running},
+		"request to this machine":     {time.Second, 0, 1, power.Running},
+		"request, no quiet":           {0, 3, 1, power.Running},
+		"request here, without quiet": {0, 0, 1, power.Running},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				id := r.run("a", func(s *instance.Spec) {
+					s.PauseAfter, s.QuietConnectionAfter = new(idle.Duration(time.Second)), idle.Duration(row.quiet)
+				})
+				p := r.k.Proc(id)
+				p.SetOutbound(row.out)
+				p.SetAsking(row.asks)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if o := r.is("a", row.want); row.want == power.Running && (o.PauseCount != 0 || o.PauseAt != nil) {
+					t.Errorf("paused %d times, to be paused at %v", o.PauseCount, o.PauseAt)
+				}
+			})
+		})
+	}
+}
+
+// A sleeping instance wakes on a connection if it exposes a port or has its own
+// listening socket, as containers and unix-socket servers do.
+func TestWakesOnConnection(t *testing.T) {
+	for name, row := range map[string]struct {
+		deaf, exposes, want bool
+	}{"a port": {true, true, true}, "a socket of its own": {false, false, true}, "nothing": {true, false, false}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				r.k.Deaf = row.deaf && !row.exposes
+				r.run("a", func(s *instance.Spec) {
+					if !row.exposes {
+						s.Expose = nil
+					}
+				})
+				if err := r.Pause(r.ctx, "a", byManual, false); err != nil {
+					t.Fatal(err)
+				}
+				if o := r.is("a", power.Paused); o.WakesOnConnection != row.want {
+					t.Errorf("wakes on a connection: %t", o.WakesOnConnection)
+				}
+			})
+		})
+	}
+}
+
+// A name is found in any case: container names may have capitals.
+func TestNamesWithCapitals(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("web_1", nil)
+		if o, err := r.Get("Web_1"); err != nil || o.ID != id {
+			t.Errorf("found %s: %v", o.ID, err)
+		}
+	})
+}

@@ -1,0 +1,697 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/relay"
+)
+
+const mib = 1 << 20
+
+// inRoom runs f on a host for guests with that much memory and that many boot
+// slots.
+func inRoom(t *testing.T, memory int64, places int, f func(r *rig)) {
+	t.Helper()
+	inTuned(t, func(c *Config) { c.Memory, c.Places = memory*mib, places }, func(r *rig) {
+		r.k.Deep = true
+		f(r)
+		synctest.Wait()
+		r.room.mu.Lock()
+		defer r.room.mu.Unlock()
+		if q, p, m := len(r.room.queue), r.room.taken, len(r.room.given); q+p+m != 0 {
+			t.Errorf("%d still wait at the end, %d places and the memory of %d were never given back", q, p, m)
+		}
+	})
+}
+
+// small is a guest of 100 MiB that only others push down.
+func small(s *instance.Spec) { guestOf(s, 100) }
+
+func guestOf(s *instance.Spec, memory int64) {
+	never := idle.Duration(0)
+	s.Memory, s.StopAfter = memory*mib, &never
+	s.Expose = s.Expose[:1]
+}
+
+// TestRoomPushesDown checks that memory is taken from sleeping instances, the
+// least recently used first and no more than needed. An instance that runs or
+// is held keeps its memory.
+func TestRoomPushesDown(t *testing.T) {
+	inRoom(t, 450, 2, func(r *rig) {
+		r.k.Frees = 60 * mib
+		a := r.run("a", small)
+		time.Sleep(time.Second)
+		b := r.run("b", small)
+		time.Sleep(30 * time.Second)
+		r.run("held", small)
+		time.Sleep(time.Minute)
+		c := r.run("c", small)
+		r.is("a", power.Paused)
+		time.Sleep(31 * time.Second)
+		for _, name := range []string{"a", "b", "held"} {
+			r.is(name, power.Paused)
+		}
+		r.lease("held", "x", time.Hour)
+		r.k.Connect(c) // keeps it running
+		r.run("d", small)
+		r.is("d", power.Running)
+		r.is("a", power.Reclaimed) // 60 freed plus the 50 available were enough
+		r.is("b", power.Paused)
+		r.run("e", small)
+		r.is("a", power.Hibernated)
+		r.is("b", power.Reclaimed)
+		o := r.is("held", power.Paused)
+		if o.Waiting != nil {
+			t.Errorf("held waits: %+v", o.Waiting)
+		}
+		if n := r.k.Held(); n > 450*mib {
+			t.Errorf("%d MiB are held", n/mib)
+		}
+		// Every client of an instance that was pushed down is served.
+		time.Sleep(2 * time.Minute) // d and e sleep too
+		for _, id := range []string{a, b} {
+			cl := r.k.Connect(id)
+			synctest.Wait()
+			time.Sleep(time.Second)
+			if cl.Outcome() != "answered" {
+				t.Errorf("a client of %s is %s", id, cl.Outcome())
+			}
+			cl.Close()
+		}
+		if s := r.Room(); s.Pushed < 4 || s.Refused != 0 || s.Waiting != 0 {
+			t.Errorf("room: %+v", s)
+		}
+	})
+}
+
+// TestRoomWaits checks that a start with no instance to push down waits,
+// reports its place in the queue, and continues as soon as there is room, or
+// fails at its deadline.
+func TestRoomWaits(t *testing.T) {
+	inRoom(t, 250, 0, func(r *rig) {
+		a := r.run("a", small)
+		r.k.Connect(a)
+		ids := []string{}
+		for _, name := range []string{"b", "c", "d"} {
+			s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+			guestOf(&s, 100)
+			id, err := r.Create(r.ctx, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, id)
+		}
+		if err := r.Start(r.ctx, "b", byManual); err != nil {
+			t.Fatal(err)
+		}
+		busy := r.k.Connect(ids[0])
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		for n, name := range []string{"c", "d"} {
+			wg.Go(func() { errs[n] = r.Start(context.Background(), name, byManual) })
+			synctest.Wait()
+		}
+		o := r.is("d", power.Stopped)
+		if w := o.Waiting; w == nil || w.Place != 2 || w.Reason != "others wait for memory before it" && !strings.Contains(w.Reason, "50.0 MiB of 250.0 MiB are free") {
+			t.Errorf("d waits as %+v", w)
+		}
+		y, err := r.Why(r.ctx, "c", time.Time{})
+		if err != nil || !strings.Contains(y.Answer, "waits, at place 1") || !strings.Contains(y.Answer, "it may take 100.0 MiB more") {
+			t.Errorf("why: %s, %v", y.Answer, err)
+		}
+		if err := r.Hold(r.ctx, "b", idle.Lease{Holder: "x"}, time.Second); err != nil { // the wait blocks nothing else
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Second)
+		busy.Close()
+		if err := r.Stop(r.ctx, "b", byManual, false); err != nil {
+			t.Error(err)
+		}
+		r.is("c", power.Running)
+		r.k.Connect(ids[1])
+		if o := r.is("d", power.Stopped); o.Waiting == nil || o.Waiting.Place != 1 {
+			t.Errorf("d waits as %+v", o.Waiting)
+		}
+		wg.Wait()
+		var late *BusyError
+		if errs[0] != nil || !errors.As(errs[1], &late) || late.Waited != 45*time.Second {
+			t.Errorf("the starts: %v", errs)
+		}
+		var p huma.StatusError
+		if !errors.As(problem(errs[1]), &p) || p.GetStatus() != http.StatusServiceUnavailable {
+			t.Errorf("the answer to who asked: %v", problem(errs[1]))
+		}
+		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 251 * mib}
+		if _, err := r.Create(r.ctx, big); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Start(r.ctx, "big", byManual); err == nil || !strings.Contains(err.Error(), "more than all instances together") {
+			t.Errorf("what can never fit: %v", err)
+		}
+	})
+}
+
+// TestRoomPlaces checks that restores from disk never exceed the boot slots,
+// while an instance that only needs a thaw does not wait.
+func TestRoomPlaces(t *testing.T) {
+	inRoom(t, 0, 3, func(r *rig) {
+		r.k.Restore = time.Second
+		const n = 20
+		for i := range n {
+			r.run(fmt.Sprintf("g%d", i), deep)
+		}
+		time.Sleep(8 * time.Minute)
+		thin := r.run("thin", nil)
+		time.Sleep(62 * time.Second)
+		r.is("thin", power.Paused)
+		answered := atomic.Int32{}
+		var wg sync.WaitGroup
+		for i := range n {
+			r.is(fmt.Sprintf("g%d", i), power.Hibernated)
+			wg.Go(func() {
+				if c, err := r.gates[fmt.Sprintf("g%d", i)].Arrive(context.Background()); err == nil && c.Outcome() == "answered" {
+					answered.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		if s := r.Room(); s.Taken != 3 || s.Waiting != n-3 {
+			t.Errorf("room in the storm: %+v", s)
+		}
+		if c := r.k.Connect(thin); c.Outcome() != "answered" {
+			synctest.Wait()
+			if c.Outcome() != "answered" {
+				t.Errorf("the client of a paused one is %s in the storm", c.Outcome())
+			}
+		}
+		began := time.Now()
+		wg.Wait()
+		if answered.Load() != n || r.k.Restored() != 3 {
+			t.Errorf("%d of %d were answered, %d were restored at once", answered.Load(), n, r.k.Restored())
+		}
+		if d := time.Since(began); d != 7*time.Second {
+			t.Errorf("%d at 3 a second took %s", n, d)
+		}
+	})
+}
+
+// TestRoomClientsFirst checks that starts with a waiting client precede those
+// without, in the order of their arrival.
+func TestRoomClientsFirst(t *testing.T) {
+	inRoom(t, 0, 1, func(r *rig) {
+		r.k.Restore = time.Second
+		for i := range 5 {
+			r.run(fmt.Sprintf("g%d", i), deep)
+		}
+		time.Sleep(8 * time.Minute)
+		var order []string
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		ask := func(name string, by string) {
+			wg.Go(func() {
+				i, err := r.find(name)
+				if err == nil {
+					err = r.startFor(context.Background(), i, by, "")
+				}
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				mu.Lock()
+				order = append(order, name)
+				mu.Unlock()
+			})
+			synctest.Wait()
+		}
+		ask("g0", byManual) // has the slot
+		ask("g1", "restart")
+		ask("g2", "restart")
+		ask("g3", byManual)
+		ask("g4", byConnection)
+		wg.Wait()
+		if want := []string{"g0", "g3", "g4", "g1", "g2"}; !slices.Equal(order, want) {
+			t.Errorf("served in the order %v, want %v", order, want)
+		}
+	})
+}
+
+// TestRoomStops checks that a user's stop works whatever waits, and that an
+// instance that waits for room can be stopped and removed.
+func TestRoomStops(t *testing.T) {
+	inRoom(t, 150, 1, func(r *rig) {
+		a := r.run("a", small)
+		r.k.Connect(a).Close()
+		time.Sleep(2 * time.Minute)
+		r.is("a", power.Paused)
+		b := r.run("b", small)
+		r.k.Connect(b)
+		r.is("a", power.Hibernated)
+		failed := make(chan error, 1)
+		go func() { _, err := r.gates["a"].Arrive(context.Background()); failed <- err }()
+		time.Sleep(time.Second)
+		if o := r.is("a", power.Hibernated); o.Waiting == nil {
+			t.Error("a does not wait")
+		}
+		if err := r.Delete(r.ctx, "a", byManual); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+		if err := <-failed; err == nil {
+			t.Error("a client of an instance that was removed was served")
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestRoomCalledOff checks that a user's stop or removal at once cancels every
+// pending request that would bring the instance up, and that none of them is
+// carried out later.
+func TestRoomCalledOff(t *testing.T) {
+	asks := map[string]func(r *rig) chan error{
+		"start by a person": func(r *rig) chan error {
+			failed := make(chan error, 1)
+			go func() { failed <- r.Start(context.Background(), "g", byManual) }()
+			return failed
+		},
+		"start by a client": func(r *rig) chan error {
+			failed := make(chan error, 1)
+			go func() { _, err := r.gates["g"].Arrive(context.Background()); failed <- err }()
+			return failed
+		},
+		"restart": func(r *rig) chan error {
+			i, _ := r.find("g")
+			if err := i.save(func(rec *instance.Record) { rec.RestartAt = r.now() }); err != nil {
+				r.t.Fatal(err)
+			}
+			i.armRestart()
+			time.Sleep(time.Second)
+			return nil
+		},
+	}
+	ends := map[string]func(r *rig) error{
+		"stop":           func(r *rig) error { return r.Stop(r.ctx, "g", byManual, false) },
+		"stop --disable": func(r *rig) error { return r.Stop(r.ctx, "g", byManual, true) },
+		"rm":             func(r *rig) error { return r.Delete(r.ctx, "g", byManual) },
+	}
+	for asked, ask := range asks {
+		for ended, end := range ends {
+			t.Run(asked+", "+ended, func(t *testing.T) {
+				inRoom(t, 150, 1, func(r *rig) {
+					busy := r.k.Connect(r.run("a", small))
+					g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+					guestOf(&g, 100)
+					if _, err := r.Create(r.ctx, g); err != nil {
+						t.Fatal(err)
+					}
+					failed := ask(r)
+					synctest.Wait()
+					if o := r.is("g", power.Stopped); o.Waiting == nil {
+						t.Fatal("g does not wait")
+					}
+					began := time.Now()
+					if err := end(r); err != nil {
+						t.Fatal(err)
+					}
+					var no *RefusedError
+					if failed != nil {
+						if err := <-failed; !errors.As(err, &no) || !strings.Contains(err.Error(), "by a user in the meantime") {
+							t.Errorf("who waited is told: %v", err)
+						}
+					}
+					if s := r.Room(); s.Waiting != 0 || s.Refused != 0 || time.Since(began) != 0 {
+						t.Errorf("%s later: %+v", time.Since(began), s)
+					}
+					busy.Close()
+					time.Sleep(5 * time.Minute) // there is room now
+					if ended == "rm" {
+						return
+					}
+					if o := r.is("g", power.Stopped); o.Waiting != nil || o.RestartAt != nil || o.Enabled != (ended == "stop") {
+						t.Errorf("afterwards: %+v", o)
+					}
+					if err := r.Start(r.ctx, "g", byManual); err != nil { // which is another request
+						t.Error(err)
+					}
+					if o := r.is("g", power.Running); !o.Enabled {
+						t.Error("it runs and is disabled")
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestRoomCallsOffWakes checks that pending wakes of a sleeping instance are
+// canceled too, and that a client that comes during the stop does not wait in
+// vain.
+func TestRoomCallsOffWakes(t *testing.T) {
+	inRoom(t, 150, 1, func(r *rig) {
+		g := r.run("g", small)
+		held := r.k.Connect(g)
+		if err := r.Pause(r.ctx, "g", byManual, true); err != nil {
+			t.Fatal(err)
+		}
+		r.k.Connect(r.run("a", small))
+		r.is("g", power.Hibernated)
+		resumed := make(chan error, 1)
+		go func() { resumed <- r.Resume(context.Background(), "g", byManual) }()
+		held.Send() // wakeLater
+		if o := r.is("g", power.Hibernated); o.Waiting == nil || r.Room().Waiting != 2 {
+			t.Fatalf("%d wait: %+v", r.Room().Waiting, o)
+		}
+		stopped := make(chan error, 1)
+		go func() { stopped <- r.Stop(context.Background(), "g", byManual, false) }() // waits itself, to restore it
+		synctest.Wait()
+		var no *RefusedError
+		if err := <-resumed; !errors.As(err, &no) || !strings.Contains(err.Error(), "stopped by a user in the meantime") {
+			t.Errorf("resumed: %v", err)
+		}
+		arrived := make(chan error, 1)
+		go func() { _, err := r.gates["g"].Arrive(context.Background()); arrived <- err }()
+		synctest.Wait()
+		if err := r.Stop(r.ctx, "g", byManual, false); err != nil {
+			t.Errorf("stopped: %v", err)
+		}
+		if err := <-stopped; err != nil {
+			t.Errorf("the stop before it: %v", err)
+		}
+		if err := <-arrived; err == nil {
+			t.Error("a client started what a person had stopped")
+		}
+		if s := r.Room(); s.Waiting != 0 {
+			t.Errorf("after the stop: %+v", s)
+		}
+		r.is("g", power.Stopped)
+	})
+}
+
+// TestRoomStartsAgainstStops checks that, in any order of starts and stops, the
+// last stop that is answered before a later start takes effect.
+func TestRoomStartsAgainstStops(t *testing.T) {
+	inRoom(t, 250, 1, func(r *rig) {
+		r.k.Connect(r.run("a", small))
+		for _, name := range []string{"g", "h"} {
+			r.run(name, small)
+			if err := r.Stop(r.ctx, name, byManual, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var wg sync.WaitGroup
+		for range count(t, "LULL_ROOM_STOPS", 100) {
+			for _, name := range []string{"g", "h"} {
+				wg.Go(func() { _ = r.Start(context.Background(), name, byManual) }) // refused or done, depending on the order
+				wg.Go(func() {
+					if err := r.Stop(context.Background(), name, byManual, rand.IntN(2) == 0); err != nil {
+						t.Errorf("stop: %v", err)
+					}
+				})
+			}
+			time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
+		}
+		wg.Wait()
+		for _, name := range []string{"g", "h"} {
+			if o, err := r.Get(name); err != nil || o.State == string(power.Running) && !o.Enabled {
+				t.Errorf("%s is %s although it is disabled, %v", name, o.State, err)
+			}
+			if err := r.Stop(r.ctx, name, byManual, true); err != nil {
+				t.Error(err)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		for _, name := range []string{"g", "h"} {
+			if o := r.is(name, power.Stopped); o.Enabled || o.Waiting != nil {
+				t.Errorf("%+v", o)
+			}
+		}
+	})
+}
+
+// happenings returns the reasons and actors of an instance's events of one
+// kind.
+func (r *rig) happenings(name, kind string) (out []string) {
+	synctest.Wait()
+	events, _, _ := r.events.Since(0)
+	for _, e := range events {
+		if e.Instance == name && e.Type == kind {
+			out = append(out, e.By+": "+e.Reason)
+		}
+	}
+	return out
+}
+
+// TestRoomTellsWhatItRefuses checks that a start or wake that finds no room is
+// an event, is counted, and is the instance's status reason until something
+// else happens to it, even across a restart. Repeated refusals are not
+// published each time.
+func TestRoomTellsWhatItRefuses(t *testing.T) {
+	inRoom(t, 250, 1, func(r *rig) {
+		r.measures(map[string]float64{"instance_events_total{start_failed}": 0})
+		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 900 * mib}
+		if _, err := r.Create(r.ctx, big); err != nil {
+			t.Fatal(err)
+		}
+		const never = "it may take 900.0 MiB, more than all instances together (memory 250.0 MiB)"
+		for range 100 {
+			var no *RefusedError
+			if err := r.Start(r.ctx, "big", byManual); !errors.As(err, &no) || err.Error() != "cannot start big: "+never {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got := r.happenings("big", "start_failed"); !slices.Equal(got, []string{"manual: " + never}) {
+			t.Errorf("of big is told: %q", got)
+		}
+		r.measures(map[string]float64{"instance_events_total{start_failed}": 1})
+		time.Sleep(time.Minute)
+		_ = r.Start(r.ctx, "big", byManual)
+		if got := r.happenings("big", "start_failed"); len(got) != 2 {
+			t.Errorf("a minute later: %q", got)
+		}
+		r.shut()
+		r.boot()
+		if y, err := r.Why(r.ctx, "big", time.Time{}); err != nil || !strings.Contains(y.Answer, ": created; a start by manual failed at "+r.now().Format("2006-01-02T15:")) ||
+			!strings.Contains(y.Answer, never) {
+			t.Errorf("why, of the next daemon: %s, %v", y.Answer, err)
+		}
+
+		// Clients of a stopped instance, and of a sleeping one.
+		busy := r.k.Connect(r.run("a", func(s *instance.Spec) { guestOf(s, 200) }))
+		g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+		guestOf(&g, 100)
+		if _, err := r.Create(r.ctx, g); err != nil {
+			t.Fatal(err)
+		}
+		i, err := r.find("g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for range 5 {
+			wg.Go(func() {
+				if err := i.Wake(context.Background(), relay.Arrival{}); err == nil {
+					t.Error("a client of g was served without room")
+				}
+			})
+		}
+		wg.Wait()
+		const full = "there was no room on this host for 45s: it may take 100.0 MiB more, and 50.0 MiB of 250.0 MiB are free"
+		if got := r.happenings("g", "start_failed"); !slices.Equal(got, []string{"connection: " + full}) {
+			t.Errorf("of g is told: %q", got)
+		}
+		if o := r.is("g", power.Stopped); !strings.HasPrefix(o.StatusReason, "created; a start by connection failed at ") || !strings.HasSuffix(o.StatusReason, full) {
+			t.Errorf("g: %s", o.StatusReason)
+		}
+		busy.Close()
+		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.gates["g"].Arrive(r.ctx); err != nil {
+			t.Error(err)
+		}
+		if o := r.is("g", power.Running); strings.Contains(o.StatusReason, "failed") {
+			t.Errorf("g runs: %s", o.StatusReason)
+		}
+		time.Sleep(2 * time.Minute)
+		r.is("g", power.Paused)
+		r.k.Connect(r.run("b", func(s *instance.Spec) { guestOf(s, 200) }))
+		r.is("g", power.Hibernated)
+		if err := r.Resume(r.ctx, "g", byManual); err == nil {
+			t.Error("g was resumed without room")
+		}
+		if got := r.happenings("g", "wake_failed"); !slices.Equal(got, []string{"manual: " + full}) {
+			t.Errorf("of g is told: %q", got)
+		}
+		if y, err := r.Why(r.ctx, "g", time.Time{}); err != nil || !strings.Contains(y.Answer, "; a wake by manual failed at ") {
+			t.Errorf("why: %s, %v", y.Answer, err)
+		}
+	})
+}
+
+// TestRoomForRestarts checks that a restart that finds no room in time is
+// retried until there is some.
+func TestRoomForRestarts(t *testing.T) {
+	inRoom(t, 150, 1, func(r *rig) {
+		g := r.run("g", func(s *instance.Spec) { small(s); s.Restart = instance.RestartOnFailure })
+		time.Sleep(30 * time.Second)
+		r.k.Proc(g).Exit(1)
+		r.k.Connect(r.run("a", small))
+		time.Sleep(time.Minute)
+		if o := r.is("g", power.Stopped); o.RestartAt == nil || !strings.Contains(o.StatusReason, "a start by restart failed at ") {
+			t.Errorf("%+v", o)
+		}
+		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(restartMax)
+		r.is("g", power.Running)
+		time.Sleep(30 * time.Second)
+
+		// If the budget is smaller than its memory, it does not wait.
+		r.crash()
+		r.tune = func(c *Config) { c.Memory, c.Places = 90*mib, 1 }
+		r.boot()
+		r.k.Proc(g).Exit(1)
+		time.Sleep(10 * time.Minute)
+		if o := r.is("g", power.Stopped); o.RestartAt != nil || !strings.Contains(o.StatusReason, "more than all instances together") {
+			t.Errorf("%+v", o)
+		}
+		if got := r.happenings("g", "start_failed"); len(got) != 1 {
+			t.Errorf("told: %q", got)
+		}
+	})
+}
+
+// TestRoomKeepsToTheBudget runs many guests of random sizes for hours with
+// random clients. Their memory never exceeds the budget, and every client is
+// served or told that there was no room.
+func TestRoomKeepsToTheBudget(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	inRoom(t, 1000, 2, func(r *rig) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		r.k.Frees, r.k.Restore = 30*mib, 300*time.Millisecond
+		var over atomic.Bool
+		r.disk.On = func(*instance.Record) {
+			if r.k.Held() > 1000*mib {
+				over.Store(true)
+			}
+		}
+		const guests = 24
+		for n := range guests {
+			size := 40 + rng.Int64N(160)
+			r.run(fmt.Sprintf("g%d", n), func(s *instance.Spec) {
+				guestOf(s, size)
+				if rng.IntN(2) == 0 {
+					s.HibernateAfter = idle.Duration(time.Duration(1+rng.IntN(5)) * time.Minute)
+				}
+			})
+			time.Sleep(time.Duration(rng.IntN(60)) * time.Second)
+		}
+		var wg sync.WaitGroup
+		var served, busy atomic.Int32
+		for range count(t, "LULL_ROOM_CLIENTS", 400) {
+			g := r.gates[fmt.Sprintf("g%d", rng.IntN(guests))]
+			stay := time.Duration(rng.IntN(90)) * time.Second
+			wg.Go(func() {
+				c, err := g.Arrive(context.Background())
+				var late *BusyError
+				switch {
+				case errors.As(err, &late):
+					busy.Add(1)
+				case err != nil:
+					t.Errorf("a client: %v", err)
+				default:
+					time.Sleep(stay)
+					if c.Outcome() != "answered" {
+						t.Errorf("a client is %s", c.Outcome())
+					}
+					c.Send()
+					c.Close()
+					served.Add(1)
+				}
+			})
+			time.Sleep(time.Duration(rng.IntN(20_000)) * time.Millisecond)
+		}
+		wg.Wait()
+		s := r.Room()
+		if over.Load() {
+			t.Error("the guests held more than the budget")
+		}
+		if served.Load() < 10 {
+			t.Errorf("only %d clients were served", served.Load())
+		}
+		t.Logf("%d clients served, %d told that there was no room; %+v", served.Load(), busy.Load(), s)
+		time.Sleep(time.Hour)
+	})
+}
+
+// TestRoomAvailable checks that the machine's available memory counts beside
+// the budget.
+func TestRoomAvailable(t *testing.T) {
+	var left atomic.Int64
+	left.Store(50 * mib)
+	inTuned(t, func(c *Config) {
+		c.Memory, c.Available = 1000*mib, func() (int64, error) {
+			if n := left.Load(); n > 0 {
+				return n, nil
+			}
+			return 0, errors.New("cannot read it")
+		}
+	}, func(r *rig) {
+		r.k.Deep = true
+		done := make(chan struct{})
+		go func() { defer close(done); r.run("a", small) }()
+		time.Sleep(10 * time.Second)
+		if o, err := r.Get("a"); err != nil || o.Waiting == nil || !strings.Contains(o.Waiting.Reason, "50.0 MiB") {
+			t.Errorf("%+v, %v", o.Waiting, err)
+		}
+		left.Store(200 * mib)
+		<-done
+		r.is("a", power.Running)
+		left.Store(0)
+		r.run("b", small)
+	})
+}
+
+// TestRoomAfterRestart checks that instances brought up by an earlier daemon
+// count, and are adopted whatever the budget is now.
+func TestRoomAfterRestart(t *testing.T) {
+	inRoom(t, 300, 1, func(r *rig) {
+		for _, n := range []string{"a", "b", "c"} {
+			id := r.run(n, small)
+			r.k.Connect(id)
+		}
+		r.crash()
+		r.tune = func(c *Config) { c.Memory, c.Places = 200*mib, 1 }
+		r.boot()
+		for _, n := range []string{"a", "b", "c"} {
+			r.is(n, power.Running)
+		}
+		if s := r.Room(); s.Free != 0 {
+			t.Errorf("room: %+v", s)
+		}
+		var late *BusyError
+		s := instance.Spec{Name: "d", Command: []string{"x"}, Memory: 10 * mib}
+		id, err := r.Create(r.ctx, s)
+		if err == nil {
+			err = r.Start(r.ctx, id, byManual)
+		}
+		if !errors.As(err, &late) {
+			t.Errorf("beyond the budget: %v", err)
+		}
+	})
+}

@@ -1,0 +1,62 @@
+package host
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
+)
+
+// settling is a machine whose programs take long to write out their data.
+type settling struct{ *hosttest.Kernel }
+
+func (s settling) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	w, err := s.Kernel.Start(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	return settler{w.(*hosttest.Proc)}, nil
+}
+
+type settler struct{ *hosttest.Proc }
+
+func (settler) Settle(context.Context) { <-time.After(5 * time.Second) }
+
+// TestSettleHoldsNobody checks that a client that comes while a program writes
+// out its data is answered at once and cancels the pause. Without a client, the
+// program is paused afterwards.
+func TestSettleHoldsNobody(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.Host.cfg.Runtimes["process"] = settling{r.k}
+		r.run("a", nil)
+		time.Sleep(62 * time.Second) // it is due after 60 s, and settles until 65 s
+		synctest.Wait()
+		r.is("a", power.Running)
+		began := time.Now()
+		c, err := r.gates["a"].Arrive(r.ctx)
+		if err != nil || c.Outcome() != "answered" || time.Since(began) > 0 {
+			t.Fatalf("the client was %v after %s: %v", c, time.Since(began), err)
+		}
+		time.Sleep(10 * time.Second)
+		if o := r.is("a", power.Running); o.PauseCount != 0 {
+			t.Errorf("paused %d times", o.PauseCount)
+		}
+		cancelled := 0
+		seen, _, _ := r.events.Since(0)
+		for _, e := range seen {
+			if e.Type == "pause_cancelled" {
+				cancelled++
+			}
+		}
+		if cancelled != 1 {
+			t.Errorf("%d pauses were cancelled", cancelled)
+		}
+		c.Close()
+		time.Sleep(80 * time.Second)
+		r.is("a", power.Paused)
+	})
+}

@@ -1,6 +1,0 @@
-package idle
-
-import "lull/internal/base/scaletest"
-
-// More than rapid's default of 100 draws: a check takes microseconds here.
-func init() { scaletest.Rapid(3000) }

@@ -1,0 +1,42 @@
+package freeport_test
+
+import (
+	"net"
+	"strconv"
+	"testing"
+
+	"lull/internal/lib/freeport"
+)
+
+func TestNoPortTwice(t *testing.T) {
+	seen := map[int]bool{}
+	for range 200 {
+		p, err := freeport.Take()
+		if err != nil || seen[p] {
+			t.Fatalf("Take() = %d, %v after %d others", p, err, len(seen))
+		}
+		seen[p] = true
+	}
+}
+
+func TestUsedPortIsLeftOut(t *testing.T) {
+	p, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The next one would be p+1, or a little later.
+	used := map[int]bool{}
+	for n := 1; n <= 5; n++ {
+		l, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(p+n)))
+		if err == nil {
+			defer l.Close()
+			used[p+n] = true
+		}
+	}
+	for range 5 {
+		got, err := freeport.Take()
+		if err != nil || used[got] {
+			t.Fatalf("Take() = %d, %v, which is in use", got, err)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+// Package httpx is the plumbing that the HTTP APIs of lull share: a client for
+// URLs and unix sockets, problem documents (RFC 9457) as errors, a reader of
+// server-sent events, and a server with limits that knows its unix peers.
+//
+// It guarantees that no answer is read without a bound, that an answer which is
+// no success is an error with its status and code, that a peer that stalls is
+// let go, and that a stopping server lets requests end for a while. Routing,
+// access rules and documents of the API are left to those who own them: a
+// Server takes any http.Handler.
+package httpx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os/user"
+	"strconv"
+	"sync"
+	"time"
+
+	"lull/internal/lib/unixsock"
+)
+
+// The limits of a server.
+const (
+	requestLimit = 30 * time.Second // to read a request, and to write its answer
+	headerLimit  = 10 * time.Second
+	idleLimit    = 2 * time.Minute // between the requests of a connection
+	grace        = 5 * time.Second // for requests to end when the server stops
+	maxHeader    = 64 << 10        // bytes
+)
+
+// Server serves a listener until its context ends. Set the fields before Run;
+// a Server runs once. It has the shape of task.Task.
+type Server struct {
+	Name     string       // for errors and logs
+	Listener net.Listener // owned by Run, which closes it
+	Handler  http.Handler
+	Log      *slog.Logger // nil discards
+
+	once  sync.Once
+	ready chan struct{}
+}
+
+func (s *Server) init() { s.once.Do(func() { s.ready = make(chan struct{}) }) }
+
+// Ready closes when connections are accepted.
+func (s *Server) Ready() <-chan struct{} {
+	s.init()
+	return s.ready
+}
+
+func (s *Server) String() string { return s.Name }
+
+// Run serves until ctx ends, then lets requests end for the grace time. It
+// returns nil when it stopped as asked, also when it had to cut requests off.
+func (s *Server) Run(ctx context.Context) error {
+	s.init()
+	log := s.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	srv := &http.Server{
+		Handler:           s.Handler,
+		ReadHeaderTimeout: headerLimit,
+		ReadTimeout:       requestLimit,
+		WriteTimeout:      requestLimit,
+		IdleTimeout:       idleLimit,
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext:       WithPeer,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(s.Listener) }()
+	close(s.ready)
+	select {
+	case err := <-served:
+		return fmt.Errorf("cannot serve %s: %w", s.Name, err)
+	case <-ctx.Done():
+	}
+	last, done := context.WithTimeout(base, grace)
+	defer done()
+	if err := srv.Shutdown(last); err != nil {
+		log.Warn("requests were cut off", "server", s.Name)
+		cancel()
+		srv.Close()
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("cannot serve %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+type peerKey struct{}
+
+// PeerOf returns the peer of the unix socket that a request came over. It is
+// false for TCP and where the kernel would not say.
+func PeerOf(ctx context.Context) (unixsock.Peer, bool) {
+	p, ok := ctx.Value(peerKey{}).(unixsock.Peer)
+	return p, ok
+}
+
+// WithPeer is the ConnContext of a server that asks PeerOf or UserOf.
+func WithPeer(ctx context.Context, c net.Conn) context.Context {
+	if u, ok := c.(*net.UnixConn); ok {
+		if p, err := unixsock.PeerOf(u); err == nil {
+			return context.WithValue(ctx, peerKey{}, p)
+		}
+	}
+	return ctx
+}
+
+// UserOf names the user at the other end of the unix socket that a request
+// came over; empty where PeerOf is false.
+func UserOf(ctx context.Context) string {
+	p, ok := PeerOf(ctx)
+	if !ok {
+		return ""
+	}
+	id := strconv.Itoa(p.UID)
+	if u, err := user.LookupId(id); err == nil {
+		return u.Username
+	}
+	return "uid " + id
+}

@@ -1,0 +1,258 @@
+package notify
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/platform/smtp"
+	"lull/internal/platform/webhook"
+)
+
+// message is the content of one delivery: one event, or several together.
+type message struct {
+	id     string
+	events []event
+
+	// Mail only: the recipients, if not all; all addressees; and those that do
+	// not get it now because an earlier mail to them is pending.
+	only, named []string
+	held        []string
+}
+
+// event is one event, with data that its entry does not contain.
+type event struct {
+	id    string
+	name  string
+	entry fleet.Entry
+	links map[string]string // of a warning, by verb
+	late  bool              // a warning of something that should have happened by now
+	page  string            // of a pause: the worker's page, if it has a URL
+}
+
+// data is a webhook's data for an event: the entry, a warning's links, and
+// where to look after a pause.
+type data struct {
+	fleet.Entry
+	PauseAt *time.Time        `json:"pause_at,omitempty"`
+	Links   map[string]string `json:"links,omitempty"`
+	Page    string            `json:"page,omitempty"` // of the paused worker
+}
+
+// receiver sends messages to one place.
+type receiver interface {
+	send(ctx context.Context, m message) error
+	close()
+}
+
+// open returns the receiver of a channel.
+func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receiver, error) {
+	secret := func(field string, ref fleet.Secret) (string, error) {
+		v, err := n.cfg.Secret(ref)
+		if err != nil {
+			return "", fmt.Errorf("cannot open %s of channel %q: %w", field, name, err)
+		}
+		return v, nil
+	}
+	if c.Type == fleet.ChannelMail {
+		password, err := secret("the password", c.Password)
+		if err != nil {
+			return nil, err
+		}
+		client, err := smtp.New(smtp.Config{Relay: c.Relay, TLS: c.TLS, CA: c.CA, Username: c.Username, Password: password, From: c.From, Dial: n.cfg.Dial})
+		if err != nil {
+			return nil, err
+		}
+		return &mailbox{client: client, channel: c, fleet: n.cfg.Fleet, zone: s.Zone(), domain: n.cfg.Fleet.ID()}, nil
+	}
+	address := string(c.URL)
+	if fleet.CheckAddress(address) != nil {
+		var err error
+		if address, err = secret("the address", c.URL); err != nil {
+			return nil, err
+		}
+		if err := fleet.CheckAddress(address); err != nil {
+			return nil, fmt.Errorf("cannot use the address of channel %q: %w", name, err)
+		}
+	}
+	key, err := secret("the key", c.Key)
+	if err != nil {
+		return nil, err
+	}
+	client, err := webhook.New(webhook.Config{URL: address, Key: key, CA: c.CA, Dial: n.cfg.Dial, Agent: "lull/" + n.cfg.Version})
+	if err != nil {
+		return nil, err
+	}
+	if c.Type == fleet.ChannelSlack {
+		return &room{client, s.Zone()}, nil
+	}
+	return &hook{client, "lull/" + n.cfg.Fleet.ID()}, nil
+}
+
+// hook is a webhook that accepts CloudEvents.
+type hook struct {
+	client *webhook.Client
+	source string
+}
+
+func (h *hook) close() { h.client.Close() }
+
+func (h *hook) send(ctx context.Context, m message) error {
+	events := make([]webhook.Event, 0, len(m.events))
+	for _, e := range m.events {
+		d := data{Entry: e.entry, Links: e.links, Page: e.page}
+		if x := e.entry.Warning; x != nil {
+			d.PauseAt = &x.PauseAt
+		}
+		body, err := json.Marshal(d)
+		if err != nil {
+			return fmt.Errorf("cannot encode an event: %w", err)
+		}
+		ce := webhook.Event{SpecVersion: "1.0", ID: e.id, Source: h.source, Type: e.name, Time: e.entry.At.UTC(), ContentType: "application/json",
+			Sequence: fmt.Sprintf("%020d", e.entry.ID), Data: body}
+		if e.entry.WorkerID != "" {
+			ce.Subject = "workers/" + e.entry.WorkerID
+		}
+		events = append(events, ce)
+	}
+	return h.client.Send(ctx, m.id, events...)
+}
+
+// room is a Slack-compatible webhook.
+type room struct {
+	client *webhook.Client
+	zone   *time.Location
+}
+
+func (r *room) close() { r.client.Close() }
+
+func (r *room) send(ctx context.Context, m message) error {
+	return r.client.Text(ctx, chat(m, r.zone))
+}
+
+// mailbox is a channel of mail.
+type mailbox struct {
+	client  *smtp.Client
+	channel fleet.Channel
+	fleet   *fleet.Fleet
+	zone    *time.Location
+	domain  string
+}
+
+func (b *mailbox) close() {}
+
+func (b *mailbox) send(ctx context.Context, m message) error {
+	named, err := b.addresses(ctx, m)
+	if err != nil {
+		return err
+	}
+	to := m.only
+	if to == nil {
+		to = slices.DeleteFunc(slices.Clone(named), func(a string) bool { return slices.Contains(m.held, a) })
+	}
+	part := &partly{Partly: smtp.Partly{Refused: map[string]error{}, Later: map[string]error{}}, named: named}
+	if len(to) > 0 {
+		subject, body := letter(m, b.zone)
+		err := b.client.Send(ctx, smtp.Message{ID: m.id, Domain: b.domain, To: named, Only: to, Subject: subject, Body: body, Date: m.events[0].entry.At})
+		if p, ok := errors.AsType[*smtp.Partly](err); ok {
+			part.Partly = *p
+		} else if err != nil {
+			return err
+		}
+	}
+	for _, a := range m.held {
+		if slices.Contains(named, a) {
+			part.Later[a] = errWaits
+		}
+	}
+	if len(part.Refused)+len(part.Later) > 0 {
+		return part
+	}
+	return nil // sent to all, or there is no address
+}
+
+var errWaits = errors.New("an earlier mail is still on its way there")
+
+// partly is the error of a mail that some of its recipients did not get.
+type partly struct {
+	smtp.Partly
+	named []string
+}
+
+// addresses are all that a message is for.
+func (b *mailbox) addresses(ctx context.Context, m message) ([]string, error) {
+	if m.named != nil {
+		return m.named, nil
+	}
+	to := slices.Clone(b.channel.To)
+	if b.channel.ToContacts {
+		seen := map[string]bool{}
+		for _, e := range m.events {
+			if id := e.entry.WorkerID; id != "" && !seen[id] {
+				seen[id] = true
+				more, err := b.contacts(ctx, id)
+				if err != nil {
+					return nil, err
+				}
+				to = append(to, more...)
+			}
+		}
+	}
+	slices.Sort(to)
+	return slices.Compact(to), nil
+}
+
+// contacts are the mail addresses among a worker's contacts.
+func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error) {
+	w, err := b.fleet.Worker(ctx, worker)
+	if _, gone := errors.AsType[*fleet.NotFound](err); gone {
+		return nil, nil // the others are told
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the contacts of worker %q: %w", worker, err)
+	}
+	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !fleet.IsMailAddress(a) }), nil
+}
+
+// verdictOn is whom a failure is about.
+type verdictOn int
+
+const (
+	failsReceiver  verdictOn = iota // everything for it would fail
+	refusesMessage                  // this message alone
+)
+
+func verdict(err error) verdictOn {
+	if e, ok := errors.AsType[*webhook.StatusError](err); ok && e.Rejected() || smtp.Rejected(err) {
+		return refusesMessage
+	}
+	return failsReceiver
+}
+
+// retryAfter returns the delay that the receiver asked for.
+func retryAfter(err error) time.Duration {
+	if e, ok := errors.AsType[*webhook.StatusError](err); ok {
+		return e.RetryAfter
+	}
+	return 0
+}
+
+// outcomeOf names an outcome for the metrics: a few fixed words.
+func outcomeOf(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	if e, ok := errors.AsType[*webhook.StatusError](err); ok {
+		return strconv.Itoa(e.Status/100) + "xx"
+	}
+	if n, ok := errors.AsType[net.Error](err); ok && n.Timeout() {
+		return "timeout"
+	}
+	return "failed"
+}

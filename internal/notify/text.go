@@ -1,0 +1,157 @@
+package notify
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/fleet"
+	"lull/internal/platform/webhook"
+)
+
+// label is the text of a link.
+var label = map[string]string{
+	fleet.AnswerExtend: "Extend by an hour", fleet.AnswerNotToday: "Not today", fleet.AnswerStop: "Stop now",
+}
+
+// sentence describes an event for users. It contains user input (names,
+// details), so it must be escaped wherever there is markup.
+func sentence(e event, zone *time.Location) string {
+	x := e.entry
+	who := x.WorkerName
+	if who == "" {
+		who = x.WorkerID
+	}
+	if x.Region != "" {
+		who += " (" + x.Region + ")"
+	}
+	by := ""
+	if x.By.Name != "" {
+		by = " by " + x.By.Name
+	}
+	because := ""
+	if x.Reason != "" {
+		because = ": " + strings.ReplaceAll(x.Reason, "_", " ")
+	}
+	var s string
+	switch e.name {
+	case fleet.EventPauseWarning:
+		s = who + " will be paused"
+		if x.Warning != nil { // servers before this one kept none
+			s = x.Warning.Sentence(who, zone)
+		}
+		if e.late {
+			s = x.Warning.Late(who, zone)
+		}
+		x.Detail = ""
+	case fleet.EventPaused:
+		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
+		if fleet.Reason(x.Reason).ByIdleness() {
+			x.Detail = "" // a code; the reason says it
+			if d := x.Decision; d != nil {
+				x.Detail = fmt.Sprintf("idle for %s of %s", idle.HumanMinutes(d.Verdict.IdleMinutes), idle.Human(time.Duration(d.Policy.Timeout)))
+			}
+		}
+	case fleet.EventResumed:
+		s = fmt.Sprintf("%s runs again: resumed by %s", who, x.Detail)
+		x.Detail = ""
+	case fleet.EventPauseCancelled:
+		s = fmt.Sprintf("The pause of %s was called off", who)
+	case fleet.EventDrained:
+		s = fmt.Sprintf("%s is drained and stopped%s", who, because)
+	case fleet.EventUnknownSignal:
+		s = fmt.Sprintf("A signal of %s is not known, so it is not paused", who)
+	case fleet.EventLateAction:
+		s = fmt.Sprintf("A call for %s took effect after it was given up, and is repaired", who)
+	case fleet.EventLateActivity:
+		s = fmt.Sprintf("%s was paused although it had been in use, which was reported only later", who)
+	case fleet.EventStatus:
+		s = fmt.Sprintf("%s is %s", who, x.To)
+	default:
+		s = fmt.Sprintf("%s: %s%s%s", who, strings.NewReplacer("_", " ", ".", " ").Replace(e.name), by, because)
+	}
+	if x.Detail != "" {
+		s += ": " + strings.TrimSuffix(x.Detail, ".")
+	}
+	return strings.Join(strings.Fields(s), " ")
+}
+
+// chat is a message in Slack's markup.
+func chat(m message, zone *time.Location) string {
+	var b strings.Builder
+	if len(m.events) > 1 {
+		fmt.Fprintf(&b, "*%d events*\n", len(m.events))
+	}
+	for _, e := range m.events {
+		if len(m.events) > 1 {
+			fmt.Fprintf(&b, "%s  ", e.entry.At.In(zone).Format("Mon 15:04"))
+		}
+		b.WriteString(webhook.Escape(sentence(e, zone)) + ".\n")
+		for i, verb := range verbs(e) {
+			sep := " · "
+			if i == 0 {
+				sep = ""
+			}
+			fmt.Fprintf(&b, "%s<%s|%s>", sep, e.links[verb], label[verb])
+		}
+		if len(e.links) > 0 {
+			b.WriteString("\n")
+		}
+		if start := start(e); start != "" {
+			b.WriteString("Start it: `" + webhook.Escape(start) + "`")
+			if e.page != "" {
+				fmt.Fprintf(&b, " · <%s|Why, and start>", e.page)
+			}
+			b.WriteString("\n")
+		}
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// letter is a message as a mail.
+func letter(m message, zone *time.Location) (subject, body string) {
+	var b strings.Builder
+	subject = "lull: " + sentence(m.events[0], zone)
+	if len(m.events) > 1 {
+		subject = fmt.Sprintf("lull: %d events", len(m.events))
+	}
+	for _, e := range m.events {
+		fmt.Fprintf(&b, "%s\n%s.\n", e.entry.At.In(zone).Format("Mon 2 Jan 2006 15:04 MST"), sentence(e, zone))
+		for _, verb := range verbs(e) {
+			fmt.Fprintf(&b, "\n%s:\n%s\n", label[verb], e.links[verb])
+		}
+		if len(e.links) > 0 {
+			b.WriteString("\nEach link shows what it will do and asks first. They end when one of them is used, when the worker is used, and at the pause.\n")
+		}
+		if start := start(e); start != "" {
+			fmt.Fprintf(&b, "\nStart it: %s\n", start)
+			if e.page != "" {
+				fmt.Fprintf(&b, "Why, and start:\n%s\n", e.page)
+			}
+		}
+		b.WriteString("\n")
+	}
+	return subject, b.String()
+}
+
+// start is the command that brings back what an event says is paused; empty for
+// other events.
+func start(e event) string {
+	if e.name != fleet.EventPaused || e.entry.WorkerID == "" {
+		return ""
+	}
+	return "lull worker start " + cmp.Or(e.entry.WorkerName, e.entry.WorkerID)
+}
+
+// verbs are those a warning offers, in their order.
+func verbs(e event) []string {
+	var out []string
+	for _, v := range fleet.Answers() {
+		if e.links[v] != "" {
+			out = append(out, v)
+		}
+	}
+	return out
+}

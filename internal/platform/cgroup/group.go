@@ -1,0 +1,557 @@
+package cgroup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/lib/delay"
+)
+
+// Group is the control group of one instance. Its methods are safe for concurrent
+// use, with the semantics of the kernel files. While frozen it may hold one file
+// open, which Thaw and Kill close.
+type Group struct {
+	kind  Kind
+	dir   string
+	cpu   string       // v1 cpuacct directory, or empty
+	ready atomic.Int64 // 1 + the descriptor for Thaw; 0 for none
+}
+
+// A client waits for the thaw, and opening a file that has not been used for a
+// while takes longer than writing it. Freeze therefore opens the file ahead of
+// time, for as many groups as may use an eighth of this process's descriptors.
+var mostReady = sync.OnceValue(func() int64 {
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
+		return 0
+	}
+	return int64(min(l.Cur/8, 4096))
+})
+
+// allReady counts the files held open.
+var allReady atomic.Int64
+
+// keepReady opens the file that Thaw writes to. Without it Thaw opens the file.
+func (g *Group) keepReady() {
+	if allReady.Add(1) <= mostReady() {
+		name, _ := g.thawing()
+		if fd, err := unix.Open(g.dir+name, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
+			if g.ready.CompareAndSwap(0, int64(fd)+1) {
+				return
+			}
+			unix.Close(fd)
+		}
+	}
+	allReady.Add(-1)
+}
+
+// takeReady passes that file to the caller, who must call endReady. It returns
+// false if there is none.
+func (g *Group) takeReady() (fd int, ok bool) {
+	n := g.ready.Swap(0)
+	return int(n - 1), n > 0
+}
+
+func endReady(fd int) {
+	unix.Close(fd)
+	allReady.Add(-1)
+}
+
+// thawing returns the file and value that let the tasks run.
+func (g *Group) thawing() (name, value string) {
+	if g.kind == V1 {
+		return "/freezer.state", "THAWED"
+	}
+	return "/cgroup.freeze", "0"
+}
+
+// Kind returns the freezer that the group uses.
+func (g *Group) Kind() Kind { return g.kind }
+
+// Dir returns the group's directory, which also identifies it after a restart.
+func (g *Group) Dir() string { return g.dir }
+
+// Dirs returns all directories that a process joins to be in the group: Dir
+// first, then that of the v1 cpuacct controller if there is one.
+func (g *Group) Dirs() []string {
+	if g.cpu == "" {
+		return []string{g.dir}
+	}
+	return []string{g.dir, g.cpu}
+}
+
+func (g *Group) fail(what string, err error) error {
+	return fmt.Errorf("cannot %s the group %s: %w", what, filepath.Base(g.dir), err)
+}
+
+// Freeze stops every task of the group and of its descendants, and returns nil
+// once all have stopped. On an error, or when ctx ends first, the group is thawed
+// again.
+func (g *Group) Freeze(ctx context.Context) error {
+	var err error
+	if g.kind == V2 {
+		err = g.freeze2(ctx)
+	} else {
+		err = g.freeze1(ctx)
+	}
+	if err != nil {
+		return errors.Join(g.fail("freeze", err), g.Thaw())
+	}
+	g.keepReady()
+	return nil
+}
+
+// Thaw lets every task run again. It costs one short write and may be called on
+// a group that is not frozen. The calling thread then yields, because the kernel
+// may have scheduled the tasks on its CPU.
+func (g *Group) Thaw() error {
+	name, value := g.thawing()
+	if fd, ok := g.takeReady(); ok {
+		err := writeAll(fd, value)
+		if err == nil {
+			giveWay()
+		}
+		endReady(fd)
+		if err == nil {
+			return nil
+		} // the group may have been recreated
+	}
+	if err := writeFile(g.dir+name, value); err != nil {
+		return g.fail("thaw", err)
+	}
+	giveWay()
+	return nil
+}
+
+// giveWay yields this CPU to other threads.
+func giveWay() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) } // cannot fail
+
+// Frozen reports whether every task has stopped.
+func (g *Group) Frozen() (bool, error) {
+	if g.kind == V2 {
+		_, frozen, err := g.events()
+		return frozen, err
+	}
+	state, err := readFile(g.dir + "/freezer.state")
+	if err != nil {
+		return false, g.fail("read", err)
+	}
+	return string(bytes.TrimSpace(state)) == "FROZEN", nil
+}
+
+// Held reports whether the group was asked to freeze, whether or not it has
+// stopped yet.
+func (g *Group) Held() (bool, error) {
+	name := "/cgroup.freeze"
+	if g.kind == V1 {
+		name = "/freezer.self_freezing"
+	}
+	b, err := readFile(g.dir + name)
+	if err != nil {
+		return false, g.fail("read", err)
+	}
+	return string(bytes.TrimSpace(b)) == "1", nil
+}
+
+func (g *Group) freeze2(ctx context.Context) error {
+	if err := writeFile(g.dir+"/cgroup.freeze", "1"); err != nil {
+		return err
+	}
+	return g.await(ctx, func(_, frozen bool) bool { return frozen })
+}
+
+// await reads cgroup.events until done returns true. The file can be polled, but
+// the kernel delays notifications by up to 10 ms while a freeze takes a tenth of
+// one: so it is first read a few times, and later polled with a short timeout.
+func (g *Group) await(ctx context.Context, done func(populated, frozen bool) bool) error {
+	const (
+		eager = 60
+		pause = 2 // ms
+	)
+	fd, err := unix.Open(g.dir+"/cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var buf [256]byte
+	for i := 0; ; i++ {
+		n, err := unix.Pread(fd, buf[:], 0)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		if err == nil {
+			populated, frozen, err := parseEvents(buf[:n])
+			if err != nil {
+				return err
+			}
+			if done(populated, frozen) {
+				return nil
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if i < eager {
+			runtime.Gosched()
+			continue
+		}
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, pause)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func (g *Group) events() (populated, frozen bool, err error) {
+	b, err := readFile(g.dir + "/cgroup.events")
+	if err == nil {
+		populated, frozen, err = parseEvents(b)
+	}
+	if err != nil {
+		return false, false, g.fail("read", err)
+	}
+	return populated, frozen, nil
+}
+
+// parseEvents parses cgroup.events. Unknown lines are ignored; the two required
+// ones must be present.
+func parseEvents(b []byte) (populated, frozen bool, err error) {
+	var seen int
+	for line := range bytes.Lines(b) {
+		key, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		on := string(value) == "1"
+		if !on && string(value) != "0" {
+			continue
+		}
+		switch string(key) {
+		case "populated":
+			populated, seen = on, seen|1
+		case "frozen":
+			frozen, seen = on, seen|2
+		}
+	}
+	if seen != 3 {
+		return false, false, errors.New("cgroup.events does not say populated and frozen")
+	}
+	return populated, frozen, nil
+}
+
+// freeze1 uses the v1 freezer. It can remain FREEZING if a task was caught at a
+// bad moment (a fork, a vfork whose child is already frozen). Asking again helps,
+// and sometimes only thawing does.
+func (g *Group) freeze1(ctx context.Context) error {
+	const letGo = 50
+	path := g.dir + "/freezer.state"
+	for i := 1; ; i++ {
+		if err := writeFile(path, "FROZEN"); err != nil {
+			return err
+		}
+		for range 20 {
+			if frozen, err := g.Frozen(); err != nil {
+				return err
+			} else if frozen {
+				return nil
+			}
+			runtime.Gosched()
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if i%letGo == 0 {
+			if err := writeFile(path, "THAWED"); err != nil {
+				return err
+			}
+		}
+		if err := delay.For(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// Kill kills every process of the group, frozen or not, and returns nil when none
+// is left. Zombies do not count.
+func (g *Group) Kill(ctx context.Context) error {
+	if fd, ok := g.takeReady(); ok {
+		endReady(fd)
+	}
+	for i := 0; ; i++ {
+		if err := g.killOnce(ctx); err != nil && ctx.Err() == nil {
+			return g.fail("kill", err)
+		}
+		populated, err := g.Populated()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !populated {
+			return nil
+		}
+		if err := delay.For(ctx, time.Duration(min(i+1, 20))*time.Millisecond); err != nil {
+			pids, _ := g.PIDs()
+			return g.fail("kill", fmt.Errorf("processes %v are left: %w", pids, err))
+		}
+	}
+}
+
+func (g *Group) killOnce(ctx context.Context) error {
+	if g.kind == V2 {
+		err := writeFile(g.dir+"/cgroup.kill", "1")
+		if err == nil {
+			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			defer cancel()
+			_ = g.await(short, func(populated, _ bool) bool { return !populated }) // Kill checks again
+			return nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if _, err := os.Stat(g.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	// While frozen, no process forks while they are signaled. If the freeze takes
+	// too long they are signaled anyway, and Kill repeats.
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	_ = g.Freeze(short)
+	pids, err := g.PIDs()
+	for _, pid := range pids {
+		if kerr := unix.Kill(pid, unix.SIGKILL); kerr != nil && kerr != unix.ESRCH {
+			err = errors.Join(err, fmt.Errorf("process %d: %w", pid, kerr))
+		}
+	}
+	return errors.Join(err, g.Thaw())
+}
+
+// Populated reports whether the group or a descendant has a process.
+func (g *Group) Populated() (bool, error) {
+	if g.kind == V2 {
+		populated, _, err := g.events()
+		return populated, err
+	}
+	pids, err := g.PIDs()
+	return len(pids) > 0, err
+}
+
+// PIDs returns the processes of the group and its descendants. The list is
+// complete if the group is frozen, and a snapshot otherwise.
+func (g *Group) PIDs() ([]int, error) {
+	var pids []int
+	err := g.each(func(dir string) error {
+		b, err := readFile(dir + "/cgroup.procs")
+		if err != nil {
+			return err
+		}
+		for line := range bytes.Lines(b) {
+			pid, err := strconv.Atoi(string(bytes.TrimSpace(line)))
+			if err != nil {
+				return fmt.Errorf("%s/cgroup.procs: %w", dir, err)
+			}
+			if pid > 0 { // 0 is a process of another pid namespace
+				pids = append(pids, pid)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, g.fail("list", err)
+	}
+	return pids, nil
+}
+
+// each calls do for the group's directory and its descendants, parents first.
+// Descendants may vanish at any time.
+func (g *Group) each(do func(dir string) error) error {
+	if err := do(g.dir); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(g.dir, &st); err == nil && st.Nlink == 2 {
+		return nil // it has no subgroups
+	}
+	return filepath.WalkDir(g.dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && (path == g.dir || !d.IsDir()) {
+			return nil
+		}
+		if err == nil {
+			err = do(path)
+		}
+		if errors.Is(err, fs.ErrNotExist) && path != g.dir {
+			return nil
+		}
+		return err
+	})
+}
+
+// ErrNoAccount means that the group has no CPU accounting.
+var ErrNoAccount = errors.New("there is no CPU account")
+
+// CPU returns the CPU time used by all processes that were ever in the group,
+// including exited ones.
+func (g *Group) CPU() (time.Duration, error) {
+	if g.kind == V2 {
+		b, err := readFile(g.dir + "/cpu.stat")
+		if err == nil {
+			var used time.Duration
+			if used, err = parseUsage(b); err == nil {
+				return used, nil
+			}
+		}
+		return 0, g.fail("measure", err)
+	}
+	if g.cpu == "" {
+		return 0, g.fail("measure", ErrNoAccount)
+	}
+	b, err := readFile(g.cpu + "/cpuacct.usage")
+	if err == nil {
+		var ns int64
+		if ns, err = strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64); err == nil {
+			return time.Duration(ns), nil
+		}
+	}
+	return 0, g.fail("measure", err)
+}
+
+func parseUsage(b []byte) (time.Duration, error) {
+	for line := range bytes.Lines(b) {
+		if rest, ok := bytes.CutPrefix(line, []byte("usage_usec ")); ok {
+			us, err := strconv.ParseInt(string(bytes.TrimSpace(rest)), 10, 64)
+			if err != nil || us < 0 || us > int64(1<<63-1)/int64(time.Microsecond) {
+				return 0, fmt.Errorf("cpu.stat: usage_usec %q is out of range", bytes.TrimSpace(rest))
+			}
+			return time.Duration(us) * time.Microsecond, nil
+		}
+	}
+	return 0, ErrNoAccount
+}
+
+// ErrNoReclaim means that memory cannot be reclaimed through this group.
+var ErrNoReclaim = errors.New("the group has no memory.reclaim")
+
+// Reclaim asks the kernel to reclaim up to size bytes of the group's memory.
+// Reclaiming less is not an error. It returns ErrNoReclaim if the kernel or the
+// hierarchy does not support it.
+func (g *Group) Reclaim(size int64) error {
+	err := writeFile(g.dir+"/memory.reclaim", strconv.FormatInt(size, 10))
+	switch {
+	case err == nil, errors.Is(err, unix.EAGAIN):
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return ErrNoReclaim
+	}
+	return g.fail("reclaim memory of", err)
+}
+
+// Remove removes the empty group and its descendants. A missing group is not an
+// error; a group with processes is EBUSY.
+func (g *Group) Remove() error {
+	for _, dir := range g.Dirs() {
+		below := []string{}
+		top := Group{dir: dir}
+		err := top.each(func(d string) error { below = append(below, d); return nil })
+		for i := len(below) - 1; i >= 0 && err == nil; i-- {
+			err = removeDir(below[i])
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return g.fail("remove", err)
+		}
+	}
+	return nil
+}
+
+// Renew recreates the group; EBUSY if it has processes. A killed group must be
+// recreated before a process is born in it: some kernels (6.18 for one) count a
+// group's kills, compare the counts of the parent's and the child's groups, and
+// kill every process cloned into a group that was ever killed.
+func (g *Group) Renew() error {
+	if populated, err := g.Populated(); err == nil && populated {
+		return g.fail("renew", unix.EBUSY)
+	}
+	if err := g.Remove(); err != nil {
+		return err
+	}
+	for _, dir := range g.Dirs() {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return g.fail("make", err)
+		}
+	}
+	return nil
+}
+
+// removeDir retries for a moment: an exited process counts until the kernel has
+// torn it down.
+func removeDir(dir string) error {
+	var err error
+	for range 50 {
+		if err = unix.Rmdir(dir); err == nil || err == unix.ENOENT {
+			return nil
+		}
+		if err != unix.EBUSY {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return &fs.PathError{Op: "rmdir", Path: dir, Err: err}
+}
+
+// readFile reads a small kernel file. Its error preserves fs.ErrNotExist.
+func readFile(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 0, 512)
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := unix.Read(fd, buf[len(buf):cap(buf)])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		if n == 0 {
+			return buf, nil
+		}
+		buf = buf[:len(buf)+n]
+	}
+}
+
+// writeFile writes value in one write, as kernel files require.
+func writeFile(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	err = writeAll(fd, value)
+	unix.Close(fd)
+	if err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+func writeAll(fd int, value string) error {
+	for {
+		if _, err := unix.Write(fd, []byte(value)); err != unix.EINTR {
+			return err
+		}
+	}
+}

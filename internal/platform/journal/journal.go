@@ -1,0 +1,250 @@
+// Package journal keeps evidence on disk: the readings and the verdict of
+// every check, run-length, in a bounded ring of checksummed files (spec,
+// section 2.1).
+//
+// It guarantees that taking a check never fails nor waits for the disk's
+// platters: what cannot be written is counted and shown; that after kill -9
+// at most the repeats of the last Beat and what SyncEvery covers are gone, and
+// that the loss shows as missing time; that a file which cannot be read costs
+// its own records only, and is named. It leaves out what is asked of several
+// servers at once (internal/server/peers).
+package journal
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/pprof"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/lib/segment"
+)
+
+// Options bound a journal. Zero values are those of a server.
+type Options struct {
+	Keep      time.Duration // oldest record, 0 is 30 days
+	MaxBytes  int64         // of all files, 0 is 2 GiB
+	Beat      time.Duration // repeats are written this often, 0 is 30 min
+	SyncEvery time.Duration // what is written is on disk after this time, 0 is 5 s
+	Log       *slog.Logger
+}
+
+// Journal keeps evidence. Make one with Open; Run must be running for its
+// bounds in time to hold. It is safe for concurrent use.
+type Journal struct {
+	dir  string
+	opts Options
+	log  *segment.Log
+	rec  evidence.Recorder
+
+	mu      sync.Mutex
+	waiting []evidence.Record
+	writing sync.Mutex // held while records are written, so that they keep their order
+
+	dirty                atomic.Bool
+	checks, records, bad atomic.Int64
+	fault                atomic.Pointer[string]
+}
+
+// Open opens or creates the journal in dir. It returns the damage that a crash
+// left and that was cut off.
+func Open(dir string, o Options) (*Journal, []*segment.Damage, error) {
+	o.Keep, o.Beat = cmp.Or(o.Keep, 30*24*time.Hour), cmp.Or(o.Beat, 30*time.Minute)
+	o.SyncEvery, o.MaxBytes = cmp.Or(o.SyncEvery, 5*time.Second), cmp.Or(o.MaxBytes, 2<<30)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: min(8<<20, max(o.MaxBytes/8, 64<<10)), SegmentAge: max(o.Keep/30, time.Hour), MaxBytes: o.MaxBytes})
+	if err != nil {
+		return nil, damage, err
+	}
+	return &Journal{dir: dir, opts: o, log: log, rec: evidence.Recorder{Beat: o.Beat}}, damage, nil
+}
+
+// maxWaiting is how many checks wait for the disk at most.
+const maxWaiting = 100_000
+
+// Take takes a check or a change in, and never waits for the disk.
+func (j *Journal) Take(r evidence.Record) {
+	j.checks.Add(1)
+	j.mu.Lock()
+	full := len(j.waiting) >= maxWaiting
+	if !full {
+		j.waiting = append(j.waiting, r)
+	}
+	j.mu.Unlock()
+	if full {
+		j.lost(errors.New("the disk does not keep up"))
+	}
+}
+
+// drain writes what waits, in its order.
+func (j *Journal) drain() {
+	j.writing.Lock()
+	defer j.writing.Unlock()
+	j.mu.Lock()
+	list := j.waiting
+	j.waiting = nil
+	j.mu.Unlock()
+	for _, r := range list {
+		j.write(j.rec.Take(r))
+	}
+}
+
+// lost counts a record that could not be written, and says why, once.
+func (j *Journal) lost(err error) {
+	why := err.Error()
+	j.bad.Add(1)
+	if old := j.fault.Swap(&why); old == nil || *old != why {
+		j.opts.Log.Error("evidence cannot be stored; decisions continue without it", "err", err)
+	}
+}
+
+func (j *Journal) write(list []evidence.Record) {
+	for _, r := range list {
+		b, err := r.Pack()
+		if err == nil {
+			_, err = j.log.Append(r.At, b)
+		}
+		if err != nil {
+			j.lost(err)
+			continue
+		}
+		j.records.Add(1)
+		j.fault.Store(nil)
+	}
+	if len(list) > 0 {
+		j.dirty.Store(true)
+	}
+}
+
+// String names the journal as a task.
+func (j *Journal) String() string { return "the evidence journal" }
+
+// Run writes what is due and drops what is too old, until ctx ends.
+func (j *Journal) Run(ctx context.Context) error {
+	tick := time.NewTicker(j.opts.SyncEvery)
+	defer tick.Stop()
+	var swept time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		pprof.Do(ctx, pprof.Labels("part", "evidence"), func(context.Context) { j.drain() })
+		now := time.Now()
+		if now.Sub(swept) >= time.Minute {
+			swept = now
+			j.writing.Lock()
+			j.write(j.rec.Overdue(now))
+			j.writing.Unlock()
+			if _, err := j.log.Drop(now.Add(-j.opts.Keep)); err != nil {
+				j.opts.Log.Error("old evidence cannot be dropped", "err", err)
+			}
+		}
+		if j.dirty.Swap(false) {
+			if err := j.log.Sync(); err != nil {
+				j.opts.Log.Error("evidence cannot be made durable", "err", err)
+			}
+		}
+	}
+}
+
+// Close writes everything queued and releases the journal. Take must not be
+// called afterwards.
+func (j *Journal) Close() error {
+	j.drain()
+	j.write(j.rec.Flush())
+	return j.log.Close()
+}
+
+// Read yields the records of q, oldest first, and whatever began a run before
+// From that may have lasted. It returns the times that are missing because
+// files are damaged or older than what is kept.
+func (j *Journal) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
+	j.drain()
+	// What is only in memory is asked for first: a check that is written in
+	// between comes twice rather than never.
+	pending := j.rec.Pending(q.Object)
+	from := q.From
+	if !from.IsZero() {
+		from = from.Add(-2*j.opts.Beat - time.Hour)
+	}
+	var missing []evidence.Missing
+	var last time.Time // of the record before
+	var torn []int     // missing entries whose end is not known yet
+	known := func(at time.Time) {
+		for _, i := range torn {
+			missing[i].To = at
+		}
+		torn, last = nil, at
+	}
+	for rec, err := range j.log.Records(segment.From{Time: from}) {
+		if ctx.Err() != nil {
+			return missing, context.Cause(ctx)
+		}
+		if d, ok := errors.AsType[*segment.Damage](err); ok {
+			torn = append(torn, len(missing))
+			missing = append(missing, evidence.Missing{From: last, Why: d.Error()})
+			continue
+		}
+		if err != nil {
+			return missing, fmt.Errorf("cannot read the evidence: %w", err)
+		}
+		if last.IsZero() && !q.From.IsZero() && rec.Time.After(q.From) && j.log.First() > 1 {
+			missing = append(missing, evidence.Missing{From: q.From, To: rec.Time, Why: "it is older than what is kept"})
+		}
+		known(rec.Time)
+		if !q.To.IsZero() && rec.Time.After(q.To.Add(2*j.opts.Beat+time.Hour)) {
+			break
+		}
+		object, _, err := evidence.ObjectOf(rec.Payload)
+		if err == nil && q.Object != "" && string(object) != q.Object {
+			continue
+		}
+		var r evidence.Record
+		if err == nil {
+			r, err = evidence.Unpack(rec.Payload)
+		}
+		if err != nil {
+			missing = append(missing, evidence.Missing{From: rec.Time, To: rec.Time, Why: err.Error()})
+			continue
+		}
+		if err := yield(r); err != nil {
+			return missing, err
+		}
+	}
+	if len(torn) > 0 {
+		known(time.Now())
+	}
+	for _, r := range pending {
+		if err := yield(r); err != nil {
+			return missing, err
+		}
+	}
+	return missing, nil
+}
+
+// Stats are the counters of a journal since it was opened.
+type Stats struct {
+	Checks  int64  `json:"checks"`
+	Records int64  `json:"records"`
+	Lost    int64  `json:"lost"` // records that could not be written
+	Bytes   int64  `json:"bytes"`
+	Fault   string `json:"fault,omitempty"`
+}
+
+// Stats returns the counters as they are now.
+func (j *Journal) Stats() Stats {
+	s := Stats{Checks: j.checks.Load(), Records: j.records.Load(), Lost: j.bad.Load(), Bytes: j.log.Size()}
+	if f := j.fault.Load(); f != nil {
+		s.Fault = *f
+	}
+	return s
+}

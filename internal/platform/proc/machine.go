@@ -1,0 +1,116 @@
+package proc
+
+import (
+	"path/filepath"
+	"time"
+
+	"lull/internal/core/idle"
+)
+
+// Names of the seven signals.
+const (
+	SignalCPU       = "cpu"
+	SignalNetwork   = "network"
+	SignalDisk      = "disk"
+	SignalGPU       = "gpu"
+	SignalTerminals = "terminals"
+	SignalUsers     = "users"
+	SignalRecent    = "recent"
+)
+
+// Limits are the values from which a signal is active.
+type Limits struct {
+	CPU     float64 // percent of all CPUs
+	Cores   float64 // busy CPUs that count even where they are fewer percent; 0 for off
+	Network float64 // bytes per minute
+	Disk    float64 // bytes per minute
+
+	// PresentTerminals makes an open terminal count without input or output.
+	PresentTerminals bool
+}
+
+// MachineConfig says where Machine reads. The zero value is the live machine.
+type MachineConfig struct {
+	Root string // in front of /proc, /sys and /dev; for fixture trees
+
+	// LeastWindow is the shortest stretch a rate is judged over: a look that
+	// comes sooner is compared with the sample before. 0 is 10 s.
+	LeastWindow time.Duration
+
+	// OwnBytes is the running total of bytes that lull itself moved over the
+	// network; they are not counted. Nil for none.
+	OwnBytes func() uint64
+
+	// Own holds the times at which lull wrote to terminals. Nil for none.
+	Own *OwnWrites
+}
+
+// Machine reads the signals that cost microseconds. Each probe reads and parses
+// in two functions, fails alone and says so. A source that does not exist is
+// absent; one that exists and cannot be read, and the first sample of a
+// difference, are unknown. Rates are divided by the measured time between two
+// samples. Files are opened once, and reading allocates nothing while the set
+// of devices and terminals stays the same. It is not safe for concurrent use.
+type Machine struct {
+	cpu  cpuProbe
+	net  netProbe
+	disk diskProbe
+	pts  ptsProbe
+}
+
+// NewMachine returns a Machine that has read nothing yet.
+func NewMachine(c MachineConfig) *Machine {
+	root := c.Root
+	if root == "" {
+		root = "/"
+	}
+	least := c.LeastWindow
+	if least <= 0 {
+		least = 10 * time.Second
+	}
+	m := &Machine{}
+	m.cpu = cpuProbe{file: machineFile{path: filepath.Join(root, "proc/stat")}, win: window{least: least}}
+	m.net = netProbe{file: machineFile{path: filepath.Join(root, "proc/net/dev")}, sys: filepath.Join(root, "sys"),
+		own: c.OwnBytes, win: window{least: least}}
+	m.net.each = m.net.note
+	m.disk = diskProbe{file: machineFile{path: filepath.Join(root, "proc/diskstats")}, win: window{least: least}, deep: window{least: least}}
+	m.disk.each = m.disk.note
+	m.pts = ptsProbe{path: filepath.Join(root, "dev/pts"), own: c.Own}
+	return m
+}
+
+// Read appends the readings of cpu, network, disk and terminals to into. now
+// is the wall clock with its monotonic reading where it has one.
+func (m *Machine) Read(now time.Time, l Limits, into []idle.Reading) []idle.Reading {
+	return append(into,
+		m.cpu.read(now, l.CPU, l.Cores),
+		m.net.read(now, l.Network),
+		m.disk.read(now, l.Disk),
+		m.pts.read(now, l.PresentTerminals))
+}
+
+// Reset forgets every sample, so that the next one is a first: after a resume,
+// a jump of the clock, and lull's own work (a hook).
+func (m *Machine) Reset() {
+	m.cpu.reset()
+	m.net.reset()
+	m.disk.reset()
+}
+
+// Terminals appends the terminals that the last Read saw.
+func (m *Machine) Terminals(into []Terminal) []Terminal {
+	for i := range m.pts.seen {
+		t := &m.pts.seen[i]
+		into = append(into, Terminal{Name: t.label, UID: t.uid, Input: unixTime(t.atime), Output: unixTime(t.mtime),
+			Changed: unixTime(t.ctime), Event: t.event})
+	}
+	return into
+}
+
+// Close releases the open files.
+func (m *Machine) Close() {
+	m.cpu.file.close()
+	m.net.file.close()
+	m.disk.file.close()
+	m.pts.close()
+}

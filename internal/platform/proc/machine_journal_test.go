@@ -1,0 +1,116 @@
+package proc
+
+import (
+	"compress/gzip"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+)
+
+// withJournal puts a journal below root in which ada logged in at 1700000100
+// and bob at 1700000200; systemd-journal-remote wrote it.
+func withJournal(t *testing.T, root string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
+	if _, err := exec.LookPath("journalctl"); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIP journal: %v", err)
+	}
+	f, err := os.Open("testdata/journal/two-sessions.journal.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file(t, root, "var/log/journal/"+strings.Repeat("2", 32)+"/system.journal", string(b))
+}
+
+// file makes a file below root, with its directories.
+func file(t *testing.T, root, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	put(t, root, name, text)
+}
+
+// TestJournal reads logins from the journal where nothing else is kept up, as
+// on Debian 13 without wtmpdb, also where an earlier release left a wtmp; and
+// leaves it alone where there are records.
+func TestJournal(t *testing.T) {
+	at := time.Unix(1700000230, 0)
+	root := t.TempDir()
+	withJournal(t, root)
+	p := &People{Root: root}
+	if r := p.Recent(at); r.State != idle.Active || !r.LastEvent.Equal(time.Unix(1700000200, 0)) || r.Detail != "bob (from the journal)" {
+		t.Errorf("within a minute: %+v", r)
+	}
+	if r := p.Recent(at.Add(time.Hour)); r.State != idle.Quiet || !r.LastEvent.Equal(time.Unix(1700000200, 0)) {
+		t.Errorf("an hour later: %+v", r)
+	}
+	file(t, root, "var/log/wtmp", "")
+	if r := p.Recent(at); r.State != idle.Active || r.Detail != "bob (from the journal)" {
+		t.Errorf("with a wtmp that nobody writes: %+v", r)
+	}
+	file(t, root, "run/utmp", "")
+	if r := p.Recent(at); r.State != idle.Quiet || !r.LastEvent.IsZero() {
+		t.Errorf("with utmp and wtmp: %+v", r)
+	}
+}
+
+// TestJournalThatCannotBeReadIsUnknown: only what is not there is passed over.
+func TestJournalThatCannotBeReadIsUnknown(t *testing.T) {
+	root, bin := t.TempDir(), t.TempDir()
+	file(t, root, "var/log/journal/x/system.journal", "")
+	program := filepath.Join(bin, "journalctl")
+	t.Setenv("PATH", bin)
+	for _, c := range []struct {
+		script string
+		state  idle.State
+	}{
+		{"#!/bin/sh\necho broken >&2; exit 1\n", idle.Unknown},
+		{"#!/bin/sh\necho '{\"USER_ID\":\"ada\"}'\n", idle.Unknown},
+		{"#!/bin/sh\nexit 0\n", idle.Absent},
+	} {
+		if err := os.WriteFile(program, []byte(c.script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if r := (&People{Root: root}).Recent(time.Now()); r.State != c.state {
+			t.Errorf("%q: %+v, want %s", c.script, r, c.state)
+		}
+	}
+	if err := os.Remove(program); err != nil {
+		t.Fatal(err)
+	}
+	if r := (&People{Root: root}).Recent(time.Now()); r.State != idle.Absent {
+		t.Errorf("without journalctl: %+v", r)
+	}
+}
+
+func FuzzJournalLine(f *testing.F) {
+	f.Add([]byte(`{"__REALTIME_TIMESTAMP":"1700000200000000","USER_ID":"bob"}`))
+	f.Add([]byte(`{"__REALTIME_TIMESTAMP":"-1","USER_ID":[98,255]}`))
+	f.Add([]byte("\n"))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		if l, err := parseJournal(line); err == nil && !l.newest.IsZero() && l.who == "" {
+			t.Errorf("%q gave a login of nobody", line)
+		}
+	})
+}

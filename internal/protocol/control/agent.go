@@ -1,0 +1,324 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/fleet"
+	"lull/internal/lib/httpx"
+)
+
+// AgentReport is an agent's report to a server. Its times are those of the
+// agent's clock; the server uses them only as ages relative to At.
+type AgentReport struct {
+	At         time.Time      `json:"at"`       // when it was sent
+	Sequence   uint64         `json:"sequence"` // rises with every report since StartedAt
+	StartedAt  time.Time      `json:"started_at"`
+	BootID     string         `json:"boot_id"`
+	InstanceID string         `json:"instance_id,omitempty"`
+	Region     string         `json:"aws_region,omitempty"`
+	Version    string         `json:"version"`
+	BuildDate  string         `json:"build_date,omitempty"`
+	Interval   idle.Duration  `json:"interval_seconds"` // the next report comes within it
+	Readings   []idle.Reading `json:"readings"`
+	LastUse    time.Time      `json:"last_use"` // newest use of any signal; the agent's start counts
+	Idle       float64        `json:"idle_minutes"`
+	Holder     string         `json:"pause_holder"` // who decides, as the agent sees it
+	// Holds were decided by users and hooks on the machine itself: leases, a
+	// snooze, a veto, a halt. They also block a pause by the controller.
+	Holds  []idle.Block `json:"holds,omitempty"`
+	Alarms []AgentAlarm `json:"alarms,omitempty"`
+	// HookSeconds is how long the pre-stop hook may take; 0 is none.
+	HookSeconds float64      `json:"hook_seconds,omitempty"`
+	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
+	Action      *AgentAction `json:"action,omitempty"`  // the agent's own, in progress or last
+	// Judged is what the agent's verdict depends on besides its readings; nil
+	// from an earlier version.
+	Judged *AgentJudged `json:"judged,omitempty"`
+}
+
+// AgentJudged is what an agent's verdict depends on besides its readings, for
+// later questions to the server.
+type AgentJudged struct {
+	Policy       idle.Policy  `json:"policy"`
+	ResumedAt    time.Time    `json:"last_resumed_at,omitzero"`
+	SnoozedUntil time.Time    `json:"snoozed_until,omitzero"`
+	WarnedAt     time.Time    `json:"warning_sent_at,omitzero"`
+	Leases       []idle.Lease `json:"leases,omitempty"`
+	Guards       []idle.Block `json:"guards,omitempty"`
+	// NotAsked are signals that count and were left out, since others are active.
+	NotAsked []string `json:"not_asked,omitempty"`
+	// Peaks are the highest values of signals since the report before.
+	Peaks map[string]float64 `json:"peaks,omitempty"`
+}
+
+// AgentAlarm is a problem that requires a user's attention.
+type AgentAlarm struct {
+	Code     string `json:"code"`
+	Sentence string `json:"sentence"`
+}
+
+// AgentAction is an action of the agent's own. With phase intent the agent asks
+// for leave: it acts only if the answer has no refusal.
+type AgentAction struct {
+	Generation uint64 `json:"generation"`
+	Action     string `json:"action"` // stop, hibernate
+	Reason     string `json:"reason"` // idle_timeout, ttl, completion
+	Phase      string `json:"phase"`  // intent, and those of agentctl.Outcome
+	Detail     string `json:"detail,omitempty"`
+	// At is when it began; zero from an agent of an earlier version.
+	At time.Time `json:"at,omitzero"`
+}
+
+// AgentDone is the result of an order.
+type AgentDone struct {
+	Generation int64  `json:"generation"`
+	Done       bool   `json:"done"` // the hook has ended and everything was read again
+	ExitCode   int    `json:"exit_code"`
+	TimedOut   bool   `json:"timed_out,omitempty"`
+	Answer     string `json:"answer,omitempty"` // proceed, veto, defer
+	Error      string `json:"error,omitempty"`
+}
+
+// AgentOrder asks an agent, which does not decide, to make ready for a stop by
+// the controller: run the pre-stop hook once, then read everything again, and
+// report at once, for as long as the order stands.
+type AgentOrder struct {
+	Generation int64  `json:"generation"`
+	Action     string `json:"action"`
+	Reason     string `json:"reason"`
+	Forced     bool   `json:"forced,omitempty"` // the hook is not asked for leave
+	Sent       bool   `json:"sent,omitempty"`   // the stop has been sent: nothing is left to make ready
+}
+
+// AgentWarning asks an agent to warn users, once per ID.
+type AgentWarning struct {
+	ID      string  `json:"id"`
+	Seconds float64 `json:"in_seconds"` // until the action
+	Action  string  `json:"action"`
+}
+
+// AgentAnswer is a server's answer to a report.
+type AgentAnswer struct {
+	WorkerID string `json:"worker_id,omitempty"`    // empty: no worker is this machine
+	Holder   string `json:"pause_holder,omitempty"` // of that worker
+	Halted   bool   `json:"halted"`                 // the whole fleet
+	Halt     string `json:"halt,omitempty"`         // who halted it, since when, until when and why
+	// HaltLeft is how long the halt still holds, in seconds; 0 for one without an end.
+	HaltLeft float64 `json:"halt_left_seconds,omitempty"`
+	// HaltedBy is the halt; nil while the fleet is not halted, and from an older server.
+	HaltedBy *idle.HaltedBy `json:"halted_by,omitempty"`
+	Refused  string         `json:"refused,omitempty"` // why the intent must not be acted on
+	Order    *AgentOrder    `json:"order,omitempty"`
+	Warning  *AgentWarning  `json:"warning,omitempty"`
+	// AllClear says that no stop of the worker is announced or intended: a
+	// warning that the server asked for earlier no longer holds.
+	AllClear bool `json:"all_clear,omitempty"`
+	// TTLDeadline is the end of the worker's life by its record; TTLFromTag says
+	// that the record took it from the machine's tag, and follows the tag.
+	TTLDeadline *time.Time `json:"ttl_deadline,omitempty"`
+	TTLAction   string     `json:"ttl_action,omitempty"`
+	TTLFromTag  bool       `json:"ttl_from_tag,omitempty"`
+}
+
+// AgentView is an agent as a server sees it.
+type AgentView struct {
+	ReceivedAt time.Time   `json:"received_at"`
+	Stale      bool        `json:"stale"` // nothing was heard for twice its interval
+	Report     AgentReport `json:"report"`
+}
+
+// AgentWhy answers why the machine of an agent runs, by what the agent reported.
+type AgentWhy struct {
+	evidence.Account
+	Machine  string `json:"machine"`
+	WorkerID string `json:"worker_id,omitempty" doc:"The worker that it is; absent where it is none"`
+	// Readings says where they are from: "live" from its last report,
+	// "recorded" from what a server kept, or "unknown" where it is not heard of.
+	Readings string `json:"readings" enum:"live,recorded,unknown"`
+	// Unheard says why there are no readings; empty where there are.
+	Unheard string `json:"unheard,omitempty"`
+	// Last are the newest audit entries about the worker until then, newest
+	// first; empty where it is none.
+	Last []fleet.Entry `json:"last"`
+}
+
+// Bounds of a report.
+const (
+	maxReadings  = 64
+	maxHolds     = 64
+	MinInterval  = time.Second
+	MaxInterval  = 15 * time.Minute
+	maxAgentText = 512
+)
+
+// Check tells what is wrong with a report, naming the field.
+func (r *AgentReport) Check() error {
+	var errs []error
+	fail := func(field, format string, a ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, a...)))
+	}
+	if r.At.IsZero() {
+		fail("at", "it is missing")
+	}
+	if d := time.Duration(r.Interval); d < MinInterval || d > MaxInterval {
+		fail("interval_seconds", "it must lie between %s and %s", MinInterval, MaxInterval)
+	}
+	if n := len(r.Readings); n > maxReadings {
+		fail("readings", "there are %d, the limit is %d", n, maxReadings)
+	}
+	for i, x := range r.Readings {
+		if x.Signal == "" || len(x.Signal) > 64 || len(x.Detail) > maxAgentText || x.At.IsZero() {
+			fail(fmt.Sprintf("readings[%d]", i), "want a signal of at most 64 bytes, a detail of at most %d, and the time it was taken", maxAgentText)
+		}
+	}
+	if n := len(r.Holds); n > maxHolds {
+		fail("holds", "there are %d, the limit is %d", n, maxHolds)
+	}
+	for i, b := range r.Holds {
+		if b.Code == "" || len(b.Code) > 64 || len(b.Sentence) > maxAgentText || len(b.Holder) > 128 {
+			fail(fmt.Sprintf("holds[%d]", i), "want a code of at most 64 bytes and a sentence of at most %d", maxAgentText)
+		}
+	}
+	for field, s := range map[string]string{"instance_id": r.InstanceID, "aws_region": r.Region, "boot_id": r.BootID, "version": r.Version, "build_date": r.BuildDate, "pause_holder": r.Holder} {
+		if len(s) > 128 {
+			fail(field, "it is longer than 128 bytes")
+		}
+	}
+	if a := r.Action; a != nil && (len(a.Detail) > maxAgentText || len(a.Phase) > 32 || len(a.Reason) > 32) {
+		fail("action", "a phase or reason is longer than 32 bytes, or the detail longer than %d", maxAgentText)
+	}
+	if len(r.Alarms) > 64 {
+		fail("alarms", "there are %d, the limit is 64", len(r.Alarms))
+	}
+	if j := r.Judged; j != nil {
+		if err := j.check(); err != nil {
+			fail("judged", "%v", err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// maxJudged is the longest time that a policy may name.
+const maxJudged = 366 * 24 * time.Hour
+
+func (j *AgentJudged) check() error {
+	for field, n := range map[string]int{"policy.signals": len(j.Policy.Signals), "leases": len(j.Leases), "guards": len(j.Guards), "not_asked": len(j.NotAsked), "peaks": len(j.Peaks)} {
+		if n > maxReadings {
+			return fmt.Errorf("%s: there are %d, the limit is %d", field, n, maxReadings)
+		}
+	}
+	for field, d := range map[string]idle.Duration{"timeout_seconds": j.Policy.Timeout, "snooze_seconds": j.Policy.Snooze, "warn_before_seconds": j.Policy.WarnBefore, "check_interval_seconds": j.Policy.CheckInterval} {
+		if d < 0 || time.Duration(d) > maxJudged {
+			return fmt.Errorf("policy.%s: it must lie between 0 and %s", field, maxJudged)
+		}
+	}
+	return plain(j)
+}
+
+// Fit makes it fit: texts are cut and have no control characters, lists are cut
+// too.
+func (j *AgentJudged) Fit() {
+	j.Leases, j.Guards, j.NotAsked = j.Leases[:min(len(j.Leases), maxReadings)], j.Guards[:min(len(j.Guards), maxReadings)], j.NotAsked[:min(len(j.NotAsked), maxReadings)]
+	for name := range j.Peaks {
+		if len(j.Peaks) > maxReadings {
+			delete(j.Peaks, name)
+		}
+	}
+	shorten(j)
+}
+
+// Report sends a report of an agent.
+func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (AgentAnswer, error) {
+	return tell[AgentAnswer](ctx, c, agentPath(machine, "report"), r)
+}
+
+// Enrollment is what a machine enrolls as. Its secret is the bearer token.
+type Enrollment struct {
+	InstanceID string `json:"instance_id" minLength:"1" maxLength:"128" doc:"Instance ID of the machine, from its metadata service"`
+}
+
+// Enrolled is the result of an enrollment. The token is shown once.
+type Enrolled struct {
+	WorkerID string `json:"worker_id"`
+	Machine  string `json:"machine" doc:"Machine that the token is bound to"`
+	Token    string `json:"token"`
+}
+
+// Enroll exchanges the enrollment secret, which is c's token, for a token of
+// the machine's agent.
+func (c *Client) Enroll(ctx context.Context, e Enrollment) (Enrolled, error) {
+	return tell[Enrolled](ctx, c, "/agents/enroll", e)
+}
+
+func agentPath(machine string, below ...string) string {
+	return "/agents/" + strings.Join(append([]string{url.PathEscape(machine)}, below...), "/")
+}
+
+// AgentWhy answers why an agent's machine runs or was stopped, now or at a past
+// time; zero is now.
+func (c *Client) AgentWhy(ctx context.Context, machine string, at time.Time) (AgentWhy, error) {
+	path := api + agentPath(machine, "why")
+	if !at.IsZero() {
+		path += "?" + url.Values{"at": {at.UTC().Format(time.RFC3339Nano)}}.Encode()
+	}
+	return get[AgentWhy](ctx, c, path)
+}
+
+// tell sends what a machine has to say to a path below /api/v1, once. It
+// carries no idempotency key, since it is kept in no store: what is said twice
+// says the same twice.
+func tell[T any](ctx context.Context, c *Client, path string, in any) (out T, err error) {
+	_, err = c.api.Do(ctx, httpx.Request{Method: http.MethodPost, Path: api + path, In: in, Once: true}, &out)
+	return out, err
+}
+
+// Outdated reports whether an agent is older than the server: by their version
+// numbers or, if these are unusable, by their build dates. What cannot be
+// compared is not outdated.
+func Outdated(version, build, serverVersion, serverBuild string) bool {
+	if version == serverVersion {
+		return false
+	}
+	a, aok := numbers(version)
+	b, bok := numbers(serverVersion)
+	if aok && bok && a != b {
+		for i := range a {
+			if a[i] != b[i] {
+				return a[i] < b[i]
+			}
+		}
+	}
+	mine, err1 := time.Parse(time.RFC3339, build)
+	theirs, err2 := time.Parse(time.RFC3339, serverBuild)
+	return err1 == nil && err2 == nil && mine.Before(theirs)
+}
+
+// numbers reads a version as git describes it: 1.2.3, v1.2.3 or v1.2.3-4-gabc.
+func numbers(v string) (out [4]int, ok bool) {
+	v, rest, _ := strings.Cut(strings.TrimPrefix(v, "v"), "-")
+	parts := strings.Split(v, ".")
+	if len(parts) != 3 {
+		return out, false
+	}
+	for i, p := range parts {
+		n, err := strconv.Atoi(p)
+		if err != nil || n < 0 {
+			return out, false
+		}
+		out[i] = n
+	}
+	if n, _, found := strings.Cut(rest, "-g"); found {
+		// Commits since the tag; anything else there is none.
+		out[3], _ = strconv.Atoi(n)
+	}
+	return out, true
+}

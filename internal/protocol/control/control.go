@@ -1,0 +1,443 @@
+// Package control is the protocol between a client and a server of a fleet: the
+// objects of the HTTP API that are not the fleet's own records, and a client
+// for all of it.
+//
+// Workers, templates, settings and audit entries are those of package fleet.
+// Field names are a contract. Authorization is left to the server.
+package control
+
+import (
+	"encoding/json"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/savings"
+	"lull/internal/fleet"
+)
+
+// List is one page of a listing. Next is the cursor of the page after it,
+// for ?after=; empty at the end.
+type List[T any] struct {
+	Items []T    `json:"items"`
+	Next  string `json:"next,omitempty"`
+	// Total counts what is selected on all pages together, where that is
+	// known without reading them.
+	Total *int `json:"total,omitempty"`
+}
+
+// ListDiscovered lists the instances that discovery found. Scan is the last scan,
+// nil if none has finished.
+type ListDiscovered struct {
+	List[fleet.Discovered]
+	Scan *fleet.Scan `json:"scan,omitempty"`
+}
+
+// Why answers why a worker runs, or why and by whom it was stopped.
+type Why struct {
+	evidence.Account
+	WorkerID   string `json:"worker_id"`
+	WorkerName string `json:"worker_name"`
+	Status     string `json:"status"`
+	// Standing is its present standing in the overview; empty at a past time.
+	Standing   Standing         `json:"standing,omitempty"`
+	IdleStatus fleet.IdleStatus `json:"idle_status"`
+	// ActivitySourcesReason is why an imported worker is judged by the sources
+	// that it has; empty if a user chose them.
+	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
+	// Last are the newest audit entries about it until then, newest first.
+	Last []fleet.Entry `json:"last"`
+	// Readings says where the readings came from: "live", "recorded" or
+	// "unknown".
+	Readings string `json:"readings" enum:"live,recorded,unknown"`
+	// Halted tells that all automatic actions are stopped now.
+	Halted bool `json:"halted"`
+	// Halt is who stopped them, and since when; absent without a halt.
+	Halt *fleet.Halt `json:"halt,omitempty"`
+	// Policy is its present effective policy, with schedule, overrides and
+	// budgets; absent at a past time.
+	Policy *WorkerPolicy `json:"policy,omitempty" doc:"What holds for it now; absent at a past time"`
+	// PolicyThen is the policy by which it was judged at a past time, or when
+	// it was stopped.
+	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"What it was judged by at a past time, or when it was stopped; absent where that is not recorded"`
+}
+
+// Timeline contains a worker's signals over a time range. The number of points
+// is bounded: of several points in one interval the most active one is kept.
+type Timeline struct {
+	WorkerID string           `json:"worker_id"`
+	From     time.Time        `json:"from"`
+	To       time.Time        `json:"to"`
+	Signals  []TimelineSignal `json:"signals"`
+	// Verdicts are what the engine said, one after another. Time that none of
+	// them covers is in Missing, or the worker did not run.
+	Verdicts []TimelineVerdict `json:"verdicts"`
+	// Power is its status over all of the time, one after another.
+	Power   []TimelinePower    `json:"power"`
+	Changes []TimelineChange   `json:"changes"`
+	Missing []evidence.Missing `json:"missing"`
+}
+
+// TimelineSignal is one signal over a time.
+type TimelineSignal struct {
+	Signal    string          `json:"signal"`
+	Unit      string          `json:"unit,omitempty"`
+	Threshold float64         `json:"threshold" doc:"Active at or above it, as last recorded"`
+	Points    []TimelinePoint `json:"points"`
+}
+
+// TimelinePoint is one reading. It applies until the next point, or until Until
+// if there was no later check.
+type TimelinePoint struct {
+	At    time.Time  `json:"at"`
+	Until time.Time  `json:"until"`
+	State idle.State `json:"state" doc:"unknown, quiet, active or absent"`
+	Value *float64   `json:"value" doc:"Null where it is not known or there is no source"`
+}
+
+// TimelineVerdict is a time during which the engine said the same.
+type TimelineVerdict struct {
+	From     time.Time   `json:"from"`
+	To       time.Time   `json:"to"`
+	IsIdle   bool        `json:"is_idle"`
+	Eligible bool        `json:"eligible_for_pause"`
+	Blocks   []idle.Code `json:"blocks"`
+	Reason   string      `json:"reason" doc:"The first block's sentence when it began"`
+}
+
+// TimelinePower is a time during which a worker had one status.
+type TimelinePower struct {
+	From   time.Time `json:"from"`
+	To     time.Time `json:"to"`
+	Status string    `json:"status" doc:"Empty is not known: from before lull had it"`
+}
+
+// TimelineChange is a change of the worker's power.
+type TimelineChange struct {
+	At time.Time `json:"at"`
+	evidence.Change
+}
+
+// SimulatedPolicy names a policy, or gives its numbers under a name.
+type SimulatedPolicy struct {
+	Name           string `json:"name" minLength:"1" maxLength:"128"`
+	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is that of the named policy"`
+	SnoozeMinutes  *int   `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is none; absent is the named policy's, or what was in force"`
+	Action         string `json:"action,omitempty" maxLength:"32"`
+	// Policy is the named policy that says what is not given here.
+	Policy            string   `json:"policy,omitempty" maxLength:"128" doc:"The named policy that says what is not given; absent is the one of that name, unless timeout_minutes is given"`
+	WarnBeforeMinutes *int     `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 is none; absent is the named policy's, or what was in force"`
+	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
+	// Signals and Thresholds are of agents alone.
+	Signals    []string           `json:"signals,omitempty" maxItems:"32" doc:"Of agents: only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
+	Thresholds map[string]float64 `json:"thresholds,omitempty" doc:"For agents: threshold at which a signal counts as active, in its unit (cpu and gpu in percent, network and disk in KB/min); absent uses what was in force"`
+	Schedule   *string            `json:"schedule,omitempty" maxLength:"128" doc:"The schedule that is followed, as if it always had been; empty is none. Absent is the policy's, or what was in force"`
+}
+
+// Simulate asks what policies would have done in a recorded time.
+type Simulate struct {
+	Policies      []SimulatedPolicy `json:"policies,omitempty" maxItems:"8" doc:"None is all named policies with an idle timeout, at most 32"`
+	From          string            `json:"from,omitempty" maxLength:"80" doc:"RFC 3339, how long before now (7d), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default seven days before to"`
+	To            string            `json:"to,omitempty" maxLength:"80" doc:"In the same form; default now"`
+	Of            string            `json:"of,omitempty" enum:"workers,agents" doc:"What is replayed: workers as the server saw them, or machines as their agents saw themselves; default workers"`
+	WorkerIDs     []string          `json:"worker_ids,omitempty" maxItems:"1000" doc:"Default all"`
+	Machines      []string          `json:"machines,omitempty" maxItems:"1000" doc:"Of agents; default all"`
+	Tags          map[string]string `json:"tags,omitempty"`
+	Region        string            `json:"aws_region,omitempty" maxLength:"32"`
+	WindowMinutes int               `json:"window_minutes,omitempty" minimum:"0" maximum:"1440" doc:"Use this soon after a pause makes it a false stop; 0 is 15"`
+}
+
+// Simulation is the answer. Recommended is, of the policies without a
+// false stop, the one that saves the most money, or hours where the money of one
+// is not known; empty if there is none.
+type Simulation struct {
+	From          time.Time          `json:"from"`
+	To            time.Time          `json:"to"`
+	WindowMinutes int                `json:"window_minutes"`
+	Policies      []SimulatedOutcome `json:"policies"`
+	Recommended   string             `json:"recommended"`
+	Workers       map[string]string  `json:"workers" doc:"Names of the workers or machines that would have been stopped, by id"`
+	Missing       []evidence.Missing `json:"missing"`
+}
+
+// SimulateStep is a line of a simulation that tells how far it is. The last one
+// has the answer, or why there is none.
+type SimulateStep struct {
+	Share      float64     `json:"share" minimum:"0" maximum:"1" doc:"Of the time that has been replayed"`
+	Simulation *Simulation `json:"simulation,omitempty"`
+	Fault      string      `json:"fault,omitempty"`
+}
+
+// SimulatedOutcome is what one policy would have done.
+type SimulatedOutcome struct {
+	savings.Sum
+	Name           string          `json:"name"`
+	TimeoutMinutes float64         `json:"timeout_minutes"`
+	Snooze         *float64        `json:"snooze_minutes,omitempty" doc:"Absent uses what was in force, as for the warning"`
+	WarnBefore     *float64        `json:"warn_before_minutes,omitempty"`
+	Schedule       string          `json:"schedule,omitempty" doc:"Schedule to follow; absent uses what was in force, or none"`
+	Pauses         int             `json:"pauses"`
+	FalseStops     int             `json:"false_stops" doc:"Pauses after which the user came back within the window"`
+	UnknownHours   float64         `json:"unknown_hours" doc:"Of which nothing is recorded; nothing is decided in them"`
+	Stops          []evidence.Stop `json:"stops" doc:"The false ones first, at most 200"`
+}
+
+// Savings contains what real stops avoided, and the idle time that was not
+// avoided.
+type Savings struct {
+	From   time.Time     `json:"from"`
+	To     time.Time     `json:"to"`
+	By     string        `json:"by"`
+	Groups []savings.Sum `json:"groups"`
+	Total  savings.Sum   `json:"total"`
+	// Days are those of the time since there was a worker: what is saved a day
+	// is saved in them.
+	Days float64 `json:"days"`
+	// Periods are the same for each day, week or month; empty unless asked for.
+	Periods []SavingsPeriod `json:"periods,omitempty"`
+	// NotAvoided are the hours that workers ran idle, by what kept them up: the
+	// code of a block, about_to_be_paused or not_recorded.
+	NotAvoided map[string]float64 `json:"idle_hours_not_avoided"`
+	// IdleByHour are those hours by the hour of the week in the time zone, the
+	// first that of Sunday at midnight.
+	IdleByHour []float64 `json:"idle_by_hour_of_week"`
+	// Idle is the same for each group that idle_by names, the idlest first.
+	Idle    []IdlePattern      `json:"idle,omitempty"`
+	Missing []evidence.Missing `json:"missing"`
+}
+
+// SavingsPeriod is a part of the time: a day, a week from Monday, or a month
+// of the time zone; the first and the last may be cut short.
+type SavingsPeriod struct {
+	From   time.Time     `json:"from"`
+	To     time.Time     `json:"to"`
+	Groups []savings.Sum `json:"groups"`
+	Total  savings.Sum   `json:"total"`
+}
+
+// IdlePattern is when a group was idle and ran on.
+type IdlePattern struct {
+	Key   string    `json:"key"`
+	Name  string    `json:"name,omitempty"`
+	Hours []float64 `json:"idle_by_hour_of_week" doc:"168 sums of hours, the first that of Sunday at midnight"`
+}
+
+// Sample is one metric: a value with its time, or why there is none.
+type Sample struct {
+	Value *float64   `json:"value"`
+	At    *time.Time `json:"at"`
+	Error string     `json:"error,omitempty"`
+}
+
+// Metrics are those of a worker. Null is not known; why is
+// in samples.
+type Metrics struct {
+	WorkerID          string          `json:"worker_id"`
+	CPUUtilization    *float64        `json:"cpu_utilization"`
+	MemoryUtilization *float64        `json:"memory_utilization"`
+	DiskUtilization   *float64        `json:"disk_utilization"`
+	LabsCount         *int            `json:"labs_count"`
+	NodesCount        *int            `json:"nodes_count"`
+	SystemInfo        json.RawMessage `json:"system_info,omitempty"`
+	CMLVersion        string          `json:"cml_version,omitempty"`
+	CollectedAt       *time.Time      `json:"collected_at"`
+	CMLError          string          `json:"cml_error,omitempty"`
+	// Samples are the utilizations with their times, by name.
+	Samples map[string]Sample `json:"samples,omitempty"`
+	// Readings is "live", or "unknown" if this answer comes from the stored
+	// record because no server that observes the worker can be reached.
+	Readings string `json:"readings" enum:"live,unknown"`
+}
+
+// Observation is the part of the owner's state of a worker that is not in the
+// store. Nil parts are unknown.
+type Observation struct {
+	Status    *fleet.IdleStatus `json:"idle_status,omitempty"`
+	EC2       *fleet.EC2State   `json:"ec2_state,omitempty"`
+	Telemetry []fleet.Event     `json:"telemetry_events,omitempty"`
+	Metrics   *Metrics          `json:"metrics,omitempty"`
+	Agent     *AgentView        `json:"agent,omitempty"`
+}
+
+// Confirmation names the worker that a termination is meant for.
+type Confirmation struct {
+	Confirm string `json:"confirm" maxLength:"128" doc:"Name of the worker"`
+}
+
+// Snooze protects a worker: until a time, or for some minutes; neither ends
+// the protection.
+type Snooze struct {
+	Until   string `json:"until,omitempty" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or with a zone such as Europe/Berlin behind it"`
+	Minutes int    `json:"minutes,omitempty" minimum:"0" maximum:"43200"`
+}
+
+// Halting stops all automatic actions, or allows them again.
+type Halting struct {
+	On     bool   `json:"on"`
+	Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
+	Until  string `json:"until,omitempty" maxLength:"80" doc:"End of the halt; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or followed by a time zone such as Europe/Berlin. Absent means until lifted"`
+}
+
+// LicenseRequest asks for a registration.
+type LicenseRequest struct {
+	Token      string `json:"token" minLength:"1" maxLength:"4096" doc:"The token, or file:PATH or env:NAME on the server"`
+	Reregister bool   `json:"reregister,omitempty"`
+}
+
+// ScaleUp asks for one more worker.
+type ScaleUp struct {
+	Template  string `json:"template" minLength:"1" maxLength:"128"`
+	AWSRegion string `json:"aws_region,omitempty" maxLength:"32"`
+	Reason    string `json:"reason,omitempty" maxLength:"512"`
+}
+
+// Selector names workers by what they have in common.
+type Selector struct {
+	WorkerIDs []string          `json:"worker_ids,omitempty" maxItems:"1000"`
+	Tags      map[string]string `json:"tags,omitempty"`
+	Region    string            `json:"aws_region,omitempty"`
+	All       bool              `json:"all,omitempty"`
+}
+
+// Settings is all settings with where each came from.
+type Settings struct {
+	Items    []fleet.Setting `json:"items"`
+	Revision int64           `json:"revision"`
+}
+
+// NewToken asks for a token.
+type NewToken struct {
+	Name       string `json:"name" minLength:"1" maxLength:"128"`
+	Role       string `json:"role" enum:"viewer,operator,admin,agent,host"`
+	Machine    string `json:"machine,omitempty" maxLength:"128" doc:"The machine that an agent's or host's token speaks for"`
+	TTLSeconds int64  `json:"ttl_seconds,omitempty" minimum:"0" maximum:"316224000" doc:"0 does not expire"`
+}
+
+// Token describes a token. Secret is set once, when it is created.
+type Token struct {
+	ID        string     `json:"id"`
+	Name      string     `json:"name"`
+	Role      string     `json:"role"`
+	Machine   string     `json:"machine,omitempty"`
+	CreatedAt time.Time  `json:"created_at"`
+	CreatedBy string     `json:"created_by"`
+	ExpiresAt *time.Time `json:"expires_at,omitempty"`
+	RevokedAt *time.Time `json:"revoked_at,omitempty"`
+	RevokedBy string     `json:"revoked_by,omitempty"`
+	Secret    string     `json:"token,omitempty"`
+}
+
+// WakeToken is a worker's new wake token, shown once.
+type WakeToken struct {
+	WorkerID string `json:"worker_id"`
+	Token    string `json:"token"`
+	URL      string `json:"url" doc:"POST here with Authorization: Bearer and the token"`
+}
+
+// Machine is an agent or a host and what it last reported.
+type Machine struct {
+	Name       string          `json:"name"`
+	Kind       string          `json:"kind" enum:"agent,host"`
+	ReportedAt *time.Time      `json:"reported_at"`
+	AgeSeconds float64         `json:"age_seconds"`
+	Report     json.RawMessage `json:"report,omitempty"`
+	// Server is the one that it reports to. Where that is not the one asked,
+	// there is no Report, and ReportedAt is when something new of it was said.
+	Server string `json:"server,omitempty"`
+	// Of agents: the worker it is, the agent's version, and whether it is
+	// older than the server or was not heard for twice its interval.
+	WorkerID string `json:"worker_id,omitempty"`
+	Version  string `json:"version,omitempty"`
+	Outdated bool   `json:"outdated,omitempty"`
+	Stale    bool   `json:"stale,omitempty"`
+}
+
+// Agent is an agent's report; a zero one if it cannot be read.
+func (m Machine) Agent() (r AgentReport) {
+	if m.Kind != "agent" || json.Unmarshal(m.Report, &r) != nil {
+		return AgentReport{}
+	}
+	return r
+}
+
+// Health is the response of /healthz and /readyz: what is wrong, by part.
+type Health struct {
+	Status string            `json:"status" enum:"ok,starting,failing"`
+	Parts  map[string]string `json:"parts,omitempty"`
+}
+
+// Shards is which servers share the fleet and what this one owns of it.
+type Shards struct {
+	Server       string   `json:"server" doc:"The one that answers"`
+	Role         string   `json:"role"`
+	Members      []Member `json:"members"`
+	Held         []int    `json:"shards" doc:"Parts of the fleet that this server owns"`
+	Total        int      `json:"total_shards"`
+	LeaseSeconds float64  `json:"lease_remaining_seconds"`
+}
+
+// Member is one live server.
+type Member struct {
+	ID      string     `json:"id"`
+	Address string     `json:"address,omitempty"`
+	Since   *time.Time `json:"since,omitempty"`
+}
+
+// Session is who is asking, and of what server.
+type Session struct {
+	Name    string `json:"name"`
+	Role    string `json:"role"`
+	Fleet   string `json:"fleet"`
+	Version string `json:"version"`
+	Halted  bool   `json:"halted"`
+	Shadow  bool   `json:"shadow"`
+}
+
+// Auth describes the login besides tokens; without an issuer all fields are
+// empty.
+type Auth struct {
+	Issuer   string `json:"issuer,omitempty"`
+	ClientID string `json:"client_id,omitempty"`
+	Login    string `json:"login,omitempty" doc:"Where a browser begins"`
+}
+
+// Reset tells a reader of the event stream that events may be missing, so
+// that it reads the present state again.
+type Reset struct {
+	Reason string `json:"reason"`
+}
+
+// TemplateBody is a template as it is given. Without enabled it is enabled.
+type TemplateBody struct {
+	Name               string               `json:"name,omitempty" maxLength:"128" doc:"The name in the path"`
+	Description        string               `json:"description,omitempty" maxLength:"1024"`
+	InstanceType       string               `json:"instance_type" maxLength:"64"`
+	AMINameFilter      string               `json:"ami_name_filter" maxLength:"255"`
+	UserData           string               `json:"user_data,omitempty"`
+	IAMInstanceProfile string               `json:"iam_instance_profile,omitempty" maxLength:"256"`
+	Capacity           *fleet.Capacity      `json:"capacity,omitempty"`
+	Enabled            *bool                `json:"enabled,omitempty"`
+	IdleDetection      *fleet.IdleDetection `json:"idle_detection,omitempty"`
+	RootVolume         *fleet.RootVolume    `json:"root_volume,omitempty"`
+	Hibernation        string               `json:"hibernation,omitempty" enum:"auto,on,off" doc:"auto (the default): on if the effective policy may hibernate, and type and image allow it"`
+	Agent              bool                 `json:"agent,omitempty" doc:"Install and enroll the agent through user data"`
+	CMLUsername        string               `json:"cml_username,omitempty" maxLength:"256"`
+	CMLPassword        *string              `json:"cml_password,omitempty" maxLength:"1024" doc:"file:PATH, env:NAME or the password itself; never returned. Absent keeps the one that is stored"`
+	TLSCA              string               `json:"tls_ca,omitempty" maxLength:"65536"`
+	TLSPin             string               `json:"tls_pin,omitempty" maxLength:"256"`
+	TLSInsecure        bool                 `json:"tls_insecure,omitempty"`
+	ActivitySources    []string             `json:"activity_sources,omitempty" enum:"cml,agent,cloudwatch"`
+	AcceptedRisks      []string             `json:"accepted_risks,omitempty" enum:"instance_store,no_elastic_ip,asg_member,spot,stop_protected"`
+}
+
+// Template is the record of t under a name.
+func (t TemplateBody) Template(name string) fleet.Template {
+	out := fleet.Template{Name: name, Description: t.Description, InstanceType: t.InstanceType, AMINameFilter: t.AMINameFilter,
+		UserData: t.UserData, IAMInstanceProfile: t.IAMInstanceProfile, Enabled: t.Enabled == nil || *t.Enabled, IdleDetection: t.IdleDetection,
+		RootVolume: t.RootVolume, Hibernation: t.Hibernation, Agent: t.Agent, CMLUsername: t.CMLUsername, TLSCA: t.TLSCA, TLSPin: t.TLSPin, TLSInsecure: t.TLSInsecure,
+		ActivitySources: t.ActivitySources, AcceptedRisks: t.AcceptedRisks}
+	if t.Capacity != nil {
+		out.Capacity = *t.Capacity
+	}
+	return out
+}

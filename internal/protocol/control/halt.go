@@ -1,0 +1,109 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/lib/delay"
+	"lull/internal/lib/httpx"
+)
+
+// HaltTurn asks for the fleet's halt: at once if it is not the one that the
+// machine knows, otherwise as soon as it changes.
+type HaltTurn struct {
+	Known string  `json:"known,omitempty" maxLength:"128" doc:"mark of the last answer; empty asks for an answer at once"`
+	Wait  float64 `json:"wait_seconds,omitempty" minimum:"0" maximum:"60" doc:"How long to wait for a change"`
+}
+
+// HaltAnswer is the fleet's halt as a machine that reports hears of it.
+type HaltAnswer struct {
+	Mark string `json:"mark" doc:"Goes back as known with the next request"`
+	// Halt is nil while the fleet is not halted.
+	Halt *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted the fleet, since when, until when and why; absent while it is not halted"`
+	// Left is how long the halt still holds, so that the machine's clock does not
+	// matter; 0 for one without an end.
+	Left float64 `json:"left_seconds,omitempty" doc:"How long the halt still holds; absent for one without an end"`
+	// Again is the pause before the next request. A server with too many
+	// requests waiting answers at once and asks for one.
+	Again float64 `json:"again_after_seconds,omitempty" doc:"Pause before the next request, in seconds"`
+}
+
+// Machine returns the halt as a machine whose clock shows now must keep it; nil
+// for none.
+func (a HaltAnswer) Machine(now time.Time) *idle.HaltedBy {
+	if a.Halt == nil {
+		return nil
+	}
+	h := *a.Halt
+	h.Fleet = true
+	if h.Until != nil {
+		until := now.Add(time.Duration(a.Left * float64(time.Second)))
+		h.Until = &until
+	}
+	return &h
+}
+
+// Machine returns the halt of an answer to a report as a machine whose clock shows
+// now must keep it; nil for none.
+func (a AgentAnswer) Machine(now time.Time) *idle.HaltedBy {
+	switch {
+	case !a.Halted:
+		return nil
+	case a.HaltedBy == nil: // an older server
+		return &idle.HaltedBy{Fleet: true, Since: now}
+	}
+	return HaltAnswer{Halt: a.HaltedBy, Left: a.HaltLeft}.Machine(now)
+}
+
+// AwaitAgentHalt asks for the fleet's halt in the name of an agent.
+func (c *Client) AwaitAgentHalt(ctx context.Context, machine string, t HaltTurn) (HaltAnswer, error) {
+	return tell[HaltAnswer](ctx, c, agentPath(machine, "halt"), t)
+}
+
+// AwaitHostHalt asks for the fleet's halt in the name of a host.
+func (c *Client) AwaitHostHalt(ctx context.Context, host string, t HaltTurn) (HaltAnswer, error) {
+	return tell[HaltAnswer](ctx, c, hostPath(host, "halt"), t)
+}
+
+// Bounds of following the halt. A server that comes back is asked within
+// haltMost, so that a halt made meanwhile reaches the machine within 5 s.
+const (
+	haltWait    = 40 * time.Second
+	haltLimit   = haltWait + 10*time.Second
+	haltRetry   = 500 * time.Millisecond
+	haltMost    = 3 * time.Second
+	haltRefused = time.Minute // the server is too old, or refuses the token
+	haltSpace   = 200 * time.Millisecond
+)
+
+// FollowHalt asks for the fleet's halt until ctx ends, and passes every answer
+// to heard together with the time at which it was asked for. Failures are
+// retried; heard is not called for them, so the last known halt holds.
+func FollowHalt(ctx context.Context, ask func(context.Context, HaltTurn) (HaltAnswer, error), heard func(a HaltAnswer, asked time.Time)) {
+	turn, failures := HaltTurn{Wait: haltWait.Seconds()}, 0
+	for ctx.Err() == nil {
+		asked := time.Now()
+		within, cancel := context.WithTimeout(ctx, haltLimit)
+		a, err := ask(within, turn)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			most := haltMost
+			if p, refused := errors.AsType[*httpx.Problem](err); refused && p.Status < http.StatusInternalServerError {
+				most = haltRefused
+			}
+			_ = delay.For(ctx, delay.Backoff(failures, haltRetry, most))
+			failures++
+			continue
+		}
+		failures, turn.Known = 0, a.Mark
+		heard(a, asked)
+		pause := time.Duration(min(max(a.Again, 0), 60) * float64(time.Second))
+		_ = delay.For(ctx, max(pause, haltSpace-time.Since(asked)))
+	}
+}

@@ -1,0 +1,407 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/lib/httpx"
+)
+
+// HostReport describes all instances of a host, or those that changed since the
+// previous report. Times are those of the host's clock; the server converts them
+// to ages relative to At.
+type HostReport struct {
+	Host     string    `json:"host"`           // name of the host
+	At       time.Time `json:"at"`             // when the report was sent
+	Sequence uint64    `json:"sequence"`       // counts reports since StartedAt, from 1
+	After    uint64    `json:"after"`          // sequence this report builds on; 0 for a full report
+	More     bool      `json:"more,omitempty"` // more parts follow immediately
+
+	StartedAt time.Time      `json:"started_at"`
+	Version   string         `json:"version"`
+	BuildDate string         `json:"build_date,omitempty"`
+	Interval  idle.Duration  `json:"interval_seconds"` // maximum time until the next report
+	Halted    bool           `json:"halted"`
+	Halt      *idle.HaltedBy `json:"halt,omitempty"` // who halted it, since when, until when and why
+	Counts    map[string]int `json:"counts"`         // number of instances by state
+	Memory    HostMemory     `json:"memory"`
+	Faults    []string       `json:"faults"` // problems of the host
+	// LeftOut counts instances not included, because there are more than
+	// MaxHostInstances.
+	LeftOut int `json:"left_out,omitempty"`
+
+	Instances []HostInstance `json:"instances"`
+	Gone      []string       `json:"gone"` // ids of removed instances
+}
+
+// HostMemory is the memory budget for instances of known size on a host.
+type HostMemory struct {
+	Limit   int64 `json:"limit_bytes"` // 0 means unlimited
+	Free    int64 `json:"free_bytes"`
+	Waiting int   `json:"waiting"` // starts and wakes waiting for memory
+}
+
+// HostInstance is an instance as reported by its host. Its command and
+// environment are not sent, because they may contain secrets.
+type HostInstance struct {
+	ID             string               `json:"id"`
+	Name           string               `json:"name"`
+	State          string               `json:"state" doc:"unknown while the host does not report; then last_state is its last reported state"`
+	LastState      string               `json:"last_state,omitempty"`
+	StateSince     *time.Time           `json:"state_since"`
+	StatusReason   string               `json:"status_reason"`
+	Enabled        bool                 `json:"enabled"`
+	Runtime        string               `json:"runtime"`
+	Image          string               `json:"image,omitempty"`
+	CreatedAt      time.Time            `json:"created_at"`
+	LastActivityAt *time.Time           `json:"last_activity_at"`
+	LastPausedAt   *time.Time           `json:"last_paused_at"`
+	LastPausedBy   string               `json:"last_paused_by"`
+	LastResumedAt  *time.Time           `json:"last_resumed_at"`
+	LastResumedBy  string               `json:"last_resumed_by"`
+	IdleFor        float64              `json:"idle_for" doc:"Seconds"`
+	PauseAt        *time.Time           `json:"pause_at" doc:"When it is paused if nothing happens; null when a block has no known end"`
+	NextStep       string               `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
+	NextStepAt     *time.Time           `json:"next_step_at"`
+	PauseAfter     float64              `json:"pause_after" doc:"Seconds; 0 is never"`
+	StopAfter      float64              `json:"stop_after" doc:"Seconds; 0 is never"`
+	Connections    int                  `json:"connections"`
+	Leases         []idle.Lease         `json:"leases"`
+	Endpoints      []instance.Endpoint  `json:"endpoints"`
+	Blocks         []idle.Block         `json:"blocks"`
+	Memory         int64                `json:"memory_bytes" doc:"0 is not known, or none"`
+	MemoryLimit    int64                `json:"memory_limit"`
+	PauseCount     uint64               `json:"pause_count"`
+	WakeCount      uint64               `json:"wake_count"`
+	RestartCount   int                  `json:"restart_count"`
+	ExitCode       *int                 `json:"exit_code"`
+	CrashLooping   bool                 `json:"crash_looping"`
+	Waiting        *HostInstanceWaiting `json:"waiting" doc:"For room to start or wake; null when it does not"`
+}
+
+// HostInstanceWaiting is a start or wake that waits for memory on its host.
+type HostInstanceWaiting struct {
+	Reason string    `json:"reason"`
+	Place  int       `json:"place"`
+	Until  time.Time `json:"until"`
+}
+
+// HostAnswer is a server's response to a report.
+type HostAnswer struct {
+	// Resend means that nothing was accepted, because the report builds on one
+	// that this server does not have. The next report must be full.
+	Resend bool `json:"resend"`
+}
+
+// HostQuestion asks a host to explain an instance; a zero At means now.
+type HostQuestion struct {
+	ID       string    `json:"id"`
+	Instance string    `json:"instance"`
+	At       time.Time `json:"at,omitzero"`
+}
+
+// HostReply answers a question with a Why, or with the status and message of an
+// error.
+type HostReply struct {
+	ID     string   `json:"id"`
+	Why    *HostWhy `json:"why,omitempty"`
+	Status int      `json:"status,omitempty"`
+	Detail string   `json:"detail,omitempty"`
+}
+
+// HostTurn is a host's request in the question exchange: its replies, and how
+// long it then waits for questions.
+type HostTurn struct {
+	Answers []HostReply `json:"answers"`
+	Wait    float64     `json:"wait_seconds" minimum:"0" maximum:"60"`
+}
+
+// HostQuestions is the server's response to a HostTurn.
+type HostQuestions struct {
+	Questions []HostQuestion `json:"questions"`
+}
+
+// HostWhy explains an instance of a host.
+type HostWhy struct {
+	evidence.Account
+	Host string `json:"host"`
+	// Readings is "live" from the host now, "recorded" from the last report, or
+	// "unknown" if the host cannot be asked.
+	Readings string `json:"readings" enum:"live,recorded,unknown"`
+	// Unheard is why the host could not be asked; empty if it was.
+	Unheard string `json:"unheard,omitempty"`
+	// Instance is the instance as last reported; null if unknown.
+	Instance *HostInstance `json:"instance"`
+}
+
+// HostSummary is a host in a listing.
+type HostSummary struct {
+	Name string `json:"name"`
+	// Heard is false if the host missed three reports, or if no reachable
+	// server receives its reports: its current state is unknown.
+	Heard bool `json:"heard"`
+	// HeardAt is the time of its last report to a running server; null if
+	// there was none.
+	HeardAt      *time.Time `json:"heard_at"`
+	UnheardSince *time.Time `json:"unheard_since"`
+	// Unheard is why it is not heard, for display.
+	Unheard    string  `json:"unheard,omitempty"`
+	AgeSeconds float64 `json:"age_seconds"`
+	Interval   float64 `json:"interval_seconds" doc:"It promised a report within it"`
+	Server     string  `json:"server" doc:"The server that it reports to; empty if none is known"`
+
+	Version   string         `json:"version"`
+	Outdated  bool           `json:"outdated"`
+	StartedAt *time.Time     `json:"started_at"`
+	Halted    bool           `json:"halted"`
+	Halt      *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
+	Total     int            `json:"instances_total"`
+	LeftOut   int            `json:"left_out" doc:"Instances that it has beside those"`
+	Counts    map[string]int `json:"counts" doc:"Instances by state, as last heard"`
+	Memory    HostMemory     `json:"memory"`
+	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as it is known"`
+	Faults    []string       `json:"faults"`
+	// ClockOffset is how far its clock is ahead of the server's, in seconds,
+	// including the transit time of the report.
+	ClockOffset float64 `json:"clock_offset_seconds"`
+}
+
+// Later reports whether s is more current than t: received by a server that hears
+// the host or, if neither does, newer.
+func (s *HostSummary) Later(t *HostSummary) bool {
+	switch {
+	case s.Heard != t.Heard:
+		return s.Heard
+	case s.HeardAt == nil || t.HeardAt == nil:
+		return t.HeardAt == nil && s.HeardAt != nil
+	}
+	return s.HeardAt.After(*t.HeardAt)
+}
+
+// HostView is a host with its instances sorted by name, or one page of them.
+type HostView struct {
+	HostSummary
+	Instances []HostInstance `json:"instances"`
+	Next      string         `json:"next,omitempty"`
+}
+
+// Limits of host reports. Reports with more instances are sent in parts.
+const (
+	MaxHostReport    = 128 << 10 // bytes per report
+	MaxHostInstances = 10_000    // instances per host
+	MaxHostText      = 512       // bytes per text
+	maxHostEach      = 64        // leases, blocks and endpoints per instance
+	maxHostPart      = 1000      // instances per report
+	MaxHostAnswers   = 32
+)
+
+// Stale returns how long a host may be silent: three of its intervals.
+func (r *HostReport) Stale() time.Duration { return 3 * time.Duration(r.Interval) }
+
+var (
+	hostName  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$`)
+	hostWord  = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
+	hostIdent = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+)
+
+// ValidHost returns what is wrong with the name of a host.
+func ValidHost(name string) error {
+	if !hostName.MatchString(name) {
+		return fmt.Errorf("cannot use %.40q as the name of a host: want 1 to 128 of letters, digits, '.', '_' and '-', beginning and ending with a letter or digit", name)
+	}
+	return nil
+}
+
+// ReadHostReport parses and validates a report of host; the error names the
+// fields. Lists in the result are never nil.
+func ReadHostReport(host string, body []byte) (r HostReport, err error) {
+	if len(body) > MaxHostReport {
+		return r, fmt.Errorf("it is larger than %d KiB", MaxHostReport>>10)
+	}
+	if err := json.Unmarshal(body, &r); err != nil {
+		return r, err
+	}
+	fill(&r)
+	return r, r.check(host)
+}
+
+// check validates a report of host.
+func (r *HostReport) check(host string) error {
+	errs := []error{plain(r)}
+	fail := func(field, format string, a ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, a...)))
+	}
+	if r.Host != host {
+		fail("host", "it is not %q, whose report this is", host)
+	}
+	if err := ValidHost(host); err != nil {
+		errs = append(errs, err)
+	}
+	if r.At.IsZero() || r.StartedAt.IsZero() {
+		fail("at", "it or started_at is missing")
+	}
+	if r.Sequence == 0 || r.After >= r.Sequence {
+		fail("sequence", "it must be at least 1, and above after")
+	}
+	if d := time.Duration(r.Interval); d < MinInterval || d > MaxInterval {
+		fail("interval_seconds", "it must lie between %s and %s", MinInterval, MaxInterval)
+	}
+	if len(r.Counts) > 32 || len(r.Faults) > 64 || r.LeftOut < 0 || r.Memory.Limit < 0 || r.Memory.Free < 0 || r.Memory.Waiting < 0 {
+		fail("counts", "there are more than 32, or more than 64 faults, or a number is negative")
+	}
+	for state, n := range r.Counts {
+		if !hostWord.MatchString(state) || n < 0 {
+			fail("counts", "want names of states and how many there are")
+		}
+	}
+	if len(r.Instances) > maxHostPart || len(r.Gone) > MaxHostInstances {
+		fail("instances", "there are %d and %d that are gone, the limits are %d and %d", len(r.Instances), len(r.Gone), maxHostPart, MaxHostInstances)
+	}
+	ids, names := map[string]bool{}, map[string]bool{}
+	for n := range r.Instances {
+		i, field := &r.Instances[n], fmt.Sprintf("instances[%d]", n)
+		if err := i.check(); err != nil {
+			fail(field, "%v", err)
+		}
+		if ids[i.ID] || names[i.Name] {
+			fail(field, "its id or name is there twice")
+		}
+		ids[i.ID], names[i.Name] = true, true
+	}
+	for n, id := range r.Gone {
+		if !hostIdent.MatchString(id) || ids[id] {
+			fail(fmt.Sprintf("gone[%d]", n), "it is no id, or that of an instance in the report")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (i *HostInstance) check() error {
+	switch {
+	case !hostIdent.MatchString(i.ID):
+		return errors.New("its id is not 1 to 64 of letters, digits, '.', '_' and '-'")
+	case !hostWord.MatchString(i.State) || i.LastState != "" || i.NextStep != "" && !hostWord.MatchString(i.NextStep):
+		return errors.New("its state is none")
+	case !hostWord.MatchString(i.Runtime):
+		return errors.New("its runtime is none")
+	case len(i.Leases) > maxHostEach || len(i.Endpoints) > maxHostEach || len(i.Blocks) > maxHostEach:
+		return fmt.Errorf("it has more than %d leases, endpoints or blocks", maxHostEach)
+	case i.IdleFor < 0 || i.PauseAfter < 0 || i.StopAfter < 0 || i.Connections < 0 || i.Memory < 0 || i.MemoryLimit < 0 || i.RestartCount < 0:
+		return errors.New("a number of it is negative")
+	}
+	return instance.ValidName(i.Name)
+}
+
+// ReadHostTurn parses and validates a host's turn.
+func ReadHostTurn(body []byte) (t HostTurn, err error) {
+	if err := json.Unmarshal(body, &t); err != nil {
+		return t, err
+	}
+	if len(t.Answers) > MaxHostAnswers || t.Wait < 0 || t.Wait > 60 {
+		return t, fmt.Errorf("answers: there are more than %d, or wait_seconds is not between 0 and 60", MaxHostAnswers)
+	}
+	fill(&t)
+	if err := plain(&t); err != nil {
+		return t, err
+	}
+	for n, a := range t.Answers {
+		switch {
+		case a.Why == nil && (a.Status < 400 || a.Status > 599), a.Why != nil && a.Why.Instance == nil:
+			return t, fmt.Errorf("answers[%d]: it is neither an answer nor a refusal", n)
+		case a.Why == nil:
+			continue
+		}
+		if err := a.Why.Instance.check(); err != nil {
+			return t, fmt.Errorf("answers[%d].why.instance: %w", n, err)
+		}
+	}
+	return t, nil
+}
+
+// Fit truncates texts and lists to their limits and replaces nil lists.
+func (r *HostReport) Fit() {
+	for n := range r.Instances {
+		r.Instances[n].fit()
+	}
+	r.Faults = r.Faults[:min(len(r.Faults), maxHostEach)]
+	fill(r)
+	shorten(r)
+}
+
+// Fit truncates texts and lists to their limits and replaces nil lists.
+func (a *HostReply) Fit() {
+	if a.Why != nil && a.Why.Instance != nil {
+		a.Why.Instance.fit()
+	}
+	fill(a)
+	shorten(a)
+}
+
+func (i *HostInstance) fit() {
+	i.Leases = i.Leases[:min(len(i.Leases), maxHostEach)]
+	i.Endpoints = i.Endpoints[:min(len(i.Endpoints), maxHostEach)]
+	i.Blocks = i.Blocks[:min(len(i.Blocks), maxHostEach)]
+}
+
+func hostPath(name string, below ...string) string {
+	p := "/hosts/" + url.PathEscape(name)
+	for _, b := range below {
+		p += "/" + url.PathEscape(b)
+	}
+	return p
+}
+
+// ReportHost sends a report of the host that it names.
+func (c *Client) ReportHost(ctx context.Context, r HostReport) (HostAnswer, error) {
+	return tell[HostAnswer](ctx, c, hostPath(r.Host, "report"), r)
+}
+
+// HostTurn sends replies and waits for new questions.
+func (c *Client) HostTurn(ctx context.Context, host string, t HostTurn) (HostQuestions, error) {
+	return tell[HostQuestions](ctx, c, hostPath(host, "questions"), t)
+}
+
+// Hosts returns the hosts of the fleet.
+func (c *Client) Hosts(ctx context.Context) ([]HostSummary, error) {
+	return All[HostSummary](ctx, c, api+"/hosts", nil)
+}
+
+// Host returns a host with all of its instances.
+func (c *Client) Host(ctx context.Context, name string) (v HostView, err error) {
+	q := url.Values{"limit": {"1000"}}
+	var all []HostInstance
+	for {
+		if v, err = get[HostView](ctx, c, api+hostPath(name)+"?"+q.Encode()); err != nil {
+			return v, err
+		}
+		all = append(all, v.Instances...)
+		if v.Next == "" {
+			v.Instances = all
+			return v, nil
+		}
+		q.Set("after", v.Next)
+	}
+}
+
+// HostWhy explains an instance of a host at a given time; zero means now.
+func (c *Client) HostWhy(ctx context.Context, host, inst string, at time.Time) (HostWhy, error) {
+	path := api + hostPath(host, "instances", inst, "why")
+	if !at.IsZero() {
+		path += "?" + url.Values{"at": {at.UTC().Format(time.RFC3339Nano)}}.Encode()
+	}
+	return get[HostWhy](ctx, c, path)
+}
+
+// Refusal returns a host's error reply as an error.
+func (a *HostReply) Refusal() error {
+	return &httpx.Problem{Status: a.Status, Title: http.StatusText(a.Status), Detail: a.Detail}
+}

@@ -1,0 +1,76 @@
+package control
+
+import (
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/fleet"
+)
+
+// Standing is where a worker is on its way to a pause, as the overview counts
+// it. Each worker has exactly one.
+type Standing string
+
+// The standings. Unknown outranks what could be guessed.
+const (
+	StandingActive      Standing = "active"       // runs, and was used lately
+	StandingIdle        Standing = "idle"         // runs, and was not used lately
+	StandingPausingSoon Standing = "pausing_soon" // its pause is near, intended or in progress
+	StandingBlocked     Standing = "blocked"      // idle, and something prevents its pause
+	StandingUnknown     Standing = "unknown"      // runs, and whether it is used is not known
+	StandingPaused      Standing = "paused"       // stopped
+	StandingStarting    Standing = "starting"     // on its way to running
+	StandingFailed      Standing = "failed"       // needs a user
+	StandingEnded       Standing = "ended"        // terminating or terminated
+)
+
+// WorkerRow is a worker as the overview lists it.
+type WorkerRow struct {
+	ID            string   `json:"id"`
+	Name          string   `json:"name"`
+	AWSRegion     string   `json:"aws_region"`
+	InstanceType  string   `json:"instance_type,omitempty"`
+	TemplateName  string   `json:"template_name,omitempty"`
+	Owner         string   `json:"owner,omitempty"`
+	Status        string   `json:"status"`
+	DesiredStatus string   `json:"desired_status"`
+	Standing      Standing `json:"standing" enum:"active,idle,pausing_soon,blocked,unknown,paused,starting,failed,ended"`
+	// Sentence is the reason, for users. Block is the code of what prevents a
+	// pause, if anything does.
+	Sentence       string     `json:"sentence"`
+	Block          string     `json:"block,omitempty"`
+	Attention      bool       `json:"attention,omitempty" doc:"Needs attention by a user"`
+	IdleMinutes    float64    `json:"idle_minutes"`
+	TimeoutMinutes float64    `json:"timeout_minutes"`
+	LastActivityAt *time.Time `json:"last_activity_at"`
+	TargetPauseAt  *time.Time `json:"target_pause_at" doc:"What comes first: its pause, or the end of its time"`
+	// Expiry is the end of its time; absent if it has none.
+	Expiry       *evidence.Expiry `json:"expiry,omitempty"`
+	SnoozeUntil  *time.Time       `json:"snooze_until"`
+	LastPausedAt *time.Time       `json:"last_paused_at"`
+	PauseReason  string           `json:"pause_reason,omitempty"`
+	Armed        bool             `json:"armed"`
+	// Revision is that of the record: a reader never puts a row with a lower
+	// one in place of it.
+	Revision int64 `json:"revision"`
+}
+
+// Overview is the fleet at a glance: counts, what needs a user first, and a
+// window of the list.
+type Overview struct {
+	At time.Time `json:"at"`
+	// Revision of the store up to which changes of workers are in it.
+	Revision int64 `json:"revision"`
+	// Total is of all workers, Matched of those that search and filters
+	// leave, and Counts are of these by standing, before the standing asked
+	// for narrows the rows.
+	Total     int              `json:"total"`
+	Matched   int              `json:"matched"`
+	Counts    map[Standing]int `json:"counts"`
+	Attention []WorkerRow      `json:"attention" doc:"The most urgent of all workers, most urgent first"`
+	Urgent    int              `json:"attention_total"`
+	Regions   []string         `json:"aws_regions"`
+	Offset    int              `json:"offset"`
+	Items     []WorkerRow      `json:"items"`
+	Halt      fleet.Halt       `json:"halt"`
+}

@@ -1,0 +1,280 @@
+package hostctl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/lib/delay"
+	"lull/internal/lib/httpx"
+)
+
+// Client is a client of one host daemon. It is safe for concurrent use. Errors:
+// *httpx.Problem for an error response, *httpx.UnreachableError.
+type Client struct{ api *httpx.Client }
+
+// NewClient returns a client of address, "unix:///path" or a bare path.
+func NewClient(address string) (*Client, error) {
+	path := strings.TrimPrefix(address, "unix://")
+	if path == "" || strings.Contains(path, "://") {
+		return nil, fmt.Errorf("cannot use %q as a host: want unix:///path/of/the/socket", address)
+	}
+	return &Client{&httpx.Client{Peer: "lull host", Start: "lull host", Where: path, Base: "http://lull/api/v1", HTTP: httpx.Unix(path)}}, nil
+}
+
+func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	_, err := c.api.Do(ctx, httpx.Request{Method: method, Path: path, In: in}, out)
+	return err
+}
+
+// follow opens a streaming response.
+func (c *Client) follow(ctx context.Context, path string, q url.Values) (io.ReadCloser, error) {
+	res, err := c.api.Open(ctx, httpx.Request{Method: "GET", Path: path + "?" + q.Encode()})
+	if err != nil {
+		return nil, err
+	}
+	return res.Body, nil
+}
+
+func inst(name string) string { return "/instances/" + url.PathEscape(name) }
+
+// Status returns the daemon's own state.
+func (c *Client) Status(ctx context.Context) (s Status, err error) {
+	return s, c.call(ctx, "GET", "/status", nil, &s)
+}
+
+// List returns every instance.
+func (c *Client) List(ctx context.Context) (l []Instance, err error) {
+	return l, c.call(ctx, "GET", "/instances", nil, &l)
+}
+
+// ListWithMemory returns every instance with its memory use.
+func (c *Client) ListWithMemory(ctx context.Context) (l []Instance, err error) {
+	return l, c.call(ctx, "GET", "/instances?memory=true", nil, &l)
+}
+
+// Get returns one instance.
+func (c *Client) Get(ctx context.Context, name string) (o Instance, err error) {
+	return o, c.call(ctx, "GET", inst(name), nil, &o)
+}
+
+// Create creates an instance.
+func (c *Client) Create(ctx context.Context, r Create) (o Instance, err error) {
+	return o, c.call(ctx, "POST", "/instances", r, &o)
+}
+
+// Clone creates an instance from the snapshot of a hibernated one.
+func (c *Client) Clone(ctx context.Context, from string, r Clone) (o Instance, err error) {
+	return o, c.call(ctx, "POST", inst(from)+"/clone", r, &o)
+}
+
+// Images returns the cached images.
+func (c *Client) Images(ctx context.Context) (l []Image, err error) {
+	return l, c.call(ctx, "GET", "/images", nil, &l)
+}
+
+// Prune removes unused images older than the given age; 0 means any age.
+func (c *Client) Prune(ctx context.Context, older time.Duration) (l []Image, err error) {
+	return l, c.call(ctx, "POST", "/images/prune", map[string]float64{"older_seconds": older.Seconds()}, &l)
+}
+
+// Do executes start, stop, pause or resume, with its query parameters.
+func (c *Client) Do(ctx context.Context, name, verb string, query url.Values) (o Instance, err error) {
+	path := inst(name) + "/" + verb
+	if len(query) > 0 {
+		path += "?" + query.Encode()
+	}
+	return o, c.call(ctx, "POST", path, nil, &o)
+}
+
+// Remove stops and deletes an instance.
+func (c *Client) Remove(ctx context.Context, name string) error {
+	return c.call(ctx, "DELETE", inst(name), nil, nil)
+}
+
+// Why explains its state at a given time; zero means now.
+func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err error) {
+	path := inst(name) + "/why"
+	if !at.IsZero() {
+		path += "?" + url.Values{"at": {at.UTC().Format(time.RFC3339Nano)}}.Encode()
+	}
+	return y, c.call(ctx, "GET", path, nil, &y)
+}
+
+// Change changes the settings of an instance that in sets.
+func (c *Client) Change(ctx context.Context, name string, in Change) (o Instance, err error) {
+	return o, c.call(ctx, "PATCH", inst(name), in, &o)
+}
+
+// Snooze keeps it running until t; the zero time ends the snooze.
+func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instance, err error) {
+	in := map[string]time.Time{}
+	if !t.IsZero() {
+		in["until"] = t
+	}
+	return o, c.call(ctx, "POST", inst(name)+"/snooze", in, &o)
+}
+
+// Hold takes or renews a lease.
+func (c *Client) Hold(ctx context.Context, name string, r LeaseRequest) (l []idle.Lease, err error) {
+	return l, c.call(ctx, "POST", inst(name)+"/leases", r, &l)
+}
+
+// Release drops a holder's lease.
+func (c *Client) Release(ctx context.Context, name, holder string) (l []idle.Lease, err error) {
+	return l, c.call(ctx, "DELETE", inst(name)+"/leases/"+url.PathEscape(holder), nil, &l)
+}
+
+// Exec runs a command inside an instance.
+func (c *Client) Exec(ctx context.Context, name string, r ExecRequest) (x ExecResult, err error) {
+	return x, c.call(ctx, "POST", inst(name)+"/exec", r, &x)
+}
+
+// Halting starts or ends a halt. Until is a time in any form that the host
+// accepts; empty means until ended.
+type Halting struct {
+	On     bool   `json:"on"`
+	Reason string `json:"reason,omitempty"`
+	Until  string `json:"until,omitempty"`
+}
+
+// Halt starts or ends a halt.
+func (c *Client) Halt(ctx context.Context, r Halting) (s Status, err error) {
+	return s, c.call(ctx, "POST", "/halt", r, &s)
+}
+
+// Logs copies an instance's output to w.
+func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) error {
+	q := url.Values{}
+	if l.Tail >= 0 {
+		q.Set("tail", strconv.Itoa(l.Tail))
+	}
+	if l.Follow {
+		q.Set("follow", "true")
+	}
+	if l.Console {
+		q.Set("console", "true")
+	}
+	logs, err := c.follow(ctx, inst(name)+"/logs", q)
+	if err != nil {
+		return err
+	}
+	defer logs.Close()
+	if _, err = io.Copy(w, logs); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("cannot read the logs of %s: %w", name, err)
+	}
+	return nil
+}
+
+// Kept calls each for every retained event after since ("" for all, "now", or an
+// id). missing is called if some of those events are gone.
+func (c *Client) Kept(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
+	// Hosts of an earlier version keep streaming; a pause then marks the end of
+	// retained events.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pause := time.AfterFunc(keptWithin, cancel)
+	defer pause.Stop()
+	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}, "kept": {"true"}})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	return readEvents(ctx, stream, missing, func(e Event) error {
+		pause.Reset(keptWithin)
+		return each(e)
+	})
+}
+
+// Follow calls each for every retained event after since, as in Kept, and for new
+// ones until ctx ends. If the host goes away it reconnects for a while. missing is
+// also called when another daemon answers, because events in between may be
+// missing. The error of each is returned unchanged.
+func (c *Client) Follow(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
+	var daemon time.Time // start time of the daemon whose ids since refers to
+	for try := 0; ; try++ {
+		st, err := c.Status(ctx)
+		if err == nil {
+			if !daemon.IsZero() && !st.StartedAt.Equal(daemon) {
+				since = ""
+				missing("another daemon of the host has taken over")
+			}
+			daemon = st.StartedAt
+			var own error
+			var begun bool
+			if begun, err = c.follows(ctx, since, missing, func(e Event) error {
+				since, own = strconv.FormatUint(e.Seq, 10), each(e)
+				return own
+			}); own != nil {
+				return own
+			}
+			if begun {
+				try = 0
+			}
+		}
+		p, refused := errors.AsType[*httpx.Problem](err)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case refused && p.Status < 500, daemon.IsZero():
+			return err
+		case try >= 8:
+			return fmt.Errorf("cannot follow the events any longer, the host has ended: %w", err)
+		}
+		if delay.For(ctx, min(5*time.Second, 50*time.Millisecond<<try)) != nil {
+			return nil
+		}
+	}
+}
+
+// follows reads one connection. begun reports whether the stream was opened.
+func (c *Client) follows(ctx context.Context, since string, missing func(string), each func(Event) error) (begun bool, err error) {
+	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}})
+	if err != nil {
+		return false, err
+	}
+	defer stream.Close()
+	if err := readEvents(ctx, stream, missing, each); err != nil {
+		return true, err
+	}
+	return true, io.ErrUnexpectedEOF
+}
+
+func readEvents(ctx context.Context, stream io.Reader, missing func(why string), each func(Event) error) error {
+	for ev, err := range httpx.ReadEvents(stream, maxEvent) {
+		var e Event
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case ev.Name == "reset":
+			var r Reset
+			if err := json.Unmarshal(ev.Data, &r); err != nil {
+				return fmt.Errorf("cannot read an event: %w", err)
+			}
+			missing(r.Reason)
+			continue
+		}
+		if err := json.Unmarshal(ev.Data, &e); err != nil {
+			return fmt.Errorf("cannot read an event: %w", err)
+		}
+		if err := each(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keptWithin is the longest pause between two retained events.
+const keptWithin = 5 * time.Second
+
+// maxEvent limits an event, in bytes.
+const maxEvent = 1 << 20

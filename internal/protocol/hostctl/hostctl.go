@@ -1,0 +1,247 @@
+// Package hostctl is the protocol between a client and a host daemon over the
+// host's unix socket: the objects of the API and a client.
+//
+// Field names are a contract. Times are RFC 3339 or null; idle_for, pause_after
+// and stop_after are in seconds.
+package hostctl
+
+import (
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+)
+
+// Instance is an instance as shown to users and scripts.
+type Instance struct {
+	ID                 string              `json:"id" doc:"Stable id of the instance"`
+	Name               string              `json:"name"`
+	State              string              `json:"state" enum:"stopped,starting,running,pausing,paused,reclaimed,hibernated,resuming,stopping"`
+	StateSince         *time.Time          `json:"state_since"`
+	StatusReason       string              `json:"status_reason"`
+	Enabled            bool                `json:"enabled" doc:"False means stopped and not woken"`
+	Runtime            string              `json:"runtime"`
+	Command            []string            `json:"command"`
+	PID                int                 `json:"pid" doc:"Main process, 0 when there is none"`
+	CreatedAt          time.Time           `json:"created_at"`
+	StartedAt          *time.Time          `json:"started_at"`
+	LastActivityAt     *time.Time          `json:"last_activity_at"`
+	LastPausedAt       *time.Time          `json:"last_paused_at"`
+	LastPausedBy       string              `json:"last_paused_by"`
+	LastResumedAt      *time.Time          `json:"last_resumed_at"`
+	LastResumedBy      string              `json:"last_resumed_by"`
+	IdleFor            float64             `json:"idle_for" doc:"Seconds since the last activity"`
+	PauseAt            *time.Time          `json:"pause_at" doc:"When it is paused if nothing happens; null when a block has no known end"`
+	StopAt             *time.Time          `json:"stop_at" doc:"When a paused instance is stopped; null for never, as while connections are open that may not be ignored"`
+	Connections        int                 `json:"connections" doc:"Open inbound connections that hold"`
+	Leases             []idle.Lease        `json:"leases"`
+	LeaseHeld          bool                `json:"lease_held"`
+	LeaseReason        string              `json:"lease_reason"`
+	LeaseExpiresAt     *time.Time          `json:"lease_expires_at" doc:"Of the lease that ends last"`
+	IdlePolicy         string              `json:"idle_policy"`
+	PauseAfter         float64             `json:"pause_after" doc:"Seconds; 0 is never"`
+	StopAfter          float64             `json:"stop_after" doc:"Seconds from entering paused; 0 is never"`
+	ReclaimAfter       float64             `json:"reclaim_after" doc:"Seconds from entering paused; 0 is off"`
+	HibernateAfter     float64             `json:"hibernate_after" doc:"Seconds from entering paused; 0 is off"`
+	Image              string              `json:"image"`
+	MemoryLimit        int64               `json:"memory_limit" doc:"Bytes; 0 is the runtime's default"`
+	CPUs               float64             `json:"cpus" doc:"0 is the runtime's default"`
+	Net                string              `json:"net" doc:"none, outbound or full; empty where it has no network of its own, or is outbound"`
+	Workspace          string              `json:"workspace"`
+	SnoozeUntil        *time.Time          `json:"snooze_until"`
+	Endpoints          []instance.Endpoint `json:"endpoints"`
+	Activity           []idle.Reading      `json:"activity" doc:"The last readings"`
+	Blocks             []idle.Block        `json:"blocks" doc:"Everything that prevents a pause right now"`
+	ExitCode           *int                `json:"exit_code"`
+	RestartCount       int                 `json:"restart_count"`
+	RestartAt          *time.Time          `json:"restart_at" doc:"When a program that ended is started again"`
+	CrashLooping       bool                `json:"crash_looping"`
+	PauseCount         uint64              `json:"pause_count"`
+	WakeCount          uint64              `json:"wake_count"`
+	MemoryBytes        int64               `json:"memory_bytes" doc:"Resident memory, 0 when stopped or unknown"`
+	ReclaimedBytes     int64               `json:"reclaimed_bytes"`
+	SavedBytes         int64               `json:"saved_bytes" doc:"On disk while hibernated"`
+	BootedAnew         string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
+	Misset             string              `json:"misset,omitempty" doc:"What is wrong with its settings together with those that the host has now"`
+	WakesOnConnection  bool                `json:"wakes_on_connection" doc:"While it sleeps, a client can wake it: it exposes a port, or listens on a socket of its own, a unix socket too"`
+	Unwritable         string              `json:"unwritable,omitempty" doc:"Why the host cannot record changes of it now, such as a full disk: automatic actions wait"`
+	Trouble            string              `json:"trouble,omitempty" doc:"What keeps it from working although it runs, such as a QEMU that does not answer"`
+	NextStep           string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
+	NextStepAt         *time.Time          `json:"next_step_at"`
+	Unavailable        string              `json:"unavailable,omitempty" doc:"Why it is not known how it is: its runtime is not there, or its run does not answer; its state is the last that was recorded"`
+	Wakes              bool                `json:"wake_from_stopped" doc:"A connection to an exposed port starts it after lull stopped it"`
+	StartsOnConnection bool                `json:"starts_on_connection" doc:"It is stopped, and a connection to an exposed port starts it"`
+	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections to some ports do not, although they are meant to"`
+	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel demands that of an ordinary user who has binds reported"`
+	Waiting            *Waiting            `json:"waiting" doc:"For room to start or wake; null when it does not"`
+}
+
+// Waiting is a start or wake that this host has no room for yet.
+type Waiting struct {
+	Reason string    `json:"reason"`
+	Place  int       `json:"place" doc:"In the queue, from 1"`
+	Since  time.Time `json:"since"`
+	Until  time.Time `json:"until" doc:"When it fails"`
+}
+
+// Room is a host's capacity for instances of known size, and its queue.
+// Counters begin with this daemon.
+type Room struct {
+	Memory  int64  `json:"memory_bytes" doc:"That instances of a known size may hold together; 0 is not bounded"`
+	Free    int64  `json:"free_bytes" doc:"Of it; 0 where it is not bounded"`
+	Places  int    `json:"wakes" doc:"Slow starts and restores that run at once; 0 is not bounded"`
+	Taken   int    `json:"wakes_running"`
+	Waiting int    `json:"waiting"`
+	Longest int    `json:"waiting_most" doc:"The longest that the queue has been"`
+	Granted uint64 `json:"granted"`
+	Refused uint64 `json:"refused" doc:"Starts and wakes that found no room in time"`
+	Pushed  uint64 `json:"pushed_down" doc:"Steps down the ladder that an instance took for another"`
+}
+
+// Why answers why an instance runs, or why it was paused or stopped.
+type Why struct {
+	evidence.Account
+	Instance Instance    `json:"instance" doc:"As it is now"`
+	Relay    *RelayStats `json:"relay,omitempty"`
+}
+
+// RelayStats are the relay's statistics of an instance.
+type RelayStats struct {
+	Accepted    uint64            `json:"accepted"`
+	Relayed     uint64            `json:"relayed"`
+	Waiting     int               `json:"waiting"`
+	ClientsGone uint64            `json:"clients_gone"`
+	Refused     uint64            `json:"refused"`
+	FailedWakes uint64            `json:"failed_wakes"`
+	LastFailure string            `json:"last_failure,omitempty"`
+	Ignored     map[string]uint64 `json:"ignored,omitempty"`
+}
+
+// Create asks for a new instance.
+type Create struct {
+	instance.Spec
+	Start bool `json:"start" doc:"Start it at once"`
+}
+
+// Logs selects a part of an instance's output.
+type Logs struct {
+	Tail    int  // lines from the end, -1 for all that is kept
+	Follow  bool // and new output
+	Console bool // of the console of its kernel, instead of its own output
+}
+
+// Clone asks for an instance made out of what another one saved to disk.
+type Clone struct {
+	Name      string              `json:"name" doc:"Of the new instance"`
+	Expose    []instance.Endpoint `json:"expose,omitempty" doc:"Its ports; those of the other are not taken over"`
+	Workspace bool                `json:"workspace,omitempty" doc:"It gets the workspace of the other, too; otherwise everything in it fails with EIO until it is started anew"`
+}
+
+// Image is an image as it is kept on a host.
+type Image struct {
+	instance.Image
+	Keeper string   `json:"keeper" doc:"Who keeps it"`
+	UsedBy []string `json:"used_by" doc:"Instances that were made of it"`
+}
+
+// Change contains the settings that can be changed on an existing instance;
+// absent ones are unchanged.
+type Change struct {
+	PauseAfter           *idle.Duration    `json:"pause_after,omitempty" doc:"Seconds; 0 never pauses"`
+	ReclaimAfter         *idle.Duration    `json:"reclaim_after,omitempty" doc:"Seconds from entering PAUSED; 0 is off, as of the two below"`
+	HibernateAfter       *idle.Duration    `json:"hibernate_after,omitempty"`
+	StopAfter            *idle.Duration    `json:"stop_after,omitempty"`
+	QuietConnectionAfter *idle.Duration    `json:"quiet_connection_after,omitempty" doc:"Seconds; 0 is off"`
+	StopGrace            *idle.Duration    `json:"stop_grace,omitempty" doc:"Seconds from SIGTERM to SIGKILL; 0 is 10"`
+	IdlePolicy           *string           `json:"idle_policy,omitempty"`
+	WakeFromStopped      *bool             `json:"wake_from_stopped,omitempty"`
+	Restart              *instance.Restart `json:"restart,omitempty"`
+}
+
+// Apply is s with what c changes.
+func (c Change) Apply(s instance.Spec) instance.Spec {
+	if c.PauseAfter != nil {
+		s.PauseAfter = c.PauseAfter
+	}
+	if c.StopAfter != nil {
+		s.StopAfter = c.StopAfter
+	}
+	put(&s.ReclaimAfter, c.ReclaimAfter)
+	put(&s.HibernateAfter, c.HibernateAfter)
+	put(&s.QuietConnectionAfter, c.QuietConnectionAfter)
+	put(&s.StopGrace, c.StopGrace)
+	put(&s.IdlePolicy, c.IdlePolicy)
+	if c.WakeFromStopped != nil {
+		s.WakeFromStopped = c.WakeFromStopped
+	}
+	put(&s.Restart, c.Restart)
+	return s
+}
+
+func put[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+// LeaseRequest takes or renews a lease.
+type LeaseRequest struct {
+	Holder string        `json:"holder" doc:"Default: default" required:"false"`
+	Reason string        `json:"reason" required:"false"`
+	TTL    idle.Duration `json:"ttl_seconds" doc:"Above 0, at most 24 h"`
+}
+
+// Event is one thing that happened.
+type Event struct {
+	Seq      uint64    `json:"seq"`
+	Time     time.Time `json:"time"`
+	Type     string    `json:"type"`
+	Instance string    `json:"instance"`
+	ID       string    `json:"id"`
+	State    string    `json:"state"`
+	By       string    `json:"by,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+}
+
+// Status is the host daemon's own state.
+type Status struct {
+	Version    string            `json:"version"`
+	PID        int               `json:"pid"`
+	StartedAt  time.Time         `json:"started_at"`
+	Halted     bool              `json:"halted"`
+	Halt       *idle.HaltedBy    `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
+	DataDir    string            `json:"data_dir"`
+	Instances  map[string]int    `json:"instances" doc:"Count by state"`
+	Freezer    string            `json:"freezer" doc:"How processes are frozen here"`
+	Shim       string            `json:"shim"`
+	OpenFiles  int               `json:"open_files"`
+	FileLimit  uint64            `json:"file_limit"`
+	Goroutines int               `json:"goroutines"`
+	Room       Room              `json:"room" doc:"Memory and places for starts and wakes"`
+	Faults     []string          `json:"faults" doc:"What is wrong, each with what to do"`
+	Missing    map[string]string `json:"missing" doc:"Why a runtime can make no instance here, by the runtime; checked whenever it is read"`
+	LeftAlone  []string          `json:"left_alone,omitempty" doc:"Containers of Docker whose labels ask that they be taken over, and that cannot be, each with the reason"`
+	Server     *ServerLink       `json:"server" doc:"The server that it reports to; null without one"`
+}
+
+// ServerLink is how it stands with the server that a host reports to.
+type ServerLink struct {
+	URL          string     `json:"url"`
+	Host         string     `json:"host" doc:"What this host is called there"`
+	ReportedAt   *time.Time `json:"reported_at" doc:"The last report that arrived since the last failure"`
+	Error        string     `json:"error" doc:"Why the last report did not arrive; empty if it did"`
+	FailingSince *time.Time `json:"failing_since"`
+}
+
+// ExecRequest is a command to run beside an instance, ExecResult its outcome.
+type (
+	ExecRequest = instance.Command
+	ExecResult  = instance.Outcome
+)
+
+// Reset tells a reader of the event stream that some events are gone, so that
+// it reads the present state again.
+type Reset struct {
+	Reason string `json:"reason"`
+}

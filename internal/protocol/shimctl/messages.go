@@ -1,0 +1,285 @@
+package shimctl
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"lull/internal/core/instance"
+)
+
+// Version is that of the protocol. Both sides must have the same.
+const Version = 1
+
+// Bounds of the wire.
+const (
+	MaxMessage = 2 << 20 // bytes of one line
+	MaxFDs     = 250     // descriptors beside one line; the kernel takes 253
+
+	MaxThawedIDs = 100  // named in one Thawing
+	MaxListed    = 1000 // runs in one List
+)
+
+// Verbs. Those of events are Exited and ExecExited.
+const (
+	VerbHello     = "hello"
+	VerbStart     = "start"
+	VerbList      = "list"
+	VerbAckExit   = "ack-exit"
+	VerbAckThawed = "ack-thawed"
+	VerbHold      = "hold"
+	VerbUnhold    = "unhold"
+	VerbListeners = "listeners"
+	VerbHolds     = "holds"
+	VerbDup       = "dup"
+	VerbExec      = "exec"
+	VerbForget    = "forget"
+	VerbAdopt     = "adopt"
+	VerbOutside   = "outside"
+	VerbFilter    = "filter"
+	VerbHandoff   = "check-handoff"
+
+	VerbExited     = "exit"
+	VerbExecExited = "exec-exit"
+	VerbHeld       = "held"
+)
+
+// Exit is how a run ended.
+type Exit = instance.Exit
+
+// Hello opens a connection.
+type Hello struct {
+	Version int `json:"version"`
+}
+
+// Welcome answers Hello.
+type Welcome struct {
+	Version   int       `json:"version"`
+	Release   string    `json:"release"` // of the shim's binary
+	PID       int       `json:"pid"`
+	StartedAt time.Time `json:"started_at"`
+	Thawed    []Thawing `json:"thawed,omitempty"` // since the last ack-thawed
+}
+
+// Thawing is one time when the shim let instances run because no daemon was there.
+type Thawing struct {
+	At    time.Time `json:"at"`
+	Count int       `json:"count"` // instances that had been frozen
+	IDs   []string  `json:"ids"`   // the first of them, at most MaxThawedIDs
+}
+
+// Start starts one run. At most one run of an id lives at a time.
+type Start struct {
+	ID      string   `json:"id"`
+	Run     uint64   `json:"run"`
+	Command []string `json:"command"`
+	Env     []string `json:"env"`
+	Dir     string   `json:"dir"`
+	User    string   `json:"user,omitempty"`
+	Listen  []string `json:"listen,omitempty"`
+	LogPath string   `json:"log_path"`
+	LogMax  int64    `json:"log_max"`
+	Cgroups []string `json:"cgroups,omitempty"` // directories to join; the first is the freezer's
+	// Handoff are addresses whose sockets are held and take the place of the
+	// program's own when it binds them.
+	Handoff []string `json:"handoff,omitempty"`
+}
+
+// StartOf makes the message for a launch.
+func StartOf(l instance.Launch, cgroups []string) Start {
+	return Start{ID: l.ID, Run: l.Run, Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User,
+		Listen: l.Listen, Handoff: l.Handoff, LogPath: l.LogPath, LogMax: l.LogMax, Cgroups: cgroups}
+}
+
+// Started answers Start, and Exec.
+type Started struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks since boot
+	Exec  uint64 `json:"exec,omitempty"`
+	// NoNewPrivs is set when the program runs with no_new_privs, which the kernel
+	// demands of an ordinary user's handoff. The descriptor that reports binds
+	// travels with the answer to a Start with Handoff.
+	NoNewPrivs bool `json:"no_new_privs,omitempty"`
+}
+
+// Run is one run that the shim knows: alive, or ended and not yet acknowledged.
+type Run struct {
+	ID      string   `json:"id"`
+	Run     uint64   `json:"run"`
+	PID     int      `json:"pid"`
+	Start   uint64   `json:"start"`
+	BootID  string   `json:"boot_id"`
+	Cgroups []string `json:"cgroups,omitempty"`
+	LogPath string   `json:"log_path"`
+	LogMax  int64    `json:"log_max"`
+	User    string   `json:"user,omitempty"`
+	Handoff bool     `json:"handoff,omitempty"` // its binds are reported
+	Adopted bool     `json:"adopted,omitempty"` // not this shim's child: how it ends cannot be collected
+	Exit    *Exit    `json:"exit,omitempty"`
+}
+
+// Listing asks for the runs of one id, or in order of the ids for those after
+// After.
+type Listing struct {
+	ID    string `json:"id,omitempty"`
+	After string `json:"after,omitempty"`
+}
+
+// List answers list. More says that there are runs after the last one.
+type List struct {
+	Runs []Run `json:"runs"`
+	More bool  `json:"more,omitempty"`
+}
+
+// Ended is the event of a run that ended; it comes again on every new
+// connection until it is acknowledged. AckExit has the same shape without Exit.
+type Ended struct {
+	ID   string `json:"id"`
+	Run  uint64 `json:"run"`
+	Exit Exit   `json:"exit,omitzero"`
+}
+
+// Hold requests listening sockets for an ID. Kept sockets may be sent with it,
+// one for each address; otherwise the addresses are bound.
+type Hold struct {
+	ID    string   `json:"id"`
+	Addrs []string `json:"addrs,omitempty"` // host:port; an empty host is every address
+	// As are the addresses that the sockets are bound to, in the order of Addrs:
+	// a program may bind every address although one is exposed. [::] without an
+	// IPv4 part is [::]:port, with one :port. The shim sets it.
+	As []string `json:"as,omitempty"`
+}
+
+// Holds answers holds, which takes a Listing: the ids under which listening
+// sockets are held, sorted. More says that there are ids after the last one.
+type Holds struct {
+	IDs  []string `json:"ids"`
+	More bool     `json:"more,omitempty"`
+}
+
+// Filter asks for the descriptor that reports the binds of a run, or gives it to
+// a new shim when it travels with the request.
+type Filter struct {
+	ID  string `json:"id"`
+	Run uint64 `json:"run"`
+}
+
+// HandoffCheck answers whether bind handoff works here.
+type HandoffCheck struct {
+	Why        string `json:"why,omitempty"`          // it does not work; empty when it does
+	NoNewPrivs bool   `json:"no_new_privs,omitempty"` // programs run with no_new_privs
+}
+
+// HeldChanged is the event that other sockets are held under an id than before.
+// Why is set when one had to be given up.
+type HeldChanged struct {
+	ID  string `json:"id"`
+	Why string `json:"why,omitempty"`
+}
+
+// Name names an instance, or a process.
+type Name struct {
+	ID string `json:"id"`
+}
+
+// Outside describes something that another program freezes and thaws for the
+// daemon, such as Docker its containers and QEMU its guest. It is the request
+// that the shim makes when the daemon has gone and it may be frozen: a POST to
+// Path on the unix socket Socket or, with QMP, a continue command to a monitor
+// of QEMU. Without a socket no request is needed.
+type Outside struct {
+	ID     string `json:"id"`
+	Socket string `json:"socket,omitempty"`
+	Path   string `json:"path,omitempty"`
+	QMP    bool   `json:"qmp,omitempty"`
+}
+
+// Dup asks for duplicates of a process's descriptors.
+type Dup struct {
+	PID int   `json:"pid"`
+	FDs []int `json:"fds"`
+}
+
+// Exec runs a command beside an instance: in its groups, with its mark. Three
+// descriptors travel with it: standard input, output and error.
+type Exec struct {
+	ID      string   `json:"id"`
+	Command []string `json:"command"`
+	Env     []string `json:"env"`
+	Dir     string   `json:"dir"`
+	User    string   `json:"user,omitempty"`
+	TTY     bool     `json:"tty,omitempty"` // standard input is a terminal to control
+}
+
+// ExecEnded is the event of a command that ended.
+type ExecEnded struct {
+	Exec uint64 `json:"exec"`
+	Exit Exit   `json:"exit"`
+}
+
+// Code sorts the errors of the shim.
+type Code string
+
+// The codes.
+const (
+	CodeFailed   Code = "failed"
+	CodeNotFound Code = "not_found"
+	CodeBusy     Code = "busy"    // the id has a run already
+	CodeInvalid  Code = "invalid" // the request itself is wrong
+	CodeStage    Code = "stage"   // a step before the program began; Step and Errno say which
+	CodeGone     Code = "gone"    // the process has ended
+)
+
+// StepHandoff is the step of a CodeStage at which the program could not be put
+// under a filter that reports its binds.
+const StepHandoff = "handoff"
+
+// Error is an answer that is not a result.
+type Error struct {
+	Code    Code   `json:"code"`
+	Message string `json:"message"`
+	Step    string `json:"step,omitempty"`
+	Errno   int    `json:"errno,omitempty"`
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.Message }
+
+// Unwrap gives the errno, so that errors.Is(err, syscall.EACCES) works across the wire.
+func (e *Error) Unwrap() error {
+	if e.Errno == 0 {
+		return nil
+	}
+	return syscall.Errno(e.Errno)
+}
+
+// Errorf makes an error of a code. An errno among args is kept.
+func Errorf(code Code, format string, args ...any) *Error {
+	err := fmt.Errorf(format, args...)
+	out := &Error{Code: code, Message: err.Error()}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		out.Errno = int(errno)
+	}
+	return out
+}
+
+// asError makes any error one for the wire.
+func asError(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return Errorf(CodeFailed, "%w", err)
+}
+
+// VersionError says that the shim speaks another version of the protocol.
+type VersionError struct {
+	Ours, Theirs int
+	PID          int // of the shim
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("cannot speak with the shim (process %d): it speaks version %d, this binary speaks %d", e.PID, e.Theirs, e.Ours)
+}

@@ -1,0 +1,88 @@
+package relay
+
+import (
+	"io"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A connection that is closed while something in it is unread is reset, and a
+// client that has sent its request sees a fault of the network in place of an
+// end. So what a client that gets no answer has sent is read first, within
+// these bounds.
+const (
+	leaveFor   = time.Second
+	leaveBytes = 256 << 10
+	maxLeaving = 256 // of one loop; more are closed at once
+)
+
+// leaver is a client that was told the end and may still be sending.
+type leaver struct{ fd, left int }
+
+// turnAway ends a connection that was not answered.
+func (c *conn) turnAway() {
+	fd := c.cfd
+	c.cfd = -1
+	if fd >= 0 {
+		if c.watched {
+			_ = unix.EpollCtl(c.loop.ep, unix.EPOLL_CTL_DEL, fd, nil)
+		}
+		c.loop.clear(fd)
+		c.loop.leave(fd)
+	}
+	c.drop()
+}
+
+// leave says the end on fd and closes it once the client has said its own.
+func (lp *loop) leave(fd int) {
+	sysShutdownSend(fd)
+	v := &leaver{fd: fd, left: leaveBytes}
+	lp.leaving[v] = struct{}{}
+	if lp.drain(v); v.fd < 0 {
+		return
+	}
+	if len(lp.leaving) > maxLeaving || lp.register(fd, entry{gone: v}, edges) != nil {
+		lp.gone(v)
+		return
+	}
+	lp.at(lp.now+int64(leaveFor), func() { lp.gone(v) })
+}
+
+// drain reads what has come, and closes when no more may.
+func (lp *loop) drain(v *leaver) {
+	for v.left > 0 {
+		n, err := sysRead(v.fd, lp.buf)
+		if err == unix.EAGAIN {
+			return
+		}
+		if n == 0 || err != nil && err != unix.EINTR {
+			break
+		}
+		v.left -= max(n, 0)
+	}
+	lp.gone(v)
+}
+
+func (lp *loop) gone(v *leaver) {
+	if v.fd < 0 {
+		return
+	}
+	lp.clear(v.fd)
+	sysClose(v.fd)
+	delete(lp.leaving, v)
+	v.fd = -1
+}
+
+// turnAway does the same for a client of a stream.
+func (s *stream) turnAway() {
+	half, ok := s.client.(interface {
+		net.Conn
+		CloseWrite() error
+	})
+	if !ok || half.CloseWrite() != nil || half.SetReadDeadline(time.Now().Add(leaveFor)) != nil {
+		return
+	}
+	_, _ = io.CopyN(io.Discard, half, leaveBytes)
+}

@@ -1,0 +1,113 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+const maxNoiseRules = 256
+
+// Noise names traffic that neither keeps an instance running nor wakes it. The
+// zero value ignores nothing. While the instance runs, such traffic is served;
+// while it sleeps, a connection is closed and a health check is answered in the
+// instance's place.
+type Noise struct {
+	// Sources are client addresses, such as a port scanner's.
+	Sources []netip.Prefix
+	// SilentFor keeps a new connection apart until its first byte came, for at
+	// most this long. Protocols in which the server speaks first do not work
+	// with it. Zero: off.
+	SilentFor time.Duration
+	// Paths are HTTP paths of health checks, exact, or a prefix ending in "*".
+	Paths []string
+	// UserAgents are words found in the User-Agent of health checks, without
+	// regard to case.
+	UserAgents []string
+	// HealthStatus answers a health check of a sleeping instance; default 200.
+	HealthStatus int
+}
+
+// Validate joins all faults.
+func (n Noise) Validate() error {
+	var errs []error
+	if len(n.Sources)+len(n.Paths)+len(n.UserAgents) > maxNoiseRules {
+		errs = append(errs, fmt.Errorf("cannot use noise rules: more than %d", maxNoiseRules))
+	}
+	for _, p := range n.Sources {
+		if !p.IsValid() {
+			errs = append(errs, errors.New("cannot use noise source: not a valid range"))
+		}
+	}
+	if n.SilentFor < 0 || n.SilentFor > time.Hour {
+		errs = append(errs, errors.New("cannot use noise silent: it must be at most 1h"))
+	}
+	for _, p := range n.Paths {
+		if !strings.HasPrefix(p, "/") || len(p) > 1024 || strings.Contains(strings.TrimSuffix(p, "*"), "*") {
+			errs = append(errs, fmt.Errorf("cannot use noise path %.80q: it must start with / and have * only at its end", p))
+		}
+	}
+	for _, a := range n.UserAgents {
+		if strings.TrimSpace(a) == "" || len(a) > 256 {
+			errs = append(errs, errors.New("cannot use noise agent: it must have 1 to 256 characters"))
+		}
+	}
+	if n.HealthStatus != 0 && (n.HealthStatus < 200 || n.HealthStatus > 599) {
+		errs = append(errs, errors.New("cannot use noise status: it must be 200 to 599"))
+	}
+	return errors.Join(errs...)
+}
+
+// rules names every rule that is set, as Stats shows it.
+func (n Noise) rules() []string {
+	var out []string
+	for _, p := range n.Sources {
+		out = append(out, "source="+p.String())
+	}
+	if n.SilentFor > 0 {
+		out = append(out, n.silentRule())
+	}
+	for _, p := range n.Paths {
+		out = append(out, "path="+p)
+	}
+	for _, a := range n.UserAgents {
+		out = append(out, "agent="+a)
+	}
+	return out
+}
+
+func (n Noise) silentRule() string { return "silent=" + n.SilentFor.String() }
+
+// source answers the rule that ignores this client, or "".
+func (n Noise) source(a netip.Addr) string {
+	a = a.Unmap().WithZone("")
+	for _, p := range n.Sources {
+		if p.Contains(a) {
+			return "source=" + p.String()
+		}
+	}
+	return ""
+}
+
+// request answers the rule that ignores this HTTP request, or "".
+func (n Noise) request(r *http.Request) string {
+	for _, p := range n.Paths {
+		prefix, wild := strings.CutSuffix(p, "*")
+		if r.URL.Path == p || wild && strings.HasPrefix(r.URL.Path, prefix) {
+			return "path=" + p
+		}
+	}
+	if len(n.UserAgents) == 0 {
+		return ""
+	}
+	agent := strings.ToLower(r.UserAgent())
+	for _, a := range n.UserAgents {
+		if strings.Contains(agent, strings.ToLower(a)) {
+			return "agent=" + a
+		}
+	}
+	return ""
+}

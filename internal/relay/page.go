@@ -1,0 +1,56 @@
+package relay
+
+import (
+	"html/template"
+	"io"
+	"net/http"
+)
+
+// page is shown to a user instead of an instance.
+type page struct {
+	Title, Name, Text string
+	Refresh           int // seconds; 0: stays
+}
+
+var pageTemplate = template.Must(template.New("page").Parse(`<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+{{if .Refresh}}<meta http-equiv="refresh" content="{{.Refresh}}">
+{{end}}<title>{{.Title}}: {{.Name}}</title>
+<style>
+body { font: 1.1rem/1.5 system-ui, sans-serif; margin: 0; min-height: 100vh; display: grid; place-items: center; color: #1d2430; background: #f6f7f9; }
+main { max-width: 36rem; padding: 2rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
+@media (prefers-color-scheme: dark) { body { color: #e6e9ee; background: #14181f; } }
+</style>
+</head>
+<body>
+<main>
+<h1>{{.Title}}: {{.Name}}</h1>
+<p role="status">{{.Text}}</p>
+</main>
+</body>
+</html>
+`))
+
+func writePage(w io.Writer, p page) {
+	// The status is on its way already; what fails now is the client's end.
+	_ = pageTemplate.Execute(w, p)
+}
+
+// waitingPage tells a browser to come back shortly. It says 503, so that
+// nothing takes it for the application's own answer.
+func (f *Front) waitingPage(w http.ResponseWriter, name string) {
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Retry-After", "2")
+	w.WriteHeader(http.StatusServiceUnavailable)
+	writePage(w, page{
+		Title: "Waking up", Name: name, Refresh: 2,
+		Text: "It was asleep and is being woken. This page asks again every two seconds.",
+	})
+}

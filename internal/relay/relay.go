@@ -1,0 +1,430 @@
+package relay
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// flow is one direction of a relayed connection. Small pieces are copied
+// through the loop's buffer: one read and one write. A read that fills the
+// buffer shows a bulk transfer, which is spliced through a pipe from then on
+// until it thins out.
+type flow struct {
+	readable bool // the source may have bytes, or its end
+	blocked  bool // the destination had no room
+	hup      bool // the source's end or an error is behind its bytes
+	eof      bool // the source ended
+	reset    bool // it ended by a reset
+	shut     bool // the end was passed on; nothing more will move
+
+	rest   []byte // copied and not yet written; a window of *buf
+	buf    *[]byte
+	bulk   bool
+	pipe   *pipe
+	piped  int
+	copied bool // splice does not work here
+}
+
+func (f *flow) stuck() bool { return len(f.rest) > 0 || f.piped > 0 }
+
+func (f *flow) free(lp *loop) {
+	if f.buf != nil {
+		restBuffers.Put(f.buf)
+		f.buf, f.rest = nil, nil
+	}
+	if f.pipe != nil {
+		lp.putPipe(f.pipe, f.piped == 0)
+		f.pipe, f.piped = nil, 0
+	}
+}
+
+var restBuffers = sync.Pool{New: func() any { b := make([]byte, copyBuffer); return &b }}
+
+// relay starts to carry bytes. The client is read before it is registered:
+// often its request is there already, and registering later loses nothing, for
+// the kernel reports what is readable at that time.
+func (c *conn) relay() {
+	c.phase = phaseRelaying
+	if !c.noise {
+		c.in.stats.relayed.Add(1)
+	}
+	c.up.readable = true
+	c.moveUp()
+	if c.phase == phaseClosed || !c.watchClient() {
+		return
+	}
+	if !c.bWatched {
+		c.bWatched = true
+		if err := c.loop.watch(c.bfd, c, edges); err != nil {
+			c.unreachable(err)
+			return
+		}
+	} else {
+		c.down.readable = true
+		c.pump()
+	}
+}
+
+func (c *conn) relayEvent(fd int, events uint32) {
+	in, out := &c.up, &c.down
+	if fd == c.bfd {
+		in, out = out, in
+	}
+	const ended = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
+	if events&(unix.EPOLLIN|ended) != 0 {
+		in.readable = true
+		in.hup = in.hup || events&ended != 0
+	}
+	if events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+		out.blocked = false
+	}
+	c.pump()
+}
+
+func (c *conn) takeTurn() {
+	c.queued = false
+	if c.phase == phaseRelaying {
+		c.pump()
+	}
+}
+
+func (c *conn) pump() {
+	c.moveUp()
+	if c.phase != phaseClosed {
+		c.moveDown()
+	}
+	if c.phase != phaseClosed && c.up.shut && c.down.shut {
+		c.drop()
+	}
+}
+
+func (f *flow) idle() bool {
+	return f.shut || (!f.stuck() && !f.readable && !f.eof) || (f.stuck() && f.blocked)
+}
+
+// moveUp carries bytes, or the end, to the backend, unless it is held or
+// asleep: then they stay with the client's kernel and ask for a wake.
+func (c *conn) moveUp() {
+	if c.parked || c.up.idle() {
+		return
+	}
+	if c.noise {
+		if c.in.gate.shut() {
+			c.park()
+			return
+		}
+	} else {
+		if !c.in.gate.begin() {
+			c.waiting = true
+			c.park()
+			return
+		}
+		c.moving = true
+		c.w.rounds = 0
+	}
+	n, broken := c.move(&c.up, c.cfd, c.bfd)
+	if c.moving {
+		c.moving = false
+		c.in.gate.end(n > 0, c.loop.now)
+	}
+	if n > 0 {
+		c.last.Store(c.loop.now)
+		c.owed.Store(true)
+	}
+	if broken {
+		// The backend takes no more. What it said before is still delivered,
+		// and its own end will close the connection.
+		c.up.free(c.loop)
+		c.up.shut = true
+		c.down.readable, c.down.hup = true, true
+	} else if c.up.reset && c.up.shut {
+		c.abort(c.bfd)
+	}
+}
+
+func (c *conn) moveDown() {
+	if c.down.idle() {
+		return
+	}
+	n, broken := c.move(&c.down, c.bfd, c.cfd)
+	if n > 0 {
+		c.last.Store(c.loop.now)
+		c.owed.Store(false)
+		if !c.noise {
+			c.in.gate.lastByte.Store(c.loop.now)
+		}
+	}
+	switch {
+	case broken:
+		c.abort(c.bfd)
+	case c.down.reset && c.down.shut:
+		c.abort(c.cfd)
+	}
+}
+
+// abort ends the connection with a reset towards fd.
+func (c *conn) abort(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	c.drop()
+}
+
+func (c *conn) park() {
+	c.parked = true
+	if c.w.c == nil || c.w.arrival.Cause != CauseData {
+		c.w = waiter{c: c, noise: c.noise, arrival: Arrival{
+			Instance: c.in.name, Port: c.ln.port, Remote: remoteOf(c.cfd), Cause: CauseData,
+		}}
+	}
+	if err := c.in.enqueue(&c.w); err != nil {
+		c.drop()
+		return
+	}
+	if c.noise && !c.in.gate.shut() {
+		// The gate opened between the check and the queue: nothing else would
+		// release this connection.
+		if c.in.dequeue(&c.w) {
+			c.loop.post(message{c: c})
+		}
+	}
+}
+
+func (c *conn) unpark() {
+	c.parked = false
+	if c.waiting {
+		c.waiting = false
+		c.in.gate.leaveWaiting()
+	}
+}
+
+// move carries what there is, up to one turn. broken says that the destination
+// failed; a failure of the source is its end.
+func (c *conn) move(f *flow, src, dst int) (moved int, broken bool) {
+	for {
+		if f.stuck() {
+			n, err := c.flush(f, dst)
+			moved += n
+			if err != nil {
+				return moved, true
+			}
+			if f.stuck() {
+				f.blocked = true
+				c.wantRoom(dst)
+				return moved, false
+			}
+		}
+		if f.eof {
+			c.passEnd(f, dst)
+			return moved, false
+		}
+		if !f.readable {
+			return moved, false
+		}
+		if moved >= turn {
+			c.nextTurn()
+			return moved, false
+		}
+		if f.bulk {
+			c.fill(f, src)
+			continue
+		}
+		n, err := c.copyOnce(f, src, dst)
+		moved += n
+		if err != nil {
+			return moved, true
+		}
+	}
+}
+
+func (c *conn) nextTurn() {
+	if !c.queued {
+		c.queued = true
+		c.loop.again = append(c.loop.again, c)
+	}
+}
+
+// passEnd shuts the destination's sending side down, or leaves that to the
+// close that follows at once when the other direction has ended too.
+func (c *conn) passEnd(f *flow, dst int) {
+	other := &c.up
+	if f == other {
+		other = &c.down
+	}
+	f.shut = true
+	f.free(c.loop)
+	if !f.reset && !other.shut {
+		sysShutdownSend(dst)
+	}
+}
+
+// sourceSaid turns what a read said into the state of the flow.
+func (f *flow) sourceSaid(n int, err error, full int) {
+	switch {
+	case err == unix.EAGAIN:
+		f.readable = false
+	case err == unix.EINTR:
+	case err != nil:
+		f.eof, f.reset = true, true
+	case n == 0:
+		f.eof = true
+	case n < full && !f.hup:
+		// An edge is reported for what comes later.
+		f.readable = false
+	}
+}
+
+// copyOnce reads once and writes once. The error is the destination's.
+func (c *conn) copyOnce(f *flow, src, dst int) (int, error) {
+	buf := c.loop.buf
+	n, err := sysRead(src, buf)
+	f.sourceSaid(n, err, len(buf))
+	if err != nil || n == 0 {
+		return 0, nil
+	}
+	if n == len(buf) && !f.copied {
+		f.bulk = true
+	}
+	m, err := sysWrite(dst, buf[:n])
+	if err == unix.EAGAIN || err == unix.EINTR {
+		m, err = 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if m < n {
+		if f.buf == nil {
+			f.buf = restBuffers.Get().(*[]byte)
+		}
+		f.rest = (*f.buf)[:copy(*f.buf, buf[m:n])]
+		c.pending.Add(int32(n - m))
+	}
+	return m, nil
+}
+
+// flush writes what was taken from the source before.
+func (c *conn) flush(f *flow, dst int) (int, error) {
+	moved := 0
+	for f.stuck() {
+		var n int
+		var err error
+		if len(f.rest) > 0 {
+			n, err = sysWrite(dst, f.rest)
+		} else {
+			n, err = sysSplice(f.pipe.r, dst, f.piped)
+		}
+		switch err {
+		case nil:
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return moved, nil
+		default:
+			return moved, err
+		}
+		moved += n
+		c.pending.Add(int32(-n))
+		if len(f.rest) > 0 {
+			f.rest = f.rest[n:]
+		} else {
+			f.piped -= n
+		}
+	}
+	if f.buf != nil {
+		restBuffers.Put(f.buf)
+		f.buf, f.rest = nil, nil
+	}
+	if f.pipe != nil && !f.bulk {
+		c.loop.putPipe(f.pipe, true)
+		f.pipe = nil
+	}
+	return moved, nil
+}
+
+// fill splices from the source into the pipe, which is empty. When little comes
+// the flow goes back to copying.
+func (c *conn) fill(f *flow, src int) {
+	if f.pipe == nil {
+		if f.pipe = c.loop.getPipe(); f.pipe == nil {
+			f.bulk, f.copied = false, true
+			return
+		}
+	}
+	n, err := sysSplice(src, f.pipe.w, f.pipe.size)
+	n = max(n, 0)
+	if err == unix.EINVAL || err == unix.ENOSYS {
+		f.bulk, f.copied = false, true
+		return
+	}
+	// A short splice does not mean that the source is empty: a pipe holds so
+	// many pieces, however small. Only EAGAIN does.
+	f.sourceSaid(n, err, 0)
+	f.piped = n
+	c.pending.Add(int32(n))
+	if n < copyBuffer/4 {
+		f.bulk = false
+		if n == 0 {
+			c.loop.putPipe(f.pipe, true)
+			f.pipe = nil
+		}
+	}
+}
+
+// wantRoom registers dst for the edge that says there is room again.
+func (c *conn) wantRoom(dst int) {
+	out, watched := &c.cOut, c.watched
+	if dst == c.bfd {
+		out, watched = &c.bOut, c.bWatched
+	}
+	if !watched {
+		// Registered at the end of relay; that reports room as well.
+		if c.loop.watch(dst, c, edges|unix.EPOLLOUT) == nil {
+			*out = true
+			c.watched, c.bWatched = c.watched || dst == c.cfd, c.bWatched || dst == c.bfd
+		}
+		return
+	}
+	if !*out {
+		*out = true
+		c.loop.rewatch(dst, edges|unix.EPOLLOUT)
+	}
+}
+
+// pipe carries spliced bytes.
+type pipe struct{ r, w, size int }
+
+const (
+	pipeSize  = 256 << 10
+	keepPipes = 32
+)
+
+func (lp *loop) getPipe() *pipe {
+	if n := len(lp.pipes); n > 0 {
+		p := lp.pipes[n-1]
+		lp.pipes = lp.pipes[:n-1]
+		return p
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+		return nil
+	}
+	p := &pipe{r: fds[0], w: fds[1], size: copyBuffer}
+	// Beyond the user's pipe allowance the default size has to do.
+	if n, err := unix.FcntlInt(uintptr(p.w), unix.F_SETPIPE_SZ, pipeSize); err == nil {
+		p.size = n
+	}
+	return p
+}
+
+// putPipe keeps an empty pipe for the next transfer.
+func (lp *loop) putPipe(p *pipe, empty bool) {
+	if !empty || len(lp.pipes) >= keepPipes {
+		p.close()
+		return
+	}
+	lp.pipes = append(lp.pipes, p)
+}
+
+func (p *pipe) close() {
+	sysClose(p.r)
+	sysClose(p.w)
+}

@@ -1,0 +1,420 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/core/instance"
+)
+
+// Limits on a daemon's responses.
+const (
+	maxAnswer = 16 << 20
+	maxEvent  = 1 << 20
+)
+
+// client is a Docker Engine API client over a unix socket, limited to what idling
+// needs. Paths without a version use the daemon's own version.
+type client struct {
+	http http.Client
+	own  sync.Map // ids of the commands that it runs
+}
+
+func newClient(socket string) *client {
+	return &client{http: http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+		MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute,
+	}}}
+}
+
+// statusError is an unsuccessful response.
+type statusError struct {
+	Status  int
+	Message string
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("docker says %d: %s", e.Status, e.Message) }
+
+// isStatus reports whether err is a response with one of the given statuses.
+func isStatus(err error, any ...int) bool {
+	var s *statusError
+	if errors.As(err, &s) {
+		for _, n := range any {
+			if s.Status == n {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// send makes one request. The caller must close the body.
+func (c *client) send(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
+	var r io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		r = bytes.NewReader(b)
+	}
+	q, err := http.NewRequestWithContext(ctx, method, "http://docker"+path+"?"+query.Encode(), r)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		q.Header.Set("Content-Type", "application/json")
+	}
+	a, err := c.http.Do(q)
+	var where *url.Error
+	if errors.As(err, &where) { // its placeholder URL would mislead
+		err = where.Err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if a.StatusCode < 300 {
+		return a, nil
+	}
+	defer a.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(a.Body, 64<<10))
+	if err != nil {
+		return nil, err
+	}
+	var m struct{ Message string }
+	if json.Unmarshal(b, &m) != nil || m.Message == "" {
+		m.Message = strings.TrimSpace(string(b))
+	}
+	return nil, &statusError{a.StatusCode, m.Message}
+}
+
+// call makes one request and decodes the response into out unless it is nil.
+func (c *client) call(ctx context.Context, method, path string, query url.Values, body, out any) error {
+	a, err := c.send(ctx, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	defer a.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(a.Body, maxAnswer+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > maxAnswer {
+		return fmt.Errorf("the answer to %s has more than %d bytes", path, maxAnswer)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return fmt.Errorf("cannot read the answer to %s: %w", path, err)
+	}
+	return nil
+}
+
+// details is the result of inspecting a container.
+type details struct {
+	ID     string `json:"Id"`
+	Name   string
+	Config struct {
+		Labels      map[string]string
+		StopSignal  string
+		Tty         bool
+		Shell       []string
+		Healthcheck *struct{ Test []string }
+	}
+	ExecIDs    []string // of commands that run beside it
+	HostConfig struct{ NetworkMode string }
+	State      struct {
+		Running    bool
+		Paused     bool
+		Restarting bool
+		OOMKilled  bool
+		Pid        int
+		ExitCode   int
+		StartedAt  time.Time
+		FinishedAt time.Time
+	}
+}
+
+func (d *details) name() string { return strings.TrimPrefix(d.Name, "/") }
+
+// runs reports whether the container has a process, paused or not.
+func (d *details) runs() bool { return d.State.Running && d.State.Pid > 1 }
+
+func (c *client) inspect(ctx context.Context, id string) (*details, error) {
+	var d details
+	if err := c.call(ctx, http.MethodGet, "/containers/"+url.PathEscape(id)+"/json", nil, nil, &d); err != nil {
+		return nil, err
+	}
+	if !validID(d.ID) {
+		return nil, fmt.Errorf("cannot use the answer about %s: its id is %.80q", id, d.ID)
+	}
+	return &d, nil
+}
+
+// validID reports whether id has Docker's form: 64 hexadecimal digits.
+func validID(id string) bool {
+	if len(id) != 64 {
+		return false
+	}
+	return strings.Trim(id, "0123456789abcdef") == ""
+}
+
+// do executes a container operation.
+func (c *client) do(ctx context.Context, id, verb string, query url.Values) error {
+	return c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/"+verb, query, nil, nil)
+}
+
+// labelled returns the containers with a label, running or not.
+func (c *client) labelled(ctx context.Context, label string) (ids []string, err error) {
+	f, err := json.Marshal(map[string][]string{"label": {label}})
+	if err != nil {
+		return nil, err
+	}
+	var l []struct {
+		ID string `json:"Id"`
+	}
+	err = c.call(ctx, http.MethodGet, "/containers/json", url.Values{"all": {"1"}, "filters": {string(f)}}, nil, &l)
+	for _, e := range l {
+		if validID(e.ID) {
+			ids = append(ids, e.ID)
+		}
+	}
+	return ids, err
+}
+
+// networks returns the network mode of every container, running or not.
+func (c *client) networks(ctx context.Context) (map[string]string, error) {
+	var l []struct {
+		ID         string `json:"Id"`
+		HostConfig struct{ NetworkMode string }
+	}
+	if err := c.call(ctx, http.MethodGet, "/containers/json", url.Values{"all": {"1"}}, nil, &l); err != nil {
+		return nil, err
+	}
+	modes := map[string]string{}
+	for _, e := range l {
+		modes[e.ID] = e.HostConfig.NetworkMode
+	}
+	return modes, nil
+}
+
+// event is one line of the event stream.
+type event struct {
+	Type   string
+	Action string
+	Actor  struct {
+		ID         string
+		Attributes map[string]string
+	}
+}
+
+// events calls each for every container event from now on, after calling ready
+// once the stream is open. It returns why the stream ended.
+func (c *client) events(ctx context.Context, ready func(), each func(event)) error {
+	f := `{"type":["container"]}`
+	a, err := c.send(ctx, http.MethodGet, "/events", url.Values{"filters": {f}}, nil)
+	if err != nil {
+		return err
+	}
+	defer a.Body.Close()
+	ready()
+	return readEvents(a.Body, each)
+}
+
+// readEvents reads concatenated JSON objects. It stops at an oversized or invalid
+// object, after which the stream cannot be trusted.
+func readEvents(r io.Reader, each func(event)) error {
+	in := &refill{r: r}
+	d := json.NewDecoder(in)
+	for {
+		in.left = maxEvent
+		var e event
+		if err := d.Decode(&e); err != nil {
+			return fmt.Errorf("the stream of events ended: %w", err)
+		}
+		if e.Type == "container" && validID(e.Actor.ID) {
+			each(e)
+		}
+	}
+}
+
+// refill limits the size of one object.
+type refill struct {
+	r    io.Reader
+	left int
+}
+
+func (f *refill) Read(p []byte) (int, error) {
+	if f.left <= 0 {
+		return 0, fmt.Errorf("an event has more than %d bytes", maxEvent)
+	}
+	n, err := f.r.Read(p[:min(len(p), f.left)])
+	f.left -= n
+	return n, err
+}
+
+// demux splits a container's output into its two streams: each chunk has an
+// eight-byte header with stream and length.
+func demux(r io.Reader, out, errOut io.Writer) error {
+	var h [8]byte
+	for {
+		if _, err := io.ReadFull(r, h[:]); err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+		to := out
+		switch h[0] {
+		case 0, 1:
+		case 2:
+			to = errOut
+		default:
+			return fmt.Errorf("cannot read the output: there is no stream %d", h[0])
+		}
+		if _, err := io.CopyN(to, r, int64(binary.BigEndian.Uint32(h[4:]))); err != nil {
+			return err
+		}
+	}
+}
+
+// exec runs a command in a container and waits for it.
+func (c *client) exec(ctx context.Context, id string, command, env []string, dir string) (instance.Outcome, error) {
+	var made struct{ ID string }
+	err := c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/exec", nil,
+		map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command, "Env": env, "WorkingDir": dir}, &made)
+	if err != nil {
+		return instance.Outcome{}, err
+	}
+	c.own.Store(made.ID, nil)
+	defer c.own.Delete(made.ID)
+	defer func() {
+		if ctx.Err() != nil {
+			c.endExec(id, made.ID)
+		}
+	}()
+	a, err := c.send(ctx, http.MethodPost, "/exec/"+url.PathEscape(made.ID)+"/start", nil, map[string]bool{"Detach": false, "Tty": false})
+	if err != nil {
+		return instance.Outcome{}, err
+	}
+	var o, e kept
+	if err := errors.Join(demux(a.Body, &o, &e), a.Body.Close()); err != nil {
+		return instance.Outcome{}, err
+	}
+	for { // the exit may be reported shortly after the output ends
+		var end struct {
+			ExitCode *int
+			Running  bool
+		}
+		if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(made.ID)+"/json", nil, nil, &end); err != nil {
+			return instance.Outcome{}, err
+		}
+		if !end.Running && end.ExitCode != nil {
+			return instance.Outcome{ExitCode: *end.ExitCode, Stdout: string(o.b), Stderr: string(e.b), Truncated: o.cut || e.cut}, nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return instance.Outcome{}, context.Cause(ctx)
+		}
+	}
+}
+
+// running returns the command of an exec that still runs.
+func (c *client) running(ctx context.Context, exec string) (command string, ok bool, err error) {
+	var x struct {
+		Running       bool
+		ProcessConfig struct {
+			Entrypoint string   `json:"entrypoint"`
+			Arguments  []string `json:"arguments"`
+		}
+	}
+	if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(exec)+"/json", nil, nil, &x); err != nil {
+		if isStatus(err, 404) {
+			err = nil
+		}
+		return "", false, err
+	}
+	return strings.Join(append([]string{x.ProcessConfig.Entrypoint}, x.ProcessConfig.Arguments...), " "), x.Running, nil
+}
+
+// endExec kills an abandoned command in a container, which Docker itself cannot
+// do.
+func (c *client) endExec(container, made string) {
+	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+	defer cancel()
+	var now struct {
+		Running bool
+		Pid     int
+	}
+	if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(made)+"/json", nil, nil, &now); err != nil || !now.Running || now.Pid <= 1 {
+		return
+	}
+	fd, err := unix.PidfdOpen(now.Pid, 0)
+	if err != nil {
+		return // it has exited
+	}
+	defer unix.Close(fd)
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", now.Pid))
+	if err == nil && bytes.Contains(groups, []byte(container)) { // otherwise it is on another machine
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have exited
+	}
+}
+
+// endLimit bounds cleanup after the caller has gone.
+const endLimit = 5 * time.Second
+
+// kept is the beginning of a stream.
+type kept struct {
+	b   []byte
+	cut bool // truncated
+}
+
+func (k *kept) Write(p []byte) (int, error) {
+	part := p[:min(len(p), instance.MaxOutput-len(k.b))]
+	k.b, k.cut = append(k.b, part...), k.cut || len(part) < len(p)
+	return len(p), nil
+}
+
+// logs copies a container's output.
+func (c *client) logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error {
+	d, err := c.inspect(ctx, id)
+	if err != nil {
+		return err
+	}
+	q := url.Values{"stdout": {"1"}, "stderr": {"1"}, "tail": {"all"}}
+	if tail >= 0 {
+		q.Set("tail", strconv.Itoa(tail))
+	}
+	if follow {
+		q.Set("follow", "1")
+	}
+	a, err := c.send(ctx, http.MethodGet, "/containers/"+url.PathEscape(id)+"/logs", q, nil)
+	if err != nil {
+		return err
+	}
+	defer a.Body.Close()
+	if d.Config.Tty { // a single raw stream
+		_, err = io.Copy(w, a.Body)
+		return err
+	}
+	return demux(a.Body, w, w)
+}

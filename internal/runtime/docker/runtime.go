@@ -1,0 +1,518 @@
+// Package docker idles containers that Docker runs: those with the label
+// lull.pause-after, and those that a user names. Docker still owns them: it
+// starts, pauses, stops and restarts them, and lull respects what a user does
+// with docker.
+//
+// A container is frozen with docker pause, so docker ps shows it. Clients reach
+// it as before, through its published ports. While it is frozen, its own
+// listening sockets are watched from here (pidfd_getfd duplicates them from any
+// network namespace), so the first packet that Docker's port forwarding
+// delivers wakes it.
+//
+// The containers are listed once and then followed by events; nothing is
+// polled. When the Docker daemon goes away the package waits for it, and then
+// checks every container again.
+//
+// Freeze returns nil only once every task is frozen. A container is never
+// stopped if it is not the run in question. The package decides nothing.
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/platform/cgroup"
+	"lull/internal/runtime/process"
+)
+
+// Config configures a Runtime.
+type Config struct {
+	Socket  string           // of the Docker Engine API
+	Process *process.Runtime // watches sockets and reads processes
+	Log     *slog.Logger
+
+	// OnExit is called when a run is over, perhaps more than once. It must not
+	// block.
+	OnExit func(id string, run uint64, e instance.Exit)
+}
+
+// Runtime implements instance.Runtime. The image of an instance is the name or
+// ID of the container that it adopts.
+type Runtime struct {
+	cfg Config
+	api *client
+	log *slog.Logger
+
+	mu     sync.Mutex
+	works  map[string]*Work // by container
+	names  map[string]string
+	faults map[string]string // by container: why it is not adopted
+	joined map[string]string // by container: whose network it shares; nil before they were listed
+	wakes  sync.WaitGroup
+}
+
+var (
+	_ instance.Runtime     = (*Runtime)(nil)
+	_ instance.Execer      = (*Runtime)(nil)
+	_ instance.LogReader   = (*Runtime)(nil)
+	_ instance.SpecChecker = (*Runtime)(nil)
+	_ instance.Workload    = (*Work)(nil)
+)
+
+// apiLimit bounds a daemon's response to every request except a stop.
+const apiLimit = 30 * time.Second
+
+// New returns a runtime. It does not contact Docker: the daemon may start
+// later.
+func New(cfg Config) (*Runtime, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("cannot watch Docker's containers: the host is not root")
+	}
+	if !filepath.IsAbs(cfg.Socket) {
+		return nil, fmt.Errorf("cannot use docker: %q is not the absolute path of a socket", cfg.Socket)
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Runtime{cfg: cfg, api: newClient(cfg.Socket), log: cfg.Log, works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}, nil
+}
+
+// alone reports whether no existing container, running or not, shares the
+// network of one with network mode. A loopback connection to it is then its
+// own, above all its health check.
+func (r *Runtime) alone(container, name, mode string) bool {
+	if mode == "host" || strings.HasPrefix(mode, sharesWith) {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.joined == nil {
+		return false
+	}
+	for _, whose := range r.joined {
+		if whose == name || strings.HasPrefix(container, whose) {
+			return false
+		}
+	}
+	return true
+}
+
+// sharesWith is the prefix, before a container's ID or name, of the network
+// mode of a container that shares another's network.
+const sharesWith = "container:"
+
+// join records whose network a container shares, if another's.
+func (r *Runtime) join(container, mode string) {
+	whose, ok := strings.CutPrefix(mode, sharesWith)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.joined == nil: // it is listed with all others
+	case ok:
+		r.joined[container] = whose
+	default:
+		delete(r.joined, container)
+	}
+}
+
+// Faults returns the containers that request adoption and cannot be adopted,
+// each with the reason.
+func (r *Runtime) Faults() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Values(r.faults))
+}
+
+// setFault stores what is wrong with a container, empty for nothing, and
+// reports whether that changed.
+func (r *Runtime) setFault(container, what string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	news := r.faults[container] != what
+	if what == "" {
+		delete(r.faults, container)
+	} else {
+		r.faults[container] = what
+	}
+	return news
+}
+
+// Find looks for the Docker daemon's program, also in directories of system
+// tools.
+func Find() (string, error) {
+	for _, p := range []string{"dockerd", "/usr/sbin/dockerd", "/usr/bin/dockerd"} {
+		if at, err := exec.LookPath(p); err == nil {
+			return at, nil
+		}
+	}
+	return "", errors.New("cannot find dockerd (Debian package docker.io)")
+}
+
+// Ping returns the version of the Docker daemon on a socket, or an error if
+// none answers.
+func Ping(ctx context.Context, socket string) (version string, err error) {
+	var v struct{ Version string }
+	if err := newClient(socket).call(ctx, "GET", "/version", nil, nil, &v); err != nil {
+		return "", fmt.Errorf("cannot reach Docker at %s: %w", socket, err)
+	}
+	return v.Version, nil
+}
+
+// Capabilities implements instance.Runtime.
+func (r *Runtime) Capabilities() power.Capabilities {
+	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.cfg.Process.Capabilities().Reclaim, ExecInside: true, Image: true, Shared: true}
+}
+
+// CheckSpec implements instance.SpecChecker.
+func (r *Runtime) CheckSpec(s *instance.Spec) error {
+	var errs []error
+	for field, set := range map[string]bool{"command": len(s.Command) > 0, "env": len(s.Env) > 0, "user": s.User != "",
+		"workdir": s.Workdir != "", "expose": len(s.Expose) > 0, "listen_fds": s.ListenFDs, "wake_from_stopped": s.WakeFromStopped != nil && *s.WakeFromStopped} {
+		if set {
+			errs = append(errs, fmt.Errorf("cannot use %s: it is Docker's, of the container that is taken over", field))
+		}
+	}
+	if s.Image == "" {
+		errs = append(errs, errors.New("cannot use image: want the name or id of a container"))
+	}
+	return errors.Join(errs...)
+}
+
+// Start implements instance.Runtime. A running container is adopted as it is;
+// any other is started.
+func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	d, err := r.api.inspect(ctx, l.Image)
+	if err == nil && !d.runs() {
+		if err = r.api.do(ctx, d.ID, "start", nil); err == nil {
+			d, err = r.api.inspect(ctx, d.ID)
+		}
+	}
+	if err == nil && !d.runs() {
+		err = fmt.Errorf("it ended with code %d", d.State.ExitCode)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot run the container %.100s: %w", l.Image, err)
+	}
+	if w := r.workOf(d.ID); w != nil && w.id != l.ID {
+		return nil, fmt.Errorf("cannot run the container %.100s: the instance %s has taken it over already", l.Image, w.id)
+	}
+	w, err := r.attach(l.ID, l.Run, d)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Adopt implements instance.Runtime.
+func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	c := containerOf(ident.Cgroup)
+	if c == "" { // the daemon ended before it could record it
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	}
+	d, err := r.api.inspect(ctx, c)
+	if isStatus(err, 404) {
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask Docker about %s: %w", id, err)
+	}
+	if !d.runs() {
+		return nil, &instance.GoneError{ID: id, Exit: d.exit()}
+	}
+	w, err := r.attach(id, ident.Run, d)
+	if err != nil {
+		return nil, err
+	}
+	if now := w.Identity(); now.BootID != ident.BootID || now.PID != ident.PID || now.Start != ident.Start {
+		r.drop(w)
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	}
+	w.paused.Store(d.State.Paused)
+	return w, nil
+}
+
+func (d *details) exit() instance.Exit {
+	e := instance.Exit{Code: d.State.ExitCode, At: d.State.FinishedAt}
+	if e.Code > 128 && e.Code < 128+65 {
+		e.Signal = e.Code - 128
+	}
+	if d.State.OOMKilled {
+		e.Why = instance.Starved("the kernel", 0)
+	}
+	return e
+}
+
+// containerOf returns the container in the name of its control group: docker/ID
+// if Docker creates the groups itself, docker-ID.scope if systemd does.
+func containerOf(dir string) string {
+	name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), "docker-"), ".scope")
+	if !validID(name) {
+		return ""
+	}
+	return name
+}
+
+func (r *Runtime) attach(id string, run uint64, d *details) (*Work, error) {
+	g, err := cgroup.Of(d.State.Pid)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if containerOf(g.Dir()) != d.ID {
+		return nil, fmt.Errorf("cannot take over the container %s: process %d is in the group %s, which is not its own", d.name(), d.State.Pid, g.Dir())
+	}
+	network := d.HostConfig.NetworkMode
+	pw, err := r.cfg.Process.Attach(id, run, d.State.Pid, g, func() bool { return r.alone(d.ID, d.name(), network) })
+	if err != nil {
+		return nil, err
+	}
+	w := &Work{Work: pw, r: r, id: id, container: d.ID, still: g.Frozen, stopSignal: d.Config.StopSignal,
+		health: d.healthCommand(), checks: checks{group: g.CPU, main: pw.MainCPU}}
+	r.mu.Lock()
+	r.works[d.ID], r.names[id] = w, d.ID
+	r.mu.Unlock()
+	return w, nil
+}
+
+func (r *Runtime) drop(w *Work) {
+	r.mu.Lock()
+	ours := r.works[w.container] == w
+	if ours {
+		delete(r.works, w.container)
+	}
+	r.mu.Unlock()
+	if ours {
+		r.unheed(w.container)
+	}
+}
+
+func (r *Runtime) workOf(container string) *Work {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.works[container]
+}
+
+// Exec implements instance.Execer.
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+	c, err := r.container(id)
+	if err != nil {
+		return instance.Outcome{}, err
+	}
+	out, err := r.api.exec(ctx, c, q.Command, q.Env, q.Dir)
+	if err != nil {
+		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
+	}
+	return out, nil
+}
+
+// Logs implements instance.LogReader. Docker stores them.
+func (r *Runtime) Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error {
+	c, err := r.container(id)
+	if err == nil {
+		err = r.api.logs(ctx, c, w, tail, follow)
+	}
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("cannot read the log: %w", err)
+	}
+	return nil
+}
+
+// container returns the container that an instance last adopted.
+func (r *Runtime) container(id string) (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.names[id]; c != "" {
+		return c, nil
+	}
+	return "", errors.New("the instance has taken over no container yet")
+}
+
+// Close waits for wakes in progress.
+func (r *Runtime) Close() { r.wakes.Wait() }
+
+// Work is one run of a container; it implements instance.Workload.
+type Work struct {
+	*process.Work
+	r          *Runtime
+	id         string
+	container  string
+	still      func() (bool, error) // whether every task of its group is frozen
+	stopSignal string
+	health     string // command of its health check, empty for none
+	checks     checks
+
+	// paused is set while a pause that an earlier daemon made may still be there.
+	// Any other pause that is found is a user's.
+	paused atomic.Bool
+}
+
+// Sample implements instance.Workload. The CPU time of health checks is no use.
+func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
+	s := w.Work.Sample(ports)
+	if s.CPUErr == nil {
+		s.CPU = max(s.CPU-w.checks.used(), 0)
+	}
+	return s
+}
+
+// Freeze implements instance.Workload. The shim is informed first, so that a
+// container stays paused only while a daemon exists that can wake it.
+func (w *Work) Freeze(ctx context.Context) error {
+	if err := w.r.cfg.Process.WhenGone(ctx, w.container, w.r.cfg.Socket, "/containers/"+w.container+"/unpause"); err != nil {
+		return fmt.Errorf("cannot pause the container: %w", err)
+	}
+	err := w.pause(ctx)
+	if err != nil {
+		w.r.unheed(w.container)
+	}
+	return err
+}
+
+func (w *Work) pause(ctx context.Context) error {
+	err := w.r.api.do(ctx, w.container, "pause", nil)
+	ours := w.paused.Swap(false)
+	if isStatus(err, 409) { // restarting, ended, or paused already
+		if still, serr := w.still(); serr != nil || !still || !ours {
+			return fmt.Errorf("cannot pause the container: %w", err)
+		}
+		w.Froze(true)
+		return nil
+	}
+	for err == nil {
+		var still bool
+		if still, err = w.still(); still && err == nil {
+			w.Froze(true)
+			return nil
+		}
+		if err == nil {
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+	}
+	return errors.Join(fmt.Errorf("cannot pause the container: %w", err), w.Thaw())
+}
+
+// Thaw implements instance.Workload.
+func (w *Work) Thaw() error {
+	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
+	defer cancel()
+	err := w.r.api.do(ctx, w.container, "unpause", nil)
+	if err != nil && !isStatus(err, 404) {
+		// It is no longer paused, or no longer exists, as intended.
+		if still, serr := w.still(); (serr != nil || still) && !errors.Is(serr, fs.ErrNotExist) {
+			return fmt.Errorf("cannot unpause the container: %w", err)
+		}
+	}
+	w.paused.Store(false)
+	w.Froze(false)
+	w.r.unheed(w.container)
+	return nil
+}
+
+// unheed makes the shim forget a container that lull must no longer unpause. If
+// that fails, the container would be unpaused once too often after this daemon
+// has gone.
+func (r *Runtime) unheed(container string) {
+	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
+	defer cancel()
+	if err := r.cfg.Process.WhenGone(ctx, container, "", ""); err != nil {
+		r.log.Warn("the shim may unpause a container", "container", container[:12], "err", err)
+	}
+}
+
+// Still implements instance.Workload.
+func (w *Work) Still() (bool, error) { return w.still() }
+
+// Guard implements instance.Workload. A thaw asks Docker, so each wake runs in
+// its own goroutine and delays no other.
+func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
+	return w.Work.Guard(ports, outbound, func(why string) { w.r.wakes.Go(func() { wake(why) }) })
+}
+
+// Signal implements instance.Workload. A request to exit is sent as the stop
+// signal of the image, so that Docker treats it as a stop and does not restart
+// the container.
+func (w *Work) Signal(sig syscall.Signal) error {
+	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
+	defer cancel()
+	name := fmt.Sprint(int(sig))
+	if sig == syscall.SIGTERM && w.stopSignal != "" {
+		name = w.stopSignal
+	}
+	ours, err := w.ours(ctx)
+	if err == nil && !ours {
+		return syscall.ESRCH
+	}
+	if err == nil {
+		err = w.r.api.do(ctx, w.container, "kill", map[string][]string{"signal": {name}})
+	}
+	if isStatus(err, 404, 409) {
+		return syscall.ESRCH
+	}
+	if err != nil {
+		return fmt.Errorf("cannot signal the container: %w", err)
+	}
+	return nil
+}
+
+// ours reports whether the container's present run is this one.
+func (w *Work) ours(ctx context.Context) (bool, error) {
+	d, err := w.r.api.inspect(ctx, w.container)
+	if isStatus(err, 404) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if !d.runs() || d.State.Pid != w.Identity().PID {
+		return false, nil
+	}
+	return w.Alive()
+}
+
+// Kill implements instance.Workload. It stops the container for Docker too, so
+// that no restart policy restarts it. It leaves a later run alone.
+func (w *Work) Kill(ctx context.Context) error {
+	ours, err := w.ours(ctx)
+	if err == nil && ours {
+		err = w.r.api.do(ctx, w.container, "stop", map[string][]string{"t": {"0"}})
+		if isStatus(err, 404) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot stop the container: %w", err)
+	}
+	w.r.drop(w)
+	return nil
+}
+
+// Forget implements instance.Forgetter. The container stays, because it is
+// Docker's.
+func (r *Runtime) Forget(_ context.Context, id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.names, id)
+	return nil
+}

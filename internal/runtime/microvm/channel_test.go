@@ -1,0 +1,219 @@
+package microvm
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/protocol/guest"
+)
+
+// sabotage requests a fault of the control channel over the guest's network.
+func sabotage(t *testing.T, w *Work, fault string) {
+	t.Helper()
+	var c net.Conn
+	until(t, "the guest takes orders", func() (ok bool) {
+		var err error
+		c, err = w.Dial(t.Context(), "127.0.0.1:9")
+		return err == nil
+	})
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte(fault + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil {
+		t.Fatalf("%s: %q, %v", fault, line, err)
+	}
+}
+
+// TestBrokenChannel: a guest agent that closes its control channel, sends
+// garbage, half a line or an oversized one, floods, or falls silent makes its
+// guest at most unknown. The guest is still paused, saved and restored. A wake
+// fails with its reason while the guest does not answer, and the guest stays
+// frozen. Once the channel works again everything does, with the program's
+// counter intact.
+func TestBrokenChannel(t *testing.T) {
+	b := newBench(t, func(c *Config) {
+		parts, err := rig()
+		need(t, err)
+		c.Harness, c.Channel = parts.saboteur, ChannelSerial // the channel whose faults are tested
+	})
+	w := b.start("broken", "guest", "serve", ":80")
+	listening(t, w, "80")
+	counted := func(want string) {
+		t.Helper()
+		c := dial(t, w)
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("count\n")); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "counted "+want+"\n" {
+			t.Fatalf("it answers %q, %v; want %s", line, err, want)
+		}
+	}
+	counted("1")
+	for n, f := range []struct {
+		fault  string
+		silent bool // no answer while it lasts
+	}{{"garbage", false}, {"half", false}, {"long", false}, {"newlines", false}, {"flood", false}, {"mute", true}, {"closed", true}} {
+		sabotage(t, w, f.fault)
+		s := w.Sample(nil)
+		switch err := s.CPUErr; {
+		case f.silent && err == nil:
+			t.Errorf("%s: a guest that does not answer has readings", f.fault)
+		case f.silent && !strings.Contains(err.Error(), "cannot read the guest"):
+			t.Errorf("%s: %v", f.fault, err)
+		}
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatalf("%s: %v", f.fault, err)
+		}
+		if n%2 == 0 || f.silent {
+			if _, err := w.Hibernate(t.Context()); err != nil {
+				t.Fatalf("%s: %v", f.fault, err)
+			}
+		}
+		// On a busy machine the answer is late: only for faults without an
+		// answer the test does not wait. An answer lost in an endless flood
+		// counts as not sent.
+		b.cfg.CallLimit = callLimit
+		if f.silent {
+			b.cfg.CallLimit = time.Second
+		}
+		err := w.Thaw()
+		b.cfg.CallLimit = callLimit
+		if err != nil {
+			if !strings.Contains(err.Error(), "cannot set the guest's clock") {
+				t.Errorf("%s: woken with %v", f.fault, err)
+			}
+			if still, err := w.Still(); err != nil || !still || !w.isFrozen() {
+				t.Errorf("%s: after a wake that failed it runs: %v, %v", f.fault, still, err)
+			}
+			m, err := w.monitor() // its program runs, and the channel is repaired
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.do(t.Context(), "cont", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			sabotage(t, w, "right")
+			for range 4 {
+				if err = w.Thaw(); err == nil {
+					break
+				}
+			}
+			if err != nil {
+				t.Fatalf("%s: it does not wake: %v", f.fault, err)
+			}
+		} else if f.silent {
+			t.Errorf("%s: woken although nobody answers", f.fault)
+		}
+		sabotage(t, w, "right")
+		until(t, f.fault+": it is known again", func() bool { return w.Sample(nil).CPUErr == nil })
+		counted(string(rune('2' + n)))
+	}
+	if o, err := b.Exec(t.Context(), "broken", instance.Command{Command: []string{"guest", "exit", "3"}}); err != nil || o.ExitCode != 3 {
+		t.Errorf("exec: %+v, %v", o, err)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.clean("broken")
+}
+
+// TestTalkRate checks that a guest that sends only empty lines is read at its
+// permitted rate, after the permitted burst.
+func TestTalkRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := (&Runtime{log: slog.New(slog.DiscardHandler)}).newWork("x")
+		defer w.loops.Wait()
+		defer w.cancel()
+		near, far := net.Pipe()
+		const lines = 400_000
+		var guests sync.WaitGroup
+		defer guests.Wait()
+		guests.Go(func() { _, _ = io.Copy(io.Discard, far) }) // requests to it
+		guests.Go(func() {
+			if _, err := far.Write(bytes.Repeat([]byte("\n"), lines)); err != nil {
+				t.Error(err)
+			}
+			far.Close()
+		})
+		began := time.Now()
+		_ = w.converse(near, guest.NewPeer(near), false) // the guest's end of it is closed
+		want := time.Second * (lines*emptyCost - talkBurst) / talkRate
+		if took := time.Since(began); took < want || took > want+time.Second {
+			t.Errorf("%d lines were read in %s, want %s", lines, took, want)
+		}
+	})
+}
+
+// TestPortsBlocked: QEMU blocks a guest's writes to a port that was
+// disconnected while the machine was stopped. The next daemon can use both
+// ports again, for a running and for a frozen guest.
+func TestPortsBlocked(t *testing.T) {
+	b := newBench(t, func(c *Config) { c.Channel = ChannelSerial })
+	dir := workspace(t)
+	w := b.startWith("blocked", dir, "guest", "flood", "/workspace/count")
+	for _, frozen := range []bool{false, true} {
+		until(t, "the guest writes", func() bool {
+			_, err := os.Stat(filepath.Join(dir, "count"))
+			return err == nil
+		})
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		gone := make(chan struct{})
+		m, err := dialMonitor(t.Context(), w.path(qmpSocket), gone, func(string, json.RawMessage) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		do := func(what string) {
+			t.Helper()
+			if err := m.do(t.Context(), what, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		began := time.Now()
+		do("cont") // from outside lull
+		until(t, "the guest has run", func() bool { return time.Since(began) > time.Second })
+		if frozen {
+			do("stop")
+		}
+		m.close()
+		w = b.next("blocked")
+		if frozen {
+			if err := w.Thaw(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := b.must("blocked", "get", "/workspace/count"); got == "" {
+			t.Error("nothing was counted")
+		}
+		if err := os.Remove(filepath.Join(dir, "count")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

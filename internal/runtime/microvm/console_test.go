@@ -1,0 +1,79 @@
+package microvm
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+)
+
+// console returns the stored console of an instance.
+func (b *bench) console(id string) string {
+	b.t.Helper()
+	path, err := b.Console(b.t.Context(), id)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		b.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestConsole checks that everything printed to a guest's console is available
+// while it runs, after its QEMU has gone, and until the instance is forgotten,
+// and that the reason of its end contains it.
+func TestConsole(t *testing.T) {
+	b := newBench(t, nil)
+	b.start("con", "guest", "serve", ":80")
+	if _, err := b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "write", "/dev/ttyS0"}}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "what was written to the console is there", func() bool { return strings.Contains(b.console("con"), "by a guest") })
+	go b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "panic"}}) // ends with the guest
+	if e := b.exit(); !strings.Contains(e.Machine, "Kernel panic") {
+		t.Errorf("exit %+v", e)
+	}
+	b.clean("con")
+	text := b.console("con")
+	for _, want := range []string{"lull: run 1 boots at ", "by a guest", "Kernel panic"} {
+		if strings.Count(text, want) != 1 {
+			t.Errorf("%q is not there once: %q", want, text)
+		}
+	}
+	if err := b.Forget(t.Context(), "con"); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(b.consoles()); err != nil || len(left) > 0 {
+		t.Errorf("left over: %v, %v", left, err)
+	}
+}
+
+// TestConsoleIsBounded checks that a guest that prints forever fills only two
+// files.
+func TestConsoleIsBounded(t *testing.T) {
+	r := &Runtime{cfg: Config{Dir: t.TempDir(), LookLimit: time.Second}}
+	line := []byte(strings.Repeat("x", 1<<10-1) + "\n")
+	for range 4 * consoleKept / len(line) {
+		if err := r.keepConsole("full", line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"full", "full.1"} {
+		st, err := os.Stat(filepath.Join(r.consoles(), name))
+		if err != nil || st.Size() > consoleKept || st.Size() == 0 {
+			t.Errorf("%s: %+v, %v", name, st, err)
+		}
+	}
+	if err := r.dropConsole("full"); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(r.consoles()); err != nil || len(left) > 0 {
+		t.Errorf("left over: %v, %v", left, err)
+	}
+}

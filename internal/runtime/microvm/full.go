@@ -1,0 +1,182 @@
+package microvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/protocol/guest"
+)
+
+// A guest that fills its own disk should get ENOSPC, like any program on a full
+// disk. Its guest agent ensures that, given the space left on the host. If others
+// use up that space first, a write fails that the guest considers done, which
+// would destroy its file system. QEMU therefore stops the machine on such an
+// error and repeats the write once there is space.
+
+const (
+	// layerSpare is the space that guests leave free on their disks' file system.
+	layerSpare = 32 << 20
+	// resumeRoom is the free space at which a stopped machine continues.
+	resumeRoom = 16 << 20
+	// scarceRoom is the free space below which a guest counts as in trouble.
+	scarceRoom = 1 << 20
+	// roomTick is how often free space is checked for a stopped machine.
+	roomTick = time.Second
+)
+
+// Values of Work.told other than a number of bytes.
+const (
+	unlimited  = -1
+	neverAsked = -2 // unknown what an earlier daemon told the guest
+)
+
+// layerLeft returns by how many bytes a guest's own disk may grow, or unlimited.
+func (w *Work) layerLeft() (int64, error) {
+	r := w.r
+	layer := r.layer(w.id)
+	has, err := taken(layer)
+	if err != nil {
+		return 0, err
+	}
+	size, err := fileSize(layer)
+	if err != nil {
+		return 0, err
+	}
+	left, err := freeBytes(r.layers())
+	if err != nil {
+		return 0, err
+	}
+	left -= layerSpare
+	// The guest's memory is a sparse file as well.
+	mem, err := r.memoryNeed(w.id, w.rec)
+	if err != nil {
+		return 0, err
+	}
+	_, here, err := standing(r.layers())
+	_, there, merr := standing(mem.path)
+	if err := errors.Join(err, merr); err != nil {
+		return 0, err
+	}
+	if here == there {
+		left -= max(mem.bytes, 0)
+	}
+	if left >= size-has {
+		return unlimited, nil
+	}
+	return max(left, 0), nil
+}
+
+// tellRoom tells a guest how much its own disk may grow, if that changed. While
+// it is being woken it is told only of decreases, because each call delays its
+// client. A guest agent too old for this call is not called again.
+func (w *Work) tellRoom(ctx context.Context, waking bool) {
+	if !w.rec.Layer || w.roomless.Load() {
+		return
+	}
+	left, err := w.layerLeft()
+	if err != nil {
+		w.r.log.Warn("it is not known how much room there is for a guest's files", "instance", w.id, "err", err)
+		return
+	}
+	if waking && left == unlimited {
+		return
+	}
+	w.mu.Lock()
+	same := left == w.told || left >= 0 && w.told >= 0 && max(left-w.told, w.told-left) < scarceRoom
+	w.mu.Unlock()
+	if same {
+		return
+	}
+	var refused *guest.Error
+	switch err := w.ask(ctx, w.r.cfg.LookLimit, guest.Room, guest.RoomCall{Free: left}, nil); {
+	case errors.As(err, &refused):
+		w.r.log.Warn("a guest cannot be told how much room there is for its files", "instance", w.id, "err", err)
+		w.roomless.Store(true)
+	case err == nil:
+		w.mu.Lock()
+		w.told = left
+		w.mu.Unlock()
+	}
+}
+
+// ioError handles QEMU's event of a failed read or write.
+func (w *Work) ioError(data json.RawMessage) {
+	var d struct {
+		Action    string `json:"action"`
+		Operation string `json:"operation"`
+		NoSpace   bool   `json:"nospace"`
+	}
+	if json.Unmarshal(data, &d) == nil && d.Action == "stop" {
+		w.setFull(true)
+	}
+}
+
+func (w *Work) setFull(on bool) {
+	w.mu.Lock()
+	w.full = on
+	w.mu.Unlock()
+}
+
+// stands returns why the machine is stopped for lack of space, or "".
+func (w *Work) stands() string {
+	if full, _ := w.shortOfRoom(); full {
+		return "it stands still until there is room for what it writes to its own disk: " + w.r.roomSaying()
+	}
+	return ""
+}
+
+// shortOfRoom reports whether the machine is stopped for lack of space, and
+// whether its guest was told that almost none is left.
+func (w *Work) shortOfRoom() (stands, scarce bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.full, w.told >= 0 && w.told < scarceRoom
+}
+
+func (r *Runtime) roomSaying() string {
+	free, err := freeBytes(r.layers())
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%d bytes (%s) are free on the file system of %s", free, instance.Bytes(free), r.layers())
+}
+
+// awaitRoom continues a stopped machine when there is space.
+func (w *Work) awaitRoom() {
+	if !w.awaiting.CompareAndSwap(false, true) {
+		return
+	}
+	w.setFull(true)
+	w.r.log.Warn("a guest stands still", "instance", w.id, "reason", w.stands())
+	for w.pauseFor(roomTick) {
+		m, err := w.monitor()
+		if err != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(w.qctx, callLimit)
+		if free, err := freeBytes(w.r.layers()); err == nil && free >= resumeRoom {
+			_ = m.do(ctx, "cont", nil, nil) // the status below decides
+		}
+		s, err := m.status(ctx)
+		cancel()
+		if err != nil || s == ioErrorStatus {
+			continue
+		}
+		w.setFull(false)
+		w.late.Store(true) // its clock stopped as well
+		w.awaiting.Store(false)
+		w.r.log.Info("a guest continues", "instance", w.id)
+		// Stops before awaiting was reset were not reported.
+		if s, err := m.status(w.qctx); err != nil || s != ioErrorStatus || !w.awaiting.CompareAndSwap(false, true) {
+			return
+		}
+		w.setFull(true)
+	}
+}
+
+// ioErrorStatus is the status of a machine that QEMU stopped at a failed write.
+const ioErrorStatus = "io-error"

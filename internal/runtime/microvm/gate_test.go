@@ -1,0 +1,151 @@
+package microvm
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"lull/internal/runtime/microvm/share"
+)
+
+// ported returns a port behind a gate and QEMU's end of it.
+func ported(t *testing.T, g *gate) (port net.Conn, far net.Conn) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if far, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	if port, err = g.through(c.(*net.UnixConn)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { port.Close(); far.Close() })
+	return port, far
+}
+
+// TestGate checks that data in both directions waits while a gate is held, and
+// passes complete and in order once it is open.
+func TestGate(t *testing.T) {
+	g := new(gate)
+	port, far := ported(t, g)
+	got := make(chan []byte, 1)
+	go func() {
+		b, err := io.ReadAll(port)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- b
+	}()
+	var want []byte
+	for n := range 50 {
+		g.hold()
+		part := bytes.Repeat([]byte{byte(n)}, 100)
+		want = append(want, part...)
+		if _, err := far.Write(part); err != nil {
+			t.Fatal(err)
+		}
+		g.open()
+	}
+	if err := far.(*net.UnixConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b := <-got; !bytes.Equal(b, want) {
+		t.Errorf("%d bytes arrived, or in another order; %d were sent", len(b), len(want))
+	}
+
+	// A waiting reader and a waiting writer: their data is not taken.
+	port, far = ported(t, g)
+	read := make(chan error, 1)
+	go func() {
+		_, err := port.Read(make([]byte, 1))
+		read <- err
+	}()
+	g.hold()
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := port.Write(bytes.Repeat([]byte("w"), 1<<20))
+		wrote <- err
+	}()
+	if _, err := far.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := far.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := far.Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past the held gate came %d bytes, %v", n, err)
+	}
+	select {
+	case err := <-read:
+		t.Errorf("the held gate let a reader through: %v", err)
+	case err := <-wrote:
+		t.Errorf("the held gate let a writer through: %v", err)
+	default:
+	}
+	g.open()
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+	if err := far.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(far, make([]byte, 1<<20)); err != nil {
+		t.Error(err)
+	}
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+
+	// Closing a connection ends waiting readers and writers.
+	g.hold()
+	go func() {
+		_, err := port.Read(make([]byte, 1))
+		read <- err
+	}()
+	if _, err := far.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	port.Close()
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a reader of a closed port got %v", err)
+	}
+	g.open()
+}
+
+// TestGuardOfAWorkspace: a guest that runs under a new daemon is not paused before
+// it has announced itself on the port of its workspace, because it may wait for a
+// file; one that the daemon before it had paused stays so.
+func TestGuardOfAWorkspace(t *testing.T) {
+	quiet := func() string { return "" }
+	s := share.New(t.TempDir(), false)
+	if got := (&guard{pending: quiet, files: s}).Pending(); got == "" {
+		t.Error("nothing holds a guest that has not announced itself")
+	}
+	if got := (&guard{pending: quiet, files: s, rested: true}).Pending(); got != "" {
+		t.Errorf("what an earlier daemon had paused: %s", got)
+	}
+	if got := (&guard{pending: quiet}).Pending(); got != "" {
+		t.Errorf("without a workspace: %s", got)
+	}
+	w := &Work{files: s, rested: true}
+	w.setFrozen(true)
+	if !w.rested {
+		t.Error("it is frozen as before")
+	}
+	w.setFrozen(false)
+	if w.rested {
+		t.Error("it was thawed")
+	}
+}

@@ -1,0 +1,180 @@
+package microvm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+)
+
+// talk sends a line and expects it back.
+func talk(t testing.TB, c net.Conn, line string) {
+	t.Helper()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte(line + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, len(line)+1)
+	for n := 0; n < len(b); {
+		k, err := c.Read(b[n:])
+		if err != nil {
+			t.Fatalf("%s: %v after %q", line, err, b[:n])
+		}
+		n += k
+	}
+	if string(b) != line+"\n" {
+		t.Fatalf("sent %q, got %q", line, b)
+	}
+}
+
+func dial(t testing.TB, w *Work) net.Conn {
+	t.Helper()
+	c, err := w.Dial(t.Context(), "127.0.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func listening(t testing.TB, w *Work, port string) {
+	t.Helper()
+	until(t, "it listens", func() bool {
+		ls, err := w.Listeners()
+		if err != nil {
+			return false
+		}
+		for _, l := range ls {
+			if l.Network == "tcp" && strings.HasSuffix(l.Addr, ":"+port) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// TestStreamsByName checks that a program can open its output by name, as
+// images link their logs to it, also as another user, and that it may open as
+// many files as in a container.
+func TestStreamsByName(t *testing.T) {
+	b := newBench(t, nil)
+	as := func(id string, command ...string) *Work {
+		t.Helper()
+		l := b.launch(id, 1, command...)
+		l.User = "1234:2345"
+		w, err := b.Start(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.(*Work)
+	}
+	as("writes", "guest", "write", "/dev/stdout")
+	if e := b.exit(); e.Code != 0 || b.log("writes") != "by a guestwritten\n" {
+		t.Errorf("exit %+v, log %q", e, b.log("writes"))
+	}
+	w := as("serves", "guest", "serve", ":80")
+	listening(t, w, "80")
+	for stream, want := range map[string]instance.Outcome{
+		"/dev/stdout": {Stdout: "by a guestwritten\n"}, "/dev/stderr": {Stdout: "written\n", Stderr: "by a guest"}, "/dev/fd/2": {Stdout: "written\n", Stderr: "by a guest"},
+	} {
+		if o, err := b.Exec(t.Context(), "serves", instance.Command{Command: []string{"guest", "write", stream}}); err != nil || o != want {
+			t.Errorf("%s: %+v, %v", stream, o, err)
+		}
+	}
+	o, err := b.Exec(t.Context(), "serves", instance.Command{Command: []string{"guest", "cat", "/proc/self/limits"}})
+	if err != nil || !regexp.MustCompile(`Max open files +[0-9]+ +524288 `).MatchString(o.Stdout) {
+		t.Errorf("limits: %+v, %v", o, err)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.exit()
+}
+
+// TestGuest walks one guest through its life.
+func TestGuest(t *testing.T) {
+	b := newBench(t, nil)
+	began := time.Now()
+	w := b.start("life", "guest", "serve", ":80")
+	a, why := b.Accelerator()
+	t.Logf("booted in %s on %s (%s)", time.Since(began).Round(time.Millisecond), a, why)
+	listening(t, w, "80")
+	c := dial(t, w)
+	talk(t, c, "hello")
+
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	woken := make(chan string, 1)
+	g, err := w.Guard(nil, false, func(why string) { woken <- why })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if what := g.Pending(); what != "" {
+		t.Fatalf("pending at once: %s", what)
+	}
+	if _, err := c.Write([]byte("again\n")); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case why := <-woken:
+		if !strings.Contains(why, "6 bytes") {
+			t.Errorf("woken by %q", why)
+		}
+	case <-time.After(patience):
+		t.Fatal("data for a frozen guest woke nobody")
+	}
+	if g.Pending() == "" {
+		t.Error("nothing is pending after data came")
+	}
+	g.Close()
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "again\n" {
+		t.Fatalf("after the thaw: %q, %v", line, err)
+	}
+	talk(t, c, "and on")
+	c.Close()
+
+	o, err := b.Exec(t.Context(), "life", instance.Command{Command: []string{"guest", "exit", "3"}})
+	if err != nil || o.ExitCode != 3 || o.Stdout != "leaving with 3\n" {
+		t.Errorf("exec: %+v, %v", o, err)
+	}
+	// More commands than may run at once, each abandoned by its caller.
+	for range 33 {
+		ctx, leave := context.WithCancel(t.Context())
+		gone := make(chan error, 1)
+		go func() {
+			_, err := b.Exec(ctx, "life", instance.Command{Command: []string{"guest", "serve", ":81"}})
+			gone <- err
+		}()
+		listening(t, w, "81")
+		leave()
+		if err := <-gone; !errors.Is(err, context.Canceled) {
+			t.Fatalf("who left was told %v", err)
+		}
+		until(t, "the command is ended", func() bool {
+			ls, err := w.Listeners()
+			return err == nil && !slices.ContainsFunc(ls, func(l instance.Listener) bool { return strings.HasSuffix(l.Addr, ":81") })
+		})
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.exit(); e.Signal != 9 {
+		t.Errorf("exit %+v", e)
+	}
+	if log := b.log("life"); !strings.Contains(log, "serving :80") {
+		t.Errorf("log: %q", log)
+	}
+	b.clean("life")
+}

@@ -1,0 +1,23 @@
+package microvm
+
+import "lull/internal/core/instance"
+
+// Measured memory of QEMU beyond the guest's: its text and heap and, in software
+// emulation, the translated code, which is discarded at its limit.
+const (
+	overheadKVM = 32 << 20
+	overheadTCG = overheadKVM + translated + 32<<20
+	translated  = 64 << 20
+)
+
+// Size implements instance.Sizer.
+func (r *Runtime) Size(s *instance.Spec) (memory int64, slow bool) {
+	m, err := (Machine{}).with(s.Image, s.Memory, s.CPUs, s.Net)
+	if err != nil { // it does not start either
+		return 0, true
+	}
+	if a, _ := r.accel(); a == KVM {
+		return m.Memory + overheadKVM, true
+	}
+	return m.Memory + overheadTCG, true
+}

@@ -1,0 +1,725 @@
+package microvm
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"lull/internal/core/instance"
+	"lull/internal/platform/proc"
+	"lull/internal/protocol/guest"
+	"lull/internal/runtime/microvm/share"
+	"lull/internal/runtime/microvm/vnet"
+)
+
+// Limits for calls to a guest or to QEMU.
+const (
+	callLimit  = 30 * time.Second
+	clockSlack = 5 * time.Millisecond // tolerated clock error
+	stillLimit = 5 * time.Second      // for QEMU to stop a guest
+	offLimit   = 10 * time.Second     // for a guest to power off
+	syncLimit  = 5 * time.Second      // for a guest to flush its files before a pause
+	writeLimit = time.Minute          // and after its program has ended
+	killLimit  = 10 * time.Second
+	maxExec    = 24 * time.Hour
+)
+
+// Work is one run: a QEMU and its guest. It implements instance.Workload.
+type Work struct {
+	r     *Runtime
+	id    string
+	ident instance.Identity
+	log   *logFile
+	net   *vnet.Network
+	rec   runRecord
+
+	ctx    context.Context // ends when this daemon releases the guest, or the run is over
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the run has been cleaned up
+
+	// One QEMU; hibernation ends it and a wake starts another. These change
+	// only while the guest is frozen, under the host's lock of the instance.
+	proc     process
+	qctx     context.Context // ends with this QEMU, or when it is released
+	qcancel  context.CancelFunc
+	loops    sync.WaitGroup
+	ports    *gate
+	gone     chan struct{} // closed when this QEMU has ended
+	tookOver bool          // started by an earlier daemon
+	over     chan struct{} // closed when supervise has ended
+	ending   sync.Once
+	silent   atomic.Bool // its end is not reported, because the starter knows
+
+	// printed collects the output of commands, by their number.
+	printed sync.Map // uint64 -> *printed
+
+	asks   chan struct{}       // slots for messages in progress
+	note   chan guest.ExitNote // the workload ended
+	halted chan string         // the machine stopped without a request, with QEMU's reason
+	born   chan struct{}       // closed when the guest answered for the first time
+	bornMu *sync.Once
+	late   atomic.Bool             // the guest was told the time late
+	waking atomic.Bool             // the guest is being restored: setClock greets it on its next channel
+	hello  chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include it there
+
+	files    *share.Server // serves its workspace; nil for none
+	filesAt  string        // its mount point in the guest
+	filesFor string        // its owner, as in guest.RunCall
+	shared   chan error    // result of the first mount
+
+	io      proc.Tally // of disk traffic, guarded by mu
+	settled uint64     // bytes written on behalf of Settle, guarded by mu
+
+	awaiting atomic.Bool // awaitRoom is running
+	roomless atomic.Bool // the guest agent does not support the space call
+
+	slow *rate.Limiter // rate limit for everything the guest sends
+
+	// fate is held while the files on disk and saved change together, so that the
+	// end of a QEMU is never mistaken for the end of a hibernated guest.
+	fate  sync.Mutex
+	ended bool // supervise considers the run over; guarded by fate
+
+	// consoleMu is held while the console's ring is read, which removes what was
+	// read.
+	consoleMu   sync.Mutex
+	printedLast []byte // the end of its content, guarded by consoleMu
+
+	mu     sync.Mutex
+	mon    *monitor
+	peer   *guest.Peer // on the serial port
+	fast   *vsockPeer  // preferred over peer; nil for none
+	frozen bool
+	rested bool // frozen by an earlier daemon, and not thawed since
+	saved  bool // hibernated, without a QEMU
+	last   guest.HealthAnswer
+	lastAt time.Time // zero: no reading yet
+	lost   error     // why the last health call failed
+	words  string    // end of the console of a machine that ended by itself
+	// complaint is QEMU's output, kept after the run's files are gone.
+	complaint string
+	exit      *instance.Exit
+	signals   []syscall.Signal // pending for a hibernated guest
+	status    syscall.WaitStatus
+	exited    bool   // status is valid
+	wentBy    string // why the machine powered off by itself, otherwise ""
+	mute      mute
+	full      bool  // stopped for lack of space (full.go)
+	told      int64 // free space last reported to the guest
+}
+
+var (
+	_ instance.Workload   = (*Work)(nil)
+	_ instance.Dialer     = (*Work)(nil)
+	_ instance.Hibernator = (*Work)(nil)
+	_ instance.Settler    = (*Work)(nil)
+	_ instance.Troubled   = (*Work)(nil)
+)
+
+func (r *Runtime) newWork(id string) *Work {
+	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1), asks: make(chan struct{}, maxAsks),
+		shared: make(chan error, 1), slow: rate.NewLimiter(talkRate, talkBurst), told: neverAsked}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.renew()
+	return w
+}
+
+// renew resets the state for another QEMU.
+func (w *Work) renew() {
+	w.qctx, w.qcancel = context.WithCancel(w.ctx)
+	w.ports = new(gate)
+	w.gone, w.over = make(chan struct{}), make(chan struct{})
+	w.halted, w.born, w.bornMu = make(chan string, 1), make(chan struct{}), new(sync.Once)
+	w.proc, w.tookOver = process{}, false
+	w.waking.Store(false)
+	w.hello = make(chan *guest.HelloAnswer, 1)
+}
+
+// Identity implements instance.Workload. A wake from hibernation changes it.
+func (w *Work) Identity() instance.Identity {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ident
+}
+
+// call sends a request to the guest agent.
+func (w *Work) call(ctx context.Context, limit time.Duration, method string, params, result any) error {
+	if why := w.stands(); why != "" {
+		return fmt.Errorf("cannot call %s: %s", method, why)
+	}
+	p, _ := w.voice()
+	return callOn(ctx, p, limit, method, params, result)
+}
+
+// ask is call for idempotent requests: if vsock is cut or silent, it repeats them
+// on the serial port.
+func (w *Work) ask(ctx context.Context, limit time.Duration, method string, params, result any) error {
+	if why := w.stands(); why != "" {
+		return fmt.Errorf("cannot call %s: %s", method, why)
+	}
+	p, fast := w.voice()
+	if fast == nil {
+		return callOn(ctx, p, limit, method, params, result)
+	}
+	err := callOn(ctx, p, min(limit, w.r.cfg.LookLimit), method, params, result)
+	var refused *guest.Error
+	if err == nil || errors.As(err, &refused) || ctx.Err() != nil {
+		return err
+	}
+	w.r.log.Info("a guest does not answer over vsock; the serial port is asked", "instance", w.id, "err", err)
+	w.doubt(fast)
+	p, _ = w.voice()
+	return callOn(ctx, p, limit, method, params, result)
+}
+
+func callOn(ctx context.Context, p *guest.Peer, limit time.Duration, method string, params, result any) error {
+	if p == nil {
+		return fmt.Errorf("cannot call %s: %w", method, guest.ErrChannelEnded)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return p.Call(ctx, method, params, result)
+}
+
+// voice returns the connection on which the guest is called, nil for none, and
+// the vsock peer it belongs to, if any.
+func (w *Work) voice() (*guest.Peer, *vsockPeer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fast != nil {
+		return w.fast.Peer, w.fast
+	}
+	return w.peer, nil
+}
+
+func (w *Work) monitor() (*monitor, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.mon == nil {
+		return nil, errors.New("cannot reach QEMU: its monitor is not connected")
+	}
+	return w.mon, nil
+}
+
+func (w *Work) isFrozen() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.frozen
+}
+
+func (w *Work) hibernated() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.saved
+}
+
+func (w *Work) setFrozen(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.frozen = on
+	w.rested = w.rested && on
+	switch {
+	case w.files == nil:
+	case on:
+		w.files.Hold()
+	default:
+		w.files.Release()
+	}
+}
+
+// Freeze implements instance.Workload. A frozen guest cannot be probed, so it is
+// probed first. If it does not answer in time its readings become unknown, which
+// prevents an idle pause.
+func (w *Work) Freeze(ctx context.Context) (err error) {
+	if w.hibernated() {
+		return nil
+	}
+	if err := w.heed(ctx); err != nil { // also for one that an earlier daemon froze
+		return err
+	}
+	if w.isFrozen() {
+		return nil
+	}
+	defer func() {
+		if err != nil {
+			w.unheed()
+		}
+	}()
+	m, err := w.monitor()
+	if err != nil {
+		return err
+	}
+	w.look(ctx)
+	// QEMU gets its full time, however long the guest took.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit)
+	defer cancel()
+	err = m.do(ctx, "stop", nil, nil)
+	if err == nil {
+		var s string
+		if s, err = m.status(ctx); err == nil && s != "paused" {
+			err = fmt.Errorf("cannot freeze the guest: the machine is %s", s)
+		}
+	}
+	if err != nil {
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit) // QEMU executes both in order
+		defer cancel()
+		return errors.Join(err, m.do(back, "cont", nil, nil))
+	}
+	w.setFrozen(true)
+	return nil
+}
+
+// heed has the shim continue the guest when this daemon has gone.
+func (w *Work) heed(ctx context.Context) error {
+	if w.r.cfg.WhenGone == nil {
+		return nil
+	}
+	if _, err := os.Stat(w.path(goSocket)); err != nil {
+		return nil // a QEMU that an earlier version started
+	}
+	if err := w.r.cfg.WhenGone(ctx, w.id, w.path(goSocket)); err != nil {
+		return fmt.Errorf("cannot freeze the guest: %w", err)
+	}
+	return nil
+}
+
+// unheed ends what heed began. A shim that was not reached finds a guest that
+// runs, or none.
+func (w *Work) unheed() {
+	if w.r.cfg.WhenGone == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	if err := w.r.cfg.WhenGone(ctx, w.id, ""); err != nil {
+		w.r.log.Warn("the shim may continue a guest", "instance", w.id, "err", err)
+	}
+}
+
+// Settle implements instance.Settler: the guest flushes dirty files to its disk.
+// It is called before anything the guest might not survive. A guest that is not
+// done in time keeps what its programs synced. A guest that did not answer its
+// last probe gets only the time of one probe.
+func (w *Work) Settle(ctx context.Context) {
+	if !w.rec.Layer || w.isFrozen() {
+		return
+	}
+	limit := syncLimit
+	w.mu.Lock()
+	if w.lost != nil {
+		limit = min(limit, w.r.cfg.LookLimit)
+	}
+	w.mu.Unlock()
+	before, _ := w.disk()
+	if err := w.call(ctx, limit, guest.Sync, nil, nil); err != nil {
+		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "err", err)
+	}
+	// What the guest writes on request is not its own activity.
+	if after, err := w.disk(); err == nil && after > before {
+		w.mu.Lock()
+		w.settled += after - before
+		w.mu.Unlock()
+	}
+}
+
+// disk returns how many bytes the guest has written to its disk and its workspace.
+// What QEMU reads is not counted, because a restore reads too.
+func (w *Work) disk() (uint64, error) {
+	w.mu.Lock()
+	pid, saved := w.ident.PID, w.saved
+	w.mu.Unlock()
+	now := map[int]uint64{}
+	if !saved && pid != 0 {
+		switch io, err := proc.Live().IO(pid); {
+		case errors.Is(err, proc.ErrGone):
+		case errors.Is(err, proc.ErrNoIO):
+			return 0, fmt.Errorf("%w: %w", instance.ErrAbsent, err)
+		case err != nil:
+			return 0, err
+		default:
+			now[pid] = io.Written
+		}
+	}
+	if w.files != nil {
+		now[servedKey] = w.files.Written()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.io.Add(now) - w.settled, nil
+}
+
+// servedKey is the workspace's key among process ids.
+const servedKey = 0
+
+// Still implements instance.Workload. It reports the machine's state, not the
+// last request.
+func (w *Work) Still() (bool, error) {
+	if w.hibernated() {
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(w.ctx, callLimit)
+	defer cancel()
+	m, err := w.monitor()
+	if err != nil {
+		return false, err
+	}
+	s, err := m.status(ctx)
+	return s == "paused", err
+}
+
+// Thaw implements instance.Workload. The guest's clock stopped with the guest, so
+// it is set before anything relies on it.
+func (w *Work) Thaw() error {
+	ctx, cancel := context.WithTimeout(w.ctx, max(callLimit, w.r.cfg.CallLimit))
+	defer cancel()
+	if w.hibernated() {
+		if err := w.restore(ctx); err != nil {
+			return err
+		}
+	}
+	m, err := w.monitor()
+	if err != nil {
+		return err
+	}
+	if why := w.stands(); why != "" {
+		return errors.New("cannot thaw the guest: " + why)
+	}
+	defer w.keepGoing()()
+	if err := m.do(ctx, "cont", nil, nil); err != nil {
+		w.examine(w.ctx)
+		return err
+	}
+	began := time.Now()
+	if err := w.setClock(ctx); err != nil { // nothing in the guest may run with a wrong clock
+		back, cancel := context.WithTimeout(w.ctx, callLimit)
+		defer cancel()
+		return errors.Join(err, m.do(back, "stop", nil, nil))
+	}
+	w.late.Store(time.Since(began) > clockSlack)
+	w.setFrozen(false)
+	w.unheed()
+	w.tellRoom(ctx, true)
+	w.mu.Lock()
+	late := w.signals
+	w.signals = nil
+	w.mu.Unlock()
+	for _, sig := range late {
+		if err := w.Signal(sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
+// newClockCall returns the current time with fresh random bytes.
+func newClockCall() guest.ClockCall {
+	c := guest.ClockCall{UnixNano: time.Now().UnixNano(), Seed: make([]byte, 64)}
+	rand.Read(c.Seed)
+	return c
+}
+
+func (w *Work) setClock(ctx context.Context) error {
+	c := newClockCall()
+	if w.rec.Clone {
+		c.Name, c.Machine = hostName(w.id), newMachineID()
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.CallLimit)
+	defer cancel()
+	var a guest.ClockAnswer
+	for {
+		c.UnixNano = time.Now().UnixNano()
+		err := w.ask(ctx, w.r.cfg.CallLimit, guest.SetClock, c, &a)
+		if err == nil {
+			break
+		}
+		var refused *guest.Error
+		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut and is being reconnected
+			return fmt.Errorf("cannot set the guest's clock: %w", err)
+		}
+	}
+	if w.rec.Clone {
+		w.rec.Clone = false
+		if err := writeRecord(w.r.dir(w.id), w.rec); err != nil {
+			return err
+		}
+	}
+	w.r.log.Debug("clock set", "instance", w.id, "behind", time.Duration(a.Behind))
+	select {
+	case w.hello <- a.Hello:
+	default: // already sent
+	}
+	return nil
+}
+
+// tuneClock corrects the clock of a guest that was told the time late: after a
+// restore in software emulation, or on a busy machine, delivery can take up to a
+// second, by which the guest would be behind. off is the measured clock error and
+// way the round trip of the measurement.
+func (w *Work) tuneClock(off, way time.Duration) {
+	if !w.late.Load() {
+		return
+	}
+	if off.Abs() <= way/2+clockSlack {
+		w.late.Store(false)
+		return
+	}
+	err := w.ask(w.ctx, w.r.cfg.LookLimit, guest.SetClock, newClockCall(), nil)
+	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "err", err)
+}
+
+// look probes the guest and keeps the answer. It returns the guest's clock error
+// and the round trip over which it was measured, if known.
+func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
+	var a guest.HealthAnswer
+	began := time.Now()
+	err := w.ask(ctx, w.r.cfg.LookLimit, guest.Health, nil, &a)
+	way = time.Since(began)
+	if err == nil {
+		w.answered()
+	}
+	if err == nil || w.examine(ctx) {
+		w.takeConsole(ctx)
+	}
+	if known = err == nil && a.Now != 0; known {
+		off = time.Unix(0, a.Now).Sub(began.Add(way / 2))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last, w.lastAt, w.lost = a, time.Now(), err
+	return off, way, known
+}
+
+// Sample implements instance.Workload. For a frozen guest it returns the readings
+// taken right before the freeze.
+func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
+	if !w.isFrozen() {
+		if off, way, known := w.look(w.ctx); known {
+			w.tuneClock(off, way)
+			w.tellRoom(w.ctx, false)
+		}
+	}
+	open, ended := w.net.Opens()
+	w.mu.Lock()
+	a, at, err := w.last, w.lastAt, w.lost
+	w.mu.Unlock()
+	if at.IsZero() && err == nil {
+		at, err = time.Now(), errors.New("the guest was not asked since this daemon took it over")
+	}
+	s := instance.Sample{At: at, CPU: time.Duration(a.CPU) * time.Millisecond, NetBytes: a.Net, Outbound: a.Outbound, LastClosed: ended}
+	for _, o := range open {
+		s.Inbound = append(s.Inbound, conn(o, a.Conns))
+	}
+	say := func(part string) error {
+		switch {
+		case err != nil:
+			return fmt.Errorf("cannot read the guest: %w", err)
+		case part != "":
+			return fmt.Errorf("cannot read in the guest: %.500s", part)
+		}
+		return nil
+	}
+	s.Calls = w.net.Calls()
+	s.DiskBytes, s.DiskErr = w.disk()
+	s.CPUErr, s.NetErr, s.ConnErr = say(a.CPUErr), say(a.NetErr), say(a.TCPErr)
+	return s
+}
+
+// conn combines a connection into the guest with what the guest reports about it.
+func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
+	c := instance.Conn{Local: netip.AddrPortFrom(vnet.Guest, o.Port).String(), Remote: netip.AddrPortFrom(vnet.Gateway, o.From).String(),
+		QuietFor: o.QuietFor, Turn: o.Turn, Accepted: true}
+	for _, x := range waiting {
+		if x.Port == o.Port && x.Remote == o.From {
+			c.Unread, c.Accepted = x.Unread, x.Accepted
+		}
+	}
+	return c
+}
+
+// Listeners implements instance.Workload. A listener bound to the guest's own
+// address is reported as bound to every address, because that address means
+// nothing outside.
+func (w *Work) Listeners() ([]instance.Listener, error) {
+	if !w.isFrozen() {
+		w.look(w.ctx)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.lost != nil {
+		return nil, fmt.Errorf("cannot read the guest: %w", w.lost)
+	}
+	if w.last.TCPErr != "" {
+		return nil, fmt.Errorf("cannot read in the guest: %.500s", w.last.TCPErr)
+	}
+	return listeners(w.last.Listens), nil
+}
+
+func listeners(all []guest.ListenAddr) (out []instance.Listener) {
+	for _, l := range all {
+		ap, err := netip.ParseAddrPort(l.Addr)
+		if err != nil || l.Network != "tcp" && l.Network != "udp" {
+			continue
+		}
+		if ap.Addr() == vnet.Guest {
+			ap = netip.AddrPortFrom(netip.IPv4Unspecified(), ap.Port())
+		}
+		out = append(out, instance.Listener{Network: l.Network, Addr: ap.String(), Private: ap.Addr().Unmap().IsLoopback(),
+			Why: "it is inside a virtual machine; clients reach it through the relay"})
+	}
+	return out
+}
+
+// Dial connects to the port of target ("host:port") inside the guest. The host
+// part is ignored.
+func (w *Work) Dial(ctx context.Context, target string) (net.Conn, error) {
+	_, p, err := net.SplitHostPort(target)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to %q in the guest: %w", target, err)
+	}
+	port, err := strconv.ParseUint(p, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to %q in the guest: its port is no number", target)
+	}
+	c, err := w.net.Dial(ctx, uint16(port))
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Guard implements instance.Workload. The network is in this process and sees
+// everything that arrives for the guest.
+func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(reason string)) (instance.Guard, error) {
+	if !w.isFrozen() {
+		return nil, errors.New("cannot watch the guest: it is not frozen")
+	}
+	w.mu.Lock()
+	rested := w.rested
+	w.mu.Unlock()
+	pending, end := w.net.Watch(outbound, wake)
+	return &guard{pending, end, w.files, rested}, nil
+}
+
+type guard struct {
+	pending func() string
+	end     func()
+	files   *share.Server
+	rested  bool // an earlier daemon found that it waits for nothing
+}
+
+func (g *guard) Pending() string {
+	switch what := g.pending(); {
+	case what != "" || g.files == nil:
+		return what
+	case !g.rested && !g.files.Met():
+		return "it has not yet said whether it waits for a file of its workspace"
+	}
+	return g.files.Pending()
+}
+
+func (g *guard) Close() { g.end() }
+
+// Signal implements instance.Workload. A frozen guest receives the signal when
+// it is thawed.
+func (w *Work) Signal(sig syscall.Signal) error {
+	c := guest.SignalCall{Signal: int(sig)}
+	if w.isFrozen() {
+		if w.hibernated() { // kept until the guest is restored
+			w.mu.Lock()
+			w.signals = append(w.signals, sig)
+			w.mu.Unlock()
+			return nil
+		}
+		p, _ := w.voice()
+		if p == nil {
+			return errors.New("cannot signal the guest's program: the control channel is not connected")
+		}
+		return p.Notify(guest.Signal, c)
+	}
+	err := w.call(w.ctx, callLimit, guest.Signal, c, nil)
+	var refused *guest.Error
+	if errors.As(err, &refused) {
+		return fmt.Errorf("%w: %w", refused, syscall.ESRCH)
+	}
+	return err
+}
+
+// Kill implements instance.Workload. What the program wrote is kept, as with a
+// killed process.
+func (w *Work) Kill(ctx context.Context) error {
+	switch {
+	case w.proc.pid != 0:
+		if w.answers() {
+			w.Settle(ctx)
+		}
+		w.takeConsole(ctx)
+		if err := w.proc.kill(ctx); err != nil {
+			return err
+		}
+	default:
+		w.end() // no QEMU exits to trigger it
+	}
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cannot clear %s away: %w", w.id, context.Cause(ctx))
+	}
+}
+
+// answers reports whether the guest is known to have booted and to be running.
+func (w *Work) answers() bool {
+	select {
+	case <-w.gone:
+		return false
+	case <-w.born:
+		return !w.isFrozen()
+	default:
+		return false
+	}
+}
+
+// Memory implements instance.Workload: QEMU's proportional set size.
+func (w *Work) Memory() (int64, error) {
+	if w.hibernated() {
+		return 0, nil
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", w.proc.pid))
+	if err != nil {
+		return 0, fmt.Errorf("cannot read the memory of %s: %w", w.id, err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "Pss:"); ok {
+			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("cannot read the memory of %s: %w", w.id, err)
+			}
+			return kb << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("cannot read the memory of %s: the kernel does not say it", w.id)
+}
+
+// remove deletes a run's files.
+func (w *Work) remove() error {
+	if err := os.RemoveAll(w.r.dir(w.id)); err != nil {
+		return fmt.Errorf("cannot remove the files of %s: %w", w.id, err)
+	}
+	_, err := w.r.sweepTemplates()
+	return err
+}
+
+func (w *Work) path(name string) string { return filepath.Join(w.r.dir(w.id), name) }

@@ -1,0 +1,467 @@
+package microvm
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/core/instance"
+)
+
+// somebody is the owner of the workspaces here, an unused UID.
+const somebody = 12345
+
+// workspace returns a directory of an owner that is not root.
+func workspace(t testing.TB) string {
+	t.Helper()
+	top, err := os.MkdirTemp("", "ws") // which another user may enter, unlike t.TempDir
+	if err == nil {
+		err = os.Chmod(top, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(top) })
+	dir := filepath.Join(top, "work")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	give(t, dir)
+	return dir
+}
+
+// give makes the owner the owner of a file.
+func give(t testing.TB, path string) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		if err := os.Lchown(path, somebody, somebody); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// startWith starts a guest with a workspace.
+func (b *bench) startWith(id, ws string, command ...string) *Work {
+	b.t.Helper()
+	l := b.launch(id, 1, command...)
+	l.Workspace = ws
+	w, err := b.Start(b.t.Context(), l)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return w.(*Work)
+}
+
+// try runs a command of the test's program in a guest.
+func (b *bench) try(id string, args ...string) (string, bool) {
+	b.t.Helper()
+	o, err := b.Exec(b.t.Context(), id, instance.Command{Command: append([]string{"guest", "files"}, args...)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return strings.TrimSpace(o.Stdout + o.Stderr), o.ExitCode == 0
+}
+
+// must runs a command that must succeed.
+func (b *bench) must(id string, args ...string) string {
+	b.t.Helper()
+	out, ok := b.try(id, args...)
+	if !ok {
+		b.t.Fatalf("%v: %s", args, out)
+	}
+	return out
+}
+
+// refused runs a command that must fail with an errno.
+func (b *bench) refused(id string, want syscall.Errno, args ...string) {
+	b.t.Helper()
+	if out, ok := b.try(id, args...); ok || !strings.HasPrefix(out, fmt.Sprintf("errno %d ", want)) {
+		b.t.Errorf("%v: %q, want %v", args, out, want)
+	}
+}
+
+// TestWorkspace checks that the guest and this machine see the same files, in
+// both directions, and nothing outside them.
+func TestWorkspace(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	put := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		give(t, path)
+		return path
+	}
+	put("hello", "from here", 0o644)
+	w := b.startWith("ws", dir, "guest", "serve", ":80")
+	if got := b.must("ws", "get", "/workspace/hello"); got != "from here" {
+		t.Errorf("read %q", got)
+	}
+	b.must("ws", "put", "/workspace/answer", "from there")
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, "answer"), &st); err != nil || st.Mode != unix.S_IFREG|0o644 || os.Geteuid() == 0 && (st.Uid != somebody || st.Gid != somebody) {
+		t.Errorf("mode %o, user %d, group %d, %v", st.Mode, st.Uid, st.Gid, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "answer")); err != nil || string(text) != "from there" {
+		t.Errorf("%q, %v", text, err)
+	}
+	t.Run("many", func(t *testing.T) {
+		b := b.in(t)
+		b.must("ws", "mkdir", "/workspace/many")
+		for n := range 2000 {
+			put(fmt.Sprint("many/h", n), "", 0o644)
+		}
+		if got := b.must("ws", "ls", "/workspace/many"); got != "2000" {
+			t.Errorf("the guest lists %s", got)
+		}
+		for n := range 2000 {
+			if err := os.Remove(filepath.Join(dir, fmt.Sprint("many/h", n))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.must("ws", "many", "/workspace/many", "100")
+		if l, err := os.ReadDir(filepath.Join(dir, "many")); err != nil || len(l) != 100 {
+			t.Errorf("%d are here, %v", len(l), err)
+		}
+		b.must("ws", "rmrf", "/workspace/many")
+		if _, err := os.Stat(filepath.Join(dir, "many")); !os.IsNotExist(err) {
+			t.Errorf("it is still here: %v", err)
+		}
+	})
+	t.Run("large", func(t *testing.T) {
+		b := b.in(t)
+		began := time.Now()
+		sum := b.must("ws", "fill", "/workspace/large", "20000000", "a")
+		t.Logf("20 MB written in %s", time.Since(began).Round(time.Millisecond))
+		text, err := os.ReadFile(filepath.Join(dir, "large"))
+		if got := fmt.Sprintf("%x", sha256.Sum256(text)); err != nil || got != sum {
+			t.Errorf("written %s, here %s, %v", sum, got, err)
+		}
+		for n := range text {
+			text[n] ^= byte(n)
+		}
+		put("back", string(text), 0o600)
+		began = time.Now()
+		if sum, got := fmt.Sprintf("%x", sha256.Sum256(text)), b.must("ws", "sum", "/workspace/back"); got != sum {
+			t.Errorf("here %s, read %s", sum, got)
+		}
+		t.Logf("20 MB read in %s", time.Since(began).Round(time.Millisecond))
+	})
+	t.Run("names", func(t *testing.T) {
+		b := b.in(t)
+		b.must("ws", "mkdir", "/workspace/a")
+		b.must("ws", "put", "/workspace/a/x", "1")
+		b.must("ws", "mv", "/workspace/a", "/workspace/b")
+		b.must("ws", "mv", "/workspace/b/x", "/workspace/y")
+		b.must("ws", "hardlink", "/workspace/y", "/workspace/z")
+		b.must("ws", "truncate", "/workspace/z", "0")
+		b.must("ws", "chmod", "/workspace/z", "600")
+		if got, want := b.must("ws", "stat", "/workspace/y"), "100600 uid 0 gid 0 size 0 links 2"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		b.refused("ws", syscall.EEXIST, "mkdir", "/workspace/b")
+		b.refused("ws", syscall.ENOENT, "get", "/workspace/a/x")
+		b.refused("ws", syscall.ENAMETOOLONG, "put", "/workspace/"+strings.Repeat("n", 256), "")
+	})
+	t.Run("refused", func(t *testing.T) {
+		b := b.in(t)
+		secret := filepath.Join(filepath.Dir(dir), "secret")
+		if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(secret, filepath.Join(dir, "abs")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("../secret", filepath.Join(dir, "rel")); err != nil {
+			t.Fatal(err)
+		}
+		b.must("ws", "ln", "/etc", "/workspace/etc") // the guest's own
+		for _, l := range []string{"abs", "rel", "../secret", "etc/shadow"} {
+			b.refused("ws", syscall.ENOENT, "get", "/workspace/"+l)
+		}
+		b.must("ws", "put", "/workspace/own", "x")
+		b.refused("ws", syscall.EPERM, "chmod", "/workspace/own", "4755")
+		b.refused("ws", syscall.EPERM, "mknod", "/workspace/null", "20666")
+		b.refused("ws", syscall.EPERM, "mknod", "/workspace/pipe", "10666")
+		b.refused("ws", syscall.EPERM, "chown", "/workspace/own", "1")
+		if os.Geteuid() != 0 {
+			return
+		}
+		if err := os.WriteFile(filepath.Join(dir, "roots"), []byte("secret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.refused("ws", syscall.EACCES, "get", "/workspace/roots")
+		b.refused("ws", syscall.EACCES, "put", "/workspace/roots", "")
+	})
+	t.Run("pause", func(t *testing.T) { b.in(t).holdsPause(w) })
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.clean("ws")
+}
+
+// holdsPause checks that a request in progress is found by the final check of a
+// pause, and answered afterwards.
+func (b *bench) holdsPause(w *Work) {
+	t := b.t
+	w.files.Hold() // like a slow disk
+	put := make(chan error, 1)
+	go func() {
+		o, err := b.Exec(t.Context(), w.id, instance.Command{Command: []string{"guest", "files", "put", "/workspace/slow", "text"}})
+		if err == nil && o.ExitCode != 0 {
+			err = errors.New(o.Stdout)
+		}
+		put <- err
+	}()
+	until(t, "the guest asks for a file", func() bool { return w.files.Pending() != "" })
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g, err := w.Guard(nil, false, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if what := g.Pending(); !strings.Contains(what, "workspace") {
+		t.Errorf("the last look finds %q", what)
+	}
+	g.Close()
+	if err := w.Thaw(); err != nil { // which lets the request pass
+		t.Fatal(err)
+	}
+	select {
+	case err := <-put:
+		if err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("nobody answered the guest")
+	}
+}
+
+// TestWorkspaceAway checks that a guest whose workspace was moved away during a
+// pause gets an errno, that this is reported, and that the guest has its files
+// again once they are back.
+func TestWorkspaceAway(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	w := b.startWith("away", dir, "guest", "serve", ":80")
+	b.must("away", "put", "/workspace/kept", "text")
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	b.refused("away", syscall.ENOENT, "get", "/workspace/kept")
+	b.refused("away", syscall.ENOENT, "put", "/workspace/new", "text")
+	if what := w.Trouble(); !strings.Contains(what, "workspace") || !strings.Contains(what, dir) {
+		t.Errorf("trouble: %q", what)
+	}
+	if err := os.Rename(dir+".away", dir); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is said that it is back", func() bool { return w.Trouble() == "" })
+	if got := b.must("away", "get", "/workspace/kept"); got != "text" {
+		t.Errorf("read %q", got)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestWorkspaceReadOnly checks that no user in the guest can change anything.
+func TestWorkspaceReadOnly(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	if err := os.WriteFile(filepath.Join(dir, "hello"), []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	parts, err := rig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(parts.program)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "program"), program, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The program itself is there, and so is its directory.
+	l := b.launch("ro", 1, "./program", "serve", ":80")
+	l.Workspace, l.Dir = dir+":/mnt/here:ro", "/mnt/here"
+	aw, err := b.Start(t.Context(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := aw.(*Work)
+	if o, err := b.Exec(t.Context(), "ro", instance.Command{Command: []string{"/mnt/here/program", "where"}, Dir: "/mnt/here"}); err != nil || !strings.HasPrefix(o.Stdout, "/mnt/here ") {
+		t.Errorf("a command there: %+v, %v", o, err)
+	}
+	if got := b.must("ro", "get", "/mnt/here/hello"); got != "text" {
+		t.Errorf("read %q", got)
+	}
+	for _, args := range [][]string{{"put", "/mnt/here/hello", "x"}, {"mkdir", "/mnt/here/d"}, {"mv", "/mnt/here/hello", "/mnt/here/x"}, {"chmod", "/mnt/here/hello", "600"}} {
+		b.refused("ro", syscall.EROFS, args...)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// order sends a line to the guest's program and returns its answer.
+func order(t testing.TB, c net.Conn, line string) string {
+	t.Helper()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte(line + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	got, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return strings.TrimSuffix(got, "\n")
+}
+
+// TestWorkspaceIsKept checks that an open file, even a deleted one, stays open
+// across a pause, a hibernation and other daemons, and that what was written to
+// it is on this machine.
+func TestWorkspaceIsKept(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	w := b.startWith("kept", dir, "guest", "serve", ":80")
+	listening(t, w, "80")
+	var want string
+	step := func(what string) {
+		t.Helper()
+		c := dial(t, w)
+		defer c.Close()
+		if want == "" {
+			if got := order(t, c, "keep open /workspace/log"); got != "done" {
+				t.Fatalf("%s: %s", what, got)
+			}
+		}
+		want += what
+		if got := order(t, c, "keep append "+what); got != "done" {
+			t.Fatalf("%s: %s", what, got)
+		}
+		if got := order(t, c, "keep read"); got != want {
+			t.Fatalf("%s: read %q, want %q", what, got, want)
+		}
+		if text, err := os.ReadFile(filepath.Join(dir, "log")); err == nil && string(text) != want {
+			t.Fatalf("%s: here is %q, want %q", what, text, want)
+		}
+	}
+	freeze := func() {
+		t.Helper()
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		g, err := w.Guard(nil, false, func(string) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		if what := g.Pending(); what != "" {
+			t.Fatalf("pending: %s", what)
+		}
+	}
+	thaw := func() {
+		t.Helper()
+		if err := w.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save := func() {
+		t.Helper()
+		freeze()
+		if _, err := w.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	daemon := func() {
+		t.Helper()
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		w = b.next("kept")
+	}
+	step("begun,")
+	freeze()
+	thaw()
+	step("paused,")
+	save()
+	thaw()
+	step("hibernated,")
+	daemon()
+	step("restarted,")
+	for range 10 { // the guest requests files at the moment it continues
+		freeze()
+		daemon()
+		thaw()
+		step("restarted while paused,")
+	}
+	save()
+	for id, ws := range map[string]string{"alone": "", "both": dir} {
+		l := b.launch(id, 1)
+		l.Workspace = ws
+		if _, err := b.Clone(t.Context(), "kept", l); err != nil {
+			t.Fatal(err)
+		}
+		c, err := b.Adopt(t.Context(), id, instance.Identity{Run: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		if ws == "" {
+			b.refused(id, syscall.EIO, "get", "/workspace/log")
+		} else if got := b.must(id, "get", "/workspace/log"); got != want {
+			t.Errorf("a clone with the workspace reads %q", got)
+		}
+		if err := c.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	daemon()
+	thaw()
+	step("restarted while hibernated,")
+	func() { // a deleted file exists for the process that has it open
+		c := dial(t, w)
+		defer c.Close()
+		want += "removed"
+		for _, o := range []struct{ say, hear string }{{"remove /workspace/log", "done"}, {"append removed", "done"}, {"read", want}, {"close", "done"}} {
+			if got := order(t, c, "keep "+o.say); got != o.hear {
+				t.Errorf("%s: %q, want %q", o.say, got, o.hear)
+			}
+		}
+	}()
+	until(t, "what was removed is gone", func() bool {
+		l, err := os.ReadDir(dir)
+		return err == nil && len(l) == 0
+	})
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.clean("kept")
+}

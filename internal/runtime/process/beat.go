@@ -1,0 +1,133 @@
+package process
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/protocol/shimctl"
+)
+
+// Limits of the heartbeat.
+const (
+	beatAsk    = 2 * time.Second  // for the shim to begin watching
+	beatLinger = 10 * time.Second // after the last thaw
+)
+
+// heart tells the shim that this daemon runs, while something is frozen. If the
+// daemon hangs, the shim thaws everything. Without frozen instances it costs
+// nothing.
+type heart struct {
+	r *Runtime
+
+	mu      sync.Mutex
+	frozen  map[string]bool // those that are, are about to be, or may be frozen
+	emptied time.Time       // when frozen became empty
+	pulse   shimctl.Pulse
+	client  *shimctl.Client // the client that watches pulse; nil while none does
+	beating bool
+	closed  bool
+}
+
+// hold covers id from before its freeze until drop. If a shim cannot watch,
+// that is logged and the freeze continues.
+func (h *heart) hold(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.frozen == nil {
+		h.frozen = map[string]bool{}
+	}
+	h.frozen[id] = true
+	h.armLocked()
+}
+
+// drop ends the cover of id: it runs, or no longer exists.
+func (h *heart) drop(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if delete(h.frozen, id); len(h.frozen) == 0 {
+		h.emptied = time.Now()
+	}
+}
+
+// connected makes a newly connected shim watch, if anything is frozen.
+func (h *heart) connected() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.frozen) > 0 {
+		h.armLocked()
+	}
+}
+
+func (h *heart) armLocked() {
+	c := h.r.shim()
+	if h.closed || c == nil || h.client == c && h.pulse.Armed() {
+		return
+	}
+	if h.client != c {
+		ctx, cancel := context.WithTimeout(context.Background(), beatAsk)
+		defer cancel()
+		fd, err := c.Beat(ctx)
+		if err != nil {
+			h.r.cfg.Log.Warn("the shim does not watch the heartbeat; should this daemon hang, instances stay frozen", "err", err)
+			return
+		}
+		p, err := shimctl.OpenPulse(fd)
+		unix.Close(fd)
+		if err != nil {
+			h.r.cfg.Log.Warn("no heartbeat", "err", err)
+			return
+		}
+		h.pulse.Close()
+		h.pulse, h.client = p, c
+		h.pulse.Arm(true)
+	} else {
+		h.pulse.Arm(true)
+		ctx, cancel := context.WithTimeout(context.Background(), beatAsk)
+		defer cancel()
+		if fd, err := c.Beat(ctx); err == nil { // it watches again
+			unix.Close(fd)
+		}
+	}
+	if !h.beating {
+		h.beating = true
+		go h.beat()
+	}
+}
+
+// beat beats until nothing has been frozen for a while.
+func (h *heart) beat() {
+	t := time.NewTicker(shimctl.BeatEvery)
+	defer t.Stop()
+	for range t.C {
+		h.mu.Lock()
+		idle := len(h.frozen) == 0 && time.Since(h.emptied) > beatLinger
+		if h.closed || idle {
+			h.beating = false
+			if h.pulse.Mapped() {
+				h.pulse.Arm(false)
+			}
+			if h.closed {
+				h.pulse.Close()
+				h.pulse = shimctl.Pulse{}
+			}
+			h.mu.Unlock()
+			return
+		}
+		h.pulse.Beat()
+		h.mu.Unlock()
+	}
+}
+
+// close ends the heartbeat.
+func (h *heart) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	if !h.beating {
+		h.pulse.Close()
+		h.pulse = shimctl.Pulse{}
+	}
+}

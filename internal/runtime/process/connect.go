@@ -1,0 +1,180 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/lib/elfcheck"
+	"lull/internal/protocol/shimctl"
+)
+
+// connect connects to the shim, and starts one if needed. thawed reports
+// whether the shim thawed instances since the last acknowledgement.
+func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	socket := filepath.Join(r.cfg.Dir, "shim.sock")
+	ev := shimctl.Events{Ended: r.ended, ExecEnded: r.execEnded, Held: r.heldChanged}
+	c, err := shimctl.Dial(ctx, socket, ev)
+	var other *shimctl.VersionError
+	if errors.As(err, &other) {
+		return false, fmt.Errorf("%w; end the old shim with kill -TERM %d (instances run on) and try again", err, other.PID)
+	}
+	if err != nil {
+		if err := r.launchShim(); err != nil {
+			return false, err
+		}
+	}
+	for err != nil {
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return false, fmt.Errorf("cannot start the shim: it does not answer: %w; see %s", err, filepath.Join(r.cfg.Dir, "shim.log"))
+		}
+		c, err = shimctl.Dial(ctx, socket, ev)
+	}
+	for _, t := range c.Welcome.Thawed {
+		r.cfg.Log.Warn("the shim let instances run while no daemon was there", "at", t.At, "count", t.Count, "first", t.IDs)
+	}
+	if len(c.Welcome.Thawed) > 0 {
+		if err := c.AckThawed(ctx); err != nil {
+			r.cfg.Log.Warn("cannot acknowledge", "err", err)
+		}
+	}
+	r.mu.Lock()
+	r.client = c
+	r.mu.Unlock()
+	r.heart.connected()
+	return len(c.Welcome.Thawed) > 0, nil
+}
+
+// launchShim starts a shim that outlives this process.
+func (r *Runtime) launchShim() error {
+	path := r.cfg.Shim
+	if path == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("cannot find this program's own file: %w", err)
+		}
+		path = filepath.Join(filepath.Dir(self), "lull-shim")
+	}
+	if err := elfcheck.Static(path); err != nil {
+		return fmt.Errorf("cannot use lull-shim: %w; build it with: make build, or name another with --shim", err)
+	}
+	log, err := os.OpenFile(filepath.Join(r.cfg.Dir, "shim.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot open the shim's log: %w", err)
+	}
+	defer log.Close()
+	cmd := exec.Command(path, "--dir", r.cfg.Dir)
+	cmd.Stderr, cmd.Dir = log, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("cannot start %s: %w", path, err)
+	}
+	// It outlives this process, or is reaped when another shim is needed.
+	r.collectShim()
+	r.mu.Lock()
+	r.child = cmd.Process.Pid
+	r.mu.Unlock()
+	return cmd.Process.Release()
+}
+
+// collectShim reaps a shim that this process started and that has ended.
+func (r *Runtime) collectShim() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.child > 0 {
+		if pid, err := syscall.Wait4(r.child, nil, syscall.WNOHANG, nil); pid == r.child || err == syscall.ECHILD {
+			r.child = 0
+		}
+	}
+}
+
+// Run watches frozen instances and keeps a shim connected until ctx ends.
+func (r *Runtime) Run(ctx context.Context) error {
+	r.mu.Lock()
+	r.running = true
+	unsaid := r.unsaid
+	r.unsaid = nil
+	r.mu.Unlock()
+	for _, e := range unsaid {
+		r.ended(e)
+	}
+	polled := make(chan error, 1)
+	go func() { polled <- r.poller.Run(ctx) }()
+	for {
+		select {
+		case err := <-polled:
+			return err
+		case <-r.shim().Done():
+		}
+		if ctx.Err() != nil {
+			return <-polled
+		}
+		before := r.shim().Welcome
+		r.cfg.Log.Error("the connection to the shim has ended", "shim", before.PID)
+		r.collectShim()
+		thawed, err := r.connect(ctx)
+		if err != nil {
+			r.cfg.Log.Error("cannot start another shim", "err", err)
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		now := r.shim().Welcome
+		another := now.PID != before.PID || !now.StartedAt.Equal(before.StartedAt)
+		if another {
+			r.cfg.Log.Error("another shim has taken over", "shim", now.PID)
+			r.mu.Lock()
+			r.orphaned = true
+			r.mu.Unlock()
+			r.readopt(ctx)
+		}
+		switch {
+		case thawed && !another && r.cfg.OnThawed != nil:
+			r.cfg.OnThawed()
+		case (another || thawed) && r.cfg.OnShimLost != nil:
+			r.cfg.OnShimLost()
+		}
+	}
+}
+
+// readopt registers every running instance with a new shim.
+func (r *Runtime) readopt(ctx context.Context) {
+	r.mu.Lock()
+	works := make([]*Work, 0, len(r.works))
+	for _, w := range r.works {
+		works = append(works, w)
+	}
+	c := r.client
+	held := maps.Clone(r.held)
+	r.mu.Unlock()
+	for id, k := range held {
+		if err := c.Keep(ctx, id, k.addrs, k.fds); err != nil {
+			r.cfg.Log.Error("the new shim cannot hold the sockets of an instance", "id", id, "err", err)
+		}
+	}
+	r.giveReports(ctx)
+	for _, w := range works {
+		if w.ident.PID == 0 {
+			continue // its start finds out by itself
+		}
+		if err := c.Adopt(ctx, w.asRun()); err != nil {
+			r.cfg.Log.Warn("the new shim cannot keep an instance", "id", w.id, "err", err)
+			if live, lerr := w.Alive(); lerr == nil && !live {
+				r.ended(shimctl.Ended{ID: w.id, Run: w.ident.Run, Exit: instance.Exit{Lost: true, At: time.Now()}})
+			}
+		}
+	}
+}

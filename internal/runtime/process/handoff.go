@@ -1,0 +1,201 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/core/instance"
+	"lull/internal/platform/sockets"
+	"lull/internal/protocol/shimctl"
+)
+
+// reports is the descriptor that reports the binds of one run. The daemon never
+// reads it. It keeps it open so that a bind waits, rather than fails, while the
+// shim is replaced.
+type reports struct {
+	run uint64
+	fd  int
+}
+
+// handoffLimit bounds the trial of a handoff, and other short requests.
+const handoffLimit = 15 * time.Second
+
+// Handoff returns why a kept socket cannot be given to a program at its bind
+// here, nil if it can. noPrivs is whether programs then run with no_new_privs.
+// The shim tries it once.
+func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, handoffLimit)
+	defer cancel()
+	c, err := r.shim().CheckHandoff(ctx)
+	var said *shimctl.Error
+	switch {
+	case errors.As(err, &said) && said.Code == shimctl.CodeInvalid:
+		return false, errors.New("the supervisor that runs is of an earlier version")
+	case err != nil:
+		return false, fmt.Errorf("cannot ask the supervisor: %w", err)
+	case c.Why != "":
+		return false, errors.New(c.Why)
+	}
+	return c.NoNewPrivs, nil
+}
+
+// startInShim starts a run, with its binds reported if it asks for that.
+func (r *Runtime) startInShim(ctx context.Context, l instance.Launch, dirs []string) (shimctl.Started, error) {
+	m := shimctl.StartOf(l, dirs)
+	if len(l.Handoff) == 0 {
+		return r.shim().Start(ctx, m)
+	}
+	s, fd, err := r.shim().StartHandoff(ctx, m)
+	if err == nil {
+		r.keepReports(l.ID, l.Run, fd)
+	}
+	return s, err
+}
+
+// keepReports keeps the descriptor that reports the binds of a run, replacing
+// an earlier one. A negative fd keeps nothing.
+func (r *Runtime) keepReports(id string, run uint64, fd int) {
+	r.mu.Lock()
+	old, had := r.reports[id]
+	delete(r.reports, id)
+	if fd >= 0 && r.reports != nil {
+		r.reports[id] = reports{run, fd}
+		fd = -1
+	}
+	r.mu.Unlock()
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+	if had {
+		unix.Close(old.fd)
+	}
+}
+
+// dropReports closes the descriptor that reports the binds of a finished run.
+func (r *Runtime) dropReports(id string, run uint64) {
+	r.mu.Lock()
+	old, had := r.reports[id]
+	had = had && old.run == run
+	if had {
+		delete(r.reports, id)
+	}
+	r.mu.Unlock()
+	if had {
+		unix.Close(old.fd)
+	}
+}
+
+// holdAgain makes this daemon hold, in addition to the shim, the sockets of an
+// instance and the descriptor that reports the binds of its run. An error means
+// that it does not hold the latter.
+func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) error {
+	c := r.shim()
+	if addrs, fds, err := c.Listeners(ctx, id); err == nil {
+		r.setHeld(id, addrs, fds)
+	}
+	fd, err := c.TakeFilter(ctx, id, run)
+	if err == nil {
+		r.keepReports(id, run, fd)
+	}
+	return err
+}
+
+// CannotBind reports whether every further bind of the program fails, because
+// daemon and supervisor ended together and its binds can no longer be reported.
+func (w *Work) CannotBind() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mute
+}
+
+// Trouble implements instance.Troubled.
+func (w *Work) Trouble() string {
+	if w.CannotBind() {
+		return "it can open no further port, because the daemon and its supervisor ended together; lull restart ends that"
+	}
+	return ""
+}
+
+// giveReports passes the descriptors that report binds to a new shim.
+func (r *Runtime) giveReports(ctx context.Context) {
+	r.mu.Lock()
+	all, c := maps.Clone(r.reports), r.client
+	for id, k := range all { // a run that ends meanwhile closes its own
+		fd, err := unix.FcntlInt(uintptr(k.fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "err", err)
+			delete(all, id)
+			continue
+		}
+		all[id] = reports{k.run, fd}
+	}
+	r.mu.Unlock()
+	for id, k := range all {
+		if err := c.GiveFilter(ctx, id, k.run, k.fd); err != nil {
+			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "err", err)
+		}
+		unix.Close(k.fd)
+	}
+}
+
+// untilAnswered repeats an idempotent request while the shim is replaced.
+func (r *Runtime) untilAnswered(ctx context.Context, ask func(*shimctl.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	for {
+		err := ask(r.shim())
+		var said *shimctl.Error
+		if err == nil || errors.As(err, &said) {
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond): // Run creates a new connection
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// heldChanged follows the shim, which now holds another socket.
+func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	c := r.shim()
+	if c == nil {
+		return
+	}
+	if addrs, fds, err := c.Listeners(ctx, m.ID); err == nil {
+		r.setHeld(m.ID, addrs, fds)
+	} else {
+		r.setHeld(m.ID, nil, nil)
+	}
+	r.mu.Lock()
+	tell := r.running && m.Why != "" && r.cfg.OnGivenUp != nil
+	r.mu.Unlock()
+	if tell {
+		r.cfg.OnGivenUp(m.ID, m.Why)
+	}
+}
+
+// Shut makes the kept sockets of an instance ignore new connections until Open:
+// clients repeat their first packet and wait. It is used while a program that
+// is asked to exit could still accept a connection.
+func (r *Runtime) Shut(id string) { r.door(id, sockets.Shut) }
+
+// Open ends Shut.
+func (r *Runtime) Open(id string) { r.door(id, sockets.Open) }
+
+func (r *Runtime) door(id string, turn func(fd int) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, fd := range r.held[id].fds {
+		if err := turn(fd); err != nil {
+			r.cfg.Log.Warn("clients are not made to wait", "id", id, "err", err)
+		}
+	}
+}

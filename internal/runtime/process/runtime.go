@@ -1,0 +1,454 @@
+// Package process runs instances as processes of this machine: started by the
+// supervisor (lull-shim), frozen by the cgroup freezer or by signals, and
+// watched through duplicates of their sockets while they are frozen.
+//
+// Freeze returns nil only once every task is frozen. No duplicate of a socket
+// is held while a program runs. A value that cannot be read is an error in the
+// sample, never zero. The package decides nothing.
+package process
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/platform/cgroup"
+	"lull/internal/platform/proc"
+	"lull/internal/platform/sockets"
+	"lull/internal/protocol/shimctl"
+)
+
+// Config configures a Runtime.
+type Config struct {
+	Dir     string        // the shim's directory, created with mode 0700
+	Shim    string        // the lull-shim program; if empty, the one beside this program
+	Kinds   []cgroup.Kind // freezers to try, in order; if empty, v2, then v1
+	Signals bool          // freeze by signals even if control groups are available
+	Log     *slog.Logger
+
+	// OnExit is called, at least once, when a run is over, but never before Run
+	// is called. It must not block.
+	OnExit func(id string, run uint64, e instance.Exit)
+	// OnShimLost is called when another shim has taken over, or when the shim
+	// thawed instances because it could not see the daemon.
+	OnShimLost func()
+	// OnThawed is called instead of OnShimLost if the same shim thawed
+	// instances because this daemon did not run for a while. If nil, OnShimLost
+	// is called.
+	OnThawed func()
+	// OnGivenUp is called, once Run was called, when a kept socket could not be
+	// given to the program and was closed.
+	OnGivenUp func(id, why string)
+}
+
+// Runtime implements instance.Runtime. It is safe for concurrent use.
+type Runtime struct {
+	cfg    Config
+	fs     *proc.FS
+	boot   string
+	place  cgroup.Place // zero: no control group, signals instead
+	poller *sockets.Poller
+	table  tableCache
+	strays strays
+	heart  heart
+
+	reclaims bool // the kernel lets us page out another process's memory
+
+	mu       sync.Mutex
+	client   *shimctl.Client
+	orphaned bool // a shim died, so processes that left their parents may be init's children
+	child    int  // PID of a shim that we started, 0 for none
+	running  bool
+	unsaid   []shimctl.Ended // exits before Run
+	works    map[string]*Work
+	launches map[string]launched
+	held     map[string]kept // what the shim holds, to pass on to a new shim
+	reports  map[string]reports
+	execs    map[uint64]chan instance.Exit
+	early    map[uint64]instance.Exit // commands that ended before their starter asked
+}
+
+// kept are duplicates of the sockets that the shim holds for an instance.
+type kept struct {
+	addrs []string
+	fds   []int
+}
+
+var _ instance.Runtime = (*Runtime)(nil)
+
+// connectLimit bounds how long a shim may take to answer.
+const connectLimit = 10 * time.Second
+
+// New finds a freezer and connects to the shim, which it starts if none runs.
+// Run must be called to watch frozen instances. Close closes the connection and
+// leaves the shim and every program running.
+func New(ctx context.Context, cfg Config) (*Runtime, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the shim's directory: %w", err)
+	}
+	r := &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, launches: map[string]launched{}, held: map[string]kept{}, reports: map[string]reports{}, execs: map[uint64]chan instance.Exit{}, early: map[uint64]instance.Exit{}}
+	r.strays.r = r
+	r.heart.r = r
+	var err error
+	if r.boot, err = r.fs.BootID(); err != nil {
+		return nil, err
+	}
+	if !cfg.Signals {
+		sum := sha256.Sum256([]byte(cfg.Dir))
+		r.place, err = cgroup.Find("h"+hex.EncodeToString(sum[:4]), cfg.Kinds...)
+		if err != nil && !errors.Is(err, cgroup.ErrNone) {
+			return nil, err
+		}
+	}
+	if r.poller, err = sockets.NewPoller(); err != nil {
+		return nil, err
+	}
+	r.reclaims = mayPageOut() || r.place.Dir != "" && r.place.Reclaims()
+	if _, err := r.connect(ctx); err != nil {
+		return nil, errors.Join(err, r.poller.Close())
+	}
+	return r, nil
+}
+
+// Freezer returns how instances are frozen here.
+func (r *Runtime) Freezer() string {
+	if r.place.Dir == "" {
+		return "signals (SIGSTOP to the whole tree)"
+	}
+	return string(r.place.Kind) + " at " + r.place.Dir
+}
+
+// Shim identifies the shim that keeps the instances.
+func (r *Runtime) Shim() string {
+	c := r.shim()
+	if c == nil {
+		return "not connected"
+	}
+	return fmt.Sprintf("pid %d since %s", c.Welcome.PID, c.Welcome.StartedAt.Format(time.RFC3339))
+}
+
+// Capabilities implements instance.Runtime.
+func (r *Runtime) Capabilities() power.Capabilities {
+	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.reclaims, WakeFromStopped: true, ExecInside: true}
+}
+
+// GroupDir returns the directory of an instance's control group, empty if there
+// are none. A runtime built on this one creates its groups below it, so that
+// they are frozen, counted and killed with it.
+func (r *Runtime) GroupDir(id string) string {
+	if r.place.Dir == "" {
+		return ""
+	}
+	return filepath.Join(r.place.Dir, id)
+}
+
+func (r *Runtime) shim() *shimctl.Client {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.client
+}
+
+// Close ends the connection and the poller.
+func (r *Runtime) Close() error {
+	err := r.poller.Close()
+	r.heart.close()
+	r.shim().Close()
+	r.collectShim()
+	r.place.Release()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, k := range r.held {
+		shimctl.CloseAll(k.fds)
+	}
+	for _, k := range r.reports {
+		shimctl.CloseAll([]int{k.fd})
+	}
+	r.held, r.reports = nil, nil
+	return err
+}
+
+func (r *Runtime) ended(e shimctl.Ended) {
+	r.mu.Lock()
+	if !r.running { // the receiver may not exist yet
+		r.unsaid = append(r.unsaid, e)
+		r.mu.Unlock()
+		return
+	}
+	if w := r.works[e.ID]; w != nil && w.ident.Run == e.Run {
+		delete(r.works, e.ID)
+		r.heart.drop(e.ID)
+	}
+	r.mu.Unlock()
+	r.dropReports(e.ID, e.Run)
+	r.cfg.OnExit(e.ID, e.Run, e.Exit)
+}
+
+// startLimit bounds one start in the shim, even after its caller has given up.
+const startLimit = 30 * time.Second
+
+// Start implements instance.Runtime. After an error nothing of the run is left,
+// unless the error says otherwise.
+func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	w, err := r.StartIn(ctx, l, nil)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// StartIn is Start for a runtime built on this one. prepare, if not nil, gets
+// the control group before anything is in it. It is not called if there are no
+// control groups.
+func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*cgroup.Group) error) (*Work, error) {
+	w := &Work{r: r, table: &r.table, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User, handoff: len(l.Handoff) > 0}
+	var dirs []string
+	if r.place.Dir != "" {
+		g, err := r.place.Create(l.ID)
+		if err != nil {
+			return nil, err
+		}
+		if prepare != nil {
+			if err := prepare(g); err != nil {
+				return nil, err
+			}
+		}
+		w.group, dirs = g, g.Dirs()
+		w.ident.Cgroup = g.Dir()
+	}
+	// Registered before the start, because an exit can be reported before the
+	// answer.
+	w.ident.BootID, w.ident.Run = r.boot, l.Run
+	r.mu.Lock()
+	before := r.works[l.ID]
+	r.works[l.ID] = w
+	r.mu.Unlock()
+	// A start whose caller has given up would leave an unknown program. So the
+	// start is completed, and the program is then ended.
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+	defer cancel()
+	s, err := r.startInShim(sctx, l, dirs)
+	var said *shimctl.Error
+	unreported := false
+	if err != nil && !errors.As(err, &said) {
+		if s, err = r.outcome(sctx, l, err); err == nil {
+			unreported = len(l.Handoff) > 0 // the descriptor that reports its binds went with the shim
+		}
+	}
+	if said != nil && said.Code == shimctl.CodeStage && said.Step == shimctl.StepHandoff {
+		err = fmt.Errorf("%w: %w", instance.ErrNoHandoff, err)
+	}
+	r.mu.Lock()
+	if err != nil {
+		if r.works[l.ID] == w {
+			delete(r.works, l.ID)
+			if said != nil && said.Code == shimctl.CodeBusy && before != nil {
+				r.works[l.ID] = before
+			}
+		}
+		r.mu.Unlock()
+		return nil, err
+	}
+	w.ident.PID, w.ident.Start = s.PID, s.Start
+	r.mu.Unlock()
+	if err := r.noteLaunch(l); err != nil {
+		r.cfg.Log.Warn("cannot record the environment of an instance", "instance", l.ID, "err", err)
+	}
+	if unreported {
+		if err := w.Kill(sctx); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("cannot start %s: %w", l.ID, instance.ErrStartAgain)
+	}
+	if ctx.Err() != nil {
+		err := fmt.Errorf("cannot start %s: %w", l.ID, context.Cause(ctx))
+		if kerr := w.Kill(sctx); kerr != nil {
+			err = errors.Join(err, kerr)
+		}
+		return nil, err
+	}
+	return w, nil
+}
+
+// Attach returns a Work for processes started and kept outside lull: its
+// processes are those of the group, its sockets those of pid's network
+// namespace if alone reports that nothing else uses it. The shim knows nothing
+// of it. It returns a *instance.GoneError if pid does not exist.
+func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone func() bool) (*Work, error) {
+	s, err := r.fs.Stat(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot look at process %d of %s: %w", pid, id, err)
+	}
+	return &Work{r: r, table: &tableCache{netns: pid}, alone: alone, id: id, group: g,
+		ident: instance.Identity{BootID: r.boot, Cgroup: g.Dir(), PID: pid, Start: s.Start, Run: run}}, nil
+}
+
+// outcome determines the result of a start whose answer did not arrive, because
+// the shim died or the connection broke.
+func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (shimctl.Started, error) {
+	for {
+		runs, err := r.shim().List(ctx, l.ID)
+		if err == nil {
+			for _, run := range runs {
+				if run.Run == l.Run && run.Exit == nil {
+					return shimctl.Started{PID: run.PID, Start: run.Start}, nil
+				}
+			}
+			// A run is on disk before its program begins, so nothing was
+			// started.
+			return shimctl.Started{}, fmt.Errorf("%w: %w", instance.ErrStartAgain, cause)
+		}
+		select {
+		case <-time.After(10 * time.Millisecond): // Run creates a new connection
+		case <-ctx.Done():
+			return shimctl.Started{}, fmt.Errorf("cannot learn whether %s was started: %w", l.ID, errors.Join(cause, err))
+		}
+	}
+}
+
+// howItEnded waits until the shim knows how a run ended whose process is gone,
+// and returns that as a *instance.GoneError. Any other error means that it is
+// not known yet.
+func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
+	for {
+		runs, err := r.shim().List(ctx, id)
+		if err != nil {
+			return fmt.Errorf("cannot ask the shim how %s ended: %w", id, err)
+		}
+		at := slices.IndexFunc(runs, func(k shimctl.Run) bool { return k.ID == id && k.Run == run })
+		switch {
+		case at < 0:
+			return &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+		case runs[at].Exit != nil:
+			return &instance.GoneError{ID: id, Exit: *runs[at].Exit}
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("cannot learn how %s ended: the shim does not know yet: %w", id, ctx.Err())
+		}
+	}
+}
+
+// mark returns the environment entry that identifies a process of an instance
+// even if it left its parents.
+func mark(id string) string { return "LULL_INSTANCE_ID=" + id }
+
+// Adopt implements instance.Runtime.
+func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	c := r.shim()
+	runs, err := c.List(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask the shim about %s: %w", id, err)
+	}
+	w := &Work{r: r, table: &r.table, id: id, ident: ident}
+	known := false
+	for _, run := range runs {
+		if run.ID != id || run.Run != ident.Run {
+			continue
+		}
+		known = true
+		if run.Exit != nil {
+			return nil, &instance.GoneError{ID: id, Exit: *run.Exit}
+		}
+		w.ident, w.logPath, w.logMax, w.user, w.handoff = run.Identity(), run.LogPath, run.LogMax, run.User, run.Handoff
+		if run.Adopted { // an earlier shim started it
+			r.mu.Lock()
+			r.orphaned = true
+			r.mu.Unlock()
+		}
+	}
+	gone := &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	if w.ident.BootID != r.boot || w.ident.PID == 0 {
+		return nil, gone
+	}
+	live, err := w.Alive()
+	if err != nil {
+		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
+	}
+	if !live && known { // it ended after the request, and the shim learns how
+		return nil, r.howItEnded(ctx, id, ident.Run)
+	}
+	if !live {
+		return nil, gone
+	}
+	if w.ident.Cgroup != "" {
+		if w.group, err = r.place.Open(w.ident.Cgroup); err != nil {
+			return nil, fmt.Errorf("cannot find the control group of %s again: %w", id, err)
+		}
+		pids, err := w.group.PIDs()
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(pids, w.ident.PID) {
+			return nil, fmt.Errorf("cannot take over process %d of %s: it has left the control group %s", w.ident.PID, id, w.ident.Cgroup)
+		}
+	} else if err := w.findStopped(); err != nil {
+		return nil, err
+	}
+	if !known {
+		if err := c.Adopt(ctx, w.asRun()); err != nil {
+			return nil, fmt.Errorf("cannot tell the shim about %s: %w", id, err)
+		}
+	}
+	r.mu.Lock()
+	r.works[id] = w
+	r.mu.Unlock()
+	r.heart.hold(id) // it may be frozen
+	w.mute = r.holdAgain(ctx, id, w.ident.Run) != nil && w.handoff
+	return w, nil
+}
+
+// Forget removes everything kept for an instance that has no run.
+func (r *Runtime) Forget(ctx context.Context, id string) error {
+	r.setHeld(id, nil, nil)
+	r.forgetLaunch(id)
+	err := r.shim().Forget(ctx, id)
+	var unknown *shimctl.Error
+	if errors.As(err, &unknown) && unknown.Code == shimctl.CodeNotFound {
+		err = nil
+	}
+	if err == nil && r.place.Dir != "" {
+		err = r.place.Remove(id)
+	}
+	return err
+}
+
+// WhenGone tells the shim what to do for id when this daemon has gone: a POST
+// to path on a unix socket. An empty socket cancels that.
+func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
+	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path})
+}
+
+// ContinueWhenGone is WhenGone for a guest that QEMU has paused; socket is one of
+// its monitors.
+func (r *Runtime) ContinueWhenGone(ctx context.Context, id, socket string) error {
+	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, QMP: socket != ""})
+}
+
+func (r *Runtime) whenGone(ctx context.Context, o shimctl.Outside) error {
+	if o.Socket == "" {
+		defer r.heart.drop("outside " + o.ID)
+	} else {
+		r.heart.hold("outside " + o.ID)
+	}
+	if err := r.shim().Outside(ctx, o); err != nil {
+		return fmt.Errorf("cannot hand %.20s to the shim: %w", o.ID, err)
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/platform/proc"
+)
+
+// pids lists every process of the tree. Without a control group these are the
+// main process, its descendants, and processes that left their parents and
+// became children of the shim. With fresh set, the latter are searched now.
+// Otherwise a recent search serves, because thousands of instances share one.
+func (w *Work) pids(fresh bool) ([]int, error) {
+	if w.group != nil {
+		return w.group.PIDs()
+	}
+	// Its PID may have been reused, and that process's tree is not ours.
+	roots := []int{w.ident.PID}
+	if s, err := w.r.fs.Stat(w.ident.PID); err == nil && s.Start != w.ident.Start {
+		roots = nil
+	}
+	astray, err := w.r.strays.of(w, fresh)
+	errs := []error{err}
+	var all []int
+	for _, root := range append(roots, astray...) {
+		pids, err := w.r.fs.Tree(root, "", nil)
+		all, errs = append(all, pids...), append(errs, err)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), errors.Join(errs...)
+}
+
+// strays finds processes that left their parents, by their mark. It knows the
+// main processes of all runs, so that on an ordinary host it reads nothing
+// else.
+type strays struct {
+	r *Runtime
+
+	mu     sync.Mutex
+	at     time.Time
+	byID   map[string][]int
+	hidden []proc.Stat // unreadable ones
+	err    error
+}
+
+// of returns the strays of w. An error means that an unreadable process may
+// belong to w, too.
+func (s *strays) of(w *Work, fresh bool) ([]int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fresh || time.Since(s.at) > sharedFor {
+		s.look()
+	}
+	errs := []error{s.err}
+	for _, h := range s.hidden {
+		if h.Start >= w.ident.Start { // an older one cannot be its
+			errs = append(errs, fmt.Errorf("cannot tell whose process %d is: its environment may not be read", h.PID))
+		}
+	}
+	return slices.Clone(s.byID[w.id]), errors.Join(errs...)
+}
+
+// look reads the children of the shim, and those of init if a shim has died and
+// left its own children to it. The caller holds mu.
+func (s *strays) look() {
+	s.at, s.byID, s.hidden, s.err = time.Now(), map[string][]int{}, nil, nil
+	s.r.mu.Lock()
+	reapers := []int{s.r.client.Welcome.PID}
+	mains := make(map[int]bool, len(s.r.works))
+	for _, w := range s.r.works {
+		mains[w.ident.PID] = true
+	}
+	if s.r.orphaned {
+		reapers = append(reapers, 1)
+	}
+	s.r.mu.Unlock()
+	for _, reaper := range reapers {
+		children, err := childrenOf(reaper)
+		if err != nil {
+			s.err = errors.Join(s.err, err)
+			continue
+		}
+		for _, pid := range children {
+			if !mains[pid] && pid > 1 {
+				s.add(pid)
+			}
+		}
+	}
+}
+
+func (s *strays) add(pid int) {
+	path := fmt.Sprintf("/proc/%d/environ", pid)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrPermission) {
+		if st, serr := s.r.fs.Stat(pid); serr == nil && !st.Ended() && owned(pid) {
+			s.hidden = append(s.hidden, st)
+		}
+		return
+	}
+	if err != nil {
+		return // it has ended
+	}
+	for e := range bytes.SplitSeq(b, []byte{0}) {
+		if id, ok := strings.CutPrefix(string(e), mark("")); ok {
+			s.byID[id] = append(s.byID[id], pid)
+			return
+		}
+	}
+}
+
+// owned reports whether a process runs as our own user. Other users' processes
+// cannot be ours unless we are root, and root can read every environment.
+func owned(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	_, line, _ := bytes.Cut(b, []byte("\nUid:\t"))
+	word, _, _ := bytes.Cut(line, []byte("\t"))
+	return string(word) == strconv.Itoa(os.Getuid())
+}
+
+// childrenOf lists the children of every thread of a process. On a kernel
+// without children files it asks every process for its parent.
+func childrenOf(pid int) ([]int, error) {
+	tids, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the children of process %d: %w", pid, err)
+	}
+	var out []int
+	for _, tid := range tids {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, tid.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			if _, serr := os.Stat(fmt.Sprintf("/proc/%d/task/%s", pid, tid.Name())); serr != nil {
+				continue // that thread has ended; its children went to another
+			}
+			return byParent(pid)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot list the children of process %d: %w", pid, err)
+		}
+		for word := range bytes.FieldsSeq(b) {
+			n, err := strconv.Atoi(string(word))
+			if err != nil {
+				return nil, fmt.Errorf("cannot list the children of process %d: %w", pid, err)
+			}
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
+
+func byParent(pid int) ([]int, error) {
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for _, e := range all {
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if st, err := proc.Live().Stat(n); err == nil && st.PPID == pid {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,71 @@
+package process
+
+import (
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/platform/sockets"
+)
+
+// ackLimit is the kernel's maximum delay of a plain acknowledgement.
+const ackLimit = 200 * time.Millisecond
+
+// talk is the state of a connection since its turn was last known.
+type talk struct {
+	base sockets.Traffic // at that time; zero: when it began
+	turn instance.Turn   // at that time
+	now  sockets.Traffic // at the newest sample
+}
+
+// turns tracks which end sent last on each connection of a tree, by inode.
+type turns map[uint64]talk
+
+// next returns the turn of a connection and the state to keep. The kernel keeps
+// the times of the last data in either direction in ticks of its clock (1 to 10
+// ms), so a fast answer and its request have the same time. Then the segments
+// counted since the turn was last known decide.
+func (t talk) next(o sockets.Socket) (instance.Turn, talk) {
+	now := o.Traffic
+	turn := instance.TurnUnclear
+	switch in, out := now.DataSegsIn-t.base.DataSegsIn, now.DataSegsOut-t.base.DataSegsOut; {
+	case !o.HasSegments():
+		return turn, t
+	case in == 0 && out == 0:
+		turn = t.turn
+	case in == 0:
+		turn = instance.TurnLocal
+	case out == 0:
+		turn = instance.TurnRemote
+	case now.LastReceived < now.LastSent:
+		turn = instance.TurnRemote
+	case now.LastSent < now.LastReceived:
+		turn = instance.TurnLocal
+	default:
+		turn = t.tie(now, in)
+	}
+	t.now = now
+	if turn != instance.TurnUnclear {
+		t.base, t.turn = now, turn
+	}
+	return turn, t
+}
+
+// tie decides which end sent last if both did in the same tick. in is the
+// number of data segments received since the turn was last known.
+func (t talk) tie(now sockets.Traffic, in uint32) instance.Turn {
+	quiet := now.LastReceived
+	acksIn := now.SegsIn - now.DataSegsIn - (t.base.SegsIn - t.base.DataSegsIn)
+	acksOut := now.SegsOut - now.DataSegsOut - (t.base.SegsOut - t.base.DataSegsOut)
+	switch {
+	case in == 1 && t.turn != instance.TurnRemote:
+		return instance.TurnLocal // the only segment received was answered in the same tick
+	case quiet < ackLimit:
+	case acksIn == 0:
+		return instance.TurnRemote // all that we sent was acknowledged with data, which came after it
+	case acksOut == 0:
+		return instance.TurnLocal // and vice versa
+	case now.LastAck < quiet && quiet-now.LastAck <= ackLimit:
+		return instance.TurnLocal // our data was acknowledged later than by what arrived in that tick
+	}
+	return instance.TurnUnclear
+}

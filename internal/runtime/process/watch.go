@@ -1,0 +1,316 @@
+package process
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/core/instance"
+	"lull/internal/platform/sockets"
+	"lull/internal/protocol/shimctl"
+)
+
+// dupLimit bounds a duplication through the shim.
+const dupLimit = 2 * time.Second
+
+// duplicate duplicates descriptors of a process: directly, or through the shim,
+// which as the process's ancestor may do so where Yama forbids it to others.
+func (r *Runtime) duplicate(pid int, fds []int) ([]int, error) {
+	got, err := sockets.Duplicate(pid, fds)
+	if !errors.Is(err, sockets.ErrNotPermitted) {
+		return got, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	if got, serr := r.shim().Dup(ctx, pid, fds); serr == nil {
+		return got, nil
+	}
+	return nil, err
+}
+
+// Guard implements instance.Workload. Every socket of the tree is duplicated,
+// and duplicates that no outside event can affect are closed at once.
+func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
+	own, err := w.sockets()
+	if err != nil {
+		return nil, err
+	}
+	byPID := map[int][]int{}
+	for _, at := range own {
+		byPID[at.pid] = append(byPID[at.pid], at.fd)
+	}
+	var found []taken
+	give := func() {
+		for _, t := range found {
+			unix.Close(t.fd)
+		}
+	}
+	for pid, fds := range byPID {
+		slices.Sort(fds)
+		dups, err := w.r.duplicate(pid, fds)
+		if err != nil {
+			give()
+			return nil, w.unwatchable(err, own)
+		}
+		for n, fd := range dups {
+			in, err := sockets.Inspect(fd)
+			if err != nil {
+				shimctl.CloseAll(dups[n:])
+				give()
+				return nil, fmt.Errorf("cannot look at socket %d of process %d: %w", fds[n], pid, err)
+			}
+			found = append(found, taken{fd, nameOf(in, pid, fds[n]), in})
+		}
+	}
+	w.mu.Lock()
+	closing := w.closing
+	w.mu.Unlock()
+	dups := choose(found, exposed(ports), outbound, closing)
+	g, err := w.r.poller.Guard(dups, wake) // owns the duplicates, even if it fails
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// UnwatchableError names a socket of an instance that cannot be watched while
+// frozen, so the instance must not be frozen.
+type UnwatchableError struct {
+	Socket string
+	Err    error
+}
+
+func (e *UnwatchableError) Error() string {
+	return fmt.Sprintf("cannot watch the socket %s: %v", e.Socket, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *UnwatchableError) Unwrap() error { return e.Err }
+
+// unwatchable names the socket that could not be duplicated.
+func (w *Work) unwatchable(err error, own map[uint64]place) error {
+	var dup *sockets.DupError
+	if !errors.As(err, &dup) || dup.FD < 0 {
+		return &UnwatchableError{fmt.Sprintf("of %s", w.id), err}
+	}
+	name := fmt.Sprintf("descriptor %d of process %d", dup.FD, dup.PID)
+	if t, lerr := w.table.fresh(); lerr == nil { // only to name it
+		for _, s := range slices.Concat(t.listening, t.open) {
+			if at, ok := own[s.Inode]; ok && at.pid == dup.PID && at.fd == dup.FD {
+				name = "tcp " + s.Local.String()
+			}
+		}
+	}
+	return &UnwatchableError{name, err}
+}
+
+// taken is one duplicate and its description.
+type taken struct {
+	fd   int
+	name string
+	in   sockets.Info
+}
+
+// nameOf describes a socket for users.
+func nameOf(in sockets.Info, pid, fd int) string {
+	network := "tcp"
+	if in.Type == unix.SOCK_DGRAM {
+		network = "udp"
+	}
+	switch {
+	case in.Local.IsValid() && in.Peer.IsValid():
+		return fmt.Sprintf("%s %s from %s", network, in.Local, in.Peer)
+	case in.Local.IsValid():
+		return network + " " + in.Local.String()
+	case in.Path != "":
+		return "unix " + in.Path
+	}
+	return fmt.Sprintf("descriptor %d of process %d", fd, pid)
+}
+
+func exposed(ports []instance.Endpoint) map[uint16]bool {
+	out := map[uint16]bool{}
+	for _, e := range ports {
+		if ap, err := netip.ParseAddrPort(numeric(e.Target)); err == nil {
+			out[ap.Port()] = true
+		}
+	}
+	return out
+}
+
+// choose keeps the sockets that a client can affect and closes the others. It
+// keeps listeners, connections that came to one of the tree's listening ports
+// or paths, and UDP sockets on exposed ports. A connection between two
+// processes of the tree cannot change while both are frozen.
+func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uint64]bool) (dups []sockets.Dup) {
+	listens, local, paths := map[uint16]bool{}, map[netip.AddrPort]bool{}, map[string]bool{}
+	for p := range ports {
+		listens[p] = true
+	}
+	for _, t := range found {
+		switch {
+		case t.in.Listening && t.in.Path != "":
+			paths[t.in.Path] = true
+		case t.in.Listening && t.in.Local.IsValid():
+			listens[t.in.Local.Port()] = true
+		case t.in.Connected && t.in.Local.IsValid():
+			local[t.in.Local] = true
+		}
+	}
+	for _, t := range found {
+		kind, keep := sockets.Stream, false
+		switch in := t.in; {
+		case in.Listening:
+			kind, keep = sockets.Listener, true
+		case in.Type == unix.SOCK_DGRAM && in.Local.IsValid() && !in.Connected && ports[in.Local.Port()]:
+			kind, keep = sockets.Datagram, true
+		case in.Type == unix.SOCK_STREAM && in.Connected && paths[in.Path]:
+			// An accepted unix connection has the path of its listener.
+			kind, keep = sockets.Stream, true
+		case in.Type == unix.SOCK_STREAM && in.Connected && in.Local.IsValid() && !local[in.Peer]:
+			keep = outbound || listens[in.Local.Port()]
+			if in.State == sockets.CloseWait && closing[in.Inode] && unread(t.fd) == 0 {
+				kind = sockets.HalfClosed // the program has known since before the freeze
+			}
+		}
+		if keep {
+			dups = append(dups, sockets.Dup{FD: t.fd, Kind: kind, Name: t.name})
+		} else {
+			unix.Close(t.fd)
+		}
+	}
+	slices.SortFunc(dups, func(a, b sockets.Dup) int { return cmp.Compare(a.FD, b.FD) })
+	return dups
+}
+
+// unread returns the number of bytes waiting in a socket; 1 if unknown.
+func unread(fd int) int {
+	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	if err != nil {
+		return 1
+	}
+	return n
+}
+
+// Hold keeps listening sockets of an instance open whatever its state.
+func (r *Runtime) Hold(ctx context.Context, id string, addrs []string) error {
+	return r.untilAnswered(ctx, func(c *shimctl.Client) error {
+		if err := c.Hold(ctx, id, addrs); err != nil {
+			return err
+		}
+		got, fds, err := c.Listeners(ctx, id)
+		if err == nil {
+			r.setHeld(id, got, fds)
+		}
+		return err
+	})
+}
+
+// setHeld keeps duplicates of what the shim holds, replacing earlier ones. With
+// them a port and its backlog survive the shim.
+func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
+	r.mu.Lock()
+	old := r.held[id]
+	if len(fds) == 0 || r.held == nil {
+		delete(r.held, id)
+		shimctl.CloseAll(fds)
+	} else {
+		r.held[id] = kept{addrs, fds}
+	}
+	r.mu.Unlock()
+	shimctl.CloseAll(old.fds)
+}
+
+// Listen holds listening sockets as Hold does and returns a listener for each of
+// addrs, in order, which the caller closes. The sockets, and who waits in their
+// backlogs, outlive the listeners and this process until Unhold.
+func (r *Runtime) Listen(ctx context.Context, id string, addrs []string) (ls []net.Listener, err error) {
+	if err := r.Hold(ctx, id, addrs); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, a := range addrs {
+		n := slices.Index(r.held[id].addrs, a)
+		if n < 0 {
+			err = fmt.Errorf("listen on %s: the supervisor does not hold it", a)
+			break
+		}
+		var l net.Listener
+		if l, err = listener(r.held[id].fds[n]); err != nil {
+			err = fmt.Errorf("listen on %s: %w", a, err)
+			break
+		}
+		ls = append(ls, l)
+	}
+	if err != nil {
+		for _, l := range ls {
+			l.Close()
+		}
+		return nil, err
+	}
+	return ls, nil
+}
+
+// listener makes a listener of a duplicate of fd.
+func listener(fd int) (net.Listener, error) {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(dup), "listener")
+	defer f.Close()
+	return net.FileListener(f)
+}
+
+// UnholdOthers closes the sockets that are held under ids for which ours reports
+// false: what they were held for was removed while no daemon could say so.
+func (r *Runtime) UnholdOthers(ctx context.Context, ours func(id string) bool) error {
+	ids, err := r.shim().Holds(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot ask the supervisor which sockets it holds: %w", err)
+	}
+	var errs []error
+	for _, id := range ids {
+		if ours(id) {
+			continue
+		}
+		r.cfg.Log.Info("closing the sockets of what is gone", "id", id)
+		errs = append(errs, r.Unhold(ctx, id))
+	}
+	return errors.Join(errs...)
+}
+
+// Unhold closes them.
+func (r *Runtime) Unhold(ctx context.Context, id string) error {
+	r.setHeld(id, nil, nil)
+	return r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Unhold(ctx, id) })
+}
+
+// Watch calls wake when a client connects to a held socket of an instance that
+// has no process.
+func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	addrs, fds, err := r.shim().Listeners(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	dups := make([]sockets.Dup, len(fds))
+	for n, fd := range fds {
+		dups[n] = sockets.Dup{FD: fd, Kind: sockets.Listener, Name: addrs[n]}
+	}
+	g, err := r.poller.Guard(dups, wake)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}

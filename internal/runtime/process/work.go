@@ -1,0 +1,352 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/core/instance"
+	"lull/internal/platform/cgroup"
+	"lull/internal/platform/proc"
+	"lull/internal/platform/sockets"
+	"lull/internal/protocol/shimctl"
+)
+
+// Work is one run; it implements instance.Workload.
+type Work struct {
+	r       *Runtime
+	id      string
+	ident   instance.Identity
+	group   *cgroup.Group // nil: signals
+	table   *tableCache   // of the sockets around it
+	alone   func() bool   // whether it is alone in that namespace; nil if unknown
+	logPath string
+	logMax  int64
+	user    string
+	handoff bool // its binds are reported
+
+	mu      sync.Mutex
+	stopped []int // processes that were sent SIGSTOP
+	frozen  bool
+	mute    bool // its binds were reported, but no longer are
+	net     netCount
+	io      proc.Tally // of disk traffic
+	turns   turns
+	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
+}
+
+var _ instance.Workload = (*Work)(nil)
+
+// Identity implements instance.Workload.
+func (w *Work) Identity() instance.Identity { return w.ident }
+
+func (w *Work) asRun() shimctl.Run {
+	run := shimctl.Run{ID: w.id, Run: w.ident.Run, PID: w.ident.PID, Start: w.ident.Start, BootID: w.ident.BootID,
+		LogPath: w.logPath, LogMax: w.logMax, User: w.user, Handoff: w.handoff}
+	if w.group != nil {
+		run.Cgroups = w.group.Dirs()
+	}
+	return run
+}
+
+// Alive reports whether the main process is still the one that was started. An
+// error means unknown, never dead.
+func (w *Work) Alive() (bool, error) {
+	s, err := w.r.fs.Stat(w.ident.PID)
+	if errors.Is(err, proc.ErrGone) {
+		return false, nil
+	}
+	return err == nil && s.Start == w.ident.Start && !s.Ended(), err
+}
+
+// Holds reports whether a process belongs to the instance now.
+func (w *Work) Holds(pid int) (bool, error) {
+	pids, err := w.pids(true)
+	return slices.Contains(pids, pid), err
+}
+
+// tree implements cgroup.Processes.
+type tree struct{ w *Work }
+
+func (t tree) Tree() ([]int, error) { return t.w.pids(true) }
+
+func (t tree) Still(pid int) (bool, error) {
+	tasks, err := t.w.r.fs.Tasks(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, k := range tasks {
+		if !k.Still() {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Freeze implements instance.Workload.
+func (w *Work) Freeze(ctx context.Context) error {
+	w.r.heart.hold(w.id)
+	if w.group != nil {
+		if err := w.group.Freeze(ctx); err != nil {
+			return err
+		}
+		w.setFrozen(true, nil)
+		return nil
+	}
+	if live, err := w.Alive(); err != nil || !live {
+		return errors.Join(fmt.Errorf("cannot stop process %d: it is not there", w.ident.PID), err)
+	}
+	pids, err := cgroup.Stop(ctx, w.ident.PID, tree{w})
+	if err != nil {
+		return err
+	}
+	w.setFrozen(true, pids)
+	return nil
+}
+
+// Froze records a freeze or thaw made by other means than its own, such as
+// Docker's, so that its readings of a frozen run are never older than the
+// freeze.
+func (w *Work) Froze(on bool) { w.setFrozen(on, nil) }
+
+func (w *Work) setFrozen(on bool, pids []int) {
+	w.mu.Lock()
+	w.frozen, w.stopped = on, pids
+	w.mu.Unlock()
+	if !on {
+		w.r.heart.drop(w.id)
+	}
+}
+
+// Thaw implements instance.Workload.
+func (w *Work) Thaw() error {
+	if w.group != nil {
+		if err := w.group.Thaw(); err != nil {
+			return err
+		}
+		w.setFrozen(false, nil)
+		return nil
+	}
+	w.mu.Lock()
+	pids := w.stopped
+	w.mu.Unlock()
+	if err := cgroup.Continue(w.ident.PID, pids); err != nil {
+		return err
+	}
+	w.setFrozen(false, nil)
+	return nil
+}
+
+// Still implements instance.Workload.
+func (w *Work) Still() (bool, error) {
+	if w.group != nil {
+		return w.group.Frozen()
+	}
+	return tree{w}.Still(w.ident.PID)
+}
+
+// findStopped adopts processes that an earlier daemon had stopped by signals.
+func (w *Work) findStopped() error {
+	pids, err := w.pids(true)
+	if err != nil {
+		return fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	w.setFrozen(true, pids) // a thaw continues them, whether they are stopped or not
+	return nil
+}
+
+// Signal implements instance.Workload.
+func (w *Work) Signal(sig syscall.Signal) error {
+	switch live, err := w.Alive(); {
+	case err != nil:
+		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, err)
+	case !live: // its PID may have been reused
+		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, syscall.ESRCH)
+	}
+	if err := unix.Kill(w.ident.PID, sig); err != nil {
+		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, err)
+	}
+	return nil
+}
+
+// Kill implements instance.Workload.
+func (w *Work) Kill(ctx context.Context) error {
+	if w.group != nil {
+		return w.group.Kill(ctx)
+	}
+	for {
+		// A listing can fail temporarily, for example on a process in the
+		// middle of its exec. Then the run is not over, and is checked again.
+		pids, lerr := w.pids(true)
+		left := 0
+		for _, pid := range pids {
+			s, err := w.r.fs.Stat(pid)
+			if errors.Is(err, proc.ErrGone) || err == nil && s.Ended() {
+				continue
+			}
+			left++
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+				return fmt.Errorf("cannot kill process %d: %w", pid, err)
+			}
+		}
+		if left == 0 && lerr == nil {
+			return nil
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("cannot end %s: %d processes are left: %w", w.id, left, context.Cause(ctx)), lerr)
+		}
+	}
+}
+
+// Memory implements instance.Workload.
+func (w *Work) Memory() (int64, error) {
+	pids, err := w.pids(false)
+	if err != nil {
+		return 0, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	var pages int64
+	for _, pid := range pids {
+		s, err := w.r.fs.Stat(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("cannot read the memory of %s: %w", w.id, err)
+		}
+		pages += int64(s.RSS)
+	}
+	return pages * int64(os.Getpagesize()), nil
+}
+
+// Reclaim implements instance.Workload with memory.reclaim if available,
+// otherwise with MADV_PAGEOUT on every mapping.
+func (w *Work) Reclaim(ctx context.Context) (int64, error) {
+	w.mu.Lock()
+	frozen := w.frozen
+	w.mu.Unlock()
+	if !frozen {
+		return 0, fmt.Errorf("cannot push out the memory of %s: it runs", w.id)
+	}
+	before, err := w.Memory()
+	if err != nil {
+		return 0, err
+	}
+	pids, err := w.pids(false)
+	if err != nil {
+		return 0, err
+	}
+	if w.group == nil || w.group.Reclaim(before) != nil {
+		var errs []error
+		for _, pid := range pids {
+			if ctx.Err() != nil {
+				return 0, ctx.Err()
+			}
+			if err := w.r.pageOut(pid); err != nil && !errors.Is(err, proc.ErrGone) {
+				errs = append(errs, err)
+			}
+		}
+		if len(errs) == len(pids) && len(errs) > 0 {
+			return 0, errors.Join(errs...)
+		}
+	}
+	after, err := w.Memory()
+	return max(before-after, 0), err
+}
+
+// moves is the number of attempts to find sockets that are being moved.
+const moves = 20
+
+// Listeners implements instance.Workload.
+func (w *Work) Listeners() (l []instance.Listener, err error) {
+	for range moves {
+		if l, err = w.listeners(); !errors.Is(err, sockets.ErrGone) {
+			break
+		}
+	}
+	return l, err
+}
+
+func (w *Work) listeners() ([]instance.Listener, error) {
+	tcp, err := w.table.listeners()
+	if err != nil {
+		return nil, err
+	}
+	own, err := w.sockets()
+	if err != nil {
+		return nil, err
+	}
+	udp, err := w.table.unconnected()
+	if err != nil {
+		return nil, err
+	}
+	return listenersAmong(tcp, udp, own, w.r.duplicate)
+}
+
+// listenersAmong returns the listening sockets that belong to the tree, and
+// whether each can be watched. A socket that has left its place since it was
+// found proves nothing, because a starting program moves the sockets that it
+// inherits. It is an error, and the search is repeated.
+func listenersAmong(tcp, udp []sockets.Socket, own map[uint64]place, duplicate func(pid int, fds []int) ([]int, error)) (out []instance.Listener, err error) {
+	for n, s := range slices.Concat(tcp, udp) {
+		at, ok := own[s.Inode]
+		if !ok {
+			continue
+		}
+		network := "tcp"
+		if n >= len(tcp) {
+			network = "udp"
+		}
+		l := instance.Listener{Network: network, Addr: s.Local.String(), PID: at.pid, Watchable: true}
+		switch fds, err := duplicate(at.pid, []int{at.fd}); {
+		case errors.Is(err, sockets.ErrGone):
+			return nil, fmt.Errorf("cannot read who listens: the socket on %s was moved meanwhile: %w", l.Addr, err)
+		case err != nil:
+			l.Watchable, l.Why = false, err.Error()
+		default:
+			shimctl.CloseAll(fds)
+		}
+		if !slices.ContainsFunc(out, func(o instance.Listener) bool { return o == l }) {
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}
+
+// place is the location of a socket.
+type place struct{ pid, fd int }
+
+// sockets maps the inode of every socket of the tree to one place that has it.
+func (w *Work) sockets() (map[uint64]place, error) {
+	pids, err := w.pids(false)
+	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
+		return nil, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	out := map[uint64]place{}
+	for _, pid := range pids {
+		fds, err := w.r.fs.Sockets(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot list the sockets of process %d: %w", pid, err)
+		}
+		for _, f := range fds {
+			if _, ok := out[f.Inode]; !ok {
+				out[f.Inode] = place{pid, f.FD}
+			}
+		}
+	}
+	return out, nil
+}

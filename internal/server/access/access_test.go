@@ -1,0 +1,170 @@
+package access_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/lib/waittest"
+	"lull/internal/server/access"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+func open(t *testing.T, db *mem.DB) *access.Tokens {
+	c := db.Client()
+	tokens := access.New(c)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- tokens.Run(ctx, func(err error) { t.Error(err) }) }()
+	t.Cleanup(func() { cancel(); <-ended; c.Close() })
+	<-tokens.Ready()
+	return tokens
+}
+
+func TestFirstTokenIsMadeOnce(t *testing.T) {
+	db := mem.New(mem.Options{})
+	a, b := open(t, db), open(t, db)
+	made := make(chan string, 2)
+	for _, tokens := range []*access.Tokens{a, b} {
+		go func() {
+			s, err := tokens.First(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			made <- s
+		}()
+	}
+	one, two := <-made, <-made
+	if (one == "") == (two == "") {
+		t.Fatalf("two servers made %q and %q, want one token", one, two)
+	}
+	first := one + two
+	waittest.Until(t, "both servers accept it", func() bool {
+		_, errA := a.Check(time.Now(), first)
+		_, errB := b.Check(time.Now(), first)
+		return errA == nil && errB == nil
+	})
+	if _, err := a.Revoke(t.Context(), a.List()[0].ID, "me"); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := a.First(t.Context()); s != "" || err != nil {
+		t.Errorf("after its end another first token was made: %q, %v", s, err)
+	}
+}
+
+func TestTokensAreStoredHashed(t *testing.T) {
+	db := mem.New(mem.Options{})
+	c := db.Client()
+	defer c.Close()
+	tokens := open(t, db)
+	_, secret, err := tokens.Create(t.Context(), access.Wanted{Name: "x", Role: access.Viewer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := store.List(t.Context(), c, store.Prefix(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range page.Values {
+		if strings.Contains(string(v.Data), secret[len(secret)-20:]) {
+			t.Errorf("%s holds the token in the clear", v.Key)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	db := mem.New(mem.Options{})
+	a, b := open(t, db), open(t, db)
+	tok, secret, err := a.Create(t.Context(), access.Wanted{Name: "x", Role: access.Agent, Machine: "m", TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, otherSecret, err := a.Create(t.Context(), access.Wanted{Name: "y", Role: access.Admin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for name, c := range map[string]struct {
+		given string
+		at    time.Time
+		ok    bool
+	}{
+		"good":             {secret, now, true},
+		"expired":          {secret, now.Add(2 * time.Hour), false},
+		"empty":            {"", now, false},
+		"cut":              {secret[:len(secret)-1], now, false},
+		"longer":           {secret + "A", now, false},
+		"other's secret":   {"lull_" + tok.ID + otherSecret[len("lull_")+len(other.ID):], now, false},
+		"other prefix":     {"wake" + secret[4:], now, false},
+		"without a prefix": {secret[5:], now, false},
+	} {
+		got, err := a.Check(c.at, c.given)
+		if (err == nil) != c.ok || err != nil && !errors.Is(err, access.ErrDenied) || c.ok && got.Machine != "m" {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	waittest.Until(t, "the other server accepts it", func() bool { _, err := b.Check(now, secret); return err == nil })
+	if _, err := b.Revoke(t.Context(), tok.ID, "me"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Check(now, secret); err == nil {
+		t.Error("the server that revoked it accepts it")
+	}
+	waittest.Until(t, "the other server refuses it", func() bool { _, err := a.Check(now, secret); return err != nil })
+	if _, err := a.Revoke(t.Context(), "nobody", "me"); !errors.Is(err, access.ErrNotFound) {
+		t.Errorf("revoking no token: %v", err)
+	}
+}
+
+func TestRoles(t *testing.T) {
+	order := []access.Role{access.Viewer, access.Operator, access.Admin}
+	for i, r := range order {
+		for j, need := range order {
+			if r.Covers(need) != (i >= j) {
+				t.Errorf("%s covers %s: %t", r, need, r.Covers(need))
+			}
+		}
+		for _, m := range []access.Role{access.Agent, access.Host} {
+			if r.Covers(m) || m.Covers(r) {
+				t.Errorf("%s and %s cover each other", r, m)
+			}
+		}
+	}
+}
+
+func TestCreateRefuses(t *testing.T) {
+	tokens := open(t, mem.New(mem.Options{}))
+	for field, w := range map[string]access.Wanted{
+		"name":        {Role: access.Viewer},
+		"role":        {Name: "x", Role: "root"},
+		"machine":     {Name: "x", Role: access.Agent},
+		"ttl_seconds": {Name: "x", Role: access.Viewer, TTL: -1},
+	} {
+		_, _, err := tokens.Create(t.Context(), w)
+		var bad *access.InvalidError
+		if !errors.As(err, &bad) || bad.Field != field {
+			t.Errorf("%+v: %v, want a fault in %s", w, err, field)
+		}
+	}
+}
+
+// FuzzCheck presents random tokens. Only the real token is accepted.
+func FuzzCheck(f *testing.F) {
+	c := mem.New(mem.Options{}).Client()
+	tokens := access.New(c)
+	_, secret, err := tokens.Create(f.Context(), access.Wanted{Name: "x", Role: access.Admin})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, s := range []string{"", "lull_", "lull__", secret, secret[:20], strings.ToUpper(secret), "lull_\x00_"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, given string) {
+		if _, err := tokens.Check(time.Now(), given); (err == nil) != (given == secret) {
+			t.Errorf("%q: %v", given, err)
+		}
+	})
+}

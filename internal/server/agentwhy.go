@@ -1,0 +1,168 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/fleet"
+	"lull/internal/protocol/control"
+	"lull/internal/server/access"
+	"lull/internal/server/agents"
+)
+
+func (s *Server) agentWhyRoutes() {
+	each := base + "/agents/{name}"
+	register(s, route{id: "why-agent", method: "GET", path: each + "/why", role: access.Viewer, machine: true,
+		doc: "Why the machine of an agent runs, or was stopped, by what the agent reported; now, or at a past time that is recorded"},
+		func(ctx context.Context, in *struct {
+			Named
+			Then
+		}) (*answer[control.AgentWhy], error) {
+			at, err := in.read()
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.agentWhy(ctx, in.Name, at))
+		})
+	register(s, route{id: "agent-timeline", method: "GET", path: each + "/timeline", role: access.Viewer, machine: true,
+		doc: "The signals and verdicts of an agent over a time, as they were recorded"},
+		func(ctx context.Context, in *struct {
+			Named
+			Between
+			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
+		}) (*answer[control.Timeline], error) {
+			w, err := s.agentWorker(ctx, in.Name)
+			if err != nil {
+				return nil, problem(err)
+			}
+			from, to, err := in.read()
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.timeline(ctx, agents.Object(in.Name), w, from, to, in.Points))
+		})
+}
+
+// agentWorker returns the worker that a machine is; nil if it is none.
+func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, error) {
+	region := ""
+	if r, heard := s.agents.Seen(name); heard {
+		region = r.Region
+	}
+	m, err := s.machine(ctx, "agent", name)
+	if _, none := errors.AsType[*fleet.NotFound](err); err != nil && !none {
+		return nil, err
+	}
+	var w fleet.Worker
+	if m.WorkerID != "" {
+		w, err = s.fleet.Worker(ctx, m.WorkerID)
+	} else {
+		w, err = s.fleet.WorkerOfMachine(ctx, name, region)
+	}
+	if _, none := errors.AsType[*fleet.NotFound](err); none {
+		return nil, nil
+	}
+	return &w, err
+}
+
+// agentWhy answers from an agent's reports: from the last one for now, and from
+// what the servers recorded for a past time.
+func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (control.AgentWhy, error) {
+	now := time.Now().UTC()
+	if at.After(now.Add(skew)) {
+		return control.AgentWhy{}, invalid("at", "it is not in the past")
+	}
+	y := control.AgentWhy{Machine: name, Last: []fleet.Entry{}, Readings: "recorded"}
+	w, err := s.agentWorker(ctx, name)
+	if err != nil {
+		return y, err
+	}
+	about := evidence.Account{Object: name, Name: name, Kind: evidence.KindAgent, At: at}
+	if at.IsZero() {
+		if seen, heard := s.agents.Seen(name); heard && !now.After(seen.Next.Add(seen.Next.Sub(seen.At))) {
+			y.Readings, y.Account = "live", evidence.Explain(about, seen.Decision)
+			y.State = seen.Evidence.Status
+			if len(y.Verdict.Blocks) > 0 {
+				y.Answer = "It is running because: " + y.Answer
+			}
+			s.agentTurns(&y, &seen)
+			return s.withWorker(ctx, y, w, now)
+		}
+		about.At = now
+	}
+	var c evidence.Recall
+	when := about.At
+	c.Missing, err = s.recorded(ctx, evidence.Query{Object: agents.Object(name), From: when, To: when}, func(r evidence.Record) error { c.Add(when, &r); return nil })
+	if err != nil {
+		return y, err
+	}
+	known := c.Before != nil || c.After != nil || w != nil
+	if !known {
+		_, err := s.machine(ctx, "agent", name)
+		_, none := errors.AsType[*fleet.NotFound](err)
+		if known = !none; err != nil && (!none || at.IsZero()) {
+			return y, err
+		}
+	}
+	y.Account = evidence.Past(about, c)
+	switch {
+	case y.Verdict != nil:
+		if y.State = c.Before.Evidence.Status; at.IsZero() {
+			y.Question = "why is it running" // another server receives its reports
+		}
+	case at.IsZero():
+		y.Readings, y.Unheard = "unknown", "Its agent does not report, so its current readings are unknown."
+	case !known: // a removed machine cannot be distinguished from one that never existed
+		y.Readings, y.Unheard = "unknown", "No report of such an agent is recorded of that time, and no server that runs has heard of it."
+	default:
+		y.Readings, y.Unheard = "unknown", "No report of its agent is recorded of that time."
+	}
+	if c.Before != nil {
+		s.agentTurns(&y, c.Before)
+	}
+	return s.withWorker(ctx, y, w, when)
+}
+
+// agentTurns adds how the machine last went down and came up, according to its
+// agent.
+func (s *Server) agentTurns(y *control.AgentWhy, r *evidence.Record) {
+	y.Paused = r.Paused
+	if t := r.Evidence.LastResumedAt; !t.IsZero() {
+		y.Resumed = &evidence.Turn{At: t, By: "the machine"}
+	}
+}
+
+// withWorker adds the record's view of the machine: its power state at the
+// time, and who changed it.
+func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *fleet.Worker, at time.Time) (control.AgentWhy, error) {
+	if w == nil {
+		return y, nil
+	}
+	past, err := s.powerThen(ctx, w, at)
+	if err != nil {
+		return y, err
+	}
+	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: w.ID, To: at.Add(time.Nanosecond), Limit: lastEntries})
+	if err != nil {
+		return y, err
+	}
+	y.WorkerID, y.Last, y.State = w.ID, last.Entries, past.state
+	if past.paused != nil {
+		y.Paused = past.paused
+	}
+	if past.resumed != nil {
+		y.Resumed = past.resumed
+	}
+	if past.state == "" || runs(past.state) {
+		return y, nil
+	}
+	y.Question, y.Change = "why was it "+past.state, []string{}
+	y.Answer = fmt.Sprintf("It was %s at %s.", past.state, clock(at))
+	if p := y.Paused; p != nil {
+		y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
+	}
+	return y, nil
+}

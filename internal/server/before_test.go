@@ -1,0 +1,168 @@
+package server
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+	"lull/internal/core/savings"
+	"lull/internal/fleet"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// lived is a server whose audit log contains one worker's life, and that
+// worker.
+type lived struct {
+	t      *testing.T
+	s      *Server
+	w      fleet.Worker
+	commit func(fleet.Entry)
+}
+
+func live(t *testing.T) *lived {
+	t.Helper()
+	db := mem.New(mem.Options{}).Client()
+	t.Cleanup(db.Close)
+	f, err := fleet.New(fleet.Options{Store: db, ID: "f1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &lived{t: t, s: &Server{fleet: f}, w: fleet.Worker{ID: "w", AWSRegion: "us-east-1", CreatedAt: moment(t, "2026-01-01T00:00:00Z")}, commit: func(e fleet.Entry) {
+		e.WorkerID = "w"
+		ops, err := fleet.EntryOps(e)
+		if err == nil {
+			_, err = db.Commit(t.Context(), store.Txn{Then: ops})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}}
+}
+
+// move changes the worker's status at an hour of its life.
+func (l *lived) move(hour float64, to power.Worker) {
+	l.commit(fleet.Entry{At: l.at(hour), Action: "status_changed", By: fleet.ByController, From: l.w.Status, To: to})
+	l.w.Status = to
+}
+
+// pause decides on a stop, which is carried out within the hour.
+func (l *lived) pause(hour float64, reason fleet.Reason) {
+	e := fleet.Entry{At: l.at(hour), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: string(reason), By: fleet.Actor{Name: "x"}}
+	if reason == fleet.ReasonScaleDown {
+		e.Action, e.From, e.To = fleet.AuditDrainStarted, l.w.Status, power.WorkerDraining
+		l.w.Status = power.WorkerDraining
+	}
+	l.commit(e)
+	at := l.at(hour)
+	l.w.PauseReason, l.w.LastPausedAt = reason, &at
+	l.move(hour+0.25, power.WorkerStopping)
+	l.move(hour+0.5, power.WorkerStopped)
+}
+
+func (l *lived) at(hour float64) time.Time {
+	return l.w.CreatedAt.Add(time.Duration(hour * float64(time.Hour)))
+}
+
+// between sums up what the worker did between two hours, and what a policy that
+// never pauses would have done if it had been checked all the time.
+func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
+	l.t.Helper()
+	a, b := l.at(from), l.at(to)
+	changes, err := l.s.changes(l.t.Context(), fleet.AuditQuery{From: a})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	x, err := l.s.trial(l.t.Context(), &l.w, &fleet.Template{Capacity: fleet.Capacity{StorageGB: 100}}, changes["w"], a, b)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	_, total := savings.Prices{}.Group(uses(map[string]*trial{"w": x}, a, b, false), func(u savings.Use) (string, string) { return u.Worker, "" })
+	run := &evidence.Trial{Policy: &idle.Policy{Name: "never"}, Never: true, Off: x.off, From: a, To: x.until(b)}
+	run.Add(evidence.Stretch{Check: &evidence.Record{At: a}, From: a, To: b, Known: true})
+	run.End()
+	return total, run
+}
+
+func near(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
+
+// TestPeriodBeginsInAStop checks that a stop that began before the queried
+// period is attributed to whoever made it, lull or others, whether it ends
+// within the period, continues, or was in progress when the period began.
+func TestPeriodBeginsInAStop(t *testing.T) {
+	for _, reason := range []fleet.Reason{fleet.ReasonIdleTimeout, fleet.ReasonSchedule, fleet.ReasonTTL, fleet.ReasonScaleDown, fleet.ReasonManual, fleet.ReasonExternal} {
+		for _, ends := range []bool{false, true} {
+			for _, from := range []float64{10.125, 10.375, 12} { // intended, stopping, stopped
+				l := live(t)
+				l.move(0, power.WorkerPending)
+				l.move(1, power.WorkerRunning)
+				l.pause(2, fleet.ReasonManual)
+				l.move(3, power.WorkerStarting)
+				l.move(4, power.WorkerRunning)
+				for h := 5.0; h < 10; h += 0.125 {
+					l.commit(fleet.Entry{At: l.at(h), Action: "activity_updated"})
+				}
+				l.pause(10, reason)
+				up := 24.0
+				if ends {
+					up = 20
+					l.move(up, power.WorkerRunning)
+				}
+				got, run := l.between(from, 24)
+				off := up - max(from, 10.25)
+				avoided, other := off, 0.0
+				if !reason.Automatic() {
+					avoided, other = 0, off
+				}
+				if !near(got.AvoidedHours, avoided) || !near(got.OtherHours, other) || !near(got.RunningHours, 24-from-off) {
+					t.Errorf("%s, from %g to %g: %+v, want %g h avoided and %g h of others", reason, from, up, got, avoided, other)
+				}
+				if !near(run.Other.Hours(), other) {
+					t.Errorf("%s, from %g to %g: replayed %s of others, want %g h", reason, from, up, run.Other, other)
+				}
+			}
+		}
+	}
+}
+
+// TestEndedWorkersSaveNothing checks that a terminated worker has no running
+// time, no avoided time and no storage costs, whatever it was before, and that
+// a termination refused by EC2 ends nothing.
+func TestEndedWorkersSaveNothing(t *testing.T) {
+	for _, gone := range []power.Worker{power.WorkerTerminating, power.WorkerTerminated} {
+		l := live(t)
+		l.move(0, power.WorkerRunning)
+		l.pause(10, fleet.ReasonIdleTimeout)
+		l.move(20, gone)
+		if gone == power.WorkerTerminating {
+			l.move(21, power.WorkerTerminated)
+		}
+		for _, c := range [][4]float64{{0, 100, 9.75, 10.25}, {12, 100, 8, 0}, {20.5, 100, 0, 0}, {30, 100, 0, 0}, {0, 15, 4.75, 10.25}} {
+			got, run := l.between(c[0], c[1])
+			if !near(got.AvoidedHours, c[2]) || !near(got.RunningHours, c[3]) || got.OtherHours != 0 || !near(got.UnknownStorageHours, c[2]) {
+				t.Errorf("%s, from %g to %g: %+v, want %g h avoided and %g h running", gone, c[0], c[1], got, c[2], c[3])
+			}
+			if have := (run.Running + run.Other + run.Paused).Hours(); have > c[2]+c[3]+1e-6 {
+				t.Errorf("%s, from %g to %g: %g hours are replayed of %g", gone, c[0], c[1], have, c[2]+c[3])
+			}
+		}
+	}
+	l := live(t)
+	l.move(0, power.WorkerRunning)
+	l.commit(fleet.Entry{At: l.at(5), Action: "ttl_terminate", From: power.WorkerRunning, To: power.WorkerTerminating, Reason: string(fleet.ReasonTTL)})
+	l.w.Status = power.WorkerTerminated
+	if got, _ := l.between(0, 10); !near(got.RunningHours, 5) || got.AvoidedHours != 0 || got.OtherHours != 0 {
+		t.Errorf("ended by its TTL while it ran: %+v", got)
+	}
+	l = live(t)
+	l.move(0, power.WorkerRunning)
+	l.pause(10, fleet.ReasonIdleTimeout)
+	l.move(20, power.WorkerTerminating)
+	l.move(21, power.WorkerFailed)
+	if got, _ := l.between(0, 30); !near(got.AvoidedHours, 19.75) {
+		t.Errorf("EC2 refused to end it: %+v", got)
+	}
+}

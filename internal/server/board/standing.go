@@ -1,0 +1,197 @@
+package board
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/protocol/control"
+)
+
+// Limits of the standings: a worker used within Lately is active, one to be
+// paused within Soon is soon. Both are at most a third of the worker's timeout,
+// so that with a short timeout not every worker is about to be paused.
+const (
+	Lately = idle.Lately
+	Soon   = 15 * time.Minute
+)
+
+// Row judges one worker. st is nil if it is not observed.
+func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow {
+	r := control.WorkerRow{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, InstanceType: w.InstanceType, TemplateName: w.TemplateName, Owner: w.Owner,
+		Status: string(w.Status), DesiredStatus: string(w.DesiredStatus), LastActivityAt: w.LastActivityAt, LastPausedAt: w.LastPausedAt,
+		PauseReason: string(w.PauseReason), Armed: w.Armed, Revision: w.Revision()}
+	switch w.Status {
+	case power.WorkerStopped:
+		r.Standing, r.Sentence = control.StandingPaused, "Paused."
+		if w.LastPausedAt != nil {
+			r.Sentence = fmt.Sprintf("Paused by %s (%s).", w.LastPausedBy, w.PauseReason)
+		}
+		if w.DesiredStatus == power.WorkerRunning {
+			r.Standing, r.Sentence = control.StandingStarting, "About to start."
+		}
+	case power.WorkerPending, power.WorkerProvisioning, power.WorkerStarting:
+		r.Standing, r.Sentence = control.StandingStarting, "Starting."
+	case power.WorkerStopping, power.WorkerDraining:
+		r.Standing, r.Sentence = control.StandingPausingSoon, "Stopping."
+		if w.Status == power.WorkerDraining {
+			r.Sentence = "Draining: it takes nothing new, and stops when nothing runs."
+		}
+	case power.WorkerFailed:
+		r.Standing, r.Sentence, r.Attention = control.StandingFailed, "Failed.", true
+	case power.WorkerTerminating, power.WorkerTerminated:
+		r.Standing, r.Sentence = control.StandingEnded, "Ended."
+	case power.WorkerRunning:
+		judge(&r, w, st, now)
+		ends(&r, expiry(w, st, now), st, now)
+		if w.StopRefused() && w.Intent == nil {
+			r.Sentence, r.Attention = "The stop was called off: "+strings.TrimSuffix(w.StopCalledOff.Why, ".")+".", true
+		}
+	default:
+		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "EC2 says something about it that lull does not know.", true
+	}
+	if why := w.StatusReason; why != "" && (r.Standing == control.StandingFailed || r.Standing == control.StandingStarting || w.Status == power.WorkerUnknown) {
+		r.Sentence = why
+	}
+	if st != nil && w.Status != power.WorkerTerminated {
+		unread(&r, st.CloudUnread, now)
+	}
+	if l := &w.License; r.Standing != control.StandingEnded && (l.Status == fleet.LicenseFailed || l.FailedOperation != "") {
+		r.Attention = true
+		r.Sentence = "License error: " + l.LastError
+	}
+	return r
+}
+
+// UnreadAfter is how long a region's EC2 API may be unreadable before the
+// overview reports it for its workers.
+const UnreadAfter = 2 * time.Minute
+
+// unread reports in r that EC2 cannot be read in the worker's region, so it is
+// unknown whether the worker has ended.
+func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
+	if u == nil || now.Sub(u.Since) < UnreadAfter {
+		return
+	}
+	r.Sentence, r.Attention = u.Sentence()+".", true
+	if r.Standing == control.StandingEnded {
+		r.Standing = control.StandingUnknown
+	}
+}
+
+// judge determines the standing of a running worker.
+func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
+	if st == nil {
+		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "The server that observes it does not answer.", true
+		return
+	}
+	r.IdleMinutes, r.TimeoutMinutes = st.IdleMinutes, st.TimeoutMinutes
+	r.TargetPauseAt, r.SnoozeUntil = st.TargetPauseAt, st.SnoozeUntil
+	if st.LastActivityAt != nil {
+		r.LastActivityAt = st.LastActivityAt
+	}
+	third := time.Duration(st.TimeoutMinutes / 3 * float64(time.Minute))
+	lasting := lasting(st.Blocks)
+	switch unknown := find(st.Blocks, idle.SignalUnknown, idle.ClockInFuture); {
+	case w.Intent != nil:
+		r.Standing, r.Sentence = control.StandingPausingSoon, fmt.Sprintf("%s asked for its pause (%s).", w.Intent.By, w.Intent.Reason)
+	case unknown != nil:
+		r.Standing, r.Sentence, r.Block, r.Attention = control.StandingUnknown, unknown.Sentence, string(unknown.Code), true
+	case st.IsIdle && lasting != nil:
+		r.Standing, r.Sentence, r.Block = control.StandingBlocked, lasting.Sentence, string(lasting.Code)
+	case len(st.Blocks) == 0:
+		r.Standing, r.Sentence = control.StandingPausingSoon, "It is paused at the next check."
+	case st.TargetPauseAt != nil && st.TargetPauseAt.Sub(now) <= min(Soon, third):
+		r.Standing, r.Sentence = control.StandingPausingSoon, "It is paused if nothing happens."
+	case st.Has(idle.SignalActive) || time.Duration(st.IdleMinutes*float64(time.Minute)) <= min(Lately, third):
+		r.Standing, r.Sentence = control.StandingActive, "In use."
+	default:
+		r.Standing, r.Sentence = control.StandingIdle, "Not used lately."
+	}
+	if lasting != nil && r.Block == "" && w.Intent == nil && lasting.Code != idle.Halted { // what all have in common is shown once
+		r.Sentence, r.Block = lasting.Sentence, string(lasting.Code)
+	}
+	if lasting != nil && st.IsIdle {
+		r.Attention = r.Attention || actionable(lasting.Code)
+	}
+}
+
+// ends reports the worker's expiry instead of the pause if it comes first.
+func ends(r *control.WorkerRow, x *evidence.Expiry, st *fleet.IdleStatus, now time.Time) {
+	r.Expiry = x
+	if x == nil || st != nil && (len(st.Blocks) == 0 || !x.Before(st.TargetPauseAt)) {
+		return
+	}
+	r.TargetPauseAt = &x.At
+	if x.At.Sub(now) > Soon {
+		r.Sentence = x.Sentence(now) + " " + r.Sentence
+		return
+	}
+	r.Standing, r.Sentence, r.Block, r.Attention = control.StandingPausingSoon, x.Sentence(now), "", true
+}
+
+// expiry returns the worker's expiry, from its record if it is not observed.
+func expiry(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) *evidence.Expiry {
+	if st == nil {
+		return w.Ends(now, &policy.Resolved{}, fleet.Halt{})
+	}
+	return st.Expiry
+}
+
+// lasting returns the first block that does not end when the timeout is over.
+func lasting(blocks []idle.Block) *idle.Block {
+	for i := range blocks {
+		switch blocks[i].Code {
+		case idle.RecentActivity, idle.SignalActive, idle.SignalIncomplete, idle.NotIdleYet, idle.WarningPending:
+		case idle.Budget:
+			if !(idle.Verdict{Blocks: blocks}).Used() { // it says nothing about use
+				return &blocks[i]
+			}
+		default:
+			return &blocks[i]
+		}
+	}
+	return nil
+}
+
+func find(blocks []idle.Block, codes ...idle.Code) *idle.Block {
+	for i := range blocks {
+		for _, c := range codes {
+			if blocks[i].Code == c {
+				return &blocks[i]
+			}
+		}
+	}
+	return nil
+}
+
+// actionable reports whether a block of an idle worker was not requested by a
+// user and can be ended by one.
+func actionable(c idle.Code) bool {
+	switch c {
+	case idle.InSnoozePeriod, idle.LeaseHeld, idle.AutoPauseDisabled, idle.DetectionDisabled, idle.Schedule, idle.MinWorkers,
+		idle.Cooldown, idle.Budget, idle.ConnectionOpen, idle.StatusNotRunning, idle.StopIntended, idle.Halted:
+		return false
+	}
+	return true
+}
+
+// urgency orders first what a user must act on.
+func urgency(r control.WorkerRow) int {
+	switch {
+	case r.Standing == control.StandingFailed:
+		return 4
+	case r.Status == string(power.WorkerUnknown):
+		return 3
+	case r.Standing == control.StandingUnknown:
+		return 2
+	case r.Attention:
+		return 1
+	}
+	return 0
+}

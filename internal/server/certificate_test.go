@@ -1,0 +1,97 @@
+package server_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"lull/internal/server"
+)
+
+// writePair writes a certificate with a name, and its key, with a modification
+// time.
+func writePair(t *testing.T, dir, name string, stamp time.Time) (cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{"localhost"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: raw}} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, stamp, stamp); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
+
+// TestCertificateIsReadAgain renews a certificate under a running server, with
+// a broken pair in between.
+func TestCertificateIsReadAgain(t *testing.T) {
+	dir, stamp := t.TempDir(), time.Now().Add(-time.Hour)
+	certFile, keyFile := writePair(t, dir, "one", stamp)
+	c, err := server.NewCertificate(certFile, keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{TLSConfig: c.Config(), Handler: http.NotFoundHandler()}
+	ended := make(chan error, 1)
+	go func() { ended <- srv.ServeTLS(l, "", "") }()
+	t.Cleanup(func() { _ = srv.Close(); <-ended })
+	name := func() string {
+		conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0].Subject.CommonName
+	}
+	if got := name(); got != "one" {
+		t.Fatalf("it shows %q", got)
+	}
+	if err := os.WriteFile(certFile, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
+		if got := name(); got != "one" {
+			t.Fatalf("with a broken file it shows %q", got)
+		}
+	}
+	writePair(t, dir, "two", stamp.Add(time.Minute))
+	for end := time.Now().Add(30 * time.Second); name() != "two"; {
+		if time.Now().After(end) {
+			t.Fatal("the new certificate is not taken up")
+		}
+	}
+	if _, err := server.NewCertificate(keyFile, certFile); err == nil {
+		t.Error("a key for a certificate is accepted")
+	}
+}

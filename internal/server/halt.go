@@ -1,0 +1,78 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/protocol/control"
+	"lull/internal/server/access"
+)
+
+// Machines that report wait here for the fleet's halt. Above maxHaltWaits a
+// request is answered at once, and the machine asks again after haltAgain,
+// which still halts it within 5 s.
+const (
+	maxHaltWaits = 20_000
+	haltAgain    = 4 * time.Second
+)
+
+func (s *Server) haltRoutes() {
+	for _, kind := range []string{"agent", "host"} {
+		register(s, route{id: "await-halt-" + kind, method: "POST", path: base + "/" + kind + "s/{name}/halt", role: access.Admin, machine: true, status: http.StatusOK,
+			doc: "Wait for a change of the fleet's halt, in the name of the " + kind + " whose token is used"},
+			func(ctx context.Context, in *struct {
+				Named
+				Body control.HaltTurn
+			}) (*answer[control.HaltAnswer], error) {
+				return ok(s.awaitHalt(ctx, in.Body), nil)
+			})
+	}
+}
+
+// awaitHalt returns the fleet's halt as soon as it differs from the one the
+// caller knows, and at the latest when the wait is over or ctx ends.
+func (s *Server) awaitHalt(ctx context.Context, t control.HaltTurn) control.HaltAnswer {
+	if n := s.haltWaits.Add(1); n > maxHaltWaits {
+		s.haltWaits.Add(-1)
+		a := haltAnswer(s.fleet.Halted(), time.Now())
+		a.Again = haltAgain.Seconds()
+		return a
+	}
+	defer s.haltWaits.Add(-1)
+	end := time.NewTimer(time.Duration(t.Wait * float64(time.Second)))
+	defer end.Stop()
+	for waiting := true; ; {
+		changed := s.fleet.HaltRead()
+		h := s.fleet.Halted()
+		if a := haltAnswer(h, time.Now()); !waiting || a.Mark != t.Known {
+			return a
+		}
+		var over <-chan time.Time
+		if h.On && h.Until != nil {
+			over = time.After(max(time.Until(*h.Until), time.Millisecond))
+		}
+		select {
+		case <-changed:
+		case <-over:
+		case <-end.C:
+			waiting = false
+		case <-ctx.Done():
+			waiting = false
+		}
+	}
+}
+
+func haltAnswer(h fleet.Halt, now time.Time) control.HaltAnswer {
+	a := control.HaltAnswer{Mark: "off", Halt: h.HaltedBy()}
+	if a.Halt != nil {
+		a.Mark = fmt.Sprintf("on-%d", h.At.UnixNano())
+		if h.Until != nil {
+			a.Left = max(h.Until.Sub(now).Seconds(), 0)
+			a.Mark += fmt.Sprintf("-%d", h.Until.UnixNano())
+		}
+	}
+	return a
+}

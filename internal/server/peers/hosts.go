@@ -1,0 +1,92 @@
+package peers
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+
+	"lull/internal/protocol/control"
+)
+
+// Hosts are the hosts that report to one server.
+type Hosts interface {
+	// HostsHere returns every host that ever did, stale or not.
+	HostsHere() []control.HostSummary
+	// HostHere returns one of them with its instances; false if it never
+	// reported here.
+	HostHere(name string) (control.HostView, bool)
+	// HostWhyHere answers about an instance; false if the host never reported
+	// here.
+	HostWhyHere(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool)
+}
+
+const hostsPath = "/internal/hosts"
+
+// Serve makes h answer for this server's hosts. It must be called before Run.
+func (p *Peers) Serve(h Hosts) { p.cfg.Hosts = h }
+
+// Hosts returns the hosts of all other servers that answer in time. A host that
+// moved may appear more than once.
+func (p *Peers) Hosts(ctx context.Context) []control.HostSummary {
+	out := []control.HostSummary{}
+	answers(ctx, p, hostsPath, func(theirs []control.HostSummary) bool {
+		out = append(out, theirs...)
+		return true
+	})
+	return out
+}
+
+// Host asks the other servers for a host: the one that receives its reports, or
+// the one that received the last.
+func (p *Peers) Host(ctx context.Context, name string) (v control.HostView, found bool) {
+	answers(ctx, p, hostsPath+"/"+url.PathEscape(name), func(theirs control.HostView) bool {
+		if !found || theirs.Later(&v.HostSummary) {
+			v, found = theirs, true
+		}
+		return !v.Heard
+	})
+	return v, found
+}
+
+// HostWhy asks the other servers about an instance of a host: the one that can
+// ask the host, or else one that knows it.
+func (p *Peers) HostWhy(ctx context.Context, name, instance string, at time.Time) (a control.HostReply, found bool) {
+	q := url.Values{"instance": {instance}}
+	if !at.IsZero() {
+		q.Set("at", at.UTC().Format(time.RFC3339Nano))
+	}
+	answers(ctx, p, hostsPath+"/"+url.PathEscape(name)+"/why?"+q.Encode(), func(theirs control.HostReply) bool {
+		heard := theirs.Why == nil || theirs.Why.Unheard == ""
+		if !found || heard {
+			a, found = theirs, true
+		}
+		return !heard
+	})
+	return a, found
+}
+
+func (p *Peers) hostRoutes(mux *http.ServeMux) {
+	route := func(path string, answer func(r *http.Request) (any, bool)) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			p.serve(w, r, func() (any, bool) {
+				if p.cfg.Hosts == nil {
+					return nil, false
+				}
+				return answer(r)
+			})
+		})
+	}
+	route(hostsPath, func(*http.Request) (any, bool) { return p.cfg.Hosts.HostsHere(), true })
+	route(hostsPath+"/{name}", func(r *http.Request) (any, bool) { return p.cfg.Hosts.HostHere(r.PathValue("name")) })
+	route(hostsPath+"/{name}/why", func(r *http.Request) (any, bool) {
+		var at time.Time
+		if text := r.FormValue("at"); text != "" {
+			var err error
+			if at, err = time.Parse(time.RFC3339Nano, text); err != nil {
+				return nil, false
+			}
+		}
+		return p.cfg.Hosts.HostWhyHere(r.Context(), r.PathValue("name"), r.FormValue("instance"), at)
+	})
+}

@@ -1,0 +1,152 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"html/template"
+	"net/http"
+	"time"
+
+	"lull/internal/platform/oidc"
+	"lull/internal/protocol/control"
+	"lull/internal/server/access"
+)
+
+// People checks the tokens of an OIDC issuer and logs its users in.
+// oidc.Provider implements it.
+type People interface {
+	Verify(ctx context.Context, token string) (oidc.Person, error)
+	Issuer() string
+	ClientID() string
+	URL(ctx context.Context, f oidc.Flow, redirect string) (string, error)
+	Exchange(ctx context.Context, f oidc.Flow, redirect, code string) (oidc.Login, error)
+}
+
+var _ People = (*oidc.Provider)(nil)
+
+// errIssuer means that the issuer cannot be asked; the request may be retried.
+type errIssuer struct{ error }
+
+// person returns the token for a user of the issuer. A user whose claims give
+// no role is known but may do nothing.
+func (s *Server) person(ctx context.Context, presented string) (access.Token, error) {
+	who, err := s.people.Verify(ctx, presented)
+	switch {
+	case err == nil:
+		role := access.Role(who.Role)
+		if role == "" {
+			role = "a user without a role"
+		}
+		return access.Token{ID: "oidc-" + who.Subject, Name: who.Name, Role: role, ExpiresAt: &who.Expires}, nil
+	case errors.Is(err, oidc.ErrUnreachable):
+		s.log.Warn("cannot verify users' tokens", "err", err)
+		return access.Token{}, errIssuer{oidc.ErrUnreachable}
+	case errors.Is(err, oidc.ErrExpired):
+		return access.Token{}, oidc.ErrExpired
+	}
+	s.log.Debug("a user's token was refused", "err", err)
+	return access.Token{}, oidc.ErrDenied
+}
+
+const loginPath = "/auth/login"
+
+func (s *Server) peopleRoutes() {
+	register(s, route{id: "auth", method: "GET", path: base + "/auth", status: http.StatusOK, doc: "How users log in: the OIDC issuer, if there is one"},
+		func(context.Context, *struct{}) (*answer[control.Auth], error) {
+			if s.people == nil {
+				return ok(control.Auth{}, nil)
+			}
+			return ok(control.Auth{Issuer: s.people.Issuer(), ClientID: s.people.ClientID(), Login: loginPath}, nil)
+		})
+	if s.people != nil {
+		s.mux.HandleFunc("GET "+loginPath, s.login)
+		s.mux.HandleFunc("GET "+callbackPath, s.callback)
+	}
+}
+
+const (
+	callbackPath = "/auth/callback"
+	flowCookie   = "lull_login"
+	flowLife     = 10 * time.Minute
+)
+
+// redirect returns the URL to which the issuer sends users back.
+func (s *Server) redirect(r *http.Request) string {
+	if s.publicURL != "" {
+		return s.publicURL + callbackPath
+	}
+	scheme := "http"
+	if r.TLS != nil {
+		scheme = "https"
+	}
+	return scheme + "://" + r.Host + callbackPath
+}
+
+// login redirects a browser to the issuer. The flow's secrets are in a cookie
+// that only this browser has and no script can read.
+func (s *Server) login(w http.ResponseWriter, r *http.Request) {
+	f := oidc.NewFlow()
+	where, err := s.people.URL(r.Context(), f, s.redirect(r))
+	if err != nil {
+		writeProblem(w, http.StatusServiceUnavailable, "issuer", err.Error())
+		return
+	}
+	b, err := json.Marshal(f)
+	if err != nil {
+		writeProblem(w, http.StatusInternalServerError, "internal", err.Error())
+		return
+	}
+	s.setFlow(w, r, base64.RawURLEncoding.EncodeToString(b), flowLife)
+	http.Redirect(w, r, where, http.StatusFound)
+}
+
+func (s *Server) setFlow(w http.ResponseWriter, r *http.Request, value string, life time.Duration) {
+	age := int(life / time.Second)
+	if value == "" {
+		age = -1
+	}
+	http.SetCookie(w, &http.Cookie{Name: flowCookie, Value: value, Path: "/auth/", MaxAge: age, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteLaxMode})
+}
+
+// handOver passes a token to the dashboard, which keeps it for its tab, like a
+// token that was typed in.
+var handOver = template.Must(template.New("login").Parse(`<!doctype html><meta charset="utf-8"><title>lull</title>
+<script nonce="{{.Nonce}}">sessionStorage.setItem('lull-token', {{.Token}}); location.replace('/')</script>
+<noscript>The dashboard needs JavaScript.</noscript>
+`))
+
+// callback completes a login, only in the browser that began it and only for a
+// token of this login.
+func (s *Server) callback(w http.ResponseWriter, r *http.Request) {
+	fail := func(detail string) { writeProblem(w, http.StatusBadRequest, "login", detail) }
+	var f oidc.Flow
+	c, err := r.Cookie(flowCookie)
+	if err == nil {
+		var b []byte
+		if b, err = base64.RawURLEncoding.DecodeString(c.Value); err == nil {
+			err = json.Unmarshal(b, &f)
+		}
+	}
+	s.setFlow(w, r, "", 0)
+	q := r.URL.Query()
+	switch {
+	case err != nil || f.State == "" || f.Nonce == "" || q.Get("state") != f.State:
+		fail("cannot end the login: it did not begin in this browser, or too long ago; begin again at " + loginPath)
+		return
+	case q.Get("error") != "":
+		fail("cannot log in: the issuer says " + q.Get("error") + " " + q.Get("error_description"))
+		return
+	}
+	l, err := s.people.Exchange(r.Context(), f, s.redirect(r), q.Get("code"))
+	if err != nil {
+		fail(err.Error())
+		return
+	}
+	nonce := rand.Text()
+	w.Header().Set("Content-Security-Policy", "default-src 'none'; script-src 'nonce-"+nonce+"'; base-uri 'none'; frame-ancestors 'none'")
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_ = handOver.Execute(w, map[string]string{"Nonce": nonce, "Token": l.IDToken}) // a browser that has disconnected begins again
+}

@@ -1,0 +1,397 @@
+// Package server is the HTTP API of a fleet: it authorizes and validates
+// requests, passes them to package fleet and renders the result.
+//
+// Every route except the public ones (health, the description of the API, and
+// answers to a warning and enrollment, which carry a signature) needs a token whose role
+// covers it. The table of routes, with the role of each, is in the OpenAPI
+// document. Every error is a problem document (RFC 9457) that names the field,
+// and changes nothing. A mutating call with an Idempotency-Key gets the answer
+// of the first call with that key. Every change is in the audit log with its
+// actor. A command that is unfinished when it is answered gets a 202 with the
+// place to poll.
+//
+// Observing and acting are done by internal/controller (a Live and an Admin are
+// passed in), listening and TLS by cmd (see Certificate), and the dashboard is
+// in server/web.
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/savings"
+	"lull/internal/fleet"
+	"lull/internal/lib/delay"
+	"lull/internal/lib/humax"
+	"lull/internal/lib/task"
+	"lull/internal/protocol/control"
+	"lull/internal/server/access"
+	"lull/internal/server/agents"
+	"lull/internal/server/board"
+	"lull/internal/server/feed"
+	"lull/internal/server/hosts"
+	"lull/internal/server/replay"
+	"lull/internal/server/roster"
+	"lull/internal/store"
+)
+
+// Live is the in-memory state of the workers' owners.
+type Live interface {
+	// Observation returns what is known of a worker; false if no server that
+	// observes it can be asked.
+	Observation(ctx context.Context, id string) (control.Observation, bool)
+	// Report passes an agent's report to the worker's owner; false if the owner
+	// cannot be reached.
+	Report(ctx context.Context, id string, r control.AgentReport) bool
+	// Verdicts returns the idle status of every worker observed by a reachable
+	// server, by ID and without readings.
+	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
+}
+
+// Evidence is what servers recorded of their checks.
+type Evidence interface {
+	// Read yields records in order of time, and returns which are missing.
+	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
+}
+
+// Admin is the administrators' view of the controller.
+type Admin interface {
+	// Stats returns the counters of this process.
+	Stats() map[string]any
+	// Trigger starts a reconcile of all workers now.
+	Trigger()
+	Shards(ctx context.Context) (control.Shards, error)
+	// Resign gives up the workers that this server owns, so that others take
+	// them.
+	Resign(ctx context.Context) error
+}
+
+// Options configure a Server. Fleet is required; everything else is optional.
+type Options struct {
+	Fleet *fleet.Fleet
+	// Tokens authenticates callers. Nil creates one over the fleet's store.
+	Tokens *access.Tokens
+	// Live and Admin are the controller; nil in a process without one.
+	Live  Live
+	Admin Admin
+	// Regions returns the regions of an account; nil in a process that asks no
+	// cloud.
+	Regions Regions
+	// Instances tells what EC2 knows of an instance that is to be imported; nil
+	// imports unseen.
+	Instances Instances
+	// CML reports whether a CML answers at the endpoint of w, and its version or
+	// why none was found. Nil leaves the probing to the controller.
+	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
+	// Evidence is what was recorded, by all servers; nil keeps none.
+	Evidence Evidence
+	// Record stores agents' reports for this server's part of Evidence; nil
+	// stores none. It never blocks.
+	Record func(evidence.Record)
+	// Prices replaces the published table; nil selects that.
+	Prices savings.Prices
+	// Web serves all paths outside the API: the dashboard. Nil serves a 404.
+	Web http.Handler
+	// Peers serves the other servers below /internal/; nil for none.
+	Peers http.Handler
+	// Others are the hosts that report to the other servers; nil for none.
+	Others  OtherHosts
+	Metrics prometheus.Gatherer
+	// Snapshot reads the complete state for a backup; nil if unsupported.
+	Snapshot func(ctx context.Context) (io.ReadCloser, error)
+	// Notifier tests notification channels; nil in a process without one.
+	Notifier Notifier
+	Version  string
+	// BuildDate, in RFC 3339, is compared with that of agents.
+	BuildDate string
+	Shadow    bool
+	Log       *slog.Logger
+	// People are the users of an OIDC issuer; nil for none. PublicURL is where
+	// browsers reach the server, for the redirect from the issuer; empty is the
+	// address of the request.
+	People    People
+	PublicURL string
+	// Program is the file of the lull program that enrolling machines download;
+	// empty offers none.
+	Program string
+	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
+	LeaseTTL time.Duration
+	// Name is this server's name in listings; empty generates one.
+	Name string
+}
+
+// Server is the API of one process. Create it with New and run it before it
+// gets requests.
+type Server struct {
+	fleet    *fleet.Fleet
+	tokens   *access.Tokens
+	live     Live
+	admin    Admin
+	regions  Regions
+	evidence Evidence
+
+	instances Instances
+	cml       func(ctx context.Context, w fleet.Worker) (bool, string)
+
+	prices   savings.Prices
+	web      http.Handler
+	metrics  prometheus.Gatherer
+	notifier Notifier
+	version  string
+	built    string
+
+	people    People
+	publicURL string
+	program   string
+	shadow    bool
+	log       *slog.Logger
+	leaseTTL  time.Duration
+
+	mux       *http.ServeMux
+	api       huma.API
+	name      string
+	machines  *machines
+	agents    *agents.Agents
+	hosts     *hosts.Hosts
+	others    OtherHosts
+	lease     atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
+	roster    *roster.Roster
+	board     *board.Board
+	feed      *feed.Hub
+	haltWaits atomic.Int64  // requests that wait for a halt
+	streams   chan struct{} // one for each event stream that may be open
+	snapshot  func(ctx context.Context) (io.ReadCloser, error)
+	replays   atomic.Pointer[replay.Log] // set before ready closes
+	ready     chan struct{}
+}
+
+// maxStreams is the maximum number of open event streams of a server.
+const maxStreams = 512
+
+// New returns a Server. It starts nothing.
+func New(o Options) (*Server, error) {
+	if o.Fleet == nil {
+		return nil, errors.New("cannot make a server without a fleet")
+	}
+	s := &Server{
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, regions: o.Regions, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
+		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
+		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
+	}
+	s.instances, s.cml = o.Instances, o.CML
+	s.people, s.publicURL, s.program, s.name = o.People, o.PublicURL, o.Program, o.Name
+	if s.name == "" {
+		s.name = "server-" + strings.ToLower(rand.Text()[:8])
+	}
+	if s.prices == nil {
+		var err error
+		if s.prices, err = savings.Published(); err != nil {
+			return nil, err
+		}
+	}
+	if s.tokens == nil {
+		s.tokens = access.New(o.Fleet.Store())
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.feed = feed.NewHub(o.Fleet.Store())
+	s.roster = roster.New(o.Fleet.Store(), s.log)
+	var observed func(context.Context) map[string]fleet.IdleStatus
+	if o.Live != nil {
+		observed = o.Live.Verdicts
+	}
+	s.board = board.New(s.roster, observed)
+	if s.leaseTTL == 0 {
+		s.leaseTTL = 15 * time.Second
+	}
+	cfg := humax.Config("lull server", o.Version)
+	cfg.Info.Description = "A fleet of cloud workers: who is idle, why, and what is done about it."
+	cfg.DocsPath, cfg.OpenAPIPath, cfg.SchemasPath = "", "", ""
+	cfg.Transformers = append(cfg.Transformers, located)
+	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"token": {Type: "http", Scheme: "bearer", Description: "A token of lull token create"},
+	}
+	// Durations are fractional seconds on the wire.
+	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
+	s.api = humago.New(s.mux, cfg)
+	s.api.UseMiddleware(s.authorize, humax.Strict, s.inRegion, s.once)
+	s.routes()
+	if err := s.regional(); err != nil {
+		return nil, err
+	}
+	if o.Peers != nil {
+		s.mux.Handle("/internal/", o.Peers)
+	}
+	s.mux.HandleFunc("/", s.elsewhere)
+	return s, nil
+}
+
+func (s *Server) routes() {
+	s.workerRoutes()
+	s.commandRoutes()
+	s.whyRoutes()
+	s.overviewRoutes()
+	s.timelineRoutes()
+	s.simulateRoutes()
+	s.savingsRoutes()
+	s.templateRoutes()
+	s.policyRoutes()
+	s.scheduleRoutes()
+	s.overrideRoutes()
+	s.budgetRoutes()
+	s.settingRoutes()
+	s.auditRoutes()
+	s.eventRoutes()
+	s.tokenRoutes()
+	s.machineRoutes()
+	s.haltRoutes()
+	s.peopleRoutes()
+	s.adminRoutes()
+	s.notifyRoutes()
+	s.answerRoutes()
+	s.healthRoutes()
+	s.pageRoute()
+	humax.NeverNull(s.api.OpenAPI())
+}
+
+// String names the server as a task.
+func (s *Server) String() string { return "the API" }
+
+// Ready is closed when requests can be answered.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// sweepEvery is how often old answers are removed.
+const sweepEvery = time.Hour
+
+// Run keeps the server's state current until ctx ends. A lease holds its
+// claims. If it is lost, for example because the store was away for long, it is
+// replaced, and its claims are free.
+func (s *Server) Run(ctx context.Context) error {
+	lease, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
+	if err != nil {
+		return fmt.Errorf("cannot start the API: %w", err)
+	}
+	s.replays.Store(replay.New(s.fleet.Store(), lease))
+	s.lease.Store(int64(lease.ID()))
+	fault := func(err error) { s.log.Error("record cannot be read", "err", err) }
+	tokens := task.Loop("the tokens", func(ctx context.Context) error { return s.tokens.Run(ctx, fault) })
+	open := task.Func("the API's upkeep", func(ctx context.Context, ready func()) error {
+		for _, known := range []<-chan struct{}{s.tokens.Ready(), s.roster.Ready()} {
+			select {
+			case <-known:
+			case <-ctx.Done():
+				s.revoke(ctx, lease)
+				return nil
+			}
+		}
+		close(s.ready)
+		ready()
+		s.upkeep(ctx, lease)
+		return nil
+	})
+	return task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), task.Loop(s.feed.String(), s.feed.Run), open)
+}
+
+// upkeep sweeps old answers and replaces a lost lease, until ctx ends.
+func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	look := time.NewTicker(presenceEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.revoke(ctx, lease)
+			return
+		case <-lease.Lost():
+			s.log.Warn("the lease of the API is lost; it takes another")
+			next, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
+			if err != nil {
+				if delay.For(ctx, time.Second) != nil {
+					return
+				}
+				continue
+			}
+			lease = next
+			s.lease.Store(int64(lease.ID()))
+			s.replays.Store(replay.New(s.fleet.Store(), lease))
+		case <-look.C:
+			if err := s.attend(ctx); err != nil {
+				s.log.Warn("other servers may not see which machines are heard here", "err", err)
+			}
+			if err := s.replays.Load().Settle(ctx); err != nil {
+				s.log.Warn("a repeated request may be refused elsewhere until the store answers", "err", err)
+			}
+		case <-tick.C:
+			if _, err := s.replays.Load().Sweep(ctx, time.Now()); err != nil {
+				s.log.Warn("old answers stay", "err", err)
+			}
+		}
+	}
+}
+
+// revoke releases the claims at once. If that fails they end with the TTL.
+func (s *Server) revoke(ctx context.Context, lease store.Lease) {
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if err := lease.Revoke(last); err != nil {
+		s.log.Debug("lease ends by itself", "err", err)
+	}
+}
+
+// API returns the OpenAPI side of the server.
+func (s *Server) API() huma.API { return s.api }
+
+// Handler returns the handler for all requests. It rejects cross-site requests
+// of browsers.
+func (s *Server) Handler() http.Handler {
+	cop := http.NewCrossOriginProtection()
+	cop.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeProblem(w, http.StatusForbidden, "cross_origin", "cannot accept a request that a browser makes for another site")
+	}))
+	inner := cop.Handler(s.mux)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Cache-Control", "no-store")
+		inner.ServeHTTP(w, s.identify(r))
+	})
+}
+
+// elsewhere answers requests without a route: the dashboard, or a problem.
+func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request) {
+	var allow []string
+	for _, m := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
+		probe := r.Clone(r.Context())
+		probe.Method = m
+		if _, pattern := s.mux.Handler(probe); pattern != "/" && m != r.Method {
+			allow = append(allow, m)
+		}
+	}
+	api := strings.HasPrefix(r.URL.Path, "/api/") || strings.HasPrefix(r.URL.Path, "/admin/")
+	switch {
+	case len(allow) > 0:
+		w.Header().Set("Allow", strings.Join(allow, ", "))
+		writeProblem(w, http.StatusMethodNotAllowed, "method_not_allowed", fmt.Sprintf("cannot %s %s: it takes %s", r.Method, r.URL.Path, strings.Join(allow, ", ")))
+	case s.web != nil && !api:
+		s.web.ServeHTTP(w, r)
+	default:
+		writeProblem(w, http.StatusNotFound, "not_found", fmt.Sprintf("cannot find %s", r.URL.Path))
+	}
+}

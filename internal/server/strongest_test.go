@@ -1,0 +1,70 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+)
+
+// TestListedAsSeen checks that live values replace the record's, and that
+// without live values nothing does.
+func TestListedAsSeen(t *testing.T) {
+	at := func(h int) *time.Time { t := time.Date(2026, 3, 2, h, 0, 0, 0, time.UTC); return &t }
+	w := fleet.Worker{Status: power.WorkerRunning, TargetPauseAt: at(9), NextIdleCheckAt: at(8), LastActivityAt: at(7)}
+	st := fleet.IdleStatus{Verdict: idle.Verdict{TargetPauseAt: at(12), NextIdleCheckAt: *at(11), LastActivityAt: at(10)}}
+	if g := asSeen(w, st, true); *g.TargetPauseAt != *at(12) || *g.NextIdleCheckAt != *at(11) || *g.LastActivityAt != *at(10) {
+		t.Errorf("seen: %+v", g)
+	}
+	held := idle.Verdict{LastActivityAt: at(6)} // no known end
+	if g := asSeen(w, fleet.IdleStatus{Verdict: held}, true); g.TargetPauseAt != nil || *g.LastActivityAt != *at(7) {
+		t.Errorf("held: %+v", g)
+	}
+	if g := asSeen(w, fleet.IdleStatus{}, false); g.TargetPauseAt != nil || g.NextIdleCheckAt != nil || *g.LastActivityAt != *at(7) {
+		t.Errorf("unseen: %+v", g)
+	}
+	w.Status = power.WorkerStopped
+	if g := asSeen(w, st, true); *g.TargetPauseAt != *at(9) {
+		t.Errorf("stopped: %+v", g)
+	}
+}
+
+// TestStrongestBlock checks that why names the block that would remain if all
+// others ended, not the first one in the list.
+func TestStrongestBlock(t *testing.T) {
+	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	soon, late := now.Add(time.Minute), now.Add(time.Hour)
+	unknown := idle.Block{Code: idle.SignalUnknown, Sentence: "Not known: cml."}
+	halted := idle.Block{Code: idle.Halted, Sentence: "Halted by ada."}
+	notYet := idle.Block{Code: idle.NotIdleYet, Sentence: "Idle for 8m48s of 1h0m.", Until: &soon}
+	snooze := idle.Block{Code: idle.InSnoozePeriod, Sentence: "Protected.", Until: &late}
+	budget := idle.Block{Code: idle.Budget, Sentence: "Budget gently is used up.", Until: &late}
+	shadow := idle.Block{Code: idle.Shadow, Sentence: "In shadow."}
+	for want, blocks := range map[string][]idle.Block{
+		"Idle for 8m48s of 1h0m.":   {notYet},
+		"Protected.":                {notYet, snooze},
+		"Idle for 8m48s of 1h.":     {{Code: idle.NotIdleYet, Sentence: "Idle for 8m48s of 1h.", Until: &soon}, budget}, // in use
+		"Budget gently is used up.": {budget},
+		"In shadow.":                {notYet, snooze, shadow},
+		"Not known: cml.":           {notYet, shadow, unknown},
+		"Halted by ada.":            {notYet, unknown, snooze, halted},
+	} {
+		st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: blocks}}
+		if got := running(st, now); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	waits := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{budget}, TargetPauseAt: &late}}
+	if got := running(waits, now); got != "Budget gently is used up. It is not paused before "+clock(late)+", in 1h, when others may wait for the same budget." {
+		t.Errorf("with a used up budget: %q", got)
+	}
+	if w := asSeen(fleet.Worker{Status: power.WorkerRunning}, waits, true); !w.PauseNotBefore {
+		t.Error("a list says that it is paused when others may be")
+	}
+	st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{notYet, unknown}, NextIdleCheckAt: soon}}
+	if got := running(st, now); got != "Not known: cml. The next check is at "+clock(soon)+"." {
+		t.Errorf("with a plan: %q", got)
+	}
+}

@@ -1,0 +1,126 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"lull/internal/core/policy/when"
+	"lull/internal/fleet"
+	"lull/internal/protocol/control"
+	"lull/internal/server/access"
+)
+
+type NamedTemplate struct {
+	Name string `path:"name" maxLength:"128" doc:"Name of a template"`
+}
+
+func shownTemplate(t fleet.Template, err error) (*answer[fleet.Template], error) {
+	a, err := ok(t.Public(), err)
+	if err == nil {
+		a.ETag = etag(t.Revision())
+	}
+	return a, err
+}
+
+func (s *Server) templateRoutes() {
+	all, each := base+"/templates", base+"/templates/{name}"
+	register(s, route{id: "list-templates", method: "GET", path: all, role: access.Viewer, doc: "Templates, by name"},
+		func(ctx context.Context, in *Paged) (*answer[control.List[fleet.Template]], error) {
+			l, err := s.fleet.Templates(ctx)
+			for i := range l {
+				l[i] = l[i].Public()
+			}
+			return ok(pageOf(l, in, func(t fleet.Template) string { return t.Name }), err)
+		})
+	register(s, route{id: "get-template", method: "GET", path: each, role: access.Viewer, doc: "One template"},
+		func(ctx context.Context, in *NamedTemplate) (*answer[fleet.Template], error) {
+			return shownTemplate(s.fleet.Template(ctx, in.Name))
+		})
+	register(s, route{id: "put-template", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a template; If-Match guards against changes of others"},
+		func(ctx context.Context, in *struct {
+			NamedTemplate
+			Match string `header:"If-Match" maxLength:"40"`
+			Body  control.TemplateBody
+		}) (*answer[fleet.Template], error) {
+			if in.Body.Name != "" && in.Body.Name != in.Name {
+				return nil, problem(invalid("name", "it is not the name in the path"))
+			}
+			at, err := revisionOf(in.Match)
+			if err != nil {
+				return nil, err
+			}
+			return shownTemplate(s.fleet.PutTemplateWith(ctx, actor(ctx), in.Body.Template(in.Name), in.Body.CMLPassword, at))
+		})
+	register(s, route{id: "delete-template", method: "DELETE", path: each, role: access.Admin, doc: "Remove a template; workers launched from it stay"},
+		func(ctx context.Context, in *NamedTemplate) (*struct{}, error) {
+			return nil, problem(s.fleet.DeleteTemplate(ctx, actor(ctx), in.Name))
+		})
+}
+
+// pageOf returns one page of a list that is sorted by key.
+func pageOf[T any](l []T, p *Paged, key func(T) string) control.List[T] {
+	out := control.List[T]{Items: []T{}}
+	for _, v := range l {
+		if p.After != "" && strings.Compare(key(v), p.After) <= 0 {
+			continue
+		}
+		if len(out.Items) == p.Limit {
+			out.Next = key(out.Items[len(out.Items)-1])
+			return out
+		}
+		out.Items = append(out.Items, v)
+	}
+	return out
+}
+
+func (s *Server) settingRoutes() {
+	all := base + "/settings"
+	register(s, route{id: "list-settings", method: "GET", path: all, role: access.Viewer, doc: "Effective settings, and where each came from"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.Settings], error) {
+			if err := s.fleet.Refresh(ctx); err != nil {
+				return nil, problem(err)
+			}
+			l, revision := s.fleet.AllSettings()
+			return ok(control.Settings{Items: l, Revision: revision}, nil)
+		})
+	register(s, route{id: "change-settings", method: "PATCH", path: all, role: access.Admin, doc: "Change stored settings, all or none; null returns one to what lies below it"},
+		func(ctx context.Context, in *struct{ Body map[string]any }) (*answer[control.Settings], error) {
+			if len(in.Body) == 0 {
+				return nil, problem(invalid("settings", "name at least one"))
+			}
+			for k := range in.Body {
+				if _, known := fleet.FieldOf(k); !known {
+					return nil, problem(invalid(k, "there is no such setting"))
+				}
+			}
+			l, err := s.fleet.PutSettings(ctx, actor(ctx), in.Body)
+			_, revision := s.fleet.AllSettings()
+			return ok(control.Settings{Items: l, Revision: revision}, err)
+		})
+	register(s, route{id: "get-halt", method: "GET", path: base + "/halt", role: access.Viewer, doc: "Whether all automatic actions are stopped"},
+		func(ctx context.Context, _ *struct{}) (*answer[fleet.Halt], error) {
+			if err := s.fleet.Refresh(ctx); err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.fleet.Halted(), nil)
+		})
+	register(s, route{id: "halt", method: "POST", path: base + "/halt", role: access.Operator, status: http.StatusOK, doc: "Stop all automatic actions, for good or until a time, or let them go on"},
+		func(ctx context.Context, in *struct {
+			Body control.Halting
+		}) (*answer[fleet.Halt], error) {
+			r := fleet.HaltRequest{On: in.Body.On, Reason: in.Body.Reason}
+			switch u := in.Body.Until; {
+			case u != "" && !r.On:
+				return nil, problem(invalid("until", "only a halt has an end"))
+			case u != "":
+				t, err := when.Ahead(time.Now().UTC(), u)
+				if err != nil {
+					return nil, problem(invalid("until", err.Error()))
+				}
+				r.Until = &t
+			}
+			return ok(s.fleet.SetHalt(ctx, actor(ctx), r))
+		})
+}

@@ -1,0 +1,92 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/fleet"
+	"lull/internal/protocol/control"
+)
+
+// decided returns the audit log entry in which the last stop of w was decided.
+// last are the newest entries; nil if it is not kept.
+func (s *Server) decided(ctx context.Context, w *fleet.Worker, last []fleet.Entry) (*fleet.Entry, error) {
+	for i := range last {
+		if last[i].Pauses() {
+			return &last[i], nil
+		}
+	}
+	at := *w.LastPausedAt
+	page, err := s.fleet.Audit(ctx, fleet.AuditQuery{WorkerID: w.ID, From: at, To: at.Add(time.Second)})
+	if err != nil {
+		return nil, err
+	}
+	for i := range page.Entries {
+		if page.Entries[i].Pauses() {
+			return &page.Entries[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// groundsInto adds to y what a stop was decided from: the rule, how long the
+// worker had been idle, and the signals of the deciding check.
+func groundsInto(y *control.Why, e *fleet.Entry) {
+	if e == nil {
+		return
+	}
+	d := e.Decision
+	if d == nil {
+		if e.Policy != "" {
+			y.Answer += fmt.Sprintf(" The policy was %s.", e.Policy)
+		}
+		return
+	}
+	v, p := d.Verdict, d.Policy
+	v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil // the stop has happened
+	y.Verdict, y.PolicyThen, y.Account.Policy = &v, &p, &p
+	y.Signals = evidence.Signals(v.At, p, d.Evidence.Readings)
+	y.Checked = &evidence.Checked{At: v.At, Since: v.At, State: d.Evidence.Status}
+	y.Answer += " " + grounds(e)
+}
+
+// grounds returns a sentence about what a stop was decided from.
+func grounds(e *fleet.Entry) string {
+	d := e.Decision
+	rule, scheduled := "policy "+cmp.Or(e.Policy, d.Policy.Name), strings.HasPrefix(d.Policy.Name, policy.ScheduleName)
+	if scheduled {
+		rule = d.Policy.Name
+	}
+	if scheduled && d.Policy.Signals != nil && len(d.Policy.Signals) == 0 { // readings did not count
+		return fmt.Sprintf("It was %s.", strings.TrimSuffix(e.Detail, "."))
+	}
+	return fmt.Sprintf("It had been idle for %s; %s pauses after %s.", idle.HumanMinutes(d.Verdict.IdleMinutes), rule, idle.Human(time.Duration(d.Policy.Timeout)))
+}
+
+// unborn makes y the answer about a moment before lull knew the worker, which
+// begins with entry e.
+func unborn(y *control.Why, e *fleet.Entry, imported bool) {
+	came := "created"
+	if imported {
+		came = "imported"
+	}
+	y.Question, y.Change = "why is nothing known of it", []string{}
+	y.Answer = fmt.Sprintf("It was not known to lull then: it was %s at %s by %s.", came, clock(e.At), by(e.By.Name))
+}
+
+// opening returns when a schedule that starts workers starts a stopped one.
+func opening(st *policy.Standing) string {
+	switch {
+	case !st.Open:
+		return " It starts it when it opens."
+	case st.NextOpen == nil:
+		return " It does not open again, and so does not start it."
+	}
+	return fmt.Sprintf(" It starts it when it opens next, at %s.", policy.ClockIn(*st.NextOpen, st.Zone))
+}

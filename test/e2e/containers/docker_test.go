@@ -1,0 +1,500 @@
+package containers
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/protocol/hostctl"
+)
+
+// dock is a Docker daemon with a lull that manages its containers.
+type dock struct {
+	*daemontest.Dockerd
+	d *daemontest.Host
+}
+
+func newDock(t *testing.T) dock {
+	t.Helper()
+	k := daemontest.StartDockerd(t)
+	return dock{k, host(t, "--docker="+k.Socket())}
+}
+
+// serve runs a labeled server that lull pauses on request only. It returns the
+// server's address once it answers.
+func (k dock) serve(name string, more ...string) string {
+	k.d.T.Helper()
+	at := daemontest.Addr(k.d.T)
+	args := append([]string{"run", "-d", "--name", name, "--label", "lull.pause-after=0", "-p", at + ":8080"}, more...)
+	k.Must(append(args, "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
+	k.known(name)
+	k.answers(at)
+	return at
+}
+
+// known waits until lull has adopted a container.
+func (k dock) known(name string) (o hostctl.Instance) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, name+" is taken over", func() (bool, string) {
+		var err error
+		o, err = k.d.Get(k.d.T.Context(), name)
+		return err == nil && o.State == "running", daemontest.Describe(o)
+	})
+	return o
+}
+
+// answers waits for a server. Docker forwards to a port before the program
+// listens there.
+func (k dock) answers(at string) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, at+" answers", func() (bool, string) {
+		if err := say(at, "hello"); err != nil {
+			return false, err.Error()
+		}
+		return true, ""
+	})
+}
+
+// pause lets lull pause a container.
+func (k dock) pause(name string) {
+	k.d.T.Helper()
+	if err := k.d.Force(name); err != nil {
+		k.d.T.Fatal(err)
+	}
+	k.d.Await(name, "paused")
+	if got := k.status(name); got != "paused" {
+		k.d.T.Fatalf("docker says that %s is %q", name, got)
+	}
+}
+
+func (k dock) status(name string) string { return k.Say("inspect", "-f", "{{.State.Status}}", name) }
+
+func (k dock) is(name, want string) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, "docker says that "+name+" is "+want, func() (bool, string) { got := k.status(name); return got == want, got })
+}
+
+// forgotten waits until lull no longer knows a name.
+func (k dock) forgotten(name string) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, name+" is forgotten", func() (bool, string) {
+		o, err := k.d.Get(k.d.T.Context(), name)
+		return err != nil, daemontest.Describe(o)
+	})
+}
+
+// TestNobodyIsLeftPaused checks that containers paused by lull run again once
+// lull has ended in any way, and that those paused by a user stay paused.
+func TestNobodyIsLeftPaused(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+	k.serve("mine")
+	k.pause("web")
+	k.Must("pause", "mine")
+	k.d.Await("mine", "paused")
+
+	k.d.Kill()
+	k.is("web", "running")
+	if err := say(at, "nobody is there"); err != nil {
+		t.Errorf("without a daemon: %v", err)
+	}
+	if got := k.status("mine"); got != "paused" {
+		t.Errorf("what a person has paused is %s", got)
+	}
+	k.d.Boot()
+	k.known("web")
+	if o := k.d.Await("mine", "paused"); o.LastPausedBy != "external" {
+		t.Errorf("it was paused by %s", o.LastPausedBy)
+	}
+
+	// A daemon that restarts at once continues from the earlier state: it still
+	// owns the pause.
+	k.pause("web")
+	k.d.Kill()
+	k.d.Boot()
+	if err := say(at, "back"); err != nil {
+		t.Errorf("woken by the next daemon: %v", err)
+	}
+	k.d.Await("web", "running")
+
+	// Docker is away when lull ends.
+	k.pause("web")
+	k.Stop()
+	k.d.Kill()
+	k.Start()
+	k.is("web", "running")
+	k.d.Boot()
+	k.known("web")
+	k.answers(at)
+
+	// A regular shutdown.
+	k.pause("web")
+	if err := syscall.Kill(k.d.PID(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	k.is("web", "running")
+	daemontest.Wait(t, "the daemon ends", func() (bool, string) { return k.d.Over(), "" })
+	k.d.Boot()
+	k.known("web")
+	k.Must("unpause", "mine")
+	k.known("mine")
+}
+
+// TestDockerUses checks that every docker command works on a container that
+// lull has paused, and that lull follows.
+func TestDockerUses(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+	k.d.LeavesCommand("web")
+
+	k.pause("web")
+	k.Must("stop", "-t", "5", "web")
+	if o := k.d.Await("web", "stopped"); o.ExitCode == nil {
+		t.Errorf("after docker stop: %s", o.StatusReason)
+	}
+	k.Must("start", "web")
+	k.known("web")
+	k.answers(at)
+
+	k.pause("web")
+	pid := k.d.Look("web").PID
+	k.Must("restart", "-t", "5", "web")
+	k.d.Until("web", "its next run is followed", func(o hostctl.Instance) bool { return o.State == "running" && o.PID != 0 && o.PID != pid })
+	k.answers(at)
+
+	k.pause("web")
+	k.Must("kill", "web")
+	k.d.Await("web", "stopped")
+	k.Must("start", "web")
+	k.known("web")
+	k.answers(at)
+
+	// Docker may rename a container. It stays the same instance, under the new
+	// name, and the next container with the old name is another instance.
+	id := k.d.Look("web").ID
+	k.pause("web")
+	k.Must("rename", "web", "old")
+	if o := k.d.Await("old", "paused"); o.ID != id {
+		t.Errorf("renamed, it is %s and not %s", o.ID, id)
+	}
+	k.forgotten("web")
+	if err := say(at, "renamed"); err != nil {
+		t.Errorf("after a rename: %v", err)
+	}
+	k.d.Await("old", "running")
+	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1h", "box:1", "sh", "-c", untilTerm)
+	if o := k.known("web"); o.ID == id {
+		t.Error("two containers are one instance")
+	}
+
+	if err := k.d.Force("old"); err != nil {
+		t.Fatal(err)
+	}
+	k.is("old", "paused")
+	k.Must("rm", "-f", "old")
+	k.forgotten("old")
+	k.Must("rm", "-f", "web")
+	k.forgotten("web")
+	at = k.serve("web") // recreated
+	k.pause("web")
+	if err := say(at, "again"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhileAway checks that lull catches up with changes made while it did not
+// run: a removed container leaves nothing, and its name goes to the next one.
+func TestWhileAway(t *testing.T) {
+	k := newDock(t)
+	k.serve("web")
+	k.serve("ends")
+	o := k.d.Look("web")
+	k.pause("web")
+	k.d.Kill()
+	k.Must("rm", "-f", "web")
+	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1h", "box:1", "sh", "-c", untilTerm)
+	k.Must("stop", "-t", "5", "ends")
+	k.d.Boot()
+	k.d.Until("ends", "its end is known", func(o hostctl.Instance) bool { return o.State == "stopped" })
+	daemontest.Wait(t, "the next one has its name", func() (bool, string) {
+		l, err := k.d.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		saw := ""
+		for _, i := range l {
+			saw += daemontest.Describe(i) + "\n"
+			if i.Name == "web" && i.ID != o.ID && i.State == "running" && len(l) == 2 {
+				return true, saw
+			}
+		}
+		return false, saw
+	})
+	k.Must("start", "ends")
+	k.known("ends")
+}
+
+const untilTerm = `trap "exit 0" TERM; while :; do sleep 0.1; done`
+
+// TestLabels checks that an invalid label is reported with its container, in
+// the log and in the status, until the container is gone, and that the
+// container is left alone.
+func TestLabels(t *testing.T) {
+	k := newDock(t)
+	for _, c := range []struct{ name, label, want string }{
+		{"odd", "lull.pause-after=soon", "lull.pause-after"},
+		{"steps", "lull.reclaim-after=2h", "lull.reclaim-after"},
+		{"lazy", "lull.idle-policy=lazy", "lull.idle-policy"},
+		{"typo", "lull.pause-afer=1m", "lull.pause-afer"},
+	} {
+		args := []string{"run", "-d", "--name", c.name, "--label", "lull.pause-after=1m", "--label", "lull.stop-after=1h", "--label", c.label}
+		k.Must(append(args, "box:1", "sh", "-c", untilTerm)...)
+		says := func() (string, bool) {
+			st, err := k.d.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range st.LeftAlone {
+				if strings.Contains(f, c.name) && strings.Contains(f, c.want) {
+					return f, true
+				}
+			}
+			return strings.Join(st.LeftAlone, "\n"), false
+		}
+		daemontest.Wait(t, c.name+" is in the status with "+c.want, func() (bool, string) { saw, ok := says(); return ok, saw })
+		if log := k.d.Log(); !strings.Contains(log, c.want) {
+			t.Errorf("%s: the log has no %s:\n%s", c.name, c.want, log)
+		}
+		if _, err := k.d.Get(t.Context(), c.name); err == nil {
+			t.Errorf("%s was taken over", c.name)
+		}
+		k.Must("rm", "-f", c.name)
+		daemontest.Wait(t, c.name+" leaves the status", func() (bool, string) { saw, ok := says(); return !ok, saw })
+	}
+}
+
+// named returns the spec of an instance for the container with a name.
+func named(name, container string) instance.Spec {
+	s := box(name, container)
+	s.Runtime = "docker"
+	return s
+}
+
+// TestOneOwner checks that a container has one instance, and that a name that
+// is taken keeps no container from being managed.
+func TestOneOwner(t *testing.T) {
+	k := newDock(t)
+	k.serve("web")
+	refuses(k.d, named("second", "web"), "web", "already")
+	k.known("web")
+
+	// By name, before the container exists: it is found when it appears.
+	if _, err := k.d.Create(t.Context(), hostctl.Create{Spec: named("later", "cron")}); err != nil {
+		t.Fatal(err)
+	}
+	k.Must("run", "-d", "--name", "cron", "box:1", "sh", "-c", untilTerm)
+	k.known("later")
+	if err := k.d.Force("later"); err != nil {
+		t.Fatal(err)
+	}
+	k.is("cron", "paused")
+	k.Must("rm", "-f", "cron")
+	k.d.Await("later", "stopped")
+	k.Must("run", "-d", "--name", "cron", "box:1", "sh", "-c", untilTerm)
+	k.known("later")
+}
+
+// TestPublished checks that ports published by Docker, on one address or on
+// all, reach a paused container.
+func TestPublished(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("local")
+	all := daemontest.Addr(t)
+	k.Must("run", "-d", "--name", "all", "--label", "lull.pause-after=0", "-p", all[strings.LastIndex(all, ":")+1:]+":8080",
+		"box:1", "guest", "serve", "-listen", "0.0.0.0:8080")
+	k.known("all")
+	k.answers(all)
+	for range 3 {
+		for name, addr := range map[string]string{"local": at, "all": all} {
+			k.pause(name)
+			if err := say(addr, "wake"); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			k.d.Await(name, "running")
+		}
+	}
+}
+
+// TestHealthCheck checks that Docker's own health check does not count as
+// activity, unless another container shares the network and may have made the
+// request.
+func TestHealthCheck(t *testing.T) {
+	k := newDock(t)
+	checked := func(name, pause string, more ...string) {
+		t.Helper()
+		args := []string{"run", "-d", "--name", name, "--label", "lull.pause-after=" + pause,
+			"--label", "lull.idle-policy=leases_only", // its CPU usage is not under test
+			"--health-cmd", "echo hello | nc 127.0.0.1 8080", "--health-interval", "500ms"}
+		k.Must(append(append(args, more...), "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
+	}
+	checked("alone", "2s")
+	daemontest.Wait(t, "it is paused", func() (bool, string) {
+		o, err := k.d.Get(t.Context(), "alone") // it may not be known yet
+		return err == nil && o.LastPausedBy == "idle_timeout", daemontest.Describe(o)
+	})
+	k.Must("rm", "-f", "alone")
+
+	k.Must("run", "-d", "--name", "beside", "box:1", "sh", "-c", untilTerm)
+	checked("shared", "1h", "--network", "container:beside")
+	began := *k.known("shared").LastActivityAt
+	k.d.Until("shared", "its check counts", func(o hostctl.Instance) bool { return o.LastActivityAt.After(began) })
+}
+
+// TestHealthCheckCPU: the CPU time of Docker's health checks does not hold a
+// container, and does not hide what its program does meanwhile.
+func TestHealthCheckCPU(t *testing.T) {
+	k := newDock(t)
+	checked := func(name, program string) {
+		t.Helper()
+		k.Must("run", "-d", "--name", name, "--label", "lull.pause-after=5s", "--health-interval", "100ms", "--health-timeout", "2s",
+			"--health-cmd", "while :; do :; done", "box:1", "sh", "-c", program)
+	}
+	checked("idle", "sleep 1000")
+	checked("works", `while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sleep 0.1; done`)
+	began := *k.known("works").LastActivityAt
+	daemontest.Wait(t, "the idle one is paused", func() (bool, string) {
+		o, err := k.d.Get(t.Context(), "idle")
+		return err == nil && o.LastPausedBy == "idle_timeout", daemontest.Describe(o)
+	})
+	o := k.d.Until("works", "its work counts", func(o hostctl.Instance) bool { return o.LastActivityAt.After(began) })
+	if o.LastPausedAt != nil {
+		t.Errorf("it was paused at work: %s", daemontest.Describe(o))
+	}
+}
+
+// established is a connection to port 8080 in /proc/PID/net/tcp6.
+var established = regexp.MustCompile(`:1F90 [0-9A-F]+:[0-9A-F]{4} 01 `)
+
+// TestDockerPause checks that a container paused by a user with docker stays
+// paused, whichever client connects, until the user resumes it.
+func TestDockerPause(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+	k.Must("pause", "web")
+	o := k.d.Await("web", "paused")
+	if o.LastPausedBy != "external" || o.WakesOnConnection || !strings.Contains(o.StatusReason, "docker pause") {
+		t.Errorf("%s: by %s, wakes on connection %v, %q", daemontest.Describe(o), o.LastPausedBy, o.WakesOnConnection, o.StatusReason)
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- say(at, "are you there") }()
+	daemontest.Wait(t, "the client has connected", func() (bool, string) {
+		b, err := os.ReadFile("/proc/" + k.Say("inspect", "-f", "{{.State.Pid}}", "web") + "/net/tcp6")
+		return err == nil && established.Match(b), string(b)
+	})
+	k.serve("other")
+	k.pause("other")
+	k.d.Kill() // nor does a daemon that comes after this one wake it
+	k.d.Boot()
+	k.d.Look("other")
+	if o = k.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" || k.status("web") != "paused" {
+		t.Errorf("%s: paused by %s, docker says %s", daemontest.Describe(o), o.LastPausedBy, k.status("web"))
+	}
+	k.Must("unpause", "web")
+	if err := <-answer; err != nil {
+		t.Errorf("the client was not answered: %v", err)
+	}
+	k.known("web")
+
+	// One that lull paused is the user's to resume.
+	k.pause("web")
+	k.Must("unpause", "web")
+	if o := k.known("web"); o.LastResumedBy != "external" {
+		t.Errorf("it was resumed by %s", o.LastResumedBy)
+	}
+	k.pause("web")
+	k.Must("stop", "-t", "5", "web")
+	k.d.Await("web", "stopped")
+}
+
+// TestDockerExec: a command that a user runs with docker exec holds its container
+// while it runs. Docker itself refuses one for a paused container, without an event
+// that lull could wake it for; lull's own exec wakes it.
+func TestDockerExec(t *testing.T) {
+	k := newDock(t)
+	at := daemontest.Addr(t)
+	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1s", "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")
+	k.d.Await("web", "paused")
+	if out := k.Fails("exec", "web", "true"); !strings.Contains(out, "paused") {
+		t.Errorf("docker exec of a paused container: %s", out)
+	}
+	if got, err := k.d.Exec(t.Context(), "web", hostctl.ExecRequest{Command: []string{"echo", "here"}}); err != nil || got.Stdout != "here\n" {
+		t.Errorf("lull exec of a paused container: %+v, %v", got, err)
+	}
+	k.d.Await("web", "paused")
+	k.answers(at)
+	k.Must("exec", "-d", "web", "sh", "-c", "sleep 77777")
+	held := func(o hostctl.Instance) bool {
+		return o.State == "running" && slices.ContainsFunc(o.Blocks, func(b idle.Block) bool { return b.Signal == "exec" && strings.Contains(b.Sentence, "77777") })
+	}
+	k.d.Until("web", "the command holds it", held)
+	k.d.Kill()
+	k.d.Boot()
+	o := k.d.Until("web", "it holds it with the next daemon", held)
+	paused := o.LastPausedAt
+	k.Must("exec", "web", "/bin/busybox", "killall", "sleep")
+	if o = k.d.Await("web", "paused"); o.LastPausedAt == nil || paused != nil && !o.LastPausedAt.After(*paused) || o.LastPausedBy != "idle_timeout" {
+		t.Errorf("once it is over: %s", daemontest.Describe(o))
+	}
+}
+
+// TestDockerFailsOpen: a client of a container that lull has paused is answered
+// although the daemon hangs, or was killed together with the shim.
+func TestDockerFailsOpen(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+	for _, c := range []struct {
+		name string
+		do   func() (undo func())
+	}{
+		{"the daemon hangs", func() func() {
+			if err := syscall.Kill(k.d.PID(), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if err := syscall.Kill(k.d.PID(), syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"daemon and shim are killed", func() func() {
+			shim := k.d.ShimPID()
+			k.d.Kill()
+			if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return k.d.Boot
+		}},
+	} {
+		k.pause("web")
+		began := time.Now()
+		undo := c.do()
+		if err := say(at, "hello"); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		t.Logf("REPORT docker, %s: a client is answered after %s", c.name, time.Since(began).Round(time.Millisecond))
+		if got := k.status("web"); got != "running" {
+			t.Errorf("%s: docker says that it is %s", c.name, got)
+		}
+		undo()
+		k.d.Until("web", "its resume is known", func(o hostctl.Instance) bool {
+			return o.State == "running" && o.LastResumedAt != nil && o.LastResumedAt.After(began)
+		})
+	}
+}

@@ -1,0 +1,341 @@
+package host
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/host/hosttest"
+	"lull/internal/protocol/hostctl"
+)
+
+// dockerd is a private Docker daemon: its data, its socket, and one image.
+type dockerd struct {
+	t      *testing.T
+	dir    string
+	bridge string
+	cmd    *exec.Cmd
+	gone   chan struct{}
+}
+
+func startDockerd(t *testing.T) *dockerd {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("dockerd needs root")
+	}
+	for _, p := range []string{"/usr/sbin/dockerd", "/usr/bin/docker"} {
+		_, err := os.Stat(p)
+		daemontest.Need(t, err, "docker.io")
+	}
+	dir, err := os.MkdirTemp("", "lk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It has its own bridge. On docker0 its containers would share addresses
+	// with those of another Docker daemon.
+	k := &dockerd{t: t, dir: dir, bridge: fmt.Sprint("lk", os.Getpid())}
+	for _, args := range [][]string{{"link", "add", k.bridge, "type", "bridge"},
+		{"addr", "add", fmt.Sprintf("10.%d.%d.1/24", 128+rand.IntN(128), rand.IntN(256)), "dev", k.bridge}, {"link", "set", k.bridge, "up"}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", args, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if ids := strings.Fields(k.docker("ps", "-aq")); len(ids) > 0 {
+			k.docker(append([]string{"rm", "-f"}, ids...)...)
+		}
+		k.stop()
+		if out, err := exec.Command("ip", "link", "del", k.bridge).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		// What is mounted below belongs to namespaces of containers that have
+		// exited.
+		b, _ := os.ReadFile("/proc/self/mountinfo")
+		for _, f := range strings.Fields(string(b)) {
+			if strings.HasPrefix(f, dir+"/") {
+				_ = syscall.Unmount(f, syscall.MNT_DETACH)
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	k.start()
+	tar := filepath.Join(dir, "root.tar")
+	if out, err := exec.Command("tar", "-C", image(t), "-cf", tar, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	k.must("import", tar, "box:1")
+	return k
+}
+
+func (k *dockerd) socket() string { return k.dir + "/s" }
+
+func (k *dockerd) start() {
+	k.t.Helper()
+	log, err := os.OpenFile(k.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	defer log.Close()
+	// Containers outlive the daemon, as in a production setup.
+	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.socket(),
+		"--pidfile", k.dir+"/pid", "--bridge", k.bridge, "--iptables=false", "--live-restore")
+	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		k.t.Fatal(err)
+	}
+	k.cmd, k.gone = cmd, make(chan struct{})
+	go func(gone chan struct{}) { cmd.Wait(); close(gone) }(k.gone)
+	if !daemontest.Within(daemontest.Patience, func() bool {
+		return k.over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "version").Run() == nil
+	}) || k.over() {
+		b, _ := os.ReadFile(k.dir + "/log")
+		k.t.Fatalf("dockerd does not come up:\n%s", b[max(0, len(b)-4000):])
+	}
+}
+
+func (k *dockerd) over() bool {
+	select {
+	case <-k.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop ends the daemon. Its containers continue to run.
+func (k *dockerd) stop() {
+	k.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-k.gone:
+	case <-time.After(daemontest.Patience):
+		k.t.Error("dockerd does not end")
+		k.cmd.Process.Kill()
+		<-k.gone
+	}
+}
+
+// docker runs a client command and returns its output.
+func (k *dockerd) docker(args ...string) string {
+	out, _ := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).Output()
+	return string(out)
+}
+
+func (k *dockerd) must(args ...string) string {
+	k.t.Helper()
+	out, err := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).CombinedOutput()
+	if err != nil {
+		k.t.Fatalf("docker %s: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// dockered is a machine of the suite whose containers a user has started. lull
+// finds them by their labels.
+type dockered struct {
+	*bare
+	k     *dockerd
+	again map[string]bool // those that Docker restarts when they fail
+}
+
+func dockers(t *testing.T, b bare) hosttest.Machine {
+	k := startDockerd(t)
+	return &dockered{b.over(t, "--docker="+k.socket()), k, map[string]bool{}}
+}
+
+func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) {
+	t.Helper()
+	s := instance.Spec{}
+	change(&s)
+	args := []string{"run", "-d", "--name", name, "--label", "lull.pause-after=" + time.Duration(*s.PauseAfter).String()}
+	if s.IdlePolicy != "" {
+		args = append(args, "--label", "lull.idle-policy="+s.IdlePolicy)
+	}
+	if s.ReclaimAfter > 0 {
+		args = append(args, "--label", "lull.reclaim-after="+time.Duration(s.ReclaimAfter).String())
+	}
+	if s.Restart == instance.RestartOnFailure {
+		args = append(args, "--restart", "on-failure")
+	}
+	m.again[name] = s.Restart == instance.RestartOnFailure
+	if p.Serves {
+		at := daemontest.Addr(t)
+		m.ports[name] = at
+		m.k.must(append(args, "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
+	} else {
+		// Its script begins once it is adopted, because only running containers
+		// are.
+		m.k.must(append(args, "box:1", "sh", "-c", untilGo+p.Script)...)
+	}
+	m.Until(t, name+" is taken over", func() bool {
+		o, err := m.Get(name)
+		m.trace(name, o)
+		return err == nil && (o.State == "running" || o.State == "paused")
+	})
+	if p.Serves {
+		m.answers(t, name)
+	} else {
+		// Through lull, which resumes the container first if it is paused.
+		if _, err := m.Exec(name, "touch", "/tmp/go"); err != nil {
+			t.Fatalf("cannot tell %s to begin: %v", name, err)
+		}
+	}
+}
+
+const untilGo = `trap "exit 0" TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; `
+
+// answers waits for the server. Docker forwards to a port before the program
+// listens there.
+func (m *dockered) answers(t *testing.T, name string) {
+	t.Helper()
+	m.Until(t, name+" answers", func() bool { got, err := once(m.ports[name], "hello"); return err == nil && got == "echo hello" })
+}
+
+func (m *dockered) Start(name string) error {
+	err := m.bare.Start(name)
+	if err == nil {
+		m.answers(m.d.T, name)
+	}
+	return err
+}
+
+func (m *dockered) Remove(name string) error {
+	if m.again[name] { // it may be between two starts, of which lull knows nothing
+		m.k.must("update", "--restart", "no", name)
+		m.Until(m.d.T, name+" ends by itself", func() bool { return !m.runs(name) })
+	}
+	if err := m.bare.Remove(name); err != nil {
+		return err
+	}
+	if m.runs(name) {
+		return fmt.Errorf("after it was removed from lull the container %s runs", name)
+	}
+	m.k.must("rm", name)
+	return nil
+}
+
+// Get counts the restarts of a container as Docker does: Docker restarts what
+// failed, and lull follows.
+func (m *dockered) Get(name string) (hostctl.Instance, error) {
+	o, err := m.bare.Get(name)
+	if err == nil && m.again[name] {
+		o.RestartCount, err = strconv.Atoi(strings.TrimSpace(m.k.docker("inspect", "-f", "{{.RestartCount}}", name)))
+	}
+	return o, err
+}
+
+// runs reports whether Docker lists the container, and not as exited.
+func (m *dockered) runs(name string) bool {
+	return strings.TrimSpace(m.k.docker("inspect", "-f", "{{.State.Running}}", name)) != "false"
+}
+
+// TestDockerOutside manages containers with docker as a user does, and checks
+// that lull follows.
+func TestDockerOutside(t *testing.T) {
+	k := startDockerd(t)
+	m := &dockered{bare{}.over(t, "--docker="+k.socket()), k, map[string]bool{}}
+	// It pauses on request only, so that no automatic pause interferes.
+	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
+
+	force(m.d, "web")
+	m.d.Await("web", "paused")
+	if got := k.must("ps", "--format", "{{.Status}}"); !strings.Contains(got, "(Paused)") {
+		t.Errorf("docker does not know that it is paused: %s", got)
+	}
+	k.must("unpause", "web")
+	m.d.Until("web", "docker unpause was seen", func(o hostctl.Instance) bool { return o.LastResumedBy == "external" })
+
+	// A user's pause is left alone: no client wakes it.
+	m.answers(t, "web")
+	k.must("pause", "web")
+	m.d.Until("web", "docker pause was seen", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
+	c := mustDial(t, m.ports["web"])
+	if _, err := c.Write([]byte("hello\n")); err != nil {
+		t.Fatal(err)
+	}
+	if !daemontest.Stays(time.Second, func() bool { return m.d.Look("web").State == "paused" }) {
+		t.Error("a client woke what a person had paused")
+	}
+	// Nor does a restarted daemon.
+	m.Crash(t)
+	if o := m.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" {
+		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
+	}
+	k.must("unpause", "web")
+	if got, err := c.r.ReadString('\n'); err != nil || got != "echo hello\n" {
+		t.Errorf("the client that waited got %q, %v", got, err)
+	}
+	c.Close()
+
+	// While the Docker daemon is away a wake is delayed, and no client is lost.
+	m.d.Await("web", "running")
+	force(m.d, "web")
+	m.d.Await("web", "paused")
+	k.stop()
+	c = mustDialLater(t, k, m, "web")
+	if got, err := c.r.ReadString('\n'); err != nil || got != "echo later\n" {
+		t.Errorf("the client that came while dockerd was away got %q, %v", got, err)
+	}
+	c.Close()
+
+	pid := m.d.Look("web").PID
+	k.must("restart", "-t", "5", "web")
+	m.d.Until("web", "docker restart was seen", func(o hostctl.Instance) bool { return o.State != "stopped" && o.PID != 0 && o.PID != pid })
+	m.answers(t, "web")
+	k.must("stop", "-t", "5", "web")
+	o := m.d.Await("web", "stopped")
+	if o.ExitCode == nil {
+		t.Errorf("docker stop: no exit code: %s", o.StatusReason)
+	}
+	k.must("rm", "web")
+	daemontest.Wait(t, "docker rm was seen", func() (bool, string) {
+		o, err := m.d.Get(t.Context(), "web")
+		return err != nil, daemontest.Describe(o)
+	})
+
+	// A container with invalid labels is left alone.
+	k.must("run", "-d", "--name", "odd", "--label", "lull.pause-after=soon", "box:1", "sh", "-c", untilGo)
+	daemontest.Wait(t, "the label is named in the log", func() (bool, string) {
+		said := m.d.Log()
+		return strings.Contains(said, "lull.pause-after"), said
+	})
+	if _, err := m.d.Get(t.Context(), "odd"); err == nil {
+		t.Error("it was taken over")
+	}
+}
+
+// mustDialLater connects while dockerd is away, sends a line, and restarts
+// dockerd. docker-proxy is dockerd's child, so the client connects to the
+// container's own address.
+func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.Look(name).PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ""
+	lines := strings.Split(string(b), "\n")
+	for n, l := range lines {
+		if n > 0 && strings.Contains(l, "/32 host LOCAL") && !strings.Contains(lines[n-1], "127.") {
+			addr = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(lines[n-1]), "|--"))
+		}
+	}
+	c := mustDial(t, net.JoinHostPort(addr, "8080"))
+	if _, err := c.Write([]byte("later\n")); err != nil {
+		t.Fatal(err)
+	}
+	k.start()
+	return c
+}

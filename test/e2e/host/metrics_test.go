@@ -1,0 +1,60 @@
+package host
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"lull/internal/host/daemontest"
+	"lull/internal/protocol/hostctl"
+)
+
+// TestMetrics reads a host's metrics as Prometheus does and over its API
+// socket. The address for Prometheus serves nothing else.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	open := daemontest.Addr(t)
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms", "--metrics", open)
+	s, addr := web(t, "measured", false)
+	d.Launch(s)
+	d.Await(s.Name, "paused")
+	c := mustDial(t, addr)
+	if err := c.echo("hello"); err != nil {
+		t.Fatal(err)
+	}
+	d.Until(s.Name, "its wake is counted", func(o hostctl.Instance) bool { return o.WakeCount > 0 })
+	local := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", d.Dir+"/host.sock")
+	}}}
+	t.Cleanup(local.CloseIdleConnections)
+	get := func(cl *http.Client, url string) (int, string) {
+		t.Helper()
+		res, err := cl.Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.StatusCode, string(b)
+	}
+	for name, cl := range map[string]*http.Client{"http://" + open: http.DefaultClient, "http://lull": local} {
+		code, body := get(cl, name+"/metrics")
+		for _, want := range []string{`lull_instance_wake_seconds_count{from="paused",runtime="process"} 1`, `lull_instances{runtime="process",state="running"} 1`,
+			`lull_instance_events_total{type="paused"} 1`, "lull_host_halted 0", "process_resident_memory_bytes ", "go_goroutines "} {
+			if code != http.StatusOK || !strings.Contains(body, "\n"+want) {
+				t.Errorf("%s answers %d and does not say %s", name, code, want)
+			}
+		}
+	}
+	for _, path := range []string{"/", "/api/v1/instances", "/api/v1/status", "/openapi.json"} {
+		if code, body := get(http.DefaultClient, "http://"+open+path); code != http.StatusNotFound {
+			t.Errorf("%s is served where only metrics are: %d %q", path, code, body)
+		}
+	}
+}

@@ -1,0 +1,370 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/scaletest"
+	"lull/internal/protocol/hostctl"
+)
+
+// spread is the range of times around the freeze at which connections are made.
+const spread = 1500 * time.Microsecond
+
+// raceLanes is the number of instances that race at once. learning is how many
+// cycles each needs to find out when the freeze comes.
+const (
+	raceLanes = 6
+	learning  = 20
+)
+
+// Connections around the instant of the freeze: at the idle deadline, at a
+// manual pause, and requests on open connections that were quiet for long
+// enough. Each must be answered.
+func TestRaceDirect(t *testing.T) { race(t, 0, false, 400) }
+
+func TestRaceRelay(t *testing.T) { race(t, 0, true, 400) }
+
+// The same without privileges, where freezing uses signals.
+func TestRaceDirectAsNobody(t *testing.T) { race(t, asNobody(t), false, 120) }
+
+func TestRaceRelayAsNobody(t *testing.T) { race(t, asNobody(t), true, 120) }
+
+func asNobody(t *testing.T) int {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("running as another user needs root")
+	}
+	return nobody
+}
+
+func race(t *testing.T, uid int, relay bool, def int) {
+	total := scaletest.Count(t, "LULL_HOST_RACES", def)
+	rng := random(t)
+	d := daemontest.Start(t, daemontest.Config{Under: quickDisk(), UID: uid, GID: uid, Args: []string{"--probe", "50ms"}})
+	log := follow(d)
+	lanes := make([]*lane, raceLanes)
+	if uid != 0 { // freezing by signals reads all of /proc, and parallel lanes would disturb each other
+		lanes = lanes[:2]
+	}
+	var fired, woke atomic.Int64
+	var wg sync.WaitGroup
+	for n := range lanes {
+		s, addr := web(t, fmt.Sprintf("lane%d", n), relay)
+		s.PauseAfter = daemontest.Seconds(100 * time.Millisecond)
+		s.QuietConnectionAfter = *daemontest.Seconds(60 * time.Millisecond)
+		l := &lane{d: d, name: s.Name, addr: addr, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
+		d.Launch(s)
+		o := d.Look(s.Name)
+		want := instance.PathDirect
+		if relay {
+			want = instance.PathRelay
+		}
+		if o.Endpoints[0].Path != want {
+			t.Fatalf("the path is %+v, want %s", o.Endpoints[0], want)
+		}
+		for m := range l.aim {
+			l.aim[m], l.step[m] = 4*time.Millisecond, 6*time.Millisecond
+		}
+		lanes[n] = l
+	}
+	begin := time.Now()
+	for _, l := range lanes {
+		wg.Go(func() {
+			for n := int(fired.Load()); n < total || int(woke.Load())*8 < n && n < 4*total; n = int(fired.Load()) {
+				n, met, err := l.cycle(t.Context())
+				if err != nil {
+					o, gerr := d.Get(context.Background(), l.name)
+					t.Errorf("%s: %v; now %s (%s) %v", l.name, err, o.State, o.StatusReason, gerr)
+					return
+				}
+				if l.cycles > learning {
+					fired.Add(int64(n))
+					if met {
+						woke.Add(1)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(begin)
+	if t.Failed() {
+		return
+	}
+	st, err := d.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range lanes { // after the last cycle each still runs
+		mustAnswer(t, l.addr)
+	}
+	report(t, lanes, log.settle(t, d), st.Freezer, took)
+}
+
+// ways are the causes of the freeze.
+var ways = []string{"deadline", "person", "standing"}
+
+// lane is one instance that is paused again and again.
+type lane struct {
+	d          *daemontest.Host
+	name, addr string
+	rng        *rand.Rand
+	aim, step  [3]time.Duration // from the way's own deadline to the freeze, learned
+	shots      []shot
+	cycles     int
+}
+
+// shot is one connection, or one request on an open connection.
+type shot struct {
+	way      int
+	deadline time.Time // time of the pause
+	from, to time.Time // connect or write, and the answer
+	end      time.Time // of the cycle: later events belong to another
+}
+
+// cycle causes one freeze and fires shots at it.
+func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
+	way := [...]int{0, 0, 1, 1, 1, 2, 2}[l.rng.IntN(7)]
+	l.cycles++
+	var err error
+	shots := make([]shot, 1+l.rng.IntN(3))
+	clients := make([]*client, len(shots))
+	if way == 2 {
+		for n := range clients {
+			if clients[n], err = dial(l.addr); err == nil {
+				err = clients[n].echo("before")
+			}
+			if err != nil {
+				return 0, false, err
+			}
+			defer clients[n].Close()
+		}
+	}
+	deadline, before, err := l.provoke(ctx, way)
+	if err != nil {
+		return 0, false, err
+	}
+	errs := make([]error, len(shots))
+	var wg sync.WaitGroup
+	for n := range shots {
+		at := deadline.Add(l.aim[way] + time.Duration((l.rng.Float64()*2-1)*float64(spread)))
+		wg.Go(func() {
+			until(at)
+			s := shot{way: way, deadline: deadline, from: time.Now()}
+			c := clients[n]
+			if c == nil {
+				if c, errs[n] = dial(l.addr); errs[n] != nil {
+					return
+				}
+				defer c.Close()
+			}
+			errs[n] = c.echo(fmt.Sprintf("shot %d", n))
+			s.to = time.Now()
+			shots[n] = s
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return 0, false, fmt.Errorf("lost, way %s: %w", ways[way], err)
+		}
+	}
+	after, err := l.settled(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	woke = after.WakeCount > before
+	l.learn(way, woke)
+	for n := range shots {
+		shots[n].end = time.Now()
+	}
+	if l.cycles > learning {
+		l.shots = append(l.shots, shots...)
+	}
+	return len(shots), woke, nil
+}
+
+// learn moves the aim to where half of the cycles meet a frozen program. The
+// steps shrink with each change of direction.
+func (l *lane) learn(way int, woke bool) {
+	dir := time.Duration(1)
+	if woke {
+		dir = -1
+	}
+	// Two thirds should meet it frozen: several connections share one wake.
+	if !woke {
+		l.aim[way] += 200 * time.Microsecond
+	}
+	if step := l.step[way]; dir*step < 0 {
+		l.step[way] = -step / 2
+	}
+	if s := l.step[way]; s < 100*time.Microsecond && s > -100*time.Microsecond {
+		l.step[way] = dir * 100 * time.Microsecond
+	}
+	l.aim[way] = min(max(l.aim[way]+l.step[way], -spread), 100*time.Millisecond)
+}
+
+// quickDisk returns a directory in memory if there is one. With a fast disk the
+// freezes come closer to the expected time, so more shots land in the middle.
+func quickDisk() string {
+	if st, err := os.Stat("/dev/shm"); err == nil && st.IsDir() {
+		return "/dev/shm"
+	}
+	return ""
+}
+
+// provoke causes a pause. It returns its time and how often the instance has
+// been woken before.
+func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64, err error) {
+	if way != 1 {
+		for end := time.Now().Add(daemontest.Patience); time.Now().Before(end); {
+			o, err := l.d.Get(ctx, l.name)
+			if err != nil {
+				return at, 0, err
+			}
+			if o.State == "paused" { // missed: wake it and wait for the next
+				if _, err := l.d.Do(ctx, l.name, "resume", nil); err != nil && refused(err) == "" {
+					return at, 0, err
+				}
+			} else if p := o.PauseAt; p != nil && time.Until(*p) > 2*time.Millisecond {
+				return *p, o.WakeCount, nil
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		return at, 0, fmt.Errorf("no pause is announced within %s", daemontest.Patience)
+	}
+	o, err := l.d.Do(ctx, l.name, "resume", nil)
+	if err != nil {
+		return at, 0, err
+	}
+	at = time.Now().Add(3 * time.Millisecond)
+	go func() { // its answer does not matter: a client may have been faster
+		until(at)
+		_, _ = l.d.Do(ctx, l.name, "pause", nil)
+	}()
+	return at, o.WakeCount, nil
+}
+
+// settled waits until the instance is at rest, and returns it.
+func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
+	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
+		o, err = l.d.Get(ctx, l.name)
+		if err != nil || o.State == "running" || o.State == "paused" {
+			return o, err
+		}
+		if time.Now().After(end) {
+			return o, fmt.Errorf("it stays %s", o.State)
+		}
+	}
+}
+
+// until sleeps until shortly before at and spins for the rest, for microsecond
+// accuracy.
+func until(at time.Time) {
+	time.Sleep(time.Until(at) - 200*time.Microsecond) // outside a bubble: the aim is real time
+	for time.Now().Before(at) {
+	}
+}
+
+// eventLog keeps the events of each instance.
+type eventLog struct {
+	mu     sync.Mutex
+	by     map[string][]hostctl.Event
+	halted bool
+}
+
+func follow(d *daemontest.Host) *eventLog {
+	g := &eventLog{by: map[string][]hostctl.Event{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = d.Follow(ctx, "", func(string) {}, func(e hostctl.Event) error {
+			g.mu.Lock()
+			g.by[e.Instance] = append(g.by[e.Instance], e)
+			g.halted = g.halted || e.Type == "halt"
+			g.mu.Unlock()
+			return nil
+		})
+	})
+	d.T.Cleanup(func() { cancel(); wg.Wait() })
+	return g
+}
+
+// settle waits until every event up to now has arrived, and returns the events.
+// A transition in progress may add more.
+func (g *eventLog) settle(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
+	t.Helper()
+	if _, err := d.Halt(t.Context(), hostctl.Halting{On: true}); err != nil {
+		t.Fatal(err)
+	}
+	daemontest.Wait(t, "the event of the halt arrives", func() (bool, string) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.halted, fmt.Sprintf("events of %d instances", len(g.by))
+	})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.by)
+}
+
+// met returns what a shot met: a running program, one that was about to be
+// frozen, or a frozen one. It also returns the number of the event that shows
+// it.
+func met(s shot, events []hostctl.Event) (string, uint64) {
+	for _, e := range events {
+		if e.Time.Before(s.from) || e.Time.After(s.end) {
+			continue
+		}
+		switch e.Type {
+		case "resumed":
+			return "frozen", e.Seq
+		case "pause_cancelled":
+			if s.from.Before(s.deadline) {
+				return "running", 0
+			}
+			return "freezing", e.Seq
+		}
+	}
+	return "running", 0
+}
+
+func report(t *testing.T, lanes []*lane, events map[string][]hostctl.Event, freezer string, took time.Duration) {
+	t.Helper()
+	counts, wakes, cycles, shots := map[string]int{}, map[uint64]bool{}, 0, 0
+	var worst time.Duration
+	aim := [3]time.Duration{}
+	for _, l := range lanes {
+		cycles += l.cycles
+		shots += len(l.shots)
+		for _, s := range l.shots {
+			m, seq := met(s, events[l.name])
+			counts[m]++
+			if m == "frozen" {
+				wakes[seq] = true // one of those that met it frozen woke it
+			}
+			worst = max(worst, s.to.Sub(s.from))
+		}
+		for w := range aim {
+			aim[w] += l.aim[w] / time.Duration(len(lanes))
+		}
+	}
+	t.Logf("REPORT race: %d connections at %d pauses, freezer %q: met running %d, freezing %d, frozen %d; %d woke it; lost 0, left frozen 0; "+
+		"slowest answer %s; aimed at %s after the deadline, %s after a request, %s after the deadline with standing connections; took %s",
+		shots, cycles, freezer, counts["running"], counts["freezing"], counts["frozen"], len(wakes), worst, aim[0], aim[1], aim[2], took)
+	if len(wakes)*10 < shots {
+		t.Errorf("only %d of %d connections woke it, want a tenth: the aim is off", len(wakes), shots)
+	}
+	if counts["running"] == 0 || counts["frozen"] == 0 {
+		t.Errorf("met %v: want all of running and frozen", counts)
+	}
+}

@@ -1,0 +1,140 @@
+package host
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/hostctl"
+	"lull/internal/runtime/container"
+)
+
+// starved is the exit reason of a container with 32 MiB that the kernel killed
+// because it ran out of memory.
+const starved = "exited with code 137: out of memory: the kernel ended it; it has 32 MiB: raise --memory"
+
+// hog is a shell script that doubles a string over and over.
+const hog = `x=0123456789abcdef; while :; do x=$x$x; done`
+
+// hungry returns a function that starts containers with 32 MiB each. A file
+// named go in the directory shared is visible to them as /shared/go.
+func hungry(t *testing.T) (m *bare, run func(name, script string), shared string) {
+	needContainers(t)
+	root := image(t)
+	m = bare{}.over(t)
+	shared = t.TempDir()
+	if err := os.Chmod(shared, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return m, func(name, script string) {
+		t.Helper()
+		s := instance.Spec{Name: name, Runtime: "container", Image: root, Memory: 32 << 20, Restart: instance.RestartNo,
+			Workspace: shared + ":/shared:ro", StopAfter: daemontest.Seconds(0), Command: []string{"sh", "-c", script}}
+		o, err := m.d.Create(t.Context(), hostctl.Create{Spec: s, Start: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.trace(name, o)
+	}, shared
+}
+
+// starveAway makes a container run out of memory while no daemon runs, and
+// restarts the daemon.
+func starveAway(t *testing.T, m *bare, run func(name, script string), shared string) {
+	t.Helper()
+	run("late", "while [ ! -e /shared/go ]; do sleep 0.05; done; "+hog)
+	id := m.traces["late"].id
+	m.d.Kill()
+	if err := os.WriteFile(filepath.Join(shared, "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	waittest.Until(t, "it ends", func() bool { return len(m.d.Marked()[id]) == 0 })
+	m.d.Boot()
+	if o := m.d.Await("late", "stopped"); o.StatusReason != starved+", while the daemon was away" {
+		t.Errorf("out of memory while the daemon was away: %q", o.StatusReason)
+	}
+}
+
+// TestStarvedContainer checks that a container killed for lack of memory gives
+// that reason, even if it ended while no daemon ran, and that nothing of it is
+// left. A container that exits with the same code does not give it.
+func TestStarvedContainer(t *testing.T) {
+	m, run, shared := hungry(t)
+	run("hog", hog)
+	if o := m.d.Await("hog", "stopped"); o.StatusReason != starved {
+		t.Errorf("out of memory: %q", o.StatusReason)
+	}
+	y, err := m.d.Why(t.Context(), "hog", time.Time{})
+	if err != nil || !strings.Contains(y.Answer, starved) {
+		t.Errorf("why: %+v, %v", y, err)
+	}
+	starveAway(t, m, run, shared)
+	run("other", "while [ ! -e /shared/end ]; do sleep 0.05; done; exit 137")
+	if err := os.WriteFile(filepath.Join(shared, "end"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if o := m.d.Await("other", "stopped"); o.StatusReason != "exited with code 137" {
+		t.Errorf("another end: %q", o.StatusReason)
+	}
+	for name := range m.traces {
+		if err := m.Remove(name); err != nil {
+			t.Error(err)
+		}
+		if left := m.Left(name); len(left) > 0 {
+			t.Errorf("%s left %q", name, left)
+		}
+	}
+}
+
+// TestStarvedAndHalfSwept checks that the reason of an exit is known even if
+// the control groups, which held the evidence, were removed before the exit was
+// recorded. The runc of this test is interrupted in the middle of its first
+// delete.
+func TestStarvedAndHalfSwept(t *testing.T) {
+	real, err := container.Find("")
+	daemontest.Need(t, err, "runc")
+	dir := t.TempDir()
+	script := fmt.Sprintf(`#!/bin/sh
+for last; do :; done
+case " $* " in *" delete "*)
+	if [ ! -e %[1]s/cut ]; then
+		: > %[1]s/cut
+		find /sys/fs/cgroup -depth -type d -path "*/$last/c" -exec rmdir {} +
+		exit 1
+	fi
+esac
+exec %[2]s "$@"
+`, dir, real)
+	if err := os.WriteFile(filepath.Join(dir, "runc"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	m, run, shared := hungry(t)
+	starveAway(t, m, run, shared)
+	if _, err := os.Stat(filepath.Join(dir, "cut")); err != nil {
+		t.Errorf("no delete was interrupted: %v", err)
+	}
+	// The note belongs to that run, not to the next.
+	if err := os.Remove(filepath.Join(shared, "go")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start("late"); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(m.d.Look("late").PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if o := m.d.Await("late", "stopped"); strings.Contains(o.StatusReason, "memory") {
+		t.Errorf("killed: %q", o.StatusReason)
+	}
+	if err := m.Remove("late"); err != nil {
+		t.Error(err)
+	}
+}

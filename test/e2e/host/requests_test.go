@@ -1,0 +1,82 @@
+package host
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"lull/internal/host/daemontest"
+	"lull/internal/protocol/hostctl"
+)
+
+// An unanswered request holds the instance however long its connection has been
+// quiet, on both paths, even if it followed an answer at once. The answered
+// connection is ignored.
+func TestLongPollIsAnswered(t *testing.T) {
+	t.Parallel()
+	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
+		s, addr := web(t, fmt.Sprintf("poll-%t", relay), relay)
+		s.QuietConnectionAfter = *daemontest.Seconds(150 * time.Millisecond)
+		d.Launch(s)
+		c := mustDial(t, addr)
+		for range 3 {
+			for n := range 4 {
+				if err := c.echo(fmt.Sprint("before ", n)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := d.Look(s.Name).PauseCount
+			if got, err := c.ask("wait 1500ms"); err != nil || got != "waited" {
+				t.Fatalf("the long poll got %q: %v", got, err)
+			}
+			if o := d.Look(s.Name); o.PauseCount != before {
+				t.Errorf("paused %d times while a client waited", o.PauseCount-before)
+			}
+			d.Await(s.Name, "paused") // under the connection, which is quiet again
+		}
+	})
+}
+
+// An idle outbound connection is ignored. An unanswered request on it is work.
+func TestOutboundRequests(t *testing.T) {
+	t.Parallel()
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
+	ln, err := net.Listen("tcp", ownAddress(t)+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	s := spec("pool", "poll", ln.Addr().String(), "1h")
+	s.QuietConnectionAfter, s.PauseAfter = *daemontest.Seconds(150 * time.Millisecond), daemontest.Seconds(200*time.Millisecond)
+	d.Launch(s)
+	c, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.ReadFull(c, make([]byte, len("anything new?\n"))); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[time.Time]bool{}
+	d.Until("pool", "was seen ten times waiting for its answer", func(o hostctl.Instance) bool {
+		if o.PauseCount > 0 {
+			t.Fatal("it was paused while it waited for an answer")
+		}
+		for _, r := range o.Activity {
+			if r.Signal == "tcp" && r.Value > 0 && r.Detail != "" {
+				seen[r.At] = true
+			}
+		}
+		return len(seen) >= 10
+	})
+	if _, err := io.WriteString(c, "nothing\n"); err != nil {
+		t.Fatal(err)
+	}
+	d.Await("pool", "paused")
+	if _, err := io.WriteString(c, "something\n"); err != nil { // data on an ignored connection wakes
+		t.Fatal(err)
+	}
+	d.Until("pool", "was woken", func(o hostctl.Instance) bool { return o.WakeCount > 0 })
+}

@@ -1,0 +1,130 @@
+package machines
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/protocol/hostctl"
+)
+
+// deep makes a guest go down the ladder soon after a manual pause.
+func deep(s *instance.Spec) {
+	s.ReclaimAfter, s.HibernateAfter = idle.Duration(200*time.Millisecond), idle.Duration(400*time.Millisecond)
+}
+
+// TestDaemonKilled kills the daemon with SIGKILL while a guest runs, is paused
+// or is being saved. The next daemon finds it as it was, with its counters.
+func TestDaemonKilled(t *testing.T) {
+	d := host(t)
+	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
+	again := func(want, count string) {
+		t.Helper()
+		pid := b.get().PID
+		d.Kill()
+		d.Boot()
+		b.Until(b.name, fmt.Sprintf("it is taken over while %s, process %d", want, pid), func(o hostctl.Instance) bool {
+			return o.State == want && o.PID == pid && o.RestartCount == 0
+		})
+		if got := b.tell("count"); got != "counted "+count {
+			t.Errorf("after a kill while %s: %s", want, got)
+		}
+		b.is("running")
+	}
+	b.tell("count")
+	again("running", "2")
+	b.pause()
+	again("paused", "3")
+	d2 := run(d, "b", small(t), []int{80}, deep, "guest", "serve", ":80")
+	d2.tell("count")
+	d2.sinks("hibernated")
+	b = d2
+	again("hibernated", "2")
+}
+
+// TestFaults breaks one thing after another around one instance.
+func TestFaults(t *testing.T) {
+	d := host(t)
+	b := run(d, "a", small(t), []int{80}, deep, "guest", "serve", ":80")
+	file := func(name string) string { return filepath.Join(d.Dir, "data", "vm", "vm", b.get().ID, name) }
+	why := func() string {
+		y, err := d.Why(t.Context(), "a", time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return y.Answer
+	}
+
+	// The disk is full when the guest is to be saved.
+	b.tell("count")
+	if err := os.Symlink("/dev/full", file("state")); err != nil {
+		t.Fatal(err)
+	}
+	b.pause()
+	b.Until("a", "saving fails", func(o hostctl.Instance) bool {
+		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate")
+	})
+	t.Logf("a full disk: %s", why())
+	if got := b.tell("count"); got != "counted 2" {
+		t.Errorf("after a disk was full: %s", got)
+	}
+
+	// A QEMU stopped by a signal is unknown and not idle. It is reported, and
+	// continued automatically, so a waiting client is answered.
+	b.signal(syscall.SIGSTOP)
+	daemontest.Wait(b.T, "it is unknown", func() (bool, string) {
+		a := why()
+		return strings.Contains(a, "Not known") && strings.Contains(a, "stopped by a signal"), a
+	})
+	if got := b.tell("count"); got != "counted 3" {
+		t.Errorf("after a hang: %s", got)
+	}
+
+	// A saved guest with damaged files.
+	b.sinks("hibernated")
+	if err := os.Truncate(file("state"), 1000); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.tell("count"); got != "counted 1" {
+		t.Errorf("after a boot: %s", got)
+	}
+	if a := why(); !strings.Contains(a, "booted anew") || !strings.Contains(a, "damaged") {
+		t.Errorf("why: %s", a)
+	}
+
+	// QEMU is killed while the guest runs, and while it is paused.
+	for _, paused := range []bool{false, true} {
+		if paused {
+			b.Must(b.name, "start")
+			b.lease(take) // it stays paused and goes no deeper
+			b.pause()
+		}
+		b.signal(syscall.SIGKILL)
+		if o := b.is("stopped"); o.StatusReason != "the virtual machine ended: QEMU was killed by signal 9 (killed)" {
+			t.Errorf("paused %v: its reason is %q", paused, o.StatusReason)
+		}
+	}
+
+	// A guest without memory ends with a reason.
+	b.Must(b.name, "start")
+	c := b.dial(0)
+	defer c.Close()
+	if _, err := c.Write([]byte("hog\n")); err != nil {
+		t.Fatal(err)
+	}
+	o := b.is("stopped")
+	const want = "ended by signal 9 (killed): out of memory: the guest's kernel ended it; it has 128 MiB: raise --memory"
+	if o.ExitCode == nil || *o.ExitCode != 137 || o.StatusReason != want {
+		t.Errorf("out of memory: exit %v, %s", o.ExitCode, o.StatusReason)
+	}
+	if a := why(); !strings.Contains(a, want) {
+		t.Errorf("out of memory: why says %s", a)
+	}
+}

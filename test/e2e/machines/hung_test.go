@@ -1,0 +1,128 @@
+package machines
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/host/daemontest"
+	"lull/internal/protocol/hostctl"
+)
+
+// TestHungAtRestart checks that QEMUs that hang while the daemon is killed and
+// restarted are reported, delay no other instance, and can be stopped and
+// removed.
+func TestHungAtRestart(t *testing.T) {
+	d := host(t)
+	files := small(t)
+	stopped := run(d, "stopped", files, []int{80}, nil, "guest", "serve", ":80")
+	removed := run(d, "removed", files, []int{80}, nil, "guest", "serve", ":80")
+	well := run(d, "well", files, []int{80}, nil, "guest", "serve", ":80")
+	well.tell("count")
+	stopped.signal(syscall.SIGSTOP)
+	removed.signal(syscall.SIGSTOP)
+	d.Kill()
+	d.Boot()
+	if got := well.tell("count"); got != "counted 2" {
+		t.Errorf("the guest that is well %s", got)
+	}
+	daemontest.Wait(t, "it says that it was not taken over", func() (bool, string) {
+		y, err := d.Why(t.Context(), "stopped", time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(y.Answer, "has not been taken over since the daemon started: ") && y.Instance.PauseAt == nil, y.Answer
+	})
+	d.Must("stopped", "stop")
+	if o := stopped.is("stopped"); !strings.Contains(o.StatusReason, "could not end in order") {
+		t.Errorf("it was stopped: %s", o.StatusReason)
+	}
+	if err := d.Remove(t.Context(), "removed"); err != nil {
+		t.Error(err)
+	}
+	d.Must("stopped", "start")
+	if got := stopped.tell("count"); got != "counted 1" {
+		t.Errorf("started again it %s", got)
+	}
+}
+
+// TestRestartWithoutKernel checks that a daemon whose guest kernel has
+// disappeared adopts running guests, relays to them, pauses and wakes them, and
+// stops them.
+func TestRestartWithoutKernel(t *testing.T) {
+	d := host(t)
+	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
+	b.tell("count")
+	d.Kill()
+	c := b.dial(0) // it waits for the next daemon
+	d.Set("--guest-kernel", "/nowhere")
+	d.Boot()
+	if got := b.ask(c, "count"); got != "counted 2" {
+		t.Errorf("a client that came without a daemon: it %s", got)
+	}
+	c.Close()
+	b.pause()
+	if got := b.tell("count"); got != "counted 3" {
+		t.Errorf("woken it %s", got)
+	}
+	d.Must("a", "stop")
+	b.is("stopped")
+	if _, err := d.Do(t.Context(), "a", "start", nil); err == nil || !strings.Contains(err.Error(), "guest kernel") {
+		t.Errorf("it was started: %v", err)
+	}
+	if err := d.Remove(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestGuestFailsOpen: no guest that lull has paused stays so when the daemon hangs,
+// or is killed together with the shim; the next daemon sets its clock.
+func TestGuestFailsOpen(t *testing.T) {
+	d := host(t)
+	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
+	b.tell("count")
+	for n, c := range []struct {
+		name string
+		do   func() (undo func())
+	}{
+		{"the daemon hangs", func() func() {
+			if err := syscall.Kill(d.PID(), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if err := syscall.Kill(d.PID(), syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"daemon and shim are killed", func() func() {
+			shim := d.ShimPID()
+			d.Kill()
+			if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return d.Boot
+		}},
+	} {
+		b.pause()
+		home := b.home()
+		began := time.Now()
+		undo := c.do()
+		daemontest.Wait(t, c.name+": the shim or its watchdog has continued the guest", func() (bool, string) {
+			text, err := os.ReadFile(filepath.Join(d.Dir, "data", "shim", "shim.log"))
+			return err == nil && strings.Count(string(text), "by="+home+"/go.sock") > n, string(text)
+		})
+		t.Logf("REPORT microVM, %s: continued after %s", c.name, time.Since(began).Round(time.Millisecond))
+		undo()
+		d.Until("a", "its resume is known", func(o hostctl.Instance) bool {
+			return o.State == "running" && o.LastResumedAt != nil && o.LastResumedAt.After(began)
+		})
+		if got, want := b.tell("count"), fmt.Sprint("counted ", n+2); got != want {
+			t.Errorf("%s: it %s, want %s", c.name, got, want)
+		}
+	}
+}

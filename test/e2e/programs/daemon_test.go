@@ -1,0 +1,121 @@
+package programs
+
+import (
+	"net"
+	"os"
+	"os/user"
+	"strconv"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/scaletest"
+	"lull/internal/protocol/hostctl"
+)
+
+// pauseAfter is the idle timeout of the instances here, short so that many
+// cycles fit into a test.
+const pauseAfter = 150 * time.Millisecond
+
+func TestMain(m *testing.M) {
+	daemontest.Main(m, "lull/test/e2e/programs/testdata/serve")
+}
+
+func cycles(t *testing.T) int { return scaletest.Count(t, "LULL_PROGRAM_CYCLES", 15) }
+
+// account is the user that runs the daemon; nil is root.
+type account struct {
+	name     string
+	uid, gid int
+}
+
+func ordinary(t *testing.T) *account {
+	u, err := user.Lookup("nobody")
+	if err != nil {
+		t.Skipf("there is no ordinary user here: %v", err)
+	}
+	uid, _ := strconv.Atoi(u.Uid)
+	gid, _ := strconv.Atoi(u.Gid)
+	return &account{u.Username, uid, gid}
+}
+
+// own makes the account the owner of a path.
+func (a *account) own(t *testing.T, path string) {
+	if a == nil {
+		return
+	}
+	if err := os.Chown(path, a.uid, a.gid); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start runs a host until the test ends.
+func start(t *testing.T, who *account) *daemontest.Host {
+	if os.Geteuid() != 0 {
+		t.Skip("it needs root, to run programs as their own users")
+	}
+	cfg := daemontest.Config{Args: []string{"--probe", "50ms", "--stop-after", "0", "--stop-all"}}
+	if who != nil {
+		cfg.UID, cfg.GID = who.uid, who.gid
+	}
+	h := daemontest.Start(t, cfg)
+	s, err := h.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("freezer %s", s.Freezer)
+	return h
+}
+
+// workload is one program under test.
+type workload struct {
+	*daemontest.Host
+	name   string
+	listen string // where clients connect
+	target string // where the program listens
+}
+
+func (w *workload) port() string {
+	_, p, _ := net.SplitHostPort(w.listen)
+	return p
+}
+
+// place chooses the addresses of a path before the program is configured.
+func place(h *daemontest.Host, name string, path instance.Path) *workload {
+	w := &workload{Host: h, name: name, target: daemontest.Addr(h.T)}
+	w.listen = w.target
+	if path == instance.PathRelay {
+		w.listen = daemontest.Addr(h.T)
+	}
+	return w
+}
+
+func (w *workload) targetPort() string {
+	_, p, _ := net.SplitHostPort(w.target)
+	return p
+}
+
+// launch runs the program. quiet is its quiet-connection-after.
+func (w *workload) launch(user string, quiet time.Duration, command ...string) {
+	w.T.Helper()
+	after := idle.Duration(pauseAfter)
+	path := instance.PathDirect
+	if w.listen != w.target {
+		path = instance.PathRelay
+	}
+	w.Launch(instance.Spec{Name: w.name, Command: command, User: user, Workdir: w.Dir, PauseAfter: &after,
+		QuietConnectionAfter: idle.Duration(quiet), Expose: []instance.Endpoint{{Listen: w.listen, Target: w.target, Path: path}}})
+}
+
+func (w *workload) get() hostctl.Instance {
+	w.T.Helper()
+	return w.Look(w.name)
+}
+
+// awaitState waits for a state of the instance. Reading it wakes nothing.
+func (w *workload) awaitState(state string) {
+	w.T.Helper()
+	w.Await(w.name, state)
+}

@@ -1,0 +1,376 @@
+package programs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/scaletest"
+	"lull/internal/protocol/hostctl"
+)
+
+// server is a program that receives its listening socket by bind handoff.
+type server struct {
+	name  string
+	redis bool
+	// command returns its command line for an address; dir is its own
+	// directory.
+	command func(t *testing.T, dir, host, port string) []string
+}
+
+// servers are seven kinds of programs. Some bind the exposed address, one binds
+// every address, one the same address as IPv6, and two have several processes.
+var servers = []server{
+	{name: "python", command: func(t *testing.T, _, host, port string) []string {
+		return []string{installed(t, "python3", "/usr/bin/python3", "python3"), "-m", "http.server", port, "--bind", host}
+	}},
+	{name: "nginx", command: func(t *testing.T, dir, host, port string) []string {
+		path := installed(t, "nginx-light", "nginx", "/usr/sbin/nginx")
+		conf := fmt.Sprintf(`daemon off; worker_processes 2; pid %[1]s/pid; error_log stderr error;
+events { worker_connections 256; }
+http {
+  access_log off;
+  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
+  server { listen %[2]s:%[3]s reuseport; location / { return 200 "here\n"; } }
+}
+`, dir, host, port)
+		if err := os.WriteFile(dir+"/nginx.conf", []byte(conf), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return []string{path, "-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr"}
+	}},
+	{name: "node", command: func(t *testing.T, _, _, port string) []string { // binds every address of both families
+		return []string{installed(t, "nodejs", "node"), "-e", "require('http').createServer((q,s)=>s.end('here\\n')).listen(" + port + ")"}
+	}},
+	{name: "go", command: func(t *testing.T, _, host, port string) []string {
+		return []string{daemontest.Program("serve"), net.JoinHostPort(host, port)}
+	}},
+	{name: "java", command: func(t *testing.T, _, host, port string) []string { // binds ::ffff:127.0.0.1
+		dir, err := filepath.Abs("testdata")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []string{installed(t, "default-jre-headless", "java"), "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", dir, "Serve", host, port}
+	}},
+	{name: "redis", redis: true, command: func(t *testing.T, dir, host, port string) []string {
+		return []string{installed(t, "redis-server", "redis-server"), "--bind", host, "--port", port, "--save", "", "--dir", dir}
+	}},
+	{name: "gunicorn", command: func(t *testing.T, dir, host, port string) []string {
+		app := "def app(environ, start_response):\n    start_response('200 OK', [('Content-Length', '5')])\n    return [b'here\\n']\n"
+		if err := os.WriteFile(dir+"/app.py", []byte(app), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return []string{installed(t, "gunicorn", "gunicorn"), "--workers", "2", "--chdir", dir, "--bind", net.JoinHostPort(host, port), "app:app"}
+	}},
+}
+
+// visit is one client: it connects, asks and reads the answer.
+func (s server) visit(addr string) error {
+	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(daemontest.Patience))
+	ask, want := "GET / HTTP/1.0\r\nHost: here\r\n\r\n", " 200 "
+	if s.redis {
+		ask, want = "PING\r\n", "+PONG"
+	}
+	if _, err := io.WriteString(c, ask); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil && !strings.Contains(line, want) {
+		err = fmt.Errorf("answered with %q", line)
+	}
+	return err
+}
+
+// crowd counts the outcomes of clients.
+type crowd struct {
+	mu       sync.Mutex
+	answered int
+	refused  int
+	lost     int
+	first    error
+}
+
+func (c *crowd) note(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil:
+		c.answered++
+		return
+	case errors.Is(err, syscall.ECONNREFUSED):
+		c.refused++
+	default:
+		c.lost++
+	}
+	if c.first == nil {
+		c.first = err
+	}
+}
+
+func (c *crowd) String() string {
+	s := fmt.Sprintf("%d answered, %d refused, %d lost", c.answered, c.refused, c.lost)
+	if c.first != nil {
+		s += fmt.Sprintf("; first: %v", c.first)
+	}
+	return s
+}
+
+// arrive lets n clients come at random times within d and waits for them.
+func (c *crowd) arrive(s server, addr string, n int, d time.Duration) {
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			<-time.After(rand.N(d))
+			c.note(s.visit(addr))
+		})
+	}
+	wg.Wait()
+}
+
+// stage launches a server that falls asleep and is stopped soon.
+func (s server) stage(t *testing.T, h *daemontest.Host) (name, addr string) {
+	t.Helper()
+	dir, err := os.MkdirTemp(h.Dir, s.name)
+	if err == nil {
+		err = os.Chmod(dir, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr = daemontest.Addr(t)
+	host, port, _ := net.SplitHostPort(addr)
+	h.Launch(instance.Spec{Name: s.name, Command: s.command(t, dir, host, port), Workdir: dir,
+		PauseAfter: daemontest.Seconds(100 * time.Millisecond), StopAfter: daemontest.Seconds(100 * time.Millisecond),
+		ReadyTimeout: idle.Duration(3 * time.Minute), StopGrace: idle.Duration(10 * time.Second), Restart: instance.RestartAlways,
+		Expose: []instance.Endpoint{{Listen: addr, Target: addr, Path: instance.PathDirect}}})
+	return s.name, addr
+}
+
+func handoffHost(t *testing.T, who *account) *daemontest.Host {
+	cfg := daemontest.Config{Args: []string{"--probe", "50ms", "--stop-all"}}
+	if who != nil {
+		cfg.UID, cfg.GID = who.uid, who.gid
+	}
+	return daemontest.Start(t, cfg)
+}
+
+// started counts the starts of an instance.
+func started(t *testing.T, h *daemontest.Host, name string) (n int) {
+	t.Helper()
+	err := h.Kept(t.Context(), "", func(string) {}, func(e hostctl.Event) error {
+		if e.Instance == name && e.Type == "started" {
+			n++
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestHandoff stops programs automatically while clients come before, during
+// and after the stop and the next start: none is refused or lost. Some starts
+// are restarts by a user, and one follows a crash.
+//
+// LULL_HANDOFF_STARTS is the number of starts of each.
+func TestHandoff(t *testing.T) {
+	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 5)
+	for _, s := range servers {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			h := handoffHost(t, nil)
+			name, addr := s.stage(t, h)
+			if o := h.Look(name); o.Deaf != "" || !o.Wakes {
+				t.Fatalf("a connection does not wake it: %s", o.Deaf)
+			}
+			c := &crowd{}
+			took := time.Second
+			for n := 0; started(t, h, name) <= starts; n++ {
+				switch {
+				case n%5 == 3: // a restart on request: clients that come after its beginning wait
+					c.note(s.visit(addr))
+					before := h.Look(name)
+					done := make(chan struct{})
+					go func() {
+						defer close(done)
+						if _, err := h.Do(t.Context(), name, "restart", nil); err != nil {
+							t.Errorf("cannot restart it: %v", err)
+						}
+					}()
+					h.Until(name, "its restart has begun", func(o hostctl.Instance) bool {
+						return o.PID != before.PID || o.State == "stopping" || o.State == "starting"
+					})
+					c.arrive(s, addr, 6, took)
+					<-done
+				case n%5 == 4: // in any state
+					c.arrive(s, addr, 6, took+300*time.Millisecond)
+				case n == 2 && s.name != "nginx" && s.name != "gunicorn": // a crash, without workers that outlive it
+					c.note(s.visit(addr))
+					o := h.Look(name)
+					if o.PID != 0 && syscall.Kill(o.PID, syscall.SIGKILL) == nil {
+						h.Until(name, "its end is known", func(now hostctl.Instance) bool { return now.PID != o.PID })
+					}
+					c.arrive(s, addr, 6, took)
+				default:
+					h.Await(name, "stopped")
+					begun := time.Now()
+					c.note(s.visit(addr))
+					took = min(time.Since(begun), 10*time.Second)
+					h.Await(name, "stopped")
+					c.arrive(s, addr, 8, took*3/2)
+				}
+			}
+			o := h.Look(name)
+			t.Logf("REPORT handoff %s: %d starts, %s, %d crashes", s.name, started(t, h, name)-1, c, o.RestartCount)
+			if c.refused+c.lost > 0 {
+				t.Errorf("%s: %s", s.name, c)
+			}
+			h.Must(name, "stop") // by a user: now it is closed
+			if err := s.visit(addr); !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("a connection to what a user stopped: %v, want it refused", err)
+			}
+		})
+	}
+}
+
+// TestHandoffKilled kills the supervisor, the daemon or both while clients
+// start a program. If only one is killed, no client is refused or lost. If both
+// are, the record is kept, the program is started once and serves again, but
+// clients that had already connected may be cut, because the sockets went with
+// their last holder.
+func TestHandoffKilled(t *testing.T) {
+	rounds := scaletest.Count(t, "LULL_HANDOFF_KILLS", 2)
+	for _, s := range servers {
+		if s.name != "go" && s.name != "nginx" {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			h := handoffHost(t, nil)
+			name, addr := s.stage(t, h)
+			id := h.Look(name).ID
+			for _, victim := range []string{"shim", "daemon", "both"} {
+				c := &crowd{}
+				for range rounds {
+					h.Await(name, "stopped")
+					var wg sync.WaitGroup
+					wg.Go(func() { c.arrive(s, addr, 6, 200*time.Millisecond) })
+					<-time.After(rand.N(200 * time.Millisecond))
+					if victim != "shim" {
+						h.Kill()
+					}
+					if pid := h.ShimPID(); pid != 0 && victim != "daemon" {
+						_ = syscall.Kill(pid, syscall.SIGKILL)
+					}
+					if victim != "shim" {
+						h.Boot()
+					}
+					wg.Wait()
+					daemontest.Wait(t, "it serves again", func() (bool, string) {
+						err := s.visit(addr)
+						return err == nil || victim != "both" && errors.Is(err, syscall.ECONNREFUSED), fmt.Sprint(err)
+					})
+					if o := h.Look(name); o.ID != id {
+						t.Fatalf("its record was lost: %s is %s now", id, o.ID)
+					}
+				}
+				h.Await(name, "stopped")
+				daemontest.Wait(t, "no process of it is left", func() (bool, string) { m := h.Marked()[id]; return len(m) == 0, fmt.Sprint(m) })
+				t.Logf("REPORT handoff %s, %s killed: %d rounds, %s", s.name, victim, rounds, c)
+				if victim != "both" && c.refused+c.lost > 0 {
+					t.Errorf("%s killed: %s", victim, c)
+				}
+			}
+		})
+	}
+}
+
+// TestHandoffUser checks that an ordinary user's programs are also woken from
+// stopped, with no_new_privs, and that this is reported.
+func TestHandoffUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it needs root, to run a daemon as another user")
+	}
+	t.Parallel()
+	h := handoffHost(t, ordinary(t))
+	s := servers[0]
+	name, addr := s.stage(t, h)
+	o := h.Look(name)
+	if o.Deaf != "" || !o.NoNewPrivs {
+		t.Fatalf("no_new_privs %v, and a connection does not wake it: %q", o.NoNewPrivs, o.Deaf)
+	}
+	c := &crowd{}
+	for range 3 {
+		h.Await(name, "stopped")
+		c.arrive(s, addr, 8, time.Second)
+	}
+	t.Logf("REPORT handoff of an ordinary user: %s", c)
+	if c.refused+c.lost > 0 {
+		t.Error(c)
+	}
+}
+
+// TestHandoffRefused: a host that runs under a seccomp filter with a listener
+// cannot install another one. Its programs run without a handoff, it reports
+// why, and only the relayed port wakes from stopped.
+func TestHandoffRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it needs root")
+	}
+	t.Parallel()
+	outer := handoffHost(t, nil)
+	listen, dir := daemontest.Addr(t), outer.Dir+"/inner"
+	socket := dir + "/socket/host.sock"
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	never := idle.Duration(0)
+	outer.Launch(instance.Spec{Name: "inner", PauseAfter: &never, Restart: instance.RestartNo, Workdir: "/",
+		Command: []string{daemontest.Program("lull"), "host", "--data", dir + "/data", "--socket", socket, "--probe", "50ms", "--metrics", listen},
+		Expose:  []instance.Endpoint{{Listen: listen, Target: listen}}})
+	cl, err := hostctl.NewClient(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner := &daemontest.Host{Client: cl, T: t, Dir: outer.Dir}
+	s := servers[3] // go
+	direct, relayed, target := daemontest.Addr(t), daemontest.Addr(t), daemontest.Addr(t)
+	for name, e := range map[string]instance.Endpoint{"direct": {Listen: direct, Target: direct}, "relayed": {Listen: relayed, Target: target}} {
+		inner.Launch(instance.Spec{Name: name, Command: []string{daemontest.Program("serve"), e.Target}, Workdir: "/",
+			PauseAfter: daemontest.Seconds(100 * time.Millisecond), StopAfter: daemontest.Seconds(100 * time.Millisecond), Expose: []instance.Endpoint{e}})
+		defer inner.Remove(t.Context(), name)
+	}
+	if o := inner.Look("direct"); !strings.Contains(o.Deaf, "seccomp") {
+		t.Errorf("why a connection does not wake it: %q, want the filter in it", o.Deaf)
+	}
+	if o := inner.Look("relayed"); o.Deaf != "" {
+		t.Errorf("a connection to the relay does not wake it: %q", o.Deaf)
+	}
+	inner.Await("direct", "stopped")
+	inner.Await("relayed", "stopped")
+	if err := s.visit(direct); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a connection to the stopped program: %v, want it refused", err)
+	}
+	if err := s.visit(relayed); err != nil {
+		t.Errorf("a connection to the relay: %v", err)
+	}
+}

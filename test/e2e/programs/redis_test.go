@@ -1,0 +1,164 @@
+package programs
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+)
+
+// redisConn implements just enough of Redis's protocol to count.
+type redisConn struct {
+	t testing.TB
+	net.Conn
+	r *bufio.Reader
+}
+
+func dialRedis(t testing.TB, addr string) *redisConn {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	if err != nil {
+		t.Fatalf("cannot connect to Redis: %v", err)
+	}
+	return &redisConn{t, c, bufio.NewReader(c)}
+}
+
+// do sends an inline command and returns its integer or one-line answer.
+func (c *redisConn) do(format string, args ...any) string {
+	c.t.Helper()
+	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+		c.t.Fatal(err)
+	}
+	if _, err := fmt.Fprintf(c, format+"\r\n", args...); err != nil {
+		c.t.Fatalf("cannot send to Redis: %v", err)
+	}
+	line, err := c.r.ReadString('\n')
+	if err == nil && strings.HasPrefix(line, "$") && line != "$-1\r\n" {
+		line, err = c.r.ReadString('\n')
+	}
+	if err != nil {
+		c.t.Fatalf("Redis does not answer: %v", err)
+	}
+	if strings.HasPrefix(line, "-") {
+		c.t.Fatalf("Redis says %s", line)
+	}
+	return strings.TrimSpace(strings.TrimPrefix(line, ":"))
+}
+
+func redisAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *workload {
+	server := installed(h.T, "redis-server", "redis-server", "/usr/bin/redis-server")
+	installed(h.T, "redis-tools", "redis-benchmark")
+	w := place(h, "redis", path)
+	w.launch("", quiet, server, "--port", w.targetPort(), "--bind", "127.0.0.1", "--save", "", "--dir", w.Dir,
+		"--appendonly", "yes", "--appendfilename", "log.aof", "--appenddirname", filepath.Base(w.Dir)+"-aof")
+	return w
+}
+
+// benchmark runs redis-benchmark for n increments of one key.
+func (w *workload) benchmark(clients, n int) {
+	w.T.Helper()
+	out := client(w.T, "redis-benchmark", "-h", "127.0.0.1", "-p", w.port(), "-t", "incr", "-q",
+		"-c", strconv.Itoa(clients), "-n", strconv.Itoa(n))
+	if strings.Contains(strings.ToLower(out), "error") || !strings.Contains(out, "requests per second") {
+		w.T.Fatalf("redis-benchmark says: %s", out)
+	}
+}
+
+// benchmarkKey is the key that redis-benchmark increments.
+const benchmarkKey = "counter:__rand_int__"
+
+// redisCycles counts every increment that was sent and expects all of them.
+func redisCycles(w *workload, n int) {
+	const clients, per, own = 8, 200, 25
+	w.comeAndGo(n, func(cycle int) {
+		if cycle%2 == 0 {
+			w.benchmark(clients, per)
+			return
+		}
+		var wg sync.WaitGroup
+		for range clients {
+			wg.Go(func() {
+				c := dialRedis(w.T, w.listen)
+				defer c.Close()
+				for range own {
+					c.do("INCR own")
+				}
+			})
+		}
+		wg.Wait()
+	})
+	const loaded = 60_000
+	w.hammer(func() { w.benchmark(clients, loaded) })
+	c := dialRedis(w.T, w.listen)
+	defer c.Close()
+	wantBench, wantOwn := (n+1)/2*per+loaded, n/2*clients*own
+	if got := c.do("GET %s", benchmarkKey); got != strconv.Itoa(wantBench) {
+		w.T.Errorf("redis-benchmark's counter is %s after %d increments", got, wantBench)
+	}
+	if got := c.do("GET own"); got != strconv.Itoa(wantOwn) {
+		w.T.Errorf("the clients' counter is %s after %d increments", got, wantOwn)
+	}
+	w.T.Logf("%d increments acknowledged, none lost", wantBench+wantOwn)
+}
+
+func TestRedisDirect(t *testing.T) {
+	t.Parallel()
+	redisCycles(redisAt(start(t, nil), instance.PathDirect, 0), cycles(t))
+}
+
+func TestRedisRelay(t *testing.T) {
+	t.Parallel()
+	redisCycles(redisAt(start(t, nil), instance.PathRelay, 0), cycles(t))
+}
+
+func TestRedisOrdinaryUser(t *testing.T) {
+	for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
+		t.Run(string(path), func(t *testing.T) {
+			t.Parallel()
+			redisCycles(redisAt(start(t, ordinary(t)), path, 0), cycles(t))
+		})
+	}
+}
+
+// An idle connection holds by default.
+func TestRedisIdleConnectionHolds(t *testing.T) {
+	for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
+		t.Run(string(path), func(t *testing.T) {
+			t.Parallel()
+			w := redisAt(start(t, nil), path, 0)
+			c := dialRedis(t, w.listen)
+			c.do("SET k v")
+			w.holdsWhileOpen()
+			c.Close()
+			w.awaitState("paused")
+		})
+	}
+}
+
+// With quiet-connection-after an idle connection does not hold, stays open
+// through the pause, and its next byte wakes the program.
+func TestRedisQuietConnectionSleeps(t *testing.T) {
+	for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
+		t.Run(string(path), func(t *testing.T) {
+			t.Parallel()
+			w := redisAt(start(t, nil), path, pauseAfter)
+			idle := []*redisConn{dialRedis(t, w.listen), dialRedis(t, w.listen), dialRedis(t, w.listen)}
+			n := cycles(t)
+			w.comeAndGo(n, func(c int) { idle[c%len(idle)].do("INCR k") })
+			if got := idle[0].do("GET k"); got != strconv.Itoa(n) {
+				t.Errorf("the counter is %s after %d increments over connections that slept", got, n)
+			}
+			for _, c := range idle {
+				c.Close()
+			}
+		})
+	}
+}
