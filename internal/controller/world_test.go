@@ -39,6 +39,7 @@ type world struct {
 	onStop  func(id string, sent time.Time)                          // called before a stop takes effect, without the lock
 	cpuLag  time.Duration                                            // from the end of a window until it can be read
 	load    func(id string, end time.Time) (cpu float64, there bool) // replaces cpu if not nil; with the lock held
+	loadErr error                                                    // answers every read of the load if not nil
 	cpu     *float64                                                 // percent of every machine, as in CloudWatch; nil without CloudWatch
 }
 
@@ -400,6 +401,10 @@ func (w *world) Load(_ context.Context, ids []string, since time.Time) map[strin
 		since = back
 	}
 	for _, id := range ids {
+		if w.loadErr != nil {
+			out[id] = Load{Err: w.loadErr}
+			continue
+		}
 		l := Load{Period: loadPeriod}
 		for end := since.Truncate(loadPeriod).Add(loadPeriod); !end.Add(w.cpuLag).After(now); end = end.Add(loadPeriod) {
 			v := *w.cpu
