@@ -236,7 +236,7 @@ func (i *inst) hibernate(by string) {
 	case !errors.As(err, &stirred):
 		i.h.log.Error("cannot hibernate", "instance", i.name(), "err", err)
 		rec := i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
-		if err := i.h.saver.now(&rec); err != nil {
+		if err := i.h.saver.now(i, &rec); err != nil {
 			i.h.log.Error("cannot record", "instance", i.name(), "err", err)
 		}
 		i.emit("hibernate_failed", a.by, err.Error())
@@ -270,7 +270,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 		return errors.Join(cause, err)
 	}
 	rec := i.update(func(r *instance.Record) { r.BootedAnew = cause.Error(); r.WakeCount++ })
-	return i.h.saver.now(&rec)
+	return i.h.saver.now(i, &rec)
 }
 
 // checkStopped restarts a failed instance once its restart delay is over.

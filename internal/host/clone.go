@@ -82,7 +82,7 @@ func (i *inst) undoClone(ctx context.Context) {
 	if f, ok := i.rt.(instance.Forgetter); ok {
 		errs = append(errs, f.Forget(ctx, i.id))
 	}
-	errs = append(errs, i.h.cfg.Records.Delete(i.id))
+	errs = append(errs, i.h.saver.remove(i))
 	if err := errors.Join(errs...); err != nil {
 		i.h.log.Warn("cannot clean up after a clone", "instance", i.name(), "err", err)
 	}

@@ -169,3 +169,46 @@ func TestHaltOnAFullDisk(t *testing.T) {
 		r.is("a", power.Running)
 	})
 }
+
+// lateWriter changes an instance's record while it is being deleted.
+type lateWriter struct {
+	*hosttest.Disk
+	change func()
+}
+
+func (d *lateWriter) Delete(id string) error {
+	err := d.Disk.Delete(id)
+	if d.change != nil {
+		d.change()
+		time.Sleep(5 * saveLag)
+	}
+	return err
+}
+
+// A write that is due while an instance is removed does not bring its record
+// back.
+func TestRemovedStaysRemoved(t *testing.T) {
+	d := &lateWriter{}
+	inTuned(t, func(c *Config) {
+		d.Disk = c.Records.(*mortal).Disk
+		c.Records = d
+	}, func(r *rig) {
+		r.run("a", nil)
+		i, err := r.find("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.change = func() {
+			i.update(func(r *instance.Record) { r.StatusReason = "late" })
+			r.saver.later(i)
+		}
+		if err := r.Delete(r.ctx, "a", byManual); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * retryEvery)
+		synctest.Wait()
+		if all := d.All(); len(all) != 0 {
+			t.Errorf("%d records after the removal: %+v", len(all), all)
+		}
+	})
+}

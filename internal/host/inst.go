@@ -255,7 +255,7 @@ func (i *inst) save(f func(r *instance.Record)) error {
 	old := i.rec
 	i.mu.Unlock()
 	rec := i.update(f)
-	if err := i.h.saver.now(&rec); err != nil {
+	if err := i.h.saver.now(i, &rec); err != nil {
 		i.mu.Lock()
 		i.rec = old
 		i.mu.Unlock()
@@ -269,7 +269,7 @@ func (i *inst) save(f func(r *instance.Record)) error {
 // the disk. A failed write is retried until it succeeds.
 func (i *inst) note(f func(r *instance.Record)) {
 	rec := i.update(f)
-	if i.h.saver.now(&rec) != nil {
+	if i.h.saver.now(i, &rec) != nil {
 		i.h.saver.later(i)
 	}
 }

@@ -39,7 +39,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	}
 	defer i.release()
 	if err = i.openRelay(); err == nil {
-		err = h.saver.now(&rec)
+		err = h.saver.now(i, &rec)
 	}
 	if err != nil {
 		h.drop(i)
@@ -317,7 +317,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 		i.release()
 		return &RefusedError{Name: i.name(), What: "remove", Reason: fmt.Sprintf("it is %s again", s)}
 	}
-	if err := h.cfg.Records.Delete(i.id); err != nil {
+	if err := h.saver.remove(i); err != nil {
 		i.release()
 		return fmt.Errorf("cannot remove %s: %w", i.name(), err)
 	}

@@ -90,6 +90,9 @@ func (s *saver) try() {
 	order := s.orderOf(id)
 	order <- struct{}{}
 	defer func() { <-order }()
+	if i.deleted.Load() {
+		return
+	}
 	i.mu.Lock()
 	rec := i.rec
 	i.mu.Unlock()
@@ -122,11 +125,15 @@ func (s *saver) orderOf(id string) chan struct{} {
 	return s.order[h.Sum32()%uint32(len(s.order))]
 }
 
-// now writes r unless a newer record of the instance is on disk already.
-func (s *saver) now(r *instance.Record) error {
+// now writes r, a record of i, unless a newer one is on disk already or i was
+// removed.
+func (s *saver) now(i *inst, r *instance.Record) error {
 	order := s.orderOf(r.ID)
 	order <- struct{}{}
 	defer func() { <-order }()
+	if i.deleted.Load() {
+		return nil
+	}
 	s.mu.Lock()
 	stale := s.written[r.ID] >= r.Generation
 	s.mu.Unlock()
@@ -139,6 +146,19 @@ func (s *saver) now(r *instance.Record) error {
 	s.mu.Lock()
 	s.written[r.ID] = max(s.written[r.ID], r.Generation)
 	s.mu.Unlock()
+	return nil
+}
+
+// remove deletes i's record and marks i as deleted. A write of i that is pending
+// or in progress does not bring the record back.
+func (s *saver) remove(i *inst) error {
+	order := s.orderOf(i.id)
+	order <- struct{}{}
+	defer func() { <-order }()
+	if err := s.to.Delete(i.id); err != nil {
+		return err
+	}
+	i.deleted.Store(true)
 	return nil
 }
 
@@ -195,7 +215,7 @@ func (s *saver) flush() (tried bool) {
 		i.mu.Lock()
 		rec := i.rec
 		i.mu.Unlock()
-		if tried = true; s.now(&rec) != nil && !i.deleted.Load() {
+		if tried = true; s.now(i, &rec) != nil && !i.deleted.Load() {
 			s.mu.Lock()
 			s.dirty[id] = i
 			s.mu.Unlock()
