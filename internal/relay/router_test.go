@@ -165,8 +165,10 @@ func planes(t *testing.T, test func(t *testing.T, wrap func(Backend) Backend)) {
 		test(t, func(b Backend) Backend {
 			to := b.Addr.String()
 			b.Dial = func(ctx context.Context) (net.Conn, error) {
+				// Loopback answers at once, so that a slow machine does not
+				// turn the answer into a timeout.
 				var d net.Dialer
-				return d.DialContext(ctx, "tcp", to)
+				return d.DialContext(context.WithoutCancel(ctx), "tcp", to)
 			}
 			return b
 		})
@@ -396,6 +398,28 @@ func TestBackendThatNeverListens(t *testing.T) {
 			t.Errorf("stats %+v", s)
 		}
 	})
+}
+
+// TestRefusalOutlivesTheTimeout: if the time ends during an attempt, the failure
+// is the answer of the attempt before.
+func TestRefusalOutlivesTheTimeout(t *testing.T) {
+	attempts := 0
+	w := &switchWaker{b: Backend{Dial: func(ctx context.Context) (net.Conn, error) {
+		if attempts++; attempts == 1 {
+			return nil, syscall.ECONNREFUSED
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}}
+	w.up.Store(true)
+	in, addr := expose(t, startRouter(t), w, Options{DialTimeout: 50 * time.Millisecond})
+	if b, err := io.ReadAll(dialTo(t, addr)); err != nil || len(b) != 0 {
+		t.Fatalf("got %q, %v, want a clean close", b, err)
+	}
+	waittest.Until(t, "the failure is counted", func() bool { return in.Stats().Unreachable == 1 })
+	if s := in.Stats(); !strings.Contains(s.LastFailure, "refused") {
+		t.Errorf("stats %+v", s)
+	}
 }
 
 func TestCloseDrainsAndThenCuts(t *testing.T) {

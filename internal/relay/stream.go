@@ -220,7 +220,8 @@ func (in *Instance) waitFor(ctx context.Context, w *waiter) error {
 	}
 }
 
-// dialBackend connects, trying again while the backend refuses.
+// dialBackend connects, trying again while the backend refuses. Its error is the
+// last answer of the backend, if there was one: that the time is over says less.
 func (in *Instance) dialBackend(ctx context.Context, b Backend, port int) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, in.opt.DialTimeout)
 	defer cancel()
@@ -232,16 +233,20 @@ func (in *Instance) dialBackend(ctx context.Context, b Backend, port int) (net.C
 			return d.DialContext(ctx, "tcp", b.Addr.String())
 		}
 	}
+	var failure error
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		c, err := dial(ctx)
 		if err == nil {
 			return c, nil
 		}
+		if failure == nil || ctx.Err() == nil {
+			failure = err
+		}
 		pause := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, fmt.Errorf("cannot connect to %s port %d: %w", in.name, port, err)
+			return nil, fmt.Errorf("cannot connect to %s port %d: %w", in.name, port, failure)
 		case <-pause.C:
 		}
 	}
