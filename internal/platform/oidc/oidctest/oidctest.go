@@ -28,6 +28,8 @@ type Issuer struct {
 	// Life is that of a token.
 	Life time.Duration
 
+	handler http.Handler
+
 	mu        sync.Mutex
 	key       *rsa.PrivateKey
 	kid       string
@@ -49,7 +51,7 @@ func New(t *testing.T) *Issuer {
 	mux.HandleFunc("GET /authorize", i.authorize)
 	mux.HandleFunc("POST /token", i.token)
 	mux.HandleFunc("POST /device", i.device)
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	i.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i.mu.Lock()
 		down := i.down
 		i.mu.Unlock()
@@ -58,10 +60,23 @@ func New(t *testing.T) *Issuer {
 			return
 		}
 		mux.ServeHTTP(w, r)
-	}))
+	})
+	srv := httptest.NewServer(i.handler)
 	t.Cleanup(srv.Close)
 	i.URL = srv.URL
 	return i
+}
+
+// Client returns a client that reaches the issuer without a network, so that a
+// synctest bubble can wait for what a request leaves behind.
+func (i *Issuer) Client() *http.Client { return &http.Client{Transport: direct{i.handler}} }
+
+type direct struct{ handler http.Handler }
+
+func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	d.handler.ServeHTTP(w, r)
+	return w.Result(), nil
 }
 
 // Rotate replaces the key: the old one is published no longer.
