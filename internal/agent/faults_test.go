@@ -39,19 +39,19 @@ func faults() []trouble {
 	withHook := func(w *world) { w.config = []byte("pre-stop: /opt/save\n") }
 	return []trouble{
 		{name: "nothing", then: "warned five minutes before", calls: []string{"stop"}},
-		{name: "nothing is configured at all", then: "only watches: `no_policy`, which is no alarm", set: func(w *world) { clear(w.tags) }, sleep: 9 * time.Hour, check: func(t *testing.T, _ *world, s agentctl.Status) {
+		{name: "nothing is configured", then: "only monitors (`no_policy`), without an alarm", set: func(w *world) { clear(w.tags) }, sleep: 9 * time.Hour, check: func(t *testing.T, _ *world, s agentctl.Status) {
 			if !s.Verdict.Has(codeNoPolicy) || len(s.Alarms) > 0 || s.Config[1].State != "read" {
 				t.Errorf("blocks %v, alarms %v, config %+v", s.Verdict.Blocks, s.Alarms, s.Config)
 			}
 		}},
-		{name: "tags unreadable, nothing cached", then: "only watches: `config_unreadable`", set: func(w *world) { w.tagsErr = errBoom }, sleep: 9 * time.Hour, alarm: "config_unreadable",
+		{name: "tags unreadable, nothing cached", then: "only monitors (`config_unreadable`)", set: func(w *world) { w.tagsErr = errBoom }, sleep: 9 * time.Hour, alarm: "config_unreadable",
 			check: func(t *testing.T, _ *world, s agentctl.Status) {
 				if !s.Verdict.Has(codeConfig) || s.Config[1].State != "unreadable" {
 					t.Errorf("blocks %v, config %+v", s.Verdict.Blocks, s.Config)
 				}
 			}},
-		{name: "tags unreadable for an hour, cached", then: "what they said last holds", during: anHourInUse(errBoom), calls: []string{"stop"}, alarm: "config_stale"},
-		{name: "tags readable again after an hour, and changed", then: "the new timeout holds, the alarm is over", during: func(t *testing.T, w *world, a *Agent) {
+		{name: "tags unreadable for an hour, cached", then: "the last values read apply", during: anHourInUse(errBoom), calls: []string{"stop"}, alarm: "config_stale"},
+		{name: "tags readable again after an hour, and changed", then: "the new timeout applies and the alarm clears", during: func(t *testing.T, w *world, a *Agent) {
 			anHourInUse(errBoom)(t, w, a)
 			w.with(func() { w.tagsErr, w.tags["lull:idle-timeout"] = nil, "8h" })
 		}, check: func(t *testing.T, _ *world, s agentctl.Status) {
@@ -59,16 +59,16 @@ func faults() []trouble {
 				t.Errorf("alarms %v, config %+v", s.Alarms, s.Config)
 			}
 		}},
-		{name: "timeout is lowered while running", then: "by the new timeout, within five minutes", during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "timeout is lowered while running", then: "the new timeout applies within five minutes", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.tags["lull:idle-timeout"] = "10m" })
 		}, sleep: 14 * time.Minute, calls: []string{"stop"}},
-		{name: "timeout is raised while running", then: "waits for the new timeout", during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "timeout is raised while running", then: "waits until the new timeout", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.tags["lull:idle-timeout"] = "8h" })
 		}, check: blocked(idle.NotIdleYet)},
-		{name: "every tag is deleted while running", then: "only watches: `no_policy`", during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "every tag is deleted while running", then: "only monitors (`no_policy`)", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { clear(w.tags) })
 		}, check: blocked(codeNoPolicy)},
-		{name: "metadata hangs at the last look", then: "after 10 s, by what the tags said last", set: func(w *world) { withHook(w) }, during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "metadata hangs at the last look", then: "gives up after 10 s and uses the last tags read", set: func(w *world) { withHook(w) }, during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() {
 				w.hook = func(HookSpec) agentctl.Hook {
 					w.with(func() { w.tagsHang = true })
@@ -76,15 +76,15 @@ func faults() []trouble {
 				}
 			})
 		}, calls: []string{"stop"}, alarm: "config_stale"},
-		{name: "metadata hangs", then: "each reading of the tags is given up after 10 s", during: func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.tagsHang = true }) },
+		{name: "metadata hangs", then: "each read of the tags times out after 10 s", during: func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.tagsHang = true }) },
 			calls: []string{"stop"}, alarm: "config_stale"},
-		{name: "one tag is wrong", then: "the alarm names it with its value; the default or last good value holds", set: func(w *world) { w.tags["lull:idle-cpu"] = "lots" }, calls: []string{"stop"}, alarm: "config_faults"},
-		{name: "timeout becomes wrong while running", then: "the last good value holds", during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "one tag is wrong", then: "the alarm names the tag and its value; the default or last good value applies", set: func(w *world) { w.tags["lull:idle-cpu"] = "lots" }, calls: []string{"stop"}, alarm: "config_faults"},
+		{name: "timeout becomes wrong while running", then: "the last good value applies", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.tags["lull:idle-timeout"] = "30 minutes" })
 		}, calls: []string{"stop"}, alarm: "config_faults"},
-		{name: "local file cannot be read", then: "only watches", set: func(w *world) { w.config = []byte("unreadable") }, alarm: "config_unreadable"},
-		{name: "local file is no yaml", then: "only watches", set: func(w *world) { w.config = []byte("a: [") }, alarm: "config_unreadable"},
-		{name: "timeout is raised at the last second", then: "the action is cancelled", set: func(w *world) { withHook(w) }, during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "local file cannot be read", then: "only monitors", set: func(w *world) { w.config = []byte("unreadable") }, alarm: "config_unreadable"},
+		{name: "local file is not valid yaml", then: "only monitors", set: func(w *world) { w.config = []byte("a: [") }, alarm: "config_unreadable"},
+		{name: "timeout is raised at the last second", then: "the action is canceled", set: func(w *world) { withHook(w) }, during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() {
 				w.hook = func(HookSpec) agentctl.Hook {
 					w.with(func() { w.tags["lull:idle-timeout"] = "8h" })
@@ -97,13 +97,13 @@ func faults() []trouble {
 		}, check: blocked(idle.DetectionDisabled)},
 		{name: "the server holds the pause", then: "`pause_holder`: reports only", set: func(w *world) { w.tags["lull:pause-holder"] = "controller" }, check: blocked(codeHolder)},
 
-		{name: "hook fails", then: "the hook is told to clean up, not asked for leave", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: 3}, time.Minute) },
+		{name: "hook fails", then: "stops anyway: the hook is asked to clean up, not for permission", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: 3}, time.Minute) },
 			calls: []string{"stop"}, alarm: "hook_failed"},
 		{name: "hook runs into its deadline", then: "its whole process group is killed", set: func(w *world) {
 			withHook(w)
 			w.hook = hook(agentctl.Hook{ExitCode: -1, TimedOut: true}, 5*time.Minute)
 		}, calls: []string{"stop"}, alarm: "hook_failed"},
-		{name: "hook works hard", then: "its own work is not use", set: func(w *world) {
+		{name: "hook works hard", then: "the hook's own work does not count as activity", set: func(w *world) {
 			withHook(w)
 			w.hook = func(HookSpec) agentctl.Hook {
 				w.with(func() { w.busy["cpu"], w.busy["disk"] = true, true })
@@ -112,23 +112,23 @@ func faults() []trouble {
 				return agentctl.Hook{}
 			}
 		}, calls: []string{"stop"}},
-		{name: "somebody types while the hook runs", then: "the action is cancelled", set: func(w *world) {
+		{name: "a user types while the hook runs", then: "the action is canceled", set: func(w *world) {
 			withHook(w)
 			w.hook = func(HookSpec) agentctl.Hook {
 				w.with(func() { w.typed = time.Now() })
 				return agentctl.Hook{}
 			}
 		}, check: cancelled("Last used 1m ago (terminals)")},
-		{name: "work begins while the hook runs", then: "the action is cancelled", set: func(w *world) {
+		{name: "work begins while the hook runs", then: "the action is canceled", set: func(w *world) {
 			withHook(w)
 			w.hook = func(HookSpec) agentctl.Hook {
 				w.with(func() { w.busy["cpu"] = true })
 				return agentctl.Hook{}
 			}
 		}, check: cancelled("machine was used")},
-		{name: "hook vetoes", then: "not while the machine stays this idle, at most 4 h", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
+		{name: "hook vetoes", then: "no stop during this idle period, for at most 4 h", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
 			check: blocked(idle.HookVeto)},
-		{name: "hook vetoes for ever", then: "overruled after 4 h", sleep: 4*time.Hour + 36*time.Minute, set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
+		{name: "hook always vetoes", then: "overruled after 4 h", sleep: 4*time.Hour + 36*time.Minute, set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
 			calls: []string{"stop"}},
 		{name: "hook defers once", then: "asked again after 10 min", set: func(w *world) {
 			withHook(w)
@@ -140,13 +140,13 @@ func faults() []trouble {
 				return agentctl.Hook{}
 			}
 		}, sleep: 48 * time.Minute, calls: []string{"stop"}},
-		{name: "tag hook is refused", then: "without the hook", set: func(w *world) { w.tags["lull:pre-stop"] = "/evil" }, calls: []string{"stop"}, alarm: "tag_hook_refused",
+		{name: "tag hook is refused", then: "stops without running the hook", set: func(w *world) { w.tags["lull:pre-stop"] = "/evil" }, calls: []string{"stop"}, alarm: "tag_hook_refused",
 			check: func(t *testing.T, w *world, _ agentctl.Status) {
 				if w.hooks != 0 {
 					t.Error("it ran")
 				}
 			}},
-		{name: "tag hook is allowed", then: "the local file says `allow-tag-hooks: true`", set: func(w *world) { w.tags["lull:pre-stop"] = "/fine"; w.config = []byte("allow-tag-hooks: true\n") },
+		{name: "tag hook is allowed", then: "the local file sets `allow-tag-hooks: true`", set: func(w *world) { w.tags["lull:pre-stop"] = "/fine"; w.config = []byte("allow-tag-hooks: true\n") },
 			calls: []string{"stop"}, check: func(t *testing.T, w *world, s agentctl.Status) {
 				if w.hooks != 1 || s.Last.Hook.Command != "/fine" {
 					t.Errorf("ran %d times: %+v", w.hooks, s.Last.Hook)
@@ -154,58 +154,58 @@ func faults() []trouble {
 			}},
 
 		{name: "hibernate", set: func(w *world) { w.tags["lull:hibernate-on-idle"] = "true" }, calls: []string{"hibernate"}, check: tagged("hibernating")},
-		{name: "hibernation not configured", then: "what is not launched for it is stopped", set: func(w *world) { w.tags["lull:hibernate-on-idle"] = "true"; w.hibernate = false }, calls: []string{"stop"}},
+		{name: "hibernation not configured", then: "an instance that was not launched for hibernation is stopped", set: func(w *world) { w.tags["lull:hibernate-on-idle"] = "true"; w.hibernate = false }, calls: []string{"stop"}},
 		{name: "hibernation refused", set: func(w *world) {
 			w.tags["lull:hibernate-on-idle"] = "true"
 			w.stopErr = []error{refusal(ec2.HibernateUnsupported)}
 		}, calls: []string{"hibernate", "stop"}},
-		{name: "stop not allowed", then: "tried again after 5 min, then twice as long each time, at most 1 h; the hook runs once", set: func(w *world) { withHook(w); w.stopErr = slices.Repeat([]error{refusal(ec2.Unauthorized)}, 99) },
+		{name: "stop not allowed", then: "retried after 5 min, then at doubling intervals up to 1 h; the hook runs once", set: func(w *world) { withHook(w); w.stopErr = slices.Repeat([]error{refusal(ec2.Unauthorized)}, 99) },
 			sleep: 44 * time.Minute, calls: []string{"stop", "stop"}, alarm: "action_failed", check: func(t *testing.T, w *world, s agentctl.Status) {
 				if w.hooks != 1 || len(w.warnings) > 3 || !s.Verdict.Has(idle.Cooldown) {
 					t.Errorf("%d hooks, %d warnings, blocks %v", w.hooks, len(w.warnings), s.Verdict.Blocks)
 				}
 			}},
-		{name: "stop throttled once", then: "tried again after 5 min", set: func(w *world) { w.stopErr = []error{refusal(ec2.Throttled)} }, sleep: 43 * time.Minute, calls: []string{"stop", "stop"}},
-		{name: "stop hangs", then: "given up after 60 s, tried again after 5 min", set: func(w *world) { w.stopHang = true }, calls: []string{"stop", "stop"}, alarm: "action_failed"},
-		{name: "hibernation not allowed", then: "tried again after 5 min; it is not stopped instead", set: func(w *world) {
+		{name: "stop throttled once", then: "retried after 5 min", set: func(w *world) { w.stopErr = []error{refusal(ec2.Throttled)} }, sleep: 43 * time.Minute, calls: []string{"stop", "stop"}},
+		{name: "stop hangs", then: "times out after 60 s, retried after 5 min", set: func(w *world) { w.stopHang = true }, calls: []string{"stop", "stop"}, alarm: "action_failed"},
+		{name: "hibernation not allowed", then: "retried after 5 min; not replaced by a stop", set: func(w *world) {
 			w.tags["lull:hibernate-on-idle"] = "true"
 			w.stopErr = slices.Repeat([]error{refusal(ec2.Unauthorized)}, 99)
 		}, calls: []string{"hibernate", "hibernate"}, alarm: "action_failed"},
-		{name: "hibernation throttled once", then: "tried again after 5 min", set: func(w *world) {
+		{name: "hibernation throttled once", then: "retried after 5 min", set: func(w *world) {
 			w.tags["lull:hibernate-on-idle"] = "true"
 			w.stopErr = []error{refusal(ec2.Throttled)}
 		}, calls: []string{"hibernate", "hibernate"}},
-		{name: "hibernation cannot be looked up", then: "left to EC2's own answer", set: func(w *world) { w.tags["lull:hibernate-on-idle"] = "true"; w.descErr = errBoom },
+		{name: "hibernation cannot be looked up", then: "hibernate is requested anyway and EC2's answer decides", set: func(w *world) { w.tags["lull:hibernate-on-idle"] = "true"; w.descErr = errBoom },
 			calls: []string{"hibernate"}},
-		{name: "accepted and never done", then: "accepted is not done: after 10 min it has failed", sleep: 41 * time.Minute, calls: []string{"stop"}, alarm: "action_failed"},
+		{name: "accepted and never done", then: "accepted is not done: counts as failed after 10 min", sleep: 41 * time.Minute, calls: []string{"stop"}, alarm: "action_failed"},
 		{name: "state tags cannot be written", set: func(w *world) { w.writeErr = errBoom }, calls: []string{"stop"}, alarm: "tags_unwritten"},
-		{name: "writing the state tags hangs", then: "given up after 10 s", set: func(w *world) { w.writeHang = true }, calls: []string{"stop"}, alarm: "tags_unwritten"},
-		{name: "the warning hangs", then: "given up after 10 s", set: func(w *world) { w.warnHang = true }, calls: []string{"stop"}, alarm: "warning_undelivered"},
-		{name: "the disk hangs", then: "no intent is durable, so nothing is called", set: func(w *world) { w.saveTook = 2 * time.Hour }, alarm: "disk_hangs"},
-		{name: "disk is full", then: "no intent is durable, so nothing is called", set: func(w *world) { w.saveErr = errBoom }, alarm: "state_unsaved"},
+		{name: "writing the state tags hangs", then: "times out after 10 s", set: func(w *world) { w.writeHang = true }, calls: []string{"stop"}, alarm: "tags_unwritten"},
+		{name: "the warning hangs", then: "times out after 10 s", set: func(w *world) { w.warnHang = true }, calls: []string{"stop"}, alarm: "warning_undelivered"},
+		{name: "the disk hangs", then: "the intent cannot be made durable, so no call is made", set: func(w *world) { w.saveTook = 2 * time.Hour }, alarm: "disk_hangs"},
+		{name: "disk is full", then: "the intent cannot be made durable, so no call is made", set: func(w *world) { w.saveErr = errBoom }, alarm: "state_unsaved"},
 
-		{name: "asleep while it counts", then: "the idle clock starts again, with a snooze", during: asleepAt(20 * time.Minute), sleep: 25 * time.Minute, check: resumed},
-		{name: "asleep after the warning", then: "from the start again, with a second warning", during: asleepAt(27 * time.Minute), sleep: 36 * time.Minute, calls: []string{"stop"}, check: func(t *testing.T, w *world, s agentctl.Status) {
+		{name: "asleep while it counts", then: "idle time starts over, with a snooze", during: asleepAt(20 * time.Minute), sleep: 25 * time.Minute, check: resumed},
+		{name: "asleep after the warning", then: "idle time starts over, with a second warning", during: asleepAt(27 * time.Minute), sleep: 36 * time.Minute, calls: []string{"stop"}, check: func(t *testing.T, w *world, s agentctl.Status) {
 			resumed(t, w, s)
 			if len(w.warnings) != 2 {
 				t.Errorf("warned %d times, want once before the sleep and once after it", len(w.warnings))
 			}
 		}},
-		{name: "asleep while the hook runs", then: "the action is cancelled", set: func(w *world) {
+		{name: "asleep while the hook runs", then: "the action is canceled", set: func(w *world) {
 			withHook(w)
 			w.hook = func(HookSpec) agentctl.Hook {
 				w.with(func() { w.slept += 3 * time.Hour })
 				return agentctl.Hook{}
 			}
 		}, check: func(t *testing.T, w *world, s agentctl.Status) { cancelled("meanwhile")(t, w, s); resumed(t, w, s) }},
-		{name: "asleep at the last second", then: "the action is cancelled", during: atFence(func(w *world) { w.slept += 8 * time.Hour }),
+		{name: "asleep at the last second", then: "the action is canceled", during: atFence(func(w *world) { w.slept += 8 * time.Hour }),
 			check: func(t *testing.T, w *world, s agentctl.Status) { cancelled("meanwhile")(t, w, s); resumed(t, w, s) }},
-		{name: "clock set forward an hour", then: "taken for a resume: the idle clock starts again", during: stepAt(20*time.Minute, time.Hour), sleep: 25 * time.Minute, check: resumed},
-		{name: "clock set back an hour", then: "the idle clock starts again", during: stepAt(20*time.Minute, -time.Hour), sleep: 25 * time.Minute, check: blocked(idle.NotIdleYet)},
-		{name: "clock set forward at the last second", then: "the action is cancelled", during: atFence(func(w *world) { w.skew += time.Hour }), check: cancelled("no longer idle")},
-		{name: "clock set back at the last second", then: "the action is cancelled", during: atFence(func(w *world) { w.skew -= time.Hour }), check: cancelled("no longer idle")},
+		{name: "clock set forward an hour", then: "treated as a resume: idle time starts over", during: stepAt(20*time.Minute, time.Hour), sleep: 25 * time.Minute, check: resumed},
+		{name: "clock set back an hour", then: "idle time starts over", during: stepAt(20*time.Minute, -time.Hour), sleep: 25 * time.Minute, check: blocked(idle.NotIdleYet)},
+		{name: "clock set forward at the last second", then: "the action is canceled", during: atFence(func(w *world) { w.skew += time.Hour }), check: cancelled("no longer idle")},
+		{name: "clock set back at the last second", then: "the action is canceled", during: atFence(func(w *world) { w.skew -= time.Hour }), check: cancelled("no longer idle")},
 
-		{name: "snooze at the last second", then: "the action is cancelled", set: func(w *world) {}, during: func(t *testing.T, w *world, a *Agent) {
+		{name: "snooze at the last second", then: "the action is canceled", set: func(w *world) {}, during: func(t *testing.T, w *world, a *Agent) {
 			w.with(func() {
 				w.atFence = func() {
 					if _, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(2 * time.Hour)}); err != nil {
@@ -214,7 +214,7 @@ func faults() []trouble {
 				}
 			})
 		}, check: cancelled("no longer idle")},
-		{name: "lease at the last second", then: "the action is cancelled", during: func(t *testing.T, w *world, a *Agent) {
+		{name: "lease at the last second", then: "the action is canceled", during: func(t *testing.T, w *world, a *Agent) {
 			w.with(func() {
 				w.atFence = func() {
 					if _, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(time.Hour)}); err != nil {
@@ -223,7 +223,7 @@ func faults() []trouble {
 				}
 			})
 		}, check: cancelled("no longer idle")},
-		{name: "halt at the last second", then: "the action is cancelled", during: func(t *testing.T, w *world, a *Agent) {
+		{name: "halt at the last second", then: "the action is canceled", during: func(t *testing.T, w *world, a *Agent) {
 			w.with(func() {
 				w.atFence = func() {
 					if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Reason: "maintenance"}); err != nil {
@@ -237,7 +237,7 @@ func faults() []trouble {
 			}
 			tagged("stopping")(t, w, s) // and withdrawn
 		}},
-		{name: "a key at the last second", then: "the action is cancelled", during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "a key at the last second", then: "the action is canceled", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.atFence = func() { w.with(func() { w.typed = time.Now() }) } })
 		}, check: cancelled("Last used 0s ago (terminals)")},
 	}

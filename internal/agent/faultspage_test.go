@@ -17,33 +17,33 @@ var update = flag.Bool("update", false, "write docs/reference/agent-faults.md")
 // elsewhere are the rows covered by other tests: what happens, what the agent
 // does, and the file and name of the test.
 var elsewhere = [][4]string{
-	{"any signal is active", "stays; after it ends, stops once the timeout has passed", ".", "TestUseHolds"},
-	{"any signal cannot be read, or does not answer", "stays; alarm `unknown_SIGNAL` after 15 min", ".", "TestUnknownHolds"},
-	{"hibernated and resumed by the cloud", "same boot id: memory was kept, action `hibernated`, idle clock anew, snooze", ".", "TestResumeFromHibernation"},
-	{"the clock steps by 20 s to five years, either way", "durations survive; a lease has as long to go as before", ".", "TestClockSteps"},
-	{"killed or rebooted in any phase of an action", "the next agent says what became of it, and the idle clock starts again", ".", "TestRestart"},
-	{"its state on disk is damaged", "halted, with an alarm: a halt may have been in it", ".", "TestUnreadableStateMeansHalt"},
-	{"halted", "stays, after a restart too", ".", "TestHaltSurvivesARestart"},
+	{"any signal is active", "keeps running; stops once the timeout has passed after the activity ends", ".", "TestUseHolds"},
+	{"any signal cannot be read, or does not answer", "keeps running; alarm `unknown_SIGNAL` after 15 min", ".", "TestUnknownHolds"},
+	{"hibernated and resumed by the cloud", "the boot ID is unchanged, so memory was kept: action `hibernated`, idle time starts over, snooze", ".", "TestResumeFromHibernation"},
+	{"the clock steps by 20 s to five years, either way", "durations survive; a lease keeps its remaining time", ".", "TestClockSteps"},
+	{"killed or rebooted in any phase of an action", "the next agent records the outcome, and idle time starts over", ".", "TestRestart"},
+	{"its state on disk is damaged", "halts, with an alarm: the state may have contained a halt", ".", "TestUnreadableStateMeansHalt"},
+	{"halted", "keeps running, after a restart too", ".", "TestHaltSurvivesARestart"},
 	{"ttl-deadline passes on a machine in use", "warned, then stopped or terminated; the record says what was in use", ".", "TestTTLEndsAMachineInUse"},
-	{"ttl-deadline is moved, or the agent halted", "stays", ".", "TestTTLMovedAndHalted"},
-	{"work is completed, by command or file", "warned, then as `on-complete` says", ".", "TestCompletion"},
-	{"hook hangs with a grandchild that holds its output, ignores its end, leaves its group, floods its output", "ended at its deadline; the last 4 KiB are kept", ".", "TestHooks"},
-	{"hook hangs and somebody asks", "every question is answered at once", ".", "TestHookThatHangsHoldsNothingUp"},
-	{"metadata hangs or answers 401, 403, 503", "DescribeTags is asked instead", ".", "TestAgainstSimulatedCloud"},
-	{"metadata fails and DescribeTags is throttled", "nothing cached: only watches, alarm `config_unreadable`", ".", "TestAgainstSimulatedCloud"},
-	{"DescribeTags is throttled for a while", "tried again until it answers", ".", "TestAgainstSimulatedCloud"},
-	{"StopInstances is denied, throttled, or stop protection is on", "stays, alarm `action_failed`; throttled: tried again", ".", "TestAgainstSimulatedCloud"},
-	{"the same as a program, started and restarted during the fault", "the cached policy holds, alarm `config_stale`", "../../test/e2e/agent", "TestTagsUnreadable"},
-	{"the server is lost", "does not act on idleness; a TTL and a completion go on", "servertest", "TestLostServer"},
-	{"a file is another's, writable by others, in an open folder, a link or of an earlier boot", "not obeyed, alarm", ".", "TestFilesAreDistrusted"},
+	{"ttl-deadline is moved, or the agent halted", "keeps running", ".", "TestTTLMovedAndHalted"},
+	{"work is completed, by command or file", "warned, then does what `on-complete` says", ".", "TestCompletion"},
+	{"hook hangs with a grandchild that holds its output, ignores SIGTERM, leaves its group or floods its output", "killed at its deadline; the last 4 KiB of output are kept", ".", "TestHooks"},
+	{"hook hangs while the control socket is queried", "every request is answered at once", ".", "TestHookThatHangsHoldsNothingUp"},
+	{"metadata hangs or answers 401, 403, 503", "falls back to DescribeTags", ".", "TestAgainstSimulatedCloud"},
+	{"metadata fails and DescribeTags is throttled", "nothing is cached: only monitors, alarm `config_unreadable`", ".", "TestAgainstSimulatedCloud"},
+	{"DescribeTags is throttled for a while", "retried until it answers", ".", "TestAgainstSimulatedCloud"},
+	{"StopInstances is denied, throttled, or stop protection is on", "keeps running, alarm `action_failed`; a throttled call is retried", ".", "TestAgainstSimulatedCloud"},
+	{"the same with the real program, started and restarted during the fault", "the cached policy applies, alarm `config_stale`", "../../test/e2e/agent", "TestTagsUnreadable"},
+	{"the server is lost", "does not act on idleness; a TTL and a completion still take effect", "servertest", "TestLostServer"},
+	{"a file belongs to another user, is writable by others, lies in a folder that others can write to, is a link, or is from an earlier boot", "ignored, with an alarm", ".", "TestFilesAreDistrusted"},
 }
 
 // faultsPage returns the table of faults and the agent's reactions.
 func faultsPage() string {
 	var b strings.Builder
-	b.WriteString("# What can go wrong for the agent\n\nGenerated from the tests: every row is one. An idle machine has a timeout of 30 minutes; " +
-		"while any of this goes on, the agent's loop answers at once (each row of `TestFaults` asks it every seven seconds). " +
-		"The calls are what reaches EC2; real EC2 was not used.\n\n| what happens | calls | and | alarm | test |\n|---|---|---|---|---|\n")
+	b.WriteString("# Faults and how the agent reacts\n\nThis page is generated from the tests: every row is a test. The machine is idle and its timeout is 30 minutes. " +
+		"During every fault the agent's loop keeps answering at once; each row of `TestFaults` queries it every seven seconds. " +
+		"The calls are those that reach simulated EC2; real EC2 was not used.\n\n| what happens | calls | outcome | alarm | test |\n|---|---|---|---|---|\n")
 	for _, f := range faults() {
 		calls := strings.Join(f.calls, ", ")
 		if calls == "" {
