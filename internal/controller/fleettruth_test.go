@@ -37,7 +37,9 @@ const (
 	idleLoad, usedLoad = 1.0, 60.0 // per cent of the processors
 	activeLoad         = 5.0       // from which a machine counts as in use
 
-	// A pause is sent at most this long after its readings were judged.
+	// What judges a pause is read at most readAge before, where reading costs
+	// money, and the pause is sent at most finalCheck after it was judged.
+	readAge    = time.Minute
 	finalCheck = 5 * time.Second
 )
 
@@ -71,12 +73,16 @@ func resolution(sources []string) (blind, early time.Duration) {
 // agent show it, each with its own resolution, delay, loss, staleness and clock,
 // and with outages. Settings change and controllers are killed at random. No
 // automatic stop arrives at EC2 within the timeout of use that the sources could
-// show, nor earlier than the timeout after the machine started; and a machine
-// that is idle while nothing is wrong is stopped.
+// show or that CloudWatch did show when it had to be read, nor earlier than the
+// timeout after the machine started; and a machine that is idle while nothing is
+// wrong is stopped.
+//
+// A controller that ignores the state of an active reading fails in nearly
+// every round, and so does one whose final check does not read CloudWatch.
 func TestTruthFleet(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
 	seed, stops := scaletest.Seed(t), 0
-	rounds := scaletest.Count(t, "LULL_TRUTH_ROUNDS", 4)
+	rounds := scaletest.Count(t, "LULL_TRUTH_ROUNDS", 3)
 	for i := range rounds {
 		synctest.Test(t, func(t *testing.T) { stops += truthRound(t, seed+uint64(i)) })
 	}
@@ -100,11 +106,14 @@ type truthWorld struct {
 	agentDown      time.Time     // the agent is silent until then
 	disturbed      time.Time     // until then something is wrong or new
 
+	episodes []episode // to come, in order
+	shown    []window  // that CloudWatch has
+
 	sequence uint64
 	sampled  time.Time
 	lastUse  time.Time
 	nextUser time.Time
-	window   time.Time // begin of the next window of CloudWatch
+	next     time.Time // begin of the next window of CloudWatch
 
 	mu      sync.Mutex
 	sources []string
@@ -120,11 +129,13 @@ type truthWorld struct {
 func truthRound(t *testing.T, seed uint64) int {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	pick := func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }
-	w := &truthWorld{t: t, rng: rng, lag: pick(4 * time.Minute), agentSkew: pick(4*time.Hour) - 2*time.Hour, loss: rng.Float64() / 20}
+	w := &truthWorld{t: t, rng: rng, lag: pick([]time.Duration{time.Minute, 4 * time.Minute}[rng.IntN(2)]), agentSkew: pick(4*time.Hour) - 2*time.Hour, loss: rng.Float64() / 20}
 	skew := pick(4*time.Hour) - 2*time.Hour
 	const length, calm = 10 * time.Hour, 4 * time.Hour // calm is without use and faults
 	begun := time.Now()
-	w.use = truth.Draw(rng, begun, length-calm, 2*time.Hour)
+	bursts := begun.Add(3 * time.Hour)
+	w.use = truth.Of(append(truth.Draw(rng, begun, bursts.Sub(begun), 2*time.Hour).Spans(), drawBursts(rng, bursts, begun.Add(length-calm))...)...)
+	w.plan()
 	w.f = newSimFleet(t, simworld.Config{
 		Seed: seed, Regions: []simworld.RegionConfig{{Name: simRegion}}, Timing: simworld.Timing{Background: simworld.Duration(15 * time.Minute)},
 		// Its telemetry was recorded before its image was made.
@@ -135,7 +146,7 @@ func truthRound(t *testing.T, seed uint64) int {
 		"worker_idle_timeout_minutes": 60}, w.serve)
 	is := w.f.adopt("m", fleet.Profile{AcceptedRisks: []string{fleet.RiskNoElasticIP}})
 	w.id, w.ec2 = is.ID, is.EC2InstanceID
-	w.window, w.sampled = begun.Truncate(cloudWatchPeriod).Add(-12*cloudWatchPeriod), begun
+	w.next, w.sampled = begun.Truncate(cloudWatchPeriod).Add(-12*cloudWatchPeriod), begun
 	w.set(60*time.Minute, []string{fleet.SourceCML})
 	w.change()
 	w.about = fmt.Sprintf("seed %d, CloudWatch's lag %s, clocks of CML and agent off by %s and %s, loss %.3f", seed, w.lag, skew, w.agentSkew, w.loss)
@@ -150,6 +161,9 @@ func truthRound(t *testing.T, seed uint64) int {
 			down = time.Time{}
 		}
 		w.live(now, down.IsZero())
+		if !quiet && w.act(now) {
+			continue
+		}
 		if quiet || now.Second() != 0 {
 			continue
 		}
@@ -171,7 +185,7 @@ func truthRound(t *testing.T, seed uint64) int {
 		}
 	}
 	if s := w.f.worker(w.id); s.Status != power.WorkerStopped {
-		t.Errorf("%s: idle and undisturbed for %s it is %s: %v", w.about, calm, s.Status, w.blocks())
+		t.Errorf("%s: idle and undisturbed for %s it is %s (%s): %v", w.about, calm, s.Status, s.StatusReason, w.blocks())
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -204,10 +218,14 @@ func (w *truthWorld) judge(now time.Time) {
 	defer w.mu.Unlock()
 	w.stops++
 	blind, early := resolution(w.sources)
-	timeout := w.timeout
+	timeout, measured := w.timeout, slices.Contains(w.sources, fleet.SourceCloudWatch)
 	if now.Before(w.old.until) { // decided before the change was known
 		b, e := resolution(w.old.sources)
 		blind, early, timeout = max(blind, b), max(early, e), min(timeout, w.old.timeout)
+		measured = measured && slices.Contains(w.old.sources, fleet.SourceCloudWatch)
+	}
+	if err := w.contradicts(now, since, timeout); measured && err != nil {
+		w.t.Errorf("%s, timeout %s, sources %v: %v", w.about, timeout, w.sources, err)
 	}
 	var spans []truth.Span
 	for _, s := range w.use.Spans() {
@@ -222,6 +240,32 @@ func (w *truthWorld) judge(now time.Time) {
 	if ran := now.Sub(since); ran < timeout {
 		w.t.Errorf("%s, sources %v: stopped %s after it started, timeout %s", w.about, w.sources, ran, timeout)
 	}
+}
+
+// window is a period of CloudWatch that can be read since shown.
+type window struct {
+	end, shown time.Time
+	load       float64
+}
+
+// contradicts returns an error if CloudWatch, read when a stop at now had to be
+// judged, showed use within the timeout, or shows nothing newer than use. The
+// machine runs since then. w.mu is held.
+func (w *truthWorld) contradicts(now, since time.Time, timeout time.Duration) error {
+	newest := true
+	for _, x := range slices.Backward(w.shown) {
+		if !x.end.After(since) {
+			break
+		}
+		idle, read := now.Sub(x.end), now.Sub(x.shown) > readAge+finalCheck // otherwise it may have been
+		if x.load < activeLoad {
+			newest = false
+		} else if read && (newest || idle < timeout-time.Second) {
+			return fmt.Errorf("acted at %s, though CloudWatch has shown since %s a load of %.0f %% until %s: idle for %s, newest %t",
+				now.Format(time.RFC3339), x.shown.Format(time.RFC3339), x.load, x.end.Format(time.RFC3339), idle, newest)
+		}
+	}
+	return nil
 }
 
 // up returns since when the machine runs, by the simulator.
@@ -260,7 +304,7 @@ func (w *truthWorld) live(now time.Time, served bool) {
 		})
 	}
 	w.measure(now, since, up)
-	if up && served && now.After(w.agentDown) {
+	if up && served && now.After(w.agentDown) && now.Second()%2 == 0 { // reading the record costs the most here
 		is := w.f.worker(w.id)
 		consulted := is.AgentConsulted()
 		if consulted && now.Sub(w.sampled) >= 2*time.Second || now.Sub(w.sampled) >= agentInterval-5*time.Second {
@@ -276,9 +320,9 @@ func (w *truthWorld) load(from, to time.Time) float64 {
 
 // measure gives CloudWatch the windows that have ended, each after its lag.
 func (w *truthWorld) measure(now, since time.Time, up bool) {
-	for end := w.window.Add(cloudWatchPeriod); !now.Before(end.Add(w.lag)); end = w.window.Add(cloudWatchPeriod) {
-		from := w.window
-		w.window = end
+	for end := w.next.Add(cloudWatchPeriod); !now.Before(end.Add(w.lag)); end = w.next.Add(cloudWatchPeriod) {
+		from := w.next
+		w.next = end
 		if !up || end.Before(since) || w.rng.Float64() < w.loss {
 			continue
 		}
@@ -290,6 +334,9 @@ func (w *truthWorld) measure(now, since time.Time, up bool) {
 		if err != nil {
 			w.t.Errorf("cannot put a metric: %v", err)
 		}
+		w.mu.Lock()
+		w.shown = append(w.shown, window{end: end, shown: now, load: w.load(from, end)})
+		w.mu.Unlock()
 	}
 }
 
@@ -325,12 +372,104 @@ func (w *truthWorld) report(now, since time.Time, is *fleet.Worker, consulted bo
 	w.f.c.Report(w.id, report)
 }
 
+// drawBursts returns use with gaps that are short, but long enough for a quiet
+// window of CloudWatch.
+func drawBursts(rng *rand.Rand, from, end time.Time) []truth.Span {
+	between := func(least, most time.Duration) time.Duration {
+		return (least + time.Duration(rng.Int64N(int64(most-least)))).Truncate(time.Second)
+	}
+	var spans []truth.Span
+	for t := from; ; {
+		t = t.Add(between(8*time.Minute, 20*time.Minute))
+		to := t.Add(between(6*time.Minute, 25*time.Minute))
+		if to.After(end) {
+			return spans
+		}
+		spans = append(spans, truth.Span{From: t, To: to})
+		t = to
+	}
+}
+
+// episode is a stretch from the end of a use to the end of the next one, in
+// which CloudWatch alone is asked and the timeout is, at some time, shorter than
+// the age of its newest window.
+type episode struct {
+	begin, end time.Time
+	// From blind on, CloudWatch cannot be read: its newest known window is
+	// quiet, and the next, which shows the use, is missed. From short on, the
+	// timeout is short, so that a pause is due. Zero: from the begin, without
+	// an outage.
+	blind, short time.Time
+}
+
+// plan draws an episode for most gaps between uses. What happens in it follows
+// from the use, never from what lull does.
+func (w *truthWorld) plan() {
+	spans := w.use.Spans()
+	for i, next := range spans[1:] {
+		gap := next.From.Sub(spans[i].To)
+		if gap < 6*time.Minute || gap > 55*time.Minute || w.rng.IntN(4) == 0 {
+			continue
+		}
+		e := episode{begin: spans[i].To.Add(-5 * time.Second), end: next.To}
+		used := next.From.Truncate(cloudWatchPeriod).Add(cloudWatchPeriod) // end of the first window with use
+		for w.load(used.Add(-cloudWatchPeriod), used) < activeLoad && used.Before(next.To) {
+			used = used.Add(cloudWatchPeriod)
+		}
+		if w.rng.IntN(3) > 0 {
+			e.blind = used.Add(-cloudWatchPeriod + w.lag + 80*time.Second)
+			e.short = used.Add(w.lag + time.Duration(w.rng.IntN(40)-20)*time.Second)
+		}
+		w.episodes = append(w.episodes, e)
+	}
+}
+
+// act carries out the steps of the episodes that are due; it reports whether it
+// is in one.
+func (w *truthWorld) act(now time.Time) bool {
+	if len(w.episodes) == 0 || now.Before(w.episodes[0].begin) {
+		return false
+	}
+	reached := func(t *time.Time) bool {
+		if t.IsZero() || now.Before(*t) {
+			return false
+		}
+		*t = time.Time{}
+		return true
+	}
+	e := &w.episodes[0]
+	if !e.begin.IsZero() {
+		e.begin = time.Time{}
+		timeout := 2 * time.Minute
+		if !e.short.IsZero() {
+			timeout = time.Hour
+		}
+		w.configure(timeout, []string{fleet.SourceCloudWatch})
+	}
+	if reached(&e.blind) {
+		w.fail("monitoring", e.short.Add(4*time.Minute).Sub(now), 0, w.rng.IntN(3))
+	}
+	if reached(&e.short) {
+		w.configure(2*time.Minute, []string{fleet.SourceCloudWatch})
+	}
+	if reached(&e.end) {
+		w.episodes = w.episodes[1:]
+		return false
+	}
+	return true
+}
+
 // change sets another timeout and other sources.
 func (w *truthWorld) change() {
 	all := []string{fleet.SourceCML, fleet.SourceCloudWatch, fleet.SourceAgent}
 	w.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	minutes := []int{2, 5, 15, 30, 60}[w.rng.IntN(5)]
-	w.set(time.Duration(minutes)*time.Minute, slices.Sorted(slices.Values(all[:1+w.rng.IntN(3)])))
+	w.configure(time.Duration(minutes)*time.Minute, slices.Sorted(slices.Values(all[:1+w.rng.IntN(3)])))
+}
+
+func (w *truthWorld) configure(timeout time.Duration, sources []string) {
+	w.set(timeout, sources)
+	minutes := int(timeout.Minutes())
 	if _, err := w.f.fleet.UpdateWorker(w.t.Context(), person, w.id, 0, fleet.Profile{IdleTimeoutMinutes: &minutes, ActivitySources: w.sources}); err != nil {
 		w.t.Errorf("cannot change the worker: %v", err)
 	}
@@ -346,9 +485,15 @@ func (w *truthWorld) set(timeout time.Duration, sources []string) {
 
 // outage makes a service fail for some time, in one of the ways in which it can.
 func (w *truthWorld) outage(d time.Duration) {
+	w.fail([]string{"ec2", "cml", "monitoring"}[w.rng.IntN(3)], d, []float64{0, 0.3}[w.rng.IntN(2)], w.rng.IntN(4))
+}
+
+// fail makes a share of a service's answers fail for some time, in one of four
+// ways, of which the last only delays them. A share of 0 is all.
+func (w *truthWorld) fail(service string, d time.Duration, share float64, way int) {
 	now := time.Now()
-	rule := fault.Rule{Service: []string{"ec2", "cml", "monitoring"}[w.rng.IntN(3)], From: now, Until: now.Add(d), Probability: []float64{0, 0.3}[w.rng.IntN(2)]}
-	switch w.rng.IntN(4) {
+	rule := fault.Rule{Service: service, From: now, Until: now.Add(d), Probability: share}
+	switch way {
 	case 0:
 		rule.Kind, rule.Code, rule.Status = fault.Error, "InternalError", 503
 	case 1:
