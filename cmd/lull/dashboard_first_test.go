@@ -66,18 +66,73 @@ profiles: {quiet: {labs: 2}}
 workers: [{name: first-1, type: m5.large, profile: quiet, elastic_ip: true}]
 `
 
-// TestDashboardFirstWorker signs in to a server without workers and sees the
-// first one appear, without a reload.
+// TestDashboardFirstWorker signs in to a server without workers, sees what
+// discovery scanned and what to do next, and sees the first worker appear, without
+// a reload.
 func TestDashboardFirstWorker(t *testing.T) {
 	chrome := startBrowser(t)
 	url, token, client, machines := emptyFleet(t, oneMachine)
 	w := open(t, chrome, url)
+	// Answers that the simulated cloud does not give.
+	instead := `const real = window.fetch
+		window.fetch = async (u, o) => {
+			const res = await real(u, o)
+			if (!window.scan || !String(u).includes('/workers/discovered')) return res
+			return new Response(JSON.stringify(window.scan(await res.json())), {status: 200, headers: {'Content-Type': 'application/json'}})
+		}`
+	if _, err := chromedp.Call(w.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: instead}); err != nil {
+		t.Fatal(err)
+	}
+	w.visit(url)
 	w.login(token)
-	w.sees(`There are no workers yet`)
-	w.accessible("an empty fleet")
 	js[bool](w, `(window.notReloaded = true)`)
+	state := func(name string, steps ...string) {
+		t.Helper()
+		w.until(`document.querySelector('[data-testid=discovery]')?.dataset.state === $1`, name)
+		for _, s := range steps {
+			if !w.holds(`document.querySelector('[data-testid=next-steps] [data-step=' + $1 + '] code') !== null`, s) {
+				t.Errorf("%s: without the step %s", name, s)
+			}
+		}
+		w.accessible("an empty fleet: " + name)
+	}
+	region, id := machines[0].Region, machines[0].ID
+	cell := `document.querySelector('[data-testid=scanned-region][data-region="' + $1[0] + '"] [data-field=' + $1[1] + ']')?.innerText === $1[2]`
+
+	state("found", "regions", "create")
+	w.until(cell, []string{region, "instances", "1"})
+	w.until(cell, []string{region, "found", "1"})
+	w.until(`document.querySelector('[data-testid=discovered-instance][data-instance="' + $1 + '"] code') !== null`, id)
+
+	settings := func(change map[string]any) {
+		t.Helper()
+		if _, err := control.Write[any](t.Context(), client, "PATCH", "/settings", change); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settings(map[string]any{"discovery_ami_name_patterns": "*none-has-this*"})
+	state("none", "import", "patterns", "regions", "create")
+	w.until(cell, []string{region, "found", "0"})
+	w.until(cell, []string{region, "patterns", "*none-has-this*"})
+	w.until(`document.querySelector('[data-skip=no_match]')?.dataset.count === '1'`)
+	w.until(`document.querySelector('[data-testid=scan-tag]')?.innerText.includes('=')`)
+
+	settings(map[string]any{"discovery_import": "off"})
+	state("off", "import", "create")
+	settings(map[string]any{"discovery_import": "confirm"})
+	state("none")
+
+	js[bool](w, `(window.scan = (v) => ({...v, scan: {...v.scan, regions: [{...v.scan.regions[0], error: 'UnauthorizedOperation', instances: 0, found: 0, skipped: {}}]}}), true)`)
+	state("failed", "access", "import", "regions")
+	if !w.holds(`document.querySelector('[data-testid=scanned-region][data-error] [data-field=error]').innerText.includes('UnauthorizedOperation')`) {
+		t.Error("the error of a region is missing")
+	}
+	js[bool](w, `(window.scan = (v) => ({items: []}), true)`)
+	state("never", "import", "create")
+	js[bool](w, `(window.scan = undefined, true)`)
+
 	if _, err := control.Write[any](t.Context(), client, "POST", "/workers/import",
-		map[string]any{"name": "first-1", "aws_region": machines[0].Region, "ec2_instance_id": machines[0].ID, "tls_insecure": true}); err != nil {
+		map[string]any{"name": "first-1", "aws_region": region, "ec2_instance_id": id, "tls_insecure": true}); err != nil {
 		t.Fatal(err)
 	}
 	w.until(`document.querySelector('.row a')?.innerText === 'first-1'`)

@@ -29,6 +29,21 @@ export interface WorkerRow {
   revision: number
 }
 
+export interface ScannedRegion {
+  aws_region: string
+  account?: string
+  ami_name_patterns: string[]
+  image_owners: string[]
+  error?: string
+  instances: number
+  found: number
+  skipped: Record<string, number>
+}
+
+export interface Scan { at: string; next_at: string; discovery_import: string; tag: string; regions: ScannedRegion[] }
+
+export interface Discovered { aws_region: string; account?: string; ec2_instance_id: string; name?: string; state: string; orphan?: boolean }
+
 export interface Halt { on: boolean; by?: string; at?: string; reason?: string; until?: string }
 
 export interface Overview {

@@ -2,6 +2,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { Overview, Standing, WorkerRow } from '../api'
 import type { PageProps } from '../router'
 import { Boundary } from '../parts/boundary'
+import { DiscoveryStatus } from '../parts/discovery'
 import { hours, saved, Savings, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
@@ -62,7 +63,7 @@ export function Fleet(p: PageProps) {
       {o.total > 0 && <Boundary what="the savings"><Saved /></Boundary>}
       <Boundary what="the search"><Search filter={filter} set={set} regions={o.aws_regions} /></Boundary>
       {o.total === 0 ? (
-        <Empty title="There are no workers yet.">Import an instance with <code>lull worker import</code>, or launch one with <code>lull worker create</code>.</Empty>
+        <Boundary what="the last scan"><DiscoveryStatus /></Boundary>
       ) : o.matched === 0 ? (
         <Empty title="No worker matches."><button type="button" onClick={() => set({ q: '', standing: '', aws_region: '' })}>Show all {o.total.toLocaleString('en')}</button></Empty>
       ) : (
