@@ -145,8 +145,9 @@ func (d describedTags) Tags(ctx context.Context) (map[string]string, error) {
 	return i.Tags(ctx)
 }
 
-// findCloud decides whether this is an EC2 instance; nil is none.
-func findCloud(ctx context.Context, cfg agentConfig, m *agent.Meter) (*ec2Edge, error) {
+// findCloud decides whether this is an EC2 instance; nil is none. With an error
+// the edge asks again on each use. root is where the firmware's names are read.
+func findCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, root string) (*ec2Edge, error) {
 	if cfg.Cloud == cloudNone {
 		return nil, nil
 	}
@@ -154,14 +155,15 @@ func findCloud(ctx context.Context, cfg agentConfig, m *agent.Meter) (*ec2Edge, 
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, err := e.identity(ctx)
-	isEC2, known := firmware("/")
+	isEC2, known := firmware(root)
 	switch {
 	case err == nil || cfg.Cloud == cloudEC2 || isEC2:
 		return e, err
-	case known || imds.KindOf(err) == imds.Unreachable && cfg.IMDSEndpoint == "":
+	case known:
 		return nil, nil
 	}
-	// Something answers as a metadata service would: this may be an instance,
-	// and taking it for a machine without a cloud would power it off.
-	return e, fmt.Errorf("cannot determine whether this is an EC2 instance (set --cloud): %w", err)
+	// The firmware names no vendor. The metadata service may start after the
+	// agent, and taking an instance for a machine without a cloud would power it
+	// off.
+	return e, fmt.Errorf("cannot determine whether this is an EC2 instance (outside a cloud, set --cloud none): %w", err)
 }

@@ -120,7 +120,7 @@ func (d *agentCheck) sources(ctx context.Context) {
 }
 
 func (d *agentCheck) cloud(ctx context.Context) {
-	e, err := findCloud(ctx, d.cfg, &agent.Meter{})
+	e, err := findCloud(ctx, d.cfg, &agent.Meter{}, "/")
 	if e == nil {
 		d.add("cloud", true, "no cloud: idle machines are powered off by "+d.cfg.PowerOff, "")
 		d.localHibernation(false)

@@ -133,7 +133,7 @@ func lockState(dir string) (unlock func(), err error) {
 // addCloud adds the cloud the machine runs in, or what powers it off where it
 // runs in none.
 func addCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, o *agent.Options) {
-	e, err := findCloud(ctx, cfg, m)
+	e, err := findCloud(ctx, cfg, m, "/")
 	if err != nil {
 		o.Log.Error("instance not yet known; taking no action until it is", "err", err)
 	}
