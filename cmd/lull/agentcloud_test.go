@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"lull/internal/daemon/agent"
-	"lull/internal/edge/imds"
+	"lull/internal/agent"
+	"lull/internal/platform/imds"
 )
 
 // TestFindCloud checks what the agent makes of a metadata service that does not
