@@ -103,7 +103,7 @@ func (s Subject) Lacks(a Ability) string { return s.Why[a] }
 // Subjects returns all runtimes. Simulated is the one for bubbles; the others
 // are driven with real programs.
 func Subjects() []Subject {
-	const unsaved = "only a microVM can be saved"
+	const unsaved = "only microVMs can hibernate"
 	return []Subject{
 		{"process", map[Ability]string{Hibernate: unsaved}},
 		{"container", map[Ability]string{Hibernate: unsaved}},
@@ -116,8 +116,8 @@ func Subjects() []Subject {
 // Simulated returns the runtime for bubbles.
 func Simulated() Subject {
 	return Subject{"simulated", map[Ability]string{
-		Output:    "its kernel has neither output nor commands",
-		HalfClose: "its connections end in both directions at once",
+		Output:    "the simulated kernel has no output and no commands",
+		HalfClose: "simulated connections close in both directions at once",
 	}}
 }
 
@@ -159,7 +159,7 @@ func Suite(kills int, rnd *rand.Rand) []Row {
 		{"data wakes", "", dataWakes},
 		{"wake from reclaimed", Reclaim, func(t *testing.T, m Machine) { wakeFrom(t, m, "reclaimed") }},
 		{"wake from hibernated", Hibernate, func(t *testing.T, m Machine) { wakeFrom(t, m, "hibernated") }},
-		{"pause by hand", "", byHand},
+		{"manual pause", "", byHand},
 		{"half-close", HalfClose, halfClose},
 		{"leases", "", leases},
 		{"heartbeat on", "", heartbeatOn},
