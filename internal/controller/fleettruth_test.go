@@ -1,6 +1,7 @@
 package controller_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -293,6 +294,12 @@ func (w *truthWorld) live(now time.Time, served bool) {
 			if _, err := w.f.fleet.ResumeWorker(w.t.Context(), person, w.id); err != nil {
 				w.t.Errorf("cannot resume: %v", err)
 			}
+		}
+	}
+	if now.Second() == 0 && w.f.worker(w.id).Status == power.WorkerFailed { // a start in an outage
+		_, err := w.f.fleet.RetryWorker(w.t.Context(), person, w.id)
+		if _, refused := errors.AsType[*fleet.Refused](err); err != nil && !refused { // refused if it is no longer FAILED
+			w.t.Errorf("cannot retry: %v", err)
 		}
 	}
 	if used && up && !now.Before(w.nextUser) {
