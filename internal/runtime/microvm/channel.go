@@ -165,7 +165,7 @@ func (w *Work) met(a guest.HelloAnswer) {
 		said.Method = guest.Busy
 	}
 	_ = w.message(said) // the reply is not needed
-	w.bornMu.Do(func() { close(w.born) })
+	w.firstAnswerOnce.Do(func() { close(w.firstAnswer) })
 }
 
 func (w *Work) exitNote(n guest.ExitNote) {

@@ -100,7 +100,7 @@ func (w *Work) watchBoot() {
 	for w.pauseFor(bootListen) {
 		w.takeConsole(w.qctx)
 		select {
-		case <-w.born:
+		case <-w.firstAnswer:
 			return
 		default:
 		}

@@ -28,7 +28,7 @@ const (
 	roomTick = time.Second
 )
 
-// Values of Work.told other than a number of bytes.
+// Values of Work.reportedSpace other than a number of bytes.
 const (
 	unlimited  = -1
 	neverAsked = -2 // unknown what an earlier daemon told the guest
@@ -74,7 +74,7 @@ func (w *Work) layerLeft() (int64, error) {
 // it is being woken it is told only of decreases, because each call delays its
 // client. A guest agent too old for this call is not called again.
 func (w *Work) tellRoom(ctx context.Context, waking bool) {
-	if !w.rec.Layer || w.roomless.Load() {
+	if !w.rec.Layer || w.noSpaceCall.Load() {
 		return
 	}
 	left, err := w.layerLeft()
@@ -86,7 +86,7 @@ func (w *Work) tellRoom(ctx context.Context, waking bool) {
 		return
 	}
 	w.mu.Lock()
-	same := left == w.told || left >= 0 && w.told >= 0 && max(left-w.told, w.told-left) < scarceRoom
+	same := left == w.reportedSpace || left >= 0 && w.reportedSpace >= 0 && max(left-w.reportedSpace, w.reportedSpace-left) < scarceRoom
 	w.mu.Unlock()
 	if same {
 		return
@@ -95,10 +95,10 @@ func (w *Work) tellRoom(ctx context.Context, waking bool) {
 	switch err := w.ask(ctx, w.r.cfg.LookLimit, guest.Room, guest.RoomCall{Free: left}, nil); {
 	case errors.As(err, &refused):
 		w.r.log.Warn("a guest cannot be told how much room there is for its files", "instance", w.id, "err", err)
-		w.roomless.Store(true)
+		w.noSpaceCall.Store(true)
 	case err == nil:
 		w.mu.Lock()
-		w.told = left
+		w.reportedSpace = left
 		w.mu.Unlock()
 	}
 }
@@ -117,7 +117,7 @@ func (w *Work) ioError(data json.RawMessage) {
 
 func (w *Work) setFull(on bool) {
 	w.mu.Lock()
-	w.full = on
+	w.outOfSpace = on
 	w.mu.Unlock()
 }
 
@@ -134,7 +134,7 @@ func (w *Work) stands() string {
 func (w *Work) shortOfRoom() (stands, scarce bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.full, w.told >= 0 && w.told < scarceRoom
+	return w.outOfSpace, w.reportedSpace >= 0 && w.reportedSpace < scarceRoom
 }
 
 func (r *Runtime) roomSaying() string {
@@ -167,7 +167,7 @@ func (w *Work) awaitRoom() {
 			continue
 		}
 		w.setFull(false)
-		w.late.Store(true) // its clock stopped as well
+		w.clockLate.Store(true) // its clock stopped as well
 		w.awaiting.Store(false)
 		w.r.log.Info("a guest continues", "instance", w.id)
 		// Stops before awaiting was reset were not reported.

@@ -139,13 +139,13 @@ func TestGuardOfAWorkspace(t *testing.T) {
 	if got := (&guard{pending: quiet}).Pending(); got != "" {
 		t.Errorf("without a workspace: %s", got)
 	}
-	w := &Work{files: s, rested: true}
+	w := &Work{sharedDir: sharedDir{files: s}, state: state{leftFrozen: true}}
 	w.setFrozen(true)
-	if !w.rested {
+	if !w.leftFrozen {
 		t.Error("it is frozen as before")
 	}
 	w.setFrozen(false)
-	if w.rested {
+	if w.leftFrozen {
 		t.Error("it was thawed")
 	}
 }

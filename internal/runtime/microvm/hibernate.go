@@ -206,8 +206,8 @@ func (w *Work) commit(man *manifest) (err error) {
 		}
 	}
 	man.At = time.Now()
-	w.fate.Lock()
-	defer w.fate.Unlock()
+	w.endMu.Lock()
+	defer w.endMu.Unlock()
 	if w.ended {
 		return errors.New("QEMU has ended")
 	}
@@ -424,8 +424,8 @@ func (w *Work) restore(ctx context.Context) (err error) {
 // uncommit removes the manifest: the guest's memory is about to change, which
 // makes the saved state obsolete.
 func (w *Work) uncommit() error {
-	w.fate.Lock()
-	defer w.fate.Unlock()
+	w.endMu.Lock()
+	defer w.endMu.Unlock()
 	if w.isGone() { // supervise treated it as hibernated, so it is
 		return errors.New("QEMU has ended")
 	}

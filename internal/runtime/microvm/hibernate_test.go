@@ -83,8 +83,8 @@ func TestHibernate(t *testing.T) {
 	if err := w.call(t.Context(), callLimit, guest.SetClock, wrong, nil); err != nil {
 		t.Fatal(err)
 	}
-	w.late.Store(true)
-	until(t, "its clock is right", func() bool { w.Sample(nil); return !w.late.Load() })
+	w.clockLate.Store(true)
+	until(t, "its clock is right", func() bool { w.Sample(nil); return !w.clockLate.Load() })
 	if off, way, known := w.look(t.Context()); !known || off.Abs() > time.Minute {
 		t.Errorf("the guest's clock is off by %s, seen over a way of %s, %t", off, way, known)
 	}

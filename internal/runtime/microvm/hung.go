@@ -22,8 +22,8 @@ const (
 	// stoppedLimit is how long a QEMU stopped by a signal stays stopped. Lull
 	// never stops one that way.
 	stoppedLimit = 5 * time.Second
-	// muteLimit is how long a QEMU may be silent and inactive.
-	muteLimit = 2 * time.Minute
+	// unresponsiveLimit is how long a QEMU may be silent and inactive.
+	unresponsiveLimit = 2 * time.Minute
 )
 
 // Process states, as in /proc.
@@ -34,8 +34,8 @@ const (
 	procSleeps  = 'S'
 )
 
-// mute tracks a QEMU that does not answer. The zero value is one that does.
-type mute struct {
+// unresponsive tracks a QEMU that does not answer. The zero value is one that does.
+type unresponsive struct {
 	since time.Time
 	pid   int
 	state byte      // of the process
@@ -44,7 +44,7 @@ type mute struct {
 }
 
 // saw records an observation of the process.
-func (m *mute) saw(now time.Time, pid int, state byte, used uint64) {
+func (m *unresponsive) saw(now time.Time, pid int, state byte, used uint64) {
 	if m.since.IsZero() {
 		m.since = now
 	}
@@ -75,8 +75,8 @@ func (w *Work) examine(ctx context.Context) bool {
 	}
 	now := time.Now()
 	w.mu.Lock()
-	w.mute.saw(now, ident.PID, state, used)
-	quiet, still := now.Sub(w.mute.since), now.Sub(w.mute.still)
+	w.unresponsive.saw(now, ident.PID, state, used)
+	quiet, still := now.Sub(w.unresponsive.since), now.Sub(w.unresponsive.still)
 	w.mu.Unlock()
 	switch {
 	case still >= w.r.cfg.MuteLimit:
@@ -90,7 +90,7 @@ func (w *Work) examine(ctx context.Context) bool {
 func (w *Work) answered() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mute = mute{}
+	w.unresponsive = unresponsive{}
 }
 
 // letGoOn continues a QEMU that was stopped by a signal and is not being
@@ -130,7 +130,7 @@ func (w *Work) endMute(p process, quiet time.Duration) {
 	why := fmt.Sprintf("QEMU had not answered for %s and was ended", quiet.Round(time.Second))
 	w.r.log.Error("a virtual machine hangs and is ended", "instance", w.id, "pid", p.pid, "quiet", quiet)
 	w.mu.Lock()
-	w.wentBy = why
+	w.poweredOffBy = why
 	w.mu.Unlock()
 	ctx, cancel := context.WithTimeout(w.ctx, killLimit)
 	defer cancel()
@@ -142,7 +142,7 @@ func (w *Work) endMute(p process, quiet time.Duration) {
 // Trouble implements instance.Troubled.
 func (w *Work) Trouble() string {
 	w.mu.Lock()
-	m := w.mute
+	m := w.unresponsive
 	w.mu.Unlock()
 	if m.since.IsZero() {
 		if _, scarce := w.shortOfRoom(); scarce && w.stands() == "" {

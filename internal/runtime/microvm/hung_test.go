@@ -81,7 +81,7 @@ func TestMuteThatWorks(t *testing.T) {
 		"without its disk":    {"SDDS", []uint64{7, 7, 7, 7}, time.Minute},
 		"debugged":            {"ttt", []uint64{7, 7, 7}, 0},
 	} {
-		var m mute
+		var m unresponsive
 		now := began
 		for n, used := range looks.used {
 			now = began.Add(time.Duration(n) * time.Minute)

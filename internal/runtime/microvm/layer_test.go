@@ -307,7 +307,7 @@ func TestLayerFull(t *testing.T) {
 	sum := b.must("full", "fill", "/var/synced", "8000000", "x")
 
 	// A guest that is not told.
-	w.roomless.Store(true)
+	w.noSpaceCall.Store(true)
 	size(used(t, b.layer("full")) + 4<<20)
 	wrote := make(chan string, 1)
 	go func() {
@@ -373,7 +373,7 @@ func TestLayerFullAdopted(t *testing.T) {
 		}
 	}
 	w := b.again("stands", 1)
-	w.roomless.Store(true)
+	w.noSpaceCall.Store(true)
 	if err := w.call(t.Context(), callLimit, guest.Room, guest.RoomCall{Free: unlimited}, nil); err != nil {
 		t.Fatal(err)
 	}

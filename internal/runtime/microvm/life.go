@@ -23,7 +23,7 @@ const again = 100 * time.Millisecond
 
 // bring starts QEMU, waits for the guest to boot and starts its program.
 func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) error {
-	w.rec, w.filesFor, w.told = rec, run.User, unlimited
+	w.rec, w.filesFor, w.reportedSpace = rec, run.User, unlimited
 	var err error
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 		return w.explain(ctx, err)
 	}
 	select {
-	case <-w.born:
+	case <-w.firstAnswer:
 	case <-w.gone:
 		return w.explain(ctx, fmt.Errorf("%w: QEMU has ended", w.noBoot()))
 	case <-bctx.Done():
@@ -81,7 +81,7 @@ func (w *Work) noBoot() error {
 		err := fmt.Errorf("QEMU was killed by signal %d (%s)", sig, sig)
 		return &instance.EndedError{Exit: instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(), Machine: err.Error()}, Err: err}
 	}
-	if strings.Contains(w.words, "lull-harness: ") {
+	if strings.Contains(w.consoleTail, "lull-harness: ") {
 		return errors.New("the guest gave up")
 	}
 	return errNoBoot
@@ -135,7 +135,7 @@ func (w *Work) explain(ctx context.Context, err error) error {
 	if said == "" {
 		said = w.complaint
 	}
-	words := w.words
+	words := w.consoleTail
 	w.mu.Unlock()
 	if said != "" {
 		err = fmt.Errorf("%w; QEMU says: %s", err, said)
@@ -304,7 +304,7 @@ func (w *Work) supervise() {
 			told = true
 			why = w.obituary(why)
 			w.mu.Lock()
-			w.wentBy = why
+			w.poweredOffBy = why
 			w.mu.Unlock()
 			w.quit()
 		}
@@ -314,8 +314,8 @@ func (w *Work) supervise() {
 // isOver reports whether the run ended with its QEMU, which is gone. A hibernated
 // guest has not ended.
 func (w *Work) isOver() bool {
-	w.fate.Lock()
-	defer w.fate.Unlock()
+	w.endMu.Lock()
+	defer w.endMu.Unlock()
 	if !w.hibernated() {
 		w.ended = true
 	}
@@ -350,7 +350,7 @@ func (w *Work) obituary(why string) string {
 	}
 	console := lastWords(w.takeConsole(w.ctx))
 	w.mu.Lock()
-	w.words = console
+	w.consoleTail = console
 	w.mu.Unlock()
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
 		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "err", err)
@@ -399,7 +399,7 @@ func (w *Work) quit() {
 }
 
 // end cleans up a run whose QEMU is gone and reports how it ended, once.
-func (w *Work) end() { w.ending.Do(w.clearAway) }
+func (w *Work) end() { w.cleanup.Do(w.clearAway) }
 
 func (w *Work) clearAway() {
 	w.unheed()
@@ -436,16 +436,16 @@ func (w *Work) outcome() instance.Exit {
 	case w.exit != nil:
 		return *w.exit
 	case !w.exited:
-		return instance.Exit{Lost: true, At: time.Now(), Machine: cmp.Or(w.wentBy, "QEMU is gone, and its exit status is unknown")}
+		return instance.Exit{Lost: true, At: time.Now(), Machine: cmp.Or(w.poweredOffBy, "QEMU is gone, and its exit status is unknown")}
 	case w.status.Signaled():
 		sig := w.status.Signal()
 		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),
-			Machine: cmp.Or(w.wentBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.noRoom(sig))}
+			Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.noRoom(sig))}
 	}
 	// QEMU exited normally. If the guest's program was still running, the
 	// guest broke.
 	code := w.status.ExitStatus()
-	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: cmp.Or(w.wentBy, fmt.Sprintf("QEMU exited with code %d", code))}
+	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU exited with code %d", code))}
 }
 
 // noRoom describes how a full disk relates to QEMU's end by sig: a guest's memory
@@ -532,14 +532,14 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	switch s {
 	case "running":
-		w.late.Store(true) // it may have been continued without a daemon to set its clock
+		w.clockLate.Store(true) // it may have been continued without a daemon to set its clock
 	case ioErrorStatus: // continues when there is space
 		w.setFull(true)
 		w.loops.Go(w.awaitRoom)
 		return nil, nil
 	case "paused", "postmigrate": // the latter: it was being saved
 		w.mu.Lock()
-		w.rested = true
+		w.leftFrozen = true
 		w.mu.Unlock()
 		w.setFrozen(true)
 		return nil, nil
@@ -547,7 +547,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 		return &instance.Exit{Lost: true, At: time.Now(), Machine: w.obituary("the machine is " + s)}, nil
 	}
 	select {
-	case <-w.born:
+	case <-w.firstAnswer:
 	case <-w.gone: // it was shutting down
 	case <-ctx.Done():
 		return nil, fmt.Errorf("cannot reach the harness: %w", context.Cause(ctx))

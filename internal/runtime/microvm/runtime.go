@@ -222,7 +222,7 @@ func New(cfg Config) (*Runtime, error) {
 		cfg.StoppedLimit = stoppedLimit
 	}
 	if cfg.MuteLimit == 0 {
-		cfg.MuteLimit = muteLimit
+		cfg.MuteLimit = unresponsiveLimit
 	}
 	if cfg.OnExit == nil {
 		cfg.OnExit = func(string, uint64, instance.Exit) {}

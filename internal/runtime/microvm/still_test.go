@@ -74,7 +74,7 @@ func TestHeldWithoutAnswer(t *testing.T) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.lost == nil {
+	if w.lastHealthErr == nil {
 		t.Error("what it did not say is known")
 	}
 }

@@ -288,7 +288,7 @@ func (w *Work) moveToVsock() {
 // carryVsock moves the control channel to vsock whenever it is not there.
 func (w *Work) carryVsock() {
 	select { // a waking guest has other messages to send first
-	case <-w.born:
+	case <-w.firstAnswer:
 	case <-w.gone:
 		return
 	case <-w.qctx.Done():

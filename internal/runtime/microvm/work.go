@@ -50,8 +50,20 @@ type Work struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the run has been cleaned up
 
-	// One QEMU; hibernation ends it and a wake starts another. These change
-	// only while the guest is frozen, under the host's lock of the instance.
+	qemu      // the present QEMU, under the host's lock of the instance
+	channel   // messages to and from the guest agent, safe for concurrent use
+	sharedDir // constant after the start
+	ending    // guarded by its endMu
+	console   // guarded by its consoleMu
+
+	mu    sync.Mutex
+	state // guarded by mu
+}
+
+// qemu is one QEMU process. Hibernation ends it and a wake starts another. The
+// fields change only while the guest is frozen, under the host's lock of the
+// instance.
+type qemu struct {
 	proc     process
 	qctx     context.Context // ends with this QEMU, or when it is released
 	qcancel  context.CancelFunc
@@ -60,65 +72,71 @@ type Work struct {
 	gone     chan struct{} // closed when this QEMU has ended
 	tookOver bool          // started by an earlier daemon
 	over     chan struct{} // closed when supervise has ended
-	ending   sync.Once
+	cleanup  sync.Once
 	silent   atomic.Bool // its end is not reported, because the starter knows
+	halted   chan string // the machine stopped without a request, with QEMU's reason
+}
 
-	// printed collects the output of commands, by their number.
-	printed sync.Map // uint64 -> *printed
+// channel is what is known of the conversation with the guest agent.
+type channel struct {
+	printed         sync.Map            // output of commands by their number: uint64 -> *printed
+	asks            chan struct{}       // slots for messages in progress
+	note            chan guest.ExitNote // the workload ended
+	firstAnswer     chan struct{}       // closed when the guest answered for the first time
+	firstAnswerOnce *sync.Once
+	clockLate       atomic.Bool             // the guest was told the time late
+	waking          atomic.Bool             // the guest is being restored: setClock greets it on its next channel
+	hello           chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include it there
+	awaiting        atomic.Bool             // awaitRoom is running
+	noSpaceCall     atomic.Bool             // the guest agent does not support the space call
+	slow            *rate.Limiter           // rate limit for everything the guest sends
+}
 
-	asks   chan struct{}       // slots for messages in progress
-	note   chan guest.ExitNote // the workload ended
-	halted chan string         // the machine stopped without a request, with QEMU's reason
-	born   chan struct{}       // closed when the guest answered for the first time
-	bornMu *sync.Once
-	late   atomic.Bool             // the guest was told the time late
-	waking atomic.Bool             // the guest is being restored: setClock greets it on its next channel
-	hello  chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include it there
-
-	files    *share.Server // serves its workspace; nil for none
+// sharedDir is the directory that the guest shares with the host.
+type sharedDir struct {
+	files    *share.Server // nil for none
 	filesAt  string        // its mount point in the guest
 	filesFor string        // its owner, as in guest.RunCall
 	shared   chan error    // result of the first mount
+}
 
-	io      proc.Tally // of disk traffic, guarded by mu
-	settled uint64     // bytes written on behalf of Settle, guarded by mu
+// ending tells the end of a QEMU from the end of a hibernated guest. endMu is
+// held while the files on disk and state.saved change together.
+type ending struct {
+	endMu sync.Mutex
+	ended bool // supervise considers the run over
+}
 
-	awaiting atomic.Bool // awaitRoom is running
-	roomless atomic.Bool // the guest agent does not support the space call
-
-	slow *rate.Limiter // rate limit for everything the guest sends
-
-	// fate is held while the files on disk and saved change together, so that the
-	// end of a QEMU is never mistaken for the end of a hibernated guest.
-	fate  sync.Mutex
-	ended bool // supervise considers the run over; guarded by fate
-
-	// consoleMu is held while the console's ring is read, which removes what was
-	// read.
+// console is the ring of the guest's console. consoleMu is held while it is
+// read, which removes what was read.
+type console struct {
 	consoleMu   sync.Mutex
-	printedLast []byte // the end of its content, guarded by consoleMu
+	printedLast []byte // the end of its content
+}
 
-	mu     sync.Mutex
-	mon    *monitor
-	peer   *guest.Peer // on the serial port
-	fast   *vsockPeer  // preferred over peer; nil for none
-	frozen bool
-	rested bool // frozen by an earlier daemon, and not thawed since
-	saved  bool // hibernated, without a QEMU
-	last   guest.HealthAnswer
-	lastAt time.Time // zero: no reading yet
-	lost   error     // why the last health call failed
-	words  string    // end of the console of a machine that ended by itself
-	// complaint is QEMU's output, kept after the run's files are gone.
-	complaint string
-	exit      *instance.Exit
-	signals   []syscall.Signal // pending for a hibernated guest
-	status    syscall.WaitStatus
-	exited    bool   // status is valid
-	wentBy    string // why the machine powered off by itself, otherwise ""
-	mute      mute
-	full      bool  // stopped for lack of space (full.go)
-	told      int64 // free space last reported to the guest
+// state is what Work.mu guards.
+type state struct {
+	mon           *monitor
+	peer          *guest.Peer // on the serial port
+	fast          *vsockPeer  // preferred over peer; nil for none
+	frozen        bool
+	leftFrozen    bool       // frozen by an earlier daemon, and not thawed since
+	saved         bool       // hibernated, without a QEMU
+	io            proc.Tally // of disk traffic
+	settledBytes  uint64     // written on behalf of Settle
+	last          guest.HealthAnswer
+	lastAt        time.Time // zero: no reading yet
+	lastHealthErr error
+	consoleTail   string // of a machine that ended by itself
+	complaint     string // QEMU's output, kept after the run's files are gone
+	exit          *instance.Exit
+	signals       []syscall.Signal // pending for a hibernated guest
+	status        syscall.WaitStatus
+	exited        bool   // status is valid
+	poweredOffBy  string // why the machine powered off by itself, otherwise ""
+	unresponsive  unresponsive
+	outOfSpace    bool  // stopped for lack of space (full.go)
+	reportedSpace int64 // free space last reported to the guest
 }
 
 var (
@@ -130,8 +148,9 @@ var (
 )
 
 func (r *Runtime) newWork(id string) *Work {
-	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1), asks: make(chan struct{}, maxAsks),
-		shared: make(chan error, 1), slow: rate.NewLimiter(talkRate, talkBurst), told: neverAsked}
+	w := &Work{r: r, id: id, done: make(chan struct{})}
+	w.note, w.asks, w.slow = make(chan guest.ExitNote, 1), make(chan struct{}, maxAsks), rate.NewLimiter(talkRate, talkBurst)
+	w.shared, w.reportedSpace = make(chan error, 1), neverAsked
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.renew()
 	return w
@@ -142,7 +161,7 @@ func (w *Work) renew() {
 	w.qctx, w.qcancel = context.WithCancel(w.ctx)
 	w.ports = new(gate)
 	w.gone, w.over = make(chan struct{}), make(chan struct{})
-	w.halted, w.born, w.bornMu = make(chan string, 1), make(chan struct{}), new(sync.Once)
+	w.halted, w.firstAnswer, w.firstAnswerOnce = make(chan string, 1), make(chan struct{}), new(sync.Once)
 	w.proc, w.tookOver = process{}, false
 	w.waking.Store(false)
 	w.hello = make(chan *guest.HelloAnswer, 1)
@@ -230,7 +249,7 @@ func (w *Work) setFrozen(on bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.frozen = on
-	w.rested = w.rested && on
+	w.leftFrozen = w.leftFrozen && on
 	switch {
 	case w.files == nil:
 	case on:
@@ -319,7 +338,7 @@ func (w *Work) Settle(ctx context.Context) {
 	}
 	limit := syncLimit
 	w.mu.Lock()
-	if w.lost != nil {
+	if w.lastHealthErr != nil {
 		limit = min(limit, w.r.cfg.LookLimit)
 	}
 	w.mu.Unlock()
@@ -330,7 +349,7 @@ func (w *Work) Settle(ctx context.Context) {
 	// What the guest writes on request is not its own activity.
 	if after, err := w.disk(); err == nil && after > before {
 		w.mu.Lock()
-		w.settled += after - before
+		w.settledBytes += after - before
 		w.mu.Unlock()
 	}
 }
@@ -358,7 +377,7 @@ func (w *Work) disk() (uint64, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.io.Add(now) - w.settled, nil
+	return w.io.Add(now) - w.settledBytes, nil
 }
 
 // servedKey is the workspace's key among process ids.
@@ -408,7 +427,7 @@ func (w *Work) Thaw() error {
 		defer cancel()
 		return errors.Join(err, m.do(back, "stop", nil, nil))
 	}
-	w.late.Store(time.Since(began) > clockSlack)
+	w.clockLate.Store(time.Since(began) > clockSlack)
 	w.setFrozen(false)
 	w.unheed()
 	w.tellRoom(ctx, true)
@@ -469,11 +488,11 @@ func (w *Work) setClock(ctx context.Context) error {
 // second, by which the guest would be behind. off is the measured clock error and
 // way the round trip of the measurement.
 func (w *Work) tuneClock(off, way time.Duration) {
-	if !w.late.Load() {
+	if !w.clockLate.Load() {
 		return
 	}
 	if off.Abs() <= way/2+clockSlack {
-		w.late.Store(false)
+		w.clockLate.Store(false)
 		return
 	}
 	err := w.ask(w.ctx, w.r.cfg.LookLimit, guest.SetClock, newClockCall(), nil)
@@ -498,7 +517,7 @@ func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.lastAt, w.lost = a, time.Now(), err
+	w.last, w.lastAt, w.lastHealthErr = a, time.Now(), err
 	return off, way, known
 }
 
@@ -513,7 +532,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	}
 	open, ended := w.net.Opens()
 	w.mu.Lock()
-	a, at, err := w.last, w.lastAt, w.lost
+	a, at, err := w.last, w.lastAt, w.lastHealthErr
 	w.mu.Unlock()
 	if at.IsZero() && err == nil {
 		at, err = time.Now(), errors.New("the guest was not asked since this daemon took it over")
@@ -558,8 +577,8 @@ func (w *Work) Listeners() ([]instance.Listener, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.lost != nil {
-		return nil, fmt.Errorf("cannot read the guest: %w", w.lost)
+	if w.lastHealthErr != nil {
+		return nil, fmt.Errorf("cannot read the guest: %w", w.lastHealthErr)
 	}
 	if w.last.TCPErr != "" {
 		return nil, fmt.Errorf("cannot read in the guest: %.500s", w.last.TCPErr)
@@ -607,7 +626,7 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(reason 
 		return nil, errors.New("cannot watch the guest: it is not frozen")
 	}
 	w.mu.Lock()
-	rested := w.rested
+	rested := w.leftFrozen
 	w.mu.Unlock()
 	pending, end := w.net.Watch(outbound, wake)
 	return &guard{pending, end, w.files, rested}, nil
@@ -685,7 +704,7 @@ func (w *Work) answers() bool {
 	select {
 	case <-w.gone:
 		return false
-	case <-w.born:
+	case <-w.firstAnswer:
 		return !w.isFrozen()
 	default:
 		return false

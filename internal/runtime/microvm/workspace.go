@@ -79,7 +79,7 @@ func (w *Work) carryFiles(c *gatedConn) {
 	for said, patient := "", silence(silentFirst); ; {
 		var err error
 		select { // a waking guest has other messages to send first
-		case <-w.born:
+		case <-w.firstAnswer:
 			err = w.serveFiles(c, patient)
 		case <-w.gone:
 		case <-w.qctx.Done():
