@@ -16,6 +16,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"sync"
 	"syscall"
 
@@ -95,6 +96,16 @@ func (s *Server) serve(q request) {
 	b = ne.AppendUint64(b, q.unique)
 	// The caller may have been killed; the kernel then rejects the answer.
 	_, _ = unix.Write(s.dev, append(b, body...))
+}
+
+// invalidate drops the attributes that the kernel has cached for a node.
+func (s *Server) invalidate(node uint64) {
+	b := ne.AppendUint32(nil, outHead+24)
+	b = ne.AppendUint32(b, notifyInvalInode)
+	for _, v := range []uint64{0, node, math.MaxUint64, 0} { // no request; offset -1: attributes only
+		b = ne.AppendUint64(b, v)
+	}
+	_, _ = unix.Write(s.dev, b) // ENOENT: the kernel has forgotten the node
 }
 
 // sizes maps an operation to the size of its fixed part, before any names.

@@ -51,29 +51,30 @@ const (
 
 // Flags and values negotiated at initialization.
 const (
-	asyncRead     = 1 << 0
-	bigWrites     = 1 << 5
-	autoInval     = 1 << 12 // invalidate cached data when the host's file changes
-	parallelDirs  = 1 << 18
-	maxPages      = 1 << 22
-	wanted        = asyncRead | bigWrites | autoInval | parallelDirs | maxPages
-	inBackground  = 16
-	validFor      = 1 // seconds for which the kernel caches names and attributes
-	shownBlock    = 4096
-	renameNoRepl  = 1
-	setattrMode   = 1 << 0
-	setattrUID    = 1 << 1
-	setattrGID    = 1 << 2
-	setattrSize   = 1 << 3
-	setattrAtime  = 1 << 4
-	setattrMtime  = 1 << 5
-	setattrANow   = 1 << 7
-	setattrMNow   = 1 << 8
-	openAccMode   = 3
-	direntHead    = 24
-	headOfRead    = 40
-	headOfWrite   = 40
-	sizeOfSetattr = 88
+	asyncRead        = 1 << 0
+	bigWrites        = 1 << 5
+	autoInval        = 1 << 12 // invalidate cached data when the host's file changes
+	parallelDirs     = 1 << 18
+	maxPages         = 1 << 22
+	wanted           = asyncRead | bigWrites | autoInval | parallelDirs | maxPages
+	inBackground     = 16
+	validFor         = 1 // seconds for which the kernel caches names and attributes
+	shownBlock       = 4096
+	renameNoRepl     = 1
+	notifyInvalInode = 2 // unasked: drop what is cached of a node
+	setattrMode      = 1 << 0
+	setattrUID       = 1 << 1
+	setattrGID       = 1 << 2
+	setattrSize      = 1 << 3
+	setattrAtime     = 1 << 4
+	setattrMtime     = 1 << 5
+	setattrANow      = 1 << 7
+	setattrMNow      = 1 << 8
+	openAccMode      = 3
+	direntHead       = 24
+	headOfRead       = 40
+	headOfWrite      = 40
+	sizeOfSetattr    = 88
 )
 
 var ne = binary.NativeEndian
@@ -139,16 +140,26 @@ func seconds(ns int64) uint64 { return uint64((ns - int64(rest(ns))) / 1e9) }
 func rest(ns int64) uint32 { return uint32(((ns % 1e9) + 1e9) % 1e9) }
 
 func appendEntry(b []byte, id uint64, a *files.Attr, o owner) []byte {
-	for _, v := range []uint64{id, 0, validFor, validFor, 0} { // the last one covers both nanosecond fields
+	for _, v := range []uint64{id, 0, validFor, attrValidFor(a), 0} { // the last one covers both nanosecond fields
 		b = ne.AppendUint64(b, v)
 	}
 	return appendAttr(b, a, o, false)
 }
 
 func appendAttrOut(b []byte, a *files.Attr, o owner, removed bool) []byte {
-	b = ne.AppendUint64(b, validFor)
+	b = ne.AppendUint64(b, attrValidFor(a))
 	b = ne.AppendUint64(b, 0)
 	return appendAttr(b, a, o, removed)
+}
+
+// attrValidFor returns for how many seconds the kernel caches attributes. Each
+// name of a file has a node of its own, so that a change by one name leaves what
+// is cached for the others: a file with several names is not cached.
+func attrValidFor(a *files.Attr) uint64 {
+	if a.Mode&syscall.S_IFMT != syscall.S_IFDIR && a.Links > 1 {
+		return 0
+	}
+	return validFor
 }
 
 func appendOpen(b []byte, handle uint64) []byte {

@@ -121,6 +121,7 @@ func (s *Server) link(q *request, name string) ([]byte, syscall.Errno) {
 	if errno != 0 {
 		return nil, errno
 	}
+	s.invalidate(q.u64(0)) // its cached attributes have one link less
 	return appendEntry(nil, id, &a.Attr, s.owner), 0
 }
 

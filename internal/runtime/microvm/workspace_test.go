@@ -164,6 +164,7 @@ func TestWorkspace(t *testing.T) {
 		b.must("ws", "put", "/workspace/a/x", "1")
 		b.must("ws", "mv", "/workspace/a", "/workspace/b")
 		b.must("ws", "mv", "/workspace/b/x", "/workspace/y")
+		b.must("ws", "stat", "/workspace/y") // the guest caches it
 		b.must("ws", "hardlink", "/workspace/y", "/workspace/z")
 		b.must("ws", "truncate", "/workspace/z", "0")
 		b.must("ws", "chmod", "/workspace/z", "600")
