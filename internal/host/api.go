@@ -106,7 +106,7 @@ func (a *API) reads(api huma.API) {
 		})
 	huma.Register(api, operation("list-instances", "GET", "/instances", "Every instance, by id"),
 		func(_ context.Context, in *struct {
-			Memory bool `query:"memory" doc:"With the memory of each, which costs a look at each"`
+			Memory bool `query:"memory" doc:"Include each instance's memory, which costs a probe of each"`
 		}) (*answer[[]hostctl.Instance], error) {
 			return &answer[[]hostctl.Instance]{a.Host.List(in.Memory)}, nil
 		})
@@ -177,7 +177,7 @@ func (a *API) verbs(api huma.API) {
 		})
 	type verb struct {
 		Named
-		Force   bool `query:"force" doc:"pause: although connections or leases hold it"`
+		Force   bool `query:"force" doc:"pause: even if connections or leases hold it"`
 		Disable bool `query:"disable" doc:"stop: and do not wake it again"`
 	}
 	for _, v := range []struct {
@@ -269,7 +269,7 @@ func (a *API) images(api huma.API) {
 	huma.Register(api, operation("prune-images", "POST", "/images/prune", "Remove unused images"),
 		func(ctx context.Context, in *struct {
 			Body struct {
-				Older float64 `json:"older_seconds" minimum:"0" maximum:"1e9" required:"false" doc:"Only those made longer ago"`
+				Older float64 `json:"older_seconds" minimum:"0" maximum:"1e9" required:"false" doc:"Only those created longer ago"`
 			}
 		}) (*answer[[]hostctl.Image], error) {
 			var before time.Time
@@ -373,8 +373,8 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 // followed is the request for the event stream.
 type followed struct {
 	Last  string `header:"Last-Event-ID" maxLength:"20"`
-	Since string `query:"since" maxLength:"20" doc:"now, or a sequence number; default everything that is kept: the newest 4096, those before a restart of the daemon too. After a number that is not among those comes a reset, then everything that is kept"`
-	Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
+	Since string `query:"since" maxLength:"20" doc:"now, or a sequence number; default: all retained events, the newest 4096, including those from before a daemon restart. If the number is no longer retained, a reset comes first, then all retained events"`
+	Kept  bool   `query:"kept" doc:"Return only retained events and end before new ones"`
 }
 
 // Resolve rejects an invalid position in the stream.

@@ -32,7 +32,7 @@ func (s *Server) agentWhyRoutes() {
 		func(ctx context.Context, in *struct {
 			Named
 			Between
-			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
+			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"Approximate number of points per signal; never more than twice as many"`
 		}) (*answer[control.Timeline], error) {
 			w, err := s.agentWorker(ctx, in.Name)
 			if err != nil {

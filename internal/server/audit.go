@@ -16,8 +16,8 @@ import (
 type AuditFilter struct {
 	WorkerID string `query:"worker_id" maxLength:"128"`
 	Action   string `query:"action" maxLength:"128"`
-	By       string `query:"by" maxLength:"128" doc:"A part of the name of who did it, in any case"`
-	Kind     string `query:"kind" enum:"person,controller,agent,wake,schedule,cloud" doc:"What did it"`
+	By       string `query:"by" maxLength:"128" doc:"Part of the actor's name, case-insensitive"`
+	Kind     string `query:"kind" enum:"person,controller,agent,wake,schedule,cloud" doc:"Cause"`
 	Between
 }
 
@@ -64,7 +64,7 @@ func (s *Server) auditRoutes() {
 	export := route{id: "export-audit", method: "GET", path: base + "/audit/export", role: access.Viewer, doc: "The audit log as JSON lines or as a table, oldest first"}
 	register(s, export, func(ctx context.Context, in *struct {
 		AuditFilter
-		Format string `query:"format" enum:"jsonl,csv" default:"jsonl" doc:"csv is a table without what decisions rest on"`
+		Format string `query:"format" enum:"jsonl,csv" default:"jsonl" doc:"csv is a table without the readings behind decisions"`
 	}) (*huma.StreamResponse, error) {
 		q, err := in.query()
 		if err != nil {

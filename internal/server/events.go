@@ -25,7 +25,7 @@ func (s *Server) eventRoutes() {
 		doc: "Audit entries as they happen, as server-sent events; Last-Event-ID resumes after that entry"}
 	register(s, r, func(ctx context.Context, in *struct {
 		Last     string `header:"Last-Event-ID" maxLength:"20"`
-		Since    string `query:"since" maxLength:"20" doc:"The same as Last-Event-ID, which wins"`
+		Since    string `query:"since" maxLength:"20" doc:"Same as Last-Event-ID, which takes precedence"`
 		WorkerID string `query:"worker_id" maxLength:"128" doc:"Entries about this worker only"`
 	}) (*huma.StreamResponse, error) {
 		start, err := startOf(in.Last, in.Since)

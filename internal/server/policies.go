@@ -200,7 +200,7 @@ func (s *Server) overrideRoutes() {
 	all := base + "/overrides"
 	register(s, route{id: "list-overrides", method: "GET", path: all, role: access.Viewer, doc: "Overrides set by users, in order of creation"},
 		func(ctx context.Context, in *struct {
-			Ended bool `query:"ended" doc:"Those that have ended too, for 60 days"`
+			Ended bool `query:"ended" doc:"Include those that ended, for 60 days"`
 		}) (*answer[control.List[control.Exception]], error) {
 			l, err := s.fleet.Overrides(ctx, in.Ended)
 			if err != nil {

@@ -31,10 +31,10 @@ const (
 // savingsQuestion is what to sum up, and how.
 type savingsQuestion struct {
 	Between
-	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that held when it was decided, if that is recorded; all else for the one that holds now"`
+	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that applied when it was decided, if recorded; everything else counts for the current one"`
 	Every  string `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
-	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also say for each worker, region, policy, instance_type or tag:NAME in which hours of the week it was idle and ran on; at most 1000"`
-	Idle   bool   `query:"idle" default:"true" doc:"false leaves out the idle hours, for which all evidence is read"`
+	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also return, for each worker, region, policy, instance_type or tag:NAME, the hours of the week in which it was idle but kept running; at most 1000"`
+	Idle   bool   `query:"idle" default:"true" doc:"false omits the idle hours, which require reading all evidence"`
 	Zone   string `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
 }
 

@@ -27,7 +27,7 @@ func (s *Server) timelineRoutes() {
 		func(ctx context.Context, in *struct {
 			One
 			Between
-			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
+			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"Approximate number of points per signal; never more than twice as many"`
 		}) (*answer[control.Timeline], error) {
 			w, err := s.fleet.Worker(ctx, in.ID)
 			if err != nil {
@@ -54,7 +54,7 @@ func bound(field, text string) (time.Time, error) {
 // Between is the time range of a question about the past.
 type Between struct {
 	From string `query:"from" maxLength:"80" doc:"RFC 3339, how long before now (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it"`
-	To   string `query:"to" maxLength:"80" doc:"The end, in the same form; default now"`
+	To   string `query:"to" maxLength:"80" doc:"End, in the same format; default: now"`
 }
 
 func (b Between) read() (from, to time.Time, err error) {

@@ -31,13 +31,13 @@ type One struct {
 
 // Paged selects a page of a listing.
 type Paged struct {
-	After string `query:"after" maxLength:"300" doc:"Cursor: next of the page before"`
+	After string `query:"after" maxLength:"300" doc:"Cursor: next from the previous page"`
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 }
 
 // Selected selects workers.
 type Selected struct {
-	Text       string   `query:"q" maxLength:"128" doc:"What is in the name, an id, an address, a tag, the owner or the template, in any case"`
+	Text       string   `query:"q" maxLength:"128" doc:"Text in the name, an id, an address, a tag, the owner or the template, case-insensitive"`
 	Name       string   `query:"name" maxLength:"128" doc:"Exactly this name"`
 	Region     string   `query:"aws_region" maxLength:"32"`
 	Short      string   `query:"region" maxLength:"32" doc:"The same as aws_region"`
@@ -45,7 +45,7 @@ type Selected struct {
 	Template   string   `query:"template" maxLength:"128"`
 	Owner      string   `query:"owner" maxLength:"256"`
 	Tag        []string `query:"tag,explode" maxItems:"10" doc:"name=value, or name for any value"`
-	Terminated bool     `query:"terminated" doc:"Terminated workers too"`
+	Terminated bool     `query:"terminated" doc:"Include terminated workers"`
 }
 
 func (q *Selected) query(ctx context.Context) roster.Query {

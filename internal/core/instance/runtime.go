@@ -113,11 +113,11 @@ type (
 // Image is something that is kept of an image, or of a guest.
 type Image struct {
 	ID     string    `json:"id"`
-	Kind   string    `json:"kind" doc:"unpacked: its files; disk: the disk of guests that is made of them, made anew when it is missing; guest: the files of a guest"`
-	Source string    `json:"source" doc:"What it was made of; empty where that is not known"`
+	Kind   string    `json:"kind" doc:"unpacked: its files; disk: the guest disk built from them, rebuilt if missing; guest: the files of a guest"`
+	Source string    `json:"source" doc:"Source it was created from; empty if unknown"`
 	Bytes  int64     `json:"bytes" doc:"On disk"`
 	MadeAt time.Time `json:"made_at"`
-	UsedAt time.Time `json:"used_at" doc:"When a run was last made of it; when it was made, if none was"`
+	UsedAt time.Time `json:"used_at" doc:"When a run was last created from it; if never, when it was created"`
 	InUse  bool      `json:"in_use" doc:"A run lies upon it"`
 }
 

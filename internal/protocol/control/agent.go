@@ -140,7 +140,7 @@ type AgentView struct {
 type AgentWhy struct {
 	evidence.Account
 	Machine  string `json:"machine"`
-	WorkerID string `json:"worker_id,omitempty" doc:"The worker that it is; absent where it is none"`
+	WorkerID string `json:"worker_id,omitempty" doc:"The worker's id; absent if the machine is not a worker"`
 	// Readings says where they are from: "live" from its last report,
 	// "recorded" from what a server kept, or "unknown" where it is not heard of.
 	Readings string `json:"readings" enum:"live,recorded,unknown"`

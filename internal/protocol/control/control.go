@@ -56,10 +56,10 @@ type Why struct {
 	Halt *fleet.Halt `json:"halt,omitempty"`
 	// Policy is its present effective policy, with schedule, overrides and
 	// budgets; absent at a past time.
-	Policy *WorkerPolicy `json:"policy,omitempty" doc:"What holds for it now; absent at a past time"`
+	Policy *WorkerPolicy `json:"policy,omitempty" doc:"Current effective policy; absent for a past time"`
 	// PolicyThen is the policy by which it was judged at a past time, or when
 	// it was stopped.
-	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"What it was judged by at a past time, or when it was stopped; absent where that is not recorded"`
+	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"Policy at a past time, or when it was stopped; absent if not recorded"`
 }
 
 // Timeline contains a worker's signals over a time range. The number of points
@@ -82,7 +82,7 @@ type Timeline struct {
 type TimelineSignal struct {
 	Signal    string          `json:"signal"`
 	Unit      string          `json:"unit,omitempty"`
-	Threshold float64         `json:"threshold" doc:"Active at or above it, as last recorded"`
+	Threshold float64         `json:"threshold" doc:"Threshold at or above which the signal is active, as last recorded"`
 	Points    []TimelinePoint `json:"points"`
 }
 
@@ -92,7 +92,7 @@ type TimelinePoint struct {
 	At    time.Time  `json:"at"`
 	Until time.Time  `json:"until"`
 	State idle.State `json:"state" doc:"unknown, quiet, active or absent"`
-	Value *float64   `json:"value" doc:"Null where it is not known or there is no source"`
+	Value *float64   `json:"value" doc:"Null if unknown or if there is no source"`
 }
 
 // TimelineVerdict is a time during which the engine said the same.
@@ -109,7 +109,7 @@ type TimelineVerdict struct {
 type TimelinePower struct {
 	From   time.Time `json:"from"`
 	To     time.Time `json:"to"`
-	Status string    `json:"status" doc:"Empty is not known: from before lull had it"`
+	Status string    `json:"status" doc:"Empty if unknown: from before lull managed it"`
 }
 
 // TimelineChange is a change of the worker's power.
@@ -121,27 +121,27 @@ type TimelineChange struct {
 // SimulatedPolicy names a policy, or gives its numbers under a name.
 type SimulatedPolicy struct {
 	Name           string `json:"name" minLength:"1" maxLength:"128"`
-	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is that of the named policy"`
-	SnoozeMinutes  *int   `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is none; absent is the named policy's, or what was in force"`
+	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 uses the named policy's value"`
+	SnoozeMinutes  *int   `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 for none; absent uses the named policy's value, or the recorded one"`
 	Action         string `json:"action,omitempty" maxLength:"32"`
 	// Policy is the named policy that says what is not given here.
-	Policy            string   `json:"policy,omitempty" maxLength:"128" doc:"The named policy that says what is not given; absent is the one of that name, unless timeout_minutes is given"`
-	WarnBeforeMinutes *int     `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 is none; absent is the named policy's, or what was in force"`
-	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
+	Policy            string   `json:"policy,omitempty" maxLength:"128" doc:"Named policy that supplies missing values; absent uses the policy of that name, unless timeout_minutes is set"`
+	WarnBeforeMinutes *int     `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 for none; absent uses the named policy's value, or the recorded one"`
+	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent uses the recorded ones. Times at which one of them was not read are unknown"`
 	// Signals and Thresholds are of agents alone.
-	Signals    []string           `json:"signals,omitempty" maxItems:"32" doc:"Of agents: only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
+	Signals    []string           `json:"signals,omitempty" maxItems:"32" doc:"For agents: only these signals count; absent uses the recorded ones. Times at which one of them was not read are unknown"`
 	Thresholds map[string]float64 `json:"thresholds,omitempty" doc:"For agents: threshold at which a signal counts as active, in its unit (cpu and gpu in percent, network and disk in KB/min); absent uses what was in force"`
-	Schedule   *string            `json:"schedule,omitempty" maxLength:"128" doc:"The schedule that is followed, as if it always had been; empty is none. Absent is the policy's, or what was in force"`
+	Schedule   *string            `json:"schedule,omitempty" maxLength:"128" doc:"Schedule to follow, as if it had always applied; empty for none. Absent uses the policy's, or the recorded one"`
 }
 
 // Simulate asks what policies would have done in a recorded time.
 type Simulate struct {
-	Policies      []SimulatedPolicy `json:"policies,omitempty" maxItems:"8" doc:"None is all named policies with an idle timeout, at most 32"`
+	Policies      []SimulatedPolicy `json:"policies,omitempty" maxItems:"8" doc:"Empty means all named policies with an idle timeout, at most 32"`
 	From          string            `json:"from,omitempty" maxLength:"80" doc:"RFC 3339, how long before now (7d), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default seven days before to"`
-	To            string            `json:"to,omitempty" maxLength:"80" doc:"In the same form; default now"`
-	Of            string            `json:"of,omitempty" enum:"workers,agents" doc:"What is replayed: workers as the server saw them, or machines as their agents saw themselves; default workers"`
-	WorkerIDs     []string          `json:"worker_ids,omitempty" maxItems:"1000" doc:"Default all"`
-	Machines      []string          `json:"machines,omitempty" maxItems:"1000" doc:"Of agents; default all"`
+	To            string            `json:"to,omitempty" maxLength:"80" doc:"In the same format; default: now"`
+	Of            string            `json:"of,omitempty" enum:"workers,agents" doc:"What to replay: workers as the server observed them, or machines as their agents observed them; default: workers"`
+	WorkerIDs     []string          `json:"worker_ids,omitempty" maxItems:"1000" doc:"Default: all"`
+	Machines      []string          `json:"machines,omitempty" maxItems:"1000" doc:"For agents; default: all"`
 	Tags          map[string]string `json:"tags,omitempty"`
 	Region        string            `json:"aws_region,omitempty" maxLength:"32"`
 	WindowMinutes int               `json:"window_minutes,omitempty" minimum:"0" maximum:"1440" doc:"Use this soon after a pause makes it a false stop; 0 is 15"`
@@ -178,8 +178,8 @@ type SimulatedOutcome struct {
 	Schedule       string          `json:"schedule,omitempty" doc:"Schedule to follow; absent uses what was in force, or none"`
 	Pauses         int             `json:"pauses"`
 	FalseStops     int             `json:"false_stops" doc:"Pauses after which the user came back within the window"`
-	UnknownHours   float64         `json:"unknown_hours" doc:"Of which nothing is recorded; nothing is decided in them"`
-	Stops          []evidence.Stop `json:"stops" doc:"The false ones first, at most 200"`
+	UnknownHours   float64         `json:"unknown_hours" doc:"Time without records; no decision falls into it"`
+	Stops          []evidence.Stop `json:"stops" doc:"False stops first, at most 200"`
 }
 
 // Savings contains what real stops avoided, and the idle time that was not
@@ -309,7 +309,7 @@ type Settings struct {
 type NewToken struct {
 	Name       string `json:"name" minLength:"1" maxLength:"128"`
 	Role       string `json:"role" enum:"viewer,operator,admin,agent,host"`
-	Machine    string `json:"machine,omitempty" maxLength:"128" doc:"The machine that an agent's or host's token speaks for"`
+	Machine    string `json:"machine,omitempty" maxLength:"128" doc:"Machine that an agent's or host's token is bound to"`
 	TTLSeconds int64  `json:"ttl_seconds,omitempty" minimum:"0" maximum:"316224000" doc:"0 does not expire"`
 }
 
@@ -368,7 +368,7 @@ type Health struct {
 
 // Shards is which servers share the fleet and what this one owns of it.
 type Shards struct {
-	Server       string   `json:"server" doc:"The one that answers"`
+	Server       string   `json:"server" doc:"The server that answers"`
 	Role         string   `json:"role"`
 	Members      []Member `json:"members"`
 	Held         []int    `json:"shards" doc:"Parts of the fleet that this server owns"`
@@ -398,7 +398,7 @@ type Session struct {
 type Auth struct {
 	Issuer   string `json:"issuer,omitempty"`
 	ClientID string `json:"client_id,omitempty"`
-	Login    string `json:"login,omitempty" doc:"Where a browser begins"`
+	Login    string `json:"login,omitempty" doc:"Start page for a browser"`
 }
 
 // Reset tells a reader of the event stream that events may be missing, so

@@ -14,18 +14,18 @@ import (
 // HaltTurn asks for the fleet's halt: at once if it is not the one that the
 // machine knows, otherwise as soon as it changes.
 type HaltTurn struct {
-	Known string  `json:"known,omitempty" maxLength:"128" doc:"mark of the last answer; empty asks for an answer at once"`
+	Known string  `json:"known,omitempty" maxLength:"128" doc:"mark of the previous answer; empty requests an immediate answer"`
 	Wait  float64 `json:"wait_seconds,omitempty" minimum:"0" maximum:"60" doc:"How long to wait for a change"`
 }
 
 // HaltAnswer is the fleet's halt as a machine that reports hears of it.
 type HaltAnswer struct {
-	Mark string `json:"mark" doc:"Goes back as known with the next request"`
+	Mark string `json:"mark" doc:"Send it back as known with the next request"`
 	// Halt is nil while the fleet is not halted.
 	Halt *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted the fleet, since when, until when and why; absent while it is not halted"`
 	// Left is how long the halt still holds, so that the machine's clock does not
 	// matter; 0 for one without an end.
-	Left float64 `json:"left_seconds,omitempty" doc:"How long the halt still holds; absent for one without an end"`
+	Left float64 `json:"left_seconds,omitempty" doc:"Remaining time of the halt; absent if it has no end"`
 	// Again is the pause before the next request. A server with too many
 	// requests waiting answers at once and asks for one.
 	Again float64 `json:"again_after_seconds,omitempty" doc:"Pause before the next request, in seconds"`

@@ -69,7 +69,7 @@ type HostInstance struct {
 	LastResumedAt  *time.Time           `json:"last_resumed_at"`
 	LastResumedBy  string               `json:"last_resumed_by"`
 	IdleFor        float64              `json:"idle_for" doc:"Seconds"`
-	PauseAt        *time.Time           `json:"pause_at" doc:"When it is paused if nothing happens; null when a block has no known end"`
+	PauseAt        *time.Time           `json:"pause_at" doc:"When it will be paused without further activity; null if a block has no known end"`
 	NextStep       string               `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
 	NextStepAt     *time.Time           `json:"next_step_at"`
 	PauseAfter     float64              `json:"pause_after" doc:"Seconds; 0 is never"`
@@ -78,14 +78,14 @@ type HostInstance struct {
 	Leases         []idle.Lease         `json:"leases"`
 	Endpoints      []instance.Endpoint  `json:"endpoints"`
 	Blocks         []idle.Block         `json:"blocks"`
-	Memory         int64                `json:"memory_bytes" doc:"0 is not known, or none"`
+	Memory         int64                `json:"memory_bytes" doc:"0 if unknown or none"`
 	MemoryLimit    int64                `json:"memory_limit"`
 	PauseCount     uint64               `json:"pause_count"`
 	WakeCount      uint64               `json:"wake_count"`
 	RestartCount   int                  `json:"restart_count"`
 	ExitCode       *int                 `json:"exit_code"`
 	CrashLooping   bool                 `json:"crash_looping"`
-	Waiting        *HostInstanceWaiting `json:"waiting" doc:"For room to start or wake; null when it does not"`
+	Waiting        *HostInstanceWaiting `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
 
 // HostInstanceWaiting is a start or wake that waits for memory on its host.
@@ -156,19 +156,19 @@ type HostSummary struct {
 	// Unheard is why it is not heard, for display.
 	Unheard    string  `json:"unheard,omitempty"`
 	AgeSeconds float64 `json:"age_seconds"`
-	Interval   float64 `json:"interval_seconds" doc:"It promised a report within it"`
-	Server     string  `json:"server" doc:"The server that it reports to; empty if none is known"`
+	Interval   float64 `json:"interval_seconds" doc:"Time within which it promised its next report"`
+	Server     string  `json:"server" doc:"Server it reports to; empty if unknown"`
 
 	Version   string         `json:"version"`
 	Outdated  bool           `json:"outdated"`
 	StartedAt *time.Time     `json:"started_at"`
 	Halted    bool           `json:"halted"`
-	Halt      *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
+	Halt      *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent if not halted"`
 	Total     int            `json:"instances_total"`
-	LeftOut   int            `json:"left_out" doc:"Instances that it has beside those"`
+	LeftOut   int            `json:"left_out" doc:"Number of further instances"`
 	Counts    map[string]int `json:"counts" doc:"Instances by state, as last heard"`
 	Memory    HostMemory     `json:"memory"`
-	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as it is known"`
+	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as known"`
 	Faults    []string       `json:"faults"`
 	// ClockOffset is how far its clock is ahead of the server's, in seconds,
 	// including the transit time of the report.

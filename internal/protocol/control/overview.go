@@ -43,7 +43,7 @@ type WorkerRow struct {
 	IdleMinutes    float64    `json:"idle_minutes"`
 	TimeoutMinutes float64    `json:"timeout_minutes"`
 	LastActivityAt *time.Time `json:"last_activity_at"`
-	TargetPauseAt  *time.Time `json:"target_pause_at" doc:"What comes first: its pause, or the end of its time"`
+	TargetPauseAt  *time.Time `json:"target_pause_at" doc:"Whichever comes first: its pause or its expiry"`
 	// Expiry is the end of its time; absent if it has none.
 	Expiry       *evidence.Expiry `json:"expiry,omitempty"`
 	SnoozeUntil  *time.Time       `json:"snooze_until"`
@@ -67,7 +67,7 @@ type Overview struct {
 	Total     int              `json:"total"`
 	Matched   int              `json:"matched"`
 	Counts    map[Standing]int `json:"counts"`
-	Attention []WorkerRow      `json:"attention" doc:"The most urgent of all workers, most urgent first"`
+	Attention []WorkerRow      `json:"attention" doc:"The most urgent workers, most urgent first"`
 	Urgent    int              `json:"attention_total"`
 	Regions   []string         `json:"aws_regions"`
 	Offset    int              `json:"offset"`

@@ -38,16 +38,16 @@ type BudgetBody struct {
 	PerMinutes  int          `json:"per_minutes"`
 	Reasons     []string     `json:"reasons,omitempty"`
 	Selector    policy.Scope `json:"selector,omitzero"`
-	During      string       `json:"during,omitempty" doc:"Schedule while which it holds"`
+	During      string       `json:"during,omitempty" doc:"Schedule during which it applies"`
 }
 
 // Apply assigns a policy or schedule to named workers, or to all present and
 // future workers that a selector matches.
 type Apply struct {
 	policy.Scope
-	All      bool `json:"all,omitempty" doc:"An empty selector needs it"`
-	Priority *int `json:"priority,omitempty" doc:"Between selectors of one worker the highest wins"`
-	Remove   bool `json:"remove,omitempty" doc:"Take it away instead; refused where another one is in place"`
+	All      bool `json:"all,omitempty" doc:"Required for an empty selector"`
+	Priority *int `json:"priority,omitempty" doc:"Among selectors that match a worker, the highest wins"`
+	Remove   bool `json:"remove,omitempty" doc:"Remove it instead; refused if a different one is in place"`
 }
 
 // Applied lists what an Apply changed: workers, or the selector's group.
@@ -60,9 +60,9 @@ type Applied struct {
 type NewOverride struct {
 	Kind     string       `json:"kind" enum:"keep,skip,freeze,policy"`
 	Selector policy.Scope `json:"selector,omitzero"`
-	All      bool         `json:"all,omitempty" doc:"An empty selector needs it"`
+	All      bool         `json:"all,omitempty" doc:"Required for an empty selector"`
 	Policy   string       `json:"policy,omitempty" maxLength:"64"`
-	From     string       `json:"from,omitempty" maxLength:"80" doc:"Beginning, as until; now if not given"`
+	From     string       `json:"from,omitempty" maxLength:"80" doc:"Start, in the same format as until; default: now"`
 	Until    string       `json:"until,omitempty" maxLength:"80" doc:"End; without until and for, keep and skip end with the day in NOTIFY_TIME_ZONE in which they begin: RFC 3339, 18:00, fri 18:00, 2006-01-02 15:04, with a zone such as Europe/Berlin behind it; UTC without"`
 	For      string       `json:"for,omitempty" maxLength:"40" doc:"Length instead of an end: 2h, 1d"`
 	Reason   string       `json:"reason,omitempty" maxLength:"256"`
@@ -71,7 +71,7 @@ type NewOverride struct {
 // Exception is an override with the names of its workers.
 type Exception struct {
 	policy.Override
-	WorkerNames map[string]string `json:"worker_names,omitempty" doc:"Names of its workers, by id; of one that is gone there is none"`
+	WorkerNames map[string]string `json:"worker_names,omitempty" doc:"Names of its workers, by id; removed workers have none"`
 }
 
 // Whom describes which workers the override applies to.

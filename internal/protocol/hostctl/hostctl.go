@@ -23,7 +23,7 @@ type Instance struct {
 	Enabled            bool                `json:"enabled" doc:"False means stopped and not woken"`
 	Runtime            string              `json:"runtime"`
 	Command            []string            `json:"command"`
-	PID                int                 `json:"pid" doc:"Main process, 0 when there is none"`
+	PID                int                 `json:"pid" doc:"Main process; 0 if none"`
 	CreatedAt          time.Time           `json:"created_at"`
 	StartedAt          *time.Time          `json:"started_at"`
 	LastActivityAt     *time.Time          `json:"last_activity_at"`
@@ -32,13 +32,13 @@ type Instance struct {
 	LastResumedAt      *time.Time          `json:"last_resumed_at"`
 	LastResumedBy      string              `json:"last_resumed_by"`
 	IdleFor            float64             `json:"idle_for" doc:"Seconds since the last activity"`
-	PauseAt            *time.Time          `json:"pause_at" doc:"When it is paused if nothing happens; null when a block has no known end"`
+	PauseAt            *time.Time          `json:"pause_at" doc:"When it will be paused without further activity; null if a block has no known end"`
 	StopAt             *time.Time          `json:"stop_at" doc:"When a paused instance is stopped; null for never, as while connections are open that may not be ignored"`
-	Connections        int                 `json:"connections" doc:"Open inbound connections that hold"`
+	Connections        int                 `json:"connections" doc:"Open inbound connections that prevent a pause"`
 	Leases             []idle.Lease        `json:"leases"`
 	LeaseHeld          bool                `json:"lease_held"`
 	LeaseReason        string              `json:"lease_reason"`
-	LeaseExpiresAt     *time.Time          `json:"lease_expires_at" doc:"Of the lease that ends last"`
+	LeaseExpiresAt     *time.Time          `json:"lease_expires_at" doc:"End of the lease that expires last"`
 	IdlePolicy         string              `json:"idle_policy"`
 	PauseAfter         float64             `json:"pause_after" doc:"Seconds; 0 is never"`
 	StopAfter          float64             `json:"stop_after" doc:"Seconds from entering paused; 0 is never"`
@@ -47,7 +47,7 @@ type Instance struct {
 	Image              string              `json:"image"`
 	MemoryLimit        int64               `json:"memory_limit" doc:"Bytes; 0 is the runtime's default"`
 	CPUs               float64             `json:"cpus" doc:"0 is the runtime's default"`
-	Net                string              `json:"net" doc:"none, outbound or full; empty where it has no network of its own, or is outbound"`
+	Net                string              `json:"net" doc:"none, outbound or full; empty if it has no separate network, or is outbound"`
 	Workspace          string              `json:"workspace"`
 	SnoozeUntil        *time.Time          `json:"snooze_until"`
 	Endpoints          []instance.Endpoint `json:"endpoints"`
@@ -55,26 +55,26 @@ type Instance struct {
 	Blocks             []idle.Block        `json:"blocks" doc:"Everything that prevents a pause right now"`
 	ExitCode           *int                `json:"exit_code"`
 	RestartCount       int                 `json:"restart_count"`
-	RestartAt          *time.Time          `json:"restart_at" doc:"When a program that ended is started again"`
+	RestartAt          *time.Time          `json:"restart_at" doc:"When to restart a program that ended"`
 	CrashLooping       bool                `json:"crash_looping"`
 	PauseCount         uint64              `json:"pause_count"`
 	WakeCount          uint64              `json:"wake_count"`
 	MemoryBytes        int64               `json:"memory_bytes" doc:"Resident memory, 0 when stopped or unknown"`
 	ReclaimedBytes     int64               `json:"reclaimed_bytes"`
 	SavedBytes         int64               `json:"saved_bytes" doc:"On disk while hibernated"`
-	BootedAnew         string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
-	Misset             string              `json:"misset,omitempty" doc:"What is wrong with its settings together with those that the host has now"`
-	WakesOnConnection  bool                `json:"wakes_on_connection" doc:"While it sleeps, a client can wake it: it exposes a port, or listens on a socket of its own, a unix socket too"`
-	Unwritable         string              `json:"unwritable,omitempty" doc:"Why the host cannot record changes of it now, such as a full disk: automatic actions wait"`
-	Trouble            string              `json:"trouble,omitempty" doc:"What keeps it from working although it runs, such as a QEMU that does not answer"`
+	BootedAnew         string              `json:"booted_anew" doc:"Why it booted although it had been hibernated"`
+	Misset             string              `json:"misset,omitempty" doc:"Conflicts between its settings and the host's current settings"`
+	WakesOnConnection  bool                `json:"wakes_on_connection" doc:"A client can wake it while it sleeps: it exposes a port, or listens on its own socket, including a unix socket"`
+	Unwritable         string              `json:"unwritable,omitempty" doc:"Why the host cannot record its changes now, such as a full disk; automatic actions wait"`
+	Trouble            string              `json:"trouble,omitempty" doc:"Fault that keeps a running instance from working, such as a QEMU that does not answer"`
 	NextStep           string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
 	NextStepAt         *time.Time          `json:"next_step_at"`
-	Unavailable        string              `json:"unavailable,omitempty" doc:"Why it is not known how it is: its runtime is not there, or its run does not answer; its state is the last that was recorded"`
+	Unavailable        string              `json:"unavailable,omitempty" doc:"Why its current state is unknown: its runtime is missing, or its run does not answer; state is the last recorded one"`
 	Wakes              bool                `json:"wake_from_stopped" doc:"A connection to an exposed port starts it after lull stopped it"`
-	StartsOnConnection bool                `json:"starts_on_connection" doc:"It is stopped, and a connection to an exposed port starts it"`
-	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections to some ports do not, although they are meant to"`
-	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel demands that of an ordinary user who has binds reported"`
-	Waiting            *Waiting            `json:"waiting" doc:"For room to start or wake; null when it does not"`
+	StartsOnConnection bool                `json:"starts_on_connection" doc:"Stopped, and a connection to an exposed port starts it"`
+	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections to some ports do not wake it, although they should"`
+	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel requires this for an ordinary user's bind filter"`
+	Waiting            *Waiting            `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
 
 // Waiting is a start or wake that this host has no room for yet.
@@ -88,21 +88,21 @@ type Waiting struct {
 // Room is a host's capacity for instances of known size, and its queue.
 // Counters begin with this daemon.
 type Room struct {
-	Memory  int64  `json:"memory_bytes" doc:"That instances of a known size may hold together; 0 is not bounded"`
-	Free    int64  `json:"free_bytes" doc:"Of it; 0 where it is not bounded"`
-	Places  int    `json:"wakes" doc:"Slow starts and restores that run at once; 0 is not bounded"`
+	Memory  int64  `json:"memory_bytes" doc:"Total memory that instances of a known size may hold; 0 if unlimited"`
+	Free    int64  `json:"free_bytes" doc:"Limit; 0 if unlimited"`
+	Places  int    `json:"wakes" doc:"Maximum concurrent slow starts and restores; 0 if unlimited"`
 	Taken   int    `json:"wakes_running"`
 	Waiting int    `json:"waiting"`
-	Longest int    `json:"waiting_most" doc:"The longest that the queue has been"`
+	Longest int    `json:"waiting_most" doc:"Maximum length of the queue so far"`
 	Granted uint64 `json:"granted"`
-	Refused uint64 `json:"refused" doc:"Starts and wakes that found no room in time"`
-	Pushed  uint64 `json:"pushed_down" doc:"Steps down the ladder that an instance took for another"`
+	Refused uint64 `json:"refused" doc:"Starts and wakes that timed out waiting for room"`
+	Pushed  uint64 `json:"pushed_down" doc:"Steps down the ladder that an instance took to make room for another"`
 }
 
 // Why answers why an instance runs, or why it was paused or stopped.
 type Why struct {
 	evidence.Account
-	Instance Instance    `json:"instance" doc:"As it is now"`
+	Instance Instance    `json:"instance" doc:"Current state"`
 	Relay    *RelayStats `json:"relay,omitempty"`
 }
 
@@ -133,16 +133,16 @@ type Logs struct {
 
 // Clone asks for an instance made out of what another one saved to disk.
 type Clone struct {
-	Name      string              `json:"name" doc:"Of the new instance"`
-	Expose    []instance.Endpoint `json:"expose,omitempty" doc:"Its ports; those of the other are not taken over"`
-	Workspace bool                `json:"workspace,omitempty" doc:"It gets the workspace of the other, too; otherwise everything in it fails with EIO until it is started anew"`
+	Name      string              `json:"name" doc:"Name of the new instance"`
+	Expose    []instance.Endpoint `json:"expose,omitempty" doc:"Ports of the clone; the source's ports are not copied"`
+	Workspace bool                `json:"workspace,omitempty" doc:"Share the source's workspace; otherwise everything in it fails with EIO until the clone is restarted"`
 }
 
 // Image is an image as it is kept on a host.
 type Image struct {
 	instance.Image
-	Keeper string   `json:"keeper" doc:"Who keeps it"`
-	UsedBy []string `json:"used_by" doc:"Instances that were made of it"`
+	Keeper string   `json:"keeper" doc:"Holder"`
+	UsedBy []string `json:"used_by" doc:"Instances created from it"`
 }
 
 // Change contains the settings that can be changed on an existing instance;
@@ -210,7 +210,7 @@ type Status struct {
 	PID        int               `json:"pid"`
 	StartedAt  time.Time         `json:"started_at"`
 	Halted     bool              `json:"halted"`
-	Halt       *idle.HaltedBy    `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
+	Halt       *idle.HaltedBy    `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent if not halted"`
 	DataDir    string            `json:"data_dir"`
 	Instances  map[string]int    `json:"instances" doc:"Count by state"`
 	Freezer    string            `json:"freezer" doc:"How processes are frozen here"`
@@ -219,16 +219,16 @@ type Status struct {
 	FileLimit  uint64            `json:"file_limit"`
 	Goroutines int               `json:"goroutines"`
 	Room       Room              `json:"room" doc:"Memory and places for starts and wakes"`
-	Faults     []string          `json:"faults" doc:"What is wrong, each with what to do"`
-	Missing    map[string]string `json:"missing" doc:"Why a runtime can make no instance here, by the runtime; checked whenever it is read"`
-	LeftAlone  []string          `json:"left_alone,omitempty" doc:"Containers of Docker whose labels ask that they be taken over, and that cannot be, each with the reason"`
-	Server     *ServerLink       `json:"server" doc:"The server that it reports to; null without one"`
+	Faults     []string          `json:"faults" doc:"Problems, each with what to do"`
+	Missing    map[string]string `json:"missing" doc:"Why a runtime cannot create instances here, by runtime; checked on every read"`
+	LeftAlone  []string          `json:"left_alone,omitempty" doc:"Docker containers with lull labels that cannot be managed, each with the reason"`
+	Server     *ServerLink       `json:"server" doc:"Server it reports to; null if none"`
 }
 
 // ServerLink is how it stands with the server that a host reports to.
 type ServerLink struct {
 	URL          string     `json:"url"`
-	Host         string     `json:"host" doc:"What this host is called there"`
+	Host         string     `json:"host" doc:"This host's name on the server"`
 	ReportedAt   *time.Time `json:"reported_at" doc:"The last report that arrived since the last failure"`
 	Error        string     `json:"error" doc:"Why the last report did not arrive; empty if it did"`
 	FailingSince *time.Time `json:"failing_since"`
