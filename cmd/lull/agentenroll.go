@@ -46,8 +46,8 @@ The token is read from --token-file or standard input, never from the command
 line, where every local user could see it.
 
 A worker launched from a template with agent: true enrolls itself: its user data
-runs this command with --enrollment-file. The secret in that file is exchanged,
-once, for a token bound to this instance.`,
+runs this command with --enrollment-file. The secret in that file is exchanged
+for a token bound to this instance, which replaces an earlier one.`,
 		Example: "  lull agent enroll --server https://lull.example.com:7070 --token-file token\n  lull agent enroll --server https://lull.example.com:7070 --server-ca ca.pem --token-file token",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

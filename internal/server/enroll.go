@@ -21,7 +21,7 @@ import (
 // the secret from their user data, which only that instance can read.
 func (s *Server) enrollRoutes() {
 	register(s, route{id: "enroll-agent", method: "POST", path: base + "/agents/enroll", status: http.StatusOK, secret: true,
-		doc: "Exchange the enrollment secret of a launched machine, as the bearer, for the token of its agent; once, within an hour of the launch"},
+		doc: "Exchange the enrollment secret of a launched machine, as the bearer, for the token of its agent, within an hour of the launch; a second exchange replaces the token"},
 		func(ctx context.Context, in *struct{ Body control.Enrollment }) (*answer[control.Enrolled], error) {
 			w, err := s.enrolling(ctx)
 			if err != nil {
@@ -59,7 +59,8 @@ func (s *Server) enrolling(ctx context.Context) (fleet.Worker, error) {
 }
 
 // enroll creates the token of the agent of w's machine. A second call for the
-// same launch is refused, also if both run at once on different servers.
+// same launch, whose first answer may be lost, replaces the token: one is valid,
+// also if both run at once on different servers. A revoked one is not replaced.
 func (s *Server) enroll(ctx context.Context, w fleet.Worker, instance string) (control.Enrolled, error) {
 	switch {
 	case w.EC2InstanceID == "":
@@ -74,7 +75,7 @@ func (s *Server) enroll(ctx context.Context, w fleet.Worker, instance string) (c
 	}
 	_, secret, err := s.tokens.Create(ctx, access.Wanted{Name: "agent of " + w.ID, Role: access.Agent, Machine: instance, By: by.Name, Once: w.Launch.Token}, ops...)
 	if errors.Is(err, access.ErrUsed) {
-		return control.Enrolled{}, fault(http.StatusConflict, "already_enrolled", "cannot enroll again: the enrollment secret of worker "+w.ID+" was used; revoke its token if that was not its machine, and enroll with lull agent enroll --token-file")
+		return control.Enrolled{}, fault(http.StatusConflict, "already_enrolled", "cannot enroll again: the enrollment secret of worker "+w.ID+" was used and its token revoked; enroll with lull agent enroll --token-file")
 	}
 	return control.Enrolled{WorkerID: w.ID, Machine: instance, Token: secret}, err
 }

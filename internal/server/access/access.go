@@ -71,6 +71,8 @@ type Token struct {
 type record struct {
 	Token
 	Hash string `json:"hash"`
+	// Rotations counts the secrets that this one replaced.
+	Rotations int `json:"rotations,omitempty"`
 }
 
 var codec = store.Codec[record]{Version: 1}
@@ -156,11 +158,12 @@ func (t *Tokens) forget(key string) {
 	delete(t.byID, strings.TrimPrefix(key, prefix))
 }
 
-// remember keeps a record, but never lets an older one undo a revocation.
+// remember keeps a record, but never lets an older one undo a revocation or
+// bring back a secret that was replaced.
 func (t *Tokens) remember(r record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if old, ok := t.byID[r.ID]; ok && old.RevokedAt != nil && r.RevokedAt == nil {
+	if old, ok := t.byID[r.ID]; ok && (old.RevokedAt != nil && r.RevokedAt == nil || old.Rotations > r.Rotations) {
 		return
 	}
 	t.byID[r.ID] = r
@@ -173,8 +176,9 @@ type Wanted struct {
 	Machine string
 	TTL     time.Duration // 0 never expires
 	By      string
-	// Once, if not empty, names what the token is created for. A second token
-	// for the same is refused, permanently.
+	// Once, if not empty, names what the token is created for. A second one for
+	// the same machine replaces the first, whose secret then ends. Once it was
+	// revoked, or for another machine, it is refused permanently.
 	Once string
 }
 
@@ -214,26 +218,35 @@ func (t *Tokens) Create(ctx context.Context, w Wanted, also ...store.Op) (Token,
 		return Token{}, "", &InvalidError{"name", fmt.Sprintf("there are %d tokens; revoke and remove some", n)}
 	}
 	r, clear := mint(w)
-	if err := t.put(ctx, r, also); err != nil {
+	r, err := t.put(ctx, r, w.Once != "", also)
+	if err != nil {
 		return Token{}, "", err
 	}
 	return r.Token, clear, nil
 }
 
-func (t *Tokens) put(ctx context.Context, r record, also []store.Op) error {
+func (t *Tokens) put(ctx context.Context, r record, replace bool, also []store.Op) (record, error) {
 	key := prefix + r.ID
 	_, err := store.Update(ctx, t.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+		r.Rotations = 0
 		if old.Exists() {
-			return nil, nil, ErrUsed
+			was, err := codec.Decode(key, old.Data)
+			switch {
+			case err != nil:
+				return nil, nil, err
+			case !replace || was.RevokedAt != nil || was.Machine != r.Machine || was.Role != r.Role:
+				return nil, nil, ErrUsed
+			}
+			r.Rotations = was.Rotations + 1
 		}
 		data, err := codec.Encode(key, r)
 		return data, also, err
 	})
 	if err != nil {
-		return fmt.Errorf("cannot store token %q: %w", r.Name, err)
+		return r, fmt.Errorf("cannot store token %q: %w", r.Name, err)
 	}
 	t.remember(r)
-	return nil
+	return r, nil
 }
 
 func mint(w Wanted) (record, string) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -167,4 +168,58 @@ func FuzzCheck(f *testing.F) {
 			t.Errorf("%q: %v", given, err)
 		}
 	})
+}
+
+// TestOnceReplaces checks that a token that is created again for the same
+// machine, also at once and by two servers, leaves exactly one valid secret, and
+// that a revoked one does not come back.
+func TestOnceReplaces(t *testing.T) {
+	db := mem.New(mem.Options{})
+	a, b := open(t, db), open(t, db)
+	w := access.Wanted{Name: "agent of w", Role: access.Agent, Machine: "i-1", By: "test", Once: "launch"}
+	secrets := make([]string, 8)
+	var all sync.WaitGroup
+	for i := range secrets {
+		all.Go(func() {
+			var err error
+			if _, secrets[i], err = []*access.Tokens{a, b}[i%2].Create(t.Context(), w); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	valid := func(x *access.Tokens) (n int) {
+		for _, secret := range secrets {
+			if _, err := x.Check(time.Now(), secret); err == nil {
+				n++
+			}
+		}
+		return n
+	}
+	last := ""
+	waittest.Until(t, "both servers accept the same one secret", func() bool {
+		both := 0
+		for _, secret := range secrets {
+			_, errA := a.Check(time.Now(), secret)
+			_, errB := b.Check(time.Now(), secret)
+			if errA == nil && errB == nil {
+				both, last = both+1, secret
+			}
+		}
+		return both == 1 && valid(a) == 1 && valid(b) == 1
+	})
+	other := w
+	other.Machine = "i-2"
+	if _, _, err := a.Create(t.Context(), other); !errors.Is(err, access.ErrUsed) {
+		t.Errorf("another machine: %v", err)
+	}
+	if _, err := a.Revoke(t.Context(), a.List()[0].ID, "me"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.Create(t.Context(), w); !errors.Is(err, access.ErrUsed) {
+		t.Errorf("after the revocation: %v", err)
+	}
+	if _, err := a.Check(time.Now(), last); !errors.Is(err, access.ErrDenied) {
+		t.Errorf("the revoked secret: %v", err)
+	}
 }
