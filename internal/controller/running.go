@@ -210,8 +210,11 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 		return outcome{}, false
 	}
 	use := "it is stopped"
-	if j.w.Status == power.WorkerRunning {
+	switch j.w.Status {
+	case power.WorkerRunning:
 		use = j.casus().Use()
+	case power.WorkerFailed:
+		use = "it has failed, so what uses it is unknown"
 	}
 	if !x.Warned {
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {

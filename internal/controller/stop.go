@@ -549,7 +549,8 @@ func (j *job) terminatePending(ctx context.Context) outcome {
 	return j.lost(ctx) // twice, as a call that was sent may still land
 }
 
-// failed waits for a user, and notices what is done to its instance.
+// failed waits for a user or the worker's expiry, and notices what is done to
+// its instance.
 func (j *job) failed(ctx context.Context) outcome {
 	if j.w.EC2InstanceID == "" {
 		return outcome{Result: Skip}
@@ -560,7 +561,20 @@ func (j *job) failed(ctx context.Context) outcome {
 	if out, done := j.adoptDeadline(ctx); done {
 		return out
 	}
-	return outcome{Result: Success}
+	if j.expiry() == nil {
+		return outcome{Result: Success}
+	}
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	if out, ended := j.ttl(ctx); ended {
+		return out
+	}
+	next := j.nextTTL()
+	if next.IsZero() {
+		next = j.now.Add(j.s.ReconcileInterval)
+	}
+	return outcome{Success, next}
 }
 
 // unknown waits for a state that is known.

@@ -90,6 +90,50 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 	}
 }
 
+// TestEndOfAFailedWorker checks that the instance of a worker whose start failed
+// is stopped or terminated at its expiry, after a warning, and that a refused
+// termination is not repeated.
+func TestEndOfAFailedWorker(t *testing.T) {
+	for name, c := range map[string]struct {
+		action    string
+		protected bool
+		status    power.Worker // two hours after the expiry
+		calls     string
+	}{
+		"stop":      {fleet.ActionStop, false, power.WorkerStopped, "stop"},
+		"terminate": {"terminate", false, power.WorkerTerminated, "terminate"},
+		"protected": {"terminate", true, power.WorkerFailed, "terminate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				r.world.mu.Lock()
+				r.world.unaddressed = true
+				if c.protected {
+					failing("terminate", Protected, false)(r.world)
+				}
+				r.world.mu.Unlock()
+				id := r.create().ID
+				r.await(id, power.WorkerFailed, time.Hour)
+				end := time.Now().Add(6 * time.Hour).UTC().Round(0)
+				r.profile(id, fleet.Profile{TTLDeadline: &end, TTLAction: &c.action})
+				time.Sleep(time.Until(end.Add(-time.Minute)))
+				if w := r.worker(id); w.Status != power.WorkerFailed || w.WarningFor != fleet.ReasonTTL {
+					t.Errorf("a minute before its end it is %s, warned for %q", w.Status, w.WarningFor)
+				}
+				time.Sleep(2 * time.Hour)
+				r.world.mu.Lock()
+				calls := r.world.calls[c.calls]
+				r.world.mu.Unlock()
+				if w := r.worker(id); w.Status != c.status || calls != 1 {
+					t.Errorf("two hours later it is %s (%s), after %d calls", w.Status, w.StatusReason, calls)
+				}
+			})
+		})
+	}
+}
+
 // TestWarningOfTTL checks that a worker in use is warned of its expiry as early
 // as its policy says, and at least a minute before. If the deadline is nearer,
 // it is warned now and expires when that time has passed.

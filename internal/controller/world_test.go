@@ -31,7 +31,10 @@ type world struct {
 	calls      map[string]int
 	// fault is called before each call. An error with applied set is a lost
 	// answer.
-	fault   func(call string) (delay time.Duration, err error, applied bool)
+	fault func(call string) (delay time.Duration, err error, applied bool)
+	// unaddressed machines run without an address.
+	unaddressed bool
+
 	pending time.Duration
 	stopped time.Duration
 	latency time.Duration
@@ -91,7 +94,9 @@ func (w *world) settle(m *machine) {
 		switch m.State {
 		case "running":
 			m.ips++
-			m.PrivateIP = fmt.Sprintf("10.0.%d.%d", m.ips, len(w.insts)%250)
+			if !w.unaddressed {
+				m.PrivateIP = fmt.Sprintf("10.0.%d.%d", m.ips, len(w.insts)%250)
+			}
 			m.Cause, m.Reason = "", ""
 		case "stopped", "terminated":
 			m.PrivateIP, m.PublicIP = "", ""

@@ -70,14 +70,14 @@ const (
 	ttlWarningGrace = 10 * time.Minute
 )
 
-// Ends returns the expiry of a worker that runs, or that is stopped and will be
-// terminated: when, the action, and when its users are warned, which is as
-// early as r warns of any pause. The time is its ttl_deadline, but later if the
+// Ends returns the expiry of a worker that runs, that is stopped and will be
+// terminated, or that failed and has an instance: when, the action, and when its
+// users are warned, which is as early as r warns of any pause. The time is its ttl_deadline, but later if the
 // warning would be too short, and not before the end of a halt. It is nil
 // without a deadline, in a halt without an end, and where lull does not act: in
 // dry run.
 func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expiry {
-	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate"
+	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate" || w.failedExpires()
 	halted := h.at(now).On
 	if w.TTLDeadline == nil || !acts || !w.Armed || r.Shadow || halted && h.Until == nil {
 		return nil
@@ -106,6 +106,16 @@ func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expir
 		x.HaltedUntil = h.Until
 	}
 	return x
+}
+
+// failedExpires reports whether w is FAILED and its ttl_deadline leads to an
+// action: its instance may still run and cost money. What already failed is not
+// repeated: a stop or termination that was intended before is left to a user.
+func (w *Worker) failedExpires() bool {
+	if w.Status != power.WorkerFailed || w.EC2InstanceID == "" || w.DesiredStatus == power.WorkerTerminated {
+		return false
+	}
+	return w.TTLAction == "terminate" || w.DesiredStatus == power.WorkerRunning && w.EC2State != "stopped"
 }
 
 // Overdue reports whether the ttl_deadline of w has passed.

@@ -110,9 +110,9 @@ var workerTransitions = []Transition[Worker]{
 
 	{WorkerFailed, WorkerPending, []Cause{Command}, "retry after proof that nothing was launched; the generation rises"},
 	{WorkerFailed, WorkerStarting, []Cause{Command, Observed}, "retry with its instance, or started outside lull"},
-	{WorkerFailed, WorkerStopping, []Cause{Command, Observed}, ""},
+	{WorkerFailed, WorkerStopping, []Cause{Command, Controller, Observed}, "a user, ttl, external"},
 	{WorkerFailed, WorkerStopped, []Cause{Observed}, "external"},
-	{WorkerFailed, WorkerTerminating, []Cause{Command, Observed}, "clean-up"},
+	{WorkerFailed, WorkerTerminating, []Cause{Command, Controller, Observed}, "clean-up, ttl"},
 	{WorkerFailed, WorkerTerminated, []Cause{Observed}, "external"},
 
 	{WorkerUnknown, WorkerStarting, []Cause{Observed}, "pending or running"},
