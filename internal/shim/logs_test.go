@@ -143,15 +143,12 @@ func TestDamagedState(t *testing.T) {
 
 func TestShimEnds(t *testing.T) {
 	// By itself, with nothing to keep and no daemon.
-	b := newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=100ms").start()
-	b.c.Close()
-	b.c = nil
-	if err := b.cmd.Wait(); err != nil {
-		t.Errorf("ended with %v", err)
+	b := newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=100ms")
+	if out, err := b.command().CombinedOutput(); err != nil {
+		t.Errorf("ended with %v: %s", err, out)
 	}
-	b.cmd = nil
 	// Not with a program to keep; on SIGTERM it thaws it and leaves it running.
-	b = newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=50ms").start()
+	b = newBench(t, "LULL_TEST_GONE=50ms").start()
 	// Without a child: a shell that waits for one in vfork cannot be stopped.
 	got := b.run("kept", 1, "while :; do echo x >> $OUT; done")
 	waittest.Until(t, "it writes", func() bool { return len(b.text(b.dir+"/out")) > 10 })

@@ -48,6 +48,7 @@ type Shim struct {
 	pulseFD         int
 	dog             int                        // pid of the watchdog, 0 for none
 	dogSide, dogEnd int                        // of the pipe whose end tells it that this shim has ended
+	ending          bool                       // no daemon is welcome any more
 	ended           bool                       // no watchdog is started any more
 	runs            map[string]*run            // the newest run of each id, until forgotten
 	byPID           map[int]*run               // of runs that are our children
@@ -143,6 +144,9 @@ func (s *Shim) Run(ctx context.Context) error {
 		wg.Go(func() { errs <- part(ctx) })
 	}
 	err = s.watch(ctx, errs)
+	s.mu.Lock()
+	s.ending = true
+	s.mu.Unlock()
 	cancel()
 	wg.Wait()
 	s.thawing.Lock()
@@ -190,6 +194,9 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 				s.letOthersRun("no daemon", func() bool { return s.isAlone(alone) })
 				wait = askAgain
 			case !busy && time.Since(alone) >= s.cfg.Linger:
+				if !s.end(alone) {
+					continue
+				}
 				s.log.Info("nothing is left to keep")
 				return nil
 			case !busy:
@@ -209,6 +216,15 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 		case <-timer.C:
 		}
 	}
+}
+
+// end decides to end, unless a daemon was welcomed since alone or a run began.
+// A daemon that comes later is refused, so that none starts a run here.
+func (s *Shim) end(alone time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = s.alone.Equal(alone) && !s.busyLocked()
+	return s.ending
 }
 
 func errEarly(err error) error {
@@ -234,17 +250,21 @@ func (s *Shim) note() {
 	}
 }
 
-// welcome ends the absence of a daemon. It waits for a thaw in progress, so
+// welcome ends the absence of a daemon, or refuses it with CodeGone if the shim
+// is ending. It waits for a thaw in progress, so
 // that the daemon learns of it before it does anything.
-func (s *Shim) welcome() shimctl.Welcome {
+func (s *Shim) welcome() (shimctl.Welcome, error) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ending {
+		return shimctl.Welcome{}, shimctl.Errorf(shimctl.CodeGone, "cannot serve a daemon: the shim is ending")
+	}
 	s.alone = time.Time{}
 	s.disarmLocked()
-	defer s.mu.Unlock()
 	return shimctl.Welcome{Version: shimctl.Version, Release: s.cfg.Release, PID: os.Getpid(), StartedAt: s.started,
-		Thawed: append([]shimctl.Thawing(nil), s.thawed...)}
+		Thawed: append([]shimctl.Thawing(nil), s.thawed...)}, nil
 }
 
 // joined reports to a new daemon every run that ended while none was connected.

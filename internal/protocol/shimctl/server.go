@@ -35,9 +35,9 @@ type Answer struct {
 // several at the same time.
 type Server struct {
 	Handle  func(ctx context.Context, r *Request) (Answer, error)
-	Welcome func() Welcome // answers hello
-	Joined  func()         // a daemon has said hello; events may be sent
-	Left    func()         // the last daemon has gone
+	Welcome func() (Welcome, error) // answers hello; an error refuses the daemon
+	Joined  func()                  // a daemon has said hello; events may be sent
+	Left    func()                  // the last daemon has gone
 	Log     *slog.Logger
 
 	mu     sync.Mutex
@@ -142,7 +142,12 @@ func (s *Server) greet(n *session, e envelope) bool {
 	s.begun++
 	n.number = s.begun
 	s.mu.Unlock()
-	b, err := json.Marshal(s.Welcome())
+	welcome, err := s.Welcome()
+	if err != nil {
+		_ = n.w.write(envelope{ID: e.ID, Error: asError(err)}, nil)
+		return false
+	}
+	b, err := json.Marshal(welcome)
 	if err == nil {
 		err = n.w.write(envelope{ID: e.ID, Body: b}, nil)
 	}

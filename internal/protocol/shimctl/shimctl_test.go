@@ -47,7 +47,7 @@ func serve(t *testing.T, s *Server) string {
 		s.Log = slog.New(slog.DiscardHandler)
 	}
 	if s.Welcome == nil {
-		s.Welcome = func() Welcome { return Welcome{Version: Version, PID: os.Getpid()} }
+		s.Welcome = func() (Welcome, error) { return Welcome{Version: Version, PID: os.Getpid()}, nil }
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -136,7 +136,7 @@ func TestErrorsTravel(t *testing.T) {
 }
 
 func TestOtherVersion(t *testing.T) {
-	path := serve(t, &Server{Welcome: func() Welcome { return Welcome{Version: Version + 1, PID: 77} }})
+	path := serve(t, &Server{Welcome: func() (Welcome, error) { return Welcome{Version: Version + 1, PID: 77}, nil }})
 	_, err := Dial(within(t), path, Events{})
 	var e *VersionError
 	if !errors.As(err, &e) || e.Theirs != Version+1 || e.PID != 77 || !strings.Contains(err.Error(), "77") {
@@ -234,14 +234,14 @@ func TestLaterHelloWins(t *testing.T) {
 	first <- struct{}{}
 	path := serve(t, &Server{
 		Handle: func(context.Context, *Request) (Answer, error) { return Answer{Body: List{}}, nil },
-		Welcome: func() Welcome {
+		Welcome: func() (Welcome, error) {
 			select {
 			case <-first:
 				came <- struct{}{}
 				<-release
 			default:
 			}
-			return Welcome{Version: Version}
+			return Welcome{Version: Version}, nil
 		},
 	})
 	type dialled struct {

@@ -23,17 +23,19 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 	defer cancel()
 	socket := filepath.Join(r.cfg.Dir, "shim.sock")
 	ev := shimctl.Events{Ended: r.ended, ExecEnded: r.execEnded, Held: r.heldChanged}
+	launched := false
 	c, err := shimctl.Dial(ctx, socket, ev)
-	var other *shimctl.VersionError
-	if errors.As(err, &other) {
-		return false, fmt.Errorf("%w; end the old shim with kill -TERM %d (instances run on) and try again", err, other.PID)
-	}
-	if err != nil {
-		if err := r.launchShim(); err != nil {
-			return false, err
-		}
-	}
 	for err != nil {
+		if other, ok := errors.AsType[*shimctl.VersionError](err); ok {
+			return false, fmt.Errorf("%w; end the old shim with kill -TERM %d (instances run on) and try again", err, other.PID)
+		}
+		// Beside a shim that is ending, another one would refuse to start.
+		if !launched && !r.shimLives() {
+			if err := r.launchShim(); err != nil {
+				return false, err
+			}
+			launched = true
+		}
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
@@ -54,6 +56,16 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 	r.mu.Unlock()
 	r.heart.connected()
 	return len(c.Welcome.Thawed) > 0, nil
+}
+
+// shimLives reports whether a shim holds the lock of the directory.
+func (r *Runtime) shimLives() bool {
+	f, err := os.Open(filepath.Join(r.cfg.Dir, "shim.lock"))
+	if err != nil {
+		return false // launching one tells what is wrong
+	}
+	defer f.Close()
+	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
 }
 
 // launchShim starts a shim that outlives this process.
