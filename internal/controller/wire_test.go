@@ -27,6 +27,7 @@ type actingCalls struct {
 	hosts   map[string]string // instance of an address
 	checked map[string]time.Time
 	sent    map[string][]acting // by instance
+	slow    chan struct{}       // while not nil, told of each call, which fails after 4 s
 	bad     map[string]int
 }
 
@@ -61,6 +62,13 @@ func (a *actingCalls) serve(w http.ResponseWriter, r *http.Request, next http.Ha
 	}
 	how := []string{"500", "throttled", "hangs", "lost", "slow", "well"}[a.rng.IntN(6)]
 	wait := time.Duration(a.rng.IntN(4000)) * time.Millisecond
+	if a.slow != nil {
+		how, wait = "slow", 4*time.Second
+		select {
+		case a.slow <- struct{}{}:
+		default:
+		}
+	}
 	a.bad[how]++
 	a.mu.Unlock()
 	refuse := func(status int, code string) {
@@ -154,14 +162,29 @@ func TestHaltEndsRetries(t *testing.T) {
 		f.start()
 		time.Sleep(time.Until(end))
 		calls := 0
-		for range 20 { // halted in the middle of whatever goes on, and released
-			time.Sleep(time.Duration(rng.IntN(20000)) * time.Millisecond)
+		for round := range 20 { // halted in the middle of whatever goes on, and released
+			if round < 3 {
+				// As the first request of a call arrives: its retries come 4 s
+				// and 8 s later, if nothing ends them.
+				arrived := make(chan struct{}, 1)
+				a.mu.Lock()
+				a.slow = arrived
+				a.mu.Unlock()
+				select {
+				case <-arrived:
+				case <-time.After(time.Hour):
+					t.Fatal("no call was made")
+				}
+			} else {
+				time.Sleep(time.Duration(rng.IntN(20000)) * time.Millisecond)
+			}
 			if _, err := f.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true}); err != nil {
 				t.Fatal(err)
 			}
 			halted := time.Now()
 			time.Sleep(2 * time.Minute)
 			a.mu.Lock()
+			a.slow = nil
 			calls = 0
 			for id, sent := range a.sent {
 				calls += len(sent)
