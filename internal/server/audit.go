@@ -17,7 +17,7 @@ type AuditFilter struct {
 	WorkerID string `query:"worker_id" maxLength:"128"`
 	Action   string `query:"action" maxLength:"128"`
 	By       string `query:"by" maxLength:"128" doc:"Part of the actor's name, case-insensitive"`
-	Kind     string `query:"kind" enum:"person,controller,agent,wake,schedule,cloud" doc:"Cause"`
+	Kind     string `query:"kind" enum:"person,controller,agent,wake,schedule,cloud" doc:"Kind of actor"`
 	Between
 }
 

@@ -89,7 +89,7 @@ type Waiting struct {
 // Counters begin with this daemon.
 type Room struct {
 	Memory  int64  `json:"memory_bytes" doc:"Total memory that instances of a known size may hold; 0 if unlimited"`
-	Free    int64  `json:"free_bytes" doc:"Limit; 0 if unlimited"`
+	Free    int64  `json:"free_bytes" doc:"Free part of the memory limit; 0 if unlimited"`
 	Places  int    `json:"wakes" doc:"Maximum concurrent slow starts and restores; 0 if unlimited"`
 	Taken   int    `json:"wakes_running"`
 	Waiting int    `json:"waiting"`
@@ -141,7 +141,7 @@ type Clone struct {
 // Image is an image as it is kept on a host.
 type Image struct {
 	instance.Image
-	Keeper string   `json:"keeper" doc:"Holder"`
+	Keeper string   `json:"keeper" doc:"Component that keeps the image"`
 	UsedBy []string `json:"used_by" doc:"Instances created from it"`
 }
 
