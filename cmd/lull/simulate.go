@@ -242,6 +242,15 @@ func savingsText(w io.Writer, r control.Savings) {
 			savingsRow(row, "", g)
 		}
 	})
+	if len(r.MissingPrices) > 0 {
+		fmt.Fprintln(w, "\nThe price table has no price for:")
+		rows(w, "KIND\tREGION\tNAME\tWORKERS\tAVOIDED", func(row func(string, ...any)) {
+			for _, m := range r.MissingPrices {
+				row("%s\t%s\t%s\t%d\t%.1fh", m.Kind, m.Region, m.Name, m.Workers, m.Hours)
+			}
+		})
+		fmt.Fprintln(w, "Add these rows to a price table (kind,region,name,usd,as_of) and start the server\nwith: lull server --prices FILE")
+	}
 	if r.Total.UnknownStorageHours > 0 {
 		fmt.Fprintln(w, "\nstorage is unknown while EC2 has not reported a worker's volumes (ec2:DescribeVolumes), or their type has no price; those hours are in no total")
 	}

@@ -65,7 +65,7 @@ func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
 }
 
 func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savings, error) {
-	out := control.Savings{By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek), Missing: []evidence.Missing{}}
+	out := control.Savings{By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek), Missing: []evidence.Missing{}, MissingPrices: []savings.MissingPrice{}}
 	key, err := groupKey("by", in.By)
 	if err != nil {
 		return out, err
@@ -98,7 +98,9 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 			t.policy = s.fleet.PolicyWith(now, &t.w, t.tmpl).Name
 		}
 	}
-	out.Groups, out.Total = s.prices.Group(uses(all, out.From, out.To, byPolicy), key)
+	used := uses(all, out.From, out.To, byPolicy)
+	out.Groups, out.Total = s.prices.Group(used, key)
+	out.MissingPrices = s.prices.Missing(used)
 	first := out.To
 	for _, t := range all {
 		if at := later(out.From, t.w.CreatedAt); at.Before(first) && at.Before(t.until(out.To)) {

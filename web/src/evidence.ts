@@ -67,6 +67,7 @@ export interface Savings {
   idle_by_hour_of_week: number[]
   idle?: { key: string; name?: string; idle_by_hour_of_week: number[] }[]
   missing: Missing[]
+  missing_prices: { kind: 'instance' | 'storage'; aws_region: string; name: string; workers: number; avoided_hours: number }[]
 }
 
 /** Simulates, and says how far it is: a share from 0 to 1. Aborting ends it on the server too. */

@@ -73,6 +73,46 @@ func (p Prices) Group(uses []Use, key func(Use) (key, name string)) (groups []Su
 	return groups, total
 }
 
+// MissingPrice is a row that the price table lacks.
+type MissingPrice struct {
+	Kind    string  `json:"kind" enum:"instance,storage"`
+	Region  string  `json:"aws_region"`
+	Name    string  `json:"name" doc:"Instance type or volume type"`
+	Workers int     `json:"workers"`
+	Hours   float64 `json:"avoided_hours" doc:"Avoided hours of those workers"`
+}
+
+// Missing returns the prices that the uses need and that p lacks, those with the
+// most avoided hours first. It is empty, not nil, if there are none. Types and
+// volumes that EC2 has not reported are not among them.
+func (p Prices) Missing(uses []Use) []MissingPrice {
+	sums, workers := map[[3]string]float64{}, map[[3]string]map[string]bool{}
+	for _, u := range uses {
+		needs := map[[3]string]bool{{"instance", u.Region, u.InstanceType}: true}
+		for _, v := range u.Volumes {
+			needs[[3]string{"storage", u.Region, v.Type}] = true
+		}
+		for k := range needs {
+			if _, ok := p[k]; ok || k[1] == "" || k[2] == "" {
+				continue
+			}
+			if workers[k] == nil {
+				workers[k] = map[string]bool{}
+			}
+			workers[k][u.Worker] = true
+			sums[k] += u.Avoided.Hours()
+		}
+	}
+	out := make([]MissingPrice, 0, len(sums))
+	for k, hours := range sums {
+		out = append(out, MissingPrice{k[0], k[1], k[2], len(workers[k]), hours})
+	}
+	slices.SortFunc(out, func(a, b MissingPrice) int {
+		return cmp.Or(cmp.Compare(b.Hours, a.Hours), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Region, b.Region), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
 func (p Prices) add(s *Sum, u Use) {
 	s.RunningHours += u.Running.Hours()
 	s.OtherHours += u.Other.Hours()

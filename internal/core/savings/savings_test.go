@@ -2,6 +2,7 @@ package savings_test
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,35 @@ func TestGroup(t *testing.T) {
 	}
 	if total.AvoidedHours != 115 || total.Workers != 3 {
 		t.Errorf("total: %+v", total)
+	}
+}
+
+// TestMissing: the rows that the table lacks are listed once, with their workers
+// and hours; what has a price or has not been reported is not.
+func TestMissing(t *testing.T) {
+	p, err := savings.Published()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gp3 := []savings.Volume{{Type: "gp3", GB: 33}, {Type: "gp3", GB: 40}}
+	got := p.Missing([]savings.Use{
+		{Worker: "a", Region: "mars-1", InstanceType: "m5.large", Volumes: gp3, Avoided: 3 * time.Hour},
+		{Worker: "a", Region: "mars-1", InstanceType: "m5.large", Volumes: gp3, Avoided: time.Hour, Part: true},
+		{Worker: "b", Region: "us-east-1", InstanceType: "z9.huge", Volumes: gp3, Avoided: 10 * time.Hour},
+		{Worker: "c", Region: "us-east-1", InstanceType: "z9.huge"},
+		{Worker: "d", Region: "us-east-1", InstanceType: "m5.large", Volumes: gp3, Avoided: time.Hour},
+		{Worker: "e", Region: "us-east-1", Avoided: time.Hour},
+	})
+	want := []savings.MissingPrice{
+		{Kind: "instance", Region: "us-east-1", Name: "z9.huge", Workers: 2, Hours: 10},
+		{Kind: "instance", Region: "mars-1", Name: "m5.large", Workers: 1, Hours: 4},
+		{Kind: "storage", Region: "mars-1", Name: "gp3", Workers: 1, Hours: 4},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("missing %+v, want %+v", got, want)
+	}
+	if none := p.Missing(nil); none == nil || len(none) != 0 {
+		t.Errorf("missing for no uses: %#v", none)
 	}
 }
 

@@ -204,6 +204,8 @@ type Savings struct {
 	// Idle is the same for each group that idle_by names, the idlest first.
 	Idle    []IdlePattern      `json:"idle,omitempty"`
 	Missing []evidence.Missing `json:"missing"`
+	// MissingPrices are the rows that the server's price table lacks.
+	MissingPrices []savings.MissingPrice `json:"missing_prices" doc:"Prices that these workers need and that the server's price table lacks"`
 }
 
 // SavingsPeriod is a part of the time: a day, a week from Monday, or a month

@@ -73,6 +73,21 @@ export function SavingsPage(p: PageProps) {
   )
 }
 
+/** The rows that the server's price table lacks, and how to add them. */
+function MissingPrices(p: { s: Savings }) {
+  return (
+    <Card title="Missing prices" class="flush">
+      <div class="scroll" tabIndex={0} role="region" aria-label="Missing prices" data-testid="missing-prices">
+        <table>
+          <thead><tr><th scope="col">Type</th><th scope="col">Region</th><th scope="col">Kind</th><th scope="col">Workers</th><th scope="col">Avoided</th></tr></thead>
+          <tbody>{p.s.missing_prices.slice(0, 200).map((m) => <tr key={`${m.kind}/${m.aws_region}/${m.name}`} data-kind={m.kind} data-region={m.aws_region} data-name={m.name}><th scope="row">{m.name}</th><td>{m.aws_region}</td><td>{m.kind}</td><td>{m.workers.toLocaleString('en')}</td><td>{hours(m.avoided_hours)}</td></tr>)}</tbody>
+        </table>
+      </div>
+      <p class="muted small">Add these rows to a price table (<code>kind,region,name,usd,as_of</code>) and start the server with <code>lull server --prices FILE</code>.</p>
+    </Card>
+  )
+}
+
 /** The periods since there was a worker. */
 function held(s: Savings) {
   const all = s.periods ?? []
@@ -111,6 +126,7 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
         {s.by === 'policy' && <p class="muted small">Stops are attributed to the policy in force when they were decided, where that is recorded; everything else to the present policy.</p>}
         {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. What is not known is not counted.</p>}
       </Card>
+      {s.missing_prices.length > 0 && <MissingPrices s={s} />}
       <div class="columns even">
         <Card title="Idle time not avoided">
           {lost.length === 0 ? <p class="muted">No idle running time is recorded.</p> : (
