@@ -14,9 +14,10 @@ import (
 )
 
 var (
-	mdLink    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	mdHeading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
-	testName  = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z]*\b`)
+	sourceFile = regexp.MustCompile("`((?:internal|cmd|test|bench)/[\\w./-]+\\.go)`")
+	mdLink     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	mdHeading  = regexp.MustCompile(`(?m)^#+ +(.*)$`)
+	testName   = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z]*\b`)
 )
 
 // documents returns the texts for users, by name.
@@ -58,12 +59,17 @@ func anchor(heading string) string {
 	}, strings.ToLower(heading))
 }
 
-// TestLinks: every link of a document leads somewhere, and every document is
-// found from the README.
+// TestLinks: every link of a document leads somewhere, every source file that it
+// names exists, and every document is found from the README.
 func TestLinks(t *testing.T) {
 	docs := documents(t)
 	from := map[string][]string{}
 	for name, text := range docs {
+		for _, m := range sourceFile.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join("..", "..", filepath.FromSlash(m[1]))); err != nil {
+				t.Errorf("%s: there is no file %s", name, m[1])
+			}
+		}
 		for _, m := range mdLink.FindAllStringSubmatch(text, -1) {
 			if strings.Contains(m[1], "://") {
 				continue
