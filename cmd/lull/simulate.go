@@ -249,7 +249,7 @@ func savingsText(w io.Writer, r control.Savings) {
 				row("%s\t%s\t%s\t%d\t%.1fh", m.Kind, m.Region, m.Name, m.Workers, m.Hours)
 			}
 		})
-		fmt.Fprintln(w, "Add these rows to a price table (kind,region,name,usd,as_of) and start the server\nwith: lull server --prices FILE")
+		fmt.Fprintln(w, "Give the server a price table that has them: lull server --prices FILE\n(kind,region,name,usd,as_of). It replaces the built-in table.")
 	}
 	if r.Total.UnknownStorageHours > 0 {
 		fmt.Fprintln(w, "\nstorage is unknown while EC2 has not reported a worker's volumes (ec2:DescribeVolumes), or their type has no price; those hours are in no total")

@@ -83,7 +83,7 @@ function MissingPrices(p: { s: Savings }) {
           <tbody>{p.s.missing_prices.slice(0, 200).map((m) => <tr key={`${m.kind}/${m.aws_region}/${m.name}`} data-kind={m.kind} data-region={m.aws_region} data-name={m.name}><th scope="row">{m.name}</th><td>{m.aws_region}</td><td>{m.kind}</td><td>{m.workers.toLocaleString('en')}</td><td>{hours(m.avoided_hours)}</td></tr>)}</tbody>
         </table>
       </div>
-      <p class="muted small">Add these rows to a price table (<code>kind,region,name,usd,as_of</code>) and start the server with <code>lull server --prices FILE</code>.</p>
+      <p class="muted small">Give the server a price table that has them: <code>lull server --prices FILE</code> (<code>kind,region,name,usd,as_of</code>). It replaces the built-in table.</p>
     </Card>
   )
 }
@@ -126,7 +126,7 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
         {s.by === 'policy' && <p class="muted small">Stops are attributed to the policy in force when they were decided, where that is recorded; everything else to the present policy.</p>}
         {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. What is not known is not counted.</p>}
       </Card>
-      {s.missing_prices.length > 0 && <MissingPrices s={s} />}
+      {s.missing_prices?.length > 0 && <MissingPrices s={s} />}
       <div class="columns even">
         <Card title="Idle time not avoided">
           {lost.length === 0 ? <p class="muted">No idle running time is recorded.</p> : (
