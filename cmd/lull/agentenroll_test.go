@@ -204,11 +204,11 @@ func TestLaunchedAgent(t *testing.T) {
 		t.Errorf("the tokens are %+v, %v", l, err)
 	}
 
-	// A second boot, as after a lost answer, replaces the token.
-	if out, err := boot(); err != nil {
-		t.Errorf("the machine is locked out: %v\n%s", err, out)
-	} else if strings.TrimSpace(contents(t, filepath.Join(root, enrolledToken))) == token {
-		t.Error("the second enrollment did not replace the token")
+	// Once the agent has reported, no program on the machine can replace its token.
+	if out, err := boot(); err == nil {
+		t.Errorf("the machine enrolled twice:\n%s", out)
+	} else if now := strings.TrimSpace(contents(t, filepath.Join(root, enrolledToken))); now != token {
+		t.Error("the refused enrollment changed the token")
 	}
 
 	// The part of a template with user data of its own is the same script.
@@ -236,7 +236,7 @@ func TestLaunchedAgent(t *testing.T) {
 	for _, c := range []struct {
 		secret, instance string
 		want             int
-	}{{secret, "i-0123456789abcdef0", 403}, {other, w.EC2InstanceID, 403}, {other, seen.Name, 200}, {secret[:len(secret)-1] + "x", w.EC2InstanceID, 401},
+	}{{secret, "i-0123456789abcdef0", 403}, {other, w.EC2InstanceID, 403}, {other, seen.Name, 409}, {secret[:len(secret)-1] + "x", w.EC2InstanceID, 401},
 		{token, seen.Name, 401}, {secret, w.EC2InstanceID, 200}, {secret, w.EC2InstanceID, 200}} {
 		if got := enroll(c.secret, c.instance); got != c.want {
 			t.Errorf("%s... as %s: %d, want %d", c.secret[:16], c.instance, got, c.want)

@@ -21,7 +21,7 @@ import (
 // the secret from their user data, which only that instance can read.
 func (s *Server) enrollRoutes() {
 	register(s, route{id: "enroll-agent", method: "POST", path: base + "/agents/enroll", status: http.StatusOK, secret: true,
-		doc: "Exchange the enrollment secret of a launched machine, as the bearer, for the token of its agent, within an hour of the launch; a second exchange replaces the token"},
+		doc: "Exchange the enrollment secret of a launched machine, as the bearer, for the token of its agent, within an hour of the launch; a second exchange replaces the token until the agent has reported"},
 		func(ctx context.Context, in *struct{ Body control.Enrollment }) (*answer[control.Enrolled], error) {
 			w, err := s.enrolling(ctx)
 			if err != nil {
@@ -60,13 +60,18 @@ func (s *Server) enrolling(ctx context.Context) (fleet.Worker, error) {
 
 // enroll creates the token of the agent of w's machine. A second call for the
 // same launch, whose first answer may be lost, replaces the token: one is valid,
-// also if both run at once on different servers. A revoked one is not replaced.
+// also if both run at once on different servers. A token that was revoked, or
+// whose agent has reported, is not replaced.
 func (s *Server) enroll(ctx context.Context, w fleet.Worker, instance string) (control.Enrolled, error) {
 	switch {
 	case w.EC2InstanceID == "":
 		return control.Enrolled{}, fault(http.StatusServiceUnavailable, "not_launched", "cannot enroll yet: the launch of worker "+w.ID+" is not recorded")
 	case instance != w.EC2InstanceID:
 		return control.Enrolled{}, fault(http.StatusForbidden, "other_machine", "cannot enroll another machine than that of worker "+w.ID)
+	}
+	_, heard := s.agents.Seen(instance)
+	if seen, _ := s.observe(ctx, w.ID); heard || seen.Agent != nil {
+		return control.Enrolled{}, fault(http.StatusConflict, "already_enrolled", "cannot enroll again: the agent of worker "+w.ID+" has reported; revoke its token if that was not its machine, and enroll with lull agent enroll --token-file")
 	}
 	by := fleet.Actor{Name: "enrollment of " + w.ID, Kind: fleet.KindAgent}
 	ops, err := fleet.EntryOps(fleet.Entry{Action: "token_created", By: by, WorkerID: w.ID, WorkerName: w.Name, Region: w.AWSRegion, Detail: "agent " + instance, Generation: w.Launch.Generation})
