@@ -490,7 +490,7 @@ func (w *window) preview(url string) {
 func (w *window) savings(url string) {
 	w.press("Savings")
 	w.sees(`Savings.*\$[\d,.]+.*saved.*a day.*avoided.*By worker.*unpriced-1\s.*unknown.*routing-1.*All`)
-	w.sees(`Idle time not avoided.*A lease.*Nobody looked|Idle time not avoided.*Nobody looked.*A lease`)
+	w.sees(`Idle time not avoided.*A lease.*Not recorded|Idle time not avoided.*Not recorded.*A lease`)
 	w.until(`document.querySelectorAll('.heat rect').length === 168 && document.querySelectorAll('.heat rect.l5').length > 0`)
 	w.both("savings", "light", "dark")
 	js[bool](w, `(() => { const e = document.querySelector('.filters select'); e.value = 'tag'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)

@@ -79,7 +79,7 @@ func (g *cloudGate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.instance = ""
 	}
 	g.mu.Unlock()
-	// Whoever sent it may be gone when it continues: it is on its way.
+	// Its sender may be gone when it continues: it is on its way.
 	out := r.Clone(r.Context())
 	if held {
 		out = r.Clone(context.WithoutCancel(r.Context()))

@@ -454,7 +454,7 @@ func (at *attempt) become(wanted string) {
 	at.out.Action = wanted
 }
 
-// change lets a changed policy win, unless users were told of a stop and the
+// change lets a changed policy win, unless users were warned of a stop and the
 // policy now terminates: they are warned of that first.
 func (at *attempt) change(action string, inUse []string) error {
 	if action == actionTerminate && at.out.Action != actionTerminate {

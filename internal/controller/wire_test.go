@@ -27,7 +27,7 @@ type actingCalls struct {
 	hosts   map[string]string // instance of an address
 	checked map[string]time.Time
 	sent    map[string][]acting // by instance
-	slow    chan struct{}       // while not nil, told of each call, which fails after 4 s
+	slow    chan struct{}       // while not nil, receives each call, which fails after 4 s
 	bad     map[string]int
 }
 
@@ -162,7 +162,7 @@ func TestHaltEndsRetries(t *testing.T) {
 		f.start()
 		time.Sleep(time.Until(end))
 		calls := 0
-		for round := range 20 { // halted in the middle of whatever goes on, and released
+		for round := range 20 { // halted in the middle of other work, and released
 			if round < 3 {
 				// As the first request of a call arrives: its retries come 4 s
 				// and 8 s later, if nothing ends them.
@@ -219,7 +219,7 @@ func (a *actingCalls) adopt(f *simFleet, n int, p func(i int) fleet.Profile) (id
 	return ids
 }
 
-// idleScenario is a region of n CML workers that nobody uses.
+// idleScenario is a region of n unused CML workers.
 func idleScenario(n int) simworld.Config {
 	return simworld.Config{
 		Regions:  []simworld.RegionConfig{{Name: simRegion}},

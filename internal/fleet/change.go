@@ -18,7 +18,7 @@ type Pool struct {
 	// Up counts the workers that run and that are not intended to stop.
 	Up              int        `json:"up"`
 	LastScaleDownAt *time.Time `json:"last_scale_down_at,omitempty"`
-	// Spent is what counts against the budgets.
+	// Spent counts against the budgets.
 	Spent policy.Ledger `json:"spent,omitempty"`
 }
 

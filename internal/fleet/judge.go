@@ -29,7 +29,7 @@ type Ruling struct {
 	evidence.Decision
 	// Reason is the reason with which a pause would be recorded.
 	Reason Reason
-	// Force means that readings do not count. Use is what they show.
+	// Force means that readings do not count. Use holds what they show.
 	Force bool
 	Use   string
 }

@@ -410,7 +410,7 @@ func (w *Worker) intendEnd(tx *Tx, action, why string) error {
 }
 
 // ExpireTTL acts on a worker's ttl_deadline: it stops the worker, or terminates
-// it if its ttl_action says so. use is what was in use, for the record.
+// it if its ttl_action says so. use names what was in use, for the record.
 func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByController, At: at, Limits: true}, func(w *Worker, tx *Tx) error {
 		switch {

@@ -297,7 +297,7 @@ func (f *Fleet) DeleteSchedule(ctx context.Context, by Actor, name string) error
 		func(store.Value) ([]byte, error) { return nil, nil })
 }
 
-// Application is what to assign to the workers of a selector or, with Remove,
+// Application names what to assign to the workers of a selector or, with Remove,
 // to remove from them. Nil fields are unchanged.
 type Application struct {
 	Policy, Schedule *string

@@ -45,7 +45,7 @@ const (
 
 var volumeTypes = []string{"gp2", "gp3", "io1", "io2", "st1", "sc1", "standard"}
 
-// Template is what workers are launched from. The launch options after
+// Template holds the launch parameters of workers. The launch options after
 // IdleDetection are inherited by its workers.
 type Template struct {
 	Name               string         `json:"name"`

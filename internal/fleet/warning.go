@@ -30,7 +30,7 @@ type Warning struct {
 }
 
 // warns returns the warning of an outcome whose pause is scheduled because the
-// warning is due. use is what is in use.
+// warning is due. use names what is in use.
 func (o *Outcome) warns(use string) *Warning {
 	d := &o.Decision
 	x := &Warning{PauseAt: d.Verdict.TargetPauseAt.UTC(), Action: d.Verdict.Action, Reason: o.Reason, Forced: o.Force}

@@ -254,7 +254,7 @@ type Worker struct {
 	Schedule               string     `json:"schedule,omitempty"`
 	Policy                 string     `json:"policy,omitempty"`
 	PolicySince            *time.Time `json:"policy_since,omitempty"` // of Policy and Schedule
-	// Expiry is what follows from TTLDeadline now. It is part of answers and
+	// Expiry follows from TTLDeadline now. It is part of answers and
 	// never stored. What comes earlier, or not at all, is in TargetPauseAt.
 	Expiry *evidence.Expiry `json:"expiry,omitempty"`
 	// PolicyTags are the tags written to the instance for its agent.

@@ -29,7 +29,7 @@ type inst struct {
 	// instance's power state requires it.
 	lock chan struct{}
 	// wanted is the reason for a wake that was requested while the lock was
-	// taken. Whoever releases the lock checks it afterwards, so no request is
+	// taken. It is checked after each release of the lock, so no request is
 	// lost.
 	wanted atomic.Pointer[string]
 	// asked is the time since which a caller has waited for it to run; nil when

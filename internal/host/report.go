@@ -212,7 +212,7 @@ func (t *telling) heading(c *change) control.HostReport {
 		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
 }
 
-// change is what to report about the instances.
+// change holds what to report about the instances.
 type change struct {
 	total  int
 	counts map[string]int // by state

@@ -59,5 +59,5 @@
 // # How to look into it
 //
 // [Instance.Stats] has every outcome with its count and the last reason;
-// [Instance.Activity] is what holds the instance.
+// [Instance.Activity] reports what keeps the instance awake.
 package relay

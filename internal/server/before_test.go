@@ -90,7 +90,7 @@ func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
 
 // TestPeriodBeginsInAStop checks that a stop that began before the queried
-// period is attributed to whoever made it, lull or others, whether it ends
+// period is attributed to its maker, lull or others, whether it ends
 // within the period, continues, or was in progress when the period began.
 func TestPeriodBeginsInAStop(t *testing.T) {
 	for _, reason := range []fleet.Reason{fleet.ReasonIdleTimeout, fleet.ReasonSchedule, fleet.ReasonTTL, fleet.ReasonScaleDown, fleet.ReasonManual, fleet.ReasonExternal} {

@@ -28,7 +28,7 @@ const (
 	savingsDefault = 30 * 24 * time.Hour
 )
 
-// savingsQuestion is what to sum up, and how.
+// savingsQuestion says what to sum up, and how.
 type savingsQuestion struct {
 	Between
 	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that applied when it was decided, if recorded; everything else counts for the current one"`

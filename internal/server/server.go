@@ -63,7 +63,7 @@ type Live interface {
 	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
 }
 
-// Evidence is what servers recorded of their checks.
+// Evidence reads the recorded checks of all servers.
 type Evidence interface {
 	// Read yields records in order of time, and returns which are missing.
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
@@ -98,7 +98,7 @@ type Options struct {
 	// CML reports whether a CML answers at the endpoint of w, and its version or
 	// why none was found. Nil leaves the probing to the controller.
 	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
-	// Evidence is what was recorded, by all servers; nil keeps none.
+	// Evidence holds the records of all servers; nil keeps none.
 	Evidence Evidence
 	// Record stores agents' reports for this server's part of Evidence; nil
 	// stores none. It never blocks.

@@ -44,7 +44,7 @@ func (s *Server) simulateRoutes() {
 	describe(s, told, "application/jsonl", "One step in each line; the last has the answer, or why there is none")
 }
 
-// trial is what a question about the past needs of a worker, or of a machine
+// trial holds what a question about the past needs of a worker, or of a machine
 // with an agent, which need not be a worker.
 type trial struct {
 	w       fleet.Worker

@@ -24,7 +24,7 @@ import (
 //	bind                 the bind that is being answered, for a shim after a killed one
 //	pipes/ID.RUN         the named pipe of its output
 //	outside/ID.json      what others froze for the daemon, until it is thawed
-//	thawed.json          what was thawed for want of a daemon, until acknowledged
+//	thawed.json          what was thawed because no daemon answered, until acknowledged
 type directory struct {
 	path string
 	lock *os.File

@@ -36,5 +36,5 @@ export const kinds: Record<string, string> = { person: 'a user', controller: 'lu
 
 /** Who did something, as people say it. */
 export function doer(name: string | undefined): string {
-  return name === 'worker-controller' ? 'lull' : name || 'somebody'
+  return name === 'worker-controller' ? 'lull' : name || 'a user'
 }

@@ -243,7 +243,7 @@ export interface Machine { name: string; kind: string; reported_at: string | nul
 
 export interface Lease { holder: string; reason?: string; expires_at: string }
 
-/** An instance of a host, as the host told of it last. */
+/** An instance of a host, as last reported by the host. */
 export interface HostInstance {
   id: string
   name: string

@@ -1,4 +1,4 @@
-// The event stream, followed for as long as somebody looks at the page.
+// The event stream, open while the page is visible.
 
 import { Entry, problemOf, session } from './api'
 
@@ -23,7 +23,7 @@ function tell(next: Link) {
 
 /** Silence longer than this is a broken connection: the server speaks every 15 s. */
 const silence = 40_000
-/** A page nobody sees gives its connection back after this long; a browser has few. */
+/** A hidden page closes its connection after this long; a browser has few. */
 const hiddenFor = 60_000
 
 export function onEvent(f: Listener): () => void {

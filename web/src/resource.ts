@@ -29,7 +29,7 @@ const gap = 400
  * useResource reads a path and reads it again when it is out of date. What is
  * older than what is shown never takes its place: neither an answer to an
  * earlier question nor one of a lower revision. An answer that does not have
- * yet what an event told of is asked for again.
+ * yet what an event announced is asked for again.
  */
 export function useResource<T>(path: string | null, o: Options<T> = {}): Resource<T> {
   const [, redraw] = useState(0)

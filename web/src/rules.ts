@@ -87,7 +87,7 @@ export async function workersOf(text: string): Promise<string[]> {
   return out
 }
 
-/** Reads workers, "team=ml, env" and a region as a selector. Nothing of them is nobody, unless it is said to be all. */
+/** Reads workers, "team=ml, env" and a region as a selector. Empty means none, unless all is set. */
 export function selector(workers: string[], tags: string, region: string, all: boolean): Scope & { all?: boolean } {
   const out: Scope & { all?: boolean } = {}
   if (workers.length > 0) out.worker_ids = workers

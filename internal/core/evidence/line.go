@@ -27,7 +27,7 @@ type Line struct {
 }
 
 // Take returns the attributes of the line for a decision, or nil if there is
-// nothing new to log. who identifies the object; guard is what prevented the
+// nothing new to log. who identifies the object; guard names what prevented the
 // action besides the blocks.
 func (l *Line) Take(d Decision, guard string, who ...slog.Attr) []slog.Attr {
 	v := &d.Verdict

@@ -51,7 +51,7 @@ type Conn interface {
 	Close()
 }
 
-// Program is what an instance runs: a server that answers lines, or a script
+// Program runs in an instance: a server that answers lines, or a script
 // for sh -c. A script exits at once on SIGTERM, even as the first process of
 // its namespace, which receives only signals that it handles.
 type Program struct {

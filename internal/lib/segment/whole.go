@@ -60,7 +60,7 @@ func syncDir(dir string) error {
 }
 
 // RemoveTemporary removes what crashes in WriteFile left in a folder, and
-// returns how many files. Nobody may be writing there.
+// returns how many files. There must be no writer.
 func RemoveTemporary(dir string) (int, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

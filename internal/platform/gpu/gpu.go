@@ -115,7 +115,7 @@ func (r *Reader) run(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("cannot run %s: %w", name, err)
 	}
 	ended := make(chan error, 1)
-	// Whoever waits here may wait forever on a driver that hangs; the caller
+	// A caller may wait here forever on a driver that hangs; the caller
 	// does not, and the agent asks again only when this has ended.
 	go func() { ended <- cmd.Wait() }()
 	select {

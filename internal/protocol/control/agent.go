@@ -40,12 +40,12 @@ type AgentReport struct {
 	HookSeconds float64      `json:"hook_seconds,omitempty"`
 	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
 	Action      *AgentAction `json:"action,omitempty"`  // the agent's own, in progress or last
-	// Judged is what the agent's verdict depends on besides its readings; nil
+	// Judged holds what the agent's verdict depends on besides its readings; nil
 	// from an earlier version.
 	Judged *AgentJudged `json:"judged,omitempty"`
 }
 
-// AgentJudged is what an agent's verdict depends on besides its readings, for
+// AgentJudged holds what an agent's verdict depends on besides its readings, for
 // later questions to the server.
 type AgentJudged struct {
 	Policy       idle.Policy  `json:"policy"`
@@ -241,7 +241,7 @@ func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (Age
 	return tell[AgentAnswer](ctx, c, agentPath(machine, "report"), r)
 }
 
-// Enrollment is what a machine enrolls as. Its secret is the bearer token.
+// Enrollment identifies the machine that enrolls. Its secret is the bearer token.
 type Enrollment struct {
 	InstanceID string `json:"instance_id" minLength:"1" maxLength:"128" doc:"Instance ID of the machine, from its metadata service"`
 }

@@ -168,7 +168,7 @@ type SimulateStep struct {
 	Fault      string      `json:"fault,omitempty"`
 }
 
-// SimulatedOutcome is what one policy would have done.
+// SimulatedOutcome holds what one policy would have done.
 type SimulatedOutcome struct {
 	savings.Sum
 	Name           string          `json:"name"`

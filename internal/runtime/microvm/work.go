@@ -77,7 +77,7 @@ type qemu struct {
 	halted   chan string // the machine stopped without a request, with QEMU's reason
 }
 
-// channel is what is known of the conversation with the guest agent.
+// channel is the state of the conversation with the guest agent.
 type channel struct {
 	printed         sync.Map            // output of commands by their number: uint64 -> *printed
 	asks            chan struct{}       // slots for messages in progress
@@ -114,7 +114,7 @@ type console struct {
 	printedLast []byte // the end of its content
 }
 
-// state is what Work.mu guards.
+// state is guarded by Work.mu.
 type state struct {
 	mon           *monitor
 	peer          *guest.Peer // on the serial port

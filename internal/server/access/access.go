@@ -28,7 +28,7 @@ import (
 	"lull/internal/store"
 )
 
-// Role is what a token may do. The roles of users are ordered. Those of
+// Role defines what a token may do. The roles of users are ordered. Those of
 // machines only allow a machine to report.
 type Role string
 

@@ -19,7 +19,7 @@ const patience = 5
 
 interface Filter { worker_id: string; action: string; by: string; kind: string; from: string; to: string }
 
-/** What is known of the log, newest first, and where it goes on. */
+/** The loaded entries, newest first, and the cursor of the next page. */
 interface Known { items: Entry[]; next: string }
 
 const same = (a: Entry, b: Entry) => a.id === b.id && a.at === b.at && a.action === b.action && a.worker_id === b.worker_id

@@ -121,7 +121,7 @@ function Search(p: { filter: { q: string; aws_region: string; sort: string }; se
   const [text, setText] = useState(p.filter.q)
   const input = useRef<HTMLInputElement>(null)
   const timer = useRef(0)
-  // Who types goes on: what was searched for does not take the place of what is written meanwhile.
+  // A finished search does not overwrite what the user has typed since.
   useEffect(() => { if (document.activeElement !== input.current) setText(p.filter.q) }, [p.filter.q])
   useEffect(() => {
     const slash = (e: KeyboardEvent) => {

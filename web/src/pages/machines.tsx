@@ -22,7 +22,7 @@ interface AgentReport {
   action?: { action: string; reason: string; phase: string }
 }
 
-/** What is to be known of all agents together: who hears them, and which need a person. */
+/** A summary of all agents: which server receives them, and which need attention. */
 function together(list: Agent[]): string {
   const heard = new Map<string, number>()
   for (const m of list) if (m.server) heard.set(m.server, (heard.get(m.server) ?? 0) + 1)

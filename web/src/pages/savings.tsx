@@ -9,16 +9,16 @@ import { go } from '../router'
 import { clock } from '../time'
 import { Card, Empty, Fault, Loading, useWidth, words } from '../parts/ui'
 
-/** What keeps idle workers up, and what a person can do about it. */
+/** Why idle workers keep running, and what to do about it. */
 const causes: Record<string, [title: string, help: string]> = {
   not_idle_yet: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
   recent_activity: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
   warning_pending: ['Warned, about to pause', 'The time users have to answer a warning.'],
   about_to_be_paused: ['About to be paused', 'Between the verdict and the stop.'],
-  lease_held: ['A lease', 'Somebody or some job holds it up on purpose.'],
+  lease_held: ['A lease', 'A user or a job keeps it running.'],
   in_snooze_period: ['Protected after a resume, or snoozed', 'A shorter protection avoids more.'],
   signal_unknown: ['A signal that cannot be read', 'What is not known is not idle. Make it readable.'],
-  not_recorded: ['Nobody looked', 'lull did not run, or the record is missing.'],
+  not_recorded: ['Not recorded', 'lull did not run, or the record is missing.'],
   auto_pause_disabled: ['Automatic pauses are off', 'Switch them on in the settings or the policy.'],
   detection_disabled: ['Idle detection is off', 'Switch it on for the worker or in its policy.'],
   shadow: ['In shadow: decided, not done', 'Arm the worker to have it paused.'],

@@ -1,5 +1,5 @@
 // One worker: why it runs or was stopped, its whole activity and life, and
-// what a person can do about it.
+// what to do about it.
 
 import { useState } from 'preact/hooks'
 import { action, doer, status } from '../actions'
@@ -94,7 +94,7 @@ function Commands(p: { admin: boolean; w: Worker; st: IdleStatus | undefined; wo
       {!w.armed && p.admin && <Button kind="primary" onClick={() => act('arm', `${w.name} is armed.`)}>Arm it</Button>}
       {dialog === 'pause' && (
         <Dialog title={`Pause ${w.name}?`} onClose={() => setDialog('')}>
-          <p>{p.st && p.st.last_activity_at ? <>It was last used {ago(p.st.last_activity_at, now)}.</> : <>Nobody was seen using it.</>} {p.st && has(p.st, 'signal_unknown') && <strong>Whether it is used now is not known.</strong>}</p>
+          <p>{p.st && p.st.last_activity_at ? <>It was last used {ago(p.st.last_activity_at, now)}.</> : <>No use was seen.</>} {p.st && has(p.st, 'signal_unknown') && <strong>Whether it is in use now is unknown.</strong>}</p>
           <p>Stops the instance even if someone is using it. You can resume it at any time.</p>
           <div class="actions"><button type="button" onClick={() => setDialog('')}>Cancel</button><Button kind="primary" onClick={() => act('pause', `${w.name} is asked to pause.`)}>Pause it</Button></div>
         </Dialog>
@@ -242,7 +242,7 @@ function Facts(p: { w: Worker; metrics: Metrics | undefined }) {
   )
 }
 
-/** What holds for it, where each value came from, and what a person can make of that. */
+/** The effective policy, the source of each value, and how to change it. */
 function Rules(p: { w: Worker; path: string; mine: (e: Entry) => boolean; operator: boolean; admin: boolean; reload: () => void }) {
   const [dialog, setDialog] = useState<'' | 'policy' | 'except'>('')
   const r = useResource<WorkerPolicy>(p.path + '/policy', { on: (e) => p.mine(e) || /^(policy|budget|schedule|override)_/.test(e.action), every: 60_000 })

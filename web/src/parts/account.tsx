@@ -68,7 +68,7 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
       )}
       {y.checked?.engine_differs && <p class="fault">This version of lull judges these readings differently than was recorded{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
       {!bare && <h3>{down ? 'Signals when it was stopped' : 'Signals'}</h3>}
-      {bare ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is recorded.'}</p> : (
+      {bare ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'The server that has its live readings cannot be reached. Unknown is not idle.' : 'None is recorded.'}</p> : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Signals">
           <table>
             <thead><tr><th scope="col">Signal</th><th scope="col">Says</th><th scope="col">Value</th><th scope="col">Counts from</th><th scope="col">Window</th><th scope="col">Read</th></tr></thead>

@@ -33,7 +33,7 @@ export function channelsOf(all: Settings | undefined): Record<string, Channel> {
 /** To whom a channel tells, in a sentence. */
 export function tells(c: Channel): string {
   const to = [...(c.to ?? []), ...(c.to_contacts ? ["each worker's contacts"] : [])].join(', ')
-  const where = c.type === 'mail' ? `mail to ${to || 'nobody'}` : `${c.type === 'slack' ? 'chat' : 'webhook'} ${c.url ?? ''}`
+  const where = c.type === 'mail' ? `mail to ${to || 'no recipient'}` : `${c.type === 'slack' ? 'chat' : 'webhook'} ${c.url ?? ''}`
   return [where, c.digest ? `together every ${c.digest}` : '', c.quiet_hours ? `quiet ${c.quiet_hours}` : ''].filter(Boolean).join(', ')
 }
 

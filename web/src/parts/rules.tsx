@@ -25,7 +25,7 @@ export function Apply(p: { what: 'policy' | 'schedule'; name: string; text: stri
   )
 }
 
-/** For whom something shall hold; nothing of it is nobody. */
+/** The workers to which a rule applies. Empty means none. */
 function Whom(p: { id: string; what: string }) {
   const all = useResource<List<{ id: string; name: string }>>('/workers?limit=1000')
   return (
