@@ -367,7 +367,7 @@ func TestHealthCheckCPU(t *testing.T) {
 			"--health-cmd", "while :; do :; done", "box:1", "sh", "-c", program)
 	}
 	checked("idle", "sleep 1000")
-	checked("works", `while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sleep 0.1; done`)
+	checked("works", `while :; do i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; sleep 0.1; done`)
 	began := *k.known("works").LastActivityAt
 	daemontest.Wait(t, "the idle one is paused", func() (bool, string) {
 		o, err := k.d.Get(t.Context(), "idle")
