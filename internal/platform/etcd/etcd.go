@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -38,6 +39,7 @@ type Store struct {
 	defragment  func(context.Context) error
 	full        chan struct{} // asks Run to free space now
 	shut        func() error
+	watches     atomic.Uint64 // begun so far
 
 	// life ends with Close; running counts what must end with it.
 	life    context.Context

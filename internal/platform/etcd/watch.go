@@ -3,9 +3,11 @@ package etcd
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 
 	"lull/internal/store"
 )
@@ -60,8 +62,14 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 	if keys.IsPrefix() {
 		opts = append(opts, clientv3.WithPrefix())
 	}
-	call := ctx
-	if s.external {
+	var call context.Context
+	if !s.external {
+		// The client shares a stream among watches whose metadata are equal.
+		// In this process that stream has no buffers: an event and a
+		// cancellation of two watches can wait for each other, which ends
+		// every watch without a word. So each has a stream of its own.
+		call = metadata.AppendToOutgoingContext(ctx, "watch", strconv.FormatUint(s.watches.Add(1), 10))
+	} else {
 		// A member that is cut off from its cluster ends the watch
 		// instead of going silent.
 		call = clientv3.WithRequireLeader(ctx)
