@@ -94,10 +94,10 @@ TEST_LDFLAGS := -s -w -X main.version=v9 -X main.buildDate=2026-01-02T03:04:05Z
 # This Makefile again; make -n would run a line that names it otherwise.
 AGAIN := env MAKEFLAGS= $(MAKE) --no-print-directory
 # $(call TEST,lane,packages,flags). make lint vets, so that the tests need not.
-# A failed test is repeated, twice at most, and listed as flaky if it then passes:
-# a bug to fix. More than ten failures and data races are never repeated.
-TEST = go tool gotestsum --format pkgname --hide-summary=skipped --rerun-fails=2 --rerun-fails-max-failures=10 \
-	--rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$(1) --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 45m $(3)
+# No test is repeated: one that fails now and then is a bug to fix.
+TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 45m $(3)
+# $(call TOOK,lane) begins the recipe of a lane, and notes how long it took.
+TOOK = trap 'printf "lane: %6d s: %s\n" $$SECONDS $(1) >bin/lane-$(1).txt' EXIT
 # What no list has.
 PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(ALONE) | sort) | tr '\n' ' ')
 
@@ -115,13 +115,13 @@ check: lint ## the inner loop: format, vet, staticcheck, pure tests and the type
 		echo "the dashboard's types are not checked: run npm install in web/ once"; fi
 
 test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
-	@rm -rf bin/tests-* bin/flaky-* bin/records.txt bin/artifacts
+	@rm -rf bin/tests-* bin/lane-* bin/records.txt bin/artifacts
 	@ok=0; $(AGAIN) -k -j3 test-compute test-programs test-guests || ok=1; \
 		$(AGAIN) test-alone || ok=1; \
 		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/archtest >bin/records.txt || ok=1; \
 		grep -v '^[=-]\|^PASS\|^ok' bin/records.txt || true; \
 		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
-		for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done; \
+		cat bin/lane-*; echo "make test: $$SECONDS s"; \
 		exit $$ok
 
 # The three lanes run side by side: what computes gives way to what waits.
@@ -129,7 +129,7 @@ test-compute test-programs test-guests test-alone: export LULL_BIN_DIR := $(BIN_
 test-programs test-guests test-alone test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
 
 test-compute:
-	@ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
+	@$(call TOOK,compute); ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
 		CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race -skip '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,walks,./internal/host,-run '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,pure,$(PURE),) || ok=1; \
@@ -139,10 +139,10 @@ test-compute:
 # Programs are not known to the cache of results: -count=1.
 test-programs: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
 test-programs:
-	$(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)')
+	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)')
 
 test-guests:
-	@ok=0; nice -n 5 $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
+	@$(call TOOK,guests); ok=0; nice -n 5 $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
 		nice -n 5 $(call TEST,boots,./test/e2e/host,-count=1 -run '$(BOOTS)') || ok=1; \
 		exit $$ok
 
