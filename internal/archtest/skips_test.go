@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // lacking is how a test says that the machine has not got what it needs. Where
@@ -30,8 +31,10 @@ type slow struct {
 }
 
 // records reads what `go test -json` wrote. It returns the tests that were
-// skipped, with what they said last, and all that ran, without subtests.
-func records(r io.Reader) (all []skip, ran []slow, err error) {
+// skipped, with what they said last, all that ran, without subtests, and the
+// time from the first event to the last.
+func records(r io.Reader) (all []skip, ran []slow, took time.Duration, err error) {
+	var first, last time.Time
 	said := map[string]string{}
 	in := bufio.NewScanner(r)
 	in.Buffer(nil, 16<<20)
@@ -39,9 +42,16 @@ func records(r io.Reader) (all []skip, ran []slow, err error) {
 		var e struct {
 			Action, Package, Test, Output string
 			Elapsed                       float64
+			Time                          time.Time
 		}
 		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
-			return nil, nil, fmt.Errorf("a record of tests: %w", err)
+			return nil, nil, 0, fmt.Errorf("record of tests: %w", err)
+		}
+		if first.IsZero() {
+			first = e.Time
+		}
+		if e.Time.After(last) {
+			last = e.Time
 		}
 		if e.Test == "" {
 			continue
@@ -61,11 +71,11 @@ func records(r io.Reader) (all []skip, ran []slow, err error) {
 			}
 		}
 	}
-	return all, ran, in.Err()
+	return all, ran, last.Sub(first), in.Err()
 }
 
-// TestNothingWasLeftOut lists what the tests of a whole run skipped and the
-// twenty slowest, and fails when one was skipped because something is missing
+// TestNothingWasLeftOut lists what the tests of a whole run skipped, how long
+// each step took and the twenty slowest tests, and fails when one was skipped because something is missing
 // that `make test` installs. It reads the records in LULL_RECORDS, and is the
 // last thing that make test runs.
 func TestNothingWasLeftOut(t *testing.T) {
@@ -84,7 +94,7 @@ func TestNothingWasLeftOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, ran, err := records(f)
+		all, ran, took, err := records(f)
 		f.Close()
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -96,6 +106,8 @@ func TestNothingWasLeftOut(t *testing.T) {
 			}
 		}
 		slowest = append(slowest, ran...)
+		step := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(name), "tests-"), ".json")
+		fmt.Printf("step: %6.0f s: %s, %d tests\n", took.Seconds(), step, len(ran))
 	}
 	slices.SortFunc(slowest, func(a, b slow) int { return cmp.Compare(b.seconds, a.seconds) })
 	for _, s := range slowest[:min(20, len(slowest))] {
@@ -106,7 +118,7 @@ func TestNothingWasLeftOut(t *testing.T) {
 // TestSkippedIsListed: with its reason, and neither what passed nor what a
 // package said.
 func TestSkippedIsListed(t *testing.T) {
-	const record = `{"Action":"run","Package":"lull/internal/a","Test":"TestOne"}
+	const record = `{"Time":"2026-01-02T03:04:05Z","Action":"run","Package":"lull/internal/a","Test":"TestOne"}
 {"Action":"output","Package":"lull/internal/a","Test":"TestOne","Output":"=== RUN   TestOne\n"}
 {"Action":"output","Package":"lull/internal/a","Test":"TestOne","Output":"    a_test.go:7: redis-server is not installed\n"}
 {"Action":"output","Package":"lull/internal/a","Test":"TestOne","Output":"--- SKIP: TestOne (0.00s)\n"}
@@ -114,9 +126,9 @@ func TestSkippedIsListed(t *testing.T) {
 {"Action":"output","Package":"lull/internal/a","Test":"TestTwo","Output":"    a_test.go:9: fine\n"}
 {"Action":"pass","Package":"lull/internal/a","Test":"TestTwo/part","Elapsed":2}
 {"Action":"pass","Package":"lull/internal/a","Test":"TestTwo","Elapsed":2.5}
-{"Action":"skip","Package":"lull/internal/b"}
+{"Time":"2026-01-02T03:04:35Z","Action":"skip","Package":"lull/internal/b"}
 `
-	got, ran, err := records(strings.NewReader(record))
+	got, ran, took, err := records(strings.NewReader(record))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +139,10 @@ func TestSkippedIsListed(t *testing.T) {
 	if want := []slow{{"internal/a TestTwo", 2.5}}; !slices.Equal(ran, want) {
 		t.Errorf("ran: %v, want %v", ran, want)
 	}
-	if _, _, err := records(strings.NewReader("not a record\n")); err == nil {
+	if took != 30*time.Second {
+		t.Errorf("took %s, want 30s", took)
+	}
+	if _, _, _, err := records(strings.NewReader("not a record\n")); err == nil {
 		t.Error("a line that is no record was read")
 	}
 }
