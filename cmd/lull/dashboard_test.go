@@ -33,6 +33,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/fleet"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
@@ -296,12 +297,9 @@ func eventually(t *testing.T, look func() error) {
 func within(t *testing.T, d time.Duration, look func() error) {
 	t.Helper()
 	var err error
-	for end := time.Now().Add(d); time.Now().Before(end); pause() {
-		if err = look(); err == nil {
-			return
-		}
+	if !waittest.Within(d, func() bool { err = look(); return err == nil }) {
+		t.Fatalf("not within %v: %v", d, err)
 	}
-	t.Fatalf("not within %v: %v", d, err)
 }
 
 // window is a page in a real browser. Whatever the browser calls an error

@@ -27,6 +27,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
@@ -225,15 +226,13 @@ func (r *region) any(rng *rand.Rand) *endpoint {
 // until waits for a condition.
 func (r *region) until(what string, within time.Duration, is func() bool) {
 	r.t.Helper()
-	for end := time.Now().Add(within); !is(); pause() {
-		if time.Now().After(end) {
-			for _, p := range r.servers {
-				if b, err := os.ReadFile(filepath.Join(r.dir, p.name+".log")); err == nil {
-					r.t.Logf("%s:\n%s", p.name, b[max(0, len(b)-4000):])
-				}
+	if !waittest.Within(within, is) {
+		for _, p := range r.servers {
+			if b, err := os.ReadFile(filepath.Join(r.dir, p.name+".log")); err == nil {
+				r.t.Logf("%s:\n%s", p.name, b[max(0, len(b)-4000):])
 			}
-			r.t.Fatalf("not within %s: %s", within, what)
 		}
+		r.t.Fatalf("not within %s: %s", within, what)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/lib/httpx"
+	"lull/internal/lib/waittest"
 	"lull/internal/lib/wall"
 	"lull/internal/platform/proc"
 	"lull/internal/protocol/agentctl"
@@ -289,7 +290,7 @@ func TestControlSocket(t *testing.T) {
 	if s, err = c.Complete(t.Context(), agentctl.CompleteRequest{}); err != nil || s.Completion != "success" {
 		t.Errorf("%s, %v", s.Completion, err)
 	}
-	eventually(t, "the history", func() bool {
+	waittest.Until(t, "the history", func() bool {
 		h, err := c.History(t.Context(), agentctl.HistoryQuery{})
 		return err == nil && len(h) >= 6
 	})

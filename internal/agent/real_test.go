@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/waittest"
 	"lull/internal/platform/proc"
 )
 
@@ -109,18 +110,6 @@ func (n *nook) start(cmd *exec.Cmd) (in io.WriteCloser, stop func()) {
 	return in, stop
 }
 
-// eventually waits until ok returns true.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s did not happen", what)
-		}
-		<-time.After(200 * time.Millisecond)
-	}
-}
-
 var realLimits = proc.Limits{CPU: 5, Network: 10e3, Disk: 100e3}
 
 // look takes a reading of one signal after the given work.
@@ -169,8 +158,8 @@ func TestRealLoads(t *testing.T) {
 			t.Errorf("a corner with loopback alone: %+v", r)
 		}
 		n.run(`ip link add lullv0 type veth peer name lullv1 && ip addr add 192.0.2.1/30 dev lullv0 && ip link set lullv0 up && ip link set lullv1 up && sysctl -qw net.ipv6.conf.lullv0.disable_ipv6=1 net.ipv6.conf.lullv1.disable_ipv6=1`)
-		eventually(t, "quiet", func() bool { return n.look(m, proc.SignalNetwork).State == idle.Quiet })
-		n.run(`ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lullv0; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do head -c 1200 /dev/zero | timeout 1 bash -c 'cat > /dev/udp/192.0.2.2/9'; done`)
+		waittest.Until(t, "quiet", func() bool { return n.look(m, proc.SignalNetwork).State == idle.Quiet })
+		n.run(`ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lullv0; bash -c 'dd if=/dev/zero bs=1200 count=2000 >/dev/udp/192.0.2.2/9'`)
 		if r := n.look(m, proc.SignalNetwork); r.State != idle.Active {
 			t.Errorf("%+v", r)
 		}
@@ -200,19 +189,19 @@ func TestRealLogin(t *testing.T) {
 		t.Fatalf("before: %+v", r)
 	}
 	in := n.login(t)
-	eventually(t, "the session", func() bool { return len(m.Terminals(nil)) > 0 || n.look(m, proc.SignalTerminals).Value > 0 })
+	waittest.Until(t, "the session", func() bool { return len(m.Terminals(nil)) > 0 || n.look(m, proc.SignalTerminals).Value > 0 })
 	n.quiet(t, m, "an open shell without input")
 	if r := people.Users(t.Context(), time.Now(), true); r.State != idle.Active {
 		t.Errorf("with presence: %+v", r)
 	}
 	fmt.Fprintln(in, "echo hello")
-	eventually(t, "typing seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
+	waittest.Until(t, "typing seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
 	r := people.Users(t.Context(), time.Now(), false)
 	if time.Since(r.LastEvent) > 30*time.Second {
 		t.Errorf("users do not see the key: %+v", r)
 	}
 	fmt.Fprintln(in, "exit")
-	eventually(t, "the session's end", func() bool {
+	waittest.Until(t, "the session's end", func() bool {
 		n.look(m, proc.SignalTerminals)
 		return len(m.Terminals(nil)) == 0
 	})
@@ -230,10 +219,10 @@ func TestRealTmux(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "tmux")
 	n.run("TERM=xterm tmux -S " + sock + " -f /dev/null new-session -d 'cat'")
 	t.Cleanup(func() { n.command("tmux", "-S", sock, "kill-server").Run() })
-	eventually(t, "the terminal", func() bool { n.look(m, proc.SignalTerminals); return len(m.Terminals(nil)) == 1 })
+	waittest.Until(t, "the terminal", func() bool { n.look(m, proc.SignalTerminals); return len(m.Terminals(nil)) == 1 })
 	n.quiet(t, m, "a detached tmux without output")
 	n.run("TERM=xterm tmux -S " + sock + " send-keys x Enter")
-	eventually(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
+	waittest.Until(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
 }
 
 // quiet waits until the terminals stay quiet for longer than the kernel's
@@ -241,7 +230,7 @@ func TestRealTmux(t *testing.T) {
 func (n *nook) quiet(t *testing.T, m *proc.Machine, what string) {
 	t.Helper()
 	since := time.Now()
-	eventually(t, what+" is quiet", func() bool {
+	waittest.Until(t, what+" is quiet", func() bool {
 		if n.look(m, proc.SignalTerminals).State != idle.Quiet {
 			since = time.Now()
 		}
@@ -261,7 +250,7 @@ func (n *nook) login(t *testing.T) io.Writer {
 	}
 	n.start(n.command("/usr/sbin/sshd", "-D", "-e", "-f", filepath.Join(dir, "conf")))
 	var in io.Writer
-	eventually(t, "sshd", func() bool {
+	waittest.Until(t, "sshd", func() bool {
 		return n.command("bash", "-c", "true < /dev/tcp/127.0.0.1/2222").Run() == nil
 	})
 	in, _ = n.start(n.command("ssh", "-tt", "-p", "2222", "-i", filepath.Join(dir, "key"), "-o", "StrictHostKeyChecking=no",

@@ -22,7 +22,7 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-const patience = 30 * time.Second
+const patience = waittest.Timeout
 
 // port is a channel like a virtio-serial port: while its other end is closed a
 // read ends, and a write waits.

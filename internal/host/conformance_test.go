@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -96,11 +97,8 @@ func (m simMachine) Crash(*testing.T) { m.r.crash(); m.r.boot() }
 
 func (m simMachine) Until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Minute); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("not within ten minutes: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
+	if !waittest.Within(10*time.Minute, ok) {
+		t.Fatalf("not within ten minutes: %s", what)
 	}
 }
 

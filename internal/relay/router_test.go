@@ -22,7 +22,7 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-const patience = 30 * time.Second
+const patience = waittest.Timeout
 
 // switchWaker is an instance whose state the test sets.
 type switchWaker struct {
@@ -58,15 +58,9 @@ func TestMain(m *testing.M) {
 	if flag.Lookup("test.fuzz").Value.String() != "" {
 		os.Exit(code) // the fuzzing engine leaves some of its own
 	}
-	end := time.Now().Add(patience)
-	for code == 0 && runtime.NumGoroutine() > before {
-		if time.Now().After(end) {
-			buf := make([]byte, 1<<20)
-			os.Stderr.WriteString("goroutines left behind:\n")
-			os.Stderr.Write(buf[:runtime.Stack(buf, true)])
-			code = 1
-		}
-		time.Sleep(5 * time.Millisecond)
+	if left := waittest.Goroutines(before); code == 0 && left != "" {
+		os.Stderr.WriteString(left)
+		code = 1
 	}
 	os.Exit(code)
 }

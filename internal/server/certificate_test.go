@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/waittest"
 	"lull/internal/server"
 )
 
@@ -80,17 +81,11 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	if err := os.WriteFile(certFile, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
-		if got := name(); got != "one" {
-			t.Fatalf("with a broken file it shows %q", got)
-		}
+	if !waittest.Stays(1500*time.Millisecond, func() bool { return name() == "one" }) {
+		t.Fatal("with a broken file it shows another certificate")
 	}
 	writePair(t, dir, "two", stamp.Add(time.Minute))
-	for end := time.Now().Add(30 * time.Second); name() != "two"; {
-		if time.Now().After(end) {
-			t.Fatal("the new certificate is not taken up")
-		}
-	}
+	waittest.Until(t, "the new certificate is taken up", func() bool { return name() == "two" })
 	if _, err := server.NewCertificate(keyFile, certFile); err == nil {
 		t.Error("a key for a certificate is accepted")
 	}

@@ -27,7 +27,7 @@ func state(t *testing.T, pid int) string {
 func (b *bench) frozen() (pid int, p shimctl.Pulse) {
 	b.t.Helper()
 	s := b.run("a", 1, "exec sleep 1000")
-	fd, err := b.c.Beat(within(b.t))
+	fd, err := b.c.Beat(waittest.Context(b.t))
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/shimctl"
 )
 
@@ -129,7 +130,7 @@ func (b *bench) handoff(id string, run uint64, addr, steps string) shimctl.Start
 
 func (b *bench) checkHandoff() {
 	b.t.Helper()
-	c, err := b.c.CheckHandoff(within(b.t))
+	c, err := b.c.CheckHandoff(waittest.Context(b.t))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -141,7 +142,7 @@ func (b *bench) checkHandoff() {
 // begin starts a run and returns what reports its binds.
 func (b *bench) begin(m shimctl.Start) (shimctl.Started, int) {
 	b.t.Helper()
-	s, fd, err := b.c.StartHandoff(within(b.t), m)
+	s, fd, err := b.c.StartHandoff(waittest.Context(b.t), m)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -199,7 +200,7 @@ func TestHandoffOfBinds(t *testing.T) {
 					t.Errorf("printed %q, want %s", got, want)
 				}
 			}
-			if err := b.c.Unhold(within(t), id); err != nil {
+			if err := b.c.Unhold(waittest.Context(t), id); err != nil {
 				t.Error(err)
 			}
 			if c, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -271,7 +272,7 @@ func TestHandoffOutlivesShim(t *testing.T) {
 			b.checkHandoff()
 			addr, file := freeAddr(t, "tcp", "127.0.0.1"), filepath.Join(t.TempDir(), "go")
 			_, fd := b.begin(b.handoff("a", 1, addr, "tcp4 a\nawait "+file+"\nbind a "+addr))
-			addrs, fds, err := b.c.Listeners(within(t), "a")
+			addrs, fds, err := b.c.Listeners(waittest.Context(t), "a")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -304,10 +305,10 @@ func TestHandoffOutlivesShim(t *testing.T) {
 				}
 			}
 			b.start()
-			if err := b.c.Keep(within(t), "a", addrs, fds); err != nil {
+			if err := b.c.Keep(waittest.Context(t), "a", addrs, fds); err != nil {
 				t.Fatal(err)
 			}
-			if err := b.c.GiveFilter(within(t), "a", 1, fd); err != nil {
+			if err := b.c.GiveFilter(waittest.Context(t), "a", 1, fd); err != nil {
 				t.Fatal(err)
 			}
 			b.waitText(b.logPath("a"), "a=kept4;")

@@ -18,7 +18,7 @@ func TestLogRotates(t *testing.T) {
 	b := newBench(t).start()
 	l := b.launch("long", 1, "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done")
 	l.LogMax = 8 << 10
-	if _, err := b.c.Start(within(t), l); err != nil {
+	if _, err := b.c.Start(waittest.Context(t), l); err != nil {
 		t.Fatal(err)
 	}
 	b.exit("long", 1)
@@ -46,7 +46,7 @@ func TestLogCannotBeWritten(t *testing.T) {
 	l := b.launch("full", 1, "yes 012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678 | head -c 5000000; echo done > $OUT; until [ -e $OUT.go ]; do sleep 0.01; done; echo after; exit 4")
 	dir := filepath.Join(b.dir, "later")
 	l.LogPath, l.LogMax = filepath.Join(dir, "log"), 2*before // nowhere yet
-	if _, err := b.c.Start(within(t), l); err != nil {
+	if _, err := b.c.Start(waittest.Context(t), l); err != nil {
 		t.Fatal(err)
 	}
 	b.waitText(b.dir+"/out", "done")
@@ -93,7 +93,7 @@ func TestLogOverTheDeathOfTheShim(t *testing.T) {
 	b.waitText(b.dir+"/out.said", "said")
 	b.start()
 	b.waitText(b.logPath("talks"), "one\ntwo\n")
-	runs, err := b.c.List(within(t), "talks")
+	runs, err := b.c.List(waittest.Context(t), "talks")
 	if err != nil || len(runs) != 1 || !runs[0].Adopted || runs[0].PID != got.PID {
 		t.Fatalf("List() = %+v, %v, want it adopted as process %d", runs, err, got.PID)
 	}
@@ -115,7 +115,7 @@ func TestSecondShimRefuses(t *testing.T) {
 		t.Fatalf("a second shim on the same directory: %v, %s", err, out)
 	}
 	b.run("still", 1, "exec sleep 1000") // the first one is not hurt
-	if _, err := b.c.List(within(t), ""); err != nil {
+	if _, err := b.c.List(waittest.Context(t), ""); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -129,7 +129,7 @@ func TestDamagedState(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.start()
-	runs, err := b.c.List(within(t), "")
+	runs, err := b.c.List(waittest.Context(t), "")
 	if err != nil || len(runs) != 1 || runs[0].ID != "good" {
 		t.Fatalf("List() = %+v, %v, want the good one", runs, err)
 	}
@@ -168,7 +168,7 @@ func TestShimEnds(t *testing.T) {
 	if len(b.c.Welcome.Thawed) != 1 || b.c.Welcome.Thawed[0].Count != 1 || b.c.Welcome.Thawed[0].IDs[0] != "kept" {
 		t.Errorf("the next shim says it thawed %+v, want kept", b.c.Welcome.Thawed)
 	}
-	if err := b.c.AckThawed(within(t)); err != nil {
+	if err := b.c.AckThawed(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -176,20 +176,20 @@ func TestShimEnds(t *testing.T) {
 func TestNewestDaemonWins(t *testing.T) {
 	b := newBench(t).start()
 	old := b.c
-	second, err := shimctl.Dial(within(t), b.dir+"/shim.sock", shimctl.Events{})
+	second, err := shimctl.Dial(waittest.Context(t), b.dir+"/shim.sock", shimctl.Events{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer second.Close()
 	select {
 	case <-old.Done():
-	case <-within(t).Done():
+	case <-waittest.Context(t).Done():
 		t.Fatal("the older connection stays")
 	}
-	if _, err := old.List(within(t), ""); err == nil {
+	if _, err := old.List(waittest.Context(t), ""); err == nil {
 		t.Error("the older connection still works")
 	}
-	if _, err := second.List(within(t), ""); err != nil {
+	if _, err := second.List(waittest.Context(t), ""); err != nil {
 		t.Error(err)
 	}
 }

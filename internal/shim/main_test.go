@@ -55,13 +55,7 @@ func shimMain(dir string) int {
 	return 0
 }
 
-const patience = 30 * time.Second
-
-func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
+const patience = waittest.Timeout
 
 // bench is a shim under test with a daemon's end of it.
 type bench struct {
@@ -126,7 +120,7 @@ func (b *bench) connect() {
 	b.t.Helper()
 	var err error
 	waittest.Until(b.t, "the shim answers", func() bool {
-		b.c, err = shimctl.Dial(within(b.t), b.dir+"/shim.sock", shimctl.Events{Ended: b.ended, ExecEnded: b.execEnded})
+		b.c, err = shimctl.Dial(waittest.Context(b.t), b.dir+"/shim.sock", shimctl.Events{Ended: b.ended, ExecEnded: b.execEnded})
 		return err == nil
 	})
 }
@@ -165,7 +159,7 @@ func (b *bench) logPath(id string) string { return filepath.Join(b.dir, id+".log
 
 func (b *bench) run(id string, run uint64, script string) shimctl.Started {
 	b.t.Helper()
-	got, err := b.c.Start(within(b.t), b.launch(id, run, script))
+	got, err := b.c.Start(waittest.Context(b.t), b.launch(id, run, script))
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -73,7 +73,7 @@ func (k *keeper) count(path string) int {
 
 func (b *bench) outside(o shimctl.Outside) {
 	b.t.Helper()
-	if err := b.c.Outside(within(b.t), o); err != nil {
+	if err := b.c.Outside(waittest.Context(b.t), o); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -138,7 +138,7 @@ func TestOutsideRefused(t *testing.T) {
 	for _, o := range []shimctl.Outside{{ID: "../x", Socket: "/s", Path: "/p"}, {ID: "../x"}, {ID: "a", Socket: "s", Path: "/p"}, {ID: "a", Socket: "/s"}, {ID: "a", Socket: "/s", Path: "/p", QMP: true}, {ID: "a", Socket: "s", QMP: true},
 		{ID: "a", Socket: "/s", Path: "/p HTTP/1.1\r\nX: y"}, {ID: "a", Socket: "/s", Path: "/" + strings.Repeat("x", 2000)}} {
 		var said *shimctl.Error
-		if err := b.c.Outside(within(t), o); !errors.As(err, &said) || said.Code != shimctl.CodeInvalid {
+		if err := b.c.Outside(waittest.Context(t), o); !errors.As(err, &said) || said.Code != shimctl.CodeInvalid {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}

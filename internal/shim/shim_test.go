@@ -27,7 +27,7 @@ func TestExitCodesAndLogs(t *testing.T) {
 		"signal":  {"echo out; echo err >&2; kill -TERM $$", shimctl.Exit{Code: 143, Signal: 15}},
 		"instant": {"echo out; exec echo err", shimctl.Exit{}},
 	} {
-		if _, err := b.c.Start(within(t), b.launch(id, 7, c.script)); err != nil {
+		if _, err := b.c.Start(waittest.Context(t), b.launch(id, 7, c.script)); err != nil {
 			t.Fatal(err)
 		}
 		got := b.exit(id, 7)
@@ -39,11 +39,11 @@ func TestExitCodesAndLogs(t *testing.T) {
 			t.Errorf("%s: ended as %+v, want %+v", id, got, c.want)
 		}
 		b.waitText(b.logPath(id), "out\nerr\n")
-		if err := b.c.AckExit(within(t), id, 7); err != nil {
+		if err := b.c.AckExit(waittest.Context(t), id, 7); err != nil {
 			t.Fatal(err)
 		}
 	}
-	runs, err := b.c.List(within(t), "")
+	runs, err := b.c.List(waittest.Context(t), "")
 	if err != nil || len(runs) != 0 {
 		t.Fatalf("after every acknowledgement List() = %+v, %v", runs, err)
 	}
@@ -76,7 +76,7 @@ func TestDaemonComesBack(t *testing.T) {
 	if got := b.exit("ends", 1); got.Code != 5 || got.Lost {
 		t.Fatalf("ended while nobody listened: %+v, want code 5", got)
 	}
-	runs, err := b.c.List(within(t), "stays")
+	runs, err := b.c.List(waittest.Context(t), "stays")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,13 +116,13 @@ func TestStartRefused(t *testing.T) {
 	} {
 		s := b.launch("refused", 1, "exit 0")
 		c.change(&s)
-		_, err := b.c.Start(within(t), s)
+		_, err := b.c.Start(waittest.Context(t), s)
 		e, ok := err.(*shimctl.Error)
 		if !ok || e.Code != c.code || e.Step != c.step || syscall.Errno(e.Errno) != c.errno || !strings.Contains(e.Message, c.says) {
 			t.Errorf("%s: %#v (%v), want code %s, step %q, errno %v, with %q", name, err, err, c.code, c.step, c.errno, c.says)
 		}
 	}
-	runs, err := b.c.List(within(t), "")
+	runs, err := b.c.List(waittest.Context(t), "")
 	if err != nil || len(runs) != 1 {
 		t.Fatalf("List() = %+v, %v, want only the one that lives", runs, err)
 	}
@@ -142,11 +142,11 @@ func TestRefusedAgain(t *testing.T) {
 		bad := s
 		bad.Command = []string{"/etc/passwd"}
 		for range 3 {
-			if _, err := b.c.Start(within(t), bad); err == nil {
+			if _, err := b.c.Start(waittest.Context(t), bad); err == nil {
 				t.Fatal("a program that is none was started")
 			}
 		}
-		started, err := b.c.Start(within(t), s)
+		started, err := b.c.Start(waittest.Context(t), s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +185,7 @@ func TestStartAfterTheEnd(t *testing.T) {
 			end()
 		}
 		var err error
-		if last, err = b.c.Start(within(t), b.launch("again", run, "exec sleep 1000")); err != nil {
+		if last, err = b.c.Start(waittest.Context(t), b.launch("again", run, "exec sleep 1000")); err != nil {
 			t.Fatalf("run %d: %v", run, err)
 		}
 	}

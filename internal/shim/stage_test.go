@@ -36,7 +36,7 @@ func TestWhatAProgramBegins(t *testing.T) {
 		l := b.launch(id, 1, `echo uid $(id -u) gid $(id -g) groups $(id -G); echo dir $(pwd); echo mark $LULL_INSTANCE_ID; `+
 			`cut -d' ' -f1,5,6 /proc/$$/stat; grep -E '^Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd | tr '\n' ' '; echo; ulimit -n; echo ok > /dev/stdout`)
 		l.User, l.Dir = who, "/usr"
-		got, err := b.c.Start(within(t), l)
+		got, err := b.c.Start(waittest.Context(t), l)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func TestUserRefused(t *testing.T) {
 	b := newBench(t).start()
 	l := b.launch("other", 1, "true")
 	l.User = "0"
-	_, err := b.c.Start(within(t), l)
+	_, err := b.c.Start(waittest.Context(t), l)
 	if err == nil || !strings.Contains(err.Error(), "only root can change") {
 		t.Fatalf("error %v, want that only root can", err)
 	}
@@ -98,7 +98,7 @@ func TestListenFDs(t *testing.T) {
 	l := b.launch("held", 1, `echo $LISTEN_FDS $LISTEN_PID $$ $LISTEN_FDNAMES; for i in 3 4 5 6 7 8 9 10 11 12 13 14; do readlink /proc/$$/fd/$i; done; ls /proc/$$/fd | wc -l; exec sleep 1000`)
 	l.Listen = addrs
 	l.Env = append(l.Env, "LISTEN_FDS=99")
-	got, err := b.c.Start(within(t), l)
+	got, err := b.c.Start(waittest.Context(t), l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestListenFDs(t *testing.T) {
 	if n := len(regexp.MustCompile(`(?m)^socket:\[\d+\]$`).FindAllString(b.text(b.logPath("held")), -1)); n != 12 {
 		t.Errorf("%d sockets, want 12:\n%s", n, b.text(b.logPath("held")))
 	}
-	again, fds, err := b.c.Listeners(within(t), "held")
+	again, fds, err := b.c.Listeners(waittest.Context(t), "held")
 	if err != nil || len(fds) != 12 || strings.Join(again, " ") != strings.Join(addrs, " ") {
 		t.Fatalf("Listeners() = %v, %v, %v", again, fds, err)
 	}
@@ -126,13 +126,13 @@ func TestListenFDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	if err := b.c.Hold(within(t), "other", []string{addrs[0], taken.Addr().String()}); err == nil || !strings.Contains(err.Error(), addrs[0]) {
+	if err := b.c.Hold(waittest.Context(t), "other", []string{addrs[0], taken.Addr().String()}); err == nil || !strings.Contains(err.Error(), addrs[0]) {
 		t.Errorf("holding a taken address: %v, want %s named", err, addrs[0])
 	}
-	if err := b.c.Hold(within(t), "held", addrs[:1]); err != nil {
+	if err := b.c.Hold(waittest.Context(t), "held", addrs[:1]); err != nil {
 		t.Fatal(err)
 	}
-	if _, fds, err := b.c.Listeners(within(t), "held"); err != nil || len(fds) != 1 {
+	if _, fds, err := b.c.Listeners(waittest.Context(t), "held"); err != nil || len(fds) != 1 {
 		t.Errorf("after holding fewer: %v, %v", fds, err)
 	} else {
 		shimctl.CloseAll(fds)
@@ -142,18 +142,18 @@ func TestListenFDs(t *testing.T) {
 func TestDup(t *testing.T) {
 	b := newBench(t).start()
 	got := b.run("has", 1, "exec sleep 1000")
-	fds, err := b.c.Dup(within(t), got.PID, []int{0, 1, 2})
+	fds, err := b.c.Dup(waittest.Context(t), got.PID, []int{0, 1, 2})
 	if err != nil || len(fds) != 3 {
 		t.Fatalf("Dup() = %v, %v", fds, err)
 	}
 	shimctl.CloseAll(fds)
 	many := make([]int, 600) // more than fit beside one message
-	fds, err = b.c.Dup(within(t), got.PID, many)
+	fds, err = b.c.Dup(waittest.Context(t), got.PID, many)
 	if err != nil || len(fds) != 600 {
 		t.Fatalf("Dup() of many = %d, %v", len(fds), err)
 	}
 	shimctl.CloseAll(fds)
-	_, err = b.c.Dup(within(t), got.PID, []int{77})
+	_, err = b.c.Dup(waittest.Context(t), got.PID, []int{77})
 	if e, ok := err.(*shimctl.Error); !ok || e.Code != shimctl.CodeGone {
 		t.Errorf("Dup() of a closed descriptor: %v", err)
 	}
@@ -182,7 +182,7 @@ func TestManyRuns(t *testing.T) {
 			for i := range ids {
 				l := b.launch(fmt.Sprintf("many-%d", i), 1, "")
 				l.Command = []string{"sh", "-c", "echo begun; exec sleep 1000"}
-				got, err := b.c.Start(within(t), l)
+				got, err := b.c.Start(waittest.Context(t), l)
 				if err != nil {
 					failed <- err
 					continue
@@ -215,7 +215,7 @@ func TestManyRuns(t *testing.T) {
 	if fds > runs+100 {
 		t.Errorf("%d descriptors for %d runs, want one each", fds, runs)
 	}
-	listed, err := b.c.List(within(t), "")
+	listed, err := b.c.List(waittest.Context(t), "")
 	if err != nil || len(listed) != runs {
 		t.Errorf("List() has %d runs, %v", len(listed), err)
 	}
@@ -257,17 +257,17 @@ func TestListHeld(t *testing.T) {
 	var want []string
 	for n := range shimctl.MaxListed + 2 { // more than one answer
 		id := fmt.Sprintf("id%04d", n)
-		if err := b.c.Hold(within(t), id, []string{"127.0.0.1:0"}); err != nil {
+		if err := b.c.Hold(waittest.Context(t), id, []string{"127.0.0.1:0"}); err != nil {
 			t.Fatal(err)
 		}
 		want = append(want, id)
 	}
-	if err := b.c.Unhold(within(t), want[0]); err != nil {
+	if err := b.c.Unhold(waittest.Context(t), want[0]); err != nil {
 		t.Fatal(err)
 	}
 	check := func() {
 		t.Helper()
-		if got, err := b.c.Holds(within(t)); err != nil || !slices.Equal(got, want[1:]) {
+		if got, err := b.c.Holds(waittest.Context(t)); err != nil || !slices.Equal(got, want[1:]) {
 			t.Errorf("%d ids are listed, want %d: %v", len(got), len(want)-1, err)
 		}
 	}

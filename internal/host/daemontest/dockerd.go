@@ -1,6 +1,8 @@
 package daemontest
 
 import (
+	"lull/internal/lib/waittest"
+
 	"net"
 	"os"
 	"os/exec"
@@ -93,7 +95,7 @@ func (k *Dockerd) Start() {
 	}
 	k.cmd, k.gone = cmd, make(chan struct{})
 	go func(gone chan struct{}) { _ = cmd.Wait(); close(gone) }(k.gone)
-	if !Within(Patience, func() bool {
+	if !waittest.Within(Patience, func() bool {
 		return k.Over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.Socket(), "version").Run() == nil
 	}) || k.Over() {
 		b, _ := os.ReadFile(k.dir + "/log")

@@ -17,6 +17,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -105,7 +106,7 @@ func (h *Host) Boot() {
 	c := h.child
 	c.cmd, c.gone, c.killed = cmd, make(chan struct{}), false
 	go func() { c.err = cmd.Wait(); close(c.gone) }() // end waits for it
-	if !Within(Patience, func() bool { _, err := h.Status(h.T.Context()); return err == nil || h.Over() }) || h.Over() {
+	if !waittest.Within(Patience, func() bool { _, err := h.Status(h.T.Context()); return err == nil || h.Over() }) || h.Over() {
 		h.T.Fatalf("the daemon does not come up:\n%s", h.Log())
 	}
 }
@@ -203,7 +204,7 @@ func (h *Host) endShim() {
 		return
 	}
 	_ = syscall.Kill(pid, syscall.SIGTERM)
-	if !Within(Patience, func() bool { return h.ShimPID() == 0 }) {
+	if !waittest.Within(Patience, func() bool { return h.ShimPID() == 0 }) {
 		h.T.Errorf("the shim %d does not end", pid)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
@@ -213,7 +214,7 @@ func (h *Host) endShim() {
 // those of guests' files.
 func (h *Host) left() (what []string) {
 	var pids []int
-	Within(Patience, func() bool { pids = h.Processes(); return len(pids) == 0 })
+	waittest.Within(Patience, func() bool { pids = h.Processes(); return len(pids) == 0 })
 	for _, pid := range pids {
 		what = append(what, fmt.Sprintf("process %d: %q", pid, read(pid, "cmdline")))
 		_ = syscall.Kill(pid, syscall.SIGKILL)

@@ -5,6 +5,8 @@ package waittest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -13,10 +15,14 @@ import (
 // waits for it, and a guest on a busy machine boots in tens of seconds.
 const Timeout = 2 * time.Minute
 
-// interval is the time between two checks of a condition.
-const interval = 5 * time.Millisecond
+// The time between two checks grows from shortest to longest, so that a long
+// wait takes little from a busy machine.
+const (
+	shortest = 5 * time.Millisecond
+	longest  = 100 * time.Millisecond
+)
 
-// Until checks cond every few milliseconds and returns as soon as it holds. It
+// Until checks cond repeatedly and returns as soon as it holds. It
 // fails the test, naming what was awaited, if cond does not hold within Timeout.
 func Until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
@@ -25,7 +31,7 @@ func Until(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// NoError calls try every few milliseconds and returns as soon as it returns
+// NoError calls try repeatedly and returns as soon as it returns
 // nil. It fails the test with the last error if that takes longer than Timeout.
 func NoError(t testing.TB, what string, try func() error) {
 	t.Helper()
@@ -35,21 +41,21 @@ func NoError(t testing.TB, what string, try func() error) {
 	}
 }
 
-// Within checks cond every few milliseconds, at least once and for at most
-// limit, and reports whether it came to hold.
+// Within checks cond repeatedly, at least once and for at most limit, and
+// reports whether it came to hold. The time between two checks is a twentieth of
+// the time waited so far, from 5 to 100 ms.
 func Within(limit time.Duration, cond func() bool) bool {
-	for end := time.Now().Add(limit); ; {
-		if cond() {
-			return true
-		}
-		if time.Now().After(end) {
+	for began := time.Now(); !cond(); {
+		waited := time.Since(began)
+		if waited > limit {
 			return false
 		}
-		time.Sleep(interval)
+		time.Sleep(min(max(waited/20, shortest), longest))
 	}
+	return true
 }
 
-// Stays checks cond every few milliseconds for d and reports whether it held
+// Stays checks cond repeatedly for d and reports whether it held
 // every time.
 func Stays(d time.Duration, cond func() bool) bool {
 	return !Within(d, func() bool { return !cond() })
@@ -72,10 +78,29 @@ func Receive[T any](t testing.TB, what string, c <-chan T) T {
 }
 
 // Context returns a context that is canceled at the end of the test and
-// expires after Timeout.
+// expires after Timeout. Unlike that of t.Context, it can be used in cleanup
+// functions.
 func Context(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// Goroutines waits until at most n goroutines exist. It returns the stacks of
+// all goroutines if that takes longer than Timeout, "" otherwise.
+func Goroutines(n int) string {
+	if Within(Timeout, func() bool { return runtime.NumGoroutine() <= n }) {
+		return ""
+	}
+	buf := make([]byte, 1<<20)
+	return fmt.Sprintf("%d goroutines, want at most %d:\n%s", runtime.NumGoroutine(), n, buf[:runtime.Stack(buf, true)])
+}
+
+// NoGoroutines fails the test if more than n goroutines remain after Timeout.
+func NoGoroutines(t testing.TB, n int) {
+	t.Helper()
+	if left := Goroutines(n); left != "" {
+		t.Fatal(left)
+	}
 }

@@ -19,13 +19,7 @@ import (
 	"lull/internal/platform/cgroup"
 )
 
-const patience = 30 * time.Second
-
-func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
+const patience = waittest.Timeout
 
 // place finds a place of one kind, or skips with the reason.
 func place(t *testing.T, kind cgroup.Kind) cgroup.Place {
@@ -46,7 +40,7 @@ func group(t *testing.T, p cgroup.Place) *cgroup.Group {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := g.Kill(within(t)); err != nil {
+		if err := g.Kill(waittest.Context(t)); err != nil {
 			t.Error(err)
 		}
 		if err := g.Remove(); err != nil {
@@ -118,7 +112,7 @@ func TestGroup(t *testing.T) {
 				out := filepath.Join(t.TempDir(), "out")
 				script(t, g, bomb, "OUT="+out)
 				waittest.Until(t, "it forks", func() bool { return size(t, out) > 100 })
-				if err := g.Kill(within(t)); err != nil {
+				if err := g.Kill(waittest.Context(t)); err != nil {
 					t.Fatal(err)
 				}
 				if pids, err := g.PIDs(); err != nil || len(pids) != 0 {
@@ -153,7 +147,7 @@ func freezeAndThaw(t *testing.T, g *cgroup.Group, text string) {
 	for range 10 {
 		before := size(t, out)
 		waittest.Until(t, "it writes", func() bool { return size(t, out) > before+20 })
-		if err := g.Freeze(within(t)); err != nil {
+		if err := g.Freeze(waittest.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		if frozen, err := g.Frozen(); err != nil || !frozen {
@@ -216,13 +210,13 @@ func openFiles(t *testing.T, g *cgroup.Group) {
 		do   func() error
 		want int
 	}{
-		{"freeze", func() error { return g.Freeze(within(t)) }, 1},
-		{"freeze again", func() error { return g.Freeze(within(t)) }, 1},
+		{"freeze", func() error { return g.Freeze(waittest.Context(t)) }, 1},
+		{"freeze again", func() error { return g.Freeze(waittest.Context(t)) }, 1},
 		{"thaw", g.Thaw, 0},
 		{"thaw again", g.Thaw, 0},
-		{"freeze once more", func() error { return g.Freeze(within(t)) }, 1},
-		{"kill", func() error { return g.Kill(within(t)) }, 0},
-		{"freeze what is empty", func() error { return g.Freeze(within(t)) }, 1},
+		{"freeze once more", func() error { return g.Freeze(waittest.Context(t)) }, 1},
+		{"kill", func() error { return g.Kill(waittest.Context(t)) }, 0},
+		{"freeze what is empty", func() error { return g.Freeze(waittest.Context(t)) }, 1},
 		{"make it anew", func() error {
 			for _, d := range g.Dirs() {
 				if err := errors.Join(os.Remove(d), os.Mkdir(d, 0o755)); err != nil {
@@ -255,10 +249,10 @@ func openFiles(t *testing.T, g *cgroup.Group) {
 func killFrozen(t *testing.T, g *cgroup.Group) {
 	script(t, g, "sleep 1000 & sleep 1000 & sleep 1000")
 	waittest.Until(t, "four processes", func() bool { pids, _ := g.PIDs(); return len(pids) == 4 })
-	if err := g.Freeze(within(t)); err != nil {
+	if err := g.Freeze(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Kill(within(t)); err != nil {
+	if err := g.Kill(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if populated, err := g.Populated(); err != nil || populated {
@@ -272,7 +266,7 @@ func nested(t *testing.T, p cgroup.Place) {
 	out := filepath.Join(t.TempDir(), "out")
 	script(t, g, fmt.Sprintf("mkdir -p %[1]s/inner/deep; echo $$ > %[1]s/inner/deep/cgroup.procs; %s", g.Dir(), workers(3)), "OUT="+out)
 	waittest.Until(t, "it writes", func() bool { return size(t, out) > 10 })
-	if err := g.Freeze(within(t)); err != nil {
+	if err := g.Freeze(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if g.Kind() == cgroup.V2 {
@@ -281,7 +275,7 @@ func nested(t *testing.T, p cgroup.Place) {
 	if pids, err := g.PIDs(); err != nil || len(pids) < 3 {
 		t.Fatalf("PIDs() = %v, %v, want those of the inner groups too", pids, err)
 	}
-	if err := g.Kill(within(t)); err != nil {
+	if err := g.Kill(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.Remove(); err != nil {
@@ -302,7 +296,7 @@ func account(t *testing.T, g *cgroup.Group) {
 		}
 		return used > 20*time.Millisecond
 	})
-	if err := g.Kill(within(t)); err != nil {
+	if err := g.Kill(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := g.CPU(); err != nil || after < used {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/waittest"
 	"lull/internal/store"
 )
 
@@ -262,14 +263,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	for range 3 {
 		open()
 	}
-	deadline := time.Now().Add(time.Minute)
-	for runtime.NumGoroutine() > before {
-		if time.Now().After(deadline) {
-			stacks := make([]byte, 1<<20)
-			t.Fatalf("%d goroutines are left of 3 stores:\n%s", runtime.NumGoroutine()-before, stacks[:runtime.Stack(stacks, true)])
-		}
-		runtime.Gosched()
-	}
+	waittest.NoGoroutines(t, before)
 }
 
 // TestNoSpace fills the store. It refuses to grow, still deletes, and frees
@@ -302,12 +296,13 @@ func fillAndFree(t *testing.T, s *Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ran := make(chan error, 1)
 	go func() { ran <- s.Run(ctx) }()
-	deadline := time.Now().Add(time.Minute)
-	for err = write(); err != nil; err = write() {
-		if !errors.Is(err, store.ErrNoSpace) || time.Now().After(deadline) {
+	waittest.Until(t, "the store frees itself", func() bool {
+		err := write()
+		if err != nil && !errors.Is(err, store.ErrNoSpace) {
 			t.Fatalf("after the store was full: %v", err)
 		}
-	}
+		return err == nil
+	})
 	cancel()
 	if err := <-ran; !errors.Is(err, context.Canceled) {
 		t.Errorf("Run ended with %v", err)

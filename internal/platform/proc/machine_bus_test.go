@@ -15,6 +15,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/waittest"
 )
 
 // machineBus starts a private system bus below a root of its own.
@@ -233,13 +234,7 @@ func TestLogind(t *testing.T) {
 	})
 	t.Run("goes away", func(t *testing.T) {
 		f.conn.Close()
-		for end := time.Now().Add(60 * time.Second); ; <-time.After(20 * time.Millisecond) {
-			if _, err := l.Sessions(ctx); errors.Is(err, ErrNoLogind) {
-				return
-			} else if time.Now().After(end) {
-				t.Fatalf("still %v", err)
-			}
-		}
+		waittest.Until(t, "logind is known to be gone", func() bool { _, err := l.Sessions(ctx); return errors.Is(err, ErrNoLogind) })
 	})
 }
 

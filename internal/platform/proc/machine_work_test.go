@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/waittest"
 )
 
 // TestProcessesReal sees a real program by its name while it runs, by the
@@ -43,11 +44,7 @@ func TestProcessesReal(t *testing.T) {
 			if err := c.cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(60 * time.Second); state(c.name) != idle.Active; <-time.After(20 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("it is not seen")
-				}
-			}
+			waittest.Until(t, "the process is seen", func() bool { return state(c.name) == idle.Active })
 			if s := state(c.name + "x"); s != idle.Quiet {
 				t.Errorf("another name: %s", s)
 			}

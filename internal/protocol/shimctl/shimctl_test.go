@@ -18,13 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const testPatience = 30 * time.Second
-
-func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), testPatience)
-	t.Cleanup(cancel)
-	return ctx
-}
+const testPatience = waittest.Timeout
 
 // serve runs a server whose handler is do, and gives its socket.
 func serve(t *testing.T, s *Server) string {
@@ -76,7 +70,7 @@ func TestDescriptorsTravel(t *testing.T) {
 		a.Close = true
 		return a, nil
 	}})
-	c, err := Dial(within(t), path, Events{})
+	c, err := Dial(waittest.Context(t), path, Events{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +84,7 @@ func TestDescriptorsTravel(t *testing.T) {
 			}
 			give = append(give, fd)
 		}
-		got, err := c.exchange(within(t), "turn", nil, give, nil)
+		got, err := c.exchange(waittest.Context(t), "turn", nil, give, nil)
 		CloseAll(give)
 		if err != nil || len(got) != MaxFDs {
 			t.Fatalf("%d descriptors came back, %v", len(got), err)
@@ -123,12 +117,12 @@ func TestErrorsTravel(t *testing.T) {
 	path := serve(t, &Server{Handle: func(_ context.Context, r *Request) (Answer, error) {
 		return Answer{}, Errorf(CodeBusy, "cannot start x: %w", syscall.EACCES)
 	}})
-	c, err := Dial(within(t), path, Events{})
+	c, err := Dial(waittest.Context(t), path, Events{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = c.Start(within(t), Start{ID: "x"})
+	_, err = c.Start(waittest.Context(t), Start{ID: "x"})
 	var e *Error
 	if !errors.As(err, &e) || e.Code != CodeBusy || !errors.Is(err, syscall.EACCES) || !strings.HasPrefix(e.Message, "cannot start x") {
 		t.Errorf("error %#v", err)
@@ -137,7 +131,7 @@ func TestErrorsTravel(t *testing.T) {
 
 func TestOtherVersion(t *testing.T) {
 	path := serve(t, &Server{Welcome: func() (Welcome, error) { return Welcome{Version: Version + 1, PID: 77}, nil }})
-	_, err := Dial(within(t), path, Events{})
+	_, err := Dial(waittest.Context(t), path, Events{})
 	var e *VersionError
 	if !errors.As(err, &e) || e.Theirs != Version+1 || e.PID != 77 || !strings.Contains(err.Error(), "77") {
 		t.Errorf("error %v, want one that names both versions and the process", err)
@@ -165,7 +159,7 @@ func TestEvents(t *testing.T) {
 	s.Left = func() { close(gone) }
 	path := serve(t, s)
 	ready := make(chan *Client, 1)
-	c, err := Dial(within(t), path, Events{Ended: func(e Ended) {
+	c, err := Dial(waittest.Context(t), path, Events{Ended: func(e Ended) {
 		c := <-ready
 		if err := c.AckExit(context.Background(), e.ID, e.Run); err != nil {
 			t.Error(err)
@@ -201,19 +195,19 @@ func TestLost(t *testing.T) {
 		<-release
 		return Answer{}, nil
 	}})
-	c, err := Dial(within(t), path, Events{})
+	c, err := Dial(waittest.Context(t), path, Events{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(within(t))
+	ctx, cancel := context.WithCancel(waittest.Context(t))
 	given := make(chan error, 2)
 	go func() { given <- c.AckThawed(ctx) }()
 	cancel()
 	if err := <-given; !errors.Is(err, context.Canceled) {
 		t.Errorf("given up with %v", err)
 	}
-	go func() { _, err := c.List(within(t), ""); given <- err }()
-	second, err := Dial(within(t), path, Events{}) // the newest wins
+	go func() { _, err := c.List(waittest.Context(t), ""); given <- err }()
+	second, err := Dial(waittest.Context(t), path, Events{}) // the newest wins
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,11 +244,11 @@ func TestLaterHelloWins(t *testing.T) {
 	}
 	held := make(chan dialled, 1)
 	go func() {
-		c, err := Dial(within(t), path, Events{})
+		c, err := Dial(waittest.Context(t), path, Events{})
 		held <- dialled{c, err}
 	}()
 	<-came
-	later, err := Dial(within(t), path, Events{})
+	later, err := Dial(waittest.Context(t), path, Events{})
 	if err != nil {
 		close(release)
 		t.Fatal(err)
@@ -265,11 +259,11 @@ func TestLaterHelloWins(t *testing.T) {
 		defer earlier.c.Close()
 		select {
 		case <-earlier.c.Done():
-		case <-within(t).Done():
+		case <-waittest.Context(t).Done():
 			t.Error("the earlier connection stays")
 		}
 	}
-	if _, err := later.List(within(t), ""); err != nil {
+	if _, err := later.List(waittest.Context(t), ""); err != nil {
 		t.Errorf("the later connection was cut: %v", err)
 	}
 }
@@ -300,7 +294,7 @@ func TestNoise(t *testing.T) {
 		}
 		conn.Close()
 	}
-	c, err := Dial(within(t), path, Events{})
+	c, err := Dial(waittest.Context(t), path, Events{})
 	if err != nil {
 		t.Fatalf("after the noise: %v", err)
 	}

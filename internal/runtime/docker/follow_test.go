@@ -14,9 +14,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/waittest"
 )
 
 // engine is a Docker daemon with containers and an event stream, which can
@@ -224,11 +224,7 @@ func TestRename(t *testing.T) {
 	}
 	until := func(id, want string) {
 		t.Helper()
-		for end := time.Now().Add(30 * time.Second); h.called(id) != want; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("it is called %q, want %q", h.called(id), want)
-			}
-		}
+		waittest.Until(t, "it is called "+want, func() bool { return h.called(id) == want })
 	}
 	yes := true
 	call(first, "d1")
@@ -292,7 +288,7 @@ func TestFollow(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}()
-	for limit := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
+	waittest.NoError(t, "the host has the containers that run", func() error {
 		got := slices.DeleteFunc(h.list(), func(id string) bool { // ended ones may have been adopted before
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -300,12 +296,10 @@ func TestFollow(t *testing.T) {
 			return there && !running
 		})
 		if slices.Equal(got, want) && h.looked(want) {
-			break
+			return nil
 		}
-		if time.Now().After(limit) {
-			t.Fatalf("the host has %d containers, want %d:\n%v\n%v", len(got), len(want), got, want)
-		}
-	}
+		return fmt.Errorf("the host has %d containers, want %d:\n%v\n%v", len(got), len(want), got, want)
+	})
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.twice) > 0 {

@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/lib/programtest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/guest"
 )
 
@@ -69,16 +70,13 @@ func TestMain(m *testing.M) {
 
 // patience is the time limit for everything that a guest on a busy machine
 // does.
-var patience = 60 * time.Second
+var patience = waittest.Timeout
 
 // until waits for a condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-		time.Sleep(5 * time.Millisecond)
+	if !waittest.Within(patience, ok) {
+		t.Fatalf("not within %s: %s", patience, what)
 	}
 }
 

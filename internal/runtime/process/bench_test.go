@@ -28,14 +28,14 @@ func BenchmarkWake(b *testing.B) {
 			}
 			cfg.Dir, cfg.Shim, cfg.Log = filepath.Join(b.TempDir(), "shim"), exe, slog.New(slog.NewTextHandler(io.Discard, nil))
 			cfg.OnExit = func(string, uint64, instance.Exit) {}
-			rt, err := process.New(within(b), cfg)
+			rt, err := process.New(waittest.Context(b), cfg)
 			if err != nil {
 				b.Fatal(err)
 			}
 			done := make(chan error, 1)
 			go func() { done <- rt.Run(b.Context()) }()
 			addr := port(b, "127.0.0.1")
-			w, err := rt.Start(within(b), instance.Launch{ID: "bench", Run: 1, Command: []string{exe, "program", "echo", addr},
+			w, err := rt.Start(waittest.Context(b), instance.Launch{ID: "bench", Run: 1, Command: []string{exe, "program", "echo", addr},
 				Dir: "/", LogPath: filepath.Join(cfg.Dir, "log")})
 			if err != nil {
 				b.Fatal(err)
@@ -61,7 +61,7 @@ func BenchmarkWake(b *testing.B) {
 				sort.Slice(all, func(i, j int) bool { return all[i] < all[j] })
 				b.ReportMetric(float64(all[len(all)/2]), unit)
 			}
-			if err := w.Kill(within(b)); err != nil {
+			if err := w.Kill(waittest.Context(b)); err != nil {
 				b.Fatal(err)
 			}
 			var pid int
@@ -80,7 +80,7 @@ func BenchmarkWake(b *testing.B) {
 func sleepThaw(b *testing.B, w instance.Workload, addr string) (instance.Guard, chan time.Duration) {
 	b.Helper()
 	for {
-		if err := w.Freeze(within(b)); err != nil {
+		if err := w.Freeze(waittest.Context(b)); err != nil {
 			b.Fatal(err)
 		}
 		cost := make(chan time.Duration, 1)

@@ -46,11 +46,11 @@ func TestExecAfterATitle(t *testing.T) {
 			if daemon == "next" {
 				h.close()
 				h.open()
-				if _, err := h.rt.Adopt(within(t), "main", w.Identity()); err != nil {
+				if _, err := h.rt.Adopt(waittest.Context(t), "main", w.Identity()); err != nil {
 					t.Fatal(err)
 				}
 			}
-			got, err := h.rt.Exec(within(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR; env"}})
+			got, err := h.rt.Exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR; env"}})
 			if err != nil {
 				t.Fatal(err)
 			}

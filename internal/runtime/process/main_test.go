@@ -56,13 +56,7 @@ func shimMain(dir string) int {
 	return 0
 }
 
-const patience = 30 * time.Second
-
-func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
+const patience = waittest.Timeout
 
 // freezers runs a test with every freezer available to this user.
 func freezers(t *testing.T, test func(t *testing.T, cfg process.Config)) {
@@ -129,7 +123,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 // open starts the daemon.
 func (h *host) open() {
 	h.t.Helper()
-	rt, err := process.New(within(h.t), h.cfg)
+	rt, err := process.New(waittest.Context(h.t), h.cfg)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -158,7 +152,7 @@ func (h *host) end() {
 	pid := h.shimPID()
 	if h.stop != nil {
 		for _, id := range h.ids {
-			_ = h.rt.Unhold(within(h.t), id)
+			_ = h.rt.Unhold(waittest.Context(h.t), id)
 		}
 		h.close()
 	}
@@ -194,7 +188,7 @@ func (h *host) out(id string) string { return filepath.Join(h.cfg.Dir, id+".out"
 // start starts a run, which ends with the test.
 func (h *host) start(l instance.Launch) instance.Workload {
 	h.t.Helper()
-	w, err := h.rt.Start(within(h.t), l)
+	w, err := h.rt.Start(waittest.Context(h.t), l)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -203,7 +197,7 @@ func (h *host) start(l instance.Launch) instance.Workload {
 		if h.rt == nil {
 			return
 		}
-		if err := w.Kill(within(h.t)); err != nil {
+		if err := w.Kill(waittest.Context(h.t)); err != nil {
 			h.t.Errorf("Kill: %v", err)
 		}
 		if w.Identity().Cgroup != "" {

@@ -51,7 +51,7 @@ func ask(addr string) error {
 // sleep freezes and guards like the daemon. The reasons of wakes go to woken.
 func sleep(t testing.TB, w instance.Workload, ports []instance.Endpoint, outbound bool) (instance.Guard, chan string) {
 	t.Helper()
-	if err := w.Freeze(within(t)); err != nil {
+	if err := w.Freeze(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	woken := make(chan string, 64)
@@ -119,13 +119,13 @@ func TestExitCodes(t *testing.T) {
 			}
 		}
 		waittest.Until(t, "the log", func() bool { b, _ := os.ReadFile(h.log("clean")); return string(b) == "hello\n" })
-		_, err := h.rt.Start(within(t), h.launch("none", 1, "/no/such/program"))
+		_, err := h.rt.Start(waittest.Context(t), h.launch("none", 1, "/no/such/program"))
 		if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "/no/such/program") {
 			t.Errorf("start of what does not exist: %v", err)
 		}
 		// The same ID can run again, and only one of its runs exists.
 		w := h.start(h.launch("code", 2, "sleep", "1000"))
-		if _, err := h.rt.Start(within(t), h.launch("code", 3, "sleep", "1000")); err == nil {
+		if _, err := h.rt.Start(waittest.Context(t), h.launch("code", 3, "sleep", "1000")); err == nil {
 			t.Error("two runs of one instance live")
 		}
 		if err := w.Signal(syscall.SIGTERM); err != nil {
@@ -171,7 +171,7 @@ func TestGuardWakes(t *testing.T) {
 				name := kind + strings.ReplaceAll(ip, ":", "x")
 				w := h.serve(name, 1, kind, addr)
 				t.Run(name, func(t *testing.T) { guardOne(t, w, addr) })
-				if err := w.Kill(within(t)); err != nil {
+				if err := w.Kill(waittest.Context(t)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -317,7 +317,8 @@ func TestUnixClients(t *testing.T) {
 		// What the program's own processes say to each other is no use of it.
 		path = h.out("own")
 		w = h.start(h.launch("own", 1, h.cfg.Shim, "program", "unix-to-itself", path))
-		waittest.Until(t, "it listens", func() bool { _, err := os.Stat(path); return err == nil })
+		// Its file is there before it listens.
+		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
 		clients(0, true)
 		other, err := net.Dial("unix", path)
 		if err != nil {

@@ -36,7 +36,7 @@ func TestAdopt(t *testing.T) {
 		still := h.start(h.launch("frozen", 1, "sh", "-c", "while :; do echo x >> $OUT; done"))
 		waittest.Until(t, "it writes", func() bool { return size(h.out("frozen")) > 10 })
 		h.start(h.launch("ends", 3, "sh", "-c", "until [ -e $OUT ]; do sleep 0.01; done; exit 9"))
-		if err := still.Freeze(within(t)); err != nil {
+		if err := still.Freeze(waittest.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		shim := h.shimPID()
@@ -51,7 +51,7 @@ func TestAdopt(t *testing.T) {
 		}
 		// By the complete identity, and by the run alone.
 		for _, ident := range []instance.Identity{w.Identity(), {Run: 1}} {
-			got, err := h.rt.Adopt(within(t), "runs", ident)
+			got, err := h.rt.Adopt(waittest.Context(t), "runs", ident)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -70,13 +70,13 @@ func TestAdopt(t *testing.T) {
 		if e := h.exit("ends", 3); e.Code != 9 {
 			t.Errorf("ended as %+v, want code 9", e)
 		}
-		_, err := h.rt.Adopt(within(t), "ends", instance.Identity{Run: 3})
+		_, err := h.rt.Adopt(waittest.Context(t), "ends", instance.Identity{Run: 3})
 		if e := gone(t, err); e.Code != 9 || e.Lost {
 			t.Errorf("gone as %+v, want code 9", e)
 		}
 		// A frozen run can be thawed by the new daemon, or was thawed by the
 		// shim.
-		got, err := h.rt.Adopt(within(t), "frozen", still.Identity())
+		got, err := h.rt.Adopt(waittest.Context(t), "frozen", still.Identity())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func TestAdopt(t *testing.T) {
 		} {
 			ident := w.Identity()
 			change(&ident)
-			_, err := h.rt.Adopt(within(t), "runs", ident)
+			_, err := h.rt.Adopt(waittest.Context(t), "runs", ident)
 			if e := gone(t, err); !e.Lost {
 				t.Errorf("another %s: gone as %+v, want lost", name, e)
 			}
@@ -109,7 +109,7 @@ func TestAdoptWhatEnds(t *testing.T) {
 	for run := range uint64(40) {
 		w := h.start(h.launch("ends", run+1, "sh", "-c", "sleep 0.003; exit 9"))
 		for {
-			_, err := h.rt.Adopt(within(t), "ends", w.Identity())
+			_, err := h.rt.Adopt(waittest.Context(t), "ends", w.Identity())
 			var g *instance.GoneError
 			if !errors.As(err, &g) {
 				continue // it is alive, or about to end
@@ -129,7 +129,7 @@ func TestDaemonGone(t *testing.T) {
 		// A process that left its parents is thawed too.
 		w := h.start(h.launch("writes", 1, "sh", "-c", `(setsid sh -c 'while :; do echo y >> $OUT.2; sleep 0.001; done' &); while :; do echo x >> $OUT; sleep 0.001; done`))
 		waittest.Until(t, "both write", func() bool { return size(h.out("writes")) > 10 && size(h.out("writes")+".2") > 10 })
-		if err := w.Freeze(within(t)); err != nil {
+		if err := w.Freeze(waittest.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		one, two := size(h.out("writes")), size(h.out("writes")+".2")
@@ -147,7 +147,7 @@ func TestDaemonGone(t *testing.T) {
 		if exists(h.cfg.Dir + "/thawed.json") {
 			t.Error("the record stays although the daemon has read it")
 		}
-		if _, err := h.rt.Adopt(within(t), "writes", w.Identity()); err != nil {
+		if _, err := h.rt.Adopt(waittest.Context(t), "writes", w.Identity()); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -167,7 +167,7 @@ func TestShimKilled(t *testing.T) {
 		addr, held := port(t, "127.0.0.1"), port(t, "127.0.0.1")
 		w := h.serve("runs", 1, "echo", addr)
 		chatty := h.start(h.launch("chatty", 1, "sh", "-c", "while :; do echo again; sleep 0.01; done"))
-		if err := h.rt.Hold(within(t), "asleep", []string{held}); err != nil {
+		if err := h.rt.Hold(waittest.Context(t), "asleep", []string{held}); err != nil {
 			t.Fatal(err)
 		}
 		h.ids = append(h.ids, "asleep")
@@ -176,7 +176,7 @@ func TestShimKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer waiting.Close()
-		if err := w.Freeze(within(t)); err != nil {
+		if err := w.Freeze(waittest.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		for n := 1; n <= 3; n++ {
@@ -232,7 +232,7 @@ func TestListenFDs(t *testing.T) {
 			l.Listen = addrs
 			return h.start(l)
 		}
-		if err := h.rt.Hold(within(t), "held", addrs); err != nil {
+		if err := h.rt.Hold(waittest.Context(t), "held", addrs); err != nil {
 			t.Fatal(err)
 		}
 		for run := uint64(1); run <= 3; run++ {
@@ -265,7 +265,7 @@ func TestListenFDs(t *testing.T) {
 			if err := <-answers; err != nil {
 				t.Fatal(err)
 			}
-			if err := w.Kill(within(t)); err != nil {
+			if err := w.Kill(waittest.Context(t)); err != nil {
 				t.Fatal(err)
 			}
 			h.exit("held", run)
@@ -289,11 +289,11 @@ func TestListenFDs(t *testing.T) {
 		}
 		waittest.Until(t, "the shim is dead", func() bool { return over(pid) })
 		h.open()
-		w, err := h.rt.Adopt(within(t), "held", w.Identity())
+		w, err := h.rt.Adopt(waittest.Context(t), "held", w.Identity())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Kill(within(t)); err != nil {
+		if err := w.Kill(waittest.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		c, err := net.Dial("tcp", addrs[0])
@@ -301,7 +301,7 @@ func TestListenFDs(t *testing.T) {
 			t.Fatalf("after the program ended the port is lost: %v", err)
 		}
 		c.Close()
-		if err := h.rt.Unhold(within(t), "held"); err != nil {
+		if err := h.rt.Unhold(waittest.Context(t), "held"); err != nil {
 			t.Fatal(err)
 		}
 		waittest.Until(t, "the port is free", func() bool { c, err := net.Dial("tcp", addrs[0]); return err != nil || c.Close() != nil })

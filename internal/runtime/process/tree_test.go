@@ -34,7 +34,7 @@ func TestNothingEscapes(t *testing.T) {
 				for range 5 {
 					was := size(h.out("tree"))
 					waittest.Until(t, "it writes", func() bool { return size(h.out("tree")) > was+20 })
-					if err := w.Freeze(within(t)); err != nil {
+					if err := w.Freeze(waittest.Context(t)); err != nil {
 						t.Fatal(err)
 					}
 					was = size(h.out("tree"))
@@ -46,10 +46,10 @@ func TestNothingEscapes(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if err := w.Freeze(within(t)); err != nil {
+				if err := w.Freeze(waittest.Context(t)); err != nil {
 					t.Fatal(err)
 				}
-				if err := w.Kill(within(t)); err != nil { // frozen or not
+				if err := w.Kill(waittest.Context(t)); err != nil { // frozen or not
 					t.Fatal(err)
 				}
 				was := size(h.out("tree"))
@@ -74,7 +74,7 @@ func TestUnwatchable(t *testing.T) {
 	if s := w.Sample(ends(addr)); s.ConnErr == nil {
 		t.Errorf("Sample() = %+v, want that connections are not known", s)
 	}
-	if err := w.Freeze(within(t)); err != nil {
+	if err := w.Freeze(waittest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if g, err := w.Guard(ends(addr), false, func(string) {}); err == nil {
@@ -96,7 +96,7 @@ func TestReclaim(t *testing.T) {
 		h := newHost(t, cfg)
 		addr := port(t, "127.0.0.1")
 		w := h.serve("big", 1, "mapped", addr)
-		if _, err := w.Reclaim(within(t)); err == nil {
+		if _, err := w.Reclaim(waittest.Context(t)); err == nil {
 			t.Error("memory of a running program was pushed out")
 		}
 		g, _ := sleep(t, w, ends(addr), false)
@@ -104,7 +104,7 @@ func TestReclaim(t *testing.T) {
 		if err != nil || before < 1<<20 {
 			t.Fatalf("Memory() = %d, %v", before, err)
 		}
-		freed, err := w.Reclaim(within(t))
+		freed, err := w.Reclaim(waittest.Context(t))
 		if h.rt.Capabilities().Reclaim != (err == nil) {
 			t.Errorf("Reclaim() = %v, but the capability is %v", err, h.rt.Capabilities().Reclaim)
 		}
@@ -130,7 +130,7 @@ func TestExecBeside(t *testing.T) {
 			l.User = "65534"
 		}
 		w := h.start(l)
-		got, err := h.rt.Exec(within(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR $(pwd) $(id -u); cat /proc/self/cgroup; echo bad >&2; exit 7"}})
+		got, err := h.rt.Exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR $(pwd) $(id -u); cat /proc/self/cgroup; echo bad >&2; exit 7"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func TestExecBeside(t *testing.T) {
 		}
 		// A process that a command leaves in the background does not delay the
 		// command's end.
-		got, err = h.rt.Exec(within(t), "main", instance.Command{Command: []string{"sh", "-c", "sleep 1000 & echo done"}})
+		got, err = h.rt.Exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "sleep 1000 & echo done"}})
 		if err != nil || got.Stdout != "done\n" {
 			t.Errorf("Exec() with a background job = %+v, %v", got, err)
 		}

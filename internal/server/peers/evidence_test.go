@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/lib/waittest"
 	"lull/internal/server/peers"
 	"lull/internal/store/mem"
 )
@@ -57,10 +58,7 @@ func TestEvidenceOfAllServers(t *testing.T) {
 			var got []evidence.Record
 			var missing []evidence.Missing
 			named := map[string]int{}
-			for end := time.Now().Add(30 * time.Second); named["one"] == 0; {
-				if time.Now().After(end) {
-					t.Fatal("the other server is not found")
-				}
+			waittest.Until(t, "the other server is found", func() bool {
 				got = nil
 				var err error
 				if missing, err = asker.Read(t.Context(), evidence.Query{}, func(r evidence.Record) error { got = append(got, r); return nil }); err != nil {
@@ -70,7 +68,8 @@ func TestEvidenceOfAllServers(t *testing.T) {
 				for _, m := range missing {
 					named[m.Server]++
 				}
-			}
+				return named["one"] > 0
+			})
 			for i := 1; i < len(got); i++ {
 				if got[i].At.Before(got[i-1].At) {
 					t.Errorf("record %d comes out of its order", i)

@@ -3,6 +3,7 @@ package peers_test
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/fleet"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/server/peers"
 	"lull/internal/store/mem"
@@ -61,17 +63,13 @@ func TestOwnerIsAsked(t *testing.T) {
 	t.Cleanup(two.Close)
 	owner = run(t, peers.Config{Store: one, Server: "one", Address: web.URL, Local: owned{"w-1": "running"}})
 	asker := run(t, peers.Config{Store: two, Server: "two", Local: owned{"w-2": "stopped"}})
-	for end := time.Now().Add(30 * time.Second); ; {
-		if o, ok := asker.Observation(t.Context(), "w-1"); ok {
-			if o.EC2.State != "running" {
-				t.Fatalf("got %+v", o.EC2)
-			}
-			break
+	waittest.Until(t, "the owner is found", func() bool {
+		o, ok := asker.Observation(t.Context(), "w-1")
+		if ok && o.EC2.State != "running" {
+			t.Fatalf("got %+v", o.EC2)
 		}
-		if time.Now().After(end) {
-			t.Fatal("the owner is not found")
-		}
-	}
+		return ok
+	})
 	if o, ok := asker.Observation(t.Context(), "w-2"); !ok || o.EC2.State != "stopped" {
 		t.Errorf("its own worker: %+v, %t", o.EC2, ok)
 	}
@@ -124,16 +122,13 @@ func TestVerdictsOfAll(t *testing.T) {
 	defer web.Close()
 	other = run(t, peers.Config{Store: db.Client(), Server: "b", Address: web.URL, Local: owned{"w-2": "running"}})
 	one := run(t, peers.Config{Store: db.Client(), Server: "a", Local: owned{"w-1": "running"}})
-	for end := time.Now().Add(time.Minute); ; {
+	waittest.NoError(t, "the verdicts of both servers", func() error {
 		got := one.Verdicts(t.Context())
 		if len(got) == 2 && got["w-1"].WorkerID == "w-1" && got["w-2"].WorkerID == "w-2" {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("knows of %v", got)
-		}
-		<-time.After(20 * time.Millisecond)
-	}
+		return fmt.Errorf("got %v", got)
+	})
 }
 
 // heard collects what is logged.
@@ -177,14 +172,12 @@ func TestPrivateAuthority(t *testing.T) {
 	told := &heard{}
 	lines := slog.New(slog.NewTextHandler(told, nil))
 	stranger := run(t, peers.Config{Store: two, Server: "two", Log: lines})
-	for end := time.Now().Add(30 * time.Second); told.count("cannot be asked") == 0; time.Sleep(time.Millisecond) {
+	waittest.Until(t, "a log line about the owner", func() bool {
 		if _, ok := stranger.Observation(t.Context(), "w-1"); ok {
 			t.Fatal("a certificate of an unknown CA was believed")
 		}
-		if time.Now().After(end) {
-			t.Fatal("nothing is logged")
-		}
-	}
+		return told.count("cannot be asked") > 0
+	})
 	for range 3 {
 		stranger.Observation(t.Context(), "w-1")
 	}
@@ -194,15 +187,11 @@ func TestPrivateAuthority(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(web.Certificate())
 	asker := run(t, peers.Config{Store: two, Server: "three", HTTP: peers.Client(roots), Log: lines})
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		if o, ok := asker.Observation(t.Context(), "w-1"); ok {
-			if o.EC2.State != "running" {
-				t.Errorf("got %+v", o.EC2)
-			}
-			return
+	waittest.Until(t, "the owner is believed", func() bool {
+		o, ok := asker.Observation(t.Context(), "w-1")
+		if ok && o.EC2.State != "running" {
+			t.Errorf("got %+v", o.EC2)
 		}
-		if time.Now().After(end) {
-			t.Fatal("the owner is not believed")
-		}
-	}
+		return ok
+	})
 }

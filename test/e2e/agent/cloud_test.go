@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"lull/internal/lib/programtest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/sim"
 	"lull/internal/sim/fault"
@@ -137,10 +138,8 @@ func (i *instance) lull(args ...string) (string, int) {
 
 func (i *instance) await(what string, ok func() bool) {
 	i.t.Helper()
-	for end := time.Now().Add(5 * time.Minute); !ok(); pause() {
-		if time.Now().After(end) {
-			i.t.Fatalf("did not happen in five minutes: %s", what)
-		}
+	if !waittest.Within(5*time.Minute, ok) {
+		i.t.Fatalf("did not happen in five minutes: %s", what)
 	}
 }
 

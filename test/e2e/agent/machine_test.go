@@ -20,6 +20,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/lib/programtest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -307,10 +308,8 @@ func (m *machine) await(what string, limit time.Duration, ok func() bool) {
 
 func (m *machine) awaitf(limit time.Duration, ok func() bool, what func() string) {
 	m.t.Helper()
-	for end := time.Now().Add(limit); !ok(); pause() {
-		if time.Now().After(end) {
-			m.t.Fatalf("did not happen in %s: %s", limit, what())
-		}
+	if !waittest.Within(limit, ok) {
+		m.t.Fatalf("did not happen in %s: %s", limit, what())
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"lull/internal/host/daemontest"
 	"lull/internal/host/hosttest"
 	"lull/internal/lib/scaletest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -213,7 +214,7 @@ func (m *bare) Crash(t *testing.T) {
 
 func (m *bare) Until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	if !daemontest.Within(daemontest.Patience, ok) {
+	if !waittest.Within(daemontest.Patience, ok) {
 		l, err := m.d.List(t.Context())
 		t.Fatalf("not within %s: %s\n%+v, %v\n%s", daemontest.Patience, what, l, err, m.d.Log())
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/waittest"
 )
 
 // A paused instance costs the daemon a record and duplicates of its sockets,
@@ -24,7 +25,7 @@ func TestNothingPerInstance(t *testing.T) {
 		d.Await(fmt.Sprint("cost-", n), "paused")
 	}
 	var full cost
-	if !daemontest.Within(daemontest.Patience, func() bool {
+	if !waittest.Within(daemontest.Patience, func() bool {
 		full = costOf(d)
 		return full.goroutines <= empty.goroutines+slack && full.threads <= empty.threads+slack && full.timers <= empty.timers+slack
 	}) {

@@ -20,6 +20,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/scaletest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -262,7 +263,7 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 				o.Name != "ends" && strings.Contains(o.StatusReason, "started again in")
 		})
 	}
-	if !daemontest.Within(daemontest.Patience, rest) {
+	if !waittest.Within(daemontest.Patience, rest) {
 		for _, o := range l {
 			t.Logf("%s is %s (%s), pid %d", o.Name, o.State, o.StatusReason, o.PID)
 		}
@@ -347,7 +348,7 @@ func (w *killed) checkLeases(o hostctl.Instance) {
 // others.
 func (w *killed) checkProcesses() {
 	var odd string
-	ok := daemontest.Within(daemontest.Patience, func() bool {
+	ok := waittest.Within(daemontest.Patience, func() bool {
 		odd = ""
 		l, err := w.d.List(w.t.Context())
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -98,7 +99,7 @@ func (k *dockerd) start() {
 	}
 	k.cmd, k.gone = cmd, make(chan struct{})
 	go func(gone chan struct{}) { cmd.Wait(); close(gone) }(k.gone)
-	if !daemontest.Within(daemontest.Patience, func() bool {
+	if !waittest.Within(daemontest.Patience, func() bool {
 		return k.over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "version").Run() == nil
 	}) || k.over() {
 		b, _ := os.ReadFile(k.dir + "/log")
@@ -265,7 +266,7 @@ func TestDockerOutside(t *testing.T) {
 	if _, err := c.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
 	}
-	if !daemontest.Stays(time.Second, func() bool { return m.d.Look("web").State == "paused" }) {
+	if !waittest.Stays(time.Second, func() bool { return m.d.Look("web").State == "paused" }) {
 		t.Error("a client woke what a person had paused")
 	}
 	// Nor does a restarted daemon.

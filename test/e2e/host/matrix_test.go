@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -99,7 +100,7 @@ func (r row) prove(t *testing.T, d *daemontest.Host) {
 		t.Logf("REPORT matrix %s: paused, %s", r.name, o.StatusReason)
 		return
 	}
-	if !daemontest.Stays(watch, func() bool { return d.Look(r.name).PauseCount == 0 }) {
+	if !waittest.Stays(watch, func() bool { return d.Look(r.name).PauseCount == 0 }) {
 		o := d.Look(r.name)
 		t.Fatalf("it is %s (%s), want running for %s", o.State, o.StatusReason, watch)
 	}

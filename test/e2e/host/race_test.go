@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/scaletest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -257,15 +258,13 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 
 // settled waits until the instance is at rest, and returns it.
 func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
-	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
+	if !waittest.Within(waittest.Timeout, func() bool {
 		o, err = l.d.Get(ctx, l.name)
-		if err != nil || o.State == "running" || o.State == "paused" {
-			return o, err
-		}
-		if time.Now().After(end) {
-			return o, fmt.Errorf("it stays %s", o.State)
-		}
+		return err != nil || o.State == "running" || o.State == "paused"
+	}) {
+		err = fmt.Errorf("it stays %s", o.State)
 	}
+	return o, err
 }
 
 // until sleeps until shortly before at and spins for the rest, for microsecond

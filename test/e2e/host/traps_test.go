@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/scaletest"
+	"lull/internal/lib/waittest"
 )
 
 // Duplicated sockets are closed before the thaw: a connection's end arrives,
@@ -105,7 +106,7 @@ func TestNoLeaks(t *testing.T) {
 	}
 	took := time.Since(begin)
 	var nowFiles, nowShim, nowRoutines int
-	ok := daemontest.Within(daemontest.Patience, func() bool {
+	ok := waittest.Within(daemontest.Patience, func() bool {
 		nowFiles, nowShim, nowRoutines = look()
 		return nowFiles <= files+4 && nowShim <= shimFiles+2 && nowRoutines <= routines+4
 	})

@@ -15,6 +15,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -73,7 +74,7 @@ func TestIdleConnectionHolds(t *testing.T) {
 		if err := c.echo("hello"); err != nil {
 			t.Fatal(err)
 		}
-		if !daemontest.Stays(2*time.Second, func() bool { return d.Look(s.Name).State == "running" }) {
+		if !waittest.Stays(2*time.Second, func() bool { return d.Look(s.Name).State == "running" }) {
 			t.Fatal("it was paused under an open connection")
 		}
 		_, err := d.Do(t.Context(), s.Name, "pause", nil)
@@ -206,7 +207,7 @@ func TestWorkloadSocket(t *testing.T) {
 	runs := func(why string) {
 		t.Helper()
 		d.Await("talks", "running") // its answer can come before the daemon reports it as running
-		if !daemontest.Stays(1500*time.Millisecond, func() bool { return d.Look("talks").State == "running" }) {
+		if !waittest.Stays(1500*time.Millisecond, func() bool { return d.Look("talks").State == "running" }) {
 			t.Fatalf("it was paused although %s", why)
 		}
 	}

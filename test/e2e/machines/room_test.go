@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -95,7 +96,7 @@ func TestMemoryIsShort(t *testing.T) {
 			if b.get().State == "running" {
 				_ = b.Force(b.name) // checked again
 			}
-			return daemontest.Stays(300*time.Millisecond, func() bool { return b.get().State == "paused" }), daemontest.Describe(b.get())
+			return waittest.Stays(300*time.Millisecond, func() bool { return b.get().State == "paused" }), daemontest.Describe(b.get())
 		})
 	}
 

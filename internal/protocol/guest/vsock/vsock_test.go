@@ -14,12 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/guestagent"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/guest"
 	"lull/internal/protocol/guest/vsock"
 )
 
 // patience is for everything here.
-const patience = 60 * time.Second
+const patience = waittest.Timeout
 
 // other is an unused context ID.
 const other = 4711

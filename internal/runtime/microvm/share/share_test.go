@@ -333,11 +333,8 @@ func TestHold(t *testing.T) {
 	s := New(dir, false)
 	a, end := dial(t, s)
 	a.must(files.Request{Op: files.Stat})
-	for began := time.Now(); s.Pending() != ""; time.Sleep(time.Millisecond) { // an answer is sent before its request is over
-		if time.Since(began) > limit {
-			t.Fatalf("pending although everything was answered: %s", s.Pending())
-		}
-	}
+	// An answer is sent before its request is over.
+	waittest.Until(t, "nothing is pending once everything was answered", func() bool { return s.Pending() == "" })
 	s.Hold()
 	a.send(files.Request{Op: files.Mkdir, Path: "d", Mode: 0o755})
 	for began := time.Now(); s.Pending() == ""; time.Sleep(time.Millisecond) {
@@ -443,11 +440,7 @@ func TestDirectoryAway(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for late := time.Now().Add(limit); s.Fault() != ""; time.Sleep(10 * time.Millisecond) { // without any request
-		if time.Now().After(late) {
-			t.Fatal(s.Fault())
-		}
-	}
+	waittest.Until(t, "the fault ends without a request", func() bool { return s.Fault() == "" })
 	a.must(files.Request{Op: files.Create, Path: "f", Mode: 0o644})
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,8 @@
 package vnet
 
 import (
+	"lull/internal/lib/waittest"
+
 	"encoding/binary"
 	"io"
 	"net"
@@ -105,13 +107,7 @@ func TestHostileLink(t *testing.T) {
 	if err := n.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before; {
-		if time.Now().After(end) {
-			buf := make([]byte, 1<<20)
-			t.Fatalf("goroutines are left:\n%s", buf[:runtime.Stack(buf, true)])
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	waittest.NoGoroutines(t, before)
 }
 
 // ping returns a guest's frame with an echo request to to.
