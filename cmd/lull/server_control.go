@@ -28,6 +28,7 @@ import (
 	"lull/internal/platform/journal"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
+	"lull/internal/server/history"
 	"lull/internal/server/peers"
 	"lull/internal/store"
 )
@@ -48,7 +49,7 @@ type controlPlane struct {
 
 	journal  *journal.Journal // nil in an API process that can write nowhere
 	traces   *tracing.Traces  // nil if traces are not collected
-	evidence server.Evidence
+	evidence history.Evidence
 }
 
 // close gives the journal free, once no task runs any more.

@@ -11,6 +11,7 @@ import (
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/agents"
+	"lull/internal/server/history"
 )
 
 func (s *Server) agentWhyRoutes() {
@@ -38,11 +39,7 @@ func (s *Server) agentWhyRoutes() {
 			if err != nil {
 				return nil, problem(err)
 			}
-			from, to, err := in.read()
-			if err != nil {
-				return nil, problem(err)
-			}
-			return ok(s.timeline(ctx, agents.Object(in.Name), w, from, to, in.Points))
+			return ok(s.timeline(ctx, agents.Object(in.Name), w, in.Between, in.Points))
 		})
 }
 
@@ -72,7 +69,7 @@ func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, e
 // what the servers recorded for a past time.
 func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (control.AgentWhy, error) {
 	now := time.Now().UTC()
-	if at.After(now.Add(skew)) {
+	if at.After(now.Add(history.Skew)) {
 		return control.AgentWhy{}, invalid("at", "it is not in the past")
 	}
 	y := control.AgentWhy{Machine: name, Last: []fleet.Entry{}, Readings: "recorded"}
@@ -95,7 +92,7 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	}
 	var c evidence.Recall
 	when := about.At
-	c.Missing, err = s.recorded(ctx, evidence.Query{Object: agents.Object(name), From: when, To: when}, func(r evidence.Record) error { c.Add(when, &r); return nil })
+	c.Missing, err = history.Recorded(ctx, s.past.Evidence, evidence.Query{Object: agents.Object(name), From: when, To: when}, func(r evidence.Record) error { c.Add(when, &r); return nil })
 	if err != nil {
 		return y, err
 	}
@@ -141,7 +138,7 @@ func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *fleet.Wo
 	if w == nil {
 		return y, nil
 	}
-	past, err := s.powerThen(ctx, w, at)
+	past, err := history.At(ctx, s.fleet, w, at)
 	if err != nil {
 		return y, err
 	}
@@ -149,18 +146,18 @@ func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *fleet.Wo
 	if err != nil {
 		return y, err
 	}
-	y.WorkerID, y.Last, y.State = w.ID, last.Entries, past.state
-	if past.paused != nil {
-		y.Paused = past.paused
+	y.WorkerID, y.Last, y.State = w.ID, last.Entries, past.State
+	if past.Paused != nil {
+		y.Paused = past.Paused
 	}
-	if past.resumed != nil {
-		y.Resumed = past.resumed
+	if past.Resumed != nil {
+		y.Resumed = past.Resumed
 	}
-	if past.state == "" || runs(past.state) {
+	if past.State == "" || history.Runs(past.State) {
 		return y, nil
 	}
-	y.Question, y.Change = "why was it "+past.state, []string{}
-	y.Answer = fmt.Sprintf("It was %s at %s.", past.state, clock(at))
+	y.Question, y.Change = "why was it "+past.State, []string{}
+	y.Answer = fmt.Sprintf("It was %s at %s.", past.State, clock(at))
 	if p := y.Paused; p != nil {
 		y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
 	}

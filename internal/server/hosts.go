@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
+	"lull/internal/server/history"
 	"lull/internal/server/hosts"
 )
 
@@ -228,7 +229,7 @@ func (s *Server) host(ctx context.Context, name string) (control.HostView, error
 // the host's reports, otherwise from a server that knows it, otherwise with the
 // statement that nothing is known.
 func (s *Server) hostWhy(ctx context.Context, name, instance string, at time.Time) (control.HostReply, error) {
-	if at.After(time.Now().Add(skew)) {
+	if at.After(time.Now().Add(history.Skew)) {
 		return control.HostReply{}, invalid("at", "it is not in the past")
 	}
 	if s.hosts.Heard(name, time.Now()) {

@@ -44,6 +44,7 @@ import (
 	"lull/internal/server/agents"
 	"lull/internal/server/board"
 	"lull/internal/server/feed"
+	"lull/internal/server/history"
 	"lull/internal/server/hosts"
 	"lull/internal/server/replay"
 	"lull/internal/server/roster"
@@ -61,12 +62,6 @@ type Live interface {
 	// Verdicts returns the idle status of every worker observed by a reachable
 	// server, by ID and without readings.
 	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
-}
-
-// Evidence reads the recorded checks of all servers.
-type Evidence interface {
-	// Read yields records in order of time, and returns which are missing.
-	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
 // Admin is the administrators' view of the controller.
@@ -99,7 +94,7 @@ type Options struct {
 	// why none was found. Nil leaves the probing to the controller.
 	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
 	// Evidence holds the records of all servers; nil keeps none.
-	Evidence Evidence
+	Evidence history.Evidence
 	// Record stores agents' reports for this server's part of Evidence; nil
 	// stores none. It never blocks.
 	Record func(evidence.Record)
@@ -138,12 +133,11 @@ type Options struct {
 // Server is the API of one process. Create it with New and run it before it
 // gets requests.
 type Server struct {
-	fleet    *fleet.Fleet
-	tokens   *access.Tokens
-	live     Live
-	admin    Admin
-	regions  Regions
-	evidence Evidence
+	fleet   *fleet.Fleet
+	tokens  *access.Tokens
+	live    Live
+	admin   Admin
+	regions Regions
 
 	instances Instances
 	cml       func(ctx context.Context, w fleet.Worker) (bool, string)
@@ -172,6 +166,7 @@ type Server struct {
 	lease     atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
 	roster    *roster.Roster
 	board     *board.Board
+	past      *history.Reader
 	feed      *feed.Hub
 	haltWaits atomic.Int64  // requests that wait for a halt
 	streams   chan struct{} // one for each event stream that may be open
@@ -189,7 +184,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("cannot make a server without a fleet")
 	}
 	s := &Server{
-		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, regions: o.Regions, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, regions: o.Regions, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
@@ -212,6 +207,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.feed = feed.NewHub(o.Fleet.Store())
 	s.roster = roster.New(o.Fleet.Store(), s.log)
+	s.past = &history.Reader{Log: o.Fleet, Roster: s.roster, Templates: o.Fleet, Evidence: o.Evidence}
 	var observed func(context.Context) map[string]fleet.IdleStatus
 	if o.Live != nil {
 		observed = o.Live.Verdicts

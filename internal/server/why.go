@@ -16,6 +16,7 @@ import (
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/board"
+	"lull/internal/server/history"
 )
 
 // lastEntries is the number of audit entries in a why answer.
@@ -132,7 +133,7 @@ func (s *Server) restedFor(w *fleet.Worker, now time.Time) string {
 	if !w.PauseReason.Automatic() {
 		return out
 	}
-	use := savings.Use{Worker: w.ID, Region: w.AWSRegion, InstanceType: w.InstanceType, Volumes: volumes(w, nil), Avoided: d}
+	use := savings.Use{Worker: w.ID, Region: w.AWSRegion, InstanceType: w.InstanceType, Volumes: history.Volumes(w, nil), Avoided: d}
 	_, sum := s.prices.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, "" })
 	if sum.Saved == nil || *sum.Saved < 0.01 {
 		return out
@@ -151,10 +152,6 @@ func about(w *fleet.Worker) evidence.Account {
 	return evidence.Account{Object: w.ID, Name: w.Name, Kind: evidence.KindWorker, State: string(w.Status)}
 }
 
-// skew is how far a caller's clock may be ahead of ours. A time within it
-// counts as now.
-const skew = 5 * time.Second
-
 // whyThen answers for a past moment, from the evidence of all servers and the
 // audit log.
 func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.Why, error) {
@@ -162,16 +159,16 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	if err != nil {
 		return control.Why{}, err
 	}
-	if at.After(time.Now().Add(skew)) {
+	if at.After(time.Now().Add(history.Skew)) {
 		return control.Why{}, invalid("at", "it is not in the past")
 	}
 	around := evidence.Query{Object: id, From: at, To: at}
 	var c evidence.Recall
-	c.Missing, err = s.recorded(ctx, around, func(r evidence.Record) error { c.Add(at, &r); return nil })
+	c.Missing, err = history.Recorded(ctx, s.past.Evidence, around, func(r evidence.Record) error { c.Add(at, &r); return nil })
 	if err != nil {
 		return control.Why{}, err
 	}
-	past, err := s.powerThen(ctx, &w, at)
+	past, err := history.At(ctx, s.fleet, &w, at)
 	if err != nil {
 		return control.Why{}, err
 	}
@@ -180,11 +177,11 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 		return control.Why{}, err
 	}
 	a := about(&w)
-	a.At, a.State = at, past.state
+	a.At, a.State = at, past.State
 	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last.Entries, Readings: "recorded"}
 	s.haltInto(&y)
 	y.Account = evidence.Past(a, c)
-	y.Paused, y.Resumed = past.paused, past.resumed
+	y.Paused, y.Resumed = past.Paused, past.Resumed
 	if v := y.Verdict; v != nil {
 		y.IdleStatus = fleet.IdleStatus{WorkerID: id, Verdict: *v, IdleDuration: v.IdleMinutes * 60, CheckedAt: v.At, Readings: c.Before.Evidence.Readings,
 			TimeoutMinutes: time.Duration(c.Before.Policy.Timeout).Minutes(), AutoPauseEnabled: c.Before.Policy.AutoPause && c.Before.Policy.Detection}
@@ -200,7 +197,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 		y.Answer = fmt.Sprintf("It was %s at %s.", a.State, clock(at))
 		if p := y.Paused; p != nil {
 			y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
-			if e := past.decided; e != nil && e.Reason == p.Reason {
+			if e := past.Decided; e != nil && e.Reason == p.Reason {
 				stopped = e
 			}
 		}
@@ -209,7 +206,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 		y.PolicyThen = y.Account.Policy
 	}
 	groundsInto(&y, stopped)
-	if b := past.born; b != nil {
+	if b := past.Created; b != nil {
 		unborn(&y, b, w.Imported)
 	}
 	return y, nil
@@ -242,95 +239,6 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy, now time.Time) []string
 		who = "Start it, or use its wake token,"
 	}
 	return append(out, who+" at any time: lull worker start "+w.Name, "to keep it up then: lull worker snooze "+w.Name)
-}
-
-// then is a worker's power at a past moment: its status, empty before it
-// existed, and how it last went down and came up.
-type then struct {
-	state           string
-	paused, resumed *evidence.Turn
-	decided         *fleet.Entry // of the last stop
-	born            *fleet.Entry // the entry that created it, if that was later
-}
-
-// maxThen is the maximum number of a worker's entries that are read for its
-// power at a past moment.
-const maxThen = 5000
-
-// powerThen reads back from a moment until it knows the worker's power then.
-func (s *Server) powerThen(ctx context.Context, w *fleet.Worker, at time.Time) (then, error) {
-	id := w.ID
-	var out then
-	var back []fleet.Entry // newest first
-	q := fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond), Limit: 100}
-	for {
-		page, err := s.fleet.NewestAudit(ctx, q)
-		if err != nil {
-			return out, err
-		}
-		back = append(back, page.Entries...)
-		if q.After = page.Next; q.After == "" || len(back) >= maxThen || knowsPower(back) {
-			break
-		}
-		q.Limit = 1000
-	}
-	slices.Reverse(back)
-	story, resumes := newStory(), map[time.Time]bool{}
-	for i := range back {
-		e := &back[i]
-		story.add(e)
-		if resumes[e.At] = resumes[e.At] || slices.Contains(e.Events, fleet.EventResumed); e.Pauses() {
-			out.decided = e
-		}
-	}
-	for _, ch := range story.changes[id] {
-		out.state = ch.To
-		switch turn := (&evidence.Turn{At: ch.At, By: ch.By, Reason: ch.Reason}); {
-		case runs(ch.From) && !runs(ch.To):
-			out.paused = turn
-		case resumes[ch.At]: // imports of running workers and first launches do not count
-			out.resumed = turn
-		}
-	}
-	if out.state != "" {
-		return out, nil
-	}
-	// There was no change before: it was what the first later change started
-	// from.
-	q = fleet.AuditQuery{WorkerID: id, From: at, Limit: 1000}
-	for read := 0; read < maxThen; {
-		page, err := s.fleet.Audit(ctx, q)
-		if err != nil {
-			return out, err
-		}
-		for _, e := range page.Entries {
-			if e.To != "" {
-				if out.state = string(e.From); e.From == "" {
-					out.born = &e
-				}
-				return out, nil
-			}
-		}
-		read += len(page.Entries)
-		if q.After = page.Next; q.After == "" {
-			break
-		}
-	}
-	out.state = string(w.Status) // no known change since
-	return out, nil
-}
-
-// knowsPower reports whether entries, newest first, go back to when their
-// worker last came up and, with why, to when it last went down.
-func knowsPower(back []fleet.Entry) bool {
-	up, down, why := false, false, false
-	for i := range back {
-		e := &back[i]
-		up = up || e.To == power.WorkerRunning
-		down = down || runs(string(e.From)) && e.To != "" && !runs(string(e.To))
-		why = why || down && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted)
-	}
-	return up && down && why
 }
 
 // up reports whether the question about a worker is why it runs.

@@ -1,4 +1,12 @@
-package server
+// Package savings sums up what the real stops of a fleet avoided, in hours and
+// in money, and the idle hours that were not avoided, with their cause.
+//
+// Only stops that lull made itself count as avoided; time in use is never
+// counted as idle, and time without checks is reported as such. Money is
+// reported only where every price is known, and the missing prices are named.
+// Errors: *fleet.Invalid for a question that cannot be answered, and those of
+// the records. Nothing is changed.
+package savings
 
 import (
 	"cmp"
@@ -15,36 +23,47 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/protocol/control"
-	"lull/internal/server/access"
+	"lull/internal/server/history"
 )
 
-// Limits of an answer about savings.
+// Records reads the past of workers. *history.Reader implements it.
+type Records interface {
+	Workers(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*history.Past, error)
+	Replay(ctx context.Context, all map[string]*history.Past, of func(*evidence.Record) *history.Past, from, to time.Time,
+		yield func(*history.Past, evidence.Stretch), progress func(share float64) error) ([]evidence.Missing, error)
+}
+
+// Policies resolves the policy of a worker. *fleet.Fleet implements it.
+type Policies interface {
+	PolicyWith(now time.Time, w *fleet.Worker, tmpl *fleet.Template) policy.Resolved
+}
+
+// Ledger holds what savings are computed from.
+type Ledger struct {
+	Records  Records
+	Policies Policies
+	Prices   savings.Prices
+}
+
+// Question says what to sum up, and how.
+type Question struct {
+	By     string // worker, region, policy, instance_type, or tag:NAME
+	Every  string // also each day, week or month; empty for none
+	IdleBy string // also the idle hours of the week of each, as By; empty for none
+	Idle   bool   // whether to read the evidence for idle hours
+	Zone   string // in which days begin and hours are counted
+}
+
+// Limits of an answer: the longest period, that without a beginning, and what
+// it contains.
 const (
-	maxSavings     = 93 * 24 * time.Hour // the audit log, on which it is based, keeps 90 days
-	maxPeriodSums  = 20_000
-	maxParts       = 100 // more than maxSavings has days
-	maxPatterns    = 1_000
-	hoursInWeek    = 7 * 24
-	savingsDefault = 30 * 24 * time.Hour
+	Longest       = 93 * 24 * time.Hour // the audit log, on which it is based, keeps 90 days
+	Usual         = 30 * 24 * time.Hour
+	maxPeriodSums = 20_000
+	maxParts      = 100 // more than Longest has days
+	maxPatterns   = 1_000
+	hoursInWeek   = 7 * 24
 )
-
-// savingsQuestion says what to sum up, and how.
-type savingsQuestion struct {
-	Between
-	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that applied when it was decided, if recorded; everything else counts for the current one"`
-	Every  string `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
-	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also return, for each worker, region, policy, instance_type or tag:NAME, the hours of the week in which it was idle but kept running; at most 1000"`
-	Idle   bool   `query:"idle" default:"true" doc:"false omits the idle hours, which require reading all evidence"`
-	Zone   string `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
-}
-
-func (s *Server) savingsRoutes() {
-	register(s, route{id: "savings", method: "GET", path: base + "/savings", role: access.Viewer,
-		doc: "Hours avoided and money saved by real stops, and the idle hours that were not avoided, with their cause"},
-		func(ctx context.Context, in *savingsQuestion) (*answer[control.Savings], error) {
-			return ok(s.savings(ctx, *in))
-		})
-}
 
 // groupKey returns the function that groups uses by a field.
 func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
@@ -64,8 +83,9 @@ func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
 	return nil, invalid(field, "it is none of worker, region, policy, instance_type and tag:NAME")
 }
 
-func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savings, error) {
-	out := control.Savings{By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek), Missing: []evidence.Missing{}, MissingPrices: []savings.MissingPrice{}}
+// Sum answers in over a period that is valid by history.Period.
+func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (control.Savings, error) {
+	out := control.Savings{From: from, To: to, By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek), Missing: []evidence.Missing{}, MissingPrices: []savings.MissingPrice{}}
 	key, err := groupKey("by", in.By)
 	if err != nil {
 		return out, err
@@ -80,42 +100,35 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 	if err != nil || in.Zone == "Local" {
 		return out, invalid("time_zone", "it is no time zone such as Europe/Berlin")
 	}
-	from, to, err := in.read()
-	if err != nil {
-		return out, err
-	}
-	if out.From, out.To, err = period(from, to, time.Now(), savingsDefault, maxSavings); err != nil {
-		return out, err
-	}
-	all, err := s.trials(ctx, fleet.WorkerFilter{}, out.From, out.To)
+	all, err := l.Records.Workers(ctx, fleet.WorkerFilter{}, from, to)
 	if err != nil {
 		return out, err
 	}
 	byPolicy := in.By == "policy"
 	if byPolicy || in.IdleBy == "policy" {
 		now := time.Now()
-		for _, t := range all {
-			t.policy = s.fleet.PolicyWith(now, &t.w, t.tmpl).Name
+		for _, p := range all {
+			p.Policy = l.Policies.PolicyWith(now, &p.Worker, p.Template).Name
 		}
 	}
-	used := uses(all, out.From, out.To, byPolicy)
-	out.Groups, out.Total = s.prices.Group(used, key)
-	out.MissingPrices = s.prices.Missing(used)
-	first := out.To
-	for _, t := range all {
-		if at := later(out.From, t.w.CreatedAt); at.Before(first) && at.Before(t.until(out.To)) {
+	used := uses(all, from, to, byPolicy)
+	out.Groups, out.Total = l.Prices.Group(used, key)
+	out.MissingPrices = l.Prices.Missing(used)
+	first := to
+	for _, p := range all {
+		if at := history.Later(from, p.Worker.CreatedAt); at.Before(first) && at.Before(p.Until(to)) {
 			first = at
 		}
 	}
-	out.Days = out.To.Sub(first).Hours() / 24
+	out.Days = to.Sub(first).Hours() / 24
 	if in.Every != "" {
 		sums := 0
-		periods, err := parts(out.From, out.To, in.Every, zone)
+		periods, err := parts(from, to, in.Every, zone)
 		if err != nil {
 			return out, err
 		}
 		for _, p := range periods {
-			p.Groups, p.Total = s.prices.Group(uses(all, p.From, p.To, byPolicy), key)
+			p.Groups, p.Total = l.Prices.Group(uses(all, p.From, p.To, byPolicy), key)
 			if sums += len(p.Groups); sums > maxPeriodSums {
 				return out, invalid("every", fmt.Sprintf("that is more than %d sums: ask for a shorter time, longer periods or larger groups", maxPeriodSums))
 			}
@@ -126,8 +139,8 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 		return out, nil
 	}
 	patterns := map[string]*control.IdlePattern{}
-	out.Missing, err = s.replay(ctx, all, among(all), out.From, out.To, func(t *trial, x evidence.Stretch) {
-		from, to, cause := idleTime(t, x, out.From)
+	out.Missing, err = l.Records.Replay(ctx, all, func(r *evidence.Record) *history.Past { return all[r.Object] }, from, to, func(p *history.Past, x evidence.Stretch) {
+		from, to, cause := idleTime(p, x, from)
 		if cause == "" {
 			return
 		}
@@ -139,39 +152,37 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 		if idleKey == nil {
 			return
 		}
-		u := t.use()
+		u := p.Use()
 		if held := x.Check.Policy.Name; held != "" && !strings.HasPrefix(held, policy.ScheduleName) {
 			u.Policy = held
 		}
 		k, name := idleKey(u)
-		p := patterns[k]
-		if p == nil {
-			p = &control.IdlePattern{Key: k, Name: name, Hours: make([]float64, hoursInWeek)}
-			patterns[k] = p
+		if patterns[k] == nil {
+			patterns[k] = &control.IdlePattern{Key: k, Name: name, Hours: make([]float64, hoursInWeek)}
 		}
-		byHour(p.Hours, from, to, zone)
-	}, unheeded)
+		byHour(patterns[k].Hours, from, to, zone)
+	}, func(float64) error { return nil })
 	out.Idle = idlest(patterns)
 	return out, err
 }
 
 // uses returns what workers did in [from, to). With byPolicy there is an
 // additional use of a worker for each former policy under which it was stopped.
-func uses(all map[string]*trial, from, to time.Time, byPolicy bool) []savings.Use {
+func uses(all map[string]*history.Past, from, to time.Time, byPolicy bool) []savings.Use {
 	var out []savings.Use
-	for _, t := range all {
-		u, begin, to := t.use(), later(from, t.w.CreatedAt), t.until(to)
+	for _, p := range all {
+		u, begin, to := p.Use(), history.Later(from, p.Worker.CreatedAt), p.Until(to)
 		before := map[string]time.Duration{}
 		if !begin.Before(to) {
 			continue
 		}
 		u.Running = to.Sub(begin)
-		for _, o := range t.off {
+		for _, o := range p.Off {
 			end := o.To
 			if end.After(to) {
 				end = to
 			}
-			d := end.Sub(later(o.From, begin))
+			d := end.Sub(history.Later(o.From, begin))
 			if d <= 0 {
 				continue
 			}
@@ -187,7 +198,7 @@ func uses(all map[string]*trial, from, to time.Time, byPolicy bool) []savings.Us
 		}
 		out = append(out, u)
 		for held, d := range before {
-			more := t.use()
+			more := p.Use()
 			more.Policy, more.Avoided, more.Part = held, d, true
 			out = append(out, more)
 		}
@@ -254,13 +265,13 @@ const notRecorded = "not_recorded"
 
 // idleTime returns the unused part of a stretch after begin, and what kept the
 // worker running; cause is empty if there is none.
-func idleTime(t *trial, x evidence.Stretch, begin time.Time) (from, to time.Time, cause string) {
+func idleTime(p *history.Past, x evidence.Stretch, begin time.Time) (from, to time.Time, cause string) {
 	if x.Check == nil {
 		return from, to, ""
 	}
-	from, to = later(x.From, begin), x.To
+	from, to = history.Later(x.From, begin), x.To
 	known := x.Known
-	for _, o := range t.off {
+	for _, o := range p.Off {
 		if !o.From.After(from) && o.To.After(from) {
 			return from, to, ""
 		}
@@ -290,3 +301,5 @@ func byHour(sums []float64, from, to time.Time, zone *time.Location) {
 		at = end.In(zone)
 	}
 }
+
+func invalid(field, detail string) error { return &fleet.Invalid{Field: field, Detail: detail} }

@@ -1,6 +1,7 @@
-package server
+package savings
 
 import (
+	"context"
 	"math"
 	"testing"
 	"time"
@@ -10,15 +11,17 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/server/history"
+	"lull/internal/server/roster"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
 
-// lived is a server whose audit log contains one worker's life, and that
-// worker.
+// lived is a fleet whose audit log contains one worker's life, and that worker.
+// It is the roster and the template of that worker, too.
 type lived struct {
 	t      *testing.T
-	s      *Server
+	fleet  *fleet.Fleet
 	w      fleet.Worker
 	commit func(fleet.Entry)
 }
@@ -31,7 +34,7 @@ func live(t *testing.T) *lived {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &lived{t: t, s: &Server{fleet: f}, w: fleet.Worker{ID: "w", AWSRegion: "us-east-1", CreatedAt: moment(t, "2026-01-01T00:00:00Z")}, commit: func(e fleet.Entry) {
+	return &lived{t: t, fleet: f, w: fleet.Worker{ID: "w", TemplateName: "disk", AWSRegion: "us-east-1", CreatedAt: moment(t, "2026-01-01T00:00:00Z")}, commit: func(e fleet.Entry) {
 		e.WorkerID = "w"
 		ops, err := fleet.EntryOps(e)
 		if err == nil {
@@ -67,21 +70,32 @@ func (l *lived) at(hour float64) time.Time {
 	return l.w.CreatedAt.Add(time.Duration(hour * float64(time.Hour)))
 }
 
+func (l *lived) All(context.Context) ([]*roster.Line, int64, error) {
+	return []*roster.Line{{Worker: l.w}}, 0, nil
+}
+
+func (l *lived) Template(context.Context, string) (fleet.Template, error) {
+	return fleet.Template{Capacity: fleet.Capacity{StorageGB: 100}}, nil
+}
+
+// past returns the worker's past between two times.
+func (l *lived) past(from, to time.Time) map[string]*history.Past {
+	l.t.Helper()
+	all, err := (&history.Reader{Log: l.fleet, Roster: l, Templates: l}).Workers(l.t.Context(), fleet.WorkerFilter{}, from, to)
+	if err != nil || all["w"] == nil {
+		l.t.Fatal(all, err)
+	}
+	return all
+}
+
 // between sums up what the worker did between two hours, and what a policy that
 // never pauses would have done if it had been checked all the time.
 func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 	l.t.Helper()
 	a, b := l.at(from), l.at(to)
-	changes, err := l.s.changes(l.t.Context(), fleet.AuditQuery{From: a})
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	x, err := l.s.trial(l.t.Context(), &l.w, &fleet.Template{Capacity: fleet.Capacity{StorageGB: 100}}, changes["w"], a, b)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	_, total := savings.Prices{}.Group(uses(map[string]*trial{"w": x}, a, b, false), func(u savings.Use) (string, string) { return u.Worker, "" })
-	run := &evidence.Trial{Policy: &idle.Policy{Name: "never"}, Never: true, Off: x.off, From: a, To: x.until(b)}
+	all := l.past(a, b)
+	_, total := savings.Prices{}.Group(uses(all, a, b, false), func(u savings.Use) (string, string) { return u.Worker, "" })
+	run := &evidence.Trial{Policy: &idle.Policy{Name: "never"}, Never: true, Off: all["w"].Off, From: a, To: all["w"].Until(b)}
 	run.Add(evidence.Stretch{Check: &evidence.Record{At: a}, From: a, To: b, Known: true})
 	run.End()
 	return total, run

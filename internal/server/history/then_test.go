@@ -1,4 +1,4 @@
-package server
+package history
 
 import (
 	"context"
@@ -31,10 +31,10 @@ func (r *reads) Commit(ctx context.Context, t store.Txn) (store.Result, error) {
 	return res, err
 }
 
-// TestPowerThen queries a worker's power at past moments of a life with much
+// TestAt queries a worker's power at past moments of a life with much
 // activity, and counts the records read for it, and those read for the savings
 // of the complete fleet.
-func TestPowerThen(t *testing.T) {
+func TestAt(t *testing.T) {
 	c := mem.New(mem.Options{}).Client()
 	defer c.Close()
 	db := &reads{Store: c}
@@ -76,7 +76,7 @@ func TestPowerThen(t *testing.T) {
 	if _, err := c.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
 		t.Fatal(err)
 	}
-	s, w := &Server{fleet: f}, &fleet.Worker{ID: "w", Status: power.WorkerRunning}
+	w := &fleet.Worker{ID: "w", Status: power.WorkerRunning}
 	for _, q := range []struct {
 		minute, paused, resumed int // 0 for never
 		state                   power.Worker
@@ -92,34 +92,34 @@ func TestPowerThen(t *testing.T) {
 		{23_999, 20_001, 21_001, power.WorkerRunning, "idle_timeout", 3200},
 	} {
 		db.records = 0
-		got, err := s.powerThen(t.Context(), w, begun.Add(time.Duration(q.minute)*time.Minute))
+		got, err := At(t.Context(), f, w, begun.Add(time.Duration(q.minute)*time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got.state != string(q.state) || db.records > q.most {
-			t.Errorf("minute %d: %q, want %q; read %d records, want at most %d", q.minute, got.state, q.state, db.records, q.most)
+		if got.State != string(q.state) || db.records > q.most {
+			t.Errorf("minute %d: %q, want %q; read %d records, want at most %d", q.minute, got.State, q.state, db.records, q.most)
 		}
-		if came := got.born; (came != nil) != (q.minute < 0) || came != nil && came.By.Name != "ada" {
+		if came := got.Created; (came != nil) != (q.minute < 0) || came != nil && came.By.Name != "ada" {
 			t.Errorf("minute %d: it came with %+v", q.minute, came)
 		}
-		if e := got.decided; (e != nil) != (q.minute > 20_000) || e != nil && !e.At.Equal(begun.Add(20_000*time.Minute)) {
+		if e := got.Decided; (e != nil) != (q.minute > 20_000) || e != nil && !e.At.Equal(begun.Add(20_000*time.Minute)) {
 			t.Errorf("minute %d: the stop was decided by %+v", q.minute, e)
 		}
-		if p := got.paused; p != nil && p.By != "ben" {
+		if p := got.Paused; p != nil && p.By != "ben" {
 			t.Errorf("minute %d: paused by %s, who asked for it was ben", q.minute, p.By)
 		}
-		if r := got.resumed; r != nil && q.resumed == 21_001 && r.By != "eve" {
+		if r := got.Resumed; r != nil && q.resumed == 21_001 && r.By != "eve" {
 			t.Errorf("minute %d: resumed by %s, who asked for it was eve", q.minute, r.By)
 		}
-		if p := got.paused; (p == nil) != (q.paused == 0) || p != nil && (!p.At.Equal(begun.Add(time.Duration(q.paused)*time.Minute)) || p.Reason != q.reason) {
+		if p := got.Paused; (p == nil) != (q.paused == 0) || p != nil && (!p.At.Equal(begun.Add(time.Duration(q.paused)*time.Minute)) || p.Reason != q.reason) {
 			t.Errorf("minute %d: paused %+v, want at %d for %s", q.minute, p, q.paused, q.reason)
 		}
-		if r := got.resumed; (r == nil) != (q.resumed == 0) || r != nil && !r.At.Equal(begun.Add(time.Duration(q.resumed)*time.Minute)) {
+		if r := got.Resumed; (r == nil) != (q.resumed == 0) || r != nil && !r.At.Equal(begun.Add(time.Duration(q.resumed)*time.Minute)) {
 			t.Errorf("minute %d: resumed %+v, want at %d", q.minute, r, q.resumed)
 		}
 	}
 	db.records = 0
-	changes, err := s.changes(t.Context(), fleet.AuditQuery{})
+	changes, err := Changes(t.Context(), f, fleet.AuditQuery{})
 	if err != nil || len(changes["w"]) != 7 || db.records != 8 {
 		t.Errorf("%d changes of %d records: %v", len(changes["w"]), db.records, err)
 	}

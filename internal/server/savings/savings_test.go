@@ -1,4 +1,4 @@
-package server
+package savings
 
 import (
 	"math"
@@ -137,48 +137,29 @@ func TestHoursOfTheWeek(t *testing.T) {
 // applied when it was decided, although another one applies now, and that the
 // worker still counts as one.
 func TestStopsCountForTheirPolicy(t *testing.T) {
-	from := moment(t, "2026-05-01T00:00:00Z")
-	at := func(h int) time.Time { return from.Add(time.Duration(h) * time.Hour) }
-	story := newStory()
+	l := live(t)
 	for _, e := range []fleet.Entry{
-		{At: at(1), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout", Policy: "hasty"},
-		{At: at(1), From: "RUNNING", To: "STOPPING"}, {At: at(2), From: "STOPPING", To: "STOPPED"}, {At: at(5), From: "STOPPED", To: "RUNNING"},
-		{At: at(6), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout"},
-		{At: at(6), From: "RUNNING", To: "STOPPED"}, {At: at(8), From: "STOPPED", To: "RUNNING"},
+		{At: l.at(0), From: "STARTING", To: "RUNNING"},
+		{At: l.at(1), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout", Policy: "hasty"},
+		{At: l.at(1), From: "RUNNING", To: "STOPPING"}, {At: l.at(2), From: "STOPPING", To: "STOPPED"}, {At: l.at(5), From: "STOPPED", To: "RUNNING"},
+		{At: l.at(6), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout"},
+		{At: l.at(6), From: "RUNNING", To: "STOPPED"}, {At: l.at(8), From: "STOPPED", To: "RUNNING"},
 	} {
-		e.WorkerID = "w"
-		story.add(&e)
+		l.commit(e)
 	}
-	x := &trial{w: fleet.Worker{ID: "w", Status: "RUNNING"}, policy: "calm", changes: story.changes["w"]}
-	x.off = offs(&x.w, x.changes, from, at(10))
+	l.w.Status = "RUNNING"
+	all := l.past(l.at(0), l.at(10))
+	all["w"].Policy = "calm"
 	key, err := groupKey("by", "policy")
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups, total := savings.Prices{}.Group(uses(map[string]*trial{"w": x}, from, at(10), true), key)
+	groups, total := savings.Prices{}.Group(uses(all, l.at(0), l.at(10), true), key)
 	got := map[string]float64{}
 	for _, g := range groups {
 		got[g.Key] = g.AvoidedHours
 	}
 	if len(got) != 2 || got["hasty"] != 4 || got["calm"] != 2 || total.Workers != 1 || math.Abs(total.RunningHours-4) > 1e-9 {
 		t.Errorf("avoided %v, in all %+v", got, total)
-	}
-}
-
-// TestRecommended checks that money decides, or hours if a cost is unknown, and
-// that a policy with a false stop is never recommended.
-func TestRecommended(t *testing.T) {
-	usd := func(v float64) *float64 { return &v }
-	o := func(name string, hours float64, saved *float64, falseStops int) control.SimulatedOutcome {
-		return control.SimulatedOutcome{Name: name, FalseStops: falseStops, Sum: savings.Sum{AvoidedHours: hours, Saved: saved}}
-	}
-	for want, l := range map[string][]control.SimulatedOutcome{
-		"dear": {o("many", 90, usd(1), 0), o("dear", 10, usd(9), 0), o("false", 99, usd(99), 1)},
-		"many": {o("dear", 10, usd(9), 0), o("many", 90, nil, 0)},
-		"":     {o("false", 99, usd(99), 1), o("none", 0, nil, 0)},
-	} {
-		if got := recommended(l); got != want {
-			t.Errorf("recommended is %q, want %q", got, want)
-		}
 	}
 }

@@ -1,0 +1,311 @@
+// Package history tells how the workers of a fleet were powered in the past,
+// from its audit log, and joins that with the recorded checks.
+//
+// A power change is attributed to whoever asked for it, not to the controller
+// that carried it out, even if the question begins after the request. What the
+// log no longer contains is unknown, never made up: a status is then that of
+// the oldest change after it. Errors are those of the log and of the evidence,
+// and *fleet.Invalid for a period that cannot be asked about. The package
+// changes nothing. Its functions are safe for concurrent use if the log is.
+package history
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/protocol/control"
+)
+
+// Entries reads pages of the audit log. *fleet.Fleet implements it.
+type Entries interface {
+	Audit(ctx context.Context, q fleet.AuditQuery) (fleet.AuditPage, error)
+	NewestAudit(ctx context.Context, q fleet.AuditQuery) (fleet.AuditPage, error)
+}
+
+// Log reads entries about power. *fleet.Fleet implements it.
+type Log interface {
+	Audit(ctx context.Context, q fleet.AuditQuery) (fleet.AuditPage, error)
+	PowerAudit(ctx context.Context, from time.Time, yield func(*fleet.Entry) error) error
+	PowerBefore(ctx context.Context, id string, at time.Time, yield func(*fleet.Entry) error) error
+}
+
+// Powers returns the statuses of a worker from one time to another, from its
+// changes since from, which reach to the present, and its present status.
+func Powers(changes []control.TimelineChange, present string, from, to time.Time) []control.TimelinePower {
+	out := []control.TimelinePower{}
+	add := func(status string, end time.Time) {
+		if end.After(to) {
+			end = to
+		}
+		if n := len(out); n > 0 && out[n-1].Status == status {
+			out[n-1].To = end
+		} else if from.Before(end) {
+			out = append(out, control.TimelinePower{From: from, To: end, Status: status})
+		}
+		from = Later(from, end)
+	}
+	for i, c := range changes {
+		add(c.From, c.At)
+		if i == len(changes)-1 {
+			present = c.To
+		}
+	}
+	add(present, to)
+	return out
+}
+
+// Runs reports whether a worker of a status runs programs.
+func Runs(status string) bool {
+	return status == string(power.WorkerRunning) || status == string(power.WorkerDraining)
+}
+
+// Stops returns the times until to during which a worker did not run, from its
+// changes, which reach to the present, and its present status. A zero From
+// means always before. Who stopped it is not filled in.
+func Stops(changes []control.TimelineChange, present string, to time.Time) []evidence.Off {
+	var out []evidence.Off
+	first := present
+	if len(changes) > 0 {
+		first = changes[0].From
+	}
+	down := !Runs(first)
+	if down {
+		out = append(out, evidence.Off{})
+	}
+	for _, c := range changes {
+		switch {
+		case Runs(c.To) && down:
+			out[len(out)-1].To = c.At
+		case !Runs(c.To) && !down:
+			out = append(out, evidence.Off{From: c.At})
+		}
+		down = !Runs(c.To)
+	}
+	if down {
+		out[len(out)-1].To = Later(to, out[len(out)-1].From)
+	}
+	return out
+}
+
+func gone(status string) bool {
+	return status == string(power.WorkerTerminating) || status == string(power.WorkerTerminated)
+}
+
+// Ended returns when a worker terminated and ceased to cost or save anything;
+// zero if it exists. If the termination is no longer recorded, it returns from.
+func Ended(changes []control.TimelineChange, present string, from time.Time) time.Time {
+	if n := len(changes); n > 0 {
+		present = changes[n-1].To
+	}
+	if !gone(present) {
+		return time.Time{}
+	}
+	for _, c := range slices.Backward(changes) {
+		if !gone(c.To) {
+			break
+		}
+		from = c.At
+	}
+	return from
+}
+
+// Later returns the later of two times.
+func Later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// story collects power changes, by worker, from audit log entries in order.
+type story struct {
+	changes map[string][]control.TimelineChange
+	pauses  map[string]evidence.Change // who decided the pause that is in progress, and why
+}
+
+func newStory() *story {
+	return &story{changes: map[string][]control.TimelineChange{}, pauses: map[string]evidence.Change{}}
+}
+
+// add processes an entry. The controller carries out others' requests, so a
+// change is attributed to the requester.
+func (s *story) add(e *fleet.Entry) {
+	if e.Reason != "" && e.Pauses() {
+		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason, Policy: e.Policy}
+	}
+	if e.To == "" || e.WorkerID == "" {
+		return
+	}
+	by, reason, held := e.By.Name, cmp.Or(e.Reason, e.Detail), ""
+	switch e.To {
+	case power.WorkerStopping, power.WorkerStopped, power.WorkerDraining:
+		p := s.pauses[e.WorkerID]
+		by, reason = cmp.Or(p.By, by), cmp.Or(p.Reason, reason)
+		held = p.Policy
+	default:
+		if delete(s.pauses, e.WorkerID); slices.Contains(e.Events, fleet.EventResumed) {
+			by = cmp.Or(e.Detail, by)
+		}
+	}
+	s.changes[e.WorkerID] = append(s.changes[e.WorkerID], control.TimelineChange{At: e.At,
+		Change: evidence.Change{From: string(e.From), To: string(e.To), By: by, Reason: reason, Policy: held}})
+}
+
+// Changes returns the power changes in the audit log since q.From, by worker,
+// preceded by those that show the state at q.From: since it last began to run.
+// For the complete fleet only entries about power are read.
+func Changes(ctx context.Context, log Log, q fleet.AuditQuery) (map[string][]control.TimelineChange, error) {
+	out := newStory()
+	add := func(e *fleet.Entry) error { out.add(e); return nil }
+	if q.WorkerID == "" {
+		b := beginnings{known: map[string]bool{}, decided: map[string][]fleet.Entry{}}
+		err := log.PowerAudit(ctx, q.From, func(e *fleet.Entry) error {
+			if !q.From.IsZero() && !b.known[e.WorkerID] {
+				return b.begin(e, out, func() error { return log.PowerBefore(ctx, e.WorkerID, q.From, add) })
+			}
+			return add(e)
+		})
+		return out.changes, err
+	}
+	if !q.From.IsZero() {
+		if err := log.PowerBefore(ctx, q.WorkerID, q.From, add); err != nil {
+			return nil, err
+		}
+	}
+	q.Limit = 1000
+	for {
+		page, err := log.Audit(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Entries {
+			out.add(&page.Entries[i])
+		}
+		if q.After = page.Next; q.After == "" {
+			return out.changes, nil
+		}
+	}
+}
+
+// beginnings tracks workers whose first power change has not been read yet.
+type beginnings struct {
+	known   map[string]bool          // workers whose first change was read
+	decided map[string][]fleet.Entry // the pauses before it
+}
+
+// begin processes an entry of a worker that is not known yet. It calls before,
+// to read further back, only if the first change does not show that the worker
+// ran and why it stopped running.
+func (b *beginnings) begin(e *fleet.Entry, to *story, before func() error) error {
+	id := e.WorkerID
+	if e.To == "" {
+		b.decided[id] = append(b.decided[id], *e)
+		return nil
+	}
+	b.known[id] = true
+	if told := len(b.decided[id]) > 0 || e.Pauses() || Runs(string(e.To)); !Runs(string(e.From)) || !told {
+		if err := before(); err != nil {
+			return err
+		}
+	}
+	for i := range b.decided[id] {
+		to.add(&b.decided[id][i])
+	}
+	delete(b.decided, id)
+	to.add(e)
+	return nil
+}
+
+// Power is a worker's power at a past moment: its status, empty before it
+// existed, and how it last went down and came up.
+type Power struct {
+	State           string
+	Paused, Resumed *evidence.Turn
+	Decided         *fleet.Entry // the decision of the last stop
+	Created         *fleet.Entry // the entry that created it, if that was later
+}
+
+// maxEntries is the maximum number of a worker's entries that are read for its
+// power at a past moment.
+const maxEntries = 5000
+
+// At reads back from a moment until it knows the worker's power then.
+func At(ctx context.Context, log Entries, w *fleet.Worker, at time.Time) (Power, error) {
+	id := w.ID
+	var out Power
+	var back []fleet.Entry // newest first
+	q := fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond), Limit: 100}
+	for {
+		page, err := log.NewestAudit(ctx, q)
+		if err != nil {
+			return out, err
+		}
+		back = append(back, page.Entries...)
+		if q.After = page.Next; q.After == "" || len(back) >= maxEntries || knowsPower(back) {
+			break
+		}
+		q.Limit = 1000
+	}
+	slices.Reverse(back)
+	story, resumes := newStory(), map[time.Time]bool{}
+	for i := range back {
+		e := &back[i]
+		story.add(e)
+		if resumes[e.At] = resumes[e.At] || slices.Contains(e.Events, fleet.EventResumed); e.Pauses() {
+			out.Decided = e
+		}
+	}
+	for _, ch := range story.changes[id] {
+		out.State = ch.To
+		switch turn := (&evidence.Turn{At: ch.At, By: ch.By, Reason: ch.Reason}); {
+		case Runs(ch.From) && !Runs(ch.To):
+			out.Paused = turn
+		case resumes[ch.At]: // imports of running workers and first launches do not count
+			out.Resumed = turn
+		}
+	}
+	if out.State != "" {
+		return out, nil
+	}
+	// There was no change before: it was what the first later change started
+	// from.
+	q = fleet.AuditQuery{WorkerID: id, From: at, Limit: 1000}
+	for read := 0; read < maxEntries; {
+		page, err := log.Audit(ctx, q)
+		if err != nil {
+			return out, err
+		}
+		for _, e := range page.Entries {
+			if e.To != "" {
+				if out.State = string(e.From); e.From == "" {
+					out.Created = &e
+				}
+				return out, nil
+			}
+		}
+		read += len(page.Entries)
+		if q.After = page.Next; q.After == "" {
+			break
+		}
+	}
+	out.State = string(w.Status) // no known change since
+	return out, nil
+}
+
+// knowsPower reports whether entries, newest first, go back to when their
+// worker last came up and, with why, to when it last went down.
+func knowsPower(back []fleet.Entry) bool {
+	up, down, why := false, false, false
+	for i := range back {
+		e := &back[i]
+		up = up || e.To == power.WorkerRunning
+		down = down || Runs(string(e.From)) && e.To != "" && !Runs(string(e.To))
+		why = why || down && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted)
+	}
+	return up && down && why
+}

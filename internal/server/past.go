@@ -1,0 +1,113 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"lull/internal/core/policy/when"
+	"lull/internal/fleet"
+	"lull/internal/protocol/control"
+	"lull/internal/server/access"
+	"lull/internal/server/history"
+	"lull/internal/server/savings"
+	"lull/internal/server/timeline"
+)
+
+// bound parses a bound of a question about the past. A time without a zone is
+// in UTC.
+func bound(field, text string) (time.Time, error) {
+	t, err := when.Bound(time.Now().UTC(), text)
+	if err != nil {
+		err = invalid(field, err.Error())
+	}
+	return t, err
+}
+
+// Between is the time range of a question about the past.
+type Between struct {
+	From string `query:"from" maxLength:"80" doc:"RFC 3339, how long before now (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it"`
+	To   string `query:"to" maxLength:"80" doc:"End, in the same format; default: now"`
+}
+
+func (b Between) read() (from, to time.Time, err error) {
+	if from, err = bound("query.from", b.From); err == nil {
+		to, err = bound("query.to", b.To)
+	}
+	return from, to, err
+}
+
+// period reads a period that is usual long without a beginning, and at most
+// longest.
+func (b Between) period(usual, longest time.Duration) (from, to time.Time, err error) {
+	if from, to, err = b.read(); err != nil {
+		return from, to, err
+	}
+	return history.Period(from, to, time.Now(), usual, longest)
+}
+
+// Then is the past moment of a question.
+type Then struct {
+	At string `query:"at" maxLength:"80" doc:"RFC 3339, how long ago (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default now"`
+}
+
+func (t Then) read() (time.Time, error) {
+	at, err := bound("query.at", t.At)
+	return at.UTC(), err
+}
+
+func (s *Server) timelineRoutes() {
+	register(s, route{id: "worker-timeline", method: "GET", path: workersPath + "/{worker_id}/timeline", role: access.Viewer,
+		doc: "Its signals and verdicts over a time, as they were recorded"},
+		func(ctx context.Context, in *struct {
+			One
+			Between
+			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"Approximate number of points per signal; never more than twice as many"`
+		}) (*answer[control.Timeline], error) {
+			w, err := s.fleet.Worker(ctx, in.ID)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.timeline(ctx, w.ID, &w, in.Between, in.Points))
+		})
+}
+
+// timeline answers for an object: a worker, or the agent of a machine; w is nil
+// if the machine is no worker.
+func (s *Server) timeline(ctx context.Context, object string, w *fleet.Worker, in Between, points int) (control.Timeline, error) {
+	from, to, err := in.period(timeline.Usual, timeline.Longest)
+	if err != nil {
+		return control.Timeline{}, err
+	}
+	of := timeline.Subject{Object: object, Worker: w}
+	if w != nil {
+		changes, err := history.Changes(ctx, s.fleet, fleet.AuditQuery{WorkerID: w.ID, From: from})
+		if err != nil {
+			return control.Timeline{}, err
+		}
+		of.Changes = changes[w.ID]
+	}
+	return timeline.Draw(ctx, s.past.Evidence, of, from, to, points)
+}
+
+// summed says what to sum up, and how; see savings.Question.
+type summed struct {
+	Between
+	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that applied when it was decided, if recorded; everything else counts for the current one"`
+	Every  string `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
+	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also return, for each worker, region, policy, instance_type or tag:NAME, the hours of the week in which it was idle but kept running; at most 1000"`
+	Idle   bool   `query:"idle" default:"true" doc:"false omits the idle hours, which require reading all evidence"`
+	Zone   string `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
+}
+
+func (s *Server) savingsRoutes() {
+	register(s, route{id: "savings", method: "GET", path: base + "/savings", role: access.Viewer,
+		doc: "Hours avoided and money saved by real stops, and the idle hours that were not avoided, with their cause"},
+		func(ctx context.Context, in *summed) (*answer[control.Savings], error) {
+			from, to, err := in.period(savings.Usual, savings.Longest)
+			if err != nil {
+				return nil, problem(err)
+			}
+			l := savings.Ledger{Records: s.past, Policies: s.fleet, Prices: s.prices}
+			return ok(l.Sum(ctx, savings.Question{By: in.By, Every: in.Every, IdleBy: in.IdleBy, Idle: in.Idle, Zone: in.Zone}, from, to))
+		})
+}
