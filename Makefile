@@ -73,7 +73,7 @@ packages: ## install what the tests need (Debian, root)
 #   PROGRAMS  starts programs and mostly waits for them
 #   GUESTS    boots guests, each of which takes a core
 #   ALONE     reads or loads the whole machine
-RACE := ./internal/lib/... ./internal/host ./internal/server/... ./internal/platform/cml \
+RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/platform/cml \
 	./internal/runtime/docker ./internal/runtime/microvm/vnet ./internal/platform/oci ./internal/platform/sockets \
 	./internal/protocol/... ./internal/relay ./internal/shim ./internal/sim/world ./internal/store/...
 MIXED := ./internal/agent ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \

@@ -20,6 +20,10 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host"
+	"lull/internal/host/api"
+	"lull/internal/host/events"
+	"lull/internal/host/records"
+	"lull/internal/host/report"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/task"
 	"lull/internal/lib/tracing"
@@ -44,7 +48,7 @@ type hostDaemon struct {
 	log    *slog.Logger
 	faults []string // shown in the status for as long as the daemon runs
 
-	files   *host.Files
+	files   *records.Files
 	recs    []instance.Record
 	api     net.Listener
 	guests  *unixsock.Listener
@@ -58,14 +62,14 @@ type hostDaemon struct {
 	missing    map[string]error // runtimes that could not be opened
 
 	evidence *journal.Journal
-	events   *host.EventLog
+	events   *events.Log
 	traces   *tracing.Traces
 	relay    *relay.Router
 	front    *relay.Front
 	gates    *gates
 
 	h       *host.Host
-	reports *host.Reporter // nil without --server
+	reports *report.Reporter // nil without --server
 	closers []func()
 }
 
@@ -78,7 +82,7 @@ func (d *hostDaemon) close() {
 }
 
 func (d *hostDaemon) openRecords(context.Context) (err error) {
-	if d.files, err = host.OpenFiles(d.cfg.Data); err != nil {
+	if d.files, err = records.OpenFiles(d.cfg.Data); err != nil {
 		return err
 	}
 	d.closeLater(func() { d.files.Close() })
@@ -171,7 +175,7 @@ func (d *hostDaemon) openLogs(ctx context.Context) (err error) {
 		return err
 	}
 	d.closeLater(func() { d.evidence.Close() })
-	if d.events, err = host.OpenEventLog(filepath.Join(d.cfg.Data, "events"), d.log); err != nil {
+	if d.events, err = events.Open(filepath.Join(d.cfg.Data, "events"), d.log); err != nil {
 		return err
 	}
 	d.closeLater(func() { d.events.Close() })
@@ -252,7 +256,7 @@ func (d *hostDaemon) halts() (own, fleet *idle.HaltedBy, err error) {
 func (d *hostDaemon) run(ctx context.Context) error {
 	metrics := promhttp.HandlerFor(hostMetrics(d.h), promhttp.HandlerOpts{})
 	handler := d.apiHandler(metrics)
-	guests := &host.Guests{Host: d.h, Listener: d.guests, Identify: func(pid int) (string, error) { return identify(d.runtimes, pid) }}
+	guests := &api.Programs{Host: d.h, Log: d.log, Listener: d.guests, Identify: func(pid int) (string, error) { return identify(d.runtimes, pid) }}
 	tasks := []task.Task{
 		task.Loop("the evidence log", d.evidence.Run),
 		task.Loop("the process runtime", d.processes.Run),
@@ -311,7 +315,7 @@ func (d *hostDaemon) ready() string {
 
 func (d *hostDaemon) apiHandler(metrics http.Handler) http.Handler {
 	started := time.Now()
-	a := &host.API{Host: d.h, Version: version, Metrics: metrics,
+	a := &api.API{Host: d.h, Version: version, Metrics: metrics,
 		Status: func() hostctl.Status {
 			s := hostStatus(d.h, d.processes, d.cfg, started, d.faults)
 			if d.containers != nil {

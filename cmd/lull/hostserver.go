@@ -9,12 +9,13 @@ import (
 	"net/http"
 
 	"lull/internal/host"
+	"lull/internal/host/report"
 	"lull/internal/protocol/control"
 	"lull/internal/protocol/hostctl"
 )
 
 // newReporter makes what reports to the server of cfg; nil without one.
-func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger) (*host.Reporter, error) {
+func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger) (*report.Reporter, error) {
 	if cfg.Server == "" {
 		return nil, nil
 	}
@@ -26,7 +27,7 @@ func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger
 	if _, err := cfg.token(hostTokens); err != nil {
 		return nil, err
 	}
-	return &host.Reporter{Host: h, Server: hostServer{cfg.reporting, hc}, Where: cfg.Server, Name: cfg.reporting.Machine,
+	return &report.Reporter{Host: h, Server: hostServer{cfg.reporting, hc}, Where: cfg.Server, Name: cfg.reporting.Machine,
 		Version: version, BuildDate: buildDate, Every: cfg.ReportEvery, Faults: faults, Log: log}, nil
 }
 
@@ -36,9 +37,9 @@ type hostServer struct {
 	http *http.Client
 }
 
-var _ host.Server = hostServer{}
+var _ report.Server = hostServer{}
 
-// ReportHost implements host.Server.
+// ReportHost implements report.Server.
 func (s hostServer) ReportHost(ctx context.Context, r control.HostReport) (a control.HostAnswer, err error) {
 	cl, err := s.dial(s.http, hostTokens)
 	if err != nil {
@@ -47,7 +48,7 @@ func (s hostServer) ReportHost(ctx context.Context, r control.HostReport) (a con
 	return cl.ReportHost(ctx, r)
 }
 
-// HostTurn implements host.Server.
+// HostTurn implements report.Server.
 func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTurn) (q control.HostQuestions, err error) {
 	cl, err := s.dial(s.http, hostTokens)
 	if err != nil {
@@ -56,7 +57,7 @@ func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTur
 	return cl.HostTurn(ctx, name, t)
 }
 
-// AwaitHalt implements host.Server.
+// AwaitHalt implements report.Server.
 func (s hostServer) AwaitHalt(ctx context.Context, name string, t control.HaltTurn) (a control.HaltAnswer, err error) {
 	cl, err := s.dial(s.http, hostTokens)
 	if err != nil {

@@ -16,12 +16,13 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/host"
+	"lull/internal/host/api"
 )
 
 // referencePages are the generated pages of docs/reference that describe the
 // command line: they come from the code that they describe.
 func (c *cli) referencePages() (map[string][]byte, error) {
-	_, api := (&host.API{Version: "1"}).Handler()
+	_, api := (&api.API{Version: "1"}).Handler()
 	doc, err := json.MarshalIndent(api.OpenAPI(), "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode the API's description: %w", err)

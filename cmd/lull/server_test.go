@@ -34,7 +34,7 @@ func freePort(t interface{ Fatal(...any) }) string {
 func TestServerScripts(t *testing.T) {
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	cmds := (&receivers{all: map[string]*listening{}, posts: map[string]*post{}}).commands()
-	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret, "report": report})
+	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret, "report": reportAs})
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/server",
 		Setup: func(e *testscript.Env) error {
@@ -167,9 +167,9 @@ func TestServerConfigFaults(t *testing.T) {
 	}
 }
 
-// report says what an agent sees, as one would: report MACHINE CPU, with the
+// reportAs says what an agent sees, as one would: report MACHINE CPU, with the
 // token in $LULL_TOKEN.
-func report(ts *testscript.TestScript, neg bool, args []string) {
+func reportAs(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: report MACHINE CPU")
 	}

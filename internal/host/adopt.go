@@ -54,7 +54,7 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		h.mu.Lock()
 		h.byID[i.id], h.byName[i.name()] = i, i
 		h.mu.Unlock()
-		h.saver.seed(i.id, rec.Generation)
+		h.saver.Loaded(i.id, rec.Generation)
 	}
 	for _, what := range h.Misset() {
 		h.log.Warn("the settings of an instance and of the host do not fit together", "fault", what)
@@ -176,13 +176,13 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 				return err
 			}
 		case err != nil:
-			i.h.due.set(i, i.h.now().Add(time.Second)) // the deadline ends it
+			i.h.due.set(i, i.h.Now().Add(time.Second)) // the deadline ends it
 			return err
 		}
 		return i.finishStop(ctx, "restart", i.rec.StatusReason)
 	}
 	if err := i.adoptAlive(ctx, was, w); err != nil {
-		i.h.due.set(i, i.h.now().Add(time.Second)) // the deadline checks it again
+		i.h.due.set(i, i.h.Now().Add(time.Second)) // the deadline checks it again
 		return err
 	}
 	return nil
@@ -218,7 +218,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	if i.rt.Capabilities().Shared {
 		if was == power.Pausing {
 			i.mu.Lock()
-			i.settles = i.h.now().Add(settleLimit)
+			i.settles = i.h.Now().Add(settleLimit)
 			i.mu.Unlock()
 		}
 		// lull records its own pauses before they begin, so this one was made
@@ -252,9 +252,9 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		if was == power.Running {
 			// Activity since the last record was lost with the daemon that saw
 			// it.
-			i.update(func(r *instance.Record) { r.LastActivityAt = i.h.now() })
+			i.update(func(r *instance.Record) { r.LastActivityAt = i.h.Now() })
 			i.open()
-			i.scheduleAwake(i.h.now())
+			i.scheduleAwake(i.h.Now())
 			return nil
 		}
 		if was == power.Pausing {
@@ -269,7 +269,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		return nil
 	}
 	if uerr := a.walk(i.h.steps.undo); uerr != nil {
-		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
 		return errors.Join(err, uerr)
 	}
 	i.emit("resumed", "restart", err.Error())
@@ -286,7 +286,7 @@ const (
 // foundResumed records a resume that happened while no daemon ran, with the
 // time at which it was found.
 func (i *inst) foundResumed(by, why string) error {
-	now := i.h.now()
+	now := i.h.Now()
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Running, why
 		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
@@ -301,7 +301,7 @@ func (i *inst) foundResumed(by, why string) error {
 // foundPausing returns an instance whose pause did not complete to running. It
 // records no resume.
 func (i *inst) foundPausing() error {
-	now := i.h.now()
+	now := i.h.Now()
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.LastActivityAt = power.Running, midChangeSaying, now
 	})
@@ -313,7 +313,7 @@ func (i *inst) foundPausing() error {
 // adoptEnded records an exit that happened while no daemon ran, then applies
 // the restart rule.
 func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) error {
-	now := i.h.now()
+	now := i.h.Now()
 	if e.At.IsZero() {
 		e.At = now
 	}

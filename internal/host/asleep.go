@@ -110,7 +110,7 @@ func (i *inst) heldLocked() time.Time {
 func (i *inst) checkAsleep() {
 	i.mu.Lock()
 	unguarded := i.guard == nil && i.rec.PausedBy != byOutside
-	due := !i.nextDue.IsZero() && !i.h.now().Before(i.nextDue)
+	due := !i.nextDue.IsZero() && !i.h.Now().Before(i.nextDue)
 	if due {
 		i.nextDue = time.Time{}
 	}
@@ -127,7 +127,7 @@ func (i *inst) checkAsleep() {
 		}
 		return
 	}
-	now := i.h.now()
+	now := i.h.Now()
 	if i.h.room.waiting(i) != nil { // it is about to be woken
 		i.h.due.set(i, now.Add(roomTick))
 		return
@@ -150,7 +150,7 @@ func (i *inst) checkAsleep() {
 	switch to {
 	case power.Reclaimed:
 		i.reclaim("reclaim_after")
-		i.scheduleAsleep(i.h.now())
+		i.scheduleAsleep(i.h.Now())
 	case power.Hibernated:
 		i.hibernate("hibernate_after")
 	case power.Stopped:
@@ -178,15 +178,15 @@ func (i *inst) stopLater() {
 		leave, err := i.h.enter(i.h.ctx, i, call{what: "stop", by: stopAfter, may: i.notStopped("stop")})
 		i.ending.Store(false)
 		if err != nil {
-			i.h.due.set(i, i.h.now().Add(hibernateRetry))
+			i.h.due.set(i, i.h.Now().Add(hibernateRetry))
 			return
 		}
 		defer leave()
 		if i.h.Halted() != nil {
-			i.scheduleAsleep(i.h.now())
+			i.scheduleAsleep(i.h.Now())
 			return
 		}
-		if at, to := i.nextStep(); i.state().Asleep() && to == power.Stopped && !i.h.now().Before(at) {
+		if at, to := i.nextStep(); i.state().Asleep() && to == power.Stopped && !i.h.Now().Before(at) {
 			i.stopNow()
 		}
 	})
@@ -221,7 +221,7 @@ const hibernateRetry = time.Minute
 func (i *inst) hibernate(by string) {
 	a := &attempt{i: i, ctx: i.h.ctx, by: by, work: i.workload()}
 	err := a.walk(i.h.steps.deeper)
-	now := i.h.now()
+	now := i.h.Now()
 	i.mu.Lock()
 	i.notBefore = time.Time{}
 	if err != nil {
@@ -236,7 +236,7 @@ func (i *inst) hibernate(by string) {
 	case !errors.As(err, &stirred):
 		i.h.log.Error("cannot hibernate", "instance", i.name(), "err", err)
 		rec := i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
-		if err := i.h.saver.now(i, &rec); err != nil {
+		if err := i.h.saver.Write(i, &rec); err != nil {
 			i.h.log.Error("cannot record", "instance", i.name(), "err", err)
 		}
 		i.emit("hibernate_failed", a.by, err.Error())
@@ -252,7 +252,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 	defer cancel()
 	if w := i.workload(); w != nil {
 		if err := w.Kill(kctx); err != nil {
-			i.h.due.set(i, i.h.now().Add(time.Second))
+			i.h.due.set(i, i.h.Now().Add(time.Second))
 			return errors.Join(cause, fmt.Errorf("cannot clear the saved state of %s away: %w", i.name(), err))
 		}
 		i.awaitExit()
@@ -270,7 +270,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 		return errors.Join(cause, err)
 	}
 	rec := i.update(func(r *instance.Record) { r.BootedAnew = cause.Error(); r.WakeCount++ })
-	return i.h.saver.now(i, &rec)
+	return i.h.saver.Write(i, &rec)
 }
 
 // checkStopped restarts a failed instance once its restart delay is over.
@@ -281,7 +281,7 @@ func (i *inst) checkStopped() {
 	if at.IsZero() || !enabled {
 		return
 	}
-	if now := i.h.now(); now.Before(at) {
+	if now := i.h.Now(); now.Before(at) {
 		i.h.due.set(i, at)
 		return
 	}
@@ -307,7 +307,7 @@ func (i *inst) restartLater(cause error) error {
 	var at time.Time
 	memory, _ := i.needs()
 	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
-		at = i.h.now().Add(restartMax)
+		at = i.h.Now().Add(restartMax)
 	} else if memory <= i.h.cfg.Memory {
 		return nil // a stop canceled it, and ends it
 	}
@@ -357,7 +357,7 @@ func (i *inst) repair() {
 		i.h.log.Error("cannot repair", "instance", i.name(), "err", err)
 	}
 	if i.halfway() {
-		i.h.due.set(i, i.h.now().Add(time.Second))
+		i.h.due.set(i, i.h.Now().Add(time.Second))
 	}
 }
 

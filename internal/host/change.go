@@ -43,7 +43,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	}
 	i.set.Store(&s)
 	i.emit("changed", by, what)
-	switch now := h.now(); {
+	switch now := h.Now(); {
 	case i.state() == power.Running:
 		i.scheduleAwake(now)
 	case i.state().Asleep():

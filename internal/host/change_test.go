@@ -22,7 +22,7 @@ func TestChange(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		change := func(c hostctl.Change) {
 			t.Helper()
-			if err := r.Change(r.ctx, "a", c, byManual); err != nil {
+			if err := r.Change(r.ctx, "a", c, ByManual); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -48,7 +48,7 @@ func TestChange(t *testing.T) {
 			"restart":         {Restart: new(instance.Restart("maybe"))},
 		} {
 			var bad *InvalidError
-			if err := r.Change(r.ctx, "a", c, byManual); !errors.As(err, &bad) || !strings.Contains(err.Error(), what) {
+			if err := r.Change(r.ctx, "a", c, ByManual); !errors.As(err, &bad) || !strings.Contains(err.Error(), what) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
@@ -89,7 +89,7 @@ func TestChange(t *testing.T) {
 		synctest.Wait()
 		if events, _, _ := r.events.Since(0); !func() bool {
 			for _, e := range events {
-				if e.Type == "changed" && e.By == byManual && e.Reason == "idle_policy" {
+				if e.Type == "changed" && e.By == ByManual && e.Reason == "idle_policy" {
 					return true
 				}
 			}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
@@ -51,7 +50,7 @@ func (h *Host) Clone(ctx context.Context, ref string, c hostctl.Clone) (id strin
 	if err := src.toDisk(refuse); err != nil {
 		return "", err
 	}
-	now := h.now()
+	now := h.Now()
 	rec := instance.Record{ID: newID(), Spec: s, State: power.Hibernated, Enabled: true, CreatedAt: now, StateSince: now, Endpoints: s.Expose,
 		Generation: 1, StatusReason: "cloned from " + src.name(), Identity: &instance.Identity{Run: 1},
 		StartedAt: now, LastActivityAt: now, LastPausedAt: now, PausedBy: byClone}
@@ -82,7 +81,7 @@ func (i *inst) undoClone(ctx context.Context) {
 	if f, ok := i.rt.(instance.Forgetter); ok {
 		errs = append(errs, f.Forget(ctx, i.id))
 	}
-	errs = append(errs, i.h.saver.remove(i))
+	errs = append(errs, i.h.saver.Remove(i, i.id))
 	if err := errors.Join(errs...); err != nil {
 		i.h.log.Warn("cannot clean up after a clone", "instance", i.name(), "err", err)
 	}
@@ -119,7 +118,7 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 // the next prune removes the files.
 func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error {
 	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1, Workspace: i.spec().Workspace,
-		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: cmp.Or(i.spec().LogMax, logMax)})
+		LogPath: i.logPath(), LogMax: cmp.Or(i.spec().LogMax, logMax)})
 	if err != nil {
 		return err
 	}

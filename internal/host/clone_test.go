@@ -30,7 +30,7 @@ func TestClone(t *testing.T) {
 		}
 		refused("a running instance", "lull instance pause a")
 		c := r.k.Connect(id)
-		if err := r.Pause(r.ctx, "a", byManual, true); err != nil {
+		if err := r.Pause(r.ctx, "a", ByManual, true); err != nil {
 			t.Fatal(err)
 		}
 		refused("an instance with a client", "1 clients are connected to it")

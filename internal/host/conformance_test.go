@@ -104,12 +104,12 @@ func (m simMachine) Until(t *testing.T, what string, ok func() bool) {
 
 func (m simMachine) Left(string) []string { return nil }
 func (m simMachine) Pause(name string, force bool) error {
-	return m.r.Pause(m.r.ctx, name, byManual, force)
+	return m.r.Pause(m.r.ctx, name, ByManual, force)
 }
-func (m simMachine) Resume(name string) error { return m.r.Resume(m.r.ctx, name, byManual) }
-func (m simMachine) Start(name string) error  { return m.r.Host.Start(m.r.ctx, name, byManual) }
-func (m simMachine) Stop(name string) error   { return m.r.Stop(m.r.ctx, name, byManual, false) }
-func (m simMachine) Remove(name string) error { return m.r.Delete(m.r.ctx, name, byManual) }
+func (m simMachine) Resume(name string) error { return m.r.Resume(m.r.ctx, name, ByManual) }
+func (m simMachine) Start(name string) error  { return m.r.Host.Start(m.r.ctx, name, ByManual) }
+func (m simMachine) Stop(name string) error   { return m.r.Stop(m.r.ctx, name, ByManual, false) }
+func (m simMachine) Remove(name string) error { return m.r.Delete(m.r.ctx, name, ByManual) }
 func (m simMachine) Release(name, holder string) error {
 	return m.r.ReleaseLease(m.r.ctx, name, holder)
 }

@@ -31,7 +31,7 @@ func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hos
 		return hostctl.ExecResult{}, err
 	}
 	defer leave()
-	if err := h.Resume(ctx, ref, byManual); err != nil {
+	if err := h.Resume(ctx, ref, ByManual); err != nil {
 		return hostctl.ExecResult{}, err
 	}
 	return rt.Exec(ctx, i.id, r)
@@ -49,7 +49,7 @@ func (h *Host) hold(i *inst, command string) (leave func(), err error) {
 		}
 		i.mu.Lock()
 		change()
-		i.rec.LastActivityAt = h.now()
+		i.rec.LastActivityAt = h.Now()
 		i.mu.Unlock()
 		i.release()
 		return nil

@@ -152,7 +152,7 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if uerr := a.walk(i.h.steps.undo); uerr != nil {
 		// It may still be frozen. It stays PAUSING, which is not a state at
 		// rest, and the deadline repairs it.
-		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
 		return errors.Join(err, uerr)
 	}
 	var stirred *errStirred
@@ -199,7 +199,7 @@ func (i *inst) wake(by, why string) error {
 	// Its sockets are no longer watched, so the wake is retried until it
 	// succeeds.
 	i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
-	i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+	i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
 	return err
 }
 
@@ -232,14 +232,14 @@ func (i *inst) stayHibernated(a *attempt, cause error) error {
 		err = i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Hibernated, cause.Error() })
 	}
 	if err != nil {
-		i.h.due.set(i, i.h.now().Add(time.Second)) // repair tries to wake it
+		i.h.due.set(i, i.h.Now().Add(time.Second)) // repair tries to wake it
 		return err
 	}
 	if i.gate != nil {
 		i.gate.Sleep()
 	}
 	i.emit("wake_failed", a.by, cause.Error())
-	i.scheduleAsleep(i.h.now())
+	i.scheduleAsleep(i.h.Now())
 	return nil
 }
 
@@ -292,7 +292,7 @@ func arm(a *attempt) error {
 	i.mu.Unlock()
 	g, err := a.work.Guard(ports, outbound, i.wantWake)
 	if err != nil {
-		again := i.h.now().Add(unwatchableRetry)
+		again := i.h.Now().Add(unwatchableRetry)
 		i.mu.Lock()
 		i.block = &idle.Block{Code: "unwatchable_socket", Until: &again, Sentence: "It cannot be watched while frozen: " + err.Error()}
 		i.mu.Unlock()
@@ -342,7 +342,7 @@ func (a *attempt) stirred() error {
 
 func commitPause(a *attempt) error {
 	i := a.i
-	now := i.h.now()
+	now := i.h.Now()
 	err := i.saveOrNote(a.asked(), func(r *instance.Record) {
 		if a.adopted { // it stays on its step of the ladder
 			return
@@ -421,7 +421,7 @@ func thaw(a *attempt) error {
 // afterwards.
 func publishWoken(a *attempt) error {
 	i := a.i
-	now := i.h.now()
+	now := i.h.Now()
 	ident := a.work.Identity() // a restore changes it
 	i.mu.Lock()
 	i.base, i.readings, i.conns = instance.Sample{}, nil, 0
@@ -436,7 +436,7 @@ func publishWoken(a *attempt) error {
 		r.Freed, r.Saved = 0, 0
 	})
 	i.open()
-	i.h.saver.later(i)
+	i.h.saver.WriteLater(i, i.id)
 	i.scheduleAwake(now)
 	i.ran(i.from)
 	i.h.happened(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
@@ -447,7 +447,7 @@ func publishWoken(a *attempt) error {
 // What canceled it counts as activity.
 func publishUndone(a *attempt) error {
 	i := a.i
-	now := i.h.now()
+	now := i.h.Now()
 	if s := i.state(); s.Asleep() {
 		i.update(func(r *instance.Record) { r.State = power.Resuming })
 	}
@@ -458,7 +458,7 @@ func publishUndone(a *attempt) error {
 	i.wanted.Store(nil)
 	i.asked.Store(nil)
 	i.open()
-	i.h.saver.later(i)
+	i.h.saver.WriteLater(i, i.id)
 	i.scheduleAwake(now)
 	return nil
 }
@@ -475,7 +475,7 @@ func stopIntent(a *attempt) error {
 	return a.i.saveOrNote(a.asked(), func(r *instance.Record) {
 		r.State, r.StatusReason, r.StoppedBy = power.Stopping, a.reason, a.by
 		if a.i.again {
-			r.StoppedBy, r.RestartAt = "", a.i.h.now()
+			r.StoppedBy, r.RestartAt = "", a.i.h.Now()
 		}
 	})
 }

@@ -113,15 +113,10 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 		w.watch(point)
 	}
 	w.disk.On = w.recorded
-	s := instance.Spec{Name: "a", Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{
-		{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}
-	if spec != nil {
-		spec(&s)
-	}
 	ctx := context.Background()
-	id, err := w.h.Create(ctx, s)
+	id, err := w.h.Create(ctx, hosttest.Spec("a", spec))
 	if err == nil {
-		err = w.h.Start(ctx, id, byManual)
+		err = w.h.Start(ctx, id, ByManual)
 	}
 	if err != nil {
 		w.fault("setup: %v", err)
@@ -241,15 +236,15 @@ var actors = map[string]actor{
 		w.busied = true
 		w.mu.Unlock()
 	}},
-	"pause":  {"pause", func(w *world) { _ = w.h.Pause(context.Background(), "a", byManual, true) }},
-	"resume": {"resume", func(w *world) { _ = w.h.Resume(context.Background(), "a", byManual) }},
+	"pause":  {"pause", func(w *world) { _ = w.h.Pause(context.Background(), "a", ByManual, true) }},
+	"resume": {"resume", func(w *world) { _ = w.h.Resume(context.Background(), "a", ByManual) }},
 	"stop": {"stop", func(w *world) {
-		if err := w.h.Stop(context.Background(), "a", byManual, false); err != nil {
+		if err := w.h.Stop(context.Background(), "a", ByManual, false); err != nil {
 			w.fault("stop: %v", err)
 		}
 	}},
 	"start": {"start", func(w *world) {
-		if err := w.h.Start(context.Background(), "a", byManual); err != nil && !calledOff(err) && !strings.Contains(err.Error(), errEnded.Error()) {
+		if err := w.h.Start(context.Background(), "a", ByManual); err != nil && !calledOff(err) && !strings.Contains(err.Error(), errEnded.Error()) {
 			w.fault("start: %v", err)
 		}
 	}},

@@ -79,7 +79,7 @@ func TestForcedPauseAndQuietConnections(t *testing.T) {
 		r.is("short", power.Stopped)
 		r.is("long", power.Paused)
 		r.is("none", power.Paused)
-		if err := r.Change(r.ctx, "none", hostctl.Change{QuietConnectionAfter: span(10 * time.Minute)}, byManual); err != nil {
+		if err := r.Change(r.ctx, "none", hostctl.Change{QuietConnectionAfter: span(10 * time.Minute)}, ByManual); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * time.Minute)
@@ -94,10 +94,10 @@ func TestForcedPauseAndQuietConnections(t *testing.T) {
 func (r *rig) pauseUnder(name string) {
 	r.t.Helper()
 	synctest.Wait()
-	if err := r.Pause(r.ctx, name, byManual, false); err == nil {
+	if err := r.Pause(r.ctx, name, ByManual, false); err == nil {
 		r.t.Errorf("%s was paused under a client without force", name)
 	}
-	if err := r.Pause(r.ctx, name, byManual, true); err != nil {
+	if err := r.Pause(r.ctx, name, ByManual, true); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -40,7 +40,7 @@ func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 	t.Helper()
 	d := &fullDisk{}
 	inTuned(t, func(c *Config) {
-		d.Disk = c.Records.(*mortal).Disk
+		d.Disk = c.Records.(*hosttest.Session).Disk
 		c.Records = d
 	}, func(r *rig) {
 		prepare(r)
@@ -48,9 +48,9 @@ func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 		f(r)
 		synctest.Wait()
 		d.full.Store(false)
-		time.Sleep(2 * retryEvery)
+		time.Sleep(5 * time.Second) // several tries of the saver
 		synctest.Wait()
-		if err := r.saver.failing(); err != nil {
+		if err := r.saver.Failing(); err != nil {
 			t.Errorf("with space again: %v", err)
 		}
 		for _, rec := range d.All() {
@@ -68,7 +68,7 @@ func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 // instances in every state.
 func TestUsersActOnAFullDisk(t *testing.T) {
 	asleep := func(r *rig) {
-		if err := r.Pause(r.ctx, "a", byManual, false); err != nil {
+		if err := r.Pause(r.ctx, "a", ByManual, false); err != nil {
 			r.t.Fatal(err)
 		}
 	}
@@ -78,19 +78,19 @@ func TestUsersActOnAFullDisk(t *testing.T) {
 		do      func(ctx context.Context, r *rig) error
 		want    power.Instance // empty: removed
 	}{
-		"pause":          {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Pause(ctx, "a", byManual, false) }, power.Paused},
-		"resume":         {[]func(*rig){run, asleep}, func(ctx context.Context, r *rig) error { return r.Resume(ctx, "a", byManual) }, power.Running},
-		"stop":           {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Stop(ctx, "a", byManual, false) }, power.Stopped},
-		"stop of paused": {[]func(*rig){run, asleep}, func(ctx context.Context, r *rig) error { return r.Stop(ctx, "a", byManual, false) }, power.Stopped},
-		"disable":        {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Stop(ctx, "a", byManual, true) }, power.Stopped},
-		"rm":             {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Delete(ctx, "a", byManual) }, ""},
-		"rm of paused":   {[]func(*rig){run, asleep}, func(ctx context.Context, r *rig) error { return r.Delete(ctx, "a", byManual) }, ""},
+		"pause":          {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Pause(ctx, "a", ByManual, false) }, power.Paused},
+		"resume":         {[]func(*rig){run, asleep}, func(ctx context.Context, r *rig) error { return r.Resume(ctx, "a", ByManual) }, power.Running},
+		"stop":           {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Stop(ctx, "a", ByManual, false) }, power.Stopped},
+		"stop of paused": {[]func(*rig){run, asleep}, func(ctx context.Context, r *rig) error { return r.Stop(ctx, "a", ByManual, false) }, power.Stopped},
+		"disable":        {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Stop(ctx, "a", ByManual, true) }, power.Stopped},
+		"rm":             {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Delete(ctx, "a", ByManual) }, ""},
+		"rm of paused":   {[]func(*rig){run, asleep}, func(ctx context.Context, r *rig) error { return r.Delete(ctx, "a", ByManual) }, ""},
 		"stop and rm": {[]func(*rig){run}, func(ctx context.Context, r *rig) error {
-			return errors.Join(r.Stop(ctx, "a", byManual, true), r.Delete(ctx, "a", byManual))
+			return errors.Join(r.Stop(ctx, "a", ByManual, true), r.Delete(ctx, "a", ByManual))
 		}, ""},
 		"exit by itself": {[]func(*rig){run}, func(_ context.Context, r *rig) error { r.k.Proc(r.byName["a"].id).Exit(0); return nil }, power.Stopped},
 		"pause and again": {[]func(*rig){run}, func(ctx context.Context, r *rig) error {
-			return errors.Join(r.Pause(ctx, "a", byManual, false), r.Resume(ctx, "a", byManual), r.Pause(ctx, "a", byManual, false))
+			return errors.Join(r.Pause(ctx, "a", ByManual, false), r.Resume(ctx, "a", ByManual), r.Pause(ctx, "a", ByManual, false))
 		}, power.Paused},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,7 +180,7 @@ func (d *lateWriter) Delete(id string) error {
 	err := d.Disk.Delete(id)
 	if d.change != nil {
 		d.change()
-		time.Sleep(5 * saveLag)
+		time.Sleep(time.Second) // longer than the saver waits
 	}
 	return err
 }
@@ -190,7 +190,7 @@ func (d *lateWriter) Delete(id string) error {
 func TestRemovedStaysRemoved(t *testing.T) {
 	d := &lateWriter{}
 	inTuned(t, func(c *Config) {
-		d.Disk = c.Records.(*mortal).Disk
+		d.Disk = c.Records.(*hosttest.Session).Disk
 		c.Records = d
 	}, func(r *rig) {
 		r.run("a", nil)
@@ -200,12 +200,12 @@ func TestRemovedStaysRemoved(t *testing.T) {
 		}
 		d.change = func() {
 			i.update(func(r *instance.Record) { r.StatusReason = "late" })
-			r.saver.later(i)
+			r.saver.WriteLater(i, i.id)
 		}
-		if err := r.Delete(r.ctx, "a", byManual); err != nil {
+		if err := r.Delete(r.ctx, "a", ByManual); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * retryEvery)
+		time.Sleep(5 * time.Second) // several tries of the saver
 		synctest.Wait()
 		if all := d.All(); len(all) != 0 {
 			t.Errorf("%d records after the removal: %+v", len(all), all)

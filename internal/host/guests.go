@@ -2,99 +2,38 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"sync"
 	"time"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
-	"lull/internal/lib/unixsock"
 	"lull/internal/protocol/guest"
 )
 
-// maxGuests bounds the open connections of all workloads to LULL_SOCKET.
-const maxGuests = 4096
+// ProgramBusy notes that the programs of an instance have that many more
+// connections on which they report work in progress; fewer, if change is
+// negative.
+func (h *Host) ProgramBusy(id string, change int) error {
+	i, err := h.find(id)
+	if err != nil {
+		return err
+	}
+	i.setBusy(change)
+	return nil
+}
 
-// Guests serves LULL_SOCKET, through which workloads report on themselves. The
-// sender is identified by the peer's PID, which the kernel provides, never by
-// the message.
+// FromProgram carries out a message of a program, except Busy and Waiting. It may
+// wait for the instance's lock until ctx ends.
 //
 // A frozen program cannot send. So a message that is read while its instance is
 // paused was sent before the freeze, and a message that holds an instance wakes
 // it.
-type Guests struct {
-	Host     *Host
-	Listener *unixsock.Listener
-	Identify func(pid int) (id string, err error) // returns the instance that a process belongs to
-}
-
-// Run serves until ctx ends.
-func (g *Guests) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	stop := context.AfterFunc(ctx, func() { g.Listener.Close() })
-	defer stop()
-	slots := make(chan struct{}, maxGuests)
-	for {
-		c, err := g.Listener.AcceptUnix()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("cannot serve workloads: %w", err)
-		}
-		select {
-		case slots <- struct{}{}:
-		default:
-			c.Close()
-			continue
-		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			defer c.Close()
-			end := context.AfterFunc(ctx, func() { c.Close() })
-			defer end()
-			if err := g.serve(c); err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
-				g.Host.log.Warn("a workload's messages ended", "err", err)
-			}
-		})
-	}
-}
-
-func (g *Guests) serve(c *net.UnixConn) error {
-	peer, err := unixsock.PeerOf(c)
+func (h *Host) FromProgram(ctx context.Context, id string, m guest.Message) error {
+	i, err := h.find(id)
 	if err != nil {
 		return err
 	}
-	id, err := g.Identify(peer.PID)
-	if err != nil {
-		return fmt.Errorf("cannot tell whose process %d is: %w", peer.PID, err)
-	}
-	i, err := g.Host.find(id)
-	if err != nil {
-		return err
-	}
-	busy := false
-	defer func() {
-		if busy { // it closed without saying that its work is done
-			i.setBusy(-1)
-		}
-	}()
-	return guest.Serve(c, func(m guest.Message) error {
-		switch {
-		case m.Method == guest.Busy && !busy:
-			busy = true
-			i.setBusy(+1)
-			return nil
-		case m.Method == guest.Waiting && busy:
-			busy = false
-			i.setBusy(-1)
-			return nil
-		}
-		return g.Host.fromGuest(g.Host.ctx, i, m)
-	})
+	return h.fromGuest(ctx, i, m)
 }
 
 // FromHarness handles a message that an instance's guest agent forwards for the
@@ -140,9 +79,9 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 	case guest.NextDue:
 		at := p.At
 		if at.IsZero() {
-			at = h.now().Add(p.In)
+			at = h.Now().Add(p.In)
 		}
-		if at.Sub(h.now()) > instance.MaxDeadline {
+		if at.Sub(h.Now()) > instance.MaxDeadline {
 			return fmt.Errorf("cannot use next_due: %s is too far away", at.Format(time.RFC3339))
 		}
 		i.setNextDue(at)

@@ -151,7 +151,7 @@ func (i *inst) unwakeable() string {
 		return "it is disabled"
 	case !i.spec().Wakes():
 		return "it is stopped, and connections do not start it"
-	case r.StoppedBy == byManual:
+	case r.StoppedBy == ByManual:
 		return "it was stopped by a user"
 	case i.spec().WakeFromStopped == nil && r.StoppedBy != stopAfter && r.RestartAt.IsZero():
 		return "lull did not stop it"
@@ -231,7 +231,7 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	if err := i.ready(ctx, w); err != nil {
 		return err
 	}
-	now := i.h.now()
+	now := i.h.Now()
 	err := i.save(func(r *instance.Record) {
 		r.State, r.StoppedBy = power.Running, ""
 		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, byRestart

@@ -113,7 +113,7 @@ func TestSnapshotRefused(t *testing.T) {
 		time.Sleep(8 * time.Minute)
 		r.is("a", power.Hibernated)
 		r.k.Spoil(&instance.SnapshotError{Reason: "its state is damaged"})
-		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+		if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
 			t.Errorf("stop: %v", err)
 		}
 		if o := r.is("a", power.Stopped); !strings.Contains(o.StatusReason, "its state is damaged") {

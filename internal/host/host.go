@@ -35,6 +35,9 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/events"
+	"lull/internal/host/halt"
+	"lull/internal/host/records"
 	"lull/internal/relay"
 )
 
@@ -53,12 +56,6 @@ type Gate interface {
 	Release() // the backend accepts
 	Activity() relay.Activity
 	Owed() int // connections whose last bytes went to the backend and are unanswered
-}
-
-// Records stores what must survive a restart.
-type Records interface {
-	Put(r *instance.Record) error // durable when it returns nil
-	Delete(id string) error
 }
 
 // Evidence stores the evidence of verdicts.
@@ -82,11 +79,11 @@ type Config struct {
 	Socket     string        // LULL_SOCKET of the instances; empty for none
 	SharedHTTP bool          // instances without a relayed port get a gate too
 	KeepEvents int           // number of newest events to keep, default 4096
-	EventLog   *EventLog     // keeps events across restarts; nil for none; the caller closes it
+	EventLog   *events.Log   // keeps events across restarts; nil for none; the caller closes it
 
 	Runtimes map[string]Runtime
 	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances
-	Records  Records
+	Records  records.Store
 	Log      *slog.Logger
 	Tracer   trace.Tracer // gets spans of checks, pauses and wakes; nil disables tracing
 
@@ -137,19 +134,15 @@ type HeldListeners interface {
 type Host struct {
 	cfg    Config
 	log    *slog.Logger
-	began  time.Time // base of now
+	began  time.Time // base of Now
 	due    *deadlines
-	saver  *saver
+	saver  *records.Saver
 	room   *room
-	events *Events
+	events *events.Feed
 	// measures are the counters for Prometheus.
-	measures    measures
-	halted      atomic.Pointer[idle.HaltedBy]
-	fleetHalted atomic.Pointer[idle.HaltedBy] // as last reported by the server
-	haltMu      sync.Mutex                    // serializes changes of the halt
-	handoff     handoff
-	// haltSet signals that the halt was changed.
-	haltSet chan struct{}
+	measures measures
+	halts    *halt.Halts
+	handoff  handoff
 	// illegal counts transitions missing from the table: always 0.
 	illegal atomic.Int64
 	steps   fence
@@ -180,12 +173,11 @@ func New(cfg Config) *Host {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
-		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
-	h.halted.Store(cfg.Halted)
-	h.fleetHalted.Store(cfg.FleetHalted)
-	h.saver = newSaver(cfg.Records)
-	h.saver.find, h.saver.told = h.byIDNow, h.recordsFail
+	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: events.New(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
+		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
+	h.halts = halt.New(halt.Options{Own: cfg.Halted, Fleet: cfg.FleetHalted, KeepOwn: cfg.KeepHalt, KeepFleet: cfg.KeepFleetHalt,
+		Now: h.Now, Changed: h.haltChanged, Log: h.log})
+	h.saver = records.NewSaver(cfg.Records, h.owner, h.recordsFail)
 	h.measures = newMeasures(cfg.Runtimes)
 	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -193,9 +185,9 @@ func New(cfg Config) *Host {
 	return h
 }
 
-// now returns a wall time without steps: within one daemon, durations are
+// Now returns a wall time without steps: within one daemon, durations are
 // measured with the monotonic clock.
-func (h *Host) now() time.Time { return h.began.Add(time.Since(h.began)) }
+func (h *Host) Now() time.Time { return h.began.Add(time.Since(h.began)) }
 
 func (h *Host) point(name string, i *inst) {
 	if h.at != nil {
@@ -219,16 +211,16 @@ func (h *Host) Run(ctx context.Context) error {
 		})
 	}
 	wg.Go(func() { h.keepPruned(ctx) })
-	wg.Go(func() { h.endHalts(ctx) })
+	wg.Go(func() { h.halts.Run(ctx) })
 	saving := make(chan struct{})
-	go func() { h.saver.run(); close(saving) }()
+	go func() { h.saver.Run(); close(saving) }()
 	<-ctx.Done()
 	h.endAsked()
 	wg.Wait()
 	err := h.thawAll()
 	h.cancel()
 	h.busy.Wait()
-	h.saver.stop()
+	h.saver.Stop()
 	<-saving
 	return err
 }
@@ -251,6 +243,40 @@ func (h *Host) thawAll() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// haltedHere begins sentences about a halt of the host.
+const haltedHere = "Automatic actions on this host are"
+
+// Halt stops every automatic pause and stop or, with nil, resumes them. by is
+// who requested it. It is durable when Halt returns.
+func (h *Host) Halt(x *idle.HaltedBy, by string) error { return h.halts.Set(x, by) }
+
+// FleetHalt applies the fleet's halt as reported by the server; nil for none.
+func (h *Host) FleetHalt(x *idle.HaltedBy) error { return h.halts.SetFleet(x) }
+
+// FleetHalted returns the fleet's halt as last reported by the server; nil for
+// none. It may have expired.
+func (h *Host) FleetHalted() *idle.HaltedBy { return h.halts.Fleet() }
+
+// Halted returns the halt in effect, the host's own before the fleet's; nil for
+// none.
+func (h *Host) Halted() *idle.HaltedBy {
+	if all := h.halts.InEffect(); len(all) > 0 {
+		return all[0]
+	}
+	return nil
+}
+
+// haltChanged publishes that a halt began or, with nil, ended.
+func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
+	kind := "halt_off"
+	if x != nil {
+		kind = "halt"
+	}
+	for _, i := range h.all() {
+		i.emit(kind, by, why)
+	}
 }
 
 // missing returns why a runtime can make no instance now, nil if it can.
@@ -308,6 +334,18 @@ func (h *Host) find(ref string) (*inst, error) {
 	return nil, &NotFoundError{Name: ref}
 }
 
+// IDOf returns the ID of the instance with a name or ID.
+func (h *Host) IDOf(ref string) (string, error) {
+	i, err := h.find(ref)
+	if err != nil {
+		return "", err
+	}
+	return i.id, nil
+}
+
+// Events returns what happened to the instances.
+func (h *Host) Events() *events.Feed { return h.events }
+
 // NotFoundError names an instance that does not exist.
 type NotFoundError struct {
 	Name   string
@@ -333,9 +371,9 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Reason)
 }
 
-// carry runs do even after its caller stopped waiting. Only the end of the host
-// cancels it early.
-func (h *Host) carry(ctx context.Context, do func(ctx context.Context) error) error {
+// Complete runs do to its end even if ctx, that of its caller, ends before. Only
+// the end of the host cancels it early.
+func (h *Host) Complete(ctx context.Context, do func(ctx context.Context) error) error {
 	done := make(chan error, 1)
 	h.spawn(func() { done <- do(h.asked) })
 	select {

@@ -7,8 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -30,7 +28,7 @@ type rig struct {
 	t      *testing.T
 	k      *hosttest.Kernel
 	disk   *hosttest.Disk
-	daemon *mortal // what the present daemon writes to
+	daemon *hosttest.Session // what the present daemon writes to
 	gates  map[string]*hosttest.Gate
 	tune   func(*Config) // adjusts the next daemon's configuration; may be nil
 	end    context.CancelFunc
@@ -68,7 +66,7 @@ func (r *rig) boot() {
 
 // bootFaulty is boot for a daemon that may fail to adopt everything.
 func (r *rig) bootFaulty() error {
-	r.daemon = &mortal{Disk: r.disk}
+	r.daemon = &hosttest.Session{Disk: r.disk}
 	c := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
 		Records: r.daemon, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 512,
 		NewGate: func(t RelayTarget) (Gate, error) {
@@ -108,7 +106,7 @@ func (r *rig) shut() {
 // crash kills the daemon: nothing is thawed, nothing is written.
 func (r *rig) crash() {
 	r.k.SetOnExit(nil)
-	r.daemon.dead.Store(true)
+	r.daemon.Dead.Store(true)
 	for _, i := range r.all() {
 		i.mu.Lock()
 		i.frozen, i.guard = false, nil // so that the end of Run touches nothing
@@ -118,34 +116,16 @@ func (r *rig) crash() {
 	<-r.done
 }
 
-// mortal is a disk to which a dead daemon can no longer write.
-type mortal struct {
-	*hosttest.Disk
-	dead atomic.Bool
-}
-
-func (m *mortal) Put(r *instance.Record) error {
-	if m.dead.Load() {
-		return errors.New("the daemon is dead")
-	}
-	return m.Disk.Put(r)
-}
-
 func (r *rig) run(name string, change func(*instance.Spec)) string {
 	r.t.Helper()
-	s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo,
-		Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}
-	if change != nil {
-		change(&s)
-	}
-	id, err := r.Create(context.Background(), s)
+	id, err := r.Create(context.Background(), hosttest.Spec(name, change))
 	if err != nil {
 		r.t.Fatalf("create: %v", err)
 	}
 	if g := r.gates[name]; g != nil {
 		g.ID = id
 	}
-	if err := r.Start(context.Background(), id, byManual); err != nil {
+	if err := r.Start(context.Background(), id, ByManual); err != nil {
 		r.t.Fatalf("start: %v", err)
 	}
 	synctest.Wait()
@@ -168,7 +148,7 @@ func (r *rig) is(name string, want power.Instance) hostctl.Instance {
 func TestLetRunMeanwhile(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id, other := r.run("a", nil), r.run("b", nil)
-		if err := r.Pause(context.Background(), id, byManual, false); err != nil {
+		if err := r.Pause(context.Background(), id, ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		ran := r.is("b", power.Running).LastResumedAt
@@ -182,7 +162,7 @@ func TestLetRunMeanwhile(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		r.boot()
-		found := r.now()
+		found := r.Now()
 		o := r.is("a", power.Running)
 		if o.LastResumedAt == nil || !o.LastResumedAt.Equal(found) || o.LastResumedBy != "supervisor" {
 			t.Errorf("resumed at %v by %s, found at %s", o.LastResumedAt, o.LastResumedBy, found)
@@ -190,7 +170,7 @@ func TestLetRunMeanwhile(t *testing.T) {
 		if y, err := r.Why(context.Background(), id, time.Time{}); err != nil || !strings.Contains(y.Answer, letRunSaying) {
 			t.Errorf("why: %q, %v", y.Answer, err)
 		}
-		if o := r.is("b", power.Running); !o.LastResumedAt.Equal(*ran) || o.LastResumedBy != byManual {
+		if o := r.is("b", power.Running); !o.LastResumedAt.Equal(*ran) || o.LastResumedBy != ByManual {
 			t.Errorf("%s was resumed at %s by %s", other, o.LastResumedAt, o.LastResumedBy)
 		}
 		seen, _, _ := r.events.Since(0)
@@ -242,7 +222,7 @@ func TestLadder(t *testing.T) {
 			t.Errorf("a connection does not start what lull stopped: %v", err)
 		}
 		r.is("a", power.Running)
-		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+		if err := r.Stop(r.ctx, "a", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.gates["a"].Arrive(r.ctx); err == nil || !strings.Contains(err.Error(), "stopped by a user") {
@@ -371,13 +351,13 @@ func TestHaltedSaysNoNextStep(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
 		time.Sleep(62 * time.Second)
-		if err := r.Halt(&idle.HaltedBy{}, byManual); err != nil {
+		if err := r.Halt(&idle.HaltedBy{}, ByManual); err != nil {
 			t.Fatal(err)
 		}
 		if o := r.is("a", power.Paused); o.StopAt != nil || o.NextStep != "" || o.NextStepAt != nil {
 			t.Errorf("halted, and it says: %s at %v, stopped at %v", o.NextStep, o.NextStepAt, o.StopAt)
 		}
-		if err := r.Halt(nil, byManual); err != nil {
+		if err := r.Halt(nil, ByManual); err != nil {
 			t.Fatal(err)
 		}
 		if o := r.is("a", power.Paused); o.StopAt == nil || o.NextStep != string(power.Stopped) {
@@ -392,23 +372,23 @@ func TestExplicitPause(t *testing.T) {
 		id := r.run("a", nil)
 		c := r.k.Connect(id)
 		var refused *RefusedError
-		if err := r.Pause(ctx, "a", byManual, false); !errors.As(err, &refused) || !strings.Contains(refused.Reason, "connection") {
+		if err := r.Pause(ctx, "a", ByManual, false); !errors.As(err, &refused) || !strings.Contains(refused.Reason, "connection") {
 			t.Fatalf("paused against a connection: %v", err)
 		}
 		r.is("a", power.Running)
-		if err := r.Pause(ctx, "a", byManual, true); err != nil {
+		if err := r.Pause(ctx, "a", ByManual, true); err != nil {
 			t.Fatal(err)
 		}
 		r.is("a", power.Paused)
 		c.Send()
 		r.is("a", power.Running)
-		if err := r.Stop(ctx, "a", byManual, true); err != nil {
+		if err := r.Stop(ctx, "a", ByManual, true); err != nil {
 			t.Fatal(err)
 		}
 		if o := r.is("a", power.Stopped); o.Enabled {
 			t.Error("stopped with disable, and still enabled")
 		}
-		if err := r.Pause(ctx, "a", byManual, true); !errors.As(err, &refused) {
+		if err := r.Pause(ctx, "a", ByManual, true); !errors.As(err, &refused) {
 			t.Errorf("paused a stopped one: %v", err)
 		}
 	})
@@ -445,7 +425,7 @@ func TestHaltStopsEverythingAutomatic(t *testing.T) {
 		r.run("b", nil)
 		time.Sleep(62 * time.Second)
 		r.is("b", power.Paused)
-		if err := r.Resume(context.Background(), "a", byManual); err != nil {
+		if err := r.Resume(context.Background(), "a", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "a demo"}, "ada"); err != nil {
@@ -559,39 +539,6 @@ func TestHaltEnds(t *testing.T) {
 	})
 }
 
-// TestHaltFile reads halt files of this and earlier versions.
-func TestHaltFile(t *testing.T) {
-	f, err := OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if h, err := f.Halted(); h != nil || err != nil {
-		t.Errorf("without a file: %v, %v", h, err)
-	}
-	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-	want := idle.HaltedBy{By: "ada", Since: at, Reason: "a demo", Until: &at}
-	if err := f.KeepHalt(&want); err != nil {
-		t.Fatal(err)
-	}
-	if h, err := f.Halted(); err != nil || !reflect.DeepEqual(*h, want) {
-		t.Errorf("kept %+v, read %+v, %v", want, h, err)
-	}
-	for _, text := range []string{"lull halt\n", "", "{", `{"by":"x"}`, `{"since":"2030-01-02T03:04:05Z","colour":1}`} {
-		if err := os.WriteFile(f.haltFile(false), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if h, err := f.Halted(); err != nil || h == nil || h.Until != nil || h.Since.IsZero() {
-			t.Errorf("%q is read as %+v, %v", text, h, err)
-		}
-	}
-	if err := f.KeepHalt(nil); err != nil {
-		t.Fatal(err)
-	}
-	if h, err := f.Halted(); h != nil || err != nil {
-		t.Errorf("after its end: %v, %v", h, err)
-	}
-}
-
 // TestCrashLoop uses true uptime: a program that fails after an hour is not in
 // a crash loop, however recent its last activity is.
 func TestCrashLoop(t *testing.T) {
@@ -623,7 +570,7 @@ func TestCrashLoop(t *testing.T) {
 		if !o.CrashLooping || r.k.Starts() != starts+crashLimit-1 {
 			t.Errorf("crash looping %v after %d starts", o.CrashLooping, r.k.Starts()-starts)
 		}
-		if err := r.Start(context.Background(), "a", byManual); err != nil {
+		if err := r.Start(context.Background(), "a", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		if o := r.is("a", power.Running); o.CrashLooping {
@@ -649,7 +596,7 @@ func TestCleanExitEndsStopped(t *testing.T) {
 // if lull had stopped it first. Killing the daemon changes none of that.
 func TestWakeFromStopped(t *testing.T) {
 	ladder := func(r *rig, _ string) { time.Sleep(7 * time.Minute) }
-	user := func(r *rig, _ string) { _ = r.Stop(r.ctx, "a", byManual, false) }
+	user := func(r *rig, _ string) { _ = r.Stop(r.ctx, "a", ByManual, false) }
 	exits := func(r *rig, id string) { r.k.Proc(id).Exit(0); time.Sleep(time.Second) }
 	both := func(r *rig, id string) { ladder(r, id); user(r, id) }
 	for _, row := range []struct {
@@ -704,7 +651,7 @@ func TestRestart(t *testing.T) {
 				case "paused":
 					time.Sleep(2 * time.Minute)
 				case "stopped":
-					_ = r.Stop(r.ctx, "a", byManual, false)
+					_ = r.Stop(r.ctx, "a", ByManual, false)
 				case "running":
 					if err := r.Hold(r.ctx, "a", idle.Lease{Holder: "h"}, time.Hour); err != nil {
 						t.Fatal(err)
@@ -714,14 +661,14 @@ func TestRestart(t *testing.T) {
 				if from == "killed in between" {
 					i, _ := r.find(id)
 					i.acquire()
-					if err := i.endForRestart(r.ctx, byManual); err != nil {
+					if err := i.endForRestart(r.ctx, ByManual); err != nil {
 						t.Fatal(err)
 					}
 					i.release()
 					r.crash()
 					r.boot()
 					time.Sleep(time.Second)
-				} else if err := r.Restart(r.ctx, "a", byManual); err != nil {
+				} else if err := r.Restart(r.ctx, "a", ByManual); err != nil {
 					t.Fatal(err)
 				}
 				o := r.is("a", power.Running)
@@ -772,7 +719,7 @@ func TestReclaim(t *testing.T) {
 		}
 		r.is("a", power.Running)
 		r.is("b", power.Reclaimed)
-		if err := r.Stop(context.Background(), "b", byManual, false); err != nil {
+		if err := r.Stop(context.Background(), "b", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		if o := r.is("b", power.Stopped); o.ReclaimedBytes != 0 {
@@ -792,7 +739,7 @@ func TestSilentPort(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := r.Start(context.Background(), id, byManual); err == nil || !strings.Contains(err.Error(), want) {
+			if err := r.Start(context.Background(), id, ByManual); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v; want %q in it", err, want)
 			}
 		})
@@ -810,7 +757,7 @@ func TestPrivatePort(t *testing.T) {
 			t.Fatal(err)
 		}
 		const want = "cannot start a: after 1m it listens on 127.0.0.1:80 of the guest only, which no client reaches: bind it to 0.0.0.0"
-		if err := r.Start(context.Background(), id, byManual); err == nil || !strings.Contains(err.Error(), want) {
+		if err := r.Start(context.Background(), id, ByManual); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %q in it", err, want)
 		}
 	})
@@ -838,7 +785,7 @@ func TestStubbornProgramIsKilled(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Stubborn = true
 		r.run("a", nil)
-		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+		if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		if o := r.is("a", power.Stopped); *o.ExitCode != 137 {
@@ -876,14 +823,14 @@ func TestDaemonCrash(t *testing.T) {
 				case 1:
 					ttl := time.Duration(1+rnd.IntN(20)) * time.Minute
 					if r.Hold(r.ctx, name, idle.Lease{Holder: "h"}, ttl) == nil {
-						until[name] = r.now().Add(ttl)
+						until[name] = r.Now().Add(ttl)
 					}
 				case 2:
-					r.Start(r.ctx, name, byManual)
+					r.Start(r.ctx, name, ByManual)
 				case 3:
-					r.Pause(r.ctx, name, byManual, true)
+					r.Pause(r.ctx, name, ByManual, true)
 				case 4:
-					if r.Stop(r.ctx, name, byManual, false) == nil {
+					if r.Stop(r.ctx, name, ByManual, false) == nil {
 						delete(until, name)
 					}
 				}
@@ -901,11 +848,11 @@ func TestDaemonCrash(t *testing.T) {
 				if err != nil {
 					t.Fatalf("seed %d: %s was lost: %v", seed, name, err)
 				}
-				due := was.State == "paused" && o.State == "stopped" && was.StopAt != nil && !was.StopAt.After(r.now())
+				due := was.State == "paused" && o.State == "stopped" && was.StopAt != nil && !was.StopAt.After(r.Now())
 				if was.State != o.State && !(was.State == "paused" && o.State == "running") && !due {
 					t.Fatalf("seed %d: %s was %s and is %s: %s", seed, name, was.State, o.State, o.StatusReason)
 				}
-				if end, ok := until[name]; ok && end.After(r.now()) && o.State != "stopped" && !o.LeaseHeld {
+				if end, ok := until[name]; ok && end.After(r.Now()) && o.State != "stopped" && !o.LeaseHeld {
 					t.Fatalf("seed %d: a lease of %s was forgotten", seed, name)
 				}
 			}

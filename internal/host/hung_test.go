@@ -80,14 +80,14 @@ func TestHungOnes(t *testing.T) {
 		}
 		began = time.Now()
 		for _, name := range []string{hung[0], "asleep"} {
-			if err := r.Stop(context.Background(), name, byManual, false); err != nil {
+			if err := r.Stop(context.Background(), name, ByManual, false); err != nil {
 				t.Errorf("stop: %v", err)
 			}
 			if o := r.is(name, power.Stopped); !strings.Contains(o.StatusReason, "could not end in order") || o.Unavailable != "" {
 				t.Errorf("stopped: %+v", o)
 			}
 		}
-		if err := r.Delete(context.Background(), hung[1], byManual); err != nil {
+		if err := r.Delete(context.Background(), hung[1], ByManual); err != nil {
 			t.Errorf("remove: %v", err)
 		}
 		if d := time.Since(began); d > 3*adoptAgain {
@@ -103,7 +103,7 @@ func TestHungOnes(t *testing.T) {
 				t.Errorf("%s: %s", name, o.Unavailable)
 			}
 		}
-		if err := r.Start(context.Background(), hung[0], byManual); err != nil {
+		if err := r.Start(context.Background(), hung[0], ByManual); err != nil {
 			t.Errorf("started again: %v", err)
 		}
 	})
@@ -135,7 +135,7 @@ func TestStopOfMuteGuest(t *testing.T) {
 		r.Host.cfg.Runtimes["process"] = muting{r.k}
 		r.run("a", func(s *instance.Spec) { s.StopGrace = idle.Duration(3 * time.Second) })
 		began := time.Now()
-		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+		if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		if d := time.Since(began); d > 4*time.Second {

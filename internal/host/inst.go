@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/records"
 	"lull/internal/protocol/hostctl"
 	"lull/internal/relay"
 )
@@ -241,7 +242,7 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 			i.h.illegal.Add(1)
 			i.h.log.Error("illegal transition", "instance", i.name(), "err", err)
 		}
-		i.rec.StateSince, i.rec.Unserved = i.h.now(), ""
+		i.rec.StateSince, i.rec.Unserved = i.h.Now(), ""
 		i.h.room.kick()
 	}
 	i.rec.Generation++
@@ -255,7 +256,7 @@ func (i *inst) save(f func(r *instance.Record)) error {
 	old := i.rec
 	i.mu.Unlock()
 	rec := i.update(f)
-	if err := i.h.saver.now(i, &rec); err != nil {
+	if err := i.h.saver.Write(i, &rec); err != nil {
 		i.mu.Lock()
 		i.rec = old
 		i.mu.Unlock()
@@ -269,8 +270,8 @@ func (i *inst) save(f func(r *instance.Record)) error {
 // the disk. A failed write is retried until it succeeds.
 func (i *inst) note(f func(r *instance.Record)) {
 	rec := i.update(f)
-	if i.h.saver.now(i, &rec) != nil {
-		i.h.saver.later(i)
+	if i.h.saver.Write(i, &rec) != nil {
+		i.h.saver.WriteLater(i, i.id)
 	}
 }
 
@@ -290,6 +291,27 @@ func (h *Host) byIDNow(id string) *inst {
 	return h.byID[id]
 }
 
+// owner is byIDNow for the saver of records.
+func (h *Host) owner(id string) records.Owner {
+	if i := h.byIDNow(id); i != nil {
+		return i
+	}
+	return nil
+}
+
+// Record returns the present record.
+func (i *inst) Record() instance.Record {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec
+}
+
+// Removed reports whether the instance was removed.
+func (i *inst) Removed() bool { return i.deleted.Load() }
+
+// MarkRemoved ends the writing of records of the instance.
+func (i *inst) MarkRemoved() { i.deleted.Store(true) }
+
 // Has reports whether there is an instance of that id.
 func (h *Host) Has(id string) bool { return h.byIDNow(id) != nil }
 
@@ -299,7 +321,7 @@ const DiskUnwritable idle.Code = "disk_unwritable"
 
 // unwritable returns why no record can be written; "" while they can.
 func (h *Host) unwritable() string {
-	err := h.saver.failing()
+	err := h.saver.Failing()
 	if err == nil {
 		return ""
 	}
@@ -307,8 +329,8 @@ func (h *Host) unwritable() string {
 }
 
 // recordsFail publishes that records can no longer be written or, with nil,
-// that they can again.
-func (h *Host) recordsFail(i *inst, began error) {
+// that they can again. id is that of an instance whose record was tried.
+func (h *Host) recordsFail(id string, began error) {
 	kind, why := "trouble_over", "the host can record what it does again"
 	if began != nil {
 		kind, why = "trouble", "the host cannot record what it does: "+began.Error()
@@ -316,7 +338,7 @@ func (h *Host) recordsFail(i *inst, began error) {
 	} else {
 		h.log.Info("records can be written again")
 	}
-	if i != nil {
+	if i := h.byIDNow(id); i != nil {
 		i.emit(kind, "", why)
 	}
 }
@@ -330,5 +352,5 @@ func (i *inst) emit(kind, by, reason string) {
 	i.mu.Lock()
 	s := i.rec.State
 	i.mu.Unlock()
-	i.h.happened(hostctl.Event{Time: i.h.now(), Type: kind, Instance: i.name(), ID: i.id, State: string(s), By: by, Reason: reason})
+	i.h.happened(hostctl.Event{Time: i.h.Now(), Type: kind, Instance: i.name(), ID: i.id, State: string(s), By: by, Reason: reason})
 }

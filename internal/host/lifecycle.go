@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -49,7 +48,7 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 		i.update(func(r *instance.Record) {
 			r.Enabled, r.CrashLooping, r.Crashes = true, false, nil
 		})
-		h.saver.later(i)
+		h.saver.WriteLater(i, i.id)
 	}
 	switch i.state() {
 	case power.Running:
@@ -126,7 +125,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	if err != nil {
 		return i.startFailed(w, err, restart)
 	}
-	now := i.h.now()
+	now := i.h.Now()
 	err = i.save(func(r *instance.Record) {
 		r.State, r.StatusReason, r.StoppedBy = power.Running, why, ""
 		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
@@ -151,7 +150,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.h.point("launch", i)
 	s := i.spec()
 	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: s.Workdir, User: s.User,
-		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: cmp.Or(s.LogMax, logMax)}
+		LogPath: i.logPath(), LogMax: cmp.Or(s.LogMax, logMax)}
 	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace
 	base := i.h.cfg.BaseEnv
 	if i.rt.Capabilities().Image {
@@ -176,7 +175,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.work, i.frozen, i.guard, i.block = w, false, nil, nil
 	i.base, i.last, i.readings, i.conns = instance.Sample{}, instance.Sample{}, nil, 0
 	i.mu.Unlock()
-	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.now() })
+	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.Now() })
 }
 
 // ready waits until every exposed port has a listener of this program. A
@@ -229,13 +228,13 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 		defer cancel()
 		if err := w.Kill(ctx); err != nil {
 			// It still runs. A record that says stopped would start it twice.
-			i.h.due.set(i, i.h.now().Add(time.Second))
+			i.h.due.set(i, i.h.Now().Add(time.Second))
 			return errors.Join(cause, fmt.Errorf("cannot end the failed run of %s: %w", i.name(), err))
 		}
 		i.awaitExit() // a start that follows is refused while the exit is unknown
 	}
 	e := i.ended.Swap(nil)
-	now := i.h.now()
+	now := i.h.Now()
 	var ended *instance.EndedError
 	if errors.As(cause, &ended) {
 		e = &ending{exit: ended.Exit}
@@ -328,7 +327,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 		}
 	default:
 		if uerr := a.walk(i.h.steps.undo); uerr != nil {
-			i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+			i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
 			return errors.Join(err, uerr)
 		}
 		i.shut(false)
@@ -343,7 +342,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 // of room.
 func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
 	if i.state() == power.Hibernated {
-		if leave, err := i.h.enter(ctx, i, call{what: "stop", by: byManual, may: i.notStopped("stop")}); err == nil {
+		if leave, err := i.h.enter(ctx, i, call{what: "stop", by: ByManual, may: i.notStopped("stop")}); err == nil {
 			return leave, nil
 		}
 	}
@@ -359,7 +358,7 @@ func (i *inst) endNow(ctx context.Context) error {
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	if err := i.workload().Kill(kctx); err != nil {
-		i.h.due.set(i, i.h.now().Add(time.Second))
+		i.h.due.set(i, i.h.Now().Add(time.Second))
 		return fmt.Errorf("cannot stop %s: %w", i.name(), err)
 	}
 	return nil
@@ -381,7 +380,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 		defer cancel()
 		if err := w.Kill(kctx); err != nil { // children may have outlived it
-			i.h.due.set(i, i.h.now().Add(time.Second))
+			i.h.due.set(i, i.h.Now().Add(time.Second))
 			return fmt.Errorf("cannot stop %s: %w", i.name(), err)
 		}
 		i.awaitExit()
@@ -393,8 +392,8 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 		if r.RestartAt.IsZero() { // otherwise they were handed to the next run
 			r.Leases = nil
 		}
-		if by == byManual && !i.again {
-			r.StoppedBy = byManual
+		if by == ByManual && !i.again {
+			r.StoppedBy = ByManual
 		}
 		if e != nil {
 			exit := e.exit
@@ -539,7 +538,7 @@ func (i *inst) handleEnding(e *ending) {
 		}
 	}
 	why := exit.How()
-	now := i.h.now()
+	now := i.h.Now()
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &exit, 0, 0
 		afterEnd(r, exit, now)

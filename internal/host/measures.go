@@ -42,7 +42,7 @@ func newMeasures(runtimes map[string]Runtime) measures {
 // ask records that a caller is waiting for i, unless one already is. drop
 // undoes that if nothing came of it.
 func (i *inst) ask() (drop func()) {
-	now := i.h.now()
+	now := i.h.Now()
 	i.asked.CompareAndSwap(nil, &now)
 	return func() { i.asked.CompareAndSwap(&now, nil) }
 }
@@ -51,7 +51,7 @@ func (i *inst) ask() (drop func()) {
 // caller, such as those when the host ends, are not counted.
 func (i *inst) ran(from power.Instance) {
 	if t := i.asked.Swap(nil); t != nil {
-		i.h.measures.wakes.WithLabelValues(i.spec().Runtime, string(from)).Observe(i.h.now().Sub(*t).Seconds())
+		i.h.measures.wakes.WithLabelValues(i.spec().Runtime, string(from)).Observe(i.h.Now().Sub(*t).Seconds())
 	}
 }
 

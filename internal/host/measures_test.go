@@ -105,25 +105,25 @@ func TestMeasures(t *testing.T) {
 
 		// A refused client does not count as waiting for the start that comes
 		// hours later.
-		if err := r.Stop(r.ctx, "thin", byManual, true); err != nil {
+		if err := r.Stop(r.ctx, "thin", ByManual, true); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.gates["thin"].Arrive(r.ctx); err == nil {
 			t.Error("a stopped one took a client")
 		}
 		time.Sleep(time.Hour)
-		if err := r.Start(r.ctx, "thin", byManual); err != nil {
+		if err := r.Start(r.ctx, "thin", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		r.measures(map[string]float64{"instance_wake_seconds{stopped,process}count": 4, "instance_wake_seconds{stopped,process}sum": 0})
 
 		// Nor does a client that came while it ran.
-		if err := r.Resume(r.ctx, "thin", byManual); err != nil {
+		if err := r.Resume(r.ctx, "thin", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(62 * time.Second)
 		r.is("thin", power.Paused)
-		if err := r.Resume(r.ctx, "thin", byManual); err != nil {
+		if err := r.Resume(r.ctx, "thin", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		r.measures(map[string]float64{"instance_wake_seconds{paused,process}count": 2, "instance_wake_seconds{paused,process}sum": 0})
@@ -143,17 +143,17 @@ func TestMeasures(t *testing.T) {
 		}
 		r.measures(map[string]float64{"instance_wake_seconds{hibernated,process}count": 3, "instance_wake_seconds{hibernated,process}sum": 1 + 2 + 1, "instance_events_total{wake_failed}": 1})
 
-		if err := r.Halt(&idle.HaltedBy{}, byManual); err != nil {
+		if err := r.Halt(&idle.HaltedBy{}, ByManual); err != nil {
 			t.Fatal(err)
 		}
 		r.measures(map[string]float64{"host_halted{}": 1})
-		if err := r.Halt(nil, byManual); err != nil {
+		if err := r.Halt(nil, ByManual); err != nil {
 			t.Fatal(err)
 		}
 
 		// The end of a host wakes what is paused, but no client waited for
 		// that.
-		if err := r.Start(r.ctx, "thin", byManual); err != nil {
+		if err := r.Start(r.ctx, "thin", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(62 * time.Second)

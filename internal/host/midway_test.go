@@ -39,12 +39,12 @@ func TestAskedWhileThawing(t *testing.T) {
 		do   func(r *rig) error
 		want power.Instance
 	}{
-		{"stop", func(r *rig) error { return r.Stop(context.Background(), "a", byManual, false) }, power.Stopped},
-		{"stop and disable", func(r *rig) error { return r.Stop(context.Background(), "a", byManual, true) }, power.Stopped},
-		{"pause by force", func(r *rig) error { return r.Pause(context.Background(), "a", byManual, true) }, power.Paused},
-		{"resume", func(r *rig) error { return r.Resume(context.Background(), "a", byManual) }, power.Running},
-		{"start", func(r *rig) error { return r.Start(context.Background(), "a", byManual) }, power.Running},
-		{"remove", func(r *rig) error { return r.Delete(context.Background(), "a", byManual) }, ""},
+		{"stop", func(r *rig) error { return r.Stop(context.Background(), "a", ByManual, false) }, power.Stopped},
+		{"stop and disable", func(r *rig) error { return r.Stop(context.Background(), "a", ByManual, true) }, power.Stopped},
+		{"pause by force", func(r *rig) error { return r.Pause(context.Background(), "a", ByManual, true) }, power.Paused},
+		{"resume", func(r *rig) error { return r.Resume(context.Background(), "a", ByManual) }, power.Running},
+		{"start", func(r *rig) error { return r.Start(context.Background(), "a", ByManual) }, power.Running},
+		{"remove", func(r *rig) error { return r.Delete(context.Background(), "a", ByManual) }, ""},
 	}
 	for _, step := range []power.Instance{power.Paused, power.Reclaimed, power.Hibernated} {
 		for _, at := range []string{"disarm", "thaw", "publish"} {
@@ -93,12 +93,12 @@ func TestThawFails(t *testing.T) {
 	for name, ask := range map[string]func(r *rig, id string){
 		"client": func(r *rig, id string) {},
 		"resume": func(r *rig, id string) {
-			if err := r.Resume(context.Background(), id, byManual); err == nil {
+			if err := r.Resume(context.Background(), id, ByManual); err == nil {
 				r.t.Error("resumed, it says")
 			}
 		},
 		"start": func(r *rig, id string) {
-			if err := r.Start(context.Background(), id, byManual); err == nil {
+			if err := r.Start(context.Background(), id, ByManual); err == nil {
 				r.t.Error("started, it says")
 			}
 		},
@@ -144,7 +144,7 @@ func TestAskedAfterFailure(t *testing.T) {
 			id := r.run("a", nil)
 			r.k.Connect(id)
 			r.k.Fail(hosttest.Thawing, errWorld)
-			if err := r.Pause(context.Background(), "a", byManual, false); err == nil {
+			if err := r.Pause(context.Background(), "a", ByManual, false); err == nil {
 				r.t.Error("it was paused under a client")
 			}
 			return id
@@ -159,7 +159,7 @@ func TestAskedAfterFailure(t *testing.T) {
 					if heals {
 						r.k.Fail(hosttest.Thawing, nil)
 					}
-					if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+					if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
 						t.Errorf("stop: %v", err)
 					}
 					o := r.is("a", power.Stopped)
@@ -182,11 +182,11 @@ func TestAskedAfterFailure(t *testing.T) {
 						want := power.Running
 						switch verb {
 						case "pause":
-							err, want = r.Pause(context.Background(), "a", byManual, true), power.Paused
+							err, want = r.Pause(context.Background(), "a", ByManual, true), power.Paused
 						case "resume":
-							err = r.Resume(context.Background(), "a", byManual)
+							err = r.Resume(context.Background(), "a", ByManual)
 						case "start":
-							err = r.Start(context.Background(), "a", byManual)
+							err = r.Start(context.Background(), "a", ByManual)
 						}
 						if err != nil {
 							t.Errorf("%s: %v", verb, err)
@@ -212,7 +212,7 @@ func TestStopCannotAsk(t *testing.T) {
 						r.asleep("a", state)
 					}
 					r.k.Fail(fault, errWorld)
-					if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+					if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
 						t.Errorf("stop: %v", err)
 					}
 					o := r.is("a", power.Stopped)
@@ -237,7 +237,7 @@ func TestStopWithoutRoom(t *testing.T) {
 		r.tune = func(c *Config) { c.Memory = instance.MinMemory }
 		r.boot()
 		r.is("a", power.Hibernated)
-		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+		if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
 			t.Errorf("stop: %v", err)
 		}
 		r.is("a", power.Stopped)
@@ -254,10 +254,10 @@ func TestAdoptAgain(t *testing.T) {
 			id := r.run("a", nil)
 			r.at = func(point string, _ *inst) {
 				if point == "commit" {
-					r.daemon.dead.Store(true)
+					r.daemon.Dead.Store(true)
 				}
 			}
-			_ = r.Pause(context.Background(), "a", byManual, true)
+			_ = r.Pause(context.Background(), "a", ByManual, true)
 			return id
 		},
 	}
@@ -301,10 +301,10 @@ func TestStoppingAdopted(t *testing.T) {
 				id := r.asleep("a", power.Paused)
 				r.at = func(point string, _ *inst) {
 					if point == "stop-signal" {
-						r.daemon.dead.Store(true)
+						r.daemon.Dead.Store(true)
 					}
 				}
-				_ = r.Stop(context.Background(), "a", byManual, false)
+				_ = r.Stop(context.Background(), "a", ByManual, false)
 				rec := r.disk.All()[0]
 				if rec.State != power.Stopping {
 					t.Fatalf("its record says %s", rec.State)
@@ -371,7 +371,7 @@ func TestDetached(t *testing.T) {
 			r.k.Fail(hosttest.Listening, errWorld) // it is not ready yet
 			ctx, cancel := context.WithCancel(context.Background())
 			time.AfterFunc(time.Second, cancel)
-			if err := r.carry(ctx, func(ctx context.Context) error { return r.Start(ctx, id, byManual) }); !errors.Is(err, context.Canceled) {
+			if err := r.Complete(ctx, func(ctx context.Context) error { return r.Start(ctx, id, ByManual) }); !errors.Is(err, context.Canceled) {
 				t.Errorf("who did not wait was told: %v", err)
 			}
 			r.is("a", power.Starting)
@@ -389,7 +389,7 @@ func TestDetached(t *testing.T) {
 			r.run("a", nil)
 			ctx, cancel := context.WithCancel(context.Background())
 			time.AfterFunc(time.Second, cancel)
-			if err := r.carry(ctx, func(ctx context.Context) error { return r.Stop(ctx, "a", byManual, false) }); !errors.Is(err, context.Canceled) {
+			if err := r.Complete(ctx, func(ctx context.Context) error { return r.Stop(ctx, "a", ByManual, false) }); !errors.Is(err, context.Canceled) {
 				t.Errorf("who did not wait was told: %v", err)
 			}
 			time.Sleep(20 * time.Second)
@@ -404,7 +404,7 @@ func TestDetached(t *testing.T) {
 			synctest.Wait()
 			ctx, cancel := context.WithCancel(context.Background())
 			time.AfterFunc(time.Second, cancel)
-			if err := r.carry(ctx, func(ctx context.Context) error { return r.Stop(ctx, "a", byManual, false) }); !errors.Is(err, context.Canceled) {
+			if err := r.Complete(ctx, func(ctx context.Context) error { return r.Stop(ctx, "a", ByManual, false) }); !errors.Is(err, context.Canceled) {
 				t.Errorf("who did not wait was told: %v", err)
 			}
 			time.Sleep(20 * time.Second)
@@ -440,7 +440,7 @@ func TestEndThawsHalfway(t *testing.T) {
 		id := r.run("a", nil)
 		c := r.k.Connect(id)
 		r.k.Fail(hosttest.Thawing, errWorld)
-		if err := r.Pause(context.Background(), "a", byManual, false); err == nil {
+		if err := r.Pause(context.Background(), "a", ByManual, false); err == nil {
 			t.Error("it was paused under a client")
 		}
 		r.is("a", power.Pausing)
@@ -460,11 +460,11 @@ func TestEndThawsHalfway(t *testing.T) {
 func TestNotFoundYet(t *testing.T) {
 	for _, state := range []power.Instance{power.Running, power.Paused, power.Hibernated} {
 		for name, ask := range map[string]func(r *rig) error{
-			"stop":   func(r *rig) error { return r.Stop(context.Background(), "a", byManual, false) },
-			"resume": func(r *rig) error { return r.Resume(context.Background(), "a", byManual) },
-			"start":  func(r *rig) error { return r.Start(context.Background(), "a", byManual) },
-			"pause":  func(r *rig) error { return r.Pause(context.Background(), "a", byManual, true) },
-			"remove": func(r *rig) error { return r.Delete(context.Background(), "a", byManual) },
+			"stop":   func(r *rig) error { return r.Stop(context.Background(), "a", ByManual, false) },
+			"resume": func(r *rig) error { return r.Resume(context.Background(), "a", ByManual) },
+			"start":  func(r *rig) error { return r.Start(context.Background(), "a", ByManual) },
+			"pause":  func(r *rig) error { return r.Pause(context.Background(), "a", ByManual, true) },
+			"remove": func(r *rig) error { return r.Delete(context.Background(), "a", ByManual) },
 			"client": func(r *rig) error {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				defer cancel()
@@ -524,7 +524,7 @@ func TestNoRuntime(t *testing.T) {
 			if o, err := r.Get(ref); err != nil || !strings.Contains(o.Unavailable, errWorld.Error()) {
 				t.Errorf("get: %+v, %v", o, err)
 			}
-			if err := r.Stop(context.Background(), ref, byManual, false); err == nil || !strings.Contains(err.Error(), errWorld.Error()) {
+			if err := r.Stop(context.Background(), ref, ByManual, false); err == nil || !strings.Contains(err.Error(), errWorld.Error()) {
 				t.Errorf("stop: %v", err)
 			}
 		}

@@ -45,7 +45,7 @@ func TestRestartWithoutRoom(t *testing.T) {
 			t.Errorf("crash looping %v: %s", o.CrashLooping, o.StatusReason)
 		}
 		var no *instance.NoRoomError
-		if err := r.Start(r.ctx, id, byManual); !errors.As(err, &no) {
+		if err := r.Start(r.ctx, id, ByManual); !errors.As(err, &no) {
 			t.Errorf("started by a person: %v", err)
 		}
 		full.Store(false)

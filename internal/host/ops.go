@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/logs"
 )
 
 // MaxInstances is the maximum number of instances of one host.
@@ -31,15 +32,15 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	if err != nil {
 		return "", err
 	}
-	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.now(),
-		StateSince: h.now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
+	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.Now(),
+		StateSince: h.Now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
 	i := newInst(h, rec, rt)
 	if err := h.add(i); err != nil {
 		return "", err
 	}
 	defer i.release()
 	if err = i.openRelay(); err == nil {
-		err = h.saver.now(i, &rec)
+		err = h.saver.Write(i, &rec)
 	}
 	if err != nil {
 		h.drop(i)
@@ -159,7 +160,7 @@ func (h *Host) drop(i *inst) {
 	i.deleted.Store(true) // for callers that wait for its lock
 	h.room.callOff(i, "it was removed in the meantime")
 	h.due.remove(i)
-	h.saver.forget(i.id)
+	h.saver.Forget(i.id)
 	if c, ok := i.gate.(interface{ Close() error }); ok {
 		if err := c.Close(); err != nil {
 			h.log.Warn("cannot close the relay", "instance", i.name(), "err", err)
@@ -219,7 +220,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 		i.note(func(r *instance.Record) {
 			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
 			if stopped { // and it stays so
-				r.StoppedBy = byManual
+				r.StoppedBy = ByManual
 			}
 			if pending {
 				r.Leases = nil
@@ -317,7 +318,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 		i.release()
 		return &RefusedError{Name: i.name(), What: "remove", Reason: fmt.Sprintf("it is %s again", s)}
 	}
-	if err := h.saver.remove(i); err != nil {
+	if err := h.saver.Remove(i, i.id); err != nil {
 		i.release()
 		return fmt.Errorf("cannot remove %s: %w", i.name(), err)
 	}
@@ -328,7 +329,9 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 		}
 	}
 	if h.cfg.LogDir != "" {
-		h.removeLogs(i.id)
+		if err := logs.Remove(i.logPath()); err != nil {
+			h.log.Warn("cannot remove the logs of an instance", "instance", i.name(), "err", err)
+		}
 	}
 	h.drop(i)
 	i.emit("removed", by, "")
@@ -342,7 +345,7 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 	if err != nil {
 		return err
 	}
-	if d := t.Sub(h.now()); !t.IsZero() && (d <= 0 || d > instance.MaxDeadline) {
+	if d := t.Sub(h.Now()); !t.IsZero() && (d <= 0 || d > instance.MaxDeadline) {
 		return &InvalidError{fmt.Errorf("cannot snooze until %s: it is not between now and %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
 	}
 	if err := i.acquireCtx(ctx); err != nil {
@@ -351,7 +354,7 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 	defer i.release()
 	err = i.save(func(r *instance.Record) { r.SnoozedUntil = t })
 	if i.state().Asleep() {
-		i.scheduleAsleep(h.now()) // the next step may now come sooner
+		i.scheduleAsleep(h.Now()) // the next step may now come sooner
 	}
 	return err
 }
@@ -380,7 +383,7 @@ func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Dura
 	case power.Stopped, power.Stopping:
 		return &RefusedError{Name: i.name(), What: "hold", Reason: fmt.Sprintf("it is %s", s)}
 	}
-	now := h.now()
+	now := h.Now()
 	l.ExpiresAt = now.Add(ttl).Round(0)
 	full := false
 	err = i.save(func(r *instance.Record) {
@@ -419,7 +422,7 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	}
 	defer i.release()
 	found := false
-	now := h.now()
+	now := h.Now()
 	err = i.save(func(r *instance.Record) {
 		kept := make([]idle.Lease, 0, len(r.Leases))
 		for _, o := range r.Leases {
@@ -451,7 +454,7 @@ func (h *Host) StopAll(ctx context.Context) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if err := h.Stop(ctx, i.id, byManual, false); err != nil {
+			if err := h.Stop(ctx, i.id, ByManual, false); err != nil {
 				h.log.Error("cannot stop", "instance", i.name(), "err", err)
 			}
 		})

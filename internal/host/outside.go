@@ -136,7 +136,7 @@ func (i *inst) follow(still bool, why string) error {
 	switch s := i.state(); {
 	case s == power.Running && still:
 		i.mu.Lock()
-		unsettled := i.h.now().Before(i.settles)
+		unsettled := i.h.Now().Before(i.settles)
 		i.mu.Unlock()
 		if unsettled {
 			return i.workload().Thaw()
@@ -156,7 +156,7 @@ func (i *inst) pausedOutside(why string) error {
 	i.mu.Lock()
 	i.frozen = true
 	i.mu.Unlock()
-	now := i.h.now()
+	now := i.h.Now()
 	i.update(func(r *instance.Record) { r.State = power.Pausing })
 	err := i.save(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Freed = power.Paused, why, 0

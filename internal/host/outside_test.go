@@ -26,7 +26,7 @@ func TestRenamedOutside(t *testing.T) {
 			t.Error("it took what is no name")
 		}
 		r.is("a", power.Running)
-		if err := r.Pause(ctx, "a", byManual, false); err != nil {
+		if err := r.Pause(ctx, "a", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.RenamedOutside(ctx, id, "x"); err != nil {
@@ -51,7 +51,7 @@ func TestRenamedOutside(t *testing.T) {
 			t.Errorf("x is %s after a restart", o.ID)
 		}
 		r.run("a", bare)
-		if err := r.Delete(ctx, "x", byManual); err != nil {
+		if err := r.Delete(ctx, "x", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		r.is("a", power.Running)

@@ -26,7 +26,7 @@ const (
 	diskBytes    = 8192.0 // two pages per 5 s: a program that syncs a record every other second
 	diskPage     = 4096.0 // the least that a disk transfers
 	byIdle       = "idle_timeout"
-	byManual     = "manual"
+	ByManual     = "manual"
 	byConnection = "connection"
 	byRestart    = "restart"
 	stopAfter    = "stop_after"
@@ -83,7 +83,7 @@ func (i *inst) look(w Workload) idle.Evidence {
 	if quiet > 0 && toils(w, s, quiet) {
 		quiet = 0
 	}
-	now := i.h.now()
+	now := i.h.Now()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.base.At.IsZero() {
@@ -105,7 +105,7 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
 		LastActivityAt: r.LastActivityAt, LastResumedAt: r.LastResumedAt, CreatedAt: r.CreatedAt,
 		SnoozedUntil: r.SnoozedUntil, Readings: i.readings, Connections: i.conns, Leases: r.Leases}
-	for _, x := range i.h.halts() {
+	for _, x := range i.h.halts.InEffect() {
 		e.Guards = append(e.Guards, x.Block(haltedHere))
 	}
 	if i.missing != nil {
@@ -314,7 +314,7 @@ func round(f float64) float64 { return float64(int64(f*100+0.5)) / 100 }
 
 // judge asks the engine for a verdict and keeps it.
 func (i *inst) judge(e idle.Evidence) idle.Verdict {
-	d := evidence.Decide(i.h.now(), i.policy(), e)
+	d := evidence.Decide(i.h.Now(), i.policy(), e)
 	i.mu.Lock()
 	i.verdict = d.Verdict
 	attrs := i.line.Take(d, "", slog.String("instance", i.spec().Name))
@@ -345,7 +345,7 @@ func unknownConnections(e *idle.Evidence) {
 // deadline.
 func (h *Host) check(i *inst) {
 	if !i.tryAcquire() {
-		h.due.set(i, h.now().Add(20*time.Millisecond))
+		h.due.set(i, h.Now().Add(20*time.Millisecond))
 		return
 	}
 	defer i.release()
@@ -373,7 +373,7 @@ func (i *inst) checkRunning() {
 	i.noteTrouble(w)
 	v := i.judge(e)
 	traceVerdict(span, &v)
-	now := i.h.now()
+	now := i.h.Now()
 	if v.LastActivityAt != nil {
 		i.mu.Lock()
 		if v.LastActivityAt.After(i.rec.LastActivityAt) {
@@ -386,7 +386,7 @@ func (i *inst) checkRunning() {
 		if err == nil {
 			return
 		}
-		now = i.h.now()
+		now = i.h.Now()
 	}
 	i.advance()
 	next := now.Add(i.probeEvery())
@@ -438,7 +438,7 @@ func (i *inst) workload() Workload {
 func (i *inst) setBusy(n int) {
 	i.mu.Lock()
 	i.busy += n
-	i.rec.LastActivityAt = i.h.now()
+	i.rec.LastActivityAt = i.h.Now()
 	i.mu.Unlock()
 	if n > 0 && !i.up.Load() {
 		i.wantWake("the program says that it is busy")
@@ -452,6 +452,6 @@ func (i *inst) setNextDue(at time.Time) {
 	i.nextDue = at
 	i.mu.Unlock()
 	if i.state().Asleep() {
-		i.scheduleAsleep(i.h.now())
+		i.scheduleAsleep(i.h.Now())
 	}
 }

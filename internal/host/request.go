@@ -80,7 +80,7 @@ func (i *inst) unserved(c call, cause string) {
 	if c.what == "stop" {
 		return
 	}
-	now, what := i.h.now(), i.upward()
+	now, what := i.h.Now(), i.upward()
 	again := false
 	i.update(func(r *instance.Record) {
 		if again = r.Unserved != "" && i.refused == what+c.by && now.Sub(i.refusedAt) < unservedEvery; !again {
@@ -91,7 +91,7 @@ func (i *inst) unserved(c call, cause string) {
 	if again {
 		return
 	}
-	i.h.saver.later(i)
+	i.h.saver.WriteLater(i, i.id)
 	i.emit(what+"_failed", c.by, cause)
 	i.h.log.Warn("no room to run", "instance", i.name(), "by", c.by, "reason", cause)
 }

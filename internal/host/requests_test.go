@@ -82,7 +82,7 @@ func TestWakesOnConnection(t *testing.T) {
 						s.Expose = nil
 					}
 				})
-				if err := r.Pause(r.ctx, "a", byManual, false); err != nil {
+				if err := r.Pause(r.ctx, "a", ByManual, false); err != nil {
 					t.Fatal(err)
 				}
 				if o := r.is("a", power.Paused); o.WakesOnConnection != row.want {

@@ -116,7 +116,7 @@ func (r *room) admit(ctx context.Context, i *inst, c call) (*leave, error) {
 		i.unserved(c, why)
 		return nil, &RefusedError{Name: i.name(), What: c.what, Reason: why}
 	}
-	now := r.h.now()
+	now := r.h.Now()
 	w := &waiter{i: i, call: c, ask: admit.Ask{Client: c.client}, since: now, until: now.Add(r.h.cfg.WakeWait), done: make(chan struct{})}
 	r.mu.Lock()
 	r.seq++
@@ -155,7 +155,7 @@ func (r *room) await(ctx context.Context, w *waiter) (*leave, error) {
 		if !r.leaves(w) {
 			return w.leave, w.err
 		}
-		err := &BusyError{Name: w.i.name(), What: w.call.what, Reason: w.reason, Waited: r.h.now().Sub(w.since)}
+		err := &BusyError{Name: w.i.name(), What: w.call.what, Reason: w.reason, Waited: r.h.Now().Sub(w.since)}
 		if ctx.Err() == nil && r.h.ctx.Err() == nil { // otherwise no caller needs the answer anymore
 			w.i.unserved(w.call, err.cause())
 		}
@@ -359,7 +359,7 @@ func (r *room) pick(short int64, tried map[*inst]power.Instance) (*inst, power.I
 // yields reports whether i may be pushed down for another: it sleeps, its
 // memory counts, and nothing holds it.
 func (i *inst) yields() bool {
-	now := i.h.now()
+	now := i.h.Now()
 	if i.size == 0 || i.rt.Capabilities().Shared || i.wanted.Load() != nil {
 		return false
 	}
@@ -381,7 +381,7 @@ func (i *inst) pushDown(to power.Instance) bool {
 	}
 	if to == power.Reclaimed {
 		i.reclaim(byMemory)
-		i.scheduleAsleep(i.h.now())
+		i.scheduleAsleep(i.h.Now())
 	} else {
 		i.hibernate(byMemory)
 	}

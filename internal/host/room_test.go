@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -13,8 +12,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/danielgtaylor/huma/v2"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
@@ -117,14 +114,14 @@ func TestRoomWaits(t *testing.T) {
 			}
 			ids = append(ids, id)
 		}
-		if err := r.Start(r.ctx, "b", byManual); err != nil {
+		if err := r.Start(r.ctx, "b", ByManual); err != nil {
 			t.Fatal(err)
 		}
 		busy := r.k.Connect(ids[0])
 		errs := make([]error, 2)
 		var wg sync.WaitGroup
 		for n, name := range []string{"c", "d"} {
-			wg.Go(func() { errs[n] = r.Start(context.Background(), name, byManual) })
+			wg.Go(func() { errs[n] = r.Start(context.Background(), name, ByManual) })
 			synctest.Wait()
 		}
 		o := r.is("d", power.Stopped)
@@ -140,7 +137,7 @@ func TestRoomWaits(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		busy.Close()
-		if err := r.Stop(r.ctx, "b", byManual, false); err != nil {
+		if err := r.Stop(r.ctx, "b", ByManual, false); err != nil {
 			t.Error(err)
 		}
 		r.is("c", power.Running)
@@ -153,15 +150,11 @@ func TestRoomWaits(t *testing.T) {
 		if errs[0] != nil || !errors.As(errs[1], &late) || late.Waited != 45*time.Second {
 			t.Errorf("the starts: %v", errs)
 		}
-		var p huma.StatusError
-		if !errors.As(problem(errs[1]), &p) || p.GetStatus() != http.StatusServiceUnavailable {
-			t.Errorf("the answer to who asked: %v", problem(errs[1]))
-		}
 		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 251 * mib}
 		if _, err := r.Create(r.ctx, big); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Start(r.ctx, "big", byManual); err == nil || !strings.Contains(err.Error(), "more than all instances together") {
+		if err := r.Start(r.ctx, "big", ByManual); err == nil || !strings.Contains(err.Error(), "more than all instances together") {
 			t.Errorf("what can never fit: %v", err)
 		}
 	})
@@ -238,10 +231,10 @@ func TestRoomClientsFirst(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		ask("g0", byManual) // has the slot
+		ask("g0", ByManual) // has the slot
 		ask("g1", "restart")
 		ask("g2", "restart")
-		ask("g3", byManual)
+		ask("g3", ByManual)
 		ask("g4", byConnection)
 		wg.Wait()
 		if want := []string{"g0", "g3", "g4", "g1", "g2"}; !slices.Equal(order, want) {
@@ -267,7 +260,7 @@ func TestRoomStops(t *testing.T) {
 		if o := r.is("a", power.Hibernated); o.Waiting == nil {
 			t.Error("a does not wait")
 		}
-		if err := r.Delete(r.ctx, "a", byManual); err != nil {
+		if err := r.Delete(r.ctx, "a", ByManual); err != nil {
 			t.Errorf("remove: %v", err)
 		}
 		if err := <-failed; err == nil {
@@ -284,7 +277,7 @@ func TestRoomCalledOff(t *testing.T) {
 	asks := map[string]func(r *rig) chan error{
 		"start by a person": func(r *rig) chan error {
 			failed := make(chan error, 1)
-			go func() { failed <- r.Start(context.Background(), "g", byManual) }()
+			go func() { failed <- r.Start(context.Background(), "g", ByManual) }()
 			return failed
 		},
 		"start by a client": func(r *rig) chan error {
@@ -294,7 +287,7 @@ func TestRoomCalledOff(t *testing.T) {
 		},
 		"restart": func(r *rig) chan error {
 			i, _ := r.find("g")
-			if err := i.save(func(rec *instance.Record) { rec.RestartAt = r.now() }); err != nil {
+			if err := i.save(func(rec *instance.Record) { rec.RestartAt = r.Now() }); err != nil {
 				r.t.Fatal(err)
 			}
 			i.armRestart()
@@ -303,9 +296,9 @@ func TestRoomCalledOff(t *testing.T) {
 		},
 	}
 	ends := map[string]func(r *rig) error{
-		"stop":           func(r *rig) error { return r.Stop(r.ctx, "g", byManual, false) },
-		"stop --disable": func(r *rig) error { return r.Stop(r.ctx, "g", byManual, true) },
-		"rm":             func(r *rig) error { return r.Delete(r.ctx, "g", byManual) },
+		"stop":           func(r *rig) error { return r.Stop(r.ctx, "g", ByManual, false) },
+		"stop --disable": func(r *rig) error { return r.Stop(r.ctx, "g", ByManual, true) },
+		"rm":             func(r *rig) error { return r.Delete(r.ctx, "g", ByManual) },
 	}
 	for asked, ask := range asks {
 		for ended, end := range ends {
@@ -343,7 +336,7 @@ func TestRoomCalledOff(t *testing.T) {
 					if o := r.is("g", power.Stopped); o.Waiting != nil || o.RestartAt != nil || o.Enabled != (ended == "stop") {
 						t.Errorf("afterwards: %+v", o)
 					}
-					if err := r.Start(r.ctx, "g", byManual); err != nil { // which is another request
+					if err := r.Start(r.ctx, "g", ByManual); err != nil { // which is another request
 						t.Error(err)
 					}
 					if o := r.is("g", power.Running); !o.Enabled {
@@ -362,19 +355,19 @@ func TestRoomCallsOffWakes(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
 		g := r.run("g", small)
 		held := r.k.Connect(g)
-		if err := r.Pause(r.ctx, "g", byManual, true); err != nil {
+		if err := r.Pause(r.ctx, "g", ByManual, true); err != nil {
 			t.Fatal(err)
 		}
 		r.k.Connect(r.run("a", small))
 		r.is("g", power.Hibernated)
 		resumed := make(chan error, 1)
-		go func() { resumed <- r.Resume(context.Background(), "g", byManual) }()
+		go func() { resumed <- r.Resume(context.Background(), "g", ByManual) }()
 		held.Send() // wakeLater
 		if o := r.is("g", power.Hibernated); o.Waiting == nil || r.Room().Waiting != 2 {
 			t.Fatalf("%d wait: %+v", r.Room().Waiting, o)
 		}
 		stopped := make(chan error, 1)
-		go func() { stopped <- r.Stop(context.Background(), "g", byManual, false) }() // waits itself, to restore it
+		go func() { stopped <- r.Stop(context.Background(), "g", ByManual, false) }() // waits itself, to restore it
 		synctest.Wait()
 		var no *RefusedError
 		if err := <-resumed; !errors.As(err, &no) || !strings.Contains(err.Error(), "stopped by a user in the meantime") {
@@ -383,7 +376,7 @@ func TestRoomCallsOffWakes(t *testing.T) {
 		arrived := make(chan error, 1)
 		go func() { _, err := r.gates["g"].Arrive(context.Background()); arrived <- err }()
 		synctest.Wait()
-		if err := r.Stop(r.ctx, "g", byManual, false); err != nil {
+		if err := r.Stop(r.ctx, "g", ByManual, false); err != nil {
 			t.Errorf("stopped: %v", err)
 		}
 		if err := <-stopped; err != nil {
@@ -406,16 +399,16 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 		r.k.Connect(r.run("a", small))
 		for _, name := range []string{"g", "h"} {
 			r.run(name, small)
-			if err := r.Stop(r.ctx, name, byManual, true); err != nil {
+			if err := r.Stop(r.ctx, name, ByManual, true); err != nil {
 				t.Fatal(err)
 			}
 		}
 		var wg sync.WaitGroup
 		for range count(t, "LULL_ROOM_STOPS", 100) {
 			for _, name := range []string{"g", "h"} {
-				wg.Go(func() { _ = r.Start(context.Background(), name, byManual) }) // refused or done, depending on the order
+				wg.Go(func() { _ = r.Start(context.Background(), name, ByManual) }) // refused or done, depending on the order
 				wg.Go(func() {
-					if err := r.Stop(context.Background(), name, byManual, rand.IntN(2) == 0); err != nil {
+					if err := r.Stop(context.Background(), name, ByManual, rand.IntN(2) == 0); err != nil {
 						t.Errorf("stop: %v", err)
 					}
 				})
@@ -427,7 +420,7 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 			if o, err := r.Get(name); err != nil || o.State == string(power.Running) && !o.Enabled {
 				t.Errorf("%s is %s although it is disabled, %v", name, o.State, err)
 			}
-			if err := r.Stop(r.ctx, name, byManual, true); err != nil {
+			if err := r.Stop(r.ctx, name, ByManual, true); err != nil {
 				t.Error(err)
 			}
 		}
@@ -467,7 +460,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 		const never = "it may take 900.0 MiB, more than all instances together (memory 250.0 MiB)"
 		for range 100 {
 			var no *RefusedError
-			if err := r.Start(r.ctx, "big", byManual); !errors.As(err, &no) || err.Error() != "cannot start big: "+never {
+			if err := r.Start(r.ctx, "big", ByManual); !errors.As(err, &no) || err.Error() != "cannot start big: "+never {
 				t.Fatal(err)
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -477,13 +470,13 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 		}
 		r.measures(map[string]float64{"instance_events_total{start_failed}": 1})
 		time.Sleep(time.Minute)
-		_ = r.Start(r.ctx, "big", byManual)
+		_ = r.Start(r.ctx, "big", ByManual)
 		if got := r.happenings("big", "start_failed"); len(got) != 2 {
 			t.Errorf("a minute later: %q", got)
 		}
 		r.shut()
 		r.boot()
-		if y, err := r.Why(r.ctx, "big", time.Time{}); err != nil || !strings.Contains(y.Answer, ": created; a start by manual failed at "+r.now().Format("2006-01-02T15:")) ||
+		if y, err := r.Why(r.ctx, "big", time.Time{}); err != nil || !strings.Contains(y.Answer, ": created; a start by manual failed at "+r.Now().Format("2006-01-02T15:")) ||
 			!strings.Contains(y.Answer, never) {
 			t.Errorf("why, of the next daemon: %s, %v", y.Answer, err)
 		}
@@ -516,7 +509,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 			t.Errorf("g: %s", o.StatusReason)
 		}
 		busy.Close()
-		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+		if err := r.Stop(r.ctx, "a", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.gates["g"].Arrive(r.ctx); err != nil {
@@ -529,7 +522,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 		r.is("g", power.Paused)
 		r.k.Connect(r.run("b", func(s *instance.Spec) { guestOf(s, 200) }))
 		r.is("g", power.Hibernated)
-		if err := r.Resume(r.ctx, "g", byManual); err == nil {
+		if err := r.Resume(r.ctx, "g", ByManual); err == nil {
 			t.Error("g was resumed without room")
 		}
 		if got := r.happenings("g", "wake_failed"); !slices.Equal(got, []string{"manual: " + full}) {
@@ -553,7 +546,7 @@ func TestRoomForRestarts(t *testing.T) {
 		if o := r.is("g", power.Stopped); o.RestartAt == nil || !strings.Contains(o.StatusReason, "a start by restart failed at ") {
 			t.Errorf("%+v", o)
 		}
-		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+		if err := r.Stop(r.ctx, "a", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(restartMax)
@@ -688,7 +681,7 @@ func TestRoomAfterRestart(t *testing.T) {
 		s := instance.Spec{Name: "d", Command: []string{"x"}, Memory: 10 * mib}
 		id, err := r.Create(r.ctx, s)
 		if err == nil {
-			err = r.Start(r.ctx, id, byManual)
+			err = r.Start(r.ctx, id, ByManual)
 		}
 		if !errors.As(err, &late) {
 			t.Errorf("beyond the budget: %v", err)

@@ -126,7 +126,7 @@ func (w *world) state(b []byte) []byte {
 	b = hosttest.Append(b, int(time.Since(w.began)), w.live, len(w.faults), yes(w.leased), yes(w.busied), yes(w.doomed))
 	b = w.gate.State(w.k.State(b, w.began))
 	i := w.i
-	written := i.h.saver.written[i.id]
+	written := i.h.saver.Written(i.id)
 	ended := -1
 	if e := i.ended.Load(); e != nil {
 		ended = int(e.run)<<8 + e.exit.Code

@@ -149,7 +149,7 @@ func TestNothingInUseIsPaused(t *testing.T) {
 					}
 					if rnd.IntN(4) == 0 {
 						after := idle.Duration(time.Second + time.Duration(rnd.Int64N(int64(10*time.Minute))))
-						if err := r.Change(context.Background(), id, hostctl.Change{PauseAfter: &after}, byManual); err != nil {
+						if err := r.Change(context.Background(), id, hostctl.Change{PauseAfter: &after}, ByManual); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -157,7 +157,7 @@ func TestNothingInUseIsPaused(t *testing.T) {
 			}
 			for _, s := range use.Spans() {
 				until(s.From, true)
-				if r.Resume(context.Background(), id, byManual) != nil { // every use begins with the instance awake
+				if r.Resume(context.Background(), id, ByManual) != nil { // every use begins with the instance awake
 					t.Fatal("it cannot be resumed")
 				}
 				off := kind.on(r, r.k.Proc(id), id, s.To)

@@ -32,6 +32,28 @@ func (h *Host) List(memory bool) []hostctl.Instance {
 	return out
 }
 
+// Handle reads one instance without copying all of it.
+type Handle struct{ i *inst }
+
+// ID returns the instance's ID.
+func (h Handle) ID() string { return h.i.id }
+
+// State returns the present state.
+func (h Handle) State() power.Instance { return h.i.state() }
+
+// View returns the instance as Get does. Its memory is read only if requested.
+func (h Handle) View(memory bool) hostctl.Instance { return h.i.view(memory) }
+
+// Instances returns every instance whose runtime is available, by ID.
+func (h *Host) Instances() []Handle {
+	all := h.all()
+	out := make([]Handle, len(all))
+	for n, i := range all {
+		out[n] = Handle{i}
+	}
+	return out
+}
+
 // viewAway returns an instance of which only the record is known.
 func (h *Host) viewAway(r instance.Record) hostctl.Instance {
 	return hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince), Enabled: r.Enabled,
@@ -54,7 +76,7 @@ func (h *Host) recordAway(ref string) *instance.Record {
 // whyAway explains why only the record of an instance is known.
 func (h *Host) whyAway(r instance.Record) hostctl.Why {
 	o := h.viewAway(r)
-	a := evidence.Account{Object: r.ID, Name: r.Spec.Name, Kind: evidence.KindInstance, At: h.now(), State: o.State,
+	a := evidence.Account{Object: r.ID, Name: r.Spec.Name, Kind: evidence.KindInstance, At: h.Now(), State: o.State,
 		Question: "why is it not known how " + r.Spec.Name + " is", Signals: []evidence.Signal{}, Leases: []idle.Lease{},
 		Answer: fmt.Sprintf("It was %s, and nothing can be done with it: %s.", o.State, o.Unavailable),
 		Change: []string{"the host is started with that runtime again"}}
@@ -85,7 +107,7 @@ func ptr(t time.Time) *time.Time {
 // from the last readings, so that leases, snoozes and switches show at once. It
 // never waits for a transition.
 func (i *inst) view(memory bool) hostctl.Instance {
-	now := i.h.now()
+	now := i.h.Now()
 	i.mu.Lock()
 	r := i.rec
 	e := i.evidenceLocked(now)
@@ -228,11 +250,11 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	}
 	o := i.view(true)
 	i.mu.Lock()
-	e := i.evidenceLocked(h.now())
+	e := i.evidenceLocked(h.Now())
 	e.Connections = i.conns
 	gate := i.gate
 	i.mu.Unlock()
-	y := hostctl.Why{Instance: o, Account: evidence.Explain(i.about(o.State), evidence.Decide(h.now(), i.policy(), e))}
+	y := hostctl.Why{Instance: o, Account: evidence.Explain(i.about(o.State), evidence.Decide(h.Now(), i.policy(), e))}
 	if s, ok := gate.(interface{ RelayStats() hostctl.RelayStats }); ok {
 		st := s.RelayStats()
 		y.Relay = &st
@@ -261,7 +283,7 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	switch {
 	case j == nil:
 		return hostctl.Why{}, &InvalidError{errors.New("cannot say why at a past time: this host keeps no evidence")}
-	case at.After(i.h.now().Add(skew)):
+	case at.After(i.h.Now().Add(skew)):
 		return hostctl.Why{}, &InvalidError{errors.New("cannot say why at a time that has not come")}
 	}
 	y := hostctl.Why{Instance: i.view(true)}

@@ -1,6 +1,7 @@
 package hosttest
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -171,7 +172,7 @@ func (c *Client) Outcome() string {
 	return "waiting"
 }
 
-// Disk keeps records in memory and counts writes. It implements host.Records.
+// Disk keeps records in memory and counts writes. It implements records.Store.
 type Disk struct {
 	On     func(r *instance.Record) // called at each write; nil for none
 	Writes atomic.Int64
@@ -185,7 +186,7 @@ func NewDisk() *Disk {
 	return &Disk{recs: map[string]instance.Record{}, sem: make(chan struct{}, 1)}
 }
 
-// Put implements host.Records.
+// Put implements records.Store.
 func (d *Disk) Put(r *instance.Record) error {
 	if d.On != nil {
 		d.On(r)
@@ -197,7 +198,7 @@ func (d *Disk) Put(r *instance.Record) error {
 	return nil
 }
 
-// Delete implements host.Records.
+// Delete implements records.Store.
 func (d *Disk) Delete(id string) error {
 	d.sem <- struct{}{}
 	delete(d.recs, id)
@@ -214,4 +215,30 @@ func (d *Disk) All() []instance.Record {
 		out = append(out, r)
 	}
 	return out
+}
+
+// Session is what one daemon sees of a disk. Once it is Dead, nothing is written
+// any more.
+type Session struct {
+	*Disk
+	Dead atomic.Bool
+}
+
+// Put implements records.Store.
+func (s *Session) Put(r *instance.Record) error {
+	if s.Dead.Load() {
+		return errors.New("the daemon is dead")
+	}
+	return s.Disk.Put(r)
+}
+
+// Spec is a program that listens on one port, reached directly and through the
+// relay. It is not restarted. change, if not nil, has the last word.
+func Spec(name string, change func(*instance.Spec)) instance.Spec {
+	s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{
+		{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}
+	if change != nil {
+		change(&s)
+	}
+	return s
 }

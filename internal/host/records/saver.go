@@ -1,4 +1,4 @@
-package host
+package records
 
 import (
 	"hash/fnv"
@@ -13,27 +13,40 @@ import (
 // together are written once.
 const saveLag = 20 * time.Millisecond
 
-// saver writes records. now writes changes that must be durable before they are
-// acted on. A wake's record, which may follow the thaw, is queued. The
+// Store keeps records across restarts.
+type Store interface {
+	Put(r *instance.Record) error // durable when it returns nil
+	Delete(id string) error
+}
+
+// Owner is an instance whose record a Saver writes.
+type Owner interface {
+	Record() instance.Record // the present one
+	Removed() bool           // no record of it is written anymore
+	MarkRemoved()
+}
+
+// Saver writes records. Write is for changes that must be durable before they
+// are acted on; a record that may follow its change is queued by WriteLater. The
 // generation of a record prevents an older one from overwriting a newer one.
-type saver struct {
-	to Records
+type Saver struct {
+	to   Store
+	find func(id string) Owner          // nil if it no longer exists
+	told func(id string, trouble error) // called when writes begin to fail, and with nil when they succeed again
 
 	mu      sync.Mutex
 	written map[string]uint64 // generation on disk
-	dirty   map[string]*inst
+	dirty   map[string]Owner
 	kick    chan struct{}
 	done    chan struct{}
-	trouble *recordTrouble             // nil while writes succeed
-	find    func(id string) *inst      // nil if it no longer exists
-	told    func(i *inst, began error) // called when trouble begins, and with nil when it ends; i may be nil
+	trouble *trouble // nil while writes succeed
 	// order serializes the writes of an instance, so that what is checked
 	// before a write still applies after it. Instances share the slots.
 	order [64]chan struct{}
 }
 
-// recordTrouble is why records cannot be written.
-type recordTrouble struct {
+// trouble is why records cannot be written.
+type trouble struct {
 	err error
 	id  string // of the instance whose write failed last
 }
@@ -41,8 +54,8 @@ type recordTrouble struct {
 // retryEvery is the retry interval while writes fail.
 const retryEvery = time.Second
 
-// failing returns why records cannot be written; nil while they can.
-func (s *saver) failing() error {
+// Failing returns why records cannot be written; nil while they can.
+func (s *Saver) Failing() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.trouble == nil {
@@ -52,17 +65,17 @@ func (s *saver) failing() error {
 }
 
 // put writes a record and notes whether records can be written.
-func (s *saver) put(r *instance.Record) error {
+func (s *Saver) put(r *instance.Record) error {
 	err := s.to.Put(r)
 	s.mu.Lock()
 	was := s.trouble
 	s.trouble = nil
 	if err != nil {
-		s.trouble = &recordTrouble{err, r.ID}
+		s.trouble = &trouble{err, r.ID}
 	}
 	s.mu.Unlock()
 	if (was != nil) != (err != nil) {
-		s.told(s.find(r.ID), err)
+		s.told(r.ID, err)
 		if err != nil {
 			s.kicked()
 		}
@@ -73,15 +86,15 @@ func (s *saver) put(r *instance.Record) error {
 // try writes the record whose write failed last again, in its present state. If
 // its change was undone there is nothing to write, and the disk may have space
 // again.
-func (s *saver) try() {
+func (s *Saver) try() {
 	s.mu.Lock()
 	id := ""
 	if s.trouble != nil {
 		id = s.trouble.id
 	}
 	s.mu.Unlock()
-	i := s.find(id)
-	if i == nil {
+	o := s.find(id)
+	if o == nil {
 		s.mu.Lock()
 		s.trouble = nil // the next write shows whether it is over
 		s.mu.Unlock()
@@ -90,12 +103,10 @@ func (s *saver) try() {
 	order := s.orderOf(id)
 	order <- struct{}{}
 	defer func() { <-order }()
-	if i.deleted.Load() {
+	if o.Removed() {
 		return
 	}
-	i.mu.Lock()
-	rec := i.rec
-	i.mu.Unlock()
+	rec := o.Record()
 	if s.put(&rec) == nil {
 		s.mu.Lock()
 		s.written[id] = max(s.written[id], rec.Generation)
@@ -103,15 +114,18 @@ func (s *saver) try() {
 	}
 }
 
-func (s *saver) kicked() {
+func (s *Saver) kicked() {
 	select {
 	case s.kick <- struct{}{}:
 	default:
 	}
 }
 
-func newSaver(to Records) *saver {
-	s := &saver{to: to, written: map[string]uint64{}, dirty: map[string]*inst{},
+// NewSaver returns a saver that writes to a store. find returns the instance with
+// an ID, nil for none. told is called when records can no longer be written, with
+// the ID of the instance whose record failed, and with a nil error once they can.
+func NewSaver(to Store, find func(id string) Owner, told func(id string, trouble error)) *Saver {
+	s := &Saver{to: to, find: find, told: told, written: map[string]uint64{}, dirty: map[string]Owner{},
 		kick: make(chan struct{}, 1), done: make(chan struct{})}
 	for n := range s.order {
 		s.order[n] = make(chan struct{}, 1)
@@ -119,19 +133,19 @@ func newSaver(to Records) *saver {
 	return s
 }
 
-func (s *saver) orderOf(id string) chan struct{} {
+func (s *Saver) orderOf(id string) chan struct{} {
 	h := fnv.New32a()
 	h.Write([]byte(id))
 	return s.order[h.Sum32()%uint32(len(s.order))]
 }
 
-// now writes r, a record of i, unless a newer one is on disk already or i was
-// removed.
-func (s *saver) now(i *inst, r *instance.Record) error {
+// Write writes r, a record of o, unless a newer one is on disk already or o was
+// removed. The record is durable when it returns nil.
+func (s *Saver) Write(o Owner, r *instance.Record) error {
 	order := s.orderOf(r.ID)
 	order <- struct{}{}
 	defer func() { <-order }()
-	if i.deleted.Load() {
+	if o.Removed() {
 		return nil
 	}
 	s.mu.Lock()
@@ -149,38 +163,40 @@ func (s *saver) now(i *inst, r *instance.Record) error {
 	return nil
 }
 
-// remove deletes i's record and marks i as deleted. A write of i that is pending
-// or in progress does not bring the record back.
-func (s *saver) remove(i *inst) error {
-	order := s.orderOf(i.id)
+// Remove deletes the record of o and marks o as removed. A write of it that is
+// pending or in progress does not bring the record back.
+func (s *Saver) Remove(o Owner, id string) error {
+	order := s.orderOf(id)
 	order <- struct{}{}
 	defer func() { <-order }()
-	if err := s.to.Delete(i.id); err != nil {
+	if err := s.to.Delete(id); err != nil {
 		return err
 	}
-	i.deleted.Store(true)
+	o.MarkRemoved()
 	return nil
 }
 
-// later writes i's record soon.
-func (s *saver) later(i *inst) {
+// WriteLater writes the present record of o soon.
+func (s *Saver) WriteLater(o Owner, id string) {
 	s.mu.Lock()
-	s.dirty[i.id] = i
+	s.dirty[id] = o
 	s.mu.Unlock()
 	s.kicked()
 }
 
-func (s *saver) forget(id string) {
+// Forget drops what is known about an instance that no longer exists.
+func (s *Saver) Forget(id string) {
 	s.mu.Lock()
 	delete(s.dirty, id)
 	delete(s.written, id)
 	s.mu.Unlock()
 }
 
-func (s *saver) run() {
+// Run writes queued records until Stop, then what is left.
+func (s *Saver) Run() {
 	for {
 		var again <-chan time.Time
-		if s.failing() != nil {
+		if s.Failing() != nil {
 			again = time.After(retryEvery)
 		}
 		select {
@@ -201,31 +217,37 @@ func (s *saver) run() {
 	}
 }
 
-func (s *saver) stop() { close(s.done) }
+// Stop ends Run.
+func (s *Saver) Stop() { close(s.done) }
 
 // flush writes the dirty records and reports whether it tried any. An instance
 // in a transition is written at its end or by the next flush. One that cannot
 // be written stays dirty.
-func (s *saver) flush() (tried bool) {
+func (s *Saver) flush() (tried bool) {
 	s.mu.Lock()
 	batch := s.dirty
-	s.dirty = map[string]*inst{}
+	s.dirty = map[string]Owner{}
 	s.mu.Unlock()
-	for id, i := range batch {
-		i.mu.Lock()
-		rec := i.rec
-		i.mu.Unlock()
-		if tried = true; s.now(i, &rec) != nil && !i.deleted.Load() {
+	for id, o := range batch {
+		rec := o.Record()
+		if tried = true; s.Write(o, &rec) != nil && !o.Removed() {
 			s.mu.Lock()
-			s.dirty[id] = i
+			s.dirty[id] = o
 			s.mu.Unlock()
 		}
 	}
 	return tried
 }
 
-// seed records which generation is on disk.
-func (s *saver) seed(id string, generation uint64) {
+// Written returns the generation of the record on disk; 0 for none.
+func (s *Saver) Written(id string) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.written[id]
+}
+
+// Loaded notes which generation an earlier daemon left on disk.
+func (s *Saver) Loaded(id string, generation uint64) {
 	s.mu.Lock()
 	s.written[id] = generation
 	s.mu.Unlock()

@@ -1,20 +1,20 @@
-package host
+package report
 
 import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/host"
+	"lull/internal/host/records"
 	"lull/internal/lib/memnet"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
@@ -153,28 +153,24 @@ const haltWithin = 5 * time.Second
 // within 5 s, across restarts of the server, and of the host while the server
 // is away.
 func TestFleetHaltReachesTheHost(t *testing.T) {
-	files, err := OpenFiles(t.TempDir())
+	files, err := records.OpenFiles(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer files.Close()
-	keep := func(c *Config) {
+	keep := func(c *host.Config) {
 		if c.FleetHalted, err = files.FleetHalt(); err != nil {
 			t.Error(err)
 		}
 		c.KeepFleetHalt = files.KeepFleetHalt
 	}
-	inTuned(t, keep, func(r *rig) {
+	inBubble(t, keep, func(r *rig) {
 		t := r.t
 		s := newFleetServer(t)
 		defer func() { s.stop(); s.db.Close() }()
 		report := func() (end func()) {
-			rep := &Reporter{Host: r.Host, Server: s, Name: "desk", Where: "http://server", Version: "v1", Every: 15 * time.Second, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
-			ctx, cancel := context.WithCancel(context.Background())
-			ended := make(chan error, 1)
-			go func() { ended <- rep.Run(ctx) }()
-			synctest.Wait()
-			return func() { cancel(); <-ended }
+			_, end = r.report(s, io.Discard)
+			return end
 		}
 		halted := func(on bool, by string) {
 			t.Helper()

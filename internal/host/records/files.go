@@ -1,4 +1,7 @@
-package host
+// Package records stores what a host must know after a restart: one record per
+// instance, and the halts in effect. A Saver decides when a record is written;
+// Files puts it on disk.
+package records
 
 import (
 	"bytes"
@@ -57,7 +60,7 @@ func (f *Files) instances() string { return filepath.Join(f.dir, "instances") }
 
 func (f *Files) path(id string) string { return filepath.Join(f.instances(), id+".json") }
 
-// Put implements Records.
+// Put implements Store.
 func (f *Files) Put(r *instance.Record) error {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -66,7 +69,7 @@ func (f *Files) Put(r *instance.Record) error {
 	return segment.WriteSealed(f.path(r.ID), b, 0o600)
 }
 
-// Delete implements Records.
+// Delete implements Store.
 func (f *Files) Delete(id string) error {
 	if err := os.Remove(f.path(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

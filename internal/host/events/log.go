@@ -1,4 +1,4 @@
-package host
+package events
 
 import (
 	"encoding/json"
@@ -13,20 +13,20 @@ import (
 
 // Bounds of the event log: about ten thousand events.
 const (
-	eventLogBytes    = 4 << 20
-	eventLogSegment  = 512 << 10
-	eventLogQueue    = 4096
-	eventLogInterval = time.Second
-	eventLogPatience = 100 * time.Millisecond // for the disk, before an event is shown
+	maxBytes     = 4 << 20
+	segmentBytes = 512 << 10
+	queueLength  = 4096
+	syncInterval = time.Second
+	patience     = 100 * time.Millisecond // for the disk, before an event is shown
 )
 
-// EventLog keeps a host's events over its restarts, as many as fit into 4 MiB.
-// A daemon that is killed forgets none that was seen, unless the disk takes longer
-// than eventLogPatience; a machine that loses its power forgets the last second.
-type EventLog struct {
+// Log keeps a host's events across restarts, as many as fit into 4 MiB. A daemon
+// that is killed loses no event that a reader saw, unless the disk takes longer
+// than patience. A machine that loses power loses the last second.
+type Log struct {
 	log     *segment.Log
 	say     *slog.Logger
-	kept    []hostctl.Event // of earlier daemons, until Events has them
+	kept    []hostctl.Event // of earlier daemons, until a Feed takes them
 	dropped bool            // there were older ones
 	queue   chan unwritten
 	ended   chan struct{}
@@ -44,16 +44,16 @@ type unwritten struct {
 	written chan struct{}
 }
 
-// OpenEventLog opens or creates the log in dir and reads it.
-func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
-	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: eventLogSegment, MaxBytes: eventLogBytes})
+// Open opens or creates the log in dir and reads it.
+func Open(dir string, say *slog.Logger) (*Log, error) {
+	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: segmentBytes, MaxBytes: maxBytes})
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range damage {
 		say.Warn("the log of events was damaged and is cut there", "damage", d)
 	}
-	l := &EventLog{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, eventLogQueue), ended: make(chan struct{})}
+	l := &Log{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, queueLength), ended: make(chan struct{})}
 	var last uint64
 	for r, err := range log.Records(segment.From{}) {
 		var damage *segment.Damage
@@ -79,7 +79,7 @@ func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
 
 // take keeps an event. It returns once a daemon that is killed has kept it, and
 // does not wait long for that.
-func (l *EventLog) take(e hostctl.Event) {
+func (l *Log) take(e hostctl.Event) {
 	u := unwritten{e, make(chan struct{})}
 	l.mu.Lock()
 	if l.closed {
@@ -97,7 +97,7 @@ func (l *EventLog) take(e hostctl.Event) {
 	if !wait {
 		return
 	}
-	late := time.NewTimer(eventLogPatience)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	select {
 	case <-u.written:
@@ -108,9 +108,9 @@ func (l *EventLog) take(e hostctl.Event) {
 	}
 }
 
-func (l *EventLog) write() {
+func (l *Log) write() {
 	defer close(l.ended)
-	tick := time.NewTicker(eventLogInterval)
+	tick := time.NewTicker(syncInterval)
 	defer tick.Stop()
 	dirty, failed := false, false
 	try := func(err error) {
@@ -145,7 +145,7 @@ func (l *EventLog) write() {
 }
 
 // append gives an event, and those that wait behind it, to the kernel.
-func (l *EventLog) append(u unwritten) error {
+func (l *Log) append(u unwritten) error {
 	all := []unwritten{u}
 	for n := len(l.queue); n > 0; n-- {
 		if u, more := <-l.queue; more {
@@ -171,7 +171,7 @@ func (l *EventLog) append(u unwritten) error {
 }
 
 // Close makes everything durable. Events are not kept any more after it.
-func (l *EventLog) Close() error {
+func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true
 	close(l.queue)

@@ -1,9 +1,10 @@
-package host
+package records
 
 import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -104,4 +105,37 @@ func FuzzDecodeRecord(f *testing.F) {
 			t.Fatalf("accepted %q", b)
 		}
 	})
+}
+
+// TestHaltFile reads halt files of this and earlier versions.
+func TestHaltFile(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); h != nil || err != nil {
+		t.Errorf("without a file: %v, %v", h, err)
+	}
+	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	want := idle.HaltedBy{By: "ada", Since: at, Reason: "a demo", Until: &at}
+	if err := f.KeepHalt(&want); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); err != nil || !reflect.DeepEqual(*h, want) {
+		t.Errorf("kept %+v, read %+v, %v", want, h, err)
+	}
+	for _, text := range []string{"lull halt\n", "", "{", `{"by":"x"}`, `{"since":"2030-01-02T03:04:05Z","colour":1}`} {
+		if err := os.WriteFile(f.haltFile(false), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if h, err := f.Halted(); err != nil || h == nil || h.Until != nil || h.Since.IsZero() {
+			t.Errorf("%q is read as %+v, %v", text, h, err)
+		}
+	}
+	if err := f.KeepHalt(nil); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); h != nil || err != nil {
+		t.Errorf("after its end: %v, %v", h, err)
+	}
 }

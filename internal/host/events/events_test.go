@@ -1,4 +1,4 @@
-package host
+package events
 
 import (
 	"fmt"
@@ -20,8 +20,8 @@ import (
 // learns that and gets every kept event.
 func TestEventNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fill := func(n int) *Events {
-			s := NewEvents(4, nil)
+		fill := func(n int) *Feed {
+			s := New(4, nil)
 			for range n {
 				s.Add(hostctl.Event{})
 			}
@@ -47,7 +47,7 @@ func TestEventNumbers(t *testing.T) {
 			"1":                           "4 events, reset true",
 			fmt.Sprint(uint64(1<<64 - 1)): "4 events, reset true",
 		} {
-			seq, unknown := s.from(text)
+			seq, unknown := s.From(text)
 			evs, gone, _ := s.Since(seq)
 			if got := fmt.Sprintf("%d events, reset %t", len(evs), gone || unknown); got != want {
 				t.Errorf("after %q: %s, want %s", text, got, want)
@@ -59,11 +59,11 @@ func TestEventNumbers(t *testing.T) {
 			}
 		}
 		none := fill(0)
-		seq, unknown := none.from(fmt.Sprint(last))
+		seq, unknown := none.From(fmt.Sprint(last))
 		if evs, gone, _ := none.Since(seq); !unknown || gone || len(evs) > 0 {
 			t.Errorf("of none that are kept: %v, %t, %t", evs, unknown, gone)
 		}
-		if seq, unknown := none.from("now"); unknown || seq != none.Last() {
+		if seq, unknown := none.From("now"); unknown || seq != none.Last() {
 			t.Errorf("from now on, of none: %d, %t", seq, unknown)
 		}
 	})
@@ -75,13 +75,13 @@ func TestEventNumbers(t *testing.T) {
 func TestEventsOutliveTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	var all []hostctl.Event
-	daemon := func(keep int, ahead uint64, add ...string) *Events {
+	daemon := func(keep int, ahead uint64, add ...string) *Feed {
 		t.Helper()
-		l, err := OpenEventLog(dir, slog.New(slog.DiscardHandler))
+		l, err := Open(dir, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := NewEvents(keep, l)
+		s := New(keep, l)
 		s.next += ahead
 		for _, what := range add {
 			e := hostctl.Event{Type: what, Time: time.Now().UTC(), Instance: "web", Reason: "a person asked"}
@@ -95,7 +95,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		s.Add(hostctl.Event{Type: "while it ends"}) // which is not kept
 		return s
 	}
-	has := func(s *Events, since uint64, gone bool, want []hostctl.Event) {
+	has := func(s *Feed, since uint64, gone bool, want []hostctl.Event) {
 		t.Helper()
 		got, g, _ := s.Since(since)
 		if got = got[:len(got)-1]; g != gone || !cmp.Equal(got, want, cmpopts.EquateEmpty()) {
@@ -106,12 +106,12 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 	s := daemon(10, 1<<50, "resumed") // a clock that is ahead, and set back afterwards
 	has(s, 0, false, all)
 	for n, e := range all {
-		if seq, unknown := s.from(fmt.Sprint(e.Seq)); seq != e.Seq || unknown {
+		if seq, unknown := s.From(fmt.Sprint(e.Seq)); seq != e.Seq || unknown {
 			t.Errorf("from %d: %d, %t", e.Seq, seq, unknown)
 		}
 		has(s, e.Seq, false, all[n+1:])
 	}
-	if seq, unknown := s.from(fmt.Sprint(all[2].Seq - 5)); seq != 0 || !unknown {
+	if seq, unknown := s.From(fmt.Sprint(all[2].Seq - 5)); seq != 0 || !unknown {
 		t.Errorf("from a number that none has: %d, %t", seq, unknown)
 	}
 	has(daemon(10, 0, "paused", "resumed"), all[1].Seq, false, all[2:])
@@ -133,22 +133,22 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 // at that moment.
 func TestEventsOutliveAKill(t *testing.T) {
 	dir := t.TempDir()
-	l, err := OpenEventLog(dir, slog.New(slog.DiscardHandler))
+	l, err := Open(dir, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := NewEvents(100, l)
+	s := New(100, l)
 	for n := range 3 {
 		s.Add(hostctl.Event{Type: "paused", Time: time.Now()})
 		killed := filepath.Join(t.TempDir(), "events") // what is on disk without another word
 		if err := os.CopyFS(killed, os.DirFS(dir)); err != nil {
 			t.Fatal(err)
 		}
-		after, err := OpenEventLog(killed, slog.New(slog.DiscardHandler))
+		after, err := Open(killed, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if evs, _, _ := NewEvents(100, after).Since(0); len(evs) != n+1 {
+		if evs, _, _ := New(100, after).Since(0); len(evs) != n+1 {
 			t.Errorf("of %d events that were seen the next daemon has %d", n+1, len(evs))
 		}
 		if err := after.Close(); err != nil {
@@ -165,12 +165,12 @@ func TestEventsOutliveAKill(t *testing.T) {
 func TestEventLogDamaged(t *testing.T) {
 	for at := range 30 {
 		dir := t.TempDir()
-		open := func() (*EventLog, *Events) {
-			l, err := OpenEventLog(dir, slog.New(slog.DiscardHandler))
+		open := func() (*Log, *Feed) {
+			l, err := Open(dir, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
-			return l, NewEvents(100, l)
+			return l, New(100, l)
 		}
 		l, s := open()
 		for range 10 {

@@ -1,4 +1,6 @@
-package host
+// Package report tells a server about the instances of a host, answers its
+// questions, and brings back the fleet's halt.
+package report
 
 import (
 	"context"
@@ -14,6 +16,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/host"
 	"lull/internal/lib/delay"
 	"lull/internal/protocol/control"
 	"lull/internal/protocol/hostctl"
@@ -43,7 +46,7 @@ const (
 // nothing happens to an instance automatically. The last known halt applies
 // while the server cannot be reached. Set the fields before Run.
 type Reporter struct {
-	Host   *Host
+	Host   *host.Host
 	Server Server
 	Where  string // the server's URL, for display
 	// Name is the host's name as in its token.
@@ -82,9 +85,9 @@ func (r *Reporter) Run(ctx context.Context) error {
 // reports sends changes as they happen, and a full report every Every.
 func (r *Reporter) reports(ctx context.Context) {
 	t := telling{r: r, seed: maphash.MakeSeed(), began: time.Now()}
-	seen, failures := r.Host.events.Last(), 0
+	seen, failures := r.Host.Events().Last(), 0
 	for ctx.Err() == nil {
-		events, gone, more := r.Host.events.Since(seen)
+		events, gone, more := r.Host.Events().Since(seen)
 		if len(events) > 0 {
 			seen = events[len(events)-1].Seq
 		}
@@ -235,26 +238,26 @@ func (t *telling) changed(beat bool, events []hostctl.Event) change {
 		about[e.ID] = true
 	}
 	c := change{counts: map[string]int{}, parts: make([]part, 1), sums: map[string]sums{}}
-	for _, i := range t.r.Host.all() {
-		s := i.state()
+	for _, i := range t.r.Host.Instances() {
+		id, s := i.ID(), i.State()
 		c.total++
 		c.counts[string(s)]++
-		old, known := t.sums[i.id]
+		old, known := t.sums[id]
 		if !known && len(c.sums) == control.MaxHostInstances {
 			continue
 		}
 		rests := s.Asleep() || s == power.Stopped
-		if known && rests && !beat && !about[i.id] {
-			c.sums[i.id] = old
+		if known && rests && !beat && !about[id] {
+			c.sums[id] = old
 			continue
 		}
-		read := !rests || about[i.id] || !known
-		o := told(i.view(read))
+		read := !rests || about[id] || !known
+		o := told(i.View(read))
 		if !read { // a sleeping instance holds what it held when it fell asleep
 			o.Memory = old.memory
 		}
 		body, now := t.weigh(o)
-		if c.sums[i.id] = now; now.urgent != old.urgent || beat && now.all != old.all {
+		if c.sums[id] = now; now.urgent != old.urgent || beat && now.all != old.all {
 			c.add(o, body)
 		}
 	}
@@ -324,8 +327,8 @@ func (r *Reporter) followHalt(ctx context.Context) {
 	control.FollowHalt(ctx, func(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
 		return r.Server.AwaitHalt(ctx, r.Name, t)
 	}, func(a control.HaltAnswer, _ time.Time) {
-		x := a.Machine(r.Host.now())
-		if was := r.Host.fleetHalted.Load(); x != nil && was != nil && a.Mark == r.haltMark {
+		x := a.Machine(r.Host.Now())
+		if was := r.Host.FleetHalted(); x != nil && was != nil && a.Mark == r.haltMark {
 			return // the same halt; only the clocks differ
 		}
 		r.haltMark = a.Mark
@@ -375,8 +378,8 @@ func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 	defer cancel()
 	a := control.HostReply{ID: q.ID}
 	y, err := r.Host.Why(ctx, q.Instance, q.At)
-	var missing *NotFoundError
-	var invalid *InvalidError
+	var missing *host.NotFoundError
+	var invalid *host.InvalidError
 	switch {
 	case errors.As(err, &missing):
 		a.Status = http.StatusNotFound

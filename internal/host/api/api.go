@@ -1,4 +1,7 @@
-package host
+// Package api serves a host: its HTTP API on a unix socket, and LULL_SOCKET, on
+// which programs report on themselves. It translates requests into calls of the
+// host and errors into problem documents, and decides nothing.
+package api
 
 import (
 	"cmp"
@@ -19,6 +22,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/policy/when"
+	"lull/internal/host"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/humax"
 	"lull/internal/protocol/hostctl"
@@ -29,7 +33,7 @@ const maxBody = 1 << 20
 
 // API serves a host over HTTP.
 type API struct {
-	Host    *Host
+	Host    *host.Host
 	Version string
 	Status  func() hostctl.Status // the daemon's status
 	Metrics http.Handler          // serves /metrics; nil disables it
@@ -73,10 +77,10 @@ func problem(err error) error {
 	if err == nil {
 		return nil
 	}
-	var refused *RefusedError
-	var missing *NotFoundError
-	var invalid *InvalidError
-	var busy *BusyError
+	var refused *host.RefusedError
+	var missing *host.NotFoundError
+	var invalid *host.InvalidError
+	var busy *host.BusyError
 	var full *instance.NoRoomError
 	switch {
 	case errors.As(err, &busy):
@@ -135,7 +139,7 @@ func (a *API) verbs(api huma.API) {
 	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {
 		id, err := a.Host.Create(ctx, in.Body.Spec)
 		if err == nil && in.Body.Start {
-			err = a.Host.carry(ctx, func(ctx context.Context) error { return a.Host.Start(ctx, id, byManual) })
+			err = a.Host.Complete(ctx, func(ctx context.Context) error { return a.Host.Start(ctx, id, host.ByManual) })
 		}
 		if err != nil {
 			return nil, problem(err)
@@ -150,7 +154,7 @@ func (a *API) verbs(api huma.API) {
 		Body hostctl.Clone
 	}) (*answer[hostctl.Instance], error) {
 		var id string
-		err := a.Host.carry(ctx, func(ctx context.Context) (err error) {
+		err := a.Host.Complete(ctx, func(ctx context.Context) (err error) {
 			id, err = a.Host.Clone(ctx, in.Name, in.Body)
 			return err
 		})
@@ -162,14 +166,14 @@ func (a *API) verbs(api huma.API) {
 	})
 	del := operation("delete-instance", "DELETE", "/instances/{name}", "Stop an instance and forget it")
 	huma.Register(api, del, func(ctx context.Context, in *Named) (*struct{}, error) {
-		return nil, problem(a.Host.carry(ctx, func(ctx context.Context) error { return a.Host.Delete(ctx, in.Name, byManual) }))
+		return nil, problem(a.Host.Complete(ctx, func(ctx context.Context) error { return a.Host.Delete(ctx, in.Name, host.ByManual) }))
 	})
 	huma.Register(api, operation("change-instance", "PATCH", "/instances/{name}", "Change its timers and how it is woken and restarted, from now on; what is absent stays"),
 		func(ctx context.Context, in *struct {
 			Named
 			Body hostctl.Change
 		}) (*answer[hostctl.Instance], error) {
-			if err := a.Host.Change(ctx, in.Name, in.Body, byManual); err != nil {
+			if err := a.Host.Change(ctx, in.Name, in.Body, host.ByManual); err != nil {
 				return nil, problem(err)
 			}
 			o, err := a.Host.Get(in.Name)
@@ -184,17 +188,17 @@ func (a *API) verbs(api huma.API) {
 		name, summary string
 		do            func(context.Context, *verb) error
 	}{
-		{"start", "Start it, or resume it when paused", func(ctx context.Context, in *verb) error { return a.Host.Start(ctx, in.Name, byManual) }},
-		{"restart", "Stop it and start it again; connections to its exposed ports wait", func(ctx context.Context, in *verb) error { return a.Host.Restart(ctx, in.Name, byManual) }},
-		{"stop", "Stop it; always works", func(ctx context.Context, in *verb) error { return a.Host.Stop(ctx, in.Name, byManual, in.Disable) }},
+		{"start", "Start it, or resume it when paused", func(ctx context.Context, in *verb) error { return a.Host.Start(ctx, in.Name, host.ByManual) }},
+		{"restart", "Stop it and start it again; connections to its exposed ports wait", func(ctx context.Context, in *verb) error { return a.Host.Restart(ctx, in.Name, host.ByManual) }},
+		{"stop", "Stop it; always works", func(ctx context.Context, in *verb) error { return a.Host.Stop(ctx, in.Name, host.ByManual, in.Disable) }},
 		{"pause", "Freeze it; 409 while a connection or lease holds it", func(ctx context.Context, in *verb) error {
-			return a.Host.Pause(ctx, in.Name, byManual, in.Force)
+			return a.Host.Pause(ctx, in.Name, host.ByManual, in.Force)
 		}},
-		{"resume", "Thaw it", func(ctx context.Context, in *verb) error { return a.Host.Resume(ctx, in.Name, byManual) }},
+		{"resume", "Thaw it", func(ctx context.Context, in *verb) error { return a.Host.Resume(ctx, in.Name, host.ByManual) }},
 	} {
 		huma.Register(api, operation(v.name+"-instance", "POST", "/instances/{name}/"+v.name, v.summary),
 			func(ctx context.Context, in *verb) (*answer[hostctl.Instance], error) {
-				if err := a.Host.carry(ctx, func(ctx context.Context) error { return v.do(ctx, in) }); err != nil {
+				if err := a.Host.Complete(ctx, func(ctx context.Context) error { return v.do(ctx, in) }); err != nil {
 					return nil, problem(err)
 				}
 				o, err := a.Host.Get(in.Name)
@@ -322,9 +326,9 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			if beginStream(ctx) != nil {
 				return
 			}
-			seq, unknown := a.Host.events.from(cmp.Or(in.Last, in.Since))
+			seq, unknown := a.Host.Events().From(cmp.Or(in.Last, in.Since))
 			for {
-				evs, gone, more := a.Host.events.Since(seq)
+				evs, gone, more := a.Host.Events().Since(seq)
 				gone, unknown = gone || unknown, false
 				if gone && send(sse.Message{ID: int(seq), Data: hostctl.Reset{Reason: "some events are no longer kept"}}) != nil {
 					return
@@ -349,7 +353,7 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 		refuse := func(status int, code, sentence string) {
 			httpx.WriteProblem(w, httpx.NewProblem(status, code, sentence))
 		}
-		i, err := a.Host.find(r.PathValue("name"))
+		id, err := a.Host.IDOf(r.PathValue("name"))
 		if err != nil {
 			refuse(http.StatusNotFound, "not_found", err.Error())
 			return
@@ -360,8 +364,8 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			return
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		err = a.Host.Logs(r.Context(), w, i.id, l)
-		var refused *RefusedError
+		err = a.Host.Logs(r.Context(), w, id, l)
+		var refused *host.RefusedError
 		if errors.As(err, &refused) {
 			refuse(http.StatusConflict, "refused", err.Error())
 		} else if err != nil {

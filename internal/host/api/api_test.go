@@ -1,7 +1,9 @@
-package host
+package api
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -11,6 +13,10 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/danielgtaylor/huma/v2"
+
+	"lull/internal/core/instance"
+	"lull/internal/host"
 	"lull/internal/host/hosttest"
 	"lull/internal/lib/humax/humaxtest"
 	"lull/internal/protocol/hostctl"
@@ -18,8 +24,8 @@ import (
 
 func testAPI() http.Handler {
 	k := &hosttest.Kernel{}
-	h := New(Config{Runtimes: map[string]Runtime{"process": k}, Records: hosttest.NewDisk(), KeepEvents: 16,
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), NewGate: func(t RelayTarget) (Gate, error) {
+	h := host.New(host.Config{Runtimes: map[string]host.Runtime{"process": k}, Records: hosttest.NewDisk(), KeepEvents: 16,
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), NewGate: func(t host.RelayTarget) (host.Gate, error) {
 			return &hosttest.Gate{K: k, Waker: t.Waker}, nil
 		}})
 	k.OnExit = h.OnExit
@@ -99,10 +105,31 @@ func TestAPIAnswers(t *testing.T) {
 	}
 }
 
+// TestProblems checks the status of each kind of error, however it is wrapped.
+func TestProblems(t *testing.T) {
+	for want, err := range map[int]error{
+		http.StatusServiceUnavailable:  &host.BusyError{Name: "a", What: "start"},
+		http.StatusConflict:            &host.RefusedError{Name: "a", What: "pause"},
+		http.StatusNotFound:            &host.NotFoundError{Name: "a"},
+		http.StatusUnprocessableEntity: &host.InvalidError{Err: errors.New("no")},
+		http.StatusGatewayTimeout:      context.DeadlineExceeded,
+		http.StatusInternalServerError: errors.New("the disk is broken"),
+	} {
+		var p huma.StatusError
+		if !errors.As(problem(fmt.Errorf("while starting: %w", err)), &p) || p.GetStatus() != want {
+			t.Errorf("%T becomes %v, want status %d", err, p, want)
+		}
+	}
+	var p huma.StatusError
+	if full := (&instance.NoRoomError{What: "its memory"}); !errors.As(problem(full), &p) || p.GetStatus() != http.StatusConflict {
+		t.Errorf("no room on the disk becomes %v", p)
+	}
+}
+
 // TestNoListIsNull encodes an empty value of every response type and checks
 // that neither the encoding nor the OpenAPI document allows a null list.
 func TestNoListIsNull(t *testing.T) {
-	h := New(Config{Records: hosttest.NewDisk(), KeepEvents: 16})
+	h := host.New(host.Config{Records: hosttest.NewDisk(), KeepEvents: 16})
 	_, api := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} }}).Handler()
 	found, types, err := humaxtest.Nulls(api)
 	if err != nil {

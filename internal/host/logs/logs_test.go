@@ -1,4 +1,4 @@
-package host
+package logs
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 )
 
 func TestLastLines(t *testing.T) {
-	long := strings.Repeat("x", logBlock)
+	long := strings.Repeat("x", block)
 	for _, c := range []struct {
 		old, in string
 		n       int
@@ -26,7 +26,7 @@ func TestLastLines(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got strings.Builder
-		parts, err := new(logView).last(path, c.n)
+		parts, err := new(view).last(path, c.n)
 		if err == nil {
 			err = copyParts(&got, parts)
 		}
@@ -49,7 +49,7 @@ func TestLastLineOfMuch(t *testing.T) {
 	held := testing.Benchmark(func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			parts, err := new(logView).last(path, 1)
+			parts, err := new(view).last(path, 1)
 			if err == nil {
 				err = copyParts(io.Discard, parts)
 			}
@@ -58,7 +58,7 @@ func TestLastLineOfMuch(t *testing.T) {
 			}
 		}
 	}).AllocedBytesPerOp()
-	if held > 4*logBlock {
+	if held > 4*block {
 		t.Errorf("the last line of a GiB took %d bytes", held)
 	}
 }
@@ -78,9 +78,9 @@ func TestLogAcrossRotation(t *testing.T) {
 		f.Close()
 	}
 	write("1\n")
-	v := &logView{}
+	v := &view{}
 	var got strings.Builder
-	take := func(parts []logPart, err error) {
+	take := func(parts []part, err error) {
 		if err == nil {
 			err = copyParts(&got, parts)
 		}

@@ -1,4 +1,4 @@
-package host
+package report
 
 import (
 	"bytes"
@@ -6,16 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host"
 	"lull/internal/lib/delay"
 	"lull/internal/protocol/control"
 	"lull/internal/server/hosts"
@@ -121,30 +120,18 @@ func (l *listener) shows(t *testing.T, name string) control.HostInstance {
 	return control.HostInstance{}
 }
 
-// pass advances the time in the bubble.
-func pass(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
-}
-
 // reporting makes the rig's host report to a server.
 func (r *rig) reporting(f func(l *listener, rep *Reporter, log *bytes.Buffer)) {
 	l, log := &listener{Hosts: hosts.New("v1", "")}, &bytes.Buffer{}
-	rep := &Reporter{Host: r.Host, Server: l, Name: "desk", Where: "http://server", Version: "v1", Every: 15 * time.Second, Log: slog.New(slog.NewTextHandler(log, nil))}
-	ctx, end := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- rep.Run(ctx) }()
+	rep, end := r.report(l, log)
 	f(l, rep, log)
 	end()
-	if err := <-ended; err != nil {
-		r.t.Error(err)
-	}
 }
 
 // TestReport checks that changes and removals are reported at once, and that
 // nothing else is.
 func TestReport(t *testing.T) {
-	inBubble(t, func(r *rig) {
+	inBubble(t, nil, func(r *rig) {
 		r.run("a", nil)
 		r.run("b", func(s *instance.Spec) { s.PauseAfter = new(idle.Duration) })
 		r.reporting(func(l *listener, rep *Reporter, _ *bytes.Buffer) {
@@ -187,7 +174,7 @@ func TestReport(t *testing.T) {
 			if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now()}, "ada"); err != nil {
 				t.Fatal(err)
 			}
-			if err := r.Delete(context.Background(), "b", byManual); err != nil {
+			if err := r.Delete(context.Background(), "b", host.ByManual); err != nil {
 				t.Fatal(err)
 			}
 			pass(2 * time.Second)
@@ -206,14 +193,14 @@ func TestReport(t *testing.T) {
 // is logged once, and that the server's view is right again when it returns,
 // even if it forgot everything.
 func TestServerIsGone(t *testing.T) {
-	inBubble(t, func(r *rig) {
+	inBubble(t, nil, func(r *rig) {
 		id := r.run("a", nil)
 		r.reporting(func(l *listener, rep *Reporter, log *bytes.Buffer) {
 			pass(2 * time.Second)
 			l.set(true)
 			pass(time.Minute)
 			r.is("a", power.Paused)
-			if err := r.Resume(context.Background(), id, byManual); err != nil {
+			if err := r.Resume(context.Background(), id, host.ByManual); err != nil {
 				t.Fatal(err)
 			}
 			pass(time.Hour)
@@ -243,7 +230,7 @@ func TestServerIsGone(t *testing.T) {
 // TestManyInstances checks that many instances are reported in parts that each
 // fit.
 func TestManyInstances(t *testing.T) {
-	inBubble(t, func(r *rig) {
+	inBubble(t, nil, func(r *rig) {
 		const many = 400
 		for n := range many {
 			if _, err := r.Create(context.Background(), instance.Spec{Name: fmt.Sprint("i", n), Command: []string{"x"}, Env: []string{"SECRET=hush"},
@@ -271,7 +258,7 @@ func TestManyInstances(t *testing.T) {
 
 // TestQuestionsAreAnswered asks through the server, about now and a past time.
 func TestQuestionsAreAnswered(t *testing.T) {
-	inBubble(t, func(r *rig) {
+	inBubble(t, nil, func(r *rig) {
 		r.run("a", nil)
 		r.reporting(func(l *listener, _ *Reporter, _ *bytes.Buffer) {
 			pass(3 * time.Second)

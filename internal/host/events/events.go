@@ -1,4 +1,6 @@
-package host
+// Package events keeps what happened to the instances of a host, lets any
+// number of readers follow it, and stores it across restarts of the daemon.
+package events
 
 import (
 	"sort"
@@ -9,15 +11,15 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Events keeps the newest events and lets any number of readers follow them. A
+// Feed keeps the newest events and lets any number of readers follow them. A
 // slow reader misses no event that is still kept, and learns when some are
 // gone.
 //
 // Numbers rise, and no number comes again. They begin at the microsecond of the
 // start, and well behind those that an earlier daemon has left in the log, which
 // may lack its last ones; they are exact in JSON (below 2^53) until the year 2255.
-type Events struct {
-	log *EventLog // nil for none
+type Feed struct {
+	log *Log // nil for none
 
 	mu      sync.Mutex
 	ring    []hostctl.Event
@@ -31,10 +33,10 @@ type Events struct {
 // numbered and not kept.
 const unkept = 1 << 20
 
-// NewEvents keeps the newest n events, beginning with those in l. With a nil l,
-// no event survives this process.
-func NewEvents(n int, l *EventLog) *Events {
-	s := &Events{log: l, ring: make([]hostctl.Event, 0, n), next: uint64(max(time.Now().UnixMicro(), 1)), fresh: make(chan struct{})}
+// New keeps the newest n events, beginning with those in l. With a nil l, no
+// event survives this process.
+func New(n int, l *Log) *Feed {
+	s := &Feed{log: l, ring: make([]hostctl.Event, 0, n), next: uint64(max(time.Now().UnixMicro(), 1)), fresh: make(chan struct{})}
 	if l != nil {
 		s.ring = append(s.ring, l.kept[max(0, len(l.kept)-n):]...)
 		s.dropped = l.dropped || len(l.kept) > n
@@ -47,7 +49,7 @@ func NewEvents(n int, l *EventLog) *Events {
 }
 
 // Add appends e and gives it its number. The log has it before a reader does.
-func (s *Events) Add(e hostctl.Event) {
+func (s *Feed) Add(e hostctl.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.Seq = s.next
@@ -66,11 +68,11 @@ func (s *Events) Add(e hostctl.Event) {
 }
 
 // nth returns the event at index n, the oldest being 0.
-func (s *Events) nth(n int) *hostctl.Event { return &s.ring[(s.begin+n)%len(s.ring)] }
+func (s *Feed) nth(n int) *hostctl.Event { return &s.ring[(s.begin+n)%len(s.ring)] }
 
 // after returns the index of the first event after number seq. whole is whether
 // no event in between is missing.
-func (s *Events) after(seq uint64) (n int, whole bool) {
+func (s *Feed) after(seq uint64) (n int, whole bool) {
 	n = sort.Search(len(s.ring), func(n int) bool { return s.nth(n).Seq > seq })
 	switch {
 	case n > 0 && s.nth(n-1).Seq == seq, n < len(s.ring) && s.nth(n).Seq == seq+1, seq+1 == s.next:
@@ -84,7 +86,7 @@ func (s *Events) after(seq uint64) (n int, whole bool) {
 // Since returns the kept events after seq, where 0 is before all of them. gone
 // is whether some in between are missing. more is closed when new events
 // arrive.
-func (s *Events) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan struct{}) {
+func (s *Feed) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, whole := s.after(seq)
@@ -95,16 +97,16 @@ func (s *Events) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan 
 }
 
 // Last returns the number of the newest event.
-func (s *Events) Last() uint64 {
+func (s *Feed) Last() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next - 1
 }
 
-// from parses the position from which a client wants to read the stream. If
-// text is not the number of a kept event, the stream begins with everything
+// From parses the position from which a client wants to read: now, a number, or
+// "" for everything. If text is not the number of a kept event, the stream begins with everything
 // that is kept, and gone is true.
-func (s *Events) from(text string) (seq uint64, gone bool) {
+func (s *Feed) From(text string) (seq uint64, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if text == "now" {
