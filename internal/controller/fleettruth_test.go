@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
@@ -298,7 +299,7 @@ func (w *truthWorld) live(now time.Time, served bool) {
 	}
 	if now.Second() == 0 && w.f.worker(w.id).Status == power.WorkerFailed { // a start in an outage
 		_, err := w.f.fleet.RetryWorker(w.t.Context(), person, w.id)
-		if _, refused := errors.AsType[*fleet.Refused](err); err != nil && !refused { // refused if it is no longer FAILED
+		if _, refused := errors.AsType[*failure.Refused](err); err != nil && !refused { // refused if it is no longer FAILED
 			w.t.Errorf("cannot retry: %v", err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 )
@@ -248,7 +249,7 @@ func TestLicenseHeldByStopped(t *testing.T) {
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		_, err := r.fleet.TerminateWorker(t.Context(), person, id)
-		if refused, ok := errors.AsType[*fleet.Refused](err); !ok || refused.Reason != "license_held" {
+		if refused, ok := errors.AsType[*failure.Refused](err); !ok || refused.Reason != "license_held" {
 			t.Errorf("terminated with %v", err)
 		}
 		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {

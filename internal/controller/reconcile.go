@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/store"
@@ -169,7 +170,7 @@ func (j *job) failedWrite(err error) outcome {
 		j.c.forget(j.sh)
 		return outcome{Result: Skip}
 	}
-	if _, ok := errors.AsType[*fleet.NotFound](err); ok {
+	if _, ok := errors.AsType[*failure.NotFound](err); ok {
 		return outcome{Result: Skip}
 	}
 	j.c.log.Warn("cannot write a worker", "worker", j.w.ID, "err", err)

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/store"
@@ -179,7 +180,7 @@ func (d *day) live(ctx context.Context, u *user, w *fleet.Worker, i int) {
 	working := now.Before(u.session)
 	if working && (w.Status == power.WorkerStopped || w.Status == power.WorkerStopping) && w.DesiredStatus == power.WorkerStopped {
 		if _, err := d.fleet.ResumeWorker(ctx, person, w.ID); err != nil {
-			if _, refused := errors.AsType[*fleet.Refused](err); !refused {
+			if _, refused := errors.AsType[*failure.Refused](err); !refused {
 				d.fault("cannot resume %s: %v", w.ID, err)
 			}
 		}
@@ -263,8 +264,8 @@ func (d *day) command(ctx context.Context, id string) {
 	case 16:
 		_, err = d.fleet.UpdateWorker(ctx, person, id, 0, fleet.Profile{TTLDeadline: &time.Time{}})
 	}
-	if _, refused := errors.AsType[*fleet.Refused](err); err != nil && !refused {
-		if _, busy := errors.AsType[*fleet.Conflict](err); !busy {
+	if _, refused := errors.AsType[*failure.Refused](err); err != nil && !refused {
+		if _, busy := errors.AsType[*failure.Conflict](err); !busy {
 			d.fault("command %d on %s: %v", n, id, err)
 		}
 	}

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 )
 
-func asNotFound(err error) (*fleet.NotFound, bool) { return errors.AsType[*fleet.NotFound](err) }
+func asNotFound(err error) (*failure.NotFound, bool) { return errors.AsType[*failure.NotFound](err) }
 
 // ours makes sure that an instance belongs to this fleet, that is, has our tag,
 // before it is acted on. A worker that a user armed gets the tag; an instance

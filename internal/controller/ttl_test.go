@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
@@ -237,7 +238,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 			},
 		} {
 			_, err := start()
-			refused, is := errors.AsType[*fleet.Refused](err)
+			refused, is := errors.AsType[*failure.Refused](err)
 			if !is || refused.Reason != "ttl_over" || !strings.Contains(err.Error(), "its ttl_deadline is over since") || !strings.Contains(err.Error(), "lull worker ttl "+r.worker(id).Name+" --off") {
 				t.Errorf("%s: %v", name, err)
 			}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
@@ -111,7 +112,7 @@ func (j *job) takeStart(ctx context.Context) outcome {
 		}
 	}
 	w, err := j.f.TakeStart(ctx, j.w.ID, j.w.Revision(), j.seen)
-	if no, refused := errors.AsType[*fleet.Refused](err); refused {
+	if no, refused := errors.AsType[*failure.Refused](err); refused {
 		next := j.s.ReconcileInterval
 		if no.Reason == string(idle.Budget) {
 			next = time.Second
@@ -201,7 +202,7 @@ func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
 		return outcome{}, false, next
 	}
 	w, err := j.f.ScheduleStart(ctx, j.w.ID, j.w.Revision(), st.Schedule)
-	if _, refused := errors.AsType[*fleet.Refused](err); refused {
+	if _, refused := errors.AsType[*failure.Refused](err); refused {
 		return outcome{}, false, soon
 	}
 	if err != nil {

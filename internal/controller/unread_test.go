@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 )
@@ -78,7 +79,7 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		refused := func(id string, force bool, reason string) {
 			t.Helper()
 			err := r.fleet.ForgetWorker(t.Context(), person, id, force)
-			if no, ok := errors.AsType[*fleet.Refused](err); !ok || no.Reason != reason {
+			if no, ok := errors.AsType[*failure.Refused](err); !ok || no.Reason != reason {
 				t.Errorf("forgotten: %v", err)
 			}
 		}

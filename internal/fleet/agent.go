@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
@@ -21,8 +22,8 @@ var ByAgent = Actor{Name: "agent", Kind: KindAgent}
 // ID or by its instance ID in a region. If region is empty, the default region
 // and every configured one are searched. Errors: NotFound.
 func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (Worker, error) {
-	if checkName("machine", machine) != nil || region != "" && checkName("region", region) != nil {
-		return Worker{}, &NotFound{Kind: "worker", Name: machine}
+	if failure.CheckName("machine", machine) != nil || region != "" && failure.CheckName("region", region) != nil {
+		return Worker{}, &failure.NotFound{Kind: "worker", Name: machine}
 	}
 	regions := []string{region}
 	if s := f.Settings(); region == "" && strings.HasPrefix(machine, "i-") {
@@ -41,7 +42,7 @@ func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (Wo
 	}
 	i := slices.IndexFunc(res.Read[1:], store.Value.Exists)
 	if i < 0 {
-		return Worker{}, &NotFound{Kind: "worker", Name: machine}
+		return Worker{}, &failure.NotFound{Kind: "worker", Name: machine}
 	}
 	ref, err := instanceCodec.Decode(res.Read[1+i].Key, res.Read[1+i].Data)
 	if err != nil {
@@ -49,7 +50,7 @@ func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (Wo
 	}
 	w, err := f.Worker(ctx, ref.Worker)
 	if err == nil && w.EC2InstanceID != machine {
-		return Worker{}, &NotFound{Kind: "worker", Name: machine} // it has another instance now
+		return Worker{}, &failure.NotFound{Kind: "worker", Name: machine} // it has another instance now
 	}
 	return w, err
 }
@@ -70,7 +71,7 @@ type AgentStop struct {
 func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByAgent, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		refuse := func(reason, format string, args ...any) error {
-			return &Refused{Command: "let the agent stop", Name: w.Name, Reason: reason, Detail: fmt.Sprintf(format, args...)}
+			return &failure.Refused{Command: "let the agent stop", Name: w.Name, Reason: reason, Detail: fmt.Sprintf(format, args...)}
 		}
 		if in := w.Intent; in != nil && in.By == ByAgent.Name && in.AgentGeneration == a.Generation && w.DesiredStatus == power.WorkerStopped {
 			return nil

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/store"
 )
@@ -166,10 +167,10 @@ func (q AuditQuery) checked() (AuditQuery, error) {
 	case q.Limit == 0:
 		q.Limit = 100
 	case q.Limit < 0 || q.Limit > 1000:
-		return q, invalidf("limit", "%d is not between 1 and 1000", q.Limit)
+		return q, failure.Invalidf("limit", "%d is not between 1 and 1000", q.Limit)
 	}
 	if len(q.After) > maxCursor {
-		return q, invalidf("after", "it is not a cursor")
+		return q, failure.Invalidf("after", "it is not a cursor")
 	}
 	return q, nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/store"
 )
@@ -356,7 +357,7 @@ func (f *Fleet) backward(ctx context.Context, q *AuditQuery) (*backward, error) 
 	}
 	if q.After != "" && q.After < w.end {
 		if w.at, err = time.Parse(auditTime, q.After[:min(len(q.After), len(auditTime))]); err != nil {
-			return nil, invalidf("after", "it is not a cursor")
+			return nil, failure.Invalidf("after", "it is not a cursor")
 		}
 		w.end = q.After
 	}

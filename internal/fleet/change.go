@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/store"
@@ -91,7 +92,7 @@ var ErrStale = fmt.Errorf("the record has changed: %w", store.ErrConflict)
 // change without effect writes nothing. Errors: NotFound, ErrStale,
 // power.IllegalError, those of fn and of the store.
 func (f *Fleet) Change(ctx context.Context, id string, c Changing, fn func(w *Worker, tx *Tx) error) (Worker, error) {
-	if err := checkName("worker_id", id); err != nil {
+	if err := failure.CheckName("worker_id", id); err != nil {
 		return Worker{}, err
 	}
 	w, err := f.change(ctx, id, c, c.Limits, fn)
@@ -157,7 +158,7 @@ func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled, onc
 // apply computes the writes of one attempt.
 func (f *Fleet) apply(id string, c Changing, view []store.Value, pooled bool, fn func(w *Worker, tx *Tx) error) ([]store.Op, Worker, error) {
 	if !view[0].Exists() {
-		return nil, Worker{}, &NotFound{Kind: "worker", Name: id}
+		return nil, Worker{}, &failure.NotFound{Kind: "worker", Name: id}
 	}
 	old, err := DecodeWorker(view[0])
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy/when"
 )
 
@@ -190,7 +191,9 @@ const maxChannels = 20
 // validate returns every fault of a channel; at is its field.
 func (c Channel) validate(at string) error {
 	var errs []error
-	bad := func(field, format string, a ...any) { errs = append(errs, invalidf(at+"."+field, format, a...)) }
+	bad := func(field, format string, a ...any) {
+		errs = append(errs, failure.Invalidf(at+"."+field, format, a...))
+	}
 	switch c.Type {
 	case ChannelWebhook, ChannelSlack:
 		c.validateURL(bad)
@@ -337,7 +340,7 @@ func (s Settings) validateNotify() []error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(s.NotifyChannels)) {
 		at := "notify_channels." + name
-		if err := checkName(at, name); err != nil {
+		if err := failure.CheckName(at, name); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -346,11 +349,11 @@ func (s Settings) validateNotify() []error {
 	if s.NotifyPublicURL != "" {
 		u, err := url.Parse(s.NotifyPublicURL)
 		if CheckAddress(s.NotifyPublicURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") {
-			errs = append(errs, invalidf("notify_public_url", "%.80q is not the address of this server, like https://lull.example.com", s.NotifyPublicURL))
+			errs = append(errs, failure.Invalidf("notify_public_url", "%.80q is not the address of this server, like https://lull.example.com", s.NotifyPublicURL))
 		}
 	}
 	if _, err := time.LoadLocation(s.NotifyTimeZone); err != nil {
-		errs = append(errs, invalidf("notify_time_zone", "%.40q is not a zone like Europe/Berlin", s.NotifyTimeZone))
+		errs = append(errs, failure.Invalidf("notify_time_zone", "%.40q is not a zone like Europe/Berlin", s.NotifyTimeZone))
 	}
 	return errs
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/store"
 )
@@ -62,7 +63,7 @@ func (p *Profile) Clear(field string) error {
 	case field == "tags":
 		p.Tags = map[string]string{}
 	default:
-		return invalidf(field, "it cannot be taken away")
+		return failure.Invalidf(field, "it cannot be taken away")
 	}
 	return nil
 }
@@ -131,7 +132,7 @@ var risks = []string{RiskInstanceStore, RiskNoElasticIP, RiskASGMember, RiskSpot
 // set applies p to w. It returns every fault.
 func (p Profile) set(f *Fleet, w *Worker) error {
 	var errs []error
-	fail := func(field, format string, args ...any) { errs = append(errs, invalidf(field, format, args...)) }
+	fail := func(field, format string, args ...any) { errs = append(errs, failure.Invalidf(field, format, args...)) }
 	text := func(field string, to *string, v *string, most int, oneOf ...string) {
 		switch {
 		case v == nil:
@@ -213,7 +214,7 @@ func (p Profile) setNumbers(w *Worker) error {
 		case *v == none:
 			*to = nil
 		case *v < 0 || *v > maxMinutes:
-			errs = append(errs, invalidf(field, "%d is not between 0 and %d", *v, maxMinutes))
+			errs = append(errs, failure.Invalidf(field, "%d is not between 0 and %d", *v, maxMinutes))
 		default:
 			n := *v
 			*to = &n
@@ -241,11 +242,11 @@ func (p Profile) setTags(w *Worker) error {
 	}
 	var errs []error
 	if len(p.Tags) > maxTags {
-		errs = append(errs, invalidf("tags", "there are %d, EC2 takes 50 with ours", len(p.Tags)))
+		errs = append(errs, failure.Invalidf("tags", "there are %d, EC2 takes 50 with ours", len(p.Tags)))
 	}
 	for _, k := range slices.Sorted(maps.Keys(p.Tags)) {
 		if k == "" || len(k) > 127 || strings.HasPrefix(k, "aws:") || len(p.Tags[k]) > 255 {
-			errs = append(errs, invalidf("tags", "%.40q is too long, empty or AWS's own", k))
+			errs = append(errs, failure.Invalidf("tags", "%.40q is too long, empty or AWS's own", k))
 		}
 	}
 	w.Tags = maps.Clone(p.Tags)
@@ -292,20 +293,20 @@ func (f *Fleet) prepare(ctx context.Context, by Actor, n NewWorker) (Worker, Ent
 		return Worker{}, Entry{}, err
 	}
 	if !tmpl.Enabled {
-		return Worker{}, Entry{}, &Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
+		return Worker{}, Entry{}, &failure.Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
 	}
 	w, err := f.newWorker(n.Account, n.AWSRegion, n.Name, n.Profile)
 	if err != nil {
 		return Worker{}, Entry{}, err
 	}
 	if n.InstanceType != "" && !instanceType.MatchString(n.InstanceType) {
-		return Worker{}, Entry{}, invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
+		return Worker{}, Entry{}, failure.Invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
 	}
 	if n.AMIID != "" && !strings.HasPrefix(n.AMIID, "ami-") {
-		return Worker{}, Entry{}, invalidf("ami_id", "%.40q is not the id of an image", n.AMIID)
+		return Worker{}, Entry{}, failure.Invalidf("ami_id", "%.40q is not the id of an image", n.AMIID)
 	}
 	if n.WorkerID != "" {
-		if err := checkName("worker_id", n.WorkerID); err != nil {
+		if err := failure.CheckName("worker_id", n.WorkerID); err != nil {
 			return Worker{}, Entry{}, err
 		}
 		w.ID = n.WorkerID
@@ -336,7 +337,7 @@ func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (W
 // it. Errors: Invalid.
 func (f *Fleet) Candidate(ctx context.Context, n ImportedWorker) (Worker, error) {
 	if !instanceID.MatchString(n.EC2InstanceID) {
-		return Worker{}, invalidf("ec2_instance_id", "%.40q is not the id of an instance", n.EC2InstanceID)
+		return Worker{}, failure.Invalidf("ec2_instance_id", "%.40q is not the id of an instance", n.EC2InstanceID)
 	}
 	if n.Name == "" {
 		n.Name = n.EC2InstanceID
@@ -346,7 +347,7 @@ func (f *Fleet) Candidate(ctx context.Context, n ImportedWorker) (Worker, error)
 		return Worker{}, err
 	}
 	if n.WorkerID != "" {
-		if err := checkName("worker_id", n.WorkerID); err != nil {
+		if err := failure.CheckName("worker_id", n.WorkerID); err != nil {
 			return Worker{}, err
 		}
 		w.ID = n.WorkerID
@@ -382,12 +383,12 @@ func (f *Fleet) newWorker(account, region, name string, p Profile) (Worker, erro
 		region = f.Settings().AWSDefaultRegion
 	}
 	if !regionName.MatchString(region) {
-		return Worker{}, invalidf("aws_region", "%.40q is not the name of a region", region)
+		return Worker{}, failure.Invalidf("aws_region", "%.40q is not the name of a region", region)
 	}
 	if account != "" && !slices.Contains(f.opts.Accounts, account) {
-		return Worker{}, invalidf("account", "%.40q is not one of aws_accounts", account)
+		return Worker{}, failure.Invalidf("account", "%.40q is not one of aws_accounts", account)
 	}
-	if err := checkName("name", name); err != nil {
+	if err := failure.CheckName("name", name); err != nil {
 		return Worker{}, err
 	}
 	now := time.Now().UTC().Round(0)
@@ -407,7 +408,7 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 	}
 	done, err := store.Transact(ctx, f.store, keys, func(view []store.Value) ([]store.Op, error) {
 		if view[0].Exists() {
-			return nil, &Conflict{Kind: "worker", Name: w.ID, Detail: "it exists already"}
+			return nil, &failure.Conflict{Kind: "worker", Name: w.ID, Detail: "it exists already"}
 		}
 		data, err := workerCodec.Encode(key, w)
 		if err != nil {
@@ -416,7 +417,7 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 		ops := []store.Op{store.Put(key, data)}
 		if len(view) > 1 {
 			if view[1].Exists() {
-				return nil, &Conflict{Kind: "instance", Name: w.EC2InstanceID, Detail: "it belongs to a worker already"}
+				return nil, &failure.Conflict{Kind: "instance", Name: w.EC2InstanceID, Detail: "it belongs to a worker already"}
 			}
 			op, err := indexOp(&w)
 			if err != nil {
@@ -451,7 +452,7 @@ func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision 
 		}
 		was, policyWas, scheduleWas := w.IsIdleDetectionEnabled, w.Policy, w.Schedule
 		if d := p.TTLDeadline; d != nil && d.IsZero() && w.TTLFromTag {
-			return &Refused{Command: "change", Name: w.Name, Reason: "ttl_from_tag",
+			return &failure.Refused{Command: "change", Name: w.Name, Reason: "ttl_from_tag",
 				Detail: "its ttl_deadline is that of the tag " + tx.Settings.TagPrefix + "ttl-deadline of its instance: change or remove the tag, or give another ttl_deadline"}
 		}
 		if err := p.set(f, w); err != nil {
@@ -471,12 +472,12 @@ func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision 
 // removes that of a Forgettable one, of which it is unknown what remains; the
 // audit entry says what that may be. Errors: NotFound, Refused.
 func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force bool) error {
-	if err := checkName("worker_id", id); err != nil {
+	if err := failure.CheckName("worker_id", id); err != nil {
 		return err
 	}
 	_, err := store.Update(ctx, f.store, workerKey(id), func(old store.Value) ([]byte, []store.Op, error) {
 		if !old.Exists() {
-			return nil, nil, &NotFound{Kind: "worker", Name: id}
+			return nil, nil, &failure.NotFound{Kind: "worker", Name: id}
 		}
 		w, err := DecodeWorker(old)
 		if err != nil {
@@ -485,9 +486,9 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force boo
 		switch left := w.LeftBehind(); {
 		case w.Status == power.WorkerTerminated || force && w.Forgettable():
 		case w.Forgettable():
-			return nil, nil, &Refused{Command: "forget", Name: w.Name, Reason: "force", Detail: strings.TrimSuffix(fmt.Sprintf("it is %s, and only force forgets it; %s", w.Status, left), "; ")}
+			return nil, nil, &failure.Refused{Command: "forget", Name: w.Name, Reason: "force", Detail: strings.TrimSuffix(fmt.Sprintf("it is %s, and only force forgets it; %s", w.Status, left), "; ")}
 		default:
-			return nil, nil, &Refused{Command: "forget", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED; terminate it first", w.Status)}
+			return nil, nil, &failure.Refused{Command: "forget", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED; terminate it first", w.Status)}
 		}
 		e := Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion, Detail: w.LeftBehind()}
 		if w.Status != power.WorkerTerminated {
@@ -523,7 +524,7 @@ const resumeShows = time.Minute
 // those of CreateWorker.
 func (f *Fleet) ScaleUp(ctx context.Context, by Actor, template, region, reason string) (Worker, error) {
 	if len(reason) > 512 {
-		return Worker{}, invalidf("reason", "it has %d bytes, the limit is 512", len(reason))
+		return Worker{}, failure.Invalidf("reason", "it has %d bytes, the limit is 512", len(reason))
 	}
 	if region == "" {
 		region = f.Settings().AWSDefaultRegion
@@ -614,7 +615,7 @@ func (f *Fleet) scale(ctx context.Context, region, template string, s *scaling, 
 		}
 	}
 	if most := f.Settings().MaxWorkersPerRegion; live >= most {
-		return nil, &Refused{Command: "scale up", Name: template, Reason: "max_workers_per_region",
+		return nil, &failure.Refused{Command: "scale up", Name: template, Reason: "max_workers_per_region",
 			Detail: fmt.Sprintf("region %s has %d live workers, the limit is %d", region, live, most)}
 	}
 	return names, nil

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 )
 
@@ -154,7 +155,7 @@ func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (Wo
 	}
 	id, generation, _ := strings.Cut(text[:i], "_")
 	w, err := f.Worker(ctx, id)
-	if _, none := errors.AsType[*NotFound](err); none {
+	if _, none := errors.AsType[*failure.NotFound](err); none {
 		return Worker{}, ErrEnrollment
 	} else if err != nil {
 		return Worker{}, err
@@ -164,7 +165,7 @@ func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (Wo
 		w.Status == power.WorkerTerminating, w.Status == power.WorkerTerminated:
 		return Worker{}, ErrEnrollment
 	case now.After(l.ResolvedAt.Add(enrollWithin)):
-		return Worker{}, &Refused{Command: "enroll the machine of", Name: w.Name, Reason: "enrollment_expired",
+		return Worker{}, &failure.Refused{Command: "enroll the machine of", Name: w.Name, Reason: "enrollment_expired",
 			Detail: "its secret expired " + l.ResolvedAt.Add(enrollWithin).Format(time.RFC3339)}
 	}
 	return w, nil
@@ -176,13 +177,13 @@ func (s Settings) validateEnroll() (errs []error) {
 		u, err := url.Parse(s.AgentServerURL)
 		switch {
 		case CheckAddress(s.AgentServerURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") || strings.ContainsAny(s.AgentServerURL, "'\"\\ \n@"):
-			errs = append(errs, invalidf("agent_server_url", "%.80q is not the address of this server, like https://lull.example.com:7070", s.AgentServerURL))
+			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not the address of this server, like https://lull.example.com:7070", s.AgentServerURL))
 		case u.Scheme != "https" && !net.ParseIP(u.Hostname()).IsLoopback():
-			errs = append(errs, invalidf("agent_server_url", "%.80q is not https: an agent sends its token there", s.AgentServerURL))
+			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not https: an agent sends its token there", s.AgentServerURL))
 		}
 	}
 	if s.AgentServerCA != "" && (len(s.AgentServerCA) > 8<<10 || strings.Contains(s.AgentServerCA, "LULL_END") || !x509.NewCertPool().AppendCertsFromPEM([]byte(s.AgentServerCA))) {
-		errs = append(errs, invalidf("agent_server_ca", "it is not at most 8 KiB of certificates in PEM"))
+		errs = append(errs, failure.Invalidf("agent_server_ca", "it is not at most 8 KiB of certificates in PEM"))
 	}
 	return errs
 }

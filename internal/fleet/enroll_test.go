@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 )
@@ -30,7 +31,7 @@ func TestEnrolling(t *testing.T) {
 		}
 		reason := func(at time.Time, secret string) string {
 			_, err := fl.Enrolling(t.Context(), at, secret)
-			no, refused := errors.AsType[*fleet.Refused](err)
+			no, refused := errors.AsType[*failure.Refused](err)
 			switch {
 			case err == nil:
 				return "good"

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/store"
 )
@@ -56,7 +57,7 @@ type effective struct {
 // the process until Refresh or Run has read the stored ones. Errors: faults of
 // the layers.
 func New(o Options) (*Fleet, error) {
-	if err := checkName("fleet id", o.ID); err != nil {
+	if err := failure.CheckName("fleet id", o.ID); err != nil {
 		return nil, err
 	}
 	o.Flags.Source, o.Env.Source, o.File.Source = FromFlag, FromEnv, FromFile
@@ -193,17 +194,17 @@ func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any
 	for key, v := range values {
 		field, ok := FieldOf(key)
 		if !ok {
-			return nil, &NotFound{Kind: "setting", Name: key}
+			return nil, &failure.NotFound{Kind: "setting", Name: key}
 		}
 		for _, l := range []Layer{f.opts.Flags, f.opts.Env} {
 			if _, pinned := l.Values[key]; pinned {
-				return nil, &Conflict{Kind: "setting", Name: key, Detail: fmt.Sprintf("it is pinned by %s %s", l.Source, field.Env)}
+				return nil, &failure.Conflict{Kind: "setting", Name: key, Detail: fmt.Sprintf("it is pinned by %s %s", l.Source, field.Env)}
 			}
 		}
 		if field.Key == "cml_default_password" && v != nil {
 			s, ok := v.(string)
 			if !ok {
-				return nil, invalidf(key, "it is not a text")
+				return nil, failure.Invalidf(key, "it is not a text")
 			}
 			sealed, err := f.opts.Seal.Seal(key, s)
 			if err != nil {
@@ -234,7 +235,7 @@ func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any
 		}
 		var err error
 		if _, all, err = Resolve(f.opts.Flags, f.opts.Env, Layer{Source: FromStored, Values: merged}, f.opts.File); err != nil {
-			if bad, ok := errors.AsType[*Invalid](err); ok {
+			if bad, ok := errors.AsType[*failure.Invalid](err); ok {
 				return nil, nil, bad
 			}
 			return nil, nil, err

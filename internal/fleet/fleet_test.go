@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
@@ -156,7 +157,7 @@ func TestCommandsByStatus(t *testing.T) {
 					}
 					after, err := c.run(t.Context(), fl, id)
 					if c.want[s] == refused {
-						if _, ok := errors.AsType[*fleet.Refused](err); !ok {
+						if _, ok := errors.AsType[*failure.Refused](err); !ok {
 							t.Fatalf("got %v, want it refused", err)
 						}
 						if now, _ := fl.Worker(t.Context(), id); now.Revision() != before.Revision() {
@@ -363,7 +364,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 			second(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout})),
 			second(fl.ResumeWorker(ctx, cal, id)),
 		} {
-			if r, ok := errors.AsType[*fleet.Refused](err); !ok || r.Reason != "halted" {
+			if r, ok := errors.AsType[*failure.Refused](err); !ok || r.Reason != "halted" {
 				t.Errorf("got %v while halted", err)
 			}
 		}
@@ -384,7 +385,7 @@ func TestHaltHasAnEnd(t *testing.T) {
 		past, end := time.Now(), time.Now().Add(2*time.Hour)
 		for field, r := range map[string]fleet.HaltRequest{"until": {On: true, Until: &past}, "reason": {On: true, Reason: strings.Repeat("x", 513)}} {
 			_, err := fl.SetHalt(ctx, ada, r)
-			if bad, ok := errors.AsType[*fleet.Invalid](err); !ok || bad.Field != field || fl.Halted().On {
+			if bad, ok := errors.AsType[*failure.Invalid](err); !ok || bad.Field != field || fl.Halted().On {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
@@ -396,14 +397,14 @@ func TestHaltHasAnEnd(t *testing.T) {
 		}
 		pause := func() error { return second(fl.ResumeWorker(ctx, cal, id)) }
 		time.Sleep(2*time.Hour - time.Nanosecond)
-		if r, ok := errors.AsType[*fleet.Refused](pause()); !ok || r.Reason != "halted" {
+		if r, ok := errors.AsType[*failure.Refused](pause()); !ok || r.Reason != "halted" {
 			t.Error("it is not halted before its end")
 		}
 		if err := fl.EndHalt(ctx); err != nil || !fl.Halted().On {
 			t.Errorf("ended too early: %v", err)
 		}
 		time.Sleep(time.Nanosecond)
-		if r, ok := errors.AsType[*fleet.Refused](pause()); fl.Halted().On || ok && r.Reason == "halted" {
+		if r, ok := errors.AsType[*failure.Refused](pause()); fl.Halted().On || ok && r.Reason == "halted" {
 			t.Error("it is halted after its end")
 		}
 		for range 2 {
@@ -434,7 +435,7 @@ func TestWakeTokens(t *testing.T) {
 			t.Errorf("the token is stored in the clear, or: %v", err)
 		}
 		for _, wrong := range []string{"", "wake_", token + "x", token[:len(token)-1]} {
-			if _, ok := errors.AsType[*fleet.NotFound](second(fl.WakeWorker(ctx, id, wrong))); !ok {
+			if _, ok := errors.AsType[*failure.NotFound](second(fl.WakeWorker(ctx, id, wrong))); !ok {
 				t.Errorf("token %q was taken", wrong)
 			}
 		}
@@ -442,7 +443,7 @@ func TestWakeTokens(t *testing.T) {
 		if err != nil || w.DesiredStatus != power.WorkerRunning || w.StartOrigin != fleet.OriginAuto {
 			t.Errorf("woken to %s by %s: %v", w.DesiredStatus, w.StartOrigin, err)
 		}
-		if r, ok := errors.AsType[*fleet.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
+		if r, ok := errors.AsType[*failure.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
 			t.Error("a second wake at once was taken")
 		}
 		at := time.Now().Add(24 * time.Hour) // from a server whose clock was wrong
@@ -452,7 +453,7 @@ func TestWakeTokens(t *testing.T) {
 		}
 		change(t, fl, id, func(w *fleet.Worker) { w.Status, w.LastWakeAt = power.WorkerStarting, nil })
 		change(t, fl, id, func(w *fleet.Worker) { w.Status, w.StatusReason = power.WorkerFailed, "no capacity" })
-		if r, ok := errors.AsType[*fleet.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "status" {
+		if r, ok := errors.AsType[*failure.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "status" {
 			t.Error("a failed worker was woken")
 		}
 	})
@@ -562,7 +563,7 @@ func TestScaleUpTogether(t *testing.T) {
 					if w.Status == power.WorkerPending {
 						names[w.Name]++
 					}
-				} else if _, limit := errors.AsType[*fleet.Refused](err); limit {
+				} else if _, limit := errors.AsType[*failure.Refused](err); limit {
 					refused++
 				} else {
 					t.Error(err)
@@ -596,7 +597,7 @@ func TestScaleUp(t *testing.T) {
 		if w, err = fl.ScaleUp(ctx, ada, "small", "", "more"); err != nil {
 			t.Errorf("below the limit: %v", err)
 		}
-		if _, ok := errors.AsType[*fleet.Refused](second(fl.ScaleUp(ctx, ada, "small", "", "more"))); !ok {
+		if _, ok := errors.AsType[*failure.Refused](second(fl.ScaleUp(ctx, ada, "small", "", "more"))); !ok {
 			t.Error("over the limit")
 		}
 	})
@@ -636,7 +637,7 @@ func TestWorkersInheritLaunchOptions(t *testing.T) {
 			x := tmpl
 			bad(&x)
 			_, err := fl.PutTemplate(ctx, ada, x, 0)
-			if e, ok := errors.AsType[*fleet.Invalid](err); !ok || e.Field != field {
+			if e, ok := errors.AsType[*failure.Invalid](err); !ok || e.Field != field {
 				t.Errorf("%s: %v", field, err)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/store"
 )
@@ -93,9 +94,9 @@ func (f *Fleet) SetHalt(ctx context.Context, by Actor, r HaltRequest) (Halt, err
 	}
 	switch {
 	case len(r.Reason) > idle.MaxHaltReason:
-		return Halt{}, invalidf("reason", "it has at most %d bytes", idle.MaxHaltReason)
+		return Halt{}, failure.Invalidf("reason", "it has at most %d bytes", idle.MaxHaltReason)
 	case h.idle().Over(h.At):
-		return Halt{}, invalidf("until", "it is over")
+		return Halt{}, failure.Invalidf("until", "it is over")
 	}
 	return f.putHalt(ctx, func(Halt) (*Halt, Entry) { return &h, e })
 }

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 )
@@ -21,7 +22,7 @@ const MaxSnooze = 30 * 24 * time.Hour
 // time ends the protection. Errors: NotFound, Invalid.
 func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until time.Time) (Worker, error) {
 	if ahead := time.Until(until); !until.IsZero() && (ahead <= 0 || ahead > MaxSnooze) {
-		return Worker{}, invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), idle.Human(MaxSnooze))
+		return Worker{}, failure.Invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), idle.Human(MaxSnooze))
 	}
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if until.IsZero() {
@@ -94,15 +95,15 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 	by := Actor{Name: "wake token", Kind: KindWake}
 	return f.Change(ctx, id, Changing{By: by, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
-			return &NotFound{Kind: "worker", Name: id}
+			return &failure.NotFound{Kind: "worker", Name: id}
 		}
 		// A wake in the future comes from a clock that was wrong.
 		if at := w.LastWakeAt; at != nil && tx.Now.Sub(*at) < tx.Settings.WakeInterval && at.Sub(tx.Now) <= time.Minute {
-			return &Refused{Command: "wake", Name: w.Name, Reason: "rate_limited",
+			return &failure.Refused{Command: "wake", Name: w.Name, Reason: "rate_limited",
 				Detail: fmt.Sprintf("it was woken less than %s ago", idle.Human(tx.Settings.WakeInterval))}
 		}
 		if tx.Halted {
-			return &Refused{Command: "wake", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
+			return &failure.Refused{Command: "wake", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
 		}
 		if err := f.frozen(tx.Now, w, "wake"); err != nil {
 			return err
@@ -126,14 +127,14 @@ var licenseToken = regexp.MustCompile(`^[a-zA-Z0-9+/%=-]{1,256}$`)
 // Conflict while another operation is in progress.
 func (f *Fleet) RegisterLicense(ctx context.Context, by Actor, id, token string, reregister bool) (Worker, error) {
 	if token == "" || len(token) > 4096 {
-		return Worker{}, invalidf("token", "it must have 1 to 4096 bytes")
+		return Worker{}, failure.Invalidf("token", "it must have 1 to 4096 bytes")
 	}
 	ref, err := f.opts.Seal.Seal("token", token)
 	if err != nil {
 		return Worker{}, err
 	}
 	if string(ref) != token && !licenseToken.MatchString(token) {
-		return Worker{}, invalidf("token", "it is not 1 to 256 letters, digits or +/%%=-")
+		return Worker{}, failure.Invalidf("token", "it is not 1 to 256 letters, digits or +/%%=-")
 	}
 	return f.requestLicense(ctx, by, id, OperationRegister, ref, reregister)
 }
@@ -148,9 +149,9 @@ func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, tok
 		l := &w.License
 		switch {
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
-			return &Refused{Command: op + " the license of", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s", w.Status)}
+			return &failure.Refused{Command: op + " the license of", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s", w.Status)}
 		case l.OperationInProgress != nil && w.Status == power.WorkerRunning:
-			return &Conflict{Kind: "license of worker", Name: id, Detail: "CML is at work on " + l.PendingOperation}
+			return &failure.Conflict{Kind: "license of worker", Name: id, Detail: "CML is at work on " + l.PendingOperation}
 		case l.PendingOperation == op && op == OperationDeregister:
 			return nil
 		}

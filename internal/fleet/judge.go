@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
@@ -223,7 +224,7 @@ func (f *Fleet) overdue(now time.Time, w *Worker, command string) error {
 	if !w.Overdue(now) || runs || ends || !w.Armed || f.PolicyWith(now, w, nil).Shadow {
 		return nil
 	}
-	return &Refused{Command: command, Name: w.Name, Reason: "ttl_over", Detail: w.overdueSince() + "; " + w.Prolong()}
+	return &failure.Refused{Command: command, Name: w.Name, Reason: "ttl_over", Detail: w.overdueSince() + "; " + w.Prolong()}
 }
 
 // frozen refuses an automatic start of a worker that a user froze.
@@ -232,5 +233,5 @@ func (f *Fleet) frozen(now time.Time, w *Worker, command string) error {
 	if r.FrozenUntil == nil {
 		return nil
 	}
-	return &Refused{Command: command, Name: w.Name, Reason: "frozen", Detail: fmt.Sprintf("it is frozen until %s", r.FrozenUntil.UTC().Format(time.RFC3339))}
+	return &failure.Refused{Command: command, Name: w.Name, Reason: "frozen", Detail: fmt.Sprintf("it is frozen until %s", r.FrozenUntil.UTC().Format(time.RFC3339))}
 }

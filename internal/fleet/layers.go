@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"gopkg.in/yaml.v3"
+
+	"lull/internal/core/failure"
 )
 
 // Source is the origin of an effective setting.
@@ -48,7 +50,7 @@ func (l Layer) Where(f Field) string {
 // fault names what sets f, and why it is unusable.
 func (l Layer) fault(f Field, err error) error {
 	detail := err.Error()
-	if e, ok := errors.AsType[*Invalid](err); ok && e.Field == f.Key {
+	if e, ok := errors.AsType[*failure.Invalid](err); ok && e.Field == f.Key {
 		detail = e.Detail
 	}
 	switch l.Source {

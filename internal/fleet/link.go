@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
 )
@@ -86,7 +87,7 @@ func (s *Sealer) mac(text string) []byte {
 // ReadAnswer verifies the token of a link. A foreign, modified or expired one
 // is a NotFound without further detail.
 func (f *Fleet) ReadAnswer(now time.Time, token string) (Answer, error) {
-	none := &NotFound{Kind: "link", Name: token[:min(len(token), 8)] + "..."}
+	none := &failure.NotFound{Kind: "link", Name: token[:min(len(token), 8)] + "..."}
 	text, sig, ok := strings.Cut(token, ".")
 	if !ok || len(token) > 2048 || f.opts.Seal == nil {
 		return Answer{}, none
@@ -146,7 +147,7 @@ func (f *Fleet) AnswerWarning(ctx context.Context, a Answer) (Worker, error) {
 	}
 	return f.Change(ctx, a.WorkerID, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if !a.Holds(w) {
-			return &Refused{Command: "answer the warning of", Name: w.Name, Reason: "answered",
+			return &failure.Refused{Command: "answer the warning of", Name: w.Name, Reason: "answered",
 				Detail: "the warning is no longer out: it was answered, or the worker was used or stopped meanwhile"}
 		}
 		switch {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/store/mem"
@@ -218,7 +219,7 @@ func TestLinkEnds(t *testing.T) {
 }
 
 func isRefused(err error) bool {
-	r, ok := err.(*fleet.Refused)
+	r, ok := err.(*failure.Refused)
 	return ok && r.Reason == "answered"
 }
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/store"
 )
 
@@ -257,13 +258,13 @@ func (f *Fleet) DropDead(ctx context.Context, by Actor, channel, id string) erro
 }
 
 func (f *Fleet) changeDead(ctx context.Context, by Actor, action, channel, id string, fn func(*DeadLetter) (keep bool)) error {
-	if err := errors.Join(checkName("channel", channel), checkName("id", id)); err != nil {
+	if err := errors.Join(failure.CheckName("channel", channel), failure.CheckName("id", id)); err != nil {
 		return err
 	}
 	key := deadKey(channel, id)
 	_, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
 		if !old.Exists() {
-			return nil, nil, &NotFound{Kind: "dead letter", Name: channel + "/" + id}
+			return nil, nil, &failure.NotFound{Kind: "dead letter", Name: channel + "/" + id}
 		}
 		d, err := DecodeDead(old)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
@@ -33,7 +34,7 @@ func (f *Fleet) PauseWorker(ctx context.Context, by Actor, id string, p Pause) (
 	}
 	return f.Change(ctx, id, Changing{By: by, Limits: p.Reason.Automatic()}, func(w *Worker, tx *Tx) error {
 		if p.Reason.Automatic() && tx.Halted {
-			return &Refused{Command: "pause", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
+			return &failure.Refused{Command: "pause", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
 		}
 		return w.intendStop(tx, p)
 	})
@@ -58,7 +59,7 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 		command, verb = "drain", power.VerbDrain
 	}
 	refuse := func(reason, detail string) error {
-		return &Refused{Command: command, Name: w.Name, Reason: reason, Detail: detail}
+		return &failure.Refused{Command: command, Name: w.Name, Reason: reason, Detail: detail}
 	}
 	starts := w.startPending()
 	if w.DesiredStatus == power.WorkerStopped && (w.Status == power.WorkerStopped || w.Intent != nil) {
@@ -196,7 +197,7 @@ func (f *Fleet) ResumeWorker(ctx context.Context, by Actor, id string) (Worker, 
 	}
 	return f.Change(ctx, id, Changing{By: by, Limits: origin == OriginAuto, Rules: origin == OriginAuto}, func(w *Worker, tx *Tx) error {
 		if origin == OriginAuto && tx.Halted {
-			return &Refused{Command: "resume", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
+			return &failure.Refused{Command: "resume", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
 		}
 		if origin == OriginAuto {
 			if err := f.frozen(tx.Now, w, "resume"); err != nil {
@@ -234,14 +235,14 @@ func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) 
 		}
 		if reason != policy.ByPerson {
 			if tx.Halted {
-				return &Refused{Command: "start", Name: w.Name, Reason: "halted", Detail: "all automatic actions are halted"}
+				return &failure.Refused{Command: "start", Name: w.Name, Reason: "halted", Detail: "all automatic actions are halted"}
 			}
 			if err := f.frozen(tx.Now, w, "start"); err != nil {
 				return err
 			}
 			used := f.Rules().BudgetsFor(tx.Now, f.subject(w, nil), policy.Starts, reason, tx.Pool.Spent, f.size)
 			if blocks := policy.Blocks(used); len(blocks) > 0 {
-				return &Refused{Command: "start", Name: w.Name, Reason: string(idle.Budget), Detail: blocks[0].Sentence, Blocks: blocks}
+				return &failure.Refused{Command: "start", Name: w.Name, Reason: string(idle.Budget), Detail: blocks[0].Sentence, Blocks: blocks}
 			}
 		}
 		f.spend(tx, w, policy.Starts, reason)
@@ -258,7 +259,7 @@ func (f *Fleet) spend(tx *Tx, w *Worker, what, reason string) {
 
 func (w *Worker) intendStart(tx *Tx, o Origin) error {
 	refuse := func(detail string) error {
-		return &Refused{Command: "resume", Name: w.Name, Reason: "status", Detail: detail}
+		return &failure.Refused{Command: "resume", Name: w.Name, Reason: "status", Detail: detail}
 	}
 	want := func() {
 		now := tx.Now
@@ -348,7 +349,7 @@ func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 func (f *Fleet) CancelDrain(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if _, err := w.Status.After(power.VerbCancelDrain); err != nil {
-			return &Refused{Command: "cancel the drain of", Name: w.Name, Reason: "status", Detail: err.Error()[len("cannot "):]}
+			return &failure.Refused{Command: "cancel the drain of", Name: w.Name, Reason: "status", Detail: err.Error()[len("cannot "):]}
 		}
 		return w.CancelStop(tx, AuditDrainCancelled, "cancelled by "+tx.by.Name)
 	})
@@ -379,7 +380,7 @@ func (f *Fleet) Terminate(ctx context.Context, by Actor, id string, t Terminatio
 			return nil
 		}
 		if !t.LeaveLicense && w.seatOutOfReach() {
-			return &Refused{Command: "terminate", Name: w.Name, Reason: "license_held", Detail: "its CML license is registered, and only a running CML can release the seat: " +
+			return &failure.Refused{Command: "terminate", Name: w.Name, Reason: "license_held", Detail: "its CML license is registered, and only a running CML can release the seat: " +
 				"start it first, or give up the seat with: lull worker terminate " + w.Name + " --leave-license"}
 		}
 		w.TerminateFor = ""
@@ -397,7 +398,7 @@ func (w *Worker) seatOutOfReach() bool {
 func (w *Worker) intendEnd(tx *Tx, action, why string) error {
 	to, err := w.Status.After(power.VerbTerminate)
 	if err != nil {
-		return &Refused{Command: "terminate", Name: w.Name, Reason: "status", Detail: err.Error()[len("cannot "):]}
+		return &failure.Refused{Command: "terminate", Name: w.Name, Reason: "status", Detail: err.Error()[len("cannot "):]}
 	}
 	starts := w.startPending()
 	w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
@@ -415,9 +416,9 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 	return f.Change(ctx, id, Changing{By: ByController, At: at, Limits: true}, func(w *Worker, tx *Tx) error {
 		switch {
 		case tx.Halted:
-			return &Refused{Command: "expire", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
+			return &failure.Refused{Command: "expire", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
 		case w.TTLDeadline == nil || tx.Now.Before(*w.TTLDeadline):
-			return &Refused{Command: "expire", Name: w.Name, Reason: "ttl", Detail: "its deadline has not passed"}
+			return &failure.Refused{Command: "expire", Name: w.Name, Reason: "ttl", Detail: "its deadline has not passed"}
 		case w.TTLAction == "terminate":
 			w.TerminateFor = ReasonTTL
 			return w.intendEnd(tx, "ttl_terminate", strings.TrimSuffix("by its ttl_deadline "+w.TTLDeadline.UTC().Format(time.RFC3339)+"; "+use, "; "))
@@ -439,7 +440,7 @@ func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, e
 		}
 		to, err := w.Status.After(power.VerbRelaunch)
 		if err != nil {
-			return &Refused{Command: "retry", Name: w.Name, Reason: "status", Detail: err.Error()[len("cannot "):]}
+			return &failure.Refused{Command: "retry", Name: w.Name, Reason: "status", Detail: err.Error()[len("cannot "):]}
 		}
 		w.Status, w.StatusReason, w.DesiredStatus = to, "retry by "+tx.by.Name, power.WorkerRunning
 		w.RetryLook = w.Launch != nil && w.Launch.SentAt != nil
@@ -535,7 +536,7 @@ func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule
 	by := Actor{Name: bySchedule + schedule, Kind: KindSchedule}
 	return f.Change(ctx, id, Changing{By: by, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		if tx.Halted {
-			return &Refused{Command: "resume", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
+			return &failure.Refused{Command: "resume", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
 		}
 		if err := f.frozen(tx.Now, w, "resume"); err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
@@ -17,12 +18,12 @@ import (
 
 // Worker reads one record. Errors: NotFound, Invalid.
 func (f *Fleet) Worker(ctx context.Context, id string) (Worker, error) {
-	if err := checkName("worker_id", id); err != nil {
+	if err := failure.CheckName("worker_id", id); err != nil {
 		return Worker{}, err
 	}
 	v, err := store.Get(ctx, f.store, workerKey(id))
 	if errors.Is(err, store.ErrNotFound) {
-		return Worker{}, &NotFound{Kind: "worker", Name: id}
+		return Worker{}, &failure.NotFound{Kind: "worker", Name: id}
 	}
 	if err != nil {
 		return Worker{}, fmt.Errorf("cannot read worker %q: %w", id, err)
@@ -66,9 +67,9 @@ func (f *Fleet) Workers(ctx context.Context, q WorkerFilter, after string, limit
 	case limit == 0:
 		limit = 100
 	case limit < 0 || limit > 1000:
-		return WorkerPage{}, invalidf("limit", "%d is not between 1 and 1000", limit)
+		return WorkerPage{}, failure.Invalidf("limit", "%d is not between 1 and 1000", limit)
 	case len(after) > 128:
-		return WorkerPage{}, invalidf("after", "it is not a cursor")
+		return WorkerPage{}, failure.Invalidf("after", "it is not a cursor")
 	}
 	out := WorkerPage{Workers: []Worker{}}
 	key := workerKey(after)
@@ -263,7 +264,7 @@ func (f *Fleet) AskOwner(ctx context.Context, by Actor, kind, worker string, for
 		return Request{}, err
 	}
 	if kind != RequestDetect && kind != RequestReconcile {
-		return Request{}, invalidf("kind", "%.40q is not a kind of request", kind)
+		return Request{}, failure.Invalidf("kind", "%.40q is not a kind of request", kind)
 	}
 	r := Request{ID: strings.ToLower(rand.Text()), Kind: kind, WorkerID: worker, By: by, At: time.Now().UTC().Round(0), Force: force}
 	_, err := store.Update(ctx, f.store, requestPrefix+r.ID, func(store.Value) ([]byte, []store.Op, error) {
@@ -275,12 +276,12 @@ func (f *Fleet) AskOwner(ctx context.Context, by Actor, kind, worker string, for
 
 // Request reads a request again. Errors: NotFound.
 func (f *Fleet) Request(ctx context.Context, id string) (Request, error) {
-	if err := checkName("request", id); err != nil {
+	if err := failure.CheckName("request", id); err != nil {
 		return Request{}, err
 	}
 	v, err := store.Get(ctx, f.store, requestPrefix+id)
 	if errors.Is(err, store.ErrNotFound) {
-		return Request{}, &NotFound{Kind: "request", Name: id}
+		return Request{}, &failure.NotFound{Kind: "request", Name: id}
 	}
 	if err != nil {
 		return Request{}, fmt.Errorf("cannot read request %q: %w", id, err)

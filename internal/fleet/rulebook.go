@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/store"
 )
@@ -65,7 +66,7 @@ func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old st
 func put[T any](c store.Codec[T], kind, name, key string, revision int64, make func(old *T) (T, error)) func(store.Value) ([]byte, error) {
 	return func(v store.Value) ([]byte, error) {
 		if revision != 0 && v.ModRevision != revision {
-			return nil, &Conflict{Kind: kind, Name: name, Detail: "it was changed concurrently"}
+			return nil, &failure.Conflict{Kind: kind, Name: name, Detail: "it was changed concurrently"}
 		}
 		var old *T
 		if v.Exists() {
@@ -98,10 +99,10 @@ func text(p *string) string {
 func (f *Fleet) knows(policyName, schedule string) error {
 	rules := f.Rules()
 	if _, ok := rules.Policies[policyName]; !ok && policyName != "" {
-		return &NotFound{Kind: "policy", Name: policyName}
+		return &failure.NotFound{Kind: "policy", Name: policyName}
 	}
 	if rules.Schedules[schedule] == nil && schedule != "" {
-		return &NotFound{Kind: "schedule", Name: schedule}
+		return &failure.NotFound{Kind: "schedule", Name: schedule}
 	}
 	return nil
 }
@@ -121,7 +122,7 @@ func (f *Fleet) NamedPolicy(ctx context.Context, name string) (policy.Named, err
 	}
 	p, ok := f.Rules().Policies[name]
 	if !ok {
-		return p, &NotFound{Kind: "policy", Name: name}
+		return p, &failure.NotFound{Kind: "policy", Name: name}
 	}
 	return p, nil
 }
@@ -129,7 +130,7 @@ func (f *Fleet) NamedPolicy(ctx context.Context, name string) (policy.Named, err
 // PutPolicy creates or replaces a policy. With create it must not exist.
 // Errors: Invalid, NotFound (its schedule), Conflict.
 func (f *Fleet) PutPolicy(ctx context.Context, by Actor, p policy.Named, create bool) (policy.Named, error) {
-	if err := invalidOf(p.Validate()); err != nil {
+	if err := p.Validate(); err != nil {
 		return p, err
 	}
 	if err := f.RefreshRules(ctx); err != nil {
@@ -139,9 +140,9 @@ func (f *Fleet) PutPolicy(ctx context.Context, by Actor, p policy.Named, create 
 		return p, err
 	}
 	if _, exists := f.Rules().Policies[p.Name]; exists && create {
-		return p, &Conflict{Kind: "policy", Name: p.Name, Detail: "it exists already"}
+		return p, &failure.Conflict{Kind: "policy", Name: p.Name, Detail: "it exists already"}
 	} else if !exists && len(f.Rules().Policies) >= maxRules {
-		return p, &Refused{Command: "create policy", Name: p.Name, Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
+		return p, &failure.Refused{Command: "create policy", Name: p.Name, Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
 	}
 	p.Shipped, p.Stamp = false, stampOf(by)
 	key := namedPrefix + p.Name
@@ -182,7 +183,7 @@ func (f *Fleet) DeletePolicy(ctx context.Context, by Actor, name string) error {
 	return f.changeRule(ctx, namedPrefix+name, Entry{Action: "policy_deleted", By: by, Detail: "policy " + name},
 		func(old store.Value) ([]byte, error) {
 			if !old.Exists() {
-				return nil, &Refused{Command: "remove policy", Name: name, Reason: "shipped", Detail: "it comes with lull and was not changed"}
+				return nil, &failure.Refused{Command: "remove policy", Name: name, Reason: "shipped", Detail: "it comes with lull and was not changed"}
 			}
 			return nil, nil
 		})
@@ -196,7 +197,7 @@ func inUse(kind, name string, users []string) error {
 	if n := len(users) - 3; n > 0 {
 		users, more = users[:3], fmt.Sprintf(" and %d more", n)
 	}
-	return &Refused{Command: "remove " + kind, Name: name, Reason: "in_use", Detail: "it is used by " + strings.Join(users, ", ") + more}
+	return &failure.Refused{Command: "remove " + kind, Name: name, Reason: "in_use", Detail: "it is used by " + strings.Join(users, ", ") + more}
 }
 
 // usersOf returns the names of the workers that use something.
@@ -238,14 +239,14 @@ func (f *Fleet) Schedule(ctx context.Context, name string) (policy.Schedule, err
 	if s := f.Rules().Schedules[name]; s != nil {
 		return *s, nil
 	}
-	return policy.Schedule{}, &NotFound{Kind: "schedule", Name: name}
+	return policy.Schedule{}, &failure.NotFound{Kind: "schedule", Name: name}
 }
 
 // PutSchedule creates or replaces a schedule. With create it must not exist. If
 // its hours change, it first acts at its next boundary. Errors: Invalid,
 // Conflict.
 func (f *Fleet) PutSchedule(ctx context.Context, by Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
-	if err := invalidOf(s.Validate()); err != nil {
+	if err := s.Validate(); err != nil {
 		return s, err
 	}
 	s.Stamp = stampOf(by)
@@ -253,7 +254,7 @@ func (f *Fleet) PutSchedule(ctx context.Context, by Actor, s policy.Schedule, cr
 	err := f.changeRule(ctx, key, Entry{Action: "schedule_put", By: by, Detail: "schedule " + s.Name},
 		put(scheduleCodec, "schedule", s.Name, key, 0, func(old *policy.Schedule) (policy.Schedule, error) {
 			if old != nil && create {
-				return s, &Conflict{Kind: "schedule", Name: s.Name, Detail: "it exists already"}
+				return s, &failure.Conflict{Kind: "schedule", Name: s.Name, Detail: "it exists already"}
 			}
 			s.ChangedAt = s.UpdatedAt
 			if old != nil && s.SameHours(*old) {
@@ -320,7 +321,7 @@ func (a Application) becomes(kind, was string, asked *string, whom string) (stri
 	if was == "" {
 		there = whom + " has no " + kind + " of its own"
 	}
-	return was, &Refused{Command: "take away " + kind, Name: *asked, Reason: "not_in_place", Detail: there}
+	return was, &failure.Refused{Command: "take away " + kind, Name: *asked, Reason: "not_in_place", Detail: there}
 }
 
 // Apply assigns a policy or a schedule to workers: individually to those named
@@ -339,7 +340,7 @@ func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Applica
 		return nil, &g, err
 	}
 	if len(sel.Tags) > 0 || sel.Region != "" {
-		return nil, nil, invalidf("worker_ids", "give workers or a selector, not both")
+		return nil, nil, failure.Invalidf("worker_ids", "give workers or a selector, not both")
 	}
 	for _, id := range sel.Workers { // all or none, except for concurrent changes
 		w, err := f.Worker(ctx, id)
@@ -389,11 +390,11 @@ func groupID(s policy.Scope) string {
 
 func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Application) (policy.Group, error) {
 	g := policy.Group{ID: groupID(sel), Selector: sel, Stamp: stampOf(by)}
-	if err := invalidOf(g.Validate()); err != nil {
+	if err := g.Validate(); err != nil {
 		return g, err
 	}
 	if len(f.Rules().Groups) >= maxRules {
-		return g, &Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
+		return g, &failure.Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
 	}
 	key := groupPrefix + g.ID
 	err := f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, Entry, error) {
@@ -427,7 +428,7 @@ func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Ap
 		if a.Priority != nil {
 			g.Priority = *a.Priority
 		}
-		if err := invalidOf(g.Validate()); err != nil {
+		if err := g.Validate(); err != nil {
 			return nil, e, err
 		}
 		if g.Policy == "" && g.Schedule == nil {
@@ -474,14 +475,14 @@ func (f *Fleet) Groups(ctx context.Context) ([]policy.Group, error) {
 
 // DeleteGroup removes what was assigned to a selector. Errors: NotFound.
 func (f *Fleet) DeleteGroup(ctx context.Context, by Actor, id string) error {
-	if err := checkName("group", id); err != nil {
+	if err := failure.CheckName("group", id); err != nil {
 		return err
 	}
 	key, nothing := groupPrefix+id, ""
 	return f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, Entry, error) {
 		e := Entry{Action: "policy_unapplied", By: by}
 		if !v.Exists() {
-			return nil, e, &NotFound{Kind: "group", Name: id}
+			return nil, e, &failure.NotFound{Kind: "group", Name: id}
 		}
 		old, err := groupCodec.Decode(key, v.Data)
 		if err != nil {
@@ -499,7 +500,7 @@ func (f *Fleet) DeleteGroup(ctx context.Context, by Actor, id string) error {
 func gone(kind, name string) func(store.Value) ([]byte, error) {
 	return func(old store.Value) ([]byte, error) {
 		if !old.Exists() {
-			return nil, &NotFound{Kind: kind, Name: name}
+			return nil, &failure.NotFound{Kind: kind, Name: name}
 		}
 		return nil, nil
 	}
@@ -531,7 +532,7 @@ func (f *Fleet) BudgetStates(ctx context.Context) (map[string]policy.Used, error
 // PutBudget creates or replaces a budget. Errors: Invalid, NotFound (its
 // schedule).
 func (f *Fleet) PutBudget(ctx context.Context, by Actor, b policy.Budget) (policy.Budget, error) {
-	if err := invalidOf(b.Validate()); err != nil {
+	if err := b.Validate(); err != nil {
 		return b, err
 	}
 	if err := f.RefreshRules(ctx); err != nil {
@@ -549,7 +550,7 @@ func (f *Fleet) PutBudget(ctx context.Context, by Actor, b policy.Budget) (polic
 
 // DeleteBudget removes a budget. Errors: NotFound.
 func (f *Fleet) DeleteBudget(ctx context.Context, by Actor, name string) error {
-	if err := checkName("budget", name); err != nil {
+	if err := failure.CheckName("budget", name); err != nil {
 		return err
 	}
 	return f.changeRule(ctx, budgetPrefix+name, Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
@@ -581,7 +582,7 @@ func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (p
 		o.From = now
 	}
 	o.From, o.Until = o.From.UTC().Round(0), o.Until.UTC().Round(0)
-	if err := invalidOf(o.Validate()); err != nil {
+	if err := o.Validate(); err != nil {
 		return o, err
 	}
 	if err := f.knows(o.Policy, ""); err != nil {
@@ -593,7 +594,7 @@ func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (p
 		}
 	}
 	if len(f.Rules().Overrides) >= maxOverrides {
-		return o, &Refused{Command: "override", Name: o.Selector.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxOverrides)}
+		return o, &failure.Refused{Command: "override", Name: o.Selector.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxOverrides)}
 	}
 	key := overridePrefix + o.ID
 	err := f.changeRule(ctx, key, f.overrideEntry(ctx, "override_added", by, &o), func(store.Value) ([]byte, error) { return overrideCodec.Encode(key, o) })
@@ -623,7 +624,7 @@ func (f *Fleet) overrideEntry(ctx context.Context, action string, by Actor, o *p
 // Errors: NotFound, Refused if it is over.
 func (f *Fleet) EndOverride(ctx context.Context, by Actor, id string) (policy.Override, error) {
 	var o policy.Override
-	if err := checkName("override", id); err != nil {
+	if err := failure.CheckName("override", id); err != nil {
 		return o, err
 	}
 	if err := f.RefreshRules(ctx); err != nil {
@@ -631,13 +632,13 @@ func (f *Fleet) EndOverride(ctx context.Context, by Actor, id string) (policy.Ov
 	}
 	i := slices.IndexFunc(f.Rules().Overrides, func(o policy.Override) bool { return o.ID == id })
 	if i < 0 {
-		return o, &NotFound{Kind: "override", Name: id}
+		return o, &failure.NotFound{Kind: "override", Name: id}
 	}
 	o = f.Rules().Overrides[i]
 	key := overridePrefix + id
 	err := f.changeRule(ctx, key, f.overrideEntry(ctx, "override_ended", by, &o), func(v store.Value) ([]byte, error) {
 		if !v.Exists() {
-			return nil, &NotFound{Kind: "override", Name: id}
+			return nil, &failure.NotFound{Kind: "override", Name: id}
 		}
 		rec, err := overrideCodec.Decode(key, v.Data)
 		if err != nil {
@@ -645,7 +646,7 @@ func (f *Fleet) EndOverride(ctx context.Context, by Actor, id string) (policy.Ov
 		}
 		now := time.Now().UTC().Round(0)
 		if !now.Before(rec.Until) {
-			return nil, &Refused{Command: "end override", Name: id, Reason: "ended", Detail: "it ended at " + rec.Until.Format(time.RFC3339)}
+			return nil, &failure.Refused{Command: "end override", Name: id, Reason: "ended", Detail: "it ended at " + rec.Until.Format(time.RFC3339)}
 		}
 		if rec.Until = now; !rec.From.Before(now) {
 			return nil, nil // it had not begun

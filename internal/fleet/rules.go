@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/store"
 )
@@ -240,7 +241,7 @@ func (f *Fleet) Policy(ctx context.Context, w *Worker) (policy.Resolved, error) 
 		return f.PolicyWith(time.Now(), w, nil), nil
 	}
 	t, err := f.Template(ctx, w.TemplateName)
-	if _, missing := errors.AsType[*NotFound](err); missing {
+	if _, missing := errors.AsType[*failure.NotFound](err); missing {
 		return f.PolicyWith(time.Now(), w, nil), nil
 	}
 	if err != nil {
@@ -252,22 +253,4 @@ func (f *Fleet) Policy(ctx context.Context, w *Worker) (policy.Resolved, error) 
 // PolicyWith is Policy at a time with a given template, which may be nil.
 func (f *Fleet) PolicyWith(now time.Time, w *Worker, tmpl *Template) policy.Resolved {
 	return f.Rules().Resolve(now, f.Settings().Base(), f.subject(w, tmpl))
-}
-
-// invalidOf converts the faults of package policy to Invalid errors.
-func invalidOf(err error) error {
-	if err == nil {
-		return nil
-	}
-	if e, ok := err.(*policy.Fault); ok {
-		return &Invalid{Field: e.Field, Detail: e.Detail}
-	}
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		var out []error
-		for _, e := range many.Unwrap() {
-			out = append(out, invalidOf(e))
-		}
-		return errors.Join(out...)
-	}
-	return err
 }

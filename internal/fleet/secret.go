@@ -9,6 +9,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"strings"
+
+	"lull/internal/core/failure"
 )
 
 // Secret is a reference to a secret, or a secret encrypted with a key outside
@@ -60,11 +62,11 @@ func (s *Sealer) Seal(field, given string) (Secret, error) {
 	case given == "", strings.HasPrefix(given, "file:"), strings.HasPrefix(given, "env:"):
 		return Secret(given), nil
 	case strings.HasPrefix(given, "sealed:"):
-		return "", invalidf(field, "a sealed secret cannot be given from outside")
+		return "", failure.Invalidf(field, "a sealed secret cannot be given from outside")
 	case s == nil:
-		return "", invalidf(field, "there is no sealing key; give file:PATH or env:NAME")
+		return "", failure.Invalidf(field, "there is no sealing key; give file:PATH or env:NAME")
 	case len(given) > 4096:
-		return "", invalidf(field, "it has %d bytes, the limit is 4096", len(given))
+		return "", failure.Invalidf(field, "it has %d bytes, the limit is 4096", len(given))
 	}
 	nonce := make([]byte, s.aead.NonceSize())
 	if _, err := rand.Read(nonce); err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 )
 
@@ -125,34 +126,34 @@ func (f Field) unit() time.Duration {
 func (s Settings) Validate() error {
 	var errs []error
 	if s.IdleDetectionInterval > s.WorkerActivityDetectionInterval {
-		errs = append(errs, invalidf("idle_detection_interval", "%s is longer than worker_activity_detection_interval, %s",
+		errs = append(errs, failure.Invalidf("idle_detection_interval", "%s is longer than worker_activity_detection_interval, %s",
 			idle.Human(s.IdleDetectionInterval), idle.Human(s.WorkerActivityDetectionInterval)))
 	}
 	if s.WorkerWarnBefore > s.WorkerIdleTimeout {
-		errs = append(errs, invalidf("worker_warn_before_minutes", "%s is longer than the idle timeout, %s", idle.Human(s.WorkerWarnBefore), idle.Human(s.WorkerIdleTimeout)))
+		errs = append(errs, failure.Invalidf("worker_warn_before_minutes", "%s is longer than the idle timeout, %s", idle.Human(s.WorkerWarnBefore), idle.Human(s.WorkerIdleTimeout)))
 	}
 	if _, err := regexp.Compile(s.WorkerActivityExcludedUsers); err != nil {
-		errs = append(errs, invalidf("worker_activity_excluded_user_pattern", "it is not a regular expression: %v", err))
+		errs = append(errs, failure.Invalidf("worker_activity_excluded_user_pattern", "it is not a regular expression: %v", err))
 	}
 	if !regionName.MatchString(s.AWSDefaultRegion) {
-		errs = append(errs, invalidf("aws_default_region", "%.40q is not the name of a region", s.AWSDefaultRegion))
+		errs = append(errs, failure.Invalidf("aws_default_region", "%.40q is not the name of a region", s.AWSDefaultRegion))
 	}
 	if p := s.TagPrefix; p == "" || len(p) > 32 || strings.HasPrefix(p, "aws:") {
-		errs = append(errs, invalidf("tag_prefix", "%.40q is not 1 to 32 bytes, or belongs to AWS", p))
+		errs = append(errs, failure.Invalidf("tag_prefix", "%.40q is not 1 to 32 bytes, or belongs to AWS", p))
 	}
 	for _, r := range s.DiscoveryRegions {
 		if !regionName.MatchString(r) {
-			errs = append(errs, invalidf("discovery_regions", "%.40q is not the name of a region", r))
+			errs = append(errs, failure.Invalidf("discovery_regions", "%.40q is not the name of a region", r))
 		}
 	}
 	for _, p := range s.DiscoveryAMINamePatterns {
 		if p == "" || len(p) > 255 {
-			errs = append(errs, invalidf("discovery_ami_name_patterns", "%.40q does not have 1 to 255 bytes", p))
+			errs = append(errs, failure.Invalidf("discovery_ami_name_patterns", "%.40q does not have 1 to 255 bytes", p))
 		}
 	}
 	for name, r := range s.AWSRegionConfigs {
 		if r.Region != "" && r.Region != name {
-			errs = append(errs, invalidf("aws_region_configs."+name, "it names region %.40q", r.Region))
+			errs = append(errs, failure.Invalidf("aws_region_configs."+name, "it names region %.40q", r.Region))
 		}
 		r.Region = name
 		errs = append(errs, r.validate("aws_region_configs."+name))
@@ -201,7 +202,7 @@ func (f Field) format(s *Settings) any {
 // set parses raw, from text, JSON or YAML, into f of s.
 func (f Field) set(s *Settings, raw any) error {
 	v := reflect.ValueOf(s).Elem().Field(f.index)
-	bad := func(want string) error { return invalidf(f.Key, "%.60q is not %s", fmt.Sprint(raw), want) }
+	bad := func(want string) error { return failure.Invalidf(f.Key, "%.60q is not %s", fmt.Sprint(raw), want) }
 	switch v.Interface().(type) {
 	case time.Duration, int:
 		n, err := asInt(raw)
@@ -209,7 +210,7 @@ func (f Field) set(s *Settings, raw any) error {
 			return bad("a whole number")
 		}
 		if n < f.min || f.max > 0 && n > f.max {
-			return invalidf(f.Key, "%d is not between %d and %d", n, f.min, f.max)
+			return failure.Invalidf(f.Key, "%d is not between %d and %d", n, f.min, f.max)
 		}
 		if u := f.unit(); u > 0 {
 			n *= int64(u)
@@ -239,13 +240,13 @@ func (f Field) set(s *Settings, raw any) error {
 	case map[string]Region:
 		m, err := asRegions(raw)
 		if err != nil {
-			return invalidf(f.Key, "%v", err)
+			return failure.Invalidf(f.Key, "%v", err)
 		}
 		v.Set(reflect.ValueOf(m))
 	case map[string]Channel:
 		m, err := asChannels(raw)
 		if err != nil {
-			return invalidf(f.Key, "%v", err)
+			return failure.Invalidf(f.Key, "%v", err)
 		}
 		v.Set(reflect.ValueOf(m))
 	}

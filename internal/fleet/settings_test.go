@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/fleet"
 )
 
@@ -80,10 +81,10 @@ func TestPinnedSettings(t *testing.T) {
 		if err != nil || pinned.Settings().MinWorkers != 4 {
 			t.Fatalf("env: %v", err)
 		}
-		if _, ok := errors.AsType[*fleet.Conflict](second(pinned.PutSettings(t.Context(), ada, map[string]any{"min_workers": 1}))); !ok {
+		if _, ok := errors.AsType[*failure.Conflict](second(pinned.PutSettings(t.Context(), ada, map[string]any{"min_workers": 1}))); !ok {
 			t.Error("a pinned key was changed")
 		}
-		if _, ok := errors.AsType[*fleet.Invalid](second(pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 0}))); !ok {
+		if _, ok := errors.AsType[*failure.Invalid](second(pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 0}))); !ok {
 			t.Error("a bad value was stored")
 		}
 		if _, err := pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 30.0}); err != nil {

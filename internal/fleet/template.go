@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"lull/internal/core/failure"
 	"lull/internal/store"
 )
 
@@ -99,7 +100,7 @@ func (t Template) inherit(w *Worker, p Profile) {
 
 // checkLaunch returns the faults of t's launch options.
 func (t Template) checkLaunch() (errs []error) {
-	bad := func(field, format string, args ...any) { errs = append(errs, invalidf(field, format, args...)) }
+	bad := func(field, format string, args ...any) { errs = append(errs, failure.Invalidf(field, format, args...)) }
 	if v := t.RootVolume; v != nil {
 		if v.GB < 0 || v.GB > 16384 {
 			bad("root_volume.gb", "%d is not between 0 and 16384", v.GB)
@@ -140,23 +141,23 @@ var instanceType = regexp.MustCompile(`^[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}$`)
 // Validate returns every fault of t.
 func (t Template) Validate() error {
 	var errs []error
-	if err := checkName("name", t.Name); err != nil {
+	if err := failure.CheckName("name", t.Name); err != nil {
 		errs = append(errs, err)
 	}
 	if !instanceType.MatchString(t.InstanceType) {
-		errs = append(errs, invalidf("instance_type", "%.40q is not an EC2 instance type", t.InstanceType))
+		errs = append(errs, failure.Invalidf("instance_type", "%.40q is not an EC2 instance type", t.InstanceType))
 	}
 	if t.AMINameFilter == "" || len(t.AMINameFilter) > 255 {
-		errs = append(errs, invalidf("ami_name_filter", "it must have 1 to 255 bytes"))
+		errs = append(errs, failure.Invalidf("ami_name_filter", "it must have 1 to 255 bytes"))
 	}
 	if len(t.UserData) > maxUserData {
-		errs = append(errs, invalidf("user_data", "it has %d bytes, EC2's limit is 16384", len(t.UserData)))
+		errs = append(errs, failure.Invalidf("user_data", "it has %d bytes, EC2's limit is 16384", len(t.UserData)))
 	}
 	if t.Agent && t.UserData != "" && userDataType(t.UserData) == "" {
-		errs = append(errs, invalidf("user_data", "with agent it must begin with #!, #cloud-config, #cloud-boothook or #include"))
+		errs = append(errs, failure.Invalidf("user_data", "with agent it must begin with #!, #cloud-config, #cloud-boothook or #include"))
 	}
 	if c := t.Capacity; c.CPUCores < 0 || c.MemoryGB < 0 || c.StorageGB < 0 || c.MaxNodes < 0 {
-		errs = append(errs, invalidf("capacity", "no part of it may be negative"))
+		errs = append(errs, failure.Invalidf("capacity", "no part of it may be negative"))
 	}
 	if d := t.IdleDetection; d != nil {
 		for _, f := range []struct {
@@ -164,11 +165,11 @@ func (t Template) Validate() error {
 			v    int
 		}{{"idle_threshold_minutes", d.IdleThresholdMinutes}, {"hibernate_threshold_minutes", d.HibernateThresholdMinutes}, {"check_interval_minutes", d.CheckIntervalMinutes}} {
 			if f.v < 0 || f.v > maxMinutes {
-				errs = append(errs, invalidf("idle_detection."+f.name, "%d is not between 0 and %d", f.v, maxMinutes))
+				errs = append(errs, failure.Invalidf("idle_detection."+f.name, "%d is not between 0 and %d", f.v, maxMinutes))
 			}
 		}
 		if d.HibernateThresholdMinutes > 0 && d.IdleThresholdMinutes > d.HibernateThresholdMinutes {
-			errs = append(errs, invalidf("idle_detection.idle_threshold_minutes", "the warning cannot start after the timeout"))
+			errs = append(errs, failure.Invalidf("idle_detection.idle_threshold_minutes", "the warning cannot start after the timeout"))
 		}
 	}
 	return errors.Join(append(errs, t.checkLaunch()...)...)
@@ -184,12 +185,12 @@ func decodeTemplate(v store.Value) (Template, error) {
 
 // Template returns the template of that name.
 func (f *Fleet) Template(ctx context.Context, name string) (Template, error) {
-	if err := checkName("template", name); err != nil {
+	if err := failure.CheckName("template", name); err != nil {
 		return Template{}, err
 	}
 	v, err := store.Get(ctx, f.store, templatePrefix+name)
 	if errors.Is(err, store.ErrNotFound) {
-		return Template{}, &NotFound{Kind: "template", Name: name}
+		return Template{}, &failure.NotFound{Kind: "template", Name: name}
 	}
 	if err != nil {
 		return Template{}, fmt.Errorf("cannot read template %q: %w", name, err)
@@ -235,7 +236,7 @@ func (f *Fleet) PutTemplateWith(ctx context.Context, by Actor, t Template, passw
 	key := templatePrefix + t.Name
 	v, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
 		if revision != 0 && old.ModRevision != revision {
-			return nil, nil, &Conflict{Kind: "template", Name: t.Name, Detail: "it was changed by somebody else"}
+			return nil, nil, &failure.Conflict{Kind: "template", Name: t.Name, Detail: "it was changed by somebody else"}
 		}
 		if password == nil && old.Exists() {
 			was, err := templateCodec.Decode(key, old.Data)
@@ -257,12 +258,12 @@ func (f *Fleet) PutTemplateWith(ctx context.Context, by Actor, t Template, passw
 
 // DeleteTemplate removes a template. Workers launched from it stay.
 func (f *Fleet) DeleteTemplate(ctx context.Context, by Actor, name string) error {
-	if err := checkName("template", name); err != nil {
+	if err := failure.CheckName("template", name); err != nil {
 		return err
 	}
 	_, err := store.Update(ctx, f.store, templatePrefix+name, func(old store.Value) ([]byte, []store.Op, error) {
 		if !old.Exists() {
-			return nil, nil, &NotFound{Kind: "template", Name: name}
+			return nil, nil, &failure.NotFound{Kind: "template", Name: name}
 		}
 		ops, err := entryOps(Entry{Action: "template_deleted", By: by, Detail: "template " + name})
 		return nil, ops, err
@@ -287,21 +288,21 @@ var regionName = regexp.MustCompile(`^[a-z]{2,4}(-[a-z]+){1,2}-[0-9]{1,2}$`)
 func (r Region) validate(field string) error {
 	var errs []error
 	if !regionName.MatchString(r.Region) {
-		errs = append(errs, invalidf(field+".region", "%.40q is not the name of a region", r.Region))
+		errs = append(errs, failure.Invalidf(field+".region", "%.40q is not the name of a region", r.Region))
 	}
 	for _, id := range r.SecurityGroupIDs {
 		if !strings.HasPrefix(id, "sg-") || len(id) > 40 {
-			errs = append(errs, invalidf(field+".security_group_ids", "%.40q is not the id of a security group", id))
+			errs = append(errs, failure.Invalidf(field+".security_group_ids", "%.40q is not the id of a security group", id))
 		}
 	}
 	if r.SubnetID != "" && (!strings.HasPrefix(r.SubnetID, "subnet-") || len(r.SubnetID) > 48) {
-		errs = append(errs, invalidf(field+".subnet_id", "%.40q is not the id of a subnet", r.SubnetID))
+		errs = append(errs, failure.Invalidf(field+".subnet_id", "%.40q is not the id of a subnet", r.SubnetID))
 	}
 	if len(r.DefaultTags) > 40 {
-		errs = append(errs, invalidf(field+".default_tags", "there are %d tags, EC2 takes 50 with ours", len(r.DefaultTags)))
+		errs = append(errs, failure.Invalidf(field+".default_tags", "there are %d tags, EC2 takes 50 with ours", len(r.DefaultTags)))
 	}
 	if _, err := path.Match(r.AMINamePattern, ""); err != nil {
-		errs = append(errs, invalidf(field+".ami_name_pattern", "it is not a pattern"))
+		errs = append(errs, failure.Invalidf(field+".ami_name_pattern", "it is not a pattern"))
 	}
 	return errors.Join(errs...)
 }

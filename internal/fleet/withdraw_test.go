@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
@@ -133,7 +134,7 @@ func TestStartWithdrawn(t *testing.T) {
 					w, err := run(t.Context(), fl, id)
 					end, ok := want[p.name][name]
 					if !ok {
-						if _, refused := errors.AsType[*fleet.Refused](err); !refused {
+						if _, refused := errors.AsType[*failure.Refused](err); !refused {
 							t.Fatalf("got %v, want it refused", err)
 						}
 						return

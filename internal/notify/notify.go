@@ -32,6 +32,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
@@ -334,7 +335,7 @@ func (n *Notifier) Test(ctx context.Context, by fleet.Actor, channel string) err
 	set := n.cfg.Fleet.Settings()
 	c, ok := set.NotifyChannels[channel]
 	if !ok {
-		return &fleet.NotFound{Kind: "channel", Name: channel}
+		return &failure.NotFound{Kind: "channel", Name: channel}
 	}
 	to, err := n.open(channel, c, set)
 	if err == nil {
@@ -345,7 +346,7 @@ func (n *Notifier) Test(ctx context.Context, by fleet.Actor, channel string) err
 			entry: fleet.Entry{At: now, Action: "notification_test", By: by, WorkerName: "A test", Detail: fmt.Sprintf("channel %s works", channel)}}}})
 	}
 	if err != nil {
-		return &fleet.Refused{Command: "deliver a test to", Name: channel, Reason: "not_delivered", Detail: err.Error()}
+		return &failure.Refused{Command: "deliver a test to", Name: channel, Reason: "not_delivered", Detail: err.Error()}
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/platform/smtp"
 	"lull/internal/platform/webhook"
@@ -211,7 +212,7 @@ func (b *mailbox) addresses(ctx context.Context, m message) ([]string, error) {
 // contacts are the mail addresses among a worker's contacts.
 func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error) {
 	w, err := b.fleet.Worker(ctx, worker)
-	if _, gone := errors.AsType[*fleet.NotFound](err); gone {
+	if _, gone := errors.AsType[*failure.NotFound](err); gone {
 		return nil, nil // the others are told
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/protocol/control"
@@ -59,7 +60,7 @@ func (s *Server) agentReport(ctx context.Context, name string, r control.AgentRe
 		a.Halted, a.Halt, a.HaltedBy, a.HaltLeft = true, h.Sentence(), x.Halt, x.Left
 	}
 	w, err := s.fleet.WorkerOfMachine(ctx, name, r.Region)
-	_, none := errors.AsType[*fleet.NotFound](err)
+	_, none := errors.AsType[*failure.NotFound](err)
 	if err != nil && !none {
 		return a, err
 	}
@@ -100,7 +101,7 @@ func (s *Server) agentAction(ctx context.Context, w fleet.Worker, x *control.Age
 			return w, invalid("action.reason", "it is not idle_timeout, ttl or completion")
 		}
 		after, err := s.fleet.AgentIntends(ctx, w.ID, fleet.AgentStop{Generation: x.Generation, Reason: reason, Detail: x.Action + ": " + x.Detail, Shadow: s.shadow})
-		if no, refused := errors.AsType[*fleet.Refused](err); refused {
+		if no, refused := errors.AsType[*failure.Refused](err); refused {
 			a.Refused = no.Reason + ": " + no.Detail
 			return w, nil
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
@@ -50,7 +51,7 @@ func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, e
 		region = r.Region
 	}
 	m, err := s.machine(ctx, "agent", name)
-	if _, none := errors.AsType[*fleet.NotFound](err); err != nil && !none {
+	if _, none := errors.AsType[*failure.NotFound](err); err != nil && !none {
 		return nil, err
 	}
 	var w fleet.Worker
@@ -59,7 +60,7 @@ func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, e
 	} else {
 		w, err = s.fleet.WorkerOfMachine(ctx, name, region)
 	}
-	if _, none := errors.AsType[*fleet.NotFound](err); none {
+	if _, none := errors.AsType[*failure.NotFound](err); none {
 		return nil, nil
 	}
 	return &w, err
@@ -99,7 +100,7 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	known := c.Before != nil || c.After != nil || w != nil
 	if !known {
 		_, err := s.machine(ctx, "agent", name)
-		_, none := errors.AsType[*fleet.NotFound](err)
+		_, none := errors.AsType[*failure.NotFound](err)
 		if known = !none; err != nil && (!none || at.IsZero()) {
 			return y, err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"lull/internal/core/failure"
 	"lull/internal/fleet"
 )
 
@@ -99,7 +100,7 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 		return http.StatusNotFound, shownAnswer{Title: "This link is not valid", Lines: []string{"It has expired, or it was not copied whole. Nothing was done."}}
 	}
 	w, err := s.fleet.Worker(ctx, a.WorkerID)
-	if _, gone := errors.AsType[*fleet.NotFound](err); gone {
+	if _, gone := errors.AsType[*failure.NotFound](err); gone {
 		return over("The worker is no longer here.")
 	}
 	zone, q, life := s.fleet.Settings().Zone(), question[a.Verb], w.WarningFor == fleet.ReasonTTL
@@ -119,7 +120,7 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	default:
 		w, err = s.fleet.AnswerWarning(ctx, a)
 	}
-	if _, refused := errors.AsType[*fleet.Refused](err); refused {
+	if _, refused := errors.AsType[*failure.Refused](err); refused {
 		return over("The warning is over: it was answered elsewhere. This link changed nothing.")
 	}
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
@@ -52,7 +53,7 @@ func (s *Server) enrolling(ctx context.Context) (fleet.Worker, error) {
 	if errors.Is(err, fleet.ErrEnrollment) {
 		return w, fault(http.StatusUnauthorized, "bad_token", err.Error())
 	}
-	if no, refused := errors.AsType[*fleet.Refused](err); refused {
+	if no, refused := errors.AsType[*failure.Refused](err); refused {
 		return w, fault(http.StatusForbidden, no.Reason, no.Error())
 	}
 	return w, problem(err)

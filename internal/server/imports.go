@@ -14,6 +14,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"lull/internal/core/failure"
 	"lull/internal/fleet"
 )
 
@@ -159,7 +160,7 @@ func (s *Server) observable(ctx context.Context, n *fleet.ImportedWorker, w flee
 // reporting reports whether the agent of an instance reports to the fleet.
 func (s *Server) reporting(ctx context.Context, instance string) (bool, error) {
 	m, err := s.machine(ctx, "agent", instance)
-	if _, none := errors.AsType[*fleet.NotFound](err); none {
+	if _, none := errors.AsType[*failure.NotFound](err); none {
 		return false, nil
 	}
 	return err == nil && !m.Stale, err

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
@@ -232,7 +233,7 @@ func (s *Server) exceptions(ctx context.Context, l ...policy.Override) ([]contro
 			name, known := names[id]
 			if !known {
 				w, err := s.fleet.Worker(ctx, id)
-				if _, gone := errors.AsType[*fleet.NotFound](err); err != nil && !gone {
+				if _, gone := errors.AsType[*failure.NotFound](err); err != nil && !gone {
 					return nil, err
 				}
 				name, names[id] = w.Name, w.Name

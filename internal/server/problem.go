@@ -8,8 +8,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/lib/httpx"
 	"lull/internal/server/access"
 	"lull/internal/server/replay"
@@ -21,9 +21,9 @@ func fault(status int, code, detail string, errs ...*huma.ErrorDetail) *huma.Err
 	return &huma.ErrorModel{Type: httpx.TypeOf(code), Title: http.StatusText(status), Status: status, Detail: detail, Errors: errs}
 }
 
-func notFound(kind, name string) error { return &fleet.NotFound{Kind: kind, Name: name} }
+func notFound(kind, name string) error { return &failure.NotFound{Kind: kind, Name: name} }
 
-func invalid(field, detail string) error { return &fleet.Invalid{Field: field, Detail: detail} }
+func invalid(field, detail string) error { return &failure.Invalid{Field: field, Detail: detail} }
 
 // problem converts an error to a problem document. For an internal error it
 // contains only what the caller can use.
@@ -61,17 +61,17 @@ func problem(err error) error {
 
 // recorded returns the problem for an error of package fleet, or nil.
 func recorded(err error) *huma.ErrorModel {
-	if e, ok := errors.AsType[*fleet.NotFound](err); ok {
+	if e, ok := errors.AsType[*failure.NotFound](err); ok {
 		return fault(http.StatusNotFound, "not_found", e.Error())
 	}
-	if e, ok := errors.AsType[*fleet.Refused](err); ok {
+	if e, ok := errors.AsType[*failure.Refused](err); ok {
 		var details []*huma.ErrorDetail
 		for _, b := range e.Blocks {
 			details = append(details, &huma.ErrorDetail{Message: b.Sentence, Location: string(b.Code)})
 		}
 		return fault(http.StatusConflict, e.Reason, e.Error(), details...)
 	}
-	if e, ok := errors.AsType[*fleet.Conflict](err); ok {
+	if e, ok := errors.AsType[*failure.Conflict](err); ok {
 		return fault(http.StatusConflict, "conflict", e.Error())
 	}
 	if e, ok := errors.AsType[*power.IllegalError](err); ok {
@@ -91,11 +91,11 @@ func recorded(err error) *huma.ErrorModel {
 }
 
 // invalids returns all Invalid errors in the tree of err.
-func invalids(err error) []*fleet.Invalid {
-	if e, ok := err.(*fleet.Invalid); ok {
-		return []*fleet.Invalid{e}
+func invalids(err error) []*failure.Invalid {
+	if e, ok := err.(*failure.Invalid); ok {
+		return []*failure.Invalid{e}
 	}
-	var out []*fleet.Invalid
+	var out []*failure.Invalid
 	switch u := err.(type) {
 	case interface{ Unwrap() []error }:
 		for _, e := range u.Unwrap() {

@@ -15,6 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
@@ -240,7 +241,7 @@ func (s *Server) createOnce(ctx context.Context, n fleet.NewWorker) (fleet.Worke
 		n.WorkerID = "w-" + key[:16]
 	}
 	w, err := s.fleet.CreateWorker(ctx, actor(ctx), n)
-	if _, made := errors.AsType[*fleet.Conflict](err); made && n.WorkerID != "" {
+	if _, made := errors.AsType[*failure.Conflict](err); made && n.WorkerID != "" {
 		return s.fleet.Worker(ctx, n.WorkerID)
 	}
 	return w, err

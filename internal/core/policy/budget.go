@@ -54,7 +54,7 @@ type Budget struct {
 // rate limits and out of the way of manual starts.
 var DefaultStarts = Budget{Name: "starts", Description: "Smooths storms of automatic starts", For: Starts, MaxActions: new(120), PerMinutes: 1}
 
-// Validate returns every fault of b, as Faults.
+// Validate returns every fault of b, each a *failure.Invalid.
 func (b Budget) Validate() error {
 	var f faults
 	f.name("name", b.Name)

@@ -2,22 +2,16 @@ package policy
 
 import (
 	"errors"
-	"fmt"
 	"strings"
+
+	"lull/internal/core/failure"
 )
 
-// Fault names an invalid field and what is wrong with it.
-type Fault struct {
-	Field, Detail string
-}
-
-func (f *Fault) Error() string { return fmt.Sprintf("cannot use %s: %s", f.Field, f.Detail) }
-
-// faults collects the faults of one object.
+// faults collects the faults of one object, each a *failure.Invalid.
 type faults []error
 
 func (f *faults) add(field, format string, args ...any) {
-	*f = append(*f, &Fault{field, fmt.Sprintf(format, args...)})
+	*f = append(*f, failure.Invalidf(field, format, args...))
 }
 
 func (f faults) err() error { return errors.Join(f...) }

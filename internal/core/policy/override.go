@@ -36,7 +36,7 @@ type Override struct {
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// Validate returns every fault of a new o, as Faults.
+// Validate returns every fault of a new o, each a *failure.Invalid.
 func (o Override) Validate() error {
 	var f faults
 	kind := o.Kind

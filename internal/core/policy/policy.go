@@ -109,7 +109,7 @@ type Named struct {
 	Stamp
 }
 
-// Validate returns every fault of p, as Faults.
+// Validate returns every fault of p, each a *failure.Invalid.
 func (p Named) Validate() error {
 	var f faults
 	f.name("name", p.Name)
@@ -221,7 +221,7 @@ type Group struct {
 	Stamp
 }
 
-// Validate returns every fault of g, as Faults.
+// Validate returns every fault of g, each a *failure.Invalid.
 func (g Group) Validate() error {
 	var f faults
 	g.Selector.validate(&f)

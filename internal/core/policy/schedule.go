@@ -124,7 +124,7 @@ const (
 	maxHolidays = 1000
 )
 
-// Validate returns every fault of s, as Faults.
+// Validate returns every fault of s, each a *failure.Invalid.
 func (s Schedule) Validate() error {
 	var f faults
 	f.name("name", s.Name)

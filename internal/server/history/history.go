@@ -5,7 +5,7 @@
 // that carried it out, even if the question begins after the request. What the
 // log no longer contains is unknown, never made up: a status is then that of
 // the oldest change after it. Errors are those of the log and of the evidence,
-// and *fleet.Invalid for a period that cannot be asked about. The package
+// and *failure.Invalid for a period that cannot be asked about. The package
 // changes nothing. Its functions are safe for concurrent use if the log is.
 package history
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
@@ -55,9 +56,9 @@ func Period(from, to, now time.Time, usual, most time.Duration) (time.Time, time
 	}
 	switch {
 	case !from.Before(to):
-		return from, to, &fleet.Invalid{Field: "from", Detail: "it is not before to, and not before now"}
+		return from, to, &failure.Invalid{Field: "from", Detail: "it is not before to, and not before now"}
 	case to.Sub(from) > most:
-		return from, to, &fleet.Invalid{Field: "from", Detail: "it is more than " + most.String() + " before to"}
+		return from, to, &failure.Invalid{Field: "from", Detail: "it is more than " + most.String() + " before to"}
 	}
 	return from.UTC(), to.UTC(), nil
 }

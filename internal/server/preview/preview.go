@@ -5,7 +5,7 @@
 // It replays the recorded checks under each policy; see evidence.Trial. Time
 // without checks counts as unknown, never as paused, and money is reported only
 // where every price is known. A policy with a false stop is never recommended.
-// Errors: *fleet.Invalid for a question that cannot be answered, and those of
+// Errors: *failure.Invalid for a question that cannot be answered, and those of
 // the records. Nothing is changed.
 package preview
 
@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/savings"
@@ -300,4 +301,4 @@ func everyPolicy(rules *policy.Set) []control.SimulatedPolicy {
 	return out[:min(len(out), maxCompared)]
 }
 
-func invalid(detail string) error { return &fleet.Invalid{Field: "policies", Detail: detail} }
+func invalid(detail string) error { return &failure.Invalid{Field: "policies", Detail: detail} }

@@ -4,7 +4,7 @@
 // Only stops that lull made itself count as avoided; time in use is never
 // counted as idle, and time without checks is reported as such. Money is
 // reported only where every price is known, and the missing prices are named.
-// Errors: *fleet.Invalid for a question that cannot be answered, and those of
+// Errors: *failure.Invalid for a question that cannot be answered, and those of
 // the records. Nothing is changed.
 package savings
 
@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/policy/when"
@@ -302,4 +303,4 @@ func byHour(sums []float64, from, to time.Time, zone *time.Location) {
 	}
 }
 
-func invalid(field, detail string) error { return &fleet.Invalid{Field: field, Detail: detail} }
+func invalid(field, detail string) error { return &failure.Invalid{Field: field, Detail: detail} }

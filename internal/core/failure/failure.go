@@ -1,4 +1,6 @@
-package fleet
+// Package failure holds the errors of commands and queries that callers tell
+// apart: a missing object, invalid input, a refusal and a conflict.
+package failure
 
 import (
 	"fmt"
@@ -49,27 +51,27 @@ func (e *Conflict) Error() string {
 	return fmt.Sprintf("cannot change %s %q: %s", e.Kind, e.Name, e.Detail)
 }
 
-// invalidf returns an Invalid for a field.
-func invalidf(field, format string, args ...any) *Invalid {
+// Invalidf returns an Invalid for a field.
+func Invalidf(field, format string, args ...any) *Invalid {
 	return &Invalid{Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
-// checkName checks that an object's name is safe in a key, a path and a header:
+// CheckName checks that an object's name is safe in a key, a path and a header:
 // 1 to 128 bytes of letters, digits, '.', '_' and '-'.
-func checkName(field, s string) error {
+func CheckName(field, s string) error {
 	switch {
 	case s == "":
-		return invalidf(field, "it is empty")
+		return Invalidf(field, "it is empty")
 	case len(s) > 128:
-		return invalidf(field, "it has %d bytes, the limit is 128", len(s))
+		return Invalidf(field, "it has %d bytes, the limit is 128", len(s))
 	case s == "." || s == "..":
-		return invalidf(field, "%q is not a name", s)
+		return Invalidf(field, "%q is not a name", s)
 	}
 	bad := strings.IndexFunc(s, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-')
 	})
 	if bad >= 0 {
-		return invalidf(field, "%q may hold only letters, digits, '.', '_' and '-'", s)
+		return Invalidf(field, "%q may hold only letters, digits, '.', '_' and '-'", s)
 	}
 	return nil
 }
