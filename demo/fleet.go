@@ -164,7 +164,7 @@ func (c *cloud) take(ctx context.Context, region string) (int, error) {
 	return len(all), err
 }
 
-// line tells how many workers stand how, and what has just changed.
+// line prints how many workers are in each state, and what has just changed.
 func (c *cloud) line(ctx context.Context) string {
 	o, err := control.Read[control.Overview](ctx, c.Client, "/overview?limit=100")
 	if err != nil {

@@ -232,7 +232,7 @@ func (c contender) run(ctx context.Context, span, every time.Duration) (usageLin
 		c.cmd.Process.Signal(syscall.SIGTERM)
 		c.cmd.Wait()
 	}()
-	if err := c.settle(ctx); err != nil {
+	if err := c.warmUp(ctx); err != nil {
 		return line, err
 	}
 	before, err := usageOf(c.cmd.Process.Pid)
@@ -264,8 +264,8 @@ func (c contender) run(ctx context.Context, span, every time.Duration) (usageLin
 	return line, nil
 }
 
-// settle waits until the contender works: what starting costs is not measured.
-func (c contender) settle(ctx context.Context) error {
+// warmUp waits until the contender works, so that its start is not measured.
+func (c contender) warmUp(ctx context.Context) error {
 	for range 100 {
 		select {
 		case <-time.After(50 * time.Millisecond):

@@ -197,7 +197,7 @@ func (b *bench) keep(ctx context.Context, profile []byte) error {
 
 var tagLine = regexp.MustCompile(`^\s*\S+ \(\s*([0-9.]+)%\): (\w+)$`)
 
-// focusLine tells how much of all a profile shows.
+// focusLine matches the share of all samples that a profile shows.
 var focusLine = regexp.MustCompile(`(?m)^Active filters:(?s:.*?)accounting for [0-9.a-z]+,\s+([0-9.]+)% of`)
 
 // shares are the parts of the processor time, each a share of 1, as the labels

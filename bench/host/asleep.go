@@ -141,8 +141,8 @@ func fileLimit(pid int) (int, error) {
 	return 0, errors.New("cannot find the limit of open files")
 }
 
-// observed is one look at the daemon and its shim. The status that it asks for
-// costs the daemon something too, so the look that ends a span reads what was
+// observed is one measurement of the daemon and its shim. The status that it asks for
+// costs the daemon something too, so the measurement that ends a span reads what was
 // used first.
 type observed struct {
 	at           time.Time

@@ -15,9 +15,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// settle is the silence before each measured connection, so that a running
+// silence precedes each measured connection, so that a running
 // program is as cold as a paused one.
-const settle = 2 * time.Millisecond
+const silence = 2 * time.Millisecond
 
 // wakePart takes turns: a connection to the paused program, one to the running.
 // It does so for a program of one thread and for a Go program: the kernel thaws
@@ -68,7 +68,7 @@ func wakes(ctx context.Context, d *daemon, s settings, name, addr, title string)
 			return err
 		}
 		for _, into := range []*[]time.Duration{&asleep, &awake} {
-			<-time.After(settle)
+			<-time.After(silence)
 			t, err := firstByte(addr)
 			if err != nil {
 				return err

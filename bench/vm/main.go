@@ -90,17 +90,17 @@ func serve(addr string) error {
 	}
 }
 
-const patience = 5 * time.Minute
+const waitLimit = 5 * time.Minute
 
 // firstByte returns how long a new client waits for its first byte.
 func firstByte(addr string) (time.Duration, error) {
 	began := time.Now()
-	c, err := net.DialTimeout("tcp", addr, patience)
+	c, err := net.DialTimeout("tcp", addr, waitLimit)
 	if err != nil {
 		return 0, err
 	}
 	defer c.Close()
-	if err := errors.Join(c.SetDeadline(began.Add(patience)), oneByte(c)); err != nil {
+	if err := errors.Join(c.SetDeadline(began.Add(waitLimit)), oneByte(c)); err != nil {
 		return 0, err
 	}
 	return time.Since(began), nil
@@ -116,7 +116,7 @@ func oneByte(c net.Conn) error {
 
 // throughput is how fast a client's bytes reach the program, in MB/s.
 func throughput(addr string, size int) (float64, error) {
-	c, err := net.DialTimeout("tcp", addr, patience)
+	c, err := net.DialTimeout("tcp", addr, waitLimit)
 	if err != nil {
 		return 0, err
 	}

@@ -65,13 +65,13 @@ func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	return r, r.until(ctx, func() bool { _, err := r.Status(ctx); return err == nil })
 }
 
-// until looks a few times a millisecond: what it waits for is measured by
+// until polls a few times per millisecond: what it waits for is measured by
 // others.
 func (r *rig) until(ctx context.Context, ok func() bool) error {
-	for end := time.Now().Add(patience); !ok(); {
+	for end := time.Now().Add(waitLimit); !ok(); {
 		if time.Now().After(end) {
 			said, _ := os.ReadFile(filepath.Join(r.dir, "log"))
-			return fmt.Errorf("cannot measure: the daemon does not come so far within %s\n%s", patience, said)
+			return fmt.Errorf("cannot measure: the daemon does not come so far within %s\n%s", waitLimit, said)
 		}
 		select {
 		case <-time.After(2 * time.Millisecond):
@@ -85,7 +85,7 @@ func (r *rig) until(ctx context.Context, ok func() bool) error {
 func (r *rig) end() error {
 	var err error
 	if r.cmd != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 		defer cancel()
 		all, lerr := r.List(ctx)
 		s, serr := r.Status(ctx)
@@ -132,7 +132,7 @@ func (r *rig) pause(ctx context.Context, name string) error {
 func (r *rig) sink(ctx context.Context, name, rung string) (o hostctl.Instance, err error) {
 	uerr := r.until(ctx, func() bool {
 		if o, err = r.Get(ctx, name); err == nil && o.State == "running" {
-			_ = r.pause(ctx, name) // looked at again
+			_ = r.pause(ctx, name) // checked again
 			return false
 		}
 		return err != nil || o.State == rung

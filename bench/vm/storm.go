@@ -127,7 +127,7 @@ func (h *herd) wake(what string) error {
 	err := each(n, func(k int) error {
 		for {
 			_, err := firstByte(h.addrs[k])
-			if took[k] = time.Since(began); err == nil || took[k] > patience {
+			if took[k] = time.Since(began); err == nil || took[k] > waitLimit {
 				return err
 			}
 			again[k]++
@@ -202,7 +202,7 @@ func (h *herd) sleep(ctx context.Context, what string) error {
 // rungs are the states of the ladder, in order.
 var rungs = map[string]int{"paused": 1, "reclaimed": 2, "hibernated": 3}
 
-// reach waits until all guests are on a rung or below it, and tells how far
+// reach waits until all guests are on a rung or below it, and prints how far
 // they are. Who was woken by the late end of a connection is paused again.
 func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance, err error) {
 	began, told := time.Now(), time.Now()
@@ -216,7 +216,7 @@ func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance,
 			case rungs[o.State] >= rungs[rung]:
 				n++
 			case o.State == "running":
-				_ = h.pause(ctx, o.ID) // looked at again
+				_ = h.pause(ctx, o.ID) // checked again
 			}
 		}
 		if n == len(list) {
@@ -226,8 +226,8 @@ func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance,
 			told = time.Now()
 			fmt.Fprintf(os.Stderr, "... %d of %d are %s after %s\n", n, len(list), rung, time.Since(began).Round(time.Second))
 		}
-		if time.Since(began) > patience {
-			return nil, fmt.Errorf("cannot measure: %d of %d are %s after %s", n, len(list), rung, patience)
+		if time.Since(began) > waitLimit {
+			return nil, fmt.Errorf("cannot measure: %d of %d are %s after %s", n, len(list), rung, waitLimit)
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):

@@ -293,7 +293,7 @@ func eventually(t *testing.T, look func() error) {
 	within(t, patience, look)
 }
 
-// within is eventually with another patience.
+// within is eventually with another timeout.
 func within(t *testing.T, d time.Duration, look func() error) {
 	t.Helper()
 	var err error

@@ -7,5 +7,5 @@ import (
 
 func contains(s, sub string) bool { return strings.Contains(s, sub) }
 
-// pause is between two looks of a loop that waits for a condition.
+// pause waits between two checks of a condition.
 func pause() { <-time.After(50 * time.Millisecond) }

@@ -219,7 +219,7 @@ func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential
 		return nil, fmt.Errorf("cannot open the root: %w", err)
 	}
 	defer root.Close()
-	path, err := look(root, argv[0], env, dir)
+	path, err := lookPath(root, argv[0], env, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -246,8 +246,8 @@ func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential
 	return h.kids.start(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{null, out, errOut}, Sys: sys})
 }
 
-// look finds a program in the workload's root, resolving links inside it.
-func look(root *os.File, name string, env []string, dir string) (string, error) {
+// lookPath finds a program in the workload's root, resolving links inside it.
+func lookPath(root *os.File, name string, env []string, dir string) (string, error) {
 	runs := func(p string) bool {
 		fd, err := unix.Openat2(int(root.Fd()), p, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 		if err != nil {

@@ -308,7 +308,7 @@ func (l *line) send(ctx context.Context) error {
 	}
 	ops := l.resend(ctx)
 	for _, r := range results {
-		ops = append(ops, l.settle(r)...)
+		ops = append(ops, l.recordOutcome(r)...)
 	}
 	if l.state.FailingSince == nil || len(results) == 0 {
 		ops = append(ops, l.sendRests(ctx)...)
@@ -340,9 +340,9 @@ func (l *line) resend(ctx context.Context) []store.Op {
 	return ops
 }
 
-// settle records the outcome of a message and returns the resulting writes:
+// recordOutcome records the outcome of a message and returns the resulting writes:
 // dead letters, or mails that wait for single addresses.
-func (l *line) settle(r outcome) []store.Op {
+func (l *line) recordOutcome(r outcome) []store.Op {
 	now := time.Now().UTC().Round(0)
 	part, some := errors.AsType[*partly](r.err)
 	if r.err == nil || some {

@@ -90,7 +90,7 @@ func Campaign(ctx context.Context, s Store, lease Lease, key string, data []byte
 }
 
 // awaitDelete waits until key was deleted at or after revision from, or the
-// watch ended for a reason that a new look will show.
+// watch ended for a reason that the next read will show.
 func awaitDelete(ctx context.Context, s Store, lease Lease, key string, from int64) error {
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()

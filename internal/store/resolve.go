@@ -33,7 +33,7 @@ func (a *attempt) resolve(ctx context.Context, s Store, cause error) (Result, bo
 		res, err := s.Commit(look, Txn{Read: a.txn.Read})
 		if err == nil {
 			var out outcome
-			if out, err = a.look(look, s, res); err == nil {
+			if out, err = a.compare(look, s, res); err == nil {
 				switch out.what {
 				case applied:
 					res.Revision = out.revision
@@ -80,8 +80,8 @@ const (
 	impossible        // not applied, and its conditions can hold no more
 )
 
-// look compares the state res with the attempt.
-func (a *attempt) look(ctx context.Context, s Store, res Result) (outcome, error) {
+// compare compares the state res with the attempt.
+func (a *attempt) compare(ctx context.Context, s Store, res Result) (outcome, error) {
 	changed := a.changed(res)
 	if a.marker == "" {
 		return a.lookDeleted(res, changed)

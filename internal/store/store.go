@@ -112,7 +112,7 @@ type Page struct {
 	Values []Value
 	// Revision is that of the store when it was read, or Query.Revision.
 	Revision int64
-	// More tells that keys after the last one were left out.
+	// More reports whether there are keys after the last one.
 	More bool
 }
 
@@ -152,7 +152,7 @@ type Batch struct {
 
 // Event is the change of one key.
 type Event struct {
-	// Deleted tells that the key is gone. Value then has only its key and
+	// Deleted means that the key is gone. Value then has only its key and
 	// ModRevision.
 	Deleted bool
 	Value   Value

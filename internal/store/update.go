@@ -176,7 +176,7 @@ func (a *attempt) run(ctx context.Context, s Store) (res Result, won bool, err e
 	return res, false, a.lost(res)
 }
 
-// lost tells why the attempt was refused: nil if one of its keys changed,
+// lost returns why the attempt was refused: nil if one of its keys changed,
 // else a guard does not hold.
 func (a *attempt) lost(res Result) error {
 	for i, c := range a.txn.If[a.keys:] {

@@ -117,7 +117,7 @@ func Starved(kernel string, limit int64) string {
 // the signal is quiet, and shown as absent.
 var ErrAbsent = errors.New("not counted on this machine")
 
-// Sample is one look at an instance from outside. Every part can fail alone: a
+// Sample is one probe of an instance from outside. Every part can fail alone: a
 // nil error beside a value means that it was read, and an error makes that
 // signal unknown, never quiet.
 type Sample struct {

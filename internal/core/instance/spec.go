@@ -196,7 +196,7 @@ func (s *Spec) CheckGrace() error {
 	return nil
 }
 
-// checkBox looks at what the program is put into.
+// checkBox validates the container or guest settings of a spec.
 func (s *Spec) checkBox() (errs []error) {
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))

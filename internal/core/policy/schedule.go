@@ -312,9 +312,9 @@ const (
 	slack = 3 * 24 * time.Hour
 )
 
-// settled reports whether the days around t show everything the schedule ever
+// complete reports whether the days around t show everything the schedule ever
 // does: every date it names lies well within them.
-func (h *hours) settled(t time.Time, days int) bool {
+func (h *hours) complete(t time.Time, days int) bool {
 	middle := when.DateOf(t.In(h.loc))
 	return !h.yearly && (h.early == (when.Date{}) ||
 		h.early.String() > middle.Add(near-days).String() && h.late.String() < middle.Add(days-near).String())
@@ -331,7 +331,7 @@ func (h *hours) around(t time.Time) (last, next *Boundary) {
 				next = &b
 			}
 		}
-		if last != nil && next != nil || h.settled(t, days) {
+		if last != nil && next != nil || h.complete(t, days) {
 			break
 		}
 	}

@@ -205,9 +205,9 @@ func (s *Server) on(id uint64, r files.Request) (files.Answer, syscall.Errno) {
 	return s.host.ask(r)
 }
 
-// look sends a request about a directory entry, which it may create, and records
+// lookup sends a request about a directory entry, which it may create, and records
 // the result.
-func (s *Server) look(dir uint64, name string, r files.Request) (id uint64, a files.Answer, errno syscall.Errno) {
+func (s *Server) lookup(dir uint64, name string, r files.Request) (id uint64, a files.Answer, errno syscall.Errno) {
 	s.tree.order.RLock()
 	defer s.tree.order.RUnlock()
 	if r.Path, errno = s.tree.below(dir, name); errno != 0 {
@@ -221,7 +221,7 @@ func (s *Server) look(dir uint64, name string, r files.Request) (id uint64, a fi
 }
 
 func (s *Server) make(dir uint64, name string, r files.Request) ([]byte, syscall.Errno) {
-	id, a, errno := s.look(dir, name, r)
+	id, a, errno := s.lookup(dir, name, r)
 	if errno != 0 {
 		return nil, errno
 	}
@@ -286,7 +286,7 @@ func (s *Server) open(q *request) ([]byte, syscall.Errno) {
 
 func (s *Server) create(q *request, name string) ([]byte, syscall.Errno) {
 	flags := q.u32(0)
-	id, a, errno := s.look(q.node, name, files.Request{Op: files.Create, Mode: q.u32(4) &^ syscall.S_IFMT})
+	id, a, errno := s.lookup(q.node, name, files.Request{Op: files.Create, Mode: q.u32(4) &^ syscall.S_IFMT})
 	if errno == syscall.EEXIST && flags&syscall.O_EXCL == 0 {
 		id, a, errno = s.take(q.node, name, flags)
 	}
@@ -299,7 +299,7 @@ func (s *Server) create(q *request, name string) ([]byte, syscall.Errno) {
 
 // take opens a file that was created on the host after the kernel's lookup.
 func (s *Server) take(dir uint64, name string, flags uint32) (id uint64, a files.Answer, errno syscall.Errno) {
-	if id, a, errno = s.look(dir, name, files.Request{Op: files.Stat}); errno != 0 {
+	if id, a, errno = s.lookup(dir, name, files.Request{Op: files.Stat}); errno != 0 {
 		return 0, a, errno
 	}
 	if a.Attr.Mode&syscall.S_IFMT != syscall.S_IFREG {

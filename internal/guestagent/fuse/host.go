@@ -14,17 +14,17 @@ import (
 
 // Limits of the connection to the host.
 const (
-	// patience is how long a request waits for its answer, in guest running
+	// waitLimit is how long a request waits for its answer, in guest running
 	// time. A restarting host is back long before.
-	patience = 2 * time.Minute
-	again    = 100 * time.Millisecond // delay between attempts on a disconnected port
+	waitLimit = 2 * time.Minute
+	again     = 100 * time.Millisecond // delay between attempts on a disconnected port
 )
 
 // Host is a client of the host's file server. Unanswered requests are repeated on
 // the next connection. Create it with NewHost.
 type Host struct {
-	port     io.ReadWriter
-	patience time.Duration
+	port      io.ReadWriter
+	waitLimit time.Duration
 
 	mu    sync.Mutex
 	key   files.Key
@@ -53,7 +53,7 @@ type call struct {
 // NewHost returns a client on port. A read that returns io.EOF means that the host
 // is disconnected. Run must be called to exchange messages.
 func NewHost(port io.ReadWriter) *Host {
-	return &Host{port: port, patience: patience, calls: map[uint64]*call{}, kick: make(chan struct{}, 1)}
+	return &Host{port: port, waitLimit: waitLimit, calls: map[uint64]*call{}, kick: make(chan struct{}, 1)}
 }
 
 // Connect starts a new connection: messages with key k belong to it.
@@ -102,7 +102,7 @@ func (h *Host) ask(q files.Request) (files.Answer, syscall.Errno) {
 	h.queue = append(h.queue, c)
 	h.wake()
 	h.mu.Unlock()
-	late := time.NewTimer(h.patience)
+	late := time.NewTimer(h.waitLimit)
 	defer late.Stop()
 	select {
 	case a := <-c.done:

@@ -195,7 +195,7 @@ func TestAskedAgain(t *testing.T) {
 func TestNobodyThere(t *testing.T) {
 	bound(t, func(t *testing.T, p *port, h *Host) {
 		began := time.Now()
-		if _, no := h.ask(files.Request{Op: files.Stat}); no != syscall.EIO || time.Since(began) != patience {
+		if _, no := h.ask(files.Request{Op: files.Stat}); no != syscall.EIO || time.Since(began) != waitLimit {
 			t.Errorf("%v after %s", no, time.Since(began))
 		}
 		h.Connect(files.Key{1})

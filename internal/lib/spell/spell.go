@@ -1,4 +1,4 @@
-// Package spell tells how far a name is from the one that was perhaps meant.
+// Package spell measures how far a name is from the one that was perhaps meant.
 package spell
 
 // Distance is how many letters must be changed, added or left out to make b of a,

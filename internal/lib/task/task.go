@@ -141,7 +141,7 @@ func (g *Group) await(first context.Context, r *running) error {
 	select {
 	case <-r.task.Ready():
 	case <-r.ended:
-		r.settle(first)
+		r.reported(first)
 	case <-first.Done():
 	case <-late:
 		return fmt.Errorf("cannot start %s: not ready after %v", r.task, g.StartTimeout)
@@ -155,16 +155,16 @@ func waitAny(first context.Context, started []*running) {
 	for _, r := range started {
 		select {
 		case <-r.ended:
-			r.settle(first)
+			r.reported(first)
 		case <-first.Done():
 			return
 		}
 	}
 }
 
-// settle waits until the error of an ended task has reached the group: its
+// reported waits until the error of an ended task has reached the group: its
 // goroutine reports it just after ended is closed.
-func (r *running) settle(first context.Context) {
+func (r *running) reported(first context.Context) {
 	if r.err != nil {
 		<-first.Done()
 	}

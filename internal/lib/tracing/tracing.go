@@ -95,7 +95,7 @@ func (t *Traces) End() error {
 	return nil
 }
 
-// faults tells of what could not be sent, once a minute.
+// faults logs what could not be sent, at most once a minute.
 type faults struct {
 	log *slog.Logger
 

@@ -74,11 +74,11 @@ func (s *stopping) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		settled, err := s.settle(pids)
+		stable, err := s.recheck(pids)
 		if err != nil {
 			return err
 		}
-		if fresh || !settled || listErr != nil {
+		if fresh || !stable || listErr != nil {
 			calm = 0
 		} else {
 			calm++
@@ -86,7 +86,7 @@ func (s *stopping) run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return errors.Join(context.Cause(ctx), listErr)
 		}
-		if !settled {
+		if !stable {
 			if err := delay.For(ctx, 50*time.Microsecond); err != nil {
 				return err
 			}
@@ -115,9 +115,9 @@ func (s *stopping) signal(pids []int) (fresh bool, err error) {
 	return fresh, nil
 }
 
-// settle checks every process again, including stopped ones: a process that
+// recheck checks every process again, including stopped ones: a process that
 // still ran may have continued another.
-func (s *stopping) settle(pids []int) (bool, error) {
+func (s *stopping) recheck(pids []int) (bool, error) {
 	all := true
 	for _, pid := range pids {
 		still, err := s.p.Still(pid)

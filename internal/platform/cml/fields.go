@@ -70,7 +70,7 @@ const (
 )
 
 // which consumes the rest of a key whose opening quote is consumed. A key that
-// stands there in plain letters is known by a look at the buffer.
+// is written in plain letters is recognized in the buffer.
 func (p *pass) which() (int, error) {
 	in := &p.in
 	switch {

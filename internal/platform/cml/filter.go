@@ -15,7 +15,7 @@ import (
 // userActivity is the category that is filtered by who the user is.
 const userActivity = "user_activity"
 
-// relevantByDefault are the categories that tell of a user's work: those of
+// relevantByDefault are the categories that count as a user's work: those of
 // both seeds and wipe_node and packet_capture, which CML has and they miss.
 var relevantByDefault = []string{
 	"start_lab", "stop_lab", "create_lab", "import_lab", "export_lab", "wipe_lab", "delete_lab",

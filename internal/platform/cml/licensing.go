@@ -147,9 +147,9 @@ func (e *RegistrationError) Error() string {
 // Unwrap gives what ended the wait, if not the registration itself.
 func (e *RegistrationError) Unwrap() error { return e.Err }
 
-// AwaitRegistration looks every so often (0 means 1.5 s) until the registration
+// AwaitRegistration polls at an interval (0 means 1.5 s) until the registration
 // is completed and in compliance, has failed, or ctx ends; a failure is a
-// *RegistrationError. A look that fails is repeated: the host may be busy.
+// *RegistrationError. A failed poll is repeated: the host may be busy.
 func (c *Client) AwaitRegistration(ctx context.Context, every time.Duration) error {
 	tick := time.NewTicker(cmp.Or(every, defaultPoll))
 	defer tick.Stop()
@@ -188,7 +188,7 @@ type Deregistration string
 const (
 	// Deregistered: the host and Smart Licensing both know.
 	Deregistered Deregistration = "deregistered"
-	// DeregisteredLocally: Smart Licensing could not be told; the seat there
+	// DeregisteredLocally: Smart Licensing could not be reached; the seat there
 	// may still be taken.
 	DeregisteredLocally Deregistration = "deregistered_locally"
 	// NotRegistered: there was nothing to undo.

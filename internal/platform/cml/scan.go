@@ -69,7 +69,7 @@ type scanner struct {
 	max   int64 // size limit of the stream
 	err   error // why no more bytes will come
 
-	// objects tells which of the open containers are objects: bit d is level d.
+	// objects records which open containers are objects: bit d is level d.
 	objects [maxDepth / 64]uint64
 }
 

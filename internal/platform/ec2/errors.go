@@ -147,7 +147,7 @@ func classify(err error, code, message string) Kind {
 	return Unreachable
 }
 
-// isCredentials tells that no credentials were found: the SDK has no type for it.
+// isCredentials reports whether no credentials were found. The SDK has no type for it.
 func isCredentials(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "get credentials") || strings.Contains(text, "failed to refresh cached credentials") ||

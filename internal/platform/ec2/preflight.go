@@ -40,7 +40,7 @@ type Preflight struct {
 	StopProtected Check `json:"stop_protected"`
 }
 
-// Preflight looks at everything that could make a stop of the instance a bad
+// Preflight checks everything that could make a stop of the instance a bad
 // idea. It fails as a whole only if the instance itself cannot be read, with
 // kind NotFound if EC2 does not know it; else each check fails alone.
 func (c *Client) Preflight(ctx context.Context, id string) (Preflight, error) {

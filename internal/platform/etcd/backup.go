@@ -93,7 +93,7 @@ func (c *sumCheck) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// verify tells what is wrong with what was written.
+// verify returns an error if the backup is incomplete or corrupt.
 func (c *sumCheck) verify() error {
 	switch {
 	case c.size <= sumBytes || (c.size-sumBytes)%pageBytes != 0:

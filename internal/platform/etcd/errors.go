@@ -54,7 +54,7 @@ func kindOf(err error) error {
 	return nil
 }
 
-// writeError tells what err of a write means.
+// writeError maps an etcd error of a write to a store error.
 func writeError(what string, err error) error {
 	if err == nil {
 		return nil
@@ -66,7 +66,7 @@ func writeError(what string, err error) error {
 	return fmt.Errorf("cannot %s: %w: %w", what, kind, err)
 }
 
-// readError tells what err of a call without effect means.
+// readError maps an etcd error of a call without effect to a store error.
 func readError(what string, err error) error {
 	kind := kindOf(err)
 	if kind == nil {

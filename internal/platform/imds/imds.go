@@ -1,4 +1,4 @@
-// Package imds reads what EC2 tells an instance about itself: who it is and
+// Package imds reads what EC2 publishes to an instance about itself: who it is and
 // its tags, by version 2 of the metadata service alone.
 //
 // Every call is bounded in time. A failure is an *Error with a Kind, because

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Stat is one process or task as /proc/PID/stat tells it (proc_pid_stat(5)).
+// Stat is one process or task as listed in /proc/PID/stat (proc_pid_stat(5)).
 // Times are in clock ticks (FS.Tick).
 type Stat struct {
 	PID     int

@@ -127,7 +127,7 @@ func (p *Poller) forget(id uint64) {
 	p.mu.Unlock()
 }
 
-// control tells epoll about the socket at place i; the caller holds mu.
+// control registers the socket at index i with epoll. The caller holds mu.
 func (g *Guard) control(op, i int) error {
 	s := &g.socks[i]
 	if op == unix.EPOLL_CTL_DEL {

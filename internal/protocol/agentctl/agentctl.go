@@ -83,7 +83,7 @@ type Outcome struct {
 
 // Hook is a run of the pre-stop or the post-cancel hook.
 type Hook struct {
-	Command  string        `json:"command"` // its program; what it is given is not told
+	Command  string        `json:"command"` // the program only, without its arguments
 	User     string        `json:"user"`
 	ExitCode int           `json:"exit_code"` // -1 when it did not end by itself
 	TimedOut bool          `json:"timed_out"`

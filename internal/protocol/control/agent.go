@@ -132,7 +132,7 @@ type AgentAnswer struct {
 // AgentView is an agent as a server sees it.
 type AgentView struct {
 	ReceivedAt time.Time   `json:"received_at"`
-	Stale      bool        `json:"stale"` // nothing was heard for twice its interval
+	Stale      bool        `json:"stale"` // no report for twice its interval
 	Report     AgentReport `json:"report"`
 }
 
@@ -160,7 +160,7 @@ const (
 	maxAgentText = 512
 )
 
-// Check tells what is wrong with a report, naming the field.
+// Check returns the faults of a report, each with its field.
 func (r *AgentReport) Check() error {
 	var errs []error
 	fail := func(field, format string, a ...any) {

@@ -50,7 +50,7 @@ type Why struct {
 	// Readings says where the readings came from: "live", "recorded" or
 	// "unknown".
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
-	// Halted tells that all automatic actions are stopped now.
+	// Halted means that all automatic actions are stopped now.
 	Halted bool `json:"halted"`
 	// Halt is who stopped them, and since when; absent without a halt.
 	Halt *fleet.Halt `json:"halt,omitempty"`
@@ -160,7 +160,7 @@ type Simulation struct {
 	Missing       []evidence.Missing `json:"missing"`
 }
 
-// SimulateStep is a line of a simulation that tells how far it is. The last one
+// SimulateStep is a progress line of a simulation. The last one
 // has the answer, or why there is none.
 type SimulateStep struct {
 	Share      float64     `json:"share" minimum:"0" maximum:"1" doc:"Of the time that has been replayed"`
@@ -347,7 +347,7 @@ type Machine struct {
 	// there is no Report, and ReportedAt is when something new of it was said.
 	Server string `json:"server,omitempty"`
 	// Of agents: the worker it is, the agent's version, and whether it is
-	// older than the server or was not heard for twice its interval.
+	// older than the server or has not reported for twice its interval.
 	WorkerID string `json:"worker_id,omitempty"`
 	Version  string `json:"version,omitempty"`
 	Outdated bool   `json:"outdated,omitempty"`
@@ -403,7 +403,7 @@ type Auth struct {
 	Login    string `json:"login,omitempty" doc:"Start page for a browser"`
 }
 
-// Reset tells a reader of the event stream that events may be missing, so
+// Reset notifies a reader of the event stream that events may be missing, so
 // that it reads the present state again.
 type Reset struct {
 	Reason string `json:"reason"`

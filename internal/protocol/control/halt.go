@@ -18,7 +18,7 @@ type HaltTurn struct {
 	Wait  float64 `json:"wait_seconds,omitempty" minimum:"0" maximum:"60" doc:"How long to wait for a change"`
 }
 
-// HaltAnswer is the fleet's halt as a machine that reports hears of it.
+// HaltAnswer is the fleet's halt as sent to a reporting machine.
 type HaltAnswer struct {
 	Mark string `json:"mark" doc:"Send it back as known with the next request"`
 	// Halt is nil while the fleet is not halted.

@@ -153,7 +153,7 @@ type HostSummary struct {
 	// there was none.
 	HeardAt      *time.Time `json:"heard_at"`
 	UnheardSince *time.Time `json:"unheard_since"`
-	// Unheard is why it is not heard, for display.
+	// Unheard is why its reports do not arrive, for display.
 	Unheard    string  `json:"unheard,omitempty"`
 	AgeSeconds float64 `json:"age_seconds"`
 	Interval   float64 `json:"interval_seconds" doc:"Time within which it promised its next report"`

@@ -240,7 +240,7 @@ type (
 	ExecResult  = instance.Outcome
 )
 
-// Reset tells a reader of the event stream that some events are gone, so that
+// Reset notifies a reader of the event stream that some events are gone, so that
 // it reads the present state again.
 type Reset struct {
 	Reason string `json:"reason"`

@@ -385,12 +385,12 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, VerbForget, Name{ID: id}, nil)
 }
 
-// Adopt tells a new shim of a run that an earlier one started.
+// Adopt hands a run that an earlier shim started to a new one.
 func (c *Client) Adopt(ctx context.Context, r Run) error {
 	return c.call(ctx, VerbAdopt, r, nil)
 }
 
-// Outside tells the shim what to ask when this daemon has gone. It is on disk,
+// Outside gives the shim the request to send when this daemon has gone. It is on disk,
 // though not durably, when it returns.
 func (c *Client) Outside(ctx context.Context, o Outside) error {
 	return c.call(ctx, VerbOutside, o, nil)

@@ -50,8 +50,8 @@ type wire struct {
 
 func newWire(c *net.UnixConn) *wire { return &wire{c: c, oob: make([]byte, unix.CmsgSpace(4*253))} }
 
-// patience bounds one write to a peer that does not read.
-const patience = 10 * time.Second
+// waitLimit bounds one write to a peer that does not read.
+const waitLimit = 10 * time.Second
 
 // write sends a message. The descriptors stay the caller's.
 func (w *wire) write(e envelope, fds []int) error {
@@ -73,7 +73,7 @@ func (w *wire) write(e envelope, fds []int) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.c.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+	if err := w.c.SetWriteDeadline(time.Now().Add(waitLimit)); err != nil {
 		return err
 	}
 	n, _, err := w.c.WriteMsgUnix(b, oob, nil)

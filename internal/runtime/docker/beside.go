@@ -86,7 +86,7 @@ func (c *checks) end(exec string) bool {
 	return true
 }
 
-// endAll notes that no end of a check will be heard.
+// endAll marks every check as ended, because no further events will arrive.
 func (c *checks) endAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -70,7 +70,7 @@ func (w *Work) layerLeft() (int64, error) {
 	return max(left, 0), nil
 }
 
-// tellRoom tells a guest how much its own disk may grow, if that changed. While
+// tellRoom sends a guest how much its own disk may grow, if that changed. While
 // it is being woken it is told only of decreases, because each call delays its
 // client. A guest agent too old for this call is not called again.
 func (w *Work) tellRoom(ctx context.Context, waking bool) {

@@ -100,7 +100,7 @@ type sharedDir struct {
 	shared   chan error    // result of the first mount
 }
 
-// ending tells the end of a QEMU from the end of a hibernated guest. endMu is
+// ending distinguishes the end of a QEMU from the end of a hibernated guest. endMu is
 // held while the files on disk and state.saved change together.
 type ending struct {
 	endMu sync.Mutex

@@ -16,7 +16,7 @@ const (
 	beatLinger = 10 * time.Second // after the last thaw
 )
 
-// heart tells the shim that this daemon runs, while something is frozen. If the
+// heart sends heartbeats to the shim while something is frozen. If the
 // daemon hangs, the shim thaws everything. Without frozen instances it costs
 // nothing.
 type heart struct {

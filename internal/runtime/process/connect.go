@@ -62,7 +62,7 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 func (r *Runtime) shimLives() bool {
 	f, err := os.Open(filepath.Join(r.cfg.Dir, "shim.lock"))
 	if err != nil {
-		return false // launching one tells what is wrong
+		return false // starting one reports the cause
 	}
 	defer f.Close()
 	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)

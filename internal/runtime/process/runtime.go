@@ -429,7 +429,7 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-// WhenGone tells the shim what to do for id when this daemon has gone: a POST
+// WhenGone sets what the shim does for id when this daemon has gone: a POST
 // to path on a unix socket. An empty socket cancels that.
 func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
 	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path})

@@ -220,9 +220,9 @@ func (r *Roster) reached(revision int64) {
 	})
 }
 
-// patience bounds how long a listing waits for changes that the store has
+// waitLimit bounds how long a listing waits for changes that the store has
 // accepted. They arrive soon unless the store is unreachable.
-const patience = 10 * time.Second
+const waitLimit = 10 * time.Second
 
 // catchUp waits until every change that the store has now is included.
 func (r *Roster) catchUp(ctx context.Context) error {
@@ -238,7 +238,7 @@ func (r *Roster) catchUp(ctx context.Context) error {
 	w := waiter{res.Revision, make(chan struct{})}
 	r.waiting = append(r.waiting, w)
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
 	select {
 	case <-w.done:

@@ -69,7 +69,7 @@ func (c *Clock) Speed() float64 {
 	return c.speed
 }
 
-// setSpeed changes the speed from now on. World.SetSpeed settles everything first.
+// setSpeed changes the speed from now on. World.SetSpeed advances everything first.
 func (c *Clock) setSpeed(speed float64) error {
 	if speed <= 0 || speed > 1e6 {
 		return fmt.Errorf("cannot set clock speed: %v is outside 0 to 1e6", speed)

@@ -157,7 +157,7 @@ func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
 		return Nobody
 	}
 	now := w.Clock.Now()
-	w.settle(now, i)
+	w.advance(now, i)
 	r := i.Host.reach(now)
 	if r == Nobody {
 		return r
@@ -207,7 +207,7 @@ func (w *World) Locate(ref string, visit func(*Instance, Moment)) bool {
 		return false
 	}
 	now := w.Clock.Now()
-	w.settle(now, i)
+	w.advance(now, i)
 	visit(i, now)
 	return true
 }

@@ -94,7 +94,7 @@ func (w *World) again(now Moment, l *launched, print string, visit func(*Instanc
 	}
 	for _, id := range l.ids {
 		if i := w.byID[id]; i != nil {
-			w.settle(now, i)
+			w.advance(now, i)
 			visit(i, now)
 		}
 	}
@@ -212,14 +212,14 @@ func (w *World) settleType(now Moment, r *Region, typ string) {
 	}
 	for _, i := range r.list {
 		if i.Type == typ {
-			w.settle(now, i)
+			w.advance(now, i)
 		}
 	}
 }
 
 // up counts the instances of a type that hold capacity, as far as their state
-// has been looked at. It settles nothing: a user's own start asks it while an
-// instance is being settled.
+// has been looked at. It advances nothing: a user's own start asks it while an
+// instance is being advanced.
 func (r *Region) up(typ string) int {
 	used := 0
 	for _, i := range r.list {

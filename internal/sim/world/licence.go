@@ -34,7 +34,7 @@ func (l *Licence) ActiveProduct() string { return cmp.Or(l.Active, "CML_Enterpri
 // Reserve turns reservation mode of an unregistered product on or off.
 func (w *World) Reserve(h *Host, now Moment, on bool) error {
 	l := &h.Licence
-	l.settle(w, now)
+	l.advance(w, now)
 	if l.Registration == "IN_PROGRESS" || l.Registration == "COMPLETED" {
 		return refuse(400, "400", "The product is registered")
 	}
@@ -49,8 +49,8 @@ func (l *Licence) complete(wire time.Time) {
 	l.Attempted, l.Succeeded = wire, wire
 }
 
-// settle applies what the license agent has found out by now.
-func (l *Licence) settle(w *World, now Moment) {
+// advance applies what the license agent has found out by now.
+func (l *Licence) advance(w *World, now Moment) {
 	if l.Registration == "" {
 		l.Registration, l.Authorization = "NOT_REGISTERED", "EVAL"
 	}
@@ -74,7 +74,7 @@ func (l *Licence) settle(w *World, now Moment) {
 
 // LicenceOf returns the host's license as it is at now.
 func (w *World) LicenceOf(h *Host, now Moment) Licence {
-	h.Licence.settle(w, now)
+	h.Licence.advance(w, now)
 	return h.Licence
 }
 
@@ -83,7 +83,7 @@ func (w *World) LicenceOf(h *Host, now Moment) Licence {
 // out of compliance. The error's Status is CML's response status.
 func (w *World) Register(h *Host, now Moment, token string, again bool) error {
 	l := &h.Licence
-	l.settle(w, now)
+	l.advance(w, now)
 	switch {
 	case !tokenShape.MatchString(token):
 		return refuse(400, "400", "token does not match the pattern")
@@ -105,7 +105,7 @@ func (w *World) Register(h *Host, now Moment, token string, again bool) error {
 // reached and the product is deregistered on this side only.
 func (w *World) Deregister(h *Host, now Moment) (told bool, err error) {
 	l := &h.Licence
-	l.settle(w, now)
+	l.advance(w, now)
 	switch l.Registration {
 	case "IN_PROGRESS":
 		return false, refuse(409, "409", "A registration is in progress")

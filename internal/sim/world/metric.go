@@ -87,7 +87,7 @@ func (w *World) Points(m Metric, start, end time.Time, period time.Duration) []P
 	if !ok || i == nil || i.Account != m.Account || i.Region != m.Region {
 		return nil
 	}
-	w.settle(now, i)
+	w.advance(now, i)
 	f := series(m, i)
 	if f == nil {
 		return nil
@@ -190,7 +190,7 @@ func (w *World) Series(account, region string, max int, match func(Metric) bool)
 	now := w.Clock.Now()
 	var out []Metric
 	for _, i := range r.list {
-		w.settle(now, i)
+		w.advance(now, i)
 		if i.State != Running {
 			continue
 		}

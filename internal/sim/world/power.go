@@ -217,9 +217,9 @@ func (w *World) External(ref, op, by string) error {
 	return err
 }
 
-// settle brings one instance up to now: transitions that fell due and, in
+// advance brings one instance up to now: transitions that fell due and, in
 // between, what the scripted users of its host did, in order of time.
-func (w *World) settle(now Moment, i *Instance) {
+func (w *World) advance(now Moment, i *Instance) {
 	if i.purged {
 		return
 	}

@@ -97,7 +97,7 @@ func (w *World) Set(ref string, a Attributes) error {
 		return Refuse("InvalidInstanceID.NotFound", "There is no instance %q", ref)
 	}
 	now := w.Clock.Now()
-	w.settle(now, i)
+	w.advance(now, i)
 	if err := a.check(i); err != nil {
 		return err
 	}

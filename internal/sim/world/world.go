@@ -142,7 +142,7 @@ func (w *World) Instances(q Query, visit func(*Instance, Moment)) (more uint64, 
 	}
 	n := 0
 	for _, i := range list {
-		w.settle(now, i)
+		w.advance(now, i)
 		if !i.found(now.Wire) {
 			w.purge(now, r, i)
 			continue
@@ -161,7 +161,7 @@ func (w *World) Instances(q Query, visit func(*Instance, Moment)) (more uint64, 
 	return 0, nil
 }
 
-// pick finds instances by id in one region, settled, without duplicates.
+// pick finds instances by id in one region, up to date, without duplicates.
 func (w *World) pick(now Moment, account, region string, ids []string) ([]*Instance, error) {
 	out := make([]*Instance, 0, len(ids))
 	seen := make(map[string]bool, len(ids))
@@ -176,7 +176,7 @@ func (w *World) pick(now Moment, account, region string, ids []string) ([]*Insta
 		seen[id] = true
 		i, ok := w.byID[id]
 		if ok {
-			w.settle(now, i)
+			w.advance(now, i)
 		}
 		if !ok || i.Account != account || i.Region != region || !i.found(now.Wire) {
 			missing = append(missing, id)
@@ -229,7 +229,7 @@ func (w *World) Find(ref string, visit func(*Instance, Moment)) bool {
 		return false
 	}
 	now := w.Clock.Now()
-	w.settle(now, i)
+	w.advance(now, i)
 	visit(i, now)
 	return true
 }
@@ -248,7 +248,7 @@ func (w *World) All(visit func(*Instance, Moment)) {
 	now := w.Clock.Now()
 	for _, r := range w.sortedRegions() {
 		for _, i := range r.list {
-			w.settle(now, i)
+			w.advance(now, i)
 			if i.found(now.Wire) {
 				visit(i, now)
 			}
@@ -286,7 +286,7 @@ func (w *World) SetSpeed(speed float64) error {
 	defer w.mu.Unlock()
 	now := w.Clock.Now()
 	for _, i := range w.byID {
-		w.settle(now, i)
+		w.advance(now, i)
 	}
 	return w.Clock.setSpeed(speed)
 }

@@ -163,7 +163,7 @@ func testHandover(t *testing.T, h Harness) {
 			o, l = o2, l2
 		case err := <-failed:
 			t.Fatal(err)
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			t.Fatalf("owner %d never came", i+1)
 		}
 	}

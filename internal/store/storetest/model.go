@@ -50,7 +50,7 @@ func Model(t *testing.T, with func(t *testing.T, run func(Harness) error) error)
 }
 
 func runModel(h Harness, writers [][]step) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	start, err := h.Store.Range(ctx, store.Query{Keys: h.all()})
 	if err != nil {

@@ -75,8 +75,8 @@ func Cases() []Case {
 	}
 }
 
-// patience is how long a condition may take to come true.
-const patience = 60 * time.Second
+// waitLimit is how long a condition may take to come true.
+const waitLimit = 60 * time.Second
 
 func (h Harness) key(name string) string { return h.Prefix + name }
 
@@ -130,15 +130,15 @@ func await(t *testing.T, what string, ch <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-ch:
-	case <-time.After(patience):
-		t.Fatalf("still waiting for %s after %v", what, patience)
+	case <-time.After(waitLimit):
+		t.Fatalf("still waiting for %s after %v", what, waitLimit)
 	}
 }
 
 // next returns the next batch with events, or the last one.
 func next(t *testing.T, batches <-chan store.Batch) store.Batch {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitLimit)
 	for {
 		select {
 		case b, ok := <-batches:
@@ -149,7 +149,7 @@ func next(t *testing.T, batches <-chan store.Batch) store.Batch {
 				return b
 			}
 		case <-deadline:
-			t.Fatalf("no batch after %v", patience)
+			t.Fatalf("no batch after %v", waitLimit)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func next(t *testing.T, batches <-chan store.Batch) store.Batch {
 // awaitGone waits until a key does not exist.
 func awaitGone(t *testing.T, h Harness, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	page, err := h.Store.Range(ctx, store.Query{Keys: store.Key(h.key(name))})
 	if err != nil {

@@ -167,7 +167,7 @@ func testWatchProgress(t *testing.T, h Harness) {
 	var last int64
 	for i := range 50 {
 		want := put(t, h, "a", fmt.Sprint(i))
-		deadline := time.After(patience)
+		deadline := time.After(waitLimit)
 		for got := false; !got; {
 			select {
 			case b, ok := <-batches:
@@ -241,7 +241,7 @@ func testFollow(t *testing.T, h Harness) {
 		if !errors.Is(err, cut) {
 			t.Fatal(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("the end was never seen")
 	}
 	if resets < 1 || len(mirror) != 7 || mirror[h.key("k4")] != "39" {

@@ -21,8 +21,8 @@ import (
 	"time"
 )
 
-// patience is how long a member may take to become healthy.
-const patience = 60 * time.Second
+// waitLimit is how long a member may take to become healthy.
+const waitLimit = 60 * time.Second
 
 // Cluster is a running cluster. It is used by one goroutine.
 type Cluster struct {
@@ -176,7 +176,7 @@ func (c *Cluster) signal(i int, s syscall.Signal) {
 func (c *Cluster) AwaitHealthy(i int) {
 	c.t.Helper()
 	m := c.members[i]
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	for {
 		if m.healthy(ctx) {
@@ -185,7 +185,7 @@ func (c *Cluster) AwaitHealthy(i int) {
 		select {
 		case <-ctx.Done():
 			log, err := os.ReadFile(filepath.Join(m.dir, "log"))
-			c.t.Fatalf("member %d is not healthy after %v; its log (%v):\n%s", i, patience, err, log[max(0, len(log)-4000):])
+			c.t.Fatalf("member %d is not healthy after %v; its log (%v):\n%s", i, waitLimit, err, log[max(0, len(log)-4000):])
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -94,7 +94,7 @@ func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, err
 	}
 }
 
-// Meet tells the guest on p to connect and waits for it, for a frozen guest as
+// Meet asks the guest on p to connect and waits for it, for a frozen guest as
 // long as p exists.
 func (l *Listener) Meet(ctx context.Context, p *guest.Peer, cid uint32) (*os.File, error) {
 	var k Key
