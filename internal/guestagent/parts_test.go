@@ -167,7 +167,7 @@ func TestLook(t *testing.T) {
 		if c.path != "" {
 			env = []string{"PATH=" + c.path}
 		}
-		got, err := look(root, c.name, env, c.dir)
+		got, err := lookPath(root, c.name, env, c.dir)
 		if got != c.want || (err == nil) != (c.want != "") {
 			t.Errorf("%+v: %q, %v", c, got, err)
 		}
