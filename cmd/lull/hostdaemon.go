@@ -22,6 +22,7 @@ import (
 	"lull/internal/host"
 	"lull/internal/host/api"
 	"lull/internal/host/events"
+	"lull/internal/host/probe"
 	"lull/internal/host/records"
 	"lull/internal/host/report"
 	"lull/internal/lib/httpx"
@@ -225,7 +226,7 @@ func (d *hostDaemon) openHost(context.Context) error {
 	cfg := d.cfg
 	d.h = host.New(host.Config{Halted: halted, KeepHalt: d.files.KeepHalt, FleetHalted: fleetHalted, KeepFleetHalt: d.files.KeepFleetHalt,
 		Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait,
-		PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, CPUPercent: share, NetBytes: float64(cfg.Net), DiskBytes: float64(cfg.Disk),
+		PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, Thresholds: probe.Thresholds{CPUPercent: share, NetBytes: float64(cfg.Net), DiskBytes: float64(cfg.Disk)},
 		BaseEnv: baseEnv(d.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: d.guests.Addr().String(),
 		SharedHTTP: d.shared != nil, Runtimes: d.runtimes, Missing: d.missing, Records: d.files, Evidence: d.evidence, EventLog: d.events, Log: d.log,
 		Tracer: d.traces.Tracer(), NewGate: d.gates.add, HeldListeners: d.processes})

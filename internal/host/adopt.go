@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/why"
 )
 
 // Limits of adoption.
@@ -176,13 +177,13 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 				return err
 			}
 		case err != nil:
-			i.h.due.set(i, i.h.Now().Add(time.Second)) // the deadline ends it
+			i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // the deadline ends it
 			return err
 		}
 		return i.finishStop(ctx, "restart", i.rec.StatusReason)
 	}
 	if err := i.adoptAlive(ctx, was, w); err != nil {
-		i.h.due.set(i, i.h.Now().Add(time.Second)) // the deadline checks it again
+		i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // the deadline checks it again
 		return err
 	}
 	return nil
@@ -269,7 +270,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		return nil
 	}
 	if uerr := a.walk(i.h.steps.undo); uerr != nil {
-		i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
+		i.h.due.Set(i.due, i.h.Now().Add(100*time.Millisecond))
 		return errors.Join(err, uerr)
 	}
 	i.emit("resumed", "restart", err.Error())
@@ -279,7 +280,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 // Reasons for the state of an instance that was asleep or in a power transition
 // when its daemon ended.
 const (
-	letRunSaying    = "it was let run while no daemon was there"
+	letRunSaying    = why.LetRun
+	restartedSaying = why.Restarted // a prefix
 	midChangeSaying = "the daemon ended in the middle of a change"
 )
 
@@ -327,7 +329,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &e, 0, 0
 		if was != power.Stopping {
-			afterEnd(r, e, now)
+			r.ApplyRestartRule(e, now)
 		} else {
 			r.Leases = nil
 		}

@@ -15,7 +15,7 @@ import (
 // scheduleAwake schedules the first check after a start or wake. It comes early
 // because the first sample only provides the base for deltas.
 func (i *inst) scheduleAwake(now time.Time) {
-	i.h.due.set(i, now.Add(i.probeEvery()/5))
+	i.h.due.Set(i.due, now.Add(i.probeEvery()/5))
 }
 
 // scheduleAsleep schedules the next step of the ladder, counted from entering
@@ -26,9 +26,9 @@ func (i *inst) scheduleAsleep(now time.Time) {
 		t = d
 	}
 	if !t.IsZero() {
-		i.h.due.set(i, later(t, now))
+		i.h.due.Set(i.due, later(t, now))
 	} else {
-		i.h.due.remove(i)
+		i.h.due.Remove(i.due)
 	}
 }
 
@@ -129,7 +129,7 @@ func (i *inst) checkAsleep() {
 	}
 	now := i.h.Now()
 	if i.h.room.waiting(i) != nil { // it is about to be woken
-		i.h.due.set(i, now.Add(roomTick))
+		i.h.due.Set(i.due, now.Add(roomTick))
 		return
 	}
 	at, to := i.nextStep()
@@ -144,7 +144,7 @@ func (i *inst) checkAsleep() {
 		if d := i.wakeDue(); !d.IsZero() && d.Before(at) {
 			at = d
 		}
-		i.h.due.set(i, at)
+		i.h.due.Set(i.due, at)
 		return
 	}
 	switch to {
@@ -178,7 +178,7 @@ func (i *inst) stopLater() {
 		leave, err := i.h.enter(i.h.ctx, i, call{what: "stop", by: stopAfter, may: i.notStopped("stop")})
 		i.ending.Store(false)
 		if err != nil {
-			i.h.due.set(i, i.h.Now().Add(hibernateRetry))
+			i.h.due.Set(i.due, i.h.Now().Add(hibernateRetry))
 			return
 		}
 		defer leave()
@@ -252,7 +252,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 	defer cancel()
 	if w := i.workload(); w != nil {
 		if err := w.Kill(kctx); err != nil {
-			i.h.due.set(i, i.h.Now().Add(time.Second))
+			i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 			return errors.Join(cause, fmt.Errorf("cannot clear the saved state of %s away: %w", i.name(), err))
 		}
 		i.awaitExit()
@@ -282,7 +282,7 @@ func (i *inst) checkStopped() {
 		return
 	}
 	if now := i.h.Now(); now.Before(at) {
-		i.h.due.set(i, at)
+		i.h.due.Set(i.due, at)
 		return
 	}
 	i.h.spawn(func() {
@@ -307,7 +307,7 @@ func (i *inst) restartLater(cause error) error {
 	var at time.Time
 	memory, _ := i.needs()
 	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
-		at = i.h.Now().Add(restartMax)
+		at = i.h.Now().Add(instance.RestartMax)
 	} else if memory <= i.h.cfg.Memory {
 		return nil // a stop canceled it, and ends it
 	}
@@ -334,9 +334,6 @@ func (i *inst) restarted(why string) string {
 	return why + "; " + how
 }
 
-// restartedSaying is the prefix of that reason.
-const restartedSaying = "restarted: "
-
 // repair completes or reverts a transition that failed halfway. The caller
 // holds the lock, so the transition is no longer in progress.
 func (i *inst) repair() {
@@ -357,7 +354,7 @@ func (i *inst) repair() {
 		i.h.log.Error("cannot repair", "instance", i.name(), "err", err)
 	}
 	if i.halfway() {
-		i.h.due.set(i, i.h.Now().Add(time.Second))
+		i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 	}
 }
 

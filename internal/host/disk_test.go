@@ -1,7 +1,6 @@
 package host
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,35 +26,6 @@ func TestDiskWorkHolds(t *testing.T) {
 			time.Sleep(after + time.Minute)
 			r.is("a", power.Paused)
 		})
-	}
-}
-
-// Disk traffic that cannot be read is unknown and holds. Traffic that the
-// kernel does not count is absent and does not hold.
-func TestDiskReading(t *testing.T) {
-	at := time.Now()
-	c := Config{DiskBytes: diskBytes}
-	sample := func(after time.Duration, bytes uint64, err error) instance.Sample {
-		return instance.Sample{At: at.Add(after), DiskBytes: bytes, DiskErr: err}
-	}
-	for name, row := range map[string]struct {
-		base, s instance.Sample
-		want    idle.State
-	}{
-		"first":         {sample(0, 0, nil), sample(0, 0, nil), idle.Unknown},
-		"nothing":       {sample(0, 9, nil), sample(5*time.Second, 9, nil), idle.Quiet},
-		"one page":      {sample(0, 0, nil), sample(5*time.Second, 4096, nil), idle.Quiet},
-		"two pages":     {sample(0, 0, nil), sample(5*time.Second, 8192, nil), idle.Active},
-		"short window":  {sample(0, 0, nil), sample(time.Second, 4096, nil), idle.Active},
-		"long window":   {sample(0, 0, nil), sample(time.Minute, 8192, nil), idle.Quiet},
-		"falling":       {sample(0, 4096, nil), sample(5*time.Second, 0, nil), idle.Quiet},
-		"unreadable":    {sample(0, 0, nil), sample(5*time.Second, 0, errUnreadable), idle.Unknown},
-		"was not read":  {sample(0, 0, errUnreadable), sample(5*time.Second, 0, nil), idle.Unknown},
-		"never counted": {sample(0, 0, instance.ErrAbsent), sample(5*time.Second, 0, instance.ErrAbsent), idle.Absent},
-	} {
-		if got := c.diskReading(row.base, row.s, row.s.At); got.State != row.want || got.Signal != "disk" {
-			t.Errorf("%s: %s %s, want %s", name, got.Signal, got.State, row.want)
-		}
 	}
 }
 
@@ -100,5 +70,3 @@ func TestNothingSleepsThatCannotWake(t *testing.T) {
 		})
 	}
 }
-
-var errUnreadable = errors.New("permission denied")

@@ -1,19 +1,15 @@
 package host
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
-	"syscall"
-	"time"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
-	"lull/internal/core/power"
+	"lull/internal/host/listeners"
 	"lull/internal/relay"
 )
 
@@ -54,103 +50,8 @@ func (i *inst) Ready(port int) (relay.Backend, bool) {
 	return (*b)[port], true
 }
 
-// Wake wakes the instance for the relay.
-func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
-	why := fmt.Sprintf("a client came from %s", a.Remote)
-	if i.rationed() { // a client that wakes nothing takes no room
-		if err := i.mayWake(a); err != nil {
-			return err
-		}
-	}
-	defer i.ask()()
-	leave, err := i.h.enter(ctx, i, call{what: "wake", by: byConnection, client: true, may: func() error { return i.mayWake(a) }})
-	if err != nil {
-		return err
-	}
-	defer leave()
-	if err := i.settle(); err != nil {
-		return err
-	}
-	if err := i.mayWake(a); err != nil {
-		return err
-	}
-	switch s := i.state(); s {
-	case power.Running:
-		return nil
-	case power.Paused, power.Reclaimed, power.Hibernated:
-		return i.wake(byConnection, why)
-	case power.Stopped:
-		return i.start(ctx, byConnection, i.restarted(why))
-	default:
-		return fmt.Errorf("%s is %s", i.name(), s)
-	}
-}
-
-// mayWake returns why a relay client cannot wake i in its present state; nil if
-// it can.
-func (i *inst) mayWake(a relay.Arrival) error {
-	switch i.state() {
-	case power.Paused, power.Reclaimed, power.Hibernated:
-		if i.pausedByOthers() {
-			return fmt.Errorf("%s was paused from outside of lull; resume it there or with: lull instance resume %s", i.name(), i.name())
-		}
-	case power.Stopped:
-		switch {
-		case a.Cause == relay.CauseData:
-			return fmt.Errorf("%s was stopped, and the connection belonged to its last run", i.name())
-		case !i.enabled():
-			return fmt.Errorf("%s is disabled", i.name())
-		case i.restartsNow(): // the client waits for the restart
-		case i.unwakeable() != "":
-			return fmt.Errorf("%s is stopped (%s); start it with: lull instance start %s", i.name(), i.unwakeable(), i.name())
-		}
-	}
-	return nil
-}
-
-// restartsNow reports whether the instance exited and is about to be restarted.
-// That holds for the first restart only: later ones are delayed.
-func (i *inst) restartsNow() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.rec.Enabled && len(i.rec.Crashes) == 0 && !i.rec.RestartAt.IsZero()
-}
-
-// notListening returns the first endpoint whose target has no listener that
-// clients can reach.
-func notListening(want []instance.Endpoint, ls []instance.Listener) string {
-	for _, e := range want {
-		if len(listenersOn(e, ls)) == 0 {
-			return e.Target
-		}
-	}
-	return ""
-}
-
-// silent describes what exists in place of the missing listener. deep is
-// whether the addresses belong to a guest.
-func silent(want []instance.Endpoint, ls []instance.Listener, deep bool, limit time.Duration) string {
-	target := notListening(want, ls)
-	_, port, _ := net.SplitHostPort(target)
-	for _, l := range ls {
-		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && l.Private && lp == port {
-			return fmt.Sprintf("after %s it listens on %s of the guest only, which no client reaches: bind it to 0.0.0.0", idle.Human(limit), l.Addr)
-		}
-	}
-	for _, l := range ls {
-		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && lp == port && !deep {
-			return fmt.Sprintf("after %s it listens on %s and not on %s, where clients come", idle.Human(limit), l.Addr, target)
-		}
-	}
-	where := ""
-	if deep {
-		where = " in the guest"
-	}
-	return fmt.Sprintf("nothing listens on %s%s after %s", target, where, idle.Human(limit))
-}
-
-// taken returns which port the program could not listen on because another
-// process does; "" for none.
+// taken returns what to add to the reason of a program that could not listen;
+// "" for nothing.
 func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	if i.rt.Capabilities().Network || i.spec().ListenFDs {
 		return ""
@@ -159,78 +60,10 @@ func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	if err != nil {
 		own = nil // the process has ended
 	}
-	for _, e := range want {
-		if e.Proto != "" || len(listenersOn(e, own)) > 0 {
-			continue
-		}
-		l, err := net.Listen("tcp", e.Target)
-		switch {
-		case err == nil:
-			l.Close()
-		case errors.Is(err, syscall.EADDRINUSE):
-			return "; something else listens on " + e.Target
-		}
+	if addr := listeners.Taken(want, own); addr != "" {
+		return "; something else listens on " + addr
 	}
 	return ""
-}
-
-// checkPlaces rejects ports on addresses that this machine does not have: no
-// program could listen there.
-func checkPlaces(s *instance.Spec, rt Runtime) error {
-	if rt.Capabilities().Network {
-		return nil
-	}
-	for n, e := range s.Expose {
-		host, _, err := net.SplitHostPort(e.Target)
-		if err != nil {
-			continue // reported elsewhere
-		}
-		addr, err := netip.ParseAddr(host)
-		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
-			continue
-		}
-		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-		switch {
-		case err == nil:
-			l.Close()
-		case errors.Is(err, syscall.EADDRNOTAVAIL):
-			return &InvalidError{fmt.Errorf("cannot use expose[%d]: %s is no address of this machine, so that the program cannot listen there", n, host)}
-		}
-	}
-	return nil
-}
-
-func listenersOn(e instance.Endpoint, ls []instance.Listener) (out []instance.Listener) {
-	host, port, err := net.SplitHostPort(e.Target)
-	if err != nil {
-		return nil
-	}
-	for _, l := range ls {
-		lh, lp, err := net.SplitHostPort(l.Addr)
-		if err == nil && !l.Private && lp == port && serves(lh, host) && l.Network == cmp.Or(e.Proto, "tcp") {
-			out = append(out, l)
-		}
-	}
-	return out
-}
-
-// serves reports whether a listener bound to bound accepts connections to host.
-func serves(bound, host string) bool {
-	b, err := netip.ParseAddr(bound)
-	if err != nil {
-		return false
-	}
-	if host == "localhost" {
-		return b.IsLoopback() || b.IsUnspecified()
-	}
-	h, err := netip.ParseAddr(host)
-	if err != nil {
-		return host == ""
-	}
-	if b.IsUnspecified() {
-		return b.Is6() || h.Is4() || h.Is4In6()
-	}
-	return b.Unmap() == h.Unmap()
 }
 
 // decidePaths resolves "auto" once the program listens. If a listener cannot be
@@ -273,7 +106,7 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 		if !caps.WatchSockets {
 			cannot = append(cannot, "this runtime cannot watch sockets")
 		}
-		for _, l := range listenersOn(*e, ls) {
+		for _, l := range listeners.On(*e, ls) {
 			if !l.Watchable {
 				cannot = append(cannot, l.Addr+": "+l.Why)
 			}
@@ -299,21 +132,10 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 
 // backend returns how the relay reaches a target of this run.
 func (i *inst) backend(target string, run uint64) (relay.Backend, error) {
-	addr, err := netip.ParseAddrPort(normalise(target))
+	addr, err := netip.ParseAddrPort(listeners.Loopback(target))
 	b := relay.Backend{Addr: addr, Generation: run}
 	if d, ok := i.workload().(instance.Dialer); ok {
 		b.Dial = func(ctx context.Context) (net.Conn, error) { return d.Dial(ctx, target) }
 	}
 	return b, err
-}
-
-func normalise(addr string) string {
-	host, port, _ := net.SplitHostPort(addr)
-	if host == "" || host == "localhost" || host == "0.0.0.0" {
-		host = "127.0.0.1"
-	}
-	if host == "::" {
-		host = "::1"
-	}
-	return net.JoinHostPort(host, port)
 }

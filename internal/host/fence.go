@@ -152,7 +152,7 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if uerr := a.walk(i.h.steps.undo); uerr != nil {
 		// It may still be frozen. It stays PAUSING, which is not a state at
 		// rest, and the deadline repairs it.
-		i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
+		i.h.due.Set(i.due, i.h.Now().Add(100*time.Millisecond))
 		return errors.Join(err, uerr)
 	}
 	var stirred *errStirred
@@ -162,44 +162,6 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 		i.h.log.Error("cannot pause", "instance", i.name(), "err", err)
 		i.emit("pause_failed", by, err.Error())
 	}
-	return err
-}
-
-// wake thaws a paused instance. The caller holds the lock. The record is
-// written after the thaw, because a thaw is safe whatever is on disk: a daemon
-// that finds "paused" checks again before it freezes anything.
-func (i *inst) wake(by, why string) error {
-	if i.workload() == nil {
-		return fmt.Errorf("cannot wake %s: its run has not been found again yet", i.name())
-	}
-	if s := i.state(); s != power.Resuming { // otherwise an earlier wake failed
-		if err := i.move(power.Resuming); err != nil {
-			return err
-		}
-		i.from = s
-	}
-	ctx, span := i.span(i.h.ctx, "instance.wake")
-	defer span.End()
-	traceCause(span, by, why)
-	a := i.asItIs(ctx, by, why)
-	i.update(func(r *instance.Record) { r.State = power.Resuming })
-	err := a.walk(i.h.steps.wake)
-	if err == nil {
-		return nil
-	}
-	fault(span, err)
-	var unusable *instance.SnapshotError
-	if errors.As(err, &unusable) {
-		return i.bootAnew(a.ctx, by, why, unusable)
-	}
-	err = fmt.Errorf("cannot wake %s: %w", i.name(), err)
-	if s, ok := a.work.(instance.Hibernator); ok && s.Hibernated() {
-		return errors.Join(err, i.stayHibernated(a, err))
-	}
-	// Its sockets are no longer watched, so the wake is retried until it
-	// succeeds.
-	i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
-	i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
 	return err
 }
 
@@ -222,25 +184,6 @@ func (i *inst) asItIs(ctx context.Context, by, why string) *attempt {
 	a.guard, a.frozen = i.guard, i.frozen
 	i.mu.Unlock()
 	return a
-}
-
-// stayHibernated handles a failed restore whose snapshot is good: the instance
-// is watched again, and the next client tries again.
-func (i *inst) stayHibernated(a *attempt, cause error) error {
-	err := arm(a)
-	if err == nil {
-		err = i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Hibernated, cause.Error() })
-	}
-	if err != nil {
-		i.h.due.set(i, i.h.Now().Add(time.Second)) // repair tries to wake it
-		return err
-	}
-	if i.gate != nil {
-		i.gate.Sleep()
-	}
-	i.emit("wake_failed", a.by, cause.Error())
-	i.scheduleAsleep(i.h.Now())
-	return nil
 }
 
 func intent(a *attempt) error {

@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/listeners"
 )
 
 // Bind handoff: lull keeps the listening sockets of an instance on the direct
@@ -70,13 +71,6 @@ func (h *Host) handoffNow() (noPrivs bool, err error) {
 	}
 	defer h.handoff.mu.Unlock()
 	return h.handoff.noPrivs, h.handoff.err
-}
-
-// wakes reports whether a connection is meant to start the instance after lull
-// stopped it.
-func (i *inst) wakes() bool {
-	caps := i.rt.Capabilities()
-	return i.spec().Wakes() && caps.WakeFromStopped && !caps.Shared && len(i.spec().Expose) > 0
 }
 
 // keptAddrs returns the addresses whose sockets are kept for the program,
@@ -140,29 +134,6 @@ func (i *inst) direct() bool {
 	return slices.ContainsFunc(i.spec().Expose, func(e instance.Endpoint) bool { return e.Proto == "" && !i.relays(e) })
 }
 
-// unwakeable returns why a connection does not start a stopped instance; ""
-// when it does.
-func (i *inst) unwakeable() string {
-	i.mu.Lock()
-	r := i.rec
-	i.mu.Unlock()
-	switch {
-	case !r.Enabled:
-		return "it is disabled"
-	case !i.spec().Wakes():
-		return "it is stopped, and connections do not start it"
-	case r.StoppedBy == ByManual:
-		return "it was stopped by a user"
-	case i.spec().WakeFromStopped == nil && r.StoppedBy != stopAfter && r.RestartAt.IsZero():
-		return "lull did not stop it"
-	case r.CrashLooping:
-		return "it failed too often and is not restarted automatically"
-	case !r.RestartAt.IsZero() && len(r.Crashes) > 0:
-		return "it failed, and is started again in a moment"
-	}
-	return ""
-}
-
 // keep has the sockets of a launch kept, if possible.
 func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 	addrs := i.keptAddrs()
@@ -224,7 +195,7 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 		return errors.New("its relay ended with the daemon") // no client is connected to it
 	}
 	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
-		if ls, err := w.Listeners(); err != nil || notListening(i.spec().Expose, ls) != "" {
+		if ls, err := w.Listeners(); err != nil || listeners.Missing(i.spec().Expose, ls) != "" {
 			return errors.New("it cannot bind its address any more")
 		}
 	}

@@ -29,14 +29,19 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/deadlines"
 	"lull/internal/host/events"
 	"lull/internal/host/halt"
+	"lull/internal/host/images"
+	"lull/internal/host/metrics"
+	"lull/internal/host/probe"
 	"lull/internal/host/records"
 	"lull/internal/relay"
 )
@@ -70,16 +75,14 @@ type Config struct {
 	PauseAfter time.Duration // 0: never pause
 	StopAfter  time.Duration // 0: never stop a paused instance
 	Probe      time.Duration // interval between probes of a running instance, default 5 s, jittered by a tenth
-	CPUPercent float64       // of one processor at which an instance counts as active, default 1
-	NetBytes   float64       // per 5 s at which it counts as active, default 512
-	DiskBytes  float64       // read and written per 5 s at which it counts as active, default 8192
-	Workers    int           // concurrent transitions from deadlines, default 8
-	BaseEnv    []string      // environment of every instance, before its own
-	LogDir     string        // directory of instances' logs
-	Socket     string        // LULL_SOCKET of the instances; empty for none
-	SharedHTTP bool          // instances without a relayed port get a gate too
-	KeepEvents int           // number of newest events to keep, default 4096
-	EventLog   *events.Log   // keeps events across restarts; nil for none; the caller closes it
+	Thresholds probe.Thresholds
+	Workers    int         // concurrent transitions from deadlines, default 8
+	BaseEnv    []string    // environment of every instance, before its own
+	LogDir     string      // directory of instances' logs
+	Socket     string      // LULL_SOCKET of the instances; empty for none
+	SharedHTTP bool        // instances without a relayed port get a gate too
+	KeepEvents int         // number of newest events to keep, default 4096
+	EventLog   *events.Log // keeps events across restarts; nil for none; the caller closes it
 
 	Runtimes map[string]Runtime
 	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances
@@ -132,17 +135,17 @@ type HeldListeners interface {
 
 // Host runs instances. Create it with New, call Load, then Run.
 type Host struct {
-	cfg    Config
-	log    *slog.Logger
-	began  time.Time // base of Now
-	due    *deadlines
-	saver  *records.Saver
-	room   *room
-	events *events.Feed
-	// measures are the counters for Prometheus.
-	measures measures
-	halts    *halt.Halts
-	handoff  handoff
+	cfg     Config
+	log     *slog.Logger
+	began   time.Time               // base of Now
+	due     *deadlines.Queue[*inst] // the next check of each instance
+	saver   *records.Saver
+	room    *room
+	events  *events.Feed
+	metrics *metrics.Metrics
+	halts   *halt.Halts
+	images  *images.Caches
+	handoff handoff
 	// illegal counts transitions missing from the table: always 0.
 	illegal atomic.Int64
 	steps   fence
@@ -165,20 +168,19 @@ type Host struct {
 // New returns a host without instances.
 func New(cfg Config) *Host {
 	cfg.Probe = cmp.Or(cfg.Probe, 5*time.Second)
-	cfg.CPUPercent = cmp.Or(cfg.CPUPercent, cpuPercent)
-	cfg.NetBytes = cmp.Or(cfg.NetBytes, netBytes)
-	cfg.DiskBytes = cmp.Or(cfg.DiskBytes, diskBytes)
 	cfg.Workers = cmp.Or(cfg.Workers, 8)
 	cfg.WakeWait = cmp.Or(cfg.WakeWait, 45*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: events.New(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
+	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: deadlines.New[*inst](), events: events.New(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
 		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.halts = halt.New(halt.Options{Own: cfg.Halted, Fleet: cfg.FleetHalted, KeepOwn: cfg.KeepHalt, KeepFleet: cfg.KeepFleetHalt,
 		Now: h.Now, Changed: h.haltChanged, Log: h.log})
 	h.saver = records.NewSaver(cfg.Records, h.owner, h.recordsFail)
-	h.measures = newMeasures(cfg.Runtimes)
+	h.images = &images.Caches{Keepers: cfg.Images, UsersOf: h.usersOf, MaxAge: cfg.ImageAge, MaxSize: cfg.ImageSpace,
+		Halted: func() bool { return h.Halted() != nil }, Log: h.log}
+	h.metrics = metrics.New(h, slices.Collect(maps.Keys(cfg.Runtimes)))
 	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.asked, h.endAsked = context.WithCancel(h.ctx)
@@ -202,7 +204,7 @@ func (h *Host) Run(ctx context.Context) error {
 	for range h.cfg.Workers {
 		wg.Go(func() {
 			for {
-				i, ok := h.due.next(ctx)
+				i, ok := h.due.Next(ctx)
 				if !ok {
 					return
 				}
@@ -210,7 +212,7 @@ func (h *Host) Run(ctx context.Context) error {
 			}
 		})
 	}
-	wg.Go(func() { h.keepPruned(ctx) })
+	wg.Go(func() { h.images.Run(ctx) })
 	wg.Go(func() { h.halts.Run(ctx) })
 	saving := make(chan struct{})
 	go func() { h.saver.Run(); close(saving) }()
@@ -343,8 +345,26 @@ func (h *Host) IDOf(ref string) (string, error) {
 	return i.id, nil
 }
 
+// Collector returns the host's metrics.
+func (h *Host) Collector() prometheus.Collector { return h.metrics }
+
 // Events returns what happened to the instances.
 func (h *Host) Events() *events.Feed { return h.events }
+
+// Images returns the image caches.
+func (h *Host) Images() *images.Caches { return h.images }
+
+// usersOf returns the names of the instances made from an image, in any state,
+// and of the instance whose files it holds.
+func (h *Host) usersOf(img instance.Image) []string {
+	out := []string{}
+	for _, i := range h.all() {
+		if img.Source != "" && img.Source == i.spec().Image || img.ID == i.id {
+			out = append(out, i.name())
+		}
+	}
+	return out
+}
 
 // NotFoundError names an instance that does not exist.
 type NotFoundError struct {

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/deadlines"
 	"lull/internal/host/records"
 	"lull/internal/protocol/hostctl"
 	"lull/internal/relay"
@@ -66,8 +67,7 @@ type inst struct {
 	// progress.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 
-	dueAt    time.Time // owned by deadlines
-	dueIndex int       // owned by deadlines
+	due *deadlines.Entry[*inst] // when it is checked next; constant
 
 	// mu guards the rest. It is never held across anything that blocks.
 	mu       sync.Mutex
@@ -108,7 +108,8 @@ type ending struct {
 
 func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 	spec := rec.Spec // a separate copy: rec changes under mu
-	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
+	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1)}
+	i.due = deadlines.NewEntry(i)
 	i.set.Store(&spec)
 	if s, ok := rt.(instance.Sizer); ok {
 		i.size, i.slow = s.Size(&spec)
@@ -177,44 +178,6 @@ func (i *inst) serve() {
 	}
 	if why := i.observe.Swap(nil); why != nil {
 		i.serveObserve(*why)
-	}
-}
-
-// wantWake requests a wake. It never blocks and needs no lock.
-func (i *inst) wantWake(why string) {
-	i.ask()
-	i.wanted.Store(&why)
-	i.h.point("wake-wanted", i)
-	if i.tryAcquire() {
-		if i.rt.Capabilities().Network {
-			// The thaw talks to the guest and may restore it, which takes
-			// longer than a caller can wait.
-			i.h.spawn(func() { i.serve(); i.release() })
-			return
-		}
-		i.serve()
-		i.release()
-	}
-}
-
-// serveWake wakes the instance under the lock if it is asleep and may be woken.
-// Otherwise it does nothing.
-func (i *inst) serveWake(why string) {
-	switch s := i.state(); {
-	case i.pausedByOthers():
-		i.asked.Store(nil)
-	case s.Asleep() && s != power.Paused && i.rationed():
-		i.wakeLater(byConnection, why)
-	case s.Asleep():
-		i.wakeNow(byConnection, why)
-	case s == power.Stopped && i.unwakeable() == "":
-		i.h.spawn(func() {
-			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil && !fromRoom(err) {
-				i.h.log.Error("cannot start for a connection", "instance", i.name(), "err", err)
-			}
-		})
-	default: // it runs, or may not be woken
-		i.asked.Store(nil)
 	}
 }
 

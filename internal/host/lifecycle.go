@@ -5,13 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"syscall"
 	"time"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/listeners"
 )
 
 // Limits of starting and ending.
@@ -19,10 +19,6 @@ const (
 	readyTimeout = 60 * time.Second
 	stopGrace    = 10 * time.Second
 	killLimit    = 10 * time.Second
-	crashUptime  = 10 * time.Second // a run that fails sooner is a crash
-	crashWindow  = 2 * time.Minute
-	crashLimit   = 5 // crashes within the window are a crash loop
-	restartMax   = 30 * time.Second
 	logMax       = 10 << 20
 )
 
@@ -199,7 +195,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 		}
 		ls, err := w.Listeners()
 		if err == nil {
-			if missing := notListening(want, ls); missing == "" {
+			if missing := listeners.Missing(want, ls); missing == "" {
 				return i.decidePaths(want, ls)
 			}
 		}
@@ -213,7 +209,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 			if err != nil {
 				return fmt.Errorf("cannot start %s: its sockets cannot be read: %w", i.name(), err)
 			}
-			return fmt.Errorf("cannot start %s: %s", i.name(), silent(want, ls, i.rt.Capabilities().Network, limit))
+			return fmt.Errorf("cannot start %s: %s", i.name(), listeners.Explain(want, ls, i.rt.Capabilities().Network, limit))
 		}
 	}
 }
@@ -228,7 +224,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 		defer cancel()
 		if err := w.Kill(ctx); err != nil {
 			// It still runs. A record that says stopped would start it twice.
-			i.h.due.set(i, i.h.Now().Add(time.Second))
+			i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 			return errors.Join(cause, fmt.Errorf("cannot end the failed run of %s: %w", i.name(), err))
 		}
 		i.awaitExit() // a start that follows is refused while the exit is unknown
@@ -242,7 +238,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Stopped, cause.Error()
 		if full := (*instance.NoRoomError)(nil); restart && r.Enabled && errors.As(cause, &full) {
-			r.RestartAt = now.Add(restartMax)
+			r.RestartAt = now.Add(instance.RestartMax)
 		}
 		if e == nil {
 			return
@@ -253,7 +249,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 			r.StartedAt = exit.At // it never was up
 		}
 		if ended != nil || errors.Is(cause, errEnded) {
-			afterEnd(r, exit, now)
+			r.ApplyRestartRule(exit, now)
 		}
 	})
 	i.mu.Lock()
@@ -327,7 +323,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 		}
 	default:
 		if uerr := a.walk(i.h.steps.undo); uerr != nil {
-			i.h.due.set(i, i.h.Now().Add(100*time.Millisecond))
+			i.h.due.Set(i.due, i.h.Now().Add(100*time.Millisecond))
 			return errors.Join(err, uerr)
 		}
 		i.shut(false)
@@ -358,7 +354,7 @@ func (i *inst) endNow(ctx context.Context) error {
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	if err := i.workload().Kill(kctx); err != nil {
-		i.h.due.set(i, i.h.Now().Add(time.Second))
+		i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 		return fmt.Errorf("cannot stop %s: %w", i.name(), err)
 	}
 	return nil
@@ -380,7 +376,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 		defer cancel()
 		if err := w.Kill(kctx); err != nil { // children may have outlived it
-			i.h.due.set(i, i.h.Now().Add(time.Second))
+			i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 			return fmt.Errorf("cannot stop %s: %w", i.name(), err)
 		}
 		i.awaitExit()
@@ -401,7 +397,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 		}
 	})
 	i.forgetRun()
-	i.h.due.remove(i)
+	i.h.due.Remove(i.due)
 	i.armRestart()
 	i.emit("stopped", by, why)
 	i.h.log.Info("stopped", "instance", i.name(), "by", by, "reason", why)
@@ -541,43 +537,13 @@ func (i *inst) handleEnding(e *ending) {
 	now := i.h.Now()
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &exit, 0, 0
-		afterEnd(r, exit, now)
+		r.ApplyRestartRule(exit, now)
 	})
 	i.forgetRun()
-	i.h.due.remove(i)
+	i.h.due.Remove(i.due)
 	i.emit("exited", "", why)
 	i.h.log.Info("exited", "instance", i.name(), "reason", why)
 	i.armRestart()
-}
-
-// afterEnd applies the restart rule to a record, so that the due restart is
-// written together with the exit. Uptime is the run's own, never the time since
-// its last activity. Leases belong to the instance and not to the run, so a
-// restart keeps them.
-func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
-	failed := e.Code != 0 && !e.Lost
-	if failed && e.At.Sub(r.StartedAt) < crashUptime {
-		r.Crashes = append(slices.Clip(r.Crashes), now)
-	}
-	for len(r.Crashes) > 0 && now.Sub(r.Crashes[0]) > crashWindow {
-		r.Crashes = r.Crashes[1:]
-	}
-	rule := cmp.Or(r.Spec.Restart, instance.RestartOnFailure)
-	again := r.Enabled && (rule == instance.RestartAlways || rule == instance.RestartOnFailure && (failed || e.Lost))
-	if len(r.Crashes) >= crashLimit {
-		r.CrashLooping, again = true, false
-		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not restarted automatically", len(r.Crashes), idle.Human(crashWindow))
-	}
-	r.RestartAt = time.Time{}
-	if !again {
-		r.Leases = nil
-	} else {
-		r.RestartAt = now.Add(min(time.Second<<min(len(r.Crashes), 5), restartMax))
-		if len(r.Crashes) == 0 {
-			r.RestartAt = now.Add(100 * time.Millisecond)
-		}
-		r.RestartCount++
-	}
 }
 
 // armRestart sets the deadline of a restart that is due.
@@ -587,6 +553,6 @@ func (i *inst) armRestart() {
 	i.restart = at
 	i.mu.Unlock()
 	if !at.IsZero() {
-		i.h.due.set(i, at)
+		i.h.due.Set(i.due, at)
 	}
 }

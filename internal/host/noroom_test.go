@@ -49,7 +49,7 @@ func TestRestartWithoutRoom(t *testing.T) {
 			t.Errorf("started by a person: %v", err)
 		}
 		full.Store(false)
-		time.Sleep(restartMax + time.Second)
+		time.Sleep(instance.RestartMax + time.Second)
 		r.is("a", power.Running)
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/listeners"
 	"lull/internal/host/logs"
 )
 
@@ -26,8 +27,10 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 		return "", &InvalidError{err}
 	}
 	rt, err := h.checkSpec(&s)
-	if err == nil {
-		err = checkPlaces(&s, rt)
+	if err == nil && !rt.Capabilities().Network {
+		if cerr := listeners.CheckAddresses(s.Expose); cerr != nil {
+			err = &InvalidError{cerr}
+		}
 	}
 	if err != nil {
 		return "", err
@@ -159,7 +162,7 @@ func (h *Host) drop(i *inst) {
 	h.mu.Unlock()
 	i.deleted.Store(true) // for callers that wait for its lock
 	h.room.callOff(i, "it was removed in the meantime")
-	h.due.remove(i)
+	h.due.Remove(i.due)
 	h.saver.Forget(i.id)
 	if c, ok := i.gate.(interface{ Close() error }); ok {
 		if err := c.Close(); err != nil {

@@ -164,13 +164,13 @@ func (i *inst) pausedOutside(why string) error {
 		r.PauseCount++
 	})
 	if err != nil {
-		i.h.due.set(i, now) // repair thaws it
+		i.h.due.Set(i.due, now) // repair thaws it
 		return err
 	}
 	if i.gate != nil {
 		i.gate.Sleep()
 	}
-	i.h.due.remove(i)
+	i.h.due.Remove(i.due)
 	i.emit("paused", byOutside, why)
 	return nil
 }

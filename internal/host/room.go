@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -386,46 +385,6 @@ func (i *inst) pushDown(to power.Instance) bool {
 		i.hibernate(byMemory)
 	}
 	return i.state() == to
-}
-
-// wakeLater wakes i when there is room for it. The requester does not wait, so
-// it retries until i is awake or the reason is gone.
-func (i *inst) wakeLater(by, why string) {
-	if !i.queued.CompareAndSwap(false, true) {
-		return
-	}
-	i.h.spawn(func() {
-		for {
-			leave, err := i.h.enter(i.h.ctx, i, call{what: "wake", by: by, client: true, may: i.notStopped("wake")})
-			if i.h.ctx.Err() != nil {
-				if err == nil {
-					leave()
-				}
-				return
-			}
-			if err == nil {
-				i.queued.Store(false) // under the lock: later requests are served when it is released
-				if i.state().Asleep() {
-					i.wakeNow(by, why)
-				}
-				leave()
-				return
-			}
-			var busy *BusyError // enter has published it
-			if !errors.As(err, &busy) || !i.state().Asleep() {
-				i.queued.Store(false)
-				return
-			}
-		}
-	})
-}
-
-// wakeNow wakes a sleeping instance under its lock for a requester that does
-// not wait. It retries on failure.
-func (i *inst) wakeNow(by, why string) {
-	if err := i.wake(by, why); err != nil {
-		i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "err", err)
-	}
 }
 
 // waiting returns how i waits for room; nil when it does not.

@@ -549,7 +549,7 @@ func TestRoomForRestarts(t *testing.T) {
 		if err := r.Stop(r.ctx, "a", ByManual, false); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(restartMax)
+		time.Sleep(instance.RestartMax)
 		r.is("g", power.Running)
 		time.Sleep(30 * time.Second)
 

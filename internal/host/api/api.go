@@ -267,7 +267,7 @@ func (a *API) verbs(api huma.API) {
 func (a *API) images(api huma.API) {
 	huma.Register(api, operation("list-images", "GET", "/images", "What is kept of images, the largest first"),
 		func(ctx context.Context, _ *struct{}) (*answer[[]hostctl.Image], error) {
-			l, err := a.Host.Images(ctx)
+			l, err := a.Host.Images().List(ctx)
 			return &answer[[]hostctl.Image]{l}, problem(err)
 		})
 	huma.Register(api, operation("prune-images", "POST", "/images/prune", "Remove unused images"),
@@ -280,7 +280,7 @@ func (a *API) images(api huma.API) {
 			if in.Body.Older > 0 {
 				before = time.Now().Add(-time.Duration(in.Body.Older * float64(time.Second)))
 			}
-			l, err := a.Host.Prune(ctx, before)
+			l, err := a.Host.Images().Prune(ctx, before)
 			return &answer[[]hostctl.Image]{l}, problem(err)
 		})
 }

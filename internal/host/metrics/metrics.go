@@ -1,15 +1,29 @@
-package host
+// Package metrics counts what happens to the instances of a host, for Prometheus.
+package metrics
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
+	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/protocol/hostctl"
 )
 
-// measures are the host's Prometheus counters. Gauges are read at scrape time.
-type measures struct {
-	wakes  *prometheus.HistogramVec
-	events *prometheus.CounterVec
+// Host is what gauges are read from at scrape time.
+type Host interface {
+	List(memory bool) []hostctl.Instance
+	Room() hostctl.Room
+	Halted() *idle.HaltedBy
+}
+
+// Metrics are the metrics of a host. It implements prometheus.Collector.
+type Metrics struct {
+	host     Host
+	runtimes []string
+	wakes    *prometheus.HistogramVec
+	events   *prometheus.CounterVec
 }
 
 // failures are the event kinds that alerts use. Their counters exist from the
@@ -20,15 +34,16 @@ var failures = []string{"start_failed", "pause_failed", "hibernate_failed", "wak
 // wakesFrom are the states from which an instance is woken or started.
 var wakesFrom = []power.Instance{power.Paused, power.Reclaimed, power.Hibernated, power.Stopped}
 
-func newMeasures(runtimes map[string]Runtime) measures {
-	m := measures{
+// New returns the metrics of a host with these runtimes.
+func New(h Host, runtimes []string) *Metrics {
+	m := &Metrics{host: h, runtimes: runtimes,
 		wakes: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "lull_instance_wake_seconds",
 			Help:    "Seconds from when a client or a person first asked for an instance that did not run until it ran, by the state that it was woken from; waiting for room counts, and one whose snapshot does not fit is woken from stopped.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 120}}, []string{"runtime", "from"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lull_instance_events_total",
 			Help: "What happened to instances, by the type that lull events gives it."}, []string{"type"}),
 	}
-	for name := range runtimes {
+	for _, name := range runtimes {
 		for _, s := range wakesFrom {
 			m.wakes.WithLabelValues(name, string(s))
 		}
@@ -39,26 +54,14 @@ func newMeasures(runtimes map[string]Runtime) measures {
 	return m
 }
 
-// ask records that a caller is waiting for i, unless one already is. drop
-// undoes that if nothing came of it.
-func (i *inst) ask() (drop func()) {
-	now := i.h.Now()
-	i.asked.CompareAndSwap(nil, &now)
-	return func() { i.asked.CompareAndSwap(&now, nil) }
+// Woken records that an instance of a runtime ran again, how long after it was
+// first asked for, and from which state.
+func (m *Metrics) Woken(runtime string, from power.Instance, after time.Duration) {
+	m.wakes.WithLabelValues(runtime, string(from)).Observe(after.Seconds())
 }
 
-// ran records how long callers waited until i ran. Wakes without a waiting
-// caller, such as those when the host ends, are not counted.
-func (i *inst) ran(from power.Instance) {
-	if t := i.asked.Swap(nil); t != nil {
-		i.h.measures.wakes.WithLabelValues(i.spec().Runtime, string(from)).Observe(i.h.Now().Sub(*t).Seconds())
-	}
-}
-
-// Collector returns the host's metrics.
-func (h *Host) Collector() prometheus.Collector { return collector{h} }
-
-type collector struct{ h *Host }
+// Event counts an event of a type.
+func (m *Metrics) Event(kind string) { m.events.WithLabelValues(kind).Inc() }
 
 var (
 	instancesDesc = prometheus.NewDesc("lull_instances", "Instances, by runtime and state.", []string{"runtime", "state"}, nil)
@@ -71,24 +74,24 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (c collector) Describe(out chan<- *prometheus.Desc) {
-	c.h.measures.wakes.Describe(out)
-	c.h.measures.events.Describe(out)
+func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
+	m.wakes.Describe(out)
+	m.events.Describe(out)
 	for _, d := range []*prometheus.Desc{instancesDesc, memoryDesc, budgetDesc, freeDesc, waitingDesc, pushedDesc, haltedDesc} {
 		out <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (c collector) Collect(out chan<- prometheus.Metric) {
-	c.h.measures.wakes.Collect(out)
-	c.h.measures.events.Collect(out)
+func (m *Metrics) Collect(out chan<- prometheus.Metric) {
+	m.wakes.Collect(out)
+	m.events.Collect(out)
 	type group struct{ runtime, state string }
 	count, held := map[group]int{}, map[group]int64{}
-	for name := range c.h.cfg.Runtimes {
+	for _, name := range m.runtimes {
 		count[group{name, string(power.Running)}] = 0
 	}
-	for _, o := range c.h.List(true) {
+	for _, o := range m.host.List(true) {
 		g := group{o.Runtime, o.State}
 		count[g]++
 		held[g] += o.MemoryBytes
@@ -100,10 +103,10 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		gauge(instancesDesc, float64(n), g.runtime, g.state)
 		gauge(memoryDesc, float64(held[g]), g.runtime, g.state)
 	}
-	room := c.h.Room()
+	room := m.host.Room()
 	gauge(budgetDesc, float64(room.Memory))
 	gauge(freeDesc, float64(room.Free))
 	gauge(waitingDesc, float64(room.Waiting))
 	out <- prometheus.MustNewConstMetric(pushedDesc, prometheus.CounterValue, float64(room.Pushed))
-	gauge(haltedDesc, map[bool]float64{true: 1}[c.h.Halted() != nil])
+	gauge(haltedDesc, map[bool]float64{true: 1}[m.host.Halted() != nil])
 }

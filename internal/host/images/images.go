@@ -1,9 +1,11 @@
-package host
+// Package images lists and removes what a host keeps of images.
+package images
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -13,53 +15,53 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Images lists the cached images, largest first.
-func (h *Host) Images(ctx context.Context) ([]hostctl.Image, error) {
+// Caches are the image caches of a host. Set the fields before use.
+type Caches struct {
+	Keepers map[string]instance.ImageKeeper // by name
+	// UsersOf returns the names of the instances made from an image, in any
+	// state, and of the instance whose files it holds.
+	UsersOf func(instance.Image) []string
+	MaxAge  time.Duration // how long an unused image is kept; 0 keeps it forever
+	MaxSize int64         // total bytes above which unused images are removed; 0 means no limit
+	Halted  func() bool   // nothing is removed automatically meanwhile
+	Log     *slog.Logger
+}
+
+// List lists the cached images, largest first.
+func (c *Caches) List(ctx context.Context) ([]hostctl.Image, error) {
 	out := []hostctl.Image{}
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(h.cfg.Images)) {
-		list, err := h.cfg.Images[name].Images(ctx)
+	for _, name := range slices.Sorted(maps.Keys(c.Keepers)) {
+		list, err := c.Keepers[name].Images(ctx)
 		errs = append(errs, err)
 		for _, i := range list {
-			out = append(out, hostctl.Image{Image: i, Keeper: name, UsedBy: h.usersOf(i)})
+			out = append(out, hostctl.Image{Image: i, Keeper: name, UsedBy: c.UsersOf(i)})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b hostctl.Image) int { return int(min(max(b.Bytes-a.Bytes, -1), 1)) })
 	return out, errors.Join(errs...)
 }
 
-// usersOf returns the names of the instances made from an image, in any state,
-// and of the instance whose files it holds.
-func (h *Host) usersOf(img instance.Image) []string {
-	out := []string{}
-	for _, i := range h.all() {
-		if img.Source != "" && img.Source == i.spec().Image || img.ID == i.id {
-			out = append(out, i.name())
-		}
-	}
-	return out
-}
-
 // Prune removes images that are unused and were not used since before. A zero
 // time removes every unused image, and also the files of guests that have no
 // instance. Only then, because an unreadable record looks like a missing
 // instance. removed lists what was deleted; err names what could not be.
-func (h *Host) Prune(ctx context.Context, before time.Time) (removed []hostctl.Image, err error) {
-	list, err := h.Images(ctx)
+func (c *Caches) Prune(ctx context.Context, before time.Time) (removed []hostctl.Image, err error) {
+	list, err := c.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("cannot tell what is in use: %w", err)
 	}
-	return h.removeImages(ctx, superfluous(list, before))
+	return c.remove(ctx, superfluous(list, before))
 }
 
-// removeImages removes the images of list that are still unused.
-func (h *Host) removeImages(ctx context.Context, list []hostctl.Image) (removed []hostctl.Image, err error) {
+// remove removes the images of list that are still unused.
+func (c *Caches) remove(ctx context.Context, list []hostctl.Image) (removed []hostctl.Image, err error) {
 	removed = []hostctl.Image{}
 	for _, i := range list {
-		if i.UsedBy = h.usersOf(i.Image); len(i.UsedBy) > 0 { // an instance was created since
+		if i.UsedBy = c.UsersOf(i.Image); len(i.UsedBy) > 0 { // an instance was created since
 			continue
 		}
-		if rerr := h.cfg.Images[i.Keeper].RemoveImage(ctx, i.ID); rerr != nil {
+		if rerr := c.Keepers[i.Keeper].RemoveImage(ctx, i.ID); rerr != nil {
 			err = errors.Join(err, rerr)
 			continue
 		}
@@ -70,7 +72,7 @@ func (h *Host) removeImages(ctx context.Context, list []hostctl.Image) (removed 
 		for _, i := range removed {
 			names = append(names, i.ID)
 		}
-		h.log.Info("images were removed", "images", strings.Join(names, " "))
+		c.Log.Info("images were removed", "images", strings.Join(names, " "))
 	}
 	return removed, err
 }
@@ -115,22 +117,22 @@ func beyond(list []hostctl.Image, space int64) (out []hostctl.Image) {
 	return out
 }
 
-// fitImages removes images until the cache fits ImageSpace.
-func (h *Host) fitImages(ctx context.Context) error {
-	list, err := h.Images(ctx)
+// fit removes images until the cache fits MaxSize.
+func (c *Caches) fit(ctx context.Context) error {
+	list, err := c.List(ctx)
 	if err != nil {
 		return fmt.Errorf("cannot tell what is in use: %w", err)
 	}
-	_, err = h.removeImages(ctx, beyond(list, h.cfg.ImageSpace))
+	_, err = c.remove(ctx, beyond(list, c.MaxSize))
 	return err
 }
 
 // pruneEvery is the interval between searches for old images.
 const pruneEvery = time.Hour
 
-// keepPruned removes images that exceed ImageAge or ImageSpace, until ctx ends.
-func (h *Host) keepPruned(ctx context.Context) {
-	if h.cfg.ImageAge == 0 && h.cfg.ImageSpace == 0 {
+// Run removes images that exceed MaxAge or MaxSize, until ctx ends.
+func (c *Caches) Run(ctx context.Context) {
+	if c.MaxAge == 0 && c.MaxSize == 0 {
 		return
 	}
 	t := time.NewTicker(pruneEvery)
@@ -141,18 +143,18 @@ func (h *Host) keepPruned(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if h.Halted() != nil {
+		if c.Halted() {
 			continue
 		}
 		var err error
-		if h.cfg.ImageAge > 0 {
-			_, err = h.Prune(ctx, time.Now().Add(-h.cfg.ImageAge))
+		if c.MaxAge > 0 {
+			_, err = c.Prune(ctx, time.Now().Add(-c.MaxAge))
 		}
-		if h.cfg.ImageSpace > 0 {
-			err = errors.Join(err, h.fitImages(ctx))
+		if c.MaxSize > 0 {
+			err = errors.Join(err, c.fit(ctx))
 		}
 		if err != nil {
-			h.log.Warn("some images could not be removed", "err", err)
+			c.Log.Warn("some images could not be removed", "err", err)
 		}
 	}
 }

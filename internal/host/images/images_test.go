@@ -1,10 +1,12 @@
-package host
+package images
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,13 +58,28 @@ func (s *shelf) names() (out []string) {
 	return out
 }
 
+// over runs f while caches with one keeper are kept in bounds.
+func over(t *testing.T, s *shelf, c Caches, f func(c *Caches)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c.Keepers, c.Log = map[string]instance.ImageKeeper{"images": s}, slog.New(slog.DiscardHandler)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { c.Run(ctx) })
+		f(&c)
+		cancel()
+		wg.Wait()
+	})
+}
+
+func unused(instance.Image) []string { return nil }
+func never() bool                    { return false }
+
 // TestImageSpace checks that, above the cache size, unused images are removed,
 // the least recently used first and no more than needed.
 func TestImageSpace(t *testing.T) {
 	s := &shelf{}
-	inTuned(t, func(c *Config) {
-		c.Images, c.ImageSpace = map[string]instance.ImageKeeper{"images": s}, 100
-	}, func(r *rig) {
+	over(t, s, Caches{MaxSize: 100, UsersOf: unused, Halted: never}, func(*Caches) {
 		at := func(h int) time.Time { return time.Now().Add(time.Duration(h) * time.Hour) }
 		s.put(instance.Image{ID: "older", Bytes: 30, MadeAt: at(-9), UsedAt: at(-1)}, instance.Image{ID: "old", Bytes: 30, MadeAt: at(-5)},
 			instance.Image{ID: "runs", Bytes: 60, MadeAt: at(-20), InUse: true}, instance.Image{ID: "lost", Kind: "guest", Bytes: 1000, MadeAt: at(-30)})
@@ -84,20 +101,31 @@ func TestImageSpace(t *testing.T) {
 // request, and those that an instance was made from never.
 func TestPrune(t *testing.T) {
 	s := &shelf{}
-	inTuned(t, func(c *Config) {
-		c.Images, c.ImageAge = map[string]instance.ImageKeeper{"images": s}, 48*time.Hour
-	}, func(r *rig) {
+	const id = "a"
+	var halted atomic.Bool
+	users := func(i instance.Image) []string {
+		if i.ID == id {
+			return []string{"web"}
+		}
+		return nil
+	}
+	over(t, s, Caches{MaxAge: 48 * time.Hour, UsersOf: users, Halted: halted.Load}, func(c *Caches) {
 		old, now := time.Now(), time.Now().Add(72*time.Hour)
-		id := r.run("a", nil)
 		s.put(instance.Image{ID: "old", MadeAt: old}, instance.Image{ID: "new", MadeAt: now}, instance.Image{ID: "runs", MadeAt: old, InUse: true},
 			instance.Image{ID: id, Kind: "guest", MadeAt: old}, instance.Image{ID: "lost", Kind: "guest", MadeAt: old})
-		time.Sleep(50 * time.Hour)
+		halted.Store(true)
+		time.Sleep(49*time.Hour + 30*time.Minute)
+		if d := cmp.Diff([]string{"old", "new", "runs", id, "lost"}, s.names()); d != "" {
+			t.Errorf("during a halt: %s", d)
+		}
+		halted.Store(false)
+		time.Sleep(time.Hour)
 		synctest.Wait()
 		if d := cmp.Diff([]string{"new", "runs", id, "lost"}, s.names()); d != "" {
 			t.Errorf("after two days: %s", d)
 		}
 		s.put(instance.Image{ID: "stuck"})
-		gone, err := r.Prune(r.ctx, time.Time{})
+		gone, err := c.Prune(t.Context(), time.Time{})
 		if err == nil || len(gone) != 2 {
 			t.Errorf("%d removed, %v", len(gone), err)
 		}

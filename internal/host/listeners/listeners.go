@@ -1,0 +1,137 @@
+// Package listeners matches the listening sockets of a program with the endpoints
+// that its instance exposes.
+package listeners
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+)
+
+// Missing returns the first target of want that has no listener that clients can
+// reach; "" for none.
+func Missing(want []instance.Endpoint, ls []instance.Listener) string {
+	for _, e := range want {
+		if len(On(e, ls)) == 0 {
+			return e.Target
+		}
+	}
+	return ""
+}
+
+// Explain describes what exists in place of the missing listener, limit after the
+// start. guest is whether the addresses belong to a guest.
+func Explain(want []instance.Endpoint, ls []instance.Listener, guest bool, limit time.Duration) string {
+	target := Missing(want, ls)
+	_, port, _ := net.SplitHostPort(target)
+	for _, l := range ls {
+		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && l.Private && lp == port {
+			return fmt.Sprintf("after %s it listens on %s of the guest only, which no client reaches: bind it to 0.0.0.0", idle.Human(limit), l.Addr)
+		}
+	}
+	for _, l := range ls {
+		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && lp == port && !guest {
+			return fmt.Sprintf("after %s it listens on %s and not on %s, where clients come", idle.Human(limit), l.Addr, target)
+		}
+	}
+	where := ""
+	if guest {
+		where = " in the guest"
+	}
+	return fmt.Sprintf("nothing listens on %s%s after %s", target, where, idle.Human(limit))
+}
+
+// Taken returns the first target of want on which the program, whose listeners
+// are own, cannot listen because another process does; "" for none.
+func Taken(want []instance.Endpoint, own []instance.Listener) string {
+	for _, e := range want {
+		if e.Proto != "" || len(On(e, own)) > 0 {
+			continue
+		}
+		l, err := net.Listen("tcp", e.Target)
+		switch {
+		case err == nil:
+			l.Close()
+		case errors.Is(err, syscall.EADDRINUSE):
+			return e.Target
+		}
+	}
+	return ""
+}
+
+// CheckAddresses returns an error if an endpoint is on an address that this
+// machine does not have: no program could listen there.
+func CheckAddresses(expose []instance.Endpoint) error {
+	for n, e := range expose {
+		host, _, err := net.SplitHostPort(e.Target)
+		if err != nil {
+			continue // reported elsewhere
+		}
+		addr, err := netip.ParseAddr(host)
+		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		switch {
+		case err == nil:
+			l.Close()
+		case errors.Is(err, syscall.EADDRNOTAVAIL):
+			return fmt.Errorf("cannot use expose[%d]: %s is no address of this machine, so that the program cannot listen there", n, host)
+		}
+	}
+	return nil
+}
+
+// On returns the listeners that accept what clients send to an endpoint.
+func On(e instance.Endpoint, ls []instance.Listener) (out []instance.Listener) {
+	host, port, err := net.SplitHostPort(e.Target)
+	if err != nil {
+		return nil
+	}
+	for _, l := range ls {
+		lh, lp, err := net.SplitHostPort(l.Addr)
+		if err == nil && !l.Private && lp == port && serves(lh, host) && l.Network == cmp.Or(e.Proto, "tcp") {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// serves reports whether a listener bound to bound accepts connections to host.
+func serves(bound, host string) bool {
+	b, err := netip.ParseAddr(bound)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return b.IsLoopback() || b.IsUnspecified()
+	}
+	h, err := netip.ParseAddr(host)
+	if err != nil {
+		return host == ""
+	}
+	if b.IsUnspecified() {
+		return b.Is6() || h.Is4() || h.Is4In6()
+	}
+	return b.Unmap() == h.Unmap()
+}
+
+// Loopback returns the address at which this machine reaches a listener on addr,
+// which may stand for every address.
+func Loopback(addr string) string {
+	host, port, _ := net.SplitHostPort(addr)
+	if host == "" || host == "localhost" || host == "0.0.0.0" {
+		host = "127.0.0.1"
+	}
+	if host == "::" {
+		host = "::1"
+	}
+	return net.JoinHostPort(host, port)
+}

@@ -1,0 +1,22 @@
+package listeners
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+)
+
+// TestExplain checks that a program that listens on another
+// address than its clients use is reported with that address.
+func TestExplain(t *testing.T) {
+	want := []instance.Endpoint{{Listen: "127.0.0.1:18083", Target: "127.0.0.1:18083"}}
+	ls := []instance.Listener{{Network: "tcp", Addr: "[::1]:18083"}}
+	if got := Explain(want, ls, false, time.Minute); !strings.Contains(got, "it listens on [::1]:18083 and not on 127.0.0.1:18083") {
+		t.Error(got)
+	}
+	if got := Explain(want, nil, false, time.Minute); !strings.Contains(got, "nothing listens on 127.0.0.1:18083") {
+		t.Error(got)
+	}
+}
