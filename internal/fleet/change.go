@@ -79,9 +79,6 @@ type Changing struct {
 // errPool requests the same change with the pool in its transaction.
 var errPool = errors.New("the pool is needed")
 
-// errContended requests the same change with the pool held by this process.
-var errContended = errors.New("the pool was changed meanwhile")
-
 // ErrStale is a change that was decided on a record that is no longer the
 // newest. Decide again.
 var ErrStale = fmt.Errorf("the record has changed: %w", store.ErrConflict)
@@ -109,88 +106,114 @@ func (f *Fleet) Change(ctx context.Context, id string, c Changing, fn func(w *Wo
 
 func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, fn func(w *Worker, tx *Tx) error) (Worker, error) {
 	if !pooled {
-		return f.transact(ctx, id, c, false, false, fn)
+		return f.transact(ctx, id, c, false, fn)
 	}
-	w, err := f.transact(ctx, id, c, true, true, fn)
-	if !errors.Is(err, errContended) {
-		return w, err
-	}
-	// A thousand workers that are paused at the same moment all write the pool:
-	// in this process they take turns, instead of using up the store by losing
-	// to each other.
-	select {
-	case f.now.pooled <- struct{}{}:
-		defer func() { <-f.now.pooled }()
-	case <-ctx.Done():
-		return Worker{}, fmt.Errorf("change worker %q: %w", id, context.Cause(ctx))
-	}
-	return f.transact(ctx, id, c, true, false, fn)
+	return f.now.poolers.do(&pooledChange{f: f, ctx: ctx, id: id, c: c, fn: fn, done: make(chan struct{})})
 }
 
-// transact makes a change. With once it fails with errContended if another writer changed
-// one of its records meanwhile.
-func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled, once bool, fn func(w *Worker, tx *Tx) error) (Worker, error) {
+// sharedKeys are the records that a change with the pool reads beside its
+// worker's, in the order of shared.
+var sharedKeys = []string{poolKey, haltKey, rulesMark}
+
+// shared is what the sharedKeys hold.
+type shared struct {
+	pool  Pool
+	halt  Halt
+	rules int64 // revision of the newest change of the rules
+}
+
+func decodeShared(view []store.Value) (s shared, err error) {
+	if s.pool, err = decodePool(view[0]); err != nil {
+		return s, err
+	}
+	s.rules = view[2].ModRevision
+	s.halt, err = decodeHalt(view[1])
+	return s, err
+}
+
+// transact makes one change in a transaction of its own.
+func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled bool, fn func(w *Worker, tx *Tx) error) (Worker, error) {
 	keys := []string{workerKey(id)}
 	if pooled {
-		keys = append(keys, poolKey, haltKey, rulesMark)
+		keys = append(keys, sharedKeys...)
 	}
-	var made Worker
-	var wrote, tried bool
+	var made applied
 	done, err := store.Transact(ctx, f.store, keys, func(view []store.Value) ([]store.Op, error) {
-		if once && tried {
-			return nil, errContended
+		var s *shared
+		if pooled {
+			read, err := decodeShared(view[1:])
+			if err != nil {
+				return nil, err
+			}
+			s = &read
 		}
-		tried = true
-		ops, w, err := f.apply(id, c, view, pooled, fn)
-		made = w
-		wrote = len(ops) > 0 && ops[0].Key == keys[0]
-		return ops, err
+		var err error
+		if made, err = f.apply(id, c, view[0], s, fn); err != nil {
+			return nil, err
+		}
+		if made.pool != nil {
+			return append(made.ops, *made.pool), nil
+		}
+		return made.ops, nil
 	}, f.guards...)
 	if err != nil {
 		return Worker{}, err
 	}
-	if wrote {
-		made.revision = done.Revision
-	}
-	return made, nil
+	return made.at(done.Revision), nil
 }
 
-// apply computes the writes of one attempt.
-func (f *Fleet) apply(id string, c Changing, view []store.Value, pooled bool, fn func(w *Worker, tx *Tx) error) ([]store.Op, Worker, error) {
-	if !view[0].Exists() {
-		return nil, Worker{}, &failure.NotFound{Kind: "worker", Name: id}
+// applied is a change as it is to be written.
+type applied struct {
+	w     Worker
+	wrote bool // ops write the worker's record
+	ops   []store.Op
+	pool  *store.Op // writes the pool; nil if the change leaves it alone
+	next  Pool      // the pool after the change
+}
+
+// at returns the worker as written at a revision.
+func (a *applied) at(revision int64) Worker {
+	if a.wrote {
+		a.w.revision = revision
 	}
-	old, err := DecodeWorker(view[0])
+	return a.w
+}
+
+// apply computes the writes of one attempt. s is nil for a change that does not
+// read the pool.
+func (f *Fleet) apply(id string, c Changing, was store.Value, s *shared, fn func(w *Worker, tx *Tx) error) (applied, error) {
+	if !was.Exists() {
+		return applied{}, &failure.NotFound{Kind: "worker", Name: id}
+	}
+	old, err := DecodeWorker(was)
 	if err != nil {
-		return nil, Worker{}, err
+		return applied{}, err
 	}
 	if c.At != 0 && old.revision != c.At {
-		return nil, Worker{}, ErrStale
+		return applied{}, ErrStale
 	}
-	tx := &Tx{Now: time.Now().UTC().Round(0), Settings: f.Settings(), by: c.By, pooled: pooled}
-	if pooled {
-		if tx.Pool, err = decodePool(view[1]); err != nil {
-			return nil, Worker{}, err
-		}
-		h, err := decodeHalt(view[2])
-		if err != nil {
-			return nil, Worker{}, err
-		}
-		tx.Halted = h.at(tx.Now).On
-		if c.Rules && view[3].ModRevision > f.now.rules.Load().revision {
-			return nil, Worker{}, errRules
+	tx := &Tx{Now: time.Now().UTC().Round(0), Settings: f.Settings(), by: c.By, pooled: s != nil}
+	if s != nil {
+		tx.Pool, tx.Halted = s.pool, s.halt.at(tx.Now).On
+		if c.Rules && s.rules > f.now.rules.Load().revision {
+			return applied{}, errRules
 		}
 	}
-	w := old.clone()
-	if err := fn(&w, tx); err != nil {
-		return nil, Worker{}, err
+	a := applied{w: old.clone()}
+	if err := fn(&a.w, tx); err != nil {
+		return applied{}, err
 	}
-	ops, err := f.writes(view[0].Data, &old, &w, tx)
-	return ops, w, err
+	if a.ops, err = f.writes(was.Data, &old, &a.w, tx); err != nil {
+		return applied{}, err
+	}
+	a.wrote = len(a.ops) > 0 && a.ops[0].Key == was.Key
+	a.pool, err = tx.limits(&old, &a.w)
+	a.next = tx.Pool
+	return a, err
 }
 
-// writes returns the writes that turn old, whose record is was, into w. The
-// worker's own comes first.
+// writes returns the writes that turn old, whose record is was, into w, without
+// that of the pool. The worker's own comes first.
 func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 	if old.Status != w.Status {
 		if err := power.WorkerTable.Check(old.Status, w.Status); err != nil {
@@ -214,11 +237,6 @@ func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 		}
 		ops = append(ops, op)
 	}
-	more, err := tx.limits(old, w)
-	if err != nil {
-		return nil, err
-	}
-	ops = append(ops, more...)
 	for i, e := range tx.entries {
 		// A nanosecond apart, so that the log keeps their order.
 		at := tx.Now.Add(time.Duration(i))
@@ -243,7 +261,7 @@ func (tx *Tx) moved(from, to power.Worker, why string) {
 }
 
 // limits writes the pool if the worker went up or down, or if fn changed it.
-func (tx *Tx) limits(old, w *Worker) ([]store.Op, error) {
+func (tx *Tx) limits(old, w *Worker) (*store.Op, error) {
 	delta := 0
 	switch before, after := old.Counted(), w.Counted(); {
 	case before && !after:
@@ -259,7 +277,8 @@ func (tx *Tx) limits(old, w *Worker) ([]store.Op, error) {
 	}
 	tx.Pool.Up = max(0, tx.Pool.Up+delta)
 	data, err := poolCodec.Encode(poolKey, tx.Pool)
-	return []store.Op{store.Put(poolKey, data)}, err
+	op := store.Put(poolKey, data)
+	return &op, err
 }
 
 // scaled reports whether the change starts the cooldown.

@@ -44,7 +44,7 @@ type snapshot struct {
 	rules    atomic.Pointer[rules]
 	changed  atomic.Pointer[func()]
 	size     atomic.Pointer[func(policy.Scope) int]
-	pooled   chan struct{} // held by a change of the pool that lost to another
+	poolers  poolers
 }
 
 type effective struct {
@@ -61,7 +61,7 @@ func New(o Options) (*Fleet, error) {
 		return nil, err
 	}
 	o.Flags.Source, o.Env.Source, o.File.Source = FromFlag, FromEnv, FromFile
-	f := &Fleet{opts: o, store: o.Store, now: &snapshot{haltSet: make(chan struct{}), pooled: make(chan struct{}, 1)}}
+	f := &Fleet{opts: o, store: o.Store, now: &snapshot{haltSet: make(chan struct{})}}
 	s, all, err := Resolve(o.Flags, o.Env, o.File)
 	if err != nil {
 		return nil, err

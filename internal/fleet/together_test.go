@@ -1,0 +1,235 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/failure"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/lib/delay"
+	"lull/internal/lib/scaletest"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// slowStore answers each transaction after a while, and counts them.
+type slowStore struct {
+	store.Store
+	slow    atomic.Bool
+	commits atomic.Int64
+}
+
+func (s *slowStore) Commit(ctx context.Context, t store.Txn) (store.Result, error) {
+	if s.slow.Load() {
+		s.commits.Add(1)
+		if err := delay.For(ctx, 10*time.Millisecond); err != nil {
+			return store.Result{}, err
+		}
+	}
+	return s.Store.Commit(ctx, t)
+}
+
+// TestPausesTogether: idle workers that are settled at the same moment are
+// paused in few transactions, and floor, cooldown and budget are met exactly, as
+// if each had been settled alone. A worker whose shard is lost is not paused, one
+// that changed meanwhile is stale, and a user's stop does not wait for them.
+func TestPausesTogether(t *testing.T) {
+	for range scaletest.N(t, 10) {
+		rng := scaletest.Random(t)
+		synctest.Test(t, func(t *testing.T) { pausesTogether(t, rng) })
+	}
+}
+
+func pausesTogether(t *testing.T, rng *rand.Rand) {
+	ctx := t.Context()
+	c := mem.New(mem.Options{}).Client()
+	defer c.Close()
+	db := &slowStore{Store: c}
+	seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 64
+	floor, scaleDown := rng.IntN(n), rng.IntN(3) == 0
+	fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: fleet.Layer{Values: map[string]any{
+		"min_workers": floor, "worker_warn_before_minutes": 0, "scale_down_enabled": scaleDown, "max_workers_per_region": 2 * n,
+		"scale_down_cooldown_defers_pause": true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fl.PutTemplate(ctx, ada, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+		t.Fatal(err)
+	}
+	budget := n + 1
+	if rng.IntN(2) == 0 {
+		budget = rng.IntN(n)
+		if _, err := fl.PutBudget(ctx, ada, policy.Budget{Name: "few", For: policy.Stops, MaxActions: &budget, PerMinutes: 60}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var workers []fleet.Worker
+	for i := range n {
+		w, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: fmt.Sprint("w", i), TemplateName: "small"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		workers = append(workers, put(t, fl, w.ID, power.WorkerRunning))
+	}
+	if err := fl.Refresh(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// Each is settled through the view of one of four shards, one of which may be
+	// held by another server now.
+	lost := rng.IntN(2) == 0
+	var shards []*fleet.Fleet
+	for i := range 4 {
+		key := fmt.Sprint("shards/", i)
+		res, err := c.Commit(ctx, store.Txn{Then: []store.Op{store.Put(key, []byte(`{}`))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := res.Revision
+		if lost && i == 3 {
+			at--
+		}
+		shards = append(shards, fl.Guarded(store.CreatedAt(key, at)))
+	}
+	stale := rng.IntN(n)
+	if _, err := fl.SnoozeWorker(ctx, ada, workers[stale].ID, time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * time.Hour)
+	db.slow.Store(true)
+
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	actions := map[fleet.Action]int{}
+	began := time.Now()
+	for i, w := range workers {
+		all.Go(func() {
+			out, err := shards[i%4].Settle(ctx, w.ID, fleet.Judgement{At: w.Revision(), Now: time.Now(),
+				Rules:    func(w *fleet.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
+				Readings: []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: time.Now()}}})
+			switch {
+			case lost && i%4 == 3 && i != stale:
+				// What changes nothing needs no shard.
+				if stored, read := fl.Worker(ctx, w.ID); !errors.Is(err, store.ErrLeaseLost) && (err != nil || out.Action != fleet.ActNothing) || read != nil || stored.Intent != nil {
+					t.Errorf("of a lost shard: %s, %v; the record has %+v, %v", out.Action, err, stored.Intent, read)
+				}
+				return
+			case i == stale:
+				if !errors.Is(err, fleet.ErrStale) && !errors.Is(err, store.ErrLeaseLost) {
+					t.Errorf("of a changed worker: %v", err)
+				}
+				return
+			case err != nil:
+				t.Error(err)
+				return
+			}
+			if err := out.Decision.Replay(); err != nil {
+				t.Error(err)
+			}
+			if stored, err := fl.Worker(ctx, w.ID); err != nil || stored.Revision() != out.Worker.Revision() || (stored.Intent != nil) != (out.Action != fleet.ActNothing) {
+				t.Errorf("%s, and the record has %+v at %d, not %d: %v", out.Action, stored.Intent, stored.Revision(), out.Worker.Revision(), err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			actions[out.Action]++
+		})
+	}
+	all.Wait()
+	commits := db.commits.Load()
+	mayPause := n - 1
+	if lost {
+		mayPause -= n / 4
+		if stale%4 == 3 {
+			mayPause++
+		}
+	}
+	want := max(0, min(mayPause, n-floor, budget))
+	kind := fleet.ActPause
+	if scaleDown {
+		kind, want = fleet.ActDrain, min(want, 1) // the cooldown holds the others
+	}
+	if got := actions[kind]; got != want || actions[fleet.ActPause]+actions[fleet.ActDrain] != want {
+		t.Errorf("%v, want %d of kind %s: %d of %d may pause, floor %d, budget %d", actions, want, kind, mayPause, n, floor, budget)
+	}
+	pool, err := fl.Pool(ctx)
+	if err != nil || pool.Up != n-want {
+		t.Errorf("%d are up, want %d: %v", pool.Up, n-want, err)
+	}
+	t.Logf("%d transactions in %s for %d workers, %d paused, a shard lost: %t", commits, time.Since(began), n, want, lost)
+	if _, err := fl.StopWorker(ctx, ada, workers[0].ID); err != nil {
+		if _, refused := errors.AsType[*failure.Refused](err); !refused {
+			t.Error(err)
+		}
+	}
+}
+
+// TestFewTransactions: pauses that are decided at the same moment cost a
+// transaction for each sixteen or so, and a user's stop is among the first.
+func TestFewTransactions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		c := mem.New(mem.Options{}).Client()
+		defer c.Close()
+		db := &slowStore{Store: c}
+		seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n = 320
+		fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: fleet.Layer{Values: map[string]any{
+			"worker_warn_before_minutes": 0, "max_workers_per_region": 2 * n}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fl.PutTemplate(ctx, ada, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+			t.Fatal(err)
+		}
+		var workers []fleet.Worker
+		for i := range n + 1 {
+			w, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: fmt.Sprint("w", i), TemplateName: "small"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			workers = append(workers, put(t, fl, w.ID, power.WorkerRunning))
+		}
+		time.Sleep(3 * time.Hour)
+		db.slow.Store(true)
+		began := time.Now()
+		var all sync.WaitGroup
+		for _, w := range workers[1:] {
+			all.Go(func() {
+				out, err := fl.Settle(ctx, w.ID, fleet.Judgement{At: w.Revision(), Now: time.Now(),
+					Rules:    func(w *fleet.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
+					Readings: []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: time.Now()}}})
+				if err != nil || out.Action != fleet.ActPause {
+					t.Errorf("%s, %v", out.Action, err)
+				}
+			})
+		}
+		time.Sleep(time.Millisecond)
+		if _, err := fl.StopWorker(ctx, ada, workers[0].ID); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(began); d > 200*time.Millisecond {
+			t.Errorf("a user's stop took %s behind %d pauses", d, n)
+		}
+		all.Wait()
+		if got, most := db.commits.Load(), int64(3*n/16); got > most {
+			t.Errorf("%d transactions for %d pauses, at most %d wanted", got, n, most)
+		}
+	})
+}
