@@ -110,7 +110,7 @@ func (r *Rig) Close() error {
 // Serve starts the server with further arguments, and returns when it answers
 // and owns every part of the fleet.
 func (r *Rig) Serve(ctx context.Context, args ...string) (err error) {
-	args = append([]string{"server", "--data", r.File("data"), "--listen", "127.0.0.1:0", "--cml-port", r.cmlPort, "--log-level", "warn", "--admin-token-file", r.File("token")}, args...)
+	args = append([]string{"server", "--data", r.File("data"), "--listen", "127.0.0.1:0", "--cml-port", r.cmlPort, "--log-level", "error", "--admin-token-file", r.File("token")}, args...)
 	if r.Server, r.URL, err = r.start(ctx, "serving on ", args...); err != nil {
 		return err
 	}

@@ -54,6 +54,8 @@ const (
 	lateWindow     = 15 * time.Minute // an action that was given up may still happen
 	takeoverShows  = 10 * time.Second // until the effect of an earlier owner's call is visible, or will never be
 	debounce       = 200 * time.Millisecond
+
+	defaultLanes = 1024
 )
 
 // Config configures a Controller. Fleet, Server, Clouds and Consoles are
@@ -87,9 +89,10 @@ type Config struct {
 	// Shadow (dry run) decides and records everything and does nothing.
 	Shadow bool
 	// Lanes is the number of workers of one region handled concurrently; 0 means
-	// 256. As many more are handled of those whose last attempt failed. Nearly all
-	// of that time is spent waiting for CML: at 6 s a check, 256 lanes check 2,500
-	// workers a minute.
+	// defaultLanes. As many more are handled of those whose last attempt failed. Nearly
+	// all of that time is spent waiting for CML. Where an answer takes 3 s, 3,000
+	// workers that are checked every minute keep 400 lanes busy, and three times
+	// as many when all of them are to be paused at the same moment.
 	Lanes int
 	Log   *slog.Logger
 	// Tracer gets spans of checks, pauses and resumes; nil disables tracing.
@@ -137,7 +140,7 @@ func New(cfg Config) (*Controller, error) {
 	case cfg.Server == "":
 		return nil, errors.New("cannot make a controller without a server id")
 	}
-	cfg.Lanes = cmp.Or(cfg.Lanes, 256)
+	cfg.Lanes = cmp.Or(cfg.Lanes, defaultLanes)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}

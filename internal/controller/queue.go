@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
 )
 
@@ -192,7 +193,29 @@ type laneKey struct {
 // lane bounds how many of its workers are worked on concurrently.
 type lane struct {
 	busy  int
+	first []*entry // those that wait before the queue
 	queue []*entry
+}
+
+// take removes the entry whose turn it is; nil if none waits.
+func (l *lane) take() *entry {
+	from := &l.first
+	if len(l.first) == 0 {
+		from = &l.queue
+	}
+	if len(*from) == 0 {
+		return nil
+	}
+	e := (*from)[0]
+	(*from)[0] = nil
+	*from = (*from)[1:]
+	return e
+}
+
+// urgent reports whether a worker does not wait behind routine checks: it is in
+// a transition or about to be, or a request waits for it. The lock is held.
+func (c *Controller) urgent(e *entry) bool {
+	return power.WorkerTable.IsTransitional(e.w.Status) || e.w.DesiredStatus != e.w.Status || len(c.waiting[e.id]) > 0
 }
 
 // dispatch starts the work that is due, until ctx ends.
@@ -212,7 +235,11 @@ func (c *Controller) dispatch(ctx context.Context) error {
 				l = &lane{}
 				c.lanes[k] = l
 			}
-			l.queue = append(l.queue, e)
+			if c.urgent(e) {
+				l.first = append(l.first, e)
+			} else {
+				l.queue = append(l.queue, e)
+			}
 			c.start(ctx, l)
 		}
 		wait := time.Hour
@@ -234,10 +261,11 @@ func (c *Controller) dispatch(ctx context.Context) error {
 
 // start begins as much of a lane's queue as fits. The lock is held.
 func (c *Controller) start(ctx context.Context, l *lane) {
-	for len(l.queue) > 0 && l.busy < c.cfg.Lanes {
-		e := l.queue[0]
-		l.queue[0] = nil
-		l.queue = l.queue[1:]
+	for l.busy < c.cfg.Lanes {
+		e := l.take()
+		if e == nil {
+			return
+		}
 		e.queued = false
 		sh := c.shards[e.shard]
 		if sh == nil || c.entries[e.id] != e || ctx.Err() != nil {

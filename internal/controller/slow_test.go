@@ -58,9 +58,10 @@ func (c slowConsole) Withdraw(ctx context.Context, id string) error {
 
 // TestSlowConsoles: an unused fleet behind slow CML hosts some of
 // whose answers fail, all due at the same moment, is stopped within two idle
-// checks of that moment, and no worker earlier.
+// checks of that moment, and no worker earlier. Its lanes are to its size what
+// those of a server are to 3,000 workers.
 func TestSlowConsoles(t *testing.T) {
-	n := max(scaletest.N(t, 300), 300) // fewer would fit into any number of lanes
+	n := max(scaletest.N(t, 300), 300)
 	rng := scaletest.Random(t)
 	synctest.Test(t, func(t *testing.T) {
 		const interval, timeout = time.Minute, time.Hour
@@ -87,7 +88,7 @@ func TestSlowConsoles(t *testing.T) {
 			defer mu.Unlock()
 			sent = append(sent, at.Sub(deadline))
 		}
-		r := newRig(t, options{world: w, settings: map[string]any{
+		r := newRig(t, options{world: w, lanes: defaultLanes * n / 3000, settings: map[string]any{
 			"idle_detection_interval": int(interval.Seconds()), "worker_activity_detection_interval": 300,
 			"worker_idle_timeout_minutes": int(timeout.Minutes()), "worker_warn_before_minutes": 1,
 		}, consoles: func(wk fleet.Worker) (Console, error) {

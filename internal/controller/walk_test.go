@@ -38,6 +38,7 @@ type options struct {
 	tracer   trace.Tracer
 	log      *slog.Logger
 	consoles func(fleet.Worker) (Console, error) // nil: the world's
+	lanes    int
 }
 
 // newRig creates a fleet with a template and a running controller.
@@ -85,7 +86,7 @@ func (r *rig) run(client *mem.Client, o options) {
 	if o.consoles == nil {
 		o.consoles = r.world.console
 	}
-	c, err := New(Config{
+	c, err := New(Config{Lanes: o.lanes,
 		Tracer: o.tracer, Log: o.log, Fleet: f, Server: o.server, Shadow: o.shadow,
 		Clouds:   func(string, string) (Cloud, error) { return r.world.cloud(), nil },
 		Consoles: o.consoles,
