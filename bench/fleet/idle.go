@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -40,6 +41,7 @@ type idleFleet struct {
 	interval time.Duration // between two idle checks
 	lead     time.Duration // from the start of the bench to the deadline
 	bin      string
+	profiles string // folder for a processor profile of the time after the deadline; may be empty
 }
 
 // run fails unless every worker is stopped within two intervals of its
@@ -71,6 +73,8 @@ func (b idleFleet) run(ctx context.Context) (err error) {
 		return err
 	}
 	end := deadline.Add(2 * b.interval)
+	profiled := make(chan error, 1)
+	go func() { profiled <- b.profile(ctx, r) }()
 	var sent []time.Duration
 	for {
 		if sent, err = stops(ctx, r.Sim, deadline); err != nil {
@@ -85,6 +89,9 @@ func (b idleFleet) run(ctx context.Context) (err error) {
 	}
 	after, err := r.CPU()
 	if err != nil {
+		return err
+	}
+	if err := <-profiled; err != nil {
 		return err
 	}
 	rss, err := r.Resident()
@@ -106,6 +113,18 @@ func (b idleFleet) run(ctx context.Context) (err error) {
 		return fmt.Errorf("a worker was stopped %s before its deadline", -sent[0])
 	}
 	return nil
+}
+
+// profile leaves the processor profile of the two intervals that begin now.
+func (b idleFleet) profile(ctx context.Context, r *rig.Rig) error {
+	if b.profiles == "" {
+		return nil
+	}
+	cpu, err := r.Client.Profile(ctx, "cpu", int(2*b.interval.Seconds()))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(b.profiles, "idle-cpu.pprof"), cpu, 0o600)
 }
 
 // stops returns how long after the deadline each stopped instance was told to

@@ -44,7 +44,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if idle.workers > 0 {
-		idle.bin = *bin
+		idle.bin, idle.profiles = *bin, *profile
 		if err := idle.run(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "bench fleet:", err)
 			os.Exit(1)
