@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/admission"
 )
 
 // scheduleAwake schedules the first check after a start or wake. It comes early
@@ -128,8 +129,8 @@ func (i *inst) checkAsleep() {
 		return
 	}
 	now := i.h.Now()
-	if i.h.room.waiting(i) != nil { // it is about to be woken
-		i.h.due.Set(i.due, now.Add(roomTick))
+	if i.h.room.Waiting(i) != nil { // it is about to be woken
+		i.h.due.Set(i.due, now.Add(admission.CheckInterval))
 		return
 	}
 	at, to := i.nextStep()
@@ -305,7 +306,7 @@ func (i *inst) restartLater(cause error) error {
 		return nil
 	}
 	var at time.Time
-	memory, _ := i.needs()
+	memory, _ := i.h.room.Needs(i)
 	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
 		at = i.h.Now().Add(instance.RestartMax)
 	} else if memory <= i.h.cfg.Memory {

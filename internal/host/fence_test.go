@@ -248,7 +248,7 @@ var actors = map[string]actor{
 			w.fault("start: %v", err)
 		}
 	}},
-	"push": {"push", func(w *world) { w.i.pushDown(power.Hibernated) }}, // another needs its memory; only a guest yields
+	"push": {"push", func(w *world) { w.i.PushDown(power.Hibernated) }}, // another needs its memory; only a guest yields
 	"exit": {"exit", func(w *world) {
 		if p := w.k.Proc(w.i.id); p != nil {
 			p.Exit(1)

@@ -36,6 +36,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/admission"
 	"lull/internal/host/deadlines"
 	"lull/internal/host/events"
 	"lull/internal/host/halt"
@@ -140,7 +141,7 @@ type Host struct {
 	began   time.Time               // base of Now
 	due     *deadlines.Queue[*inst] // the next check of each instance
 	saver   *records.Saver
-	room    *room
+	room    *admission.Room
 	events  *events.Feed
 	metrics *metrics.Metrics
 	halts   *halt.Halts
@@ -181,9 +182,10 @@ func New(cfg Config) *Host {
 	h.images = &images.Caches{Keepers: cfg.Images, UsersOf: h.usersOf, MaxAge: cfg.ImageAge, MaxSize: cfg.ImageSpace,
 		Halted: func() bool { return h.Halted() != nil }, Log: h.log}
 	h.metrics = metrics.New(h, slices.Collect(maps.Keys(cfg.Runtimes)))
-	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.asked, h.endAsked = context.WithCancel(h.ctx)
+	h.room = admission.New(admission.Options{Memory: cfg.Memory, Available: cfg.Available, Places: cfg.Places, Wait: cfg.WakeWait,
+		Ctx: h.ctx, Now: h.Now, Spawn: h.spawn, Each: h.each, Sorted: h.sorted, Halted: func() bool { return h.Halted() != nil }})
 	return h
 }
 
@@ -314,6 +316,23 @@ func (h *Host) all() []*inst {
 		out = append(out, i)
 	}
 	slices.SortFunc(out, func(a, b *inst) int { return strings.Compare(a.id, b.id) })
+	return out
+}
+
+// each is all for admission, in any order. The maps are locked meanwhile.
+func (h *Host) each(yield func(admission.Instance)) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	for _, i := range h.byID {
+		yield(i)
+	}
+}
+
+// sorted is all for admission.
+func (h *Host) sorted() (out []admission.Instance) {
+	for _, i := range h.all() {
+		out = append(out, i)
+	}
 	return out
 }
 

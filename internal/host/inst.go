@@ -206,7 +206,7 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 			i.h.log.Error("illegal transition", "instance", i.name(), "err", err)
 		}
 		i.rec.StateSince, i.rec.Unserved = i.h.Now(), ""
-		i.h.room.kick()
+		i.h.room.Kick()
 	}
 	i.rec.Generation++
 	return i.rec

@@ -161,7 +161,7 @@ func (h *Host) drop(i *inst) {
 	delete(h.byName, i.name())
 	h.mu.Unlock()
 	i.deleted.Store(true) // for callers that wait for its lock
-	h.room.callOff(i, "it was removed in the meantime")
+	h.callOff(i, "it was removed in the meantime")
 	h.due.Remove(i.due)
 	h.saver.Forget(i.id)
 	if c, ok := i.gate.(interface{ Close() error }); ok {
@@ -200,7 +200,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if err != nil {
 		return err
 	}
-	h.room.callOff(i, "it was stopped by a user in the meantime")
+	h.callOff(i, "it was stopped by a user in the meantime")
 	if cancel := i.interrupt.Load(); cancel != nil {
 		(*cancel)(errors.New("it is being stopped"))
 	}
@@ -310,7 +310,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
-	h.room.callOff(i, "it was removed by a user in the meantime")
+	h.callOff(i, "it was removed by a user in the meantime")
 	if err := h.Stop(ctx, ref, by, true); err != nil {
 		return err
 	}

@@ -6,10 +6,16 @@ import (
 	"fmt"
 	"time"
 
-	"lull/internal/core/idle"
+	"lull/internal/core/admit"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/admission"
+	"lull/internal/protocol/hostctl"
 )
+
+// byMemory is the actor when an instance is pushed down because another needs
+// its memory.
+const byMemory = "memory"
 
 // unservedEvery is the minimum interval between published refusals of one
 // instance for lack of room.
@@ -43,20 +49,7 @@ func (c *call) over(i *inst) error {
 }
 
 // BusyError means that a start or wake found no room in time.
-type BusyError struct {
-	Name   string
-	What   string // start, wake or stop
-	Reason string
-	Waited time.Duration
-}
-
-func (e *BusyError) Error() string {
-	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.cause())
-}
-
-func (e *BusyError) cause() string {
-	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
-}
+type BusyError = admission.BusyError
 
 // fromRoom reports whether err comes from waiting for room, or from a user who
 // canceled a start or wake. enter has already published it.
@@ -102,7 +95,7 @@ func (i *inst) unserved(c call, cause string) {
 func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err error) {
 	c.off = i.off.Load()
 	for {
-		l, err := h.room.admit(ctx, i, c)
+		l, err := h.admit(ctx, i, c)
 		if err != nil {
 			if off := i.off.Load(); off != c.off && c.what != "stop" {
 				i.emit(i.upward()+"_cancelled", c.by, *off)
@@ -110,20 +103,126 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 			return nil, err
 		}
 		if err := i.acquireCtx(ctx); err != nil {
-			l.end()
+			l.End()
 			return nil, err
 		}
 		i.serve()
 		if off := i.off.Load(); off != c.off && i.state() == power.Stopped && c.what != "stop" {
 			i.release()
-			l.end()
+			l.End()
 			return nil, &RefusedError{Name: i.name(), What: c.what, Reason: *off}
 		}
-		memory, slow := i.needs()
-		if (memory == 0 || l.memory) && (!slow || l.slow) {
-			return func() { i.release(); l.end() }, nil
+		if l.Covers(h.room.Needs(i)) {
+			return func() { i.release(); l.End() }, nil
 		}
 		i.release() // it has gone deeper in between
-		l.end()
+		l.End()
 	}
+}
+
+// admit waits until there is room for c. It publishes that there was none.
+func (h *Host) admit(ctx context.Context, i *inst, c call) (*admission.Leave, error) {
+	if !i.rationed() {
+		return &admission.Leave{}, nil
+	}
+	l, err := h.room.Admit(ctx, i, admission.Request{Name: i.name(), What: c.what, Client: c.client,
+		Over: func() error { return c.over(i) }, Waits: func(reason string) { i.emit("waiting", "", reason) }})
+	var busy *BusyError
+	var large *admission.TooLargeError
+	switch {
+	case errors.As(err, &large):
+		i.unserved(c, large.Error())
+		return nil, &RefusedError{Name: i.name(), What: c.what, Reason: large.Error()}
+	case errors.As(err, &busy) && ctx.Err() == nil && h.ctx.Err() == nil: // otherwise no caller needs the answer anymore
+		i.unserved(c, busy.Cause())
+	}
+	return l, err
+}
+
+// callOff cancels every pending start and wake of i. why is a sentence about i.
+func (h *Host) callOff(i *inst, why string) {
+	h.room.Recheck(func() { i.off.Store(&why) })
+}
+
+// Room returns the room of this host and its queue.
+func (h *Host) Room() hostctl.Room { return h.room.Status() }
+
+// Size implements admission.Instance.
+func (i *inst) Size() int64 { return i.size }
+
+// Needs implements admission.Instance.
+func (i *inst) Needs() (memory int64, slow bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch i.rec.State {
+	case power.Stopped, power.Hibernated:
+		memory, slow = i.size, i.slow
+	case power.Reclaimed:
+		memory = min(i.rec.Freed, i.size)
+	}
+	return memory, slow
+}
+
+// Holds implements admission.Instance.
+func (i *inst) Holds() int64 {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch i.rec.State {
+	case power.Stopped, power.Hibernated:
+		return 0
+	case power.Reclaimed:
+		return max(i.size-i.rec.Freed, 0)
+	}
+	return i.size
+}
+
+// Sleeper implements admission.Instance.
+func (i *inst) Sleeper() (s admit.Sleeper, ok bool) {
+	if !i.yields() {
+		return s, false
+	}
+	c := i.rt.Capabilities()
+	s = admit.Sleeper{State: i.state(), Holds: i.Holds(), Reclaim: c.Reclaim, Hibernate: c.Hibernate}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	s.Used = i.rec.LastActivityAt
+	return s, true
+}
+
+// yields reports whether i may be pushed down for another: it sleeps, its
+// memory counts, and nothing holds it.
+func (i *inst) yields() bool {
+	now := i.h.Now()
+	if i.size == 0 || i.rt.Capabilities().Shared || i.wanted.Load() != nil {
+		return false
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return (i.rec.State == power.Paused || i.rec.State == power.Reclaimed) && i.rec.PausedBy != byOutside &&
+		i.guard != nil && !i.heldLocked().After(now) && !i.notBefore.After(now)
+}
+
+// PushDown implements admission.Instance.
+func (i *inst) PushDown(to power.Instance) bool {
+	if !i.tryAcquire() {
+		return false // the lock is taken, which counts as use
+	}
+	defer i.release()
+	i.serve()
+	if !i.yields() || i.move(to) != nil {
+		return false
+	}
+	if to == power.Reclaimed {
+		i.reclaim(byMemory)
+		i.scheduleAsleep(i.h.Now())
+	} else {
+		i.hibernate(byMemory)
+	}
+	return i.state() == to
+}
+
+// rationed reports whether starts and wakes of i need room.
+func (i *inst) rationed() bool {
+	c := &i.h.cfg
+	return i.slow && c.Places > 0 || i.size > 0 && c.Memory > 0
 }

@@ -29,10 +29,8 @@ func inRoom(t *testing.T, memory int64, places int, f func(r *rig)) {
 		r.k.Deep = true
 		f(r)
 		synctest.Wait()
-		r.room.mu.Lock()
-		defer r.room.mu.Unlock()
-		if q, p, m := len(r.room.queue), r.room.taken, len(r.room.given); q+p+m != 0 {
-			t.Errorf("%d still wait at the end, %d places and the memory of %d were never given back", q, p, m)
+		if s := r.room.Snapshot(); len(s.Waiting)+s.Taken+len(s.Given) != 0 {
+			t.Errorf("%d still wait at the end, %d places and the memory of %d were never given back", len(s.Waiting), s.Taken, len(s.Given))
 		}
 	})
 }

@@ -134,13 +134,11 @@ func (w *world) state(b []byte) []byte {
 	b = hosttest.Append(b, len(i.lock), yes(i.wanted.Load() != nil), yes(i.observe.Load() != nil), ended,
 		yes(i.up.Load()), yes(i.deleted.Load()), yes(i.interrupt.Load() != nil), int(i.h.illegal.Load()))
 	b = hosttest.Append(b, yes(i.queued.Load()), yes(i.ending.Load()))
-	o := i.h.room
-	o.mu.Lock()
-	b = hosttest.Append(b, len(o.queue), o.taken, len(o.given), o.given[i], yes(o.making))
-	for _, q := range o.queue {
-		b = hosttest.Append(b, yes(q.leave != nil), since(q.since), since(q.until))
+	o := i.h.room.Snapshot()
+	b = hosttest.Append(b, len(o.Waiting), o.Taken, len(o.Given), o.Given[i], yes(o.Making))
+	for _, q := range o.Waiting {
+		b = hosttest.Append(b, yes(q.Granted), since(q.Since), since(q.Until))
 	}
-	o.mu.Unlock()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	r := &i.rec

@@ -173,7 +173,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 			o.StatusReason += fmt.Sprintf("; started again in %s", idle.Human(next.Sub(now)))
 		}
 	}
-	o.Waiting = i.h.room.waiting(i)
+	o.Waiting = i.h.room.Waiting(i)
 	if w != nil {
 		o.PID = w.Identity().PID
 		if memory {

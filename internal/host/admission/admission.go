@@ -1,0 +1,448 @@
+// Package admission gives the memory and the boot slots of a host to instances of
+// known size, in the order of package core/admit.
+//
+// A start or wake takes what it needs before it takes the lock of its instance. So
+// one that waits blocks nothing: the instance can be leased, stopped or removed,
+// and a stop or removal cancels the wait. An instance that only needs a thaw never
+// asks.
+package admission
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/core/admit"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/protocol/hostctl"
+)
+
+// CheckInterval is how often the queue is checked although nothing changed on this
+// host: the machine's available memory may have.
+const CheckInterval = time.Second
+
+// Instance is one that takes room, or gives it. Its methods may be called with the
+// lock of Room held and must not call Room.
+type Instance interface {
+	Size() int64                      // maximum memory in bytes, constant; 0 if its runtime does not know
+	Needs() (memory int64, slow bool) // what a start or wake takes in its present state: bytes, and a boot slot
+	Holds() int64                     // bytes of the host's memory that it may use in its present state
+	// Sleeper returns how the instance can be pushed down for another; ok is false
+	// while it cannot.
+	Sleeper() (s admit.Sleeper, ok bool)
+	// PushDown takes one step of the ladder before its time and reports whether it
+	// did. It is called without the lock of Room, and may call Room.
+	PushDown(to power.Instance) bool
+}
+
+// Options configure a Room.
+type Options struct {
+	// Memory bounds the total memory of instances of known size, in bytes; 0 means
+	// no bound. Available returns how much more the machine can give, in bytes; nil
+	// means that only Memory counts.
+	Memory    int64
+	Available func() (int64, error)
+	Places    int           // concurrent boots and restores from disk; 0 means no bound
+	Wait      time.Duration // how long a request waits
+
+	Ctx    context.Context // ends every wait
+	Now    func() time.Time
+	Spawn  func(func())               // runs a function in a goroutine that the host waits for
+	Each   func(yield func(Instance)) // every instance, in any order
+	Sorted func() []Instance          // every instance, in a fixed order
+	Halted func() bool                // no instance is pushed down meanwhile
+}
+
+// Request asks for room for an instance.
+type Request struct {
+	Name   string // of the instance, for errors
+	What   string // start, wake or stop
+	Client bool   // a client waits for it
+	// Over returns why the request no longer applies; nil if it does. It is called
+	// with the lock of Room held.
+	Over func() error
+	// Waits is called once if the request has to wait.
+	Waits func(reason string)
+}
+
+// BusyError means that a request found no room in time.
+type BusyError struct {
+	Name   string
+	What   string // start, wake or stop
+	Reason string
+	Waited time.Duration
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Cause())
+}
+
+// Cause says how long the request waited, and for what.
+func (e *BusyError) Cause() string {
+	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
+}
+
+// TooLargeError means that an instance can never fit.
+type TooLargeError struct{ Needs, Memory int64 } // bytes
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("it may take %s, more than all instances together (memory %s)", instance.Bytes(e.Needs), instance.Bytes(e.Memory))
+}
+
+// Room is the memory and the boot slots of a host. It is safe for concurrent use.
+type Room struct {
+	opts    Options
+	changed chan struct{} // signals that some instance has changed
+	waits   atomic.Int32  // len(queue), read without mu
+
+	// mu is taken before the locks of the host and of instances, never after.
+	mu      sync.Mutex
+	queue   []*waiter // in the order of admit.Order
+	seq     uint64
+	taken   int              // boot slots in use
+	given   map[Instance]int // grants to use memory that are in progress
+	making  bool             // make is running
+	granted uint64
+	refused uint64
+	pushed  uint64
+	longest int
+}
+
+// waiter is a request that waits for room.
+type waiter struct {
+	i            Instance
+	req          Request
+	ask          admit.Ask
+	since, until time.Time
+	leave        *Leave
+	err          error         // why it was refused
+	done         chan struct{} // closed when leave or err is set
+	reason       string        // why it waits
+}
+
+// Leave is the room that was granted to a request, until End.
+type Leave struct {
+	r            *Room // nil if nothing was needed
+	i            Instance
+	memory, slow bool
+}
+
+// Covers reports whether the leave includes these needs.
+func (l *Leave) Covers(memory int64, slow bool) bool {
+	return (memory == 0 || l.memory) && (!slow || l.slow)
+}
+
+// New returns an empty room.
+func New(o Options) *Room {
+	return &Room{opts: o, changed: make(chan struct{}, 1), given: map[Instance]int{}}
+}
+
+// Needs returns what a start or wake of i takes in its present state, of what this
+// host bounds.
+func (r *Room) Needs(i Instance) (memory int64, slow bool) {
+	memory, slow = i.Needs()
+	if r.opts.Memory == 0 {
+		memory = 0
+	}
+	return memory, slow && r.opts.Places > 0
+}
+
+// Admit waits until there is room for i in its present state. It returns a
+// TooLargeError, a BusyError, or the error of Over.
+func (r *Room) Admit(ctx context.Context, i Instance, q Request) (*Leave, error) {
+	memory, slow := r.Needs(i)
+	if memory == 0 && !slow {
+		return &Leave{}, nil
+	}
+	if memory > r.opts.Memory {
+		return nil, &TooLargeError{Needs: memory, Memory: r.opts.Memory}
+	}
+	now := r.opts.Now()
+	w := &waiter{i: i, req: q, ask: admit.Ask{Client: q.Client}, since: now, until: now.Add(r.opts.Wait), done: make(chan struct{})}
+	r.mu.Lock()
+	r.seq++
+	w.ask.Seq = r.seq
+	at, _ := slices.BinarySearchFunc(r.queue, w, func(a, b *waiter) int { return admit.Order(a.ask, b.ask) })
+	r.queue = slices.Insert(r.queue, at, w)
+	r.longest = max(r.longest, len(r.queue))
+	r.pumpLocked()
+	reason := w.reason
+	r.mu.Unlock()
+	if reason != "" {
+		q.Waits(reason)
+	}
+	return r.await(ctx, w)
+}
+
+func (r *Room) await(ctx context.Context, w *waiter) (*Leave, error) {
+	deadline := time.NewTimer(r.opts.Wait)
+	defer deadline.Stop()
+	tick := time.NewTicker(CheckInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.done:
+			return w.leave, w.err
+		case <-r.changed:
+			r.pump()
+			continue
+		case <-tick.C:
+			r.pump()
+			continue
+		case <-deadline.C:
+		case <-ctx.Done():
+		case <-r.opts.Ctx.Done():
+		}
+		if !r.leaves(w) {
+			return w.leave, w.err
+		}
+		return nil, &BusyError{Name: w.req.Name, What: w.req.What, Reason: w.reason, Waited: r.opts.Now().Sub(w.since)}
+	}
+}
+
+// leaves removes w from the queue. It returns false if w already has its
+// answer.
+func (r *Room) leaves(w *waiter) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w.leave != nil || w.err != nil {
+		return false
+	}
+	r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
+	r.refused++
+	r.pumpLocked() // it may have stood before others
+	return true
+}
+
+// End returns the grant. What the instance then uses counts as its own.
+func (l *Leave) End() {
+	if l.r == nil {
+		return
+	}
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	if l.slow {
+		l.r.taken--
+	}
+	if l.r.given[l.i]--; l.r.given[l.i] == 0 {
+		delete(l.r.given, l.i)
+	}
+	l.r.pumpLocked()
+}
+
+// Kick signals that memory may have become free. It never blocks.
+func (r *Room) Kick() {
+	if r.waits.Load() == 0 {
+		return
+	}
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Room) pump() (short int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pumpLocked()
+}
+
+// Recheck runs f with the lock of Room held and dismisses the requests that are
+// over after it.
+func (r *Room) Recheck(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+	r.pumpLocked()
+}
+
+// pumpLocked admits the waiters for which there is room and dismisses those
+// whose request no longer applies. short is how much memory the first one
+// lacks.
+func (r *Room) pumpLocked() (short int64) {
+	defer func() { r.waits.Store(int32(len(r.queue))) }()
+	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool {
+		if w.err = w.req.Over(); w.err != nil {
+			close(w.done)
+		}
+		return w.err != nil
+	})
+	if len(r.queue) == 0 {
+		return 0
+	}
+	free := r.freeLocked()
+	places := len(r.queue)
+	if n := r.opts.Places; n > 0 {
+		places = n - r.taken
+	}
+	asks := make([]admit.Ask, len(r.queue))
+	for n, w := range r.queue {
+		if r.given[w.i] == 0 { // otherwise another call is already bringing it up
+			w.ask.Memory, w.ask.Slow = r.Needs(w.i)
+		} else {
+			w.ask.Memory, w.ask.Slow = 0, false
+		}
+		asks[n] = w.ask
+	}
+	granted, short := admit.Next(admit.Room{Free: free, Places: places}, asks)
+	for _, n := range granted {
+		w := r.queue[n]
+		w.leave = &Leave{}
+		if w.ask.Memory > 0 || w.ask.Slow {
+			w.leave = &Leave{r: r, i: w.i, memory: w.ask.Memory > 0, slow: w.ask.Slow}
+			r.given[w.i]++
+			if w.ask.Slow {
+				r.taken++
+			}
+		}
+		r.granted++
+		close(w.done)
+	}
+	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool { return w.leave != nil })
+	for _, w := range r.queue {
+		switch {
+		case w.ask.Slow && r.taken >= r.opts.Places && r.opts.Places > 0:
+			w.reason = fmt.Sprintf("%d are being started or restored, as many as may at once", r.taken)
+		case w.ask.Memory > max(free, 0):
+			w.reason = fmt.Sprintf("it may take %s more, and %s of %s are free", instance.Bytes(w.ask.Memory), instance.Bytes(max(free, 0)), instance.Bytes(r.opts.Memory))
+		default:
+			w.reason = "others wait for memory before it"
+		}
+	}
+	if short > 0 && !r.making {
+		r.making = true
+		r.opts.Spawn(r.make)
+	}
+	return short
+}
+
+// freeLocked returns the unassigned memory, limited by the budget and by what
+// the machine has available.
+func (r *Room) freeLocked() int64 {
+	used, coming := int64(0), int64(0)
+	r.opts.Each(func(i Instance) {
+		n := i.Holds()
+		if r.given[i] > 0 {
+			coming += i.Size() - n
+			n = i.Size()
+		}
+		used += n
+	})
+	free := r.opts.Memory - used
+	if f := r.opts.Available; f != nil {
+		if n, err := f(); err == nil { // otherwise only the budget counts
+			free = min(free, n-coming)
+		}
+	}
+	return free
+}
+
+// make pushes sleeping instances down until the first waiter has enough memory.
+func (r *Room) make() {
+	tried := map[Instance]power.Instance{}
+	for {
+		short := r.pump()
+		i, to := r.pick(short, tried)
+		if to == "" {
+			break
+		}
+		tried[i] = to
+		if i.PushDown(to) {
+			r.mu.Lock()
+			r.pushed++
+			r.mu.Unlock()
+		}
+	}
+	r.mu.Lock()
+	r.making = false
+	r.mu.Unlock()
+}
+
+// pick returns the instance to push one step down next.
+func (r *Room) pick(short int64, tried map[Instance]power.Instance) (Instance, power.Instance) {
+	if short <= 0 || r.opts.Halted() {
+		return nil, ""
+	}
+	r.mu.Lock()
+	wait := map[Instance]bool{}
+	for _, w := range r.queue {
+		wait[w.i] = true
+	}
+	for i := range r.given {
+		wait[i] = true
+	}
+	r.mu.Unlock()
+	var who []Instance
+	var list []admit.Sleeper
+	for _, i := range r.opts.Sorted() {
+		s, ok := i.Sleeper()
+		if wait[i] || !ok {
+			continue
+		}
+		s.Reclaim, s.Hibernate = s.Reclaim && tried[i] != power.Reclaimed, s.Hibernate && tried[i] != power.Hibernated
+		who, list = append(who, i), append(list, s)
+	}
+	n, to := admit.Push(short, list)
+	if to == "" {
+		return nil, ""
+	}
+	return who[n], to
+}
+
+// Waiting returns how i waits for room; nil when it does not.
+func (r *Room) Waiting(i Instance) *hostctl.Waiting {
+	if r.waits.Load() == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for n, w := range r.queue {
+		if w.i == i {
+			return &hostctl.Waiting{Reason: w.reason, Place: n + 1, Since: w.since.Round(0), Until: w.until.Round(0)}
+		}
+	}
+	return nil
+}
+
+// Status returns how much room there is, and the queue.
+func (r *Room) Status() hostctl.Room {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o := hostctl.Room{Memory: r.opts.Memory, Places: r.opts.Places, Taken: r.taken, Waiting: len(r.queue), Longest: r.longest,
+		Granted: r.granted, Refused: r.refused, Pushed: r.pushed}
+	if r.opts.Memory > 0 {
+		o.Free = max(r.freeLocked(), 0)
+	}
+	return o
+}
+
+// Snapshot is what the future of a Room depends on.
+type Snapshot struct {
+	Waiting []Waiting
+	Taken   int              // boot slots in use
+	Given   map[Instance]int // grants in progress
+	Making  bool             // instances are being pushed down
+}
+
+// Waiting is a request in the queue.
+type Waiting struct {
+	Granted      bool
+	Since, Until time.Time
+}
+
+// Snapshot returns the present state.
+func (r *Room) Snapshot() Snapshot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := Snapshot{Taken: r.taken, Given: maps.Clone(r.given), Making: r.making}
+	for _, w := range r.queue {
+		s.Waiting = append(s.Waiting, Waiting{Granted: w.leave != nil, Since: w.since, Until: w.until})
+	}
+	return s
+}

@@ -1,0 +1,118 @@
+package halt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+)
+
+// rig keeps the halts of a host in a bubble.
+type rig struct {
+	*Halts
+	own, fleet *idle.HaltedBy // what is on disk
+	full       bool           // and the disk takes nothing
+	published  []string
+}
+
+func in(t *testing.T, f func(r *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{}
+		keep := func(to **idle.HaltedBy) func(*idle.HaltedBy) error {
+			return func(x *idle.HaltedBy) error {
+				if r.full {
+					return errors.New("full")
+				}
+				*to = x
+				return nil
+			}
+		}
+		r.Halts = New(Options{KeepOwn: keep(&r.own), KeepFleet: keep(&r.fleet), Now: time.Now, Log: slog.New(slog.DiscardHandler),
+			Changed: func(x *idle.HaltedBy, by, _ string) {
+				r.published = append(r.published, fmt.Sprintf("%s %t", by, x != nil))
+			}})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { r.Run(ctx); close(ended) }()
+		f(r)
+		cancel()
+		<-ended
+	})
+}
+
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// TestExpires checks that a halt with an end is over at that end, is then removed
+// from the disk, and is published once more.
+func TestExpires(t *testing.T) {
+	in(t, func(r *rig) {
+		end := time.Now().Add(time.Hour)
+		if err := errors.Join(r.Set(&idle.HaltedBy{By: "ada", Since: time.Now(), Until: &end}, "ada"),
+			r.SetFleet(&idle.HaltedBy{By: "bob", Fleet: true, Since: time.Now()})); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Hour - time.Nanosecond)
+		if in := r.InEffect(); len(in) != 2 || in[0].By != "ada" || r.own == nil {
+			t.Errorf("just before the end: %v", in)
+		}
+		pass(time.Minute)
+		if in := r.InEffect(); len(in) != 1 || in[0].By != "bob" || r.own != nil || r.fleet == nil {
+			t.Errorf("after the end: %v, on disk %v and %v", in, r.own, r.fleet)
+		}
+		if want := []string{"ada true", "bob true", "lull false"}; !slices.Equal(r.published, want) {
+			t.Errorf("published %q, want %q", r.published, want)
+		}
+	})
+}
+
+// TestUnkept checks that a halt takes effect although it cannot be recorded, and
+// that its end does not.
+func TestUnkept(t *testing.T) {
+	in(t, func(r *rig) {
+		r.full = true
+		if err := r.Set(&idle.HaltedBy{By: "ada"}, "ada"); err == nil || len(r.InEffect()) != 1 {
+			t.Errorf("%v, in effect: %v", err, r.InEffect())
+		}
+		if err := r.Set(nil, "ada"); err == nil || len(r.InEffect()) != 1 {
+			t.Errorf("its end: %v, in effect: %v", err, r.InEffect())
+		}
+		if err := r.SetFleet(&idle.HaltedBy{By: "bob"}); err == nil || r.Fleet() == nil {
+			t.Errorf("the fleet's: %v, %v", err, r.Fleet())
+		}
+		if err := r.SetFleet(nil); err == nil || r.Fleet() != nil {
+			t.Errorf("its end: %v, %v", err, r.Fleet())
+		}
+	})
+}
+
+// TestSlack checks that an end that moves because clocks differ is no change.
+func TestSlack(t *testing.T) {
+	in(t, func(r *rig) {
+		since, end := time.Now(), time.Now().Add(time.Hour)
+		for moved, changes := range map[time.Duration]int{slack - time.Nanosecond: 0, slack: 1} {
+			before, to := len(r.published), end.Add(moved)
+			for _, x := range []*time.Time{&end, &to} {
+				if err := r.SetFleet(&idle.HaltedBy{By: "bob", Since: since, Until: x}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := len(r.published) - before - 1; n != changes {
+				t.Errorf("an end that moves by %s: %d changes, want %d", moved, n, changes)
+			}
+			if err := r.SetFleet(nil); err != nil {
+				t.Fatal(err)
+			}
+			r.published = nil
+		}
+	})
+}
