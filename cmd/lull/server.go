@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/task"
 	"lull/internal/platform/etcd"
 	"lull/internal/server"
@@ -169,7 +170,7 @@ func ownProgram() string {
 }
 
 // fleet makes the fleet over an open store.
-func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *fleet.Sealer) (*fleet.Fleet, error) {
+func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *sealed.Sealer) (*fleet.Fleet, error) {
 	id, err := fleetID(ctx, db, cfg.FleetID)
 	if err != nil {
 		return nil, err
@@ -225,7 +226,7 @@ func fleetID(ctx context.Context, db store.Store, want string) (string, error) {
 
 // sealer reads the key that secrets are encrypted with. It is made where none
 // is named; with a cluster it must be named, since every server needs it.
-func (cfg *serverConfig) sealer() (*fleet.Sealer, error) {
+func (cfg *serverConfig) sealer() (*sealed.Sealer, error) {
 	name := cfg.SealKey
 	if name == "" && cfg.Etcd != "" {
 		return nil, nil
@@ -244,7 +245,7 @@ func (cfg *serverConfig) sealer() (*fleet.Sealer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot use the sealing key: %w", err)
 	}
-	return fleet.NewSealer(key)
+	return sealed.NewSealer(key)
 }
 
 // writeNew writes a private file whole and to the disk, or not at all.

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/outward"
 	"lull/internal/platform/ec2"
 	"lull/internal/platform/oidc"
@@ -299,7 +300,7 @@ func accountNames(accounts map[string]ec2.Access) []string {
 
 // secrets opens what fleet.Secret refers to. Files are bounded, as anything
 // from outside.
-func secrets(seal *fleet.Sealer, getenv func(string) string) func(fleet.Secret) (string, error) {
+func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret) (string, error) {
 	file := func(name string) (string, error) {
 		b, err := os.ReadFile(name)
 		if err == nil && len(b) > 64<<10 {
@@ -317,5 +318,5 @@ func secrets(seal *fleet.Sealer, getenv func(string) string) func(fleet.Secret) 
 		}
 		return v, nil
 	}
-	return func(s fleet.Secret) (string, error) { return seal.Open(s, file, env) }
+	return func(s sealed.Secret) (string, error) { return seal.Open(s, file, env) }
 }

@@ -22,6 +22,7 @@ import (
 	"lull/internal/controller/ec2cloud"
 	"lull/internal/core/evidence"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/task"
 	"lull/internal/lib/tracing"
 	"lull/internal/platform/ec2"
@@ -64,7 +65,7 @@ func (p *controlPlane) close() error {
 }
 
 // newControl makes the controller and what adapts the edges to it.
-func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, log *slog.Logger) (plane controlPlane, err error) {
+func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, log *slog.Logger) (plane controlPlane, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "lull_halted", Help: "1 while all automatic actions of the fleet are halted."}, func() float64 {

@@ -6,13 +6,14 @@ import (
 	_ "time/tzdata" // zones where the machine has none, as in an empty container
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/outward"
 	"lull/internal/notify"
 )
 
 // newNotifier makes what delivers notifications. It connects to the public
 // internet and to what the process, not a stored setting, allows beside it.
-func (c *cli) newNotifier(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, log *slog.Logger) (*notify.Notifier, error) {
+func (c *cli) newNotifier(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, log *slog.Logger) (*notify.Notifier, error) {
 	allow, err := outward.ParseAllow(fields(cfg.NotifyAllow))
 	if err != nil {
 		return nil, fmt.Errorf("cannot use notify-allow: %w", err)

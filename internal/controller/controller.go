@@ -40,6 +40,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
 
@@ -78,7 +79,7 @@ type Config struct {
 	// why none was found. Nil leaves workers on the sources that they have.
 	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
 	// Secret opens a worker's secret.
-	Secret func(s fleet.Secret) (string, error)
+	Secret func(s sealed.Secret) (string, error)
 	// Guards returns blocks decided elsewhere: schedule, budget, hooks.
 	Guards func(w *fleet.Worker, now time.Time) []idle.Block
 	// Journal stores evidence; nil stores none.
@@ -148,7 +149,7 @@ func New(cfg Config) (*Controller, error) {
 		cfg.Tracer = noop.NewTracerProvider().Tracer("")
 	}
 	if cfg.Secret == nil {
-		cfg.Secret = func(s fleet.Secret) (string, error) { return "", fmt.Errorf("cannot open secret %s", s) }
+		cfg.Secret = func(s sealed.Secret) (string, error) { return "", fmt.Errorf("cannot open secret %s", s) }
 	}
 	c := &Controller{
 		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, tracer: cfg.Tracer, measure: newMeasures(),

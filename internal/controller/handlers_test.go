@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -83,7 +84,7 @@ func runRow(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	c, err := New(Config{Fleet: f, Server: "s", Clouds: func(string, string) (Cloud, error) { return w.cloud(), nil }, Consoles: w.console,
-		Secret: func(s fleet.Secret) (string, error) { return string(s), nil }})
+		Secret: func(s sealed.Secret) (string, error) { return string(s), nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

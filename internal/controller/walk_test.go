@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store/mem"
 )
 
@@ -90,7 +91,7 @@ func (r *rig) run(client *mem.Client, o options) {
 		Tracer: o.tracer, Log: o.log, Fleet: f, Server: o.server, Shadow: o.shadow,
 		Clouds:   func(string, string) (Cloud, error) { return r.world.cloud(), nil },
 		Consoles: o.consoles,
-		Secret:   func(s fleet.Secret) (string, error) { return string(s), nil },
+		Secret:   func(s sealed.Secret) (string, error) { return string(s), nil },
 	})
 	if err != nil {
 		r.t.Fatal(err)

@@ -27,6 +27,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
 	"lull/internal/platform/journal"
@@ -152,7 +153,7 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 		}
 	}
 	consoles := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Port: "8443", Dial: network.DialContext,
-		Secret: func(fleet.Secret) (string, error) { return "cml", nil }})
+		Secret: func(sealed.Secret) (string, error) { return "cml", nil }})
 	kept, _, err := journal.Open(dir, journal.Options{SyncEvery: time.Minute})
 	if err != nil {
 		return nil, err

@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/policy/when"
+	"lull/internal/fleet/sealed"
 )
 
 // Types of channels.
@@ -40,18 +41,18 @@ type Channel struct {
 	// URL is an http or https address, or a reference to one. An address that
 	// is itself a secret (every Slack-compatible one, and any with a query)
 	// must be a reference.
-	URL Secret `json:"url,omitempty"`
+	URL sealed.Secret `json:"url,omitempty"`
 	// Key refers to the key that signs webhooks. Without one they are not
 	// signed.
-	Key Secret `json:"key,omitempty"`
+	Key sealed.Secret `json:"key,omitempty"`
 
-	Relay      string   `json:"relay,omitempty"` // host:port of the mail relay
-	TLS        string   `json:"tls,omitempty"`   // one of the Mail constants
-	Username   string   `json:"username,omitempty"`
-	Password   Secret   `json:"password,omitempty"`
-	From       string   `json:"from,omitempty"`
-	To         []string `json:"to,omitempty"`
-	ToContacts bool     `json:"to_contacts,omitempty"` // also send to the worker's contacts
+	Relay      string        `json:"relay,omitempty"` // host:port of the mail relay
+	TLS        string        `json:"tls,omitempty"`   // one of the Mail constants
+	Username   string        `json:"username,omitempty"`
+	Password   sealed.Secret `json:"password,omitempty"`
+	From       string        `json:"from,omitempty"`
+	To         []string      `json:"to,omitempty"`
+	ToContacts bool          `json:"to_contacts,omitempty"` // also send to the worker's contacts
 
 	// CA are PEM certificates that are trusted instead of the system's.
 	CA string `json:"tls_ca,omitempty"`
@@ -205,7 +206,7 @@ func (c Channel) validate(at string) error {
 	default:
 		bad("type", "%.40q is not webhook, slack or mail", c.Type)
 	}
-	for field, s := range map[string]Secret{"key": c.Key, "password": c.Password} {
+	for field, s := range map[string]sealed.Secret{"key": c.Key, "password": c.Password} {
 		if s != "" && !isReference(s) {
 			bad(field, "a secret is given as file:PATH or env:NAME")
 		}
@@ -232,7 +233,7 @@ func (c Channel) validate(at string) error {
 	return errors.Join(errs...)
 }
 
-func isReference(s Secret) bool {
+func isReference(s sealed.Secret) bool {
 	kind, rest, _ := strings.Cut(string(s), ":")
 	return (kind == "file" || kind == "env") && rest != "" && len(rest) <= 1024
 }

@@ -113,7 +113,7 @@ func (f *Fleet) EnrollSecret(worker string, generation int64) (string, error) {
 		return "", errors.New("cannot sign an enrollment secret without a sealing key")
 	}
 	text := worker + "_" + strconv.FormatInt(generation, 10)
-	return enrollPrefix + text + "_" + hex.EncodeToString(f.opts.Seal.mac("enroll:"+f.opts.ID+":"+text)), nil
+	return enrollPrefix + text + "_" + hex.EncodeToString(f.opts.Seal.MAC("enroll:"+f.opts.ID+":"+text)), nil
 }
 
 // LaunchCall returns the parameters of w's launch as they are sent: with the
@@ -150,7 +150,7 @@ func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (Wo
 		return Worker{}, ErrEnrollment
 	}
 	given, err := hex.DecodeString(text[i+1:])
-	if err != nil || !hmac.Equal(given, f.opts.Seal.mac("enroll:"+f.opts.ID+":"+text[:i])) {
+	if err != nil || !hmac.Equal(given, f.opts.Seal.MAC("enroll:"+f.opts.ID+":"+text[:i])) {
 		return Worker{}, ErrEnrollment
 	}
 	id, generation, _ := strings.Cut(text[:i], "_")

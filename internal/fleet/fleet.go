@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
 
@@ -16,7 +17,7 @@ import (
 type Options struct {
 	Store store.Store
 	ID    string // of this fleet, the value of the tag managed-by; never empty
-	Seal  *Sealer
+	Seal  *sealed.Sealer
 	// Accounts are the names of the accounts, besides the credentials' own,
 	// that workers may be in.
 	Accounts []string

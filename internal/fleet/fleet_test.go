@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -30,7 +31,7 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
 		defer c.Close()
-		seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+		seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -480,12 +481,12 @@ func TestSecretsAreSealed(t *testing.T) {
 			}
 		}
 		w, _ := fl.Worker(ctx, id)
-		seal, _ := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+		seal, _ := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 		none := func(string) (string, error) { return "", errors.New("not asked for") }
 		if got, err := seal.Open(w.CMLPassword, none, none); err != nil || got != pass {
 			t.Errorf("opened to %q: %v", got, err)
 		}
-		other, _ := fleet.NewSealer([]byte(strings.Repeat("x", 32)))
+		other, _ := sealed.NewSealer([]byte(strings.Repeat("x", 32)))
 		if _, err := other.Open(w.CMLPassword, none, none); err == nil {
 			t.Error("another key opened it")
 		}

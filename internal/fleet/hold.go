@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/fleet/sealed"
 )
 
 // MaxSnooze is how far ahead a user may snooze a worker.
@@ -144,7 +145,7 @@ func (f *Fleet) DeregisterLicense(ctx context.Context, by Actor, id string) (Wor
 	return f.requestLicense(ctx, by, id, OperationDeregister, "", false)
 }
 
-func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, token Secret, reregister bool) (Worker, error) {
+func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, token sealed.Secret, reregister bool) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		l := &w.License
 		switch {

@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"crypto/hmac"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
+	"lull/internal/fleet/sealed"
 )
 
 // Answers to a warning, as named in its links.
@@ -50,7 +50,7 @@ func (f *Fleet) Links(worker, channel string, warned time.Time, x *Warning) map[
 	}
 	out := map[string]string{}
 	for _, verb := range x.Answers() {
-		token, err := f.opts.Seal.sign(Answer{WorkerID: worker, Verb: verb, WarnedAt: warned.UTC(), PauseAt: x.PauseAt.UTC(), Channel: channel})
+		token, err := Answer{WorkerID: worker, Verb: verb, WarnedAt: warned.UTC(), PauseAt: x.PauseAt.UTC(), Channel: channel}.token(f.opts.Seal)
 		if err != nil {
 			return nil
 		}
@@ -68,20 +68,14 @@ func (f *Fleet) PageOf(worker string) string {
 	return base + "/workers/" + url.PathEscape(worker)
 }
 
-// sign returns the token of a: its fields and a signature over them.
-func (s *Sealer) sign(a Answer) (string, error) {
+// token returns the token of a: its fields and a signature over them.
+func (a Answer) token(s *sealed.Sealer) (string, error) {
 	body, err := json.Marshal(a)
 	if err != nil {
 		return "", fmt.Errorf("cannot sign a link: %w", err)
 	}
 	text := base64.RawURLEncoding.EncodeToString(body)
-	return text + "." + base64.RawURLEncoding.EncodeToString(s.mac(text)), nil
-}
-
-func (s *Sealer) mac(text string) []byte {
-	m := hmac.New(sha256.New, s.links)
-	m.Write([]byte(text))
-	return m.Sum(nil)
+	return text + "." + base64.RawURLEncoding.EncodeToString(s.MAC(text)), nil
 }
 
 // ReadAnswer verifies the token of a link. A foreign, modified or expired one
@@ -93,7 +87,7 @@ func (f *Fleet) ReadAnswer(now time.Time, token string) (Answer, error) {
 		return Answer{}, none
 	}
 	given, err := base64.RawURLEncoding.DecodeString(sig)
-	if err != nil || !hmac.Equal(given, f.opts.Seal.mac(text)) {
+	if err != nil || !hmac.Equal(given, f.opts.Seal.MAC(text)) {
 		return Answer{}, none
 	}
 	body, err := base64.RawURLEncoding.DecodeString(text)

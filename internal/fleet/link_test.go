@@ -11,12 +11,13 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store/mem"
 )
 
 func linked(t *testing.T) *fleet.Fleet {
 	t.Helper()
-	seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+	seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +226,7 @@ func isRefused(err error) bool {
 
 // FuzzReadAnswer checks that only our own tokens are accepted.
 func FuzzReadAnswer(f *testing.F) {
-	seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+	seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 	if err != nil {
 		f.Fatal(err)
 	}

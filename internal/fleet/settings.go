@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/idle"
+	"lull/internal/fleet/sealed"
 )
 
 // maxMinutes bounds every setting in minutes: a year.
@@ -37,7 +38,7 @@ type Settings struct {
 	ReconcilePollingEnabled         bool              `env:"RECONCILE_POLLING_ENABLED" default:"true" doc:"Whether the sweep of each cycle runs."`
 	WorkerMetricsInterval           time.Duration     `env:"WORKER_METRICS_INTERVAL" default:"300" unit:"seconds" min:"10" max:"86400" doc:"Seconds between metrics collections of a worker."`
 	CMLDefaultUsername              string            `env:"CML_DEFAULT_USERNAME" default:"admin" doc:"CML user of workers without one of their own."`
-	CMLDefaultPassword              Secret            `env:"CML_DEFAULT_PASSWORD" default:"" doc:"CML password of workers without one of their own; file:PATH, env:NAME or the password."`
+	CMLDefaultPassword              sealed.Secret     `env:"CML_DEFAULT_PASSWORD" default:"" doc:"CML password of workers without one of their own; file:PATH, env:NAME or the password."`
 	ScaleDownEnabled                bool              `env:"SCALE_DOWN_ENABLED" default:"false" doc:"Whether idle workers are drained instead of paused."`
 	MinWorkers                      int               `env:"MIN_WORKERS" default:"0" max:"100000" doc:"Least running workers that automatic actions leave."`
 	ScaleDownCooldown               time.Duration     `env:"SCALE_DOWN_COOLDOWN_SECONDS" default:"600" unit:"seconds" max:"86400" doc:"Seconds between two drains by scale-down."`
@@ -189,7 +190,7 @@ func (f Field) format(s *Settings) any {
 	switch v := reflect.ValueOf(s).Elem().Field(f.index).Interface().(type) {
 	case time.Duration:
 		return int64(v / f.unit())
-	case Secret:
+	case sealed.Secret:
 		if v == "" {
 			return ""
 		}
@@ -222,7 +223,7 @@ func (f Field) set(s *Settings, raw any) error {
 			return bad("true or false")
 		}
 		v.SetBool(b)
-	case string, Secret:
+	case string, sealed.Secret:
 		t, ok := raw.(string)
 		if !ok || len(t) > 4096 {
 			return bad("a text of at most 4096 bytes")

@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 )
 
 func TestDefaultsAreTheSeeds(t *testing.T) {
@@ -22,7 +23,7 @@ func TestDefaultsAreTheSeeds(t *testing.T) {
 		{"timeout", s.WorkerIdleTimeout, time.Hour}, {"auto pause", s.WorkerAutoPauseEnabled, true}, {"snooze", s.WorkerAutoPauseSnooze, time.Hour},
 		{"detection", s.WorkerActivityDetectionEnabled, true}, {"sweep", s.WorkerActivityDetectionInterval, 30 * time.Minute},
 		{"stored", s.WorkerActivityEventsMaxStored, 10}, {"check", s.IdleDetectionInterval, 5 * time.Minute}, {"cycle", s.ReconcileInterval, 30 * time.Second},
-		{"polling", s.ReconcilePollingEnabled, true}, {"user", s.CMLDefaultUsername, "admin"}, {"password", s.CMLDefaultPassword, fleet.Secret("")},
+		{"polling", s.ReconcilePollingEnabled, true}, {"user", s.CMLDefaultUsername, "admin"}, {"password", s.CMLDefaultPassword, sealed.Secret("")},
 		{"scale down", s.ScaleDownEnabled, false}, {"floor", s.MinWorkers, 0}, {"cooldown", s.ScaleDownCooldown, 10 * time.Minute},
 		{"drain", s.DrainTimeout, 10 * time.Minute}, {"provisioning", s.ProvisioningTimeout, 15 * time.Minute}, {"scan", s.DiscoveryScanInterval, 5 * time.Minute},
 		{"region limit", s.MaxWorkersPerRegion, 10}, {"users", s.WorkerActivityExcludedUsers, "^00000000-0000-.*"}, {"categories", len(s.WorkerActivityCategories), 14},

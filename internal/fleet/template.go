@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"lull/internal/core/failure"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
 
@@ -59,16 +60,16 @@ type Template struct {
 	Enabled            bool           `json:"enabled"`
 	IdleDetection      *IdleDetection `json:"idle_detection,omitempty"`
 
-	RootVolume      *RootVolume `json:"root_volume,omitempty"`
-	Hibernation     string      `json:"hibernation,omitempty"`
-	Agent           bool        `json:"agent,omitempty"`
-	CMLUsername     string      `json:"cml_username,omitempty"`
-	CMLPassword     Secret      `json:"cml_password,omitempty"`
-	TLSCA           string      `json:"tls_ca,omitempty"`
-	TLSPin          string      `json:"tls_pin,omitempty"`
-	TLSInsecure     bool        `json:"tls_insecure,omitempty"`
-	ActivitySources []string    `json:"activity_sources,omitempty"`
-	AcceptedRisks   []string    `json:"accepted_risks,omitempty"`
+	RootVolume      *RootVolume   `json:"root_volume,omitempty"`
+	Hibernation     string        `json:"hibernation,omitempty"`
+	Agent           bool          `json:"agent,omitempty"`
+	CMLUsername     string        `json:"cml_username,omitempty"`
+	CMLPassword     sealed.Secret `json:"cml_password,omitempty"`
+	TLSCA           string        `json:"tls_ca,omitempty"`
+	TLSPin          string        `json:"tls_pin,omitempty"`
+	TLSInsecure     bool          `json:"tls_insecure,omitempty"`
+	ActivitySources []string      `json:"activity_sources,omitempty"`
+	AcceptedRisks   []string      `json:"accepted_risks,omitempty"`
 
 	revision int64
 }

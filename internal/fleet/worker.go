@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/power"
+	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
 
@@ -101,9 +102,9 @@ type License struct {
 	LastError           string     `json:"last_error,omitempty"`
 	// FailedOperation is the operation that LastError is about; empty if the error
 	// was read from CML.
-	FailedOperation string `json:"failed_operation,omitempty"`
-	Token           Secret `json:"token,omitempty"`
-	Reregister      bool   `json:"reregister,omitempty"`
+	FailedOperation string        `json:"failed_operation,omitempty"`
+	Token           sealed.Secret `json:"token,omitempty"`
+	Reregister      bool          `json:"reregister,omitempty"`
 	// LocalOnly means that it was deregistered here, but Smart Licensing could
 	// not be informed.
 	LocalOnly bool `json:"local_only,omitempty"`
@@ -265,12 +266,12 @@ type Worker struct {
 	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
 	DetectSources         bool   `json:"detect_sources,omitempty"`
 
-	AcceptedRisks []string `json:"accepted_risks,omitempty"` // preflight codes that do not block
-	CMLUsername   string   `json:"cml_username,omitempty"`
-	CMLPassword   Secret   `json:"cml_password,omitempty"`
-	TLSCA         string   `json:"tls_ca,omitempty"`
-	TLSPin        string   `json:"tls_pin,omitempty"`
-	TLSInsecure   bool     `json:"tls_insecure,omitempty"`
+	AcceptedRisks []string      `json:"accepted_risks,omitempty"` // preflight codes that do not block
+	CMLUsername   string        `json:"cml_username,omitempty"`
+	CMLPassword   sealed.Secret `json:"cml_password,omitempty"`
+	TLSCA         string        `json:"tls_ca,omitempty"`
+	TLSPin        string        `json:"tls_pin,omitempty"`
+	TLSInsecure   bool          `json:"tls_insecure,omitempty"`
 
 	// Armed is false for an imported or discovered worker until a user arms it:
 	// everything is decided and nothing is done (dry run).

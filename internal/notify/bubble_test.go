@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/scaletest"
 	"lull/internal/notify"
@@ -146,7 +147,7 @@ type process struct {
 
 func (w *town) notifier(ctx context.Context) (*process, error) {
 	p := &process{client: w.db.Client(), ended: make(chan struct{})}
-	key, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+	key, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 	if err != nil {
 		return nil, err
 	}
@@ -159,8 +160,8 @@ func (w *town) notifier(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Notifier, err = notify.New(notify.Config{Fleet: p.fleet, Server: "one", Secret: func(s fleet.Secret) (string, error) {
-		return map[fleet.Secret]string{"env:ADDRESS": "http://receiver/", "env:KEY": strings.Repeat("k", 32)}[s], nil
+	p.Notifier, err = notify.New(notify.Config{Fleet: p.fleet, Server: "one", Secret: func(s sealed.Secret) (string, error) {
+		return map[sealed.Secret]string{"env:ADDRESS": "http://receiver/", "env:KEY": strings.Repeat("k", 32)}[s], nil
 	}, Dial: w.net.DialContext})
 	if err != nil {
 		return nil, err

@@ -34,6 +34,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
 )
@@ -42,7 +43,7 @@ import (
 type Config struct {
 	Fleet *fleet.Fleet
 	// Secret resolves a reference to a secret.
-	Secret func(fleet.Secret) (string, error)
+	Secret func(sealed.Secret) (string, error)
 	// Dial connects to receivers; base/outward limits the destinations.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Server names this process in the store.

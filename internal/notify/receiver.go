@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/platform/smtp"
 	"lull/internal/platform/webhook"
 )
@@ -54,7 +55,7 @@ type receiver interface {
 
 // open returns the receiver of a channel.
 func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receiver, error) {
-	secret := func(field string, ref fleet.Secret) (string, error) {
+	secret := func(field string, ref sealed.Secret) (string, error) {
 		v, err := n.cfg.Secret(ref)
 		if err != nil {
 			return "", fmt.Errorf("cannot open %s of channel %q: %w", field, name, err)

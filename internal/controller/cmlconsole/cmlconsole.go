@@ -17,14 +17,15 @@ import (
 
 	"lull/internal/controller"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/platform/cml"
 )
 
 // Config says how consoles reach their CML.
 type Config struct {
-	Fleet  *fleet.Fleet                       // settings and default credentials
-	Secret func(fleet.Secret) (string, error) // opens passwords
-	Port   string                             // of CML on the workers, where their address names none
+	Fleet  *fleet.Fleet                        // settings and default credentials
+	Secret func(sealed.Secret) (string, error) // opens passwords
+	Port   string                              // of CML on the workers, where their address names none
 	// Dial replaces the network to them; nil is net.Dialer's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }

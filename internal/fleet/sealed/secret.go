@@ -1,9 +1,10 @@
-package fleet
+package sealed
 
 import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
@@ -31,8 +32,8 @@ func (s Secret) GoString() string { return s.String() }
 
 // Sealer encrypts secrets given in the clear. A nil Sealer refuses them.
 type Sealer struct {
-	aead  cipher.AEAD
-	links []byte // signs the links of warnings
+	aead cipher.AEAD
+	key  []byte // signs links and enrollment secrets
 }
 
 // NewSealer returns a Sealer with a key of 32 bytes.
@@ -101,4 +102,11 @@ func (s *Sealer) Open(ref Secret, file, env func(string) (string, error)) (strin
 		return "", fmt.Errorf("cannot open a sealed secret: the key is another one or it is damaged")
 	}
 	return string(plain), nil
+}
+
+// MAC returns a signature over text, for links and enrollment secrets.
+func (s *Sealer) MAC(text string) []byte {
+	m := hmac.New(sha256.New, s.key)
+	m.Write([]byte(text))
+	return m.Sum(nil)
 }
