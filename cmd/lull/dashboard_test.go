@@ -33,6 +33,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
@@ -668,7 +669,7 @@ func (w *window) fleet(r *watched) {
 // warning is answered from its link: to look changes nothing, however often
 // and by whom; the button on the page acts, once.
 func (w *window) warning(r *watched) {
-	link := r.mail.link(w.t, "campus-2", fleet.AnswerExtend)
+	link := r.mail.link(w.t, "campus-2", warning.Extend)
 	state := func() fleet.Worker {
 		w.t.Helper()
 		f, err := r.client.Worker(w.t.Context(), r.ids["campus-2"])

@@ -214,7 +214,7 @@ func TestPlainMachineIsPaused(t *testing.T) {
 		if last, _ := use.Last(begun.Add(length)); paused["busy"].IsZero() || paused["busy"].Before(last) {
 			t.Errorf("the busy machine was paused at %s, last used at %s", paused["busy"], last)
 		}
-		if w := r.worker(ids["plain"]); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonIdleTimeout {
+		if w := r.worker(ids["plain"]); w.Status != power.WorkerStopped || w.PauseReason != power.ReasonIdleTimeout {
 			t.Errorf("the quiet machine is %s (%s)", w.Status, w.PauseReason)
 		}
 		for _, name := range []string{"plain", "busy"} {

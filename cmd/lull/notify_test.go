@@ -21,6 +21,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 	"lull/internal/sim/smtpsim"
 )
 
@@ -197,7 +198,7 @@ func (rs *receivers) mailed(ts *testscript.TestScript, _ bool, args []string) {
 // remember keeps the links of a mail for the command link.
 func (rs *receivers) remember(ts *testscript.TestScript, body string) {
 	found := map[string]string{}
-	for verb, text := range map[string]string{fleet.AnswerExtend: "Extend by an hour", fleet.AnswerNotToday: "Not today", fleet.AnswerStop: "Stop now"} {
+	for verb, text := range map[string]string{warning.Extend: "Extend by an hour", warning.NotToday: "Not today", warning.Stop: "Stop now"} {
 		if _, rest, ok := strings.Cut(strings.ReplaceAll(body, "\r", ""), text+":\n"); ok {
 			found[verb], _, _ = strings.Cut(rest, "\n")
 		}
@@ -219,7 +220,7 @@ func (rs *receivers) link(ts *testscript.TestScript, _ bool, args []string) {
 
 // forged visits links without a valid signature: forged-link STATUS TEXT
 func (rs *receivers) forged(ts *testscript.TestScript, _ bool, args []string) {
-	address := rs.of(ts, "hook").links[fleet.AnswerExtend]
+	address := rs.of(ts, "hook").links[warning.Extend]
 	cut := strings.LastIndexByte(address, '.')
 	middle := strings.LastIndexByte(address, '/') + 20
 	other := byte('A')

@@ -19,7 +19,7 @@ func TestOvertaken(t *testing.T) {
 		want []string
 	}{
 		"start canceled":  {fleet.Worker{DesiredStatus: power.WorkerStopped, StartWithdrawnAt: &at, StartWithdrawnBy: "bob", LastPausedBy: "ada"}, power.WorkerRunning, []string{"bob", "start", "2026-03-04T05:06:07Z"}},
-		"stop requested":  {fleet.Worker{DesiredStatus: power.WorkerStopped, LastPausedBy: "ada", PauseReason: fleet.ReasonManual}, power.WorkerRunning, []string{"ada", "stop", "(manual)"}},
+		"stop requested":  {fleet.Worker{DesiredStatus: power.WorkerStopped, LastPausedBy: "ada", PauseReason: power.ReasonManual}, power.WorkerRunning, []string{"ada", "stop", "(manual)"}},
 		"start requested": {fleet.Worker{DesiredStatus: power.WorkerRunning, StartBy: "eve"}, power.WorkerStopped, []string{"eve", "start"}},
 		"to be ended":     {fleet.Worker{DesiredStatus: power.WorkerTerminated}, power.WorkerStopped, nil},
 	} {

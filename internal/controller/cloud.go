@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 )
 
 // Kind is the kind of a failed cloud call. The names are those of platform/ec2.
@@ -239,7 +240,7 @@ type Licenser interface {
 type Warner interface {
 	// Warn shows a warning, replacing any earlier one of lull, and returns its
 	// ID.
-	Warn(ctx context.Context, x fleet.Warning) (id string, err error)
+	Warn(ctx context.Context, x warning.Warning) (id string, err error)
 	// Withdraw removes a warning. An empty ID removes whatever lull shows. A
 	// warning that is gone is no error.
 	Withdraw(ctx context.Context, id string) error

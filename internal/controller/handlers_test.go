@@ -42,7 +42,7 @@ func desired(s power.Worker) func(w *fleet.Worker) {
 	return func(w *fleet.Worker) { w.DesiredStatus = s }
 }
 
-func intent(r fleet.Reason, drain bool) func(w *fleet.Worker) {
+func intent(r power.Reason, drain bool) func(w *fleet.Worker) {
 	return func(w *fleet.Worker) {
 		w.DesiredStatus, w.PauseReason, w.PauseGeneration = power.WorkerStopped, r, 1
 		w.Intent = &fleet.Intent{Reason: r, By: "x", At: time.Now(), Generation: 1, Drain: drain}
@@ -59,7 +59,7 @@ func both(fs ...func(w *fleet.Worker)) func(w *fleet.Worker) {
 }
 
 // ended checks that the audit log says why and by whom the worker was ended.
-func ended(reason fleet.Reason, by fleet.Actor) func(*testing.T, fleet.Worker, *Controller) {
+func ended(reason power.Reason, by fleet.Actor) func(*testing.T, fleet.Worker, *Controller) {
 	return func(t *testing.T, w fleet.Worker, c *Controller) {
 		page, err := c.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: w.ID, Action: "terminated"})
 		if err != nil || len(page.Entries) != 1 || page.Entries[0].Reason != string(reason) || page.Entries[0].By != by {
@@ -261,14 +261,14 @@ func TestHandlers(t *testing.T) {
 		{name: "start is refused", status: power.WorkerStarting, set: func(w *fleet.Worker) { w.EC2State = "stopped" }, ec2: "stopped", world: failing("start", Unauthorized, false), result: Retry, to: power.WorkerFailed, reason: "refused the start", calls: "start"},
 		{name: "start not ours", status: power.WorkerStarting, set: func(w *fleet.Worker) { w.EC2State = "stopped" }, ec2: "stopped", inst: func(m *machine) { m.Tags["lull:managed-by"] = "other" }, result: Retry, reason: "belongs to other"},
 		{name: "start for too long", status: power.WorkerStarting, ec2: "pending", age: time.Hour, result: Retry, to: power.WorkerFailed, reason: "after 15m"},
-		{name: "stop wished for while starting", status: power.WorkerStarting, set: intent(fleet.ReasonManual, false), ec2: "running", result: Success, to: power.WorkerStopping},
+		{name: "stop wished for while starting", status: power.WorkerStarting, set: intent(power.ReasonManual, false), ec2: "running", result: Success, to: power.WorkerStopping},
 		{name: "stopped while starting", status: power.WorkerStarting, ec2: "stopped", inst: func(m *machine) { m.Cause = CauseUser }, result: Success, to: power.WorkerStopped},
 		// RUNNING.
-		{name: "desired STOPPED", status: power.WorkerRunning, set: intent(fleet.ReasonManual, false), ec2: "running", result: Success, to: power.WorkerStopping},
+		{name: "desired STOPPED", status: power.WorkerRunning, set: intent(power.ReasonManual, false), ec2: "running", result: Success, to: power.WorkerStopping},
 		{name: "at rest", status: power.WorkerRunning, ec2: "running", result: Success},
 		{name: "drift: stopping by a user", status: power.WorkerRunning, ec2: "stopping", inst: func(m *machine) { m.Cause = CauseUser }, result: Success, to: power.WorkerStopping, reason: "outside",
 			check: func(t *testing.T, w fleet.Worker, _ *Controller) {
-				if w.DesiredStatus != power.WorkerStopped || w.ExternalPauseCount != 1 || w.PauseReason != fleet.ReasonExternal || w.LastPausedBy != "external" {
+				if w.DesiredStatus != power.WorkerStopped || w.ExternalPauseCount != 1 || w.PauseReason != power.ReasonExternal || w.LastPausedBy != "external" {
 					t.Errorf("recorded as %s/%d/%s", w.DesiredStatus, w.ExternalPauseCount, w.PauseReason)
 				}
 			}},
@@ -296,9 +296,9 @@ func TestHandlers(t *testing.T) {
 		{name: "past its ttl, not warned", status: power.WorkerRunning, ec2: "running", set: func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.TTLDeadline = &at }, result: Success},
 		{name: "past its ttl, warned", status: power.WorkerRunning, ec2: "running", set: func(w *fleet.Worker) {
 			at, sent := time.Now().Add(-time.Minute), time.Now().Add(-6*time.Minute)
-			w.TTLDeadline, w.WarningSentAt, w.WarningFor = &at, &sent, fleet.ReasonTTL
+			w.TTLDeadline, w.WarningSentAt, w.WarningFor = &at, &sent, power.ReasonTTL
 		}, result: Success, check: func(t *testing.T, w fleet.Worker, _ *Controller) {
-			if w.DesiredStatus != power.WorkerStopped || w.PauseReason != fleet.ReasonTTL || w.AutoPauseCount != 1 {
+			if w.DesiredStatus != power.WorkerStopped || w.PauseReason != power.ReasonTTL || w.AutoPauseCount != 1 {
 				t.Errorf("recorded as %s/%s/%d", w.DesiredStatus, w.PauseReason, w.AutoPauseCount)
 			}
 		}},
@@ -317,45 +317,45 @@ func TestHandlers(t *testing.T) {
 				}
 			}},
 		// STOPPING.
-		{name: "no instance to stop", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), fresh), result: Success, to: power.WorkerStopped},
-		{name: "stopped", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "stopped", result: Success, to: power.WorkerStopped, check: counters(func(s Stats) int64 { return s.Stopped }, 1)},
-		{name: "stopping", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "stopping", result: Requeue},
-		{name: "a person's stop is sent", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "running", result: Requeue, calls: "stop"},
-		{name: "an idle stop is sent after a quiet look", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: quiet, result: Requeue, calls: "stop"},
-		{name: "an idle stop is called off by activity", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: busy, result: Success, to: power.WorkerRunning,
+		{name: "no instance to stop", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), fresh), result: Success, to: power.WorkerStopped},
+		{name: "stopped", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "stopped", result: Success, to: power.WorkerStopped, check: counters(func(s Stats) int64 { return s.Stopped }, 1)},
+		{name: "stopping", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "stopping", result: Requeue},
+		{name: "a person's stop is sent", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", result: Requeue, calls: "stop"},
+		{name: "an idle stop is sent after a quiet look", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: quiet, result: Requeue, calls: "stop"},
+		{name: "an idle stop is called off by activity", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: busy, result: Success, to: power.WorkerRunning,
 			check: counters(func(s Stats) int64 { return s.PauseCancelled }, 1)},
-		{name: "an idle stop is called off by an unknown", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), func(w *fleet.Worker) { w.StatusSince = time.Now().Add(-lookWait) }), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Success, to: power.WorkerRunning},
-		{name: "an idle stop waits for CML", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Requeue},
-		{name: "an idle stop is called off by a snooze", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent, func(w *fleet.Worker) { at := time.Now().Add(time.Hour); w.SnoozedUntil = &at }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
-		{name: "a schedule's stop with force is called off by a snooze", status: power.WorkerStopping, set: both(intent(fleet.ReasonSchedule, false), recent, func(w *fleet.Worker) {
+		{name: "an idle stop is called off by an unknown", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), func(w *fleet.Worker) { w.StatusSince = time.Now().Add(-lookWait) }), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Success, to: power.WorkerRunning},
+		{name: "an idle stop waits for CML", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Requeue},
+		{name: "an idle stop is called off by a snooze", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent, func(w *fleet.Worker) { at := time.Now().Add(time.Hour); w.SnoozedUntil = &at }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
+		{name: "a schedule's stop with force is called off by a snooze", status: power.WorkerStopping, set: both(intent(power.ReasonSchedule, false), recent, func(w *fleet.Worker) {
 			at := time.Now().Add(time.Hour)
 			w.SnoozedUntil, w.Intent.Force = &at, true
 		}), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
-		{name: "an idle stop of one in shadow", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent, func(w *fleet.Worker) { w.Armed = false }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
-		{name: "resumed before it was sent", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), desired(power.WorkerRunning)), ec2: "running", result: Success, to: power.WorkerRunning},
-		{name: "sent a moment ago", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), func(w *fleet.Worker) { at := time.Now(); w.Intent.SentAt = &at }), ec2: "running", result: Requeue},
-		{name: "sent long ago and nothing came of it", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", result: Requeue, calls: "stop"},
-		{name: "stop protected", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.protect = true }, result: Success, to: power.WorkerRunning, calls: "stop"},
-		{name: "stop throttled", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "running", world: failing("stop", Throttled, false), result: Retry, reason: "cannot stop yet", calls: "stop"},
-		{name: "stop's answer is lost", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "running", world: failing("stop", Unreachable, true), result: Retry, calls: "stop"},
-		{name: "stop not ours", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.Tags["lull:managed-by"] = "other" }, result: Retry, reason: "belongs to other"},
-		{name: "armed by a person: tagged, then stopped", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.Tags = map[string]string{} }, result: Requeue, calls: "stop tags"},
-		{name: "its agent stops it", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), func(w *fleet.Worker) { w.PauseHolder, w.Intent.By = fleet.HolderAgent, fleet.ByAgent.Name }), ec2: "running", result: Requeue},
-		{name: "its agent did not stop it", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), func(w *fleet.Worker) { w.PauseHolder, w.Intent.By = fleet.HolderAgent, fleet.ByAgent.Name }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
-		{name: "instance pending while stopping", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "pending", result: Retry},
-		{name: "never sent, although old", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "running", age: long, result: Requeue, calls: "stop"},
-		{name: "automatic stop for too long", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", age: long, result: Success, to: power.WorkerRunning},
-		{name: "stop for too long", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", age: long, result: Retry, to: power.WorkerFailed, reason: "not stopped within"},
-		{name: "missing while stopping is not stopped", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), result: Requeue},
+		{name: "an idle stop of one in shadow", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent, func(w *fleet.Worker) { w.Armed = false }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
+		{name: "resumed before it was sent", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), desired(power.WorkerRunning)), ec2: "running", result: Success, to: power.WorkerRunning},
+		{name: "sent a moment ago", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), func(w *fleet.Worker) { at := time.Now(); w.Intent.SentAt = &at }), ec2: "running", result: Requeue},
+		{name: "sent long ago and nothing came of it", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", result: Requeue, calls: "stop"},
+		{name: "stop protected", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.protect = true }, result: Success, to: power.WorkerRunning, calls: "stop"},
+		{name: "stop throttled", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", world: failing("stop", Throttled, false), result: Retry, reason: "cannot stop yet", calls: "stop"},
+		{name: "stop's answer is lost", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", world: failing("stop", Unreachable, true), result: Retry, calls: "stop"},
+		{name: "stop not ours", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.Tags["lull:managed-by"] = "other" }, result: Retry, reason: "belongs to other"},
+		{name: "armed by a person: tagged, then stopped", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.Tags = map[string]string{} }, result: Requeue, calls: "stop tags"},
+		{name: "its agent stops it", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), func(w *fleet.Worker) { w.PauseHolder, w.Intent.By = fleet.HolderAgent, fleet.ByAgent.Name }), ec2: "running", result: Requeue},
+		{name: "its agent did not stop it", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), func(w *fleet.Worker) { w.PauseHolder, w.Intent.By = fleet.HolderAgent, fleet.ByAgent.Name }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
+		{name: "instance pending while stopping", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "pending", result: Retry},
+		{name: "never sent, although old", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", age: long, result: Requeue, calls: "stop"},
+		{name: "automatic stop for too long", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", age: long, result: Success, to: power.WorkerRunning},
+		{name: "stop for too long", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", age: long, result: Retry, to: power.WorkerFailed, reason: "not stopped within"},
+		{name: "missing while stopping is not stopped", status: power.WorkerStopping, set: intent(power.ReasonManual, false), result: Requeue},
 		// DRAINING.
-		{name: "nothing runs", status: power.WorkerDraining, set: intent(fleet.ReasonManual, true), ec2: "running", result: Success, to: power.WorkerStopping, reason: "nothing runs", calls: "tags"},
-		{name: "labs run", status: power.WorkerDraining, set: intent(fleet.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Requeue, calls: "tags"},
-		{name: "stopped while it drains", status: power.WorkerDraining, set: intent(fleet.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Success, to: power.WorkerStopping},
-		{name: "manual drain times out", status: power.WorkerDraining, set: intent(fleet.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, age: long, result: Success, to: power.WorkerStopping, reason: "timed out", calls: "tags"},
-		{name: "automatic drain times out, quiet", status: power.WorkerDraining, set: intent(fleet.ReasonScaleDown, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, age: long, result: Success, to: power.WorkerStopping, calls: "tags"},
-		{name: "automatic drain, active", status: power.WorkerDraining, set: intent(fleet.ReasonScaleDown, true), ec2: "running", inst: busy, age: long, result: Success, to: power.WorkerRunning, calls: "tags"},
-		{name: "automatic drain, unknown", status: power.WorkerDraining, set: intent(fleet.ReasonScaleDown, true), ec2: "running", inst: func(m *machine) { m.down = true }, age: long, result: Success, to: power.WorkerRunning, calls: "tags"},
-		{name: "drained from outside", status: power.WorkerDraining, set: intent(fleet.ReasonManual, true), ec2: "stopped", result: Success, to: power.WorkerStopped},
+		{name: "nothing runs", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "running", result: Success, to: power.WorkerStopping, reason: "nothing runs", calls: "tags"},
+		{name: "labs run", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Requeue, calls: "tags"},
+		{name: "stopped while it drains", status: power.WorkerDraining, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Success, to: power.WorkerStopping},
+		{name: "manual drain times out", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, age: long, result: Success, to: power.WorkerStopping, reason: "timed out", calls: "tags"},
+		{name: "automatic drain times out, quiet", status: power.WorkerDraining, set: intent(power.ReasonScaleDown, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, age: long, result: Success, to: power.WorkerStopping, calls: "tags"},
+		{name: "automatic drain, active", status: power.WorkerDraining, set: intent(power.ReasonScaleDown, true), ec2: "running", inst: busy, age: long, result: Success, to: power.WorkerRunning, calls: "tags"},
+		{name: "automatic drain, unknown", status: power.WorkerDraining, set: intent(power.ReasonScaleDown, true), ec2: "running", inst: func(m *machine) { m.down = true }, age: long, result: Success, to: power.WorkerRunning, calls: "tags"},
+		{name: "drained from outside", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "stopped", result: Success, to: power.WorkerStopped},
 		// STOPPED.
 		{name: "rests", status: power.WorkerStopped, set: desired(power.WorkerStopped), ec2: "stopped", result: Success},
 		{name: "resume", status: power.WorkerStopped, ec2: "stopped", result: Success, to: power.WorkerStarting},
@@ -371,21 +371,21 @@ func TestHandlers(t *testing.T) {
 		{name: "launch may have been sent", status: power.WorkerTerminating, set: both(fresh, func(w *fleet.Worker) { at := time.Now(); w.Launch = &fleet.Launch{Token: "x", SentAt: &at} }), result: Requeue},
 		{name: "terminate is sent", status: power.WorkerTerminating, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "a person's is sent though all is halted", status: power.WorkerTerminating, halted: true, ec2: "running", result: Requeue, calls: "terminate"},
-		{name: "a ttl's is held by a halt", status: power.WorkerTerminating, halted: true, set: func(w *fleet.Worker) { w.TerminateFor = fleet.ReasonTTL }, ec2: "running", result: Retry, reason: "halted"},
-		{name: "a ttl's is held in shadow", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor, w.Armed = fleet.ReasonTTL, false }, ec2: "running", result: Retry, reason: "dry-run"},
-		{name: "a ttl's", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor = fleet.ReasonTTL }, ec2: "running", result: Requeue, calls: "terminate"},
+		{name: "a ttl's is held by a halt", status: power.WorkerTerminating, halted: true, set: func(w *fleet.Worker) { w.TerminateFor = power.ReasonTTL }, ec2: "running", result: Retry, reason: "halted"},
+		{name: "a ttl's is held in shadow", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor, w.Armed = power.ReasonTTL, false }, ec2: "running", result: Retry, reason: "dry-run"},
+		{name: "a ttl's", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor = power.ReasonTTL }, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "shutting down", status: power.WorkerTerminating, ec2: "shutting-down", result: Requeue},
 		{name: "terminated", status: power.WorkerTerminating, ec2: "terminated", result: Success, to: power.WorkerTerminated, check: counters(func(s Stats) int64 { return s.Terminated }, 1)},
 		{name: "terminated by its ttl", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
 			at := time.Now()
-			w.DesiredStatus, w.TTLDeadline, w.TerminateFor, w.TerminateBy = power.WorkerTerminated, &at, fleet.ReasonTTL, &fleet.ByController
-		}, result: Success, to: power.WorkerTerminated, reason: "by its ttl_deadline", check: ended(fleet.ReasonTTL, fleet.ByController)},
+			w.DesiredStatus, w.TTLDeadline, w.TerminateFor, w.TerminateBy = power.WorkerTerminated, &at, power.ReasonTTL, &fleet.ByController
+		}, result: Success, to: power.WorkerTerminated, reason: "by its ttl_deadline", check: ended(power.ReasonTTL, fleet.ByController)},
 		{name: "terminated by a person", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
 			w.DesiredStatus, w.TerminateBy = power.WorkerTerminated, &person
-		}, result: Success, to: power.WorkerTerminated, reason: "by " + person.Name, check: ended(fleet.ReasonManual, person)},
+		}, result: Success, to: power.WorkerTerminated, reason: "by " + person.Name, check: ended(power.ReasonManual, person)},
 		{name: "terminated from outside, late", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
-			w.DesiredStatus, w.TerminateFor = power.WorkerTerminated, fleet.ReasonExternal
-		}, result: Success, to: power.WorkerTerminated, check: ended(fleet.ReasonExternal, fleet.ByCloud)},
+			w.DesiredStatus, w.TerminateFor = power.WorkerTerminated, power.ReasonExternal
+		}, result: Success, to: power.WorkerTerminated, check: ended(power.ReasonExternal, fleet.ByCloud)},
 		{name: "termination protected", status: power.WorkerTerminating, ec2: "running", world: failing("terminate", Protected, false), result: Retry, to: power.WorkerFailed, reason: "refused the termination", calls: "terminate"},
 		{name: "missing while terminating, once", status: power.WorkerTerminating, result: Requeue},
 		// FAILED, UNKNOWN, TERMINATED.

@@ -170,7 +170,7 @@ func TestLibraryHoldsThePause(t *testing.T) {
 		if idle := time.Since(last); idle < timeout {
 			r.t.Errorf("stopped %s after the lab, timeout %s", idle, timeout)
 		}
-		if w := r.worker(); w.PauseReason != fleet.ReasonIdleTimeout {
+		if w := r.worker(); w.PauseReason != power.ReasonIdleTimeout {
 			r.t.Errorf("stopped because of %s", w.PauseReason)
 		}
 	})

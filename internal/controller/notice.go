@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
 )
 
@@ -77,7 +78,7 @@ func (j *job) holds(n *fleet.Notice) bool {
 	switch {
 	case !n.Of(&j.w) || j.c.fleet.Halted().On || j.shadow():
 		return false
-	case n.Warning.Reason == fleet.ReasonTTL:
+	case n.Warning.Reason == power.ReasonTTL:
 		return j.w.TTLDeadline != nil && !j.w.TTLDeadline.After(n.Warning.PauseAt)
 	case !j.detects():
 		return false

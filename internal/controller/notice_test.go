@@ -58,7 +58,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 		time.Sleep(time.Second)
 	}
 	time.Sleep(time.Second)
-	if w := r.worker(id); shown() != 1 || w.CMLNotice == nil || w.CMLNotice.Warning.Reason != fleet.ReasonIdleTimeout || w.WarningSentAt == nil {
+	if w := r.worker(id); shown() != 1 || w.CMLNotice == nil || w.CMLNotice.Warning.Reason != power.ReasonIdleTimeout || w.WarningSentAt == nil {
 		t.Fatalf("%d notices are shown, the record has %+v", shown(), w.CMLNotice)
 	}
 	switch how {

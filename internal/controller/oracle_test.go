@@ -211,7 +211,7 @@ func (d *day) audit(ctx context.Context) {
 					d.fault("%s: %v", e.WorkerID, err)
 				}
 			}
-			if e.Action == "pause_intended" && e.Reason == string(fleet.ReasonIdleTimeout) {
+			if e.Action == "pause_intended" && e.Reason == string(power.ReasonIdleTimeout) {
 				if e.Decision == nil || !e.Decision.Verdict.Eligible {
 					d.fault("%s was paused without an eligible verdict", e.WorkerID)
 				}

@@ -123,24 +123,24 @@ func TestScheduleWeeks(t *testing.T) {
 					day   int
 					clock string
 					run   bool
-					why   fleet.Reason // of the last pause
+					why   power.Reason // of the last pause
 					do    func()
 				}
 				on5 := func(o policy.Override) { o.Selector = policy.Scope{Workers: []string{id}}; r.override(o) }
 				for _, l := range []line{
 					{0, "17:55", true, "", nil},
-					{0, "18:03", false, fleet.ReasonSchedule, nil},
-					{1, "07:58", false, fleet.ReasonSchedule, nil},
-					{1, "08:03", true, fleet.ReasonSchedule, nil},
+					{0, "18:03", false, power.ReasonSchedule, nil},
+					{1, "07:58", false, power.ReasonSchedule, nil},
+					{1, "08:03", true, power.ReasonSchedule, nil},
 					{1, "17:00", true, "", func() { on5(policy.Override{Kind: policy.Keep, Until: on(1, "19:00")}) }},
 					{1, "18:58", true, "", nil},
-					{1, "19:08", false, fleet.ReasonSchedule, nil}, // the closing counts when the override ends
+					{1, "19:08", false, power.ReasonSchedule, nil}, // the closing counts when the override ends
 					{2, "08:03", true, "", nil},
 					{2, "12:00", true, "", func() { on5(policy.Override{Kind: policy.Skip, Until: on(3, "00:00")}) }},
 					{2, "19:00", true, "", nil},
-					{2, "20:40", false, fleet.ReasonIdleTimeout, nil}, // the closing is over, idleness still counts
+					{2, "20:40", false, power.ReasonIdleTimeout, nil}, // the closing is over, idleness still counts
 					{3, "08:03", true, "", nil},
-					{3, "18:30", false, fleet.ReasonSchedule, func() { on5(policy.Override{Kind: policy.Freeze, Until: on(4, "09:30")}) }},
+					{3, "18:30", false, power.ReasonSchedule, func() { on5(policy.Override{Kind: policy.Freeze, Until: on(4, "09:30")}) }},
 					{4, "09:25", false, "", nil}, // frozen while stopped
 					{4, "09:35", true, "", nil},  // the opening still counts
 					{4, "12:00", true, "", func() {
@@ -148,22 +148,22 @@ func TestScheduleWeeks(t *testing.T) {
 							t.Error(err)
 						}
 					}},
-					{4, "12:03", false, fleet.ReasonManual, nil},
-					{5, "10:00", false, fleet.ReasonManual, func() { // a user's start in closed hours
+					{4, "12:03", false, power.ReasonManual, nil},
+					{5, "10:00", false, power.ReasonManual, func() { // a user's start in closed hours
 						if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
 							t.Error(err)
 						}
 					}},
 					{5, "10:58", true, "", nil}, // lasts until idleness ends it, after its snooze
 					{5, "12:58", true, "", nil}, // and the idle timeout counts from its start
-					{5, "13:12", false, fleet.ReasonIdleTimeout, nil},
+					{5, "13:12", false, power.ReasonIdleTimeout, nil},
 					{5, "22:05", true, "", nil},  // the maintenance window starts it
 					{5, "22:58", true, "", nil},  // and holds it
 					{5, "23:25", false, "", nil}, // and ends
 					{6, "12:00", false, "", nil}, // the clocks have changed
 					{7, "07:58", false, "", nil},
 					{7, "08:03", true, "", nil},
-					{7, "18:03", false, fleet.ReasonSchedule, nil},
+					{7, "18:03", false, power.ReasonSchedule, nil},
 				} {
 					r.until(on(l.day, l.clock))
 					w := r.worker(id)
@@ -221,7 +221,7 @@ func TestScheduleInUse(t *testing.T) {
 			if !force {
 				end()
 				r.until(local(t, "2000-02-29 19:00"))
-				if w = r.worker(id); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonSchedule {
+				if w = r.worker(id); w.Status != power.WorkerStopped || w.PauseReason != power.ReasonSchedule {
 					t.Errorf("after its user has gone it is %s (%s)", w.Status, w.PauseReason)
 				}
 				return
@@ -235,7 +235,7 @@ func TestScheduleInUse(t *testing.T) {
 				t.Fatalf("warned as %+v, %v", page.Entries, err)
 			}
 			x := page.Entries[0].Warning
-			if !x.Forced || x.Reason != fleet.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "cml") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
+			if !x.Forced || x.Reason != power.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "cml") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
 				t.Errorf("the warning is %+v; it was paused at %s", x, w.LastPausedAt)
 			}
 			m := r.machine(id)
@@ -526,14 +526,14 @@ func TestPolicyTags(t *testing.T) {
 			time.Sleep(5 * time.Minute)
 			r.use(ids[1])
 		}
-		if w := r.worker(ids[1]); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonTTL {
+		if w := r.worker(ids[1]); w.Status != power.WorkerStopped || w.PauseReason != power.ReasonTTL {
 			t.Errorf("past its deadline it is %s (%s)", w.Status, w.PauseReason)
 		}
 		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: ids[1], Action: "pause_warning"})
 		if err != nil || len(page.Entries) == 0 {
 			t.Fatalf("warned as %+v, %v", page.Entries, err)
 		}
-		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != fleet.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "cml") {
+		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != power.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "cml") {
 			t.Errorf("the warning of its deadline is %+v", x)
 		}
 	})

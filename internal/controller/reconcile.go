@@ -292,12 +292,12 @@ func (j *job) endGone(ctx context.Context, why string) outcome {
 		w.License.Ended()
 		clearAddress(w)
 		if !asked {
-			w.TerminateFor, w.TerminateBy, w.StatusReason = fleet.ReasonExternal, nil, why
+			w.TerminateFor, w.TerminateBy, w.StatusReason = power.ReasonExternal, nil, why
 		}
 		e := fleet.Entry{Action: "terminated", Reason: string(w.TerminateFor), Detail: why}
 		if by := w.TerminateBy; by != nil {
-			e.By, e.Reason, w.StatusReason = *by, string(cmp.Or(w.TerminateFor, fleet.ReasonManual)), "by "+by.Name
-			if w.TerminateFor == fleet.ReasonTTL && w.TTLDeadline != nil {
+			e.By, e.Reason, w.StatusReason = *by, string(cmp.Or(w.TerminateFor, power.ReasonManual)), "by "+by.Name
+			if w.TerminateFor == power.ReasonTTL && w.TTLDeadline != nil {
 				w.StatusReason = "by its ttl_deadline " + w.TTLDeadline.UTC().Format(time.RFC3339)
 			}
 		}
@@ -349,8 +349,8 @@ func (j *job) drift(ctx context.Context) (outcome, bool) {
 	case power.WorkerTerminating:
 		return j.step(ctx, to, "external: EC2 is terminating the instance", func(w *fleet.Worker, tx *fleet.Tx) {
 			w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
-			w.TerminateFor, w.TerminateBy = fleet.ReasonExternal, nil
-			tx.Note(fleet.Entry{Action: "external_terminate", By: fleet.ByCloud, Reason: string(fleet.ReasonExternal)})
+			w.TerminateFor, w.TerminateBy = power.ReasonExternal, nil
+			tx.Note(fleet.Entry{Action: "external_terminate", By: fleet.ByCloud, Reason: string(power.ReasonExternal)})
 		}), true
 	case power.WorkerStarting:
 		return j.startedOutside(ctx), true
@@ -389,11 +389,11 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 			if w.RunningSince != nil && tx.Now.Sub(*w.RunningSince) > time.Hour {
 				w.Restarts = 1
 			}
-			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(fleet.ReasonExternal), Detail: why})
+			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(power.ReasonExternal), Detail: why})
 		default:
 			w.StatusReason = "stopped from outside: " + why
 			w.External(tx, "external")
-			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(fleet.ReasonExternal), Detail: why})
+			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(power.ReasonExternal), Detail: why})
 			if j.w.Status != power.WorkerUnknown || j.w.StartAskedAt == nil { // otherwise it was requested since
 				w.StoppedOutside(tx, &j.w)
 			}
@@ -451,6 +451,6 @@ func (j *job) startedOutside(ctx context.Context) outcome {
 		sent := tx.Now
 		w.StartSentAt = &sent
 		w.StatusReason = "started from outside"
-		tx.Note(fleet.Entry{Action: "external_start", Reason: string(fleet.ReasonExternal)})
+		tx.Note(fleet.Entry{Action: "external_start", Reason: string(power.ReasonExternal)})
 	})
 }

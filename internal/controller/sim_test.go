@@ -255,7 +255,7 @@ func (d *day) command(ctx context.Context, id string) {
 	case 12:
 		_, err = d.fleet.SetHalt(ctx, person, fleet.HaltRequest{})
 	case 13:
-		_, err = d.fleet.PauseWorker(ctx, fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}, id, fleet.Pause{Reason: fleet.ReasonSchedule})
+		_, err = d.fleet.PauseWorker(ctx, fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}, id, fleet.Pause{Reason: power.ReasonSchedule})
 	case 14:
 		_, err = d.fleet.RegisterLicense(ctx, person, id, "env:TOKEN", false)
 	case 15:

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/scaletest"
 )
@@ -42,7 +43,7 @@ func (c slowConsole) State(ctx context.Context) (LicenseState, error) {
 	return c.console.State(ctx)
 }
 
-func (c slowConsole) Warn(ctx context.Context, x fleet.Warning) (string, error) {
+func (c slowConsole) Warn(ctx context.Context, x warning.Warning) (string, error) {
 	if err := c.answer(ctx, 2); err != nil {
 		return "", err
 	}

@@ -124,7 +124,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return j.callOff(ctx, nil, "all automatic actions are halted")
 	case in.Reason.Automatic() && j.shadow():
 		return j.callOff(ctx, nil, "it is in dry-run mode")
-	case in.Reason.Automatic() && in.Reason != fleet.ReasonTTL && j.rules().FrozenUntil != nil:
+	case in.Reason.Automatic() && in.Reason != power.ReasonTTL && j.rules().FrozenUntil != nil:
 		return j.callOff(ctx, nil, "it is frozen")
 	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil && in.Reason.Automatic():
 		return j.refused(ctx, "not stopped within "+(2*j.s.ProvisioningTimeout).String())
@@ -143,7 +143,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		}
 	}
 	var look evidence.Decision
-	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
+	if in.ByReadings() || in.Reason == power.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
 			if out, again := j.repeats(look); again {
 				return out
@@ -192,7 +192,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 // retries too: the zero time, no bound, if a user asked for it. Halted reports
 // that an automatic one must not be sent at all. A halt ends all automatic
 // calls within 5 s.
-func (j *job) unhalted(r fleet.Reason) (until time.Time, halted bool) {
+func (j *job) unhalted(r power.Reason) (until time.Time, halted bool) {
 	if !r.Automatic() {
 		return time.Time{}, false
 	}

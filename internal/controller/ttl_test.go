@@ -65,7 +65,7 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 					t.Fatal(page.Entries, err)
 				}
 				x := page.Entries[len(page.Entries)-1].Warning
-				if warned := x.Reason == fleet.ReasonTTL; warned != (*c.action == terminate) {
+				if warned := x.Reason == power.ReasonTTL; warned != (*c.action == terminate) {
 					t.Fatalf("a minute before the end the last warning is %+v", x)
 				} else if warned && (x.Action != terminate || !x.PauseAt.Equal(end) || !strings.Contains(x.Sentence("x", time.UTC), "terminated")) {
 					t.Errorf("the warning is %+v", x)
@@ -120,7 +120,7 @@ func TestEndOfAFailedWorker(t *testing.T) {
 				end := time.Now().Add(6 * time.Hour).UTC().Round(0)
 				r.profile(id, fleet.Profile{TTLDeadline: &end, TTLAction: &c.action})
 				time.Sleep(time.Until(end.Add(-time.Minute)))
-				if w := r.worker(id); w.Status != power.WorkerFailed || w.WarningFor != fleet.ReasonTTL {
+				if w := r.worker(id); w.Status != power.WorkerFailed || w.WarningFor != power.ReasonTTL {
 					t.Errorf("a minute before its end it is %s, warned for %q", w.Status, w.WarningFor)
 				}
 				time.Sleep(2 * time.Hour)
@@ -183,7 +183,7 @@ func TestWarningOfTTL(t *testing.T) {
 				if sent := e.At.Sub(since); sent < c.sent || sent > c.sent+slack {
 					t.Errorf("warned after %s", sent)
 				}
-				if x := e.Warning; x.Reason != fleet.ReasonTTL || x.PauseAt.Sub(*stopped).Abs() > slack {
+				if x := e.Warning; x.Reason != power.ReasonTTL || x.PauseAt.Sub(*stopped).Abs() > slack {
 					t.Errorf("the warning is %+v, and it is stopped at %s", x, stopped)
 				}
 			})
@@ -206,7 +206,7 @@ func TestWarningOfTTLStands(t *testing.T) {
 			r.use(id)
 			time.Sleep(200 * time.Second)
 		}
-		if w := r.worker(id); w.PauseReason != fleet.ReasonTTL || w.LastPausedAt.Sub(end) > time.Minute {
+		if w := r.worker(id); w.PauseReason != power.ReasonTTL || w.LastPausedAt.Sub(end) > time.Minute {
 			t.Errorf("stopped at %v (%s), its end is at %s", w.LastPausedAt, w.PauseReason, end)
 		}
 	})

@@ -193,7 +193,7 @@ func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
 		if !j.live.wouldStart.Equal(st.Last.At) {
 			j.live.wouldStart = st.Last.At
 			if err := j.write(ctx, func(_ *fleet.Worker, tx *fleet.Tx) error {
-				tx.Note(fleet.Entry{Action: "would_resume", Reason: string(fleet.ReasonSchedule), Detail: "schedule " + st.Schedule})
+				tx.Note(fleet.Entry{Action: "would_resume", Reason: string(power.ReasonSchedule), Detail: "schedule " + st.Schedule})
 				return nil
 			}); err != nil {
 				return j.failedWrite(err), true, next

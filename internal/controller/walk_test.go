@@ -194,7 +194,7 @@ func TestLifeOfOneWorker(t *testing.T) {
 		if idleFor < 60*time.Minute || idleFor > 66*time.Minute {
 			t.Errorf("paused %s after the last activity", idleFor)
 		}
-		if w.PauseReason != fleet.ReasonIdleTimeout || w.AutoPauseCount != 1 || w.ManualPauseCount != 0 || w.LastPausedBy != "worker-controller" {
+		if w.PauseReason != power.ReasonIdleTimeout || w.AutoPauseCount != 1 || w.ManualPauseCount != 0 || w.LastPausedBy != "worker-controller" {
 			t.Errorf("pause recorded as %s, counts %d/%d, by %s", w.PauseReason, w.AutoPauseCount, w.ManualPauseCount, w.LastPausedBy)
 		}
 		if len(m.warned) == 0 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 	"lull/internal/lib/delay"
 )
 
@@ -68,8 +69,8 @@ type machine struct {
 	onLicense func(call string) error
 	licensed  map[string]int // calls
 	warned    []time.Time
-	notices   map[string]fleet.Warning // those that are shown
-	deaf      bool                     // its answers to warnings are lost
+	notices   map[string]warning.Warning // those that are shown
+	deaf      bool                       // its answers to warnings are lost
 	fetches   int
 	known     bool      // the last completed answer was complete
 	answer    time.Time // when it was completed
@@ -577,7 +578,7 @@ func (c console) Deregister(context.Context) (bool, error) {
 	return false, err
 }
 
-func (c console) Warn(ctx context.Context, x fleet.Warning) (string, error) {
+func (c console) Warn(ctx context.Context, x warning.Warning) (string, error) {
 	if err := c.Withdraw(ctx, ""); err != nil {
 		return "", err
 	}
@@ -586,7 +587,7 @@ func (c console) Warn(ctx context.Context, x fleet.Warning) (string, error) {
 	m := c.w.insts[c.id]
 	m.warned = append(m.warned, x.PauseAt)
 	id := fmt.Sprintf("n-%d", len(m.warned))
-	m.notices = map[string]fleet.Warning{id: x}
+	m.notices = map[string]warning.Warning{id: x}
 	if m.deaf {
 		return "", errors.New("the answer is lost")
 	}

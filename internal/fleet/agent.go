@@ -57,8 +57,8 @@ func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (Wo
 
 // AgentStop is the intent of an agent to stop its own machine.
 type AgentStop struct {
-	Generation uint64 // the agent's own
-	Reason     Reason // idle_timeout or ttl
+	Generation uint64       // the agent's own
+	Reason     power.Reason // idle_timeout or ttl
 	Detail     string
 	Shadow     bool // the whole server is in dry run
 }
@@ -87,7 +87,7 @@ func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worke
 		case w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning:
 			return refuse("status", "it is %s and wanted %s", w.Status, w.DesiredStatus)
 		}
-		if a.Reason == ReasonIdleTimeout {
+		if a.Reason == power.ReasonIdleTimeout {
 			if err := w.mayIdleStop(tx, &rules, refuse); err != nil {
 				return err
 			}

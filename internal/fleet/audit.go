@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
+	"lull/internal/fleet/warning"
 	"lull/internal/store"
 )
 
@@ -99,7 +100,7 @@ type Entry struct {
 	Generation int64              `json:"generation,omitempty"`
 	Decision   *evidence.Decision `json:"decision,omitempty"`
 	Policy     string             `json:"policy,omitempty"`  // that applied when a pause was decided
-	Warning    *Warning           `json:"warning,omitempty"` // of a pause_warning
+	Warning    *warning.Warning   `json:"warning,omitempty"` // of a pause_warning
 }
 
 var entryCodec = store.Codec[Entry]{Version: 1}

@@ -10,21 +10,21 @@ import (
 
 // LastPause is the part of a worker's activity group about its last pause.
 type LastPause struct {
-	At     *time.Time `json:"at,omitempty"` // nil for none
-	By     string     `json:"by,omitempty"`
-	Reason Reason     `json:"reason,omitempty"`
-	Policy string     `json:"policy,omitempty"`
+	At     *time.Time   `json:"at,omitempty"` // nil for none
+	By     string       `json:"by,omitempty"`
+	Reason power.Reason `json:"reason,omitempty"`
+	Policy string       `json:"policy,omitempty"`
 }
 
 // CalledOff is a requested stop that did not happen.
 type CalledOff struct {
-	At      time.Time `json:"at"`
-	Why     string    `json:"why"`
-	AskedAt time.Time `json:"asked_at"`
-	By      string    `json:"by"` // who requested it
-	Reason  Reason    `json:"reason"`
-	Policy  string    `json:"policy,omitempty"`
-	Drain   bool      `json:"drain,omitempty"`
+	At      time.Time    `json:"at"`
+	Why     string       `json:"why"`
+	AskedAt time.Time    `json:"asked_at"`
+	By      string       `json:"by"` // who requested it
+	Reason  power.Reason `json:"reason"`
+	Policy  string       `json:"policy,omitempty"`
+	Drain   bool         `json:"drain,omitempty"`
 }
 
 // Sentence describes what was requested and its outcome.

@@ -23,7 +23,7 @@ func TestTakenBackIsNoPause(t *testing.T) {
 		"a stop": {[]fleet.Pause{{}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
 			return fl.ResumeWorker(ctx, ada, id)
 		}},
-		"a stop in place of theirs": {[]fleet.Pause{{Reason: fleet.ReasonTTL}, {}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"a stop in place of theirs": {[]fleet.Pause{{Reason: power.ReasonTTL}, {}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
 			return fl.ResumeWorker(ctx, ada, id)
 		}},
 	} {
@@ -31,7 +31,7 @@ func TestTakenBackIsNoPause(t *testing.T) {
 			id, before := create(t, fl).ID, time.Now().UTC()
 			put(t, fl, id, power.WorkerRunning)
 			change(t, fl, id, func(w *fleet.Worker) {
-				w.LastPausedAt, w.LastPausedBy, w.PauseReason = &before, "eve", fleet.ReasonSchedule
+				w.LastPausedAt, w.LastPausedBy, w.PauseReason = &before, "eve", power.ReasonSchedule
 			})
 			for _, p := range c.stops {
 				later()
@@ -47,14 +47,14 @@ func TestTakenBackIsNoPause(t *testing.T) {
 			if err != nil {
 				t.Fatal(name, err)
 			}
-			if w.LastPausedAt == nil || !w.LastPausedAt.Equal(before) || w.LastPausedBy != "eve" || w.PauseReason != fleet.ReasonSchedule {
+			if w.LastPausedAt == nil || !w.LastPausedAt.Equal(before) || w.LastPausedBy != "eve" || w.PauseReason != power.ReasonSchedule {
 				t.Errorf("%s: last paused at %v by %s (%s)", name, w.LastPausedAt, w.LastPausedBy, w.PauseReason)
 			}
 			off := w.StopCalledOff
 			if off == nil || off.By != ada.Name || off.Drain != c.stops[0].Drain || w.ManualPauseCount != 1 || w.StatusReason != "" {
 				t.Fatalf("%s: called off %+v, %d by people, %q", name, off, w.ManualPauseCount, w.StatusReason)
 			}
-			if w.TookEffect(); w.LastPausedBy != ada.Name || w.PauseReason != fleet.ReasonManual || !w.LastPausedAt.Equal(off.AskedAt) {
+			if w.TookEffect(); w.LastPausedBy != ada.Name || w.PauseReason != power.ReasonManual || !w.LastPausedAt.Equal(off.AskedAt) {
 				t.Errorf("%s: it happened, and was last paused at %v by %s (%s)", name, w.LastPausedAt, w.LastPausedBy, w.PauseReason)
 			}
 		})

@@ -231,9 +231,9 @@ func TestCounters(t *testing.T) {
 			}
 		}
 		check("a first launch is no resume", 0, 0, 0, 0, 0, 0)
-		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout}))
+		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
 		check("an intent counts at once", 1, 0, 0, 0, 0, 0)
-		if _, err := fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonSchedule}); err == nil {
+		if _, err := fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonSchedule}); err == nil {
 			t.Error("a second automatic intent was taken")
 		}
 		check("and once", 1, 0, 0, 0, 0, 0)
@@ -250,14 +250,14 @@ func TestCounters(t *testing.T) {
 		must(fl.ResumeWorker(ctx, cal, id))
 		up()
 		check("an automatic resume", 1, 1, 0, 1, 1, 0)
-		for i, r := range []fleet.Reason{fleet.ReasonSchedule, fleet.ReasonTTL, fleet.ReasonScaleDown} {
+		for i, r := range []power.Reason{power.ReasonSchedule, power.ReasonTTL, power.ReasonScaleDown} {
 			must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: r}))
 			check(string(r), int64(i+2), 1, 0, int64(i+1), 1, 0)
 			stopped()
 			must(fl.ResumeWorker(ctx, cal, id))
 			up()
 		}
-		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout}))
+		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
 		must(fl.ResumeWorker(ctx, ada, id))
 		check("a pause that was called off was intended, and nothing was resumed", 5, 1, 0, 4, 1, 0)
 	})
@@ -362,7 +362,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, err := range []error{
-			second(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout})),
+			second(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})),
 			second(fl.ResumeWorker(ctx, cal, id)),
 		} {
 			if r, ok := errors.AsType[*failure.Refused](err); !ok || r.Reason != "halted" {

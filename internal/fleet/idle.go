@@ -61,28 +61,28 @@ type IdleStatus struct {
 
 // Activity is the activity group of a worker, with the snooze.
 type Activity struct {
-	WorkerID               string     `json:"worker_id"`
-	LastActivityAt         *time.Time `json:"last_activity_at"`
-	LastActivityCheckAt    *time.Time `json:"last_activity_check_at"`
-	RecentActivityEvents   []Event    `json:"recent_activity_events"`
-	AutoPauseCount         int64      `json:"auto_pause_count"`
-	ManualPauseCount       int64      `json:"manual_pause_count"`
-	AutoResumeCount        int64      `json:"auto_resume_count"`
-	ManualResumeCount      int64      `json:"manual_resume_count"`
-	ExternalPauseCount     int64      `json:"external_pause_count"`
-	ExternalResumeCount    int64      `json:"external_resume_count"`
-	LastPausedAt           *time.Time `json:"last_paused_at"`
-	LastResumedAt          *time.Time `json:"last_resumed_at"`
-	LastPausedBy           string     `json:"last_paused_by"`
-	LastResumedBy          string     `json:"last_resumed_by"`
-	PauseReason            Reason     `json:"pause_reason"`
-	SnoozedUntil           *time.Time `json:"snoozed_until"`
-	SnoozedBy              string     `json:"snoozed_by"`
-	InSnoozePeriod         bool       `json:"in_snooze_period"`
-	SnoozeUntil            *time.Time `json:"snooze_until"`
-	NextIdleCheckAt        *time.Time `json:"next_idle_check_at"`
-	TargetPauseAt          *time.Time `json:"target_pause_at"`
-	IsIdleDetectionEnabled bool       `json:"is_idle_detection_enabled"`
+	WorkerID               string       `json:"worker_id"`
+	LastActivityAt         *time.Time   `json:"last_activity_at"`
+	LastActivityCheckAt    *time.Time   `json:"last_activity_check_at"`
+	RecentActivityEvents   []Event      `json:"recent_activity_events"`
+	AutoPauseCount         int64        `json:"auto_pause_count"`
+	ManualPauseCount       int64        `json:"manual_pause_count"`
+	AutoResumeCount        int64        `json:"auto_resume_count"`
+	ManualResumeCount      int64        `json:"manual_resume_count"`
+	ExternalPauseCount     int64        `json:"external_pause_count"`
+	ExternalResumeCount    int64        `json:"external_resume_count"`
+	LastPausedAt           *time.Time   `json:"last_paused_at"`
+	LastResumedAt          *time.Time   `json:"last_resumed_at"`
+	LastPausedBy           string       `json:"last_paused_by"`
+	LastResumedBy          string       `json:"last_resumed_by"`
+	PauseReason            power.Reason `json:"pause_reason"`
+	SnoozedUntil           *time.Time   `json:"snoozed_until"`
+	SnoozedBy              string       `json:"snoozed_by"`
+	InSnoozePeriod         bool         `json:"in_snooze_period"`
+	SnoozeUntil            *time.Time   `json:"snooze_until"`
+	NextIdleCheckAt        *time.Time   `json:"next_idle_check_at"`
+	TargetPauseAt          *time.Time   `json:"target_pause_at"`
+	IsIdleDetectionEnabled bool         `json:"is_idle_detection_enabled"`
 }
 
 // Action is the arbiter's choice.
@@ -107,9 +107,9 @@ type Limits struct {
 }
 
 // limits returns those of a worker, from the pool and the settings.
-func limits(w *Worker, r Reason, p *Pool, s *Settings) Limits {
+func limits(w *Worker, r power.Reason, p *Pool, s *Settings) Limits {
 	return Limits{
-		ScaleDown: s.ScaleDownEnabled && r != ReasonSchedule, MinWorkers: s.MinWorkers, Up: p.Up,
+		ScaleDown: s.ScaleDownEnabled && r != power.ReasonSchedule, MinWorkers: s.MinWorkers, Up: p.Up,
 		LastScaleDownAt: p.LastScaleDownAt, Cooldown: s.ScaleDownCooldown, Defers: s.ScaleDownCooldownDefersPause,
 		Intended: w.Intent != nil,
 	}
@@ -283,7 +283,7 @@ type Judgement struct {
 type Outcome struct {
 	Action   Action
 	Guard    string
-	Reason   Reason // of the pause in question
+	Reason   power.Reason // of the pause in question
 	Force    bool
 	Decision evidence.Decision
 	Worker   Worker
@@ -338,13 +338,13 @@ func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 		switch {
 		case p.Force:
 			p.Detail = d.Policy.Name + ", forced: " + use
-		case p.Reason == ReasonSchedule:
+		case p.Reason == power.ReasonSchedule:
 			p.Detail = d.Policy.Name
 		default:
-			p.Reason = ReasonIdleTimeout
+			p.Reason = power.ReasonIdleTimeout
 		}
 		if p.Drain {
-			p.Reason = ReasonScaleDown
+			p.Reason = power.ReasonScaleDown
 			at := tx.Now
 			tx.Pool.LastScaleDownAt = &at
 		}
@@ -353,7 +353,7 @@ func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 	}
 	// The warning of a ttl_deadline stays: it says everything that this one
 	// would.
-	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) && w.WarningFor != ReasonTTL {
+	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) && w.WarningFor != power.ReasonTTL {
 		at := tx.Now
 		w.WarningSentAt, w.WarningFor = &at, ""
 		e := Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(out.Reason), Decision: &d,

@@ -29,7 +29,7 @@ type Case struct {
 type Ruling struct {
 	evidence.Decision
 	// Reason is the reason with which a pause would be recorded.
-	Reason Reason
+	Reason power.Reason
 	// Force means that readings do not count. Use holds what they show.
 	Force bool
 	Use   string
@@ -66,9 +66,9 @@ func nearer(a, b idle.Verdict) bool {
 }
 
 func (c Case) idle() Ruling {
-	r := Ruling{Reason: ReasonIdleTimeout}
+	r := Ruling{Reason: power.ReasonIdleTimeout}
 	if c.ScaleDown {
-		r.Reason = ReasonScaleDown
+		r.Reason = power.ReasonScaleDown
 	}
 	guards := c.guards(r.Reason)
 	if c.Worker.PauseHolder == HolderAgent {
@@ -85,7 +85,7 @@ func (c Case) scheduled() (Ruling, bool) {
 	if st == nil {
 		return Ruling{}, false
 	}
-	guards := c.guards(ReasonSchedule)
+	guards := c.guards(power.ReasonSchedule)
 	switch {
 	case st.Pauses(c.Worker.lastStart()):
 	case st.NextClose != nil:
@@ -94,7 +94,7 @@ func (c Case) scheduled() (Ruling, bool) {
 	default:
 		return Ruling{}, false
 	}
-	r := Ruling{Reason: ReasonSchedule, Force: st.Force}
+	r := Ruling{Reason: power.ReasonSchedule, Force: st.Force}
 	p, e := c.offHours(st)
 	if st.Force {
 		r.Use = c.Use()
@@ -129,7 +129,7 @@ func (c Case) evidence() idle.Evidence {
 	return e
 }
 
-func (c Case) guards(r Reason) []idle.Block {
+func (c Case) guards(r power.Reason) []idle.Block {
 	out := append(slices.Clone(c.Guards), c.Rules.Guards()...)
 	if c.Worker.Status == power.WorkerRunning && c.Worker.DesiredStatus != power.WorkerRunning {
 		out = append(out, stopIntended(c.Worker))
@@ -163,9 +163,9 @@ func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) eviden
 
 // Look judges again, right before the call, a pause that was intended for a
 // reason. Blocks that apply only before a pause is intended are left out.
-func (c Case) Look(why Reason) evidence.Decision {
+func (c Case) Look(why power.Reason) evidence.Decision {
 	p, e := c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence()
-	if st := c.Rules.Standing; why == ReasonSchedule && st != nil {
+	if st := c.Rules.Standing; why == power.ReasonSchedule && st != nil {
 		p, e = c.offHours(st)
 	}
 	p.WarnBefore = 0

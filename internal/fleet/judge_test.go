@@ -29,9 +29,9 @@ func TestReadingsOfTheRuleThatDecides(t *testing.T) {
 		{used, true, true, true},
 	} {
 		rules := policy.Resolved{Name: "slow", Enabled: true, AutoPause: true, Timeout: idle.Duration(96 * time.Hour), CheckInterval: idle.Duration(time.Minute), ActivitySources: []string{fleet.SourceCML}}
-		reason := fleet.ReasonIdleTimeout
+		reason := power.ReasonIdleTimeout
 		if c.schedule {
-			reason = fleet.ReasonSchedule
+			reason = power.ReasonSchedule
 			rules.Standing = &policy.Standing{Schedule: "office", Zone: "UTC", Grace: 1, Force: c.force, Last: &policy.Boundary{At: closed}}
 		}
 		readings := []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: now, LastEvent: c.last}}

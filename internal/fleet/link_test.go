@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/warning"
 	"lull/internal/store/mem"
 )
 
@@ -61,13 +62,13 @@ func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 // and mentions idleness only if that is the reason.
 func TestWarningSentence(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
-	for want, x := range map[string]fleet.Warning{
-		"w will be paused at 16:54 UTC because it is not in use":                                                                      {Action: fleet.ActionHibernate, Reason: fleet.ReasonIdleTimeout},
-		"w will be drained and stopped at 16:54 UTC because it is not in use":                                                         {Action: "drain", Reason: fleet.ReasonScaleDown},
-		"w will be paused at 16:54 UTC by its schedule office because it is not in use":                                               {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office"},
-		"w will be paused at 16:54 UTC by its schedule office, even if it is in use: Active: cml, last event 20s ago":                 {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml, last event 20s ago."},
-		"w will be stopped at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Idle for 2m of 1h":            {Action: fleet.ActionStop, Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Idle for 2m of 1h."},
-		"w will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Nothing is known to be in": {Action: "terminate", Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Nothing is known to be in."},
+	for want, x := range map[string]warning.Warning{
+		"w will be paused at 16:54 UTC because it is not in use":                                                                      {Action: fleet.ActionHibernate, Reason: power.ReasonIdleTimeout},
+		"w will be drained and stopped at 16:54 UTC because it is not in use":                                                         {Action: "drain", Reason: power.ReasonScaleDown},
+		"w will be paused at 16:54 UTC by its schedule office because it is not in use":                                               {Action: fleet.ActionStop, Reason: power.ReasonSchedule, Cause: "schedule office"},
+		"w will be paused at 16:54 UTC by its schedule office, even if it is in use: Active: cml, last event 20s ago":                 {Action: fleet.ActionStop, Reason: power.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml, last event 20s ago."},
+		"w will be stopped at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Idle for 2m of 1h":            {Action: fleet.ActionStop, Reason: power.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Idle for 2m of 1h."},
+		"w will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Nothing is known to be in": {Action: "terminate", Reason: power.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Nothing is known to be in."},
 	} {
 		x.PauseAt = at
 		if got := x.Sentence("w", time.UTC); got != want {
@@ -80,15 +81,15 @@ func TestWarningSentence(t *testing.T) {
 // the others.
 func TestAnswers(t *testing.T) {
 	for verb, want := range map[string]func(w fleet.Worker, pause time.Time) bool{
-		fleet.AnswerExtend: func(w fleet.Worker, pause time.Time) bool {
+		warning.Extend: func(w fleet.Worker, pause time.Time) bool {
 			return w.SnoozedUntil.Equal(pause.Add(time.Hour)) && w.DesiredStatus == power.WorkerRunning
 		},
-		fleet.AnswerNotToday: func(w fleet.Worker, _ time.Time) bool {
+		warning.NotToday: func(w fleet.Worker, _ time.Time) bool {
 			z, err := time.LoadLocation("Europe/Berlin")
 			return err == nil && w.SnoozedUntil.In(z).Format("15:04:05") == "00:00:00" && time.Until(*w.SnoozedUntil) <= 24*time.Hour
 		},
-		fleet.AnswerStop: func(w fleet.Worker, _ time.Time) bool {
-			return w.DesiredStatus == power.WorkerStopped && w.Intent.Reason == fleet.ReasonManual && w.ManualPauseCount == 1 && w.LastPausedBy == "link in a warning to ops"
+		warning.Stop: func(w fleet.Worker, _ time.Time) bool {
+			return w.DesiredStatus == power.WorkerStopped && w.Intent.Reason == power.ReasonManual && w.ManualPauseCount == 1 && w.LastPausedBy == "link in a warning to ops"
 		},
 	} {
 		t.Run(verb, func(t *testing.T) {
@@ -96,7 +97,7 @@ func TestAnswers(t *testing.T) {
 				f := linked(t)
 				id, at := warned(t, f)
 				pause := at.Add(5 * time.Minute)
-				links := f.Links(id, "ops", at, &fleet.Warning{PauseAt: pause, Reason: fleet.ReasonIdleTimeout})
+				links := f.Links(id, "ops", at, &warning.Warning{PauseAt: pause, Reason: power.ReasonIdleTimeout})
 				if len(links) != 3 {
 					t.Fatalf("the links are %v", links)
 				}
@@ -111,7 +112,7 @@ func TestAnswers(t *testing.T) {
 						t.Errorf("%s after %s: %v", other, verb, err)
 					}
 				}
-				if verb == fleet.AnswerStop {
+				if verb == warning.Stop {
 					return
 				}
 				warn(t, f, id) // links of the previous warning do not answer the next one
@@ -158,17 +159,17 @@ func TestExtendLife(t *testing.T) {
 				}
 				x := page.Entries[0].Warning
 				links := f.Links(id, "ops", *w.WarningSentAt, x)
-				if want := map[power.Worker]int{power.WorkerRunning: 2, power.WorkerStopped: 1}[status]; len(links) != want || links[fleet.AnswerNotToday] != "" {
+				if want := map[power.Worker]int{power.WorkerRunning: 2, power.WorkerStopped: 1}[status]; len(links) != want || links[warning.NotToday] != "" {
 					t.Fatalf("the links are %v", links)
 				}
 				time.Sleep(time.Minute)
-				if w, err = f.AnswerWarning(t.Context(), read(t, f, links[fleet.AnswerExtend])); err != nil {
+				if w, err = f.AnswerWarning(t.Context(), read(t, f, links[warning.Extend])); err != nil {
 					t.Fatal(err)
 				}
 				if !w.TTLDeadline.Equal(end.Add(time.Hour)) || w.TTLFromTag || w.WarningSentAt != nil || w.SnoozedUntil != nil {
 					t.Errorf("it did %+v", w)
 				}
-				if _, err := f.AnswerWarning(t.Context(), read(t, f, links[fleet.AnswerExtend])); !isRefused(err) {
+				if _, err := f.AnswerWarning(t.Context(), read(t, f, links[warning.Extend])); !isRefused(err) {
 					t.Errorf("it is extended twice: %v", err)
 				}
 			})
@@ -176,7 +177,7 @@ func TestExtendLife(t *testing.T) {
 	}
 }
 
-func read(t *testing.T, f *fleet.Fleet, link string) fleet.Answer {
+func read(t *testing.T, f *fleet.Fleet, link string) warning.Answer {
 	t.Helper()
 	a, err := f.ReadAnswer(time.Now(), strings.TrimPrefix(link, "https://lull.example/answer/"))
 	if err != nil {
@@ -191,7 +192,7 @@ func TestLinkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := linked(t)
 		id, at := warned(t, f)
-		token := strings.TrimPrefix(f.Links(id, "ops", at, &fleet.Warning{PauseAt: at.Add(5 * time.Minute)})[fleet.AnswerStop], "https://lull.example/answer/")
+		token := strings.TrimPrefix(f.Links(id, "ops", at, &warning.Warning{PauseAt: at.Add(5 * time.Minute)})[warning.Stop], "https://lull.example/answer/")
 		a, err := f.ReadAnswer(time.Now(), token)
 		if err != nil {
 			t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 
 // Pause is the request for a pause or drain.
 type Pause struct {
-	Reason Reason // empty is manual
+	Reason power.Reason // empty is manual
 	Drain  bool
 	// Decision is the basis of an automatic pause. It goes to the audit log.
 	Decision *evidence.Decision
@@ -30,7 +30,7 @@ type Pause struct {
 // user is already stopping, stays as it is. Errors: NotFound, Refused.
 func (f *Fleet) PauseWorker(ctx context.Context, by Actor, id string, p Pause) (Worker, error) {
 	if p.Reason == "" {
-		p.Reason = ReasonManual
+		p.Reason = power.ReasonManual
 	}
 	return f.Change(ctx, id, Changing{By: by, Limits: p.Reason.Automatic()}, func(w *Worker, tx *Tx) error {
 		if p.Reason.Automatic() && tx.Halted {
@@ -167,14 +167,14 @@ func (w *Worker) stopSent() *time.Time {
 }
 
 // paused records a pause of any kind in the activity group.
-func (w *Worker) paused(tx *Tx, r Reason, by string) {
+func (w *Worker) paused(tx *Tx, r power.Reason, by string) {
 	now := tx.Now
 	w.LastPausedAt, w.LastPausedBy, w.PauseReason, w.PausePolicy = &now, by, r, ""
 	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.StopCalledOff = nil, nil, "", nil
 	switch {
 	case r.Automatic():
 		w.AutoPauseCount++
-	case r == ReasonExternal:
+	case r == power.ReasonExternal:
 		w.ExternalPauseCount++
 	default:
 		w.ManualPauseCount++
@@ -372,7 +372,7 @@ func (f *Fleet) TerminateWorker(ctx context.Context, by Actor, id string) (Worke
 func (f *Fleet) Terminate(ctx context.Context, by Actor, id string, t Termination) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		switch {
-		case w.Status == power.WorkerTerminating && w.TerminateFor == ReasonTTL:
+		case w.Status == power.WorkerTerminating && w.TerminateFor == power.ReasonTTL:
 			w.TerminateFor, w.TerminateBy, w.StatusReason = "", &tx.by, "by "+tx.by.Name // a halt no longer holds it
 			tx.Note(Entry{Action: "terminate_intended", Detail: w.StatusReason})
 			return nil
@@ -420,10 +420,10 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 		case w.TTLDeadline == nil || tx.Now.Before(*w.TTLDeadline):
 			return &failure.Refused{Command: "expire", Name: w.Name, Reason: "ttl", Detail: "its deadline has not passed"}
 		case w.TTLAction == "terminate":
-			w.TerminateFor = ReasonTTL
+			w.TerminateFor = power.ReasonTTL
 			return w.intendEnd(tx, "ttl_terminate", strings.TrimSuffix("by its ttl_deadline "+w.TTLDeadline.UTC().Format(time.RFC3339)+"; "+use, "; "))
 		}
-		return w.intendStop(tx, Pause{Reason: ReasonTTL, Detail: use})
+		return w.intendStop(tx, Pause{Reason: power.ReasonTTL, Detail: use})
 	})
 }
 
@@ -454,7 +454,7 @@ func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, e
 }
 
 // External records a pause made by the cloud, or through it.
-func (w *Worker) External(tx *Tx, by string) { w.paused(tx, ReasonExternal, by) }
+func (w *Worker) External(tx *Tx, by string) { w.paused(tx, power.ReasonExternal, by) }
 
 // Resumed records that RUNNING is confirmed. It begins the snooze, also after a
 // first launch. An imported worker that already ran gets none. A requested
@@ -511,7 +511,7 @@ func (w *Worker) StoppedOutside(tx *Tx, before *Worker) {
 // a stop, attributed to the user who withdrew it. That stop is already counted.
 func (w *Worker) StopLateStart(tx *Tx) {
 	w.DesiredStatus, w.StartSentAt = power.WorkerStopped, nil
-	w.Intent = &Intent{Reason: ReasonManual, By: w.StartWithdrawnBy, At: tx.Now, Generation: w.PauseGeneration}
+	w.Intent = &Intent{Reason: power.ReasonManual, By: w.StartWithdrawnBy, At: tx.Now, Generation: w.PauseGeneration}
 	w.clearStart()
 }
 

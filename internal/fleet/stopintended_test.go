@@ -17,7 +17,7 @@ import (
 func TestBlocksAgreeWithTheStatus(t *testing.T) {
 	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
 	w := &fleet.Worker{Name: "one", Status: power.WorkerRunning, DesiredStatus: power.WorkerStopped, CreatedAt: now.Add(-100 * time.Hour), Armed: true, IsIdleDetectionEnabled: true,
-		Intent: &fleet.Intent{Reason: fleet.ReasonManual, By: "ada", At: now}}
+		Intent: &fleet.Intent{Reason: power.ReasonManual, By: "ada", At: now}}
 	rules := policy.Resolved{Enabled: true, AutoPause: true, Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), ActivitySources: []string{fleet.SourceCML}}
 	for detail, advice := range map[string]string{
 		"not_opted_in":             "switch telemetry on in CML",

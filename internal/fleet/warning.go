@@ -2,42 +2,23 @@ package fleet
 
 import (
 	"cmp"
-	"fmt"
-	"strings"
 	"time"
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/fleet/warning"
 )
-
-// Warning is the message to the users of a worker before it goes down, with the
-// reason.
-type Warning struct {
-	PauseAt time.Time `json:"pause_at"`
-	// Action is stop, hibernate or auto, drain, or terminate.
-	Action string `json:"action"`
-	Reason Reason `json:"reason"`
-	// Cause is the schedule or the deadline, if that is the reason.
-	Cause string `json:"cause,omitempty"`
-	// Forced means that it happens whether or not the worker is in use. Use is
-	// what was in use when the warning was sent.
-	Forced bool   `json:"forced,omitempty"`
-	Use    string `json:"use,omitempty"`
-	// Stopped means that the worker is already stopped, and that its
-	// termination is announced.
-	Stopped bool `json:"stopped,omitempty"`
-}
 
 // warns returns the warning of an outcome whose pause is scheduled because the
 // warning is due. use names what is in use.
-func (o *Outcome) warns(use string) *Warning {
+func (o *Outcome) warns(use string) *warning.Warning {
 	d := &o.Decision
-	x := &Warning{PauseAt: d.Verdict.TargetPauseAt.UTC(), Action: d.Verdict.Action, Reason: o.Reason, Forced: o.Force}
+	x := &warning.Warning{PauseAt: d.Verdict.TargetPauseAt.UTC(), Action: d.Verdict.Action, Reason: o.Reason, Forced: o.Force}
 	switch o.Reason {
-	case ReasonSchedule:
+	case power.ReasonSchedule:
 		x.Cause = d.Policy.Name
-	case ReasonScaleDown:
+	case power.ReasonScaleDown:
 		x.Action = string(ActDrain)
 	}
 	if o.Force {
@@ -50,13 +31,13 @@ func (o *Outcome) warns(use string) *Warning {
 // a time. It is for the controller inside a Change.
 func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	now := tx.Now
-	w.WarningSentAt, w.WarningFor = &now, ReasonTTL
-	x := &Warning{PauseAt: at.UTC(), Action: cmp.Or(w.TTLAction, ActionStop), Reason: ReasonTTL, Forced: true, Use: use, Stopped: w.Status == power.WorkerStopped,
+	w.WarningSentAt, w.WarningFor = &now, power.ReasonTTL
+	x := &warning.Warning{PauseAt: at.UTC(), Action: cmp.Or(w.TTLAction, ActionStop), Reason: power.ReasonTTL, Forced: true, Use: use, Stopped: w.Status == power.WorkerStopped,
 		Cause: "ttl_deadline " + w.TTLDeadline.UTC().Format(time.RFC3339)}
 	if w.Status == power.WorkerRunning {
 		w.notice(tx, x)
 	}
-	tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(ReasonTTL), Warning: x,
+	tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(power.ReasonTTL), Warning: x,
 		Detail: "its " + x.Cause + "; " + use})
 }
 
@@ -89,7 +70,7 @@ func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expir
 	}
 	x.WarnAt = x.At.Add(-lead)
 	sent := w.WarningSentAt
-	x.Warned = w.WarningFor == ReasonTTL && sent != nil && !sent.Before(x.WarnAt) && !from.After(sent.Add(lead+ttlWarningGrace))
+	x.Warned = w.WarningFor == power.ReasonTTL && sent != nil && !sent.Before(x.WarnAt) && !from.After(sent.Add(lead+ttlWarningGrace))
 	switch {
 	case x.Warned:
 		x.WarnAt = *sent
@@ -149,7 +130,7 @@ func (w *Worker) EndTTL() {
 
 // unwarnTTL withdraws the warning of a ttl_deadline that has changed.
 func (w *Worker) unwarnTTL() {
-	if w.WarningFor == ReasonTTL {
+	if w.WarningFor == power.ReasonTTL {
 		w.WarningSentAt, w.WarningFor = nil, ""
 	}
 }
@@ -157,64 +138,17 @@ func (w *Worker) unwarnTTL() {
 // Notice is the part of a warning that CML's own pages show.
 type Notice struct {
 	// ID is CML's; empty while it is unknown whether it was posted.
-	ID       string    `json:"id,omitempty"`
-	WarnedAt time.Time `json:"warned_at"`
-	Warning  Warning   `json:"warning"`
+	ID       string          `json:"id,omitempty"`
+	WarnedAt time.Time       `json:"warned_at"`
+	Warning  warning.Warning `json:"warning"`
 }
 
 // notice makes CML show x, replacing what it shows.
-func (w *Worker) notice(tx *Tx, x *Warning) {
+func (w *Worker) notice(tx *Tx, x *warning.Warning) {
 	w.CMLNotice = &Notice{WarnedAt: tx.Now, Warning: *x}
 }
 
 // Of reports whether n belongs to the warning that is out for w.
 func (n *Notice) Of(w *Worker) bool {
 	return w.WarningSentAt != nil && w.WarningSentAt.Equal(n.WarnedAt)
-}
-
-// Answers returns those that a link in the warning may give. No snooze delays a
-// ttl_deadline: an extension moves it, and a stopped worker can only be
-// extended.
-func (x *Warning) Answers() []string {
-	switch {
-	case x.Reason == ReasonTTL && x.Stopped:
-		return []string{AnswerExtend}
-	case x.Reason == ReasonTTL:
-		return []string{AnswerExtend, AnswerStop}
-	}
-	return Answers()
-}
-
-// Sentence says what will happen to who, when and why, without a full stop.
-func (x *Warning) Sentence(who string, zone *time.Location) string {
-	return x.sentence(who, "will be", "is", zone)
-}
-
-// Late is Sentence for when that time has passed.
-func (x *Warning) Late(who string, zone *time.Location) string {
-	return x.sentence(who, "was to be", "was", zone) + "; this warning was delayed"
-}
-
-func (x *Warning) sentence(who, verb, is string, zone *time.Location) string {
-	done := "paused"
-	switch {
-	case x.Action == "terminate":
-		done = "terminated"
-	case x.Action == string(ActDrain):
-		done = "drained and stopped"
-	case x.Reason == ReasonTTL:
-		done = "stopped"
-	}
-	s := fmt.Sprintf("%s %s %s at %s", who, verb, done, x.PauseAt.In(zone).Format("15:04 MST"))
-	if x.Cause != "" {
-		s += " by its " + x.Cause
-	}
-	if !x.Forced {
-		return s + " because it " + is + " not in use"
-	}
-	s += ", even if it is in use"
-	if x.Use != "" {
-		s += ": " + strings.TrimSuffix(x.Use, ".")
-	}
-	return s
 }

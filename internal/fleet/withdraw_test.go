@@ -71,7 +71,7 @@ func pendingStarts() []pending {
 		{"queued", queued(cal)},
 		{"queued for a person", queued(ada)},
 		{"behind a person's stop", behind(&fleet.Pause{})},
-		{"behind an idle stop", behind(&fleet.Pause{Reason: fleet.ReasonIdleTimeout})},
+		{"behind an idle stop", behind(&fleet.Pause{Reason: power.ReasonIdleTimeout})},
 		{"behind a stop from outside", behind(nil)},
 		{"starting", starting("stopped", false)},
 		{"starting, sent", starting("stopped", true)},
@@ -100,7 +100,7 @@ func TestStartWithdrawn(t *testing.T) {
 			return fl.StartWorker(ctx, bob, id)
 		},
 		"auto": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
-			return fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout})
+			return fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})
 		},
 	}
 	// The result of a command: status/desired, whether the start is withdrawn,
@@ -234,7 +234,7 @@ func TestTerminationForTTL(t *testing.T) {
 			w.TTLDeadline, w.TTLAction = &at, "terminate"
 		})
 		w, err := fl.ExpireTTL(t.Context(), id, 0, "nothing")
-		if err != nil || w.Status != power.WorkerTerminating || w.TerminateFor != fleet.ReasonTTL {
+		if err != nil || w.Status != power.WorkerTerminating || w.TerminateFor != power.ReasonTTL {
 			t.Fatalf("it is %s for %q: %v", w.Status, w.TerminateFor, err)
 		}
 		if w, err = fl.TerminateWorker(t.Context(), bob, id); err != nil || w.TerminateFor != "" {

@@ -13,32 +13,9 @@ import (
 	"lull/internal/store"
 )
 
-// Reason is why a worker was paused. The set is closed.
-type Reason string
-
-// The reasons of a pause.
-const (
-	ReasonIdleTimeout Reason = "idle_timeout"
-	ReasonManual      Reason = "manual"
-	ReasonExternal    Reason = "external"
-	ReasonSchedule    Reason = "schedule"
-	ReasonTTL         Reason = "ttl"
-	ReasonScaleDown   Reason = "scale_down"
-)
-
-// Automatic reports whether lull itself decided that, so that the pause counts
-// in auto_pause_count.
-func (r Reason) Automatic() bool {
-	return r == ReasonIdleTimeout || r == ReasonSchedule || r == ReasonTTL || r == ReasonScaleDown
-}
-
-// ByIdleness reports whether the pause is based on readings, which are then
-// read again right before the call.
-func (r Reason) ByIdleness() bool { return r == ReasonIdleTimeout || r == ReasonScaleDown }
-
 // ByReadings reports whether active or unknown readings cancel it.
 func (i *Intent) ByReadings() bool {
-	return i.Reason.ByIdleness() || i.Reason == ReasonSchedule && !i.Force
+	return i.Reason.ByIdleness() || i.Reason == power.ReasonSchedule && !i.Force
 }
 
 // Origin is the cause of a start.
@@ -168,12 +145,12 @@ type Event struct {
 
 // Intent is a pause, drain or termination that is durable and not yet done.
 type Intent struct {
-	Reason     Reason    `json:"reason"`
-	By         string    `json:"by"`
-	At         time.Time `json:"at"`
-	Generation int64     `json:"generation"`
-	Drain      bool      `json:"drain,omitempty"`
-	Force      bool      `json:"force,omitempty"` // by a schedule that does not wait for quiet
+	Reason     power.Reason `json:"reason"`
+	By         string       `json:"by"`
+	At         time.Time    `json:"at"`
+	Generation int64        `json:"generation"`
+	Drain      bool         `json:"drain,omitempty"`
+	Force      bool         `json:"force,omitempty"` // by a schedule that does not wait for quiet
 	// SentAt is written before the cloud is asked, so that after a crash it is
 	// known whether the call may have been sent.
 	SentAt *time.Time `json:"sent_at,omitempty"`
@@ -293,22 +270,22 @@ type Worker struct {
 	RunningSince  *time.Time   `json:"running_since"`
 	Draining      bool         `json:"draining,omitempty"`
 
-	LastActivityAt       *time.Time `json:"last_activity_at"`
-	LastActivityCheckAt  *time.Time `json:"last_activity_check_at"`
-	RecentActivityEvents []Event    `json:"recent_activity_events"`
-	AutoPauseCount       int64      `json:"auto_pause_count"`
-	ManualPauseCount     int64      `json:"manual_pause_count"`
-	AutoResumeCount      int64      `json:"auto_resume_count"`
-	ManualResumeCount    int64      `json:"manual_resume_count"`
-	ExternalPauseCount   int64      `json:"external_pause_count"`
-	ExternalResumeCount  int64      `json:"external_resume_count"`
-	LastPausedAt         *time.Time `json:"last_paused_at"`
-	LastResumedAt        *time.Time `json:"last_resumed_at"`
-	SnoozedUntil         *time.Time `json:"snoozed_until"`
-	SnoozedBy            string     `json:"snoozed_by,omitempty"`
-	LastPausedBy         string     `json:"last_paused_by,omitempty"`
-	LastResumedBy        string     `json:"last_resumed_by,omitempty"`
-	PauseReason          Reason     `json:"pause_reason,omitempty"`
+	LastActivityAt       *time.Time   `json:"last_activity_at"`
+	LastActivityCheckAt  *time.Time   `json:"last_activity_check_at"`
+	RecentActivityEvents []Event      `json:"recent_activity_events"`
+	AutoPauseCount       int64        `json:"auto_pause_count"`
+	ManualPauseCount     int64        `json:"manual_pause_count"`
+	AutoResumeCount      int64        `json:"auto_resume_count"`
+	ManualResumeCount    int64        `json:"manual_resume_count"`
+	ExternalPauseCount   int64        `json:"external_pause_count"`
+	ExternalResumeCount  int64        `json:"external_resume_count"`
+	LastPausedAt         *time.Time   `json:"last_paused_at"`
+	LastResumedAt        *time.Time   `json:"last_resumed_at"`
+	SnoozedUntil         *time.Time   `json:"snoozed_until"`
+	SnoozedBy            string       `json:"snoozed_by,omitempty"`
+	LastPausedBy         string       `json:"last_paused_by,omitempty"`
+	LastResumedBy        string       `json:"last_resumed_by,omitempty"`
+	PauseReason          power.Reason `json:"pause_reason,omitempty"`
 	// Volumes are the attached volumes, as last reported by EC2; empty means
 	// unknown.
 	Volumes         []Volume   `json:"volumes,omitempty"`
@@ -322,7 +299,7 @@ type Worker struct {
 	WarningSentAt  *time.Time `json:"warning_sent_at,omitempty"`
 	// WarningFor is ttl or schedule if the warning is about a pause that does
 	// not wait for quiet. Activity does not invalidate it.
-	WarningFor Reason `json:"warning_for,omitempty"`
+	WarningFor power.Reason `json:"warning_for,omitempty"`
 	// CMLNotice exists from when a warning is written until CML's own pages no
 	// longer show it.
 	CMLNotice *Notice `json:"cml_notice,omitempty"`
@@ -331,8 +308,8 @@ type Worker struct {
 	PauseGeneration int64   `json:"pause_generation"`
 	// TerminateFor is ttl or external if that, and not a user through lull, is
 	// the cause of the termination. TerminateBy is who requested it.
-	TerminateFor Reason `json:"terminate_for,omitempty"`
-	TerminateBy  *Actor `json:"terminate_by,omitempty"`
+	TerminateFor power.Reason `json:"terminate_for,omitempty"`
+	TerminateBy  *Actor       `json:"terminate_by,omitempty"`
 	// CancelledStopAt is when a stop was given up that may already have been
 	// sent. If it happens nevertheless, it is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`

@@ -15,8 +15,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/warning"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/scaletest"
 	"lull/internal/notify"
@@ -791,7 +793,7 @@ func TestUrgentFirst(t *testing.T) {
 		}
 		warn := func(worker string, in time.Duration) (fleet.Entry, error) {
 			e := fleet.Entry{At: time.Now().UTC(), Action: "pause_warning", Events: []string{fleet.EventPauseWarning}, WorkerID: worker, WorkerName: worker,
-				Warning: &fleet.Warning{PauseAt: time.Now().Add(in).UTC(), Action: fleet.ActionStop, Reason: fleet.ReasonIdleTimeout}}
+				Warning: &warning.Warning{PauseAt: time.Now().Add(in).UTC(), Action: fleet.ActionStop, Reason: power.ReasonIdleTimeout}}
 			ops, err := fleet.EntryOps(e)
 			if err != nil {
 				return e, err

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 	"lull/internal/platform/webhook"
 )
 
 // label is the text of a link.
 var label = map[string]string{
-	fleet.AnswerExtend: "Extend by an hour", fleet.AnswerNotToday: "Not today", fleet.AnswerStop: "Stop now",
+	warning.Extend: "Extend by an hour", warning.NotToday: "Not today", warning.Stop: "Stop now",
 }
 
 // sentence describes an event for users. It contains user input (names,
@@ -48,7 +50,7 @@ func sentence(e event, zone *time.Location) string {
 		x.Detail = ""
 	case fleet.EventPaused:
 		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
-		if fleet.Reason(x.Reason).ByIdleness() {
+		if power.Reason(x.Reason).ByIdleness() {
 			x.Detail = "" // a code; the reason says it
 			if d := x.Decision; d != nil {
 				x.Detail = fmt.Sprintf("idle for %s of %s", idle.HumanMinutes(d.Verdict.IdleMinutes), idle.Human(time.Duration(d.Policy.Timeout)))
@@ -148,7 +150,7 @@ func start(e event) string {
 // verbs are those a warning offers, in their order.
 func verbs(e event) []string {
 	var out []string
-	for _, v := range fleet.Answers() {
+	for _, v := range warning.Answers() {
 		if e.links[v] != "" {
 			out = append(out, v)
 		}

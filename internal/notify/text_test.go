@@ -9,7 +9,9 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 )
 
 // TestWarningText checks that the text of a warning has its time, its cause,
@@ -17,14 +19,14 @@ import (
 func TestWarningText(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
 	for name, c := range map[string]struct {
-		warning fleet.Warning
+		warning warning.Warning
 		want    string
 		links   int
 	}{
-		"idle": {fleet.Warning{PauseAt: at, Action: "stop", Reason: fleet.ReasonIdleTimeout}, "r1 will be paused at 16:54 UTC because it is not in use.", 3},
-		"ttl": {fleet.Warning{PauseAt: at, Action: "terminate", Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Active: cml."},
+		"idle": {warning.Warning{PauseAt: at, Action: "stop", Reason: power.ReasonIdleTimeout}, "r1 will be paused at 16:54 UTC because it is not in use.", 3},
+		"ttl": {warning.Warning{PauseAt: at, Action: "terminate", Reason: power.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Active: cml."},
 			"r1 will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Active: cml.", 2},
-		"forced": {fleet.Warning{PauseAt: at, Action: "stop", Reason: fleet.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml."},
+		"forced": {warning.Warning{PauseAt: at, Action: "stop", Reason: power.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml."},
 			"r1 will be paused at 16:54 UTC by its schedule office, even if it is in use: Active: cml.", 3},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -96,7 +96,7 @@ func (s *Server) agentAction(ctx context.Context, w fleet.Worker, x *control.Age
 	}
 	switch x.Phase {
 	case "intent":
-		reason := map[string]fleet.Reason{"idle_timeout": fleet.ReasonIdleTimeout, "ttl": fleet.ReasonTTL, "completion": fleet.ReasonManual}[x.Reason]
+		reason := map[string]power.Reason{"idle_timeout": power.ReasonIdleTimeout, "ttl": power.ReasonTTL, "completion": power.ReasonManual}[x.Reason]
 		if reason == "" {
 			return w, invalid("action.reason", "it is not idle_timeout, ttl or completion")
 		}

@@ -12,7 +12,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"lull/internal/core/failure"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/warning"
 )
 
 // The pages behind the links of a warning. They need no login: the signature in
@@ -21,9 +23,9 @@ import (
 
 // question is the wording of an answer before and after it is given.
 var question = map[string]struct{ ask, button, done string }{
-	fleet.AnswerExtend:   {"Keep it running for another hour?", "Extend by an hour", "It is kept running until"},
-	fleet.AnswerNotToday: {"Keep it running for the rest of the day?", "Not today", "It is kept running until"},
-	fleet.AnswerStop:     {"Stop it now? Its disks are kept.", "Stop now", "It is being stopped."},
+	warning.Extend:   {"Keep it running for another hour?", "Extend by an hour", "It is kept running until"},
+	warning.NotToday: {"Keep it running for the rest of the day?", "Not today", "It is kept running until"},
+	warning.Stop:     {"Stop it now? Its disks are kept.", "Stop now", "It is being stopped."},
 }
 
 var answerPage = template.Must(template.New("answer").Parse(`<!doctype html>
@@ -84,7 +86,7 @@ func over(why string) (int, shownAnswer) {
 }
 
 // warned returns the text of the warning that a answers.
-func (s *Server) warned(ctx context.Context, w *fleet.Worker, a fleet.Answer) string {
+func (s *Server) warned(ctx context.Context, w *fleet.Worker, a warning.Answer) string {
 	who, zone := w.Name+" ("+w.AWSRegion+")", s.fleet.Settings().Zone()
 	x, err := s.fleet.WarningOf(ctx, a)
 	if err != nil || x == nil {
@@ -103,13 +105,13 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	if _, gone := errors.AsType[*failure.NotFound](err); gone {
 		return over("The worker is no longer here.")
 	}
-	zone, q, life := s.fleet.Settings().Zone(), question[a.Verb], w.WarningFor == fleet.ReasonTTL
+	zone, q, life := s.fleet.Settings().Zone(), question[a.Verb], w.WarningFor == power.ReasonTTL
 	switch {
 	case err != nil:
-	case !a.Holds(&w):
+	case !w.Awaits(a):
 		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + strings.ToLower(string(w.Status)) + " now.")
 	case !act:
-		if life && a.Verb == fleet.AnswerExtend {
+		if life && a.Verb == warning.Extend {
 			q.ask = "Move its ttl_deadline by an hour?"
 		}
 		says := s.warned(ctx, &w, a) + "."
@@ -127,10 +129,10 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 		return http.StatusServiceUnavailable, shownAnswer{Title: "Not done", Lines: []string{"The server cannot do that at the moment. Try again."}, Button: q.button}
 	}
 	line, until := q.done, w.SnoozedUntil
-	if life && a.Verb == fleet.AnswerExtend {
+	if life && a.Verb == warning.Extend {
 		line, until = "Its ttl_deadline is now", w.TTLDeadline
 	}
-	if until != nil && a.Verb != fleet.AnswerStop {
+	if until != nil && a.Verb != warning.Stop {
 		line += " " + until.In(zone).Format("15:04 MST on Monday, 2 January") + "."
 	}
 	return http.StatusOK, shownAnswer{Title: w.Name, Lines: []string{line}}

@@ -9,6 +9,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"lull/internal/core/policy/when"
+	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
@@ -30,7 +31,7 @@ func (s *Server) commandRoutes() {
 		{"resume", "The same as start", s.fleet.ResumeWorker},
 		{"stop", "Stop it manually", s.fleet.StopWorker},
 		{"pause", "The same as stop, recorded as a manual pause", func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
-			return s.fleet.PauseWorker(ctx, by, id, fleet.Pause{Reason: fleet.ReasonManual})
+			return s.fleet.PauseWorker(ctx, by, id, fleet.Pause{Reason: power.ReasonManual})
 		}},
 		{"drain", "Take nothing new, and stop when nothing runs or the drain times out", s.fleet.DrainWorker},
 		{"cancel-drain", "Return a draining worker to service", s.fleet.CancelDrain},

@@ -201,7 +201,7 @@ func TestWhyAtRest(t *testing.T) {
 	id := b.stopped()
 	since, end := time.Now().Add(-100*time.Hour), time.Now().Add(time.Hour)
 	if _, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
-		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, fleet.ByController.Name, fleet.ReasonIdleTimeout
+		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, fleet.ByController.Name, power.ReasonIdleTimeout
 		w.AWSRegion, w.InstanceType, w.Volumes = "us-east-1", "m5.large", []fleet.Volume{{ID: "vol-1", Type: "gp3", GB: 10}}
 		w.TTLDeadline, w.TTLAction = &end, "terminate"
 		for range 20 { // later events push the decision out of the newest entries

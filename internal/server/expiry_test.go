@@ -54,7 +54,7 @@ func TestExpiryComesFirst(t *testing.T) {
 	} {
 		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action, WarningSentAt: c.warned}
 		if c.warned != nil {
-			w.WarningFor = fleet.ReasonTTL
+			w.WarningFor = power.ReasonTTL
 		}
 		st := fleet.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: now, IsIdle: c.target != nil && c.target.Sub(now) > time.Hour, Blocks: c.blocks, TargetPauseAt: c.target}}
 		st.Expiry = w.Ends(now, &policy.Resolved{WarnBefore: idle.Duration(time.Minute)}, c.halt)
@@ -78,9 +78,9 @@ func TestExpiryComesFirst(t *testing.T) {
 func TestWhoEndedIt(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	for want, w := range map[string]fleet.Worker{
-		"Its ttl_deadline 2026-03-02T12:00:00Z ended it": {TerminateFor: fleet.ReasonTTL, TerminateBy: &fleet.ByController, TTLDeadline: &at},
+		"Its ttl_deadline 2026-03-02T12:00:00Z ended it": {TerminateFor: power.ReasonTTL, TerminateBy: &fleet.ByController, TTLDeadline: &at},
 		"ada ended it": {TerminateBy: &fleet.Actor{Name: "ada", Kind: fleet.KindPerson}},
-		"It is gone since 2026-03-02T12:00:00Z: external: EC2 terminated the instance.": {TerminateFor: fleet.ReasonExternal, StatusReason: "external: EC2 terminated the instance"},
+		"It is gone since 2026-03-02T12:00:00Z: external: EC2 terminated the instance.": {TerminateFor: power.ReasonExternal, StatusReason: "external: EC2 terminated the instance"},
 		"It is gone since 2026-03-02T12:00:00Z.":                                        {},
 	} {
 		w.Status, w.StatusSince = power.WorkerTerminated, at

@@ -24,7 +24,7 @@ func TestRefusedStopIsTold(t *testing.T) {
 		told   bool
 	}{{"the stop was called off: EC2 refused the stop: not allowed.", 100 * time.Hour, true}, {"", time.Hour, true}, {"", 100 * time.Hour, false}} {
 		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: true, StatusReason: c.reason, StopCalledOff: &fleet.CalledOff{At: at,
-			Why: "EC2 refused the stop: not allowed.", AskedAt: at.Add(-time.Minute), By: "ada", Reason: fleet.ReasonManual}}
+			Why: "EC2 refused the stop: not allowed.", AskedAt: at.Add(-time.Minute), By: "ada", Reason: power.ReasonManual}}
 		if _, text := explain(w, st, nil, at.Add(c.after)); strings.HasSuffix(text, said) != c.told {
 			t.Errorf("after %s, with reason %q: %s", c.after, c.reason, text)
 		}

@@ -290,9 +290,9 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now 
 func endedBy(w *fleet.Worker) string {
 	var who string
 	switch {
-	case w.TerminateFor == fleet.ReasonTTL && w.TTLDeadline != nil:
+	case w.TerminateFor == power.ReasonTTL && w.TTLDeadline != nil:
 		who = "Its ttl_deadline " + clock(*w.TTLDeadline)
-	case w.TerminateFor == fleet.ReasonExternal || w.TerminateBy == nil:
+	case w.TerminateFor == power.ReasonExternal || w.TerminateBy == nil:
 		return fmt.Sprintf("It is gone since %s%s.", clock(w.StatusSince), because(w.StatusReason))
 	default:
 		who = by(w.TerminateBy.Name)

@@ -405,7 +405,7 @@ func (r *rig) acted(by string) {
 	if by != fleet.HolderAgent {
 		agentCalls, serverCalls = 0, 1
 	}
-	if w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonIdleTimeout || w.LastPausedBy != by || w.AutoPauseCount != 1 || w.ExternalPauseCount != 0 ||
+	if w.Status != power.WorkerStopped || w.PauseReason != power.ReasonIdleTimeout || w.LastPausedBy != by || w.AutoPauseCount != 1 || w.ExternalPauseCount != 0 ||
 		len(r.calls) != agentCalls || len(r.stops) != serverCalls {
 		r.t.Errorf("want a stop by %s, counted once: %s", by, r.say())
 	}

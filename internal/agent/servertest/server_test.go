@@ -241,16 +241,16 @@ func TestHookWhenAsked(t *testing.T) {
 		hook    func() agentctl.Hook
 		do      func(r *rig)
 		stops   bool
-		reason  fleet.Reason
+		reason  power.Reason
 	}{
-		"idle":                   {[]string{"agent"}, nil, nil, true, fleet.ReasonIdleTimeout},
-		"idle by CML alone":      {[]string{"cml"}, nil, nil, true, fleet.ReasonIdleTimeout},
-		"a person":               {[]string{"agent"}, nil, stop, true, fleet.ReasonManual},
-		"a person, vetoed":       {[]string{"agent"}, veto, stop, true, fleet.ReasonManual},
+		"idle":                   {[]string{"agent"}, nil, nil, true, power.ReasonIdleTimeout},
+		"idle by CML alone":      {[]string{"cml"}, nil, nil, true, power.ReasonIdleTimeout},
+		"a person":               {[]string{"agent"}, nil, stop, true, power.ReasonManual},
+		"a person, vetoed":       {[]string{"agent"}, veto, stop, true, power.ReasonManual},
 		"idle, vetoed":           {[]string{"agent"}, veto, nil, false, ""},
 		"idle by CML, vetoed":    {[]string{"cml"}, veto, nil, false, ""},
-		"idle, the hook is slow": {[]string{"agent"}, slowly, nil, true, fleet.ReasonIdleTimeout},
-		"idle, the hook fails":   {[]string{"agent"}, func() agentctl.Hook { return agentctl.Hook{ExitCode: 3} }, nil, true, fleet.ReasonIdleTimeout},
+		"idle, the hook is slow": {[]string{"agent"}, slowly, nil, true, power.ReasonIdleTimeout},
+		"idle, the hook fails":   {[]string{"agent"}, func() agentctl.Hook { return agentctl.Hook{ExitCode: 3} }, nil, true, power.ReasonIdleTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, options{holder: fleet.HolderController, sources: c.sources, config: hooked}, func(r *rig) {
@@ -338,7 +338,7 @@ func TestHolderChanges(t *testing.T) {
 					if r.audited("pause_cancelled") {
 						intents = 2 // one of the former holder, and one of the other
 					}
-					if w.AutoPauseCount != intents || w.ExternalPauseCount != 0 || w.PauseReason != fleet.ReasonIdleTimeout || len(r.calls)+len(r.stops) != 1 {
+					if w.AutoPauseCount != intents || w.ExternalPauseCount != 0 || w.PauseReason != power.ReasonIdleTimeout || len(r.calls)+len(r.stops) != 1 {
 						t.Errorf("changed at minute %d: %s", minute, r.say())
 					}
 				})

@@ -18,6 +18,7 @@ import (
 	"lull/internal/controller"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/warning"
 	"lull/internal/platform/cml"
 )
 
@@ -289,7 +290,7 @@ func (c *console) Deregister(ctx context.Context) (bool, error) {
 const noticeLabel = "lull: this machine is about to go down"
 
 // Warn shows a notice in CML's own pages, in place of those before.
-func (c *console) Warn(ctx context.Context, x fleet.Warning) (string, error) {
+func (c *console) Warn(ctx context.Context, x warning.Warning) (string, error) {
 	if err := c.Withdraw(ctx, ""); err != nil {
 		return "", err
 	}

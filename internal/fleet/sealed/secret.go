@@ -1,3 +1,5 @@
+// Package sealed holds secrets as references or encrypted with a key that is
+// not in the store, and signs what lull gives out and must recognize.
 package sealed
 
 import (

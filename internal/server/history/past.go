@@ -157,7 +157,7 @@ func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time)
 	why := func(at time.Time) (automatic bool, held string) {
 		for _, c := range changes {
 			if c.At.Equal(at) {
-				return fleet.Reason(c.Reason).Automatic(), c.Policy
+				return power.Reason(c.Reason).Automatic(), c.Policy
 			}
 		}
 		return w.PauseReason.Automatic(), w.PausePolicy // of the last one

@@ -53,9 +53,9 @@ func (l *lived) move(hour float64, to power.Worker) {
 }
 
 // pause decides on a stop, which is carried out within the hour.
-func (l *lived) pause(hour float64, reason fleet.Reason) {
+func (l *lived) pause(hour float64, reason power.Reason) {
 	e := fleet.Entry{At: l.at(hour), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: string(reason), By: fleet.Actor{Name: "x"}}
-	if reason == fleet.ReasonScaleDown {
+	if reason == power.ReasonScaleDown {
 		e.Action, e.From, e.To = fleet.AuditDrainStarted, l.w.Status, power.WorkerDraining
 		l.w.Status = power.WorkerDraining
 	}
@@ -107,13 +107,13 @@ func near(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
 // period is attributed to its maker, lull or others, whether it ends
 // within the period, continues, or was in progress when the period began.
 func TestPeriodBeginsInAStop(t *testing.T) {
-	for _, reason := range []fleet.Reason{fleet.ReasonIdleTimeout, fleet.ReasonSchedule, fleet.ReasonTTL, fleet.ReasonScaleDown, fleet.ReasonManual, fleet.ReasonExternal} {
+	for _, reason := range []power.Reason{power.ReasonIdleTimeout, power.ReasonSchedule, power.ReasonTTL, power.ReasonScaleDown, power.ReasonManual, power.ReasonExternal} {
 		for _, ends := range []bool{false, true} {
 			for _, from := range []float64{10.125, 10.375, 12} { // intended, stopping, stopped
 				l := live(t)
 				l.move(0, power.WorkerPending)
 				l.move(1, power.WorkerRunning)
-				l.pause(2, fleet.ReasonManual)
+				l.pause(2, power.ReasonManual)
 				l.move(3, power.WorkerStarting)
 				l.move(4, power.WorkerRunning)
 				for h := 5.0; h < 10; h += 0.125 {
@@ -149,7 +149,7 @@ func TestEndedWorkersSaveNothing(t *testing.T) {
 	for _, gone := range []power.Worker{power.WorkerTerminating, power.WorkerTerminated} {
 		l := live(t)
 		l.move(0, power.WorkerRunning)
-		l.pause(10, fleet.ReasonIdleTimeout)
+		l.pause(10, power.ReasonIdleTimeout)
 		l.move(20, gone)
 		if gone == power.WorkerTerminating {
 			l.move(21, power.WorkerTerminated)
@@ -166,14 +166,14 @@ func TestEndedWorkersSaveNothing(t *testing.T) {
 	}
 	l := live(t)
 	l.move(0, power.WorkerRunning)
-	l.commit(fleet.Entry{At: l.at(5), Action: "ttl_terminate", From: power.WorkerRunning, To: power.WorkerTerminating, Reason: string(fleet.ReasonTTL)})
+	l.commit(fleet.Entry{At: l.at(5), Action: "ttl_terminate", From: power.WorkerRunning, To: power.WorkerTerminating, Reason: string(power.ReasonTTL)})
 	l.w.Status = power.WorkerTerminated
 	if got, _ := l.between(0, 10); !near(got.RunningHours, 5) || got.AvoidedHours != 0 || got.OtherHours != 0 {
 		t.Errorf("ended by its TTL while it ran: %+v", got)
 	}
 	l = live(t)
 	l.move(0, power.WorkerRunning)
-	l.pause(10, fleet.ReasonIdleTimeout)
+	l.pause(10, power.ReasonIdleTimeout)
 	l.move(20, power.WorkerTerminating)
 	l.move(21, power.WorkerFailed)
 	if got, _ := l.between(0, 30); !near(got.AvoidedHours, 19.75) {

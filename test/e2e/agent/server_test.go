@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/lib/programtest"
 	"lull/internal/protocol/control"
@@ -99,7 +100,7 @@ func TestAgentAndServer(t *testing.T) {
 			if holder == fleet.HolderAgent {
 				by = fleet.ByAgent.Name
 			}
-			if w.PauseReason != fleet.ReasonIdleTimeout || w.LastPausedBy != by || w.AutoPauseCount != 1 || w.ExternalPauseCount != 0 {
+			if w.PauseReason != power.ReasonIdleTimeout || w.LastPausedBy != by || w.AutoPauseCount != 1 || w.ExternalPauseCount != 0 {
 				t.Errorf("the record says %s by %s, %d automatic and %d external", w.PauseReason, w.LastPausedBy, w.AutoPauseCount, w.ExternalPauseCount)
 			}
 			if _, _, tags := i.state(); tags["lull:idle-action"] != "stopped" && tags["lull:idle-action"] != "stopping" {
