@@ -11,14 +11,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/core/policy/when"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 )
 
 // entryPrinter writes one entry per line: text, or JSON lines.
-func (c *cli) entryPrinter() func(fleet.Entry) error {
+func (c *cli) entryPrinter() func(audit.Entry) error {
 	enc := json.NewEncoder(c.out)
-	return func(e fleet.Entry) error {
+	return func(e audit.Entry) error {
 		if c.json {
 			return enc.Encode(e)
 		}
@@ -27,7 +27,7 @@ func (c *cli) entryPrinter() func(fleet.Entry) error {
 	}
 }
 
-func entryText(e fleet.Entry) string { return strings.ReplaceAll(entryLine(e), "\t", "  ") }
+func entryText(e audit.Entry) string { return strings.ReplaceAll(entryLine(e), "\t", "  ") }
 
 // maxEntries is how many entries a verb shows at most.
 const maxEntries = 1000
@@ -35,7 +35,7 @@ const maxEntries = 1000
 // auditFlags say which entries of the audit log are meant.
 type auditFlags struct {
 	worker, from, to string
-	q                fleet.AuditQuery
+	q                audit.Query
 }
 
 func (a *auditFlags) bind(c *cli, cmd *cobra.Command, from, to string) {
@@ -46,14 +46,14 @@ func (a *auditFlags) bind(c *cli, cmd *cobra.Command, from, to string) {
 	f.StringVar(&a.q.Kind, "kind", "", "only this kind of actor: person, controller, agent, wake, schedule or cloud")
 	f.StringVar(&a.from, from, "", "start of the period: "+when.PastForms)
 	f.StringVar(&a.to, to, "", "end of the period, in the same form")
-	completeWords(cmd, "kind", fleet.KindPerson, fleet.KindController, fleet.KindAgent, fleet.KindWake, fleet.KindSchedule, fleet.KindCloud)
+	completeWords(cmd, "kind", audit.KindPerson, audit.KindController, audit.KindAgent, audit.KindWake, audit.KindSchedule, audit.KindCloud)
 	_ = cmd.RegisterFlagCompletionFunc("worker", func(cmd *cobra.Command, _ []string, to string) ([]string, cobra.ShellCompDirective) {
 		return c.completeWorkers(cmd, nil, to)
 	}) // the flag is there: it was just made
 }
 
 // query returns the audit query selected by the flags.
-func (a *auditFlags) query(ctx context.Context, cl *control.Client) (q fleet.AuditQuery, err error) {
+func (a *auditFlags) query(ctx context.Context, cl *control.Client) (q audit.Query, err error) {
 	q = a.q
 	if q.From, q.To, err = period(time.Now(), a.from, a.to); err != nil || a.worker == "" {
 		return q, err

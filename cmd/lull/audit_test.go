@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 )
 
@@ -23,7 +23,7 @@ func TestAuditIsFiltered(t *testing.T) {
 			return
 		}
 		path, asked = r.URL.Path, r.URL.Query()
-		_ = json.NewEncoder(w).Encode(control.List[fleet.Entry]{})
+		_ = json.NewEncoder(w).Encode(control.List[audit.Entry]{})
 	})
 	for _, verb := range []string{"audit", "audit export"} {
 		args := append(strings.Fields(verb), "--by", "Ada", "--kind", "person", "--action", "stopped", "--worker", "cml-1")

@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
 	"lull/internal/protocol/hostctl"
@@ -102,7 +103,7 @@ func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, 
 	go func() {
 		defer close(ended)
 		// Without the stream the polls below find the change a little later.
-		_ = cl.Follow(stream, control.Events{WorkerID: w.ID, Each: func(fleet.Entry) error {
+		_ = cl.Follow(stream, control.Events{WorkerID: w.ID, Each: func(audit.Entry) error {
 			select {
 			case changed <- struct{}{}:
 			default:

@@ -24,6 +24,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/platform/etcd"
 	"lull/internal/platform/journal"
 	"lull/internal/platform/oidc/oidctest"
@@ -73,7 +74,7 @@ func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token 
 // past contains the records of a few workers, and their outcome.
 type past struct {
 	checks  []evidence.Record
-	entries []fleet.Entry
+	entries []audit.Entry
 	workers []fleet.Worker
 }
 
@@ -98,15 +99,15 @@ func (p *past) play(h habit, now time.Time) {
 	policy := idle.Policy{Name: "balanced", Timeout: idle.Duration(h.timeout), WarnBefore: idle.Duration(10 * time.Minute), Snooze: idle.Duration(30 * time.Minute), CheckInterval: idle.Duration(5 * time.Minute),
 		Detection: true, AutoPause: true, Signals: []string{"cml", "cloudwatch"}, Action: "stop"}
 	var active, warned, resumed, wake time.Time
-	change := func(at time.Time, from, to power.Worker, by fleet.Actor, event, reason string) {
-		e := fleet.Entry{At: at, Action: "status_changed", By: by, WorkerID: id, WorkerName: h.name, Region: w.AWSRegion, From: from, To: to, Reason: reason}
+	change := func(at time.Time, from, to power.Worker, by audit.Actor, event, reason string) {
+		e := audit.Entry{At: at, Action: "status_changed", By: by, WorkerID: id, WorkerName: h.name, Region: w.AWSRegion, From: from, To: to, Reason: reason}
 		if event != "" {
 			e.Events = []string{event}
 		}
 		p.entries = append(p.entries, e)
 		w.Status, w.StatusSince = to, at
 	}
-	change(begun, power.WorkerProvisioning, power.WorkerRunning, fleet.ByController, "", "")
+	change(begun, power.WorkerProvisioning, power.WorkerRunning, audit.ByController, "", "")
 	var last evidence.Decision
 	for n := 0; ; n++ {
 		at := begun.Add(time.Duration(n) * 5 * time.Minute)
@@ -121,10 +122,10 @@ func (p *past) play(h habit, now time.Time) {
 			if !working {
 				continue
 			}
-			alice := fleet.Actor{Name: "alice@example.org", Kind: fleet.KindPerson}
+			alice := audit.Actor{Name: "alice@example.org", Kind: audit.KindPerson}
 			change(at, power.WorkerStopped, power.WorkerStarting, alice, "", "manual")
 			wake, resumed = at.Add(2*time.Minute), at.Add(2*time.Minute)
-			change(wake, power.WorkerStarting, power.WorkerRunning, fleet.ByController, fleet.EventResumed, "manual")
+			change(wake, power.WorkerStarting, power.WorkerRunning, audit.ByController, audit.EventResumed, "manual")
 			w.ManualResumeCount++
 			w.LastResumedAt, w.LastResumedBy = &resumed, alice.Name
 			continue
@@ -162,12 +163,12 @@ func (p *past) play(h habit, now time.Time) {
 		case last.Verdict.WarnDue:
 			warned = at
 		case last.Verdict.Eligible:
-			change(at, power.WorkerRunning, power.WorkerStopping, fleet.ByController, fleet.EventPaused, "idle_timeout")
-			change(at.Add(time.Minute), power.WorkerStopping, power.WorkerStopped, fleet.ByController, "", "")
+			change(at, power.WorkerRunning, power.WorkerStopping, audit.ByController, audit.EventPaused, "idle_timeout")
+			change(at.Add(time.Minute), power.WorkerStopping, power.WorkerStopped, audit.ByController, "", "")
 			warned, w.DesiredStatus = time.Time{}, power.WorkerStopped
 			w.AutoPauseCount++
 			stopped := at
-			w.LastPausedAt, w.LastPausedBy, w.PauseReason = &stopped, fleet.ByController.Name, "idle_timeout"
+			w.LastPausedAt, w.LastPausedBy, w.PauseReason = &stopped, audit.ByController.Name, "idle_timeout"
 			continue
 		case working:
 			warned = time.Time{}
@@ -248,7 +249,7 @@ func (p *past) keep(t *testing.T, r *rig.Rig) {
 	}
 	var ops []store.Op
 	for _, e := range p.entries {
-		entry, err := fleet.EntryOps(e)
+		entry, err := audit.Ops(e)
 		if err != nil {
 			t.Fatal(err)
 		}

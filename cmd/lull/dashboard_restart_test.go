@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"lull/bench/rig"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 )
 
@@ -84,7 +84,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 		}
 		way.lead(to)
 		w.until(`document.querySelector('.link.live')`)
-		l, err := control.Read[control.List[fleet.Entry]](t.Context(), r.Client, "/audit?newest=true&limit=1000&action=snoozed")
+		l, err := control.Read[control.List[audit.Entry]](t.Context(), r.Client, "/audit?newest=true&limit=1000&action=snoozed")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -33,6 +33,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/warning"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
@@ -1238,7 +1239,7 @@ func TestDashboardReconnects(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	missed, err := control.Read[control.List[fleet.Entry]](t.Context(), r.client, "/audit?newest=true&limit=100&worker_id="+id)
+	missed, err := control.Read[control.List[audit.Entry]](t.Context(), r.client, "/audit?newest=true&limit=100&worker_id="+id)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/truth"
@@ -90,7 +91,7 @@ func TestImportLooksUp(t *testing.T) {
 		if err != nil || len(l) != 0 {
 			t.Errorf("refused imports left %d workers, %v", len(l), err)
 		}
-		if es, err := control.Read[control.List[fleet.Entry]](t.Context(), r.asks, "/audit?action=imported"); err != nil || len(es.Items) != 0 {
+		if es, err := control.Read[control.List[audit.Entry]](t.Context(), r.asks, "/audit?action=imported"); err != nil || len(es.Items) != 0 {
 			t.Errorf("refused imports left %d audit entries, %v", len(es.Items), err)
 		}
 		w, err := r.imports(fleet.ImportedWorker{EC2InstanceID: far})

@@ -18,6 +18,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 )
 
@@ -188,7 +189,7 @@ func policyThen(p *idle.Policy) string {
 	return text
 }
 
-func entryTable(w io.Writer, l []fleet.Entry) {
+func entryTable(w io.Writer, l []audit.Entry) {
 	rows(w, "TIME\tACTION\tWORKER\tBY\tREASON", func(row func(string, ...any)) {
 		for _, e := range l {
 			row("%s", entryLine(e))
@@ -196,7 +197,7 @@ func entryTable(w io.Writer, l []fleet.Entry) {
 	})
 }
 
-func entryLine(e fleet.Entry) string {
+func entryLine(e audit.Entry) string {
 	what := e.Action
 	if e.To != "" && e.From != e.To {
 		what += " " + string(e.From) + ">" + string(e.To)
@@ -215,7 +216,7 @@ func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return fmt.Errorf("cannot tell from when on: %w", err)
 	}
-	q, most := fleet.AuditQuery{}, 50
+	q, most := audit.Query{}, 50
 	if since != "" {
 		if q.From, _, err = period(time.Now(), since, ""); err != nil {
 			return err
@@ -231,15 +232,15 @@ func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
 
 // entries shows the newest n audit entries that q selects and, if asked to,
 // those that come.
-func (c *cli) entries(ctx context.Context, cl *control.Client, which fleet.AuditQuery, n int, follow bool) error {
+func (c *cli) entries(ctx context.Context, cl *control.Client, which audit.Query, n int, follow bool) error {
 	q := control.AuditValues(which)
 	q.Set("newest", "true")
-	past := func() ([]fleet.Entry, error) {
-		out := []fleet.Entry{}
+	past := func() ([]audit.Entry, error) {
+		out := []audit.Entry{}
 		for {
 			// A page in which little is selected is short, and has a next.
 			q.Set("limit", strconv.Itoa(n-len(out)))
-			l, err := control.Read[control.List[fleet.Entry]](ctx, cl, "/audit?"+q.Encode())
+			l, err := control.Read[control.List[audit.Entry]](ctx, cl, "/audit?"+q.Encode())
 			if err != nil {
 				return nil, err
 			}
@@ -275,7 +276,7 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, which fleet.Audit
 		Started: func() {
 			if !shown {
 				shown = true
-				var l []fleet.Entry
+				var l []audit.Entry
 				l, broken = past()
 				for _, e := range l {
 					seen = max(seen, e.ID)
@@ -286,7 +287,7 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, which fleet.Audit
 				}
 			}
 		},
-		Each: func(e fleet.Entry) error {
+		Each: func(e audit.Entry) error {
 			if e.ID <= seen || !which.Takes(&e) {
 				return nil
 			}

@@ -20,6 +20,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/scaletest"
 	"lull/internal/platform/etcd/etcdtest"
 	"lull/internal/protocol/control"
@@ -293,7 +294,7 @@ func (c *cluster) await(name string, is func(fleet.Worker) bool) (w fleet.Worker
 // audited counts the entries of a worker with an action.
 func (c *cluster) audited(id, action string) int {
 	q := url.Values{"worker_id": {id}, "action": {action}}
-	l, err := control.Read[control.List[fleet.Entry]](c.t.Context(), c.any(nil).Client, "/audit?"+q.Encode())
+	l, err := control.Read[control.List[audit.Entry]](c.t.Context(), c.any(nil).Client, "/audit?"+q.Encode())
 	if err != nil {
 		return 0
 	}

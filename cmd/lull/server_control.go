@@ -22,6 +22,7 @@ import (
 	"lull/internal/controller/ec2cloud"
 	"lull/internal/core/evidence"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/lib/task"
 	"lull/internal/lib/tracing"
@@ -244,8 +245,8 @@ func (a admin) Shards(context.Context) (control.Shards, error) {
 
 // archive appends the audit entries that leave the store to a file for each
 // month, on the disk before it returns.
-func archive(dir string) func([]fleet.Entry) error {
-	return func(entries []fleet.Entry) error {
+func archive(dir string) func([]audit.Entry) error {
+	return func(entries []audit.Entry) error {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("cannot archive the audit log: %w", err)
 		}

@@ -40,6 +40,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
@@ -86,7 +87,7 @@ type Config struct {
 	Journal func(evidence.Record)
 	// Archive receives audit entries that leave the store; nil keeps them
 	// there.
-	Archive func([]fleet.Entry) error
+	Archive func([]audit.Entry) error
 	// Shadow (dry run) decides and records everything and does nothing.
 	Shadow bool
 	// Lanes is the number of workers of one region handled concurrently; 0 means

@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // cpuActive is the load in percent from which cloudwatch, as an activity
@@ -524,7 +525,7 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	why := d.Verdict.Blocks[i].Sentence
 	j.c.log.Warn("a signal is not known; the worker is not paused", "worker", j.w.ID, "why", why)
 	return j.write(ctx, func(_ *fleet.Worker, tx *fleet.Tx) error {
-		tx.Note(fleet.Entry{Action: "signal_unknown", Events: []string{fleet.EventUnknownSignal}, Detail: why, Decision: &d})
+		tx.Note(audit.Entry{Action: "signal_unknown", Events: []string{audit.EventUnknownSignal}, Detail: why, Decision: &d})
 		return nil
 	})
 }

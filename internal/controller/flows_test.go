@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -84,7 +85,7 @@ func TestDetectResult(t *testing.T) {
 		if r.c.Stats().UnknownSignal == 0 {
 			t.Error("the unknown signal is not counted")
 		}
-		if page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "signal_unknown"}); err != nil || len(page.Entries) != 1 || page.Entries[0].Decision.Replay() != nil {
+		if page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "signal_unknown"}); err != nil || len(page.Entries) != 1 || page.Entries[0].Decision.Replay() != nil {
 			t.Errorf("the alarm was raised %d times: %v", len(page.Entries), err)
 		}
 		set(func() { m.down, m.optOut = false, true })
@@ -179,7 +180,7 @@ func TestLateAction(t *testing.T) {
 		time.Sleep(45 * time.Second)
 		defer func() {
 			if t.Failed() {
-				page, _ := r.fleet.Audit(t.Context(), fleet.AuditQuery{})
+				page, _ := r.fleet.Audit(t.Context(), audit.Query{})
 				for _, e := range page.Entries {
 					t.Log(e.At.Format("15:04:05"), e.Action, e.From, e.To, e.Detail)
 				}
@@ -239,11 +240,11 @@ func TestLateActivity(t *testing.T) {
 				if sum := h.Histogram.GetSampleSum(); c.late && (sum < c.before.Seconds() || sum > (c.before+time.Hour).Seconds()) {
 					t.Errorf("measured a delay of %.0f s", sum)
 				}
-				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "late_activity"})
+				page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "late_activity"})
 				if err != nil || len(page.Entries) != want {
 					t.Fatalf("%d in the audit log, want %d: %v", len(page.Entries), want, err)
 				}
-				if c.late && (page.Entries[0].Events[0] != fleet.EventLateActivity || !strings.Contains(page.Entries[0].Detail, at.UTC().Format(time.RFC3339))) {
+				if c.late && (page.Entries[0].Events[0] != audit.EventLateActivity || !strings.Contains(page.Entries[0].Detail, at.UTC().Format(time.RFC3339))) {
 					t.Errorf("the audit log says %+v", page.Entries[0])
 				}
 			})
@@ -277,7 +278,7 @@ func TestAutoPauseAction(t *testing.T) {
 		if got := fmt.Sprint(r.world.hibernate); got != "[false false false true]" {
 			t.Errorf("hibernated %s", got)
 		}
-		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_action_chosen"})
+		page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "pause_action_chosen"})
 		if err != nil || len(page.Entries) != 4 || page.Entries[0].Reason != fleet.ActionStop || page.Entries[3].Reason != fleet.ActionHibernate || !strings.Contains(page.Entries[3].Detail, "median") {
 			t.Errorf("the audit log has %+v: %v", page.Entries, err)
 		}
@@ -305,7 +306,7 @@ func TestShadow(t *testing.T) {
 		if w.Status != power.WorkerRunning || w.AutoPauseCount != 0 || len(r.machine(id).warned) != 0 {
 			t.Errorf("in shadow it is %s, paused %d times, warned %d times", w.Status, w.AutoPauseCount, len(r.machine(id).warned))
 		}
-		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{Action: "would_pause"})
+		page, err := r.fleet.Audit(t.Context(), audit.Query{Action: "would_pause"})
 		if err != nil || len(page.Entries) != 1 {
 			t.Errorf("recorded %d times: %v", len(page.Entries), err)
 		}
@@ -386,8 +387,8 @@ func TestHaltEndsInTheController(t *testing.T) {
 		if w.LastPausedAt.Before(end.Add(5*time.Minute)) || len(r.machine(id).warned) != 1 {
 			t.Errorf("paused at %v, warned %v", w.LastPausedAt, r.machine(id).warned)
 		}
-		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{Action: "halt_ended"})
-		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != fleet.ByController || !strings.Contains(page.Entries[0].Detail, person.Name) {
+		page, err := r.fleet.Audit(t.Context(), audit.Query{Action: "halt_ended"})
+		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != audit.ByController || !strings.Contains(page.Entries[0].Detail, person.Name) {
 			t.Errorf("the log says %+v, %v", page.Entries, err)
 		}
 	})

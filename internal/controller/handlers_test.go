@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -59,9 +60,9 @@ func both(fs ...func(w *fleet.Worker)) func(w *fleet.Worker) {
 }
 
 // ended checks that the audit log says why and by whom the worker was ended.
-func ended(reason power.Reason, by fleet.Actor) func(*testing.T, fleet.Worker, *Controller) {
+func ended(reason power.Reason, by audit.Actor) func(*testing.T, fleet.Worker, *Controller) {
 	return func(t *testing.T, w fleet.Worker, c *Controller) {
-		page, err := c.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: w.ID, Action: "terminated"})
+		page, err := c.fleet.Audit(t.Context(), audit.Query{WorkerID: w.ID, Action: "terminated"})
 		if err != nil || len(page.Entries) != 1 || page.Entries[0].Reason != string(reason) || page.Entries[0].By != by {
 			t.Errorf("the audit says %+v, want for %s by %s: %v", page.Entries, reason, by.Name, err)
 		}
@@ -378,14 +379,14 @@ func TestHandlers(t *testing.T) {
 		{name: "terminated", status: power.WorkerTerminating, ec2: "terminated", result: Success, to: power.WorkerTerminated, check: counters(func(s Stats) int64 { return s.Terminated }, 1)},
 		{name: "terminated by its ttl", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
 			at := time.Now()
-			w.DesiredStatus, w.TTLDeadline, w.TerminateFor, w.TerminateBy = power.WorkerTerminated, &at, power.ReasonTTL, &fleet.ByController
-		}, result: Success, to: power.WorkerTerminated, reason: "by its ttl_deadline", check: ended(power.ReasonTTL, fleet.ByController)},
+			w.DesiredStatus, w.TTLDeadline, w.TerminateFor, w.TerminateBy = power.WorkerTerminated, &at, power.ReasonTTL, &audit.ByController
+		}, result: Success, to: power.WorkerTerminated, reason: "by its ttl_deadline", check: ended(power.ReasonTTL, audit.ByController)},
 		{name: "terminated by a person", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
 			w.DesiredStatus, w.TerminateBy = power.WorkerTerminated, &person
 		}, result: Success, to: power.WorkerTerminated, reason: "by " + person.Name, check: ended(power.ReasonManual, person)},
 		{name: "terminated from outside, late", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
 			w.DesiredStatus, w.TerminateFor = power.WorkerTerminated, power.ReasonExternal
-		}, result: Success, to: power.WorkerTerminated, check: ended(power.ReasonExternal, fleet.ByCloud)},
+		}, result: Success, to: power.WorkerTerminated, check: ended(power.ReasonExternal, audit.ByCloud)},
 		{name: "termination protected", status: power.WorkerTerminating, ec2: "running", world: failing("terminate", Protected, false), result: Retry, to: power.WorkerFailed, reason: "refused the termination", calls: "terminate"},
 		{name: "missing while terminating, once", status: power.WorkerTerminating, result: Requeue},
 		// FAILED, UNKNOWN, TERMINATED.

@@ -15,6 +15,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/platform/cml"
 )
 
@@ -133,7 +134,7 @@ func oneWarning(t *testing.T, keep bool) {
 	for _, id := range ids {
 		r.await(id, power.WorkerStopped, 2*time.Hour)
 		audit := func(action string) int {
-			page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: action})
+			page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: action})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/delay"
 	"lull/internal/protocol/control"
 	"lull/internal/store"
@@ -251,7 +252,7 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 	if len(name) > 128 {
 		name = name[:128]
 	}
-	if _, err := sh.fleet.ImportWorker(ctx, fleet.ByController, fleet.ImportedWorker{Name: name, AWSRegion: k.name, Account: k.account, EC2InstanceID: in.ID}); err != nil {
+	if _, err := sh.fleet.ImportWorker(ctx, audit.ByController, fleet.ImportedWorker{Name: name, AWSRegion: k.name, Account: k.account, EC2InstanceID: in.ID}); err != nil {
 		c.log.Warn("cannot import a discovered instance", "instance", in.ID, "err", err)
 		return ""
 	}

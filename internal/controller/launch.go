@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // pending launches the instance.
@@ -28,7 +29,7 @@ func (j *job) pending(ctx context.Context) outcome {
 		}
 	}
 	if overdue {
-		return j.fail(ctx, fleet.AuditProvisionFailed, "not launched within "+j.s.ProvisioningTimeout.String()+": "+j.w.StatusReason)
+		return j.fail(ctx, audit.ProvisionFailed, "not launched within "+j.s.ProvisioningTimeout.String()+": "+j.w.StatusReason)
 	}
 	if j.w.Launch == nil {
 		if out, done := j.resolve(ctx, cloud); done {
@@ -48,7 +49,7 @@ func (j *job) pending(ctx context.Context) outcome {
 	in, err := cloud.Launch.Run(call, launch)
 	switch {
 	case err != nil && hopeless(KindOf(err)):
-		return j.fail(ctx, fleet.AuditProvisionFailed, "EC2 refused the launch: "+err.Error())
+		return j.fail(ctx, audit.ProvisionFailed, "EC2 refused the launch: "+err.Error())
 	case err != nil:
 		return j.note(ctx, "cannot launch yet: "+err.Error())
 	}
@@ -59,7 +60,7 @@ func (j *job) pending(ctx context.Context) outcome {
 func (j *job) launched(ctx context.Context, in Instance) outcome {
 	err := j.to(ctx, power.WorkerProvisioning, "", func(w *fleet.Worker, tx *fleet.Tx) {
 		w.EC2InstanceID, w.EC2State, w.RetryLook, w.MissingSince = in.ID, in.State, false, nil
-		tx.Note(fleet.Entry{Action: fleet.AuditProvisioned, Detail: in.ID, Generation: w.LaunchGeneration})
+		tx.Note(audit.Entry{Action: audit.Provisioned, Detail: in.ID, Generation: w.LaunchGeneration})
 	})
 	if err != nil {
 		return j.failedWrite(err)
@@ -84,7 +85,7 @@ func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
 	err = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.RetryLook, w.Launch, w.AMIID = false, nil, ""
 		w.LaunchGeneration++
-		tx.Note(fleet.Entry{Action: "launch_again", Detail: "the earlier launch left nothing", Generation: w.LaunchGeneration})
+		tx.Note(audit.Entry{Action: "launch_again", Detail: "the earlier launch left nothing", Generation: w.LaunchGeneration})
 		return nil
 	})
 	if err != nil {
@@ -123,7 +124,7 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 	if !ok {
 		t, err := j.f.Template(ctx, j.w.TemplateName)
 		if _, missing := asNotFound(err); missing {
-			return j.fail(ctx, fleet.AuditProvisionFailed, fmt.Sprintf("there is no template %q", j.w.TemplateName)), true
+			return j.fail(ctx, audit.ProvisionFailed, fmt.Sprintf("there is no template %q", j.w.TemplateName)), true
 		} else if err != nil {
 			return j.failedWrite(err), true
 		}
@@ -131,17 +132,17 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 	}
 	region, ok := j.s.Region(j.w.AWSRegion)
 	if !ok {
-		return j.fail(ctx, fleet.AuditProvisionFailed, fmt.Sprintf("there is no configuration of region %q", j.w.AWSRegion)), true
+		return j.fail(ctx, audit.ProvisionFailed, fmt.Sprintf("there is no configuration of region %q", j.w.AWSRegion)), true
 	}
 	if err := region.Launchable(); err != nil {
-		return j.fail(ctx, fleet.AuditProvisionFailed, err.Error()), true
+		return j.fail(ctx, audit.ProvisionFailed, err.Error()), true
 	}
 	ami := j.w.AMIID
 	if ami == "" {
 		j.c.count.calls.add("images")
 		newest, err := cloud.Launch.NewestImage(ctx, tmpl.AMINameFilter)
 		if err != nil && hopeless(KindOf(err)) {
-			return j.fail(ctx, fleet.AuditProvisionFailed, "no image: "+err.Error()), true
+			return j.fail(ctx, audit.ProvisionFailed, "no image: "+err.Error()), true
 		} else if err != nil {
 			return j.note(ctx, "cannot find the image yet: "+err.Error()), true
 		}
@@ -149,7 +150,7 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 	}
 	userData, err := j.f.LaunchUserData(tmpl)
 	if err != nil {
-		return j.fail(ctx, fleet.AuditProvisionFailed, err.Error()), true
+		return j.fail(ctx, audit.ProvisionFailed, err.Error()), true
 	}
 	root, out, ok := j.root(ctx, cloud, tmpl, ami)
 	if !ok {
@@ -215,7 +216,7 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 	}
 	if want && !m.Hibernates {
 		if tmpl.Hibernation == fleet.HibernationOn {
-			return r, j.fail(ctx, fleet.AuditProvisionFailed, "it cannot hibernate: "+m.Why), false
+			return r, j.fail(ctx, audit.ProvisionFailed, "it cannot hibernate: "+m.Why), false
 		}
 		r.off = m.Why
 	}
@@ -224,7 +225,7 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 		return r, out, true
 	}
 	if m.RootDevice == "" {
-		return r, j.fail(ctx, fleet.AuditProvisionFailed, "its root volume cannot be set: "+cmp.Or(m.Why, "the image has no EBS root volume")), false
+		return r, j.fail(ctx, audit.ProvisionFailed, "its root volume cannot be set: "+cmp.Or(m.Why, "the image has no EBS root volume")), false
 	}
 	r.volume = &fleet.LaunchVolume{Device: m.RootDevice, GB: max(gb, m.RootGB), Type: asked.Type, Encrypted: asked.Encrypted}
 	if r.hibernation { // the memory is written in addition to the image's data
@@ -250,7 +251,7 @@ func (j *job) tags(w *fleet.Worker, region fleet.Region) map[string]string {
 // provisioning waits until EC2 reports running.
 func (j *job) provisioning(ctx context.Context) outcome {
 	if j.w.EC2InstanceID == "" {
-		return j.fail(ctx, fleet.AuditProvisionFailed, "the record has no instance")
+		return j.fail(ctx, audit.ProvisionFailed, "the record has no instance")
 	}
 	if !j.fresh {
 		return outcome{Result: Requeue}
@@ -258,14 +259,14 @@ func (j *job) provisioning(ctx context.Context) outcome {
 	switch j.seen {
 	case "":
 		if j.overdue(j.s.ProvisioningTimeout) {
-			return j.fail(ctx, fleet.AuditProvisionFailed, "EC2 has not shown the instance for "+j.s.ProvisioningTimeout.String())
+			return j.fail(ctx, audit.ProvisionFailed, "EC2 has not shown the instance for "+j.s.ProvisioningTimeout.String())
 		}
 		return j.lost(ctx)
 	case "running":
 		return j.step(ctx, power.WorkerStarting, "", func(w *fleet.Worker, tx *fleet.Tx) { now := tx.Now; w.StartSentAt = &now; w.MissingSince = nil })
 	case "pending":
 		if j.overdue(j.s.ProvisioningTimeout) {
-			return j.fail(ctx, fleet.AuditProvisionFailed, "still pending after "+j.s.ProvisioningTimeout.String())
+			return j.fail(ctx, audit.ProvisionFailed, "still pending after "+j.s.ProvisioningTimeout.String())
 		}
 		return outcome{Result: Requeue}
 	case "terminated", "shutting-down":
@@ -276,7 +277,7 @@ func (j *job) provisioning(ctx context.Context) outcome {
 			// Nothing is left of it, so a retry launches anew.
 			err := j.to(ctx, power.WorkerFailed, "EC2 ended the launch: "+j.inst.Reason, func(w *fleet.Worker, tx *fleet.Tx) {
 				w.EC2InstanceID, w.EC2State = "", ""
-				tx.Note(fleet.Entry{Action: fleet.AuditProvisionFailed, Detail: w.StatusReason})
+				tx.Note(audit.Entry{Action: audit.ProvisionFailed, Detail: w.StatusReason})
 			})
 			if err != nil {
 				return j.failedWrite(err)
@@ -340,7 +341,7 @@ func (j *job) wasUp() bool { return j.w.EC2State == "pending" || j.w.EC2State ==
 // up confirms RUNNING.
 func (j *job) up(ctx context.Context) outcome {
 	in, asked := j.inst, j.w.StartAskedAt
-	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.writeBy(ctx, audit.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.EC2State = "running"
 		w.PublicIP, w.PrivateIP, w.InstanceType, w.AMIID = in.PublicIP, in.PrivateIP, in.Type, in.ImageID
 		w.HTTPSEndpoint = endpoint(in)

@@ -16,6 +16,7 @@ import (
 	"lull/internal/controller/ec2cloud"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
@@ -97,7 +98,7 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 		in := fleet.ImportedWorker{Name: "h", AWSRegion: weekRegion}
 		in.TLSInsecure, in.AcceptedRisks = new(true), []string{fleet.RiskNoElasticIP}
 		simulated.World.Find("h", func(i *world.Instance, _ world.Moment) { in.EC2InstanceID = i.ID })
-		anna := fleet.Actor{Name: "anna", Kind: fleet.KindPerson}
+		anna := audit.Actor{Name: "anna", Kind: audit.KindPerson}
 		w, err := r.fleet.ImportWorker(ctx, anna, in)
 		if err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // Time limits of license operations.
@@ -45,7 +46,7 @@ func (j *job) learnLicense(ctx context.Context) (outcome, bool) {
 		was := w.License.Status
 		w.License = observed(w.License, *st)
 		if now := w.License.Status; now != was {
-			tx.Note(fleet.Entry{Action: "license_observed", Events: []string{fleet.EventLicense}, Detail: was + " -> " + now})
+			tx.Note(audit.Entry{Action: "license_observed", Events: []string{audit.EventLicense}, Detail: was + " -> " + now})
 		}
 		return nil
 	})
@@ -115,7 +116,7 @@ func (j *job) license(ctx context.Context) (outcome, bool) {
 func (j *job) beginLicense(ctx context.Context) (outcome, bool) {
 	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.License.Ask(w.License.PendingOperation, tx.Now)
-		tx.Note(fleet.Entry{Action: "license_started", Events: []string{fleet.EventLicense}, Detail: w.License.PendingOperation})
+		tx.Note(audit.Entry{Action: "license_started", Events: []string{audit.EventLicense}, Detail: w.License.PendingOperation})
 		return nil
 	})
 	if err != nil {
@@ -207,7 +208,7 @@ func (j *job) licensed(ctx context.Context, status, why string, local bool) (out
 	asked, op := j.w.License.OperationInProgress, j.w.License.PendingOperation
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	w, err := j.f.Change(bound, j.w.ID, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+	w, err := j.f.Change(bound, j.w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
 		if now := w.License.OperationInProgress; (now == nil) != (asked == nil) || now != nil && !now.Equal(*asked) {
 			return fleet.ErrStale
 		}
@@ -215,7 +216,7 @@ func (j *job) licensed(ctx context.Context, status, why string, local bool) (out
 		if j.read != nil && status != fleet.LicenseDeregistered {
 			w.License.Registration, w.License.Authorization, w.License.Seat = j.read.Registration, j.read.Authorization, j.read.Seat
 		}
-		tx.Note(fleet.Entry{Action: "license_" + status, Events: []string{fleet.EventLicense}, Detail: why})
+		tx.Note(audit.Entry{Action: "license_" + status, Events: []string{audit.EventLicense}, Detail: why})
 		return nil
 	})
 	if err != nil {
@@ -304,7 +305,7 @@ func (j *job) askBack(ctx context.Context) (held, local bool, marking, err error
 	if l := &j.w.License; l.PendingOperation != fleet.OperationDeregister || l.OperationInProgress == nil {
 		marking = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 			w.License.Ask(fleet.OperationDeregister, tx.Now)
-			tx.Note(fleet.Entry{Action: "license_started", Events: []string{fleet.EventLicense}, Detail: fleet.OperationDeregister})
+			tx.Note(audit.Entry{Action: "license_started", Events: []string{audit.EventLicense}, Detail: fleet.OperationDeregister})
 			return nil
 		})
 		if marking != nil {

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // refusal is CML's own refusal.
@@ -134,7 +135,7 @@ func TestLicense(t *testing.T) {
 				if s := r.c.Stats(); s.LicenseRegistered != c.counts[0] || s.LicenseDeregistered != c.counts[1] {
 					t.Errorf("counted %d and %d", s.LicenseRegistered, s.LicenseDeregistered)
 				}
-				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id})
+				page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // TestLoadHoldsForTheTimeout checks that a worker judged by its load alone is
@@ -167,7 +168,7 @@ func TestFinalCheckReadsLoad(t *testing.T) {
 					if c.block == "" {
 						continue
 					}
-					page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_cancelled"})
+					page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "pause_cancelled"})
 					if err != nil || len(page.Entries) == 0 || page.Entries[0].Decision == nil {
 						t.Errorf("no pause of %s was called off by a decision: %v", id, err)
 						continue

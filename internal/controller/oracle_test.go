@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -184,7 +185,7 @@ func (d *day) audit(ctx context.Context) {
 	counts, decisions := map[string][6]int64{}, 0
 	row := map[string]int{"idle_timeout": 0, "schedule": 0, "ttl": 0, "scale_down": 0, "manual": 1, "external": 2}
 	resume := map[string]int{"auto": 3, "manual": 4, "external": 5}
-	q := fleet.AuditQuery{Limit: 1000}
+	q := audit.Query{Limit: 1000}
 	for {
 		page, err := d.fleet.Audit(ctx, q)
 		if err != nil {
@@ -200,7 +201,7 @@ func (d *day) audit(ctx context.Context) {
 			}
 			n := counts[e.WorkerID]
 			switch e.Action {
-			case "pause_intended", fleet.AuditDrainStarted, "external_pause":
+			case "pause_intended", audit.DrainStarted, "external_pause":
 				n[row[e.Reason]]++
 			case "resumed":
 				n[resume[e.Reason]]++

@@ -8,7 +8,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // A worker without faults is never unknown because lull itself did not read: a
@@ -65,7 +65,7 @@ func TestPlannedChecks(t *testing.T) {
 				if longest < 20*time.Minute {
 					t.Errorf("the longest wait for a check was %s: the plan was never far", longest)
 				}
-				if page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "signal_unknown"}); err != nil || len(page.Entries) != 0 {
+				if page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "signal_unknown"}); err != nil || len(page.Entries) != 0 {
 					t.Errorf("%d alarms, %v", len(page.Entries), err)
 				}
 				stopped := r.worker(id).Status != power.WorkerRunning

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/delay"
 	"lull/internal/store/mem"
 )
@@ -226,11 +227,11 @@ func TestScheduleInUse(t *testing.T) {
 				}
 				return
 			}
-			page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_intended"})
+			page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "pause_intended"})
 			if err != nil || len(page.Entries) != 1 || !strings.Contains(page.Entries[0].Detail, "cml") || page.Entries[0].Reason != "schedule" {
 				t.Errorf("recorded as %+v, %v", page.Entries, err)
 			}
-			page, err = r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning"})
+			page, err = r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "pause_warning"})
 			if err != nil || len(page.Entries) != 1 || page.Entries[0].Warning == nil {
 				t.Fatalf("warned as %+v, %v", page.Entries, err)
 			}
@@ -264,10 +265,10 @@ func (r *rig) many(n int) []string {
 }
 
 // times returns when the audit entries accepted by pick were written.
-func (r *rig) times(pick func(fleet.Entry) bool) []time.Time {
+func (r *rig) times(pick func(audit.Entry) bool) []time.Time {
 	r.t.Helper()
 	var out []time.Time
-	for q := (fleet.AuditQuery{Limit: 1000}); ; {
+	for q := (audit.Query{Limit: 1000}); ; {
 		page, err := r.fleet.Audit(r.t.Context(), q)
 		if err != nil {
 			r.t.Fatal(err)
@@ -350,7 +351,7 @@ func TestBudgets(t *testing.T) {
 		}
 		waves := time.Duration(workers/stops+2) * time.Duration(stopPer) * time.Minute
 		all(power.WorkerStopped, 3*time.Hour+2*waves)
-		paused := r.times(func(e fleet.Entry) bool { return e.Action == "pause_intended" })
+		paused := r.times(func(e audit.Entry) bool { return e.Action == "pause_intended" })
 		if got := most(paused, time.Duration(stopPer)*time.Minute); got > stops || len(paused) < workers {
 			t.Errorf("%d stops, up to %d in %d min", len(paused), got, stopPer)
 		}
@@ -382,7 +383,7 @@ func TestBudgets(t *testing.T) {
 		}
 		waves = time.Duration(workers/starts+2) * time.Duration(startPer) * time.Minute
 		all(power.WorkerRunning, 2*waves+15*time.Minute)
-		taken := r.times(func(e fleet.Entry) bool {
+		taken := r.times(func(e audit.Entry) bool {
 			return e.From == power.WorkerStopped && e.To == power.WorkerStarting && !e.At.Before(begun)
 		})
 		if got := most(taken, time.Duration(startPer)*time.Minute); got > starts || len(taken) != workers {
@@ -396,7 +397,7 @@ func TestBudgets(t *testing.T) {
 		}
 		var waited []time.Time
 		for _, id := range ids[:4] {
-			at := r.times(func(e fleet.Entry) bool {
+			at := r.times(func(e audit.Entry) bool {
 				return e.WorkerID == id && e.From == power.WorkerStopped && e.To == power.WorkerStarting
 			})
 			waited = append(waited, at[len(at)-1])
@@ -454,7 +455,7 @@ func TestShadowPolicy(t *testing.T) {
 		}
 		r.world.mu.Unlock()
 		for action, want := range map[string]int{"would_pause": 2, "would_resume": 1} {
-			if got := len(r.times(func(e fleet.Entry) bool { return e.Action == action })); got < want {
+			if got := len(r.times(func(e audit.Entry) bool { return e.Action == action })); got < want {
 				t.Errorf("%d of %s, want %d", got, action, want)
 			}
 		}
@@ -529,7 +530,7 @@ func TestPolicyTags(t *testing.T) {
 		if w := r.worker(ids[1]); w.Status != power.WorkerStopped || w.PauseReason != power.ReasonTTL {
 			t.Errorf("past its deadline it is %s (%s)", w.Status, w.PauseReason)
 		}
-		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: ids[1], Action: "pause_warning"})
+		page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: ids[1], Action: "pause_warning"})
 		if err != nil || len(page.Entries) == 0 {
 			t.Fatalf("warned as %+v, %v", page.Entries, err)
 		}

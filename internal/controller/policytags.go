@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/tags"
 )
 
@@ -214,9 +215,9 @@ func (c *Controller) tagWritten(ctx context.Context, t *tagging) {
 	if maps.Equal(t.want, t.w.PolicyTags) {
 		return
 	}
-	_, err := t.sh.fleet.Change(ctx, t.w.ID, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+	_, err := t.sh.fleet.Change(ctx, t.w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.PolicyTags = t.want
-		tx.Note(fleet.Entry{Action: "policy_tags", Detail: strings.Join(slices.Sorted(maps.Keys(t.want)), ", ")})
+		tx.Note(audit.Entry{Action: "policy_tags", Detail: strings.Join(slices.Sorted(maps.Keys(t.want)), ", ")})
 		return nil
 	})
 	if err != nil && ctx.Err() == nil {
@@ -288,11 +289,11 @@ func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
 			action = cmp.Or(w.TTLAction, action)
 		}
 		w.EndTTL()
-		e := fleet.Entry{Action: "ttl_dropped", By: fleet.ByCloud, Detail: "its tag " + key + " is gone"}
+		e := audit.Entry{Action: "ttl_dropped", By: audit.ByCloud, Detail: "its tag " + key + " is gone"}
 		if d != nil {
 			at := d.UTC().Round(0)
 			w.TTLDeadline, w.TTLFromTag, w.TTLAction = &at, true, action
-			e = fleet.Entry{Action: "ttl_adopted", By: fleet.ByCloud, Detail: "its tag " + key + " says " + at.Format(time.RFC3339)}
+			e = audit.Entry{Action: "ttl_adopted", By: audit.ByCloud, Detail: "its tag " + key + " says " + at.Format(time.RFC3339)}
 		}
 		tx.Note(e)
 		return nil

@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -120,10 +121,10 @@ func (j *job) handle(ctx context.Context) outcome {
 
 // write changes the record at the revision on which the decision was made.
 func (j *job) write(ctx context.Context, fn func(w *fleet.Worker, tx *fleet.Tx) error) error {
-	return j.writeBy(ctx, fleet.ByController, false, fn)
+	return j.writeBy(ctx, audit.ByController, false, fn)
 }
 
-func (j *job) writeBy(ctx context.Context, by fleet.Actor, limits bool, fn func(w *fleet.Worker, tx *fleet.Tx) error) error {
+func (j *job) writeBy(ctx context.Context, by audit.Actor, limits bool, fn func(w *fleet.Worker, tx *fleet.Tx) error) error {
 	defer j.writes()()
 	w, err := j.f.Change(ctx, j.w.ID, fleet.Changing{By: by, At: j.w.Revision(), Limits: limits}, fn)
 	if err != nil {
@@ -216,7 +217,7 @@ func (j *job) again() outcome {
 // fail ends in FAILED with its cause.
 func (j *job) fail(ctx context.Context, action, why string) outcome {
 	err := j.to(ctx, power.WorkerFailed, why, func(w *fleet.Worker, tx *fleet.Tx) {
-		tx.Note(fleet.Entry{Action: action, Detail: why})
+		tx.Note(audit.Entry{Action: action, Detail: why})
 	})
 	if err != nil {
 		return j.failedWrite(err)
@@ -268,7 +269,7 @@ func (j *job) lost(ctx context.Context) outcome {
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 			now := tx.Now
 			w.MissingSince = &now
-			tx.Note(fleet.Entry{Action: "instance_missing", By: fleet.ByCloud, Detail: w.EC2InstanceID})
+			tx.Note(audit.Entry{Action: "instance_missing", By: audit.ByCloud, Detail: w.EC2InstanceID})
 			return nil
 		})
 		if err != nil {
@@ -286,7 +287,7 @@ func (j *job) lost(ctx context.Context) outcome {
 // external cause.
 func (j *job) endGone(ctx context.Context, why string) outcome {
 	asked := j.w.DesiredStatus == power.WorkerTerminated
-	err := j.writeBy(ctx, fleet.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.writeBy(ctx, audit.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.Status, w.EC2State, w.MissingSince, w.Intent = power.WorkerTerminated, "terminated", nil, nil
 		w.DesiredStatus, w.Draining, w.CMLNotice = power.WorkerTerminated, false, nil
 		w.License.Ended()
@@ -294,7 +295,7 @@ func (j *job) endGone(ctx context.Context, why string) outcome {
 		if !asked {
 			w.TerminateFor, w.TerminateBy, w.StatusReason = power.ReasonExternal, nil, why
 		}
-		e := fleet.Entry{Action: "terminated", Reason: string(w.TerminateFor), Detail: why}
+		e := audit.Entry{Action: "terminated", Reason: string(w.TerminateFor), Detail: why}
 		if by := w.TerminateBy; by != nil {
 			e.By, e.Reason, w.StatusReason = *by, string(cmp.Or(w.TerminateFor, power.ReasonManual)), "by "+by.Name
 			if w.TerminateFor == power.ReasonTTL && w.TTLDeadline != nil {
@@ -350,7 +351,7 @@ func (j *job) drift(ctx context.Context) (outcome, bool) {
 		return j.step(ctx, to, "external: EC2 is terminating the instance", func(w *fleet.Worker, tx *fleet.Tx) {
 			w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
 			w.TerminateFor, w.TerminateBy = power.ReasonExternal, nil
-			tx.Note(fleet.Entry{Action: "external_terminate", By: fleet.ByCloud, Reason: string(power.ReasonExternal)})
+			tx.Note(audit.Entry{Action: "external_terminate", By: audit.ByCloud, Reason: string(power.ReasonExternal)})
 		}), true
 	case power.WorkerStarting:
 		return j.startedOutside(ctx), true
@@ -372,7 +373,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 	}
 	late := j.w.CancelledStopAt != nil && j.now.Sub(*j.w.CancelledStopAt) < lateWindow
 	cause, why := j.inst.Cause, j.inst.Reason
-	out := j.stepBy(ctx, fleet.ByCloud, to, func(w *fleet.Worker, tx *fleet.Tx) {
+	out := j.stepBy(ctx, audit.ByCloud, to, func(w *fleet.Worker, tx *fleet.Tx) {
 		w.Intent, w.Draining = nil, false
 		switch {
 		case late:
@@ -380,7 +381,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 			w.TookEffect()
 			w.StatusReason = "a stop that was called off took effect; it is started again"
 			w.Repair(tx)
-			tx.Note(fleet.Entry{Action: "late_action", Events: []string{fleet.EventLateAction}, Detail: why})
+			tx.Note(audit.Entry{Action: "late_action", Events: []string{audit.EventLateAction}, Detail: why})
 		case cause == CauseServer:
 			w.StatusReason = "stopped by the cloud: " + why
 			w.External(tx, "cloud")
@@ -389,11 +390,11 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 			if w.RunningSince != nil && tx.Now.Sub(*w.RunningSince) > time.Hour {
 				w.Restarts = 1
 			}
-			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(power.ReasonExternal), Detail: why})
+			tx.Note(audit.Entry{Action: "external_pause", Events: []string{audit.EventPaused}, Reason: string(power.ReasonExternal), Detail: why})
 		default:
 			w.StatusReason = "stopped from outside: " + why
 			w.External(tx, "external")
-			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(power.ReasonExternal), Detail: why})
+			tx.Note(audit.Entry{Action: "external_pause", Events: []string{audit.EventPaused}, Reason: string(power.ReasonExternal), Detail: why})
 			if j.w.Status != power.WorkerUnknown || j.w.StartAskedAt == nil { // otherwise it was requested since
 				w.StoppedOutside(tx, &j.w)
 			}
@@ -405,7 +406,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 	return out
 }
 
-func (j *job) stepBy(ctx context.Context, by fleet.Actor, s power.Worker, more func(w *fleet.Worker, tx *fleet.Tx)) outcome {
+func (j *job) stepBy(ctx context.Context, by audit.Actor, s power.Worker, more func(w *fleet.Worker, tx *fleet.Tx)) outcome {
 	err := j.writeBy(ctx, by, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.Status, w.StatusReason, w.EC2State = s, "", j.state(w)
 		more(w, tx)
@@ -427,17 +428,17 @@ func (j *job) stepBy(ctx context.Context, by fleet.Actor, s power.Worker, more f
 // start and it was withdrawn, the worker is stopped again.
 func (j *job) startedOutside(ctx context.Context) outcome {
 	if sent := j.w.StartSentAt; j.w.Status == power.WorkerStopped && j.w.StartWithdrawnAt != nil && sent != nil && j.now.Sub(*sent) < lateWindow {
-		out := j.stepBy(ctx, fleet.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
+		out := j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
 			w.StopLateStart(tx)
 			w.StatusReason = "a start that was withdrawn took effect; it is stopped again"
-			tx.Note(fleet.Entry{Action: "late_action", Events: []string{fleet.EventLateAction}, Detail: "start"})
+			tx.Note(audit.Entry{Action: "late_action", Events: []string{audit.EventLateAction}, Detail: "start"})
 		})
 		if out.Result == Success {
 			j.c.count.lateActions.Add(1)
 		}
 		return out
 	}
-	return j.stepBy(ctx, fleet.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
+	return j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
 		// A worker that was imported running, or only seemed to be in another
 		// state, was not started now.
 		first := j.w.Status == power.WorkerUnknown && (w.RunningSince != nil || w.Imported && w.LastPausedAt == nil)
@@ -451,6 +452,6 @@ func (j *job) startedOutside(ctx context.Context) outcome {
 		sent := tx.Now
 		w.StartSentAt = &sent
 		w.StatusReason = "started from outside"
-		tx.Note(fleet.Entry{Action: "external_start", Reason: string(power.ReasonExternal)})
+		tx.Note(audit.Entry{Action: "external_start", Reason: string(power.ReasonExternal)})
 	})
 }

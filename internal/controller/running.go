@@ -8,6 +8,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // runningSteps executes the steps for a RUNNING worker in their order.
@@ -141,7 +142,7 @@ func (j *job) detectSources(ctx context.Context) (outcome, bool) {
 			return nil // chosen by a user meanwhile
 		}
 		if w.SetSources(sources, reason); len(sources) > 0 {
-			tx.Note(fleet.Entry{Action: "sources_detected", Detail: reason})
+			tx.Note(audit.Entry{Action: "sources_detected", Detail: reason})
 		}
 		return nil
 	})

@@ -8,7 +8,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // Scale-down shrinks the fleet one worker per cooldown, each with a drain, also
@@ -24,7 +24,7 @@ func TestScaleDownCooldown(t *testing.T) {
 				defer func() { r.stop() }()
 				ids := r.many(n)
 				drains := func() []time.Time {
-					return r.times(func(e fleet.Entry) bool { return e.Action == fleet.AuditDrainStarted })
+					return r.times(func(e audit.Entry) bool { return e.Action == audit.DrainStarted })
 				}
 				for len(drains()) == 0 {
 					time.Sleep(time.Second)
@@ -66,7 +66,7 @@ func TestScaleDownCooldown(t *testing.T) {
 						t.Errorf("two drains began %s apart", d)
 					}
 				}
-				if paused := r.times(func(e fleet.Entry) bool { return e.Action == "pause_intended" }); (len(paused) > 0) == defers {
+				if paused := r.times(func(e audit.Entry) bool { return e.Action == "pause_intended" }); (len(paused) > 0) == defers {
 					t.Errorf("%d workers were stopped without a drain", len(paused))
 				}
 			})

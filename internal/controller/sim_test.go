@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -237,7 +238,7 @@ func (d *day) command(ctx context.Context, id string) {
 	case 3, 4, 5:
 		_, err = d.fleet.ResumeWorker(ctx, person, id)
 	case 6:
-		_, err = d.fleet.ResumeWorker(ctx, fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}, id)
+		_, err = d.fleet.ResumeWorker(ctx, audit.Actor{Name: "calendar", Kind: audit.KindSchedule}, id)
 	case 7:
 		if d.rng.IntN(10) == 0 {
 			_, err = d.fleet.TerminateWorker(ctx, person, id)
@@ -255,7 +256,7 @@ func (d *day) command(ctx context.Context, id string) {
 	case 12:
 		_, err = d.fleet.SetHalt(ctx, person, fleet.HaltRequest{})
 	case 13:
-		_, err = d.fleet.PauseWorker(ctx, fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}, id, fleet.Pause{Reason: power.ReasonSchedule})
+		_, err = d.fleet.PauseWorker(ctx, audit.Actor{Name: "calendar", Kind: audit.KindSchedule}, id, fleet.Pause{Reason: power.ReasonSchedule})
 	case 14:
 		_, err = d.fleet.RegisterLicense(ctx, person, id, "env:TOKEN", false)
 	case 15:

@@ -17,6 +17,7 @@ import (
 	"lull/internal/controller/cmlconsole"
 	"lull/internal/controller/ec2cloud"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/cml"
 	"lull/internal/platform/ec2"
@@ -161,7 +162,7 @@ func (f *simFleet) worker(id string) fleet.Worker {
 	return w
 }
 
-var person = fleet.Actor{Name: "ada", Kind: fleet.KindPerson}
+var person = audit.Actor{Name: "ada", Kind: audit.KindPerson}
 
 // simLog is the controller's log, shown by go test -v.
 type simLog struct{ t *testing.T }

@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 func asNotFound(err error) (*failure.NotFound, bool) { return errors.AsType[*failure.NotFound](err) }
@@ -83,10 +84,10 @@ func (j *job) stopping(ctx context.Context) outcome {
 
 // down confirms STOPPED.
 func (j *job) down(ctx context.Context) outcome {
-	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
-		e := fleet.Entry{Action: "stopped", Reason: string(w.PauseReason)}
+	err := j.writeBy(ctx, audit.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+		e := audit.Entry{Action: "stopped", Reason: string(w.PauseReason)}
 		if w.Intent != nil && w.Intent.Drain {
-			e.Action, e.Events = fleet.AuditDrained, []string{fleet.EventDrained}
+			e.Action, e.Events = audit.Drained, []string{audit.EventDrained}
 		}
 		w.Status, w.StatusReason, w.EC2State = power.WorkerStopped, "", "stopped"
 		w.Intent, w.Draining, w.MissingSince, w.CancelledStopAt = nil, false, nil, nil
@@ -160,7 +161,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 			if hibernate {
 				action = fleet.ActionHibernate
 			}
-			tx.Note(fleet.Entry{Action: "pause_action_chosen", Reason: action, Detail: why})
+			tx.Note(audit.Entry{Action: "pause_action_chosen", Reason: action, Detail: why})
 		}
 		w.Checked(j.activity().CheckedAt)
 		if in.ByReadings() {
@@ -248,7 +249,7 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 	case err == nil && done.Fallback != "" && done.Fallback != j.w.HibernateNote:
 		if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 			w.HibernateNote = done.Fallback
-			tx.Note(fleet.Entry{Action: "hibernate_fallback", Detail: done.Fallback})
+			tx.Note(audit.Entry{Action: "hibernate_fallback", Detail: done.Fallback})
 			return nil
 		}); err != nil {
 			return j.failedWrite(err)
@@ -288,7 +289,7 @@ func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, a
 		}
 		why += " (" + strings.Join(codes, ", ") + ")"
 	}
-	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.writeBy(ctx, audit.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.EC2State = j.state(w)
 		if d != nil {
 			j.activityInto(w)
@@ -344,7 +345,7 @@ func (j *job) draining(ctx context.Context) outcome {
 			why = "the drain timed out"
 		}
 		return j.step(ctx, power.WorkerStopping, why, func(w *fleet.Worker, tx *fleet.Tx) {
-			tx.Note(fleet.Entry{Action: "drain_ended", Detail: why})
+			tx.Note(audit.Entry{Action: "drain_ended", Detail: why})
 		})
 	}
 	return outcome{Result: Requeue}
@@ -538,7 +539,7 @@ func (j *job) terminatePending(ctx context.Context) outcome {
 	case ok:
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 			w.EC2InstanceID, w.EC2State, w.MissingSince = in.ID, in.State, nil
-			tx.Note(fleet.Entry{Action: "adopted", Detail: in.ID})
+			tx.Note(audit.Entry{Action: "adopted", Detail: in.ID})
 			return nil
 		})
 		if err != nil {

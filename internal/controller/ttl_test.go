@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // TestEndOfAStoppedWorker checks that a worker that is stopped at its expiry is
@@ -60,7 +61,7 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 				r.await(id, power.WorkerStopped, 4*time.Hour) // it is not used
 				pauses := r.c.Stats().AutoPause
 				time.Sleep(time.Until(end.Add(-time.Minute)))
-				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{Action: "pause_warning"})
+				page, err := r.fleet.Audit(t.Context(), audit.Query{Action: "pause_warning"})
 				if err != nil || len(page.Entries) == 0 {
 					t.Fatal(page.Entries, err)
 				}
@@ -175,7 +176,7 @@ func TestWarningOfTTL(t *testing.T) {
 				if stopped == nil || stopped.Sub(since) < c.ends || stopped.Sub(since) > c.ends+slack {
 					t.Fatalf("its end is at %v, %s after its deadline was set", stopped, time.Since(since))
 				}
-				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning"})
+				page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "pause_warning"})
 				if err != nil || len(page.Entries) != 1 {
 					t.Fatalf("warned by %+v, %v", page.Entries, err)
 				}
@@ -261,7 +262,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 		if ran := time.Since(up); ran < 5*time.Minute {
 			t.Errorf("started outside, it is stopped after %s", ran)
 		}
-		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning", From: since})
+		page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "pause_warning", From: since})
 		if err != nil || len(page.Entries) != 1 {
 			t.Errorf("started outside, it is warned by %+v, %v", page.Entries, err)
 		}

@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // Times of waiting for a start.
@@ -155,7 +156,7 @@ func (j *job) held(ctx context.Context, code, why string, next time.Time) outcom
 	if j.w.StatusReason != status && !(code == string(idle.Budget) && strings.HasPrefix(j.w.StatusReason, turn)) {
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 			w.StatusReason = status
-			tx.Note(fleet.Entry{Action: "start_held", Reason: code, Detail: why})
+			tx.Note(audit.Entry{Action: "start_held", Reason: code, Detail: why})
 			return nil
 		})
 		if err != nil {
@@ -193,7 +194,7 @@ func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
 		if !j.live.wouldStart.Equal(st.Last.At) {
 			j.live.wouldStart = st.Last.At
 			if err := j.write(ctx, func(_ *fleet.Worker, tx *fleet.Tx) error {
-				tx.Note(fleet.Entry{Action: "would_resume", Reason: string(power.ReasonSchedule), Detail: "schedule " + st.Schedule})
+				tx.Note(audit.Entry{Action: "would_resume", Reason: string(power.ReasonSchedule), Detail: "schedule " + st.Schedule})
 				return nil
 			}); err != nil {
 				return j.failedWrite(err), true, next

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // unread returns the value of lull_region_unread for a region; -1 if missing.
@@ -96,7 +97,7 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		if err := r.fleet.ForgetWorker(t.Context(), person, w.ID, true); err != nil {
 			t.Fatal(err)
 		}
-		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: w.ID, Limit: 100})
+		page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: w.ID, Limit: 100})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 const (
@@ -48,7 +49,7 @@ func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 		if len(volumes) < len(want) {
 			continue // one has just been detached
 		}
-		_, err := c.fleet.Change(ctx, id, fleet.Changing{By: fleet.ByCloud}, func(w *fleet.Worker, _ *fleet.Tx) error {
+		_, err := c.fleet.Change(ctx, id, fleet.Changing{By: audit.ByCloud}, func(w *fleet.Worker, _ *fleet.Tx) error {
 			if !slices.Equal(w.Volumes, volumes) {
 				w.Volumes = volumes
 			}

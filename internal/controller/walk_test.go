@@ -11,13 +11,14 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store/mem"
 )
 
 const region0 = "us-east-1"
 
-var person = fleet.Actor{Name: "ada", Kind: fleet.KindPerson}
+var person = audit.Actor{Name: "ada", Kind: audit.KindPerson}
 
 // rig is a fleet and a world in a bubble.
 type rig struct {

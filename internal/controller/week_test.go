@@ -27,6 +27,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
@@ -138,7 +139,7 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 	if r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: settings}}); err != nil {
 		return nil, err
 	}
-	person := fleet.Actor{Name: "anna", Kind: fleet.KindPerson}
+	person := audit.Actor{Name: "anna", Kind: audit.KindPerson}
 	size := fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}
 	if _, err := r.fleet.PutTemplate(ctx, person, size, 0); err != nil {
 		return nil, err
@@ -335,7 +336,7 @@ func recordedWeek(t *testing.T, seed uint64, dir string) (err error) {
 // each morning.
 func evenings(r *recorded, from time.Time) error {
 	ctx := context.Background()
-	bo := fleet.Actor{Name: "bo", Kind: fleet.KindPerson}
+	bo := audit.Actor{Name: "bo", Kind: audit.KindPerson}
 	id := r.workers["evenings"].ID
 	for day := range 7 {
 		evening := from.Add(time.Duration(day)*24*time.Hour + 20*time.Hour)

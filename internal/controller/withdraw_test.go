@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store/mem"
 )
 
@@ -89,18 +90,18 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	if w.Intent != nil || w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartAskedAt != nil || w.StartReason != "" || w.StatusReason != "" || w.Draining {
 		t.Errorf("left behind: intent %v, origin %q by %q at %v, reason %q", w.Intent, w.StartOrigin, w.StartBy, w.StartAskedAt, w.StatusReason)
 	}
-	page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Limit: 1000})
+	page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := map[string]int64{}
 	for _, e := range page.Entries {
 		n[e.Action]++
-		if (e.Action == "pause_cancelled" || e.Action == fleet.AuditDrainCancelled) && e.By.Kind == fleet.KindController {
+		if (e.Action == "pause_cancelled" || e.Action == audit.DrainCancelled) && e.By.Kind == audit.KindController {
 			n["not needed"]++
 		}
 	}
-	if asked, ended := n["resume_intended"], n["resumed"]+n[fleet.AuditStartWithdrawn]+n["not needed"]; asked != ended {
+	if asked, ended := n["resume_intended"], n["resumed"]+n[audit.StartWithdrawn]+n["not needed"]; asked != ended {
 		t.Errorf("%d starts were asked for, %d ended: %v", asked, ended, n)
 	}
 	if w.ManualResumeCount != n["resumed"] || w.AutoResumeCount+w.ExternalResumeCount+w.ExternalPauseCount+w.AutoPauseCount != 0 || (w.LastResumedAt != nil) != (n["resumed"]+n["started"] > 0) {

@@ -12,11 +12,12 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
 // ByAgent is the actor of decisions that an agent makes on its machine.
-var ByAgent = Actor{Name: "agent", Kind: KindAgent}
+var ByAgent = audit.Actor{Name: "agent", Kind: audit.KindAgent}
 
 // WorkerOfMachine returns the worker that a machine is, found by the worker's
 // ID or by its instance ID in a region. If region is empty, the default region

@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -51,7 +52,7 @@ func TestAuditReadsItsOwn(t *testing.T) {
 		ctx := t.Context()
 		write := func(worker string, n int, gap time.Duration) {
 			for i := range n {
-				ops, err := fleet.EntryOps(fleet.Entry{Action: "act" + fmt.Sprint(i%2), WorkerID: worker, Detail: fmt.Sprint(i)})
+				ops, err := audit.Ops(audit.Entry{Action: "act" + fmt.Sprint(i%2), WorkerID: worker, Detail: fmt.Sprint(i)})
 				if err == nil {
 					_, err = c.Commit(ctx, store.Txn{Then: ops})
 				}
@@ -68,7 +69,7 @@ func TestAuditReadsItsOwn(t *testing.T) {
 		write("", 5, time.Second)
 		write("mine", 5, 48*time.Hour)
 		write("mine-too", 5, time.Minute) // its name begins with the other's
-		asked := func(name string, records, keys int, ask func() []fleet.Entry, want ...string) {
+		asked := func(name string, records, keys int, ask func() []audit.Entry, want ...string) {
 			t.Helper()
 			db.records, db.keys = 0, 0
 			var got []string
@@ -82,8 +83,8 @@ func TestAuditReadsItsOwn(t *testing.T) {
 				t.Errorf("%s read %d records and %d keys, want at most %d and %d", name, db.records, db.keys, records, keys)
 			}
 		}
-		newest := func(q fleet.AuditQuery, n int) func() []fleet.Entry {
-			return func() []fleet.Entry {
+		newest := func(q audit.Query, n int) func() []audit.Entry {
+			return func() []audit.Entry {
 				q.Limit = n
 				page, err := f.NewestAudit(ctx, q)
 				if err != nil {
@@ -92,13 +93,13 @@ func TestAuditReadsItsOwn(t *testing.T) {
 				return page.Entries
 			}
 		}
-		asked("its newest", 7, 60, newest(fleet.AuditQuery{WorkerID: "mine"}, 7), "4", "3", "2", "1", "0", "19", "18")
-		asked("its newest of an action", 25, 60, newest(fleet.AuditQuery{WorkerID: "mine", Action: "act1"}, 4), "3", "1", "19", "17")
-		asked("the fleet's newest", 3, 20, newest(fleet.AuditQuery{}, 3), "4", "3", "2")
-		asked("nobody's", 0, 0, newest(fleet.AuditQuery{WorkerID: "nobody"}, 3))
-		asked("before it was", 0, 27, newest(fleet.AuditQuery{WorkerID: "mine", To: time.Now().Add(-1e6 * time.Hour)}, 3))
-		all := func(q fleet.AuditQuery) func() []fleet.Entry {
-			return func() (all []fleet.Entry) {
+		asked("its newest", 7, 60, newest(audit.Query{WorkerID: "mine"}, 7), "4", "3", "2", "1", "0", "19", "18")
+		asked("its newest of an action", 25, 60, newest(audit.Query{WorkerID: "mine", Action: "act1"}, 4), "3", "1", "19", "17")
+		asked("the fleet's newest", 3, 20, newest(audit.Query{}, 3), "4", "3", "2")
+		asked("nobody's", 0, 0, newest(audit.Query{WorkerID: "nobody"}, 3))
+		asked("before it was", 0, 27, newest(audit.Query{WorkerID: "mine", To: time.Now().Add(-1e6 * time.Hour)}, 3))
+		all := func(q audit.Query) func() []audit.Entry {
+			return func() (all []audit.Entry) {
 				for {
 					page, err := f.Audit(ctx, q)
 					if err != nil {
@@ -117,9 +118,9 @@ func TestAuditReadsItsOwn(t *testing.T) {
 			want = append(want, fmt.Sprint(i))
 		}
 		want = append(want, "0", "1", "2", "3", "4")
-		asked("all of it", 25, 25, all(fleet.AuditQuery{WorkerID: "mine"}), want...)
-		asked("all of it by pages", 25, 25, all(fleet.AuditQuery{WorkerID: "mine", Limit: 3}), want...)
-		asked("from a time", 5, 5, all(fleet.AuditQuery{WorkerID: "mine", From: time.Now().Add(-241 * time.Hour)}), "0", "1", "2", "3", "4")
+		asked("all of it", 25, 25, all(audit.Query{WorkerID: "mine"}), want...)
+		asked("all of it by pages", 25, 25, all(audit.Query{WorkerID: "mine", Limit: 3}), want...)
+		asked("from a time", 5, 5, all(audit.Query{WorkerID: "mine", From: time.Now().Add(-241 * time.Hour)}), "0", "1", "2", "3", "4")
 
 		// A log of an earlier version has no marks, and gets them once.
 		page, err := store.List(ctx, c, store.Prefix("audit-of/"))
@@ -166,14 +167,14 @@ func TestAuditPagesAreBounded(t *testing.T) {
 		const total, rare = 30_000, 7000
 		var ops []store.Op
 		for i := range total {
-			e := fleet.Entry{At: time.Now().Add(time.Duration(i)), Action: "often", Detail: fmt.Sprint(i), WorkerID: fmt.Sprint("w", i%3), From: power.WorkerRunning, To: power.WorkerStopped}
+			e := audit.Entry{At: time.Now().Add(time.Duration(i)), Action: "often", Detail: fmt.Sprint(i), WorkerID: fmt.Sprint("w", i%3), From: power.WorkerRunning, To: power.WorkerStopped}
 			if i%rare == 0 {
 				e.Action = "rare"
 			}
 			if i%10 != 0 {
 				e.From, e.To = "", ""
 			}
-			more, err := fleet.EntryOps(e)
+			more, err := audit.Ops(e)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -191,14 +192,14 @@ func TestAuditPagesAreBounded(t *testing.T) {
 		}
 		type page struct {
 			name string
-			read func(fleet.AuditQuery) (fleet.AuditPage, error)
+			read func(audit.Query) (audit.Page, error)
 			want []string
 		}
-		audit := func(q fleet.AuditQuery) (fleet.AuditPage, error) { return f.Audit(ctx, q) }
-		newest := func(q fleet.AuditQuery) (fleet.AuditPage, error) { return f.NewestAudit(ctx, q) }
-		for _, p := range []page{{"oldest first", audit, []string{"0", "7000", "14000", "21000", "28000"}}, {"newest first", newest, []string{"28000", "21000", "14000", "7000", "0"}}} {
+		entries := func(q audit.Query) (audit.Page, error) { return f.Audit(ctx, q) }
+		newest := func(q audit.Query) (audit.Page, error) { return f.NewestAudit(ctx, q) }
+		for _, p := range []page{{"oldest first", entries, []string{"0", "7000", "14000", "21000", "28000"}}, {"newest first", newest, []string{"28000", "21000", "14000", "7000", "0"}}} {
 			var got []string
-			for q, pages := (fleet.AuditQuery{Action: "rare"}), 0; ; pages++ {
+			for q, pages := (audit.Query{Action: "rare"}), 0; ; pages++ {
 				db.records, db.keys = 0, 0
 				out, err := p.read(q)
 				if err != nil || pages > 20 {
@@ -221,7 +222,7 @@ func TestAuditPagesAreBounded(t *testing.T) {
 		// Selections across all entries, within and before the dense part, page
 		// by page.
 		seen := map[string]bool{}
-		for q := (fleet.AuditQuery{Limit: 100}); len(seen) < 2000; {
+		for q := (audit.Query{Limit: 100}); len(seen) < 2000; {
 			db.records, db.keys = 0, 0
 			out, err := f.NewestAudit(ctx, q)
 			if err != nil || len(out.Entries) != 100 || db.records > 100 || db.keys > 4000 {
@@ -236,13 +237,13 @@ func TestAuditPagesAreBounded(t *testing.T) {
 			q.After = out.Next
 		}
 		db.records, db.keys = 0, 0
-		if out, err := f.NewestAudit(ctx, fleet.AuditQuery{To: time.Now().Add(-30 * time.Hour), Limit: 10}); err != nil || len(out.Entries) != 10 || db.records > 10 || db.keys > 600 {
+		if out, err := f.NewestAudit(ctx, audit.Query{To: time.Now().Add(-30 * time.Hour), Limit: 10}); err != nil || len(out.Entries) != 10 || db.records > 10 || db.keys > 600 {
 			t.Errorf("at a past time %d entries of %d records and %d keys: %v", len(out.Entries), db.records, db.keys, err)
 		}
 		// Power changes are found without reading the rest.
 		db.records = 0
 		n := 0
-		if err := f.PowerAudit(ctx, time.Time{}, func(*fleet.Entry) error { n++; return nil }); err != nil || n != total/10 || db.records != n {
+		if err := f.PowerAudit(ctx, time.Time{}, func(*audit.Entry) error { n++; return nil }); err != nil || n != total/10 || db.records != n {
 			t.Errorf("%d entries about power of %d records: %v", n, db.records, err)
 		}
 	})
@@ -257,7 +258,7 @@ func TestTrimTakesTheMarks(t *testing.T) {
 		if _, err := fl.SetIdleDetection(ctx, ada, w.ID, false); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := fl.TrimAudit(ctx, time.Now(), func([]fleet.Entry) error { return nil }); err != nil || n != 2 {
+		if n, err := fl.TrimAudit(ctx, time.Now(), func([]audit.Entry) error { return nil }); err != nil || n != 2 {
 			t.Errorf("removed %d: %v", n, err)
 		}
 		for prefix, n := range map[string]int{"audit-of/": 1, "audit-power/": 0} {
@@ -275,7 +276,7 @@ func TestTrimTakesTheMarks(t *testing.T) {
 func TestPastPauses(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		move := func(id string, from, to power.Worker, after time.Duration) {
-			ops, err := fleet.EntryOps(fleet.Entry{Action: "status_changed", WorkerID: id, From: from, To: to})
+			ops, err := audit.Ops(audit.Entry{Action: "status_changed", WorkerID: id, From: from, To: to})
 			if err == nil {
 				_, err = fl.Store().Commit(t.Context(), store.Txn{Then: ops})
 			}

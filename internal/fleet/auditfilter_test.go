@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -22,9 +23,9 @@ func TestAuditByWhom(t *testing.T) {
 		t.Fatal(err)
 	}
 	begun := time.Now().Add(-time.Hour)
-	by := []fleet.Actor{{Name: "Alice Adams", Kind: fleet.KindPerson}, fleet.ByController, {Name: "bob", Kind: fleet.KindPerson}, {Name: "alice-laptop", Kind: fleet.KindAgent}}
+	by := []audit.Actor{{Name: "Alice Adams", Kind: audit.KindPerson}, audit.ByController, {Name: "bob", Kind: audit.KindPerson}, {Name: "alice-laptop", Kind: audit.KindAgent}}
 	for i := range 12 {
-		ops, err := fleet.EntryOps(fleet.Entry{At: begun.Add(time.Duration(i) * time.Second), Action: "snoozed", By: by[i%len(by)], WorkerID: "w", WorkerName: "=lab", Detail: fmt.Sprint(i)})
+		ops, err := audit.Ops(audit.Entry{At: begun.Add(time.Duration(i) * time.Second), Action: "snoozed", By: by[i%len(by)], WorkerID: "w", WorkerName: "=lab", Detail: fmt.Sprint(i)})
 		if err == nil {
 			_, err = c.Commit(t.Context(), store.Txn{Then: ops})
 		}
@@ -33,19 +34,19 @@ func TestAuditByWhom(t *testing.T) {
 		}
 	}
 	for _, x := range []struct {
-		q    fleet.AuditQuery
+		q    audit.Query
 		want string
 	}{
-		{fleet.AuditQuery{}, "0 1 2 3 4 5 6 7 8 9 10 11"},
-		{fleet.AuditQuery{By: "ALICE"}, "0 3 4 7 8 11"},
-		{fleet.AuditQuery{By: "alice", Kind: fleet.KindPerson}, "0 4 8"},
-		{fleet.AuditQuery{Kind: fleet.KindController, WorkerID: "w"}, "1 5 9"},
-		{fleet.AuditQuery{By: "bob", Action: "often"}, ""},
-		{fleet.AuditQuery{By: "carol"}, ""},
+		{audit.Query{}, "0 1 2 3 4 5 6 7 8 9 10 11"},
+		{audit.Query{By: "ALICE"}, "0 3 4 7 8 11"},
+		{audit.Query{By: "alice", Kind: audit.KindPerson}, "0 4 8"},
+		{audit.Query{Kind: audit.KindController, WorkerID: "w"}, "1 5 9"},
+		{audit.Query{By: "bob", Action: "often"}, ""},
+		{audit.Query{By: "carol"}, ""},
 	} {
-		for name, read := range map[string]func() (fleet.AuditPage, error){
-			"oldest first": func() (fleet.AuditPage, error) { return f.Audit(t.Context(), x.q) },
-			"newest first": func() (fleet.AuditPage, error) { return f.NewestAudit(t.Context(), x.q) },
+		for name, read := range map[string]func() (audit.Page, error){
+			"oldest first": func() (audit.Page, error) { return f.Audit(t.Context(), x.q) },
+			"newest first": func() (audit.Page, error) { return f.NewestAudit(t.Context(), x.q) },
 		} {
 			page, err := read()
 			if err != nil {
@@ -64,7 +65,7 @@ func TestAuditByWhom(t *testing.T) {
 		}
 	}
 	var table strings.Builder
-	if err := f.ExportAuditCSV(t.Context(), &table, fleet.AuditQuery{By: "bob"}); err != nil {
+	if err := f.ExportAuditCSV(t.Context(), &table, audit.Query{By: "bob"}); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(table.String()), "\n")

@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -50,15 +51,15 @@ type Tx struct {
 	Pool   Pool
 	Halted bool
 
-	by      Actor
-	entries []Entry
+	by      audit.Actor
+	entries []audit.Entry
 	pooled  bool
 	spent   bool // Pool.Spent was changed
 }
 
 // Note adds an audit entry to the change. It fills in At, By and the worker.
-func (tx *Tx) Note(e Entry) {
-	if e.By == (Actor{}) {
+func (tx *Tx) Note(e audit.Entry) {
+	if e.By == (audit.Actor{}) {
 		e.By = tx.by
 	}
 	tx.entries = append(tx.entries, e)
@@ -66,7 +67,7 @@ func (tx *Tx) Note(e Entry) {
 
 // Changing configures how a worker is changed.
 type Changing struct {
-	By Actor
+	By audit.Actor
 	// At is the revision that the worker must have; 0 is any.
 	At int64
 	// Limits reads Pool and Halted for the change.
@@ -241,7 +242,7 @@ func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 		// A nanosecond apart, so that the log keeps their order.
 		at := tx.Now.Add(time.Duration(i))
 		e.At, e.WorkerID, e.WorkerName, e.Region = at, w.ID, w.Name, w.AWSRegion
-		note, err := entryOps(e)
+		note, err := audit.Ops(e)
 		if err != nil {
 			return nil, err
 		}
@@ -253,11 +254,11 @@ func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 // moved adds a change of status to the change's audit entries.
 func (tx *Tx) moved(from, to power.Worker, why string) {
 	if len(tx.entries) == 0 {
-		tx.Note(Entry{Action: "status_changed", Detail: why})
+		tx.Note(audit.Entry{Action: "status_changed", Detail: why})
 	}
 	e := &tx.entries[0]
 	e.From, e.To = from, to
-	e.Events = append(e.Events, EventStatus)
+	e.Events = append(e.Events, audit.EventStatus)
 }
 
 // limits writes the pool if the worker went up or down, or if fn changed it.

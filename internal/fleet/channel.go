@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/policy/when"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 )
 
@@ -71,28 +72,28 @@ type Channel struct {
 }
 
 // eventNames are all names of domain events.
-var eventNames = []string{EventCreated, EventImported, EventActivity, EventPaused, EventResumed, EventStatus, EventDrained, EventLicense,
-	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventLateActivity, EventPauseCancelled, EventStartWithdrawn}
+var eventNames = []string{audit.EventCreated, audit.EventImported, audit.EventActivity, audit.EventPaused, audit.EventResumed, audit.EventStatus, audit.EventDrained, audit.EventLicense,
+	audit.EventDetection, audit.EventPauseWarning, audit.EventUnknownSignal, audit.EventLateAction, audit.EventLateActivity, audit.EventPauseCancelled, audit.EventStartWithdrawn}
 
 // forPeople are the events that users can act on.
-var forPeople = []string{EventPaused, EventResumed, EventDrained, EventPauseWarning, EventPauseCancelled, EventUnknownSignal, EventLateAction, EventLateActivity}
+var forPeople = []string{audit.EventPaused, audit.EventResumed, audit.EventDrained, audit.EventPauseWarning, audit.EventPauseCancelled, audit.EventUnknownSignal, audit.EventLateAction, audit.EventLateActivity}
 
 // Wants reports whether the channel sends an event of e. A channel for users
 // without a list of events also sends failures of workers.
-func (c Channel) Wants(e *Entry, event string) bool {
+func (c Channel) Wants(e *audit.Entry, event string) bool {
 	switch {
 	case len(c.Events) > 0:
 		return slices.Contains(c.Events, event)
 	case c.Type == ChannelWebhook:
 		return true
 	}
-	return slices.Contains(forPeople, event) || event == EventStatus && e.To == "FAILED"
+	return slices.Contains(forPeople, event) || event == audit.EventStatus && e.To == "FAILED"
 }
 
 // IsUrgent reports whether an event is sent without delay.
 func (c Channel) IsUrgent(event string) bool {
 	if len(c.Urgent) == 0 {
-		return event == EventPauseWarning
+		return event == audit.EventPauseWarning
 	}
 	return slices.Contains(c.Urgent, event)
 }

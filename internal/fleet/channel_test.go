@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/policy/when/whentest"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 func channels(t testing.TB, text string) (fleet.Settings, error) {
@@ -88,11 +89,11 @@ func TestDue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		due, together := c.Due(when, fleet.EventPaused, berlin)
+		due, together := c.Due(when, audit.EventPaused, berlin)
 		if got := due.In(berlin).Format(time.RFC3339); got != want || together == (got == when.In(berlin).Format(time.RFC3339)) {
 			t.Errorf("%s is due %s (together %t), want %s", at, got, together, want)
 		}
-		if due, together := c.Due(when, fleet.EventPauseWarning, berlin); !due.Equal(when) || together {
+		if due, together := c.Due(when, audit.EventPauseWarning, berlin); !due.Equal(when) || together {
 			t.Errorf("a warning at %s is due %s", at, due)
 		}
 	}
@@ -107,11 +108,11 @@ func TestQuietHoursEnd(t *testing.T) {
 		for _, hours := range []string{"22:00-00:00", "20:00-00:30", "00:00-02:15", "23:30-07:00"} {
 			c := fleet.Channel{Type: fleet.ChannelMail, QuietHours: hours}
 			for at := change.Add(-5 * time.Hour); at.Before(change.Add(5 * time.Hour)); at = at.Add(15 * time.Minute) {
-				due, held := c.Due(at, fleet.EventPaused, zone)
+				due, held := c.Due(at, audit.EventPaused, zone)
 				if !held {
 					continue
 				}
-				if again, still := c.Due(due, fleet.EventPaused, zone); still || !due.After(at) || due.Sub(at) > 12*time.Hour {
+				if again, still := c.Due(due, audit.EventPaused, zone); still || !due.After(at) || due.Sub(at) > 12*time.Hour {
 					t.Fatalf("in quiet hours %s of %s, what happens at %s is due at %s, and that at %s", hours, zone, at.In(zone), due, again)
 				}
 			}
@@ -143,7 +144,7 @@ func TestDigestDays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		due, together := fleet.Channel{Type: fleet.ChannelMail, Digest: c.every}.Due(at, fleet.EventPaused, berlin)
+		due, together := fleet.Channel{Type: fleet.ChannelMail, Digest: c.every}.Due(at, audit.EventPaused, berlin)
 		if got := due.In(berlin).Format(time.RFC3339); got != c.want || !together {
 			t.Errorf("with a digest of %s what happens at %s is due %s, want %s", c.every, c.at, got, c.want)
 		}
@@ -153,7 +154,7 @@ func TestDigestDays(t *testing.T) {
 		for every, longest := range map[string]time.Duration{"10m": 10 * time.Minute, "1h": time.Hour, "2h": 6 * time.Hour, "12h": 15 * time.Hour, "1d": 50 * time.Hour} {
 			c := fleet.Channel{Type: fleet.ChannelMail, Digest: every}
 			for at := change.Add(-30 * time.Hour); at.Before(change.Add(30 * time.Hour)); at = at.Add(30 * time.Minute) {
-				due, _ := c.Due(at, fleet.EventPaused, zone)
+				due, _ := c.Due(at, audit.EventPaused, zone)
 				if !due.After(at) || due.Sub(at) > longest {
 					t.Fatalf("with a digest of %s in %s what happens at %s is due %s", every, zone, at.In(zone), due.In(zone))
 				}
@@ -172,7 +173,7 @@ func TestQuietGrammar(t *testing.T) {
 			t.Errorf("%s is refused: %v", hours, err)
 			continue
 		}
-		if due, _ := s.NotifyChannels["a"].Due(day.Add(19*time.Hour), fleet.EventPaused, time.UTC); due.Sub(day) != want {
+		if due, _ := s.NotifyChannels["a"].Due(day.Add(19*time.Hour), audit.EventPaused, time.UTC); due.Sub(day) != want {
 			t.Errorf("in quiet hours %s what happens at 19:00 is due %s", hours, due)
 		}
 	}
@@ -186,19 +187,19 @@ func TestQuietGrammar(t *testing.T) {
 // TestWants checks that users get what they can act on, and programs
 // everything.
 func TestWants(t *testing.T) {
-	failed := &fleet.Entry{To: "FAILED"}
+	failed := &audit.Entry{To: "FAILED"}
 	for _, c := range []struct {
 		channel fleet.Channel
-		entry   *fleet.Entry
+		entry   *audit.Entry
 		event   string
 		want    bool
 	}{
-		{fleet.Channel{Type: fleet.ChannelWebhook}, &fleet.Entry{}, fleet.EventActivity, true},
-		{fleet.Channel{Type: fleet.ChannelMail}, &fleet.Entry{}, fleet.EventActivity, false},
-		{fleet.Channel{Type: fleet.ChannelMail}, &fleet.Entry{}, fleet.EventPauseWarning, true},
-		{fleet.Channel{Type: fleet.ChannelSlack}, &fleet.Entry{}, fleet.EventStatus, false},
-		{fleet.Channel{Type: fleet.ChannelSlack}, failed, fleet.EventStatus, true},
-		{fleet.Channel{Type: fleet.ChannelWebhook, Events: []string{fleet.EventPaused}}, failed, fleet.EventStatus, false},
+		{fleet.Channel{Type: fleet.ChannelWebhook}, &audit.Entry{}, audit.EventActivity, true},
+		{fleet.Channel{Type: fleet.ChannelMail}, &audit.Entry{}, audit.EventActivity, false},
+		{fleet.Channel{Type: fleet.ChannelMail}, &audit.Entry{}, audit.EventPauseWarning, true},
+		{fleet.Channel{Type: fleet.ChannelSlack}, &audit.Entry{}, audit.EventStatus, false},
+		{fleet.Channel{Type: fleet.ChannelSlack}, failed, audit.EventStatus, true},
+		{fleet.Channel{Type: fleet.ChannelWebhook, Events: []string{audit.EventPaused}}, failed, audit.EventStatus, false},
 	} {
 		if got := c.channel.Wants(c.entry, c.event); got != c.want {
 			t.Errorf("%s wants %s: %t", c.channel.Type, c.event, got)
@@ -227,7 +228,7 @@ func FuzzChannels(f *testing.F) {
 		}
 		for _, c := range s.NotifyChannels {
 			at := time.Unix(1_800_000_000, 0)
-			if due, _ := c.Due(at, fleet.EventPaused, time.UTC); due.Before(at) || due.Sub(at) > 9*24*time.Hour {
+			if due, _ := c.Due(at, audit.EventPaused, time.UTC); due.Before(at) || due.Sub(at) > 9*24*time.Hour {
 				t.Errorf("%+v makes %s of %s", c, due, at)
 			}
 		}

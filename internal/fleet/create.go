@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -277,7 +278,7 @@ func (w *Worker) TakeTags(tags map[string]string, prefix string) {
 
 // CreateWorker records a worker that the controller will launch. It is armed.
 // Errors: Invalid, NotFound (template).
-func (f *Fleet) CreateWorker(ctx context.Context, by Actor, n NewWorker) (Worker, error) {
+func (f *Fleet) CreateWorker(ctx context.Context, by audit.Actor, n NewWorker) (Worker, error) {
 	w, e, err := f.prepare(ctx, by, n)
 	if err != nil {
 		return Worker{}, err
@@ -287,46 +288,46 @@ func (f *Fleet) CreateWorker(ctx context.Context, by Actor, n NewWorker) (Worker
 
 // prepare returns the record of a worker to launch, and the audit entry of its
 // creation, without writing either.
-func (f *Fleet) prepare(ctx context.Context, by Actor, n NewWorker) (Worker, Entry, error) {
+func (f *Fleet) prepare(ctx context.Context, by audit.Actor, n NewWorker) (Worker, audit.Entry, error) {
 	tmpl, err := f.Template(ctx, n.TemplateName)
 	if err != nil {
-		return Worker{}, Entry{}, err
+		return Worker{}, audit.Entry{}, err
 	}
 	if !tmpl.Enabled {
-		return Worker{}, Entry{}, &failure.Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
+		return Worker{}, audit.Entry{}, &failure.Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
 	}
 	w, err := f.newWorker(n.Account, n.AWSRegion, n.Name, n.Profile)
 	if err != nil {
-		return Worker{}, Entry{}, err
+		return Worker{}, audit.Entry{}, err
 	}
 	if n.InstanceType != "" && !instanceType.MatchString(n.InstanceType) {
-		return Worker{}, Entry{}, failure.Invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
+		return Worker{}, audit.Entry{}, failure.Invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
 	}
 	if n.AMIID != "" && !strings.HasPrefix(n.AMIID, "ami-") {
-		return Worker{}, Entry{}, failure.Invalidf("ami_id", "%.40q is not the id of an image", n.AMIID)
+		return Worker{}, audit.Entry{}, failure.Invalidf("ami_id", "%.40q is not the id of an image", n.AMIID)
 	}
 	if n.WorkerID != "" {
 		if err := failure.CheckName("worker_id", n.WorkerID); err != nil {
-			return Worker{}, Entry{}, err
+			return Worker{}, audit.Entry{}, err
 		}
 		w.ID = n.WorkerID
 	}
 	tmpl.inherit(&w, n.Profile)
 	w.TemplateName, w.InstanceType, w.AMIID = n.TemplateName, n.InstanceType, n.AMIID
 	w.Status, w.DesiredStatus, w.Armed, w.LaunchGeneration = power.WorkerPending, power.WorkerRunning, true, 1
-	return w, Entry{Action: "created", Events: []string{EventCreated}, By: by, To: w.Status}, nil
+	return w, audit.Entry{Action: "created", Events: []string{audit.EventCreated}, By: by, To: w.Status}, nil
 }
 
 var instanceID = regexp.MustCompile(`^i-(?:[0-9a-f]{8}|[0-9a-f]{17})$`)
 
 // ImportWorker records an existing instance. It starts in dry run, and its
 // first observation determines the desired status. Errors: Invalid, Conflict.
-func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (Worker, error) {
+func (f *Fleet) ImportWorker(ctx context.Context, by audit.Actor, n ImportedWorker) (Worker, error) {
 	w, err := f.Candidate(ctx, n)
 	if err != nil {
 		return Worker{}, err
 	}
-	e := Entry{Action: "imported", Events: []string{EventImported}, By: by, To: w.Status, Detail: n.EC2InstanceID}
+	e := audit.Entry{Action: "imported", Events: []string{audit.EventImported}, By: by, To: w.Status, Detail: n.EC2InstanceID}
 	if w.ActivitySourcesReason != "" {
 		e.Detail += "; activity sources: " + w.ActivitySourcesReason
 	}
@@ -400,7 +401,7 @@ func (f *Fleet) newWorker(account, region, name string, p Profile) (Worker, erro
 }
 
 // insert writes a new record and, if it has an instance, claims the instance.
-func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
+func (f *Fleet) insert(ctx context.Context, w Worker, e audit.Entry) (Worker, error) {
 	key := workerKey(w.ID)
 	keys := []string{key}
 	if w.EC2InstanceID != "" {
@@ -426,7 +427,7 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 			ops = append(ops, op)
 		}
 		e.WorkerID, e.WorkerName, e.Region = w.ID, w.Name, w.AWSRegion
-		note, err := entryOps(e)
+		note, err := audit.Ops(e)
 		return append(ops, note...), err
 	}, f.guards...)
 	if err != nil {
@@ -438,13 +439,13 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 
 // UpdateWorker changes a worker's user settings. If revision is not 0 the
 // worker must have it. Errors: NotFound, Invalid, ErrStale.
-func (f *Fleet) UpdateWorker(ctx context.Context, by Actor, id string, revision int64, p Profile) (Worker, error) {
+func (f *Fleet) UpdateWorker(ctx context.Context, by audit.Actor, id string, revision int64, p Profile) (Worker, error) {
 	return f.updateWorker(ctx, by, id, revision, func(*Worker) (Profile, error) { return p, nil })
 }
 
 // updateWorker is UpdateWorker with a profile computed from the worker inside
 // its transaction.
-func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision int64, of func(*Worker) (Profile, error)) (Worker, error) {
+func (f *Fleet) updateWorker(ctx context.Context, by audit.Actor, id string, revision int64, of func(*Worker) (Profile, error)) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by, At: revision}, func(w *Worker, tx *Tx) error {
 		p, err := of(w)
 		if err != nil {
@@ -459,9 +460,9 @@ func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision 
 			return err
 		}
 		rules := Application{Policy: p.Policy, Schedule: p.Schedule}
-		e := Entry{Action: "updated", Detail: rules.said("", policyWas, w.Policy, scheduleWas, w.Schedule)}
+		e := audit.Entry{Action: "updated", Detail: rules.said("", policyWas, w.Policy, scheduleWas, w.Schedule)}
 		if was != w.IsIdleDetectionEnabled {
-			e.Events = []string{EventDetection}
+			e.Events = []string{audit.EventDetection}
 		}
 		tx.Note(e)
 		return nil
@@ -471,7 +472,7 @@ func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision 
 // ForgetWorker removes the record of a TERMINATED worker. With force it also
 // removes that of a Forgettable one, of which it is unknown what remains; the
 // audit entry says what that may be. Errors: NotFound, Refused.
-func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force bool) error {
+func (f *Fleet) ForgetWorker(ctx context.Context, by audit.Actor, id string, force bool) error {
 	if err := failure.CheckName("worker_id", id); err != nil {
 		return err
 	}
@@ -490,11 +491,11 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force boo
 		default:
 			return nil, nil, &failure.Refused{Command: "forget", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED; terminate it first", w.Status)}
 		}
-		e := Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion, Detail: w.LeftBehind()}
+		e := audit.Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion, Detail: w.LeftBehind()}
 		if w.Status != power.WorkerTerminated {
 			e.Reason = "force"
 		}
-		ops, err := entryOps(e)
+		ops, err := audit.Ops(e)
 		if w.EC2InstanceID != "" {
 			ops = append(ops, store.Delete(instanceKey(w.AWSRegion, w.EC2InstanceID)))
 		}
@@ -522,7 +523,7 @@ const resumeShows = time.Minute
 // transaction, so that parallel requests never exceed MAX_WORKERS_PER_REGION
 // and never choose the same worker. Errors: NotFound, Refused at the limit, and
 // those of CreateWorker.
-func (f *Fleet) ScaleUp(ctx context.Context, by Actor, template, region, reason string) (Worker, error) {
+func (f *Fleet) ScaleUp(ctx context.Context, by audit.Actor, template, region, reason string) (Worker, error) {
 	if len(reason) > 512 {
 		return Worker{}, failure.Invalidf("reason", "it has %d bytes, the limit is 512", len(reason))
 	}
@@ -564,7 +565,7 @@ func (f *Fleet) ScaleUp(ctx context.Context, by Actor, template, region, reason 
 				return nil, err
 			}
 			e.WorkerID, e.WorkerName, e.Region = w.ID, w.Name, w.AWSRegion
-			note, err := entryOps(e)
+			note, err := audit.Ops(e)
 			if err != nil {
 				return nil, err
 			}

@@ -8,6 +8,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // TestEnrolling checks that an enrollment secret is good for an hour, for one
@@ -18,7 +19,7 @@ func TestEnrolling(t *testing.T) {
 		launched := time.Now()
 		launch := func(generation int64, agent bool) {
 			t.Helper()
-			if _, err := fl.Change(t.Context(), w.ID, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+			if _, err := fl.Change(t.Context(), w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
 				w.Launch = &fleet.Launch{Generation: generation, Agent: agent, ResolvedAt: launched}
 				return nil
 			}); err != nil {

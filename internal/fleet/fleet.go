@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
@@ -29,6 +34,7 @@ type Options struct {
 // Fleet is the only way to read and change the fleet's records. It is safe for
 // concurrent use. Any number of processes may have one on the same store.
 type Fleet struct {
+	*audit.Log
 	opts   Options
 	store  store.Store
 	guards []store.Cond
@@ -62,7 +68,7 @@ func New(o Options) (*Fleet, error) {
 		return nil, err
 	}
 	o.Flags.Source, o.Env.Source, o.File.Source = FromFlag, FromEnv, FromFile
-	f := &Fleet{opts: o, store: o.Store, now: &snapshot{haltSet: make(chan struct{})}}
+	f := &Fleet{Log: audit.New(o.Store), opts: o, store: o.Store, now: &snapshot{haltSet: make(chan struct{})}}
 	s, all, err := Resolve(o.Flags, o.Env, o.File)
 	if err != nil {
 		return nil, err
@@ -85,6 +91,7 @@ func (f *Fleet) Store() store.Store { return f.store }
 func (f *Fleet) Guarded(conds ...store.Cond) *Fleet {
 	g := *f
 	g.guards = append(append([]store.Cond(nil), f.guards...), conds...)
+	g.Log = audit.New(g.store, g.guards...)
 	return &g
 }
 
@@ -96,6 +103,13 @@ func (f *Fleet) Settings() Settings { return f.now.settings.Load().Settings }
 func (f *Fleet) AllSettings() ([]Setting, int64) {
 	e := f.now.settings.Load()
 	return e.all, e.revision
+}
+
+// TrimAudit removes the oldest entries beyond the age and size in the settings,
+// after archive has stored them. It returns their number.
+func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]audit.Entry) error) (int, error) {
+	s := f.Settings()
+	return f.Trim(ctx, now, s.AuditRetention, int64(s.AuditMaxMiB)<<20, archive)
 }
 
 // storedSettings is the record of the settings changed by users.
@@ -191,7 +205,7 @@ func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 // PutSettings changes stored settings. A nil value removes the stored one, so
 // that the layer below applies. Errors: Invalid with the field, Conflict for a
 // key that a flag or the environment pins.
-func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any) ([]Setting, error) {
+func (f *Fleet) PutSettings(ctx context.Context, by audit.Actor, values map[string]any) ([]Setting, error) {
 	for key, v := range values {
 		field, ok := FieldOf(key)
 		if !ok {
@@ -245,11 +259,15 @@ func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any
 		if err != nil {
 			return nil, nil, err
 		}
-		ops, err := entryOps(Entry{Action: "settings_changed", By: by, Detail: joinKeys(values)})
+		ops, err := audit.Ops(audit.Entry{Action: "settings_changed", By: by, Detail: joinKeys(values)})
 		return data, ops, err
 	}, f.guards...)
 	if err != nil {
 		return nil, err
 	}
 	return all, f.take(v)
+}
+
+func joinKeys(m map[string]any) string {
+	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 }

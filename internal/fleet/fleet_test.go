@@ -15,14 +15,15 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
 
 var (
-	ada = fleet.Actor{Name: "ada", Kind: fleet.KindPerson}
-	cal = fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}
+	ada = audit.Actor{Name: "ada", Kind: audit.KindPerson}
+	cal = audit.Actor{Name: "calendar", Kind: audit.KindSchedule}
 )
 
 // bubble runs f with a fleet on an in-memory store.
@@ -75,7 +76,7 @@ func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) fleet.Worker 
 	var w fleet.Worker
 	var err error
 	for _, to := range paths[s] {
-		w, err = fl.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w, err = fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
 			w.Status, w.EC2InstanceID = to, "i-00000000000000001"
 			switch to {
 			case power.WorkerStopping, power.WorkerStopped:
@@ -231,9 +232,9 @@ func TestCounters(t *testing.T) {
 			}
 		}
 		check("a first launch is no resume", 0, 0, 0, 0, 0, 0)
-		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
+		must(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
 		check("an intent counts at once", 1, 0, 0, 0, 0, 0)
-		if _, err := fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonSchedule}); err == nil {
+		if _, err := fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonSchedule}); err == nil {
 			t.Error("a second automatic intent was taken")
 		}
 		check("and once", 1, 0, 0, 0, 0, 0)
@@ -251,13 +252,13 @@ func TestCounters(t *testing.T) {
 		up()
 		check("an automatic resume", 1, 1, 0, 1, 1, 0)
 		for i, r := range []power.Reason{power.ReasonSchedule, power.ReasonTTL, power.ReasonScaleDown} {
-			must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: r}))
+			must(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: r}))
 			check(string(r), int64(i+2), 1, 0, int64(i+1), 1, 0)
 			stopped()
 			must(fl.ResumeWorker(ctx, cal, id))
 			up()
 		}
-		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
+		must(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
 		must(fl.ResumeWorker(ctx, ada, id))
 		check("a pause that was called off was intended, and nothing was resumed", 5, 1, 0, 4, 1, 0)
 	})
@@ -276,18 +277,18 @@ func TestArbiter(t *testing.T) {
 		action fleet.Action
 		guard  string
 	}{
-		{"intended first", notIdle, fleet.Limits{ScaleDown: true, Intended: true}, fleet.ActNothing, fleet.SkippedAutoPause},
-		{"not idle", notIdle, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, fleet.SkippedNotIdle},
-		{"not eligible", blocked, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, fleet.SkippedNotEligible},
-		{"at the floor", idleV, fleet.Limits{ScaleDown: true, Up: 2, MinWorkers: 2, LastScaleDownAt: ago(time.Second), Cooldown: time.Minute}, fleet.ActNothing, fleet.SkippedMinWorkers},
-		{"cooling: paused instead", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute}, fleet.ActPause, fleet.SkippedCooldown},
-		{"cooling: it waits", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, fleet.ActNothing, fleet.SkippedCooldown},
+		{"intended first", notIdle, fleet.Limits{ScaleDown: true, Intended: true}, fleet.ActNothing, audit.SkippedAutoPause},
+		{"not idle", notIdle, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, audit.SkippedNotIdle},
+		{"not eligible", blocked, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, audit.SkippedNotEligible},
+		{"at the floor", idleV, fleet.Limits{ScaleDown: true, Up: 2, MinWorkers: 2, LastScaleDownAt: ago(time.Second), Cooldown: time.Minute}, fleet.ActNothing, audit.SkippedMinWorkers},
+		{"cooling: paused instead", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute}, fleet.ActPause, audit.SkippedCooldown},
+		{"cooling: it waits", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, fleet.ActNothing, audit.SkippedCooldown},
 		{"off: it does not wait", idleV, fleet.Limits{Up: 3, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, fleet.ActPause, ""},
 		{"cooled", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(time.Minute), Cooldown: time.Minute}, fleet.ActDrain, ""},
 		{"all pass", idleV, fleet.Limits{ScaleDown: true, Up: 1}, fleet.ActDrain, ""},
 		{"off: pause", idleV, fleet.Limits{Up: 1}, fleet.ActPause, ""},
 		{"off: cooldown is nothing", idleV, fleet.Limits{Up: 1, LastScaleDownAt: ago(0), Cooldown: time.Hour}, fleet.ActPause, ""},
-		{"off: floor", idleV, fleet.Limits{Up: 1, MinWorkers: 1}, fleet.ActNothing, fleet.SkippedMinWorkers},
+		{"off: floor", idleV, fleet.Limits{Up: 1, MinWorkers: 1}, fleet.ActNothing, audit.SkippedMinWorkers},
 		{"off: not idle", notIdle, fleet.Limits{Up: 1}, fleet.ActNothing, ""},
 		{"off: not eligible", blocked, fleet.Limits{Up: 1}, fleet.ActNothing, ""},
 		{"off: intended", idleV, fleet.Limits{Up: 1, Intended: true}, fleet.ActNothing, ""},
@@ -334,7 +335,7 @@ func TestFloor(t *testing.T) {
 			case fleet.ActPause:
 				paused++
 			case fleet.ActNothing:
-				if out.Guard != fleet.SkippedMinWorkers || !out.Decision.Verdict.Has(idle.MinWorkers) {
+				if out.Guard != audit.SkippedMinWorkers || !out.Decision.Verdict.Has(idle.MinWorkers) {
 					t.Errorf("kept up by %q and %v", out.Guard, out.Decision.Verdict.Blocks)
 				}
 			}
@@ -362,7 +363,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, err := range []error{
-			second(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})),
+			second(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})),
 			second(fl.ResumeWorker(ctx, cal, id)),
 		} {
 			if r, ok := errors.AsType[*failure.Refused](err); !ok || r.Reason != "halted" {
@@ -413,8 +414,8 @@ func TestHaltHasAnEnd(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		page, err := fl.Audit(ctx, fleet.AuditQuery{Action: "halt_ended"})
-		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != fleet.ByController {
+		page, err := fl.Audit(ctx, audit.Query{Action: "halt_ended"})
+		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != audit.ByController {
 			t.Errorf("the log says %+v, %v", page.Entries, err)
 		}
 	})
@@ -509,19 +510,19 @@ func TestAuditIsBoundedAndExported(t *testing.T) {
 			}
 			time.Sleep(6 * time.Hour)
 		}
-		page, err := fl.Audit(ctx, fleet.AuditQuery{WorkerID: id, Action: "idle_detection_toggled", Limit: 4})
+		page, err := fl.Audit(ctx, audit.Query{WorkerID: id, Action: "idle_detection_toggled", Limit: 4})
 		if err != nil || len(page.Entries) != 4 || page.Next == "" {
 			t.Fatalf("first page has %d entries, next %q: %v", len(page.Entries), page.Next, err)
 		}
-		if e := page.Entries[0]; e.ID == 0 || e.By != ada || e.Events[0] != fleet.EventDetection {
+		if e := page.Entries[0]; e.ID == 0 || e.By != ada || e.Events[0] != audit.EventDetection {
 			t.Errorf("entry %+v", e)
 		}
 		var out strings.Builder
-		if err := fl.ExportAudit(ctx, &out, fleet.AuditQuery{WorkerID: id}); err != nil || strings.Count(out.String(), "\n") != 11 {
+		if err := fl.ExportAudit(ctx, &out, audit.Query{WorkerID: id}); err != nil || strings.Count(out.String(), "\n") != 11 {
 			t.Errorf("exported %d lines: %v", strings.Count(out.String(), "\n"), err)
 		}
-		var gone []fleet.Entry
-		n, err := fl.TrimAudit(ctx, time.Now(), func(e []fleet.Entry) error { gone = append(gone, e...); return nil })
+		var gone []audit.Entry
+		n, err := fl.TrimAudit(ctx, time.Now(), func(e []audit.Entry) error { gone = append(gone, e...); return nil })
 		// At 30 h, entries written at 0 h are older than a day: the template,
 		// the creation and two toggles.
 		if err != nil || n != 4 || len(gone) != 4 {

@@ -6,6 +6,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/idle"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -81,9 +82,9 @@ func (h Halt) HaltedBy() *idle.HaltedBy {
 // SetHalt stops or allows automatic actions. It is durable when SetHalt
 // returns. Every automatic intent is refused in the same transaction that reads
 // the halt. Errors: Invalid.
-func (f *Fleet) SetHalt(ctx context.Context, by Actor, r HaltRequest) (Halt, error) {
+func (f *Fleet) SetHalt(ctx context.Context, by audit.Actor, r HaltRequest) (Halt, error) {
 	h := Halt{On: r.On, By: by.Name, At: time.Now().UTC().Round(0)}
-	e := Entry{Action: "halt_ended", By: by}
+	e := audit.Entry{Action: "halt_ended", By: by}
 	if r.On {
 		h.Reason = r.Reason
 		if r.Until != nil {
@@ -98,7 +99,7 @@ func (f *Fleet) SetHalt(ctx context.Context, by Actor, r HaltRequest) (Halt, err
 	case h.idle().Over(h.At):
 		return Halt{}, failure.Invalidf("until", "it is over")
 	}
-	return f.putHalt(ctx, func(Halt) (*Halt, Entry) { return &h, e })
+	return f.putHalt(ctx, func(Halt) (*Halt, audit.Entry) { return &h, e })
 }
 
 // EndHalt removes an expired halt, and records that in the log. Automatic
@@ -107,20 +108,20 @@ func (f *Fleet) EndHalt(ctx context.Context) error {
 	if h := f.now.halt.Load(); !h.On || h.at(time.Now()).On {
 		return nil
 	}
-	_, err := f.putHalt(ctx, func(old Halt) (*Halt, Entry) {
+	_, err := f.putHalt(ctx, func(old Halt) (*Halt, audit.Entry) {
 		now := time.Now().UTC().Round(0)
 		if !old.On || old.at(now).On {
-			return nil, Entry{} // it was ended, or its end was moved
+			return nil, audit.Entry{} // it was ended, or its end was moved
 		}
-		return &Halt{By: ByController.Name, At: now},
-			Entry{Action: "halt_ended", By: ByController, Detail: "its end was reached; " + old.By + " had set it"}
+		return &Halt{By: audit.ByController.Name, At: now},
+			audit.Entry{Action: "halt_ended", By: audit.ByController, Detail: "its end was reached; " + old.By + " had set it"}
 	}, f.guards...)
 	return err
 }
 
 // putHalt writes the halt returned by change, with its entry; nil leaves it
 // unchanged.
-func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, Entry), guards ...store.Cond) (Halt, error) {
+func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, audit.Entry), guards ...store.Cond) (Halt, error) {
 	var made Halt
 	v, err := store.Update(ctx, f.store, haltKey, func(was store.Value) ([]byte, []store.Op, error) {
 		old, err := decodeHalt(was)
@@ -137,7 +138,7 @@ func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, Entry
 		if err != nil {
 			return nil, nil, err
 		}
-		ops, err := entryOps(e)
+		ops, err := audit.Ops(e)
 		return data, ops, err
 	}, guards...)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 )
 
@@ -21,14 +22,14 @@ const MaxSnooze = 30 * 24 * time.Hour
 
 // SnoozeWorker protects a worker from automatic pauses until a time. The zero
 // time ends the protection. Errors: NotFound, Invalid.
-func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until time.Time) (Worker, error) {
+func (f *Fleet) SnoozeWorker(ctx context.Context, by audit.Actor, id string, until time.Time) (Worker, error) {
 	if ahead := time.Until(until); !until.IsZero() && (ahead <= 0 || ahead > MaxSnooze) {
 		return Worker{}, failure.Invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), idle.Human(MaxSnooze))
 	}
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if until.IsZero() {
 			w.SnoozedUntil, w.SnoozedBy = nil, ""
-			tx.Note(Entry{Action: "snooze_ended"})
+			tx.Note(audit.Entry{Action: "snooze_ended"})
 			return nil
 		}
 		w.snooze(tx, until)
@@ -41,23 +42,23 @@ func (w *Worker) snooze(tx *Tx, until time.Time) {
 	t := until.UTC().Round(0)
 	w.SnoozedUntil, w.SnoozedBy = &t, tx.by.Name
 	w.TargetPauseAt, w.WarningSentAt, w.WarningFor = nil, nil, ""
-	tx.Note(Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)})
+	tx.Note(audit.Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)})
 }
 
 // SetIdleDetection enables or disables idle detection of one worker.
-func (f *Fleet) SetIdleDetection(ctx context.Context, by Actor, id string, on bool) (Worker, error) {
+func (f *Fleet) SetIdleDetection(ctx context.Context, by audit.Actor, id string, on bool) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if w.IsIdleDetectionEnabled == on {
 			return nil
 		}
 		w.IsIdleDetectionEnabled = on
-		tx.Note(Entry{Action: "idle_detection_toggled", Events: []string{EventDetection}, Detail: fmt.Sprintf("enabled=%t", on)})
+		tx.Note(audit.Entry{Action: "idle_detection_toggled", Events: []string{audit.EventDetection}, Detail: fmt.Sprintf("enabled=%t", on)})
 		return nil
 	})
 }
 
 // ArmWorker ends (or begins) the dry run of one worker.
-func (f *Fleet) ArmWorker(ctx context.Context, by Actor, id string, on bool) (Worker, error) {
+func (f *Fleet) ArmWorker(ctx context.Context, by audit.Actor, id string, on bool) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if w.Armed == on {
 			return nil
@@ -67,18 +68,18 @@ func (f *Fleet) ArmWorker(ctx context.Context, by Actor, id string, on bool) (Wo
 		if !on {
 			action = "disarmed"
 		}
-		tx.Note(Entry{Action: action})
+		tx.Note(audit.Entry{Action: action})
 		return nil
 	})
 }
 
 // NewWakeToken creates a wake token for a worker, replacing any earlier one.
 // The token is returned once and stored hashed.
-func (f *Fleet) NewWakeToken(ctx context.Context, by Actor, id string) (string, error) {
+func (f *Fleet) NewWakeToken(ctx context.Context, by audit.Actor, id string) (string, error) {
 	token := "wake_" + rand.Text()
 	_, err := f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		w.WakeTokenHash = hashToken(token)
-		tx.Note(Entry{Action: "wake_token_made"})
+		tx.Note(audit.Entry{Action: "wake_token_made"})
 		return nil
 	})
 	return token, err
@@ -93,7 +94,7 @@ func hashToken(token string) string {
 // wrong token is a NotFound, like a missing worker. Errors: Refused for a rate
 // above WAKE_INTERVAL_SECONDS, a halt, or the status.
 func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error) {
-	by := Actor{Name: "wake token", Kind: KindWake}
+	by := audit.Actor{Name: "wake token", Kind: audit.KindWake}
 	return f.Change(ctx, id, Changing{By: by, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
 			return &failure.NotFound{Kind: "worker", Name: id}
@@ -126,7 +127,7 @@ var licenseToken = regexp.MustCompile(`^[a-zA-Z0-9+/%=-]{1,256}$`)
 // RegisterLicense requests the registration of a worker's CML. token may be a
 // reference or, with a sealing key, the token. Errors: NotFound, Invalid,
 // Conflict while another operation is in progress.
-func (f *Fleet) RegisterLicense(ctx context.Context, by Actor, id, token string, reregister bool) (Worker, error) {
+func (f *Fleet) RegisterLicense(ctx context.Context, by audit.Actor, id, token string, reregister bool) (Worker, error) {
 	if token == "" || len(token) > 4096 {
 		return Worker{}, failure.Invalidf("token", "it must have 1 to 4096 bytes")
 	}
@@ -141,11 +142,11 @@ func (f *Fleet) RegisterLicense(ctx context.Context, by Actor, id, token string,
 }
 
 // DeregisterLicense requests the release of the license.
-func (f *Fleet) DeregisterLicense(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) DeregisterLicense(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	return f.requestLicense(ctx, by, id, OperationDeregister, "", false)
 }
 
-func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, token sealed.Secret, reregister bool) (Worker, error) {
+func (f *Fleet) requestLicense(ctx context.Context, by audit.Actor, id, op string, token sealed.Secret, reregister bool) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		l := &w.License
 		switch {
@@ -158,7 +159,7 @@ func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, tok
 		}
 		l.PendingOperation, l.LastError, l.Reregister, l.Token = op, "", reregister, token
 		l.OperationInProgress = nil // of one that was interrupted when the machine went down
-		tx.Note(Entry{Action: "license_requested", Events: []string{EventLicense}, Detail: op})
+		tx.Note(audit.Entry{Action: "license_requested", Events: []string{audit.EventLicense}, Detail: op})
 		return nil
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 )
 
 // DetectResult is the result of DetectWorkerIdle.
@@ -120,9 +121,9 @@ func limits(w *Worker, r power.Reason, p *Pool, s *Settings) Limits {
 func (l Limits) block(a Action, guard string) (idle.Block, bool) {
 	switch {
 	case a != ActNothing:
-	case guard == SkippedMinWorkers:
+	case guard == audit.SkippedMinWorkers:
 		return idle.Block{Code: idle.MinWorkers, Sentence: "The fleet would have fewer running workers than its floor."}, true
-	case guard == SkippedCooldown:
+	case guard == audit.SkippedCooldown:
 		until := l.LastScaleDownAt.Add(l.Cooldown)
 		return idle.Block{Code: idle.Cooldown, Until: &until, Sentence: "Another worker was drained at " + l.LastScaleDownAt.UTC().Format(time.RFC3339) +
 			", and the cooldown lasts until " + until.UTC().Format(time.RFC3339) + "."}, true
@@ -150,22 +151,22 @@ func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
 	guard := ""
 	switch {
 	case l.Intended:
-		guard = SkippedAutoPause
+		guard = audit.SkippedAutoPause
 	case !v.IsIdle:
-		guard = SkippedNotIdle
+		guard = audit.SkippedNotIdle
 	case !v.Eligible:
-		guard = SkippedNotEligible
+		guard = audit.SkippedNotEligible
 	case floor:
-		guard = SkippedMinWorkers
+		guard = audit.SkippedMinWorkers
 	case cooling && l.ScaleDown:
-		guard = SkippedCooldown
+		guard = audit.SkippedCooldown
 	}
 	switch {
 	case guard == "" && l.ScaleDown:
 		return ActDrain, ""
-	case guard == "" || guard == SkippedCooldown && !l.Defers:
+	case guard == "" || guard == audit.SkippedCooldown && !l.Defers:
 		return ActPause, guard
-	case !l.ScaleDown && guard != SkippedMinWorkers:
+	case !l.ScaleDown && guard != audit.SkippedMinWorkers:
 		return ActNothing, ""
 	}
 	return ActNothing, guard
@@ -235,7 +236,7 @@ func (w *Worker) Checked(at time.Time) {
 // reading without anything new writes nothing unless the stored times of the
 // last check are older than stale; 0 always writes them.
 func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u ActivityUpdate, stale time.Duration) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: ByController, At: at}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: audit.ByController, At: at}, func(w *Worker, tx *Tx) error {
 		news := u.changes(w)
 		if !news && w.LastActivityCheckAt != nil && u.CheckedAt.Sub(*w.LastActivityCheckAt) < stale {
 			return nil
@@ -257,12 +258,12 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 			w.RecentActivityEvents = u.Recent[:min(len(u.Recent), tx.Settings.WorkerActivityEventsMaxStored)]
 		}
 		if u.Late > 0 && w.LastPausedAt != nil {
-			tx.Note(Entry{Action: "late_activity", Events: []string{EventLateActivity}, Reason: string(w.PauseReason),
+			tx.Note(audit.Entry{Action: "late_activity", Events: []string{audit.EventLateActivity}, Reason: string(w.PauseReason),
 				Detail: fmt.Sprintf("activity of %s was reported %s later; the pause of %s was decided without it",
 					u.LastActivityAt.UTC().Format(time.RFC3339), idle.Human(u.Late), w.LastPausedAt.Format(time.RFC3339))})
 		}
 		if moved {
-			tx.Note(Entry{Action: "activity_updated", Events: []string{EventActivity}})
+			tx.Note(audit.Entry{Action: "activity_updated", Events: []string{audit.EventActivity}})
 		}
 		return nil
 	})
@@ -297,7 +298,7 @@ type Outcome struct {
 // in the audit log when it changed.
 func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, error) {
 	var out Outcome
-	w, err := f.Change(ctx, id, Changing{By: ByController, At: j.At, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
+	w, err := f.Change(ctx, id, Changing{By: audit.ByController, At: j.At, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		out = Outcome{}
 		guards, rules := slices.Clone(j.Guards), j.Rules(w)
 		halt := f.Halted()
@@ -356,7 +357,7 @@ func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) && w.WarningFor != power.ReasonTTL {
 		at := tx.Now
 		w.WarningSentAt, w.WarningFor = &at, ""
-		e := Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(out.Reason), Decision: &d,
+		e := audit.Entry{Action: "pause_warning", Events: []string{audit.EventPauseWarning}, Reason: string(out.Reason), Decision: &d,
 			Warning: out.warns(use)}
 		w.notice(tx, e.Warning)
 		if out.Force {
@@ -371,7 +372,7 @@ func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 			if out.Shadowed {
 				action = "would_pause"
 			}
-			tx.Note(Entry{Action: action, Decision: &d})
+			tx.Note(audit.Entry{Action: action, Decision: &d})
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/warning"
 )
 
@@ -40,7 +41,7 @@ func (w *Worker) Awaits(a warning.Answer) bool {
 // WarningOf returns the warning that a answers, from the audit log; nil if it
 // is no longer there.
 func (f *Fleet) WarningOf(ctx context.Context, a warning.Answer) (*warning.Warning, error) {
-	page, err := f.NewestAudit(ctx, AuditQuery{WorkerID: a.WorkerID, Action: "pause_warning", From: a.WarnedAt.Add(-time.Second), Limit: 1})
+	page, err := f.NewestAudit(ctx, audit.Query{WorkerID: a.WorkerID, Action: "pause_warning", From: a.WarnedAt.Add(-time.Second), Limit: 1})
 	if err != nil || len(page.Entries) == 0 {
 		return nil, err
 	}
@@ -51,7 +52,7 @@ func (f *Fleet) WarningOf(ctx context.Context, a warning.Answer) (*warning.Warni
 // the warning. Errors: NotFound, and Refused with "answered" if the warning is
 // no longer out.
 func (f *Fleet) AnswerWarning(ctx context.Context, a warning.Answer) (Worker, error) {
-	by := Actor{Name: "link in a warning", Kind: KindPerson}
+	by := audit.Actor{Name: "link in a warning", Kind: audit.KindPerson}
 	if a.Channel != "" {
 		by.Name += " to " + a.Channel
 	}
@@ -78,5 +79,5 @@ func (w *Worker) extendLife(tx *Tx, until time.Time) {
 	t := until.UTC().Round(0)
 	w.TTLDeadline, w.TTLFromTag = &t, false
 	w.WarningSentAt, w.WarningFor = nil, ""
-	tx.Note(Entry{Action: "ttl_extended", Detail: "until " + t.Format(time.RFC3339)})
+	tx.Note(audit.Entry{Action: "ttl_extended", Detail: "until " + t.Format(time.RFC3339)})
 }

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/warning"
 	"lull/internal/store/mem"
@@ -47,10 +48,10 @@ func warned(t *testing.T, f *fleet.Fleet) (id string, at time.Time) {
 func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 	t.Helper()
 	var at time.Time
-	if _, err := f.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+	if _, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
 		at = tx.Now
 		w.WarningSentAt = &at
-		tx.Note(fleet.Entry{Action: "pause_warning", Events: []string{fleet.EventPauseWarning}})
+		tx.Note(audit.Entry{Action: "pause_warning", Events: []string{audit.EventPauseWarning}})
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -137,7 +138,7 @@ func TestExtendLife(t *testing.T) {
 				end := time.Now().Add(5 * time.Minute).UTC().Round(0)
 				if status == power.WorkerStopped {
 					for _, to := range []power.Worker{power.WorkerStopping, power.WorkerStopped} {
-						if _, err := f.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+						if _, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
 							w.Status, w.DesiredStatus = to, power.WorkerStopped
 							return nil
 						}); err != nil {
@@ -145,7 +146,7 @@ func TestExtendLife(t *testing.T) {
 						}
 					}
 				}
-				w, err := f.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+				w, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
 					w.TTLDeadline, w.TTLFromTag, w.Intent = &end, true, nil
 					w.WarnOfTTL(tx, end, "it is stopped")
 					return nil
@@ -153,7 +154,7 @@ func TestExtendLife(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				page, err := f.NewestAudit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning", Limit: 1})
+				page, err := f.NewestAudit(t.Context(), audit.Query{WorkerID: id, Action: "pause_warning", Limit: 1})
 				if err != nil {
 					t.Fatal(err)
 				}

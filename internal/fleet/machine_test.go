@@ -3,6 +3,7 @@ package fleet
 import (
 	"testing"
 
+	"lull/internal/fleet/audit"
 	"lull/internal/store/mem"
 )
 
@@ -15,7 +16,7 @@ func TestWorkerOfAMachineWithoutARegion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	by := Actor{Name: "ada", Kind: KindPerson}
+	by := audit.Actor{Name: "ada", Kind: audit.KindPerson}
 	for region, id := range map[string]string{"us-east-1": "i-0123456789abcdef0", "eu-north-1": "i-0123456789abcdef1", "eu-west-1": "i-0123456789abcdef2"} {
 		w, err := f.ImportWorker(t.Context(), by, ImportedWorker{AWSRegion: region, EC2InstanceID: id})
 		if err != nil {

@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"lull/internal/core/failure"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -64,20 +64,20 @@ type Rest struct {
 // RestEvent is an event of a Rest. Its entry has no decision, which no mail
 // shows.
 type RestEvent struct {
-	ID    string `json:"id"`
-	Event string `json:"event"`
-	Entry Entry  `json:"entry"`
+	ID    string      `json:"id"`
+	Event string      `json:"event"`
+	Entry audit.Entry `json:"entry"`
 }
 
 // DeadLetter is an event that could not be delivered. It stays until a user
 // requests another attempt or drops it.
 type DeadLetter struct {
-	ID      string `json:"id"`
-	Channel string `json:"channel"`
-	Event   string `json:"event"`
-	Entry   Entry  `json:"entry"`
-	Tries   int    `json:"tries"`
-	Error   string `json:"error"`
+	ID      string      `json:"id"`
+	Channel string      `json:"channel"`
+	Event   string      `json:"event"`
+	Entry   audit.Entry `json:"entry"`
+	Tries   int         `json:"tries"`
+	Error   string      `json:"error"`
 	// To is the address that did not get it, if others did. The ID then ends
 	// with a mark of the address.
 	To     string    `json:"to,omitempty"`
@@ -114,12 +114,6 @@ func DeliveryChannel(key string) string { return strings.TrimPrefix(key, deliver
 func DeadKeys() store.Keys { return store.Prefix(deadPrefix) }
 
 func deadKey(channel, id string) string { return deadPrefix + channel + "/" + id }
-
-// EventID returns the ID of an event: that of its entry, whose key in the log
-// is key, and its index in the entry. It is the same at every delivery.
-func EventID(key string, index int) string {
-	return strings.TrimPrefix(key, auditPrefix) + "." + strconv.Itoa(index)
-}
 
 // DecodeDelivery decodes a Delivery; an absent one is nil.
 func DecodeDelivery(v store.Value) (*Delivery, error) {
@@ -241,7 +235,7 @@ func (f *Fleet) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
 }
 
 // RetryDead requests another attempt to send a dead letter.
-func (f *Fleet) RetryDead(ctx context.Context, by Actor, channel, id string) (DeadLetter, error) {
+func (f *Fleet) RetryDead(ctx context.Context, by audit.Actor, channel, id string) (DeadLetter, error) {
 	var out DeadLetter
 	err := f.changeDead(ctx, by, "dead_letter_retried", channel, id, func(d *DeadLetter) bool {
 		now := time.Now().UTC().Round(0)
@@ -253,11 +247,11 @@ func (f *Fleet) RetryDead(ctx context.Context, by Actor, channel, id string) (De
 }
 
 // DropDead permanently removes a dead letter.
-func (f *Fleet) DropDead(ctx context.Context, by Actor, channel, id string) error {
+func (f *Fleet) DropDead(ctx context.Context, by audit.Actor, channel, id string) error {
 	return f.changeDead(ctx, by, "dead_letter_dropped", channel, id, func(*DeadLetter) bool { return false })
 }
 
-func (f *Fleet) changeDead(ctx context.Context, by Actor, action, channel, id string, fn func(*DeadLetter) (keep bool)) error {
+func (f *Fleet) changeDead(ctx context.Context, by audit.Actor, action, channel, id string, fn func(*DeadLetter) (keep bool)) error {
 	if err := errors.Join(failure.CheckName("channel", channel), failure.CheckName("id", id)); err != nil {
 		return err
 	}
@@ -270,7 +264,7 @@ func (f *Fleet) changeDead(ctx context.Context, by Actor, action, channel, id st
 		if err != nil {
 			return nil, nil, err
 		}
-		ops, err := entryOps(Entry{Action: action, By: by, Detail: channel + "/" + id, WorkerID: d.Entry.WorkerID, WorkerName: d.Entry.WorkerName})
+		ops, err := audit.Ops(audit.Entry{Action: action, By: by, Detail: channel + "/" + id, WorkerID: d.Entry.WorkerID, WorkerName: d.Entry.WorkerName})
 		if err != nil {
 			return nil, nil, err
 		}

@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 )
 
 // Parameters of pause_action auto.
@@ -25,7 +26,7 @@ const (
 // PastPauses returns the durations of a worker's last pauses that have ended,
 // newest first, from the audit log: at most mostPauses.
 func (f *Fleet) PastPauses(ctx context.Context, id string) ([]time.Duration, error) {
-	page, err := f.NewestAudit(ctx, AuditQuery{WorkerID: id, Limit: 500})
+	page, err := f.NewestAudit(ctx, audit.Query{WorkerID: id, Limit: 500})
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 )
 
 // Pause is the request for a pause or drain.
@@ -28,7 +29,7 @@ type Pause struct {
 // PauseWorker records the intent to stop a worker: desired STOPPED, reason and
 // generation. The controller acts on it. A worker that is stopped, or that a
 // user is already stopping, stays as it is. Errors: NotFound, Refused.
-func (f *Fleet) PauseWorker(ctx context.Context, by Actor, id string, p Pause) (Worker, error) {
+func (f *Fleet) PauseWorker(ctx context.Context, by audit.Actor, id string, p Pause) (Worker, error) {
 	if p.Reason == "" {
 		p.Reason = power.ReasonManual
 	}
@@ -41,13 +42,13 @@ func (f *Fleet) PauseWorker(ctx context.Context, by Actor, id string, p Pause) (
 }
 
 // StopWorker is PauseWorker for a user.
-func (f *Fleet) StopWorker(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) StopWorker(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	return f.PauseWorker(ctx, by, id, Pause{})
 }
 
 // DrainWorker makes a RUNNING worker DRAINING at a user's request: it takes no
 // new work, and stops when nothing runs or the drain times out.
-func (f *Fleet) DrainWorker(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) DrainWorker(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	return f.PauseWorker(ctx, by, id, Pause{Drain: true})
 }
 
@@ -108,9 +109,9 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 		w.Checked(d.Verdict.At)
 	}
 	action := "pause_intended"
-	e := Entry{Events: []string{EventPaused}, Reason: string(p.Reason), Decision: p.Decision, Detail: p.Detail, Policy: p.Policy, Generation: w.PauseGeneration}
+	e := audit.Entry{Events: []string{audit.EventPaused}, Reason: string(p.Reason), Decision: p.Decision, Detail: p.Detail, Policy: p.Policy, Generation: w.PauseGeneration}
 	if p.Drain {
-		action = AuditDrainStarted
+		action = audit.DrainStarted
 		w.Draining = true
 		w.Status, w.StatusReason = power.WorkerDraining, "drain by "+tx.by.Name
 	}
@@ -146,7 +147,7 @@ func (w *Worker) withdrawStart(tx *Tx) {
 	if at := w.StartAskedAt; at != nil {
 		detail += " at " + at.Format(time.RFC3339)
 	}
-	tx.Note(Entry{Action: AuditStartWithdrawn, Events: []string{EventStartWithdrawn}, Reason: string(w.StartOrigin), Detail: detail})
+	tx.Note(audit.Entry{Action: audit.StartWithdrawn, Events: []string{audit.EventStartWithdrawn}, Reason: string(w.StartOrigin), Detail: detail})
 	w.StartWithdrawnAt, w.StartWithdrawnBy = &now, tx.by.Name
 	if w.StartOrigin == OriginExternal || w.EC2State == string(power.EC2Pending) || w.EC2State == string(power.EC2Running) {
 		w.StartSentAt = nil // its outcome is known
@@ -184,15 +185,15 @@ func (w *Worker) paused(tx *Tx, r power.Reason, by string) {
 // StartWorker and ResumeWorker are equivalent: desired RUNNING. A worker that
 // is stopping comes back when it has stopped. One whose stop was not sent yet
 // stays up. Errors: NotFound, Refused.
-func (f *Fleet) StartWorker(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) StartWorker(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	return f.ResumeWorker(ctx, by, id)
 }
 
 // ResumeWorker requests RUNNING. For an actor that is no user it is an
 // automatic resume, which a halt refuses.
-func (f *Fleet) ResumeWorker(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) ResumeWorker(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	origin := OriginManual
-	if by.Kind != KindPerson {
+	if by.Kind != audit.KindPerson {
 		origin = OriginAuto
 	}
 	return f.Change(ctx, id, Changing{By: by, Limits: origin == OriginAuto, Rules: origin == OriginAuto}, func(w *Worker, tx *Tx) error {
@@ -212,13 +213,13 @@ func (f *Fleet) ResumeWorker(ctx context.Context, by Actor, id string) (Worker, 
 }
 
 // startReason returns the reason of an actor's start, as named in budgets.
-func startReason(by Actor) string {
+func startReason(by audit.Actor) string {
 	switch by.Kind {
-	case KindPerson:
+	case audit.KindPerson:
 		return policy.ByPerson
-	case KindWake:
+	case audit.KindWake:
 		return policy.ForWake
-	case KindSchedule:
+	case audit.KindSchedule:
 		return policy.ForSchedule
 	}
 	return policy.ForRepair
@@ -228,7 +229,7 @@ func startReason(by Actor) string {
 // budgets of automatic starts. Users' starts are counted and not held. Errors:
 // NotFound, ErrStale, Refused with reason budget and its blocks.
 func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: ByController, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: audit.ByController, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		reason := cmp.Or(w.StartReason, policy.ForRepair)
 		if w.StartOrigin != OriginAuto {
 			reason = policy.ByPerson
@@ -277,7 +278,7 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 	case power.WorkerTerminating, power.WorkerTerminated:
 		return refuse(fmt.Sprintf("it is %s", w.Status))
 	case power.WorkerDraining:
-		return w.CancelStop(tx, AuditDrainCancelled, "resumed by "+tx.by.Name)
+		return w.CancelStop(tx, audit.DrainCancelled, "resumed by "+tx.by.Name)
 	case power.WorkerRunning:
 		if w.Intent == nil {
 			return nil
@@ -307,10 +308,10 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 		if w.Intent != nil {
 			w.unpause(tx.Now, "resumed by "+tx.by.Name)
 			w.Intent = nil
-			tx.Note(Entry{Action: "pause_cancelled", Events: []string{EventPauseCancelled}, Detail: "resumed by " + tx.by.Name})
+			tx.Note(audit.Entry{Action: "pause_cancelled", Events: []string{audit.EventPauseCancelled}, Detail: "resumed by " + tx.by.Name})
 		}
 	}
-	tx.Note(Entry{Action: "resume_intended", Reason: string(o)})
+	tx.Note(audit.Entry{Action: "resume_intended", Reason: string(o)})
 	return nil
 }
 
@@ -341,17 +342,17 @@ func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 	if w.Status != power.WorkerRunning {
 		w.Status, w.StatusReason = power.WorkerRunning, ""
 	}
-	tx.Note(Entry{Action: action, Events: []string{EventPauseCancelled}, Detail: why})
+	tx.Note(audit.Entry{Action: action, Events: []string{audit.EventPauseCancelled}, Detail: why})
 	return nil
 }
 
 // CancelDrain returns a DRAINING worker to RUNNING. Errors: NotFound, Refused.
-func (f *Fleet) CancelDrain(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) CancelDrain(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if _, err := w.Status.After(power.VerbCancelDrain); err != nil {
 			return &failure.Refused{Command: "cancel the drain of", Name: w.Name, Reason: "status", Detail: err.Error()[len("cannot "):]}
 		}
-		return w.CancelStop(tx, AuditDrainCancelled, "cancelled by "+tx.by.Name)
+		return w.CancelStop(tx, audit.DrainCancelled, "cancelled by "+tx.by.Name)
 	})
 }
 
@@ -364,17 +365,17 @@ type Termination struct {
 
 // TerminateWorker terminates a worker permanently, and releases its CML license
 // first. Idleness never calls it. Errors: NotFound, Refused.
-func (f *Fleet) TerminateWorker(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) TerminateWorker(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	return f.Terminate(ctx, by, id, Termination{})
 }
 
 // Terminate is TerminateWorker with options.
-func (f *Fleet) Terminate(ctx context.Context, by Actor, id string, t Termination) (Worker, error) {
+func (f *Fleet) Terminate(ctx context.Context, by audit.Actor, id string, t Termination) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		switch {
 		case w.Status == power.WorkerTerminating && w.TerminateFor == power.ReasonTTL:
 			w.TerminateFor, w.TerminateBy, w.StatusReason = "", &tx.by, "by "+tx.by.Name // a halt no longer holds it
-			tx.Note(Entry{Action: "terminate_intended", Detail: w.StatusReason})
+			tx.Note(audit.Entry{Action: "terminate_intended", Detail: w.StatusReason})
 			return nil
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
 			return nil
@@ -403,7 +404,7 @@ func (w *Worker) intendEnd(tx *Tx, action, why string) error {
 	starts := w.startPending()
 	w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
 	w.Status, w.StatusReason, w.MissingSince, w.TerminateBy = to, why, nil, &tx.by
-	tx.Note(Entry{Action: action, Reason: string(w.TerminateFor), Detail: why})
+	tx.Note(audit.Entry{Action: action, Reason: string(w.TerminateFor), Detail: why})
 	if starts {
 		w.withdrawStart(tx)
 	}
@@ -413,7 +414,7 @@ func (w *Worker) intendEnd(tx *Tx, action, why string) error {
 // ExpireTTL acts on a worker's ttl_deadline: it stops the worker, or terminates
 // it if its ttl_action says so. use names what was in use, for the record.
 func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: ByController, At: at, Limits: true}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: audit.ByController, At: at, Limits: true}, func(w *Worker, tx *Tx) error {
 		switch {
 		case tx.Halted:
 			return &failure.Refused{Command: "expire", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
@@ -430,7 +431,7 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 // RetryWorker launches a FAILED worker without an instance again, after the
 // controller has proved that the earlier launch left nothing. One with an
 // instance is started.
-func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, error) {
+func (f *Fleet) RetryWorker(ctx context.Context, by audit.Actor, id string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if err := f.overdue(tx.Now, w, "retry"); err != nil {
 			return err
@@ -448,7 +449,7 @@ func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, e
 			w.Launch = nil
 			w.LaunchGeneration++
 		}
-		tx.Note(Entry{Action: "retry"})
+		tx.Note(audit.Entry{Action: "retry"})
 		return nil
 	})
 }
@@ -472,7 +473,7 @@ func (w *Worker) Resumed(tx *Tx) {
 	}
 	action, events := "started", []string(nil)
 	if w.StartOrigin != OriginNone {
-		action, events = "resumed", []string{EventResumed}
+		action, events = "resumed", []string{audit.EventResumed}
 		w.LastResumedAt, w.LastResumedBy = &now, w.StartBy
 	}
 	switch w.StartOrigin {
@@ -483,7 +484,7 @@ func (w *Worker) Resumed(tx *Tx) {
 	case OriginExternal:
 		w.ExternalResumeCount++
 	}
-	tx.Note(Entry{Action: action, Events: events, Reason: string(w.StartOrigin), Detail: w.StartBy})
+	tx.Note(audit.Entry{Action: action, Events: events, Reason: string(w.StartOrigin), Detail: w.StartBy})
 	w.clearStart()
 	w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 }
@@ -520,7 +521,7 @@ func (w *Worker) StopLateStart(tx *Tx) {
 func (w *Worker) CallOff(tx *Tx, d *evidence.Decision, why string) error {
 	action := "pause_cancelled"
 	if w.Intent != nil && w.Intent.Drain {
-		action = AuditDrainCancelled
+		action = audit.DrainCancelled
 	}
 	if err := w.CancelStop(tx, action, why); err != nil {
 		return err
@@ -533,7 +534,7 @@ func (w *Worker) CallOff(tx *Tx, d *evidence.Decision, why string) error {
 // must be the newest, so that it never overrides a later decision of a user.
 // Errors: NotFound, ErrStale, Refused.
 func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule string) (Worker, error) {
-	by := Actor{Name: bySchedule + schedule, Kind: KindSchedule}
+	by := audit.Actor{Name: bySchedule + schedule, Kind: audit.KindSchedule}
 	return f.Change(ctx, id, Changing{By: by, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		if tx.Halted {
 			return &failure.Refused{Command: "resume", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
@@ -551,11 +552,11 @@ func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule
 // ScheduleWithdraws withdraws a pending start requested by a schedule that no
 // longer wants it. Errors: NotFound, ErrStale.
 func (f *Fleet) ScheduleWithdraws(ctx context.Context, id string, at int64) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: ByController, At: at}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: audit.ByController, At: at}, func(w *Worker, tx *Tx) error {
 		if !w.ForSchedule() || w.Status != power.WorkerStopped {
 			return nil
 		}
-		tx.by = Actor{Name: w.StartBy, Kind: KindSchedule}
+		tx.by = audit.Actor{Name: w.StartBy, Kind: audit.KindSchedule}
 		w.DesiredStatus, w.StatusReason = power.WorkerStopped, ""
 		w.withdrawStart(tx)
 		return nil

@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -237,7 +238,7 @@ type Request struct {
 	ID         string        `json:"id"`
 	Kind       string        `json:"kind"` // RequestDetect or RequestReconcile
 	WorkerID   string        `json:"worker_id"`
-	By         Actor         `json:"by"`
+	By         audit.Actor   `json:"by"`
 	At         time.Time     `json:"at"`
 	Force      bool          `json:"force,omitempty"`
 	AnsweredAt *time.Time    `json:"answered_at,omitempty"`
@@ -259,7 +260,7 @@ func DecodeRequest(v store.Value) (Request, error) { return requestCodec.Decode(
 
 // AskOwner writes a request for the owner of a worker. Await waits for its
 // answer. Errors: NotFound, Invalid.
-func (f *Fleet) AskOwner(ctx context.Context, by Actor, kind, worker string, force bool) (Request, error) {
+func (f *Fleet) AskOwner(ctx context.Context, by audit.Actor, kind, worker string, force bool) (Request, error) {
 	if _, err := f.Worker(ctx, worker); err != nil {
 		return Request{}, err
 	}

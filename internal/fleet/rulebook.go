@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 )
 
@@ -29,8 +30,8 @@ const (
 // changeRule writes one rule with the mark and its audit entry, and updates the
 // cached rules. fn gets the old data, empty for none, and returns the new data,
 // nil to delete it.
-func (f *Fleet) changeRule(ctx context.Context, key string, e Entry, fn func(old store.Value) ([]byte, error)) error {
-	return f.changeRuleSaying(ctx, key, func(old store.Value) ([]byte, Entry, error) {
+func (f *Fleet) changeRule(ctx context.Context, key string, e audit.Entry, fn func(old store.Value) ([]byte, error)) error {
+	return f.changeRuleSaying(ctx, key, func(old store.Value) ([]byte, audit.Entry, error) {
 		data, err := fn(old)
 		return data, e, err
 	})
@@ -38,10 +39,10 @@ func (f *Fleet) changeRule(ctx context.Context, key string, e Entry, fn func(old
 
 // changeRuleSaying is changeRule with an audit entry that depends on the old
 // data.
-func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old store.Value) ([]byte, Entry, error)) error {
+func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old store.Value) ([]byte, audit.Entry, error)) error {
 	_, err := store.Transact(ctx, f.store, []string{key, rulesMark}, func(view []store.Value) ([]store.Op, error) {
 		data, e, err := fn(view[0])
-		e.Events = []string{EventRules}
+		e.Events = []string{audit.EventRules}
 		if err != nil || string(data) == string(view[0].Data) {
 			return nil, err
 		}
@@ -49,7 +50,7 @@ func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old st
 		if err != nil {
 			return nil, err
 		}
-		audit, err := entryOps(e)
+		audit, err := audit.Ops(e)
 		op := store.Put(key, data)
 		if data == nil {
 			op = store.Delete(key)
@@ -84,7 +85,7 @@ func put[T any](c store.Codec[T], kind, name, key string, revision int64, make f
 	}
 }
 
-func stampOf(by Actor) policy.Stamp {
+func stampOf(by audit.Actor) policy.Stamp {
 	return policy.Stamp{UpdatedAt: time.Now().UTC().Round(0), UpdatedBy: by.Name}
 }
 
@@ -129,7 +130,7 @@ func (f *Fleet) NamedPolicy(ctx context.Context, name string) (policy.Named, err
 
 // PutPolicy creates or replaces a policy. With create it must not exist.
 // Errors: Invalid, NotFound (its schedule), Conflict.
-func (f *Fleet) PutPolicy(ctx context.Context, by Actor, p policy.Named, create bool) (policy.Named, error) {
+func (f *Fleet) PutPolicy(ctx context.Context, by audit.Actor, p policy.Named, create bool) (policy.Named, error) {
 	if err := p.Validate(); err != nil {
 		return p, err
 	}
@@ -146,7 +147,7 @@ func (f *Fleet) PutPolicy(ctx context.Context, by Actor, p policy.Named, create 
 	}
 	p.Shipped, p.Stamp = false, stampOf(by)
 	key := namedPrefix + p.Name
-	err := f.changeRule(ctx, key, Entry{Action: "policy_put", By: by, Detail: "policy " + p.Name},
+	err := f.changeRule(ctx, key, audit.Entry{Action: "policy_put", By: by, Detail: "policy " + p.Name},
 		put(policyCodec, "policy", p.Name, key, 0, func(old *policy.Named) (policy.Named, error) {
 			p.ScheduleSince = time.Time{}
 			if p.Schedule != nil {
@@ -162,7 +163,7 @@ func (f *Fleet) PutPolicy(ctx context.Context, by Actor, p policy.Named, create 
 
 // DeletePolicy removes a policy. A built-in one that was changed returns to its
 // defaults. One that is in use stays. Errors: NotFound, Refused.
-func (f *Fleet) DeletePolicy(ctx context.Context, by Actor, name string) error {
+func (f *Fleet) DeletePolicy(ctx context.Context, by audit.Actor, name string) error {
 	if _, err := f.NamedPolicy(ctx, name); err != nil {
 		return err
 	}
@@ -180,7 +181,7 @@ func (f *Fleet) DeletePolicy(ctx context.Context, by Actor, name string) error {
 			return err
 		}
 	}
-	return f.changeRule(ctx, namedPrefix+name, Entry{Action: "policy_deleted", By: by, Detail: "policy " + name},
+	return f.changeRule(ctx, namedPrefix+name, audit.Entry{Action: "policy_deleted", By: by, Detail: "policy " + name},
 		func(old store.Value) ([]byte, error) {
 			if !old.Exists() {
 				return nil, &failure.Refused{Command: "remove policy", Name: name, Reason: "shipped", Detail: "it comes with lull and was not changed"}
@@ -245,13 +246,13 @@ func (f *Fleet) Schedule(ctx context.Context, name string) (policy.Schedule, err
 // PutSchedule creates or replaces a schedule. With create it must not exist. If
 // its hours change, it first acts at its next boundary. Errors: Invalid,
 // Conflict.
-func (f *Fleet) PutSchedule(ctx context.Context, by Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
+func (f *Fleet) PutSchedule(ctx context.Context, by audit.Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
 	if err := s.Validate(); err != nil {
 		return s, err
 	}
 	s.Stamp = stampOf(by)
 	key := schedulePrefix + s.Name
-	err := f.changeRule(ctx, key, Entry{Action: "schedule_put", By: by, Detail: "schedule " + s.Name},
+	err := f.changeRule(ctx, key, audit.Entry{Action: "schedule_put", By: by, Detail: "schedule " + s.Name},
 		put(scheduleCodec, "schedule", s.Name, key, 0, func(old *policy.Schedule) (policy.Schedule, error) {
 			if old != nil && create {
 				return s, &failure.Conflict{Kind: "schedule", Name: s.Name, Detail: "it exists already"}
@@ -267,7 +268,7 @@ func (f *Fleet) PutSchedule(ctx context.Context, by Actor, s policy.Schedule, cr
 
 // DeleteSchedule removes a schedule that nothing uses. Errors: NotFound,
 // Refused.
-func (f *Fleet) DeleteSchedule(ctx context.Context, by Actor, name string) error {
+func (f *Fleet) DeleteSchedule(ctx context.Context, by audit.Actor, name string) error {
 	if _, err := f.Schedule(ctx, name); err != nil {
 		return err
 	}
@@ -294,7 +295,7 @@ func (f *Fleet) DeleteSchedule(ctx context.Context, by Actor, name string) error
 	if err := inUse("schedule", name, users); err != nil {
 		return err
 	}
-	return f.changeRule(ctx, schedulePrefix+name, Entry{Action: "schedule_deleted", By: by, Detail: "schedule " + name},
+	return f.changeRule(ctx, schedulePrefix+name, audit.Entry{Action: "schedule_deleted", By: by, Detail: "schedule " + name},
 		func(store.Value) ([]byte, error) { return nil, nil })
 }
 
@@ -328,7 +329,7 @@ func (a Application) becomes(kind, was string, asked *string, whom string) (stri
 // in the selector, otherwise to all that it selects, now and later. It returns
 // the changed workers, or the group. An empty group is removed. Errors:
 // Invalid, NotFound, Refused if what is to be removed is not assigned.
-func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Application) ([]Worker, *policy.Group, error) {
+func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a Application) ([]Worker, *policy.Group, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -388,7 +389,7 @@ func groupID(s policy.Scope) string {
 	return "g-" + hex.EncodeToString(sum[:5])
 }
 
-func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Application) (policy.Group, error) {
+func (f *Fleet) applyGroup(ctx context.Context, by audit.Actor, sel policy.Scope, a Application) (policy.Group, error) {
 	g := policy.Group{ID: groupID(sel), Selector: sel, Stamp: stampOf(by)}
 	if err := g.Validate(); err != nil {
 		return g, err
@@ -397,8 +398,8 @@ func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Ap
 		return g, &failure.Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
 	}
 	key := groupPrefix + g.ID
-	err := f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, Entry, error) {
-		e := Entry{Action: "policy_applied", By: by}
+	err := f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, audit.Entry, error) {
+		e := audit.Entry{Action: "policy_applied", By: by}
 		if v.Exists() {
 			old, err := groupCodec.Decode(key, v.Data)
 			if err != nil {
@@ -474,13 +475,13 @@ func (f *Fleet) Groups(ctx context.Context) ([]policy.Group, error) {
 }
 
 // DeleteGroup removes what was assigned to a selector. Errors: NotFound.
-func (f *Fleet) DeleteGroup(ctx context.Context, by Actor, id string) error {
+func (f *Fleet) DeleteGroup(ctx context.Context, by audit.Actor, id string) error {
 	if err := failure.CheckName("group", id); err != nil {
 		return err
 	}
 	key, nothing := groupPrefix+id, ""
-	return f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, Entry, error) {
-		e := Entry{Action: "policy_unapplied", By: by}
+	return f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, audit.Entry, error) {
+		e := audit.Entry{Action: "policy_unapplied", By: by}
 		if !v.Exists() {
 			return nil, e, &failure.NotFound{Kind: "group", Name: id}
 		}
@@ -531,7 +532,7 @@ func (f *Fleet) BudgetStates(ctx context.Context) (map[string]policy.Used, error
 
 // PutBudget creates or replaces a budget. Errors: Invalid, NotFound (its
 // schedule).
-func (f *Fleet) PutBudget(ctx context.Context, by Actor, b policy.Budget) (policy.Budget, error) {
+func (f *Fleet) PutBudget(ctx context.Context, by audit.Actor, b policy.Budget) (policy.Budget, error) {
 	if err := b.Validate(); err != nil {
 		return b, err
 	}
@@ -543,17 +544,17 @@ func (f *Fleet) PutBudget(ctx context.Context, by Actor, b policy.Budget) (polic
 	}
 	b.Stamp = stampOf(by)
 	key := budgetPrefix + b.Name
-	err := f.changeRule(ctx, key, Entry{Action: "budget_put", By: by, Detail: "budget " + b.Name + ": " + b.Describe()},
+	err := f.changeRule(ctx, key, audit.Entry{Action: "budget_put", By: by, Detail: "budget " + b.Name + ": " + b.Describe()},
 		put(budgetCodec, "budget", b.Name, key, 0, func(*policy.Budget) (policy.Budget, error) { return b, nil }))
 	return b, err
 }
 
 // DeleteBudget removes a budget. Errors: NotFound.
-func (f *Fleet) DeleteBudget(ctx context.Context, by Actor, name string) error {
+func (f *Fleet) DeleteBudget(ctx context.Context, by audit.Actor, name string) error {
 	if err := failure.CheckName("budget", name); err != nil {
 		return err
 	}
-	return f.changeRule(ctx, budgetPrefix+name, Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
+	return f.changeRule(ctx, budgetPrefix+name, audit.Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
 }
 
 // Overrides lists those that have not ended or, with ended, all that are kept.
@@ -572,7 +573,7 @@ func (f *Fleet) Overrides(ctx context.Context, ended bool) ([]policy.Override, e
 
 // AddOverride creates an override. It fills in ID, By and CreatedAt; a zero
 // From is now. Errors: Invalid, NotFound (its policy or a worker).
-func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (policy.Override, error) {
+func (f *Fleet) AddOverride(ctx context.Context, by audit.Actor, o policy.Override) (policy.Override, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return o, err
 	}
@@ -603,8 +604,8 @@ func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (p
 
 // overrideEntry describes an override, with the names of its workers. One that
 // is gone keeps its ID.
-func (f *Fleet) overrideEntry(ctx context.Context, action string, by Actor, o *policy.Override) Entry {
-	e := Entry{Action: action, By: by, Reason: o.Kind}
+func (f *Fleet) overrideEntry(ctx context.Context, action string, by audit.Actor, o *policy.Override) audit.Entry {
+	e := audit.Entry{Action: action, By: by, Reason: o.Kind}
 	whom := o.Selector.String()
 	for _, id := range o.Selector.Workers {
 		e.WorkerID = id
@@ -622,7 +623,7 @@ func (f *Fleet) overrideEntry(ctx context.Context, action string, by Actor, o *p
 
 // EndOverride ends an override now. What it made void until now stays void.
 // Errors: NotFound, Refused if it is over.
-func (f *Fleet) EndOverride(ctx context.Context, by Actor, id string) (policy.Override, error) {
+func (f *Fleet) EndOverride(ctx context.Context, by audit.Actor, id string) (policy.Override, error) {
 	var o policy.Override
 	if err := failure.CheckName("override", id); err != nil {
 		return o, err

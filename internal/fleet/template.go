@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"lull/internal/core/failure"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
@@ -218,13 +219,13 @@ func (f *Fleet) Templates(ctx context.Context) ([]Template, error) {
 
 // PutTemplate creates or replaces a template. If revision is not 0 the
 // template must still be at it. Errors: Invalid, Conflict.
-func (f *Fleet) PutTemplate(ctx context.Context, by Actor, t Template, revision int64) (Template, error) {
+func (f *Fleet) PutTemplate(ctx context.Context, by audit.Actor, t Template, revision int64) (Template, error) {
 	return f.PutTemplateWith(ctx, by, t, nil, revision)
 }
 
 // PutTemplateWith is PutTemplate with a CML password; nil keeps the one that is
 // stored.
-func (f *Fleet) PutTemplateWith(ctx context.Context, by Actor, t Template, password *string, revision int64) (Template, error) {
+func (f *Fleet) PutTemplateWith(ctx context.Context, by audit.Actor, t Template, password *string, revision int64) (Template, error) {
 	if err := t.Validate(); err != nil {
 		return Template{}, err
 	}
@@ -250,7 +251,7 @@ func (f *Fleet) PutTemplateWith(ctx context.Context, by Actor, t Template, passw
 		if err != nil {
 			return nil, nil, err
 		}
-		ops, err := entryOps(Entry{Action: "template_put", By: by, Detail: "template " + t.Name})
+		ops, err := audit.Ops(audit.Entry{Action: "template_put", By: by, Detail: "template " + t.Name})
 		return data, ops, err
 	})
 	t.revision = v.ModRevision
@@ -258,7 +259,7 @@ func (f *Fleet) PutTemplateWith(ctx context.Context, by Actor, t Template, passw
 }
 
 // DeleteTemplate removes a template. Workers launched from it stay.
-func (f *Fleet) DeleteTemplate(ctx context.Context, by Actor, name string) error {
+func (f *Fleet) DeleteTemplate(ctx context.Context, by audit.Actor, name string) error {
 	if err := failure.CheckName("template", name); err != nil {
 		return err
 	}
@@ -266,7 +267,7 @@ func (f *Fleet) DeleteTemplate(ctx context.Context, by Actor, name string) error
 		if !old.Exists() {
 			return nil, nil, &failure.NotFound{Kind: "template", Name: name}
 		}
-		ops, err := entryOps(Entry{Action: "template_deleted", By: by, Detail: "template " + name})
+		ops, err := audit.Ops(audit.Entry{Action: "template_deleted", By: by, Detail: "template " + name})
 		return nil, ops, err
 	})
 	return err

@@ -7,6 +7,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/warning"
 )
 
@@ -37,7 +38,7 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	if w.Status == power.WorkerRunning {
 		w.notice(tx, x)
 	}
-	tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(power.ReasonTTL), Warning: x,
+	tx.Note(audit.Entry{Action: "pause_warning", Events: []string{audit.EventPauseWarning}, Reason: string(power.ReasonTTL), Warning: x,
 		Detail: "its " + x.Cause + "; " + use})
 }
 

@@ -10,9 +10,10 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
-var bob = fleet.Actor{Name: "bob", Kind: fleet.KindPerson}
+var bob = audit.Actor{Name: "bob", Kind: audit.KindPerson}
 
 // pending is one way in which a start can be pending.
 type pending struct {
@@ -23,7 +24,7 @@ type pending struct {
 // change makes one step of the controller.
 func change(t *testing.T, fl *fleet.Fleet, id string, fn func(w *fleet.Worker)) {
 	t.Helper()
-	if _, err := fl.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error { fn(w); return nil }); err != nil {
+	if _, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error { fn(w); return nil }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -35,11 +36,11 @@ func pendingStarts() []pending {
 			t.Fatal(err)
 		}
 	}
-	resume := func(t *testing.T, fl *fleet.Fleet, id string, by fleet.Actor) {
+	resume := func(t *testing.T, fl *fleet.Fleet, id string, by audit.Actor) {
 		w, err := fl.ResumeWorker(t.Context(), by, id)
 		must(t, w, err)
 	}
-	queued := func(by fleet.Actor) func(*testing.T, *fleet.Fleet, string) {
+	queued := func(by audit.Actor) func(*testing.T, *fleet.Fleet, string) {
 		return func(t *testing.T, fl *fleet.Fleet, id string) {
 			put(t, fl, id, power.WorkerStopped)
 			resume(t, fl, id, by)
@@ -100,7 +101,7 @@ func TestStartWithdrawn(t *testing.T) {
 			return fl.StartWorker(ctx, bob, id)
 		},
 		"auto": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
-			return fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})
+			return fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})
 		},
 	}
 	// The result of a command: status/desired, whether the start is withdrawn,
@@ -145,7 +146,7 @@ func TestStartWithdrawn(t *testing.T) {
 					if n := w.AutoPauseCount + w.ManualPauseCount - before.AutoPauseCount - before.ManualPauseCount; n != end.pauses {
 						t.Errorf("%d pauses were counted, want %d", n, end.pauses)
 					}
-					page, err := fl.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: fleet.AuditStartWithdrawn})
+					page, err := fl.Audit(t.Context(), audit.Query{WorkerID: id, Action: audit.StartWithdrawn})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -159,7 +160,7 @@ func TestStartWithdrawn(t *testing.T) {
 					if w.StartWithdrawnAt == nil || !w.StartWithdrawnAt.Equal(time.Now()) || w.StartWithdrawnBy != by {
 						t.Errorf("withdrawn at %v by %q", w.StartWithdrawnAt, w.StartWithdrawnBy)
 					}
-					if len(page.Entries) != 1 || page.Entries[0].By.Name != by || page.Entries[0].Events[len(page.Entries[0].Events)-1] != fleet.EventStartWithdrawn {
+					if len(page.Entries) != 1 || page.Entries[0].By.Name != by || page.Entries[0].Events[len(page.Entries[0].Events)-1] != audit.EventStartWithdrawn {
 						t.Errorf("the audit log has %+v", page.Entries)
 					}
 					if w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartReason != "" || w.StartAskedAt != nil || !w.LastResumedAt.Equal(*before.LastResumedAt) {
@@ -192,7 +193,7 @@ func TestStartThatIsNotNeeded(t *testing.T) {
 		if _, err := fl.ResumeWorker(t.Context(), ada, id); err != nil {
 			t.Fatal(err)
 		}
-		w, err := fl.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
 			return w.CallOff(tx, nil, "resumed by ada")
 		})
 		if err != nil || w.Status != power.WorkerRunning || w.StartOrigin != fleet.OriginNone || w.StartAskedAt != nil || w.StartWithdrawnAt != nil {
@@ -206,7 +207,7 @@ func TestStartTakenOver(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerStopped)
-		ask := func(by fleet.Actor, origin fleet.Origin, reason, who string) {
+		ask := func(by audit.Actor, origin fleet.Origin, reason, who string) {
 			t.Helper()
 			w, err := fl.ResumeWorker(t.Context(), by, id)
 			if err != nil || w.StartOrigin != origin || w.StartReason != reason || w.StartBy != who {
@@ -215,7 +216,7 @@ func TestStartTakenOver(t *testing.T) {
 		}
 		ask(cal, fleet.OriginAuto, policy.ForSchedule, "calendar")
 		later()
-		ask(fleet.Actor{Name: "token", Kind: fleet.KindWake}, fleet.OriginAuto, policy.ForWake, "token")
+		ask(audit.Actor{Name: "token", Kind: audit.KindWake}, fleet.OriginAuto, policy.ForWake, "token")
 		ask(cal, fleet.OriginAuto, policy.ForWake, "token")
 		ask(ada, fleet.OriginManual, policy.ByPerson, "ada")
 		ask(bob, fleet.OriginManual, policy.ByPerson, "ada")

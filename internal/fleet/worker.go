@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
@@ -309,7 +310,7 @@ type Worker struct {
 	// TerminateFor is ttl or external if that, and not a user through lull, is
 	// the cause of the termination. TerminateBy is who requested it.
 	TerminateFor power.Reason `json:"terminate_for,omitempty"`
-	TerminateBy  *Actor       `json:"terminate_by,omitempty"`
+	TerminateBy  *audit.Actor `json:"terminate_by,omitempty"`
 	// CancelledStopAt is when a stop was given up that may already have been
 	// sent. If it happens nevertheless, it is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
@@ -385,7 +386,6 @@ const (
 	workerPrefix   = "workers/"
 	templatePrefix = "templates/"
 	requestPrefix  = "requests/"
-	auditPrefix    = "audit/"
 	foundPrefix    = "discovered/"
 	scalingPrefix  = "scaling/"
 	settingsKey    = "settings"
@@ -398,9 +398,6 @@ func WorkerKeys() store.Keys { return store.Prefix(workerPrefix) }
 
 // RequestKeys returns the keys of all requests to owners.
 func RequestKeys() store.Keys { return store.Prefix(requestPrefix) }
-
-// AuditKeys returns the keys of the audit log, for the event stream.
-func AuditKeys() store.Keys { return store.Prefix(auditPrefix) }
 
 func workerKey(id string) string { return workerPrefix + id }
 

@@ -17,6 +17,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/warning"
 	"lull/internal/lib/memnet"
@@ -90,7 +91,7 @@ func (p *peer) take(body []byte) {
 	}
 	var events []struct {
 		ID, Type, Subject string
-		Data              fleet.Entry
+		Data              audit.Entry
 	}
 	if err := json.Unmarshal(body, &events); err != nil {
 		panic(err)
@@ -190,13 +191,13 @@ func (p *process) end() {
 // happen makes a change of a worker with its event, in one transaction.
 func (w *town) happen(ctx context.Context, worker, event string) error {
 	w.n++
-	ops, err := fleet.EntryOps(fleet.Entry{Action: "test", Events: []string{event}, WorkerID: worker, WorkerName: worker, Detail: fmt.Sprint(w.n)})
+	ops, err := audit.Ops(audit.Entry{Action: "test", Events: []string{event}, WorkerID: worker, WorkerName: worker, Detail: fmt.Sprint(w.n)})
 	if err != nil {
 		return err
 	}
 	res, err := w.writer.Commit(ctx, store.Txn{Then: append([]store.Op{store.Put("change", []byte(fmt.Sprint(w.n)))}, ops...)})
 	if err == nil {
-		w.want = append(w.want, seen{id: fleet.EventID(ops[0].Key, 0), worker: worker, event: event, rev: res.Revision})
+		w.want = append(w.want, seen{id: audit.EventID(ops[0].Key, 0), worker: worker, event: event, rev: res.Revision})
 	}
 	return err
 }
@@ -204,7 +205,7 @@ func (w *town) happen(ctx context.Context, worker, event string) error {
 // happenings spreads n events of some workers over a time.
 func (w *town) happenings(ctx context.Context, n int, over time.Duration) error {
 	for range n {
-		if err := w.happen(ctx, fmt.Sprintf("w%d", w.rng.IntN(5)), fleet.EventPaused); err != nil {
+		if err := w.happen(ctx, fmt.Sprintf("w%d", w.rng.IntN(5)), audit.EventPaused); err != nil {
 			return err
 		}
 		time.Sleep(rand.N(2 * over / time.Duration(n)))
@@ -267,7 +268,7 @@ func bubble(t *testing.T, body func(ctx context.Context) error) {
 func pass(d time.Duration) { time.Sleep(d) }
 
 // said delivers an entry to a chat and returns what it says there.
-func said(ctx context.Context, e fleet.Entry) (string, error) {
+func said(ctx context.Context, e audit.Entry) (string, error) {
 	w := newTown(`{"ops":{"type":"slack","url":"env:ADDRESS"}}`, 1, "NOTIFY_PUBLIC_URL=https://lull.example", "NOTIFY_TIME_ZONE=UTC")
 	got := make(chan string, 10)
 	w.peer.answer = func(_ int, _ *http.Request, body []byte) int {
@@ -289,7 +290,7 @@ func said(ctx context.Context, e fleet.Entry) (string, error) {
 	}
 	defer func() { p.end() }()
 	time.Sleep(10 * time.Second) // the channel begins
-	ops, err := fleet.EntryOps(e)
+	ops, err := audit.Ops(e)
 	if err != nil {
 		return "", err
 	}
@@ -529,7 +530,7 @@ func TestRefused(t *testing.T) {
 		defer func() { p.end() }()
 		time.Sleep(10 * time.Second)
 		for _, worker := range []string{"a", "b", "b", "a"} {
-			if err := w.happen(ctx, worker, fleet.EventPaused); err != nil {
+			if err := w.happen(ctx, worker, audit.EventPaused); err != nil {
 				return err
 			}
 		}
@@ -541,7 +542,7 @@ func TestRefused(t *testing.T) {
 		if err := w.check(w.want[1].id); err != nil {
 			return err
 		}
-		by := fleet.Actor{Name: "ada", Kind: fleet.KindPerson}
+		by := audit.Actor{Name: "ada", Kind: audit.KindPerson}
 		if _, err := p.fleet.RetryDead(ctx, by, "ops", dead[0].ID); err != nil {
 			return err
 		}
@@ -579,7 +580,7 @@ func TestGivenUp(t *testing.T) {
 		defer func() { p.end() }()
 		time.Sleep(10 * time.Second)
 		for range 4 {
-			if err := w.happen(ctx, "a", fleet.EventPaused); err != nil {
+			if err := w.happen(ctx, "a", audit.EventPaused); err != nil {
 				return err
 			}
 			time.Sleep(15 * time.Minute)
@@ -633,7 +634,7 @@ func TestTogether(t *testing.T) {
 				for _, e := range []struct {
 					at    time.Duration
 					event string
-				}{{0, fleet.EventPaused}, {10 * time.Minute, fleet.EventPaused}, {30 * time.Minute, fleet.EventPauseWarning}, {70 * time.Minute, fleet.EventPaused}} {
+				}{{0, audit.EventPaused}, {10 * time.Minute, audit.EventPaused}, {30 * time.Minute, audit.EventPauseWarning}, {70 * time.Minute, audit.EventPaused}} {
 					time.Sleep(time.Until(start.Add(e.at)))
 					if err := w.happen(ctx, "a", e.event); err != nil {
 						return err
@@ -671,7 +672,7 @@ func TestBacklog(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		p.end()
 		for i := range 4500 {
-			if err := w.happen(ctx, fmt.Sprint("w", i%50), fleet.EventPaused); err != nil {
+			if err := w.happen(ctx, fmt.Sprint("w", i%50), audit.EventPaused); err != nil {
 				return err
 			}
 			time.Sleep(time.Millisecond)
@@ -786,15 +787,15 @@ func TestUrgentFirst(t *testing.T) {
 		defer func() { p.end() }()
 		time.Sleep(10 * time.Second)
 		for range 40 { // digests become due and fail, and the waits grow long
-			if err := w.happen(ctx, "a", fleet.EventPaused); err != nil {
+			if err := w.happen(ctx, "a", audit.EventPaused); err != nil {
 				return err
 			}
 			time.Sleep(time.Minute)
 		}
-		warn := func(worker string, in time.Duration) (fleet.Entry, error) {
-			e := fleet.Entry{At: time.Now().UTC(), Action: "pause_warning", Events: []string{fleet.EventPauseWarning}, WorkerID: worker, WorkerName: worker,
+		warn := func(worker string, in time.Duration) (audit.Entry, error) {
+			e := audit.Entry{At: time.Now().UTC(), Action: "pause_warning", Events: []string{audit.EventPauseWarning}, WorkerID: worker, WorkerName: worker,
 				Warning: &warning.Warning{PauseAt: time.Now().Add(in).UTC(), Action: fleet.ActionStop, Reason: power.ReasonIdleTimeout}}
-			ops, err := fleet.EntryOps(e)
+			ops, err := audit.Ops(e)
 			if err != nil {
 				return e, err
 			}

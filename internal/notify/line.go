@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
 )
@@ -101,7 +102,7 @@ func (l *line) load(ctx context.Context) error {
 func (l *line) follow(ctx context.Context) error {
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()
-	batches := l.n.store.Watch(watch, fleet.AuditKeys(), l.q.seen+1)
+	batches := l.n.store.Watch(watch, audit.Keys(), l.q.seen+1)
 	for {
 		if l.q.full() {
 			cancel()
@@ -211,7 +212,7 @@ func (l *line) take(b store.Batch) {
 
 // items returns the events of an entry that the channel wants.
 func (l *line) items(v store.Value) []*item {
-	e, err := fleet.DecodeEntry(v)
+	e, err := audit.DecodeEntry(v)
 	if err != nil {
 		l.n.log.Error("record cannot be read", "key", v.Key, "err", err)
 		l.n.count.unreadable.Inc()
@@ -222,7 +223,7 @@ func (l *line) items(v store.Value) []*item {
 		if !l.channel.Wants(&e, event) {
 			continue
 		}
-		it := &item{id: fleet.EventID(v.Key, i), rev: v.ModRevision, key: v.Key, index: i, event: event, entry: e}
+		it := &item{id: audit.EventID(v.Key, i), rev: v.ModRevision, key: v.Key, index: i, event: event, entry: e}
 		it.due, it.together = l.channel.Due(e.At, event, l.set.Zone())
 		it.urgent = l.channel.IsUrgent(event)
 		out = append(out, it)
@@ -235,7 +236,7 @@ func (l *line) items(v store.Value) []*item {
 func (l *line) scan(ctx context.Context) error {
 	var found []*item
 	var revision, upTo int64
-	q := store.Query{Keys: fleet.AuditKeys(), Limit: 500}
+	q := store.Query{Keys: audit.Keys(), Limit: 500}
 	for {
 		page, err := l.n.store.Range(ctx, q)
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/sim/smtpsim"
 	"lull/internal/store"
 )
@@ -77,7 +78,7 @@ func TestOneBadAddress(t *testing.T) {
 				pass(10 * time.Second) // the channel begins
 				var want []string
 				for i := range 8 {
-					if err := w.happen(ctx, "a", fleet.EventPaused); err != nil {
+					if err := w.happen(ctx, "a", audit.EventPaused); err != nil {
 						return err
 					}
 					want = append(want, fmt.Sprint(i+1))
@@ -128,7 +129,7 @@ func TestOneBadAddress(t *testing.T) {
 // sent to no other address.
 func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, d fleet.DeadLetter) error {
 	before := len(relay.Mails())
-	if _, err := p.fleet.RetryDead(ctx, fleet.Actor{Name: "ada", Kind: fleet.KindPerson}, d.Channel, d.ID); err != nil {
+	if _, err := p.fleet.RetryDead(ctx, audit.Actor{Name: "ada", Kind: audit.KindPerson}, d.Channel, d.ID); err != nil {
 		return err
 	}
 	pass(time.Minute)

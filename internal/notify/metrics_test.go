@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // gauge reads a metric of a process; -1 if it has none of that name.
@@ -47,7 +47,7 @@ func TestPendingIsDue(t *testing.T) {
 		if err := is("lull_notify_dead_total", 0); err != nil {
 			return err
 		}
-		if err := w.happen(ctx, "a", fleet.EventPaused); err != nil {
+		if err := w.happen(ctx, "a", audit.EventPaused); err != nil {
 			return err
 		}
 		pass(3 * time.Hour)

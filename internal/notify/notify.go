@@ -34,6 +34,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
@@ -332,7 +333,7 @@ func (l *later) send(ctx context.Context, m message) error {
 
 // Test sends a made-up event to a channel now, bypassing the outbox, and
 // returns the receiver's answer. Errors: NotFound, Refused.
-func (n *Notifier) Test(ctx context.Context, by fleet.Actor, channel string) error {
+func (n *Notifier) Test(ctx context.Context, by audit.Actor, channel string) error {
 	set := n.cfg.Fleet.Settings()
 	c, ok := set.NotifyChannels[channel]
 	if !ok {
@@ -344,7 +345,7 @@ func (n *Notifier) Test(ctx context.Context, by fleet.Actor, channel string) err
 		now := time.Now().UTC()
 		id := "test." + now.Format("20060102T150405.000000000")
 		err = to.send(ctx, message{id: id, events: []event{{id: id, name: "test",
-			entry: fleet.Entry{At: now, Action: "notification_test", By: by, WorkerName: "A test", Detail: fmt.Sprintf("channel %s works", channel)}}}})
+			entry: audit.Entry{At: now, Action: "notification_test", By: by, WorkerName: "A test", Detail: fmt.Sprintf("channel %s works", channel)}}}})
 	}
 	if err != nil {
 		return &failure.Refused{Command: "deliver a test to", Name: channel, Reason: "not_delivered", Detail: err.Error()}
@@ -361,14 +362,14 @@ func (l *line) message(now time.Time, items []*item) message {
 	for _, it := range items {
 		e := event{id: it.id, name: it.event, entry: it.entry}
 		id := it.id
-		if x := it.entry.Warning; it.event == fleet.EventPauseWarning && x != nil {
+		if x := it.entry.Warning; it.event == audit.EventPauseWarning && x != nil {
 			if e.late = now.After(x.PauseAt); e.late {
 				id += ".late"
 			} else {
 				e.links = l.n.cfg.Fleet.Links(it.entry.WorkerID, l.name, it.entry.At, x)
 			}
 		}
-		if it.event == fleet.EventPaused {
+		if it.event == audit.EventPaused {
 			e.page = l.n.cfg.Fleet.PageOf(it.entry.WorkerID)
 		}
 		fmt.Fprintln(sum, id)

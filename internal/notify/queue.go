@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // item is one event that a channel must send.
@@ -16,7 +17,7 @@ type item struct {
 	key   string // of its entry, which orders the entries of one change
 	index int    // orders the events of one entry
 	event string
-	entry fleet.Entry
+	entry audit.Entry
 	due   time.Time
 	// together means that items with the same due time are one message.
 	together bool

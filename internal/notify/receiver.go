@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/platform/smtp"
 	"lull/internal/platform/webhook"
@@ -32,7 +33,7 @@ type message struct {
 type event struct {
 	id    string
 	name  string
-	entry fleet.Entry
+	entry audit.Entry
 	links map[string]string // of a warning, by verb
 	late  bool              // a warning of something that should have happened by now
 	page  string            // of a pause: the worker's page, if it has a URL
@@ -41,7 +42,7 @@ type event struct {
 // data is a webhook's data for an event: the entry, a warning's links, and
 // where to look after a pause.
 type data struct {
-	fleet.Entry
+	audit.Entry
 	PauseAt *time.Time        `json:"pause_at,omitempty"`
 	Links   map[string]string `json:"links,omitempty"`
 	Page    string            `json:"page,omitempty"` // of the paused worker

@@ -8,7 +8,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/warning"
 	"lull/internal/platform/webhook"
 )
@@ -39,7 +39,7 @@ func sentence(e event, zone *time.Location) string {
 	}
 	var s string
 	switch e.name {
-	case fleet.EventPauseWarning:
+	case audit.EventPauseWarning:
 		s = who + " will be paused"
 		if x.Warning != nil { // servers before this one kept none
 			s = x.Warning.Sentence(who, zone)
@@ -48,7 +48,7 @@ func sentence(e event, zone *time.Location) string {
 			s = x.Warning.Late(who, zone)
 		}
 		x.Detail = ""
-	case fleet.EventPaused:
+	case audit.EventPaused:
 		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
 		if power.Reason(x.Reason).ByIdleness() {
 			x.Detail = "" // a code; the reason says it
@@ -56,20 +56,20 @@ func sentence(e event, zone *time.Location) string {
 				x.Detail = fmt.Sprintf("idle for %s of %s", idle.HumanMinutes(d.Verdict.IdleMinutes), idle.Human(time.Duration(d.Policy.Timeout)))
 			}
 		}
-	case fleet.EventResumed:
+	case audit.EventResumed:
 		s = fmt.Sprintf("%s runs again: resumed by %s", who, x.Detail)
 		x.Detail = ""
-	case fleet.EventPauseCancelled:
+	case audit.EventPauseCancelled:
 		s = fmt.Sprintf("The pause of %s was called off", who)
-	case fleet.EventDrained:
+	case audit.EventDrained:
 		s = fmt.Sprintf("%s is drained and stopped%s", who, because)
-	case fleet.EventUnknownSignal:
+	case audit.EventUnknownSignal:
 		s = fmt.Sprintf("A signal of %s is not known, so it is not paused", who)
-	case fleet.EventLateAction:
+	case audit.EventLateAction:
 		s = fmt.Sprintf("A call for %s took effect after it was given up, and is repaired", who)
-	case fleet.EventLateActivity:
+	case audit.EventLateActivity:
 		s = fmt.Sprintf("%s was paused although it had been in use, which was reported only later", who)
-	case fleet.EventStatus:
+	case audit.EventStatus:
 		s = fmt.Sprintf("%s is %s", who, x.To)
 	default:
 		s = fmt.Sprintf("%s: %s%s%s", who, strings.NewReplacer("_", " ", ".", " ").Replace(e.name), by, because)
@@ -141,7 +141,7 @@ func letter(m message, zone *time.Location) (subject, body string) {
 // start is the command that brings back what an event says is paused; empty for
 // other events.
 func start(e event) string {
-	if e.name != fleet.EventPaused || e.entry.WorkerID == "" {
+	if e.name != audit.EventPaused || e.entry.WorkerID == "" {
 		return ""
 	}
 	return "lull worker start " + cmp.Or(e.entry.WorkerName, e.entry.WorkerID)

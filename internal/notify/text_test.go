@@ -10,7 +10,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/fleet/warning"
 )
 
@@ -31,7 +31,7 @@ func TestWarningText(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(ctx context.Context) error {
-				text, err := said(ctx, fleet.Entry{Action: "pause_warning", Events: []string{fleet.EventPauseWarning}, WorkerID: "w1", WorkerName: "r1",
+				text, err := said(ctx, audit.Entry{Action: "pause_warning", Events: []string{audit.EventPauseWarning}, WorkerID: "w1", WorkerName: "r1",
 					Reason: string(c.warning.Reason), Detail: "of the log", Warning: &c.warning})
 				if err != nil {
 					return err
@@ -50,7 +50,7 @@ func TestWarningText(t *testing.T) {
 // that the text of an idle pause says for how long it was idle, and that both
 // say how to bring it back.
 func TestPausedText(t *testing.T) {
-	for want, e := range map[string]fleet.Entry{
+	for want, e := range map[string]audit.Entry{
 		"r1 is being paused by worker-controller: schedule: schedule office, forced: Active: cml, last event 20s ago.": {Reason: "schedule", Detail: "schedule office, forced: Active: cml, last event 20s ago."},
 		"r1 is being paused by worker-controller: ttl: Active: cml, last event 20s ago.":                               {Reason: "ttl", Detail: "Active: cml, last event 20s ago."},
 		"r1 is being paused by worker-controller: idle timeout.":                                                       {Reason: "idle_timeout", Detail: "idle_timeout_exceeded"},
@@ -58,7 +58,7 @@ func TestPausedText(t *testing.T) {
 			Decision: &evidence.Decision{Policy: idle.Policy{Timeout: idle.Duration(time.Hour)}, Verdict: idle.Verdict{IdleMinutes: 62}}},
 	} {
 		bubble(t, func(ctx context.Context) error {
-			e.Action, e.Events, e.By, e.WorkerID, e.WorkerName = "pause_intended", []string{fleet.EventPaused}, fleet.ByController, "w1", "r1"
+			e.Action, e.Events, e.By, e.WorkerID, e.WorkerName = "pause_intended", []string{audit.EventPaused}, audit.ByController, "w1", "r1"
 			text, err := said(ctx, e)
 			want := want + "\nStart it: `lull worker start r1` · <https://lull.example/workers/w1|Why, and start>"
 			if err == nil && text != want {

@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/agents"
@@ -73,7 +74,7 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	if at.After(now.Add(history.Skew)) {
 		return control.AgentWhy{}, invalid("at", "it is not in the past")
 	}
-	y := control.AgentWhy{Machine: name, Last: []fleet.Entry{}, Readings: "recorded"}
+	y := control.AgentWhy{Machine: name, Last: []audit.Entry{}, Readings: "recorded"}
 	w, err := s.agentWorker(ctx, name)
 	if err != nil {
 		return y, err
@@ -143,7 +144,7 @@ func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *fleet.Wo
 	if err != nil {
 		return y, err
 	}
-	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: w.ID, To: at.Add(time.Nanosecond), Limit: lastEntries})
+	last, err := s.fleet.NewestAudit(ctx, audit.Query{WorkerID: w.ID, To: at.Add(time.Nanosecond), Limit: lastEntries})
 	if err != nil {
 		return y, err
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -21,9 +21,9 @@ type AuditFilter struct {
 	Between
 }
 
-func (q AuditFilter) query() (fleet.AuditQuery, error) {
+func (q AuditFilter) query() (audit.Query, error) {
 	from, to, err := q.Between.read()
-	return fleet.AuditQuery{WorkerID: q.WorkerID, Action: q.Action, By: q.By, Kind: q.Kind, From: from, To: to}, err
+	return audit.Query{WorkerID: q.WorkerID, Action: q.Action, By: q.By, Kind: q.Kind, From: from, To: to}, err
 }
 
 type auditList struct {
@@ -33,24 +33,24 @@ type auditList struct {
 }
 
 func (s *Server) auditRoutes() {
-	list := func(ctx context.Context, in auditList) (control.List[fleet.Entry], error) {
+	list := func(ctx context.Context, in auditList) (control.List[audit.Entry], error) {
 		q, err := in.query()
 		if err != nil {
-			return control.List[fleet.Entry]{}, err
+			return control.List[audit.Entry]{}, err
 		}
 		q.After, q.Limit = in.After, in.Limit
 		if in.Newest {
 			page, err := s.fleet.NewestAudit(ctx, q)
-			return control.List[fleet.Entry]{Items: page.Entries, Next: page.Next}, err
+			return control.List[audit.Entry]{Items: page.Entries, Next: page.Next}, err
 		}
 		page, err := s.fleet.Audit(ctx, q)
 		if page.Entries == nil {
-			page.Entries = []fleet.Entry{}
+			page.Entries = []audit.Entry{}
 		}
-		return control.List[fleet.Entry]{Items: page.Entries, Next: page.Next}, err
+		return control.List[audit.Entry]{Items: page.Entries, Next: page.Next}, err
 	}
 	register(s, route{id: "list-audit", method: "GET", path: base + "/audit", role: access.Viewer, doc: "The audit log, oldest first"},
-		func(ctx context.Context, in *auditList) (*answer[control.List[fleet.Entry]], error) {
+		func(ctx context.Context, in *auditList) (*answer[control.List[audit.Entry]], error) {
 			return ok(list(ctx, *in))
 		})
 	register(s, route{id: "worker-audit", method: "GET", path: workersPath + "/{worker_id}/audit", role: access.Viewer, doc: "The audit log of one worker, oldest first"},
@@ -58,7 +58,7 @@ func (s *Server) auditRoutes() {
 			One
 			Paged
 			Newest bool `query:"newest" doc:"The newest entries, newest first"`
-		}) (*answer[control.List[fleet.Entry]], error) {
+		}) (*answer[control.List[audit.Entry]], error) {
 			return ok(list(ctx, auditList{Paged: in.Paged, AuditFilter: AuditFilter{WorkerID: in.ID}, Newest: in.Newest}))
 		})
 	export := route{id: "export-audit", method: "GET", path: base + "/audit/export", role: access.Viewer, doc: "The audit log as JSON lines or as a table, oldest first"}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/platform/oidc"
 	"lull/internal/server/access"
 )
@@ -32,13 +32,13 @@ func principalOf(ctx context.Context) principal {
 }
 
 // actor returns the actor that a change is recorded for.
-func actor(ctx context.Context) fleet.Actor {
+func actor(ctx context.Context) audit.Actor {
 	p := principalOf(ctx)
-	kind := fleet.KindPerson
+	kind := audit.KindPerson
 	if p.token.Role == access.Agent || p.token.Role == access.Host {
-		kind = fleet.KindAgent
+		kind = audit.KindAgent
 	}
-	return fleet.Actor{Name: p.token.Name, Kind: kind}
+	return audit.Actor{Name: p.token.Name, Kind: kind}
 }
 
 // identify authenticates a request. The route decides what the caller may do.

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/roster"
@@ -22,7 +23,7 @@ const detectWait = 20 * time.Second
 
 func (s *Server) commandRoutes() {
 	at := func(suffix string) string { return workersPath + "/{worker_id}/" + suffix }
-	type do func(context.Context, fleet.Actor, string) (fleet.Worker, error)
+	type do func(context.Context, audit.Actor, string) (fleet.Worker, error)
 	for _, v := range []struct {
 		name, doc string
 		do        do
@@ -30,7 +31,7 @@ func (s *Server) commandRoutes() {
 		{"start", "Start it: desired RUNNING", s.fleet.StartWorker},
 		{"resume", "The same as start", s.fleet.ResumeWorker},
 		{"stop", "Stop it manually", s.fleet.StopWorker},
-		{"pause", "The same as stop, recorded as a manual pause", func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"pause", "The same as stop, recorded as a manual pause", func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.PauseWorker(ctx, by, id, fleet.Pause{Reason: power.ReasonManual})
 		}},
 		{"drain", "Take nothing new, and stop when nothing runs or the drain times out", s.fleet.DrainWorker},
@@ -63,16 +64,16 @@ func (s *Server) commandRoutes() {
 		role          access.Role
 		do            do
 	}{
-		{"idle-detection/enable", "enable-idle-detection", "Let its idleness count", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"idle-detection/enable", "enable-idle-detection", "Let its idleness count", access.Operator, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, true)
 		}},
-		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", access.Operator, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, false)
 		}},
-		{"arm", "arm-worker", "Take it out of dry-run mode", access.Admin, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"arm", "arm-worker", "Take it out of dry-run mode", access.Admin, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, true)
 		}},
-		{"disarm", "disarm-worker", "Put it in dry-run mode: decisions are only recorded", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"disarm", "disarm-worker", "Put it in dry-run mode: decisions are only recorded", access.Operator, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, false)
 		}},
 	} {

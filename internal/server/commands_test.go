@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/store"
@@ -30,7 +31,7 @@ func (b *bench) stopped() string {
 	b.t.Helper()
 	id := b.worker()
 	for _, to := range []power.Worker{power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerStopping, power.WorkerStopped} {
-		if _, err := b.fleet.Change(b.t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+		if _, err := b.fleet.Change(b.t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
 			w.Status = to
 			if to == power.WorkerStopped {
 				w.DesiredStatus = to
@@ -172,7 +173,7 @@ func TestStartAfterTheDeadline(t *testing.T) {
 	id := b.stopped()
 	for tag, want := range map[bool]string{false: "lull worker ttl ", true: "the tag ttl-deadline"} {
 		end := time.Now().Add(-time.Hour)
-		w, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+		w, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
 			w.TTLDeadline, w.TTLFromTag, w.Armed = &end, tag, true
 			return nil
 		})
@@ -200,12 +201,12 @@ func TestWhyAtRest(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()
 	since, end := time.Now().Add(-100*time.Hour), time.Now().Add(time.Hour)
-	if _, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
-		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, fleet.ByController.Name, power.ReasonIdleTimeout
+	if _, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, audit.ByController.Name, power.ReasonIdleTimeout
 		w.AWSRegion, w.InstanceType, w.Volumes = "us-east-1", "m5.large", []fleet.Volume{{ID: "vol-1", Type: "gp3", GB: 10}}
 		w.TTLDeadline, w.TTLAction = &end, "terminate"
 		for range 20 { // later events push the decision out of the newest entries
-			tx.Note(fleet.Entry{Action: "updated"})
+			tx.Note(audit.Entry{Action: "updated"})
 		}
 		return nil
 	}); err != nil {
@@ -213,7 +214,7 @@ func TestWhyAtRest(t *testing.T) {
 	}
 	d := evidence.Decide(since, idle.Policy{Name: "balanced", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true, Signals: []string{"cml"}},
 		idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: since.Add(-61 * time.Minute), Readings: []idle.Reading{{Signal: "cml", State: idle.Quiet, At: since}}})
-	ops, err := fleet.EntryOps(fleet.Entry{At: since, Action: "pause_intended", Events: []string{fleet.EventPaused}, WorkerID: id, By: fleet.ByController, Policy: "balanced", Decision: &d})
+	ops, err := audit.Ops(audit.Entry{At: since, Action: "pause_intended", Events: []string{audit.EventPaused}, WorkerID: id, By: audit.ByController, Policy: "balanced", Decision: &d})
 	if err == nil {
 		_, err = b.db.Commit(t.Context(), store.Txn{Then: ops})
 	}
@@ -233,7 +234,7 @@ func TestWhyAtRest(t *testing.T) {
 			t.Errorf("it is blocked by %s", code)
 		}
 	}
-	for _, want := range []string{fleet.ByController.Name + " stopped it at ", "(idle_timeout)", "It had been idle for 1h1m; policy balanced pauses after 1h.", "It has been stopped for 4d4h, which saved $9."} {
+	for _, want := range []string{audit.ByController.Name + " stopped it at ", "(idle_timeout)", "It had been idle for 1h1m; policy balanced pauses after 1h.", "It has been stopped for 4d4h, which saved $9."} {
 		if !strings.Contains(y.Answer, want) {
 			t.Errorf("it does not say %q: %s", want, y.Answer)
 		}

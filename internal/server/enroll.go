@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -74,8 +75,8 @@ func (s *Server) enroll(ctx context.Context, w fleet.Worker, instance string) (c
 	if seen, _ := s.observe(ctx, w.ID); heard || seen.Agent != nil {
 		return control.Enrolled{}, fault(http.StatusConflict, "already_enrolled", "cannot enroll again: the agent of worker "+w.ID+" has reported; revoke its token if that was not its machine, and enroll with lull agent enroll --token-file")
 	}
-	by := fleet.Actor{Name: "enrollment of " + w.ID, Kind: fleet.KindAgent}
-	ops, err := fleet.EntryOps(fleet.Entry{Action: "token_created", By: by, WorkerID: w.ID, WorkerName: w.Name, Region: w.AWSRegion, Detail: "agent " + instance, Generation: w.Launch.Generation})
+	by := audit.Actor{Name: "enrollment of " + w.ID, Kind: audit.KindAgent}
+	ops, err := audit.Ops(audit.Entry{Action: "token_created", By: by, WorkerID: w.ID, WorkerName: w.Name, Region: w.AWSRegion, Detail: "agent " + instance, Generation: w.Launch.Generation})
 	if err != nil {
 		return control.Enrolled{}, err
 	}

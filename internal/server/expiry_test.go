@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/board"
 )
@@ -78,8 +79,8 @@ func TestExpiryComesFirst(t *testing.T) {
 func TestWhoEndedIt(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	for want, w := range map[string]fleet.Worker{
-		"Its ttl_deadline 2026-03-02T12:00:00Z ended it": {TerminateFor: power.ReasonTTL, TerminateBy: &fleet.ByController, TTLDeadline: &at},
-		"ada ended it": {TerminateBy: &fleet.Actor{Name: "ada", Kind: fleet.KindPerson}},
+		"Its ttl_deadline 2026-03-02T12:00:00Z ended it": {TerminateFor: power.ReasonTTL, TerminateBy: &audit.ByController, TTLDeadline: &at},
+		"ada ended it": {TerminateBy: &audit.Actor{Name: "ada", Kind: audit.KindPerson}},
 		"It is gone since 2026-03-02T12:00:00Z: external: EC2 terminated the instance.": {TerminateFor: power.ReasonExternal, StatusReason: "external: EC2 terminated the instance"},
 		"It is gone since 2026-03-02T12:00:00Z.":                                        {},
 	} {

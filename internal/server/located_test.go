@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // TestNullClears checks that null clears a field, and is rejected for a field
@@ -37,7 +38,7 @@ func TestNullClears(t *testing.T) {
 		}
 	}
 	end := time.Now().Add(time.Hour)
-	if _, err := b.fleet.Change(t.Context(), w.ID, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+	if _, err := b.fleet.Change(t.Context(), w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
 		w.TTLDeadline, w.TTLFromTag = &end, true
 		return nil
 	}); err != nil {

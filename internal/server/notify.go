@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -12,7 +13,7 @@ import (
 // Notifier tests notification channels.
 type Notifier interface {
 	// Test sends a made-up event to a channel and returns the outcome.
-	Test(ctx context.Context, by fleet.Actor, channel string) error
+	Test(ctx context.Context, by audit.Actor, channel string) error
 }
 
 type NamedChannel struct {

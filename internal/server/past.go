@@ -6,6 +6,7 @@ import (
 
 	"lull/internal/core/policy/when"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/history"
@@ -80,7 +81,7 @@ func (s *Server) timeline(ctx context.Context, object string, w *fleet.Worker, i
 	}
 	of := timeline.Subject{Object: object, Worker: w}
 	if w != nil {
-		changes, err := history.Changes(ctx, s.fleet, fleet.AuditQuery{WorkerID: w.ID, From: from})
+		changes, err := history.Changes(ctx, s.fleet, audit.Query{WorkerID: w.ID, From: from})
 		if err != nil {
 			return control.Timeline{}, err
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
@@ -28,7 +29,7 @@ type bench struct {
 	api    *server.Server
 	url    string
 	admin  string
-	by     fleet.Actor
+	by     audit.Actor
 }
 
 // fakeAdmin is a controller that does nothing.
@@ -53,7 +54,7 @@ func newBenchWith(t *testing.T, db store.Store, more func(*server.Options)) *ben
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, db: db, fleet: f, tokens: access.New(db), by: fleet.Actor{Name: "test", Kind: fleet.KindPerson}}
+	b := &bench{t: t, db: db, fleet: f, tokens: access.New(db), by: audit.Actor{Name: "test", Kind: audit.KindPerson}}
 	if b.admin, err = b.tokens.First(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/store"
@@ -89,7 +89,7 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 			After:   b.revision(),
 			Started: func() { once.Do(func() { close(started) }) },
 			Reset:   func(why string) error { return fmt.Errorf("reset: %s", why) },
-			Each: func(e fleet.Entry) error {
+			Each: func(e audit.Entry) error {
 				got = append(got, e.Detail)
 				if len(got) == total {
 					cancel()
@@ -103,7 +103,7 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 		var ops []store.Op
 		for range min(1+rng.IntN(3), total-i) {
 			// Keys of one change arrive in the order of their names.
-			entry, err := fleet.EntryOps(fleet.Entry{Action: "test", At: time.Unix(int64(1_700_000_000+i), 0), Detail: fmt.Sprint(i)})
+			entry, err := audit.Ops(audit.Entry{Action: "test", At: time.Unix(int64(1_700_000_000+i), 0), Detail: fmt.Sprint(i)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +157,7 @@ func TestStreamResets(t *testing.T) {
 					made = b.worker() // what comes after the reset is received again
 					return nil
 				},
-				Each: func(e fleet.Entry) error {
+				Each: func(e audit.Entry) error {
 					if e.WorkerID == made {
 						cancel()
 					}

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
 	"lull/internal/server/access"
@@ -53,13 +54,13 @@ func recordedWorker(t *testing.T) (api string, token string, w fleet.Worker, beg
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err = f.ImportWorker(t.Context(), fleet.Actor{Name: "p", Kind: fleet.KindPerson}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001",
+	w, err = f.ImportWorker(t.Context(), audit.Actor{Name: "p", Kind: audit.KindPerson}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001",
 		Profile: fleet.Profile{Tags: map[string]string{"team": "net"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	begun = time.Now().UTC().Add(-24 * time.Hour).Truncate(time.Second)
-	ops, err := fleet.EntryOps(fleet.Entry{At: begun, Action: "status_changed", By: fleet.ByController, WorkerID: w.ID, From: power.WorkerStarting, To: power.WorkerRunning})
+	ops, err := audit.Ops(audit.Entry{At: begun, Action: "status_changed", By: audit.ByController, WorkerID: w.ID, From: power.WorkerStarting, To: power.WorkerRunning})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -34,7 +34,7 @@ func (s *Server) tokenRoutes() {
 	register(s, route{id: "create-token", method: "POST", path: all, role: access.Admin, status: http.StatusCreated, secret: true, doc: "Make a token; it is shown once"},
 		func(ctx context.Context, in *struct{ Body control.NewToken }) (*answer[control.Token], error) {
 			by := actor(ctx)
-			ops, err := fleet.EntryOps(fleet.Entry{Action: "token_created", By: by, Detail: in.Body.Role + " " + in.Body.Name})
+			ops, err := audit.Ops(audit.Entry{Action: "token_created", By: by, Detail: in.Body.Role + " " + in.Body.Name})
 			if err != nil {
 				return nil, problem(err)
 			}
@@ -51,7 +51,7 @@ func (s *Server) tokenRoutes() {
 			ID string `path:"id" maxLength:"64"`
 		}) (*answer[control.Token], error) {
 			by := actor(ctx)
-			ops, err := fleet.EntryOps(fleet.Entry{Action: "token_revoked", By: by, Detail: in.ID})
+			ops, err := audit.Ops(audit.Entry{Action: "token_revoked", By: by, Detail: in.ID})
 			if err != nil {
 				return nil, problem(err)
 			}

@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/board"
@@ -53,7 +54,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if err != nil {
 		return control.Why{}, err
 	}
-	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id, Limit: lastEntries})
+	last, err := s.fleet.NewestAudit(ctx, audit.Query{WorkerID: id, Limit: lastEntries})
 	if err != nil {
 		return control.Why{}, err
 	}
@@ -172,7 +173,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	if err != nil {
 		return control.Why{}, err
 	}
-	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond), Limit: lastEntries})
+	last, err := s.fleet.NewestAudit(ctx, audit.Query{WorkerID: id, To: at.Add(time.Nanosecond), Limit: lastEntries})
 	if err != nil {
 		return control.Why{}, err
 	}
@@ -188,7 +189,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	} else {
 		y.Readings, y.IdleStatus = "unknown", fleet.IdleStatus{WorkerID: id, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{}}, ReadingsUnknown: true}
 	}
-	var stopped *fleet.Entry
+	var stopped *audit.Entry
 	if a.State != "" && !up(power.Worker(a.State)) {
 		if v := y.Verdict; v != nil { // it describes what ran until then
 			v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil

@@ -11,19 +11,20 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 )
 
 // decided returns the audit log entry in which the last stop of w was decided.
 // last are the newest entries; nil if it is not kept.
-func (s *Server) decided(ctx context.Context, w *fleet.Worker, last []fleet.Entry) (*fleet.Entry, error) {
+func (s *Server) decided(ctx context.Context, w *fleet.Worker, last []audit.Entry) (*audit.Entry, error) {
 	for i := range last {
 		if last[i].Pauses() {
 			return &last[i], nil
 		}
 	}
 	at := *w.LastPausedAt
-	page, err := s.fleet.Audit(ctx, fleet.AuditQuery{WorkerID: w.ID, From: at, To: at.Add(time.Second)})
+	page, err := s.fleet.Audit(ctx, audit.Query{WorkerID: w.ID, From: at, To: at.Add(time.Second)})
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +38,7 @@ func (s *Server) decided(ctx context.Context, w *fleet.Worker, last []fleet.Entr
 
 // groundsInto adds to y what a stop was decided from: the rule, how long the
 // worker had been idle, and the signals of the deciding check.
-func groundsInto(y *control.Why, e *fleet.Entry) {
+func groundsInto(y *control.Why, e *audit.Entry) {
 	if e == nil {
 		return
 	}
@@ -57,7 +58,7 @@ func groundsInto(y *control.Why, e *fleet.Entry) {
 }
 
 // grounds returns a sentence about what a stop was decided from.
-func grounds(e *fleet.Entry) string {
+func grounds(e *audit.Entry) string {
 	d := e.Decision
 	rule, scheduled := "policy "+cmp.Or(e.Policy, d.Policy.Name), strings.HasPrefix(d.Policy.Name, policy.ScheduleName)
 	if scheduled {
@@ -71,7 +72,7 @@ func grounds(e *fleet.Entry) string {
 
 // unborn makes y the answer about a moment before lull knew the worker, which
 // begins with entry e.
-func unborn(y *control.Why, e *fleet.Entry, imported bool) {
+func unborn(y *control.Why, e *audit.Entry, imported bool) {
 	came := "created"
 	if imported {
 		came = "imported"

@@ -23,6 +23,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/wall"
 	"lull/internal/platform/ec2"
@@ -38,7 +39,7 @@ import (
 
 const region = "us-east-1"
 
-var person = fleet.Actor{Name: "anna", Kind: fleet.KindPerson}
+var person = audit.Actor{Name: "anna", Kind: audit.KindPerson}
 
 // rig is one machine with its agent, and the server.
 type rig struct {
@@ -437,6 +438,6 @@ func (r *rig) tag(name string) (v string) {
 }
 
 func (r *rig) audited(action string) bool {
-	p := must(r.fleet.Audit(r.t.Context(), fleet.AuditQuery{WorkerID: r.w, Limit: 1000}))(r.t)
-	return slices.ContainsFunc(p.Entries, func(e fleet.Entry) bool { return e.Action == action })
+	p := must(r.fleet.Audit(r.t.Context(), audit.Query{WorkerID: r.w, Limit: 1000}))(r.t)
+	return slices.ContainsFunc(p.Entries, func(e audit.Entry) bool { return e.Action == action })
 }

@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -20,7 +21,7 @@ func TestWhoStops(t *testing.T) {
 			for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 				t.Run(strings.Join(sources, "+")+" "+holder+" "+skew.String(), func(t *testing.T) {
 					run(t, options{holder: holder, sources: sources, skew: skew}, func(r *rig) {
-						by := fleet.ByController.Name
+						by := audit.ByController.Name
 						if holder == fleet.HolderAgent {
 							by = fleet.HolderAgent
 						}
@@ -66,7 +67,7 @@ func TestUseHolds(t *testing.T) {
 				if took := r.until("the stop", time.Hour, r.stopped); took < 25*time.Minute {
 					t.Errorf("stopped %s after the use ended", took)
 				}
-				r.acted(fleet.ByController.Name)
+				r.acted(audit.ByController.Name)
 			})
 		})
 	}
@@ -104,7 +105,7 @@ func TestUnknownHolds(t *testing.T) {
 				}
 				r.with(func() { trouble.off(r) })
 				r.until("the stop", 90*time.Minute, r.stopped)
-				r.acted(fleet.ByController.Name)
+				r.acted(audit.ByController.Name)
 			})
 		})
 	}

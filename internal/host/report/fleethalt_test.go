@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/host"
 	"lull/internal/host/records"
 	"lull/internal/lib/memnet"
@@ -141,7 +142,7 @@ func (s *fleetServer) AwaitHalt(ctx context.Context, host string, t control.Halt
 
 func (s *fleetServer) halt(r fleet.HaltRequest) {
 	s.t.Helper()
-	if _, err := s.fleet.SetHalt(s.t.Context(), fleet.Actor{Name: "ada", Kind: fleet.KindPerson}, r); err != nil {
+	if _, err := s.fleet.SetHalt(s.t.Context(), audit.Actor{Name: "ada", Kind: audit.KindPerson}, r); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/httpx"
 )
 
@@ -148,7 +148,7 @@ type AgentWhy struct {
 	Unheard string `json:"unheard,omitempty"`
 	// Last are the newest audit entries about the worker until then, newest
 	// first; empty where it is none.
-	Last []fleet.Entry `json:"last"`
+	Last []audit.Entry `json:"last"`
 }
 
 // Bounds of a report.

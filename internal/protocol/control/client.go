@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
 )
@@ -172,7 +173,7 @@ func Write[T any](ctx context.Context, c *Client, method, path string, in any) (
 }
 
 // Export copies the audit log to w as jsonl or csv.
-func (c *Client) Export(ctx context.Context, q fleet.AuditQuery, format string, w io.Writer) error {
+func (c *Client) Export(ctx context.Context, q audit.Query, format string, w io.Writer) error {
 	v := AuditValues(q)
 	v.Set("format", format)
 	log, err := c.open(ctx, api+"/audit/export?"+v.Encode(), nil)
@@ -187,7 +188,7 @@ func (c *Client) Export(ctx context.Context, q fleet.AuditQuery, format string, 
 }
 
 // AuditValues returns q as URL query parameters, without cursor and limit.
-func AuditValues(q fleet.AuditQuery) url.Values {
+func AuditValues(q audit.Query) url.Values {
 	v := url.Values{}
 	for name, text := range map[string]string{"worker_id": q.WorkerID, "action": q.Action, "by": q.By, "kind": q.Kind} {
 		if text != "" {

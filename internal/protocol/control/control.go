@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 // List is one page of a listing. Next is the cursor of the page after it,
@@ -46,7 +47,7 @@ type Why struct {
 	// that it has; empty if a user chose them.
 	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
 	// Last are the newest audit entries about it until then, newest first.
-	Last []fleet.Entry `json:"last"`
+	Last []audit.Entry `json:"last"`
 	// Readings says where the readings came from: "live", "recorded" or
 	// "unknown".
 	Readings string `json:"readings" enum:"live,recorded,unknown"`

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
 )
@@ -23,7 +23,7 @@ type Events struct {
 	// Each receives every entry, Reset every notice that entries may be
 	// missing. An error of either ends the stream and is returned. Reset may
 	// be nil.
-	Each  func(fleet.Entry) error
+	Each  func(audit.Entry) error
 	Reset func(reason string) error
 	// Started is called whenever the stream is connected. It may be nil.
 	Started func()
@@ -87,7 +87,7 @@ func (c *Client) follow(ctx context.Context, e Events, at *int64) (begun bool, e
 // between two ids belong to one change and are delivered when its id arrives, so
 // that a change is delivered completely or again by the next connection.
 func read(body io.Reader, at *int64, e Events) error {
-	var held []fleet.Entry
+	var held []audit.Entry
 	for ev, err := range httpx.ReadEvents(body, maxEvent) {
 		if err != nil {
 			return err
@@ -99,7 +99,7 @@ func read(body io.Reader, at *int64, e Events) error {
 			}
 		}
 		if ev.Name == "event" {
-			var entry fleet.Entry
+			var entry audit.Entry
 			if err := json.Unmarshal(ev.Data, &entry); err != nil {
 				return fmt.Errorf("cannot read an event: %w", err)
 			}
@@ -115,7 +115,7 @@ func read(body io.Reader, at *int64, e Events) error {
 	return io.ErrUnexpectedEOF
 }
 
-func deliver(ev httpx.Event, held []fleet.Entry, e Events) error {
+func deliver(ev httpx.Event, held []audit.Entry, e Events) error {
 	for _, entry := range held {
 		if err := e.Each(entry); err != nil {
 			return err

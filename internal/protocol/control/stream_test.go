@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 )
 
 func TestReadGivesWholeChanges(t *testing.T) {
@@ -29,7 +29,7 @@ func TestReadGivesWholeChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			at := int64(1)
 			var got []string
-			err := read(strings.NewReader(c.body), &at, Events{Each: func(e fleet.Entry) error { got = append(got, e.Detail); return nil }})
+			err := read(strings.NewReader(c.body), &at, Events{Each: func(e audit.Entry) error { got = append(got, e.Detail); return nil }})
 			if !slices.Equal(got, c.got) || at != c.at || errors.Is(err, io.ErrUnexpectedEOF) == c.err {
 				t.Errorf("got %q at %d, %v", got, at, err)
 			}
@@ -45,7 +45,7 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body string) {
 		at, n := int64(7), 0
-		err := read(strings.NewReader(body), &at, Events{Each: func(fleet.Entry) error { n++; return nil }, Reset: func(string) error { return nil }})
+		err := read(strings.NewReader(body), &at, Events{Each: func(audit.Entry) error { n++; return nil }, Reset: func(string) error { return nil }})
 		if err == nil {
 			t.Error("a stream ended without an error")
 		}

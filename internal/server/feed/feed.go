@@ -14,7 +14,7 @@ import (
 	"errors"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
 )
@@ -24,7 +24,7 @@ type Message struct {
 	// ID is where a reader resumes after this message. 0 means that it must not
 	// resume from here.
 	ID    int64
-	Entry *fleet.Entry // shared by all readers; read-only
+	Entry *audit.Entry // shared by all readers; read-only
 	Data  []byte       // Entry in JSON
 	// Reset is why entries before ID may have been missed.
 	Reset string
@@ -122,7 +122,7 @@ func (f *follower) watch(parent context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
-	batches := f.store.Watch(ctx, fleet.AuditKeys(), f.at+1)
+	batches := f.store.Watch(ctx, audit.Keys(), f.at+1)
 	quiet := time.NewTimer(idle)
 	defer quiet.Stop()
 	for {
@@ -171,13 +171,13 @@ func messagesOf(b store.Batch) []Message {
 		if e.Deleted {
 			continue
 		}
-		entry, err := fleet.DecodeEntry(e.Value)
+		entry, err := audit.DecodeEntry(e.Value)
 		var data []byte
 		if err == nil {
 			data, err = json.Marshal(entry)
 		}
 		if err != nil {
-			entry = fleet.Entry{ID: b.Revision, At: time.Now().UTC(), Action: "unreadable_entry", Detail: err.Error()}
+			entry = audit.Entry{ID: b.Revision, At: time.Now().UTC(), Action: "unreadable_entry", Detail: err.Error()}
 			data, _ = json.Marshal(entry) // plain values
 		}
 		out = append(out, Message{Entry: &entry, Data: data})

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
 )
@@ -83,7 +83,7 @@ func (h *Hub) follow(ctx context.Context) error {
 		at = now
 		h.begin(now)
 	}
-	for b := range h.store.Watch(ctx, fleet.AuditKeys(), at+1) {
+	for b := range h.store.Watch(ctx, audit.Keys(), at+1) {
 		if b.Err != nil {
 			return b.Err
 		}
@@ -195,7 +195,7 @@ func (f *follower) shared(ctx context.Context) error {
 
 // revision reads the revision of the store.
 func revision(ctx context.Context, s store.Store) (int64, error) {
-	page, err := s.Range(ctx, store.Query{Keys: fleet.AuditKeys(), Limit: 1, KeysOnly: true})
+	page, err := s.Range(ctx, store.Query{Keys: audit.Keys(), Limit: 1, KeysOnly: true})
 	if err != nil {
 		return 0, fmt.Errorf("cannot follow the events: %w", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -19,7 +19,7 @@ func write(c store.Store, n int) (before int64, err error) {
 	for i := range n {
 		var ops []store.Op
 		for k := range 2 {
-			more, err := fleet.EntryOps(fleet.Entry{Action: fmt.Sprintf("a%d.%d", i, k)})
+			more, err := audit.Ops(audit.Entry{Action: fmt.Sprintf("a%d.%d", i, k)})
 			if err != nil {
 				return 0, err
 			}

@@ -18,20 +18,21 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 )
 
 // Entries reads pages of the audit log. *fleet.Fleet implements it.
 type Entries interface {
-	Audit(ctx context.Context, q fleet.AuditQuery) (fleet.AuditPage, error)
-	NewestAudit(ctx context.Context, q fleet.AuditQuery) (fleet.AuditPage, error)
+	Audit(ctx context.Context, q audit.Query) (audit.Page, error)
+	NewestAudit(ctx context.Context, q audit.Query) (audit.Page, error)
 }
 
 // Log reads entries about power. *fleet.Fleet implements it.
 type Log interface {
-	Audit(ctx context.Context, q fleet.AuditQuery) (fleet.AuditPage, error)
-	PowerAudit(ctx context.Context, from time.Time, yield func(*fleet.Entry) error) error
-	PowerBefore(ctx context.Context, id string, at time.Time, yield func(*fleet.Entry) error) error
+	Audit(ctx context.Context, q audit.Query) (audit.Page, error)
+	PowerAudit(ctx context.Context, from time.Time, yield func(*audit.Entry) error) error
+	PowerBefore(ctx context.Context, id string, at time.Time, yield func(*audit.Entry) error) error
 }
 
 // Powers returns the statuses of a worker from one time to another, from its
@@ -134,7 +135,7 @@ func newStory() *story {
 
 // add processes an entry. The controller carries out others' requests, so a
 // change is attributed to the requester.
-func (s *story) add(e *fleet.Entry) {
+func (s *story) add(e *audit.Entry) {
 	if e.Reason != "" && e.Pauses() {
 		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason, Policy: e.Policy}
 	}
@@ -148,7 +149,7 @@ func (s *story) add(e *fleet.Entry) {
 		by, reason = cmp.Or(p.By, by), cmp.Or(p.Reason, reason)
 		held = p.Policy
 	default:
-		if delete(s.pauses, e.WorkerID); slices.Contains(e.Events, fleet.EventResumed) {
+		if delete(s.pauses, e.WorkerID); slices.Contains(e.Events, audit.EventResumed) {
 			by = cmp.Or(e.Detail, by)
 		}
 	}
@@ -159,12 +160,12 @@ func (s *story) add(e *fleet.Entry) {
 // Changes returns the power changes in the audit log since q.From, by worker,
 // preceded by those that show the state at q.From: since it last began to run.
 // For the complete fleet only entries about power are read.
-func Changes(ctx context.Context, log Log, q fleet.AuditQuery) (map[string][]control.TimelineChange, error) {
+func Changes(ctx context.Context, log Log, q audit.Query) (map[string][]control.TimelineChange, error) {
 	out := newStory()
-	add := func(e *fleet.Entry) error { out.add(e); return nil }
+	add := func(e *audit.Entry) error { out.add(e); return nil }
 	if q.WorkerID == "" {
-		b := beginnings{known: map[string]bool{}, decided: map[string][]fleet.Entry{}}
-		err := log.PowerAudit(ctx, q.From, func(e *fleet.Entry) error {
+		b := beginnings{known: map[string]bool{}, decided: map[string][]audit.Entry{}}
+		err := log.PowerAudit(ctx, q.From, func(e *audit.Entry) error {
 			if !q.From.IsZero() && !b.known[e.WorkerID] {
 				return b.begin(e, out, func() error { return log.PowerBefore(ctx, e.WorkerID, q.From, add) })
 			}
@@ -195,13 +196,13 @@ func Changes(ctx context.Context, log Log, q fleet.AuditQuery) (map[string][]con
 // beginnings tracks workers whose first power change has not been read yet.
 type beginnings struct {
 	known   map[string]bool          // workers whose first change was read
-	decided map[string][]fleet.Entry // the pauses before it
+	decided map[string][]audit.Entry // the pauses before it
 }
 
 // begin processes an entry of a worker that is not known yet. It calls before,
 // to read further back, only if the first change does not show that the worker
 // ran and why it stopped running.
-func (b *beginnings) begin(e *fleet.Entry, to *story, before func() error) error {
+func (b *beginnings) begin(e *audit.Entry, to *story, before func() error) error {
 	id := e.WorkerID
 	if e.To == "" {
 		b.decided[id] = append(b.decided[id], *e)
@@ -226,8 +227,8 @@ func (b *beginnings) begin(e *fleet.Entry, to *story, before func() error) error
 type Power struct {
 	State           string
 	Paused, Resumed *evidence.Turn
-	Decided         *fleet.Entry // the decision of the last stop
-	Created         *fleet.Entry // the entry that created it, if that was later
+	Decided         *audit.Entry // the decision of the last stop
+	Created         *audit.Entry // the entry that created it, if that was later
 }
 
 // maxEntries is the maximum number of a worker's entries that are read for its
@@ -238,8 +239,8 @@ const maxEntries = 5000
 func At(ctx context.Context, log Entries, w *fleet.Worker, at time.Time) (Power, error) {
 	id := w.ID
 	var out Power
-	var back []fleet.Entry // newest first
-	q := fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond), Limit: 100}
+	var back []audit.Entry // newest first
+	q := audit.Query{WorkerID: id, To: at.Add(time.Nanosecond), Limit: 100}
 	for {
 		page, err := log.NewestAudit(ctx, q)
 		if err != nil {
@@ -256,7 +257,7 @@ func At(ctx context.Context, log Entries, w *fleet.Worker, at time.Time) (Power,
 	for i := range back {
 		e := &back[i]
 		story.add(e)
-		if resumes[e.At] = resumes[e.At] || slices.Contains(e.Events, fleet.EventResumed); e.Pauses() {
+		if resumes[e.At] = resumes[e.At] || slices.Contains(e.Events, audit.EventResumed); e.Pauses() {
 			out.Decided = e
 		}
 	}
@@ -274,7 +275,7 @@ func At(ctx context.Context, log Entries, w *fleet.Worker, at time.Time) (Power,
 	}
 	// There was no change before: it was what the first later change started
 	// from.
-	q = fleet.AuditQuery{WorkerID: id, From: at, Limit: 1000}
+	q = audit.Query{WorkerID: id, From: at, Limit: 1000}
 	for read := 0; read < maxEntries; {
 		page, err := log.Audit(ctx, q)
 		if err != nil {
@@ -299,13 +300,13 @@ func At(ctx context.Context, log Entries, w *fleet.Worker, at time.Time) (Power,
 
 // knowsPower reports whether entries, newest first, go back to when their
 // worker last came up and, with why, to when it last went down.
-func knowsPower(back []fleet.Entry) bool {
+func knowsPower(back []audit.Entry) bool {
 	up, down, why := false, false, false
 	for i := range back {
 		e := &back[i]
 		up = up || e.To == power.WorkerRunning
 		down = down || Runs(string(e.From)) && e.To != "" && !Runs(string(e.To))
-		why = why || down && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted)
+		why = why || down && (slices.Contains(e.Events, audit.EventPaused) || e.Action == audit.DrainStarted)
 	}
 	return up && down && why
 }

@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 	"lull/internal/server/roster"
 )
@@ -93,7 +94,7 @@ func (p *Past) Until(to time.Time) time.Time {
 // Workers returns the past of the workers that q selects, terminated ones
 // included, by ID, over a period.
 func (r *Reader) Workers(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*Past, error) {
-	changes, err := Changes(ctx, r.Log, fleet.AuditQuery{From: from})
+	changes, err := Changes(ctx, r.Log, audit.Query{From: from})
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func (r *Reader) Workers(ctx context.Context, q fleet.WorkerFilter, from, to tim
 func (r *Reader) past(ctx context.Context, w *fleet.Worker, tmpl *fleet.Template, changes []control.TimelineChange, from, to time.Time) (*Past, error) {
 	if changes == nil && !Runs(string(w.Status)) && w.Status != power.WorkerTerminated {
 		before := newStory()
-		if err := r.Log.PowerBefore(ctx, w.ID, from, func(e *fleet.Entry) error { before.add(e); return nil }); err != nil {
+		if err := r.Log.PowerBefore(ctx, w.ID, from, func(e *audit.Entry) error { before.add(e); return nil }); err != nil {
 			return nil, err
 		}
 		changes = before.changes[w.ID]

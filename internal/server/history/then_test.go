@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -44,10 +45,10 @@ func TestAt(t *testing.T) {
 	}
 	begun := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var ops []store.Op
-	write := func(minute int, e fleet.Entry) {
+	write := func(minute int, e audit.Entry) {
 		t.Helper()
 		e.At, e.WorkerID = begun.Add(time.Duration(minute)*time.Minute), "w"
-		more, err := fleet.EntryOps(e)
+		more, err := audit.Ops(e)
 		if err == nil && len(ops) > store.MaxOps-3 {
 			_, err = c.Commit(t.Context(), store.Txn{Then: ops})
 			ops = nil
@@ -57,21 +58,21 @@ func TestAt(t *testing.T) {
 		}
 	}
 	move := func(minute int, from, to power.Worker, by, reason string, events ...string) {
-		write(minute, fleet.Entry{Action: "moved", From: from, To: to, By: fleet.Actor{Name: by}, Reason: reason, Events: events})
+		write(minute, audit.Entry{Action: "moved", From: from, To: to, By: audit.Actor{Name: by}, Reason: reason, Events: events})
 	}
 	move(0, "", power.WorkerPending, "ada", "")
 	move(5, power.WorkerPending, power.WorkerStarting, "c", "")
 	move(6, power.WorkerStarting, power.WorkerRunning, "c", "")
 	for m := 10; m < 20_000; m += 5 {
-		write(m, fleet.Entry{Action: "activity_updated"})
+		write(m, audit.Entry{Action: "activity_updated"})
 	}
-	write(20_000, fleet.Entry{Action: "pause_intended", Reason: "idle_timeout", Events: []string{fleet.EventPaused}, By: fleet.Actor{Name: "ben"}})
+	write(20_000, audit.Entry{Action: "pause_intended", Reason: "idle_timeout", Events: []string{audit.EventPaused}, By: audit.Actor{Name: "ben"}})
 	move(20_001, power.WorkerRunning, power.WorkerStopping, "c", "")
 	move(20_002, power.WorkerStopping, power.WorkerStopped, "c", "idle_timeout")
 	move(21_000, power.WorkerStopped, power.WorkerStarting, "c", "")
-	write(21_001, fleet.Entry{Action: "resumed", From: power.WorkerStarting, To: power.WorkerRunning, By: fleet.Actor{Name: "c"}, Reason: "manual", Detail: "eve", Events: []string{fleet.EventResumed}})
+	write(21_001, audit.Entry{Action: "resumed", From: power.WorkerStarting, To: power.WorkerRunning, By: audit.Actor{Name: "c"}, Reason: "manual", Detail: "eve", Events: []string{audit.EventResumed}})
 	for m := 21_010; m < 24_000; m++ {
-		write(m, fleet.Entry{Action: "activity_updated"})
+		write(m, audit.Entry{Action: "activity_updated"})
 	}
 	if _, err := c.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
 		t.Fatal(err)
@@ -119,7 +120,7 @@ func TestAt(t *testing.T) {
 		}
 	}
 	db.records = 0
-	changes, err := Changes(t.Context(), f, fleet.AuditQuery{})
+	changes, err := Changes(t.Context(), f, audit.Query{})
 	if err != nil || len(changes["w"]) != 7 || db.records != 8 {
 		t.Errorf("%d changes of %d records: %v", len(changes["w"]), db.records, err)
 	}

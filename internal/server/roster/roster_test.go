@@ -14,11 +14,12 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/server/roster"
 	"lull/internal/store/mem"
 )
 
-var by = fleet.Actor{Name: "test", Kind: fleet.KindPerson}
+var by = audit.Actor{Name: "test", Kind: audit.KindPerson}
 
 // TestListsWhatTheStoreHas creates, moves and removes workers and compares each
 // listing, page by page, with the records of the same moment.

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/server/history"
 	"lull/internal/server/roster"
 	"lull/internal/store"
@@ -23,7 +24,7 @@ type lived struct {
 	t      *testing.T
 	fleet  *fleet.Fleet
 	w      fleet.Worker
-	commit func(fleet.Entry)
+	commit func(audit.Entry)
 }
 
 func live(t *testing.T) *lived {
@@ -34,9 +35,9 @@ func live(t *testing.T) *lived {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &lived{t: t, fleet: f, w: fleet.Worker{ID: "w", TemplateName: "disk", AWSRegion: "us-east-1", CreatedAt: moment(t, "2026-01-01T00:00:00Z")}, commit: func(e fleet.Entry) {
+	return &lived{t: t, fleet: f, w: fleet.Worker{ID: "w", TemplateName: "disk", AWSRegion: "us-east-1", CreatedAt: moment(t, "2026-01-01T00:00:00Z")}, commit: func(e audit.Entry) {
 		e.WorkerID = "w"
-		ops, err := fleet.EntryOps(e)
+		ops, err := audit.Ops(e)
 		if err == nil {
 			_, err = db.Commit(t.Context(), store.Txn{Then: ops})
 		}
@@ -48,15 +49,15 @@ func live(t *testing.T) *lived {
 
 // move changes the worker's status at an hour of its life.
 func (l *lived) move(hour float64, to power.Worker) {
-	l.commit(fleet.Entry{At: l.at(hour), Action: "status_changed", By: fleet.ByController, From: l.w.Status, To: to})
+	l.commit(audit.Entry{At: l.at(hour), Action: "status_changed", By: audit.ByController, From: l.w.Status, To: to})
 	l.w.Status = to
 }
 
 // pause decides on a stop, which is carried out within the hour.
 func (l *lived) pause(hour float64, reason power.Reason) {
-	e := fleet.Entry{At: l.at(hour), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: string(reason), By: fleet.Actor{Name: "x"}}
+	e := audit.Entry{At: l.at(hour), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: string(reason), By: audit.Actor{Name: "x"}}
 	if reason == power.ReasonScaleDown {
-		e.Action, e.From, e.To = fleet.AuditDrainStarted, l.w.Status, power.WorkerDraining
+		e.Action, e.From, e.To = audit.DrainStarted, l.w.Status, power.WorkerDraining
 		l.w.Status = power.WorkerDraining
 	}
 	l.commit(e)
@@ -117,7 +118,7 @@ func TestPeriodBeginsInAStop(t *testing.T) {
 				l.move(3, power.WorkerStarting)
 				l.move(4, power.WorkerRunning)
 				for h := 5.0; h < 10; h += 0.125 {
-					l.commit(fleet.Entry{At: l.at(h), Action: "activity_updated"})
+					l.commit(audit.Entry{At: l.at(h), Action: "activity_updated"})
 				}
 				l.pause(10, reason)
 				up := 24.0
@@ -166,7 +167,7 @@ func TestEndedWorkersSaveNothing(t *testing.T) {
 	}
 	l := live(t)
 	l.move(0, power.WorkerRunning)
-	l.commit(fleet.Entry{At: l.at(5), Action: "ttl_terminate", From: power.WorkerRunning, To: power.WorkerTerminating, Reason: string(power.ReasonTTL)})
+	l.commit(audit.Entry{At: l.at(5), Action: "ttl_terminate", From: power.WorkerRunning, To: power.WorkerTerminating, Reason: string(power.ReasonTTL)})
 	l.w.Status = power.WorkerTerminated
 	if got, _ := l.between(0, 10); !near(got.RunningHours, 5) || got.AvoidedHours != 0 || got.OtherHours != 0 {
 		t.Errorf("ended by its TTL while it ran: %+v", got)

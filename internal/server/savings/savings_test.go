@@ -9,7 +9,7 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/core/policy/when/whentest"
 	"lull/internal/core/savings"
-	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/protocol/control"
 )
 
@@ -138,11 +138,11 @@ func TestHoursOfTheWeek(t *testing.T) {
 // worker still counts as one.
 func TestStopsCountForTheirPolicy(t *testing.T) {
 	l := live(t)
-	for _, e := range []fleet.Entry{
+	for _, e := range []audit.Entry{
 		{At: l.at(0), From: "STARTING", To: "RUNNING"},
-		{At: l.at(1), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout", Policy: "hasty"},
+		{At: l.at(1), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: "idle_timeout", Policy: "hasty"},
 		{At: l.at(1), From: "RUNNING", To: "STOPPING"}, {At: l.at(2), From: "STOPPING", To: "STOPPED"}, {At: l.at(5), From: "STOPPED", To: "RUNNING"},
-		{At: l.at(6), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout"},
+		{At: l.at(6), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: "idle_timeout"},
 		{At: l.at(6), From: "RUNNING", To: "STOPPED"}, {At: l.at(8), From: "STOPPED", To: "RUNNING"},
 	} {
 		l.commit(e)

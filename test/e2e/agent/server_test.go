@@ -13,6 +13,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
 	"lull/internal/lib/programtest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/world"
@@ -96,7 +97,7 @@ func TestAgentAndServer(t *testing.T) {
 			}
 			i.gone("stopped")
 			i.await("the record", func() bool { ask(&w, "worker", "get", w.ID); return w.Status == "STOPPED" })
-			by := fleet.ByController.Name
+			by := audit.ByController.Name
 			if holder == fleet.HolderAgent {
 				by = fleet.ByAgent.Name
 			}

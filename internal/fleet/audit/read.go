@@ -1,4 +1,4 @@
-package fleet
+package audit
 
 import (
 	"context"
@@ -45,13 +45,13 @@ func marksOf(e *Entry, name string) ([]store.Op, error) {
 // PowerAudit yields the entries that change the power of workers, or announce a
 // change, from a time on, oldest first and without their decisions. It reads no
 // others. Errors: those of yield and of the store.
-func (f *Fleet) PowerAudit(ctx context.Context, from time.Time, yield func(*Entry) error) error {
+func (log *Log) PowerAudit(ctx context.Context, from time.Time, yield func(*Entry) error) error {
 	after := powerPrefix
 	if !from.IsZero() {
-		after += from.UTC().Format(auditTime)
+		after += from.UTC().Format(timeLayout)
 	}
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(powerPrefix), After: after, Limit: 500})
+		page, err := log.store.Range(ctx, store.Query{Keys: store.Prefix(powerPrefix), After: after, Limit: 500})
 		if err != nil {
 			return fmt.Errorf("cannot read the audit log: %w", err)
 		}
@@ -75,8 +75,8 @@ func (f *Fleet) PowerAudit(ctx context.Context, from time.Time, yield func(*Entr
 // It goes no further back than necessary to know who was stopping it or had
 // stopped it then, and why: to the decision to stop it, or to when it last
 // began to run. It gives up after maxScanned entries.
-func (f *Fleet) PowerBefore(ctx context.Context, id string, at time.Time, yield func(*Entry) error) error {
-	w, err := f.backward(ctx, &AuditQuery{WorkerID: id, To: at})
+func (log *Log) PowerBefore(ctx context.Context, id string, at time.Time, yield func(*Entry) error) error {
+	w, err := log.backward(ctx, &Query{WorkerID: id, To: at})
 	if err != nil || w == nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (f *Fleet) PowerBefore(ctx context.Context, id string, at time.Time, yield 
 		}
 		for len(within) > 0 && !told {
 			take := min(len(within), store.MaxOps)
-			values, err := f.entries(ctx, powerPrefix, within[len(within)-take:])
+			values, err := log.entries(ctx, powerPrefix, within[len(within)-take:])
 			if err != nil {
 				return fmt.Errorf("cannot read the audit log: %w", err)
 			}
@@ -124,13 +124,13 @@ func (f *Fleet) PowerBefore(ctx context.Context, id string, at time.Time, yield 
 // MarkAudit adds marks to the entries of a log begun by an earlier version.
 // Call it once before the log is read. It is safe to call from several
 // processes.
-func (f *Fleet) MarkAudit(ctx context.Context) error {
-	_, err := store.Get(ctx, f.store, marked)
+func (log *Log) MarkAudit(ctx context.Context) error {
+	_, err := store.Get(ctx, log.store, marked)
 	if !errors.Is(err, store.ErrNotFound) {
 		return err
 	}
 	for after, more := "", true; more; {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: store.MaxOps/2 - 1})
+		page, err := log.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: store.MaxOps/2 - 1})
 		if err != nil {
 			return fmt.Errorf("cannot mark the audit log: %w", err)
 		}
@@ -153,7 +153,7 @@ func (f *Fleet) MarkAudit(ctx context.Context) error {
 		if len(ops) == 0 {
 			continue
 		}
-		if _, err := f.store.Commit(ctx, store.Txn{Then: ops}); err != nil {
+		if _, err := log.store.Commit(ctx, store.Txn{Then: ops}); err != nil {
 			return fmt.Errorf("cannot mark the audit log: %w", err)
 		}
 	}
@@ -161,18 +161,18 @@ func (f *Fleet) MarkAudit(ctx context.Context) error {
 }
 
 // keys returns the keys among which the entries of q are found.
-func (q *AuditQuery) keys() store.Keys {
+func (q *Query) keys() store.Keys {
 	if q.WorkerID != "" {
 		return store.Prefix(markPrefix + q.WorkerID + "/")
 	}
 	return store.Prefix(auditPrefix)
 }
 
-// auditReader reads entries forward. For one worker it reads only that
+// reader reads entries forward. For one worker it reads only that
 // worker's.
-type auditReader struct {
-	f     *Fleet
-	q     AuditQuery
+type reader struct {
+	log   *Log
+	q     Query
 	after string // the name of the last one read
 	have  []store.Value
 	ended bool
@@ -184,7 +184,7 @@ type auditReader struct {
 
 // next returns the next entry that the query selects. want is how many are
 // wanted.
-func (r *auditReader) next(ctx context.Context, want int) (Entry, bool, error) {
+func (r *reader) next(ctx context.Context, want int) (Entry, bool, error) {
 	for {
 		if len(r.have) == 0 {
 			if r.ended {
@@ -219,7 +219,7 @@ func (r *auditReader) next(ctx context.Context, want int) (Entry, bool, error) {
 	}
 }
 
-func (r *auditReader) fill(ctx context.Context, want int) error {
+func (r *reader) fill(ctx context.Context, want int) error {
 	keys := r.q.keys()
 	limit := 500
 	if r.q.WorkerID != "" {
@@ -228,7 +228,7 @@ func (r *auditReader) fill(ctx context.Context, want int) error {
 	if r.q.all() {
 		limit = min(limit, want)
 	}
-	page, err := r.f.store.Range(ctx, store.Query{Keys: keys, After: keys.Name() + r.after, Limit: limit, KeysOnly: r.q.WorkerID != ""})
+	page, err := r.log.store.Range(ctx, store.Query{Keys: keys, After: keys.Name() + r.after, Limit: limit, KeysOnly: r.q.WorkerID != ""})
 	if err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (r *auditReader) fill(ctx context.Context, want int) error {
 	if r.q.WorkerID == "" {
 		return nil
 	}
-	r.have, err = r.f.entries(ctx, auditPrefix, names(page.Values, keys))
+	r.have, err = r.log.entries(ctx, auditPrefix, names(page.Values, keys))
 	return err
 }
 
@@ -250,7 +250,7 @@ func names(marks []store.Value, keys store.Keys) []string {
 }
 
 // entries reads at most MaxOps entries below a prefix by their names.
-func (f *Fleet) entries(ctx context.Context, prefix string, names []string) ([]store.Value, error) {
+func (log *Log) entries(ctx context.Context, prefix string, names []string) ([]store.Value, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
@@ -258,7 +258,7 @@ func (f *Fleet) entries(ctx context.Context, prefix string, names []string) ([]s
 	for i, n := range names {
 		keys[i] = prefix + n
 	}
-	res, err := f.store.Commit(ctx, store.Txn{Read: keys})
+	res, err := log.store.Commit(ctx, store.Txn{Read: keys})
 	return res.Read, err
 }
 
@@ -275,29 +275,29 @@ const (
 // that a long log costs no more than a short one. If the filter selects little,
 // a page may have fewer entries than q.Limit, or none, and a Next. Errors:
 // Invalid, and those of the store.
-func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error) {
+func (log *Log) NewestAudit(ctx context.Context, q Query) (Page, error) {
 	q, err := q.checked()
 	if err != nil {
-		return AuditPage{}, err
+		return Page{}, err
 	}
-	out := AuditPage{Entries: []Entry{}}
-	w, err := f.backward(ctx, &q)
+	out := Page{Entries: []Entry{}}
+	w, err := log.backward(ctx, &q)
 	if err != nil || w == nil {
 		return out, err
 	}
 	for scanned := 0; w.end > w.oldest; {
 		within, err := w.names(ctx)
 		if err != nil {
-			return AuditPage{}, fmt.Errorf("cannot read the audit log: %w", err)
+			return Page{}, fmt.Errorf("cannot read the audit log: %w", err)
 		}
 		for len(within) > 0 {
 			take := min(len(within), store.MaxOps)
 			if q.all() {
 				take = min(take, q.Limit-len(out.Entries))
 			}
-			values, err := f.entries(ctx, auditPrefix, within[len(within)-take:])
+			values, err := log.entries(ctx, auditPrefix, within[len(within)-take:])
 			if err != nil {
-				return AuditPage{}, fmt.Errorf("cannot read the audit log: %w", err)
+				return Page{}, fmt.Errorf("cannot read the audit log: %w", err)
 			}
 			within = within[:len(within)-take]
 			scanned += take
@@ -308,7 +308,7 @@ func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error
 				}
 				e, err := DecodeEntry(v)
 				if err != nil {
-					return AuditPage{}, err
+					return Page{}, err
 				}
 				if !q.Takes(&e) {
 					continue
@@ -329,7 +329,7 @@ func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error
 
 // backward iterates over the names of entries from the newest to the oldest.
 type backward struct {
-	f           *Fleet
+	log         *Log
 	keys        store.Keys
 	oldest, end string // the remaining range
 	at          time.Time
@@ -337,9 +337,9 @@ type backward struct {
 }
 
 // backward returns an iteration; nil if there is nothing to iterate over.
-func (f *Fleet) backward(ctx context.Context, q *AuditQuery) (*backward, error) {
-	w := &backward{f: f, keys: q.keys(), end: "~", at: time.Now(), width: time.Minute} // entries newer than now come first
-	first, err := f.store.Range(ctx, store.Query{Keys: w.keys, Limit: 1, KeysOnly: true})
+func (log *Log) backward(ctx context.Context, q *Query) (*backward, error) {
+	w := &backward{log: log, keys: q.keys(), end: "~", at: time.Now(), width: time.Minute} // entries newer than now come first
+	first, err := log.store.Range(ctx, store.Query{Keys: w.keys, Limit: 1, KeysOnly: true})
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the audit log: %w", err)
 	}
@@ -347,16 +347,16 @@ func (f *Fleet) backward(ctx context.Context, q *AuditQuery) (*backward, error) 
 		return nil, nil
 	}
 	w.oldest = names(first.Values, w.keys)[0]
-	w.oldest = w.oldest[:min(len(w.oldest), len(auditTime))]
+	w.oldest = w.oldest[:min(len(w.oldest), len(timeLayout))]
 	if !q.From.IsZero() {
-		w.oldest = max(w.oldest, q.From.UTC().Format(auditTime))
+		w.oldest = max(w.oldest, q.From.UTC().Format(timeLayout))
 	}
 	if !q.To.IsZero() {
 		w.at = q.To
-		w.end = w.at.UTC().Format(auditTime)
+		w.end = w.at.UTC().Format(timeLayout)
 	}
 	if q.After != "" && q.After < w.end {
-		if w.at, err = time.Parse(auditTime, q.After[:min(len(q.After), len(auditTime))]); err != nil {
+		if w.at, err = time.Parse(timeLayout, q.After[:min(len(q.After), len(timeLayout))]); err != nil {
 			return nil, failure.Invalidf("after", "it is not a cursor")
 		}
 		w.end = q.After
@@ -369,12 +369,12 @@ func (f *Fleet) backward(ctx context.Context, q *AuditQuery) (*backward, error) 
 func (w *backward) names(ctx context.Context) ([]string, error) {
 	for {
 		begin := w.at.Add(-w.width)
-		from := max(w.oldest, begin.UTC().Format(auditTime))
+		from := max(w.oldest, begin.UTC().Format(timeLayout))
 		most := manyNames
 		if w.width <= time.Microsecond {
 			most = 0 // all of one moment
 		}
-		out, all, err := w.f.namesBetween(ctx, w.keys, from, w.end, most)
+		out, all, err := w.log.namesBetween(ctx, w.keys, from, w.end, most)
 		if err != nil {
 			return nil, err
 		}
@@ -391,10 +391,10 @@ func (w *backward) names(ctx context.Context) ([]string, error) {
 // namesBetween returns the names of entries from a time until before another.
 // It returns false if there are more than most, unless most is 0. No name
 // consists of a time alone: every name has a suffix.
-func (f *Fleet) namesBetween(ctx context.Context, keys store.Keys, from, to string, most int) (out []string, all bool, err error) {
+func (log *Log) namesBetween(ctx context.Context, keys store.Keys, from, to string, most int) (out []string, all bool, err error) {
 	after := keys.Name() + from
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: keys, After: after, Limit: manyNames, KeysOnly: true})
+		page, err := log.store.Range(ctx, store.Query{Keys: keys, After: after, Limit: manyNames, KeysOnly: true})
 		if err != nil {
 			return nil, false, err
 		}

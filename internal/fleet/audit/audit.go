@@ -1,4 +1,7 @@
-package fleet
+// Package audit holds the audit log: what was changed, by whom and why. Domain
+// events are part of its entries. An entry is written in the transaction of its
+// change.
+package audit
 
 import (
 	"bytes"
@@ -8,7 +11,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,12 +68,12 @@ const (
 
 // Audit actions of scaling. Others are named where they are written.
 const (
-	AuditProvisioned     = "provisioned"
-	AuditProvisionFailed = "provision_failed"
-	AuditDrainStarted    = "drain_started"
-	AuditDrained         = "drained"
-	AuditDrainCancelled  = "drain_cancelled"
-	AuditStartWithdrawn  = "start_withdrawn"
+	Provisioned     = "provisioned"
+	ProvisionFailed = "provision_failed"
+	DrainStarted    = "drain_started"
+	Drained         = "drained"
+	DrainCancelled  = "drain_cancelled"
+	StartWithdrawn  = "start_withdrawn"
 
 	SkippedAutoPause   = "skipped_auto_pause"
 	SkippedNotIdle     = "skipped_not_idle"
@@ -108,7 +110,7 @@ var entryCodec = store.Codec[Entry]{Version: 1}
 // Pauses reports whether the entry records the decision to pause or drain the
 // worker, with the cause in Reason.
 func (e *Entry) Pauses() bool {
-	return e.Action == AuditDrainStarted || slices.Contains(e.Events, EventPaused)
+	return e.Action == DrainStarted || slices.Contains(e.Events, EventPaused)
 }
 
 // DecodeEntry decodes an entry from a watch or a listing.
@@ -118,16 +120,28 @@ func DecodeEntry(v store.Value) (Entry, error) {
 	return e, err
 }
 
-const auditTime = "20060102T150405.000000000"
+// auditPrefix begins the keys of entries.
+const auditPrefix = "audit/"
 
-// entryOps returns the writes of e: the entry, whose key sorts by time, and the
+// Keys returns the keys of the audit log, for the event stream.
+func Keys() store.Keys { return store.Prefix(auditPrefix) }
+
+// EventID returns the ID of an event: that of its entry, whose key in the log
+// is key, and its index in the entry. It is the same at every delivery.
+func EventID(key string, index int) string {
+	return strings.TrimPrefix(key, auditPrefix) + "." + strconv.Itoa(index)
+}
+
+const timeLayout = "20060102T150405.000000000"
+
+// Ops returns the writes of e: the entry, whose key sorts by time, and the
 // marks that index it by worker and among those about power.
-func entryOps(e Entry) ([]store.Op, error) {
+func Ops(e Entry) ([]store.Op, error) {
 	if e.At.IsZero() {
 		e.At = time.Now()
 	}
 	e.At = e.At.UTC().Round(0)
-	name := e.At.Format(auditTime) + "-" + rand.Text()[:12]
+	name := e.At.Format(timeLayout) + "-" + rand.Text()[:12]
 	data, err := entryCodec.Encode(auditPrefix+name, e)
 	if err != nil {
 		return nil, err
@@ -136,8 +150,17 @@ func entryOps(e Entry) ([]store.Op, error) {
 	return append([]store.Op{store.Put(auditPrefix+name, data)}, marks...), err
 }
 
-// AuditQuery selects entries, newest last.
-type AuditQuery struct {
+// Log is the audit log in a store. Its writes succeed only while the guards hold.
+type Log struct {
+	store  store.Store
+	guards []store.Cond
+}
+
+// New returns the log in a store.
+func New(s store.Store, guards ...store.Cond) *Log { return &Log{s, guards} }
+
+// Query selects entries, newest last.
+type Query struct {
 	WorkerID string
 	Action   string
 	By       string    // a part of the actor's name, in any case
@@ -147,23 +170,23 @@ type AuditQuery struct {
 	Limit    int       // 0 means 100, at most 1000
 }
 
-// AuditPage is one page of the log. Next is empty at the end.
-type AuditPage struct {
+// Page is one page of the log. Next is empty at the end.
+type Page struct {
 	Entries []Entry `json:"entries"`
 	Next    string  `json:"next,omitempty"`
 }
 
 // all reports whether q selects every entry it reads.
-func (q *AuditQuery) all() bool { return q.Action == "" && q.By == "" && q.Kind == "" }
+func (q *Query) all() bool { return q.Action == "" && q.By == "" && q.Kind == "" }
 
 // Takes reports whether q selects an entry whose worker and time match.
-func (q *AuditQuery) Takes(e *Entry) bool {
+func (q *Query) Takes(e *Entry) bool {
 	return (q.Action == "" || e.Action == q.Action) && (q.Kind == "" || e.By.Kind == q.Kind) &&
 		(q.By == "" || strings.Contains(strings.ToLower(e.By.Name), strings.ToLower(q.By)))
 }
 
 // checked returns q with the default limit applied. Errors: Invalid.
-func (q AuditQuery) checked() (AuditQuery, error) {
+func (q Query) checked() (Query, error) {
 	switch {
 	case q.Limit == 0:
 		q.Limit = 100
@@ -179,16 +202,16 @@ func (q AuditQuery) checked() (AuditQuery, error) {
 // Audit returns a page of the log. It reads at most maxScanned entries, so if
 // few are selected the page may be short or empty, with a Next. Errors:
 // Invalid, and those of the store.
-func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
+func (log *Log) Audit(ctx context.Context, q Query) (Page, error) {
 	q, err := q.checked()
 	if err != nil {
-		return AuditPage{}, err
+		return Page{}, err
 	}
-	read := auditReader{f: f, q: q, after: q.After}
+	read := reader{log: log, q: q, after: q.After}
 	if read.after == "" && !q.From.IsZero() {
-		read.after = q.From.UTC().Format(auditTime)
+		read.after = q.From.UTC().Format(timeLayout)
 	}
-	var out AuditPage
+	var out Page
 	for {
 		e, more, err := read.next(ctx, q.Limit-len(out.Entries))
 		if err != nil {
@@ -208,19 +231,19 @@ func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
 }
 
 // ExportAudit writes all entries of q as JSON lines.
-func (f *Fleet) ExportAudit(ctx context.Context, w io.Writer, q AuditQuery) error {
-	return f.eachPage(ctx, q, func(l []Entry) error { return writeLines(w, l) })
+func (log *Log) ExportAudit(ctx context.Context, w io.Writer, q Query) error {
+	return log.eachPage(ctx, q, func(l []Entry) error { return writeLines(w, l) })
 }
 
 // ExportAuditCSV writes all entries of q as a table, without the evidence of
 // decisions.
-func (f *Fleet) ExportAuditCSV(ctx context.Context, w io.Writer, q AuditQuery) error {
+func (log *Log) ExportAuditCSV(ctx context.Context, w io.Writer, q Query) error {
 	table := csv.NewWriter(w)
 	err := table.Write([]string{"at", "id", "action", "worker", "worker_id", "aws_region", "by", "by_kind", "from", "to", "reason", "detail"})
 	if err != nil {
 		return fmt.Errorf("cannot write the audit log: %w", err)
 	}
-	return f.eachPage(ctx, q, func(l []Entry) error {
+	return log.eachPage(ctx, q, func(l []Entry) error {
 		for _, e := range l {
 			if err := table.Write([]string{e.At.Format(time.RFC3339Nano), strconv.FormatInt(e.ID, 10), e.Action, asText(e.WorkerName), e.WorkerID, e.Region,
 				asText(e.By.Name), e.By.Kind, string(e.From), string(e.To), asText(e.Reason), asText(e.Detail)}); err != nil {
@@ -243,10 +266,10 @@ func asText(s string) string {
 	return s
 }
 
-func (f *Fleet) eachPage(ctx context.Context, q AuditQuery, yield func([]Entry) error) error {
+func (log *Log) eachPage(ctx context.Context, q Query, yield func([]Entry) error) error {
 	q.Limit = 1000
 	for {
-		page, err := f.Audit(ctx, q)
+		page, err := log.Audit(ctx, q)
 		if err != nil {
 			return err
 		}
@@ -273,18 +296,16 @@ func writeLines(w io.Writer, entries []Entry) error {
 	return nil
 }
 
-// TrimAudit removes the oldest entries beyond the age and size in the settings,
+// Trim removes the oldest entries older than age, or beyond keep bytes in all,
 // after archive has stored them. It returns their number.
-func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Entry) error) (int, error) {
-	s := f.Settings()
-	keep := int64(s.AuditMaxMiB) << 20
-	total, err := f.auditSize(ctx)
+func (log *Log) Trim(ctx context.Context, now time.Time, age time.Duration, keep int64, archive func([]Entry) error) (int, error) {
+	total, err := log.auditSize(ctx)
 	if err != nil {
 		return 0, err
 	}
 	removed := 0
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), Limit: store.MaxOps / 3})
+		page, err := log.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), Limit: store.MaxOps / 3})
 		if err != nil {
 			return removed, fmt.Errorf("cannot trim the audit log: %w", err)
 		}
@@ -295,7 +316,7 @@ func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Ent
 			if err != nil {
 				return removed, err
 			}
-			if now.Sub(e.At) <= s.AuditRetention && total <= keep {
+			if now.Sub(e.At) <= age && total <= keep {
 				break
 			}
 			total -= int64(len(v.Data) + len(v.Key))
@@ -314,17 +335,17 @@ func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Ent
 		if err := archive(old); err != nil {
 			return removed, fmt.Errorf("cannot archive the audit log: %w", err)
 		}
-		if _, err := f.store.Commit(ctx, store.Txn{If: f.guards, Then: ops}); err != nil {
+		if _, err := log.store.Commit(ctx, store.Txn{If: log.guards, Then: ops}); err != nil {
 			return removed, fmt.Errorf("cannot trim the audit log: %w", err)
 		}
 		removed += len(old)
 	}
 }
 
-func (f *Fleet) auditSize(ctx context.Context) (int64, error) {
+func (log *Log) auditSize(ctx context.Context) (int64, error) {
 	total, after := int64(0), ""
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: 500})
+		page, err := log.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: 500})
 		if err != nil {
 			return 0, fmt.Errorf("cannot measure the audit log: %w", err)
 		}
@@ -336,8 +357,4 @@ func (f *Fleet) auditSize(ctx context.Context) (int64, error) {
 			return total, nil
 		}
 	}
-}
-
-func joinKeys(m map[string]any) string {
-	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 }
