@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/channel"
 	"lull/internal/protocol/control"
 )
 
@@ -25,21 +25,21 @@ letters). Channels are defined by the setting notify_channels; see docs/operatio
 	return cmd
 }
 
-func (c *cli) channels(ctx context.Context) (*control.Client, []fleet.Delivery, error) {
+func (c *cli) channels(ctx context.Context) (*control.Client, []channel.Delivery, error) {
 	cl, err := c.control()
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := control.All[fleet.Delivery](ctx, cl, "/api/v1/notifications/channels", nil)
+	l, err := control.All[channel.Delivery](ctx, cl, "/api/v1/notifications/channels", nil)
 	return cl, l, err
 }
 
-func (c *cli) letters(ctx context.Context) (*control.Client, []fleet.DeadLetter, error) {
+func (c *cli) letters(ctx context.Context) (*control.Client, []channel.DeadLetter, error) {
 	cl, err := c.control()
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := control.All[fleet.DeadLetter](ctx, cl, "/api/v1/notifications/dead", nil)
+	l, err := control.All[channel.DeadLetter](ctx, cl, "/api/v1/notifications/dead", nil)
 	return cl, l, err
 }
 

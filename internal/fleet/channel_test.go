@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/policy/when/whentest"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 )
 
 func channels(t testing.TB, text string) (fleet.Settings, error) {
@@ -75,7 +76,7 @@ func TestDue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := fleet.Channel{Type: fleet.ChannelMail, QuietHours: "22:00-07:00"}
+	c := channel.Channel{Type: channel.Mail, QuietHours: "22:00-07:00"}
 	for at, want := range map[string]string{
 		"2026-07-01T12:00:00+02:00": "2026-07-01T12:00:00+02:00",
 		"2026-07-01T21:59:59+02:00": "2026-07-01T21:59:59+02:00",
@@ -106,7 +107,7 @@ func TestQuietHoursEnd(t *testing.T) {
 	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2028, 1, 1, 0, 0, 0, 0, time.UTC)
 	whentest.Changes(t, from, to, func(zone *time.Location, change time.Time) {
 		for _, hours := range []string{"22:00-00:00", "20:00-00:30", "00:00-02:15", "23:30-07:00"} {
-			c := fleet.Channel{Type: fleet.ChannelMail, QuietHours: hours}
+			c := channel.Channel{Type: channel.Mail, QuietHours: hours}
 			for at := change.Add(-5 * time.Hour); at.Before(change.Add(5 * time.Hour)); at = at.Add(15 * time.Minute) {
 				due, held := c.Due(at, audit.EventPaused, zone)
 				if !held {
@@ -144,7 +145,7 @@ func TestDigestDays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		due, together := fleet.Channel{Type: fleet.ChannelMail, Digest: c.every}.Due(at, audit.EventPaused, berlin)
+		due, together := channel.Channel{Type: channel.Mail, Digest: c.every}.Due(at, audit.EventPaused, berlin)
 		if got := due.In(berlin).Format(time.RFC3339); got != c.want || !together {
 			t.Errorf("with a digest of %s what happens at %s is due %s, want %s", c.every, c.at, got, c.want)
 		}
@@ -152,7 +153,7 @@ func TestDigestDays(t *testing.T) {
 	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2028, 1, 1, 0, 0, 0, 0, time.UTC)
 	whentest.Changes(t, from, to, func(zone *time.Location, change time.Time) {
 		for every, longest := range map[string]time.Duration{"10m": 10 * time.Minute, "1h": time.Hour, "2h": 6 * time.Hour, "12h": 15 * time.Hour, "1d": 50 * time.Hour} {
-			c := fleet.Channel{Type: fleet.ChannelMail, Digest: every}
+			c := channel.Channel{Type: channel.Mail, Digest: every}
 			for at := change.Add(-30 * time.Hour); at.Before(change.Add(30 * time.Hour)); at = at.Add(30 * time.Minute) {
 				due, _ := c.Due(at, audit.EventPaused, zone)
 				if !due.After(at) || due.Sub(at) > longest {
@@ -189,17 +190,17 @@ func TestQuietGrammar(t *testing.T) {
 func TestWants(t *testing.T) {
 	failed := &audit.Entry{To: "FAILED"}
 	for _, c := range []struct {
-		channel fleet.Channel
+		channel channel.Channel
 		entry   *audit.Entry
 		event   string
 		want    bool
 	}{
-		{fleet.Channel{Type: fleet.ChannelWebhook}, &audit.Entry{}, audit.EventActivity, true},
-		{fleet.Channel{Type: fleet.ChannelMail}, &audit.Entry{}, audit.EventActivity, false},
-		{fleet.Channel{Type: fleet.ChannelMail}, &audit.Entry{}, audit.EventPauseWarning, true},
-		{fleet.Channel{Type: fleet.ChannelSlack}, &audit.Entry{}, audit.EventStatus, false},
-		{fleet.Channel{Type: fleet.ChannelSlack}, failed, audit.EventStatus, true},
-		{fleet.Channel{Type: fleet.ChannelWebhook, Events: []string{audit.EventPaused}}, failed, audit.EventStatus, false},
+		{channel.Channel{Type: channel.Webhook}, &audit.Entry{}, audit.EventActivity, true},
+		{channel.Channel{Type: channel.Mail}, &audit.Entry{}, audit.EventActivity, false},
+		{channel.Channel{Type: channel.Mail}, &audit.Entry{}, audit.EventPauseWarning, true},
+		{channel.Channel{Type: channel.Slack}, &audit.Entry{}, audit.EventStatus, false},
+		{channel.Channel{Type: channel.Slack}, failed, audit.EventStatus, true},
+		{channel.Channel{Type: channel.Webhook, Events: []string{audit.EventPaused}}, failed, audit.EventStatus, false},
 	} {
 		if got := c.channel.Wants(c.entry, c.event); got != c.want {
 			t.Errorf("%s wants %s: %t", c.channel.Type, c.event, got)

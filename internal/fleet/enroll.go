@@ -17,6 +17,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
+	"lull/internal/fleet/channel"
 )
 
 // enrollWithin is how long after its launch was resolved a machine can enroll.
@@ -176,7 +177,7 @@ func (s Settings) validateEnroll() (errs []error) {
 	if s.AgentServerURL != "" {
 		u, err := url.Parse(s.AgentServerURL)
 		switch {
-		case CheckAddress(s.AgentServerURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") || strings.ContainsAny(s.AgentServerURL, "'\"\\ \n@"):
+		case channel.CheckAddress(s.AgentServerURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") || strings.ContainsAny(s.AgentServerURL, "'\"\\ \n@"):
 			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not the address of this server, like https://lull.example.com:7070", s.AgentServerURL))
 		case u.Scheme != "https" && !net.ParseIP(u.Hostname()).IsLoopback():
 			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not https: an agent sends its token there", s.AgentServerURL))

@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
@@ -35,6 +36,7 @@ type Options struct {
 // concurrent use. Any number of processes may have one on the same store.
 type Fleet struct {
 	*audit.Log
+	*channel.Outbox
 	opts   Options
 	store  store.Store
 	guards []store.Cond
@@ -74,6 +76,7 @@ func New(o Options) (*Fleet, error) {
 		return nil, err
 	}
 	f.now.settings.Store(&effective{Settings: s, all: all})
+	f.Outbox = channel.NewOutbox(o.Store, f.channels)
 	f.now.halt.Store(&Halt{})
 	f.now.pool.Store(&Pool{})
 	f.now.rules.Store(&rules{Set: policy.New(nil, nil, nil, nil, nil)})
@@ -92,11 +95,14 @@ func (f *Fleet) Guarded(conds ...store.Cond) *Fleet {
 	g := *f
 	g.guards = append(append([]store.Cond(nil), f.guards...), conds...)
 	g.Log = audit.New(g.store, g.guards...)
+	g.Outbox = channel.NewOutbox(g.store, f.channels, g.guards...)
 	return &g
 }
 
 // Settings returns the effective settings as last read.
 func (f *Fleet) Settings() Settings { return f.now.settings.Load().Settings }
+
+func (f *Fleet) channels() map[string]channel.Channel { return f.Settings().NotifyChannels }
 
 // AllSettings lists the effective settings with their sources, and the
 // revision of the stored ones.

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"lull/internal/core/failure"
+	"lull/internal/fleet/channel"
 )
 
 // Source is the origin of an effective setting.
@@ -227,4 +229,40 @@ func asRegions(raw any) (map[string]Region, error) {
 		}
 	}
 	return m, nil
+}
+
+// asChannels converts a mapping of channels or, as in the environment, JSON
+// text.
+func asChannels(raw any) (map[string]channel.Channel, error) {
+	var m map[string]channel.Channel
+	if err := asObject(raw, &m); err != nil {
+		return nil, fmt.Errorf("it is not a mapping of channels: %v", err)
+	}
+	if len(m) > channel.Most {
+		return nil, fmt.Errorf("it has %d channels, the limit is %d", len(m), channel.Most)
+	}
+	return m, nil
+}
+
+// asObject decodes a value from text, JSON or YAML, and rejects unknown fields.
+func asObject(raw, into any) error {
+	data, ok := []byte(nil), false
+	if s, text := raw.(string); text {
+		data, ok = []byte(s), true
+	}
+	if !ok {
+		var err error
+		if data, err = json.Marshal(raw); err != nil {
+			return err
+		}
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return err
+	}
+	if dec.More() {
+		return errors.New("something follows it")
+	}
+	return nil
 }

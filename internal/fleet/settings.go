@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"net/url"
 	"reflect"
 	"regexp"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/idle"
+	"lull/internal/fleet/channel"
 	"lull/internal/fleet/sealed"
 )
 
@@ -57,12 +59,12 @@ type Settings struct {
 	AWSDefaultRegion                string            `env:"AWS_DEFAULT_REGION" default:"us-east-1" doc:"Region of workers that name none."`
 	AWSRegionConfigs                map[string]Region `env:"AWS_REGION_CONFIGS" default:"{}" doc:"Infrastructure of each region: security_group_ids, subnet_id, key_name, default_tags."`
 
-	NotifyChannels  map[string]Channel `env:"NOTIFY_CHANNELS" default:"{}" doc:"Receivers of notifications by name: type webhook, slack or mail, and what docs/operations.md says of each."`
-	NotifyPublicURL string             `env:"NOTIFY_PUBLIC_URL" default:"" doc:"URL at which users reach this server. With it, warnings contain links that answer them without a login, and pause notices a link to the worker's page."`
-	AgentServerURL  string             `env:"AGENT_SERVER_URL" default:"" doc:"Where launched machines reach this server, https unless it is loopback; templates with agent need it."`
-	AgentServerCA   string             `env:"AGENT_SERVER_CA" default:"" doc:"Certificates in PEM that agents check the server against; empty uses those of their system."`
-	NotifyTimeZone  string             `env:"NOTIFY_TIME_ZONE" default:"UTC" doc:"Zone of the times in notifications, of quiet hours and of the end of the day."`
-	NotifyRetry     time.Duration      `env:"NOTIFY_RETRY_MINUTES" default:"1440" unit:"minutes" min:"1" max:"20160" doc:"Minutes that a notification is tried before it is a dead letter."`
+	NotifyChannels  map[string]channel.Channel `env:"NOTIFY_CHANNELS" default:"{}" doc:"Receivers of notifications by name: type webhook, slack or mail, and what docs/operations.md says of each."`
+	NotifyPublicURL string                     `env:"NOTIFY_PUBLIC_URL" default:"" doc:"URL at which users reach this server. With it, warnings contain links that answer them without a login, and pause notices a link to the worker's page."`
+	AgentServerURL  string                     `env:"AGENT_SERVER_URL" default:"" doc:"Where launched machines reach this server, https unless it is loopback; templates with agent need it."`
+	AgentServerCA   string                     `env:"AGENT_SERVER_CA" default:"" doc:"Certificates in PEM that agents check the server against; empty uses those of their system."`
+	NotifyTimeZone  string                     `env:"NOTIFY_TIME_ZONE" default:"UTC" doc:"Zone of the times in notifications, of quiet hours and of the end of the day."`
+	NotifyRetry     time.Duration              `env:"NOTIFY_RETRY_MINUTES" default:"1440" unit:"minutes" min:"1" max:"20160" doc:"Minutes that a notification is tried before it is a dead letter."`
 }
 
 // Field describes one setting.
@@ -244,7 +246,7 @@ func (f Field) set(s *Settings, raw any) error {
 			return failure.Invalidf(f.Key, "%v", err)
 		}
 		v.Set(reflect.ValueOf(m))
-	case map[string]Channel:
+	case map[string]channel.Channel:
 		m, err := asChannels(raw)
 		if err != nil {
 			return failure.Invalidf(f.Key, "%v", err)
@@ -252,4 +254,35 @@ func (f Field) set(s *Settings, raw any) error {
 		v.Set(reflect.ValueOf(m))
 	}
 	return nil
+}
+
+// validateNotify returns every fault of the notification settings.
+func (s Settings) validateNotify() []error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(s.NotifyChannels)) {
+		at := "notify_channels." + name
+		if err := failure.CheckName(at, name); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, s.NotifyChannels[name].Validate(at))
+	}
+	if s.NotifyPublicURL != "" {
+		u, err := url.Parse(s.NotifyPublicURL)
+		if channel.CheckAddress(s.NotifyPublicURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") {
+			errs = append(errs, failure.Invalidf("notify_public_url", "%.80q is not the address of this server, like https://lull.example.com", s.NotifyPublicURL))
+		}
+	}
+	if _, err := time.LoadLocation(s.NotifyTimeZone); err != nil {
+		errs = append(errs, failure.Invalidf("notify_time_zone", "%.40q is not a zone like Europe/Berlin", s.NotifyTimeZone))
+	}
+	return errs
+}
+
+// Zone returns the zone of NOTIFY_TIME_ZONE.
+func (s Settings) Zone() *time.Location {
+	if z, err := time.LoadLocation(s.NotifyTimeZone); err == nil {
+		return z
+	}
+	return time.UTC
 }

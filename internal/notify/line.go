@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
 )
@@ -21,20 +22,20 @@ import (
 type line struct {
 	n       *Notifier
 	name    string
-	channel fleet.Channel
+	channel channel.Channel
 	set     fleet.Settings
 	to      receiver
 	guard   store.Cond
-	state   fleet.Delivery
+	state   channel.Delivery
 	q       *queue
-	wrote   time.Time      // when the state was last written
-	last    fleet.Delivery // as it was then
-	died    bool           // dead letters were written since then
-	again   []fleet.DeadLetter
-	rests   []*fleet.Rest // oldest first
-	tried   time.Time     // when the receiver was last tried
-	asked   time.Time     // until when it asked not to be contacted
-	retry   <-chan fleet.DeadLetter
+	wrote   time.Time        // when the state was last written
+	last    channel.Delivery // as it was then
+	died    bool             // dead letters were written since then
+	again   []channel.DeadLetter
+	rests   []*channel.Rest // oldest first
+	tried   time.Time       // when the receiver was last tried
+	asked   time.Time       // until when it asked not to be contacted
+	retry   <-chan channel.DeadLetter
 	backoff int
 }
 
@@ -77,16 +78,16 @@ func (l *line) run(ctx context.Context) error {
 
 // load reads the channel's progress; a new channel begins now.
 func (l *line) load(ctx context.Context) error {
-	v, err := l.n.store.Commit(ctx, store.Txn{Read: []string{fleet.DeliveryKey(l.name)}})
+	v, err := l.n.store.Commit(ctx, store.Txn{Read: []string{channel.DeliveryKey(l.name)}})
 	if err != nil {
 		return fmt.Errorf("cannot read how far channel %q is: %w", l.name, err)
 	}
-	d, err := fleet.DecodeDelivery(v.Read[0])
+	d, err := channel.DecodeDelivery(v.Read[0])
 	if err != nil {
 		return err
 	}
 	if d == nil {
-		d = &fleet.Delivery{Channel: l.name, Cursor: v.Revision}
+		d = &channel.Delivery{Channel: l.name, Cursor: v.Revision}
 	}
 	l.state, l.q = *d, newQueue(d)
 	l.state.Type = l.channel.Type
@@ -329,11 +330,11 @@ func (l *line) resend(ctx context.Context) []store.Op {
 		err := l.to.send(ctx, m)
 		l.counted([]*item{it}, err)
 		if err == nil {
-			ops = append(ops, fleet.DropOp(d))
+			ops = append(ops, channel.DropOp(d))
 			continue
 		}
 		d.RetryAt, d.Error, d.Tries = nil, err.Error(), d.Tries+1
-		if op, err := fleet.DeadOp(d); err == nil {
+		if op, err := channel.DeadOp(d); err == nil {
 			ops = append(ops, op)
 		}
 	}
@@ -413,7 +414,7 @@ func (l *line) die(items []*item, now time.Time, why error) []store.Op {
 	var ops []store.Op
 	var gone []*item
 	for _, it := range items {
-		op, err := fleet.DeadOp(fleet.DeadLetter{ID: it.id, Channel: l.name, Event: it.event, Entry: it.entry, Tries: it.tries, Error: why.Error(), DiedAt: now})
+		op, err := channel.DeadOp(channel.DeadLetter{ID: it.id, Channel: l.name, Event: it.event, Entry: it.entry, Tries: it.tries, Error: why.Error(), DiedAt: now})
 		if err != nil {
 			l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", it.id, "err", err)
 			continue
@@ -466,7 +467,7 @@ func (l *line) write(ctx context.Context, now bool) error {
 	if !now && !news && !late {
 		return nil
 	}
-	op, err := fleet.DeliveryOp(s)
+	op, err := channel.DeliveryOp(s)
 	if err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 	"lull/internal/sim/smtpsim"
 	"lull/internal/store"
 )
@@ -49,11 +49,11 @@ func had(relay *smtpsim.Relay, address string) (out []string) {
 // digest. What never arrives is a dead letter for that address, and what
 // arrives is in order, even if the sending process is killed in between.
 func TestOneBadAddress(t *testing.T) {
-	for name, channel := range map[string]string{"at once": ``, "digest": `,"digest":"5m"`} {
+	for name, digest := range map[string]string{"at once": ``, "digest": `,"digest":"5m"`} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(ctx context.Context) error {
 				asked := map[string]time.Time{}
-				w, relay, end, err := mailTown(`"to":["ada@example.com","later@example.com","never@example.com","nobody@example.com"]`+channel, func(a string) string {
+				w, relay, end, err := mailTown(`"to":["ada@example.com","later@example.com","never@example.com","nobody@example.com"]`+digest, func(a string) string {
 					if asked[a].IsZero() {
 						asked[a] = time.Now()
 					}
@@ -115,7 +115,7 @@ func TestOneBadAddress(t *testing.T) {
 				if err != nil || l[0].Pending != 0 || l[0].FailingSince != nil {
 					return fmt.Errorf("the channel shows as %+v, %w", l, err)
 				}
-				rests, err := store.List(ctx, w.writer, fleet.RestKeys(""))
+				rests, err := store.List(ctx, w.writer, channel.RestKeys(""))
 				if err != nil || len(rests.Values) != 0 {
 					return fmt.Errorf("%d mails are left, %w", len(rests.Values), err)
 				}
@@ -127,14 +127,14 @@ func TestOneBadAddress(t *testing.T) {
 
 // sendAgain retries a dead letter of one address, which is refused again and
 // sent to no other address.
-func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, d fleet.DeadLetter) error {
+func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, d channel.DeadLetter) error {
 	before := len(relay.Mails())
 	if _, err := p.fleet.RetryDead(ctx, audit.Actor{Name: "ada", Kind: audit.KindPerson}, d.Channel, d.ID); err != nil {
 		return err
 	}
 	pass(time.Minute)
 	dead, err := p.fleet.DeadLetters(ctx)
-	i := slices.IndexFunc(dead, func(x fleet.DeadLetter) bool { return x.ID == d.ID })
+	i := slices.IndexFunc(dead, func(x channel.DeadLetter) bool { return x.ID == d.ID })
 	if err != nil || i < 0 || dead[i].Tries != d.Tries+1 || dead[i].RetryAt != nil || len(relay.Mails()) != before {
 		return fmt.Errorf("sent again, it is %+v (%d mails), %w", dead, len(relay.Mails())-before, err)
 	}

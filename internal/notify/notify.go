@@ -35,6 +35,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 	"lull/internal/fleet/sealed"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
@@ -111,11 +112,11 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 			n.log.Debug("lease will expire", "err", e)
 		}
 	}()
-	data, err := (store.Codec[holder]{Version: 1}).Encode(fleet.NotifierKey, holder{n.cfg.Server})
+	data, err := (store.Codec[holder]{Version: 1}).Encode(channel.NotifierKey, holder{n.cfg.Server})
 	if err != nil {
 		return err
 	}
-	own, err := store.Campaign(ctx, n.store, lease, fleet.NotifierKey, data)
+	own, err := store.Campaign(ctx, n.store, lease, channel.NotifierKey, data)
 	if err != nil {
 		return err
 	}
@@ -133,10 +134,10 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 
 // running is a running line.
 type running struct {
-	channel fleet.Channel
+	channel channel.Channel
 	set     fleet.Settings
 	cancel  context.CancelFunc
-	retry   chan fleet.DeadLetter
+	retry   chan channel.DeadLetter
 	ended   chan struct{}
 	err     error
 }
@@ -156,7 +157,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 	if err := n.forget(ctx, guard, n.cfg.Fleet.Settings()); err != nil {
 		return err
 	}
-	dead := make(chan fleet.DeadLetter)
+	dead := make(chan channel.DeadLetter)
 	go n.followDead(ctx, dead)
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -212,28 +213,28 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 // forget removes the progress of channels that are no longer configured, so
 // that one that is configured again begins anew.
 func (n *Notifier) forget(ctx context.Context, guard store.Cond, set fleet.Settings) error {
-	page, err := store.List(ctx, n.store, fleet.DeliveryKeys())
+	page, err := store.List(ctx, n.store, channel.DeliveryKeys())
 	if err != nil {
 		return err
 	}
 	for _, v := range page.Values {
-		if _, ok := set.NotifyChannels[fleet.DeliveryChannel(v.Key)]; ok {
+		if _, ok := set.NotifyChannels[channel.ChannelOf(v.Key)]; ok {
 			continue
 		}
 		if _, err := n.store.Commit(ctx, store.Txn{If: []store.Cond{guard}, Then: []store.Op{store.Delete(v.Key)}}); err != nil {
-			return fmt.Errorf("cannot forget channel %q: %w", fleet.DeliveryChannel(v.Key), err)
+			return fmt.Errorf("cannot forget channel %q: %w", channel.ChannelOf(v.Key), err)
 		}
 	}
-	rests, err := store.List(ctx, n.store, fleet.RestKeys(""))
+	rests, err := store.List(ctx, n.store, channel.RestKeys(""))
 	if err != nil {
 		return err
 	}
 	for _, v := range rests.Values {
-		if c, ok := set.NotifyChannels[fleet.RestChannel(v.Key)]; ok && c.Type == fleet.ChannelMail {
+		if c, ok := set.NotifyChannels[channel.RestChannelOf(v.Key)]; ok && c.Type == channel.Mail {
 			continue
 		}
 		if _, err := n.store.Commit(ctx, store.Txn{If: []store.Cond{guard}, Then: []store.Op{store.Delete(v.Key)}}); err != nil {
-			return fmt.Errorf("cannot forget a mail of channel %q: %w", fleet.RestChannel(v.Key), err)
+			return fmt.Errorf("cannot forget a mail of channel %q: %w", channel.RestChannelOf(v.Key), err)
 		}
 	}
 	return nil
@@ -241,9 +242,9 @@ func (n *Notifier) forget(ctx context.Context, guard store.Cond, set fleet.Setti
 
 // begin starts a line. A channel whose secrets cannot be resolved keeps its
 // position. It is retried, and shows why it fails.
-func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c fleet.Channel, set fleet.Settings) *running {
+func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c channel.Channel, set fleet.Settings) *running {
 	ctx, cancel := context.WithCancel(ctx)
-	r := &running{channel: c, set: set, cancel: cancel, retry: make(chan fleet.DeadLetter, 256), ended: make(chan struct{})}
+	r := &running{channel: c, set: set, cancel: cancel, retry: make(chan channel.DeadLetter, 256), ended: make(chan struct{})}
 	l := &line{n: n, name: name, channel: c, set: set, guard: guard, retry: r.retry, to: &later{n: n, name: name, channel: c, set: set}}
 	go func() { // the supervisor waits for ended
 		defer close(r.ended)
@@ -253,9 +254,9 @@ func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c f
 }
 
 // followDead sends the dead letters to be retried to out. It ends with ctx.
-func (n *Notifier) followDead(ctx context.Context, out chan<- fleet.DeadLetter) {
+func (n *Notifier) followDead(ctx context.Context, out chan<- channel.DeadLetter) {
 	take := func(v store.Value) error {
-		d, err := fleet.DecodeDead(v)
+		d, err := channel.DecodeDead(v)
 		if err != nil || d.RetryAt == nil {
 			return nil // shown as unreadable where it is listed
 		}
@@ -265,7 +266,7 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- fleet.DeadLetter) 
 		}
 		return nil
 	}
-	err := store.Follow(ctx, n.store, fleet.DeadKeys(), store.Follower{
+	err := store.Follow(ctx, n.store, channel.DeadKeys(), store.Follower{
 		Reset: func(p store.Page) error {
 			for _, v := range p.Values {
 				if err := take(v); err != nil {
@@ -295,7 +296,7 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- fleet.DeadLetter) 
 type later struct {
 	n       *Notifier
 	name    string
-	channel fleet.Channel
+	channel channel.Channel
 	set     fleet.Settings
 
 	mu sync.Mutex // messages are sent concurrently

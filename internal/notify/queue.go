@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 )
 
 // item is one event that a channel must send.
@@ -42,7 +42,7 @@ type queue struct {
 	seen  int64            // every entry up to it was read
 	open  []*item          // by rev, key and index
 	ahead map[string]int64 // delivered above the cursor, with its revision
-	batch *fleet.Batch     // what is being sent together, if anything
+	batch *channel.Batch   // what is being sent together, if anything
 }
 
 // maxOpen is the queue length at which reading the log stops, and maxAhead how
@@ -53,7 +53,7 @@ const (
 	maxAhead = 2000
 )
 
-func newQueue(d *fleet.Delivery) *queue {
+func newQueue(d *channel.Delivery) *queue {
 	q := &queue{seen: d.Cursor, ahead: map[string]int64{}, batch: d.Batch}
 	maps.Copy(q.ahead, d.Ahead)
 	return q
@@ -181,7 +181,7 @@ func (q *queue) freeze(items []*item) bool {
 	if !items[0].together || q.batch != nil {
 		return false
 	}
-	q.batch = &fleet.Batch{}
+	q.batch = &channel.Batch{}
 	for _, it := range items {
 		q.batch.Items = append(q.batch.Items, it.id)
 		q.batch.UpTo = max(q.batch.UpTo, it.rev)

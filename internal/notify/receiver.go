@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 	"lull/internal/fleet/sealed"
 	"lull/internal/platform/smtp"
 	"lull/internal/platform/webhook"
@@ -55,7 +56,7 @@ type receiver interface {
 }
 
 // open returns the receiver of a channel.
-func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receiver, error) {
+func (n *Notifier) open(name string, c channel.Channel, s fleet.Settings) (receiver, error) {
 	secret := func(field string, ref sealed.Secret) (string, error) {
 		v, err := n.cfg.Secret(ref)
 		if err != nil {
@@ -63,7 +64,7 @@ func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receive
 		}
 		return v, nil
 	}
-	if c.Type == fleet.ChannelMail {
+	if c.Type == channel.Mail {
 		password, err := secret("the password", c.Password)
 		if err != nil {
 			return nil, err
@@ -75,12 +76,12 @@ func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receive
 		return &mailbox{client: client, channel: c, fleet: n.cfg.Fleet, zone: s.Zone(), domain: n.cfg.Fleet.ID()}, nil
 	}
 	address := string(c.URL)
-	if fleet.CheckAddress(address) != nil {
+	if channel.CheckAddress(address) != nil {
 		var err error
 		if address, err = secret("the address", c.URL); err != nil {
 			return nil, err
 		}
-		if err := fleet.CheckAddress(address); err != nil {
+		if err := channel.CheckAddress(address); err != nil {
 			return nil, fmt.Errorf("cannot use the address of channel %q: %w", name, err)
 		}
 	}
@@ -92,7 +93,7 @@ func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receive
 	if err != nil {
 		return nil, err
 	}
-	if c.Type == fleet.ChannelSlack {
+	if c.Type == channel.Slack {
 		return &room{client, s.Zone()}, nil
 	}
 	return &hook{client, "lull/" + n.cfg.Fleet.ID()}, nil
@@ -142,7 +143,7 @@ func (r *room) send(ctx context.Context, m message) error {
 // mailbox is a channel of mail.
 type mailbox struct {
 	client  *smtp.Client
-	channel fleet.Channel
+	channel channel.Channel
 	fleet   *fleet.Fleet
 	zone    *time.Location
 	domain  string
@@ -220,7 +221,7 @@ func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the contacts of worker %q: %w", worker, err)
 	}
-	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !fleet.IsMailAddress(a) }), nil
+	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !channel.IsMailAddress(a) }), nil
 }
 
 // verdictOn is whom a failure is about.

@@ -8,18 +8,18 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/channel"
 	"lull/internal/store"
 )
 
 // loadRests reads the mails that single addresses have not taken yet.
 func (l *line) loadRests(ctx context.Context) error {
-	page, err := store.List(ctx, l.n.store, fleet.RestKeys(l.name))
+	page, err := store.List(ctx, l.n.store, channel.RestKeys(l.name))
 	if err != nil {
 		return fmt.Errorf("cannot read the mails of channel %q that wait: %w", l.name, err)
 	}
 	for _, v := range page.Values {
-		r, err := fleet.DecodeRest(v)
+		r, err := channel.DecodeRest(v)
 		if err != nil {
 			l.n.log.Error("record cannot be read", "key", v.Key, "err", err)
 			l.n.count.unreadable.Inc()
@@ -27,7 +27,7 @@ func (l *line) loadRests(ctx context.Context) error {
 		}
 		l.rests = append(l.rests, &r)
 	}
-	slices.SortStableFunc(l.rests, func(a, b *fleet.Rest) int { return a.Since.Compare(b.Since) })
+	slices.SortStableFunc(l.rests, func(a, b *channel.Rest) int { return a.Since.Compare(b.Since) })
 	return nil
 }
 
@@ -44,8 +44,8 @@ func (l *line) held(stream string) []string {
 }
 
 // firstRests are the oldest of each stream and address.
-func (l *line) firstRests() []*fleet.Rest {
-	var out []*fleet.Rest
+func (l *line) firstRests() []*channel.Rest {
+	var out []*channel.Rest
 	busy := map[[2]string]bool{}
 	for _, r := range l.rests {
 		if k := [2]string{r.Stream, r.To}; !busy[k] {
@@ -63,15 +63,15 @@ func (l *line) split(now time.Time, r outcome, p *partly) []store.Op {
 	var ops []store.Op
 	for a, err := range p.Refused {
 		for _, it := range r.items {
-			ops = append(ops, l.dieFor(a, fleet.RestEvent{ID: it.id, Event: it.event, Entry: it.entry}, 1, now, err)...)
+			ops = append(ops, l.dieFor(a, channel.RestEvent{ID: it.id, Event: it.event, Entry: it.entry}, 1, now, err)...)
 		}
 	}
 	for a := range p.Later {
-		rest := &fleet.Rest{Channel: l.name, ID: r.message.id, To: a, Named: p.named, Stream: r.items[0].stream(), Since: now, NextTryAt: now.Add(l.restWait(0))}
+		rest := &channel.Rest{Channel: l.name, ID: r.message.id, To: a, Named: p.named, Stream: r.items[0].stream(), Since: now, NextTryAt: now.Add(l.restWait(0))}
 		for _, it := range r.items {
 			e := it.entry
 			e.Decision = nil
-			rest.Events = append(rest.Events, fleet.RestEvent{ID: it.id, Event: it.event, Entry: e})
+			rest.Events = append(rest.Events, channel.RestEvent{ID: it.id, Event: it.event, Entry: e})
 		}
 		ops = append(ops, l.keep(rest)...)
 		l.rests = append(l.rests, rest)
@@ -85,8 +85,8 @@ func (l *line) restWait(tries int) time.Duration {
 	return min(longestWait, time.Minute<<min(tries, 4))
 }
 
-func (l *line) keep(r *fleet.Rest) []store.Op {
-	op, err := fleet.RestOp(r)
+func (l *line) keep(r *channel.Rest) []store.Op {
+	op, err := channel.RestOp(r)
 	if err != nil {
 		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", r.ID, "err", err)
 		return nil
@@ -114,7 +114,7 @@ func (l *line) sendRests(ctx context.Context) []store.Op {
 }
 
 // sendRest tries one; false means that the receiver fails for everybody.
-func (l *line) sendRest(ctx context.Context, r *fleet.Rest) ([]store.Op, bool) {
+func (l *line) sendRest(ctx context.Context, r *channel.Rest) ([]store.Op, bool) {
 	var items []*item
 	for _, e := range r.Events {
 		items = append(items, &item{id: e.ID, event: e.Event, entry: e.Entry, due: r.Since})
@@ -148,15 +148,15 @@ func (l *line) sendRest(ctx context.Context, r *fleet.Rest) ([]store.Op, bool) {
 	return l.keep(r), some
 }
 
-func (l *line) drop(r *fleet.Rest) []store.Op {
-	l.rests = slices.DeleteFunc(l.rests, func(x *fleet.Rest) bool { return x == r })
+func (l *line) drop(r *channel.Rest) []store.Op {
+	l.rests = slices.DeleteFunc(l.rests, func(x *channel.Rest) bool { return x == r })
 	l.died = true // it is to be written
-	return []store.Op{fleet.DropRestOp(r)}
+	return []store.Op{channel.DropRestOp(r)}
 }
 
 // dieFor makes a dead letter of an event for one address.
-func (l *line) dieFor(address string, e fleet.RestEvent, tries int, now time.Time, why error) []store.Op {
-	op, err := fleet.DeadOp(fleet.DeadLetter{ID: e.ID + "." + fleet.AddressMark(address), Channel: l.name, Event: e.Event, Entry: e.Entry,
+func (l *line) dieFor(address string, e channel.RestEvent, tries int, now time.Time, why error) []store.Op {
+	op, err := channel.DeadOp(channel.DeadLetter{ID: e.ID + "." + channel.AddressMark(address), Channel: l.name, Event: e.Event, Entry: e.Entry,
 		To: address, Tries: tries, Error: sayWho(address, why), DiedAt: now})
 	if err != nil {
 		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", e.ID, "err", err)

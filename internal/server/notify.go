@@ -4,8 +4,8 @@ import (
 	"context"
 	"net/http"
 
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/channel"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -28,9 +28,9 @@ type NamedLetter struct {
 func (s *Server) notifyRoutes() {
 	all := base + "/notifications"
 	register(s, route{id: "list-channels", method: "GET", path: all + "/channels", role: access.Viewer, doc: "Channels of notifications, and how far each has got"},
-		func(ctx context.Context, in *Paged) (*answer[control.List[fleet.Delivery]], error) {
+		func(ctx context.Context, in *Paged) (*answer[control.List[channel.Delivery]], error) {
 			l, err := s.fleet.Deliveries(ctx)
-			return ok(pageOf(l, in, func(d fleet.Delivery) string { return d.Channel }), err)
+			return ok(pageOf(l, in, func(d channel.Delivery) string { return d.Channel }), err)
 		})
 	register(s, route{id: "test-channel", method: "POST", path: all + "/channels/{channel}/test", role: access.Operator, status: http.StatusNoContent, doc: "Send a test to a channel, and answer what became of it"},
 		func(ctx context.Context, in *NamedChannel) (*struct{}, error) {
@@ -40,13 +40,13 @@ func (s *Server) notifyRoutes() {
 			return nil, problem(s.notifier.Test(ctx, actor(ctx), in.Channel))
 		})
 	register(s, route{id: "list-dead-letters", method: "GET", path: all + "/dead", role: access.Viewer, doc: "Events that could not be delivered, by channel and oldest first"},
-		func(ctx context.Context, in *Paged) (*answer[control.List[fleet.DeadLetter]], error) {
+		func(ctx context.Context, in *Paged) (*answer[control.List[channel.DeadLetter]], error) {
 			l, err := s.fleet.DeadLetters(ctx)
-			return ok(pageOf(l, in, func(d fleet.DeadLetter) string { return d.Channel + "/" + d.ID }), err)
+			return ok(pageOf(l, in, func(d channel.DeadLetter) string { return d.Channel + "/" + d.ID }), err)
 		})
 	one := all + "/dead/{channel}/{letter}"
 	register(s, route{id: "retry-dead-letter", method: "POST", path: one + "/retry", role: access.Operator, status: http.StatusAccepted, doc: "Have a dead letter sent again; it leaves the list when it has arrived"},
-		func(ctx context.Context, in *NamedLetter) (*answer[fleet.DeadLetter], error) {
+		func(ctx context.Context, in *NamedLetter) (*answer[channel.DeadLetter], error) {
 			d, err := s.fleet.RetryDead(ctx, actor(ctx), in.Channel, in.Letter)
 			a, err := ok(d, err)
 			if err == nil {

@@ -1,4 +1,4 @@
-package fleet
+package channel
 
 import (
 	"context"
@@ -18,6 +18,19 @@ import (
 // The outbox is the audit log itself: an event is in the entry of its change,
 // and therefore in the same transaction. Only the progress of each channel and
 // the undeliverable events are stored separately.
+
+// Outbox is the progress of the channels in a store.
+type Outbox struct {
+	store    store.Store
+	channels func() map[string]Channel
+	guards   []store.Cond
+}
+
+// NewOutbox returns the outbox in a store. channels returns those that are
+// configured.
+func NewOutbox(s store.Store, channels func() map[string]Channel, guards ...store.Cond) *Outbox {
+	return &Outbox{s, channels, guards}
+}
 
 // Delivery is the progress of a channel. Everything it wants up to Cursor, a
 // revision, is delivered or a dead letter, and so are the IDs in Ahead.
@@ -107,8 +120,8 @@ func DeliveryKey(channel string) string { return deliveryPrefix + channel }
 // DeliveryKeys returns those of all channels.
 func DeliveryKeys() store.Keys { return store.Prefix(deliveryPrefix) }
 
-// DeliveryChannel returns the channel of a Delivery's key.
-func DeliveryChannel(key string) string { return strings.TrimPrefix(key, deliveryPrefix) }
+// ChannelOf returns the channel of a Delivery's key.
+func ChannelOf(key string) string { return strings.TrimPrefix(key, deliveryPrefix) }
 
 // DeadKeys returns the keys of all dead letters.
 func DeadKeys() store.Keys { return store.Prefix(deadPrefix) }
@@ -149,8 +162,8 @@ func RestKeys(channel string) store.Keys {
 	return store.Prefix(restPrefix + channel + "/")
 }
 
-// RestChannel returns the channel of a Rest's key.
-func RestChannel(key string) string {
+// RestChannelOf returns the channel of a Rest's key.
+func RestChannelOf(key string) string {
 	channel, _, _ := strings.Cut(strings.TrimPrefix(key, restPrefix), "/")
 	return channel
 }
@@ -180,12 +193,12 @@ func DropOp(d DeadLetter) store.Op { return store.Delete(deadKey(d.Channel, d.ID
 
 // Deliveries lists the configured channels, by name, with their progress. One
 // that has not begun has zero values.
-func (f *Fleet) Deliveries(ctx context.Context) ([]Delivery, error) {
-	page, err := store.List(ctx, f.store, DeliveryKeys())
+func (o *Outbox) Deliveries(ctx context.Context) ([]Delivery, error) {
+	page, err := store.List(ctx, o.store, DeliveryKeys())
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the channels: %w", err)
 	}
-	dead, err := store.List(ctx, f.store, DeadKeys())
+	dead, err := store.List(ctx, o.store, DeadKeys())
 	if err != nil {
 		return nil, fmt.Errorf("cannot count the dead letters: %w", err)
 	}
@@ -194,7 +207,7 @@ func (f *Fleet) Deliveries(ctx context.Context) ([]Delivery, error) {
 		channel, _, _ := strings.Cut(strings.TrimPrefix(v.Key, deadPrefix), "/")
 		died[channel]++
 	}
-	set := f.Settings().NotifyChannels
+	set := o.channels()
 	out := []Delivery{}
 	for _, v := range page.Values {
 		d, err := DecodeDelivery(v)
@@ -218,8 +231,8 @@ func (f *Fleet) Deliveries(ctx context.Context) ([]Delivery, error) {
 }
 
 // DeadLetters lists what could not be delivered, by channel and oldest first.
-func (f *Fleet) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
-	page, err := store.List(ctx, f.store, DeadKeys())
+func (o *Outbox) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
+	page, err := store.List(ctx, o.store, DeadKeys())
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the dead letters: %w", err)
 	}
@@ -235,9 +248,9 @@ func (f *Fleet) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
 }
 
 // RetryDead requests another attempt to send a dead letter.
-func (f *Fleet) RetryDead(ctx context.Context, by audit.Actor, channel, id string) (DeadLetter, error) {
+func (o *Outbox) RetryDead(ctx context.Context, by audit.Actor, channel, id string) (DeadLetter, error) {
 	var out DeadLetter
-	err := f.changeDead(ctx, by, "dead_letter_retried", channel, id, func(d *DeadLetter) bool {
+	err := o.changeDead(ctx, by, "dead_letter_retried", channel, id, func(d *DeadLetter) bool {
 		now := time.Now().UTC().Round(0)
 		d.RetryAt = &now
 		out = *d
@@ -247,16 +260,16 @@ func (f *Fleet) RetryDead(ctx context.Context, by audit.Actor, channel, id strin
 }
 
 // DropDead permanently removes a dead letter.
-func (f *Fleet) DropDead(ctx context.Context, by audit.Actor, channel, id string) error {
-	return f.changeDead(ctx, by, "dead_letter_dropped", channel, id, func(*DeadLetter) bool { return false })
+func (o *Outbox) DropDead(ctx context.Context, by audit.Actor, channel, id string) error {
+	return o.changeDead(ctx, by, "dead_letter_dropped", channel, id, func(*DeadLetter) bool { return false })
 }
 
-func (f *Fleet) changeDead(ctx context.Context, by audit.Actor, action, channel, id string, fn func(*DeadLetter) (keep bool)) error {
+func (o *Outbox) changeDead(ctx context.Context, by audit.Actor, action, channel, id string, fn func(*DeadLetter) (keep bool)) error {
 	if err := errors.Join(failure.CheckName("channel", channel), failure.CheckName("id", id)); err != nil {
 		return err
 	}
 	key := deadKey(channel, id)
-	_, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+	_, err := store.Update(ctx, o.store, key, func(old store.Value) ([]byte, []store.Op, error) {
 		if !old.Exists() {
 			return nil, nil, &failure.NotFound{Kind: "dead letter", Name: channel + "/" + id}
 		}
@@ -275,6 +288,6 @@ func (f *Fleet) changeDead(ctx context.Context, by audit.Actor, action, channel,
 			}
 		}
 		return data, ops, nil
-	}, f.guards...)
+	}, o.guards...)
 	return err
 }

@@ -1,12 +1,11 @@
-package fleet
+// Package channel holds the receivers of notifications: what each wants and
+// when, how far each has got in the audit log, and what could not be delivered.
+package channel
 
 import (
-	"bytes"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/mail"
 	"net/url"
@@ -22,9 +21,9 @@ import (
 
 // Types of channels.
 const (
-	ChannelWebhook = "webhook" // CloudEvents over HTTP, signed
-	ChannelSlack   = "slack"   // a Slack-compatible incoming webhook
-	ChannelMail    = "mail"    // SMTP
+	Webhook = "webhook" // CloudEvents over HTTP, signed
+	Slack   = "slack"   // a Slack-compatible incoming webhook
+	Mail    = "mail"    // SMTP
 )
 
 // Encryption of the connection to a mail relay.
@@ -84,7 +83,7 @@ func (c Channel) Wants(e *audit.Entry, event string) bool {
 	switch {
 	case len(c.Events) > 0:
 		return slices.Contains(c.Events, event)
-	case c.Type == ChannelWebhook:
+	case c.Type == Webhook:
 		return true
 	}
 	return slices.Contains(forPeople, event) || event == audit.EventStatus && e.To == "FAILED"
@@ -186,23 +185,23 @@ func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {
 	return end, true
 }
 
-// maxChannels is the maximum number of receivers of a fleet, because each reads
+// Most is the maximum number of receivers of a fleet, because each reads
 // the whole log.
-const maxChannels = 20
+const Most = 20
 
-// validate returns every fault of a channel; at is its field.
-func (c Channel) validate(at string) error {
+// Validate returns every fault of a channel; at is its field.
+func (c Channel) Validate(at string) error {
 	var errs []error
 	bad := func(field, format string, a ...any) {
 		errs = append(errs, failure.Invalidf(at+"."+field, format, a...))
 	}
 	switch c.Type {
-	case ChannelWebhook, ChannelSlack:
+	case Webhook, Slack:
 		c.validateURL(bad)
 		if c.Relay != "" || c.From != "" || len(c.To) > 0 || c.ToContacts || c.TLS != "" || c.Username != "" || c.Password != "" {
 			bad("type", "relay, tls, username, password, from, to and to_contacts are for mail")
 		}
-	case ChannelMail:
+	case Mail:
 		c.validateMail(bad)
 	default:
 		bad("type", "%.40q is not webhook, slack or mail", c.Type)
@@ -212,7 +211,7 @@ func (c Channel) validate(at string) error {
 			bad(field, "a secret is given as file:PATH or env:NAME")
 		}
 	}
-	if c.Key != "" && c.Type != ChannelWebhook {
+	if c.Key != "" && c.Type != Webhook {
 		bad("key", "only webhooks are signed")
 	}
 	for field, list := range map[string][]string{"events": c.Events, "urgent": c.Urgent} {
@@ -242,7 +241,7 @@ func isReference(s sealed.Secret) bool {
 func (c Channel) validateURL(bad func(field, format string, a ...any)) {
 	switch {
 	case isReference(c.URL):
-	case c.Type == ChannelSlack:
+	case c.Type == Slack:
 		bad("url", "the address of a Slack-compatible webhook is a secret: give file:PATH or env:NAME")
 	default:
 		if err := CheckAddress(string(c.URL)); err != nil {
@@ -299,71 +298,4 @@ func (c Channel) validateMail(bad func(field, format string, a ...any)) {
 func IsMailAddress(s string) bool {
 	a, err := mail.ParseAddress(s)
 	return err == nil && a.Address == s && len(s) <= 254 && !strings.ContainsAny(s, "\r\n")
-}
-
-// asChannels converts a mapping of channels or, as in the environment, JSON
-// text.
-func asChannels(raw any) (map[string]Channel, error) {
-	var m map[string]Channel
-	if err := asObject(raw, &m); err != nil {
-		return nil, fmt.Errorf("it is not a mapping of channels: %v", err)
-	}
-	if len(m) > maxChannels {
-		return nil, fmt.Errorf("it has %d channels, the limit is %d", len(m), maxChannels)
-	}
-	return m, nil
-}
-
-// asObject decodes a value from text, JSON or YAML, and rejects unknown fields.
-func asObject(raw, into any) error {
-	data, ok := []byte(nil), false
-	if s, text := raw.(string); text {
-		data, ok = []byte(s), true
-	}
-	if !ok {
-		var err error
-		if data, err = json.Marshal(raw); err != nil {
-			return err
-		}
-	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(into); err != nil {
-		return err
-	}
-	if dec.More() {
-		return errors.New("something follows it")
-	}
-	return nil
-}
-
-// validateNotify returns every fault of the notification settings.
-func (s Settings) validateNotify() []error {
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(s.NotifyChannels)) {
-		at := "notify_channels." + name
-		if err := failure.CheckName(at, name); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		errs = append(errs, s.NotifyChannels[name].validate(at))
-	}
-	if s.NotifyPublicURL != "" {
-		u, err := url.Parse(s.NotifyPublicURL)
-		if CheckAddress(s.NotifyPublicURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") {
-			errs = append(errs, failure.Invalidf("notify_public_url", "%.80q is not the address of this server, like https://lull.example.com", s.NotifyPublicURL))
-		}
-	}
-	if _, err := time.LoadLocation(s.NotifyTimeZone); err != nil {
-		errs = append(errs, failure.Invalidf("notify_time_zone", "%.40q is not a zone like Europe/Berlin", s.NotifyTimeZone))
-	}
-	return errs
-}
-
-// Zone returns the zone of NOTIFY_TIME_ZONE.
-func (s Settings) Zone() *time.Location {
-	if z, err := time.LoadLocation(s.NotifyTimeZone); err == nil {
-		return z
-	}
-	return time.UTC
 }
