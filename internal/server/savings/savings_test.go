@@ -140,9 +140,9 @@ func TestStopsCountForTheirPolicy(t *testing.T) {
 	l := live(t)
 	for _, e := range []audit.Entry{
 		{At: l.at(0), From: "STARTING", To: "RUNNING"},
-		{At: l.at(1), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: "idle_timeout", Policy: "hasty"},
+		{At: l.at(1).Add(-1), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: "idle_timeout", Policy: "hasty"},
 		{At: l.at(1), From: "RUNNING", To: "STOPPING"}, {At: l.at(2), From: "STOPPING", To: "STOPPED"}, {At: l.at(5), From: "STOPPED", To: "RUNNING"},
-		{At: l.at(6), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: "idle_timeout"},
+		{At: l.at(6).Add(-1), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: "idle_timeout"},
 		{At: l.at(6), From: "RUNNING", To: "STOPPED"}, {At: l.at(8), From: "STOPPED", To: "RUNNING"},
 	} {
 		l.commit(e)
