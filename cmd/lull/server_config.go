@@ -298,7 +298,7 @@ func accountNames(accounts map[string]ec2.Access) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(accounts)), func(name string) bool { return name == "" })
 }
 
-// secrets opens what fleet.Secret refers to. Files are bounded, as anything
+// secrets opens what sealed.Secret refers to. Files are bounded, as anything
 // from outside.
 func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret) (string, error) {
 	file := func(name string) (string, error) {

@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/scaletest"
 	"lull/internal/store"
@@ -56,7 +57,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	c := mem.New(mem.Options{}).Client()
 	defer c.Close()
 	db := &slowStore{Store: c}
-	seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+	seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +186,7 @@ func TestFewTransactions(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
 		defer c.Close()
 		db := &slowStore{Store: c}
-		seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+		seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 		if err != nil {
 			t.Fatal(err)
 		}
