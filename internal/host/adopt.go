@@ -50,7 +50,7 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 			i.rec.StatusReason = "its ports could not be opened: " + err.Error()
 		}
 		if rec.State != power.Stopped {
-			i.missing = beingSought
+			i.proc.missing = beingSought
 		}
 		h.mu.Lock()
 		h.byID[i.id], h.byName[i.name()] = i, i
@@ -111,7 +111,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	was := i.state()
 	i.mu.Lock()
 	ident := i.rec.Identity
-	i.over = make(chan struct{})
+	i.proc.over = make(chan struct{})
 	i.mu.Unlock()
 	if was == power.Stopped {
 		i.forgetRun()
@@ -128,13 +128,13 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	var gone *instance.GoneError
 	ended := errors.As(err, &gone)
 	i.mu.Lock()
-	if i.missing = err; ended {
-		i.missing = nil
+	if i.proc.missing = err; ended {
+		i.proc.missing = nil
 	}
 	i.mu.Unlock()
 	switch {
 	case ended:
-		if e := i.reported; e != nil && gone.Exit.Lost {
+		if e := i.turn.reported; e != nil && gone.Exit.Lost {
 			gone.Exit = e.exit
 		}
 		why := ""
@@ -150,7 +150,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	}
 	found := w.Identity()
 	i.mu.Lock()
-	i.work, i.rec.Identity = w, &found
+	i.proc.work, i.rec.Identity = w, &found
 	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
 		// It was saved, but the daemon ended before it could record that.
 		was, i.rec.State = power.Hibernated, power.Hibernated
@@ -206,7 +206,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	if paused {
 		still, err := w.Still()
 		i.mu.Lock()
-		i.frozen = still || err != nil
+		i.proc.frozen = still || err != nil
 		i.mu.Unlock()
 		if err != nil { // nothing watches its sockets, so it is woken
 			return fmt.Errorf("cannot tell whether %s is frozen: %w", i.name(), err)
@@ -219,7 +219,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	if i.rt.Capabilities().Shared {
 		if was == power.Pausing {
 			i.mu.Lock()
-			i.settles = i.h.Now().Add(settleLimit)
+			i.proc.settles = i.h.Now().Add(settleLimit)
 			i.mu.Unlock()
 		}
 		// lull records its own pauses before they begin, so this one was made
@@ -229,7 +229,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 				return i.pausedOutside("it was paused while no daemon was there")
 			}
 			i.mu.Lock()
-			i.frozen = true
+			i.proc.frozen = true
 			i.mu.Unlock()
 			return nil
 		}
@@ -246,7 +246,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 				i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, err.Error() })
 			}
 			i.mu.Lock()
-			i.frozen = true
+			i.proc.frozen = true
 			i.mu.Unlock()
 			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
 		}
@@ -342,7 +342,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 
 // retryAdopt repeats a failed search for a run.
 func (h *Host) retryAdopt(i *inst) {
-	if !i.lost.CompareAndSwap(false, true) {
+	if !i.loops.lost.CompareAndSwap(false, true) {
 		return // another retry is in progress
 	}
 	h.spawn(func() {
@@ -355,9 +355,9 @@ func (h *Host) retryAdopt(i *inst) {
 			return
 		}
 		defer i.release()
-		i.lost.Store(false)
+		i.loops.lost.Store(false)
 		i.mu.Lock()
-		before := i.missing
+		before := i.proc.missing
 		i.mu.Unlock()
 		if err := i.seek(h.ctx); err != nil && (before == nil || !strings.Contains(err.Error(), before.Error())) {
 			h.log.Error("cannot take over", "instance", i.name(), "err", err)
@@ -373,8 +373,8 @@ func (i *inst) seek(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	i.interrupt.Store(&cancel)
-	defer i.interrupt.Store(nil)
+	i.requests.interrupt.Store(&cancel)
+	defer i.requests.interrupt.Store(nil)
 	return i.adopt(ctx, adoptLimit)
 }
 

@@ -37,7 +37,7 @@ func (i *inst) scheduleAsleep(now time.Time) {
 func (i *inst) wakeDue() time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.nextDue
+	return i.says.nextDue
 }
 
 func later(a, b time.Time) time.Time {
@@ -72,7 +72,7 @@ func (i *inst) ladderLocked() (time.Time, power.Instance) {
 	var at time.Time
 	var to power.Instance
 	if d := time.Duration(i.spec().HibernateAfter); d > 0 && s != power.Hibernated {
-		at, to = later(since.Add(d), i.notBefore), power.Hibernated
+		at, to = later(since.Add(d), i.retry.notBefore), power.Hibernated
 	}
 	if stop := i.stopDueLocked(); !stop.IsZero() && (to == "" || stop.Before(at)) {
 		at, to = stop, power.Stopped
@@ -88,9 +88,9 @@ func (i *inst) ladderLocked() (time.Time, power.Instance) {
 func (i *inst) stopDueLocked() time.Time {
 	d, quiet := i.stopAfter(), time.Duration(i.spec().QuietConnectionAfter)
 	switch {
-	case d == 0, i.conns > 0 && quiet == 0:
+	case d == 0, i.seen.conns > 0 && quiet == 0:
 		return time.Time{}
-	case i.conns > 0:
+	case i.seen.conns > 0:
 		d = max(d, quiet)
 	}
 	return i.rec.LastPausedAt.Add(d)
@@ -110,10 +110,10 @@ func (i *inst) heldLocked() time.Time {
 // checkAsleep takes the next step of the ladder when it is due.
 func (i *inst) checkAsleep() {
 	i.mu.Lock()
-	unguarded := i.guard == nil && i.rec.PausedBy != byOutside
-	due := !i.nextDue.IsZero() && !i.h.Now().Before(i.nextDue)
+	unguarded := i.proc.guard == nil && i.rec.PausedBy != byOutside
+	due := !i.says.nextDue.IsZero() && !i.h.Now().Before(i.says.nextDue)
 	if due {
-		i.nextDue = time.Time{}
+		i.says.nextDue = time.Time{}
 	}
 	i.mu.Unlock()
 	if unguarded || due {
@@ -172,12 +172,12 @@ func (i *inst) stopNow() {
 // stopLater stops a hibernated instance once there is room to restore it, so
 // that its program can be asked to exit.
 func (i *inst) stopLater() {
-	if !i.ending.CompareAndSwap(false, true) {
+	if !i.loops.ending.CompareAndSwap(false, true) {
 		return
 	}
 	i.h.spawn(func() {
 		leave, err := i.h.enter(i.h.ctx, i, call{what: "stop", by: stopAfter, may: i.notStopped("stop")})
-		i.ending.Store(false)
+		i.loops.ending.Store(false)
 		if err != nil {
 			i.h.due.Set(i.due, i.h.Now().Add(hibernateRetry))
 			return
@@ -224,9 +224,9 @@ func (i *inst) hibernate(by string) {
 	err := a.walk(i.h.steps.deeper)
 	now := i.h.Now()
 	i.mu.Lock()
-	i.notBefore = time.Time{}
+	i.retry.notBefore = time.Time{}
 	if err != nil {
-		i.notBefore = now.Add(hibernateRetry)
+		i.retry.notBefore = now.Add(hibernateRetry)
 	}
 	i.mu.Unlock()
 	var stirred *errStirred
@@ -258,7 +258,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 		}
 		i.awaitExit()
 	}
-	i.ended.Store(nil)
+	i.requests.ended.Store(nil)
 	err := i.save(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, cause.Error(), 0, 0
 	})
@@ -277,7 +277,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 // checkStopped restarts a failed instance once its restart delay is over.
 func (i *inst) checkStopped() {
 	i.mu.Lock()
-	at, enabled := i.restart, i.rec.Enabled
+	at, enabled := i.retry.restart, i.rec.Enabled
 	i.mu.Unlock()
 	if at.IsZero() || !enabled {
 		return
@@ -302,7 +302,7 @@ func (i *inst) checkStopped() {
 func (i *inst) restartLater(cause error) error {
 	i.acquire()
 	defer i.release()
-	if i.deleted.Load() || i.state() != power.Stopped || i.mayStart(byRestart) != nil {
+	if i.requests.deleted.Load() || i.state() != power.Stopped || i.mayStart(byRestart) != nil {
 		return nil
 	}
 	var at time.Time
@@ -384,8 +384,8 @@ func (i *inst) halfway() bool {
 // dropHeld stops watching the kept sockets.
 func (i *inst) dropHeld() {
 	i.mu.Lock()
-	g := i.held
-	i.held = nil
+	g := i.proc.held
+	i.proc.held = nil
 	i.mu.Unlock()
 	if g != nil {
 		g.Close()

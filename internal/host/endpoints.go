@@ -40,10 +40,10 @@ func (i *inst) relayed() (out []instance.Endpoint) {
 
 // Ready returns the backend of a port without taking a lock.
 func (i *inst) Ready(port int) (relay.Backend, bool) {
-	if !i.up.Load() {
+	if !i.ports.up.Load() {
 		return relay.Backend{}, false
 	}
-	b := i.backends.Load()
+	b := i.ports.backends.Load()
 	if b == nil || port >= len(*b) {
 		return relay.Backend{}, false
 	}
@@ -123,9 +123,9 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 			backends = append(backends, b)
 		}
 	}
-	i.backends.Store(&backends)
+	i.ports.backends.Store(&backends)
 	i.mu.Lock()
-	i.rec.Endpoints, i.block = want, block
+	i.rec.Endpoints, i.seen.block = want, block
 	i.mu.Unlock()
 	return nil
 }

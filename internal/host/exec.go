@@ -54,11 +54,13 @@ func (h *Host) hold(i *inst, command string) (leave func(), err error) {
 		i.release()
 		return nil
 	}
-	err = note(func() { i.beside = append(i.beside, &command) })
+	err = note(func() { i.says.beside = append(i.says.beside, &command) })
 	return func() {
 		// This fails only when the host ends, and then nothing is paused
 		// anymore.
-		_ = note(func() { i.beside = slices.DeleteFunc(i.beside, func(c *string) bool { return c == &command }) })
+		_ = note(func() {
+			i.says.beside = slices.DeleteFunc(i.says.beside, func(c *string) bool { return c == &command })
+		})
 	}, err
 }
 
@@ -89,12 +91,12 @@ const maxShown = 60
 
 // besideLocked describes the commands that run inside it; empty for none.
 func (i *inst) besideLocked() string {
-	switch n := len(i.beside); n {
+	switch n := len(i.says.beside); n {
 	case 0:
 		return ""
 	case 1:
-		return "A command runs beside it: " + *i.beside[0] + "."
+		return "A command runs beside it: " + *i.says.beside[0] + "."
 	default:
-		return fmt.Sprintf("%d commands run beside it, the first: %s.", n, *i.beside[0])
+		return fmt.Sprintf("%d commands run beside it, the first: %s.", n, *i.says.beside[0])
 	}
 }

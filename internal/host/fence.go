@@ -181,7 +181,7 @@ func (a *attempt) settle() error {
 func (i *inst) asItIs(ctx context.Context, by, why string) *attempt {
 	a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload()}
 	i.mu.Lock()
-	a.guard, a.frozen = i.guard, i.frozen
+	a.guard, a.frozen = i.proc.guard, i.proc.frozen
 	i.mu.Unlock()
 	return a
 }
@@ -191,7 +191,7 @@ func intent(a *attempt) error {
 }
 
 func closeGate(a *attempt) error {
-	a.i.up.Store(false)
+	a.i.ports.up.Store(false)
 	if a.i.gate != nil {
 		a.i.gate.Hold()
 	}
@@ -206,7 +206,7 @@ func freeze(a *attempt) error {
 	}
 	a.frozen = true
 	a.i.mu.Lock()
-	a.i.frozen = true
+	a.i.proc.frozen = true
 	a.i.mu.Unlock()
 	return nil
 }
@@ -237,13 +237,13 @@ func arm(a *attempt) error {
 	if err != nil {
 		again := i.h.Now().Add(unwatchableRetry)
 		i.mu.Lock()
-		i.block = &idle.Block{Code: "unwatchable_socket", Until: &again, Sentence: "It cannot be watched while frozen: " + err.Error()}
+		i.seen.block = &idle.Block{Code: "unwatchable_socket", Until: &again, Sentence: "It cannot be watched while frozen: " + err.Error()}
 		i.mu.Unlock()
 		return err
 	}
 	a.guard = g
 	i.mu.Lock()
-	i.guard, i.block = g, nil
+	i.proc.guard, i.seen.block = g, nil
 	i.mu.Unlock()
 	return nil
 }
@@ -269,7 +269,7 @@ func lookUnlessForced(a *attempt) error {
 // the workload.
 func (a *attempt) stirred() error {
 	i := a.i
-	if why := i.wanted.Load(); why != nil {
+	if why := i.requests.wanted.Load(); why != nil {
 		return &errStirred{*why}
 	}
 	if i.gate != nil {
@@ -299,7 +299,7 @@ func commitPause(a *attempt) error {
 		return err
 	}
 	i.mu.Lock()
-	i.notBefore = time.Time{}
+	i.retry.notBefore = time.Time{}
 	i.mu.Unlock()
 	if i.gate != nil {
 		i.gate.Sleep()
@@ -333,8 +333,8 @@ func commitSaved(a *attempt) error {
 
 func disarm(a *attempt) error {
 	a.i.mu.Lock()
-	g := a.i.guard
-	a.i.guard = nil
+	g := a.i.proc.guard
+	a.i.proc.guard = nil
 	a.i.mu.Unlock()
 	if g == nil {
 		g = a.guard
@@ -355,7 +355,7 @@ func thaw(a *attempt) error {
 	}
 	a.frozen = false
 	a.i.mu.Lock()
-	a.i.frozen = false
+	a.i.proc.frozen = false
 	a.i.mu.Unlock()
 	return nil
 }
@@ -367,7 +367,7 @@ func publishWoken(a *attempt) error {
 	now := i.h.Now()
 	ident := a.work.Identity() // a restore changes it
 	i.mu.Lock()
-	i.base, i.readings, i.conns = instance.Sample{}, nil, 0
+	i.seen.base, i.seen.readings, i.seen.conns = instance.Sample{}, nil, 0
 	i.mu.Unlock()
 	rec := i.update(func(r *instance.Record) {
 		if r.Identity == nil || *r.Identity != ident {
@@ -381,7 +381,7 @@ func publishWoken(a *attempt) error {
 	i.open()
 	i.h.saver.WriteLater(i, i.id)
 	i.scheduleAwake(now)
-	i.ran(i.from)
+	i.ran(i.turn.from)
 	i.h.happened(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
 	return nil
 }
@@ -398,8 +398,8 @@ func publishUndone(a *attempt) error {
 		r.State, r.StatusReason = power.Running, ""
 		r.LastActivityAt = now
 	})
-	i.wanted.Store(nil)
-	i.asked.Store(nil)
+	i.requests.wanted.Store(nil)
+	i.requests.asked.Store(nil)
 	i.open()
 	i.h.saver.WriteLater(i, i.id)
 	i.scheduleAwake(now)
@@ -408,7 +408,7 @@ func publishUndone(a *attempt) error {
 
 // open lets the relay through: the application accepts connections.
 func (i *inst) open() {
-	i.up.Store(true)
+	i.ports.up.Store(true)
 	if i.gate != nil {
 		i.gate.Release()
 	}
@@ -417,7 +417,7 @@ func (i *inst) open() {
 func stopIntent(a *attempt) error {
 	return a.i.saveOrNote(a.asked(), func(r *instance.Record) {
 		r.State, r.StatusReason, r.StoppedBy = power.Stopping, a.reason, a.by
-		if a.i.again {
+		if a.i.turn.again {
 			r.StoppedBy, r.RestartAt = "", a.i.h.Now()
 		}
 	})

@@ -369,7 +369,7 @@ func (w *world) verify(s scene) []string {
 	bad := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	p := w.k.Proc(w.i.id)
 	w.i.mu.Lock()
-	state, guard, by := w.i.rec.State, w.i.guard, w.i.rec.PausedBy
+	state, guard, by := w.i.rec.State, w.i.proc.guard, w.i.rec.PausedBy
 	w.i.mu.Unlock()
 	switch state {
 	case power.Running:
@@ -681,7 +681,7 @@ func TestFenceMutants(t *testing.T) {
 					<-a.i.lock
 				}
 			})
-			a.guard, a.i.guard = g, g
+			a.guard, a.i.proc.guard = g, g
 			return err
 		})}},
 		{"do not let the relay ask for wakes", fence{pause: instead(std.pause, "commit", func(a *attempt) error {

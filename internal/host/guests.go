@@ -49,8 +49,8 @@ func (h *Host) FromHarness(ctx context.Context, id string, m guest.Message) erro
 	}
 	on := m.Method == guest.Busy
 	i.mu.Lock()
-	changed := i.inside != on
-	i.inside = on
+	changed := i.says.inside != on
+	i.says.inside = on
 	i.mu.Unlock()
 	switch {
 	case changed && on:

@@ -85,7 +85,7 @@ func (i *inst) keptAddrs() (addrs []string) {
 			addrs = append(addrs, e.Target)
 		}
 		return addrs
-	case !i.wakes() || i.noHandoff.Load() != nil:
+	case !i.wakes() || i.ports.noHandoff.Load() != nil:
 		return nil
 	}
 	for _, e := range s.Expose {
@@ -117,7 +117,7 @@ func (i *inst) deaf() string {
 	}
 	var why []string
 	_, err := i.h.handoffNow()
-	if given := i.noHandoff.Load(); given != nil {
+	if given := i.ports.noHandoff.Load(); given != nil {
 		err = errors.New(*given)
 	}
 	if len(direct) > 0 && err != nil {
@@ -167,7 +167,7 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 			return w, nil
 		case errors.Is(err, instance.ErrNoHandoff) && len(l.Handoff) > 0:
 			why := err.Error()
-			i.noHandoff.Store(&why)
+			i.ports.noHandoff.Store(&why)
 			i.emit("handoff_failed", "", why)
 			i.letGo()
 			l.Handoff = nil
@@ -177,8 +177,8 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 				return nil, err
 			}
 			i.mu.Lock()
-			i.over = make(chan struct{})
-			i.ended.Store(nil)
+			i.proc.over = make(chan struct{})
+			i.requests.ended.Store(nil)
 			i.mu.Unlock()
 		default:
 			return nil, err
@@ -222,7 +222,7 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 // caller holds the lock.
 func (i *inst) rest() {
 	addrs := i.keptAddrs()
-	if len(addrs) == 0 || i.again {
+	if len(addrs) == 0 || i.turn.again {
 		return
 	}
 	i.mu.Lock()
@@ -250,7 +250,7 @@ func (i *inst) rest() {
 		return
 	}
 	i.mu.Lock()
-	i.held = g
+	i.proc.held = g
 	i.mu.Unlock()
 }
 
@@ -326,7 +326,7 @@ func (i *inst) endForRestart(ctx context.Context, by string) error {
 	if i.state() == power.Stopped {
 		return nil
 	}
-	i.again = true
-	defer func() { i.again = false }()
+	i.turn.again = true
+	defer func() { i.turn.again = false }()
 	return i.stop(ctx, by, restartedByUser)
 }

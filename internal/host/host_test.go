@@ -109,7 +109,7 @@ func (r *rig) crash() {
 	r.daemon.Dead.Store(true)
 	for _, i := range r.all() {
 		i.mu.Lock()
-		i.frozen, i.guard = false, nil // so that the end of Run touches nothing
+		i.proc.frozen, i.proc.guard = false, nil // so that the end of Run touches nothing
 		i.mu.Unlock()
 	}
 	r.end()

@@ -17,19 +17,37 @@ import (
 	"lull/internal/relay"
 )
 
-// inst is one instance in memory.
+// inst is one instance in memory. Its fields are grouped by what guards them.
 type inst struct {
 	h    *Host
 	id   string
 	set  atomic.Pointer[instance.Spec] // the user's settings; Change replaces it
 	rt   Runtime
-	gate Gate  // nil when nothing relays to it
-	size int64 // maximum memory in bytes, 0 if its runtime does not know; constant
-	slow bool  // booting and restoring it is slow; constant
+	gate Gate                    // nil when nothing relays to it
+	size int64                   // maximum memory in bytes, 0 if its runtime does not know; constant
+	slow bool                    // booting and restoring it is slow; constant
+	due  *deadlines.Entry[*inst] // when it is checked next; constant
+
+	requests requests
+	loops    loops
+	ports    ports
 
 	// lock is held across one whole transition or check. Every change of the
 	// instance's power state requires it.
 	lock chan struct{}
+	turn turn
+
+	// mu guards the rest. It is never held across anything that blocks.
+	mu    sync.Mutex
+	rec   instance.Record
+	proc  proc
+	seen  seen
+	says  says
+	retry retry
+}
+
+// requests are what others leave for the holder of the lock. No lock guards them.
+type requests struct {
 	// wanted is the reason for a wake that was requested while the lock was
 	// taken. It is checked after each release of the lock, so no request is
 	// lost.
@@ -37,68 +55,84 @@ type inst struct {
 	// asked is the time since which a caller has waited for it to run; nil when
 	// none waits.
 	asked atomic.Pointer[time.Time]
-	// from is the state in which the current wake began. Guarded by the
-	// instance's lock.
-	from power.Instance
-	// again is set while the current stop is to be followed by a start. Guarded
-	// by the instance's lock.
-	again bool
-	// noHandoff is why its program cannot be given sockets; nil when it can.
-	noHandoff atomic.Pointer[string]
 	// observe is the reason for a requested observation, handled like wanted.
 	observe atomic.Pointer[string]
 	// ended is the exit of the present run, set before the lock is taken.
 	ended atomic.Pointer[ending]
-	// reported is the exit that adoption falls back to. Guarded by the
-	// instance's lock.
-	reported *ending
-	// up is set while the application accepts. The relay reads it without a
-	// lock.
-	up       atomic.Bool
-	backends atomic.Pointer[[]relay.Backend] // of the relayed endpoints, in order
-	deleted  atomic.Bool
-	// off is why a user last stopped or removed it. Requests made before that
-	// are not carried out after it. Written under the room's mu.
-	off    atomic.Pointer[string]
-	queued atomic.Bool // wakeLater is running
-	ending atomic.Bool // stopLater is running
-	lost   atomic.Bool // retryAdopt is running
 	// interrupt cancels a start, or a repeated search for its run, that is in
 	// progress.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
+	// off is why a user last stopped or removed it. Requests made before that
+	// are not carried out after it. Written under the lock of the room.
+	off     atomic.Pointer[string]
+	deleted atomic.Bool
+}
 
-	due *deadlines.Entry[*inst] // when it is checked next; constant
+// loops are set while a goroutine that retries something for the instance runs.
+// No lock guards them.
+type loops struct {
+	queued atomic.Bool // wakeLater
+	ending atomic.Bool // stopLater
+	lost   atomic.Bool // retryAdopt
+}
 
-	// mu guards the rest. It is never held across anything that blocks.
-	mu       sync.Mutex
-	rec      instance.Record
-	work     Workload
-	guard    Guard
-	held     Guard // watches the kept sockets while stopped
-	frozen   bool
+// ports is how clients reach the program. No lock guards it: the relay reads it
+// for each connection.
+type ports struct {
+	up        atomic.Bool                     // the application accepts
+	backends  atomic.Pointer[[]relay.Backend] // of the relayed endpoints, in order
+	noHandoff atomic.Pointer[string]          // why its program cannot be given sockets; nil when it can
+}
+
+// turn is what one transition passes on to its steps. Guarded by the instance's
+// lock.
+type turn struct {
+	from     power.Instance // the state in which the current wake began
+	again    bool           // the current stop is to be followed by a start
+	reported *ending        // the exit that adoption falls back to
+}
+
+// proc is the present run. Guarded by mu.
+type proc struct {
+	work    Workload
+	guard   Guard
+	held    Guard // watches the kept sockets while stopped
+	frozen  bool
+	over    chan struct{} // closed when the run is known to be over
+	missing error         // why the run that the record names is not known to this daemon
+	settles time.Time     // until then, a pause from outside is one that an earlier daemon requested
+}
+
+// seen is what the last checks found. Guarded by mu.
+type seen struct {
 	base     instance.Sample // the sample that deltas are measured from
 	last     instance.Sample // the newest sample
 	readings []idle.Reading
 	conns    int
+	unheard  bool        // nothing could wake it from outside
+	block    *idle.Block // of the runtime: why it cannot be paused
+	trouble  string      // what keeps the workload from working; "" for nothing
 	verdict  idle.Verdict
 	line     evidence.Line // of its decisions in the log
-	unheard  bool          // nothing could wake it from outside
-	block    *idle.Block   // of the runtime: why it cannot be paused
-	beside   []*string     // commands that run inside it
-	busy     int           // connections on which the workload reports work in progress
-	nextDue  time.Time     // when the workload asked to be woken
-	restart  time.Time     // when it is restarted after a failure
+}
+
+// says is what programs say about themselves, and the commands beside them.
+// Guarded by mu.
+type says struct {
+	beside  []*string // commands that run inside it
+	busy    int       // connections on which the workload reports work in progress
+	inside  bool      // the guest agent reports that some program in it has work in progress
+	nextDue time.Time // when the workload asked to be woken
+}
+
+// retry is when something is tried, or said, again. Guarded by mu.
+type retry struct {
+	restart   time.Time // when it is restarted after a failure
+	notBefore time.Time // the next attempt after a failed hibernation
 	// refused is the last published refusal for lack of room, and its
 	// requester.
 	refused   string
 	refusedAt time.Time
-	// notBefore delays the next attempt after a failed hibernation.
-	notBefore time.Time
-	missing   error         // why the run that its record names is not known to this daemon
-	trouble   string        // what keeps the workload from working; "" for nothing
-	inside    bool          // the guest agent reports that some program in it has work in progress
-	settles   time.Time     // until then, a pause from outside is one that an earlier daemon requested
-	over      chan struct{} // closed when the present run is known to be over
 }
 
 type ending struct {
@@ -129,7 +163,7 @@ func (i *inst) acquire() { i.lock <- struct{}{} }
 func (i *inst) acquireCtx(ctx context.Context) error {
 	select {
 	case i.lock <- struct{}{}:
-		if i.deleted.Load() {
+		if i.requests.deleted.Load() {
 			<-i.lock
 			return &NotFoundError{Name: i.name()}
 		}
@@ -154,7 +188,7 @@ func (i *inst) tryAcquire() bool {
 func (i *inst) release() {
 	for {
 		<-i.lock
-		if i.wanted.Load() == nil && i.observe.Load() == nil && !i.endedNow() {
+		if i.requests.wanted.Load() == nil && i.requests.observe.Load() == nil && !i.endedNow() {
 			return
 		}
 		if !i.tryAcquire() {
@@ -166,17 +200,17 @@ func (i *inst) release() {
 
 // endedNow reports whether the present run has ended and the exit is not yet
 // handled.
-func (i *inst) endedNow() bool { return i.ended.Load() != nil }
+func (i *inst) endedNow() bool { return i.requests.ended.Load() != nil }
 
 // serve handles requests that were left for the holder of the lock.
 func (i *inst) serve() {
-	if e := i.ended.Swap(nil); e != nil {
+	if e := i.requests.ended.Swap(nil); e != nil {
 		i.handleEnding(e)
 	}
-	if why := i.wanted.Swap(nil); why != nil {
+	if why := i.requests.wanted.Swap(nil); why != nil {
 		i.serveWake(*why)
 	}
-	if why := i.observe.Swap(nil); why != nil {
+	if why := i.requests.observe.Swap(nil); why != nil {
 		i.serveObserve(*why)
 	}
 }
@@ -270,10 +304,10 @@ func (i *inst) Record() instance.Record {
 }
 
 // Removed reports whether the instance was removed.
-func (i *inst) Removed() bool { return i.deleted.Load() }
+func (i *inst) Removed() bool { return i.requests.deleted.Load() }
 
 // MarkRemoved ends the writing of records of the instance.
-func (i *inst) MarkRemoved() { i.deleted.Store(true) }
+func (i *inst) MarkRemoved() { i.requests.deleted.Store(true) }
 
 // Has reports whether there is an instance of that id.
 func (h *Host) Has(id string) bool { return h.byIDNow(id) != nil }

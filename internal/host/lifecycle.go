@@ -59,7 +59,7 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 // binds; nil if it can.
 func (i *inst) mayStart(by string) error {
 	i.mu.Lock()
-	stopped, enabled, due := i.rec.State == power.Stopped, i.rec.Enabled, !i.restart.IsZero()
+	stopped, enabled, due := i.rec.State == power.Stopped, i.rec.Enabled, !i.retry.restart.IsZero()
 	i.mu.Unlock()
 	switch {
 	case !stopped:
@@ -90,8 +90,8 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	i.interrupt.Store(&cancel)
-	defer i.interrupt.Store(nil)
+	i.requests.interrupt.Store(&cancel)
+	defer i.requests.interrupt.Store(nil)
 
 	i.dropHeld()
 	i.mu.Lock()
@@ -111,8 +111,8 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 		return err
 	}
 	i.mu.Lock()
-	i.over, i.restart = make(chan struct{}), time.Time{}
-	i.ended.Store(nil)
+	i.proc.over, i.retry.restart = make(chan struct{}), time.Time{}
+	i.requests.ended.Store(nil)
 	i.mu.Unlock()
 	w, err := i.launch(ctx, run)
 	if err == nil {
@@ -168,8 +168,8 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	}
 	ident := w.Identity()
 	i.mu.Lock()
-	i.work, i.frozen, i.guard, i.block = w, false, nil, nil
-	i.base, i.last, i.readings, i.conns = instance.Sample{}, instance.Sample{}, nil, 0
+	i.proc.work, i.proc.frozen, i.proc.guard, i.seen.block = w, false, nil, nil
+	i.seen.base, i.seen.last, i.seen.readings, i.seen.conns = instance.Sample{}, instance.Sample{}, nil, 0
 	i.mu.Unlock()
 	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.Now() })
 }
@@ -179,7 +179,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 // does not run.
 func (i *inst) ready(ctx context.Context, w Workload) error {
 	i.mu.Lock()
-	over := i.over
+	over := i.proc.over
 	want := append([]instance.Endpoint(nil), i.spec().Expose...)
 	i.mu.Unlock()
 	limit := time.Duration(cmp.Or(i.spec().ReadyTimeout, idle.Duration(readyTimeout)))
@@ -190,7 +190,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 		if len(want) == 0 {
 			return nil // nothing more to wait for; its exit is handled like any other
 		}
-		if e := i.ended.Load(); e != nil {
+		if e := i.requests.ended.Load(); e != nil {
 			return fmt.Errorf("cannot start %s: %w: it %s%s", i.name(), errEnded, i.explained(e.exit).How(), i.taken(want, w))
 		}
 		ls, err := w.Listeners()
@@ -229,7 +229,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 		}
 		i.awaitExit() // a start that follows is refused while the exit is unknown
 	}
-	e := i.ended.Swap(nil)
+	e := i.requests.ended.Swap(nil)
 	now := i.h.Now()
 	var ended *instance.EndedError
 	if errors.As(cause, &ended) {
@@ -268,17 +268,17 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 // forgetRun clears the state of a run that is over.
 func (i *inst) forgetRun() {
 	i.mu.Lock()
-	g := i.guard
-	i.work, i.guard, i.frozen, i.missing = nil, nil, false, nil
-	i.readings, i.conns, i.block, i.nextDue, i.trouble = nil, 0, nil, time.Time{}, ""
-	if i.inside { // its work in progress is lost
-		i.inside, i.busy = false, i.busy-1
+	g := i.proc.guard
+	i.proc.work, i.proc.guard, i.proc.frozen, i.proc.missing = nil, nil, false, nil
+	i.seen.readings, i.seen.conns, i.seen.block, i.says.nextDue, i.seen.trouble = nil, 0, nil, time.Time{}, ""
+	if i.says.inside { // its work in progress is lost
+		i.says.inside, i.says.busy = false, i.says.busy-1
 	}
 	i.mu.Unlock()
 	if g != nil {
 		g.Close()
 	}
-	i.up.Store(false)
+	i.ports.up.Store(false)
 	if i.gate != nil {
 		i.gate.Hold()
 		i.gate.Sleep()
@@ -305,7 +305,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	}
 	a := i.asItIs(ctx, by, why)
 	a.force = by != stopAfter
-	if keeps := by == stopAfter || i.again; keeps {
+	if keeps := by == stopAfter || i.turn.again; keeps {
 		i.shut(true)
 	} else {
 		i.letGo()
@@ -364,7 +364,7 @@ func (i *inst) endNow(ctx context.Context) error {
 func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	w := i.workload()
 	i.mu.Lock()
-	over := i.over
+	over := i.proc.over
 	i.mu.Unlock()
 	if w != nil {
 		grace := time.NewTimer(i.stopGrace())
@@ -382,13 +382,13 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 		i.awaitExit()
 	}
 	i.h.point("stopped", i)
-	e := i.ended.Swap(nil)
+	e := i.requests.ended.Swap(nil)
 	i.note(func(r *instance.Record) { // no process is left, whether or not that can be written
 		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
 		if r.RestartAt.IsZero() { // otherwise they were handed to the next run
 			r.Leases = nil
 		}
-		if by == ByManual && !i.again {
+		if by == ByManual && !i.turn.again {
 			r.StoppedBy = ByManual
 		}
 		if e != nil {
@@ -411,7 +411,7 @@ const exitLimit = time.Second
 // has been reported.
 func (i *inst) awaitExit() {
 	i.mu.Lock()
-	over := i.over
+	over := i.proc.over
 	i.mu.Unlock()
 	select {
 	case <-over:
@@ -466,12 +466,12 @@ func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
 		i.mu.Unlock()
 		return
 	}
-	i.ended.Store(&ending{run, e})
-	if i.over != nil {
+	i.requests.ended.Store(&ending{run, e})
+	if i.proc.over != nil {
 		select {
-		case <-i.over:
+		case <-i.proc.over:
 		default:
-			close(i.over)
+			close(i.proc.over)
 		}
 	}
 	i.mu.Unlock()
@@ -501,14 +501,14 @@ func (i *inst) handleEnding(e *ending) {
 		return
 	}
 	i.mu.Lock()
-	lost := i.work == nil && i.rec.Identity != nil
+	lost := i.proc.work == nil && i.rec.Identity != nil
 	i.mu.Unlock()
 	if lost {
 		// This is an earlier daemon's run, reported before it could be adopted.
 		// Adoption knows why it ended and cleans up.
-		i.reported = e
+		i.turn.reported = e
 		err := i.seek(i.h.ctx)
-		i.reported = nil
+		i.turn.reported = nil
 		if err != nil {
 			i.h.log.Error("cannot take over", "instance", i.name(), "err", err)
 		}
@@ -550,7 +550,7 @@ func (i *inst) handleEnding(e *ending) {
 func (i *inst) armRestart() {
 	i.mu.Lock()
 	at := i.rec.RestartAt
-	i.restart = at
+	i.retry.restart = at
 	i.mu.Unlock()
 	if !at.IsZero() {
 		i.h.due.Set(i.due, at)

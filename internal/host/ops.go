@@ -160,7 +160,7 @@ func (h *Host) drop(i *inst) {
 	delete(h.byID, i.id)
 	delete(h.byName, i.name())
 	h.mu.Unlock()
-	i.deleted.Store(true) // for callers that wait for its lock
+	i.requests.deleted.Store(true) // for callers that wait for its lock
 	h.callOff(i, "it was removed in the meantime")
 	h.due.Remove(i.due)
 	h.saver.Forget(i.id)
@@ -201,7 +201,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 		return err
 	}
 	h.callOff(i, "it was stopped by a user in the meantime")
-	if cancel := i.interrupt.Load(); cancel != nil {
+	if cancel := i.requests.interrupt.Load(); cancel != nil {
 		(*cancel)(errors.New("it is being stopped"))
 	}
 	leave, err := i.enterToStop(ctx)
@@ -214,10 +214,10 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 		unknown = nil // an unknown run can still be ended
 	}
 	i.mu.Lock()
-	i.restart = time.Time{}
+	i.retry.restart = time.Time{}
 	pending := !i.rec.RestartAt.IsZero()
 	i.mu.Unlock()
-	i.wanted.Store(nil)
+	i.requests.wanted.Store(nil)
 	stopped := i.state() == power.Stopped
 	if disable || pending || stopped {
 		i.note(func(r *instance.Record) {
@@ -265,7 +265,7 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	err = i.pause(ctx, by, "paused by a user", force)
 	if errors.As(err, &stirred) {
 		i.mu.Lock()
-		blocks := i.verdict.Blocks
+		blocks := i.seen.verdict.Blocks
 		i.mu.Unlock()
 		return &RefusedError{Name: i.name(), What: "pause", Reason: stirred.what, Blocks: blocks}
 	}

@@ -109,7 +109,7 @@ func (h *Host) Observe(ref, why string) error {
 	if err != nil {
 		return err
 	}
-	i.observe.Store(&why)
+	i.requests.observe.Store(&why)
 	if i.tryAcquire() {
 		i.serve()
 		i.release()
@@ -136,7 +136,7 @@ func (i *inst) follow(still bool, why string) error {
 	switch s := i.state(); {
 	case s == power.Running && still:
 		i.mu.Lock()
-		unsettled := i.h.Now().Before(i.settles)
+		unsettled := i.h.Now().Before(i.proc.settles)
 		i.mu.Unlock()
 		if unsettled {
 			return i.workload().Thaw()
@@ -149,12 +149,12 @@ func (i *inst) follow(still bool, why string) error {
 }
 
 func (i *inst) pausedOutside(why string) error {
-	i.up.Store(false)
+	i.ports.up.Store(false)
 	if i.gate != nil {
 		i.gate.Hold()
 	}
 	i.mu.Lock()
-	i.frozen = true
+	i.proc.frozen = true
 	i.mu.Unlock()
 	now := i.h.Now()
 	i.update(func(r *instance.Record) { r.State = power.Pausing })

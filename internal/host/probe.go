@@ -77,19 +77,19 @@ func (i *inst) look(w Workload) idle.Evidence {
 	now := i.h.Now()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.base.At.IsZero() {
-		i.base = s
+	if i.seen.base.At.IsZero() {
+		i.seen.base = s
 	}
-	i.last = s
-	i.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
-	i.readings = i.h.cfg.Thresholds.Readings(i.base, s, time.Duration(i.spec().QuietConnectionAfter), now)
+	i.seen.last = s
+	i.seen.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
+	i.seen.readings = i.h.cfg.Thresholds.Readings(i.seen.base, s, time.Duration(i.spec().QuietConnectionAfter), now)
 	e := i.evidenceLocked(now)
 	c := probe.Connections{Endpoints: i.rec.Endpoints, Quiet: quiet}
 	if i.gate != nil {
 		c.Relay, c.RelayOwes = new(i.gate.Activity()), i.gate.Owed()
 	}
 	e.Connections, e.LastActivityAt = c.Count(s, now, e.LastActivityAt)
-	i.conns = e.Connections
+	i.seen.conns = e.Connections
 	probe.BlockUnknownConnections(&e)
 	return e
 }
@@ -99,16 +99,16 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	r := &i.rec
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
 		LastActivityAt: r.LastActivityAt, LastResumedAt: r.LastResumedAt, CreatedAt: r.CreatedAt,
-		SnoozedUntil: r.SnoozedUntil, Readings: i.readings, Connections: i.conns, Leases: r.Leases}
+		SnoozedUntil: r.SnoozedUntil, Readings: i.seen.readings, Connections: i.seen.conns, Leases: r.Leases}
 	for _, x := range i.h.halts.InEffect() {
 		e.Guards = append(e.Guards, x.Block(haltedHere))
 	}
-	if i.missing != nil {
+	if i.proc.missing != nil {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.SignalUnknown, Signal: "run",
-			Sentence: fmt.Sprintf("Not known: its run, %v; an unknown signal never counts as quiet.", i.missing)})
+			Sentence: fmt.Sprintf("Not known: its run, %v; an unknown signal never counts as quiet.", i.proc.missing)})
 	}
-	if i.block != nil {
-		e.Guards = append(e.Guards, *i.block)
+	if i.seen.block != nil {
+		e.Guards = append(e.Guards, *i.seen.block)
 	}
 	if why := i.h.unwritable(); why != "" {
 		e.Guards = append(e.Guards, idle.Block{Code: DiskUnwritable, Sentence: upperFirst(why) + ". Nothing is paused automatically until it can; a pause or stop by a user works."})
@@ -116,13 +116,13 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if b := i.nothingWakesLocked(now); b != nil {
 		e.Guards = append(e.Guards, *b)
 	}
-	if i.busy > 0 {
+	if i.says.busy > 0 {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: "workload", Sentence: "The program says that it is busy."})
 	}
 	if s := i.besideLocked(); s != "" {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: besideSignal, Sentence: s})
 	}
-	if d := i.nextDue; d.After(now) && d.Sub(now) < i.pauseAfter() {
+	if d := i.says.nextDue; d.After(now) && d.Sub(now) < i.pauseAfter() {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.Schedule, Sentence: "The program is due to work soon.", Until: &d})
 	}
 	return e
@@ -139,7 +139,7 @@ const NothingWakes idle.Code = "nothing_wakes"
 // due. An explicit pause-after overrides the block. i.mu is held.
 func (i *inst) nothingWakesLocked(now time.Time) *idle.Block {
 	s := i.spec()
-	if !i.unheard || len(s.Expose) > 0 || s.PauseAfter != nil || i.nextDue.After(now) || i.pauseAfter() == 0 {
+	if !i.seen.unheard || len(s.Expose) > 0 || s.PauseAfter != nil || i.says.nextDue.After(now) || i.pauseAfter() == 0 {
 		return nil
 	}
 	return &idle.Block{Code: NothingWakes, Sentence: "Nothing could wake it once it is paused: it exposes no port, listens on no socket and has nothing due."}
@@ -149,8 +149,8 @@ func (i *inst) nothingWakesLocked(now time.Time) *idle.Block {
 func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	d := evidence.Decide(i.h.Now(), i.policy(), e)
 	i.mu.Lock()
-	i.verdict = d.Verdict
-	attrs := i.line.Take(d, "", slog.String("instance", i.spec().Name))
+	i.seen.verdict = d.Verdict
+	attrs := i.seen.line.Take(d, "", slog.String("instance", i.spec().Name))
 	i.mu.Unlock()
 	if attrs != nil {
 		i.h.log.LogAttrs(i.h.ctx, slog.LevelInfo, "decision", attrs...)
@@ -225,8 +225,8 @@ func (i *inst) noteTrouble(w Workload) {
 	}
 	now := t.Trouble()
 	i.mu.Lock()
-	was := i.trouble
-	i.trouble = now
+	was := i.seen.trouble
+	i.seen.trouble = now
 	i.mu.Unlock()
 	switch {
 	case was == "" && now != "":
@@ -242,25 +242,25 @@ func (i *inst) noteTrouble(w Workload) {
 func (i *inst) advance() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.last.At.Sub(i.base.At) >= min(i.h.cfg.Probe, i.pauseAfter())*8/10 {
-		i.base = i.last
+	if i.seen.last.At.Sub(i.seen.base.At) >= min(i.h.cfg.Probe, i.pauseAfter())*8/10 {
+		i.seen.base = i.seen.last
 	}
 }
 
 func (i *inst) workload() Workload {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.work
+	return i.proc.work
 }
 
 // setBusy sets the number of the workload's connections that report work in
 // progress. A message read after the freeze was sent before it, so it wakes.
 func (i *inst) setBusy(n int) {
 	i.mu.Lock()
-	i.busy += n
+	i.says.busy += n
 	i.rec.LastActivityAt = i.h.Now()
 	i.mu.Unlock()
-	if n > 0 && !i.up.Load() {
+	if n > 0 && !i.ports.up.Load() {
 		i.wantWake("the program says that it is busy")
 	}
 }
@@ -269,7 +269,7 @@ func (i *inst) setBusy(n int) {
 // shortly before, and is woken then.
 func (i *inst) setNextDue(at time.Time) {
 	i.mu.Lock()
-	i.nextDue = at
+	i.says.nextDue = at
 	i.mu.Unlock()
 	if i.state().Asleep() {
 		i.scheduleAsleep(i.h.Now())

@@ -36,9 +36,9 @@ type call struct {
 // over returns why c must not be carried out anymore: a user has stopped or
 // removed the instance since, or the request no longer applies.
 func (c *call) over(i *inst) error {
-	off := i.off.Load()
+	off := i.requests.off.Load()
 	switch {
-	case i.deleted.Load():
+	case i.requests.deleted.Load():
 		return &NotFoundError{Name: i.name()}
 	case off != c.off && c.what != "stop":
 		return &RefusedError{Name: i.name(), What: c.what, Reason: *off}
@@ -76,8 +76,8 @@ func (i *inst) unserved(c call, cause string) {
 	now, what := i.h.Now(), i.upward()
 	again := false
 	i.update(func(r *instance.Record) {
-		if again = r.Unserved != "" && i.refused == what+c.by && now.Sub(i.refusedAt) < unservedEvery; !again {
-			i.refused, i.refusedAt = what+c.by, now
+		if again = r.Unserved != "" && i.retry.refused == what+c.by && now.Sub(i.retry.refusedAt) < unservedEvery; !again {
+			i.retry.refused, i.retry.refusedAt = what+c.by, now
 			r.Unserved = fmt.Sprintf("a %s by %s failed at %s: %s", what, c.by, now.UTC().Format(time.RFC3339), cause)
 		}
 	})
@@ -93,11 +93,11 @@ func (i *inst) unserved(c call, cause string) {
 // while c waits, i is not started, because c came before the stop. If i still
 // sleeps it may be woken; the stop follows.
 func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err error) {
-	c.off = i.off.Load()
+	c.off = i.requests.off.Load()
 	for {
 		l, err := h.admit(ctx, i, c)
 		if err != nil {
-			if off := i.off.Load(); off != c.off && c.what != "stop" {
+			if off := i.requests.off.Load(); off != c.off && c.what != "stop" {
 				i.emit(i.upward()+"_cancelled", c.by, *off)
 			}
 			return nil, err
@@ -107,7 +107,7 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 			return nil, err
 		}
 		i.serve()
-		if off := i.off.Load(); off != c.off && i.state() == power.Stopped && c.what != "stop" {
+		if off := i.requests.off.Load(); off != c.off && i.state() == power.Stopped && c.what != "stop" {
 			i.release()
 			l.End()
 			return nil, &RefusedError{Name: i.name(), What: c.what, Reason: *off}
@@ -141,7 +141,7 @@ func (h *Host) admit(ctx context.Context, i *inst, c call) (*admission.Leave, er
 
 // callOff cancels every pending start and wake of i. why is a sentence about i.
 func (h *Host) callOff(i *inst, why string) {
-	h.room.Recheck(func() { i.off.Store(&why) })
+	h.room.Recheck(func() { i.requests.off.Store(&why) })
 }
 
 // Room returns the room of this host and its queue.
@@ -193,13 +193,13 @@ func (i *inst) Sleeper() (s admit.Sleeper, ok bool) {
 // memory counts, and nothing holds it.
 func (i *inst) yields() bool {
 	now := i.h.Now()
-	if i.size == 0 || i.rt.Capabilities().Shared || i.wanted.Load() != nil {
+	if i.size == 0 || i.rt.Capabilities().Shared || i.requests.wanted.Load() != nil {
 		return false
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return (i.rec.State == power.Paused || i.rec.State == power.Reclaimed) && i.rec.PausedBy != byOutside &&
-		i.guard != nil && !i.heldLocked().After(now) && !i.notBefore.After(now)
+		i.proc.guard != nil && !i.heldLocked().After(now) && !i.retry.notBefore.After(now)
 }
 
 // PushDown implements admission.Instance.

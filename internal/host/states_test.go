@@ -128,12 +128,12 @@ func (w *world) state(b []byte) []byte {
 	i := w.i
 	written := i.h.saver.Written(i.id)
 	ended := -1
-	if e := i.ended.Load(); e != nil {
+	if e := i.requests.ended.Load(); e != nil {
 		ended = int(e.run)<<8 + e.exit.Code
 	}
-	b = hosttest.Append(b, len(i.lock), yes(i.wanted.Load() != nil), yes(i.observe.Load() != nil), ended,
-		yes(i.up.Load()), yes(i.deleted.Load()), yes(i.interrupt.Load() != nil), int(i.h.illegal.Load()))
-	b = hosttest.Append(b, yes(i.queued.Load()), yes(i.ending.Load()))
+	b = hosttest.Append(b, len(i.lock), yes(i.requests.wanted.Load() != nil), yes(i.requests.observe.Load() != nil), ended,
+		yes(i.ports.up.Load()), yes(i.requests.deleted.Load()), yes(i.requests.interrupt.Load() != nil), int(i.h.illegal.Load()))
+	b = hosttest.Append(b, yes(i.loops.queued.Load()), yes(i.loops.ending.Load()))
 	o := i.h.room.Snapshot()
 	b = hosttest.Append(b, len(o.Waiting), o.Taken, len(o.Given), o.Given[i], yes(o.Making))
 	for _, q := range o.Waiting {
@@ -153,24 +153,24 @@ func (w *world) state(b []byte) []byte {
 		b = hosttest.Append(b, int(r.Identity.Run), r.Identity.PID)
 	}
 	over := -1
-	if i.over != nil {
+	if i.proc.over != nil {
 		select {
-		case <-i.over:
+		case <-i.proc.over:
 			over = 1
 		default:
 			over = 0
 		}
 	}
-	b = hosttest.Append(b, yes(i.work != nil), yes(i.guard != nil), yes(i.held != nil), yes(i.frozen), i.conns, yes(i.block != nil), len(i.beside), i.busy,
-		since(i.nextDue), since(i.restart), since(i.notBefore), since(i.settles), yes(i.inside), over)
+	b = hosttest.Append(b, yes(i.proc.work != nil), yes(i.proc.guard != nil), yes(i.proc.held != nil), yes(i.proc.frozen), i.seen.conns, yes(i.seen.block != nil), len(i.says.beside), i.says.busy,
+		since(i.says.nextDue), since(i.retry.restart), since(i.retry.notBefore), since(i.proc.settles), yes(i.says.inside), over)
 	for _, s := range []struct {
 		at  time.Time
 		cpu time.Duration
 		net uint64
-	}{{i.base.At, i.base.CPU, i.base.NetBytes}, {i.last.At, i.last.CPU, i.last.NetBytes}} {
+	}{{i.seen.base.At, i.seen.base.CPU, i.seen.base.NetBytes}, {i.seen.last.At, i.seen.last.CPU, i.seen.last.NetBytes}} {
 		b = hosttest.Append(b, since(s.at), int(s.cpu), int(s.net))
 	}
-	for _, r := range i.readings {
+	for _, r := range i.seen.readings {
 		b = hosttest.Append(append(b, r.Signal...), int(r.State))
 	}
 	return b

@@ -102,8 +102,8 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	i.mu.Lock()
 	r := i.rec
 	e := i.evidenceLocked(now)
-	e.Connections = i.conns
-	w, next, trouble, missing, unheard := i.work, i.restart, i.trouble, i.missing, i.unheard
+	e.Connections = i.seen.conns
+	w, next, trouble, missing, unheard := i.proc.work, i.retry.restart, i.seen.trouble, i.proc.missing, i.seen.unheard
 	i.mu.Unlock()
 	v := idle.Decide(now, i.policy(), e)
 	o := hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince),
@@ -242,7 +242,7 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	o := i.view(true)
 	i.mu.Lock()
 	e := i.evidenceLocked(h.Now())
-	e.Connections = i.conns
+	e.Connections = i.seen.conns
 	gate := i.gate
 	i.mu.Unlock()
 	y := hostctl.Why{Instance: o, Account: evidence.Explain(i.about(o.State), evidence.Decide(h.Now(), i.policy(), e))}

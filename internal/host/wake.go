@@ -20,7 +20,7 @@ import (
 // wantWake requests a wake. It never blocks and needs no lock.
 func (i *inst) wantWake(why string) {
 	i.ask()
-	i.wanted.Store(&why)
+	i.requests.wanted.Store(&why)
 	i.h.point("wake-wanted", i)
 	if i.tryAcquire() {
 		if i.rt.Capabilities().Network {
@@ -39,7 +39,7 @@ func (i *inst) wantWake(why string) {
 func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
 	case i.pausedByOthers():
-		i.asked.Store(nil)
+		i.requests.asked.Store(nil)
 	case s.Asleep() && s != power.Paused && i.rationed():
 		i.wakeLater(byConnection, why)
 	case s.Asleep():
@@ -51,7 +51,7 @@ func (i *inst) serveWake(why string) {
 			}
 		})
 	default: // it runs, or may not be woken
-		i.asked.Store(nil)
+		i.requests.asked.Store(nil)
 	}
 }
 
@@ -120,7 +120,7 @@ func (i *inst) restartsNow() bool {
 // wakeLater wakes i when there is room for it. The requester does not wait, so
 // it retries until i is awake or the reason is gone.
 func (i *inst) wakeLater(by, why string) {
-	if !i.queued.CompareAndSwap(false, true) {
+	if !i.loops.queued.CompareAndSwap(false, true) {
 		return
 	}
 	i.h.spawn(func() {
@@ -133,7 +133,7 @@ func (i *inst) wakeLater(by, why string) {
 				return
 			}
 			if err == nil {
-				i.queued.Store(false) // under the lock: later requests are served when it is released
+				i.loops.queued.Store(false) // under the lock: later requests are served when it is released
 				if i.state().Asleep() {
 					i.wakeNow(by, why)
 				}
@@ -142,7 +142,7 @@ func (i *inst) wakeLater(by, why string) {
 			}
 			var busy *BusyError // enter has published it
 			if !errors.As(err, &busy) || !i.state().Asleep() {
-				i.queued.Store(false)
+				i.loops.queued.Store(false)
 				return
 			}
 		}
@@ -168,7 +168,7 @@ func (i *inst) wake(by, why string) error {
 		if err := i.move(power.Resuming); err != nil {
 			return err
 		}
-		i.from = s
+		i.turn.from = s
 	}
 	ctx, span := i.span(i.h.ctx, "instance.wake")
 	defer span.End()
@@ -248,14 +248,14 @@ func (i *inst) unwakeable() string {
 // undoes that if nothing came of it.
 func (i *inst) ask() (drop func()) {
 	now := i.h.Now()
-	i.asked.CompareAndSwap(nil, &now)
-	return func() { i.asked.CompareAndSwap(&now, nil) }
+	i.requests.asked.CompareAndSwap(nil, &now)
+	return func() { i.requests.asked.CompareAndSwap(&now, nil) }
 }
 
 // ran records how long callers waited until i ran. Wakes without a waiting
 // caller, such as those when the host ends, are not counted.
 func (i *inst) ran(from power.Instance) {
-	if t := i.asked.Swap(nil); t != nil {
+	if t := i.requests.asked.Swap(nil); t != nil {
 		i.h.metrics.Woken(i.spec().Runtime, from, i.h.Now().Sub(*t))
 	}
 }
