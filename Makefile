@@ -96,8 +96,9 @@ AGAIN := env MAKEFLAGS= $(MAKE) --no-print-directory
 # $(call TEST,lane,packages,flags). make lint vets, so that the tests need not.
 # No test is repeated: one that fails now and then is a bug to fix.
 TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 45m $(3)
-# $(call TOOK,lane) begins the recipe of a lane, and notes how long it took.
-TOOK = trap 'printf "lane: %6d s: %s\n" $$SECONDS $(1) >bin/lane-$(1).txt' EXIT
+# $(call TOOK,lane) begins the recipe of a lane, and notes how long it took, and
+# the user and system time of its processes.
+TOOK = trap 'times >bin/times-$(1); printf "lane: %6d s: %s, CPU %s\n" $$SECONDS $(1) "$$(tail -1 bin/times-$(1))" >bin/lane-$(1).txt' EXIT
 # What no list has.
 PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(ALONE) | sort) | tr '\n' ' ')
 
@@ -115,7 +116,7 @@ check: lint ## the inner loop: format, vet, staticcheck, pure tests and the type
 		echo "the dashboard's types are not checked: run npm install in web/ once"; fi
 
 test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
-	@rm -rf bin/tests-* bin/lane-* bin/records.txt bin/artifacts
+	@rm -rf bin/tests-* bin/lane-* bin/times-* bin/records.txt bin/artifacts
 	@ok=0; $(AGAIN) -k -j3 test-compute test-programs test-guests || ok=1; \
 		$(AGAIN) test-alone || ok=1; \
 		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/archtest >bin/records.txt || ok=1; \

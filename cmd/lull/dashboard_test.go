@@ -509,7 +509,14 @@ func (w *window) click(what, arg string) {
 			if (!e) return []
 			e.scrollIntoView({block: 'center'})
 			window.lullHit = false
-			e.addEventListener('click', () => { window.lullHit = true }, {once: true, capture: true})
+			document.removeEventListener('click', window.lullEar, true)
+			window.lullEar = (click) => {
+				document.removeEventListener('click', window.lullEar, true)
+				const now = `+what+`
+				window.lullHit = Boolean(now && now.contains(click.target))
+				if (!window.lullHit) { click.stopImmediatePropagation(); click.preventDefault() }
+			}
+			document.addEventListener('click', window.lullEar, true)
 			const r = e.getBoundingClientRect()
 			return [r.x + r.width / 2, r.y + r.height / 2]
 		})()`, arg)
@@ -517,7 +524,7 @@ func (w *window) click(what, arg string) {
 			continue
 		}
 		do(w, chromedp.MouseClickXY(at[0], at[1]))
-		if js[bool](w, `window.lullHit !== false`) { // another page knows nothing of it
+		if !w.holds(`window.lullHit === false`) { // true if it missed; a page that the click led to knows nothing of it
 			return
 		}
 	}

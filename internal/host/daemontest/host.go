@@ -259,10 +259,20 @@ func (h *Host) Look(name string) hostctl.Instance {
 	return o
 }
 
-// Until waits until ok returns true for an instance, and returns it.
+// Until waits until an instance exists and ok returns true for it, and returns
+// it. One that was created or renamed by others may not be known yet.
 func (h *Host) Until(name, what string, ok func(o hostctl.Instance) bool) (o hostctl.Instance) {
 	h.T.Helper()
-	Wait(h.T, name+": "+what, func() (bool, string) { o = h.Look(name); return ok(o), Describe(o) })
+	Wait(h.T, name+": "+what, func() (bool, string) {
+		var err error
+		if o, err = h.Get(h.T.Context(), name); err != nil {
+			if h.Over() {
+				h.T.Fatalf("the daemon has ended: %v", err)
+			}
+			return false, err.Error()
+		}
+		return ok(o), Describe(o)
+	})
 	return o
 }
 
