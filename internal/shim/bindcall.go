@@ -2,12 +2,15 @@ package shim
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/platform/proc"
 )
 
 // bindCall is a bind as the program asked for it.
@@ -134,31 +137,39 @@ func replaceable(own, kept int) bool {
 	return cookie(own) == cookie(kept)
 }
 
-// inUse reports whether a process of the run still has the socket open. Not
-// knowing is no.
+// inUse reports whether a process of the run has a socket open. What cannot be
+// searched has not.
 func (s *Shim) inUse(f *filter, inode uint64) bool {
+	used, err := s.findSocket(f, inode)
+	if err != nil {
+		s.log.Warn("not all of an instance was searched for its socket", "instance", f.id, "err", err)
+	}
+	return used
+}
+
+// findSocket reports whether a process of the run has a socket open. If it found
+// none, an error means that it could not search everywhere.
+func (s *Shim) findSocket(f *filter, inode uint64) (bool, error) {
 	s.mu.Lock()
 	r := s.runs[f.id]
 	s.mu.Unlock()
 	if r == nil || r.Run.Run != f.run {
-		return false
+		return false, nil
 	}
 	pids, err := s.proc.Tree(r.PID, Mark(r.ID), []int{os.Getpid(), 1})
-	if err != nil {
-		s.log.Warn("not all of an instance was searched for its socket", "instance", f.id, "err", err)
-	}
+	errs := []error{err}
 	for _, pid := range pids {
 		fds, err := s.proc.Sockets(pid)
-		if err != nil {
-			continue
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			errs = append(errs, err)
 		}
 		for _, fd := range fds {
 			if fd.Inode == inode {
-				return true
+				return true, nil
 			}
 		}
 	}
-	return false
+	return false, errors.Join(errs...)
 }
 
 // closesOnExec reports whether a process's descriptor is closed by exec. A

@@ -11,6 +11,9 @@
 // same directory refuses. One goroutine reads all pipes and one writes all
 // files; there is none per instance.
 //
+// A child of it, the watchdog, holds duplicates of its sockets. If the shim is
+// killed and no daemon starts another one, the watchdog does, after a second.
+//
 // It ends on SIGTERM after thawing everything, and by itself when it has had
 // nothing to keep and no daemon for a while. The programs run on either way. A
 // later shim on the same directory takes them up again: logs and thaw duty, but

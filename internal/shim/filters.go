@@ -31,6 +31,7 @@ func (s *Shim) addFilter(k key, fd int) error {
 		unix.Close(fd)
 		return fmt.Errorf("cannot watch the binds of %s: %w", k.id, err)
 	}
+	s.mirrorLocked(k.id)
 	return nil
 }
 
@@ -48,10 +49,12 @@ func (s *Shim) filterOf(k key) *filter {
 func (s *Shim) dropFilter(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.filters[fd] == nil {
+	f := s.filters[fd]
+	if f == nil {
 		return
 	}
 	delete(s.filters, fd)
+	defer s.mirrorLocked(f.id)
 	// The daemon may have a duplicate, with which epoll would keep reporting the
 	// end under a number that is another filter's by then.
 	if err := unix.EpollCtl(s.notes.epfd, unix.EPOLL_CTL_DEL, fd, nil); err != nil {

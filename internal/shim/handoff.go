@@ -16,8 +16,8 @@ import (
 // backlog, and the program accepts them itself.
 //
 // The program runs under a seccomp filter that reports bind(2) to a descriptor.
-// The shim answers the reports; the daemon holds a duplicate of the descriptor,
-// because a bind fails with ENOSYS once no holder is left. One goroutine serves
+// The shim answers the reports; the daemon and the watchdog hold duplicates of the
+// descriptor, because a bind fails with ENOSYS once no holder is left. One goroutine serves
 // the descriptors of all programs.
 
 // readBinds answers reports until ctx ends.
@@ -82,6 +82,17 @@ func (s *Shim) resumeBind(f *filter) {
 	if valid(f.fd, n.id) {
 		s.log.Warn("answering a bind that the shim before this one had read", "instance", f.id)
 		s.answerBind(f, n)
+	}
+}
+
+// resumeTaken answers what an earlier shim had read and not answered, if its
+// watchdog kept what reports that program's binds.
+func (s *Shim) resumeTaken() {
+	s.mu.Lock()
+	f := s.filterOf(s.notes.left.owner())
+	s.mu.Unlock()
+	if f != nil {
+		s.resumeBind(f)
 	}
 }
 
@@ -153,7 +164,10 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	if err := ioctl(f.fd, notifAddFD, unsafe.Pointer(&add)); err != nil {
 		return false, fmt.Errorf("cannot put the socket of %s into process %d: %w", h.as, c.pid, err)
 	}
+	s.mu.Lock()
 	f.handed[inode] = true
+	s.mirrorLocked(f.id)
+	s.mu.Unlock()
 	return true, nil
 }
 

@@ -206,10 +206,10 @@ func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 	s.mu.Lock()
 	for i, fd := range r.FDs { // kept by the daemon while another shim came
 		has := slices.ContainsFunc(s.held[m.ID], func(h held) bool { return h.addr == m.Addrs[i] })
-		if has || !listening(fd) {
+		if has {
 			continue
 		}
-		if f, err := formOf(fd); err == nil {
+		if f, err := formOf(fd); err == nil && f.port != 0 { // one that was released does not listen
 			s.held[m.ID] = append(s.held[m.ID], held{m.Addrs[i], f, fd})
 			r.FDs[i] = -1
 		}
@@ -236,6 +236,7 @@ func (s *Shim) setHeldLocked(id string, addrs []string) error {
 		return err
 	}
 	closeHeld(drop)
+	defer s.mirrorLocked(id)
 	if len(now) == 0 {
 		delete(s.held, id)
 		return remove(s.dir.heldFile(id))
@@ -276,6 +277,14 @@ func (s *Shim) keepHeld(id string, addrs []string) error {
 func (s *Shim) loadHeld() error {
 	all, err := loadAll(s.dir.path+"/held", func(h shimctl.Hold) error { return validID(h.ID) })
 	errs := []error{err}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.held { // released just before the earlier shim ended
+		if !slices.ContainsFunc(all, func(h shimctl.Hold) bool { return h.ID == id }) && err == nil {
+			closeHeld(s.held[id])
+			delete(s.held, id)
+		}
+	}
 	for _, h := range all {
 		as := map[string]string{}
 		if len(h.As) == len(h.Addrs) {
@@ -283,7 +292,7 @@ func (s *Shim) loadHeld() error {
 				as[a] = h.As[n]
 			}
 		}
-		if r := s.runs[h.ID]; r != nil && r.state == alive {
+		if r := s.runs[h.ID]; r != nil && r.state == alive && len(s.held[h.ID]) == 0 {
 			s.held[h.ID] = s.fromProgram(r.PID, h.Addrs, as)
 		}
 		now, drop, err := hold(s.held[h.ID], h.Addrs, as)
@@ -293,6 +302,7 @@ func (s *Shim) loadHeld() error {
 		}
 		closeHeld(drop)
 		s.held[h.ID] = now
+		s.mirrorLocked(h.ID)
 	}
 	return errors.Join(errs...)
 }

@@ -1,11 +1,13 @@
 package shim
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +37,7 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 		}
 	}
 	serr := s.saveHeldLocked(f.id)
+	s.mirrorLocked(f.id)
 	s.mu.Unlock()
 	if serr != nil {
 		s.log.Warn("a held socket's new form is not on disk", "instance", f.id, "err", serr)
@@ -115,6 +118,7 @@ func (s *Shim) giveUp(f *filter, h held, cause error) {
 	if len(left) > 0 {
 		err = s.saveHeldLocked(f.id)
 	}
+	s.mirrorLocked(f.id)
 	s.mu.Unlock()
 	unix.Close(h.fd)
 	if err != nil {
@@ -125,9 +129,19 @@ func (s *Shim) giveUp(f *filter, h held, cause error) {
 
 // Limits of emptying a backlog.
 const (
-	handshakes = 20 * time.Millisecond // that are in the middle may end
-	dialLimit  = time.Minute
+	handshakes      = 20 * time.Millisecond // between two checks for handshakes in progress
+	handshakesLimit = 2 * time.Second       // for those that began before the socket was shut
+	dialLimit       = time.Minute
 )
+
+// handshaking reports whether the machine is in the middle of a TCP handshake
+// for a port of its own. A busy machine may take long for one.
+func handshaking(port uint16) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), handshakesLimit)
+	defer cancel()
+	t, err := sockets.Dump(ctx, sockets.Query{States: []sockets.State{sockets.SynRecv, sockets.NewSynRecv}})
+	return err == nil && slices.ContainsFunc(t.Sockets, func(o sockets.Socket) bool { return o.Local.Port() == port })
+}
 
 // empty closes h and forwards its clients. The program already listens, so no
 // client is refused in between: a client whose first packet is ignored repeats
@@ -152,7 +166,7 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 	}
 	addr := netip.AddrPortFrom(target.ip.Unmap(), target.port).String()
 	var clients []int
-	for range 2 {
+	for round, end := 0, time.Now().Add(handshakesLimit); round < 2 || handshaking(h.as.port) && time.Now().Before(end); round++ {
 		if err := unix.SetNonblock(h.fd, true); err != nil {
 			break
 		}

@@ -43,26 +43,27 @@ type Shim struct {
 
 	silentAt time.Time // when watch expects to miss the heartbeat; owned by watch
 
-	mu              sync.Mutex
-	pulse           shimctl.Pulse // the daemon's heartbeat
-	pulseFD         int
-	dog             int                        // pid of the watchdog, 0 for none
-	dogSide, dogEnd int                        // of the pipe whose end tells it that this shim has ended
-	ending          bool                       // no daemon is welcome any more
-	ended           bool                       // no watchdog is started any more
-	runs            map[string]*run            // the newest run of each id, until forgotten
-	byPID           map[int]*run               // of runs that are our children
-	execs           map[int]uint64             // pid -> number of a command beside an instance
-	last            uint64                     // number of the last such command
-	exits           map[string]exits           // by id, not acknowledged
-	held            map[string][]held          // listening sockets, by id
-	filters         map[int]*filter            // descriptors that report binds
-	others          map[string]shimctl.Outside // what other programs may have frozen for the daemon
-	thawed          []shimctl.Thawing          // not acknowledged
-	notes           *notifier
-	trying          sync.Mutex // held while a handoff is tried
-	tried           *shimctl.HandoffCheck
-	alone           time.Time // since when no daemon is connected; zero while one is
+	mu      sync.Mutex
+	pulse   shimctl.Pulse // the daemon's heartbeat
+	pulseFD int
+	dog     int                        // pid of the watchdog, 0 for none
+	dogFD   int                        // the connection to it, whose end tells it that this shim has ended; -1 for none
+	dogHas  map[string][]keptFD        // what it holds, by id
+	ending  bool                       // no daemon is welcome any more
+	ended   bool                       // no watchdog is started any more
+	runs    map[string]*run            // the newest run of each id, until forgotten
+	byPID   map[int]*run               // of runs that are our children
+	execs   map[int]uint64             // pid -> number of a command beside an instance
+	last    uint64                     // number of the last such command
+	exits   map[string]exits           // by id, not acknowledged
+	held    map[string][]held          // listening sockets, by id
+	filters map[int]*filter            // descriptors that report binds
+	others  map[string]shimctl.Outside // what other programs may have frozen for the daemon
+	thawed  []shimctl.Thawing          // not acknowledged
+	notes   *notifier
+	trying  sync.Mutex // held while a handoff is tried
+	tried   *shimctl.HandoffCheck
+	alone   time.Time // since when no daemon is connected; zero while one is
 }
 
 // exits are how runs of one id ended, by run.
@@ -105,7 +106,7 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s := &Shim{cfg: cfg, dir: dir, log: cfg.Log, proc: proc.Live(), started: time.Now(),
 		changed: make(chan struct{}, 1), runs: map[string]*run{}, byPID: map[int]*run{},
-		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, alone: time.Now()}
+		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, alone: time.Now(), dogFD: -1}
 	if s.boot, err = s.proc.BootID(); err == nil {
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	}
@@ -155,6 +156,9 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.letOthersRun("the shim ends", func() bool { return true })
 	s.mu.Lock()
 	s.ended = true
+	if s.dogFD >= 0 { // it has nothing to do any more
+		_ = sendKept(s.dogFD, keptMessage{}, nil)
+	}
 	for _, hs := range s.held {
 		closeHeld(hs)
 	}
@@ -294,6 +298,11 @@ func (s *Shim) left() {
 
 // load reads the state of an earlier shim.
 func (s *Shim) load() error {
+	done, err := s.takeOver()
+	defer done()
+	if err != nil {
+		s.log.Error("the sockets of an earlier shim are not taken over", "err", err)
+	}
 	ended, err1 := loadAll(s.dir.path+"/exits", validEnded)
 	runs, err2 := loadAll(s.dir.path+"/runs", validRun)
 	errs := []error{err1, err2}
@@ -308,6 +317,13 @@ func (s *Shim) load() error {
 	if err := s.loadHeld(); err != nil {
 		errs = append(errs, err)
 	}
+	s.resumeTaken()
+	s.mu.Lock()
+	if len(s.held)+len(s.filters) > 0 { // before done lets the earlier watchdog go
+		err = s.watchedLocked()
+	}
+	s.mu.Unlock()
+	errs = append(errs, err)
 	if err := s.loadOutside(); err != nil {
 		errs = append(errs, err)
 	}

@@ -25,8 +25,8 @@ func Stage(args []string) (code int, ok bool) {
 		return ExecStage(), true
 	case len(args) == 3 && args[1] == TryVerb:
 		return tryBind(args[2]), true
-	case len(args) == 3 && args[1] == WatchVerb:
-		return Watchdog(args[2]), true
+	case len(args) == 4 && args[1] == WatchVerb:
+		return Watchdog(args[2], args[3]), true
 	}
 	return 0, false
 }

@@ -10,24 +10,28 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/unixsock"
 	"lull/internal/platform/proc"
 	"lull/internal/protocol/shimctl"
 )
 
-// WatchVerb is the argument, followed by the shim's directory, with which
+// WatchVerb is the argument, followed by the shim's directory and process ID, with which
 // lull-shim starts itself as the watchdog: a process that waits for the end of
-// the shim and, if no other shim follows, thaws what is frozen.
+// the shim and, if no other shim follows, thaws what is frozen and starts one.
+// Until the next shim has them, it holds duplicates of the shim's sockets.
 const WatchVerb = "watchdog"
 
 const (
-	dogPipe   = 3                      // the descriptor whose end is the shim's
+	dogLink   = 3                      // its end of the connection to the shim
 	dogLook   = 100 * time.Millisecond // between two checks for another shim
-	dogWait   = time.Second            // for another shim, before it thaws
+	dogWait   = time.Second            // for another shim, before it thaws and starts one
+	dogStart  = 10 * time.Second       // for the shim that it started
 	dogAgain  = time.Second            // before a watchdog that ended is replaced
 	dogAsks   = 10 * time.Minute       // for those that others have to thaw
 	dogMemory = 10                     // GC percent: it does nothing for months
@@ -38,25 +42,28 @@ func (s *Shim) watchedLocked() error {
 	if s.dog != 0 || s.ended {
 		return nil
 	}
-	if s.dogEnd == 0 {
-		var p [2]int
-		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-			return fmt.Errorf("start the watchdog: %w", err)
-		}
-		s.dogSide, s.dogEnd = p[0], p[1]
-	}
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	link, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("start the watchdog: %w", err)
 	}
-	defer unix.Close(null)
-	argv := []string{filepath.Base(s.cfg.Exe), WatchVerb, s.dir.path}
-	attr := &syscall.ProcAttr{Dir: "/", Env: append(os.Environ(), "GOMAXPROCS=1"),
-		Files: []uintptr{uintptr(null), uintptr(null), 2, uintptr(s.dogSide)}, Sys: &syscall.SysProcAttr{Setsid: true}}
-	if s.dog, err = syscall.ForkExec(s.cfg.Exe, argv, attr); err != nil {
-		s.dog = 0
+	defer unix.Close(link[1])
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		unix.Close(link[0])
 		return fmt.Errorf("start the watchdog: %w", err)
 	}
+	defer unix.Close(null)
+	argv := []string{filepath.Base(s.cfg.Exe), WatchVerb, s.dir.path, strconv.Itoa(os.Getpid())}
+	attr := &syscall.ProcAttr{Dir: "/", Env: append(os.Environ(), "GOMAXPROCS=1"),
+		Files: []uintptr{uintptr(null), uintptr(null), 2, uintptr(link[1])}, Sys: &syscall.SysProcAttr{Setsid: true}}
+	if s.dog, err = syscall.ForkExec(s.cfg.Exe, argv, attr); err != nil {
+		s.dog = 0
+		unix.Close(link[0])
+		return fmt.Errorf("start the watchdog: %w", err)
+	}
+	limitIO(link[0])
+	s.dogFD = link[0]
+	s.mirrorAllLocked()
 	return nil
 }
 
@@ -68,6 +75,10 @@ func (s *Shim) dogEnded(pid int) bool {
 		return false
 	}
 	s.dog = 0
+	if s.dogFD >= 0 {
+		unix.Close(s.dogFD)
+	}
+	s.dogFD, s.dogHas = -1, nil
 	time.AfterFunc(dogAgain, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -78,23 +89,58 @@ func (s *Shim) dogEnded(pid int) bool {
 	return true
 }
 
-// Watchdog waits for the end of the shim of dir. It returns an exit code.
-func Watchdog(dir string) int {
+// Watchdog waits for the end of the shim of dir, the process shim. It returns an
+// exit code.
+func Watchdog(dir, shim string) int {
 	debug.SetGCPercent(dogMemory)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("part", "watchdog")
-	for b := make([]byte, 1); ; {
-		n, err := syscall.Read(dogPipe, b) // blocks without a cost until the shim has ended
-		if n == 0 && err == nil {
-			break
-		}
-		if err != nil && err != syscall.EINTR {
-			log.Error("cannot wait for the end of the shim", "err", err)
-			return 1
-		}
+	_, _ = RaiseFiles() // the shim has said what is wrong
+	if err := os.Chdir(dir); err != nil {
+		log.Error("cannot use the shim's directory", "err", err)
+		return 1
+	}
+	lock, err := os.Stat("shim.lock")
+	if err != nil {
+		log.Error("cannot use the shim's directory", "err", err)
+		return 1
+	}
+	was, err := strconv.Atoi(shim)
+	if err != nil {
+		log.Error("cannot watch a shim", "err", err)
+		return 1
+	}
+	k := &keeper{has: map[string]kept{}}
+	code := make(chan int, 2)
+	if l, err := listenKept(); err != nil {
+		log.Error("the next shim cannot take over", "err", err)
+	} else {
+		go func() {
+			err := k.serve(l)
+			if err == nil {
+				code <- 0
+				return
+			}
+			log.Error("the next shim cannot take over", "err", err)
+		}()
+	}
+	go func() { code <- k.guard(dir, was, lock, log) }()
+	return <-code
+}
+
+// guard waits for the end of the shim, the process was, and does its duties if no
+// other shim comes. lock is the shim's lock file. It returns an exit code.
+func (k *keeper) guard(dir string, was int, lock os.FileInfo, log *slog.Logger) int {
+	killed, err := k.follow(dogLink) // blocks without a cost until the shim has ended
+	if err != nil {
+		log.Error("cannot wait for the end of the shim", "err", err)
+		return 1
+	}
+	if !killed {
+		return 0
 	}
 	for end := time.Now().Add(dogWait); time.Now().Before(end); time.Sleep(dogLook) {
-		if shimAnswers(dir) {
+		if anotherAnswers(dir, was) {
 			return 0
 		}
 	}
@@ -103,13 +149,39 @@ func Watchdog(dir string) int {
 		log.Error("some of the shim's state is not usable", "err", err)
 	}
 	s.thaw("the shim and the daemon have ended")
+	if again, err := os.Stat(dir + "/shim.lock"); err != nil || !os.SameFile(lock, again) {
+		return 0 // the host was removed
+	}
+	if !k.empty() || s.anyLives() {
+		log.Warn("starting another shim")
+		err := startShim(dir)
+		if err != nil {
+			log.Error("cannot start another shim", "err", err)
+		}
+		for end := time.Now().Add(dogStart); err == nil && time.Now().Before(end); time.Sleep(dogLook) {
+			if anotherAnswers(dir, was) {
+				return 0
+			}
+		}
+	}
 	for end := time.Now().Add(dogAsks); len(s.others) > 0 && time.Now().Before(end); time.Sleep(askAgain) {
-		s.letOthersRun("the shim and the daemon have ended", func() bool { return !shimAnswers(dir) })
-		if shimAnswers(dir) {
+		s.letOthersRun("the shim and the daemon have ended", func() bool { return !anotherAnswers(dir, was) })
+		if anotherAnswers(dir, was) {
 			break
 		}
 	}
 	return 0
+}
+
+// anyLives reports whether a program of a run is alive.
+func (s *Shim) anyLives() bool {
+	for _, r := range s.runs {
+		st, err := s.proc.Stat(r.PID)
+		if err == nil && st.Start == r.Start && !st.Ended() {
+			return true
+		}
+	}
+	return false
 }
 
 // loadFrozen reads what may be frozen, and what was thawed before.
@@ -125,8 +197,9 @@ func (s *Shim) loadFrozen() error {
 	return err
 }
 
-// shimAnswers reports whether a shim listens in dir.
-func shimAnswers(dir string) bool {
+// anotherAnswers reports whether a shim other than the process was listens in dir. A
+// killed shim may listen for a moment after its other descriptors are closed.
+func anotherAnswers(dir string, was int) bool {
 	if os.Chdir(dir) != nil { // the path may be too long for a socket's address
 		return false
 	}
@@ -136,6 +209,7 @@ func shimAnswers(dir string) bool {
 	if err != nil {
 		return false
 	}
-	c.Close()
-	return true
+	defer c.Close()
+	peer, err := unixsock.PeerOf(c.(*net.UnixConn))
+	return err == nil && peer.PID != was
 }

@@ -320,6 +320,14 @@ func (c *Client) Unhold(ctx context.Context, id string) error {
 	return c.call(ctx, VerbUnhold, Name{ID: id}, nil)
 }
 
+// Release stops listening on those of the sockets held under id that its program
+// was handed and has closed although it runs on. It returns their addresses.
+func (c *Client) Release(ctx context.Context, id string, addrs []string) ([]string, error) {
+	var out Hold
+	err := c.call(ctx, VerbRelease, Hold{ID: id, Addrs: addrs}, &out)
+	return out.Addrs, err
+}
+
 // Holds lists the ids under which listening sockets are held, sorted.
 func (c *Client) Holds(ctx context.Context) ([]string, error) {
 	var all []string

@@ -32,6 +32,7 @@ const (
 	VerbUnhold    = "unhold"
 	VerbListeners = "listeners"
 	VerbHolds     = "holds"
+	VerbRelease   = "release"
 	VerbDup       = "dup"
 	VerbExec      = "exec"
 	VerbForget    = "forget"

@@ -199,3 +199,46 @@ func (r *Runtime) door(id string, turn func(fd int) error) {
 		}
 	}
 }
+
+// closedFor is how long a program may be without its listening socket, as while
+// it replaces itself, before new clients are refused.
+const closedFor = 5 * time.Second
+
+// noteClosed has the shim stop listening on kept sockets that the program has
+// closed although it runs on. own are the sockets of the program.
+func (w *Work) noteClosed(own map[uint64]place) {
+	w.r.mu.Lock()
+	var missing []string
+	for n, fd := range w.r.held[w.id].fds {
+		var st unix.Stat_t
+		if on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || on == 0 || unix.Fstat(fd, &st) != nil {
+			continue
+		}
+		if _, ok := own[st.Ino]; !ok {
+			missing = append(missing, w.r.held[w.id].addrs[n])
+		}
+	}
+	w.r.mu.Unlock()
+	now := time.Now()
+	w.mu.Lock()
+	since := w.closed
+	switch {
+	case len(missing) == 0:
+		w.closed = time.Time{}
+	case since.IsZero() || now.Sub(since) >= closedFor: // the next request is due only after another interval
+		w.closed = now
+	}
+	w.mu.Unlock()
+	if len(missing) == 0 || since.IsZero() || now.Sub(since) < closedFor {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	released, err := w.r.shim().Release(ctx, w.id, missing) // one that has not been bound yet stays
+	switch {
+	case err != nil:
+		w.r.cfg.Log.Warn("a port that the program has closed stays open", "id", w.id, "err", err)
+	case len(released) > 0:
+		w.r.cfg.Log.Info("the program has closed its port and runs on; clients are refused", "id", w.id, "addrs", released)
+	}
+}

@@ -192,6 +192,9 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 		return s
 	}
 	w.count(&s, t, own, exposed(ports), frozen)
+	if w.handoff && !frozen {
+		w.noteClosed(own)
+	}
 	return s
 }
 

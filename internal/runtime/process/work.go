@@ -40,6 +40,7 @@ type Work struct {
 	io      proc.Tally // of disk traffic
 	turns   turns
 	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
+	closed  time.Time       // since when it has not had a kept socket; zero while it has all
 }
 
 var _ instance.Workload = (*Work)(nil)
