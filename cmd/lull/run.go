@@ -200,7 +200,7 @@ func ladderText(o hostctl.Instance) string {
 		}
 	}
 	switch {
-	case len(o.Endpoints) == 0:
+	case len(o.Endpoints) == 0 && !o.WakesOnConnection:
 		parts = append(parts, "wakes on lull start or resume only")
 	case o.StopAfter > 0 && (!o.Wakes || o.Deaf != ""):
 		parts = append(parts, "wakes on connect until it is stopped")

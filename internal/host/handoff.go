@@ -99,13 +99,30 @@ func (i *inst) keptAddrs() (addrs []string) {
 	return addrs
 }
 
-// deaf returns why connections to some of the exposed ports do not start the
-// instance although they are meant to; "" when all do.
-func (i *inst) deaf() string {
+// deaf returns why connections that wake the instance from paused, or some of
+// them, do not start it once lull has stopped it. It is "" when they do, when a
+// setting forbids it, and when lull never stops it. unheard is whether nothing
+// could wake it from outside. all is whether no connection starts it.
+func (i *inst) deaf(unheard bool) (why string, all bool) {
 	s := i.spec()
-	if !i.wakes() || s.ListenFDs {
-		return ""
+	switch {
+	case !s.Wakes(), s.ListenFDs:
+		return "", false
+	case i.wakes():
+		return i.deafPorts()
+	case i.stopAfter() == 0:
+		return "", true
+	case i.rt.Capabilities().Shared:
+		return "another program publishes its ports, and lull does not hold them", true
+	case unheard:
+		return "", true
 	}
+	return "it exposes no port, and the sockets that it opens itself close while it is stopped", true
+}
+
+// deafPorts is deaf for an instance that exposes ports.
+func (i *inst) deafPorts() (string, bool) {
+	s, relayed := i.spec(), false
 	var udp, direct []string
 	for _, e := range s.Expose {
 		switch {
@@ -113,6 +130,8 @@ func (i *inst) deaf() string {
 			udp = append(udp, e.Listen)
 		case !i.relays(e):
 			direct = append(direct, e.Listen)
+		default:
+			relayed = true
 		}
 	}
 	var why []string
@@ -126,7 +145,7 @@ func (i *inst) deaf() string {
 	if len(udp) > 0 {
 		why = append(why, fmt.Sprintf("%s: UDP ports close while the program is stopped", strings.Join(udp, ", ")))
 	}
-	return strings.Join(why, "; ")
+	return strings.Join(why, "; "), !relayed && (len(direct) == 0 || err != nil)
 }
 
 // direct reports whether the program itself listens on an exposed TCP port.

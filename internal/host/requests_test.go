@@ -1,6 +1,7 @@
 package host
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,6 +88,58 @@ func TestWakesOnConnection(t *testing.T) {
 				}
 				if o := r.is("a", power.Paused); o.WakesOnConnection != row.want {
 					t.Errorf("wakes on a connection: %t", o.WakesOnConnection)
+				}
+			})
+		})
+	}
+}
+
+// An instance that a connection wakes from paused, and does not start once lull
+// has stopped it, says why: in its status, and in why while it is paused and once
+// it is stopped.
+func TestWhyNoConnectionStarts(t *testing.T) {
+	for name, row := range map[string]struct {
+		silent, forbidden, stays bool
+		want                     bool
+	}{
+		"a socket of its own":     {want: true},
+		"that listens on nothing": {silent: true},
+		"that is never stopped":   {stays: true},
+		"that is not to be woken": {forbidden: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				r.k.Deaf = row.silent
+				r.run("a", func(s *instance.Spec) {
+					s.Expose, s.StopAfter = nil, new(idle.Duration(time.Hour))
+					if row.stays {
+						s.StopAfter = new(idle.Duration)
+					}
+					if row.forbidden {
+						s.WakeFromStopped = new(bool)
+					}
+				})
+				if err := r.Pause(r.ctx, "a", ByManual, false); err != nil {
+					t.Fatal(err)
+				}
+				check := func(want power.Instance) {
+					t.Helper()
+					o := r.is("a", want)
+					w, err := r.Why(r.ctx, "a", time.Time{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if (o.Deaf != "") != row.want || o.StartsOnConnection || row.want && !strings.Contains(w.Answer, o.Deaf) {
+						t.Errorf("%s: starts on a connection %v, %q; why: %s", want, o.StartsOnConnection, o.Deaf, w.Answer)
+					}
+				}
+				check(power.Paused)
+				time.Sleep(2 * time.Hour)
+				synctest.Wait()
+				if row.stays {
+					check(power.Paused)
+				} else {
+					check(power.Stopped)
 				}
 			})
 		})

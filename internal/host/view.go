@@ -117,9 +117,10 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,
 		SavedBytes: r.Saved, BootedAnew: r.BootedAnew, Trouble: trouble, Misset: i.misset()}
+	var deaf bool
+	o.Deaf, deaf = i.deaf(unheard)
 	if o.Wakes = i.wakes(); o.Wakes {
-		o.Deaf = i.deaf()
-		o.StartsOnConnection = r.State == power.Stopped && i.unwakeable() == ""
+		o.StartsOnConnection = r.State == power.Stopped && !deaf && i.unwakeable() == ""
 		noPrivs, err := i.h.handoffNow()
 		o.NoNewPrivs = noPrivs && err == nil && !r.Spec.ListenFDs && i.direct()
 	}

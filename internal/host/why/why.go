@@ -65,6 +65,8 @@ func Explain(y *hostctl.Why) {
 		switch {
 		case o.StopAt != nil && o.Connections > 0:
 			y.Answer += fmt.Sprintf(" It is stopped at %s without a new connection; until then %s and may not be ignored.", when(o.StopAt), open)
+		case o.StopAt != nil && o.Deaf != "":
+			y.Answer += fmt.Sprintf(" It is stopped at %s unless it is used before; from then on a connection does not start it: %s.", when(o.StopAt), o.Deaf)
 		case o.StopAt != nil:
 			y.Answer += fmt.Sprintf(" It is stopped at %s unless it is used before.", when(o.StopAt))
 		case o.Connections > 0 && o.StopAfter > 0:
@@ -76,6 +78,12 @@ func Explain(y *hostctl.Why) {
 		y.Change = []string{}
 		if o.State == string(power.Stopped) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)
+			switch {
+			case o.StartsOnConnection && o.Deaf == "":
+				y.Change[0] = "a connection to it, or: " + y.Change[0]
+			case o.Deaf != "" && o.Enabled:
+				y.Answer += " A connection does not start it: " + o.Deaf + "."
+			}
 		}
 		if !o.Enabled {
 			y.Answer += " It is disabled: only a manual start resumes it."

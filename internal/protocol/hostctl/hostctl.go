@@ -72,7 +72,7 @@ type Instance struct {
 	Unavailable        string              `json:"unavailable,omitempty" doc:"Why its current state is unknown: its runtime is missing, or its run does not answer; state is the last recorded one"`
 	Wakes              bool                `json:"wake_from_stopped" doc:"A connection to an exposed port starts it after lull stopped it"`
 	StartsOnConnection bool                `json:"starts_on_connection" doc:"Stopped, and a connection to an exposed port starts it"`
-	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections to some ports do not wake it, although they should"`
+	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections, or those to some ports, do not start it once lull has stopped it, although they wake it while it is paused"`
 	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel requires this for an ordinary user's bind filter"`
 	Waiting            *Waiting            `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
