@@ -7,49 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"lull/internal/cli/term"
 )
-
-// TestPastMoment holds the forms of a past time.
-func TestPastMoment(t *testing.T) {
-	now := time.Date(2026, 3, 4, 15, 0, 0, 0, time.UTC)
-	for _, c := range []struct {
-		in   string
-		want time.Time
-		bad  bool
-	}{
-		{"", time.Time{}, false},
-		{"2h", now.Add(-2 * time.Hour), false},
-		{"14:30", time.Date(2026, 3, 4, 14, 30, 0, 0, time.UTC), false},
-		{"16:30", time.Date(2026, 3, 3, 16, 30, 0, 0, time.UTC), false},
-		{"2026-03-01 08:00", time.Date(2026, 3, 1, 8, 0, 0, 0, time.UTC), false},
-		{"2026-03-01T08:00:00Z", time.Date(2026, 3, 1, 8, 0, 0, 0, time.UTC), false},
-		{"-2h", time.Time{}, true},
-		{"yesterday", time.Time{}, true},
-		{"25:00", time.Time{}, true},
-	} {
-		got, err := pastMoment(now, c.in)
-		if (err != nil) != c.bad || !c.bad && !got.Equal(c.want) {
-			t.Errorf("pastMoment(%q) = %v, %v; want %v, bad %t", c.in, got, err, c.want, c.bad)
-		}
-	}
-}
-
-func FuzzPastMoment(f *testing.F) {
-	for _, s := range []string{"", "2h", "14:30", "2026-03-01 08:00", "2026-03-01T08:00:00Z", "9999999h", "24:00", "\x00"} {
-		f.Add(s)
-	}
-	now := time.Date(2026, 3, 4, 15, 0, 0, 0, time.UTC)
-	f.Fuzz(func(t *testing.T, s string) {
-		got, err := pastMoment(now, s)
-		if err != nil && !strings.HasPrefix(err.Error(), "cannot ") {
-			t.Errorf("%q: %v", s, err)
-		}
-		if _, derr := time.ParseDuration(s); err == nil && derr == nil && got.After(now) {
-			t.Errorf("%q lies ahead: %v", s, got)
-		}
-	})
-}
 
 // lullWith runs the command line with an environment of its own.
 func lullWith(env map[string]string, arg ...string) (out, errs string, code int) {
@@ -70,7 +30,7 @@ func TestAgentSettings(t *testing.T) {
 		{"--cloud=moon", "cloud"}, {"--prefix=lull", "prefix"}, {"--prefix=aws:", "prefix"}, {"--state=here", "absolute"},
 		{"--shortest-window=1ms", "shortest-window"}, {"--shortest-window=soon", "shortest-window"}, {"--socket=", "socket"},
 	} {
-		if _, errs, code := lullWith(nil, "agent", "run", c.flag); code != exitUsage || !strings.Contains(errs, c.want) {
+		if _, errs, code := lullWith(nil, "agent", "run", c.flag); code != term.ExitUsage || !strings.Contains(errs, c.want) {
 			t.Errorf("agent run %s ended with %d: %s", c.flag, code, errs)
 		}
 	}
@@ -80,7 +40,7 @@ func TestAgentSettings(t *testing.T) {
 func TestAgentAway(t *testing.T) {
 	env := map[string]string{"LULL_AGENT_SOCKET": filepath.Join(t.TempDir(), "none.sock")}
 	for _, verb := range []string{"status", "why", "reload", "history", "complete", "halt"} {
-		if out, errs, code := lullWith(env, "agent", verb, "--json"); code != exitFailed || out != "" || !strings.HasPrefix(errs, "lull: cannot reach a lull agent") {
+		if out, errs, code := lullWith(env, "agent", verb, "--json"); code != term.ExitFailed || out != "" || !strings.HasPrefix(errs, "lull: cannot reach a lull agent") {
 			t.Errorf("agent %s ended with %d: %q %q", verb, code, out, errs)
 		}
 	}
@@ -89,7 +49,7 @@ func TestAgentAway(t *testing.T) {
 // TestAgentIAMFlags refuses names that would not survive a shell.
 func TestAgentIAMFlags(t *testing.T) {
 	for _, bad := range [][]string{{"--name", "x; rm -rf /"}, {"--name", ""}, {"--partition", "mars"}, {"--prefix", "lull"}} {
-		if _, errs, code := lullWith(nil, append([]string{"agent", "iam"}, bad...)...); code != exitUsage {
+		if _, errs, code := lullWith(nil, append([]string{"agent", "iam"}, bad...)...); code != term.ExitUsage {
 			t.Errorf("iam %v ended with %d: %s", bad, code, errs)
 		}
 	}

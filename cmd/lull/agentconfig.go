@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/agent"
+	"lull/internal/cli/reporting"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/tags"
 )
@@ -31,7 +32,7 @@ type agentConfig struct {
 	Hibernate     string
 	ShortestReach time.Duration
 
-	reporting
+	reporting.Target
 }
 
 // agentOptions come from flags and the environment, which systemd reads from
@@ -77,7 +78,7 @@ func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (agentConfig
 	default:
 		errs = append(errs, fmt.Errorf("cannot use cloud %q: want auto, ec2 or none", cfg.Cloud))
 	}
-	if err := cfg.check("agent", agentToken); err != nil {
+	if err := cfg.Check("agent", reporting.AgentOption); err != nil {
 		errs = append(errs, err)
 	}
 	if cfg.ShortestReach < 100*time.Millisecond || cfg.ShortestReach > time.Hour {
@@ -102,7 +103,7 @@ func bindAgentFlags(f *pflag.FlagSet) {
 // configAgent is lull config agent.
 func (c *cli) configAgent() *cobra.Command {
 	cmd := c.configOf("agent", "Show the settings of lull agent run", func(flags *pflag.FlagSet) ([]setting, error) {
-		_, l, err := resolveAgent(c.getenv, flags)
+		_, l, err := resolveAgent(c.Getenv, flags)
 		return l, err
 	})
 	bindAgentFlags(cmd.Flags())

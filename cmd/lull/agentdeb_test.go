@@ -128,7 +128,7 @@ func TestDebianPackage(t *testing.T) {
 		"etc/default/lull-host", "etc/default/lull-server", "usr/share/lull/prometheus-rules.yaml", "usr/share/lull/grafana-dashboard.json",
 		"usr/share/doc/lull/examples/user-data.sh", "usr/share/doc/lull/examples/cloud-init.yaml", "usr/share/doc/lull/examples/cloudformation.yaml",
 		"usr/share/doc/lull/docs/reference/config-agent.md", "usr/share/doc/lull/docs/operations.md", "usr/share/doc/lull/examples/iam-agent.json", "usr/share/bash-completion/completions/lull"} {
-		modeIs(t, in(f), map[bool]fs.FileMode{true: 0o600, false: 0o644}[f == policyPath])
+		modeIs(t, in(f), map[bool]fs.FileMode{true: 0o600, false: 0o644}[f == "etc/lull/agent.yaml"])
 	}
 	linksHold(t, in("usr/share/doc/lull"))
 	if g := contents(t, in("etc/group")); !strings.Contains(g, "\nlull:") && !strings.HasPrefix(g, "lull:") {
@@ -216,7 +216,7 @@ func firstBoot(t *testing.T, deb, root string) {
 	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/cloud-init.yaml")), &cloud); err != nil {
 		t.Fatal(err)
 	}
-	if len(cloud.Files) != 1 || cloud.Files[0].Path != "/"+policyPath || cloud.Files[0].Permissions != "0600" {
+	if len(cloud.Files) != 1 || cloud.Files[0].Path != "/"+"etc/lull/agent.yaml" || cloud.Files[0].Permissions != "0600" {
 		t.Errorf("cloud-init writes %+v", cloud.Files)
 	} else if _, faults, err := agent.ParseLocal("x", []byte(cloud.Files[0].Content)); err != nil || len(faults) > 0 {
 		t.Errorf("the policy that cloud-init writes: %v, %v", err, faults)
@@ -248,31 +248,31 @@ func TestInstall(t *testing.T) {
 	lull := filepath.Join(bin, "lull")
 	sh(t, lull, "agent", "install", "--root", root)
 	in := func(p string) string { return filepath.Join(root, p) }
-	modeIs(t, in(binPath), 0o755)
-	modeIs(t, in(unitPath), 0o644)
-	modeIs(t, in(policyPath), 0o600)
+	modeIs(t, in("usr/local/bin/lull"), 0o755)
+	modeIs(t, in("etc/systemd/system/lull-agent.service"), 0o644)
+	modeIs(t, in("etc/lull/agent.yaml"), 0o600)
 	modeIs(t, in("var/lib/lull/agent"), 0o700)
-	if u := contents(t, in(unitPath)); !strings.Contains(u, "ExecStart=/usr/local/bin/lull agent run\n") {
+	if u := contents(t, in("etc/systemd/system/lull-agent.service")); !strings.Contains(u, "ExecStart=/usr/local/bin/lull agent run\n") {
 		t.Errorf("the unit does not run the installed program:\n%s", u)
 	}
 	if g := contents(t, in("etc/group")); !strings.Contains(g, "lull:") {
 		t.Errorf("there is no group lull:\n%s", g)
 	}
-	if v := sh(t, in(binPath), "version"); !strings.Contains(v, programtest.Version) {
+	if v := sh(t, in("usr/local/bin/lull"), "version"); !strings.Contains(v, programtest.Version) {
 		t.Errorf("the installed program says %q", v)
 	}
 
-	if err := os.WriteFile(in(policyPath), []byte("idle-timeout: 3h\n"), 0o644); err != nil {
+	if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte("idle-timeout: 3h\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out := sh(t, lull, "agent", "install", "--root", root); !strings.Contains(out, "kept") {
 		t.Errorf("installing again does not keep the policy file:\n%s", out)
 	}
 	sh(t, lull, "agent", "uninstall", "--root", root)
-	if got := contents(t, in(policyPath)); got != "idle-timeout: 3h\n" {
+	if got := contents(t, in("etc/lull/agent.yaml")); got != "idle-timeout: 3h\n" {
 		t.Errorf("uninstall touched the policy file: %q", got)
 	}
-	if _, err := os.Stat(in(unitPath)); err == nil {
+	if _, err := os.Stat(in("etc/systemd/system/lull-agent.service")); err == nil {
 		t.Error("the unit outlives uninstall")
 	}
 	sh(t, lull, "agent", "uninstall", "--root", root, "--purge")

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/agent"
+	"lull/internal/cli/term"
 	"lull/internal/platform/ec2"
 	"lull/internal/platform/imds"
 	"lull/internal/platform/proc"
@@ -27,20 +28,20 @@ import (
 )
 
 func (c *cli) agentDoctor() *cobra.Command {
-	cmd := &cobra.Command{Use: "doctor", Short: "Check this machine for what the agent needs", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "doctor", Short: "Check this machine for what the agent needs", Args: term.Args(cobra.NoArgs),
 		Long: `Check what the agent needs on this machine: its group, its policy, where it reads
 logins, and the cloud's metadata, tags, permissions (tested with dry runs) and
 hibernation. Exit code 1 means that something is missing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := resolveAgent(c.getenv, cmd.Flags())
+			cfg, _, err := resolveAgent(c.Getenv, cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), time.Minute)
 			defer cancel()
 			d := &agentCheck{cfg: cfg}
 			d.look(ctx)
-			return c.showFindings(d.findings)
+			return c.ShowFindings(d.Findings)
 		}}
 	bindAgentFlags(cmd.Flags())
 	return cmd
@@ -49,13 +50,13 @@ hibernation. Exit code 1 means that something is missing.`,
 // agentCheck gathers what an agent with cfg would meet here.
 type agentCheck struct {
 	cfg agentConfig
-	findings
+	term.Findings
 }
 
 func (d *agentCheck) look(ctx context.Context) {
-	d.add("root", os.Geteuid() == 0, fmt.Sprintf("user id %d", os.Geteuid()), "the agent needs root to write to terminals, run hooks as others and power off")
+	d.Add("root", os.Geteuid() == 0, fmt.Sprintf("user id %d", os.Geteuid()), "the agent needs root to write to terminals, run hooks as others and power off")
 	_, err := user.LookupGroup(agent.Group)
-	d.add("group "+agent.Group, err == nil, "its members and root may use the agent's control socket", "create it: groupadd --system "+agent.Group)
+	d.Add("group "+agent.Group, err == nil, "its members and root may use the agent's control socket", "create it: groupadd --system "+agent.Group)
 	d.running(ctx)
 	d.policyFile()
 	d.sources(ctx)
@@ -65,18 +66,18 @@ func (d *agentCheck) look(ctx context.Context) {
 func (d *agentCheck) running(ctx context.Context) {
 	s, err := agentctl.Dial(d.cfg.Socket).Status(ctx)
 	if err != nil {
-		d.add("agent", false, err.Error(), "start it: systemctl enable --now lull-agent (or run this as root or a member of group lull)")
+		d.Add("agent", false, err.Error(), "start it: systemctl enable --now lull-agent (or run this as root or a member of group lull)")
 		return
 	}
-	d.add("agent", true, "version "+s.Version+", since "+clockTime(s.StartedAt), "")
+	d.Add("agent", true, "version "+s.Version+", since "+term.Time(s.StartedAt), "")
 	for _, a := range s.Alarms {
-		d.add("alarm "+a.Code, false, a.Sentence, "see: lull agent why")
+		d.Add("alarm "+a.Code, false, a.Sentence, "see: lull agent why")
 	}
 	if h := s.Halted; h != nil {
-		d.add("halt", false, h.Sentence("automatic actions are"), "end it: lull agent halt --off")
+		d.Add("halt", false, h.Sentence("automatic actions are"), "end it: lull agent halt --off")
 	}
 	if l := s.Server; l != nil && l.Halted {
-		d.add("fleet halt", false, l.Halt, "end it: lull halt --off --server URL")
+		d.Add("fleet halt", false, l.Halt, "end it: lull halt --off --server URL")
 	}
 }
 
@@ -84,25 +85,25 @@ func (d *agentCheck) policyFile() {
 	b, err := agent.Files{ConfigFile: d.cfg.Config}.Config()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		d.add("policy file", true, "none at "+d.cfg.Config+": settings come from tags only", "")
+		d.Add("policy file", true, "none at "+d.cfg.Config+": settings come from tags only", "")
 		return
 	case errors.Is(err, fs.ErrPermission):
-		d.add("policy file", false, err.Error(), "run this as root: the file is readable by root only, since it may contain a webhook's address")
+		d.Add("policy file", false, err.Error(), "run this as root: the file is readable by root only, since it may contain a webhook's address")
 		return
 	case err != nil:
-		d.add("policy file", false, err.Error(), "make root the owner of it and its parent directories, not writable by others")
+		d.Add("policy file", false, err.Error(), "make root the owner of it and its parent directories, not writable by others")
 		return
 	}
 	l, faults, err := agent.ParseLocal(d.cfg.Config, b)
 	if err != nil {
-		d.add("policy file", false, err.Error(), "fix it")
+		d.Add("policy file", false, err.Error(), "fix it")
 		return
 	}
 	for _, f := range faults {
-		d.add("policy file", false, f.Error(), "fix that line")
+		d.Add("policy file", false, f.Error(), "fix that line")
 	}
 	if len(faults) == 0 {
-		d.add("policy file", true, fmt.Sprintf("%s, %d settings", d.cfg.Config, len(l.Settings.Encode(""))), "")
+		d.Add("policy file", true, fmt.Sprintf("%s, %d settings", d.cfg.Config, len(l.Settings.Encode(""))), "")
 	}
 }
 
@@ -114,15 +115,15 @@ func (d *agentCheck) sources(ctx context.Context) {
 	if err != nil {
 		source = err.Error()
 	}
-	d.add("sessions", err == nil, "read from "+source, "install libpam-systemd for systemd-logind, or give the agent access to utmp")
+	d.Add("sessions", err == nil, "read from "+source, "install libpam-systemd for systemd-logind, or give the agent access to utmp")
 	_, err = os.ReadDir("/dev/pts")
-	d.add("terminals", err == nil, "/dev/pts", "mount devpts there")
+	d.Add("terminals", err == nil, "/dev/pts", "mount devpts there")
 }
 
 func (d *agentCheck) cloud(ctx context.Context) {
 	e, err := findCloud(ctx, d.cfg, &agent.Meter{}, "/")
 	if e == nil {
-		d.add("cloud", true, "no cloud: idle machines are powered off by "+d.cfg.PowerOff, "")
+		d.Add("cloud", true, "no cloud: idle machines are powered off by "+d.cfg.PowerOff, "")
 		d.localHibernation(false)
 		return
 	}
@@ -131,19 +132,19 @@ func (d *agentCheck) cloud(ctx context.Context) {
 		if imds.KindOf(err) == imds.Disabled {
 			do = "enable it: aws ec2 modify-instance-metadata-options --http-endpoint enabled"
 		}
-		d.add("instance metadata", false, err.Error(), do)
+		d.Add("instance metadata", false, err.Error(), do)
 		return
 	}
 	i, err := e.identity(ctx)
 	if err != nil {
-		d.add("instance metadata", false, err.Error(), "see above")
+		d.Add("instance metadata", false, err.Error(), "see above")
 		return
 	}
-	d.add("instance metadata", true, i.InstanceID+" in "+i.Region, "")
+	d.Add("instance metadata", true, i.InstanceID+" in "+i.Region, "")
 	d.instanceTags(ctx, e)
 	inst, err := e.instance(ctx)
 	if err != nil {
-		d.add("AWS credentials", false, err.Error(), "attach an instance profile: lull agent iam --script")
+		d.Add("AWS credentials", false, err.Error(), "attach an instance profile: lull agent iam --script")
 		return
 	}
 	d.mayStop(ctx, e, inst)
@@ -154,15 +155,15 @@ func (d *agentCheck) cloud(ctx context.Context) {
 func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
 	direct, err1 := e.imds.Tags(ctx)
 	if err1 == nil {
-		d.add("tags in metadata", true, fmt.Sprintf("%d tags", len(direct)), "")
+		d.Add("tags in metadata", true, fmt.Sprintf("%d tags", len(direct)), "")
 	}
 	described, err2 := describedTags{e}.Tags(ctx)
 	if err2 == nil {
-		d.add("DescribeTags", true, fmt.Sprintf("%d tags", len(described)), "")
+		d.Add("DescribeTags", true, fmt.Sprintf("%d tags", len(described)), "")
 	}
 	if err1 != nil && err2 != nil {
-		d.add("tags in metadata", false, err1.Error(), "enable them: aws ec2 modify-instance-metadata-options --instance-metadata-tags enabled")
-		d.add("DescribeTags", false, err2.Error(), "or allow ec2:DescribeTags: lull agent iam")
+		d.Add("tags in metadata", false, err1.Error(), "enable them: aws ec2 modify-instance-metadata-options --instance-metadata-tags enabled")
+		d.Add("DescribeTags", false, err2.Error(), "or allow ec2:DescribeTags: lull agent iam")
 		return
 	}
 	t := direct
@@ -171,10 +172,10 @@ func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
 	}
 	s, faults := tags.Parse(d.cfg.Prefix, t)
 	for _, f := range faults {
-		d.add("tag "+f.Tag, false, f.Error(), "fix the tag")
+		d.Add("tag "+f.Tag, false, f.Error(), "fix the tag")
 	}
 	if len(faults) == 0 {
-		d.add("policy tags", true, fmt.Sprintf("%d settings under %s", len(s.Encode("")), d.cfg.Prefix), "")
+		d.Add("policy tags", true, fmt.Sprintf("%d settings under %s", len(s.Encode("")), d.cfg.Prefix), "")
 	}
 }
 
@@ -183,11 +184,11 @@ func (d *agentCheck) mayStop(ctx context.Context, e *ec2Edge, i agent.EC2) {
 	err := dryStop(ctx, e.http, d.cfg.EC2Endpoint, i)
 	switch code := apiCode(err); {
 	case code == "DryRunOperation":
-		d.add("StopInstances", true, "EC2 would stop "+i.ID, "")
+		d.Add("StopInstances", true, "EC2 would stop "+i.ID, "")
 	case ec2.KindOf(err) == ec2.Unauthorized || code == "UnauthorizedOperation":
-		d.add("StopInstances", false, "this machine's role does not allow it", "lull agent iam --script creates one that does")
+		d.Add("StopInstances", false, "this machine's role does not allow it", "lull agent iam --script creates one that does")
 	default:
-		d.add("StopInstances", false, fmt.Sprint(err), "see the cause")
+		d.Add("StopInstances", false, fmt.Sprint(err), "see the cause")
 	}
 }
 
@@ -216,12 +217,12 @@ func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {
 	s, err := i.Describe(ctx)
 	switch {
 	case err != nil:
-		d.add("hibernation", false, err.Error(), "allow ec2:DescribeInstances: lull agent iam")
+		d.Add("hibernation", false, err.Error(), "allow ec2:DescribeInstances: lull agent iam")
 	case !s.HibernationConfigured:
-		d.add("hibernation", true, "not configured at launch: idle instances are stopped instead", "")
-		d.hint("launch a new instance: aws ec2 run-instances --hibernation-options Configured=true, with an encrypted root volume")
+		d.Add("hibernation", true, "not configured at launch: idle instances are stopped instead", "")
+		d.Hint("launch a new instance: aws ec2 run-instances --hibernation-options Configured=true, with an encrypted root volume")
 	default:
-		d.add("hibernation", true, "configured at launch", "")
+		d.Add("hibernation", true, "configured at launch", "")
 		d.localHibernation(true)
 	}
 }
@@ -230,9 +231,9 @@ func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {
 // fault only where hibernation is meant to work.
 func (d *agentCheck) localHibernation(wanted bool) {
 	note := func(what string, ok bool, found, do string) {
-		d.add(what, ok || !wanted, found, do)
+		d.Add(what, ok || !wanted, found, do)
 		if !ok {
-			d.hint(do)
+			d.Hint(do)
 		}
 	}
 	state, err := os.ReadFile("/sys/power/state")

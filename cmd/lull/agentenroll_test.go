@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/cli/reporting"
+	"lull/internal/cli/setup"
 	"lull/internal/fleet"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
@@ -26,12 +28,12 @@ import (
 // nothing.
 func TestAgentEnroll(t *testing.T) {
 	root := t.TempDir()
-	settings := filepath.Join(root, enrolledSettings)
+	settings := filepath.Join(root, "etc/default/lull-agent")
 	for _, bad := range []struct{ server, token, machine string }{
 		{"", "secret", ""}, {"http://elsewhere:7070", "secret", ""}, {"lull", "secret", ""},
 		{"https://lull:7070", "", ""}, {"https://lull:7070", "two words", ""}, {"https://lull:7070", "secret", "a b"}, {"https://lull:7070", "secret", "x\nLULL_AGENT_POWER_OFF=true"},
 	} {
-		if _, err := enrollAgent(root, reporting{Server: bad.server, Machine: bad.machine}, strings.NewReader(bad.token)); err == nil {
+		if _, err := setup.Enroll(root, reporting.Target{Server: bad.server, Machine: bad.machine}, strings.NewReader(bad.token)); err == nil {
 			t.Errorf("%+v was taken", bad)
 		}
 	}
@@ -45,7 +47,7 @@ func TestAgentEnroll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, server := range []string{"https://one:7070", "https://two:7070"} {
-		if _, err := enrollAgent(root, reporting{Server: server}, strings.NewReader(" secret-"+server[8:11]+"\n")); err != nil {
+		if _, err := setup.Enroll(root, reporting.Target{Server: server}, strings.NewReader(" secret-"+server[8:11]+"\n")); err != nil {
 			t.Fatal(err)
 		}
 		env := map[string]string{}
@@ -56,7 +58,7 @@ func TestAgentEnroll(t *testing.T) {
 			}
 			env[name] = value
 		}
-		flags := (&cli{}).agentRun().Flags()
+		flags := newCLI(nil, nil, nil, nil).agentRun().Flags()
 		cfg, _, err := resolveAgent(func(k string) string { return env[k] }, flags)
 		if err != nil || cfg.Server != server || cfg.Prefix != "prism:" || cfg.Machine != "" {
 			t.Errorf("%+v, %v", cfg, err)
@@ -170,11 +172,11 @@ func TestLaunchedAgent(t *testing.T) {
 
 	// The unit would read the settings from the environment file.
 	env := []string{"PATH=" + os.Getenv("PATH"), "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata, "AWS_ENDPOINT_URL_EC2=" + r.sim, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test"}
-	for line := range strings.Lines(contents(t, filepath.Join(root, enrolledSettings))) {
+	for line := range strings.Lines(contents(t, filepath.Join(root, "etc/default/lull-agent"))) {
 		env = append(env, strings.Replace(strings.TrimSpace(line), "=/etc/", "="+root+"/etc/", 1))
 	}
-	agent := exec.Command(filepath.Join(root, binPath), "agent", "run", "--cloud", "ec2", "--state", filepath.Join(root, "var/lib/lull/agent"),
-		"--socket", filepath.Join(root, "agent.sock"), "--config", filepath.Join(root, policyPath))
+	agent := exec.Command(filepath.Join(root, "usr/local/bin/lull"), "agent", "run", "--cloud", "ec2", "--state", filepath.Join(root, "var/lib/lull/agent"),
+		"--socket", filepath.Join(root, "agent.sock"), "--config", filepath.Join(root, "etc/lull/agent.yaml"))
 	agent.Env, agent.SysProcAttr = env, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var said strings.Builder
 	agent.Stdout, agent.Stderr = &said, &said
@@ -199,7 +201,7 @@ func TestLaunchedAgent(t *testing.T) {
 	if seen.WorkerID != w.ID || seen.Name != w.EC2InstanceID {
 		t.Errorf("it reports as worker %q and machine %q, want %q and %q", seen.WorkerID, seen.Name, w.ID, w.EC2InstanceID)
 	}
-	token := strings.TrimSpace(contents(t, filepath.Join(root, enrolledToken)))
+	token := strings.TrimSpace(contents(t, filepath.Join(root, "etc/lull/agent-token")))
 	if l, err := control.All[control.Token](t.Context(), server.Client, "/api/v1/tokens", nil); err != nil || len(l) != 2 || l[1].Role != "agent" || l[1].Machine != w.EC2InstanceID {
 		t.Errorf("the tokens are %+v, %v", l, err)
 	}
@@ -207,7 +209,7 @@ func TestLaunchedAgent(t *testing.T) {
 	// Once the agent has reported, no program on the machine can replace its token.
 	if out, err := boot(); err == nil {
 		t.Errorf("the machine enrolled twice:\n%s", out)
-	} else if now := strings.TrimSpace(contents(t, filepath.Join(root, enrolledToken))); now != token {
+	} else if now := strings.TrimSpace(contents(t, filepath.Join(root, "etc/lull/agent-token"))); now != token {
 		t.Error("the refused enrollment changed the token")
 	}
 

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/agent"
+	"lull/internal/cli/term"
 	"lull/internal/lib/lockfile"
 	"lull/internal/lib/task"
 	"lull/internal/lib/tracing"
@@ -38,11 +39,11 @@ the idle-timeout set by its tags or /etc/lull/agent.yaml. Without an idle-timeou
 the agent only watches.
 
 SIGHUP reloads the policy. lull agent reload does so too and shows what changed.`,
-		Args: args(cobra.NoArgs),
+		Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := resolveAgent(c.getenv, cmd.Flags())
+			cfg, _, err := resolveAgent(c.Getenv, cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			return c.runAgent(cmd.Context(), cfg)
 		},
@@ -53,7 +54,7 @@ SIGHUP reloads the policy. lull agent reload does so too and shows what changed.
 
 // runAgent is the wiring of an agent, in the order in which it comes up.
 func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
-	log := slog.New(slog.NewTextHandler(c.err, nil))
+	log := slog.New(slog.NewTextHandler(c.Err, nil))
 	bytes := &agent.Meter{}
 	o, free, err := agent.Machine(agent.Options{Version: version, BuildDate: buildDate, Prefix: cfg.Prefix, ConfigPath: cfg.Config, Hooks: agent.ShellHooks{}, Log: log}, bytes, cfg.ShortestReach)
 	if err != nil {
@@ -97,7 +98,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	if err := addServer(cfg, bytes, &o); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	traces, err := tracing.FromEnv(ctx, c.getenv, "lull-agent", version, bytes.Transport(http.ProxyFromEnvironment), log)
+	traces, err := tracing.FromEnv(ctx, c.Getenv, "lull-agent", version, bytes.Transport(http.ProxyFromEnvironment), log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"lull/internal/agent"
+	"lull/internal/cli/reporting"
 	"lull/internal/protocol/control"
 )
 
@@ -18,7 +19,7 @@ func addServer(cfg agentConfig, m *agent.Meter, o *agent.Options) error {
 	if cfg.Server == "" {
 		return nil
 	}
-	hc, err := cfg.client(m.Transport(http.ProxyFromEnvironment))
+	hc, err := cfg.HTTPClient(m.Transport(http.ProxyFromEnvironment))
 	if err != nil {
 		return err
 	}
@@ -29,7 +30,7 @@ func addServer(cfg agentConfig, m *agent.Meter, o *agent.Options) error {
 	}
 	r := reporter{cfg: cfg, http: hc}
 	r.cloud, _ = o.Cloud.(*ec2Edge)
-	if _, err := cfg.token(agentTokens); err != nil {
+	if _, err := cfg.ReadToken(reporting.AgentTokens); err != nil {
 		return err
 	}
 	o.Reporter = r
@@ -50,7 +51,7 @@ var (
 
 // Report implements agent.Reporter.
 func (r reporter) Report(ctx context.Context, report control.AgentReport) (a control.AgentAnswer, err error) {
-	cl, err := r.cfg.dial(r.http, agentTokens)
+	cl, err := r.cfg.Dial(r.http, reporting.AgentTokens)
 	if err != nil {
 		return a, err
 	}
@@ -66,7 +67,7 @@ func (r reporter) Report(ctx context.Context, report control.AgentReport) (a con
 
 // AwaitHalt implements agent.HaltFollower.
 func (r reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (a control.HaltAnswer, err error) {
-	cl, err := r.cfg.dial(r.http, agentTokens)
+	cl, err := r.cfg.Dial(r.http, reporting.AgentTokens)
 	if err != nil {
 		return a, err
 	}

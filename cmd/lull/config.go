@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"gopkg.in/yaml.v3"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/policy/when"
 )
 
@@ -196,14 +196,6 @@ func readOptions[C any](cfg *C, options []option[C], file configFile, getenv fun
 	return out, errors.Join(errs...)
 }
 
-// acceptFormer makes f accept former names of its flags, which help and
-// completion do not show. former maps them to the present names.
-func acceptFormer(f *pflag.FlagSet, former map[string]string) {
-	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(cmp.Or(former[name], name))
-	})
-}
-
 // bindOptions declares the flags of options with the defaults in def; their
 // values are read by readOptions.
 func bindOptions[C any](f *pflag.FlagSet, def C, options []option[C]) {
@@ -228,7 +220,7 @@ func optionRows[C any](b *strings.Builder, def C, options []option[C]) {
 
 // configCommand is lull config.
 func (c *cli) configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Show effective settings and their sources", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "config", Short: "Show effective settings and their sources", Args: term.Args(cobra.NoArgs),
 		Long: `Show the settings that a process would use with these flags and this environment,
 and the source of each. A fault is reported with its flag, variable or line, and
 makes the exit code 2.`,
@@ -239,16 +231,16 @@ makes the exit code 2.`,
 
 // configOf is lull config of one process.
 func (c *cli) configOf(use, short string, read func(flags *pflag.FlagSet) ([]setting, error)) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: use, Short: short, Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := read(cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
-			return c.print(l, func(w io.Writer) {
-				rows(w, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING", func(row func(string, ...any)) {
+			return c.Print(l, func(w io.Writer) {
+				term.Rows(w, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING", func(row func(string, ...any)) {
 					for _, s := range l {
-						row("%s\t%s\t%s\t%s\t%s", s.Name, dash(s.Value), s.Source, s.Env, s.Doc)
+						row("%s\t%s\t%s\t%s\t%s", s.Name, term.Dash(s.Value), s.Source, s.Env, s.Doc)
 					}
 				})
 			})

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/cli/term"
 	"lull/internal/fleet"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
@@ -76,11 +77,11 @@ func TestWhyWithBothPlaces(t *testing.T) {
 		kind  string
 		code  int
 	}{
-		{[]string{"web"}, "instance", exitDone},
-		{[]string{"campus-1"}, "worker", exitDone},
-		{[]string{"both"}, "instance", exitDone},
-		{[]string{"both", server}, "worker", exitDone},
-		{[]string{"none"}, "", exitNotFound},
+		{[]string{"web"}, "instance", term.ExitDone},
+		{[]string{"campus-1"}, "worker", term.ExitDone},
+		{[]string{"both"}, "instance", term.ExitDone},
+		{[]string{"both", server}, "worker", term.ExitDone},
+		{[]string{"none"}, "", term.ExitNotFound},
 	} {
 		out, errs, code := lullWith(env, append([]string{"why", "--json"}, c.words...)...)
 		var y struct{ Kind string }

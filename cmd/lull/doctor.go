@@ -16,20 +16,21 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"lull/internal/cli/term"
 	"lull/internal/lib/elfcheck"
 	"lull/internal/platform/cgroup"
 	"lull/internal/protocol/hostctl"
 )
 
 func (c *cli) doctorCommand() *cobra.Command {
-	return &cobra.Command{Use: "doctor", Short: "Check this machine for missing prerequisites", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "doctor", Short: "Check this machine for missing prerequisites", Args: term.Args(cobra.NoArgs),
 		Long: `Check what lull host needs on this machine, for each runtime, and how to get what is
 missing. Exit code 1 means that something is missing that every instance needs.
 See also lull server doctor and lull agent doctor.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := resolve(c.getenv, "", cmd.Flags())
+			cfg, _, err := resolve(c.Getenv, "", cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			run, rerr := c.runningHost(cmd.Context())
 			if rerr == nil {
@@ -39,7 +40,7 @@ See also lull server doctor and lull agent doctor.`,
 			if rerr == nil {
 				here = append(here, runningFindings(run, here)...)
 			}
-			return c.showFindings(append(here, serverFinding(cfg, run, rerr)...))
+			return c.ShowFindings(append(here, serverFinding(cfg, run, rerr)...))
 		}}
 }
 
@@ -47,7 +48,7 @@ See also lull server doctor and lull agent doctor.`,
 func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	cl, err := c.client()
+	cl, err := c.HostClient()
 	if err != nil {
 		return hostctl.Status{}, err
 	}
@@ -56,40 +57,40 @@ func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 
 // runningFindings returns what the running host reports about itself. It may see
 // other prerequisites than this process, which found those in here.
-func runningFindings(run hostctl.Status, here findings) (l findings) {
-	l.add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, clockTime(run.StartedAt), run.DataDir), "")
+func runningFindings(run hostctl.Status, here term.Findings) (l term.Findings) {
+	l.Add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, term.Time(run.StartedAt), run.DataDir), "")
 	if len(run.Faults) > 0 { // each says what to do
-		l.hint(strings.Join(run.Faults, "; "))
+		l.Hint(strings.Join(run.Faults, "; "))
 	}
 	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {
-		lacks := func(f finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }
+		lacks := func(f term.Finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }
 		if !slices.ContainsFunc(here, lacks) {
-			l.optional(name+": running host", errors.New("available here, but not to the host: "+run.Missing[name]), "", "restart the host with the same PATH and user; its instances keep running meanwhile")
+			l.Optional(name+": running host", errors.New("available here, but not to the host: "+run.Missing[name]), "", "restart the host with the same PATH and user; its instances keep running meanwhile")
 		}
 	}
 	return l
 }
 
-func hostFindings(cfg hostConfig) (l findings) {
+func hostFindings(cfg hostConfig) (l term.Findings) {
 	if p, err := cgroup.Find("doctor"); err == nil {
-		l.add("freezer", true, fmt.Sprintf("%s at %s", p.Kind, p.Dir), "")
+		l.Add("freezer", true, fmt.Sprintf("%s at %s", p.Kind, p.Dir), "")
 	} else {
-		l.add("freezer", true, "signals: programs are stopped with SIGSTOP, which they can notice", "")
-		l.hint("to use the cgroup freezer, run as root or delegate a control group (systemd: Delegate=yes)")
+		l.Add("freezer", true, "signals: programs are stopped with SIGSTOP, which they can notice", "")
+		l.Hint("to use the cgroup freezer, run as root or delegate a control group (systemd: Delegate=yes)")
 	}
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err == nil {
 		unix.Close(fd)
 	}
-	l.add("pidfd", err == nil, "needed to watch the sockets of frozen programs (Linux 5.6)", "use a newer kernel; without it only the relay path can pause programs")
+	l.Add("pidfd", err == nil, "needed to watch the sockets of frozen programs (Linux 5.6)", "use a newer kernel; without it only the relay path can pause programs")
 	yama := "not supported by this kernel"
 	if b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope"); err == nil {
 		yama = strings.TrimSpace(string(b))
 	}
-	l.add("yama", yama != "3", "ptrace_scope "+yama, "ptrace_scope 3 forbids watching sockets: use the relay path (--expose LISTEN:TARGET)")
+	l.Add("yama", yama != "3", "ptrace_scope "+yama, "ptrace_scope 3 forbids watching sockets: use the relay path (--expose LISTEN:TARGET)")
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
-		l.add("open files", lim.Max >= 4096 || os.Geteuid() == 0, fmt.Sprintf("at most %d: enough for about %d paused instances", lim.Max, lim.Max/3), "raise it: ulimit -n, or LimitNOFILE= in the unit")
+		l.Add("open files", lim.Max >= 4096 || os.Geteuid() == 0, fmt.Sprintf("at most %d: enough for about %d paused instances", lim.Max, lim.Max/3), "raise it: ulimit -n, or LimitNOFILE= in the unit")
 	}
 	shim := cfg.Shim
 	if self, err := os.Executable(); err == nil && shim == "" {
@@ -99,11 +100,11 @@ func hostFindings(cfg hostConfig) (l findings) {
 	if err = elfcheck.Static(shim); err != nil {
 		what = err.Error()
 	}
-	l.add("lull-shim", err == nil, what, "build it with make build, or set its path with --shim")
+	l.Add("lull-shim", err == nil, what, "build it with make build, or set its path with --shim")
 	swap := "none: reclaim frees only file-backed memory"
 	if b, err := os.ReadFile("/proc/swaps"); err == nil && strings.Count(string(b), "\n") > 1 {
 		swap = "present"
 	}
-	l.add("swap", true, swap, "")
+	l.Add("swap", true, swap, "")
 	return l
 }

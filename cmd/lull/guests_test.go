@@ -16,15 +16,15 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/lib/programtest"
-
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"lull/internal/lib/programtest"
 )
 
 // TestGuestsPage does what docs/guests.md says, command by command, with QEMU

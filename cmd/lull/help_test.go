@@ -34,7 +34,7 @@ func TestHelpStyle(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk((&cli{getenv: func(string) string { return "" }}).root())
+	walk(newCLI(nil, nil, nil, func(string) string { return "" }).root())
 	if seen < 100 {
 		t.Errorf("only %d commands were found", seen)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/instance"
 	"lull/internal/host"
 	"lull/internal/lib/unixsock"
@@ -37,24 +38,24 @@ packet.
 
 The host runs as root or as an ordinary user. When it exits, it thaws paused
 instances and leaves running ones running. --stop-all stops them all.`,
-		Args: args(cobra.NoArgs),
+		Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := resolve(c.getenv, file, cmd.Flags())
+			cfg, _, err := resolve(c.Getenv, file, cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			return c.runHost(cmd.Context(), cfg)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
-	bindFlags(cmd.Flags(), c.getenv)
+	bindFlags(cmd.Flags(), c.Getenv)
 	return cmd
 }
 
 // runHost opens everything a host daemon needs and runs it until ctx ends.
 func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	debug.SetGCPercent(50) // it keeps thousands of records and makes little garbage
-	d := &hostDaemon{cfg: cfg, getenv: c.getenv, log: slog.New(slog.NewTextHandler(c.err, nil)), faults: raiseFiles(uint64(cfg.Files)),
+	d := &hostDaemon{cfg: cfg, getenv: c.Getenv, log: slog.New(slog.NewTextHandler(c.Err, nil)), faults: raiseFiles(uint64(cfg.Files)),
 		runtimes: map[string]host.Runtime{}, missing: map[string]error{}}
 	defer d.close()
 	for _, open := range []func(context.Context) error{d.openRecords, d.openListeners, d.openProcesses, d.openSharedPort, d.openGuests, d.openDocker, d.openLogs, d.openRelay, d.openHost} {

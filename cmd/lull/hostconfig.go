@@ -13,6 +13,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/cli/client"
+	"lull/internal/cli/reporting"
+	"lull/internal/cli/term"
 	"lull/internal/lib/unixsock"
 	"lull/internal/protocol/control"
 )
@@ -44,7 +47,7 @@ type hostConfig struct {
 	ImageSpace string
 	Layer      string
 
-	reporting
+	reporting.Target
 	ReportEvery time.Duration
 }
 
@@ -78,7 +81,7 @@ var hostOptions = []option[hostConfig]{
 	{"server", "LULL_HOST_SERVER", "URL", "fleet server to report to, https unless it is on this machine; empty disables reporting", func(c *hostConfig) any { return &c.Server }},
 	{"token-file", "LULL_HOST_TOKEN_FILE", "path", "file with this host's server token, not readable by others", func(c *hostConfig) any { return &c.TokenFile }},
 	{"server-ca", "LULL_HOST_SERVER_CA", "path", "CA certificates in PEM for the server's certificate (default: the system's)", func(c *hostConfig) any { return &c.ServerCA }},
-	{"name", "LULL_HOST_MACHINE", "text", "name of this host at the server, as in its token (default: the host name)", func(c *hostConfig) any { return &c.reporting.Machine }},
+	{"name", "LULL_HOST_MACHINE", "text", "name of this host at the server, as in its token (default: the host name)", func(c *hostConfig) any { return &c.Target.Machine }},
 	{"heartbeat-interval", "LULL_HOST_REPORT_EVERY", "duration", "heartbeat interval; the server marks the host stale after three missed heartbeats", func(c *hostConfig) any { return &c.ReportEvery }},
 	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host exits, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
 }
@@ -98,7 +101,7 @@ var formerHostOptions = map[string]string{
 }
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
-	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
+	return hostConfig{Data: "lull-data/host", Socket: client.DefaultSocket(getenv), PauseAfter: time.Minute,
 		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, CPU: "1%", Net: 512, Disk: 8192, Files: 65536, Machine: "q35", Channel: "auto",
 		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", Layer: "10G", ReportEvery: 15 * time.Second}
 }
@@ -203,21 +206,21 @@ func (c *hostConfig) checkReporting() error {
 	if c.ReportEvery < 2*time.Second || c.ReportEvery > control.MaxInterval {
 		return fmt.Errorf("cannot use heartbeat-interval: %s is not between 2s and %s", c.ReportEvery, control.MaxInterval)
 	}
-	if c.reporting.Machine == "" {
+	if c.Target.Machine == "" {
 		var err error
-		if c.reporting.Machine, err = os.Hostname(); err != nil {
+		if c.Target.Machine, err = os.Hostname(); err != nil {
 			return fmt.Errorf("cannot determine the name of this host (set --name): %w", err)
 		}
 	}
-	if err := control.ValidHost(c.reporting.Machine); err != nil {
+	if err := control.ValidHost(c.Target.Machine); err != nil {
 		return fmt.Errorf("cannot use name: %w", err)
 	}
-	return c.check("host", hostToken)
+	return c.Check("host", reporting.HostOption)
 }
 
 // bindFlags declares the flags; their values are read by resolve.
 func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
-	acceptFormer(f, formerHostOptions)
+	term.AcceptFormer(f, formerHostOptions)
 	bindOptions(f, defaultHostConfig(getenv), hostOptions)
 	f.Lookup("docker").NoOptDefVal = dockerSocket
 }
@@ -226,11 +229,11 @@ func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
 func (c *cli) configHost() *cobra.Command {
 	var file string
 	cmd := c.configOf("host", "Show the settings of lull host", func(flags *pflag.FlagSet) ([]setting, error) {
-		_, l, err := resolve(c.getenv, file, flags)
+		_, l, err := resolve(c.Getenv, file, flags)
 		return l, err
 	})
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
-	bindFlags(cmd.Flags(), c.getenv)
+	bindFlags(cmd.Flags(), c.Getenv)
 	return cmd
 }
 

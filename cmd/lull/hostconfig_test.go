@@ -121,8 +121,8 @@ func TestFormerNames(t *testing.T) {
 	if len(formerHostOptions) != 9 {
 		t.Errorf("%d former names, 9 are tested", len(formerHostOptions))
 	}
-	image := (&cli{}).imageCommand()
-	prune, _, err := image.Find([]string{"prune"})
+	image := newCLI(nil, nil, nil, none).root()
+	prune, _, err := image.Find([]string{"image", "prune"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,34 +151,4 @@ func FuzzConfigFile(f *testing.F) {
 			t.Fatalf("%q: %v", text, err)
 		}
 	})
-}
-
-// TestMoment is the one grammar of times.
-func TestMoment(t *testing.T) {
-	now := time.Date(2026, 3, 1, 20, 0, 0, 0, time.UTC)
-	for _, c := range []struct {
-		until string
-		dur   time.Duration
-		want  string
-	}{
-		{"", 2 * time.Hour, "2026-03-01T22:00:00Z"},
-		{"22:30", 0, "2026-03-01T22:30:00Z"},
-		{"18:00", 0, "2026-03-02T18:00:00Z"}, // past today: tomorrow
-		{"20:00", 0, "2026-03-02T20:00:00Z"},
-		{"2026-03-05 07:15", 0, "2026-03-05T07:15:00Z"},
-		{"2026-03-05T07:15:00+01:00", 0, "2026-03-05T06:15:00Z"},
-	} {
-		got, err := moment(now, c.until, c.dur)
-		if err != nil || got.UTC().Format(time.RFC3339) != c.want {
-			t.Errorf("%q %s: %v, %v", c.until, c.dur, got, err)
-		}
-	}
-	for _, bad := range []struct {
-		until string
-		dur   time.Duration
-	}{{"", 0}, {"18:00", time.Hour}, {"", -time.Hour}, {"25:00", 0}, {"soon", 0}} {
-		if got, err := moment(now, bad.until, bad.dur); err == nil {
-			t.Errorf("%+v was read as %v", bad, got)
-		}
-	}
 }

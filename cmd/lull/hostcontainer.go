@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/cli/term"
 	"lull/internal/platform/cgroup"
 	"lull/internal/platform/oci"
 	"lull/internal/runtime/container"
@@ -51,17 +52,17 @@ func shareGuests(dir, socket string) error {
 
 // containerFindings checks the prerequisites of containers, and those of
 // Docker.
-func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
+func containerFindings(ctx context.Context, cfg hostConfig) (l term.Findings) {
 	runc, err := container.Find("")
-	l.optional("container: runc", err, runc, "apt-get install runc")
+	l.Optional("container: runc", err, runc, "apt-get install runc")
 	if err == nil {
-		l.optional("container: system call filter", container.Filters(runc), "present", "use runc with libseccomp on a kernel with seccomp; containers run unfiltered")
+		l.Optional("container: system call filter", container.Filters(runc), "present", "use runc with libseccomp on a kernel with seccomp; containers run unfiltered")
 	}
 	_, err = cgroup.Find("doctor")
 	if os.Geteuid() != 0 {
 		err = errors.New("lull host is not root here")
 	}
-	l.optional("container: root and control groups", err, "present", "run lull host as root, on a machine with control groups")
+	l.Optional("container: root and control groups", err, "present", "run lull host as root, on a machine with control groups")
 	socket := cfg.Docker
 	if socket == "" {
 		socket = dockerSocket
@@ -73,6 +74,6 @@ func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
 	if _, ferr := docker.Find(); ferr == nil {
 		do = "systemctl start docker"
 	}
-	l.optional("docker: daemon", err, version+" at "+socket, do+", or set its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
+	l.Optional("docker: daemon", err, version+" at "+socket, do+", or set its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
 	return l
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/instance"
 )
 
@@ -21,7 +22,7 @@ func (c hostConfig) budget() (bytes int64, available func() (int64, error), err 
 		return 0, nil, nil
 	case "auto":
 	default:
-		if bytes, err = parseSize(c.Memory); err == nil && bytes == 0 {
+		if bytes, err = term.ParseSize(c.Memory); err == nil && bytes == 0 {
 			err = errors.New("empty value: want a size such as 8G, auto or 0")
 		}
 		return bytes, nil, err
@@ -42,7 +43,7 @@ func (c hostConfig) imageSpace() (int64, error) {
 	if c.ImageSpace == "0" {
 		return 0, nil
 	}
-	return parseSize(c.ImageSpace)
+	return term.ParseSize(c.ImageSpace)
 }
 
 // layer is how much a microVM may write to files of its own, 0 for what its
@@ -51,7 +52,7 @@ func (c hostConfig) layer() (int64, error) {
 	if c.Layer == "0" {
 		return 0, nil
 	}
-	size, err := parseSize(c.Layer)
+	size, err := term.ParseSize(c.Layer)
 	if err == nil {
 		err = instance.CheckLayer(size)
 	}

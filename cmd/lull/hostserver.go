@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net/http"
 
+	"lull/internal/cli/reporting"
+	"lull/internal/cli/term"
 	"lull/internal/host"
 	"lull/internal/host/report"
 	"lull/internal/protocol/control"
@@ -20,20 +22,20 @@ func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger
 		return nil, nil
 	}
 	t := http.DefaultTransport.(*http.Transport).Clone()
-	hc, err := cfg.client(t)
+	hc, err := cfg.HTTPClient(t)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := cfg.token(hostTokens); err != nil {
+	if _, err := cfg.ReadToken(reporting.HostTokens); err != nil {
 		return nil, err
 	}
-	return &report.Reporter{Host: h, Server: hostServer{cfg.reporting, hc}, Where: cfg.Server, Name: cfg.reporting.Machine,
+	return &report.Reporter{Host: h, Server: hostServer{cfg.Target, hc}, Where: cfg.Server, Name: cfg.Target.Machine,
 		Version: version, BuildDate: buildDate, Every: cfg.ReportEvery, Faults: faults, Log: log}, nil
 }
 
 // hostServer is the server that a host reports to.
 type hostServer struct {
-	reporting
+	reporting.Target
 	http *http.Client
 }
 
@@ -41,7 +43,7 @@ var _ report.Server = hostServer{}
 
 // ReportHost implements report.Server.
 func (s hostServer) ReportHost(ctx context.Context, r control.HostReport) (a control.HostAnswer, err error) {
-	cl, err := s.dial(s.http, hostTokens)
+	cl, err := s.Dial(s.http, reporting.HostTokens)
 	if err != nil {
 		return a, err
 	}
@@ -50,7 +52,7 @@ func (s hostServer) ReportHost(ctx context.Context, r control.HostReport) (a con
 
 // HostTurn implements report.Server.
 func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTurn) (q control.HostQuestions, err error) {
-	cl, err := s.dial(s.http, hostTokens)
+	cl, err := s.Dial(s.http, reporting.HostTokens)
 	if err != nil {
 		return q, err
 	}
@@ -59,7 +61,7 @@ func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTur
 
 // AwaitHalt implements report.Server.
 func (s hostServer) AwaitHalt(ctx context.Context, name string, t control.HaltTurn) (a control.HaltAnswer, err error) {
-	cl, err := s.dial(s.http, hostTokens)
+	cl, err := s.Dial(s.http, reporting.HostTokens)
 	if err != nil {
 		return a, err
 	}
@@ -69,27 +71,27 @@ func (s hostServer) AwaitHalt(ctx context.Context, name string, t control.HaltTu
 // serverFinding is how it stands with the server that this host is to report
 // to; none without one.
 // run is the host that runs here, err why there is none.
-func serverFinding(cfg hostConfig, run hostctl.Status, err error) []finding {
+func serverFinding(cfg hostConfig, run hostctl.Status, err error) []term.Finding {
 	l := run.Server
-	f := finding{What: "server"}
+	f := term.Finding{What: "server"}
 	switch {
 	case l == nil && cfg.Server == "":
 		return nil
 	case err != nil:
 		f.Found, f.Do = "configured to report to "+cfg.Server+", but no host is running", "start it: lull host"
-		if _, terr := cfg.token(hostTokens); terr != nil {
-			f.Found, f.Do = terr.Error(), "create a token with: lull token create NAME --role host --machine "+cfg.reporting.Machine
+		if _, terr := cfg.ReadToken(reporting.HostTokens); terr != nil {
+			f.Found, f.Do = terr.Error(), "create a token with: lull token create NAME --role host --machine "+cfg.Target.Machine
 		}
 	case l == nil:
 		f.Found, f.Do = "the running host does not report, but "+cfg.Server+" is set here", "restart it with this setting"
 	case l.Error != "":
-		f.Found = fmt.Sprintf("%s has received no report from this host since %s: %s", l.URL, clockTime(*l.FailingSince), l.Error)
+		f.Found = fmt.Sprintf("%s has received no report from this host since %s: %s", l.URL, term.Time(*l.FailingSince), l.Error)
 		f.Do = "instances are unaffected; check the server, the network path and the token"
 	case l.ReportedAt == nil:
 		f.Found = "the first report to " + l.URL + " is in progress"
 		f.OK = true
 	default:
-		f.OK, f.Found = true, fmt.Sprintf("%s received a report from %s at %s", l.URL, l.Host, clockTime(*l.ReportedAt))
+		f.OK, f.Found = true, fmt.Sprintf("%s received a report from %s at %s", l.URL, l.Host, term.Time(*l.ReportedAt))
 	}
-	return []finding{f}
+	return []term.Finding{f}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/instance"
 	"lull/internal/host"
 	"lull/internal/lib/elfcheck"
@@ -86,11 +87,11 @@ func (c *cli) guestKernelCommand() *cobra.Command {
 the running host looks for it. That host uses it at once. Without a running host, the
 directory is the one that a host with this environment uses. Needs apt-get and dpkg. On
 other systems, set LULL_GUEST_KERNEL to any kernel with virtio.`,
-		Args: args(cobra.MaximumNArgs(1)),
+		Args: term.Args(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			cfg, _, err := resolve(c.getenv, "", cmd.Flags())
+			cfg, _, err := resolve(c.Getenv, "", cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			run, rerr := c.runningHost(cmd.Context())
 			if rerr == nil {
@@ -101,7 +102,7 @@ other systems, set LULL_GUEST_KERNEL to any kernel with virtio.`,
 				return fmt.Errorf("cannot create a directory for the kernel: %w", err)
 			}
 			sh := exec.CommandContext(cmd.Context(), "sh", "-c", guestKernel, "guest-kernel", dir)
-			sh.Stdout, sh.Stderr = c.err, c.err
+			sh.Stdout, sh.Stderr = c.Err, c.Err
 			if err := sh.Run(); err != nil {
 				return fmt.Errorf("cannot fetch a guest kernel: %w", err)
 			}
@@ -109,21 +110,21 @@ other systems, set LULL_GUEST_KERNEL to any kernel with virtio.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(c.out, "%s in %s\n", k.Version, dir)
+			fmt.Fprintf(c.Out, "%s in %s\n", k.Version, dir)
 			if rerr == nil && dir == kernelDir(cfg) {
-				fmt.Fprintln(c.err, "The host that runs uses it from now on.")
+				fmt.Fprintln(c.Err, "The host that runs uses it from now on.")
 			}
 			return nil
 		}}
 }
 
 // machineFindings checks the prerequisites of microVMs.
-func machineFindings(cfg hostConfig) (l findings) {
+func machineFindings(cfg hostConfig) (l term.Findings) {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
-	l.optional("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
+	l.Optional("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
 	harness := findHarness(cfg)
 	err = elfcheck.Static(harness)
-	l.optional("microvm: lull-harness", err, harness, "build it with: make build")
+	l.Optional("microvm: lull-harness", err, harness, "build it with: make build")
 	kernel, err := findKernel(cfg)
 	var k microvm.Kernel
 	if err == nil {
@@ -131,21 +132,21 @@ func machineFindings(cfg hostConfig) (l findings) {
 			kernel = k.Version + " in " + kernel
 		}
 	}
-	l.optional("microvm: guest kernel", err, kernel, "lull guest-kernel")
+	l.Optional("microvm: guest kernel", err, kernel, "lull guest-kernel")
 	if err == nil && k.Version != "" && !k.FUSE {
-		l.optional("microvm: workspaces", errors.New("the guest kernel has no fuse module"), "", "lull guest-kernel")
+		l.Optional("microvm: workspaces", errors.New("the guest kernel has no fuse module"), "", "lull guest-kernel")
 	}
 	mke2fs, err := microvm.FindTool("mke2fs")
-	l.optional("microvm: images of directories, own files", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without it if disk-size is 0)")
+	l.Optional("microvm: images of directories, own files", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without it if disk-size is 0)")
 	accel, why := microvm.ChooseAccel()
-	l.optional("microvm: accelerator", nil, string(accel)+": "+why, "")
+	l.Optional("microvm: accelerator", nil, string(accel)+": "+why, "")
 	channel, err := microvm.FindChannel(microvm.Channel(cfg.Channel), k)
-	l.optional("microvm: control channel", err, channel, "modprobe vhost_vsock, or set vm-channel to auto")
-	l.optional("microvm: QEMU runs as", nil, microvm.Privileges(), "")
+	l.Optional("microvm: control channel", err, channel, "modprobe vhost_vsock, or set vm-channel to auto")
+	l.Optional("microvm: QEMU runs as", nil, microvm.Privileges(), "")
 	if st, err := os.Stat(cfg.Data); err == nil && st.Mode()&fs.ModeDir != 0 {
 		if b, err := os.ReadFile(filepath.Join(cfg.Data, "vm", "no-kvm")); err == nil {
-			l.optional("microvm: KVM disabled after failures", nil, string(b), "")
-			l.hint("remove " + filepath.Join(cfg.Data, "vm", "no-kvm") + " to try it again")
+			l.Optional("microvm: KVM disabled after failures", nil, string(b), "")
+			l.Hint("remove " + filepath.Join(cfg.Data, "vm", "no-kvm") + " to try it again")
 		}
 	}
 	return l

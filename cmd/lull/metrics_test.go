@@ -21,7 +21,7 @@ var metricNames = regexp.MustCompile(`\blull_[a-z_]+`)
 // TestRulesAndDashboard: every metric that the alert rules and the dashboard
 // name is one that the server or a host has, and with the labels that they use.
 func TestRulesAndDashboard(t *testing.T) {
-	l, err := (&cli{getenv: func(string) string { return "" }}).serverMetrics()
+	l, err := newCLI(nil, nil, nil, func(string) string { return "" }).serverMetrics()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/cli/term"
 	"lull/internal/host"
 	"lull/internal/host/api"
 )
@@ -51,7 +52,7 @@ func (c *cli) referencePages() (map[string][]byte, error) {
 
 // referenceCommand writes them; make generate calls it.
 func (c *cli) referenceCommand() *cobra.Command {
-	return &cobra.Command{Use: "reference DIR", Short: "Write the generated reference pages", Hidden: true, Args: args(cobra.ExactArgs(1)),
+	return &cobra.Command{Use: "reference DIR", Short: "Write the generated reference pages", Hidden: true, Args: term.Args(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, a []string) error {
 			pages, err := c.referencePages()
 			if err != nil {

@@ -11,7 +11,7 @@ import (
 // TestReferenceIsFresh holds the generated pages to the code: make generate
 // writes them again.
 func TestReferenceIsFresh(t *testing.T) {
-	c := &cli{out: io.Discard, err: io.Discard, getenv: func(string) string { return "" }}
+	c := newCLI(nil, io.Discard, io.Discard, func(string) string { return "" })
 	pages, err := c.referencePages()
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/cli/term"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
 	"lull/internal/lib/task"
@@ -30,7 +31,7 @@ import (
 
 func (c *cli) serverCommand() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "server", Short: "Run the API, the dashboard and the worker controller", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "server", Short: "Run the API, the dashboard and the worker controller", Args: term.Args(cobra.NoArgs),
 		Long: `Run the API, the dashboard and the worker controller. The state is kept in --data, or in
 an etcd cluster that any number of servers can share. The first start prints an admin
 token once. The server listens on loopback unless --listen is given; other addresses
@@ -39,9 +40,9 @@ need a TLS certificate.
 For environment variables, settings and their sources: lull config server.`,
 		Example: "  lull server\n  lull server --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem --config server.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
+			cfg, _, err := resolveServer(c.Getenv, file, cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			return c.serve(cmd.Context(), cfg)
 		}}
@@ -83,7 +84,7 @@ func (c *cli) logger(cfg serverConfig) *slog.Logger {
 	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
 		level = slog.LevelInfo // validate has let only names of levels through
 	}
-	return slog.New(slog.NewTextHandler(c.err, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewTextHandler(c.Err, &slog.HandlerOptions{Level: level}))
 }
 
 // serve is lull server from the open store to its end.
@@ -284,7 +285,7 @@ func (c *cli) announce(ctx context.Context, cfg serverConfig, tokens *access.Tok
 			return fmt.Errorf("cannot write the admin token: %w", err)
 		}
 	}
-	fmt.Fprintf(c.out, "admin token (shown once): %s\n", token)
+	fmt.Fprintf(c.Out, "admin token (shown once): %s\n", token)
 	return nil
 }
 
@@ -322,7 +323,7 @@ func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *sl
 				ended <- srv.Serve(l)
 			}
 		}()
-		fmt.Fprintf(c.out, "serving on %s://%s\n", scheme, l.Addr())
+		fmt.Fprintf(c.Out, "serving on %s://%s\n", scheme, l.Addr())
 		ready()
 		select {
 		case err := <-ended:
@@ -341,17 +342,17 @@ func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *sl
 
 func (c *cli) backupCommand() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "backup FILE", Short: "Back up the whole state to a file", Args: args(cobra.ExactArgs(1)),
+	cmd := &cobra.Command{Use: "backup FILE", Short: "Back up the whole state to a file", Args: term.Args(cobra.ExactArgs(1)),
 		Long: `Back up the whole state to a file: from a running server with --server, from a cluster
 with --etcd, otherwise from the data directory of a stopped server.`,
 		Example: "  lull server backup state.backup --server http://127.0.0.1:7070",
 		RunE: func(cmd *cobra.Command, a []string) error {
-			if c.server != "" {
+			if c.Server != "" {
 				return c.backupRunning(cmd.Context(), a[0])
 			}
-			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
+			cfg, _, err := resolveServer(c.Getenv, file, cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			cfg.LogLevel = "error"
 			db, err := cfg.open(cmd.Context(), c.logger(cfg))
@@ -361,7 +362,7 @@ with --etcd, otherwise from the data directory of a stopped server.`,
 			if err := errors.Join(db.Backup(cmd.Context(), a[0]), db.Close()); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.err, "written to %s, without the sealing key\n", a[0])
+			fmt.Fprintf(c.Err, "written to %s, without the sealing key\n", a[0])
 			return nil
 		}}
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
@@ -371,7 +372,7 @@ with --etcd, otherwise from the data directory of a stopped server.`,
 
 // backupRunning takes the backup from a server that continues.
 func (c *cli) backupRunning(ctx context.Context, path string) error {
-	cl, err := c.control()
+	cl, err := c.ServerClient()
 	if err != nil {
 		return err
 	}
@@ -382,13 +383,13 @@ func (c *cli) backupRunning(ctx context.Context, path string) error {
 	if err := errors.Join(etcd.SaveBackup(path, snapshot), snapshot.Close()); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.err, "written to %s, without the sealing key\n", path)
+	fmt.Fprintf(c.Err, "written to %s, without the sealing key\n", path)
 	return nil
 }
 
 func (c *cli) restoreCommand() *cobra.Command {
 	var data string
-	cmd := &cobra.Command{Use: "restore FILE", Short: "Create a data directory from a backup", Args: args(cobra.ExactArgs(1)),
+	cmd := &cobra.Command{Use: "restore FILE", Short: "Create a data directory from a backup", Args: term.Args(cobra.ExactArgs(1)),
 		Long: `Create a data directory from a backup. A backup does not contain seal.key: copy the old
 one there too, or stored secrets cannot be decrypted.`,
 		Example: "  lull server restore state.backup --data new-data",
@@ -396,7 +397,7 @@ one there too, or stored secrets cannot be decrypted.`,
 			if err := etcd.Restore(a[0], data); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.err, "restored into %s; copy its seal.key there too\n", data)
+			fmt.Fprintf(c.Err, "restored into %s; copy its seal.key there too\n", data)
 			return nil
 		}}
 	cmd.Flags().StringVar(&data, "data", defaultServerConfig().Data, "data directory to create; it must be empty or absent")

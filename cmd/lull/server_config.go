@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/cli/reporting"
+	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
 	"lull/internal/lib/outward"
@@ -201,7 +203,7 @@ func (cfg *serverConfig) validate() error {
 	switch {
 	case err != nil:
 		fail("cannot listen on %q: want host:port", cfg.Listen)
-	case cfg.TLSCert == "" && !cfg.Insecure && !loopbackName(host):
+	case cfg.TLSCert == "" && !cfg.Insecure && !reporting.Loopback(host):
 		fail("cannot listen on %s without TLS: tokens could be read in transit; give --tls-cert and --tls-key, or --insecure", cfg.Listen)
 	}
 	if _, err := outward.ParseAllow(fields(cfg.NotifyAllow)); err != nil {
@@ -229,16 +231,11 @@ func (cfg *serverConfig) peerRoots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-func loopbackName(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
-
 // configServer prints the effective settings of lull server.
 func (c *cli) configServer() *cobra.Command {
 	var file string
 	cmd := c.configOf("server", "Show the settings of lull server and its fleet", func(flags *pflag.FlagSet) ([]setting, error) {
-		_, l, err := resolveServer(c.getenv, file, flags)
+		_, l, err := resolveServer(c.Getenv, file, flags)
 		return l, err
 	})
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
@@ -319,4 +316,21 @@ func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret
 		return v, nil
 	}
 	return func(s sealed.Secret) (string, error) { return seal.Open(s, file, env) }
+}
+
+// prices is the table that replaces the published one; nil without a file.
+func (cfg *serverConfig) prices() (savings.Prices, error) {
+	if cfg.Prices == "" {
+		return nil, nil
+	}
+	f, err := os.Open(cfg.Prices)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the prices: %w", err)
+	}
+	defer f.Close()
+	p, err := savings.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", cfg.Prices, err)
+	}
+	return p, nil
 }

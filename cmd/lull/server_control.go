@@ -112,13 +112,13 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, 
 		owners = []string{"self"}
 	}
 	aws := ec2cloud.New(set, owners)
-	open := secrets(seal, c.getenv)
+	open := secrets(seal, c.Getenv)
 	cmls := cmlconsole.New(cmlconsole.Config{Fleet: f, Secret: open, Port: cfg.CMLPort})
 	plane.cml = cmls.Probe
 	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {
 		return plane, err
 	}
-	if plane.traces, err = tracing.FromEnv(context.Background(), c.getenv, "lull-server", version, nil, log); err != nil {
+	if plane.traces, err = tracing.FromEnv(context.Background(), c.Getenv, "lull-server", version, nil, log); err != nil {
 		return plane, err
 	}
 	ctl, err := controller.New(controller.Config{
@@ -130,7 +130,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, 
 		return plane, err
 	}
 	reg.MustRegister(ctl.Collector())
-	plane.live, plane.admin, plane.tasks = observed{ctl}, admin{ctl, cfg.Role}, []task.Task{task.Loop(plane.journal.String(), plane.journal.Run), ctl}
+	plane.live, plane.admin, plane.tasks = observed{ctl}, controllerAdmin{ctl, cfg.Role}, []task.Task{task.Loop(plane.journal.String(), plane.journal.Run), ctl}
 	plane.evidence = plane.journal
 	return plane, nil
 }
@@ -208,13 +208,13 @@ func (o observed) Report(_ context.Context, id string, r control.AgentReport) bo
 
 func (o observed) Verdicts(context.Context) map[string]fleet.IdleStatus { return o.ctl.Verdicts() }
 
-// admin is the controller as administrators see it.
-type admin struct {
+// controllerAdmin is the controller as administrators see it.
+type controllerAdmin struct {
 	ctl  *controller.Controller
 	role string
 }
 
-func (a admin) Stats() map[string]any {
+func (a controllerAdmin) Stats() map[string]any {
 	out := map[string]any{}
 	b, err := json.Marshal(a.ctl.Stats())
 	if err == nil {
@@ -226,14 +226,14 @@ func (a admin) Stats() map[string]any {
 	return out
 }
 
-func (a admin) Trigger() { a.ctl.TriggerReconcile() }
+func (a controllerAdmin) Trigger() { a.ctl.TriggerReconcile() }
 
-func (a admin) Resign(context.Context) error {
+func (a controllerAdmin) Resign(context.Context) error {
 	a.ctl.Resign()
 	return nil
 }
 
-func (a admin) Shards(context.Context) (control.Shards, error) {
+func (a controllerAdmin) Shards(context.Context) (control.Shards, error) {
 	l := a.ctl.Leadership()
 	out := control.Shards{Server: l.Server, Role: a.role, Held: l.Shards, Total: l.Total, LeaseSeconds: l.Lease, Members: []control.Member{}}
 	for _, id := range slices.Sorted(maps.Keys(l.Members)) {

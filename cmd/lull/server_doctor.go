@@ -17,8 +17,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/channel"
 	"lull/internal/platform/ec2"
 	"lull/internal/protocol/control"
 	"lull/internal/store"
@@ -34,22 +36,22 @@ const (
 
 func (c *cli) serverDoctor() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "doctor", Short: "Check a server's settings, files and permissions", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "doctor", Short: "Check a server's settings, files and permissions", Args: term.Args(cobra.NoArgs),
 		Long: `Check everything that a server with these settings needs: its files, the store, the
 listen address and certificate, credentials and permissions in each region, the clock
 and the price table. With LULL_SERVER and LULL_TOKEN, also check the running server's
 stored settings and notifications. Nothing is changed; permissions are tested with
 EC2 dry runs.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
+			cfg, _, err := resolveServer(c.Getenv, file, cmd.Flags())
 			if err != nil {
-				return &usageError{err}
+				return term.Usage(err)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Minute)
 			defer cancel()
 			d := &serverCheck{c: c, cfg: cfg}
 			d.look(ctx)
-			return c.showFindings(d.findings)
+			return c.ShowFindings(d.Findings)
 		}}
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindServerFlags(cmd.Flags())
@@ -60,7 +62,7 @@ EC2 dry runs.`,
 type serverCheck struct {
 	c   *cli
 	cfg serverConfig
-	findings
+	term.Findings
 }
 
 func (d *serverCheck) look(ctx context.Context) {
@@ -76,13 +78,13 @@ func (d *serverCheck) files() {
 	info, err := os.Stat(d.cfg.Data)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		d.add("data directory", true, d.cfg.Data+" is created at the first start", "")
+		d.Add("data directory", true, d.cfg.Data+" is created at the first start", "")
 	case err != nil:
-		d.add("data directory", false, err.Error(), "make it readable for this user")
+		d.Add("data directory", false, err.Error(), "make it readable for this user")
 	case info.Mode().Perm()&0o077 != 0:
-		d.add("data directory", false, fmt.Sprintf("%s has mode %o: other users can read its contents", d.cfg.Data, info.Mode().Perm()), "chmod 700 "+d.cfg.Data)
+		d.Add("data directory", false, fmt.Sprintf("%s has mode %o: other users can read its contents", d.cfg.Data, info.Mode().Perm()), "chmod 700 "+d.cfg.Data)
 	default:
-		d.add("data directory", true, d.cfg.Data, "")
+		d.Add("data directory", true, d.cfg.Data, "")
 	}
 	key := d.cfg.SealKey
 	if key == "" {
@@ -91,15 +93,15 @@ func (d *serverCheck) files() {
 	info, err = os.Stat(key)
 	switch {
 	case d.cfg.SealKey == "" && d.cfg.Etcd != "":
-		d.add("sealing key", false, "none: secrets cannot be stored, and links in warnings cannot be signed", "use the same --seal-key on every server: head -c 32 /dev/urandom > FILE")
+		d.Add("sealing key", false, "none: secrets cannot be stored, and links in warnings cannot be signed", "use the same --seal-key on every server: head -c 32 /dev/urandom > FILE")
 	case errors.Is(err, fs.ErrNotExist) && d.cfg.SealKey == "":
-		d.add("sealing key", true, key+" is created at the first start", "")
+		d.Add("sealing key", true, key+" is created at the first start", "")
 	case err != nil:
-		d.add("sealing key", false, err.Error(), "put a file of 32 bytes there, readable by the server only")
+		d.Add("sealing key", false, err.Error(), "put a file of 32 bytes there, readable by the server only")
 	case info.Size() != 32 || info.Mode().Perm()&0o077 != 0:
-		d.add("sealing key", false, fmt.Sprintf("%s has %d bytes and mode %o", key, info.Size(), info.Mode().Perm()), "it must have 32 bytes and mode 600")
+		d.Add("sealing key", false, fmt.Sprintf("%s has %d bytes and mode %o", key, info.Size(), info.Mode().Perm()), "it must have 32 bytes and mode 600")
 	default:
-		d.add("sealing key", true, key+"; keep a copy elsewhere, backups do not contain it", "")
+		d.Add("sealing key", true, key+"; keep a copy elsewhere, backups do not contain it", "")
 	}
 }
 
@@ -109,11 +111,11 @@ func (d *serverCheck) address() {
 	local := host == "localhost" || ip != nil && ip.IsLoopback()
 	switch {
 	case err != nil:
-		d.add("address", false, err.Error(), "want --listen HOST:PORT")
+		d.Add("address", false, err.Error(), "want --listen HOST:PORT")
 	case d.cfg.TLSCert == "" && local:
-		d.add("address", true, d.cfg.Listen+", loopback only, without TLS", "")
+		d.Add("address", true, d.cfg.Listen+", loopback only, without TLS", "")
 	case d.cfg.TLSCert == "":
-		d.add("address", false, d.cfg.Listen+" without TLS: tokens can be read in transit", "give --tls-cert and --tls-key, or put a TLS proxy in front")
+		d.Add("address", false, d.cfg.Listen+" without TLS: tokens can be read in transit", "give --tls-cert and --tls-key, or put a TLS proxy in front")
 	default:
 		d.certificate()
 	}
@@ -125,11 +127,11 @@ func (d *serverCheck) certificate() {
 		pair.Leaf, err = x509.ParseCertificate(pair.Certificate[0])
 	}
 	if err != nil {
-		d.add("certificate", false, err.Error(), "give a certificate and its key in PEM")
+		d.Add("certificate", false, err.Error(), "give a certificate and its key in PEM")
 		return
 	}
 	left := time.Until(pair.Leaf.NotAfter)
-	d.add("certificate", left > certEnds && time.Now().After(pair.Leaf.NotBefore), fmt.Sprintf("%s, for %v, from %s until %s", d.cfg.Listen, pair.Leaf.DNSNames,
+	d.Add("certificate", left > certEnds && time.Now().After(pair.Leaf.NotBefore), fmt.Sprintf("%s, for %v, from %s until %s", d.cfg.Listen, pair.Leaf.DNSNames,
 		pair.Leaf.NotBefore.Format(time.DateOnly), pair.Leaf.NotAfter.Format(time.DateOnly)), "renew it; it is reloaded on change")
 }
 
@@ -139,7 +141,7 @@ func (d *serverCheck) prices() {
 		p, err = savings.Published()
 	}
 	if err != nil {
-		d.add("prices", false, err.Error(), "fix the file given with --prices")
+		d.Add("prices", false, err.Error(), "fix the file given with --prices")
 		return
 	}
 	var newest time.Time
@@ -148,9 +150,9 @@ func (d *serverCheck) prices() {
 			newest = v.AsOf
 		}
 	}
-	d.add("prices", true, fmt.Sprintf("%d, as of %s", len(p), newest.Format(time.DateOnly)), "")
+	d.Add("prices", true, fmt.Sprintf("%d, as of %s", len(p), newest.Format(time.DateOnly)), "")
 	if time.Since(newest) > oldPrices { // nothing fails for it
-		d.hint("the price table is old, and savings are calculated from it; give a newer one with --prices")
+		d.Hint("the price table is old, and savings are calculated from it; give a newer one with --prices")
 	}
 }
 
@@ -174,33 +176,33 @@ func (d *serverCheck) server(ctx context.Context) (at places, running bool) {
 	defer db.Close()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "doctor", Flags: d.cfg.flags, Env: d.cfg.env, File: d.cfg.file})
 	if err != nil {
-		d.add("settings", false, err.Error(), "fix what is listed")
+		d.Add("settings", false, err.Error(), "fix what is listed")
 		return nil, false
 	}
 	s := f.Settings()
 	at = placesOf(s.AWSDefaultRegion, slices.Collect(maps.Keys(s.AWSRegionConfigs)))
-	cl, err := d.c.control()
+	cl, err := d.c.ServerClient()
 	if err != nil {
-		d.add("server", true, "not checked: "+err.Error(), "")
+		d.Add("server", true, "not checked: "+err.Error(), "")
 		return at, false
 	}
 	stored, err := control.Read[control.Settings](ctx, cl, "/settings")
 	if err != nil {
-		d.add("server", false, err.Error(), "start it, and set LULL_SERVER and LULL_TOKEN (lull server --new-admin-token creates one) to include it")
+		d.Add("server", false, err.Error(), "start it, and set LULL_SERVER and LULL_TOKEN (lull server --new-admin-token creates one) to include it")
 		return at, false
 	}
-	d.add("server", true, d.c.serverURL()+" answers, and the token is valid", "")
-	_, channels, err := d.c.channels(ctx)
+	d.Add("server", true, d.c.ServerURL()+" answers, and the token is valid", "")
+	channels, err := control.All[channel.Delivery](ctx, cl, "/api/v1/notifications/channels", nil)
 	if err != nil {
-		d.add("notifications", false, err.Error(), "use a token with the role operator or admin")
+		d.Add("notifications", false, err.Error(), "use a token with the role operator or admin")
 	}
 	for _, x := range channels {
 		ok := x.FailingSince == nil && x.Dead == 0
 		found := fmt.Sprintf("%s: %d delivered, %d waiting, %d dead", x.Type, x.Delivered, x.Pending, x.Dead)
 		if x.FailingSince != nil {
-			found += "; failing since " + clockTime(*x.FailingSince) + ": " + x.LastError
+			found += "; failing since " + term.Time(*x.FailingSince) + ": " + x.LastError
 		}
-		d.add("notifications to "+x.Channel, ok, found, "lull notify test "+x.Channel+"; then lull notify dead, retry or drop")
+		d.Add("notifications to "+x.Channel, ok, found, "lull notify test "+x.Channel+"; then lull notify dead, retry or drop")
 	}
 	first, configured := s.AWSDefaultRegion, []string{}
 	for _, v := range stored.Items {
@@ -221,11 +223,11 @@ func (d *serverCheck) server(ctx context.Context) (at places, running bool) {
 func (d *serverCheck) store(ctx context.Context, running bool) {
 	switch {
 	case d.cfg.Etcd == "" && running:
-		d.add("store", true, "in "+d.cfg.Data+", open in the running server, which answers from it", "")
+		d.Add("store", true, "in "+d.cfg.Data+", open in the running server, which answers from it", "")
 		return
 	case d.cfg.Etcd == "":
 		if _, err := os.Stat(d.cfg.Data); errors.Is(err, fs.ErrNotExist) {
-			d.add("store", true, "empty: it is created at the first start", "")
+			d.Add("store", true, "empty: it is created at the first start", "")
 			return
 		}
 	}
@@ -233,21 +235,21 @@ func (d *serverCheck) store(ctx context.Context, running bool) {
 	defer cancel()
 	db, err := d.cfg.open(open, d.c.logger(d.cfg))
 	if err != nil {
-		d.add("store", false, err.Error(), "a running server has opened its data directory: set LULL_SERVER and LULL_TOKEN to check that server; an etcd cluster must have quorum and accept this user")
+		d.Add("store", false, err.Error(), "a running server has opened its data directory: set LULL_SERVER and LULL_TOKEN to check that server; an etcd cluster must have quorum and accept this user")
 		return
 	}
 	defer func() {
 		if err := db.Close(); err != nil {
-			d.add("store", false, err.Error(), "see the cause")
+			d.Add("store", false, err.Error(), "see the cause")
 		}
 	}()
 	began := time.Now()
 	page, err := db.Range(open, store.Query{Keys: store.Prefix("workers/"), Limit: 1})
 	if err != nil {
-		d.add("store", false, err.Error(), "free space or raise the quota, then disarm the alarm: etcdctl alarm disarm")
+		d.Add("store", false, err.Error(), "free space or raise the quota, then disarm the alarm: etcdctl alarm disarm")
 		return
 	}
-	d.add("store", true, fmt.Sprintf("answers in %s, at revision %d", span(time.Since(began)), page.Revision), "")
+	d.Add("store", true, fmt.Sprintf("answers in %s, at revision %d", term.Span(time.Since(began)), page.Revision), "")
 }
 
 // cloud tries each region that the settings name: the credentials, the clock,
@@ -255,12 +257,12 @@ func (d *serverCheck) store(ctx context.Context, running bool) {
 func (d *serverCheck) cloud(ctx context.Context, regions places) {
 	accounts, err := accountsOf(d.cfg.Accounts)
 	if err != nil {
-		d.add("accounts", false, err.Error(), "want --aws-accounts NAME=ROLE-ARN,...")
+		d.Add("accounts", false, err.Error(), "want --aws-accounts NAME=ROLE-ARN,...")
 		return
 	}
 	limits, err := d.cfg.limits()
 	if err != nil {
-		d.add("rates", false, err.Error(), "fix the rate")
+		d.Add("rates", false, err.Error(), "fix the rate")
 		return
 	}
 	set := &ec2.Set{Accounts: accounts, Limits: limits}
@@ -283,29 +285,29 @@ func (d *serverCheck) region(ctx context.Context, set *ec2.Set, account, region 
 	defer cancel()
 	cl, err := set.Client(call, account, region)
 	if err != nil {
-		d.add("region "+name, false, err.Error(), "provide credentials: AWS_PROFILE, AWS_ACCESS_KEY_ID, or the machine's role")
+		d.Add("region "+name, false, err.Error(), "provide credentials: AWS_PROFILE, AWS_ACCESS_KEY_ID, or the machine's role")
 		return
 	}
 	states, err := cl.States(call)
 	if err != nil {
-		d.add("region "+name, false, err.Error(), "allow the server's role what etc/examples/cloudformation.yaml lists, and make EC2 reachable from this network")
+		d.Add("region "+name, false, err.Error(), "allow the server's role what etc/examples/cloudformation.yaml lists, and make EC2 reachable from this network")
 		return
 	}
-	d.add("region "+name, true, fmt.Sprintf("%d instances seen", len(states)), "")
+	d.Add("region "+name, true, fmt.Sprintf("%d instances seen", len(states)), "")
 	ids := slices.Sorted(maps.Keys(states))
 	if len(ids) == 0 {
-		d.add("rights in "+name, true, "not tested: no EC2 instance to test with", "")
+		d.Add("rights in "+name, true, "not tested: no EC2 instance to test with", "")
 		return
 	}
 	for _, op := range []string{"StopInstances", "StartInstances", "CreateTags"} {
 		err := cl.DryRun(call, op, ids[0])
 		switch ec2.KindOf(err) {
 		case "":
-			d.add(op+" in "+name, err == nil, "tested with "+ids[0]+", as a dry run", "see the cause: "+fmt.Sprint(err))
+			d.Add(op+" in "+name, err == nil, "tested with "+ids[0]+", as a dry run", "see the cause: "+fmt.Sprint(err))
 		case ec2.Unauthorized:
-			d.add(op+" in "+name, false, err.Error(), "allow it for the server's role, at least for instances with the tag managed-by")
+			d.Add(op+" in "+name, false, err.Error(), "allow it for the server's role, at least for instances with the tag managed-by")
 		default:
-			d.add(op+" in "+name, true, "allowed; of "+ids[0]+" EC2 says: "+ec2.CodeOf(err), "")
+			d.Add(op+" in "+name, true, "allowed; of "+ids[0]+" EC2 says: "+ec2.CodeOf(err), "")
 		}
 	}
 }
@@ -313,7 +315,7 @@ func (d *serverCheck) region(ctx context.Context, set *ec2.Set, account, region 
 // clock compares this machine's with AWS's, which refuses calls that are five
 // minutes off.
 func (d *serverCheck) clock(ctx context.Context, region string) {
-	endpoint := d.c.getenv("AWS_ENDPOINT_URL")
+	endpoint := d.c.Getenv("AWS_ENDPOINT_URL")
 	if endpoint == "" {
 		endpoint = "https://ec2." + region + ".amazonaws.com"
 	}
@@ -321,21 +323,21 @@ func (d *serverCheck) clock(ctx context.Context, region string) {
 	defer cancel()
 	req, err := http.NewRequestWithContext(call, http.MethodHead, endpoint, nil)
 	if err != nil {
-		d.add("clock", false, err.Error(), "correct AWS_ENDPOINT_URL")
+		d.Add("clock", false, err.Error(), "correct AWS_ENDPOINT_URL")
 		return
 	}
 	began := time.Now()
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		d.add("clock", false, "not compared: "+err.Error(), "make EC2 reachable from this network")
+		d.Add("clock", false, "not compared: "+err.Error(), "make EC2 reachable from this network")
 		return
 	}
 	res.Body.Close()
 	at, err := http.ParseTime(res.Header.Get("Date"))
 	if err != nil {
-		d.add("clock", true, "not compared: the answer has no date", "")
+		d.Add("clock", true, "not compared: the answer has no date", "")
 		return
 	}
 	off := began.Sub(at).Round(time.Second)
-	d.add("clock", off.Abs() < clockSlack, fmt.Sprintf("%s from that of %s", off, endpoint), "set the clock: systemctl enable --now systemd-timesyncd")
+	d.Add("clock", off.Abs() < clockSlack, fmt.Sprintf("%s from that of %s", off, endpoint), "set the clock: systemctl enable --now systemd-timesyncd")
 }

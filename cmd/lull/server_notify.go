@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"log/slog"
-	_ "time/tzdata" // zones where the machine has none, as in an empty container
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
@@ -19,5 +18,5 @@ func (c *cli) newNotifier(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer,
 		return nil, fmt.Errorf("cannot use notify-allow: %w", err)
 	}
 	dial := outward.Dialer{Allow: allow}
-	return notify.New(notify.Config{Fleet: f, Secret: secrets(seal, c.getenv), Dial: dial.DialContext, Version: version, Log: log.With("part", "notifier")})
+	return notify.New(notify.Config{Fleet: f, Secret: secrets(seal, c.Getenv), Dial: dial.DialContext, Version: version, Log: log.With("part", "notifier")})
 }

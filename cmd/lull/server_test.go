@@ -12,12 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"lull/internal/cli/term"
 	"lull/internal/core/idle"
 	"lull/internal/lib/freeport"
 	"lull/internal/lib/programtest"
 	"lull/internal/protocol/control"
-
-	"github.com/rogpeppe/go-internal/testscript"
 )
 
 // freePort returns an unused port of this machine.
@@ -155,7 +156,7 @@ func TestServerConfigFaults(t *testing.T) {
 				}
 				return ""
 			})
-			if code != exitUsage {
+			if code != term.ExitUsage {
 				t.Errorf("ended with %d: %s", code, errs.String())
 			}
 			for _, w := range c.want {

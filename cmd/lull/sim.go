@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/cli/reporting"
+	"lull/internal/cli/term"
 	"lull/internal/sim"
 	"lull/internal/sim/world"
 )
@@ -22,7 +24,7 @@ type simFlags struct {
 
 func (c *cli) simCommand() *cobra.Command {
 	var f simFlags
-	cmd := &cobra.Command{Use: "sim", Short: "Run a simulated cloud with scripted users", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "sim", Short: "Run a simulated cloud with scripted users", Args: term.Args(cobra.NoArgs),
 		Long: `Run a simulated cloud on this machine: EC2, STS, CloudWatch, instance metadata and CML
 hosts, with scripted users. Point a server at it with
 
@@ -42,11 +44,11 @@ hosts, with scripted users. Point a server at it with
 func (c *cli) simulate(ctx context.Context, f simFlags) error {
 	cfg, err := f.world()
 	if err != nil {
-		return &usageError{err}
+		return term.Usage(err)
 	}
 	host, _, err := net.SplitHostPort(f.listen)
-	if err != nil || !loopbackName(host) {
-		return &usageError{fmt.Errorf("cannot listen on %q: the simulator only listens on loopback; want 127.0.0.1:port", f.listen)}
+	if err != nil || !reporting.Loopback(host) {
+		return term.Usage(fmt.Errorf("cannot listen on %q: the simulator only listens on loopback; want 127.0.0.1:port", f.listen))
 	}
 	s, err := sim.New(sim.Options{Scenario: cfg, State: f.state})
 	if err != nil {
@@ -60,7 +62,7 @@ func (c *cli) simulate(ctx context.Context, f simFlags) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("cannot listen for CML: %w", err), api.Close())
 	}
-	fmt.Fprintf(c.out, "AWS and control API on http://%s, CML on port %d of each host's address\n", api.Addr(), cml.Addr().(*net.TCPAddr).Port)
+	fmt.Fprintf(c.Out, "AWS and control API on http://%s, CML on port %d of each host's address\n", api.Addr(), cml.Addr().(*net.TCPAddr).Port)
 	return s.Run(ctx, sim.Listeners{API: api, CML: sim.LoopbackOnly(cml)})
 }
 

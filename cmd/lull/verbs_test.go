@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/policy/when"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
@@ -78,7 +79,7 @@ func TestListingsTellOfAHalt(t *testing.T) {
 
 // leaves are all verbs by name that do something.
 func leaves() map[string]*cobra.Command {
-	root := (&cli{getenv: func(string) string { return "" }, out: &bytes.Buffer{}, err: &bytes.Buffer{}}).root()
+	root := newCLI(nil, &bytes.Buffer{}, &bytes.Buffer{}, func(string) string { return "" }).root()
 	out := map[string]*cobra.Command{}
 	var walk func(cmd *cobra.Command)
 	walk = func(cmd *cobra.Command) {
@@ -166,7 +167,7 @@ func TestExamplesAreTaken(t *testing.T) {
 		for line := range strings.Lines(cmd.Example) {
 			n++
 			if a := shellWords(strings.TrimSpace(line)); len(a) > 1 && a[0] == "lull" {
-				root := (&cli{getenv: func(string) string { return "" }}).root()
+				root := newCLI(nil, nil, nil, func(string) string { return "" }).root()
 				found, rest, err := root.Find(a[1:])
 				if err == nil {
 					err = found.ParseFlags(rest)
@@ -235,12 +236,12 @@ func TestTimesHaveOneGrammar(t *testing.T) {
 					if verb == "agent snooze" {
 						args = strings.Fields(verb)
 					}
-					if out, errs, code := lullWith(env, append(args, "--"+f.Name, text)...); code == exitUsage {
+					if out, errs, code := lullWith(env, append(args, "--"+f.Name, text)...); code == term.ExitUsage {
 						t.Errorf("%s --%s %q: %q %q", verb, f.Name, text, out, errs)
 					}
 				}
 				asked = false
-				if _, errs, code := lullWith(env, append(words(t, verb), "--"+f.Name, "soonish")...); code != exitUsage || asked {
+				if _, errs, code := lullWith(env, append(words(t, verb), "--"+f.Name, "soonish")...); code != term.ExitUsage || asked {
 					t.Errorf("%s --%s soonish ended with %d, asked %t: %q", verb, f.Name, code, asked, errs)
 				}
 			}
@@ -277,10 +278,10 @@ func TestOffHasNoEnd(t *testing.T) {
 		if verb == "agent snooze" {
 			args = strings.Fields(verb)
 		}
-		if out, errs, code := lullWith(env, append(args, "--off", "--for", "2h")...); code != exitUsage || asked > 0 {
+		if out, errs, code := lullWith(env, append(args, "--off", "--for", "2h")...); code != term.ExitUsage || asked > 0 {
 			t.Errorf("%s --off --for 2h ended with %d, asked %d times: %q %q", verb, code, asked, out, errs)
 		}
-		if out, errs, code := lullWith(env, append(args, "--off")...); code == exitUsage || asked == 0 {
+		if out, errs, code := lullWith(env, append(args, "--off")...); code == term.ExitUsage || asked == 0 {
 			t.Errorf("%s --off ended with %d, asked %d times: %q %q", verb, code, asked, out, errs)
 		}
 		asked = 0
@@ -316,11 +317,11 @@ func TestServersAreAskedAlike(t *testing.T) {
 		fmt.Fprint(w, `{"id":"w-1","name":"campus-1","items":[]}`)
 	})
 	delete(env, "LULL_HOST")
-	if out, errs, code := lullWith(env, "snooze", "campus-1", "--for", "1h"); code != exitDone || !strings.Contains(out, "campus-1 snoozed until") || !strings.HasPrefix(asked[len(asked)-1], "POST /api/v1/workers/w-1/snooze") {
+	if out, errs, code := lullWith(env, "snooze", "campus-1", "--for", "1h"); code != term.ExitDone || !strings.Contains(out, "campus-1 snoozed until") || !strings.HasPrefix(asked[len(asked)-1], "POST /api/v1/workers/w-1/snooze") {
 		t.Errorf("snooze ended with %d: %q %q, asked %q", code, out, errs, asked)
 	}
 	asked = nil
-	if out, errs, code := lullWith(env, "events", "--since", "2026-01-02T15:04:05Z"); code != exitDone || len(asked) != 1 || !strings.Contains(asked[0], "2026-01-02T15:04:05Z") {
+	if out, errs, code := lullWith(env, "events", "--since", "2026-01-02T15:04:05Z"); code != term.ExitDone || len(asked) != 1 || !strings.Contains(asked[0], "2026-01-02T15:04:05Z") {
 		t.Errorf("events ended with %d: %q %q, asked %q", code, out, errs, asked)
 	}
 }
@@ -336,7 +337,7 @@ func shellWords(line string) (out []string) {
 // TestExitCodes: every verb ends with the code of the answer it gets, says why
 // on standard error, and prints nothing.
 func TestExitCodes(t *testing.T) {
-	for status, want := range map[int]int{404: exitNotFound, 409: exitRefused, 403: exitRefused, 412: exitRefused, 400: exitUsage, 422: exitUsage, 413: exitUsage, 401: exitFailed, 500: exitFailed, 503: exitFailed} {
+	for status, want := range map[int]int{404: term.ExitNotFound, 409: term.ExitRefused, 403: term.ExitRefused, 412: term.ExitRefused, 400: term.ExitUsage, 422: term.ExitUsage, 413: term.ExitUsage, 401: term.ExitFailed, 500: term.ExitFailed, 503: term.ExitFailed} {
 		env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 			httpx.WriteProblem(w, httpx.NewProblem(status, "some_code", "cannot do it: a reason"))
 		})
@@ -357,7 +358,7 @@ func TestNobodyAnswers(t *testing.T) {
 	env := map[string]string{"LULL_SERVER": "http://127.0.0.1:1", "LULL_TOKEN": "t", "LULL_HOST": "unix://" + none, "LULL_AGENT_SOCKET": none, "XDG_CONFIG_HOME": none}
 	for verb := range asking {
 		out, errs, code := lullWith(env, words(t, verb, "--json")...)
-		if code != exitFailed || out != "" || !strings.Contains(errs, "lull: cannot reach a lull ") || !strings.Contains(errs, "start one with: lull ") {
+		if code != term.ExitFailed || out != "" || !strings.Contains(errs, "lull: cannot reach a lull ") || !strings.Contains(errs, "start one with: lull ") {
 			t.Errorf("%s ended with %d: %q %q", verb, code, out, errs)
 		}
 	}
@@ -372,14 +373,14 @@ func TestUsage(t *testing.T) {
 			if cmd.DisableFlagParsing {
 				continue
 			}
-			if code != exitUsage || out != "" || !strings.HasPrefix(errs, "lull: ") {
+			if code != term.ExitUsage || out != "" || !strings.HasPrefix(errs, "lull: ") {
 				t.Errorf("%s %v ended with %d: %q %q", name, wrong, code, out, errs)
 			}
 		}
 		if cmd.ValidateArgs(nil) == nil {
 			continue
 		}
-		if out, errs, code := lullWith(env, strings.Fields(name)...); code != exitUsage || out != "" || !strings.Contains(errs, "--help") {
+		if out, errs, code := lullWith(env, strings.Fields(name)...); code != term.ExitUsage || out != "" || !strings.Contains(errs, "--help") {
 			t.Errorf("%s without arguments ended with %d: %q %q", name, code, out, errs)
 		}
 	}
@@ -406,7 +407,7 @@ func TestListingsAreArrays(t *testing.T) {
 		for _, flag := range []string{"--json", "-o=json"} {
 			out, errs, code := lullWith(env, words(t, verb, flag)...)
 			var l []any
-			if err := json.Unmarshal([]byte(out), &l); err != nil || l == nil || len(l) > 0 || code != exitDone || errs != "" {
+			if err := json.Unmarshal([]byte(out), &l); err != nil || l == nil || len(l) > 0 || code != term.ExitDone || errs != "" {
 				t.Errorf("%s %s ended with %d: %q %q %v", verb, flag, code, out, errs, err)
 			}
 		}
@@ -435,7 +436,7 @@ func TestWaiting(t *testing.T) {
 	})
 	out, errs, code := lullWith(env, "worker", "import", "i-0123456789abcdef0", "--name", "old", "--wait", "--json")
 	var w struct{ Status string }
-	if err := json.Unmarshal([]byte(out), &w); err != nil || w.Status != "RUNNING" || code != exitDone {
+	if err := json.Unmarshal([]byte(out), &w); err != nil || w.Status != "RUNNING" || code != term.ExitDone {
 		t.Errorf("ended with %d: %q, %v", code, out, err)
 	}
 	if !strings.Contains(errs, "old UNKNOWN imported, not observed yet\n") || !strings.Contains(errs, "old RUNNING\n") {
@@ -445,7 +446,7 @@ func TestWaiting(t *testing.T) {
 	cancel()
 	var o, e bytes.Buffer
 	code = run(ctx, []string{"worker", "start", "w", "--wait"}, nil, &o, &e, func(k string) string { return env[k] })
-	if code == exitDone && o.Len() > 0 {
+	if code == term.ExitDone && o.Len() > 0 {
 		t.Errorf("after Ctrl-C it printed %q %q", o.String(), e.String())
 	}
 }

@@ -44,7 +44,7 @@ func (t *Tree) parts() []string {
 		case fields[0] == "cmd":
 			depth = 2
 		case slices.ContainsFunc(bandNamed("daemon").Root, func(root string) bool { return under(dir, root) }),
-			under(dir, "internal/guestagent"), under(dir, "internal/shim"), under(dir, "internal/relay"), under(dir, "internal/sim"):
+			under(dir, "internal/guestagent"), under(dir, "internal/shim"), under(dir, "internal/relay"), under(dir, cli), under(dir, "internal/sim"):
 			depth = 2
 		}
 		if depth == 0 || len(fields) < depth {

@@ -1,0 +1,30 @@
+package agent
+
+import (
+	"bytes"
+	"lull/internal/cli/client"
+	"lull/internal/cli/term"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/protocol/agentctl"
+	"lull/internal/protocol/hostctl"
+)
+
+// TestFleetHaltIsShown on the screens of an agent and of a host, with the command
+// that ends it.
+func TestFleetHaltIsShown(t *testing.T) {
+	c := verbs{&client.Session{Term: term.Term{Getenv: func(string) string { return "" }}}}
+	h := idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "network", Fleet: true}
+	var agent, host bytes.Buffer
+	c.agentStatusText(&agent, agentctl.Status{Server: &agentctl.ServerLink{Halted: true, Halt: h.Sentence("")}})
+	c.ShowHostHalt(&host, hostctl.Status{Halt: &h, Server: &hostctl.ServerLink{URL: "https://lull.example.com"}})
+	for screen, said := range map[string]string{"agent": agent.String(), "host": host.String()} {
+		line, _, _ := strings.Cut(said, "\n")
+		if !strings.HasPrefix(line, "HALTED: ") || !strings.Contains(line, "fleet") || !strings.Contains(line, "ada") || !strings.Contains(line, "lull halt --off --server") {
+			t.Errorf("%s begins with %q", screen, line)
+		}
+	}
+}

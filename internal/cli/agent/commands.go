@@ -1,0 +1,19 @@
+// Package agent has the verbs that ask the agent of this machine, or a server
+// about agents elsewhere.
+package agent
+
+import (
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/client"
+)
+
+// verbs are the verbs of this package for one run of the command line.
+type verbs struct{ *client.Session }
+
+// Commands returns the verbs of lull agent that ask an agent or a server.
+func Commands(s *client.Session) []*cobra.Command {
+	v := verbs{s}
+	return []*cobra.Command{v.agentStatus(), v.agentWhy(), v.agentReload(), v.agentSnooze(), v.agentComplete(), v.agentLease(), v.agentTTL(),
+		v.agentHistory(), v.agentLs()}
+}

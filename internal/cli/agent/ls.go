@@ -1,0 +1,73 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/term"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/control"
+)
+
+// agentLs lists the agents that report to a server.
+func (c verbs) agentLs() *cobra.Command {
+	return &cobra.Command{Use: "ls", Short: "List agents, and which are outdated or silent", Args: term.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.ServerClient()
+			if err != nil {
+				return err
+			}
+			l, err := control.All[control.Machine](cmd.Context(), cl, "/api/v1/agents", nil)
+			if err != nil {
+				return err
+			}
+			return c.Print(l, func(w io.Writer) {
+				term.Rows(w, "MACHINE\tWORKER\tVERSION\tSERVER\tHEARD\tHOLDER\tSTATE\tALARMS", func(row func(string, ...any)) {
+					for _, m := range l {
+						r := m.Agent()
+						version := term.Dash(m.Version)
+						if m.Outdated {
+							version += " (outdated)"
+						}
+						// Another server hears it: what it said is known there.
+						heard, state, alarms := "there", "-", "-"
+						if m.Report != nil {
+							heard = term.Span(time.Duration(m.AgeSeconds*float64(time.Second))) + " ago"
+							state, alarms = agentState(r), fmt.Sprint(len(r.Alarms))
+						}
+						if m.Stale {
+							heard += " (silent)"
+						}
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", m.Name, term.Dash(m.WorkerID), version, m.Server, heard, term.Dash(r.Holder), state, alarms)
+					}
+				})
+			})
+		}}
+}
+
+// agentState says in a word or two what an agent sees.
+func agentState(r control.AgentReport) string {
+	if a := r.Action; a != nil && (a.Phase == "calling" || a.Phase == "accepted") {
+		return a.Action
+	}
+	var active, unknown []string
+	for _, x := range r.Readings {
+		switch x.State.String() {
+		case "active":
+			active = append(active, x.Signal)
+		case "unknown":
+			unknown = append(unknown, x.Signal)
+		}
+	}
+	switch {
+	case len(active) > 0:
+		return "active: " + strings.Join(active, ", ")
+	case len(unknown) > 0:
+		return "unknown: " + strings.Join(unknown, ", ")
+	}
+	return "idle for " + idle.HumanMinutes(r.Idle)
+}

@@ -1,0 +1,26 @@
+package client
+
+import (
+	"github.com/spf13/cobra"
+
+	"lull/internal/protocol/agentctl"
+)
+
+// OnAgent declares --socket and runs f with a client of that agent.
+func (c *Session) OnAgent(cmd *cobra.Command, f func(cmd *cobra.Command, a []string, cl *agentctl.Client) error) *cobra.Command {
+	socket := cmd.Flags().String("socket", "", "the agent's control socket (default $LULL_AGENT_SOCKET, then /run/lull/agent.sock)")
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		return f(cmd, a, agentctl.Dial(c.agentSocket(*socket)))
+	}
+	return cmd
+}
+
+func (c *Session) agentSocket(flag string) string {
+	if flag != "" {
+		return flag
+	}
+	if e := c.Getenv("LULL_AGENT_SOCKET"); e != "" {
+		return e
+	}
+	return agentctl.DefaultSocket
+}

@@ -1,0 +1,53 @@
+package client
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/protocol/hostctl"
+)
+
+// HostClient finds the host daemon.
+func (c *Session) HostClient() (*hostctl.Client, error) {
+	return hostctl.NewClient(c.hostAddress())
+}
+
+// hostAddress is where the host is.
+func (c *Session) hostAddress() string {
+	return cmp.Or(c.Host, c.Getenv("LULL_HOST"), DefaultSocket(c.Getenv))
+}
+
+// DefaultSocket is where a host of this user listens.
+func DefaultSocket(getenv func(string) string) string {
+	if os.Geteuid() == 0 {
+		return "/run/lull/host.sock"
+	}
+	if dir := getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "lull", "host.sock")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("lull-%d", os.Geteuid()), "host.sock")
+}
+
+// CompleteInstances offers the names of instances.
+func (c *Session) CompleteInstances(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(a) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	cl, err := c.HostClient()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	l, err := cl.List(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names := make([]string, 0, len(l))
+	for _, o := range l {
+		names = append(names, o.Name+"\t"+o.State)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,152 @@
+package explain
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/term"
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy/when"
+)
+
+// AccountText is how every why is shown: of a worker, an instance or an agent,
+// now or, where at is not zero, then: --at is a wall clock's time, of which an
+// hour comes twice in autumn and is skipped in spring, so it is told which
+// moment was taken.
+func AccountText(w io.Writer, a evidence.Account, at time.Time) {
+	when := ""
+	if !at.IsZero() {
+		when = "At " + at.Local().Format("2006-01-02 15:04:05 -07:00") + ": "
+	}
+	fmt.Fprintf(w, "%s: %s?\n%s%s\n", a.Name, a.Question, when, a.Answer)
+	if c := a.Checked; c != nil {
+		same := ""
+		if c.At.After(c.Since) {
+			same = "; unchanged since the check at " + term.Time(c.Since)
+		}
+		if c.Until.After(c.At) {
+			same += "; unchanged until the check at " + term.Time(c.Until)
+		}
+		fmt.Fprintf(w, "From the check at %s%s.\n", term.Time(c.At), same)
+		if c.Differs {
+			fmt.Fprintf(w, "This version of lull judges these readings differently than was recorded: %v", c.Was)
+		}
+	}
+	if len(a.Signals) > 0 {
+		fmt.Fprintln(w)
+		SignalTable(w, a.Signals)
+	}
+	if v := a.Verdict; v != nil {
+		fmt.Fprintln(w)
+		VerdictText(w, *v, a.Expiry)
+	}
+	if len(a.Leases) > 0 {
+		fmt.Fprintln(w)
+		Leases(w, a.Leases)
+	}
+	turn := func(what string, t *evidence.Turn) {
+		if t == nil {
+			return
+		}
+		why := ""
+		if t.Reason != "" {
+			why = " (" + t.Reason + ")"
+		}
+		fmt.Fprintf(w, "last %s %s by %s%s\n", what, term.Time(t.At), term.Dash(t.By), why)
+	}
+	turn("paused", a.Paused)
+	turn("resumed", a.Resumed)
+	for n, s := range a.Change {
+		if n == 0 {
+			fmt.Fprintln(w, "\nTo change that:")
+		}
+		fmt.Fprintln(w, "  "+s)
+	}
+	for _, m := range a.Missing {
+		fmt.Fprintf(w, "missing %s to %s: %s %s\n", term.Time(m.From), term.Time(m.To), m.Server, m.Why)
+	}
+}
+
+// SignalTable shows readings with all that they are judged by.
+func SignalTable(w io.Writer, l []evidence.Signal) {
+	term.Rows(w, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tREAD\tLAST EVENT\tDETAIL", func(row func(string, ...any)) {
+		for _, s := range l {
+			value, from, read, last := "-", "-", "-", "-"
+			if s.Value != nil && s.Unit != "" {
+				value, from = fmt.Sprintf("%.4g %s", *s.Value, s.Unit), fmt.Sprintf("%g", s.Threshold)
+			}
+			if s.Age != nil {
+				read = term.Span(time.Duration(*s.Age*float64(time.Second))) + " ago"
+				if s.LastEvent != nil {
+					last = term.Time(*s.LastEvent)
+				}
+			}
+			detail := s.Detail
+			if !s.Counts {
+				detail = "does not count under this policy"
+			}
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", s.Signal, s.Verdict, value, from, term.Lasting(time.Duration(s.Window)), read, last, detail)
+		}
+	})
+}
+
+// VerdictText shows what the engine said, with every block, and what comes
+// first: the pause, or x, the end of its time.
+func VerdictText(w io.Writer, v idle.Verdict, x *evidence.Expiry) {
+	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), term.Time(v.At))
+	for _, b := range v.Blocks {
+		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
+	}
+	action := pauseWord(v.Action)
+	if x.Before(v.TargetPauseAt) {
+		v.TargetPauseAt, v.WarnAt, action = &x.At, &x.WarnAt, x.Action+" (ttl)"
+	}
+	if v.NextIdleCheckAt.IsZero() && v.TargetPauseAt == nil && v.WarnAt == nil {
+		return // of something that was stopped
+	}
+	fmt.Fprintf(w, "next check %s, earliest %s %s, warning %s\n", term.OptionalTime(&v.NextIdleCheckAt), action, term.OptionalTime(v.TargetPauseAt), term.OptionalTime(v.WarnAt))
+}
+
+func pauseWord(action string) string {
+	if action == "" {
+		return "pause"
+	}
+	return action
+}
+
+// AtFlag is --at of every why.
+func AtFlag(cmd *cobra.Command) {
+	cmd.Flags().String("at", "", "a past time: "+when.PastForms)
+}
+
+// AtTime returns the value of --at; zero for now.
+func AtTime(cmd *cobra.Command) (time.Time, error) {
+	text, err := cmd.Flags().GetString("at")
+	if err != nil {
+		return time.Time{}, err
+	}
+	t, err := term.Past(time.Now(), text)
+	if err != nil {
+		return t, term.Usage(err)
+	}
+	return t, nil
+}
+
+// Leases prints the leases of an instance or agent.
+func Leases(w io.Writer, l []idle.Lease) {
+	if len(l) == 0 {
+		fmt.Fprintln(w, "no leases")
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "HOLDER\tFOR ANOTHER\tREASON")
+	for _, x := range l {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", x.Holder, term.Span(max(time.Until(x.ExpiresAt), 0)), term.Dash(x.Reason))
+	}
+	t.Flush()
+}

@@ -1,0 +1,45 @@
+package explain
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"lull/internal/cli/term"
+	"lull/internal/core/idle"
+	"lull/internal/protocol/control"
+)
+
+// WarningText is how long before a pause a warning is asked for, and how much
+// of that counts beside a timeout or what shortens it.
+func WarningText(asked, timeout time.Duration, of string) string {
+	p := idle.Policy{Timeout: idle.Duration(timeout), WarnBefore: idle.Duration(asked)}
+	if counts := p.WarnsBefore(); counts < asked {
+		return fmt.Sprintf("%s, of which %s counts: at most half of the %s", term.Span(asked), term.Span(counts), of)
+	}
+	return term.Span(asked)
+}
+
+// RulesText says schedule, overrides and budgets in sentences.
+func RulesText(w io.Writer, p control.WorkerPolicy) {
+	var lines []string
+	if p.Standing != nil {
+		lines = append(lines, p.Standing.Describe())
+		asked, grace := time.Duration(p.WarnBefore), time.Duration(p.Standing.Grace*float64(time.Minute))
+		if text := WarningText(asked, min(grace, time.Duration(p.Timeout)), "grace"); !p.Standing.Force && grace < time.Duration(p.Timeout) && text != term.Span(asked) {
+			lines = append(lines, "Warning before in closed hours: "+text+".")
+		}
+	}
+	for _, o := range p.Overrides {
+		lines = append(lines, o.Sentence())
+	}
+	for _, b := range p.Budgets {
+		lines = append(lines, b.Sentence)
+	}
+	for i, l := range append(lines, p.Faults...) {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, l)
+	}
+}

@@ -1,0 +1,17 @@
+// Package hosts has the verbs for the hosts that report to a server.
+package hosts
+
+import (
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/client"
+)
+
+// verbs are the verbs of this package for one run of the command line.
+type verbs struct{ *client.Session }
+
+// Commands returns the verbs of lull host that ask a server: ls, get and why.
+func Commands(s *client.Session) []*cobra.Command {
+	v := verbs{s}
+	return []*cobra.Command{v.hostLs(), v.hostGet(), v.hostWhy()}
+}

@@ -1,0 +1,381 @@
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/term"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
+)
+
+func (c verbs) instanceCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "instance", Short: "Start, stop, pause, resume, inspect and remove instances", Args: term.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	verbs := []struct {
+		name, short, long, flag, doc string
+	}{
+		{"start", "Start or resume an instance", "", "", ""},
+		{"restart", "Stop and start an instance", restartHelp, "", ""},
+		{"stop", "Stop an instance", "Thaw the instance if it is paused, ask it to exit, and kill it after --stop-grace. A manual stop always works.", "disable", "and do not wake it until it is started manually"},
+		{"pause", "Pause an instance now", "Refused, with the reason, while a connection or lease holds the instance. With --force, connections stay open, data on one of them wakes the instance, and --stop-after does not stop it while they are open.", "force", "pause even if connections or leases hold it"},
+		{"resume", "Resume a paused instance", "", "", ""},
+	}
+	for _, v := range verbs {
+		var on bool
+		sub := &cobra.Command{Use: v.name + " NAME", Short: v.short, Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+			Long: v.long, Example: "  lull instance " + v.name + " web",
+			RunE: func(cmd *cobra.Command, a []string) error {
+				q := url.Values{}
+				if on {
+					q.Set(v.flag, "true")
+				}
+				return c.do(cmd, a[0], v.name, q)
+			}}
+		if v.flag != "" {
+			sub.Flags().BoolVar(&on, v.flag, false, v.doc)
+		}
+		cmd.AddCommand(sub)
+	}
+	cmd.AddCommand(c.cloneCommand(), c.rmCommand(), c.infoCommand(), c.setCommand(), c.logsCommand(), c.execCommand())
+	return cmd
+}
+
+const restartHelp = `Stop and start an instance. Connections to its exposed ports wait until it accepts
+them; none is refused. A stopped instance is started.`
+
+func (c verbs) restartCommand() *cobra.Command {
+	return &cobra.Command{Use: "restart NAME", Short: "Stop and start an instance", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+		Long: restartHelp, Example: "  lull restart web",
+		RunE: func(cmd *cobra.Command, a []string) error { return c.do(cmd, a[0], "restart", url.Values{}) }}
+}
+
+// do carries out a verb. Ctrl-C leaves the daemon at it.
+func (c verbs) do(cmd *cobra.Command, name, verb string, q url.Values) error {
+	cl, err := c.HostClient()
+	if err != nil {
+		return err
+	}
+	var o hostctl.Instance
+	if err := c.watched(cmd.Context(), cl, name, func() error { o, err = cl.Do(cmd.Context(), name, verb, q); return err }); err != nil {
+		return err
+	}
+	return c.Print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s\n", o.Name, o.State) })
+}
+
+func (c verbs) cloneCommand() *cobra.Command {
+	var expose []string
+	var workspace bool
+	cmd := &cobra.Command{Use: "clone SOURCE NEW", Short: "Clone an instance from a hibernated instance's snapshot", Args: term.Args(cobra.ExactArgs(2)), ValidArgsFunction: c.CompleteInstances,
+		Long: `Clone an instance from a hibernated instance's snapshot. The clone starts asleep, with
+the memory, files and programs of the source, and shares with it what neither
+changes. It has its own network, host name and random seed. The first client of one
+of its ports wakes it.
+
+A paused source is hibernated first. A source that runs, or has open connections, is
+refused. The clone does not share the source's workspace unless --workspace is
+given; without it, programs that use the workspace see I/O errors.`,
+		Example: "  lull instance pause web\n  lull instance clone web web2 --expose 8081:80",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			r := hostctl.Clone{Name: a[1], Workspace: workspace}
+			if err := instance.ValidName(a[1]); err != nil {
+				return term.Usage(err)
+			}
+			for _, e := range expose {
+				ep, err := instance.ParseExpose(e, "")
+				if err != nil {
+					return term.Usage(err)
+				}
+				r.Expose = append(r.Expose, ep)
+			}
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			var o hostctl.Instance
+			if err := c.watched(cmd.Context(), cl, a[1], func() error { o, err = cl.Clone(cmd.Context(), a[0], r); return err }); err != nil {
+				return err
+			}
+			return c.Print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
+		}}
+	cmd.Flags().StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
+	cmd.Flags().BoolVar(&workspace, "workspace", false, "share the source's workspace with the clone")
+	return cmd
+}
+
+func (c verbs) rmCommand() *cobra.Command {
+	return &cobra.Command{Use: "rm NAME...", Short: "Stop and remove instances", Args: term.Args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			var first error
+			for _, name := range a {
+				err := cl.Remove(cmd.Context(), name)
+				if err != nil && cmd.Context().Err() != nil {
+					return err
+				}
+				if err != nil {
+					c.Complain(err)
+				} else if !c.JSON {
+					fmt.Fprintln(c.Out, name, "removed")
+				}
+				if err != nil && first == nil {
+					first = term.Exit(term.ExitCode(err))
+				}
+			}
+			return first
+		}}
+}
+
+func (c verbs) infoCommand() *cobra.Command {
+	return &cobra.Command{Use: "info NAME", Short: "Show an instance in detail", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			o, err := cl.Get(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			return c.Print(o, func(w io.Writer) { infoText(w, o) })
+		}}
+}
+
+func (c verbs) setCommand() *cobra.Command {
+	var pause, reclaim, hibernate, stop, quiet, grace time.Duration
+	var policy, restart string
+	var wake bool
+	cmd := &cobra.Command{Use: "set NAME", Short: "Change timers, wake and restart settings of an instance", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+		Long: `Change timers, wake and restart settings of an instance. Changes apply at once, in
+every state, and are permanent. Settings that are not given stay as they are. For a
+sleeping instance the timers count from when it was paused, so a step that is
+already due is taken immediately.`,
+		Example: "  lull instance set web --pause-after 10m\n  lull instance set vm --hibernate-after 30m --stop-after 1d",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			var in hostctl.Change
+			n := 0
+			set := func(flag string, put func()) {
+				if cmd.Flags().Changed(flag) {
+					n++
+					put()
+				}
+			}
+			length := func(to **idle.Duration, d time.Duration) func() {
+				return func() { v := idle.Duration(d); *to = &v }
+			}
+			set("pause-after", length(&in.PauseAfter, pause))
+			set("reclaim-after", length(&in.ReclaimAfter, reclaim))
+			set("hibernate-after", length(&in.HibernateAfter, hibernate))
+			set("stop-after", length(&in.StopAfter, stop))
+			set("quiet-connection-after", length(&in.QuietConnectionAfter, quiet))
+			set("stop-grace", length(&in.StopGrace, grace))
+			set("idle-policy", func() { in.IdlePolicy = &policy })
+			set("wake-from-stopped", func() { in.WakeFromStopped = &wake })
+			set("restart", func() { in.Restart = (*instance.Restart)(&restart) })
+			if n == 0 {
+				return term.Usage(errors.New("nothing to change: give at least one setting, such as --pause-after 10m"))
+			}
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			o, err := cl.Change(cmd.Context(), a[0], in)
+			if err != nil {
+				return err
+			}
+			return c.Print(o, func(w io.Writer) { infoText(w, o) })
+		}}
+	f := cmd.Flags()
+	term.BindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses")
+	term.BindSpan(f, &reclaim, "reclaim-after", 0, "time in paused until its memory is paged out; 0 disables it")
+	term.BindSpan(f, &hibernate, "hibernate-after", 0, "time in paused until it is hibernated to disk; 0 disables it")
+	term.BindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops")
+	term.BindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, without traffic for this long, unless a request is unanswered (the last bytes came from the side that asks); 0 disables it")
+	term.BindSpan(f, &grace, "stop-grace", 0, "time between the request to exit and the kill; 0 means 10s")
+	f.StringVar(&policy, "idle-policy", "", "default, or leases_only to ignore its own activity")
+	f.BoolVar(&wake, "wake-from-stopped", true, "start it on a connection after lull stopped it; if set to true explicitly, also after it exited by itself")
+	f.StringVar(&restart, "restart", "", "no, on-failure or always")
+	term.CompleteWords(cmd, "idle-policy", instance.PolicyDefault, instance.PolicyLeasesOnly)
+	term.CompleteWords(cmd, "restart", string(instance.RestartNo), string(instance.RestartOnFailure), string(instance.RestartAlways))
+	return cmd
+}
+
+// timersText describes when an unused instance takes which step of the ladder.
+func timersText(o hostctl.Instance) string {
+	span := func(seconds float64) string { return idle.Human(time.Duration(seconds * float64(time.Second))) }
+	if o.PauseAfter == 0 {
+		return "never paused automatically"
+	}
+	var later []string
+	for _, s := range []struct {
+		name  string
+		after float64
+	}{{"reclaimed", o.ReclaimAfter}, {"hibernated", o.HibernateAfter}, {"stopped", o.StopAfter}} {
+		if s.after > 0 {
+			later = append(later, s.name+" after "+span(s.after))
+		}
+	}
+	text := "paused after " + span(o.PauseAfter)
+	if len(later) > 0 {
+		text += ", and from then on " + strings.Join(later, ", ")
+	}
+	return text
+}
+
+func infoText(w io.Writer, o hostctl.Instance) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
+	at := func(p *time.Time) string {
+		if p == nil {
+			return "never"
+		}
+		return p.Local().Format(time.DateTime)
+	}
+	row("name", "%s (%s)", o.Name, o.ID)
+	row("state", "%s since %s: %s", stateText(o), at(o.StateSince), o.StatusReason)
+	row("next", "%s", next(o))
+	row("command", "%q", o.Command)
+	row("process", "%d, runtime %s, %s resident", o.PID, o.Runtime, term.Size(o.MemoryBytes))
+	if o.Workspace != "" {
+		row("workspace", "%s", o.Workspace)
+	}
+	if o.Image != "" {
+		row("image", "%s, memory limit %s, net %s", o.Image, term.Dash(limit(o.MemoryLimit)), term.Dash(o.Net))
+	}
+	if o.Unavailable != "" {
+		row("unknown", "%s", o.Unavailable)
+	}
+	row("timers", "%s", timersText(o))
+	if o.Misset != "" {
+		row("settings", "%s; change them with: lull instance set %s", o.Misset, o.Name)
+	}
+	if o.Trouble != "" {
+		row("trouble", "%s", o.Trouble)
+	}
+	if o.SavedBytes > 0 {
+		row("on disk", "%s", term.Size(o.SavedBytes))
+	}
+	if o.BootedAnew != "" {
+		row("cold-booted", "%s", o.BootedAnew)
+	}
+	row("last activity", "%s", at(o.LastActivityAt))
+	row("last paused", "%s by %s, %d times", at(o.LastPausedAt), term.Dash(o.LastPausedBy), o.PauseCount)
+	row("last resumed", "%s by %s, %d wakes", at(o.LastResumedAt), term.Dash(o.LastResumedBy), o.WakeCount)
+	row("restarts", "%d", o.RestartCount)
+	row("policy", "%s, pauses after %s idle%s, stops %s after the pause", o.IdlePolicy, seconds(o.PauseAfter), deeper(o), seconds(o.StopAfter))
+	for _, e := range o.Endpoints {
+		row("port", "%s to %s, %s path: %s", e.Listen, e.Target, e.Path, e.Why)
+	}
+	for _, l := range o.Leases {
+		row("lease", "%s until %s: %s", l.Holder, l.ExpiresAt.Local().Format(time.DateTime), term.Dash(l.Reason))
+	}
+	readings(t, o)
+	t.Flush()
+}
+
+func readings(w io.Writer, o hostctl.Instance) {
+	for _, r := range o.Activity {
+		s := fmt.Sprintf("%s, %g %s, counts from %g", r.State, r.Value, r.Unit, r.Threshold)
+		if r.State.String() == "unknown" {
+			s = "unknown: " + r.Detail
+		}
+		fmt.Fprintf(w, "signal %s\t%s\n", r.Signal, s)
+	}
+}
+
+// deeper describes the steps between its pause and its stop.
+func deeper(o hostctl.Instance) (s string) {
+	if o.ReclaimAfter > 0 {
+		s += ", gives memory back " + seconds(o.ReclaimAfter) + " after the pause"
+	}
+	if o.HibernateAfter > 0 {
+		s += ", goes to disk " + seconds(o.HibernateAfter) + " after the pause"
+	}
+	return s
+}
+
+func limit(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return term.Size(n)
+}
+
+func seconds(f float64) string {
+	if f == 0 {
+		return "never"
+	}
+	return term.Span(time.Duration(f * float64(time.Second)))
+}
+
+func (c verbs) logsCommand() *cobra.Command {
+	var l hostctl.Logs
+	cmd := &cobra.Command{Use: "logs NAME", Short: "Show the output of an instance", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+		Long: `Show the output of an instance. --console shows the kernel console of a microVM
+instead, of this run and earlier ones, even if it did not boot.`,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			return cl.Logs(cmd.Context(), a[0], l, c.Out)
+		}}
+	cmd.Flags().BoolVarP(&l.Follow, "follow", "f", false, "keep printing new output")
+	cmd.Flags().IntVarP(&l.Tail, "tail", "n", -1, "number of lines from the end; -1 shows all that is stored")
+	cmd.Flags().BoolVar(&l.Console, "console", false, "show the kernel console instead of the output (microVMs only)")
+	return cmd
+}
+
+func (c verbs) execCommand() *cobra.Command {
+	var r hostctl.ExecRequest
+	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command in an instance's environment", Args: term.Args(cobra.MinimumNArgs(2)),
+		ValidArgsFunction: c.CompleteInstances,
+		Long: `Run a command in an instance's environment. A sleeping instance is woken first, and
+is not paused while the command runs, except by a pause with --force. The exit code
+is the command's. The command gets no standard input and ends when you press Ctrl-C.
+At most 8 MiB of each stream are transferred; a line on standard error reports a
+truncation.`,
+		Example: "  lull instance exec web -- env",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			r.Command = a[1:]
+			x, err := cl.Exec(cmd.Context(), a[0], r)
+			if err != nil && cmd.Context().Err() != nil {
+				fmt.Fprintln(c.Err, "lull: interrupted; the command was ended")
+				return term.Exit(128 + int(syscall.SIGINT))
+			}
+			if err != nil {
+				return err
+			}
+			if c.JSON {
+				return c.Print(x, nil)
+			}
+			io.WriteString(c.Out, x.Stdout)
+			io.WriteString(c.Err, x.Stderr)
+			if x.Truncated {
+				fmt.Fprintf(c.Err, "lull: output truncated to the first %d MiB of each stream\n", instance.MaxOutput>>20)
+			}
+			if x.ExitCode != 0 {
+				return term.Exit(x.ExitCode)
+			}
+			return nil
+		}}
+	cmd.Flags().StringArrayVarP(&r.Env, "env", "e", nil, "KEY=VALUE; repeatable")
+	cmd.Flags().StringVarP(&r.Dir, "workdir", "w", "", "working directory")
+	return cmd
+}

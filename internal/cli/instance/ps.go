@@ -1,0 +1,170 @@
+package instance
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/term"
+	"lull/internal/protocol/hostctl"
+)
+
+func (c verbs) psCommand() *cobra.Command {
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "ps", Aliases: []string{"ls"}, Short: "List instances with state, idle time and holds", Args: term.Args(cobra.NoArgs),
+		Example: "  lull ps\n  lull ps --json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			l, err := cl.ListWithMemory(cmd.Context())
+			if err != nil {
+				return err
+			}
+			st, err := cl.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.Print(l, func(w io.Writer) {
+				if quiet {
+					for _, o := range l {
+						fmt.Fprintln(w, o.Name)
+					}
+					return
+				}
+				c.ShowHostHalt(w, st)
+				table(w, l)
+				for _, why := range st.LeftAlone {
+					fmt.Fprintln(w, c.Red(why))
+				}
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	return cmd
+}
+
+func table(w io.Writer, l []hostctl.Instance) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tSTATE\tIDLE FOR\tNEXT\tHELD BY\tMEMORY\tFREED\tPORTS")
+	for _, o := range l {
+		idle := "-"
+		if o.LastActivityAt != nil && o.State != "stopped" && o.Unavailable == "" {
+			idle = term.Span(time.Duration(o.IdleFor * float64(time.Second)))
+		}
+		freed, held := "-", "-"
+		switch {
+		case o.State == "hibernated":
+			held = "on disk"
+		case o.MemoryBytes > 0:
+			held = term.Size(o.MemoryBytes)
+		}
+		if o.ReclaimedBytes > 0 {
+			freed = term.Size(o.ReclaimedBytes)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Name, stateText(o), idle, next(o), heldBy(o), held, freed, ports(o))
+	}
+	t.Flush()
+}
+
+func stateText(o hostctl.Instance) string {
+	switch {
+	case o.Waiting != nil:
+		return fmt.Sprintf("%s (queued, position %d)", o.State, o.Waiting.Place)
+	case o.CrashLooping:
+		return o.State + " (crash loop)"
+	case !o.Enabled:
+		return o.State + " (disabled)"
+	case o.State == "stopped" && o.ExitCode != nil:
+		return fmt.Sprintf("stopped (exit %d)", *o.ExitCode)
+	}
+	return o.State
+}
+
+// next returns the next automatic action on it, and when.
+func next(o hostctl.Instance) string {
+	switch {
+	case o.Unavailable != "":
+		return "unknown, see lull why"
+	case o.Waiting != nil:
+		return fmt.Sprintf("gives up in %s: %s", term.Span(max(time.Until(o.Waiting.Until), 0)), o.Waiting.Reason)
+	case o.Unwritable != "" && o.State != "running" && o.State != "stopped":
+		return "waits: the host cannot record changes"
+	case o.State == "running" && o.PauseAt != nil:
+		return "pauses in " + term.Span(max(time.Until(*o.PauseAt), 0))
+	case o.State == "running":
+		return "stays"
+	case o.State == "paused" && o.LastPausedBy == "external":
+		return "until resumed"
+	case o.NextStepAt != nil:
+		verb := map[string]string{"reclaimed": "pages memory out", "hibernated": "hibernates", "stopped": "stops"}[o.NextStep]
+		return verb + " in " + term.Span(max(time.Until(*o.NextStepAt), 0))
+	case !o.WakesOnConnection && (o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated"):
+		return "until resumed"
+	case o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated":
+		if o.Connections > 0 && o.StopAfter > 0 {
+			return fmt.Sprintf("not stopped, connections open: %d", o.Connections)
+		}
+		return "wakes on connection"
+	case o.RestartAt != nil:
+		return "restarts in " + term.Span(max(time.Until(*o.RestartAt), 0))
+	}
+	return "-"
+}
+
+// heldBy names what keeps it running, apart from mere time.
+func heldBy(o hostctl.Instance) string {
+	var parts []string
+	if o.State != "running" && len(o.Leases) == 0 {
+		return "-"
+	}
+	for _, b := range o.Blocks {
+		if o.State != "running" && b.Code != "lease_held" {
+			continue
+		}
+		switch b.Code {
+		case "not_idle_yet", "status_not_running":
+		case "recent_activity", "signal_active":
+			if !slices.Contains(parts, b.Signal) {
+				parts = append(parts, b.Signal)
+			}
+		case "connection_open":
+			parts = append(parts, fmt.Sprintf("%d connections", o.Connections))
+		case "lease_held":
+			parts = append(parts, "lease "+b.Holder)
+		case "signal_unknown":
+			parts = append(parts, "unknown "+b.Signal)
+		default:
+			parts = append(parts, string(b.Code))
+		}
+	}
+	if len(parts) == 0 || o.State == "stopped" {
+		return "-"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func ports(o hostctl.Instance) string {
+	var parts []string
+	for _, e := range o.Endpoints {
+		s := e.Listen
+		if e.Target != e.Listen {
+			s += ">" + e.Target
+		}
+		if e.Status != "" {
+			s += " " + e.Status
+		}
+		parts = append(parts, s+" "+string(e.Path))
+	}
+	if len(parts) == 0 {
+		return "-"
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,336 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/term"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/protocol/hostctl"
+)
+
+func (c verbs) runCommand() *cobra.Command {
+	var s instance.Spec
+	var expose []string
+	var path, logMax, memory string
+	var pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
+	var noise instance.Noise
+	var detach, noStart, wake bool
+	cmd := &cobra.Command{
+		Use:   "run [flags] [-- COMMAND [ARG...]]",
+		Short: "Create and start an instance",
+		Long: `Create and start an instance. The host daemon runs the program, freezes it when it is
+idle, and wakes it on the first packet to one of its exposed ports.
+
+  --expose 8080       the program itself listens on 127.0.0.1:8080 (direct path)
+  --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)
+
+What a container or microVM writes over its image is kept until lull instance rm. A
+microVM's /tmp, /run and /dev/shm are empty at every start.
+
+Without -d, lull run shows the output until the instance has ended permanently, and
+exits with its exit code, or 143 if it was removed. Ctrl-C detaches. Long steps, such
+as an image download, and pauses and resumes are reported on standard error. --json
+implies -d and prints the instance once it has started.`,
+		Example: "  lull run -d --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1" +
+			"\n  lull run -d --name api --runtime container --image registry.example.com/api:1 --expose 9000 --stop-after 1h" +
+			"\n  lull run -d --name vm --runtime microvm --image registry.example.com/api:1 --expose 9001:9000 --hibernate-after 10m",
+		Args: term.Args(cobra.ArbitraryArgs),
+	}
+	f := cmd.Flags()
+	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
+	f.StringVar(&s.Runtime, "runtime", "process", "runtime: process, container or microvm; lull doctor lists what is available")
+	f.StringVar(&s.Image, "image", "", "root file system: a directory, an image file or a registry reference, depending on the runtime")
+	f.StringVar(&memory, "memory", "", "memory limit, such as 256M (default: the runtime's)")
+	f.Float64Var(&s.CPUs, "cpus", 0, "CPUs; 0 is the runtime's default")
+	f.StringVar((*string)(&s.Net), "net", "", "network access: none; outbound, everything except this machine; or full, this machine too (192.168.127.254 in a microVM). Default: outbound where the instance has its own network")
+	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine to share, DIR[:/PATH/INSIDE][:ro|:rw]; by default at /workspace, writable")
+	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
+	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
+	term.BindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: the host's)")
+	term.BindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops (default: the host's)")
+	term.BindSpan(f, &reclaim, "reclaim-after", 0, "time in paused until its memory is paged out; 0 disables it")
+	term.BindSpan(f, &hibernate, "hibernate-after", 0, "time in paused until it is hibernated to disk; 0 disables it")
+	term.BindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, without traffic for this long, unless a request is unanswered (the last bytes came from the side that asks); 0 disables it")
+	term.BindSpan(f, &ready, "ready-timeout", 0, "time limit until it listens (default 60s)")
+	term.BindSpan(f, &grace, "stop-grace", 0, "time between the request to exit and the kill (default 10s)")
+	f.BoolVar(&wake, "wake-from-stopped", true, "start it on a connection after lull stopped it; if set to true explicitly, also before its first start and after it exited by itself")
+	f.BoolVar(&s.WakeOnOutbound, "wake-on-outbound", false, "also wake it on data on connections that it opened itself")
+	f.BoolVar(&s.ListenFDs, "listen-fds", false, "pass the exposed sockets to the program (LISTEN_FDS); they stay open while it is stopped")
+	f.StringVar(&s.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
+	f.StringVar((*string)(&s.Restart), "restart", "on-failure", "no, on-failure or always")
+	f.StringArrayVarP(&s.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
+	f.StringVarP(&s.Workdir, "workdir", "w", "", "working directory (default: the current one)")
+	f.StringVarP(&s.User, "user", "u", "", "user to run as: name or uid[:gid]")
+	f.StringVar(&logMax, "log-max", "", "log size at which it is rotated, such as 10M (default 10M; one old file is kept)")
+	f.StringArrayVar(&noise.Sources, "ignore-source", nil, "relay path: source address range that neither holds nor wakes; repeatable")
+	term.BindSpan(f, &silent, "ignore-silent", 0, "relay path: connections that send no data neither hold nor wake, and are closed after this long")
+	f.StringArrayVar(&noise.Paths, "ignore-path", nil, "HTTP: path, such as a health check, that neither holds nor wakes; repeatable")
+	f.StringArrayVar(&noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
+	f.BoolVarP(&detach, "detach", "d", false, "return once it has started instead of showing its output; implied by --json")
+	f.BoolVar(&noStart, "no-start", false, "create it stopped")
+	term.CompleteWords(cmd, "runtime", "process", "container", "microvm")
+	term.CompleteWords(cmd, "net", string(instance.NetNone), string(instance.NetOutbound), string(instance.NetFull))
+	term.CompleteWords(cmd, "path", string(instance.PathAuto), string(instance.PathDirect), string(instance.PathRelay))
+	term.CompleteWords(cmd, "idle-policy", instance.PolicyDefault, instance.PolicyLeasesOnly)
+	term.CompleteWords(cmd, "restart", string(instance.RestartNo), string(instance.RestartOnFailure), string(instance.RestartAlways))
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		s.Command = a
+		if len(a) == 0 && s.Image == "" {
+			return term.Usage(errors.New("nothing to run: give a command after --, or an --image that has one"))
+		}
+		if s.Name == "" {
+			s.Name = nameFrom(append(a, s.Image)[0])
+		}
+		for _, e := range expose {
+			ep, err := instance.ParseExpose(e, instance.Path(path))
+			if err != nil {
+				return term.Usage(err)
+			}
+			s.Expose = append(s.Expose, ep)
+		}
+		if cmd.Flags().Changed("pause-after") {
+			d := idle.Duration(pause)
+			s.PauseAfter = &d
+		}
+		if cmd.Flags().Changed("stop-after") {
+			d := idle.Duration(stop)
+			s.StopAfter = &d
+		}
+		if cmd.Flags().Changed("wake-from-stopped") {
+			s.WakeFromStopped = &wake
+		}
+		s.ReclaimAfter, s.HibernateAfter, s.QuietConnectionAfter = idle.Duration(reclaim), idle.Duration(hibernate), idle.Duration(quiet)
+		s.ReadyTimeout, s.StopGrace = idle.Duration(ready), idle.Duration(grace)
+		if noise.Silent = idle.Duration(silent); len(noise.Sources)+len(noise.Paths)+len(noise.UserAgents) > 0 || silent > 0 {
+			s.Noise = &noise
+		}
+		if err := localPaths(&s); err != nil {
+			return err
+		}
+		var err error
+		if s.Memory, err = term.ParseSize(memory); err != nil {
+			return term.Usage(fmt.Errorf("cannot use --memory: %w", err))
+		}
+		if s.LogMax, err = term.ParseSize(logMax); err != nil {
+			return term.Usage(fmt.Errorf("cannot use --log-max: %w", err))
+		}
+		if path != string(instance.PathAuto) && len(expose) == 0 {
+			return term.Usage(fmt.Errorf("cannot use --path %s without an exposed port; add one with --expose", path))
+		}
+		if err := s.CheckNew(); err != nil {
+			return term.Usage(err)
+		}
+		return c.runInstance(cmd, s, detach, noStart)
+	}
+	return cmd
+}
+
+// localPaths turns what names a place from here into what the daemon finds
+// there too.
+func localPaths(s *instance.Spec) error {
+	wd, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("cannot find the working directory: %w", err)
+	}
+	if s.Workdir == "" && s.Runtime == "process" {
+		s.Workdir = wd
+	}
+	if s.Workspace != "" && !filepath.IsAbs(s.Workspace) {
+		s.Workspace = filepath.Join(wd, s.Workspace)
+	}
+	if s.Image != "" && !filepath.IsAbs(s.Image) {
+		_, err := os.Stat(s.Image)
+		if err == nil { // otherwise it is a reference
+			s.Image = filepath.Join(wd, s.Image)
+		} else if strings.HasPrefix(s.Image, ".") {
+			return term.Usage(fmt.Errorf("cannot use image: %w", err))
+		}
+	}
+	return nil
+}
+
+func (c verbs) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart bool) error {
+	cl, err := c.HostClient()
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	var o hostctl.Instance
+	if err := c.watched(ctx, cl, s.Name, func() error { o, err = cl.Create(ctx, hostctl.Create{Spec: s, Start: !noStart}); return err }); err != nil {
+		return err
+	}
+	if s := wakeNotice(s, o); s != "" {
+		fmt.Fprintln(c.Err, "lull:", s)
+	}
+	if detach || noStart || c.JSON {
+		return c.Print(o, func(w io.Writer) {
+			fmt.Fprintf(w, "%s %s%s\n%s\n", o.Name, o.State, endpointsText(o), ladderText(o))
+			c.caveats(o)
+		})
+	}
+	fmt.Fprintf(c.Err, "lull: %s is running%s; Ctrl-C detaches, and lull instance rm %s removes it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(o))
+	c.caveats(o)
+	return c.watchOutput(ctx, cl, o)
+}
+
+// ladderText is the effective ladder of an instance, in one line.
+func ladderText(o hostctl.Instance) string {
+	span := func(s float64) string { return idle.Human(time.Duration(s * float64(time.Second))) }
+	if o.PauseAfter == 0 {
+		return "never pauses automatically"
+	}
+	parts := []string{"pauses after " + span(o.PauseAfter) + " idle"}
+	for _, step := range []struct {
+		does  string
+		after float64
+	}{{"pages memory out", o.ReclaimAfter}, {"hibernates", o.HibernateAfter}, {"stops", o.StopAfter}} {
+		if step.after > 0 {
+			parts = append(parts, step.does+" "+span(step.after)+" later")
+		}
+	}
+	switch {
+	case len(o.Endpoints) == 0 && !o.WakesOnConnection:
+		parts = append(parts, "wakes on lull start or resume only")
+	case o.StopAfter > 0 && (!o.Wakes || o.Deaf != ""):
+		parts = append(parts, "wakes on connect until it is stopped")
+	default:
+		parts = append(parts, "wakes on connect")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// caveats prints what a user has to know about how an instance wakes.
+func (c verbs) caveats(o hostctl.Instance) {
+	if o.Deaf != "" && o.StopAfter > 0 {
+		fmt.Fprintf(c.Err, "lull: a connection will not wake %s from stopped: %s\n", o.Name, o.Deaf)
+	}
+	if o.NoNewPrivs {
+		fmt.Fprintf(c.Err, "lull: setuid programs have no effect inside %s (no_new_privs), because the host does not run as root; --wake-from-stopped=false avoids that\n", o.Name)
+	}
+}
+
+// wakeNotice says in one line what a missing port means for the idle pause of a
+// new instance; "" where a client can wake it.
+func wakeNotice(s instance.Spec, o hostctl.Instance) string {
+	switch {
+	case len(s.Expose) > 0 || o.PauseAfter == 0:
+		return ""
+	case s.PauseAfter != nil:
+		return fmt.Sprintf("warning: %s exposes no port; once it is paused, only lull resume %s is certain to wake it", o.Name, o.Name)
+	}
+	return fmt.Sprintf("%s exposes no port; it is not paused when idle unless something can wake it (add --expose, or force it with --pause-after)", o.Name)
+}
+
+// watchOutput shows an instance's output until the caller disconnects, the
+// instance is removed, or it has ended permanently: not while it is restarted,
+// or woken by a connection.
+func (c verbs) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) error {
+	reading, stop := context.WithCancel(ctx)
+	ended := make(chan *hostctl.Instance, 1)
+	go func() {
+		defer close(ended)
+		if last := c.awaitEnd(reading, cl, o); last != nil {
+			ended <- last
+			stop()
+		}
+	}()
+	err := cl.Logs(reading, o.ID, hostctl.Logs{Tail: -1, Follow: true}, c.Out)
+	stop()
+	if last := <-ended; last != nil {
+		fmt.Fprintf(c.Err, "lull: %s %s\n", last.Name, last.StatusReason)
+		if last.ExitCode != nil && *last.ExitCode != 0 {
+			return term.Exit(*last.ExitCode)
+		}
+		return nil
+	}
+	if _, gerr := cl.Get(ctx, o.ID); gerr != nil && term.ExitCode(gerr) == term.ExitNotFound {
+		fmt.Fprintf(c.Err, "lull: %s was removed\n", o.Name)
+		return term.Exit(128 + int(syscall.SIGTERM))
+	}
+	return err
+}
+
+// endEvery is how often it is looked whether a program has ended.
+const endEvery = 500 * time.Millisecond
+
+// awaitEnd waits until an instance is stopped and nothing is going to start it,
+// at two looks in a row: what it printed last has come by then. Meanwhile it says
+// when the instance goes to sleep, of which its output tells nothing, and when it
+// runs again. It gives nil when ctx ends before.
+func (c verbs) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) *hostctl.Instance {
+	asleep := false
+	for seen := 0; seen < 2; {
+		select {
+		case <-time.After(endEvery):
+		case <-ctx.Done():
+			return nil
+		}
+		now, err := cl.Get(ctx, o.ID)
+		if err != nil {
+			seen = 0
+			continue
+		}
+		if o = now; o.State == "stopped" && o.RestartAt == nil && !o.StartsOnConnection {
+			seen++
+		} else {
+			seen = 0
+		}
+		if now := power.Instance(o.State); now.Asleep() != asleep && (now.Asleep() || now == power.Running) {
+			asleep = !asleep
+			fmt.Fprintln(c.Err, "lull:", sleepText(o))
+		}
+	}
+	return &o
+}
+
+// sleepText says that an instance went to sleep, or runs again.
+func sleepText(o hostctl.Instance) string {
+	since := func(t *time.Time) string {
+		if t == nil {
+			return ""
+		}
+		return " since " + t.Local().Format(time.TimeOnly)
+	}
+	if o.State == string(power.Running) {
+		return fmt.Sprintf("%s has resumed%s", o.Name, since(o.LastResumedAt))
+	}
+	text := fmt.Sprintf("%s is paused%s, by %s. Resume it with: lull instance resume %s", o.Name, since(o.LastPausedAt), term.Dash(o.LastPausedBy), o.Name)
+	if len(o.Endpoints) > 0 {
+		text += ", or a connection to one of its ports"
+	}
+	return text
+}
+
+// nameFrom makes a name of a command.
+func nameFrom(command string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(filepath.Base(command)) {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '.' || r == '_' {
+			b.WriteRune(r)
+		}
+	}
+	return strings.Trim(b.String(), "-._")
+}
+
+func endpointsText(o hostctl.Instance) string {
+	var parts []string
+	for _, e := range o.Endpoints {
+		parts = append(parts, fmt.Sprintf("%s (%s)", e.Listen, e.Path))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " on " + strings.Join(parts, ", ")
+}

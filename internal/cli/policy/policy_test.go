@@ -1,0 +1,56 @@
+package policy
+
+import (
+	"lull/internal/cli/client"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/cli/explain"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/protocol/control"
+)
+
+// TestWarningsThatCount: how much of a warning's length counts is said where it
+// is less than was asked for, beside the timeout and beside a schedule's grace.
+func TestWarningsThatCount(t *testing.T) {
+	for asked, want := range map[time.Duration]string{
+		3 * time.Minute:                "3m, of which 2m30s counts: at most half of the timeout",
+		150 * time.Second:              "2m30s",
+		2 * time.Minute:                "2m",
+		0:                              "0s",
+		5*time.Minute + 30*time.Second: "5m30s, of which 2m30s counts: at most half of the timeout",
+	} {
+		if got := explain.WarningText(asked, 5*time.Minute, "timeout"); got != want {
+			t.Errorf("%s before a pause after 5m: %q, want %q", asked, got, want)
+		}
+	}
+	p := control.WorkerPolicy{Resolved: policy.Resolved{Timeout: idle.Duration(time.Hour), WarnBefore: idle.Duration(5 * time.Minute), Standing: &policy.Standing{Schedule: "office", Grace: 6}}}
+	var out strings.Builder
+	resolvedText(&out, p)
+	if want := "Warning before in closed hours: 5m, of which 3m counts: at most half of the grace."; !strings.Contains(out.String(), want) {
+		t.Errorf("without %q:\n%s", want, out.String())
+	}
+	p.Standing.Grace = 15
+	out.Reset()
+	resolvedText(&out, p)
+	if strings.Contains(out.String(), "which") {
+		t.Errorf("all of the warning counts:\n%s", out.String())
+	}
+}
+
+// TestVerbsThatSoundAlike: a verb that does not exist names those of its
+// command that are near.
+func TestVerbsThatSoundAlike(t *testing.T) {
+	cmd := verbs{&client.Session{}}.policyCommand()
+	cmd.SetArgs([]string{"resolv"})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "did you mean resolve?") {
+		t.Errorf("got %v", err)
+	}
+	cmd.SetArgs([]string{"qqqqqqqq"})
+	if err := cmd.Execute(); err == nil || strings.Contains(err.Error(), "did you mean") {
+		t.Errorf("of what is like nothing: %v", err)
+	}
+}

@@ -1,0 +1,20 @@
+package policy
+
+import (
+	"lull/internal/cli/client"
+	"strings"
+	"testing"
+)
+
+// TestLinesOfASchedule: how many boundaries are shown is held to its bounds by
+// the name of its flag, before a server is asked.
+func TestLinesOfASchedule(t *testing.T) {
+	for _, n := range []string{"0", "260", "-1"} {
+		cmd := verbs{&client.Session{}}.scheduleCommand()
+		cmd.SetArgs([]string{"next", "office", "--lines=" + n})
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--lines "+n) {
+			t.Errorf("--lines %s: %v", n, err)
+		}
+	}
+}

@@ -1,0 +1,26 @@
+package savings
+
+import (
+	"strings"
+	"testing"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/savings"
+	"lull/internal/protocol/control"
+)
+
+// TestNothingIsSaidOfNothing: a simulation of no records does not speak of
+// policies, and a period without avoided hours saved nothing, which is known.
+func TestNothingIsSaidOfNothing(t *testing.T) {
+	var out strings.Builder
+	r := control.Simulation{Policies: []control.SimulatedOutcome{{Name: "balanced"}}, Missing: []evidence.Missing{{Why: "no worker matches"}}}
+	simulationText(&out, r)
+	if text := out.String(); !strings.Contains(text, "no recorded data") || !strings.Contains(text, ": no worker matches\n") || strings.Contains(text, "no policy would") {
+		t.Errorf("of no records it says\n%s", text)
+	}
+	out.Reset()
+	savingsText(&out, control.Savings{By: "worker", Total: savings.Sum{Key: "total"}})
+	if text := out.String(); strings.Contains(text, "unknown") || strings.Count(text, "$0.00") != 3 {
+		t.Errorf("of an empty period it says\n%s", text)
+	}
+}

@@ -1,0 +1,223 @@
+//go:build linux
+
+package setup
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/agent"
+	"lull/internal/cli/term"
+)
+
+// placed is one file or directory that install makes.
+type placed struct {
+	Path   string `json:"path"`
+	Mode   string `json:"mode"`
+	Action string `json:"action"` // written, kept, removed, made
+}
+
+const (
+	unitPath   = "etc/systemd/system/lull-agent.service"
+	usersPath  = "etc/sysusers.d/lull.conf"
+	policyPath = "etc/lull/agent.yaml"
+	binPath    = "usr/local/bin/lull"
+)
+
+func (c verbs) agentInstall() *cobra.Command {
+	var root string
+	var noStart bool
+	cmd := &cobra.Command{
+		Use:   "install",
+		Short: "Install the agent on this machine",
+		Long: `Install the agent on this machine: the program in /usr/local/bin, a systemd unit,
+the directories, and the group lull, whose members may use the control socket. An
+existing policy file is kept. The Debian package does the same.`,
+		Args: term.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := installAgent(root)
+			if err != nil {
+				return err
+			}
+			if err := makeGroup(root); err != nil {
+				return err
+			}
+			if filepath.Clean(root) == "/" && !noStart {
+				if err := systemctl("daemon-reload", "enable --now lull-agent.service"); err != nil {
+					return err
+				}
+			}
+			return c.printPlaced(l)
+		},
+	}
+	cmd.Flags().StringVar(&root, "root", "/", "install into the system under this directory")
+	cmd.Flags().BoolVar(&noStart, "no-start", false, "do not enable and start the unit")
+	return cmd
+}
+
+func (c verbs) agentUninstall() *cobra.Command {
+	var root string
+	var purge bool
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Uninstall the agent from this machine",
+		Args:  term.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if filepath.Clean(root) == "/" {
+				if err := systemctl("disable --now lull-agent.service"); err != nil {
+					return err
+				}
+			}
+			l, err := removeAgent(root, purge)
+			if err != nil {
+				return err
+			}
+			if filepath.Clean(root) == "/" {
+				if err := systemctl("daemon-reload"); err != nil {
+					return err
+				}
+			}
+			return c.printPlaced(l)
+		},
+	}
+	cmd.Flags().StringVar(&root, "root", "/", "uninstall from the system under this directory")
+	cmd.Flags().BoolVar(&purge, "purge", false, "also remove the policy file, the state and the history")
+	return cmd
+}
+
+func (c verbs) printPlaced(l []placed) error {
+	return c.Print(l, func(w io.Writer) {
+		for _, p := range l {
+			fmt.Fprintf(w, "%-8s %s %s\n", p.Action, p.Mode, p.Path)
+		}
+	})
+}
+
+// installAgent writes the files. The program is left where it is when a
+// package put it there.
+func installAgent(root string) ([]placed, error) {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot find this program: %w", err)
+	}
+	var l []placed
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{{"etc/lull", 0o755}, {"var/lib/lull", 0o755}, {"var/lib/lull/agent", 0o700}} {
+		path := filepath.Join(root, d.path)
+		if err := os.MkdirAll(path, d.mode); err != nil {
+			return l, fmt.Errorf("cannot create a directory of the agent: %w", err)
+		}
+		if err := os.Chmod(path, d.mode); err != nil {
+			return l, fmt.Errorf("cannot close a directory of the agent: %w", err)
+		}
+		l = append(l, placed{path, fmt.Sprintf("%04o", d.mode), "made"})
+	}
+	program := "/" + binPath
+	if self == "/usr/bin/lull" || self == "/usr/local/bin/lull" {
+		program = self
+	} else if l, err = place(l, filepath.Join(root, binPath), 0o755, nil, self); err != nil {
+		return l, err
+	}
+	policy := filepath.Join(root, policyPath) // root's alone: a webhook's address is its password
+	if _, err := os.Lstat(policy); err == nil {
+		l = append(l, placed{policy, "-", "kept"})
+	} else if l, err = place(l, policy, 0o600, []byte(agent.Example()), ""); err != nil {
+		return l, err
+	}
+	if l, err = place(l, filepath.Join(root, usersPath), 0o644, []byte(sysusers), ""); err != nil {
+		return l, err
+	}
+	return place(l, filepath.Join(root, unitPath), 0o644, []byte(agentUnit(program)), "")
+}
+
+// place writes content, or the file from, at path: whole or not at all.
+func place(l []placed, path string, mode fs.FileMode, content []byte, from string) ([]placed, error) {
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil && from != "" {
+		content, err = os.ReadFile(from)
+	}
+	temporary := path + ".new"
+	if err == nil {
+		err = os.WriteFile(temporary, content, mode)
+	}
+	if err == nil {
+		err = os.Chmod(temporary, mode) // whatever the umask
+	}
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		return l, errors.Join(fmt.Errorf("cannot install %s: %w", path, err), ignoreMissing(os.Remove(temporary)))
+	}
+	return append(l, placed{path, fmt.Sprintf("%04o", mode), "written"}), nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// makeGroup makes the group whose members may speak to the agent.
+func makeGroup(root string) error {
+	if b, err := os.ReadFile(filepath.Join(root, "etc/group")); err == nil && strings.Contains("\n"+string(b), "\n"+agent.Group+":") {
+		return nil
+	}
+	cmd := exec.Command("systemd-sysusers", "--root="+root, "lull.conf")
+	if _, err := exec.LookPath("systemd-sysusers"); err != nil {
+		cmd = exec.Command("groupadd", "--system", "--prefix", root, agent.Group)
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot create group %s: %w: %.300s", agent.Group, err, out)
+	}
+	return nil
+}
+
+// systemctl runs its commands where systemd runs the machine.
+func systemctl(commands ...string) error {
+	if _, err := os.Stat("/run/systemd/system"); err != nil {
+		return nil
+	}
+	for _, line := range commands {
+		if out, err := exec.Command("systemctl", strings.Fields(line)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("cannot run systemctl %s: %w: %.300s", line, err, out)
+		}
+	}
+	return nil
+}
+
+func removeAgent(root string, purge bool) ([]placed, error) {
+	paths := []string{unitPath, usersPath, binPath}
+	if purge {
+		paths = append(paths, "etc/lull/agent.yaml", "var/lib/lull/agent", "run/lull/agent.sock", "run/lull/warning")
+	}
+	var l []placed
+	for _, p := range paths {
+		path := filepath.Join(root, p)
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return l, fmt.Errorf("cannot uninstall: %w", err)
+		}
+		l = append(l, placed{path, "-", "removed"})
+	}
+	for _, p := range []string{"etc/lull", "var/lib/lull"} {
+		_ = os.Remove(filepath.Join(root, p)) // only when nothing else is in it
+	}
+	return l, nil
+}

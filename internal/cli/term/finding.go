@@ -1,0 +1,70 @@
+package term
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+)
+
+// Finding is one thing that a doctor looked at.
+type Finding struct {
+	What  string `json:"what"`
+	OK    bool   `json:"ok"`
+	Found string `json:"found"`
+	Do    string `json:"do,omitempty"` // what to do about it
+	// Optional means that only one runtime besides process needs it.
+	Optional bool `json:"optional,omitempty"`
+}
+
+// Findings are what a doctor has looked at so far.
+type Findings []Finding
+
+// Add keeps what was found, and what to do where that is not well.
+func (l *Findings) Add(what string, ok bool, found, do string) {
+	if ok {
+		do = ""
+	}
+	*l = append(*l, Finding{What: what, OK: ok, Found: found, Do: do})
+}
+
+// Optional keeps what only one runtime needs, and what to do where err says that
+// it is not here.
+func (l *Findings) Optional(what string, err error, found, do string) {
+	f := Finding{What: what, OK: err == nil, Found: found, Optional: true}
+	if err != nil {
+		f.Found, f.Do = err.Error(), do
+	}
+	*l = append(*l, f)
+}
+
+// Hint says what could be done although the last finding is well.
+func (l Findings) Hint(do string) { l[len(l)-1].Do = do }
+
+// ShowFindings prints what a doctor found. It fails without a word more where
+// something that is needed is missing.
+func (c *Term) ShowFindings(l Findings) error {
+	err := c.Print(l, func(w io.Writer) { findingsText(w, l) })
+	if err == nil && slices.ContainsFunc(l, func(f Finding) bool { return !f.OK && !f.Optional }) {
+		err = Exit(ExitFailed)
+	}
+	return err
+}
+
+func findingsText(w io.Writer, l Findings) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range l {
+		mark := "ok"
+		switch {
+		case !f.OK && f.Optional:
+			mark = "not present"
+		case !f.OK:
+			mark = "MISSING"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", mark, f.What, f.Found)
+		if f.Do != "" {
+			fmt.Fprintf(t, "\t\t-> %s\n", f.Do)
+		}
+	}
+	t.Flush()
+}

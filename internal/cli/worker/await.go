@@ -1,0 +1,152 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/term"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/fleet/audit"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/control"
+)
+
+// waiting contains the --wait flags.
+type waiting struct {
+	on     bool
+	within time.Duration
+}
+
+func (w *waiting) bind(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&w.on, "wait", "w", false, "wait until it is done, showing progress")
+	term.BindSpan(cmd.Flags(), &w.within, "timeout", 30*time.Minute, "how long to wait")
+}
+
+// PollEvery is how often a waiting verb looks, besides when an event comes.
+const PollEvery = 2 * time.Second
+
+// goal is the state that a verb waits for.
+type goal struct {
+	what string // follows "wait longer for NAME to"
+	// met reports whether a worker is there, or why it does not get there any more.
+	met func(w fleet.Worker) (bool, error)
+}
+
+// reach is the goal of a worker that is brought to a status.
+func reach(to power.Worker) goal {
+	return goal{"be " + string(to), func(w fleet.Worker) (bool, error) {
+		switch {
+		case w.Status == to && w.Intent == nil:
+			return true, nil
+		case w.Status == power.WorkerFailed:
+			return false, fmt.Errorf("cannot bring %s to %s: %s", w.Name, to, w.StatusReason)
+		case w.Status == power.WorkerTerminated, w.DesiredStatus != to && w.DesiredStatus != "":
+			return false, fmt.Errorf("cannot bring %s to %s: its desired status is now %s%s", w.Name, to, w.DesiredStatus, overtaken(&w, to))
+		}
+		return false, nil
+	}}
+}
+
+// overtaken says who wanted something else of a worker that was to get to a
+// status.
+func overtaken(w *fleet.Worker, to power.Worker) string {
+	switch {
+	case to == power.WorkerRunning && w.StartWithdrawnAt != nil:
+		return fmt.Sprintf(": %s canceled the start at %s", w.StartWithdrawnBy, w.StartWithdrawnAt.Format(time.RFC3339))
+	case to == power.WorkerRunning && w.DesiredStatus == power.WorkerStopped && w.LastPausedBy != "":
+		return fmt.Sprintf(": %s requested a stop (%s)", w.LastPausedBy, w.PauseReason)
+	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartBy != "":
+		return ": " + w.StartBy + " requested a start"
+	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StopCalledOff != nil:
+		return ": the stop was canceled: " + w.StopCalledOff.Why
+	}
+	return ""
+}
+
+// arrive shows the worker, and with --wait first waits until it is at to. It
+// fails if the worker fails, or will not get there any more.
+func (c verbs) arrive(ctx context.Context, cl *control.Client, w fleet.Worker, to power.Worker, wait waiting) error {
+	return c.follow(ctx, cl, w, reach(to), wait, func(w fleet.Worker) error {
+		return c.Print(w, func(out io.Writer) { fmt.Fprintf(out, "%s %s\n", w.Name, w.Status) })
+	})
+}
+
+// follow waits for a goal if it is to, and then shows the worker. Ctrl-C
+// detaches: what was asked for continues.
+func (c verbs) follow(ctx context.Context, cl *control.Client, w fleet.Worker, g goal, wait waiting, show func(fleet.Worker) error) error {
+	if wait.on {
+		var err error
+		if w, err = c.await(ctx, cl, w, g, wait.within); err != nil {
+			if ctx.Err() != nil {
+				fmt.Fprintf(c.Err, "lull: detached; the operation continues. Check it with: lull worker get %s\n", w.Name)
+				return nil
+			}
+			return err
+		}
+	}
+	return show(w)
+}
+
+func (c verbs) await(parent context.Context, cl *control.Client, w fleet.Worker, g goal, within time.Duration) (fleet.Worker, error) {
+	ctx, cancel := context.WithTimeout(parent, within)
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	stream, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		// Without the stream the polls below find the change a little later.
+		_ = cl.Follow(stream, control.Events{WorkerID: w.ID, Each: func(audit.Entry) error {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+			return nil
+		}})
+	}()
+	defer func() { stop(); <-ended }()
+	last, tick := "", time.NewTicker(PollEvery)
+	defer tick.Stop()
+	for {
+		if now := standing(w); now != last { // the reason for a delay is shown too
+			last = now
+			fmt.Fprintf(c.Err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), w.Name, now)
+		}
+		if there, err := g.met(w); there || err != nil {
+			return w, err
+		}
+		select {
+		case <-ctx.Done():
+			return w, fmt.Errorf("timed out waiting for %s to %s: it is %s", w.Name, g.what, standing(w))
+		case <-changed:
+		case <-tick.C:
+		}
+		next, err := cl.Worker(ctx, w.ID)
+		if unreachable, ok := errors.AsType[*httpx.UnreachableError](err); ok {
+			fmt.Fprintln(c.Err, "lull:", unreachable)
+			continue
+		}
+		if err != nil && ctx.Err() == nil {
+			return w, err
+		}
+		if err == nil {
+			w = next
+		}
+	}
+}
+
+// standing is how a worker is, in a line.
+func standing(w fleet.Worker) string {
+	s := strings.TrimSpace(string(w.Status) + " " + w.StatusReason)
+	if op := w.License.PendingOperation; op != "" {
+		s += ", license " + op
+	}
+	return s
+}

@@ -1,0 +1,339 @@
+package worker
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/explain"
+	"lull/internal/cli/term"
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/control"
+)
+
+func (c verbs) workerActivity() *cobra.Command {
+	return &cobra.Command{Use: "activity WORKER", Short: "Show a worker's recent activity, pauses and resumes", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.FindWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			v, err := control.Read[fleet.Activity](cmd.Context(), cl, "/workers/"+w.ID+"/activity")
+			if err != nil {
+				return err
+			}
+			return c.Print(v, func(out io.Writer) { activityText(out, w, v) })
+		}}
+}
+
+func activityText(out io.Writer, w fleet.Worker, v fleet.Activity) {
+	term.Rows(out, w.Name+"\t", func(row func(string, ...any)) {
+		row("last activity\t%s", term.OptionalTime(v.LastActivityAt))
+		row("last checked\t%s", term.OptionalTime(v.LastActivityCheckAt))
+		row("last paused\t%s by %s (%s)", term.OptionalTime(v.LastPausedAt), term.Dash(v.LastPausedBy), term.Dash(string(v.PauseReason)))
+		row("last resumed\t%s by %s", term.OptionalTime(v.LastResumedAt), term.Dash(v.LastResumedBy))
+		row("pauses\t%d automatic, %d manual, %d external", v.AutoPauseCount, v.ManualPauseCount, v.ExternalPauseCount)
+		row("resumes\t%d automatic, %d manual, %d external", v.AutoResumeCount, v.ManualResumeCount, v.ExternalResumeCount)
+		row("snooze\t%s", term.OptionalTime(v.SnoozeUntil))
+		row("next check\t%s", term.OptionalTime(v.NextIdleCheckAt))
+		row("pause at\t%s", pauseAt(v.TargetPauseAt, false, w.Expiry))
+	})
+	if len(v.RecentActivityEvents) > 0 {
+		fmt.Fprintln(out)
+		term.Rows(out, "TIME\tEVENT\tDETAILS", func(row func(string, ...any)) {
+			for _, e := range v.RecentActivityEvents {
+				row("%s\t%s\t%s", term.OptionalTime(&e.Timestamp), e.Category, string(e.Data))
+			}
+		})
+	}
+}
+
+func (c verbs) workerIdleStatus() *cobra.Command {
+	return &cobra.Command{Use: "idle-status WORKER", Short: "Show whether a worker is idle and what holds it", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.FindWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			v, err := control.Read[fleet.IdleStatus](cmd.Context(), cl, "/workers/"+w.ID+"/idle-status")
+			if err != nil {
+				return err
+			}
+			return c.Print(v, func(out io.Writer) {
+				state := "active"
+				if v.IsIdle {
+					state = "idle"
+				}
+				when := pauseAt(v.TargetPauseAt, v.NotBefore(), v.Expiry)
+				if !v.NotBefore() || v.Expiry.Before(v.TargetPauseAt) {
+					when = "at " + when
+				}
+				fmt.Fprintf(out, "%s %s for %s of %s; pause %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), when)
+				explain.VerdictText(out, v.Verdict, v.Expiry)
+			})
+		}}
+}
+
+func (c verbs) workerDetect() *cobra.Command {
+	return &cobra.Command{Use: "detect-idle WORKER", Short: "Check a worker now, and pause it if eligible", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		Long: `Check a worker now, in the four steps of every check: read its telemetry, update its
+activity, decide, and pause it if it is eligible and armed. The answer shows how far
+the check got. A failed reading never leads to a pause.`,
+		Example: "  lull worker detect-idle cml-1",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.FindWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			r, err := cl.DetectIdle(cmd.Context(), w.ID)
+			if err != nil {
+				return err
+			}
+			if r.Error != "" && w.Status != power.WorkerRunning {
+				return httpx.NewProblem(http.StatusConflict, "status", fmt.Sprintf("cannot check %s, which is %s: %s", w.Name, w.Status, r.Error))
+			}
+			if r.Error != "" {
+				return fmt.Errorf("cannot check %s: %s", w.Name, r.Error)
+			}
+			return c.Print(r.Detect, func(out io.Writer) {
+				if d := r.Detect; d != nil {
+					fmt.Fprintf(out, "%s idle for %s, eligible %t, action %s %s\n", w.Name, idle.HumanMinutes(d.IdleMinutes), d.EligibleForPause, d.Action, d.Error)
+				}
+			})
+		}}
+}
+
+// protect snoozes a worker, or ends that.
+func (c verbs) protect(cmd *cobra.Command, name string, e *term.EndFlags) error {
+	t, err := e.End(time.Now())
+	if err != nil {
+		return err
+	}
+	var in control.Snooze
+	if !e.Off {
+		in.Until = t.Format(time.RFC3339Nano)
+	}
+	cl, w, err := c.FindWorker(cmd.Context(), name)
+	if err != nil {
+		return err
+	}
+	w, _, err = cl.Do(cmd.Context(), w.ID, "snooze", in)
+	if err != nil {
+		return err
+	}
+	return c.Print(w, func(out io.Writer) {
+		if e.Off {
+			fmt.Fprintf(out, "snooze of %s ended\n", w.Name)
+			return
+		}
+		fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, term.OptionalTime(w.SnoozedUntil))
+	})
+}
+
+func (c verbs) workerSnooze() *cobra.Command {
+	var e term.EndFlags
+	cmd := &cobra.Command{Use: "snooze WORKER", Short: "Protect a worker from automatic pauses until a time", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		Example: "  lull worker snooze cml-1 --for 2h\n  lull worker snooze cml-1 --until 22:00",
+		RunE:    func(cmd *cobra.Command, a []string) error { return c.protect(cmd, a[0], &e) }}
+	e.Bind(cmd.Flags(), "end the protection")
+	return cmd
+}
+
+func (c verbs) workerTTL() *cobra.Command {
+	var e term.EndFlags
+	var action string
+	cmd := &cobra.Command{Use: "ttl WORKER", Short: "Set or clear a worker's expiry time", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		Long: `Set or clear a worker's expiry (ttl_deadline). At the deadline the worker is stopped or
+terminated after a warning, even if it is in use. No snooze or override prevents this.
+A later deadline does, and so does a halt while it lasts.
+
+The warning period is that of the worker's policy, at least a minute. If the deadline is
+nearer, the warning is sent at once and the worker expires when the period is over.
+
+After the deadline the worker cannot start until the deadline is moved or cleared.`,
+		Example: "  lull worker ttl cml-1 --for 8h\n  lull worker ttl cml-1 --until 2026-12-24 --action terminate\n  lull worker ttl cml-1 --off",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			t, err := e.End(time.Now())
+			if err != nil {
+				return err
+			}
+			in := fleet.Profile{TTLDeadline: &t}
+			if cmd.Flags().Changed("action") {
+				in.TTLAction = &action
+			}
+			cl, err := c.ServerClient()
+			if err != nil {
+				return err
+			}
+			w, err := cl.Worker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			id := w.ID
+			w = fleet.Worker{} // what the answer leaves out is not there
+			if _, err := cl.Call(cmd.Context(), "PATCH", control.WorkerPath(id), in, &w); err != nil {
+				return err
+			}
+			return c.Print(w, func(out io.Writer) {
+				if w.TTLDeadline == nil {
+					fmt.Fprintf(out, "%s has no expiry\n", w.Name)
+					return
+				}
+				fmt.Fprintf(out, "%s expires at %s: %s\n", w.Name, term.OptionalTime(w.TTLDeadline), cmp.Or(w.TTLAction, fleet.ActionStop))
+				if x := w.Expiry; x != nil && x.At.After(x.Deadline) {
+					fmt.Fprintln(out, x.Sentence(time.Now()))
+				}
+			})
+		}}
+	e.Bind(cmd.Flags(), "clear the deadline")
+	cmd.Flags().StringVar(&action, "action", "", "what happens at the deadline: stop or terminate (default: as before, or stop)")
+	return cmd
+}
+
+func (c verbs) workerArm() *cobra.Command {
+	var sel control.Selector
+	var tags []string
+	var off bool
+	cmd := &cobra.Command{Use: "arm [WORKER...]", Short: "Take imported workers out of dry-run mode", ValidArgsFunction: c.CompleteWorkers,
+		Long: `Take workers out of dry-run mode: from now on lull acts on its decisions about them.
+lull why shows what it would have done so far. --off returns them to dry-run mode.`,
+		Example: "  lull worker arm cml-1\n  lull worker arm --tag team=network",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			var err error
+			if sel.Tags, err = pairs(tags); err != nil {
+				return term.Usage(err)
+			}
+			selected := len(sel.Tags) > 0 || sel.Region != "" || sel.All
+			if selected == (len(a) > 0) || off && selected {
+				return term.Usage(fmt.Errorf("no workers selected: name them, or use --tag, --region or --all"))
+			}
+			cl, err := c.ServerClient()
+			if err != nil {
+				return err
+			}
+			list := control.List[fleet.Worker]{Items: []fleet.Worker{}}
+			if selected {
+				list, err = control.Write[control.List[fleet.Worker]](cmd.Context(), cl, "POST", "/workers/arm", sel)
+			}
+			verb := "arm"
+			if off {
+				verb = "disarm"
+			}
+			for _, ref := range a {
+				w, e := cl.Worker(cmd.Context(), ref)
+				if e == nil {
+					w, _, e = cl.Do(cmd.Context(), w.ID, verb, nil)
+				}
+				if err = e; err != nil {
+					break
+				}
+				list.Items = append(list.Items, w)
+			}
+			if err != nil {
+				return err
+			}
+			return c.Print(list.Items, func(out io.Writer) {
+				for _, w := range list.Items {
+					fmt.Fprintln(out, w.Name, verb+"ed")
+				}
+			})
+		}}
+	cmd.Flags().StringSliceVar(&tags, "tag", nil, "tag name=value; repeatable")
+	cmd.Flags().StringVar(&sel.Region, "region", "", "all workers in this AWS region")
+	cmd.Flags().BoolVar(&sel.All, "all", false, "all workers")
+	cmd.Flags().BoolVar(&off, "off", false, "return to dry-run mode")
+	return cmd
+}
+
+func (c verbs) workerLicense() *cobra.Command {
+	cmd := &cobra.Command{Use: "license WORKER", Short: "Manage a worker's CML license", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		Long: `Show the state of a worker's CML license. It is read from CML with the metrics while the
+worker runs. Terminating a worker releases its license.`,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.FindWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			l, err := control.Read[fleet.License](cmd.Context(), cl, "/workers/"+w.ID+"/license")
+			if err != nil {
+				return err
+			}
+			return c.Print(l, func(out io.Writer) {
+				fmt.Fprintf(out, "%s %s", w.Name, l.Status)
+				switch {
+				case l.Registration != "":
+					fmt.Fprintf(out, " (%s)", strings.TrimSuffix(l.Registration+", "+l.Authorization, ", "))
+				case l.Status == fleet.LicenseUnknown:
+					fmt.Fprint(out, " (not read from CML yet)")
+				}
+				if l.PendingOperation != "" {
+					fmt.Fprintf(out, ", %s in progress", l.PendingOperation)
+				}
+				if l.LastError != "" {
+					fmt.Fprintf(out, ": %s", l.LastError)
+				}
+				fmt.Fprintln(out)
+			})
+		}}
+	var in control.LicenseRequest
+	var file string
+	var wait waiting
+	register := &cobra.Command{Use: "register WORKER", Short: "Register a worker's CML license", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		Long: `Register a worker's CML with Smart Licensing. The registration is complete when CML
+reports it as completed and in compliance; --wait waits for that. A registered CML is
+left unchanged unless --reregister is given.`,
+		Example: "  lull worker license register cml-1 --smart-token-file /etc/lull/smart.token --wait",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if file != "" {
+				in.Token = "file:" + file
+			}
+			return c.license(cmd, a[0], in, wait)
+		}}
+	wait.bind(register)
+	register.Flags().StringVar(&in.Token, "smart-token", "", "registration token, or env:NAME on the server")
+	register.Flags().StringVar(&file, "smart-token-file", "", "file on the server with the registration token")
+	register.Flags().BoolVar(&in.Reregister, "reregister", false, "register again with a new token if already registered")
+	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Release a worker's CML license", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error { return c.license(cmd, a[0], nil, wait) }}
+	wait.bind(deregister)
+	cmd.AddCommand(register, deregister)
+	return cmd
+}
+
+// licensed is the goal of a license operation.
+var licensed = goal{"finish with its license", func(w fleet.Worker) (bool, error) {
+	if w.License.PendingOperation != "" {
+		return false, nil
+	}
+	if w.License.Status == fleet.LicenseFailed || w.License.FailedOperation != "" {
+		return false, fmt.Errorf("cannot finish with the license of %s: %s", w.Name, w.License.LastError)
+	}
+	return true, nil
+}}
+
+func (c verbs) license(cmd *cobra.Command, ref string, in any, wait waiting) error {
+	cl, w, err := c.FindWorker(cmd.Context(), ref)
+	if err != nil {
+		return err
+	}
+	w, _, err = cl.Do(cmd.Context(), w.ID, "license", in)
+	if err != nil {
+		return err
+	}
+	if w.Status != power.WorkerRunning {
+		fmt.Fprintf(c.Err, "lull: %s is %s; it is done when it runs\n", w.Name, w.Status)
+	}
+	return c.follow(cmd.Context(), cl, w, licensed, wait, func(w fleet.Worker) error {
+		return c.Print(w.License, func(out io.Writer) {
+			fmt.Fprintf(out, "%s %s\n", w.Name, cmp.Or(w.License.PendingOperation, w.License.Status))
+		})
+	})
+}
