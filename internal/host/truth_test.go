@@ -121,7 +121,7 @@ func TestNothingInUseIsPaused(t *testing.T) {
 				at      time.Time
 				timeout time.Duration
 			}
-			r.k.Remote = kind.relay
+			r.k.Remote, r.k.Remembers = kind.relay, true
 			var seen []pause
 			timeout := time.Second + time.Duration(rnd.Int64N(int64(10*time.Minute)))
 			r.disk.On = func(rec *instance.Record) {

@@ -39,6 +39,10 @@ type Kernel struct {
 	// Remote hides the programs' clients from Sample, as a guest's network does:
 	// the relay alone knows them.
 	Remote bool
+	// Remembers makes Sample show for a minute when a client last closed, as
+	// sockets in TIME_WAIT do. The walks of the fence do without it: with it, a
+	// client that came and went would cancel every pause that is due.
+	Remembers bool
 	// Restore is how long a guest takes from disk.
 	Restore time.Duration
 	// Frees is how much of a guest's memory Reclaim frees, in bytes; 0 is half
@@ -96,6 +100,7 @@ type Proc struct {
 	last    time.Time
 	out     int
 	saved   bool
+	left    time.Time // when a client over TCP last closed
 }
 
 var _ instance.Runtime = (*Kernel)(nil)
@@ -305,8 +310,11 @@ func (p *Proc) work() {
 				c.answered++
 			}
 		}
-		if !c.closed {
+		switch {
+		case !c.closed:
 			kept = append(kept, c)
+		case !c.local:
+			p.left = time.Now()
 		}
 	}
 	p.open = kept
@@ -520,6 +528,9 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 	defer p.k.mu.Unlock()
 	p.tick()
 	s := instance.Sample{At: time.Now(), CPU: p.cpu, DiskBytes: p.disk, Outbound: p.out, Listens: !p.k.Deep && !p.k.Deaf}
+	if p.k.Remembers && !p.k.Remote && time.Since(p.left) < timeWait {
+		s.LastClosed = p.left
+	}
 	for _, c := range p.seen(p.backlog) {
 		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: c.quietFor()})
 	}
@@ -539,6 +550,9 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 	}
 	return s
 }
+
+// timeWait is how long a kernel remembers a closed connection.
+const timeWait = time.Minute
 
 // seen returns the clients that a sample shows.
 func (p *Proc) seen(all []*Client) []*Client {
