@@ -7,13 +7,18 @@
 // allows a pause. A state change is on disk before it is acknowledged. After
 // the daemon is killed at any instant, the next one finds every instance again.
 //
-// Implementation: one lock per instance covers a whole transition. One heap
-// holds all deadlines, and a few workers handle them, so a paused instance
-// costs a record and its guard but no goroutine.
+// Implementation: one lock per instance covers a whole transition (inst.go groups
+// its fields by what guards them). One heap holds all deadlines, and a few workers
+// handle them, so a paused instance costs a record and its guard but no goroutine.
 //
-// Not in this package: how a runtime starts and freezes (Runtime), how a relay
-// moves bytes (Gate), who decides (package idle). Users reach the host through
-// link hostctl and the API in this package.
+// This package is the state machine of an instance. What needs only values of it,
+// or sees it through a narrow interface, is in the packages below: records, events,
+// logs and halt keep things; probe, listeners and why judge and explain without
+// side effects; admission and deadlines decide who is next; api and report talk to
+// users, programs and the server.
+//
+// Not here: how a runtime starts and freezes (Runtime), how a relay moves bytes
+// (Gate), who decides (package idle).
 package host
 
 import (
