@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -15,7 +14,7 @@ import (
 // written in batches: a crash loses at most the last flushEvery of them, but
 // never an action, which is synced at once.
 type FileJournal struct {
-	log *segment.Log
+	log segment.Values[agentctl.Entry]
 
 	mu      sync.Mutex
 	flushed time.Time
@@ -31,7 +30,7 @@ const flushEvery = 15 * time.Minute
 // OpenJournal opens the history in dir. Damage left by a crash is cut off and
 // reported.
 func OpenJournal(dir string) (*FileJournal, []*segment.Damage, error) {
-	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: 4 << 20, MaxBytes: journalBytes})
+	log, damage, err := segment.OpenValues[agentctl.Entry](dir, segment.Options{SegmentBytes: 4 << 20, MaxBytes: journalBytes})
 	if err != nil {
 		return nil, damage, err
 	}
@@ -40,12 +39,8 @@ func OpenJournal(dir string) (*FileJournal, []*segment.Damage, error) {
 
 // Append implements Journal.
 func (j *FileJournal) Append(e agentctl.Entry) error {
-	b, err := json.Marshal(e)
-	if err != nil {
+	if err := j.log.Append(e.At, e); err != nil {
 		return fmt.Errorf("cannot write an entry of the history: %w", err)
-	}
-	if _, err := j.log.Append(e.At, b); err != nil {
-		return err
 	}
 	j.mu.Lock()
 	due := e.Kind != "verdict" || e.At.Sub(j.flushed) >= flushEvery
@@ -64,14 +59,9 @@ func (j *FileJournal) Append(e agentctl.Entry) error {
 func (j *FileJournal) Entries(q agentctl.HistoryQuery) ([]agentctl.Entry, error) {
 	var out []agentctl.Entry
 	var faults []error
-	for r, err := range j.log.Records(segment.From{Time: q.Since}) {
+	for e, err := range j.log.All(segment.From{Time: q.Since}) {
 		if err != nil {
 			faults = append(faults, err)
-			continue
-		}
-		var e agentctl.Entry
-		if err := json.Unmarshal(r.Payload, &e); err != nil {
-			faults = append(faults, fmt.Errorf("cannot read record %d of the history: %w", r.Number, err))
 			continue
 		}
 		if within(q, e) {

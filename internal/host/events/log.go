@@ -1,7 +1,6 @@
 package events
 
 import (
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"sync"
@@ -24,7 +23,7 @@ const (
 // that is killed loses no event that a reader saw, unless the disk takes longer
 // than patience. A machine that loses power loses the last second.
 type Log struct {
-	log     *segment.Log
+	log     segment.Values[hostctl.Event]
 	say     *slog.Logger
 	kept    []hostctl.Event // of earlier daemons, until a Feed takes them
 	dropped bool            // there were older ones
@@ -46,7 +45,7 @@ type unwritten struct {
 
 // Open opens or creates the log in dir and reads it.
 func Open(dir string, say *slog.Logger) (*Log, error) {
-	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: segmentBytes, MaxBytes: maxBytes})
+	log, damage, err := segment.OpenValues[hostctl.Event](dir, segment.Options{SegmentBytes: segmentBytes, MaxBytes: maxBytes})
 	if err != nil {
 		return nil, err
 	}
@@ -55,23 +54,23 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 	}
 	l := &Log{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, queueLength), ended: make(chan struct{})}
 	var last uint64
-	for r, err := range log.Records(segment.From{}) {
+	for e, err := range log.All(segment.From{}) {
 		var damage *segment.Damage
-		if errors.As(err, &damage) {
+		var bad *segment.ValueError
+		switch {
+		case errors.As(err, &damage):
 			say.Warn("some events cannot be read any more", "damage", damage)
 			l.kept, l.dropped = l.kept[:0], true // everything after this is complete
-			continue
-		}
-		if err != nil {
+		case errors.As(err, &bad):
+			say.Warn("an event cannot be read any more", "err", bad)
+		case err != nil:
 			return nil, errors.Join(err, log.Close())
+		case e.Seq <= last:
+			say.Warn("an event has an earlier number than the one before it", "number", e.Seq, "before", last)
+		default:
+			last = e.Seq
+			l.kept = append(l.kept, e)
 		}
-		var e hostctl.Event
-		if err := json.Unmarshal(r.Payload, &e); err != nil || e.Seq <= last {
-			say.Warn("an event cannot be read any more", "number", r.Number, "err", err)
-			continue
-		}
-		last = e.Seq
-		l.kept = append(l.kept, e)
 	}
 	go l.write()
 	return l, nil
@@ -154,11 +153,7 @@ func (l *Log) append(u unwritten) error {
 	}
 	var errs []error
 	for _, u := range all {
-		b, err := json.Marshal(u.Event)
-		if err == nil {
-			_, err = l.log.Append(u.Time, b)
-		}
-		errs = append(errs, err)
+		errs = append(errs, l.log.Append(u.Time, u.Event))
 	}
 	errs = append(errs, l.log.Flush())
 	for _, u := range all {

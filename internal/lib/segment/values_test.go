@@ -1,0 +1,54 @@
+package segment
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestValues checks that values come back in order and from a time on, and that a
+// record that holds none is named without costing the others.
+func TestValues(t *testing.T) {
+	type entry struct{ N int }
+	dir, at := t.TempDir(), time.Unix(1000, 0)
+	open := func() Values[entry] {
+		v, damage, err := OpenValues[entry](dir, Options{SegmentBytes: 1 << 20, MaxBytes: 1 << 20})
+		if err != nil || len(damage) > 0 {
+			t.Fatal(err, damage)
+		}
+		return v
+	}
+	v := open()
+	for n := range 5 {
+		if err := v.Append(at.Add(time.Duration(n)*time.Second), entry{n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := v.Log.Append(at.Add(5*time.Second), []byte(`{"N":"five"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(v.Append(at.Add(6*time.Second), entry{6}), v.Close()); err != nil {
+		t.Fatal(err)
+	}
+	v = open()
+	defer v.Close()
+	var got []int
+	for e, err := range v.All(From{Time: at.Add(2 * time.Second)}) {
+		var bad *ValueError
+		switch {
+		case errors.As(err, &bad):
+			got = append(got, -int(bad.Number))
+		case err != nil:
+			t.Fatal(err)
+		default:
+			got = append(got, e.N)
+		}
+	}
+	if want := []int{2, 3, 4, -6, 6}; !slices.Equal(got, want) {
+		t.Errorf("read %v, want %v", got, want)
+	}
+	for range v.All(From{}) {
+		break // a caller may stop
+	}
+}
