@@ -6,26 +6,45 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/scaletest"
+	"lull/internal/lib/wall"
 	"lull/internal/platform/proc"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/sim/truth"
 )
 
-// machine is a machine with users whose use was drawn before the agent runs.
-// The agent reads its files with the real probes. The use itself is never
-// derived from a reading.
+// kinds are the kinds of use of a machine.
+const (
+	kindLoad     = iota // its processors
+	kindDisk            // its disk
+	kindKeys            // a user types
+	kindOutput          // a program prints to a terminal
+	kindSessions        // a user is logged in
+	kinds
+)
+
+// machine is a machine whose use was drawn before the agent runs. The agent
+// reads its files with the real probes. The use itself is never derived from a
+// reading.
 type machine struct {
 	*world
 	root  string
 	real  *proc.Machine
 	began time.Time
 
-	load, disk, keys, sessions truth.Use
+	use  [kinds]truth.Use
+	boot struct {
+		at    time.Time     // of the bubble
+		slept time.Duration // until then
+	}
+	hangs bool        // the probe of the sessions does not answer
+	lulls []time.Time // when the agent wrote to the terminal, of the bubble
 
 	cpu, sectors float64   // work done until at
 	at           time.Time // of the bubble
@@ -36,11 +55,19 @@ const machineCPUs = 4
 // wall converts a time of the bubble to the machine's clock.
 func (m *machine) wall(t time.Time) time.Time { return t.Add(m.slept + m.skew) }
 
+// clocks returns the clocks of the present boot.
+func (m *machine) clocks() wall.Reading {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	mono := time.Since(m.boot.at)
+	return wall.Reading{Boot: mono + m.slept - m.boot.slept, Mono: mono, Wall: m.wall(time.Now()).Round(0)}
+}
+
 // write updates the machine's files to now. It is called with the lock held.
 func (m *machine) write(now time.Time) error {
 	span := now.Sub(m.at).Seconds()
-	m.cpu += m.load.Share(m.at, now) * span
-	m.sectors += m.disk.Share(m.at, now) * span * 2048 // 1 MiB per second
+	m.cpu += m.use[kindLoad].Share(m.at, now) * span
+	m.sectors += m.use[kindDisk].Share(m.at, now) * span * 2048 // 1 MiB per second
 	m.at = now
 	busy, total := int64(m.cpu*100), int64(now.Sub(m.began).Seconds()*100)
 	stat := fmt.Sprintf("cpu  %d 0 0 %d 0 0 0 0 0 0\n", busy*machineCPUs, (total-busy)*machineCPUs)
@@ -53,15 +80,17 @@ func (m *machine) write(now time.Time) error {
 			return err
 		}
 	}
-	input := m.wall(m.began)
-	if last, ok := m.keys.Last(now); ok {
-		input = m.wall(last)
+	input, output := m.began, m.began
+	if last, ok := m.use[kindKeys].Last(now); ok {
+		input = last
 	}
-	output := input
-	if w := m.written; !w.IsZero() { // of a warning
-		output = m.wall(w)
+	if last, ok := m.use[kindOutput].Last(now); ok {
+		output = last
 	}
-	return os.Chtimes(filepath.Join(m.root, "dev/pts/0"), input, output)
+	if n := len(m.lulls); n > 0 && m.lulls[n-1].After(output) {
+		output = m.lulls[n-1]
+	}
+	return os.Chtimes(filepath.Join(m.root, "dev/pts/0"), m.wall(input), m.wall(output))
 }
 
 // Read implements Cheap.
@@ -90,64 +119,107 @@ type someone struct{ m *machine }
 
 func (someone) Signal() string     { return proc.SignalUsers }
 func (someone) Wanted(Config) bool { return true }
-func (s someone) Read(_ context.Context, now time.Time, _ Config) idle.Reading {
+func (s someone) Read(ctx context.Context, now time.Time, _ Config) idle.Reading {
+	var hangs bool
+	s.m.with(func() { hangs = s.m.hangs })
+	if hangs {
+		<-ctx.Done()
+		time.Sleep(time.Second) // it does not heed its deadline
+		return idle.NotKnown(proc.SignalUsers, now, "no answer")
+	}
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	r := idle.Reading{Signal: proc.SignalUsers, State: idle.Quiet, At: now}
 	if s.m.broken[proc.SignalUsers] {
 		return idle.NotKnown(proc.SignalUsers, now, "broken for the test")
 	}
-	if last, ok := s.m.sessions.Last(time.Now()); ok {
+	if last, ok := s.m.use[kindSessions].Last(time.Now()); ok {
 		r.LastEvent = s.m.wall(last)
 	}
-	if s.m.sessions.At(time.Now()) {
+	if s.m.use[kindSessions].At(time.Now()) {
 		r.State = idle.Active
 	}
 	return r
 }
 
-// Warn records its writes by the machine's clock, as the files have it.
-func (m *machine) Warn(ctx context.Context, x Warning) error {
-	err := m.world.Warn(ctx, x)
-	m.with(func() { m.own.Note(m.wall(time.Now())) })
-	return err
+// wrote notes a write of the agent to the terminal, as its files have it.
+func (m *machine) wrote() {
+	m.with(func() {
+		m.own.Note(m.wall(time.Now()))
+		m.lulls = append(m.lulls, time.Now())
+	})
 }
 
 // Withdraw records its writes as Warn does.
 func (m *machine) Withdraw(ctx context.Context, x Withdrawal) error {
 	err := m.world.Withdraw(ctx, x)
-	m.with(func() {
-		if x.Warning.Action != "" {
-			m.own.Note(m.wall(time.Now()))
-		}
-	})
+	if x.Warning.Action != "" {
+		m.wrote()
+	}
 	return err
 }
 
 // long returns the spans of u that last at least d.
 func long(u truth.Use, d time.Duration) truth.Use {
-	var out []truth.Span
-	for _, s := range u.Spans() {
-		if s.To.Sub(s.From) >= d {
-			out = append(out, s)
-		}
-	}
-	return truth.Of(out...)
+	return truth.Of(slices.DeleteFunc(u.Spans(), func(s truth.Span) bool { return s.To.Sub(s.From) < d })...)
 }
 
-// day is one machine and its history.
+// setting is a setting that changes. What is acted on within a while of a
+// change may follow its earlier value.
+type setting struct {
+	now, before time.Duration
+	changed     time.Time
+}
+
+// rereads is how long before its call an action has read the tags again.
+const rereads = 15 * time.Second
+
+func (s *setting) set(d time.Duration) { s.before, s.now, s.changed = s.now, d, time.Now() }
+
+// least returns the shortest value that an action at the present may follow.
+func (s *setting) least() time.Duration {
+	if time.Since(s.changed) <= rereads {
+		return min(s.now, s.before)
+	}
+	return s.now
+}
+
+// day is one machine and its history. All its times are of the bubble, but for
+// the deadline.
 type day struct {
 	*machine
-	t        *testing.T
-	rng      *rand.Rand
-	timeout  time.Duration // the shortest in the tags during the last minute
-	interval time.Duration
-	snoozed  time.Time
-	agent    *Agent
-	end      context.CancelFunc
-	ended    chan struct{}
-	boots    int
-	judged   int // calls that were checked
+	t     *testing.T
+	rng   *rand.Rand
+	agent *Agent
+	end   context.CancelFunc
+	ended chan struct{}
+	boots int
+
+	timeout, warnBefore setting
+	interval, grace     time.Duration
+
+	up        time.Time // when it booted or resumed last
+	snoozed   time.Time // by a user
+	leased    time.Time
+	completed time.Time // zero: not
+	deadline  time.Time // of the machine's clock; zero: none
+	passed    time.Time // when it was first seen to have passed
+	warnedAt  map[string]time.Time
+	answered  int       // warnings to which users have reacted
+	untagged  time.Time // the tags cannot be read until then
+	disturbed time.Time // until then something is wrong or new
+	storm     time.Time // its clock is set again and again until then
+	mends     map[time.Time]func()
+
+	judged map[string]int // calls that were checked, by their reasons
+}
+
+// Warn records when each warning was sent.
+func (d *day) Warn(ctx context.Context, x Warning) error {
+	err := d.machine.world.Warn(ctx, x)
+	d.wrote()
+	d.with(func() { d.warnedAt[x.Reason] = time.Now() })
+	return err
 }
 
 // checkedCloud checks every call against the truth.
@@ -161,42 +233,81 @@ func (c checkedCloud) Stop(ctx context.Context, hibernate bool) (string, error) 
 	return c.fakeCloud.Stop(ctx, hibernate)
 }
 
-// judge fails if an idle stop hit a machine in use. The documented limits of
-// the rates are allowed: work below their thresholds over a check interval (a
-// twentieth of it at full load), and use that began after the final check read
-// its last window, which is at least 10 s long and 5 s old.
+// judge fails if a stop was not allowed.
 func (d *day) judge() {
-	s := mustStatus(d.t, d.agent)
+	reason := mustStatus(d.t, d.agent).Last.Reason
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.judged++
-	if s.Last.Reason != reasonIdle {
-		d.t.Errorf("%s: stopped because of %s", now, s.Last.Reason)
+	d.judged[reason]++
+	fail := func(format string, args ...any) {
+		d.t.Errorf("%s, stopped because of %s: %s", now.Format(time.TimeOnly), reason, fmt.Sprintf(format, args...))
 	}
-	rough := d.interval/16 + time.Second
-	for name, u := range map[string]truth.Use{"load": long(d.load, d.interval/8+2*time.Second), "disk": d.disk} {
-		if err := u.Check(now, d.timeout-rough, 15*time.Second+d.interval/8); err != nil {
-			d.t.Errorf("%s: %v", name, err)
-		}
+	warned, ok := d.warnedAt[reason]
+	if before := min(d.warnBefore.least(), d.timeout.least()/2); !ok || now.Sub(warned) < before-time.Second {
+		fail("warned at %s, at least %s before is due", warned.Format(time.TimeOnly), before)
 	}
-	for name, u := range map[string]truth.Use{"keys": d.keys, "sessions": d.sessions} {
-		if err := u.Check(now, d.timeout-2*time.Second, freshLimit); err != nil {
-			d.t.Errorf("%s: %v", name, err)
+	if up := now.Sub(d.boot.at) + d.slept - d.boot.slept; up < d.grace-time.Second {
+		fail("it booted only %s ago", up)
+	}
+	switch reason {
+	case reasonTTL:
+		if d.deadline.IsZero() || d.wall(now).Before(d.deadline.Add(-time.Second)) {
+			fail("the deadline is %s, and it is %s", d.deadline, d.wall(now))
 		}
+		return
+	case reasonComplete:
+		if d.completed.IsZero() {
+			fail("it was not completed")
+		}
+	default:
+		d.idle(now, fail)
 	}
 	if now.Before(d.snoozed) {
-		d.t.Errorf("%s: stopped while it was snoozed until %s", now, d.snoozed)
+		fail("it was snoozed until %s", d.snoozed)
 	}
-	if n := len(d.warnings); n == 0 || d.wall(now).Before(d.warnings[n-1].At) || len(d.withdrawn) > 0 && d.withdrawn[len(d.withdrawn)-1].Warning.At.Equal(d.warnings[n-1].At) {
-		d.t.Errorf("%s: stopped without a warning that holds: %+v", now, d.warnings)
+	if now.Before(d.leased) {
+		fail("a lease holds it until %s", d.leased)
 	}
 }
 
-func (d *day) boot() {
+// idle fails if the machine was in use within its timeout. The documented
+// limits of the rates are allowed: work below their thresholds over a check
+// interval (a twentieth of it at full load), and use that began after the final
+// check read its last window, which is at least 10 s long and 5 s old. The lock
+// is held.
+func (d *day) idle(now time.Time, fail func(string, ...any)) {
+	timeout := d.timeout.least()
+	rough := d.interval/16 + time.Second
+	for kind, u := range d.use {
+		least, blind := timeout-2*time.Second, freshLimit
+		switch kind {
+		case kindLoad:
+			u = long(u, d.interval/8+2*time.Second)
+			least, blind = timeout-rough, 15*time.Second+d.interval/8
+		case kindDisk:
+			least, blind = timeout-rough, 15*time.Second+d.interval/8
+		case kindOutput: // what the kernel dates like lull's own writes, or what they hide, is not seen
+			u = truth.Of(slices.DeleteFunc(u.Spans(), func(s truth.Span) bool {
+				return slices.ContainsFunc(d.lulls, func(w time.Time) bool {
+					return s.To.After(w.Add(-probeLimit-time.Second)) && s.To.Before(w.Add(proc.OwnWriteSpan+2*time.Second))
+				})
+			})...)
+		}
+		if err := u.Check(now, least, blind); err != nil {
+			fail("use of kind %d: %v", kind, err)
+		}
+	}
+	if up := now.Sub(d.up); up < timeout-time.Second {
+		fail("it booted or resumed only %s ago, timeout %s", up, timeout)
+	}
+}
+
+// start begins an agent.
+func (d *day) start() {
 	d.real = proc.NewMachine(proc.MachineConfig{Root: d.root, Own: d.own})
 	d.tune = func(o *Options) {
-		o.Cheap, o.Slow, o.Warner, o.Cloud = d.machine, []Slow{someone{d.machine}}, d.machine, checkedCloud{fakeCloud{d.world}, d}
+		o.Cheap, o.Slow, o.Warner, o.Cloud, o.Clocks = d.machine, []Slow{someone{d.machine}}, d, checkedCloud{fakeCloud{d.world}, d}, d.clocks
 	}
 	ctx, cancel := context.WithCancel(d.t.Context())
 	d.ended = make(chan struct{})
@@ -208,6 +319,7 @@ func (d *day) boot() {
 		_ = agent.Run(ctx) // its result does not matter here
 	}()
 	<-agent.Ready()
+	d.disturb(d.interval)
 }
 
 func (d *day) down() {
@@ -216,98 +328,270 @@ func (d *day) down() {
 	d.real.Close()
 }
 
+// reboot boots a machine that was stopped.
+func (d *day) reboot() {
+	d.down()
+	d.boots++
+	d.with(func() {
+		d.stopped, d.bootID = false, fmt.Sprintf("boot-%d", d.boots+1)
+		d.boot.at, d.boot.slept, d.up = time.Now(), d.slept, time.Now()
+		d.snoozed, d.leased, d.completed = time.Time{}, time.Time{}, time.Time{}
+		if !d.tagless() { // otherwise the deadline that is remembered applies
+			d.deadline = time.Time{}
+			delete(d.tags, "lull:ttl-deadline")
+		}
+		clear(d.warnedAt)
+	})
+	d.start()
+	d.disturb(d.grace)
+}
+
+// disturb notes that for some time, and from now on, it may take longer until
+// an idle machine is stopped.
+func (d *day) disturb(span time.Duration) {
+	if at := time.Now().Add(span); at.After(d.disturbed) {
+		d.disturbed = at
+	}
+}
+
+// breaks does something to the machine now, and undoes it after a while.
+func (d *day) breaks(span time.Duration, do, undo func()) {
+	d.with(do)
+	d.mends[time.Now().Add(span)] = undo
+	d.disturb(span)
+}
+
+func (d *day) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(d.rng.Int64N(int64(most-least)))
+}
+
+// set changes the tags.
+func (d *day) set(name string, s *setting, to time.Duration) {
+	d.with(func() {
+		d.tags["lull:"+name] = to.String()
+		s.set(to)
+	})
+	d.disturb(configEvery)
+}
+
+func (d *day) draw(of ...time.Duration) time.Duration { return of[d.rng.IntN(len(of))] }
+
 // happen causes one random event.
 func (d *day) happen() {
-	switch d.rng.IntN(12) {
-	case 0, 1, 2: // another timeout
-		to := []time.Duration{time.Minute, 2 * time.Minute, 5 * time.Minute, 15 * time.Minute, 40 * time.Minute}[d.rng.IntN(5)]
-		d.with(func() { d.tags["lull:idle-timeout"] = to.String(); d.timeout = min(d.timeout, to) })
-		time.Sleep(time.Minute) // a fence in progress may have read the previous one
-		d.with(func() { d.timeout = to })
+	switch d.rng.IntN(16) {
+	case 0, 1, 2:
+		if !d.tagless() {
+			d.set("idle-timeout", &d.timeout, d.draw(time.Minute, 2*time.Minute, 5*time.Minute, 15*time.Minute, 40*time.Minute))
+		}
 	case 3:
-		d.with(func() { d.tags["lull:warn-before"] = []string{"10s", "30s", "1m"}[d.rng.IntN(3)] })
+		if !d.tagless() {
+			d.set("warn-before", &d.warnBefore, d.draw(10*time.Second, 30*time.Second, 2*time.Minute))
+		}
 	case 4: // the agent is restarted
 		d.down()
-		d.boot()
+		d.start()
 	case 5: // the machine sleeps
-		length := time.Duration(1+d.rng.IntN(300)) * time.Minute
-		d.with(func() { d.slept += length; d.snoozed = d.snoozed.Add(-length) }) // it ends while the machine sleeps
+		length := d.between(time.Minute, 5*time.Hour)
+		d.with(func() { // what has an end reaches it while the machine sleeps
+			d.slept += length
+			d.snoozed, d.leased, d.up = d.snoozed.Add(-length), d.leased.Add(-length), time.Now()
+		})
+		d.disturb(0)
 	case 6: // its clock is set
-		d.with(func() { d.skew += time.Duration(d.rng.IntN(600)-300) * time.Second })
+		d.with(func() { d.skew += d.between(-5*time.Minute, 5*time.Minute) })
+		d.disturb(0)
 	case 7, 8: // a signal is unreadable for a while
 		s := []string{proc.SignalCPU, proc.SignalDisk, proc.SignalTerminals, proc.SignalUsers}[d.rng.IntN(4)]
-		d.with(func() { d.broken[s] = true })
-		time.Sleep(time.Duration(d.rng.IntN(20)) * time.Minute)
-		d.with(func() { d.broken[s] = false })
+		d.breaks(d.between(0, 20*time.Minute), func() { d.broken[s] = true }, func() { d.broken[s] = false })
 	case 9:
-		length := time.Duration(1+d.rng.IntN(40)) * time.Minute
-		// A stop that was already sent refuses the snooze.
-		if _, err := d.agent.Snooze(d.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(length)}); err == nil {
-			d.with(func() { d.snoozed = time.Now().Add(length) })
+		d.snooze(d.between(time.Minute, 40*time.Minute))
+	case 10: // the tags are unreadable, and the agent may not remember them
+		if d.tagless() {
+			return
 		}
-	case 10:
+		if _, err := d.agent.Reload(d.t.Context()); err != nil { // it remembers what it has read
+			d.t.Error(err)
+		}
+		d.untagged = time.Now().Add(d.between(0, 90*time.Minute))
 		d.with(func() { d.tagsErr = errBoom })
-		time.Sleep(time.Duration(d.rng.IntN(20)) * time.Minute)
-		d.with(func() { d.tagsErr = nil })
+		d.mends[d.untagged] = func() { d.tagsErr = nil }
+		if d.rng.IntN(3) > 0 {
+			d.down()
+			d.start()
+		}
 	case 11:
 		if _, err := d.agent.Reload(d.t.Context()); err != nil {
+			d.t.Error(err)
+		}
+	case 12:
+		d.breaks(d.between(0, 20*time.Minute), func() { d.hangs = true }, func() { d.hangs = false })
+	case 13: // its clock is set again and again, so that no two samples can be compared
+		d.storm = time.Now().Add(d.between(10*time.Minute, time.Hour))
+		d.disturb(time.Until(d.storm))
+	case 14:
+		if !d.tagless() && d.deadline.IsZero() {
+			d.with(func() {
+				d.deadline = d.wall(time.Now()).Add(d.between(10*time.Minute, 90*time.Minute)).Truncate(time.Second)
+				d.tags["lull:ttl-deadline"] = d.deadline.UTC().Format(time.RFC3339)
+			})
+			d.disturb(configEvery)
+		}
+	case 15:
+		d.with(func() { d.completed = time.Now() }) // the first of a boot counts, and it may act before it answers
+		if _, err := d.agent.Complete(d.t.Context(), agentctl.CompleteRequest{}); err != nil {
 			d.t.Error(err)
 		}
 	}
 }
 
-// TestOracle checks that no idle stop hits a machine that was in use within its
-// timeout, whatever the users, the load, the tags, the clocks, the signals and
-// the agent itself do. LULL_SOAK runs many more days.
-func TestOracle(t *testing.T) {
-	days := 6
-	if os.Getenv("LULL_SOAK") != "" {
-		days = 300
+func (d *day) tagless() bool { return time.Now().Before(d.untagged) }
+
+// snooze and lease keep the machine, unless a stop was already sent.
+func (d *day) snooze(length time.Duration) {
+	if _, err := d.agent.Snooze(d.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(length)}); err == nil {
+		d.with(func() { d.snoozed = time.Now().Add(length - time.Second) })
+		d.disturb(length)
 	}
-	seed, judged := uint64(time.Now().UnixNano()), 0
-	t.Logf("seed %d", seed)
-	for n := range days {
-		synctest.Test(t, func(t *testing.T) { judged += oneDay(t, seed+uint64(n)) })
-		if t.Failed() {
-			t.Fatalf("seed %d", seed+uint64(n))
+}
+
+func (d *day) lease(length time.Duration) {
+	if _, err := d.agent.HoldLease(d.t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(length)}); err == nil {
+		d.with(func() { d.leased = time.Now().Add(length - time.Second) })
+		d.disturb(length)
+	}
+}
+
+// react is what users do when they are warned.
+func (d *day) react() {
+	var n int
+	d.with(func() { n = len(d.warnings) })
+	if n == d.answered {
+		return
+	}
+	d.answered = n
+	switch d.rng.IntN(10) {
+	case 0:
+		d.snooze(d.between(5*time.Minute, 40*time.Minute))
+	case 1:
+		d.lease(d.between(5*time.Minute, 40*time.Minute))
+	case 2, 3, 4:
+		if !d.tagless() {
+			d.set("idle-timeout", &d.timeout, 40*time.Minute)
 		}
 	}
-	t.Logf("%d stops in %d days", judged, days)
-	if judged == 0 {
+}
+
+// missed reports a machine that was left running though nothing is wrong and it
+// is idle, or its deadline has passed.
+func (d *day) missed(now time.Time) {
+	from := d.disturbed
+	for _, t := range []time.Time{d.up, d.snoozed, d.leased} {
+		from = later(from, t)
+	}
+	slack := max(d.warnBefore.now, d.warnBefore.before) + 3*d.interval + 4*time.Minute // the hook runs, too
+	switch {
+	case d.deadline.IsZero() || d.wall(now).Before(d.deadline) || d.tagless() || now.Before(d.storm) || now.Sub(d.boot.at) < d.grace:
+		d.passed = time.Time{}
+	case d.passed.IsZero():
+		d.passed = now
+	case now.Sub(d.passed) > slack+2*configEvery:
+		d.t.Errorf("%s: it still runs %s after its deadline", now.Format(time.TimeOnly), now.Sub(d.passed))
+		d.passed = now.Add(time.Hour) // once
+	}
+	for _, u := range d.use {
+		if last, ok := u.Last(now); ok {
+			from = later(from, last)
+		}
+	}
+	if idle := now.Sub(from); idle > max(d.timeout.now, d.timeout.before)+slack {
+		s := mustStatus(d.t, d.agent)
+		d.t.Errorf("%s: idle and undisturbed for %s, timeout %s, and it still runs: %v", now.Format(time.TimeOnly), idle, d.timeout.now, s.Verdict.Blocks)
+		d.disturb(time.Hour) // once
+	}
+}
+
+// TestOracle checks what the agent does to a machine whose use was drawn
+// before, whatever the tags, the clocks, the signals, the users and the agent
+// itself do: no idle stop hits a machine that was in use within its timeout, or
+// that a user holds; a completion respects holds, and a deadline does not; each
+// is warned of in time; and an idle machine is stopped. Package mutants has the
+// faults that it finds. LULL_DAYS is the number of days.
+func TestOracle(t *testing.T) {
+	days := scaletest.Count(t, "LULL_DAYS", 12)
+	seed, judged := scaletest.Seed(t), map[string]int{}
+	for n := range days {
+		synctest.Test(t, func(t *testing.T) { oneDay(t, seed+uint64(n), judged) })
+		if t.Failed() {
+			t.Fatalf("LULL_SEED=%d", seed+uint64(n))
+		}
+	}
+	t.Logf("stops in %d days: %v", days, judged)
+	if judged[reasonIdle] == 0 {
 		t.Error("nothing was ever stopped")
 	}
 }
 
-func oneDay(t *testing.T, seed uint64) int {
+func oneDay(t *testing.T, seed uint64, judged map[string]int) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	began := time.Now()
 	const hours = 8 * time.Hour
-	draw := func(longest time.Duration) truth.Use { return truth.Draw(rng, began, hours, longest) }
-	longest := []time.Duration{10 * time.Minute, time.Hour, 3 * time.Hour}[rng.IntN(3)]
+	d := &day{t: t, rng: rng, warnedAt: map[string]time.Time{}, mends: map[time.Time]func(){}, judged: judged, up: began}
+	d.interval, d.grace = d.draw(10*time.Second, 30*time.Second, time.Minute, 4*time.Minute), d.draw(0, 20*time.Minute)
 	w := newWorld()
-	m := &machine{world: w, root: t.TempDir(), began: began, at: began, load: draw(longest), disk: draw(longest), keys: draw(longest), sessions: draw(longest)}
-	for _, dir := range []string{"proc", "dev/pts"} {
-		must(t, os.MkdirAll(filepath.Join(m.root, dir), 0o755))
+	d.machine = &machine{world: w, root: t.TempDir(), began: began, at: began}
+	d.boot.at = began
+	for _, s := range truth.Draw(rng, began, hours, d.draw(10*time.Minute, time.Hour, 2*time.Hour)).Spans() {
+		for n := 1 + rng.IntN(2); n > 0; n-- {
+			kind := rng.IntN(kinds)
+			d.use[kind] = truth.Of(append(d.use[kind].Spans(), s)...)
+		}
 	}
-	must(t, os.WriteFile(filepath.Join(m.root, "dev/pts/0"), nil, 0o600))
-	d := &day{machine: m, t: t, rng: rng, timeout: 5 * time.Minute, interval: []time.Duration{30 * time.Second, time.Minute, 4 * time.Minute}[rng.IntN(3)]}
-	w.tags["lull:idle-timeout"], w.tags["lull:check-interval"], w.tags["lull:snooze"] = "5m", d.interval.String(), "1m"
-	must(t, m.write(began))
-	d.boot()
+	for _, dir := range []string{"proc", "dev/pts"} {
+		must(t, os.MkdirAll(filepath.Join(d.root, dir), 0o755))
+	}
+	must(t, os.WriteFile(filepath.Join(d.root, "dev/pts/0"), nil, 0o600))
+	d.timeout, d.warnBefore = setting{now: 5 * time.Minute, before: 5 * time.Minute}, setting{now: 30 * time.Second, before: 30 * time.Second}
+	w.tags["lull:idle-timeout"], w.tags["lull:warn-before"] = "5m", "30s"
+	w.tags["lull:check-interval"], w.tags["lull:snooze"], w.tags["lull:boot-grace"] = d.interval.String(), "1m", d.grace.String()
+	w.tags["lull:on-complete"], w.tags["lull:ttl-action"] = "stop", "stop"
+	if rng.IntN(3) > 0 {
+		took := d.between(time.Second, 2*time.Minute)
+		w.config = []byte("pre-stop: /bin/prepare\n")
+		w.hook = func(h HookSpec) agentctl.Hook {
+			time.Sleep(took)
+			return agentctl.Hook{Command: h.Command}
+		}
+	}
+	must(t, d.write(began))
+	d.start()
+	d.disturb(d.grace)
+	next := began
 	for time.Since(began) < hours {
-		time.Sleep(time.Duration(rng.IntN(30*60)) * time.Second)
+		time.Sleep(time.Second)
+		now := time.Now()
+		for at, mend := range d.mends {
+			if !now.Before(at) {
+				d.with(mend)
+				delete(d.mends, at)
+			}
+		}
 		gone := false
 		d.with(func() { gone = d.stopped })
 		if gone {
-			d.down()
-			d.boots++
-			d.with(func() { d.stopped, d.bootID = false, fmt.Sprintf("boot-%d", d.boots+1) })
-			d.boot()
+			time.Sleep(d.between(0, 10*time.Minute))
+			d.reboot()
 			continue
 		}
-		d.happen()
+		if now.Before(d.storm) && now.Second()%8 == 0 {
+			d.with(func() { d.skew += d.between(-30*time.Second, 30*time.Second) })
+		}
+		d.react()
+		d.missed(now)
+		if now.After(next) {
+			next = now.Add(d.between(0, 20*time.Minute))
+			d.happen()
+		}
 	}
 	d.down()
 	synctest.Wait()
-	return d.judged
 }
