@@ -216,7 +216,11 @@ type machineView struct {
 	stage    int
 	memory   *agentctl.Memory
 	timers   []agentctl.Timer
-	activity time.Time     // newest use of any kind
+	activity time.Time // newest use of any kind
+	// unseen has, for each sampled rate, when it was last unknown: what happened
+	// until then is in no later sample.
+	unseen   map[string]time.Time
+	settles  bool          // the next round begins new samples on purpose
 	line     evidence.Line // of the decisions in the log
 	recorded string        // of the verdict last written to the journal
 }

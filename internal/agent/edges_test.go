@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -346,4 +347,32 @@ func TestMeterCounts(t *testing.T) {
 	if get(counted); m.Bytes() < 10000 || m.Bytes() > 12000 {
 		t.Errorf("10000 bytes and their headers count %d", m.Bytes())
 	}
+}
+
+// TestUnreadRateIsNotQuiet checks that idle time passes again after a sampled
+// rate could not be read: no later sample shows whether the machine was in use
+// meanwhile. A hook that begins new samples on purpose has no such effect.
+func TestUnreadRateIsNotQuiet(t *testing.T) {
+	w := newWorld()
+	w.tags["lull:idle-timeout"], w.tags["lull:warn-before"] = "20m", "1m"
+	w.config = []byte("pre-stop: /bin/prepare\n")
+	bubble(t, w, func(t *testing.T, a *Agent) {
+		time.Sleep(10 * time.Minute)
+		w.with(func() { w.broken["cpu"] = true })
+		time.Sleep(15 * time.Minute)
+		w.with(func() { w.broken["cpu"] = false })
+		time.Sleep(18 * time.Minute)
+		synctest.Wait()
+		if n := w.sent(); len(n) > 0 {
+			t.Fatalf("%v within the timeout of an unread rate", n)
+		}
+		if s := mustStatus(t, a); s.Verdict.TargetPauseAt == nil {
+			t.Errorf("no pause is announced: %v", s.Verdict.Blocks)
+		}
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if n := w.sent(); len(n) != 1 || w.hooks != 1 {
+			t.Errorf("%v, %d hooks, want one stop after one hook", n, w.hooks)
+		}
+	})
 }

@@ -174,11 +174,16 @@ type setting struct {
 // rereads is how long before its call an action has read the tags again.
 const rereads = 15 * time.Second
 
+// slowest is how long an action takes at most: its hook, and a check interval
+// after it. How long its warning has to be out is decided before.
+const slowest = 2*time.Minute + 5*time.Minute
+
 func (s *setting) set(d time.Duration) { s.before, s.now, s.changed = s.now, d, time.Now() }
 
-// least returns the shortest value that an action at the present may follow.
-func (s *setting) least() time.Duration {
-	if time.Since(s.changed) <= rereads {
+// least returns the shortest value that an action at the present may follow,
+// which has read the setting at most span ago.
+func (s *setting) least(span time.Duration) time.Duration {
+	if time.Since(s.changed) <= span {
 		return min(s.now, s.before)
 	}
 	return s.now
@@ -244,7 +249,7 @@ func (d *day) judge() {
 		d.t.Errorf("%s, stopped because of %s: %s", now.Format(time.TimeOnly), reason, fmt.Sprintf(format, args...))
 	}
 	warned, ok := d.warnedAt[reason]
-	if before := min(d.warnBefore.least(), d.timeout.least()/2); !ok || now.Sub(warned) < before-time.Second {
+	if before := min(d.warnBefore.least(configEvery+slowest), d.timeout.least(configEvery+slowest)/2); !ok || now.Sub(warned) < before-time.Second {
 		fail("warned at %s, at least %s before is due", warned.Format(time.TimeOnly), before)
 	}
 	if up := now.Sub(d.boot.at) + d.slept - d.boot.slept; up < d.grace-time.Second {
@@ -277,7 +282,7 @@ func (d *day) judge() {
 // check read its last window, which is at least 10 s long and 5 s old. The lock
 // is held.
 func (d *day) idle(now time.Time, fail func(string, ...any)) {
-	timeout := d.timeout.least()
+	timeout := d.timeout.least(rereads)
 	rough := d.interval/16 + time.Second
 	for kind, u := range d.use {
 		least, blind := timeout-2*time.Second, freshLimit

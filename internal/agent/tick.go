@@ -136,8 +136,10 @@ func (a *Agent) shift(d time.Duration) {
 	for name, x := range a.server.peaks {
 		a.server.peaks[name] = peak{x.value, x.at.Add(d)}
 	}
-	for k, t := range a.unknown {
-		a.unknown[k] = t.Add(d)
+	for _, times := range []map[string]time.Time{a.unknown, a.machine.unseen} {
+		for k, t := range times {
+			times[k] = t.Add(d)
+		}
 	}
 	for reason, x := range a.state.Warned {
 		x.Sent = x.Sent.Add(d)
@@ -260,6 +262,11 @@ func (a *Agent) endRound(r *round) {
 	}
 }
 
+// rates are the signals that are sampled: a quiet reading proves only its own
+// window quiet, so idle time has to pass again after one is missing. The others
+// carry the times of what they have missed, or exist as long as the use does.
+var rates = []string{proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk}
+
 // note stores the result of a finished round.
 func (a *Agent) note(r *round) {
 	m := &a.machine
@@ -270,8 +277,18 @@ func (a *Agent) note(r *round) {
 			m.notAsked = append(m.notAsked, s.Signal())
 		}
 	}
+	settles := m.settles
+	m.settles = false
 	seen := map[string]bool{}
-	for _, x := range r.readings {
+	for i, x := range r.readings {
+		if rate := slices.Contains(rates, x.Signal); rate && x.State == idle.Unknown && !settles {
+			if m.unseen == nil {
+				m.unseen = map[string]time.Time{}
+			}
+			m.unseen[x.Signal] = r.at
+		} else if rate && x.State == idle.Quiet {
+			r.readings[i].QuietSince = m.unseen[x.Signal]
+		}
 		if t := useOf(x); t.After(m.activity) {
 			m.activity = t
 		}

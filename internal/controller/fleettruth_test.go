@@ -84,9 +84,9 @@ func resolution(sources []string) (blind, early time.Duration) {
 func TestTruthFleet(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
 	seed, stops := scaletest.Seed(t), 0
-	rounds := scaletest.Count(t, "LULL_TRUTH_ROUNDS", 3)
+	rounds := scaletest.Count(t, "LULL_TRUTH_ROUNDS", 6)
 	for i := range rounds {
-		synctest.Test(t, func(t *testing.T) { stops += truthRound(t, seed+uint64(i)) })
+		synctest.Test(t, func(t *testing.T) { stops += truthRound(t, seed+uint64(i), i) })
 	}
 	if stops < rounds {
 		t.Errorf("%d automatic stops in %d rounds, each of which ends with idleness", stops, rounds)
@@ -103,10 +103,13 @@ type truthWorld struct {
 	use   truth.Use
 	about string // what the round is like, for failures
 
+	snooze         time.Duration
+	launched       bool          // by the controller, so that its first start has a snooze
 	lag, agentSkew time.Duration // of CloudWatch's windows, and of the agent's clock
 	loss           float64       // share of windows and reports that are lost
 	agentDown      time.Time     // the agent is silent until then
 	disturbed      time.Time     // until then something is wrong or new
+	muted          truth.Span    // CloudWatch gets no window that ends in it
 
 	episodes []episode // to come, in order
 	shown    []window  // that CloudWatch has
@@ -128,35 +131,46 @@ type truthWorld struct {
 	stops int
 }
 
-func truthRound(t *testing.T, seed uint64) int {
+func truthRound(t *testing.T, seed uint64, n int) int {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	pick := func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }
-	w := &truthWorld{t: t, rng: rng, lag: pick([]time.Duration{time.Minute, 4 * time.Minute}[rng.IntN(2)]), agentSkew: pick(4*time.Hour) - 2*time.Hour, loss: rng.Float64() / 20}
-	skew := pick(4*time.Hour) - 2*time.Hour
+	off := func(sign int) time.Duration { return time.Duration(sign) * (10*time.Minute + pick(2*time.Hour)) }
+	w := &truthWorld{t: t, rng: rng, lag: pick([]time.Duration{time.Minute, 4 * time.Minute}[rng.IntN(2)]), agentSkew: off(n%2*2 - 1), loss: rng.Float64() / 20,
+		launched: n%3 > 0, snooze: []time.Duration{0, 10 * time.Minute, 45 * time.Minute}[n%3]}
+	skew := off(1 - n%2*2)
 	const length, calm = 10 * time.Hour, 4 * time.Hour // calm is without use and faults
 	begun := time.Now()
 	bursts := begun.Add(3 * time.Hour)
-	w.use = truth.Of(append(truth.Draw(rng, begun, bursts.Sub(begun), 2*time.Hour).Spans(), drawBursts(rng, bursts, begun.Add(length-calm))...)...)
+	first := begun.Add(w.snooze + pick(30*time.Minute))
+	w.use = truth.Of(append(truth.Draw(rng, first, bursts.Sub(first), 2*time.Hour).Spans(), drawBursts(rng, bursts, begun.Add(length-calm))...)...)
 	w.plan()
-	w.f = newSimFleet(t, simworld.Config{
+	config := simworld.Config{
 		Seed: seed, Regions: []simworld.RegionConfig{{Name: simRegion}}, Timing: simworld.Timing{Background: simworld.Duration(15 * time.Minute)},
 		// Its telemetry was recorded before its image was made.
 		Profiles: map[string]simworld.Profile{"used": {History: 50, HistoryAge: simworld.Duration(time.Hour), ClockOffset: simworld.Duration(skew),
 			Spoil: simworld.Spoil{Late: 0.2, LateBy: simworld.Duration(cmlLate), Duplicate: 0.05, Reorder: 0.05}}},
-		Workers: []simworld.WorkerConfig{{Name: "m", Type: "t3.small", Profile: "used", Up: simworld.Duration(time.Second)}},
-	}, map[string]any{"worker_auto_pause_snooze_minutes": 0, "worker_warn_before_minutes": 1, "idle_detection_interval": 60, "worker_activity_detection_interval": 300,
-		"worker_idle_timeout_minutes": 60}, w.serve)
-	is := w.f.adopt("m", fleet.Profile{AcceptedRisks: []string{fleet.RiskNoElasticIP}})
-	w.id, w.ec2 = is.ID, is.EC2InstanceID
+		LaunchedProfile: "used",
+	}
+	if !w.launched {
+		config.Workers = []simworld.WorkerConfig{{Name: "m", Type: "t3.small", Profile: "used", Up: simworld.Duration(time.Second)}}
+	}
+	w.f = newSimFleet(t, config, map[string]any{"worker_auto_pause_snooze_minutes": int(w.snooze.Minutes()), "worker_warn_before_minutes": 1, "idle_detection_interval": 60, "worker_activity_detection_interval": 300,
+		"worker_idle_timeout_minutes": 60, "aws_region_configs": map[string]any{simRegion: map[string]any{"subnet_id": "subnet-000000a0", "security_group_ids": []string{"sg-0000000a"}}},
+	}, w.serve)
+	w.create()
 	w.next, w.sampled = begun.Truncate(cloudWatchPeriod).Add(-12*cloudWatchPeriod), begun
 	w.set(60*time.Minute, []string{fleet.SourceCML})
-	w.change()
+	w.configure(2*time.Minute, []string{fleet.SourceCML})
 	w.about = fmt.Sprintf("seed %d, CloudWatch's lag %s, clocks of CML and agent off by %s and %s, loss %.3f", seed, w.lag, skew, w.agentSkew, w.loss)
 	w.f.start()
-	down := time.Time{} // until then no controller runs
+	down, calmed := time.Time{}, false // no controller runs until down
 	for end := begun.Add(length); time.Now().Before(end); time.Sleep(time.Second) {
 		now := time.Now()
 		quiet := now.After(end.Add(-calm))
+		if quiet && !calmed { // every source has to do its part
+			calmed = true
+			w.configure(15*time.Minute, []string{fleet.SourceAgent, fleet.SourceCloudWatch, fleet.SourceCML})
+		}
 		if !down.IsZero() && (quiet || now.After(down)) {
 			w.f.start()
 			w.disturb(5 * time.Minute)
@@ -239,9 +253,36 @@ func (w *truthWorld) judge(now time.Time) {
 	if err := truth.Of(spans...).Check(now, timeout-early, blind); err != nil {
 		w.t.Errorf("%s, timeout %s, sources %v: %v", w.about, timeout, w.sources, err)
 	}
-	if ran := now.Sub(since); ran < timeout {
-		w.t.Errorf("%s, sources %v: stopped %s after it started, timeout %s", w.about, w.sources, ran, timeout)
+	if ran := now.Sub(since); ran < timeout || ran < w.snoozes(is) {
+		w.t.Errorf("%s, sources %v: stopped %s after it started, timeout %s, snooze %s", w.about, w.sources, ran, timeout, w.snoozes(is))
 	}
+}
+
+// create makes the worker, whose machine is found or launched.
+func (w *truthWorld) create() {
+	risks := fleet.Profile{AcceptedRisks: []string{fleet.RiskNoElasticIP}}
+	if !w.launched {
+		w.id = w.f.adopt("m", risks).ID
+		return
+	}
+	_, err := w.f.fleet.PutTemplate(w.t.Context(), person, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "*cml*", Enabled: true}, 0)
+	if err == nil {
+		var is fleet.Worker
+		is, err = w.f.fleet.CreateWorker(w.t.Context(), person, fleet.NewWorker{Name: "m", AWSRegion: simRegion, TemplateName: "small", Profile: risks})
+		w.id = is.ID
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// snoozes returns how long after its start the worker is left alone: only a
+// machine that ran when it was found has no snooze.
+func (w *truthWorld) snoozes(is fleet.Worker) time.Duration {
+	if !w.launched && is.LastResumedAt == nil {
+		return 0
+	}
+	return w.snooze
 }
 
 // window is a period of CloudWatch that can be read since shown.
@@ -272,6 +313,11 @@ func (w *truthWorld) contradicts(now, since time.Time, timeout time.Duration) er
 
 // up returns since when the machine runs, by the simulator.
 func (w *truthWorld) up() (since time.Time, up bool) {
+	if w.ec2 == "" {
+		if w.ec2 = w.f.worker(w.id).EC2InstanceID; w.ec2 == "" {
+			return since, false
+		}
+	}
 	w.f.sim.World.Locate(w.ec2, func(i *simworld.Instance, now simworld.Moment) {
 		up = i.State == simworld.Running
 		for _, h := range i.History {
@@ -331,7 +377,7 @@ func (w *truthWorld) measure(now, since time.Time, up bool) {
 	for end := w.next.Add(cloudWatchPeriod); !now.Before(end.Add(w.lag)); end = w.next.Add(cloudWatchPeriod) {
 		from := w.next
 		w.next = end
-		if !up || end.Before(since) || w.rng.Float64() < w.loss {
+		if muted := end.After(w.muted.From) && end.Before(w.muted.To); !up || end.Before(since) || muted || w.rng.Float64() < w.loss {
 			continue
 		}
 		if from.Before(since) {
@@ -408,6 +454,9 @@ type episode struct {
 	// timeout is short, so that a pause is due. Zero: from the begin, without
 	// an outage.
 	blind, short time.Time
+	// CloudWatch never gets the windows that show the use, and the timeout is
+	// short from short on.
+	muted truth.Span
 }
 
 // plan draws an episode for most gaps between uses. What happens in it follows
@@ -424,7 +473,10 @@ func (w *truthWorld) plan() {
 		for w.load(used.Add(-cloudWatchPeriod), used) < activeLoad && used.Before(next.To) {
 			used = used.Add(cloudWatchPeriod)
 		}
-		if w.rng.IntN(3) > 0 {
+		seen, _ := resolution([]string{fleet.SourceCloudWatch})
+		if e.short = next.From.Add(seen + time.Minute); e.short.Before(next.To) && w.rng.IntN(2) == 0 {
+			e.muted = truth.Span{From: next.From.Truncate(cloudWatchPeriod), To: next.To.Add(cloudWatchPeriod)}
+		} else if e.short = (time.Time{}); w.rng.IntN(3) > 0 {
 			e.blind = used.Add(-cloudWatchPeriod + w.lag + 80*time.Second)
 			e.short = used.Add(w.lag + time.Duration(w.rng.IntN(40)-20)*time.Second)
 		}
@@ -453,6 +505,9 @@ func (w *truthWorld) act(now time.Time) bool {
 			timeout = time.Hour
 		}
 		w.configure(timeout, []string{fleet.SourceCloudWatch})
+		if w.muted = e.muted; w.muted != (truth.Span{}) {
+			w.disturb(w.muted.To.Add(3 * cloudWatchPeriod).Sub(now))
+		}
 	}
 	if reached(&e.blind) {
 		w.fail("monitoring", e.short.Add(4*time.Minute).Sub(now), 0, w.rng.IntN(3))
@@ -472,7 +527,8 @@ func (w *truthWorld) change() {
 	all := []string{fleet.SourceCML, fleet.SourceCloudWatch, fleet.SourceAgent}
 	w.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	minutes := []int{2, 5, 15, 30, 60}[w.rng.IntN(5)]
-	w.configure(time.Duration(minutes)*time.Minute, slices.Sorted(slices.Values(all[:1+w.rng.IntN(3)])))
+	needed := []int{1, 1, 1, 1, 2, 3}[w.rng.IntN(6)]
+	w.configure(time.Duration(minutes)*time.Minute, slices.Sorted(slices.Values(all[:needed])))
 }
 
 func (w *truthWorld) configure(timeout time.Duration, sources []string) {
@@ -532,7 +588,7 @@ func (w *truthWorld) missed(now time.Time) {
 	if !up || was && last.Equal(now) {
 		return
 	}
-	from := since
+	from := since.Add(w.snooze)
 	for _, t := range []time.Time{last, w.disturbed} {
 		if t.After(from) {
 			from = t

@@ -21,7 +21,7 @@ var (
 var mutants = []mutant{
 	// An active reading blocks until a newer one is quiet, whatever its age.
 	{"active-allows", []test{fleetOracle, {idleLaws, "TestLawActiveNeverAllows"}}},
-	{"window-start", []test{fleetOracle, {"internal/controller", "TestLoadHoldsForTheTimeout"}}},
+	{"window-start", []test{{"internal/controller", "TestLoadHoldsForTheTimeout"}}},
 	{"gaps-allow", []test{{idleLaws, "TestLawQuietProvesItsWindowsOnly"}}},
 	{"active-allows-by-window-start", []test{fleetOracle}},
 	// The final check reads every source again.
@@ -41,6 +41,7 @@ var mutants = []mutant{
 	{"never-pauses", []test{fleetOracle, agentOracle, hostOracle}},
 
 	{"first-sample-quiet", []test{agentOracle}},
+	{"unread-quiet", []test{{"internal/agent", "TestUnreadRateIsNotQuiet"}}},
 	{"silent-probe-quiet", []test{agentOracle}},
 	{"own-writes-wide", []test{agentOracle}},
 	{"own-writes-count", []test{agentOracle}},
@@ -147,6 +148,16 @@ var edits = []edit{
 		return idle.NotKnown(SignalCPU, now, firstSample)
 	}
 `},
+	{"internal/platform/proc/machine_rates.go", `	if !ok {
+		return idle.NotKnown(signal, now, firstSample)
+	}
+`, `	if !ok {
+		if mutantOn("first-sample-quiet") {
+			return idle.Judge(signal, 0, 1, "", 0, now)
+		}
+		return idle.NotKnown(signal, now, firstSample)
+	}
+`},
 	{"internal/platform/proc/machine_pts.go", `d <= int64(OwnWriteSpan/time.Second) {`, `(d <= int64(OwnWriteSpan/time.Second) || mutantOn("own-writes-wide") && d < 3600) && !mutantOn("own-writes-count") {`},
 	{"internal/agent/tick.go", `		r.add(idle.NotKnown(name, r.at, "it did not answer in time"))
 `, `		if mutantOn("silent-probe-quiet") {
@@ -157,6 +168,11 @@ var edits = []edit{
 `},
 	{"internal/agent/tick.go", `resumed := slept > 0 || jump > stepLimit
 `, `resumed := (slept > 0 || jump > stepLimit) && !mutantOn("suspend-unnoticed")
+`},
+	{"internal/agent/tick.go", `r.readings[i].QuietSince = m.unseen[x.Signal]
+`, `if !mutantOn("unread-quiet") {
+				r.readings[i].QuietSince = m.unseen[x.Signal]
+			}
 `},
 	{"internal/agent/due.go", `	end := a.state.SnoozedUntil
 `, `	end := a.state.SnoozedUntil
