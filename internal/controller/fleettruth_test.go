@@ -160,7 +160,7 @@ func truthRound(t *testing.T, seed uint64, n int) int {
 	w.create()
 	w.next, w.sampled = begun.Truncate(cloudWatchPeriod).Add(-12*cloudWatchPeriod), begun
 	w.set(60*time.Minute, []string{fleet.SourceCML})
-	w.configure(2*time.Minute, []string{fleet.SourceCML})
+	w.configure(5*time.Minute, []string{fleet.SourceCML})
 	w.about = fmt.Sprintf("seed %d, CloudWatch's lag %s, clocks of CML and agent off by %s and %s, loss %.3f", seed, w.lag, skew, w.agentSkew, w.loss)
 	w.f.start()
 	down, calmed := time.Time{}, false // no controller runs until down
