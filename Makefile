@@ -79,7 +79,7 @@ RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/
 MIXED := ./internal/agent ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \
 	./internal/guestagent/... ./internal/sim/simtest
 PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/programs \
-	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process
+	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
 GUESTS := ./internal/runtime/microvm ./test/e2e/machines ./demo
 ALONE :=
 # Tests that run in another lane than their package: the walks of the fence, which
@@ -166,7 +166,7 @@ test-microvm: guest-kernel ## only the tests that boot guests
 soak: PACKAGES += $(SOAK_PACKAGES)
 soak: packages guest-kernel build ## the proofs at their full counts; hours
 	LULL_DRAWS=$${LULL_DRAWS:-20} LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
-	LULL_PROGRAM_CYCLES=1000 LULL_HANDOFF_STARTS=200 LULL_HANDOFF_KILLS=20 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_NOTIFY_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
+	LULL_PROGRAM_CYCLES=1000 LULL_HANDOFF_STARTS=200 LULL_HANDOFF_KILLS=20 LULL_SOAK=1 LULL_DAYS=20 LULL_MUTANTS=10 LULL_SERVER_KILLS=200 LULL_NOTIFY_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
 		go test -p 1 -count=1 -timeout 24h ./...
 
 bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute

@@ -415,6 +415,9 @@ func (a *Agent) stillRight(at *attempt) error {
 		return errCancelled{"it was halted"}
 	}
 	c := a.config.Config
+	if at.forced && a.state.Warned[at.out.Reason] == nil {
+		return errCancelled{"the machine was resumed, and its users are warned again"}
+	}
 	switch at.out.Reason {
 	case reasonTTL:
 		if c.TTLDeadline.IsZero() || now.Before(c.TTLDeadline) {

@@ -217,8 +217,9 @@ type machineView struct {
 	memory   *agentctl.Memory
 	timers   []agentctl.Timer
 	activity time.Time // newest use of any kind
-	// unseen has, for each sampled rate, when it was last unknown: what happened
-	// until then is in no later sample.
+	// sampled has, for each rate, the end of its last window, and unseen the end
+	// of the last stretch that is in no window.
+	sampled  map[string]time.Time
 	unseen   map[string]time.Time
 	settles  bool          // the next round begins new samples on purpose
 	line     evidence.Line // of the decisions in the log

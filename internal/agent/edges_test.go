@@ -349,18 +349,20 @@ func TestMeterCounts(t *testing.T) {
 	}
 }
 
-// TestUnreadRateIsNotQuiet checks that idle time passes again after a sampled
-// rate could not be read: no later sample shows whether the machine was in use
-// meanwhile. A hook that begins new samples on purpose has no such effect.
+// TestUnreadRateIsNotQuiet checks that idle time passes again after the samples
+// of a rate had to begin anew, here because the clock jumps: no later sample
+// shows whether the machine was in use meanwhile. A hook, after which they begin
+// anew on purpose, has no such effect.
 func TestUnreadRateIsNotQuiet(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"], w.tags["lull:warn-before"] = "20m", "1m"
 	w.config = []byte("pre-stop: /bin/prepare\n")
 	bubble(t, w, func(t *testing.T, a *Agent) {
 		time.Sleep(10 * time.Minute)
-		w.with(func() { w.broken["cpu"] = true })
-		time.Sleep(15 * time.Minute)
-		w.with(func() { w.broken["cpu"] = false })
+		for n := range 30 {
+			w.with(func() { w.skew += time.Duration(n%2*2-1) * 5 * time.Second })
+			time.Sleep(30 * time.Second)
+		}
 		time.Sleep(18 * time.Minute)
 		synctest.Wait()
 		if n := w.sent(); len(n) > 0 {
@@ -375,4 +377,41 @@ func TestUnreadRateIsNotQuiet(t *testing.T) {
 			t.Errorf("%v, %d hooks, want one stop after one hook", n, w.hooks)
 		}
 	})
+}
+
+// TestWarnedAgainAfterASleep checks that users are warned of a deadline again
+// if the machine slept after the first warning, also while its hook runs.
+func TestWarnedAgainAfterASleep(t *testing.T) {
+	for name, hook := range map[string]time.Duration{"warned": 0, "in the hook": 3 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			w.tags["lull:ttl-deadline"], w.tags["lull:warn-before"] = "2000-01-01T02:00:00Z", "10m"
+			w.busy["cpu"] = true
+			w.config = []byte("pre-stop: /bin/prepare\n")
+			w.hook = func(h HookSpec) agentctl.Hook {
+				time.Sleep(hook)
+				return agentctl.Hook{Command: h.Command}
+			}
+			bubble(t, w, func(t *testing.T, _ *Agent) {
+				time.Sleep(2*time.Hour - time.Minute)
+				if hook > 0 {
+					time.Sleep(2 * time.Minute)
+				}
+				if n := len(w.warned()); n != 1 {
+					t.Fatalf("%d warnings, want 1", n)
+				}
+				w.with(func() { w.slept += 3 * time.Hour })
+				time.Sleep(9 * time.Minute)
+				synctest.Wait()
+				if n := w.sent(); len(n) > 0 || len(w.warned()) != 2 {
+					t.Errorf("%v and %d warnings, want a second one first", n, len(w.warned()))
+				}
+				time.Sleep(20 * time.Minute)
+				synctest.Wait()
+				if n := w.sent(); len(n) == 0 {
+					t.Error("the deadline did not stop it")
+				}
+			})
+		})
+	}
 }

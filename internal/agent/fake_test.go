@@ -30,6 +30,7 @@ type world struct {
 	written  time.Time       // the last write to a terminal, by any process
 	own      *proc.OwnWrites
 	samples  int // since the last Reset; the first is unknown
+	sampled  map[string]time.Time
 	slept    time.Duration
 	skew     time.Duration
 	bootID   string
@@ -85,14 +86,24 @@ func (w *world) Read(now time.Time, _ proc.Limits, into []idle.Reading) []idle.R
 	w.samples++
 	w.lastRead = time.Now()
 	for _, s := range []string{proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk} {
-		r := idle.Judge(s, 0, 5, "%", time.Minute, now)
+		if w.samples == 1 || w.sampled == nil {
+			w.sampled = map[string]time.Time{}
+		}
+		window := time.Minute
+		if last := w.sampled[s]; !last.IsZero() {
+			window = max(window, now.Sub(last))
+		}
+		r := idle.Judge(s, 0, 5, "%", window, now)
+		if !w.broken[s] {
+			w.sampled[s] = now
+		}
 		switch {
 		case w.broken[s]:
 			r = idle.NotKnown(s, now, "broken for the test")
 		case w.samples == 1:
 			r = idle.NotKnown(s, now, "first sample")
 		case w.busy[s]:
-			r = idle.Judge(s, 50, 5, "%", time.Minute, now)
+			r = idle.Judge(s, 50, 5, "%", window, now)
 		}
 		into = append(into, r)
 	}

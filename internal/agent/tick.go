@@ -83,6 +83,9 @@ func (a *Agent) watchClocks() {
 	if p := &a.server; p.order != nil && p.done != nil && p.done.Done {
 		a.state.Prepared = nil // the server's stop happened
 	}
+	for _, reason := range []string{reasonTTL, reasonComplete} {
+		delete(a.state.Warned, reason) // its users were warned of it before they slept: they are warned again
+	}
 	a.clearWarnings()
 	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last), Slept: idle.Duration(max(slept, 0))})
 	a.log.Info("resumed", "slept", slept.Round(time.Second).String(), "jump", jump.Round(time.Second).String())
@@ -136,7 +139,7 @@ func (a *Agent) shift(d time.Duration) {
 	for name, x := range a.server.peaks {
 		a.server.peaks[name] = peak{x.value, x.at.Add(d)}
 	}
-	for _, times := range []map[string]time.Time{a.unknown, a.machine.unseen} {
+	for _, times := range []map[string]time.Time{a.unknown, a.machine.sampled, a.machine.unseen} {
 		for k, t := range times {
 			times[k] = t.Add(d)
 		}
@@ -262,10 +265,35 @@ func (a *Agent) endRound(r *round) {
 	}
 }
 
-// rates are the signals that are sampled: a quiet reading proves only its own
-// window quiet, so idle time has to pass again after one is missing. The others
-// carry the times of what they have missed, or exist as long as the use does.
+// rates are the signals that are sampled. The others carry the times of what
+// they have missed, or last as long as the use does.
 var rates = []string{proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk}
+
+// quietSince returns when the windows of a quiet rate began to be without a
+// gap; zero if there was none since the agent started. A quiet reading proves
+// only its own window quiet, so idle time has to pass again after a gap, such as
+// samples that begin anew after a jump of the clock. With settles, they begin
+// anew on purpose, and what is missing was lull's own work.
+func (m *machineView) quietSince(x *idle.Reading, settles bool) time.Time {
+	if x.State == idle.Unknown {
+		if settles && !m.sampled[x.Signal].IsZero() {
+			m.sampled[x.Signal] = x.At
+		}
+		return time.Time{}
+	}
+	if m.sampled == nil {
+		m.sampled, m.unseen = map[string]time.Time{}, map[string]time.Time{}
+	}
+	begin := x.At.Add(-time.Duration(x.Window))
+	if last := m.sampled[x.Signal]; !last.IsZero() && begin.Sub(last) > time.Second {
+		m.unseen[x.Signal] = begin
+	}
+	m.sampled[x.Signal] = x.At
+	if x.State != idle.Quiet {
+		return time.Time{}
+	}
+	return m.unseen[x.Signal]
+}
 
 // note stores the result of a finished round.
 func (a *Agent) note(r *round) {
@@ -281,13 +309,8 @@ func (a *Agent) note(r *round) {
 	m.settles = false
 	seen := map[string]bool{}
 	for i, x := range r.readings {
-		if rate := slices.Contains(rates, x.Signal); rate && x.State == idle.Unknown && !settles {
-			if m.unseen == nil {
-				m.unseen = map[string]time.Time{}
-			}
-			m.unseen[x.Signal] = r.at
-		} else if rate && x.State == idle.Quiet {
-			r.readings[i].QuietSince = m.unseen[x.Signal]
+		if slices.Contains(rates, x.Signal) {
+			r.readings[i].QuietSince = m.quietSince(&x, settles)
 		}
 		if t := useOf(x); t.After(m.activity) {
 			m.activity = t

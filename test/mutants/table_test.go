@@ -47,6 +47,7 @@ var mutants = []mutant{
 	{"own-writes-count", []test{agentOracle}},
 	{"completion-held-by-nothing", []test{agentOracle, {"internal/agent", "TestSnoozeAndLeaseHoldACompletion"}}},
 	{"ttl-warned-late", []test{agentOracle}},
+	{"not-warned-again", []test{agentOracle, {"internal/agent", "TestWarnedAgainAfterASleep"}}},
 	{"ttl-held", []test{agentOracle, {"internal/agent", "TestNothingHoldsATTL"}}},
 	{"suspend-unnoticed", []test{agentOracle}},
 	{"no-boot-grace", []test{agentOracle}},
@@ -169,9 +170,9 @@ var edits = []edit{
 	{"internal/agent/tick.go", `resumed := slept > 0 || jump > stepLimit
 `, `resumed := (slept > 0 || jump > stepLimit) && !mutantOn("suspend-unnoticed")
 `},
-	{"internal/agent/tick.go", `r.readings[i].QuietSince = m.unseen[x.Signal]
+	{"internal/agent/tick.go", `r.readings[i].QuietSince = m.quietSince(&x, settles)
 `, `if !mutantOn("unread-quiet") {
-				r.readings[i].QuietSince = m.unseen[x.Signal]
+				r.readings[i].QuietSince = m.quietSince(&x, settles)
 			}
 `},
 	{"internal/agent/due.go", `	end := a.state.SnoozedUntil
@@ -192,6 +193,10 @@ var edits = []edit{
 	}
 	return later(d.at, sent.Add(a.config.WarnBefore), a.graceEnd())
 `},
+	{"internal/agent/tick.go", `		delete(a.state.Warned, reason) // its`, `		if mutantOn("not-warned-again") {
+			break
+		}
+		delete(a.state.Warned, reason) // its`},
 	{"internal/agent/decide.go", `if end := a.graceEnd(); now.Before(end) {`, `if end := a.graceEnd(); now.Before(end) && !mutantOn("no-boot-grace") {`},
 	{"internal/agent/config.go", `	b, err := a.o.Disk.Load(cacheFile)
 `, `	b, err := a.o.Disk.Load(cacheFile)
