@@ -359,14 +359,17 @@ func checkAddress(a string) error {
 
 // ParseExpose reads the command line's short form: PORT or HOST:PORT (listen
 // and target are the same), LISTEN:TARGET with ports or [HOST:]PORT:[HOST:]PORT,
-// and /udp behind it. An omitted host is 127.0.0.1.
+// and /udp behind it. An IPv6 address is in brackets. An omitted host is 127.0.0.1.
 func ParseExpose(s string, p Path) (Endpoint, error) {
 	fail := fmt.Errorf("cannot read %q as an exposed port: want PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP", s)
-	if strings.Contains(s, "[") || strings.Contains(s, "::") {
-		fail = fmt.Errorf("%w; IPv6 addresses are not read here", fail)
+	if strings.Contains(s, "::") && !strings.Contains(s, "[") {
+		fail = fmt.Errorf("%w; an IPv6 address needs brackets, as in [::1]:8080", fail)
 	}
 	s, udp := strings.CutSuffix(s, "/udp")
-	parts := strings.Split(s, ":")
+	parts := exposeParts(s)
+	if slices.ContainsFunc(parts, func(p string) bool { return strings.ContainsAny(p, "[]") }) {
+		return Endpoint{}, fail
+	}
 	isPort := func(x string) bool { n, err := strconv.Atoi(x); return err == nil && n >= 1 && n <= 65535 }
 	const local = "127.0.0.1"
 	var listen, target string
@@ -396,6 +399,27 @@ func ParseExpose(s string, p Path) (Endpoint, error) {
 		e.Proto = "udp"
 	}
 	return e, nil
+}
+
+// exposeParts splits at colons outside brackets, and removes the brackets of an
+// IPv6 address.
+func exposeParts(s string) (parts []string) {
+	begin, inside := 0, false
+	for n, c := range s + ":" {
+		switch {
+		case c == '[':
+			inside = true
+		case c == ']':
+			inside = false
+		case c == ':' && (!inside || n == len(s)):
+			part := s[begin:n]
+			if v, ok := strings.CutPrefix(part, "["); ok && strings.HasSuffix(v, "]") && strings.Contains(v, ":") {
+				part = v[:len(v)-1]
+			}
+			parts, begin = append(parts, part), n+1
+		}
+	}
+	return parts
 }
 
 // Record is everything that is durable about an instance. It is written before

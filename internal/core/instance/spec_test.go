@@ -23,6 +23,10 @@ func TestParseExpose(t *testing.T) {
 		{"0.0.0.0:8080", Endpoint{Listen: "0.0.0.0:8080", Target: "0.0.0.0:8080"}},
 		{"10.0.0.1:8080:80", Endpoint{Listen: "10.0.0.1:8080", Target: "127.0.0.1:80"}},
 		{"10.0.0.1:8080:10.0.0.2:80", Endpoint{Listen: "10.0.0.1:8080", Target: "10.0.0.2:80"}},
+		{"[::1]:8080", Endpoint{Listen: "[::1]:8080", Target: "[::1]:8080"}},
+		{"[::]:8080:80", Endpoint{Listen: "[::]:8080", Target: "127.0.0.1:80"}},
+		{"[::1]:8080:[fd00::2]:80", Endpoint{Listen: "[::1]:8080", Target: "[fd00::2]:80"}},
+		{"[::1]:53/udp", Endpoint{Proto: "udp", Listen: "[::1]:53", Target: "[::1]:53"}},
 		{"53/udp", Endpoint{Proto: "udp", Listen: "127.0.0.1:53", Target: "127.0.0.1:53"}},
 	} {
 		got, err := ParseExpose(c.in, "")
@@ -30,15 +34,15 @@ func TestParseExpose(t *testing.T) {
 			t.Errorf("%s: %+v, %v", c.in, got, err)
 		}
 	}
-	for _, bad := range []string{"", "0", "65536", "x", "a:b", "1:2:3:4:5", "80/tcp", "example.com:80"} {
+	for _, bad := range []string{"", "0", "65536", "x", "a:b", "1:2:3:4:5", "80/tcp", "example.com:80", "[::1]", "[::1:80", "::1]:80", "[1.2.3.4]:80", "[x]:80", "[80]"} {
 		if got, err := ParseExpose(bad, ""); err == nil || !strings.Contains(err.Error(), "cannot read") {
 			t.Errorf("%q was read as %+v, %v", bad, got, err)
 		}
 	}
 }
 
-func TestParseExposeSaysThatIPv6IsNotRead(t *testing.T) {
-	if _, err := ParseExpose("[::1]:18083", ""); err == nil || !strings.Contains(err.Error(), "IPv6") {
+func TestParseExposeSaysThatIPv6NeedsBrackets(t *testing.T) {
+	if _, err := ParseExpose("::1:18083", ""); err == nil || !strings.Contains(err.Error(), "brackets") {
 		t.Error(err)
 	}
 }
