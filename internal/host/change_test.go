@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -87,15 +88,8 @@ func TestChange(t *testing.T) {
 		time.Sleep(62 * time.Second)
 		r.is("a", power.Paused)
 		synctest.Wait()
-		if events, _, _ := r.events.Since(0); !func() bool {
-			for _, e := range events {
-				if e.Type == "changed" && e.By == ByManual && e.Reason == "idle_policy" {
-					return true
-				}
-			}
-			return false
-		}() {
-			t.Errorf("no event tells of a change: %v", events)
+		if events := r.happenings("a", "changed"); !slices.Contains(events, ByManual+": idle_policy") {
+			t.Errorf("no event tells of a change: %q", events)
 		}
 	})
 }

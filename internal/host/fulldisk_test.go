@@ -143,15 +143,8 @@ func TestFullDiskIsNamed(t *testing.T) {
 				if err != nil || y.Instance.Unwritable == "" {
 					t.Errorf("why: %+v, %v", y, err)
 				}
-				events, _, _ := r.events.Since(0)
-				told := 0
-				for _, e := range events {
-					if e.Type == "trouble" {
-						told++
-					}
-				}
-				if told != 1 {
-					t.Errorf("told %d times", told)
+				if n := len(r.happenings("a", "trouble")); n != 1 {
+					t.Errorf("told %d times", n)
 				}
 			})
 		})

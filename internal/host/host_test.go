@@ -142,6 +142,18 @@ func (r *rig) is(name string, want power.Instance) hostctl.Instance {
 	return o
 }
 
+// happenings returns the actors and reasons of an instance's events of one kind.
+func (r *rig) happenings(name, kind string) (out []string) {
+	synctest.Wait()
+	events, _, _ := r.events.Since(0)
+	for _, e := range events {
+		if e.Instance == name && e.Type == kind {
+			out = append(out, e.By+": "+e.Reason)
+		}
+	}
+	return out
+}
+
 // TestLetRunMeanwhile checks that an instance thawed while no daemon ran is
 // recorded as resumed, once and when found, and that why says so. One that ran
 // all along was not resumed.
@@ -173,14 +185,7 @@ func TestLetRunMeanwhile(t *testing.T) {
 		if o := r.is("b", power.Running); !o.LastResumedAt.Equal(*ran) || o.LastResumedBy != ByManual {
 			t.Errorf("%s was resumed at %s by %s", other, o.LastResumedAt, o.LastResumedBy)
 		}
-		seen, _, _ := r.events.Since(0)
-		var resumed []string
-		for _, e := range seen {
-			if e.Type == "resumed" {
-				resumed = append(resumed, e.Instance+" by "+e.By+": "+e.Reason)
-			}
-		}
-		if got := strings.Join(resumed, ", "); got != "a by supervisor: "+letRunSaying {
+		if got := slices.Concat(r.happenings("a", "resumed"), r.happenings("b", "resumed")); !slices.Equal(got, []string{"supervisor: " + letRunSaying}) {
 			t.Errorf("told: %s", got)
 		}
 	})
@@ -498,11 +503,8 @@ func TestHaltEnds(t *testing.T) {
 		if kept != nil || r.Halted() != nil {
 			t.Errorf("the halt is kept: %v", kept)
 		}
-		past, _, _ := r.events.Since(0)
-		if !slices.ContainsFunc(past, func(e hostctl.Event) bool {
-			return e.Type == "halt_off" && e.By == "lull" && strings.Contains(e.Reason, "the halt by ada came to its end")
-		}) {
-			t.Errorf("nothing says that it ended: %+v", past)
+		if past := r.happenings("a", "halt_off"); !slices.Equal(past, []string{"lull: the halt by ada came to its end"}) {
+			t.Errorf("nothing says that it ended: %q", past)
 		}
 	})
 }

@@ -431,19 +431,6 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 	})
 }
 
-// happenings returns the reasons and actors of an instance's events of one
-// kind.
-func (r *rig) happenings(name, kind string) (out []string) {
-	synctest.Wait()
-	events, _, _ := r.events.Since(0)
-	for _, e := range events {
-		if e.Instance == name && e.Type == kind {
-			out = append(out, e.By+": "+e.Reason)
-		}
-	}
-	return out
-}
-
 // TestRoomTellsWhatItRefuses checks that a start or wake that finds no room is
 // an event, is counted, and is the instance's status reason until something
 // else happens to it, even across a restart. Repeated refusals are not

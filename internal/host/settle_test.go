@@ -45,15 +45,8 @@ func TestSettleHoldsNobody(t *testing.T) {
 		if o := r.is("a", power.Running); o.PauseCount != 0 {
 			t.Errorf("paused %d times", o.PauseCount)
 		}
-		cancelled := 0
-		seen, _, _ := r.events.Since(0)
-		for _, e := range seen {
-			if e.Type == "pause_cancelled" {
-				cancelled++
-			}
-		}
-		if cancelled != 1 {
-			t.Errorf("%d pauses were cancelled", cancelled)
+		if n := len(r.happenings("a", "pause_cancelled")); n != 1 {
+			t.Errorf("%d pauses were cancelled", n)
 		}
 		c.Close()
 		time.Sleep(80 * time.Second)

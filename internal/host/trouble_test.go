@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -55,15 +56,10 @@ func TestTrouble(t *testing.T) {
 			t.Errorf("why: %q, %v", y.Answer, err)
 		}
 		say("")
-		var told []string
-		seen, _, _ := r.events.Since(0)
-		for _, e := range seen {
-			if strings.HasPrefix(e.Type, "trouble") {
-				told = append(told, e.Type+" "+e.Reason)
+		for kind, want := range map[string]string{"trouble": ": its disk is full since 1s", "trouble_over": ": its disk is full since 2s"} {
+			if got := r.happenings("a", kind); !slices.Equal(got, []string{want}) {
+				t.Errorf("%s: %q", kind, got)
 			}
-		}
-		if got := strings.Join(told, ", "); got != "trouble its disk is full since 1s, trouble_over its disk is full since 2s" {
-			t.Errorf("told: %s", got)
 		}
 		if o := r.is("a", power.Running); o.Trouble != "" {
 			t.Errorf("trouble: %s", o.Trouble)

@@ -181,11 +181,11 @@ func TestPushesDown(t *testing.T) {
 // once than there are places, and every request that can fit is served in the end.
 func TestNeverBeyondTheBudget(t *testing.T) {
 	rnd := scaletest.Random(t)
-	sizes := make([]int64, 30)
+	sizes := make([]int64, 15)
 	for n := range sizes {
 		sizes[n] = 10 + rnd.Int64N(90)
 	}
-	const memory, places = 300, 3
+	const memory, places = 200, 2
 	stay := make([]time.Duration, len(sizes))
 	on(t, Options{Memory: memory, Places: places, Wait: 24 * time.Hour}, sizes, func(m *machine) {
 		var booting, most atomic.Int32

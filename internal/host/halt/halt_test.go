@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,21 +18,32 @@ import (
 // rig keeps the halts of a host in a bubble.
 type rig struct {
 	*Halts
-	own, fleet *idle.HaltedBy // what is on disk
-	full       bool           // and the disk takes nothing
-	published  []string
+	own, fleet atomic.Pointer[idle.HaltedBy] // what is on disk
+	full       atomic.Bool                   // and the disk takes nothing
+
+	mu        sync.Mutex
+	published []string
+}
+
+// take returns what was published since the last call.
+func (r *rig) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.published
+	r.published = nil
+	return out
 }
 
 func in(t *testing.T, f func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{}
-		keep := func(to **idle.HaltedBy) func(*idle.HaltedBy) error {
+		keep := func(to *atomic.Pointer[idle.HaltedBy]) func(*idle.HaltedBy) error {
 			return func(x *idle.HaltedBy) error {
-				if r.full {
+				if r.full.Load() {
 					return errors.New("full")
 				}
-				*to = x
+				to.Store(x)
 				return nil
 			}
 		}
@@ -62,15 +75,16 @@ func TestExpires(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Hour - time.Nanosecond)
-		if in := r.InEffect(); len(in) != 2 || in[0].By != "ada" || r.own == nil {
+		if in := r.InEffect(); len(in) != 2 || in[0].By != "ada" || r.own.Load() == nil {
 			t.Errorf("just before the end: %v", in)
 		}
 		pass(time.Minute)
-		if in := r.InEffect(); len(in) != 1 || in[0].By != "bob" || r.own != nil || r.fleet == nil {
-			t.Errorf("after the end: %v, on disk %v and %v", in, r.own, r.fleet)
+		if in := r.InEffect(); len(in) != 1 || in[0].By != "bob" || r.own.Load() != nil || r.fleet.Load() == nil {
+			t.Errorf("after the end: %v, on disk %v and %v", in, r.own.Load(), r.fleet.Load())
 		}
-		if want := []string{"ada true", "bob true", "lull false"}; !slices.Equal(r.published, want) {
-			t.Errorf("published %q, want %q", r.published, want)
+		got := r.take()
+		if want := []string{"ada true", "bob true", "lull false"}; !slices.Equal(got, want) {
+			t.Errorf("published %q, want %q", got, want)
 		}
 	})
 }
@@ -79,7 +93,7 @@ func TestExpires(t *testing.T) {
 // that its end does not.
 func TestUnkept(t *testing.T) {
 	in(t, func(r *rig) {
-		r.full = true
+		r.full.Store(true)
 		if err := r.Set(&idle.HaltedBy{By: "ada"}, "ada"); err == nil || len(r.InEffect()) != 1 {
 			t.Errorf("%v, in effect: %v", err, r.InEffect())
 		}
@@ -100,19 +114,19 @@ func TestSlack(t *testing.T) {
 	in(t, func(r *rig) {
 		since, end := time.Now(), time.Now().Add(time.Hour)
 		for moved, changes := range map[time.Duration]int{slack - time.Nanosecond: 0, slack: 1} {
-			before, to := len(r.published), end.Add(moved)
+			to := end.Add(moved)
 			for _, x := range []*time.Time{&end, &to} {
 				if err := r.SetFleet(&idle.HaltedBy{By: "bob", Since: since, Until: x}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if n := len(r.published) - before - 1; n != changes {
+			if n := len(r.take()) - 1; n != changes {
 				t.Errorf("an end that moves by %s: %d changes, want %d", moved, n, changes)
 			}
 			if err := r.SetFleet(nil); err != nil {
 				t.Fatal(err)
 			}
-			r.published = nil
+			r.take()
 		}
 	})
 }
