@@ -96,7 +96,7 @@ func TestDockerStopped(t *testing.T) {
 		"box:1", "guest", "serve", "-listen", "0.0.0.0:8080")
 	daemontest.Wait(t, "it is stopped", func() (bool, string) {
 		o, err := k.d.Get(t.Context(), "web")
-		return err == nil && o.State == "stopped", daemontest.Describe(o)
+		return err == nil && o.State == "stopped" && o.LastPausedBy == "idle_timeout", daemontest.Describe(o)
 	})
 	o := k.d.Look("web")
 	if o.StartsOnConnection || o.Deaf == "" {
