@@ -60,7 +60,7 @@ var mutants = []mutant{
 	{"disk-unseen", []test{hostOracle, {"internal/host", "TestDiskWorkHolds"}}},
 	{"pending-request-unseen", []test{hostOracle, {"internal/host", "TestPendingRequestHolds"}}},
 	{"sleeps-for-ever", []test{{"internal/host", "TestNothingSleepsThatCannotWake"}}},
-	{"fleet-halt-not-for-hosts", []test{{"internal/host", "TestFleetHaltReachesTheHost"}}},
+	{"fleet-halt-not-for-hosts", []test{{"internal/host/report", "TestFleetHaltReachesTheHost"}}},
 	{"fleet-halt-not-for-agents", []test{{"internal/agent/servertest", "TestFleetHaltReachesTheAgent"}}},
 }
 
@@ -230,21 +230,21 @@ var edits = []edit{
 	}
 `},
 
-	{"internal/host/probe.go", `	out = append(out, c.diskReading(base, s, now))
+	{"internal/host/probe/probe.go", `	out = append(out, c.diskReading(base, s, now))
 `, `	if !mutantOn("disk-unseen") {
 		out = append(out, c.diskReading(base, s, now))
 	}
 `},
-	{"internal/host/probe.go", `		waits := !c.Accepted || c.Unread > 0 || owes(c, i.rec.Endpoints)
-`, `		waits := !c.Accepted || c.Unread > 0 || owes(c, i.rec.Endpoints) && !mutantOn("pending-request-unseen")
+	{"internal/host/probe/probe.go", `		waits := !c.Accepted || c.Unread > 0 || owes(c, o.Endpoints)
+`, `		waits := !c.Accepted || c.Unread > 0 || owes(c, o.Endpoints) && !mutantOn("pending-request-unseen")
 `},
-	{"internal/host/probe.go", `	if !i.unheard || len(s.Expose) > 0`, `	if mutantOn("sleeps-for-ever") || !i.unheard || len(s.Expose) > 0`},
-	{"internal/host/halt.go", `func (h *Host) FleetHalt(x *idle.HaltedBy) error {
-`, `func (h *Host) FleetHalt(x *idle.HaltedBy) error {
+	{"internal/host/probe.go", `	if !i.seen.unheard || len(s.Expose) > 0`, `	if mutantOn("sleeps-for-ever") || !i.seen.unheard || len(s.Expose) > 0`},
+	{"internal/host/host.go", `func (h *Host) FleetHalt(x *idle.HaltedBy) error { return h.halts.SetFleet(x) }`, `func (h *Host) FleetHalt(x *idle.HaltedBy) error {
 	if mutantOn("fleet-halt-not-for-hosts") {
 		return nil
 	}
-`},
+	return h.halts.SetFleet(x)
+}`},
 	{"internal/agent/halt.go", `	a.state.FleetHalt = x
 `, `	if mutantOn("fleet-halt-not-for-agents") {
 		x = nil
