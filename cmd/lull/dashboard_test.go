@@ -34,6 +34,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/fleet/warning"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
@@ -701,7 +702,7 @@ func (w *window) warning(r *watched) {
 	w.sees(`campus-2.*will be paused at.*Keep it running for another hour\?`)
 	w.both("warning", "light", "dark")
 	halt := func(on bool) {
-		if _, err := control.Write[fleet.Halt](w.t.Context(), r.client, "POST", "/halt", map[string]bool{"on": on}); err != nil {
+		if _, err := control.Write[halt.Halt](w.t.Context(), r.client, "POST", "/halt", map[string]bool{"on": on}); err != nil {
 			w.t.Fatal(err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -323,7 +324,7 @@ func TestHaltInTheController(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{On: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Hour)
@@ -354,7 +355,7 @@ func TestHaltInTheController(t *testing.T) {
 		if w := r.worker(id); w.Status != power.WorkerRunning {
 			t.Errorf("halted, after a restart it is %s", w.Status)
 		}
-		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{}); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 30*time.Minute)
@@ -370,7 +371,7 @@ func TestHaltEndsInTheController(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		end := time.Now().Add(5 * time.Hour).Round(0)
-		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true, Until: &end, Reason: "network is down"}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{On: true, Until: &end, Reason: "network is down"}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Until(end) - time.Second)

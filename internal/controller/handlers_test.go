@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -126,7 +127,7 @@ func runRow(t *testing.T, r row) {
 	}
 	c.read(v)
 	if r.halted {
-		if _, err := f.SetHalt(ctx, person, fleet.HaltRequest{On: true}); err != nil {
+		if _, err := f.SetHalt(ctx, person, halt.Request{On: true}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 )
 
 // CML shows a warning while it is pending and removes it afterwards, whatever
@@ -24,7 +25,7 @@ func TestNotice(t *testing.T) {
 			return err
 		},
 		"halted": func(r *rig, _ string) error {
-			_, err := r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true})
+			_, err := r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true})
 			return err
 		},
 		"disarmed": func(r *rig, id string) error {

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -251,10 +252,10 @@ func (d *day) command(ctx context.Context, id string) {
 		_, err = d.fleet.ArmWorker(ctx, person, id, d.rng.IntN(4) > 0)
 	case 11:
 		if d.rng.IntN(20) == 0 {
-			_, err = d.fleet.SetHalt(ctx, person, fleet.HaltRequest{On: true})
+			_, err = d.fleet.SetHalt(ctx, person, halt.Request{On: true})
 		}
 	case 12:
-		_, err = d.fleet.SetHalt(ctx, person, fleet.HaltRequest{})
+		_, err = d.fleet.SetHalt(ctx, person, halt.Request{})
 	case 13:
 		_, err = d.fleet.PauseWorker(ctx, audit.Actor{Name: "calendar", Kind: audit.KindSchedule}, id, fleet.Pause{Reason: power.ReasonSchedule})
 	case 14:

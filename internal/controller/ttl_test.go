@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 )
 
 // TestEndOfAStoppedWorker checks that a worker that is stopped at its expiry is
@@ -20,7 +21,7 @@ import (
 func TestEndOfAStoppedWorker(t *testing.T) {
 	terminate, stop := "terminate", "stop"
 	halt := func(r *rig, until *time.Time) {
-		if _, err := r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true, Until: until}); err != nil {
+		if _, err := r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true, Until: until}); err != nil {
 			r.t.Error(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 	"lull/internal/lib/scaletest"
 	simworld "lull/internal/sim/world"
 )
@@ -178,7 +179,7 @@ func TestHaltEndsRetries(t *testing.T) {
 			} else {
 				time.Sleep(time.Duration(rng.IntN(20000)) * time.Millisecond)
 			}
-			if _, err := f.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true}); err != nil {
+			if _, err := f.fleet.SetHalt(t.Context(), person, halt.Request{On: true}); err != nil {
 				t.Fatal(err)
 			}
 			halted := time.Now()
@@ -195,7 +196,7 @@ func TestHaltEndsRetries(t *testing.T) {
 				}
 			}
 			a.mu.Unlock()
-			if _, err := f.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{}); err != nil {
+			if _, err := f.fleet.SetHalt(t.Context(), person, halt.Request{}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/store/mem"
 )
 
@@ -216,8 +217,8 @@ func TestAutomaticStartIsKept(t *testing.T) {
 		on, off func(r *rig, id string)
 		why     string
 	}{
-		"halted": {func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true}) },
-			func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{}) }, "halted"},
+		"halted": {func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true}) },
+			func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, halt.Request{}) }, "halted"},
 		"in shadow": {func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, false) },
 			func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, true) }, "dry-run mode"},
 		"frozen": {func(r *rig, id string) {
@@ -329,7 +330,7 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{On: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Hour)
@@ -343,7 +344,7 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 			}
 			return mem.Fault{}
 		})
-		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{}); err != nil {
 			t.Fatal(err)
 		}
 		q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)

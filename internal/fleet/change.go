@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/store"
 )
 
@@ -114,12 +115,12 @@ func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, 
 
 // sharedKeys are the records that a change with the pool reads beside its
 // worker's, in the order of shared.
-var sharedKeys = []string{poolKey, haltKey, rulesMark}
+var sharedKeys = []string{poolKey, halt.Key, rulesMark}
 
 // shared is what the sharedKeys hold.
 type shared struct {
 	pool  Pool
-	halt  Halt
+	halt  halt.Halt
 	rules int64 // revision of the newest change of the rules
 }
 
@@ -128,7 +129,7 @@ func decodeShared(view []store.Value) (s shared, err error) {
 		return s, err
 	}
 	s.rules = view[2].ModRevision
-	s.halt, err = decodeHalt(view[1])
+	s.halt, err = halt.Decode(view[1])
 	return s, err
 }
 
@@ -195,7 +196,7 @@ func (f *Fleet) apply(id string, c Changing, was store.Value, s *shared, fn func
 	}
 	tx := &Tx{Now: time.Now().UTC().Round(0), Settings: f.Settings(), by: c.By, pooled: s != nil}
 	if s != nil {
-		tx.Pool, tx.Halted = s.pool, s.halt.at(tx.Now).On
+		tx.Pool, tx.Halted = s.pool, s.halt.AsOf(tx.Now).On
 		if c.Rules && s.rules > f.now.rules.Load().revision {
 			return applied{}, errRules
 		}

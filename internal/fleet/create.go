@@ -383,7 +383,7 @@ func (f *Fleet) newWorker(account, region, name string, p Profile) (Worker, erro
 	if region == "" {
 		region = f.Settings().AWSDefaultRegion
 	}
-	if !regionName.MatchString(region) {
+	if !IsRegion(region) {
 		return Worker{}, failure.Invalidf("aws_region", "%.40q is not the name of a region", region)
 	}
 	if account != "" && !slices.Contains(f.opts.Accounts, account) {

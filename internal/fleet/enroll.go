@@ -3,21 +3,17 @@ package fleet
 import (
 	"context"
 	"crypto/hmac"
-	"crypto/x509"
 	_ "embed"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
-	"lull/internal/fleet/channel"
 )
 
 // enrollWithin is how long after its launch was resolved a machine can enroll.
@@ -170,21 +166,4 @@ func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (Wo
 			Detail: "its secret expired " + l.ResolvedAt.Add(enrollWithin).Format(time.RFC3339)}
 	}
 	return w, nil
-}
-
-// validateEnroll returns every fault of the settings of enrollment.
-func (s Settings) validateEnroll() (errs []error) {
-	if s.AgentServerURL != "" {
-		u, err := url.Parse(s.AgentServerURL)
-		switch {
-		case channel.CheckAddress(s.AgentServerURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") || strings.ContainsAny(s.AgentServerURL, "'\"\\ \n@"):
-			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not the address of this server, like https://lull.example.com:7070", s.AgentServerURL))
-		case u.Scheme != "https" && !net.ParseIP(u.Hostname()).IsLoopback():
-			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not https: an agent sends its token there", s.AgentServerURL))
-		}
-	}
-	if s.AgentServerCA != "" && (len(s.AgentServerCA) > 8<<10 || strings.Contains(s.AgentServerCA, "LULL_END") || !x509.NewCertPool().AppendCertsFromPEM([]byte(s.AgentServerCA))) {
-		errs = append(errs, failure.Invalidf("agent_server_ca", "it is not at most 8 KiB of certificates in PEM"))
-	}
-	return errs
 }

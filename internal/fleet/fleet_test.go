@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -359,7 +360,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 		ctx := t.Context()
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerRunning)
-		if _, err := fl.SetHalt(ctx, ada, fleet.HaltRequest{On: true}); err != nil {
+		if _, err := fl.SetHalt(ctx, ada, halt.Request{On: true}); err != nil {
 			t.Fatal(err)
 		}
 		for _, err := range []error{
@@ -373,7 +374,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 		if _, err := fl.StopWorker(ctx, ada, id); err != nil {
 			t.Errorf("a person was refused: %v", err)
 		}
-		if _, err := fl.SetHalt(ctx, ada, fleet.HaltRequest{}); err != nil || fl.Halted().On {
+		if _, err := fl.SetHalt(ctx, ada, halt.Request{}); err != nil || fl.Halted().On {
 			t.Errorf("the halt does not end: %v", err)
 		}
 	})
@@ -385,13 +386,13 @@ func TestHaltHasAnEnd(t *testing.T) {
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerRunning)
 		past, end := time.Now(), time.Now().Add(2*time.Hour)
-		for field, r := range map[string]fleet.HaltRequest{"until": {On: true, Until: &past}, "reason": {On: true, Reason: strings.Repeat("x", 513)}} {
+		for field, r := range map[string]halt.Request{"until": {On: true, Until: &past}, "reason": {On: true, Reason: strings.Repeat("x", 513)}} {
 			_, err := fl.SetHalt(ctx, ada, r)
 			if bad, ok := errors.AsType[*failure.Invalid](err); !ok || bad.Field != field || fl.Halted().On {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
-		if _, err := fl.SetHalt(ctx, ada, fleet.HaltRequest{On: true, Reason: "drill", Until: &end}); err != nil {
+		if _, err := fl.SetHalt(ctx, ada, halt.Request{On: true, Reason: "drill", Until: &end}); err != nil {
 			t.Fatal(err)
 		}
 		if s := fl.Halted().Sentence(); !strings.Contains(s, "by "+ada.Name+" since ") || !strings.Contains(s, " until "+end.UTC().Format(time.RFC3339)+": drill.") {

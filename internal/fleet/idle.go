@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 )
 
 // DetectResult is the result of DetectWorkerIdle.
@@ -301,11 +302,11 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 	w, err := f.Change(ctx, id, Changing{By: audit.ByController, At: j.At, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		out = Outcome{}
 		guards, rules := slices.Clone(j.Guards), j.Rules(w)
-		halt := f.Halted()
-		if halt.On != tx.Halted {
-			halt = Halt{On: tx.Halted} // as in this transaction
+		halted := f.Halted()
+		if halted.On != tx.Halted {
+			halted = halt.Halt{On: tx.Halted} // as in this transaction
 		}
-		guards = append(guards, Standstill(w, &rules, halt, j.Shadow)...)
+		guards = append(guards, Standstill(w, &rules, halted, j.Shadow)...)
 		d := Case{Now: j.Now, Worker: w, Rules: &rules, Readings: j.Readings, Guards: guards,
 			Budget: f.stopBudget(j.Now, w, tx.Pool.Spent), ScaleDown: tx.Settings.ScaleDownEnabled}.Judge()
 		out.Reason, out.Force = d.Reason, d.Force

@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/store"
 )
 
@@ -153,7 +154,7 @@ func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings 
 // Standstill returns the blocks of every automatic action on w: a halt, and dry
 // run. Every judgement of w, for the record, for an answer or for the action
 // itself, gets them from here.
-func Standstill(w *Worker, r *policy.Resolved, h Halt, shadow bool) []idle.Block {
+func Standstill(w *Worker, r *policy.Resolved, h halt.Halt, shadow bool) []idle.Block {
 	var out []idle.Block
 	if h.On {
 		out = append(out, h.Block())

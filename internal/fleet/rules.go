@@ -229,12 +229,6 @@ func (t *Template) values(s Settings) policy.Values {
 	return v
 }
 
-// Base returns the weakest layer of every policy.
-func (s Settings) Base() policy.Base {
-	return policy.Base{Timeout: s.WorkerIdleTimeout, WarnBefore: s.WorkerWarnBefore, CheckInterval: s.IdleDetectionInterval,
-		Snooze: s.WorkerAutoPauseSnooze, AutoPause: s.WorkerAutoPauseEnabled}
-}
-
 // Policy returns the effective policy of a worker now, with its template.
 func (f *Fleet) Policy(ctx context.Context, w *Worker) (policy.Resolved, error) {
 	if w.TemplateName == "" {

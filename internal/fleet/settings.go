@@ -1,10 +1,12 @@
 package fleet
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"iter"
 	"maps"
+	"net"
 	"net/url"
 	"reflect"
 	"regexp"
@@ -15,6 +17,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/idle"
+	"lull/internal/core/policy"
 	"lull/internal/fleet/channel"
 	"lull/internal/fleet/sealed"
 )
@@ -285,4 +288,27 @@ func (s Settings) Zone() *time.Location {
 		return z
 	}
 	return time.UTC
+}
+
+// validateEnroll returns every fault of the settings of enrollment.
+func (s Settings) validateEnroll() (errs []error) {
+	if s.AgentServerURL != "" {
+		u, err := url.Parse(s.AgentServerURL)
+		switch {
+		case channel.CheckAddress(s.AgentServerURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") || strings.ContainsAny(s.AgentServerURL, "'\"\\ \n@"):
+			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not the address of this server, like https://lull.example.com:7070", s.AgentServerURL))
+		case u.Scheme != "https" && !net.ParseIP(u.Hostname()).IsLoopback():
+			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not https: an agent sends its token there", s.AgentServerURL))
+		}
+	}
+	if s.AgentServerCA != "" && (len(s.AgentServerCA) > 8<<10 || strings.Contains(s.AgentServerCA, "LULL_END") || !x509.NewCertPool().AppendCertsFromPEM([]byte(s.AgentServerCA))) {
+		errs = append(errs, failure.Invalidf("agent_server_ca", "it is not at most 8 KiB of certificates in PEM"))
+	}
+	return errs
+}
+
+// Base returns the weakest layer of every policy.
+func (s Settings) Base() policy.Base {
+	return policy.Base{Timeout: s.WorkerIdleTimeout, WarnBefore: s.WorkerWarnBefore, CheckInterval: s.IdleDetectionInterval,
+		Snooze: s.WorkerAutoPauseSnooze, AutoPause: s.WorkerAutoPauseEnabled}
 }

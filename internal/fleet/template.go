@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -271,50 +270,6 @@ func (f *Fleet) DeleteTemplate(ctx context.Context, by audit.Actor, name string)
 		return nil, ops, err
 	})
 	return err
-}
-
-// Region is the infrastructure of one AWS region.
-type Region struct {
-	Region           string            `json:"region" yaml:"region"`
-	SecurityGroupIDs []string          `json:"security_group_ids,omitempty" yaml:"security_group_ids"`
-	SubnetID         string            `json:"subnet_id,omitempty" yaml:"subnet_id"`
-	KeyName          string            `json:"key_name,omitempty" yaml:"key_name"`
-	DefaultTags      map[string]string `json:"default_tags,omitempty" yaml:"default_tags"`
-	// AMINamePattern is the image name pattern that discovery searches for
-	// besides the tag.
-	AMINamePattern string `json:"ami_name_pattern,omitempty" yaml:"ami_name_pattern"`
-}
-
-var regionName = regexp.MustCompile(`^[a-z]{2,4}(-[a-z]+){1,2}-[0-9]{1,2}$`)
-
-func (r Region) validate(field string) error {
-	var errs []error
-	if !regionName.MatchString(r.Region) {
-		errs = append(errs, failure.Invalidf(field+".region", "%.40q is not the name of a region", r.Region))
-	}
-	for _, id := range r.SecurityGroupIDs {
-		if !strings.HasPrefix(id, "sg-") || len(id) > 40 {
-			errs = append(errs, failure.Invalidf(field+".security_group_ids", "%.40q is not the id of a security group", id))
-		}
-	}
-	if r.SubnetID != "" && (!strings.HasPrefix(r.SubnetID, "subnet-") || len(r.SubnetID) > 48) {
-		errs = append(errs, failure.Invalidf(field+".subnet_id", "%.40q is not the id of a subnet", r.SubnetID))
-	}
-	if len(r.DefaultTags) > 40 {
-		errs = append(errs, failure.Invalidf(field+".default_tags", "there are %d tags, EC2 takes 50 with ours", len(r.DefaultTags)))
-	}
-	if _, err := path.Match(r.AMINamePattern, ""); err != nil {
-		errs = append(errs, failure.Invalidf(field+".ami_name_pattern", "it is not a pattern"))
-	}
-	return errors.Join(errs...)
-}
-
-// Launchable returns what is missing to launch in r.
-func (r Region) Launchable() error {
-	if r.SubnetID == "" || len(r.SecurityGroupIDs) == 0 {
-		return fmt.Errorf("cannot launch in region %s: its configuration has no subnet_id or no security_group_ids", r.Region)
-	}
-	return nil
 }
 
 // TemplateKeys returns the keys of all templates.

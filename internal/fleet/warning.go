@@ -8,6 +8,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/fleet/warning"
 )
 
@@ -58,9 +59,9 @@ const (
 // warning would be too short, and not before the end of a halt. It is nil
 // without a deadline, in a halt without an end, and where lull does not act: in
 // dry run.
-func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expiry {
+func (w *Worker) Ends(now time.Time, r *policy.Resolved, h halt.Halt) *evidence.Expiry {
 	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate" || w.failedExpires()
-	halted := h.at(now).On
+	halted := h.AsOf(now).On
 	if w.TTLDeadline == nil || !acts || !w.Armed || r.Shadow || halted && h.Until == nil {
 		return nil
 	}

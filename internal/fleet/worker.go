@@ -388,9 +388,7 @@ const (
 	requestPrefix  = "requests/"
 	foundPrefix    = "discovered/"
 	scalingPrefix  = "scaling/"
-	settingsKey    = "settings"
 	poolKey        = "pool"
-	haltKey        = "halt"
 )
 
 // WorkerKeys returns the keys of all worker records.

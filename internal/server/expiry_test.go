@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/protocol/control"
 	"lull/internal/server/board"
 )
@@ -23,8 +24,8 @@ func TestExpiryComesFirst(t *testing.T) {
 	in := func(d time.Duration) *time.Time { t := now.Add(d); return &t }
 	unknown := idle.Block{Code: idle.SignalUnknown, Sentence: "Not known: cml."}
 	kept := idle.Block{Code: idle.InSnoozePeriod, Sentence: "Protected for another 3h.", Until: in(3 * time.Hour)}
-	halted := func(d time.Duration) (fleet.Halt, idle.Block) {
-		h := fleet.Halt{On: true, Until: in(d)}
+	halted := func(d time.Duration) (halt.Halt, idle.Block) {
+		h := halt.Halt{On: true, Until: in(d)}
 		return h, h.Block()
 	}
 	long, byLong := halted(30 * time.Minute)
@@ -35,7 +36,7 @@ func TestExpiryComesFirst(t *testing.T) {
 		action      string
 		blocks      []idle.Block
 		shadow      bool
-		halt        fleet.Halt
+		halt        halt.Halt
 		warned, at  *time.Time // at is ttl if nil
 		first       bool
 		says        string
@@ -51,7 +52,7 @@ func TestExpiryComesFirst(t *testing.T) {
 		"halted until before it":   {ttl: in(20 * time.Minute), target: in(3 * time.Hour), halt: short, blocks: []idle.Block{byShort, kept}, first: true, says: "It is stopped at 2026-03-02T12:20:00Z", standing: control.StandingBlocked},
 		"over":                     {ttl: in(-time.Minute), warned: in(-2 * time.Minute), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated now", standing: control.StandingPausingSoon},
 		"in shadow":                {ttl: in(time.Minute), blocks: []idle.Block{unknown}, shadow: true, standing: control.StandingUnknown},
-		"halted":                   {ttl: in(time.Minute), halt: fleet.Halt{On: true}, blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
+		"halted":                   {ttl: in(time.Minute), halt: halt.Halt{On: true}, blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
 	} {
 		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action, WarningSentAt: c.warned}
 		if c.warned != nil {

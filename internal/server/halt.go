@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -65,7 +65,7 @@ func (s *Server) awaitHalt(ctx context.Context, t control.HaltTurn) control.Halt
 	}
 }
 
-func haltAnswer(h fleet.Halt, now time.Time) control.HaltAnswer {
+func haltAnswer(h halt.Halt, now time.Time) control.HaltAnswer {
 	a := control.HaltAnswer{Mark: "off", Halt: h.HaltedBy()}
 	if a.Halt != nil {
 		a.Mark = fmt.Sprintf("on-%d", h.At.UnixNano())

@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/policy/when"
 	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -100,7 +101,7 @@ func (s *Server) settingRoutes() {
 			return ok(control.Settings{Items: l, Revision: revision}, err)
 		})
 	register(s, route{id: "get-halt", method: "GET", path: base + "/halt", role: access.Viewer, doc: "Whether all automatic actions are stopped"},
-		func(ctx context.Context, _ *struct{}) (*answer[fleet.Halt], error) {
+		func(ctx context.Context, _ *struct{}) (*answer[halt.Halt], error) {
 			if err := s.fleet.Refresh(ctx); err != nil {
 				return nil, problem(err)
 			}
@@ -109,8 +110,8 @@ func (s *Server) settingRoutes() {
 	register(s, route{id: "halt", method: "POST", path: base + "/halt", role: access.Operator, status: http.StatusOK, doc: "Stop all automatic actions, for good or until a time, or let them go on"},
 		func(ctx context.Context, in *struct {
 			Body control.Halting
-		}) (*answer[fleet.Halt], error) {
-			r := fleet.HaltRequest{On: in.Body.On, Reason: in.Body.Reason}
+		}) (*answer[halt.Halt], error) {
+			r := halt.Request{On: in.Body.On, Reason: in.Body.Reason}
 			switch u := in.Body.Until; {
 			case u != "" && !r.On:
 				return nil, problem(invalid("until", "only a halt has an end"))

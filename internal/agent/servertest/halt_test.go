@@ -6,6 +6,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 )
 
 // haltWithin is how soon a halt must be in effect everywhere.
@@ -22,7 +23,7 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, o, func(r *rig) {
-				halt := func(q fleet.HaltRequest) {
+				setHalt := func(q halt.Request) {
 					t.Helper()
 					must(r.fleet.SetHalt(r.t.Context(), person, q))(r.t)
 				}
@@ -49,7 +50,7 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 				}
 				r.wait(12 * time.Minute)
 				halted(false)
-				halt(fleet.HaltRequest{On: true, Reason: "network"})
+				setHalt(halt.Request{On: true, Reason: "network"})
 				r.wait(haltWithin)
 				halted(true)
 				held(time.Hour)
@@ -59,7 +60,7 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 				halted(true)
 				held(3 * time.Hour)
 				halted(true)
-				halt(fleet.HaltRequest{})
+				setHalt(halt.Request{})
 				held(time.Hour)
 				away(false)
 				r.wait(haltWithin)
@@ -68,7 +69,7 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 				// A halt with an end is over then, although the server is away
 				// and however wrong the machine's clock is.
 				until := time.Now().Add(10 * time.Minute)
-				halt(fleet.HaltRequest{On: true, Until: &until})
+				setHalt(halt.Request{On: true, Until: &until})
 				r.wait(haltWithin)
 				halted(true)
 				if o.unknown { // what a worker's agent does alone is not under test

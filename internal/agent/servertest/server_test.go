@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -181,8 +182,8 @@ func TestHolds(t *testing.T) {
 				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{On: true}))(r.t) },
 				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{}))(r.t) }, "halted"},
 			"fleet halt": {
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true}))(r.t) },
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{}))(r.t) }, ""},
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true}))(r.t) },
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, halt.Request{}))(r.t) }, ""},
 			"worker snooze": {
 				func(r *rig) {
 					must(r.fleet.SnoozeWorker(r.t.Context(), person, r.w, time.Now().Add(5*time.Hour)))(r.t)

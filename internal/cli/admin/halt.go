@@ -12,7 +12,7 @@ import (
 
 	"lull/internal/cli/term"
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/control"
 	"lull/internal/protocol/hostctl"
@@ -116,7 +116,7 @@ func (c verbs) fleetHalt(ctx context.Context, h haltFlags, until *time.Time) err
 	if err != nil {
 		return err
 	}
-	is, err := control.Write[fleet.Halt](ctx, cl, "POST", "/halt", control.Halting{On: !h.off, Reason: h.reason, Until: endText(until)})
+	is, err := control.Write[halt.Halt](ctx, cl, "POST", "/halt", control.Halting{On: !h.off, Reason: h.reason, Until: endText(until)})
 	if err != nil {
 		return err
 	}

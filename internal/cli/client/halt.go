@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 	"lull/internal/protocol/control"
 	"lull/internal/protocol/hostctl"
 )
@@ -48,7 +48,7 @@ func (c *Session) ShowHalt(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	h, err := control.Read[fleet.Halt](ctx, cl, "/halt")
+	h, err := control.Read[halt.Halt](ctx, cl, "/halt")
 	if err == nil && h.On {
 		fmt.Fprintln(c.Out, c.Red("HALTED: "+h.Sentence()+" No worker is paused, stopped or started automatically. Lift it with: lull halt --off"))
 	}

@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 	"lull/internal/host"
 	"lull/internal/host/records"
 	"lull/internal/lib/memnet"
@@ -140,7 +141,7 @@ func (s *fleetServer) AwaitHalt(ctx context.Context, host string, t control.Halt
 	})
 }
 
-func (s *fleetServer) halt(r fleet.HaltRequest) {
+func (s *fleetServer) halt(r halt.Request) {
 	s.t.Helper()
 	if _, err := s.fleet.SetHalt(s.t.Context(), audit.Actor{Name: "ada", Kind: audit.KindPerson}, r); err != nil {
 		s.t.Fatal(err)
@@ -185,7 +186,7 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		r.run("a", nil)
 		halted(false, "")
 
-		s.halt(fleet.HaltRequest{On: true, Reason: "network"})
+		s.halt(halt.Request{On: true, Reason: "network"})
 		pass(haltWithin)
 		halted(true, "ada")
 		pass(10 * time.Minute)
@@ -217,7 +218,7 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 
 		// The halt ends meanwhile. The host learns that when the server is
 		// back.
-		s.halt(fleet.HaltRequest{})
+		s.halt(halt.Request{})
 		pass(time.Minute)
 		halted(true, "ada")
 		s.reach(true)
@@ -230,7 +231,7 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		// sleeping instances as they are, and resumes automatic actions at that
 		// end although the server is away.
 		until := time.Now().Add(time.Hour)
-		s.halt(fleet.HaltRequest{On: true, Until: &until})
+		s.halt(halt.Request{On: true, Until: &until})
 		s.stop()
 		s.start()
 		pass(haltWithin)
@@ -248,12 +249,12 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		// The host's own halt does not end with the fleet's.
 		s.reach(true)
 		end = report()
-		s.halt(fleet.HaltRequest{On: true})
+		s.halt(halt.Request{On: true})
 		if err := r.Halt(&idle.HaltedBy{By: "bob", Since: time.Now()}, "bob"); err != nil {
 			t.Fatal(err)
 		}
 		pass(haltWithin)
-		s.halt(fleet.HaltRequest{})
+		s.halt(halt.Request{})
 		pass(haltWithin)
 		if x := r.Halted(); x == nil || x.Fleet || x.By != "bob" {
 			t.Errorf("the host's own halt is %+v", x)

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/halt"
 )
 
 // List is one page of a listing. Next is the cursor of the page after it,
@@ -54,7 +55,7 @@ type Why struct {
 	// Halted means that all automatic actions are stopped now.
 	Halted bool `json:"halted"`
 	// Halt is who stopped them, and since when; absent without a halt.
-	Halt *fleet.Halt `json:"halt,omitempty"`
+	Halt *halt.Halt `json:"halt,omitempty"`
 	// Policy is its present effective policy, with schedule, overrides and
 	// budgets; absent at a past time.
 	Policy *WorkerPolicy `json:"policy,omitempty" doc:"Current effective policy; absent for a past time"`

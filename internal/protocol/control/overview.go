@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
-	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 )
 
 // Standing is where a worker is on its way to a pause, as the overview counts
@@ -72,5 +72,5 @@ type Overview struct {
 	Regions   []string         `json:"aws_regions"`
 	Offset    int              `json:"offset"`
 	Items     []WorkerRow      `json:"items"`
-	Halt      fleet.Halt       `json:"halt"`
+	Halt      halt.Halt        `json:"halt"`
 }

@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/halt"
 	"lull/internal/protocol/control"
 )
 
@@ -138,7 +139,7 @@ func ends(r *control.WorkerRow, x *evidence.Expiry, st *fleet.IdleStatus, now ti
 // expiry returns the worker's expiry, from its record if it is not observed.
 func expiry(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) *evidence.Expiry {
 	if st == nil {
-		return w.Ends(now, &policy.Resolved{}, fleet.Halt{})
+		return w.Ends(now, &policy.Resolved{}, halt.Halt{})
 	}
 	return st.Expiry
 }

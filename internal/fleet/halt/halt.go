@@ -1,7 +1,10 @@
-package fleet
+// Package halt holds the switch that stops all automatic actions of a fleet.
+package halt
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"lull/internal/core/failure"
@@ -20,8 +23,8 @@ type Halt struct {
 	Until  *time.Time `json:"until,omitempty" doc:"When the halt ends automatically; absent for no end"`
 }
 
-// HaltRequest stops all automatic actions, or allows them again.
-type HaltRequest struct {
+// Request stops all automatic actions, or allows them again.
+type Request struct {
 	On     bool
 	Reason string
 	Until  *time.Time
@@ -41,31 +44,77 @@ func (h Halt) Sentence() string { return h.idle().Sentence(halted) }
 // Block returns the halt as a reason that prevents a pause.
 func (h Halt) Block() idle.Block { return h.idle().Block(halted) }
 
-// at returns the halt at a time: off once it has expired.
-func (h Halt) at(now time.Time) Halt {
+// AsOf returns the halt at a time: off once it has expired.
+func (h Halt) AsOf(now time.Time) Halt {
 	h.On = h.On && !h.idle().Over(now)
 	return h
 }
 
-var haltCodec = store.Codec[Halt]{Version: 1}
+var codec = store.Codec[Halt]{Version: 1}
 
-func decodeHalt(v store.Value) (Halt, error) {
+func Decode(v store.Value) (Halt, error) {
 	if !v.Exists() {
 		return Halt{}, nil
 	}
-	return haltCodec.Decode(v.Key, v.Data)
+	return codec.Decode(v.Key, v.Data)
+}
+
+// Key is the key of the halt.
+const Key = "halt"
+
+// Switch is the halt in a store, as last read.
+type Switch struct {
+	store  store.Store
+	guards []store.Cond
+	now    *lastRead
+}
+
+// lastRead is shared by all views of a Switch.
+type lastRead struct {
+	halt  atomic.Pointer[Halt]
+	mu    sync.Mutex
+	again chan struct{} // closed and replaced, under mu, when the halt was read again
+}
+
+// NewSwitch returns a Switch that is off until Take gets the stored halt.
+func NewSwitch(s store.Store) *Switch {
+	n := &lastRead{again: make(chan struct{})}
+	n.halt.Store(&Halt{})
+	return &Switch{store: s, now: n}
+}
+
+// Guarded returns a view of s in which EndHalt succeeds only while guards hold.
+func (s *Switch) Guarded(guards []store.Cond) *Switch {
+	g := *s
+	g.guards = guards
+	return &g
+}
+
+// Take puts the halt that was read or watched into effect. An unreadable one
+// leaves the last good one unchanged.
+func (s *Switch) Take(v store.Value) error {
+	h, err := Decode(v)
+	if err != nil {
+		return err
+	}
+	s.now.mu.Lock()
+	defer s.now.mu.Unlock()
+	s.now.halt.Store(&h)
+	close(s.now.again)
+	s.now.again = make(chan struct{})
+	return nil
 }
 
 // Halted returns the halt in effect now, as last read.
-func (f *Fleet) Halted() Halt { return f.now.halt.Load().at(time.Now()) }
+func (s *Switch) Halted() Halt { return s.now.halt.Load().AsOf(time.Now()) }
 
 // HaltRead returns a channel that is closed when the halt is read again. Call
 // it before Halted to miss no change. The expiry of a halt closes nothing: see
 // Halt.Until.
-func (f *Fleet) HaltRead() <-chan struct{} {
-	f.now.mu.Lock()
-	defer f.now.mu.Unlock()
-	return f.now.haltSet
+func (s *Switch) HaltRead() <-chan struct{} {
+	s.now.mu.Lock()
+	defer s.now.mu.Unlock()
+	return s.now.again
 }
 
 // HaltedBy returns the halt in the form that machines which report keep; nil
@@ -82,7 +131,7 @@ func (h Halt) HaltedBy() *idle.HaltedBy {
 // SetHalt stops or allows automatic actions. It is durable when SetHalt
 // returns. Every automatic intent is refused in the same transaction that reads
 // the halt. Errors: Invalid.
-func (f *Fleet) SetHalt(ctx context.Context, by audit.Actor, r HaltRequest) (Halt, error) {
+func (s *Switch) SetHalt(ctx context.Context, by audit.Actor, r Request) (Halt, error) {
 	h := Halt{On: r.On, By: by.Name, At: time.Now().UTC().Round(0)}
 	e := audit.Entry{Action: "halt_ended", By: by}
 	if r.On {
@@ -99,32 +148,32 @@ func (f *Fleet) SetHalt(ctx context.Context, by audit.Actor, r HaltRequest) (Hal
 	case h.idle().Over(h.At):
 		return Halt{}, failure.Invalidf("until", "it is over")
 	}
-	return f.putHalt(ctx, func(Halt) (*Halt, audit.Entry) { return &h, e })
+	return s.putHalt(ctx, func(Halt) (*Halt, audit.Entry) { return &h, e })
 }
 
 // EndHalt removes an expired halt, and records that in the log. Automatic
 // actions resume at the expiry itself, whether or not EndHalt is called.
-func (f *Fleet) EndHalt(ctx context.Context) error {
-	if h := f.now.halt.Load(); !h.On || h.at(time.Now()).On {
+func (s *Switch) EndHalt(ctx context.Context) error {
+	if h := s.now.halt.Load(); !h.On || h.AsOf(time.Now()).On {
 		return nil
 	}
-	_, err := f.putHalt(ctx, func(old Halt) (*Halt, audit.Entry) {
+	_, err := s.putHalt(ctx, func(old Halt) (*Halt, audit.Entry) {
 		now := time.Now().UTC().Round(0)
-		if !old.On || old.at(now).On {
+		if !old.On || old.AsOf(now).On {
 			return nil, audit.Entry{} // it was ended, or its end was moved
 		}
 		return &Halt{By: audit.ByController.Name, At: now},
 			audit.Entry{Action: "halt_ended", By: audit.ByController, Detail: "its end was reached; " + old.By + " had set it"}
-	}, f.guards...)
+	}, s.guards...)
 	return err
 }
 
 // putHalt writes the halt returned by change, with its entry; nil leaves it
 // unchanged.
-func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, audit.Entry), guards ...store.Cond) (Halt, error) {
+func (s *Switch) putHalt(ctx context.Context, change func(old Halt) (*Halt, audit.Entry), guards ...store.Cond) (Halt, error) {
 	var made Halt
-	v, err := store.Update(ctx, f.store, haltKey, func(was store.Value) ([]byte, []store.Op, error) {
-		old, err := decodeHalt(was)
+	v, err := store.Update(ctx, s.store, Key, func(was store.Value) ([]byte, []store.Op, error) {
+		old, err := Decode(was)
 		if err != nil {
 			old = Halt{} // whatever it contained, it is replaced
 		}
@@ -134,7 +183,7 @@ func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, audit
 			return was.Data, nil, nil
 		}
 		made = *h
-		data, err := haltCodec.Encode(haltKey, *h)
+		data, err := codec.Encode(Key, *h)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -144,7 +193,7 @@ func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, audit
 	if err != nil {
 		return Halt{}, err
 	}
-	return made, f.take(v)
+	return made, s.Take(v)
 }
 
 // untilText formats an end for the log; empty for none.
