@@ -19,6 +19,7 @@ import (
 	"lull/internal/controller/cmlconsole"
 	"lull/internal/controller/ec2cloud"
 	"lull/internal/fleet"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
 	"lull/internal/protocol/control"
@@ -59,7 +60,7 @@ func inCloud(t *testing.T, scenario world.Config, settings map[string]any, body 
 	})
 }
 
-func newCloudRig(t *testing.T, scenario world.Config, settings map[string]any) *cloudRig {
+func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *cloudRig {
 	r := &cloudRig{t: t, dead: map[string]bool{}}
 	fatal := func(err error) {
 		t.Helper()
@@ -113,10 +114,10 @@ func newCloudRig(t *testing.T, scenario world.Config, settings map[string]any) *
 
 	db := mem.New(mem.Options{}).Client()
 	values := map[string]any{"worker_auto_pause_snooze_minutes": 0, "cml_default_password": "env:CML_PW"}
-	for k, v := range settings {
+	for k, v := range given {
 		values[k] = v
 	}
-	r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: values}})
+	r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: values}})
 	fatal(err)
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	set := &ec2.Set{Accounts: map[string]ec2.Access{"": {HTTP: toAWS}}}

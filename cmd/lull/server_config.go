@@ -18,8 +18,8 @@ import (
 
 	"lull/internal/cli/reporting"
 	"lull/internal/core/savings"
-	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/outward"
 	"lull/internal/platform/ec2"
 	"lull/internal/platform/oidc"
@@ -27,7 +27,7 @@ import (
 )
 
 // serverConfig contains the settings of the lull server process. The settings
-// of the fleet are in fleet.Settings.
+// of the fleet are in settings.Settings.
 type serverConfig struct {
 	Data, Listen, Role                            string
 	TLSCert, TLSKey                               string
@@ -42,7 +42,7 @@ type serverConfig struct {
 	Issuer, ClientID, ClientSecretFile            string // OIDC
 	RoleClaim, Roles, PublicURL                   string
 
-	flags, env, file fleet.Layer
+	flags, env, file settings.Layer
 }
 
 var serverOptions = []option[serverConfig]{
@@ -91,12 +91,12 @@ func defaultServerConfig() serverConfig {
 
 func bindServerFlags(f *pflag.FlagSet) {
 	bindOptions(f, defaultServerConfig(), serverOptions)
-	for _, s := range fleet.Fields() {
+	for _, s := range settings.Fields() {
 		f.String(flagOf(s), s.Default, fmt.Sprintf("%s ($%s)", s.Doc, s.Env))
 	}
 }
 
-func flagOf(f fleet.Field) string { return strings.ReplaceAll(f.Key, "_", "-") }
+func flagOf(f settings.Field) string { return strings.ReplaceAll(f.Key, "_", "-") }
 
 // resolveServer reads every source. Every fault is reported, each naming the
 // flag, variable, or file and line.
@@ -109,12 +109,12 @@ func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet
 		own := func(key string) bool {
 			return slices.ContainsFunc(serverOptions, func(o option[serverConfig]) bool { return o.Name == key })
 		}
-		cfg.file, err = fleet.FileLayer(file, read.data, own)
+		cfg.file, err = settings.FileLayer(file, read.data, own)
 		errs = append(errs, err)
 	}
 	cfg.layers(getenv, flags)
-	layers := []fleet.Layer{cfg.flags, cfg.env, cfg.file}
-	_, all, err := fleet.Resolve(layers...)
+	layers := []settings.Layer{cfg.flags, cfg.env, cfg.file}
+	_, all, err := settings.Resolve(layers...)
 	for _, s := range all {
 		from := string(s.Source)
 		for _, l := range layers {
@@ -129,9 +129,9 @@ func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet
 
 // layers reads what flags and environment say about the fleet.
 func (cfg *serverConfig) layers(getenv func(string) string, flags *pflag.FlagSet) {
-	cfg.flags = fleet.Layer{Source: fleet.FromFlag, Values: map[string]any{}}
-	cfg.env = fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{}}
-	for _, f := range fleet.Fields() {
+	cfg.flags = settings.Layer{Source: settings.FromFlag, Values: map[string]any{}}
+	cfg.env = settings.Layer{Source: settings.FromEnv, Values: map[string]any{}}
+	for _, f := range settings.Fields() {
 		if e := getenv(f.Env); e != "" {
 			cfg.env.Values[f.Key] = e
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/settings"
 	"lull/internal/server"
 )
 
@@ -33,7 +34,7 @@ func serverSettingsPage() string {
 		"Precedence: flag, environment, stored setting (those of the fleet only: `lull settings set`), config file (`--config`), default.\n\n## The process\n\n")
 	optionRows(&b, defaultServerConfig(), serverOptions)
 	b.WriteString("\n## The fleet\n\n| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
-	for _, f := range fleet.Fields() {
+	for _, f := range settings.Fields() {
 		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | `%s` | %s |\n", f.Key, flagOf(f), f.Env, f.Unit, f.Default, f.Doc)
 	}
 	return b.String()

@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -77,7 +78,7 @@ func runRow(t *testing.T, r row) {
 	defer client.Close()
 	w := newWorld(1)
 	values := (&rig{}).settingsOf(options{settings: r.config})
-	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: fleet.Layer{Values: values}})
+	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: settings.Layer{Values: values}})
 	if err != nil {
 		t.Fatal(err)
 	}

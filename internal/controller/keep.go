@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/delay"
 	"lull/internal/protocol/control"
 	"lull/internal/store"
@@ -140,7 +141,7 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 // scanned returns the regions that discovery scans, sorted: the settings'
 // regions in all accounts and, without discovery_regions, those of workers in
 // their accounts.
-func (c *Controller) scanned(s fleet.Settings) []regionKey {
+func (c *Controller) scanned(s settings.Settings) []regionKey {
 	keys := map[regionKey]bool{}
 	for _, name := range s.ScannedRegions(slices.Values([]string(nil))) {
 		for _, account := range append([]string{""}, c.cfg.Accounts...) {

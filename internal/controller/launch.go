@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
 )
 
 // pending launches the instance.
@@ -237,7 +238,7 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 
 // tags returns the tags of a new instance. The worker's tags override the
 // region's, and our own override both.
-func (j *job) tags(w *fleet.Worker, region fleet.Region) map[string]string {
+func (j *job) tags(w *fleet.Worker, region settings.Region) map[string]string {
 	tags := map[string]string{}
 	maps.Copy(tags, region.DefaultTags)
 	maps.Copy(tags, w.Tags)

@@ -18,6 +18,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
 	"lull/internal/sim"
@@ -90,7 +91,7 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 			Credentials: credentials.NewStaticCredentialsProvider("AKIASIM", "x", "")}, "http://cloud", ec2.Limits{})
 		db := mem.New(mem.Options{}).Client()
 		r := &libraryRig{t: t}
-		r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: map[string]any{"discovery_import": "off",
+		r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: map[string]any{"discovery_import": "off",
 			"worker_idle_timeout_minutes": int(timeout.Minutes()), "worker_auto_pause_snooze_minutes": 0, "worker_warn_before_minutes": 0}}})
 		if err != nil {
 			t.Fatal(err)

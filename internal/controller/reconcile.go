@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 )
 
@@ -38,7 +39,7 @@ type job struct {
 	sh     *shard
 	f      *fleet.Fleet
 	w      fleet.Worker
-	s      fleet.Settings
+	s      settings.Settings
 	now    time.Time
 	seen   string    // the state in EC2, empty if it was not listed
 	seenAt time.Time // when that was requested

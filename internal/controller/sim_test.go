@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -114,7 +115,7 @@ func (d *day) serve(i int) {
 			return mem.Fault{}
 		})
 	}
-	f, err := fleet.New(fleet.Options{Store: s.client, ID: "fleet-1", File: fleet.Layer{Values: d.settingsOf(options{settings: d.p.settings()})}})
+	f, err := fleet.New(fleet.Options{Store: s.client, ID: "fleet-1", File: settings.Layer{Values: d.settingsOf(options{settings: d.p.settings()})}})
 	if err != nil {
 		panic(err)
 	}
@@ -281,7 +282,7 @@ func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 	}
 	d.client = d.db.Client()
 	defer d.client.Close()
-	f, err := fleet.New(fleet.Options{Store: d.client, ID: "fleet-1", File: fleet.Layer{Values: d.settingsOf(options{})}})
+	f, err := fleet.New(fleet.Options{Store: d.client, ID: "fleet-1", File: settings.Layer{Values: d.settingsOf(options{})}})
 	if err != nil {
 		return []string{err.Error()}, ""
 	}

@@ -18,6 +18,7 @@ import (
 	"lull/internal/controller/ec2cloud"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/cml"
 	"lull/internal/platform/ec2"
@@ -46,7 +47,7 @@ type simFleet struct {
 
 // newSimFleet serves a scenario through front, and makes an empty fleet. Start
 // begins the controller. Call it in a bubble, with AWS_ENDPOINT_URL=http://cloud.
-func newSimFleet(t *testing.T, scenario simworld.Config, settings map[string]any, front func(w http.ResponseWriter, r *http.Request, next http.Handler)) *simFleet {
+func newSimFleet(t *testing.T, scenario simworld.Config, set map[string]any, front func(w http.ResponseWriter, r *http.Request, next http.Handler)) *simFleet {
 	t.Helper()
 	s, err := sim.New(sim.Options{Scenario: scenario})
 	if err != nil {
@@ -62,7 +63,7 @@ func newSimFleet(t *testing.T, scenario simworld.Config, settings map[string]any
 		front(w, r, s.Handler())
 	})}
 	go srv.Serve(l)
-	f := &simFleet{t: t, sim: s, db: mem.New(mem.Options{}), file: settings, end: func() {}}
+	f := &simFleet{t: t, sim: s, db: mem.New(mem.Options{}), file: set, end: func() {}}
 	f.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return network.DialContext(ctx, "tcp", "cloud:80")
 	}}}
@@ -74,7 +75,7 @@ func newSimFleet(t *testing.T, scenario simworld.Config, settings map[string]any
 	})
 	mine := f.db.Client()
 	t.Cleanup(mine.Close)
-	if f.fleet, err = fleet.New(fleet.Options{Store: mine, ID: "fleet-1", File: fleet.Layer{Values: settings}}); err != nil {
+	if f.fleet, err = fleet.New(fleet.Options{Store: mine, ID: "fleet-1", File: settings.Layer{Values: set}}); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -85,7 +86,7 @@ func newSimFleet(t *testing.T, scenario simworld.Config, settings map[string]any
 func (f *simFleet) start() {
 	f.t.Helper()
 	client := f.db.Client()
-	fl, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: fleet.Layer{Values: f.file}})
+	fl, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: settings.Layer{Values: f.file}})
 	if err != nil {
 		f.t.Fatal(err)
 	}

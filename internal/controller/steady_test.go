@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -122,7 +123,7 @@ func steady(t *testing.T, n int) {
 			t.Fatal(err)
 		}
 	}
-	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: fleet.Layer{Values: (&rig{}).settingsOf(options{})}})
+	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: settings.Layer{Values: (&rig{}).settingsOf(options{})}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/store/mem"
 )
 
@@ -60,7 +61,7 @@ func newRig(t *testing.T, o options) *rig {
 	}
 	client, mine := r.db.Client(), r.db.Client()
 	t.Cleanup(mine.Close)
-	f, err := fleet.New(fleet.Options{Store: mine, ID: "fleet-1", File: fleet.Layer{Values: values}})
+	f, err := fleet.New(fleet.Options{Store: mine, ID: "fleet-1", File: settings.Layer{Values: values}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func newRig(t *testing.T, o options) *rig {
 
 // run starts a controller with its own client.
 func (r *rig) run(client *mem.Client, o options) {
-	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: fleet.Layer{Values: r.settingsOf(o)}})
+	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: settings.Layer{Values: r.settingsOf(o)}})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
 	"lull/internal/platform/journal"
@@ -135,8 +136,8 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 	db := mem.New(mem.Options{}).Client()
 	// Listings every five minutes instead of every 30 s: the checks have their
 	// own times.
-	settings := map[string]any{"reconcile_interval": 300, "worker_metrics_interval": 21600, "discovery_import": "off", "worker_auto_pause_snooze_minutes": 20}
-	if r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: settings}}); err != nil {
+	set := map[string]any{"reconcile_interval": 300, "worker_metrics_interval": 21600, "discovery_import": "off", "worker_auto_pause_snooze_minutes": 20}
+	if r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: set}}); err != nil {
 		return nil, err
 	}
 	person := audit.Actor{Name: "anna", Kind: audit.KindPerson}

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 )
 
@@ -47,7 +48,7 @@ func (f *Fleet) Pool(ctx context.Context) (Pool, error) {
 // until the store accepts it.
 type Tx struct {
 	Now      time.Time
-	Settings Settings
+	Settings settings.Settings
 	// Pool and Halted are read if the change requested them.
 	Pool   Pool
 	Halted bool

@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"lull/internal/core/policy/when/whentest"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/channel"
+	"lull/internal/fleet/settings"
 )
 
-func channels(t testing.TB, text string) (fleet.Settings, error) {
+func channels(t testing.TB, text string) (settings.Settings, error) {
 	t.Helper()
-	s, _, err := fleet.Resolve(fleet.Layer{Source: fleet.FromStored, Values: map[string]any{"notify_channels": text}})
+	s, _, err := settings.Resolve(settings.Layer{Source: settings.FromStored, Values: map[string]any{"notify_channels": text}})
 	return s, err
 }
 
@@ -64,7 +64,7 @@ func TestChannelFaults(t *testing.T) {
 	}
 	for _, v := range []map[string]any{{"notify_public_url": "lull.example.com"}, {"notify_public_url": "https://x/?a"}, {"notify_public_url": "https://x/"},
 		{"notify_time_zone": "Middle/Earth"}} {
-		if _, _, err := fleet.Resolve(fleet.Layer{Source: fleet.FromStored, Values: v}); err == nil {
+		if _, _, err := settings.Resolve(settings.Layer{Source: settings.FromStored, Values: v}); err == nil {
 			t.Errorf("%v is taken", v)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 )
 
@@ -214,8 +215,8 @@ func (p Profile) setNumbers(w *Worker) error {
 		case v == nil:
 		case *v == none:
 			*to = nil
-		case *v < 0 || *v > maxMinutes:
-			errs = append(errs, failure.Invalidf(field, "%d is not between 0 and %d", *v, maxMinutes))
+		case *v < 0 || *v > settings.MaxMinutes:
+			errs = append(errs, failure.Invalidf(field, "%d is not between 0 and %d", *v, settings.MaxMinutes))
 		default:
 			n := *v
 			*to = &n
@@ -383,7 +384,7 @@ func (f *Fleet) newWorker(account, region, name string, p Profile) (Worker, erro
 	if region == "" {
 		region = f.Settings().AWSDefaultRegion
 	}
-	if !IsRegion(region) {
+	if !settings.IsRegion(region) {
 		return Worker{}, failure.Invalidf("aws_region", "%.40q is not the name of a region", region)
 	}
 	if account != "" && !slices.Contains(f.opts.Accounts, account) {

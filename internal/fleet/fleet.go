@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet/channel"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 )
 
@@ -26,7 +27,7 @@ type Options struct {
 	Accounts []string
 	// Flags, Env and File are the layers of settings above and below the stored
 	// ones.
-	Flags, Env, File Layer
+	Flags, Env, File settings.Layer
 }
 
 // Fleet is the only way to read and change the fleet's records. It is safe for
@@ -34,7 +35,7 @@ type Options struct {
 type Fleet struct {
 	*audit.Log
 	*channel.Outbox
-	*Current
+	*settings.Current
 	*halt.Switch
 	opts   Options
 	store  store.Store
@@ -58,7 +59,7 @@ func New(o Options) (*Fleet, error) {
 	if err := failure.CheckName("fleet id", o.ID); err != nil {
 		return nil, err
 	}
-	current, err := NewCurrent(o.Store, o.Seal, o.Flags, o.Env, o.File)
+	current, err := settings.NewCurrent(o.Store, o.Seal, o.Flags, o.Env, o.File)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +91,7 @@ func (f *Fleet) channels() map[string]channel.Channel { return f.Settings().Noti
 
 // Refresh reads the stored settings, the halt, the pool and the rules.
 func (f *Fleet) Refresh(ctx context.Context) error {
-	res, err := f.store.Commit(ctx, store.Txn{Read: []string{settingsKey, halt.Key, poolKey}})
+	res, err := f.store.Commit(ctx, store.Txn{Read: []string{settings.Key, halt.Key, poolKey}})
 	if err != nil {
 		return fmt.Errorf("cannot read the settings: %w", err)
 	}
@@ -100,7 +101,7 @@ func (f *Fleet) Refresh(ctx context.Context) error {
 // take puts a record that was read or watched into the snapshot.
 func (f *Fleet) take(v store.Value) error {
 	switch v.Key {
-	case settingsKey:
+	case settings.Key:
 		return f.Current.Take(v)
 	case halt.Key:
 		return f.Switch.Take(v)
@@ -144,7 +145,7 @@ func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 		})
 	}
 	done := make(chan error, 3)
-	for _, key := range []string{settingsKey, poolKey} {
+	for _, key := range []string{settings.Key, poolKey} {
 		go func() { done <- follow(key) }()
 	}
 	go func() { done <- f.followRules(ctx, fault) }()

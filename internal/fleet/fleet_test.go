@@ -18,6 +18,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -37,7 +38,7 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 		if err != nil {
 			t.Fatal(err)
 		}
-		fl, err := fleet.New(fleet.Options{Store: c, ID: "f1", Seal: seal, File: fleet.Layer{Values: values}})
+		fl, err := fleet.New(fleet.Options{Store: c, ID: "f1", Seal: seal, File: settings.Layer{Values: values}})
 		if err != nil {
 			t.Fatal(err)
 		}

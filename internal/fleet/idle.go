@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/settings"
 )
 
 // DetectResult is the result of DetectWorkerIdle.
@@ -109,7 +110,7 @@ type Limits struct {
 }
 
 // limits returns those of a worker, from the pool and the settings.
-func limits(w *Worker, r power.Reason, p *Pool, s *Settings) Limits {
+func limits(w *Worker, r power.Reason, p *Pool, s *settings.Settings) Limits {
 	return Limits{
 		ScaleDown: s.ScaleDownEnabled && r != power.ReasonSchedule, MinWorkers: s.MinWorkers, Up: p.Up,
 		LastScaleDownAt: p.LastScaleDownAt, Cooldown: s.ScaleDownCooldown, Defers: s.ScaleDownCooldownDefersPause,

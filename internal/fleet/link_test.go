@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/fleet/warning"
 	"lull/internal/store/mem"
 )
@@ -24,7 +25,7 @@ func linked(t *testing.T) *fleet.Fleet {
 		t.Fatal(err)
 	}
 	f, err := fleet.New(fleet.Options{Store: mem.New(mem.Options{}).Client(), ID: "test", Seal: seal,
-		Env: fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{"notify_public_url": "https://lull.example", "notify_time_zone": "Europe/Berlin"}}})
+		Env: settings.Layer{Source: settings.FromEnv, Values: map[string]any{"notify_public_url": "https://lull.example", "notify_time_zone": "Europe/Berlin"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
 	"lull/internal/store/mem"
 )
 
@@ -12,7 +13,7 @@ import (
 func TestWorkerOfAMachineWithoutARegion(t *testing.T) {
 	client := mem.New(mem.Options{}).Client()
 	t.Cleanup(client.Close)
-	f, err := New(Options{Store: client, ID: "fleet-1", File: Layer{Values: map[string]any{"aws_region_configs": map[string]any{"eu-north-1": map[string]any{}}}}})
+	f, err := New(Options{Store: client, ID: "fleet-1", File: settings.Layer{Values: map[string]any{"aws_region_configs": map[string]any{"eu-north-1": map[string]any{}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

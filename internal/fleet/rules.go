@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 )
 
@@ -211,7 +212,7 @@ func (f *Fleet) subject(w *Worker, tmpl *Template) *policy.Subject {
 }
 
 // values returns a template's settings as a layer of policy.
-func (t *Template) values(s Settings) policy.Values {
+func (t *Template) values(s settings.Settings) policy.Values {
 	d := t.IdleDetection
 	v := policy.Values{Enabled: &d.Enabled}
 	timeout := int(s.WorkerIdleTimeout / time.Minute)

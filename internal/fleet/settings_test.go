@@ -9,10 +9,11 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 )
 
 func TestDefaultsAreTheSeeds(t *testing.T) {
-	s, _, err := fleet.Resolve()
+	s, _, err := settings.Resolve()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,12 +36,12 @@ func TestDefaultsAreTheSeeds(t *testing.T) {
 }
 
 func TestPrecedence(t *testing.T) {
-	l := func(s fleet.Source, v int) fleet.Layer {
-		return fleet.Layer{Source: s, Values: map[string]any{"min_workers": v}}
+	l := func(s settings.Source, v int) settings.Layer {
+		return settings.Layer{Source: s, Values: map[string]any{"min_workers": v}}
 	}
-	layers := []fleet.Layer{l(fleet.FromFlag, 1), l(fleet.FromEnv, 2), l(fleet.FromStored, 3), l(fleet.FromFile, 4)}
+	layers := []settings.Layer{l(settings.FromFlag, 1), l(settings.FromEnv, 2), l(settings.FromStored, 3), l(settings.FromFile, 4)}
 	for i := range layers {
-		s, all, err := fleet.Resolve(layers[i:]...)
+		s, all, err := settings.Resolve(layers[i:]...)
 		if err != nil || s.MinWorkers != i+1 {
 			t.Errorf("from layer %d: %d, %v", i, s.MinWorkers, err)
 		}
@@ -55,7 +56,7 @@ func TestPrecedence(t *testing.T) {
 func TestBadSettingsAreNamed(t *testing.T) {
 	file := "worker_idle_timeout_minutes: 90\nmin_workers: many\nwat: 1\nreconcile_interval: 0\nmin_workers: 3\n" +
 		"aws_region_configs:\n  us-east-1: {subnet_id: subnet-1, color: red}\n"
-	_, err := fleet.FileLayer("lull.yaml", []byte(file), nil)
+	_, err := settings.FileLayer("lull.yaml", []byte(file), nil)
 	for _, want := range []string{"line 2", `"many"`, "line 3", "wat", "line 4", "between 1 and", "line 5", "set in line 2", "line 6", "color"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
@@ -69,7 +70,7 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		{"idle_detection_interval", 7200}, {"worker_warn_before_minutes", 61}, {"aws_region_configs", map[string]any{"us-east-1": map[string]any{"subnet_id": "net"}}},
 		{"worker_idle_timeout_minutes", 1.5}, {"worker_auto_pause_enabled", "perhaps"},
 	} {
-		if _, _, err := fleet.Resolve(fleet.Layer{Source: fleet.FromFile, Values: map[string]any{c.key: c.v}}); err == nil {
+		if _, _, err := settings.Resolve(settings.Layer{Source: settings.FromFile, Values: map[string]any{c.key: c.v}}); err == nil {
 			t.Errorf("%s took %v", c.key, c.v)
 		}
 	}
@@ -77,7 +78,7 @@ func TestBadSettingsAreNamed(t *testing.T) {
 
 func TestPinnedSettings(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
-		env := fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{"min_workers": "4"}}
+		env := settings.Layer{Source: settings.FromEnv, Values: map[string]any{"min_workers": "4"}}
 		pinned, err := fleet.New(fleet.Options{Store: fl.Store(), ID: "f1", Env: env})
 		if err != nil || pinned.Settings().MinWorkers != 4 {
 			t.Fatalf("env: %v", err)
@@ -141,12 +142,12 @@ func FuzzFileLayer(f *testing.F) {
 	f.Add("worker_activity_relevant_categories: [a, b]\nx: [")
 	f.Add("- 1\n- 2\n")
 	f.Fuzz(func(t *testing.T, in string) {
-		l, err := fleet.FileLayer("f", []byte(in), nil)
+		l, err := settings.FileLayer("f", []byte(in), nil)
 		if err != nil {
 			return
 		}
-		l.Source = fleet.FromFile
-		if s, _, err := fleet.Resolve(l); err == nil {
+		l.Source = settings.FromFile
+		if s, _, err := settings.Resolve(l); err == nil {
 			if err := s.Validate(); err != nil {
 				t.Errorf("resolved to invalid settings: %v", err)
 			}

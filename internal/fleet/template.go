@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/store"
 )
 
@@ -165,8 +166,8 @@ func (t Template) Validate() error {
 			name string
 			v    int
 		}{{"idle_threshold_minutes", d.IdleThresholdMinutes}, {"hibernate_threshold_minutes", d.HibernateThresholdMinutes}, {"check_interval_minutes", d.CheckIntervalMinutes}} {
-			if f.v < 0 || f.v > maxMinutes {
-				errs = append(errs, failure.Invalidf("idle_detection."+f.name, "%d is not between 0 and %d", f.v, maxMinutes))
+			if f.v < 0 || f.v > settings.MaxMinutes {
+				errs = append(errs, failure.Invalidf("idle_detection."+f.name, "%d is not between 0 and %d", f.v, settings.MaxMinutes))
 			}
 		}
 		if d.HibernateThresholdMinutes > 0 && d.IdleThresholdMinutes > d.HibernateThresholdMinutes {

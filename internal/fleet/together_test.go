@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/scaletest"
 	"lull/internal/store"
@@ -63,7 +64,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	}
 	const n = 64
 	floor, scaleDown := rng.IntN(n), rng.IntN(3) == 0
-	fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: fleet.Layer{Values: map[string]any{
+	fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: settings.Layer{Values: map[string]any{
 		"min_workers": floor, "worker_warn_before_minutes": 0, "scale_down_enabled": scaleDown, "max_workers_per_region": 2 * n,
 		"scale_down_cooldown_defers_pause": true}}})
 	if err != nil {
@@ -191,7 +192,7 @@ func TestFewTransactions(t *testing.T) {
 			t.Fatal(err)
 		}
 		const n = 320
-		fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: fleet.Layer{Values: map[string]any{
+		fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: settings.Layer{Values: map[string]any{
 			"worker_warn_before_minutes": 0, "max_workers_per_region": 2 * n}}})
 		if err != nil {
 			t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/fleet/warning"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/scaletest"
@@ -154,7 +155,7 @@ func (w *town) notifier(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	env := fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{"notify_channels": w.channels}}
+	env := settings.Layer{Source: settings.FromEnv, Values: map[string]any{"notify_channels": w.channels}}
 	for _, kv := range w.env {
 		name, value, _ := strings.Cut(kv, "=")
 		env.Values[strings.ToLower(name)] = value

@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/channel"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
 )
@@ -23,7 +23,7 @@ type line struct {
 	n       *Notifier
 	name    string
 	channel channel.Channel
-	set     fleet.Settings
+	set     settings.Settings
 	to      receiver
 	guard   store.Cond
 	state   channel.Delivery

@@ -37,6 +37,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/channel"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/delay"
 	"lull/internal/store"
 )
@@ -135,7 +136,7 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 // running is a running line.
 type running struct {
 	channel channel.Channel
-	set     fleet.Settings
+	set     settings.Settings
 	cancel  context.CancelFunc
 	retry   chan channel.DeadLetter
 	ended   chan struct{}
@@ -212,7 +213,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 
 // forget removes the progress of channels that are no longer configured, so
 // that one that is configured again begins anew.
-func (n *Notifier) forget(ctx context.Context, guard store.Cond, set fleet.Settings) error {
+func (n *Notifier) forget(ctx context.Context, guard store.Cond, set settings.Settings) error {
 	page, err := store.List(ctx, n.store, channel.DeliveryKeys())
 	if err != nil {
 		return err
@@ -242,7 +243,7 @@ func (n *Notifier) forget(ctx context.Context, guard store.Cond, set fleet.Setti
 
 // begin starts a line. A channel whose secrets cannot be resolved keeps its
 // position. It is retried, and shows why it fails.
-func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c channel.Channel, set fleet.Settings) *running {
+func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c channel.Channel, set settings.Settings) *running {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &running{channel: c, set: set, cancel: cancel, retry: make(chan channel.DeadLetter, 256), ended: make(chan struct{})}
 	l := &line{n: n, name: name, channel: c, set: set, guard: guard, retry: r.retry, to: &later{n: n, name: name, channel: c, set: set}}
@@ -297,7 +298,7 @@ type later struct {
 	n       *Notifier
 	name    string
 	channel channel.Channel
-	set     fleet.Settings
+	set     settings.Settings
 
 	mu sync.Mutex // messages are sent concurrently
 	to receiver

@@ -15,6 +15,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/channel"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/settings"
 	"lull/internal/platform/smtp"
 	"lull/internal/platform/webhook"
 )
@@ -56,7 +57,7 @@ type receiver interface {
 }
 
 // open returns the receiver of a channel.
-func (n *Notifier) open(name string, c channel.Channel, s fleet.Settings) (receiver, error) {
+func (n *Notifier) open(name string, c channel.Channel, s settings.Settings) (receiver, error) {
 	secret := func(field string, ref sealed.Secret) (string, error) {
 		v, err := n.cfg.Secret(ref)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/fleet"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/settings"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -92,7 +93,7 @@ func (s *Server) settingRoutes() {
 				return nil, problem(invalid("settings", "name at least one"))
 			}
 			for k := range in.Body {
-				if _, known := fleet.FieldOf(k); !known {
+				if _, known := settings.FieldOf(k); !known {
 					return nil, problem(invalid(k, "there is no such setting"))
 				}
 			}

@@ -24,6 +24,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/wall"
 	"lull/internal/platform/ec2"
@@ -260,11 +261,11 @@ func start(t *testing.T, o options) *rig {
 	}
 
 	db := mem.New(mem.Options{}).Client()
-	settings := map[string]any{"worker_idle_timeout_minutes": 30, "worker_auto_pause_snooze_minutes": 0, "discovery_import": "off"}
+	set := map[string]any{"worker_idle_timeout_minutes": 30, "worker_auto_pause_snooze_minutes": 0, "discovery_import": "off"}
 	for k, v := range o.settings {
-		settings[k] = v
+		set[k] = v
 	}
-	r.fleet = must(fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: settings}}))(t)
+	r.fleet = must(fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: set}}))(t)
 	if !o.unknown {
 		n := fleet.ImportedWorker{Name: "m", AWSRegion: region, EC2InstanceID: r.id}
 		n.PauseHolder, n.ActivitySources, n.AcceptedRisks = &o.holder, o.sources, []string{fleet.RiskNoElasticIP}

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/cli/term"
-	"lull/internal/fleet"
+	"lull/internal/fleet/settings"
 	"lull/internal/protocol/control"
 )
 
@@ -82,7 +82,7 @@ func settingText(v any) string {
 
 func completeSettings(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var out []string
-	for _, f := range fleet.Fields() {
+	for _, f := range settings.Fields() {
 		out = append(out, f.Key+"\t"+f.Doc)
 	}
 	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
@@ -97,7 +97,7 @@ func (c verbs) changeSettings(cmd *cobra.Command, values map[string]any) error {
 	if err != nil {
 		return err
 	}
-	var changed []fleet.Setting
+	var changed []settings.Setting
 	for _, v := range s.Items {
 		if _, ok := values[v.Key]; ok {
 			changed = append(changed, v)

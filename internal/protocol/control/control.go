@@ -16,6 +16,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/settings"
 )
 
 // List is one page of a listing. Next is the cursor of the page after it,
@@ -305,8 +306,8 @@ type Selector struct {
 
 // Settings is all settings with where each came from.
 type Settings struct {
-	Items    []fleet.Setting `json:"items"`
-	Revision int64           `json:"revision"`
+	Items    []settings.Setting `json:"items"`
+	Revision int64              `json:"revision"`
 }
 
 // NewToken asks for a token.

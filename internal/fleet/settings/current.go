@@ -1,4 +1,4 @@
-package fleet
+package settings
 
 import (
 	"context"
@@ -47,10 +47,10 @@ func (c *Current) Guarded(guards []store.Cond) *Current {
 // Take puts the stored settings that were read or watched into effect. If they
 // are invalid, the last good ones apply.
 func (c *Current) Take(v store.Value) error {
-	var rec storedSettings
+	var rec stored
 	if v.Exists() {
 		var err error
-		if rec, err = settingsCodec.Decode(v.Key, v.Data); err != nil {
+		if rec, err = codec.Decode(v.Key, v.Data); err != nil {
 			return err
 		}
 	}
@@ -78,15 +78,15 @@ func (c *Current) AllSettings() ([]Setting, int64) {
 	return e.all, e.revision
 }
 
-// settingsKey is the key of the stored settings.
-const settingsKey = "settings"
+// Key is the key of the stored settings.
+const Key = "settings"
 
-// storedSettings is the record of the settings changed by users.
-type storedSettings struct {
+// stored is the record of the settings changed by users.
+type stored struct {
 	Values map[string]any `json:"values"`
 }
 
-var settingsCodec = store.Codec[storedSettings]{Version: 1}
+var codec = store.Codec[stored]{Version: 1}
 
 // PutSettings changes stored settings. A nil value removes the stored one, so
 // that the layer below applies. Errors: Invalid with the field, Conflict for a
@@ -115,11 +115,11 @@ func (c *Current) PutSettings(ctx context.Context, by audit.Actor, values map[st
 		}
 	}
 	var all []Setting
-	v, err := store.Update(ctx, c.store, settingsKey, func(old store.Value) ([]byte, []store.Op, error) {
-		rec := storedSettings{}
+	v, err := store.Update(ctx, c.store, Key, func(old store.Value) ([]byte, []store.Op, error) {
+		rec := stored{}
 		if old.Exists() {
 			var err error
-			if rec, err = settingsCodec.Decode(settingsKey, old.Data); err != nil {
+			if rec, err = codec.Decode(Key, old.Data); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -141,7 +141,7 @@ func (c *Current) PutSettings(ctx context.Context, by audit.Actor, values map[st
 			}
 			return nil, nil, err
 		}
-		data, err := settingsCodec.Encode(settingsKey, storedSettings{Values: merged})
+		data, err := codec.Encode(Key, stored{Values: merged})
 		if err != nil {
 			return nil, nil, err
 		}

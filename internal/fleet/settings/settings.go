@@ -1,4 +1,6 @@
-package fleet
+// Package settings holds the settings of a fleet and where each value comes
+// from: a flag, the environment, the store, the config file or its default.
+package settings
 
 import (
 	"crypto/x509"
@@ -22,8 +24,8 @@ import (
 	"lull/internal/fleet/sealed"
 )
 
-// maxMinutes bounds every setting in minutes: a year.
-const maxMinutes = 525_600
+// MaxMinutes bounds every setting in minutes: a year.
+const MaxMinutes = 525_600
 
 // Settings are the effective settings of the fleet. The tags are the contract:
 // env is the variable, its lower case is the key in the API and in the config
