@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
@@ -155,8 +156,8 @@ func (c *cloud) take(ctx context.Context, region string) (int, error) {
 	}
 	insecure := true
 	for _, in := range all {
-		w := fleet.ImportedWorker{Name: in.Name, AWSRegion: in.Region, EC2InstanceID: in.ID, Profile: fleet.Profile{TLSInsecure: &insecure}}
-		if _, err := control.Write[fleet.Worker](ctx, c.Client, "POST", "/workers/import", w); err != nil {
+		w := fleet.ImportedWorker{Name: in.Name, AWSRegion: in.Region, EC2InstanceID: in.ID, Profile: worker.Profile{TLSInsecure: &insecure}}
+		if _, err := control.Write[worker.Worker](ctx, c.Client, "POST", "/workers/import", w); err != nil {
 			return 0, err
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"lull/bench/rig"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/sim"
 	"lull/internal/sim/world"
@@ -49,7 +49,7 @@ type idleFleet struct {
 func (b idleFleet) run(ctx context.Context) (err error) {
 	const timeout = time.Hour
 	deadline := time.Now().Add(b.lead).UTC().Round(0)
-	r, err := rig.New(ctx, rig.Region{Bin: b.bin, Scenario: fmt.Sprintf(slowCML, b.workers), Each: func(_ sim.InstanceInfo, w *fleet.Worker) {
+	r, err := rig.New(ctx, rig.Region{Bin: b.bin, Scenario: fmt.Sprintf(slowCML, b.workers), Each: func(_ sim.InstanceInfo, w *worker.Worker) {
 		since := deadline.Add(-timeout)
 		w.RunningSince, w.IdleTimeoutMinutes = &since, nil
 		w.CreatedAt = since

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/freeport"
 	"lull/internal/platform/etcd"
@@ -39,7 +39,7 @@ type Region struct {
 	// Scenario is a region in lull sim's own words, instead of Workers.
 	Scenario string
 	// Each changes what the server knows of an instance; nil leaves it.
-	Each func(in sim.InstanceInfo, w *fleet.Worker)
+	Each func(in sim.InstanceInfo, w *worker.Worker)
 }
 
 // Rig is a region and its server. Make it with New; Close ends and removes
@@ -55,7 +55,7 @@ type Rig struct {
 
 	bin, dir, cmlPort string
 	simulator         *exec.Cmd
-	each              func(in sim.InstanceInfo, w *fleet.Worker)
+	each              func(in sim.InstanceInfo, w *worker.Worker)
 }
 
 // New starts the simulator and fills the store of a server that does not run
@@ -212,11 +212,11 @@ func (r *Rig) fill(ctx context.Context) (err error) {
 func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, running bool) {
 	since := time.Now().UTC().Add(-24 * time.Hour)
 	timeout := 20 * 24 * 60 // nothing is paused while it is measured
-	w := fleet.Worker{
+	w := worker.Worker{
 		ID: fmt.Sprintf("w-%016x", i), Name: in.Name, AWSRegion: in.Region, DesiredStatus: power.WorkerStopped, Status: power.WorkerStopped,
-		StatusSince: since, CreatedAt: since, IsIdleDetectionEnabled: true, IdleTimeoutMinutes: &timeout, PauseHolder: fleet.HolderController,
+		StatusSince: since, CreatedAt: since, IsIdleDetectionEnabled: true, IdleTimeoutMinutes: &timeout, PauseHolder: worker.HolderController,
 		Armed: true, TLSInsecure: true, EC2InstanceID: in.ID, EC2State: string(in.State), InstanceType: in.Type,
-		License: fleet.License{Status: fleet.LicenseUnregistered}, RecentActivityEvents: []fleet.Event{}, AcceptedRisks: []string{fleet.RiskNoElasticIP},
+		License: worker.License{Status: worker.LicenseUnregistered}, RecentActivityEvents: []worker.Event{}, AcceptedRisks: []string{worker.RiskNoElasticIP},
 	}
 	if running = in.State == "running"; running {
 		w.Status, w.DesiredStatus, w.RunningSince = power.WorkerRunning, power.WorkerRunning, &since

@@ -18,6 +18,7 @@ import (
 	"lull/internal/cli/reporting"
 	"lull/internal/cli/setup"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
 	"lull/internal/sim/world"
@@ -122,14 +123,14 @@ func TestLaunchedAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	launch := func(template string) (w fleet.Worker, data string) {
+	launch := func(template string) (w worker.Worker, data string) {
 		t.Helper()
-		made, err := control.Write[fleet.Worker](t.Context(), server.Client, "POST", "/workers", map[string]any{"name": template, "template_name": template, "aws_region": "us-east-1"})
+		made, err := control.Write[worker.Worker](t.Context(), server.Client, "POST", "/workers", map[string]any{"name": template, "template_name": template, "aws_region": "us-east-1"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.until("the instance of "+template+" is there", 2*time.Minute, func() bool {
-			w, err = control.Read[fleet.Worker](t.Context(), server.Client, "/workers/"+made.ID)
+			w, err = control.Read[worker.Worker](t.Context(), server.Client, "/workers/"+made.ID)
 			running := false
 			if err == nil && w.EC2InstanceID != "" {
 				aws.World.Locate(w.EC2InstanceID, func(i *world.Instance, _ world.Moment) { running, data = i.State == world.Running, string(i.UserData) })

@@ -16,7 +16,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"lull/bench/rig"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
@@ -47,7 +47,7 @@ func newCrowd(t *testing.T) *rig.Rig {
 		t.Fatal(err)
 	}
 	n := 0
-	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: crowdScenario, Each: func(in sim.InstanceInfo, w *fleet.Worker) {
+	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: crowdScenario, Each: func(in sim.InstanceInfo, w *worker.Worker) {
 		w.Owner, w.Tags = fmt.Sprintf("team%d@example.org", n%40), map[string]string{"team": fmt.Sprint(n % 40)}
 		n++
 	}})

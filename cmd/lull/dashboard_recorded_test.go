@@ -25,6 +25,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/platform/etcd"
 	"lull/internal/platform/journal"
 	"lull/internal/platform/oidc/oidctest"
@@ -75,7 +76,7 @@ func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token 
 type past struct {
 	checks  []evidence.Record
 	entries []audit.Entry
-	workers []fleet.Worker
+	workers []worker.Worker
 }
 
 // habit describes how a worker is used.
@@ -94,7 +95,7 @@ const recordedDays = 8
 func (p *past) play(h habit, now time.Time) {
 	id := "w-" + h.name
 	begun := now.Add(-recordedDays * 24 * time.Hour)
-	w := fleet.Worker{ID: id, Name: h.name, AWSRegion: "us-east-1", InstanceType: h.size, TemplateName: "lab", Owner: h.team + "@example.org", Tags: map[string]string{"team": h.team},
+	w := worker.Worker{ID: id, Name: h.name, AWSRegion: "us-east-1", InstanceType: h.size, TemplateName: "lab", Owner: h.team + "@example.org", Tags: map[string]string{"team": h.team},
 		Armed: true, CreatedAt: begun, Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, IsIdleDetectionEnabled: true, Policy: "balanced"}
 	policy := idle.Policy{Name: "balanced", Timeout: idle.Duration(h.timeout), WarnBefore: idle.Duration(10 * time.Minute), Snooze: idle.Duration(30 * time.Minute), CheckInterval: idle.Duration(5 * time.Minute),
 		Detection: true, AutoPause: true, Signals: []string{"cml", "cloudwatch"}, Action: "stop"}
@@ -283,8 +284,8 @@ func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: p.scenario(), Each: func(in sim.InstanceInfo, w *fleet.Worker) {
-		i := slices.IndexFunc(p.workers, func(x fleet.Worker) bool { return x.Name == in.Name })
+	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: p.scenario(), Each: func(in sim.InstanceInfo, w *worker.Worker) {
+		i := slices.IndexFunc(p.workers, func(x worker.Worker) bool { return x.Name == in.Name })
 		was := p.workers[i]
 		was.EC2InstanceID, was.EC2State, was.TLSInsecure, was.PauseHolder, was.License = w.EC2InstanceID, w.EC2State, true, w.PauseHolder, w.License
 		was.PublicIP, was.PrivateIP, was.HTTPSEndpoint, was.CMLVersion, was.CMLReady, was.RunningSince = w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.CMLVersion, w.CMLReady, w.RunningSince
@@ -557,7 +558,7 @@ func TestDashboardCancelsAPreview(t *testing.T) {
 	}
 	j.records = append(j.records, rec.Flush()...)
 	for _, w := range p.workers {
-		data, err := store.Codec[fleet.Worker]{Version: 1}.Encode("workers/"+w.ID, w)
+		data, err := store.Codec[worker.Worker]{Version: 1}.Encode("workers/"+w.ID, w)
 		if err != nil {
 			t.Fatal(err)
 		}

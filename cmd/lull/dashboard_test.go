@@ -32,10 +32,10 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
@@ -679,7 +679,7 @@ func (w *window) fleet(r *watched) {
 // and by whom; the button on the page acts, once.
 func (w *window) warning(r *watched) {
 	link := r.mail.link(w.t, "campus-2", warning.Extend)
-	state := func() fleet.Worker {
+	state := func() worker.Worker {
 		w.t.Helper()
 		f, err := r.client.Worker(w.t.Context(), r.ids["campus-2"])
 		if err != nil {

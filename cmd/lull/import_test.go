@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/truth"
@@ -43,13 +44,13 @@ func twoRegions() world.Config {
 	}
 }
 
-func (r *cloudRig) imports(in fleet.ImportedWorker) (fleet.Worker, error) {
-	return control.Write[fleet.Worker](r.t.Context(), r.asks, "POST", "/workers/import", in)
+func (r *cloudRig) imports(in fleet.ImportedWorker) (worker.Worker, error) {
+	return control.Write[worker.Worker](r.t.Context(), r.asks, "POST", "/workers/import", in)
 }
 
-func (r *cloudRig) worker(id string) fleet.Worker {
+func (r *cloudRig) worker(id string) worker.Worker {
 	r.t.Helper()
-	w, err := control.Read[fleet.Worker](r.t.Context(), r.asks, "/workers/"+id)
+	w, err := control.Read[worker.Worker](r.t.Context(), r.asks, "/workers/"+id)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -116,21 +117,21 @@ func TestSourcesAtImport(t *testing.T) {
 			t.Fatal(err)
 		}
 		insecure := true
-		trusting := fleet.Profile{TLSInsecure: &insecure}
+		trusting := worker.Profile{TLSInsecure: &insecure}
 		ids := map[string]string{}
 		for _, c := range []struct {
 			name    string
-			profile fleet.Profile
+			profile worker.Profile
 			want    []string
 			pending bool
 			says    string
 		}{
-			{"plain", fleet.Profile{}, []string{"cloudwatch"}, false, "no CML"},
-			{"busy", fleet.Profile{ActivitySources: []string{"agent"}}, []string{"agent"}, false, ""},
-			{"reporting", fleet.Profile{}, []string{"agent"}, false, "reports"},
+			{"plain", worker.Profile{}, []string{"cloudwatch"}, false, "no CML"},
+			{"busy", worker.Profile{ActivitySources: []string{"agent"}}, []string{"agent"}, false, ""},
+			{"reporting", worker.Profile{}, []string{"agent"}, false, "reports"},
 			{"lab", trusting, []string{"cml"}, false, "answers"},
 			{"locked", trusting, []string{"cml"}, false, "cannot be read"},
-			{"young", fleet.Profile{}, nil, true, "running for"},
+			{"young", worker.Profile{}, nil, true, "running for"},
 			{"asleep", trusting, nil, true, "not running"},
 		} {
 			w, err := r.imports(fleet.ImportedWorker{Name: c.name, AWSRegion: home, EC2InstanceID: r.id(c.name), Profile: c.profile})
@@ -154,10 +155,10 @@ func TestSourcesAtImport(t *testing.T) {
 		if w := r.worker(ids["asleep"]); !w.DetectSources {
 			t.Errorf("asleep: %v, %q", w.ActivitySources, w.ActivitySourcesReason)
 		}
-		if _, err := control.Write[fleet.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/arm", nil); err != nil {
+		if _, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/arm", nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := control.Write[fleet.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/start", nil); err != nil {
+		if _, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/start", nil); err != nil {
 			t.Fatal(err)
 		}
 		r.pass(20 * time.Minute)
@@ -186,7 +187,7 @@ func TestPlainMachineIsPaused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := control.Write[fleet.Worker](t.Context(), r.asks, "POST", "/workers/"+w.ID+"/arm", nil); err != nil {
+			if _, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+w.ID+"/arm", nil); err != nil {
 				t.Fatal(err)
 			}
 			ids[name] = w.ID

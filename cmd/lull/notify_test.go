@@ -20,8 +20,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"lull/internal/fleet"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 	"lull/internal/sim/smtpsim"
 )
 
@@ -275,9 +275,9 @@ func expires(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	d, err := time.ParseDuration(args[2])
 	ts.Check(err)
-	p := fleet.Profile{TTLDeadline: new(time.Now().Add(d)), TTLAction: &args[1]}
+	p := worker.Profile{TTLDeadline: new(time.Now().Add(d)), TTLAction: &args[1]}
 	if args[1] == "never" {
-		p = fleet.Profile{TTLDeadline: &time.Time{}}
+		p = worker.Profile{TTLDeadline: &time.Time{}}
 	}
 	change(ts, w, p)
 }
@@ -287,10 +287,10 @@ func expires(ts *testscript.TestScript, _ bool, args []string) {
 func contact(ts *testscript.TestScript, _ bool, args []string) {
 	w, err := workerNamed(ts, http.DefaultClient, args[0])
 	ts.Check(err)
-	change(ts, w, fleet.Profile{Contacts: args[1:]})
+	change(ts, w, worker.Profile{Contacts: args[1:]})
 }
 
-func change(ts *testscript.TestScript, w fleet.Worker, p fleet.Profile) {
+func change(ts *testscript.TestScript, w worker.Worker, p worker.Profile) {
 	body, err := json.Marshal(p)
 	ts.Check(err)
 	res, err := call(ts, http.DefaultClient, "PATCH", "/api/v1/workers/"+w.ID, body)
@@ -316,15 +316,15 @@ func call(ts *testscript.TestScript, hc *http.Client, method, path string, body 
 	return hc.Do(req)
 }
 
-func workerNamed(ts *testscript.TestScript, hc *http.Client, name string) (fleet.Worker, error) {
+func workerNamed(ts *testscript.TestScript, hc *http.Client, name string) (worker.Worker, error) {
 	res, err := call(ts, hc, "GET", "/api/v1/workers?name="+name, nil)
 	if err != nil {
-		return fleet.Worker{}, err
+		return worker.Worker{}, err
 	}
 	defer res.Body.Close()
-	var l struct{ Items []fleet.Worker }
+	var l struct{ Items []worker.Worker }
 	if err := json.NewDecoder(res.Body).Decode(&l); err != nil || len(l.Items) != 1 {
-		return fleet.Worker{}, fmt.Errorf("%d workers, %v", len(l.Items), err)
+		return worker.Worker{}, fmt.Errorf("%d workers, %v", len(l.Items), err)
 	}
 	return l.Items[0], nil
 }

@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/scaletest"
 	"lull/internal/platform/etcd/etcdtest"
 	"lull/internal/protocol/control"
@@ -228,7 +228,7 @@ func (c *cluster) lateStop(rng *rand.Rand, round int) {
 	name := fmt.Sprintf("late-%d", round)
 	c.asked[name] = true
 	c.finish()
-	w := c.await(name, func(w fleet.Worker) bool { return w.Status == power.WorkerRunning })
+	w := c.await(name, func(w worker.Worker) bool { return w.Status == power.WorkerRunning })
 	caught := make(chan int, 3)
 	over := make(chan struct{})
 	defer close(over)
@@ -262,7 +262,7 @@ func (c *cluster) lateStop(rng *rand.Rand, round int) {
 	if _, _, err := c.any(rng).Do(t.Context(), w.ID, "resume", nil); err != nil {
 		t.Fatal(err)
 	}
-	c.await(name, func(w fleet.Worker) bool { return w.Status == power.WorkerRunning && w.Intent == nil })
+	c.await(name, func(w worker.Worker) bool { return w.Status == power.WorkerRunning && w.Intent == nil })
 	for s, g := range c.clouds {
 		g.hold("")
 		close(releases[s])
@@ -271,14 +271,14 @@ func (c *cluster) lateStop(rng *rand.Rand, round int) {
 	c.until("the late stop is recorded", 2*time.Minute, func() bool { return c.audited(w.ID, "late_action") > 0 })
 	p.signal(syscall.SIGCONT)
 	p.at.Store(at)
-	w = c.await(name, func(w fleet.Worker) bool { return w.Status == power.WorkerRunning && w.Intent == nil })
+	w = c.await(name, func(w worker.Worker) bool { return w.Status == power.WorkerRunning && w.Intent == nil })
 	if n := c.audited(w.ID, "late_action"); n != 1 || w.ExternalPauseCount != 0 {
 		t.Errorf("%s: %d late actions, %d external pauses", name, n, w.ExternalPauseCount)
 	}
 }
 
 // await waits until the one worker with a name is as it should be.
-func (c *cluster) await(name string, is func(fleet.Worker) bool) (w fleet.Worker) {
+func (c *cluster) await(name string, is func(worker.Worker) bool) (w worker.Worker) {
 	c.t.Helper()
 	c.until(name+" is as it should be", 3*time.Minute, func() bool {
 		l, err := c.any(nil).Workers(c.t.Context(), url.Values{"name": {name}})

@@ -24,6 +24,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/task"
 	"lull/internal/lib/tracing"
 	"lull/internal/platform/ec2"
@@ -42,7 +43,7 @@ type controlPlane struct {
 	regions server.Regions
 	// instances and cml are how imports look up and probe a machine.
 	instances server.Instances
-	cml       func(ctx context.Context, w fleet.Worker) (bool, string)
+	cml       func(ctx context.Context, w worker.Worker) (bool, string)
 	metrics   *prometheus.Registry
 	tasks     []task.Task
 	log       *slog.Logger
@@ -206,7 +207,7 @@ func (o observed) Report(_ context.Context, id string, r control.AgentReport) bo
 	return o.ctl.Report(id, r)
 }
 
-func (o observed) Verdicts(context.Context) map[string]fleet.IdleStatus { return o.ctl.Verdicts() }
+func (o observed) Verdicts(context.Context) map[string]worker.IdleStatus { return o.ctl.Verdicts() }
 
 // controllerAdmin is the controller as administrators see it.
 type controllerAdmin struct {

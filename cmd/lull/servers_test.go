@@ -25,6 +25,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/waittest"
@@ -316,7 +317,7 @@ func (r *region) move(ctx context.Context, rng *rand.Rand) {
 	if to == nil {
 		return
 	}
-	page, err := control.Read[control.List[fleet.Worker]](ctx, to.Client, fmt.Sprintf("/workers?limit=20&after=w-%016x", rng.Uint64()))
+	page, err := control.Read[control.List[worker.Worker]](ctx, to.Client, fmt.Sprintf("/workers?limit=20&after=w-%016x", rng.Uint64()))
 	if err != nil || len(page.Items) == 0 {
 		return
 	}
@@ -338,7 +339,7 @@ func (r *region) move(ctx context.Context, rng *rand.Rand) {
 }
 
 // look holds every counter to what was seen of it before.
-func (r *region) look(l []fleet.Worker) {
+func (r *region) look(l []worker.Worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, w := range l {
@@ -372,7 +373,7 @@ func (r *region) finish() {
 }
 
 // settle waits until every worker has reached its desired state.
-func (r *region) settle() (l []fleet.Worker) {
+func (r *region) settle() (l []worker.Worker) {
 	var open []string
 	defer func() {
 		if r.t.Failed() {
@@ -381,7 +382,7 @@ func (r *region) settle() (l []fleet.Worker) {
 	}()
 	r.until("every worker is at rest", 8*time.Minute, func() bool {
 		var err error
-		if l, err = control.All[fleet.Worker](r.t.Context(), r.any(nil).Client, "/api/v1/workers", map[string][]string{"terminated": {"true"}, "limit": {"1000"}}); err != nil {
+		if l, err = control.All[worker.Worker](r.t.Context(), r.any(nil).Client, "/api/v1/workers", map[string][]string{"terminated": {"true"}, "limit": {"1000"}}); err != nil {
 			return false
 		}
 		open = nil
@@ -399,8 +400,8 @@ func (r *region) settle() (l []fleet.Worker) {
 }
 
 // verify compares the records with the world.
-func (r *region) verify(l []fleet.Worker) {
-	byName := map[string][]fleet.Worker{}
+func (r *region) verify(l []worker.Worker) {
+	byName := map[string][]worker.Worker{}
 	for _, w := range l {
 		byName[w.Name] = append(byName[w.Name], w)
 	}
@@ -429,7 +430,7 @@ func (r *region) verify(l []fleet.Worker) {
 
 // instances are those of the simulator: each worker has one, in the state
 // that its record says, and there is none without a worker.
-func (r *region) instances(byName map[string][]fleet.Worker) {
+func (r *region) instances(byName map[string][]worker.Worker) {
 	res, err := http.Get(r.sim + "/sim/instances")
 	if err != nil {
 		r.t.Fatal(err)

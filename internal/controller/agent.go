@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/protocol/tags"
 )
@@ -46,9 +46,9 @@ func (a *agentSeen) view(now time.Time) *control.AgentView {
 // display. agent is active if any part is, otherwise unknown if any part is.
 func (a *agentSeen) readings(now time.Time) []idle.Reading {
 	if a == nil {
-		return []idle.Reading{idle.NotKnown(fleet.SourceAgent, now, "its agent has not reported to this server")}
+		return []idle.Reading{idle.NotKnown(worker.SourceAgent, now, "its agent has not reported to this server")}
 	}
-	whole := idle.Reading{Signal: fleet.SourceAgent, State: idle.Quiet, At: a.at, LastEvent: a.when(a.r.LastUse), MaxAge: idle.Duration(a.span())}
+	whole := idle.Reading{Signal: worker.SourceAgent, State: idle.Quiet, At: a.at, LastEvent: a.when(a.r.LastUse), MaxAge: idle.Duration(a.span())}
 	out := []idle.Reading{whole}
 	var active, unknown []string
 	for _, r := range a.r.Readings {
@@ -62,7 +62,7 @@ func (a *agentSeen) readings(now time.Time) []idle.Reading {
 		case idle.Unknown:
 			unknown = append(unknown, strings.TrimSpace(r.Signal+" "+r.Detail))
 		}
-		r.Signal = fleet.SourceAgent + ":" + r.Signal
+		r.Signal = worker.SourceAgent + ":" + r.Signal
 		out = append(out, r)
 	}
 	switch {

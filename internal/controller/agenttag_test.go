@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/tags"
 )
 
@@ -114,7 +114,7 @@ func TestTagDeadlineOfAStoppedWorker(t *testing.T) {
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		follow("added again", &far)
-		r.profile(id, fleet.Profile{TTLAction: new("terminate")})
+		r.profile(id, worker.Profile{TTLAction: new("terminate")})
 		far = far.Add(time.Hour)
 		follow("moved", &far)
 		time.Sleep(time.Until(far) - time.Minute)

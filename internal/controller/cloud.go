@@ -6,8 +6,8 @@ import (
 	"errors"
 	"time"
 
-	"lull/internal/fleet"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 )
 
 // Kind is the kind of a failed cloud call. The names are those of platform/ec2.
@@ -114,7 +114,7 @@ type Mover interface {
 // instance that the first call created.
 type Launcher interface {
 	NewestImage(ctx context.Context, pattern string) (id string, err error)
-	Run(ctx context.Context, l fleet.Launch) (Instance, error)
+	Run(ctx context.Context, l worker.Launch) (Instance, error)
 }
 
 // Machine is the result of an image and an instance type.
@@ -146,7 +146,7 @@ type Tagger interface {
 // Sizer reads the volumes of many instances in few calls. Those unknown to EC2
 // are missing.
 type Sizer interface {
-	Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error)
+	Volumes(ctx context.Context, ids []string) (map[string]worker.Volume, error)
 }
 
 // Load is the utilization of an instance in percent; nil means missing.
@@ -188,7 +188,7 @@ type Telemetry struct {
 	CheckedAt  time.Time // when the complete answer had been read
 	Unknown    string    // why it does not prove quiet; empty if it does
 	Newest     time.Time // newest relevant activity by our clock; zero for none
-	Recent     []fleet.Event
+	Recent     []worker.Event
 	Seen       json.RawMessage // state for the next reading
 	Future     int64           // number of future-dated events
 	Malformed  int64

@@ -42,6 +42,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
@@ -75,14 +76,14 @@ type Config struct {
 	// report them.
 	ImageOwners []string
 	// Consoles returns the CML of a worker that has an address.
-	Consoles func(w fleet.Worker) (Console, error)
+	Consoles func(w worker.Worker) (Console, error)
 	// CML reports whether a CML answers at the endpoint of w, and its version or
 	// why none was found. Nil leaves workers on the sources that they have.
-	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
+	CML func(ctx context.Context, w worker.Worker) (found bool, detail string)
 	// Secret opens a worker's secret.
 	Secret func(s sealed.Secret) (string, error)
 	// Guards returns blocks decided elsewhere: schedule, budget, hooks.
-	Guards func(w *fleet.Worker, now time.Time) []idle.Block
+	Guards func(w *worker.Worker, now time.Time) []idle.Block
 	// Journal stores evidence; nil stores none.
 	Journal func(evidence.Record)
 	// Archive receives audit entries that leave the store; nil keeps them
@@ -198,13 +199,13 @@ func (c *Controller) Run(ctx context.Context) error {
 // followWorkers keeps the entries in line with the store.
 func (c *Controller) followWorkers(ctx context.Context) error {
 	var seen map[string]bool
-	return store.Follow(ctx, c.fleet.Store(), fleet.WorkerKeys(), store.Follower{
+	return store.Follow(ctx, c.fleet.Store(), worker.Keys(), store.Follower{
 		Listed: func(first bool, values []store.Value) {
 			if first {
 				seen = map[string]bool{}
 			}
 			for _, v := range values {
-				seen[fleet.WorkerID(v.Key)] = true
+				seen[worker.IDOf(v.Key)] = true
 				c.read(v)
 			}
 		},
@@ -230,7 +231,7 @@ func (c *Controller) followWorkers(ctx context.Context) error {
 					continue
 				}
 				c.mu.Lock()
-				if e := c.entries[fleet.WorkerID(ev.Value.Key)]; e != nil && e.w.Revision() < ev.Value.ModRevision {
+				if e := c.entries[worker.IDOf(ev.Value.Key)]; e != nil && e.w.Revision() < ev.Value.ModRevision {
 					c.drop(e)
 				}
 				c.mu.Unlock()
@@ -243,7 +244,7 @@ func (c *Controller) followWorkers(ctx context.Context) error {
 // read processes a record from the store. An unreadable one is left alone,
 // shown and counted.
 func (c *Controller) read(v store.Value) {
-	w, err := fleet.DecodeWorker(v)
+	w, err := worker.Decode(v)
 	if err != nil {
 		c.count.unreadable.Add(1)
 		c.log.Error("cannot read a worker", "key", v.Key, "err", err)
@@ -255,7 +256,7 @@ func (c *Controller) read(v store.Value) {
 // learn processes a newer record and schedules a look at the worker after a
 // delay, which combines changes that come together. A record that returns from
 // our own write is already known.
-func (c *Controller) learn(w fleet.Worker, after time.Duration) {
+func (c *Controller) learn(w worker.Worker, after time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.entries[w.ID]

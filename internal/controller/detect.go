@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // cpuActive is the load in percent from which cloudwatch, as an activity
@@ -30,11 +31,11 @@ func (j *job) rules() *policy.Resolved {
 	return &r
 }
 
-func (c *Controller) rulesOf(now time.Time, w *fleet.Worker) policy.Resolved {
+func (c *Controller) rulesOf(now time.Time, w *worker.Worker) policy.Resolved {
 	return c.fleet.PolicyWith(now, w, c.template(w))
 }
 
-func (c *Controller) template(w *fleet.Worker) *fleet.Template {
+func (c *Controller) template(w *worker.Worker) *fleet.Template {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t, ok := c.tmpls[w.TemplateName]; ok {
@@ -82,11 +83,11 @@ func spread(id string, d time.Duration) time.Duration {
 
 // detect runs one idle check (DetectWorkerIdle): four steps, each of which may
 // fail alone. The error is the store's; all other failures are in the result.
-func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error) {
+func (j *job) detect(ctx context.Context, force bool) (worker.DetectResult, error) {
 	j.c.count.detections.Add(1)
 	ctx, span := j.span(ctx, "worker.detect")
 	defer span.End()
-	r := fleet.DetectResult{WorkerID: j.w.ID, CheckedAt: time.Now().UTC(), Action: fleet.ActNothing, Blocks: []idle.Block{}}
+	r := worker.DetectResult{WorkerID: j.w.ID, CheckedAt: time.Now().UTC(), Action: worker.ActNothing, Blocks: []idle.Block{}}
 	if l := j.loadSeen(); l != nil {
 		j.live.loadEnd = l.end()
 	}
@@ -137,14 +138,14 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 }
 
 func (j *job) wantsAgent() bool {
-	return slices.Contains(j.rules().ActivitySources, fleet.SourceAgent)
+	return slices.Contains(j.rules().ActivitySources, worker.SourceAgent)
 }
 
 func (j *job) wantsLoad() bool {
-	return slices.Contains(j.rules().ActivitySources, fleet.SourceCloudWatch)
+	return slices.Contains(j.rules().ActivitySources, worker.SourceCloudWatch)
 }
 
-func (j *job) wantsCML() bool { return slices.Contains(j.rules().ActivitySources, fleet.SourceCML) }
+func (j *job) wantsCML() bool { return slices.Contains(j.rules().ActivitySources, worker.SourceCML) }
 
 // far reports whether the pause is so far away that telemetry may be fetched at
 // the longer interval.
@@ -194,7 +195,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	}
 	now := time.Now()
 	if !j.s.WorkerActivityDetectionEnabled {
-		j.live.cml = idle.NotKnown(fleet.SourceCML, now, "activity detection is switched off")
+		j.live.cml = idle.NotKnown(worker.SourceCML, now, "activity detection is switched off")
 		return
 	}
 	every := j.interval()
@@ -203,7 +204,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	}
 	console, err := j.c.cfg.Consoles(j.w)
 	if err != nil {
-		j.live.cml = idle.NotKnown(fleet.SourceCML, now, err.Error())
+		j.live.cml = idle.NotKnown(worker.SourceCML, now, err.Error())
 		j.live.fetchedAt = now
 		return
 	}
@@ -218,7 +219,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	j.c.count.future.Add(t.Future)
 	j.c.count.malformed.Add(t.Malformed)
 	// CML reports events, not levels: use is dated by its newest event.
-	r := idle.Reading{Signal: fleet.SourceCML, State: idle.Quiet, At: t.CheckedAt, LastEvent: t.Newest, MaxAge: idle.Duration(2 * every)}
+	r := idle.Reading{Signal: worker.SourceCML, State: idle.Quiet, At: t.CheckedAt, LastEvent: t.Newest, MaxAge: idle.Duration(2 * every)}
 	if t.CheckedAt.IsZero() {
 		r.At = time.Now()
 	}
@@ -240,14 +241,14 @@ func (j *job) readings() []idle.Reading {
 	for _, s := range rules.ActivitySources {
 		r := idle.NotKnown(s, now, "it was not read yet")
 		switch s {
-		case fleet.SourceCML:
+		case worker.SourceCML:
 			if j.live.cml.Signal != "" {
 				r = j.live.cml
 			}
-		case fleet.SourceAgent:
+		case worker.SourceAgent:
 			out = append(out, j.agent().readings(now)...)
 			continue
-		case fleet.SourceCloudWatch:
+		case worker.SourceCloudWatch:
 			r = j.load(rules)
 		}
 		out = append(out, r)
@@ -257,7 +258,7 @@ func (j *job) readings() []idle.Reading {
 
 // load returns CloudWatch's reading of the worker's CPU usage.
 func (j *job) load(rules *policy.Resolved) idle.Reading {
-	r := idle.NotKnown(fleet.SourceCloudWatch, time.Now(), "it was not read yet")
+	r := idle.NotKnown(worker.SourceCloudWatch, time.Now(), "it was not read yet")
 	switch l := j.loadSeen(); {
 	case l == nil:
 	case len(l.Windows) > 0:
@@ -280,7 +281,7 @@ func (j *job) guards() []idle.Block {
 	rules := j.rules()
 	out = append(out, accepted(rules, j.live)...)
 	out = append(out, j.agent().holds()...)
-	return append(out, fleet.Standstill(&j.w, rules, j.c.fleet.Halted(), j.c.cfg.Shadow)...)
+	return append(out, worker.Standstill(&j.w, rules, j.c.fleet.Halted(), j.c.cfg.Shadow)...)
 }
 
 // judge asks the engine for a decision on the present data.
@@ -290,9 +291,9 @@ func (j *job) judge() evidence.Decision {
 }
 
 // casus returns the engine's input for the worker, with the present readings.
-func (j *job) casus() fleet.Case {
+func (j *job) casus() worker.Case {
 	now := time.Now()
-	return fleet.Case{Now: now, Worker: &j.w, Rules: j.rules(), Readings: j.live.readings, Guards: j.guards(),
+	return worker.Case{Now: now, Worker: &j.w, Rules: j.rules(), Readings: j.live.readings, Guards: j.guards(),
 		Budget: j.c.fleet.StopBudget(now, &j.w), ScaleDown: j.s.ScaleDownEnabled}
 }
 
@@ -331,7 +332,7 @@ func (j *job) update(ctx context.Context) error {
 	j.wouldBeFalse(t.Newest)
 	ctx, span := j.span(ctx, "activity.update")
 	defer span.End()
-	u := fleet.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt, Late: late}
+	u := worker.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt, Late: late}
 	if t.Unknown != "" {
 		u.Recent = nil // the known events are true, but incomplete
 	}
@@ -362,17 +363,17 @@ func (j *job) late(t Telemetry) time.Duration {
 		return 0
 	case !t.Newest.Before(*resumed) || paused.Sub(t.Newest) >= time.Duration(j.rules().Timeout):
 		return 0
-	case w.LastActivityAt != nil && t.Newest.Sub(*w.LastActivityAt) <= fleet.Jitter:
+	case w.LastActivityAt != nil && t.Newest.Sub(*w.LastActivityAt) <= worker.Jitter:
 		return 0 // known already
 	}
 	return max(t.CheckedAt.Sub(t.Newest), time.Nanosecond)
 }
 
 // activityInto is update as part of another change.
-func (j *job) activityInto(w *fleet.Worker) {
+func (j *job) activityInto(w *worker.Worker) {
 	t := j.activity()
 	w.Checked(t.CheckedAt)
-	if at := t.Newest.UTC().Round(0); !t.Newest.IsZero() && (w.LastActivityAt == nil || at.Sub(*w.LastActivityAt) > fleet.Jitter) {
+	if at := t.Newest.UTC().Round(0); !t.Newest.IsZero() && (w.LastActivityAt == nil || at.Sub(*w.LastActivityAt) > worker.Jitter) {
 		w.LastActivityAt = &at
 		if t.Recent != nil {
 			w.RecentActivityEvents = t.Recent[:min(len(t.Recent), j.s.WorkerActivityEventsMaxStored)]
@@ -405,9 +406,9 @@ func (j *job) preflight(ctx context.Context, due bool) {
 // settle passes a verdict to the arbiter if that can change something: the
 // worker is eligible, a warning is due, or the guard has changed. It returns
 // the decision with the guard of the pool that keeps the worker up.
-func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectResult) (evidence.Decision, error) {
-	limits := fleet.Limits{ScaleDown: j.s.ScaleDownEnabled, Up: math.MaxInt, Intended: j.w.Intent != nil}
-	_, guard := fleet.Arbitrate(d.Verdict.At, d.Verdict, limits)
+func (j *job) settle(ctx context.Context, d evidence.Decision, r *worker.DetectResult) (evidence.Decision, error) {
+	limits := worker.Limits{ScaleDown: j.s.ScaleDownEnabled, Up: math.MaxInt, Intended: j.w.Intent != nil}
+	_, guard := worker.Arbitrate(d.Verdict.At, d.Verdict, limits)
 	shadowed := len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
 	expected := guard
 	if shadowed {
@@ -429,9 +430,9 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 	defer span.End()
 	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted })
 	end := j.writes()
-	out, err := j.f.Settle(ctx, j.w.ID, fleet.Judgement{
+	out, err := j.f.Settle(ctx, j.w.ID, worker.Judgement{
 		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,
-		Rules: func(w *fleet.Worker) policy.Resolved { return j.c.rulesOf(time.Now(), w) },
+		Rules: func(w *worker.Worker) policy.Resolved { return j.c.rulesOf(time.Now(), w) },
 	})
 	if err == nil {
 		j.took(out.Worker)
@@ -447,10 +448,10 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 		j.c.count.skipped.add(out.Guard)
 	}
 	switch out.Action {
-	case fleet.ActPause, fleet.ActDrain:
+	case worker.ActPause, worker.ActDrain:
 		r.AutoPauseTriggered = true
 		j.c.count.autoPause.Add(1)
-		if out.Action == fleet.ActDrain {
+		if out.Action == worker.ActDrain {
 			j.c.count.drains.Add(1)
 		}
 	}
@@ -505,7 +506,7 @@ func (j *job) record(d evidence.Decision, next time.Time) {
 	}
 	r := evidence.Record{At: d.Verdict.At, Object: j.w.ID, Region: j.w.AWSRegion, Next: next.UTC().Round(0), Decision: d}
 	for _, e := range slices.Backward(j.live.telemetry.Recent) { // oldest first
-		if at := e.Timestamp.UTC().Round(0); at.Sub(j.live.told) > fleet.Jitter && !at.After(r.At) {
+		if at := e.Timestamp.UTC().Round(0); at.Sub(j.live.told) > worker.Jitter && !at.After(r.At) {
 			r.Activity, j.live.told = append(r.Activity, at), at
 		}
 	}
@@ -524,7 +525,7 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	}
 	why := d.Verdict.Blocks[i].Sentence
 	j.c.log.Warn("a signal is not known; the worker is not paused", "worker", j.w.ID, "why", why)
-	return j.write(ctx, func(_ *fleet.Worker, tx *fleet.Tx) error {
+	return j.write(ctx, func(_ *worker.Worker, tx *worker.Tx) error {
 		tx.Note(audit.Entry{Action: "signal_unknown", Events: []string{audit.EventUnknownSignal}, Detail: why, Decision: &d})
 		return nil
 	})
@@ -541,7 +542,7 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	j.live.readings = j.readings()
 	if l := j.loadSeen(); j.wantsLoad() && !l.freshAt(time.Now()) {
 		for i := range j.live.readings {
-			if r := &j.live.readings[i]; r.Signal == fleet.SourceCloudWatch {
+			if r := &j.live.readings[i]; r.Signal == worker.SourceCloudWatch {
 				*r = idle.NotKnown(r.Signal, time.Now(), "CloudWatch could not be read for the final check")
 			}
 		}
@@ -559,7 +560,7 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 func (j *job) repeats(d evidence.Decision) (outcome, bool) {
 	now, blocks := time.Now(), d.Verdict.Blocks
 	if len(blocks) == 0 || now.Sub(j.w.StatusSince) > lookWait || slices.ContainsFunc(blocks, func(b idle.Block) bool {
-		return b.Code != idle.SignalUnknown || b.Signal != fleet.SourceCML
+		return b.Code != idle.SignalUnknown || b.Signal != worker.SourceCML
 	}) {
 		return outcome{}, false
 	}
@@ -573,9 +574,9 @@ func (j *job) overtaken(r *fleet.Request) bool {
 	if in == nil || v == nil || !in.ByReadings() || in.At.Before(r.At) {
 		return false
 	}
-	r.Detect = &fleet.DetectResult{WorkerID: j.w.ID, CheckedAt: v.At, TelemetryFetched: true, ActivityUpdated: true, AutoPauseTriggered: true, Action: fleet.ActPause}
+	r.Detect = &worker.DetectResult{WorkerID: j.w.ID, CheckedAt: v.At, TelemetryFetched: true, ActivityUpdated: true, AutoPauseTriggered: true, Action: worker.ActPause}
 	if in.Drain {
-		r.Detect.Action = fleet.ActDrain
+		r.Detect.Action = worker.ActDrain
 	}
 	r.Detect.Fill(*v)
 	return true

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/fault"
@@ -58,11 +59,11 @@ func resolution(sources []string) (blind, early time.Duration) {
 	for _, s := range sources {
 		var b, e time.Duration
 		switch s {
-		case fleet.SourceCML:
+		case worker.SourceCML:
 			b, e = userPace+cmlLate, userPace
-		case fleet.SourceCloudWatch:
+		case worker.SourceCloudWatch:
 			b, e = 2*cloudWatchPeriod+hidden(cloudWatchPeriod), hidden(cloudWatchPeriod)
-		case fleet.SourceAgent:
+		case worker.SourceAgent:
 			b, e = agentInterval, hidden(agentInterval)
 		}
 		blind, early = min(blind, b+finalCheck), min(early, e)
@@ -159,8 +160,8 @@ func truthRound(t *testing.T, seed uint64, n int) int {
 	}, w.serve)
 	w.create()
 	w.next, w.sampled = begun.Truncate(cloudWatchPeriod).Add(-12*cloudWatchPeriod), begun
-	w.set(60*time.Minute, []string{fleet.SourceCML})
-	w.configure(5*time.Minute, []string{fleet.SourceCML})
+	w.set(60*time.Minute, []string{worker.SourceCML})
+	w.configure(5*time.Minute, []string{worker.SourceCML})
 	w.about = fmt.Sprintf("seed %d, CloudWatch's lag %s, clocks of CML and agent off by %s and %s, loss %.3f", seed, w.lag, skew, w.agentSkew, w.loss)
 	w.f.start()
 	down, calmed := time.Time{}, false // no controller runs until down
@@ -169,7 +170,7 @@ func truthRound(t *testing.T, seed uint64, n int) int {
 		quiet := now.After(end.Add(-calm))
 		if quiet && !calmed { // every source has to do its part
 			calmed = true
-			w.configure(15*time.Minute, []string{fleet.SourceAgent, fleet.SourceCloudWatch, fleet.SourceCML})
+			w.configure(15*time.Minute, []string{worker.SourceAgent, worker.SourceCloudWatch, worker.SourceCML})
 		}
 		if !down.IsZero() && (quiet || now.After(down)) {
 			w.f.start()
@@ -234,11 +235,11 @@ func (w *truthWorld) judge(now time.Time) {
 	defer w.mu.Unlock()
 	w.stops++
 	blind, early := resolution(w.sources)
-	timeout, measured := w.timeout, slices.Contains(w.sources, fleet.SourceCloudWatch)
+	timeout, measured := w.timeout, slices.Contains(w.sources, worker.SourceCloudWatch)
 	if now.Before(w.old.until) { // decided before the change was known
 		b, e := resolution(w.old.sources)
 		blind, early, timeout = max(blind, b), max(early, e), min(timeout, w.old.timeout)
-		measured = measured && slices.Contains(w.old.sources, fleet.SourceCloudWatch)
+		measured = measured && slices.Contains(w.old.sources, worker.SourceCloudWatch)
 	}
 	if err := w.contradicts(now, since, timeout); measured && err != nil {
 		w.t.Errorf("%s, timeout %s, sources %v: %v", w.about, timeout, w.sources, err)
@@ -260,14 +261,14 @@ func (w *truthWorld) judge(now time.Time) {
 
 // create makes the worker, whose machine is found or launched.
 func (w *truthWorld) create() {
-	risks := fleet.Profile{AcceptedRisks: []string{fleet.RiskNoElasticIP}}
+	risks := worker.Profile{AcceptedRisks: []string{worker.RiskNoElasticIP}}
 	if !w.launched {
 		w.id = w.f.adopt("m", risks).ID
 		return
 	}
 	_, err := w.f.fleet.PutTemplate(w.t.Context(), person, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "*cml*", Enabled: true}, 0)
 	if err == nil {
-		var is fleet.Worker
+		var is worker.Worker
 		is, err = w.f.fleet.CreateWorker(w.t.Context(), person, fleet.NewWorker{Name: "m", AWSRegion: simRegion, TemplateName: "small", Profile: risks})
 		w.id = is.ID
 	}
@@ -278,7 +279,7 @@ func (w *truthWorld) create() {
 
 // snoozes returns how long after its start the worker is left alone: only a
 // machine that ran when it was found has no snooze.
-func (w *truthWorld) snoozes(is fleet.Worker) time.Duration {
+func (w *truthWorld) snoozes(is worker.Worker) time.Duration {
 	if !w.launched && is.LastResumedAt == nil {
 		return 0
 	}
@@ -395,7 +396,7 @@ func (w *truthWorld) measure(now, since time.Time, up bool) {
 }
 
 // report is one of the agent, whose clock is off.
-func (w *truthWorld) report(now, since time.Time, is *fleet.Worker, consulted bool) {
+func (w *truthWorld) report(now, since time.Time, is *worker.Worker, consulted bool) {
 	from := w.sampled
 	if from.Before(since) {
 		from = since
@@ -473,7 +474,7 @@ func (w *truthWorld) plan() {
 		for w.load(used.Add(-cloudWatchPeriod), used) < activeLoad && used.Before(next.To) {
 			used = used.Add(cloudWatchPeriod)
 		}
-		seen, _ := resolution([]string{fleet.SourceCloudWatch})
+		seen, _ := resolution([]string{worker.SourceCloudWatch})
 		if e.short = next.From.Add(seen + time.Minute); e.short.Before(next.To) && w.rng.IntN(2) == 0 {
 			e.muted = truth.Span{From: next.From.Truncate(cloudWatchPeriod), To: next.To.Add(cloudWatchPeriod)}
 		} else if e.short = (time.Time{}); w.rng.IntN(3) > 0 {
@@ -504,7 +505,7 @@ func (w *truthWorld) act(now time.Time) bool {
 		if !e.short.IsZero() {
 			timeout = time.Hour
 		}
-		w.configure(timeout, []string{fleet.SourceCloudWatch})
+		w.configure(timeout, []string{worker.SourceCloudWatch})
 		if w.muted = e.muted; w.muted != (truth.Span{}) {
 			w.disturb(w.muted.To.Add(3 * cloudWatchPeriod).Sub(now))
 		}
@@ -513,7 +514,7 @@ func (w *truthWorld) act(now time.Time) bool {
 		w.fail("monitoring", e.short.Add(4*time.Minute).Sub(now), 0, w.rng.IntN(3))
 	}
 	if reached(&e.short) {
-		w.configure(2*time.Minute, []string{fleet.SourceCloudWatch})
+		w.configure(2*time.Minute, []string{worker.SourceCloudWatch})
 	}
 	if reached(&e.end) {
 		w.episodes = w.episodes[1:]
@@ -524,7 +525,7 @@ func (w *truthWorld) act(now time.Time) bool {
 
 // change sets another timeout and other sources.
 func (w *truthWorld) change() {
-	all := []string{fleet.SourceCML, fleet.SourceCloudWatch, fleet.SourceAgent}
+	all := []string{worker.SourceCML, worker.SourceCloudWatch, worker.SourceAgent}
 	w.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	minutes := []int{2, 5, 15, 30, 60}[w.rng.IntN(5)]
 	needed := []int{1, 1, 1, 1, 2, 3}[w.rng.IntN(6)]
@@ -534,7 +535,7 @@ func (w *truthWorld) change() {
 func (w *truthWorld) configure(timeout time.Duration, sources []string) {
 	w.set(timeout, sources)
 	minutes := int(timeout.Minutes())
-	if _, err := w.f.fleet.UpdateWorker(w.t.Context(), person, w.id, 0, fleet.Profile{IdleTimeoutMinutes: &minutes, ActivitySources: w.sources}); err != nil {
+	if _, err := w.f.fleet.UpdateWorker(w.t.Context(), person, w.id, 0, worker.Profile{IdleTimeoutMinutes: &minutes, ActivitySources: w.sources}); err != nil {
 		w.t.Errorf("cannot change the worker: %v", err)
 	}
 	w.disturb(0)
@@ -597,7 +598,7 @@ func (w *truthWorld) missed(now time.Time) {
 	// A lost window or report leaves a gap that quiet has to begin after again,
 	// and CloudWatch's own resolution comes on top.
 	bound := w.timeout + 2*cloudWatchPeriod + w.lag + 10*time.Minute
-	if w.loss == 0 || !slices.Contains(w.sources, fleet.SourceCloudWatch) {
+	if w.loss == 0 || !slices.Contains(w.sources, worker.SourceCloudWatch) {
 		if idle := now.Sub(from); idle > bound {
 			w.t.Errorf("%s, timeout %s, sources %v: idle and undisturbed for %s and still running: %v", w.about, w.timeout, w.sources, idle, w.blocks())
 			w.disturb(time.Hour) // once

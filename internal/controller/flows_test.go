@@ -17,6 +17,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -55,7 +56,7 @@ func TestDetectResult(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		m := r.machine(id)
-		detect := func() fleet.DetectResult {
+		detect := func() worker.DetectResult {
 			t.Helper()
 			q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
 			if err != nil {
@@ -80,7 +81,7 @@ func TestDetectResult(t *testing.T) {
 		if d.TelemetryFetched || d.ActivityUpdated || !d.IdleCheckPerformed || d.AutoPauseTriggered || !d.IsIdle || d.EligibleForPause || d.Error == "" {
 			t.Errorf("step 1 fails: %+v", d)
 		}
-		if len(d.Blocks) != 1 || d.Blocks[0].Code != idle.SignalUnknown || d.Blocks[0].Signal != fleet.SourceCML {
+		if len(d.Blocks) != 1 || d.Blocks[0].Code != idle.SignalUnknown || d.Blocks[0].Signal != worker.SourceCML {
 			t.Errorf("blocks %+v", d.Blocks)
 		}
 		if r.c.Stats().UnknownSignal == 0 {
@@ -100,17 +101,17 @@ func TestDetectResult(t *testing.T) {
 		if d = detect(); !d.TelemetryFetched || !d.IsIdle || !d.InSnoozePeriod || d.EligibleForPause || d.AutoPauseTriggered {
 			t.Errorf("snoozed: %+v", d)
 		}
-		set(func() { m.risks = []string{fleet.RiskInstanceStore} })
+		set(func() { m.risks = []string{worker.RiskInstanceStore} })
 		if _, err := r.fleet.SnoozeWorker(t.Context(), person, id, time.Time{}); err != nil {
 			t.Fatal(err)
 		}
-		if d = detect(); d.EligibleForPause || len(d.Blocks) != 1 || d.Blocks[0].Code != fleet.RiskInstanceStore {
+		if d = detect(); d.EligibleForPause || len(d.Blocks) != 1 || d.Blocks[0].Code != worker.RiskInstanceStore {
 			t.Errorf("preflight: %+v", d)
 		}
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{AcceptedRisks: []string{fleet.RiskInstanceStore}}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{AcceptedRisks: []string{worker.RiskInstanceStore}}); err != nil {
 			t.Fatal(err)
 		}
-		if d = detect(); !d.EligibleForPause || !d.AutoPauseTriggered || d.Action != fleet.ActPause {
+		if d = detect(); !d.EligibleForPause || !d.AutoPauseTriggered || d.Action != worker.ActPause {
 			t.Errorf("accepted: %+v", d)
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
@@ -260,8 +261,8 @@ func TestAutoPauseAction(t *testing.T) {
 		r := newRig(t, options{})
 		defer func() { r.stop() }()
 		id := r.create().ID
-		auto := fleet.ActionAuto
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{PauseAction: &auto}); err != nil {
+		auto := worker.ActionAuto
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{PauseAction: &auto}); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
@@ -280,7 +281,7 @@ func TestAutoPauseAction(t *testing.T) {
 			t.Errorf("hibernated %s", got)
 		}
 		page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Action: "pause_action_chosen"})
-		if err != nil || len(page.Entries) != 4 || page.Entries[0].Reason != fleet.ActionStop || page.Entries[3].Reason != fleet.ActionHibernate || !strings.Contains(page.Entries[3].Detail, "median") {
+		if err != nil || len(page.Entries) != 4 || page.Entries[0].Reason != worker.ActionStop || page.Entries[3].Reason != worker.ActionHibernate || !strings.Contains(page.Entries[3].Detail, "median") {
 			t.Errorf("the audit log has %+v: %v", page.Entries, err)
 		}
 	})
@@ -337,7 +338,7 @@ func TestHaltInTheController(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for what, st := range map[string]fleet.IdleStatus{"its owner": *l.Idle, "the record": record} {
+		for what, st := range map[string]worker.IdleStatus{"its owner": *l.Idle, "the record": record} {
 			i := slices.IndexFunc(st.Blocks, func(b idle.Block) bool { return b.Code == idle.Halted })
 			if i < 0 || !strings.Contains(st.Blocks[i].Sentence, "halted by "+person.Name+" since 2") {
 				t.Errorf("%s does not say who halted it: %+v", what, st.Blocks)
@@ -451,7 +452,7 @@ func TestDiscovery(t *testing.T) {
 			t.Fatalf("found %+v, %v", found, err)
 		}
 		time.Sleep(15 * time.Minute)
-		page, err := r.fleet.Workers(t.Context(), fleet.WorkerFilter{}, "", 0)
+		page, err := r.fleet.Workers(t.Context(), worker.Filter{}, "", 0)
 		if err != nil || len(page.Workers) != 1 || page.Workers[0].EC2InstanceID != ours.ID || page.Workers[0].Armed {
 			t.Errorf("imported %+v, %v", page.Workers, err)
 		}

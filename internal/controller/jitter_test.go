@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/platform/cml"
 )
 
@@ -68,7 +68,7 @@ func (c secondsConsole) Telemetry(ctx context.Context, _ json.RawMessage) Teleme
 	a := c.client().Activity(ctx, c.filter, nil)
 	t := Telemetry{CheckedAt: a.CheckedAt, Unknown: string(a.Unknown), Newest: a.Newest}
 	for _, e := range a.Recent {
-		t.Recent = append(t.Recent, fleet.Event{Category: e.Category, Timestamp: e.At})
+		t.Recent = append(t.Recent, worker.Event{Category: e.Category, Timestamp: e.At})
 	}
 	return t
 }
@@ -90,7 +90,7 @@ func oneWarning(t *testing.T, keep bool) {
 		t.Fatal(err)
 	}
 	clients := map[string]*cml.Client{}
-	open := func(wk fleet.Worker) (Console, error) {
+	open := func(wk worker.Worker) (Console, error) {
 		id := wk.EC2InstanceID
 		plain, err := w.console(wk)
 		if err != nil {

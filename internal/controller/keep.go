@@ -14,6 +14,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/protocol/control"
 	"lull/internal/store"
@@ -265,15 +266,15 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 
 // Live is what this server knows about a worker beyond its record.
 type Live struct {
-	Owned       bool              `json:"owned"`
-	Region      string            `json:"aws_region"`
-	EC2         fleet.EC2State    `json:"ec2"`
-	Idle        *fleet.IdleStatus `json:"idle_status,omitempty"`
-	Metrics     Metrics           `json:"metrics"`
-	NextCheckAt *time.Time        `json:"next_idle_check_at"`
-	Failures    int               `json:"failures"`
-	Telemetry   []fleet.Event     `json:"telemetry_events"`
-	Categories  map[string]int64  `json:"unknown_categories,omitempty"`
+	Owned       bool               `json:"owned"`
+	Region      string             `json:"aws_region"`
+	EC2         worker.EC2State    `json:"ec2"`
+	Idle        *worker.IdleStatus `json:"idle_status,omitempty"`
+	Metrics     Metrics            `json:"metrics"`
+	NextCheckAt *time.Time         `json:"next_idle_check_at"`
+	Failures    int                `json:"failures"`
+	Telemetry   []worker.Event     `json:"telemetry_events"`
+	Categories  map[string]int64   `json:"unknown_categories,omitempty"`
 	// Agent is the last report of the worker's agent; nil for none.
 	Agent *control.AgentView `json:"agent,omitempty"`
 }
@@ -294,16 +295,16 @@ type Metrics struct {
 
 // Live returns what this server knows about a worker; false if it does not know
 // the worker.
-func (c *Controller) Live(worker string) (Live, bool) {
+func (c *Controller) Live(id string) (Live, bool) {
 	c.mu.Lock()
-	e := c.entries[worker]
+	e := c.entries[id]
 	if e == nil {
 		c.mu.Unlock()
 		return Live{}, false
 	}
 	load := cmp.Or(e.load, &loadSeen{})
 	w, v, l, inst, seen := e.w, e.known(), Live{Owned: c.shards[e.shard] != nil, Failures: e.failures, Agent: e.agent.view(time.Now())}, e.inst, e.agent
-	l.EC2 = fleet.EC2State{State: e.seen, Tags: w.Tags}
+	l.EC2 = worker.EC2State{State: e.seen, Tags: w.Tags}
 	if at := e.seenAt; !at.IsZero() {
 		l.EC2.ObservedAt = &at
 	}
@@ -336,9 +337,9 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	var readings []idle.Reading
 	if l.Owned {
 		readings = slices.DeleteFunc(slices.Clone(v.readings), func(r idle.Reading) bool {
-			return r.Signal == fleet.SourceAgent || strings.HasPrefix(r.Signal, fleet.SourceAgent+":")
+			return r.Signal == worker.SourceAgent || strings.HasPrefix(r.Signal, worker.SourceAgent+":")
 		})
-		if slices.Contains(rules.ActivitySources, fleet.SourceAgent) {
+		if slices.Contains(rules.ActivitySources, worker.SourceAgent) {
 			readings = append(readings, seen.readings(time.Now())...) // newer than the last check
 		}
 	}
@@ -360,7 +361,7 @@ func (c *Controller) Live(worker string) (Live, bool) {
 
 // Verdicts returns the idle status, without readings, of every worker that this
 // server owns and that runs or whose region cannot be read.
-func (c *Controller) Verdicts() map[string]fleet.IdleStatus {
+func (c *Controller) Verdicts() map[string]worker.IdleStatus {
 	c.mu.Lock()
 	var ids []string
 	for id, e := range c.entries {
@@ -370,7 +371,7 @@ func (c *Controller) Verdicts() map[string]fleet.IdleStatus {
 		}
 	}
 	c.mu.Unlock()
-	out := make(map[string]fleet.IdleStatus, len(ids))
+	out := make(map[string]worker.IdleStatus, len(ids))
 	for _, id := range ids {
 		if l, ok := c.Live(id); ok && l.Owned && l.Idle != nil {
 			st := *l.Idle

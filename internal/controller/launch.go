@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 )
 
 // pending launches the instance.
@@ -59,7 +60,7 @@ func (j *job) pending(ctx context.Context) outcome {
 
 // launched records the instance that a launch created.
 func (j *job) launched(ctx context.Context, in Instance) outcome {
-	err := j.to(ctx, power.WorkerProvisioning, "", func(w *fleet.Worker, tx *fleet.Tx) {
+	err := j.to(ctx, power.WorkerProvisioning, "", func(w *worker.Worker, tx *worker.Tx) {
 		w.EC2InstanceID, w.EC2State, w.RetryLook, w.MissingSince = in.ID, in.State, false, nil
 		tx.Note(audit.Entry{Action: audit.Provisioned, Detail: in.ID, Generation: w.LaunchGeneration})
 	})
@@ -83,7 +84,7 @@ func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
 	case !j.w.RetryLook:
 		return outcome{}, false
 	}
-	err = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err = j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		w.RetryLook, w.Launch, w.AMIID = false, nil, ""
 		w.LaunchGeneration++
 		tx.Note(audit.Entry{Action: "launch_again", Detail: "the earlier launch left nothing", Generation: w.LaunchGeneration})
@@ -157,13 +158,13 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 	if !ok {
 		return out, true
 	}
-	err = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err = j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		now := tx.Now
 		if w.InstanceType == "" {
 			w.InstanceType = tmpl.InstanceType
 		}
 		w.AMIID = ami
-		w.Launch = &fleet.Launch{
+		w.Launch = &worker.Launch{
 			Token: w.ID + "-" + strconv.FormatInt(w.LaunchGeneration, 10), Generation: w.LaunchGeneration, AMIID: ami,
 			InstanceType: w.InstanceType, SubnetID: region.SubnetID, SecurityGroupIDs: region.SecurityGroupIDs,
 			KeyName: region.KeyName, IAMInstanceProfile: tmpl.IAMInstanceProfile, UserData: userData, Agent: tmpl.Agent,
@@ -182,7 +183,7 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 type rooted struct {
 	hibernation bool
 	off         string // why it cannot although its policy may hibernate
-	volume      *fleet.LaunchVolume
+	volume      *worker.LaunchVolume
 }
 
 // root decides on hibernation and the root volume. ok is false if the worker
@@ -195,7 +196,7 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 	case fleet.HibernationOff:
 	default:
 		action := j.f.PolicyWith(j.now, &j.w, &tmpl).PauseAction
-		want = action == fleet.ActionHibernate || action == fleet.ActionAuto
+		want = action == worker.ActionHibernate || action == worker.ActionAuto
 	}
 	if asked == nil {
 		asked = &fleet.RootVolume{}
@@ -228,7 +229,7 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 	if m.RootDevice == "" {
 		return r, j.fail(ctx, audit.ProvisionFailed, "its root volume cannot be set: "+cmp.Or(m.Why, "the image has no EBS root volume")), false
 	}
-	r.volume = &fleet.LaunchVolume{Device: m.RootDevice, GB: max(gb, m.RootGB), Type: asked.Type, Encrypted: asked.Encrypted}
+	r.volume = &worker.LaunchVolume{Device: m.RootDevice, GB: max(gb, m.RootGB), Type: asked.Type, Encrypted: asked.Encrypted}
 	if r.hibernation { // the memory is written in addition to the image's data
 		r.volume.Encrypted = true
 		r.volume.GB = max(gb, m.RootGB+(m.MemoryMiB+1023)/1024)
@@ -238,7 +239,7 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 
 // tags returns the tags of a new instance. The worker's tags override the
 // region's, and our own override both.
-func (j *job) tags(w *fleet.Worker, region settings.Region) map[string]string {
+func (j *job) tags(w *worker.Worker, region settings.Region) map[string]string {
 	tags := map[string]string{}
 	maps.Copy(tags, region.DefaultTags)
 	maps.Copy(tags, w.Tags)
@@ -264,7 +265,7 @@ func (j *job) provisioning(ctx context.Context) outcome {
 		}
 		return j.lost(ctx)
 	case "running":
-		return j.step(ctx, power.WorkerStarting, "", func(w *fleet.Worker, tx *fleet.Tx) { now := tx.Now; w.StartSentAt = &now; w.MissingSince = nil })
+		return j.step(ctx, power.WorkerStarting, "", func(w *worker.Worker, tx *worker.Tx) { now := tx.Now; w.StartSentAt = &now; w.MissingSince = nil })
 	case "pending":
 		if j.overdue(j.s.ProvisioningTimeout) {
 			return j.fail(ctx, audit.ProvisionFailed, "still pending after "+j.s.ProvisioningTimeout.String())
@@ -276,7 +277,7 @@ func (j *job) provisioning(ctx context.Context) outcome {
 		}
 		if j.inst.Cause == CauseServer {
 			// Nothing is left of it, so a retry launches anew.
-			err := j.to(ctx, power.WorkerFailed, "EC2 ended the launch: "+j.inst.Reason, func(w *fleet.Worker, tx *fleet.Tx) {
+			err := j.to(ctx, power.WorkerFailed, "EC2 ended the launch: "+j.inst.Reason, func(w *worker.Worker, tx *worker.Tx) {
 				w.EC2InstanceID, w.EC2State = "", ""
 				tx.Note(audit.Entry{Action: audit.ProvisionFailed, Detail: w.StatusReason})
 			})
@@ -307,14 +308,14 @@ func (j *job) starting(ctx context.Context) outcome {
 		return j.up(ctx)
 	case j.seen == "stopped" && code != "" && !j.wasUp() && (j.w.StartSentAt == nil || j.shows(*j.w.StartSentAt, time.Minute)):
 		// Off means off, even halfway: it waits as if the start had not begun.
-		return j.step(ctx, power.WorkerStopped, "does not start: "+why, func(w *fleet.Worker, _ *fleet.Tx) { w.StartSentAt = nil })
+		return j.step(ctx, power.WorkerStopped, "does not start: "+why, func(w *worker.Worker, _ *worker.Tx) { w.StartSentAt = nil })
 	case j.overdue(j.s.ProvisioningTimeout) && (j.seen != "stopped" || j.w.StartSentAt != nil || j.w.StatusReason != ""):
 		return j.fail(ctx, "start_failed", fmt.Sprintf("EC2 reports %q after %s: %s", j.seen, idle.Human(j.s.ProvisioningTimeout), j.w.StatusReason))
 	}
 	switch j.seen {
 	case "pending", "running":
 		if j.w.EC2State != j.seen {
-			if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.EC2State = j.seen; return nil }); err != nil {
+			if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.EC2State = j.seen; return nil }); err != nil {
 				return j.failedWrite(err)
 			}
 		}
@@ -342,7 +343,7 @@ func (j *job) wasUp() bool { return j.w.EC2State == "pending" || j.w.EC2State ==
 // up confirms RUNNING.
 func (j *job) up(ctx context.Context) outcome {
 	in, asked := j.inst, j.w.StartAskedAt
-	err := j.writeBy(ctx, audit.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.writeBy(ctx, audit.ByController, false, func(w *worker.Worker, tx *worker.Tx) error {
 		w.EC2State = "running"
 		w.PublicIP, w.PrivateIP, w.InstanceType, w.AMIID = in.PublicIP, in.PrivateIP, in.Type, in.ImageID
 		w.HTTPSEndpoint = endpoint(in)
@@ -350,7 +351,7 @@ func (j *job) up(ctx context.Context) outcome {
 		if w.DesiredStatus == power.WorkerStopped && w.Intent == nil {
 			w.DesiredStatus = power.WorkerRunning
 		}
-		found := w.Imported && w.LastPausedAt == nil && w.StartOrigin == fleet.OriginNone
+		found := w.Imported && w.LastPausedAt == nil && w.StartOrigin == worker.OriginNone
 		w.Resumed(tx)
 		if found && in.LaunchTime.Before(tx.Now) && !in.LaunchTime.IsZero() {
 			w.RunningSince = &in.LaunchTime // it was running before it was imported
@@ -367,7 +368,7 @@ func (j *job) up(ctx context.Context) outcome {
 	return j.again()
 }
 
-func endpoint(in *Instance) string { return fleet.Endpoint(in.PublicIP, in.PrivateIP) }
+func endpoint(in *Instance) string { return worker.Endpoint(in.PublicIP, in.PrivateIP) }
 
 // start calls StartInstances, after recording that.
 func (j *job) start(ctx context.Context) outcome {
@@ -378,7 +379,7 @@ func (j *job) start(ctx context.Context) outcome {
 	if err != nil {
 		return j.note(ctx, err.Error())
 	}
-	if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error { now := tx.Now; w.StartSentAt = &now; return nil }); err != nil {
+	if err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error { now := tx.Now; w.StartSentAt = &now; return nil }); err != nil {
 		return j.failedWrite(err)
 	}
 	call, cancel, err := j.sh.call(ctx)
@@ -386,7 +387,7 @@ func (j *job) start(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
-	if j.w.StartOrigin == fleet.OriginAuto { // a halt ends its retries too
+	if j.w.StartOrigin == worker.OriginAuto { // a halt ends its retries too
 		call, cancel = context.WithTimeout(call, FinalLook-time.Second)
 		defer cancel()
 	}
@@ -404,7 +405,7 @@ func (j *job) start(ctx context.Context) outcome {
 	// It did not start, so the next attempt need not wait for this one's
 	// effect.
 	why := "cannot start yet: " + err.Error()
-	if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.StartSentAt, w.StatusReason = nil, why; return nil }); err != nil {
+	if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.StartSentAt, w.StatusReason = nil, why; return nil }); err != nil {
 		return j.failedWrite(err)
 	}
 	return outcome{Result: Retry}

@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // parts describes every image and type.
@@ -27,18 +28,18 @@ func TestLaunchCanHibernate(t *testing.T) {
 		action string
 		parts  parts
 		failed bool
-		want   fleet.Launch
+		want   worker.Launch
 	}{
 		"policy stops":      {action: "stop", parts: parts{m: able}},
-		"policy hibernates": {action: "hibernate", parts: parts{m: able}, want: fleet.Launch{Hibernation: true, RootVolume: &fleet.LaunchVolume{Device: "/dev/xvda", GB: 66, Encrypted: true}}},
-		"policy may":        {action: "auto", parts: parts{m: able}, want: fleet.Launch{Hibernation: true, RootVolume: &fleet.LaunchVolume{Device: "/dev/xvda", GB: 66, Encrypted: true}}},
+		"policy hibernates": {action: "hibernate", parts: parts{m: able}, want: worker.Launch{Hibernation: true, RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 66, Encrypted: true}}},
+		"policy may":        {action: "auto", parts: parts{m: able}, want: worker.Launch{Hibernation: true, RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 66, Encrypted: true}}},
 		"larger by the template": {tmpl: fleet.Template{RootVolume: &fleet.RootVolume{GB: 100, Type: "gp3"}}, action: "hibernate", parts: parts{m: able},
-			want: fleet.Launch{Hibernation: true, RootVolume: &fleet.LaunchVolume{Device: "/dev/xvda", GB: 100, Type: "gp3", Encrypted: true}}},
+			want: worker.Launch{Hibernation: true, RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 100, Type: "gp3", Encrypted: true}}},
 		"off by the template": {tmpl: fleet.Template{Hibernation: "off"}, action: "hibernate", parts: parts{m: able}},
-		"storage alone":       {tmpl: fleet.Template{Capacity: fleet.Capacity{StorageGB: 70}}, action: "stop", parts: parts{m: able}, want: fleet.Launch{RootVolume: &fleet.LaunchVolume{Device: "/dev/xvda", GB: 70}}},
-		"the type cannot":     {action: "hibernate", parts: parts{m: Machine{Why: "it cannot", RootDevice: "/dev/xvda", RootGB: 50}}, want: fleet.Launch{HibernationOff: "it cannot"}},
+		"storage alone":       {tmpl: fleet.Template{Capacity: fleet.Capacity{StorageGB: 70}}, action: "stop", parts: parts{m: able}, want: worker.Launch{RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 70}}},
+		"the type cannot":     {action: "hibernate", parts: parts{m: Machine{Why: "it cannot", RootDevice: "/dev/xvda", RootGB: 50}}, want: worker.Launch{HibernationOff: "it cannot"}},
 		"on and cannot":       {tmpl: fleet.Template{Hibernation: "on"}, action: "stop", parts: parts{m: Machine{Why: "it cannot"}}, failed: true},
-		"may not be asked":    {action: "hibernate", parts: parts{err: callErr(Unauthorized)}, want: fleet.Launch{HibernationOff: callErr(Unauthorized).Error()}},
+		"may not be asked":    {action: "hibernate", parts: parts{err: callErr(Unauthorized)}, want: worker.Launch{HibernationOff: callErr(Unauthorized).Error()}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -51,7 +52,7 @@ func TestLaunchCanHibernate(t *testing.T) {
 				if _, err := r.fleet.PutTemplate(t.Context(), person, tmpl, 0); err != nil {
 					t.Fatal(err)
 				}
-				w, err := r.fleet.CreateWorker(t.Context(), person, fleet.NewWorker{Name: "one", AWSRegion: region0, TemplateName: "fit", Profile: fleet.Profile{PauseAction: &c.action}})
+				w, err := r.fleet.CreateWorker(t.Context(), person, fleet.NewWorker{Name: "one", AWSRegion: region0, TemplateName: "fit", Profile: worker.Profile{PauseAction: &c.action}})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
 	"lull/internal/sim"
@@ -36,7 +37,7 @@ type libraryRig struct {
 	lib   *virl2test.Client // a user of CML with Cisco's library
 }
 
-func (r *libraryRig) worker() fleet.Worker {
+func (r *libraryRig) worker() worker.Worker {
 	r.t.Helper()
 	w, err := r.fleet.Worker(r.t.Context(), r.id)
 	if err != nil {
@@ -97,7 +98,7 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 			t.Fatal(err)
 		}
 		in := fleet.ImportedWorker{Name: "h", AWSRegion: weekRegion}
-		in.TLSInsecure, in.AcceptedRisks = new(true), []string{fleet.RiskNoElasticIP}
+		in.TLSInsecure, in.AcceptedRisks = new(true), []string{worker.RiskNoElasticIP}
 		simulated.World.Find("h", func(i *world.Instance, _ world.Moment) { in.EC2InstanceID = i.ID })
 		anna := audit.Actor{Name: "anna", Kind: audit.KindPerson}
 		w, err := r.fleet.ImportWorker(ctx, anna, in)

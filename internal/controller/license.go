@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // Time limits of license operations.
@@ -42,7 +43,7 @@ func (j *job) learnLicense(ctx context.Context) (outcome, bool) {
 	if st == nil || j.w.License.PendingOperation != "" || observed(j.w.License, *st) == j.w.License {
 		return outcome{}, false
 	}
-	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		was := w.License.Status
 		w.License = observed(w.License, *st)
 		if now := w.License.Status; now != was {
@@ -58,25 +59,25 @@ func (j *job) learnLicense(ctx context.Context) (outcome, bool) {
 
 // observed returns l with the state that CML reports. The error of a failed
 // operation stays until CML's state is the one that the operation was to reach.
-func observed(l fleet.License, st LicenseState) fleet.License {
+func observed(l worker.License, st LicenseState) worker.License {
 	same := l.Registration == st.Registration && l.Authorization == st.Authorization
 	l.Registration, l.Authorization, l.Seat = st.Registration, st.Authorization, st.Seat
 	switch {
 	case st.Done:
-		l.Status, l.LocalOnly = fleet.LicenseRegistered, false
-		if l.FailedOperation != fleet.OperationDeregister {
+		l.Status, l.LocalOnly = worker.LicenseRegistered, false
+		if l.FailedOperation != worker.OperationDeregister {
 			l.LastError, l.FailedOperation = "", ""
 		}
-	case st.Failed && same && l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationRegister:
+	case st.Failed && same && l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationRegister:
 		// The reason of the operation is known, and says nothing of its token.
 	case st.Failed:
-		l.Status, l.LastError, l.FailedOperation = fleet.LicenseFailed, st.Detail, ""
-	case l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationRegister:
+		l.Status, l.LastError, l.FailedOperation = worker.LicenseFailed, st.Detail, ""
+	case l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationRegister:
 	case !st.None:
-		l.Status = fleet.LicenseRegistering
-	case l.Status == fleet.LicenseDeregistered:
+		l.Status = worker.LicenseRegistering
+	case l.Status == worker.LicenseDeregistered:
 	default:
-		l.Status, l.LastError, l.FailedOperation = fleet.LicenseUnregistered, "", ""
+		l.Status, l.LastError, l.FailedOperation = worker.LicenseUnregistered, "", ""
 	}
 	return l
 }
@@ -102,11 +103,11 @@ func (j *job) license(ctx context.Context) (outcome, bool) {
 	}
 	lic, ok := console.(Licenser)
 	if !ok {
-		return j.licensed(ctx, fleet.LicenseFailed, "this CML cannot be licensed by lull", false)
+		return j.licensed(ctx, worker.LicenseFailed, "this CML cannot be licensed by lull", false)
 	}
 	call, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if l.PendingOperation == fleet.OperationDeregister {
+	if l.PendingOperation == worker.OperationDeregister {
 		return j.deregister(ctx, call, lic)
 	}
 	return j.register(ctx, call, lic)
@@ -114,7 +115,7 @@ func (j *job) license(ctx context.Context) (outcome, bool) {
 
 // beginLicense records that CML is about to be asked.
 func (j *job) beginLicense(ctx context.Context) (outcome, bool) {
-	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		w.License.Ask(w.License.PendingOperation, tx.Now)
 		tx.Note(audit.Entry{Action: "license_started", Events: []string{audit.EventLicense}, Detail: w.License.PendingOperation})
 		return nil
@@ -131,9 +132,9 @@ func (j *job) deregister(ctx, call context.Context, lic Licenser) (outcome, bool
 	local, err := lic.Deregister(call)
 	switch {
 	case err == nil:
-		return j.licensed(ctx, fleet.LicenseDeregistered, "", local)
+		return j.licensed(ctx, worker.LicenseDeregistered, "", local)
 	case errors.Is(err, ErrRefused):
-		return j.licensed(ctx, fleet.LicenseFailed, err.Error(), false)
+		return j.licensed(ctx, worker.LicenseFailed, err.Error(), false)
 	}
 	return j.licensePending(ctx, err.Error())
 }
@@ -153,15 +154,15 @@ func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) 
 	taken := j.live.licenseTaken // the state is of this registration, not of an earlier one
 	switch {
 	case st.Done && (taken || !j.w.License.Reregister):
-		return j.licensed(ctx, fleet.LicenseRegistered, "", false)
+		return j.licensed(ctx, worker.LicenseRegistered, "", false)
 	case st.Failed && taken:
-		return j.licensed(ctx, fleet.LicenseFailed, st.Detail, false)
+		return j.licensed(ctx, worker.LicenseFailed, st.Detail, false)
 	case taken || !st.None && !st.Failed && !st.Done || j.now.Sub(j.live.licenseAsked) < licenseAgain:
 		return j.licensePending(ctx, st.Detail)
 	}
 	token, err := j.c.cfg.Secret(j.w.License.Token)
 	if err != nil {
-		return j.licensed(ctx, fleet.LicenseFailed, err.Error(), false)
+		return j.licensed(ctx, worker.LicenseFailed, err.Error(), false)
 	}
 	j.live.licenseAsked = j.now
 	err = lic.Register(call, token, j.w.License.Reregister)
@@ -170,7 +171,7 @@ func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) 
 		j.live.licenseTaken = true
 		return outcome{}, false // accepted is not done
 	case errors.Is(err, ErrRefused):
-		return j.licensed(ctx, fleet.LicenseFailed, without(err.Error(), token), false)
+		return j.licensed(ctx, worker.LicenseFailed, without(err.Error(), token), false)
 	}
 	return j.licensePending(ctx, without(err.Error(), token))
 }
@@ -190,13 +191,13 @@ func (j *job) licensePending(ctx context.Context, why string) (outcome, bool) {
 		if why != "" {
 			why = ": " + why
 		}
-		return j.licensed(ctx, fleet.LicenseFailed, "not completed within "+licenseWait.String()+why, false)
+		return j.licensed(ctx, worker.LicenseFailed, "not completed within "+licenseWait.String()+why, false)
 	}
 	why = why[:min(len(why), 300)]
 	if why == j.w.License.LastError || ctx.Err() != nil {
 		return outcome{}, false
 	}
-	if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.License.LastError = why; return nil }); err != nil {
+	if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.License.LastError = why; return nil }); err != nil {
 		return j.failedWrite(err), true
 	}
 	return outcome{}, false
@@ -208,12 +209,12 @@ func (j *job) licensed(ctx context.Context, status, why string, local bool) (out
 	asked, op := j.w.License.OperationInProgress, j.w.License.PendingOperation
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	w, err := j.f.Change(bound, j.w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+	w, err := j.f.Change(bound, j.w.ID, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 		if now := w.License.OperationInProgress; (now == nil) != (asked == nil) || now != nil && !now.Equal(*asked) {
 			return fleet.ErrStale
 		}
 		w.License.Finish(op, status, why, local)
-		if j.read != nil && status != fleet.LicenseDeregistered {
+		if j.read != nil && status != worker.LicenseDeregistered {
 			w.License.Registration, w.License.Authorization, w.License.Seat = j.read.Registration, j.read.Authorization, j.read.Seat
 		}
 		tx.Note(audit.Entry{Action: "license_" + status, Events: []string{audit.EventLicense}, Detail: why})
@@ -224,9 +225,9 @@ func (j *job) licensed(ctx context.Context, status, why string, local bool) (out
 	}
 	j.took(w)
 	switch status {
-	case fleet.LicenseRegistered:
+	case worker.LicenseRegistered:
 		j.c.count.registered.Add(1)
-	case fleet.LicenseDeregistered:
+	case worker.LicenseDeregistered:
 		j.c.count.deregistered.Add(1)
 	}
 	return outcome{Requeue, time.Now().Add(debounce)}, true
@@ -238,12 +239,12 @@ func (j *job) licensed(ctx context.Context, status, why string, local bool) (out
 // lull. It is tried for licenseEnd; a seat that was not released is recorded.
 func (j *job) giveBack(ctx context.Context) (outcome, bool) {
 	l := &j.w.License
-	gaveUp := l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationDeregister && l.PendingOperation == "" && j.overdue(licenseEnd)
+	gaveUp := l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationDeregister && l.PendingOperation == "" && j.overdue(licenseEnd)
 	switch {
 	case !j.hasCML() || gaveUp:
 		return outcome{}, false
 	case j.seen != "running" && j.seen != "pending":
-		if !l.MayHoldSeat() || l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationDeregister {
+		if !l.MayHoldSeat() || l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationDeregister {
 			return outcome{}, false
 		}
 		return j.notGivenBack(ctx, "its machine does not run")
@@ -252,12 +253,12 @@ func (j *job) giveBack(ctx context.Context) (outcome, bool) {
 	switch {
 	case ctx.Err() != nil:
 		return outcome{Requeue, time.Now().Add(debounce)}, true
-	case err == nil && !held && l.PendingOperation == fleet.OperationDeregister && l.OperationInProgress != nil:
-		return j.licensed(ctx, fleet.LicenseDeregistered, "", false) // asked for before, and the answer was lost
+	case err == nil && !held && l.PendingOperation == worker.OperationDeregister && l.OperationInProgress != nil:
+		return j.licensed(ctx, worker.LicenseDeregistered, "", false) // asked for before, and the answer was lost
 	case err == nil && !held:
 		return j.learnLicense(ctx)
 	case err == nil:
-		return j.licensed(ctx, fleet.LicenseDeregistered, "", local)
+		return j.licensed(ctx, worker.LicenseDeregistered, "", local)
 	case marking != nil:
 		return j.failedWrite(marking), true
 	case !errors.Is(err, ErrRefused) && !j.overdue(licenseEnd):
@@ -274,11 +275,11 @@ func (j *job) hasCML() bool {
 // notGivenBack records once that the termination continues without the release.
 func (j *job) notGivenBack(ctx context.Context, why string) (outcome, bool) {
 	l := &j.w.License
-	if l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationDeregister {
+	if l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationDeregister {
 		return outcome{}, false
 	}
-	j.w.License.PendingOperation = fleet.OperationDeregister
-	return j.licensed(ctx, fleet.LicenseFailed, "not released before the termination: "+why, false)
+	j.w.License.PendingOperation = worker.OperationDeregister
+	return j.licensed(ctx, worker.LicenseFailed, "not released before the termination: "+why, false)
 }
 
 // askBack releases the seat if CML holds one. marking is the error of writing the
@@ -302,10 +303,10 @@ func (j *job) askBack(ctx context.Context) (held, local bool, marking, err error
 	if !st.Seat {
 		return false, false, nil, nil
 	}
-	if l := &j.w.License; l.PendingOperation != fleet.OperationDeregister || l.OperationInProgress == nil {
-		marking = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
-			w.License.Ask(fleet.OperationDeregister, tx.Now)
-			tx.Note(audit.Entry{Action: "license_started", Events: []string{audit.EventLicense}, Detail: fleet.OperationDeregister})
+	if l := &j.w.License; l.PendingOperation != worker.OperationDeregister || l.OperationInProgress == nil {
+		marking = j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
+			w.License.Ask(worker.OperationDeregister, tx.Now)
+			tx.Note(audit.Entry{Action: "license_started", Events: []string{audit.EventLicense}, Detail: worker.OperationDeregister})
 			return nil
 		})
 		if marking != nil {

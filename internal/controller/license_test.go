@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // refusal is CML's own refusal.
@@ -44,43 +45,43 @@ func TestLicense(t *testing.T) {
 		calls   int    // number of calls of the operation itself
 		counts  [2]int64
 	}{
-		{name: "registered", op: fleet.OperationRegister, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
-		{name: "accepted, then failed", op: fleet.OperationRegister, state: LicenseState{Failed: true, Detail: "token expired"}, want: fleet.LicenseFailed, because: "token expired", calls: 1},
-		{name: "accepted, then failed with the token in the reason", op: fleet.OperationRegister, state: LicenseState{Failed: true, Detail: "the token 'env:hush-hush' is not valid"},
-			want: fleet.LicenseFailed, because: "is not valid", calls: 1},
-		{name: "tried again by CML with the token in the reason", op: fleet.OperationRegister, state: LicenseState{Detail: "RETRY_IN_PROGRESS: the token 'env:hush-hush' is not valid"},
-			want: fleet.LicenseFailed, because: "is not valid", calls: 1},
-		{name: "refused", op: fleet.OperationRegister, refuse: refusal, want: fleet.LicenseFailed, because: "status 400", calls: 1},
-		{name: "accepted is not done, for ever", op: fleet.OperationRegister, want: fleet.LicenseFailed, because: "not completed within 10m", calls: 1},
-		{name: "accepted, and nothing came of it", op: fleet.OperationRegister, state: LicenseState{None: true, Detail: "no network"}, want: fleet.LicenseFailed, because: "no network", calls: 1},
-		{name: "its answer is lost, and it was taken", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "registered", lost) },
-			state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
-		{name: "its answer is lost, and it was not taken", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "register", lost) }, state: registered, want: fleet.LicenseRegistered, calls: 2, counts: [2]int64{1, 0}},
-		{name: "CML is away for a while", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(5, "state", lost) },
-			state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
-		{name: "CML is away and does not come back", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1000, "state", lost) },
-			state: registered, want: fleet.LicenseFailed, because: "connection was reset"},
-		{name: "resumed by the next controller", op: fleet.OperationRegister, within: func(r *rig, _ string) {
+		{name: "registered", op: worker.OperationRegister, state: registered, want: worker.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "accepted, then failed", op: worker.OperationRegister, state: LicenseState{Failed: true, Detail: "token expired"}, want: worker.LicenseFailed, because: "token expired", calls: 1},
+		{name: "accepted, then failed with the token in the reason", op: worker.OperationRegister, state: LicenseState{Failed: true, Detail: "the token 'env:hush-hush' is not valid"},
+			want: worker.LicenseFailed, because: "is not valid", calls: 1},
+		{name: "tried again by CML with the token in the reason", op: worker.OperationRegister, state: LicenseState{Detail: "RETRY_IN_PROGRESS: the token 'env:hush-hush' is not valid"},
+			want: worker.LicenseFailed, because: "is not valid", calls: 1},
+		{name: "refused", op: worker.OperationRegister, refuse: refusal, want: worker.LicenseFailed, because: "status 400", calls: 1},
+		{name: "accepted is not done, for ever", op: worker.OperationRegister, want: worker.LicenseFailed, because: "not completed within 10m", calls: 1},
+		{name: "accepted, and nothing came of it", op: worker.OperationRegister, state: LicenseState{None: true, Detail: "no network"}, want: worker.LicenseFailed, because: "no network", calls: 1},
+		{name: "its answer is lost, and it was taken", op: worker.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "registered", lost) },
+			state: registered, want: worker.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "its answer is lost, and it was not taken", op: worker.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "register", lost) }, state: registered, want: worker.LicenseRegistered, calls: 2, counts: [2]int64{1, 0}},
+		{name: "CML is away for a while", op: worker.OperationRegister, at: func(m *machine) { m.onLicense = first(5, "state", lost) },
+			state: registered, want: worker.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "CML is away and does not come back", op: worker.OperationRegister, at: func(m *machine) { m.onLicense = first(1000, "state", lost) },
+			state: registered, want: worker.LicenseFailed, because: "connection was reset"},
+		{name: "resumed by the next controller", op: worker.OperationRegister, within: func(r *rig, _ string) {
 			r.stop()
 			r.run(r.db.Client(), options{server: "server-2"})
-		}, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
-		{name: "the next controller finds that CML was never asked", op: fleet.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "register", lost) }, within: func(r *rig, id string) {
+		}, state: registered, want: worker.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "the next controller finds that CML was never asked", op: worker.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "register", lost) }, within: func(r *rig, id string) {
 			r.stop()
 			r.run(r.db.Client(), options{server: "server-2"})
-		}, state: registered, want: fleet.LicenseRegistered, calls: 2, counts: [2]int64{1, 0}},
-		{name: "stopped in between", op: fleet.OperationRegister, within: func(r *rig, id string) {
+		}, state: registered, want: worker.LicenseRegistered, calls: 2, counts: [2]int64{1, 0}},
+		{name: "stopped in between", op: worker.OperationRegister, within: func(r *rig, id string) {
 			_, _ = r.fleet.StopWorker(r.t.Context(), person, id)
 			r.await(id, power.WorkerStopped, 5*time.Minute)
 			time.Sleep(time.Hour)
 			_, _ = r.fleet.StartWorker(r.t.Context(), person, id)
 			r.await(id, power.WorkerRunning, 5*time.Minute)
-		}, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
-		{name: "registered already", op: fleet.OperationRegister, at: func(m *machine) { m.lic = registered }, refuse: refusal, want: fleet.LicenseRegistered, counts: [2]int64{1, 0}},
-		{name: "deregistered", op: fleet.OperationDeregister, want: fleet.LicenseDeregistered, calls: 1, counts: [2]int64{0, 1}},
-		{name: "deregistration refused", op: fleet.OperationDeregister, refuse: refusal, want: fleet.LicenseRegistered, because: "status 400", calls: 1},
-		{name: "deregistration's answer is lost, and it was done", op: fleet.OperationDeregister, at: func(m *machine) { m.onLicense = first(1, "deregistered", lost) }, want: fleet.LicenseDeregistered, calls: 2, counts: [2]int64{0, 1}},
-		{name: "deregistration's answers are lost", op: fleet.OperationDeregister, at: func(m *machine) { m.onLicense = first(3, "deregister", lost) }, want: fleet.LicenseDeregistered, calls: 4, counts: [2]int64{0, 1}},
-		{name: "deregistration is never answered", op: fleet.OperationDeregister, at: func(m *machine) { m.onLicense = first(1000, "deregister", lost) }, want: fleet.LicenseRegistered, because: "connection was reset"},
+		}, state: registered, want: worker.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
+		{name: "registered already", op: worker.OperationRegister, at: func(m *machine) { m.lic = registered }, refuse: refusal, want: worker.LicenseRegistered, counts: [2]int64{1, 0}},
+		{name: "deregistered", op: worker.OperationDeregister, want: worker.LicenseDeregistered, calls: 1, counts: [2]int64{0, 1}},
+		{name: "deregistration refused", op: worker.OperationDeregister, refuse: refusal, want: worker.LicenseRegistered, because: "status 400", calls: 1},
+		{name: "deregistration's answer is lost, and it was done", op: worker.OperationDeregister, at: func(m *machine) { m.onLicense = first(1, "deregistered", lost) }, want: worker.LicenseDeregistered, calls: 2, counts: [2]int64{0, 1}},
+		{name: "deregistration's answers are lost", op: worker.OperationDeregister, at: func(m *machine) { m.onLicense = first(3, "deregister", lost) }, want: worker.LicenseDeregistered, calls: 4, counts: [2]int64{0, 1}},
+		{name: "deregistration is never answered", op: worker.OperationDeregister, at: func(m *machine) { m.onLicense = first(1000, "deregister", lost) }, want: worker.LicenseRegistered, because: "connection was reset"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -92,7 +93,7 @@ func TestLicense(t *testing.T) {
 				set := func(f func()) { r.world.mu.Lock(); f(); r.world.mu.Unlock() }
 				set(func() {
 					m.regErr = c.refuse
-					if c.op == fleet.OperationDeregister {
+					if c.op == worker.OperationDeregister {
 						m.lic = registered
 					}
 					if c.at != nil {
@@ -101,7 +102,7 @@ func TestLicense(t *testing.T) {
 				})
 				const token = "hush-hush"
 				var err error
-				if c.op == fleet.OperationRegister {
+				if c.op == worker.OperationRegister {
 					_, err = r.fleet.RegisterLicense(t.Context(), person, id, "env:"+token, false)
 				} else {
 					_, err = r.fleet.DeregisterLicense(t.Context(), person, id)
@@ -110,8 +111,8 @@ func TestLicense(t *testing.T) {
 					t.Fatal(err)
 				}
 				time.Sleep(15 * time.Second)
-				if c.op == fleet.OperationRegister && c.refuse == nil {
-					if l := r.worker(id).License; l.Status != fleet.LicenseRegistering || l.OperationInProgress == nil {
+				if c.op == worker.OperationRegister && c.refuse == nil {
+					if l := r.worker(id).License; l.Status != worker.LicenseRegistering || l.OperationInProgress == nil {
 						t.Errorf("accepted was taken for done: %+v", l)
 					}
 				}
@@ -161,34 +162,34 @@ func TestLicenseGivenBack(t *testing.T) {
 		asked   bool
 		leave   bool
 	}{
-		{name: "given back", lic: registered, want: fleet.LicenseDeregistered, asked: true},
-		{name: "out of compliance", lic: overused, want: fleet.LicenseDeregistered, asked: true},
-		{name: "released in CML meanwhile", lic: unregistered, want: fleet.LicenseUnregistered},
-		{name: "after a while", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(3, "deregister", away) }, want: fleet.LicenseDeregistered, asked: true},
-		{name: "its answer is lost", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(1, "deregistered", away) }, want: fleet.LicenseDeregistered, asked: true},
+		{name: "given back", lic: registered, want: worker.LicenseDeregistered, asked: true},
+		{name: "out of compliance", lic: overused, want: worker.LicenseDeregistered, asked: true},
+		{name: "released in CML meanwhile", lic: unregistered, want: worker.LicenseUnregistered},
+		{name: "after a while", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(3, "deregister", away) }, want: worker.LicenseDeregistered, asked: true},
+		{name: "its answer is lost", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(1, "deregistered", away) }, want: worker.LicenseDeregistered, asked: true},
 		{name: "resumed by the next controller", lic: registered, at: func(_ *rig, _ string, m *machine) { m.onLicense = first(1, "deregistered", away) }, after: func(r *rig, id string) {
-			r.till(id, func(w fleet.Worker) bool { return w.License.OperationInProgress != nil })
+			r.till(id, func(w worker.Worker) bool { return w.License.OperationInProgress != nil })
 			r.stop()
 			r.run(r.db.Client(), options{server: "server-2"})
-		}, want: fleet.LicenseDeregistered, asked: true},
+		}, want: worker.LicenseDeregistered, asked: true},
 		{name: "a failed attempt before", lic: registered, at: func(r *rig, id string, m *machine) {
 			m.onLicense = first(1, "deregister", refusal)
 			r.world.mu.Unlock()
 			defer r.world.mu.Lock()
 			_, _ = r.fleet.DeregisterLicense(r.t.Context(), person, id)
-			r.till(id, func(w fleet.Worker) bool { return w.License.FailedOperation != "" })
-		}, want: fleet.LicenseDeregistered, asked: true},
-		{name: "refused", lic: registered, at: func(_ *rig, _ string, m *machine) { m.regErr = refusal }, want: fleet.LicenseFailed, because: "status 400", asked: true},
-		{name: "away", lic: registered, at: func(_ *rig, _ string, m *machine) { m.down = true }, want: fleet.LicenseFailed, because: "cannot reach it"},
+			r.till(id, func(w worker.Worker) bool { return w.License.FailedOperation != "" })
+		}, want: worker.LicenseDeregistered, asked: true},
+		{name: "refused", lic: registered, at: func(_ *rig, _ string, m *machine) { m.regErr = refusal }, want: worker.LicenseFailed, because: "status 400", asked: true},
+		{name: "away", lic: registered, at: func(_ *rig, _ string, m *machine) { m.down = true }, want: worker.LicenseFailed, because: "cannot reach it"},
 		{name: "ended from outside", lic: registered, at: func(r *rig, id string, m *machine) {
 			m.down, m.State, m.then, m.until = true, "shutting-down", "terminated", time.Now().Add(time.Minute)
-		}, want: fleet.LicenseFailed, because: "before the instance ended"},
+		}, want: worker.LicenseFailed, because: "before the instance ended"},
 		{name: "stopped, and the seat is left", lic: registered, leave: true, at: func(r *rig, id string, _ *machine) {
 			r.world.mu.Unlock()
 			defer r.world.mu.Lock()
 			_, _ = r.fleet.StopWorker(r.t.Context(), person, id)
 			r.await(id, power.WorkerStopped, 5*time.Minute)
-		}, want: fleet.LicenseFailed, because: "does not run"},
+		}, want: worker.LicenseFailed, because: "does not run"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -201,7 +202,7 @@ func TestLicenseGivenBack(t *testing.T) {
 				m.lic = registered // in CML, and not through lull
 				r.world.mu.Unlock()
 				time.Sleep(6 * time.Minute)
-				if l := r.worker(id).License; l.Status != fleet.LicenseRegistered || !l.Seat {
+				if l := r.worker(id).License; l.Status != worker.LicenseRegistered || !l.Seat {
 					t.Fatalf("not registered: %+v", l)
 				}
 				r.world.mu.Lock()
@@ -244,7 +245,7 @@ func TestLicenseHeldByStopped(t *testing.T) {
 		r.world.mu.Lock()
 		m.lic = registered
 		r.world.mu.Unlock()
-		r.till(id, func(w fleet.Worker) bool { return w.License.Seat })
+		r.till(id, func(w worker.Worker) bool { return w.License.Seat })
 		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
 			t.Fatal(err)
 		}
@@ -260,7 +261,7 @@ func TestLicenseHeldByStopped(t *testing.T) {
 		if _, err := r.fleet.TerminateWorker(t.Context(), person, id); err != nil {
 			t.Fatal(err)
 		}
-		if l := r.await(id, power.WorkerTerminated, 5*time.Minute).License; l.Status != fleet.LicenseDeregistered || m.lic != unregistered {
+		if l := r.await(id, power.WorkerTerminated, 5*time.Minute).License; l.Status != worker.LicenseDeregistered || m.lic != unregistered {
 			t.Errorf("its license ended as %+v", l)
 		}
 	})
@@ -280,21 +281,21 @@ func TestLicenseRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := w.License.Status; s != fleet.LicenseUnknown {
+		if s := w.License.Status; s != worker.LicenseUnknown {
 			t.Errorf("not read yet, and shown as %s", s)
 		}
 		r.await(w.ID, power.WorkerRunning, 5*time.Minute)
 		for _, c := range []struct {
 			state LicenseState
 			down  bool
-			want  fleet.License
+			want  worker.License
 		}{
-			{state: registered, want: fleet.License{Status: fleet.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
-			{state: unregistered, down: true, want: fleet.License{Status: fleet.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
-			{state: overused, want: fleet.License{Status: fleet.LicenseFailed, Registration: "COMPLETED", Authorization: "OUT_OF_COMPLIANCE", Seat: true, LastError: overused.Detail}},
-			{state: registered, want: fleet.License{Status: fleet.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
-			{state: unregistered, want: fleet.License{Status: fleet.LicenseUnregistered, Registration: "NOT_REGISTERED", Authorization: "EVAL"}},
-			{state: inProgress, want: fleet.License{Status: fleet.LicenseRegistering, Registration: "IN_PROGRESS", Authorization: "EVAL", Seat: true}},
+			{state: registered, want: worker.License{Status: worker.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
+			{state: unregistered, down: true, want: worker.License{Status: worker.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
+			{state: overused, want: worker.License{Status: worker.LicenseFailed, Registration: "COMPLETED", Authorization: "OUT_OF_COMPLIANCE", Seat: true, LastError: overused.Detail}},
+			{state: registered, want: worker.License{Status: worker.LicenseRegistered, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE", Seat: true}},
+			{state: unregistered, want: worker.License{Status: worker.LicenseUnregistered, Registration: "NOT_REGISTERED", Authorization: "EVAL"}},
+			{state: inProgress, want: worker.License{Status: worker.LicenseRegistering, Registration: "IN_PROGRESS", Authorization: "EVAL", Seat: true}},
 		} {
 			r.world.mu.Lock()
 			m.lic, m.down = c.state, c.down
@@ -311,7 +312,7 @@ func TestLicenseRead(t *testing.T) {
 }
 
 // till waits, for at most 15 min, until ok accepts the record of a worker.
-func (r *rig) till(id string, ok func(fleet.Worker) bool) {
+func (r *rig) till(id string, ok func(worker.Worker) bool) {
 	r.t.Helper()
 	for range 15 * 60 {
 		if ok(r.worker(id)) {

@@ -8,6 +8,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 )
 
@@ -66,7 +67,7 @@ func (l *loadSeen) with(instance string, n Load, began time.Time) *loadSeen {
 // was last in use at the end of the newest active window.
 func (l *loadSeen) reading(threshold float64) idle.Reading {
 	newest := l.Windows[len(l.Windows)-1]
-	r := idle.Judge(fleet.SourceCloudWatch, newest.CPU, threshold, "%", l.Period, newest.End)
+	r := idle.Judge(worker.SourceCloudWatch, newest.CPU, threshold, "%", l.Period, newest.End)
 	r.MaxAge = idle.Duration(2 * l.Period)
 	next := newest.End
 	for _, w := range slices.Backward(l.Windows) {
@@ -83,8 +84,8 @@ func (l *loadSeen) reading(threshold float64) idle.Reading {
 }
 
 // wantsLoad reports whether the load is one of the worker's activity sources.
-func (c *Controller) wantsLoad(w *fleet.Worker, t *fleet.Template, now time.Time) bool {
-	return slices.Contains(c.fleet.PolicyWith(now, w, t).ActivitySources, fleet.SourceCloudWatch)
+func (c *Controller) wantsLoad(w *worker.Worker, t *fleet.Template, now time.Time) bool {
+	return slices.Contains(c.fleet.PolicyWith(now, w, t).ActivitySources, worker.SourceCloudWatch)
 }
 
 // readLoads reads the load of this server's RUNNING workers until ctx ends: of

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // TestLoadHoldsForTheTimeout checks that a worker judged by its load alone is
@@ -23,7 +24,7 @@ func TestLoadHoldsForTheTimeout(t *testing.T) {
 		r := newRig(t, options{world: w, settings: map[string]any{"worker_auto_pause_snooze_minutes": 0}})
 		defer r.stop()
 		id := r.create().ID
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{ActivitySources: []string{fleet.SourceCloudWatch}}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{ActivitySources: []string{worker.SourceCloudWatch}}); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
@@ -56,7 +57,7 @@ func (r *rig) createLoaded(n int, timeout time.Duration) []string {
 	for i := range n {
 		w, err := r.fleet.CreateWorker(r.t.Context(), person, fleet.NewWorker{Name: "n" + strconv.Itoa(i), AWSRegion: region0, TemplateName: "small"})
 		if err == nil {
-			_, err = r.fleet.UpdateWorker(r.t.Context(), person, w.ID, 0, fleet.Profile{IdleTimeoutMinutes: new(int(timeout.Minutes())), ActivitySources: []string{fleet.SourceCloudWatch}})
+			_, err = r.fleet.UpdateWorker(r.t.Context(), person, w.ID, 0, worker.Profile{IdleTimeoutMinutes: new(int(timeout.Minutes())), ActivitySources: []string{worker.SourceCloudWatch}})
 		}
 		if err != nil {
 			r.t.Fatal(err)
@@ -74,12 +75,12 @@ func (r *rig) createLoaded(n int, timeout time.Duration) []string {
 func (r *rig) loadReading(id string) idle.Reading {
 	if l, ok := r.c.Live(id); ok && l.Idle != nil {
 		for _, is := range l.Idle.Readings {
-			if is.Signal == fleet.SourceCloudWatch {
+			if is.Signal == worker.SourceCloudWatch {
 				return is
 			}
 		}
 	}
-	return idle.NotKnown(fleet.SourceCloudWatch, time.Time{}, "")
+	return idle.NotKnown(worker.SourceCloudWatch, time.Time{}, "")
 }
 
 // TestFinalCheckReadsLoad checks that the final check before a stop reads
@@ -173,7 +174,7 @@ func TestFinalCheckReadsLoad(t *testing.T) {
 						t.Errorf("no pause of %s was called off by a decision: %v", id, err)
 						continue
 					}
-					if v := page.Entries[0].Decision.Verdict; !slices.ContainsFunc(v.Blocks, func(b idle.Block) bool { return b.Code == c.block && b.Signal == fleet.SourceCloudWatch }) {
+					if v := page.Entries[0].Decision.Verdict; !slices.ContainsFunc(v.Blocks, func(b idle.Block) bool { return b.Code == c.block && b.Signal == worker.SourceCloudWatch }) {
 						t.Errorf("the pause of %s was called off by %v, want %s", id, v.Blocks, c.block)
 					}
 				}

@@ -6,7 +6,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // Times of CML's notices.
@@ -41,7 +41,7 @@ func (j *job) notice(ctx context.Context) {
 		return
 	}
 	j.live.noticeAt, j.live.noticeWait = time.Time{}, 0
-	err = j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error {
+	err = j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error {
 		if w.CMLNotice.ID = id; id == "" {
 			w.CMLNotice = nil
 		}
@@ -54,7 +54,7 @@ func (j *job) notice(ctx context.Context) {
 
 // show asks CML to show a notice, and returns its ID, or to remove it. A
 // console without notices shows none.
-func (j *job) show(ctx context.Context, n *fleet.Notice, on bool) (id string, err error) {
+func (j *job) show(ctx context.Context, n *worker.Notice, on bool) (id string, err error) {
 	console, err := j.c.cfg.Consoles(j.w)
 	if err != nil {
 		return "", err
@@ -74,7 +74,7 @@ func (j *job) show(ctx context.Context, n *fleet.Notice, on bool) (id string, er
 // holds reports whether the pause announced by n is still to be expected: its
 // warning is out, and no block prevents it that has no end or that ends after
 // the earliest pause for that warning.
-func (j *job) holds(n *fleet.Notice) bool {
+func (j *job) holds(n *worker.Notice) bool {
 	switch {
 	case !n.Of(&j.w) || j.c.fleet.Halted().On || j.shadow():
 		return false

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 )
 
 // CML shows a warning while it is pending and removes it afterwards, whatever
@@ -102,7 +102,7 @@ func TestNoticeOfTTL(t *testing.T) {
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		at := time.Now().Add(20 * time.Minute)
 		terminate := "terminate"
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{TTLDeadline: &at, TTLAction: &terminate}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{TTLDeadline: &at, TTLAction: &terminate}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(16 * time.Minute)

@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 )
 
 // regionKey identifies a region of an account.
 type regionKey struct{ account, name string }
 
-func keyOf(w *fleet.Worker) regionKey { return regionKey{w.Account, w.AWSRegion} }
+func keyOf(w *worker.Worker) regionKey { return regionKey{w.Account, w.AWSRegion} }
 
 // region is the set of workers observed together.
 type region struct {
@@ -39,7 +39,7 @@ func (r *region) soon() { signal(r.wake) }
 
 // region returns the region of w. A new one is observed from now on. The lock
 // is held.
-func (c *Controller) region(w *fleet.Worker) *region {
+func (c *Controller) region(w *worker.Worker) *region {
 	k := keyOf(w)
 	r := c.regions[k]
 	if r == nil {
@@ -133,12 +133,12 @@ func (c *Controller) concluded(r *region, err error) {
 
 // unread returns why the region of w cannot be read; nil if it can. The lock is
 // held.
-func (c *Controller) unread(w *fleet.Worker) *fleet.Unread {
+func (c *Controller) unread(w *worker.Worker) *worker.Unread {
 	r := c.regions[keyOf(w)]
 	if r == nil || r.err == "" {
 		return nil
 	}
-	return &fleet.Unread{Region: r.key.name, Since: r.errSince, Error: r.err}
+	return &worker.Unread{Region: r.key.name, Since: r.errSince, Error: r.err}
 }
 
 // unreadRegions returns the regions with workers, and whether each cannot be

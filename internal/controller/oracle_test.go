@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
@@ -73,7 +73,7 @@ func (d *day) floor(t store.Txn) {
 
 // judge checks the opposite: a worker that is idle, readable and not blocked
 // does not stay up for longer than check interval and warning.
-func (d *day) judge(u *user, w *fleet.Worker) {
+func (d *day) judge(u *user, w *worker.Worker) {
 	now := time.Now()
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()

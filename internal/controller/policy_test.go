@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/store/mem"
 )
@@ -102,7 +103,7 @@ func TestScheduleWeeks(t *testing.T) {
 				id := w.ID
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				r.apply(policy.Scope{Tags: map[string]string{"team": ""}}, fleet.Application{Schedule: new("office")})
-				if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
+				if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
 					t.Fatal(err)
 				}
 				ctx, end := context.WithCancel(t.Context())
@@ -361,7 +362,7 @@ func TestBudgets(t *testing.T) {
 		r.apply(policy.Scope{}, fleet.Application{Schedule: new("office")})
 		var tokens []string
 		for _, id := range ids[:4] {
-			if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
+			if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
 				t.Fatal(err)
 			}
 			token, err := r.fleet.NewWakeToken(t.Context(), person, id)
@@ -431,7 +432,7 @@ func TestShadowPolicy(t *testing.T) {
 		ids := r.many(3)
 		r.apply(policy.Scope{}, fleet.Application{Policy: new("try")})
 		at := time.Now().Add(4 * time.Hour)
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, ids[0], 0, fleet.Profile{TTLDeadline: &at}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, ids[0], 0, worker.Profile{TTLDeadline: &at}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.fleet.StopWorker(t.Context(), person, ids[2]); err != nil {
@@ -534,7 +535,7 @@ func TestPolicyTags(t *testing.T) {
 		if err != nil || len(page.Entries) == 0 {
 			t.Fatalf("warned as %+v, %v", page.Entries, err)
 		}
-		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != power.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "cml") {
+		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != power.ReasonTTL || x.Action != worker.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "cml") {
 			t.Errorf("the warning of its deadline is %+v", x)
 		}
 	})

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/tags"
 )
 
@@ -24,7 +25,7 @@ const (
 
 // tagging is one worker whose tags differ from its policy.
 type tagging struct {
-	w    fleet.Worker
+	w    worker.Worker
 	sh   *shard
 	want map[string]string
 	put  map[string]string
@@ -43,7 +44,7 @@ func (t *tagging) key() string {
 // policyTags returns the tags from which the agent of w learns its policy; none
 // if no policy was assigned. A deadline that came from a tag is not written
 // again.
-func policyTags(prefix string, w *fleet.Worker, r *policy.Resolved) map[string]string {
+func policyTags(prefix string, w *worker.Worker, r *policy.Resolved) map[string]string {
 	var s tags.Settings
 	out := map[string]string{}
 	if r.Applied {
@@ -52,9 +53,9 @@ func policyTags(prefix string, w *fleet.Worker, r *policy.Resolved) map[string]s
 		s.IdleTimeout = new(min(max(time.Duration(r.Timeout), time.Minute), 30*day))
 		s.WarnBefore = new(min(time.Duration(r.WarnBefore), day, *s.IdleTimeout)) // an agent rejects one longer than its timeout
 		s.Snooze = new(min(time.Duration(r.Snooze), 30*day))
-		s.HibernateOnIdle = new(r.PauseAction != fleet.ActionStop)
+		s.HibernateOnIdle = new(r.PauseAction != worker.ActionStop)
 		s.PauseHolder = new("server")
-		if w.PauseHolder == fleet.HolderAgent {
+		if w.PauseHolder == worker.HolderAgent {
 			s.PauseHolder = new("agent")
 		}
 		if r.Signals != nil {
@@ -119,7 +120,7 @@ func (c *Controller) untag(e *entry) {
 // untagged lists the workers whose tags differ from their policy.
 func (c *Controller) untagged() []*tagging {
 	type candidate struct {
-		w    fleet.Worker
+		w    worker.Worker
 		sh   *shard
 		have map[string]string
 	}
@@ -215,7 +216,7 @@ func (c *Controller) tagWritten(ctx context.Context, t *tagging) {
 	if maps.Equal(t.want, t.w.PolicyTags) {
 		return
 	}
-	_, err := t.sh.fleet.Change(ctx, t.w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+	_, err := t.sh.fleet.Change(ctx, t.w.ID, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 		w.PolicyTags = t.want
 		tx.Note(audit.Entry{Action: "policy_tags", Detail: strings.Join(slices.Sorted(maps.Keys(t.want)), ", ")})
 		return nil
@@ -255,7 +256,7 @@ func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
 // deadlineTag returns the end of w's life by the tag of its instance, nil for
 // none, and whether w's record has to follow it. A tag that cannot be read sets
 // none: the agent and its doctor show what is wrong with it.
-func deadlineTag(prefix string, w *fleet.Worker, in *Instance) (d *time.Time, follow bool) {
+func deadlineTag(prefix string, w *worker.Worker, in *Instance) (d *time.Time, follow bool) {
 	key := prefix + "ttl-deadline"
 	if in == nil || w.TTLDeadline != nil && !w.TTLFromTag {
 		return nil, false
@@ -283,8 +284,8 @@ func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
 		return outcome{}, false
 	}
 	key := j.s.TagPrefix + "ttl-deadline"
-	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
-		action := fleet.ActionStop
+	err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
+		action := worker.ActionStop
 		if w.TTLFromTag {
 			action = cmp.Or(w.TTLAction, action)
 		}

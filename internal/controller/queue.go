@@ -11,7 +11,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // entry is one worker in memory. The controller's lock guards it. A job works
@@ -20,7 +20,7 @@ type entry struct {
 	id     string
 	shard  int
 	region *region
-	w      fleet.Worker
+	w      worker.Worker
 
 	// The last observation. seen is the state in the region's listing, empty if
 	// the instance was not listed.

@@ -11,6 +11,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
@@ -38,7 +39,7 @@ type job struct {
 	e      *entry
 	sh     *shard
 	f      *fleet.Fleet
-	w      fleet.Worker
+	w      worker.Worker
 	s      settings.Settings
 	now    time.Time
 	seen   string    // the state in EC2, empty if it was not listed
@@ -48,8 +49,8 @@ type job struct {
 	inst   *Instance
 	live   live
 	ask    []fleet.Request
-	unread *fleet.Unread // nil if its region can be read
-	read   *LicenseState // read from CML by this job
+	unread *worker.Unread // nil if its region can be read
+	read   *LicenseState  // read from CML by this job
 }
 
 // reconcile moves one worker one step.
@@ -121,11 +122,11 @@ func (j *job) handle(ctx context.Context) outcome {
 }
 
 // write changes the record at the revision on which the decision was made.
-func (j *job) write(ctx context.Context, fn func(w *fleet.Worker, tx *fleet.Tx) error) error {
+func (j *job) write(ctx context.Context, fn func(w *worker.Worker, tx *worker.Tx) error) error {
 	return j.writeBy(ctx, audit.ByController, false, fn)
 }
 
-func (j *job) writeBy(ctx context.Context, by audit.Actor, limits bool, fn func(w *fleet.Worker, tx *fleet.Tx) error) error {
+func (j *job) writeBy(ctx context.Context, by audit.Actor, limits bool, fn func(w *worker.Worker, tx *worker.Tx) error) error {
 	defer j.writes()()
 	w, err := j.f.Change(ctx, j.w.ID, fleet.Changing{By: by, At: j.w.Revision(), Limits: limits}, fn)
 	if err != nil {
@@ -154,7 +155,7 @@ func (j *job) writes() (end func()) {
 }
 
 // took makes a record written by this job its present one.
-func (j *job) took(w fleet.Worker) {
+func (j *job) took(w worker.Worker) {
 	j.w = w
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()
@@ -180,8 +181,8 @@ func (j *job) failedWrite(err error) outcome {
 }
 
 // to moves the worker to a status, with what else changes.
-func (j *job) to(ctx context.Context, s power.Worker, why string, more func(w *fleet.Worker, tx *fleet.Tx)) error {
-	return j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+func (j *job) to(ctx context.Context, s power.Worker, why string, more func(w *worker.Worker, tx *worker.Tx)) error {
+	return j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		w.Status, w.StatusReason, w.EC2State = s, why, j.state(w)
 		if more != nil {
 			more(w, tx)
@@ -191,7 +192,7 @@ func (j *job) to(ctx context.Context, s power.Worker, why string, more func(w *f
 }
 
 // state returns the EC2 state to record.
-func (j *job) state(w *fleet.Worker) string {
+func (j *job) state(w *worker.Worker) string {
 	if j.seen == "" {
 		return w.EC2State
 	}
@@ -199,7 +200,7 @@ func (j *job) state(w *fleet.Worker) string {
 }
 
 // step is to as a handler's last action.
-func (j *job) step(ctx context.Context, s power.Worker, why string, more func(w *fleet.Worker, tx *fleet.Tx)) outcome {
+func (j *job) step(ctx context.Context, s power.Worker, why string, more func(w *worker.Worker, tx *worker.Tx)) outcome {
 	if err := j.to(ctx, s, why, more); err != nil {
 		return j.failedWrite(err)
 	}
@@ -217,7 +218,7 @@ func (j *job) again() outcome {
 
 // fail ends in FAILED with its cause.
 func (j *job) fail(ctx context.Context, action, why string) outcome {
-	err := j.to(ctx, power.WorkerFailed, why, func(w *fleet.Worker, tx *fleet.Tx) {
+	err := j.to(ctx, power.WorkerFailed, why, func(w *worker.Worker, tx *worker.Tx) {
 		tx.Note(audit.Entry{Action: action, Detail: why})
 	})
 	if err != nil {
@@ -232,7 +233,7 @@ func (j *job) note(ctx context.Context, why string) outcome {
 		why = why[:300]
 	}
 	if j.w.StatusReason != why {
-		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.StatusReason = why; return nil }); err != nil {
+		if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.StatusReason = why; return nil }); err != nil {
 			return j.failedWrite(err)
 		}
 	}
@@ -267,7 +268,7 @@ func (j *job) lost(ctx context.Context) outcome {
 	}
 	since := j.w.MissingSince
 	if since == nil {
-		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 			now := tx.Now
 			w.MissingSince = &now
 			tx.Note(audit.Entry{Action: "instance_missing", By: audit.ByCloud, Detail: w.EC2InstanceID})
@@ -288,7 +289,7 @@ func (j *job) lost(ctx context.Context) outcome {
 // external cause.
 func (j *job) endGone(ctx context.Context, why string) outcome {
 	asked := j.w.DesiredStatus == power.WorkerTerminated
-	err := j.writeBy(ctx, audit.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.writeBy(ctx, audit.ByCloud, false, func(w *worker.Worker, tx *worker.Tx) error {
 		w.Status, w.EC2State, w.MissingSince, w.Intent = power.WorkerTerminated, "terminated", nil, nil
 		w.DesiredStatus, w.Draining, w.CMLNotice = power.WorkerTerminated, false, nil
 		w.License.Ended()
@@ -313,7 +314,7 @@ func (j *job) endGone(ctx context.Context, why string) outcome {
 	return outcome{Result: Success}
 }
 
-func clearAddress(w *fleet.Worker) {
+func clearAddress(w *worker.Worker) {
 	w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.CMLReady, w.RunningSince = "", "", "", false, nil
 }
 
@@ -322,7 +323,7 @@ func (j *job) found(ctx context.Context) error {
 	if j.w.MissingSince == nil {
 		return nil
 	}
-	return j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.MissingSince = nil; return nil })
+	return j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.MissingSince = nil; return nil })
 }
 
 // drift follows EC2 where the worker differs from its record, by the rules of
@@ -349,7 +350,7 @@ func (j *job) drift(ctx context.Context) (outcome, bool) {
 	case power.WorkerTerminated:
 		return j.endGone(ctx, "external: EC2 terminated the instance"), true
 	case power.WorkerTerminating:
-		return j.step(ctx, to, "external: EC2 is terminating the instance", func(w *fleet.Worker, tx *fleet.Tx) {
+		return j.step(ctx, to, "external: EC2 is terminating the instance", func(w *worker.Worker, tx *worker.Tx) {
 			w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
 			w.TerminateFor, w.TerminateBy = power.ReasonExternal, nil
 			tx.Note(audit.Entry{Action: "external_terminate", By: audit.ByCloud, Reason: string(power.ReasonExternal)})
@@ -374,7 +375,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 	}
 	late := j.w.CancelledStopAt != nil && j.now.Sub(*j.w.CancelledStopAt) < lateWindow
 	cause, why := j.inst.Cause, j.inst.Reason
-	out := j.stepBy(ctx, audit.ByCloud, to, func(w *fleet.Worker, tx *fleet.Tx) {
+	out := j.stepBy(ctx, audit.ByCloud, to, func(w *worker.Worker, tx *worker.Tx) {
 		w.Intent, w.Draining = nil, false
 		switch {
 		case late:
@@ -407,8 +408,8 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 	return out
 }
 
-func (j *job) stepBy(ctx context.Context, by audit.Actor, s power.Worker, more func(w *fleet.Worker, tx *fleet.Tx)) outcome {
-	err := j.writeBy(ctx, by, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+func (j *job) stepBy(ctx context.Context, by audit.Actor, s power.Worker, more func(w *worker.Worker, tx *worker.Tx)) outcome {
+	err := j.writeBy(ctx, by, false, func(w *worker.Worker, tx *worker.Tx) error {
 		w.Status, w.StatusReason, w.EC2State = s, "", j.state(w)
 		more(w, tx)
 		if s == power.WorkerStopped {
@@ -429,7 +430,7 @@ func (j *job) stepBy(ctx context.Context, by audit.Actor, s power.Worker, more f
 // start and it was withdrawn, the worker is stopped again.
 func (j *job) startedOutside(ctx context.Context) outcome {
 	if sent := j.w.StartSentAt; j.w.Status == power.WorkerStopped && j.w.StartWithdrawnAt != nil && sent != nil && j.now.Sub(*sent) < lateWindow {
-		out := j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
+		out := j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *worker.Worker, tx *worker.Tx) {
 			w.StopLateStart(tx)
 			w.StatusReason = "a start that was withdrawn took effect; it is stopped again"
 			tx.Note(audit.Entry{Action: "late_action", Events: []string{audit.EventLateAction}, Detail: "start"})
@@ -439,12 +440,12 @@ func (j *job) startedOutside(ctx context.Context) outcome {
 		}
 		return out
 	}
-	return j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
+	return j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *worker.Worker, tx *worker.Tx) {
 		// A worker that was imported running, or only seemed to be in another
 		// state, was not started now.
 		first := j.w.Status == power.WorkerUnknown && (w.RunningSince != nil || w.Imported && w.LastPausedAt == nil)
-		if w.StartOrigin == fleet.OriginNone && !first {
-			w.StartOrigin, w.StartBy = fleet.OriginExternal, "external"
+		if w.StartOrigin == worker.OriginNone && !first {
+			w.StartOrigin, w.StartBy = worker.OriginExternal, "external"
 		}
 		w.Intent, w.Draining = nil, false
 		if w.DesiredStatus != power.WorkerTerminated {

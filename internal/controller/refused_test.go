@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // A stop refused by EC2 is counted, because it was requested, but is not the
@@ -35,7 +35,7 @@ func TestRefusedStopIsNoPause(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		refused := func(stops int64) fleet.Worker {
+		refused := func(stops int64) worker.Worker {
 			t.Helper()
 			set(refuse)
 			stop()

@@ -7,8 +7,8 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // runningSteps executes the steps for a RUNNING worker in their order.
@@ -102,7 +102,7 @@ func (j *job) addresses(ctx context.Context) (outcome, bool) {
 	if in == nil || in.PrivateIP == "" || in.PrivateIP == j.w.PrivateIP && in.PublicIP == j.w.PublicIP && j.w.EC2State == "running" {
 		return outcome{}, false
 	}
-	err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error {
+	err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error {
 		w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.EC2State = in.PublicIP, in.PrivateIP, endpoint(in), "running"
 		return nil
 	})
@@ -122,7 +122,7 @@ func (j *job) detectSources(ctx context.Context) (outcome, bool) {
 	if !j.w.DetectSources || j.c.cfg.CML == nil || j.now.Before(j.live.nextProbe) {
 		return outcome{}, false
 	}
-	o := fleet.Observable{Agent: !j.agent().silent(j.now), Patience: j.s.ProvisioningTimeout}
+	o := worker.Observable{Agent: !j.agent().silent(j.now), Patience: j.s.ProvisioningTimeout}
 	if t := j.w.RunningSince; t != nil {
 		o.Up = max(0, j.now.Sub(*t))
 	}
@@ -137,7 +137,7 @@ func (j *job) detectSources(ctx context.Context) (outcome, bool) {
 	if len(sources) == 0 && reason == j.w.ActivitySourcesReason {
 		return outcome{}, false
 	}
-	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		if !w.DetectSources {
 			return nil // chosen by a user meanwhile
 		}
@@ -193,7 +193,7 @@ func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
 	if j.live.systemAt.IsZero() || j.live.systemErr != "" || s.Version == j.w.CMLVersion && s.Ready == j.w.CMLReady {
 		return outcome{}, false
 	}
-	err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error {
+	err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error {
 		w.CMLVersion, w.CMLReady = s.Version, s.Ready
 		return nil
 	})
@@ -218,7 +218,7 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 		use = "it has failed, so what uses it is unknown"
 	}
 	if !x.Warned {
-		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 			w.WarnOfTTL(tx, x.At, use)
 			return nil
 		})

@@ -20,6 +20,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -172,7 +173,7 @@ func (d *day) step() {
 }
 
 // live simulates a worker's user and environment.
-func (d *day) live(ctx context.Context, u *user, w *fleet.Worker, i int) {
+func (d *day) live(ctx context.Context, u *user, w *worker.Worker, i int) {
 	now := time.Now()
 	if w.EC2InstanceID == "" {
 		return
@@ -258,14 +259,14 @@ func (d *day) command(ctx context.Context, id string) {
 	case 12:
 		_, err = d.fleet.SetHalt(ctx, person, halt.Request{})
 	case 13:
-		_, err = d.fleet.PauseWorker(ctx, audit.Actor{Name: "calendar", Kind: audit.KindSchedule}, id, fleet.Pause{Reason: power.ReasonSchedule})
+		_, err = d.fleet.PauseWorker(ctx, audit.Actor{Name: "calendar", Kind: audit.KindSchedule}, id, worker.Pause{Reason: power.ReasonSchedule})
 	case 14:
 		_, err = d.fleet.RegisterLicense(ctx, person, id, "env:TOKEN", false)
 	case 15:
 		at := time.Now().Add(time.Duration(d.rng.IntN(120)) * time.Minute)
-		_, err = d.fleet.UpdateWorker(ctx, person, id, 0, fleet.Profile{TTLDeadline: &at})
+		_, err = d.fleet.UpdateWorker(ctx, person, id, 0, worker.Profile{TTLDeadline: &at})
 	case 16:
-		_, err = d.fleet.UpdateWorker(ctx, person, id, 0, fleet.Profile{TTLDeadline: &time.Time{}})
+		_, err = d.fleet.UpdateWorker(ctx, person, id, 0, worker.Profile{TTLDeadline: &time.Time{}})
 	}
 	if _, refused := errors.AsType[*failure.Refused](err); err != nil && !refused {
 		if _, busy := errors.AsType[*failure.Conflict](err); !busy {

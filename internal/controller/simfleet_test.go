@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/cml"
 	"lull/internal/platform/ec2"
@@ -97,7 +98,7 @@ func (f *simFleet) start() {
 	f.run++
 	f.c, err = controller.New(controller.Config{
 		Fleet: fl, Server: "server-" + string(rune('a'+f.run)), Clouds: aws.Cloud, Log: slog.New(slog.NewTextHandler(simLog{f.t}, nil)),
-		Consoles: func(w fleet.Worker) (controller.Console, error) {
+		Consoles: func(w worker.Worker) (controller.Console, error) {
 			made := cml.Config{URL: "http://" + w.PrivateIP, Username: "admin", Password: "cml", TLS: cml.TLS{Insecure: true}, HTTP: f.http}
 			mu.Lock()
 			defer mu.Unlock()
@@ -135,7 +136,7 @@ func (f *simFleet) start() {
 }
 
 // adopt makes a worker of a simulated instance.
-func (f *simFleet) adopt(name string, p fleet.Profile) fleet.Worker {
+func (f *simFleet) adopt(name string, p worker.Profile) worker.Worker {
 	f.t.Helper()
 	var id string
 	if !f.sim.World.Locate(name, func(i *simworld.Instance, _ simworld.Moment) { id = i.ID }) {
@@ -154,7 +155,7 @@ func (f *simFleet) adopt(name string, p fleet.Profile) fleet.Worker {
 	return w
 }
 
-func (f *simFleet) worker(id string) fleet.Worker {
+func (f *simFleet) worker(id string) worker.Worker {
 	f.t.Helper()
 	w, err := f.fleet.Worker(f.t.Context(), id)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/scaletest"
 )
@@ -92,7 +93,7 @@ func TestSlowConsoles(t *testing.T) {
 		r := newRig(t, options{world: w, lanes: defaultLanes * n / 3000, settings: map[string]any{
 			"idle_detection_interval": int(interval.Seconds()), "worker_activity_detection_interval": 300,
 			"worker_idle_timeout_minutes": int(timeout.Minutes()), "worker_warn_before_minutes": 1,
-		}, consoles: func(wk fleet.Worker) (Console, error) {
+		}, consoles: func(wk worker.Worker) (Console, error) {
 			c, err := w.console(wk)
 			if err != nil {
 				return nil, err

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -50,13 +51,13 @@ func (s *steadyWorld) Instances(_ context.Context, ids []string) (map[string]Ins
 	return found, nil, nil
 }
 
-func (s *steadyWorld) console(fleet.Worker) (Console, error) { return steadyConsole{s}, nil }
+func (s *steadyWorld) console(worker.Worker) (Console, error) { return steadyConsole{s}, nil }
 
 type steadyConsole struct{ s *steadyWorld }
 
 func (c steadyConsole) Telemetry(context.Context, json.RawMessage) Telemetry {
 	c.s.count("telemetry")
-	return Telemetry{CheckedAt: time.Now(), Newest: c.s.active, Recent: []fleet.Event{{Category: "start_lab", Timestamp: c.s.active}}}
+	return Telemetry{CheckedAt: time.Now(), Newest: c.s.active, Recent: []worker.Event{{Category: "start_lab", Timestamp: c.s.active}}}
 }
 func (c steadyConsole) System(context.Context) (System, error) {
 	return System{Version: "2.9.0", Ready: true}, nil
@@ -103,10 +104,10 @@ func steady(t *testing.T, n int) {
 	now := time.Now().UTC()
 	for i := range n {
 		id := fmt.Sprintf("i-%017x", i)
-		rec := fleet.Worker{
+		rec := worker.Worker{
 			ID: fmt.Sprintf("w-%d", i), Name: "n", AWSRegion: region0, DesiredStatus: power.WorkerStopped, Status: power.WorkerStopped, StatusSince: now,
-			IsIdleDetectionEnabled: true, PauseHolder: fleet.HolderController, Armed: true, CreatedAt: now, EC2InstanceID: id, EC2State: "stopped",
-			License: fleet.License{Status: fleet.LicenseUnregistered}, IdleTimeoutMinutes: &timeout, RecentActivityEvents: []fleet.Event{},
+			IsIdleDetectionEnabled: true, PauseHolder: worker.HolderController, Armed: true, CreatedAt: now, EC2InstanceID: id, EC2State: "stopped",
+			License: worker.License{Status: worker.LicenseUnregistered}, IdleTimeoutMinutes: &timeout, RecentActivityEvents: []worker.Event{},
 		}
 		w.states[id] = "stopped"
 		if i%10 == 0 {

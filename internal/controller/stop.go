@@ -12,8 +12,8 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 func asNotFound(err error) (*failure.NotFound, bool) { return errors.AsType[*failure.NotFound](err) }
@@ -84,7 +84,7 @@ func (j *job) stopping(ctx context.Context) outcome {
 
 // down confirms STOPPED.
 func (j *job) down(ctx context.Context) outcome {
-	err := j.writeBy(ctx, audit.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.writeBy(ctx, audit.ByController, false, func(w *worker.Worker, tx *worker.Tx) error {
 		e := audit.Entry{Action: "stopped", Reason: string(w.PauseReason)}
 		if w.Intent != nil && w.Intent.Drain {
 			e.Action, e.Events = audit.Drained, []string{audit.EventDrained}
@@ -114,7 +114,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return j.startedOutside(ctx) // a stop outside lull that was withdrawn
 	case sent:
 		return outcome{Result: Requeue} // wait until the call's effect is visible
-	case in.By == fleet.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
+	case in.By == worker.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
 		if j.overdue(j.s.ProvisioningTimeout) {
 			return j.refused(ctx, "its agent, which was about to, did not stop it")
 		}
@@ -153,13 +153,13 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		}
 	}
 	hibernate, why := j.hibernates(ctx)
-	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		now := tx.Now
 		w.Intent.SentAt, w.Intent.Hibernate = &now, hibernate
 		if why != "" {
-			action := fleet.ActionStop
+			action := worker.ActionStop
 			if hibernate {
-				action = fleet.ActionHibernate
+				action = worker.ActionHibernate
 			}
 			tx.Note(audit.Entry{Action: "pause_action_chosen", Reason: action, Detail: why})
 		}
@@ -174,7 +174,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	}
 	if in.ByReadings() && (time.Since(look.Verdict.At) > FinalLook || j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {
 		// The write took so long that the check is too old: cancel the stop.
-		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
+		if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
 			return j.failedWrite(err)
 		}
 		return outcome{Result: Retry}
@@ -204,9 +204,9 @@ func (j *job) unhalted(r power.Reason) (until time.Time, halted bool) {
 // if its history decides that.
 func (j *job) hibernates(ctx context.Context) (bool, string) {
 	switch j.rules().PauseAction {
-	case fleet.ActionHibernate:
+	case worker.ActionHibernate:
 		return true, ""
-	case fleet.ActionAuto:
+	case worker.ActionAuto:
 	default:
 		return false, ""
 	}
@@ -214,7 +214,7 @@ func (j *job) hibernates(ctx context.Context) (bool, string) {
 	if err != nil {
 		return false, "its history cannot be read: " + err.Error()
 	}
-	return fleet.HibernatePays(pauses)
+	return worker.HibernatePays(pauses)
 }
 
 // shows reports whether the effect of an API call sent at that time should be
@@ -247,7 +247,7 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 	fault(span, err)
 	switch k := KindOf(err); {
 	case err == nil && done.Fallback != "" && done.Fallback != j.w.HibernateNote:
-		if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		if err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 			w.HibernateNote = done.Fallback
 			tx.Note(audit.Entry{Action: "hibernate_fallback", Detail: done.Fallback})
 			return nil
@@ -261,7 +261,7 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 		return j.refused(ctx, "EC2 refused the stop: "+err.Error())
 	case k == Throttled:
 		why := "cannot stop yet: " + err.Error()
-		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt, w.StatusReason = nil, why; return nil }); err != nil {
+		if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.Intent.SentAt, w.StatusReason = nil, why; return nil }); err != nil {
 			return j.failedWrite(err)
 		}
 		return outcome{Result: Retry}
@@ -273,15 +273,15 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 // reason stays in the record until something else happens.
 func (j *job) refused(ctx context.Context, why string) outcome {
 	j.live.preflightAt = time.Time{} // which may not have known of it
-	return j.calledOff(ctx, nil, why, func(w *fleet.Worker) { w.Refused(why) })
+	return j.calledOff(ctx, nil, why, func(w *worker.Worker) { w.Refused(why) })
 }
 
 // callOff returns a worker whose stop was not carried out to RUNNING.
 func (j *job) callOff(ctx context.Context, d *evidence.Decision, why string) outcome {
-	return j.calledOff(ctx, d, why, func(*fleet.Worker) {})
+	return j.calledOff(ctx, d, why, func(*worker.Worker) {})
 }
 
-func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, and func(*fleet.Worker)) outcome {
+func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, and func(*worker.Worker)) outcome {
 	if d != nil && len(d.Verdict.Blocks) > 0 {
 		codes := make([]string, len(d.Verdict.Blocks))
 		for i, b := range d.Verdict.Blocks {
@@ -289,7 +289,7 @@ func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, a
 		}
 		why += " (" + strings.Join(codes, ", ") + ")"
 	}
-	err := j.writeBy(ctx, audit.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err := j.writeBy(ctx, audit.ByController, false, func(w *worker.Worker, tx *worker.Tx) error {
 		w.EC2State = j.state(w)
 		if d != nil {
 			j.activityInto(w)
@@ -344,7 +344,7 @@ func (j *job) draining(ctx context.Context) outcome {
 		if !none {
 			why = "the drain timed out"
 		}
-		return j.step(ctx, power.WorkerStopping, why, func(w *fleet.Worker, tx *fleet.Tx) {
+		return j.step(ctx, power.WorkerStopping, why, func(w *worker.Worker, tx *worker.Tx) {
 			tx.Note(audit.Entry{Action: "drain_ended", Detail: why})
 		})
 	}
@@ -409,7 +409,7 @@ func (j *job) stopped(ctx context.Context) outcome {
 		if st := j.rules().Standing; j.w.ForSchedule() && st != nil && !st.Open {
 			return j.withdraw(ctx)
 		}
-		if wait := restartBackoff(j.w.Restarts) - j.now.Sub(j.w.StatusSince); j.w.StartOrigin == fleet.OriginAuto && wait > 0 {
+		if wait := restartBackoff(j.w.Restarts) - j.now.Sub(j.w.StatusSince); j.w.StartOrigin == worker.OriginAuto && wait > 0 {
 			return outcome{Requeue, j.now.Add(wait)}
 		}
 		if code, why := j.noStart(); code != "" {
@@ -448,7 +448,7 @@ func (j *job) withdraw(ctx context.Context) outcome {
 // a user's, which waits for nothing.
 func (j *job) noStart() (code, why string) {
 	switch {
-	case j.w.StartOrigin != fleet.OriginAuto:
+	case j.w.StartOrigin != worker.OriginAuto:
 		return "", ""
 	case j.c.fleet.Halted().On:
 		return "halted", "all automatic actions are halted"
@@ -537,7 +537,7 @@ func (j *job) terminatePending(ctx context.Context) outcome {
 	case err != nil:
 		return j.note(ctx, "cannot look for an earlier launch: "+err.Error())
 	case ok:
-		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 			w.EC2InstanceID, w.EC2State, w.MissingSince = in.ID, in.State, nil
 			tx.Note(audit.Entry{Action: "adopted", Detail: in.ID})
 			return nil
@@ -585,7 +585,7 @@ func (j *job) unknown(ctx context.Context) outcome {
 		return j.unobserved(ctx)
 	}
 	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
-		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) {
+		return j.step(ctx, power.WorkerStopped, "", func(w *worker.Worker, tx *worker.Tx) {
 			if w.StartAskedAt == nil { // otherwise another start came before the first check
 				w.DesiredStatus = power.WorkerStopped
 			}
@@ -620,9 +620,9 @@ func accepted(r *policy.Resolved, l live) []idle.Block {
 }
 
 var riskSentence = map[string]string{
-	fleet.RiskInstanceStore: "It has instance-store volumes, which lose their content in a stop.",
-	fleet.RiskNoElasticIP:   "Its public address is not an Elastic IP and would change.",
-	fleet.RiskASGMember:     "It belongs to an Auto Scaling group, which would replace it.",
-	fleet.RiskSpot:          "It is a Spot instance.",
-	fleet.RiskStopProtected: "It is protected against being stopped.",
+	worker.RiskInstanceStore: "It has instance-store volumes, which lose their content in a stop.",
+	worker.RiskNoElasticIP:   "Its public address is not an Elastic IP and would change.",
+	worker.RiskASGMember:     "It belongs to an Auto Scaling group, which would replace it.",
+	worker.RiskSpot:          "It is a Spot instance.",
+	worker.RiskStopProtected: "It is protected against being stopped.",
 }

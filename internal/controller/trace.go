@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"lull/internal/core/evidence"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // traced connects the spans of one pause or resume, which takes many turns of
@@ -55,7 +55,7 @@ func traceVerdict(s trace.Span, d evidence.Decision) {
 
 // traceCheck ends a check's own part, and remembers it where it decided on a
 // pause.
-func (j *job) traceCheck(s trace.Span, d evidence.Decision, r *fleet.DetectResult) {
+func (j *job) traceCheck(s trace.Span, d evidence.Decision, r *worker.DetectResult) {
 	if !s.IsRecording() {
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 )
 
 // TestEndOfAStoppedWorker checks that a worker that is stopped at its expiry is
@@ -35,10 +36,10 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 		"stop":      {&stop, nil, false, power.WorkerStopped},
 		"moved": {&terminate, func(r *rig, id string, end time.Time) {
 			later := end.Add(24 * time.Hour)
-			r.profile(id, fleet.Profile{TTLDeadline: &later})
+			r.profile(id, worker.Profile{TTLDeadline: &later})
 		}, false, power.WorkerStopped},
 		"taken away": {&terminate, func(r *rig, id string, _ time.Time) {
-			r.profile(id, fleet.Profile{TTLDeadline: &time.Time{}})
+			r.profile(id, worker.Profile{TTLDeadline: &time.Time{}})
 		}, false, power.WorkerStopped},
 		"halted": {&terminate, func(r *rig, _ string, _ time.Time) { halt(r, nil) }, false, power.WorkerStopped},
 		"halted for a while": {&terminate, func(r *rig, _ string, end time.Time) {
@@ -58,7 +59,7 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 				id := r.create().ID
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				end := time.Now().Add(6 * time.Hour).UTC().Round(0)
-				r.profile(id, fleet.Profile{TTLDeadline: &end, TTLAction: c.action})
+				r.profile(id, worker.Profile{TTLDeadline: &end, TTLAction: c.action})
 				r.await(id, power.WorkerStopped, 4*time.Hour) // it is not used
 				pauses := r.c.Stats().AutoPause
 				time.Sleep(time.Until(end.Add(-time.Minute)))
@@ -103,7 +104,7 @@ func TestEndOfAFailedWorker(t *testing.T) {
 		status    power.Worker // two hours after the expiry
 		calls     string
 	}{
-		"stop":      {fleet.ActionStop, false, power.WorkerStopped, "stop"},
+		"stop":      {worker.ActionStop, false, power.WorkerStopped, "stop"},
 		"terminate": {"terminate", false, power.WorkerTerminated, "terminate"},
 		"protected": {"terminate", true, power.WorkerFailed, "terminate"},
 	} {
@@ -120,7 +121,7 @@ func TestEndOfAFailedWorker(t *testing.T) {
 				id := r.create().ID
 				r.await(id, power.WorkerFailed, time.Hour)
 				end := time.Now().Add(6 * time.Hour).UTC().Round(0)
-				r.profile(id, fleet.Profile{TTLDeadline: &end, TTLAction: &c.action})
+				r.profile(id, worker.Profile{TTLDeadline: &end, TTLAction: &c.action})
 				time.Sleep(time.Until(end.Add(-time.Minute)))
 				if w := r.worker(id); w.Status != power.WorkerFailed || w.WarningFor != power.ReasonTTL {
 					t.Errorf("a minute before its end it is %s, warned for %q", w.Status, w.WarningFor)
@@ -167,7 +168,7 @@ func TestWarningOfTTL(t *testing.T) {
 				}
 				since := time.Now()
 				end := since.Add(c.left)
-				r.profile(id, fleet.Profile{TTLDeadline: &end})
+				r.profile(id, worker.Profile{TTLDeadline: &end})
 				for r.worker(id).Status == power.WorkerRunning && time.Since(since) < 2*time.Hour {
 					r.use(id)
 					time.Sleep(5 * time.Second)
@@ -203,7 +204,7 @@ func TestWarningOfTTLStands(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		end := time.Now().Add(time.Hour)
-		r.profile(id, fleet.Profile{TTLDeadline: &end})
+		r.profile(id, worker.Profile{TTLDeadline: &end})
 		for time.Until(end) > -2*time.Minute {
 			r.use(id)
 			time.Sleep(200 * time.Second)
@@ -229,13 +230,13 @@ func TestStartAfterItsTTL(t *testing.T) {
 			t.Fatal(err)
 		}
 		end := time.Now().Add(10 * time.Minute)
-		r.profile(id, fleet.Profile{TTLDeadline: &end})
+		r.profile(id, worker.Profile{TTLDeadline: &end})
 		r.await(id, power.WorkerStopped, 20*time.Minute)
-		for name, start := range map[string]func() (fleet.Worker, error){
-			"a person": func() (fleet.Worker, error) { return r.fleet.StartWorker(t.Context(), person, id) },
-			"a retry":  func() (fleet.Worker, error) { return r.fleet.RetryWorker(t.Context(), person, id) },
-			"a wake":   func() (fleet.Worker, error) { return r.fleet.WakeWorker(t.Context(), id, token) },
-			"a schedule": func() (fleet.Worker, error) {
+		for name, start := range map[string]func() (worker.Worker, error){
+			"a person": func() (worker.Worker, error) { return r.fleet.StartWorker(t.Context(), person, id) },
+			"a retry":  func() (worker.Worker, error) { return r.fleet.RetryWorker(t.Context(), person, id) },
+			"a wake":   func() (worker.Worker, error) { return r.fleet.WakeWorker(t.Context(), id, token) },
+			"a schedule": func() (worker.Worker, error) {
 				return r.fleet.ScheduleStart(t.Context(), id, r.worker(id).Revision(), "office")
 			},
 		} {
@@ -268,7 +269,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 			t.Errorf("started outside, it is warned by %+v, %v", page.Entries, err)
 		}
 		later := time.Now().Add(time.Hour)
-		r.profile(id, fleet.Profile{TTLDeadline: &later})
+		r.profile(id, worker.Profile{TTLDeadline: &later})
 		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +278,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 }
 
 // profile changes a worker's user settings.
-func (r *rig) profile(id string, p fleet.Profile) {
+func (r *rig) profile(id string, p worker.Profile) {
 	r.t.Helper()
 	if _, err := r.fleet.UpdateWorker(r.t.Context(), person, id, 0, p); err != nil {
 		r.t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // Times of waiting for a start.
@@ -37,14 +37,14 @@ type starts struct {
 }
 
 // waits reports whether a worker waits for an automatic start.
-func waits(w *fleet.Worker) bool {
-	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartOrigin == fleet.OriginAuto &&
+func waits(w *worker.Worker) bool {
+	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartOrigin == worker.OriginAuto &&
 		w.StartReason != policy.ByPerson
 }
 
 // ahead orders starts: interactive ones first, then the oldest.
-func ahead(now time.Time, a, b *fleet.Worker) int {
-	class := func(w *fleet.Worker) int {
+func ahead(now time.Time, a, b *worker.Worker) int {
+	class := func(w *worker.Worker) int {
 		if w.StartReason == policy.ForWake || now.Sub(askedAt(w)) >= aged {
 			return 0
 		}
@@ -60,9 +60,9 @@ func ahead(now time.Time, a, b *fleet.Worker) int {
 }
 
 // startReason is why a worker starts automatically, as budgets name it.
-func startReason(w *fleet.Worker) string { return cmp.Or(w.StartReason, policy.ForRepair) }
+func startReason(w *worker.Worker) string { return cmp.Or(w.StartReason, policy.ForRepair) }
 
-func askedAt(w *fleet.Worker) time.Time {
+func askedAt(w *worker.Worker) time.Time {
 	if w.StartAskedAt != nil {
 		return *w.StartAskedAt
 	}
@@ -78,13 +78,13 @@ func (c *Controller) turn(id, budget string, free bool, now time.Time) (place in
 		c.starts.room = map[string]time.Time{}
 	}
 	if now.Sub(c.starts.at) >= queued || now.Before(c.starts.at) {
-		var waiting []*fleet.Worker
+		var waiting []*worker.Worker
 		for _, e := range c.entries {
 			if waits(&e.w) {
 				waiting = append(waiting, &e.w)
 			}
 		}
-		slices.SortFunc(waiting, func(a, b *fleet.Worker) int { return ahead(now, a, b) })
+		slices.SortFunc(waiting, func(a, b *worker.Worker) int { return ahead(now, a, b) })
 		c.starts.at, c.starts.place = now, make(map[[2]string]int, len(waiting))
 		for _, b := range c.fleet.Rules().Budgets {
 			n := 0
@@ -154,7 +154,7 @@ func (j *job) held(ctx context.Context, code, why string, next time.Time) outcom
 		status = "does not start: " + why
 	}
 	if j.w.StatusReason != status && !(code == string(idle.Budget) && strings.HasPrefix(j.w.StatusReason, turn)) {
-		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 			w.StatusReason = status
 			tx.Note(audit.Entry{Action: "start_held", Reason: code, Detail: why})
 			return nil
@@ -193,7 +193,7 @@ func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
 	case j.shadow():
 		if !j.live.wouldStart.Equal(st.Last.At) {
 			j.live.wouldStart = st.Last.At
-			if err := j.write(ctx, func(_ *fleet.Worker, tx *fleet.Tx) error {
+			if err := j.write(ctx, func(_ *worker.Worker, tx *worker.Tx) error {
 				tx.Note(audit.Entry{Action: "would_resume", Reason: string(power.ReasonSchedule), Detail: "schedule " + st.Schedule})
 				return nil
 			}); err != nil {

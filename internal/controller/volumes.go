@@ -8,6 +8,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 const (
@@ -40,7 +41,7 @@ func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 		return
 	}
 	for id, want := range due {
-		var volumes []fleet.Volume
+		var volumes []worker.Volume
 		for _, v := range want {
 			if x, ok := known[v]; ok {
 				volumes = append(volumes, x)
@@ -49,7 +50,7 @@ func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 		if len(volumes) < len(want) {
 			continue // one has just been detached
 		}
-		_, err := c.fleet.Change(ctx, id, fleet.Changing{By: audit.ByCloud}, func(w *fleet.Worker, _ *fleet.Tx) error {
+		_, err := c.fleet.Change(ctx, id, fleet.Changing{By: audit.ByCloud}, func(w *worker.Worker, _ *worker.Tx) error {
 			if !slices.Equal(w.Volumes, volumes) {
 				w.Volumes = volumes
 			}
@@ -71,7 +72,7 @@ func (c *Controller) unsized(r *region, now time.Time) (due map[string][]string,
 		if e.inst == nil || len(e.inst.Volumes) == 0 || c.shards[e.shard] == nil || e.w.Status == power.WorkerTerminated {
 			continue
 		}
-		same := slices.EqualFunc(e.w.Volumes, e.inst.Volumes, func(v fleet.Volume, id string) bool { return v.ID == id })
+		same := slices.EqualFunc(e.w.Volumes, e.inst.Volumes, func(v worker.Volume, id string) bool { return v.ID == id })
 		if same && e.sizedAt.IsZero() {
 			e.sizedAt = now.Add(-spread(e.id, sizedEach)) // read before this server had it
 		}

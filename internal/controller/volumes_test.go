@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // TestVolumes checks that a worker's record has the volumes reported by EC2,
@@ -36,7 +36,7 @@ func TestVolumes(t *testing.T) {
 		expect := func(id, kind string, sizes ...int) {
 			t.Helper()
 			got := r.worker(id).Volumes
-			if !slices.EqualFunc(got, sizes, func(v fleet.Volume, gb int) bool { return v.GB == gb && v.Type == kind }) {
+			if !slices.EqualFunc(got, sizes, func(v worker.Volume, gb int) bool { return v.GB == gb && v.Type == kind }) {
 				t.Errorf("the volumes of %s are %+v, want %v of %s", id, got, sizes, kind)
 			}
 		}

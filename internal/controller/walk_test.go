@@ -14,6 +14,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store/mem"
 )
 
@@ -40,7 +41,7 @@ type options struct {
 	server   string
 	tracer   trace.Tracer
 	log      *slog.Logger
-	consoles func(fleet.Worker) (Console, error) // nil: the world's
+	consoles func(worker.Worker) (Console, error) // nil: the world's
 	lanes    int
 }
 
@@ -129,7 +130,7 @@ func (l testLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (r *rig) worker(id string) fleet.Worker {
+func (r *rig) worker(id string) worker.Worker {
 	r.t.Helper()
 	w, err := r.fleet.Worker(r.t.Context(), id)
 	if err != nil {
@@ -139,7 +140,7 @@ func (r *rig) worker(id string) fleet.Worker {
 }
 
 // await waits in the bubble until the worker has a status.
-func (r *rig) await(id string, s power.Worker, within time.Duration) fleet.Worker {
+func (r *rig) await(id string, s power.Worker, within time.Duration) worker.Worker {
 	r.t.Helper()
 	end := time.Now().Add(within)
 	for {
@@ -154,7 +155,7 @@ func (r *rig) await(id string, s power.Worker, within time.Duration) fleet.Worke
 	}
 }
 
-func (r *rig) create() fleet.Worker {
+func (r *rig) create() worker.Worker {
 	r.t.Helper()
 	w, err := r.fleet.CreateWorker(r.t.Context(), person, fleet.NewWorker{Name: "one", AWSRegion: region0, TemplateName: "small"})
 	if err != nil {

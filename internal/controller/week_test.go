@@ -30,6 +30,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
 	"lull/internal/platform/journal"
@@ -110,15 +111,15 @@ type recorded struct {
 	fleet   *fleet.Fleet
 	api     *server.Server
 	token   string
-	workers map[string]fleet.Worker // by name
-	open    func()                  // starts the API for questions
+	workers map[string]worker.Worker // by name
+	open    func()                   // starts the API for questions
 	end     func() error
 }
 
 // record starts a fleet in shadow over the scripts and imports every worker.
 // The caller is in a bubble and calls end.
 func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err error) {
-	r := &recorded{workers: map[string]fleet.Worker{}}
+	r := &recorded{workers: map[string]worker.Worker{}}
 	if r.sim, err = sim.New(sim.Options{Scenario: scripts(seed)}); err != nil {
 		return nil, err
 	}

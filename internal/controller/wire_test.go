@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/scaletest"
 	simworld "lull/internal/sim/world"
 )
@@ -109,9 +109,9 @@ func TestStopIsNeverSentLate(t *testing.T) {
 		f := newSimFleet(t, idleScenario(n), map[string]any{
 			"worker_idle_timeout_minutes": 30, "worker_warn_before_minutes": 1, "idle_detection_interval": 60, "worker_activity_detection_interval": 300,
 		}, a.serve)
-		ids := a.adopt(f, n, func(i int) fleet.Profile {
-			action := []string{fleet.ActionStop, fleet.ActionHibernate}[i%2]
-			return fleet.Profile{PauseAction: &action, AcceptedRisks: []string{fleet.RiskNoElasticIP}}
+		ids := a.adopt(f, n, func(i int) worker.Profile {
+			action := []string{worker.ActionStop, worker.ActionHibernate}[i%2]
+			return worker.Profile{PauseAction: &action, AcceptedRisks: []string{worker.RiskNoElasticIP}}
 		})
 		f.start()
 		for end := time.Now().Add(12 * time.Hour); ; time.Sleep(time.Minute) {
@@ -156,9 +156,9 @@ func TestHaltEndsRetries(t *testing.T) {
 		a := newActingCalls(t, rng)
 		f := newSimFleet(t, idleScenario(n), map[string]any{"worker_auto_pause_enabled": false}, a.serve)
 		end := time.Now().Add(20 * time.Minute)
-		a.adopt(f, n, func(i int) fleet.Profile {
-			action := []string{fleet.ActionStop, "terminate"}[i%2]
-			return fleet.Profile{TTLDeadline: &end, TTLAction: &action}
+		a.adopt(f, n, func(i int) worker.Profile {
+			action := []string{worker.ActionStop, "terminate"}[i%2]
+			return worker.Profile{TTLDeadline: &end, TTLAction: &action}
 		})
 		f.start()
 		time.Sleep(time.Until(end))
@@ -211,7 +211,7 @@ func newActingCalls(t *testing.T, rng *rand.Rand) *actingCalls {
 }
 
 // adopt makes workers of the scenario's instances.
-func (a *actingCalls) adopt(f *simFleet, n int, p func(i int) fleet.Profile) (ids []string) {
+func (a *actingCalls) adopt(f *simFleet, n int, p func(i int) worker.Profile) (ids []string) {
 	for i := range n {
 		name := "m-" + strconv.Itoa(i+1)
 		ids = append(ids, f.adopt(name, p(i)).ID)

@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 	"lull/internal/store/mem"
 )
 
@@ -88,7 +89,7 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	if w.Status != wanted || w.DesiredStatus != wanted || state != strings.ToLower(string(wanted)) {
 		t.Errorf("it is %s, wanted %s, the instance %s; the last word was %s", w.Status, w.DesiredStatus, state, wanted)
 	}
-	if w.Intent != nil || w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartAskedAt != nil || w.StartReason != "" || w.StatusReason != "" || w.Draining {
+	if w.Intent != nil || w.StartOrigin != worker.OriginNone || w.StartBy != "" || w.StartAskedAt != nil || w.StartReason != "" || w.StatusReason != "" || w.Draining {
 		t.Errorf("left behind: intent %v, origin %q by %q at %v, reason %q", w.Intent, w.StartOrigin, w.StartBy, w.StartAskedAt, w.StatusReason)
 	}
 	page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: id, Limit: 1000})
@@ -135,7 +136,7 @@ func TestWishDuringAWrite(t *testing.T) {
 		r.stop()
 		for _, tc := range []struct {
 			what    string
-			learned fleet.Worker
+			learned worker.Worker
 			off     bool
 		}{{"another wish", since, true}, {"its own write", wrote, false}} {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -166,7 +167,7 @@ func TestLateStart(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		ec2 := r.worker(id).EC2InstanceID
-		ask := func(_ fleet.Worker, err error) {
+		ask := func(_ worker.Worker, err error) {
 			t.Helper()
 			if err != nil {
 				t.Fatal(err)
@@ -382,7 +383,7 @@ func TestAnswerOfTheCheckBefore(t *testing.T) {
 		q := <-asked
 		time.Sleep(10 * time.Second)
 		q, err := r.fleet.Request(t.Context(), q.ID)
-		if err != nil || q.Error != "" || q.Detect == nil || !q.Detect.AutoPauseTriggered || !q.Detect.IdleCheckPerformed || q.Detect.Action != fleet.ActPause {
+		if err != nil || q.Error != "" || q.Detect == nil || !q.Detect.AutoPauseTriggered || !q.Detect.IdleCheckPerformed || q.Detect.Action != worker.ActPause {
 			t.Errorf("answered %+v: %v", q, err)
 		}
 	})

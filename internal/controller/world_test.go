@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/fleet"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 )
 
@@ -146,7 +146,7 @@ func (w *world) States(ctx context.Context) (map[string]string, error) {
 }
 
 // Volumes have the size in their IDs and the type set in the world.
-func (w *world) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
+func (w *world) Volumes(ctx context.Context, ids []string) (map[string]worker.Volume, error) {
 	if _, err := w.enter(ctx, "volumes"); err != nil {
 		return nil, err
 	}
@@ -159,13 +159,13 @@ func (w *world) Volumes(ctx context.Context, ids []string) (map[string]fleet.Vol
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	out := map[string]fleet.Volume{}
+	out := map[string]worker.Volume{}
 	for _, id := range ids {
 		gb, err := strconv.Atoi(id[len("vol-"):])
 		if err != nil {
 			return nil, err
 		}
-		out[id] = fleet.Volume{ID: id, Type: w.volumeType, GB: gb}
+		out[id] = worker.Volume{ID: id, Type: w.volumeType, GB: gb}
 	}
 	return out, nil
 }
@@ -321,7 +321,7 @@ func (w *world) NewestImage(ctx context.Context, pattern string) (string, error)
 	return "ami-0123", nil
 }
 
-func (w *world) Run(ctx context.Context, l fleet.Launch) (Instance, error) {
+func (w *world) Run(ctx context.Context, l worker.Launch) (Instance, error) {
 	applied, err := w.enter(ctx, "run")
 	if !applied {
 		return Instance{}, err
@@ -436,7 +436,7 @@ type console struct {
 	id string
 }
 
-func (w *world) console(wk fleet.Worker) (Console, error) {
+func (w *world) console(wk worker.Worker) (Console, error) {
 	if wk.PrivateIP == "" {
 		return nil, errors.New("cannot speak to a worker without an address")
 	}
@@ -462,7 +462,7 @@ func (c console) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry 
 	if m.optOut {
 		return Telemetry{CheckedAt: now, Unknown: "not_opted_in", Seen: seen}
 	}
-	t := Telemetry{CheckedAt: now, Seen: seen, Recent: []fleet.Event{}}
+	t := Telemetry{CheckedAt: now, Seen: seen, Recent: []worker.Event{}}
 	for _, e := range m.events {
 		if e.arrives.After(now) {
 			continue
@@ -477,9 +477,9 @@ func (c console) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry 
 		if at.After(t.Newest) {
 			t.Newest = at
 		}
-		t.Recent = append(t.Recent, fleet.Event{Category: "start_lab", Timestamp: e.at.Add(m.skew)})
+		t.Recent = append(t.Recent, worker.Event{Category: "start_lab", Timestamp: e.at.Add(m.skew)})
 	}
-	slices.SortFunc(t.Recent, func(a, b fleet.Event) int { return b.Timestamp.Compare(a.Timestamp) })
+	slices.SortFunc(t.Recent, func(a, b worker.Event) int { return b.Timestamp.Compare(a.Timestamp) })
 	t.Recent = t.Recent[:min(10, len(t.Recent))]
 	return t
 }

@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // A stop or drain that is withdrawn leaves the last pause unchanged, whoever
@@ -14,23 +15,23 @@ import (
 // the last pause.
 func TestTakenBackIsNoPause(t *testing.T) {
 	for name, c := range map[string]struct {
-		stops []fleet.Pause
-		off   func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error)
+		stops []worker.Pause
+		off   func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error)
 	}{
-		"a drain": {[]fleet.Pause{{Drain: true}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"a drain": {[]worker.Pause{{Drain: true}}, func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.CancelDrain(ctx, ada, id)
 		}},
-		"a stop": {[]fleet.Pause{{}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"a stop": {[]worker.Pause{{}}, func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.ResumeWorker(ctx, ada, id)
 		}},
-		"a stop in place of theirs": {[]fleet.Pause{{Reason: power.ReasonTTL}, {}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"a stop in place of theirs": {[]worker.Pause{{Reason: power.ReasonTTL}, {}}, func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.ResumeWorker(ctx, ada, id)
 		}},
 	} {
 		bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 			id, before := create(t, fl).ID, time.Now().UTC()
 			put(t, fl, id, power.WorkerRunning)
-			change(t, fl, id, func(w *fleet.Worker) {
+			change(t, fl, id, func(w *worker.Worker) {
 				w.LastPausedAt, w.LastPausedBy, w.PauseReason = &before, "eve", power.ReasonSchedule
 			})
 			for _, p := range c.stops {

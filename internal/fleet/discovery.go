@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"time"
 
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
+
+// foundPrefix begins the keys of discovery's findings.
+const foundPrefix = "discovered/"
 
 // Scan summarizes the last discovery scan, whether or not it found anything.
 type Scan struct {
@@ -69,4 +73,70 @@ func (f *Fleet) PutScan(ctx context.Context, s Scan) error {
 		return data, nil, err
 	}, f.guards...)
 	return err
+}
+
+// Discovered is an instance that discovery found and that is not imported yet.
+type Discovered struct {
+	Region        string            `json:"aws_region"`
+	Account       string            `json:"account,omitempty"`
+	EC2InstanceID string            `json:"ec2_instance_id"`
+	Name          string            `json:"name,omitempty"`
+	AMIName       string            `json:"ami_name,omitempty"`
+	State         string            `json:"state"`
+	Tags          map[string]string `json:"tags,omitempty"`
+	FirstSeenAt   time.Time         `json:"first_seen_at"`
+	// Orphan means that it carries this fleet's tag, but no worker is known for
+	// it.
+	Orphan bool `json:"orphan,omitempty"`
+}
+
+var discoveredCodec = store.Codec[Discovered]{Version: 1}
+
+// Discovered lists the findings of discovery.
+func (f *Fleet) Discovered(ctx context.Context) ([]Discovered, error) {
+	page, err := store.List(ctx, f.store, store.Prefix(foundPrefix))
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Discovered, 0, len(page.Values))
+	for _, v := range page.Values {
+		d, err := discoveredCodec.Decode(v.Key, v.Data)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// PutDiscovered records a finding; gone removes it.
+func (f *Fleet) PutDiscovered(ctx context.Context, d Discovered, gone bool) error {
+	key := foundPrefix + d.Region + "/" + d.EC2InstanceID
+	_, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+		if gone {
+			return nil, nil, nil
+		}
+		if old.Exists() {
+			was, err := discoveredCodec.Decode(key, old.Data)
+			if err != nil {
+				return nil, nil, err
+			}
+			d.FirstSeenAt = was.FirstSeenAt
+		}
+		data, err := discoveredCodec.Encode(key, d)
+		return data, nil, err
+	}, f.guards...)
+	return err
+}
+
+// WorkerOf returns the ID of the worker that an instance belongs to, or "".
+func (f *Fleet) WorkerOf(ctx context.Context, region, instance string) (string, error) {
+	v, err := store.Get(ctx, f.store, worker.InstanceKey(region, instance))
+	if errors.Is(err, store.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot look up instance %q: %w", instance, err)
+	}
+	return worker.InstanceOwner(v)
 }

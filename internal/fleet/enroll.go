@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"context"
 	"crypto/hmac"
 	_ "embed"
 	"encoding/base64"
@@ -10,14 +9,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
-	"lull/internal/core/failure"
-	"lull/internal/core/power"
+	"lull/internal/fleet/worker"
 )
-
-// enrollWithin is how long after its launch was resolved a machine can enroll.
-const enrollWithin = time.Hour
 
 // maxUserData is EC2's limit of user data, in bytes before encoding.
 const maxUserData = 16 << 10
@@ -38,12 +32,12 @@ var agentScript string
 
 // agentUserData returns the user data of a launch that installs and enrolls the
 // agent after the template's own user data. The secret is still missing.
-func (f *Fleet) agentUserData(own string) (string, error) {
-	s := f.Settings()
+func (l *Launches) agentUserData(own string) (string, error) {
+	s := l.settings()
 	switch {
 	case s.AgentServerURL == "":
 		return "", errors.New("the template asks for the agent, and agent_server_url is not set")
-	case f.opts.Seal == nil:
+	case l.seal == nil:
 		return "", errors.New("the template asks for the agent, and there is no sealing key, which signs enrollment secrets")
 	}
 	script := strings.NewReplacer("@server@", strings.TrimSuffix(s.AgentServerURL, "/"), "@ca@", strings.TrimSpace(s.AgentServerCA)).Replace(agentScript)
@@ -105,65 +99,50 @@ func mergeUserData(own, script string) (string, error) {
 // EnrollSecret returns the secret with which the machine of a launch of a
 // worker enrolls. It is the same for every try of that launch, since a retry
 // must send exactly the same user data.
-func (f *Fleet) EnrollSecret(worker string, generation int64) (string, error) {
-	if f.opts.Seal == nil {
+func (l *Launches) EnrollSecret(worker string, generation int64) (string, error) {
+	if l.seal == nil {
 		return "", errors.New("cannot sign an enrollment secret without a sealing key")
 	}
 	text := worker + "_" + strconv.FormatInt(generation, 10)
-	return enrollPrefix + text + "_" + hex.EncodeToString(f.opts.Seal.MAC("enroll:"+f.opts.ID+":"+text)), nil
+	return enrollPrefix + text + "_" + hex.EncodeToString(l.seal.MAC("enroll:"+l.fleet+":"+text)), nil
 }
 
 // LaunchCall returns the parameters of w's launch as they are sent: with the
 // enrollment secret if it installs the agent.
-func (f *Fleet) LaunchCall(w *Worker) (Launch, error) {
-	l := *w.Launch
-	if !l.Agent {
-		return l, nil
+func (l *Launches) LaunchCall(w *worker.Worker) (worker.Launch, error) {
+	call := *w.Launch
+	if !call.Agent {
+		return call, nil
 	}
-	secret, err := f.EnrollSecret(w.ID, l.Generation)
-	i := strings.LastIndex(l.UserData, secretHere) // the agent's part is the last
+	secret, err := l.EnrollSecret(w.ID, call.Generation)
+	i := strings.LastIndex(call.UserData, secretHere) // the agent's part is the last
 	if err != nil || i < 0 {
-		return l, errors.Join(err, errors.New("the user data has no place for the enrollment secret"))
+		return call, errors.Join(err, errors.New("the user data has no place for the enrollment secret"))
 	}
-	l.UserData = l.UserData[:i] + secret + l.UserData[i+len(secretHere):]
-	return l, nil
+	call.UserData = call.UserData[:i] + secret + call.UserData[i+len(secretHere):]
+	return call, nil
 }
 
 // LaunchUserData returns the user data of a launch from t, to be stored.
-func (f *Fleet) LaunchUserData(t Template) (string, error) {
+func (l *Launches) LaunchUserData(t Template) (string, error) {
 	if !t.Agent {
 		return t.UserData, nil
 	}
-	return f.agentUserData(t.UserData)
+	return l.agentUserData(t.UserData)
 }
 
-// Enrolling returns the worker whose machine may enroll with a secret, and the
-// generation of its launch. Whether the secret was used before is not checked.
-// Errors: ErrEnrollment, Refused with "enrollment_expired", those of the store.
-func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (Worker, error) {
+// readSecret returns the worker and the generation that an enrollment secret is
+// for. Errors: ErrEnrollment.
+func (l *Launches) readSecret(secret string) (id, generation string, err error) {
 	text, ok := strings.CutPrefix(secret, enrollPrefix)
 	i := strings.LastIndexByte(text, '_')
-	if !ok || i < 0 || len(secret) > 256 || f.opts.Seal == nil {
-		return Worker{}, ErrEnrollment
+	if !ok || i < 0 || len(secret) > 256 || l.seal == nil {
+		return "", "", ErrEnrollment
 	}
 	given, err := hex.DecodeString(text[i+1:])
-	if err != nil || !hmac.Equal(given, f.opts.Seal.MAC("enroll:"+f.opts.ID+":"+text[:i])) {
-		return Worker{}, ErrEnrollment
+	if err != nil || !hmac.Equal(given, l.seal.MAC("enroll:"+l.fleet+":"+text[:i])) {
+		return "", "", ErrEnrollment
 	}
-	id, generation, _ := strings.Cut(text[:i], "_")
-	w, err := f.Worker(ctx, id)
-	if _, none := errors.AsType[*failure.NotFound](err); none {
-		return Worker{}, ErrEnrollment
-	} else if err != nil {
-		return Worker{}, err
-	}
-	switch l := w.Launch; {
-	case l == nil, !l.Agent, strconv.FormatInt(l.Generation, 10) != generation,
-		w.Status == power.WorkerTerminating, w.Status == power.WorkerTerminated:
-		return Worker{}, ErrEnrollment
-	case now.After(l.ResolvedAt.Add(enrollWithin)):
-		return Worker{}, &failure.Refused{Command: "enroll the machine of", Name: w.Name, Reason: "enrollment_expired",
-			Detail: "its secret expired " + l.ResolvedAt.Add(enrollWithin).Format(time.RFC3339)}
-	}
-	return w, nil
+	id, generation, _ = strings.Cut(text[:i], "_")
+	return id, generation, nil
 }

@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // TestEnrolling checks that an enrollment secret is good for an hour, for one
@@ -19,8 +20,8 @@ func TestEnrolling(t *testing.T) {
 		launched := time.Now()
 		launch := func(generation int64, agent bool) {
 			t.Helper()
-			if _, err := fl.Change(t.Context(), w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
-				w.Launch = &fleet.Launch{Generation: generation, Agent: agent, ResolvedAt: launched}
+			if _, err := fl.Change(t.Context(), w.ID, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error {
+				w.Launch = &worker.Launch{Generation: generation, Agent: agent, ResolvedAt: launched}
 				return nil
 			}); err != nil {
 				t.Fatal(err)

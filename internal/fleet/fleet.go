@@ -14,6 +14,7 @@ import (
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
@@ -35,6 +36,7 @@ type Options struct {
 type Fleet struct {
 	*audit.Log
 	*channel.Outbox
+	*Launches
 	*settings.Current
 	*halt.Switch
 	opts   Options
@@ -45,7 +47,7 @@ type Fleet struct {
 
 // snapshot is the state that Run keeps current for all views of a Fleet.
 type snapshot struct {
-	pool    atomic.Pointer[Pool]
+	pool    atomic.Pointer[worker.Pool]
 	rules   atomic.Pointer[rules]
 	changed atomic.Pointer[func()]
 	size    atomic.Pointer[func(policy.Scope) int]
@@ -65,7 +67,8 @@ func New(o Options) (*Fleet, error) {
 	}
 	f := &Fleet{Log: audit.New(o.Store), Current: current, Switch: halt.NewSwitch(o.Store), opts: o, store: o.Store, now: &snapshot{}}
 	f.Outbox = channel.NewOutbox(o.Store, f.channels)
-	f.now.pool.Store(&Pool{})
+	f.Launches = NewLaunches(o.Store, o.Seal, o.ID, f.Settings)
+	f.now.pool.Store(&worker.Pool{})
 	f.now.rules.Store(&rules{Set: policy.New(nil, nil, nil, nil, nil)})
 	return f, nil
 }
@@ -91,7 +94,7 @@ func (f *Fleet) channels() map[string]channel.Channel { return f.Settings().Noti
 
 // Refresh reads the stored settings, the halt, the pool and the rules.
 func (f *Fleet) Refresh(ctx context.Context) error {
-	res, err := f.store.Commit(ctx, store.Txn{Read: []string{settings.Key, halt.Key, poolKey}})
+	res, err := f.store.Commit(ctx, store.Txn{Read: []string{settings.Key, halt.Key, worker.PoolKey}})
 	if err != nil {
 		return fmt.Errorf("cannot read the settings: %w", err)
 	}
@@ -105,8 +108,8 @@ func (f *Fleet) take(v store.Value) error {
 		return f.Current.Take(v)
 	case halt.Key:
 		return f.Switch.Take(v)
-	case poolKey:
-		p, err := decodePool(v)
+	case worker.PoolKey:
+		p, err := worker.DecodePool(v)
 		if err != nil {
 			return err
 		}
@@ -145,7 +148,7 @@ func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 		})
 	}
 	done := make(chan error, 3)
-	for _, key := range []string{settings.Key, poolKey} {
+	for _, key := range []string{settings.Key, worker.PoolKey} {
 		go func() { done <- follow(key) }()
 	}
 	go func() { done <- f.followRules(ctx, fault) }()

@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -52,7 +53,7 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 // later waits a minute of the bubble's time.
 func later() { time.Sleep(time.Minute) }
 
-func create(t *testing.T, fl *fleet.Fleet) fleet.Worker {
+func create(t *testing.T, fl *fleet.Fleet) worker.Worker {
 	t.Helper()
 	w, err := fl.CreateWorker(t.Context(), ada, fleet.NewWorker{Name: "one", TemplateName: "small"})
 	if err != nil {
@@ -62,7 +63,7 @@ func create(t *testing.T, fl *fleet.Fleet) fleet.Worker {
 }
 
 // put moves a worker to a status by legal transitions, as the controller would.
-func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) fleet.Worker {
+func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) worker.Worker {
 	t.Helper()
 	paths := map[power.Worker][]power.Worker{
 		power.WorkerPending: {}, power.WorkerProvisioning: {power.WorkerProvisioning}, power.WorkerFailed: {power.WorkerProvisioning, power.WorkerFailed},
@@ -75,10 +76,10 @@ func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) fleet.Worker 
 	}
 	paths[power.WorkerTerminating] = []power.Worker{power.WorkerTerminating}
 	paths[power.WorkerTerminated] = []power.Worker{power.WorkerTerminating, power.WorkerTerminated}
-	var w fleet.Worker
+	var w worker.Worker
 	var err error
 	for _, to := range paths[s] {
-		w, err = fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w, err = fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 			w.Status, w.EC2InstanceID = to, "i-00000000000000001"
 			switch to {
 			case power.WorkerStopping, power.WorkerStopped:
@@ -100,7 +101,7 @@ func TestCommandsByStatus(t *testing.T) {
 	const refused = "refused"
 	type command struct {
 		name string
-		run  func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error)
+		run  func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error)
 		// want is the resulting status and desired status, "refused", or empty
 		// for no change.
 		want map[power.Worker]string
@@ -115,30 +116,30 @@ func TestCommandsByStatus(t *testing.T) {
 		return want
 	}
 	commands := []command{
-		{"stop", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		{"stop", func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.StopWorker(ctx, ada, id)
 		},
 			except(map[power.Worker]string{
 				power.WorkerRunning: "RUNNING/STOPPED", power.WorkerStarting: "STARTING/STOPPED", power.WorkerDraining: "DRAINING/STOPPED",
 				power.WorkerStopping: "STOPPING/STOPPED", power.WorkerStopped: "STOPPED/STOPPED", power.WorkerFailed: "STOPPING/STOPPED",
 			})},
-		{"drain", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		{"drain", func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.DrainWorker(ctx, ada, id)
 		}, except(map[power.Worker]string{power.WorkerRunning: "DRAINING/STOPPED", power.WorkerStopped: "STOPPED/STOPPED"})},
-		{"cancel-drain", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		{"cancel-drain", func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.CancelDrain(ctx, ada, id)
 		}, except(map[power.Worker]string{power.WorkerDraining: "RUNNING/RUNNING"})},
-		{"resume", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		{"resume", func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.ResumeWorker(ctx, ada, id)
 		}, except(map[power.Worker]string{
 			power.WorkerPending: "PENDING/RUNNING", power.WorkerProvisioning: "PROVISIONING/RUNNING", power.WorkerStarting: "STARTING/RUNNING",
 			power.WorkerRunning: "RUNNING/RUNNING", power.WorkerDraining: "RUNNING/RUNNING", power.WorkerStopping: "STOPPING/RUNNING",
 			power.WorkerStopped: "STOPPED/RUNNING", power.WorkerFailed: "STARTING/RUNNING", power.WorkerUnknown: "UNKNOWN/RUNNING",
 		})},
-		{"terminate", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		{"terminate", func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.TerminateWorker(ctx, ada, id)
 		}, map[power.Worker]string{power.WorkerTerminated: "TERMINATED/RUNNING"}},
-		{"retry", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		{"retry", func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.RetryWorker(ctx, ada, id)
 		},
 			except(map[power.Worker]string{power.WorkerFailed: "STARTING/RUNNING"})},
@@ -202,7 +203,7 @@ func TestCounters(t *testing.T) {
 		stopped := func() {
 			t.Helper()
 			for _, to := range []power.Worker{power.WorkerStopping, power.WorkerStopped} {
-				if _, err := fl.Change(ctx, id, fleet.Changing{}, func(w *fleet.Worker, _ *fleet.Tx) error {
+				if _, err := fl.Change(ctx, id, fleet.Changing{}, func(w *worker.Worker, _ *worker.Tx) error {
 					if w.Status = to; to == power.WorkerStopped {
 						w.Intent = nil
 					}
@@ -215,7 +216,7 @@ func TestCounters(t *testing.T) {
 		up := func() {
 			t.Helper()
 			for range 2 {
-				if _, err := fl.Change(ctx, id, fleet.Changing{}, func(w *fleet.Worker, tx *fleet.Tx) error {
+				if _, err := fl.Change(ctx, id, fleet.Changing{}, func(w *worker.Worker, tx *worker.Tx) error {
 					if w.Status == power.WorkerStopped {
 						w.Status = power.WorkerStarting
 						return nil
@@ -227,16 +228,16 @@ func TestCounters(t *testing.T) {
 				}
 			}
 		}
-		must := func(_ fleet.Worker, err error) {
+		must := func(_ worker.Worker, err error) {
 			t.Helper()
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
 		check("a first launch is no resume", 0, 0, 0, 0, 0, 0)
-		must(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
+		must(fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: power.ReasonIdleTimeout}))
 		check("an intent counts at once", 1, 0, 0, 0, 0, 0)
-		if _, err := fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonSchedule}); err == nil {
+		if _, err := fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: power.ReasonSchedule}); err == nil {
 			t.Error("a second automatic intent was taken")
 		}
 		check("and once", 1, 0, 0, 0, 0, 0)
@@ -254,13 +255,13 @@ func TestCounters(t *testing.T) {
 		up()
 		check("an automatic resume", 1, 1, 0, 1, 1, 0)
 		for i, r := range []power.Reason{power.ReasonSchedule, power.ReasonTTL, power.ReasonScaleDown} {
-			must(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: r}))
+			must(fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: r}))
 			check(string(r), int64(i+2), 1, 0, int64(i+1), 1, 0)
 			stopped()
 			must(fl.ResumeWorker(ctx, cal, id))
 			up()
 		}
-		must(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout}))
+		must(fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: power.ReasonIdleTimeout}))
 		must(fl.ResumeWorker(ctx, ada, id))
 		check("a pause that was called off was intended, and nothing was resumed", 5, 1, 0, 4, 1, 0)
 	})
@@ -275,27 +276,27 @@ func TestArbiter(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		v      idle.Verdict
-		l      fleet.Limits
-		action fleet.Action
+		l      worker.Limits
+		action worker.Action
 		guard  string
 	}{
-		{"intended first", notIdle, fleet.Limits{ScaleDown: true, Intended: true}, fleet.ActNothing, audit.SkippedAutoPause},
-		{"not idle", notIdle, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, audit.SkippedNotIdle},
-		{"not eligible", blocked, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, audit.SkippedNotEligible},
-		{"at the floor", idleV, fleet.Limits{ScaleDown: true, Up: 2, MinWorkers: 2, LastScaleDownAt: ago(time.Second), Cooldown: time.Minute}, fleet.ActNothing, audit.SkippedMinWorkers},
-		{"cooling: paused instead", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute}, fleet.ActPause, audit.SkippedCooldown},
-		{"cooling: it waits", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, fleet.ActNothing, audit.SkippedCooldown},
-		{"off: it does not wait", idleV, fleet.Limits{Up: 3, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, fleet.ActPause, ""},
-		{"cooled", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(time.Minute), Cooldown: time.Minute}, fleet.ActDrain, ""},
-		{"all pass", idleV, fleet.Limits{ScaleDown: true, Up: 1}, fleet.ActDrain, ""},
-		{"off: pause", idleV, fleet.Limits{Up: 1}, fleet.ActPause, ""},
-		{"off: cooldown is nothing", idleV, fleet.Limits{Up: 1, LastScaleDownAt: ago(0), Cooldown: time.Hour}, fleet.ActPause, ""},
-		{"off: floor", idleV, fleet.Limits{Up: 1, MinWorkers: 1}, fleet.ActNothing, audit.SkippedMinWorkers},
-		{"off: not idle", notIdle, fleet.Limits{Up: 1}, fleet.ActNothing, ""},
-		{"off: not eligible", blocked, fleet.Limits{Up: 1}, fleet.ActNothing, ""},
-		{"off: intended", idleV, fleet.Limits{Up: 1, Intended: true}, fleet.ActNothing, ""},
+		{"intended first", notIdle, worker.Limits{ScaleDown: true, Intended: true}, worker.ActNothing, audit.SkippedAutoPause},
+		{"not idle", notIdle, worker.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, worker.ActNothing, audit.SkippedNotIdle},
+		{"not eligible", blocked, worker.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, worker.ActNothing, audit.SkippedNotEligible},
+		{"at the floor", idleV, worker.Limits{ScaleDown: true, Up: 2, MinWorkers: 2, LastScaleDownAt: ago(time.Second), Cooldown: time.Minute}, worker.ActNothing, audit.SkippedMinWorkers},
+		{"cooling: paused instead", idleV, worker.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute}, worker.ActPause, audit.SkippedCooldown},
+		{"cooling: it waits", idleV, worker.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, worker.ActNothing, audit.SkippedCooldown},
+		{"off: it does not wait", idleV, worker.Limits{Up: 3, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, worker.ActPause, ""},
+		{"cooled", idleV, worker.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(time.Minute), Cooldown: time.Minute}, worker.ActDrain, ""},
+		{"all pass", idleV, worker.Limits{ScaleDown: true, Up: 1}, worker.ActDrain, ""},
+		{"off: pause", idleV, worker.Limits{Up: 1}, worker.ActPause, ""},
+		{"off: cooldown is nothing", idleV, worker.Limits{Up: 1, LastScaleDownAt: ago(0), Cooldown: time.Hour}, worker.ActPause, ""},
+		{"off: floor", idleV, worker.Limits{Up: 1, MinWorkers: 1}, worker.ActNothing, audit.SkippedMinWorkers},
+		{"off: not idle", notIdle, worker.Limits{Up: 1}, worker.ActNothing, ""},
+		{"off: not eligible", blocked, worker.Limits{Up: 1}, worker.ActNothing, ""},
+		{"off: intended", idleV, worker.Limits{Up: 1, Intended: true}, worker.ActNothing, ""},
 	} {
-		if a, g := fleet.Arbitrate(now, c.v, c.l); a != c.action || g != c.guard {
+		if a, g := worker.Arbitrate(now, c.v, c.l); a != c.action || g != c.guard {
 			t.Errorf("%s: %s and %q, want %s and %q", c.name, a, g, c.action, c.guard)
 		}
 	}
@@ -309,18 +310,18 @@ func TestFloor(t *testing.T) {
 		for range 8 {
 			w := create(t, fl)
 			for _, to := range []power.Worker{power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning} {
-				if _, err := fl.Change(ctx, w.ID, fleet.Changing{}, func(w *fleet.Worker, _ *fleet.Tx) error { w.Status = to; return nil }); err != nil {
+				if _, err := fl.Change(ctx, w.ID, fleet.Changing{}, func(w *worker.Worker, _ *worker.Tx) error { w.Status = to; return nil }); err != nil {
 					t.Fatal(err)
 				}
 			}
 			ids = append(ids, w.ID)
 		}
 		time.Sleep(2 * time.Hour)
-		done := make(chan fleet.Outcome, len(ids))
+		done := make(chan worker.Outcome, len(ids))
 		for _, id := range ids {
 			go func() {
-				out, err := fl.Settle(ctx, id, fleet.Judgement{Now: time.Now(), Rules: func(w *fleet.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
-					Readings: []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: time.Now()}}})
+				out, err := fl.Settle(ctx, id, worker.Judgement{Now: time.Now(), Rules: func(w *worker.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
+					Readings: []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: time.Now()}}})
 				if err != nil {
 					t.Error(err)
 				}
@@ -334,9 +335,9 @@ func TestFloor(t *testing.T) {
 				t.Error(err)
 			}
 			switch out.Action {
-			case fleet.ActPause:
+			case worker.ActPause:
 				paused++
-			case fleet.ActNothing:
+			case worker.ActNothing:
 				if out.Guard != audit.SkippedMinWorkers || !out.Decision.Verdict.Has(idle.MinWorkers) {
 					t.Errorf("kept up by %q and %v", out.Guard, out.Decision.Verdict.Blocks)
 				}
@@ -365,7 +366,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, err := range []error{
-			second(fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})),
+			second(fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: power.ReasonIdleTimeout})),
 			second(fl.ResumeWorker(ctx, cal, id)),
 		} {
 			if r, ok := errors.AsType[*failure.Refused](err); !ok || r.Reason != "halted" {
@@ -444,19 +445,19 @@ func TestWakeTokens(t *testing.T) {
 			}
 		}
 		w, err := fl.WakeWorker(ctx, id, token)
-		if err != nil || w.DesiredStatus != power.WorkerRunning || w.StartOrigin != fleet.OriginAuto {
+		if err != nil || w.DesiredStatus != power.WorkerRunning || w.StartOrigin != worker.OriginAuto {
 			t.Errorf("woken to %s by %s: %v", w.DesiredStatus, w.StartOrigin, err)
 		}
 		if r, ok := errors.AsType[*failure.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
 			t.Error("a second wake at once was taken")
 		}
 		at := time.Now().Add(24 * time.Hour) // from a server whose clock was wrong
-		change(t, fl, id, func(w *fleet.Worker) { w.LastWakeAt = &at })
+		change(t, fl, id, func(w *worker.Worker) { w.LastWakeAt = &at })
 		if _, err := fl.WakeWorker(ctx, id, token); err != nil {
 			t.Errorf("a wake after one in the future: %v", err)
 		}
-		change(t, fl, id, func(w *fleet.Worker) { w.Status, w.LastWakeAt = power.WorkerStarting, nil })
-		change(t, fl, id, func(w *fleet.Worker) { w.Status, w.StatusReason = power.WorkerFailed, "no capacity" })
+		change(t, fl, id, func(w *worker.Worker) { w.Status, w.LastWakeAt = power.WorkerStarting, nil })
+		change(t, fl, id, func(w *worker.Worker) { w.Status, w.StatusReason = power.WorkerFailed, "no capacity" })
 		if r, ok := errors.AsType[*failure.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "status" {
 			t.Error("a failed worker was woken")
 		}
@@ -468,7 +469,7 @@ func TestSecretsAreSealed(t *testing.T) {
 		ctx := t.Context()
 		id := create(t, fl).ID
 		pass := "hunter2-very-secret"
-		if _, err := fl.UpdateWorker(ctx, ada, id, 0, fleet.Profile{CMLPassword: &pass}); err != nil {
+		if _, err := fl.UpdateWorker(ctx, ada, id, 0, worker.Profile{CMLPassword: &pass}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := fl.RegisterLicense(ctx, ada, id, "TOKEN1234567890==", false); err != nil {
@@ -536,7 +537,7 @@ func TestAuditIsBoundedAndExported(t *testing.T) {
 func TestIllegalTransitionWritesNothing(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		w := create(t, fl)
-		_, err := fl.Change(t.Context(), w.ID, fleet.Changing{}, func(w *fleet.Worker, _ *fleet.Tx) error { w.Status = power.WorkerStopped; return nil })
+		_, err := fl.Change(t.Context(), w.ID, fleet.Changing{}, func(w *worker.Worker, _ *worker.Tx) error { w.Status = power.WorkerStopped; return nil })
 		if _, ok := errors.AsType[*power.IllegalError](err); !ok {
 			t.Errorf("PENDING to STOPPED: %v", err)
 		}
@@ -615,7 +616,7 @@ func TestWorkersInheritLaunchOptions(t *testing.T) {
 		ctx := t.Context()
 		secret := "env:CML"
 		tmpl := fleet.Template{Name: "full", InstanceType: "m5.large", AMINameFilter: "cml*", Enabled: true, TLSInsecure: true, CMLUsername: "lull",
-			ActivitySources: []string{fleet.SourceAgent}, AcceptedRisks: []string{fleet.RiskNoElasticIP}, RootVolume: &fleet.RootVolume{GB: 80}}
+			ActivitySources: []string{worker.SourceAgent}, AcceptedRisks: []string{worker.RiskNoElasticIP}, RootVolume: &fleet.RootVolume{GB: 80}}
 		if _, err := fl.PutTemplateWith(ctx, ada, tmpl, &secret, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -627,7 +628,7 @@ func TestWorkersInheritLaunchOptions(t *testing.T) {
 			t.Errorf("scaled up: %+v %v", w, err)
 		}
 		pin, user := "sha256:x", "other"
-		own, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: "own", TemplateName: "full", Profile: fleet.Profile{TLSPin: &pin, CMLUsername: &user}})
+		own, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: "own", TemplateName: "full", Profile: worker.Profile{TLSPin: &pin, CMLUsername: &user}})
 		if err != nil || own.TLSInsecure || own.TLSPin != pin || own.CMLUsername != user || own.CMLPassword == "" {
 			t.Errorf("with its own: %+v %v", own, err)
 		}

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
+	"lull/internal/fleet/worker"
 )
 
 // MaxSnooze is how far ahead a user may snooze a worker.
@@ -22,32 +23,24 @@ const MaxSnooze = 30 * 24 * time.Hour
 
 // SnoozeWorker protects a worker from automatic pauses until a time. The zero
 // time ends the protection. Errors: NotFound, Invalid.
-func (f *Fleet) SnoozeWorker(ctx context.Context, by audit.Actor, id string, until time.Time) (Worker, error) {
+func (f *Fleet) SnoozeWorker(ctx context.Context, by audit.Actor, id string, until time.Time) (worker.Worker, error) {
 	if ahead := time.Until(until); !until.IsZero() && (ahead <= 0 || ahead > MaxSnooze) {
-		return Worker{}, failure.Invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), idle.Human(MaxSnooze))
+		return worker.Worker{}, failure.Invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), idle.Human(MaxSnooze))
 	}
-	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		if until.IsZero() {
 			w.SnoozedUntil, w.SnoozedBy = nil, ""
 			tx.Note(audit.Entry{Action: "snooze_ended"})
 			return nil
 		}
-		w.snooze(tx, until)
+		w.Snooze(tx, until)
 		return nil
 	})
 }
 
-// snooze protects w until a time, and withdraws a warning.
-func (w *Worker) snooze(tx *Tx, until time.Time) {
-	t := until.UTC().Round(0)
-	w.SnoozedUntil, w.SnoozedBy = &t, tx.by.Name
-	w.TargetPauseAt, w.WarningSentAt, w.WarningFor = nil, nil, ""
-	tx.Note(audit.Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)})
-}
-
 // SetIdleDetection enables or disables idle detection of one worker.
-func (f *Fleet) SetIdleDetection(ctx context.Context, by audit.Actor, id string, on bool) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+func (f *Fleet) SetIdleDetection(ctx context.Context, by audit.Actor, id string, on bool) (worker.Worker, error) {
+	return f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		if w.IsIdleDetectionEnabled == on {
 			return nil
 		}
@@ -58,8 +51,8 @@ func (f *Fleet) SetIdleDetection(ctx context.Context, by audit.Actor, id string,
 }
 
 // ArmWorker ends (or begins) the dry run of one worker.
-func (f *Fleet) ArmWorker(ctx context.Context, by audit.Actor, id string, on bool) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+func (f *Fleet) ArmWorker(ctx context.Context, by audit.Actor, id string, on bool) (worker.Worker, error) {
+	return f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		if w.Armed == on {
 			return nil
 		}
@@ -77,7 +70,7 @@ func (f *Fleet) ArmWorker(ctx context.Context, by audit.Actor, id string, on boo
 // The token is returned once and stored hashed.
 func (f *Fleet) NewWakeToken(ctx context.Context, by audit.Actor, id string) (string, error) {
 	token := "wake_" + rand.Text()
-	_, err := f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+	_, err := f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		w.WakeTokenHash = hashToken(token)
 		tx.Note(audit.Entry{Action: "wake_token_made"})
 		return nil
@@ -93,9 +86,9 @@ func hashToken(token string) string {
 // WakeWorker resumes a worker by its wake token, as an automatic action. A
 // wrong token is a NotFound, like a missing worker. Errors: Refused for a rate
 // above WAKE_INTERVAL_SECONDS, a halt, or the status.
-func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error) {
+func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (worker.Worker, error) {
 	by := audit.Actor{Name: "wake token", Kind: audit.KindWake}
-	return f.Change(ctx, id, Changing{By: by, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: by, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
 			return &failure.NotFound{Kind: "worker", Name: id}
 		}
@@ -113,7 +106,7 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 		if err := f.overdue(tx.Now, w, "wake"); err != nil {
 			return err
 		}
-		if err := w.intendStart(tx, OriginAuto); err != nil {
+		if err := w.IntendStart(tx, worker.OriginAuto); err != nil {
 			return err
 		}
 		now := tx.Now
@@ -127,34 +120,34 @@ var licenseToken = regexp.MustCompile(`^[a-zA-Z0-9+/%=-]{1,256}$`)
 // RegisterLicense requests the registration of a worker's CML. token may be a
 // reference or, with a sealing key, the token. Errors: NotFound, Invalid,
 // Conflict while another operation is in progress.
-func (f *Fleet) RegisterLicense(ctx context.Context, by audit.Actor, id, token string, reregister bool) (Worker, error) {
+func (f *Fleet) RegisterLicense(ctx context.Context, by audit.Actor, id, token string, reregister bool) (worker.Worker, error) {
 	if token == "" || len(token) > 4096 {
-		return Worker{}, failure.Invalidf("token", "it must have 1 to 4096 bytes")
+		return worker.Worker{}, failure.Invalidf("token", "it must have 1 to 4096 bytes")
 	}
 	ref, err := f.opts.Seal.Seal("token", token)
 	if err != nil {
-		return Worker{}, err
+		return worker.Worker{}, err
 	}
 	if string(ref) != token && !licenseToken.MatchString(token) {
-		return Worker{}, failure.Invalidf("token", "it is not 1 to 256 letters, digits or +/%%=-")
+		return worker.Worker{}, failure.Invalidf("token", "it is not 1 to 256 letters, digits or +/%%=-")
 	}
-	return f.requestLicense(ctx, by, id, OperationRegister, ref, reregister)
+	return f.requestLicense(ctx, by, id, worker.OperationRegister, ref, reregister)
 }
 
 // DeregisterLicense requests the release of the license.
-func (f *Fleet) DeregisterLicense(ctx context.Context, by audit.Actor, id string) (Worker, error) {
-	return f.requestLicense(ctx, by, id, OperationDeregister, "", false)
+func (f *Fleet) DeregisterLicense(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
+	return f.requestLicense(ctx, by, id, worker.OperationDeregister, "", false)
 }
 
-func (f *Fleet) requestLicense(ctx context.Context, by audit.Actor, id, op string, token sealed.Secret, reregister bool) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+func (f *Fleet) requestLicense(ctx context.Context, by audit.Actor, id, op string, token sealed.Secret, reregister bool) (worker.Worker, error) {
+	return f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		l := &w.License
 		switch {
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
 			return &failure.Refused{Command: op + " the license of", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s", w.Status)}
 		case l.OperationInProgress != nil && w.Status == power.WorkerRunning:
 			return &failure.Conflict{Kind: "license of worker", Name: id, Detail: "CML is at work on " + l.PendingOperation}
-		case l.PendingOperation == op && op == OperationDeregister:
+		case l.PendingOperation == op && op == worker.OperationDeregister:
 			return nil
 		}
 		l.PendingOperation, l.LastError, l.Reregister, l.Token = op, "", reregister, token

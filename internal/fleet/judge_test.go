@@ -7,7 +7,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // TestReadingsOfTheRuleThatDecides: an event that still counts for the policy
@@ -16,7 +16,7 @@ import (
 func TestReadingsOfTheRuleThatDecides(t *testing.T) {
 	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
 	closed, used := now.Add(-time.Hour), now.Add(-54*time.Hour)
-	w := &fleet.Worker{Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, CreatedAt: now.Add(-100 * time.Hour), LastActivityAt: &used, Armed: true, IsIdleDetectionEnabled: true}
+	w := &worker.Worker{Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, CreatedAt: now.Add(-100 * time.Hour), LastActivityAt: &used, Armed: true, IsIdleDetectionEnabled: true}
 	for _, c := range []struct {
 		last     time.Time
 		schedule bool
@@ -28,14 +28,14 @@ func TestReadingsOfTheRuleThatDecides(t *testing.T) {
 		{now.Add(-20 * time.Second), true, false, false},
 		{used, true, true, true},
 	} {
-		rules := policy.Resolved{Name: "slow", Enabled: true, AutoPause: true, Timeout: idle.Duration(96 * time.Hour), CheckInterval: idle.Duration(time.Minute), ActivitySources: []string{fleet.SourceCML}}
+		rules := policy.Resolved{Name: "slow", Enabled: true, AutoPause: true, Timeout: idle.Duration(96 * time.Hour), CheckInterval: idle.Duration(time.Minute), ActivitySources: []string{worker.SourceCML}}
 		reason := power.ReasonIdleTimeout
 		if c.schedule {
 			reason = power.ReasonSchedule
 			rules.Standing = &policy.Standing{Schedule: "office", Zone: "UTC", Grace: 1, Force: c.force, Last: &policy.Boundary{At: closed}}
 		}
-		readings := []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: now, LastEvent: c.last}}
-		k := fleet.Case{Now: now, Worker: w, Rules: &rules, Readings: readings}
+		readings := []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: now, LastEvent: c.last}}
+		k := worker.Case{Now: now, Worker: w, Rules: &rules, Readings: readings}
 		d, look := k.Judge(), k.Look(reason)
 		if d.Verdict.Eligible != c.eligible {
 			t.Errorf("%+v: eligible %t, %+v", c, d.Verdict.Eligible, d.Verdict.Blocks)

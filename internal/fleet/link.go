@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 )
 
 // Links returns the links of a warning x sent at warned, by verb; nil without
@@ -32,12 +33,6 @@ func (f *Fleet) ReadAnswer(now time.Time, token string) (warning.Answer, error) 
 	return warning.Read(f.opts.Seal, now, token)
 }
 
-// Awaits reports whether the warning that a answers is still out for w.
-func (w *Worker) Awaits(a warning.Answer) bool {
-	return w.WarningSentAt != nil && w.WarningSentAt.Sub(a.WarnedAt).Abs() < time.Millisecond && w.Intent == nil &&
-		(w.Status == power.WorkerRunning || w.Status == power.WorkerStopped && w.WarningFor == power.ReasonTTL)
-}
-
 // WarningOf returns the warning that a answers, from the audit log; nil if it
 // is no longer there.
 func (f *Fleet) WarningOf(ctx context.Context, a warning.Answer) (*warning.Warning, error) {
@@ -51,33 +46,24 @@ func (f *Fleet) WarningOf(ctx context.Context, a warning.Answer) (*warning.Warni
 // AnswerWarning carries out a link's answer, once: the same transaction ends
 // the warning. Errors: NotFound, and Refused with "answered" if the warning is
 // no longer out.
-func (f *Fleet) AnswerWarning(ctx context.Context, a warning.Answer) (Worker, error) {
+func (f *Fleet) AnswerWarning(ctx context.Context, a warning.Answer) (worker.Worker, error) {
 	by := audit.Actor{Name: "link in a warning", Kind: audit.KindPerson}
 	if a.Channel != "" {
 		by.Name += " to " + a.Channel
 	}
-	return f.Change(ctx, a.WorkerID, Changing{By: by}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, a.WorkerID, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		if !w.Awaits(a) {
 			return &failure.Refused{Command: "answer the warning of", Name: w.Name, Reason: "answered",
 				Detail: "the warning is no longer out: it was answered, or the worker was used or stopped meanwhile"}
 		}
 		switch {
 		case a.Verb == warning.Extend && w.WarningFor == power.ReasonTTL:
-			w.extendLife(tx, a.Until(tx.Now, tx.Settings.Zone()))
+			w.ExtendTTL(tx, a.Until(tx.Now, tx.Settings.Zone()))
 			return nil
 		case a.Verb == warning.Stop:
-			return w.intendStop(tx, Pause{Reason: power.ReasonManual, Detail: "by a link in the warning"})
+			return w.IntendStop(tx, worker.Pause{Reason: power.ReasonManual, Detail: "by a link in the warning"})
 		}
-		w.snooze(tx, a.Until(tx.Now, tx.Settings.Zone()))
+		w.Snooze(tx, a.Until(tx.Now, tx.Settings.Zone()))
 		return nil
 	})
-}
-
-// extendLife moves the ttl_deadline and ends its warning. If the deadline came
-// from a tag, the record overrides it from then on.
-func (w *Worker) extendLife(tx *Tx, until time.Time) {
-	t := until.UTC().Round(0)
-	w.TTLDeadline, w.TTLFromTag = &t, false
-	w.WarningSentAt, w.WarningFor = nil, ""
-	tx.Note(audit.Entry{Action: "ttl_extended", Detail: "until " + t.Format(time.RFC3339)})
 }

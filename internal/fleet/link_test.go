@@ -15,6 +15,7 @@ import (
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 	"lull/internal/store/mem"
 )
 
@@ -49,7 +50,7 @@ func warned(t *testing.T, f *fleet.Fleet) (id string, at time.Time) {
 func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 	t.Helper()
 	var at time.Time
-	if _, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+	if _, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 		at = tx.Now
 		w.WarningSentAt = &at
 		tx.Note(audit.Entry{Action: "pause_warning", Events: []string{audit.EventPauseWarning}})
@@ -65,11 +66,11 @@ func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 func TestWarningSentence(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
 	for want, x := range map[string]warning.Warning{
-		"w will be paused at 16:54 UTC because it is not in use":                                                                      {Action: fleet.ActionHibernate, Reason: power.ReasonIdleTimeout},
+		"w will be paused at 16:54 UTC because it is not in use":                                                                      {Action: worker.ActionHibernate, Reason: power.ReasonIdleTimeout},
 		"w will be drained and stopped at 16:54 UTC because it is not in use":                                                         {Action: "drain", Reason: power.ReasonScaleDown},
-		"w will be paused at 16:54 UTC by its schedule office because it is not in use":                                               {Action: fleet.ActionStop, Reason: power.ReasonSchedule, Cause: "schedule office"},
-		"w will be paused at 16:54 UTC by its schedule office, even if it is in use: Active: cml, last event 20s ago":                 {Action: fleet.ActionStop, Reason: power.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml, last event 20s ago."},
-		"w will be stopped at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Idle for 2m of 1h":            {Action: fleet.ActionStop, Reason: power.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Idle for 2m of 1h."},
+		"w will be paused at 16:54 UTC by its schedule office because it is not in use":                                               {Action: worker.ActionStop, Reason: power.ReasonSchedule, Cause: "schedule office"},
+		"w will be paused at 16:54 UTC by its schedule office, even if it is in use: Active: cml, last event 20s ago":                 {Action: worker.ActionStop, Reason: power.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml, last event 20s ago."},
+		"w will be stopped at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Idle for 2m of 1h":            {Action: worker.ActionStop, Reason: power.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Idle for 2m of 1h."},
 		"w will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Nothing is known to be in": {Action: "terminate", Reason: power.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Nothing is known to be in."},
 	} {
 		x.PauseAt = at
@@ -82,15 +83,15 @@ func TestWarningSentence(t *testing.T) {
 // TestAnswers checks that each link does what it says, once, and invalidates
 // the others.
 func TestAnswers(t *testing.T) {
-	for verb, want := range map[string]func(w fleet.Worker, pause time.Time) bool{
-		warning.Extend: func(w fleet.Worker, pause time.Time) bool {
+	for verb, want := range map[string]func(w worker.Worker, pause time.Time) bool{
+		warning.Extend: func(w worker.Worker, pause time.Time) bool {
 			return w.SnoozedUntil.Equal(pause.Add(time.Hour)) && w.DesiredStatus == power.WorkerRunning
 		},
-		warning.NotToday: func(w fleet.Worker, _ time.Time) bool {
+		warning.NotToday: func(w worker.Worker, _ time.Time) bool {
 			z, err := time.LoadLocation("Europe/Berlin")
 			return err == nil && w.SnoozedUntil.In(z).Format("15:04:05") == "00:00:00" && time.Until(*w.SnoozedUntil) <= 24*time.Hour
 		},
-		warning.Stop: func(w fleet.Worker, _ time.Time) bool {
+		warning.Stop: func(w worker.Worker, _ time.Time) bool {
 			return w.DesiredStatus == power.WorkerStopped && w.Intent.Reason == power.ReasonManual && w.ManualPauseCount == 1 && w.LastPausedBy == "link in a warning to ops"
 		},
 	} {
@@ -139,7 +140,7 @@ func TestExtendLife(t *testing.T) {
 				end := time.Now().Add(5 * time.Minute).UTC().Round(0)
 				if status == power.WorkerStopped {
 					for _, to := range []power.Worker{power.WorkerStopping, power.WorkerStopped} {
-						if _, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+						if _, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error {
 							w.Status, w.DesiredStatus = to, power.WorkerStopped
 							return nil
 						}); err != nil {
@@ -147,7 +148,7 @@ func TestExtendLife(t *testing.T) {
 						}
 					}
 				}
-				w, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+				w, err := f.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 					w.TTLDeadline, w.TTLFromTag, w.Intent = &end, true, nil
 					w.WarnOfTTL(tx, end, "it is stopped")
 					return nil
@@ -213,7 +214,7 @@ func TestLinkEnds(t *testing.T) {
 		if _, err := f.ReadAnswer(at.Add(20*time.Minute+time.Second), token); err == nil {
 			t.Error("a link does not expire")
 		}
-		if _, err := f.UpdateWorkerActivity(t.Context(), id, 0, fleet.ActivityUpdate{LastActivityAt: time.Now().Add(time.Second), CheckedAt: time.Now()}, 0); err != nil {
+		if _, err := f.UpdateWorkerActivity(t.Context(), id, 0, worker.ActivityUpdate{LastActivityAt: time.Now().Add(time.Second), CheckedAt: time.Now()}, 0); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := f.AnswerWarning(context.Background(), a); !isRefused(err) {

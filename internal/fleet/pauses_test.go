@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 func TestHibernatePays(t *testing.T) {
@@ -27,7 +27,7 @@ func TestHibernatePays(t *testing.T) {
 		{h(49, 49, 1), false, "more than 2d"},
 		{h(1, 100, 2, 200, 3), true, "median"},
 	} {
-		if got, why := fleet.HibernatePays(c.pauses); got != c.want || !strings.Contains(why, c.why) {
+		if got, why := worker.HibernatePays(c.pauses); got != c.want || !strings.Contains(why, c.why) {
 			t.Errorf("%v: %v, %q", c.pauses, got, why)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
@@ -168,7 +169,7 @@ func (f *Fleet) DeletePolicy(ctx context.Context, by audit.Actor, name string) e
 		return err
 	}
 	if !policy.IsShipped(name) {
-		users, err := f.usersOf(ctx, func(w *Worker) bool { return w.Policy == name })
+		users, err := f.usersOf(ctx, func(w *worker.Worker) bool { return w.Policy == name })
 		if err != nil {
 			return err
 		}
@@ -202,10 +203,10 @@ func inUse(kind, name string, users []string) error {
 }
 
 // usersOf returns the names of the workers that use something.
-func (f *Fleet) usersOf(ctx context.Context, uses func(*Worker) bool) ([]string, error) {
+func (f *Fleet) usersOf(ctx context.Context, uses func(*worker.Worker) bool) ([]string, error) {
 	var out []string
 	for after := ""; ; {
-		page, err := f.Workers(ctx, WorkerFilter{}, after, 1000)
+		page, err := f.Workers(ctx, worker.Filter{}, after, 1000)
 		if err != nil {
 			return nil, err
 		}
@@ -272,7 +273,7 @@ func (f *Fleet) DeleteSchedule(ctx context.Context, by audit.Actor, name string)
 	if _, err := f.Schedule(ctx, name); err != nil {
 		return err
 	}
-	users, err := f.usersOf(ctx, func(w *Worker) bool { return w.Schedule == name })
+	users, err := f.usersOf(ctx, func(w *worker.Worker) bool { return w.Schedule == name })
 	if err != nil {
 		return err
 	}
@@ -329,7 +330,7 @@ func (a Application) becomes(kind, was string, asked *string, whom string) (stri
 // in the selector, otherwise to all that it selects, now and later. It returns
 // the changed workers, or the group. An empty group is removed. Errors:
 // Invalid, NotFound, Refused if what is to be removed is not assigned.
-func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a Application) ([]Worker, *policy.Group, error) {
+func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a Application) ([]worker.Worker, *policy.Group, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -352,7 +353,7 @@ func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a A
 			return nil, nil, err
 		}
 	}
-	out := []Worker{}
+	out := []worker.Worker{}
 	for _, id := range sel.Workers {
 		w, err := f.updateWorker(ctx, by, id, 0, a.profile)
 		if err != nil {
@@ -364,16 +365,16 @@ func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a A
 }
 
 // profile returns what an Application changes on a worker.
-func (a Application) profile(w *Worker) (Profile, error) {
+func (a Application) profile(w *worker.Worker) (worker.Profile, error) {
 	name, err := a.becomes("policy", w.Policy, a.Policy, "worker "+w.Name)
 	if err != nil {
-		return Profile{}, err
+		return worker.Profile{}, err
 	}
 	hours, err := a.becomes("schedule", w.Schedule, a.Schedule, "worker "+w.Name)
 	if err != nil {
-		return Profile{}, err
+		return worker.Profile{}, err
 	}
-	out := Profile{}
+	out := worker.Profile{}
 	if a.Policy != nil {
 		out.Policy = &name
 	}

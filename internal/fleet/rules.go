@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
@@ -186,7 +187,7 @@ func (f *Fleet) followRules(ctx context.Context, fault func(error)) error {
 var errRules = errors.New("newer rules are needed")
 
 // subject returns the properties of w that rules depend on. tmpl may be nil.
-func (f *Fleet) subject(w *Worker, tmpl *Template) *policy.Subject {
+func (f *Fleet) subject(w *worker.Worker, tmpl *Template) *policy.Subject {
 	s := &policy.Subject{ID: w.ID, Region: w.AWSRegion, Tags: w.Tags, Policy: w.Policy, Own: policy.Values{
 		IdleTimeoutMinutes: w.IdleTimeoutMinutes, SnoozeMinutes: w.SnoozeMinutes,
 	}}
@@ -231,7 +232,7 @@ func (t *Template) values(s settings.Settings) policy.Values {
 }
 
 // Policy returns the effective policy of a worker now, with its template.
-func (f *Fleet) Policy(ctx context.Context, w *Worker) (policy.Resolved, error) {
+func (f *Fleet) Policy(ctx context.Context, w *worker.Worker) (policy.Resolved, error) {
 	if w.TemplateName == "" {
 		return f.PolicyWith(time.Now(), w, nil), nil
 	}
@@ -246,6 +247,6 @@ func (f *Fleet) Policy(ctx context.Context, w *Worker) (policy.Resolved, error) 
 }
 
 // PolicyWith is Policy at a time with a given template, which may be nil.
-func (f *Fleet) PolicyWith(now time.Time, w *Worker, tmpl *Template) policy.Resolved {
+func (f *Fleet) PolicyWith(now time.Time, w *worker.Worker, tmpl *Template) policy.Resolved {
 	return f.Rules().Resolve(now, f.Settings().Base(), f.subject(w, tmpl))
 }

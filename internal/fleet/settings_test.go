@@ -10,6 +10,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 )
 
 func TestDefaultsAreTheSeeds(t *testing.T) {
@@ -112,7 +113,7 @@ func TestPolicyOfWorker(t *testing.T) {
 	tmpl := &fleet.Template{Name: "t", IdleDetection: &fleet.IdleDetection{Enabled: true, IdleThresholdMinutes: 20, HibernateThresholdMinutes: 30, CheckIntervalMinutes: 2}}
 	for _, c := range []struct {
 		name    string
-		w       fleet.Worker
+		w       worker.Worker
 		t       *fleet.Template
 		timeout time.Duration
 		warn    time.Duration
@@ -120,12 +121,12 @@ func TestPolicyOfWorker(t *testing.T) {
 		detect  bool
 		from    string
 	}{
-		{"global", fleet.Worker{IsIdleDetectionEnabled: true}, nil, time.Hour, 5 * time.Minute, "stop", true, "settings"},
-		{"template", fleet.Worker{IsIdleDetectionEnabled: true}, tmpl, 30 * time.Minute, 10 * time.Minute, "stop", true, "template t"},
-		{"policy", fleet.Worker{IsIdleDetectionEnabled: true, Policy: "aggressive"}, tmpl, 15 * time.Minute, 10 * time.Minute, "hibernate", true, "policy aggressive"},
-		{"own", fleet.Worker{ID: "w", IsIdleDetectionEnabled: true, IdleTimeoutMinutes: n(4), PauseAction: "stop", Policy: "aggressive"}, tmpl, 4 * time.Minute, 4 * time.Minute, "stop", true, "worker w"},
-		{"switched off", fleet.Worker{}, nil, time.Hour, 5 * time.Minute, "stop", false, "settings"},
-		{"template off", fleet.Worker{IsIdleDetectionEnabled: true}, &fleet.Template{IdleDetection: &fleet.IdleDetection{}, Name: "o"}, time.Hour, 5 * time.Minute, "stop", false, "settings"},
+		{"global", worker.Worker{IsIdleDetectionEnabled: true}, nil, time.Hour, 5 * time.Minute, "stop", true, "settings"},
+		{"template", worker.Worker{IsIdleDetectionEnabled: true}, tmpl, 30 * time.Minute, 10 * time.Minute, "stop", true, "template t"},
+		{"policy", worker.Worker{IsIdleDetectionEnabled: true, Policy: "aggressive"}, tmpl, 15 * time.Minute, 10 * time.Minute, "hibernate", true, "policy aggressive"},
+		{"own", worker.Worker{ID: "w", IsIdleDetectionEnabled: true, IdleTimeoutMinutes: n(4), PauseAction: "stop", Policy: "aggressive"}, tmpl, 4 * time.Minute, 4 * time.Minute, "stop", true, "worker w"},
+		{"switched off", worker.Worker{}, nil, time.Hour, 5 * time.Minute, "stop", false, "settings"},
+		{"template off", worker.Worker{IsIdleDetectionEnabled: true}, &fleet.Template{IdleDetection: &fleet.IdleDetection{}, Name: "o"}, time.Hour, 5 * time.Minute, "stop", false, "settings"},
 	} {
 		r := fl.PolicyWith(time.Now(), &c.w, c.t)
 		p := r.Idle(c.w.IsIdleDetectionEnabled)

@@ -9,16 +9,16 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // A running worker with a pending stop is not described as not running, and an
 // unknown signal comes with the way to make it known.
 func TestBlocksAgreeWithTheStatus(t *testing.T) {
 	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
-	w := &fleet.Worker{Name: "one", Status: power.WorkerRunning, DesiredStatus: power.WorkerStopped, CreatedAt: now.Add(-100 * time.Hour), Armed: true, IsIdleDetectionEnabled: true,
-		Intent: &fleet.Intent{Reason: power.ReasonManual, By: "ada", At: now}}
-	rules := policy.Resolved{Enabled: true, AutoPause: true, Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), ActivitySources: []string{fleet.SourceCML}}
+	w := &worker.Worker{Name: "one", Status: power.WorkerRunning, DesiredStatus: power.WorkerStopped, CreatedAt: now.Add(-100 * time.Hour), Armed: true, IsIdleDetectionEnabled: true,
+		Intent: &worker.Intent{Reason: power.ReasonManual, By: "ada", At: now}}
+	rules := policy.Resolved{Enabled: true, AutoPause: true, Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), ActivitySources: []string{worker.SourceCML}}
 	for detail, advice := range map[string]string{
 		"not_opted_in":             "switch telemetry on in CML",
 		"opt_in_unreadable: x":     "lull's CML user",
@@ -27,7 +27,7 @@ func TestBlocksAgreeWithTheStatus(t *testing.T) {
 		"it was not read yet":      "lull worker detect-idle one",
 		"malformed: x":             "cml must be readable",
 	} {
-		r := fleet.Case{Now: now, Worker: w, Rules: &rules, Readings: []idle.Reading{idle.NotKnown(fleet.SourceCML, now, detail)}}.Judge()
+		r := worker.Case{Now: now, Worker: w, Rules: &rules, Readings: []idle.Reading{idle.NotKnown(worker.SourceCML, now, detail)}}.Judge()
 		if r.Verdict.Eligible || r.Verdict.Has(idle.StatusNotRunning) || !r.Verdict.Has(idle.StopIntended) {
 			t.Errorf("blocks %+v of a running worker whose stop is pending", r.Verdict.Blocks)
 		}
@@ -37,7 +37,7 @@ func TestBlocksAgreeWithTheStatus(t *testing.T) {
 		}
 	}
 	w.DesiredStatus, w.Intent = power.WorkerRunning, nil
-	if r := (fleet.Case{Now: now, Worker: w, Rules: &rules}).Judge(); r.Verdict.Has(idle.StopIntended) {
+	if r := (worker.Case{Now: now, Worker: w, Rules: &rules}).Judge(); r.Verdict.Has(idle.StopIntended) {
 		t.Errorf("a stop is pending that was not asked for: %+v", r.Verdict.Blocks)
 	}
 }

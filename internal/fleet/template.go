@@ -12,8 +12,12 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
+
+// templatePrefix begins the keys of templates.
+const templatePrefix = "templates/"
 
 // Capacity is the load that a worker of a template can carry.
 type Capacity struct {
@@ -82,7 +86,7 @@ func (t Template) Public() Template {
 }
 
 // inherit gives w the launch options that p does not set.
-func (t Template) inherit(w *Worker, p Profile) {
+func (t Template) inherit(w *worker.Worker, p worker.Profile) {
 	if p.CMLUsername == nil {
 		w.CMLUsername = t.CMLUsername
 	}
@@ -115,13 +119,13 @@ func (t Template) checkLaunch() (errs []error) {
 		bad("hibernation", "%.20q is not one of auto, on, off", t.Hibernation)
 	}
 	for _, s := range t.ActivitySources {
-		if !slices.Contains([]string{SourceCML, SourceAgent, SourceCloudWatch}, s) {
+		if !slices.Contains([]string{worker.SourceCML, worker.SourceAgent, worker.SourceCloudWatch}, s) {
 			bad("activity_sources", "%.40q is not one of cml, agent, cloudwatch", s)
 		}
 	}
 	for _, r := range t.AcceptedRisks {
-		if !slices.Contains(risks, r) {
-			bad("accepted_risks", "%.40q is not one of %s", r, strings.Join(risks, ", "))
+		if !slices.Contains(worker.Risks, r) {
+			bad("accepted_risks", "%.40q is not one of %s", r, strings.Join(worker.Risks, ", "))
 		}
 	}
 	for field, v := range map[string]struct {
@@ -177,6 +181,20 @@ func (t Template) Validate() error {
 	return errors.Join(append(errs, t.checkLaunch()...)...)
 }
 
+// Launches holds the templates in a store, and makes the user data with which
+// launched machines enroll.
+type Launches struct {
+	store    store.Store
+	seal     *sealed.Sealer
+	fleet    string // ID of the fleet
+	settings func() settings.Settings
+}
+
+// NewLaunches returns the launches of a fleet.
+func NewLaunches(s store.Store, seal *sealed.Sealer, fleet string, current func() settings.Settings) *Launches {
+	return &Launches{s, seal, fleet, current}
+}
+
 var templateCodec = store.Codec[Template]{Version: 1}
 
 func decodeTemplate(v store.Value) (Template, error) {
@@ -186,11 +204,11 @@ func decodeTemplate(v store.Value) (Template, error) {
 }
 
 // Template returns the template of that name.
-func (f *Fleet) Template(ctx context.Context, name string) (Template, error) {
+func (l *Launches) Template(ctx context.Context, name string) (Template, error) {
 	if err := failure.CheckName("template", name); err != nil {
 		return Template{}, err
 	}
-	v, err := store.Get(ctx, f.store, templatePrefix+name)
+	v, err := store.Get(ctx, l.store, templatePrefix+name)
 	if errors.Is(err, store.ErrNotFound) {
 		return Template{}, &failure.NotFound{Kind: "template", Name: name}
 	}
@@ -201,8 +219,8 @@ func (f *Fleet) Template(ctx context.Context, name string) (Template, error) {
 }
 
 // Templates lists all templates by name.
-func (f *Fleet) Templates(ctx context.Context) ([]Template, error) {
-	page, err := store.List(ctx, f.store, store.Prefix(templatePrefix))
+func (l *Launches) Templates(ctx context.Context) ([]Template, error) {
+	page, err := store.List(ctx, l.store, store.Prefix(templatePrefix))
 	if err != nil {
 		return nil, err
 	}
@@ -219,24 +237,24 @@ func (f *Fleet) Templates(ctx context.Context) ([]Template, error) {
 
 // PutTemplate creates or replaces a template. If revision is not 0 the
 // template must still be at it. Errors: Invalid, Conflict.
-func (f *Fleet) PutTemplate(ctx context.Context, by audit.Actor, t Template, revision int64) (Template, error) {
-	return f.PutTemplateWith(ctx, by, t, nil, revision)
+func (l *Launches) PutTemplate(ctx context.Context, by audit.Actor, t Template, revision int64) (Template, error) {
+	return l.PutTemplateWith(ctx, by, t, nil, revision)
 }
 
 // PutTemplateWith is PutTemplate with a CML password; nil keeps the one that is
 // stored.
-func (f *Fleet) PutTemplateWith(ctx context.Context, by audit.Actor, t Template, password *string, revision int64) (Template, error) {
+func (l *Launches) PutTemplateWith(ctx context.Context, by audit.Actor, t Template, password *string, revision int64) (Template, error) {
 	if err := t.Validate(); err != nil {
 		return Template{}, err
 	}
 	if password != nil {
 		var err error
-		if t.CMLPassword, err = f.opts.Seal.Seal("cml_password", *password); err != nil {
+		if t.CMLPassword, err = l.seal.Seal("cml_password", *password); err != nil {
 			return Template{}, err
 		}
 	}
 	key := templatePrefix + t.Name
-	v, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+	v, err := store.Update(ctx, l.store, key, func(old store.Value) ([]byte, []store.Op, error) {
 		if revision != 0 && old.ModRevision != revision {
 			return nil, nil, &failure.Conflict{Kind: "template", Name: t.Name, Detail: "it was changed by somebody else"}
 		}
@@ -259,11 +277,11 @@ func (f *Fleet) PutTemplateWith(ctx context.Context, by audit.Actor, t Template,
 }
 
 // DeleteTemplate removes a template. Workers launched from it stay.
-func (f *Fleet) DeleteTemplate(ctx context.Context, by audit.Actor, name string) error {
+func (l *Launches) DeleteTemplate(ctx context.Context, by audit.Actor, name string) error {
 	if err := failure.CheckName("template", name); err != nil {
 		return err
 	}
-	_, err := store.Update(ctx, f.store, templatePrefix+name, func(old store.Value) ([]byte, []store.Op, error) {
+	_, err := store.Update(ctx, l.store, templatePrefix+name, func(old store.Value) ([]byte, []store.Op, error) {
 		if !old.Exists() {
 			return nil, nil, &failure.NotFound{Kind: "template", Name: name}
 		}

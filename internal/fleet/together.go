@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
@@ -37,11 +38,11 @@ type pooledChange struct {
 	ctx  context.Context
 	id   string
 	c    Changing
-	fn   func(w *Worker, tx *Tx) error
+	fn   func(w *worker.Worker, tx *worker.Tx) error
 	done chan struct{}
 
 	applied applied
-	w       Worker
+	w       worker.Worker
 	err     error
 }
 
@@ -52,7 +53,7 @@ func (x *pooledChange) joins() bool { return x.c.At != 0 }
 
 // do makes a change in its turn. It returns before that only if the change was
 // not begun when its context ended.
-func (p *poolers) do(x *pooledChange) (Worker, error) {
+func (p *poolers) do(x *pooledChange) (worker.Worker, error) {
 	p.mu.Lock()
 	behind := len(p.waiting)
 	if !x.joins() { // users do not wait for what was decided without them
@@ -76,7 +77,7 @@ func (p *poolers) do(x *pooledChange) (Worker, error) {
 	if i := slices.Index(p.waiting, x); i >= 0 {
 		p.waiting = slices.Delete(p.waiting, i, i+1)
 		p.mu.Unlock()
-		return Worker{}, fmt.Errorf("change worker %q: %w", x.id, context.Cause(x.ctx))
+		return worker.Worker{}, fmt.Errorf("change worker %q: %w", x.id, context.Cause(x.ctx))
 	}
 	p.mu.Unlock()
 	<-x.done
@@ -134,7 +135,7 @@ func together(ctx context.Context, part []*pooledChange) {
 	keys := slices.Clone(sharedKeys)
 	var guards []store.Cond
 	for _, x := range part {
-		keys = append(keys, workerKey(x.id))
+		keys = append(keys, worker.Key(x.id))
 		for _, g := range x.f.guards {
 			if !slices.Contains(guards, g) {
 				guards = append(guards, g)

@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/scaletest"
 	"lull/internal/store"
@@ -80,7 +81,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 			t.Fatal(err)
 		}
 	}
-	var workers []fleet.Worker
+	var workers []worker.Worker
 	for i := range n {
 		w, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: fmt.Sprint("w", i), TemplateName: "small"})
 		if err != nil {
@@ -116,17 +117,17 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	actions := map[fleet.Action]int{}
+	actions := map[worker.Action]int{}
 	began := time.Now()
 	for i, w := range workers {
 		all.Go(func() {
-			out, err := shards[i%4].Settle(ctx, w.ID, fleet.Judgement{At: w.Revision(), Now: time.Now(),
-				Rules:    func(w *fleet.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
-				Readings: []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: time.Now()}}})
+			out, err := shards[i%4].Settle(ctx, w.ID, worker.Judgement{At: w.Revision(), Now: time.Now(),
+				Rules:    func(w *worker.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
+				Readings: []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: time.Now()}}})
 			switch {
 			case lost && i%4 == 3 && i != stale:
 				// What changes nothing needs no shard.
-				if stored, read := fl.Worker(ctx, w.ID); !errors.Is(err, store.ErrLeaseLost) && (err != nil || out.Action != fleet.ActNothing) || read != nil || stored.Intent != nil {
+				if stored, read := fl.Worker(ctx, w.ID); !errors.Is(err, store.ErrLeaseLost) && (err != nil || out.Action != worker.ActNothing) || read != nil || stored.Intent != nil {
 					t.Errorf("of a lost shard: %s, %v; the record has %+v, %v", out.Action, err, stored.Intent, read)
 				}
 				return
@@ -142,7 +143,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 			if err := out.Decision.Replay(); err != nil {
 				t.Error(err)
 			}
-			if stored, err := fl.Worker(ctx, w.ID); err != nil || stored.Revision() != out.Worker.Revision() || (stored.Intent != nil) != (out.Action != fleet.ActNothing) {
+			if stored, err := fl.Worker(ctx, w.ID); err != nil || stored.Revision() != out.Worker.Revision() || (stored.Intent != nil) != (out.Action != worker.ActNothing) {
 				t.Errorf("%s, and the record has %+v at %d, not %d: %v", out.Action, stored.Intent, stored.Revision(), out.Worker.Revision(), err)
 			}
 			mu.Lock()
@@ -160,11 +161,11 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 		}
 	}
 	want := max(0, min(mayPause, n-floor, budget))
-	kind := fleet.ActPause
+	kind := worker.ActPause
 	if scaleDown {
-		kind, want = fleet.ActDrain, min(want, 1) // the cooldown holds the others
+		kind, want = worker.ActDrain, min(want, 1) // the cooldown holds the others
 	}
-	if got := actions[kind]; got != want || actions[fleet.ActPause]+actions[fleet.ActDrain] != want {
+	if got := actions[kind]; got != want || actions[worker.ActPause]+actions[worker.ActDrain] != want {
 		t.Errorf("%v, want %d of kind %s: %d of %d may pause, floor %d, budget %d", actions, want, kind, mayPause, n, floor, budget)
 	}
 	pool, err := fl.Pool(ctx)
@@ -200,7 +201,7 @@ func TestFewTransactions(t *testing.T) {
 		if _, err := fl.PutTemplate(ctx, ada, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 			t.Fatal(err)
 		}
-		var workers []fleet.Worker
+		var workers []worker.Worker
 		for i := range n + 1 {
 			w, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: fmt.Sprint("w", i), TemplateName: "small"})
 			if err != nil {
@@ -214,10 +215,10 @@ func TestFewTransactions(t *testing.T) {
 		var all sync.WaitGroup
 		for _, w := range workers[1:] {
 			all.Go(func() {
-				out, err := fl.Settle(ctx, w.ID, fleet.Judgement{At: w.Revision(), Now: time.Now(),
-					Rules:    func(w *fleet.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
-					Readings: []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: time.Now()}}})
-				if err != nil || out.Action != fleet.ActPause {
+				out, err := fl.Settle(ctx, w.ID, worker.Judgement{At: w.Revision(), Now: time.Now(),
+					Rules:    func(w *worker.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
+					Readings: []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: time.Now()}}})
+				if err != nil || out.Action != worker.ActPause {
 					t.Errorf("%s, %v", out.Action, err)
 				}
 			})

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 var bob = audit.Actor{Name: "bob", Kind: audit.KindPerson}
@@ -22,15 +23,15 @@ type pending struct {
 }
 
 // change makes one step of the controller.
-func change(t *testing.T, fl *fleet.Fleet, id string, fn func(w *fleet.Worker)) {
+func change(t *testing.T, fl *fleet.Fleet, id string, fn func(w *worker.Worker)) {
 	t.Helper()
-	if _, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error { fn(w); return nil }); err != nil {
+	if _, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error { fn(w); return nil }); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func pendingStarts() []pending {
-	must := func(t *testing.T, _ fleet.Worker, err error) {
+	must := func(t *testing.T, _ worker.Worker, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -46,21 +47,21 @@ func pendingStarts() []pending {
 			resume(t, fl, id, by)
 		}
 	}
-	behind := func(p *fleet.Pause) func(*testing.T, *fleet.Fleet, string) {
+	behind := func(p *worker.Pause) func(*testing.T, *fleet.Fleet, string) {
 		return func(t *testing.T, fl *fleet.Fleet, id string) {
 			put(t, fl, id, power.WorkerRunning)
 			if p != nil {
 				w, err := fl.PauseWorker(t.Context(), ada, id, *p)
 				must(t, w, err)
 			}
-			change(t, fl, id, func(w *fleet.Worker) { w.Status, w.DesiredStatus = power.WorkerStopping, power.WorkerStopped })
+			change(t, fl, id, func(w *worker.Worker) { w.Status, w.DesiredStatus = power.WorkerStopping, power.WorkerStopped })
 			resume(t, fl, id, ada)
 		}
 	}
 	starting := func(ec2 string, sent bool) func(*testing.T, *fleet.Fleet, string) {
 		return func(t *testing.T, fl *fleet.Fleet, id string) {
 			queued(ada)(t, fl, id)
-			change(t, fl, id, func(w *fleet.Worker) {
+			change(t, fl, id, func(w *worker.Worker) {
 				w.Status, w.EC2State = power.WorkerStarting, ec2
 				if now := time.Now().UTC(); sent {
 					w.StartSentAt = &now
@@ -71,8 +72,8 @@ func pendingStarts() []pending {
 	return []pending{
 		{"queued", queued(cal)},
 		{"queued for a person", queued(ada)},
-		{"behind a person's stop", behind(&fleet.Pause{})},
-		{"behind an idle stop", behind(&fleet.Pause{Reason: power.ReasonIdleTimeout})},
+		{"behind a person's stop", behind(&worker.Pause{})},
+		{"behind an idle stop", behind(&worker.Pause{Reason: power.ReasonIdleTimeout})},
 		{"behind a stop from outside", behind(nil)},
 		{"starting", starting("stopped", false)},
 		{"starting, sent", starting("stopped", true)},
@@ -84,24 +85,24 @@ func pendingStarts() []pending {
 // it, it counts as no resume, and it leaves nothing that a later start could be
 // counted with.
 func TestStartWithdrawn(t *testing.T) {
-	commands := map[string]func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error){
-		"stop": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+	commands := map[string]func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error){
+		"stop": func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.StopWorker(ctx, bob, id)
 		},
-		"drain": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"drain": func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.DrainWorker(ctx, bob, id)
 		},
-		"cancel-drain": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"cancel-drain": func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.CancelDrain(ctx, bob, id)
 		},
-		"terminate": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"terminate": func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.TerminateWorker(ctx, bob, id)
 		},
-		"start": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+		"start": func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
 			return fl.StartWorker(ctx, bob, id)
 		},
-		"auto": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
-			return fl.PauseWorker(ctx, audit.ByController, id, fleet.Pause{Reason: power.ReasonIdleTimeout})
+		"auto": func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
+			return fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: power.ReasonIdleTimeout})
 		},
 	}
 	// The result of a command: status/desired, whether the start is withdrawn,
@@ -151,7 +152,7 @@ func TestStartWithdrawn(t *testing.T) {
 						t.Fatal(err)
 					}
 					if !end.withdrawn {
-						if w.StartWithdrawnAt != nil || len(page.Entries) > 0 || w.StartOrigin == fleet.OriginNone {
+						if w.StartWithdrawnAt != nil || len(page.Entries) > 0 || w.StartOrigin == worker.OriginNone {
 							t.Errorf("withdrawn at %v, %d entries, origin %q", w.StartWithdrawnAt, len(page.Entries), w.StartOrigin)
 						}
 						return
@@ -163,7 +164,7 @@ func TestStartWithdrawn(t *testing.T) {
 					if len(page.Entries) != 1 || page.Entries[0].By.Name != by || page.Entries[0].Events[len(page.Entries[0].Events)-1] != audit.EventStartWithdrawn {
 						t.Errorf("the audit log has %+v", page.Entries)
 					}
-					if w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartReason != "" || w.StartAskedAt != nil || !w.LastResumedAt.Equal(*before.LastResumedAt) {
+					if w.StartOrigin != worker.OriginNone || w.StartBy != "" || w.StartReason != "" || w.StartAskedAt != nil || !w.LastResumedAt.Equal(*before.LastResumedAt) {
 						t.Errorf("left behind: %+v", w)
 					}
 					if kept := w.StartSentAt != nil; kept != (p.name == "starting, sent") {
@@ -189,14 +190,14 @@ func TestStartThatIsNotNeeded(t *testing.T) {
 		if _, err := fl.StopWorker(t.Context(), ada, id); err != nil {
 			t.Fatal(err)
 		}
-		change(t, fl, id, func(w *fleet.Worker) { w.Status = power.WorkerStopping })
+		change(t, fl, id, func(w *worker.Worker) { w.Status = power.WorkerStopping })
 		if _, err := fl.ResumeWorker(t.Context(), ada, id); err != nil {
 			t.Fatal(err)
 		}
-		w, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 			return w.CallOff(tx, nil, "resumed by ada")
 		})
-		if err != nil || w.Status != power.WorkerRunning || w.StartOrigin != fleet.OriginNone || w.StartAskedAt != nil || w.StartWithdrawnAt != nil {
+		if err != nil || w.Status != power.WorkerRunning || w.StartOrigin != worker.OriginNone || w.StartAskedAt != nil || w.StartWithdrawnAt != nil {
 			t.Errorf("it is %+v: %v", w, err)
 		}
 	})
@@ -207,20 +208,20 @@ func TestStartTakenOver(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerStopped)
-		ask := func(by audit.Actor, origin fleet.Origin, reason, who string) {
+		ask := func(by audit.Actor, origin worker.Origin, reason, who string) {
 			t.Helper()
 			w, err := fl.ResumeWorker(t.Context(), by, id)
 			if err != nil || w.StartOrigin != origin || w.StartReason != reason || w.StartBy != who {
 				t.Errorf("after %s: %s/%s by %s, %v", by.Name, w.StartOrigin, w.StartReason, w.StartBy, err)
 			}
 		}
-		ask(cal, fleet.OriginAuto, policy.ForSchedule, "calendar")
+		ask(cal, worker.OriginAuto, policy.ForSchedule, "calendar")
 		later()
-		ask(audit.Actor{Name: "token", Kind: audit.KindWake}, fleet.OriginAuto, policy.ForWake, "token")
-		ask(cal, fleet.OriginAuto, policy.ForWake, "token")
-		ask(ada, fleet.OriginManual, policy.ByPerson, "ada")
-		ask(bob, fleet.OriginManual, policy.ByPerson, "ada")
-		ask(cal, fleet.OriginManual, policy.ByPerson, "ada")
+		ask(audit.Actor{Name: "token", Kind: audit.KindWake}, worker.OriginAuto, policy.ForWake, "token")
+		ask(cal, worker.OriginAuto, policy.ForWake, "token")
+		ask(ada, worker.OriginManual, policy.ByPerson, "ada")
+		ask(bob, worker.OriginManual, policy.ByPerson, "ada")
+		ask(cal, worker.OriginManual, policy.ByPerson, "ada")
 	})
 }
 
@@ -230,7 +231,7 @@ func TestTerminationForTTL(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerRunning)
-		change(t, fl, id, func(w *fleet.Worker) {
+		change(t, fl, id, func(w *worker.Worker) {
 			at := time.Now()
 			w.TTLDeadline, w.TTLAction = &at, "terminate"
 		})

@@ -21,6 +21,7 @@ import (
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/scaletest"
 	"lull/internal/notify"
@@ -793,9 +794,9 @@ func TestUrgentFirst(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
-		warn := func(worker string, in time.Duration) (audit.Entry, error) {
-			e := audit.Entry{At: time.Now().UTC(), Action: "pause_warning", Events: []string{audit.EventPauseWarning}, WorkerID: worker, WorkerName: worker,
-				Warning: &warning.Warning{PauseAt: time.Now().Add(in).UTC(), Action: fleet.ActionStop, Reason: power.ReasonIdleTimeout}}
+		warn := func(id string, in time.Duration) (audit.Entry, error) {
+			e := audit.Entry{At: time.Now().UTC(), Action: "pause_warning", Events: []string{audit.EventPauseWarning}, WorkerID: id, WorkerName: id,
+				Warning: &warning.Warning{PauseAt: time.Now().Add(in).UTC(), Action: worker.ActionStop, Reason: power.ReasonIdleTimeout}}
 			ops, err := audit.Ops(e)
 			if err != nil {
 				return e, err

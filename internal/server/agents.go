@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -90,7 +91,7 @@ func (s *Server) agentReport(ctx context.Context, name string, r control.AgentRe
 }
 
 // agentAction records an intent of the agent, or that the intent failed.
-func (s *Server) agentAction(ctx context.Context, w fleet.Worker, x *control.AgentAction, a *control.AgentAnswer) (fleet.Worker, error) {
+func (s *Server) agentAction(ctx context.Context, w worker.Worker, x *control.AgentAction, a *control.AgentAnswer) (worker.Worker, error) {
 	if x == nil {
 		return w, nil
 	}
@@ -120,7 +121,7 @@ func (s *Server) agentAction(ctx context.Context, w fleet.Worker, x *control.Age
 
 // agentOrders returns what the record requires of an agent that does not decide
 // itself.
-func (s *Server) agentOrders(ctx context.Context, w *fleet.Worker, a *control.AgentAnswer) error {
+func (s *Server) agentOrders(ctx context.Context, w *worker.Worker, a *control.AgentAnswer) error {
 	p, err := s.fleet.Policy(ctx, w)
 	if err != nil {
 		return err
@@ -129,15 +130,15 @@ func (s *Server) agentOrders(ctx context.Context, w *fleet.Worker, a *control.Ag
 		in := w.Intent
 		a.Order = &control.AgentOrder{Generation: in.Generation, Action: p.PauseAction, Reason: string(in.Reason), Forced: !in.ByReadings()}
 	}
-	if in := w.Intent; in != nil && in.SentAt != nil && in.By != fleet.ByAgent.Name && w.DesiredStatus == power.WorkerStopped {
+	if in := w.Intent; in != nil && in.SentAt != nil && in.By != worker.ByAgent.Name && w.DesiredStatus == power.WorkerStopped {
 		a.Order = &control.AgentOrder{Generation: in.Generation, Action: p.PauseAction, Reason: string(in.Reason), Forced: !in.ByReadings(), Sent: true}
 	}
 	if w.TTLDeadline != nil {
-		a.TTLDeadline, a.TTLAction, a.TTLFromTag = w.TTLDeadline, cmp.Or(w.TTLAction, fleet.ActionStop), w.TTLFromTag
+		a.TTLDeadline, a.TTLAction, a.TTLFromTag = w.TTLDeadline, cmp.Or(w.TTLAction, worker.ActionStop), w.TTLFromTag
 	}
 	sent := w.WarningSentAt
 	a.AllClear = sent == nil && w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning
-	if sent == nil || w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning || w.PauseHolder == fleet.HolderAgent {
+	if sent == nil || w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning || w.PauseHolder == worker.HolderAgent {
 		return nil
 	}
 	at := sent.Add(time.Duration(min(p.WarnBefore, p.Timeout/2)))

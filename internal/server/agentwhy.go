@@ -8,8 +8,8 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/failure"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/agents"
@@ -46,7 +46,7 @@ func (s *Server) agentWhyRoutes() {
 }
 
 // agentWorker returns the worker that a machine is; nil if it is none.
-func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, error) {
+func (s *Server) agentWorker(ctx context.Context, name string) (*worker.Worker, error) {
 	region := ""
 	if r, heard := s.agents.Seen(name); heard {
 		region = r.Region
@@ -55,7 +55,7 @@ func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, e
 	if _, none := errors.AsType[*failure.NotFound](err); err != nil && !none {
 		return nil, err
 	}
-	var w fleet.Worker
+	var w worker.Worker
 	if m.WorkerID != "" {
 		w, err = s.fleet.Worker(ctx, m.WorkerID)
 	} else {
@@ -136,7 +136,7 @@ func (s *Server) agentTurns(y *control.AgentWhy, r *evidence.Record) {
 
 // withWorker adds the record's view of the machine: its power state at the
 // time, and who changed it.
-func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *fleet.Worker, at time.Time) (control.AgentWhy, error) {
+func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *worker.Worker, at time.Time) (control.AgentWhy, error) {
 	if w == nil {
 		return y, nil
 	}

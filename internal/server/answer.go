@@ -13,8 +13,8 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 )
 
 // The pages behind the links of a warning. They need no login: the signature in
@@ -86,7 +86,7 @@ func over(why string) (int, shownAnswer) {
 }
 
 // warned returns the text of the warning that a answers.
-func (s *Server) warned(ctx context.Context, w *fleet.Worker, a warning.Answer) string {
+func (s *Server) warned(ctx context.Context, w *worker.Worker, a warning.Answer) string {
 	who, zone := w.Name+" ("+w.AWSRegion+")", s.fleet.Settings().Zone()
 	x, err := s.fleet.WarningOf(ctx, a)
 	if err != nil || x == nil {

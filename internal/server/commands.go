@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/roster"
@@ -23,7 +24,7 @@ const detectWait = 20 * time.Second
 
 func (s *Server) commandRoutes() {
 	at := func(suffix string) string { return workersPath + "/{worker_id}/" + suffix }
-	type do func(context.Context, audit.Actor, string) (fleet.Worker, error)
+	type do func(context.Context, audit.Actor, string) (worker.Worker, error)
 	for _, v := range []struct {
 		name, doc string
 		do        do
@@ -31,15 +32,15 @@ func (s *Server) commandRoutes() {
 		{"start", "Start it: desired RUNNING", s.fleet.StartWorker},
 		{"resume", "The same as start", s.fleet.ResumeWorker},
 		{"stop", "Stop it manually", s.fleet.StopWorker},
-		{"pause", "The same as stop, recorded as a manual pause", func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
-			return s.fleet.PauseWorker(ctx, by, id, fleet.Pause{Reason: power.ReasonManual})
+		{"pause", "The same as stop, recorded as a manual pause", func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
+			return s.fleet.PauseWorker(ctx, by, id, worker.Pause{Reason: power.ReasonManual})
 		}},
 		{"drain", "Take nothing new, and stop when nothing runs or the drain times out", s.fleet.DrainWorker},
 		{"cancel-drain", "Return a draining worker to service", s.fleet.CancelDrain},
 		{"retry", "Try a failed worker again", s.fleet.RetryWorker},
 	} {
 		register(s, route{id: v.name + "-worker", method: "POST", path: at(v.name), role: access.Operator, long: true, doc: v.doc},
-			func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
+			func(ctx context.Context, in *One) (*answer[worker.Worker], error) {
 				return accepted(v.do(ctx, actor(ctx), in.ID))
 			})
 	}
@@ -48,7 +49,7 @@ func (s *Server) commandRoutes() {
 			One
 			LeaveLicense bool `query:"leave_license" doc:"Terminate a stopped worker although its CML license can only be released while it runs"`
 			Body         control.Confirmation
-		}) (*answer[fleet.Worker], error) {
+		}) (*answer[worker.Worker], error) {
 			w, err := s.fleet.Worker(ctx, in.ID)
 			if err != nil {
 				return nil, problem(err)
@@ -64,21 +65,21 @@ func (s *Server) commandRoutes() {
 		role          access.Role
 		do            do
 	}{
-		{"idle-detection/enable", "enable-idle-detection", "Let its idleness count", access.Operator, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
+		{"idle-detection/enable", "enable-idle-detection", "Let its idleness count", access.Operator, func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, true)
 		}},
-		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", access.Operator, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
+		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", access.Operator, func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, false)
 		}},
-		{"arm", "arm-worker", "Take it out of dry-run mode", access.Admin, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
+		{"arm", "arm-worker", "Take it out of dry-run mode", access.Admin, func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, true)
 		}},
-		{"disarm", "disarm-worker", "Put it in dry-run mode: decisions are only recorded", access.Operator, func(ctx context.Context, by audit.Actor, id string) (fleet.Worker, error) {
+		{"disarm", "disarm-worker", "Put it in dry-run mode: decisions are only recorded", access.Operator, func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, false)
 		}},
 	} {
 		register(s, route{id: v.id, method: "POST", path: at(v.name), role: v.role, doc: v.doc},
-			func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
+			func(ctx context.Context, in *One) (*answer[worker.Worker], error) {
 				return shown(v.do(ctx, actor(ctx), in.ID))
 			})
 	}
@@ -87,12 +88,12 @@ func (s *Server) commandRoutes() {
 	s.licenseRoutes(at)
 	s.wakeRoutes(at)
 	register(s, route{id: "arm-workers", method: "POST", path: workersPath + "/arm", role: access.Admin, doc: "Take all workers that a selector matches out of dry-run mode"},
-		func(ctx context.Context, in *struct{ Body control.Selector }) (*answer[control.List[fleet.Worker]], error) {
+		func(ctx context.Context, in *struct{ Body control.Selector }) (*answer[control.List[worker.Worker]], error) {
 			return ok(s.armSelected(ctx, in.Body))
 		})
 	register(s, route{id: "scale-up", method: "POST", path: workersPath + "/scale-up", role: access.Admin, status: http.StatusAccepted, long: true,
 		doc: "One more worker of a template: a stopped one is started before one is launched"},
-		func(ctx context.Context, in *struct{ Body control.ScaleUp }) (*answer[fleet.Worker], error) {
+		func(ctx context.Context, in *struct{ Body control.ScaleUp }) (*answer[worker.Worker], error) {
 			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
 				return nil, problem(err)
 			}
@@ -105,7 +106,7 @@ func (s *Server) snoozeRoute(at func(string) string) {
 		func(ctx context.Context, in *struct {
 			One
 			Body control.Snooze
-		}) (*answer[fleet.Worker], error) {
+		}) (*answer[worker.Worker], error) {
 			var until time.Time
 			switch b := in.Body; {
 			case b.Until != "" && b.Minutes > 0:
@@ -154,11 +155,11 @@ func (s *Server) licenseRoutes(at func(string) string) {
 		func(ctx context.Context, in *struct {
 			One
 			Body control.LicenseRequest
-		}) (*answer[fleet.Worker], error) {
+		}) (*answer[worker.Worker], error) {
 			return accepted(s.fleet.RegisterLicense(ctx, actor(ctx), in.ID, in.Body.Token, in.Body.Reregister))
 		})
 	register(s, route{id: "deregister-license", method: "DELETE", path: at("license"), role: access.Operator, status: http.StatusAccepted, long: true, doc: "Release its CML license"},
-		func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
+		func(ctx context.Context, in *One) (*answer[worker.Worker], error) {
 			return accepted(s.fleet.DeregisterLicense(ctx, actor(ctx), in.ID))
 		})
 }
@@ -166,7 +167,7 @@ func (s *Server) licenseRoutes(at func(string) string) {
 func (s *Server) wakeRoutes(at func(string) string) {
 	register(s, route{id: "wake-worker", method: "POST", path: at("wake"), long: true,
 		doc: "Resume it with its own wake token as the bearer; limited in rate"},
-		func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
+		func(ctx context.Context, in *One) (*answer[worker.Worker], error) {
 			p := principalOf(ctx)
 			if !p.given {
 				return nil, fault(http.StatusUnauthorized, "no_token", "cannot wake a worker without its wake token in the header Authorization: Bearer TOKEN")
@@ -179,7 +180,7 @@ func (s *Server) wakeRoutes(at func(string) string) {
 				return nil, refused
 			}
 			// A caller with only a wake token does not get the complete record.
-			return accepted(fleet.Worker{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, Status: w.Status, DesiredStatus: w.DesiredStatus}, nil)
+			return accepted(worker.Worker{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, Status: w.Status, DesiredStatus: w.DesiredStatus}, nil)
 		})
 	register(s, route{id: "new-wake-token", method: "POST", path: at("wake-token"), role: access.Admin, secret: true, doc: "Make a wake token in place of the one it has; it is shown once"},
 		func(ctx context.Context, in *One) (*answer[control.WakeToken], error) {
@@ -190,8 +191,8 @@ func (s *Server) wakeRoutes(at func(string) string) {
 
 // armSelected arms all workers selected by sel. Workers armed before an error
 // stay armed; the call can be repeated.
-func (s *Server) armSelected(ctx context.Context, sel control.Selector) (control.List[fleet.Worker], error) {
-	out := control.List[fleet.Worker]{Items: []fleet.Worker{}}
+func (s *Server) armSelected(ctx context.Context, sel control.Selector) (control.List[worker.Worker], error) {
+	out := control.List[worker.Worker]{Items: []worker.Worker{}}
 	if len(sel.WorkerIDs) == 0 && len(sel.Tags) == 0 && sel.Region == "" && !sel.All {
 		return out, invalid("all", "a selector that names nothing needs all: true")
 	}
@@ -210,7 +211,7 @@ func (s *Server) armSelected(ctx context.Context, sel control.Selector) (control
 	if len(sel.WorkerIDs) > 0 {
 		return out, nil
 	}
-	page, err := s.roster.Select(ctx, roster.Query{WorkerFilter: fleet.WorkerFilter{Region: sel.Region, Tags: sel.Tags}, Unarmed: true, Limit: math.MaxInt})
+	page, err := s.roster.Select(ctx, roster.Query{Filter: worker.Filter{Region: sel.Region, Tags: sel.Tags}, Unarmed: true, Limit: math.MaxInt})
 	if err != nil {
 		return out, err
 	}

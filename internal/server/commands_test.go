@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/store"
@@ -31,7 +32,7 @@ func (b *bench) stopped() string {
 	b.t.Helper()
 	id := b.worker()
 	for _, to := range []power.Worker{power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerStopping, power.WorkerStopped} {
-		if _, err := b.fleet.Change(b.t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+		if _, err := b.fleet.Change(b.t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error {
 			w.Status = to
 			if to == power.WorkerStopped {
 				w.DesiredStatus = to
@@ -57,7 +58,7 @@ func TestWake(t *testing.T) {
 	res, data = b.ask("GET", at, token.Token, nil)
 	b.problem("the API with a wake token", res, data, 401)
 	res, data = b.ask("POST", token.URL, token.Token, nil)
-	w := decode[fleet.Worker](t, data)
+	w := decode[worker.Worker](t, data)
 	if res.StatusCode != http.StatusAccepted || w.DesiredStatus != power.WorkerRunning || w.TemplateName != "" {
 		t.Fatalf("wake: %d %s", res.StatusCode, data)
 	}
@@ -88,7 +89,7 @@ func TestDetectIdleIsAnsweredByTheOwner(t *testing.T) {
 			for _, v := range page.Values {
 				r, err := fleet.DecodeRequest(v)
 				if err == nil {
-					r.Detect = &fleet.DetectResult{WorkerID: r.WorkerID, IdleMinutes: 7}
+					r.Detect = &worker.DetectResult{WorkerID: r.WorkerID, IdleMinutes: 7}
 					err = b.fleet.Answer(ctx, r)
 				}
 				owner <- err
@@ -173,7 +174,7 @@ func TestStartAfterTheDeadline(t *testing.T) {
 	id := b.stopped()
 	for tag, want := range map[bool]string{false: "lull worker ttl ", true: "the tag ttl-deadline"} {
 		end := time.Now().Add(-time.Hour)
-		w, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+		w, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error {
 			w.TTLDeadline, w.TTLFromTag, w.Armed = &end, tag, true
 			return nil
 		})
@@ -201,9 +202,9 @@ func TestWhyAtRest(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()
 	since, end := time.Now().Add(-100*time.Hour), time.Now().Add(time.Hour)
-	if _, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+	if _, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, audit.ByController.Name, power.ReasonIdleTimeout
-		w.AWSRegion, w.InstanceType, w.Volumes = "us-east-1", "m5.large", []fleet.Volume{{ID: "vol-1", Type: "gp3", GB: 10}}
+		w.AWSRegion, w.InstanceType, w.Volumes = "us-east-1", "m5.large", []worker.Volume{{ID: "vol-1", Type: "gp3", GB: 10}}
 		w.TTLDeadline, w.TTLAction = &end, "terminate"
 		for range 20 { // later events push the decision out of the newest entries
 			tx.Note(audit.Entry{Action: "updated"})

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -45,10 +46,10 @@ func (s *Server) enrollRoutes() {
 }
 
 // enrolling returns the worker whose enrollment secret the caller presents.
-func (s *Server) enrolling(ctx context.Context) (fleet.Worker, error) {
+func (s *Server) enrolling(ctx context.Context) (worker.Worker, error) {
 	p := principalOf(ctx)
 	if !p.given {
-		return fleet.Worker{}, fault(http.StatusUnauthorized, "no_token", "cannot enroll without the enrollment secret in the header Authorization: Bearer SECRET")
+		return worker.Worker{}, fault(http.StatusUnauthorized, "no_token", "cannot enroll without the enrollment secret in the header Authorization: Bearer SECRET")
 	}
 	w, err := s.fleet.Enrolling(ctx, time.Now(), p.waking)
 	if errors.Is(err, fleet.ErrEnrollment) {
@@ -64,7 +65,7 @@ func (s *Server) enrolling(ctx context.Context) (fleet.Worker, error) {
 // same launch, whose first answer may be lost, replaces the token: one is valid,
 // also if both run at once on different servers. A token that was revoked, or
 // whose agent has reported, is not replaced.
-func (s *Server) enroll(ctx context.Context, w fleet.Worker, instance string) (control.Enrolled, error) {
+func (s *Server) enroll(ctx context.Context, w worker.Worker, instance string) (control.Enrolled, error) {
 	switch {
 	case w.EC2InstanceID == "":
 		return control.Enrolled{}, fault(http.StatusServiceUnavailable, "not_launched", "cannot enroll yet: the launch of worker "+w.ID+" is not recorded")

@@ -9,9 +9,9 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/board"
 )
@@ -54,11 +54,11 @@ func TestExpiryComesFirst(t *testing.T) {
 		"in shadow":                {ttl: in(time.Minute), blocks: []idle.Block{unknown}, shadow: true, standing: control.StandingUnknown},
 		"halted":                   {ttl: in(time.Minute), halt: halt.Halt{On: true}, blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
 	} {
-		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action, WarningSentAt: c.warned}
+		w := &worker.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action, WarningSentAt: c.warned}
 		if c.warned != nil {
 			w.WarningFor = power.ReasonTTL
 		}
-		st := fleet.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: now, IsIdle: c.target != nil && c.target.Sub(now) > time.Hour, Blocks: c.blocks, TargetPauseAt: c.target}}
+		st := worker.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: now, IsIdle: c.target != nil && c.target.Sub(now) > time.Hour, Blocks: c.blocks, TargetPauseAt: c.target}}
 		st.Expiry = w.Ends(now, &policy.Resolved{WarnBefore: idle.Duration(time.Minute)}, c.halt)
 		_, text := explain(w, st, st.Expiry, now)
 		if (c.says == "") == strings.Contains(text, "ttl_deadline") || !strings.Contains(text, c.says) || c.first != (c.says != "" && strings.HasPrefix(text, c.says)) {
@@ -79,14 +79,14 @@ func TestExpiryComesFirst(t *testing.T) {
 // ended it.
 func TestWhoEndedIt(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
-	for want, w := range map[string]fleet.Worker{
+	for want, w := range map[string]worker.Worker{
 		"Its ttl_deadline 2026-03-02T12:00:00Z ended it": {TerminateFor: power.ReasonTTL, TerminateBy: &audit.ByController, TTLDeadline: &at},
 		"ada ended it": {TerminateBy: &audit.Actor{Name: "ada", Kind: audit.KindPerson}},
 		"It is gone since 2026-03-02T12:00:00Z: external: EC2 terminated the instance.": {TerminateFor: power.ReasonExternal, StatusReason: "external: EC2 terminated the instance"},
 		"It is gone since 2026-03-02T12:00:00Z.":                                        {},
 	} {
 		w.Status, w.StatusSince = power.WorkerTerminated, at
-		if q, text := explain(&w, fleet.IdleStatus{}, nil, at); q != "why was it terminated" || !strings.HasPrefix(text, want) {
+		if q, text := explain(&w, worker.IdleStatus{}, nil, at); q != "why was it terminated" || !strings.HasPrefix(text, want) {
 			t.Errorf("%s? %s Want %s", q, text, want)
 		}
 	}

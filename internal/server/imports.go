@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // Instances asks EC2 for one instance of a region of an account; empty is the
@@ -27,28 +28,28 @@ type Instances func(ctx context.Context, account, region, id string) (*fleet.See
 const instanceWithin = 20 * time.Second
 
 // importWorker records an instance that EC2 knows. Nothing is written before.
-func (s *Server) importWorker(ctx context.Context, n fleet.ImportedWorker) (fleet.Worker, error) {
+func (s *Server) importWorker(ctx context.Context, n fleet.ImportedWorker) (worker.Worker, error) {
 	if err := intoRegionOf(ctx, &n.AWSRegion); err != nil {
-		return fleet.Worker{}, err
+		return worker.Worker{}, err
 	}
 	if n.AWSRegion != "" {
 		if err := s.hasRegion(ctx, n.Account, n.AWSRegion); err != nil {
-			return fleet.Worker{}, err
+			return worker.Worker{}, err
 		}
 	}
 	if _, err := s.fleet.Candidate(ctx, n); err != nil { // what is wrong with the request itself
-		return fleet.Worker{}, err
+		return worker.Worker{}, err
 	}
 	if s.instances != nil {
 		if err := s.find(ctx, &n); err != nil {
-			return fleet.Worker{}, err
+			return worker.Worker{}, err
 		}
 		w, err := s.fleet.Candidate(ctx, n)
 		if err != nil {
-			return fleet.Worker{}, err
+			return worker.Worker{}, err
 		}
 		if err := s.observable(ctx, &n, w); err != nil {
-			return fleet.Worker{}, err
+			return worker.Worker{}, err
 		}
 	}
 	return s.fleet.ImportWorker(ctx, actor(ctx), n)
@@ -140,11 +141,11 @@ func (s *Server) discoveryRegions(ctx context.Context) ([]string, error) {
 
 // observable probes the machine of n, which is to become w, unless its sources
 // were chosen or nothing here can reach it.
-func (s *Server) observable(ctx context.Context, n *fleet.ImportedWorker, w fleet.Worker) error {
+func (s *Server) observable(ctx context.Context, n *fleet.ImportedWorker, w worker.Worker) error {
 	if !w.DetectSources || s.cml == nil {
 		return nil
 	}
-	o := fleet.Observable{Up: -1, Patience: s.fleet.Settings().ProvisioningTimeout}
+	o := worker.Observable{Up: -1, Patience: s.fleet.Settings().ProvisioningTimeout}
 	if n.Seen.State == "running" {
 		o.Up = max(0, time.Since(cmp.Or(n.Seen.LaunchTime, time.Now())))
 		var err error

@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 )
 
 // TestNullClears checks that null clears a field, and is rejected for a field
@@ -18,15 +19,15 @@ func TestNullClears(t *testing.T) {
 	at := "/api/v1/workers/" + b.worker()
 	patch := func(body string) (*http.Response, []byte) { return b.ask("PATCH", at, b.admin, []byte(body)) }
 	res, data := patch(`{"ttl_deadline":"2031-01-02T03:04:05Z","idle_timeout_minutes":7,"snooze_minutes":0,"owner":"ada","tags":{"team":"net"},"contacts":["ada@example.com"],"policy":"balanced"}`)
-	w := decode[fleet.Worker](t, data)
+	w := decode[worker.Worker](t, data)
 	if res.StatusCode != http.StatusOK || w.TTLDeadline == nil || w.IdleTimeoutMinutes == nil || w.SnoozeMinutes == nil {
 		t.Fatalf("%d %s", res.StatusCode, data)
 	}
-	if _, data = patch(`{"ttl_action":"stop"}`); decode[fleet.Worker](t, data).TTLDeadline == nil {
+	if _, data = patch(`{"ttl_action":"stop"}`); decode[worker.Worker](t, data).TTLDeadline == nil {
 		t.Error("what is absent is taken away")
 	}
 	_, data = patch(`{"ttl_deadline":null,"idle_timeout_minutes":null,"snooze_minutes":null,"owner":null,"tags":null,"contacts":null,"policy":null}`)
-	w = decode[fleet.Worker](t, data)
+	w = decode[worker.Worker](t, data)
 	if w.TTLDeadline != nil || w.IdleTimeoutMinutes != nil || w.SnoozeMinutes != nil || w.Owner != "" || len(w.Tags) != 0 || len(w.Contacts) != 0 || w.Policy != "" {
 		t.Errorf("after null: %s", data)
 	}
@@ -38,7 +39,7 @@ func TestNullClears(t *testing.T) {
 		}
 	}
 	end := time.Now().Add(time.Hour)
-	if _, err := b.fleet.Change(t.Context(), w.ID, fleet.Changing{By: audit.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+	if _, err := b.fleet.Change(t.Context(), w.ID, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error {
 		w.TTLDeadline, w.TTLFromTag = &end, true
 		return nil
 	}); err != nil {

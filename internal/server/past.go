@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"lull/internal/core/policy/when"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/history"
@@ -74,7 +74,7 @@ func (s *Server) timelineRoutes() {
 
 // timeline answers for an object: a worker, or the agent of a machine; w is nil
 // if the machine is no worker.
-func (s *Server) timeline(ctx context.Context, object string, w *fleet.Worker, in Between, points int) (control.Timeline, error) {
+func (s *Server) timeline(ctx context.Context, object string, w *worker.Worker, in Between, points int) (control.Timeline, error) {
 	from, to, err := in.period(timeline.Usual, timeline.Longest)
 	if err != nil {
 		return control.Timeline{}, err

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 )
@@ -93,14 +94,14 @@ func (s *Server) apply(ctx context.Context, in control.Apply, a fleet.Applicatio
 	}
 	a.Priority, a.Remove = in.Priority, in.Remove
 	l, g, err := s.fleet.Apply(ctx, actor(ctx), in.Scope, a)
-	out := control.Applied{Workers: []fleet.Worker{}, Group: g}
+	out := control.Applied{Workers: []worker.Worker{}, Group: g}
 	for _, w := range l {
 		out.Workers = append(out.Workers, w.Public())
 	}
 	return out, err
 }
 
-func (s *Server) workerPolicy(ctx context.Context, w *fleet.Worker) (control.WorkerPolicy, error) {
+func (s *Server) workerPolicy(ctx context.Context, w *worker.Worker) (control.WorkerPolicy, error) {
 	if err := s.fleet.Refresh(ctx); err != nil {
 		return control.WorkerPolicy{}, err
 	}
@@ -113,7 +114,7 @@ func (s *Server) workerPolicy(ctx context.Context, w *fleet.Worker) (control.Wor
 
 // budgetsOf returns the budgets that apply to the next automatic stop or start
 // of w.
-func (s *Server) budgetsOf(w *fleet.Worker, r *policy.Resolved) []policy.Used {
+func (s *Server) budgetsOf(w *worker.Worker, r *policy.Resolved) []policy.Used {
 	now, out := time.Now(), []policy.Used{}
 	if up(w.Status) {
 		reasons := []string{policy.ForIdle}

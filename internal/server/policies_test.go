@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
 	"lull/internal/store/mem"
@@ -115,7 +115,7 @@ func TestSimulationNamesWhatIsNotRecorded(t *testing.T) {
 // looked is a Live with a check from a moment ago.
 type looked struct {
 	server.Live
-	st fleet.IdleStatus
+	st worker.IdleStatus
 }
 
 func (l looked) Observation(context.Context, string) (control.Observation, bool) {
@@ -123,25 +123,25 @@ func (l looked) Observation(context.Context, string) (control.Observation, bool)
 	return control.Observation{Status: &st}, true
 }
 
-func (l looked) Verdicts(context.Context) map[string]fleet.IdleStatus { return nil }
+func (l looked) Verdicts(context.Context) map[string]worker.IdleStatus { return nil }
 
 // TestLastCheckIsTheNewestKnown checks that the owner's newer readings are
 // shown instead of the record's, and the record's if the owner could not read.
 func TestLastCheckIsTheNewestKnown(t *testing.T) {
 	now := time.Now().UTC().Truncate(time.Second)
 	for name, c := range map[string]struct {
-		st    fleet.IdleStatus
+		st    worker.IdleStatus
 		shown bool
 	}{
-		"read":     {fleet.IdleStatus{CheckedAt: now}, true},
-		"unknown":  {fleet.IdleStatus{CheckedAt: now, Verdict: idle.Verdict{Blocks: []idle.Block{{Code: idle.SignalUnknown}}}}, false},
-		"not read": {fleet.IdleStatus{CheckedAt: now, ReadingsUnknown: true}, false},
+		"read":     {worker.IdleStatus{CheckedAt: now}, true},
+		"unknown":  {worker.IdleStatus{CheckedAt: now, Verdict: idle.Verdict{Blocks: []idle.Block{{Code: idle.SignalUnknown}}}}, false},
+		"not read": {worker.IdleStatus{CheckedAt: now, ReadingsUnknown: true}, false},
 	} {
 		db := mem.New(mem.Options{}).Client()
 		t.Cleanup(db.Close)
 		b := newBenchWith(t, db, func(o *server.Options) { o.Live = looked{st: c.st} })
 		_, data := b.ask("GET", "/api/v1/workers/"+b.worker()+"/activity", b.admin, nil)
-		at := decode[fleet.Activity](t, data).LastActivityCheckAt
+		at := decode[worker.Activity](t, data).LastActivityCheckAt
 		if shown := at != nil && at.Equal(now); shown != c.shown {
 			t.Errorf("%s: last checked is shown as %v: %s", name, at, data)
 		}

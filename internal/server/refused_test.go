@@ -7,7 +7,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/server/board"
 )
 
@@ -17,13 +17,13 @@ import (
 func TestRefusedStopIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	const said = "A stop was asked for at 2026-03-02T11:59:00Z by ada (manual) and was called off at 2026-03-02T12:00:00Z: EC2 refused the stop: not allowed."
-	st := fleet.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{{Code: idle.NotIdleYet, Sentence: "Not idle yet."}}}}
+	st := worker.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{{Code: idle.NotIdleYet, Sentence: "Not idle yet."}}}}
 	for _, c := range []struct {
 		reason string
 		after  time.Duration
 		told   bool
 	}{{"the stop was called off: EC2 refused the stop: not allowed.", 100 * time.Hour, true}, {"", time.Hour, true}, {"", 100 * time.Hour, false}} {
-		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: true, StatusReason: c.reason, StopCalledOff: &fleet.CalledOff{At: at,
+		w := &worker.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: true, StatusReason: c.reason, StopCalledOff: &worker.CalledOff{At: at,
 			Why: "EC2 refused the stop: not allowed.", AskedAt: at.Add(-time.Minute), By: "ada", Reason: power.ReasonManual}}
 		if _, text := explain(w, st, nil, at.Add(c.after)); strings.HasSuffix(text, said) != c.told {
 			t.Errorf("after %s, with reason %q: %s", c.after, c.reason, text)

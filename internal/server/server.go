@@ -36,6 +36,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/humax"
 	"lull/internal/lib/task"
@@ -61,7 +62,7 @@ type Live interface {
 	Report(ctx context.Context, id string, r control.AgentReport) bool
 	// Verdicts returns the idle status of every worker observed by a reachable
 	// server, by ID and without readings.
-	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
+	Verdicts(ctx context.Context) map[string]worker.IdleStatus
 }
 
 // Admin is the administrators' view of the controller.
@@ -92,7 +93,7 @@ type Options struct {
 	Instances Instances
 	// CML reports whether a CML answers at the endpoint of w, and its version or
 	// why none was found. Nil leaves the probing to the controller.
-	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
+	CML func(ctx context.Context, w worker.Worker) (found bool, detail string)
 	// Evidence holds the records of all servers; nil keeps none.
 	Evidence history.Evidence
 	// Record stores agents' reports for this server's part of Evidence; nil
@@ -140,7 +141,7 @@ type Server struct {
 	regions Regions
 
 	instances Instances
-	cml       func(ctx context.Context, w fleet.Worker) (bool, string)
+	cml       func(ctx context.Context, w worker.Worker) (bool, string)
 
 	prices   savings.Prices
 	web      http.Handler
@@ -208,7 +209,7 @@ func New(o Options) (*Server, error) {
 	s.feed = feed.NewHub(o.Fleet.Store())
 	s.roster = roster.New(o.Fleet.Store(), s.log)
 	s.past = &history.Reader{Log: o.Fleet, Roster: s.roster, Templates: o.Fleet, Evidence: o.Evidence}
-	var observed func(context.Context) map[string]fleet.IdleStatus
+	var observed func(context.Context) map[string]worker.IdleStatus
 	if o.Live != nil {
 		observed = o.Live.Verdicts
 	}

@@ -11,7 +11,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
 	"lull/internal/server/agents"
@@ -28,9 +28,9 @@ func TestSimulateAgents(t *testing.T) {
 	db := mem.New(mem.Options{}).Client()
 	t.Cleanup(db.Close)
 	begun := time.Now().UTC().Add(-24 * time.Hour).Truncate(time.Hour)
-	w := fleet.Worker{ID: "w-lab", Name: "lab", AWSRegion: "us-east-1", InstanceType: "m5.2xlarge", EC2InstanceID: "i-00000000000000001", CreatedAt: begun, Tags: map[string]string{"team": "a"},
+	w := worker.Worker{ID: "w-lab", Name: "lab", AWSRegion: "us-east-1", InstanceType: "m5.2xlarge", EC2InstanceID: "i-00000000000000001", CreatedAt: begun, Tags: map[string]string{"team": "a"},
 		Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning}
-	data, err := store.Codec[fleet.Worker]{Version: 1}.Encode("workers/"+w.ID, w)
+	data, err := store.Codec[worker.Worker]{Version: 1}.Encode("workers/"+w.ID, w)
 	if err == nil {
 		_, err = db.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("workers/"+w.ID, data)}})
 	}

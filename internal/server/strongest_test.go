@@ -6,23 +6,23 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // TestListedAsSeen checks that live values replace the record's, and that
 // without live values nothing does.
 func TestListedAsSeen(t *testing.T) {
 	at := func(h int) *time.Time { t := time.Date(2026, 3, 2, h, 0, 0, 0, time.UTC); return &t }
-	w := fleet.Worker{Status: power.WorkerRunning, TargetPauseAt: at(9), NextIdleCheckAt: at(8), LastActivityAt: at(7)}
-	st := fleet.IdleStatus{Verdict: idle.Verdict{TargetPauseAt: at(12), NextIdleCheckAt: *at(11), LastActivityAt: at(10)}}
+	w := worker.Worker{Status: power.WorkerRunning, TargetPauseAt: at(9), NextIdleCheckAt: at(8), LastActivityAt: at(7)}
+	st := worker.IdleStatus{Verdict: idle.Verdict{TargetPauseAt: at(12), NextIdleCheckAt: *at(11), LastActivityAt: at(10)}}
 	if g := asSeen(w, st, true); *g.TargetPauseAt != *at(12) || *g.NextIdleCheckAt != *at(11) || *g.LastActivityAt != *at(10) {
 		t.Errorf("seen: %+v", g)
 	}
 	held := idle.Verdict{LastActivityAt: at(6)} // no known end
-	if g := asSeen(w, fleet.IdleStatus{Verdict: held}, true); g.TargetPauseAt != nil || *g.LastActivityAt != *at(7) {
+	if g := asSeen(w, worker.IdleStatus{Verdict: held}, true); g.TargetPauseAt != nil || *g.LastActivityAt != *at(7) {
 		t.Errorf("held: %+v", g)
 	}
-	if g := asSeen(w, fleet.IdleStatus{}, false); g.TargetPauseAt != nil || g.NextIdleCheckAt != nil || *g.LastActivityAt != *at(7) {
+	if g := asSeen(w, worker.IdleStatus{}, false); g.TargetPauseAt != nil || g.NextIdleCheckAt != nil || *g.LastActivityAt != *at(7) {
 		t.Errorf("unseen: %+v", g)
 	}
 	w.Status = power.WorkerStopped
@@ -51,19 +51,19 @@ func TestStrongestBlock(t *testing.T) {
 		"Not known: cml.":           {notYet, shadow, unknown},
 		"Halted by ada.":            {notYet, unknown, snooze, halted},
 	} {
-		st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: blocks}}
+		st := worker.IdleStatus{Verdict: idle.Verdict{Blocks: blocks}}
 		if got := running(st, now); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	waits := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{budget}, TargetPauseAt: &late}}
+	waits := worker.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{budget}, TargetPauseAt: &late}}
 	if got := running(waits, now); got != "Budget gently is used up. It is not paused before "+clock(late)+", in 1h, when others may wait for the same budget." {
 		t.Errorf("with a used up budget: %q", got)
 	}
-	if w := asSeen(fleet.Worker{Status: power.WorkerRunning}, waits, true); !w.PauseNotBefore {
+	if w := asSeen(worker.Worker{Status: power.WorkerRunning}, waits, true); !w.PauseNotBefore {
 		t.Error("a list says that it is paused when others may be")
 	}
-	st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{notYet, unknown}, NextIdleCheckAt: soon}}
+	st := worker.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{notYet, unknown}, NextIdleCheckAt: soon}}
 	if got := running(st, now); got != "Not known: cml. The next check is at "+clock(soon)+"." {
 		t.Errorf("with a plan: %q", got)
 	}

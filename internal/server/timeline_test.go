@@ -19,6 +19,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
 	"lull/internal/server/access"
@@ -46,7 +47,7 @@ func (k *kept) Read(_ context.Context, q evidence.Query, yield func(evidence.Rec
 // recordedWorker is an imported worker that was checked every five minutes for
 // a day: in use at first, then quiet, unknown for an hour, and not checked for
 // another.
-func recordedWorker(t *testing.T) (api string, token string, w fleet.Worker, begun time.Time) {
+func recordedWorker(t *testing.T) (api string, token string, w worker.Worker, begun time.Time) {
 	t.Helper()
 	db := mem.New(mem.Options{}).Client()
 	t.Cleanup(db.Close)
@@ -55,7 +56,7 @@ func recordedWorker(t *testing.T) (api string, token string, w fleet.Worker, beg
 		t.Fatal(err)
 	}
 	w, err = f.ImportWorker(t.Context(), audit.Actor{Name: "p", Kind: audit.KindPerson}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001",
-		Profile: fleet.Profile{Tags: map[string]string{"team": "net"}}})
+		Profile: worker.Profile{Tags: map[string]string{"team": "net"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,12 +4,12 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // notAsked says that EC2 cannot be read in a worker's region, unless its status
 // reason does.
-func notAsked(w *fleet.Worker, u *fleet.Unread) string {
+func notAsked(w *worker.Worker, u *worker.Unread) string {
 	if u == nil || w.Status == power.WorkerTerminated || u.SaidOf(w) {
 		return ""
 	}
@@ -21,7 +21,7 @@ func notAsked(w *fleet.Worker, u *fleet.Unread) string {
 const outAfter = 15 * time.Minute
 
 // wayOut names the ways to end a worker whose end EC2 does not confirm.
-func wayOut(w *fleet.Worker, u *fleet.Unread, now time.Time) []string {
+func wayOut(w *worker.Worker, u *worker.Unread, now time.Time) []string {
 	if !w.Forgettable() || u == nil && now.Sub(w.StatusSince) < outAfter {
 		return nil
 	}

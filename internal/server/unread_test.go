@@ -7,7 +7,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/board"
 )
@@ -17,24 +17,24 @@ import (
 // that waits for EC2 shows how it can be ended.
 func TestUnreadRegionIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
-	u := &fleet.Unread{Region: "eu-west-9", Since: at, Error: "AuthFailure: no such region"}
+	u := &worker.Unread{Region: "eu-west-9", Since: at, Error: "AuthFailure: no such region"}
 	const said = "EC2 cannot be asked about eu-west-9 since 2026-03-02T12:00:00Z: AuthFailure: no such region"
 	for name, c := range map[string]struct {
-		w        fleet.Worker
+		w        worker.Worker
 		after    time.Duration
 		standing control.Standing
 		row, out bool
 	}{
-		"imported":           {fleet.Worker{Status: power.WorkerUnknown, Imported: true, StatusReason: said}, time.Minute, control.StandingUnknown, true, true},
-		"told to end":        {fleet.Worker{Status: power.WorkerTerminating, Imported: true}, 3 * time.Minute, control.StandingUnknown, true, true},
-		"only just":          {fleet.Worker{Status: power.WorkerTerminating, Imported: true}, time.Minute, control.StandingEnded, false, true},
-		"stopped":            {fleet.Worker{Status: power.WorkerStopped}, time.Hour, control.StandingPaused, true, false},
-		"running":            {fleet.Worker{Status: power.WorkerRunning}, time.Hour, control.StandingIdle, true, false},
-		"gone":               {fleet.Worker{Status: power.WorkerTerminated}, time.Hour, control.StandingEnded, false, false},
-		"not known any more": {fleet.Worker{Status: power.WorkerUnknown, EC2State: "running"}, time.Hour, control.StandingUnknown, true, false},
+		"imported":           {worker.Worker{Status: power.WorkerUnknown, Imported: true, StatusReason: said}, time.Minute, control.StandingUnknown, true, true},
+		"told to end":        {worker.Worker{Status: power.WorkerTerminating, Imported: true}, 3 * time.Minute, control.StandingUnknown, true, true},
+		"only just":          {worker.Worker{Status: power.WorkerTerminating, Imported: true}, time.Minute, control.StandingEnded, false, true},
+		"stopped":            {worker.Worker{Status: power.WorkerStopped}, time.Hour, control.StandingPaused, true, false},
+		"running":            {worker.Worker{Status: power.WorkerRunning}, time.Hour, control.StandingIdle, true, false},
+		"gone":               {worker.Worker{Status: power.WorkerTerminated}, time.Hour, control.StandingEnded, false, false},
+		"not known any more": {worker.Worker{Status: power.WorkerUnknown, EC2State: "running"}, time.Hour, control.StandingUnknown, true, false},
 	} {
 		c.w.Name, c.w.AWSRegion, c.w.EC2InstanceID, c.w.Armed, c.w.StatusSince = "lost", "eu-west-9", "i-0123456789abcdef0", true, at
-		st := fleet.IdleStatus{CloudUnread: u, TimeoutMinutes: 60, Verdict: idle.Verdict{IdleMinutes: 30, Blocks: []idle.Block{{Code: idle.NotIdleYet, Sentence: "Not idle yet."}}}}
+		st := worker.IdleStatus{CloudUnread: u, TimeoutMinutes: 60, Verdict: idle.Verdict{IdleMinutes: 30, Blocks: []idle.Block{{Code: idle.NotIdleYet, Sentence: "Not idle yet."}}}}
 		_, text := explain(&c.w, st, nil, at.Add(c.after))
 		if text += notAsked(&c.w, u); strings.Count(text, said) != 1 && c.w.Status != power.WorkerTerminated {
 			t.Errorf("%s: %s", name, text)

@@ -12,8 +12,8 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/board"
@@ -59,7 +59,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 		return control.Why{}, err
 	}
 	expiry := st.Expiry
-	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: fleet.EvidenceFor(&w, st.Readings, nil)}
+	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: worker.EvidenceFor(&w, st.Readings, nil)}
 	a := about(&w)
 	a.Expiry = expiry
 	y := control.Why{Account: evidence.Explain(a, d),
@@ -102,7 +102,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 // atRest adapts the answer to a stopped worker. What would keep a running
 // worker up does not matter then; what it was stopped from, what that has saved
 // and what would start it do.
-func (s *Server) atRest(ctx context.Context, y *control.Why, w *fleet.Worker, now time.Time) error {
+func (s *Server) atRest(ctx context.Context, y *control.Why, w *worker.Worker, now time.Time) error {
 	y.Verdict, y.Signals, y.Change = nil, []evidence.Signal{}, []string{}
 	y.IdleStatus.TargetPauseAt, y.IdleStatus.WarnAt, y.IdleStatus.Reason = nil, nil, idle.StatusNotRunning
 	y.IdleStatus.Blocks = slices.DeleteFunc(slices.Clone(y.IdleStatus.Blocks), func(b idle.Block) bool {
@@ -128,7 +128,7 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *fleet.Worker, no
 
 // restedFor returns for how long a worker has been stopped and, if lull stopped
 // it, what that has saved. Unknown costs are omitted.
-func (s *Server) restedFor(w *fleet.Worker, now time.Time) string {
+func (s *Server) restedFor(w *worker.Worker, now time.Time) string {
 	d := now.Sub(w.StatusSince)
 	out := fmt.Sprintf("It has been stopped for %s.", idle.Human(d))
 	if !w.PauseReason.Automatic() {
@@ -149,7 +149,7 @@ func (s *Server) haltInto(y *control.Why) {
 	}
 }
 
-func about(w *fleet.Worker) evidence.Account {
+func about(w *worker.Worker) evidence.Account {
 	return evidence.Account{Object: w.ID, Name: w.Name, Kind: evidence.KindWorker, State: string(w.Status)}
 }
 
@@ -184,10 +184,10 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	y.Account = evidence.Past(a, c)
 	y.Paused, y.Resumed = past.Paused, past.Resumed
 	if v := y.Verdict; v != nil {
-		y.IdleStatus = fleet.IdleStatus{WorkerID: id, Verdict: *v, IdleDuration: v.IdleMinutes * 60, CheckedAt: v.At, Readings: c.Before.Evidence.Readings,
+		y.IdleStatus = worker.IdleStatus{WorkerID: id, Verdict: *v, IdleDuration: v.IdleMinutes * 60, CheckedAt: v.At, Readings: c.Before.Evidence.Readings,
 			TimeoutMinutes: time.Duration(c.Before.Policy.Timeout).Minutes(), AutoPauseEnabled: c.Before.Policy.AutoPause && c.Before.Policy.Detection}
 	} else {
-		y.Readings, y.IdleStatus = "unknown", fleet.IdleStatus{WorkerID: id, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{}}, ReadingsUnknown: true}
+		y.Readings, y.IdleStatus = "unknown", worker.IdleStatus{WorkerID: id, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{}}, ReadingsUnknown: true}
 	}
 	var stopped *audit.Entry
 	if a.State != "" && !up(power.Worker(a.State)) {
@@ -214,7 +214,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 }
 
 // comesBack lists what would start a stopped worker, and what prevents it.
-func comesBack(w *fleet.Worker, p *control.WorkerPolicy, now time.Time) []string {
+func comesBack(w *worker.Worker, p *control.WorkerPolicy, now time.Time) []string {
 	out := []string{}
 	for _, o := range p.Overrides {
 		if o.Kind == policy.Freeze {
@@ -252,7 +252,7 @@ func up(w power.Worker) bool {
 }
 
 // explain answers why a worker is in its state.
-func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now time.Time) (question, text string) {
+func explain(w *worker.Worker, st worker.IdleStatus, expiry *evidence.Expiry, now time.Time) (question, text string) {
 	switch {
 	case w.Intent != nil && w.DesiredStatus == power.WorkerRunning:
 		return "why is it not running yet", fmt.Sprintf("It is %s, and is to start for %s when that is done%s.", w.Status, cmp.Or(w.StartBy, "the cloud's sake"), because(w.StatusReason))
@@ -288,7 +288,7 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now 
 }
 
 // endedBy returns who ended a worker that is gone, and when that was seen.
-func endedBy(w *fleet.Worker) string {
+func endedBy(w *worker.Worker) string {
 	var who string
 	switch {
 	case w.TerminateFor == power.ReasonTTL && w.TTLDeadline != nil:
@@ -306,7 +306,7 @@ func endedBy(w *fleet.Worker) string {
 const calledOffTold = 24 * time.Hour
 
 // calledOff returns that the last requested stop did not happen.
-func calledOff(w *fleet.Worker, now time.Time) string {
+func calledOff(w *worker.Worker, now time.Time) string {
 	c := w.StopCalledOff
 	if c == nil || !w.StopRefused() && now.Sub(c.At) > calledOffTold {
 		return ""
@@ -315,14 +315,14 @@ func calledOff(w *fleet.Worker, now time.Time) string {
 }
 
 // withdrawn returns that a start was canceled.
-func withdrawn(w *fleet.Worker) string {
+func withdrawn(w *worker.Worker) string {
 	if w.StartWithdrawnAt == nil {
 		return ""
 	}
 	return fmt.Sprintf(" %s took a start of it back at %s.", by(w.StartWithdrawnBy), clock(*w.StartWithdrawnAt))
 }
 
-func running(st fleet.IdleStatus, now time.Time) string {
+func running(st worker.IdleStatus, now time.Time) string {
 	switch {
 	case len(st.Blocks) == 0:
 		return fmt.Sprintf("It is idle for %s and is paused at the next check.", idle.HumanMinutes(st.IdleMinutes)) + nextCheck(st)
@@ -335,7 +335,7 @@ func running(st fleet.IdleStatus, now time.Time) string {
 }
 
 // nextCheck returns when the next check is, if known.
-func nextCheck(st fleet.IdleStatus) string {
+func nextCheck(st worker.IdleStatus) string {
 	if st.NextIdleCheckAt.IsZero() {
 		return ""
 	}

@@ -10,14 +10,14 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 )
 
 // decided returns the audit log entry in which the last stop of w was decided.
 // last are the newest entries; nil if it is not kept.
-func (s *Server) decided(ctx context.Context, w *fleet.Worker, last []audit.Entry) (*audit.Entry, error) {
+func (s *Server) decided(ctx context.Context, w *worker.Worker, last []audit.Entry) (*audit.Entry, error) {
 	for i := range last {
 		if last[i].Pauses() {
 			return &last[i], nil

@@ -19,6 +19,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/roster"
@@ -50,7 +51,7 @@ type Selected struct {
 }
 
 func (q *Selected) query(ctx context.Context) roster.Query {
-	out := roster.Query{Name: q.Name, Text: q.Text, WorkerFilter: fleet.WorkerFilter{
+	out := roster.Query{Name: q.Name, Text: q.Text, Filter: worker.Filter{
 		Region: cmp.Or(regionOf(ctx), q.Region, q.Short), Template: q.Template, Owner: q.Owner, WithTerminated: q.Terminated}}
 	for _, status := range q.Status {
 		out.Statuses = append(out.Statuses, power.Worker(status))
@@ -72,15 +73,15 @@ type workerList struct {
 }
 
 // shown returns a worker as the API's answer.
-func shown(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
+func shown(w worker.Worker, err error) (*answer[worker.Worker], error) {
 	if err != nil {
 		return nil, problem(err)
 	}
-	return &answer[fleet.Worker]{Status: http.StatusOK, ETag: etag(w.Revision()), Body: w.Public()}, nil
+	return &answer[worker.Worker]{Status: http.StatusOK, ETag: etag(w.Revision()), Body: w.Public()}, nil
 }
 
 // accepted returns the answer to a command: 202 while it is unfinished.
-func accepted(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
+func accepted(w worker.Worker, err error) (*answer[worker.Worker], error) {
 	a, err := shown(w, err)
 	if err == nil && !finished(&w) {
 		a.Status, a.Location = http.StatusAccepted, workersPath+"/"+w.ID
@@ -89,7 +90,7 @@ func accepted(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
 }
 
 // finished reports whether a worker has reached its desired state.
-func finished(w *fleet.Worker) bool {
+func finished(w *worker.Worker) bool {
 	return w.Status == w.DesiredStatus && w.Intent == nil && w.License.PendingOperation == "" || w.Status == power.WorkerFailed
 }
 
@@ -110,12 +111,12 @@ func revisionOf(match string) (int64, error) {
 
 func (s *Server) workerRoutes() {
 	register(s, route{id: "list-workers", method: "GET", path: workersPath, role: access.Viewer, doc: "Workers, page by page, with how many there are in all"},
-		func(ctx context.Context, in *workerList) (*answer[control.List[fleet.Worker]], error) {
+		func(ctx context.Context, in *workerList) (*answer[control.List[worker.Worker]], error) {
 			return ok(s.listWorkers(ctx, in))
 		})
 	register(s, route{id: "create-worker", method: "POST", path: workersPath, role: access.Admin, status: http.StatusAccepted, long: true,
 		doc: "Record a worker that is launched from a template"},
-		func(ctx context.Context, in *struct{ Body fleet.NewWorker }) (*answer[fleet.Worker], error) {
+		func(ctx context.Context, in *struct{ Body fleet.NewWorker }) (*answer[worker.Worker], error) {
 			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
 				return nil, problem(err)
 			}
@@ -126,7 +127,7 @@ func (s *Server) workerRoutes() {
 		})
 	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Admin, status: http.StatusAccepted, long: true,
 		doc: "Import an EC2 instance, searched in the region or else in those of discovery; it stays in dry-run mode until it is armed"},
-		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[fleet.Worker], error) {
+		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[worker.Worker], error) {
 			return accepted(s.importWorker(ctx, in.Body))
 		})
 	register(s, route{id: "list-discovered", method: "GET", path: workersPath + "/discovered", role: access.Viewer, doc: "Instances that discovery found and that are not workers yet, and a summary of the last scan"},
@@ -139,12 +140,12 @@ func (s *Server) workerRoutes() {
 			return ok(control.ListDiscovered{List: control.List[fleet.Discovered]{Items: items}, Scan: scan}, err)
 		})
 	register(s, route{id: "get-worker", method: "GET", path: workersPath + "/{worker_id}", role: access.Viewer, doc: "One worker"},
-		func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
+		func(ctx context.Context, in *One) (*answer[worker.Worker], error) {
 			a, err := shown(s.fleet.Worker(ctx, in.ID))
 			if err != nil {
 				return nil, err
 			}
-			var st fleet.IdleStatus
+			var st worker.IdleStatus
 			seen, known := s.observe(ctx, in.ID)
 			if known = known && seen.Status != nil; known {
 				st = *seen.Status
@@ -156,10 +157,10 @@ func (s *Server) workerRoutes() {
 		func(ctx context.Context, in *struct {
 			One
 			Match string `header:"If-Match" maxLength:"40"`
-			Body  fleet.Profile
+			Body  worker.Profile
 
 			RawBody []byte
-		}) (*answer[fleet.Worker], error) {
+		}) (*answer[worker.Worker], error) {
 			at, err := revisionOf(in.Match)
 			if err != nil {
 				return nil, err
@@ -220,7 +221,7 @@ func (s *Server) mayUpdate(ctx context.Context, id string, body []byte) error {
 
 // cleared clears the fields of p that are null in a body. A decoder cannot
 // distinguish them from absent fields.
-func cleared(p *fleet.Profile, body []byte) error {
+func cleared(p *worker.Profile, body []byte) error {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return invalid("", err.Error())
@@ -236,7 +237,7 @@ func cleared(p *fleet.Profile, body []byte) error {
 
 // createOnce gives the worker of a call with an idempotency key the same ID
 // each time, so that a repeat after a crash finds the worker that it created.
-func (s *Server) createOnce(ctx context.Context, n fleet.NewWorker) (fleet.Worker, error) {
+func (s *Server) createOnce(ctx context.Context, n fleet.NewWorker) (worker.Worker, error) {
 	if key, keyed := ctx.Value(onceKey{}).(string); keyed {
 		n.WorkerID = "w-" + key[:16]
 	}
@@ -258,8 +259,8 @@ func intoRegionOf(ctx context.Context, region *string) error {
 	return nil
 }
 
-func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[fleet.Worker], error) {
-	out := control.List[fleet.Worker]{Items: []fleet.Worker{}}
+func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[worker.Worker], error) {
+	out := control.List[worker.Worker]{Items: []worker.Worker{}}
 	q := in.query(ctx)
 	q.ByName, q.After, q.Limit = in.Sort == "name", in.After, in.Limit
 	page, err := s.roster.Select(ctx, q)
@@ -289,7 +290,7 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 // asSeen replaces the stored readings of a running worker with the live ones,
 // because the record is out of date between two changes. Without live readings
 // it is unknown when the worker is paused.
-func asSeen(w fleet.Worker, st fleet.IdleStatus, known bool) fleet.Worker {
+func asSeen(w worker.Worker, st worker.IdleStatus, known bool) worker.Worker {
 	if w.Status != power.WorkerRunning {
 		return w
 	}
@@ -310,7 +311,7 @@ func asSeen(w fleet.Worker, st fleet.IdleStatus, known bool) fleet.Worker {
 
 // lastLook returns when everything in a live status was last read; zero if
 // something is unknown.
-func lastLook(st *fleet.IdleStatus) time.Time {
+func lastLook(st *worker.IdleStatus) time.Time {
 	if st.ReadingsUnknown || st.Has(idle.SignalUnknown) {
 		return time.Time{}
 	}
@@ -327,7 +328,7 @@ func (s *Server) observe(ctx context.Context, id string) (control.Observation, b
 }
 
 // idleStatus judges a worker by its live readings, or by its record alone.
-func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleStatus, error) {
+func (s *Server) idleStatus(ctx context.Context, w *worker.Worker) (worker.IdleStatus, error) {
 	if seen, live := s.observe(ctx, w.ID); live && seen.Status != nil {
 		st := meant(w, *seen.Status)
 		var err error
@@ -336,13 +337,13 @@ func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleSta
 	}
 	p, err := s.fleet.Policy(ctx, w)
 	if err != nil {
-		return fleet.IdleStatus{}, err
+		return worker.IdleStatus{}, err
 	}
 	return meant(w, s.fleet.StatusOf(time.Now(), w, &p, nil, nil, s.shadow)), nil
 }
 
 // expiry returns a worker's expiry; nil if it has none.
-func (s *Server) expiry(ctx context.Context, w *fleet.Worker) (*evidence.Expiry, error) {
+func (s *Server) expiry(ctx context.Context, w *worker.Worker) (*evidence.Expiry, error) {
 	if w.TTLDeadline == nil || s.shadow {
 		return nil, nil
 	}
@@ -354,7 +355,7 @@ func (s *Server) expiry(ctx context.Context, w *fleet.Worker) (*evidence.Expiry,
 }
 
 // ending adds the worker's expiry to the answer.
-func (s *Server) ending(ctx context.Context, a *answer[fleet.Worker]) (*answer[fleet.Worker], error) {
+func (s *Server) ending(ctx context.Context, a *answer[worker.Worker]) (*answer[worker.Worker], error) {
 	x, err := s.expiry(ctx, &a.Body)
 	if err != nil {
 		return nil, problem(err)
@@ -365,7 +366,7 @@ func (s *Server) ending(ctx context.Context, a *answer[fleet.Worker]) (*answer[f
 
 // meant removes from the status of a stopped worker what only applies to a
 // running one: how long it was idle, and what is unread.
-func meant(w *fleet.Worker, st fleet.IdleStatus) fleet.IdleStatus {
+func meant(w *worker.Worker, st worker.IdleStatus) worker.IdleStatus {
 	if up(w.Status) {
 		return st
 	}
@@ -386,7 +387,7 @@ func meant(w *fleet.Worker, st fleet.IdleStatus) fleet.IdleStatus {
 func (s *Server) observedRoutes() {
 	at := func(suffix string) string { return workersPath + "/{worker_id}/" + suffix }
 	register(s, route{id: "worker-activity", method: "GET", path: at("activity"), role: access.Viewer, doc: "Last activity, recent events, pauses and resumes, snooze"},
-		func(ctx context.Context, in *One) (*answer[fleet.Activity], error) {
+		func(ctx context.Context, in *One) (*answer[worker.Activity], error) {
 			a, err := s.fleet.GetWorkerActivity(ctx, in.ID)
 			seen, live := s.observe(ctx, in.ID)
 			if err != nil || !live || seen.Status == nil {
@@ -401,7 +402,7 @@ func (s *Server) observedRoutes() {
 			return ok(a, err)
 		})
 	register(s, route{id: "worker-idle-status", method: "GET", path: at("idle-status"), role: access.Viewer, doc: "The verdict, with countdown and everything that blocks a pause"},
-		func(ctx context.Context, in *One) (*answer[fleet.IdleStatus], error) {
+		func(ctx context.Context, in *One) (*answer[worker.IdleStatus], error) {
 			w, err := s.fleet.Worker(ctx, in.ID)
 			if err != nil {
 				return nil, problem(err)
@@ -409,7 +410,7 @@ func (s *Server) observedRoutes() {
 			return ok(s.idleStatus(ctx, &w))
 		})
 	register(s, route{id: "worker-ec2-state", method: "GET", path: at("ec2-state"), role: access.Viewer, doc: "What EC2 says; observed_at is null when it is the recorded state"},
-		func(ctx context.Context, in *One) (*answer[fleet.EC2State], error) {
+		func(ctx context.Context, in *One) (*answer[worker.EC2State], error) {
 			e, err := s.fleet.GetWorkerEC2State(ctx, in.ID)
 			if seen, live := s.observe(ctx, in.ID); err == nil && live && seen.EC2 != nil {
 				e = *seen.EC2
@@ -420,13 +421,13 @@ func (s *Server) observedRoutes() {
 			return ok(e, err)
 		})
 	register(s, route{id: "worker-telemetry-events", method: "GET", path: at("telemetry-events"), role: access.Viewer, doc: "The relevant CML events last seen, newest first"},
-		func(ctx context.Context, in *One) (*answer[[]fleet.Event], error) {
+		func(ctx context.Context, in *One) (*answer[[]worker.Event], error) {
 			l, err := s.fleet.GetWorkerTelemetryEvents(ctx, in.ID)
 			if seen, live := s.observe(ctx, in.ID); err == nil && live && seen.Telemetry != nil {
 				l = seen.Telemetry
 			}
 			if l == nil {
-				l = []fleet.Event{}
+				l = []worker.Event{}
 			}
 			return ok(l, err)
 		})
@@ -442,7 +443,7 @@ func (s *Server) observedRoutes() {
 			return ok(control.Metrics{WorkerID: w.ID, CMLVersion: w.CMLVersion, Readings: "unknown"}, nil)
 		})
 	register(s, route{id: "worker-license", method: "GET", path: at("license"), role: access.Viewer, doc: "State of the CML license"},
-		func(ctx context.Context, in *One) (*answer[fleet.License], error) {
+		func(ctx context.Context, in *One) (*answer[worker.License], error) {
 			w, err := s.fleet.Worker(ctx, in.ID)
 			return ok(w.Public().License, err)
 		})

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 )
 
 // haltWithin is how soon a halt must be in effect everywhere.
@@ -17,7 +17,7 @@ const haltWithin = 5 * time.Second
 // the agent while the server is away. Deadlines are held too.
 func TestFleetHaltReachesTheAgent(t *testing.T) {
 	for name, o := range map[string]options{
-		"worker":    {holder: fleet.HolderAgent, sources: []string{"agent"}},
+		"worker":    {holder: worker.HolderAgent, sources: []string{"agent"}},
 		"no worker": {unknown: true},
 		"skewed":    {unknown: true, skew: -3 * time.Hour},
 	} {

@@ -11,7 +11,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/control"
 )
@@ -107,7 +107,7 @@ func TestServerKnowsTheAgentsPast(t *testing.T) {
 	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 		for _, unknown := range []bool{false, true} {
 			t.Run(fmt.Sprintf("skew %s, worker %t", skew, !unknown), func(t *testing.T) {
-				run(t, options{holder: fleet.HolderController, sources: []string{"agent"}, config: "pause-holder: controller\n", skew: skew, unarmed: true, unknown: unknown}, func(r *rig) {
+				run(t, options{holder: worker.HolderController, sources: []string{"agent"}, config: "pause-holder: controller\n", skew: skew, unarmed: true, unknown: unknown}, func(r *rig) {
 					r.lives(skew)
 				})
 			})
@@ -207,7 +207,7 @@ func (r *rig) lives(skew time.Duration) {
 
 // TestServerSaysWhoStopped asks why about a machine stopped by its agent.
 func TestServerSaysWhoStopped(t *testing.T) {
-	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}}, func(r *rig) {
+	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}}, func(r *rig) {
 		t := r.t // of the bubble
 		r.until("the stop", 90*time.Minute, r.stopped)
 		r.wait(10 * time.Minute)

@@ -25,6 +25,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/wall"
 	"lull/internal/platform/ec2"
@@ -268,7 +269,7 @@ func start(t *testing.T, o options) *rig {
 	r.fleet = must(fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: set}}))(t)
 	if !o.unknown {
 		n := fleet.ImportedWorker{Name: "m", AWSRegion: region, EC2InstanceID: r.id}
-		n.PauseHolder, n.ActivitySources, n.AcceptedRisks = &o.holder, o.sources, []string{fleet.RiskNoElasticIP}
+		n.PauseHolder, n.ActivitySources, n.AcceptedRisks = &o.holder, o.sources, []string{worker.RiskNoElasticIP}
 		r.w = must(r.fleet.ImportWorker(t.Context(), person, n))(t).ID
 		if !o.unarmed {
 			must(r.fleet.ArmWorker(t.Context(), person, r.w, true))(t)
@@ -278,7 +279,7 @@ func start(t *testing.T, o options) *rig {
 	cc.Move = counted{cc.Move, r}
 	r.ctl = must(controller.New(controller.Config{Fleet: r.fleet, Server: "one",
 		Clouds:   func(string, string) (controller.Cloud, error) { return cc, nil },
-		Consoles: func(fleet.Worker) (controller.Console, error) { return console{r}, nil }}))(t)
+		Consoles: func(worker.Worker) (controller.Console, error) { return console{r}, nil }}))(t)
 	tokens := access.New(db)
 	_, token, err := tokens.Create(t.Context(), access.Wanted{Name: "a", Role: access.Agent, Machine: r.id})
 	if err != nil {
@@ -356,7 +357,7 @@ func (o owner) Report(_ context.Context, id string, x control.AgentReport) bool 
 // pass advances the time by d.
 func pass(d time.Duration) { time.Sleep(d) }
 
-func (o owner) Verdicts(context.Context) map[string]fleet.IdleStatus { return nil }
+func (o owner) Verdicts(context.Context) map[string]worker.IdleStatus { return nil }
 
 // wait advances the time by d and then synchronizes with the rig.
 func (r *rig) wait(d time.Duration) {
@@ -378,7 +379,7 @@ func (r *rig) until(what string, most time.Duration, ok func() bool) time.Durati
 	return time.Since(begun)
 }
 
-func (r *rig) worker() fleet.Worker {
+func (r *rig) worker() worker.Worker {
 	r.t.Helper()
 	return must(r.fleet.Worker(r.t.Context(), r.w))(r.t)
 }
@@ -404,7 +405,7 @@ func (r *rig) acted(by string) {
 	r.t.Helper()
 	w := r.worker()
 	agentCalls, serverCalls := 1, 0
-	if by != fleet.HolderAgent {
+	if by != worker.HolderAgent {
 		agentCalls, serverCalls = 0, 1
 	}
 	if w.Status != power.WorkerStopped || w.PauseReason != power.ReasonIdleTimeout || w.LastPausedBy != by || w.AutoPauseCount != 1 || w.ExternalPauseCount != 0 ||
@@ -425,10 +426,10 @@ func (r *rig) say() string {
 }
 
 // idle returns the server's verdict.
-func (r *rig) idle() fleet.IdleStatus {
+func (r *rig) idle() worker.IdleStatus {
 	l, _ := r.ctl.Live(r.w)
 	if l.Idle == nil {
-		return fleet.IdleStatus{}
+		return worker.IdleStatus{}
 	}
 	return *l.Idle
 }

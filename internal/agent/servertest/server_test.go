@@ -8,9 +8,9 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -18,23 +18,23 @@ import (
 // sources, with the agent's clock right and hours wrong.
 func TestWhoStops(t *testing.T) {
 	for _, sources := range [][]string{{"agent"}, {"cml", "agent"}, {"cml"}} {
-		for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+		for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 			for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 				t.Run(strings.Join(sources, "+")+" "+holder+" "+skew.String(), func(t *testing.T) {
 					run(t, options{holder: holder, sources: sources, skew: skew}, func(r *rig) {
 						by := audit.ByController.Name
-						if holder == fleet.HolderAgent {
-							by = fleet.HolderAgent
+						if holder == worker.HolderAgent {
+							by = worker.HolderAgent
 						}
 						took := r.until("the stop", 90*time.Minute, r.stopped)
 						r.acted(by)
 						if len(r.warned) != 1 {
 							t.Errorf("people were warned %d times", len(r.warned))
 						}
-						if least := map[string]time.Duration{fleet.HolderController: 25 * time.Minute, fleet.HolderAgent: 19 * time.Minute}[holder]; took < least {
+						if least := map[string]time.Duration{worker.HolderController: 25 * time.Minute, worker.HolderAgent: 19 * time.Minute}[holder]; took < least {
 							t.Errorf("stopped after %s, the timeout is longer", took)
 						}
-						if holder == fleet.HolderAgent && r.tag("idle-action") != "stopped" {
+						if holder == worker.HolderAgent && r.tag("idle-action") != "stopped" {
 							t.Errorf("the state tag is %q", r.tag("idle-action"))
 						}
 						if l, ok := r.ctl.Live(r.w); !ok || l.Agent == nil || l.Agent.Report.Version != "v1.1.0" {
@@ -52,7 +52,7 @@ func TestWhoStops(t *testing.T) {
 func TestUseHolds(t *testing.T) {
 	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 		t.Run("agent "+skew.String(), func(t *testing.T) {
-			run(t, options{holder: fleet.HolderController, sources: []string{"cml", "agent"}, skew: skew}, func(r *rig) {
+			run(t, options{holder: worker.HolderController, sources: []string{"cml", "agent"}, skew: skew}, func(r *rig) {
 				r.with(func() { r.busy["cpu"] = true })
 				r.stays(2 * time.Hour)
 				if s := r.idle(); !s.Has(idle.RecentActivity) && !s.Has(idle.NotIdleYet) {
@@ -73,7 +73,7 @@ func TestUseHolds(t *testing.T) {
 		})
 	}
 	t.Run("cml", func(t *testing.T) {
-		run(t, options{holder: fleet.HolderController, sources: []string{"cml", "agent"}}, func(r *rig) {
+		run(t, options{holder: worker.HolderController, sources: []string{"cml", "agent"}}, func(r *rig) {
 			r.with(func() { r.used = true })
 			r.stays(2 * time.Hour)
 			r.with(func() { r.used = false })
@@ -81,7 +81,7 @@ func TestUseHolds(t *testing.T) {
 		})
 	})
 	t.Run("not listed", func(t *testing.T) {
-		run(t, options{holder: fleet.HolderController, sources: []string{"cml"}}, func(r *rig) {
+		run(t, options{holder: worker.HolderController, sources: []string{"cml"}}, func(r *rig) {
 			r.with(func() { r.busy["cpu"] = true })
 			r.until("the stop", time.Hour, r.stopped)
 		})
@@ -97,7 +97,7 @@ func TestUnknownHolds(t *testing.T) {
 		"CML, a second": {func(r *rig) { r.cml.Unknown = "unreachable" }, func(r *rig) { r.cml.Unknown = "" }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, options{holder: fleet.HolderController, sources: []string{"cml", "agent"}}, func(r *rig) {
+			run(t, options{holder: worker.HolderController, sources: []string{"cml", "agent"}}, func(r *rig) {
 				r.wait(10 * time.Minute)
 				r.with(func() { trouble.on(r) })
 				r.stays(2 * time.Hour)
@@ -111,7 +111,7 @@ func TestUnknownHolds(t *testing.T) {
 		})
 	}
 	t.Run("the agent", func(t *testing.T) {
-		run(t, options{holder: fleet.HolderController, sources: []string{"agent"}}, func(r *rig) {
+		run(t, options{holder: worker.HolderController, sources: []string{"agent"}}, func(r *rig) {
 			r.wait(10 * time.Minute)
 			r.with(func() { r.cut = true }) // and it never comes back
 			r.stays(6 * time.Hour)
@@ -123,7 +123,7 @@ func TestUnknownHolds(t *testing.T) {
 // neither one that only reports, nor one that decides, since the record that
 // may prevent it cannot be read.
 func TestLostServer(t *testing.T) {
-	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
 			run(t, options{holder: holder, sources: []string{"agent"}}, func(r *rig) {
 				r.wait(5 * time.Minute)
@@ -141,7 +141,7 @@ func TestLostServer(t *testing.T) {
 		})
 	}
 	t.Run("never heard", func(t *testing.T) {
-		run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, unknown: true}, func(r *rig) {
+		run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}, unknown: true}, func(r *rig) {
 			// A server that knows no such worker leaves the decision to the
 			// agent.
 			r.wait(19 * time.Minute)
@@ -159,7 +159,7 @@ func TestLostServer(t *testing.T) {
 // TestHolds tries everything by which users keep a machine up, on either side,
 // against either holder.
 func TestHolds(t *testing.T) {
-	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		for name, c := range map[string]struct {
 			on, off func(r *rig)
 			code    idle.Code // of the server's block if the controller decides
@@ -201,7 +201,7 @@ func TestHolds(t *testing.T) {
 					r.wait(12 * time.Minute)
 					c.on(r)
 					r.stays(90 * time.Minute)
-					if holder == fleet.HolderController && c.code != "" && !r.idle().Has(c.code) {
+					if holder == worker.HolderController && c.code != "" && !r.idle().Has(c.code) {
 						t.Errorf("the server blocks by %+v, want %s", r.idle().Blocks, c.code)
 					}
 					c.off(r)
@@ -214,7 +214,7 @@ func TestHolds(t *testing.T) {
 
 // TestFloorHoldsTheAgent keeps the fleet's floor against an agent that decides.
 func TestFloorHoldsTheAgent(t *testing.T) {
-	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, settings: map[string]any{"min_workers": 1}}, func(r *rig) {
+	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}, settings: map[string]any{"min_workers": 1}}, func(r *rig) {
 		r.stays(2 * time.Hour)
 		if l := r.status().Last; l == nil || !strings.Contains(l.Detail, "min_workers") {
 			t.Errorf("the agent was told %+v", l)
@@ -255,7 +255,7 @@ func TestHookWhenAsked(t *testing.T) {
 		"idle, the hook fails":   {[]string{"agent"}, func() agentctl.Hook { return agentctl.Hook{ExitCode: 3} }, nil, true, power.ReasonIdleTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, options{holder: fleet.HolderController, sources: c.sources, config: hooked}, func(r *rig) {
+			run(t, options{holder: worker.HolderController, sources: c.sources, config: hooked}, func(r *rig) {
 				r.with(func() { r.hook = c.hook })
 				r.wait(5 * time.Minute)
 				if c.do != nil {
@@ -282,7 +282,7 @@ func TestHookWhenAsked(t *testing.T) {
 		})
 	}
 	t.Run("an agent that is gone delays nobody", func(t *testing.T) {
-		run(t, options{holder: fleet.HolderController, sources: []string{"cml"}, config: hooked}, func(r *rig) {
+		run(t, options{holder: worker.HolderController, sources: []string{"cml"}, config: hooked}, func(r *rig) {
 			r.with(func() { r.cut = true })
 			r.wait(10 * time.Minute)
 			stop(r)
@@ -296,7 +296,7 @@ func TestHookWhenAsked(t *testing.T) {
 // TestUseAtTheLastMoment begins to use the machine while the stop is in
 // progress, and expects it to be canceled.
 func TestUseAtTheLastMoment(t *testing.T) {
-	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
 			run(t, options{holder: holder, sources: []string{"agent"}, config: hooked}, func(r *rig) {
 				used := false
@@ -324,16 +324,16 @@ func TestUseAtTheLastMoment(t *testing.T) {
 // TestHolderChanges moves the power between the two while the machine is idle:
 // one of them stops it, once.
 func TestHolderChanges(t *testing.T) {
-	for _, to := range []string{fleet.HolderController, fleet.HolderAgent} {
+	for _, to := range []string{worker.HolderController, worker.HolderAgent} {
 		for minute := 16; minute <= 36; minute += 2 {
-			from := fleet.HolderAgent
-			if to == fleet.HolderAgent {
-				from = fleet.HolderController
+			from := worker.HolderAgent
+			if to == worker.HolderAgent {
+				from = worker.HolderController
 			}
 			t.Run(to, func(t *testing.T) {
 				run(t, options{holder: from, sources: []string{"agent"}}, func(r *rig) {
 					r.wait(time.Duration(minute) * time.Minute)
-					must(r.fleet.UpdateWorker(r.t.Context(), person, r.w, 0, fleet.Profile{PauseHolder: &to}))(r.t)
+					must(r.fleet.UpdateWorker(r.t.Context(), person, r.w, 0, worker.Profile{PauseHolder: &to}))(r.t)
 					r.until("the stop", 2*time.Hour, r.stopped)
 					w := r.worker()
 					intents := int64(1)
@@ -352,7 +352,7 @@ func TestHolderChanges(t *testing.T) {
 // TestPersonResumesAgainstTheAgent withdraws an agent's intent as a user: the
 // agent is refused, and the machine stays up.
 func TestPersonResumesAgainstTheAgent(t *testing.T) {
-	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, config: hooked}, func(r *rig) {
+	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}, config: hooked}, func(r *rig) {
 		r.with(func() {
 			r.hook = func() agentctl.Hook {
 				if _, err := r.fleet.ResumeWorker(r.t.Context(), person, r.w); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/cli/term"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/spell"
 	"lull/internal/protocol/control"
@@ -86,7 +86,7 @@ func (c *Session) CompleteWorkers(cmd *cobra.Command, a []string, to string) ([]
 		return nil, cobra.ShellCompDirectiveError
 	}
 	q := url.Values{"sort": {"name"}, "limit": {"500"}, "q": {to}} // as many as anybody reads
-	l, err := control.Read[control.List[fleet.Worker]](cmd.Context(), cl, "/workers?"+q.Encode())
+	l, err := control.Read[control.List[worker.Worker]](cmd.Context(), cl, "/workers?"+q.Encode())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
@@ -99,10 +99,10 @@ func (c *Session) CompleteWorkers(cmd *cobra.Command, a []string, to string) ([]
 
 // FindWorker returns the worker named by ref, its ID or its name, and a client of its
 // server. An unknown name is answered with similar ones.
-func (c *Session) FindWorker(ctx context.Context, ref string) (*control.Client, fleet.Worker, error) {
+func (c *Session) FindWorker(ctx context.Context, ref string) (*control.Client, worker.Worker, error) {
 	cl, err := c.ServerClient()
 	if err != nil {
-		return nil, fleet.Worker{}, err
+		return nil, worker.Worker{}, err
 	}
 	w, err := cl.Worker(ctx, ref)
 	if p, ok := errors.AsType[*httpx.Problem](err); ok && p.Status == http.StatusNotFound {

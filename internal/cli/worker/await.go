@@ -12,8 +12,8 @@ import (
 
 	"lull/internal/cli/term"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
 )
@@ -36,12 +36,12 @@ const PollEvery = 2 * time.Second
 type goal struct {
 	what string // follows "wait longer for NAME to"
 	// met reports whether a worker is there, or why it does not get there any more.
-	met func(w fleet.Worker) (bool, error)
+	met func(w worker.Worker) (bool, error)
 }
 
 // reach is the goal of a worker that is brought to a status.
 func reach(to power.Worker) goal {
-	return goal{"be " + string(to), func(w fleet.Worker) (bool, error) {
+	return goal{"be " + string(to), func(w worker.Worker) (bool, error) {
 		switch {
 		case w.Status == to && w.Intent == nil:
 			return true, nil
@@ -56,7 +56,7 @@ func reach(to power.Worker) goal {
 
 // overtaken says who wanted something else of a worker that was to get to a
 // status.
-func overtaken(w *fleet.Worker, to power.Worker) string {
+func overtaken(w *worker.Worker, to power.Worker) string {
 	switch {
 	case to == power.WorkerRunning && w.StartWithdrawnAt != nil:
 		return fmt.Sprintf(": %s canceled the start at %s", w.StartWithdrawnBy, w.StartWithdrawnAt.Format(time.RFC3339))
@@ -72,15 +72,15 @@ func overtaken(w *fleet.Worker, to power.Worker) string {
 
 // arrive shows the worker, and with --wait first waits until it is at to. It
 // fails if the worker fails, or will not get there any more.
-func (c verbs) arrive(ctx context.Context, cl *control.Client, w fleet.Worker, to power.Worker, wait waiting) error {
-	return c.follow(ctx, cl, w, reach(to), wait, func(w fleet.Worker) error {
+func (c verbs) arrive(ctx context.Context, cl *control.Client, w worker.Worker, to power.Worker, wait waiting) error {
+	return c.follow(ctx, cl, w, reach(to), wait, func(w worker.Worker) error {
 		return c.Print(w, func(out io.Writer) { fmt.Fprintf(out, "%s %s\n", w.Name, w.Status) })
 	})
 }
 
 // follow waits for a goal if it is to, and then shows the worker. Ctrl-C
 // detaches: what was asked for continues.
-func (c verbs) follow(ctx context.Context, cl *control.Client, w fleet.Worker, g goal, wait waiting, show func(fleet.Worker) error) error {
+func (c verbs) follow(ctx context.Context, cl *control.Client, w worker.Worker, g goal, wait waiting, show func(worker.Worker) error) error {
 	if wait.on {
 		var err error
 		if w, err = c.await(ctx, cl, w, g, wait.within); err != nil {
@@ -94,7 +94,7 @@ func (c verbs) follow(ctx context.Context, cl *control.Client, w fleet.Worker, g
 	return show(w)
 }
 
-func (c verbs) await(parent context.Context, cl *control.Client, w fleet.Worker, g goal, within time.Duration) (fleet.Worker, error) {
+func (c verbs) await(parent context.Context, cl *control.Client, w worker.Worker, g goal, within time.Duration) (worker.Worker, error) {
 	ctx, cancel := context.WithTimeout(parent, within)
 	defer cancel()
 	changed := make(chan struct{}, 1)
@@ -143,7 +143,7 @@ func (c verbs) await(parent context.Context, cl *control.Client, w fleet.Worker,
 }
 
 // standing is how a worker is, in a line.
-func standing(w fleet.Worker) string {
+func standing(w worker.Worker) string {
 	s := strings.TrimSpace(string(w.Status) + " " + w.StatusReason)
 	if op := w.License.PendingOperation; op != "" {
 		s += ", license " + op

@@ -6,13 +6,13 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // TestReachSaysWhyNot: who waits for a stop that was called off is told why.
 func TestReachSaysWhyNot(t *testing.T) {
-	w := fleet.Worker{Name: "cml-3", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning,
-		StopCalledOff: &fleet.CalledOff{Why: "EC2 refused the stop: UnauthorizedOperation"}}
+	w := worker.Worker{Name: "cml-3", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning,
+		StopCalledOff: &worker.CalledOff{Why: "EC2 refused the stop: UnauthorizedOperation"}}
 	_, err := reach(power.WorkerStopped).met(w)
 	if err == nil || !strings.Contains(err.Error(), "EC2 refused the stop: UnauthorizedOperation") {
 		t.Error(err)
@@ -24,14 +24,14 @@ func TestReachSaysWhyNot(t *testing.T) {
 func TestOvertaken(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for name, c := range map[string]struct {
-		w    fleet.Worker
+		w    worker.Worker
 		to   power.Worker
 		want []string
 	}{
-		"start canceled":  {fleet.Worker{DesiredStatus: power.WorkerStopped, StartWithdrawnAt: &at, StartWithdrawnBy: "bob", LastPausedBy: "ada"}, power.WorkerRunning, []string{"bob", "start", "2026-03-04T05:06:07Z"}},
-		"stop requested":  {fleet.Worker{DesiredStatus: power.WorkerStopped, LastPausedBy: "ada", PauseReason: power.ReasonManual}, power.WorkerRunning, []string{"ada", "stop", "(manual)"}},
-		"start requested": {fleet.Worker{DesiredStatus: power.WorkerRunning, StartBy: "eve"}, power.WorkerStopped, []string{"eve", "start"}},
-		"to be ended":     {fleet.Worker{DesiredStatus: power.WorkerTerminated}, power.WorkerStopped, nil},
+		"start canceled":  {worker.Worker{DesiredStatus: power.WorkerStopped, StartWithdrawnAt: &at, StartWithdrawnBy: "bob", LastPausedBy: "ada"}, power.WorkerRunning, []string{"bob", "start", "2026-03-04T05:06:07Z"}},
+		"stop requested":  {worker.Worker{DesiredStatus: power.WorkerStopped, LastPausedBy: "ada", PauseReason: power.ReasonManual}, power.WorkerRunning, []string{"ada", "stop", "(manual)"}},
+		"start requested": {worker.Worker{DesiredStatus: power.WorkerRunning, StartBy: "eve"}, power.WorkerStopped, []string{"eve", "start"}},
+		"to be ended":     {worker.Worker{DesiredStatus: power.WorkerTerminated}, power.WorkerStopped, nil},
 	} {
 		got := overtaken(&c.w, c.to)
 		if (got == "") != (c.want == nil) {

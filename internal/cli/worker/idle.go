@@ -14,7 +14,7 @@ import (
 	"lull/internal/cli/term"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
 )
@@ -26,7 +26,7 @@ func (c verbs) workerActivity() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			v, err := control.Read[fleet.Activity](cmd.Context(), cl, "/workers/"+w.ID+"/activity")
+			v, err := control.Read[worker.Activity](cmd.Context(), cl, "/workers/"+w.ID+"/activity")
 			if err != nil {
 				return err
 			}
@@ -34,7 +34,7 @@ func (c verbs) workerActivity() *cobra.Command {
 		}}
 }
 
-func activityText(out io.Writer, w fleet.Worker, v fleet.Activity) {
+func activityText(out io.Writer, w worker.Worker, v worker.Activity) {
 	term.Rows(out, w.Name+"\t", func(row func(string, ...any)) {
 		row("last activity\t%s", term.OptionalTime(v.LastActivityAt))
 		row("last checked\t%s", term.OptionalTime(v.LastActivityCheckAt))
@@ -63,7 +63,7 @@ func (c verbs) workerIdleStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			v, err := control.Read[fleet.IdleStatus](cmd.Context(), cl, "/workers/"+w.ID+"/idle-status")
+			v, err := control.Read[worker.IdleStatus](cmd.Context(), cl, "/workers/"+w.ID+"/idle-status")
 			if err != nil {
 				return err
 			}
@@ -165,7 +165,7 @@ After the deadline the worker cannot start until the deadline is moved or cleare
 			if err != nil {
 				return err
 			}
-			in := fleet.Profile{TTLDeadline: &t}
+			in := worker.Profile{TTLDeadline: &t}
 			if cmd.Flags().Changed("action") {
 				in.TTLAction = &action
 			}
@@ -178,7 +178,7 @@ After the deadline the worker cannot start until the deadline is moved or cleare
 				return err
 			}
 			id := w.ID
-			w = fleet.Worker{} // what the answer leaves out is not there
+			w = worker.Worker{} // what the answer leaves out is not there
 			if _, err := cl.Call(cmd.Context(), "PATCH", control.WorkerPath(id), in, &w); err != nil {
 				return err
 			}
@@ -187,7 +187,7 @@ After the deadline the worker cannot start until the deadline is moved or cleare
 					fmt.Fprintf(out, "%s has no expiry\n", w.Name)
 					return
 				}
-				fmt.Fprintf(out, "%s expires at %s: %s\n", w.Name, term.OptionalTime(w.TTLDeadline), cmp.Or(w.TTLAction, fleet.ActionStop))
+				fmt.Fprintf(out, "%s expires at %s: %s\n", w.Name, term.OptionalTime(w.TTLDeadline), cmp.Or(w.TTLAction, worker.ActionStop))
 				if x := w.Expiry; x != nil && x.At.After(x.Deadline) {
 					fmt.Fprintln(out, x.Sentence(time.Now()))
 				}
@@ -219,9 +219,9 @@ lull why shows what it would have done so far. --off returns them to dry-run mod
 			if err != nil {
 				return err
 			}
-			list := control.List[fleet.Worker]{Items: []fleet.Worker{}}
+			list := control.List[worker.Worker]{Items: []worker.Worker{}}
 			if selected {
-				list, err = control.Write[control.List[fleet.Worker]](cmd.Context(), cl, "POST", "/workers/arm", sel)
+				list, err = control.Write[control.List[worker.Worker]](cmd.Context(), cl, "POST", "/workers/arm", sel)
 			}
 			verb := "arm"
 			if off {
@@ -262,7 +262,7 @@ worker runs. Terminating a worker releases its license.`,
 			if err != nil {
 				return err
 			}
-			l, err := control.Read[fleet.License](cmd.Context(), cl, "/workers/"+w.ID+"/license")
+			l, err := control.Read[worker.License](cmd.Context(), cl, "/workers/"+w.ID+"/license")
 			if err != nil {
 				return err
 			}
@@ -271,7 +271,7 @@ worker runs. Terminating a worker releases its license.`,
 				switch {
 				case l.Registration != "":
 					fmt.Fprintf(out, " (%s)", strings.TrimSuffix(l.Registration+", "+l.Authorization, ", "))
-				case l.Status == fleet.LicenseUnknown:
+				case l.Status == worker.LicenseUnknown:
 					fmt.Fprint(out, " (not read from CML yet)")
 				}
 				if l.PendingOperation != "" {
@@ -309,11 +309,11 @@ left unchanged unless --reregister is given.`,
 }
 
 // licensed is the goal of a license operation.
-var licensed = goal{"finish with its license", func(w fleet.Worker) (bool, error) {
+var licensed = goal{"finish with its license", func(w worker.Worker) (bool, error) {
 	if w.License.PendingOperation != "" {
 		return false, nil
 	}
-	if w.License.Status == fleet.LicenseFailed || w.License.FailedOperation != "" {
+	if w.License.Status == worker.LicenseFailed || w.License.FailedOperation != "" {
 		return false, fmt.Errorf("cannot finish with the license of %s: %s", w.Name, w.License.LastError)
 	}
 	return true, nil
@@ -331,7 +331,7 @@ func (c verbs) license(cmd *cobra.Command, ref string, in any, wait waiting) err
 	if w.Status != power.WorkerRunning {
 		fmt.Fprintf(c.Err, "lull: %s is %s; it is done when it runs\n", w.Name, w.Status)
 	}
-	return c.follow(cmd.Context(), cl, w, licensed, wait, func(w fleet.Worker) error {
+	return c.follow(cmd.Context(), cl, w, licensed, wait, func(w worker.Worker) error {
 		return c.Print(w.License, func(out io.Writer) {
 			fmt.Fprintf(out, "%s %s\n", w.Name, cmp.Or(w.License.PendingOperation, w.License.Status))
 		})

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 )
 
@@ -87,7 +88,7 @@ release its license: start the worker first, or keep the seat taken with
 }
 
 // confirm has the user type the name of a worker that is to be terminated.
-func (c verbs) confirm(w fleet.Worker) error {
+func (c verbs) confirm(w worker.Worker) error {
 	if !term.IsTerminal(c.In) {
 		return term.Usage(fmt.Errorf("cannot terminate %s without confirmation: no terminal; pass --yes", w.Name))
 	}
@@ -171,7 +172,7 @@ func (c verbs) workerCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			w, err := control.Write[fleet.Worker](cmd.Context(), cl, "POST", "/workers", in)
+			w, err := control.Write[worker.Worker](cmd.Context(), cl, "POST", "/workers", in)
 			if err != nil {
 				return err
 			}
@@ -192,7 +193,7 @@ func (c verbs) workerCreate() *cobra.Command {
 
 // bindProfile gives a verb the flags that say how a worker is kept. The
 // function it returns puts those that were given into p.
-func bindProfile(cmd *cobra.Command, p *fleet.Profile) func() {
+func bindProfile(cmd *cobra.Command, p *worker.Profile) func() {
 	f := cmd.Flags()
 	owner := f.String("owner", "", "owner of the worker")
 	action := f.String("pause-action", "", "pause action: stop, hibernate or auto")
@@ -267,11 +268,11 @@ With --wait, show the worker once EC2 has reported it.`,
 			if err != nil {
 				return err
 			}
-			w, err := control.Write[fleet.Worker](cmd.Context(), cl, "POST", "/workers/import", in)
+			w, err := control.Write[worker.Worker](cmd.Context(), cl, "POST", "/workers/import", in)
 			if err != nil {
 				return err
 			}
-			return c.follow(cmd.Context(), cl, w, wasSeen, wait, func(w fleet.Worker) error {
+			return c.follow(cmd.Context(), cl, w, wasSeen, wait, func(w worker.Worker) error {
 				return c.Print(w, func(out io.Writer) {
 					fmt.Fprintf(out, "%s imported (%s) in dry-run mode. Let lull act on it with: lull worker arm %s\n", w.Name, w.ID, w.Name)
 					if why := w.ActivitySourcesReason; why != "" {
@@ -290,7 +291,7 @@ With --wait, show the worker once EC2 has reported it.`,
 }
 
 // wasSeen is the goal of an imported worker: its instance was seen.
-var wasSeen = goal{"be observed", func(w fleet.Worker) (bool, error) {
+var wasSeen = goal{"be observed", func(w worker.Worker) (bool, error) {
 	if w.Status == power.WorkerTerminated {
 		return false, fmt.Errorf("cannot observe %s: it is terminated: %s", w.Name, w.StatusReason)
 	}
@@ -324,7 +325,7 @@ func (c verbs) workerLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			slices.SortFunc(l, func(a, b fleet.Worker) int { return cmp.Compare(a.Name, b.Name) })
+			slices.SortFunc(l, func(a, b worker.Worker) int { return cmp.Compare(a.Name, b.Name) })
 			if len(l) == 0 && len(q) > 0 && !c.JSON {
 				fmt.Fprintln(c.Err, "no worker matches")
 			}
@@ -342,7 +343,7 @@ func (c verbs) workerLs() *cobra.Command {
 	return cmd
 }
 
-func workerTable(w io.Writer, l []fleet.Worker) {
+func workerTable(w io.Writer, l []worker.Worker) {
 	term.Rows(w, "NAME\tSTATUS\tREGION\tTYPE\tLAST ACTIVITY\tPAUSE AT\tPAUSED BY\tMODE\tID", func(row func(string, ...any)) {
 		for _, v := range l {
 			mode := "armed"

@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/warning"
+	"lull/internal/fleet/worker"
 	"lull/internal/platform/cml"
 )
 
@@ -84,7 +85,7 @@ var (
 )
 
 // config is how the CML of w is reached.
-func (c *Consoles) config(w fleet.Worker) (cml.Config, error) {
+func (c *Consoles) config(w worker.Worker) (cml.Config, error) {
 	s := c.Fleet.Settings()
 	user, ref := w.CMLUsername, w.CMLPassword
 	if user == "" {
@@ -115,7 +116,7 @@ func (c *Consoles) config(w fleet.Worker) (cml.Config, error) {
 
 // Console returns the console of w, made again when its address, credentials or
 // certificate settings have changed.
-func (c *Consoles) Console(w fleet.Worker) (controller.Console, error) {
+func (c *Consoles) Console(w worker.Worker) (controller.Console, error) {
 	made, err := c.config(w)
 	if err != nil {
 		return nil, err
@@ -220,7 +221,7 @@ func (c *console) Telemetry(ctx context.Context, seen json.RawMessage) controlle
 		t.Unknown = string(a.Unknown) + ": " + a.Err.Error()
 	}
 	for _, e := range a.Recent {
-		t.Recent = append(t.Recent, fleet.Event{Category: e.Category, Timestamp: e.At, Data: e.Data})
+		t.Recent = append(t.Recent, worker.Event{Category: e.Category, Timestamp: e.At, Data: e.Data})
 	}
 	return t
 }

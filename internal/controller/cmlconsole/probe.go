@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/platform/cml"
 )
 
@@ -17,7 +17,7 @@ const probeTimeout = 4 * time.Second
 // the credentials or whose certificate cannot be verified is a CML too: to
 // judge it by its processor load alone would pause it under its users. Without
 // verification only the version is asked for, and no credentials are sent.
-func (c *Consoles) Probe(ctx context.Context, w fleet.Worker) (found bool, detail string) {
+func (c *Consoles) Probe(ctx context.Context, w worker.Worker) (found bool, detail string) {
 	cfg, err := c.config(w)
 	if err != nil {
 		return false, err.Error()

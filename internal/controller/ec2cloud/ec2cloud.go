@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"lull/internal/controller"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/platform/cloudwatch"
 	"lull/internal/platform/ec2"
 )
@@ -178,13 +178,13 @@ func (r *region) NewestImage(ctx context.Context, pattern string) (string, error
 	return i.ID, callError(err)
 }
 
-func (r *region) Run(ctx context.Context, l fleet.Launch) (controller.Instance, error) {
+func (r *region) Run(ctx context.Context, l worker.Launch) (controller.Instance, error) {
 	i, err := r.client.Run(ctx, ec2.Launch{ClientToken: l.Token, ImageID: l.AMIID, InstanceType: l.InstanceType, SubnetID: l.SubnetID,
 		SecurityGroupIDs: l.SecurityGroupIDs, KeyName: l.KeyName, IAMInstanceProfile: l.IAMInstanceProfile, UserData: l.UserData, Tags: l.Tags, Hibernation: l.Hibernation, RootVolume: rootVolume(l.RootVolume)})
 	return instanceFrom(i), callError(err)
 }
 
-func rootVolume(v *fleet.LaunchVolume) *ec2.RootVolume {
+func rootVolume(v *worker.LaunchVolume) *ec2.RootVolume {
 	if v == nil {
 		return nil
 	}
@@ -224,8 +224,8 @@ func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 		code  string
 		check ec2.Check
 	}{
-		{fleet.RiskInstanceStore, p.InstanceStore}, {fleet.RiskNoElasticIP, p.ChangesAddress}, {fleet.RiskASGMember, p.AutoScaling},
-		{fleet.RiskSpot, p.Spot}, {fleet.RiskStopProtected, p.StopProtected},
+		{worker.RiskInstanceStore, p.InstanceStore}, {worker.RiskNoElasticIP, p.ChangesAddress}, {worker.RiskASGMember, p.AutoScaling},
+		{worker.RiskSpot, p.Spot}, {worker.RiskStopProtected, p.StopProtected},
 	} {
 		switch {
 		case c.check.Err != nil:
@@ -238,11 +238,11 @@ func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 }
 
 // Volumes reads sizes and types of volumes.
-func (r *region) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
+func (r *region) Volumes(ctx context.Context, ids []string) (map[string]worker.Volume, error) {
 	found, err := r.client.Volumes(ctx, ids)
-	out := make(map[string]fleet.Volume, len(found))
+	out := make(map[string]worker.Volume, len(found))
 	for id, v := range found {
-		out[id] = fleet.Volume{ID: id, Type: v.Type, GB: v.GiB}
+		out[id] = worker.Volume{ID: id, Type: v.Type, GB: v.GiB}
 	}
 	return out, callError(err)
 }

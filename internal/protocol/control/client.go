@@ -15,6 +15,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
 )
@@ -94,13 +95,13 @@ func All[T any](ctx context.Context, c *Client, path string, q url.Values) ([]T,
 }
 
 // Workers returns the workers that q selects; see the route's query parameters.
-func (c *Client) Workers(ctx context.Context, q url.Values) ([]fleet.Worker, error) {
-	return All[fleet.Worker](ctx, c, api+"/workers", q)
+func (c *Client) Workers(ctx context.Context, q url.Values) ([]worker.Worker, error) {
+	return All[worker.Worker](ctx, c, api+"/workers", q)
 }
 
 // Worker returns a worker by id or, if unique, by name.
-func (c *Client) Worker(ctx context.Context, ref string) (fleet.Worker, error) {
-	w, err := get[fleet.Worker](ctx, c, WorkerPath(ref))
+func (c *Client) Worker(ctx context.Context, ref string) (worker.Worker, error) {
+	w, err := get[worker.Worker](ctx, c, WorkerPath(ref))
 	p, missing := errors.AsType[*httpx.Problem](err)
 	if !missing || p.Status != http.StatusNotFound {
 		return w, err
@@ -118,7 +119,7 @@ func (c *Client) Worker(ctx context.Context, ref string) (fleet.Worker, error) {
 }
 
 // Known is like Worker but falls back to the last terminated worker of that name.
-func (c *Client) Known(ctx context.Context, ref string) (fleet.Worker, error) {
+func (c *Client) Known(ctx context.Context, ref string) (worker.Worker, error) {
 	w, err := c.Worker(ctx, ref)
 	p, missing := errors.AsType[*httpx.Problem](err)
 	if !missing || p.Status != http.StatusNotFound {
@@ -128,11 +129,11 @@ func (c *Client) Known(ctx context.Context, ref string) (fleet.Worker, error) {
 	if listed != nil || len(l) == 0 {
 		return w, err
 	}
-	return slices.MaxFunc(l, func(a, b fleet.Worker) int { return a.StatusSince.Compare(b.StatusSince) }), nil
+	return slices.MaxFunc(l, func(a, b worker.Worker) int { return a.StatusSince.Compare(b.StatusSince) }), nil
 }
 
 // Do executes an operation on a worker and returns its new record.
-func (c *Client) Do(ctx context.Context, id, verb string, in any) (w fleet.Worker, unfinished bool, err error) {
+func (c *Client) Do(ctx context.Context, id, verb string, in any) (w worker.Worker, unfinished bool, err error) {
 	method := "POST"
 	if verb == "license" && in == nil {
 		method = "DELETE"

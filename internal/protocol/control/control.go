@@ -17,6 +17,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/settings"
+	"lull/internal/fleet/worker"
 )
 
 // List is one page of a listing. Next is the cursor of the page after it,
@@ -43,8 +44,8 @@ type Why struct {
 	WorkerName string `json:"worker_name"`
 	Status     string `json:"status"`
 	// Standing is its present standing in the overview; empty at a past time.
-	Standing   Standing         `json:"standing,omitempty"`
-	IdleStatus fleet.IdleStatus `json:"idle_status"`
+	Standing   Standing          `json:"standing,omitempty"`
+	IdleStatus worker.IdleStatus `json:"idle_status"`
 	// ActivitySourcesReason is why an imported worker is judged by the sources
 	// that it has; empty if a user chose them.
 	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
@@ -257,11 +258,11 @@ type Metrics struct {
 // Observation is the part of the owner's state of a worker that is not in the
 // store. Nil parts are unknown.
 type Observation struct {
-	Status    *fleet.IdleStatus `json:"idle_status,omitempty"`
-	EC2       *fleet.EC2State   `json:"ec2_state,omitempty"`
-	Telemetry []fleet.Event     `json:"telemetry_events,omitempty"`
-	Metrics   *Metrics          `json:"metrics,omitempty"`
-	Agent     *AgentView        `json:"agent,omitempty"`
+	Status    *worker.IdleStatus `json:"idle_status,omitempty"`
+	EC2       *worker.EC2State   `json:"ec2_state,omitempty"`
+	Telemetry []worker.Event     `json:"telemetry_events,omitempty"`
+	Metrics   *Metrics           `json:"metrics,omitempty"`
+	Agent     *AgentView         `json:"agent,omitempty"`
 }
 
 // Confirmation names the worker that a termination is meant for.

@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"lull/internal/core/policy"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // PolicyBody is a policy in a request.
@@ -52,8 +52,8 @@ type Apply struct {
 
 // Applied lists what an Apply changed: workers, or the selector's group.
 type Applied struct {
-	Workers []fleet.Worker `json:"workers"`
-	Group   *policy.Group  `json:"group,omitempty"`
+	Workers []worker.Worker `json:"workers"`
+	Group   *policy.Group   `json:"group,omitempty"`
 }
 
 // NewOverride requests an override.

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/roster"
 )
@@ -30,7 +30,7 @@ const MaxAttention = 20
 // Board computes overviews. It is safe for concurrent use. Create it with New.
 type Board struct {
 	roster   *roster.Roster
-	observed func(context.Context) map[string]fleet.IdleStatus
+	observed func(context.Context) map[string]worker.IdleStatus
 
 	asking chan struct{} // held by the caller that reads verdicts
 	view   *view
@@ -39,7 +39,7 @@ type Board struct {
 // view is the state at one moment. Workers that have not changed since are not
 // judged again.
 type view struct {
-	verdicts map[string]fleet.IdleStatus
+	verdicts map[string]worker.IdleStatus
 	at       time.Time
 
 	mu   sync.Mutex
@@ -56,7 +56,7 @@ func (v *view) of(lines []*roster.Line) []*control.WorkerRow {
 		if out[i] = v.rows[l]; out[i] != nil {
 			continue
 		}
-		var st *fleet.IdleStatus
+		var st *worker.IdleStatus
 		if s, ok := v.verdicts[l.Worker.ID]; ok {
 			st = &s
 		}
@@ -68,7 +68,7 @@ func (v *view) of(lines []*roster.Line) []*control.WorkerRow {
 
 // New returns a Board over a running roster. observed returns the idle status
 // of every observed worker, by ID; nil means that none is observed.
-func New(r *roster.Roster, observed func(context.Context) map[string]fleet.IdleStatus) *Board {
+func New(r *roster.Roster, observed func(context.Context) map[string]worker.IdleStatus) *Board {
 	return &Board{roster: r, observed: observed, asking: make(chan struct{}, 1)}
 }
 
@@ -160,7 +160,7 @@ func compareTimes(x, y *time.Time) int {
 
 // Seen returns the idle status of every observed worker, by ID, at most Fresh
 // old. The result must not be modified.
-func (b *Board) Seen(ctx context.Context, now time.Time) (map[string]fleet.IdleStatus, error) {
+func (b *Board) Seen(ctx context.Context, now time.Time) (map[string]worker.IdleStatus, error) {
 	v, err := b.known(ctx, now)
 	if err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/board"
 	"lull/internal/server/roster"
@@ -23,7 +23,7 @@ type shelf struct {
 	t        *testing.T
 	db       store.Store
 	board    *board.Board
-	verdicts map[string]fleet.IdleStatus
+	verdicts map[string]worker.IdleStatus
 	asked    int
 }
 
@@ -33,11 +33,11 @@ func on(t *testing.T, f func(s *shelf)) {
 	synctest.Test(t, func(t *testing.T) {
 		db := mem.New(mem.Options{}).Client()
 		defer db.Close()
-		s := &shelf{t: t, db: db, verdicts: map[string]fleet.IdleStatus{}}
+		s := &shelf{t: t, db: db, verdicts: map[string]worker.IdleStatus{}}
 		list := roster.New(db, slog.New(slog.DiscardHandler))
-		s.board = board.New(list, func(context.Context) map[string]fleet.IdleStatus {
+		s.board = board.New(list, func(context.Context) map[string]worker.IdleStatus {
 			s.asked++
-			out := map[string]fleet.IdleStatus{}
+			out := map[string]worker.IdleStatus{}
 			for k, v := range s.verdicts {
 				out[k] = v
 			}
@@ -52,9 +52,9 @@ func on(t *testing.T, f func(s *shelf)) {
 	})
 }
 
-var codec = store.Codec[fleet.Worker]{Version: 1}
+var codec = store.Codec[worker.Worker]{Version: 1}
 
-func (s *shelf) put(w fleet.Worker) {
+func (s *shelf) put(w worker.Worker) {
 	s.t.Helper()
 	if w.Name == "" {
 		w.Name = w.ID
@@ -89,45 +89,45 @@ func in(d time.Duration) *time.Time {
 
 // TestStandings has one row for each standing and its cause.
 func TestStandings(t *testing.T) {
-	running := fleet.Worker{ID: "w", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, Armed: true}
-	verdict := func(minutes float64, target *time.Time, codes ...idle.Code) *fleet.IdleStatus {
-		st := &fleet.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{IsIdle: minutes >= 60, IdleMinutes: minutes, TargetPauseAt: target}}
+	running := worker.Worker{ID: "w", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, Armed: true}
+	verdict := func(minutes float64, target *time.Time, codes ...idle.Code) *worker.IdleStatus {
+		st := &worker.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{IsIdle: minutes >= 60, IdleMinutes: minutes, TargetPauseAt: target}}
 		for _, c := range codes {
 			st.Blocks = append(st.Blocks, idle.Block{Code: c, Sentence: "because of " + string(c)})
 		}
 		return st
 	}
-	with := func(f func(*fleet.Worker)) fleet.Worker {
+	with := func(f func(*worker.Worker)) worker.Worker {
 		w := running
 		f(&w)
 		return w
 	}
-	status := func(s power.Worker) fleet.Worker {
-		return with(func(w *fleet.Worker) { w.Status = s; w.DesiredStatus = s })
+	status := func(s power.Worker) worker.Worker {
+		return with(func(w *worker.Worker) { w.Status = s; w.DesiredStatus = s })
 	}
 	for name, c := range map[string]struct {
-		w    fleet.Worker
-		st   func() *fleet.IdleStatus
+		w    worker.Worker
+		st   func() *worker.IdleStatus
 		want control.Standing
 		urge bool
 	}{
-		"used lately":          {running, func() *fleet.IdleStatus { return verdict(3, in(57*time.Minute), idle.RecentActivity) }, control.StandingActive, false},
-		"used a while ago":     {running, func() *fleet.IdleStatus { return verdict(30, in(30*time.Minute), idle.RecentActivity) }, control.StandingIdle, false},
-		"about to be paused":   {running, func() *fleet.IdleStatus { return verdict(50, in(10*time.Minute), idle.NotIdleYet) }, control.StandingPausingSoon, false},
-		"eligible":             {running, func() *fleet.IdleStatus { return verdict(70, in(0)) }, control.StandingPausingSoon, false},
-		"warned":               {running, func() *fleet.IdleStatus { return verdict(61, in(4*time.Minute), idle.WarningPending) }, control.StandingPausingSoon, false},
-		"protected while idle": {running, func() *fleet.IdleStatus { return verdict(90, in(time.Hour), idle.InSnoozePeriod) }, control.StandingBlocked, false},
-		"halted while idle":    {running, func() *fleet.IdleStatus { return verdict(90, nil, idle.Halted) }, control.StandingBlocked, false},
-		"halted in use":        {running, func() *fleet.IdleStatus { return verdict(3, nil, idle.RecentActivity, idle.Halted) }, control.StandingActive, false},
-		"halted before":        {running, func() *fleet.IdleStatus { return verdict(50, nil, idle.NotIdleYet, idle.Halted) }, control.StandingIdle, false},
-		"stop protection":      {running, func() *fleet.IdleStatus { return verdict(90, nil, "stop_protected") }, control.StandingBlocked, true},
-		"signal unknown":       {running, func() *fleet.IdleStatus { return verdict(90, nil, idle.NotIdleYet, idle.SignalUnknown) }, control.StandingUnknown, true},
-		"wrong clock":          {running, func() *fleet.IdleStatus { return verdict(0, nil, idle.ClockInFuture) }, control.StandingUnknown, true},
+		"used lately":          {running, func() *worker.IdleStatus { return verdict(3, in(57*time.Minute), idle.RecentActivity) }, control.StandingActive, false},
+		"used a while ago":     {running, func() *worker.IdleStatus { return verdict(30, in(30*time.Minute), idle.RecentActivity) }, control.StandingIdle, false},
+		"about to be paused":   {running, func() *worker.IdleStatus { return verdict(50, in(10*time.Minute), idle.NotIdleYet) }, control.StandingPausingSoon, false},
+		"eligible":             {running, func() *worker.IdleStatus { return verdict(70, in(0)) }, control.StandingPausingSoon, false},
+		"warned":               {running, func() *worker.IdleStatus { return verdict(61, in(4*time.Minute), idle.WarningPending) }, control.StandingPausingSoon, false},
+		"protected while idle": {running, func() *worker.IdleStatus { return verdict(90, in(time.Hour), idle.InSnoozePeriod) }, control.StandingBlocked, false},
+		"halted while idle":    {running, func() *worker.IdleStatus { return verdict(90, nil, idle.Halted) }, control.StandingBlocked, false},
+		"halted in use":        {running, func() *worker.IdleStatus { return verdict(3, nil, idle.RecentActivity, idle.Halted) }, control.StandingActive, false},
+		"halted before":        {running, func() *worker.IdleStatus { return verdict(50, nil, idle.NotIdleYet, idle.Halted) }, control.StandingIdle, false},
+		"stop protection":      {running, func() *worker.IdleStatus { return verdict(90, nil, "stop_protected") }, control.StandingBlocked, true},
+		"signal unknown":       {running, func() *worker.IdleStatus { return verdict(90, nil, idle.NotIdleYet, idle.SignalUnknown) }, control.StandingUnknown, true},
+		"wrong clock":          {running, func() *worker.IdleStatus { return verdict(0, nil, idle.ClockInFuture) }, control.StandingUnknown, true},
 		"nobody observes it":   {running, nil, control.StandingUnknown, true},
-		"intended":             {with(func(w *fleet.Worker) { w.Intent = &fleet.Intent{By: "ada"} }), func() *fleet.IdleStatus { return verdict(1, nil) }, control.StandingPausingSoon, false},
+		"intended":             {with(func(w *worker.Worker) { w.Intent = &worker.Intent{By: "ada"} }), func() *worker.IdleStatus { return verdict(1, nil) }, control.StandingPausingSoon, false},
 		"stopping":             {status(power.WorkerStopping), nil, control.StandingPausingSoon, false},
 		"stopped":              {status(power.WorkerStopped), nil, control.StandingPaused, false},
-		"to be started":        {with(func(w *fleet.Worker) { w.Status = power.WorkerStopped }), nil, control.StandingStarting, false},
+		"to be started":        {with(func(w *worker.Worker) { w.Status = power.WorkerStopped }), nil, control.StandingStarting, false},
 		"starting":             {status(power.WorkerStarting), nil, control.StandingStarting, false},
 		"failed":               {status(power.WorkerFailed), nil, control.StandingFailed, true},
 		"drifted":              {status(power.WorkerUnknown), nil, control.StandingUnknown, true},
@@ -154,15 +154,15 @@ func TestStandings(t *testing.T) {
 func TestWindows(t *testing.T) {
 	on(t, func(s *shelf) {
 		for i := range 30 {
-			w := fleet.Worker{ID: fmt.Sprintf("w-%02d", i), Name: fmt.Sprintf("name-%02d", 29-i), Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning,
+			w := worker.Worker{ID: fmt.Sprintf("w-%02d", i), Name: fmt.Sprintf("name-%02d", 29-i), Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning,
 				AWSRegion: []string{"eu-west-1", "us-east-1"}[i%2], Tags: map[string]string{"team": fmt.Sprint("T", i%3)}, Armed: true}
 			if i == 7 {
 				w.Status = power.WorkerFailed
 			}
-			s.verdicts[w.ID] = fleet.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{IdleMinutes: float64(i) / 10, TargetPauseAt: in(time.Duration(100-i) * time.Minute), Blocks: []idle.Block{{Code: idle.RecentActivity}}}}
+			s.verdicts[w.ID] = worker.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{IdleMinutes: float64(i) / 10, TargetPauseAt: in(time.Duration(100-i) * time.Minute), Blocks: []idle.Block{{Code: idle.RecentActivity}}}}
 			s.put(w)
 		}
-		s.put(fleet.Worker{ID: "gone", Status: power.WorkerTerminated})
+		s.put(worker.Worker{ID: "gone", Status: power.WorkerTerminated})
 		names := func(o control.Overview) (out []string) {
 			for _, r := range o.Items {
 				out = append(out, r.Name)
@@ -192,7 +192,7 @@ func TestWindows(t *testing.T) {
 			t.Errorf("the longest idle are %v", names(o))
 		}
 		before := all.Revision
-		s.put(fleet.Worker{ID: "w-01", Name: "renamed", Status: power.WorkerStopped})
+		s.put(worker.Worker{ID: "w-01", Name: "renamed", Status: power.WorkerStopped})
 		o := s.look(board.Query{Search: "renamed"})
 		if o.Matched != 1 || o.Revision <= before || o.Items[0].Revision <= before {
 			t.Errorf("after a change: %+v", o)

@@ -9,8 +9,8 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 )
 
@@ -23,7 +23,7 @@ const (
 )
 
 // Row judges one worker. st is nil if it is not observed.
-func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow {
+func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerRow {
 	r := control.WorkerRow{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, InstanceType: w.InstanceType, TemplateName: w.TemplateName, Owner: w.Owner,
 		Status: string(w.Status), DesiredStatus: string(w.DesiredStatus), LastActivityAt: w.LastActivityAt, LastPausedAt: w.LastPausedAt,
 		PauseReason: string(w.PauseReason), Armed: w.Armed, Revision: w.Revision()}
@@ -62,7 +62,7 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 	if st != nil && w.Status != power.WorkerTerminated {
 		unread(&r, st.CloudUnread, now)
 	}
-	if l := &w.License; r.Standing != control.StandingEnded && (l.Status == fleet.LicenseFailed || l.FailedOperation != "") {
+	if l := &w.License; r.Standing != control.StandingEnded && (l.Status == worker.LicenseFailed || l.FailedOperation != "") {
 		r.Attention = true
 		r.Sentence = "License error: " + l.LastError
 	}
@@ -75,7 +75,7 @@ const UnreadAfter = 2 * time.Minute
 
 // unread reports in r that EC2 cannot be read in the worker's region, so it is
 // unknown whether the worker has ended.
-func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
+func unread(r *control.WorkerRow, u *worker.Unread, now time.Time) {
 	if u == nil || now.Sub(u.Since) < UnreadAfter {
 		return
 	}
@@ -86,7 +86,7 @@ func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
 }
 
 // judge determines the standing of a running worker.
-func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
+func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now time.Time) {
 	if st == nil {
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "The server that observes it does not answer.", true
 		return
@@ -123,7 +123,7 @@ func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time
 }
 
 // ends reports the worker's expiry instead of the pause if it comes first.
-func ends(r *control.WorkerRow, x *evidence.Expiry, st *fleet.IdleStatus, now time.Time) {
+func ends(r *control.WorkerRow, x *evidence.Expiry, st *worker.IdleStatus, now time.Time) {
 	r.Expiry = x
 	if x == nil || st != nil && (len(st.Blocks) == 0 || !x.Before(st.TargetPauseAt)) {
 		return
@@ -137,7 +137,7 @@ func ends(r *control.WorkerRow, x *evidence.Expiry, st *fleet.IdleStatus, now ti
 }
 
 // expiry returns the worker's expiry, from its record if it is not observed.
-func expiry(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) *evidence.Expiry {
+func expiry(w *worker.Worker, st *worker.IdleStatus, now time.Time) *evidence.Expiry {
 	if st == nil {
 		return w.Ends(now, &policy.Resolved{}, halt.Halt{})
 	}

@@ -17,8 +17,8 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 )
 
@@ -236,7 +236,7 @@ type Power struct {
 const maxEntries = 5000
 
 // At reads back from a moment until it knows the worker's power then.
-func At(ctx context.Context, log Entries, w *fleet.Worker, at time.Time) (Power, error) {
+func At(ctx context.Context, log Entries, w *worker.Worker, at time.Time) (Power, error) {
 	id := w.ID
 	var out Power
 	var back []audit.Entry // newest first

@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/roster"
 )
@@ -71,8 +72,8 @@ const Skew = 5 * time.Second
 // Past is the recorded past of a worker over a period, or of a machine with an
 // agent, which need not be a worker.
 type Past struct {
-	Worker   fleet.Worker // only its region is set if the machine is no worker
-	Machine  string       // of an agent; empty for a worker's own past
+	Worker   worker.Worker // only its region is set if the machine is no worker
+	Machine  string        // of an agent; empty for a worker's own past
 	Template *fleet.Template
 	Policy   string // by which uses are grouped; empty unless the caller sets it
 	Volumes  []savings.Volume
@@ -93,7 +94,7 @@ func (p *Past) Until(to time.Time) time.Time {
 
 // Workers returns the past of the workers that q selects, terminated ones
 // included, by ID, over a period.
-func (r *Reader) Workers(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*Past, error) {
+func (r *Reader) Workers(ctx context.Context, q worker.Filter, from, to time.Time) (map[string]*Past, error) {
 	changes, err := Changes(ctx, r.Log, audit.Query{From: from})
 	if err != nil {
 		return nil, err
@@ -126,7 +127,7 @@ func (r *Reader) Workers(ctx context.Context, q fleet.WorkerFilter, from, to tim
 
 // past returns the past of one worker from its changes since from. Without
 // changes, it was then as it is now.
-func (r *Reader) past(ctx context.Context, w *fleet.Worker, tmpl *fleet.Template, changes []control.TimelineChange, from, to time.Time) (*Past, error) {
+func (r *Reader) past(ctx context.Context, w *worker.Worker, tmpl *fleet.Template, changes []control.TimelineChange, from, to time.Time) (*Past, error) {
 	if changes == nil && !Runs(string(w.Status)) && w.Status != power.WorkerTerminated {
 		before := newStory()
 		if err := r.Log.PowerBefore(ctx, w.ID, from, func(e *audit.Entry) error { before.add(e); return nil }); err != nil {
@@ -141,7 +142,7 @@ func (r *Reader) past(ctx context.Context, w *fleet.Worker, tmpl *fleet.Template
 
 // Volumes returns the volumes that a worker pays for: as read from EC2,
 // otherwise those of its template, which are gp3.
-func Volumes(w *fleet.Worker, tmpl *fleet.Template) []savings.Volume {
+func Volumes(w *worker.Worker, tmpl *fleet.Template) []savings.Volume {
 	var out []savings.Volume
 	for _, v := range w.Volumes {
 		out = append(out, savings.Volume{Type: v.Type, GB: float64(v.GB)})
@@ -153,7 +154,7 @@ func Volumes(w *fleet.Worker, tmpl *fleet.Template) []savings.Volume {
 }
 
 // offs returns the times within [from, to] at which a worker did not run.
-func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time) []evidence.Off {
+func offs(w *worker.Worker, changes []control.TimelineChange, from, to time.Time) []evidence.Off {
 	var out []evidence.Off
 	why := func(at time.Time) (automatic bool, held string) {
 		for _, c := range changes {

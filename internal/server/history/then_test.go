@@ -8,6 +8,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -77,7 +78,7 @@ func TestAt(t *testing.T) {
 	if _, err := c.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
 		t.Fatal(err)
 	}
-	w := &fleet.Worker{ID: "w", Status: power.WorkerRunning}
+	w := &worker.Worker{ID: "w", Status: power.WorkerRunning}
 	for _, q := range []struct {
 		minute, paused, resumed int // 0 for never
 		state                   power.Worker

@@ -29,7 +29,7 @@ import (
 	"sync"
 	"time"
 
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/task"
 	"lull/internal/protocol/control"
@@ -53,7 +53,7 @@ type Live interface {
 	// Report returns false if this server does not own the worker.
 	Report(ctx context.Context, id string, r control.AgentReport) bool
 	// Verdicts returns the idle status of every worker that it owns, by ID.
-	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
+	Verdicts(ctx context.Context) map[string]worker.IdleStatus
 }
 
 // Config configures Peers.
@@ -253,12 +253,12 @@ func (p *Peers) Report(ctx context.Context, id string, r control.AgentReport) bo
 }
 
 // Verdicts returns those of this server and of all others that answer in time.
-func (p *Peers) Verdicts(ctx context.Context) map[string]fleet.IdleStatus {
-	out := map[string]fleet.IdleStatus{}
+func (p *Peers) Verdicts(ctx context.Context) map[string]worker.IdleStatus {
+	out := map[string]worker.IdleStatus{}
 	if p.cfg.Local != nil {
 		maps.Copy(out, p.cfg.Local.Verdicts(ctx))
 	}
-	answers(ctx, p, verdicts+"all", func(theirs map[string]fleet.IdleStatus) bool {
+	answers(ctx, p, verdicts+"all", func(theirs map[string]worker.IdleStatus) bool {
 		maps.Copy(out, theirs)
 		return true
 	})

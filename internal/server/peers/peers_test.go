@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/server/peers"
@@ -27,7 +27,7 @@ type owned map[string]string
 
 func (o owned) Observation(_ context.Context, id string) (control.Observation, bool) {
 	s, ok := o[id]
-	return control.Observation{EC2: &fleet.EC2State{State: s}}, ok
+	return control.Observation{EC2: &worker.EC2State{State: s}}, ok
 }
 
 // Report accepts reports for its own workers and keeps the last by name.
@@ -106,10 +106,10 @@ func TestOwnerIsAsked(t *testing.T) {
 	}
 }
 
-func (o owned) Verdicts(context.Context) map[string]fleet.IdleStatus {
-	out := map[string]fleet.IdleStatus{}
+func (o owned) Verdicts(context.Context) map[string]worker.IdleStatus {
+	out := map[string]worker.IdleStatus{}
 	for id := range o {
-		out[id] = fleet.IdleStatus{WorkerID: id}
+		out[id] = worker.IdleStatus{WorkerID: id}
 	}
 	return out
 }

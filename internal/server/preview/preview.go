@@ -20,14 +20,14 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/savings"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/history"
 )
 
 // Records reads the past of workers. *history.Reader implements it.
 type Records interface {
-	Workers(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*history.Past, error)
+	Workers(ctx context.Context, q worker.Filter, from, to time.Time) (map[string]*history.Past, error)
 	Replay(ctx context.Context, all map[string]*history.Past, of func(*evidence.Record) *history.Past, from, to time.Time,
 		yield func(*history.Past, evidence.Stretch), progress func(share float64) error) ([]evidence.Missing, error)
 }
@@ -147,7 +147,7 @@ func (v *Preview) Run(ctx context.Context, in control.Simulate, from, to time.Ti
 			return out, err
 		}
 	}
-	all, err := v.Records.Workers(ctx, fleet.WorkerFilter{Region: in.Region, Tags: in.Tags}, from, to)
+	all, err := v.Records.Workers(ctx, worker.Filter{Region: in.Region, Tags: in.Tags}, from, to)
 	if err != nil {
 		return out, err
 	}

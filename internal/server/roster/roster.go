@@ -20,13 +20,13 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
 
 // Query selects and orders workers.
 type Query struct {
-	fleet.WorkerFilter
+	worker.Filter
 	// Name is the complete name. Text occurs in the name, an ID, an address, a
 	// tag, the owner or the template, in any case.
 	Name, Text string
@@ -50,11 +50,11 @@ type Page struct {
 // what only the worker's own page shows. It is replaced as a whole and never
 // modified.
 type Line struct {
-	Worker fleet.Worker
+	Worker worker.Worker
 	text   string // in lower case
 }
 
-func lineOf(w *fleet.Worker) *Line {
+func lineOf(w *worker.Worker) *Line {
 	parts := []string{w.Name, w.ID, w.EC2InstanceID, w.Owner, w.TemplateName, w.PublicIP, w.PrivateIP}
 	for k, v := range w.Tags {
 		parts = append(parts, k+"="+v)
@@ -138,7 +138,7 @@ func (r *Roster) Run(ctx context.Context) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			for _, e := range b.Events {
-				if fleet.WorkerKeys().Contains(e.Value.Key) {
+				if worker.Keys().Contains(e.Value.Key) {
 					r.change(e)
 				}
 			}
@@ -147,14 +147,14 @@ func (r *Roster) Run(ctx context.Context) error {
 		},
 	}
 	var err error
-	pprof.Do(ctx, pprof.Labels("part", "list"), func(ctx context.Context) { err = store.Follow(ctx, r.store, fleet.WorkerKeys(), follower) })
+	pprof.Do(ctx, pprof.Labels("part", "list"), func(ctx context.Context) { err = store.Follow(ctx, r.store, worker.Keys(), follower) })
 	return err
 }
 
 // line converts a record; nil if it cannot be read. No listing shows such a
 // worker.
 func (r *Roster) line(v store.Value) *Line {
-	w, err := fleet.DecodeWorker(v)
+	w, err := worker.Decode(v)
 	if err != nil {
 		r.log.Error("cannot list a worker", "key", v.Key, "err", err)
 		return nil
@@ -164,7 +164,7 @@ func (r *Roster) line(v store.Value) *Line {
 
 // change applies one event. The lock is held.
 func (r *Roster) change(e store.Event) {
-	old := r.lines[fleet.WorkerID(e.Value.Key)]
+	old := r.lines[worker.IDOf(e.Value.Key)]
 	var l *Line
 	if !e.Deleted {
 		l = r.line(e.Value)
@@ -324,7 +324,7 @@ func cursor(after string, byName bool) *Line {
 }
 
 func (q *Query) selects(l *Line) bool {
-	f := q.WorkerFilter
+	f := q.Filter
 	if len(q.Statuses) > 0 {
 		if !slices.Contains(q.Statuses, l.Worker.Status) {
 			return false

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/server/roster"
 	"lull/internal/store/mem"
 )
@@ -56,7 +57,7 @@ func TestListsWhatTheStoreHas(t *testing.T) {
 // churn changes one worker.
 func churn(t *testing.T, rng *rand.Rand, f *fleet.Fleet) {
 	ctx := t.Context()
-	l, err := f.Workers(ctx, fleet.WorkerFilter{WithTerminated: true}, "", 1000)
+	l, err := f.Workers(ctx, worker.Filter{WithTerminated: true}, "", 1000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func churn(t *testing.T, rng *rand.Rand, f *fleet.Fleet) {
 		tags := map[string]string{"team": fmt.Sprintf("t%d", rng.IntN(3))}
 		owner := fmt.Sprintf("o%d", rng.IntN(3))
 		_, err = f.ImportWorker(ctx, by, fleet.ImportedWorker{Name: name, AWSRegion: fmt.Sprintf("eu-west-%d", rng.IntN(2)+1),
-			EC2InstanceID: fmt.Sprintf("i-%017x", rng.Uint64()>>4), Profile: fleet.Profile{Tags: tags, Owner: &owner}})
+			EC2InstanceID: fmt.Sprintf("i-%017x", rng.Uint64()>>4), Profile: worker.Profile{Tags: tags, Owner: &owner}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,12 +78,12 @@ func churn(t *testing.T, rng *rand.Rand, f *fleet.Fleet) {
 	case n == 1 && w.Status == power.WorkerTerminated:
 		err = f.ForgetWorker(ctx, by, w.ID, false)
 	case n == 1 && w.Status != power.WorkerTerminated:
-		_, err = f.Change(ctx, w.ID, fleet.Changing{By: by}, func(w *fleet.Worker, _ *fleet.Tx) error {
+		_, err = f.Change(ctx, w.ID, fleet.Changing{By: by}, func(w *worker.Worker, _ *worker.Tx) error {
 			w.Status, w.DesiredStatus = power.WorkerTerminated, power.WorkerTerminated
 			return nil
 		})
 	default:
-		_, err = f.UpdateWorker(ctx, by, w.ID, 0, fleet.Profile{Name: &name})
+		_, err = f.UpdateWorker(ctx, by, w.ID, 0, worker.Profile{Name: &name})
 	}
 	if _, illegal := errors.AsType[*power.IllegalError](err); err != nil && !illegal {
 		t.Fatal(err)
@@ -132,11 +133,11 @@ func pages(t *testing.T, r *roster.Roster, q roster.Query) []string {
 
 // naive selects from all records.
 func naive(t *testing.T, f *fleet.Fleet, q roster.Query) []string {
-	all, err := f.Workers(t.Context(), fleet.WorkerFilter{WithTerminated: true}, "", 1000)
+	all, err := f.Workers(t.Context(), worker.Filter{WithTerminated: true}, "", 1000)
 	if err != nil || all.Next != "" {
 		t.Fatal(err, all.Next)
 	}
-	l := slices.DeleteFunc(all.Workers, func(w fleet.Worker) bool {
+	l := slices.DeleteFunc(all.Workers, func(w worker.Worker) bool {
 		tag, tagged := w.Tags["team"]
 		want, asked := q.Tags["team"]
 		gone := w.Status == power.WorkerTerminated
@@ -147,7 +148,7 @@ func naive(t *testing.T, f *fleet.Fleet, q roster.Query) []string {
 			!strings.Contains(hay, strings.ToLower(q.Text))
 	})
 	if q.ByName || q.Name != "" {
-		slices.SortFunc(l, func(a, b fleet.Worker) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+		slices.SortFunc(l, func(a, b worker.Worker) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 	}
 	var ids []string
 	for _, w := range l {

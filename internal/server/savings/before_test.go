@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/server/history"
 	"lull/internal/server/roster"
 	"lull/internal/store"
@@ -23,7 +24,7 @@ import (
 type lived struct {
 	t      *testing.T
 	fleet  *fleet.Fleet
-	w      fleet.Worker
+	w      worker.Worker
 	commit func(audit.Entry)
 }
 
@@ -35,7 +36,7 @@ func live(t *testing.T) *lived {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &lived{t: t, fleet: f, w: fleet.Worker{ID: "w", TemplateName: "disk", AWSRegion: "us-east-1", CreatedAt: moment(t, "2026-01-01T00:00:00Z")}, commit: func(e audit.Entry) {
+	return &lived{t: t, fleet: f, w: worker.Worker{ID: "w", TemplateName: "disk", AWSRegion: "us-east-1", CreatedAt: moment(t, "2026-01-01T00:00:00Z")}, commit: func(e audit.Entry) {
 		e.WorkerID = "w"
 		ops, err := audit.Ops(e)
 		if err == nil {
@@ -82,7 +83,7 @@ func (l *lived) Template(context.Context, string) (fleet.Template, error) {
 // past returns the worker's past between two times.
 func (l *lived) past(from, to time.Time) map[string]*history.Past {
 	l.t.Helper()
-	all, err := (&history.Reader{Log: l.fleet, Roster: l, Templates: l}).Workers(l.t.Context(), fleet.WorkerFilter{}, from, to)
+	all, err := (&history.Reader{Log: l.fleet, Roster: l, Templates: l}).Workers(l.t.Context(), worker.Filter{}, from, to)
 	if err != nil || all["w"] == nil {
 		l.t.Fatal(all, err)
 	}

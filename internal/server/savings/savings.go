@@ -23,20 +23,21 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/history"
 )
 
 // Records reads the past of workers. *history.Reader implements it.
 type Records interface {
-	Workers(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*history.Past, error)
+	Workers(ctx context.Context, q worker.Filter, from, to time.Time) (map[string]*history.Past, error)
 	Replay(ctx context.Context, all map[string]*history.Past, of func(*evidence.Record) *history.Past, from, to time.Time,
 		yield func(*history.Past, evidence.Stretch), progress func(share float64) error) ([]evidence.Missing, error)
 }
 
 // Policies resolves the policy of a worker. *fleet.Fleet implements it.
 type Policies interface {
-	PolicyWith(now time.Time, w *fleet.Worker, tmpl *fleet.Template) policy.Resolved
+	PolicyWith(now time.Time, w *worker.Worker, tmpl *fleet.Template) policy.Resolved
 }
 
 // Ledger holds what savings are computed from.
@@ -101,7 +102,7 @@ func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (cont
 	if err != nil || in.Zone == "Local" {
 		return out, invalid("time_zone", "it is no time zone such as Europe/Berlin")
 	}
-	all, err := l.Records.Workers(ctx, fleet.WorkerFilter{}, from, to)
+	all, err := l.Records.Workers(ctx, worker.Filter{}, from, to)
 	if err != nil {
 		return out, err
 	}

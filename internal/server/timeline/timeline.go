@@ -16,7 +16,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/history"
 )
@@ -33,7 +33,7 @@ const Usual = 24 * time.Hour
 // Subject is what a timeline is about.
 type Subject struct {
 	Object  string                   // of the records
-	Worker  *fleet.Worker            // nil if the machine is no worker
+	Worker  *worker.Worker           // nil if the machine is no worker
 	Changes []control.TimelineChange // of the worker, since before the period and up to now
 }
 
@@ -64,7 +64,7 @@ func Draw(ctx context.Context, from history.Evidence, of Subject, begin, end tim
 }
 
 // follows adds a worker's power changes, which reach to the present.
-func (l *lines) follows(w *fleet.Worker, changes []control.TimelineChange) {
+func (l *lines) follows(w *worker.Worker, changes []control.TimelineChange) {
 	l.t.WorkerID, l.t.Power = w.ID, history.Powers(changes, string(w.Status), history.Later(l.t.From, w.CreatedAt), l.t.To)
 	l.off = history.Stops(changes, string(w.Status), l.t.To)
 	for _, c := range changes {

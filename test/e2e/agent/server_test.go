@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/programtest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/world"
@@ -63,7 +63,7 @@ func (i *instance) serve() (url, token string) {
 // stops the idle machine, and the record says which.
 func TestAgentAndServer(t *testing.T) {
 	t.Parallel()
-	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
+	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
 			t.Parallel()
 			i := launch(t, world.WorkerConfig{TagsInMetadata: true}, nil)
@@ -84,7 +84,7 @@ func TestAgentAndServer(t *testing.T) {
 			if err := os.WriteFile(secret, []byte(made.Secret+"\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			var w fleet.Worker
+			var w worker.Worker
 			ask(&w, "worker", "import", i.id, "--region", "us-east-1", "--source", "agent", "--pause-holder", holder,
 				"--accept", "no_elastic_ip,instance_store,spot,asg_member")
 			ask(nil, "worker", "arm", w.ID)
@@ -98,8 +98,8 @@ func TestAgentAndServer(t *testing.T) {
 			i.gone("stopped")
 			i.await("the record", func() bool { ask(&w, "worker", "get", w.ID); return w.Status == "STOPPED" })
 			by := audit.ByController.Name
-			if holder == fleet.HolderAgent {
-				by = fleet.ByAgent.Name
+			if holder == worker.HolderAgent {
+				by = worker.ByAgent.Name
 			}
 			if w.PauseReason != power.ReasonIdleTimeout || w.LastPausedBy != by || w.AutoPauseCount != 1 || w.ExternalPauseCount != 0 {
 				t.Errorf("the record says %s by %s, %d automatic and %d external", w.PauseReason, w.LastPausedBy, w.AutoPauseCount, w.ExternalPauseCount)

@@ -1,4 +1,4 @@
-package fleet
+package worker
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
-	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
@@ -36,14 +35,14 @@ type Ruling struct {
 }
 
 // Judge asks the engine whether the worker is to be paused, for its idleness or
-// by its schedule, and returns the answer that comes first: among those
+// By its schedule, and returns the answer that comes first: among those
 // possible now the one for idleness, otherwise the one whose pause is nearer.
 //
 // A schedule that has closed since the worker was last started shortens the
 // timeout to its grace. One that will close does so from then on. With force,
 // no reading keeps the worker up.
 func (c Case) Judge() Ruling {
-	asIdle := c.idle()
+	asIdle := c.Idle()
 	asScheduled, ok := c.scheduled()
 	switch {
 	case !ok:
@@ -65,7 +64,7 @@ func nearer(a, b idle.Verdict) bool {
 	return a.TargetPauseAt.Before(*b.TargetPauseAt)
 }
 
-func (c Case) idle() Ruling {
+func (c Case) Idle() Ruling {
 	r := Ruling{Reason: power.ReasonIdleTimeout}
 	if c.ScaleDown {
 		r.Reason = power.ReasonScaleDown
@@ -110,7 +109,7 @@ func (c Case) offHours(st *policy.Standing) (idle.Policy, idle.Evidence) {
 
 // Use describes what is in use, for the record of a pause that does not wait.
 func (c Case) Use() string {
-	v := c.idle().Verdict
+	v := c.Idle().Verdict
 	for _, b := range v.Blocks {
 		switch b.Code {
 		case idle.RecentActivity, idle.NotIdleYet, idle.SignalActive, idle.SignalUnknown, idle.ConnectionOpen:
@@ -196,42 +195,4 @@ func (w *Worker) lastStop() time.Time {
 		t = *at
 	}
 	return t
-}
-
-// BudgetsOf returns the state of the budgets of an action on w, by the pool as
-// last read.
-func (f *Fleet) BudgetsOf(now time.Time, w *Worker, what, reason string) []policy.Used {
-	return f.Rules().BudgetsFor(now, f.subject(w, nil), what, reason, f.now.pool.Load().Spent, f.size)
-}
-
-// stopBudget returns the function for Case.Budget.
-func (f *Fleet) stopBudget(now time.Time, w *Worker, spent policy.Ledger) func(string) []idle.Block {
-	return func(reason string) []idle.Block {
-		return policy.Blocks(f.Rules().BudgetsFor(now, f.subject(w, nil), policy.Stops, reason, spent, f.size))
-	}
-}
-
-// StopBudget returns the Case.Budget of a worker by the pool as last read.
-func (f *Fleet) StopBudget(now time.Time, w *Worker) func(string) []idle.Block {
-	return f.stopBudget(now, w, f.now.pool.Load().Spent)
-}
-
-// overdue refuses to start a worker that its ttl_deadline would stop again, for
-// every actor. A running one continues until its warning ends.
-func (f *Fleet) overdue(now time.Time, w *Worker, command string) error {
-	runs := w.Status == power.WorkerRunning && w.Intent == nil
-	ends := w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated
-	if !w.Overdue(now) || runs || ends || !w.Armed || f.PolicyWith(now, w, nil).Shadow {
-		return nil
-	}
-	return &failure.Refused{Command: command, Name: w.Name, Reason: "ttl_over", Detail: w.overdueSince() + "; " + w.Prolong()}
-}
-
-// frozen refuses an automatic start of a worker that a user froze.
-func (f *Fleet) frozen(now time.Time, w *Worker, command string) error {
-	r := f.PolicyWith(now, w, nil)
-	if r.FrozenUntil == nil {
-		return nil
-	}
-	return &failure.Refused{Command: command, Name: w.Name, Reason: "frozen", Detail: fmt.Sprintf("it is frozen until %s", r.FrozenUntil.UTC().Format(time.RFC3339))}
 }

@@ -1,4 +1,4 @@
-package fleet
+package worker
 
 import (
 	"cmp"
@@ -109,10 +109,10 @@ func (w *Worker) Overdue(now time.Time) bool {
 // Unstartable returns why w, whose ttl_deadline has passed, cannot be started,
 // and what would have to change.
 func (w *Worker) Unstartable() string {
-	return "Nothing starts it: " + w.overdueSince() + "; " + w.Prolong() + "."
+	return "Nothing starts it: " + w.OverdueSince() + "; " + w.Prolong() + "."
 }
 
-func (w *Worker) overdueSince() string {
+func (w *Worker) OverdueSince() string {
 	return "its ttl_deadline is over since " + w.TTLDeadline.UTC().Format(time.RFC3339) + ", which would end it again"
 }
 

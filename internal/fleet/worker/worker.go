@@ -1,4 +1,6 @@
-package fleet
+// Package worker holds the record of a cloud machine, how each command and
+// observation changes it, and how it is judged. It does no I/O.
+package worker
 
 import (
 	"encoding/json"
@@ -151,7 +153,7 @@ type Intent struct {
 	At         time.Time    `json:"at"`
 	Generation int64        `json:"generation"`
 	Drain      bool         `json:"drain,omitempty"`
-	Force      bool         `json:"force,omitempty"` // by a schedule that does not wait for quiet
+	Force      bool         `json:"force,omitempty"` // By a schedule that does not wait for quiet
 	// SentAt is written before the cloud is asked, so that after a crash it is
 	// known whether the call may have been sent.
 	SentAt *time.Time `json:"sent_at,omitempty"`
@@ -342,6 +344,12 @@ type Worker struct {
 // Revision returns the store's revision of the record as it was read, its ETag.
 func (w Worker) Revision() int64 { return w.revision }
 
+// At returns w as written at a revision of the store.
+func (w Worker) At(revision int64) Worker {
+	w.revision = revision
+	return w
+}
+
 // Counted reports whether w counts towards the floor of min_workers: it runs
 // and is not intended to stop.
 func (w *Worker) Counted() bool {
@@ -359,8 +367,8 @@ func (w Worker) Public() Worker {
 	return w
 }
 
-// clone copies w deeply enough that the copies can be changed independently.
-func (w Worker) clone() Worker {
+// Clone copies w deeply enough that the copies can be changed independently.
+func (w Worker) Clone() Worker {
 	w.Tags, w.PolicyTags = maps.Clone(w.Tags), maps.Clone(w.PolicyTags)
 	w.Contacts = slices.Clone(w.Contacts)
 	w.ActivitySources = slices.Clone(w.ActivitySources)
@@ -383,31 +391,27 @@ func (w Worker) clone() Worker {
 
 // Keys of the records in the store.
 const (
-	workerPrefix   = "workers/"
-	templatePrefix = "templates/"
-	requestPrefix  = "requests/"
-	foundPrefix    = "discovered/"
-	scalingPrefix  = "scaling/"
-	poolKey        = "pool"
+	prefix  = "workers/"
+	PoolKey = "pool"
 )
 
-// WorkerKeys returns the keys of all worker records.
-func WorkerKeys() store.Keys { return store.Prefix(workerPrefix) }
+// Keys returns the keys of all worker records.
+func Keys() store.Keys { return store.Prefix(prefix) }
 
-// RequestKeys returns the keys of all requests to owners.
-func RequestKeys() store.Keys { return store.Prefix(requestPrefix) }
+func Key(id string) string { return prefix + id }
 
-func workerKey(id string) string { return workerPrefix + id }
+var codec = store.Codec[Worker]{Version: 1}
 
-var workerCodec = store.Codec[Worker]{Version: 1}
-
-// DecodeWorker decodes a record from a watch or a listing.
-func DecodeWorker(v store.Value) (Worker, error) {
-	w, err := workerCodec.Decode(v.Key, v.Data)
+// Decode decodes a record from a watch or a listing.
+func Decode(v store.Value) (Worker, error) {
+	w, err := codec.Decode(v.Key, v.Data)
 	w.revision = v.ModRevision
 	w.share()
 	return w, err
 }
+
+// Encode returns the data of w's record.
+func (w *Worker) Encode() ([]byte, error) { return codec.Encode(Key(w.ID), *w) }
 
 // share interns the texts that many workers have in common.
 func (w *Worker) share() {
@@ -423,5 +427,5 @@ func (w *Worker) share() {
 	}
 }
 
-// WorkerID returns the ID in the key of a worker record.
-func WorkerID(key string) string { return key[len(workerPrefix):] }
+// IDOf returns the ID in the key of a worker record.
+func IDOf(key string) string { return key[len(prefix):] }

@@ -1,0 +1,55 @@
+package fleet
+
+import (
+	"fmt"
+	"time"
+
+	"lull/internal/core/failure"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
+	"lull/internal/fleet/worker"
+)
+
+// BudgetsOf returns the state of the budgets of an action on w, by the pool as
+// last read.
+func (f *Fleet) BudgetsOf(now time.Time, w *worker.Worker, what, reason string) []policy.Used {
+	return f.Rules().BudgetsFor(now, f.subject(w, nil), what, reason, f.now.pool.Load().Spent, f.size)
+}
+
+// stopBudget returns the function for Case.Budget.
+func (f *Fleet) stopBudget(now time.Time, w *worker.Worker, spent policy.Ledger) func(string) []idle.Block {
+	return func(reason string) []idle.Block {
+		return policy.Blocks(f.Rules().BudgetsFor(now, f.subject(w, nil), policy.Stops, reason, spent, f.size))
+	}
+}
+
+// StopBudget returns the Case.Budget of a worker by the pool as last read.
+func (f *Fleet) StopBudget(now time.Time, w *worker.Worker) func(string) []idle.Block {
+	return f.stopBudget(now, w, f.now.pool.Load().Spent)
+}
+
+// overdue refuses to start a worker that its ttl_deadline would stop again, for
+// every actor. A running one continues until its warning ends.
+func (f *Fleet) overdue(now time.Time, w *worker.Worker, command string) error {
+	runs := w.Status == power.WorkerRunning && w.Intent == nil
+	ends := w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated
+	if !w.Overdue(now) || runs || ends || !w.Armed || f.PolicyWith(now, w, nil).Shadow {
+		return nil
+	}
+	return &failure.Refused{Command: command, Name: w.Name, Reason: "ttl_over", Detail: w.OverdueSince() + "; " + w.Prolong()}
+}
+
+// frozen refuses an automatic start of a worker that a user froze.
+func (f *Fleet) frozen(now time.Time, w *worker.Worker, command string) error {
+	r := f.PolicyWith(now, w, nil)
+	if r.FrozenUntil == nil {
+		return nil
+	}
+	return &failure.Refused{Command: command, Name: w.Name, Reason: "frozen", Detail: fmt.Sprintf("it is frozen until %s", r.FrozenUntil.UTC().Format(time.RFC3339))}
+}
+
+// spend counts an action against its budgets, in the change that makes it.
+func (f *Fleet) spend(tx *worker.Tx, w *worker.Worker, what, reason string) {
+	tx.Spend(f.Rules().Spend(tx.Now, f.subject(w, nil), what, reason, tx.Pool.Spent))
+}

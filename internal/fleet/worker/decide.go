@@ -1,0 +1,235 @@
+package worker
+
+import (
+	"slices"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/policy"
+	"lull/internal/core/power"
+	"lull/internal/fleet/audit"
+	"lull/internal/fleet/settings"
+)
+
+// Action is the arbiter's choice.
+type Action string
+
+// The arbiter's actions.
+const (
+	ActNothing Action = "none"
+	ActPause   Action = "pause"
+	ActDrain   Action = "drain"
+)
+
+// Limits are the limits that the arbiter checks a decision against.
+type Limits struct {
+	ScaleDown       bool
+	MinWorkers      int
+	Up              int // running and not intended to stop, including this worker
+	LastScaleDownAt *time.Time
+	Cooldown        time.Duration
+	Defers          bool // the cooldown also defers a pause
+	Intended        bool // a pause of this worker is already intended
+}
+
+// LimitsOf returns those of a worker, from the pool and the settings.
+func LimitsOf(w *Worker, r power.Reason, p *Pool, s *settings.Settings) Limits {
+	return Limits{
+		ScaleDown: s.ScaleDownEnabled && r != power.ReasonSchedule, MinWorkers: s.MinWorkers, Up: p.Up,
+		LastScaleDownAt: p.LastScaleDownAt, Cooldown: s.ScaleDownCooldown, Defers: s.ScaleDownCooldownDefersPause,
+		Intended: w.Intent != nil,
+	}
+}
+
+// block returns the block of a guard of the pool that keeps a worker up; false
+// if the guard is no such guard, or does not.
+func (l Limits) block(a Action, guard string) (idle.Block, bool) {
+	switch {
+	case a != ActNothing:
+	case guard == audit.SkippedMinWorkers:
+		return idle.Block{Code: idle.MinWorkers, Sentence: "The fleet would have fewer running workers than its floor."}, true
+	case guard == audit.SkippedCooldown:
+		until := l.LastScaleDownAt.Add(l.Cooldown)
+		return idle.Block{Code: idle.Cooldown, Until: &until, Sentence: "Another worker was drained at " + l.LastScaleDownAt.UTC().Format(time.RFC3339) +
+			", and the cooldown lasts until " + until.UTC().Format(time.RFC3339) + "."}, true
+	}
+	return idle.Block{}, false
+}
+
+// Hold returns d with the guard of the pool that keeps the worker up, or d
+// itself if none does.
+func (l Limits) Hold(d evidence.Decision, a Action, guard string) evidence.Decision {
+	b, ok := l.block(a, guard)
+	if !ok {
+		return d
+	}
+	d.Evidence.Guards = append(slices.Clone(d.Evidence.Guards), b)
+	return evidence.Decide(d.Verdict.At, d.Policy, d.Evidence)
+}
+
+// Arbitrate chooses exactly one action for a worker. v is the verdict without
+// the guards of the pool. It returns the guard that failed first if scale-down
+// is enabled, and min_workers whenever that keeps an eligible worker up.
+func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
+	floor := l.Up <= l.MinWorkers
+	cooling := l.LastScaleDownAt != nil && now.Sub(*l.LastScaleDownAt) < l.Cooldown
+	guard := ""
+	switch {
+	case l.Intended:
+		guard = audit.SkippedAutoPause
+	case !v.IsIdle:
+		guard = audit.SkippedNotIdle
+	case !v.Eligible:
+		guard = audit.SkippedNotEligible
+	case floor:
+		guard = audit.SkippedMinWorkers
+	case cooling && l.ScaleDown:
+		guard = audit.SkippedCooldown
+	}
+	switch {
+	case guard == "" && l.ScaleDown:
+		return ActDrain, ""
+	case guard == "" || guard == audit.SkippedCooldown && !l.Defers:
+		return ActPause, guard
+	case !l.ScaleDown && guard != audit.SkippedMinWorkers:
+		return ActNothing, ""
+	}
+	return ActNothing, guard
+}
+
+// EvidenceFor returns the engine's evidence of a record and its readings.
+func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.Evidence {
+	at := func(t *time.Time) time.Time {
+		if t == nil {
+			return time.Time{}
+		}
+		return *t
+	}
+	created := w.CreatedAt
+	if up := at(w.RunningSince); w.Imported && !up.IsZero() && up.Before(created) {
+		created = up // the record is younger than the machine
+	}
+	return idle.Evidence{
+		Status: string(w.Status), Running: w.Status == power.WorkerRunning,
+		LastActivityAt: at(w.LastActivityAt), LastResumedAt: at(w.LastResumedAt), RunningSince: at(w.RunningSince), CreatedAt: created,
+		SnoozedUntil: at(w.SnoozedUntil), WarningSentAt: at(w.WarningSentAt),
+		Readings: readings, Guards: guards,
+	}
+}
+
+// ActivityUpdate is the result of a telemetry reading about a worker.
+type ActivityUpdate struct {
+	LastActivityAt time.Time // zero: none seen
+	Recent         []Event   // newest first; nil keeps the stored ones
+	CheckedAt      time.Time
+	// Late is the delay with which the activity was reported, if the last pause
+	// was decided without it and would not have been with it; otherwise 0.
+	Late time.Duration
+	// Check and Target are when the worker is next checked and paused.
+	Check, Target *time.Time
+}
+
+// Jitter is how far a time of activity may differ between two readings of the
+// same history without counting as new.
+const Jitter = evidence.Jitter
+
+// Moves reports whether u has activity newer than that known for w.
+func (u ActivityUpdate) Moves(w *Worker) bool {
+	return !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || u.LastActivityAt.Sub(*w.LastActivityAt) > Jitter)
+}
+
+// Changes reports whether u contains anything new for w.
+func (u ActivityUpdate) Changes(w *Worker) bool {
+	if u.Moves(w) {
+		return true
+	}
+	return u.Recent != nil && !slices.EqualFunc(u.Recent, w.RecentActivityEvents, func(a, b Event) bool {
+		return a.Category == b.Category && a.Timestamp.Sub(b.Timestamp).Abs() <= Jitter
+	})
+}
+
+// Checked records when the activity was last checked. The time never moves
+// back.
+func (w *Worker) Checked(at time.Time) {
+	at = at.UTC().Round(0)
+	if !at.IsZero() && (w.LastActivityCheckAt == nil || at.After(*w.LastActivityCheckAt)) {
+		w.LastActivityCheckAt = &at
+	}
+}
+
+// Judgement is the input of an automatic decision, which is made again inside
+// its transaction: the readings, and everything that the record does not hold.
+type Judgement struct {
+	At       int64 // revision at which the readings were taken
+	Now      time.Time
+	Rules    func(w *Worker) policy.Resolved
+	Readings []idle.Reading
+	Guards   []idle.Block
+	Shadow   bool // the whole server is in dry run
+}
+
+// Outcome is the result of a judgement.
+type Outcome struct {
+	Action   Action
+	Guard    string
+	Reason   power.Reason // of the pause in question
+	Force    bool
+	Decision evidence.Decision
+	Worker   Worker
+	// Shadowed means that only dry run kept the worker up.
+	Shadowed bool
+}
+
+// Settle writes the outcome. held is the policy that applied when it was
+// decided.
+func (w *Worker) Settle(tx *Tx, out *Outcome, held, use string) error {
+	d := out.Decision
+	outcome := out.Guard
+	if out.Shadowed {
+		outcome = "shadow"
+	}
+	switch out.Action {
+	case ActPause, ActDrain:
+		p := Pause{Reason: out.Reason, Drain: out.Action == ActDrain, Decision: &d, Detail: string(d.Verdict.Reason), Policy: held, Force: out.Force}
+		switch {
+		case p.Force:
+			p.Detail = d.Policy.Name + ", forced: " + use
+		case p.Reason == power.ReasonSchedule:
+			p.Detail = d.Policy.Name
+		default:
+			p.Reason = power.ReasonIdleTimeout
+		}
+		if p.Drain {
+			p.Reason = power.ReasonScaleDown
+			at := tx.Now
+			tx.Pool.LastScaleDownAt = &at
+		}
+		w.LastGuard = ""
+		return w.IntendStop(tx, p)
+	}
+	// The warning of a ttl_deadline stays: it says everything that this one
+	// would.
+	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) && w.WarningFor != power.ReasonTTL {
+		at := tx.Now
+		w.WarningSentAt, w.WarningFor = &at, ""
+		e := audit.Entry{Action: "pause_warning", Events: []string{audit.EventPauseWarning}, Reason: string(out.Reason), Decision: &d,
+			Warning: out.warns(use)}
+		w.notice(tx, e.Warning)
+		if out.Force {
+			w.WarningFor, e.Detail = out.Reason, use
+		}
+		tx.Note(e)
+	}
+	if outcome != w.LastGuard {
+		w.LastGuard = outcome
+		if outcome != "" {
+			action := outcome
+			if out.Shadowed {
+				action = "would_pause"
+			}
+			tx.Note(audit.Entry{Action: action, Decision: &d})
+		}
+	}
+	return nil
+}

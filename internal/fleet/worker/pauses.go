@@ -1,0 +1,36 @@
+package worker
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"lull/internal/core/idle"
+)
+
+// HibernatePays reports whether the next pause is expected to be short enough
+// for hibernation, and why: whether the median of pauses is.
+func HibernatePays(pauses []time.Duration) (bool, string) {
+	if len(pauses) < leastPauses {
+		return false, fmt.Sprintf("%d of its pauses are known, %d are needed to expect how long one is", len(pauses), leastPauses)
+	}
+	sorted := slices.Sorted(slices.Values(pauses))
+	expected := sorted[len(sorted)/2]
+	how := "at most"
+	if expected > HibernateWithin {
+		how = "more than"
+	}
+	return expected <= HibernateWithin, fmt.Sprintf("its last %d pauses were %s long (median), %s %s", len(pauses), idle.Human(expected), how, idle.Human(HibernateWithin))
+}
+
+// Parameters of pause_action auto.
+const (
+	// HibernateWithin is the longest pause for which hibernation is worthwhile.
+	// An instance is billed while its memory is written, in return for a faster
+	// resume. After a weekend, no user needs what was in memory.
+	HibernateWithin = 48 * time.Hour
+	// leastPauses is the minimum number of pauses for a prediction, and
+	// MostPauses the maximum number considered.
+	leastPauses = 3
+	MostPauses  = 20
+)
