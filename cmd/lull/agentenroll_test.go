@@ -17,7 +17,7 @@ import (
 
 	"lull/internal/cli/reporting"
 	"lull/internal/cli/setup"
-	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
@@ -119,7 +119,7 @@ func TestLaunchedAgent(t *testing.T) {
 	own := "#!/bin/sh\necho the template's own part, with @secret@\n"
 	for name, text := range map[string]string{"plain": "", "combined": own} {
 		body := control.TemplateBody{InstanceType: "m5.large", AMINameFilter: "cisco-cml2.9*", Agent: true, UserData: text}
-		if _, err := control.Write[fleet.Template](t.Context(), server.Client, "PUT", "/templates/"+name, body); err != nil {
+		if _, err := control.Write[launch.Template](t.Context(), server.Client, "PUT", "/templates/"+name, body); err != nil {
 			t.Fatal(err)
 		}
 	}

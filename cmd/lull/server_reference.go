@@ -30,7 +30,7 @@ func serverPages() (map[string][]byte, error) {
 
 func serverSettingsPage() string {
 	var b strings.Builder
-	b.WriteString("# Settings of lull server\n\nGenerated from cmd/lull/server_config.go and internal/fleet/settings.go.\n" +
+	b.WriteString("# Settings of lull server\n\nGenerated from cmd/lull/server_config.go and internal/fleet/settings/settings.go.\n" +
 		"Precedence: flag, environment, stored setting (those of the fleet only: `lull settings set`), config file (`--config`), default.\n\n## The process\n\n")
 	optionRows(&b, defaultServerConfig(), serverOptions)
 	b.WriteString("\n## The fleet\n\n| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")

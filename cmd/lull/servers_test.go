@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
@@ -202,7 +202,7 @@ func (p *serverProc) signal(s syscall.Signal) {
 // template makes the template that all workers are launched from.
 func (r *region) template() {
 	body := control.TemplateBody{InstanceType: "m5.large", AMINameFilter: "cisco-cml2.9*"}
-	if _, err := control.Write[fleet.Template](r.t.Context(), r.any(nil).Client, "PUT", "/templates/small", body); err != nil {
+	if _, err := control.Write[launch.Template](r.t.Context(), r.any(nil).Client, "PUT", "/templates/small", body); err != nil {
 		r.t.Fatal(err)
 	}
 }

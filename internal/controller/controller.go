@@ -41,6 +41,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/worker"
 	"lull/internal/store"
@@ -123,7 +124,7 @@ type Controller struct {
 	leaving []*shard // given up here, and not yet released in the store
 	members map[string]Member
 	lease   store.Lease
-	tmpls   map[string]fleet.Template
+	tmpls   map[string]launch.Template
 	loaded  bool
 	waiting map[string][]fleet.Request // by worker
 	resign  chan struct{}
@@ -157,7 +158,7 @@ func New(cfg Config) (*Controller, error) {
 		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, tracer: cfg.Tracer, measure: newMeasures(),
 		ready: make(chan struct{}), wake: make(chan struct{}, 1), resign: make(chan struct{}, 1), loads: make(chan struct{}, 1),
 		entries: map[string]*entry{}, lanes: map[laneKey]*lane{}, regions: map[regionKey]*region{},
-		members: map[string]Member{}, tmpls: map[string]fleet.Template{}, waiting: map[string][]fleet.Request{},
+		members: map[string]Member{}, tmpls: map[string]launch.Template{}, waiting: map[string][]fleet.Request{},
 		sizes: map[string]sized{},
 	}
 	c.fleet.CountBy(c.size)
@@ -296,7 +297,7 @@ func (c *Controller) drop(e *entry) {
 // read.
 func (c *Controller) followTemplates(ctx context.Context) error {
 	take := func(v store.Value) {
-		t, err := fleet.DecodeTemplate(v)
+		t, err := launch.DecodeTemplate(v)
 		if err != nil {
 			c.count.unreadable.Add(1)
 			c.log.Error("cannot read a template", "key", v.Key, "err", err)
@@ -306,7 +307,7 @@ func (c *Controller) followTemplates(ctx context.Context) error {
 		defer c.mu.Unlock()
 		c.tmpls[t.Name] = t
 	}
-	return store.Follow(ctx, c.fleet.Store(), fleet.TemplateKeys(), store.Follower{
+	return store.Follow(ctx, c.fleet.Store(), launch.TemplateKeys(), store.Follower{
 		Reset: func(p store.Page) error {
 			for _, v := range p.Values {
 				take(v)
@@ -317,7 +318,7 @@ func (c *Controller) followTemplates(ctx context.Context) error {
 			for _, ev := range b.Events {
 				if ev.Deleted {
 					c.mu.Lock()
-					delete(c.tmpls, fleet.TemplateName(ev.Value.Key))
+					delete(c.tmpls, launch.TemplateName(ev.Value.Key))
 					c.mu.Unlock()
 					continue
 				}

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 )
 
@@ -35,7 +36,7 @@ func (c *Controller) rulesOf(now time.Time, w *worker.Worker) policy.Resolved {
 	return c.fleet.PolicyWith(now, w, c.template(w))
 }
 
-func (c *Controller) template(w *worker.Worker) *fleet.Template {
+func (c *Controller) template(w *worker.Worker) *launch.Template {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t, ok := c.tmpls[w.TemplateName]; ok {

@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/control"
@@ -266,7 +267,7 @@ func (w *truthWorld) create() {
 		w.id = w.f.adopt("m", risks).ID
 		return
 	}
-	_, err := w.f.fleet.PutTemplate(w.t.Context(), person, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "*cml*", Enabled: true}, 0)
+	_, err := w.f.fleet.PutTemplate(w.t.Context(), person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "*cml*", Enabled: true}, 0)
 	if err == nil {
 		var is worker.Worker
 		is, err = w.f.fleet.CreateWorker(w.t.Context(), person, fleet.NewWorker{Name: "m", AWSRegion: simRegion, TemplateName: "small", Profile: risks})

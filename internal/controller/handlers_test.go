@@ -12,6 +12,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
@@ -84,7 +85,7 @@ func runRow(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
-	if _, err := f.PutTemplate(ctx, person, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+	if _, err := f.PutTemplate(ctx, person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 		t.Fatal(err)
 	}
 	c, err := New(Config{Fleet: f, Server: "s", Clouds: func(string, string) (Cloud, error) { return w.cloud(), nil }, Consoles: w.console,

@@ -10,8 +10,8 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
 )
@@ -188,21 +188,21 @@ type rooted struct {
 
 // root decides on hibernation and the root volume. ok is false if the worker
 // has to wait, or has failed.
-func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami string) (r rooted, out outcome, ok bool) {
+func (j *job) root(ctx context.Context, cloud Cloud, tmpl launch.Template, ami string) (r rooted, out outcome, ok bool) {
 	want, asked := false, tmpl.RootVolume
 	switch tmpl.Hibernation {
-	case fleet.HibernationOn:
+	case launch.HibernationOn:
 		want = true
-	case fleet.HibernationOff:
+	case launch.HibernationOff:
 	default:
 		action := j.f.PolicyWith(j.now, &j.w, &tmpl).PauseAction
 		want = action == worker.ActionHibernate || action == worker.ActionAuto
 	}
 	if asked == nil {
-		asked = &fleet.RootVolume{}
+		asked = &launch.RootVolume{}
 	}
 	gb := max(asked.GB, tmpl.Capacity.StorageGB)
-	if !want && gb == 0 && *asked == (fleet.RootVolume{}) {
+	if !want && gb == 0 && *asked == (launch.RootVolume{}) {
 		return r, out, true
 	}
 	m, err := Machine{Why: "images and types cannot be described"}, error(nil)
@@ -217,13 +217,13 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 		m = Machine{Why: err.Error()}
 	}
 	if want && !m.Hibernates {
-		if tmpl.Hibernation == fleet.HibernationOn {
+		if tmpl.Hibernation == launch.HibernationOn {
 			return r, j.fail(ctx, audit.ProvisionFailed, "it cannot hibernate: "+m.Why), false
 		}
 		r.off = m.Why
 	}
 	r.hibernation = want && m.Hibernates
-	if gb == 0 && *asked == (fleet.RootVolume{}) && !r.hibernation {
+	if gb == 0 && *asked == (launch.RootVolume{}) && !r.hibernation {
 		return r, out, true
 	}
 	if m.RootDevice == "" {

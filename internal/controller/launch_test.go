@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 )
 
@@ -24,7 +25,7 @@ func (p *parts) Machine(context.Context, string, string) (Machine, error) { retu
 func TestLaunchCanHibernate(t *testing.T) {
 	able := Machine{Hibernates: true, MemoryMiB: 16 << 10, RootDevice: "/dev/xvda", RootGB: 50}
 	for name, c := range map[string]struct {
-		tmpl   fleet.Template
+		tmpl   launch.Template
 		action string
 		parts  parts
 		failed bool
@@ -33,12 +34,12 @@ func TestLaunchCanHibernate(t *testing.T) {
 		"policy stops":      {action: "stop", parts: parts{m: able}},
 		"policy hibernates": {action: "hibernate", parts: parts{m: able}, want: worker.Launch{Hibernation: true, RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 66, Encrypted: true}}},
 		"policy may":        {action: "auto", parts: parts{m: able}, want: worker.Launch{Hibernation: true, RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 66, Encrypted: true}}},
-		"larger by the template": {tmpl: fleet.Template{RootVolume: &fleet.RootVolume{GB: 100, Type: "gp3"}}, action: "hibernate", parts: parts{m: able},
+		"larger by the template": {tmpl: launch.Template{RootVolume: &launch.RootVolume{GB: 100, Type: "gp3"}}, action: "hibernate", parts: parts{m: able},
 			want: worker.Launch{Hibernation: true, RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 100, Type: "gp3", Encrypted: true}}},
-		"off by the template": {tmpl: fleet.Template{Hibernation: "off"}, action: "hibernate", parts: parts{m: able}},
-		"storage alone":       {tmpl: fleet.Template{Capacity: fleet.Capacity{StorageGB: 70}}, action: "stop", parts: parts{m: able}, want: worker.Launch{RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 70}}},
+		"off by the template": {tmpl: launch.Template{Hibernation: "off"}, action: "hibernate", parts: parts{m: able}},
+		"storage alone":       {tmpl: launch.Template{Capacity: launch.Capacity{StorageGB: 70}}, action: "stop", parts: parts{m: able}, want: worker.Launch{RootVolume: &worker.LaunchVolume{Device: "/dev/xvda", GB: 70}}},
 		"the type cannot":     {action: "hibernate", parts: parts{m: Machine{Why: "it cannot", RootDevice: "/dev/xvda", RootGB: 50}}, want: worker.Launch{HibernationOff: "it cannot"}},
-		"on and cannot":       {tmpl: fleet.Template{Hibernation: "on"}, action: "stop", parts: parts{m: Machine{Why: "it cannot"}}, failed: true},
+		"on and cannot":       {tmpl: launch.Template{Hibernation: "on"}, action: "stop", parts: parts{m: Machine{Why: "it cannot"}}, failed: true},
 		"may not be asked":    {action: "hibernate", parts: parts{err: callErr(Unauthorized)}, want: worker.Launch{HibernationOff: callErr(Unauthorized).Error()}},
 	} {
 		t.Run(name, func(t *testing.T) {

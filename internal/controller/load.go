@@ -7,7 +7,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 )
@@ -84,7 +84,7 @@ func (l *loadSeen) reading(threshold float64) idle.Reading {
 }
 
 // wantsLoad reports whether the load is one of the worker's activity sources.
-func (c *Controller) wantsLoad(w *worker.Worker, t *fleet.Template, now time.Time) bool {
+func (c *Controller) wantsLoad(w *worker.Worker, t *launch.Template, now time.Time) bool {
 	return slices.Contains(c.fleet.PolicyWith(now, w, t).ActivitySources, worker.SourceCloudWatch)
 }
 
@@ -173,7 +173,7 @@ func (c *Controller) loadDue(e *entry, now time.Time, every time.Duration) bool 
 	if now.Sub(l.askedAt) >= every {
 		return true
 	}
-	var t *fleet.Template
+	var t *launch.Template
 	if x, ok := c.tmpls[e.w.TemplateName]; ok {
 		t = &x
 	}

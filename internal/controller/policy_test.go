@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/store/mem"
@@ -56,7 +57,7 @@ func (r *rig) office(more ...string) {
 	}
 }
 
-func (r *rig) apply(sel policy.Scope, a fleet.Application) {
+func (r *rig) apply(sel policy.Scope, a rules.Application) {
 	r.t.Helper()
 	if _, _, err := r.fleet.Apply(r.t.Context(), person, sel, a); err != nil {
 		r.t.Fatal(err)
@@ -102,7 +103,7 @@ func TestScheduleWeeks(t *testing.T) {
 				w := r.create()
 				id := w.ID
 				r.await(id, power.WorkerRunning, 5*time.Minute)
-				r.apply(policy.Scope{Tags: map[string]string{"team": ""}}, fleet.Application{Schedule: new("office")})
+				r.apply(policy.Scope{Tags: map[string]string{"team": ""}}, rules.Application{Schedule: new("office")})
 				if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
 					t.Fatal(err)
 				}
@@ -207,7 +208,7 @@ func TestScheduleInUse(t *testing.T) {
 			}
 			id := r.create().ID
 			r.await(id, power.WorkerRunning, 5*time.Minute)
-			r.apply(policy.Scope{Workers: []string{id}}, fleet.Application{Policy: new("strict")})
+			r.apply(policy.Scope{Workers: []string{id}}, rules.Application{Policy: new("strict")})
 			ctx, end := context.WithCancel(t.Context())
 			defer end()
 			go func() {
@@ -359,7 +360,7 @@ func TestBudgets(t *testing.T) {
 		// The morning: all but four are started by their schedule, and four by
 		// waiting users two minutes later.
 		r.office()
-		r.apply(policy.Scope{}, fleet.Application{Schedule: new("office")})
+		r.apply(policy.Scope{}, rules.Application{Schedule: new("office")})
 		var tokens []string
 		for _, id := range ids[:4] {
 			if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
@@ -371,7 +372,7 @@ func TestBudgets(t *testing.T) {
 			}
 			tokens = append(tokens, token)
 		}
-		r.apply(policy.Scope{Tags: map[string]string{"kind": "on demand"}}, fleet.Application{Schedule: new("office"), Priority: new(5)})
+		r.apply(policy.Scope{Tags: map[string]string{"kind": "on demand"}}, rules.Application{Schedule: new("office"), Priority: new(5)})
 		if _, err := r.fleet.AddOverride(t.Context(), person, policy.Override{Kind: policy.Skip, Selector: policy.Scope{Tags: map[string]string{"kind": ""}}, Until: local(t, "2000-01-04 07:00").Add(8 * time.Hour)}); err != nil {
 			t.Fatal(err)
 		}
@@ -430,7 +431,7 @@ func TestShadowPolicy(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids := r.many(3)
-		r.apply(policy.Scope{}, fleet.Application{Policy: new("try")})
+		r.apply(policy.Scope{}, rules.Application{Policy: new("try")})
 		at := time.Now().Add(4 * time.Hour)
 		if _, err := r.fleet.UpdateWorker(t.Context(), person, ids[0], 0, worker.Profile{TTLDeadline: &at}); err != nil {
 			t.Fatal(err)
@@ -487,7 +488,7 @@ func TestPolicyTags(t *testing.T) {
 			return n
 		}
 		calls()
-		r.apply(policy.Scope{}, fleet.Application{Policy: new("conservative")})
+		r.apply(policy.Scope{}, rules.Application{Policy: new("conservative")})
 		time.Sleep(time.Minute)
 		if n := calls(); n != 1 {
 			t.Errorf("%d calls for one policy on %d instances", n, len(ids))
@@ -514,7 +515,7 @@ func TestPolicyTags(t *testing.T) {
 		if v := r.tags(ids[2])["lull:idle-timeout"]; v != "4h0m0s" {
 			t.Errorf("a changed tag stays %q", v)
 		}
-		r.apply(policy.Scope{}, fleet.Application{Policy: new("")})
+		r.apply(policy.Scope{}, rules.Application{Policy: new("")})
 		time.Sleep(2 * time.Minute)
 		for k := range r.tags(ids[3]) {
 			if _, ours := want[k]; ours {

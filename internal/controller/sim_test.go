@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
 	"lull/internal/store"
@@ -289,7 +290,7 @@ func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 	}
 	d.fleet = f
 	ctx := context.Background()
-	if _, err := f.PutTemplate(ctx, person, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+	if _, err := f.PutTemplate(ctx, person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 		return []string{err.Error()}, ""
 	}
 	d.world.onStop = d.onStop

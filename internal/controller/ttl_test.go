@@ -10,9 +10,9 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
 )
 
@@ -164,7 +164,7 @@ func TestWarningOfTTL(t *testing.T) {
 					if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "own", Values: policy.Values{WarnBeforeMinutes: c.before}}, true); err != nil {
 						t.Fatal(err)
 					}
-					r.apply(policy.Scope{}, fleet.Application{Policy: new("own")})
+					r.apply(policy.Scope{}, rules.Application{Policy: new("own")})
 				}
 				since := time.Now()
 				end := since.Add(c.left)

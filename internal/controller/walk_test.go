@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
@@ -70,7 +71,7 @@ func newRig(t *testing.T, o options) *rig {
 	if o.server == "" {
 		o.server = "server-1"
 	}
-	_, err = f.PutTemplate(t.Context(), person, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0)
+	_, err = f.PutTemplate(t.Context(), person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

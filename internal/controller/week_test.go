@@ -28,6 +28,7 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
@@ -142,7 +143,7 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 		return nil, err
 	}
 	person := audit.Actor{Name: "anna", Kind: audit.KindPerson}
-	size := fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}
+	size := launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}
 	if _, err := r.fleet.PutTemplate(ctx, person, size, 0); err != nil {
 		return nil, err
 	}

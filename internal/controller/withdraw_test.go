@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
 	"lull/internal/store/mem"
 )
@@ -293,7 +294,7 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 		r.office()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		r.apply(policy.Scope{Workers: []string{id}}, fleet.Application{Schedule: new("office")})
+		r.apply(policy.Scope{Workers: []string{id}}, rules.Application{Schedule: new("office")})
 		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -14,13 +15,13 @@ import (
 // BudgetsOf returns the state of the budgets of an action on w, by the pool as
 // last read.
 func (f *Fleet) BudgetsOf(now time.Time, w *worker.Worker, what, reason string) []policy.Used {
-	return f.Rules().BudgetsFor(now, f.subject(w, nil), what, reason, f.now.pool.Load().Spent, f.size)
+	return f.Rules().BudgetsFor(now, f.subject(w, nil), what, reason, f.now.pool.Load().Spent, f.Size)
 }
 
 // stopBudget returns the function for Case.Budget.
 func (f *Fleet) stopBudget(now time.Time, w *worker.Worker, spent policy.Ledger) func(string) []idle.Block {
 	return func(reason string) []idle.Block {
-		return policy.Blocks(f.Rules().BudgetsFor(now, f.subject(w, nil), policy.Stops, reason, spent, f.size))
+		return policy.Blocks(f.Rules().BudgetsFor(now, f.subject(w, nil), policy.Stops, reason, spent, f.Size))
 	}
 }
 
@@ -52,4 +53,19 @@ func (f *Fleet) frozen(now time.Time, w *worker.Worker, command string) error {
 // spend counts an action against its budgets, in the change that makes it.
 func (f *Fleet) spend(tx *worker.Tx, w *worker.Worker, what, reason string) {
 	tx.Spend(f.Rules().Spend(tx.Now, f.subject(w, nil), what, reason, tx.Pool.Spent))
+}
+
+// BudgetStates returns the state of every budget, by the present pool.
+func (f *Fleet) BudgetStates(ctx context.Context) (map[string]policy.Used, error) {
+	pool, err := f.Pool(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]policy.Used{}
+	rules := f.Rules()
+	for i := range rules.Budgets {
+		b := &rules.Budgets[i]
+		out[b.Name] = rules.StateOf(time.Now(), b, pool.Spent[b.Name], f.Size(b.Selector))
+	}
+	return out, nil
 }

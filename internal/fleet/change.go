@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
@@ -68,7 +69,7 @@ func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, 
 
 // sharedKeys are the records that a change with the pool reads beside its
 // worker's, in the order of shared.
-var sharedKeys = []string{worker.PoolKey, halt.Key, rulesMark}
+var sharedKeys = []string{worker.PoolKey, halt.Key, rules.Mark}
 
 // shared is what the sharedKeys hold.
 type shared struct {
@@ -150,7 +151,7 @@ func (f *Fleet) apply(id string, c Changing, was store.Value, s *shared, fn func
 	tx := worker.NewTx(time.Now().UTC().Round(0), f.Settings(), c.By)
 	if s != nil {
 		tx.Limit(s.pool, s.halt.AsOf(tx.Now).On)
-		if c.Rules && s.rules > f.now.rules.Load().revision {
+		if c.Rules && s.rules > f.RulesAt() {
 			return applied{}, errRules
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
+	"lull/internal/fleet/rules"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
 	"lull/internal/store"
@@ -86,7 +88,7 @@ func (f *Fleet) prepare(ctx context.Context, by audit.Actor, n NewWorker) (worke
 	if err != nil {
 		return worker.Worker{}, audit.Entry{}, err
 	}
-	if n.InstanceType != "" && !instanceType.MatchString(n.InstanceType) {
+	if n.InstanceType != "" && !launch.InstanceType.MatchString(n.InstanceType) {
 		return worker.Worker{}, audit.Entry{}, failure.Invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
 	}
 	if n.AMIID != "" && !strings.HasPrefix(n.AMIID, "ami-") {
@@ -98,7 +100,7 @@ func (f *Fleet) prepare(ctx context.Context, by audit.Actor, n NewWorker) (worke
 		}
 		w.ID = n.WorkerID
 	}
-	tmpl.inherit(&w, n.Profile)
+	tmpl.Inherit(&w, n.Profile)
 	w.TemplateName, w.InstanceType, w.AMIID = n.TemplateName, n.InstanceType, n.AMIID
 	w.Status, w.DesiredStatus, w.Armed, w.LaunchGeneration = power.WorkerPending, power.WorkerRunning, true, 1
 	return w, audit.Entry{Action: "created", Events: []string{audit.EventCreated}, By: by, To: w.Status}, nil
@@ -244,8 +246,8 @@ func (f *Fleet) updateWorker(ctx context.Context, by audit.Actor, id string, rev
 		if err := p.Set(f.Rules(), f.opts.Seal, w); err != nil {
 			return err
 		}
-		rules := Application{Policy: p.Policy, Schedule: p.Schedule}
-		e := audit.Entry{Action: "updated", Detail: rules.said("", policyWas, w.Policy, scheduleWas, w.Schedule)}
+		rules := rules.Application{Policy: p.Policy, Schedule: p.Schedule}
+		e := audit.Entry{Action: "updated", Detail: rules.Describe("", policyWas, w.Policy, scheduleWas, w.Schedule)}
 		if was != w.IsIdleDetectionEnabled {
 			e.Events = []string{audit.EventDetection}
 		}

@@ -1,27 +1,23 @@
 // Package fleet holds the records of a fleet of cloud workers and the only ways
-// to read and change them . It decides and records, and communicates neither
+// to read and change them. It decides and records, and communicates neither
 // with a cloud nor with CML.
 //
-// A Fleet is made by New over a store.Store. Its methods are the commands and
-// queries of the contract:
+// A Fleet is made by New over a store.Store. Its own methods are the commands
+// and queries of workers. Those of its parts, which it embeds, are in the
+// packages below:
 //
-//	workers     CreateWorker ImportWorker UpdateWorker ForgetWorker Worker Workers ScaleUp
-//	power       PauseWorker StopWorker StartWorker ResumeWorker DrainWorker CancelDrain
-//	            TerminateWorker RetryWorker WakeWorker NewWakeToken
-//	idleness    SnoozeWorker SetIdleDetection ArmWorker UpdateWorkerActivity Settle
-//	            GetWorkerIdleStatus GetWorkerActivity GetWorkerTelemetryEvents GetWorkerEC2State
-//	owner       AskOwner Await Request Answer (detect-idle is a Request; its answer a DetectResult)
-//	license     RegisterLicense DeregisterLicense
-//	templates   Template Templates PutTemplate DeleteTemplate
-//	settings    Settings AllSettings PutSettings Refresh Run; Resolve reads layers, FileLayer makes one
-//	rules       PolicyWith Policy Rules; PutPolicy PutSchedule PutBudget AddOverride Apply and their like
-//	audit       Audit ExportAudit TrimAudit
-//	notices     Deliveries DeadLetters RetryDead DropDead; Links ReadAnswer AnswerWarning
-//	halt        SetHalt Halted
-//	discovery   Discovered PutDiscovered WorkerOf
+//	worker    the record, its transitions, and how a worker is judged (no I/O)
+//	rules     policies, schedules, groups, overrides, budgets: PutPolicy, AddOverride, Budgets
+//	settings  settings with their sources: Settings, AllSettings, PutSettings
+//	audit     the audit log with its domain events: Audit, NewestAudit, ExportAudit
+//	channel   notification channels and their outbox: Deliveries, RetryDead
+//	launch    templates, user data and enrollment: Template, PutTemplate, LaunchCall
+//	halt      the switch of all automatic actions: Halted, SetHalt
+//	warning   what users are told before a pause, and the answers in its links
+//	sealed    secrets as references or encrypted
 //
 // Errors are *NotFound (404), *Invalid with its field (422), *Refused with a
-// reason code and the blocks (409), *Conflict and ErrStale (409 or 412), a
+// reason code and the blocks (409), *Conflict (all of package failure), ErrStale (409 or 412), a
 // *power.IllegalError, or those of the store (503).
 //
 // Every write is one compare-and-swap transaction, which also contains its

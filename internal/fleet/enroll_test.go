@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 )
 
@@ -18,7 +19,7 @@ func TestEnrolling(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		w := create(t, fl)
 		launched := time.Now()
-		launch := func(generation int64, agent bool) {
+		call := func(generation int64, agent bool) {
 			t.Helper()
 			if _, err := fl.Change(t.Context(), w.ID, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error {
 				w.Launch = &worker.Launch{Generation: generation, Agent: agent, ResolvedAt: launched}
@@ -37,7 +38,7 @@ func TestEnrolling(t *testing.T) {
 			switch {
 			case err == nil:
 				return "good"
-			case errors.Is(err, fleet.ErrEnrollment):
+			case errors.Is(err, launch.ErrEnrollment):
 				return "bad"
 			case refused:
 				return no.Reason
@@ -51,16 +52,16 @@ func TestEnrolling(t *testing.T) {
 			}
 		}
 		check("before the launch", launched, secret, "bad")
-		launch(1, false)
+		call(1, false)
 		check("of a launch without the agent", launched, secret, "bad")
-		launch(1, true)
+		call(1, true)
 		check("at the launch", launched, secret, "good")
 		check("after an hour", launched.Add(time.Hour), secret, "good")
 		check("after more than an hour", launched.Add(time.Hour+1), secret, "enrollment_expired")
 		check("a changed one", launched, secret[:len(secret)-1], "bad")
-		launch(2, true)
+		call(2, true)
 		check("of an earlier launch", launched, secret, "bad")
-		launch(1, true)
+		call(1, true)
 		put(t, fl, w.ID, power.WorkerTerminating)
 		check("of a worker that is terminated", launched, secret, "bad")
 	})

@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"lull/internal/core/failure"
-	"lull/internal/core/policy"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/channel"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/launch"
+	"lull/internal/fleet/rules"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
@@ -36,7 +37,8 @@ type Options struct {
 type Fleet struct {
 	*audit.Log
 	*channel.Outbox
-	*Launches
+	*launch.Launches
+	*rules.Book
 	*settings.Current
 	*halt.Switch
 	opts   Options
@@ -48,9 +50,6 @@ type Fleet struct {
 // snapshot is the state that Run keeps current for all views of a Fleet.
 type snapshot struct {
 	pool    atomic.Pointer[worker.Pool]
-	rules   atomic.Pointer[rules]
-	changed atomic.Pointer[func()]
-	size    atomic.Pointer[func(policy.Scope) int]
 	poolers poolers
 }
 
@@ -67,9 +66,9 @@ func New(o Options) (*Fleet, error) {
 	}
 	f := &Fleet{Log: audit.New(o.Store), Current: current, Switch: halt.NewSwitch(o.Store), opts: o, store: o.Store, now: &snapshot{}}
 	f.Outbox = channel.NewOutbox(o.Store, f.channels)
-	f.Launches = NewLaunches(o.Store, o.Seal, o.ID, f.Settings)
+	f.Launches = launch.New(o.Store, o.Seal, o.ID, f.Settings)
 	f.now.pool.Store(&worker.Pool{})
-	f.now.rules.Store(&rules{Set: policy.New(nil, nil, nil, nil, nil)})
+	f.Book = rules.NewBook(o.Store, f)
 	return f, nil
 }
 
@@ -87,6 +86,7 @@ func (f *Fleet) Guarded(conds ...store.Cond) *Fleet {
 	g.Log = audit.New(g.store, g.guards...)
 	g.Outbox = channel.NewOutbox(g.store, f.channels, g.guards...)
 	g.Current, g.Switch = f.Current.Guarded(g.guards), f.Switch.Guarded(g.guards)
+	g.Book = f.Book.Guarded(g.guards)
 	return &g
 }
 
@@ -151,7 +151,7 @@ func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 	for _, key := range []string{settings.Key, worker.PoolKey} {
 		go func() { done <- follow(key) }()
 	}
-	go func() { done <- f.followRules(ctx, fault) }()
+	go func() { done <- f.FollowRules(ctx, fault) }()
 	err := follow(halt.Key)
 	return errors.Join(err, <-done, <-done, <-done)
 }

@@ -17,6 +17,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
@@ -43,7 +44,7 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fl.PutTemplate(t.Context(), ada, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+		if _, err := fl.PutTemplate(t.Context(), ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 			t.Fatal(err)
 		}
 		f(t, fl)
@@ -615,8 +616,8 @@ func TestWorkersInheritLaunchOptions(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
 		secret := "env:CML"
-		tmpl := fleet.Template{Name: "full", InstanceType: "m5.large", AMINameFilter: "cml*", Enabled: true, TLSInsecure: true, CMLUsername: "lull",
-			ActivitySources: []string{worker.SourceAgent}, AcceptedRisks: []string{worker.RiskNoElasticIP}, RootVolume: &fleet.RootVolume{GB: 80}}
+		tmpl := launch.Template{Name: "full", InstanceType: "m5.large", AMINameFilter: "cml*", Enabled: true, TLSInsecure: true, CMLUsername: "lull",
+			ActivitySources: []string{worker.SourceAgent}, AcceptedRisks: []string{worker.RiskNoElasticIP}, RootVolume: &launch.RootVolume{GB: 80}}
 		if _, err := fl.PutTemplateWith(ctx, ada, tmpl, &secret, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -632,12 +633,12 @@ func TestWorkersInheritLaunchOptions(t *testing.T) {
 		if err != nil || own.TLSInsecure || own.TLSPin != pin || own.CMLUsername != user || own.CMLPassword == "" {
 			t.Errorf("with its own: %+v %v", own, err)
 		}
-		for field, bad := range map[string]func(*fleet.Template){
-			"root_volume.gb":   func(x *fleet.Template) { x.RootVolume = &fleet.RootVolume{GB: -1} },
-			"root_volume.type": func(x *fleet.Template) { x.RootVolume = &fleet.RootVolume{Type: "ssd"} },
-			"hibernation":      func(x *fleet.Template) { x.Hibernation = "maybe" },
-			"activity_sources": func(x *fleet.Template) { x.ActivitySources = []string{"stars"} },
-			"accepted_risks":   func(x *fleet.Template) { x.AcceptedRisks = []string{"all"} },
+		for field, bad := range map[string]func(*launch.Template){
+			"root_volume.gb":   func(x *launch.Template) { x.RootVolume = &launch.RootVolume{GB: -1} },
+			"root_volume.type": func(x *launch.Template) { x.RootVolume = &launch.RootVolume{Type: "ssd"} },
+			"hibernation":      func(x *launch.Template) { x.Hibernation = "maybe" },
+			"activity_sources": func(x *launch.Template) { x.ActivitySources = []string{"stars"} },
+			"accepted_risks":   func(x *launch.Template) { x.AcceptedRisks = []string{"all"} },
 		} {
 			x := tmpl
 			bad(&x)

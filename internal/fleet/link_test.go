@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/warning"
@@ -36,7 +37,7 @@ func linked(t *testing.T) *fleet.Fleet {
 // warned returns a running worker whose warning is out.
 func warned(t *testing.T, f *fleet.Fleet) (id string, at time.Time) {
 	t.Helper()
-	if _, err := f.PutTemplate(t.Context(), ada, fleet.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "x", Enabled: true}, 0); err != nil {
+	if _, err := f.PutTemplate(t.Context(), ada, launch.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "x", Enabled: true}, 0); err != nil {
 		t.Fatal(err)
 	}
 	w, err := f.CreateWorker(t.Context(), ada, fleet.NewWorker{Name: "w", TemplateName: "small"})

@@ -86,7 +86,7 @@ func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) 
 			if err := f.frozen(tx.Now, w, "start"); err != nil {
 				return err
 			}
-			used := f.Rules().BudgetsFor(tx.Now, f.subject(w, nil), policy.Starts, reason, tx.Pool.Spent, f.size)
+			used := f.Rules().BudgetsFor(tx.Now, f.subject(w, nil), policy.Starts, reason, tx.Pool.Spent, f.Size)
 			if blocks := policy.Blocks(used); len(blocks) > 0 {
 				return &failure.Refused{Command: "start", Name: w.Name, Reason: string(idle.Budget), Detail: blocks[0].Sentence, Blocks: blocks}
 			}

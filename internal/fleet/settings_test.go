@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/failure"
 	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
@@ -110,11 +111,11 @@ func TestPolicyOfWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := func(i int) *int { return &i }
-	tmpl := &fleet.Template{Name: "t", IdleDetection: &fleet.IdleDetection{Enabled: true, IdleThresholdMinutes: 20, HibernateThresholdMinutes: 30, CheckIntervalMinutes: 2}}
+	tmpl := &launch.Template{Name: "t", IdleDetection: &launch.IdleDetection{Enabled: true, IdleThresholdMinutes: 20, HibernateThresholdMinutes: 30, CheckIntervalMinutes: 2}}
 	for _, c := range []struct {
 		name    string
 		w       worker.Worker
-		t       *fleet.Template
+		t       *launch.Template
 		timeout time.Duration
 		warn    time.Duration
 		action  string
@@ -126,7 +127,7 @@ func TestPolicyOfWorker(t *testing.T) {
 		{"policy", worker.Worker{IsIdleDetectionEnabled: true, Policy: "aggressive"}, tmpl, 15 * time.Minute, 10 * time.Minute, "hibernate", true, "policy aggressive"},
 		{"own", worker.Worker{ID: "w", IsIdleDetectionEnabled: true, IdleTimeoutMinutes: n(4), PauseAction: "stop", Policy: "aggressive"}, tmpl, 4 * time.Minute, 4 * time.Minute, "stop", true, "worker w"},
 		{"switched off", worker.Worker{}, nil, time.Hour, 5 * time.Minute, "stop", false, "settings"},
-		{"template off", worker.Worker{IsIdleDetectionEnabled: true}, &fleet.Template{IdleDetection: &fleet.IdleDetection{}, Name: "o"}, time.Hour, 5 * time.Minute, "stop", false, "settings"},
+		{"template off", worker.Worker{IsIdleDetectionEnabled: true}, &launch.Template{IdleDetection: &launch.IdleDetection{}, Name: "o"}, time.Hour, 5 * time.Minute, "stop", false, "settings"},
 	} {
 		r := fl.PolicyWith(time.Now(), &c.w, c.t)
 		p := r.Idle(c.w.IsIdleDetectionEnabled)

@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
@@ -71,7 +72,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fl.PutTemplate(ctx, ada, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+	if _, err := fl.PutTemplate(ctx, ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 		t.Fatal(err)
 	}
 	budget := n + 1
@@ -198,7 +199,7 @@ func TestFewTransactions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fl.PutTemplate(ctx, ada, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+		if _, err := fl.PutTemplate(ctx, ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 			t.Fatal(err)
 		}
 		var workers []worker.Worker

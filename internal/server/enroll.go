@@ -13,8 +13,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"lull/internal/core/failure"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
@@ -52,7 +52,7 @@ func (s *Server) enrolling(ctx context.Context) (worker.Worker, error) {
 		return worker.Worker{}, fault(http.StatusUnauthorized, "no_token", "cannot enroll without the enrollment secret in the header Authorization: Bearer SECRET")
 	}
 	w, err := s.fleet.Enrolling(ctx, time.Now(), p.waking)
-	if errors.Is(err, fleet.ErrEnrollment) {
+	if errors.Is(err, launch.ErrEnrollment) {
 		return w, fault(http.StatusUnauthorized, "bad_token", err.Error())
 	}
 	if no, refused := errors.AsType[*failure.Refused](err); refused {

@@ -10,7 +10,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/policy/when"
 	"lull/internal/core/power"
-	"lull/internal/fleet"
+	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
@@ -66,7 +66,7 @@ func (s *Server) policyRoutes() {
 			RuleName
 			Body control.Apply
 		}) (*answer[control.Applied], error) {
-			return ok(s.apply(ctx, in.Body, fleet.Application{Policy: &in.Name}))
+			return ok(s.apply(ctx, in.Body, rules.Application{Policy: &in.Name}))
 		})
 	register(s, route{id: "list-policy-groups", method: "GET", path: base + "/policy-groups", role: access.Viewer, doc: "Selectors that a policy or schedule was applied to, weakest first"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.List[policy.Group]], error) {
@@ -88,7 +88,7 @@ func (s *Server) policyRoutes() {
 }
 
 // apply assigns something to the workers of a selector.
-func (s *Server) apply(ctx context.Context, in control.Apply, a fleet.Application) (control.Applied, error) {
+func (s *Server) apply(ctx context.Context, in control.Apply, a rules.Application) (control.Applied, error) {
 	if in.Scope.All() && !in.All {
 		return control.Applied{}, invalid("all", "a selector that names nothing needs all: true")
 	}
@@ -172,7 +172,7 @@ func (s *Server) scheduleRoutes() {
 			RuleName
 			Body control.Apply
 		}) (*answer[control.Applied], error) {
-			return ok(s.apply(ctx, in.Body, fleet.Application{Schedule: &in.Name}))
+			return ok(s.apply(ctx, in.Body, rules.Application{Schedule: &in.Name}))
 		})
 	register(s, route{id: "schedule-boundaries", method: "GET", path: each + "/boundaries", role: access.Viewer, doc: "When a schedule opens and closes next"},
 		func(ctx context.Context, in *struct {

@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
@@ -159,7 +160,7 @@ func (b *bench) problem(what string, res *http.Response, data []byte, want ...in
 func (b *bench) worker() string {
 	b.t.Helper()
 	if _, err := b.fleet.Template(b.t.Context(), "small"); err != nil {
-		if _, err := b.fleet.PutTemplate(b.t.Context(), b.by, fleet.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+		if _, err := b.fleet.PutTemplate(b.t.Context(), b.by, launch.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 			b.t.Fatal(err)
 		}
 	}

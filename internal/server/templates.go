@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"lull/internal/core/policy/when"
-	"lull/internal/fleet"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/settings"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
@@ -18,7 +18,7 @@ type NamedTemplate struct {
 	Name string `path:"name" maxLength:"128" doc:"Name of a template"`
 }
 
-func shownTemplate(t fleet.Template, err error) (*answer[fleet.Template], error) {
+func shownTemplate(t launch.Template, err error) (*answer[launch.Template], error) {
 	a, err := ok(t.Public(), err)
 	if err == nil {
 		a.ETag = etag(t.Revision())
@@ -29,15 +29,15 @@ func shownTemplate(t fleet.Template, err error) (*answer[fleet.Template], error)
 func (s *Server) templateRoutes() {
 	all, each := base+"/templates", base+"/templates/{name}"
 	register(s, route{id: "list-templates", method: "GET", path: all, role: access.Viewer, doc: "Templates, by name"},
-		func(ctx context.Context, in *Paged) (*answer[control.List[fleet.Template]], error) {
+		func(ctx context.Context, in *Paged) (*answer[control.List[launch.Template]], error) {
 			l, err := s.fleet.Templates(ctx)
 			for i := range l {
 				l[i] = l[i].Public()
 			}
-			return ok(pageOf(l, in, func(t fleet.Template) string { return t.Name }), err)
+			return ok(pageOf(l, in, func(t launch.Template) string { return t.Name }), err)
 		})
 	register(s, route{id: "get-template", method: "GET", path: each, role: access.Viewer, doc: "One template"},
-		func(ctx context.Context, in *NamedTemplate) (*answer[fleet.Template], error) {
+		func(ctx context.Context, in *NamedTemplate) (*answer[launch.Template], error) {
 			return shownTemplate(s.fleet.Template(ctx, in.Name))
 		})
 	register(s, route{id: "put-template", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a template; If-Match guards against changes of others"},
@@ -45,7 +45,7 @@ func (s *Server) templateRoutes() {
 			NamedTemplate
 			Match string `header:"If-Match" maxLength:"40"`
 			Body  control.TemplateBody
-		}) (*answer[fleet.Template], error) {
+		}) (*answer[launch.Template], error) {
 			if in.Body.Name != "" && in.Body.Name != in.Name {
 				return nil, problem(invalid("name", "it is not the name in the path"))
 			}

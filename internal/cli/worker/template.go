@@ -10,7 +10,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"lull/internal/cli/term"
-	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/protocol/control"
 )
 
@@ -23,7 +23,7 @@ func (c verbs) templateCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			l, err := control.All[fleet.Template](cmd.Context(), cl, "/api/v1/templates", nil)
+			l, err := control.All[launch.Template](cmd.Context(), cl, "/api/v1/templates", nil)
 			if err != nil {
 				return err
 			}
@@ -41,7 +41,7 @@ func (c verbs) templateCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t, err := control.Read[fleet.Template](cmd.Context(), cl, "/templates/"+url.PathEscape(a[0]))
+			t, err := control.Read[launch.Template](cmd.Context(), cl, "/templates/"+url.PathEscape(a[0]))
 			if err != nil {
 				return err
 			}
@@ -89,10 +89,10 @@ its field.`,
 			if err != nil {
 				return err
 			}
-			out := []fleet.Template{}
+			out := []launch.Template{}
 			for _, d := range docs {
 				name, _ := d["name"].(string)
-				t, err := control.Write[fleet.Template](cmd.Context(), cl, "PUT", "/templates/"+url.PathEscape(name), d)
+				t, err := control.Write[launch.Template](cmd.Context(), cl, "PUT", "/templates/"+url.PathEscape(name), d)
 				if err != nil {
 					return err
 				}
@@ -137,7 +137,7 @@ func (c verbs) completeTemplates(cmd *cobra.Command, a []string, _ string) ([]st
 	if err != nil || len(a) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	l, err := control.All[fleet.Template](cmd.Context(), cl, "/api/v1/templates", nil)
+	l, err := control.All[launch.Template](cmd.Context(), cl, "/api/v1/templates", nil)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

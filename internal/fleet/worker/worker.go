@@ -10,6 +10,7 @@ import (
 	"unique"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
@@ -429,3 +430,27 @@ func (w *Worker) share() {
 
 // IDOf returns the ID in the key of a worker record.
 func IDOf(key string) string { return key[len(prefix):] }
+
+// Subject returns the properties of w that rules depend on, without those of its
+// template.
+func (w *Worker) Subject() *policy.Subject {
+	s := &policy.Subject{ID: w.ID, Region: w.AWSRegion, Tags: w.Tags, Policy: w.Policy, Own: policy.Values{
+		IdleTimeoutMinutes: w.IdleTimeoutMinutes, SnoozeMinutes: w.SnoozeMinutes,
+	}}
+	if w.PauseAction != "" {
+		s.Own.PauseAction = &w.PauseAction
+	}
+	if w.Schedule != "" {
+		s.Own.Schedule = &w.Schedule
+	}
+	if len(w.ActivitySources) > 0 {
+		s.Own.ActivitySources = w.ActivitySources
+	}
+	if len(w.AcceptedRisks) > 0 {
+		s.Own.AcceptedRisks = w.AcceptedRisks
+	}
+	if w.PolicySince != nil {
+		s.Since = *w.PolicySince
+	}
+	return s
+}

@@ -16,6 +16,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
 )
@@ -415,30 +416,30 @@ type Reset struct {
 
 // TemplateBody is a template as it is given. Without enabled it is enabled.
 type TemplateBody struct {
-	Name               string               `json:"name,omitempty" maxLength:"128" doc:"The name in the path"`
-	Description        string               `json:"description,omitempty" maxLength:"1024"`
-	InstanceType       string               `json:"instance_type" maxLength:"64"`
-	AMINameFilter      string               `json:"ami_name_filter" maxLength:"255"`
-	UserData           string               `json:"user_data,omitempty"`
-	IAMInstanceProfile string               `json:"iam_instance_profile,omitempty" maxLength:"256"`
-	Capacity           *fleet.Capacity      `json:"capacity,omitempty"`
-	Enabled            *bool                `json:"enabled,omitempty"`
-	IdleDetection      *fleet.IdleDetection `json:"idle_detection,omitempty"`
-	RootVolume         *fleet.RootVolume    `json:"root_volume,omitempty"`
-	Hibernation        string               `json:"hibernation,omitempty" enum:"auto,on,off" doc:"auto (the default): on if the effective policy may hibernate, and type and image allow it"`
-	Agent              bool                 `json:"agent,omitempty" doc:"Install and enroll the agent through user data"`
-	CMLUsername        string               `json:"cml_username,omitempty" maxLength:"256"`
-	CMLPassword        *string              `json:"cml_password,omitempty" maxLength:"1024" doc:"file:PATH, env:NAME or the password itself; never returned. Absent keeps the one that is stored"`
-	TLSCA              string               `json:"tls_ca,omitempty" maxLength:"65536"`
-	TLSPin             string               `json:"tls_pin,omitempty" maxLength:"256"`
-	TLSInsecure        bool                 `json:"tls_insecure,omitempty"`
-	ActivitySources    []string             `json:"activity_sources,omitempty" enum:"cml,agent,cloudwatch"`
-	AcceptedRisks      []string             `json:"accepted_risks,omitempty" enum:"instance_store,no_elastic_ip,asg_member,spot,stop_protected"`
+	Name               string                `json:"name,omitempty" maxLength:"128" doc:"The name in the path"`
+	Description        string                `json:"description,omitempty" maxLength:"1024"`
+	InstanceType       string                `json:"instance_type" maxLength:"64"`
+	AMINameFilter      string                `json:"ami_name_filter" maxLength:"255"`
+	UserData           string                `json:"user_data,omitempty"`
+	IAMInstanceProfile string                `json:"iam_instance_profile,omitempty" maxLength:"256"`
+	Capacity           *launch.Capacity      `json:"capacity,omitempty"`
+	Enabled            *bool                 `json:"enabled,omitempty"`
+	IdleDetection      *launch.IdleDetection `json:"idle_detection,omitempty"`
+	RootVolume         *launch.RootVolume    `json:"root_volume,omitempty"`
+	Hibernation        string                `json:"hibernation,omitempty" enum:"auto,on,off" doc:"auto (the default): on if the effective policy may hibernate, and type and image allow it"`
+	Agent              bool                  `json:"agent,omitempty" doc:"Install and enroll the agent through user data"`
+	CMLUsername        string                `json:"cml_username,omitempty" maxLength:"256"`
+	CMLPassword        *string               `json:"cml_password,omitempty" maxLength:"1024" doc:"file:PATH, env:NAME or the password itself; never returned. Absent keeps the one that is stored"`
+	TLSCA              string                `json:"tls_ca,omitempty" maxLength:"65536"`
+	TLSPin             string                `json:"tls_pin,omitempty" maxLength:"256"`
+	TLSInsecure        bool                  `json:"tls_insecure,omitempty"`
+	ActivitySources    []string              `json:"activity_sources,omitempty" enum:"cml,agent,cloudwatch"`
+	AcceptedRisks      []string              `json:"accepted_risks,omitempty" enum:"instance_store,no_elastic_ip,asg_member,spot,stop_protected"`
 }
 
 // Template is the record of t under a name.
-func (t TemplateBody) Template(name string) fleet.Template {
-	out := fleet.Template{Name: name, Description: t.Description, InstanceType: t.InstanceType, AMINameFilter: t.AMINameFilter,
+func (t TemplateBody) Template(name string) launch.Template {
+	out := launch.Template{Name: name, Description: t.Description, InstanceType: t.InstanceType, AMINameFilter: t.AMINameFilter,
 		UserData: t.UserData, IAMInstanceProfile: t.IAMInstanceProfile, Enabled: t.Enabled == nil || *t.Enabled, IdleDetection: t.IdleDetection,
 		RootVolume: t.RootVolume, Hibernation: t.Hibernation, Agent: t.Agent, CMLUsername: t.CMLUsername, TLSCA: t.TLSCA, TLSPin: t.TLSPin, TLSInsecure: t.TLSInsecure,
 		ActivitySources: t.ActivitySources, AcceptedRisks: t.AcceptedRisks}

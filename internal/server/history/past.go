@@ -8,8 +8,8 @@ import (
 	"lull/internal/core/failure"
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
-	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/roster"
@@ -36,7 +36,7 @@ type Roster interface {
 
 // Templates reads templates. *fleet.Fleet implements it.
 type Templates interface {
-	Template(ctx context.Context, name string) (fleet.Template, error)
+	Template(ctx context.Context, name string) (launch.Template, error)
 }
 
 // Reader reads the past of many workers. All fields but Evidence are required.
@@ -74,7 +74,7 @@ const Skew = 5 * time.Second
 type Past struct {
 	Worker   worker.Worker // only its region is set if the machine is no worker
 	Machine  string        // of an agent; empty for a worker's own past
-	Template *fleet.Template
+	Template *launch.Template
 	Policy   string // by which uses are grouped; empty unless the caller sets it
 	Volumes  []savings.Volume
 	Off      []evidence.Off // when it did not run, in order
@@ -104,7 +104,7 @@ func (r *Reader) Workers(ctx context.Context, q worker.Filter, from, to time.Tim
 	if err != nil {
 		return nil, err
 	}
-	tmpls := map[string]*fleet.Template{}
+	tmpls := map[string]*launch.Template{}
 	out := map[string]*Past{}
 	for _, l := range lines {
 		w := l.Worker
@@ -127,7 +127,7 @@ func (r *Reader) Workers(ctx context.Context, q worker.Filter, from, to time.Tim
 
 // past returns the past of one worker from its changes since from. Without
 // changes, it was then as it is now.
-func (r *Reader) past(ctx context.Context, w *worker.Worker, tmpl *fleet.Template, changes []control.TimelineChange, from, to time.Time) (*Past, error) {
+func (r *Reader) past(ctx context.Context, w *worker.Worker, tmpl *launch.Template, changes []control.TimelineChange, from, to time.Time) (*Past, error) {
 	if changes == nil && !Runs(string(w.Status)) && w.Status != power.WorkerTerminated {
 		before := newStory()
 		if err := r.Log.PowerBefore(ctx, w.ID, from, func(e *audit.Entry) error { before.add(e); return nil }); err != nil {
@@ -142,7 +142,7 @@ func (r *Reader) past(ctx context.Context, w *worker.Worker, tmpl *fleet.Templat
 
 // Volumes returns the volumes that a worker pays for: as read from EC2,
 // otherwise those of its template, which are gp3.
-func Volumes(w *worker.Worker, tmpl *fleet.Template) []savings.Volume {
+func Volumes(w *worker.Worker, tmpl *launch.Template) []savings.Volume {
 	var out []savings.Volume
 	for _, v := range w.Volumes {
 		out = append(out, savings.Volume{Type: v.Type, GB: float64(v.GB)})

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/server/history"
 	"lull/internal/server/roster"
@@ -76,8 +77,8 @@ func (l *lived) All(context.Context) ([]*roster.Line, int64, error) {
 	return []*roster.Line{{Worker: l.w}}, 0, nil
 }
 
-func (l *lived) Template(context.Context, string) (fleet.Template, error) {
-	return fleet.Template{Capacity: fleet.Capacity{StorageGB: 100}}, nil
+func (l *lived) Template(context.Context, string) (launch.Template, error) {
+	return launch.Template{Capacity: launch.Capacity{StorageGB: 100}}, nil
 }
 
 // past returns the worker's past between two times.

@@ -22,7 +22,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/policy/when"
 	"lull/internal/core/savings"
-	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/history"
@@ -37,7 +37,7 @@ type Records interface {
 
 // Policies resolves the policy of a worker. *fleet.Fleet implements it.
 type Policies interface {
-	PolicyWith(now time.Time, w *worker.Worker, tmpl *fleet.Template) policy.Resolved
+	PolicyWith(now time.Time, w *worker.Worker, tmpl *launch.Template) policy.Resolved
 }
 
 // Ledger holds what savings are computed from.

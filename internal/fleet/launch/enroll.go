@@ -1,4 +1,4 @@
-package fleet
+package launch
 
 import (
 	"crypto/hmac"
@@ -123,7 +123,7 @@ func (l *Launches) LaunchCall(w *worker.Worker) (worker.Launch, error) {
 	return call, nil
 }
 
-// LaunchUserData returns the user data of a launch from t, to be stored.
+// UserData returns the user data of a launch from t, to be stored.
 func (l *Launches) LaunchUserData(t Template) (string, error) {
 	if !t.Agent {
 		return t.UserData, nil
@@ -131,9 +131,9 @@ func (l *Launches) LaunchUserData(t Template) (string, error) {
 	return l.agentUserData(t.UserData)
 }
 
-// readSecret returns the worker and the generation that an enrollment secret is
+// ReadSecret returns the worker and the generation that an enrollment secret is
 // for. Errors: ErrEnrollment.
-func (l *Launches) readSecret(secret string) (id, generation string, err error) {
+func (l *Launches) ReadSecret(secret string) (id, generation string, err error) {
 	text, ok := strings.CutPrefix(secret, enrollPrefix)
 	i := strings.LastIndexByte(text, '_')
 	if !ok || i < 0 || len(secret) > 256 || l.seal == nil {

@@ -1,4 +1,4 @@
-package fleet
+package rules
 
 import (
 	"cmp"
@@ -31,8 +31,8 @@ const (
 // changeRule writes one rule with the mark and its audit entry, and updates the
 // cached rules. fn gets the old data, empty for none, and returns the new data,
 // nil to delete it.
-func (f *Fleet) changeRule(ctx context.Context, key string, e audit.Entry, fn func(old store.Value) ([]byte, error)) error {
-	return f.changeRuleSaying(ctx, key, func(old store.Value) ([]byte, audit.Entry, error) {
+func (r *Book) changeRule(ctx context.Context, key string, e audit.Entry, fn func(old store.Value) ([]byte, error)) error {
+	return r.changeRuleSaying(ctx, key, func(old store.Value) ([]byte, audit.Entry, error) {
 		data, err := fn(old)
 		return data, e, err
 	})
@@ -40,14 +40,14 @@ func (f *Fleet) changeRule(ctx context.Context, key string, e audit.Entry, fn fu
 
 // changeRuleSaying is changeRule with an audit entry that depends on the old
 // data.
-func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old store.Value) ([]byte, audit.Entry, error)) error {
-	_, err := store.Transact(ctx, f.store, []string{key, rulesMark}, func(view []store.Value) ([]store.Op, error) {
+func (r *Book) changeRuleSaying(ctx context.Context, key string, fn func(old store.Value) ([]byte, audit.Entry, error)) error {
+	_, err := store.Transact(ctx, r.store, []string{key, Mark}, func(view []store.Value) ([]store.Op, error) {
 		data, e, err := fn(view[0])
 		e.Events = []string{audit.EventRules}
 		if err != nil || string(data) == string(view[0].Data) {
 			return nil, err
 		}
-		note, err := markCodec.Encode(rulesMark, mark{Changed: key + " " + rand.Text()[:8]})
+		note, err := markCodec.Encode(Mark, mark{Changed: key + " " + rand.Text()[:8]})
 		if err != nil {
 			return nil, err
 		}
@@ -56,12 +56,12 @@ func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old st
 		if data == nil {
 			op = store.Delete(key)
 		}
-		return append([]store.Op{store.Put(rulesMark, note), op}, audit...), err
-	}, f.guards...)
+		return append([]store.Op{store.Put(Mark, note), op}, audit...), err
+	}, r.guards...)
 	if err != nil {
 		return err
 	}
-	return f.RefreshRules(ctx)
+	return r.RefreshRules(ctx)
 }
 
 // put returns the write of a rule at a revision, or 0 for any.
@@ -98,8 +98,8 @@ func text(p *string) string {
 }
 
 // knows returns an error for a schedule or policy that does not exist.
-func (f *Fleet) knows(policyName, schedule string) error {
-	rules := f.Rules()
+func (r *Book) knows(policyName, schedule string) error {
+	rules := r.Rules()
 	if _, ok := rules.Policies[policyName]; !ok && policyName != "" {
 		return &failure.NotFound{Kind: "policy", Name: policyName}
 	}
@@ -110,19 +110,19 @@ func (f *Fleet) knows(policyName, schedule string) error {
 }
 
 // Policies lists all policies by name, including the built-in ones.
-func (f *Fleet) Policies(ctx context.Context) ([]policy.Named, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) Policies(ctx context.Context) ([]policy.Named, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return nil, err
 	}
-	return slices.SortedFunc(maps.Values(f.Rules().Policies), func(a, b policy.Named) int { return cmp.Compare(a.Name, b.Name) }), nil
+	return slices.SortedFunc(maps.Values(r.Rules().Policies), func(a, b policy.Named) int { return cmp.Compare(a.Name, b.Name) }), nil
 }
 
 // NamedPolicy returns the policy of that name. Errors: NotFound.
-func (f *Fleet) NamedPolicy(ctx context.Context, name string) (policy.Named, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) NamedPolicy(ctx context.Context, name string) (policy.Named, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return policy.Named{}, err
 	}
-	p, ok := f.Rules().Policies[name]
+	p, ok := r.Rules().Policies[name]
 	if !ok {
 		return p, &failure.NotFound{Kind: "policy", Name: name}
 	}
@@ -131,24 +131,24 @@ func (f *Fleet) NamedPolicy(ctx context.Context, name string) (policy.Named, err
 
 // PutPolicy creates or replaces a policy. With create it must not exist.
 // Errors: Invalid, NotFound (its schedule), Conflict.
-func (f *Fleet) PutPolicy(ctx context.Context, by audit.Actor, p policy.Named, create bool) (policy.Named, error) {
+func (r *Book) PutPolicy(ctx context.Context, by audit.Actor, p policy.Named, create bool) (policy.Named, error) {
 	if err := p.Validate(); err != nil {
 		return p, err
 	}
-	if err := f.RefreshRules(ctx); err != nil {
+	if err := r.RefreshRules(ctx); err != nil {
 		return p, err
 	}
-	if err := f.knows("", text(p.Schedule)); err != nil {
+	if err := r.knows("", text(p.Schedule)); err != nil {
 		return p, err
 	}
-	if _, exists := f.Rules().Policies[p.Name]; exists && create {
+	if _, exists := r.Rules().Policies[p.Name]; exists && create {
 		return p, &failure.Conflict{Kind: "policy", Name: p.Name, Detail: "it exists already"}
-	} else if !exists && len(f.Rules().Policies) >= maxRules {
+	} else if !exists && len(r.Rules().Policies) >= maxRules {
 		return p, &failure.Refused{Command: "create policy", Name: p.Name, Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
 	}
 	p.Shipped, p.Stamp = false, stampOf(by)
 	key := namedPrefix + p.Name
-	err := f.changeRule(ctx, key, audit.Entry{Action: "policy_put", By: by, Detail: "policy " + p.Name},
+	err := r.changeRule(ctx, key, audit.Entry{Action: "policy_put", By: by, Detail: "policy " + p.Name},
 		put(policyCodec, "policy", p.Name, key, 0, func(old *policy.Named) (policy.Named, error) {
 			p.ScheduleSince = time.Time{}
 			if p.Schedule != nil {
@@ -164,16 +164,16 @@ func (f *Fleet) PutPolicy(ctx context.Context, by audit.Actor, p policy.Named, c
 
 // DeletePolicy removes a policy. A built-in one that was changed returns to its
 // defaults. One that is in use stays. Errors: NotFound, Refused.
-func (f *Fleet) DeletePolicy(ctx context.Context, by audit.Actor, name string) error {
-	if _, err := f.NamedPolicy(ctx, name); err != nil {
+func (r *Book) DeletePolicy(ctx context.Context, by audit.Actor, name string) error {
+	if _, err := r.NamedPolicy(ctx, name); err != nil {
 		return err
 	}
 	if !policy.IsShipped(name) {
-		users, err := f.usersOf(ctx, func(w *worker.Worker) bool { return w.Policy == name })
+		users, err := r.usersOf(ctx, func(w *worker.Worker) bool { return w.Policy == name })
 		if err != nil {
 			return err
 		}
-		for _, g := range f.Rules().Groups {
+		for _, g := range r.Rules().Groups {
 			if g.Policy == name {
 				users = append(users, g.Selector.String())
 			}
@@ -182,7 +182,7 @@ func (f *Fleet) DeletePolicy(ctx context.Context, by audit.Actor, name string) e
 			return err
 		}
 	}
-	return f.changeRule(ctx, namedPrefix+name, audit.Entry{Action: "policy_deleted", By: by, Detail: "policy " + name},
+	return r.changeRule(ctx, namedPrefix+name, audit.Entry{Action: "policy_deleted", By: by, Detail: "policy " + name},
 		func(old store.Value) ([]byte, error) {
 			if !old.Exists() {
 				return nil, &failure.Refused{Command: "remove policy", Name: name, Reason: "shipped", Detail: "it comes with lull and was not changed"}
@@ -203,10 +203,10 @@ func inUse(kind, name string, users []string) error {
 }
 
 // usersOf returns the names of the workers that use something.
-func (f *Fleet) usersOf(ctx context.Context, uses func(*worker.Worker) bool) ([]string, error) {
+func (r *Book) usersOf(ctx context.Context, uses func(*worker.Worker) bool) ([]string, error) {
 	var out []string
 	for after := ""; ; {
-		page, err := f.Workers(ctx, worker.Filter{}, after, 1000)
+		page, err := r.workers.Workers(ctx, worker.Filter{}, after, 1000)
 		if err != nil {
 			return nil, err
 		}
@@ -222,23 +222,23 @@ func (f *Fleet) usersOf(ctx context.Context, uses func(*worker.Worker) bool) ([]
 }
 
 // Schedules lists all schedules by name.
-func (f *Fleet) Schedules(ctx context.Context) ([]policy.Schedule, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) Schedules(ctx context.Context) ([]policy.Schedule, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return nil, err
 	}
 	out := []policy.Schedule{}
-	for _, name := range slices.Sorted(maps.Keys(f.Rules().Schedules)) {
-		out = append(out, *f.Rules().Schedules[name])
+	for _, name := range slices.Sorted(maps.Keys(r.Rules().Schedules)) {
+		out = append(out, *r.Rules().Schedules[name])
 	}
 	return out, nil
 }
 
 // Schedule returns the schedule of that name. Errors: NotFound.
-func (f *Fleet) Schedule(ctx context.Context, name string) (policy.Schedule, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) Schedule(ctx context.Context, name string) (policy.Schedule, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return policy.Schedule{}, err
 	}
-	if s := f.Rules().Schedules[name]; s != nil {
+	if s := r.Rules().Schedules[name]; s != nil {
 		return *s, nil
 	}
 	return policy.Schedule{}, &failure.NotFound{Kind: "schedule", Name: name}
@@ -247,13 +247,13 @@ func (f *Fleet) Schedule(ctx context.Context, name string) (policy.Schedule, err
 // PutSchedule creates or replaces a schedule. With create it must not exist. If
 // its hours change, it first acts at its next boundary. Errors: Invalid,
 // Conflict.
-func (f *Fleet) PutSchedule(ctx context.Context, by audit.Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
+func (r *Book) PutSchedule(ctx context.Context, by audit.Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
 	if err := s.Validate(); err != nil {
 		return s, err
 	}
 	s.Stamp = stampOf(by)
 	key := schedulePrefix + s.Name
-	err := f.changeRule(ctx, key, audit.Entry{Action: "schedule_put", By: by, Detail: "schedule " + s.Name},
+	err := r.changeRule(ctx, key, audit.Entry{Action: "schedule_put", By: by, Detail: "schedule " + s.Name},
 		put(scheduleCodec, "schedule", s.Name, key, 0, func(old *policy.Schedule) (policy.Schedule, error) {
 			if old != nil && create {
 				return s, &failure.Conflict{Kind: "schedule", Name: s.Name, Detail: "it exists already"}
@@ -269,15 +269,15 @@ func (f *Fleet) PutSchedule(ctx context.Context, by audit.Actor, s policy.Schedu
 
 // DeleteSchedule removes a schedule that nothing uses. Errors: NotFound,
 // Refused.
-func (f *Fleet) DeleteSchedule(ctx context.Context, by audit.Actor, name string) error {
-	if _, err := f.Schedule(ctx, name); err != nil {
+func (r *Book) DeleteSchedule(ctx context.Context, by audit.Actor, name string) error {
+	if _, err := r.Schedule(ctx, name); err != nil {
 		return err
 	}
-	users, err := f.usersOf(ctx, func(w *worker.Worker) bool { return w.Schedule == name })
+	users, err := r.usersOf(ctx, func(w *worker.Worker) bool { return w.Schedule == name })
 	if err != nil {
 		return err
 	}
-	rules := f.Rules()
+	rules := r.Rules()
 	for _, p := range slices.Sorted(maps.Keys(rules.Policies)) {
 		if s := rules.Policies[p].Schedule; s != nil && *s == name {
 			users = append(users, "policy "+p)
@@ -296,7 +296,7 @@ func (f *Fleet) DeleteSchedule(ctx context.Context, by audit.Actor, name string)
 	if err := inUse("schedule", name, users); err != nil {
 		return err
 	}
-	return f.changeRule(ctx, schedulePrefix+name, audit.Entry{Action: "schedule_deleted", By: by, Detail: "schedule " + name},
+	return r.changeRule(ctx, schedulePrefix+name, audit.Entry{Action: "schedule_deleted", By: by, Detail: "schedule " + name},
 		func(store.Value) ([]byte, error) { return nil, nil })
 }
 
@@ -307,6 +307,9 @@ type Application struct {
 	Priority         *int // of the group
 	Remove           bool
 }
+
+// Known returns an error for a schedule or policy of a that does not exist.
+func (r *Book) Known(a Application) error { return r.knows(text(a.Policy), text(a.Schedule)) }
 
 // becomes returns the new value of a name that was assigned, or why it does not
 // change: only what is named is removed.
@@ -326,46 +329,8 @@ func (a Application) becomes(kind, was string, asked *string, whom string) (stri
 	return was, &failure.Refused{Command: "take away " + kind, Name: *asked, Reason: "not_in_place", Detail: there}
 }
 
-// Apply assigns a policy or a schedule to workers: individually to those named
-// in the selector, otherwise to all that it selects, now and later. It returns
-// the changed workers, or the group. An empty group is removed. Errors:
-// Invalid, NotFound, Refused if what is to be removed is not assigned.
-func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a Application) ([]worker.Worker, *policy.Group, error) {
-	if err := f.RefreshRules(ctx); err != nil {
-		return nil, nil, err
-	}
-	if err := f.knows(text(a.Policy), text(a.Schedule)); err != nil {
-		return nil, nil, err
-	}
-	if len(sel.Workers) == 0 {
-		g, err := f.applyGroup(ctx, by, sel, a)
-		return nil, &g, err
-	}
-	if len(sel.Tags) > 0 || sel.Region != "" {
-		return nil, nil, failure.Invalidf("worker_ids", "give workers or a selector, not both")
-	}
-	for _, id := range sel.Workers { // all or none, except for concurrent changes
-		w, err := f.Worker(ctx, id)
-		if err != nil {
-			return nil, nil, err
-		}
-		if _, err := a.profile(&w); err != nil {
-			return nil, nil, err
-		}
-	}
-	out := []worker.Worker{}
-	for _, id := range sel.Workers {
-		w, err := f.updateWorker(ctx, by, id, 0, a.profile)
-		if err != nil {
-			return out, nil, err
-		}
-		out = append(out, w)
-	}
-	return out, nil, nil
-}
-
-// profile returns what an Application changes on a worker.
-func (a Application) profile(w *worker.Worker) (worker.Profile, error) {
+// Profile returns what an Application changes on a worker.
+func (a Application) Profile(w *worker.Worker) (worker.Profile, error) {
 	name, err := a.becomes("policy", w.Policy, a.Policy, "worker "+w.Name)
 	if err != nil {
 		return worker.Profile{}, err
@@ -390,16 +355,16 @@ func groupID(s policy.Scope) string {
 	return "g-" + hex.EncodeToString(sum[:5])
 }
 
-func (f *Fleet) applyGroup(ctx context.Context, by audit.Actor, sel policy.Scope, a Application) (policy.Group, error) {
+func (r *Book) ApplyGroup(ctx context.Context, by audit.Actor, sel policy.Scope, a Application) (policy.Group, error) {
 	g := policy.Group{ID: groupID(sel), Selector: sel, Stamp: stampOf(by)}
 	if err := g.Validate(); err != nil {
 		return g, err
 	}
-	if len(f.Rules().Groups) >= maxRules {
+	if len(r.Rules().Groups) >= maxRules {
 		return g, &failure.Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
 	}
 	key := groupPrefix + g.ID
-	err := f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, audit.Entry, error) {
+	err := r.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, audit.Entry, error) {
 		e := audit.Entry{Action: "policy_applied", By: by}
 		if v.Exists() {
 			old, err := groupCodec.Decode(key, v.Data)
@@ -417,7 +382,7 @@ func (f *Fleet) applyGroup(ctx context.Context, by audit.Actor, sel policy.Scope
 		if err != nil {
 			return nil, e, err
 		}
-		e.Detail = a.said(sel.String(), g.Policy, name, text(g.Schedule), hours)
+		e.Detail = a.Describe(sel.String(), g.Policy, name, text(g.Schedule), hours)
 		if a.Policy != nil {
 			g.Policy, g.ScheduleSince = name, g.UpdatedAt
 		}
@@ -442,9 +407,9 @@ func (f *Fleet) applyGroup(ctx context.Context, by audit.Actor, sel policy.Scope
 	return g, err
 }
 
-// said describes what an Application changes, including what is lost. whom is
+// Describe describes what an Application changes, including what is lost. whom is
 // empty for the worker that the entry names.
-func (a Application) said(whom, policyWas, policyIs, scheduleWas, scheduleIs string) string {
+func (a Application) Describe(whom, policyWas, policyIs, scheduleWas, scheduleIs string) string {
 	var parts []string
 	part := func(asked *string, kind, was, is string) {
 		if asked == nil {
@@ -468,20 +433,20 @@ func (a Application) said(whom, policyWas, policyIs, scheduleWas, scheduleIs str
 }
 
 // Groups lists the selectors with assignments, weakest first.
-func (f *Fleet) Groups(ctx context.Context) ([]policy.Group, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) Groups(ctx context.Context) ([]policy.Group, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return nil, err
 	}
-	return append([]policy.Group{}, f.Rules().Groups...), nil
+	return append([]policy.Group{}, r.Rules().Groups...), nil
 }
 
 // DeleteGroup removes what was assigned to a selector. Errors: NotFound.
-func (f *Fleet) DeleteGroup(ctx context.Context, by audit.Actor, id string) error {
+func (r *Book) DeleteGroup(ctx context.Context, by audit.Actor, id string) error {
 	if err := failure.CheckName("group", id); err != nil {
 		return err
 	}
 	key, nothing := groupPrefix+id, ""
-	return f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, audit.Entry, error) {
+	return r.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, audit.Entry, error) {
 		e := audit.Entry{Action: "policy_unapplied", By: by}
 		if !v.Exists() {
 			return nil, e, &failure.NotFound{Kind: "group", Name: id}
@@ -494,7 +459,7 @@ func (f *Fleet) DeleteGroup(ctx context.Context, by audit.Actor, id string) erro
 		if old.Policy != "" {
 			lost.Policy = &nothing
 		}
-		e.Detail = "group " + id + ": " + lost.said(old.Selector.String(), old.Policy, "", text(old.Schedule), "")
+		e.Detail = "group " + id + ": " + lost.Describe(old.Selector.String(), old.Policy, "", text(old.Schedule), "")
 		return nil, e, nil
 	})
 }
@@ -509,62 +474,47 @@ func gone(kind, name string) func(store.Value) ([]byte, error) {
 }
 
 // Budgets lists all budgets by name, including the default one.
-func (f *Fleet) Budgets(ctx context.Context) ([]policy.Budget, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) Budgets(ctx context.Context) ([]policy.Budget, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return nil, err
 	}
-	return append([]policy.Budget{}, f.Rules().Budgets...), nil
-}
-
-// BudgetStates returns the state of every budget, by the present pool.
-func (f *Fleet) BudgetStates(ctx context.Context) (map[string]policy.Used, error) {
-	pool, err := f.Pool(ctx)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]policy.Used{}
-	rules := f.Rules()
-	for i := range rules.Budgets {
-		b := &rules.Budgets[i]
-		out[b.Name] = rules.StateOf(time.Now(), b, pool.Spent[b.Name], f.size(b.Selector))
-	}
-	return out, nil
+	return append([]policy.Budget{}, r.Rules().Budgets...), nil
 }
 
 // PutBudget creates or replaces a budget. Errors: Invalid, NotFound (its
 // schedule).
-func (f *Fleet) PutBudget(ctx context.Context, by audit.Actor, b policy.Budget) (policy.Budget, error) {
+func (r *Book) PutBudget(ctx context.Context, by audit.Actor, b policy.Budget) (policy.Budget, error) {
 	if err := b.Validate(); err != nil {
 		return b, err
 	}
-	if err := f.RefreshRules(ctx); err != nil {
+	if err := r.RefreshRules(ctx); err != nil {
 		return b, err
 	}
-	if err := f.knows("", b.During); err != nil {
+	if err := r.knows("", b.During); err != nil {
 		return b, err
 	}
 	b.Stamp = stampOf(by)
 	key := budgetPrefix + b.Name
-	err := f.changeRule(ctx, key, audit.Entry{Action: "budget_put", By: by, Detail: "budget " + b.Name + ": " + b.Describe()},
+	err := r.changeRule(ctx, key, audit.Entry{Action: "budget_put", By: by, Detail: "budget " + b.Name + ": " + b.Describe()},
 		put(budgetCodec, "budget", b.Name, key, 0, func(*policy.Budget) (policy.Budget, error) { return b, nil }))
 	return b, err
 }
 
 // DeleteBudget removes a budget. Errors: NotFound.
-func (f *Fleet) DeleteBudget(ctx context.Context, by audit.Actor, name string) error {
+func (r *Book) DeleteBudget(ctx context.Context, by audit.Actor, name string) error {
 	if err := failure.CheckName("budget", name); err != nil {
 		return err
 	}
-	return f.changeRule(ctx, budgetPrefix+name, audit.Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
+	return r.changeRule(ctx, budgetPrefix+name, audit.Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
 }
 
 // Overrides lists those that have not ended or, with ended, all that are kept.
-func (f *Fleet) Overrides(ctx context.Context, ended bool) ([]policy.Override, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) Overrides(ctx context.Context, ended bool) ([]policy.Override, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return nil, err
 	}
 	out := []policy.Override{}
-	for _, o := range f.Rules().Overrides {
+	for _, o := range r.Rules().Overrides {
 		if ended || time.Now().Before(o.Until) {
 			out = append(out, o)
 		}
@@ -574,8 +524,8 @@ func (f *Fleet) Overrides(ctx context.Context, ended bool) ([]policy.Override, e
 
 // AddOverride creates an override. It fills in ID, By and CreatedAt; a zero
 // From is now. Errors: Invalid, NotFound (its policy or a worker).
-func (f *Fleet) AddOverride(ctx context.Context, by audit.Actor, o policy.Override) (policy.Override, error) {
-	if err := f.RefreshRules(ctx); err != nil {
+func (r *Book) AddOverride(ctx context.Context, by audit.Actor, o policy.Override) (policy.Override, error) {
+	if err := r.RefreshRules(ctx); err != nil {
 		return o, err
 	}
 	now := time.Now().UTC().Round(0)
@@ -587,30 +537,30 @@ func (f *Fleet) AddOverride(ctx context.Context, by audit.Actor, o policy.Overri
 	if err := o.Validate(); err != nil {
 		return o, err
 	}
-	if err := f.knows(o.Policy, ""); err != nil {
+	if err := r.knows(o.Policy, ""); err != nil {
 		return o, err
 	}
 	for _, id := range o.Selector.Workers {
-		if _, err := f.Worker(ctx, id); err != nil {
+		if _, err := r.workers.Worker(ctx, id); err != nil {
 			return o, err
 		}
 	}
-	if len(f.Rules().Overrides) >= maxOverrides {
+	if len(r.Rules().Overrides) >= maxOverrides {
 		return o, &failure.Refused{Command: "override", Name: o.Selector.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxOverrides)}
 	}
 	key := overridePrefix + o.ID
-	err := f.changeRule(ctx, key, f.overrideEntry(ctx, "override_added", by, &o), func(store.Value) ([]byte, error) { return overrideCodec.Encode(key, o) })
+	err := r.changeRule(ctx, key, r.overrideEntry(ctx, "override_added", by, &o), func(store.Value) ([]byte, error) { return overrideCodec.Encode(key, o) })
 	return o, err
 }
 
 // overrideEntry describes an override, with the names of its workers. One that
 // is gone keeps its ID.
-func (f *Fleet) overrideEntry(ctx context.Context, action string, by audit.Actor, o *policy.Override) audit.Entry {
+func (r *Book) overrideEntry(ctx context.Context, action string, by audit.Actor, o *policy.Override) audit.Entry {
 	e := audit.Entry{Action: action, By: by, Reason: o.Kind}
 	whom := o.Selector.String()
 	for _, id := range o.Selector.Workers {
 		e.WorkerID = id
-		if w, err := f.Worker(ctx, id); err == nil {
+		if w, err := r.workers.Worker(ctx, id); err == nil {
 			whom = strings.ReplaceAll(whom, id, w.Name)
 			e.WorkerName, e.Region = w.Name, w.AWSRegion
 		}
@@ -624,21 +574,21 @@ func (f *Fleet) overrideEntry(ctx context.Context, action string, by audit.Actor
 
 // EndOverride ends an override now. What it made void until now stays void.
 // Errors: NotFound, Refused if it is over.
-func (f *Fleet) EndOverride(ctx context.Context, by audit.Actor, id string) (policy.Override, error) {
+func (r *Book) EndOverride(ctx context.Context, by audit.Actor, id string) (policy.Override, error) {
 	var o policy.Override
 	if err := failure.CheckName("override", id); err != nil {
 		return o, err
 	}
-	if err := f.RefreshRules(ctx); err != nil {
+	if err := r.RefreshRules(ctx); err != nil {
 		return o, err
 	}
-	i := slices.IndexFunc(f.Rules().Overrides, func(o policy.Override) bool { return o.ID == id })
+	i := slices.IndexFunc(r.Rules().Overrides, func(o policy.Override) bool { return o.ID == id })
 	if i < 0 {
 		return o, &failure.NotFound{Kind: "override", Name: id}
 	}
-	o = f.Rules().Overrides[i]
+	o = r.Rules().Overrides[i]
 	key := overridePrefix + id
-	err := f.changeRule(ctx, key, f.overrideEntry(ctx, "override_ended", by, &o), func(v store.Value) ([]byte, error) {
+	err := r.changeRule(ctx, key, r.overrideEntry(ctx, "override_ended", by, &o), func(v store.Value) ([]byte, error) {
 		if !v.Exists() {
 			return nil, &failure.NotFound{Kind: "override", Name: id}
 		}
@@ -660,13 +610,13 @@ func (f *Fleet) EndOverride(ctx context.Context, by audit.Actor, id string) (pol
 }
 
 // TrimOverrides removes overrides that ended long ago. It returns their number.
-func (f *Fleet) TrimOverrides(ctx context.Context, now time.Time) (int, error) {
+func (r *Book) TrimOverrides(ctx context.Context, now time.Time) (int, error) {
 	n := 0
-	for _, o := range f.Rules().Overrides {
+	for _, o := range r.Rules().Overrides {
 		if now.Sub(o.Until) <= keepOverrides {
 			continue
 		}
-		if _, err := f.store.Commit(ctx, store.Txn{If: f.guards, Then: []store.Op{store.Delete(overridePrefix + o.ID)}}); err != nil {
+		if _, err := r.store.Commit(ctx, store.Txn{If: r.guards, Then: []store.Op{store.Delete(overridePrefix + o.ID)}}); err != nil {
 			return n, fmt.Errorf("cannot remove an old override: %w", err)
 		}
 		n++

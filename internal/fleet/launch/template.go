@@ -1,4 +1,6 @@
-package fleet
+// Package launch holds the templates from which workers are launched, and the
+// user data that installs and enrolls the agent on a launched machine.
+package launch
 
 import (
 	"context"
@@ -7,8 +9,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"lull/internal/core/failure"
+	"lull/internal/core/policy"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
@@ -85,8 +89,8 @@ func (t Template) Public() Template {
 	return t
 }
 
-// inherit gives w the launch options that p does not set.
-func (t Template) inherit(w *worker.Worker, p worker.Profile) {
+// Inherit gives w the launch options that p does not set.
+func (t Template) Inherit(w *worker.Worker, p worker.Profile) {
 	if p.CMLUsername == nil {
 		w.CMLUsername = t.CMLUsername
 	}
@@ -142,7 +146,7 @@ func (t Template) checkLaunch() (errs []error) {
 // Revision is the store's revision of the template as it was read.
 func (t Template) Revision() int64 { return t.revision }
 
-var instanceType = regexp.MustCompile(`^[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}$`)
+var InstanceType = regexp.MustCompile(`^[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}$`)
 
 // Validate returns every fault of t.
 func (t Template) Validate() error {
@@ -150,7 +154,7 @@ func (t Template) Validate() error {
 	if err := failure.CheckName("name", t.Name); err != nil {
 		errs = append(errs, err)
 	}
-	if !instanceType.MatchString(t.InstanceType) {
+	if !InstanceType.MatchString(t.InstanceType) {
 		errs = append(errs, failure.Invalidf("instance_type", "%.40q is not an EC2 instance type", t.InstanceType))
 	}
 	if t.AMINameFilter == "" || len(t.AMINameFilter) > 255 {
@@ -190,8 +194,8 @@ type Launches struct {
 	settings func() settings.Settings
 }
 
-// NewLaunches returns the launches of a fleet.
-func NewLaunches(s store.Store, seal *sealed.Sealer, fleet string, current func() settings.Settings) *Launches {
+// New returns the launches of a fleet.
+func New(s store.Store, seal *sealed.Sealer, fleet string, current func() settings.Settings) *Launches {
 	return &Launches{s, seal, fleet, current}
 }
 
@@ -299,3 +303,22 @@ func TemplateName(key string) string { return strings.TrimPrefix(key, templatePr
 
 // DecodeTemplate decodes a template from a watch or a listing.
 func DecodeTemplate(v store.Value) (Template, error) { return decodeTemplate(v) }
+
+// Values returns t's settings as a layer of policy.
+func (t *Template) Values(s settings.Settings) policy.Values {
+	d := t.IdleDetection
+	v := policy.Values{Enabled: &d.Enabled}
+	timeout := int(s.WorkerIdleTimeout / time.Minute)
+	if d.HibernateThresholdMinutes > 0 {
+		timeout = d.HibernateThresholdMinutes
+		v.IdleTimeoutMinutes = &timeout
+	}
+	if d.IdleThresholdMinutes > 0 {
+		warn := max(0, timeout-d.IdleThresholdMinutes)
+		v.WarnBeforeMinutes = &warn
+	}
+	if d.CheckIntervalMinutes > 0 {
+		v.CheckIntervalMinutes = &d.CheckIntervalMinutes
+	}
+	return v
+}

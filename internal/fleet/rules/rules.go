@@ -1,15 +1,15 @@
-package fleet
+// Package rules holds the policies, schedules, groups, overrides and budgets of a
+// fleet, and how users change them.
+package rules
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"strings"
-	"time"
+	"sync/atomic"
 
-	"lull/internal/core/failure"
 	"lull/internal/core/policy"
-	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
 	"lull/internal/store"
 )
@@ -24,7 +24,7 @@ const (
 	groupPrefix    = rulesPrefix + "group/"
 	overridePrefix = rulesPrefix + "override/"
 	budgetPrefix   = rulesPrefix + "budget/"
-	rulesMark      = rulesPrefix + "mark"
+	Mark           = rulesPrefix + "mark"
 )
 
 var (
@@ -40,9 +40,48 @@ type mark struct {
 	Changed string `json:"changed"` // the key that did
 }
 
-// rules is a Set, the store revision at which it was read, and its source: the
+// Book is the rules in a store, as last read.
+type Book struct {
+	store   store.Store
+	guards  []store.Cond
+	workers Workers
+	now     *lastRead
+}
+
+// Workers are the workers that rules apply to.
+type Workers interface {
+	Worker(ctx context.Context, id string) (worker.Worker, error)
+	Workers(ctx context.Context, q worker.Filter, after string, limit int) (worker.Page, error)
+}
+
+// lastRead is shared by all views of a Book.
+type lastRead struct {
+	rules   atomic.Pointer[version]
+	changed atomic.Pointer[func()]
+	size    atomic.Pointer[func(policy.Scope) int]
+}
+
+// NewBook returns a Book with the built-in rules, until RefreshRules or
+// FollowRules has read those in the store.
+func NewBook(s store.Store, of Workers) *Book {
+	b := &Book{store: s, workers: of, now: &lastRead{}}
+	b.now.rules.Store(&version{Set: policy.New(nil, nil, nil, nil, nil)})
+	return b
+}
+
+// Guarded returns a view of b whose writes succeed only while guards hold.
+func (r *Book) Guarded(guards []store.Cond) *Book {
+	g := *r
+	g.guards = guards
+	return &g
+}
+
+// RulesAt returns the revision of the store at which the rules were read.
+func (r *Book) RulesAt() int64 { return r.now.rules.Load().revision }
+
+// version is a Set, the store revision at which it was read, and its source: the
 // number of records, and the revision of the newest.
-type rules struct {
+type version struct {
 	*policy.Set
 	revision int64
 	records  int
@@ -51,7 +90,7 @@ type rules struct {
 
 // Rules returns the policies, schedules, groups, overrides and budgets as last
 // read.
-func (f *Fleet) Rules() *policy.Set { return f.now.rules.Load().Set }
+func (r *Book) Rules() *policy.Set { return r.now.rules.Load().Set }
 
 // ruleBook builds a Set from records, and is updated record by record.
 type ruleBook map[string]store.Value
@@ -90,15 +129,15 @@ func decodeInto[T any](c store.Codec[T], v store.Value, to *[]T) error {
 
 // takeRules puts a Set into the snapshot unless that has a newer one. An
 // unreadable record leaves the last good Set unchanged.
-func (f *Fleet) takeRules(b ruleBook, revision int64) error {
-	made := &rules{revision: revision, records: len(b)}
+func (r *Book) takeRules(b ruleBook, revision int64) error {
+	made := &version{revision: revision, records: len(b)}
 	for _, v := range b {
 		made.newest = max(made.newest, v.ModRevision)
 	}
 	var built *policy.Set
 	same := false
 	for {
-		old := f.now.rules.Load()
+		old := r.now.rules.Load()
 		if revision < old.revision {
 			return nil
 		}
@@ -113,36 +152,36 @@ func (f *Fleet) takeRules(b ruleBook, revision int64) error {
 			}
 			made.Set = built
 		}
-		if f.now.rules.CompareAndSwap(old, made) {
+		if r.now.rules.CompareAndSwap(old, made) {
 			break
 		}
 	}
 	if same {
 		return nil
 	}
-	if changed := f.now.changed.Load(); changed != nil {
+	if changed := r.now.changed.Load(); changed != nil {
 		(*changed)()
 	}
 	return nil
 }
 
 // OnRules calls fn after the rules have changed; it must not block.
-func (f *Fleet) OnRules(fn func()) { f.now.changed.Store(&fn) }
+func (r *Book) OnRules(fn func()) { r.now.changed.Store(&fn) }
 
 // CountBy sets the function that counts the workers of a selector, for budgets
 // in percent.
-func (f *Fleet) CountBy(fn func(policy.Scope) int) { f.now.size.Store(&fn) }
+func (r *Book) CountBy(fn func(policy.Scope) int) { r.now.size.Store(&fn) }
 
-func (f *Fleet) size(s policy.Scope) int {
-	if fn := f.now.size.Load(); fn != nil {
+func (r *Book) Size(s policy.Scope) int {
+	if fn := r.now.size.Load(); fn != nil {
 		return (*fn)(s)
 	}
 	return 0
 }
 
 // RefreshRules reads the rules.
-func (f *Fleet) RefreshRules(ctx context.Context) error {
-	page, err := store.List(ctx, f.store, store.Prefix(rulesPrefix))
+func (r *Book) RefreshRules(ctx context.Context) error {
+	page, err := store.List(ctx, r.store, store.Prefix(rulesPrefix))
 	if err != nil {
 		return fmt.Errorf("cannot read the policies: %w", err)
 	}
@@ -150,19 +189,19 @@ func (f *Fleet) RefreshRules(ctx context.Context) error {
 	for _, v := range page.Values {
 		book[v.Key] = v
 	}
-	return f.takeRules(book, page.Revision)
+	return r.takeRules(book, page.Revision)
 }
 
-// followRules keeps the rules current until ctx ends.
-func (f *Fleet) followRules(ctx context.Context, fault func(error)) error {
+// FollowRules keeps the rules current until ctx ends.
+func (r *Book) FollowRules(ctx context.Context, fault func(error)) error {
 	book := ruleBook{}
 	take := func(revision int64) error {
-		if err := f.takeRules(book, revision); err != nil {
+		if err := r.takeRules(book, revision); err != nil {
 			fault(err)
 		}
 		return nil
 	}
-	return store.Follow(ctx, f.store, store.Prefix(rulesPrefix), store.Follower{
+	return store.Follow(ctx, r.store, store.Prefix(rulesPrefix), store.Follower{
 		Reset: func(p store.Page) error {
 			clear(book)
 			for _, v := range p.Values {
@@ -181,72 +220,4 @@ func (f *Fleet) followRules(ctx context.Context, fault func(error)) error {
 			return take(b.Revision)
 		},
 	})
-}
-
-// errRules requests the same change with newer rules.
-var errRules = errors.New("newer rules are needed")
-
-// subject returns the properties of w that rules depend on. tmpl may be nil.
-func (f *Fleet) subject(w *worker.Worker, tmpl *Template) *policy.Subject {
-	s := &policy.Subject{ID: w.ID, Region: w.AWSRegion, Tags: w.Tags, Policy: w.Policy, Own: policy.Values{
-		IdleTimeoutMinutes: w.IdleTimeoutMinutes, SnoozeMinutes: w.SnoozeMinutes,
-	}}
-	if w.PauseAction != "" {
-		s.Own.PauseAction = &w.PauseAction
-	}
-	if w.Schedule != "" {
-		s.Own.Schedule = &w.Schedule
-	}
-	if len(w.ActivitySources) > 0 {
-		s.Own.ActivitySources = w.ActivitySources
-	}
-	if len(w.AcceptedRisks) > 0 {
-		s.Own.AcceptedRisks = w.AcceptedRisks
-	}
-	if w.PolicySince != nil {
-		s.Since = *w.PolicySince
-	}
-	if tmpl != nil && tmpl.IdleDetection != nil {
-		s.Template, s.FromTmpl = tmpl.Name, tmpl.values(f.Settings())
-	}
-	return s
-}
-
-// values returns a template's settings as a layer of policy.
-func (t *Template) values(s settings.Settings) policy.Values {
-	d := t.IdleDetection
-	v := policy.Values{Enabled: &d.Enabled}
-	timeout := int(s.WorkerIdleTimeout / time.Minute)
-	if d.HibernateThresholdMinutes > 0 {
-		timeout = d.HibernateThresholdMinutes
-		v.IdleTimeoutMinutes = &timeout
-	}
-	if d.IdleThresholdMinutes > 0 {
-		warn := max(0, timeout-d.IdleThresholdMinutes)
-		v.WarnBeforeMinutes = &warn
-	}
-	if d.CheckIntervalMinutes > 0 {
-		v.CheckIntervalMinutes = &d.CheckIntervalMinutes
-	}
-	return v
-}
-
-// Policy returns the effective policy of a worker now, with its template.
-func (f *Fleet) Policy(ctx context.Context, w *worker.Worker) (policy.Resolved, error) {
-	if w.TemplateName == "" {
-		return f.PolicyWith(time.Now(), w, nil), nil
-	}
-	t, err := f.Template(ctx, w.TemplateName)
-	if _, missing := errors.AsType[*failure.NotFound](err); missing {
-		return f.PolicyWith(time.Now(), w, nil), nil
-	}
-	if err != nil {
-		return policy.Resolved{}, err
-	}
-	return f.PolicyWith(time.Now(), w, &t), nil
-}
-
-// PolicyWith is Policy at a time with a given template, which may be nil.
-func (f *Fleet) PolicyWith(now time.Time, w *worker.Worker, tmpl *Template) policy.Resolved {
-	return f.Rules().Resolve(now, f.Settings().Base(), f.subject(w, tmpl))
 }
