@@ -1,4 +1,4 @@
-package fleet_test
+package audit_test
 
 import (
 	"fmt"

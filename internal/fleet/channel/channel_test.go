@@ -1,4 +1,4 @@
-package fleet_test
+package channel_test
 
 import (
 	"encoding/json"
