@@ -15,6 +15,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"lull/internal/core/layers"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/tags"
 )
@@ -422,26 +423,32 @@ func parseAll(values map[string]string) tags.Settings {
 	return s
 }
 
+// source is a layer of the configuration.
+type source struct {
+	name string
+	tags.Settings
+}
+
+// sources returns the layers of c, strongest first.
+func (c *configured) sources() []source {
+	fromTags := sourceTags
+	if slices.ContainsFunc(c.report, func(r agentctl.Config) bool { return r.Source == sourceTags && r.State == "cached" }) {
+		fromTags = sourceCache
+	}
+	return []source{{sourceFile, c.local.Settings}, {fromTags, c.tags}, {sourceDefault, Defaults()}}
+}
+
 // origins lists every effective setting with its source.
 func origins(c *configured, said tags.Settings) []agentctl.Setting {
 	var out []agentctl.Setting
-	base := Defaults()
-	whole := said.Over(base)
+	stack := c.sources()
 	c.hookWhere = map[string]string{}
 	for _, f := range tags.Fields() {
-		v, ok := whole.Get(f.Name)
-		if !ok {
+		v, at := layers.Strongest(stack, func(s *source) (string, bool) { return s.Get(f.Name) })
+		if at == nil {
 			continue
 		}
-		from := sourceDefault
-		if _, ok := c.local.Settings.Get(f.Name); ok {
-			from = sourceFile
-		} else if _, ok := c.tags.Get(f.Name); ok {
-			from = sourceTags
-			if slices.ContainsFunc(c.report, func(r agentctl.Config) bool { return r.Source == sourceTags && r.State == "cached" }) {
-				from = sourceCache
-			}
-		}
+		from := at.name
 		switch f.Name {
 		case "pre-stop", "post-cancel":
 			c.hookWhere[f.Name] = from

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/core/layers"
 )
 
 // The layers of an Origin, weakest first.
@@ -156,55 +157,74 @@ func (s *Set) Resolve(now time.Time, base Base, w *Subject) Resolved {
 	for _, field := range fields {
 		r.From[field] = Origin{Layer: LayerSettings}
 	}
-	for _, g := range s.Groups {
-		if g.Selector.All() {
-			s.group(&r, LayerDefault, g)
-		}
-	}
-	if w.Template != "" {
-		r.lay(w.FromTmpl, Origin{Layer: LayerTemplate, Name: w.Template}, "template "+w.Template, time.Time{})
-	}
-	for _, g := range s.Groups {
-		if !g.Selector.All() && g.Selector.Matches(w) {
-			s.group(&r, LayerGroup, g)
-		}
-	}
-	s.named(&r, w.Policy, Origin{Layer: LayerPolicy, Name: w.Policy, Policy: w.Policy}, w.Since)
-	r.lay(w.Own, Origin{Layer: LayerWorker, Name: w.ID}, "worker "+w.ID, w.Since)
-	s.override(now, &r, w)
+	r.take(s.stack(now, &r, w))
 	r.WarnBefore = max(0, min(r.WarnBefore, r.Timeout))
 	s.stand(now, &r, w)
 	return r
 }
 
-// group layers the values of a group.
-func (s *Set) group(r *Resolved, layer string, g Group) {
-	o := Origin{Layer: layer, Name: g.Selector.String(), Policy: g.Policy}
-	s.named(r, g.Policy, o, g.ScheduleSince)
-	if g.Schedule != nil {
-		r.lay(Values{Schedule: g.Schedule}, o, "", g.ScheduleSince)
-	}
+// layer is what one rule sets.
+type layer struct {
+	Values
+	origin Origin
+	name   string    // of the policy, if this layer sets the timeout
+	since  time.Time // when the schedule was assigned
 }
 
-// named layers the policy of that name. A missing policy is recorded as a
-// fault and sets nothing.
-func (s *Set) named(r *Resolved, name string, o Origin, since time.Time) {
+// stack returns the layers of w, strongest first. It puts faults and overrides
+// into r.
+func (s *Set) stack(now time.Time, r *Resolved, w *Subject) []layer {
+	var out []layer // weakest first
+	for _, g := range s.Groups {
+		if g.Selector.All() {
+			out = s.group(out, r, LayerDefault, g)
+		}
+	}
+	if w.Template != "" {
+		out = append(out, layer{w.FromTmpl, Origin{Layer: LayerTemplate, Name: w.Template}, "template " + w.Template, time.Time{}})
+	}
+	for _, g := range s.Groups {
+		if !g.Selector.All() && g.Selector.Matches(w) {
+			out = s.group(out, r, LayerGroup, g)
+		}
+	}
+	out = s.named(out, r, w.Policy, Origin{Layer: LayerPolicy, Name: w.Policy, Policy: w.Policy}, w.Since)
+	out = append(out, layer{w.Own, Origin{Layer: LayerWorker, Name: w.ID}, "worker " + w.ID, w.Since})
+	out = s.override(out, now, r, w)
+	slices.Reverse(out)
+	return out
+}
+
+// group adds the layers of a group.
+func (s *Set) group(to []layer, r *Resolved, in string, g Group) []layer {
+	o := Origin{Layer: in, Name: g.Selector.String(), Policy: g.Policy}
+	to = s.named(to, r, g.Policy, o, g.ScheduleSince)
+	if g.Schedule != nil {
+		to = append(to, layer{Values{Schedule: g.Schedule}, o, "", g.ScheduleSince})
+	}
+	return to
+}
+
+// named adds the layer of the policy of that name. A missing policy is recorded
+// as a fault and sets nothing.
+func (s *Set) named(to []layer, r *Resolved, name string, o Origin, since time.Time) []layer {
 	if name == "" {
-		return
+		return to
 	}
 	p, ok := s.Policies[name]
 	if !ok {
 		r.Faults = append(r.Faults, fmt.Sprintf("There is no policy %q, which %s names.", name, o.Layer))
-		return
+		return to
 	}
 	if p.ScheduleSince.After(since) {
 		since = p.ScheduleSince
 	}
 	r.Applied = true
-	r.lay(p.Values, o, name, since)
+	return append(to, layer{p.Values, o, name, since})
 }
 
-func (s *Set) override(now time.Time, r *Resolved, w *Subject) {
+// override adds the layers of the overrides in force.
+func (s *Set) override(to []layer, now time.Time, r *Resolved, w *Subject) []layer {
 	for _, o := range s.Overrides {
 		if !o.In(now) || !o.Selector.Matches(w) {
 			continue
@@ -222,9 +242,10 @@ func (s *Set) override(now time.Time, r *Resolved, w *Subject) {
 		case Freeze:
 			latest(&r.FrozenUntil)
 		case Use:
-			s.named(r, o.Policy, Origin{Layer: LayerOverride, Name: o.ID, Policy: o.Policy}, o.From)
+			to = s.named(to, r, o.Policy, Origin{Layer: LayerOverride, Name: o.ID, Policy: o.Policy}, o.From)
 		}
 	}
+	return to
 }
 
 // stand evaluates the schedule, without boundaries that overrides suppress.
@@ -257,51 +278,67 @@ func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 var fields = []string{"enabled", "idle_timeout", "warn_before", "check_interval", "snooze", "pause_action", "activity_sources", "signals",
 	"thresholds", "accepted_risks", "shadow", "schedule", "force"}
 
-// lay layers v over r. name becomes r's name if v sets a timeout.
-func (r *Resolved) lay(v Values, o Origin, name string, since time.Time) {
-	said := func(field string) { r.From[field] = o }
-	span := func(field string, to *idle.Duration, m *int) {
+// pick returns the strongest value of a field, and its layer. It records the
+// origin. It returns nil if no layer sets the field.
+func pick[T any](r *Resolved, from []layer, field string, get func(*Values) *T) (*T, *layer) {
+	v, l := layers.Strongest(from, func(l *layer) (*T, bool) { p := get(&l.Values); return p, p != nil })
+	if l != nil {
+		r.From[field] = l.origin
+	}
+	return v, l
+}
+
+// take sets what the layers set.
+func (r *Resolved) take(from []layer) {
+	span := func(field string, to *idle.Duration, get func(*Values) *int) *layer {
+		m, l := pick(r, from, field, get)
 		if m != nil {
 			*to = idle.Duration(time.Duration(*m) * time.Minute)
-			said(field)
 		}
+		return l
 	}
-	truth := func(field string, to *bool, b *bool) {
-		if b != nil {
+	truth := func(field string, to *bool, get func(*Values) *bool) {
+		if b, _ := pick(r, from, field, get); b != nil {
 			*to = *b
-			said(field)
 		}
 	}
-	list := func(field string, to *[]string, l []string) {
-		if l != nil {
-			*to = slices.Clone(l)
-			said(field)
+	list := func(field string, to *[]string, get func(*Values) *[]string) {
+		set := func(v *Values) *[]string {
+			if l := get(v); *l != nil {
+				return l
+			}
+			return nil
+		}
+		if l, _ := pick(r, from, field, set); l != nil {
+			*to = slices.Clone(*l)
 		}
 	}
-	span("idle_timeout", &r.Timeout, v.IdleTimeoutMinutes)
-	span("warn_before", &r.WarnBefore, v.WarnBeforeMinutes)
-	span("check_interval", &r.CheckInterval, v.CheckIntervalMinutes)
-	span("snooze", &r.Snooze, v.SnoozeMinutes)
-	truth("enabled", &r.Enabled, v.Enabled)
-	truth("shadow", &r.Shadow, v.Shadow)
-	truth("force", &r.Force, v.Force)
-	list("activity_sources", &r.ActivitySources, v.ActivitySources)
-	list("signals", &r.Signals, v.Signals)
-	list("accepted_risks", &r.AcceptedRisks, v.AcceptedRisks)
-	if v.PauseAction != nil {
-		r.PauseAction = *v.PauseAction
-		said("pause_action")
+	if l := span("idle_timeout", &r.Timeout, func(v *Values) *int { return v.IdleTimeoutMinutes }); l != nil {
+		r.Name = l.name
 	}
-	if v.Thresholds != nil {
-		r.Thresholds = maps.Clone(v.Thresholds)
-		said("thresholds")
+	span("warn_before", &r.WarnBefore, func(v *Values) *int { return v.WarnBeforeMinutes })
+	span("check_interval", &r.CheckInterval, func(v *Values) *int { return v.CheckIntervalMinutes })
+	span("snooze", &r.Snooze, func(v *Values) *int { return v.SnoozeMinutes })
+	truth("enabled", &r.Enabled, func(v *Values) *bool { return v.Enabled })
+	truth("shadow", &r.Shadow, func(v *Values) *bool { return v.Shadow })
+	truth("force", &r.Force, func(v *Values) *bool { return v.Force })
+	list("activity_sources", &r.ActivitySources, func(v *Values) *[]string { return &v.ActivitySources })
+	list("signals", &r.Signals, func(v *Values) *[]string { return &v.Signals })
+	list("accepted_risks", &r.AcceptedRisks, func(v *Values) *[]string { return &v.AcceptedRisks })
+	if a, _ := pick(r, from, "pause_action", func(v *Values) *string { return v.PauseAction }); a != nil {
+		r.PauseAction = *a
 	}
-	if v.Schedule != nil {
-		r.Schedule, r.since = *v.Schedule, since
-		said("schedule")
+	thresholds := func(v *Values) *map[string]float64 {
+		if v.Thresholds == nil {
+			return nil
+		}
+		return &v.Thresholds
 	}
-	if v.IdleTimeoutMinutes != nil && name != "" {
-		r.Name = name
+	if m, _ := pick(r, from, "thresholds", thresholds); m != nil {
+		r.Thresholds = maps.Clone(*m)
+	}
+	if name, l := pick(r, from, "schedule", func(v *Values) *string { return v.Schedule }); l != nil {
+		r.Schedule, r.since = *name, l.since
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"lull/internal/core/failure"
+	"lull/internal/core/layers"
 	"lull/internal/fleet/channel"
 )
 
@@ -126,11 +127,11 @@ func FileLayer(name string, data []byte, other func(key string) bool) (Layer, er
 
 // Resolve computes the effective settings of layers, strongest first. What none
 // of them sets has its default. It returns every fault.
-func Resolve(layers ...Layer) (Settings, []Setting, error) {
+func Resolve(stack ...Layer) (Settings, []Setting, error) {
 	var s Settings
 	var errs []error
 	all := make([]Setting, 0, len(fields))
-	for _, l := range layers {
+	for _, l := range stack {
 		for _, key := range slices.Sorted(maps.Keys(l.Values)) {
 			if _, ok := FieldOf(key); !ok {
 				errs = append(errs, fmt.Errorf("cannot use %s: there is no setting %.60q", l.Source, key))
@@ -138,14 +139,11 @@ func Resolve(layers ...Layer) (Settings, []Setting, error) {
 		}
 	}
 	for _, f := range fields {
-		set, from := Setting{Field: f, Source: FromDefault}, Layer{Source: FromDefault}
-		raw := any(f.Default)
-		for _, l := range layers {
-			if v, ok := l.Values[f.Key]; ok {
-				raw, set.Source, from = v, l.Source, l
-				break
-			}
+		raw, from := layers.Strongest(stack, func(l *Layer) (any, bool) { v, ok := l.Values[f.Key]; return v, ok })
+		if from == nil {
+			raw, from = f.Default, &Layer{Source: FromDefault}
 		}
+		set := Setting{Field: f, Source: from.Source}
 		if err := f.set(&s, raw); err != nil {
 			errs = append(errs, from.fault(f, err))
 		}

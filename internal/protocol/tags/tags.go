@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"lull/internal/core/layers"
 )
 
 // The prefixes with a meaning of their own: lull's, and the seed's.
@@ -123,11 +125,9 @@ func (s Settings) Encode(prefix string) map[string]string {
 
 // Over returns s with what base says where s says nothing.
 func (s Settings) Over(base Settings) Settings {
+	stack := []Settings{s, base}
 	for i := range fields {
-		if _, ok := fields[i].get(&s); ok {
-			continue
-		}
-		if v, ok := fields[i].get(&base); ok {
+		if v, from := layers.Strongest(stack, fields[i].get); from == &stack[1] {
 			// What get wrote, set reads: the laws of this package's test.
 			_ = fields[i].set(&s, v)
 		}
