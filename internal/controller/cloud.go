@@ -183,18 +183,6 @@ type Cloud struct {
 	Parts Cataloger
 }
 
-// Telemetry is one reading of a worker's CML history.
-type Telemetry struct {
-	CheckedAt  time.Time // when the complete answer had been read
-	Unknown    string    // why it does not prove quiet; empty if it does
-	Newest     time.Time // newest relevant activity by our clock; zero for none
-	Recent     []worker.Event
-	Seen       json.RawMessage // state for the next reading
-	Future     int64           // number of future-dated events
-	Malformed  int64
-	Categories map[string]int64 // unknown ones
-}
-
 // System is CML's own status. A nil count is unknown.
 type System struct {
 	Version string
@@ -207,7 +195,7 @@ type System struct {
 
 // Console is the CML of one worker.
 type Console interface {
-	Telemetry(ctx context.Context, seen json.RawMessage) Telemetry
+	Telemetry(ctx context.Context, seen json.RawMessage) worker.Telemetry
 	System(ctx context.Context) (System, error)
 	RunningLabs(ctx context.Context) (int, error)
 }

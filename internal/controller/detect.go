@@ -209,7 +209,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 		j.live.fetchedAt = now
 		return
 	}
-	var t Telemetry
+	var t worker.Telemetry
 	ctx, span := j.span(ctx, "telemetry.fetch")
 	defer span.End()
 	pprof.Do(ctx, pprof.Labels("part", "telemetry"), func(ctx context.Context) { t = console.Telemetry(ctx, j.live.seen) })
@@ -299,10 +299,10 @@ func (j *job) casus() worker.Case {
 }
 
 // activity returns the newest activity of all sources, with CML's events.
-func (j *job) activity() Telemetry {
+func (j *job) activity() worker.Telemetry {
 	t := j.live.telemetry
 	if j.live.fetchedAt.IsZero() {
-		t = Telemetry{}
+		t = worker.Telemetry{}
 	}
 	if a := j.agent(); a != nil && j.wantsAgent() {
 		if t.CheckedAt.IsZero() || a.at.After(t.CheckedAt) {
@@ -333,10 +333,7 @@ func (j *job) update(ctx context.Context) error {
 	j.wouldBeFalse(t.Newest)
 	ctx, span := j.span(ctx, "activity.update")
 	defer span.End()
-	u := worker.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt, Late: late}
-	if t.Unknown != "" {
-		u.Recent = nil // the known events are true, but incomplete
-	}
+	u := worker.ActivityUpdate{Telemetry: t, Late: late}
 	if v := j.live.verdict; v != nil {
 		u.Check, u.Target = &j.live.nextCheck, v.TargetPauseAt
 	}
@@ -356,7 +353,7 @@ func (j *job) update(ctx context.Context) error {
 // late returns how long after it happened the newest activity was reported, if
 // the last pause was based on readings, was carried out, and would not have
 // happened with that activity known; otherwise 0.
-func (j *job) late(t Telemetry) time.Duration {
+func (j *job) late(t worker.Telemetry) time.Duration {
 	w := &j.w
 	paused, resumed := w.LastPausedAt, w.LastResumedAt
 	switch {

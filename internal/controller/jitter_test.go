@@ -64,9 +64,9 @@ type secondsConsole struct {
 	filter *cml.Filter
 }
 
-func (c secondsConsole) Telemetry(ctx context.Context, _ json.RawMessage) Telemetry {
+func (c secondsConsole) Telemetry(ctx context.Context, _ json.RawMessage) worker.Telemetry {
 	a := c.client().Activity(ctx, c.filter, nil)
-	t := Telemetry{CheckedAt: a.CheckedAt, Unknown: string(a.Unknown), Newest: a.Newest}
+	t := worker.Telemetry{CheckedAt: a.CheckedAt, Unknown: string(a.Unknown), Newest: a.Newest}
 	for _, e := range a.Recent {
 		t.Recent = append(t.Recent, worker.Event{Category: e.Category, Timestamp: e.At})
 	}

@@ -76,7 +76,7 @@ func (e *entry) learnt(l live) {
 // process, and read again by the next owner.
 type live struct {
 	cml       idle.Reading
-	telemetry Telemetry
+	telemetry worker.Telemetry
 	seen      json.RawMessage
 	fetchedAt time.Time
 	failed    int       // fetches in a row that left telemetry unknown

@@ -23,9 +23,9 @@ type slowConsole struct {
 	answer func(ctx context.Context, n int) error
 }
 
-func (c slowConsole) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry {
+func (c slowConsole) Telemetry(ctx context.Context, seen json.RawMessage) worker.Telemetry {
 	if err := c.answer(ctx, 2); err != nil {
-		return Telemetry{CheckedAt: time.Now(), Unknown: err.Error(), Seen: seen}
+		return worker.Telemetry{CheckedAt: time.Now(), Unknown: err.Error(), Seen: seen}
 	}
 	return c.console.Telemetry(ctx, seen)
 }

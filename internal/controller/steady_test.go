@@ -55,9 +55,9 @@ func (s *steadyWorld) console(worker.Worker) (Console, error) { return steadyCon
 
 type steadyConsole struct{ s *steadyWorld }
 
-func (c steadyConsole) Telemetry(context.Context, json.RawMessage) Telemetry {
+func (c steadyConsole) Telemetry(context.Context, json.RawMessage) worker.Telemetry {
 	c.s.count("telemetry")
-	return Telemetry{CheckedAt: time.Now(), Newest: c.s.active, Recent: []worker.Event{{Category: "start_lab", Timestamp: c.s.active}}}
+	return worker.Telemetry{CheckedAt: time.Now(), Newest: c.s.active, Recent: []worker.Event{{Category: "start_lab", Timestamp: c.s.active}}}
 }
 func (c steadyConsole) System(context.Context) (System, error) {
 	return System{Version: "2.9.0", Ready: true}, nil

@@ -443,7 +443,7 @@ func (w *world) console(wk worker.Worker) (Console, error) {
 	return console{w, wk.EC2InstanceID}, nil
 }
 
-func (c console) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry {
+func (c console) Telemetry(ctx context.Context, seen json.RawMessage) worker.Telemetry {
 	c.w.mu.Lock()
 	m := c.w.insts[c.id]
 	m.fetches++
@@ -453,16 +453,16 @@ func (c console) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry 
 		c.w.mu.Lock()
 		m.known = false
 		c.w.mu.Unlock()
-		return Telemetry{CheckedAt: time.Now(), Unknown: "unreachable", Seen: seen}
+		return worker.Telemetry{CheckedAt: time.Now(), Unknown: "unreachable", Seen: seen}
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	now := time.Now()
 	m.answer, m.known = now, !m.optOut
 	if m.optOut {
-		return Telemetry{CheckedAt: now, Unknown: "not_opted_in", Seen: seen}
+		return worker.Telemetry{CheckedAt: now, Unknown: "not_opted_in", Seen: seen}
 	}
-	t := Telemetry{CheckedAt: now, Seen: seen, Recent: []worker.Event{}}
+	t := worker.Telemetry{CheckedAt: now, Seen: seen, Recent: []worker.Event{}}
 	for _, e := range m.events {
 		if e.arrives.After(now) {
 			continue

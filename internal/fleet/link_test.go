@@ -215,7 +215,7 @@ func TestLinkEnds(t *testing.T) {
 		if _, err := f.ReadAnswer(at.Add(20*time.Minute+time.Second), token); err == nil {
 			t.Error("a link does not expire")
 		}
-		if _, err := f.UpdateWorkerActivity(t.Context(), id, 0, worker.ActivityUpdate{LastActivityAt: time.Now().Add(time.Second), CheckedAt: time.Now()}, 0); err != nil {
+		if _, err := f.UpdateWorkerActivity(t.Context(), id, 0, worker.ActivityUpdate{Telemetry: worker.Telemetry{Newest: time.Now().Add(time.Second), CheckedAt: time.Now()}}, 0); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := f.AnswerWarning(context.Background(), a); !isRefused(err) {

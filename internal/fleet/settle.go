@@ -29,19 +29,19 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 		}
 		moved := u.Moves(w)
 		if moved {
-			t := u.LastActivityAt.UTC().Round(0)
+			t := u.Newest.UTC().Round(0)
 			w.LastActivityAt = &t
 			if w.WarningFor == "" {
 				w.WarningSentAt = nil
 			}
 		}
-		if u.Recent != nil {
+		if u.Complete() {
 			w.RecentActivityEvents = u.Recent[:min(len(u.Recent), tx.Settings.WorkerActivityEventsMaxStored)]
 		}
 		if u.Late > 0 && w.LastPausedAt != nil {
 			tx.Note(audit.Entry{Action: "late_activity", Events: []string{audit.EventLateActivity}, Reason: string(w.PauseReason),
 				Detail: fmt.Sprintf("activity of %s was reported %s later; the pause of %s was decided without it",
-					u.LastActivityAt.UTC().Format(time.RFC3339), idle.Human(u.Late), w.LastPausedAt.Format(time.RFC3339))})
+					u.Newest.UTC().Format(time.RFC3339), idle.Human(u.Late), w.LastPausedAt.Format(time.RFC3339))})
 		}
 		if moved {
 			tx.Note(audit.Entry{Action: "activity_updated", Events: []string{audit.EventActivity}})

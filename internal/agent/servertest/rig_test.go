@@ -59,11 +59,11 @@ type rig struct {
 	mu     sync.Mutex
 	busy   map[string]bool // signals in use
 	broken map[string]bool
-	cml    controller.Telemetry // CML's answer; its times are set when it is read
-	used   bool                 // CML is in use
-	cut    bool                 // the agent cannot reach the server
-	waits  func()               // ends the call that waits for a halt
-	skew   time.Duration        // of the agent's clock
+	cml    worker.Telemetry // CML's answer; its times are set when it is read
+	used   bool             // CML is in use
+	cut    bool             // the agent cannot reach the server
+	waits  func()           // ends the call that waits for a halt
+	skew   time.Duration    // of the agent's clock
 	warned []agent.Warning
 	hooks  []string
 	hook   func() agentctl.Hook
@@ -192,7 +192,7 @@ func (c counted) Stop(ctx context.Context, id string, hibernate bool) (controlle
 // console is a CML that is quiet unless the test says otherwise.
 type console struct{ r *rig }
 
-func (c console) Telemetry(context.Context, json.RawMessage) controller.Telemetry {
+func (c console) Telemetry(context.Context, json.RawMessage) worker.Telemetry {
 	c.r.mu.Lock()
 	defer c.r.mu.Unlock()
 	t := c.r.cml

@@ -196,9 +196,9 @@ func (c *console) filterFor(ctx context.Context) (*cml.Filter, error) {
 	return f, err
 }
 
-func (c *console) Telemetry(ctx context.Context, seen json.RawMessage) controller.Telemetry {
-	unknown := func(err error) controller.Telemetry {
-		return controller.Telemetry{CheckedAt: time.Now(), Unknown: err.Error(), Seen: seen}
+func (c *console) Telemetry(ctx context.Context, seen json.RawMessage) worker.Telemetry {
+	unknown := func(err error) worker.Telemetry {
+		return worker.Telemetry{CheckedAt: time.Now(), Unknown: err.Error(), Seen: seen}
 	}
 	f, err := c.filterFor(ctx)
 	if err != nil {
@@ -215,7 +215,7 @@ func (c *console) Telemetry(ctx context.Context, seen json.RawMessage) controlle
 	if err != nil {
 		return unknown(err)
 	}
-	t := controller.Telemetry{CheckedAt: a.CheckedAt, Unknown: string(a.Unknown), Newest: a.Newest, Seen: after,
+	t := worker.Telemetry{CheckedAt: a.CheckedAt, Unknown: string(a.Unknown), Newest: a.Newest, Seen: after,
 		Future: a.Counts.Future, Malformed: a.Counts.Malformed, Categories: a.Counts.UnknownCategories}
 	if a.Err != nil {
 		t.Unknown = string(a.Unknown) + ": " + a.Err.Error()

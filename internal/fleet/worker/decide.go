@@ -120,9 +120,7 @@ func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.E
 
 // ActivityUpdate is the result of a telemetry reading about a worker.
 type ActivityUpdate struct {
-	LastActivityAt time.Time // zero: none seen
-	Recent         []Event   // newest first; nil keeps the stored ones
-	CheckedAt      time.Time
+	Telemetry
 	// Late is the delay with which the activity was reported, if the last pause
 	// was decided without it and would not have been with it; otherwise 0.
 	Late time.Duration
@@ -134,9 +132,13 @@ type ActivityUpdate struct {
 // same history without counting as new.
 const Jitter = evidence.Jitter
 
+// Complete reports whether u has all recent events. Otherwise those of the
+// record are kept.
+func (u ActivityUpdate) Complete() bool { return u.Unknown == "" && u.Recent != nil }
+
 // Moves reports whether u has activity newer than that known for w.
 func (u ActivityUpdate) Moves(w *Worker) bool {
-	return !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || u.LastActivityAt.Sub(*w.LastActivityAt) > Jitter)
+	return !u.Newest.IsZero() && (w.LastActivityAt == nil || u.Newest.Sub(*w.LastActivityAt) > Jitter)
 }
 
 // Changes reports whether u contains anything new for w.
@@ -144,7 +146,7 @@ func (u ActivityUpdate) Changes(w *Worker) bool {
 	if u.Moves(w) {
 		return true
 	}
-	return u.Recent != nil && !slices.EqualFunc(u.Recent, w.RecentActivityEvents, func(a, b Event) bool {
+	return u.Complete() && !slices.EqualFunc(u.Recent, w.RecentActivityEvents, func(a, b Event) bool {
 		return a.Category == b.Category && a.Timestamp.Sub(b.Timestamp).Abs() <= Jitter
 	})
 }

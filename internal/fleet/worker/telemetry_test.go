@@ -1,0 +1,27 @@
+package worker_test
+
+import (
+	"testing"
+	"time"
+
+	"lull/internal/fleet/worker"
+)
+
+// TestIncompleteTelemetry checks that the events of a reading that is not known
+// to be complete do not replace those of the record. A newer activity among them
+// counts.
+func TestIncompleteTelemetry(t *testing.T) {
+	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	w := worker.Worker{LastActivityAt: &at, RecentActivityEvents: []worker.Event{{Category: "start_lab", Timestamp: at}, {Category: "stop_lab", Timestamp: at.Add(-time.Hour)}}}
+	u := worker.ActivityUpdate{Telemetry: worker.Telemetry{Newest: at, Recent: w.RecentActivityEvents[:1]}}
+	if !u.Complete() || !u.Changes(&w) {
+		t.Error("a complete reading with fewer events changes nothing")
+	}
+	u.Unknown = "truncated"
+	if u.Complete() || u.Changes(&w) {
+		t.Error("an incomplete reading replaces events")
+	}
+	if u.Newest = at.Add(time.Minute); !u.Changes(&w) || !u.Moves(&w) {
+		t.Error("newer activity of an incomplete reading does not count")
+	}
+}
