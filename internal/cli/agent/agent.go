@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -81,7 +80,7 @@ func (c verbs) agentStatusText(w io.Writer, s agentctl.Status) {
 		fmt.Fprintf(w, "warned at %s\n", term.Time(*s.WarnedAt))
 	}
 	if s.TTL != nil {
-		fmt.Fprintf(w, "TTL: %s\n", s.TTL.Local().Format(time.DateTime))
+		fmt.Fprintf(w, "TTL: %s\n", term.Time(*s.TTL))
 	}
 	if s.Completion != "" {
 		fmt.Fprintf(w, "completed with status %s\n", s.Completion)
@@ -93,7 +92,7 @@ func (c verbs) agentStatusText(w io.Writer, s agentctl.Status) {
 		hookText(w, "  ", "post-cancel", s.Last.PostCancel)
 	}
 	fmt.Fprintln(w, "\npolicy:")
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := term.Table(w)
 	for _, v := range s.Settings {
 		if v.Source != "default" {
 			fmt.Fprintf(t, "  %s\t%s\t(%s)\n", v.Name, v.Value, v.Source)

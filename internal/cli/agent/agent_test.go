@@ -2,12 +2,12 @@ package agent
 
 import (
 	"bytes"
-	"lull/internal/cli/client"
-	"lull/internal/cli/term"
 	"strings"
 	"testing"
 	"time"
 
+	"lull/internal/cli/client"
+	"lull/internal/cli/term"
 	"lull/internal/core/idle"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/hostctl"

@@ -3,7 +3,6 @@ package explain
 import (
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -143,7 +142,7 @@ func Leases(w io.Writer, l []idle.Lease) {
 		fmt.Fprintln(w, "no leases")
 		return
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := term.Table(w)
 	fmt.Fprintln(t, "HOLDER\tFOR ANOTHER\tREASON")
 	for _, x := range l {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", x.Holder, term.Span(max(time.Until(x.ExpiresAt), 0)), term.Dash(x.Reason))

@@ -143,7 +143,7 @@ func entryLine(e audit.Entry) string {
 		what += " " + string(e.From) + ">" + string(e.To)
 	}
 	why := strings.TrimSpace(e.Reason + " " + e.Detail)
-	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", e.At.Local().Format(time.DateTime), what, term.Dash(e.WorkerName), e.By.Name, why)
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", term.Time(e.At), what, term.Dash(e.WorkerName), e.By.Name, why)
 }
 
 // entries shows the newest n audit entries that q selects and, if asked to,

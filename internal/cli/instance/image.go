@@ -69,7 +69,7 @@ func imageTable(w io.Writer, l []hostctl.Image) {
 			if by == "" && i.InUse {
 				by = "a run"
 			}
-			row("%s\t%s\t%s\t%s\t%s\t%s", i.ID, i.Kind, term.Size(i.Bytes), i.MadeAt.Local().Format(time.DateTime), term.Dash(by), term.Dash(i.Source))
+			row("%s\t%s\t%s\t%s\t%s\t%s", i.ID, i.Kind, term.Size(i.Bytes), term.Time(i.MadeAt), term.Dash(by), term.Dash(i.Source))
 		}
 	})
 }

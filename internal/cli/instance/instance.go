@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -235,13 +234,13 @@ func timersText(o hostctl.Instance) string {
 }
 
 func infoText(w io.Writer, o hostctl.Instance) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := term.Table(w)
 	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
 	at := func(p *time.Time) string {
 		if p == nil {
 			return "never"
 		}
-		return p.Local().Format(time.DateTime)
+		return term.Time(*p)
 	}
 	row("name", "%s (%s)", o.Name, o.ID)
 	row("state", "%s since %s: %s", stateText(o), at(o.StateSince), o.StatusReason)
@@ -279,7 +278,7 @@ func infoText(w io.Writer, o hostctl.Instance) {
 		row("port", "%s to %s, %s path: %s", e.Listen, e.Target, e.Path, e.Why)
 	}
 	for _, l := range o.Leases {
-		row("lease", "%s until %s: %s", l.Holder, l.ExpiresAt.Local().Format(time.DateTime), term.Dash(l.Reason))
+		row("lease", "%s until %s: %s", l.Holder, term.Time(l.ExpiresAt), term.Dash(l.Reason))
 	}
 	readings(t, o)
 	t.Flush()

@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,7 +51,7 @@ func (c verbs) psCommand() *cobra.Command {
 }
 
 func table(w io.Writer, l []hostctl.Instance) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := term.Table(w)
 	fmt.Fprintln(t, "NAME\tSTATE\tIDLE FOR\tNEXT\tHELD BY\tMEMORY\tFREED\tPORTS")
 	for _, o := range l {
 		idle := "-"

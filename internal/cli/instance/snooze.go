@@ -36,7 +36,7 @@ For a machine with an agent: lull agent snooze.`,
 					fmt.Fprintf(w, "snooze of %s ended\n", o.Name)
 					return
 				}
-				fmt.Fprintf(w, "%s stays until %s\n", o.Name, t.Local().Format(time.DateTime))
+				fmt.Fprintf(w, "%s stays until %s\n", o.Name, term.Time(t))
 			})
 		}}
 	e.Bind(cmd.Flags(), "end the snooze")

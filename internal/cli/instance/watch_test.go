@@ -3,13 +3,13 @@ package instance
 import (
 	"context"
 	"errors"
-	"lull/internal/cli/client"
-	"lull/internal/cli/term"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"lull/internal/cli/client"
+	"lull/internal/cli/term"
 	"lull/internal/protocol/hostctl"
 )
 

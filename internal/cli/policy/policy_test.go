@@ -1,11 +1,11 @@
 package policy
 
 import (
-	"lull/internal/cli/client"
 	"strings"
 	"testing"
 	"time"
 
+	"lull/internal/cli/client"
 	"lull/internal/cli/explain"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"

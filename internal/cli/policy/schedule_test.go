@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"lull/internal/cli/client"
 	"strings"
 	"testing"
+
+	"lull/internal/cli/client"
 )
 
 // TestLinesOfASchedule: how many boundaries are shown is held to its bounds by

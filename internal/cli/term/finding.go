@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 )
 
 // Finding is one thing that a doctor looked at.
@@ -52,7 +51,7 @@ func (c *Term) ShowFindings(l Findings) error {
 }
 
 func findingsText(w io.Writer, l Findings) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := Table(w)
 	for _, f := range l {
 		mark := "ok"
 		switch {

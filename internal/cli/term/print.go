@@ -26,7 +26,7 @@ func Lasting(d time.Duration) string {
 }
 
 // Time returns t in local time, the one way in which verbs print a time.
-func Time(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+func Time(t time.Time) string { return t.Local().Format(time.DateTime) }
 
 // SlowAfter is how long a verb of a host may take before it shows what happens.
 const SlowAfter = 2 * time.Second
@@ -81,9 +81,13 @@ func (c *Term) Print(v any, text func(w io.Writer)) error {
 	return nil
 }
 
+// Table returns a writer that aligns columns separated by tabs. Its Flush prints
+// the table to w.
+func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
+
 // Rows prints rows under a header.
 func Rows(w io.Writer, header string, each func(row func(format string, a ...any))) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := Table(w)
 	fmt.Fprintln(t, header)
 	each(func(format string, a ...any) { fmt.Fprintf(t, format+"\n", a...) })
 	t.Flush()
@@ -94,7 +98,7 @@ func OptionalTime(t *time.Time) string {
 	if t == nil || t.IsZero() {
 		return "-"
 	}
-	return t.Local().Format(time.DateTime)
+	return Time(*t)
 }
 
 // YamlText shows an object as YAML with the names that the API has.
