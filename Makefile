@@ -78,7 +78,7 @@ RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/
 	./internal/protocol/... ./internal/relay ./internal/shim ./internal/sim/world ./internal/store/...
 MIXED := ./internal/agent ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \
 	./internal/guestagent/... ./internal/sim/simtest
-PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/programs \
+PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/server ./test/e2e/programs \
 	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
 GUESTS := ./internal/runtime/microvm ./test/e2e/machines ./demo
 ALONE :=

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"bytes"
@@ -28,6 +28,7 @@ import (
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
+	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
@@ -120,10 +121,8 @@ func (r *region) add(name, cloud string, args ...string) *serverProc {
 func (p *serverProc) start() {
 	t := p.r.t
 	t.Helper()
-	path, err := exec.LookPath("lull")
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := programtest.Build(t, "lull/cmd/lull")
+	var err error
 	out := filepath.Join(p.r.dir, p.name+".log")
 	if p.log, err = os.OpenFile(out, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,225 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/fleet/launch"
+	"lull/internal/fleet/worker"
+	"lull/internal/lib/freeport"
+	"lull/internal/protocol/control"
+	"lull/internal/sim"
+	"lull/internal/sim/world"
+)
+
+// TestLaunchedAgent launches a worker from a template with agent and runs the
+// user data that EC2 received with /bin/sh, as its first boot would. The
+// program comes from the server, the instance ID from the metadata service, and
+// the agent that is then started reports as that worker. Nothing is replaced but
+// the root directory and systemd.
+func TestLaunchedAgent(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil && os.Getenv("CI") == "" {
+		t.Skip("curl is not installed")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("lull agent install needs root")
+	}
+	cloud, err := sim.ParseScenario([]byte("speed: 30\nregions: [{name: us-east-1}]\nworkers: [{name: other, type: m5.large}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	aws, err := sim.New(sim.Options{Scenario: cloud})
+	if err != nil {
+		t.Fatal(err)
+	}
+	everywhere, err := net.Listen("tcp", "0.0.0.0:0") // each instance has its own metadata address
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := everywhere.Addr().(*net.TCPAddr).Port
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- aws.Run(ctx, sim.Listeners{API: sim.LoopbackOnly(everywhere)}) }()
+	r := &region{t: t, sim: fmt.Sprintf("http://127.0.0.1:%d", port), dir: t.TempDir(), cml: "1"}
+	t.Cleanup(func() {
+		for _, p := range r.servers {
+			p.kill()
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the simulator ended with %v", err)
+		}
+	})
+	free, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	listen := fmt.Sprintf("127.0.0.1:%d", free)
+	config := "aws_region_configs:\n  us-east-1: {security_group_ids: [sg-0000000a], subnet_id: subnet-000000a0}\nreconcile_interval: 1\nagent_server_url: http://" + listen + "\n"
+	if err := os.WriteFile(filepath.Join(r.dir, "s.yaml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.add("one", r.sim, "--data", filepath.Join(r.dir, "data"), "--listen", listen).start()
+	server := r.any(nil)
+
+	own := "#!/bin/sh\necho the template's own part, with @secret@\n"
+	for name, text := range map[string]string{"plain": "", "combined": own} {
+		body := control.TemplateBody{InstanceType: "m5.large", AMINameFilter: "cisco-cml2.9*", Agent: true, UserData: text}
+		if _, err := control.Write[launch.Template](t.Context(), server.Client, "PUT", "/templates/"+name, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	launch := func(template string) (w worker.Worker, data string) {
+		t.Helper()
+		made, err := control.Write[worker.Worker](t.Context(), server.Client, "POST", "/workers", map[string]any{"name": template, "template_name": template, "aws_region": "us-east-1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.until("the instance of "+template+" is there", 2*time.Minute, func() bool {
+			w, err = control.Read[worker.Worker](t.Context(), server.Client, "/workers/"+made.ID)
+			running := false
+			if err == nil && w.EC2InstanceID != "" {
+				aws.World.Locate(w.EC2InstanceID, func(i *world.Instance, _ world.Moment) { running, data = i.State == world.Running, string(i.UserData) })
+			}
+			return running
+		})
+		return w, data
+	}
+
+	w, script := launch("plain")
+	file := filepath.Join(r.dir, "user-data")
+	if err := os.WriteFile(file, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("/bin/sh", "-n", file).CombinedOutput(); err != nil {
+		t.Fatalf("the user data is no script: %v\n%s", err, out)
+	}
+	root, err := os.MkdirTemp("/var/lib", "lull-test-") // an agent trusts no file below /tmp
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var metadata string
+	aws.World.Locate(w.EC2InstanceID, func(i *world.Instance, _ world.Moment) {
+		metadata = "http://" + net.JoinHostPort(i.MetadataAddr().String(), fmt.Sprint(port))
+	})
+	boot := func() ([]byte, error) {
+		cmd := exec.Command("/bin/sh", file)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LULL_ROOT=" + root, "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata}
+		return cmd.CombinedOutput()
+	}
+	if out, err := boot(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+
+	// The unit would read the settings from the environment file.
+	env := []string{"PATH=" + os.Getenv("PATH"), "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata, "AWS_ENDPOINT_URL_EC2=" + r.sim, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test"}
+	for line := range strings.Lines(contents(t, filepath.Join(root, "etc/default/lull-agent"))) {
+		env = append(env, strings.Replace(strings.TrimSpace(line), "=/etc/", "="+root+"/etc/", 1))
+	}
+	agent := exec.Command(filepath.Join(root, "usr/local/bin/lull"), "agent", "run", "--cloud", "ec2", "--state", filepath.Join(root, "var/lib/lull/agent"),
+		"--socket", filepath.Join(root, "agent.sock"), "--config", filepath.Join(root, "etc/lull/agent.yaml"))
+	agent.Env, agent.SysProcAttr = env, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var said strings.Builder
+	agent.Stdout, agent.Stderr = &said, &said
+	if err := agent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var seen control.Machine
+	defer func() {
+		_ = agent.Process.Kill() // it may have ended
+		_ = agent.Wait()
+		if seen.WorkerID == "" {
+			t.Logf("the agent:\n%s", said.String())
+		}
+	}()
+	r.until("the agent reports as its worker", 2*time.Minute, func() bool {
+		l, err := control.All[control.Machine](t.Context(), server.Client, "/api/v1/agents", nil)
+		if err == nil && len(l) == 1 {
+			seen = l[0]
+		}
+		return seen.WorkerID != ""
+	})
+	if seen.WorkerID != w.ID || seen.Name != w.EC2InstanceID {
+		t.Errorf("it reports as worker %q and machine %q, want %q and %q", seen.WorkerID, seen.Name, w.ID, w.EC2InstanceID)
+	}
+	token := strings.TrimSpace(contents(t, filepath.Join(root, "etc/lull/agent-token")))
+	if l, err := control.All[control.Token](t.Context(), server.Client, "/api/v1/tokens", nil); err != nil || len(l) != 2 || l[1].Role != "agent" || l[1].Machine != w.EC2InstanceID {
+		t.Errorf("the tokens are %+v, %v", l, err)
+	}
+
+	// Once the agent has reported, no program on the machine can replace its token.
+	if out, err := boot(); err == nil {
+		t.Errorf("the machine enrolled twice:\n%s", out)
+	} else if now := strings.TrimSpace(contents(t, filepath.Join(root, "etc/lull/agent-token"))); now != token {
+		t.Error("the refused enrollment changed the token")
+	}
+
+	// The part of a template with user data of its own is the same script.
+	w, archive := launch("combined")
+	if !strings.Contains(archive, own) {
+		t.Errorf("the template's own part is missing or changed:\n%s", archive)
+	}
+	secret := fleetSecret(t, archive)
+	other := fleetSecret(t, script)
+	enroll := func(secret, instance string) int {
+		t.Helper()
+		q, err := http.NewRequestWithContext(t.Context(), "POST", server.url+"/api/v1/agents/enroll", strings.NewReader(`{"instance_id":"`+instance+`"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set("Content-Type", "application/json")
+		q.Header.Set("Authorization", "Bearer "+secret)
+		res, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		return res.StatusCode
+	}
+	for _, c := range []struct {
+		secret, instance string
+		want             int
+	}{{secret, "i-0123456789abcdef0", 403}, {other, w.EC2InstanceID, 403}, {other, seen.Name, 409}, {secret[:len(secret)-1] + "x", w.EC2InstanceID, 401},
+		{token, seen.Name, 401}, {secret, w.EC2InstanceID, 200}, {secret, w.EC2InstanceID, 200}} {
+		if got := enroll(c.secret, c.instance); got != c.want {
+			t.Errorf("%s... as %s: %d, want %d", c.secret[:16], c.instance, got, c.want)
+		}
+	}
+}
+
+// fleetSecret returns the enrollment secret in user data.
+func fleetSecret(t *testing.T, data string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(data, "lullenroll_")
+	line, _, _ := strings.Cut(rest, "\n")
+	if !ok || strings.Count(data, "lullenroll_") != 1 {
+		t.Fatalf("the user data has no secret, or more than one:\n%s", data)
+	}
+	return "lullenroll_" + line
+}
+
+func contents(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(b)
+}
