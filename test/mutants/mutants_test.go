@@ -12,6 +12,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,21 +33,32 @@ var asks = regexp.MustCompile(`mutantOn\("([a-z0-9-]+)"\)`)
 // mutated returns the edited files by their names in the tree.
 func mutated(t *testing.T) map[string]string {
 	t.Helper()
+	tree := map[string]string{}
+	err := filepath.WalkDir(filepath.Join(root, "internal"), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		tree[strings.TrimPrefix(path, root+"/")] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	out := map[string]string{}
 	for _, e := range edits {
-		text, ok := out[e.file]
-		if !ok {
-			b, err := os.ReadFile(filepath.Join(root, e.file))
-			if err != nil {
-				t.Fatal(err)
+		var in []string
+		for file, text := range tree {
+			for range strings.Count(text, e.old) {
+				in = append(in, file)
 			}
-			text = string(b)
 		}
-		if n := strings.Count(text, e.old); n != 1 {
-			t.Errorf("%s has %d times, not once: %s", e.file, n, e.old)
+		if len(in) != 1 {
+			t.Errorf("not once in the tree, but in %v: %s", in, e.old)
 			continue
 		}
-		out[e.file] = strings.Replace(text, e.old, e.new, 1)
+		tree[in[0]] = strings.Replace(tree[in[0]], e.old, e.new, 1)
+		out[in[0]] = tree[in[0]]
 	}
 	return out
 }

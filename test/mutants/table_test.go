@@ -1,7 +1,7 @@
 package mutants
 
 // A mutant is a fault that can be switched on in a build of its own: each edit
-// replaces text that occurs once in a file of the tree. The new text asks
+// replaces text that occurs once in the tree, wherever it moves. The new text asks
 // mutantOn, which every edited package gets, for the mutant's name.
 type mutant struct {
 	name  string // what goes wrong
@@ -63,16 +63,17 @@ var mutants = []mutant{
 	{"fleet-halt-not-for-agents", []test{{"internal/agent/servertest", "TestFleetHaltReachesTheAgent"}}},
 }
 
-// edit is a change of one file. Several mutants may share it.
-type edit struct{ file, old, new string }
+// edit is a change of the one file below internal/ that has the old text, once.
+// Several mutants may share it.
+type edit struct{ old, new string }
 
 var edits = []edit{
-	{"internal/core/idle/idle.go", `		if r.State == Active {
+	{`		if r.State == Active {
 			d.known = false`, `		if r.State == Active && !mutantOn("active-allows") && !mutantOn("active-allows-by-window-start") {
 			d.known = false`},
-	{"internal/core/idle/idle.go", `if r.StateAt(d.now) == Unknown {`, `if r.StateAt(d.now) == Unknown && !mutantOn("unknown-allows") {`},
-	{"internal/core/idle/idle.go", `if b.at.After(d.base) {`, `if b.at.After(d.base) && !(mutantOn("baseline-first") && !d.base.IsZero()) {`},
-	{"internal/core/idle/idle.go", `	d.until(end)
+	{`if r.StateAt(d.now) == Unknown {`, `if r.StateAt(d.now) == Unknown && !mutantOn("unknown-allows") {`},
+	{`if b.at.After(d.base) {`, `if b.at.After(d.base) && !(mutantOn("baseline-first") && !d.base.IsZero()) {`},
+	{`	d.until(end)
 	if !d.now.Before(end) {
 		return
 	}
@@ -84,50 +85,50 @@ var edits = []edit{
 		return
 	}
 	d.v.InSnoozePeriod`},
-	{"internal/core/idle/idle.go", `if r.State != Quiet || r.QuietSince.IsZero() || d.base.IsZero() {`,
+	{`if r.State != Quiet || r.QuietSince.IsZero() || d.base.IsZero() {`,
 		`if r.State != Quiet || r.QuietSince.IsZero() || d.base.IsZero() || mutantOn("gaps-allow") || mutantOn("active-allows-by-window-start") {`},
-	{"internal/core/idle/idle.go", `for _, l := range d.e.Leases {`, `for _, l := range d.e.Leases {
+	{`for _, l := range d.e.Leases {`, `for _, l := range d.e.Leases {
 		if mutantOn("lease-ignored") {
 			break
 		}`},
-	{"internal/core/idle/idle.go", `d.v.Eligible = len(d.v.Blocks) == 0`, `d.v.Eligible = len(d.v.Blocks) == 0 && !mutantOn("never-pauses")`},
-	{"internal/core/idle/reading.go", `return r.MaxAge > 0 &&`, `return !mutantOn("stale-allows") && r.MaxAge > 0 &&`},
+	{`d.v.Eligible = len(d.v.Blocks) == 0`, `d.v.Eligible = len(d.v.Blocks) == 0 && !mutantOn("never-pauses")`},
+	{`return r.MaxAge > 0 &&`, `return !mutantOn("stale-allows") && r.MaxAge > 0 &&`},
 
-	{"internal/controller/load.go", `	newest := l.Windows[len(l.Windows)-1]
+	{`	newest := l.Windows[len(l.Windows)-1]
 `, `	newest, late := l.Windows[len(l.Windows)-1], time.Duration(0)
 	if mutantOn("active-allows-by-window-start") { // alone it changes nothing: quiet windows have to cover the timeout, too
 		late = l.Period
 	}
 `},
-	{"internal/controller/load.go", `l.Period, newest.End)`, `l.Period, newest.End.Add(-late))`},
-	{"internal/controller/load.go", `r.LastEvent = w.End`, `r.LastEvent = w.End.Add(-late)`},
-	{"internal/controller/load.go", `	r.MaxAge = idle.Duration(2 * l.Period)
+	{`l.Period, newest.End)`, `l.Period, newest.End.Add(-late))`},
+	{`r.LastEvent = w.End`, `r.LastEvent = w.End.Add(-late)`},
+	{`	r.MaxAge = idle.Duration(2 * l.Period)
 `, `	r.MaxAge = idle.Duration(2 * l.Period)
 	if mutantOn("max-age-by-setting") || mutantOn("final-check-cml-only") {
 		r.MaxAge = idle.Duration(24 * time.Hour)
 	}
 `},
-	{"internal/controller/load.go", `return l != nil && now.Sub(l.readAt) <= loadFresh`, `return mutantOn("final-check-cml-only") || l != nil && now.Sub(l.readAt) <= loadFresh`},
-	{"internal/controller/load.go", `case e.load.end().After(was):`, `case e.load.end().After(was) && !mutantOn("windows-wake-nobody"):`},
-	{"internal/controller/detect.go", `if l := j.loadSeen(); l != nil && l.end().After(j.live.loadEnd) && j.wantsLoad() {`,
+	{`return l != nil && now.Sub(l.readAt) <= loadFresh`, `return mutantOn("final-check-cml-only") || l != nil && now.Sub(l.readAt) <= loadFresh`},
+	{`case e.load.end().After(was):`, `case e.load.end().After(was) && !mutantOn("windows-wake-nobody"):`},
+	{`if l := j.loadSeen(); l != nil && l.end().After(j.live.loadEnd) && j.wantsLoad() {`,
 		`if l := j.loadSeen(); l != nil && l.end().After(j.live.loadEnd) && j.wantsLoad() && !mutantOn("windows-wake-nobody") {`},
-	{"internal/controller/agent.go", `	source := j.wantsAgent() && in.ByReadings()
+	{`	source := j.wantsAgent() && in.ByReadings()
 `, `	source := j.wantsAgent() && in.ByReadings()
 	if mutantOn("final-check-cml-only") || mutantOn("no-final-check") {
 		return outcome{}, false
 	}
 `},
-	{"internal/controller/agent.go", `	return a.at.Add(-max(a.r.At.Sub(t), 0))
+	{`	return a.at.Add(-max(a.r.At.Sub(t), 0))
 `, `	if mutantOn("agent-clock-trusted") {
 		return t
 	}
 	return a.at.Add(-max(a.r.At.Sub(t), 0))
 `},
-	{"internal/controller/stop.go", `look = j.finalLook(ctx); !look.Verdict.Eligible {`, `look = j.finalLook(ctx); !look.Verdict.Eligible && !mutantOn("no-final-check") {`},
-	{"internal/controller/stop.go", `j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {`,
+	{`look = j.finalLook(ctx); !look.Verdict.Eligible {`, `look = j.finalLook(ctx); !look.Verdict.Eligible && !mutantOn("no-final-check") {`},
+	{`j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {`,
 		`j.wantsAgent() && j.agent().age(time.Now()) > FinalLook && !mutantOn("final-check-cml-only") && !mutantOn("no-final-check")) {`},
-	{"internal/fleet/power.go", `w.RunningSince == nil && !found {`, `w.RunningSince == nil && !found && !mutantOn("no-first-snooze") {`},
-	{"internal/platform/cml/offset.go", `	if err != nil || received.Before(sent) {
+	{`w.RunningSince == nil && !found {`, `w.RunningSince == nil && !found && !mutantOn("no-first-snooze") {`},
+	{`	if err != nil || received.Before(sent) {
 		return Offset{}
 	}
 `, `	if err != nil || received.Before(sent) {
@@ -138,7 +139,7 @@ var edits = []edit{
 	}
 `},
 
-	{"internal/platform/proc/machine_rates.go", `	if !ok {
+	{`	if !ok {
 		return idle.NotKnown(SignalCPU, now, firstSample)
 	}
 `, `	if !ok {
@@ -148,7 +149,7 @@ var edits = []edit{
 		return idle.NotKnown(SignalCPU, now, firstSample)
 	}
 `},
-	{"internal/platform/proc/machine_rates.go", `	if !ok {
+	{`	if !ok {
 		return idle.NotKnown(signal, now, firstSample)
 	}
 `, `	if !ok {
@@ -158,59 +159,59 @@ var edits = []edit{
 		return idle.NotKnown(signal, now, firstSample)
 	}
 `},
-	{"internal/platform/proc/machine_pts.go", `d <= int64(OwnWriteSpan/time.Second) {`, `(d <= int64(OwnWriteSpan/time.Second) || mutantOn("own-writes-wide") && d < 3600) && !mutantOn("own-writes-count") {`},
-	{"internal/agent/tick.go", `		r.add(idle.NotKnown(name, r.at, "it did not answer in time"))
+	{`d <= int64(OwnWriteSpan/time.Second) {`, `(d <= int64(OwnWriteSpan/time.Second) || mutantOn("own-writes-wide") && d < 3600) && !mutantOn("own-writes-count") {`},
+	{`		r.add(idle.NotKnown(name, r.at, "it did not answer in time"))
 `, `		if mutantOn("silent-probe-quiet") {
 			r.add(idle.Reading{Signal: name, State: idle.Quiet, At: r.at})
 			continue
 		}
 		r.add(idle.NotKnown(name, r.at, "it did not answer in time"))
 `},
-	{"internal/agent/tick.go", `resumed := slept > 0 || jump > stepLimit
+	{`resumed := slept > 0 || jump > stepLimit
 `, `resumed := (slept > 0 || jump > stepLimit) && !mutantOn("suspend-unnoticed")
 `},
-	{"internal/agent/tick.go", `r.readings[i].QuietSince = m.quietSince(&x, settles)
-`, `if !mutantOn("unread-quiet") {
+	{`r.readings[i].QuietSince = m.quietSince(&x, settles)
+`, `if !mutantOn("unread-quiet") && !mutantOn("first-sample-quiet") {
 				r.readings[i].QuietSince = m.quietSince(&x, settles)
 			}
 `},
-	{"internal/agent/due.go", `	end := a.state.SnoozedUntil
+	{`	end := a.state.SnoozedUntil
 `, `	end := a.state.SnoozedUntil
 	if mutantOn("completion-held-by-nothing") {
 		return time.Time{}
 	}
 `},
-	{"internal/agent/due.go", `a.config.TTLAction, "This machine's time ends at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
+	{`a.config.TTLAction, "This machine's time ends at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
 `, `a.config.TTLAction, "This machine's time ends at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
 		if mutantOn("ttl-held") {
 			out[len(out)-1].at = later(t, a.heldUntil())
 		}
 `},
-	{"internal/agent/due.go", `	return later(d.at, sent.Add(a.config.WarnBefore), a.graceEnd())
+	{`	return later(d.at, sent.Add(a.config.WarnBefore), a.graceEnd())
 `, `	if mutantOn("ttl-warned-late") && d.reason == reasonTTL {
 		return later(d.at, a.graceEnd())
 	}
 	return later(d.at, sent.Add(a.config.WarnBefore), a.graceEnd())
 `},
-	{"internal/agent/tick.go", `		delete(a.state.Warned, reason) // its`, `		if mutantOn("not-warned-again") {
+	{`		delete(a.state.Warned, reason) // its`, `		if mutantOn("not-warned-again") {
 			break
 		}
 		delete(a.state.Warned, reason) // its`},
-	{"internal/agent/decide.go", `if end := a.graceEnd(); now.Before(end) {`, `if end := a.graceEnd(); now.Before(end) && !mutantOn("no-boot-grace") {`},
-	{"internal/agent/config.go", `	b, err := a.o.Disk.Load(cacheFile)
+	{`if end := a.graceEnd(); now.Before(end) {`, `if end := a.graceEnd(); now.Before(end) && !mutantOn("no-boot-grace") {`},
+	{`	b, err := a.o.Disk.Load(cacheFile)
 `, `	b, err := a.o.Disk.Load(cacheFile)
 	if mutantOn("cache-forgotten") {
 		b, err = []byte("{}"), nil
 	}
 `},
-	{"internal/agent/act.go", `a.within(ctx, "read_tags", a.reread); err != nil {`, `a.within(ctx, "read_tags", a.reread); err != nil && !mutantOn("tags-not-reread") {`},
-	{"internal/agent/act.go", `func (a *Agent) reread(ctx context.Context) error {
+	{`a.within(ctx, "read_tags", a.reread); err != nil {`, `a.within(ctx, "read_tags", a.reread); err != nil && !mutantOn("tags-not-reread") {`},
+	{`func (a *Agent) reread(ctx context.Context) error {
 `, `func (a *Agent) reread(ctx context.Context) error {
 	if mutantOn("tags-not-reread") {
 		return nil
 	}
 `},
-	{"internal/agent/act.go", `	for range 3 {
+	{`	for range 3 {
 		if err := a.look1(ctx); err != nil {
 			return err
 		}
@@ -222,29 +223,29 @@ var edits = []edit{
 			return err
 		}
 `},
-	{"internal/agent/act.go", `func (a *Agent) stillRight(at *attempt) error {
+	{`func (a *Agent) stillRight(at *attempt) error {
 `, `func (a *Agent) stillRight(at *attempt) error {
 	if mutantOn("agent-no-final-check") {
 		return nil
 	}
 `},
 
-	{"internal/host/probe/probe.go", `	out = append(out, c.diskReading(base, s, now))
+	{`	out = append(out, c.diskReading(base, s, now))
 `, `	if !mutantOn("disk-unseen") {
 		out = append(out, c.diskReading(base, s, now))
 	}
 `},
-	{"internal/host/probe/probe.go", `		waits := !c.Accepted || c.Unread > 0 || owes(c, o.Endpoints)
+	{`		waits := !c.Accepted || c.Unread > 0 || owes(c, o.Endpoints)
 `, `		waits := !c.Accepted || c.Unread > 0 || owes(c, o.Endpoints) && !mutantOn("pending-request-unseen")
 `},
-	{"internal/host/probe.go", `	if !i.seen.unheard || len(s.Expose) > 0`, `	if mutantOn("sleeps-for-ever") || !i.seen.unheard || len(s.Expose) > 0`},
-	{"internal/host/host.go", `func (h *Host) FleetHalt(x *idle.HaltedBy) error { return h.halts.SetFleet(x) }`, `func (h *Host) FleetHalt(x *idle.HaltedBy) error {
+	{`	if !i.seen.unheard || len(s.Expose) > 0`, `	if mutantOn("sleeps-for-ever") || !i.seen.unheard || len(s.Expose) > 0`},
+	{`func (h *Host) FleetHalt(x *idle.HaltedBy) error { return h.halts.SetFleet(x) }`, `func (h *Host) FleetHalt(x *idle.HaltedBy) error {
 	if mutantOn("fleet-halt-not-for-hosts") {
 		return nil
 	}
 	return h.halts.SetFleet(x)
 }`},
-	{"internal/agent/halt.go", `	a.state.FleetHalt = x
+	{`	a.state.FleetHalt = x
 `, `	if mutantOn("fleet-halt-not-for-agents") {
 		x = nil
 	}
