@@ -132,10 +132,22 @@ type Cataloger interface {
 }
 
 // Inspector runs the preflight checks of a stop. found are preflight codes. An
-// error means unknown, and blocks.
+// error means unknown, and blocks; an *UncheckedRisks names what is unknown, and
+// blocks unless all of that is accepted.
 type Inspector interface {
 	Preflight(ctx context.Context, id string) (found []string, err error)
 }
+
+// UncheckedRisks are preflight checks that could not be made.
+type UncheckedRisks struct {
+	Codes []string
+	Err   error
+}
+
+func (e *UncheckedRisks) Error() string { return e.Err.Error() }
+
+// Unwrap returns why.
+func (e *UncheckedRisks) Unwrap() error { return e.Err }
 
 // Tagger writes tags.
 type Tagger interface {

@@ -394,11 +394,15 @@ func (j *job) preflight(ctx context.Context, due bool) {
 	if err != nil && !due {
 		return
 	}
+	j.live.preflight, j.live.preflightErr, j.live.unchecked = found, "", nil
+	if part, ok := errors.AsType[*UncheckedRisks](err); ok {
+		j.live.unchecked = part.Codes
+	}
 	if err != nil {
-		j.live.preflight, j.live.preflightErr = nil, err.Error()
+		j.live.preflightErr = err.Error()
 		return
 	}
-	j.live.preflight, j.live.preflightErr, j.live.preflightAt = found, "", j.now
+	j.live.preflightAt = j.now
 }
 
 // settle passes a verdict to the arbiter if that can change something: the

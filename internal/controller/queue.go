@@ -105,7 +105,8 @@ type live struct {
 	wouldAt     time.Time // when dry run first prevented the pause
 
 	preflight    []string // codes
-	preflightErr string   // why they are unknown
+	preflightErr string   // why some are unknown
+	unchecked    []string // the codes that are; nil with preflightErr means all
 	preflightAt  time.Time
 
 	labs   *int

@@ -607,12 +607,13 @@ func (j *job) unknown(ctx context.Context) outcome {
 // does not accept.
 func accepted(r *policy.Resolved, l live) []idle.Block {
 	var blocks []idle.Block
-	if l.preflightErr != "" {
+	unaccepted := func(code string) bool { return !slices.Contains(r.AcceptedRisks, code) }
+	if l.preflightErr != "" && (len(l.unchecked) == 0 || slices.ContainsFunc(l.unchecked, unaccepted)) {
 		blocks = append(blocks, idle.Block{Code: idle.SignalUnknown, Signal: "preflight",
 			Sentence: "What speaks against a stop cannot be looked at: " + l.preflightErr + "."})
 	}
 	for _, code := range l.preflight {
-		if !slices.Contains(r.AcceptedRisks, code) {
+		if unaccepted(code) {
 			blocks = append(blocks, idle.Block{Code: idle.Code(code), Sentence: riskSentence[code]})
 		}
 	}

@@ -205,8 +205,8 @@ func (r *region) CreateTags(ctx context.Context, ids []string, tags map[string]s
 	return callError(r.client.CreateTags(ctx, ids, tags))
 }
 
-// Preflight gives the codes of what a stop would meet. A check that could not
-// be made makes the whole unknown.
+// Preflight gives the codes of what a stop would meet. Checks that could not be
+// made are a *controller.UncheckedRisks.
 func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 	p, err := r.client.Preflight(ctx, id)
 	if err != nil {
@@ -218,7 +218,7 @@ func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 		// for them. EC2 itself refuses to stop a protected instance.
 		p.StopProtected = ec2.Check{}
 	}
-	var found []string
+	var found, unchecked []string
 	var errs []error
 	for _, c := range []struct {
 		code  string
@@ -229,12 +229,16 @@ func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 	} {
 		switch {
 		case c.check.Err != nil:
+			unchecked = append(unchecked, c.code)
 			errs = append(errs, callError(c.check.Err))
 		case c.check.Set:
 			found = append(found, c.code)
 		}
 	}
-	return found, errors.Join(errs...)
+	if len(errs) == 0 {
+		return found, nil
+	}
+	return found, &controller.UncheckedRisks{Codes: unchecked, Err: errors.Join(errs...)}
 }
 
 // Volumes reads sizes and types of volumes.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -51,6 +52,7 @@ type Client struct {
 	terminating joiner[Change]
 	tagging     joiner[struct{}] // the kind is the tags
 	attributes  chan struct{}    // held while an attribute is read
+	noStatus    atomic.Bool      // EC2 has no DescribeInstanceStatus
 
 	mu    sync.Mutex
 	types map[string]bool // instance type -> has instance-store volumes

@@ -17,10 +17,14 @@ const pageSize = 1000
 
 // States reads the state of every instance of the region, by id: one call for
 // each thousand. EC2 forgets terminated instances after about an hour. If any
-// page cannot be read there is an error and no answer.
+// page cannot be read there is an error and no answer. An EC2 that does not have
+// the call, as some that are not Amazon's, is asked for descriptions instead.
 func (c *Client) States(ctx context.Context) (map[string]State, error) {
 	const op = "DescribeInstanceStatus"
 	states := map[string]State{}
+	if c.noStatus.Load() {
+		return c.statesDescribed(ctx)
+	}
 	var reader statusReader
 	err := pages(func(token *string) (*string, error) {
 		out, err := c.api.DescribeInstanceStatus(ctx, &ec2.DescribeInstanceStatusInput{
@@ -40,8 +44,24 @@ func (c *Client) States(ctx context.Context) (map[string]State, error) {
 		}
 		return out.NextToken, nil
 	})
+	if err == nil {
+		return states, nil
+	}
+	failure := c.failed(op, err)
+	if KindOf(failure) == Invalid { // the request is always the same
+		if described, err := c.statesDescribed(ctx); err == nil {
+			c.noStatus.Store(true)
+			return described, nil
+		}
+	}
+	return nil, failure
+}
+
+func (c *Client) statesDescribed(ctx context.Context) (map[string]State, error) {
+	states := map[string]State{}
+	err := c.describe(ctx, &ec2.DescribeInstancesInput{MaxResults: aws.Int32(pageSize)}, func(i Instance) { states[i.ID] = i.State })
 	if err != nil {
-		return nil, c.failed(op, err)
+		return nil, c.failed(opDescribe, err)
 	}
 	return states, nil
 }

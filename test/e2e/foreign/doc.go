@@ -1,0 +1,3 @@
+// Package foreign runs lull server against an EC2 and a CloudWatch that this
+// project did not write. The emulator is a module of its own, in test/foreign.
+package foreign

@@ -1,0 +1,299 @@
+package foreign
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/cloudwatch"
+	cwtypes "github.com/aws/aws-sdk-go-v2/service/cloudwatch/types"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/power"
+	"lull/internal/fleet"
+	"lull/internal/lib/programtest"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/control"
+)
+
+const (
+	home = "us-east-1"
+	away = "eu-north-1"
+)
+
+// output keeps what a process prints.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+var serving = regexp.MustCompile(`serving on (http://\S+)`)
+
+// start runs a program until the test ends and returns the URL that it prints.
+func start(t *testing.T, env []string, program string, args ...string) string {
+	t.Helper()
+	said := &output{}
+	cmd := exec.Command(program, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), said, said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s said:\n%s", filepath.Base(program), said)
+		}
+	})
+	waittest.Until(t, program, func() bool { return serving.MatchString(said.String()) })
+	return serving.FindStringSubmatch(said.String())[1]
+}
+
+// cloud is the emulator.
+type cloud struct {
+	t   *testing.T
+	url string
+}
+
+func (c *cloud) config(region string) aws.Config {
+	return aws.Config{Region: region, BaseEndpoint: &c.url, Credentials: credentials.NewStaticCredentialsProvider("test", "test", "")}
+}
+
+func (c *cloud) ec2(region string) *ec2.Client { return ec2.NewFromConfig(c.config(region)) }
+
+func (c *cloud) run(region string, n int32) (ids []string) {
+	c.t.Helper()
+	out, err := c.ec2(region).RunInstances(c.t.Context(), &ec2.RunInstancesInput{ImageId: aws.String("ami-0123456789abcdef0"), InstanceType: "t3.small", MinCount: &n, MaxCount: &n})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, i := range out.Instances {
+		ids = append(ids, *i.InstanceId)
+	}
+	return ids
+}
+
+func (c *cloud) state(id string) types.InstanceStateName {
+	out, err := c.ec2(home).DescribeInstances(c.t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return out.Reservations[0].Instances[0].State.Name
+}
+
+// feed publishes a load of each machine from ten minutes ago on, until ctx ends.
+func (c *cloud) feed(ctx context.Context, loads map[string]float64) {
+	client := cloudwatch.NewFromConfig(c.config(home))
+	publish := func(at time.Time) {
+		for id, v := range loads {
+			_, err := client.PutMetricData(ctx, &cloudwatch.PutMetricDataInput{Namespace: aws.String("AWS/EC2"), MetricData: []cwtypes.MetricDatum{{
+				MetricName: aws.String("CPUUtilization"), Timestamp: &at, Value: &v, Unit: cwtypes.StandardUnitPercent,
+				Dimensions: []cwtypes.Dimension{{Name: aws.String("InstanceId"), Value: &id}}}}})
+			if err != nil && ctx.Err() == nil {
+				c.t.Errorf("cannot publish: %v", err)
+			}
+		}
+	}
+	for at := time.Now().Add(-10 * time.Minute); at.Before(time.Now()); at = at.Add(time.Minute) {
+		publish(at)
+	}
+	tick := time.NewTicker(20 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			publish(now)
+		}
+	}
+}
+
+// code is the API's code of an error.
+func code(err error) string {
+	var p interface{ Code() string }
+	if errors.As(err, &p) {
+		return p.Code()
+	}
+	return ""
+}
+
+// TestForeignCloud: import, power, tags and idleness work with an EC2 that has
+// about a third of the calls that lull makes. What it does not have is unknown:
+// it never stops a machine, unless a user accepted that risk.
+func TestForeignCloud(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	emulator := filepath.Join(dir, "foreign")
+	build := exec.Command("go", "build", "-o", emulator, ".")
+	build.Dir = filepath.Join("..", "..", "foreign")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	c := &cloud{t, start(t, nil, emulator, home, away)}
+	machines, far := c.run(home, 5), c.run(away, 1)[0]
+	quiet, busy, risky, moved, unfed := machines[0], machines[1], machines[2], machines[3], machines[4]
+
+	token := filepath.Join(dir, "token")
+	address := start(t, []string{"AWS_ENDPOINT_URL=" + c.url, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test",
+		"WORKER_IDLE_TIMEOUT_MINUTES=1", "WORKER_AUTO_PAUSE_SNOOZE_MINUTES=0", "WORKER_WARN_BEFORE_MINUTES=0", "RECONCILE_INTERVAL=5",
+		"IDLE_DETECTION_INTERVAL=10", "DISCOVERY_IMPORT=off", "DISCOVERY_REGIONS=" + home + "," + away},
+		programtest.Build(t, "lull/cmd/lull"), "server", "--listen", "127.0.0.1:0", "--data", filepath.Join(dir, "data"), "--admin-token-file", token)
+	secret, err := os.ReadFile(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks, err := control.NewClient(address, strings.TrimSpace(string(secret)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	waittest.Until(t, "the API", func() bool {
+		_, err := asks.Workers(ctx, url.Values{})
+		return err == nil
+	})
+
+	// Import looks up.
+	take := func(in fleet.ImportedWorker) (fleet.Worker, error) {
+		return control.Write[fleet.Worker](ctx, asks, "POST", "/workers/import", in)
+	}
+	for _, in := range []fleet.ImportedWorker{{AWSRegion: home, EC2InstanceID: "i-0123456789abcdef0"}, {EC2InstanceID: "i-0123456789abcdef0"}, {AWSRegion: home, EC2InstanceID: far}} {
+		if w, err := take(in); code(err) != "not_found" {
+			t.Errorf("%+v: %q, %v", in, w.ID, err)
+		} else if in.EC2InstanceID == far && !strings.Contains(err.Error(), away) {
+			t.Errorf("the region of %s is not named: %v", far, err)
+		}
+	}
+	ids := map[string]string{}
+	for _, m := range machines {
+		in := fleet.ImportedWorker{AWSRegion: home, EC2InstanceID: m}
+		in.ActivitySources = []string{fleet.SourceCloudWatch}
+		if m != risky {
+			in.AcceptedRisks = []string{fleet.RiskInstanceStore, fleet.RiskNoElasticIP, fleet.RiskStopProtected}
+		}
+		w, err := take(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[m] = w.ID
+		if _, _, err := asks.Do(ctx, w.ID, "arm", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	worker := func(m string) fleet.Worker {
+		w, err := control.Read[fleet.Worker](ctx, asks, "/workers/"+ids[m])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	becomes := func(m string, s power.Worker) {
+		t.Helper()
+		waittest.Until(t, m+" "+string(s), func() bool { return worker(m).Status == s })
+	}
+	command := func(m, verb string, body any) error {
+		_, _, err := asks.Do(ctx, ids[m], verb, body)
+		return err
+	}
+	for _, m := range machines {
+		becomes(m, power.WorkerRunning)
+	}
+	fed, stop := context.WithCancel(ctx)
+	defer stop()
+	var feeding sync.WaitGroup
+	defer feeding.Wait()
+	defer stop()
+	feeding.Go(func() { c.feed(fed, map[string]float64{quiet: 1, busy: 99, risky: 1}) })
+
+	// Power on request, and a stop from outside, which is respected.
+	if err := command(moved, "stop", nil); err != nil {
+		t.Fatal(err)
+	}
+	becomes(moved, power.WorkerStopped)
+	if s := c.state(moved); s != types.InstanceStateNameStopped {
+		t.Errorf("STOPPED, and EC2 says %s", s)
+	}
+	if err := command(moved, "start", nil); err != nil {
+		t.Fatal(err)
+	}
+	becomes(moved, power.WorkerRunning)
+	if _, err := c.ec2(home).StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: []string{moved}}); err != nil {
+		t.Fatal(err)
+	}
+	becomes(moved, power.WorkerStopped)
+	if w := worker(moved); w.DesiredStatus != power.WorkerStopped || w.ExternalPauseCount == 0 {
+		t.Errorf("stopped from outside: desired %s, %d external pauses", w.DesiredStatus, w.ExternalPauseCount)
+	}
+	tags, err := c.ec2(home).DescribeTags(ctx, &ec2.DescribeTagsInput{Filters: []types.Filter{{Name: aws.String("resource-id"), Values: []string{moved}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	owned := false
+	for _, tag := range tags.Tags {
+		owned = owned || aws.ToString(tag.ResourceId) == moved && strings.HasSuffix(aws.ToString(tag.Key), "managed-by")
+	}
+	if !owned {
+		t.Errorf("the tags of a machine that lull stopped: %v", tags.Tags)
+	}
+
+	// Termination needs its confirmation.
+	if err := command(moved, "terminate", nil); err == nil {
+		t.Error("terminated without a confirmation")
+	}
+	if err := command(moved, "terminate", control.Confirmation{Confirm: worker(moved).Name}); err != nil {
+		t.Fatal(err)
+	}
+	becomes(moved, power.WorkerTerminated)
+	if s := c.state(moved); s != types.InstanceStateNameTerminated {
+		t.Errorf("TERMINATED, and EC2 says %s", s)
+	}
+
+	// CloudWatch decides: a whole window of no load stops the one, which takes up
+	// to eleven minutes and so belongs to make soak, and nothing stops the others,
+	// whose load is high, whose risks are unknown, or that have no load at all.
+	blocked := func(m string, by idle.Code) bool {
+		why, err := control.Read[fleet.IdleStatus](ctx, asks, "/workers/"+ids[m]+"/idle-status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return why.Has(by)
+	}
+	holds := map[string]idle.Code{busy: idle.SignalActive, risky: idle.SignalUnknown, unfed: idle.SignalUnknown}
+	for m, by := range holds {
+		waittest.Until(t, m+" "+string(by), func() bool { return blocked(m, by) })
+	}
+	if os.Getenv("LULL_SOAK") != "" && !waittest.Within(14*time.Minute, func() bool { return c.state(quiet) == types.InstanceStateNameStopped }) {
+		why, err := control.Read[fleet.IdleStatus](ctx, asks, "/workers/"+ids[quiet]+"/idle-status")
+		t.Errorf("the quiet machine still runs: %+v, %v", why.Blocks, err)
+	}
+	for m, by := range holds {
+		if s := c.state(m); s != types.InstanceStateNameRunning || !blocked(m, by) {
+			t.Errorf("%s is %s", m, s)
+		}
+	}
+}
