@@ -103,7 +103,7 @@ TOOK = trap 'times >bin/times-$(1); printf "lane: %6d s: %s, CPU %s\n" $$SECONDS
 PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(ALONE) | sort) | tr '\n' ' ')
 
 modules: ## fetch the modules; a proxy that fails once is asked again
-	@for try in 1 2 3; do go mod download && (cd test/foreign && go mod download) && exit 0; sleep $$((try*5)); done; exit 1
+	@for try in 1 2 3; do go mod download && (cd test/e2e/foreign/testdata/emulator && go mod download) && exit 0; sleep $$((try*5)); done; exit 1
 
 guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 	@[ -e bin/guest-kernel/boot ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel || \

@@ -1,4 +1,4 @@
-module lull/test/foreign
+module emulator
 
 go 1.26.0
 
