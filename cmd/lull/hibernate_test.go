@@ -4,8 +4,11 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/agent/servertest"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/launch"
+	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/world"
 )
@@ -33,15 +36,15 @@ func TestLaunchedWorkerHibernates(t *testing.T) {
 				"security_group_ids": []any{"sg-0000000a"}, "subnet_id": "subnet-000000a0"}}}
 			inCloud(t, scenario, settings, func(r *cloudRig) {
 				t := r.t
-				body := map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "cisco-cml*", "enabled": true, "accepted_risks": []string{fleet.RiskNoElasticIP}}
+				body := map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "cisco-cml*", "enabled": true, "accepted_risks": []string{worker.RiskNoElasticIP}}
 				for k, v := range c.template {
 					body[k] = v
 				}
-				if _, err := control.Write[fleet.Template](t.Context(), r.asks, "PUT", "/templates/lab", body); err != nil {
+				if _, err := control.Write[launch.Template](t.Context(), r.asks, "PUT", "/templates/lab", body); err != nil {
 					t.Fatal(err)
 				}
 				balanced := "balanced"
-				w, err := control.Write[fleet.Worker](t.Context(), r.asks, "POST", "/workers", fleet.NewWorker{Name: "one", AWSRegion: home, TemplateName: "lab", Profile: fleet.Profile{Policy: &balanced}})
+				w, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers", fleet.NewWorker{Name: "one", AWSRegion: home, TemplateName: "lab", Profile: worker.Profile{Policy: &balanced}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -70,7 +73,7 @@ func TestLaunchedWorkerHibernates(t *testing.T) {
 				if i := machine(); i.State != world.Stopped || i.Hibernated != c.hibernates {
 					t.Errorf("EC2 has it as %s, hibernated: %t", i.State, i.Hibernated)
 				}
-				if w.PauseReason != fleet.ReasonIdleTimeout || (w.HibernateNote == "") != c.hibernates {
+				if w.PauseReason != servertest.ReasonIdleTimeout || (w.HibernateNote == "") != c.hibernates {
 					t.Errorf("paused for %s, note %q", w.PauseReason, w.HibernateNote)
 				}
 				if _, _, err := r.asks.Do(t.Context(), w.ID, "start", nil); err != nil {

@@ -4,13 +4,13 @@ import (
 	"testing"
 
 	"lull/internal/core/policy"
-	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 )
 
 // TestUncheckedRisks: a preflight check that could not be made blocks a stop
 // unless a user accepted that risk, and one that found something does so as ever.
 func TestUncheckedRisks(t *testing.T) {
-	store, address := fleet.RiskInstanceStore, fleet.RiskNoElasticIP
+	store, address := worker.RiskInstanceStore, worker.RiskNoElasticIP
 	for name, tc := range map[string]struct {
 		accepted []string
 		l        live

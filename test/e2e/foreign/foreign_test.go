@@ -21,6 +21,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
+	"lull/internal/fleet/worker"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
@@ -148,8 +149,8 @@ func TestForeignCloud(t *testing.T) {
 	})
 
 	// Import looks up.
-	take := func(in fleet.ImportedWorker) (fleet.Worker, error) {
-		return control.Write[fleet.Worker](ctx, asks, "POST", "/workers/import", in)
+	take := func(in fleet.ImportedWorker) (worker.Worker, error) {
+		return control.Write[worker.Worker](ctx, asks, "POST", "/workers/import", in)
 	}
 	for _, in := range []fleet.ImportedWorker{{AWSRegion: home, EC2InstanceID: "i-0123456789abcdef0"}, {EC2InstanceID: "i-0123456789abcdef0"}, {AWSRegion: home, EC2InstanceID: far}} {
 		if w, err := take(in); code(err) != "not_found" {
@@ -161,9 +162,9 @@ func TestForeignCloud(t *testing.T) {
 	ids := map[string]string{}
 	for _, m := range machines {
 		in := fleet.ImportedWorker{AWSRegion: home, EC2InstanceID: m}
-		in.ActivitySources = []string{fleet.SourceCloudWatch}
+		in.ActivitySources = []string{worker.SourceCloudWatch}
 		if m != risky {
-			in.AcceptedRisks = []string{fleet.RiskInstanceStore, fleet.RiskNoElasticIP, fleet.RiskStopProtected}
+			in.AcceptedRisks = []string{worker.RiskInstanceStore, worker.RiskNoElasticIP, worker.RiskStopProtected}
 		}
 		w, err := take(in)
 		if err != nil {
@@ -174,8 +175,8 @@ func TestForeignCloud(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	worker := func(m string) fleet.Worker {
-		w, err := control.Read[fleet.Worker](ctx, asks, "/workers/"+ids[m])
+	record := func(m string) worker.Worker {
+		w, err := control.Read[worker.Worker](ctx, asks, "/workers/"+ids[m])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +184,7 @@ func TestForeignCloud(t *testing.T) {
 	}
 	becomes := func(m string, s power.Worker) {
 		t.Helper()
-		waittest.Until(t, m+" "+string(s), func() bool { return worker(m).Status == s })
+		waittest.Until(t, m+" "+string(s), func() bool { return record(m).Status == s })
 	}
 	command := func(m, verb string, body any) error {
 		_, _, err := asks.Do(ctx, ids[m], verb, body)
@@ -208,7 +209,7 @@ func TestForeignCloud(t *testing.T) {
 		t.Fatal(err)
 	}
 	becomes(moved, power.WorkerStopped)
-	if w := worker(moved); w.DesiredStatus != power.WorkerStopped || w.ExternalPauseCount == 0 {
+	if w := record(moved); w.DesiredStatus != power.WorkerStopped || w.ExternalPauseCount == 0 {
 		t.Errorf("stopped from outside: desired %s, %d external pauses", w.DesiredStatus, w.ExternalPauseCount)
 	}
 	tags, err := c.ec2(home).DescribeTags(ctx, &ec2.DescribeTagsInput{Filters: []types.Filter{{Name: aws.String("resource-id"), Values: []string{moved}}}})
@@ -227,7 +228,7 @@ func TestForeignCloud(t *testing.T) {
 	if err := command(moved, "terminate", nil); err == nil {
 		t.Error("terminated without a confirmation")
 	}
-	if err := command(moved, "terminate", control.Confirmation{Confirm: worker(moved).Name}); err != nil {
+	if err := command(moved, "terminate", control.Confirmation{Confirm: record(moved).Name}); err != nil {
 		t.Fatal(err)
 	}
 	becomes(moved, power.WorkerTerminated)
@@ -244,7 +245,7 @@ func TestForeignCloud(t *testing.T) {
 		t.Error("a machine of which nothing is known was stopped")
 	}
 	for _, m := range []string{plain, risky} {
-		why, err := control.Read[fleet.IdleStatus](ctx, asks, "/workers/"+ids[m]+"/idle-status")
+		why, err := control.Read[worker.IdleStatus](ctx, asks, "/workers/"+ids[m]+"/idle-status")
 		if err != nil || !why.Has(idle.SignalUnknown) || why.Eligible {
 			t.Errorf("%s: %+v, %v", m, why.Blocks, err)
 		}
