@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/agent/servertest"
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/launch"
@@ -73,7 +72,7 @@ func TestLaunchedWorkerHibernates(t *testing.T) {
 				if i := machine(); i.State != world.Stopped || i.Hibernated != c.hibernates {
 					t.Errorf("EC2 has it as %s, hibernated: %t", i.State, i.Hibernated)
 				}
-				if w.PauseReason != servertest.ReasonIdleTimeout || (w.HibernateNote == "") != c.hibernates {
+				if w.PauseReason != power.ReasonIdleTimeout || (w.HibernateNote == "") != c.hibernates {
 					t.Errorf("paused for %s, note %q", w.PauseReason, w.HibernateNote)
 				}
 				if _, _, err := r.asks.Do(t.Context(), w.ID, "start", nil); err != nil {
