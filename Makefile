@@ -26,15 +26,20 @@ GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || ec
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-build: ## build bin/lull and bin/lull-shim
-	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+# The programs that lull carries inside itself: $(call BUNDLE,linker flags).
+BUNDLE = for h in lull-shim lull-harness; do f=internal/lib/bundle/files/$$h; \
+	go build -ldflags '$(1)' -o $$f ./cmd/$$h && gzip -9nc $$f >$$f.gz && sha256sum $$f | cut -c1-64 >$$f.sha256 && rm $$f || exit 1; done
+
+build: ## build bin/lull, one file that is enough, and the helpers inside it
+	@$(call BUNDLE,$(LDFLAGS))
+	go build -tags bundle -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 # macOS has the command line alone, Linux the helpers too.
 CROSS ?= darwin/arm64 linux/arm64 darwin/amd64
 cross: ## build for macOS and for arm64, in bin/cross
-	@for t in $(CROSS); do echo "building for $$t"; \
-		case $$t in darwin/*) what=./cmd/lull;; *) what=./cmd/...;; esac; \
-		GOOS=$${t%/*} GOARCH=$${t#*/} go build -ldflags '$(LDFLAGS)' -o bin/cross/$$t/ $$what || exit 1; done
+	@for t in $(CROSS); do echo "building for $$t"; export GOOS=$${t%/*} GOARCH=$${t#*/}; \
+		case $$t in darwin/*) what=./cmd/lull;; *) what='-tags bundle ./cmd/...'; $(call BUNDLE,$(LDFLAGS));; esac; \
+		go build -ldflags '$(LDFLAGS)' -o bin/cross/$$t/ $$what || exit 1; done
 
 deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist
@@ -153,6 +158,7 @@ test-alone:
 programs: ## build the programs that tests run, in bin/programs
 	@mkdir -p $(BIN_DIR)
 	@go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/ ./cmd/... ./demo
+	@$(call BUNDLE,$(TEST_LDFLAGS)); go build -tags bundle -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/one/lull ./cmd/lull
 	@for p in $$(git ls-files '*/testdata/*/main.go'); do p=$${p%/main.go}; \
 		go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/$${p//\//-} ./$$p || exit 1; done
 

@@ -118,7 +118,7 @@ func TestKubernetesManifest(t *testing.T) {
 		}
 	}
 	flags := pflag.NewFlagSet("server", pflag.ContinueOnError)
-	bindServerFlags(flags)
+	bindServerFlags(flags, os.Getenv)
 	cfg, _, err := resolveServer(func(name string) string { return env[name] }, file, flags)
 	if err != nil || cfg.Etcd == "" || cfg.TLSCert == "" {
 		t.Errorf("lull server takes it as %+v, %v", cfg, err)
@@ -210,7 +210,7 @@ func TestContainerfile(t *testing.T) {
 		t.Fatal("it does not say what to run")
 	}
 	flags := pflag.NewFlagSet("server", pflag.ContinueOnError)
-	bindServerFlags(flags)
+	bindServerFlags(flags, os.Getenv)
 	var given []string
 	for a := range strings.SplitSeq(m[1], ", ") {
 		given = append(given, strings.Trim(a, `"`))

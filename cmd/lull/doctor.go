@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"lull/internal/lib/elfcheck"
 	"lull/internal/platform/cgroup"
 	"lull/internal/protocol/hostctl"
+	"lull/internal/shim"
 )
 
 func (c *cli) doctorCommand() *cobra.Command {
@@ -92,12 +92,11 @@ func hostFindings(cfg hostConfig) (l term.Findings) {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
 		l.Add("open files", lim.Max >= 4096 || os.Geteuid() == 0, fmt.Sprintf("at most %d: enough for about %d paused instances", lim.Max, lim.Max/3), "raise it: ulimit -n, or LimitNOFILE= in the unit")
 	}
-	shim := cfg.Shim
-	if self, err := os.Executable(); err == nil && shim == "" {
-		shim = filepath.Join(filepath.Dir(self), "lull-shim")
+	what, file, err := describeHelper(cfg.Shim, cfg.Data, shim.Name)
+	if file != "" {
+		err = elfcheck.Static(file)
 	}
-	what := shim
-	if err = elfcheck.Static(shim); err != nil {
+	if err != nil {
 		what = err.Error()
 	}
 	l.Add("lull-shim", err == nil, what, "build it with make build, or set its path with --shim")

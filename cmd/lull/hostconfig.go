@@ -66,9 +66,9 @@ var hostOptions = []option[hostConfig]{
 	{"net-threshold", "LULL_HOST_NET_THRESHOLD", "count", "network traffic (bytes in and out per 5 s) at which an instance counts as active", func(c *hostConfig) any { return &c.Net }},
 	{"disk-threshold", "LULL_HOST_DISK_THRESHOLD", "count", "disk traffic (bytes read and written per 5 s, scaled to shorter probe intervals, at least 4096) at which an instance counts as active", func(c *hostConfig) any { return &c.Disk }},
 	{"max-open-files", "LULL_HOST_FILES", "count", "RLIMIT_NOFILE to request; each socket of a paused instance uses one descriptor", func(c *hostConfig) any { return &c.Files }},
-	{"shim", "LULL_HOST_SHIM", "path", "path of lull-shim (default: next to lull)", func(c *hostConfig) any { return &c.Shim }},
+	{"shim", "LULL_HOST_SHIM", "path", "path of lull-shim (default: inside lull, next to it, or lull itself)", func(c *hostConfig) any { return &c.Shim }},
 	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a directory made by lull guest-kernel, or a file; empty searches the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
-	{"harness", "LULL_HOST_HARNESS", "path", "path of lull-harness, the guest agent of microVMs (default: next to lull)", func(c *hostConfig) any { return &c.Harness }},
+	{"harness", "LULL_HOST_HARNESS", "path", "path of lull-harness, the guest agent of microVMs (default: inside lull, or next to it)", func(c *hostConfig) any { return &c.Harness }},
 	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU machine type of microVMs: q35, or microvm, which boots faster", func(c *hostConfig) any { return &c.Machine }},
 	{"vm-channel", "LULL_HOST_VM_CHANNEL", "name", "control channel of microVMs: serial, vsock, or auto, which uses vsock if this machine and the guest kernel support it (never for guests with --net none); lull doctor shows the choice", func(c *hostConfig) any { return &c.Channel }},
 	{"memory", "LULL_HOST_MEMORY", "size", "memory budget of all instances of known size (microVMs, containers with a limit), such as 8G. A start or wake over budget waits while sleeping instances are moved to cheaper sleep levels; auto is the machine's memory less a tenth (at most 1 GiB), 0 is unlimited", func(c *hostConfig) any { return &c.Memory }},
@@ -101,7 +101,7 @@ var formerHostOptions = map[string]string{
 }
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
-	return hostConfig{Data: "lull-data/host", Socket: client.DefaultSocket(getenv), PauseAfter: time.Minute,
+	return hostConfig{Data: client.DefaultData(getenv, "host"), Socket: client.DefaultSocket(getenv), PauseAfter: time.Minute,
 		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, CPU: "1%", Net: 512, Disk: 8192, Files: 65536, Machine: "q35", Channel: "auto",
 		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", Layer: "10G", ReportEvery: 15 * time.Second}
 }
@@ -242,6 +242,7 @@ func hostSettingsPage() string {
 	var b strings.Builder
 	b.WriteString("# Settings of lull host\n\nGenerated from cmd/lull/hostconfig.go. Precedence: flag, environment, config file (`--config`), default.\n\n")
 	def := defaultHostConfig(func(string) string { return "" })
+	def.Data = "/var/lib/lull/host (root), $XDG_STATE_HOME/lull/host"
 	def.Socket = "/run/lull/host.sock (root), $XDG_RUNTIME_DIR/lull/host.sock"
 	optionRows(&b, def, hostOptions)
 	return b.String()

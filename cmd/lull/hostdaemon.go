@@ -35,6 +35,7 @@ import (
 	"lull/internal/relay"
 	"lull/internal/runtime/docker"
 	"lull/internal/runtime/process"
+	"lull/internal/shim"
 )
 
 // stopAllWithin is how long the parts of a host may take to end. With --stop-all
@@ -107,7 +108,11 @@ func (d *hostDaemon) openListeners(context.Context) (err error) {
 }
 
 func (d *hostDaemon) openProcesses(ctx context.Context) (err error) {
-	d.processes, err = process.New(ctx, process.Config{Dir: filepath.Join(d.cfg.Data, "shim"), Shim: d.cfg.Shim, Log: d.log,
+	supervisor, err := findHelper(d.cfg.Shim, d.cfg.Data, shim.Name)
+	if err != nil {
+		return err
+	}
+	d.processes, err = process.New(ctx, process.Config{Dir: filepath.Join(d.cfg.Data, "shim"), Shim: supervisor, Log: d.log,
 		OnExit:     d.onExit,
 		OnThawed:   func() { d.h.WakeAll("supervisor", "the daemon was suspended, and the shim thawed all instances") },
 		OnShimLost: func() { d.h.WakeAll("supervisor", "the shim died and was replaced") },

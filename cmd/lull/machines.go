@@ -32,25 +32,17 @@ func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, rt *proce
 	if err != nil {
 		return nil, err
 	}
-	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), FindKernel: func() (string, error) { return findKernel(cfg) }, Images: images, Layer: layer, Log: log,
+	harness, err := findHelper(cfg.Harness, cfg.Data, harnessName)
+	if err != nil {
+		return nil, fmt.Errorf("cannot find lull-harness, the guest agent: %w; build it with: make build", err)
+	}
+	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: harness, FindKernel: func() (string, error) { return findKernel(cfg) }, Images: images, Layer: layer, Log: log,
 		Channel: microvm.Channel(cfg.Channel), WhenGone: rt.ContinueWhenGone,
 		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
 		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },
 		OnMessage: func(ctx context.Context, id string, m guest.Message) error {
 			return h().FromHarness(ctx, id, m)
 		}})
-}
-
-// findHarness is the program that guests begin with.
-func findHarness(cfg hostConfig) string {
-	if cfg.Harness != "" {
-		return cfg.Harness
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return "lull-harness"
-	}
-	return filepath.Join(filepath.Dir(self), "lull-harness")
 }
 
 // kernelDir is where a host looks for a guest kernel of its own.
@@ -122,8 +114,10 @@ other systems, set LULL_GUEST_KERNEL to any kernel with virtio.`,
 func machineFindings(cfg hostConfig) (l term.Findings) {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	l.Optional("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
-	harness := findHarness(cfg)
-	err = elfcheck.Static(harness)
+	harness, file, err := describeHelper(cfg.Harness, cfg.Data, harnessName)
+	if file != "" {
+		err = elfcheck.Static(file)
+	}
 	l.Optional("microvm: lull-harness", err, harness, "build it with: make build")
 	kernel, err := findKernel(cfg)
 	var k microvm.Kernel

@@ -83,7 +83,7 @@ func (c *cli) serverMetrics() ([]metricInfo, error) {
 		return nil, fmt.Errorf("cannot list the metrics: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	cfg := defaultServerConfig()
+	cfg := defaultServerConfig(c.Getenv)
 	cfg.Data = dir
 	plane, err := c.newControl(cfg, f, nil, log)
 	if err != nil {

@@ -47,7 +47,7 @@ For environment variables, settings and their sources: lull config server.`,
 			return c.serve(cmd.Context(), cfg)
 		}}
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
-	bindServerFlags(cmd.Flags())
+	bindServerFlags(cmd.Flags(), c.Getenv)
 	cmd.AddCommand(c.backupCommand(), c.restoreCommand(), c.serverDoctor())
 	return cmd
 }
@@ -366,7 +366,7 @@ with --etcd, otherwise from the data directory of a stopped server.`,
 			return nil
 		}}
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
-	bindServerFlags(cmd.Flags())
+	bindServerFlags(cmd.Flags(), c.Getenv)
 	return cmd
 }
 
@@ -400,6 +400,6 @@ one there too, or stored secrets cannot be decrypted.`,
 			fmt.Fprintf(c.Err, "restored into %s; copy its seal.key there too\n", data)
 			return nil
 		}}
-	cmd.Flags().StringVar(&data, "data", defaultServerConfig().Data, "data directory to create; it must be empty or absent")
+	cmd.Flags().StringVar(&data, "data", defaultServerConfig(c.Getenv).Data, "data directory to create; it must be empty or absent")
 	return cmd
 }

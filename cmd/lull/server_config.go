@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/cli/client"
 	"lull/internal/cli/reporting"
 	"lull/internal/core/savings"
 	"lull/internal/fleet/sealed"
@@ -83,14 +84,14 @@ var serverOptions = []option[serverConfig]{
 	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "minimum level logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
 }
 
-func defaultServerConfig() serverConfig {
-	return serverConfig{Data: filepath.Join("lull-data", "server"), Listen: "127.0.0.1:7070", Role: "all", LogLevel: "info", CMLPort: "443",
+func defaultServerConfig(getenv func(string) string) serverConfig {
+	return serverConfig{Data: client.DefaultData(getenv, "server"), Listen: "127.0.0.1:7070", Role: "all", LogLevel: "info", CMLPort: "443",
 		ReadRate: "10", WriteRate: "2", EvidenceDays: "30", EvidenceMiB: "2048",
 		RoleClaim: "groups", Roles: "admin=admin,operator=operator,viewer=viewer"}
 }
 
-func bindServerFlags(f *pflag.FlagSet) {
-	bindOptions(f, defaultServerConfig(), serverOptions)
+func bindServerFlags(f *pflag.FlagSet, getenv func(string) string) {
+	bindOptions(f, defaultServerConfig(getenv), serverOptions)
 	for _, s := range settings.Fields() {
 		f.String(flagOf(s), s.Default, fmt.Sprintf("%s ($%s)", s.Doc, s.Env))
 	}
@@ -101,7 +102,7 @@ func flagOf(f settings.Field) string { return strings.ReplaceAll(f.Key, "_", "-"
 // resolveServer reads every source. Every fault is reported, each naming the
 // flag, variable, or file and line.
 func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet) (serverConfig, []setting, error) {
-	cfg := defaultServerConfig()
+	cfg := defaultServerConfig(getenv)
 	read, err := readConfigFile(file)
 	out, faults := readOptions(&cfg, serverOptions, read, getenv, flags)
 	errs := []error{err, faults}
@@ -239,7 +240,7 @@ func (c *cli) configServer() *cobra.Command {
 		return l, err
 	})
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
-	bindServerFlags(cmd.Flags())
+	bindServerFlags(cmd.Flags(), c.Getenv)
 	return cmd
 }
 

@@ -54,7 +54,7 @@ EC2 dry runs.`,
 			return c.ShowFindings(d.Findings)
 		}}
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
-	bindServerFlags(cmd.Flags())
+	bindServerFlags(cmd.Flags(), c.Getenv)
 	return cmd
 }
 

@@ -32,7 +32,9 @@ func serverSettingsPage() string {
 	var b strings.Builder
 	b.WriteString("# Settings of lull server\n\nGenerated from cmd/lull/server_config.go and internal/fleet/settings/settings.go.\n" +
 		"Precedence: flag, environment, stored setting (those of the fleet only: `lull settings set`), config file (`--config`), default.\n\n## The process\n\n")
-	optionRows(&b, defaultServerConfig(), serverOptions)
+	def := defaultServerConfig(func(string) string { return "" })
+	def.Data = "/var/lib/lull/server (root), $XDG_STATE_HOME/lull/server"
+	optionRows(&b, def, serverOptions)
 	b.WriteString("\n## The fleet\n\n| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
 	for _, f := range settings.Fields() {
 		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | `%s` | %s |\n", f.Key, flagOf(f), f.Env, f.Unit, f.Default, f.Doc)

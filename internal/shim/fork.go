@@ -151,7 +151,7 @@ func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, into
 		f.spec.Join = f.cgroups[1:]
 	}
-	argv := []string{filepath.Base(s.cfg.Exe), StageVerb}
+	argv := []string{Name, StageVerb}
 	pid, err := syscall.ForkExec(s.cfg.Exe, argv, attr)
 	if err != nil && attr.Sys.UseCgroupFD {
 		// Before Linux 5.7, or refused: the stage joins by itself.

@@ -401,7 +401,7 @@ func startShim(dir string) error {
 		return err
 	}
 	defer unix.Close(null)
-	_, err = syscall.ForkExec(exe, []string{"lull-shim", "--dir", dir}, &syscall.ProcAttr{Dir: "/", Env: os.Environ(),
+	_, err = syscall.ForkExec(exe, []string{Name, "--dir", dir}, &syscall.ProcAttr{Dir: "/", Env: os.Environ(),
 		Files: []uintptr{uintptr(null), uintptr(null), 2}, Sys: &syscall.SysProcAttr{Setsid: true}})
 	return err
 }

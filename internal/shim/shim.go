@@ -18,7 +18,7 @@ import (
 // Config configures a shim.
 type Config struct {
 	Dir     string // its directory, mode 0700; made when it is missing
-	Exe     string // the lull-shim binary, started again as the exec stage
+	Exe     string // this program, started again as the exec stage and the watchdog
 	Release string // of the binary, shown to the daemon
 	Log     *slog.Logger
 

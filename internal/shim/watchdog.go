@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime/debug"
 	"strconv"
 	"syscall"
@@ -53,7 +52,7 @@ func (s *Shim) watchedLocked() error {
 		return fmt.Errorf("start the watchdog: %w", err)
 	}
 	defer unix.Close(null)
-	argv := []string{filepath.Base(s.cfg.Exe), WatchVerb, s.dir.path, strconv.Itoa(os.Getpid())}
+	argv := []string{Name, WatchVerb, s.dir.path, strconv.Itoa(os.Getpid())}
 	attr := &syscall.ProcAttr{Dir: "/", Env: append(os.Environ(), "GOMAXPROCS=1"),
 		Files: []uintptr{uintptr(null), uintptr(null), 2, uintptr(link[1])}, Sys: &syscall.SysProcAttr{Setsid: true}}
 	if s.dog, err = syscall.ForkExec(s.cfg.Exe, argv, attr); err != nil {

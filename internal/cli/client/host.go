@@ -32,6 +32,21 @@ func DefaultSocket(getenv func(string) string) string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("lull-%d", os.Geteuid()), "host.sock")
 }
 
+// DefaultData is the data directory of a daemon of this user: place is "host" or
+// "server".
+func DefaultData(getenv func(string) string, place string) string {
+	if os.Geteuid() == 0 {
+		return filepath.Join("/var/lib/lull", place)
+	}
+	if dir := getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "lull", place)
+	}
+	if home := getenv("HOME"); filepath.IsAbs(home) {
+		return filepath.Join(home, ".local", "state", "lull", place)
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("lull-%d", os.Geteuid()), place)
+}
+
 // CompleteInstances offers the names of instances.
 func (c *Session) CompleteInstances(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(a) > 0 {

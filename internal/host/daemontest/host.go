@@ -1,6 +1,7 @@
 package daemontest
 
 import (
+	"cmp"
 	"bytes"
 	"context"
 	"errors"
@@ -26,6 +27,7 @@ type Config struct {
 	Args     []string // of lull host, besides its data and socket
 	UID, GID int      // user that runs it; 0 is the user of the tests
 	Under    string   // where its directory is created; "" is the directory for temporary files
+	Lull     string   // path of the lull binary; "" is the one that Build built
 }
 
 // Host is a lull host that runs as a child process, and a client of it. Its
@@ -91,7 +93,7 @@ func (h *Host) Boot() {
 		h.T.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(Program("lull"), append([]string{"host", "--data", h.Dir + "/data", "--socket", h.socket()}, h.cfg.Args...)...)
+	cmd := exec.Command(cmp.Or(h.cfg.Lull, Program("lull")), append([]string{"host", "--data", h.Dir + "/data", "--socket", h.socket()}, h.cfg.Args...)...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
 	// Nothing is inherited from the tests' environment: variables are settings
 	// too.

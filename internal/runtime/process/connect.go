@@ -71,15 +71,10 @@ func (r *Runtime) shimLives() bool {
 // launchShim starts a shim that outlives this process.
 func (r *Runtime) launchShim() error {
 	path := r.cfg.Shim
-	if path == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("cannot find this program's own file: %w", err)
+	if self, err := os.Executable(); err != nil || self != path { // this program runs here, however it is linked
+		if err := elfcheck.Static(path); err != nil {
+			return fmt.Errorf("cannot use lull-shim: %w; build it with: make build, or name another with --shim", err)
 		}
-		path = filepath.Join(filepath.Dir(self), "lull-shim")
-	}
-	if err := elfcheck.Static(path); err != nil {
-		return fmt.Errorf("cannot use lull-shim: %w; build it with: make build, or name another with --shim", err)
 	}
 	log, err := os.OpenFile(filepath.Join(r.cfg.Dir, "shim.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -87,6 +82,7 @@ func (r *Runtime) launchShim() error {
 	}
 	defer log.Close()
 	cmd := exec.Command(path, "--dir", r.cfg.Dir)
+	cmd.Args[0] = "lull-shim" // a program that contains it goes by this name
 	cmd.Stderr, cmd.Dir = log, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

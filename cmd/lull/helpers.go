@@ -1,0 +1,51 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"lull/internal/lib/bundle"
+	"lull/internal/shim"
+)
+
+const harnessName = "lull-harness"
+
+// findHelper returns the path of a helper program: the one that the user named,
+// the one inside this binary (unpacked below the data directory), or the one
+// beside this binary, whether or not it exists there. Where there is no
+// lull-shim, lull itself is it.
+func findHelper(named, data, name string) (string, error) {
+	if named != "" {
+		return named, nil
+	}
+	if bundle.Has(name) {
+		return bundle.Unpack(filepath.Join(data, "bin"), name)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("cannot find this program's own file: %w", err)
+	}
+	beside := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(beside); name == shim.Name && errors.Is(err, fs.ErrNotExist) {
+		return self, nil
+	}
+	return beside, nil
+}
+
+// describeHelper says where findHelper would find a program, and writes nothing.
+func describeHelper(named, data, name string) (where string, check string, err error) {
+	if named == "" && bundle.Has(name) {
+		return "inside lull", "", nil
+	}
+	path, err := findHelper(named, data, name)
+	if err != nil {
+		return "", "", err
+	}
+	if self, serr := os.Executable(); serr == nil && path == self {
+		return "lull itself", "", nil
+	}
+	return path, path, nil
+}
