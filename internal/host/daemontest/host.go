@@ -1,8 +1,8 @@
 package daemontest
 
 import (
-	"cmp"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
