@@ -3,7 +3,10 @@
 package main
 
 import (
+	"context"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"lull/internal/shim"
 )
@@ -12,5 +15,9 @@ func main() {
 	if code, ok := shim.Stage(os.Args); ok {
 		os.Exit(code)
 	}
-	os.Exit(shim.Main(os.Args[1:]))
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	code := shim.Main(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
 }

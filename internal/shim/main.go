@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"runtime/debug"
-	"syscall"
 	"time"
 )
 
@@ -17,8 +15,9 @@ import (
 const Name = "lull-shim"
 
 // Main is the main function of lull-shim, with the arguments that follow its
-// name. It returns the exit code when it was asked to end or could not start.
-func Main(args []string) int {
+// name. It runs until ctx ends and returns the exit code. The caller ignores
+// SIGHUP and SIGPIPE.
+func Main(ctx context.Context, args []string) int {
 	flags := flag.NewFlagSet(Name, flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory of the shim (required; its socket is DIR/shim.sock)")
 	gone := flags.Duration("gone", 2*time.Second, "without a daemon for so long, everything is thawed")
@@ -47,9 +46,6 @@ func Main(args []string) int {
 		log.Warn("the limit of open files stays", "limit", limit, "err", err)
 	}
 	debug.SetGCPercent(50) // it lives for months and does little
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	s, err := New(Config{Dir: *dir, Exe: exe, Release: release(), Log: log, Gone: *gone, Linger: *linger})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
