@@ -21,7 +21,7 @@ const (
 	loadPatience = 2 * time.Second  // how long Load waits before requests are served
 )
 
-// beingSought is the reason why a run is not known yet.
+// beingSought means that the search for a run is still in progress.
 var beingSought = errors.New("its run is being looked for")
 
 // Load adopts what an earlier daemon left: records in any state, written at any
@@ -63,7 +63,7 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 	return errors.Join(append(errs, h.adoptAll(ctx))...)
 }
 
-// adoptAll adopts every instance. It returns the errors seen until its wait
+// adoptAll adopts every instance. It returns the errors seen before its wait
 // ended.
 func (h *Host) adoptAll(ctx context.Context) error {
 	var mu sync.Mutex
@@ -172,7 +172,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		err := a.walk([]step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}})
 		var unusable *instance.SnapshotError
 		switch {
-		case errors.As(err, &unusable): // no one is left to report it to
+		case errors.As(err, &unusable): // no caller is left to report it to
 			if err := i.endNow(ctx); err != nil {
 				return err
 			}
@@ -208,7 +208,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		i.mu.Lock()
 		i.proc.frozen = still || err != nil
 		i.mu.Unlock()
-		if err != nil { // nothing watches its sockets, so it is woken
+		if err != nil { // Nothing watches its sockets, so wake it.
 			return fmt.Errorf("cannot tell whether %s is frozen: %w", i.name(), err)
 		}
 		if !still { // its recent activity is unknown, so it counts as active

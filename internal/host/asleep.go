@@ -129,7 +129,7 @@ func (i *inst) checkAsleep() {
 		return
 	}
 	now := i.h.Now()
-	if i.h.room.Waiting(i) != nil { // it is about to be woken
+	if i.h.room.Waiting(i) != nil { // a wake is pending
 		i.h.due.Set(i.due, now.Add(admission.CheckInterval))
 		return
 	}

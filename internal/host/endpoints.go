@@ -17,7 +17,7 @@ import (
 type RelayTarget struct {
 	ID        string
 	Name      string
-	Endpoints []instance.Endpoint // those that the relay listens for; the index identifies the port
+	Endpoints []instance.Endpoint // the ports that the relay listens on; the index identifies the port
 	Noise     *instance.Noise
 	Waker     relay.Waker
 }
@@ -50,8 +50,8 @@ func (i *inst) Ready(port int) (relay.Backend, bool) {
 	return (*b)[port], true
 }
 
-// taken returns what to add to the reason of a program that could not listen;
-// "" for nothing.
+// taken returns what to add to the error of a program that could not listen; ""
+// for nothing.
 func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	if i.rt.Capabilities().Network || i.spec().ListenFDs {
 		return ""

@@ -64,17 +64,17 @@ func (h *Host) hold(i *inst, command string) (leave func(), err error) {
 	}, err
 }
 
-// Beside holds an instance until over is closed: someone else runs a command
-// beside it. An instance that the host paused is woken; one that someone else paused
-// stays paused.
+// Beside holds an instance while another program runs a command inside it,
+// until over is closed. An instance that lull paused is woken. One that was
+// paused outside lull stays paused.
 func (h *Host) Beside(ref, command string, over <-chan struct{}) {
 	i, err := h.find(ref)
 	if err != nil {
-		return // removed meanwhile
+		return // it was removed in the meantime
 	}
 	leave, err := h.hold(i, command)
 	if err != nil {
-		return // the host ends
+		return // the host is ending
 	}
 	defer leave()
 	if i.state().Asleep() && !i.pausedByOthers() {
@@ -86,10 +86,10 @@ func (h *Host) Beside(ref, command string, over <-chan struct{}) {
 	}
 }
 
-// maxShown is how much of a command is shown, in bytes.
+// maxShown is the maximum length of a displayed command, in bytes.
 const maxShown = 60
 
-// besideLocked describes the commands that run inside it; empty for none.
+// besideLocked describes the commands that run inside i; "" for none.
 func (i *inst) besideLocked() string {
 	switch n := len(i.says.beside); n {
 	case 0:

@@ -70,7 +70,7 @@ type attempt struct {
 	ctx    context.Context
 	by     string // idle_timeout, manual, ...
 	reason string
-	force  bool // a user forced it: open connections and leases do not hold
+	force  bool // a user forced it: open connections and leases do not prevent it
 	// adopted is set for a pause made by an earlier daemon. Its time, cause and
 	// count are kept, because the next step of the ladder is counted from them.
 	adopted bool
@@ -100,8 +100,8 @@ type errStirred struct{ what string }
 
 func (e *errStirred) Error() string { return "cannot pause: " + e.what }
 
-// asked reports whether a user requested it. A full disk is then no reason to
-// refuse.
+// asked reports whether a user requested it. A full disk then does not prevent
+// it.
 func (a *attempt) asked() bool {
 	return !a.adopted && a.by != byIdle && a.by != stopAfter
 }
@@ -406,7 +406,7 @@ func publishUndone(a *attempt) error {
 	return nil
 }
 
-// open lets the relay through: the application accepts connections.
+// open lets the relay forward connections: the application accepts them.
 func (i *inst) open() {
 	i.ports.up.Store(true)
 	if i.gate != nil {

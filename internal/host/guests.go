@@ -10,9 +10,8 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// ProgramBusy notes that the programs of an instance have that many more
-// connections on which they report work in progress; fewer, if change is
-// negative.
+// ProgramBusy changes the number of connections on which the programs of an
+// instance report work in progress.
 func (h *Host) ProgramBusy(id string, change int) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -75,7 +74,7 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 		return nil
 	case guest.KeepaliveRelease:
 		return h.ReleaseLease(ctx, i.id, p.Holder)
-	case guest.Busy, guest.Waiting: // a repetition; one message holds as long as its connection
+	case guest.Busy, guest.Waiting: // a repetition; a report holds as long as its connection
 	case guest.NextDue:
 		at := p.At
 		if at.IsZero() {

@@ -99,10 +99,10 @@ func (i *inst) keptAddrs() (addrs []string) {
 	return addrs
 }
 
-// deaf returns why connections that wake the instance from paused, or some of
-// them, do not start it once lull has stopped it. It is "" when they do, when a
-// setting forbids it, and when lull never stops it. unheard is whether nothing
-// could wake it from outside. all is whether no connection starts it.
+// deaf returns why some or all connections that wake the instance from paused
+// do not start it once lull has stopped it. It returns "" if they do, if a
+// setting forbids it, or if lull never stops it. unheard reports that nothing
+// outside could wake it. all reports that no connection starts it.
 func (i *inst) deaf(unheard bool) (why string, all bool) {
 	s := i.spec()
 	switch {
@@ -211,7 +211,7 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 // cut. An error means that it has to be started anew.
 func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	if i.rt.Capabilities().Network {
-		return errors.New("its relay ended with the daemon") // no client is connected to it
+		return errors.New("its relay ended with the daemon") // rest prepares a stopped instance for connections. They start it, wait for the pending restart, or are refused because its sockets are closed. The caller holds the lock.
 	}
 	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
 		if ls, err := w.Listeners(); err != nil || listeners.Missing(i.spec().Expose, ls) != "" {

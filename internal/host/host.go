@@ -7,18 +7,19 @@
 // allows a pause. A state change is on disk before it is acknowledged. After
 // the daemon is killed at any instant, the next one finds every instance again.
 //
-// Implementation: one lock per instance covers a whole transition (inst.go groups
-// its fields by what guards them). One heap holds all deadlines, and a few workers
-// handle them, so a paused instance costs a record and its guard but no goroutine.
+// Implementation: one lock per instance covers a whole transition (inst.go
+// groups its fields by what guards them). One heap holds all deadlines, and a
+// few workers handle them, so a paused instance costs a record and its guard
+// but no goroutine.
 //
-// This package is the state machine of an instance. What needs only values of it,
-// or sees it through a narrow interface, is in the packages below: records, events,
-// logs and halt keep things; probe, listeners and why judge and explain without
-// side effects; admission and deadlines decide who is next; api and report talk to
-// users, programs and the server.
+// This package is the state machine of an instance. Code that needs only values
+// of an instance, or a narrow interface to it, is in the packages below:
+// records, events, logs and halt keep data; probe, listeners and why judge and
+// explain without side effects; admission and deadlines decide which instance
+// is next; api and report talk to users, programs and the server.
 //
-// Not here: how a runtime starts and freezes (Runtime), how a relay moves bytes
-// (Gate), who decides (package idle).
+// Elsewhere: how a runtime starts and freezes (Runtime), how a relay forwards
+// bytes (Gate), and what counts as idle (package idle).
 package host
 
 import (
@@ -86,7 +87,7 @@ type Config struct {
 	BaseEnv    []string    // environment of every instance, before its own
 	LogDir     string      // directory of instances' logs
 	Socket     string      // LULL_SOCKET of the instances; empty for none
-	SharedHTTP bool        // instances without a relayed port get a gate too
+	SharedHTTP bool        // create a Gate for instances without a relayed port too
 	KeepEvents int         // number of newest events to keep, default 4096
 	EventLog   *events.Log // keeps events across restarts; nil for none; the caller closes it
 
@@ -103,7 +104,7 @@ type Config struct {
 	Memory    int64
 	Available func() (int64, error)
 	Places    int           // concurrent boots and restores from disk, of runtimes where they are slow; 0 means no bound
-	WakeWait  time.Duration // how long a start or wake waits for room before it fails; default 45 s, less than the relay waits
+	WakeWait  time.Duration // how long a start or wake waits for memory and a boot slot before it fails; default 45 s, less than the relay waits
 
 	// Images are the image caches, by name. ImageAge is how long an unused
 	// image is kept; 0 keeps it forever. ImageSpace is the total size in bytes
@@ -239,7 +240,7 @@ func (h *Host) thawAll() error {
 	var errs []error
 	for _, i := range h.all() {
 		i.acquire()
-		// The lock is kept, so that nothing begins anymore. A hibernated
+		// The lock is kept, so that no new transition begins. A hibernated
 		// instance holds nothing that a thaw would release.
 		if s := i.state(); s == power.Pausing || s == power.Resuming {
 			i.repair()
@@ -288,7 +289,7 @@ func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
 	}
 }
 
-// missing returns why a runtime can make no instance now, nil if it can.
+// missing returns why a runtime cannot create instances now; nil if it can.
 func (h *Host) missing(runtime string) error {
 	if err := h.cfg.Missing[runtime]; err != nil {
 		return err
@@ -299,7 +300,8 @@ func (h *Host) missing(runtime string) error {
 	return nil
 }
 
-// Missing returns the runtimes that can make no instance now, with the reasons.
+// Missing returns the runtimes that cannot create instances now, with the
+// reasons.
 func (h *Host) Missing() map[string]error {
 	out := maps.Clone(h.cfg.Missing)
 	if out == nil {
@@ -378,8 +380,8 @@ func (h *Host) Events() *events.Feed { return h.events }
 // Images returns the image caches.
 func (h *Host) Images() *images.Caches { return h.images }
 
-// usersOf returns the names of the instances made from an image, in any state,
-// and of the instance whose files it holds.
+// usersOf returns the names of the instances that were made from an image, in
+// any state, or whose files are in it.
 func (h *Host) usersOf(img instance.Image) []string {
 	out := []string{}
 	for _, i := range h.all() {
@@ -403,7 +405,7 @@ func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("cannot find an instance %q", e.Name)
 }
 
-// RefusedError is a valid command that was not carried out, with the reasons.
+// RefusedError is a valid command that was refused, with the reasons.
 type RefusedError struct {
 	Name   string
 	What   string
@@ -415,7 +417,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Reason)
 }
 
-// Complete runs do to its end even if ctx, that of its caller, ends before. Only
+// Complete runs do to completion even if its caller's ctx ends earlier. Only
 // the end of the host cancels it early.
 func (h *Host) Complete(ctx context.Context, do func(ctx context.Context) error) error {
 	done := make(chan error, 1)

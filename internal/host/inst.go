@@ -46,14 +46,14 @@ type inst struct {
 	retry retry
 }
 
-// requests are what others leave for the holder of the lock. No lock guards them.
+// requests are left for the holder of the lock. No lock guards them.
 type requests struct {
 	// wanted is the reason for a wake that was requested while the lock was
 	// taken. It is checked after each release of the lock, so no request is
 	// lost.
 	wanted atomic.Pointer[string]
-	// asked is the time since which a caller has waited for it to run; nil when
-	// none waits.
+	// asked is since when a caller has been waiting for the instance to run; nil
+	// if none waits.
 	asked atomic.Pointer[time.Time]
 	// observe is the reason for a requested observation, handled like wanted.
 	observe atomic.Pointer[string]
@@ -99,7 +99,7 @@ type proc struct {
 	held    Guard // watches the kept sockets while stopped
 	frozen  bool
 	over    chan struct{} // closed when the run is known to be over
-	missing error         // why the run that the record names is not known to this daemon
+	missing error         // why this daemon does not know the run that the record names
 	settles time.Time     // until then, a pause from outside is one that an earlier daemon requested
 }
 
@@ -109,15 +109,15 @@ type seen struct {
 	last     instance.Sample // the newest sample
 	readings []idle.Reading
 	conns    int
-	unheard  bool        // nothing could wake it from outside
-	block    *idle.Block // of the runtime: why it cannot be paused
-	trouble  string      // what keeps the workload from working; "" for nothing
+	unheard  bool        // nothing outside could wake it
+	block    *idle.Block // from the runtime: why it cannot be paused
+	trouble  string      // why the workload cannot work; "" if it can
 	verdict  idle.Verdict
-	line     evidence.Line // of its decisions in the log
+	line     evidence.Line // its decisions in the log
 }
 
-// says is what programs say about themselves, and the commands beside them.
-// Guarded by mu.
+// says holds what programs report about themselves, and the commands that run
+// inside. Guarded by mu.
 type says struct {
 	beside  []*string // commands that run inside it
 	busy    int       // connections on which the workload reports work in progress
@@ -125,12 +125,11 @@ type says struct {
 	nextDue time.Time // when the workload asked to be woken
 }
 
-// retry is when something is tried, or said, again. Guarded by mu.
+// retry holds the times of next attempts. Guarded by mu.
 type retry struct {
 	restart   time.Time // when it is restarted after a failure
 	notBefore time.Time // the next attempt after a failed hibernation
-	// refused is the last published refusal for lack of room, and its
-	// requester.
+	// refused is the last published refusal by admission, and its requester.
 	refused   string
 	refusedAt time.Time
 }
@@ -303,7 +302,7 @@ func (i *inst) Record() instance.Record {
 	return i.rec
 }
 
-// Removed reports whether the instance was removed.
+// byIDNow returns an instance; nil if there is none.
 func (i *inst) Removed() bool { return i.requests.deleted.Load() }
 
 // MarkRemoved ends the writing of records of the instance.
@@ -312,8 +311,8 @@ func (i *inst) MarkRemoved() { i.requests.deleted.Store(true) }
 // Has reports whether there is an instance of that id.
 func (h *Host) Has(id string) bool { return h.byIDNow(id) != nil }
 
-// DiskUnwritable is the block of everything automatic while records cannot be
-// written.
+// DiskUnwritable is the code of the block on every automatic action while
+// records cannot be written.
 const DiskUnwritable idle.Code = "disk_unwritable"
 
 // unwritable returns why no record can be written; "" while they can.
@@ -326,7 +325,7 @@ func (h *Host) unwritable() string {
 }
 
 // recordsFail publishes that records can no longer be written or, with nil,
-// that they can again. id is that of an instance whose record was tried.
+// that they can again. id is the instance whose record was being written.
 func (h *Host) recordsFail(id string, began error) {
 	kind, why := "trouble_over", "the host can record what it does again"
 	if began != nil {

@@ -72,7 +72,7 @@ func (i *inst) mayStart(by string) error {
 }
 
 // notStopped returns a precondition that fails once i has stopped. what names
-// what was asked for.
+// the requested operation.
 func (i *inst) notStopped(what string) func() error {
 	return func() error {
 		if i.state() == power.Stopped {
@@ -188,7 +188,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 	pause := 2 * time.Millisecond
 	for {
 		if len(want) == 0 {
-			return nil // nothing more to wait for; its exit is handled like any other
+			return nil // nothing left to wait for; its exit is handled like any other
 		}
 		if e := i.requests.ended.Load(); e != nil {
 			return fmt.Errorf("cannot start %s: %w: it %s%s", i.name(), errEnded, i.explained(e.exit).How(), i.taken(want, w))
@@ -223,11 +223,12 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
 		defer cancel()
 		if err := w.Kill(ctx); err != nil {
-			// It still runs. A record that says stopped would start it twice.
+			// It still runs. A record that says stopped would lead to a second
+			// start.
 			i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 			return errors.Join(cause, fmt.Errorf("cannot end the failed run of %s: %w", i.name(), err))
 		}
-		i.awaitExit() // a start that follows is refused while the exit is unknown
+		i.awaitExit() // the next start is refused while the exit is unknown
 	}
 	e := i.requests.ended.Swap(nil)
 	now := i.h.Now()
@@ -246,7 +247,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 		exit := e.exit
 		r.Exit = &exit
 		if ended != nil {
-			r.StartedAt = exit.At // it never was up
+			r.StartedAt = exit.At // it never became ready
 		}
 		if ended != nil || errors.Is(cause, errEnded) {
 			r.ApplyRestartRule(exit, now)
@@ -335,7 +336,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 
 // enterToStop takes the lock of i for a stop. A hibernated instance is restored
 // first, so that it can be asked to exit. A user's stop does not fail for lack
-// of room.
+// of memory or boot slots.
 func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
 	if i.state() == power.Hibernated {
 		if leave, err := i.h.enter(ctx, i, call{what: "stop", by: ByManual, may: i.notStopped("stop")}); err == nil {

@@ -54,7 +54,8 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	return i.id, nil
 }
 
-// checkSpec returns the runtime of s, and every fault that s has with it.
+// checkSpec returns the runtime of s, and every reason why that runtime cannot
+// run s.
 func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 	s.Runtime = cmp.Or(s.Runtime, "process")
 	rt, ok := h.cfg.Runtimes[s.Runtime]
@@ -154,7 +155,7 @@ func (i *inst) openRelay() error {
 	return nil
 }
 
-// drop removes i from the host's maps and closes what it had open.
+// drop removes i from the host's maps and closes its resources.
 func (h *Host) drop(i *inst) {
 	h.mu.Lock()
 	delete(h.byID, i.id)
@@ -178,7 +179,7 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// InvalidError wraps what is wrong with a request.
+// InvalidError wraps the faults of a request.
 type InvalidError struct{ Err error }
 
 func (e *InvalidError) Error() string { return e.Err.Error() }
@@ -193,8 +194,8 @@ func (h *Host) Start(ctx context.Context, ref, by string) error {
 	return h.startFor(ctx, i, by, "started by a user")
 }
 
-// Stop stops an instance. It always works, and pending earlier requests are not
-// carried out after it. With disable the instance is not woken either.
+// Stop stops an instance. It always succeeds eventually, and earlier pending
+// requests are dropped. With disable the instance is not woken anymore.
 func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -222,7 +223,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if disable || pending || stopped {
 		i.note(func(r *instance.Record) {
 			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
-			if stopped { // and it stays so
+			if stopped { // it stays ended
 				r.StoppedBy = ByManual
 			}
 			if pending {
@@ -278,7 +279,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
-	if s := i.state(); s == power.Stopped && i.rationed() { // it takes no room
+	if s := i.state(); s == power.Stopped && i.rationed() { // a running instance needs no admission
 		return &RefusedError{Name: i.name(), What: "resume", Reason: "it is stopped"}
 	}
 	defer i.ask()()

@@ -40,7 +40,7 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	if err != nil || i.name() == name {
 		return err
 	}
-	if err := h.nameIsFree(name, "rename"); err != nil { // does not wait for the instance that has it
+	if err := h.nameIsFree(name, "rename"); err != nil { // do not wait for the instance that has the name
 		return err
 	}
 	if err := i.acquireCtx(ctx); err != nil {
@@ -99,11 +99,12 @@ func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 	return i.start(ctx, byOutside, why)
 }
 
-// Observe compares an instance with its workload. One that was paused outside
-// lull is recorded as such: it is left alone, no connection wakes it and it
-// takes no step of the ladder until it is resumed, outside or by a user. One
-// that was resumed outside is running. Observe never blocks: if a transition is
-// in progress, the holder of the lock observes afterwards.
+// Observe compares an instance with its workload. An instance that was paused
+// outside lull is recorded as such: no connection wakes it, and it takes no
+// step of the ladder, until it is resumed outside lull or by a user. An
+// instance that was resumed outside lull is recorded as running. Observe never
+// blocks: if a transition is in progress, the holder of the lock observes
+// afterwards.
 func (h *Host) Observe(ref, why string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -175,7 +176,7 @@ func (i *inst) pausedOutside(why string) error {
 	return nil
 }
 
-// pausedByOthers reports whether it was paused outside lull.
+// pausedByOthers reports whether the instance was paused outside lull.
 func (i *inst) pausedByOthers() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

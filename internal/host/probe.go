@@ -21,7 +21,7 @@ const (
 	byConnection = "connection"
 	byRestart    = "restart"
 	stopAfter    = "stop_after"
-	besideSignal = "exec" // of the block by a command that runs inside an instance
+	besideSignal = "exec" // the block because a command runs inside the instance
 )
 
 // probeEvery returns the probe interval of a running instance. It is shorter
@@ -130,8 +130,8 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 
 func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// NothingWakes is the code of the block of an instance that would sleep until a
-// user resumes it.
+// NothingWakes is the code of the block on an instance that only a user could
+// resume.
 const NothingWakes idle.Code = "nothing_wakes"
 
 // nothingWakesLocked blocks the idle pause of an instance that nothing could

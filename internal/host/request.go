@@ -21,8 +21,8 @@ const byMemory = "memory"
 // instance for lack of room.
 const unservedEvery = time.Minute
 
-// call is a request for an instance, with what it needs to ask for room and for
-// the lock.
+// call is a request concerning an instance, with what it needs to queue for
+// admission and for the lock.
 type call struct {
 	what   string // start, wake or stop
 	by     string
@@ -30,11 +30,11 @@ type call struct {
 	// may returns why the request no longer applies to the instance; nil if it
 	// does. A nil may always applies. It is called under the room's mu.
 	may func() error
-	off *string // of the instance when the request was made; enter sets it
+	off *string // the instance's off when the request was made; set by enter
 }
 
-// over returns why c must not be carried out anymore: a user has stopped or
-// removed the instance since, or the request no longer applies.
+// over returns why c no longer applies: a user has stopped or removed the
+// instance since, or its own condition fails.
 func (c *call) over(i *inst) error {
 	off := i.requests.off.Load()
 	switch {
@@ -48,10 +48,10 @@ func (c *call) over(i *inst) error {
 	return nil
 }
 
-// BusyError means that a start or wake found no room in time.
+// BusyError means that a start or wake timed out in the admission queue.
 type BusyError = admission.BusyError
 
-// fromRoom reports whether err comes from waiting for room, or from a user who
+// fromRoom reports whether err comes from admission, or from a user who
 // canceled a start or wake. enter has already published it.
 func fromRoom(err error) bool {
 	var busy *BusyError
@@ -67,8 +67,8 @@ func (i *inst) upward() string {
 	return "wake"
 }
 
-// unserved publishes that c found no room. The reason stays as i's status until
-// something else happens to it.
+// unserved publishes that c was refused by admission. The reason stays in i's
+// status until i's state changes.
 func (i *inst) unserved(c call, cause string) {
 	if c.what == "stop" {
 		return
@@ -89,9 +89,9 @@ func (i *inst) unserved(c call, cause string) {
 	i.h.log.Warn("no room to run", "instance", i.name(), "by", c.by, "reason", cause)
 }
 
-// enter takes the lock of i with room to start or wake it. If a user stops i
-// while c waits, i is not started, because c came before the stop. If i still
-// sleeps it may be woken; the stop follows.
+// enter takes the lock of i once i is admitted for a start or wake. If a user
+// stops i while c waits, i is not started, because c came before the stop. If i
+// still sleeps it may be woken; the stop follows.
 func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err error) {
 	c.off = i.requests.off.Load()
 	for {
@@ -120,7 +120,7 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 	}
 }
 
-// admit waits until there is room for c. It publishes that there was none.
+// admit waits for admission of c. It publishes a refusal.
 func (h *Host) admit(ctx context.Context, i *inst, c call) (*admission.Leave, error) {
 	if !i.rationed() {
 		return &admission.Leave{}, nil
@@ -144,7 +144,7 @@ func (h *Host) callOff(i *inst, why string) {
 	h.room.Recheck(func() { i.requests.off.Store(&why) })
 }
 
-// Room returns the room of this host and its queue.
+// Room returns the memory and boot slots of this host and their queue.
 func (h *Host) Room() hostctl.Room { return h.room.Status() }
 
 // Size implements admission.Instance.
@@ -221,7 +221,7 @@ func (i *inst) PushDown(to power.Instance) bool {
 	return i.state() == to
 }
 
-// rationed reports whether starts and wakes of i need room.
+// rationed reports whether starts and wakes of i need admission.
 func (i *inst) rationed() bool {
 	c := &i.h.cfg
 	return i.slow && c.Places > 0 || i.size > 0 && c.Memory > 0

@@ -196,8 +196,8 @@ func liveLeases(in []idle.Lease, now time.Time) []idle.Lease {
 	return out
 }
 
-// misset returns what is wrong with the settings of i combined with the host's,
-// which may have changed since i was created; "" for nothing.
+// misset returns the faults in the combined settings of i and the host, which
+// may have changed since i was created; "" for none.
 func (i *inst) misset() string {
 	if i.spec().StopAfter != nil {
 		return ""

@@ -12,9 +12,9 @@ import (
 )
 
 // A wake comes from a guard of the program's sockets (wantWake), from the relay
-// (Wake), from a user (Host.Resume), or from a deadline (checkAsleep). All of them
-// end in wake, which walks the steps of the fence under the instance's lock. An
-// instance of known size that needs memory for it waits for room first, without
+// (Wake), from a user (Host.Resume), or from a deadline (checkAsleep). All of
+// them end in wake, which walks the steps of the fence under the instance's
+// lock. An instance of known size that needs memory is admitted first, without
 // the lock.
 
 // wantWake requests a wake. It never blocks and needs no lock.
@@ -58,7 +58,7 @@ func (i *inst) serveWake(why string) {
 // Wake wakes the instance for the relay.
 func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
 	why := fmt.Sprintf("a client came from %s", a.Remote)
-	if i.rationed() { // a client that wakes nothing takes no room
+	if i.rationed() { // a client that wakes nothing needs no admission
 		if err := i.mayWake(a); err != nil {
 			return err
 		}
@@ -117,8 +117,8 @@ func (i *inst) restartsNow() bool {
 	return i.rec.Enabled && len(i.rec.Crashes) == 0 && !i.rec.RestartAt.IsZero()
 }
 
-// wakeLater wakes i when there is room for it. The requester does not wait, so
-// it retries until i is awake or the reason is gone.
+// wakeLater wakes i when it is admitted. The requester does not wait, so it
+// retries until i is awake or the reason is gone.
 func (i *inst) wakeLater(by, why string) {
 	if !i.loops.queued.CompareAndSwap(false, true) {
 		return
@@ -245,7 +245,7 @@ func (i *inst) unwakeable() string {
 }
 
 // ask records that a caller is waiting for i, unless one already is. drop
-// undoes that if nothing came of it.
+// undoes that if the request fails.
 func (i *inst) ask() (drop func()) {
 	now := i.h.Now()
 	i.requests.asked.CompareAndSwap(nil, &now)

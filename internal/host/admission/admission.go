@@ -1,10 +1,10 @@
-// Package admission gives the memory and the boot slots of a host to instances of
-// known size, in the order of package core/admit.
+// Package admission grants the memory and the boot slots of a host to instances
+// of known size, in the order that package core/admit defines.
 //
-// A start or wake takes what it needs before it takes the lock of its instance. So
-// one that waits blocks nothing: the instance can be leased, stopped or removed,
-// and a stop or removal cancels the wait. An instance that only needs a thaw never
-// asks.
+// A start or wake waits for its grant before it takes the lock of its instance.
+// A waiting request therefore blocks nothing: the instance can be leased,
+// stopped or removed, and a stop or removal cancels the wait. An instance that
+// only needs a thaw never asks.
 package admission
 
 import (
@@ -23,20 +23,20 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// CheckInterval is how often the queue is checked although nothing changed on this
-// host: the machine's available memory may have.
+// CheckInterval is how often the queue is checked when nothing changes on this
+// host. The machine's available memory may have changed.
 const CheckInterval = time.Second
 
-// Instance is one that takes room, or gives it. Its methods may be called with the
-// lock of Room held and must not call Room.
+// Instance is an instance that needs memory or a boot slot, or can free some.
+// Its methods may be called with the lock of Room held and must not call Room.
 type Instance interface {
 	Size() int64                      // maximum memory in bytes, constant; 0 if its runtime does not know
 	Needs() (memory int64, slow bool) // what a start or wake takes in its present state: bytes, and a boot slot
-	Holds() int64                     // bytes of the host's memory that it may use in its present state
-	// Sleeper returns how the instance can be pushed down for another; ok is false
-	// while it cannot.
+	Holds() int64                     // host memory that it may use in its present state, in bytes
+	// Sleeper returns how the instance can be moved to a deeper state to free
+	// memory. ok is false while it cannot.
 	Sleeper() (s admit.Sleeper, ok bool)
-	// PushDown takes one step of the ladder before its time and reports whether it
+	// PushDown takes the next step of the ladder early and reports whether it
 	// did. It is called without the lock of Room, and may call Room.
 	PushDown(to power.Instance) bool
 }
@@ -56,22 +56,22 @@ type Options struct {
 	Spawn  func(func())               // runs a function in a goroutine that the host waits for
 	Each   func(yield func(Instance)) // every instance, in any order
 	Sorted func() []Instance          // every instance, in a fixed order
-	Halted func() bool                // no instance is pushed down meanwhile
+	Halted func() bool                // reports whether automatic actions are halted; if so, no instance is pushed down
 }
 
-// Request asks for room for an instance.
+// Request asks for the memory and boot slot that an instance needs.
 type Request struct {
-	Name   string // of the instance, for errors
+	Name   string // name of the instance, for errors
 	What   string // start, wake or stop
 	Client bool   // a client waits for it
 	// Over returns why the request no longer applies; nil if it does. It is called
 	// with the lock of Room held.
 	Over func() error
-	// Waits is called once if the request has to wait.
+	// Waits is called once if the request is queued.
 	Waits func(reason string)
 }
 
-// BusyError means that a request found no room in time.
+// BusyError means that a request timed out in the queue.
 type BusyError struct {
 	Name   string
 	What   string // start, wake or stop
@@ -83,7 +83,7 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Cause())
 }
 
-// Cause says how long the request waited, and for what.
+// Cause returns how long the request waited, and for what.
 func (e *BusyError) Cause() string {
 	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
 }
@@ -95,7 +95,8 @@ func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("it may take %s, more than all instances together (memory %s)", instance.Bytes(e.Needs), instance.Bytes(e.Memory))
 }
 
-// Room is the memory and the boot slots of a host. It is safe for concurrent use.
+// Room manages the memory and the boot slots of a host. It is safe for
+// concurrent use.
 type Room struct {
 	opts    Options
 	changed chan struct{} // signals that some instance has changed
@@ -114,7 +115,7 @@ type Room struct {
 	longest int
 }
 
-// waiter is a request that waits for room.
+// waiter is a queued request.
 type waiter struct {
 	i            Instance
 	req          Request
@@ -126,25 +127,25 @@ type waiter struct {
 	reason       string        // why it waits
 }
 
-// Leave is the room that was granted to a request, until End.
+// Leave is a grant. It is in effect until End.
 type Leave struct {
 	r            *Room // nil if nothing was needed
 	i            Instance
 	memory, slow bool
 }
 
-// Covers reports whether the leave includes these needs.
+// Covers reports whether the grant includes these needs.
 func (l *Leave) Covers(memory int64, slow bool) bool {
 	return (memory == 0 || l.memory) && (!slow || l.slow)
 }
 
-// New returns an empty room.
+// New returns a Room with nothing granted.
 func New(o Options) *Room {
 	return &Room{opts: o, changed: make(chan struct{}, 1), given: map[Instance]int{}}
 }
 
-// Needs returns what a start or wake of i takes in its present state, of what this
-// host bounds.
+// Needs returns what a start or wake of i takes in its present state, counting
+// only what this host limits.
 func (r *Room) Needs(i Instance) (memory int64, slow bool) {
 	memory, slow = i.Needs()
 	if r.opts.Memory == 0 {
@@ -153,8 +154,8 @@ func (r *Room) Needs(i Instance) (memory int64, slow bool) {
 	return memory, slow && r.opts.Places > 0
 }
 
-// Admit waits until there is room for i in its present state. It returns a
-// TooLargeError, a BusyError, or the error of Over.
+// Admit waits until i can be started or woken from its present state. It
+// returns a TooLargeError, a BusyError, or the error of Over.
 func (r *Room) Admit(ctx context.Context, i Instance, q Request) (*Leave, error) {
 	memory, slow := r.Needs(i)
 	if memory == 0 && !slow {
@@ -206,8 +207,7 @@ func (r *Room) await(ctx context.Context, w *waiter) (*Leave, error) {
 	}
 }
 
-// leaves removes w from the queue. It returns false if w already has its
-// answer.
+// leaves removes w from the queue. It returns false if w was already answered.
 func (r *Room) leaves(w *waiter) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,11 +216,11 @@ func (r *Room) leaves(w *waiter) bool {
 	}
 	r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
 	r.refused++
-	r.pumpLocked() // it may have stood before others
+	r.pumpLocked() // w may have blocked requests behind it
 	return true
 }
 
-// End returns the grant. What the instance then uses counts as its own.
+// End ends the grant. From then on, what the instance uses counts as its own.
 func (l *Leave) End() {
 	if l.r == nil {
 		return
@@ -253,8 +253,8 @@ func (r *Room) pump() (short int64) {
 	return r.pumpLocked()
 }
 
-// Recheck runs f with the lock of Room held and dismisses the requests that are
-// over after it.
+// Recheck calls f with the lock of Room held, then drops the requests that no
+// longer apply.
 func (r *Room) Recheck(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,9 +262,8 @@ func (r *Room) Recheck(f func()) {
 	r.pumpLocked()
 }
 
-// pumpLocked admits the waiters for which there is room and dismisses those
-// whose request no longer applies. short is how much memory the first one
-// lacks.
+// pumpLocked admits the waiters that fit and drops those whose request no
+// longer applies. short is how many bytes the first waiter is missing.
 func (r *Room) pumpLocked() (short int64) {
 	defer func() { r.waits.Store(int32(len(r.queue))) }()
 	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool {
@@ -395,7 +394,7 @@ func (r *Room) pick(short int64, tried map[Instance]power.Instance) (Instance, p
 	return who[n], to
 }
 
-// Waiting returns how i waits for room; nil when it does not.
+// Waiting returns the queued request of i; nil if there is none.
 func (r *Room) Waiting(i Instance) *hostctl.Waiting {
 	if r.waits.Load() == 0 {
 		return nil
@@ -410,7 +409,7 @@ func (r *Room) Waiting(i Instance) *hostctl.Waiting {
 	return nil
 }
 
-// Status returns how much room there is, and the queue.
+// Status returns the free capacity and the queue.
 func (r *Room) Status() hostctl.Room {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -422,7 +421,7 @@ func (r *Room) Status() hostctl.Room {
 	return o
 }
 
-// Snapshot is what the future of a Room depends on.
+// Snapshot holds everything that the future behavior of a Room depends on.
 type Snapshot struct {
 	Waiting []Waiting
 	Taken   int              // boot slots in use

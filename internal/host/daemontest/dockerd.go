@@ -49,8 +49,8 @@ func StartDockerd(t testing.TB) *Dockerd {
 	return k
 }
 
-// end stops it and removes everything that it created. noBridge means that
-// there was no bridge before.
+// end stops the daemon and removes everything that it created. noBridge means
+// that no bridge existed before.
 func (k *Dockerd) end(noBridge bool) {
 	if k.Over() {
 		k.Start()
@@ -103,7 +103,7 @@ func (k *Dockerd) Start() {
 	}
 }
 
-// Over reports whether the daemon has ended.
+// Over reports whether the daemon has exited.
 func (k *Dockerd) Over() bool {
 	select {
 	case <-k.gone:

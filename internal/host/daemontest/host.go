@@ -78,11 +78,11 @@ func owner(id int) int {
 
 func (h *Host) socket() string { return h.Dir + "/host.sock" }
 
-// In returns h for a subtest.
+// In returns h for the subtest t.
 func (h *Host) In(t *testing.T) *Host { c := *h; c.T = t; return &c }
 
-// Set adds arguments for the daemons booted from now on. If one is given twice,
-// the last counts.
+// Set adds arguments for daemons booted from now on. If an argument is
+// repeated, the last one counts.
 func (h *Host) Set(args ...string) { h.cfg.Args = append(slices.Clip(h.cfg.Args), args...) }
 
 // Boot starts the daemon, also after Kill, and waits until it answers.
@@ -107,13 +107,13 @@ func (h *Host) Boot() {
 	}
 	c := h.child
 	c.cmd, c.gone, c.killed = cmd, make(chan struct{}), false
-	go func() { c.err = cmd.Wait(); close(c.gone) }() // end waits for it
+	go func() { c.err = cmd.Wait(); close(c.gone) }() // end waits for this goroutine
 	if !waittest.Within(Patience, func() bool { _, err := h.Status(h.T.Context()); return err == nil || h.Over() }) || h.Over() {
 		h.T.Fatalf("the daemon does not come up:\n%s", h.Log())
 	}
 }
 
-// Over reports whether the daemon has ended.
+// Over reports whether the daemon has exited.
 func (h *Host) Over() bool {
 	select {
 	case <-h.gone:
@@ -212,8 +212,8 @@ func (h *Host) endShim() {
 	}
 }
 
-// left kills the remaining processes of this host, and returns their names and
-// those of guests' files.
+// left kills the remaining processes of this host. It returns their names and
+// the names of leftover guest files.
 func (h *Host) left() (what []string) {
 	var pids []int
 	waittest.Within(Patience, func() bool { pids = h.Processes(); return len(pids) == 0 })

@@ -12,10 +12,11 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// LeavesCommand starts a command inside an instance whose processes are visible
-// on this machine, and then closes the request. While the command runs it is
-// shown and the instance is not paused automatically. Then the command ends
-// although it ignores SIGTERM.
+// LeavesCommand starts a command inside an instance and then closes the
+// request. While the command runs, it must be listed and the instance must not
+// be paused automatically. Afterwards the command must have ended although it
+// ignores SIGTERM. The processes of the instance must be visible on this
+// machine.
 func (h *Host) LeavesCommand(name string) {
 	h.T.Helper()
 	const mark = "left-behind"

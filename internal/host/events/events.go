@@ -1,5 +1,5 @@
-// Package events keeps what happened to the instances of a host, lets any
-// number of readers follow it, and stores it across restarts of the daemon.
+// Package events keeps the events of a host's instances, lets any number of
+// readers follow them, and stores them across restarts of the daemon.
 package events
 
 import (
@@ -12,12 +12,13 @@ import (
 )
 
 // Feed keeps the newest events and lets any number of readers follow them. A
-// slow reader misses no event that is still kept, and learns when some are
+// slow reader gets every event that is still kept, and learns when some are
 // gone.
 //
-// Numbers rise, and no number comes again. They begin at the microsecond of the
-// start, and well behind those that an earlier daemon has left in the log, which
-// may lack its last ones; they are exact in JSON (below 2^53) until the year 2255.
+// Event numbers are unique and increase. They start at the time of the daemon's
+// start in microseconds, and well above the highest number in the log of an
+// earlier daemon, which may be missing its last events. They are exact in JSON
+// (below 2^53) until the year 2255.
 type Feed struct {
 	log *Log // nil for none
 
@@ -29,8 +30,8 @@ type Feed struct {
 	fresh   chan struct{}
 }
 
-// unkept is more than the events that a daemon that is killed, or its machine, has
-// numbered and not kept.
+// unkept exceeds the number of events that a daemon can number without logging
+// them before it or its machine dies.
 const unkept = 1 << 20
 
 // New keeps the newest n events, beginning with those in l. With a nil l, no
@@ -48,7 +49,7 @@ func New(n int, l *Log) *Feed {
 	return s
 }
 
-// Add appends e and gives it its number. The log has it before a reader does.
+// Add assigns e its number and appends it. Readers see e after the log has it.
 func (s *Feed) Add(e hostctl.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +71,8 @@ func (s *Feed) Add(e hostctl.Event) {
 // nth returns the event at index n, the oldest being 0.
 func (s *Feed) nth(n int) *hostctl.Event { return &s.ring[(s.begin+n)%len(s.ring)] }
 
-// after returns the index of the first event after number seq. whole is whether
-// no event in between is missing.
+// after returns the index of the first event after number seq. whole reports
+// whether no event in between is missing.
 func (s *Feed) after(seq uint64) (n int, whole bool) {
 	n = sort.Search(len(s.ring), func(n int) bool { return s.nth(n).Seq > seq })
 	switch {
@@ -83,8 +84,8 @@ func (s *Feed) after(seq uint64) (n int, whole bool) {
 	return n, false
 }
 
-// Since returns the kept events after seq, where 0 is before all of them. gone
-// is whether some in between are missing. more is closed when new events
+// Since returns the kept events after seq; 0 is before all of them. gone
+// reports whether some in between are missing. more is closed when new events
 // arrive.
 func (s *Feed) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan struct{}) {
 	s.mu.Lock()
@@ -103,9 +104,9 @@ func (s *Feed) Last() uint64 {
 	return s.next - 1
 }
 
-// From parses the position from which a client wants to read: now, a number, or
-// "" for everything. If text is not the number of a kept event, the stream begins with everything
-// that is kept, and gone is true.
+// From parses the position at which a client wants to start: now, a number, or
+// "" for everything. If text is not the number of a kept event, the stream
+// begins with the oldest kept event, and gone is true.
 func (s *Feed) From(text string) (seq uint64, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,28 +16,28 @@ const (
 	segmentBytes = 512 << 10
 	queueLength  = 4096
 	syncInterval = time.Second
-	patience     = 100 * time.Millisecond // for the disk, before an event is shown
+	patience     = 100 * time.Millisecond // longest wait for the disk before an event is published
 )
 
-// Log keeps a host's events across restarts, as many as fit into 4 MiB. A daemon
-// that is killed loses no event that a reader saw, unless the disk takes longer
-// than patience. A machine that loses power loses the last second.
+// Log keeps up to 4 MiB of a host's events across restarts. If the daemon is
+// killed, no event that a reader saw is lost, unless the disk took longer than
+// patience. If the machine loses power, the last second is lost.
 type Log struct {
 	log     segment.Values[hostctl.Event]
 	say     *slog.Logger
 	kept    []hostctl.Event // of earlier daemons, until a Feed takes them
-	dropped bool            // there were older ones
+	dropped bool            // older events existed
 	queue   chan unwritten
 	ended   chan struct{}
 
 	mu     sync.Mutex
 	closed bool
-	behind bool // the disk is slow: nothing waits for it until it has caught up
-	lost   int  // that the disk was too slow for, since the last that was written
+	behind bool // the disk is slow; nothing waits for it until it has caught up
+	lost   int  // events dropped since the last write because the disk was too slow
 }
 
-// unwritten is an event on its way to the disk. written is closed once the kernel
-// has it, or the disk has refused it.
+// unwritten is an event that is being written. written is closed once the
+// kernel has it, or the write has failed.
 type unwritten struct {
 	hostctl.Event
 	written chan struct{}
@@ -76,8 +76,8 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 	return l, nil
 }
 
-// take keeps an event. It returns once a daemon that is killed has kept it, and
-// does not wait long for that.
+// take logs an event. It returns once the event would survive a kill of the
+// daemon, or after patience.
 func (l *Log) take(e hostctl.Event) {
 	u := unwritten{e, make(chan struct{})}
 	l.mu.Lock()
@@ -143,7 +143,7 @@ func (l *Log) write() {
 	}
 }
 
-// append gives an event, and those that wait behind it, to the kernel.
+// append writes an event, and those queued behind it.
 func (l *Log) append(u unwritten) error {
 	all := []unwritten{u}
 	for n := len(l.queue); n > 0; n-- {
@@ -165,7 +165,7 @@ func (l *Log) append(u unwritten) error {
 	return errors.Join(errs...)
 }
 
-// Close makes everything durable. Events are not kept any more after it.
+// Close makes everything durable. Later events are not kept.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true

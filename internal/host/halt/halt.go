@@ -13,7 +13,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// Options are what Halts needs of its host.
+// Options configure Halts.
 type Options struct {
 	Own, Fleet *idle.HaltedBy // in effect at the start; nil for none
 	// KeepOwn and KeepFleet make a halt durable, or with nil its absence. A nil
@@ -54,9 +54,9 @@ func (h *Halts) Set(x *idle.HaltedBy, by string) error {
 // slack is how far the end of a halt may move because clocks differ.
 const slack = 5 * time.Second
 
-// SetFleet applies the fleet's halt as reported by the server; nil for none. It
-// takes effect even if it could not be recorded; then a restart before the
-// server is reached again loses it.
+// SetFleet applies the fleet's halt as reported by the server; nil for none. A
+// halt that cannot be recorded takes effect too, but is lost if the daemon
+// restarts before it reaches the server.
 func (h *Halts) SetFleet(x *idle.HaltedBy) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

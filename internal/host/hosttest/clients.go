@@ -77,8 +77,8 @@ func (p *Proc) pending() string {
 	return ""
 }
 
-// ConnectUnix is Connect over a unix socket: how long it has been quiet is not
-// known, which counts as not at all.
+// ConnectUnix is Connect over a unix socket. How long such a client has been
+// quiet is unknown, which counts as active.
 func (k *Kernel) ConnectUnix(id string) *Client {
 	c := k.Connect(id)
 	k.mu.Lock()
@@ -87,7 +87,8 @@ func (k *Kernel) ConnectUnix(id string) *Client {
 	return c
 }
 
-// quietFor is how long no byte moved. The caller holds the kernel's lock.
+// quietFor returns how long no byte was transferred. The caller holds the
+// kernel's lock.
 func (c *Client) quietFor() time.Duration {
 	if c.local {
 		return 0
@@ -217,8 +218,8 @@ func (d *Disk) All() []instance.Record {
 	return out
 }
 
-// Session is what one daemon sees of a disk. Once it is Dead, nothing is written
-// any more.
+// Session is one daemon's access to a disk. Once it is Dead, nothing is written
+// anymore.
 type Session struct {
 	*Disk
 	Dead atomic.Bool
@@ -232,8 +233,9 @@ func (s *Session) Put(r *instance.Record) error {
 	return s.Disk.Put(r)
 }
 
-// Spec is a program that listens on one port, reached directly and through the
-// relay. It is not restarted. change, if not nil, has the last word.
+// Spec returns the spec of a program that listens on one port, reached directly
+// and through the relay. It is not restarted. change, if not nil, is applied
+// last.
 func Spec(name string, change func(*instance.Spec)) instance.Spec {
 	s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{
 		{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}

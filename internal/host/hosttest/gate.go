@@ -73,8 +73,8 @@ func (g *Gate) each(f func(*Client)) {
 	}
 }
 
-// Owed implements host.Gate. Of clients that the simulated kernel shows it tells
-// itself who spoke last.
+// Owed implements host.Gate. For clients that the simulated kernel shows, the
+// kernel itself knows which side sent last.
 func (g *Gate) Owed() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -36,14 +36,14 @@ type Kernel struct {
 	Private bool
 	// Deaf makes programs not listen at all.
 	Deaf bool
-	// Remote hides the programs' clients from Sample, as a guest's network does:
-	// the relay alone knows them.
+	// Remote hides the programs' clients from Sample, as a guest's network does.
+	// Only the relay knows them.
 	Remote bool
 	// Remembers makes Sample show for a minute when a client last closed, as
-	// sockets in TIME_WAIT do. The walks of the fence do without it: with it, a
-	// client that came and went would cancel every pause that is due.
+	// sockets in TIME_WAIT do. The walks of the fence leave it off, because a
+	// client that came and went would cancel every pause.
 	Remembers bool
-	// Restore is how long a guest takes from disk.
+	// Restore is how long restoring a guest from disk takes.
 	Restore time.Duration
 	// Frees is how much of a guest's memory Reclaim frees, in bytes; 0 is half
 	// a MiB.
@@ -54,7 +54,7 @@ type Kernel struct {
 	// spoiled is the error of the Thaw of a saved guest; nil for success.
 	spoiled  *instance.SnapshotError
 	procs    map[string]*Proc
-	clients  []*Client // in order of arrival, where points are in use
+	clients  []*Client // in order of arrival, when points are used
 	broken   []string
 	starts   int
 	restores int // in progress
@@ -93,9 +93,9 @@ type Proc struct {
 	busy    bool      // uses CPU all the time
 	starved bool      // wants CPU and gets none
 	writes  bool      // writes to its disk all the time
-	slow    bool      // answers nothing until it is fast again
-	asked   time.Time // when it last moved bytes on those
-	asks    int       // connections it opened, on which it sent last
+	slow    bool      // answers nothing until it is no longer slow
+	asked   time.Time // when these connections last transferred bytes
+	asks    int       // outbound connections on which it sent last
 	disk    uint64
 	last    time.Time
 	out     int

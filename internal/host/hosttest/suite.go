@@ -26,7 +26,7 @@ type Machine interface {
 	// Until waits as long as the machine may need, and fails the test after
 	// that.
 	Until(t *testing.T, what string, ok func() bool)
-	// Left lists what still exists of a removed instance on the machine.
+	// Left lists what remains of a removed instance on the machine.
 	Left(name string) []string
 	// Lacks returns why an ability cannot be tested here; "" if it can.
 	Lacks(a Ability) string
@@ -194,7 +194,7 @@ func is(t *testing.T, m Machine, name, state string) (o hostctl.Instance) {
 	return o
 }
 
-// remove removes an instance and waits until nothing of it is left.
+// remove removes an instance and waits until nothing remains of it.
 func remove(t *testing.T, m Machine, name string) {
 	t.Helper()
 	must(t, m.Remove(name))
@@ -207,7 +207,8 @@ func remove(t *testing.T, m Machine, name string) {
 	m.Until(t, "nothing is left of "+name, func() bool { left = m.Left(name); return len(left) == 0 })
 }
 
-// asks is one client that connects, asks and disconnects.
+// asks connects one client, which sends a line, expects the reply and
+// disconnects.
 func asks(t *testing.T, m Machine, name string) {
 	t.Helper()
 	c := m.Dial(t, name)
@@ -312,8 +313,8 @@ func dataWakes(t *testing.T, m Machine) {
 	remove(t, m, "data")
 }
 
-// down lets an instance, with the spec from deep, reach that state and stay
-// there. A client's close that is still in flight may wake it once more.
+// down waits until an instance, whose spec comes from deep, reaches a state and
+// stays there. A client's close that is still in flight may wake it once more.
 func down(t *testing.T, m Machine, name, state string) {
 	t.Helper()
 	m.Until(t, name+" is "+state, func() bool {
@@ -412,7 +413,7 @@ func leases(t *testing.T, m Machine) {
 	}
 	must(t, m.Release("leased", "one"))
 	m.Until(t, "nothing holds it", func() bool { return m.Pause("leased", false) == nil })
-	must(t, m.Hold("leased", "late", time.Hour)) // kept, and wakes nothing
+	must(t, m.Hold("leased", "late", time.Hour)) // the lease is kept, and wakes nothing
 	if o := is(t, m, "leased", "paused"); !o.LeaseHeld {
 		t.Error("a lease on a paused instance was not kept")
 	}
@@ -429,8 +430,8 @@ func reading(o hostctl.Instance, signal string) string {
 	return ""
 }
 
-// burns runs a program that computes until it is seen as active. A loaded
-// machine may give a program no time for as long as the other rows wait.
+// burns runs a program that computes until it counts as active. A loaded
+// machine may give a program no CPU for as long as the other rows wait.
 func burns(t *testing.T, m Machine, p Program) {
 	m.Run(t, "burns", p, func(s *instance.Spec) { d := idle.Duration(10 * time.Second); s.PauseAfter = &d })
 	begun := time.Now()

@@ -1,4 +1,4 @@
-// Package images lists and removes what a host keeps of images.
+// Package images lists and removes the cached images of a host.
 package images
 
 import (
@@ -18,8 +18,8 @@ import (
 // Caches are the image caches of a host. Set the fields before use.
 type Caches struct {
 	Keepers map[string]instance.ImageKeeper // by name
-	// UsersOf returns the names of the instances made from an image, in any
-	// state, and of the instance whose files it holds.
+	// UsersOf returns the names of the instances that were made from an image,
+	// in any state, or whose files are in it.
 	UsersOf func(instance.Image) []string
 	MaxAge  time.Duration // how long an unused image is kept; 0 keeps it forever
 	MaxSize int64         // total bytes above which unused images are removed; 0 means no limit
@@ -27,7 +27,7 @@ type Caches struct {
 	Log     *slog.Logger
 }
 
-// List lists the cached images, largest first.
+// automatic actions are halted, so nothing is removed
 func (c *Caches) List(ctx context.Context) ([]hostctl.Image, error) {
 	out := []hostctl.Image{}
 	var errs []error
@@ -42,10 +42,11 @@ func (c *Caches) List(ctx context.Context) ([]hostctl.Image, error) {
 	return out, errors.Join(errs...)
 }
 
-// Prune removes images that are unused and were not used since before. A zero
-// time removes every unused image, and also the files of guests that have no
-// instance. Only then, because an unreadable record looks like a missing
-// instance. removed lists what was deleted; err names what could not be.
+// Prune removes images that are not in use and were last used before the given
+// time. A zero time removes every unused image, and also guest files that no
+// instance owns. Only an explicit request removes those, because an unreadable
+// record looks like a missing instance. removed lists what was deleted; err
+// names what could not be.
 func (c *Caches) Prune(ctx context.Context, before time.Time) (removed []hostctl.Image, err error) {
 	list, err := c.List(ctx)
 	if err != nil {
@@ -58,7 +59,7 @@ func (c *Caches) Prune(ctx context.Context, before time.Time) (removed []hostctl
 func (c *Caches) remove(ctx context.Context, list []hostctl.Image) (removed []hostctl.Image, err error) {
 	removed = []hostctl.Image{}
 	for _, i := range list {
-		if i.UsedBy = c.UsersOf(i.Image); len(i.UsedBy) > 0 { // an instance was created since
+		if i.UsedBy = c.UsersOf(i.Image); len(i.UsedBy) > 0 { // an instance was created in the meantime
 			continue
 		}
 		if rerr := c.Keepers[i.Keeper].RemoveImage(ctx, i.ID); rerr != nil {
@@ -77,8 +78,8 @@ func (c *Caches) remove(ctx context.Context, list []hostctl.Image) (removed []ho
 	return removed, err
 }
 
-// superfluous returns the images of list that are unused and were not used
-// since before.
+// superfluous returns the images of list that are not in use and were last used
+// before the given time.
 func superfluous(list []hostctl.Image, before time.Time) (out []hostctl.Image) {
 	for _, i := range list {
 		if !i.InUse && len(i.UsedBy) == 0 && (before.IsZero() || i.Kind != "guest" && lastUse(i).Before(before)) {

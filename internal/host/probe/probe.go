@@ -35,8 +35,7 @@ type Thresholds struct {
 }
 
 // Readings returns the heartbeat readings of a workload between two samples.
-// quiet is after how long without a byte its own connections no longer count; 0
-// means never.
+// Its own connections stop counting after quiet without a byte; 0 means never.
 func (c Thresholds) Readings(base, s instance.Sample, quiet time.Duration, now time.Time) []idle.Reading {
 	window := s.At.Sub(base.At)
 	first := window <= 0
@@ -115,10 +114,10 @@ func called(s instance.Sample, quiet time.Duration) (c calls) {
 	return c
 }
 
-// Connections says how the connections of a workload count.
+// Connections configures how the connections of a workload count.
 type Connections struct {
 	Endpoints []instance.Endpoint
-	// Quiet is how long a connection may move no byte and still hold; 0 means
+	// Quiet is how long a connection without traffic still holds; 0 means
 	// forever.
 	Quiet     time.Duration
 	Relay     *relay.Activity // nil when nothing relays to it
@@ -159,7 +158,7 @@ func (o *Connections) Count(s instance.Sample, now, last time.Time) (int, time.T
 		n += a.Waiting
 	}
 	if n > 0 && o.Quiet == 0 || owed {
-		last = now // idle time begins when the last connection closes, or the last request is answered or given up
+		last = now // idle time begins when the last connection closes, or the last request is answered or abandoned
 	}
 	if last.After(now) {
 		last = now
@@ -187,17 +186,17 @@ func samePort(a, b string) bool {
 	return err1 == nil && err2 == nil && x == y
 }
 
-// Working reports whether the workload is working although a client has been
-// quiet for long enough to stop holding. A server that gets no processor time
-// or waits for its disk moves no bytes either, and if it were frozen it would
-// never answer. An unknown reading counts as working.
+// Working reports whether the workload is working although its clients have
+// been quiet long enough to stop holding. A server that gets no CPU or waits
+// for its disk transfers no bytes either, and once frozen it would never
+// answer. An unknown reading counts as working.
 func Working(w instance.Workload, s instance.Sample, quiet time.Duration) bool {
 	t, ok := w.(instance.Toiler)
 	if !ok || !slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool { return c.QuietFor >= quiet }) {
 		return false
 	}
 	if still, err := w.Still(); err == nil && still {
-		return false // its work before the freeze was checked then
+		return false // its work was checked before the freeze
 	}
 	busy, err := t.AtWork()
 	return busy || err != nil

@@ -136,8 +136,8 @@ func decodeRecord(b []byte) (instance.Record, error) {
 	return r, nil
 }
 
-// haltFile is the file that marks automatic actions as halted, by the host's
-// own halt or by the fleet's as last reported by the server.
+// haltFile returns the path of the file that stores the host's own halt or the
+// fleet's as last reported by the server.
 func (f *Files) haltFile(fleet bool) string {
 	if fleet {
 		return filepath.Join(f.dir, "fleet-halt")

@@ -8,9 +8,9 @@ import (
 	"lull/internal/core/instance"
 )
 
-// saveLag delays the write of a record that may follow its change. A program
-// that was just woken gets the processors to itself, and changes that come
-// together are written once.
+// saveLag delays the write of a record that may follow its change. It leaves
+// the CPUs to a program that was just woken, and combines changes that come
+// together.
 const saveLag = 20 * time.Millisecond
 
 // Store keeps records across restarts.
@@ -21,8 +21,8 @@ type Store interface {
 
 // Owner is an instance whose record a Saver writes.
 type Owner interface {
-	Record() instance.Record // the present one
-	Removed() bool           // no record of it is written anymore
+	Record() instance.Record // the present record
+	Removed() bool           // reports whether it was removed; its record is not written anymore
 	MarkRemoved()
 }
 
@@ -83,8 +83,8 @@ func (s *Saver) put(r *instance.Record) error {
 	return err
 }
 
-// try writes the record whose write failed last again, in its present state. If
-// its change was undone there is nothing to write, and the disk may have space
+// try retries the record whose write failed last, in its present state. If its
+// change was undone there is nothing to write, and the disk may have space
 // again.
 func (s *Saver) try() {
 	s.mu.Lock()
@@ -96,7 +96,7 @@ func (s *Saver) try() {
 	o := s.find(id)
 	if o == nil {
 		s.mu.Lock()
-		s.trouble = nil // the next write shows whether it is over
+		s.trouble = nil // the next write shows whether it persists
 		s.mu.Unlock()
 		return
 	}
@@ -192,7 +192,7 @@ func (s *Saver) Forget(id string) {
 	s.mu.Unlock()
 }
 
-// Run writes queued records until Stop, then what is left.
+// Run writes queued records until Stop, then the remaining ones.
 func (s *Saver) Run() {
 	for {
 		var again <-chan time.Time

@@ -1,4 +1,4 @@
-// Package report tells a server about the instances of a host, answers its
+// Package report sends the state of a host's instances to a server, answers its
 // questions, and brings back the fleet's halt.
 package report
 
@@ -136,19 +136,19 @@ func (r *Reporter) told(err error) {
 	}
 }
 
-// telling is the progress of the reports. With zero sums they begin anew.
+// telling is the progress of the reports. Zero values start from scratch.
 type telling struct {
 	r     *Reporter
 	seed  maphash.Seed
 	began time.Time
 	seq   uint64
-	last  uint64 // sequence number that the server has; 0 begins anew
+	last  uint64 // sequence number that the server has; 0 starts from scratch
 	beat  time.Time
 	head  uint64          // sum of what was reported about the host itself
 	sums  map[string]sums // of what was reported about instances, by ID
 }
 
-// sums are what the server was told about an instance: a checksum of the fields
+// sums are what was last reported about an instance: a checksum of the fields
 // whose change is reported at once, a checksum of every field that the server
 // cannot compute itself, and the memory in bytes.
 type sums struct {
@@ -158,7 +158,7 @@ type sums struct {
 
 func (t *telling) anew() { t.last, t.sums = 0, nil }
 
-// tell sends what has changed.
+// tell sends the changes since the last report.
 func (t *telling) tell(ctx context.Context, events []hostctl.Event) error {
 	for {
 		resend, err := t.once(ctx, events)
@@ -198,14 +198,14 @@ func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool
 	}
 	t.sums, t.head = c.sums, sum
 	if beat {
-		// A little early, so that a slow report does not count as missed.
+		// Slightly early, so that a slow report does not count as missed.
 		t.beat = time.Now().Add(t.r.Every * 3 / 4)
 	}
 	return false, nil
 }
 
-// heading returns what a report says about the host itself. Values that change
-// all the time come with the parts.
+// heading returns what a report contains about the host itself. Values that
+// change all the time are in the parts.
 func (t *telling) heading(c *change) control.HostReport {
 	halt := t.r.Host.Halted()
 	if halt != nil {
@@ -223,7 +223,7 @@ type change struct {
 	sums   map[string]sums
 }
 
-// part is the share of a change that goes into one report.
+// part is the part of a change that fits into one report.
 type part struct {
 	instances []control.HostInstance
 	gone      []string
@@ -253,7 +253,7 @@ func (t *telling) changed(beat bool, events []hostctl.Event) change {
 		}
 		read := !rests || about[id] || !known
 		o := told(i.View(read))
-		if !read { // a sleeping instance holds what it held when it fell asleep
+		if !read { // a sleeping instance keeps the memory that it had when it fell asleep
 			o.Memory = old.memory
 		}
 		body, now := t.weigh(o)
@@ -307,8 +307,8 @@ func (t *telling) sum(v any) uint64 {
 	return maphash.Bytes(t.seed, body)
 }
 
-// told returns what the server gets to know about an instance. Its command,
-// environment and files are left out.
+// told returns what is reported about an instance. Its command, environment and
+// files are omitted.
 func told(o hostctl.Instance) control.HostInstance {
 	out := control.HostInstance{ID: o.ID, Name: o.Name, State: o.State, StateSince: o.StateSince, StatusReason: o.StatusReason, Enabled: o.Enabled,
 		Runtime: o.Runtime, Image: o.Image, CreatedAt: o.CreatedAt, LastActivityAt: o.LastActivityAt, LastPausedAt: o.LastPausedAt, LastPausedBy: o.LastPausedBy,
@@ -372,7 +372,7 @@ type weighed struct {
 	body []byte
 }
 
-// answer answers why an instance is in its state.
+// answer explains why an instance is in its state.
 func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()

@@ -176,8 +176,8 @@ func (b box) reset() error {
 	return errors.Join(errs...)
 }
 
-// noteKills keeps how many processes of the run the kernel killed because memory
-// ran out, and its memory limit.
+// noteKills stores how many processes of the run the kernel killed because
+// memory ran out, and the run's memory limit.
 func (b box) noteKills(kills uint64, limit int64) error {
 	tmp := b.kills() + ".new"
 	if err := os.WriteFile(tmp, fmt.Appendf(nil, "%d %d\n", kills, limit), 0o600); err != nil {
@@ -186,7 +186,7 @@ func (b box) noteKills(kills uint64, limit int64) error {
 	return os.Rename(tmp, b.kills())
 }
 
-// readKills returns what noteKills kept of the last run, zeros for nothing.
+// readKills returns what noteKills stored for the last run, zeros if nothing.
 func (b box) readKills() (kills uint64, limit int64, err error) {
 	text, err := os.ReadFile(b.kills())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -201,7 +201,7 @@ func (b box) readKills() (kills uint64, limit int64, err error) {
 	return kills, limit, nil
 }
 
-// dropKills forgets what noteKills kept.
+// dropKills deletes what noteKills stored.
 func (b box) dropKills() error {
 	if err := os.Remove(b.kills()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

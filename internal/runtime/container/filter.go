@@ -33,8 +33,9 @@ type argRule struct {
 }
 
 // denied lists system calls denied to every container: those that affect the
-// whole kernel, other containers' keys, or create namespaces, with which most
-// container escapes began. Docker denies them by default as well.
+// whole kernel or other containers' keys, and those that create namespaces,
+// with which most container escapes began. Docker denies them by default as
+// well.
 var denied = []string{"acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "create_module", "delete_module", "fanotify_init",
 	"finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms", "init_module", "io_uring_enter", "io_uring_register",
 	"io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mount", "mount_setattr",
@@ -58,7 +59,7 @@ func filter() *seccomp {
 		f.Calls = append(f.Calls, callsRule{Names: []string{"clone"}, Action: "SCMP_ACT_ERRNO",
 			Args: []argRule{{0, flag, flag, "SCMP_CMP_MASKED_EQ"}}})
 	}
-	switch runtime.GOARCH { // 32-bit programs have other system calls
+	switch runtime.GOARCH { // 32-bit programs use a different system call table
 	case "amd64":
 		f.Archs = []string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"}
 	case "arm64":

@@ -56,7 +56,7 @@ type Runtime struct {
 // engine is a runc.
 type engine struct {
 	path    string
-	filters bool // it and the kernel support system call filters
+	filters bool // runc and the kernel support system call filters
 }
 
 var (
@@ -82,8 +82,8 @@ func Find(name string) (string, error) {
 	return "", fmt.Errorf("cannot find %s (Debian package runc)", name)
 }
 
-// Check returns the prerequisites for containers that are missing for good, nil if
-// there are none. Missing returns those that can come and go.
+// Check returns the prerequisites for containers that are permanently missing,
+// nil if there are none. Missing returns those that can come and go.
 func Check(p *process.Runtime) error {
 	switch {
 	case os.Geteuid() != 0:
@@ -94,8 +94,8 @@ func Check(p *process.Runtime) error {
 	return nil
 }
 
-// New returns a runtime. Its error says what is missing for good. It starts
-// nothing.
+// New returns a runtime. Its error names the prerequisites that are permanently
+// missing. It starts nothing.
 func New(cfg Config) (*Runtime, error) {
 	if err := Check(cfg.Process); err != nil {
 		return nil, err
@@ -106,13 +106,14 @@ func New(cfg Config) (*Runtime, error) {
 	return &Runtime{cfg: cfg}, nil
 }
 
-// Missing returns what is missing now for starting containers, nil if nothing is.
+// Missing returns the prerequisites for starting containers that are missing
+// now; nil if there are none.
 func (r *Runtime) Missing() error {
 	_, err := Find(r.cfg.Runc)
 	return err
 }
 
-// runc finds runc, and queries its features when it is another one than before.
+// runc finds runc, and queries its features if it is not the one found before.
 func (r *Runtime) runc() (engine, error) {
 	path, err := Find(r.cfg.Runc)
 	if err != nil {
@@ -216,7 +217,7 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if err := b.mount(ctx, img.Root); err != nil {
 		return nil, err
 	}
-	if err := b.dropKills(); err != nil { // an earlier run's
+	if err := b.dropKills(); err != nil { // from an earlier run
 		return nil, err
 	}
 	runc, err := r.runc()
@@ -362,10 +363,10 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 }
 
 // explain checks whether a run that is over was killed because memory ran out.
-// The kernel's counts go with the control groups when the run is swept, which a
-// full disk, a deadline or the end of the daemon can interrupt before the exit is
-// recorded. So what they say is noted in the box first, and the note speaks for
-// groups that are gone, until the next start.
+// The kernel's counts disappear with the control groups when the run is swept,
+// and a full disk, a deadline or the end of the daemon can then prevent the
+// exit from being recorded. The counts are therefore stored in the box first.
+// The stored counts are used when the groups are gone, until the next start.
 func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	if e.Code == 0 {
 		return e

@@ -86,7 +86,7 @@ type cpu struct {
 	Period uint64 `json:"period"`
 }
 
-// caps are root's capabilities inside, the same as Docker's default.
+// caps are root's capabilities inside, the same as Docker's defaults.
 var caps = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
 	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 
@@ -98,12 +98,12 @@ type plan struct {
 	workspace instance.Workspace
 	below     []string // mount points below the workspace, outer ones first
 	launch    instance.Launch
-	config    oci.Config // the image's
+	config    oci.Config // configuration of the image
 	user      oci.User
 	rootfs    string
 	group     string // cgroupsPath
 	guests    string // host directory of LULL_SOCKET, empty for none
-	limits    bool   // set here rather than on the group above
+	limits    bool   // set the limits here rather than on the parent group
 	stop      syscall.Signal
 	filter    bool // runc and the kernel support system call filters
 }
@@ -111,7 +111,7 @@ type plan struct {
 func (p plan) bundle() bundle {
 	l := p.launch
 	bounding := map[string][]string{"bounding": caps}
-	if p.user.UID == 0 { // other users have none until a program grants some
+	if p.user.UID == 0 { // other users have no capabilities until a program grants some
 		bounding["effective"], bounding["permitted"] = caps, caps
 	}
 	b := bundle{Version: "1.0.2", Hostname: l.ID, Root: ociRoot{Path: p.rootfs},

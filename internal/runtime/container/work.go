@@ -22,9 +22,9 @@ type Work struct {
 }
 
 // Signal implements instance.Workload. The signal goes to the program, not to
-// runc; SIGTERM is replaced by the image's stop signal. A frozen program receives
-// it when it is thawed. As the first process of its namespace, a program does not
-// end by a signal that it does not handle.
+// runc; SIGTERM is replaced by the image's stop signal. A frozen program
+// receives it when it is thawed. The program is the first process of its
+// namespace, so a signal that it does not handle does not end it.
 func (w *Work) Signal(sig syscall.Signal) error {
 	if sig == syscall.SIGTERM && w.stop != 0 {
 		sig = w.stop
@@ -37,7 +37,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 		return fmt.Errorf("cannot signal %s: %w", w.id, err)
 	}
 	defer unix.Close(fd)
-	// Checked after opening the descriptor, so it is that process.
+	// Checked after opening the descriptor, which pins the process.
 	switch ours, err := w.Holds(w.init); {
 	case err != nil:
 		return fmt.Errorf("cannot signal %s: %w", w.id, err)

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Commands that Docker runs beside a container's program are of two kinds. A
-// health check is no use of the container: the CPU time that it takes is left out.
-// Any other command is a user's and holds the container while it runs. Docker says
-// in events when each begins and ends; which of them is a health check is known by
-// its command.
+// Docker runs two kinds of commands beside a container's program. A health
+// check is not use of the container, so its CPU time is subtracted. Any other
+// command is a user's and holds the container while it runs. Docker's events
+// report when each begins and ends. A health check is recognized by its
+// command.
 
 // Events of commands. The command follows the first.
 const (
@@ -49,10 +49,10 @@ type checks struct {
 
 	mu      sync.Mutex
 	running map[string]bool // by exec
-	open    bool            // the window of those that run has begun with both times below
+	open    bool            // when the current window began; with both times below
 	atGroup time.Duration
 	atMain  time.Duration
-	done    time.Duration // of windows that are over
+	done    time.Duration // of finished windows
 }
 
 // begin notes that a health check starts.
@@ -67,9 +67,9 @@ func (c *checks) begin(exec string) {
 		return
 	}
 	var err, gerr error
-	c.atMain, err = c.main() // first: an error in time makes the check look cheaper
+	c.atMain, err = c.main() // first: a delay then underestimates the check's CPU time
 	c.atGroup, gerr = c.group()
-	c.open = err == nil && gerr == nil // else its CPU time counts as the container's
+	c.open = err == nil && gerr == nil // on an error its CPU time counts as the container's
 }
 
 // end notes that a health check is over; it reports whether exec was one.
@@ -99,8 +99,8 @@ func (c *checks) closeLocked() {
 	c.open = false
 }
 
-// currentLocked is the CPU time of the checks of the open window so far. An error
-// counts as none.
+// currentLocked returns the CPU time of the checks in the open window so far.
+// An error counts as zero.
 func (c *checks) currentLocked() time.Duration {
 	if !c.open {
 		return 0
@@ -116,22 +116,22 @@ func (c *checks) currentLocked() time.Duration {
 	return max(group-c.atGroup-max(main-c.atMain, 0), 0)
 }
 
-// used is the CPU time of all checks so far.
+// used returns the CPU time of all checks so far.
 func (c *checks) used() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.done + c.currentLocked()
 }
 
-// besides are users' commands that run beside containers.
+// besides tracks users' commands that run beside containers.
 type besides struct {
 	h Host
 
 	mu sync.Mutex
-	by map[string]map[string]func() // by container and exec: what ends its hold
+	by map[string]map[string]func() // by container and exec: ends its hold
 }
 
-// add holds the instance while the command of a user runs.
+// add holds the instance while a user's command runs.
 func (b *besides) add(container, exec, id, command string) {
 	over := make(chan struct{})
 	b.mu.Lock()
@@ -158,7 +158,8 @@ func (b *besides) remove(container, exec string) {
 	}
 }
 
-// removeAll ends every hold of a container; of all with an empty one.
+// removeAll ends every hold of a container, or of all containers if container
+// is empty.
 func (b *besides) removeAll(container string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -172,7 +173,7 @@ func (b *besides) removeAll(container string) {
 	}
 }
 
-// command follows the events of commands. It must not wait.
+// command handles the events of commands. It must not block.
 func (f *follower) command(e event) {
 	exec := e.Actor.Attributes["execID"]
 	w := f.r.workOf(e.Actor.ID)
@@ -182,7 +183,7 @@ func (f *follower) command(e event) {
 	case starts && w.isCheck(command):
 		w.checks.begin(exec)
 	case starts:
-		if _, own := f.r.api.own.Load(exec); own { // the host holds the instance for it
+		if _, own := f.r.api.own.Load(exec); own { // the host already holds the instance for it
 			return
 		}
 		f.beside.add(w.container, exec, w.id, strings.TrimSpace(command))
@@ -195,8 +196,8 @@ func (w *Work) isCheck(command string) bool {
 	return w.health != "" && strings.TrimSpace(command) == w.health
 }
 
-// findCommands holds a container for the users' commands that run beside it
-// already.
+// findCommands holds a container for the users' commands that already run
+// beside it.
 func (f *follower) findCommands(ctx context.Context, d *details, id string) error {
 	for _, exec := range d.ExecIDs {
 		command, runs, err := f.r.api.running(ctx, exec)
@@ -209,7 +210,7 @@ func (f *follower) findCommands(ctx context.Context, d *details, id string) erro
 			continue
 		}
 		f.beside.add(d.ID, exec, id, command)
-		// One that ended before it was added has no event to come.
+		// If it ended before it was added, no event will report its end.
 		if _, runs, err = f.r.api.running(ctx, exec); err != nil || !runs {
 			f.beside.remove(d.ID, exec)
 		}

@@ -32,7 +32,7 @@ const (
 // needs. Paths without a version use the daemon's own version.
 type client struct {
 	http http.Client
-	own  sync.Map // ids of the commands that it runs
+	own  sync.Map // ids of the commands that this client runs
 }
 
 func newClient(socket string) *client {
@@ -139,7 +139,7 @@ type details struct {
 		Shell       []string
 		Healthcheck *struct{ Test []string }
 	}
-	ExecIDs    []string // of commands that run beside it
+	ExecIDs    []string // commands that run beside it
 	HostConfig struct{ NetworkMode string }
 	State      struct {
 		Running    bool

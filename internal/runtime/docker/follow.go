@@ -43,8 +43,9 @@ type Host interface {
 	// unpause by others. It does not block.
 	Observe(id, why string) error
 	Delete(ctx context.Context, id, by string) error
-	// Beside holds an instance awake, and wakes it if the host paused it, until
-	// over is closed: a command runs beside it. It waits for that.
+	// Beside keeps an instance awake while a command runs beside it, until over
+	// is closed. If the host paused the instance, Beside wakes it and waits for
+	// that.
 	Beside(id, command string, over <-chan struct{})
 }
 
@@ -215,8 +216,8 @@ func (f *follower) once(ctx context.Context) error {
 	}
 }
 
-// deaf forgets the commands whose end will not be heard: those that still run are
-// found again once Docker is.
+// deaf drops the commands whose end will not be reported. Those that still run
+// are found again once Docker is reachable.
 func (f *follower) deaf() {
 	f.beside.removeAll("")
 	f.r.mu.Lock()
@@ -234,7 +235,7 @@ func isUnreachable(err error) bool {
 	return !errors.As(err, &s) && !errors.As(err, &other)
 }
 
-// hostError is an error of the host, unrelated to Docker.
+// hostError is an error of the host, not of Docker.
 type hostError struct{ err error }
 
 func (e *hostError) Error() string { return e.err.Error() }
@@ -327,7 +328,7 @@ func (f *follower) look(ctx context.Context, c string) error {
 	return nil
 }
 
-// doneOutside is the reason for what a user did to a container with Docker.
+// doneOutside returns the reason for a change that a user made with Docker.
 func doneOutside(d *details) string {
 	if d.State.Paused {
 		return "paused with docker pause: only docker unpause or lull instance resume wakes it"
@@ -376,8 +377,9 @@ func (f *follower) rename(ctx context.Context, id string, d *details) error {
 	return nil
 }
 
-// instanceName returns a container's name in lower case, as instances are named, or
-// one derived from its id if that is no instance's name either.
+// instanceName returns a container's name in lower case, as instances are
+// named. If that is not a valid instance name, it derives one from the
+// container's id.
 func instanceName(container, name string) string {
 	if name = strings.ToLower(name); instance.ValidName(name) == nil {
 		return name

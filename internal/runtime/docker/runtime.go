@@ -4,17 +4,17 @@
 // with docker.
 //
 // A container is frozen with docker pause, so docker ps shows it. Clients reach
-// it as before, through its published ports. While it is frozen, its own
-// listening sockets are watched from here (pidfd_getfd duplicates them from any
-// network namespace), so the first packet that Docker's port forwarding
-// delivers wakes it.
+// it as before, through its published ports. While it is frozen, this process
+// watches its listening sockets (pidfd_getfd duplicates them from any network
+// namespace), so the first packet that Docker's port forwarding delivers wakes
+// it.
 //
 // The containers are listed once and then followed by events; nothing is
 // polled. When the Docker daemon goes away the package waits for it, and then
 // checks every container again.
 //
-// Freeze returns nil only once every task is frozen. A container is never
-// stopped if it is not the run in question. The package decides nothing.
+// Freeze returns nil only once every task is frozen. A container is stopped
+// only if it is still the same run. The package decides nothing.
 package docker
 
 import (
@@ -63,7 +63,7 @@ type Runtime struct {
 	works  map[string]*Work // by container
 	names  map[string]string
 	faults map[string]string // by container: why it is not adopted
-	joined map[string]string // by container: whose network it shares; nil before they were listed
+	joined map[string]string // by container: the container whose network it shares; nil until listed
 	wakes  sync.WaitGroup
 }
 
@@ -93,9 +93,9 @@ func New(cfg Config) (*Runtime, error) {
 	return &Runtime{cfg: cfg, api: newClient(cfg.Socket), log: cfg.Log, works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}, nil
 }
 
-// alone reports whether no existing container, running or not, shares the
-// network of one with network mode. A loopback connection to it is then its
-// own, above all its health check.
+// alone reports whether no other container, running or not, shares the network
+// of one with network mode mode. A loopback connection to it then comes from
+// itself, most often from its health check.
 func (r *Runtime) alone(container, name, mode string) bool {
 	if mode == "host" || strings.HasPrefix(mode, sharesWith) {
 		return false
@@ -117,13 +117,13 @@ func (r *Runtime) alone(container, name, mode string) bool {
 // mode of a container that shares another's network.
 const sharesWith = "container:"
 
-// join records whose network a container shares, if another's.
+// join records whose network a container shares, if it shares another's.
 func (r *Runtime) join(container, mode string) {
 	whose, ok := strings.CutPrefix(mode, sharesWith)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.joined == nil: // it is listed with all others
+	case r.joined == nil: // listed later with all others
 	case ok:
 		r.joined[container] = whose
 	default:
@@ -139,7 +139,7 @@ func (r *Runtime) Faults() []string {
 	return slices.Sorted(maps.Values(r.faults))
 }
 
-// setFault stores what is wrong with a container, empty for nothing, and
+// setFault stores why a container cannot be adopted, empty for no fault, and
 // reports whether that changed.
 func (r *Runtime) setFault(container, what string) bool {
 	r.mu.Lock()
@@ -354,17 +354,18 @@ type Work struct {
 	r          *Runtime
 	id         string
 	container  string
-	still      func() (bool, error) // whether every task of its group is frozen
+	still      func() (bool, error) // reports whether every task of its group is frozen
 	stopSignal string
 	health     string // command of its health check, empty for none
 	checks     checks
 
-	// paused is set while a pause that an earlier daemon made may still be there.
-	// Any other pause that is found is a user's.
+	// paused is set while a pause made by an earlier daemon may still be in
+	// effect. Any other pause was made by a user.
 	paused atomic.Bool
 }
 
-// Sample implements instance.Workload. The CPU time of health checks is no use.
+// Sample implements instance.Workload. The CPU time of health checks does not
+// count as use.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	s := w.Work.Sample(ports)
 	if s.CPUErr == nil {
@@ -389,7 +390,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 func (w *Work) pause(ctx context.Context) error {
 	err := w.r.api.do(ctx, w.container, "pause", nil)
 	ours := w.paused.Swap(false)
-	if isStatus(err, 409) { // restarting, ended, or paused already
+	if isStatus(err, 409) { // restarting, ended, or already paused
 		if still, serr := w.still(); serr != nil || !still || !ours {
 			return fmt.Errorf("cannot pause the container: %w", err)
 		}
@@ -431,8 +432,8 @@ func (w *Work) Thaw() error {
 }
 
 // unheed makes the shim forget a container that lull must no longer unpause. If
-// that fails, the container would be unpaused once too often after this daemon
-// has gone.
+// that fails, the shim unpauses the container once too often when this daemon
+// is gone.
 func (r *Runtime) unheed(container string) {
 	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
 	defer cancel()

@@ -19,7 +19,8 @@ const (
 	TCG Accel = "tcg" // software emulation
 )
 
-// machineFiles is where the rule reads; tests supply their own.
+// machineFiles is where the rule reads from; tests supply their own
+// directories.
 type machineFiles struct{ dev, sys, proc string }
 
 var liveFiles = machineFiles{"/dev", "/sys", "/proc"}
@@ -83,7 +84,7 @@ func (m machineFiles) processor() string {
 		if strings.HasPrefix(line, "model name") || strings.HasPrefix(line, "flags") {
 			out = append(out, line)
 		}
-		if line == "\n" { // all CPUs are alike
+		if line == "\n" { // all CPUs are the same
 			break
 		}
 	}

@@ -42,7 +42,7 @@ const (
 // silence is how long the next connection of a port may be silent.
 type silence time.Duration
 
-// after updates s when a connection ended.
+// after updates s when a connection has ended.
 func (s *silence) after(c *gatedConn) {
 	*s = min(*s*2, silence(silentMost))
 	if c.said.Load() {
@@ -74,7 +74,7 @@ func (w *Work) cutSilent(c *gatedConn, limit silence) {
 	c.Close()
 }
 
-// speak makes c the serial port on which the guest is called.
+// speak makes c the serial connection on which the guest is called.
 func (w *Work) speak(c net.Conn) *guest.Peer {
 	p := guest.NewPeer(c)
 	w.mu.Lock()
@@ -87,7 +87,7 @@ func (w *Work) speak(c net.Conn) *guest.Peer {
 func (w *Work) talk(c *gatedConn, p *guest.Peer) {
 	waking := w.waking.Swap(false)
 	for patient := silence(silentFirst); ; {
-		if w.tookOver { // a booting guest is silent for long
+		if w.tookOver { // a booting guest is silent for a long time
 			c, limit := c, patient
 			w.loops.Go(func() { w.cutSilent(c, limit) })
 		}
@@ -213,7 +213,7 @@ func (w *Work) hear(q guest.Request) (any, error) {
 		return nil, err
 	}
 	if m.Method == guest.Activity {
-		return nil, nil // the readings of health are more complete
+		return nil, nil // the health readings are more complete
 	}
 	if q.ID == nil {
 		return nil, errors.New("cannot take a program's message that nobody waits for")
@@ -221,9 +221,9 @@ func (w *Work) hear(q guest.Request) (any, error) {
 	return nil, w.message(m)
 }
 
-// message forwards a message of a program. Replies and messages of a guest are
-// read by one goroutine, which messages must not delay: a few are handled at a
-// time, more are rejected.
+// message forwards a message of a program. One goroutine reads all replies and
+// messages of a guest, and messages must not delay it. A few are therefore
+// handled concurrently, and further ones are rejected.
 func (w *Work) message(m guest.Message) error {
 	if w.r.cfg.OnMessage == nil {
 		return errors.New("cannot take messages of programs here")

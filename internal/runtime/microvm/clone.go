@@ -14,11 +14,11 @@ import (
 	"lull/internal/platform/oci"
 )
 
-// A clone starts as a hibernated guest that uses another guest's saved memory, a
-// template, which is never written. It is mapped privately, so all clones share
-// the pages that none of them changed. When a clone is saved itself, its state
-// includes its whole memory, and from its next wake on it is an ordinary guest
-// with its own memory.
+// A clone starts as a hibernated guest that uses another guest's saved memory,
+// a template, which is never written. The template is mapped privately, so all
+// clones share the pages that none of them changed. When a clone is itself
+// saved, its state includes its whole memory, and from its next wake on it is
+// an ordinary guest with its own memory.
 
 // templates returns the directory of templates, one subdirectory each.
 func (r *Runtime) templates() string { return filepath.Join(r.cfg.Dir, "templates") }
@@ -56,7 +56,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	if err != nil {
 		return 0, err
 	}
-	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // compared by the wake
+	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // the wake compares the rest
 	if err := errors.Join(w.checkFiles(man), r.bindMachine(&now, from, w.rec)); err != nil {
 		return 0, err
 	}
@@ -142,7 +142,7 @@ func (r *Runtime) template(ctx context.Context, from string, man *manifest) (str
 	return name, appear(tmp, home)
 }
 
-// templateHome returns where a saved guest's memory is kept for its clones.
+// templateHome returns the directory of the template of a saved guest's memory.
 func (r *Runtime) templateHome(man *manifest) string {
 	return filepath.Join(r.templates(), man.Digest[:min(16, len(man.Digest))]+fmt.Sprintf("-%x", man.At.UnixNano()))
 }

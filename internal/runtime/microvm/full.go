@@ -12,13 +12,14 @@ import (
 )
 
 // A guest that fills its own disk should get ENOSPC, like any program on a full
-// disk. Its guest agent ensures that, given the space left on the host. If others
-// use up that space first, a write fails that the guest considers done, which
-// would destroy its file system. QEMU therefore stops the machine on such an
-// error and repeats the write once there is space.
+// disk. Its guest agent ensures that, based on the space left on the host. If
+// something else uses up that space first, a write fails that the guest
+// considers complete, which would destroy its file system. QEMU therefore stops
+// the machine on such an error and repeats the write once there is space.
 
 const (
-	// layerSpare is the space that guests leave free on their disks' file system.
+	// layerSpare is the free space that guests must leave on the file system of
+	// their disks.
 	layerSpare = 32 << 20
 	// resumeRoom is the free space at which a stopped machine continues.
 	resumeRoom = 16 << 20
@@ -31,7 +32,7 @@ const (
 // Values of Work.reportedSpace other than a number of bytes.
 const (
 	unlimited  = -1
-	neverAsked = -2 // unknown what an earlier daemon told the guest
+	neverAsked = -2 // it is unknown what an earlier daemon told the guest
 )
 
 // layerLeft returns by how many bytes a guest's own disk may grow, or unlimited.
@@ -70,9 +71,9 @@ func (w *Work) layerLeft() (int64, error) {
 	return max(left, 0), nil
 }
 
-// tellRoom sends a guest how much its own disk may grow, if that changed. While
-// it is being woken it is told only of decreases, because each call delays its
-// client. A guest agent too old for this call is not called again.
+// tellRoom tells a guest how much its own disk may grow, if that changed. While
+// the guest is being woken it is told only of decreases, because each call
+// delays its client. A guest agent too old for this call is not called again.
 func (w *Work) tellRoom(ctx context.Context, waking bool) {
 	if !w.rec.Layer || w.noSpaceCall.Load() {
 		return
@@ -170,7 +171,7 @@ func (w *Work) awaitRoom() {
 		w.clockLate.Store(true) // its clock stopped as well
 		w.awaiting.Store(false)
 		w.r.log.Info("a guest continues", "instance", w.id)
-		// Stops before awaiting was reset were not reported.
+		// Stops before awaiting was reset were not handled.
 		if s, err := m.status(w.qctx); err != nil || s != ioErrorStatus || !w.awaiting.CompareAndSwap(false, true) {
 			return
 		}

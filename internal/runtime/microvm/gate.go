@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gate holds back traffic on a machine's ports while the machine is saved. QEMU
-// delivers pending output of a port even while the guest is stopped. If that were
-// read between saving the state and the end of QEMU, the guest's saved state would
-// send it again.
+// gate blocks traffic on a machine's ports while the machine is saved. QEMU
+// delivers pending output of a port even while the guest is stopped. If that
+// output were read between saving the state and the end of QEMU, the restored
+// guest would send it again.
 type gate struct {
 	mu   sync.RWMutex
 	held chan struct{} // nil while open; closed on reopening
@@ -36,7 +36,7 @@ func (g *gate) open() {
 	g.held = nil
 }
 
-// through returns c behind the gate.
+// through wraps c so that it respects the gate.
 func (g *gate) through(c *net.UnixConn) (*gatedConn, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -53,7 +53,7 @@ type gatedConn struct {
 	net.Conn
 	gate  *gate
 	raw   syscall.RawConn
-	over  <-chan struct{} // closed when the connection is
+	over  <-chan struct{} // closed with the connection
 	end   func()
 	heard <-chan struct{} // closed when something was read or the connection closed
 	hear  func()
@@ -96,7 +96,7 @@ func (c *gatedConn) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// pass runs do once the connection is ready and the gate is open.
+// pass calls do once the connection is ready and the gate is open.
 func (c *gatedConn) pass(ready func(func(uintptr) bool) error, do func(fd int) error) error {
 	for {
 		var held chan struct{}

@@ -84,7 +84,7 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 			err = errors.Join(err, removeAll(w.path(manifestFile), w.path(stateFile)))
 		}
 	}()
-	// A guest that is continued while it is saved would lose what it did then.
+	// Once saved, a guest must not be continued: what it did then would be lost.
 	if w.r.cfg.WhenGone != nil {
 		if err := w.r.cfg.WhenGone(ctx, w.id, ""); err != nil {
 			return 0, fmt.Errorf("cannot save the guest: %w", err)
@@ -214,7 +214,7 @@ func (w *Work) commit(man *manifest) (err error) {
 	if err := man.write(w.r.dir(w.id)); err != nil {
 		return err
 	}
-	w.setSaved(true) // from now on the guest is on disk, whatever happens to QEMU
+	w.setSaved(true) // from now on the guest counts as saved, whatever happens to QEMU
 	return nil
 }
 
@@ -281,9 +281,9 @@ func (w *Work) binding(m *monitor) (manifest, error) {
 
 // bindMachine adds the machine configuration and the files it depends on.
 func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
-	rec.Template, rec.CID = "", min(rec.CID, 1) // which may differ at each start
+	rec.Template, rec.CID = "", min(rec.CID, 1) // they may differ at each start
 	sum := sha256.New()
-	for _, a := range r.arguments("", rec.restored())[2:] { // without its name
+	for _, a := range r.arguments("", rec.restored())[2:] { // without QEMU's name
 		fmt.Fprintln(sum, a)
 	}
 	if rec.Accel == KVM {
@@ -426,7 +426,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 func (w *Work) uncommit() error {
 	w.endMu.Lock()
 	defer w.endMu.Unlock()
-	if w.isGone() { // supervise treated it as hibernated, so it is
+	if w.isGone() { // supervise treated it as hibernated, so it still is
 		return errors.New("QEMU has ended")
 	}
 	if err := errors.Join(os.Remove(w.path(manifestFile)), syncPath(w.r.dir(w.id))); err != nil {
@@ -436,9 +436,9 @@ func (w *Work) uncommit() error {
 	return nil
 }
 
-// refused returns why QEMU rejected a guest's state. If QEMU read it and gave up
-// it would do so again, so the guest has to boot. If QEMU was killed, or this
-// machine was short of resources, the state is still good.
+// refused returns why QEMU rejected a guest's state. If QEMU read it and gave
+// up it would do so again, so the guest has to boot. If QEMU was killed, or
+// this machine was short of resources, the state is still good.
 func (w *Work) refused(ctx context.Context, err error) error {
 	err = w.endOf(ctx, err)
 	w.mu.Lock()
@@ -454,9 +454,9 @@ func (w *Work) refused(ctx context.Context, err error) error {
 	return err
 }
 
-// endOf adds the signal that ended a restore's QEMU, if any, to its error.
+// endOf adds to err the signal that ended the QEMU of a restore, if any.
 func (w *Work) endOf(ctx context.Context, err error) error {
-	select { // which it does where it gives up
+	select { // QEMU exits when it gives up
 	case <-w.gone:
 	case <-time.After(time.Second):
 	case <-ctx.Done():

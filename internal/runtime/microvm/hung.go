@@ -12,11 +12,11 @@ import (
 	"lull/internal/core/instance"
 )
 
-// A QEMU whose monitor does not answer serves no clients, and its guest cannot be
-// probed. If a signal stopped it, it is continued. If it is silent for long and
-// does nothing, it is killed, and its instance restarts by its own policy. A QEMU
-// that is busy or starved of CPU is left alone however long it is silent, and so
-// is one that waits for a disk or is being debugged.
+// A QEMU whose monitor does not answer serves no clients, and its guest cannot
+// be probed. If a signal stopped it, it is continued. If it is silent and
+// inactive for a long time, it is killed, and its instance restarts by its own
+// policy. A QEMU that is busy or starved of CPU is left alone however long it
+// is silent, and so is one that waits for a disk or is being debugged.
 
 const (
 	// stoppedLimit is how long a QEMU stopped by a signal stays stopped. Lull
@@ -34,7 +34,8 @@ const (
 	procSleeps  = 'S'
 )
 
-// unresponsive tracks a QEMU that does not answer. The zero value is one that does.
+// unresponsive tracks a QEMU that does not answer. The zero value stands for
+// one that does.
 type unresponsive struct {
 	since time.Time
 	pid   int
@@ -105,11 +106,11 @@ func (w *Work) letGoOn() {
 	w.r.log.Warn("continuing a QEMU that a signal had stopped", "instance", w.id, "pid", ident.PID, "err", err)
 }
 
-// rouseEvery is how often a QEMU with a waiting client is checked.
+// rouseEvery is how often a QEMU is checked while a client waits.
 const rouseEvery = 250 * time.Millisecond
 
-// keepGoing continues QEMU whenever a signal stops it, until stop is called: the
-// sender could not know that a client is waiting.
+// keepGoing continues QEMU whenever a signal stops it, until stop is called:
+// the sender of the signal cannot know that a client is waiting.
 func (w *Work) keepGoing() (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	var looking sync.WaitGroup

@@ -19,9 +19,9 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// prepareRoot returns the ext4 image of a machine's root and fills in what an OCI
-// image specifies about running it (command, environment, directory, user) where
-// the launch does not. Guests only read a root, so all of them share it.
+// prepareRoot returns the ext4 image of a machine's root. Where the launch does
+// not specify them, it fills in the command, environment, directory and user of
+// an OCI image. Guests only read a root, so all of them share it.
 func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunCall) (string, error) {
 	if isExt4(root) {
 		return root, nil
@@ -75,7 +75,7 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	if path, ok := at(name); ok && name != "" {
 		return path, nil
 	}
-	// One at a time: a second guest with the same root finds it built.
+	// One at a time: a second guest with the same root finds the image built.
 	select {
 	case r.making <- struct{}{}:
 		defer func() { <-r.making }()
@@ -102,8 +102,8 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	if err != nil {
 		return "", fmt.Errorf("%w (Debian package e2fsprogs)", err)
 	}
-	// Space for metadata and rounding; the file is sparse. One inode per entry,
-	// whatever mke2fs assumes about file sizes.
+	// Leave space for metadata and rounding; the file is sparse. Use one inode
+	// per entry, whatever mke2fs assumes about file sizes.
 	mib := (size+entries*inodeSize)>>20*5/4 + 16
 	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-d", root, "-O", "^has_journal", "-m", "0", "-I", strconv.Itoa(inodeSize),
 		"-N", strconv.FormatInt(entries+spareInodes, 10), tmp.Name(), fmt.Sprintf("%dM", mib))

@@ -155,7 +155,7 @@ func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 	defer os.Remove(tmp.Name())
 	sum := sha256.New()
 	err = writeInitramfs(io.MultiWriter(tmp, sum), r.cfg.Harness, r.parts().kernel, with)
-	// QEMU runs as another user; the directory keeps everyone else out.
+	// QEMU runs as another user; only it can enter the directory.
 	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return "", err
 	}

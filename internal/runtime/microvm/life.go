@@ -35,7 +35,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	bctx, cancel := context.WithTimeoutCause(ctx, w.r.cfg.BootLimit, fmt.Errorf("%w within %s", errNoBoot, w.r.cfg.BootLimit))
 	defer cancel()
 	if err := w.connect(bctx); err != nil {
-		if errors.Is(err, errMonitorEnded) { // the socket closed with QEMU, whose exit is about to be reported
+		if errors.Is(err, errMonitorEnded) { // the socket closed because QEMU ended; its exit is reported separately
 			select {
 			case <-w.gone:
 			case <-bctx.Done():
@@ -70,8 +70,8 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 }
 
 // noBoot returns why a guest whose QEMU has ended never answered. If its guest
-// agent reported an error the guest did boot, so the accelerator is not at fault;
-// nor is it if the disk was full or QEMU was killed from outside.
+// agent reported an error, the guest did boot, so the accelerator is not the
+// cause. Nor is it if the disk was full or QEMU was killed from outside.
 func (w *Work) noBoot() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,7 +87,8 @@ func (w *Work) noBoot() error {
 	return errNoBoot
 }
 
-// fromOutside reports whether sig is a signal processes do not raise themselves.
+// fromOutside reports whether sig is a signal that processes do not raise
+// themselves.
 func fromOutside(sig syscall.Signal) bool {
 	return sig == unix.SIGKILL || sig == unix.SIGTERM || sig == unix.SIGINT || sig == unix.SIGHUP || sig == unix.SIGQUIT
 }
@@ -154,8 +155,8 @@ func lastLines(s string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// lastWords returns the end of a console, from the panic on if there was one,
-// because a panic prints much after its reason.
+// lastWords returns the end of a console. After a panic it starts at the panic,
+// because the kernel prints much after the reason.
 func lastWords(console string) string {
 	if n := strings.LastIndex(console, "Kernel panic"); n >= 0 {
 		return strings.TrimSpace(console[strings.LastIndex(console[:n], "\n")+1:])
@@ -209,7 +210,8 @@ func (w *Work) event(name string, data json.RawMessage) {
 	case "GUEST_PANICKED":
 		why = "the guest's kernel panicked"
 	case "STOP":
-		// Either our own stop, or the accelerator failed; supervise finds out.
+		// Either our own stop, or the accelerator failed; supervise finds out
+		// which.
 		why = ""
 		select {
 		case w.halted <- why:
@@ -256,7 +258,8 @@ func (w *Work) isGone() bool {
 	}
 }
 
-// pause waits between two attempts. It returns false if there is to be no other.
+// pause waits before the next attempt. It returns false if there must not be
+// one.
 func (w *Work) pause() bool { return w.pauseFor(again) }
 
 func (w *Work) pauseFor(d time.Duration) bool {
@@ -298,7 +301,7 @@ func (w *Work) supervise() {
 			if why == "" {
 				why = w.broken()
 			}
-			if why == "" || told { // quit is itself an event
+			if why == "" || told { // quit causes an event itself
 				continue
 			}
 			told = true
@@ -407,7 +410,7 @@ func (w *Work) clearAway() {
 	e := w.outcome()
 	said := w.r.complaint(w.id)
 	w.mu.Lock()
-	w.complaint = said // for a start that has yet to read it
+	w.complaint = said // for a start that has not read it yet
 	w.mu.Unlock()
 	if said != "" {
 		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", said)
@@ -422,8 +425,8 @@ func (w *Work) clearAway() {
 	close(w.done)
 }
 
-// outcome returns the program's exit if it was reported, and QEMU's otherwise,
-// which counts as a failure.
+// outcome returns the program's exit if it was reported. Otherwise it returns
+// QEMU's, which counts as a failure.
 func (w *Work) outcome() instance.Exit {
 	select {
 	case n := <-w.note:
@@ -448,7 +451,7 @@ func (w *Work) outcome() instance.Exit {
 	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU exited with code %d", code))}
 }
 
-// noRoom describes how a full disk relates to QEMU's end by sig: a guest's memory
+// noRoom describes how a full disk caused QEMU to end by sig: a guest's memory
 // is a sparse file, and the kernel raises SIGBUS if no block can be allocated.
 func (w *Work) noRoom(sig syscall.Signal) string {
 	var fs unix.Statfs_t
@@ -502,8 +505,8 @@ func (w *Work) letGo() {
 	w.r.drop(w)
 }
 
-// takeOver connects to a QEMU that an earlier daemon started. over is non-nil if
-// the run has already ended.
+// takeOver connects to a QEMU that an earlier daemon started. over is non-nil
+// if the run has already ended.
 func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *instance.Exit, err error) {
 	w.proc, w.rec, w.tookOver = p, rec, true
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
@@ -537,7 +540,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 		w.setFull(true)
 		w.loops.Go(w.awaitRoom)
 		return nil, nil
-	case "paused", "postmigrate": // the latter: it was being saved
+	case "paused", "postmigrate": // postmigrate: it was being saved
 		w.mu.Lock()
 		w.leftFrozen = true
 		w.mu.Unlock()
@@ -552,7 +555,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	case <-ctx.Done():
 		return nil, fmt.Errorf("cannot reach the harness: %w", context.Cause(ctx))
 	}
-	return nil, nil // the exit of a program in the meantime is reported as usual
+	return nil, nil // an exit of the program in the meantime is reported as usual
 }
 
 // watch closes gone when a process that is not a child has ended.

@@ -157,7 +157,7 @@ func (r rights) strip() error {
 			return fmt.Errorf("cannot make a view of the files: %w", err)
 		}
 		err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE})
-		if err != nil && err != unix.ENOSYS { // before Linux 5.12
+		if err != nil && err != unix.ENOSYS { // before Linux 5.12 this fails
 			return fmt.Errorf("cannot make the files read-only: %w", err)
 		}
 	}
@@ -169,7 +169,7 @@ func (r rights) strip() error {
 		case nil:
 		case unix.EINVAL: // no such capability
 			return nil
-		case unix.EPERM: // a root that may not even drop; it has few
+		case unix.EPERM: // root without the right to drop; it has few capabilities
 			return nil
 		default:
 			return fmt.Errorf("cannot give up capability %d: %w", c, err)
@@ -188,8 +188,8 @@ const (
 	kernelFile
 	initrdFile
 	rootFile // only with a root; a restoring QEMU gets empty files as kernel and initial root
-	// After these come the guest's layer, the socket of its workspace port and
-	// the descriptors of its vsock device, as far as it has them.
+	// Next come the guest's layer, the socket of its workspace port and the
+	// descriptors of its vsock device, if it has them.
 )
 
 // open opens the files for a QEMU, in the order of their numbers.

@@ -96,8 +96,8 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 	return out, err
 }
 
-// usedAt returns when a file was last taken into use, kept as its access time:
-// saved guests identify a disk by its modification time.
+// usedAt returns when a file was last put to use. That is stored as its access
+// time, because saved guests identify a disk by its modification time.
 func usedAt(path string, made time.Time) time.Time {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil || st.Atim.Nano() < made.UnixNano() {
@@ -106,7 +106,7 @@ func usedAt(path string, made time.Time) time.Time {
 	return time.Unix(st.Atim.Unix())
 }
 
-// touch records that a disk is taken into use.
+// touch records that a disk is being put to use.
 func touch(path string) error {
 	err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}, 0)
 	if err != nil {

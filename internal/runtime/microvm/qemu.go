@@ -112,8 +112,8 @@ func commandLine(id string, rec runRecord, khz int) string {
 		// An emulated CPU is not shared, and its memory layout is not hidden
 		// from the emulator anyway.
 		words = append(words, "nopti", "mitigations=off", "nokaslr",
-			// A host that is busy for ten ticks must not make the kernel give up
-			// on its timer.
+			// A host that is busy for ten ticks must not make the kernel distrust
+			// its timer.
 			"no_timer_check",
 			// The emulator's TSC is as steady as the guest's other clocks, but a
 			// paused guest would see them disagree and abandon it permanently.
@@ -160,8 +160,9 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	accel := string(rec.Accel)
 	if rec.Accel == TCG {
 		accel += ",tb-size=" + strconv.Itoa(translated>>20)
-		// Less to emulate than "max", and boots sooner. A timer that runs while the
-		// CPU sleeps lets the kernel go tickless and gives it finer timers.
+		// Cheaper to emulate than "max", and boots faster. A timer that runs
+		// while the CPU sleeps lets the kernel go tickless and gives it finer
+		// timers.
 		cpu = "qemu64,arat=on"
 	}
 	if m.Kind == "microvm" {
@@ -248,7 +249,7 @@ func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, er
 		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)
 	}
 	defer errs.Close()
-	// It is no part of the machine that a saved guest depends on.
+	// It is not part of the machine that a saved guest depends on.
 	monitor, err := listen(filepath.Join(r.dir(id), goSocket))
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen for QEMU: %w", err)
@@ -326,8 +327,8 @@ func usedTicks(pid int) (uint64, error) {
 	return user + system, errors.Join(uerr, serr)
 }
 
-// statFields returns the fields of /proc/PID/stat after the name, at least 20,
-// beginning with the state.
+// statFields returns the fields of /proc/PID/stat after the name, beginning
+// with the state. There are at least 20.
 func statFields(pid int) ([]string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

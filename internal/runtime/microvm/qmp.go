@@ -255,8 +255,8 @@ func (m *monitor) status(ctx context.Context) (string, error) {
 	return s.Status, err
 }
 
-// console returns the kernel output since the last call, as far as the ring kept
-// it.
+// console returns the kernel output since the last call, as far as it is still
+// in the ring.
 func (m *monitor) console(ctx context.Context) []byte {
 	var b []byte // QEMU's plain text format would end at the first NUL
 	if m.do(ctx, "ringbuf-read", map[string]any{"device": "con", "size": consoleSize, "format": "base64"}, &b) != nil {

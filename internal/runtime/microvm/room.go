@@ -14,9 +14,9 @@ import (
 	"lull/internal/core/instance"
 )
 
-// A guest claims disk space late, because its memory and its own disk are sparse
-// files. Space for all of it is therefore checked before an operation begins,
-// while refusing is still harmless.
+// A guest claims disk space late, because its memory and its own disk are
+// sparse files. An operation therefore reserves all the space it may need
+// before it begins, while refusing is still harmless.
 
 const (
 	// layerRoom is the space a layer's file system needs for its first mount,
@@ -29,22 +29,22 @@ const (
 // writes is the space an operation may need below a path.
 type writes struct {
 	what  string
-	path  string // it, or its nearest existing parent, is on the file system
+	path  string // path, or its nearest existing parent, is on the file system
 	bytes int64
 }
 
-// reserved is the space set aside for operations in progress, by file system.
-// Without it two that begin together would both find the space that one of them
-// needs.
+// reserved tracks the space reserved for operations in progress, by file
+// system. Without it, two concurrent operations would both count on the same
+// free space.
 type reserved struct {
 	mu    sync.Mutex
 	bytes map[uint64]int64
 }
 
-// take sets space aside until free is called, once the operation is over. It
-// returns an *instance.NoRoomError if some file system lacks the space that all
-// needs on it add up to. What an operation has written already counts twice until
-// then, so that a second one may be refused too early but never too late.
+// take reserves space until free is called at the end of the operation. It
+// returns an *instance.NoRoomError if a file system has less space than all its
+// needs add up to. Until then, space that an operation has already used counts
+// twice, so a second one may be refused too early but never too late.
 func (r *reserved) take(needs ...writes) (free func(), err error) {
 	type group struct {
 		path  string
@@ -153,7 +153,7 @@ func (r *Runtime) memoryNeed(id string, rec runRecord) (writes, error) {
 	return n, err
 }
 
-// roomToStart sets space aside for a guest to boot.
+// roomToStart reserves space for a guest to boot.
 func (r *Runtime) roomToStart(id string, m Machine) (free func(), err error) {
 	needs := []writes{{"its memory", r.dir(id), m.Memory}}
 	if has, err := taken(r.layer(id)); err != nil {
@@ -164,7 +164,7 @@ func (r *Runtime) roomToStart(id string, m Machine) (free func(), err error) {
 	return r.reserved.take(needs...)
 }
 
-// roomToSave sets space aside for a guest's state. A clone's state includes its
+// roomToSave reserves space for a guest's state. A clone's state includes its
 // memory.
 func (w *Work) roomToSave() (free func(), err error) {
 	n := writes{"its state", w.r.dir(w.id), stateRoom}
@@ -174,7 +174,7 @@ func (w *Work) roomToSave() (free func(), err error) {
 	return w.r.reserved.take(n)
 }
 
-// roomToRestore sets space aside to restore a guest.
+// roomToRestore reserves space for restoring a guest.
 func (w *Work) roomToRestore(man *manifest) (free func(), err error) {
 	rec := w.rec
 	if man.Full {
@@ -187,7 +187,7 @@ func (w *Work) roomToRestore(man *manifest) (free func(), err error) {
 	return w.r.reserved.take(n)
 }
 
-// roomToClone sets space aside for a copy of a saved guest: its state, its layer,
+// roomToClone reserves space for a copy of a saved guest: its state, its layer,
 // and its memory unless an earlier clone shares it.
 func (r *Runtime) roomToClone(w *Work, man *manifest, to string) (free func(), err error) {
 	needs := []writes{{"its state", r.dir(to), man.State}}

@@ -126,7 +126,8 @@ type Config struct {
 	Dir     string // private directory, created with mode 0700; its path must be short, because it contains sockets
 	Harness string // the lull-harness program
 	Kernel  string // tree or file for FindKernel
-	// FindKernel, if set, is called for Kernel's value, again while there is none.
+	// FindKernel, if set, is called for Kernel's value, repeatedly while it
+	// returns none.
 	FindKernel func() (string, error)
 	QEMU       string     // default qemu-system-x86_64 in PATH
 	Accel      Accel      // default: chosen by rule, or as remembered
@@ -134,8 +135,9 @@ type Config struct {
 	Images     *oci.Store // store for unpacked images; nil accepts only directories and ext4 images
 	Layer      int64      // size in bytes of the writable layer, fixed at the first start; 0 keeps changes in memory until the guest stops
 	Log        *slog.Logger
-	// WhenGone has a guest continued, at the monitor at socket, when this daemon has
-	// gone; an empty socket ends that. Nil leaves it paused.
+	// WhenGone arranges that a guest is continued, through the monitor at
+	// socket, when this daemon is gone. An empty socket cancels that. If nil,
+	// guests stay paused.
 	WhenGone func(ctx context.Context, id, socket string) error
 
 	// Machine returns the defaults for an instance's guest; nil means the zero
@@ -145,7 +147,7 @@ type Config struct {
 	OnExit func(id string, run uint64, e instance.Exit)
 	// OnMessage handles a message that a program in the guest sends over
 	// LULL_SOCKET; its error is the reply. busy reports that some program is
-	// working, waiting that none is any more; either may repeat. It may block
+	// working, waiting that none is anymore; either may repeat. It may block
 	// until ctx ends. If nil, all messages are rejected.
 	OnMessage func(ctx context.Context, id string, m guest.Message) error
 
@@ -171,10 +173,10 @@ type Runtime struct {
 	boot    string
 	found   atomic.Pointer[parts]
 	sum     kernelSum
-	// roots is held for reading while a root image and boot files are taken into
+	// roots is held for reading while a root image and boot files are put to
 	// use.
 	roots sync.RWMutex
-	// without is why guests no longer get a vsock device.
+	// without is the reason why guests no longer get a vsock device.
 	without atomic.Pointer[string]
 	// cloning is held while templates are created, used or removed.
 	cloning sync.Mutex
@@ -269,11 +271,11 @@ func New(cfg Config) (*Runtime, error) {
 type parts struct {
 	qemu   string
 	kernel Kernel
-	lacks  error // lists what is missing
+	lacks  error // lists missing prerequisites
 }
 
-// parts returns the prerequisites. While some are missing they are looked for at
-// each call, so that one that is installed later is used without a restart.
+// parts returns the prerequisites. Missing ones are searched for at each call,
+// so that one that is installed later is used without a restart.
 func (r *Runtime) parts() *parts {
 	p := r.found.Load()
 	if p == nil || p.lacks != nil {
@@ -371,8 +373,8 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	return asWorkload(w, err)
 }
 
-// startWithoutKVM finds out whether KVM kept a guest from booting. A guest that
-// does not boot without KVM either proves nothing about KVM.
+// startWithoutKVM finds out whether KVM kept a guest from booting. If the guest
+// does not boot without KVM either, KVM is not the cause.
 func (r *Runtime) startWithoutKVM(ctx context.Context, l instance.Launch, m Machine, cause error) (*Work, error) {
 	r.log.Warn("a guest does not boot with KVM; trying software emulation", "instance", l.ID, "err", cause)
 	w, err := r.startOn(ctx, l, m, TCG)
@@ -483,8 +485,8 @@ func (r *Runtime) work(id string) *Work {
 	return r.works[id]
 }
 
-// clear ends what is left of an earlier run of an instance and removes its files,
-// except the layer, which outlasts runs.
+// clear ends what remains of an earlier run of an instance and removes its
+// files, except the layer, which outlasts runs.
 func (r *Runtime) clear(ctx context.Context, id string) error {
 	dir := r.dir(id)
 	pids, err := findQEMU(dir)
@@ -525,7 +527,7 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return r.forget(ctx, id)
 }
 
-// forget is clear plus everything that outlasts runs.
+// forget does what clear does and also removes what outlasts runs.
 func (r *Runtime) forget(ctx context.Context, id string) error {
 	if err := r.clear(ctx, id); err != nil {
 		return err

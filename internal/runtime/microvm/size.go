@@ -2,8 +2,8 @@ package microvm
 
 import "lull/internal/core/instance"
 
-// Measured memory of QEMU beyond the guest's: its text and heap and, in software
-// emulation, the translated code, which is discarded at its limit.
+// Measured memory of QEMU in addition to the guest's: its text and heap and, in
+// software emulation, the translated code, which is discarded at its limit.
 const (
 	overheadKVM = 32 << 20
 	overheadTCG = overheadKVM + translated + 32<<20

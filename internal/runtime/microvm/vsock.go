@@ -21,11 +21,11 @@ import (
 	"lull/internal/runtime/microvm/vnet"
 )
 
-// A guest with a vsock device is called over vsock. Its serial port is used until
-// vsock is connected and whenever that connection is cut; booting or waking guests
-// send their first message there and are told how to connect. A restarted daemon
-// or a restored guest, whose connections are gone, can therefore always reconnect,
-// and the host listens only while a guest connects.
+// A guest with a vsock device is called over vsock. Its serial port is used
+// until vsock is connected and whenever that connection is cut. Booting and
+// waking guests send their first message there and are told how to connect. A
+// restarted daemon or a restored guest, whose connections are gone, can
+// therefore always reconnect, and the host listens only while a guest connects.
 
 // Channel is the transport on which the host calls guest agents.
 type Channel string
@@ -116,8 +116,8 @@ func vsockFailed(err error) bool {
 }
 
 // doWithoutVsock reports whether a failed start should be retried without a
-// vsock device, as all later starts will be: an optional feature must not keep
-// guests from starting.
+// vsock device. All later starts then do without one too: an optional feature
+// must not keep guests from starting.
 func (r *Runtime) doWithoutVsock(err error) bool {
 	if r.cfg.Channel != ChannelAuto || !vsockFailed(err) {
 		return false
@@ -138,7 +138,7 @@ func newCID() uint32 {
 	return uint32(first + binary.NativeEndian.Uint64(b[:])%(last-first+1))
 }
 
-// checkVsock returns why a saved guest cannot have its vsock device again.
+// checkVsock returns why a saved guest cannot get its vsock device again.
 func (w *Work) checkVsock(man *manifest) error {
 	if !man.Vsock {
 		return nil
@@ -235,8 +235,8 @@ func (w *Work) doubt(v *vsockPeer) {
 	}
 }
 
-// clear checks a doubted v. If it was only slow it is used again, and pending
-// calls get their answers; if it stays silent it is closed.
+// clear checks a doubted v. If v was only slow, it is used again and pending
+// calls get their answers. If it stays silent, it is closed.
 func (w *Work) clear(ctx context.Context, v *vsockPeer) {
 	for {
 		select {
@@ -285,7 +285,7 @@ func (w *Work) moveToVsock() {
 	}
 }
 
-// carryVsock moves the control channel to vsock whenever it is not there.
+// carryVsock moves the control channel to vsock whenever it is elsewhere.
 func (w *Work) carryVsock() {
 	select { // a waking guest has other messages to send first
 	case <-w.firstAnswer:

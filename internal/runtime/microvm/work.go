@@ -32,7 +32,7 @@ const (
 	stillLimit = 5 * time.Second      // for QEMU to stop a guest
 	offLimit   = 10 * time.Second     // for a guest to power off
 	syncLimit  = 5 * time.Second      // for a guest to flush its files before a pause
-	writeLimit = time.Minute          // and after its program has ended
+	writeLimit = time.Minute          // for a guest to flush its files after its program has ended
 	killLimit  = 10 * time.Second
 	maxExec    = 24 * time.Hour
 )
@@ -65,7 +65,7 @@ type Work struct {
 // instance.
 type qemu struct {
 	proc     process
-	qctx     context.Context // ends with this QEMU, or when it is released
+	qctx     context.Context // ends with this QEMU, or when this daemon releases it
 	qcancel  context.CancelFunc
 	loops    sync.WaitGroup
 	ports    *gate
@@ -73,7 +73,7 @@ type qemu struct {
 	tookOver bool          // started by an earlier daemon
 	over     chan struct{} // closed when supervise has ended
 	cleanup  sync.Once
-	silent   atomic.Bool // its end is not reported, because the starter knows
+	silent   atomic.Bool // the end is not reported, because the starter already knows
 	halted   chan string // the machine stopped without a request, with QEMU's reason
 }
 
@@ -85,8 +85,8 @@ type channel struct {
 	firstAnswer     chan struct{}       // closed when the guest answered for the first time
 	firstAnswerOnce *sync.Once
 	clockLate       atomic.Bool             // the guest was told the time late
-	waking          atomic.Bool             // the guest is being restored: setClock greets it on its next channel
-	hello           chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include it there
+	waking          atomic.Bool             // the guest is being restored; setClock sends hello on its next channel
+	hello           chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include hello there
 	awaiting        atomic.Bool             // awaitRoom is running
 	noSpaceCall     atomic.Bool             // the guest agent does not support the space call
 	slow            *rate.Limiter           // rate limit for everything the guest sends
@@ -100,15 +100,15 @@ type sharedDir struct {
 	shared   chan error    // result of the first mount
 }
 
-// ending distinguishes the end of a QEMU from the end of a hibernated guest. endMu is
-// held while the files on disk and state.saved change together.
+// ending distinguishes the end of a QEMU from the end of a hibernated guest.
+// endMu is held while the files on disk and state.saved change together.
 type ending struct {
 	endMu sync.Mutex
 	ended bool // supervise considers the run over
 }
 
-// console is the ring of the guest's console. consoleMu is held while it is
-// read, which removes what was read.
+// console is the ring of the guest's console. consoleMu is held while the ring
+// is read, because reading empties it.
 type console struct {
 	consoleMu   sync.Mutex
 	printedLast []byte // the end of its content
@@ -122,12 +122,12 @@ type state struct {
 	frozen        bool
 	leftFrozen    bool       // frozen by an earlier daemon, and not thawed since
 	saved         bool       // hibernated, without a QEMU
-	io            proc.Tally // of disk traffic
-	settledBytes  uint64     // written on behalf of Settle
+	io            proc.Tally // disk traffic
+	settledBytes  uint64     // written on request of Flush
 	last          guest.HealthAnswer
 	lastAt        time.Time // zero: no reading yet
 	lastHealthErr error
-	consoleTail   string // of a machine that ended by itself
+	consoleTail   string // console output of a machine that ended by itself
 	complaint     string // QEMU's output, kept after the run's files are gone
 	exit          *instance.Exit
 	signals       []syscall.Signal // pending for a hibernated guest
@@ -266,7 +266,7 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 	if w.hibernated() {
 		return nil
 	}
-	if err := w.heed(ctx); err != nil { // also for one that an earlier daemon froze
+	if err := w.heed(ctx); err != nil { // also for a guest that an earlier daemon froze
 		return err
 	}
 	if w.isFrozen() {
@@ -301,7 +301,7 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 	return nil
 }
 
-// heed has the shim continue the guest when this daemon has gone.
+// heed makes the shim continue the guest when this daemon is gone.
 func (w *Work) heed(ctx context.Context) error {
 	if w.r.cfg.WhenGone == nil {
 		return nil
@@ -315,8 +315,8 @@ func (w *Work) heed(ctx context.Context) error {
 	return nil
 }
 
-// unheed ends what heed began. A shim that was not reached finds a guest that
-// runs, or none.
+// unheed undoes heed. If the shim is not reached, it finds a running guest, or
+// none, when this daemon is gone.
 func (w *Work) unheed() {
 	if w.r.cfg.WhenGone == nil {
 		return
@@ -346,7 +346,7 @@ func (w *Work) Settle(ctx context.Context) {
 	if err := w.call(ctx, limit, guest.Sync, nil, nil); err != nil {
 		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "err", err)
 	}
-	// What the guest writes on request is not its own activity.
+	// What the guest writes on request does not count as its activity.
 	if after, err := w.disk(); err == nil && after > before {
 		w.mu.Lock()
 		w.settledBytes += after - before
@@ -483,10 +483,10 @@ func (w *Work) setClock(ctx context.Context) error {
 	return nil
 }
 
-// tuneClock corrects the clock of a guest that was told the time late: after a
-// restore in software emulation, or on a busy machine, delivery can take up to a
-// second, by which the guest would be behind. off is the measured clock error and
-// way the round trip of the measurement.
+// tuneClock corrects the clock of a guest that was told the time late. After a
+// restore in software emulation, or on a busy machine, delivery can take up to
+// a second, and the guest's clock is then behind by as much. off is the
+// measured clock error and way the round trip of the measurement.
 func (w *Work) tuneClock(off, way time.Duration) {
 	if !w.clockLate.Load() {
 		return
@@ -636,7 +636,7 @@ type guard struct {
 	pending func() string
 	end     func()
 	files   *share.Server
-	rested  bool // an earlier daemon found that it waits for nothing
+	rested  bool // an earlier daemon found that no client waits
 }
 
 func (g *guard) Pending() string {

@@ -14,10 +14,11 @@ import (
 	"lull/internal/runtime/microvm/share"
 )
 
-// A guest requests the files of its workspace on a separate port, served by this
-// process (package share). The key of each connection goes over the control
-// channel, so that neither side mistakes leftovers of an earlier connection for
-// its messages: restored guests, killed QEMUs and killed daemons leave such bytes.
+// A guest requests the files of its workspace on a separate port, served by
+// this process (package share). The key of each connection goes over the
+// control channel, so that neither side mistakes leftovers of an earlier
+// connection for its messages: restored guests, killed QEMUs and killed daemons
+// leave such bytes.
 //
 // While the guest is frozen no request is started, so the guest changes nothing
 // on disk. A request that has arrived by the final check prevents the pause; a
@@ -125,8 +126,8 @@ func (w *Work) serveFiles(c *gatedConn, patient silence) error {
 	})
 }
 
-// begin announces a connection to the guest. A frozen guest hears it when it is
-// thawed, so this waits as long as the control channel exists.
+// begin announces a connection to the guest. A frozen guest receives it when it
+// is thawed, so this waits as long as the control channel exists.
 func (w *Work) begin(call guest.WorkspaceCall) error {
 	w.mu.Lock()
 	p := w.peer

@@ -23,16 +23,16 @@ type heart struct {
 	r *Runtime
 
 	mu      sync.Mutex
-	frozen  map[string]bool // those that are, are about to be, or may be frozen
+	frozen  map[string]bool // instances that are, are about to be, or may be frozen
 	emptied time.Time       // when frozen became empty
 	pulse   shimctl.Pulse
-	client  *shimctl.Client // the client that watches pulse; nil while none does
+	client  *shimctl.Client // the client that watches pulse; nil if none does
 	beating bool
 	closed  bool
 }
 
-// hold covers id from before its freeze until drop. If a shim cannot watch,
-// that is logged and the freeze continues.
+// hold covers id, starting before its freeze, until drop. If a shim cannot
+// watch, that is logged and the freeze continues.
 func (h *heart) hold(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,7 +43,7 @@ func (h *heart) hold(id string) {
 	h.armLocked()
 }
 
-// drop ends the cover of id: it runs, or no longer exists.
+// drop ends the cover of id, because it runs or no longer exists.
 func (h *heart) drop(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -87,7 +87,7 @@ func (h *heart) armLocked() {
 		h.pulse.Arm(true)
 		ctx, cancel := context.WithTimeout(context.Background(), beatAsk)
 		defer cancel()
-		if fd, err := c.Beat(ctx); err == nil { // it watches again
+		if fd, err := c.Beat(ctx); err == nil { // another shim watches now
 			unix.Close(fd)
 		}
 	}

@@ -29,7 +29,7 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 		if other, ok := errors.AsType[*shimctl.VersionError](err); ok {
 			return false, fmt.Errorf("%w; end the old shim with kill -TERM %d (instances run on) and try again", err, other.PID)
 		}
-		// Beside a shim that is ending, another one would refuse to start.
+		// While a shim is ending, another one would refuse to start.
 		if !launched && !r.shimLives() {
 			if err := r.launchShim(); err != nil {
 				return false, err

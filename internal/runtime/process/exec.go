@@ -49,8 +49,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		wg.Wait()
 		return instance.Outcome{}, err
 	}
-	// The caller may give up before it is known what was started. The command
-	// is then ended below.
+	// The caller may give up before it is known what was started. In that case
+	// the command is ended below.
 	begin, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginLimit)
 	defer cancel()
 	s, err := r.shim().Exec(begin, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir},
@@ -63,7 +63,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
 	}
 	e, err := r.awaitExec(ctx, s)
-	// What the command left in the background may keep its output open forever.
+	// Background processes of the command may keep its output open forever.
 	last := time.Now().Add(outputGrace)
 	derr := errors.Join(outR.SetReadDeadline(last), errR.SetReadDeadline(last))
 	wg.Wait()
@@ -89,7 +89,7 @@ func capture(wg *sync.WaitGroup, into *captured) (pr, pw *os.File, err error) {
 		return nil, nil, fmt.Errorf("cannot make a pipe: %w", err)
 	}
 	wg.Go(func() {
-		// An error is the deadline or the end of the stream.
+		// The copy ends at the deadline or at the end of the stream.
 		_, _ = io.Copy(&into.Buffer, io.LimitReader(pr, instance.MaxOutput))
 		more, _ := io.Copy(io.Discard, pr)
 		into.cut = more > 0
@@ -116,7 +116,7 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Ex
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		// It leads its own session.
 		if st, err := r.fs.Stat(s.PID); err == nil && st.Start == s.Start {
-			_ = syscall.Kill(-s.PID, sig) // it may end meanwhile
+			_ = syscall.Kill(-s.PID, sig) // it may have ended
 		}
 		select {
 		case <-ch:
@@ -146,14 +146,14 @@ func (r *Runtime) execEnded(e shimctl.ExecEnded) {
 		ch <- e.Exit
 		return
 	}
-	if len(r.early) < 1024 { // commands whose starter has gone must not accumulate
+	if len(r.early) < 1024 { // the results of abandoned commands must not accumulate
 		r.early[e.Exec] = e.Exit
 	}
 }
 
 // environment returns the environment with which an instance's main process was
-// started. For a run started by an earlier version of lull it is the one that
-// the process shows.
+// started. For a run started by an earlier version of lull it reads that of the
+// process.
 func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir string, err error) {
 	r.mu.Lock()
 	w := r.works[id]
@@ -178,15 +178,15 @@ func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir
 		return nil, "", fmt.Errorf("cannot read the working directory: %w", err)
 	}
 	for e := range strings.SplitSeq(strings.TrimRight(string(b), "\x00"), "\x00") {
-		if !strings.HasPrefix(e, "LISTEN_") { // those were for the main process
+		if !strings.HasPrefix(e, "LISTEN_") { // these were for the main process
 			env = append(env, e)
 		}
 	}
 	return env, dir, nil
 }
 
-// environ reads a process's environment. It is empty while the process executes
-// another program; an instance's is never empty for longer.
+// environ reads a process's environment. It is empty only briefly, while the
+// process executes another program.
 func environ(ctx context.Context, pid int) (b []byte, err error) {
 	for range 100 {
 		if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil || len(b) > 0 {

@@ -26,8 +26,8 @@ type reports struct {
 const handoffLimit = 15 * time.Second
 
 // Handoff returns why a kept socket cannot be given to a program at its bind
-// here, nil if it can. noPrivs is whether programs then run with no_new_privs.
-// The shim tries it once.
+// here; nil if it can. noPrivs reports whether programs then run with
+// no_new_privs. The shim tries it once.
 func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, handoffLimit)
 	defer cancel()
@@ -44,7 +44,7 @@ func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
 	return c.NoNewPrivs, nil
 }
 
-// startInShim starts a run, with its binds reported if it asks for that.
+// startInShim starts a run. Its binds are reported if l asks for that.
 func (r *Runtime) startInShim(ctx context.Context, l instance.Launch, dirs []string) (shimctl.Started, error) {
 	m := shimctl.StartOf(l, dirs)
 	if len(l.Handoff) == 0 {
@@ -90,9 +90,9 @@ func (r *Runtime) dropReports(id string, run uint64) {
 	}
 }
 
-// holdAgain makes this daemon hold, in addition to the shim, the sockets of an
-// instance and the descriptor that reports the binds of its run. An error means
-// that it does not hold the latter.
+// holdAgain makes this daemon hold the sockets of an instance in addition to
+// the shim, and the descriptor that reports the binds of its run. An error
+// means that it does not hold the descriptor.
 func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) error {
 	c := r.shim()
 	if addrs, fds, err := c.Listeners(ctx, id); err == nil {
@@ -125,7 +125,7 @@ func (w *Work) Trouble() string {
 func (r *Runtime) giveReports(ctx context.Context) {
 	r.mu.Lock()
 	all, c := maps.Clone(r.reports), r.client
-	for id, k := range all { // a run that ends meanwhile closes its own
+	for id, k := range all { // a run that ended closes its own
 		fd, err := unix.FcntlInt(uintptr(k.fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
 			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "err", err)
@@ -161,7 +161,7 @@ func (r *Runtime) untilAnswered(ctx context.Context, ask func(*shimctl.Client) e
 	}
 }
 
-// heldChanged follows the shim, which now holds another socket.
+// heldChanged handles the shim's notice that it now holds another socket.
 func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
 	defer cancel()
@@ -234,7 +234,7 @@ func (w *Work) noteClosed(own map[uint64]place) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
 	defer cancel()
-	released, err := w.r.shim().Release(ctx, w.id, missing) // one that has not been bound yet stays
+	released, err := w.r.shim().Release(ctx, w.id, missing) // a socket that has not been bound yet is kept
 	switch {
 	case err != nil:
 		w.r.cfg.Log.Warn("a port that the program has closed stays open", "id", w.id, "err", err)

@@ -12,7 +12,7 @@ import (
 )
 
 // launched is the environment that commands inside an instance share with its
-// program. It is kept as the program received it, because programs such as
+// program. It is stored as the program received it, because programs such as
 // nginx and Redis overwrite the memory that /proc/PID/environ shows.
 type launched struct {
 	Run uint64   `json:"run"`
@@ -20,7 +20,7 @@ type launched struct {
 	Dir string   `json:"dir"`
 }
 
-// maxLaunched bounds the size of its file.
+// maxLaunched bounds the size of the file, in bytes.
 const maxLaunched = 1 << 20
 
 func (r *Runtime) launchedFile(id string) string {
@@ -31,7 +31,7 @@ func (r *Runtime) launchedFile(id string) string {
 func (r *Runtime) noteLaunch(l instance.Launch) error {
 	n := launched{Run: l.Run, Dir: l.Dir}
 	for _, e := range l.Env {
-		if !strings.HasPrefix(e, "LISTEN_") { // those are for the main process
+		if !strings.HasPrefix(e, "LISTEN_") { // these are for the main process
 			n.Env = append(n.Env, e)
 		}
 	}
@@ -45,7 +45,8 @@ func (r *Runtime) noteLaunch(l instance.Launch) error {
 	return segment.WriteFile(r.launchedFile(l.ID), b, 0o600)
 }
 
-// launchOf returns the environment of a run, and an error if it was not kept.
+// launchOf returns the stored environment of a run, and an error if there is
+// none.
 func (r *Runtime) launchOf(id string, run uint64) (launched, error) {
 	r.mu.Lock()
 	n, ok := r.launches[id]

@@ -62,7 +62,7 @@ type Runtime struct {
 	strays strays
 	heart  heart
 
-	reclaims bool // the kernel lets us page out another process's memory
+	reclaims bool // the kernel lets this process page out another process's memory
 
 	mu       sync.Mutex
 	client   *shimctl.Client
@@ -235,8 +235,8 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	before := r.works[l.ID]
 	r.works[l.ID] = w
 	r.mu.Unlock()
-	// A start whose caller has given up would leave an unknown program. So the
-	// start is completed, and the program is then ended.
+	// If the caller gave up in the middle of a start, an unknown program would
+	// run. The start is therefore completed, and the program is then ended.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
 	defer cancel()
 	s, err := r.startInShim(sctx, l, dirs)
@@ -244,7 +244,7 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	unreported := false
 	if err != nil && !errors.As(err, &said) {
 		if s, err = r.outcome(sctx, l, err); err == nil {
-			unreported = len(l.Handoff) > 0 // the descriptor that reports its binds went with the shim
+			unreported = len(l.Handoff) > 0 // the descriptor that reports its binds was lost with the shim
 		}
 	}
 	if said != nil && said.Code == shimctl.CodeStage && said.Step == shimctl.StepHandoff {
@@ -282,10 +282,11 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	return w, nil
 }
 
-// Attach returns a Work for processes started and kept outside lull: its
-// processes are those of the group, its sockets those of pid's network
-// namespace if alone reports that nothing else uses it. The shim knows nothing
-// of it. It returns a *instance.GoneError if pid does not exist.
+// Attach returns a Work for processes that were started and are kept outside
+// lull. Its processes are those of the group. Its sockets are those of pid's
+// network namespace if alone reports that nothing else uses that namespace. The
+// shim does not know it. Attach returns a *instance.GoneError if pid does not
+// exist.
 func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone func() bool) (*Work, error) {
 	s, err := r.fs.Stat(pid)
 	if errors.Is(err, proc.ErrGone) {
@@ -309,8 +310,7 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 					return shimctl.Started{PID: run.PID, Start: run.Start}, nil
 				}
 			}
-			// A run is on disk before its program begins, so nothing was
-			// started.
+			// A run is on disk before its program begins, so nothing was started.
 			return shimctl.Started{}, fmt.Errorf("%w: %w", instance.ErrStartAgain, cause)
 		}
 		select {
@@ -381,7 +381,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if err != nil {
 		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
 	}
-	if !live && known { // it ended after the request, and the shim learns how
+	if !live && known { // it ended after the request; the shim learns how
 		return nil, r.howItEnded(ctx, id, ident.Run)
 	}
 	if !live {

@@ -112,8 +112,8 @@ type unixList struct {
 	pending map[string]int // connections that wait to be accepted, by path
 }
 
-// unix lists bound unix sockets, as they were within the last second unless they
-// must be fresh.
+// unix lists the bound unix sockets. The list may be up to a second old unless
+// fresh is set.
 func (c *tableCache) unix(fresh bool) (*unixList, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,9 +211,9 @@ func (w *Work) cpu() (time.Duration, error) {
 	return w.r.fs.TreeCPU(pids)
 }
 
-// MainCPU is the CPU time of the main process and those that descend from it. In a
-// container it leaves out commands that the engine runs beside it. It may fall
-// when a child ends that no parent waits for.
+// MainCPU returns the CPU time of the main process and its descendants. In a
+// container this excludes commands that the engine runs beside it. It may
+// decrease when a child ends that no parent waits for.
 func (w *Work) MainCPU() (time.Duration, error) {
 	pids, err := w.r.fs.Tree(w.ident.PID, "", nil)
 	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
@@ -267,7 +267,7 @@ func (w *Work) AtWork() (bool, error) {
 	return false, nil
 }
 
-// count reads the sockets of the tree out of a listing.
+// count finds the sockets of the tree in a listing.
 func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports map[uint16]bool, frozen bool) {
 	listens, at, local := map[uint16]bool{}, map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
 	for _, l := range t.listening {
@@ -283,7 +283,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 		}
 	}
 	// A connection from the tree to itself, such as a container's health check,
-	// is no use.
+	// is not use.
 	private := sync.OnceValue(w.private)
 	moved, closing := map[uint64]uint64{}, map[uint64]bool{}
 	w.mu.Lock()
@@ -292,7 +292,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	talks := turns{}
 	turn := func(o sockets.Socket) instance.Turn {
 		if o.Inode == 0 {
-			return instance.TurnNone // not accepted yet: it holds anyway
+			return instance.TurnNone // not accepted yet, so it holds anyway
 		}
 		turn, t := talked[o.Inode].next(o)
 		talks[o.Inode] = t
@@ -334,9 +334,10 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	w.mu.Unlock()
 }
 
-// countUnix adds the unix sockets of the tree: whether it listens on one, and its
-// clients there. How long a client has been quiet is not known, so it counts as if
-// it had just spoken. Sockets that cannot be listed make the connections unknown.
+// countUnix adds the unix sockets of the tree: whether it listens on one, and
+// its clients there. How long a client has been quiet is unknown, so each
+// counts as active now. If sockets cannot be listed, the connections are
+// unknown.
 func (w *Work) countUnix(s *instance.Sample, own map[uint64]place, frozen bool) {
 	if len(own) == 0 {
 		return
@@ -363,7 +364,7 @@ func (w *Work) countUnix(s *instance.Sample, own map[uint64]place, frozen bool) 
 	peers := sync.OnceValue(func() map[uint64]uint64 {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		p, _ := sockets.UnixPeers(ctx, w.table.netns) // those that are not known count as clients
+		p, _ := sockets.UnixPeers(ctx, w.table.netns) // unknown peers count as clients
 		return p
 	})
 	for inode := range own {
@@ -416,10 +417,10 @@ func waitsFor(at map[netip.AddrPort]bool, addr netip.AddrPort) bool {
 		addr.Addr().Is4() && at[netip.AddrPortFrom(netip.IPv4Unspecified(), port)]
 }
 
-// quietFor returns how long no byte moved, by the kernel's account.
+// quietFor returns how long no byte was transferred, according to the kernel.
 func quietFor(o sockets.Socket) time.Duration {
 	if o.InfoSize == 0 {
-		return 0 // unknown: as if data had just moved
+		return 0 // unknown: as if data had just been transferred
 	}
 	return min(o.Traffic.LastSent, o.Traffic.LastReceived)
 }

@@ -17,8 +17,9 @@ import (
 
 // pids lists every process of the tree. Without a control group these are the
 // main process, its descendants, and processes that left their parents and
-// became children of the shim. With fresh set, the latter are searched now.
-// Otherwise a recent search serves, because thousands of instances share one.
+// became children of the shim. If fresh is set, the latter are searched for
+// now. Otherwise a recent search is used, because thousands of instances share
+// it.
 func (w *Work) pids(fresh bool) ([]int, error) {
 	if w.group != nil {
 		return w.group.PIDs()
@@ -40,8 +41,7 @@ func (w *Work) pids(fresh bool) ([]int, error) {
 }
 
 // strays finds processes that left their parents, by their mark. It knows the
-// main processes of all runs, so that on an ordinary host it reads nothing
-// else.
+// main processes of all runs, so on an ordinary host it reads nothing else.
 type strays struct {
 	r *Runtime
 
@@ -62,7 +62,7 @@ func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	}
 	errs := []error{s.err}
 	for _, h := range s.hidden {
-		if h.Start >= w.ident.Start { // an older one cannot be its
+		if h.Start >= w.ident.Start { // a process older than w cannot belong to it
 			errs = append(errs, fmt.Errorf("cannot tell whose process %d is: its environment may not be read", h.PID))
 		}
 	}

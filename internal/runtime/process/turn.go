@@ -12,18 +12,18 @@ const ackLimit = 200 * time.Millisecond
 
 // talk is the state of a connection since its turn was last known.
 type talk struct {
-	base sockets.Traffic // at that time; zero: when it began
-	turn instance.Turn   // at that time
+	base sockets.Traffic // when the turn was last known; zero means when the connection began
+	turn instance.Turn   // when the turn was last known
 	now  sockets.Traffic // at the newest sample
 }
 
 // turns tracks which end sent last on each connection of a tree, by inode.
 type turns map[uint64]talk
 
-// next returns the turn of a connection and the state to keep. The kernel keeps
-// the times of the last data in either direction in ticks of its clock (1 to 10
-// ms), so a fast answer and its request have the same time. Then the segments
-// counted since the turn was last known decide.
+// next returns the turn of a connection and the state to keep. The kernel
+// records the times of the last data in each direction in ticks of its clock (1
+// to 10 ms), so a request and a fast answer have the same time. In that case
+// the segments counted since the turn was last known decide.
 func (t talk) next(o sockets.Socket) (instance.Turn, talk) {
 	now := o.Traffic
 	turn := instance.TurnUnclear
@@ -61,11 +61,11 @@ func (t talk) tie(now sockets.Traffic, in uint32) instance.Turn {
 		return instance.TurnLocal // the only segment received was answered in the same tick
 	case quiet < ackLimit:
 	case acksIn == 0:
-		return instance.TurnRemote // all that we sent was acknowledged with data, which came after it
+		return instance.TurnRemote // everything we sent was acknowledged together with data, which was therefore sent later
 	case acksOut == 0:
-		return instance.TurnLocal // and vice versa
+		return instance.TurnLocal // the same for the other direction
 	case now.LastAck < quiet && quiet-now.LastAck <= ackLimit:
-		return instance.TurnLocal // our data was acknowledged later than by what arrived in that tick
+		return instance.TurnLocal // our data was acknowledged later than by the data that arrived in that tick
 	}
 	return instance.TurnUnclear
 }

@@ -74,7 +74,7 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 	closing := w.closing
 	w.mu.Unlock()
 	dups := choose(found, exposed(ports), outbound, closing)
-	g, err := w.r.poller.Guard(dups, wake) // owns the duplicates, even if it fails
+	g, err := w.r.poller.Guard(dups, wake) // takes ownership of the duplicates, even on an error
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +178,7 @@ func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uin
 		case in.Type == unix.SOCK_STREAM && in.Connected && in.Local.IsValid() && !local[in.Peer]:
 			keep = outbound || listens[in.Local.Port()]
 			if in.State == sockets.CloseWait && closing[in.Inode] && unread(t.fd) == 0 {
-				kind = sockets.HalfClosed // the program has known since before the freeze
+				kind = sockets.HalfClosed // the program has known this since before the freeze
 			}
 		}
 		if keep {
@@ -229,9 +229,9 @@ func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 	shimctl.CloseAll(old.fds)
 }
 
-// Listen holds listening sockets as Hold does and returns a listener for each of
-// addrs, in order, which the caller closes. The sockets, and who waits in their
-// backlogs, outlive the listeners and this process until Unhold.
+// Listen holds listening sockets as Hold does and returns a listener for each
+// of addrs, in order, which the caller closes. The sockets and the connections
+// in their backlogs outlive the listeners and this process until Unhold.
 func (r *Runtime) Listen(ctx context.Context, id string, addrs []string) (ls []net.Listener, err error) {
 	if err := r.Hold(ctx, id, addrs); err != nil {
 		return nil, err
@@ -271,8 +271,8 @@ func listener(fd int) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// UnholdOthers closes the sockets that are held under ids for which ours reports
-// false: what they were held for was removed while no daemon could say so.
+// UnholdOthers closes the sockets held under ids for which ours returns false.
+// Their owners were removed while no daemon could release them.
 func (r *Runtime) UnholdOthers(ctx context.Context, ours func(id string) bool) error {
 	ids, err := r.shim().Holds(ctx)
 	if err != nil {
@@ -289,7 +289,7 @@ func (r *Runtime) UnholdOthers(ctx context.Context, ours func(id string) bool) e
 	return errors.Join(errs...)
 }
 
-// Unhold closes them.
+// Unhold closes the sockets held under id.
 func (r *Runtime) Unhold(ctx context.Context, id string) error {
 	r.setHeld(id, nil, nil)
 	return r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Unhold(ctx, id) })

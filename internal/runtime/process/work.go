@@ -24,9 +24,9 @@ type Work struct {
 	r       *Runtime
 	id      string
 	ident   instance.Identity
-	group   *cgroup.Group // nil: signals
-	table   *tableCache   // of the sockets around it
-	alone   func() bool   // whether it is alone in that namespace; nil if unknown
+	group   *cgroup.Group // nil if the freezer uses signals
+	table   *tableCache   // sockets of its network namespace
+	alone   func() bool   // reports whether it is alone in that namespace; nil if unknown
 	logPath string
 	logMax  int64
 	user    string
@@ -37,10 +37,10 @@ type Work struct {
 	frozen  bool
 	mute    bool // its binds were reported, but no longer are
 	net     netCount
-	io      proc.Tally // of disk traffic
+	io      proc.Tally // disk traffic
 	turns   turns
 	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
-	closed  time.Time       // since when it has not had a kept socket; zero while it has all
+	closed  time.Time       // since when a kept socket has been missing; zero if none is
 }
 
 var _ instance.Workload = (*Work)(nil)
@@ -115,9 +115,8 @@ func (w *Work) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// Froze records a freeze or thaw made by other means than its own, such as
-// Docker's, so that its readings of a frozen run are never older than the
-// freeze.
+// Froze records a freeze or thaw made by other means, such as Docker's, so that
+// its readings of a frozen run are never older than the freeze.
 func (w *Work) Froze(on bool) { w.setFrozen(on, nil) }
 
 func (w *Work) setFrozen(on bool, pids []int) {
@@ -296,9 +295,9 @@ func (w *Work) listeners() ([]instance.Listener, error) {
 }
 
 // listenersAmong returns the listening sockets that belong to the tree, and
-// whether each can be watched. A socket that has left its place since it was
-// found proves nothing, because a starting program moves the sockets that it
-// inherits. It is an error, and the search is repeated.
+// whether each can be watched. A socket that has moved since it was found
+// proves nothing, because a starting program moves the sockets that it
+// inherits. That is an error, and the search is repeated.
 func listenersAmong(tcp, udp []sockets.Socket, own map[uint64]place, duplicate func(pid int, fds []int) ([]int, error)) (out []instance.Listener, err error) {
 	for n, s := range slices.Concat(tcp, udp) {
 		at, ok := own[s.Inode]

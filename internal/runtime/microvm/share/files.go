@@ -177,9 +177,9 @@ func (r *root) fill(a *files.Attr, st *unix.Stat_t) {
 // self returns a path by which an open file can be reopened.
 func self(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// file opens a regular file, or returns the one already open. A guest that had it
-// open may continue to use it although its mode has changed: everything happens
-// as the owner, who could change the mode back.
+// file opens a regular file, or returns the one already open. A guest that had
+// it open may continue to use it although its mode has changed, because
+// everything happens as the owner, who could change the mode back.
 func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 	if h := r.files[ino]; h != nil && (h.writable || !write) && before {
 		r.clock++

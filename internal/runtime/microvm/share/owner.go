@@ -14,7 +14,7 @@ func (r *root) become() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("cannot have a umask of its own: %w", err)
 	}
-	unix.Umask(0) // the guest's programs apply their own
+	unix.Umask(0) // the guest's programs apply their own umask
 	uid, gid := uintptr(r.st.Uid), uintptr(r.st.Gid)
 	if os.Geteuid() != 0 || uid == 0 {
 		return nil

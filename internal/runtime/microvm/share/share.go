@@ -50,13 +50,13 @@ type Server struct {
 	dir      string
 	readOnly bool
 	slow     *rate.Limiter
-	turn     chan struct{} // held by the connection that is served
+	turn     chan struct{} // held by the connection being served
 	written  atomic.Uint64
 
 	mu   sync.Mutex
-	open chan struct{} // closed while requests are begun
-	busy bool          // a request was begun and its answer is not out
-	met  bool          // the guest has repeated on this connection what it waits for
+	open chan struct{} // closed while requests may start
+	busy bool          // a request was started and its answer was not sent yet
+	met  bool          // the guest has announced itself on this connection
 	conn net.Conn
 	lack error // why the directory could not be opened; nil when it is open
 }
@@ -68,8 +68,7 @@ func New(dir string, readOnly bool) *Server {
 	return s
 }
 
-// syncCost is the number of bytes that Written adds for each sync of a file:
-// one page.
+// syncCost is what each sync of a file adds to Written, in bytes: one page.
 const syncCost = 4096
 
 // Written returns the bytes that the guest has written to the directory, plus
@@ -121,8 +120,8 @@ func (s *Server) Release() {
 	}
 }
 
-// Pending describes a request that has arrived and was not answered; it is
-// empty if there is none.
+// Pending describes a request that has arrived and was not answered; "" if
+// there is none.
 func (s *Server) Pending() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +132,7 @@ func (s *Server) Pending() string {
 }
 
 // Met reports whether the guest has announced itself on the present connection.
-// Until then it may wait for the answer to a request of an earlier one.
+// Until then it may still wait for an answer from an earlier connection.
 func (s *Server) Met() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,9 +154,9 @@ func waits(c net.Conn) bool {
 }
 
 // Serve answers on c until c or ctx ends, and closes c. It begins once no
-// request of the previous connection is in progress: a request that hung must
-// not take effect after later ones. ready is called when serving has begun,
-// before anything is read.
+// request of the previous connection is in progress, because a request that
+// hung must not take effect after later ones. ready is called when serving has
+// begun, before anything is read.
 func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func() error) error {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
@@ -172,7 +171,7 @@ func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func(
 	}
 	s.set(c, false)
 	done := make(chan error, 1)
-	go func() { // it may be in the kernel for long; the next connection waits for it
+	go func() { // it may block in the kernel for long; the next connection waits for it
 		defer func() {
 			s.set(nil, false)
 			<-s.turn
@@ -288,7 +287,7 @@ func (s *Server) enter(r *root) (*root, error) {
 	return r, err
 }
 
-// read waits for data of the guest, only briefly if look is set because the
+// read waits for data from the guest, only briefly if look is set because the
 // directory has to be checked.
 func (s *Server) read(c net.Conn, buf []byte, look bool) (int, error) {
 	var until time.Time
@@ -319,7 +318,7 @@ func (s *Server) admit(ctx context.Context, cost int) error {
 	}
 }
 
-// answer executes a request, unless err already says why that is impossible.
+// answer executes a request. If err is not nil, it answers with err instead.
 func (r *root) answer(q *files.Request, err error) files.Answer {
 	a := files.Answer{ID: q.ID}
 	if err == nil {

@@ -25,7 +25,7 @@ const (
 	maxFlows    = 1024
 	maxOpening  = 64
 	dialLimit   = 30 * time.Second
-	datagramGap = 60 * time.Second // a UDP flow without datagrams for this long ends
+	datagramGap = 60 * time.Second // a UDP flow ends after this long without datagrams
 	dnsPort     = 53
 )
 
@@ -115,7 +115,7 @@ func reachable(a netip.Addr) bool {
 		a.As4()[0] != 0 && a.As4()[0] < 240
 }
 
-// ours reports whether an address is this machine's, or may be.
+// ours reports whether an address belongs, or may belong, to this machine.
 func ours(a netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -129,7 +129,8 @@ func ours(a netip.Addr) bool {
 	return false
 }
 
-// systemResolver returns this machine's first name server; zero if none.
+// systemResolver returns this machine's first name server; zero if there is
+// none.
 func systemResolver() netip.AddrPort {
 	b, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 // maxFrame limits a frame from the guest, including the header.
 const maxFrame = mtu + header.EthernetMinimumSize
 
-// maxQueue is how many frames may wait for a guest that accepts none.
+// maxQueue is the maximum number of frames queued for a guest that accepts
+// none.
 const maxQueue = 512
 
 // link connects the stack and QEMU: each frame is preceded by its length, 32 bits
@@ -202,9 +203,9 @@ func inject(d stack.NetworkDispatcher, frame []byte) {
 	d.DeliverNetworkPacket(kind, pkt)
 }
 
-// callsAbroad reports whether a packet is an echo request to anything but the
-// gateway. The stack owns every address and would answer for hosts that never saw
-// it. Errors about packets from outside pass.
+// callsAbroad reports whether a packet is an echo request to an address other
+// than the gateway's. The stack owns every address and would answer for hosts
+// that never saw the request. Errors about packets from outside pass.
 func callsAbroad(packet []byte) bool {
 	ip := header.IPv4(packet)
 	if !ip.IsValid(len(ip)) || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.DestinationAddress() == address(Gateway) {

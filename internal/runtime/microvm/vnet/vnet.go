@@ -81,8 +81,8 @@ type Network struct {
 	mu    sync.Mutex
 	conns map[*Conn]struct{}
 	calls map[*call]struct{} // connections that the guest opened
-	ended time.Time          // when the newest closed connection into the guest ended
-	flows int                // connections and UDP flows opened by the guest
+	ended time.Time          // when the last closed connection into the guest ended
+	flows int                // open connections and UDP flows of the guest
 
 	moved atomic.Uint64 // payload bytes of connections into the guest, both directions
 	watch atomic.Pointer[watch]
@@ -172,8 +172,8 @@ func (n *Network) Dial(ctx context.Context, port uint16) (*Conn, error) {
 type Conn struct {
 	*gonet.TCPConn
 	n     *Network
-	port  uint16 // the guest's
-	local uint16 // ours
+	port  uint16 // of the guest
+	local uint16 // of the gateway
 	last  atomic.Int64
 	turn  atomic.Uint32
 	once  sync.Once
@@ -280,8 +280,8 @@ func (n *Network) sees(frame []byte) {
 	}
 }
 
-// stirs returns the effect of a frame in the guest, "" for none: plain
-// acknowledgements and resets move no program.
+// stirs returns what a frame causes in the guest; "" for nothing. Plain
+// acknowledgements and resets affect no program.
 func stirs(frame []byte, outbound bool) string {
 	if len(frame) < header.EthernetMinimumSize+header.IPv4MinimumSize || header.Ethernet(frame).Type() != ipv4.ProtocolNumber {
 		return ""
@@ -309,7 +309,7 @@ func stirs(frame []byte, outbound bool) string {
 			return fmt.Sprintf("the other end closed a connection of port %d", t.DestinationPort())
 		}
 	case udp.ProtocolNumber:
-		if !inbound { // the gateway itself sends only answers of the name server
+		if !inbound { // the gateway itself sends only answers of its name server
 			return "a datagram came"
 		}
 	}

@@ -159,8 +159,8 @@ var (
 	hoard    [][]byte
 )
 
-// order executes a line that is an order, and returns the answer to it; the
-// line itself if it is none.
+// order executes a line if it is an order and returns the answer. Otherwise it
+// returns the line.
 func order(line string) string {
 	word, arg, _ := strings.Cut(strings.TrimSpace(line), " ")
 	switch word {
