@@ -23,7 +23,7 @@ const (
 	upperDir   = "/upper"
 	groupDir   = "/sys/fs/cgroup/workload"
 	socketPath = "/run/lull.sock"
-	bootLimit  = 30 * time.Second // for a device to appear
+	bootLimit  = 30 * time.Second // wait for a device to appear
 )
 
 // Plan is the boot configuration from the kernel's command line.
@@ -226,7 +226,7 @@ func mountUpper(device string) error {
 	return nil
 }
 
-// kernelLog returns the kernel's log as far as it can be read.
+// kernelLog returns the readable part of the kernel's log.
 func kernelLog() string {
 	b := make([]byte, 256<<10)
 	n, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, b)

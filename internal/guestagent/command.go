@@ -20,7 +20,7 @@ const maxCommands = 16
 // command is a command running beside the workload.
 type command struct {
 	number uint64
-	host   *guest.Peer // which awaits the result
+	host   *guest.Peer // waits for the result
 	end    context.CancelFunc
 }
 
@@ -130,7 +130,7 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 	select {
 	case <-p.over:
 	case <-ctx.Done():
-		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may be gone already
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may already be gone
 		<-p.over
 	}
 	// A child that keeps a stream open must not delay the answer.

@@ -1,16 +1,18 @@
-// Package guestagent is the guest agent, the first process in a microVM's guest: it
-// initializes the guest (modules, mounts, network), starts the one workload when
-// the host asks, forwards its output, measures its activity, and answers the host
-// over a virtio-serial port (messages in package protocol/guest) and, if the host asks
-// for it, over vsock. Its own messages then go over vsock; the port stays usable.
+// Package guestagent is the guest agent, the first process in a microVM's
+// guest. It initializes the guest (modules, mounts, network), starts the one
+// workload when the host asks, forwards its output and measures its activity.
+// It answers the host over a virtio-serial port (messages in package
+// protocol/guest) and, if the host asks for it, over vsock. Its own messages
+// then go over vsock; the port stays usable.
 //
-// The workload never waits for the host: output that is not taken is dropped and
+// The workload never waits for the host: output that is not read is dropped and
 // counted. The guest agent's own activity does not count as use: readings are
-// those of the workload's control group and of the network card, which it does
-// not touch. It restarts nothing and decides nothing; the host does both.
+// those of the workload's control group and of the network card, which the
+// guest agent does not use. It restarts nothing and decides nothing; the host
+// does both.
 //
-// A host that reconnects finds the guest agent unchanged: the first call of every
-// connection is hello, whose answer says what runs or how it ended.
+// A host that reconnects finds the guest agent unchanged: the first call of
+// every connection is hello, whose answer says what runs or how it ended.
 package guestagent
 
 import (
@@ -205,7 +207,8 @@ func (h *Harness) serve(ctx context.Context, p *guest.Peer) error {
 func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Hello:
-		// A host's first call: requests still running came from its predecessor.
+		// The first call of a host: commands still running belong to its
+		// predecessor.
 		h.commands.cancel(func(x *command) bool { return x.host == p })
 		return h.hello(), nil
 	case guest.Run:
@@ -300,7 +303,7 @@ func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
 }
 
 // shutdown ends the workload, gracefully at first, and powers off. It continues
-// after its caller has gone.
+// if its caller disconnects.
 func (h *Harness) shutdown(grace time.Duration) {
 	if err := h.signal(syscall.SIGTERM); err == nil {
 		h.mu.Lock()

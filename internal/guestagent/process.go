@@ -79,7 +79,7 @@ func (c *children) collect(ctx context.Context) {
 		}
 		select {
 		case <-ended:
-		case <-time.After(time.Second): // signals can coalesce, but orphans must be reaped
+		case <-time.After(time.Second): // signals can coalesce, so poll too: orphans must be reaped
 		case <-ctx.Done():
 			return
 		}
@@ -193,8 +193,8 @@ func makeDir(root, dir string) error {
 // outlives it may keep the pipe open.
 const lastWords = 500 * time.Millisecond
 
-// await reports how the workload ended, once the host is connected and after its
-// output. killed is the value of oomKills before it started.
+// await reports how the workload ended, once the host is connected and after
+// the workload's output. killed is the value of oomKills before the start.
 func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 	<-p.over
 	select {
@@ -339,7 +339,7 @@ func (h *Harness) signal(sig syscall.Signal) error {
 	if m == nil {
 		return errors.New("cannot signal the workload: there is none")
 	}
-	h.kids.mu.Lock() // it is not reaped meanwhile, so the pid cannot be reused
+	h.kids.mu.Lock() // it is not reaped while mu is held, so the pid cannot be reused
 	defer h.kids.mu.Unlock()
 	select {
 	case <-m.over:

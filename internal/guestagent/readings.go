@@ -137,9 +137,9 @@ type socket struct {
 	inode         uint64
 }
 
-// tcp counts connections that the guest opened, and lists waiting connections and
-// listeners. A connection to a listening port came from outside; the host knows
-// those itself.
+// tcp counts connections that the guest opened, and lists waiting connections
+// and listeners. A connection to a listening port came from outside; the host
+// counts those itself.
 func (h *Harness) tcp(a *guest.HealthAnswer) error {
 	var all []socket
 	for _, f := range []struct{ name, network string }{{"tcp", "tcp"}, {"tcp6", "tcp"}, {"udp", "udp"}, {"udp6", "udp"}} {

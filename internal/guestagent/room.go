@@ -26,7 +26,7 @@ type reserve struct {
 	own   int64
 }
 
-// room applies the host's available space.
+// room applies the space that the host reports.
 func (h *Harness) room(c guest.RoomCall) error {
 	dir, err := ext4Of(h.cfg.Sys, upperDir)
 	if err != nil {

@@ -19,8 +19,8 @@ type stream struct {
 	cut  bool // some output was lost
 }
 
-// readFrom reads f to its end, or until its deadline and then what is still in
-// the pipe, because sending may have taken longer.
+// readFrom reads f to its end or its deadline. After the deadline it still
+// reads what is in the pipe, because sending may have taken longer.
 func (s *stream) readFrom(f *os.File) {
 	if _, err := io.Copy(s, f); err == nil {
 		return
@@ -34,7 +34,8 @@ func (s *stream) readFrom(f *os.File) {
 	}
 }
 
-// Write implements io.Writer. It accepts everything; what cannot be sent is lost.
+// Write implements io.Writer. It accepts everything; what cannot be sent is
+// lost.
 func (s *stream) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 && !s.cut {

@@ -32,7 +32,7 @@ func dialHost(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser
 	return c, nil
 }
 
-// moveToVsock makes the connection that the host waits for and sends further
+// moveToVsock opens the connection that the host waits for and sends further
 // messages there.
 func (h *Harness) moveToVsock(ctx context.Context, c guest.VsockCall) error {
 	if len(c.Key) != len(vsock.Key{}) {
@@ -78,8 +78,8 @@ func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	}
 }
 
-// prefers handles that a waking host sent the time on p. If that is the port, the
-// host has no vsock connection: one saved with the guest is dead.
+// prefers is called when a waking host has sent the time on p. If p is the
+// port, the host has no vsock connection: one saved with the guest is dead.
 func (h *Harness) prefers(p *guest.Peer) {
 	h.mu.Lock()
 	v := h.fast

@@ -25,9 +25,9 @@ const FilesPort = "lull.1"
 // fuseModule is the kernel module for guests with a workspace.
 const fuseModule = ModuleDir + "/fuse.ko"
 
-// mounted is the process that answers the kernel for the workspace, running this
-// same binary: a process that starts programs in a directory must not also serve
-// that directory.
+// mounted is the process that answers the kernel for the workspace. It runs
+// this same binary. It is separate because a process that starts programs in a
+// directory must not also serve that directory.
 type mounted struct {
 	mu    sync.Mutex
 	tell  *os.File
@@ -41,7 +41,7 @@ const (
 )
 
 // workspace mounts the workspace at the first call, and starts a connection of
-// its port at each.
+// its port at every call.
 func (h *Harness) workspace(c guest.WorkspaceCall) error {
 	if len(c.Key) != len(files.Key{}) || !c.Refuse && !filepath.IsAbs(c.Path) {
 		return errors.New("cannot use the workspace: key or path are out of range")
@@ -115,8 +115,8 @@ func (h *Harness) mount(c guest.WorkspaceCall) error {
 	return nil
 }
 
-// ServeWorkspace is the main function of that process, with the arguments that
-// mount passes.
+// ServeWorkspace is the main function of that process. args are the arguments
+// that mount passes.
 func ServeWorkspace(args []string, in io.Reader, out io.Writer) error {
 	say := func(err error) error {
 		text := "ok"

@@ -34,7 +34,7 @@ type line struct {
 	again   []channel.DeadLetter
 	rests   []*channel.Rest // oldest first
 	tried   time.Time       // when the receiver was last tried
-	asked   time.Time       // until when it asked not to be contacted
+	asked   time.Time       // until when the receiver asked not to be contacted
 	retry   <-chan channel.DeadLetter
 	backoff int
 }
@@ -98,8 +98,8 @@ func (l *line) load(ctx context.Context) error {
 	return l.write(ctx, true)
 }
 
-// follow watches the log from the queue's position, and sends meanwhile. It
-// returns nil when the queue was full and has been emptied again.
+// follow watches the log from the queue's position and sends in the meantime.
+// It returns nil after the queue was full and has been emptied again.
 func (l *line) follow(ctx context.Context) error {
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -157,7 +157,7 @@ func (l *line) drain(ctx context.Context) error {
 	return nil
 }
 
-// wake returns when there is something to do.
+// wake returns when the next work is due.
 func (l *line) wake() time.Time {
 	at := l.q.wake()
 	for _, r := range l.firstRests() {
@@ -211,7 +211,8 @@ func (l *line) take(b store.Batch) {
 	l.q.seen = max(l.q.seen, b.Revision)
 }
 
-// items returns the events of an entry that the channel wants.
+// nextTry returns when a failing receiver is retried; zero for one that does
+// not fail.
 func (l *line) items(v store.Value) []*item {
 	e, err := audit.DecodeEntry(v)
 	if err != nil {
@@ -318,7 +319,7 @@ func (l *line) send(ctx context.Context) error {
 	return l.bury(ctx, ops)
 }
 
-// resend tries the dead letters that a user asked to send again.
+// resend retries the dead letters that a user asked to send again.
 func (l *line) resend(ctx context.Context) []store.Op {
 	var ops []store.Op
 	for _, d := range l.again {
@@ -456,8 +457,8 @@ func (l *line) commit(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// write stores the channel's progress, if it has changed by a delivery, or long
-// enough ago.
+// write stores the channel's progress if a delivery changed it, or if the last
+// write was long enough ago.
 func (l *line) write(ctx context.Context, now bool) error {
 	s := l.state
 	s.Cursor, s.Pending, s.Ahead, s.Batch = l.q.cursor(), l.pending(), maps.Clone(l.q.ahead), l.q.batch

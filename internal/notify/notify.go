@@ -5,8 +5,8 @@
 // receiver gets it. One process of the fleet holds the right to deliver and
 // keeps each channel's progress in the store.
 //
-// Every event that a channel wants arrives at least once or is a dead letter,
-// which is shown. A duplicate carries the same ID. What is sent at once arrives
+// Every event that a channel wants arrives at least once or becomes a visible
+// dead letter. A duplicate has the same ID. Events that are sent at once arrive
 // in order for each worker, however often receivers, this process or the store
 // fail in between. Events held by a digest or quiet hours stay in order among
 // themselves, and urgent events overtake them. A new channel begins with events
@@ -212,7 +212,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 }
 
 // forget removes the progress of channels that are no longer configured, so
-// that one that is configured again begins anew.
+// that one that is configured again starts over.
 func (n *Notifier) forget(ctx context.Context, guard store.Cond, set settings.Settings) error {
 	page, err := store.List(ctx, n.store, channel.DeliveryKeys())
 	if err != nil {
@@ -259,7 +259,7 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- channel.DeadLetter
 	take := func(v store.Value) error {
 		d, err := channel.DecodeDead(v)
 		if err != nil || d.RetryAt == nil {
-			return nil // shown as unreadable where it is listed
+			return nil // shown as unreadable in the listing
 		}
 		select {
 		case out <- d:
@@ -355,9 +355,9 @@ func (n *Notifier) Test(ctx context.Context, by audit.Actor, channel string) err
 	return nil
 }
 
-// message builds the message for items. Its ID depends on its content: the same
-// items make the same message at every attempt. Other items, or a warning that
-// is too late by now, get another ID.
+// message builds the message for items. Its ID depends on its content, so the
+// same items have the same ID at every attempt. Other items, or a warning that
+// is late by now, get another ID.
 func (l *line) message(now time.Time, items []*item) message {
 	m := message{}
 	sum := sha256.New()

@@ -13,8 +13,8 @@ import (
 // item is one event that a channel must send.
 type item struct {
 	id    string
-	rev   int64  // of its change
-	key   string // of its entry, which orders the entries of one change
+	rev   int64  // revision of its change
+	key   string // key of its entry, which orders the entries of one change
 	index int    // orders the events of one entry
 	event string
 	entry audit.Entry
@@ -24,7 +24,7 @@ type item struct {
 	urgent   bool
 
 	tries int
-	next  time.Time // earliest time
+	next  time.Time // earliest time to send it
 }
 
 // stream identifies the events that are sent in order: those of one worker, or
@@ -45,9 +45,9 @@ type queue struct {
 	batch *channel.Batch   // what is being sent together, if anything
 }
 
-// maxOpen is the queue length at which reading the log stops, and maxAhead how
-// many delivered IDs above the cursor are kept; a forgotten one is delivered
-// again after a restart.
+// maxOpen is the queue length at which reading the log stops. maxAhead is how
+// many delivered IDs above the cursor are kept; an event whose ID was dropped
+// is delivered again after a restart.
 const (
 	maxOpen  = 2000
 	maxAhead = 2000
@@ -157,7 +157,7 @@ func (q *queue) message(first *item, now time.Time) []*item {
 			}
 			return m
 		}
-		q.batch = nil // it is now sent one by one
+		q.batch = nil // from now on items are sent one by one
 	}
 	var m []*item
 	for _, it := range q.open {

@@ -25,8 +25,9 @@ type message struct {
 	id     string
 	events []event
 
-	// Mail only: the recipients, if not all; all addressees; and those that do
-	// not get it now because an earlier mail to them is pending.
+	// For mail: only are the recipients, if not all addressees; named are all
+	// addressees. held are those that do not get it now because an earlier mail
+	// to them is pending.
 	only, named []string
 	held        []string
 }
@@ -41,13 +42,13 @@ type event struct {
 	page  string            // of a pause: the worker's page, if it has a URL
 }
 
-// data is a webhook's data for an event: the entry, a warning's links, and
-// where to look after a pause.
+// data is a webhook's data for an event: the entry, a warning's links, and the
+// worker's page after a pause.
 type data struct {
 	audit.Entry
 	PauseAt *time.Time        `json:"pause_at,omitempty"`
 	Links   map[string]string `json:"links,omitempty"`
-	Page    string            `json:"page,omitempty"` // of the paused worker
+	Page    string            `json:"page,omitempty"` // page of the paused worker
 }
 
 // receiver sends messages to one place.
@@ -190,7 +191,7 @@ type partly struct {
 	named []string
 }
 
-// addresses are all that a message is for.
+// addresses returns all addressees of a message.
 func (b *mailbox) addresses(ctx context.Context, m message) ([]string, error) {
 	if m.named != nil {
 		return m.named, nil
@@ -213,11 +214,11 @@ func (b *mailbox) addresses(ctx context.Context, m message) ([]string, error) {
 	return slices.Compact(to), nil
 }
 
-// contacts are the mail addresses among a worker's contacts.
+// contacts returns the mail addresses among a worker's contacts.
 func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error) {
 	w, err := b.fleet.Worker(ctx, worker)
 	if _, gone := errors.AsType[*failure.NotFound](err); gone {
-		return nil, nil // the others are told
+		return nil, nil // the other addresses get the mail
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the contacts of worker %q: %w", worker, err)
@@ -225,12 +226,12 @@ func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error)
 	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !channel.IsMailAddress(a) }), nil
 }
 
-// verdictOn is whom a failure is about.
+// verdictOn is the scope of a failure.
 type verdictOn int
 
 const (
-	failsReceiver  verdictOn = iota // everything for it would fail
-	refusesMessage                  // this message alone
+	failsReceiver  verdictOn = iota // every message to the receiver would fail
+	refusesMessage                  // only this message fails
 )
 
 func verdict(err error) verdictOn {
@@ -248,7 +249,7 @@ func retryAfter(err error) time.Duration {
 	return 0
 }
 
-// outcomeOf names an outcome for the metrics: a few fixed words.
+// outcomeOf returns the metric label of an outcome, one of a few fixed words.
 func outcomeOf(err error) string {
 	if err == nil {
 		return "ok"

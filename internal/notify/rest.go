@@ -12,7 +12,7 @@ import (
 	"lull/internal/store"
 )
 
-// loadRests reads the mails that single addresses have not taken yet.
+// loadRests reads the mails that are pending for single addresses.
 func (l *line) loadRests(ctx context.Context) error {
 	page, err := store.List(ctx, l.n.store, channel.RestKeys(l.name))
 	if err != nil {
@@ -31,8 +31,8 @@ func (l *line) loadRests(ctx context.Context) error {
 	return nil
 }
 
-// held are the addresses for which an earlier mail of a stream still waits: a
-// later one waits behind it.
+// held returns the addresses for which an earlier mail of a stream is pending;
+// a later one waits for it.
 func (l *line) held(stream string) []string {
 	var out []string
 	for _, r := range l.rests {
@@ -43,7 +43,7 @@ func (l *line) held(stream string) []string {
 	return out
 }
 
-// firstRests are the oldest of each stream and address.
+// firstRests returns the oldest pending mail of each stream and address.
 func (l *line) firstRests() []*channel.Rest {
 	var out []*channel.Rest
 	busy := map[[2]string]bool{}
@@ -56,8 +56,8 @@ func (l *line) firstRests() []*channel.Rest {
 	return out
 }
 
-// split deals with a mail that some have not got: who was refused has a dead
-// letter, and for whom it is too early it is sent again alone.
+// split handles a mail that some recipients did not get. A rejected recipient
+// gets a dead letter. A deferred one gets the mail again later, alone.
 func (l *line) split(now time.Time, r outcome, p *partly) []store.Op {
 	l.state.LastError = p.Error()
 	var ops []store.Op
@@ -79,8 +79,8 @@ func (l *line) split(now time.Time, r outcome, p *partly) []store.Op {
 	return ops
 }
 
-// restWait is how long an address that has not taken a mail some times is left
-// alone: mail servers that want to be asked again mean a minute or more.
+// restWait is how long an address that has deferred a mail is left alone: mail
+// servers that want a retry expect a minute or more.
 func (l *line) restWait(tries int) time.Duration {
 	return min(longestWait, time.Minute<<min(tries, 4))
 }
@@ -91,12 +91,12 @@ func (l *line) keep(r *channel.Rest) []store.Op {
 		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", r.ID, "err", err)
 		return nil
 	}
-	l.died = true // it is to be written
+	l.died = true // must be written
 	return []store.Op{op}
 }
 
-// sendRests tries again what single addresses have not taken, and returns what
-// is to be written of that.
+// sendRests retries the mails that are pending for single addresses, and
+// returns the resulting writes.
 func (l *line) sendRests(ctx context.Context) []store.Op {
 	var ops []store.Op
 	sent := 0
@@ -113,7 +113,8 @@ func (l *line) sendRests(ctx context.Context) []store.Op {
 	return ops
 }
 
-// sendRest tries one; false means that the receiver fails for everybody.
+// sendRest tries one mail. It returns false if the receiver fails for every
+// address.
 func (l *line) sendRest(ctx context.Context, r *channel.Rest) ([]store.Op, bool) {
 	var items []*item
 	for _, e := range r.Events {
@@ -150,7 +151,7 @@ func (l *line) sendRest(ctx context.Context, r *channel.Rest) ([]store.Op, bool)
 
 func (l *line) drop(r *channel.Rest) []store.Op {
 	l.rests = slices.DeleteFunc(l.rests, func(x *channel.Rest) bool { return x == r })
-	l.died = true // it is to be written
+	l.died = true // must be written
 	return []store.Op{channel.DropRestOp(r)}
 }
 
@@ -168,7 +169,7 @@ func (l *line) dieFor(address string, e channel.RestEvent, tries int, now time.T
 	return []store.Op{op}
 }
 
-// sayWho names the address that an error is about, once.
+// sayWho adds the address that an error is about, once.
 func sayWho(address string, err error) string {
 	if s := err.Error(); strings.Contains(s, address) {
 		return s

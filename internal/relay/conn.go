@@ -14,7 +14,7 @@ import (
 type phase uint8
 
 const (
-	phaseSilent   phase = iota // a noise rule waits for the first byte
+	phaseSilent   phase = iota // waits for the first byte because of a noise rule
 	phaseWaiting               // queued for the gate or for a wake
 	phaseDialling              // counted inside, no backend connection yet
 	phaseRelaying
@@ -30,7 +30,7 @@ type conn struct {
 	w    waiter
 
 	phase   phase
-	inside  bool // counted inside (or as ignored, for noise)
+	inside  bool // counted as inside (for noise: as ignored)
 	waiting bool // counted as waiting
 	moving  bool // in a section of gate.begin
 	parked  bool // relaying, with bytes that wait for a wake
@@ -40,7 +40,7 @@ type conn struct {
 
 	cfd, bfd  int
 	bWatched  bool
-	cOut      bool // registered for room to write, too
+	cOut      bool // also registered for writability
 	bOut      bool
 	backend   netip.AddrPort
 	dialStart int64
@@ -94,7 +94,7 @@ func (c *conn) dropSilent() {
 	c.drop()
 }
 
-// admit counts the connection and lets it through, or makes it wait.
+// admit counts the connection and lets it through, or queues it.
 func (c *conn) admit() {
 	in := c.in
 	if c.noise {
@@ -153,11 +153,11 @@ func (c *conn) wait() {
 	c.turnAway()
 }
 
-// resumed is the queue's answer: the wake is over.
+// resumed is called by the queue when the wake is over.
 func (c *conn) resumed(err error) {
 	switch {
 	case c.phase == phaseClosed:
-	case err != nil && c.phase == phaseRelaying: // its answer may lack an end
+	case err != nil && c.phase == phaseRelaying: // its answer may be incomplete
 		c.drop()
 	case err != nil:
 		c.turnAway()
@@ -174,7 +174,7 @@ func (c *conn) resumed(err error) {
 	}
 }
 
-// watchClient registers the client once; false means that the connection is
+// watchClient registers the client once. It returns false if the connection is
 // over.
 func (c *conn) watchClient() bool {
 	if c.watched {
@@ -191,8 +191,8 @@ func (c *conn) watchClient() bool {
 
 func (c *conn) event(fd int, events uint32) {
 	if fd == c.cfd && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-		// This edge is reported once; relaying must know of it however much
-		// later it starts.
+		// This edge is reported once, and relaying needs it however much later it
+		// starts.
 		c.up.hup = true
 	}
 	switch {
@@ -208,9 +208,9 @@ func (c *conn) event(fd int, events uint32) {
 	}
 }
 
-// clientGone looks at the client without taking anything from it. A client
-// that sent data and then its FIN still wants an answer; one that sent only a
-// FIN is taken for gone.
+// clientGone checks the client without consuming data. A client that sent data
+// and then a FIN still expects an answer; one that sent only a FIN counts as
+// gone.
 func (c *conn) clientGone(events uint32) bool {
 	if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
 		return true
@@ -238,9 +238,9 @@ func (c *conn) firstByte(events uint32) {
 	}
 }
 
-// dial connects to the backend. On this machine a connect is over when it
-// returns, although it says EINPROGRESS; asking a second time tells, and saves
-// a turn of the loop.
+// dial connects to the backend. On this machine a connect has completed when it
+// returns, although it returns EINPROGRESS. A second call confirms that and
+// saves a turn of the loop.
 func (c *conn) dial(b Backend) {
 	c.phase = phaseDialling
 	if c.dialStart == 0 {
@@ -303,8 +303,9 @@ func (c *conn) finishDial(errno syscall.Errno) {
 	}
 }
 
-// redial tries again shortly: an application may be ready and yet not listen
-// for a moment. It asks the waker anew, for it may have ended meanwhile.
+// redial retries shortly: an application may be ready and yet not listen for a
+// moment. It asks the waker again, because the application may have ended in
+// the meantime.
 func (c *conn) redial(errno syscall.Errno) {
 	c.closeBackend()
 	wait := int64(min(time.Millisecond<<min(c.attempt, 6), 50*time.Millisecond))
@@ -345,8 +346,8 @@ func (c *conn) unreachable(err error) {
 	c.turnAway()
 }
 
-// handOver gives the client to goroutines, for a backend that has no socket.
-// The counts go with it.
+// handOver passes the client to goroutines, for a backend without a socket. The
+// counts move with it.
 func (c *conn) handOver(b Backend) {
 	if c.watched {
 		_ = unix.EpollCtl(c.loop.ep, unix.EPOLL_CTL_DEL, c.cfd, nil)
@@ -380,8 +381,8 @@ func (c *conn) closeBackend() {
 	}
 }
 
-// drop ends the connection and gives back every count. The backend's socket is
-// closed before its count goes.
+// drop ends the connection and removes it from every count. The backend's
+// socket is closed before its count is reduced.
 func (c *conn) drop() {
 	if c.phase == phaseClosed {
 		return

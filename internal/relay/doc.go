@@ -6,20 +6,20 @@
 //
 // # What it guarantees
 //
-//   - A listener lives as long as its [Instance], whatever the state of what
-//     stands behind it. A client is answered, or gets a clean close (HTTP: 503
+//   - A listener lives as long as its [Instance], whatever the state of the
+//     application behind it. A client is answered, or gets a clean close (HTTP: 503
 //     with a reason) when the wake fails.
 //   - The first bytes a client sent arrive. Nothing is read from a client
-//     before its backend connection stands.
+//     before its backend connection is established.
 //   - Half-closes are passed on in both directions, and a reset is passed on
 //     as a reset.
 //   - After [Instance.Hold] has returned, no connection and no byte can reach
 //     the backend that [Instance.Activity] does not show (see below).
 //   - Waiting is bounded: at most MaxWaiting arrivals for an instance, each for
-//     at most WakeTimeout. A client that went away leaves the queue, and a wake
-//     without waiting clients is canceled. A client that sent data and
+//     at most WakeTimeout. A client that disconnects leaves the queue, and a
+//     wake without waiting clients is canceled. A client that sent data and
 //     then shut down its sending side is still served.
-//   - One wake is asked for however many clients wait.
+//   - One wake is requested, however many clients wait.
 //   - No goroutine, timer or thread belongs to an instance, a listener or a
 //     relayed TCP connection: a few event loops (one thread each) carry them
 //     all. Only an unfinished wake, a backend that is reached through
@@ -31,12 +31,12 @@
 // All counts of a gate and its two flags live in one atomic word. An arrival
 // adds itself to the count of connections inside and reads the held flag with
 // that same atomic addition. Hold sets the flag in the same word. All accesses
-// to one word have one order, so either the addition comes first, and every
+// to one word are totally ordered, so either the addition comes first, and every
 // later Activity shows the connection, or Hold comes first, and the arrival
-// sees the flag, turns itself into a waiting one (again one addition: it is
-// never outside both counts) and does not dial. A byte of an open connection
-// takes the same way with the count of moves in progress; it looks at the flag
-// asleep too, so that a byte for a paused backend asks for a wake.
+// sees the flag, becomes a waiting one (again one addition, so it is always in
+// one of the counts) and does not dial. A byte of an open connection does the
+// same with the count of moves in progress. It also checks the asleep flag, so
+// that a byte for a paused backend requests a wake.
 //
 // A waiting connection is queued under the instance's lock and checks the held
 // flag there; Release and Sleep clear the flag first and then take that lock.

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// The one word of a gate. Counts and flags share it so that "count first, then
-// look" is a single atomic step and Activity is a single load.
+// The single word of a gate. Counts and flags share it, so that counting and
+// then checking the flags is one atomic step and Activity is one load.
 const (
 	insideOne  uint64 = 1
 	waitingOne uint64 = 1 << 22
@@ -19,7 +19,7 @@ const (
 	movingMask  = heldFlag/movingOne - 1
 )
 
-// gate is the fence's half of an instance. The zero value is open and awake.
+// gate is an instance's state for the fence. The zero value is open and awake.
 type gate struct {
 	word        atomic.Uint64
 	moves       atomic.Uint64
@@ -31,23 +31,23 @@ type gate struct {
 // Activity is the activity of an instance's connections, for the fence and for
 // the idle engine.
 type Activity struct {
-	Held   bool // Hold was called and neither Release nor Sleep since
-	Asleep bool // Sleep was called and no Release since
+	Held   bool // Hold was called, and neither Release nor Sleep since
+	Asleep bool // Sleep was called, and Release has not been since
 
 	// Open counts connections and HTTP requests that reach the backend or are
-	// about to (being dialled). Each of them holds, unless OpenSince says that
-	// it is quiet.
+	// being dialed. Each of them holds, unless OpenSince reports it as quiet.
 	Open int
 	// Waiting counts arrivals, and open connections with unread bytes or a
 	// close, that wait for the gate or for a wake.
 	Waiting int
-	// Moving counts connections that carry bytes to the backend right now.
+	// Moving counts connections that are transferring bytes to the backend right
+	// now.
 	Moving int
 	// Ignored counts open connections that a noise rule took out of Open.
 	Ignored int
 
-	// Moves grows with each time bytes went to the backend. Two equal values
-	// with Moving zero in between mean that none went.
+	// Moves grows whenever bytes went to the backend. If it is unchanged and
+	// Moving is zero, none went in between.
 	Moves uint64
 
 	LastByte    time.Time // zero: never
@@ -59,8 +59,8 @@ type Activity struct {
 func (a Activity) Stirred() bool { return a.Waiting > 0 || a.Moving > 0 }
 
 func (g *gate) activity() Activity {
-	// The word comes first: bytes that were moved before this load are in the
-	// counters read after it.
+	// Load the word first: bytes that were transferred before this load are in
+	// the counters read after it.
 	w := g.word.Load()
 	return Activity{
 		Held:        w&heldFlag != 0,
@@ -94,7 +94,7 @@ func (g *gate) enter() bool {
 	return false
 }
 
-// reenter is enter for one that is counted as waiting.
+// reenter is enter for an arrival that is counted as waiting.
 func (g *gate) reenter() bool {
 	if g.word.Add(^(waitingOne-insideOne-1))&heldFlag == 0 {
 		return true
@@ -118,8 +118,8 @@ func (g *gate) begin() bool {
 	return false
 }
 
-// end stores what was moved before it gives up the count, so that a fence sees
-// one or the other.
+// end stores the transferred bytes before it reduces the count, so that a fence
+// sees one or the other.
 func (g *gate) end(moved bool, now int64) {
 	if moved {
 		g.lastByte.Store(now)

@@ -20,14 +20,14 @@ import (
 )
 
 // InstanceHeader names the instance that an HTTP request on the shared port is
-// for; it outranks the Host.
+// for. It takes precedence over Host.
 const InstanceHeader = "X-Lull-Instance"
 
 // FrontConfig configures the shared HTTP port. The zero value works.
 type FrontConfig struct {
 	Domains    []string      // NAME.DOMAIN reaches instance NAME; default "localhost"
-	WaitPage   time.Duration // after which a browser sees the waiting page; default 1.5 s
-	RetryAfter time.Duration // told to a client whose wake failed; default 5 s, whole seconds
+	WaitPage   time.Duration // wait after which a browser gets the waiting page; default 1.5 s
+	RetryAfter time.Duration // sent to a client whose wake failed; default 5 s, whole seconds
 	Log        *slog.Logger  // default: discards
 }
 
@@ -45,8 +45,8 @@ type Front struct {
 
 var _ http.Handler = (*Front)(nil)
 
-// route is one instance's way in: one Transport, whose idle connections are of
-// one generation of the backend.
+// route leads to one instance: one Transport, whose idle connections are of one
+// generation of the backend.
 type route struct {
 	in    *Instance
 	port  int
@@ -58,7 +58,7 @@ type route struct {
 	gen uint64
 }
 
-// NewFront makes a Front without routes.
+// NewFront returns a Front without routes.
 func NewFront(cfg FrontConfig) (*Front, error) {
 	if len(cfg.Domains) == 0 {
 		cfg.Domains = []string{"localhost"}
@@ -110,7 +110,7 @@ func (f *Front) Route(in *Instance, port int, hosts ...string) error {
 	return nil
 }
 
-// Unroute forgets the instance and closes its idle connections.
+// Unroute removes the instance and closes its idle connections.
 func (f *Front) Unroute(in *Instance) {
 	f.mu.Lock()
 	rt := f.routes[in]
@@ -127,7 +127,7 @@ func (f *Front) Unroute(in *Instance) {
 	}
 }
 
-// find answers the route of a request and the name it asked for.
+// find returns the route of a request and the name that it asked for.
 func (f *Front) find(r *http.Request) (*route, string) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -149,8 +149,9 @@ func (f *Front) find(r *http.Request) (*route, string) {
 	return nil, host
 }
 
-// hostName takes the name out of a Host header: without port, brackets and
-// final dot, in lower case. False: it is not a host name or address.
+// hostName extracts the name from a Host header: without port, brackets and
+// final dot, in lower case. It returns false if that is not a host name or
+// address.
 func hostName(host string) (string, bool) {
 	if len(host) == 0 || len(host) > 261 {
 		return "", false
@@ -248,7 +249,7 @@ func (rt *route) fresh(b Backend) {
 	}
 }
 
-// request is an HTTP request as OpenSince and Cut see it.
+// request is an HTTP request as seen by OpenSince and Cut.
 type request struct {
 	track
 	cancel context.CancelFunc
@@ -257,7 +258,7 @@ type request struct {
 func (q *request) askCut() { q.cancel() }
 
 // pooled is a backend connection of a Transport. The bytes on it belong to the
-// request that has it at the moment.
+// request that is using it.
 type pooled struct{ gated }
 
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -322,9 +323,9 @@ func (f *Front) forward(ctx context.Context, w http.ResponseWriter, r *http.Requ
 
 var errShowPage = errors.New("the wake takes long")
 
-// admit is Instance.admit, except that a browser is answered with the waiting
-// page when the wake takes long. Its place in the queue is kept for a while, so
-// that the wake continues until the page asks again.
+// admit does what Instance.admit does, except that a browser gets the waiting
+// page when the wake takes long. Its place in the queue is then kept for a
+// while, so that the wake continues until the page asks again.
 func (f *Front) admit(ctx context.Context, w http.ResponseWriter, r *http.Request, rt *route, remote netip.AddrPort) (Backend, error) {
 	in := rt.in
 	a := Arrival{Instance: in.name, Port: rt.port, Remote: remote, Cause: CauseRequest, At: time.Now()}
@@ -398,7 +399,7 @@ func (f *Front) refuse(w http.ResponseWriter, r *http.Request, status int, name 
 	})
 }
 
-// wantsPage says that a user looks at the answer.
+// wantsPage reports whether a user will see the answer.
 func wantsPage(r *http.Request) bool {
 	return r.Method == http.MethodGet && r.Header.Get("Upgrade") == "" && strings.Contains(r.Header.Get("Accept"), "text/html")
 }

@@ -9,13 +9,14 @@ import (
 	"time"
 )
 
-// Options of an instance. The zero value of each field means its default.
+// Options configure an instance. The zero value of each field means its
+// default.
 type Options struct {
-	MaxWaiting  int           // arrivals that may wait at once; default 1024, at most 65536
-	MaxOpen     int           // connections open at once per listener; default 65536
-	WakeTimeout time.Duration // for one wake, and for one arrival; default 60 s
-	DialTimeout time.Duration // how long a ready backend may refuse or stay silent; default 10 s
-	Noise       Noise         // what neither holds nor wakes; default nothing
+	MaxWaiting  int           // maximum waiting arrivals; default 1024, at most 65536
+	MaxOpen     int           // maximum open connections per listener; default 65536
+	WakeTimeout time.Duration // limit for one wake, and for one arrival; default 60 s
+	DialTimeout time.Duration // how long a ready backend may refuse or be silent; default 10 s
+	Noise       Noise         // traffic that neither holds nor wakes; default none
 }
 
 func (o Options) withDefaults() (Options, error) {
@@ -37,8 +38,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, errors.Join(errs...)
 }
 
-// Instance is one object that can be asleep, with all its listeners. Its
-// methods are safe for concurrent use.
+// Instance is one object that can sleep, with all its listeners. Its methods
+// are safe for concurrent use.
 type Instance struct {
 	name  string
 	waker Waker
@@ -63,7 +64,7 @@ type Instance struct {
 // Name is the name given to Add.
 func (in *Instance) Name() string { return in.name }
 
-// Hold closes the gate: after it returns, nothing that Activity does not show
+// Hold closes the gate. After it returns, nothing that Activity does not show
 // can reach the backend. Arrivals wait. Connections being dialed continue and
 // are counted in Open.
 func (in *Instance) Hold() { in.gate.setHeld() }
@@ -114,9 +115,9 @@ func (in *Instance) Stats() Stats {
 	return s
 }
 
-// OpenSince counts open connections that carried a byte at or after t, or have
-// bytes in them that the other side has not taken yet. The others are quiet.
-// It costs one step per open connection.
+// OpenSince counts open connections that carried a byte at or after t, or hold
+// bytes that the other side has not taken yet. The others are quiet. It costs
+// one step per open connection.
 func (in *Instance) OpenSince(t time.Time) int {
 	ns := t.UnixNano()
 	in.mu.Lock()
@@ -130,8 +131,8 @@ func (in *Instance) OpenSince(t time.Time) int {
 	return n
 }
 
-// Owed counts open connections and HTTP requests whose bytes reached the
-// backend and were not answered since. It costs one step per open connection.
+// Owed counts open connections and HTTP requests whose last bytes went to the
+// backend and are unanswered. It costs one step per open connection.
 func (in *Instance) Owed() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -8,17 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A connection that is closed while something in it is unread is reset, and a
-// client that has sent its request sees a fault of the network in place of an
-// end. So what a client that gets no answer has sent is read first, within
-// these bounds.
+// Closing a connection with unread data resets it, and a client that has sent
+// its request then sees a network error instead of the end. Data from a client
+// that gets no answer is therefore read first, within these bounds.
 const (
 	leaveFor   = time.Second
 	leaveBytes = 256 << 10
-	maxLeaving = 256 // of one loop; more are closed at once
+	maxLeaving = 256 // per loop; more are closed at once
 )
 
-// leaver is a client that was told the end and may still be sending.
+// leaver is a client whose connection was shut down for writing and that may
+// still be sending.
 type leaver struct{ fd, left int }
 
 // turnAway ends a connection that was not answered.
@@ -35,7 +35,8 @@ func (c *conn) turnAway() {
 	c.drop()
 }
 
-// leave says the end on fd and closes it once the client has said its own.
+// leave shuts down fd for writing and closes it once the client has closed its
+// side.
 func (lp *loop) leave(fd int) {
 	sysShutdownSend(fd)
 	v := &leaver{fd: fd, left: leaveBytes}
@@ -50,7 +51,7 @@ func (lp *loop) leave(fd int) {
 	lp.at(lp.now+int64(leaveFor), func() { lp.gone(v) })
 }
 
-// drain reads what has come, and closes when no more may.
+// drain reads what has arrived, and closes when the limit is reached.
 func (lp *loop) drain(v *leaver) {
 	for v.left > 0 {
 		n, err := sysRead(v.fd, lp.buf)

@@ -13,16 +13,16 @@ import (
 
 type openCount struct{ atomic.Int64 }
 
-// A client that vanished without a word (no FIN, no RST) must not hold an
-// instance forever: its kernel is asked after a minute of silence.
+// A client that vanished without notice (no FIN, no RST) must not hold an
+// instance forever, so TCP keepalive probes it after a minute of silence.
 const (
 	keepAliveIdle     = 60 // seconds
 	keepAliveInterval = 15 // seconds
 	keepAliveCount    = 4
 )
 
-// onLoops hands the socket to all event loops. Options that Linux copies from
-// a listening socket to the accepted ones are set here, once.
+// onLoops registers the socket with all event loops. Options that Linux copies
+// from a listening socket to the accepted ones are set here, once.
 func (l *Listener) onLoops(t *net.TCPListener) error {
 	raw, err := t.SyscallConn()
 	if err != nil {
@@ -74,8 +74,8 @@ func (l *Listener) close() {
 
 const acceptBatch = 16
 
-// accept takes what is in the backlog, a bounded number at a time so that open
-// connections are served in between (the registration is level-triggered).
+// accept takes connections from the backlog, a bounded number at a time so that
+// open connections are served in between (the registration is level-triggered).
 func (lp *loop) accept(l *Listener) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -90,7 +90,7 @@ func (lp *loop) accept(l *Listener) {
 			lp.arrive(l, int(n))
 		case unix.EINTR, unix.ECONNABORTED:
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			// The client stays in the backlog; asking again at once would spin.
+			// The client stays in the backlog; accepting again at once would spin.
 			lp.pauseAccept(l, errno)
 			return
 		default:
@@ -115,7 +115,7 @@ func (lp *loop) pauseAccept(l *Listener, errno syscall.Errno) {
 	})
 }
 
-// remoteOf asks the kernel who is on the other end; only slow paths need it.
+// remoteOf asks the kernel for the peer's address; only slow paths need it.
 func remoteOf(fd int) netip.AddrPort {
 	sa, err := unix.Getpeername(fd)
 	if err != nil {

@@ -17,9 +17,10 @@ const (
 	// copyBuffer is the maximum size of one read. A read that fills it
 	// indicates a bulk transfer, which is then spliced.
 	copyBuffer = 64 << 10
-	// turn is how many bytes one connection may move before others are served.
+	// turn is how many bytes one connection may transfer before others are
+	// served.
 	turn = 1 << 20
-	// yieldEvery is how long a loop that never runs dry may keep the daemon's
+	// yieldEvery is how long a loop that always has work may keep the daemon's
 	// other goroutines waiting.
 	yieldEvery = 500 * time.Microsecond
 	// edges are the events that a connected socket is registered for.
@@ -36,7 +37,7 @@ type entry struct {
 	gen  int32
 }
 
-// message is work another goroutine has for a loop.
+// message is work that another goroutine passes to a loop.
 type message struct {
 	c   *conn
 	err error
@@ -50,14 +51,14 @@ type loop struct {
 	ep, ev int
 	now    int64 // unix nanoseconds at the last return from the kernel
 	buf    []byte
-	again  []*conn // have more to do than one turn
+	again  []*conn // connections with more work than fits one turn
 	timers timers
 	pipes  []*pipe
 	done   bool
 
 	leaving map[*leaver]struct{}
 
-	tableMu sync.Mutex // writers; the loop reads its own entries under it too
+	tableMu sync.Mutex // taken by writers; the loop reads its own entries under it too
 	table   []entry
 	gen     int32
 
@@ -96,7 +97,7 @@ func (lp *loop) free() {
 	unix.Close(lp.ev)
 }
 
-// set makes fd known and answers its generation.
+// set registers fd in the table and returns its generation.
 func (lp *loop) set(fd int, e entry) int32 {
 	lp.tableMu.Lock()
 	defer lp.tableMu.Unlock()
@@ -154,8 +155,8 @@ func (lp *loop) register(fd int, e entry, events uint32) error {
 	return nil
 }
 
-// rewatch changes what fd is registered for; an edge that is there already is
-// reported again.
+// rewatch changes the events that fd is registered for. An edge that is already
+// there is reported again.
 func (lp *loop) rewatch(fd int, events uint32) {
 	lp.tableMu.Lock()
 	gen := lp.table[fd].gen
@@ -166,7 +167,7 @@ func (lp *loop) rewatch(fd int, events uint32) {
 	}
 }
 
-// post hands work to the loop. The loop is told once per batch.
+// post passes work to the loop, which is woken once per batch.
 func (lp *loop) post(m message) {
 	lp.mu.Lock()
 	lp.inbox = append(lp.inbox, m)
@@ -184,8 +185,8 @@ func (lp *loop) run() error {
 	events := make([]unix.EpollEvent, 128)
 	yielded := int64(0)
 	for !lp.done {
-		// Under load something has happened already, and the scheduler need not
-		// hear of a wait.
+		// Under load there are events already, and the scheduler need not know of
+		// a wait.
 		n := sysPoll(lp.ep, events)
 		if n == 0 {
 			var err error
@@ -269,8 +270,8 @@ func (lp *loop) rescue(c *conn) {
 	}
 }
 
-// at runs fn on the loop at the given time (unix nanoseconds). Timers are not
-// canceled: fn looks whether it still has a meaning.
+// at calls fn on the loop at the given time (unix nanoseconds). Timers are not
+// canceled: fn checks whether it still applies.
 func (lp *loop) at(ns int64, fn func()) { heap.Push(&lp.timers, timer{ns, fn}) }
 
 func (lp *loop) timeout() int {

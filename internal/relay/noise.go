@@ -11,27 +11,27 @@ import (
 
 const maxNoiseRules = 256
 
-// Noise names traffic that neither keeps an instance running nor wakes it. The
-// zero value ignores nothing. While the instance runs, such traffic is served;
-// while it sleeps, a connection is closed and a health check is answered in the
-// instance's place.
+// Noise describes traffic that neither keeps an instance running nor wakes it.
+// The zero value ignores nothing. While the instance runs, such traffic is
+// served. While it sleeps, a connection is closed and a health check is
+// answered on the instance's behalf.
 type Noise struct {
 	// Sources are client addresses, such as a port scanner's.
 	Sources []netip.Prefix
-	// SilentFor keeps a new connection apart until its first byte came, for at
-	// most this long. Protocols in which the server speaks first do not work
-	// with it. Zero: off.
+	// SilentFor leaves a new connection uncounted until its first byte, for at
+	// most this long. It does not work with protocols in which the server speaks
+	// first. Zero disables it.
 	SilentFor time.Duration
 	// Paths are HTTP paths of health checks, exact, or a prefix ending in "*".
 	Paths []string
-	// UserAgents are words found in the User-Agent of health checks, without
-	// regard to case.
+	// UserAgents are words found in the User-Agent of health checks, ignoring
+	// case.
 	UserAgents []string
 	// HealthStatus answers a health check of a sleeping instance; default 200.
 	HealthStatus int
 }
 
-// Validate joins all faults.
+// Validate returns all faults, joined.
 func (n Noise) Validate() error {
 	var errs []error
 	if len(n.Sources)+len(n.Paths)+len(n.UserAgents) > maxNoiseRules {
@@ -61,7 +61,7 @@ func (n Noise) Validate() error {
 	return errors.Join(errs...)
 }
 
-// rules names every rule that is set, as Stats shows it.
+// rules returns the name of every configured rule, as shown in Stats.
 func (n Noise) rules() []string {
 	var out []string
 	for _, p := range n.Sources {
@@ -81,7 +81,7 @@ func (n Noise) rules() []string {
 
 func (n Noise) silentRule() string { return "silent=" + n.SilentFor.String() }
 
-// source answers the rule that ignores this client, or "".
+// source returns the rule that ignores this client, or "".
 func (n Noise) source(a netip.Addr) string {
 	a = a.Unmap().WithZone("")
 	for _, p := range n.Sources {
@@ -92,7 +92,7 @@ func (n Noise) source(a netip.Addr) string {
 	return ""
 }
 
-// request answers the rule that ignores this HTTP request, or "".
+// request returns the rule that ignores this HTTP request, or "".
 func (n Noise) request(r *http.Request) string {
 	for _, p := range n.Paths {
 		prefix, wild := strings.CutSuffix(p, "*")

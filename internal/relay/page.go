@@ -6,10 +6,10 @@ import (
 	"net/http"
 )
 
-// page is shown to a user instead of an instance.
+// page is shown to a user in place of an instance.
 type page struct {
 	Title, Name, Text string
-	Refresh           int // seconds; 0: stays
+	Refresh           int // seconds; 0 means no refresh
 }
 
 var pageTemplate = template.Must(template.New("page").Parse(`<!doctype html>
@@ -37,12 +37,12 @@ h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
 `))
 
 func writePage(w io.Writer, p page) {
-	// The status is on its way already; what fails now is the client's end.
+	// The status was already sent; an error now means that the client is gone.
 	_ = pageTemplate.Execute(w, p)
 }
 
-// waitingPage tells a browser to come back shortly. It says 503, so that
-// nothing takes it for the application's own answer.
+// waitingPage tells a browser to reload shortly. Its status is 503, so that it
+// is not mistaken for the application's answer.
 func (f *Front) waitingPage(w http.ResponseWriter, name string) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// waiter is one place in an instance's queue: a connection of an event loop
-// (c) or a goroutine (ch, with room for one answer).
+// waiter is one place in an instance's queue: a connection of an event loop (c)
+// or a goroutine (ch, with capacity for one answer).
 type waiter struct {
 	prev, next *waiter
 	queued     bool
-	noise      bool // neither asks for a wake nor keeps one going
+	noise      bool // neither requests a wake nor keeps one alive
 	rounds     int  // how often it queued for the same purpose
 	deadline   time.Time
 	arrival    Arrival
@@ -34,7 +34,7 @@ func (w *waiter) resume(err error) {
 type queue struct {
 	first, last *waiter
 	asking      int // waiters that are not noise
-	arrivals    int // of those, the ones that the limit counts
+	arrivals    int // asking waiters that count against the limit
 	cancel      context.CancelCauseFunc
 	flying      bool
 }
@@ -86,8 +86,8 @@ func (q *queue) takeAll() []*waiter {
 }
 
 // enqueue makes w wait for a wake, or for the gate and then a wake. The caller
-// has counted w as waiting in the gate and keeps that count whatever the
-// answer is. After an error w is not queued.
+// has counted w as waiting in the gate and keeps that count whatever the answer
+// is. After an error w is not queued.
 func (in *Instance) enqueue(w *waiter) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -124,7 +124,7 @@ func (in *Instance) dequeue(w *waiter) bool {
 }
 
 // kick starts a wake if a connection waits for one and none is in progress. The
-// lock is held.
+// caller holds the lock.
 func (in *Instance) kick() {
 	if in.q.flying || in.q.asking == 0 || in.closed || in.gate.held() {
 		return

@@ -8,15 +8,15 @@ import (
 
 // flow is one direction of a relayed connection. Small pieces are copied
 // through the loop's buffer: one read and one write. A read that fills the
-// buffer shows a bulk transfer, which is spliced through a pipe from then on
-// until it thins out.
+// buffer indicates a bulk transfer, which is spliced through a pipe from then
+// on until it slows down.
 type flow struct {
 	readable bool // the source may have bytes, or its end
-	blocked  bool // the destination had no room
-	hup      bool // the source's end or an error is behind its bytes
+	blocked  bool // the destination's buffer was full
+	hup      bool // the source's end or an error follows its bytes
 	eof      bool // the source ended
 	reset    bool // it ended by a reset
-	shut     bool // the end was passed on; nothing more will move
+	shut     bool // the end was passed on; nothing more will be transferred
 
 	rest   []byte // copied and not yet written; a window of *buf
 	buf    *[]byte
@@ -41,9 +41,9 @@ func (f *flow) free(lp *loop) {
 
 var restBuffers = sync.Pool{New: func() any { b := make([]byte, copyBuffer); return &b }}
 
-// relay starts to carry bytes. The client is read before it is registered:
-// often its request is there already, and registering later loses nothing, for
-// the kernel reports what is readable at that time.
+// relay starts to transfer bytes. The client is read before it is registered,
+// because often its request is already there. Registering later loses nothing:
+// the kernel then reports what is readable.
 func (c *conn) relay() {
 	c.phase = phaseRelaying
 	if !c.noise {
@@ -103,8 +103,8 @@ func (f *flow) idle() bool {
 	return f.shut || (!f.stuck() && !f.readable && !f.eof) || (f.stuck() && f.blocked)
 }
 
-// moveUp carries bytes, or the end, to the backend, unless it is held or
-// asleep: then they stay with the client's kernel and ask for a wake.
+// moveUp transfers bytes, or the end, to the backend. If the backend is held or
+// asleep, they stay with the client's kernel and request a wake.
 func (c *conn) moveUp() {
 	if c.parked || c.up.idle() {
 		return
@@ -133,8 +133,8 @@ func (c *conn) moveUp() {
 		c.owed.Store(true)
 	}
 	if broken {
-		// The backend takes no more. What it said before is still delivered,
-		// and its own end will close the connection.
+		// The backend takes no more. What it sent before is still delivered, and
+		// its own end will close the connection.
 		c.up.free(c.loop)
 		c.up.shut = true
 		c.down.readable, c.down.hup = true, true
@@ -197,8 +197,8 @@ func (c *conn) unpark() {
 	}
 }
 
-// move carries what there is, up to one turn. broken says that the destination
-// failed; a failure of the source is its end.
+// move transfers what there is, up to one turn. broken reports that the
+// destination failed; a failure of the source is its end.
 func (c *conn) move(f *flow, src, dst int) (moved int, broken bool) {
 	for {
 		if f.stuck() {
@@ -243,8 +243,8 @@ func (c *conn) nextTurn() {
 	}
 }
 
-// passEnd shuts the destination's sending side down, or leaves that to the
-// close that follows at once when the other direction has ended too.
+// passEnd shuts down the destination for writing. If the other direction has
+// ended too, the close that follows at once does that.
 func (c *conn) passEnd(f *flow, dst int) {
 	other := &c.up
 	if f == other {
@@ -257,7 +257,7 @@ func (c *conn) passEnd(f *flow, dst int) {
 	}
 }
 
-// sourceSaid turns what a read said into the state of the flow.
+// sourceSaid updates the state of the flow after a read.
 func (f *flow) sourceSaid(n int, err error, full int) {
 	switch {
 	case err == unix.EAGAIN:
@@ -268,7 +268,7 @@ func (f *flow) sourceSaid(n int, err error, full int) {
 	case n == 0:
 		f.eof = true
 	case n < full && !f.hup:
-		// An edge is reported for what comes later.
+		// Later data causes another edge.
 		f.readable = false
 	}
 }
@@ -301,7 +301,7 @@ func (c *conn) copyOnce(f *flow, src, dst int) (int, error) {
 	return m, nil
 }
 
-// flush writes what was taken from the source before.
+// flush writes what was read from the source before.
 func (c *conn) flush(f *flow, dst int) (int, error) {
 	moved := 0
 	for f.stuck() {
@@ -340,8 +340,8 @@ func (c *conn) flush(f *flow, dst int) (int, error) {
 	return moved, nil
 }
 
-// fill splices from the source into the pipe, which is empty. When little comes
-// the flow goes back to copying.
+// fill splices from the source into the pipe, which is empty. When little
+// arrives the flow returns to copying.
 func (c *conn) fill(f *flow, src int) {
 	if f.pipe == nil {
 		if f.pipe = c.loop.getPipe(); f.pipe == nil {
@@ -355,8 +355,8 @@ func (c *conn) fill(f *flow, src int) {
 		f.bulk, f.copied = false, true
 		return
 	}
-	// A short splice does not mean that the source is empty: a pipe holds so
-	// many pieces, however small. Only EAGAIN does.
+	// A short splice does not mean that the source is empty: a pipe holds a
+	// limited number of pieces, however small. Only EAGAIN means that.
 	f.sourceSaid(n, err, 0)
 	f.piped = n
 	c.pending.Add(int32(n))
@@ -369,14 +369,14 @@ func (c *conn) fill(f *flow, src int) {
 	}
 }
 
-// wantRoom registers dst for the edge that says there is room again.
+// wantRoom registers dst for the edge that reports free buffer space.
 func (c *conn) wantRoom(dst int) {
 	out, watched := &c.cOut, c.watched
 	if dst == c.bfd {
 		out, watched = &c.bOut, c.bWatched
 	}
 	if !watched {
-		// Registered at the end of relay; that reports room as well.
+		// Registered at the end of relay, which reports free space as well.
 		if c.loop.watch(dst, c, edges|unix.EPOLLOUT) == nil {
 			*out = true
 			c.watched, c.bWatched = c.watched || dst == c.cfd, c.bWatched || dst == c.bfd
@@ -408,7 +408,7 @@ func (lp *loop) getPipe() *pipe {
 		return nil
 	}
 	p := &pipe{r: fds[0], w: fds[1], size: copyBuffer}
-	// Beyond the user's pipe allowance the default size has to do.
+	// Beyond the user's pipe allowance, the default size must do.
 	if n, err := unix.FcntlInt(uintptr(p.w), unix.F_SETPIPE_SZ, pipeSize); err == nil {
 		p.size = n
 	}

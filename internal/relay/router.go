@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// Config of a Router. The zero value works.
+// Config configures a Router. The zero value works.
 type Config struct {
 	Loops int          // event loops, one thread each; default one per CPU, at most 4
 	Log   *slog.Logger // default: discards
@@ -28,8 +28,8 @@ type Router struct {
 	closed    bool
 }
 
-// New opens the event loops; Run must be called to carry anything, and gives
-// their descriptors back.
+// New opens the event loops. Run must be called to carry connections; it closes
+// the loops' descriptors when it returns.
 func New(cfg Config) (*Router, error) {
 	n := cfg.Loops
 	if n == 0 {
@@ -57,8 +57,8 @@ func New(cfg Config) (*Router, error) {
 }
 
 // Run carries connections until ctx ends. Then it closes every listener, cuts
-// what is still open and returns nil; call Close before, to let connections
-// finish.
+// open connections and returns nil. To let connections finish, call Close
+// first.
 func (r *Router) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	errs := make([]error, len(r.loops))
@@ -91,7 +91,7 @@ func (r *Router) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Add makes an instance known. Its name is unique among those not closed.
+// Add adds an instance. Its name must be unique among those not closed.
 func (r *Router) Add(name string, w Waker, opt Options) (*Instance, error) {
 	opt, err := opt.withDefaults()
 	if err != nil {
@@ -111,9 +111,9 @@ func (r *Router) Add(name string, w Waker, opt Options) (*Instance, error) {
 	return in, nil
 }
 
-// Unlisten closes every listener and leaves open connections and waiting clients
-// as they are. Who arrives from here on waits in the backlog if another process
-// has the socket too, and is refused otherwise.
+// Unlisten closes every listener and leaves open connections and waiting
+// clients as they are. New clients wait in the backlog if another process has
+// the socket too, and are refused otherwise.
 func (r *Router) Unlisten() {
 	r.mu.Lock()
 	all := slices.Collect(maps.Values(r.instances))
@@ -131,7 +131,7 @@ func (r *Router) remove(in *Instance) {
 	}
 }
 
-// Close closes every instance (see [Instance.Close]) and takes no new one.
+// Close closes every instance (see [Instance.Close]) and accepts no new one.
 func (r *Router) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
@@ -156,17 +156,17 @@ type Listener struct {
 	ln   net.Listener
 
 	mu     sync.RWMutex // held for reading while fd is in use
-	fd     int          // -1: not on the event loops
+	fd     int          // -1 if not on the event loops
 	closed bool
 	open   openCount
 }
 
-// Addr is where it listens.
+// Addr returns the listening address.
 func (l *Listener) Addr() net.Addr { return l.ln.Addr() }
 
-// Listen relays what arrives on ln to the backend of the given port (the
-// caller's name for it; Ready and Wake get it back). It owns ln from now on. A
-// *net.TCPListener is carried by the event loops; any other listener by
+// Listen relays connections accepted on ln to the backend of port, which is the
+// caller's name for it and is passed to Ready and Wake. It takes ownership of
+// ln. A *net.TCPListener is carried by the event loops; any other listener by
 // goroutines.
 func (in *Instance) Listen(ln net.Listener, port int) (*Listener, error) {
 	l := &Listener{in: in, port: port, ln: ln, fd: -1}

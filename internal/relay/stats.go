@@ -8,27 +8,27 @@ import (
 	"time"
 )
 
-// Stats says what became of an instance's clients since it was added.
+// Stats counts the outcomes of an instance's clients since it was added.
 type Stats struct {
 	Accepted    uint64 // connections accepted and HTTP requests routed here
-	Relayed     uint64 // of those, reached the backend
+	Relayed     uint64 // of those, the ones that reached the backend
 	Waiting     int    // now
-	Wakes       uint64 // asked for
+	Wakes       uint64 // requested wakes
 	WakesFailed uint64
-	Gone        uint64 // went away while they waited
-	Refused     uint64 // turned away: the queue, or the listener's limit, was full
+	Gone        uint64 // clients that left while they waited
+	Refused     uint64 // rejected because the queue, or the listener's limit, was full
 	Unreachable uint64 // the backend did not accept although it was ready
 	Panics      uint64
 
-	LastFailure   string // the last failed wake or dial; empty: none
+	LastFailure   string // the last failed wake or dial; "" for none
 	LastFailureAt time.Time
 
-	Ignored []IgnoredBy // noise, by rule; empty when no rule is set
+	Ignored []IgnoredBy // noise, by rule; empty if no rule is set
 }
 
 // IgnoredBy counts what one noise rule filtered out.
 type IgnoredBy struct {
-	Rule       string // as it was configured
+	Rule       string // as configured
 	Count      uint64
 	LastRemote netip.AddrPort
 	LastAt     time.Time

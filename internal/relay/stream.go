@@ -67,8 +67,8 @@ func (s *stream) remote() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// serve carries the connection to its end. have says that b was asked for and
-// that the connection is counted inside.
+// serve carries the connection to its end. have reports that b was already
+// obtained and that the connection is counted as inside.
 func (s *stream) serve(b Backend, have bool) {
 	in := s.in
 	defer func() {
@@ -169,8 +169,8 @@ func (s *stream) askCut() {
 	}
 }
 
-// admit counts an arrival inside and answers its backend, after a wake if one
-// is needed. On an error nothing is counted any more.
+// admit counts an arrival as inside and returns its backend, after a wake if
+// one is needed. After an error nothing remains counted.
 func (in *Instance) admit(ctx context.Context, a Arrival) (Backend, error) {
 	in.gate.lastArrival.Store(a.At.UnixNano())
 	w := &waiter{arrival: a, ch: make(chan error, 1)}
@@ -193,7 +193,7 @@ func (in *Instance) admit(ctx context.Context, a Arrival) (Backend, error) {
 }
 
 // waitFor queues w and waits for its answer. After errShowPage the place in the
-// queue and the count as waiting stay, and end by themselves.
+// queue and the count as waiting remain, and end by themselves.
 func (in *Instance) waitFor(ctx context.Context, w *waiter) error {
 	if err := in.enqueue(w); err != nil {
 		if errors.Is(err, ErrQueueFull) {
@@ -220,15 +220,16 @@ func (in *Instance) waitFor(ctx context.Context, w *waiter) error {
 	}
 }
 
-// dialBackend connects, trying again while the backend refuses. Its error is the
-// last answer of the backend, if there was one: that the time is over says less.
+// dialBackend connects, and retries while the backend refuses. It returns the
+// last error of the backend if there was one, because that says more than a
+// timeout.
 func (in *Instance) dialBackend(ctx context.Context, b Backend, port int) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, in.opt.DialTimeout)
 	defer cancel()
 	dial := b.Dial
 	if dial == nil {
 		dial = func(ctx context.Context) (net.Conn, error) {
-			// Backends are on this machine: their kernel tells when they end.
+			// Backends are on this machine, so the kernel reports their end.
 			d := net.Dialer{KeepAlive: -1}
 			return d.DialContext(ctx, "tcp", b.Addr.String())
 		}
@@ -252,14 +253,14 @@ func (in *Instance) dialBackend(ctx context.Context, b Backend, port int) (net.C
 	}
 }
 
-// gated is a backend connection whose writes go through the gate: while the
-// backend is held or asleep they wait, and ask for a wake.
+// gated is a backend connection whose writes pass the gate. While the backend
+// is held or asleep they wait, and request a wake.
 type gated struct {
 	net.Conn
 	in     *Instance
 	port   int
 	remote netip.AddrPort
-	track  atomic.Pointer[track] // whose bytes these are
+	track  atomic.Pointer[track] // the connection or request that the bytes belong to
 }
 
 func (g *gated) Read(p []byte) (int, error) {
@@ -296,7 +297,8 @@ func (g *gated) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite is a move as well: the backend is to see the end when it is awake.
+// CloseWrite passes the gate as well: the backend must see the end when it is
+// awake.
 func (g *gated) CloseWrite() error {
 	half, ok := g.Conn.(interface{ CloseWrite() error })
 	if !ok {
@@ -320,7 +322,7 @@ func (g *gated) leave(moved, noise bool) {
 	}
 }
 
-// pass returns once bytes may go, inside a section that leave ends.
+// pass returns once bytes may be sent, inside a section that leave ends.
 func (g *gated) pass(noise bool) error {
 	in := g.in
 	if noise {

@@ -8,9 +8,9 @@ import (
 )
 
 // The calls below are made for every connection or every piece of data, on
-// descriptors that never block, and are over in microseconds. They go to the
-// kernel without telling the scheduler, which would cost more than some of them
-// do themselves. Only the wait for events, which may last, tells it.
+// nonblocking descriptors, and take microseconds. They bypass the scheduler,
+// which would cost more than some of the calls themselves. Only the wait for
+// events, which may take long, involves it.
 
 func sysRead(fd int, b []byte) (int, error) {
 	n, _, e := syscall.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
@@ -56,7 +56,7 @@ func sysNoDelay(fd int) {
 		uintptr(unsafe.Pointer(&one)), 4, 0)
 }
 
-// sysPoll fills events with what has happened already.
+// sysPoll fills events with those that are already pending.
 func sysPoll(ep int, events []unix.EpollEvent) int {
 	n, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
 		uintptr(len(events)), 0, 0, 0)

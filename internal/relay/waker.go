@@ -20,16 +20,16 @@ type Backend struct {
 	Generation uint64
 }
 
-// Cause says what asked for a wake.
+// Cause is what requested a wake.
 type Cause string
 
 const (
 	CauseConnect Cause = "connect" // a new connection on an exposed port
 	CauseRequest Cause = "request" // an HTTP request on the shared port
-	CauseData    Cause = "data"    // bytes or a close on a connection that was open already
+	CauseData    Cause = "data"    // bytes or a close on an open connection
 )
 
-// Arrival is who asks for a wake, for the record.
+// Arrival describes the client that requests a wake, for the record.
 type Arrival struct {
 	Instance string
 	Port     int // as given to Listen or Route
@@ -40,20 +40,20 @@ type Arrival struct {
 
 // Waker is implemented by the owner of the power state.
 type Waker interface {
-	// Ready answers where to connect for this port if the application is
-	// running and accepts right now. It is called for every arrival on the
-	// event loops: it must not block, and should take no lock and no memory.
-	// It must answer no from before Sleep until the application is up again.
+	// Ready returns where to connect for this port if the application is running
+	// and accepts right now. It is called for every arrival on the event loops:
+	// it must not block, and should take no lock and allocate no memory. It must
+	// return false from before Sleep until the application accepts again.
 	Ready(port int) (Backend, bool)
 	// Wake wakes the instance and returns once Ready would return true. It
-	// blocks until then, until the wake failed, or until ctx ends, which
-	// happens at WakeTimeout and when no connection waits anymore. The error is
-	// shown to users. For CauseData the connection belongs to the previous run:
-	// a waker refuses if that run has ended.
+	// blocks until then, until the wake failed, or until ctx ends, which happens
+	// at WakeTimeout and when no connection waits anymore. The error is shown to
+	// users. For CauseData the connection belongs to the previous run: a waker
+	// refuses if that run has ended.
 	Wake(ctx context.Context, why Arrival) error
 }
 
-// Reasons for which a client is turned away; errors.Is finds them.
+// Reasons for rejecting a client, for errors.Is.
 var (
 	ErrQueueFull  = errors.New("too many clients wait for this instance")
 	ErrClosed     = errors.New("the instance was removed")

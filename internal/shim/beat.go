@@ -10,7 +10,7 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// beat begins to watch the daemon's heartbeat, and makes sure that something
+// beat starts watching the daemon's heartbeat, and makes sure that something
 // watches this shim.
 func (s *Shim) beat(context.Context, *shimctl.Request) (shimctl.Answer, error) {
 	s.mu.Lock()
@@ -25,7 +25,7 @@ func (s *Shim) beat(context.Context, *shimctl.Request) (shimctl.Answer, error) {
 		}
 		s.pulse, s.pulseFD = p, fd
 	}
-	s.pulse.Arm(true) // before watch is woken: it checks only what is armed
+	s.pulse.Arm(true) // before watch is woken, which checks only an armed pulse
 	fd, err := unix.FcntlInt(uintptr(s.pulseFD), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return shimctl.Answer{}, fmt.Errorf("pass the heartbeat's memory: %w", err)
@@ -42,11 +42,12 @@ func (s *Shim) disarmLocked() {
 }
 
 // lateWake is how late the shim itself may wake before it gives the daemon
-// another chance: then the machine was busy or asleep, and not the daemon alone.
+// another chance. A later wake means that the whole machine was busy or
+// suspended, not only the daemon.
 const lateWake = 300 * time.Millisecond
 
-// untilSilent is how long until the daemon has been silent for too long; false
-// while it has nothing frozen.
+// untilSilent returns how long until the daemon counts as silent; false while
+// it has nothing frozen.
 func (s *Shim) untilSilent() (time.Duration, bool) {
 	s.mu.Lock()
 	p := s.pulse
@@ -62,8 +63,9 @@ func (s *Shim) untilSilent() (time.Duration, bool) {
 	return left, true
 }
 
-// hung treats a daemon whose heartbeat stopped as one that has gone: everything
-// is thawed at once. Its connection ends, so that it adopts when it runs again.
+// hung treats a daemon whose heartbeat stopped like one that is gone:
+// everything is thawed at once. Its connection ends, so that it adopts its
+// instances when it runs again.
 func (s *Shim) hung() {
 	s.log.Warn("the daemon does not run", "silent for", s.pulse.Age().Round(time.Millisecond))
 	s.mu.Lock()

@@ -13,15 +13,15 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// bindCall is a bind as the program asked for it.
+// bindCall is a bind as requested by the program.
 type bindCall struct {
-	pid  int // of the process; its threads share their descriptors
+	pid  int // the process; its threads share their descriptors
 	fd   int
 	addr netip.AddrPort
 }
 
-// readCall reads what a thread binds. It reports false for what is not TCP over
-// IP, or cannot be such.
+// readCall reads what a thread binds. It returns false for anything that is not
+// TCP over IP.
 func readCall(n *seccompNotif) (bindCall, bool, error) {
 	c := bindCall{}
 	if n.pid == 0 {
@@ -74,7 +74,7 @@ func readMemory(tid int, at uint64, b []byte) error {
 	return nil
 }
 
-// processOf is the process of a thread.
+// processOf returns the process of a thread.
 func processOf(tid int) (int, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -104,7 +104,7 @@ func socketOf(pid, fd int) (int, error) {
 	return own, nil
 }
 
-// inodeOf identifies a socket; 0 when it cannot be told.
+// inodeOf identifies a socket; 0 if it cannot be identified.
 func inodeOf(fd int) uint64 {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
@@ -113,14 +113,15 @@ func inodeOf(fd int) uint64 {
 	return st.Ino
 }
 
-// replaceable reports whether own is a fresh TCP socket of our own network
-// namespace, which kept can stand in for.
+// replaceable reports whether own is a fresh TCP socket in our own network
+// namespace that kept can replace.
 func replaceable(own, kept int) bool {
 	opt := func(fd, name int) int { v, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, name); return v }
 	if opt(own, unix.SO_TYPE) != unix.SOCK_STREAM || opt(own, unix.SO_ACCEPTCONN) != 0 {
 		return false
 	}
-	// A multipath socket is given a plain one, which it falls back to anyway.
+	// A multipath socket is replaced by a plain one, to which it can fall back
+	// anyway.
 	if p := opt(own, unix.SO_PROTOCOL); p != unix.IPPROTO_TCP && p != unix.IPPROTO_MPTCP {
 		return false
 	}
@@ -137,8 +138,8 @@ func replaceable(own, kept int) bool {
 	return cookie(own) == cookie(kept)
 }
 
-// inUse reports whether a process of the run has a socket open. What cannot be
-// searched has not.
+// inUse reports whether a process of the run has a socket open. A process that
+// cannot be searched counts as not having it.
 func (s *Shim) inUse(f *filter, inode uint64) bool {
 	used, err := s.findSocket(f, inode)
 	if err != nil {
@@ -147,8 +148,8 @@ func (s *Shim) inUse(f *filter, inode uint64) bool {
 	return used
 }
 
-// findSocket reports whether a process of the run has a socket open. If it found
-// none, an error means that it could not search everywhere.
+// findSocket reports whether a process of the run has a socket open. If it
+// returns false with an error, some processes could not be searched.
 func (s *Shim) findSocket(f *filter, inode uint64) (bool, error) {
 	s.mu.Lock()
 	r := s.runs[f.id]
@@ -172,8 +173,8 @@ func (s *Shim) findSocket(f *filter, inode uint64) (bool, error) {
 	return false, errors.Join(errs...)
 }
 
-// closesOnExec reports whether a process's descriptor is closed by exec. A
-// program that replaces itself relies on its own choice.
+// closesOnExec reports whether exec closes a process's descriptor. A program
+// that replaces itself relies on its own choice.
 func closesOnExec(pid, fd int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 	if err != nil {
@@ -190,7 +191,7 @@ func closesOnExec(pid, fd int) bool {
 	return true
 }
 
-// carried are options that a program sets before it binds.
+// carried are the socket options that a program sets before it binds.
 var carried = []struct{ level, name int }{
 	{unix.SOL_SOCKET, unix.SO_REUSEADDR}, {unix.SOL_SOCKET, unix.SO_REUSEPORT}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE},
 	{unix.SOL_SOCKET, unix.SO_OOBINLINE}, {unix.SOL_SOCKET, unix.SO_MARK}, {unix.SOL_SOCKET, unix.SO_PRIORITY},
@@ -199,16 +200,16 @@ var carried = []struct{ level, name int }{
 	{unix.IPPROTO_TCP, unix.TCP_SYNCNT}, {unix.IPPROTO_TCP, unix.TCP_FASTOPEN},
 }
 
-// carryOptions gives kept the options of the program's own socket. Those that it
-// had of an earlier run go with that.
+// carryOptions copies the options of the program's own socket to kept,
+// replacing those that it had from an earlier run.
 func carryOptions(own, kept int) {
 	for _, o := range carried {
 		want, err := unix.GetsockoptInt(own, o.level, o.name)
 		if err != nil {
-			continue // not of this kind of socket
+			continue // the socket does not have this option
 		}
 		if has, err := unix.GetsockoptInt(kept, o.level, o.name); err == nil && has != want {
-			_ = unix.SetsockoptInt(kept, o.level, o.name, want) // it works without
+			_ = unix.SetsockoptInt(kept, o.level, o.name, want) // the program works without it
 		}
 	}
 	for _, name := range []int{unix.SO_RCVBUF, unix.SO_SNDBUF} {

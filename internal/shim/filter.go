@@ -10,7 +10,7 @@ import (
 )
 
 // A system call that the filter reports: bind(2), by architecture. The 32-bit
-// ones are there for programs of that kind on a 64-bit kernel.
+// ones are for 32-bit programs on a 64-bit kernel.
 type trapped struct {
 	arch uint32
 	nr   uint32
@@ -68,10 +68,11 @@ func bindFilter() []unix.SockFilter {
 	return append(prog, unix.SockFilter{Code: ret, K: allow})
 }
 
-// installFilter puts the calling thread, and the program that it becomes, under
-// bindFilter and returns the descriptor to which binds are reported. Without
-// CAP_SYS_ADMIN the kernel demands no_new_privs, which makes setuid programs run
-// without their privileges; plain reports whether that was avoided.
+// installFilter puts the calling thread, and the program that it executes,
+// under bindFilter and returns the descriptor to which binds are reported.
+// Without CAP_SYS_ADMIN the kernel requires no_new_privs, with which setuid
+// programs run without their privileges. plain reports whether that was
+// avoided.
 func installFilter() (fd int, plain bool, err error) {
 	prog := bindFilter()
 	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
@@ -99,19 +100,19 @@ func installFilter() (fd int, plain bool, err error) {
 	return -1, false, fmt.Errorf("install a seccomp filter: %w", e)
 }
 
-// What the exec stage says on its handoff socket, one byte and, for the first
-// two, the descriptor beside it.
+// Messages of the exec stage on its handoff socket. Each is one byte; the first
+// two carry the descriptor.
 const (
 	saysFiltered  = 'f' // binds are reported
 	saysNoPrivs   = 'p' // likewise, with no_new_privs
-	saysNoFilter  = 'n' // it runs without a filter; the reason follows
-	saysContinue  = 'k' // the shim's answer: become the program
+	saysNoFilter  = 'n' // runs without a filter; the reason follows
+	saysContinue  = 'k' // the shim's answer: execute the program
 	maxStageWords = 1024
 )
 
-// filterSelf is the exec stage's part of the handoff: it installs the filter,
-// gives the descriptor to the shim and waits until the shim holds it. Without a
-// filter the program starts all the same.
+// filterSelf is the exec stage's part of the handoff. It installs the filter,
+// passes the descriptor to the shim and waits until the shim holds it. If there
+// is no filter, the program starts anyway.
 func filterSelf(socket int) error {
 	fd, plain, err := installFilter()
 	switch {
@@ -148,7 +149,7 @@ func filterSelf(socket int) error {
 // stageWords is the report of the exec stage.
 type stageWords struct {
 	fd      int  // reports the program's binds; -1 without a filter
-	noPrivs bool // the program runs with no_new_privs
+	noPrivs bool // hearStage reads the report of the exec stage from the other end of its handoff socket. An error means that the stage has ended or does not answer.
 	why     string
 }
 

@@ -16,7 +16,7 @@ type filter struct {
 	handed map[uint64]bool // inodes of sockets that this run was given
 }
 
-// addFilter takes fd, which reports the binds of a run.
+// addFilter takes ownership of fd, which reports the binds of a run.
 func (s *Shim) addFilter(k key, fd int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,7 +45,7 @@ func (s *Shim) filterOf(k key) *filter {
 	return nil
 }
 
-// dropFilter closes a descriptor that reports nothing any more.
+// dropFilter closes a descriptor that no longer reports anything.
 func (s *Shim) dropFilter(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,15 +55,15 @@ func (s *Shim) dropFilter(fd int) {
 	}
 	delete(s.filters, fd)
 	defer s.mirrorLocked(f.id)
-	// The daemon may have a duplicate, with which epoll would keep reporting the
-	// end under a number that is another filter's by then.
+	// The daemon may have a duplicate, through which epoll would keep reporting
+	// the end under a number that another filter has by then.
 	if err := unix.EpollCtl(s.notes.epfd, unix.EPOLL_CTL_DEL, fd, nil); err != nil {
 		s.log.Error("cannot stop watching binds", "err", err)
 	}
 	unix.Close(fd)
 }
 
-// filter answers the verb of that name.
+// filter handles the request of the same name.
 func (s *Shim) filter(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Filter
 	if err := r.Into(&m); err != nil {
@@ -94,7 +94,7 @@ func (s *Shim) filter(_ context.Context, r *shimctl.Request) (shimctl.Answer, er
 	return shimctl.Answer{FDs: []int{fd}, Close: true}, nil
 }
 
-// dupFilter duplicates what reports the binds of a run.
+// dupFilter duplicates the descriptor that reports the binds of a run.
 func (s *Shim) dupFilter(k key) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,8 +109,8 @@ func (s *Shim) dupFilter(k key) (int, error) {
 	return fd, nil
 }
 
-// takeFilter takes what the exec stage gave. Without a filter it is an error that
-// names the step.
+// takeFilter takes the descriptor from the exec stage's report. Without a
+// filter it returns an error that names the failed step.
 func (s *Shim) takeFilter(k key, w stageWords) error {
 	if w.fd < 0 {
 		return &shimctl.Error{Code: shimctl.CodeStage, Step: shimctl.StepHandoff, Message: "cannot hand sockets over: " + w.why}

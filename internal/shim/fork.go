@@ -17,7 +17,7 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// forking is one exec stage to be started.
+// forking describes an exec stage to be started.
 type forking struct {
 	what     string
 	spec     stageSpec
@@ -25,12 +25,12 @@ type forking struct {
 	cgroups  []string
 	listen   func() (fds []int, names string, err error) // with mu held
 	register func(pid int, start uint64) error           // with mu held; an error ends the stage
-	filtered func(stageWords) error                      // takes what reports the program's binds; nil asks for no filter
+	filtered func(stageWords) error                      // takes the descriptor that reports the program's binds; nil requests no filter
 
-	handoff [2]int // the ends of the socket for that, ours and the stage's
+	handoff [2]int // socket for that descriptor: our end and the stage's
 }
 
-// fork starts the stage and waits until it has become the program.
+// fork starts the stage and waits until it has executed the program.
 func (s *Shim) fork(ctx context.Context, f forking) error {
 	failed := func(err error) error { return shimctl.Errorf(shimctl.CodeFailed, "cannot %s: %w", f.what, err) }
 	specR, specW, err := os.Pipe()
@@ -61,7 +61,7 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	}
 	if err != nil {
 		if pid > 0 {
-			_ = unix.Kill(pid, unix.SIGKILL) // it waits for a spec that does not come, and ends either way
+			_ = unix.Kill(pid, unix.SIGKILL) // it waits for a spec that will not come, and ends either way
 		}
 		return failed(err)
 	}
@@ -103,8 +103,8 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 		Message: fmt.Sprintf("step %s: %s", why.Step, why.What)}
 }
 
-// hear takes what reports the program's binds and lets the stage continue. A
-// stage that has ended says why on its own pipe.
+// hear takes the descriptor that reports the program's binds and lets the stage
+// continue. A stage that has ended reports the reason on its own pipe.
 func (f *forking) hear() error {
 	words, err := hearStage(f.handoff[0])
 	if err == unix.EPIPE || err == unix.ECONNRESET {
@@ -124,8 +124,8 @@ func (f *forking) hear() error {
 }
 
 // spawn forks the stage, directly into its v2 group if the kernel supports
-// that, and registers it. Meanwhile no children are reaped, so that an early
-// exit is not missed.
+// that, and registers it. No children are reaped in the meantime, so that an
+// early exit is not missed.
 func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +154,7 @@ func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 	argv := []string{Name, StageVerb}
 	pid, err := syscall.ForkExec(s.cfg.Exe, argv, attr)
 	if err != nil && attr.Sys.UseCgroupFD {
-		// Before Linux 5.7, or refused: the stage joins by itself.
+		// Before Linux 5.7, or if refused, the stage joins the group itself.
 		attr.Sys.UseCgroupFD = false
 		f.spec.Join = f.cgroups
 		pid, err = syscall.ForkExec(s.cfg.Exe, argv, attr)
@@ -181,8 +181,8 @@ func intoGroup(cgroups []string) int {
 	return fd
 }
 
-// reap collects every child that ends: mains of runs, commands, and orphans that
-// came to us as the subreaper.
+// reap collects every child that ends: main processes of runs, commands, and
+// orphans, which come to the shim as the subreaper.
 func (s *Shim) reap(ctx context.Context) error {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGCHLD)
@@ -195,7 +195,7 @@ func (s *Shim) reap(ctx context.Context) error {
 				continue
 			}
 			if err != nil || pid <= 0 {
-				break // ECHILD is no error: there is no child
+				break // ECHILD is not an error: there is no child
 			}
 			if !s.dogEnded(pid) {
 				s.collected(pid, ws)
@@ -230,7 +230,7 @@ func (s *Shim) collected(pid int, ws syscall.WaitStatus) {
 		return
 	}
 	if r.state == starting {
-		r.state, r.exit = over, e // start tells, if it was the program at all
+		r.state, r.exit = over, e // start reports it, if the program was executed at all
 		s.mu.Unlock()
 		return
 	}

@@ -11,14 +11,14 @@ import (
 )
 
 // Bind handoff: the shim holds a listening socket at an exposed address whether
-// or not the program runs, and puts it in the place of the program's own socket
-// when the program binds that address. Connections that came before wait in the
+// or not the program runs. When the program binds that address, the shim
+// substitutes it for the program's own socket. Earlier connections wait in the
 // backlog, and the program accepts them itself.
 //
 // The program runs under a seccomp filter that reports bind(2) to a descriptor.
-// The shim answers the reports; the daemon and the watchdog hold duplicates of the
-// descriptor, because a bind fails with ENOSYS once no holder is left. One goroutine serves
-// the descriptors of all programs.
+// The shim answers the reports. The daemon and the watchdog hold duplicates of
+// the descriptor, because a bind fails with ENOSYS once it has no holder. One
+// goroutine serves the descriptors of all programs.
 
 // readBinds answers reports until ctx ends.
 func (s *Shim) readBinds(ctx context.Context) error {
@@ -64,13 +64,13 @@ func (s *Shim) readBind(fd int) {
 	err := ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&slot.notif))
 	if err == nil {
 		s.answerBind(f, slot.notif)
-	} else if err != unix.ENOENT && err != unix.EINTR { // the thread was interrupted, and calls again
+	} else if err != unix.ENOENT && err != unix.EINTR { // the thread was interrupted, and repeats the call
 		s.log.Error("cannot read a bind", "instance", f.id, "err", err)
 	}
 	slot.notif.id = 0
 }
 
-// resumeBind answers what an earlier shim had read and not answered.
+// resumeBind answers a report that an earlier shim had read and not answered.
 func (s *Shim) resumeBind(f *filter) {
 	s.notes.mu.Lock()
 	defer s.notes.mu.Unlock()
@@ -85,8 +85,8 @@ func (s *Shim) resumeBind(f *filter) {
 	}
 }
 
-// resumeTaken answers what an earlier shim had read and not answered, if its
-// watchdog kept what reports that program's binds.
+// resumeTaken does what resumeBind does, if the watchdog kept the descriptor
+// that reports that program's binds.
 func (s *Shim) resumeTaken() {
 	s.mu.Lock()
 	f := s.filterOf(s.notes.left.owner())
@@ -96,7 +96,7 @@ func (s *Shim) resumeTaken() {
 	}
 }
 
-// answerBind hands the held socket over, or lets the call continue.
+// answerBind hands over the held socket, or lets the call continue.
 func (s *Shim) answerBind(f *filter, n seccompNotif) {
 	handed, err := s.handOver(f, &n)
 	if err != nil {
@@ -111,8 +111,8 @@ func (s *Shim) answerBind(f *filter, n seccompNotif) {
 	}
 }
 
-// handOver puts the held socket in the place of the one that n binds, if it is
-// one that is held, and reports whether the bind is done with that.
+// handOver substitutes the held socket for the one that n binds, if there is
+// one, and reports whether that completes the bind.
 func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	if !s.holds(f.id) {
 		return false, nil
@@ -130,13 +130,14 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 		return false, err
 	}
 	defer unix.Close(own)
-	// What was read is the caller's only if the call still stands. Nothing here
-	// guards anything: the program could have bound the socket itself.
+	// What was read belongs to the caller only if the call is still pending.
+	// This is not a security check: the program could have bound the socket
+	// itself.
 	if !valid(f.fd, n.id) {
 		return false, nil
 	}
 	inode := inodeOf(h.fd)
-	if inode != 0 && inodeOf(own) == inode { // handed over before the answer was lost
+	if inode != 0 && inodeOf(own) == inode { // it was handed over, but the answer was lost
 		return true, nil
 	}
 	if !replaceable(own, h.fd) {
@@ -177,8 +178,8 @@ func (s *Shim) holds(id string) bool {
 	return len(s.held[id]) > 0
 }
 
-// heldFor finds the held socket for which a bind of addr is meant: the exposed
-// address itself, or every address with its port.
+// heldFor finds the held socket that a bind of addr refers to: that of the
+// exposed address itself, or of every address with its port.
 func (s *Shim) heldFor(id string, addr netip.AddrPort) (held, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,10 +16,10 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// held is one listening socket that outlives the program which accepts on it.
+// held is a listening socket that outlives the program that accepts on it.
 type held struct {
-	addr string // as it was asked for
-	as   form   // as it is bound: a program may have bound more than is exposed
+	addr string // the requested address
+	as   form   // the bound address; a program may bind more than is exposed
 	fd   int
 }
 
@@ -27,7 +27,7 @@ type held struct {
 type form struct {
 	ip   netip.Addr // IPv4, or IPv6 with IPv4 mapped into it
 	port uint16
-	dual bool // of [::], for IPv4 too
+	dual bool // [::] that also accepts IPv4
 }
 
 func (f form) v4() bool { return f.ip.Is4() }
@@ -68,9 +68,9 @@ func formOf(fd int) (form, error) {
 	return form{}, unix.EAFNOSUPPORT
 }
 
-// hold binds what addrs ask for beyond old, keeps what both have, and gives what
-// is to be closed. as are other forms to bind, by address. On an error nothing
-// has changed.
+// hold binds the addresses in addrs that old does not have, keeps those in
+// both, and returns the sockets to close. as contains other forms to bind, by
+// address. On an error nothing has changed.
 func hold(old []held, addrs []string, as map[string]string) (now, drop []held, err error) {
 	have := map[string]held{}
 	for _, h := range old {
@@ -109,11 +109,11 @@ func hold(old []held, addrs []string, as map[string]string) (now, drop []held, e
 	return now, drop, nil
 }
 
-// backlog asks for as much as the kernel allows (net.core.somaxconn cuts it).
+// backlog is more than the kernel usually allows; net.core.somaxconn limits it.
 const backlog = 4096
 
-// parseAddr reads host:port. An empty host is every address of both families
-// (any6), localhost is 127.0.0.1.
+// parseAddr parses host:port. An empty host means every address of both
+// families (any6); localhost is 127.0.0.1.
 func parseAddr(addr string) (ip netip.Addr, port int, any6 bool, err error) {
 	host, p, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -204,12 +204,12 @@ func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %d addresses for %s with %d descriptors", len(m.Addrs), m.ID, len(r.FDs))
 	}
 	s.mu.Lock()
-	for i, fd := range r.FDs { // kept by the daemon while another shim came
+	for i, fd := range r.FDs { // kept by the daemon while the shim was replaced
 		has := slices.ContainsFunc(s.held[m.ID], func(h held) bool { return h.addr == m.Addrs[i] })
 		if has {
 			continue
 		}
-		if f, err := formOf(fd); err == nil && f.port != 0 { // one that was released does not listen
+		if f, err := formOf(fd); err == nil && f.port != 0 { // a released socket does not listen
 			s.held[m.ID] = append(s.held[m.ID], held{m.Addrs[i], f, fd})
 			r.FDs[i] = -1
 		}
@@ -258,7 +258,7 @@ func holdOf(id string, hs []held) shimctl.Hold {
 	return m
 }
 
-// keepHeld adds what of addrs is not held under id yet.
+// keepHeld holds those of addrs that are not held under id yet.
 func (s *Shim) keepHeld(id string, addrs []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,9 +271,9 @@ func (s *Shim) keepHeld(id string, addrs []string) error {
 	return s.setHeldLocked(id, all)
 }
 
-// loadHeld holds again what an earlier shim held: taken from the program where
-// it runs, bound anew where it does not. What fails is left to the daemon, which
-// may have kept the sockets.
+// loadHeld holds again what an earlier shim held. It takes the sockets from
+// programs that run and binds the others anew. Those that fail are left to the
+// daemon, which may have kept them.
 func (s *Shim) loadHeld() error {
 	all, err := loadAll(s.dir.path+"/held", func(h shimctl.Hold) error { return validID(h.ID) })
 	errs := []error{err}
@@ -307,9 +307,9 @@ func (s *Shim) loadHeld() error {
 	return errors.Join(errs...)
 }
 
-// fromProgram takes duplicates of the listening sockets that a program got from
-// an earlier shim. Which one is which is known by the address, or by what as says
-// that it is bound to.
+// fromProgram duplicates the listening sockets that a program got from an
+// earlier shim. They are identified by their address, or by the bound address
+// that as contains.
 func (s *Shim) fromProgram(pid int, addrs []string, as map[string]string) (found []held) {
 	fds, err := s.proc.Sockets(pid)
 	if err != nil {
@@ -393,7 +393,7 @@ func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer,
 	return a, nil
 }
 
-// listHeld lists under which ids sockets are held.
+// listHeld lists the ids under which sockets are held.
 func (s *Shim) listHeld(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Listing
 	if err := r.Into(&m); err != nil {
@@ -415,8 +415,8 @@ func (s *Shim) listHeld(_ context.Context, r *shimctl.Request) (shimctl.Answer, 
 	return shimctl.Answer{Body: out}, nil
 }
 
-// dup takes duplicates of descriptors of a process below the shim. Where Yama is
-// at 1 only an ancestor may, which is why the daemon asks.
+// dup duplicates descriptors of a process below the shim. With Yama at level 1
+// only an ancestor may do that, which is why the daemon asks the shim.
 func (s *Shim) dup(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Dup
 	if err := r.Into(&m); err != nil {

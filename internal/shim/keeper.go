@@ -24,27 +24,28 @@ import (
 
 const (
 	keepSocket = "keep.sock"     // in the shim's directory; the watchdog listens there
-	keepAck    = 5 * time.Second // for the watchdog's answer, before it is replaced
-	maxKept    = 64 << 10        // bytes of one message
+	keepAck    = 5 * time.Second // longest wait for the watchdog's answer before it is replaced
+	maxKept    = 64 << 10        // maximum size of a message, in bytes
 )
 
 // keptFD describes one descriptor that the watchdog holds.
 type keptFD struct {
-	Addr   string `json:"addr,omitempty"` // of a held socket, as it was asked for; empty for a filter
-	Run    uint64 `json:"run,omitempty"`  // of a filter
+	Addr   string `json:"addr,omitempty"` // requested address of a held socket; empty for a filter
+	Run    uint64 `json:"run,omitempty"`  // run of a filter
 	Inode  uint64 `json:"inode,omitempty"`
-	Handed bool   `json:"handed,omitempty"` // the socket was handed to the program that runs
+	Handed bool   `json:"handed,omitempty"` // the socket was handed to the running program
 }
 
 // keptMessage replaces what the watchdog holds under an ID. The descriptors are
-// sent beside it, in the order of FDs. ID is empty in the last message to a
-// shim that takes over, and from a shim that ends on purpose.
+// sent along, in the order of FDs. ID is empty in the last message to a shim
+// that takes over, and from a shim that ends on purpose.
 type keptMessage struct {
 	ID  string   `json:"id,omitempty"`
 	FDs []keptFD `json:"fds,omitempty"`
 }
 
-// keptLocked lists what has to survive this shim under an ID. The caller holds mu.
+// keptLocked lists what must survive this shim under an ID. The caller holds
+// mu.
 func (s *Shim) keptLocked(id string) (m keptMessage, fds []int) {
 	m.ID = id
 	var filters []*filter
@@ -55,13 +56,13 @@ func (s *Shim) keptLocked(id string) (m keptMessage, fds []int) {
 	}
 	slices.SortFunc(filters, func(a, b *filter) int { return cmp.Compare(b.run, a.run) })
 	handed := map[uint64]bool{}
-	for _, f := range filters[:min(len(filters), 2)] { // of the newest run, and of one that is ending
+	for _, f := range filters[:min(len(filters), 2)] { // those of the newest run, and of one that is ending
 		m.FDs, fds = append(m.FDs, keptFD{Run: f.run}), append(fds, f.fd)
 		maps.Copy(handed, f.handed)
 	}
 	for _, h := range s.held[id] {
 		if len(fds) == shimctl.MaxFDs {
-			break // the rest would be bound anew
+			break // the rest will be bound anew
 		}
 		inode := inodeOf(h.fd)
 		m.FDs = append(m.FDs, keptFD{Addr: h.addr, Inode: inode, Handed: handed[inode]})
@@ -70,8 +71,8 @@ func (s *Shim) keptLocked(id string) (m keptMessage, fds []int) {
 	return m, fds
 }
 
-// mirrorLocked makes the watchdog hold what is held under an ID now. It returns
-// once the watchdog has let go of the rest. The caller holds mu.
+// mirrorLocked makes the watchdog hold what is now held under an ID. It returns
+// once the watchdog has released the rest. The caller holds mu.
 func (s *Shim) mirrorLocked(id string) {
 	if id == tryID {
 		return
@@ -81,7 +82,7 @@ func (s *Shim) mirrorLocked(id string) {
 		return
 	}
 	if s.dog == 0 && len(fds) > 0 {
-		if err := s.watchedLocked(); err != nil { // it is given everything at its start
+		if err := s.watchedLocked(); err != nil { // it gets everything at its start
 			s.log.Error("no watchdog; killing the daemon and the shim together would cut clients and let binds fail", "err", err)
 		}
 		return
@@ -103,7 +104,7 @@ func (s *Shim) giveDogLocked(m keptMessage, fds []int) {
 		s.log.Warn("the watchdog is replaced", "err", err)
 		_ = unix.Kill(s.dog, unix.SIGKILL)
 		unix.Close(s.dogFD)
-		s.dogFD, s.dogHas = -1, nil // a new one starts once it has ended
+		s.dogFD, s.dogHas = -1, nil // a new one starts once this one has ended
 		return
 	}
 	if len(m.FDs) == 0 {
@@ -130,8 +131,8 @@ func (s *Shim) mirrorAllLocked() {
 	}
 }
 
-// takeOver takes what the watchdog of a killed shim holds. The returned function
-// lets that watchdog end.
+// takeOver takes what the watchdog of a killed shim holds. The returned
+// function lets that watchdog end.
 func (s *Shim) takeOver() (done func(), err error) {
 	done = func() {}
 	dir, err := unix.Open(s.dir.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -143,12 +144,12 @@ func (s *Shim) takeOver() (done func(), err error) {
 	if err != nil {
 		return done, err
 	}
-	// The path itself may be too long for a socket's address.
+	// The path itself may be too long for a socket address.
 	err = unix.Connect(c, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, keepSocket)})
 	if err != nil {
 		unix.Close(c)
 		if err == unix.ENOENT || err == unix.ECONNREFUSED {
-			err = nil // there is none
+			err = nil // there is no watchdog
 		}
 		return done, err
 	}
@@ -200,7 +201,7 @@ func (s *Shim) takeKept(m keptMessage, fds []int) {
 // limitIO bounds how long a message may take.
 func limitIO(fd int) {
 	limit := unix.NsecToTimeval(keepAck.Nanoseconds())
-	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // it works without
+	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // it works without the limit
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
 }
 
@@ -276,7 +277,7 @@ func readAck(fd int) error {
 	}
 }
 
-// keeper is the watchdog's side.
+// keeper is the watchdog's state.
 type keeper struct {
 	mu  sync.Mutex // held while a shim takes over
 	has map[string]kept
@@ -287,7 +288,7 @@ type kept struct {
 	fds []int
 }
 
-// follow keeps what the shim sends on fd until the shim ends. It reports false
+// follow keeps what the shim sends on fd until the shim ends. It returns false
 // if the shim ended on purpose.
 func (k *keeper) follow(fd int) (killed bool, err error) {
 	for {
@@ -316,8 +317,8 @@ func (k *keeper) follow(fd int) (killed bool, err error) {
 	}
 }
 
-// listenKept listens where the next shim connects. The working directory is the
-// shim's.
+// listenKept listens where the next shim connects. The working directory must
+// be the shim's.
 func listenKept() (int, error) {
 	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -337,8 +338,8 @@ func listenKept() (int, error) {
 	return l, nil
 }
 
-// serve gives everything to a shim that connects to l, and returns nil once that
-// holds it.
+// serve passes everything to a shim that connects to l. It returns nil once the
+// shim holds it.
 func (k *keeper) serve(l int) error {
 	for {
 		c, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
@@ -350,7 +351,7 @@ func (k *keeper) serve(l int) error {
 		}
 		limitIO(c)
 		if k.giveAll(c) == nil {
-			// It may take long until it has started a watchdog of its own.
+			// The shim may take long to start a watchdog of its own.
 			none := unix.Timeval{}
 			_ = unix.SetsockoptTimeval(c, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &none)
 			if readAck(c) == nil {
@@ -389,13 +390,13 @@ func (k *keeper) empty() bool {
 	return len(k.has) == 0
 }
 
-// startShim starts a shim of dir, which outlives the watchdog.
+// startShim starts a shim on dir. The shim outlives the watchdog.
 func startShim(dir string) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	_ = os.Unsetenv("GOMAXPROCS") // it was set for the watchdog
+	_ = os.Unsetenv("GOMAXPROCS") // it was set for the watchdog only
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -45,7 +45,7 @@ func (s *Shim) list(_ context.Context, q *shimctl.Request) (shimctl.Answer, erro
 	return shimctl.Answer{Body: out}, nil
 }
 
-// ofID gives the runs of one id; the caller holds mu.
+// ofID returns the runs of one id. The caller holds mu.
 func (s *Shim) ofID(id string) (out []shimctl.Run) {
 	if r := s.runs[id]; r != nil && r.state == alive {
 		out = append(out, r.Run)
@@ -78,8 +78,9 @@ func (s *Shim) ackExit(_ context.Context, q *shimctl.Request) (shimctl.Answer, e
 	}
 	s.mu.Unlock()
 	s.note()
-	// The run's file goes first: without it and with the exit the end is told
-	// once more, the other way round a run would be taken up that is over.
+	// Remove the run's file first. If only the exit's file is left, the end is
+	// reported once more; if only the run's file were left, a finished run would
+	// be adopted.
 	var err error
 	if drop {
 		err = remove(s.dir.runFile(m.ID))

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RaiseFiles raises our own limit of open files as far as we may: to the hard
-// limit, and as root to what the kernel allows one process. It goes around the
-// runtime's own notion of the limit, so that the programs we start still get
-// the one that we were given.
+// RaiseFiles raises this process's limit on open files to the hard limit or, as
+// root, to the kernel's maximum per process. It bypasses the Go runtime's
+// handling of the limit, so that programs started by this process still get the
+// original limit.
 func RaiseFiles() (uint64, error) {
 	var was unix.Rlimit
 	if err := prlimit(nil, &was); err != nil {

@@ -14,16 +14,16 @@ import (
 
 // Bounds of the logs.
 const (
-	chunkSize  = 64 << 10               // bytes read at once; what a pipe holds
+	chunkSize  = 64 << 10               // maximum size of a read; the capacity of a pipe
 	queued     = 64                     // chunks between the reader and the writer
-	slowDisk   = 100 * time.Millisecond // after which bytes are dropped instead of making programs wait
+	slowDisk   = 100 * time.Millisecond // wait after which bytes are dropped instead of blocking programs
 	openLogs   = 64                     // log files kept open
 	defaultMax = 10 << 20
 )
 
 // logs reads the output pipes of all runs in one goroutine and writes their
-// files in another, so that a slow or full disk costs bytes (which are counted
-// and told in the log) and never stops a program for long.
+// files in another. A slow or full disk therefore costs bytes, which are
+// counted and noted in the log, and never blocks a program for long.
 type logs struct {
 	ep    int
 	wake  int // eventfd that ends read
@@ -34,22 +34,22 @@ type logs struct {
 	mu   sync.Mutex
 	last uint64
 	by   map[uint64]*source
-	dead func(pid int) // a process that is watched by pidfd has ended
+	dead func(pid int) // called when a process watched by pidfd has ended
 
-	names sync.Mutex // held while a pipe gets its name, or loses it
+	names sync.Mutex // held while the name of a pipe is created or removed
 
-	open []*sink // with a file, least recently used first; the writer's own
+	open []*sink // with an open file, least recently used first; owned by the writer
 }
 
 // source is the object of an epoll registration: a pipe or a process.
 type source struct {
 	fd   int
-	sink *sink  // of a pipe
-	pid  int    // of a process
-	path string // of the pipe
+	sink *sink  // for a pipe
+	pid  int    // for a process
+	path string // path of the pipe
 }
 
-// sink is one log file. The writer alone touches the lower part.
+// sink is one log file. Only the writer uses the lower fields.
 type sink struct {
 	path string
 	max  int64
@@ -62,7 +62,7 @@ type sink struct {
 	size int64
 }
 
-// chunk is the data of one read; without data it is the end.
+// chunk is the data of one read; no data means the end.
 type chunk struct {
 	sink *sink
 	b    *[]byte
@@ -87,7 +87,7 @@ func newLogs(log *slog.Logger, dead func(pid int)) (*logs, error) {
 	return l, nil
 }
 
-// run reads and writes until ctx ends and what was read is written.
+// run reads and writes until ctx ends and everything that was read is written.
 func (l *logs) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -109,7 +109,7 @@ func (l *logs) run(ctx context.Context) error {
 	return err
 }
 
-// add registers a pipe or a pidfd and owns it from here on.
+// add registers a pipe or a pidfd and takes ownership of it.
 func (l *logs) add(s *source) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,8 +141,9 @@ func (l *logs) follow(path, logPath string, maxSize int64) error {
 	return l.add(&source{fd: fd, path: path, sink: &sink{path: logPath, max: maxSize}})
 }
 
-// resume follows a pipe that an earlier shim made. The kernel tells the end of a
-// pipe only to who saw its beginning, so it is looked at once here.
+// resume follows a pipe that an earlier shim created. The kernel reports the
+// end of a pipe only to readers that saw a writer, so resume checks for the end
+// once.
 func (l *logs) resume(path, logPath string, maxSize int64) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -203,8 +204,8 @@ func (l *logs) read(ctx context.Context) error {
 	}
 }
 
-// unname removes a pipe, unless its name is that of another one by now: a run
-// that was refused and is tried again has the same.
+// unname removes the name of a pipe, unless another pipe has that name by now:
+// a run that was refused and is retried reuses it.
 func (l *logs) unname(s *source) error {
 	l.names.Lock()
 	defer l.names.Unlock()
@@ -222,14 +223,13 @@ func (l *logs) forget(id uint64, s *source) {
 	unix.Close(s.fd)
 }
 
-// finish has the log file of a run that is over closed: its instance may be
-// removed, and a deleted file that is open keeps its room on the disk.
+// finish closes the log file of a run that is over. Its instance may be
+// removed, and a deleted file keeps its disk space while it is open.
 func (l *logs) finish(s *source) {
 	l.enqueue(chunk{sink: s.sink, b: l.pool.Get().(*[]byte)})
 }
 
-// once reads one chunk from a pipe. over means that it can have no further
-// writers.
+// once reads one chunk from a pipe. over reports that it has no writers left.
 func (l *logs) once(s *source) (over bool) {
 	b := l.pool.Get().(*[]byte)
 	n, err := unix.Read(s.fd, *b)
@@ -241,7 +241,7 @@ func (l *logs) once(s *source) (over bool) {
 	return false
 }
 
-// drain takes what is in a pipe now.
+// drain reads what is in a pipe now.
 func (l *logs) drain(s *source) (over bool) {
 	for {
 		b := l.pool.Get().(*[]byte)
@@ -257,7 +257,7 @@ func (l *logs) drain(s *source) (over bool) {
 	}
 }
 
-// enqueue hands a chunk to the writer, or drops it when the disk is too slow.
+// enqueue passes a chunk to the writer, or drops it if the disk is too slow.
 func (l *logs) enqueue(c chunk) {
 	select {
 	case l.queue <- c:
@@ -296,8 +296,8 @@ func (l *logs) write() {
 	l.open = nil
 }
 
-// put appends b to the file of s. What cannot be written is dropped and counted;
-// the next line that can be written says how much it was.
+// put appends b to the file of s. Data that cannot be written is dropped and
+// counted; the next successful write notes the count.
 func (l *logs) put(s *sink, b []byte) {
 	s.mu.Lock()
 	dropped, why := s.dropped, s.why
@@ -305,7 +305,7 @@ func (l *logs) put(s *sink, b []byte) {
 	s.mu.Unlock()
 	if dropped > 0 {
 		note := fmt.Sprintf("\n[lull] %d bytes of output are missing here: %s\n", dropped, why)
-		if err := l.append(s, []byte(note)); err != nil { // without it, b would stand in the place of what is missing
+		if err := l.append(s, []byte(note)); err != nil { // without the note, b would seem to follow directly
 			s.drop(int(dropped)+len(b), why)
 			s.close()
 			l.unlist(s)
@@ -314,7 +314,7 @@ func (l *logs) put(s *sink, b []byte) {
 	}
 	if err := l.append(s, b); err != nil {
 		s.drop(len(b), err.Error())
-		s.close() // a new try may find another disk
+		s.close() // the next attempt may succeed on another disk
 		l.unlist(s)
 	}
 }
@@ -343,7 +343,7 @@ func (l *logs) append(s *sink, b []byte) error {
 	return nil
 }
 
-// ready opens the file of s, closing the one that has been quiet for longest.
+// ready opens the file of s. It closes the least recently used one.
 func (l *logs) ready(s *sink) error {
 	if s.file != nil {
 		if n := len(l.open); n > 0 && l.open[n-1] != s {
@@ -386,7 +386,7 @@ func (s *sink) close() {
 	}
 }
 
-// rotate keeps the full file as PATH.1, in place of an older one.
+// rotate renames the full file to PATH.1, replacing an older one.
 func (s *sink) rotate() error {
 	s.close()
 	return os.Rename(s.path, s.path+".1")

@@ -12,7 +12,7 @@ import (
 // seccompNotif is struct seccomp_notif of the kernel.
 type seccompNotif struct {
 	id    uint64
-	pid   uint32 // of the thread; 0 when it is not in our pid namespace
+	pid   uint32 // the thread; 0 if it is not in our pid namespace
 	flags uint32
 	nr    int32
 	arch  uint32
@@ -37,18 +37,17 @@ type seccompAddFD struct {
 	newfdFlags uint32
 }
 
-// Requests on a reporting descriptor that package unix does not have.
+// ioctl requests on a reporting descriptor that package unix does not define.
 const (
 	notifIDValid = 0x40082102
 	notifAddFD   = 0x40182103
 )
 
-// slot is the report that is being answered, in memory that is shared with a
-// file: the kernel writes the report there, so that a shim that is killed before
-// it has answered leaves it to the next one. The kernel gives a report to one
-// reader only.
+// slot holds the report being answered, in memory that is shared with a file.
+// The kernel writes the report there and gives it to one reader only, so a shim
+// that is killed before it answers leaves the report to the next one.
 type slot struct {
-	notif seccompNotif // id 0: none
+	notif seccompNotif // id 0 means none
 	run   uint64
 	idLen uint32
 	id    [128]byte
@@ -61,7 +60,7 @@ type notifier struct {
 	epfd int
 	stop [2]int // a pipe; a byte in it ends the reader
 	slot *slot
-	left slot       // what a shim before this one had read and not answered
+	left slot       // the report that the previous shim had read and not answered
 	mu   sync.Mutex // held while a report is answered
 }
 

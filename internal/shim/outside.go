@@ -20,13 +20,13 @@ import (
 
 // Limits of requests to other programs to thaw something.
 const (
-	askLimit   = 5 * time.Second // a daemon that comes meanwhile waits for it
+	askLimit   = 5 * time.Second // a daemon that connects waits for it
 	askAgain   = 2 * time.Second
 	maxReply   = 16 << 10
-	maxRequest = 1 << 10 // bytes of a path
+	maxRequest = 1 << 10 // maximum length of a path, in bytes
 )
 
-// outside keeps what others freeze for the daemon, or forgets it.
+// outside stores what other programs freeze for the daemon, or deletes it.
 func (s *Shim) outside(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Outside
 	if err := q.Into(&m); err != nil {
@@ -79,14 +79,14 @@ func validOutside(o shimctl.Outside) error {
 	return nil
 }
 
-// letOthersRun asks others to thaw what they froze for a daemon that has gone,
-// as long as still holds. What cannot be done is left for another time. A
-// daemon that comes is welcomed between two of them.
+// letOthersRun asks other programs to thaw what they froze for a daemon that is
+// gone, while still returns true. Failures are left for another attempt. A
+// daemon that connects is served between two requests.
 func (s *Shim) letOthersRun(why string, still func() bool) {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.others))
 	s.mu.Unlock()
-	silent := map[string]bool{} // the next one would wait for the same socket
+	silent := map[string]bool{} // the next request would wait for the same socket
 	for _, o := range all {
 		if silent[o.Socket] {
 			continue
@@ -115,14 +115,14 @@ func (s *Shim) letOneRun(o shimctl.Outside, why string, still func() bool) error
 	if was {
 		s.log.Warn("thawed", "why", why, "id", o.ID, "by", o.Socket)
 	}
-	if was && o.QMP { // Docker says so itself
+	if was && o.QMP { // Docker reports it itself
 		err = s.remember([]string{o.ID})
 	}
 	return errors.Join(err, s.dropOutside(o.ID))
 }
 
-// askToThaw makes the one request. It is done too when the thing is gone or runs
-// already, which was then another's doing.
+// askToThaw makes one request. It succeeds too if the object is gone or already
+// runs; then was is false.
 func askToThaw(o shimctl.Outside) (was bool, err error) {
 	c, err := net.DialTimeout("unix", o.Socket, askLimit)
 	if err != nil {
@@ -132,7 +132,8 @@ func askToThaw(o shimctl.Outside) (was bool, err error) {
 	if err := c.SetDeadline(time.Now().Add(askLimit)); err != nil {
 		return false, err
 	}
-	// HTTP manually: this program is small, and keeps no library for one line.
+	// HTTP is written directly, so that this small program needs no library for
+	// one line.
 	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: outside\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", o.Path); err != nil {
 		return false, err
 	}
@@ -150,9 +151,9 @@ func askToThaw(o shimctl.Outside) (was bool, err error) {
 	return false, fmt.Errorf("%s answers %.300q", o.Socket, b)
 }
 
-// continueGuest continues a guest that its QEMU has paused. One in another state
-// (it is being saved or restored, its disk is full) is left as it is, and a QEMU that
-// has ended has nothing to continue.
+// continueGuest continues a guest that its QEMU has paused. A guest in another
+// state (being saved or restored, or its disk is full) is left as it is, and a
+// QEMU that has ended has nothing to continue.
 func continueGuest(o shimctl.Outside) (was bool, err error) {
 	c, err := net.DialTimeout("unix", o.Socket, askLimit)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -178,7 +179,7 @@ func continueGuest(o shimctl.Outside) (was bool, err error) {
 			if err := answers.Decode(&m); err != nil {
 				return "", fmt.Errorf("%s: %s: %w", o.Socket, command, err)
 			}
-			switch { // what is neither is its greeting or an event
+			switch { // anything else is its greeting or an event
 			case m.Error != nil:
 				return "", fmt.Errorf("%s: %s: %.300q", o.Socket, command, m.Error.Desc)
 			case m.Return != nil:

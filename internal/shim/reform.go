@@ -18,11 +18,11 @@ import (
 )
 
 // A program may bind another form than the exposed address for which a socket
-// is held: every address, or the same one as IPv6. Then it gets a socket of
+// is held: every address, or the same one as IPv6. It then gets a socket of
 // that form, which is created beside the held one and permanently replaces it.
 // The shim connects clients of the held one to the program.
 
-// reform replaces h by a socket of the form want and returns that. own is the
+// reform replaces h by a socket of the form want and returns it. own is the
 // program's socket. On an error h is given up, so that the program can bind.
 func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	next, err := s.beside(h, want, own)
@@ -65,7 +65,8 @@ func (s *Shim) beside(h held, want form, own int) (held, error) {
 	if err != nil {
 		return fail(err)
 	}
-	// Both may share the port for this moment. Afterwards it is as the program has it.
+	// Both may share the port for this moment. Afterwards the program's setting
+	// applies.
 	set := func(fd, level, name, v int) {
 		if err == nil {
 			err = unix.SetsockoptInt(fd, level, name, v)
@@ -130,12 +131,12 @@ func (s *Shim) giveUp(f *filter, h held, cause error) {
 // Limits of emptying a backlog.
 const (
 	handshakes      = 20 * time.Millisecond // between two checks for handshakes in progress
-	handshakesLimit = 2 * time.Second       // for those that began before the socket was shut
+	handshakesLimit = 2 * time.Second       // for handshakes that began before the socket was shut
 	dialLimit       = time.Minute
 )
 
-// handshaking reports whether the machine is in the middle of a TCP handshake
-// for a port of its own. A busy machine may take long for one.
+// handshaking reports whether a TCP handshake on one of this machine's own
+// ports is in progress. A busy machine may take long for one.
 func handshaking(port uint16) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakesLimit)
 	defer cancel()
@@ -144,9 +145,9 @@ func handshaking(port uint16) bool {
 }
 
 // empty closes h and forwards its clients. The program already listens, so no
-// client is refused in between: a client whose first packet is ignored repeats
-// it a second later, and reaches the program. program is a duplicate of the
-// socket that the program listens on.
+// client is refused: a client whose first packet is ignored repeats it a second
+// later, and reaches the program. program is a duplicate of the socket that the
+// program listens on.
 func (s *Shim) empty(id string, h held, now form, program int) {
 	defer shimctl.CloseAll([]int{program})
 	if err := sockets.Shut(h.fd); err != nil {
@@ -182,7 +183,7 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 		}
 		time.Sleep(handshakes)
 	}
-	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // the daemon has a duplicate for a moment longer
+	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // the daemon keeps a duplicate for a moment
 	unix.Close(h.fd)
 	for _, fd := range clients {
 		awaitRoom(program)
@@ -190,11 +191,11 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 	}
 }
 
-// awaitRoom waits until at most half of a listener's backlog is taken: a connection
-// that finds it full is established for one side only.
+// awaitRoom waits until at most half of a listener's backlog is in use. A
+// connection that finds it full is established on one side only.
 func awaitRoom(listener int) {
 	for end := time.Now().Add(dialLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		// Of a listener these are the length of its backlog and the bound of that.
+		// For a listener, these are the length and the limit of its backlog.
 		info, err := unix.GetsockoptTCPInfo(listener, unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err != nil || info.Unacked <= info.Sacked/2 {
 			return
@@ -219,7 +220,7 @@ func (s *Shim) pass(id string, fd int, addr string) {
 	var wg sync.WaitGroup
 	copying := func(to, from net.Conn) {
 		wg.Go(func() {
-			_, _ = io.Copy(to, from) // an error ends it like an end
+			_, _ = io.Copy(to, from) // an error ends it like EOF
 			if c, ok := to.(*net.TCPConn); ok {
 				_ = c.CloseWrite()
 			}

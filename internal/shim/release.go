@@ -10,10 +10,10 @@ import (
 )
 
 // release stops listening on held sockets that were handed to the program and
-// that it has closed although it runs on, so that clients are refused as they
-// would be without lull. The sockets stay bound. They listen again once the
-// program binds again, by its own listen, or ends. The answer lists what was
-// released.
+// that it has closed while it continues to run, so that clients are refused as
+// they would be without lull. The sockets stay bound. They listen again once
+// the program binds again, by its own listen, or ends. The answer lists the
+// released sockets.
 func (s *Shim) release(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Hold
 	if err := r.Into(&m); err != nil {
@@ -22,7 +22,7 @@ func (s *Shim) release(_ context.Context, r *shimctl.Request) (shimctl.Answer, e
 	if err := validID(m.ID); err != nil {
 		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot release sockets: %v", err)
 	}
-	s.notes.mu.Lock() // no socket is handed over meanwhile
+	s.notes.mu.Lock() // no socket may be handed over in the meantime
 	defer s.notes.mu.Unlock()
 	out := shimctl.Hold{ID: m.ID}
 	s.mu.Lock()
@@ -41,7 +41,7 @@ func (s *Shim) release(_ context.Context, r *shimctl.Request) (shimctl.Answer, e
 			continue
 		}
 		if used, err := s.findSocket(f, inode); used || err != nil {
-			continue // unknown is not closed
+			continue // unknown does not mean closed
 		}
 		if err := unix.Shutdown(h.fd, unix.SHUT_RD); err != nil {
 			return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeFailed, "cannot release %s: %w", h.addr, err)

@@ -18,8 +18,8 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Mark returns the environment entry that identifies processes of an instance
-// that left their parents.
+// Mark returns the environment entry that identifies an instance's processes
+// after they left their parents.
 func Mark(id string) string { return "LULL_INSTANCE_ID=" + id }
 
 // stageLimit bounds the steps between fork and program.
@@ -73,7 +73,7 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 		return shimctl.Answer{}, errors.Join(err, remove(s.dir.runFile(r.ID)))
 	}
 	s.mu.Lock()
-	early := r.state == over // the program has ended already
+	early := r.state == over // the program has already ended
 	// The requester of the next run knows how earlier ones ended.
 	gone := s.dropExits(r.ID, func(run uint64) bool { return run < m.Run })
 	if !early {
@@ -167,7 +167,7 @@ func checkStart(m shimctl.Start) error {
 	return nil
 }
 
-// onceOver runs do, which requires that the run is over. If the process of the
+// onceOver calls do, which requires that the run is over. If the process of the
 // run has ended and only its exit has not been collected yet, it waits for
 // that.
 func (s *Shim) onceOver(ctx context.Context, id string, do func() error) error {
@@ -199,13 +199,13 @@ func (s *Shim) collecting(id string) bool {
 	pid, start := old.PID, old.Start
 	s.mu.Unlock()
 	if pid == 0 {
-		return false // it begins
+		return false // it is starting
 	}
 	st, err := s.proc.Stat(pid)
 	return errors.Is(err, proc.ErrGone) || err == nil && (st.Start != start || st.Ended())
 }
 
-// claim makes r the run of its ID, unless another is running.
+// claim makes r the run of its ID, unless another one is running.
 func (s *Shim) claim(r *run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,8 +216,8 @@ func (s *Shim) claim(r *run) error {
 	return nil
 }
 
-// launch forks, makes the run durable, and only then lets the stage become the
-// program. It reports whether that runs with no_new_privs.
+// launch forks, makes the run durable, and only then lets the stage execute the
+// program. It reports whether the program runs with no_new_privs.
 func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) (noPrivs bool, err error) {
 	pipe := s.dir.pipe(r.key())
 	out, err := s.openPipe(pipe, m.User)
@@ -260,7 +260,7 @@ func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) (noPrivs boo
 	return noPrivs, err
 }
 
-// lend gives the held sockets of id for addrs. The caller holds mu.
+// lend returns the held sockets of id for addrs. The caller holds mu.
 func (s *Shim) lend(id string, addrs []string) ([]int, string, error) {
 	var fds []int
 	var names []string

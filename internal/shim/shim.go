@@ -17,13 +17,13 @@ import (
 
 // Config configures a shim.
 type Config struct {
-	Dir     string // its directory, mode 0700; made when it is missing
-	Exe     string // this program, started again as the exec stage and the watchdog
-	Release string // of the binary, shown to the daemon
+	Dir     string // its directory, mode 0700; created if missing
+	Exe     string // the lull-shim binary, executed again as the exec stage
+	Release string // release of the binary, shown to the daemon
 	Log     *slog.Logger
 
-	Gone   time.Duration // without a daemon, after which everything is thawed; default 2 s
-	Linger time.Duration // without a daemon and without a run, after which the shim ends; default 1 min
+	Gone   time.Duration // time without a daemon after which everything is thawed; default 2 s
+	Linger time.Duration // time without a daemon and without a run after which the shim exits; default 1 min
 }
 
 // Shim keeps the runs of one host. Create it with New and run it once.
@@ -36,37 +36,37 @@ type Shim struct {
 	started time.Time
 	logs    *logs
 	srv     *shimctl.Server
-	changed chan struct{} // something that Run's deadlines depend on
+	changed chan struct{} // signals a change that Run's deadlines depend on
 
 	begin   sync.RWMutex // held for reading while a program is being started
 	thawing sync.Mutex   // held while everything is thawed because no daemon runs
 
-	silentAt time.Time // when watch expects to miss the heartbeat; owned by watch
+	silentAt time.Time // when watch expects the heartbeat to be missing; owned by watch
 
 	mu      sync.Mutex
 	pulse   shimctl.Pulse // the daemon's heartbeat
 	pulseFD int
 	dog     int                        // pid of the watchdog, 0 for none
-	dogFD   int                        // the connection to it, whose end tells it that this shim has ended; -1 for none
-	dogHas  map[string][]keptFD        // what it holds, by id
-	ending  bool                       // no daemon is welcome any more
-	ended   bool                       // no watchdog is started any more
+	dogFD   int                        // the connection to the watchdog, whose end tells it that this shim has ended; -1 for none
+	dogHas  map[string][]keptFD        // what the watchdog holds, by id
+	ending  bool                       // no daemon is accepted anymore
+	ended   bool                       // no watchdog is started anymore
 	runs    map[string]*run            // the newest run of each id, until forgotten
-	byPID   map[int]*run               // of runs that are our children
-	execs   map[int]uint64             // pid -> number of a command beside an instance
+	byPID   map[int]*run               // runs that are our children
+	execs   map[int]uint64             // pid -> number of a command inside an instance
 	last    uint64                     // number of the last such command
-	exits   map[string]exits           // by id, not acknowledged
+	exits   map[string]exits           // by id, unacknowledged
 	held    map[string][]held          // listening sockets, by id
 	filters map[int]*filter            // descriptors that report binds
 	others  map[string]shimctl.Outside // what other programs may have frozen for the daemon
-	thawed  []shimctl.Thawing          // not acknowledged
+	thawed  []shimctl.Thawing          // unacknowledged
 	notes   *notifier
 	trying  sync.Mutex // held while a handoff is tried
 	tried   *shimctl.HandoffCheck
-	alone   time.Time // since when no daemon is connected; zero while one is
+	alone   time.Time // since when no daemon has been connected; zero while one is
 }
 
-// exits are how runs of one id ended, by run.
+// exits records how the runs of one id ended, by run.
 type exits map[uint64]shimctl.Exit
 
 type key struct {
@@ -74,7 +74,7 @@ type key struct {
 	run uint64
 }
 
-// run is one run. Everything but the state is in its file too.
+// run is one run. Everything except the state is stored in its file too.
 type run struct {
 	shimctl.Run
 	state runState
@@ -84,7 +84,7 @@ type run struct {
 type runState uint8
 
 const (
-	starting runState = iota // the exec stage has not become the program yet
+	starting runState = iota // the exec stage has not executed the program yet
 	alive
 	over
 )
@@ -156,7 +156,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.letOthersRun("the shim ends", func() bool { return true })
 	s.mu.Lock()
 	s.ended = true
-	if s.dogFD >= 0 { // it has nothing to do any more
+	if s.dogFD >= 0 { // it has nothing left to do
 		_ = sendKept(s.dogFD, keptMessage{}, nil)
 	}
 	for _, hs := range s.held {
@@ -166,8 +166,8 @@ func (s *Shim) Run(ctx context.Context) error {
 	return errors.Join(err, remove(s.dir.path+"/shim.sock"), s.dir.lock.Close())
 }
 
-// watch is the shim's timer: it thaws when the daemon is gone for too long, and
-// ends when there is nothing left to do.
+// watch is the shim's timer. It thaws when the daemon has been gone for too
+// long, and ends the shim when there is nothing left to do.
 func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 	timer := time.NewTimer(s.cfg.Gone)
 	defer timer.Stop()
@@ -222,8 +222,9 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 	}
 }
 
-// end decides to end, unless a daemon was welcomed since alone or a run began.
-// A daemon that comes later is refused, so that none starts a run here.
+// end decides to end the shim, unless a daemon was accepted after alone or a
+// run began. A daemon that connects later is refused, so that none starts a run
+// here.
 func (s *Shim) end(alone time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,9 +255,9 @@ func (s *Shim) note() {
 	}
 }
 
-// welcome ends the absence of a daemon, or refuses it with CodeGone if the shim
-// is ending. It waits for a thaw in progress, so
-// that the daemon learns of it before it does anything.
+// welcome ends the absence of a daemon. If the shim is ending, it refuses the
+// daemon with CodeGone. It waits for a thaw in progress, so that the daemon
+// learns of it before it does anything.
 func (s *Shim) welcome() (shimctl.Welcome, error) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
@@ -289,7 +290,7 @@ func (s *Shim) joined() {
 
 func (s *Shim) left() {
 	s.mu.Lock()
-	if s.alone.IsZero() { // a hung daemon was left before
+	if s.alone.IsZero() { // a hung daemon has left before
 		s.alone = time.Now()
 	}
 	s.mu.Unlock()
@@ -334,7 +335,7 @@ func (s *Shim) load() error {
 }
 
 // takeUp adopts a run of an earlier shim as far as possible: its log, its end
-// (without its code) and the duty to thaw it. A run whose end was missed is
+// (without an exit code) and the duty to thaw it. A run whose end was missed is
 // lost.
 func (s *Shim) takeUp(r shimctl.Run) error {
 	r.Adopted, r.Exit = true, nil
@@ -400,8 +401,8 @@ func (s *Shim) noteExit(k key, e shimctl.Exit) {
 	s.exits[k.id][k.run] = e
 }
 
-// dropExits removes the exits of id selected by old, and returns their keys.
-// The caller holds mu.
+// dropExits removes the exits of id for which old returns true, and returns
+// their keys. The caller holds mu.
 func (s *Shim) dropExits(id string, old func(run uint64) bool) (gone []key) {
 	for n := range s.exits[id] {
 		if old(n) {
@@ -432,12 +433,12 @@ func (s *Shim) strangerEnded(pid int) {
 	}
 }
 
-// ends records how a run ended, on disk first, and tells the daemon.
+// ends records how a run ended, first on disk, and reports it to the daemon.
 func (s *Shim) ends(r *run, e shimctl.Exit) {
 	m := shimctl.Ended{ID: r.ID, Run: r.Run.Run, Exit: e}
 	if err := save(s.dir.exitFile(r.key()), m, true); err != nil {
-		// It is kept in memory and reported nevertheless. Only if the shim dies
-		// before the acknowledgement is the code lost.
+		// The exit is still kept in memory and reported. Its code is lost only if
+		// the shim dies before the acknowledgement.
 		s.log.Error("an exit is not on disk", "instance", r.ID, "err", err)
 	}
 	s.mu.Lock()

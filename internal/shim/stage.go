@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StageVerb is the argument with which lull-shim starts itself between fork and
-// the program.
+// StageVerb is the argument with which lull-shim starts itself as the exec
+// stage, between fork and the program.
 const StageVerb = "exec-stage"
 
 // Descriptors of the exec stage. Those that the program inherits as LISTEN_FDS
@@ -27,24 +27,24 @@ const (
 	specFD   = 3
 	failFD   = 4
 	listenFD = 5
-	firstFD  = 3 // of LISTEN_FDS, by the convention (sd_listen_fds(3))
+	firstFD  = 3 // the first of LISTEN_FDS, by convention (sd_listen_fds(3))
 )
 
 // stageSpec is the input of the stage. It is sent only once the run is on disk,
-// so no program ever runs that could not be found again.
+// so that every running program can be found again.
 type stageSpec struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env"`
 	Dir     string   `json:"dir"`
 	User    string   `json:"user,omitempty"`
-	Join    []string `json:"join,omitempty"` // groups that are still to be joined
+	Join    []string `json:"join,omitempty"` // groups that the stage still has to join
 	Listen  int      `json:"listen,omitempty"`
 	Names   string   `json:"names,omitempty"`
 	TTY     bool     `json:"tty,omitempty"`
 	Handoff bool     `json:"handoff,omitempty"` // report binds; the socket for that is at listenFD+Listen
 }
 
-// stageFailure says which step before the program failed.
+// stageFailure names the step that failed before the program.
 type stageFailure struct {
 	Step  string `json:"step"`
 	Errno int    `json:"errno,omitempty"`
@@ -52,12 +52,12 @@ type stageFailure struct {
 }
 
 // ExecStage turns this process into the program that descriptor 3 describes. It
-// returns only when that failed, after saying so on descriptor 4.
+// returns only if that failed, after reporting it on descriptor 4.
 func ExecStage() int {
 	runtime.LockOSThread()
 	spec, err := readSpec()
 	if err != nil {
-		return 127 // the shim has gone: no one is left to report to
+		return 127 // the shim is gone, so nothing can be reported
 	}
 	step, err := spec.become()
 	f := stageFailure{Step: step, What: err.Error()}
@@ -112,7 +112,7 @@ func (s *stageSpec) become() (string, error) {
 			return "terminal", err
 		}
 	}
-	if s.Handoff { // before it becomes another user, who may not
+	if s.Handoff { // before switching to another user, who may not do this
 		if err := filterSelf(listenFD + s.Listen); err != nil {
 			return "handoff", err
 		}
@@ -142,7 +142,8 @@ func (s *stageSpec) become() (string, error) {
 	return "exec", fmt.Errorf("%s: %w", path, err)
 }
 
-// environ is the program's environment, with what only this process can know.
+// environ returns the program's environment, with the variables that only this
+// process can know.
 func (s *stageSpec) environ() []string {
 	if s.Listen == 0 {
 		return s.Env
@@ -156,8 +157,8 @@ func (s *stageSpec) environ() []string {
 	return append(env, fmt.Sprintf("LISTEN_FDS=%d", s.Listen), fmt.Sprintf("LISTEN_PID=%d", os.Getpid()), "LISTEN_FDNAMES="+s.Names)
 }
 
-// place moves the listening sockets to where the program looks for them and lets
-// nothing else through. It gives the new place of the failure pipe.
+// place moves the listening sockets to where the program expects them and
+// closes everything else. It returns the new descriptor of the failure pipe.
 func (s *stageSpec) place() (int, error) {
 	end := firstFD + s.Listen
 	fail, err := unix.FcntlInt(failFD, unix.F_DUPFD_CLOEXEC, listenFD+s.Listen)
@@ -171,14 +172,15 @@ func (s *stageSpec) place() (int, error) {
 	}
 	const all = 1<<32 - 1
 	if err := unix.CloseRange(uint(end), all, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		for fd := end; fd < listenFD+s.Listen; fd++ { // before Linux 5.11; the rest is close-on-exec by birth
+		for fd := end; fd < listenFD+s.Listen; fd++ { // before Linux 5.11; the other descriptors were created close-on-exec
 			unix.CloseOnExec(fd)
 		}
 	}
 	return fail, nil
 }
 
-// switchUser becomes the user name, uid or uid:gid. Our own user is no switch.
+// switchUser switches to the user name, uid or uid:gid. It does nothing for the
+// current user.
 func switchUser(who string) error {
 	if who == "" {
 		return nil
@@ -205,8 +207,8 @@ func switchUser(who string) error {
 	return nil
 }
 
-// lookup finds the ids of a user. A uid that no file knows is used as it is,
-// with the same number as its group.
+// lookup returns the ids of a user. A uid that no file lists is used as it is,
+// with a group of the same number.
 func lookup(who string) (uid, gid int, groups []int, err error) {
 	name, group, hasGroup := strings.Cut(who, ":")
 	u, err := user.Lookup(name)
@@ -247,7 +249,7 @@ func lookup(who string) (uid, gid int, groups []int, err error) {
 	return uid, gid, groups, nil
 }
 
-// find looks a command up in the PATH of env, as the program's user.
+// find searches for a command in the PATH of env, as the program's user.
 func find(name string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil

@@ -33,7 +33,7 @@ type directory struct {
 // maxState bounds one state file in bytes.
 const maxState = 4 << 20
 
-// open makes the directory and takes the lock.
+// openDirectory creates the directory and takes the lock.
 func openDirectory(path string) (*directory, error) {
 	for _, d := range []string{path, path + "/runs", path + "/exits", path + "/pipes", path + "/held", path + "/outside"} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -74,8 +74,8 @@ func (d *directory) pipe(k key) string {
 	return filepath.Join(d.path, "pipes", fmt.Sprintf("%s.%d", k.id, k.run))
 }
 
-// save writes v whole or not at all. Only with sync does it outlive a crash of
-// the machine; without, one of the shim.
+// save writes v completely or not at all. With sync it survives a crash of the
+// machine, otherwise only one of the shim.
 func save(path string, v any, sync bool) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -123,7 +123,8 @@ func remove(path string) error {
 	return nil
 }
 
-// load reads a state file. One that cannot be read is named and left alone.
+// load reads a state file. The error of an unreadable one names it; the file is
+// left alone.
 func load(path string, into any) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -142,8 +143,8 @@ func load(path string, into any) error {
 	return nil
 }
 
-// loadAll reads every state file of a kind. Faults come joined beside what could
-// be read.
+// loadAll reads every state file of a kind. It returns the valid ones and the
+// joined errors of the others.
 func loadAll[T any](dir string, check func(T) error) ([]T, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -154,7 +155,7 @@ func loadAll[T any](dir string, check func(T) error) ([]T, error) {
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		if strings.HasSuffix(path, ".new") {
-			_ = os.Remove(path) // never finished, so never relied upon
+			_ = os.Remove(path) // never completed, so nothing relies on it
 			continue
 		}
 		var v T
@@ -173,7 +174,7 @@ func loadAll[T any](dir string, check func(T) error) ([]T, error) {
 	return out, errors.Join(errs...)
 }
 
-// validRun checks what came from a file or from the wire.
+// validRun checks a run that came from a file or from the wire.
 func validRun(r shimctl.Run) error {
 	if err := validID(r.ID); err != nil {
 		return err
@@ -191,7 +192,7 @@ func validEnded(e shimctl.Ended) error {
 	return validID(e.ID)
 }
 
-// validID keeps ids to one plain path element.
+// validID requires that an id is one plain path element.
 func validID(id string) error {
 	ok := id != "" && len(id) <= 128 && id[0] != '.'
 	for i := range len(id) {

@@ -10,10 +10,10 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// maxThawings bounds what is remembered for a daemon that never comes.
+// maxThawings bounds what is stored for a daemon that never connects.
 const maxThawings = 20
 
-// thawIfAlone thaws unless a daemon has come meanwhile.
+// thawIfAlone thaws unless a daemon has connected since then.
 func (s *Shim) thawIfAlone(since time.Time) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
@@ -22,16 +22,15 @@ func (s *Shim) thawIfAlone(since time.Time) {
 	}
 }
 
-// isAlone says that no daemon has come since then.
+// isAlone reports whether no daemon has connected since then.
 func (s *Shim) isAlone(since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.alone.Equal(since)
 }
 
-// thaw lets everything run that is frozen, and records which that was, for the
-// next daemon: what its records call paused runs from here on.
-// The caller holds thawing.
+// thaw thaws everything that is frozen, and records that for the next daemon,
+// whose records call these runs paused. The caller holds thawing.
 func (s *Shim) thaw(why string) {
 	s.mu.Lock()
 	var runs []shimctl.Run
@@ -75,7 +74,7 @@ func (s *Shim) remember(ids []string) error {
 	return save(s.dir.path+"/thawed.json", all, true)
 }
 
-// thawOne thaws one run, its children included when the main process has ended.
+// thawOne thaws one run. If its main process has ended, it thaws its children.
 func (s *Shim) thawOne(r shimctl.Run) (bool, error) {
 	if len(r.Cgroups) > 0 {
 		g, err := cgroup.Place{}.Open(r.Cgroups[0])
@@ -91,8 +90,8 @@ func (s *Shim) thawOne(r shimctl.Run) (bool, error) {
 		}
 		return held, errors.Join(err, g.Thaw())
 	}
-	// Listing a tree is dear. A tree that was stopped has its main process
-	// stopped; one without a main process is always listed.
+	// Listing a tree is expensive. A stopped tree has a stopped main process; a
+	// tree without a main process is always listed.
 	st, err := s.proc.Stat(r.PID)
 	if err == nil && st.Start == r.Start && st.State != 'T' {
 		return false, nil
@@ -108,7 +107,7 @@ func (s *Shim) thawOne(r shimctl.Run) (bool, error) {
 		}
 	}
 	if !frozen {
-		return false, nil // an error of the listing is of no use to anybody then
+		return false, nil // an error of the listing does not help anymore
 	}
 	return true, errors.Join(lerr, cgroup.Continue(r.PID, pids))
 }

@@ -20,20 +20,21 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// WatchVerb is the argument, followed by the shim's directory and process ID, with which
-// lull-shim starts itself as the watchdog: a process that waits for the end of
-// the shim and, if no other shim follows, thaws what is frozen and starts one.
-// Until the next shim has them, it holds duplicates of the shim's sockets.
+// WatchVerb is the argument, followed by the shim's directory and process ID,
+// with which lull-shim starts itself as the watchdog. The watchdog waits for
+// the end of the shim and, if no other shim follows, thaws what is frozen and
+// starts one. Until the next shim has them, it holds duplicates of the shim's
+// sockets.
 const WatchVerb = "watchdog"
 
 const (
 	dogLink   = 3                      // its end of the connection to the shim
-	dogLook   = 100 * time.Millisecond // between two checks for another shim
-	dogWait   = time.Second            // for another shim, before it thaws and starts one
-	dogStart  = 10 * time.Second       // for the shim that it started
-	dogAgain  = time.Second            // before a watchdog that ended is replaced
-	dogAsks   = 10 * time.Minute       // for those that others have to thaw
-	dogMemory = 10                     // GC percent: it does nothing for months
+	dogLook   = 100 * time.Millisecond // interval between checks for another shim
+	dogWait   = time.Second            // wait for another shim before it thaws and starts one
+	dogStart  = 10 * time.Second       // wait for the shim that it started
+	dogAgain  = time.Second            // delay before a watchdog that ended is replaced
+	dogAsks   = 10 * time.Minute       // for instances that other programs must thaw
+	dogMemory = 10                     // GC percent; the watchdog does nothing for months
 )
 
 // watchedLocked makes sure that a watchdog runs. The caller holds mu.
@@ -66,7 +67,8 @@ func (s *Shim) watchedLocked() error {
 	return nil
 }
 
-// dogEnded replaces a watchdog that ended. It reports whether pid was one.
+// dogEnded replaces a watchdog that ended. It reports whether pid was a
+// watchdog.
 func (s *Shim) dogEnded(pid int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,13 +90,13 @@ func (s *Shim) dogEnded(pid int) bool {
 	return true
 }
 
-// Watchdog waits for the end of the shim of dir, the process shim. It returns an
-// exit code.
+// Watchdog waits for the end of the shim of dir, whose process is shim. It
+// returns an exit code.
 func Watchdog(dir, shim string) int {
 	debug.SetGCPercent(dogMemory)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("part", "watchdog")
-	_, _ = RaiseFiles() // the shim has said what is wrong
+	_, _ = RaiseFiles() // the shim has reported the cause
 	if err := os.Chdir(dir); err != nil {
 		log.Error("cannot use the shim's directory", "err", err)
 		return 1
@@ -127,10 +129,11 @@ func Watchdog(dir, shim string) int {
 	return <-code
 }
 
-// guard waits for the end of the shim, the process was, and does its duties if no
-// other shim comes. lock is the shim's lock file. It returns an exit code.
+// guard waits for the end of the shim, whose process was was, and takes over
+// its duties if no other shim comes. lock is the shim's lock file. It returns
+// an exit code.
 func (k *keeper) guard(dir string, was int, lock os.FileInfo, log *slog.Logger) int {
-	killed, err := k.follow(dogLink) // blocks without a cost until the shim has ended
+	killed, err := k.follow(dogLink) // blocks without cost until the shim has ended
 	if err != nil {
 		log.Error("cannot wait for the end of the shim", "err", err)
 		return 1
@@ -196,10 +199,11 @@ func (s *Shim) loadFrozen() error {
 	return err
 }
 
-// anotherAnswers reports whether a shim other than the process was listens in dir. A
-// killed shim may listen for a moment after its other descriptors are closed.
+// anotherAnswers reports whether a shim other than the process was listens in
+// dir. A killed shim may listen for a moment after its other descriptors are
+// closed.
 func anotherAnswers(dir string, was int) bool {
-	if os.Chdir(dir) != nil { // the path may be too long for a socket's address
+	if os.Chdir(dir) != nil { // the path may be too long for a socket address
 		return false
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -9,26 +9,25 @@ import (
 	"strconv"
 )
 
-// MaxRecordBytes is the largest record a Codec writes or reads unless it
-// says otherwise.
+// MaxRecordBytes is the default limit on the size of a record.
 const MaxRecordBytes = 512 << 10
 
-// Codec turns records of type T into data and back. The data is the JSON
-// object of T with the version of its format before the other members:
-// {"v":3,...}. T must be a struct that has no members "v" and "w".
+// Codec converts between records of type T and data. The data is the JSON
+// object of T, preceded by the version of its format: {"v":3,...}. T must be a
+// struct without members "v" and "w".
 type Codec[T any] struct {
 	// Version is the format that is written, from 1.
 	Version int
-	// Migrate has for each older version v from 1 a function that turns a
-	// record of version v, without "v", into one of version v+1. A
-	// version without one cannot be read.
+	// Migrate contains, for each older version v from 1, a function that
+	// converts a record of version v, without "v", to version v+1. A version
+	// without one cannot be read.
 	Migrate map[int]func(old json.RawMessage) (json.RawMessage, error)
-	// MaxBytes is the largest record; 0 is MaxRecordBytes.
+	// MaxBytes is the maximum size of a record; 0 means MaxRecordBytes.
 	MaxBytes int
 }
 
-// Encode returns the data of rec, to be written to key.
-// Errors: ErrTooLarge, and those of encoding/json.
+// Encode returns the data of rec, to be written to key. Errors: ErrTooLarge,
+// and those of encoding/json.
 func (c Codec[T]) Encode(key string, rec T) ([]byte, error) {
 	body, err := json.Marshal(rec)
 	if err != nil {
@@ -47,9 +46,9 @@ func (c Codec[T]) Encode(key string, rec T) ([]byte, error) {
 	return data, c.checkSize(key, data)
 }
 
-// Decode returns the record in data, which was read from key, brought to
-// the codec's version. Errors name the key: ErrNewer, ErrTooLarge,
-// ErrInvalid (not a record, a member T does not have, a failed migration).
+// Decode returns the record in data, which was read from key, converted to the
+// codec's version. Errors name the key: ErrNewer, ErrTooLarge, ErrInvalid (not
+// a record, a member that T does not have, a failed migration).
 func (c Codec[T]) Decode(key string, data []byte) (T, error) {
 	var rec T
 	if err := c.checkSize(key, data); err != nil {
@@ -93,16 +92,16 @@ func (c Codec[T]) checkSize(key string, data []byte) error {
 	return nil
 }
 
-// endsMember reports whether rest continues as it must after a member at the
-// front: with a comma and the next name, or with the end of the object.
+// endsMember reports whether rest is valid after a leading member: a comma and
+// the next name, or the end of the object.
 func endsMember(rest []byte) bool {
 	return len(rest) == 1 && rest[0] == '}' || len(rest) > 1 && rest[0] == ',' && rest[1] == '"'
 }
 
 const versionPrefix = `{"v":`
 
-// splitVersion takes the version and the write id off a record. The form
-// that Encode and Update write is recognised as text; any other order of
+// splitVersion removes the version and the write id from a record. The form
+// that Encode and Update write is recognized as text; any other order of
 // members goes through a map.
 func splitVersion(data []byte) (int, json.RawMessage, error) {
 	data = StripWriteID(data)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// pageSize is how many values List reads at a time.
+// pageSize is the number of values that List reads at a time.
 const pageSize = 1000
 
 // List reads all of keys at one revision, page by page.
@@ -20,7 +20,7 @@ func List(ctx context.Context, s Store, keys Keys) (Page, error) {
 	return all, nil
 }
 
-// listed gives each page of keys, all at the revision that it returns.
+// listed passes each page of keys to take, all at the revision that it returns.
 func listed(ctx context.Context, s Store, keys Keys, take func([]Value)) (int64, error) {
 	q := Query{Keys: keys, Limit: pageSize}
 	for {
@@ -41,24 +41,24 @@ func listed(ctx context.Context, s Store, keys Keys, take func([]Value)) (int64,
 // functions are called from the goroutine that called Follow; an error of
 // either ends it.
 type Follower struct {
-	// Watch are the keys to watch, if they are more than the listed ones; the
-	// zero Keys are the listed ones.
+	// Watch are the keys to watch, if they are more than the listed ones. The
+	// zero Keys means the listed ones.
 	Watch Keys
-	// Listed gets the keys page by page before Reset, which is then told the
-	// revision and no values: so that many records are never all in memory as
-	// they were stored. first is true for the first page of a listing, which
-	// may begin anew. Without it Reset gets all.
+	// Listed receives the keys page by page before Reset, which then gets the
+	// revision and no values. That way many records are never in memory at once
+	// as they were stored. first is true for the first page of a listing, which
+	// may start over. If Listed is nil, Reset receives all values.
 	Listed func(first bool, values []Value)
-	// Reset gets all the keys. It is called first, and again whenever
-	// changes were missed because their history is gone.
+	// Reset receives all the keys. It is called first, and again whenever
+	// changes were missed because their history was compacted.
 	Reset func(Page) error
-	// Apply gets the next change, or progress.
+	// Apply receives the next change, or progress.
 	Apply func(Batch) error
 }
 
-// Follow keeps f up to date with keys until ctx ends, whose error it then
-// returns. A store that cannot be reached is waited for; no change is lost
-// by that.
+// Follow keeps f up to date with keys until ctx ends, and then returns ctx's
+// error. It waits for a store that cannot be reached; no change is lost by
+// that.
 func Follow(ctx context.Context, s Store, keys Keys, f Follower) error {
 	next := int64(0)
 	for try := 0; ; try++ {

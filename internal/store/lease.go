@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Renewer is the side of a store that a KeptLease needs.
+// Renewer is what a KeptLease needs from a store.
 type Renewer interface {
-	// Renew makes the lease last its TTL from now. ErrLeaseLost means
-	// that the store does not have it; any other error is tried again.
+	// Renew extends the lease to its TTL from now. ErrLeaseLost means that the
+	// store does not have it; after any other error Renew is retried.
 	Renew(ctx context.Context, id LeaseID) error
-	// Revoke ends the lease. It is no error if it has ended.
+	// Revoke ends the lease. Revoking a lease that has ended is not an error.
 	Revoke(ctx context.Context, id LeaseID) error
 }
 
@@ -28,7 +28,7 @@ type KeptLease struct {
 	lost    chan struct{}
 
 	mu      sync.Mutex
-	renewed time.Duration // by clock, when the last good renewal was sent
+	renewed time.Duration // by clock, when the last successful renewal was sent
 	gone    bool
 }
 
@@ -55,7 +55,7 @@ func (l *KeptLease) TTL() time.Duration { return l.ttl }
 // Lost returns a channel that is closed when the lease is lost.
 func (l *KeptLease) Lost() <-chan struct{} { return l.lost }
 
-// Remaining returns how long the lease is held for certain.
+// Remaining returns how long the lease is certainly held.
 func (l *KeptLease) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,8 +71,8 @@ func (l *KeptLease) Revoke(ctx context.Context) error {
 	return l.renewer.Revoke(ctx, l.id)
 }
 
-// Abandon stops the renewal and counts the lease as lost, and does not tell
-// the store: what a killed process does.
+// Abandon stops the renewal, marks the lease as lost, and does not tell the
+// store: what a killed process does.
 func (l *KeptLease) Abandon() {
 	l.stop()
 	<-l.ended
@@ -88,9 +88,9 @@ func (l *KeptLease) lose() {
 	}
 }
 
-// run renews every third of the TTL, tries again faster after a failure,
-// and gives up when the TTL has passed. A renewal that hangs cannot delay
-// that: its context ends with the lease.
+// run renews every third of the TTL, retries sooner after a failure, and gives
+// up when the TTL has passed. A renewal that hangs cannot delay that, because
+// its context ends with the lease.
 func (l *KeptLease) run(ctx context.Context) {
 	defer close(l.ended)
 	timer := time.NewTimer(l.ttl / 3)

@@ -10,21 +10,21 @@ import (
 // request of many under the same lease.
 type Ownership struct {
 	Key string
-	// Revision is when the key was created: a number that grows with each
-	// owner.
+	// Revision is when the key was created. It grows with each owner.
 	Revision int64
-	// Lease is the lease that holds it. When it is lost so is the key.
+	// Lease is the lease that holds the key. When the lease is lost, so is the
+	// key.
 	Lease Lease
 
 	store Store
 }
 
-// Guard is the condition that the key is still held. Every write made in the
-// name of the ownership carries it; once the lease has ended it fails.
+// Guard returns the condition that the key is still held. Every write of the
+// owner must include it; once the lease has ended it fails.
 func (o *Ownership) Guard() Cond { return CreatedAt(o.Key, o.Revision) }
 
-// Resign gives the key up and leaves the lease alone. It is no error if it
-// was lost before.
+// Resign releases the key and leaves the lease alone. Resigning a lost
+// ownership is not an error.
 func (o *Ownership) Resign(ctx context.Context) error {
 	_, err := o.store.Commit(ctx, Txn{If: []Cond{o.Guard()}, Then: []Op{Delete(o.Key)}})
 	if errors.Is(err, ErrAmbiguous) {
@@ -48,8 +48,8 @@ func Claim(ctx context.Context, s Store, lease Lease, key string, data []byte) (
 		res, err := s.Commit(ctx, t)
 		switch {
 		case errors.Is(err, ErrAmbiguous) && ctx.Err() == nil:
-			// The lease on the key tells whose it is, so asking again
-			// is harmless.
+			// The lease of the key identifies its owner, so repeating the claim is
+			// harmless.
 			if err := pause(ctx, try); err != nil {
 				return nil, err
 			}
@@ -63,9 +63,9 @@ func Claim(ctx context.Context, s Store, lease Lease, key string, data []byte) (
 	}
 }
 
-// Campaign claims key as soon as it is free, and waits until then. It returns
-// ctx's error when ctx ends, and ErrLeaseLost when lease is lost. It waits for
-// a store that cannot be reached.
+// Campaign claims key as soon as it is free. It returns ctx's error when ctx
+// ends, and ErrLeaseLost when lease is lost. It waits for a store that cannot
+// be reached.
 func Campaign(ctx context.Context, s Store, lease Lease, key string, data []byte) (*Ownership, error) {
 	for try := 0; ; try++ {
 		o, err := Claim(ctx, s, lease, key, data)

@@ -13,14 +13,14 @@ import (
 // of a write after the caller's context has ended.
 const ResolveTime = 3 * time.Second
 
-// scanRevisions bounds how many revisions are read one by one when the key
-// that carries the id was deleted in the meantime.
+// scanRevisions bounds how many revisions are read one by one if the key that
+// carries the id was deleted in the meantime.
 const scanRevisions = 256
 
-// resolve finds out what became of an attempt whose answer was lost. The
-// write may still be on its way, so "not there" is only believed once one
-// of its keys has changed, which its conditions cannot survive; until then
-// the same transaction is sent again.
+// resolve determines the outcome of an attempt whose answer was lost. The write
+// may still be in transit, so its absence counts only once one of its keys has
+// changed, after which its conditions fail. Until then the same transaction is
+// sent again.
 func (a *attempt) resolve(ctx context.Context, s Store, cause error) (Result, bool, error) {
 	look := context.WithoutCancel(ctx)
 	look, cancel := context.WithCancel(look)
@@ -77,10 +77,10 @@ type outcome struct {
 const (
 	undecided  = iota // not applied yet, but still possible
 	applied           // at outcome.revision
-	impossible        // not applied, and its conditions can hold no more
+	impossible        // not applied, and its conditions can no longer hold
 )
 
-// compare compares the state res with the attempt.
+// compare compares the state in res with the attempt.
 func (a *attempt) compare(ctx context.Context, s Store, res Result) (outcome, error) {
 	changed := a.changed(res)
 	if a.marker == "" {
@@ -100,8 +100,8 @@ func (a *attempt) compare(ctx context.Context, s Store, res Result) (outcome, er
 }
 
 // lookDeleted judges an attempt that only deletes. If its one key has been
-// deleted since, it counts as done, by any client. Several deletes cannot be
-// distinguished from those of other clients.
+// deleted since, it counts as applied, whichever client deleted it. Several
+// deletes cannot be distinguished from those of other clients.
 func (a *attempt) lookDeleted(res Result, changed bool) (outcome, error) {
 	if !changed {
 		return outcome{what: undecided}, nil
@@ -120,7 +120,7 @@ func (a *attempt) lookDeleted(res Result, changed bool) (outcome, error) {
 	return outcome{}, fmt.Errorf("cannot tell who deleted %q", op.Key)
 }
 
-// find looks for the attempt's id in the history of its marker after the
+// find searches for the attempt's id in the history of its marker after the
 // base, newest first. It returns 0 if it is not there.
 func (a *attempt) find(ctx context.Context, s Store, v Value, newest int64) (int64, error) {
 	for v.Exists() {
@@ -188,7 +188,7 @@ func addWriteID(data []byte) (id string, marked []byte, ok bool) {
 	return id, append(marked, rest...), true
 }
 
-// writeID returns the id in data, or nothing.
+// writeID returns the id in data, or "".
 func writeID(data []byte) string {
 	end := len(idPrefix) + idLength
 	if len(data) < end+2 || !bytes.HasPrefix(data, []byte(idPrefix)) || data[end] != '"' || !endsMember(data[end+1:]) {
@@ -198,7 +198,7 @@ func writeID(data []byte) string {
 }
 
 // StripWriteID returns data without the id that Update wrote into it. Data
-// without one is returned as it is.
+// without an id is returned unchanged.
 func StripWriteID(data []byte) []byte {
 	if writeID(data) == "" {
 		return data

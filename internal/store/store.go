@@ -1,5 +1,5 @@
-// Package store is the contract between lull and the one place its state
-// lives in: an ordered key space with revisions, transactions, watches and
+// Package store is the contract between lull and the one place that holds
+// its state: an ordered key space with revisions, transactions, watches and
 // leases, in the terms of etcd.
 //
 // It guarantees, for every implementation that passes the suite in
@@ -9,15 +9,15 @@
 //     one; a Range sees one revision; both are linearizable;
 //   - a Watch delivers each revision that touches its keys exactly once, in
 //     order and whole, or ends with an error that says why;
-//   - a write whose answer was lost is ErrAmbiguous, never reported as
-//     refused; Update and Transact find out which it was;
-//   - when a lease has ended no Commit guarded by its Ownership succeeds.
+//   - a write whose answer was lost returns ErrAmbiguous and is never reported
+//     as refused; Update and Transact determine the outcome;
+//   - when a lease has ended, no Commit guarded by its Ownership succeeds.
 //
-// On top of the four methods of Store it has what every writer needs:
+// In addition to the four methods of Store it has what every writer needs:
 // Update and Transact (compare-and-swap with retry), Claim and Campaign
 // (ownership by key and lease), Follow (list, then watch) and Codec
-// (versioned records). It leaves out what is in the records, and how a
-// store is opened: that is done by platform/etcd, and by mem for tests.
+// (versioned records). It defines neither the content of the records nor how a
+// store is opened; platform/etcd opens one, and mem does so for tests.
 //
 // Keys are UTF-8 text with '/' between their parts. No record or key here
 // holds metrics or heartbeats; they change too often for a replicated log.
@@ -30,9 +30,9 @@ import (
 
 // Store is the state of a fleet. It is safe for concurrent use.
 //
-// A context that ends while a write is in progress gives ErrAmbiguous. An
-// implementation also bounds each call by itself, so that a store that cannot
-// be reached never blocks a caller forever.
+// If a context ends while a write is in progress, the write returns
+// ErrAmbiguous. An implementation also bounds each call by itself, so that a
+// store that cannot be reached never blocks a caller forever.
 type Store interface {
 	// Range reads the keys of q at one revision.
 	// Errors: ErrCompacted, ErrInvalid, ErrUnavailable.
@@ -46,28 +46,29 @@ type Store interface {
 	// ErrAmbiguous (may or may not be applied, now or later).
 	Commit(ctx context.Context, t Txn) (Result, error)
 
-	// Watch reports the changes of keys from revision from on, or from
-	// now if from is 0. The channel is closed when ctx ends or after a
-	// Batch with Err set, which is the last one. The reader must read
-	// until then or end ctx; batches wait for it in memory.
+	// Watch reports the changes of keys from revision from on, or from now if
+	// from is 0. The channel is closed when ctx ends or after a Batch with Err
+	// set, which is the last one. The reader must read until then or cancel ctx;
+	// pending batches are kept in memory.
 	Watch(ctx context.Context, keys Keys, from int64) <-chan Batch
 
-	// Grant makes a lease that is renewed in the background every third
-	// of ttl until Revoke. ttl is in whole seconds, at least one. ctx
-	// bounds the call, not the lease.
+	// Grant creates a lease that is renewed in the background every third of ttl
+	// until Revoke. ttl is in whole seconds, at least one. ctx bounds the call,
+	// not the lease.
 	Grant(ctx context.Context, ttl time.Duration) (Lease, error)
 }
 
-// Keys names one key, or all keys with a prefix.
+// Keys selects one key, or all keys with a prefix.
 type Keys struct {
 	name   string
 	prefix bool
 }
 
-// Key is exactly the key name.
+// Key returns the Keys with exactly the key name.
 func Key(name string) Keys { return Keys{name: name} }
 
-// Prefix is every key that begins with p. The empty prefix is every key.
+// Prefix returns the Keys that begin with p. The empty prefix selects every
+// key.
 func Prefix(p string) Keys { return Keys{name: p, prefix: true} }
 
 // Name returns the key or the prefix.
@@ -92,87 +93,86 @@ func (k Keys) String() string {
 	return k.name
 }
 
-// Query says what a Range reads.
+// Query specifies what a Range reads.
 type Query struct {
 	Keys Keys
-	// After is where the page begins: the first key larger than it. Empty
-	// begins at the first key.
+	// After is where the page begins: at the first key larger than it. An empty
+	// After begins at the first key.
 	After string
-	// Limit is the most values in the page; 0 is no limit.
+	// Limit is the maximum number of values in the page; 0 means no limit.
 	Limit int
-	// Revision is the revision to read at; 0 is the newest. Passing
+	// Revision is the revision to read at; 0 means the newest. Passing
 	// Page.Revision makes the pages of a listing one snapshot.
 	Revision int64
-	// KeysOnly leaves the data out.
+	// KeysOnly omits the data.
 	KeysOnly bool
 }
 
 // Page is the answer to a Query, in the order of the keys.
 type Page struct {
 	Values []Value
-	// Revision is that of the store when it was read, or Query.Revision.
+	// Revision is that of the store at the time of the read, or Query.Revision.
 	Revision int64
 	// More reports whether there are keys after the last one.
 	More bool
 }
 
-// LeaseID identifies a lease; 0 is none.
+// LeaseID identifies a lease; 0 means none.
 type LeaseID int64
 
-// Value is the content of a key. A key that does not exist is a Value with only
-// the key set.
+// Value is the content of a key. For a key that does not exist, only Key is
+// set.
 type Value struct {
 	Key string
-	// Data belongs to the reader, who must not change it: a store may
-	// hand the same bytes to others.
+	// Data must not be modified: a store may pass the same bytes to other
+	// readers.
 	Data []byte
-	// ModRevision is the revision of the last change, CreateRevision that
-	// of the first since the key was last absent.
+	// ModRevision is the revision of the last change, CreateRevision that of the
+	// first since the key was last absent.
 	ModRevision, CreateRevision int64
 	// Version counts the changes since the key was created, from 1.
 	Version int64
 	Lease   LeaseID
 }
 
-// Exists reports whether the key holds anything.
+// Exists reports whether the key exists.
 func (v Value) Exists() bool { return v.CreateRevision > 0 }
 
 // Batch is every change to the watched keys that one transaction made.
 type Batch struct {
-	// Revision is that of the transaction. Without events it is progress:
-	// everything up to it has been delivered. Progress comes at a pace
-	// the store chooses, and may not come.
+	// Revision is that of the transaction. A Batch without events is progress:
+	// everything up to Revision has been delivered. The store chooses when to
+	// send progress, if at all.
 	Revision int64
 	Events   []Event
-	// Err says why the watch ended: ErrCompacted (read again and watch
-	// from there) or ErrUnavailable (watch again from the revision after
-	// the last one). The channel is closed after it.
+	// Err is why the watch ended: ErrCompacted (read again and watch from there)
+	// or ErrUnavailable (watch again from the revision after the last one). The
+	// channel is closed after it.
 	Err error
 }
 
 // Event is the change of one key.
 type Event struct {
-	// Deleted means that the key is gone. Value then has only its key and
+	// Deleted means that the key was deleted. Value then has only its key and
 	// ModRevision.
 	Deleted bool
 	Value   Value
 }
 
-// Lease is a promise with an end: keys put with it vanish when it ends. It
-// is safe for concurrent use.
+// Lease expires unless it is renewed; keys put with it are deleted when it
+// ends. It is safe for concurrent use.
 type Lease interface {
 	ID() LeaseID
 	// TTL is how long the lease outlives its last renewal.
 	TTL() time.Duration
-	// Remaining is how long the lease is still held for certain if no
-	// renewal succeeds, counted from when the last one that did was sent.
-	// It is 0 when the lease is lost. Time the machine slept counts.
+	// Remaining is how long the lease is certainly held if no renewal succeeds,
+	// counted from when the last successful one was sent. It is 0 if the lease
+	// is lost. Time during which the machine slept counts.
 	Remaining() time.Duration
 	// Lost is closed when the lease ended or is no longer certain: it was
 	// revoked, or its TTL passed without a renewal.
 	Lost() <-chan struct{}
-	// Revoke ends the lease and its renewal. Renewal ends, and Lost is
-	// closed, even when it fails; the store then forgets the lease TTL
-	// after the last renewal.
+	// Revoke ends the lease and its renewal. Even if it fails, renewal ends and
+	// Lost is closed; the store then drops the lease TTL after the last renewal.
 	Revoke(ctx context.Context) error
 }

@@ -6,22 +6,22 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of one transaction: etcd's defaults, less what its own framing
-// takes.
+// Limits of one transaction: etcd's defaults, minus the overhead of its own
+// framing.
 const (
-	// MaxOps is the most conditions, and the most writes and reads
+	// MaxOps is the maximum number of conditions, and of writes and reads
 	// together.
 	MaxOps = 128
-	// MaxTxnBytes is the most bytes of keys and data in a transaction.
+	// MaxTxnBytes is the maximum size of keys and data in a transaction.
 	MaxTxnBytes = 1536<<10 - 32<<10
-	// MaxKeyBytes is the longest key.
+	// MaxKeyBytes is the maximum length of a key.
 	MaxKeyBytes = 1024
 )
 
 // Target is the property that a Cond checks.
 type Target int
 
-// The targets. All are 0 for a key that does not exist.
+// The targets. All of them are 0 for a key that does not exist.
 const (
 	TargetModRevision Target = iota
 	TargetCreateRevision
@@ -34,18 +34,20 @@ type Cond struct {
 	Value  int64
 }
 
-// Unchanged holds while the key still has the value v, or is absent if v is.
+// Unchanged returns the condition that the key still has the value v, or is
+// absent if v is.
 func Unchanged(v Value) Cond { return Cond{Key: v.Key, Value: v.ModRevision} }
 
-// Absent holds while key does not exist.
+// Absent returns the condition that key does not exist.
 func Absent(key string) Cond { return Cond{Key: key, Target: TargetCreateRevision} }
 
-// CreatedAt holds while key is the one that was created at revision.
+// CreatedAt returns the condition that key is still the one created at
+// revision.
 func CreatedAt(key string, revision int64) Cond {
 	return Cond{Key: key, Target: TargetCreateRevision, Value: revision}
 }
 
-// Holds reports whether v, the value of c.Key, fulfils c.
+// Holds reports whether v, the value of c.Key, satisfies c.
 func (c Cond) Holds(v Value) bool {
 	var got int64
 	switch c.Target {
@@ -61,43 +63,43 @@ func (c Cond) Holds(v Value) bool {
 type Op struct {
 	Key  string
 	Data []byte
-	// Lease is the lease the key is attached to; 0 detaches it.
+	// Lease is the lease that the key is attached to; 0 detaches it.
 	Lease  LeaseID
 	Delete bool
 }
 
-// Put writes data to key. The data must not be changed until the
+// Put returns a write of data to key. The data must not be changed until the
 // transaction is done.
 func Put(key string, data []byte) Op { return Op{Key: key, Data: data} }
 
-// PutLeased writes data to key, which vanishes when the lease ends.
+// PutLeased returns a write of data to key, which is deleted when the lease
+// ends.
 func PutLeased(key string, data []byte, id LeaseID) Op {
 	return Op{Key: key, Data: data, Lease: id}
 }
 
-// Delete removes key; it is no error if there is none.
+// Delete returns the removal of key. Deleting a missing key is not an error.
 func Delete(key string) Op { return Op{Key: key, Delete: true} }
 
-// Txn is a transaction: when every condition of If holds, Then is done.
+// Txn is a transaction: if every condition of If holds, Then is applied.
 type Txn struct {
 	If   []Cond
 	Then []Op
-	// Read are keys to be read in the transaction: as they are after Then
-	// if it was done, and as they are if it was not.
+	// Read are keys to read in the transaction, after Then if it was applied.
 	Read []string
 }
 
 // Result is the result of a transaction.
 type Result struct {
 	Succeeded bool
-	// Revision is that of the transaction if it wrote, and else that of
-	// the store when it was looked at.
+	// Revision is that of the transaction if it wrote, otherwise that of the
+	// store at the time.
 	Revision int64
-	// Read has one Value for each key of Txn.Read, in their order.
+	// Read has one Value for each key of Txn.Read, in order.
 	Read []Value
 }
 
-// Validate returns every fault of t: ErrTooLarge for what is over a limit,
+// Validate returns every fault of t: ErrTooLarge for exceeded limits,
 // ErrInvalid for an empty or malformed key, or two writes of one key.
 func (t Txn) Validate() error {
 	var errs []error
@@ -131,7 +133,7 @@ func (t Txn) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Validate returns what is wrong with q, as an ErrInvalid.
+// Validate returns the faults of q, as an ErrInvalid.
 func (q Query) Validate() error {
 	switch {
 	case q.Limit < 0:

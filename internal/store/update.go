@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Get returns what key holds. Errors: ErrNotFound and those of Range.
+// Get returns the value of key. Errors: ErrNotFound and those of Range.
 func Get(ctx context.Context, s Store, key string) (Value, error) {
 	page, err := s.Range(ctx, Query{Keys: Key(key)})
 	if err != nil {
@@ -22,24 +22,24 @@ func Get(ctx context.Context, s Store, key string) (Value, error) {
 	return page.Values[0], nil
 }
 
-// Update changes key by compare-and-swap. fn gets what the key holds, or an
-// absent Value, and returns what it must hold, nil to delete it, and
-// further writes for the same transaction. fn is called again with fresh
-// state each time the race is lost, so it must have no effect of its own;
-// its error ends the update and is returned. When fn changes nothing and
-// adds nothing, nothing is written.
+// Update changes key by compare-and-swap. fn receives the value of the key, or
+// an absent Value. It returns the new data, nil to delete the key, and further
+// writes for the same transaction. fn is called again with fresh state each
+// time the race is lost, so it must have no side effects; its error ends the
+// update and is returned. If fn changes nothing and adds nothing, nothing is
+// written.
 //
-// The guards are conditions on other keys, as a rule Ownership.Guard; one
-// that does not hold gives ErrLeaseLost.
+// The guards are conditions on other keys, usually Ownership.Guard. If one does
+// not hold, Update returns ErrLeaseLost.
 //
-// When the answer of the store is lost Update finds out whether the change
-// was applied, by a unique id written with it: the data, or that of one of
-// the further puts, must be a JSON object, into which the id goes as the
-// first member "w". ErrAmbiguous is returned only if that cannot be found
-// out, because the store stays unreachable for ResolveTime after ctx ended
-// or the history is compacted.
+// If the answer of the store is lost, Update determines whether the change was
+// applied, by a unique id written with it. The data, or that of one of the
+// further puts, must be a JSON object, which gets the id as its first member
+// "w". ErrAmbiguous is returned only if the outcome cannot be determined,
+// because the store stays unreachable for ResolveTime after ctx ended or the
+// history is compacted.
 //
-// The Value returned is as fn made it, with the revision of the change.
+// The returned Value is as fn made it, with the revision of the change.
 func Update(ctx context.Context, s Store, key string, fn func(old Value) ([]byte, []Op, error), guards ...Cond) (Value, error) {
 	var done Value
 	res, err := Transact(ctx, s, []string{key}, func(view []Value) ([]Op, error) {
@@ -77,16 +77,16 @@ func Update(ctx context.Context, s Store, key string, fn func(old Value) ([]byte
 
 // Done is the result of a Transact.
 type Done struct {
-	// Revision is that of the change, or, if nothing was written, that of
-	// the store when the keys were read.
+	// Revision is that of the change or, if nothing was written, that of the
+	// store when the keys were read.
 	Revision int64
 	writes   []Op
 }
 
-// Transact is Update over several keys: fn gets what keys hold, all at one
-// revision and in their order, and returns the writes of one transaction,
-// which is applied only if none of keys has changed since. The rest is as
-// with Update.
+// Transact is Update over several keys. fn receives the values of keys, all at
+// one revision and in order, and returns the writes of one transaction, which
+// is applied only if none of keys has changed since. Everything else is as with
+// Update.
 func Transact(ctx context.Context, s Store, keys []string, fn func(view []Value) ([]Op, error), guards ...Cond) (Done, error) {
 	if len(keys) == 0 {
 		return Done{}, fmt.Errorf("cannot transact on no keys: %w", ErrInvalid)
@@ -111,13 +111,13 @@ func Transact(ctx context.Context, s Store, keys []string, fn func(view []Value)
 	return Done{}, err
 }
 
-// attempt is one try of a transaction, on one view of the keys it reads.
+// attempt is one try of a transaction, based on one view of the keys it reads.
 type attempt struct {
 	txn    Txn
-	keys   int // the first of txn.If and txn.Read; guards and marker follow
+	keys   int // number of entries of txn.If and txn.Read for the keys; guards and marker follow
 	base   int64
 	id     string
-	marker string // the key whose data has the id; empty if only deletes
+	marker string // the key whose data has the id; empty if there are only deletes
 }
 
 func newAttempt(keys []string, view Result, fn func([]Value) ([]Op, error), guards []Cond) (attempt, error) {
@@ -163,8 +163,8 @@ func (a *attempt) mark() error {
 	return nil
 }
 
-// run commits the attempt. When it is lost to a change of the keys the
-// result is their fresh state.
+// run commits the attempt. If a key has changed, the result has the fresh state
+// and won is false.
 func (a *attempt) run(ctx context.Context, s Store) (res Result, won bool, err error) {
 	res, err = s.Commit(ctx, a.txn)
 	switch {
@@ -177,7 +177,7 @@ func (a *attempt) run(ctx context.Context, s Store) (res Result, won bool, err e
 }
 
 // lost returns why the attempt was refused: nil if one of its keys changed,
-// else a guard does not hold.
+// otherwise that a guard does not hold.
 func (a *attempt) lost(res Result) error {
 	for i, c := range a.txn.If[a.keys:] {
 		if !c.Holds(res.Read[a.keys+i]) {
@@ -187,8 +187,8 @@ func (a *attempt) lost(res Result) error {
 	return nil
 }
 
-// changed reports whether one of the attempt's keys is not what it was based
-// on, so that it can never be applied any more.
+// changed reports whether one of the attempt's keys differs from what it was
+// based on, so that it can no longer be applied.
 func (a *attempt) changed(res Result) bool {
 	for i, c := range a.txn.If[:a.keys] {
 		if !c.Holds(res.Read[i]) {

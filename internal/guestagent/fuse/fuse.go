@@ -66,7 +66,7 @@ func (s *Server) Run() error {
 		switch q.op {
 		case opForget, opBatchForget:
 			s.forget(&q)
-		case opInterrupt: // every request is answered in time anyway
+		case opInterrupt: // every request is answered within a limit anyway
 		default:
 			go s.serve(q)
 		}

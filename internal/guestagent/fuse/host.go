@@ -15,7 +15,7 @@ import (
 // Limits of the connection to the host.
 const (
 	// waitLimit is how long a request waits for its answer, in guest running
-	// time. A restarting host is back long before.
+	// time. A restarting host takes far less.
 	waitLimit = 2 * time.Minute
 	again     = 100 * time.Millisecond // delay between attempts on a disconnected port
 )
@@ -39,7 +39,7 @@ type Host struct {
 type state int
 
 const (
-	waiting state = iota // for the first connection
+	waiting state = iota // until the first connection
 	open
 	refused // this guest has no workspace
 )

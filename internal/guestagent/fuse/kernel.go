@@ -61,7 +61,7 @@ const (
 	validFor         = 1 // seconds for which the kernel caches names and attributes
 	shownBlock       = 4096
 	renameNoRepl     = 1
-	notifyInvalInode = 2 // unasked: drop what is cached of a node
+	notifyInvalInode = 2 // unsolicited: drop the cached data of a node
 	setattrMode      = 1 << 0
 	setattrUID       = 1 << 1
 	setattrGID       = 1 << 2
@@ -101,7 +101,7 @@ func (q *request) need(n int) bool { return len(q.body) >= n }
 func (q *request) u32(at int) uint32 { return ne.Uint32(q.body[at:]) }
 func (q *request) u64(at int) uint64 { return ne.Uint64(q.body[at:]) }
 
-// names returns the NUL-terminated strings from an offset on.
+// names returns the NUL-terminated strings from offset at on.
 func (q *request) names(at int) []string {
 	if len(q.body) < at {
 		return nil
@@ -153,8 +153,8 @@ func appendAttrOut(b []byte, a *files.Attr, o owner, removed bool) []byte {
 }
 
 // attrValidFor returns for how many seconds the kernel caches attributes. Each
-// name of a file has a node of its own, so that a change by one name leaves what
-// is cached for the others: a file with several names is not cached.
+// name of a file has its own node, so a change by one name does not update what
+// is cached for the others. A file with several names is therefore not cached.
 func attrValidFor(a *files.Attr) uint64 {
 	if a.Mode&syscall.S_IFMT != syscall.S_IFDIR && a.Links > 1 {
 		return 0

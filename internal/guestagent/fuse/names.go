@@ -55,7 +55,7 @@ func (s *Server) release(id uint64) {
 	if !last {
 		return
 	}
-	_, _ = s.on(id, files.Request{Op: files.Close}) // a missing file is closed as well
+	_, _ = s.on(id, files.Request{Op: files.Close}) // a missing file counts as closed
 	if !s.tree.wasRemoved(id) {
 		return
 	}
@@ -121,7 +121,7 @@ func (s *Server) link(q *request, name string) ([]byte, syscall.Errno) {
 	if errno != 0 {
 		return nil, errno
 	}
-	s.invalidate(q.u64(0)) // its cached attributes have one link less
+	s.invalidate(q.u64(0)) // the link count in its cached attributes is too high by one
 	return appendEntry(nil, id, &a.Attr, s.owner), 0
 }
 
@@ -134,11 +134,11 @@ func (s *Server) handle() uint64 {
 }
 
 // maxList limits the entries of a directory that a guest can list, because they
-// are held in its memory meanwhile.
+// are kept in its memory during the listing.
 const maxList = 1 << 20
 
-// list returns entries of a directory, which is read completely at the start, so
-// that removals during the listing shift nothing.
+// list returns entries of a directory. The directory is read completely at the
+// start, so that removals during the listing do not shift entries.
 func (s *Server) list(q *request) ([]byte, syscall.Errno) {
 	if !q.need(headOfRead) {
 		return nil, syscall.EIO

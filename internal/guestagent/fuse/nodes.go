@@ -21,7 +21,7 @@ type node struct {
 	kind    uint32
 	lookups uint64 // lookups that the kernel has not forgotten
 	opens   int
-	removed bool // under a hidden name until it is closed
+	removed bool // has a hidden name until it is closed
 	kids    map[string]*node
 }
 
@@ -206,8 +206,8 @@ func (t *tree) opened(id uint64) {
 	}
 }
 
-// closed counts a close. last reports whether the file is no longer open and is
-// to be removed.
+// closed counts a close. last reports whether the file is no longer open and
+// must be removed.
 func (t *tree) closed(id uint64) (n *node, last bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -226,7 +226,7 @@ func (t *tree) isOpen(n *node) bool {
 	return n != nil && n.opens > 0 && n.kind == syscall.S_IFREG && !n.removed
 }
 
-// hidden records whether a file is under a hidden name.
+// hidden records whether a file has a hidden name.
 func (t *tree) hidden(n *node, on bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"lull/internal/store"
 )
 
-// Kind is which call of a Client a Fault is asked for.
+// Kind is the call of a Client that a Fault is requested for.
 type Kind string
 
 // The kinds.
@@ -30,18 +30,18 @@ type Call struct {
 
 // Fault is the fault of one call. The zero Fault is none.
 type Fault struct {
-	// Latency passes before the call takes effect. A Commit whose context
-	// ends meanwhile is ErrAmbiguous and not applied.
+	// Latency passes before the call takes effect. A Commit whose context ends
+	// meanwhile returns ErrAmbiguous and is not applied.
 	Latency time.Duration
 	// Err is returned and the call has no effect.
 	Err error
-	// LoseAnswer applies a Commit, Late after the call has returned
-	// ErrAmbiguous, or before if Late is 0.
+	// LoseAnswer makes a Commit return ErrAmbiguous although it is applied: Late
+	// after the return, or before it if Late is 0.
 	LoseAnswer bool
 	Late       time.Duration
 }
 
-// Client is the view one process has of a DB. It implements store.Store.
+// Client is one process's view of a DB. It implements store.Store.
 type Client struct {
 	db *DB
 
@@ -54,7 +54,7 @@ type Client struct {
 
 var _ store.Store = (*Client)(nil)
 
-// Client returns a new view of db. Close ends what it runs.
+// Client returns a new view of db. Close ends its goroutines.
 func (db *DB) Client() *Client {
 	return &Client{
 		db: db, cut: make(chan struct{}),
@@ -62,8 +62,8 @@ func (db *DB) Client() *Client {
 	}
 }
 
-// Inject makes every following call ask f for its fault; nil ends that. f
-// is called from the goroutines of the callers.
+// Inject makes every following call ask f for its fault; nil ends that. f is
+// called from the goroutines of the callers.
 func (c *Client) Inject(f func(Call) Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +88,7 @@ func (c *Client) Disconnect() {
 }
 
 // Close does what the end of the process does: renewals and watches stop,
-// leases are not revoked, and every later call is ErrUnavailable.
+// leases are not revoked, and every later call returns ErrUnavailable.
 func (c *Client) Close() {
 	c.Partition()
 	c.mu.Lock()
@@ -103,7 +103,7 @@ func (c *Client) Close() {
 	}
 }
 
-// enter waits and fails as the fault of the call says.
+// enter waits and fails as the call's fault specifies.
 func (c *Client) enter(ctx context.Context, call Call) (Fault, error) {
 	if ctx.Err() != nil {
 		return Fault{}, fmt.Errorf("cannot %s: %w: %w", call.Kind, store.ErrUnavailable, context.Cause(ctx))
@@ -157,7 +157,7 @@ func (c *Client) Commit(ctx context.Context, t store.Txn) (store.Result, error) 
 	if !f.LoseAnswer || len(t.Then) == 0 {
 		return c.db.commit(t)
 	}
-	// What the store makes of it is lost with the answer, a refusal too.
+	// The store's result is lost with the answer, even a refusal.
 	apply := func() { _, _ = c.db.commit(t) }
 	if f.Late > 0 {
 		time.AfterFunc(f.Late, apply)
@@ -201,7 +201,7 @@ func (c *Client) Grant(ctx context.Context, ttl time.Duration) (store.Lease, err
 	return l, nil
 }
 
-// renewer is the Client as its leases see it.
+// renewer is the Client as seen by its leases.
 type renewer struct{ c *Client }
 
 func (r renewer) Renew(ctx context.Context, id store.LeaseID) error {

@@ -1,11 +1,10 @@
-// Package mem is a store in memory, for tests: the whole contract of package
-// store, faults on demand, and nothing but channels and timers, so that it runs
-// inside a synctest bubble.
+// Package mem is a store in memory, for tests. It implements the whole contract
+// of package store, with faults on demand, using only channels and timers, so
+// that it runs inside a synctest bubble.
 //
-// A DB is the store. Each process of a test has a Client of its own, whose
-// faults are its own: it can be cut off while others continue. No lock is held
-// across a channel, a timer or a call out of the package. Nothing is kept on
-// disk.
+// A DB is the store. Each process of a test has its own Client with its own
+// faults, so one can be cut off while others continue. No lock is held across a
+// channel, a timer or a call out of the package. Nothing is stored on disk.
 package mem
 
 import (
@@ -17,13 +16,13 @@ import (
 	"lull/internal/store"
 )
 
-// Options are the limits of a DB. The zero value is fit for use.
+// Options limit a DB. The zero value is ready for use.
 type Options struct {
-	// KeepRevisions is how much history survives the compaction that
-	// happens by itself; 0 is 100,000.
+	// KeepRevisions is how many revisions automatic compaction keeps; 0 means
+	// 100,000.
 	KeepRevisions int
-	// QuotaBytes is how much keys and data, history included, may grow to
-	// before puts fail with ErrNoSpace; 0 is no limit.
+	// QuotaBytes is the size of keys and data, including history, above which
+	// puts fail with ErrNoSpace; 0 means no limit.
 	QuotaBytes int
 }
 
@@ -37,7 +36,7 @@ type DB struct {
 	compacted int64 // the first revision that can be read
 	names     []string
 	items     map[string]*item
-	history   []store.Batch // in order of revision, from compacted on
+	history   []store.Batch // by revision, starting at compacted
 	size      int
 	leases    map[store.LeaseID]*lease
 	lastLease store.LeaseID
@@ -83,7 +82,7 @@ func (db *DB) Revision() int64 {
 	return db.revision
 }
 
-// Compact forgets the history before revision.
+// Compact drops the history before revision.
 func (db *DB) Compact(revision int64) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -98,14 +97,14 @@ func (db *DB) SetQuota(bytes int) {
 }
 
 // Expire ends a lease now, whatever its TTL. Its owner does not learn of it
-// before its next renewal. It reports whether there was such a lease.
+// before its next renewal. It reports whether the lease existed.
 func (db *DB) Expire(id store.LeaseID) bool {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	return db.endLease(id)
 }
 
-// Leases returns how many leases there are.
+// Leases returns the number of leases.
 func (db *DB) Leases() int {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -178,7 +177,7 @@ func (db *DB) commit(t store.Txn) (store.Result, error) {
 	return res, nil
 }
 
-// admit refuses puts with an unknown lease, and puts over the quota.
+// admit rejects puts with an unknown lease, and puts over the quota.
 func (db *DB) admit(ops []store.Op) error {
 	size := 0
 	for _, op := range ops {
@@ -196,8 +195,8 @@ func (db *DB) admit(ops []store.Op) error {
 	return nil
 }
 
-// write applies ops as the next revision, or as none if they change
-// nothing, and hands the changes to the watchers.
+// write applies ops as the next revision, or does nothing if they change
+// nothing, and passes the changes to the watchers.
 func (db *DB) write(ops []store.Op) {
 	next := db.revision + 1
 	batch := store.Batch{Revision: next}

@@ -7,8 +7,8 @@ import (
 	"lull/internal/store"
 )
 
-// watcher is one watch. The queue is guarded by the lock of the DB; run
-// takes from it and hands on without the lock.
+// watcher is one watch. The queue is guarded by the lock of the DB; run takes
+// batches from it and delivers them without the lock.
 type watcher struct {
 	keys  store.Keys
 	next  int64 // no earlier revision is delivered
@@ -17,7 +17,8 @@ type watcher struct {
 	out   chan store.Batch
 }
 
-// add queues what of b belongs to the watch. The lock of the DB is held.
+// add queues the part of b that belongs to the watch. The caller holds the lock
+// of the DB.
 func (w *watcher) add(b store.Batch) {
 	if b.Revision < w.next {
 		return
@@ -38,8 +39,7 @@ func (w *watcher) add(b store.Batch) {
 	}
 }
 
-// register queues the history from w.next on and subscribes to what
-// follows.
+// register queues the history from w.next on and subscribes to later changes.
 func (db *DB) register(w *watcher) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -99,7 +99,7 @@ func (w *watcher) run(ctx context.Context, c *Client, cut <-chan struct{}) {
 	}
 }
 
-// send hands b to the reader, unless ctx ends or the client is cut off.
+// send passes b to the reader, unless ctx ends or the client is cut off.
 func (w *watcher) send(ctx context.Context, cut <-chan struct{}, b store.Batch) bool {
 	select {
 	case w.out <- b:

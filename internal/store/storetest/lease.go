@@ -11,7 +11,7 @@ import (
 	"lull/internal/store"
 )
 
-// shortTTL is the shortest lease there is; longTTL outlives a case.
+// shortTTL is the shortest possible lease; longTTL outlives a case.
 const (
 	shortTTL = time.Second
 	longTTL  = 60 * time.Second
@@ -44,8 +44,8 @@ func testLeaseRevoked(t *testing.T, h Harness) {
 	end(t, l)
 }
 
-// testLeaseExpired keeps a lease well beyond its TTL, and then lets the
-// store end it behind its owner's back.
+// testLeaseExpired keeps a lease well beyond its TTL, and then has the store
+// end it without telling its owner.
 func testLeaseExpired(t *testing.T, h Harness) {
 	l := grant(t, h.Store, shortTTL)
 	defer end(t, l)
@@ -180,8 +180,7 @@ func testHandover(t *testing.T, h Harness) {
 	end(t, l)
 }
 
-// testOneOwner has 8 candidates take turns, each of whom counts itself in
-// and out.
+// testOneOwner has 8 candidates take turns; each counts itself in and out.
 func testOneOwner(t *testing.T, h Harness) {
 	var inside, turns atomic.Int32
 	parallel(t, 8, func(i int) error {

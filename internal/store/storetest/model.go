@@ -15,17 +15,17 @@ import (
 	"lull/internal/store"
 )
 
-// step is one transaction of the model: a few writes, perhaps only if a key
-// is absent.
+// step is one transaction of the model: a few writes, possibly only if a key is
+// absent.
 type step struct {
 	ops    []store.Op
 	absent string
 }
 
-// Model runs random transactions of concurrent writers and compares what a
-// watch says with what the keys hold, at every revision: the events applied
-// in order to a map are the state. with gives each run a Harness; it may put
-// the run into a bubble, since all random choices are made before.
+// Model runs random transactions of concurrent writers and checks, at every
+// revision, that the events of a watch, applied in order to a map, equal what
+// the keys hold. with gives each run a Harness. It may put the run into a
+// bubble, since all random choices are made before.
 func Model(t *testing.T, with func(t *testing.T, run func(Harness) error) error) {
 	names := []string{"a", "a/b", "b", "c/1", "c/2"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -99,8 +99,8 @@ func write(ctx context.Context, h Harness, steps []step) error {
 }
 
 // replay applies a watch to a map until the last revision, compares the map
-// with the store at each, and returns what it saw. A second watch must see
-// what the first did.
+// with the store at each, and returns the events. A second watch must see the
+// same events.
 func replay(ctx context.Context, h Harness, batches <-chan store.Batch, after, last int64, want []string) ([]string, error) {
 	state := map[string]string{}
 	var seen []string

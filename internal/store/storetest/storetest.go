@@ -1,10 +1,10 @@
-// Package storetest is the one conformance suite of package store. Every
-// implementation passes it: mem (in a synctest bubble too), the embedded
-// etcd, and Debian's etcd-server.
+// Package storetest is the conformance suite of package store. Every
+// implementation passes it: mem (also in a synctest bubble), the embedded etcd,
+// and Debian's etcd-server.
 //
-// A backend brings a Harness for each case. The cases wait on conditions
-// with a deadline and assert nothing by time, so that they hold on a slow
-// machine, and they use only their own keys, so that they can share a store.
+// A backend provides a Harness for each case. The cases wait on conditions with
+// a deadline and never assert durations, so that they pass on a slow machine.
+// They use only their own keys, so that they can share a store.
 package storetest
 
 import (
@@ -21,12 +21,12 @@ import (
 
 // Harness is the environment of a case.
 type Harness struct {
-	// Store is the process under test, Other another process on the same
-	// store, if the backend can have one.
+	// Store is the process under test. Other is another process on the same
+	// store, if the backend supports one.
 	Store, Other store.Store
 	// Prefix begins every key of the case.
 	Prefix string
-	// Compact forgets the history before a revision.
+	// Compact drops the history before a revision.
 	Compact func(ctx context.Context, revision int64) error
 	// Expire ends a lease in the store without telling its owner.
 	Expire func(ctx context.Context, id store.LeaseID) error
@@ -75,7 +75,7 @@ func Cases() []Case {
 	}
 }
 
-// waitLimit is how long a condition may take to come true.
+// waitLimit is how long a condition may take to become true.
 const waitLimit = 60 * time.Second
 
 func (h Harness) key(name string) string { return h.Prefix + name }
@@ -179,7 +179,7 @@ func awaitGone(t *testing.T, h Harness, name string) {
 	t.Fatalf("%q still exists", name)
 }
 
-// parallel runs f n times at once and reports every error.
+// parallel runs f n times concurrently and reports every error.
 func parallel(t *testing.T, n int, f func(i int) error) {
 	t.Helper()
 	errs := make([]error, n)
@@ -193,7 +193,7 @@ func parallel(t *testing.T, n int, f func(i int) error) {
 	}
 }
 
-// show is a page in one line: key=data@mod/version.
+// show returns a page in one line: key=data@mod/version.
 func show(h Harness, values []store.Value) string {
 	var b strings.Builder
 	for _, v := range values {

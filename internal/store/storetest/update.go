@@ -12,8 +12,8 @@ import (
 	"lull/internal/store"
 )
 
-// lossy loses the answers of some commits that write. plan is asked for
-// each, under a lock, what becomes of it.
+// lossy loses the answers of some commits that write. plan is called for each,
+// under a lock, and returns its outcome.
 type lossy struct {
 	store.Store
 	mu   sync.Mutex
@@ -27,7 +27,7 @@ const (
 	answered fate = iota
 	lostApplied
 	lostRefused
-	lostLate // applied a little after the answer was lost
+	lostLate // applied shortly after the answer was lost
 )
 
 func (l *lossy) Commit(ctx context.Context, txn store.Txn) (store.Result, error) {
@@ -54,7 +54,7 @@ func (l *lossy) Commit(ctx context.Context, txn store.Txn) (store.Result, error)
 	return l.Store.Commit(ctx, txn)
 }
 
-// once gives the first write that fate and answers all others.
+// once gives the first write that outcome and answers all others.
 func once(h Harness, what fate) *lossy {
 	return &lossy{Store: h.Store, plan: func(n int) fate {
 		if n == 0 {
@@ -68,8 +68,8 @@ type counter struct {
 	N int `json:"n"`
 }
 
-// increment adds one to the counter of a key, and one key of its own for
-// each time it was called and believed itself done.
+// increment adds one to the counter of a key, and creates a key of its own for
+// each call that reported success.
 func increment(ctx context.Context, s store.Store, key, mark string) error {
 	_, err := store.Update(ctx, s, key, func(old store.Value) ([]byte, []store.Op, error) {
 		var c counter
@@ -161,7 +161,8 @@ func testUpdateConcurrent(t *testing.T, h Harness) {
 }
 
 // testUpdateAmbiguous loses two of three answers, in every way, under
-// contention: each increment that is reported done is done exactly once.
+// contention. Each increment that is reported as done must be done exactly
+// once.
 func testUpdateAmbiguous(t *testing.T, h Harness) {
 	const writers, each = 16, 8
 	s := &lossy{Store: h.Store, plan: func(n int) fate {
@@ -206,8 +207,8 @@ func (i *interfere) Commit(ctx context.Context, txn store.Txn) (store.Result, er
 	return store.Result{}, fmt.Errorf("cannot hear the answer: %w", store.ErrAmbiguous)
 }
 
-// testAmbiguousOverwritten has another writer change the record, with what
-// may be the same data, before the first looks what became of its own.
+// testAmbiguousOverwritten has another writer change the record, possibly with
+// the same data, before the first determines its own outcome.
 func testAmbiguousOverwritten(t *testing.T, h Harness) {
 	for i, apply := range []bool{true, false} {
 		for others := 1; others <= 4; others += 3 {
@@ -228,9 +229,9 @@ func testAmbiguousOverwritten(t *testing.T, h Harness) {
 	}
 }
 
-// testAmbiguousDeleted has another writer delete the record, and perhaps
-// make it anew, after a lost answer: it is not brought back if it was
-// written.
+// testAmbiguousDeleted has another writer delete the record, and possibly
+// recreate it, after a lost answer. A record that was written must not be
+// brought back.
 func testAmbiguousDeleted(t *testing.T, h Harness) {
 	for i, apply := range []bool{true, false} {
 		for j, anew := range []bool{false, true} {
@@ -281,8 +282,8 @@ func testAmbiguousDelete(t *testing.T, h Harness) {
 	}
 }
 
-// testAmbiguousCompacted removes the history that would show the outcome: the
-// answer is then unknown, not a guess.
+// testAmbiguousCompacted removes the history that would show the outcome. The
+// answer must then be unknown, not a guess.
 func testAmbiguousCompacted(t *testing.T, h Harness) {
 	s := &interfere{Store: h.Store, apply: true, then: func() error {
 		var last int64

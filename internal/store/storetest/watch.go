@@ -41,8 +41,8 @@ func testWatchWhole(t *testing.T, h Harness) {
 	}
 }
 
-// testWatchOrder has 8 writers, each of whom writes a pair of keys in one
-// transaction, and three watches begun before, during and after.
+// testWatchOrder has 8 writers, each of which writes a pair of keys in one
+// transaction, and three watches started before, during and after.
 func testWatchOrder(t *testing.T, h Harness) {
 	const writers, each = 8, 25
 	base := put(t, h, "start", "x")
@@ -110,7 +110,7 @@ func testWatchCompacted(t *testing.T, h Harness) {
 	last := put(t, h, "a", "last")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// This watch is in time, and its reader slow: it misses nothing.
+	// This watch starts in time, and its reader is slow. It must miss nothing.
 	slow := h.Store.Watch(ctx, h.all(), first)
 	if b := next(t, slow); b.Revision != first {
 		t.Fatalf("first batch at %d, want %d", b.Revision, first)
@@ -135,7 +135,7 @@ func testWatchCancelled(t *testing.T, h Harness) {
 		ctx, cancel := context.WithCancel(t.Context())
 		batches := h.Store.Watch(ctx, h.all(), 0)
 		for i := range 10 {
-			put(t, h, "a", fmt.Sprint(i)) // fills what buffers there are
+			put(t, h, "a", fmt.Sprint(i)) // fills any buffers
 		}
 		if read {
 			next(t, batches)
@@ -158,7 +158,7 @@ func testWatchCancelled(t *testing.T, h Harness) {
 	}
 }
 
-// testWatchProgress checks that progress, if any comes, is never before a
+// testWatchProgress checks that progress, if there is any, never comes before a
 // change that it covers.
 func testWatchProgress(t *testing.T, h Harness) {
 	ctx, cancel := context.WithCancel(t.Context())
