@@ -1,9 +1,9 @@
 // Package delay waits within a context: for a duration, or with growing
 // intervals while something fails.
 //
-// It is for loops that poll or retry. An event at a fixed time belongs to a
-// deadline computed from facts, and waiting for a condition belongs to the code
-// that can observe it.
+// It is for loops that poll or retry. To act at a certain time, use a deadline
+// computed from facts. To wait for a condition, let the code that can observe
+// it signal it.
 package delay
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// For waits for d. It returns early, with its cause, when ctx ends.
+// For waits for d. If ctx ends first, it returns the cause at once.
 func For(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return context.Cause(ctx)
@@ -27,9 +27,10 @@ func For(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Backoff is how long to wait after so many failures in a row, the first being
-// 0: least, doubled each time up to most, of which a random half is taken off,
-// so that machines that lost their server together do not come back together.
+// Backoff returns how long to wait after the given number of consecutive
+// failures, starting at 0. It is least, doubled each time up to most, minus a
+// random part of up to half. The randomness keeps machines that lost their
+// server together from returning together.
 func Backoff(failures int, least, most time.Duration) time.Duration {
 	d := min(least<<min(max(failures, 0), 16), most)
 	return d/2 + rand.N(d/2)

@@ -1,4 +1,4 @@
-// Package elfcheck checks that a program runs where no loader and no libraries are,
+// Package elfcheck checks that a program runs without a loader and libraries,
 // as in a guest that has booted with nothing else.
 package elfcheck
 
@@ -10,7 +10,7 @@ import (
 	"runtime"
 )
 
-// machines are the ELF machines of Go's architectures that lull is built for.
+// machines maps the Go architectures that lull is built for to ELF machines.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
 // Static returns an error unless the file at path is a statically linked program

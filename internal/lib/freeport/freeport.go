@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// Ports are taken below those that the kernel gives to outgoing connections
-// (32768 and up), or a client of another test could sit on one while its program
-// is away.
+// Ports are below those that the kernel assigns to outgoing connections (32768
+// and up). Otherwise a client of another test could use one while its program
+// is down.
 const first, last = 10000, 31999
 
 var (
@@ -19,8 +19,9 @@ var (
 	next = first + rand.IntN(last-first) // tests of other packages run at the same time
 )
 
-// Take returns an unused port, and no port twice in one process until all were
-// returned. Another process may still take it before its use.
+// Take returns an unused port. It returns no port twice in one process before
+// it has returned all of them. Another process may still take the port before
+// it is used.
 func Take() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -36,8 +37,9 @@ func Take() (int, error) {
 	return 0, fmt.Errorf("cannot find a free port from %d to %d", first, last)
 }
 
-// free looks on every address and on the loopback, of both families: one that
-// is bound to a single address does not show on the others.
+// free reports whether port is free on every address and on the loopback, of
+// both families: a listener on a single address does not conflict with the
+// others.
 func free(port int) bool {
 	for _, host := range []string{"0.0.0.0", "127.0.0.1", "::", "::1"} {
 		network := "tcp4"

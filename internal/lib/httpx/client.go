@@ -13,30 +13,30 @@ import (
 	"net/http"
 )
 
-// maxAnswer bounds an answer that is decoded whole, in bytes: ten thousand
+// maxAnswer bounds an answer that is decoded as a whole, in bytes. Ten thousand
 // instances take about a tenth of it.
 const maxAnswer = 256 << 20
 
-// Client speaks JSON to one API. Set the fields before the first use; it is
-// safe for concurrent use then.
+// Client speaks JSON to one API. Set the fields before the first use; then it
+// is safe for concurrent use.
 type Client struct {
-	Peer  string // who answers, for errors, such as "lull host"
-	Start string // the command that starts one
-	Where string // its address, for display
-	Base  string // goes before every path, such as http://127.0.0.1:7070
-	Token string // sent as a bearer's unless it is empty
+	Peer  string // name of the peer in errors, such as "lull host"
+	Start string // the command that starts the peer
+	Where string // address, for display
+	Base  string // precedes every path, such as http://127.0.0.1:7070
+	Token string // bearer token; not sent if empty
 	HTTP  *http.Client
-	// Tries is how often a request is sent when its connection breaks; 0 is
-	// once. What changes something then carries an Idempotency-Key, which the
-	// API must know.
+	// Tries is how often a request is sent if its connection breaks; 0 means
+	// once. Mutating requests then carry an Idempotency-Key, which the API must
+	// support.
 	Tries int
 
-	limit int64 // of an answer; 0 is maxAnswer
+	limit int64 // maximum size of an answer; 0 means maxAnswer
 }
 
-// Unix makes a client whose every connection goes to the socket at path. It
-// keeps none: a new one costs nothing, and a daemon that was started anew in
-// between is no error.
+// Unix returns a client whose connections all go to the socket at path. It
+// keeps none open: a new one costs nothing, and a restart of the daemon in
+// between causes no error.
 func Unix(path string) *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -45,13 +45,13 @@ func Unix(path string) *http.Client {
 		}}}
 }
 
-// Request is one question to an API.
+// Request is one request to an API.
 type Request struct {
 	Method string
 	Path   string // begins with a slash
-	In     any    // sent as JSON unless it is nil
+	In     any    // sent as JSON unless nil
 	Header http.Header
-	Once   bool // never sent again, and without an Idempotency-Key
+	Once   bool // sent only once, and without an Idempotency-Key
 }
 
 // UnreachableError means that no server answers at an address.
@@ -66,9 +66,9 @@ func (e *UnreachableError) Error() string {
 
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Open sends a request and returns the answer with its body, which the caller
-// reads and closes; ctx holds for all of it. Errors: *Problem for an answer
-// that is no success, *UnreachableError where no connection was made.
+// Open sends a request and returns the response with its body, which the caller
+// reads and closes. ctx covers the whole exchange. Errors: *Problem for an
+// error response, *UnreachableError if no connection was made.
 func (c *Client) Open(ctx context.Context, r Request) (*http.Response, error) {
 	var body []byte
 	if r.In != nil {
@@ -118,8 +118,8 @@ func (c *Client) send(ctx context.Context, r Request, body []byte, key string) (
 	return c.HTTP.Do(req)
 }
 
-// Do sends a request, decodes the answer into out unless that is nil, and
-// returns the status. Errors are those of Open.
+// Do sends a request, decodes the response into out unless that is nil, and
+// returns the status. It returns the same errors as Open.
 func (c *Client) Do(ctx context.Context, r Request, out any) (status int, err error) {
 	res, err := c.Open(ctx, r)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Client) Do(ctx context.Context, r Request, out any) (status int, err er
 	}
 	err = json.NewDecoder(http.MaxBytesReader(nil, res.Body, cmp.Or(c.limit, maxAnswer))).Decode(out)
 	if res.StatusCode == http.StatusAccepted && errors.Is(err, io.EOF) {
-		return res.StatusCode, nil // what is not done has no result
+		return res.StatusCode, nil // an unfinished request has no result
 	}
 	if err != nil {
 		return res.StatusCode, fmt.Errorf("cannot read the answer of the %s at %s: %w", c.Peer, c.Where, err)

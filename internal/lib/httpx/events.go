@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// Event is one server-sent event. Unlike a browser's, one without an id of its
-// own has none, and one without data is an event: its id says how far the
-// stream has come.
+// Event is one server-sent event. Unlike in a browser, an event without an id
+// has none, and an event without data is delivered: its id marks the position
+// in the stream.
 type Event struct {
 	ID   string
 	Name string
-	Data []byte // lines are joined by line ends
+	Data []byte // lines are joined by newlines
 }
 
-// ReadEvents reads server-sent events. Comments and fields of other names are
-// passed over, and so is the unfinished event at the end of a stream that was
-// cut off. An event of more than limit bytes ends it with an error.
+// ReadEvents reads server-sent events. It skips comments, fields of other
+// names, and an unfinished event at the end of a truncated stream. An event of
+// more than limit bytes ends it with an error.
 func ReadEvents(r io.Reader, limit int) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		scan := bufio.NewScanner(r)

@@ -9,9 +9,9 @@ import (
 
 // Lists returns v with every nil slice and map that encoding/json would write
 // as null replaced by an empty one, so that clients can read a list without
-// checking it first. Fields with omitempty stay left out, and byte slices and
-// types with a MarshalJSON of their own stay as they are. v is not changed:
-// what has to change is copied. A v without nil slices is returned as it is.
+// checking it first. Fields with omitempty stay omitted, and byte slices and
+// types with their own MarshalJSON stay as they are. v is not modified: what
+// must change is copied. A v without nil slices is returned as it is.
 func Lists(v any) any {
 	if v == nil {
 		return nil
@@ -25,15 +25,15 @@ func Lists(v any) any {
 
 var (
 	marshaler = reflect.TypeFor[json.Marshaler]()
-	holders   sync.Map // of bool by reflect.Type: whether values of the type can hold a list
+	holders   sync.Map // bool by reflect.Type: whether values of the type can contain a list
 )
 
-// opaque reports whether the members of t are not encoding/json's to write.
+// opaque reports whether encoding/json does not write the members of t itself.
 func opaque(t reflect.Type) bool {
 	return t.Implements(marshaler) || reflect.PointerTo(t).Implements(marshaler)
 }
 
-// holdsLists reports whether a value of type t can hold a slice or a map.
+// holdsLists reports whether a value of type t can contain a slice or a map.
 func holdsLists(t reflect.Type) bool {
 	if known, ok := holders.Load(t); ok {
 		return known.(bool)
@@ -65,14 +65,14 @@ func findsLists(t reflect.Type, seen map[reflect.Type]bool) bool {
 	return false
 }
 
-// encoded reports whether encoding/json writes a field's empty list: unexported
-// fields it never writes, and omitzero would make an empty list appear.
+// encoded reports whether encoding/json writes a field's empty list. It never
+// writes unexported fields, and omitzero would make an empty list appear.
 func encoded(f reflect.StructField) bool {
 	tag := f.Tag.Get("json")
 	return (f.IsExported() || f.Anonymous) && tag != "-" && !strings.Contains(tag, ",omitzero")
 }
 
-// lacksList reports whether v holds a nil slice or map.
+// lacksList reports whether v contains a nil slice or map.
 func lacksList(v reflect.Value) bool {
 	if !holdsLists(v.Type()) {
 		return false
@@ -123,7 +123,8 @@ func withLists(v reflect.Value) reflect.Value {
 	return out
 }
 
-// fillLists is withLists in place, for a v of our own; what v refers to is not.
+// fillLists does what withLists does, but in place. v must be a copy; what it
+// refers to is not modified.
 func fillLists(v reflect.Value) {
 	if !lacksList(v) {
 		return

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// codes is the prefix of a problem's type. The code follows it.
+// codes is the prefix of a problem's type, before the code.
 const codes = "urn:lull:problem:"
 
-// Problem is an answer that is no success (RFC 9457), and an error.
+// Problem is an error response (RFC 9457), and an error.
 type Problem struct {
 	Type   string  `json:"type,omitempty"`
 	Title  string  `json:"title"`
@@ -19,8 +19,8 @@ type Problem struct {
 	Errors []Fault `json:"errors,omitempty"`
 }
 
-// Fault is one thing that is wrong with a request, and where; or one thing
-// that speaks against it, and its code.
+// Fault is one fault of a request and its location, or one reason against it
+// and its code.
 type Fault struct {
 	Message  string `json:"message"`
 	Location string `json:"location,omitempty"`
@@ -32,7 +32,7 @@ func NewProblem(status int, code, sentence string) *Problem {
 	return &Problem{Type: TypeOf(code), Title: http.StatusText(status), Status: status, Detail: sentence}
 }
 
-// TypeOf is the type of a problem with a code.
+// TypeOf returns the type of a problem with a code.
 func TypeOf(code string) string { return codes + code }
 
 // Code returns the code that programs use, or "".
@@ -41,8 +41,8 @@ func (p *Problem) Code() string {
 	return code
 }
 
-// Error is the sentence and below it what it does not say of the faults, with
-// the field where that is the caller's mistake.
+// Error returns the sentence, followed by the faults that it does not mention,
+// with the field if the caller caused them.
 func (p *Problem) Error() string {
 	s := p.Detail
 	if s == "" {
@@ -64,10 +64,10 @@ func (p *Problem) Error() string {
 // GetStatus and ContentType make a Problem an error that a huma route can return.
 func (p *Problem) GetStatus() int { return p.Status }
 
-// ContentType is the media type of a problem document.
+// ContentType returns the media type of a problem document.
 func (p *Problem) ContentType(string) string { return "application/problem+json" }
 
-// WriteProblem answers a request with a problem.
+// WriteProblem responds to a request with a problem.
 func WriteProblem(w http.ResponseWriter, p *Problem) {
 	body, err := json.Marshal(p)
 	if err != nil {
@@ -78,7 +78,7 @@ func WriteProblem(w http.ResponseWriter, p *Problem) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(body, '\n')) // a client that has gone needs no answer
+	_, _ = w.Write(append(body, '\n')) // the client may be gone
 }
 
 // maxProblem bounds a problem that is read, in bytes.

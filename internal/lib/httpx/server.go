@@ -1,12 +1,12 @@
-// Package httpx is the plumbing that the HTTP APIs of lull share: a client for
-// URLs and unix sockets, problem documents (RFC 9457) as errors, a reader of
-// server-sent events, and a server with limits that knows its unix peers.
+// Package httpx contains what lull's HTTP APIs share: a client for URLs and
+// unix sockets, problem documents (RFC 9457) as errors, a reader of server-sent
+// events, and a server with limits that knows its unix peers.
 //
-// It guarantees that no answer is read without a bound, that an answer which is
-// no success is an error with its status and code, that a peer that stalls is
-// let go, and that a stopping server lets requests end for a while. Routing,
-// access rules and documents of the API are left to those who own them: a
-// Server takes any http.Handler.
+// It guarantees that every response is read with a bound, that an error
+// response is an error with status and code, that a peer that stalls is
+// disconnected, and that a stopping server gives requests a grace period.
+// Routing, access rules and API documents are up to the caller: a Server takes
+// any http.Handler.
 package httpx
 
 import (
@@ -26,20 +26,20 @@ import (
 
 // The limits of a server.
 const (
-	requestLimit = 30 * time.Second // to read a request, and to write its answer
+	requestLimit = 30 * time.Second // to read a request, and to write its response
 	headerLimit  = 10 * time.Second
 	idleLimit    = 2 * time.Minute // between the requests of a connection
 	grace        = 5 * time.Second // for requests to end when the server stops
 	maxHeader    = 64 << 10        // bytes
 )
 
-// Server serves a listener until its context ends. Set the fields before Run;
-// a Server runs once. It has the shape of task.Task.
+// Server serves a listener until its context ends. Set the fields before Run; a
+// Server runs once. It implements task.Task.
 type Server struct {
 	Name     string       // for errors and logs
 	Listener net.Listener // owned by Run, which closes it
 	Handler  http.Handler
-	Log      *slog.Logger // nil discards
+	Log      *slog.Logger // nil means no logging
 
 	once  sync.Once
 	ready chan struct{}
@@ -47,7 +47,7 @@ type Server struct {
 
 func (s *Server) init() { s.once.Do(func() { s.ready = make(chan struct{}) }) }
 
-// Ready closes when connections are accepted.
+// Ready returns a channel that is closed when connections are accepted.
 func (s *Server) Ready() <-chan struct{} {
 	s.init()
 	return s.ready
@@ -55,8 +55,9 @@ func (s *Server) Ready() <-chan struct{} {
 
 func (s *Server) String() string { return s.Name }
 
-// Run serves until ctx ends, then lets requests end for the grace time. It
-// returns nil when it stopped as asked, also when it had to cut requests off.
+// Run serves until ctx ends, then waits for requests for the grace period. It
+// returns nil if it stopped because ctx ended, even if it had to cut requests
+// off.
 func (s *Server) Run(ctx context.Context) error {
 	s.init()
 	log := s.Log
@@ -99,14 +100,14 @@ func (s *Server) Run(ctx context.Context) error {
 
 type peerKey struct{}
 
-// PeerOf returns the peer of the unix socket that a request came over. It is
-// false for TCP and where the kernel would not say.
+// PeerOf returns the peer of the unix socket that a request came over. It
+// returns false for TCP, and if the kernel did not identify the peer.
 func PeerOf(ctx context.Context) (unixsock.Peer, bool) {
 	p, ok := ctx.Value(peerKey{}).(unixsock.Peer)
 	return p, ok
 }
 
-// WithPeer is the ConnContext of a server that asks PeerOf or UserOf.
+// WithPeer is the ConnContext of a server whose handlers call PeerOf or UserOf.
 func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	if u, ok := c.(*net.UnixConn); ok {
 		if p, err := unixsock.PeerOf(u); err == nil {
@@ -116,8 +117,8 @@ func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// UserOf names the user at the other end of the unix socket that a request
-// came over; empty where PeerOf is false.
+// UserOf returns the name of the user at the other end of the unix socket that
+// a request came over; empty if PeerOf returns false.
 func UserOf(ctx context.Context) string {
 	p, ok := PeerOf(ctx)
 	if !ok {

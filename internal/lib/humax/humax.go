@@ -1,11 +1,11 @@
-// Package humax holds what the HTTP APIs of lull ask of every huma route.
+// Package humax contains the common rules of lull's huma routes.
 //
-// It guarantees that no answer has null in place of a list, and that a request
-// is checked before its route runs: a body on a route that takes none, a body
-// that is not JSON, a repeated, unknown or malformed query parameter are
-// refused with 422 and the name of what is wrong, and a client that stops
-// sending its body is let go after BodyTimeout with 408. Access rules and the
-// meaning of the fields are left to the APIs.
+// It guarantees that no response has null in place of a list, and that a
+// request is checked before its route runs. A body on a route that takes none,
+// a body that is not JSON, and a repeated, unknown or malformed query parameter
+// are refused with 422 and the name of the fault. A client that stops sending
+// its body is disconnected after BodyTimeout with 408. Access rules and the
+// meaning of the fields are up to the APIs.
 package humax
 
 import (
@@ -28,11 +28,11 @@ import (
 // BodyTimeout is how long a client may take to send a body.
 const BodyTimeout = 10 * time.Second
 
-// Config is the configuration of an API without huma's own pages: the OpenAPI
-// document stays at /openapi.json unless the caller changes that.
+// Config returns the configuration of an API without huma's own pages. The
+// OpenAPI document is at /openapi.json unless the caller changes that.
 func Config(title, version string) huma.Config {
 	cfg := huma.DefaultConfig(title, version)
-	cfg.CreateHooks = nil // no $schema member in answers: objects are the contract's own
+	cfg.CreateHooks = nil // no $schema member in responses: objects contain only what the contract defines
 	cfg.RejectUnknownQueryParameters = true
 	cfg.Transformers = append(cfg.Transformers, func(_ huma.Context, _ string, v any) (any, error) {
 		if _, problem := v.(error); problem {
@@ -44,7 +44,7 @@ func Config(title, version string) huma.Config {
 }
 
 // Strict is the middleware that checks requests. It replaces the body of a
-// request by one that has been read, so it comes after what decides who may ask.
+// request by one that has been read, so it must come after authorization.
 func Strict(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
 	if p := badQuery(ctx.Operation(), r.URL.RawQuery); p != nil {
@@ -57,7 +57,7 @@ func Strict(ctx huma.Context, next func(huma.Context)) {
 	}
 	body, p := readBody(ctx.Operation(), r, w)
 	if p != nil {
-		w.Header().Set("Connection", "close") // what is left of the body is not waited for
+		w.Header().Set("Connection", "close") // the rest of the body is not read
 		httpx.WriteProblem(w, p)
 		return
 	}
@@ -67,7 +67,7 @@ func Strict(ctx huma.Context, next func(huma.Context)) {
 }
 
 // bodyRead is the writer of a request whose body has been read. A read deadline
-// would only cancel a request that takes longer than it.
+// would only cancel a request that takes longer.
 type bodyRead struct{ http.ResponseWriter }
 
 func (w bodyRead) Unwrap() http.ResponseWriter { return w.ResponseWriter }
@@ -85,8 +85,8 @@ func invalid(detail, where, message string) *httpx.Problem {
 	return fault(http.StatusUnprocessableEntity, "invalid", detail, where, message)
 }
 
-// badQuery finds what net/url would leave out without a word: pairs that cannot
-// be decoded, and all but the first of a parameter that takes one value.
+// badQuery finds what net/url would silently drop: pairs that cannot be
+// decoded, and all but the first value of a parameter that takes one.
 func badQuery(op *huma.Operation, raw string) *httpx.Problem {
 	q, err := url.ParseQuery(raw)
 	if err != nil {
@@ -105,7 +105,8 @@ func badQuery(op *huma.Operation, raw string) *httpx.Problem {
 	return nil
 }
 
-// readBody reads the body of a request for op, or says why it cannot be used.
+// readBody reads the body of a request for op, or returns why it cannot be
+// used.
 func readBody(op *huma.Operation, r *http.Request, w http.ResponseWriter) ([]byte, *httpx.Problem) {
 	none := op.RequestBody == nil
 	if none && r.ContentLength > 0 {
@@ -124,14 +125,14 @@ func readBody(op *huma.Operation, r *http.Request, w http.ResponseWriter) ([]byt
 	if none {
 		most = 0
 	}
-	// A transport without deadlines is one of a test, which ends by itself.
+	// A transport without deadlines is that of a test, which ends by itself.
 	conn := http.NewResponseController(w)
 	if err := conn.SetReadDeadline(time.Now().Add(BodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return nil, httpx.NewProblem(http.StatusInternalServerError, "internal", err.Error())
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, most+1))
 	if err == nil {
-		_ = conn.SetReadDeadline(time.Time{}) // net/http reads on, and would cancel the request when it passes
+		_ = conn.SetReadDeadline(time.Time{}) // net/http keeps reading, and would cancel the request at the deadline
 	}
 	large := new(http.MaxBytesError)
 	switch {
@@ -156,7 +157,7 @@ func readBody(op *huma.Operation, r *http.Request, w http.ResponseWriter) ([]byt
 	return body, nil
 }
 
-// notJSON says where a body stops being one JSON value; empty if it is one.
+// notJSON returns where a body stops being one JSON value; empty if it is one.
 func notJSON(body []byte) string {
 	var v any
 	err := json.Unmarshal(body, &v)

@@ -1,5 +1,5 @@
-// Package lockfile keeps a second process out of a directory. The kernel drops
-// the lock when its process ends, however that ends.
+// Package lockfile keeps a second process out of a directory. The kernel
+// releases the lock when its process ends, however that ends.
 package lockfile
 
 import (
@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is how long Take waits for a process that was killed to give its lock
-// back: the kernel frees a large memory before that.
+// Patience is how long Take waits for a killed process to release its lock. The
+// kernel first frees the memory of the process, which may be large.
 const Patience = 5 * time.Second
 
 const again = 10 * time.Millisecond
 
-// HeldError says that another process has the lock.
+// HeldError means that another process has the lock.
 type HeldError struct {
 	Path string
-	PID  int // 0 if not known
+	PID  int // 0 if unknown
 }
 
 func (e *HeldError) Error() string {
@@ -33,9 +33,10 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("%s is locked by process %d", e.Path, e.PID)
 }
 
-// Take locks the file at path, which is made if missing, and writes the id of this
-// process into it. Closing the file unlocks it. A process that is ending, or is not
-// known, is waited for up to Patience; otherwise a *HeldError says who has the lock.
+// Take locks the file at path, creating it if needed, and writes the id of this
+// process into it. Closing the file unlocks it. Take waits up to Patience for a
+// process that is ending or unknown. Otherwise it returns a *HeldError with the
+// holder.
 func Take(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -57,7 +58,7 @@ func Take(path string) (*os.File, error) {
 	if err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
-	if errors.Is(err, unix.ENOSPC) { // who has the lock is then not said
+	if errors.Is(err, unix.ENOSPC) { // the holder is then not recorded
 		err = nil
 	}
 	if err != nil {
@@ -66,10 +67,10 @@ func Take(path string) (*os.File, error) {
 	return f, nil
 }
 
-// holder reads which process wrote its id; 0 if none did.
+// holder returns the process whose id is in the file; 0 if none.
 func holder(f *os.File) int {
 	b := make([]byte, 20)
-	n, _ := f.ReadAt(b, 0) // only to say who
+	n, _ := f.ReadAt(b, 0) // used only for the error
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n])))
 	if err != nil || pid <= 0 {
 		return 0
@@ -80,8 +81,8 @@ func holder(f *os.File) int {
 // pfExiting is the flag of a task that exits (linux/sched.h).
 const pfExiting = 0x4
 
-// ending reports whether a process has ended, or was killed and is about to. A
-// system without /proc does not say so of a process that is there.
+// ending reports whether a process has ended, or was killed and is about to
+// end. Without /proc it returns false for a process that exists.
 func ending(pid int) bool {
 	if errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 		return true
@@ -90,7 +91,7 @@ func ending(pid int) bool {
 	if err != nil {
 		return false
 	}
-	// Behind the name: state ppid pgrp session tty tpgid flags.
+	// The fields after the name: state ppid pgrp session tty tpgid flags.
 	stat := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 	if len(stat) < 7 {
 		return false

@@ -15,10 +15,10 @@ type Conn struct {
 	network       *Network // nil for a Pipe
 	local, remote string
 	in, out       *stream
-	pair          *stream // the dialler's out: the same for both ends
+	pair          *stream // the dialer's out: the same for both ends
 	reading       deadline
 	writing       deadline
-	turn          chan struct{} // one Write at a time, so that writes do not mix
+	turn          chan struct{} // held during a Write, so that writes do not mix
 
 	closing sync.Once
 	closed  chan struct{}
@@ -26,7 +26,7 @@ type Conn struct {
 
 var _ net.Conn = (*Conn)(nil)
 
-// Pipe makes a connection that belongs to no network.
+// Pipe returns a connection that belongs to no network.
 func Pipe() (*Conn, *Conn) { return pipe(nil, "pipe:1", "pipe:2") }
 
 func pipe(n *Network, local, remote string) (*Conn, *Conn) {
@@ -45,22 +45,22 @@ func (c *Conn) touches(host string) bool {
 	return hostOf(c.local) == host || hostOf(c.remote) == host
 }
 
-// LocalAddr and RemoteAddr are what was dialled and where from.
+// LocalAddr returns the address of this end.
 func (c *Conn) LocalAddr() net.Addr { return address(c.local) }
 
 // RemoteAddr is the other end's LocalAddr.
 func (c *Conn) RemoteAddr() net.Addr { return address(c.remote) }
 
-// Unread is the number of bytes that have arrived and were not read.
+// Unread returns the number of bytes that have arrived and were not read.
 func (c *Conn) Unread() int {
 	c.in.mu.Lock()
 	defer c.in.mu.Unlock()
 	return c.in.arrived(time.Now())
 }
 
-// Read reads what has arrived. It answers io.EOF after the other end's Close
-// or CloseWrite, ECONNRESET after an abort, os.ErrDeadlineExceeded past the
-// read deadline and net.ErrClosed after Close.
+// Read reads what has arrived. It returns io.EOF after the other end's Close or
+// CloseWrite, ECONNRESET after an abort, os.ErrDeadlineExceeded past the read
+// deadline and net.ErrClosed after Close.
 func (c *Conn) Read(p []byte) (int, error) {
 	for {
 		if err := c.usable(&c.reading); err != nil {
@@ -84,8 +84,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	}
 }
 
-// Write sends p, waiting while the other direction's buffer is full. A reader
-// that has closed gives EPIPE.
+// Write sends p, waiting while the buffer is full. It returns EPIPE if the
+// reader has closed.
 func (c *Conn) Write(p []byte) (int, error) {
 	if err := c.usable(&c.writing); err != nil {
 		return 0, c.fail("write", err)
@@ -114,7 +114,8 @@ func (c *Conn) Write(p []byte) (int, error) {
 	}
 }
 
-// arrival is when something sent now reaches the other end; zero is at once.
+// arrival returns when something sent now reaches the other end; zero means at
+// once.
 func (c *Conn) arrival() time.Time {
 	d := c.network.delay(hostOf(c.local), hostOf(c.remote))
 	if d == 0 {
@@ -123,7 +124,7 @@ func (c *Conn) arrival() time.Time {
 	return time.Now().Add(d)
 }
 
-// open reports whether this end was closed.
+// open returns an error if this end was closed.
 func (c *Conn) open() error {
 	select {
 	case <-c.closed:
@@ -133,7 +134,7 @@ func (c *Conn) open() error {
 	}
 }
 
-// usable says why the connection can do nothing more in one direction.
+// usable returns why one direction of the connection cannot be used.
 func (c *Conn) usable(d *deadline) error {
 	if err := c.open(); err != nil {
 		return err
@@ -170,7 +171,7 @@ func (c *Conn) fail(op string, err error) error {
 }
 
 // Close ends both directions. What was written before still arrives. A second
-// Close answers net.ErrClosed.
+// Close returns net.ErrClosed.
 func (c *Conn) Close() error {
 	err := c.fail("close", net.ErrClosed)
 	c.closing.Do(func() {
@@ -204,9 +205,9 @@ func (c *Conn) CloseRead() error {
 	return nil
 }
 
-// Abort closes as a reset does: what is still on its way is lost, and the
-// other end reads what has arrived and then ECONNRESET. After Close it does
-// nothing.
+// Abort closes the connection as a reset does: data in flight is lost, and the
+// other end reads what has arrived and then gets ECONNRESET. After Close it
+// does nothing.
 func (c *Conn) Abort() {
 	now := time.Now()
 	if c.open() != nil {
@@ -217,7 +218,7 @@ func (c *Conn) Abort() {
 	c.Close()
 }
 
-// SetDeadline sets both deadlines; zero is none.
+// SetDeadline sets both deadlines; zero means none.
 func (c *Conn) SetDeadline(t time.Time) error {
 	if err := c.SetReadDeadline(t); err != nil {
 		return err
@@ -225,7 +226,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return c.SetWriteDeadline(t)
 }
 
-// SetReadDeadline bounds current and later reads; zero is no bound.
+// SetReadDeadline bounds current and future reads; zero means no bound.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	if err := c.open(); err != nil {
 		return c.fail("set", err)
@@ -234,7 +235,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// SetWriteDeadline bounds current and later writes; zero is no bound.
+// SetWriteDeadline bounds current and future writes; zero means no bound.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	if err := c.open(); err != nil {
 		return c.fail("set", err)

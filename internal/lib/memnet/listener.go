@@ -19,7 +19,7 @@ type Listener struct {
 
 var _ net.Listener = (*Listener)(nil)
 
-// Accept takes the connection that has waited longest. After Close it answers
+// Accept accepts the connection that has waited longest. After Close it returns
 // net.ErrClosed.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
@@ -42,8 +42,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // Close stops listening, resets connections that were not accepted and frees
-// the address. Dials that wait for room are refused. A second Close returns
-// net.ErrClosed.
+// the address. Dials that wait for the backlog are refused. A second Close
+// returns net.ErrClosed.
 func (l *Listener) Close() error {
 	n := l.network
 	n.mu.Lock()
@@ -66,7 +66,7 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// Addr is the address listened on, with the port that was taken for port 0.
+// Addr returns the listening address, with the port that was chosen for port 0.
 func (l *Listener) Addr() net.Addr { return address(l.name) }
 
 // Pending returns the number of connections that were not accepted yet.

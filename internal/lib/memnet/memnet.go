@@ -44,7 +44,7 @@ const DefaultHost = "client"
 type Network struct {
 	mu        sync.Mutex
 	listeners map[string]*Listener
-	known     map[string]bool // hosts that were ever listened on
+	known     map[string]bool // hosts that ever had a listener
 	conns     map[*Conn]struct{}
 	cut       map[string]chan struct{} // closed when the host is healed
 	latency   map[string]time.Duration
@@ -60,7 +60,7 @@ func (a Addr) Network() string { return "mem" }
 
 func (a Addr) String() string { return string(a) }
 
-// address makes the net.Addr of a name.
+// address returns a name as a net.Addr.
 func address(name string) net.Addr {
 	if ap, err := netip.ParseAddrPort(name); err == nil {
 		return net.TCPAddrFromAddrPort(ap)
@@ -68,7 +68,7 @@ func address(name string) net.Addr {
 	return Addr(name)
 }
 
-// hostOf is the host part of a name, or all of it where there is no port.
+// hostOf returns the host part of a name, or all of it if there is no port.
 func hostOf(name string) string {
 	if host, _, err := net.SplitHostPort(name); err == nil {
 		return host
@@ -76,7 +76,7 @@ func hostOf(name string) string {
 	return name
 }
 
-// port takes the next free ephemeral number. The caller holds n.mu.
+// port returns the next free ephemeral port. The caller holds n.mu.
 func (n *Network) port() uint16 {
 	if n.lastPort < 32767 || n.lastPort == 65535 {
 		n.lastPort = 32767
@@ -85,14 +85,14 @@ func (n *Network) port() uint16 {
 	return n.lastPort
 }
 
-// Listen opens a listener with DefaultBacklog. The address is "host:port"
-// (port 0 takes a free one), ":port" for every host that has no listener of
-// its own on that port, or a path. An address in use gives EADDRINUSE.
+// Listen opens a listener with DefaultBacklog. The address is "host:port" (port
+// 0 chooses a free one), ":port" for every host that has no listener of its own
+// on that port, or a path. An address in use yields EADDRINUSE.
 func (n *Network) Listen(addr string) (*Listener, error) {
 	return n.ListenBacklog(addr, DefaultBacklog)
 }
 
-// ListenBacklog is Listen with room for backlog connections that are not
+// ListenBacklog is Listen with the given maximum of connections that are not
 // accepted yet; at least 1.
 func (n *Network) ListenBacklog(addr string, backlog int) (*Listener, error) {
 	if addr == "" {
@@ -124,18 +124,18 @@ func (n *Network) freePort(host string) uint16 {
 	}
 }
 
-// DialContext connects from DefaultHost. It has the shape of
-// http.Transport.DialContext; the network name is not looked at.
+// DialContext connects from DefaultHost. It has the signature of
+// http.Transport.DialContext and ignores the network name.
 func (n *Network) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	return n.Host(DefaultHost).DialContext(ctx, network, addr)
 }
 
-// Dial is DialContext without a limit in time.
+// Dial is DialContext without a time limit.
 func (n *Network) Dial(network, addr string) (net.Conn, error) {
 	return n.DialContext(context.Background(), network, addr)
 }
 
-// Host is one end to dial from. Cut, Reset and SetLatency refer to it by name,
+// Host is an end to dial from. Cut, Reset and SetLatency refer to it by name,
 // and the other side sees the name as the remote host.
 type Host struct {
 	network *Network
@@ -145,15 +145,15 @@ type Host struct {
 // Host returns the named host. It need not exist before.
 func (n *Network) Host(name string) Host { return Host{network: n, name: name} }
 
-// Dial is DialContext without a limit in time.
+// Dial is DialContext without a time limit.
 func (h Host) Dial(network, addr string) (net.Conn, error) {
 	return h.DialContext(context.Background(), network, addr)
 }
 
-// DialContext connects to addr. A host that was never listened on yields a
-// *net.DNSError (IP literals and paths: ECONNREFUSED), a known host without a
-// listener on that port ECONNREFUSED. With a full backlog or a cut link it
-// waits until there is room or ctx ends.
+// DialContext connects to addr. For a host that never had a listener it returns
+// a *net.DNSError (IP literals and paths: ECONNREFUSED), for a known host
+// without a listener on that port ECONNREFUSED. If the backlog is full or the
+// link is cut, it waits until that changes or ctx ends.
 func (h Host) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := h.dial(ctx, addr)
 	if err != nil {
@@ -182,8 +182,8 @@ func (h Host) dial(ctx context.Context, addr string) (*Conn, error) {
 	}
 }
 
-// cross waits as long as a round trip between two hosts takes, and for as long
-// as the link between them is cut.
+// cross waits for a round trip between two hosts, and for as long as the link
+// between them is cut.
 func (n *Network) cross(ctx context.Context, from, to string) error {
 	if d := n.delay(from, to); d > 0 {
 		t := time.NewTimer(2 * d)
@@ -207,8 +207,8 @@ func (n *Network) cross(ctx context.Context, from, to string) error {
 	}
 }
 
-// dialError turns an ended context into what net.Dialer answers: a timeout is
-// a net.Error whose Timeout is true.
+// dialError converts a context's error to what net.Dialer returns: a timeout is
+// a net.Error whose Timeout method returns true.
 func dialError(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return os.ErrDeadlineExceeded
@@ -216,8 +216,8 @@ func dialError(err error) error {
 	return err
 }
 
-// connect makes a connection if the listener has room; otherwise it returns
-// what to wait for.
+// connect makes a connection if the backlog has room; otherwise it returns a
+// channel to wait for.
 func (n *Network) connect(from, addr string) (*Conn, <-chan struct{}, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -284,8 +284,8 @@ func (n *Network) delay(a, b string) time.Duration {
 	return max(of(a), of(b))
 }
 
-// Cut takes a host off the network without a word: dials wait, and bytes and
-// ends sent to or from it do not arrive until Heal.
+// Cut silently takes a host off the network: dials wait, and bytes and ends
+// sent to or from it do not arrive until Heal.
 func (n *Network) Cut(host string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -308,7 +308,7 @@ func (n *Network) Heal(host string) {
 }
 
 // cutBetween returns a channel that closes when one of the cuts between two
-// hosts is healed, or nil when they reach each other.
+// hosts is healed, or nil if they can reach each other.
 func (n *Network) cutBetween(a, b string) <-chan struct{} {
 	if n == nil {
 		return nil
@@ -325,7 +325,7 @@ func (n *Network) cutBetween(a, b string) <-chan struct{} {
 }
 
 // Reset aborts every connection to or from a host, as its crash would, and
-// returns how many there were. Its listeners stay.
+// returns their number. Its listeners stay.
 func (n *Network) Reset(host string) int {
 	n.mu.Lock()
 	var hit []*Conn
@@ -343,7 +343,7 @@ func (n *Network) Reset(host string) int {
 	return len(pairs)
 }
 
-// Conns is the number of connections of which at least one end is open.
+// Conns returns the number of connections with at least one open end.
 func (n *Network) Conns() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// signal wakes everybody who waits for a change. Its owner's mutex guards it;
-// the wait itself is on a channel and outside the mutex.
+// signal wakes all goroutines that wait for a change. Its owner's mutex guards
+// it; the wait itself is on a channel, without the mutex.
 type signal struct{ ch chan struct{} }
 
 // wait returns a channel that the next notify closes.
@@ -28,7 +28,7 @@ func (s *signal) notify() {
 // chunk is the data of one Write in flight.
 type chunk struct {
 	data []byte
-	at   time.Time // arrival; zero is at once
+	at   time.Time // arrival time; zero means at once
 }
 
 // stream is one direction of a connection.
@@ -43,8 +43,8 @@ type stream struct {
 	changed signal
 }
 
-// take moves arrived bytes to p. With none it returns the end or the error, or
-// what to wait for: a change, and the arrival of what is on its way.
+// take moves arrived bytes to p. If there are none, it returns the end, the
+// error, or what to wait for: a change, or the arrival of data in flight.
 func (s *stream) take(p []byte, now time.Time) (n int, err error, wait <-chan struct{}, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +74,8 @@ func (s *stream) take(p []byte, now time.Time) (n int, err error, wait <-chan st
 	return 0, nil, s.changed.wait(), s.endAt
 }
 
-// put takes as much of p as there is room for; with none it returns what to
-// wait for.
+// put takes as much of p as fits. If nothing fits, it returns a channel to wait
+// for.
 func (s *stream) put(p []byte, at time.Time) (int, error, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +109,7 @@ func (s *stream) finish(at time.Time) {
 	}
 }
 
-// abandon is the reader's Close: nothing is wanted any more.
+// abandon is the reader's Close: later data is not wanted.
 func (s *stream) abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +134,8 @@ func (s *stream) reset(now time.Time) {
 	s.changed.notify()
 }
 
-// arrived counts the bytes that a read would get. The caller holds s.mu.
+// arrived returns the number of bytes that a read would get. The caller holds
+// s.mu.
 func (s *stream) arrived(now time.Time) int {
 	n := 0
 	for _, c := range s.chunks {
@@ -146,13 +147,13 @@ func (s *stream) arrived(now time.Time) int {
 	return n
 }
 
-// deadline is a channel that closes at an instant that can be moved.
+// deadline is a channel that closes at a time that can be changed.
 type deadline struct {
 	mu     sync.Mutex
 	ch     chan struct{}
 	closed bool
 	timer  *time.Timer
-	turn   uint64 // counts set, so that a timer of an earlier one does nothing
+	turn   uint64 // counts calls of set, so that an earlier timer does nothing
 }
 
 func (d *deadline) init() { d.ch = make(chan struct{}) }

@@ -17,31 +17,31 @@ import (
 	"time"
 )
 
-// Dialer dials the public internet and what it is allowed beside it.
+// Dialer dials the public internet and the networks in Allow.
 type Dialer struct {
-	// Allow are networks beside the public internet, like 10.0.0.0/8.
+	// Allow are permitted networks in addition to the public internet, such as
+	// 10.0.0.0/8.
 	Allow []netip.Prefix
-	// Timeout bounds one dial; 0 is 10 s.
+	// Timeout bounds one dial; 0 means 10 s.
 	Timeout time.Duration
 }
 
-// RefusedError says that an address may not be connected to.
+// RefusedError means that an address must not be connected to.
 type RefusedError struct{ Addr netip.Addr }
 
 func (e *RefusedError) Error() string {
 	return fmt.Sprintf("cannot connect to %s: it is not on the public internet and not in a network that notifications may go to (--notify-allow)", e.Addr)
 }
 
-// metadata are what clouds answer their instances' secrets on.
+// metadata are the addresses at which clouds serve instances their secrets.
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("169.254.170.2"), netip.MustParseAddr("fd00:ec2::254")}
 
-// shared are networks that netip has no name for and that are not public:
-// carriers' (RFC 6598), benchmarks' (RFC 2544), reserved, and IPv4 in IPv6.
+// shared are non-public networks that netip has no predicate for: carriers'
+// (RFC 6598), benchmarking (RFC 2544), reserved, and IPv4 in IPv6.
 var shared = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"),
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32")}
 
-// Check reports whether an address may be connected to; the error is a
-// *RefusedError.
+// Check returns a *RefusedError if an address must not be connected to.
 func (d *Dialer) Check(a netip.Addr) error {
 	a = a.Unmap().WithZone("")
 	for _, m := range metadata {
@@ -64,7 +64,7 @@ func (d *Dialer) Check(a netip.Addr) error {
 	return nil
 }
 
-// DialContext dials like net.Dialer, where Check lets it.
+// DialContext dials like net.Dialer if Check permits it.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	timeout := d.Timeout
 	if timeout == 0 {
@@ -80,7 +80,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	return inner.DialContext(ctx, network, address)
 }
 
-// ParseAllow reads networks, or single addresses, from a list with commas.
+// ParseAllow parses networks and single addresses.
 func ParseAllow(s []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, part := range s {

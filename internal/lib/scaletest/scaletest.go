@@ -1,9 +1,9 @@
-// Package scaletest sets how much tests try: the number of draws, cycles and
-// kills, and the seeds of what they draw.
+// Package scaletest sets the number of draws, cycles and kills in tests, and
+// the seeds of random ones.
 //
-// LULL_DRAWS is a factor, 1 by default, on every count: make check runs at a
-// fraction and make soak at a multiple. A count that has an environment
-// variable of its own takes that value as it is.
+// LULL_DRAWS is a factor, 1 by default, for every count: make check runs at a
+// fraction and make soak at a multiple. A count that has its own environment
+// variable takes that value unscaled.
 package scaletest
 
 import (
@@ -64,7 +64,7 @@ func Count(t testing.TB, name string, n int) int {
 
 // Rapid sets the number of draws of every rapid.Check in the test binary to n
 // times LULL_DRAWS. Call it from an init function of a test file, so that the
-// flag -rapid.checks still has the final say.
+// flag -rapid.checks still takes precedence.
 func Rapid(n int) {
 	n, err := scaled(n)
 	if err == nil {

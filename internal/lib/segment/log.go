@@ -19,12 +19,12 @@ import (
 
 // Options bound a log.
 type Options struct {
-	SegmentBytes int64         // a file is closed before it grows past this; 0 is 8 MiB, at most MaxFile
-	SegmentAge   time.Duration // and before a record this much later than its first; 0 is never
-	MaxBytes     int64         // of all files; 0 is 2 GiB. The newest file is always kept.
+	SegmentBytes int64         // maximum size of a file; 0 means 8 MiB, at most MaxFile
+	SegmentAge   time.Duration // maximum age of a file's first record when another is added; 0 means no limit
+	MaxBytes     int64         // maximum size of all files; 0 means 2 GiB. The newest file is always kept.
 }
 
-// buffered is how many bytes of records wait in memory before they are written.
+// buffered is how many bytes of records are buffered before they are written.
 const buffered = 64 << 10
 
 // file is one segment of a log.
@@ -42,19 +42,20 @@ type Log struct {
 	opts Options
 	lock *os.File
 
-	commit sync.Mutex // held by the one Sync that writes; taken before mu
+	commit sync.Mutex // held by the Sync that is writing; taken before mu
 
 	mu     sync.Mutex
 	files  []*file  // oldest first
-	active *os.File // the last of files, nil before the next append makes one
-	buf    []byte   // encoded records that belong at the end of active
+	active *os.File // the last of files; nil before the next append creates one
+	buf    []byte   // encoded records to be written at the end of active
 	next   uint64   // number of the next record
 	latest int64    // latest time of all records
 	synced uint64   // every record before this number is on disk
-	broken error    // a failed fsync: nothing can be promised any more
+	broken error    // a failed fsync; from then on nothing is guaranteed
 }
 
-// ErrLocked is in the error of Open when another process has the log open.
+// ErrLocked is wrapped by the error of Open if another process has the log
+// open.
 var ErrLocked = errors.New("another process has it open")
 
 // Open opens the log in dir, which it creates with mode 0700 if needed. It
@@ -155,7 +156,7 @@ func (f *file) readHead() error {
 	return nil
 }
 
-// recover finds where the log ends. A newest file that holds nothing goes.
+// recover finds the end of the log. It removes a newest file without records.
 func (l *Log) recover() ([]*Damage, error) {
 	var damage []*Damage
 	for len(l.files) > 0 {
@@ -180,7 +181,7 @@ func (l *Log) recover() ([]*Damage, error) {
 		}
 		damage = append(damage, met...)
 		if c.records == 0 && !c.damaged {
-			// Also a file whose head is whole: the next append makes it again.
+			// Also for a file with a valid head: the next append recreates it.
 			l.next = max(l.next, f.first)
 			if err := os.Remove(f.path); err != nil {
 				return nil, err
@@ -194,7 +195,7 @@ func (l *Log) recover() ([]*Damage, error) {
 		}
 		l.latest = max(l.latest, c.latest)
 		if c.damaged {
-			return damage, nil // left as it is; the next append makes a new file
+			return damage, nil // left as it is; the next append creates a new file
 		}
 		l.active, err = os.OpenFile(f.path, os.O_WRONLY|os.O_APPEND, 0)
 		return damage, err
@@ -202,8 +203,8 @@ func (l *Log) recover() ([]*Damage, error) {
 	return damage, syncDir(l.dir)
 }
 
-// latestBefore is the latest time of all records before the i-th file. A head
-// that cannot be read is made up for by reading the file before it.
+// latestBefore returns the latest time of all records before the i-th file. If
+// a head cannot be read, it reads the file before it.
 func (l *Log) latestBefore(i int) (int64, error) {
 	latest := int64(math.MinInt64)
 	for ; i >= 0; i-- {
@@ -233,9 +234,9 @@ func cut(path string, size int64) error {
 	return out.Sync()
 }
 
-// Append adds a record and returns its number. It is durable once a Sync that
-// was called later has returned. An error means that nothing was added, or
-// that the disk refuses what was added before (then Sync says so too).
+// Append adds a record and returns its number. The record is durable once a
+// later Sync has returned. An error means that nothing was added, or that the
+// disk rejects what was added before (which Sync then reports too).
 func (l *Log) Append(at time.Time, payload []byte) (uint64, error) {
 	if len(payload) > MaxRecord {
 		return 0, fmt.Errorf("cannot append %d bytes to the log %s: a record has at most %d", len(payload), l.dir, MaxRecord)
@@ -255,7 +256,8 @@ func (l *Log) Append(at time.Time, payload []byte) (uint64, error) {
 	return number, nil
 }
 
-// room makes sure that a record of some bytes has a file and memory to go to.
+// room makes sure that there is a file and buffer space for a record of the
+// given size.
 func (l *Log) room(at time.Time, size int64) error {
 	if l.active != nil {
 		f := l.files[len(l.files)-1]
@@ -311,13 +313,13 @@ func (l *Log) create(at time.Time) error {
 	return l.trim()
 }
 
-// trim removes the oldest files until the rest is within the bound.
+// trim removes the oldest files until the rest fits the limit.
 func (l *Log) trim() error {
 	total := int64(0)
 	for _, f := range l.files {
 		total += f.size
 	}
-	// The active file will grow to its full size.
+	// Assume that the active file will reach its full size.
 	for len(l.files) > 1 && total+l.opts.SegmentBytes-headSize > l.opts.MaxBytes {
 		total -= l.files[0].size
 		if err := l.removeOldest(); err != nil {
@@ -335,8 +337,8 @@ func (l *Log) removeOldest() error {
 	return nil
 }
 
-// Drop removes the oldest files whose records are all before an instant, and
-// returns how many. The newest file stays.
+// Drop removes the oldest files whose records are all before the given time,
+// and returns their number. The newest file stays.
 func (l *Log) Drop(before time.Time) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -351,7 +353,7 @@ func (l *Log) Drop(before time.Time) (int, error) {
 }
 
 // flush writes the buffer. After a short write the rest stays in it, and the
-// next flush continues where this one ended.
+// next flush continues there.
 func (l *Log) flush() error {
 	if len(l.buf) == 0 {
 		return nil
@@ -362,15 +364,15 @@ func (l *Log) flush() error {
 	return err
 }
 
-// fail remembers a failed fsync: the kernel may have dropped the pages, so
-// that trying again would promise too much.
+// fail stores a failed fsync. The kernel may have dropped the pages, so a later
+// success would prove nothing.
 func (l *Log) fail(err error) error {
 	l.broken = fmt.Errorf("cannot make the log %s durable, open it again: %w", l.dir, err)
 	return l.broken
 }
 
-// Flush gives every record appended before the call to the kernel: it outlives the
-// process, though not the machine.
+// Flush passes every record appended before the call to the kernel. They then
+// survive the end of the process, but not of the machine.
 func (l *Log) Flush() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -383,8 +385,8 @@ func (l *Log) Flush() error {
 	return nil
 }
 
-// Sync returns when every record appended before the call is on disk. Calls
-// at the same time share one fsync.
+// Sync returns when every record appended before the call is on disk.
+// Concurrent calls share one fsync.
 func (l *Log) Sync() error {
 	l.mu.Lock()
 	want := l.next
@@ -406,7 +408,7 @@ func (l *Log) Sync() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.synced >= upTo {
-		return nil // sealed meanwhile, which syncs too; out may be closed
+		return nil // sealed in the meantime, which syncs too; out may be closed
 	}
 	if err != nil {
 		return l.fail(err)
@@ -415,8 +417,8 @@ func (l *Log) Sync() error {
 	return nil
 }
 
-// Close makes everything durable and gives the log free. It must not be called
-// twice or beside other methods.
+// Close makes everything durable and releases the log. It must not be called
+// twice or concurrently with other methods.
 func (l *Log) Close() error {
 	err := l.Sync()
 	if l.active != nil {

@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// First and Next bound the numbers of the records that are kept: First is that
-// of the oldest, Next that of the one to be appended next. They are equal when
-// there is none.
+// First returns the number of the oldest record. If there is none, it equals
+// Next.
 func (l *Log) First() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -23,14 +22,14 @@ func (l *Log) First() uint64 {
 	return l.files[0].first
 }
 
-// Next is the number that the next record gets.
+// Next returns the number of the next record.
 func (l *Log) Next() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.next
 }
 
-// Size is the number of bytes of all files and of what waits to be written.
+// Size returns the size of all files and of the buffer, in bytes.
 func (l *Log) Size() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -41,17 +40,17 @@ func (l *Log) Size() int64 {
 	return size
 }
 
-// From says where a reading begins: at a record's number and at a time. Both
-// bounds hold; zero values do not bound.
+// From is where a reading begins: at a record's number and at a time. Both
+// bounds apply; zero values do not restrict.
 type From struct {
 	Number uint64
 	Time   time.Time
 }
 
-// Records reads what was appended before the call, oldest first. Where a file
-// cannot be read a *Damage comes instead of the records that were there, and
-// the reading continues; another error ends it. Files that the ring drops
-// meanwhile are passed over: compare First.
+// Records yields the records appended before the call, oldest first. If a file
+// cannot be read, it yields a *Damage in place of its records and continues.
+// Any other error ends it. Files that the ring drops in the meantime are
+// skipped: compare First.
 func (l *Log) Records(from From) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		files, err := l.snapshot(from)
@@ -79,8 +78,8 @@ func (l *Log) Records(from From) iter.Seq2[Record, error] {
 	}
 }
 
-// snapshot lists the files that may hold records from a point on, with the
-// sizes they have now.
+// snapshot lists the files that may contain records from a point on, with their
+// present sizes.
 func (l *Log) snapshot(from From) ([]file, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,8 +102,8 @@ func (l *Log) snapshot(from From) ([]file, error) {
 	return files, nil
 }
 
-// visitFile yields the records and the damage of one file, records missing at
-// its end included. next is the number of the first record after it.
+// visitFile yields the records and the damage of one file, including records
+// missing at its end. next is the number of the first record after it.
 func visitFile(f file, data []byte, next uint64, from From, yield func(Record, error) bool) bool {
 	on := true
 	c := scan(f.path, data, func(r Record, d *Damage) bool {
@@ -139,7 +138,7 @@ func readFile(path string, size int64) ([]byte, error) {
 	data := make([]byte, size)
 	n, err := io.ReadFull(in, data)
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-		err = nil // it has shrunk: what is missing shows as damage
+		err = nil // it has shrunk: the missing part is reported as damage
 	}
 	return data[:n], err
 }

@@ -1,17 +1,17 @@
-// Package segment keeps records in append-only files with checksums: a Log is a
-// bounded ring of such files, and WriteFile and the sealed files beside it are
-// single documents written whole or not at all.
+// Package segment stores records in append-only files with checksums. A Log is
+// a bounded ring of such files. WriteFile and sealed files are single
+// documents, written completely or not at all.
 //
-// A Log guarantees that what Sync has returned for is on disk; that a tail torn
-// by a crash is cut off at the next Open and reported; that damage anywhere
-// else is reported with file and offset to its reader, and that reading
-// continues after it; that a record is never returned changed; and that the
-// files together stay within their bound, the oldest going first. One process
-// has a Log open at a time.
+// A Log guarantees that records are on disk when Sync has returned; that a tail
+// torn by a crash is cut off and reported at the next Open; that other damage
+// is reported to its reader with file and offset, and that reading continues
+// after it; that a record is never returned modified; and that the files
+// together stay within their limit, the oldest being removed first. One process
+// at a time has a Log open.
 //
-// It leaves out indexes, compression and deletion of single records. It never
-// looks at the clock: records carry the time that the writer gives them, which
-// need not rise.
+// It has no indexes, no compression and no deletion of single records. It never
+// reads the clock: the writer provides the time of each record, and times need
+// not increase.
 package segment
 
 import (
@@ -24,7 +24,7 @@ import (
 )
 
 // MaxRecord is the largest payload, in bytes. MaxFile is the largest segment
-// file that is read at all.
+// file that is read.
 const (
 	MaxRecord = 1 << 20
 	MaxFile   = 64 << 20
@@ -32,20 +32,20 @@ const (
 
 // Record is one entry of a log.
 type Record struct {
-	Number  uint64 // 1 for the first, rising by one
+	Number  uint64 // 1 for the first, then increasing by one
 	Time    time.Time
-	Payload []byte // shares memory with its neighbours: clone what is kept
+	Payload []byte // shares memory with its neighbors; clone it to keep it
 }
 
-// Damage is a stretch of a file that holds no valid record. It is an error and
-// is yielded as one between the records around it.
+// Damage is a part of a file without a valid record. It is an error and is
+// yielded between the records around it.
 type Damage struct {
 	File   string
-	Offset int64  // of its first byte
+	Offset int64  // offset of its first byte
 	Length int64  // in bytes
-	Lost   uint64 // records missing there, as far as their numbers tell; 0 is unknown or none
+	Lost   uint64 // missing records, according to the numbers around them; 0 for unknown or none
 	Torn   bool   // it was the end of the newest file and has been cut off
-	What   string // the first thing that is wrong
+	What   string // the first fault
 }
 
 func (d *Damage) Error() string {
@@ -56,11 +56,10 @@ func (d *Damage) Error() string {
 		d.Length, d.File, d.Offset, d.What)
 }
 
-// The layout of a file is a head of 40 bytes and then records, all little
-// endian. Head: magic, number of the first record, its time, the latest time
-// of all records in earlier files, zeros, checksum. Record: length of the
-// payload, checksum of all that follows the checksum and of the length, number,
-// time, payload.
+// A file has a head of 40 bytes followed by records, all little endian. Head:
+// magic, number of the first record, its time, the latest time of all records
+// in earlier files, zeros, checksum. Record: length of the payload, checksum of
+// everything after it and of the length, number, time, payload.
 const (
 	magic      = "lullseg1"
 	headSize   = 40
@@ -116,7 +115,7 @@ func appendRecord(b []byte, number uint64, at time.Time, payload []byte) []byte 
 	return b
 }
 
-// sum is the checksum of an encoded record: its own field is left out.
+// sum returns the checksum of an encoded record, excluding its own field.
 func sum(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:4], castagnoli), castagnoli, b[8:])
 }
@@ -128,7 +127,7 @@ var (
 	errMissing  = errors.New("records are missing")
 )
 
-// decodeRecord reads the record at the start of b and its size in bytes.
+// decodeRecord returns the record at the start of b and its size in bytes.
 func decodeRecord(b []byte) (Record, int, error) {
 	if len(b) < recordSize {
 		return Record{}, 0, errShort
@@ -151,19 +150,19 @@ func decodeRecord(b []byte) (Record, int, error) {
 	}, size, nil
 }
 
-// contents is everything that could be read of a file.
+// contents is the readable content of a file.
 type contents struct {
 	head    head
 	headErr error
 	records int
 	last    uint64 // number of the last record; 0 for none
 	latest  int64  // latest time of a record; math.MinInt64 for none
-	damaged bool   // something other than the tail cannot be read
+	damaged bool   // a part other than the tail is unreadable
 	good    int64  // bytes up to the end of the last valid record
 }
 
-// scan reads the bytes of a file. visit gets every record and every stretch of
-// damage in order and may stop it by returning false; it may be nil.
+// scan reads the bytes of a file. It calls visit, which may be nil, for every
+// record and damaged part in order until visit returns false.
 func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
 	c := contents{latest: math.MinInt64}
 	var next uint64
@@ -173,11 +172,11 @@ func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
 		pos, c.good = headSize, headSize
 	}
 	cause := c.headErr
-	bad := -1 // where the damage begins that is being skipped
+	bad := -1 // start of the damaged part being skipped
 	if c.headErr != nil {
 		bad = 0
 	}
-	effort := 8*len(data) + 4*MaxRecord // bytes that looking for the next record may hash
+	effort := 8*len(data) + 4*MaxRecord // limits the bytes hashed while searching for the next record
 	for pos < len(data) {
 		r, size, err := decodeRecord(data[pos:])
 		if err == nil && r.Number < next {
@@ -220,7 +219,7 @@ func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
 	if bad >= 0 && bad < len(data) && visit != nil {
 		visit(Record{}, &Damage{File: name, Offset: int64(bad), Length: int64(len(data) - bad), What: cause.Error()})
 	}
-	// Giving up is not knowing: what follows may be valid.
+	// If the search gave up, valid records may follow.
 	c.damaged = c.damaged || effort < 0
 	return c
 }

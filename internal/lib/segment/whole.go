@@ -14,12 +14,12 @@ import (
 	"strings"
 )
 
-// temporary begins the names of files that are being written.
+// temporary is the prefix of the names of files being written.
 const temporary = ".lull-tmp-"
 
-// WriteFile replaces a file durably: after a crash at any instant it holds
-// either what it held before or all of data. It writes a new file beside it,
-// so the folder must be writable and have room for both.
+// WriteFile replaces a file durably: after a crash at any instant it contains
+// either its previous content or all of data. It writes a new file beside it,
+// so the folder must be writable and have space for both.
 func WriteFile(path string, data []byte, perm fs.FileMode) error {
 	if err := writeFile(path, data, perm); err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
@@ -50,7 +50,7 @@ func writeFile(path string, data []byte, perm fs.FileMode) error {
 	return syncDir(dir)
 }
 
-// syncDir makes names in a folder durable.
+// syncDir makes the names in a folder durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -59,8 +59,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// RemoveTemporary removes what crashes in WriteFile left in a folder, and
-// returns how many files. There must be no writer.
+// RemoveTemporary removes files that crashes in WriteFile left in a folder, and
+// returns their number. There must be no concurrent writer.
 func RemoveTemporary(dir string) (int, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -84,15 +84,15 @@ const seal = "lull-record 1 sha256=%s len=%d\n"
 // maxSealLine bounds the first line: the format with the longest length.
 const maxSealLine = 128
 
-// Seal puts a line with version, checksum and length before a payload.
+// Seal prepends a line with version, checksum and length to a payload.
 func Seal(payload []byte) []byte {
 	sum := sha256.Sum256(payload)
 	return append(fmt.Appendf(nil, seal, hex.EncodeToString(sum[:]), len(payload)), payload...)
 }
 
-// SealError is the answer to a sealed file that is not as it was written.
+// SealError means that a sealed file is damaged.
 type SealError struct {
-	Name string // of the file
+	Name string // name of the file
 	What string // what is wrong with it
 }
 
@@ -146,8 +146,9 @@ func WriteSealed(path string, payload []byte, perm fs.FileMode) error {
 	return WriteFile(path, Seal(payload), perm)
 }
 
-// ReadSealed reads a file that WriteSealed wrote, of at most limit bytes of
-// payload. A missing file gives fs.ErrNotExist, a damaged one a *SealError.
+// ReadSealed reads a file that WriteSealed wrote, with a payload of at most
+// limit bytes. A missing file yields fs.ErrNotExist, a damaged one a
+// *SealError.
 func ReadSealed(path string, limit int64) ([]byte, error) {
 	in, err := os.Open(path)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package spell measures how far a name is from the one that was perhaps meant.
+// Package spell measures how much two names differ.
 package spell
 
-// Distance is how many letters must be changed, added or left out to make b of a,
-// in bytes (the Levenshtein distance).
+// Distance returns the number of bytes to change, add or remove to turn a into
+// b (the Levenshtein distance).
 func Distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -1,12 +1,12 @@
-// Package task runs the long-running things of a process as one group: started
-// in order, each when the one before it is ready, and stopped in reverse order,
-// each when the one after it has ended.
+// Package task runs the long-running parts of a process as one group: started
+// in order, each when the previous one is ready, and stopped in reverse order,
+// each when the next one has ended.
 //
 // It guarantees that a task is never canceled while one that was started after
 // it still runs (unless that one missed its deadline), that the first error
 // stops all, that every error names its task, and that Run returns only when
-// all have ended or have been named as overdue. A group is a task itself, so
-// groups nest. It leaves restarts out: what may fail and be tried again does
+// all have ended or have been reported as overdue. A group is a task itself, so
+// groups nest. There are no restarts: a task that may fail and be retried does
 // that inside its own Run.
 package task
 
@@ -20,28 +20,31 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Task is the one shape of what runs for long.
+// Task is a long-running part of a process.
 type Task interface {
 	// Run works until ctx ends or it fails. After ctx has ended, nil and the
-	// context's error mean the same: it stopped as asked.
+	// context's error mean the same: it stopped as requested.
 	Run(ctx context.Context) error
-	// Ready closes when the task does its work, so that what depends on it may
-	// start. It returns the same channel at each call.
+	// Ready returns a channel that is closed when the task does its work, so
+	// that dependent tasks may start. It returns the same channel at each call.
 	Ready() <-chan struct{}
-	// String names the task in errors and logs.
+	// String returns the name of the task for errors and logs.
 	String() string
 }
 
-// DefaultStopTimeout is how long a task has to end when its group says nothing.
+// DefaultStopTimeout is how long a task may take to end if its group does not
+// set a limit.
 const DefaultStopTimeout = 30 * time.Second
 
 // Group runs tasks together. Set its fields before Run; a Group runs once.
 type Group struct {
-	// StartTimeout is how long each task has to become ready; 0 is forever.
+	// StartTimeout is how long each task may take to become ready; 0 means
+	// forever.
 	StartTimeout time.Duration
-	// StopTimeout is how long each task has to end after it was asked to;
-	// 0 is DefaultStopTimeout. A task that misses it is an error that names it,
-	// and its goroutine is left behind: the process should end.
+	// StopTimeout is how long each task may take to end after its context is
+	// canceled; 0 means DefaultStopTimeout. A task that misses it causes an
+	// error that names it, and its goroutine is left behind: the process should
+	// exit.
 	StopTimeout time.Duration
 
 	name  string
@@ -51,7 +54,7 @@ type Group struct {
 
 var _ Task = (*Group)(nil)
 
-// NewGroup makes a group of tasks in the order in which they start. The name
+// NewGroup returns a group of tasks in the order in which they start. The name
 // is for errors and may be empty.
 func NewGroup(name string, tasks ...Task) *Group {
 	return &Group{name: name, tasks: tasks, ready: make(chan struct{})}
@@ -60,7 +63,7 @@ func NewGroup(name string, tasks ...Task) *Group {
 // Run runs tasks as a group with the default limits.
 func Run(ctx context.Context, tasks ...Task) error { return NewGroup("", tasks...).Run(ctx) }
 
-// Ready closes when every task of the group is ready.
+// Ready returns a channel that is closed when every task of the group is ready.
 func (g *Group) Ready() <-chan struct{} { return g.ready }
 
 func (g *Group) String() string { return g.name }
@@ -84,13 +87,13 @@ type running struct {
 	err   error
 }
 
-// Run starts the tasks and waits until all have ended. It returns nil when ctx
-// ended and all stopped as asked, or when all ended by themselves without an
-// error; otherwise every task's error, the first one first.
+// Run starts the tasks and waits until all have ended. It returns nil if ctx
+// ended and all stopped as requested, or if all ended by themselves without an
+// error. Otherwise it returns every task's error, the first one first.
 func (g *Group) Run(ctx context.Context) error {
-	// errgroup's context ends with the first error, or with ctx; the tasks'
-	// own contexts do not descend from it, since that would end them all at
-	// once instead of in order.
+	// errgroup's context ends with the first error, or with ctx. The tasks' own
+	// contexts are not derived from it, because that would end them all at once
+	// instead of in order.
 	eg, first := errgroup.WithContext(ctx)
 	base := context.WithoutCancel(ctx)
 	var started []*running
@@ -130,7 +133,7 @@ func start(base context.Context, eg *errgroup.Group, t Task) *running {
 	return r
 }
 
-// await waits until a task is ready or has ended, or everything is to stop.
+// await waits until a task is ready or has ended, or everything must stop.
 func (g *Group) await(first context.Context, r *running) error {
 	var late <-chan time.Time
 	if g.StartTimeout > 0 {
@@ -162,16 +165,16 @@ func waitAny(first context.Context, started []*running) {
 	}
 }
 
-// reported waits until the error of an ended task has reached the group: its
-// goroutine reports it just after ended is closed.
+// reported waits until the error of an ended task has reached the group,
+// because its goroutine reports it just after ended is closed.
 func (r *running) reported(first context.Context) {
 	if r.err != nil {
 		<-first.Done()
 	}
 }
 
-// stop ends the tasks in reverse order and returns their errors, without those
-// that are in known already.
+// stop ends the tasks in reverse order and returns their errors, except those
+// already in known.
 func (g *Group) stop(started []*running, known []error) []error {
 	limit := g.StopTimeout
 	if limit == 0 {
@@ -192,7 +195,7 @@ func (g *Group) stop(started []*running, known []error) []error {
 	return errs
 }
 
-// within reports whether the task ends in time.
+// within reports whether the task ends within limit.
 func (r *running) within(limit time.Duration) bool {
 	t := time.NewTimer(limit)
 	defer t.Stop()
@@ -219,13 +222,13 @@ func contains(errs []error, err error) bool {
 	return false
 }
 
-// Func makes a task of a function that calls ready once its work has begun.
-// Further calls of ready do nothing.
+// Func returns a task that runs a function, which calls ready once its work has
+// begun. Further calls of ready do nothing.
 func Func(name string, run func(ctx context.Context, ready func()) error) Task {
 	return &function{name: name, run: run, ready: make(chan struct{})}
 }
 
-// Loop makes a task that is ready as soon as it is started.
+// Loop returns a task that is ready as soon as it is started.
 func Loop(name string, run func(ctx context.Context) error) Task {
 	return Func(name, func(ctx context.Context, ready func()) error {
 		ready()

@@ -1,5 +1,5 @@
-// Package thread runs a function on a thread of its own, for what the kernel
-// keeps for each thread: its user, its mask of modes, its view of the files.
+// Package thread runs a function on its own thread, for state that the kernel
+// keeps per thread: user, umask, file system view.
 //
 // It guarantees that no other goroutine ever runs on that thread, which ends
 // with the function, and that it is not the first thread of the process, whose
@@ -19,7 +19,7 @@ func Own(f func()) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() { // while this goroutine has it, no other can get it
+		if unix.Gettid() == os.Getpid() { // while this goroutine holds the thread, no other can get it
 			Own(f)
 			runtime.UnlockOSThread()
 			return

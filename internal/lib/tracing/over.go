@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// timeout is how long a collector may take where the environment does not say.
+// timeout is how long a collector may take unless the environment sets a limit.
 const timeout = 10 * time.Second
 
 // over returns a client that sends through t as configured in the environment.

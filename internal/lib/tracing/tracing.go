@@ -1,11 +1,12 @@
-// Package tracing sends traces to a collector by OTLP over HTTP, as the
-// standard variables of OpenTelemetry say: OTEL_EXPORTER_OTLP_ENDPOINT or
-// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT switch it on, OTEL_EXPORTER_OTLP_HEADERS,
+// Package tracing sends traces to a collector by OTLP over HTTP, configured by
+// the standard OpenTelemetry variables: OTEL_EXPORTER_OTLP_ENDPOINT or
+// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT enables it; OTEL_EXPORTER_OTLP_HEADERS,
 // _TIMEOUT, _CERTIFICATE, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-// OTEL_TRACES_SAMPLER and OTEL_BSP_* say how.
+// OTEL_TRACES_SAMPLER and OTEL_BSP_* configure it.
 //
-// It guarantees that nothing waits for a collector: what it does not take is
-// dropped, and said at most once a minute. It leaves out metrics and logs.
+// It guarantees that nothing waits for a collector: spans that it does not
+// accept are dropped, and that is logged at most once a minute. It does not
+// send metrics or logs.
 package tracing
 
 import (
@@ -34,10 +35,11 @@ type Traces struct {
 	tracer   trace.Tracer
 }
 
-// FromEnv makes what the environment asks for, and nil if it asks for none.
-// service is the name of this process unless OTEL_SERVICE_NAME is set. Further
-// variables are read by OpenTelemetry itself. Spans go through t, for a process
-// that accounts for what it sends; nil is OpenTelemetry's own transport.
+// FromEnv returns Traces as configured by the environment, nil if tracing is
+// not enabled. service is the name of this process unless OTEL_SERVICE_NAME is
+// set. OpenTelemetry itself reads further variables. Spans are sent through t,
+// for a process that accounts for its traffic; nil means OpenTelemetry's own
+// transport.
 func FromEnv(ctx context.Context, getenv func(string) string, service, version string, t *http.Transport, log *slog.Logger) (*Traces, error) {
 	endpoint := getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 	if endpoint == "" {
@@ -63,7 +65,7 @@ func FromEnv(ctx context.Context, getenv func(string) string, service, version s
 	if err != nil {
 		return nil, fmt.Errorf("cannot send traces to %s: %w", endpoint, err)
 	}
-	// What the environment says comes last and wins.
+	// The environment comes last and takes precedence.
 	res, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
 		resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
 	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
@@ -74,7 +76,7 @@ func FromEnv(ctx context.Context, getenv func(string) string, service, version s
 	return &Traces{provider: p, tracer: p.Tracer("lull", trace.WithInstrumentationVersion(version))}, nil
 }
 
-// Tracer makes spans; nil if none are sent.
+// Tracer returns a tracer; nil if no spans are sent.
 func (t *Traces) Tracer() trace.Tracer {
 	if t == nil {
 		return nil
@@ -82,7 +84,7 @@ func (t *Traces) Tracer() trace.Tracer {
 	return t.tracer
 }
 
-// End sends what is left, for at most three seconds.
+// End sends the remaining spans, for at most three seconds.
 func (t *Traces) End() error {
 	if t == nil {
 		return nil
@@ -95,7 +97,7 @@ func (t *Traces) End() error {
 	return nil
 }
 
-// faults logs what could not be sent, at most once a minute.
+// faults logs send errors, at most once a minute.
 type faults struct {
 	log *slog.Logger
 

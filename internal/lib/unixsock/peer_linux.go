@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerOf asks the kernel who is at the other end of a connection.
+// PeerOf returns the peer of a connection according to the kernel.
 func PeerOf(c *net.UnixConn) (Peer, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

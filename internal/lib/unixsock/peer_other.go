@@ -7,8 +7,7 @@ import (
 	"net"
 )
 
-// PeerOf asks the kernel who is at the other end of a connection, which only
-// Linux is asked for.
+// PeerOf returns an error: only Linux identifies the peer of a connection.
 func PeerOf(*net.UnixConn) (Peer, error) {
 	return Peer{}, errors.New("cannot tell who connected: this system is not asked for it")
 }

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is who is at the other end of a connection, as the kernel saw it at
-// connect. The pid may have been reused since.
+// Peer is the process at the other end of a connection when it connected,
+// according to the kernel. The pid may have been reused since.
 type Peer struct {
 	UID, GID, PID int
 }
@@ -45,7 +45,7 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	if err := clear(path); err != nil {
 		return nil, err
 	}
-	// bind gives the file the mode of the socket, less the umask.
+	// bind creates the file with the mode of the socket, minus the umask.
 	narrow := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), uint32(mode)) }), err)
@@ -91,14 +91,15 @@ func clear(path string) error {
 	return err
 }
 
-// Listener is a socket that takes its file with it.
+// Listener is a listening socket that removes its file when it is closed.
 type Listener struct {
 	*net.UnixListener
 	path string
 	file fs.FileInfo
 }
 
-// Close stops listening and removes the socket file if it is still this one's.
+// Close stops listening and removes the socket file if it is still this
+// listener's.
 func (l *Listener) Close() error {
 	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.file) {
 		if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -22,8 +22,8 @@ const (
 	longest  = 100 * time.Millisecond
 )
 
-// Until checks cond repeatedly and returns as soon as it holds. It
-// fails the test, naming what was awaited, if cond does not hold within Timeout.
+// Until checks cond repeatedly and returns as soon as it is true. It fails the
+// test, naming what was awaited, if cond is not true within Timeout.
 func Until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	if !Within(Timeout, cond) {
@@ -42,8 +42,8 @@ func NoError(t testing.TB, what string, try func() error) {
 }
 
 // Within checks cond repeatedly, at least once and for at most limit, and
-// reports whether it came to hold. The time between two checks is a twentieth of
-// the time waited so far, from 5 to 100 ms.
+// reports whether it became true. The interval between two checks is a
+// twentieth of the time waited so far, from 5 to 100 ms.
 func Within(limit time.Duration, cond func() bool) bool {
 	for began := time.Now(); !cond(); {
 		waited := time.Since(began)
@@ -55,8 +55,8 @@ func Within(limit time.Duration, cond func() bool) bool {
 	return true
 }
 
-// Stays checks cond repeatedly for d and reports whether it held
-// every time.
+// Stays checks cond repeatedly for d and reports whether it was true every
+// time.
 func Stays(d time.Duration, cond func() bool) bool {
 	return !Within(d, func() bool { return !cond() })
 }

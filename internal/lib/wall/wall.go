@@ -1,17 +1,17 @@
-// Package wall compares the machine's clocks, so that a suspend of the machine
-// and a step of its wall clock are events instead of mysteries.
+// Package wall compares the machine's clocks and reports a suspend of the
+// machine and a step of its wall clock as events.
 //
-// Three clocks are read together: CLOCK_MONOTONIC stands still while the
-// machine is suspended, CLOCK_BOOTTIME continues, and the wall clock continues
-// and can be set. Boot time minus monotonic time grows only by suspends; wall
-// time minus boot time changes only when the clock is set (slewing moves all
-// three alike). Small changes add up: nothing is lost below the tolerance.
+// Three clocks are read together: CLOCK_MONOTONIC stops while the machine is
+// suspended, CLOCK_BOOTTIME continues, and the wall clock continues and can be
+// set. Boot time minus monotonic time grows only by suspends; wall time minus
+// boot time changes only when the clock is set (slewing moves all three alike).
+// Small changes add up: nothing is lost below the tolerance.
 //
 // It guarantees that a Detector reports each suspend and each step once, with
-// its length. It leaves out what no clock of the machine shows: a hypervisor
+// its length. It cannot see what no clock of the machine shows: a hypervisor
 // that stops a whole guest stops all three, and only the correction of the wall
-// clock afterwards is seen, as a step. A testing/synctest bubble moves time.Now
-// but not these clocks, so tests inject the reader.
+// clock afterwards is seen, as a step. A testing/synctest bubble controls
+// time.Now but not these clocks, so tests inject the reader.
 package wall
 
 import (
@@ -21,23 +21,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tolerance is the least change that is reported when a Detector says nothing
-// else. Reading three clocks one after the other takes some microseconds, or
-// some milliseconds when the scheduler comes between.
+// Tolerance is the smallest change that a Detector reports by default. Reading
+// three clocks one after the other takes some microseconds, or some
+// milliseconds if the scheduler intervenes.
 const Tolerance = time.Second
 
-// Reading is the three clocks at one moment.
+// Reading contains the three clocks at one moment.
 type Reading struct {
 	Wall time.Time     // without a monotonic part
-	Boot time.Duration // CLOCK_BOOTTIME: since boot, suspends included
-	Mono time.Duration // CLOCK_MONOTONIC: since boot, suspends left out
+	Boot time.Duration // CLOCK_BOOTTIME: since boot, including suspends
+	Mono time.Duration // CLOCK_MONOTONIC: since boot, excluding suspends
 }
 
 // Read reads the clocks of this machine.
 func Read() (Reading, error) {
 	var best Reading
-	// The two since boot are read around the wall clock; of a few tries the one
-	// with the least time in between counts.
+	// The two clocks since boot are read around the wall clock. Of a few tries
+	// the one with the shortest time in between is used.
 	width := time.Duration(1<<63 - 1)
 	for range 3 {
 		mono, err := clock(unix.CLOCK_MONOTONIC)
@@ -69,8 +69,8 @@ func clock(id int32) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// Since is the time between two readings of one boot. It counts suspends and
-// does not care how the wall clock was set.
+// Since returns the time between two readings of one boot. It includes suspends
+// and ignores changes of the wall clock.
 func (r Reading) Since(earlier Reading) time.Duration { return r.Boot - earlier.Boot }
 
 // Kind is the kind of an event of the clocks.
@@ -82,13 +82,13 @@ const (
 	Stepped   Kind = "stepped"   // the wall clock was set
 )
 
-// Event is one thing that happened between two readings.
+// Event is something that happened between two readings.
 type Event struct {
 	Kind Kind
-	// By is how long the machine slept (positive), or how far the wall clock
-	// was set forward (positive) or back (negative).
+	// By is how long the machine slept (positive), or how far the wall clock was
+	// set forward (positive) or back (negative).
 	By time.Duration
-	// After and Before are the readings that it happened between.
+	// After and Before are the readings around the event.
 	After, Before Reading
 }
 
@@ -102,10 +102,10 @@ func (e Event) String() string {
 	return fmt.Sprintf("the wall clock was set forward by %v", e.By)
 }
 
-// Detector finds events in a series of readings. Its zero value works. It is
-// for one goroutine.
+// Detector finds events in a series of readings. The zero value is ready for
+// use. It must be used by one goroutine only.
 type Detector struct {
-	Tolerance time.Duration // least change reported; 0 is the package's Tolerance
+	Tolerance time.Duration // smallest reported change; 0 means the package's Tolerance
 
 	begun bool
 	last  Reading
@@ -113,9 +113,10 @@ type Detector struct {
 	wall  time.Duration // wall minus boot, as reported so far
 }
 
-// Observe takes the next reading and returns what happened since the last one,
-// a suspend before a step. The first reading is only a baseline, and so is one
-// whose boot time lies before the last one's: that is another boot.
+// Observe takes the next reading and returns what happened since the previous
+// one, a suspend before a step. The first reading only sets the baseline. So
+// does one whose boot time is before the previous one's: the machine was
+// rebooted.
 func (d *Detector) Observe(r Reading) []Event {
 	slept, wall := r.Boot-r.Mono, time.Duration(r.Wall.UnixNano())-r.Boot
 	before := d.last

@@ -41,8 +41,8 @@ type Agent interface {
 	Halt(ctx context.Context, r HaltRequest) (Status, error)
 }
 
-// Stage is one of the three stages of a check: 1 is a connected user, 2 is work
-// in the background, 3 is sustained quiet.
+// Stage is one of the three stages of a check: 1 looks for a connected user, 2
+// for work in the background, 3 for sustained quiet.
 type Stage struct {
 	Number   int    `json:"number"`
 	Name     string `json:"name"`
@@ -50,24 +50,24 @@ type Stage struct {
 	Sentence string `json:"sentence"`
 }
 
-// Config is one source of the policy and how reading it went.
+// Config is one source of the policy, with the result of reading it.
 type Config struct {
 	Source string       `json:"source"`          // tags, cache, file
 	State  string       `json:"state"`           // read, absent, unreadable, cached, replaced
 	Detail string       `json:"detail"`          // why it is unreadable
-	ReadAt *time.Time   `json:"read_at"`         // of the values that hold
-	Faults []tags.Fault `json:"faults"`          // what of it cannot be used
-	Values []Setting    `json:"values,omitzero"` // what it says
+	ReadAt *time.Time   `json:"read_at"`         // when the values in effect were read
+	Faults []tags.Fault `json:"faults"`          // the parts that cannot be used
+	Values []Setting    `json:"values,omitzero"` // its settings
 }
 
-// Setting is one value that holds and where it comes from.
+// Setting is one value in effect, with its origin.
 type Setting struct {
 	Name   string `json:"name"`
-	Value  string `json:"value"`  // of a command its program, of an address its host
+	Value  string `json:"value"`  // only the program of a command, only the host of an address
 	Source string `json:"source"` // default, tags, cache, file, extended
 }
 
-// Outcome is an action and how it went.
+// Outcome is an action and its result.
 type Outcome struct {
 	Generation uint64     `json:"generation"`
 	Action     string     `json:"action"` // stop, hibernate, terminate, poweroff
@@ -78,14 +78,14 @@ type Outcome struct {
 	StartedAt  time.Time  `json:"started_at"`
 	EndedAt    *time.Time `json:"ended_at"`
 	Hook       *Hook      `json:"hook"`                  // pre-stop; nil if it did not run
-	PostCancel *Hook      `json:"post_cancel,omitempty"` // ran because the action was canceled after pre-stop
+	PostCancel *Hook      `json:"post_cancel,omitempty"` // set if the action was canceled after pre-stop
 }
 
 // Hook is a run of the pre-stop or the post-cancel hook.
 type Hook struct {
-	Command  string        `json:"command"` // the program only, without its arguments
+	Command  string        `json:"command"` // the program without its arguments
 	User     string        `json:"user"`
-	ExitCode int           `json:"exit_code"` // -1 when it did not end by itself
+	ExitCode int           `json:"exit_code"` // -1 if it did not exit by itself
 	TimedOut bool          `json:"timed_out"`
 	Took     idle.Duration `json:"took_seconds"`
 	Output   string        `json:"output"` // the last 4 KiB
@@ -93,7 +93,7 @@ type Hook struct {
 	Error    string        `json:"error"`
 }
 
-// Outcome says how the hook ended: "ended with code 3 after 2s".
+// Outcome describes how the hook ended: "ended with code 3 after 2s".
 func (h *Hook) Outcome() string {
 	took := idle.Human(time.Duration(h.Took))
 	switch {
@@ -105,7 +105,7 @@ func (h *Hook) Outcome() string {
 	return fmt.Sprintf("ended with code %d after %s", h.ExitCode, took)
 }
 
-// LastLine returns the last line that the hook printed, at most 200 bytes of it.
+// LastLine returns the last line that the hook printed, at most 200 bytes.
 func (h *Hook) LastLine() string {
 	lines := strings.FieldsFunc(h.Output, func(r rune) bool { return r == '\n' || r == '\r' })
 	for _, l := range slices.Backward(lines) {
@@ -116,8 +116,8 @@ func (h *Hook) LastLine() string {
 	return ""
 }
 
-// Alarm is something that keeps the agent from doing its work and that a
-// person has to know of.
+// Alarm is a problem that keeps the agent from doing its work and that a user
+// must know about.
 type Alarm struct {
 	Code     string    `json:"code"`
 	Sentence string    `json:"sentence"`
@@ -128,20 +128,20 @@ type Alarm struct {
 type Status struct {
 	Version    string         `json:"version"`
 	BuildDate  string         `json:"build_date"`
-	InstanceID string         `json:"instance_id"`           // empty without a cloud, or while it is not known
+	InstanceID string         `json:"instance_id"`           // empty without a cloud, or while it is unknown
 	Cloud      string         `json:"cloud"`                 // ec2, none
-	CloudError string         `json:"cloud_error,omitempty"` // why instance_id is not known
+	CloudError string         `json:"cloud_error,omitempty"` // why instance_id is unknown
 	Region     string         `json:"region"`
 	BootID     string         `json:"boot_id"`
-	StartedAt  time.Time      `json:"started_at"` // of the agent
+	StartedAt  time.Time      `json:"started_at"` // when the agent started
 	BootedAt   time.Time      `json:"booted_at"`
 	ResumedAt  *time.Time     `json:"resumed_at"`
 	Halted     *idle.HaltedBy `json:"halted"`
-	Stage      int            `json:"stage"` // which stage answered
+	Stage      int            `json:"stage"` // the stage that decided
 	Stages     []Stage        `json:"stages"`
 	Verdict    idle.Verdict   `json:"verdict"`
 	Readings   []idle.Reading `json:"readings"`
-	NotAsked   []string       `json:"not_asked"` // signals left out because cheaper ones are active
+	NotAsked   []string       `json:"not_asked"` // signals not read because cheaper ones are active
 	Memory     *Memory        `json:"memory"`
 	NextTimers []Timer        `json:"next_timers"`
 	Leases     []idle.Lease   `json:"leases"`
@@ -152,37 +152,37 @@ type Status struct {
 	WarnedAt   *time.Time     `json:"warned_at"`
 	TTL        *time.Time     `json:"ttl_deadline"`
 	Completion string         `json:"completion"` // status of a completion signal; empty for none
-	Upcoming   []Upcoming     `json:"upcoming"`   // what happens to the machine by itself, soonest first, if nothing changes
+	Upcoming   []Upcoming     `json:"upcoming"`   // upcoming actions, soonest first, if nothing changes
 	Last       *Outcome       `json:"last_action"`
 	Counters   Counters       `json:"counters"`
-	Server     *ServerLink    `json:"server,omitempty"` // nil without one
+	Server     *ServerLink    `json:"server,omitempty"` // nil without a server
 }
 
-// Upcoming is an action that the machine is heading for.
+// Upcoming is a pending action on the machine.
 type Upcoming struct {
 	Reason string    `json:"reason"`           // idle_timeout, ttl, completion
 	Action string    `json:"action"`           // stop, hibernate, terminate
-	At     time.Time `json:"at"`               // the earliest moment
-	WarnAt time.Time `json:"warn_at,omitzero"` // when its warning goes out, or went
+	At     time.Time `json:"at"`               // earliest time
+	WarnAt time.Time `json:"warn_at,omitzero"` // when its warning is or was sent
 }
 
 // ServerLink is the state of the connection between the agent and its server.
 type ServerLink struct {
-	WorkerID   string     `json:"worker_id"`    // empty: no worker is this machine
-	Holder     string     `json:"pause_holder"` // agent, controller, or unknown until the server has said
+	WorkerID   string     `json:"worker_id"`    // empty if the server knows no worker for this machine
+	Holder     string     `json:"pause_holder"` // agent, controller, or unknown until the server reports it
 	Halted     bool       `json:"halted"`
 	Halt       string     `json:"halt,omitempty"` // the sentence of the server's halt
 	ReportedAt *time.Time `json:"reported_at"`
-	Error      string     `json:"error"` // why the last report did not arrive
+	Error      string     `json:"error"` // why the last report failed
 }
 
-// Memory is shown beside stage 2 and judges nothing.
+// Memory is shown beside stage 2 and does not affect it.
 type Memory struct {
 	TotalBytes     uint64 `json:"total_bytes"`
 	AvailableBytes uint64 `json:"available_bytes"`
 }
 
-// Timer is a pending systemd timer: what would have run next.
+// Timer is a pending systemd timer that would have run next.
 type Timer struct {
 	Unit string    `json:"unit"`
 	Next time.Time `json:"next"`
@@ -199,51 +199,53 @@ type Counters struct {
 	Resumes   uint64 `json:"resumes"`
 }
 
-// Why answers why the machine runs, or what would end it.
+// Why explains why the machine runs, or what would end it.
 type Why struct {
 	evidence.Account
 	Sentence string         `json:"sentence"` // the answer
 	Readings []idle.Reading `json:"readings"`
-	Last     *Outcome       `json:"last_action"`        // until then
-	Upcoming []Upcoming     `json:"upcoming,omitempty"` // as in Status; absent at a past time
+	Last     *Outcome       `json:"last_action"`        // before the time asked about
+	Upcoming []Upcoming     `json:"upcoming,omitempty"` // as in Status; absent for a past time
 }
 
-// Reload says what reading the configuration again changed.
+// Reload lists what changed when the configuration was read again.
 type Reload struct {
 	Changed []string     `json:"changed"` // names of settings
 	Faults  []tags.Fault `json:"faults"`
 	Config  []Config     `json:"config"`
 }
 
-// SnoozeRequest asks for no idle action until Until, or For from now; both
-// empty ends a snooze.
+// SnoozeRequest blocks idle actions until Until, or for For from now. If both
+// are empty it ends a snooze.
 type SnoozeRequest struct {
 	For   idle.Duration `json:"for_seconds,omitzero"`
 	Until time.Time     `json:"until,omitzero"`
 }
 
-// CompleteRequest signals that the work the machine was started for is done.
+// CompleteRequest reports that the work that the machine was started for is
+// done.
 type CompleteRequest struct {
 	Status  string `json:"status"` // success, failed, or any word; default success
 	Message string `json:"message"`
-	Undo    bool   `json:"undo,omitempty"` // take a completion back; the other fields are then ignored
+	Undo    bool   `json:"undo,omitempty"` // revoke a completion; the other fields are then ignored
 }
 
-// ExtendRequest moves the TTL For later: from its deadline, or from now if the
+// ExtendRequest moves the TTL by For: from its deadline, or from now if the
 // deadline has passed. For must be above 0 and at most 30 days.
 type ExtendRequest struct {
 	For idle.Duration `json:"for_seconds"`
 }
 
-// LeaseRequest keeps the machine for TTL, at most 24 h, on behalf of Holder.
+// LeaseRequest keeps the machine running for TTL, at most 24 h, on behalf of
+// Holder.
 type LeaseRequest struct {
 	Holder string        `json:"holder"` // default "default"
 	Reason string        `json:"reason"`
 	TTL    idle.Duration `json:"ttl_seconds"`
 }
 
-// HistoryQuery picks entries of [Since, Until), at most Limit of the newest;
-// zero fields do not restrict.
+// HistoryQuery selects entries in [Since, Until), at most the Limit newest.
+// Zero fields do not restrict.
 type HistoryQuery struct {
 	Since, Until time.Time
 	Limit        int
@@ -261,30 +263,30 @@ type Entry struct {
 	Slept    idle.Duration  `json:"slept_seconds,omitzero"` // of a resume: how long the machine was down
 }
 
-// HaltRequest switches all automatic actions off or on again.
+// HaltRequest starts or ends a halt of all automatic actions.
 type HaltRequest struct {
 	On     bool       `json:"on"`
 	Reason string     `json:"reason"`
-	Until  *time.Time `json:"until,omitempty"` // it ends by itself then
+	Until  *time.Time `json:"until,omitempty"` // when it expires
 }
 
 // Codes of the problems of an agent.
 const (
 	CodeBadRequest = "bad_request"
 	CodeNotFound   = "not_found"
-	CodeRefused    = "refused" // understood, and the answer is no
+	CodeRefused    = "refused" // a valid request that was refused
 )
 
 var statuses = map[string]int{CodeBadRequest: http.StatusBadRequest, CodeNotFound: http.StatusNotFound, CodeRefused: http.StatusConflict}
 
-// Refusal is an answer of no with one of the codes.
+// Refusal returns a refusal with one of the codes.
 func Refusal(code, format string, args ...any) *httpx.Problem {
 	return httpx.NewProblem(statuses[code], code, fmt.Sprintf(format, args...))
 }
 
 type callerKey struct{}
 
-// WithCaller names who asks, for the record of what they did.
+// WithCaller adds the name of the caller to ctx, for the record.
 func WithCaller(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, callerKey{}, name)
 }

@@ -13,7 +13,7 @@ import (
 // DefaultSocket is the default path of an agent's socket.
 const DefaultSocket = "/run/lull/agent.sock"
 
-// Client speaks to an agent. It is an Agent itself.
+// Client is a client of an agent. It implements Agent.
 type Client struct{ api *httpx.Client }
 
 var _ Agent = (*Client)(nil)

@@ -13,7 +13,7 @@ import (
 
 const maxBody = 1 << 20
 
-// Handler serves a on the wire.
+// Handler serves a over HTTP.
 func Handler(a Agent) http.Handler {
 	mux := http.NewServeMux()
 	route := func(pattern string, h func(r *http.Request) (any, error)) {
@@ -128,8 +128,8 @@ func body[T any](r *http.Request) (T, error) {
 	return v, nil
 }
 
-// writeError answers with the problem that err is; any other error is the
-// agent's own.
+// writeError responds with the problem in err; any other error is reported as
+// internal.
 func writeError(w http.ResponseWriter, err error) {
 	p, ok := errors.AsType[*httpx.Problem](err)
 	if !ok {

@@ -20,33 +20,34 @@ import (
 // agent's clock; the server uses them only as ages relative to At.
 type AgentReport struct {
 	At         time.Time      `json:"at"`       // when it was sent
-	Sequence   uint64         `json:"sequence"` // rises with every report since StartedAt
+	Sequence   uint64         `json:"sequence"` // increases with every report since StartedAt
 	StartedAt  time.Time      `json:"started_at"`
 	BootID     string         `json:"boot_id"`
 	InstanceID string         `json:"instance_id,omitempty"`
 	Region     string         `json:"aws_region,omitempty"`
 	Version    string         `json:"version"`
 	BuildDate  string         `json:"build_date,omitempty"`
-	Interval   idle.Duration  `json:"interval_seconds"` // the next report comes within it
+	Interval   idle.Duration  `json:"interval_seconds"` // maximum time until the next report
 	Readings   []idle.Reading `json:"readings"`
-	LastUse    time.Time      `json:"last_use"` // newest use of any signal; the agent's start counts
+	LastUse    time.Time      `json:"last_use"` // newest use of any signal; the agent's start counts as use
 	Idle       float64        `json:"idle_minutes"`
-	Holder     string         `json:"pause_holder"` // who decides, as the agent sees it
-	// Holds were decided by users and hooks on the machine itself: leases, a
-	// snooze, a veto, a halt. They also block a pause by the controller.
+	Holder     string         `json:"pause_holder"` // who decides, according to the agent
+	// Holds were set by users and hooks on the machine itself: leases, a snooze,
+	// a veto, a halt. They also block a pause by the controller.
 	Holds  []idle.Block `json:"holds,omitempty"`
 	Alarms []AgentAlarm `json:"alarms,omitempty"`
-	// HookSeconds is how long the pre-stop hook may take; 0 is none.
+	// HookSeconds is how long the pre-stop hook may take; 0 means that there is
+	// none.
 	HookSeconds float64      `json:"hook_seconds,omitempty"`
 	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
-	Action      *AgentAction `json:"action,omitempty"`  // the agent's own, in progress or last
-	// Judged holds what the agent's verdict depends on besides its readings; nil
-	// from an earlier version.
+	Action      *AgentAction `json:"action,omitempty"`  // the agent's own action, in progress or last
+	// Judged holds what the agent's verdict depends on in addition to its
+	// readings; nil from an earlier version.
 	Judged *AgentJudged `json:"judged,omitempty"`
 }
 
-// AgentJudged holds what an agent's verdict depends on besides its readings, for
-// later questions to the server.
+// AgentJudged holds what an agent's verdict depends on in addition to its
+// readings, for later questions to the server.
 type AgentJudged struct {
 	Policy       idle.Policy  `json:"policy"`
 	ResumedAt    time.Time    `json:"last_resumed_at,omitzero"`
@@ -54,9 +55,10 @@ type AgentJudged struct {
 	WarnedAt     time.Time    `json:"warning_sent_at,omitzero"`
 	Leases       []idle.Lease `json:"leases,omitempty"`
 	Guards       []idle.Block `json:"guards,omitempty"`
-	// NotAsked are signals that count and were left out, since others are active.
+	// NotAsked are relevant signals that were not read because others are
+	// active.
 	NotAsked []string `json:"not_asked,omitempty"`
-	// Peaks are the highest values of signals since the report before.
+	// Peaks are the highest values of signals since the previous report.
 	Peaks map[string]float64 `json:"peaks,omitempty"`
 }
 
@@ -67,14 +69,14 @@ type AgentAlarm struct {
 }
 
 // AgentAction is an action of the agent's own. With phase intent the agent asks
-// for leave: it acts only if the answer has no refusal.
+// for permission: it acts only if the answer contains no refusal.
 type AgentAction struct {
 	Generation uint64 `json:"generation"`
 	Action     string `json:"action"` // stop, hibernate
 	Reason     string `json:"reason"` // idle_timeout, ttl, completion
-	Phase      string `json:"phase"`  // intent, and those of agentctl.Outcome
+	Phase      string `json:"phase"`  // intent, or one of those of agentctl.Outcome
 	Detail     string `json:"detail,omitempty"`
-	// At is when it began; zero from an agent of an earlier version.
+	// At is when the action began; zero from an agent of an earlier version.
 	At time.Time `json:"at,omitzero"`
 }
 
@@ -88,42 +90,45 @@ type AgentDone struct {
 	Error      string `json:"error,omitempty"`
 }
 
-// AgentOrder asks an agent, which does not decide, to make ready for a stop by
-// the controller: run the pre-stop hook once, then read everything again, and
-// report at once, for as long as the order stands.
+// AgentOrder asks an agent that does not decide to prepare for a stop by the
+// controller. It runs the pre-stop hook once, reads everything again, and
+// reports at once while the order is pending.
 type AgentOrder struct {
 	Generation int64  `json:"generation"`
 	Action     string `json:"action"`
 	Reason     string `json:"reason"`
-	Forced     bool   `json:"forced,omitempty"` // the hook is not asked for leave
-	Sent       bool   `json:"sent,omitempty"`   // the stop has been sent: nothing is left to make ready
+	Forced     bool   `json:"forced,omitempty"` // the hook cannot refuse
+	Sent       bool   `json:"sent,omitempty"`   // the stop has been sent; nothing is left to prepare
 }
 
 // AgentWarning asks an agent to warn users, once per ID.
 type AgentWarning struct {
 	ID      string  `json:"id"`
-	Seconds float64 `json:"in_seconds"` // until the action
+	Seconds float64 `json:"in_seconds"` // seconds until the action
 	Action  string  `json:"action"`
 }
 
 // AgentAnswer is a server's answer to a report.
 type AgentAnswer struct {
-	WorkerID string `json:"worker_id,omitempty"`    // empty: no worker is this machine
-	Holder   string `json:"pause_holder,omitempty"` // of that worker
-	Halted   bool   `json:"halted"`                 // the whole fleet
+	WorkerID string `json:"worker_id,omitempty"`    // empty if no worker is this machine
+	Holder   string `json:"pause_holder,omitempty"` // pause holder of that worker
+	Halted   bool   `json:"halted"`                 // the whole fleet is halted
 	Halt     string `json:"halt,omitempty"`         // who halted it, since when, until when and why
-	// HaltLeft is how long the halt still holds, in seconds; 0 for one without an end.
+	// HaltLeft is the remaining time of the halt, in seconds; 0 for one without
+	// an end.
 	HaltLeft float64 `json:"halt_left_seconds,omitempty"`
-	// HaltedBy is the halt; nil while the fleet is not halted, and from an older server.
+	// HaltedBy is the halt; nil while the fleet is not halted, and from an older
+	// server.
 	HaltedBy *idle.HaltedBy `json:"halted_by,omitempty"`
-	Refused  string         `json:"refused,omitempty"` // why the intent must not be acted on
+	Refused  string         `json:"refused,omitempty"` // why the intent must not be carried out
 	Order    *AgentOrder    `json:"order,omitempty"`
 	Warning  *AgentWarning  `json:"warning,omitempty"`
-	// AllClear says that no stop of the worker is announced or intended: a
-	// warning that the server asked for earlier no longer holds.
+	// AllClear reports that no stop of the worker is announced or intended,
+	// which withdraws an earlier warning of the server.
 	AllClear bool `json:"all_clear,omitempty"`
-	// TTLDeadline is the end of the worker's life by its record; TTLFromTag says
-	// that the record took it from the machine's tag, and follows the tag.
+	// TTLDeadline is the worker's expiry according to its record. TTLFromTag
+	// reports that the record takes it from the machine's tag and follows
+	// changes of the tag.
 	TTLDeadline *time.Time `json:"ttl_deadline,omitempty"`
 	TTLAction   string     `json:"ttl_action,omitempty"`
 	TTLFromTag  bool       `json:"ttl_from_tag,omitempty"`
@@ -136,18 +141,19 @@ type AgentView struct {
 	Report     AgentReport `json:"report"`
 }
 
-// AgentWhy answers why the machine of an agent runs, by what the agent reported.
+// AgentWhy explains why the machine of an agent runs, based on the agent's
+// reports.
 type AgentWhy struct {
 	evidence.Account
 	Machine  string `json:"machine"`
 	WorkerID string `json:"worker_id,omitempty" doc:"The worker's id; absent if the machine is not a worker"`
-	// Readings says where they are from: "live" from its last report,
-	// "recorded" from what a server kept, or "unknown" where it is not heard of.
+	// Readings is "live" from the last report, "recorded" from what a server
+	// stored, or "unknown" if the agent does not report.
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
-	// Unheard says why there are no readings; empty where there are.
+	// Unheard is why there are no readings; empty if there are some.
 	Unheard string `json:"unheard,omitempty"`
-	// Last are the newest audit entries about the worker until then, newest
-	// first; empty where it is none.
+	// Last are the newest audit entries about the worker up to the time asked
+	// about, newest first; empty if no worker is this machine.
 	Last []audit.Entry `json:"last"`
 }
 
@@ -207,7 +213,7 @@ func (r *AgentReport) Check() error {
 	return errors.Join(errs...)
 }
 
-// maxJudged is the longest time that a policy may name.
+// maxJudged is the longest duration that a policy may contain.
 const maxJudged = 366 * 24 * time.Hour
 
 func (j *AgentJudged) check() error {
@@ -224,8 +230,7 @@ func (j *AgentJudged) check() error {
 	return plain(j)
 }
 
-// Fit makes it fit: texts are cut and have no control characters, lists are cut
-// too.
+// Fit truncates lists and texts to their limits and removes control characters.
 func (j *AgentJudged) Fit() {
 	j.Leases, j.Guards, j.NotAsked = j.Leases[:min(len(j.Leases), maxReadings)], j.Guards[:min(len(j.Guards), maxReadings)], j.NotAsked[:min(len(j.NotAsked), maxReadings)]
 	for name := range j.Peaks {
@@ -263,8 +268,8 @@ func agentPath(machine string, below ...string) string {
 	return "/agents/" + strings.Join(append([]string{url.PathEscape(machine)}, below...), "/")
 }
 
-// AgentWhy answers why an agent's machine runs or was stopped, now or at a past
-// time; zero is now.
+// AgentWhy explains why an agent's machine runs or was stopped, now or at a
+// past time; zero means now.
 func (c *Client) AgentWhy(ctx context.Context, machine string, at time.Time) (AgentWhy, error) {
 	path := api + agentPath(machine, "why")
 	if !at.IsZero() {
@@ -273,17 +278,17 @@ func (c *Client) AgentWhy(ctx context.Context, machine string, at time.Time) (Ag
 	return get[AgentWhy](ctx, c, path)
 }
 
-// tell sends what a machine has to say to a path below /api/v1, once. It
-// carries no idempotency key, since it is kept in no store: what is said twice
-// says the same twice.
+// tell sends a machine's message to a path below /api/v1, once. It carries no
+// idempotency key, because it is not stored: a repeated message has no further
+// effect.
 func tell[T any](ctx context.Context, c *Client, path string, in any) (out T, err error) {
 	_, err = c.api.Do(ctx, httpx.Request{Method: http.MethodPost, Path: api + path, In: in, Once: true}, &out)
 	return out, err
 }
 
-// Outdated reports whether an agent is older than the server: by their version
-// numbers or, if these are unusable, by their build dates. What cannot be
-// compared is not outdated.
+// Outdated reports whether an agent is older than the server, by version number
+// or, if these are unusable, by build date. If they cannot be compared, it
+// returns false.
 func Outdated(version, build, serverVersion, serverBuild string) bool {
 	if version == serverVersion {
 		return false
@@ -302,7 +307,8 @@ func Outdated(version, build, serverVersion, serverBuild string) bool {
 	return err1 == nil && err2 == nil && mine.Before(theirs)
 }
 
-// numbers reads a version as git describes it: 1.2.3, v1.2.3 or v1.2.3-4-gabc.
+// numbers parses a version as printed by git describe: 1.2.3, v1.2.3 or
+// v1.2.3-4-gabc.
 func numbers(v string) (out [4]int, ok bool) {
 	v, rest, _ := strings.Cut(strings.TrimPrefix(v, "v"), "-")
 	parts := strings.Split(v, ".")
@@ -317,7 +323,7 @@ func numbers(v string) (out [4]int, ok bool) {
 		out[i] = n
 	}
 	if n, _, found := strings.Cut(rest, "-g"); found {
-		// Commits since the tag; anything else there is none.
+		// Commits since the tag; 0 for anything else.
 		out[3], _ = strconv.Atoi(n)
 	}
 	return out, true

@@ -204,8 +204,8 @@ func AuditValues(q audit.Query) url.Values {
 	return v
 }
 
-// Simulate asks what policies would have done. tell is called with the completed
-// share from 0 to 1; its error cancels the request.
+// Simulate asks what policies would have done. tell is called with the
+// completed share from 0 to 1; its error cancels the request.
 func (c *Client) Simulate(ctx context.Context, in Simulate, tell func(share float64) error) (Simulation, error) {
 	// With a key the server would withhold the response until the end.
 	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodPost, Path: api + "/simulate/progress", In: in, Once: true})

@@ -1,9 +1,9 @@
 // Package control is the protocol between a client and a server of a fleet: the
-// objects of the HTTP API that are not the fleet's own records, and a client
-// for all of it.
+// objects of the HTTP API that are not the fleet's own records, and a client of
+// the whole API.
 //
 // Workers, templates, settings and audit entries are those of package fleet.
-// Field names are a contract. Authorization is left to the server.
+// Field names are a contract. The server handles authorization.
 package control
 
 import (
@@ -21,49 +21,50 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// List is one page of a listing. Next is the cursor of the page after it,
-// for ?after=; empty at the end.
+// List is one page of a listing. Next is the cursor of the next page, for
+// ?after=; empty at the end.
 type List[T any] struct {
 	Items []T    `json:"items"`
 	Next  string `json:"next,omitempty"`
-	// Total counts what is selected on all pages together, where that is
-	// known without reading them.
+	// Total counts the selected items on all pages, if that is known without
+	// reading them.
 	Total *int `json:"total,omitempty"`
 }
 
-// ListDiscovered lists the instances that discovery found. Scan is the last scan,
-// nil if none has finished.
+// ListDiscovered lists the discovered instances. Scan is the last scan, nil if
+// none has finished.
 type ListDiscovered struct {
 	List[fleet.Discovered]
 	Scan *fleet.Scan `json:"scan,omitempty"`
 }
 
-// Why answers why a worker runs, or why and by whom it was stopped.
+// Why explains why a worker runs, or why and by whom it was stopped.
 type Why struct {
 	evidence.Account
 	WorkerID   string `json:"worker_id"`
 	WorkerName string `json:"worker_name"`
 	Status     string `json:"status"`
-	// Standing is its present standing in the overview; empty at a past time.
+	// Standing is the worker's current standing in the overview; empty for a
+	// past time.
 	Standing   Standing          `json:"standing,omitempty"`
 	IdleStatus worker.IdleStatus `json:"idle_status"`
-	// ActivitySourcesReason is why an imported worker is judged by the sources
-	// that it has; empty if a user chose them.
+	// ActivitySourcesReason is why an imported worker is judged by its present
+	// sources; empty if a user chose them.
 	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
-	// Last are the newest audit entries about it until then, newest first.
+	// Last are the newest audit entries about the worker up to the time asked
+	// about, newest first.
 	Last []audit.Entry `json:"last"`
-	// Readings says where the readings came from: "live", "recorded" or
-	// "unknown".
+	// Readings is the origin of the readings: "live", "recorded" or "unknown".
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
-	// Halted means that all automatic actions are stopped now.
+	// Halted reports whether all automatic actions are halted now.
 	Halted bool `json:"halted"`
-	// Halt is who stopped them, and since when; absent without a halt.
+	// Halt is who halted them, and when; absent without a halt.
 	Halt *halt.Halt `json:"halt,omitempty"`
-	// Policy is its present effective policy, with schedule, overrides and
-	// budgets; absent at a past time.
+	// Policy is the current effective policy, with schedule, overrides and
+	// budgets; absent for a past time.
 	Policy *WorkerPolicy `json:"policy,omitempty" doc:"Current effective policy; absent for a past time"`
-	// PolicyThen is the policy by which it was judged at a past time, or when
-	// it was stopped.
+	// PolicyThen is the policy in effect at a past time, or when the worker was
+	// stopped.
 	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"Policy at a past time, or when it was stopped; absent if not recorded"`
 }
 
@@ -74,16 +75,16 @@ type Timeline struct {
 	From     time.Time        `json:"from"`
 	To       time.Time        `json:"to"`
 	Signals  []TimelineSignal `json:"signals"`
-	// Verdicts are what the engine said, one after another. Time that none of
-	// them covers is in Missing, or the worker did not run.
+	// Verdicts are the engine's verdicts, in order. During time that none of
+	// them covers the worker did not run, or the time is in Missing.
 	Verdicts []TimelineVerdict `json:"verdicts"`
-	// Power is its status over all of the time, one after another.
+	// Power are the worker's statuses over the whole range, in order.
 	Power   []TimelinePower    `json:"power"`
 	Changes []TimelineChange   `json:"changes"`
 	Missing []evidence.Missing `json:"missing"`
 }
 
-// TimelineSignal is one signal over a time.
+// TimelineSignal is one signal over a time range.
 type TimelineSignal struct {
 	Signal    string          `json:"signal"`
 	Unit      string          `json:"unit,omitempty"`
@@ -100,7 +101,7 @@ type TimelinePoint struct {
 	Value *float64   `json:"value" doc:"Null if unknown or if there is no source"`
 }
 
-// TimelineVerdict is a time during which the engine said the same.
+// TimelineVerdict is a time range with one verdict of the engine.
 type TimelineVerdict struct {
 	From     time.Time   `json:"from"`
 	To       time.Time   `json:"to"`
@@ -110,36 +111,36 @@ type TimelineVerdict struct {
 	Reason   string      `json:"reason" doc:"The first block's sentence when it began"`
 }
 
-// TimelinePower is a time during which a worker had one status.
+// TimelinePower is a time range in which a worker had one status.
 type TimelinePower struct {
 	From   time.Time `json:"from"`
 	To     time.Time `json:"to"`
 	Status string    `json:"status" doc:"Empty if unknown: from before lull managed it"`
 }
 
-// TimelineChange is a change of the worker's power.
+// TimelineChange is a change of the worker's power state.
 type TimelineChange struct {
 	At time.Time `json:"at"`
 	evidence.Change
 }
 
-// SimulatedPolicy names a policy, or gives its numbers under a name.
+// SimulatedPolicy names a policy, or specifies values under a name.
 type SimulatedPolicy struct {
 	Name           string `json:"name" minLength:"1" maxLength:"128"`
 	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 uses the named policy's value"`
 	SnoozeMinutes  *int   `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 for none; absent uses the named policy's value, or the recorded one"`
 	Action         string `json:"action,omitempty" maxLength:"32"`
-	// Policy is the named policy that says what is not given here.
+	// Policy is the named policy that provides the values not given here.
 	Policy            string   `json:"policy,omitempty" maxLength:"128" doc:"Named policy that supplies missing values; absent uses the policy of that name, unless timeout_minutes is set"`
 	WarnBeforeMinutes *int     `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 for none; absent uses the named policy's value, or the recorded one"`
 	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent uses the recorded ones. Times at which one of them was not read are unknown"`
-	// Signals and Thresholds are of agents alone.
+	// Signals and Thresholds apply to agents only.
 	Signals    []string           `json:"signals,omitempty" maxItems:"32" doc:"For agents: only these signals count; absent uses the recorded ones. Times at which one of them was not read are unknown"`
 	Thresholds map[string]float64 `json:"thresholds,omitempty" doc:"For agents: threshold at which a signal counts as active, in its unit (cpu and gpu in percent, network and disk in KB/min); absent uses what was in force"`
 	Schedule   *string            `json:"schedule,omitempty" maxLength:"128" doc:"Schedule to follow, as if it had always applied; empty for none. Absent uses the policy's, or the recorded one"`
 }
 
-// Simulate asks what policies would have done in a recorded time.
+// Simulate asks what policies would have done in a recorded time range.
 type Simulate struct {
 	Policies      []SimulatedPolicy `json:"policies,omitempty" maxItems:"8" doc:"Empty means all named policies with an idle timeout, at most 32"`
 	From          string            `json:"from,omitempty" maxLength:"80" doc:"RFC 3339, how long before now (7d), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default seven days before to"`
@@ -152,9 +153,9 @@ type Simulate struct {
 	WindowMinutes int               `json:"window_minutes,omitempty" minimum:"0" maximum:"1440" doc:"Use this soon after a pause makes it a false stop; 0 is 15"`
 }
 
-// Simulation is the answer. Recommended is, of the policies without a
-// false stop, the one that saves the most money, or hours where the money of one
-// is not known; empty if there is none.
+// Simulation is the answer. Recommended is the policy without a false stop that
+// saves the most money, or the most hours if the money of one is unknown; empty
+// if there is none.
 type Simulation struct {
 	From          time.Time          `json:"from"`
 	To            time.Time          `json:"to"`
@@ -165,15 +166,15 @@ type Simulation struct {
 	Missing       []evidence.Missing `json:"missing"`
 }
 
-// SimulateStep is a progress line of a simulation. The last one
-// has the answer, or why there is none.
+// SimulateStep is a progress line of a simulation. The last one contains the
+// answer, or why there is none.
 type SimulateStep struct {
 	Share      float64     `json:"share" minimum:"0" maximum:"1" doc:"Of the time that has been replayed"`
 	Simulation *Simulation `json:"simulation,omitempty"`
 	Fault      string      `json:"fault,omitempty"`
 }
 
-// SimulatedOutcome holds what one policy would have done.
+// SimulatedOutcome is what one policy would have done.
 type SimulatedOutcome struct {
 	savings.Sum
 	Name           string          `json:"name"`
@@ -195,26 +196,26 @@ type Savings struct {
 	By     string        `json:"by"`
 	Groups []savings.Sum `json:"groups"`
 	Total  savings.Sum   `json:"total"`
-	// Days are those of the time since there was a worker: what is saved a day
-	// is saved in them.
+	// Days is the part of the time range, in days, during which a worker
+	// existed. Daily savings are averages over it.
 	Days float64 `json:"days"`
-	// Periods are the same for each day, week or month; empty unless asked for.
+	// Periods are the same for each day, week or month; empty unless requested.
 	Periods []SavingsPeriod `json:"periods,omitempty"`
-	// NotAvoided are the hours that workers ran idle, by what kept them up: the
-	// code of a block, about_to_be_paused or not_recorded.
+	// NotAvoided are the hours for which workers ran idle, by what kept them
+	// running: the code of a block, about_to_be_paused or not_recorded.
 	NotAvoided map[string]float64 `json:"idle_hours_not_avoided"`
-	// IdleByHour are those hours by the hour of the week in the time zone, the
-	// first that of Sunday at midnight.
+	// IdleByHour are those hours by the hour of the week in the time zone,
+	// starting on Sunday at midnight.
 	IdleByHour []float64 `json:"idle_by_hour_of_week"`
 	// Idle is the same for each group that idle_by names, the idlest first.
 	Idle    []IdlePattern      `json:"idle,omitempty"`
 	Missing []evidence.Missing `json:"missing"`
-	// MissingPrices are the rows that the server's price table lacks.
+	// MissingPrices are the rows missing from the server's price table.
 	MissingPrices []savings.MissingPrice `json:"missing_prices" doc:"Prices that these workers need and that the server's price table lacks"`
 }
 
-// SavingsPeriod is a part of the time: a day, a week from Monday, or a month
-// of the time zone; the first and the last may be cut short.
+// SavingsPeriod is a part of the time range: a day, a week from Monday, or a
+// month in the time zone. The first and the last may be cut short.
 type SavingsPeriod struct {
 	From   time.Time     `json:"from"`
 	To     time.Time     `json:"to"`
@@ -222,7 +223,7 @@ type SavingsPeriod struct {
 	Total  savings.Sum   `json:"total"`
 }
 
-// IdlePattern is when a group was idle and ran on.
+// IdlePattern is when a group was idle and kept running.
 type IdlePattern struct {
 	Key   string    `json:"key"`
 	Name  string    `json:"name,omitempty"`
@@ -236,8 +237,8 @@ type Sample struct {
 	Error string     `json:"error,omitempty"`
 }
 
-// Metrics are those of a worker. Null is not known; why is
-// in samples.
+// Metrics are the metrics of a worker. Null means unknown; samples have the
+// reasons.
 type Metrics struct {
 	WorkerID          string          `json:"worker_id"`
 	CPUUtilization    *float64        `json:"cpu_utilization"`
@@ -266,39 +267,39 @@ type Observation struct {
 	Agent     *AgentView         `json:"agent,omitempty"`
 }
 
-// Confirmation names the worker that a termination is meant for.
+// Confirmation names the worker to be terminated.
 type Confirmation struct {
 	Confirm string `json:"confirm" maxLength:"128" doc:"Name of the worker"`
 }
 
-// Snooze protects a worker: until a time, or for some minutes; neither ends
-// the protection.
+// Snooze protects a worker until a time or for some minutes. If neither is set,
+// it ends the protection.
 type Snooze struct {
 	Until   string `json:"until,omitempty" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or with a zone such as Europe/Berlin behind it"`
 	Minutes int    `json:"minutes,omitempty" minimum:"0" maximum:"43200"`
 }
 
-// Halting stops all automatic actions, or allows them again.
+// Halting starts or ends a halt of all automatic actions.
 type Halting struct {
 	On     bool   `json:"on"`
 	Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
 	Until  string `json:"until,omitempty" maxLength:"80" doc:"End of the halt; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or followed by a time zone such as Europe/Berlin. Absent means until lifted"`
 }
 
-// LicenseRequest asks for a registration.
+// LicenseRequest requests a registration.
 type LicenseRequest struct {
 	Token      string `json:"token" minLength:"1" maxLength:"4096" doc:"The token, or file:PATH or env:NAME on the server"`
 	Reregister bool   `json:"reregister,omitempty"`
 }
 
-// ScaleUp asks for one more worker.
+// ScaleUp requests one more worker.
 type ScaleUp struct {
 	Template  string `json:"template" minLength:"1" maxLength:"128"`
 	AWSRegion string `json:"aws_region,omitempty" maxLength:"32"`
 	Reason    string `json:"reason,omitempty" maxLength:"512"`
 }
 
-// Selector names workers by what they have in common.
+// Selector selects workers by common properties.
 type Selector struct {
 	WorkerIDs []string          `json:"worker_ids,omitempty" maxItems:"1000"`
 	Tags      map[string]string `json:"tags,omitempty"`
@@ -306,13 +307,13 @@ type Selector struct {
 	All       bool              `json:"all,omitempty"`
 }
 
-// Settings is all settings with where each came from.
+// Settings are all settings, each with its origin.
 type Settings struct {
 	Items    []settings.Setting `json:"items"`
 	Revision int64              `json:"revision"`
 }
 
-// NewToken asks for a token.
+// NewToken requests a token.
 type NewToken struct {
 	Name       string `json:"name" minLength:"1" maxLength:"128"`
 	Role       string `json:"role" enum:"viewer,operator,admin,agent,host"`
@@ -320,7 +321,7 @@ type NewToken struct {
 	TTLSeconds int64  `json:"ttl_seconds,omitempty" minimum:"0" maximum:"316224000" doc:"0 does not expire"`
 }
 
-// Token describes a token. Secret is set once, when it is created.
+// Token describes a token. Secret is set only when it is created.
 type Token struct {
 	ID        string     `json:"id"`
 	Name      string     `json:"name"`
@@ -341,17 +342,18 @@ type WakeToken struct {
 	URL      string `json:"url" doc:"POST here with Authorization: Bearer and the token"`
 }
 
-// Machine is an agent or a host and what it last reported.
+// Machine is an agent or a host with its last report.
 type Machine struct {
 	Name       string          `json:"name"`
 	Kind       string          `json:"kind" enum:"agent,host"`
 	ReportedAt *time.Time      `json:"reported_at"`
 	AgeSeconds float64         `json:"age_seconds"`
 	Report     json.RawMessage `json:"report,omitempty"`
-	// Server is the one that it reports to. Where that is not the one asked,
-	// there is no Report, and ReportedAt is when something new of it was said.
+	// Server is the server that the machine reports to. If that is not the
+	// server asked, Report is empty, and ReportedAt is when the machine last
+	// reported something new.
 	Server string `json:"server,omitempty"`
-	// Of agents: the worker it is, the agent's version, and whether it is
+	// For agents: the worker, the agent's version, and whether the agent is
 	// older than the server or has not reported for twice its interval.
 	WorkerID string `json:"worker_id,omitempty"`
 	Version  string `json:"version,omitempty"`
@@ -359,7 +361,7 @@ type Machine struct {
 	Stale    bool   `json:"stale,omitempty"`
 }
 
-// Agent is an agent's report; a zero one if it cannot be read.
+// Agent returns an agent's report, or a zero report if it cannot be read.
 func (m Machine) Agent() (r AgentReport) {
 	if m.Kind != "agent" || json.Unmarshal(m.Report, &r) != nil {
 		return AgentReport{}
@@ -373,7 +375,7 @@ type Health struct {
 	Parts  map[string]string `json:"parts,omitempty"`
 }
 
-// Shards is which servers share the fleet and what this one owns of it.
+// Shards lists the servers that share the fleet and what this one owns.
 type Shards struct {
 	Server       string   `json:"server" doc:"The server that answers"`
 	Role         string   `json:"role"`
@@ -390,7 +392,7 @@ type Member struct {
 	Since   *time.Time `json:"since,omitempty"`
 }
 
-// Session is who is asking, and of what server.
+// Session is the caller's identity, and the server's.
 type Session struct {
 	Name    string `json:"name"`
 	Role    string `json:"role"`
@@ -400,7 +402,7 @@ type Session struct {
 	Shadow  bool   `json:"shadow"`
 }
 
-// Auth describes the login besides tokens; without an issuer all fields are
+// Auth describes the login besides tokens. Without an issuer all fields are
 // empty.
 type Auth struct {
 	Issuer   string `json:"issuer,omitempty"`
@@ -408,13 +410,14 @@ type Auth struct {
 	Login    string `json:"login,omitempty" doc:"Start page for a browser"`
 }
 
-// Reset notifies a reader of the event stream that events may be missing, so
-// that it reads the present state again.
+// Reset tells a reader of the event stream that events may be missing, so that
+// it reads the current state again.
 type Reset struct {
 	Reason string `json:"reason"`
 }
 
-// TemplateBody is a template as it is given. Without enabled it is enabled.
+// TemplateBody is a template in a request. It is enabled unless enabled is
+// false.
 type TemplateBody struct {
 	Name               string                `json:"name,omitempty" maxLength:"128" doc:"The name in the path"`
 	Description        string                `json:"description,omitempty" maxLength:"1024"`
@@ -437,7 +440,7 @@ type TemplateBody struct {
 	AcceptedRisks      []string              `json:"accepted_risks,omitempty" enum:"instance_store,no_elastic_ip,asg_member,spot,stop_protected"`
 }
 
-// Template is the record of t under a name.
+// Template returns t as a record with the given name.
 func (t TemplateBody) Template(name string) launch.Template {
 	out := launch.Template{Name: name, Description: t.Description, InstanceType: t.InstanceType, AMINameFilter: t.AMINameFilter,
 		UserData: t.UserData, IAMInstanceProfile: t.IAMInstanceProfile, Enabled: t.Enabled == nil || *t.Enabled, IdleDetection: t.IdleDetection,

@@ -11,8 +11,8 @@ import (
 	"lull/internal/lib/httpx"
 )
 
-// HaltTurn asks for the fleet's halt: at once if it is not the one that the
-// machine knows, otherwise as soon as it changes.
+// HaltTurn requests the fleet's halt: at once if it differs from the one that
+// the machine knows, otherwise as soon as it changes.
 type HaltTurn struct {
 	Known string  `json:"known,omitempty" maxLength:"128" doc:"mark of the previous answer; empty requests an immediate answer"`
 	Wait  float64 `json:"wait_seconds,omitempty" minimum:"0" maximum:"60" doc:"How long to wait for a change"`
@@ -23,16 +23,15 @@ type HaltAnswer struct {
 	Mark string `json:"mark" doc:"Send it back as known with the next request"`
 	// Halt is nil while the fleet is not halted.
 	Halt *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted the fleet, since when, until when and why; absent while it is not halted"`
-	// Left is how long the halt still holds, so that the machine's clock does not
-	// matter; 0 for one without an end.
+	// Left is the remaining time of the halt, so that the machine's clock does
+	// not matter; 0 for one without an end.
 	Left float64 `json:"left_seconds,omitempty" doc:"Remaining time of the halt; absent if it has no end"`
-	// Again is the pause before the next request. A server with too many
-	// requests waiting answers at once and asks for one.
+	// Again is how long to wait before the next request. A server with too many
+	// waiting requests answers at once and sets it.
 	Again float64 `json:"again_after_seconds,omitempty" doc:"Pause before the next request, in seconds"`
 }
 
-// Machine returns the halt as a machine whose clock shows now must keep it; nil
-// for none.
+// Machine returns the halt for a machine whose clock shows now; nil for none.
 func (a HaltAnswer) Machine(now time.Time) *idle.HaltedBy {
 	if a.Halt == nil {
 		return nil
@@ -46,8 +45,8 @@ func (a HaltAnswer) Machine(now time.Time) *idle.HaltedBy {
 	return &h
 }
 
-// Machine returns the halt of an answer to a report as a machine whose clock shows
-// now must keep it; nil for none.
+// Machine returns the halt in an answer for a machine whose clock shows now;
+// nil for none.
 func (a AgentAnswer) Machine(now time.Time) *idle.HaltedBy {
 	switch {
 	case !a.Halted:
@@ -58,18 +57,18 @@ func (a AgentAnswer) Machine(now time.Time) *idle.HaltedBy {
 	return HaltAnswer{Halt: a.HaltedBy, Left: a.HaltLeft}.Machine(now)
 }
 
-// AwaitAgentHalt asks for the fleet's halt in the name of an agent.
+// AwaitAgentHalt requests the fleet's halt on behalf of an agent.
 func (c *Client) AwaitAgentHalt(ctx context.Context, machine string, t HaltTurn) (HaltAnswer, error) {
 	return tell[HaltAnswer](ctx, c, agentPath(machine, "halt"), t)
 }
 
-// AwaitHostHalt asks for the fleet's halt in the name of a host.
+// AwaitHostHalt requests the fleet's halt on behalf of a host.
 func (c *Client) AwaitHostHalt(ctx context.Context, host string, t HaltTurn) (HaltAnswer, error) {
 	return tell[HaltAnswer](ctx, c, hostPath(host, "halt"), t)
 }
 
-// Bounds of following the halt. A server that comes back is asked within
-// haltMost, so that a halt made meanwhile reaches the machine within 5 s.
+// Limits of following the halt. A server that comes back is asked within
+// haltMost, so that a halt set in the meantime reaches the machine within 5 s.
 const (
 	haltWait    = 40 * time.Second
 	haltLimit   = haltWait + 10*time.Second
@@ -79,9 +78,9 @@ const (
 	haltSpace   = 200 * time.Millisecond
 )
 
-// FollowHalt asks for the fleet's halt until ctx ends, and passes every answer
-// to heard together with the time at which it was asked for. Failures are
-// retried; heard is not called for them, so the last known halt holds.
+// FollowHalt requests the fleet's halt until ctx ends, and passes every answer
+// to heard, with the time of the request. Failures are retried without calling
+// heard, so the last known halt stays in effect.
 func FollowHalt(ctx context.Context, ask func(context.Context, HaltTurn) (HaltAnswer, error), heard func(a HaltAnswer, asked time.Time)) {
 	turn, failures := HaltTurn{Wait: haltWait.Seconds()}, 0
 	for ctx.Err() == nil {

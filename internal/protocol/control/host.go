@@ -146,8 +146,8 @@ type HostWhy struct {
 // HostSummary is a host in a listing.
 type HostSummary struct {
 	Name string `json:"name"`
-	// Heard is false if the host missed three reports, or if no reachable
-	// server receives its reports: its current state is unknown.
+	// Heard is false if the host missed three reports, or if no reachable server
+	// receives its reports. Its current state is then unknown.
 	Heard bool `json:"heard"`
 	// HeardAt is the time of its last report to a running server; null if
 	// there was none.
@@ -170,8 +170,8 @@ type HostSummary struct {
 	Memory    HostMemory     `json:"memory"`
 	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as known"`
 	Faults    []string       `json:"faults"`
-	// ClockOffset is how far its clock is ahead of the server's, in seconds,
-	// including the transit time of the report.
+	// Later reports whether s is more current than t: received by a server in
+	// contact with the host or, if neither was, newer.
 	ClockOffset float64 `json:"clock_offset_seconds"`
 }
 

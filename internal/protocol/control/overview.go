@@ -7,20 +7,20 @@ import (
 	"lull/internal/fleet/halt"
 )
 
-// Standing is where a worker is on its way to a pause, as the overview counts
-// it. Each worker has exactly one.
+// Standing is a worker's position on its way to a pause, for the overview. Each
+// worker has exactly one.
 type Standing string
 
-// The standings. Unknown outranks what could be guessed.
+// The standings. Unknown takes precedence over a guess.
 const (
-	StandingActive      Standing = "active"       // runs, and was used lately
-	StandingIdle        Standing = "idle"         // runs, and was not used lately
+	StandingActive      Standing = "active"       // running and recently used
+	StandingIdle        Standing = "idle"         // running and not recently used
 	StandingPausingSoon Standing = "pausing_soon" // its pause is near, intended or in progress
 	StandingBlocked     Standing = "blocked"      // idle, and something prevents its pause
-	StandingUnknown     Standing = "unknown"      // runs, and whether it is used is not known
+	StandingUnknown     Standing = "unknown"      // running; whether it is in use is unknown
 	StandingPaused      Standing = "paused"       // stopped
 	StandingStarting    Standing = "starting"     // on its way to running
-	StandingFailed      Standing = "failed"       // needs a user
+	StandingFailed      Standing = "failed"       // needs a user's attention
 	StandingEnded       Standing = "ended"        // terminating or terminated
 )
 
@@ -36,7 +36,7 @@ type WorkerRow struct {
 	DesiredStatus string   `json:"desired_status"`
 	Standing      Standing `json:"standing" enum:"active,idle,pausing_soon,blocked,unknown,paused,starting,failed,ended"`
 	// Sentence is the reason, for users. Block is the code of what prevents a
-	// pause, if anything does.
+	// pause, if anything.
 	Sentence       string     `json:"sentence"`
 	Block          string     `json:"block,omitempty"`
 	Attention      bool       `json:"attention,omitempty" doc:"Needs attention by a user"`
@@ -44,26 +44,27 @@ type WorkerRow struct {
 	TimeoutMinutes float64    `json:"timeout_minutes"`
 	LastActivityAt *time.Time `json:"last_activity_at"`
 	TargetPauseAt  *time.Time `json:"target_pause_at" doc:"Whichever comes first: its pause or its expiry"`
-	// Expiry is the end of its time; absent if it has none.
+	// Expiry is the worker's expiry; absent if it has none.
 	Expiry       *evidence.Expiry `json:"expiry,omitempty"`
 	SnoozeUntil  *time.Time       `json:"snooze_until"`
 	LastPausedAt *time.Time       `json:"last_paused_at"`
 	PauseReason  string           `json:"pause_reason,omitempty"`
 	Armed        bool             `json:"armed"`
-	// Revision is that of the record: a reader never puts a row with a lower
-	// one in place of it.
+	// Revision is that of the record. A reader must not replace a row by one
+	// with a lower revision.
 	Revision int64 `json:"revision"`
 }
 
-// Overview is the fleet at a glance: counts, what needs a user first, and a
+// Overview is the fleet at a glance: counts, what needs attention first, and a
 // window of the list.
 type Overview struct {
 	At time.Time `json:"at"`
-	// Revision of the store up to which changes of workers are in it.
+	// Revision is the store revision up to which changes of workers are
+	// included.
 	Revision int64 `json:"revision"`
-	// Total is of all workers, Matched of those that search and filters
-	// leave, and Counts are of these by standing, before the standing asked
-	// for narrows the rows.
+	// Total counts all workers, Matched those that match search and filters.
+	// Counts counts these by standing, before the requested standing narrows the
+	// rows.
 	Total     int              `json:"total"`
 	Matched   int              `json:"matched"`
 	Counts    map[Standing]int `json:"counts"`

@@ -51,7 +51,7 @@ type RunCall struct {
 	Env     []string `json:"env,omitempty"`
 	Dir     string   `json:"dir,omitempty"`
 	User    string   `json:"user,omitempty"`   // name or uid[:gid] in the guest
-	Groups  []int    `json:"groups,omitempty"` // besides the user's own
+	Groups  []int    `json:"groups,omitempty"` // in addition to the user's own
 }
 
 // WorkspaceCall mounts the workspace at its first call; from its answer on, both
@@ -64,8 +64,8 @@ type WorkspaceCall struct {
 	Refuse   bool   `json:"refuse,omitempty"` // not served: every access fails from now on
 }
 
-// VsockCall moves this channel to a vsock connection that the guest agent makes
-// (package vsock). The serial port serves whenever that connection is cut.
+// VsockCall moves this channel to a vsock connection that the guest agent opens
+// (package vsock). The serial port is used whenever that connection is cut.
 type VsockCall struct {
 	Port uint32 `json:"port"` // port of the host
 	Key  []byte `json:"key"`
@@ -74,10 +74,10 @@ type VsockCall struct {
 // ExecCall runs a command beside the workload.
 type ExecCall struct {
 	Command []string `json:"command"`
-	Env     []string `json:"env,omitempty"` // added to the workload's
+	Env     []string `json:"env,omitempty"` // added to the workload's environment
 	Dir     string   `json:"dir,omitempty"`
 	Timeout int64    `json:"timeout_ms,omitempty"` // killed after this time; 0 means never
-	// Number identifies the notes of its output; with 0, output beyond one
+	// Number identifies the notes of its output. If it is 0, output beyond one
 	// message is lost.
 	Number uint64 `json:"number,omitempty"`
 }
@@ -89,7 +89,7 @@ type OutputNote struct {
 	Data   []byte `json:"data"`
 }
 
-// ExecAnswer is how a command ended, with the rest of each stream.
+// ExecAnswer reports how a command ended, with the rest of each stream.
 type ExecAnswer struct {
 	Code      int    `json:"code"`
 	Stdout    []byte `json:"stdout"`
@@ -148,7 +148,7 @@ func (e ExitNote) Time() time.Time { return time.UnixMilli(e.At) }
 // LogNote carries output of the workload.
 type LogNote struct {
 	Data    []byte `json:"data"`
-	Dropped uint64 `json:"dropped,omitempty"` // bytes dropped before Data because they were not taken in time
+	Dropped uint64 `json:"dropped,omitempty"` // bytes dropped before Data because they were not read in time
 }
 
 // HealthAnswer measures the workload from inside. CPU and Net only grow, so that
@@ -156,7 +156,7 @@ type LogNote struct {
 // its error set.
 type HealthAnswer struct {
 	Running  bool   `json:"running"`
-	CPU      int64  `json:"cpu_ms"` // of the workload's tree, including exited children
+	CPU      int64  `json:"cpu_ms"` // CPU of the workload's tree, including exited children
 	CPUErr   string `json:"cpu_error,omitempty"`
 	Net      uint64 `json:"net_bytes"`
 	NetErr   string `json:"net_error,omitempty"`

@@ -29,8 +29,8 @@ type Peer struct {
 
 	sends sync.WaitGroup // calls being written
 
-	// Quick, if not nil, is given each line first. If it handles the line, its
-	// answer, a line without the newline, is sent. Set it before Run.
+	// Quick, if not nil, is called with each line first. If it handles the line,
+	// its answer, a line without the newline, is sent. Set it before Run.
 	Quick func(line []byte) (answer []byte, ok bool)
 
 	mu      sync.Mutex
@@ -212,7 +212,7 @@ func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, erro
 			continue
 		}
 		if q.ID == nil {
-			// There is no one to return the outcome to.
+			// No caller waits for the result.
 			_, _ = handle(q)
 			continue
 		}
@@ -233,7 +233,7 @@ func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, erro
 				out.Result = v
 			}
 			if err := p.send(out); err != nil && out.Error == nil {
-				// Too long to send; the caller must not wait in vain.
+				// Too long to send, but the caller must get an answer.
 				_ = p.send(wire{ID: q.ID, Error: fail(Refused, "%v", err)})
 			}
 		})

@@ -77,7 +77,7 @@ type Instance struct {
 	Waiting            *Waiting            `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
 
-// Waiting is a start or wake that this host has no room for yet.
+// Waiting is a start or wake that waits for memory or a boot slot.
 type Waiting struct {
 	Reason string    `json:"reason"`
 	Place  int       `json:"place" doc:"In the queue, from 1"`
@@ -99,14 +99,14 @@ type Room struct {
 	Pushed  uint64 `json:"pushed_down" doc:"Steps down the ladder that an instance took to make room for another"`
 }
 
-// Why answers why an instance runs, or why it was paused or stopped.
+// Why explains why an instance runs, or why it was paused or stopped.
 type Why struct {
 	evidence.Account
 	Instance Instance    `json:"instance" doc:"Current state"`
 	Relay    *RelayStats `json:"relay,omitempty"`
 }
 
-// RelayStats are the relay's statistics of an instance.
+// RelayStats are the relay's statistics for an instance.
 type RelayStats struct {
 	Accepted    uint64            `json:"accepted"`
 	Relayed     uint64            `json:"relayed"`
@@ -118,7 +118,7 @@ type RelayStats struct {
 	Ignored     map[string]uint64 `json:"ignored,omitempty"`
 }
 
-// Create asks for a new instance.
+// Create requests a new instance.
 type Create struct {
 	instance.Spec
 	Start bool `json:"start" doc:"Start it at once"`
@@ -126,19 +126,19 @@ type Create struct {
 
 // Logs selects a part of an instance's output.
 type Logs struct {
-	Tail    int  // lines from the end, -1 for all that is kept
-	Follow  bool // and new output
-	Console bool // of the console of its kernel, instead of its own output
+	Tail    int  // lines from the end, -1 for the whole retained log
+	Follow  bool // continue with new output
+	Console bool // the console of the instance's kernel instead of its output
 }
 
-// Clone asks for an instance made out of what another one saved to disk.
+// Clone requests an instance made from the snapshot of another one.
 type Clone struct {
 	Name      string              `json:"name" doc:"Name of the new instance"`
 	Expose    []instance.Endpoint `json:"expose,omitempty" doc:"Ports of the clone; the source's ports are not copied"`
 	Workspace bool                `json:"workspace,omitempty" doc:"Share the source's workspace; otherwise everything in it fails with EIO until the clone is restarted"`
 }
 
-// Image is an image as it is kept on a host.
+// Image is an image in a host's cache.
 type Image struct {
 	instance.Image
 	Keeper string   `json:"keeper" doc:"Component that keeps the image"`
@@ -159,7 +159,7 @@ type Change struct {
 	Restart              *instance.Restart `json:"restart,omitempty"`
 }
 
-// Apply is s with what c changes.
+// Apply returns s with the changes in c.
 func (c Change) Apply(s instance.Spec) instance.Spec {
 	if c.PauseAfter != nil {
 		s.PauseAfter = c.PauseAfter
@@ -225,7 +225,8 @@ type Status struct {
 	Server     *ServerLink       `json:"server" doc:"Server it reports to; null if none"`
 }
 
-// ServerLink is how it stands with the server that a host reports to.
+// ServerLink is the state of the connection to the server that a host reports
+// to.
 type ServerLink struct {
 	URL          string     `json:"url"`
 	Host         string     `json:"host" doc:"This host's name on the server"`
@@ -240,8 +241,8 @@ type (
 	ExecResult  = instance.Outcome
 )
 
-// Reset notifies a reader of the event stream that some events are gone, so that
-// it reads the present state again.
+// Reset tells a reader of the event stream that some events are gone, so that
+// it reads the current state again.
 type Reset struct {
 	Reason string `json:"reason"`
 }

@@ -14,20 +14,21 @@ import (
 // carries the memory in which the daemon beats.
 const VerbBeat = "beat"
 
-// The heartbeat. A daemon that is not seen for BeatLimit does not run, or too
-// slowly to serve anyone.
+// The heartbeat. A daemon without a heartbeat for BeatLimit is not running, or
+// is too slow to serve anyone.
 const (
 	BeatEvery = 400 * time.Millisecond
 	BeatLimit = 1400 * time.Millisecond
 )
 
-// Pulse is memory that the daemon and the shim share: whether the daemon has
-// something frozen, and when it last ran. Beating costs no system call.
+// Pulse is memory that the daemon and the shim share. It holds whether the
+// daemon has something frozen, and when it last ran. A beat costs no system
+// call.
 type Pulse struct{ words *[2]atomic.Int64 }
 
 const pulseSize = 4096
 
-// NewPulse makes the memory. The caller owns the descriptor.
+// NewPulse creates the memory. The caller owns the descriptor.
 func NewPulse() (Pulse, int, error) {
 	fd, err := unix.MemfdCreate("lull-pulse", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -43,13 +44,13 @@ func NewPulse() (Pulse, int, error) {
 	return Pulse{}, -1, fmt.Errorf("make the heartbeat's memory: %w", err)
 }
 
-// OpenPulse maps the memory behind fd, which stays the caller's.
+// OpenPulse maps the memory behind fd, which the caller keeps.
 func OpenPulse(fd int) (Pulse, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return Pulse{}, fmt.Errorf("map the heartbeat's memory: %w", err)
 	}
-	if st.Size < pulseSize { // reading it would end the process
+	if st.Size < pulseSize { // reading beyond its end would kill the process
 		return Pulse{}, fmt.Errorf("map the heartbeat's memory: it has %d bytes", st.Size)
 	}
 	b, err := unix.Mmap(fd, 0, pulseSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -66,17 +67,18 @@ func (p Pulse) Close() {
 	}
 }
 
-// Mapped reports whether there is memory at all.
+// Mapped reports whether p has memory.
 func (p Pulse) Mapped() bool { return p.words != nil }
 
-// monotonic is the kernel's clock that stands still while the machine sleeps.
+// monotonic returns the kernel's clock that stops while the machine is
+// suspended.
 func monotonic() int64 {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
 	return t.Nano()
 }
 
-// Beat says that the daemon runs.
+// Beat records that the daemon runs.
 func (p Pulse) Beat() { p.words[1].Store(monotonic()) }
 
 // Arm sets whether the daemon has anything frozen.
@@ -92,11 +94,11 @@ func (p Pulse) Arm(on bool) {
 // Armed reports whether the daemon has something frozen.
 func (p Pulse) Armed() bool { return p.words[0].Load() != 0 }
 
-// Age is how long ago the daemon last said that it runs.
+// Age returns the time since the daemon's last beat.
 func (p Pulse) Age() time.Duration { return time.Duration(monotonic() - p.words[1].Load()) }
 
-// Beat has the shim watch this daemon's heartbeat. The descriptor is of the
-// memory to beat in, and belongs to the caller.
+// Beat makes the shim watch this daemon's heartbeat. The returned descriptor is
+// that of the memory to beat in; the caller owns it.
 func (c *Client) Beat(ctx context.Context) (int, error) {
 	fds, err := c.exchange(ctx, VerbBeat, struct{}{}, nil, nil)
 	if err == nil && len(fds) != 1 {

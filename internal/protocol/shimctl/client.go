@@ -11,8 +11,8 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Events are what the shim says unasked. They are called one after the other
-// from one goroutine and may use the client.
+// Events are the messages that the shim sends on its own. They are called one
+// at a time from one goroutine and may use the client.
 type Events struct {
 	Ended     func(Ended)
 	ExecEnded func(ExecEnded)
@@ -41,8 +41,8 @@ type answer struct {
 	fds []int
 }
 
-// Dial connects to the shim whose socket is path and says hello. A shim of
-// another version gives a *VersionError.
+// Dial connects to the shim whose socket is path and sends hello. A shim of
+// another version causes a *VersionError.
 func Dial(ctx context.Context, path string, ev Events) (*Client, error) {
 	short, release, err := shorten(path)
 	if err != nil {
@@ -159,8 +159,8 @@ func (c *Client) deliver() {
 	}
 }
 
-// ErrLost says that the connection ended before the answer came: whether the
-// request was carried out is not known.
+// ErrLost means that the connection ended before the answer: whether the
+// request was executed is unknown.
 var ErrLost = errors.New("the connection to the shim ended before its answer")
 
 func (c *Client) call(ctx context.Context, verb string, body, into any) error {
@@ -169,8 +169,8 @@ func (c *Client) call(ctx context.Context, verb string, body, into any) error {
 	return err
 }
 
-// exchange asks and waits. Descriptors of the answer belong to the caller, also
-// beside an error.
+// exchange sends a request and waits for the answer. The caller owns the
+// descriptors of the answer, even if there is an error.
 func (c *Client) exchange(ctx context.Context, verb string, body any, give []int, into any) ([]int, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -213,7 +213,7 @@ func (c *Client) exchange(ctx context.Context, verb string, body any, give []int
 	return a.fds, nil
 }
 
-// abandon stops waiting; an answer that has just come is closed.
+// abandon stops waiting. It closes an answer that has just arrived.
 func (c *Client) abandon(id uint64, ch chan answer) {
 	c.mu.Lock()
 	_, still := c.waiting[id]
@@ -226,22 +226,24 @@ func (c *Client) abandon(id uint64, ch chan answer) {
 	}
 }
 
-// Start starts a run. An *Error of CodeStage says which step before the program failed.
+// Start starts a run. An *Error with CodeStage names the step that failed
+// before the program.
 func (c *Client) Start(ctx context.Context, s Start) (Started, error) {
 	var out Started
 	return out, c.call(ctx, VerbStart, s, &out)
 }
 
-// StartHandoff starts a run whose binds are reported, and returns the descriptor
-// of those reports. It belongs to the caller and is -1 beside an error.
+// StartHandoff starts a run whose binds are reported, and returns the
+// descriptor of those reports. The caller owns it; it is -1 if there is an
+// error.
 func (c *Client) StartHandoff(ctx context.Context, s Start) (Started, int, error) {
 	var out Started
 	fds, err := c.exchange(ctx, VerbStart, s, nil, &out)
 	return out, oneOf(fds, err), err
 }
 
-// TakeFilter returns the descriptor that reports the binds of a run. It belongs
-// to the caller. An *Error of CodeNotFound when the shim has none.
+// TakeFilter returns the descriptor that reports the binds of a run. The caller
+// owns it. If the shim has none, the error is an *Error with CodeNotFound.
 func (c *Client) TakeFilter(ctx context.Context, id string, run uint64) (int, error) {
 	fds, err := c.exchange(ctx, VerbFilter, Filter{ID: id, Run: run}, nil, nil)
 	fd := oneOf(fds, err)
@@ -251,7 +253,7 @@ func (c *Client) TakeFilter(ctx context.Context, id string, run uint64) (int, er
 	return fd, err
 }
 
-// GiveFilter gives that descriptor to a new shim. It stays the caller's.
+// GiveFilter passes that descriptor to a new shim. The caller keeps it.
 func (c *Client) GiveFilter(ctx context.Context, id string, run uint64, fd int) error {
 	fds, err := c.exchange(ctx, VerbFilter, Filter{ID: id, Run: run}, []int{fd}, nil)
 	CloseAll(fds)
@@ -265,7 +267,7 @@ func (c *Client) CheckHandoff(ctx context.Context) (HandoffCheck, error) {
 	return out, c.call(ctx, VerbHandoff, struct{}{}, &out)
 }
 
-// oneOf keeps the only descriptor of an answer, -1 for any other number.
+// oneOf returns the only descriptor of an answer, -1 for any other number.
 func oneOf(fds []int, err error) int {
 	if err != nil || len(fds) != 1 {
 		CloseAll(fds)
@@ -274,8 +276,8 @@ func oneOf(fds []int, err error) int {
 	return fds[0]
 }
 
-// List lists the running runs and the ended ones that are not acknowledged, of
-// one ID or of all if id is empty. It waits for starts in progress.
+// List lists the running runs and the unacknowledged ended ones, of one ID or
+// of all if id is empty. It waits for starts in progress.
 func (c *Client) List(ctx context.Context, id string) ([]Run, error) {
 	var all []Run
 	for q := (Listing{ID: id}); ; {
@@ -291,24 +293,24 @@ func (c *Client) List(ctx context.Context, id string) ([]Run, error) {
 	}
 }
 
-// AckExit lets the shim forget how a run ended.
+// AckExit lets the shim delete the exit of a run.
 func (c *Client) AckExit(ctx context.Context, id string, run uint64) error {
 	return c.call(ctx, VerbAckExit, Ended{ID: id, Run: run}, nil)
 }
 
-// AckThawed lets the shim forget what Welcome.Thawed said.
+// AckThawed lets the shim delete what Welcome.Thawed reported.
 func (c *Client) AckThawed(ctx context.Context) error {
 	return c.call(ctx, VerbAckThawed, nil, nil)
 }
 
-// Hold binds and keeps listening sockets under id, whatever the instance does.
-// Those of id that are not in addrs any more are closed.
+// Hold binds and keeps listening sockets under id, whatever the state of the
+// instance. Sockets of id that are not in addrs are closed.
 func (c *Client) Hold(ctx context.Context, id string, addrs []string) error {
 	return c.call(ctx, VerbHold, Hold{ID: id, Addrs: addrs}, nil)
 }
 
-// Keep gives a new shim the sockets that an earlier one held: fds are in the
-// order of addrs and stay the caller's.
+// Keep passes the sockets that an earlier shim held to a new one. fds are in
+// the order of addrs; the caller keeps them.
 func (c *Client) Keep(ctx context.Context, id string, addrs []string, fds []int) error {
 	got, err := c.exchange(ctx, VerbHold, Hold{ID: id, Addrs: addrs}, fds, nil)
 	CloseAll(got)
@@ -320,8 +322,9 @@ func (c *Client) Unhold(ctx context.Context, id string) error {
 	return c.call(ctx, VerbUnhold, Name{ID: id}, nil)
 }
 
-// Release stops listening on those of the sockets held under id that its program
-// was handed and has closed although it runs on. It returns their addresses.
+// Release stops listening on those sockets held under id that were handed to
+// the program and that it has closed while it continues to run. It returns
+// their addresses.
 func (c *Client) Release(ctx context.Context, id string, addrs []string) ([]string, error) {
 	var out Hold
 	err := c.call(ctx, VerbRelease, Hold{ID: id, Addrs: addrs}, &out)
@@ -344,8 +347,8 @@ func (c *Client) Holds(ctx context.Context) ([]string, error) {
 	}
 }
 
-// Listeners gives duplicates of the sockets held under id, in the order of their
-// addresses. The caller closes them.
+// Listeners returns duplicates of the sockets held under id, in the order of
+// their addresses. The caller closes them.
 func (c *Client) Listeners(ctx context.Context, id string) (addrs []string, fds []int, err error) {
 	var out Hold
 	fds, err = c.exchange(ctx, VerbListeners, Name{ID: id}, nil, &out)
@@ -359,7 +362,7 @@ func (c *Client) Listeners(ctx context.Context, id string) (addrs []string, fds 
 	return out.Addrs, fds, nil
 }
 
-// Dup gives duplicates of descriptors of a process below the shim, in order.
+// Dup returns duplicates of descriptors of a process below the shim, in order.
 // The caller closes them.
 func (c *Client) Dup(ctx context.Context, pid int, fds []int) ([]int, error) {
 	var all []int
@@ -379,7 +382,7 @@ func (c *Client) Dup(ctx context.Context, pid int, fds []int) ([]int, error) {
 	return all, nil
 }
 
-// Exec runs a command beside an instance. stdio stays the caller's.
+// Exec runs a command beside an instance. The caller keeps stdio.
 func (c *Client) Exec(ctx context.Context, e Exec, stdio [3]int) (Started, error) {
 	var out Started
 	fds, err := c.exchange(ctx, VerbExec, e, stdio[:], &out)
@@ -387,24 +390,24 @@ func (c *Client) Exec(ctx context.Context, e Exec, stdio [3]int) (Started, error
 	return out, err
 }
 
-// Forget drops what the shim keeps of an instance that has no run: its record,
-// its log pipe, its sockets.
+// Forget deletes what the shim keeps for an instance that has no run: its
+// record, its log pipe, its sockets.
 func (c *Client) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, VerbForget, Name{ID: id}, nil)
 }
 
-// Adopt hands a run that an earlier shim started to a new one.
+// Adopt passes a run that an earlier shim started to a new one.
 func (c *Client) Adopt(ctx context.Context, r Run) error {
 	return c.call(ctx, VerbAdopt, r, nil)
 }
 
-// Outside gives the shim the request to send when this daemon has gone. It is on disk,
-// though not durably, when it returns.
+// Outside stores the request that the shim sends when this daemon is gone. It
+// is on disk, though not durably, when Outside returns.
 func (c *Client) Outside(ctx context.Context, o Outside) error {
 	return c.call(ctx, VerbOutside, o, nil)
 }
 
-// Identity is the run's identity in the kernel.
+// Identity returns the run's identity in the kernel.
 func (r Run) Identity() instance.Identity {
 	ident := instance.Identity{BootID: r.BootID, PID: r.PID, Start: r.Start, Run: r.Run}
 	if len(r.Cgroups) > 0 {

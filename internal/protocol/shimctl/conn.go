@@ -25,7 +25,7 @@ type envelope struct {
 	FDs   int             `json:"fds,omitempty"`
 }
 
-// parseLine reads one line without its newline.
+// parseLine parses one line without its newline.
 func parseLine(b []byte) (envelope, error) {
 	var e envelope
 	if err := json.Unmarshal(b, &e); err != nil {
@@ -45,7 +45,7 @@ type wire struct {
 	fds []int
 	oob []byte
 
-	mu sync.Mutex // of writes
+	mu sync.Mutex // held while writing
 }
 
 func newWire(c *net.UnixConn) *wire { return &wire{c: c, oob: make([]byte, unix.CmsgSpace(4*253))} }
@@ -53,7 +53,7 @@ func newWire(c *net.UnixConn) *wire { return &wire{c: c, oob: make([]byte, unix.
 // waitLimit bounds one write to a peer that does not read.
 const waitLimit = 10 * time.Second
 
-// write sends a message. The descriptors stay the caller's.
+// write sends a message. The caller keeps the descriptors.
 func (w *wire) write(e envelope, fds []int) error {
 	if len(fds) > MaxFDs {
 		return fmt.Errorf("cannot send %d descriptors at once, at most %d", len(fds), MaxFDs)
@@ -81,12 +81,12 @@ func (w *wire) write(e envelope, fds []int) error {
 		_, err = w.c.Write(b[n:])
 	}
 	if err != nil {
-		w.c.Close() // half a line is no longer a stream of lines
+		w.c.Close() // after half a line the stream is unusable
 	}
 	return err
 }
 
-// read gives the next message and its descriptors, which belong to the caller.
+// read returns the next message and its descriptors, which the caller owns.
 func (w *wire) read() (envelope, []int, error) {
 	for {
 		if i := bytes.IndexByte(w.buf[w.off:], '\n'); i >= 0 {
@@ -177,12 +177,12 @@ func (w *wire) close() {
 // CloseAll closes descriptors.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
-		_ = unix.Close(fd) // gone whatever it says
+		_ = unix.Close(fd) // closed whatever the result
 	}
 }
 
-// Listen makes the shim's socket, mode 0600, replacing one that an earlier shim
-// left. The caller makes sure that no other shim lives.
+// Listen creates the shim's socket, mode 0600, replacing one that an earlier
+// shim left. The caller must make sure that no other shim runs.
 func Listen(path string) (*net.UnixListener, error) {
 	short, done, err := shorten(path)
 	if err != nil {
@@ -204,7 +204,7 @@ func Listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// shorten gives a name for path that fits into a socket address (107 bytes).
+// shorten returns a name for path that fits into a socket address (107 bytes).
 func shorten(path string) (string, func(), error) {
 	if len(path) < 108 {
 		return path, func() {}, nil
@@ -216,7 +216,7 @@ func shorten(path string) (string, func(), error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", fd, filepath.Base(path)), func() { unix.Close(fd) }, nil
 }
 
-// trusted reports whether the peer is our own user or root.
+// trusted returns an error unless the peer is our own user or root.
 func trusted(c *net.UnixConn) error {
 	p, err := unixsock.PeerOf(c)
 	if err != nil {

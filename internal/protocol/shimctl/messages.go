@@ -9,7 +9,7 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Version is that of the protocol. Both sides must have the same.
+// Version is the version of the protocol. Both sides must have the same.
 const Version = 1
 
 // Bounds of the wire.
@@ -21,7 +21,7 @@ const (
 	MaxListed    = 1000 // runs in one List
 )
 
-// Verbs. Those of events are Exited and ExecExited.
+// Verbs. Exited and ExecExited are events.
 const (
 	VerbHello     = "hello"
 	VerbStart     = "start"
@@ -57,20 +57,21 @@ type Hello struct {
 // Welcome answers Hello.
 type Welcome struct {
 	Version   int       `json:"version"`
-	Release   string    `json:"release"` // of the shim's binary
+	Release   string    `json:"release"` // version of the shim's binary
 	PID       int       `json:"pid"`
 	StartedAt time.Time `json:"started_at"`
 	Thawed    []Thawing `json:"thawed,omitempty"` // since the last ack-thawed
 }
 
-// Thawing is one time when the shim let instances run because no daemon was there.
+// Thawing is one time when the shim thawed instances because no daemon was
+// connected.
 type Thawing struct {
 	At    time.Time `json:"at"`
 	Count int       `json:"count"` // instances that had been frozen
 	IDs   []string  `json:"ids"`   // the first of them, at most MaxThawedIDs
 }
 
-// Start starts one run. At most one run of an id lives at a time.
+// Start starts one run. An id has at most one live run.
 type Start struct {
 	ID      string   `json:"id"`
 	Run     uint64   `json:"run"`
@@ -82,12 +83,12 @@ type Start struct {
 	LogPath string   `json:"log_path"`
 	LogMax  int64    `json:"log_max"`
 	Cgroups []string `json:"cgroups,omitempty"` // directories to join; the first is the freezer's
-	// Handoff are addresses whose sockets are held and take the place of the
-	// program's own when it binds them.
+	// Handoff are addresses whose sockets are held and replace the program's own
+	// when it binds them.
 	Handoff []string `json:"handoff,omitempty"`
 }
 
-// StartOf makes the message for a launch.
+// StartOf returns the message for a launch.
 func StartOf(l instance.Launch, cgroups []string) Start {
 	return Start{ID: l.ID, Run: l.Run, Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User,
 		Listen: l.Listen, Handoff: l.Handoff, LogPath: l.LogPath, LogMax: l.LogMax, Cgroups: cgroups}
@@ -98,9 +99,9 @@ type Started struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks since boot
 	Exec  uint64 `json:"exec,omitempty"`
-	// NoNewPrivs is set when the program runs with no_new_privs, which the kernel
-	// demands of an ordinary user's handoff. The descriptor that reports binds
-	// travels with the answer to a Start with Handoff.
+	// NoNewPrivs is set if the program runs with no_new_privs, which the kernel
+	// requires for the handoff of an ordinary user. The descriptor that reports
+	// binds is sent with the answer to a Start with Handoff.
 	NoNewPrivs bool `json:"no_new_privs,omitempty"`
 }
 
@@ -116,25 +117,25 @@ type Run struct {
 	LogMax  int64    `json:"log_max"`
 	User    string   `json:"user,omitempty"`
 	Handoff bool     `json:"handoff,omitempty"` // its binds are reported
-	Adopted bool     `json:"adopted,omitempty"` // not this shim's child: how it ends cannot be collected
+	Adopted bool     `json:"adopted,omitempty"` // not this shim's child: its exit code cannot be collected
 	Exit    *Exit    `json:"exit,omitempty"`
 }
 
-// Listing asks for the runs of one id, or in order of the ids for those after
-// After.
+// Listing requests the runs of one id, or those after After in the order of
+// ids.
 type Listing struct {
 	ID    string `json:"id,omitempty"`
 	After string `json:"after,omitempty"`
 }
 
-// List answers list. More says that there are runs after the last one.
+// List answers list. More reports that there are runs after the last one.
 type List struct {
 	Runs []Run `json:"runs"`
 	More bool  `json:"more,omitempty"`
 }
 
-// Ended is the event of a run that ended; it comes again on every new
-// connection until it is acknowledged. AckExit has the same shape without Exit.
+// Ended reports a run that ended. It is repeated on every new connection until
+// it is acknowledged. AckExit has the same shape without Exit.
 type Ended struct {
 	ID   string `json:"id"`
 	Run  uint64 `json:"run"`
@@ -145,35 +146,36 @@ type Ended struct {
 // one for each address; otherwise the addresses are bound.
 type Hold struct {
 	ID    string   `json:"id"`
-	Addrs []string `json:"addrs,omitempty"` // host:port; an empty host is every address
+	Addrs []string `json:"addrs,omitempty"` // host:port; an empty host means every address
 	// As are the addresses that the sockets are bound to, in the order of Addrs:
-	// a program may bind every address although one is exposed. [::] without an
-	// IPv4 part is [::]:port, with one :port. The shim sets it.
+	// a program may bind every address although one is exposed. [::] without
+	// IPv4 is [::]:port, with IPv4 it is :port. The shim sets it.
 	As []string `json:"as,omitempty"`
 }
 
-// Holds answers holds, which takes a Listing: the ids under which listening
-// sockets are held, sorted. More says that there are ids after the last one.
+// Holds answers holds, which takes a Listing, with the sorted ids under which
+// listening sockets are held. More reports that there are ids after the last
+// one.
 type Holds struct {
 	IDs  []string `json:"ids"`
 	More bool     `json:"more,omitempty"`
 }
 
-// Filter asks for the descriptor that reports the binds of a run, or gives it to
-// a new shim when it travels with the request.
+// Filter requests the descriptor that reports the binds of a run. If the
+// descriptor is sent with it, it passes the descriptor to a new shim.
 type Filter struct {
 	ID  string `json:"id"`
 	Run uint64 `json:"run"`
 }
 
-// HandoffCheck answers whether bind handoff works here.
+// HandoffCheck reports whether bind handoff works here.
 type HandoffCheck struct {
-	Why        string `json:"why,omitempty"`          // it does not work; empty when it does
+	Why        string `json:"why,omitempty"`          // why it does not work; empty if it does
 	NoNewPrivs bool   `json:"no_new_privs,omitempty"` // programs run with no_new_privs
 }
 
-// HeldChanged is the event that other sockets are held under an id than before.
-// Why is set when one had to be given up.
+// HeldChanged reports that the sockets held under an id have changed. Why is
+// set if one had to be given up.
 type HeldChanged struct {
 	ID  string `json:"id"`
 	Why string `json:"why,omitempty"`
@@ -185,10 +187,10 @@ type Name struct {
 }
 
 // Outside describes something that another program freezes and thaws for the
-// daemon, such as Docker its containers and QEMU its guest. It is the request
-// that the shim makes when the daemon has gone and it may be frozen: a POST to
-// Path on the unix socket Socket or, with QMP, a continue command to a monitor
-// of QEMU. Without a socket no request is needed.
+// daemon, such as Docker a container and QEMU its guest. It contains the
+// request that the shim sends when the daemon is gone and the object may be
+// frozen: a POST to Path on the unix socket Socket or, with QMP, a continue
+// command to a monitor of QEMU. Without a socket no request is needed.
 type Outside struct {
 	ID     string `json:"id"`
 	Socket string `json:"socket,omitempty"`
@@ -196,14 +198,14 @@ type Outside struct {
 	QMP    bool   `json:"qmp,omitempty"`
 }
 
-// Dup asks for duplicates of a process's descriptors.
+// Dup requests duplicates of a process's descriptors.
 type Dup struct {
 	PID int   `json:"pid"`
 	FDs []int `json:"fds"`
 }
 
 // Exec runs a command beside an instance: in its groups, with its mark. Three
-// descriptors travel with it: standard input, output and error.
+// descriptors are sent with it: standard input, output and error.
 type Exec struct {
 	ID      string   `json:"id"`
 	Command []string `json:"command"`
@@ -213,30 +215,30 @@ type Exec struct {
 	TTY     bool     `json:"tty,omitempty"` // standard input is a terminal to control
 }
 
-// ExecEnded is the event of a command that ended.
+// ExecEnded reports a command that ended.
 type ExecEnded struct {
 	Exec uint64 `json:"exec"`
 	Exit Exit   `json:"exit"`
 }
 
-// Code sorts the errors of the shim.
+// Code classifies the errors of the shim.
 type Code string
 
 // The codes.
 const (
 	CodeFailed   Code = "failed"
 	CodeNotFound Code = "not_found"
-	CodeBusy     Code = "busy"    // the id has a run already
-	CodeInvalid  Code = "invalid" // the request itself is wrong
-	CodeStage    Code = "stage"   // a step before the program began; Step and Errno say which
+	CodeBusy     Code = "busy"    // the id already has a run
+	CodeInvalid  Code = "invalid" // the request itself is invalid
+	CodeStage    Code = "stage"   // a step before the program failed; see Step and Errno
 	CodeGone     Code = "gone"    // the process has ended
 )
 
-// StepHandoff is the step of a CodeStage at which the program could not be put
+// StepHandoff is the Step of a CodeStage error if the program could not be put
 // under a filter that reports its binds.
 const StepHandoff = "handoff"
 
-// Error is an answer that is not a result.
+// Error is an error response.
 type Error struct {
 	Code    Code   `json:"code"`
 	Message string `json:"message"`
@@ -247,7 +249,8 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return e.Message }
 
-// Unwrap gives the errno, so that errors.Is(err, syscall.EACCES) works across the wire.
+// Unwrap returns the errno, so that errors.Is(err, syscall.EACCES) works across
+// the wire.
 func (e *Error) Unwrap() error {
 	if e.Errno == 0 {
 		return nil
@@ -255,7 +258,7 @@ func (e *Error) Unwrap() error {
 	return syscall.Errno(e.Errno)
 }
 
-// Errorf makes an error of a code. An errno among args is kept.
+// Errorf returns an error with a code. It keeps an errno among args.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	out := &Error{Code: code, Message: err.Error()}
@@ -266,7 +269,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return out
 }
 
-// asError makes any error one for the wire.
+// asError converts any error to one for the wire.
 func asError(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -275,7 +278,7 @@ func asError(err error) *Error {
 	return Errorf(CodeFailed, "%w", err)
 }
 
-// VersionError says that the shim speaks another version of the protocol.
+// VersionError means that the shim uses another version of the protocol.
 type VersionError struct {
 	Ours, Theirs int
 	PID          int // of the shim

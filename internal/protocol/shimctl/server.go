@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// Request is one question of the daemon.
+// Request is one request of the daemon.
 type Request struct {
 	Verb string
-	FDs  []int // closed after the handler returns; one that it keeps is set to -1
+	FDs  []int // closed after the handler returns; the handler sets those that it keeps to -1
 	body json.RawMessage
 }
 
-// Into reads the body.
+// Into decodes the body.
 func (r *Request) Into(v any) error {
 	if err := json.Unmarshal(r.body, v); err != nil {
 		return Errorf(CodeInvalid, "cannot read the request %s: %v", r.Verb, err)
@@ -24,25 +24,26 @@ func (r *Request) Into(v any) error {
 	return nil
 }
 
-// Answer is a result with descriptors, which stay the handler's unless Close is set.
+// Answer is a result with descriptors, which the handler keeps unless Close is
+// set.
 type Answer struct {
 	Body  any
 	FDs   []int
-	Close bool // the descriptors are closed once they are sent
+	Close bool // close the descriptors once they are sent
 }
 
-// Server accepts the daemon. Handle is called for each request after hello, for
-// several at the same time.
+// Server accepts the daemon. Handle is called for each request after hello,
+// concurrently.
 type Server struct {
 	Handle  func(ctx context.Context, r *Request) (Answer, error)
 	Welcome func() (Welcome, error) // answers hello; an error refuses the daemon
-	Joined  func()                  // a daemon has said hello; events may be sent
-	Left    func()                  // the last daemon has gone
+	Joined  func()                  // called when a daemon has said hello; events may be sent from then on
+	Left    func()                  // called when the last daemon has gone
 	Log     *slog.Logger
 
 	mu     sync.Mutex
 	now    *session
-	begun  uint64 // sessions that have said hello
+	begun  uint64 // number of sessions that have said hello
 	newest uint64 // the latest of them that became the daemon
 }
 
@@ -54,10 +55,10 @@ type session struct {
 	tasks   chan struct{}
 }
 
-// parallel bounds the requests that are worked on at a time.
+// parallel bounds the concurrent requests.
 const parallel = 16
 
-// Run serves l until ctx ends, then closes it and what is connected.
+// Run serves l until ctx ends, then closes it and all connections.
 func (s *Server) Run(ctx context.Context, l *net.UnixListener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -197,8 +198,9 @@ func (s *Server) answer(ctx context.Context, n *session, e envelope, fds []int) 
 	}
 }
 
-// Send sends an event to the daemon, if there is one. It is lost otherwise, or
-// when the connection fails: what must arrive is sent again from Joined.
+// Send sends an event to the daemon, if one is connected. Otherwise, or if the
+// connection fails, the event is lost. Events that must arrive are sent again
+// from Joined.
 func (s *Server) Send(verb string, body any) {
 	s.mu.Lock()
 	n := s.now

@@ -15,16 +15,16 @@ import (
 	"lull/internal/lib/spell"
 )
 
-// Field is one setting: how it is named, written and explained.
+// Field is one setting: its name, its format and its description.
 type Field struct {
 	Name string
-	Form string // of its value, for users
+	Form string // format of its value, for users
 	Doc  string
 
 	set   func(*Settings, string) error
 	get   func(*Settings) (string, bool)
 	clear func(*Settings)
-	show  func(string) string // what of a value anybody may see; nil is all of it
+	show  func(string) string // returns the part of a value that everyone may see; nil means all of it
 }
 
 // Fields lists the schema, in the order of its reference page.
@@ -64,8 +64,8 @@ var fields = []Field{
 	word("pause-holder", "who acts on idleness; with a server its record of the worker decides, and controller here keeps the agent from it", func(s *Settings) **string { return &s.PauseHolder }, "agent", "controller"),
 }
 
-// reserved are names under the prefix that carry state or belong to the
-// server, and so are no settings.
+// reserved are names under the prefix that carry state or belong to the server.
+// They are not settings.
 var reserved = map[string]bool{
 	"idle-status": true, "idle-since": true, "idle-action": true, "draining": true,
 	"managed-by": true, "worker-id": true, "template": true, "policy": true, "owner": true, "name": true,
@@ -150,8 +150,9 @@ func number(name, doc string, least, most float64, at func(*Settings) **float64)
 	}, func(n float64) string { return strconv.FormatFloat(n, 'g', -1, 64) })
 }
 
-// bytes reads a count of bytes with an optional unit: KB, MB and GB are powers
-// of a thousand, as in the seed's thresholds; KiB, MiB and GiB of 1024.
+// bytes parses a number of bytes with an optional unit: KB, MB and GB are
+// powers of 1000, as in the seed's thresholds; KiB, MiB and GiB are powers of
+// 1024.
 func bytes(name, doc string, at func(*Settings) **float64) Field {
 	units := []struct {
 		suffix string
@@ -191,8 +192,8 @@ func word(name, doc string, at func(*Settings) **string, allowed ...string) Fiel
 	}, func(v string) string { return v })
 }
 
-// words reads a list parted by commas or blanks. Without allowed words any
-// plain name goes.
+// words parses a list separated by commas or spaces. Without allowed words any
+// plain name is valid.
 func words(name, doc string, at func(*Settings) **[]string, allowed ...string) Field {
 	form := "list parted by commas"
 	if len(allowed) > 0 {
@@ -254,8 +255,8 @@ func webAddress(v string) error {
 	return nil
 }
 
-// nearest returns the setting that name is a misspelling of, by at most two
-// letters; "" for none.
+// nearest returns the setting that name probably misspells, with at most two
+// wrong letters; "" for none.
 func nearest(name string) string {
 	best, at := 3, ""
 	if len(name) > MaxKey {

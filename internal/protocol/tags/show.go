@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// hidden stands for what is not shown of a value.
+// hidden replaces the part of a value that is not shown.
 const hidden = "…"
 
-// Show returns what of a setting's value may stand where many can read it: in
-// a status, a history, a log or a report to a server. A command may hold a
-// password and an address a token, so that of one only its program is shown and
-// of the other its host. The value of a name that is no setting is not shown at
-// all: a misspelt one may be either.
+// Show returns the part of a setting's value that may appear where many can
+// read it: in a status, a history, a log or a report to a server. A command may
+// contain a password and an address a token, so only the program and the host
+// are shown. The value of an unknown setting is not shown at all, because its
+// name may be a misspelling of either.
 func Show(name, value string) string {
 	f := find(name)
 	switch {
@@ -24,7 +24,7 @@ func Show(name, value string) string {
 	return value
 }
 
-// private has only what show leaves of its values be seen.
+// private makes the part of f's values that show returns the only visible one.
 func private(f Field, show func(string) string) Field {
 	f.show = show
 	return f
@@ -37,12 +37,12 @@ func hide(value string) string {
 	return hidden
 }
 
-// plain are the letters of a program's name or path; anything else may be
-// syntax of the shell.
+// plain are the characters of a program's name or path; anything else may be
+// shell syntax.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-"
 
-// Program is the program of a shell command without what it is given: an
-// argument or an assignment before it may be a password.
+// Program returns the program of a shell command without its arguments and the
+// assignments before it, which may contain passwords.
 func Program(command string) string {
 	words := strings.Fields(command)
 	if len(words) == 0 || strings.Trim(words[0], plain) != "" {
@@ -54,7 +54,7 @@ func Program(command string) string {
 	return words[0] + " " + hidden
 }
 
-// site is the scheme and host of an address.
+// site returns the scheme and host of an address.
 func site(address string) string {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {

@@ -12,7 +12,7 @@ const (
 	ActionStopping    = "stopping"
 	ActionStopped     = "stopped"
 
-	// ActionNone takes an -ing form back: it is written as an empty value.
+	// ActionNone withdraws an -ing form. It is written as an empty value.
 	ActionNone = "none"
 )
 
@@ -20,9 +20,9 @@ const (
 // of an action, the server the final form when EC2 confirms it. Without a
 // server, the agent writes it at its next start.
 type State struct {
-	Status string    // active or idle; empty is not written
-	Since  time.Time // when the idle period began; zero is not written
-	Action string    // empty is not written
+	Status string    // active or idle; not written if empty
+	Since  time.Time // when the idle period began; not written if zero
+	Action string    // not written if empty
 }
 
 // StateKeys returns the names of the three state tags: the seed's own under

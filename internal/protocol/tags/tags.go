@@ -1,12 +1,12 @@
-// Package tags is the language of EC2 instance tags between the agent and the
-// source of its policy: which tags exist, how their values are written, and
-// what is wrong with them. It does no I/O.
+// Package tags defines the EC2 instance tags that an agent and the source of
+// its policy exchange: which tags exist, the format of their values, and what
+// is wrong with them. It does no I/O.
 //
 // Settings are read from tags or from YAML. An absent setting is nil, so that
 // sources can be layered. Every fault names its tag and value, and only that
-// tag is ignored. The agent's state goes the other way as State.
+// tag is ignored. The agent reports its state in the other direction, as State.
 //
-// Defaults and the effects of settings are the agent's.
+// Defaults and the effects of settings are defined by the agent.
 package tags
 
 import (
@@ -20,7 +20,7 @@ import (
 	"lull/internal/core/layers"
 )
 
-// The prefixes with a meaning of their own: lull's, and the seed's.
+// The prefixes with special meaning: lull's, and the seed's.
 const (
 	DefaultPrefix = "lull:"
 	PrismPrefix   = "prism:"
@@ -34,13 +34,13 @@ const (
 
 // Settings are the agent's settings in one source. Nil fields are not set.
 type Settings struct {
-	Enabled *bool // the switch of idle detection; a TTL and completion hold all the same
+	Enabled *bool // enables idle detection; TTL and completion work either way
 
 	IdleTimeout   *time.Duration
 	CheckInterval *time.Duration
 	WarnBefore    *time.Duration
 	BootGrace     *time.Duration
-	Snooze        *time.Duration // after a resume
+	Snooze        *time.Duration // snooze after a resume
 
 	HibernateOnIdle *bool
 	OnComplete      *string // stop, hibernate, terminate, none
@@ -59,8 +59,8 @@ type Settings struct {
 	IdleDisk     *float64 // bytes a minute
 	IdleGPU      *float64 // percent
 
-	Signals         *[]string // which count, apart from those below
-	Presence        *[]string // terminals, users: count by being there
+	Signals         *[]string // the signals that count, apart from those below
+	Presence        *[]string // terminals, users: their presence counts
 	ActiveProcesses *[]string
 	ProcessProfiles *[]string
 	ActivePorts     *[]string
@@ -72,13 +72,13 @@ type Settings struct {
 
 // Fault is one tag, or one line of a file, that cannot be used.
 type Fault struct {
-	Tag     string `json:"tag"`   // of a tag its name with its prefix, of a line the setting
-	Value   string `json:"value"` // what Show leaves of it
+	Tag     string `json:"tag"`   // the tag's full name, or the setting on a line
+	Value   string `json:"value"` // the part that Show returns
 	Problem string `json:"problem"`
-	Where   string `json:"where,omitempty"` // path and line; empty is a tag
+	Where   string `json:"where,omitempty"` // path and line; empty for a tag
 }
 
-// Error says what is wrong, with place, name and value.
+// Error describes the fault with place, name and value.
 func (f Fault) Error() string {
 	if f.Where != "" {
 		return fmt.Sprintf("cannot use %s: %q in %s: %s", f.Tag, f.Value, f.Where, f.Problem)
@@ -86,9 +86,9 @@ func (f Fault) Error() string {
 	return fmt.Sprintf("cannot use tag %s=%q: %s", f.Tag, f.Value, f.Problem)
 }
 
-// Parse reads the settings among an instance's tags. Tags of other prefixes
-// are none of lull's; an unknown one under the prefix is a fault only where it
-// looks like a misspelt one, because other programs share the prefix.
+// Parse reads the settings among an instance's tags. It ignores tags with other
+// prefixes. An unknown tag under the prefix is a fault only if it looks like a
+// misspelling, because other programs share the prefix.
 func Parse(prefix string, tags map[string]string) (Settings, []Fault) {
 	var s Settings
 	var faults []Fault
@@ -112,7 +112,7 @@ func Parse(prefix string, tags map[string]string) (Settings, []Fault) {
 	return s, faults
 }
 
-// Encode writes the settings that s says, as tags.
+// Encode returns the settings in s as tags.
 func (s Settings) Encode(prefix string) map[string]string {
 	out := map[string]string{}
 	for i := range fields {
@@ -123,19 +123,19 @@ func (s Settings) Encode(prefix string) map[string]string {
 	return out
 }
 
-// Over returns s with what base says where s says nothing.
+// Over returns s with missing settings taken from base.
 func (s Settings) Over(base Settings) Settings {
 	stack := []Settings{s, base}
 	for i := range fields {
 		if v, from := layers.Strongest(stack, fields[i].get); from == &stack[1] {
-			// What get wrote, set reads: the laws of this package's test.
+			// set accepts whatever get returns; a test of this package proves it.
 			_ = fields[i].set(&s, v)
 		}
 	}
 	return s
 }
 
-// Changes lists the names of what differs between s and t, sorted.
+// Changes returns the sorted names of the settings that differ between s and t.
 func (s Settings) Changes(t Settings) []string {
 	var out []string
 	for i := range fields {
@@ -148,8 +148,8 @@ func (s Settings) Changes(t Settings) []string {
 	return out
 }
 
-// Set reads one setting by its name without a prefix. Its error says only what
-// is wrong, for a Fault that has name, value and place.
+// Set parses one setting by its name without a prefix. Its error contains only
+// the cause, for a Fault that has name, value and place.
 func (s *Settings) Set(name, value string) error {
 	f := find(name)
 	if f == nil {
@@ -161,7 +161,7 @@ func (s *Settings) Set(name, value string) error {
 	return f.set(s, value)
 }
 
-// Get writes one setting; ok is false where s does not say it.
+// Get returns one setting; ok is false if s does not have it.
 func (s Settings) Get(name string) (value string, ok bool) {
 	if f := find(name); f != nil {
 		return f.get(&s)
@@ -169,7 +169,7 @@ func (s Settings) Get(name string) (value string, ok bool) {
 	return "", false
 }
 
-// Clear takes one setting back.
+// Clear removes one setting.
 func (s *Settings) Clear(name string) {
 	if f := find(name); f != nil {
 		f.clear(s)

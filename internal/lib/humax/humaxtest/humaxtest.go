@@ -1,4 +1,4 @@
-// Package humaxtest checks what package humax guarantees against a real API.
+// Package humaxtest checks the guarantees of package humax against a real API.
 package humaxtest
 
 import (
@@ -12,9 +12,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// Nulls encodes the zero value of every type in api's document the way api
-// answers with it, and returns the places that are null where the document has
-// a list, and those where it says that an answer's list may be null.
+// Nulls encodes the zero value of every type in api's document as api encodes
+// responses. It returns the places that are null where the document has a list,
+// and those where the document says that a list in a response may be null.
 func Nulls(api huma.API) (found []string, types int, err error) {
 	doc := api.OpenAPI()
 	for _, name := range slices.Sorted(maps.Keys(doc.Components.Schemas.Map())) {
@@ -42,7 +42,7 @@ func Nulls(api huma.API) (found []string, types int, err error) {
 	return found, types, nil
 }
 
-// NullLists returns the places of v, a decoded answer that s describes, that
+// NullLists returns the places in v, a decoded response described by s, that
 // are null in place of a list.
 func NullLists(doc *huma.OpenAPI, s *huma.Schema, v any) (found []string) {
 	var visit func(s *huma.Schema, v any, at string)
@@ -77,8 +77,8 @@ func NullLists(doc *huma.OpenAPI, s *huma.Schema, v any) (found []string) {
 	return found
 }
 
-// Nullable returns the lists in the answers of doc that may be null by its own
-// word, but for those of types that are requests as well.
+// Nullable returns the lists in the responses of doc that doc declares as
+// nullable, except those of types also used in requests.
 func Nullable(doc *huma.OpenAPI) (found []string) {
 	asked := map[string]bool{}
 	refs := func(s *huma.Schema, to map[string]bool) {}

@@ -1,5 +1,5 @@
-// Package tracetest keeps the spans and the log lines of a daemon under test, and
-// says how they hang together.
+// Package tracetest records the spans and the log lines of a daemon under test,
+// and checks how they are related.
 package tracetest
 
 import (
@@ -22,15 +22,15 @@ type Recorder struct {
 	log   bytes.Buffer
 }
 
-// New gives an empty Recorder.
+// New returns an empty Recorder.
 func New() *Recorder { return &Recorder{spans: tracetest.NewSpanRecorder()} }
 
-// Tracer makes spans that are kept.
+// Tracer returns a tracer whose spans are recorded.
 func (r *Recorder) Tracer() trace.Tracer {
 	return sdk.NewTracerProvider(sdk.WithSpanProcessor(r.spans)).Tracer("test")
 }
 
-// Logger writes lines that are kept.
+// Logger returns a logger whose lines are recorded.
 func (r *Recorder) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(r, nil)) }
 
 // Write implements io.Writer for the logger.
@@ -40,7 +40,7 @@ func (r *Recorder) Write(p []byte) (int, error) {
 	return r.log.Write(p)
 }
 
-// Lines are those that have all of some words, in their order.
+// Lines returns the lines that contain all of the words, in order.
 func (r *Recorder) Lines(words ...string) (out []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,7 +56,7 @@ next:
 	return out
 }
 
-// Named are the spans of that name that have ended, in that order.
+// Named returns the ended spans of that name, in order.
 func (r *Recorder) Named(name string) (out []sdk.ReadOnlySpan) {
 	for _, s := range r.spans.Ended() {
 		if s.Name() == name {
@@ -66,7 +66,7 @@ func (r *Recorder) Named(name string) (out []sdk.ReadOnlySpan) {
 	return out
 }
 
-// Last is the newest span of that name, which must be there.
+// Last returns the newest span of that name, which must exist.
 func (r *Recorder) Last(t testing.TB, name string) sdk.ReadOnlySpan {
 	t.Helper()
 	l := r.Named(name)
@@ -76,7 +76,8 @@ func (r *Recorder) Last(t testing.TB, name string) sdk.ReadOnlySpan {
 	return l[len(l)-1]
 }
 
-// Parent is the span of that name under which child is, nil when there is none.
+// Parent returns the span of that name that is an ancestor of child; nil if
+// there is none.
 func (r *Recorder) Parent(child sdk.ReadOnlySpan, name string) sdk.ReadOnlySpan {
 	for _, s := range r.Named(name) {
 		if s.SpanContext().SpanID() == child.Parent().SpanID() && s.SpanContext().TraceID() == child.SpanContext().TraceID() {
@@ -86,7 +87,7 @@ func (r *Recorder) Parent(child sdk.ReadOnlySpan, name string) sdk.ReadOnlySpan 
 	return nil
 }
 
-// Under holds that the newest child is under some span parent.
+// Under fails the test unless the newest span child is below some span parent.
 func (r *Recorder) Under(t testing.TB, child, parent string) {
 	t.Helper()
 	if r.Parent(r.Last(t, child), parent) == nil {
@@ -94,7 +95,7 @@ func (r *Recorder) Under(t testing.TB, child, parent string) {
 	}
 }
 
-// Has holds that a span has these attributes.
+// Has fails the test unless a span has these attributes.
 func Has(t testing.TB, s sdk.ReadOnlySpan, want ...attribute.KeyValue) {
 	t.Helper()
 	got := attribute.NewSet(s.Attributes()...)

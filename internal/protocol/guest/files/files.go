@@ -44,17 +44,17 @@ const (
 	Symlink                // creates one that points to Request.To
 	Mkdir
 	Remove    // anything but a directory
-	RemoveDir // an empty directory
-	Rename    // to the path Request.To; Mask 1 never replaces
-	Link      // a second name Request.To
-	Create    // a new file
+	RemoveDir // removes an empty directory
+	Rename    // renames to the path Request.To; Mask 1 never replaces
+	Link      // creates a second name Request.To
+	Create    // creates a file
 	Open      // checks access: Mask 1 for reading, 2 for writing
-	Read      // Size bytes at Off
-	Write     // Data at Off
+	Read      // reads Size bytes at Off
+	Write     // writes Data at Off
 	Sync      // returns once the file is on the host's disk
-	List      // entries from the cursor Off on; none at the end
-	Space     // of the file system: Attr.Size, Blocks and Ino are blocks, free blocks and free inodes
-	Close     // no longer open in the guest
+	List      // returns entries from the cursor Off on; none at the end
+	Space     // returns the file system's space: Attr.Size, Blocks and Ino are blocks, free blocks and free inodes
+	Close     // the file is no longer open in the guest
 	lastOp    = Close
 )
 

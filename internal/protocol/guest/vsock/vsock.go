@@ -94,8 +94,8 @@ func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, err
 	}
 }
 
-// Meet asks the guest on p to connect and waits for it, for a frozen guest as
-// long as p exists.
+// Meet asks the guest on p to connect and waits for it. For a frozen guest it
+// waits as long as p exists.
 func (l *Listener) Meet(ctx context.Context, p *guest.Peer, cid uint32) (*os.File, error) {
 	var k Key
 	rand.Read(k[:])
@@ -145,8 +145,8 @@ func (l *Listener) accept() (c *os.File, from uint32, err error) {
 	return os.NewFile(uintptr(fd), "vsock"), from, nil
 }
 
-// Dial connects to a port of address to, which is Host in a guest. ctx bounds it;
-// the kernel gives up after two seconds.
+// Dial connects to a port of address to, which is Host in a guest. ctx bounds
+// it; the kernel gives up after two seconds.
 func Dial(ctx context.Context, to, port uint32, k Key) (*os.File, error) {
 	c, err := connect(ctx, &unix.SockaddrVM{CID: to, Port: port})
 	if err != nil {
