@@ -1,12 +1,12 @@
-// Package cloudwatch reads the utilisation of EC2 instances from CloudWatch.
+// Package cloudwatch reads the utilization of EC2 instances from CloudWatch.
 //
-// Read asks for three metrics of each instance in batches of 500 queries a call:
-// processor use, which EC2 publishes, and memory and disk use, which only the
-// CloudWatch agent publishes. Each reading is a value with its time, or missing
-// (CloudWatch answered and has none), or failed with its error; the three are
-// never mixed up, and a batch that fails leaves the others alone.
+// Read requests three metrics of each instance in batches of 500 queries per
+// call: CPU use, which EC2 publishes, and memory and disk use, which only the
+// CloudWatch agent publishes. Each reading is a value with its time, missing
+// (CloudWatch answered and has none), or failed with its error. The three are
+// never confused, and a batch that fails does not affect the others.
 //
-// Left out: deciding what a value means, and how old one may be.
+// What a value means, and how old one may be, is up to the caller.
 package cloudwatch
 
 import (
@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// maxQueries is the most that GetMetricData takes in a call.
+	// maxQueries is GetMetricData's maximum per call.
 	maxQueries = 500
 	// maxPages bounds the pages of one call's answer.
 	maxPages = 100
 )
 
-// A Metric names one of the things that are read.
+// Metric is one of the metrics that are read.
 type Metric int
 
 // The metrics.
@@ -41,10 +41,10 @@ const (
 	CPU Metric = iota
 	Memory
 	Disk
-	metrics // their number
+	metrics // the number of metrics
 )
 
-// String is the metric's name in the API of the fleet.
+// String returns the metric's name in the API of the fleet.
 func (m Metric) String() string {
 	switch m {
 	case CPU:
@@ -57,7 +57,7 @@ func (m Metric) String() string {
 	return "metric " + strconv.Itoa(int(m))
 }
 
-// A State says what a reading is worth.
+// State classifies a reading.
 type State string
 
 // The states of a reading.
@@ -67,63 +67,63 @@ const (
 	Failed  State = "failed"  // CloudWatch did not answer for this metric
 )
 
-// A Reading is the newest value of one metric.
+// Reading is the newest value of one metric.
 type Reading struct {
 	State State
-	Value float64   // per cent, if present
+	Value float64   // percent, if present
 	At    time.Time // end of the value's window, if present
-	Err   error     // why it failed
-	// Windows are all that were read, oldest first, if present.
+	Err   error     // cause of a failed reading
+	// Windows are all windows that were read, oldest first, if present.
 	Windows []Window
 }
 
-// A Window is the average of one complete period.
+// Window is the average of one complete period.
 type Window struct {
 	End   time.Time
-	Value float64 // per cent
+	Value float64 // percent
 }
 
-// Readings are those of one instance, by Metric.
+// Readings are the readings of one instance, by Metric.
 type Readings [metrics]Reading
 
-// An AgentMetric is how the CloudWatch agent publishes a metric. The default is
-// the plain InstanceId dimension, which the agent publishes when its
+// AgentMetric describes how the CloudWatch agent publishes a metric. The
+// default is the plain InstanceId dimension, which the agent publishes when its
 // configuration aggregates by it ("aggregation_dimensions": [["InstanceId"]]).
 type AgentMetric struct {
 	Namespace, Name string
-	// Dimensions are those besides InstanceId.
+	// Dimensions are the dimensions in addition to InstanceId.
 	Dimensions map[string]string
 }
 
 // Config configures a Client.
 type Config struct {
-	// AWS is the SDK's configuration for the account and region, as Load of
-	// package ec2's Access makes it: with bounded answers and a sound client.
+	// AWS is the SDK's configuration for the account and region, as returned by
+	// Load of package ec2's Access: with bounded answers and a sound client.
 	AWS aws.Config
-	// Endpoint replaces AWS's own, if not empty.
+	// Endpoint replaces AWS's endpoint unless empty.
 	Endpoint string
 	// Memory and Disk replace the agent's default metrics.
 	Memory, Disk AgentMetric
-	// Window is how far back a value is looked for; 0 means 15 min.
+	// Window is how far back to look for a value; 0 means 15 min.
 	Window time.Duration
-	// Period is the length of the averages; 0 means 5 min, what EC2 publishes
-	// without detailed monitoring.
+	// Period is the length of the averages; 0 means 5 min, which is what EC2
+	// publishes without detailed monitoring.
 	Period time.Duration
-	// Rate and Burst bound the calls; 0 means 5 a second and 10.
+	// Rate and Burst limit the calls; 0 means 5 per second and 10.
 	Rate  float64
 	Burst int
-	// Attempts bounds how often a call is tried in all; 0 means 4.
+	// Attempts bounds the attempts per call; 0 means 4.
 	Attempts int
 }
 
-// A Client reads CloudWatch for one account in one region.
+// Client reads CloudWatch for one account in one region.
 type Client struct {
 	cfg   Config
 	api   *cloudwatch.Client
 	limit *rate.Limiter
 }
 
-// New makes a client and connects to nothing.
+// New returns a client. It makes no connection.
 func New(cfg Config) (*Client, error) {
 	if cfg.Memory.Name == "" {
 		cfg.Memory = AgentMetric{Namespace: "CWAgent", Name: "mem_used_percent"}
@@ -152,8 +152,8 @@ func New(cfg Config) (*Client, error) {
 // Period returns the length of a window.
 func (c *Client) Period() time.Duration { return c.cfg.Period }
 
-// Read gives the readings of the windows that were complete at now, of every
-// instance asked for: those of Config.Window, or as far back as since if that
+// Read returns, for every requested instance, the readings of the windows that
+// were complete at now: those of Config.Window, or as far back as since if that
 // is earlier and not zero.
 func (c *Client) Read(ctx context.Context, ids []string, since, now time.Time) map[string]Readings {
 	if from := now.Add(-c.cfg.Window); since.IsZero() || since.After(from) {
@@ -181,7 +181,7 @@ func (c *Client) Read(ctx context.Context, ids []string, since, now time.Time) m
 // batch reads the metrics of at most maxQueries/metrics instances.
 func (c *Client) batch(ctx context.Context, ids []string, into []Readings, since, now time.Time) error {
 	in := &cloudwatch.GetMetricDataInput{
-		// A window that is not over has the average of its beginning only.
+		// An unfinished window has the average of its beginning only.
 		StartTime: aws.Time(since.Truncate(c.cfg.Period)), EndTime: aws.Time(now.Truncate(c.cfg.Period)),
 		ScanBy: types.ScanByTimestampDescending,
 	}
@@ -249,7 +249,7 @@ func parseQueryID(s string, n int) (i int, m Metric, ok bool) {
 	return i, m, ok
 }
 
-// take puts one result in its place; several pages may speak of one metric.
+// take stores one result; several pages may contain parts of one metric.
 func take(r types.MetricDataResult, into []Readings, period time.Duration) error {
 	i, m, ok := parseQueryID(aws.ToString(r.Id), len(into))
 	if !ok {

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// A Reason says why telemetry cannot be believed to be quiet. The set is closed;
-// the empty Reason means that the whole history was read and understood.
+// Reason is why telemetry cannot prove quiet. The set is closed; the empty
+// Reason means that the whole history was read and understood.
 type Reason string
 
 // The reasons for an unknown telemetry signal.
 const (
 	ReasonNone          Reason = ""
-	ReasonUnreachable   Reason = "unreachable"          // no answer, or it broke off below HTTP
+	ReasonUnreachable   Reason = "unreachable"          // no answer, or the connection broke
 	ReasonUnauthorized  Reason = "unauthorized"         // CML refused our credentials
 	ReasonRefused       Reason = "refused"              // CML answered with another error
 	ReasonNotOptedIn    Reason = "not_opted_in"         // CML may not collect events at all
@@ -23,53 +23,53 @@ const (
 	ReasonOffsetUnknown Reason = "clock_offset_unknown" // the host's clock cannot be compared with ours
 )
 
-// An Event is a relevant telemetry event as CML sent it.
+// Event is a relevant telemetry event as CML sent it.
 type Event struct {
 	Category string `json:"category"`
-	// Timestamp is the time by the host's own clock, in UTC.
+	// Timestamp is in the host's own clock, in UTC.
 	Timestamp time.Time `json:"timestamp"`
-	// Data is the raw JSON of the event's data, nil when it had none.
+	// Data is the raw JSON of the event's data, nil if it had none.
 	Data json.RawMessage `json:"data,omitempty"`
-	// DataDropped says that the event was longer than MaxEventBytes, so that
+	// DataDropped reports that the event was longer than MaxEventBytes, so that
 	// its data was not kept.
 	DataDropped bool `json:"data_dropped,omitempty"`
-	// At is when the event happened by our clock: corrected by the host's
-	// offset, for a future-dated event the time of its first sight.
+	// At is when the event happened by our clock: corrected by the host's offset
+	// or, for a future-dated event, when it was first seen.
 	At time.Time `json:"-"`
 }
 
-// A Fault is one malformed event that was skipped.
+// Fault is one malformed event that was skipped.
 type Fault struct {
 	Offset int64  `json:"offset"` // byte offset in the answer
 	Fault  string `json:"fault"`
 	Sample string `json:"sample,omitempty"` // the beginning of the event
 }
 
-// Counts says what the scan of one history met.
+// Counts are the counters of one scan of a history.
 type Counts struct {
 	Bytes  int64 `json:"bytes"`  // size of the answer read
 	Events int64 `json:"events"` // elements of the array
-	// ByCategory counts well-formed events of categories that CML documents or
+	// ByCategory counts well-formed events in categories that CML documents or
 	// the configuration names.
 	ByCategory map[string]int64 `json:"by_category,omitempty"`
-	// UnknownCategories counts the others by name; names met after the first
-	// maxUnknownNames are summed up in UnknownOther.
+	// UnknownCategories counts the others by name. After the first
+	// maxUnknownNames names, further ones are counted in UnknownOther.
 	UnknownCategories map[string]int64 `json:"unknown_categories,omitempty"`
 	UnknownOther      int64            `json:"unknown_other,omitempty"`
 	Relevant          int64            `json:"relevant"`                   // events that count as activity
 	ExcludedUsers     int64            `json:"excluded_users,omitempty"`   // user_activity of excluded users
 	Malformed         int64            `json:"malformed,omitempty"`        // skipped, see Faults
 	Oversized         int64            `json:"oversized,omitempty"`        // longer than MaxEventBytes
-	Duplicates        int64            `json:"duplicates,omitempty"`       // repeats of an event kept at that moment
-	Future            int64            `json:"future,omitempty"`           // relevant, dated later than now + FutureAfter
-	FutureForgotten   int64            `json:"future_forgotten,omitempty"` // future-dated beyond what Seen can hold
+	Duplicates        int64            `json:"duplicates,omitempty"`       // repeats of an event kept at that time
+	Future            int64            `json:"future,omitempty"`           // relevant, dated after now + FutureAfter
+	FutureForgotten   int64            `json:"future_forgotten,omitempty"` // future-dated events beyond the capacity of Seen
 }
 
-// Activity is the evidence that one telemetry reading gives to the idle engine.
+// Activity is the evidence from one telemetry reading for the idle engine.
 //
-// If Unknown is set, the absence of activity says nothing: the caller must treat
-// the signal as unknown. What Newest and Recent hold is still true activity,
-// only perhaps not all of it.
+// If Unknown is set, the absence of activity proves nothing: the caller must
+// treat the signal as unknown. Newest and Recent are still true activity, but
+// may be incomplete.
 type Activity struct {
 	// CheckedAt is when the answer had been read completely, by our clock.
 	CheckedAt time.Time `json:"checked_at"`
@@ -77,14 +77,14 @@ type Activity struct {
 	Unknown Reason `json:"unknown,omitempty"`
 	// Err is the cause of Unknown.
 	Err error `json:"-"`
-	// Newest is the time of the newest relevant event over the whole array by
-	// our clock, never later than CheckedAt; zero if there is none or if the
-	// offset is unknown. It is the latest time that the offset's bounds allow.
-	// A Client keeps those while it can; with other bounds (another client,
-	// another process) it moves by a second and the round trip, though no event
-	// was added; NewestHost does not.
+	// Newest is the time of the newest relevant event in the whole array by our
+	// clock, never later than CheckedAt. It is zero if there is none or if the
+	// offset is unknown. It is the latest time within the offset's bounds. A
+	// Client keeps those bounds while it can. With other bounds (another client,
+	// another process) Newest moves by up to a second plus the round trip
+	// although no event was added; NewestHost does not.
 	Newest time.Time `json:"newest"`
-	// NewestHost is the timestamp that the event behind Newest carries.
+	// NewestHost is the timestamp in the event behind Newest.
 	NewestHost time.Time `json:"newest_host"`
 	// Recent holds the newest relevant events, newest first, at most MaxStored.
 	Recent []Event `json:"recent,omitempty"`
@@ -92,11 +92,11 @@ type Activity struct {
 	// Faults describes the first few malformed events.
 	Faults []Fault `json:"faults,omitempty"`
 	Offset Offset  `json:"offset"`
-	// Seen is to be handed to the next reading of the same worker.
+	// Seen must be passed to the next reading of the same worker.
 	Seen Seen `json:"seen,omitempty"`
 }
 
-// seal bounds Newest by the time at which the answer was complete.
+// seal limits Newest to the time at which the answer was complete.
 func (a *Activity) seal(end time.Time) {
 	a.CheckedAt = end
 	if a.Newest.After(end) {
@@ -109,14 +109,14 @@ func (a *Activity) seal(end time.Time) {
 	}
 }
 
-// Seen remembers the future-dated events that were met before, so that each
-// counts as activity once. Its size is bounded by the filter's MaxFuture.
+// Seen contains the future-dated events seen before, so that each counts as
+// activity once. Its size is limited by the filter's MaxFuture.
 type Seen []SeenEvent
 
-// A SeenEvent is the memory of one future-dated event.
+// SeenEvent is one future-dated event.
 type SeenEvent struct {
 	// Digest identifies the event by its category, timestamp and data.
 	Digest string `json:"digest"`
-	// FirstSeen is when it was met first, by our clock.
+	// FirstSeen is when it was first seen, by our clock.
 	FirstSeen time.Time `json:"first_seen"`
 }

@@ -24,16 +24,16 @@ const (
 	dialTimeout    = 10 * time.Second
 	headerTimeout  = 60 * time.Second
 	defaultTimeout = 60 * time.Second
-	// defaultEventsTimeout allows a history of a gigabyte on a slow line.
+	// defaultEventsTimeout suffices for a history of a gigabyte on a slow line.
 	defaultEventsTimeout = 10 * time.Minute
 )
 
 // Config configures the client of one worker.
 type Config struct {
 	// URL is the worker's base address, "https://host" with an optional port.
-	// "http" is taken only with TLS.Insecure, as it verifies nothing.
+	// "http" is accepted only with TLS.Insecure, because it verifies nothing.
 	URL string
-	// Username and Password are those of the account set up for lull.
+	// Username and Password are those of lull's account.
 	Username, Password string
 	TLS                TLS
 	// Dial replaces the network; nil means net.Dialer.
@@ -46,7 +46,7 @@ type Config struct {
 	EventsTimeout time.Duration
 }
 
-// A Client speaks to one CML host. It may be used from many goroutines.
+// Client is a client of one CML host. It is safe for concurrent use.
 type Client struct {
 	base     string
 	host     string
@@ -59,12 +59,12 @@ type Client struct {
 	login chan struct{} // held while authenticating
 	mu    sync.Mutex
 	token string
-	// adminToken is the token of a session that is known to be an administrator's.
+	// adminToken is the token of a session known to be an administrator's.
 	adminToken string
-	offset     Offset // the last known one
+	offset     Offset // the last known offset
 }
 
-// New checks cfg and returns a client for it. It makes no connection.
+// New checks cfg and returns a client. It makes no connection.
 func New(cfg Config) (*Client, error) {
 	u, err := url.Parse(cfg.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") ||
@@ -121,29 +121,29 @@ func newHTTP(config *tls.Config, dial func(context.Context, string, string) (net
 	}
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Host is the host and port that the client speaks to.
+// Host returns the host and port of the server.
 func (c *Client) Host() string { return c.host }
 
-// A call is one request of the API.
+// call is one request to the API.
 type call struct {
-	op     string // what it does, for errors
+	op     string // operation, for errors
 	method string
 	path   string // below /api/v0
 	body   any    // nil for none
 	open   bool   // needs no session
 }
 
-// An answer is one whose status says success; its body is open.
+// answer is a successful response; its body is open.
 type answer struct {
 	*http.Response
 	offset   Offset
 	received time.Time
 }
 
-// send makes a call and, on 401, authenticates and makes it exactly once more.
+// send makes a call and, on 401, authenticates and repeats it once.
 func (c *Client) send(ctx context.Context, k call) (*answer, error) {
 	var body []byte
 	if k.body != nil {
@@ -202,7 +202,8 @@ func (c *Client) try(ctx context.Context, k call, body []byte, token string) (*a
 	return &answer{Response: resp, offset: c.measured(offsetOf(resp.Header, sent, received)), received: received}, nil
 }
 
-// measured is the offset to read an answer by that measured o.
+// measured combines o, measured by a response, with the known offset and
+// returns the offset to use for that response.
 func (c *Client) measured(o Offset) Offset {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,13 +217,13 @@ func (c *Client) measured(o Offset) Offset {
 func (c *Client) unreachable(op string, err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
-		err = u.Err // without the URL, which the message names already
+		err = u.Err // without the URL, which is already in the message
 	}
 	return &Error{Op: op, Host: c.host, Kind: ErrUnreachable, Err: err}
 }
 
-// fetch makes a call and decodes its answer into v, unless v is nil. It returns
-// the status and the measured offset.
+// fetch makes a call and decodes the response into v, unless v is nil. It
+// returns the status and the measured offset.
 func (c *Client) fetch(ctx context.Context, k call, v any) (int, Offset, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -284,7 +285,7 @@ func (c *Client) current(stale string) string {
 	return c.token
 }
 
-// forget drops a token that was refused.
+// forget drops a token that was rejected.
 func (c *Client) forget(token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -298,7 +299,7 @@ type credentials struct {
 	Password string `json:"password"`
 }
 
-// authenticate asks for a token, which comes as a bare JSON string.
+// authenticate requests a token, which comes as a bare JSON string.
 func (c *Client) authenticate(ctx context.Context) (string, error) {
 	const op = "authenticate"
 	body, err := json.Marshal(credentials{c.username, c.password})
@@ -322,7 +323,7 @@ func (c *Client) authenticate(ctx context.Context) (string, error) {
 	return token, nil
 }
 
-// validToken reports whether a token can stand in a header.
+// validToken reports whether a token is valid in a header.
 func validToken(s string) bool {
 	return s != "" && len(s) < maxToken && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }

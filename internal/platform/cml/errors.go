@@ -7,36 +7,38 @@ import (
 	"strings"
 )
 
-// What kind of failure an Error is; match with errors.Is.
+// The kinds of an Error, for errors.Is.
 var (
-	// ErrUnreachable: no answer, or one that broke off.
+	// ErrUnreachable means that there was no complete answer.
 	ErrUnreachable = errors.New("the host cannot be reached")
-	// ErrUnauthorized: CML refused our credentials or what they may do.
+	// ErrUnauthorized means that CML rejected our credentials or their
+	// permissions.
 	ErrUnauthorized = errors.New("the credentials were refused")
-	// ErrNotFound: CML does not know the object.
+	// ErrNotFound means that CML does not know the object.
 	ErrNotFound = errors.New("the object does not exist")
-	// ErrConflict: CML cannot do it in its present state.
+	// ErrConflict means that CML cannot do it in its present state.
 	ErrConflict = errors.New("the host's state does not allow it")
-	// ErrBadRequest: CML found our request invalid.
+	// ErrBadRequest means that CML considers our request invalid.
 	ErrBadRequest = errors.New("the request was refused as invalid")
-	// ErrUnavailable: CML failed or is not ready to answer.
+	// ErrUnavailable means that CML failed or is not ready to answer.
 	ErrUnavailable = errors.New("the host is not able to answer")
-	// ErrBadAnswer: the answer is too large or not what the API describes.
+	// ErrBadAnswer means that the answer is too large or does not match the API
+	// description.
 	ErrBadAnswer = errors.New("the answer cannot be understood")
 )
 
-// An Error is a failed call of CML's API.
+// Error is a failed call of CML's API.
 type Error struct {
-	Op   string // what was tried, such as "read licensing"
+	Op   string // the operation, such as "read licensing"
 	Host string
-	// Status is the HTTP status, 0 without an answer.
+	// Status is the HTTP status, 0 if there was no answer.
 	Status int
-	// Code and Description are those of CML's error body, empty without one.
+	// Code and Description are from CML's error body, empty if there was none.
 	Code        string
 	Description string
 	// Kind is one of the Err values of this package.
 	Kind error
-	// Err is the cause below, if any.
+	// Err is the cause, if any.
 	Err error
 }
 
@@ -56,7 +58,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the kind and the cause.
+// Unwrap returns the kind and the cause.
 func (e *Error) Unwrap() []error { return []error{e.Kind, e.Err} }
 
 func kindOf(status int) error {
@@ -75,7 +77,7 @@ func kindOf(status int) error {
 	return ErrBadAnswer
 }
 
-// fault reads an error body {code, description}; anything else is left out.
+// fault parses an error body {code, description} and ignores anything else.
 func fault(body []byte) (code, description string) {
 	var f struct {
 		Code        json.RawMessage `json:"code"`

@@ -1,12 +1,12 @@
 package cml
 
-// state says what an event had for one of its required members.
+// state is the state of a required member of an event.
 type state uint8
 
 const (
 	missing state = iota
-	bad           // not a string, or a string too long to be one
-	unknown       // a category that is not known
+	bad           // not a string, or a string that is too long
+	unknown       // an unknown category
 	good
 )
 
@@ -20,18 +20,19 @@ type fields struct {
 	stamp    [48]byte
 	stampLen int
 	stamped  state
-	data     int64 // stream offset of the data's value, 0 when there is none
+	data     int64 // stream offset of the data's value, 0 if there is none
 	dataLen  int64
 }
 
-// reset forgets the event before; the bytes behind the lengths need no clearing.
+// reset prepares for the next event; the bytes beyond the lengths need no
+// clearing.
 func (e *fields) reset(start int64) {
 	e.start, e.category, e.catState, e.nameLen = start, nil, missing, 0
 	e.stampLen, e.stamped, e.data, e.dataLen = 0, missing, 0, 0
 }
 
-// member reads one member of an event, whose first byte is c. Of members that
-// occur twice the last one counts.
+// member reads one member of an event, whose first byte is c. If a member
+// occurs twice, the last one counts.
 func (p *pass) member(e *fields, c byte) error {
 	if c != '"' {
 		return p.in.syntax("unexpected %q where a key must stand", c)
@@ -61,7 +62,7 @@ func (p *pass) member(e *fields, c byte) error {
 	return p.in.value()
 }
 
-// The members of an event that matter.
+// The relevant members of an event.
 const (
 	keyOther = iota
 	keyCategory
@@ -69,8 +70,8 @@ const (
 	keyData
 )
 
-// which consumes the rest of a key whose opening quote is consumed. A key that
-// is written in plain letters is recognized in the buffer.
+// which consumes the rest of a key after its opening quote. A key written in
+// plain letters is recognized in the buffer.
 func (p *pass) which() (int, error) {
 	in := &p.in
 	switch {

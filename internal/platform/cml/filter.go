@@ -12,11 +12,12 @@ import (
 	"time"
 )
 
-// userActivity is the category that is filtered by who the user is.
+// userActivity is the category whose events are filtered by user.
 const userActivity = "user_activity"
 
 // relevantByDefault are the categories that count as a user's work: those of
-// both seeds and wipe_node and packet_capture, which CML has and they miss.
+// both seeds, plus wipe_node and packet_capture, which CML has and the seeds
+// lack.
 var relevantByDefault = []string{
 	"start_lab", "stop_lab", "create_lab", "import_lab", "export_lab", "wipe_lab", "delete_lab",
 	"start_node", "stop_node", "queue_node", "boot_node", "wipe_node", "packet_capture",
@@ -34,34 +35,34 @@ var documented = []string{
 // DefaultExcludedUsers matches the ids of CML's built-in accounts.
 const DefaultExcludedUsers = `^00000000-0000-.*`
 
-// FilterConfig says which telemetry events are activity and what is kept.
+// FilterConfig configures which telemetry events are activity and what is kept.
 type FilterConfig struct {
-	// Categories are the relevant categories; nil means those that count by default.
+	// Categories are the relevant categories; nil means the defaults.
 	Categories []string
 	// ExcludedUsers matches (anywhere, unless anchored) the data.user_id of
-	// user_activity events that are not activity; nil excludes no user. An
-	// event without a user_id that is a string counts as activity.
+	// user_activity events that are not activity; nil excludes no user. An event
+	// whose user_id is missing or not a string counts as activity.
 	ExcludedUsers *regexp.Regexp
-	// ExcludedIDs are further user ids to exclude, compared whole: the
-	// account under which we ask.
+	// ExcludedIDs are further user ids to exclude by exact match, such as that
+	// of our own account.
 	ExcludedIDs []string
 	// MaxStored is the number of events kept, 0 to 1000.
 	MaxStored int
-	// MaxEventBytes bounds the length of an event whose data is looked at and
-	// kept, 1 to 1 MiB; 0 means 16 KiB. A longer event is counted as oversized;
-	// its category and time still count, its data does not exist for us.
+	// MaxEventBytes bounds the length of an event whose data is read and kept, 1
+	// to 1 MiB; 0 means 16 KiB. A longer event is counted as oversized. Its
+	// category and time still count; its data is ignored.
 	MaxEventBytes int
 	// MaxBytes bounds the answer; 0 means 4 GiB.
 	MaxBytes int64
-	// FutureAfter is how far ahead of now an event may be dated before it is a
-	// future-dated one; 0 means 60 s.
+	// FutureAfter is how far in the future an event must be dated to count as
+	// future-dated; 0 means 60 s.
 	FutureAfter time.Duration
-	// MaxFuture bounds Seen; 0 means 128. A future-dated event that found no
-	// room counts as activity at each sight.
+	// MaxFuture bounds Seen; 0 means 128. A future-dated event that does not fit
+	// counts as activity whenever it is seen.
 	MaxFuture int
 }
 
-// A Filter reads telemetry histories. It may be used from many goroutines.
+// Filter reads telemetry histories. It is safe for concurrent use.
 type Filter struct {
 	cfg         FilterConfig
 	categories  map[string]*category
@@ -70,7 +71,7 @@ type Filter struct {
 	buffers     sync.Pool // of *[]byte
 }
 
-// A category is one whose name we know.
+// category is a known category.
 type category struct {
 	name     string
 	index    int
@@ -78,7 +79,7 @@ type category struct {
 	byUser   bool
 }
 
-// NewFilter checks cfg and returns its filter.
+// NewFilter checks cfg and returns a filter.
 func NewFilter(cfg FilterConfig) (*Filter, error) {
 	if cfg.Categories == nil {
 		cfg.Categories = relevantByDefault
@@ -128,17 +129,17 @@ func (c FilterConfig) validate() error {
 
 // Read scans one history. now is our time when the answer began, offset how far
 // the host's clock is ahead of ours, and seen what the last reading of the same
-// worker returned. Memory does not depend on the length of the history.
+// worker returned. Memory use does not depend on the length of the history.
 //
-// The result is as of now. It is unknown if the history could not be read to its
-// end or the offset is not known; Read has no other way to fail.
+// The result is as of now. It is unknown if the history could not be read to
+// its end or the offset is unknown; Read has no other way to fail.
 func (f *Filter) Read(r io.Reader, now time.Time, offset Offset, seen Seen) Activity {
 	a := f.read(r, now, offset, seen)
 	a.seal(now)
 	return a
 }
 
-// read is Read without the bound that seal puts on the newest activity.
+// read does what Read does, without limiting the newest activity by seal.
 func (f *Filter) read(r io.Reader, now time.Time, offset Offset, seen Seen) Activity {
 	buf := f.buffers.Get().(*[]byte)
 	defer f.buffers.Put(buf)
@@ -147,7 +148,7 @@ func (f *Filter) read(r io.Reader, now time.Time, offset Offset, seen Seen) Acti
 	return p.result(p.array())
 }
 
-// reasonOf sorts the errors of the scanner into reasons.
+// reasonOf maps the errors of the scanner to reasons.
 func reasonOf(err error) Reason {
 	var syntax *syntaxError
 	switch {
@@ -164,7 +165,7 @@ func reasonOf(err error) Reason {
 	}
 }
 
-// sample makes the beginning of a bad event fit for a message.
+// sample returns the beginning of an invalid event, made printable.
 func sample(event []byte) string {
 	const most = 160
 	cut := event[:min(len(event), most)]

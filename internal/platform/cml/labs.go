@@ -7,7 +7,7 @@ import (
 	"net/http"
 )
 
-// maxLabs bounds the labs of one host that are looked at.
+// maxLabs bounds the labs of one host that are read.
 const maxLabs = 2000
 
 // The states of a lab.
@@ -17,7 +17,7 @@ const (
 	LabStarted = "STARTED"
 )
 
-// A Lab is a topology of one user.
+// Lab is a topology of one user.
 type Lab struct {
 	ID            string `json:"id"`
 	Title         string `json:"lab_title"`
@@ -26,7 +26,7 @@ type Lab struct {
 	NodeCount     int    `json:"node_count"`
 }
 
-// LabCounts sums up the labs of a host.
+// LabCounts summarizes the labs of a host.
 type LabCounts struct {
 	Labs    int `json:"labs"`
 	Started int `json:"started"` // labs in state STARTED
@@ -81,10 +81,10 @@ func (c *Client) LabState(ctx context.Context, id string) (string, error) {
 	return v, nil
 }
 
-// CountLabs reads every lab, one after the other. A lab that is deleted
-// meanwhile is not counted; any other failure leaves the counts unknown. So does
-// an account that is no administrator, because CML lists only its own labs to it:
-// the error is an ErrUnauthorized.
+// CountLabs reads every lab, one after the other. A lab that is deleted in the
+// meantime is not counted. Any other failure leaves the counts unknown. So does
+// an account that is not an administrator, because CML lists only its own labs;
+// the error is then an ErrUnauthorized.
 func (c *Client) CountLabs(ctx context.Context) (LabCounts, error) {
 	ids, err := c.Labs(ctx)
 	if err != nil {
@@ -112,7 +112,8 @@ func (c *Client) CountLabs(ctx context.Context) (LabCounts, error) {
 }
 
 // seesAllLabs returns an error unless the account is an administrator. CML ends
-// the sessions of an account whose role changes, so it is asked once per session.
+// the sessions of an account whose role changes, so one request per session
+// suffices.
 func (c *Client) seesAllLabs(ctx context.Context) error {
 	c.mu.Lock()
 	token := c.token

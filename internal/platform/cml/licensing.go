@@ -16,7 +16,7 @@ const (
 	authorizationInCompliant = "IN_COMPLIANCE"
 )
 
-// defaultPoll is how often a registration is looked at.
+// defaultPoll is the default poll interval of a registration.
 const defaultPoll = 1500 * time.Millisecond
 
 var licenseToken = regexp.MustCompile(`^[a-zA-Z0-9+/%=-]{1,256}$`)
@@ -30,7 +30,7 @@ type Licensing struct {
 	} `json:"product_license"`
 }
 
-// A LicenseState is one half of a license: who we are, and what we may use.
+// LicenseState is one half of a license: the identity, or the permitted use.
 type LicenseState struct {
 	Status         string      `json:"status"`
 	SmartAccount   string      `json:"smart_account"`
@@ -40,7 +40,7 @@ type LicenseState struct {
 	Expires        string      `json:"expires"`
 }
 
-// A LicenseTime is the last attempt to register or renew.
+// LicenseTime is the last attempt to register or renew.
 type LicenseTime struct {
 	Attempted string `json:"attempted"`
 	Succeeded string `json:"succeeded"`
@@ -48,7 +48,7 @@ type LicenseTime struct {
 	Failure   string `json:"failure"`
 }
 
-// An Outcome is where a registration stands.
+// Outcome is the state of a registration.
 type Outcome string
 
 // The outcomes of a registration.
@@ -83,9 +83,9 @@ func (l Licensing) Outcome() (Outcome, string) {
 // None reports whether no registration is in progress or completed.
 func (l Licensing) None() bool { return l.Registration.Status == "NOT_REGISTERED" }
 
-// Seat reports whether the host is registered, in compliance or not, or is being
-// registered: a deregistration then has a seat to release. A reservation that is
-// only requested has none.
+// Seat reports whether the host is registered, in compliance or not, or is
+// being registered: a deregistration then has a seat to release. A reservation
+// that is only requested has none.
 func (l Licensing) Seat() bool {
 	switch l.Registration.Status {
 	case "", "NOT_REGISTERED", "FAILED", "NOT_SUPPORTED", "EXPIRED", "RESERVATION_IN_PROGRESS":
@@ -94,8 +94,8 @@ func (l Licensing) Seat() bool {
 	return true
 }
 
-// quotedToken matches what may be a registration token in CML's text: CML
-// repeats a token that is not valid, in quotes.
+// quotedToken matches a possible registration token in CML's text: CML repeats
+// an invalid token in quotes.
 var quotedToken = regexp.MustCompile(`(['"])[a-zA-Z0-9+/%=_-]{8,}['"]`)
 
 func suffix(reason string) string {
@@ -126,7 +126,7 @@ func (c *Client) Register(ctx context.Context, token string, reregister bool) er
 	return err
 }
 
-// A RegistrationError is a registration that CML accepted and that did not
+// RegistrationError means that CML accepted a registration and that it did not
 // succeed.
 type RegistrationError struct {
 	Host string
@@ -144,12 +144,12 @@ func (e *RegistrationError) Error() string {
 	return text
 }
 
-// Unwrap gives what ended the wait, if not the registration itself.
+// Unwrap returns what ended the wait, unless it was the registration itself.
 func (e *RegistrationError) Unwrap() error { return e.Err }
 
 // AwaitRegistration polls at an interval (0 means 1.5 s) until the registration
-// is completed and in compliance, has failed, or ctx ends; a failure is a
-// *RegistrationError. A failed poll is repeated: the host may be busy.
+// is completed and in compliance, has failed, or ctx ends. A failure is a
+// *RegistrationError. A failed poll is retried, because the host may be busy.
 func (c *Client) AwaitRegistration(ctx context.Context, every time.Duration) error {
 	tick := time.NewTicker(cmp.Or(every, defaultPoll))
 	defer tick.Stop()
@@ -184,18 +184,18 @@ func (c *Client) AwaitRegistration(ctx context.Context, every time.Duration) err
 // Deregistration is the result of a request to deregister.
 type Deregistration string
 
-// What can become of it.
+// The results of a deregistration.
 const (
-	// Deregistered: the host and Smart Licensing both know.
+	// Deregistered means that the host and Smart Licensing both know.
 	Deregistered Deregistration = "deregistered"
-	// DeregisteredLocally: Smart Licensing could not be reached; the seat there
-	// may still be taken.
+	// DeregisteredLocally means that Smart Licensing could not be reached; the
+	// seat there may still be taken.
 	DeregisteredLocally Deregistration = "deregistered_locally"
-	// NotRegistered: there was nothing to undo.
+	// NotRegistered means that there was nothing to undo.
 	NotRegistered Deregistration = "not_registered"
 )
 
-// Deregister gives the license back.
+// Deregister releases the license.
 func (c *Client) Deregister(ctx context.Context) (Deregistration, error) {
 	k := call{op: "deregister license", method: http.MethodDelete, path: "/licensing/deregistration"}
 	status, _, err := c.fetch(ctx, k, nil)

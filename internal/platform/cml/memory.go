@@ -13,11 +13,11 @@ import (
 // digestBytes is the length of the part of a SHA-256 that identifies an event.
 const digestBytes = 12
 
-// A memory holds the future-dated events met before and those met in this pass.
+// memory holds the future-dated events seen before and those seen in this pass.
 type memory struct {
 	max    int
 	first  map[string]time.Time // digest -> first seen
-	met    map[string]bool      // digests met in this pass
+	met    map[string]bool      // digests seen in this pass
 	oldest time.Time            // earliest first-seen time; zero when empty
 }
 
@@ -35,8 +35,8 @@ func newMemory(seen Seen, most int) *memory {
 	return m
 }
 
-// concerns reports whether an event of that time can be one that is remembered:
-// each was dated later than it was first seen.
+// concerns reports whether an event with that time may be a stored one: each
+// stored event is dated later than it was first seen.
 func (m *memory) concerns(at time.Time) bool {
 	return !m.oldest.IsZero() && at.After(m.oldest)
 }
@@ -54,7 +54,7 @@ func (m *memory) recall(ev *found) (time.Time, bool) {
 	return first, ok
 }
 
-// store remembers ev as first seen now; false if there is no room.
+// store stores ev as first seen now. It returns false if the memory is full.
 func (m *memory) store(ev *found, now time.Time) bool {
 	if len(m.first) == m.max {
 		return false
@@ -68,8 +68,8 @@ func (m *memory) store(ev *found, now time.Time) bool {
 	return true
 }
 
-// seen returns what to remember, in a fixed order. After a complete pass, events
-// that are no longer in the history are forgotten.
+// seen returns the events to store, in a fixed order. After a complete pass,
+// events that are no longer in the history are dropped.
 func (m *memory) seen(complete bool) Seen {
 	var out Seen
 	for d, first := range m.first {
@@ -81,8 +81,8 @@ func (m *memory) seen(complete bool) Seen {
 	return out
 }
 
-// digest identifies an event across readings by what the host wrote, not by its
-// corrected time, which moves with the measured offset.
+// digest identifies an event across readings by the host's text, not by its
+// corrected time, which changes with the measured offset.
 func digest(ev *found) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d.%09d %q %t ", ev.stamp.Unix(), ev.stamp.Nanosecond(), ev.category, ev.dropped)
@@ -90,7 +90,7 @@ func digest(ev *found) string {
 	return hex.EncodeToString(h.Sum(nil)[:digestBytes])
 }
 
-// UnmarshalJSON refuses a digest that this package did not write.
+// UnmarshalJSON rejects a digest that this package did not write.
 func (s *SeenEvent) UnmarshalJSON(b []byte) error {
 	var v struct {
 		Digest    string    `json:"digest"`

@@ -9,10 +9,10 @@ import (
 const (
 	maxUnknownNames = 32   // distinct unknown categories counted by name
 	maxFaults       = 5    // malformed events described
-	maxVerdicts     = 1024 // user ids whose verdict is remembered within a pass
+	maxVerdicts     = 1024 // user ids whose verdict is cached within a pass
 )
 
-// A pass is one reading of one history.
+// pass is one reading of one history.
 type pass struct {
 	f      *Filter
 	in     scanner
@@ -22,7 +22,7 @@ type pass struct {
 	future time.Time // events later than this are future-dated
 	memory *memory
 	keep   shelf
-	fields fields // of the event being read
+	fields fields // fields of the event being read
 	newest time.Time
 	host   time.Time // the timestamp behind newest
 
@@ -144,7 +144,8 @@ func (p *pass) event(c byte) error {
 	return nil
 }
 
-// oversized reports whether the event that ends here is too long, and counts it.
+// oversized reports whether the event that ends here is too long, and counts
+// it.
 func (p *pass) oversized(e *fields) bool {
 	if p.in.offset()-e.start <= int64(p.f.cfg.MaxEventBytes) {
 		return false
@@ -154,7 +155,7 @@ func (p *pass) oversized(e *fields) bool {
 }
 
 // judge decides what a complete event means. An event whose category is not
-// relevant is only counted: neither its time nor its data is looked at.
+// relevant is only counted: neither its time nor its data is read.
 func (p *pass) judge(e *fields) {
 	oversized := p.oversized(e)
 	switch e.catState {
@@ -209,8 +210,8 @@ func (p *pass) activity(ev found) {
 	}
 }
 
-// dated sets the time of an event that is or was dated in the future: when it
-// was first seen. With an unknown offset nothing is remembered.
+// dated sets the time of an event that is or was future-dated to when it was
+// first seen. With an unknown offset nothing is stored.
 func (p *pass) dated(ev *found) {
 	ahead := ev.at.After(p.future)
 	if ahead {
@@ -261,8 +262,8 @@ func (p *pass) excluded(data []byte) bool {
 	return verdict
 }
 
-// userID finds the last member user_id of an object that is known to be valid.
-// ok is false if there is none, or it is no string of at most maxShort bytes.
+// userID finds the last member user_id of a valid object. ok is false if there
+// is none, or if it is not a string of at most maxShort bytes.
 func (p *pass) userID(data []byte) (id []byte, ok bool) {
 	in := &p.inner
 	in.resetBytes(data)
@@ -336,7 +337,7 @@ func (p *pass) malformed(e *fields, format string, args ...any) {
 	p.faults = append(p.faults, fault)
 }
 
-// result makes the evidence of the pass, which ended with err.
+// result returns the evidence of the pass, which ended with err.
 func (p *pass) result(err error) Activity {
 	p.counts.Bytes = p.in.offset()
 	for i, n := range p.tally {

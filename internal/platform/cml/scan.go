@@ -11,30 +11,30 @@ const (
 	// writes; a deeper value makes the whole answer unreadable.
 	maxDepth = 1024
 
-	// maxShort is the longest raw string, in bytes between its quotes, that is
-	// looked at as a key, a category or a timestamp. Longer ones are checked
-	// for syntax and passed over.
+	// maxShort is the maximum raw length, in bytes between the quotes, of a
+	// string that is read as a key, a category or a timestamp. Longer strings
+	// are checked for syntax and skipped.
 	maxShort = 256
 
-	// readAhead is the number of bytes that must be in the buffer before a
-	// short string is read, so that it lies there in one piece.
+	// readAhead is the number of bytes that must be in the buffer before a short
+	// string is read, so that it is in one piece.
 	readAhead = maxShort + 16
 
-	// minRead is the room below which a buffer of the usual size is compacted
-	// before a read.
+	// minRead is the free space below which a buffer of the usual size is
+	// compacted before a read.
 	minRead = 8 << 10
 
 	// maxEmptyReads bounds how often a reader may return nothing and no error.
 	maxEmptyReads = 100
 )
 
-// errTruncated says that the stream ended inside the array.
+// errTruncated means that the stream ended inside the array.
 var errTruncated = errors.New("the array ends before its closing bracket")
 
-// errTooLarge says that the stream went past its size limit.
+// errTooLarge means that the stream exceeded its size limit.
 var errTooLarge = errors.New("the answer is larger than the limit")
 
-// A syntaxError is a fault of JSON syntax at a byte offset of the stream.
+// syntaxError is a fault of JSON syntax at a byte offset of the stream.
 type syntaxError struct {
 	Offset int64
 	Fault  string
@@ -44,54 +44,54 @@ func (e *syntaxError) Error() string {
 	return fmt.Sprintf("%s at byte %d", e.Fault, e.Offset)
 }
 
-// A readError is a failure of the reader below, as opposed to a bad answer.
+// readError is a failure of the underlying reader, as opposed to a bad answer.
 type readError struct{ err error }
 
 func (e *readError) Error() string { return "cannot read the answer: " + e.err.Error() }
 func (e *readError) Unwrap() error { return e.err }
 
-// A scanner walks over JSON text in a fixed buffer. It checks syntax (RFC 8259;
-// like encoding/json it lets invalid UTF-8 and lone surrogates pass inside
-// strings) without decoding, and can hold the bytes from a chosen place on
-// across refills, up to a limit.
+// scanner reads JSON text in a fixed buffer. It checks syntax (RFC 8259; like
+// encoding/json it accepts invalid UTF-8 and lone surrogates inside strings)
+// without decoding, and can hold the bytes from a chosen position on across
+// refills, up to a limit.
 //
-// Its methods expect the read position where their comment says, and return
-// either nil or a *syntaxError, a *readError, errTruncated or errTooLarge.
+// Its methods expect the read position where their comment says, and return nil
+// or a *syntaxError, a *readError, errTruncated or errTooLarge.
 type scanner struct {
 	src   io.Reader
 	buf   []byte
-	pos   int   // next byte to look at
+	pos   int   // next byte to read
 	end   int   // end of the valid bytes
 	hold  int   // first byte that must survive a refill, or -1
-	limit int   // longest run of held bytes; a longer one is let go
-	room  int   // less than this before a read, and the buffer is compacted
+	limit int   // maximum number of held bytes; more are dropped
+	room  int   // the buffer is compacted before a read if it has less free space than this
 	base  int64 // offset in the stream of buf[0]
 	max   int64 // size limit of the stream
-	err   error // why no more bytes will come
+	err   error // why there are no more bytes
 
 	// objects records which open containers are objects: bit d is level d.
 	objects [maxDepth / 64]uint64
 }
 
-// reset starts over on src. buf must be longer than limit + readAhead,
-// the most that is ever kept.
+// reset starts over on src. buf must be longer than limit + readAhead, the most
+// that is ever held.
 func (s *scanner) reset(src io.Reader, buf []byte, limit int, max int64) {
 	s.src, s.buf, s.pos, s.end, s.base, s.err = src, buf, 0, 0, 0, nil
 	s.hold, s.limit, s.max = -1, limit, max
 	s.room = min(minRead, (len(buf)-limit)/4)
 }
 
-// resetBytes starts over on text that is in memory already.
+// resetBytes starts over on text that is in memory.
 func (s *scanner) resetBytes(text []byte) {
 	s.src, s.buf, s.pos, s.end, s.base, s.err = nil, text, 0, len(text), 0, io.EOF
 	s.hold, s.limit, s.max = -1, len(text), int64(len(text))
 }
 
-// offset is the stream offset of the read position.
+// offset returns the stream offset of the read position.
 func (s *scanner) offset() int64 { return s.base + int64(s.pos) }
 
-// more makes at least one more byte available behind s.end. It moves what is
-// kept to the front of the buffer when room is short.
+// more makes at least one more byte available after s.end. It moves held bytes
+// to the front of the buffer when space is short.
 func (s *scanner) more() bool {
 	if s.err != nil {
 		return false
@@ -123,7 +123,7 @@ func (s *scanner) more() bool {
 func (s *scanner) compact() {
 	keep := s.pos
 	if s.hold >= 0 {
-		// What lies behind the read position may belong to what follows.
+		// Bytes after the read position may belong to the next value.
 		if s.pos-s.hold > s.limit {
 			s.hold = -1
 		} else {
@@ -148,7 +148,7 @@ func (s *scanner) ensure(n int) {
 	}
 }
 
-// stop is the error for a stream that has no more bytes where some are needed.
+// stop returns the error for a stream that ends where more bytes are needed.
 func (s *scanner) stop() error {
 	switch {
 	case s.err == io.EOF:
@@ -164,7 +164,7 @@ func (s *scanner) syntax(format string, args ...any) error {
 	return &syntaxError{Offset: s.offset(), Fault: fmt.Sprintf(format, args...)}
 }
 
-// next skips white space and returns the byte behind it without consuming it.
+// next skips white space and returns the next byte without consuming it.
 func (s *scanner) next() (byte, error) {
 	for {
 		for s.pos < s.end {
@@ -239,9 +239,9 @@ func (s *scanner) value() error {
 	}
 }
 
-// follow consumes what stands between two values inside a container: closing
+// follow consumes what is between two values inside a container: closing
 // brackets, a comma, a key with its colon. It returns the depth at which the
-// next value starts, 0 when the outermost value is complete.
+// next value starts, 0 if the outermost value is complete.
 func (s *scanner) follow(depth int, opened bool) (int, error) {
 	for depth > 0 {
 		object := s.objects[(depth-1)>>6]>>((depth-1)&63)&1 == 1
@@ -312,7 +312,8 @@ func (s *scanner) literal(word string) error {
 }
 
 // number consumes a number that starts with c. A number that ends with the
-// stream is complete only for text in memory; inside an array something follows.
+// stream is complete only for text in memory; inside an array something
+// follows.
 func (s *scanner) number(c byte) error {
 	if c == '-' {
 		s.pos++

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A found is a relevant event on its way to the shelf.
+// found is a relevant event on its way to the shelf.
 type found struct {
 	at       time.Time // by our clock
 	stamp    time.Time // as written, in UTC
@@ -16,9 +16,9 @@ type found struct {
 	dropped  bool
 }
 
-// compare orders events by time, newest first. It is a total order in which only
-// equal events are equal, so what a shelf keeps does not depend on the order in
-// which events arrive.
+// compare orders events by time, newest first. It is a total order in which
+// only equal events are equal, so the content of a shelf does not depend on the
+// order in which events arrive.
 func (a *found) compare(b *found) int {
 	byDropped := 0
 	if a.dropped != b.dropped {
@@ -36,14 +36,14 @@ func (a *found) compare(b *found) int {
 	)
 }
 
-// A shelf keeps the newest max distinct events.
+// shelf keeps the newest max distinct events.
 type shelf struct {
 	max  int
-	kept []found // newest first; data is the shelf's own
+	kept []found // newest first; owns its data
 }
 
-// put keeps ev if it is among the newest, copying its data into memory that an
-// event it replaces leaves behind. It reports whether ev is one it holds already.
+// put keeps ev if it is among the newest, copying its data into memory of an
+// event that it replaces. It reports whether the shelf already contains ev.
 func (s *shelf) put(ev found) (duplicate bool) {
 	n := len(s.kept)
 	if s.max == 0 || n == s.max && s.kept[n-1].at.After(ev.at) {

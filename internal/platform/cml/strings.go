@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// str consumes the rest of a string whose opening quote is consumed.
+// str consumes the rest of a string after its opening quote.
 func (s *scanner) str() error {
 	for {
 		s.pos = plain(s.buf[:s.end], s.pos)
@@ -38,9 +38,9 @@ const (
 )
 
 // plain returns the index of the first byte of b, from i on, that ends a run of
-// ordinary string bytes: a quote, a backslash or a control byte; len(b) if none.
-// It looks at eight bytes at a time: a borrow can only mark bytes above a true
-// hit, so the lowest mark is exact.
+// ordinary string bytes: a quote, a backslash or a control byte; len(b) if
+// there is none. It reads eight bytes at a time. A borrow can only mark bytes
+// above a true hit, so the lowest mark is exact.
 func plain(b []byte, i int) int {
 	for i+8 <= len(b) {
 		w := binary.LittleEndian.Uint64(b[i:])
@@ -97,17 +97,17 @@ func hexDigit(c byte) (rune, bool) {
 	return 0, false
 }
 
-// short consumes the rest of a string whose opening quote is consumed and
-// returns its decoded bytes. They lie in the buffer or in scratch and are valid
-// until the next call. ok is false for a string longer than maxShort.
+// short consumes the rest of a string after its opening quote and returns its
+// decoded bytes. They are in the buffer or in scratch and are valid until the
+// next call. ok is false for a string longer than maxShort.
 func (s *scanner) short(scratch []byte) (text []byte, ok bool, err error) {
 	s.ensure(readAhead)
 	start, base := s.pos, s.base
 	if err := s.str(); err != nil {
 		return nil, false, err
 	}
-	// A refill that moved the buffer means that the string did not fit in the
-	// bytes ensured, so it is too long to matter.
+	// If a refill moved the buffer, the string did not fit in the ensured bytes,
+	// so it is too long to matter.
 	if s.base != base || s.pos-1-start > maxShort {
 		return nil, false, nil
 	}
@@ -127,7 +127,7 @@ func (s *scanner) skip(text string) bool {
 	return true
 }
 
-// verbatim reports whether a raw string is its own decoded form.
+// verbatim reports whether a raw string equals its decoded form.
 func verbatim(raw []byte) bool {
 	for _, c := range raw {
 		if c == '\\' || c >= utf8.RuneSelf {
@@ -175,8 +175,8 @@ func unquote(dst, raw []byte) []byte {
 	return dst
 }
 
-// surrogate joins the high half hi, whose last digit is at raw[i], with a low
-// half that may follow, and returns the index of the last byte used.
+// surrogate combines the high half hi, whose last digit is at raw[i], with a
+// low half that may follow, and returns the index of the last byte used.
 func surrogate(hi rune, raw []byte, i int) (rune, int) {
 	if i+6 < len(raw) && raw[i+1] == '\\' && raw[i+2] == 'u' {
 		if r := utf16.DecodeRune(hi, hex4(raw[i+3:])); r != utf8.RuneError {

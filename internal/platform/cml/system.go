@@ -7,10 +7,10 @@ import (
 	"net/http"
 )
 
-// Information is CML's description of itself without authentication.
+// Information is CML's description of itself, available without authentication.
 type Information struct {
 	Version string `json:"version"`
-	// Ready says that at least one compute can start nodes.
+	// Ready reports whether at least one compute can start nodes.
 	Ready bool `json:"ready"`
 	// Offset is how far the host's clock is ahead of ours.
 	Offset Offset `json:"-"`
@@ -33,14 +33,14 @@ func (c *Client) Information(ctx context.Context) (Information, error) {
 	return Information{Version: *v.Version, Ready: *v.Ready, Offset: offset}, nil
 }
 
-// Stats is the load of a host and its computes. A nil pointer is a figure that
-// CML did not give.
+// Stats is the load of a host and its computes. A nil pointer is a value that
+// CML did not report.
 type Stats struct {
 	Computes map[string]Compute `json:"computes"`
 	All      Load               `json:"all"`
 }
 
-// A Compute is one machine of a CML cluster.
+// Compute is one machine of a CML cluster.
 type Compute struct {
 	Hostname     string `json:"hostname"`
 	IsController bool   `json:"is_controller"`
@@ -50,7 +50,7 @@ type Compute struct {
 	} `json:"stats"`
 }
 
-// Load is use of processor, memory and disk; sizes are in bytes.
+// Load is the use of CPU, memory and disk; sizes are in bytes.
 type Load struct {
 	CPU struct {
 		Count   *float64 `json:"count"`
@@ -60,14 +60,14 @@ type Load struct {
 	Disk   Usage `json:"disk"`
 }
 
-// Usage is a part of a whole, in bytes.
+// Usage is a used part of a whole, in bytes.
 type Usage struct {
 	Used  *float64 `json:"used"`
 	Free  *float64 `json:"free"`
 	Total *float64 `json:"total"`
 }
 
-// Percent is the part used, if it is known.
+// Percent returns the used part, if known.
 func (u Usage) Percent() (float64, bool) {
 	if u.Used == nil || u.Total == nil || *u.Total <= 0 || *u.Used < 0 || *u.Used > *u.Total {
 		return 0, false
@@ -81,8 +81,8 @@ type DomInfo struct {
 	RunningNodes *int `json:"running_nodes"`
 }
 
-// RunningNodes is the number of nodes that run on all computes; ok is false
-// unless every compute says how many it runs.
+// RunningNodes returns the number of running nodes on all computes. ok is false
+// unless every compute reports its number.
 func (s Stats) RunningNodes() (n int, ok bool) {
 	for _, c := range s.Computes {
 		d := c.Stats.DomInfo
@@ -102,18 +102,18 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	return v, err
 }
 
-// A Notice is a message that CML's own user interface shows to its users.
+// Notice is a message that CML's own user interface shows to its users.
 type Notice struct {
 	ID      string `json:"id,omitempty"`
 	Level   string `json:"level"` // INFO, SUCCESS, WARNING or ERROR
 	Label   string `json:"label"`
 	Content string `json:"content"`
 	Enabled bool   `json:"enabled"`
-	// Groups limits who sees it; nil means everybody.
+	// Groups limits who sees it; nil means all users.
 	Groups []string `json:"groups"`
 }
 
-// Notices lists the notices, those that are not shown as well.
+// Notices lists all notices, including those that are not shown.
 func (c *Client) Notices(ctx context.Context) ([]Notice, error) {
 	var v []Notice
 	_, _, err := c.fetch(ctx, call{op: "list system notices", method: http.MethodGet, path: "/system/notices"}, &v)
@@ -135,7 +135,7 @@ func (c *Client) PostNotice(ctx context.Context, n Notice) (string, error) {
 	return v.ID, nil
 }
 
-// DeleteNotice takes a notice away. One that is gone already is no error.
+// DeleteNotice deletes a notice. Deleting a missing notice is not an error.
 func (c *Client) DeleteNotice(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
 		return fmt.Errorf("cannot delete system notice of CML at %s: %w", c.host, err)
@@ -147,7 +147,8 @@ func (c *Client) DeleteNotice(ctx context.Context, id string) error {
 	return err
 }
 
-// checkID accepts what may stand in a path: letters, digits, '-' and '_'.
+// checkID returns an error unless id is valid in a path: letters, digits, '-'
+// and '_'.
 func checkID(id string) error {
 	if id == "" || len(id) > 64 {
 		return fmt.Errorf("id of %d bytes", len(id))

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// OptedIn reports whether CML was allowed to collect telemetry at all. An answer
-// without the flag is an error, not a no.
+// OptedIn reports whether CML may collect telemetry at all. An answer without
+// the flag is an error, not a no.
 func (c *Client) OptedIn(ctx context.Context) (bool, error) {
 	k := call{op: "read telemetry opt-in", method: http.MethodGet, path: "/telemetry"}
 	var v struct {
@@ -30,9 +30,9 @@ func (c *Client) OptedIn(ctx context.Context) (bool, error) {
 // seen is the state returned by the last reading of this worker.
 //
 // Every failure is an Activity with a Reason, so that none can be overlooked.
-// An Activity that is unknown for another reason than the history itself
-// carries seen unchanged. A host that is not opted in is not asked for its
-// history.
+// If an Activity is unknown for a reason other than the history itself, it
+// contains seen unchanged. The history of a host that is not opted in is not
+// requested.
 func (c *Client) Activity(ctx context.Context, f *Filter, seen Seen) Activity {
 	unknown := func(r Reason, err error) Activity {
 		return Activity{CheckedAt: time.Now(), Unknown: r, Err: err, Seen: seen}
@@ -84,7 +84,7 @@ func (c *Client) history(ctx context.Context) (*answer, error) {
 	return c.send(ctx, call{op: "read telemetry events", method: http.MethodGet, path: "/telemetry/events"})
 }
 
-// reasonOfCall sorts a failed call into the reasons for an unknown signal.
+// reasonOfCall maps a failed call to a reason for an unknown signal.
 func reasonOfCall(err error) Reason {
 	switch {
 	case errors.Is(err, ErrUnreachable):
@@ -95,15 +95,15 @@ func reasonOfCall(err error) Reason {
 	return ReasonRefused
 }
 
-// An Identity is the account a client works under.
+// Identity is the client's account.
 type Identity struct {
 	ID       string `json:"id"`
 	Username string `json:"username"`
 	Admin    bool   `json:"admin"`
 }
 
-// Identity asks CML who we are, so that our own calls can be kept out of the
-// activity by id.
+// Identity returns the account of the client, so that its own calls can be
+// excluded from the activity by id.
 func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	k := call{
 		op: "read our identity", method: http.MethodPost, path: "/auth_extended",
@@ -111,7 +111,7 @@ func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	}
 	var v Identity
 	_, _, err := c.fetch(ctx, k, &v)
-	if errors.Is(err, ErrNotFound) { // CML 2.10 and later also say it of a session
+	if errors.Is(err, ErrNotFound) { // CML 2.10 and later report it for a session too
 		k = call{op: k.op, method: http.MethodGet, path: "/authentication"}
 		_, _, err = c.fetch(ctx, k, &v)
 	}

@@ -2,10 +2,10 @@ package cml
 
 import "time"
 
-// parseTimestamp reads the forms of time that CML writes: date and time of day
+// parseTimestamp parses the time formats that CML writes: date and time of day
 // to the second, an optional fraction, and "Z", an offset such as "+00:00", or
-// nothing, which means UTC. The letters may be lower case and a space may stand
-// for the T. Digits behind the nanosecond are dropped. The answer is in UTC.
+// nothing, which means UTC. The letters may be lower case, and a space may
+// replace the T. Digits beyond nanoseconds are dropped. The result is in UTC.
 func parseTimestamp(b []byte) (time.Time, bool) {
 	if len(b) < len("2006-01-02T15:04:05") ||
 		b[4] != '-' || b[7] != '-' || b[13] != ':' || b[16] != ':' ||
@@ -35,7 +35,7 @@ func parseTimestamp(b []byte) (time.Time, bool) {
 	return t.Add(-offset), true
 }
 
-// decimal reads b as digits only.
+// decimal parses b, which must consist of digits only.
 func decimal(b []byte) (int, bool) {
 	n := 0
 	for _, c := range b {
@@ -60,7 +60,7 @@ func daysIn(year, month int) int {
 	return 31
 }
 
-// fraction reads an optional ".digits" and returns nanoseconds and what follows.
+// fraction parses an optional ".digits" and returns nanoseconds and the rest.
 func fraction(b []byte) (nanos int, rest []byte, ok bool) {
 	if len(b) == 0 || b[0] != '.' {
 		return 0, b, true
@@ -75,7 +75,7 @@ func fraction(b []byte) (nanos int, rest []byte, ok bool) {
 	return nanos, b[n:], n > 0
 }
 
-// zone reads the end of a timestamp: nothing, "Z", or "+hh:mm".
+// zone parses the end of a timestamp: nothing, "Z", or "+hh:mm".
 func zone(b []byte) (time.Duration, bool) {
 	if len(b) == 0 || len(b) == 1 && (b[0] == 'Z' || b[0] == 'z') {
 		return 0, true

@@ -12,23 +12,24 @@ import (
 	"strings"
 )
 
-// TLS says how a worker's certificate is verified. The zero value verifies it
-// against the system's roots; CML's own certificates are self-signed, so workers
-// normally have a pin or a CA of their own.
+// TLS configures how a worker's certificate is verified. The zero value
+// verifies it against the system's roots. CML's own certificates are
+// self-signed, so workers normally have a pin or their own CA.
 type TLS struct {
-	// CA holds PEM certificates that replace the system's roots.
+	// CA contains PEM certificates that replace the system's roots.
 	CA []byte
 	// Pin is the SHA-256 of the certificate's SubjectPublicKeyInfo, in hex or
-	// base64, perhaps behind "sha256/". Without a CA the pin alone decides: a
-	// pinned certificate may be self-signed, expired or of another name.
+	// base64, with an optional prefix "sha256/". Without a CA the pin alone
+	// decides: a pinned certificate may be self-signed, expired or for another
+	// name.
 	Pin string
-	// Insecure switches verification off. It excludes CA and Pin.
+	// Insecure disables verification. It excludes CA and Pin.
 	Insecure bool
 	// ServerName is verified instead of the host's name or address.
 	ServerName string
 }
 
-// config makes the client's configuration.
+// config returns the client's TLS configuration.
 func (t TLS) config() (*tls.Config, error) {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	if t.Insecure {

@@ -1,9 +1,9 @@
 // Package desktop shows a notification on the desktops of the users who are
-// logged in here, over the session bus of each.
+// logged in, over the session bus of each.
 //
-// A session bus accepts only its own user, not even root. So the connection is
-// made by a thread that has become that user and ends afterwards. A session
-// without a desktop is skipped.
+// A session bus accepts only its own user, not even root. The connection is
+// therefore made by a thread that switches to that user and ends afterwards. A
+// session without a desktop is skipped.
 package desktop
 
 import (
@@ -22,15 +22,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Runtime is where the users' runtime directories lie.
+// Runtime is the parent of the users' runtime directories.
 const Runtime = "/run/user"
 
 // Message is a notification. It stays until a user closes it.
 type Message struct{ Summary, Body string }
 
-// Notify shows m on every desktop whose user has a runtime directory below
-// dir, and returns how many took it. What fails for one user is told, and the
-// others are tried all the same.
+// Notify shows m on every desktop whose user has a runtime directory below dir,
+// and returns how many accepted it. If it fails for one user, the error says so
+// and the others are still tried.
 func Notify(ctx context.Context, dir string, m Message) (shown int, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +79,7 @@ func notify(ctx context.Context, bus string, uid int, m Message) (bool, error) {
 		return false, errors.Join(err, c.Close())
 	}
 	defer conn.Close()
-	// The set-up of a connection knows no context; closing it ends that.
+	// Dial has no context; closing the connection cancels it.
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	if err = conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(uid))}); err == nil {
 		err = conn.Hello()
@@ -97,8 +97,8 @@ func notify(ctx context.Context, bus string, uid int, m Message) (bool, error) {
 	return call.Err == nil, call.Err
 }
 
-// dialAs connects to a unix socket as that user. The thread that became the
-// user is never used for anything else.
+// dialAs connects to a unix socket as that user. The thread that switched to
+// the user is never used for anything else.
 func dialAs(ctx context.Context, path string, uid int) (net.Conn, error) {
 	var d net.Dialer
 	if uid == os.Geteuid() {
@@ -110,8 +110,8 @@ func dialAs(ctx context.Context, path string, uid int) (net.Conn, error) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this function
-		// Straight to the kernel, which changes this thread alone.
+		runtime.LockOSThread() // never unlocked, so the thread ends with this function
+		// A raw system call, which changes this thread alone.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 			done <- result{err: fmt.Errorf("cannot become user %d: %w", uid, errno)}
 			return

@@ -18,30 +18,31 @@ import (
 
 const (
 	maxAnswer      = 64 << 20         // bytes of one answer
-	attemptTimeout = 30 * time.Second // of one attempt, unless the HTTP client has a limit of its own
+	attemptTimeout = 30 * time.Second // limit of one attempt, unless the HTTP client has its own
 )
 
-// Access says as whom and by what road AWS is called.
+// Access is the identity and the transport for calls to AWS.
 type Access struct {
-	// RoleARN is the role to assume in the account; empty means the standard
-	// credential chain's own identity.
+	// RoleARN is the role to assume in the account; empty means the identity of
+	// the standard credential chain.
 	RoleARN string
-	// ExternalID and SessionName go with the role; the name defaults to "lull".
+	// ExternalID and SessionName are for the role; the name defaults to "lull".
 	ExternalID, SessionName string
 	// Credentials replace the standard chain; nil means the chain.
 	Credentials aws.CredentialsProvider
-	// HTTP replaces the SDK's HTTP client for every call but those by which
-	// the standard chain finds its credentials. Without a timeout of its own, an
-	// attempt ends after 30 s.
+	// HTTP replaces the SDK's HTTP client for all calls except those by which
+	// the standard chain finds its credentials. If it has no timeout, an attempt
+	// ends after 30 s.
 	HTTP *http.Client
 	// STSEndpoint is where roles are assumed, if not at AWS.
 	STSEndpoint string
-	// MetadataEndpoint is where the standard chain asks for an instance's
-	// credentials; empty is the metadata service's own address.
+	// MetadataEndpoint is where the standard chain requests an instance's
+	// credentials; empty means the metadata service's own address.
 	MetadataEndpoint string
 }
 
-// Load makes the SDK's configuration for a region. Answers are bounded in size.
+// Load returns the SDK's configuration for a region. Answers are bounded in
+// size.
 func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	if region == "" {
 		return aws.Config{}, errors.New("cannot load AWS configuration: no region is given")
@@ -58,7 +59,8 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	if err != nil {
 		return aws.Config{}, fmt.Errorf("cannot load AWS configuration for region %s: %w", region, err)
 	}
-	// Wrapped only now: for AWS_CA_BUNDLE the SDK wants a client of its own.
+	// Wrapped only now, because for AWS_CA_BUNDLE the SDK needs its own client
+	// type.
 	if a.HTTP != nil {
 		client := *a.HTTP
 		client.Timeout = cmp.Or(client.Timeout, attemptTimeout)
@@ -82,13 +84,13 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	return cfg, nil
 }
 
-// bounded lets no answer be longer than maxAnswer.
+// bounded limits answers to maxAnswer.
 //
-// It also hides that the SDK's request bodies are an io.WriterTo. The SDK closes
-// a body as soon as the answer's headers are there; if net/http's final check for
-// surplus bytes comes later, the SDK's WriteTo returns io.EOF, which net/http
-// takes for a failed request and closes the connection in the middle of the
-// answer. Read has no such fault.
+// It also hides that the SDK's request bodies implement io.WriterTo. The SDK
+// closes a body as soon as the headers of the answer have arrived. If
+// net/http's final check for surplus bytes comes later, the SDK's WriteTo
+// returns io.EOF, which net/http treats as a failed request: it closes the
+// connection in the middle of the answer. Read does not have this problem.
 type bounded struct{ client aws.HTTPClient }
 
 func (b bounded) Do(r *http.Request) (*http.Response, error) {

@@ -13,18 +13,18 @@ import (
 	"lull/internal/lib/delay"
 )
 
-// Bounds of a joined call.
+// Limits of a joined call.
 const (
 	joined = 100 // instances in one call
-	// leastLeft is how much time a caller must have left to be part of a call:
-	// the call ends when the first of its callers must have its answer.
+	// leastLeft is how much time a caller must have left to join a call, which
+	// ends when the first of its callers must have its answer.
 	leastLeft = time.Second
 )
 
-// A joiner makes one call out of many for one instance each: those that wait
+// joiner combines calls for one instance each into one call: those that wait
 // for the same turn of the rate limit are made together. EC2 refuses a call as
-// a whole if one of its instances is refused; it is then cut in two until the
-// refusal is that instance's own.
+// a whole if it refuses one of its instances. The call is then halved until
+// only the refused instance gets the error.
 type joiner[T any] struct {
 	limit  *rate.Limiter
 	gather time.Duration
@@ -35,10 +35,10 @@ type joiner[T any] struct {
 	waiting map[string]*queue[T] // by kind of call
 }
 
-// A queue holds the callers that wait for one turn.
+// queue holds the callers that wait for one turn.
 type queue[T any] struct {
 	callers []*caller[T]
-	cancel  context.CancelFunc // ends the turn once no caller is left
+	cancel  context.CancelFunc // ends the turn when no caller is left
 }
 
 type caller[T any] struct {
@@ -49,8 +49,8 @@ type caller[T any] struct {
 	err   error
 }
 
-// do makes the call of a kind for id, with others of the same kind. It returns
-// when that call has ended, or earlier when ctx ends; a call is never begun
+// do makes a call of a kind for id, joined with others of the same kind. It
+// returns when that call has ended, or earlier when ctx ends; no call begins
 // after that.
 func (j *joiner[T]) do(ctx context.Context, kind, id string) (T, error) {
 	c := &caller[T]{ctx: ctx, id: id, done: make(chan struct{})}
@@ -75,7 +75,7 @@ func (j *joiner[T]) do(ctx context.Context, kind, id string) (T, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var none T
-	if i := slices.Index(q.callers, c); i >= 0 { // no call was begun
+	if i := slices.Index(q.callers, c); i >= 0 { // the call has not begun
 		q.callers = slices.Delete(q.callers, i, i+1)
 		if len(q.callers) == 0 {
 			q.cancel()
@@ -86,14 +86,15 @@ func (j *joiner[T]) do(ctx context.Context, kind, id string) (T, error) {
 	return none, context.Cause(ctx)
 }
 
-// turn waits for the rate limit and makes one call for those that wait then.
+// turn waits for the rate limit and makes one call for all callers that are
+// waiting then.
 func (j *joiner[T]) turn(ctx context.Context, kind string, q *queue[T]) {
 	err := delay.For(ctx, j.gather)
 	if err == nil {
 		err = j.limit.Wait(ctx)
 	}
 	j.mu.Lock()
-	if ctx.Err() != nil { // every caller has gone
+	if ctx.Err() != nil { // no caller is left
 		j.mu.Unlock()
 		return
 	}
@@ -128,9 +129,9 @@ func (j *joiner[T]) turn(ctx context.Context, kind string, q *queue[T]) {
 	}
 }
 
-// send makes a call for some, and in halves where it is refused for one of
-// them. It ends when the first of its callers must have an answer, or when all
-// have gone.
+// send makes a call for several instances, and halves it if it is refused
+// because of one of them. It ends when the first of its callers must have an
+// answer, or when no caller is left.
 func (j *joiner[T]) send(ctx context.Context, kind string, part []*caller[T]) {
 	call, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -162,7 +163,7 @@ func (j *joiner[T]) send(ctx context.Context, kind string, part []*caller[T]) {
 	}
 }
 
-// refusesOne reports whether EC2 may have refused a call for one of its
+// refusesOne reports whether EC2 may have refused a call because of one of its
 // instances; then it has done nothing for any.
 func refusesOne(err error) bool {
 	switch KindOf(err) {
@@ -172,8 +173,8 @@ func refusesOne(err error) bool {
 	return false
 }
 
-// paid marks the context of a call whose first attempt has waited for the rate
-// limit already; the value becomes true with that attempt.
+// paid marks the context of a call whose first attempt has already waited for
+// the rate limit; the value becomes true with that attempt.
 type paid struct{}
 
 func hasPaid(ctx context.Context) bool {

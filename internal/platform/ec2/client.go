@@ -18,15 +18,15 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits are the rates at which one account in one region is called. EC2 gives
-// each a bucket of 100 reads refilled at 20/s, and of 5 launches refilled at 2/s;
-// the defaults stay below, as lull is not alone in an account.
+// Limits are the rates at which one account in one region is called. EC2 allows
+// a burst of 100 reads refilled at 20/s, and of 5 launches refilled at 2/s. The
+// defaults are below that, because other programs use the account too.
 type Limits struct {
-	ReadRate   float64 // Describe calls a second; 0 means 10
+	ReadRate   float64 // Describe calls per second; 0 means 10
 	ReadBurst  int     // 0 means 50
-	WriteRate  float64 // other calls a second; 0 means 2
+	WriteRate  float64 // other calls per second; 0 means 2
 	WriteBurst int     // 0 means 5
-	// Attempts bounds how often a call is tried in all; 0 means 4.
+	// Attempts bounds the attempts per call; 0 means 4.
 	Attempts int
 	// MaxBackoff bounds the pause between two attempts; 0 means 10 s.
 	MaxBackoff time.Duration
@@ -39,8 +39,8 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// A Client calls EC2 for one account in one region. It may be used from many
-// goroutines, which share its rate limit.
+// Client calls EC2 for one account in one region. It is safe for concurrent
+// use; all callers share its rate limit.
 type Client struct {
 	region string
 	api    *ec2.Client
@@ -48,18 +48,17 @@ type Client struct {
 	writes *rate.Limiter
 
 	reading     joiner[Instance]
-	stopping    joiner[Change] // of kind hibernating or plain
+	stopping    joiner[Change] // the kind is hibernating or plain
 	terminating joiner[Change]
 	tagging     joiner[struct{}] // the kind is the tags
 	attributes  chan struct{}    // held while an attribute is read
 	noStatus    atomic.Bool      // EC2 has no DescribeInstanceStatus
 
 	mu    sync.Mutex
-	types map[string]bool // instance type -> has instance-store volumes
+	types map[string]bool // New returns a client for the SDK's configuration of a region. endpoint replaces AWS's endpoint unless empty.
 }
 
-// New makes a client from the SDK's configuration of a region. endpoint replaces
-// AWS's own, if not empty.
+// Region returns the region that the client calls.
 func New(cfg aws.Config, endpoint string, limits Limits) *Client {
 	limits = limits.withDefaults()
 	c := &Client{
@@ -84,11 +83,11 @@ func New(cfg aws.Config, endpoint string, limits Limits) *Client {
 	return c
 }
 
-// Region is the region that the client calls.
+// limit makes every attempt of a call wait for a token. It comes after the
+// SDK's retries, so that they count.
 func (c *Client) Region() string { return c.region }
 
-// limit makes every attempt of a call wait for a token. It stands behind the
-// SDK's retries, so that they count.
+// limitError means that our own rate limit did not let a call start in time.
 func (c *Client) limit(stack *middleware.Stack) error {
 	wait := middleware.FinalizeMiddlewareFunc("RateLimit", func(
 		ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler,
@@ -108,17 +107,18 @@ func (c *Client) limit(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(wait, "Retry", middleware.After)
 }
 
-// A limitError is a call that our own rate limit would not let start in time.
+// Set holds a client for each account and region in use.
 type limitError struct{ err error }
 
 func (e *limitError) Error() string { return "held back by the rate limit: " + e.err.Error() }
 func (e *limitError) Unwrap() error { return e.err }
 
-// A Set holds a client for each account and region in use.
+// Accounts contains the access to each account; the empty name is the default.
 type Set struct {
 	// Accounts says how to call each account; the empty name is the default one.
 	Accounts map[string]Access
-	// Endpoint replaces AWS's endpoint of every region, for a simulator.
+	// Client returns the client of an account and region. It is created at first
+	// use.
 	Endpoint string
 	Limits   Limits
 
@@ -126,7 +126,7 @@ type Set struct {
 	clients map[[2]string]*Client
 }
 
-// Client returns the client of an account and region, making it at first use.
+// batch is the maximum number of ids or filter values in one request.
 func (s *Set) Client(ctx context.Context, account, region string) (*Client, error) {
 	if c := s.known(account, region); c != nil {
 		return c, nil
@@ -161,7 +161,7 @@ func (s *Set) known(account, region string) *Client {
 // batch is the most ids or filter values that one request carries.
 const batch = 200
 
-// maxPages bounds a paginated answer.
+// pages calls page with each token in turn until there is no next one.
 const maxPages = 2000
 
 // pages calls page with each token in turn until none follows.

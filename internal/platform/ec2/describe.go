@@ -12,13 +12,12 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// pageSize is the most that EC2 gives in a page.
+// pageSize is EC2's maximum page size.
 const pageSize = 1000
 
-// States reads the state of every instance of the region, by id: one call for
-// each thousand. EC2 forgets terminated instances after about an hour. If any
-// page cannot be read there is an error and no answer. An EC2 that does not have
-// the call, as some that are not Amazon's, is asked for descriptions instead.
+// States returns the state of every instance of the region, by id, with one
+// call per thousand. EC2 forgets terminated instances after about an hour. If
+// any page cannot be read, it returns an error and no result.
 func (c *Client) States(ctx context.Context) (map[string]State, error) {
 	const op = "DescribeInstanceStatus"
 	states := map[string]State{}
@@ -48,7 +47,7 @@ func (c *Client) States(ctx context.Context) (map[string]State, error) {
 		return states, nil
 	}
 	failure := c.failed(op, err)
-	if KindOf(failure) == Invalid { // the request is always the same
+	if KindOf(failure) == Invalid { // Instances returns the instances with the given ids. missing are those that EC2 does not know in this region and account, sorted, without duplicates. They do not affect the result for the others.
 		if described, err := c.statesDescribed(ctx); err == nil {
 			c.noStatus.Store(true)
 			return described, nil
@@ -66,9 +65,9 @@ func (c *Client) statesDescribed(ctx context.Context) (map[string]State, error) 
 	return states, nil
 }
 
-// Instances reads the instances of the given ids. Those that EC2 does not know
-// in this region and account are returned as missing, sorted, each once; they
-// do not spoil the answer about the others.
+// known adds those of ids that EC2 knows to found. EC2 refuses a request with
+// an unknown id, and mostly names it; the id is then omitted. If it names none
+// of ours, the request is halved.
 func (c *Client) Instances(ctx context.Context, ids []string) (found map[string]Instance, missing []string, err error) {
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	for _, id := range ids {
@@ -94,9 +93,7 @@ func (c *Client) Instances(ctx context.Context, ids []string) (found map[string]
 
 const opDescribe = "DescribeInstances"
 
-// known reads those of ids that EC2 knows into found. EC2 refuses a request in
-// which one id is unknown, and mostly names it: it is then left out. If it names
-// none of ours, the request is cut in two.
+// idsIn returns the instance ids in a message.
 func (c *Client) known(ctx context.Context, ids []string, found map[string]Instance) error {
 	for len(ids) > 0 {
 		err := c.describe(ctx, &ec2.DescribeInstancesInput{InstanceIds: ids}, func(i Instance) { found[i.ID] = i })
@@ -127,10 +124,10 @@ func (c *Client) known(ctx context.Context, ids []string, found map[string]Insta
 
 var idInText = regexp.MustCompile(`\bi-[0-9a-f]{8,17}\b`)
 
-// idsIn finds the instance ids in a message.
+// describe passes every instance of a paginated answer to each.
 func idsIn(message string) []string { return idInText.FindAllString(message, -1) }
 
-// describe gives every instance of a paginated answer to each.
+// Query selects instances; empty fields do not restrict.
 func (c *Client) describe(ctx context.Context, in *ec2.DescribeInstancesInput, each func(Instance)) error {
 	return pages(func(token *string) (*string, error) {
 		in.NextToken = token
@@ -151,18 +148,18 @@ func (c *Client) describe(ctx context.Context, in *ec2.DescribeInstancesInput, e
 	})
 }
 
-// A Query selects instances; what is empty does not restrict.
+// Tags must all be present; an empty value matches any.
 type Query struct {
-	// Tags must all be there; an empty value stands for any.
+	// ImageName is a pattern with * and ? for the name of the AMI, among those
+	// of ImageOwners; no owner means "self". It does not match an instance whose
+	// AMI is deregistered.
 	Tags map[string]string
-	// ImageName is a pattern with * and ? of the name of the AMI, among those
-	// of ImageOwners; none means "self". An instance whose AMI is deregistered
-	// is not found by it.
+	// ClientToken is that of the launch.
 	ImageName   string
 	ImageOwners []string
 	// ClientToken is that of the launch.
 	ClientToken string
-	// Terminated includes instances that are shutting down or terminated.
+	// Find returns all instances that q selects, sorted by id.
 	Terminated bool
 }
 

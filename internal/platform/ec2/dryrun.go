@@ -10,9 +10,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// DryRun asks EC2 whether it would carry a call out, without doing it: nil says
-// that it would. op is StartInstances, StopInstances, TerminateInstances or
-// CreateTags.
+// DryRun asks EC2 whether it would carry out a call, without doing it. It
+// returns nil if it would. op is StartInstances, StopInstances,
+// TerminateInstances or CreateTags.
 func (c *Client) DryRun(ctx context.Context, op, id string) error {
 	ids, dry := []string{id}, aws.Bool(true)
 	var err error
@@ -37,7 +37,7 @@ func (c *Client) DryRun(ctx context.Context, op, id string) error {
 	return err
 }
 
-// CodeOf is EC2's own code of the *Error in err's tree, empty if there is none.
+// CodeOf returns EC2's code in the *Error in err's tree, or "".
 func CodeOf(err error) string {
 	var e *Error
 	if errors.As(err, &e) {

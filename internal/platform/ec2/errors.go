@@ -13,12 +13,12 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// A Kind says what sort of failure an Error is.
+// Kind is the kind of failure of an Error.
 type Kind string
 
 // The kinds of failure.
 const (
-	Throttled            Kind = "throttled"             // too many calls; try later
+	Throttled            Kind = "throttled"             // too many calls; retry later
 	NotFound             Kind = "not_found"             // EC2 does not know the instance
 	Unauthorized         Kind = "unauthorized"          // credentials or permissions
 	Capacity             Kind = "capacity"              // no capacity, or a quota reached
@@ -28,10 +28,10 @@ const (
 	Mismatch             Kind = "mismatch"              // client token used with other parameters
 	Unreachable          Kind = "unreachable"           // no usable answer; the call may have had its effect
 	Canceled             Kind = "canceled"              // the caller's context ended; the call may have had its effect
-	Invalid              Kind = "invalid"               // EC2 refused the request as it is
+	Invalid              Kind = "invalid"               // EC2 rejected the request as it is
 )
 
-// An Error is a failed call; find it with errors.As.
+// Error is a failed call, for errors.As.
 type Error struct {
 	Op      string // the API's name of the call
 	Region  string
@@ -62,7 +62,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// KindOf is the kind of the *Error in err's tree, empty if there is none.
+// KindOf returns the kind of the *Error in err's tree, or "".
 func KindOf(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {
@@ -71,7 +71,7 @@ func KindOf(err error) Kind {
 	return ""
 }
 
-// failed makes the error of a call.
+// failed returns the error of a call.
 func (c *Client) failed(op string, err error, ids ...string) error {
 	e := &Error{Op: op, Region: c.region, IDs: ids, Err: err}
 	var api smithy.APIError
@@ -114,8 +114,8 @@ var kinds = map[string]Kind{
 	"ServiceUnavailable": Unreachable, "RequestTimeout": Unreachable,
 }
 
-// hibernateHints are codes that EC2 also uses for other faults: only with a
-// message about hibernation do they mean that.
+// hibernateHints are codes that EC2 also uses for other faults. They concern
+// hibernation only if the message mentions it.
 var hibernateHints = []string{"UnsupportedOperation", "InvalidParameterCombination", "InvalidParameterValue", "Unsupported", "IncorrectInstanceState"}
 
 func classify(err error, code, message string) Kind {

@@ -12,7 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// An Image is an AMI.
+// Image is an AMI.
 type Image struct {
 	ID          string    `json:"id"`
 	Name        string    `json:"name"`
@@ -21,25 +21,25 @@ type Image struct {
 	OwnerID     string    `json:"owner_id,omitempty"`
 }
 
-// ErrNoImage says that no available image has a name of the pattern.
+// ErrNoImage means that no available image has a matching name.
 var ErrNoImage = fmt.Errorf("no available image has such a name")
 
-// A Machine is the result of an image and an instance type.
+// Machine is the combination of an image and an instance type.
 type Machine struct {
-	// Hibernates reports whether EC2 takes HibernationOptions for it; Why says
+	// Hibernates reports whether EC2 accepts HibernationOptions for it; Why is
 	// why not.
 	Hibernates bool   `json:"hibernates"`
 	Why        string `json:"why,omitempty"`
 	MemoryMiB  int64  `json:"memory_mib"`
 	RootDevice string `json:"root_device"` // such as "/dev/xvda"; empty for an instance-store image
-	RootGiB    int32  `json:"root_gib"`    // the image's; a root volume is never smaller
+	RootGiB    int32  `json:"root_gib"`    // size in the image; a root volume is never smaller
 }
 
-// hibernateBelow is the memory of a Linux instance, in MiB, from which EC2 does
-// not hibernate it.
+// hibernateBelow is the memory in MiB at and above which EC2 does not hibernate
+// a Linux instance.
 const hibernateBelow = 150 << 10
 
-// Machine describes what a launch of a type from an image would make.
+// Machine describes the result of launching a type from an image.
 func (c *Client) Machine(ctx context.Context, imageID, instanceType string) (Machine, error) {
 	images, err := c.api.DescribeImages(ctx, &ec2.DescribeImagesInput{ImageIds: []string{imageID}})
 	if err != nil {
@@ -84,10 +84,10 @@ func (c *Client) Machine(ctx context.Context, imageID, instanceType string) (Mac
 	return m, nil
 }
 
-// NewestImage finds the image with the latest creation date among the available
-// ones whose name matches pattern (* and ?) and that belong to one of owners; no
-// owner means "self", because anybody may publish an image of any name. Without
-// any the error is ErrNoImage.
+// NewestImage returns the image with the latest creation date among the
+// available ones whose name matches pattern (* and ?) and that belong to one of
+// owners. No owner means "self", because anyone may publish an image with any
+// name. If there is none, the error is ErrNoImage.
 func (c *Client) NewestImage(ctx context.Context, pattern string, owners []string) (Image, error) {
 	images, err := c.images(ctx, pattern, owners)
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Client) NewestImage(ctx context.Context, pattern string, owners []strin
 	return images[0], nil
 }
 
-// images lists the available images of a name, newest first.
+// images returns the available images with a matching name, newest first.
 func (c *Client) images(ctx context.Context, pattern string, owners []string) ([]Image, error) {
 	const op = "DescribeImages"
 	if pattern == "" {

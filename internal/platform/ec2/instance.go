@@ -10,7 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// A State is EC2's name for the state of an instance.
+// State is EC2's name for the state of an instance.
 type State string
 
 // EC2's states.
@@ -23,8 +23,7 @@ const (
 	Terminated   State = "terminated"
 )
 
-// WorkerStatus is the status of a worker whose instance is found in that state
-// (seed 003, section 5).
+// WorkerStatus returns the status of a worker whose instance is in that state.
 func (s State) WorkerStatus() string {
 	switch s {
 	case Pending:
@@ -48,7 +47,7 @@ var instanceID = regexp.MustCompile(`^i-(?:[0-9a-f]{8}|[0-9a-f]{17})$`)
 // ValidID reports whether id has the form of an instance id.
 func ValidID(id string) bool { return instanceID.MatchString(id) }
 
-// An Address says what kind of public address an instance has.
+// Address is the kind of an instance's public address.
 type Address string
 
 // The kinds of public address.
@@ -56,21 +55,21 @@ const (
 	AddressNone      Address = "none"
 	AddressElastic   Address = "elastic"   // survives a stop
 	AddressTransient Address = "transient" // changes with a stop
-	AddressUnknown   Address = "unknown"   // the answer does not say
+	AddressUnknown   Address = "unknown"   // not reported
 )
 
-// A Cause is who brought an instance into its state.
+// Cause is what brought an instance into its state.
 type Cause string
 
 // The causes.
 const (
-	CauseUser     Cause = "user"     // an API call: console, CLI, another program, or we
+	CauseUser     Cause = "user"     // an API call: console, CLI, another program, or lull
 	CauseInstance Cause = "instance" // a shutdown from inside
 	CauseServer   Cause = "server"   // AWS: host failure, Spot, capacity
 	CauseUnknown  Cause = "unknown"
 )
 
-// An Instance is EC2's description of an instance.
+// Instance is EC2's description of an instance.
 type Instance struct {
 	ID             string            `json:"id"`
 	State          State             `json:"state"`
@@ -86,16 +85,17 @@ type Instance struct {
 	PublicIP       string            `json:"public_ip,omitempty"`
 	PrivateIP      string            `json:"private_ip,omitempty"`
 	Address        Address           `json:"address"`
-	LaunchTime     time.Time         `json:"launch_time"` // of the last start
+	LaunchTime     time.Time         `json:"launch_time"` // time of the last start
 	ClientToken    string            `json:"client_token,omitempty"`
 	Spot           bool              `json:"spot,omitempty"`
 	Hibernation    bool              `json:"hibernation,omitempty"` // configured at launch
 	RootDevice     string            `json:"root_device,omitempty"` // "ebs" or "instance-store"
-	Volumes        []string          `json:"volumes,omitempty"`     // ids of those that are attached
+	Volumes        []string          `json:"volumes,omitempty"`     // ids of the attached volumes
 	Tags           map[string]string `json:"tags,omitempty"`
 }
 
-// Cause says who brought the instance into its state, by EC2's StateReason.
+// Cause returns what brought the instance into its state, according to EC2's
+// StateReason.
 func (i Instance) Cause() Cause {
 	switch {
 	case strings.HasPrefix(i.ReasonCode, "Server."):
@@ -142,8 +142,8 @@ func instanceOf(in types.Instance) Instance {
 	return out
 }
 
-// addressOf reads from the network interfaces whose the public address is: an
-// automatic one belongs to "amazon", an Elastic IP to the account.
+// addressOf derives the kind of the public address from the network interfaces:
+// an automatic one belongs to "amazon", an Elastic IP to the account.
 func addressOf(in types.Instance) Address {
 	if aws.ToString(in.PublicIpAddress) == "" {
 		return AddressNone

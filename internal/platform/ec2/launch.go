@@ -15,9 +15,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// A Launch is everything that a launch is made of. It is stored before the call,
-// and a retry sends it unchanged: EC2 refuses a client token with other
-// parameters, and launches only once for the same.
+// Launch contains all parameters of a launch. It is stored before the call, and
+// a retry sends it unchanged: EC2 rejects a client token with other parameters,
+// and launches only once for the same.
 type Launch struct {
 	// ClientToken makes the launch idempotent, 1 to 64 printable ASCII bytes.
 	ClientToken        string            `json:"client_token"`
@@ -28,14 +28,14 @@ type Launch struct {
 	KeyName            string            `json:"key_name,omitempty"`
 	IAMInstanceProfile string            `json:"iam_instance_profile,omitempty"` // name or ARN
 	UserData           string            `json:"user_data,omitempty"`            // plain text, at most 16 KiB
-	Tags               map[string]string `json:"tags,omitempty"`                 // of the instance and its volumes
+	Tags               map[string]string `json:"tags,omitempty"`                 // tags of the instance and its volumes
 	Hibernation        bool              `json:"hibernation,omitempty"`
 	RootVolume         *RootVolume       `json:"root_volume,omitempty"`
 	Spot               bool              `json:"spot,omitempty"`
 }
 
-// A RootVolume replaces the one that the image describes. Hibernation needs an
-// encrypted one that has room for the memory.
+// RootVolume replaces the one in the image. Hibernation needs an encrypted one
+// with space for the memory.
 type RootVolume struct {
 	Device    string `json:"device"` // such as "/dev/sda1", the image's root device
 	SizeGiB   int32  `json:"size_gib"`
@@ -65,7 +65,8 @@ func (l Launch) validate() error {
 	return errors.Join(errs...)
 }
 
-// input makes the request, the same for the same launch: tags in order.
+// input returns the request, always the same for the same launch: tags are
+// sorted.
 func (l Launch) input() *ec2.RunInstancesInput {
 	in := &ec2.RunInstancesInput{
 		MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
@@ -125,8 +126,8 @@ func awsTags(tags map[string]string) []types.Tag {
 	return out
 }
 
-// Run launches one instance. Called again with the same launch, after an error
-// or a crash, it gives the instance that the first call made.
+// Run launches one instance. If it is called again with the same launch, after
+// an error or a crash, it returns the instance that the first call launched.
 func (c *Client) Run(ctx context.Context, l Launch) (Instance, error) {
 	const op = "RunInstances"
 	if err := l.validate(); err != nil {

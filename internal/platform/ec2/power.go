@@ -13,7 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// A Change is a request that EC2 accepted. It is not done yet: observe it.
+// Change is a request that EC2 accepted. It has not completed yet: observe it.
 type Change struct {
 	Previous State `json:"previous"`
 	Current  State `json:"current"`
@@ -29,19 +29,19 @@ func (c *Client) Start(ctx context.Context, id string) (Change, error) {
 	return c.changed(op, id, changes(out.StartingInstances)[id], nil)
 }
 
-// A Stop is an accepted stop.
+// Stop is an accepted stop.
 type Stop struct {
 	Change
-	// Hibernating says that the memory is kept.
+	// Hibernating reports that the memory is kept.
 	Hibernating bool `json:"hibernating"`
-	// Fallback is why a plain stop was made where hibernation was asked for;
-	// empty if there was no need.
+	// Fallback is why the instance was stopped plainly instead of being
+	// hibernated; empty if that was not necessary.
 	Fallback string `json:"fallback,omitempty"`
 }
 
-// Stop stops a running instance, hibernating it if asked. Where EC2 says that
-// the instance cannot hibernate it is stopped plainly, and the answer says so;
-// any other failure is returned without a second try.
+// Stop stops a running instance, hibernating it if requested. If EC2 reports
+// that the instance cannot hibernate, it is stopped plainly, and the result
+// says so. Any other failure is returned without a retry.
 func (c *Client) Stop(ctx context.Context, id string, hibernate bool) (Stop, error) {
 	change, err := c.stop(ctx, id, hibernate)
 	var e *Error
@@ -64,7 +64,7 @@ func (c *Client) stop(ctx context.Context, id string, hibernate bool) (Change, e
 	return c.changed("StopInstances", id, change, err)
 }
 
-// Terminate ends an instance permanently.
+// Terminate terminates an instance, permanently.
 func (c *Client) Terminate(ctx context.Context, id string) (Change, error) {
 	change, err := c.terminating.do(ctx, plain, id)
 	return c.changed("TerminateInstances", id, change, err)
@@ -112,7 +112,7 @@ func (c *Client) join() {
 	}}
 }
 
-// changed is the outcome of a joined call for one instance.
+// changed returns the outcome of a joined call for one instance.
 func (c *Client) changed(op, id string, change Change, err error) (Change, error) {
 	switch {
 	case KindOf(err) != "":
@@ -125,7 +125,7 @@ func (c *Client) changed(op, id string, change Change, err error) (Change, error
 	return change, nil
 }
 
-// changes are those of an answer, by instance.
+// changes returns the changes in an answer, by instance.
 func changes(all []types.InstanceStateChange) map[string]Change {
 	out := make(map[string]Change, len(all))
 	for _, ch := range all {

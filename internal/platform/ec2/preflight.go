@@ -10,39 +10,40 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// attributeWithin bounds the read of an attribute, the wait for its turn
-// included.
+// attributeWithin bounds the read of an attribute, including the wait for its
+// turn.
 const attributeWithin = time.Second
 
-// asgTag is the tag that an Auto Scaling group puts on its members.
+// asgTag is the tag that an Auto Scaling group sets on its members.
 const asgTag = "aws:autoscaling:groupName"
 
-// A Check is one fact that is looked at before a stop.
+// Check is one condition checked before a stop.
 type Check struct {
 	Set bool `json:"set"`
-	// Err is why it is not known; then Set means nothing.
+	// Err is why the result is unknown; then Set means nothing.
 	Err error `json:"-"`
 }
 
 // Preflight lists the obstacles to a stop of an instance.
 type Preflight struct {
 	Instance Instance `json:"instance"`
-	// InstanceStore: the type has volumes that lose their content.
+	// InstanceStore is set if the type has volumes that lose their content.
 	InstanceStore Check `json:"instance_store"`
-	// ChangesAddress: a public address that is not an Elastic IP would change.
+	// ChangesAddress is set if the instance has a public address that is not an
+	// Elastic IP and would change.
 	ChangesAddress Check `json:"changes_address"`
-	// AutoScaling: a member of a group, which would replace it.
+	// AutoScaling is set for a member of a group, which would replace it.
 	AutoScaling Check `json:"auto_scaling"`
 	Spot        Check `json:"spot"`
 	// StopProtected is the instance's attribute disableApiStop. Its error is of
-	// kind Throttled or Canceled if the rate limit left no room to read it within
-	// attributeWithin: each instance takes a call of its own.
+	// kind Throttled or Canceled if the rate limit did not allow reading it
+	// within attributeWithin: each instance takes its own call.
 	StopProtected Check `json:"stop_protected"`
 }
 
-// Preflight checks everything that could make a stop of the instance a bad
-// idea. It fails as a whole only if the instance itself cannot be read, with
-// kind NotFound if EC2 does not know it; else each check fails alone.
+// Preflight checks every known obstacle to a stop of the instance. It fails as
+// a whole only if the instance itself cannot be read, with kind NotFound if EC2
+// does not know it. Otherwise each check fails on its own.
 func (c *Client) Preflight(ctx context.Context, id string) (Preflight, error) {
 	i, err := c.reading.do(ctx, plain, id)
 	switch {
@@ -64,8 +65,8 @@ func (c *Client) Preflight(ctx context.Context, id string) (Preflight, error) {
 	}, nil
 }
 
-// instanceStore reports whether the type has instance-store volumes; a type's
-// answer is asked for once.
+// instanceStore reports whether the type has instance-store volumes. The answer
+// for a type is cached.
 func (c *Client) instanceStore(ctx context.Context, i Instance) Check {
 	if i.RootDevice == string(types.DeviceTypeInstanceStore) {
 		return Check{Set: true}
@@ -106,8 +107,8 @@ func (c *Client) stopProtected(ctx context.Context, id string) Check {
 	const op = "DescribeInstanceAttribute"
 	ctx, cancel := context.WithTimeout(ctx, attributeWithin)
 	defer cancel()
-	// These calls cannot be joined. Few at a time wait for the rate limit, so
-	// that other reads have their turn between those of a large fleet.
+	// These calls cannot be joined. Only a few at a time wait for the rate
+	// limit, so that other reads get their turn even in a large fleet.
 	select {
 	case c.attributes <- struct{}{}:
 		defer func() { <-c.attributes }()

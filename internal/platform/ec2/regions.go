@@ -7,7 +7,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 )
 
-// Regions are the names of those that the account may use.
+// Regions returns the names of the regions that the account may use.
 func (c *Client) Regions(ctx context.Context) ([]string, error) {
 	out, err := c.api.DescribeRegions(ctx, &ec2.DescribeRegionsInput{})
 	if err != nil {

@@ -9,19 +9,19 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// statusReader takes the states out of answers to DescribeInstanceStatus
-// before the SDK decodes them: of some fifty elements for each instance two are
-// wanted, and decoding all is most of what observing a large region costs.
-// What is left for the SDK is the answer without its list. An answer that is
-// not written as plainly as EC2 does goes to the SDK whole.
+// statusReader takes the states out of answers to DescribeInstanceStatus before
+// the SDK decodes them. Two of about fifty elements per instance are needed,
+// and decoding all of them is most of the cost of observing a large region. The
+// SDK gets the answer without its list. An answer that is not written as
+// plainly as EC2 writes it goes to the SDK unchanged.
 type statusReader struct {
 	buf    bytes.Buffer
-	states []idState // of the last answer; nil if the SDK got it whole
+	states []idState // states of the last answer; nil if the SDK got it unchanged
 }
 
 type idState struct{ id, state string }
 
-// option puts the reader into the stack of one call.
+// option installs the reader in the stack of one call.
 func (r *statusReader) option(stack *middleware.Stack) error {
 	return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("ReadStates", func(
 		ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler,
@@ -45,7 +45,7 @@ func (r *statusReader) option(stack *middleware.Stack) error {
 	}), middleware.After)
 }
 
-// readCloser reads from one place and closes another.
+// readCloser reads from one source and closes another.
 type readCloser struct {
 	io.Reader
 	io.Closer
@@ -56,9 +56,9 @@ const (
 	statusClose = "</instanceStatusSet>"
 )
 
-// readStates reads the list of an answer, and gives the answer without it. It
-// is false for whatever is not plain: attributes, comments, references in what
-// is wanted, elements that do not match, an instance without id or state.
+// readStates reads the list in an answer, and returns the answer without it. It
+// returns false for anything unusual: attributes, comments, references in the
+// wanted elements, elements that do not match, an instance without id or state.
 func readStates(body []byte) (states []idState, rest []byte, ok bool) {
 	start, end := bytes.Index(body, []byte(statusOpen)), bytes.LastIndex(body, []byte(statusClose))
 	if start < 0 || end < start {
@@ -77,7 +77,7 @@ func readStates(body []byte) (states []idState, rest []byte, ok bool) {
 
 // scanItems adds every item of a list to states.
 func scanItems(list []byte, states []idState) ([]idState, bool) {
-	var open [16][]byte // the names of the elements that are open
+	var open [16][]byte // names of the open elements
 	var now idState
 	depth, leaf := 0, false
 	for {
@@ -125,7 +125,7 @@ func scanItems(list []byte, states []idState) ([]idState, bool) {
 	}
 }
 
-// tag reads a start or an end tag that is nothing but a name.
+// tag parses a start or an end tag that consists only of a name.
 func tag(b []byte) (name []byte, closes bool, rest []byte, ok bool) {
 	b = b[1:]
 	if len(b) > 0 && b[0] == '/' {

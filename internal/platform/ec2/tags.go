@@ -9,8 +9,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// CreateTags sets tags on resources, at most 200 at a time, leaving other tags
-// alone. Calls for one resource each that set the same tags are made together.
+// CreateTags sets tags on resources, at most 200 at a time, and leaves other
+// tags alone. Calls for one resource each that set the same tags are joined.
 func (c *Client) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
 	if len(ids) == 0 || len(tags) == 0 {
 		return nil
@@ -50,8 +50,8 @@ func (c *Client) DeleteTags(ctx context.Context, ids []string, keys []string) er
 	})
 }
 
-// Tags reads the tags of resources, by id. A resource without tags and one that
-// does not exist look the same: neither is in the answer.
+// Tags returns the tags of resources, by id. A resource without tags looks like
+// one that does not exist: neither is in the result.
 func (c *Client) Tags(ctx context.Context, ids []string) (map[string]map[string]string, error) {
 	found := map[string]map[string]string{}
 	err := batches(ids, func(part []string) error {

@@ -7,14 +7,14 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 )
 
-// A Volume is EC2's description of a volume.
+// Volume is EC2's description of a volume.
 type Volume struct {
 	Type string // such as gp3
 	GiB  int
 }
 
-// Volumes reads volumes by id, 200 in a call. Those that EC2 does not know are
-// missing: they are asked for by a filter, which no unknown id spoils.
+// Volumes returns volumes by id, 200 per call. Those that EC2 does not know are
+// missing. They are requested by a filter, which accepts unknown ids.
 func (c *Client) Volumes(ctx context.Context, ids []string) (map[string]Volume, error) {
 	const op = "DescribeVolumes"
 	found := make(map[string]Volume, len(ids))

@@ -12,15 +12,15 @@ import (
 	"path/filepath"
 )
 
-// A backup is etcd's own snapshot format, which etcd's tools read too: a
+// A backup has etcd's own snapshot format, which etcd's tools can read too: a
 // database in pages, followed by its SHA-256.
 const (
 	pageBytes = 512
 	sumBytes  = sha256.Size
 )
 
-// Backup writes a copy of the store, all at one revision, to the file path,
-// which must not exist. The store continues meanwhile. See SaveBackup.
+// Backup writes a copy of the store, at one revision, to the file path, which
+// must not exist. The store continues in the meantime. See SaveBackup.
 func (s *Store) Backup(ctx context.Context, path string) error {
 	snapshot, err := s.Snapshot(ctx)
 	if err != nil {
@@ -29,8 +29,8 @@ func (s *Store) Backup(ctx context.Context, path string) error {
 	return errors.Join(SaveBackup(path, snapshot), snapshot.Close())
 }
 
-// Snapshot is a copy of the store, all at one revision, as a backup has it.
-// The reader closes it.
+// Snapshot returns a copy of the store, at one revision, in the format of a
+// backup. The caller closes it.
 func (s *Store) Snapshot(ctx context.Context) (io.ReadCloser, error) {
 	snapshot, err := s.client.Snapshot(ctx)
 	if err != nil {
@@ -39,9 +39,9 @@ func (s *Store) Snapshot(ctx context.Context) (io.ReadCloser, error) {
 	return snapshot, nil
 }
 
-// SaveBackup writes a snapshot to the file path, which must not exist. The
-// file appears when it is complete, checked and on disk, and never before;
-// only its owner can read it.
+// SaveBackup writes a snapshot to the file path, which must not exist. The file
+// appears only when it is complete, checked and on disk; only its owner can
+// read it.
 func SaveBackup(path string, snapshot io.Reader) (err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return fmt.Errorf("cannot write backup %q: %w", path, os.ErrExist)
@@ -66,15 +66,15 @@ func SaveBackup(path string, snapshot io.Reader) (err error) {
 	if err = errors.Join(err, tmp.Close()); err != nil {
 		return fmt.Errorf("cannot write backup %q: %w", path, err)
 	}
-	// A link, unlike a rename, never replaces what is there.
+	// A link, unlike a rename, never replaces an existing file.
 	if err := os.Link(tmp.Name(), path); err != nil {
 		return fmt.Errorf("cannot write backup: %w", err)
 	}
 	return syncDir(filepath.Dir(path))
 }
 
-// sumCheck is a writer that hashes all but the last sumBytes of what it is
-// given, and keeps those.
+// sumCheck is a writer that hashes all but the last sumBytes of its input, and
+// keeps those.
 type sumCheck struct {
 	hash hash.Hash
 	tail []byte

@@ -18,22 +18,21 @@ import (
 	"lull/internal/store"
 )
 
-// EmbeddedConfig says how the embedded server runs.
+// EmbeddedConfig configures the embedded server.
 type EmbeddedConfig struct {
-	// Dir is the data directory. It is made, and made private to its
-	// owner (mode 0700), if need be.
+	// Dir is the data directory. It is created if needed, and made private to
+	// its owner (mode 0700).
 	Dir string
-	// Logger gets what etcd has to say; nil is nowhere.
+	// Logger receives etcd's log; nil discards it.
 	Logger *slog.Logger
-	// QuotaBytes is how large the store may grow; 0 is 4 GiB.
+	// QuotaBytes is the maximum size of the store; 0 means 4 GiB.
 	QuotaBytes int64
-	// KeepRevisions is how many revisions of history Run keeps; 0 is
-	// 100,000.
+	// KeepRevisions is how many revisions of history Run keeps; 0 means 100,000.
 	KeepRevisions int64
 	// ShortTicks makes the start ten times faster, for tests.
 	ShortTicks bool
-	// NoSync leaves out fsync, for tests: a crash of the machine (not of
-	// the process) then loses data.
+	// NoSync disables fsync, for tests: a crash of the machine (not of the
+	// process) then loses data.
 	NoSync bool
 }
 
@@ -41,13 +40,13 @@ const (
 	defaultQuota = 4 << 30
 	defaultKeep  = 100_000
 	// catchUp is how many applied entries of its log etcd keeps in memory for
-	// members that are behind. There are none.
+	// members that lag behind. Here there are none.
 	catchUp    = 100
 	memberName = "lull"
 	// memberURL names the only member. Nothing listens there and nothing
 	// ever connects to it: a cluster of one has no peers.
 	memberURL = "http://127.0.0.1:1"
-	// etcdDir is where in the data directory etcd keeps its own.
+	// etcdDir is etcd's own directory inside the data directory.
 	etcdDir = "etcd"
 )
 
@@ -151,8 +150,7 @@ func embedConfig(cfg EmbeddedConfig) *embed.Config {
 	return c
 }
 
-// makePrivate makes dir if it is missing and takes it away from everybody
-// but its owner.
+// makePrivate creates dir if needed and makes it accessible only to its owner.
 func makePrivate(dir string) error {
 	if dir == "" {
 		return errors.New("cannot open a data directory without a name")
@@ -174,7 +172,7 @@ func makePrivate(dir string) error {
 }
 
 // lockDir takes the lock that keeps a second process out of dir. The kernel
-// drops it when the process ends, however it ends.
+// releases it when the process ends, however it ends.
 func lockDir(dir string) (*os.File, error) {
 	f, err := lockfile.Take(filepath.Join(dir, "lock"))
 	var held *lockfile.HeldError

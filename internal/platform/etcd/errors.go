@@ -12,8 +12,8 @@ import (
 	"lull/internal/store"
 )
 
-// refusals are the answers that say that nothing was done, and what kind of
-// failure each is. Every other failure of a write may have been applied.
+// refusals maps the errors that mean that nothing was done to their kinds.
+// After any other error a write may have been applied.
 var refusals = map[error]error{
 	rpctypes.ErrEmptyKey:         store.ErrInvalid,
 	rpctypes.ErrDuplicateKey:     store.ErrInvalid,
@@ -47,7 +47,7 @@ func kindOf(err error) error {
 	if errors.Is(err, rpctypes.ErrCompacted) {
 		return &store.CompactedError{}
 	}
-	// The client refuses by itself to send what is over its own limit.
+	// The client itself rejects requests over its own limit.
 	if s, ok := status.FromError(err); ok && s.Code() == codes.ResourceExhausted {
 		return store.ErrTooLarge
 	}

@@ -1,14 +1,14 @@
-// Package etcd is the store of package store on etcd: a server inside this
-// process (OpenEmbedded) or an existing cluster (Dial), through one client.
+// Package etcd implements package store on etcd: a server inside this process
+// (OpenEmbedded) or an existing cluster (Dial), through the same client.
 //
-// The embedded server opens no listener at all, neither for clients nor for
-// peers, so nothing but this process can reach it. Its directory is locked
-// against a second process. Run, where it is used, keeps history bounded and
-// frees space when the store is full, so that it needs no maintenance. Backup
-// and Restore copy a store to a file and back.
+// The embedded server has no listener at all, neither for clients nor for
+// peers, so no other process can reach it. Its directory is locked against a
+// second process. Run, if used, bounds the history and frees space when the
+// store is full, so that it needs no maintenance. Backup and Restore copy a
+// store to a file and back.
 //
-// What it leaves out: making and changing clusters, users and roles of etcd,
-// and restoring into an existing cluster, for which etcd has its own tools.
+// Creating and changing clusters, users and roles of etcd, and restoring into
+// an existing cluster, is left to etcd's own tools.
 package etcd
 
 import (
@@ -34,14 +34,14 @@ type Store struct {
 	client      *clientv3.Client
 	log         *slog.Logger
 	callTimeout time.Duration
-	keep        int64 // revisions of history
+	keep        int64 // revisions of history to keep
 	external    bool
 	defragment  func(context.Context) error
 	full        chan struct{} // asks Run to free space now
 	shut        func() error
-	watches     atomic.Uint64 // begun so far
+	watches     atomic.Uint64 // number of watches begun
 
-	// life ends with Close; running counts what must end with it.
+	// life ends with Close; running counts goroutines that must end with it.
 	life    context.Context
 	end     context.CancelFunc
 	running sync.WaitGroup
@@ -63,9 +63,8 @@ func newStore(client *clientv3.Client, log *slog.Logger) *Store {
 	return s
 }
 
-// Close ends the watches and the renewal of leases, without revoking them,
-// and then the client and an embedded server. Later calls are
-// ErrUnavailable.
+// Close ends the watches and the renewal of leases, without revoking them, and
+// then the client and an embedded server. Later calls return ErrUnavailable.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -93,8 +92,8 @@ func (s *Store) Close() error {
 	return err
 }
 
-// begin starts a call: its context ends with ctx, with the call timeout and
-// with the store. The function ends the call.
+// begin starts a call. Its context ends with ctx, with the call timeout and
+// with the store. The returned function ends the call.
 func (s *Store) begin(ctx context.Context) (context.Context, func(), error) {
 	if ctx.Err() != nil {
 		return nil, nil, fmt.Errorf("cannot reach etcd: %w: %w", store.ErrUnavailable, context.Cause(ctx))
@@ -250,7 +249,7 @@ func (s *Store) Grant(ctx context.Context, ttl time.Duration) (store.Lease, erro
 	return l, nil
 }
 
-// bootTime is a clock that continues while the machine sleeps.
+// bootTime returns the time of a clock that continues while the machine sleeps.
 func bootTime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(bootClock, &ts); err != nil {
@@ -259,7 +258,7 @@ func bootTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// renewer is the Store as its leases see it.
+// renewer is the Store as seen by its leases.
 type renewer struct{ s *Store }
 
 func (r renewer) Renew(ctx context.Context, id store.LeaseID) error {

@@ -16,24 +16,24 @@ import (
 	"lull/internal/store"
 )
 
-// ExternalConfig says how an existing cluster is reached.
+// ExternalConfig configures the connection to an existing cluster.
 type ExternalConfig struct {
 	// Endpoints are URLs, all http or all https.
 	Endpoints []string
-	// CAFile is the certificate authority of the servers, in PEM; empty
-	// is those of the system. CertFile and KeyFile identify this client.
-	// They need https.
+	// CAFile is the certificate authority of the servers, in PEM; empty means
+	// those of the system. CertFile and KeyFile identify this client. They need
+	// https.
 	CAFile, CertFile, KeyFile string
-	// Username and Password are of etcd's own users; without https they
-	// travel in the clear.
+	// Username and Password are of etcd's own users; without https they are sent
+	// in the clear.
 	Username, Password string
-	// Logger gets what the client has to say; nil is nowhere.
+	// Logger receives the client's log; nil discards it.
 	Logger *slog.Logger
-	// CallTimeout bounds each call; 0 is DefaultCallTimeout.
+	// CallTimeout bounds each call; 0 means DefaultCallTimeout.
 	CallTimeout time.Duration
-	// Maintain lets Run compact and defragment the cluster. A cluster
-	// that others use too is theirs to maintain: compaction is of the
-	// whole key space.
+	// Maintain lets Run compact and defragment the cluster. Leave it unset for a
+	// cluster that other programs use too: compaction affects the whole key
+	// space.
 	Maintain bool
 	// KeepRevisions is as in EmbeddedConfig.
 	KeepRevisions int64
@@ -143,8 +143,8 @@ func Dial(ctx context.Context, cfg ExternalConfig) (*Store, error) {
 	return s, nil
 }
 
-// defragmentMembers defragments one member after the other: each is deaf
-// while it lasts.
+// defragmentMembers defragments one member after the other: each does not
+// respond while it lasts.
 func (s *Store) defragmentMembers(ctx context.Context) error {
 	var errs []error
 	for _, endpoint := range s.client.Endpoints() {

@@ -12,13 +12,13 @@ import (
 	"lull/internal/store"
 )
 
-// maintainEvery is how often Run looks at the history and the alarms.
+// maintainEvery is how often Run checks the history and the alarms.
 const maintainEvery = time.Minute
 
-// Run keeps the store fit until ctx ends, whose error it returns: it
-// forgets all but the configured history, and when the store is full it
-// compacts, defragments and lifts the alarm. A step that fails is logged and
-// tried again. For a cluster that it must not maintain it only waits.
+// Run maintains the store until ctx ends, and returns ctx's error. It drops all
+// but the configured history. When the store is full it compacts, defragments
+// and clears the alarm. A step that fails is logged and retried. For a cluster
+// that it must not maintain it only waits.
 func (s *Store) Run(ctx context.Context) error {
 	ticker := time.NewTicker(maintainEvery)
 	defer ticker.Stop()
@@ -37,8 +37,7 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// maintain compacts what is over the history to be kept, and frees space if
-// there is an alarm.
+// maintain compacts the excess history, and frees space if there is an alarm.
 func (s *Store) maintain(ctx context.Context) error {
 	alarm, err := s.noSpace(ctx)
 	if err != nil {
@@ -59,8 +58,8 @@ func (s *Store) revision(ctx context.Context) (int64, error) {
 	return page.Revision, err
 }
 
-// compact forgets the history before revision. It is no error if that has
-// happened already.
+// compact drops the history before revision. It is not an error if that has
+// already happened.
 func (s *Store) compact(ctx context.Context, revision int64, opts ...clientv3.CompactOption) error {
 	if revision <= 1 {
 		return nil
@@ -77,8 +76,7 @@ func (s *Store) compact(ctx context.Context, revision int64, opts ...clientv3.Co
 	return err
 }
 
-// noSpace reports whether a member has raised the alarm that the store is
-// full.
+// noSpace reports whether a member has raised the alarm that the store is full.
 func (s *Store) noSpace(ctx context.Context) (bool, error) {
 	call, done, err := s.begin(ctx)
 	if err != nil {
@@ -97,12 +95,12 @@ func (s *Store) noSpace(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// freeTime bounds compaction and defragmentation, which take as long as the
-// store is large.
+// freeTime bounds compaction and defragmentation, whose duration depends on the
+// size of the store.
 const freeTime = 2 * time.Minute
 
-// free gives the space of old history back and lifts the alarm. If that was
-// not enough the next write raises it again.
+// free frees the space of old history and clears the alarm. If that was not
+// enough, the next write raises it again.
 func (s *Store) free(parent context.Context) error {
 	ctx, cancel := context.WithTimeout(parent, freeTime)
 	defer cancel()

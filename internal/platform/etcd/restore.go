@@ -15,15 +15,15 @@ import (
 )
 
 // revisionGap is added to the revision of a restored store, so that no revision
-// issued after the backup is issued again. A watch from such a revision is told
-// that the history is gone.
+// issued after the backup is issued again. A watch from such a revision fails
+// because its history is gone.
 const revisionGap = 1_000_000_000
 
-// Restore makes the data directory dir, for OpenEmbedded, out of the backup
-// in path. dir must not exist or be empty. A truncated or corrupted file is
-// refused, and dir then is as before. The restored store forgets the
-// members and users of a cluster it may come from, and its revision is a
-// thousand million higher.
+// Restore creates the data directory dir, for OpenEmbedded, from the backup in
+// path. dir must not exist or must be empty. A truncated or corrupt file is
+// refused, and dir is then unchanged. The restored store drops the members and
+// users of the cluster it may come from, and its revision is higher by
+// revisionGap.
 func Restore(path, dir string) (err error) {
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return fmt.Errorf("cannot restore into %q: the directory is not empty", dir)
@@ -50,7 +50,7 @@ func Restore(path, dir string) (err error) {
 	if err := rewrite(db); err != nil {
 		return fmt.Errorf("cannot restore from %q: %w", path, err)
 	}
-	// Renaming over an empty directory works, over any other it fails.
+	// A rename over an empty directory succeeds, over any other it fails.
 	if err := os.Rename(tmp, dir); err != nil {
 		return fmt.Errorf("cannot restore: %w", err)
 	}
@@ -80,8 +80,8 @@ func copyChecked(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// rewrite makes the database that of a new cluster: no place in a raft log,
-// no members, no users, no alarms, and a revision that was never given out.
+// rewrite turns the database into that of a new cluster: no position in a raft
+// log, no members, no users, no alarms, and a revision that was never issued.
 func rewrite(path string) error {
 	db, err := bolt.Open(path, 0o600, nil)
 	if err != nil {
@@ -98,8 +98,8 @@ func rewrite(path string) error {
 				return err
 			}
 		}
-		// A compaction that is scheduled beyond the last change sets the
-		// revision of the store when it is opened.
+		// A scheduled compaction beyond the last change sets the revision of the
+		// store when it is opened.
 		rev := mvcc.RevToBytes(mvcc.Revision{Main: revision + revisionGap}, mvcc.NewRevBytes())
 		if err := meta.Put(schema.ScheduledCompactKeyName, rev); err != nil {
 			return err
@@ -127,7 +127,7 @@ func emptyBuckets(tx *bolt.Tx) error {
 	return nil
 }
 
-// lastRevision returns the newest revision the database knows of.
+// lastRevision returns the newest revision in the database.
 func lastRevision(keys, meta *bolt.Bucket) int64 {
 	last := int64(1)
 	if k, _ := keys.Cursor().Last(); len(k) >= 8 {

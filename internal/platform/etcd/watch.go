@@ -19,7 +19,7 @@ func valueOf(kv *mvccpb.KeyValue) store.Value {
 	}
 }
 
-// Watch implements store.Store. With from 0 it first asks for the present
+// Watch implements store.Store. If from is 0 it first requests the present
 // revision, so that no later change is missed.
 func (s *Store) Watch(ctx context.Context, keys store.Keys, from int64) <-chan store.Batch {
 	out := make(chan store.Batch, 1)
@@ -64,14 +64,14 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 	}
 	var call context.Context
 	if !s.external {
-		// The client shares a stream among watches whose metadata are equal.
-		// In this process that stream has no buffers: an event and a
-		// cancellation of two watches can wait for each other, which ends
-		// every watch without a word. So each has a stream of its own.
+		// The client shares a stream among watches with equal metadata. In this
+		// process that stream has no buffers: an event and a cancellation of two
+		// watches can wait for each other, which silently ends every watch. Each
+		// watch therefore gets its own stream.
 		call = metadata.AppendToOutgoingContext(ctx, "watch", strconv.FormatUint(s.watches.Add(1), 10))
 	} else {
-		// A member that is cut off from its cluster ends the watch
-		// instead of going silent.
+		// A member that is cut off from its cluster then ends the watch instead
+		// of going silent.
 		call = clientv3.WithRequireLeader(ctx)
 	}
 	for resp := range s.client.Watch(call, keys.Name(), opts...) {
@@ -96,7 +96,7 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 		}
 	}
 	if parent.Err() == nil {
-		// The store was closed, or the client gave up without a word.
+		// The store was closed, or the client silently gave up.
 		select {
 		case out <- store.Batch{Err: fmt.Errorf("cannot continue watching %q: %w", keys, store.ErrUnavailable)}:
 		case <-parent.Done():
@@ -106,7 +106,7 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 }
 
 // split makes one batch of each revision. etcd sends revisions whole and in
-// order, but several in one answer.
+// order, but may send several in one answer.
 func split(events []*clientv3.Event) []store.Batch {
 	var batches []store.Batch
 	for _, e := range events {

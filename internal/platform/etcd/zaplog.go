@@ -8,10 +8,10 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// zapLogger gives etcd a logger that ends in log. etcd talks a lot: what it
-// calls info is debug here, and its warnings are info, since most of them
-// are about how it is configured. A fatal message panics instead of ending
-// the process without its deferred work.
+// zapLogger returns a logger for etcd that writes to log. etcd logs a lot: its
+// info becomes debug, and its warnings become info, since most of them are
+// about its configuration. A fatal message panics instead of ending the process
+// without its deferred work.
 func zapLogger(log *slog.Logger) *zap.Logger {
 	return zap.New(&slogCore{log: log.With("part", "etcd")}, zap.WithFatalHook(zapcore.WriteThenPanic))
 }
@@ -28,8 +28,8 @@ func (c *slogCore) level(l zapcore.Level) slog.Level {
 	return slog.LevelError
 }
 
-// harmless are errors that etcd reports of every new store, until its first
-// snapshot, and that mean nothing.
+// harmless are errors that etcd reports of every new store until its first
+// snapshot, and that can be ignored.
 var harmless = map[string]bool{
 	"failed to update storage version": true,
 	"Failed to detect schema version":  true,

@@ -1,14 +1,14 @@
 // Package gpu reads how busy the NVIDIA GPUs of a machine are, through
-// nvidia-smi and only where a device node exists.
+// nvidia-smi and only if a device node exists.
 //
-// A machine without the device node has no GPU: the reading is absent and
-// nothing is run. With one, the busiest GPU in several samples counts, because
-// a single sample misses bursts. A program that is missing, fails, hangs or
-// answers what is no number (a GPU cut into MIG slices says N/A) makes the
-// reading unknown, never quiet. Run never outlives its context by more than a
-// moment, even when the driver does not let the program die.
+// A machine without a device node has no GPU: the reading is absent and nothing
+// is run. Otherwise the busiest GPU in several samples counts, because a single
+// sample misses bursts. If the program is missing, fails, hangs or prints
+// something other than a number (a GPU with MIG slices prints N/A), the reading
+// is unknown, never quiet. Read outlives its context only for a moment, even if
+// the driver does not let the program die.
 //
-// It leaves out GPUs of other makers and memory that is held without work.
+// It does not read GPUs of other makers, nor memory that is allocated but idle.
 package gpu
 
 import (
@@ -31,16 +31,16 @@ import (
 // Signal is the name of the reading.
 const Signal = "gpu"
 
-// Reader asks nvidia-smi. The zero value is the live machine.
+// Reader runs nvidia-smi. The zero value reads the live machine.
 type Reader struct {
-	Dev     string        // directory of the device nodes; empty is /dev
-	Command string        // empty is nvidia-smi, from PATH
-	Samples int           // 0 is 3
-	Every   time.Duration // between samples; 0 is 500 ms
+	Dev     string        // directory of the device nodes; empty means /dev
+	Command string        // empty means nvidia-smi, from PATH
+	Samples int           // 0 means 3
+	Every   time.Duration // interval between samples; 0 means 500 ms
 }
 
-// Read is the highest utilization, in percent, of any GPU in any sample. It
-// may be called from many goroutines.
+// Read returns the highest utilization, in percent, of any GPU in any sample.
+// It is safe for concurrent use.
 func (r *Reader) Read(ctx context.Context, now time.Time, threshold float64) idle.Reading {
 	if ok, err := r.present(); err != nil {
 		return idle.NotKnown(Signal, now, "cannot look for a GPU: "+err.Error())
@@ -72,13 +72,13 @@ func (r *Reader) Read(ctx context.Context, now time.Time, threshold float64) idl
 			return idle.NotKnown(Signal, now, err.Error())
 		}
 		if highest = max(highest, v); highest >= threshold {
-			break // active already; more samples change nothing
+			break // already active; more samples change nothing
 		}
 	}
 	return idle.Judge(Signal, highest, threshold, "%", time.Duration(samples-1)*every, now)
 }
 
-// present looks for the node of a GPU.
+// present reports whether the device node of a GPU exists.
 func (r *Reader) present() (bool, error) {
 	dev := r.Dev
 	if dev == "" {
@@ -98,7 +98,7 @@ func (r *Reader) present() (bool, error) {
 	return err == nil, err
 }
 
-// outputMax bounds an answer: 16 GPUs need 100 bytes.
+// outputMax bounds the output: 16 GPUs need 100 bytes.
 const outputMax = 64 << 10
 
 func (r *Reader) run(ctx context.Context) ([]byte, error) {
@@ -115,8 +115,8 @@ func (r *Reader) run(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("cannot run %s: %w", name, err)
 	}
 	ended := make(chan error, 1)
-	// A caller may wait here forever on a driver that hangs; the caller
-	// does not, and the agent asks again only when this has ended.
+	// This goroutine may wait forever for a driver that hangs. The caller does
+	// not, and the agent asks again only when this has ended.
 	go func() { ended <- cmd.Wait() }()
 	select {
 	case err := <-ended:
@@ -140,7 +140,8 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Parse returns the highest percentage of nvidia-smi's answer: a number a line.
+// Parse returns the highest percentage in nvidia-smi's output, which has one
+// number per line.
 func Parse(out []byte) (float64, error) {
 	highest := -1.0
 	for line := range strings.Lines(string(out)) {

@@ -1,13 +1,13 @@
-// Package imds reads what EC2 publishes to an instance about itself: who it is and
-// its tags, by version 2 of the metadata service alone.
+// Package imds reads what EC2 publishes to an instance about itself, its
+// identity and its tags, using only version 2 of the metadata service.
 //
 // Every call is bounded in time. A failure is an *Error with a Kind, because
-// they mean different things: tags that are not allowed (the instance was not
-// told to show them) are read elsewhere, a service that does not answer may be
-// a machine outside EC2 or a hop limit too low for a container, and none of
-// them means that there are no tags.
+// the causes differ: tags that are not allowed (the instance is not configured
+// to show them) must be read elsewhere; a service that does not answer may mean
+// a machine outside EC2, or a hop limit too low for a container. None of them
+// means that there are no tags.
 //
-// It leaves out credentials, which the SDK's own chain reads.
+// It does not read credentials; the SDK's own chain does.
 package imds
 
 import (
@@ -26,24 +26,24 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 )
 
-// Kind says what sort of failure an Error is.
+// Kind is the kind of failure of an Error.
 type Kind string
 
 // The kinds of failure.
 const (
 	Unreachable Kind = "unreachable" // no answer in time: no EC2, a hop limit too low, or a blocked route
 	NotAllowed  Kind = "not_allowed" // 404 on tags: instance-metadata-tags is not enabled
-	Disabled    Kind = "disabled"    // 403: the service is switched off for the instance
-	BadToken    Kind = "bad_token"   // 401, also after a fresh token
+	Disabled    Kind = "disabled"    // 403: the service is disabled for the instance
+	BadToken    Kind = "bad_token"   // 401, even after a fresh token
 	Unavailable Kind = "unavailable" // 5xx or throttled
 	Malformed   Kind = "malformed"   // an answer that cannot be read
 )
 
-// Error is a failed question.
+// Error is a failed request.
 type Error struct {
-	What   string // what was asked for
+	What   string // what was requested
 	Kind   Kind
-	Status int // of HTTP; 0 without an answer
+	Status int // HTTP status; 0 without an answer
 	Err    error
 }
 
@@ -66,7 +66,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// KindOf is the kind of the *Error in err's tree, empty if there is none.
+// KindOf returns the kind of the *Error in err's tree, or "".
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind
@@ -74,18 +74,19 @@ func KindOf(err error) Kind {
 	return ""
 }
 
-// Options say how the service is reached. The zero value is an instance's own.
+// Options configure how the service is reached. The zero value is for the
+// instance itself.
 type Options struct {
-	Endpoint string        // empty is the SDK's default
-	HTTP     *http.Client  // nil is a plain one; its dialler decides how the service is reached
-	Timeout  time.Duration // of one request; 0 is 2 s
-	Attempts int           // 0 is 2
+	Endpoint string        // empty means the SDK's default
+	HTTP     *http.Client  // nil means a plain one; its dialer decides how the service is reached
+	Timeout  time.Duration // limit of one request; 0 means 2 s
+	Attempts int           // 0 means 2
 }
 
-// Client asks the metadata service. It is safe for concurrent use.
+// Client is a client of the metadata service. It is safe for concurrent use.
 type Client struct{ api *imds.Client }
 
-// New returns a client. It asks nothing yet.
+// New returns a client. It makes no request.
 func New(o Options) *Client {
 	base := o.HTTP
 	if base == nil {
@@ -101,7 +102,7 @@ func New(o Options) *Client {
 		Endpoint:              o.Endpoint,
 		EndpointMode:          imds.EndpointModeStateIPv4,
 		HTTPClient:            timed{base, o.Timeout},
-		EnableFallback:        aws.FalseTernary, // version 1 answers anybody
+		EnableFallback:        aws.FalseTernary, // version 1 answers anyone
 		DisableDefaultTimeout: true,
 		Retryer: retry.NewStandard(func(r *retry.StandardOptions) {
 			r.MaxAttempts = o.Attempts
@@ -111,7 +112,7 @@ func New(o Options) *Client {
 	})}
 }
 
-// timed bounds each request, its answer's body included.
+// timed bounds each request, including the body of its answer.
 type timed struct {
 	next  *http.Client
 	limit time.Duration
@@ -131,8 +132,8 @@ func (t timed) Do(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// statusKey carries where a request leaves the status of its last answer: the
-// SDK's error about a refused token does not hold it.
+// statusKey is the context key of where a request stores the status of its last
+// answer, because the SDK's error about a rejected token does not contain it.
 type statusKey struct{}
 
 func withStatus(ctx context.Context) (context.Context, *atomic.Int32) {
@@ -140,7 +141,8 @@ func withStatus(ctx context.Context) (context.Context, *atomic.Int32) {
 	return context.WithValue(ctx, statusKey{}, s), s
 }
 
-// answerMax bounds one answer: an identity document has 1 KiB, 50 tag names 6 KiB.
+// answerMax bounds one answer: an identity document takes 1 KiB, 50 tag names 6
+// KiB.
 const answerMax = 64 << 10
 
 type body struct {
@@ -151,12 +153,12 @@ type body struct {
 
 func (b *body) Close() error { b.cancel(); return b.Closer.Close() }
 
-// Identity is who an instance is.
+// Identity identifies an instance.
 type Identity struct {
 	InstanceID, Region, Zone, Account, Type, ImageID, Architecture string
 }
 
-// Identity reads who the instance is.
+// Identity reads the identity of the instance.
 func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	const what = "the instance's identity"
 	ctx, status := withStatus(ctx)
@@ -175,8 +177,8 @@ func (c *Client) Identity(ctx context.Context) (Identity, error) {
 // tagsMost bounds how many tags are read: EC2 allows 50.
 const tagsMost = 64
 
-// Tags reads the instance's tags. An instance without tags has an empty map;
-// tags that are not shown are the error NotAllowed.
+// Tags reads the instance's tags. An instance without tags yields an empty map.
+// If tags are not shown, the error is of kind NotAllowed.
 func (c *Client) Tags(ctx context.Context) (map[string]string, error) {
 	const path = "tags/instance"
 	list, err := c.get(ctx, path, "the list of tags", true)
@@ -191,7 +193,7 @@ func (c *Client) Tags(ctx context.Context) (map[string]string, error) {
 	for _, n := range names {
 		v, err := c.get(ctx, path+"/"+n, "tag "+n, false)
 		if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusNotFound {
-			continue // taken away since the names were read
+			continue // deleted since the names were read
 		}
 		if err != nil {
 			return nil, err
@@ -218,15 +220,16 @@ func (c *Client) get(ctx context.Context, path, what string, tags bool) (string,
 	return string(b), nil
 }
 
-// failed makes the error of a question. tags says that a 404 means that tags
-// are not shown.
+// failed returns the error of a request. tags reports that a 404 means that
+// tags are not shown.
 func failed(what string, tags bool, status *atomic.Int32, err error) error {
 	e := &Error{What: what, Kind: Unreachable, Err: err}
 	switch e.Status = int(status.Load()); e.Status {
 	case 0:
 		return e
 	case http.StatusOK:
-		// The answer came, and its end did not or its content was no document.
+		// The answer arrived, but its end did not, or its content was not a
+		// document.
 		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 			e.Kind = Malformed
 		}

@@ -1,13 +1,11 @@
-// Package journal keeps evidence on disk: the readings and the verdict of
-// every check, run-length, in a bounded ring of checksummed files (spec,
-// section 2.1).
+// Package journal keeps evidence on disk: the readings and the verdict of every
+// check, run-length encoded, in a bounded ring of checksummed files.
 //
-// It guarantees that taking a check never fails nor waits for the disk's
-// platters: what cannot be written is counted and shown; that after kill -9
-// at most the repeats of the last Beat and what SyncEvery covers are gone, and
-// that the loss shows as missing time; that a file which cannot be read costs
-// its own records only, and is named. It leaves out what is asked of several
-// servers at once (internal/server/peers).
+// It guarantees: Taking a check never fails and never waits for the disk; what
+// cannot be written is counted and shown. After kill -9 at most the repeats of
+// the last Beat and the records of SyncEvery are lost, and the loss shows as
+// missing time. A file that cannot be read costs only its own records, and is
+// named. Queries over several servers are in internal/server/peers.
 package journal
 
 import (
@@ -25,17 +23,17 @@ import (
 	"lull/internal/lib/segment"
 )
 
-// Options bound a journal. Zero values are those of a server.
+// Options bound a journal. Zero values mean the defaults of a server.
 type Options struct {
-	Keep      time.Duration // oldest record, 0 is 30 days
-	MaxBytes  int64         // of all files, 0 is 2 GiB
-	Beat      time.Duration // repeats are written this often, 0 is 30 min
-	SyncEvery time.Duration // what is written is on disk after this time, 0 is 5 s
+	Keep      time.Duration // maximum age of a record; 0 means 30 days
+	MaxBytes  int64         // total size of the files; 0 means 2 GiB
+	Beat      time.Duration // interval at which repeats are written; 0 means 30 min
+	SyncEvery time.Duration // time after which written records are on disk; 0 means 5 s
 	Log       *slog.Logger
 }
 
-// Journal keeps evidence. Make one with Open; Run must be running for its
-// bounds in time to hold. It is safe for concurrent use.
+// Journal keeps evidence. Create it with Open. Run must be running for its time
+// limits to apply. It is safe for concurrent use.
 type Journal struct {
 	dir  string
 	opts Options
@@ -66,10 +64,10 @@ func Open(dir string, o Options) (*Journal, []*segment.Damage, error) {
 	return &Journal{dir: dir, opts: o, log: log, rec: evidence.Recorder{Beat: o.Beat}}, damage, nil
 }
 
-// maxWaiting is how many checks wait for the disk at most.
+// maxWaiting is the maximum number of checks waiting for the disk.
 const maxWaiting = 100_000
 
-// Take takes a check or a change in, and never waits for the disk.
+// Take records a check or a change. It never waits for the disk.
 func (j *Journal) Take(r evidence.Record) {
 	j.checks.Add(1)
 	j.mu.Lock()
@@ -83,7 +81,7 @@ func (j *Journal) Take(r evidence.Record) {
 	}
 }
 
-// drain writes what waits, in its order.
+// drain writes the waiting records, in order.
 func (j *Journal) drain() {
 	j.writing.Lock()
 	defer j.writing.Unlock()
@@ -96,7 +94,7 @@ func (j *Journal) drain() {
 	}
 }
 
-// lost counts a record that could not be written, and says why, once.
+// lost counts a record that could not be written, and logs the cause, once.
 func (j *Journal) lost(err error) {
 	why := err.Error()
 	j.bad.Add(1)
@@ -123,7 +121,7 @@ func (j *Journal) write(list []evidence.Record) {
 	}
 }
 
-// String names the journal as a task.
+// String returns the journal's name as a task.
 func (j *Journal) String() string { return "the evidence journal" }
 
 // Run writes what is due and drops what is too old, until ctx ends.
@@ -164,20 +162,20 @@ func (j *Journal) Close() error {
 	return j.log.Close()
 }
 
-// Read yields the records of q, oldest first, and whatever began a run before
-// From that may have lasted. It returns the times that are missing because
-// files are damaged or older than what is kept.
+// Read yields the records of q, oldest first, and runs that began before From
+// and may have lasted into it. It returns the time ranges that are missing
+// because files are damaged or older than what is kept.
 func (j *Journal) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
 	j.drain()
-	// What is only in memory is asked for first: a check that is written in
-	// between comes twice rather than never.
+	// Read what is only in memory first: a check that is written in between is
+	// then yielded twice rather than never.
 	pending := j.rec.Pending(q.Object)
 	from := q.From
 	if !from.IsZero() {
 		from = from.Add(-2*j.opts.Beat - time.Hour)
 	}
 	var missing []evidence.Missing
-	var last time.Time // of the record before
+	var last time.Time // time of the previous record
 	var torn []int     // missing entries whose end is not known yet
 	known := func(at time.Time) {
 		for _, i := range torn {

@@ -1,15 +1,16 @@
-// Package oidc authenticates users with OpenID Connect: it verifies the ID
-// tokens of one issuer, determines the role that their claims give, and obtains
-// such tokens with the authorization code flow with PKCE or the device flow.
+// Package oidc authenticates users with OpenID Connect. It verifies the ID
+// tokens of one issuer, derives the role from their claims, and obtains such
+// tokens with the authorization code flow with PKCE or the device flow.
 //
-// Guarantees. A token counts only with a signature by a key that the issuer
-// publishes now, its issuer, this client as an audience, and before it expires;
-// algorithms without a public key never count. A user whose claims give no role
-// gets none. The issuer is asked for its documents when they are first needed
-// and, for a key it has not published before, at most every fetchEvery: made-up
-// tokens do not make lull a nuisance to it.
+// Guarantees. A token is accepted only with a signature by a key that the
+// issuer publishes now, with the right issuer, with this client as an audience,
+// and before it expires. Algorithms without a public key are never accepted. A
+// user whose claims give no role gets none. The issuer's documents are
+// requested when they are first needed and, for a key it has not published
+// before, at most every fetchEvery, so that forged tokens do not cause load on
+// it.
 //
-// The meaning of a role is left to the caller. The package stores nothing about
+// The meaning of a role is up to the caller. The package stores nothing about
 // users.
 package oidc
 
@@ -30,45 +31,46 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Bounds of the talk with an issuer.
+// Limits of requests to an issuer.
 const (
 	within     = 10 * time.Second // one request
-	fetchEvery = 5 * time.Second  // for its documents and keys, beyond fetchBurst
+	fetchEvery = 5 * time.Second  // interval of requests for its documents and keys, after fetchBurst
 	fetchBurst = 10
 	MaxToken   = 16 << 10 // bytes of a token
 )
 
-// Config is the issuer, and what lull is to it.
+// Config describes the issuer and lull's client registration.
 type Config struct {
 	Issuer       string // https, or http on loopback
 	ClientID     string
 	ClientSecret string // empty for a public client
-	// RoleClaim names the claim that roles follow from: a text or a list of
-	// texts, or one inside objects with dots (realm_access.roles).
+	// RoleClaim names the claim that determines the role: a string, a list of
+	// strings, or one inside objects with dots (realm_access.roles).
 	RoleClaim string
-	// Roles gives each value of the claim a role; "*" stands for everybody
-	// the issuer knows.
+	// Roles maps each value of the claim to a role; "*" stands for everyone the
+	// issuer knows.
 	Roles map[string]string
-	// HTTP is how the issuer is reached; nil is the default client.
+	// HTTP is the client for the issuer; nil means the default client.
 	HTTP *http.Client
 }
 
-// Person is who a token speaks for. Role is empty where the claims give none.
+// Person is the user that a token identifies. Role is empty if the claims give
+// none.
 type Person struct {
 	Subject string
-	Name    string // the verified mail address, else the subject
+	Name    string // the verified mail address, otherwise the subject
 	Role    string
 	Expires time.Time
 }
 
-// The errors of this package beside those of the network.
+// The errors of this package in addition to those of the network.
 var (
 	ErrExpired     = errors.New("cannot accept the token: it has expired; log in again")
 	ErrDenied      = errors.New("cannot accept the token: it is not one of the issuer's for this server")
 	ErrUnreachable = errors.New("cannot check the token: its issuer cannot be reached")
 )
 
-// rank orders roles; a user has the highest that the claims give.
+// rank orders the roles; a user gets the highest that the claims give.
 var rank = []string{"viewer", "operator", "admin"}
 
 // Provider is one issuer. It is safe for concurrent use.
@@ -82,7 +84,7 @@ type Provider struct {
 	tryAt    time.Time
 }
 
-// New makes a Provider and does no I/O. Every fault of cfg is reported.
+// New returns a Provider without doing I/O. It reports every fault of cfg.
 func New(cfg Config) (*Provider, error) {
 	var errs []error
 	u, err := url.Parse(cfg.Issuer)
@@ -117,7 +119,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// sparing refuses reads that come too often: the issuer's documents and keys.
+// sparing refuses too frequent reads of the issuer's documents and keys.
 type sparing struct {
 	next  http.RoundTripper
 	limit *rate.Limiter
@@ -132,13 +134,14 @@ func (s sparing) RoundTrip(r *http.Request) (*http.Response, error) {
 	return s.next.RoundTrip(r)
 }
 
-// Issuer and ClientID are what a client needs to log in.
+// Issuer returns the issuer that a client needs to log in.
 func (p *Provider) Issuer() string { return p.cfg.Issuer }
 
-// ClientID is this server's id at the issuer.
+// ClientID returns this server's id at the issuer.
 func (p *Provider) ClientID() string { return p.cfg.ClientID }
 
-// discover reads the issuer's document once; after a failure it waits.
+// discover reads the issuer's document once; after a failure it waits before it
+// retries.
 func (p *Provider) discover(ctx context.Context) (*oidc.Provider, *oidc.IDTokenVerifier, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,14 +162,14 @@ func (p *Provider) discover(ctx context.Context) (*oidc.Provider, *oidc.IDTokenV
 	return p.found, p.verifier, nil
 }
 
-// Looks reports whether a presented token can be one of an issuer: three parts
-// of text, joined by dots.
+// Looks reports whether a presented token has the form of an issuer's: three
+// parts of text, joined by dots.
 func Looks(token string) bool {
 	return len(token) <= MaxToken && strings.Count(token, ".") == 2 && !strings.ContainsAny(token, " \t\r\n")
 }
 
-// Verify says who a token speaks for. Errors: ErrExpired, ErrDenied,
-// ErrUnreachable, each with its cause.
+// Verify returns the user that a token identifies. Errors: ErrExpired,
+// ErrDenied, ErrUnreachable, each with its cause.
 func (p *Provider) Verify(ctx context.Context, token string) (Person, error) {
 	t, err := p.verified(ctx, token)
 	if err != nil {
@@ -199,7 +202,7 @@ func (p *Provider) verified(ctx context.Context, token string) (*oidc.IDToken, e
 	if _, expired := errors.AsType[*oidc.TokenExpiredError](err); expired {
 		return nil, fmt.Errorf("%w: %w", ErrExpired, err)
 	}
-	// The library says so in words only.
+	// The library reports this only in the error's text.
 	if err != nil && strings.Contains(err.Error(), "fetching keys") {
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
@@ -209,7 +212,7 @@ func (p *Provider) verified(ctx context.Context, token string) (*oidc.IDToken, e
 	return t, nil
 }
 
-// role is the highest that the claim's values give.
+// role returns the highest role that the claim's values give.
 func (p *Provider) role(claims map[string]any) string {
 	best := slices.Index(rank, p.cfg.Roles["*"])
 	var at any = claims
@@ -252,20 +255,20 @@ func (p *Provider) oauth(ctx context.Context, redirect string) (oauth2.Config, e
 		Scopes: []string{oidc.ScopeOpenID, "profile", "email", oidc.ScopeOfflineAccess}}, nil
 }
 
-// Flow is one authorization code flow with PKCE. Its secrets stay with who
-// began it.
+// Flow is one authorization code flow with PKCE. Its secrets stay with the
+// caller that began it.
 type Flow struct {
 	State    string `json:"state"`
 	Nonce    string `json:"nonce"`
 	Verifier string `json:"verifier"`
 }
 
-// NewFlow draws the secrets of a flow.
+// NewFlow returns a flow with fresh secrets.
 func NewFlow() Flow {
 	return Flow{State: oauth2.GenerateVerifier(), Nonce: oauth2.GenerateVerifier(), Verifier: oauth2.GenerateVerifier()}
 }
 
-// URL is where a user goes to log in, and comes back from to redirect.
+// URL returns where a user logs in; the issuer then redirects to redirect.
 func (p *Provider) URL(ctx context.Context, f Flow, redirect string) (string, error) {
 	c, err := p.oauth(ctx, redirect)
 	if err != nil {
@@ -274,8 +277,8 @@ func (p *Provider) URL(ctx context.Context, f Flow, redirect string) (string, er
 	return c.AuthCodeURL(f.State, oidc.Nonce(f.Nonce), oauth2.S256ChallengeOption(f.Verifier)), nil
 }
 
-// Exchange turns the code that came back into a login. The token's nonce must
-// be the flow's.
+// Exchange exchanges the returned code for a login. The token's nonce must be
+// the flow's.
 func (p *Provider) Exchange(ctx context.Context, f Flow, redirect, code string) (Login, error) {
 	c, err := p.oauth(ctx, redirect)
 	if err != nil {
@@ -288,8 +291,8 @@ func (p *Provider) Exchange(ctx context.Context, f Flow, redirect, code string) 
 	return p.login(ctx, t, f.Nonce)
 }
 
-// Device logs in without a browser here: show is told where a user enters
-// which code, with anything that has a browser.
+// Device logs in without a browser on this machine. show is called with the
+// address and the code that a user must enter in any browser.
 func (p *Provider) Device(ctx context.Context, show func(uri, code string)) (Login, error) {
 	c, err := p.oauth(ctx, "")
 	if err != nil {
@@ -331,7 +334,7 @@ func (p *Provider) Refresh(ctx context.Context, old Login) (Login, error) {
 	return l, err
 }
 
-// login takes the ID token out of an answer and verifies it.
+// login takes the ID token from an answer and verifies it.
 func (p *Provider) login(ctx context.Context, t *oauth2.Token, nonce string) (Login, error) {
 	raw, _ := t.Extra("id_token").(string)
 	if raw == "" {

@@ -15,13 +15,13 @@ type FD struct {
 	Inode uint64 // of the socket, as sock_diag and /proc/net know it
 }
 
-// ErrThreads says that the main thread of a process has ended while others run
-// on: the kernel then shows no file descriptors for the process.
+// ErrThreads means that the main thread of a process has ended while others
+// continue: the kernel then shows no file descriptors for the process.
 var ErrThreads = errors.New("the main thread has ended and others still run")
 
-// Sockets lists the sockets of the process in order of their numbers. A process
-// that waits to be collected holds none. Threads that gave themselves a file
-// table of their own (unshare of CLONE_FILES) are not seen.
+// Sockets lists the sockets of the process by descriptor number. A zombie has
+// none. Threads with their own file table (unshare of CLONE_FILES) are not
+// seen.
 //
 // Errors: ErrGone, EACCES or EPERM (another user's process, or one that is not
 // dumpable), ErrThreads.
@@ -40,7 +40,7 @@ func (f *FS) Sockets(pid int) ([]FD, error) {
 		s.path = s.path[:base]
 		link, err := s.num(fd).readlink()
 		if errors.Is(err, ErrGone) {
-			continue // closed meanwhile
+			continue // closed in the meantime
 		}
 		if err != nil {
 			return nil, err
@@ -52,8 +52,8 @@ func (f *FS) Sockets(pid int) ([]FD, error) {
 	return sockets, nil
 }
 
-// ended gives nil for a process that has ended but is not collected, whose files
-// belong to root and cannot be listed by its own user. Anything else keeps err.
+// ended returns nil for a zombie, whose files belong to root and cannot be
+// listed by its own user. Otherwise it returns err.
 func (f *FS) ended(pid int, s *scratch, err error) error {
 	if errors.Is(err, ErrGone) {
 		return err

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IO counts the bytes that a process moved to and from disks, from
-// /proc/PID/io. Pages that were already cached are not read, and a page counts
-// as written when it becomes dirty. Collected children are included.
+// IO is the number of bytes that a process read from and wrote to disks, from
+// /proc/PID/io. Cached pages are not read, and a page counts as written when it
+// becomes dirty. Reaped children are included.
 type IO struct {
 	Read    uint64
 	Written uint64
@@ -21,15 +21,15 @@ var ErrNoIO = errors.New("the kernel does not count disk traffic by process")
 
 var errIO = errors.New("not an io file")
 
-// IO reads the disk traffic of one process. A pid that does not exist gives
-// ErrGone, a kernel without the accounting ErrNoIO.
+// IO reads the disk traffic of one process. It returns ErrGone for a pid that
+// does not exist, ErrNoIO for a kernel without the accounting.
 func (f *FS) IO(pid int) (IO, error) {
 	s := f.scratch().num(pid).str("/io")
 	defer s.free()
 	b, err := s.read()
 	if err != nil {
 		switch st, serr := f.Stat(pid); {
-		case serr == nil && st.Ended(): // its files belong to root until it is collected
+		case serr == nil && st.Ended(): // the files of a zombie belong to root
 			return IO{}, &Error{Path: string(s.path), Err: ErrGone}
 		case serr == nil && errors.Is(err, unix.ENOENT):
 			return IO{}, ErrNoIO
@@ -70,21 +70,22 @@ func parseIO(b []byte) (io IO, err error) {
 	return io, nil
 }
 
-// Tally turns counts of processes that come and go into one that only grows.
-// What a process moved after it was last counted and before it ended is found in
-// the parent that collected it; what it had moved before is then counted twice,
-// which can only keep something awake. The zero value is ready.
+// Tally combines counters of processes that come and go into one that only
+// grows. What a process transferred after its last reading and before its end
+// is in the counter of the parent that reaped it. What it had transferred
+// before is then counted twice, which can only keep something awake. The zero
+// value is ready for use.
 type Tally struct {
 	total uint64
 	last  map[int]uint64
 }
 
-// Add takes the present count of every process and returns the sum of all that
-// was ever counted.
+// Add takes the present counter of every process and returns the sum of
+// everything ever counted.
 func (t *Tally) Add(now map[int]uint64) uint64 {
 	for pid, n := range now {
 		old := t.last[pid]
-		if n < old { // the pid is another process's by now
+		if n < old { // the pid now belongs to another process
 			old = 0
 		}
 		t.total += n - old

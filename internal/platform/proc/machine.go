@@ -18,37 +18,39 @@ const (
 	SignalRecent    = "recent"
 )
 
-// Limits are the values from which a signal is active.
+// Limits are the values at which a signal becomes active.
 type Limits struct {
 	CPU     float64 // percent of all CPUs
-	Cores   float64 // busy CPUs that count even where they are fewer percent; 0 for off
+	Cores   float64 // busy CPUs that count even if they are fewer percent; 0 disables it
 	Network float64 // bytes per minute
 	Disk    float64 // bytes per minute
 
-	// PresentTerminals makes an open terminal count without input or output.
+	// PresentTerminals makes an open terminal count even without input or
+	// output.
 	PresentTerminals bool
 }
 
-// MachineConfig says where Machine reads. The zero value is the live machine.
+// MachineConfig configures where Machine reads. The zero value means the live
+// machine.
 type MachineConfig struct {
-	Root string // in front of /proc, /sys and /dev; for fixture trees
+	Root string // prefix of /proc, /sys and /dev; for fixture trees
 
-	// LeastWindow is the shortest stretch a rate is judged over: a look that
-	// comes sooner is compared with the sample before. 0 is 10 s.
+	// LeastWindow is the shortest interval over which a rate is judged: an
+	// earlier reading is compared with the sample before. 0 means 10 s.
 	LeastWindow time.Duration
 
-	// OwnBytes is the running total of bytes that lull itself moved over the
-	// network; they are not counted. Nil for none.
+	// OwnBytes returns the total number of bytes that lull itself transferred
+	// over the network, which are not counted; nil for none.
 	OwnBytes func() uint64
 
-	// Own holds the times at which lull wrote to terminals. Nil for none.
+	// Own records when lull itself wrote to terminals; nil for none.
 	Own *OwnWrites
 }
 
 // Machine reads the signals that cost microseconds. Each probe reads and parses
-// in two functions, fails alone and says so. A source that does not exist is
-// absent; one that exists and cannot be read, and the first sample of a
-// difference, are unknown. Rates are divided by the measured time between two
+// in two functions, and fails on its own. A source that does not exist is
+// absent. One that exists and cannot be read is unknown, and so is the first
+// sample of a difference. Rates are divided by the measured time between two
 // samples. Files are opened once, and reading allocates nothing while the set
 // of devices and terminals stays the same. It is not safe for concurrent use.
 type Machine struct {
@@ -79,8 +81,8 @@ func NewMachine(c MachineConfig) *Machine {
 	return m
 }
 
-// Read appends the readings of cpu, network, disk and terminals to into. now
-// is the wall clock with its monotonic reading where it has one.
+// Read appends the readings of cpu, network, disk and terminals to into. now is
+// the wall clock, with its monotonic reading if available.
 func (m *Machine) Read(now time.Time, l Limits, into []idle.Reading) []idle.Reading {
 	return append(into,
 		m.cpu.read(now, l.CPU, l.Cores),
@@ -89,15 +91,15 @@ func (m *Machine) Read(now time.Time, l Limits, into []idle.Reading) []idle.Read
 		m.pts.read(now, l.PresentTerminals))
 }
 
-// Reset forgets every sample, so that the next one is a first: after a resume,
-// a jump of the clock, and lull's own work (a hook).
+// Reset drops every sample, so that the next one is a first one: after a
+// resume, a jump of the clock, and lull's own work (a hook).
 func (m *Machine) Reset() {
 	m.cpu.reset()
 	m.net.reset()
 	m.disk.reset()
 }
 
-// Terminals appends the terminals that the last Read saw.
+// Terminals appends the terminals seen by the last Read.
 func (m *Machine) Terminals(into []Terminal) []Terminal {
 	for i := range m.pts.seen {
 		t := &m.pts.seen[i]

@@ -6,14 +6,14 @@ import (
 	"lull/internal/core/idle"
 )
 
-// sectorSize is the unit of /proc/diskstats whatever the device's own is.
+// sectorSize is the unit of /proc/diskstats, whatever the device's own is.
 const sectorSize = 512
 
 // diskLine is one block device of /proc/diskstats.
 type diskLine struct {
 	name            []byte
 	read, written   uint64 // bytes
-	stacked, memory bool   // over other devices; in memory or without a medium of its own
+	stacked, memory bool   // on top of other devices; in memory or without its own medium
 }
 
 // parseDiskstats calls each for every line of /proc/diskstats.
@@ -50,7 +50,7 @@ func parseDiskstats(b []byte, each func(diskLine)) error {
 	return nil
 }
 
-// hasPrefixNumber reports whether name is one of the prefixes and then a
+// hasPrefixNumber reports whether name is one of the prefixes followed by a
 // digit or an underscore (md_d0, md_home).
 func hasPrefixNumber(name []byte, prefixes ...string) bool {
 	for _, p := range prefixes {
@@ -76,8 +76,8 @@ func nvmePath(name []byte) bool {
 
 func digit(c byte) bool { return c >= '0' && c <= '9' }
 
-// parentOf returns the disk that name would be a partition of: name without
-// its number, and without the p between two numbers. It is nil for what cannot
+// parentOf returns the disk that name would be a partition of: name without its
+// number, and without the p between two numbers. It returns nil if name cannot
 // be a partition.
 func parentOf(name []byte) []byte {
 	i := len(name)
@@ -99,7 +99,7 @@ func parentOf(name []byte) []byte {
 type diskProbe struct {
 	file  machineFile
 	tally tally
-	stack tally // dm, md and their kind: judged only where nothing below them is seen
+	stack tally // dm, md and similar; judged only if no device below them is seen
 	win   window
 	deep  window
 	each  func(diskLine)
@@ -111,8 +111,9 @@ func (p *diskProbe) reset() {
 	p.deep.reset()
 }
 
-// note enters one line. A partition follows its disk in /proc/diskstats, so a
-// name whose disk is known is one; xvda1 without an xvda is a disk, as on EC2.
+// note processes one line. A partition follows its disk in /proc/diskstats, so
+// a name whose disk is known is a partition; xvda1 without an xvda is a disk,
+// as on EC2.
 func (p *diskProbe) note(d diskLine) {
 	t := &p.tally
 	if d.stacked {

@@ -18,8 +18,8 @@ const journalLimit = 5 * time.Second
 // (systemd's SD_MESSAGE_SESSION_START).
 const sessionStart = "8d45620c1a4348dbb17410da57c60c66"
 
-// journal asks systemd's journal for the newest session. A machine without a
-// journal or without journalctl gives fs.ErrNotExist.
+// journal asks systemd's journal for the newest session. It returns
+// fs.ErrNotExist on a machine without a journal or without journalctl.
 func (p *People) journal() (l logins, err error) {
 	dir := p.path("var/log/journal")
 	if names, derr := os.ReadDir(dir); derr != nil || len(names) == 0 {

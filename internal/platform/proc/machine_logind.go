@@ -13,26 +13,26 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// ErrNoLogind says that this machine has no systemd-logind to ask.
+// ErrNoLogind means that this machine has no systemd-logind.
 var ErrNoLogind = fmt.Errorf("no systemd-logind: %w", fs.ErrNotExist)
 
 // Session is one login of a user.
 type Session struct {
 	ID, User, TTY string
-	Kind          string // tty, x11, wayland, mir, web, unspecified; empty where the source does not say
+	Kind          string // tty, x11, wayland, mir, web, unspecified; empty if the source does not report it
 	Remote        string
 	Leader        int32
 	Since         time.Time
 
-	// Input is the time of its last keyboard input; zero where it has no
-	// keyboard that can be watched (sftp, a command over ssh).
+	// Input is the time of its last keyboard input; zero if it has no keyboard
+	// that can be observed (sftp, a command over ssh).
 	Input time.Time
 }
 
-// Logind asks systemd-logind over the system bus. It keeps its connection. It
-// is safe for concurrent use; one question is asked at a time.
+// Logind is a client of systemd-logind on the system bus. It keeps its
+// connection. It is safe for concurrent use; requests are sent one at a time.
 type Logind struct {
-	Root string // in front of the socket's path; empty for the live machine
+	Root string // prefix of the socket's path; empty for the live machine
 
 	mu   sync.Mutex
 	conn *dbus.Conn
@@ -53,7 +53,7 @@ func (l *Logind) connect(ctx context.Context) error {
 	if root == "" {
 		root = "/"
 	}
-	// sd_booted and sd_session check for this directory: without it the bus
+	// sd_booted and sd_session check for this directory. Without it the bus
 	// would wait for a service that cannot start.
 	if _, err := l.kept(); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (l *Logind) connect(ctx context.Context) error {
 	if _, err := os.Stat(socket); err != nil {
 		return l.gone(err)
 	}
-	// The connection outlives this call; only its set-up obeys ctx.
+	// The connection outlives this call; only its set-up is bounded by ctx.
 	conn, err := dbus.Dial("unix:path=" + socket)
 	if err != nil {
 		return fmt.Errorf("cannot reach the system bus: %w", err)
@@ -83,7 +83,8 @@ func (l *Logind) connect(ctx context.Context) error {
 	return nil
 }
 
-// kept is how many files of sessions logind keeps; ErrNoLogind where it never ran.
+// kept returns how many session files logind keeps, or ErrNoLogind if logind
+// never ran.
 func (l *Logind) kept() (int, error) {
 	root := l.Root
 	if root == "" {
@@ -99,11 +100,11 @@ func (l *Logind) kept() (int, error) {
 	return len(files), nil
 }
 
-// gone returns the error of a logind that cannot be asked. A missing logind is
-// no error only if its leftover files show that no user is logged in.
+// gone returns the error for a logind that does not answer. A missing logind is
+// not an error only if its leftover files show that no user is logged in.
 func (l *Logind) gone(err error) error {
 	if n, kerr := l.kept(); kerr != nil || n > 0 {
-		// Not wrapped: it would be taken for a machine without one.
+		// Not wrapped, because it would be mistaken for a machine without logind.
 		return fmt.Errorf("cannot ask systemd-logind, which keeps %d files of sessions: %v", n, errors.Join(err, kerr))
 	}
 	if err == nil || missing(err) {
@@ -126,8 +127,8 @@ func (l *Logind) drop() {
 	}
 }
 
-// call asks one method and reads its answer into ret. A machine without the
-// service answers ErrNoLogind.
+// call calls one method and decodes its answer into ret. It returns ErrNoLogind
+// if the machine does not have the service.
 func (l *Logind) call(ctx context.Context, dest, path, method string, ret any, args ...any) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,7 +175,7 @@ func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
 		if err != nil {
 			var gone dbus.Error
 			if errors.As(err, &gone) && gone.Name == "org.freedesktop.DBus.Error.UnknownObject" {
-				continue // ended since it was listed
+				continue // ended after it was listed
 			}
 			return nil, err
 		}
@@ -208,7 +209,7 @@ func sessionOf(props map[string]dbus.Variant) (Session, bool) {
 	hint, _ := props["IdleHint"].Value().(bool)
 	switch s.Kind {
 	case "x11", "wayland", "mir", "web":
-		// The desktop sets the hint. While it says in use, that is now.
+		// The desktop sets the hint. While it reports use, the time is now.
 		s.Input = micros("IdleSinceHint")
 		if !hint {
 			s.Input = time.Now()
@@ -217,13 +218,13 @@ func sessionOf(props map[string]dbus.Variant) (Session, bool) {
 	return s, true
 }
 
-// Inhibitor is a lock held against shutting down or sleeping.
+// Inhibitor is a lock that inhibits shutdown or sleep.
 type Inhibitor struct {
 	What, Who, Why, Mode string
 	UID, PID             uint32
 }
 
-// Inhibitors lists logind's locks that speak for the machine being in use:
+// Inhibitors returns the logind locks that indicate that the machine is in use:
 // those in block mode on shutdown, sleep or idle.
 func (l *Logind) Inhibitors(ctx context.Context) ([]Inhibitor, error) {
 	var list []Inhibitor
@@ -239,7 +240,7 @@ func (l *Logind) Inhibitors(ctx context.Context) ([]Inhibitor, error) {
 	return out, nil
 }
 
-// anyOf reports whether the colon-separated list holds one of the words.
+// anyOf reports whether the colon-separated list contains one of the words.
 func anyOf(list string, words ...string) bool {
 	for len(list) > 0 {
 		var w string
@@ -266,7 +267,7 @@ type Timer struct {
 	Next time.Time
 }
 
-// Timers lists systemd's active timers that have a time on the calendar.
+// Timers returns systemd's active timers that have a calendar time.
 func (l *Logind) Timers(ctx context.Context) ([]Timer, error) {
 	const systemd, path = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
 	var units []struct {

@@ -13,13 +13,13 @@ import (
 )
 
 // OwnWriteSpan is how long after one of lull's own writes a terminal's write
-// time is lull's: the kernel moves it in steps of 8 s (drivers/tty/tty_io.c,
-// tty_update_time).
+// time may be due to lull: the kernel updates it in steps of 8 s
+// (drivers/tty/tty_io.c, tty_update_time).
 const OwnWriteSpan = 8 * time.Second
 
-// OwnWrites remembers when lull wrote to terminals, so that it does not take
-// its own warning for use. The zero value is ready; it is
-// safe for concurrent use.
+// OwnWrites records when lull wrote to terminals, so that it does not mistake
+// its own warning for use. The zero value is ready for use. It is safe for
+// concurrent use.
 type OwnWrites struct {
 	mu    sync.Mutex
 	times [8]int64 // seconds since 1970
@@ -44,9 +44,9 @@ func (o *OwnWrites) Last() time.Time {
 	return time.Unix(o.times[(o.next-1)%len(o.times)], 0)
 }
 
-// covers reports whether a write time of a terminal, in seconds, is lull's. The
-// kernel stamps terminals by a clock that lags by up to a tick, so that a write
-// just after the full second carries the second before.
+// covers reports whether a write time of a terminal, in seconds, is due to
+// lull. The kernel's clock for terminals lags by up to a tick, so a write just
+// after the full second may have the previous second.
 func (o *OwnWrites) covers(mtime int64) bool {
 	if o == nil {
 		return false
@@ -65,19 +65,19 @@ func (o *OwnWrites) covers(mtime int64) bool {
 type Terminal struct {
 	Name    string // pts/3
 	UID     uint32
-	Input   time.Time // last read by what runs on it
-	Output  time.Time // last written, lull's own writes included
-	Changed time.Time // last change of its owner or mode: when it was handed out
-	Event   time.Time // newest input or output that was not lull's
+	Input   time.Time // when its program last read from it
+	Output  time.Time // when it was last written, lull's own writes included
+	Changed time.Time // last change of its owner or mode, which is when it was opened
+	Event   time.Time // newest input or output other than lull's own
 }
 
-// pseudo is a terminal as it was last seen. Times are seconds since 1970.
+// pseudo is a terminal as last seen. Times are seconds since 1970.
 type pseudo struct {
 	num                 uint64
 	label               string
 	uid                 uint32
-	round               uint32 // of the last read that saw it
-	moved               uint32 // of the last read that found a new event
+	round               uint32 // number of the last read that saw it
+	moved               uint32 // number of the last read that found a new event
 	atime, mtime, ctime int64
 	event               time.Time
 }
@@ -89,7 +89,7 @@ type ptsProbe struct {
 	buf   []byte
 	seen  []pseudo
 	round uint32
-	last  time.Time // of the last read
+	last  time.Time // time of the last read
 }
 
 func (p *ptsProbe) close() {
@@ -99,8 +99,8 @@ func (p *ptsProbe) close() {
 	}
 }
 
-// read lists the terminals and their times. An event counts at its own time;
-// one that lies ahead of the clock, at the time it was found.
+// read lists the terminals and their times. An event counts at its own time, or
+// at the time it was found if its time is in the future.
 func (p *ptsProbe) read(now time.Time, presence bool) idle.Reading {
 	if err := p.list(now); err != nil {
 		p.close()
@@ -119,8 +119,8 @@ func (p *ptsProbe) read(now time.Time, presence bool) idle.Reading {
 		if t.event.After(r.LastEvent) {
 			r.LastEvent, r.Detail = t.event, t.label
 		}
-		// Times are whole seconds, so an event may be dated before the last
-		// look that it came after.
+		// Times are whole seconds, so an event may be dated before the previous
+		// read although it came after it.
 		if fresh := t.moved == p.round && !p.last.IsZero(); presence || fresh || !t.event.Before(since) {
 			r.Value++
 		}
@@ -175,7 +175,7 @@ func (p *ptsProbe) list(now time.Time) error {
 // direntName is the offset of the name in a linux_dirent64.
 const direntName = 19
 
-// entries looks at every terminal among the directory entries in b.
+// entries inspects every terminal among the directory entries in b.
 func (p *ptsProbe) entries(b []byte, now time.Time) error {
 	for len(b) >= direntName {
 		size := int(binary.NativeEndian.Uint16(b[16:18]))
@@ -190,7 +190,7 @@ func (p *ptsProbe) entries(b []byte, now time.Time) error {
 		}
 		var st unix.Statx_t
 		if err := statAt(p.fd, name, &st); err == unix.ENOENT {
-			continue // closed since it was listed
+			continue // closed after it was listed
 		} else if err != 0 {
 			return &fs.PathError{Op: "stat", Path: p.path, Err: err}
 		}
@@ -199,8 +199,8 @@ func (p *ptsProbe) entries(b []byte, now time.Time) error {
 	return nil
 }
 
-// terminalNumber reads a name that ends in NUL; the directory also holds ptmx,
-// which is no terminal.
+// terminalNumber parses a name that ends in NUL. The directory also contains
+// ptmx, which is not a terminal.
 func terminalNumber(name []byte) (n uint64, ok bool) {
 	for i, c := range name {
 		if c == 0 {
@@ -211,10 +211,10 @@ func terminalNumber(name []byte) (n uint64, ok bool) {
 		}
 		n = n*10 + uint64(c-'0')
 	}
-	return 0, false // without NUL it cannot be handed to the kernel
+	return 0, false // the kernel needs the NUL
 }
 
-// statAt is statx on a name that ends in NUL, without the copy that the
+// statAt calls statx with a name that ends in NUL, without the copy that the
 // standard wrapper makes.
 func statAt(dir int, name []byte, st *unix.Statx_t) unix.Errno {
 	_, _, e := unix.Syscall6(unix.SYS_STATX, uintptr(dir), uintptr(unsafe.Pointer(&name[0])),
@@ -237,7 +237,7 @@ func (p *ptsProbe) note(num uint64, st *unix.Statx_t, now time.Time) {
 	t.uid, t.round = st.Uid, p.round
 	before := t.event
 	if t.ctime != st.Ctime.Sec && t.ctime != 0 {
-		t.event = later(t.event, st.Ctime.Sec, now) // the number was given to another
+		t.event = later(t.event, st.Ctime.Sec, now) // the number was reused
 	}
 	t.ctime = st.Ctime.Sec
 	if t.atime != st.Atime.Sec {
@@ -255,8 +255,8 @@ func (p *ptsProbe) note(num uint64, st *unix.Statx_t, now time.Time) {
 	}
 }
 
-// later returns the later of old and the time sec, which is taken as now where
-// it lies ahead of the clock.
+// later returns the later of old and the time sec. A sec in the future counts
+// as now.
 func later(old time.Time, sec int64, now time.Time) time.Time {
 	t := time.Unix(sec, 0)
 	if t.After(now) {

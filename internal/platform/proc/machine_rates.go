@@ -11,20 +11,20 @@ import (
 // sampled is a growing total at a moment.
 type sampled struct {
 	at    time.Time
-	total uint64 // what counts
-	whole uint64 // what it is a part of; 0 for rates over time
+	total uint64 // the counted part
+	whole uint64 // the whole that it is a part of; 0 for rates over time
 }
 
-// window keeps two samples, so that a look soon after another (the fence of a
-// stop) still covers a stretch of time long enough to judge by.
+// window keeps two samples, so that a reading soon after another (the fence of
+// a stop) still covers an interval long enough to judge.
 type window struct {
-	least      time.Duration // shortest stretch that is judged
+	least      time.Duration // shortest interval that is judged
 	prev, last sampled
 }
 
 func (w *window) reset() { w.prev, w.last = sampled{}, sampled{} }
 
-// since enters s and returns the sample to compare it with. ok is false for a
+// since adds s and returns the sample to compare it with. ok is false for the
 // first sample, and for one that comes too soon after the first.
 func (w *window) since(s sampled) (base sampled, ok bool) {
 	switch {
@@ -44,15 +44,15 @@ func (w *window) since(s sampled) (base sampled, ok bool) {
 const firstSample = "first sample, nothing to compare it with"
 
 // cpuTimes are the ticks of all CPUs since boot, from the first line of
-// /proc/stat. Time stolen by the hypervisor is in neither, because it is not
-// used here. Guest time is already in user.
+// /proc/stat. Time stolen by the hypervisor is not included, because it is not
+// used here. Guest time is already part of user.
 type cpuTimes struct {
 	busy, idle, iowait uint64
 	cpus               int
 }
 
-// parseCPU reads /proc/stat as far as its CPU lines. Missing last columns are
-// those of an old kernel.
+// parseCPU parses the CPU lines of /proc/stat. An old kernel lacks the last
+// columns.
 func parseCPU(b []byte) (cpuTimes, error) {
 	var c cpuTimes
 	line, rest := cutLine(b)
@@ -82,7 +82,7 @@ func parseCPU(b []byte) (cpuTimes, error) {
 	return c, nil
 }
 
-// cpuComplete says that the CPU lines have been read to their end.
+// cpuComplete reports whether the CPU lines have been read completely.
 func cpuComplete(b []byte) bool {
 	for len(b) > 0 {
 		var line []byte
@@ -103,13 +103,14 @@ type cpuProbe struct {
 
 func (p *cpuProbe) reset() { p.old = cpuTimes{}; p.win.reset() }
 
-// read judges by percent of all CPUs, or by cores where that is the lower
-// threshold: one busy core of 128 is 0.8 % of the machine and is still use.
+// read judges by percent of all CPUs, or by cores if that is the lower
+// threshold: one busy core of 128 is 0.8 % of the machine and still counts as
+// use.
 func (p *cpuProbe) read(now time.Time, percent, cores float64) idle.Reading {
 	b, err := p.file.read(cpuComplete)
 	if err != nil {
-		// Every machine has CPUs: where their times are not to be found, they
-		// are not known.
+		// Every machine has CPUs: if their times cannot be found, they are
+		// unknown.
 		return idle.NotKnown(SignalCPU, now, "cannot read it: "+err.Error())
 	}
 	c, err := parseCPU(b)
@@ -128,7 +129,7 @@ func (p *cpuProbe) read(now time.Time, percent, cores float64) idle.Reading {
 		}
 		busy := c.busy - old.busy
 		p.sum.total += busy
-		// The kernel documents that idle and iowait may step back.
+		// According to the kernel's documentation, idle and iowait may decrease.
 		p.sum.whole += busy + forward(old.idle, c.idle) + forward(old.iowait, c.iowait)
 	}
 	p.sum.at = now
@@ -150,8 +151,8 @@ func forward(old, now uint64) uint64 {
 	return now - old
 }
 
-// failed is the reading of a source that could not be read: absent when it
-// does not exist, else unknown.
+// failed returns the reading of a source that could not be read: absent if it
+// does not exist, otherwise unknown.
 func failed(signal string, now time.Time, err error) idle.Reading {
 	r := idle.NotKnown(signal, now, "cannot read it: "+err.Error())
 	if missing(err) {
@@ -175,7 +176,7 @@ func parseNetDev(b []byte, each func(name []byte, rx, tx uint64)) error {
 			continue
 		}
 		colon := -1
-		for i := len(line) - 1; i >= 0; i-- { // an alias has a colon of its own
+		for i := len(line) - 1; i >= 0; i-- { // an alias contains a colon itself
 			if line[i] == ':' {
 				colon = i
 				break
@@ -202,7 +203,7 @@ func parseNetDev(b []byte, each func(name []byte, rx, tx uint64)) error {
 type netProbe struct {
 	file  machineFile
 	sys   string
-	own   func() uint64 // bytes lull itself moved
+	own   func() uint64 // bytes that lull itself transferred
 	tally tally
 	lastN uint64
 	win   window
@@ -238,7 +239,8 @@ func (p *netProbe) read(now time.Time, perMinute float64) idle.Reading {
 	return judgeRate(SignalNetwork, now, &p.tally, &p.win, nics, perMinute, "no network interface")
 }
 
-// judgeRate is the reading of a tally's bytes per minute over measured time.
+// judgeRate returns the reading of a tally's bytes per minute over the measured
+// time.
 func judgeRate(signal string, now time.Time, t *tally, w *window, devices int, perMinute float64, none string) idle.Reading {
 	if t.broken {
 		w.reset()
@@ -261,8 +263,8 @@ func judgeRate(signal string, now time.Time, t *tally, w *window, devices int, p
 	return idle.Judge(signal, float64(gained)/span.Minutes(), perMinute, "B/min", span, now)
 }
 
-// countsNIC leaves out loopback, and what passes through an interface that is
-// counted itself: bridges, bonds, teams and VLANs.
+// countsNIC excludes loopback, and bridges, bonds, teams and VLANs, whose
+// traffic also passes an interface that is counted.
 func countsNIC(sys, name string) bool {
 	if name == "lo" {
 		return false

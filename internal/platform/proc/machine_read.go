@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machineFileMax bounds what is read of one file of /proc: 128 CPUs need
-// 10 KiB of /proc/stat, a thousand NICs 120 KiB of /proc/net/dev.
+// machineFileMax bounds one file of /proc, in bytes: 128 CPUs need 10 KiB of
+// /proc/stat, a thousand NICs 120 KiB of /proc/net/dev.
 const machineFileMax = 4 << 20
 
 var (
@@ -50,9 +50,9 @@ func (f *machineFile) close() {
 	}
 }
 
-// read returns the whole content, valid until the next read. With enough set,
-// reading ends as soon as enough says that the content so far suffices. A
-// failed file is closed and opened again by the next read.
+// read returns the whole content, valid until the next read. If enough is set,
+// reading ends as soon as enough returns true for the content so far. After a
+// failure the file is closed and reopened by the next read.
 func (f *machineFile) read(enough func([]byte) bool) ([]byte, error) {
 	if err := f.open(); err != nil {
 		return nil, err
@@ -81,11 +81,11 @@ func (f *machineFile) read(enough func([]byte) bool) ([]byte, error) {
 	}
 }
 
-// missing reports whether err says that the source does not exist there at
-// all, apart from one that exists and cannot be read.
+// missing reports whether err means that the source does not exist at all, as
+// opposed to one that exists and cannot be read.
 func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
-// cutLine returns the first line of b without its end, and what follows it.
+// cutLine returns the first line of b without its newline, and the rest.
 func cutLine(b []byte) (line, rest []byte) {
 	for i, c := range b {
 		if c == '\n' {
@@ -95,7 +95,7 @@ func cutLine(b []byte) (line, rest []byte) {
 	return b, nil
 }
 
-// cutField returns the first blank-separated field of b and what follows it.
+// cutField returns the first space-separated field of b and the rest.
 func cutField(b []byte) (field, rest []byte) {
 	i := 0
 	for i < len(b) && (b[i] == ' ' || b[i] == '\t') {
@@ -108,8 +108,8 @@ func cutField(b []byte) (field, rest []byte) {
 	return b[i:j], b[j:]
 }
 
-// cutUint reads the first field of b as a decimal number; ok is false for
-// anything else, an overflow included.
+// cutUint parses the first field of b as a decimal number. ok is false for
+// anything else, including an overflow.
 func cutUint(b []byte) (v uint64, rest []byte, ok bool) {
 	field, rest := cutField(b)
 	if len(field) == 0 {
@@ -125,15 +125,15 @@ func cutUint(b []byte) (v uint64, rest []byte, ok bool) {
 	return v, rest, true
 }
 
-// tally turns counters of devices that come, go, wrap and restart into one
-// total that only grows. Names are at most 32 bytes, as those of NICs and
-// disks are.
+// tally combines counters of devices that come, go, wrap and restart into one
+// total that only grows. Names have at most 32 bytes, as those of NICs and
+// disks do.
 type tally struct {
 	devices []device
 	round   uint32
 	total   uint64
-	primed  bool // one round is complete, so that a new device is new since then
-	broken  bool // in this round a counter went backwards
+	primed  bool // a round is complete, so a device that appears now is new
+	broken  bool // a counter decreased in this round
 }
 
 type device struct {
@@ -141,7 +141,7 @@ type device struct {
 	n       int
 	round   uint32
 	counted bool
-	known   bool // has a value to subtract from
+	known   bool // has a previous value to subtract
 	value   [2]uint64
 }
 
@@ -162,8 +162,8 @@ func (t *tally) find(name []byte) *device {
 	return nil
 }
 
-// add enters a device that is seen for the first time. Names that do not fit
-// are cut, which can only merge devices of names no kernel gives.
+// add adds a device that is seen for the first time. Longer names are
+// truncated, which can only merge devices whose names no kernel assigns.
 func (t *tally) add(name []byte, counted bool) *device {
 	d := device{counted: counted}
 	d.n = copy(d.name[:], name)
@@ -171,7 +171,7 @@ func (t *tally) add(name []byte, counted bool) *device {
 	return &t.devices[len(t.devices)-1]
 }
 
-// set notes the two counters of d and adds what they gained.
+// set records the two counters of d and adds their increase.
 func (t *tally) set(d *device, a, b uint64) {
 	d.round = t.round
 	if !d.counted {
@@ -181,7 +181,7 @@ func (t *tally) set(d *device, a, b uint64) {
 	case d.known:
 		t.total += t.gain(d.value[0], a) + t.gain(d.value[1], b)
 	case t.primed:
-		t.total += a + b // it appeared since the last round, so all of it is new
+		t.total += a + b // it appeared after the previous round, so all of it is new
 	}
 	d.value[0], d.value[1], d.known = a, b, true
 }
@@ -199,8 +199,8 @@ func (t *tally) gain(old, now uint64) uint64 {
 	return 0
 }
 
-// end forgets the devices that this round did not see and returns how many
-// counted ones it saw.
+// end drops the devices not seen in this round and returns how many counted
+// ones it saw.
 func (t *tally) end() (counted int) {
 	kept := t.devices[:0]
 	for i := range t.devices {

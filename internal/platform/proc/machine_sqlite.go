@@ -11,10 +11,11 @@ import (
 )
 
 // The login records of a Debian 13 machine are SQLite files (wtmpdb and
-// lastlog2). What is needed of the format (sqlite.org/fileformat2.html) is the
-// table b-tree: interior pages, leaf pages, records. Text encodings, indexes,
-// overflow beyond the first page of a record and the write-ahead log are left
-// out; a file in a state that cannot be read so is an error, never empty.
+// lastlog2). This reader supports the needed part of the format
+// (sqlite.org/fileformat2.html), the table b-tree: interior pages, leaf pages,
+// records. It does not support text encodings, indexes, overflow beyond the
+// first page of a record and the write-ahead log. A file that cannot be read
+// this way is an error, never empty.
 
 const sqliteMax = 256 << 20 // bytes of a login database
 
@@ -24,12 +25,12 @@ var errSQLite = errors.New("not a readable SQLite file")
 type sqliteFile struct {
 	r     io.ReaderAt
 	page  int
-	usage int   // bytes of a page that are used
-	pages int64 // in the file
-	left  int   // pages that may still be read: damage must not send it in circles
+	usage int   // usable bytes of a page
+	pages int64 // pages in the file
+	left  int   // pages that may still be read, so that damage cannot cause a cycle
 }
 
-// openSQLite checks the header of the database in r, which is size bytes long.
+// openSQLite checks the header of the database in r, which has size bytes.
 func openSQLite(r io.ReaderAt, size int64) (*sqliteFile, error) {
 	var h [100]byte
 	if size > sqliteMax {
@@ -83,7 +84,7 @@ func (s *sqliteFile) root(table string) (int64, error) {
 }
 
 // walk calls each for the rows of the b-tree at page until it returns false;
-// newest first with backwards set.
+// newest first if backwards is set.
 func (s *sqliteFile) walk(page int64, backwards bool, depth int, each func(id int64, row []cell) bool) error {
 	_, err := s.visit(page, backwards, depth, each)
 	return err
@@ -148,7 +149,7 @@ func leaf(b []byte, usage int, each func(int64, []cell) bool) (bool, error) {
 	if !ok || !ok2 || size < 0 {
 		return false, fmt.Errorf("%w: torn cell", errSQLite)
 	}
-	// A record that does not fit keeps only its beginning on this page.
+	// A record that does not fit has only its beginning on this page.
 	if most := int64(usage - 35); size > most {
 		least := int64((usage-12)*32/255 - 23)
 		kept := least + (size-least)%int64(usage-4)
@@ -167,7 +168,7 @@ func leaf(b []byte, usage int, each func(int64, []cell) bool) (bool, error) {
 	return each(id, row), nil
 }
 
-// record decodes the columns that lie wholly in b.
+// record decodes the columns that are completely in b.
 func record(b []byte) (row []cell, ok bool) {
 	whole := b
 	head, b, ok := varint(b)
@@ -191,7 +192,7 @@ func record(b []byte) (row []cell, ok bool) {
 			return nil, false
 		}
 		if n > int64(len(body)) {
-			return row, true // the rest lies on an overflow page
+			return row, true // the rest is on an overflow page
 		}
 		v := body[:n]
 		body = body[n:]
@@ -222,8 +223,8 @@ func sqliteInt(b []byte) int64 {
 	return n
 }
 
-// varint reads SQLite's variable-length integer: big endian, 7 bits a byte,
-// the ninth byte whole.
+// varint decodes SQLite's variable-length integer: big endian, 7 bits per byte,
+// all 8 bits of the ninth byte.
 func varint(b []byte) (v int64, rest []byte, ok bool) {
 	for i := 0; i < len(b) && i < 9; i++ {
 		if i == 8 {
@@ -237,15 +238,15 @@ func varint(b []byte) (v int64, rest []byte, ok bool) {
 	return 0, nil, false
 }
 
-// logins are what a login database says.
+// logins is the content of a login database.
 type logins struct {
 	newest time.Time
 	who    string
 }
 
 // parseWtmpdb reads the newest login from a wtmpdb database (table wtmp: ID,
-// Type, User, Login and Logout in microseconds, TTY, RemoteHost, Service). Its
-// last 1000 rows are looked at.
+// Type, User, Login and Logout in microseconds, TTY, RemoteHost, Service). It
+// reads its last 1000 rows.
 func parseWtmpdb(r io.ReaderAt, size int64) (logins, error) {
 	const userProcess = 3 // in wtmpdb's own numbering
 	return newestRow(r, size, "wtmp", true, func(row []cell) (time.Time, string, bool) {
@@ -299,8 +300,8 @@ func newestRow(r io.ReaderAt, size int64, table string, newestFirst bool, read f
 	return l, err
 }
 
-// readLoginDB reads a database of logins that another program may be writing:
-// a journal beside it means that its pages are not to be trusted yet.
+// readLoginDB reads a database of logins that another program may be writing.
+// If a journal is beside it, its pages cannot be trusted yet.
 func readLoginDB(path string, parse func(io.ReaderAt, int64) (logins, error)) (logins, error) {
 	f, err := openPlain(path)
 	if err != nil {

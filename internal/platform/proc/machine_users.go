@@ -15,27 +15,26 @@ import (
 	"lull/internal/core/idle"
 )
 
-// People reads who is logged in and who logged in lately, by the first source
-// that the machine has: logind, utmp, else the terminals alone; and wtmp,
-// wtmpdb, lastlog, lastlog2, where none of them is kept up the journal, and
-// else when terminals were handed out. A missing source never means that no
-// user is logged in: the reading names its source. It is not safe for
-// concurrent use.
+// People reads which users are logged in and who logged in recently, from the
+// first source that the machine has. For sessions that is logind, utmp, or else
+// the terminals alone. For logins it is wtmp, wtmpdb, lastlog, lastlog2, or the
+// journal if none of them is maintained, or else when terminals were opened. A
+// missing source never means that no user is logged in: the reading names its
+// source. It is not safe for concurrent use.
 //
-// Logins of which no record is made anywhere and that hold no terminal (a
-// command over ssh on a machine without logind) are left to cpu, network and
-// disk.
+// Logins that are recorded nowhere and hold no terminal (a command over ssh on
+// a machine without logind) only show in cpu, network and disk.
 type People struct {
-	Root   string // in front of every path; empty for the live machine
+	Root   string // prefix of every path; empty for the live machine
 	Layout UtmpLayout
 	Own    *OwnWrites
 
-	// Logins is the source of sessions; nil asks no logind.
+	// Logins is the source of sessions; nil means no logind.
 	Logins interface {
 		Sessions(ctx context.Context) ([]Session, error)
 	}
 
-	since time.Time // of the final check at users
+	since time.Time // when users were last checked
 }
 
 func (p *People) path(name string) string {
@@ -53,9 +52,9 @@ func (p *People) layout() UtmpLayout {
 	return p.Layout
 }
 
-// Users is the reading of sessions by their keyboard: the last input on their
-// terminal, or the desktop's own word. One without a keyboard counts by its
-// login. presence makes a session count by being there.
+// Users returns the reading of sessions by their keyboard: the last input on
+// their terminal, or the desktop's own report. A session without a keyboard
+// counts by its login. If presence is set, a session counts by existing.
 func (p *People) Users(ctx context.Context, now time.Time, presence bool) idle.Reading {
 	sessions, source, err := p.Sessions(ctx)
 	if err != nil {
@@ -93,7 +92,7 @@ func (p *People) Users(ctx context.Context, now time.Time, presence bool) idle.R
 	return r
 }
 
-// Sessions lists the sessions and names the source they come from.
+// Sessions lists the sessions and returns the name of their source.
 func (p *People) Sessions(ctx context.Context) ([]Session, string, error) {
 	if p.Logins != nil {
 		list, err := p.Logins.Sessions(ctx)
@@ -104,8 +103,7 @@ func (p *People) Sessions(ctx context.Context) ([]Session, string, error) {
 			return list, "logind", nil
 		}
 		if !errors.Is(err, ErrNoLogind) {
-			// utmp knows the same users if it exists; the terminals alone do
-			// not.
+			// utmp knows the same users if it exists; the terminals alone do not.
 			if list, uerr := p.utmp(); uerr == nil {
 				return list, "utmp, because logind does not answer", nil
 			}
@@ -137,7 +135,7 @@ func (p *People) keyboard(s *Session) {
 	}
 }
 
-// utmp lists the sessions of utmp whose process is still there: a crash leaves
+// utmp lists the sessions of utmp whose process still exists: a crash leaves
 // records behind.
 func (p *People) utmp() ([]Session, error) {
 	b, err := readTail(p.path("run/utmp"), p.layout().size)
@@ -185,9 +183,9 @@ func (p *People) terminals() ([]Session, error) {
 	return out, nil
 }
 
-// Recent is the reading of the newest login that any record on the machine
-// tells of. A record that exists and cannot be read makes it unknown, with the
-// newest event of the others.
+// Recent returns the reading of the newest login in any record on the machine.
+// A record that exists and cannot be read makes it unknown, with the newest
+// event of the others.
 func (p *People) Recent(now time.Time) idle.Reading {
 	r := idle.Reading{Signal: SignalRecent, State: idle.Quiet, At: now}
 	sources := []struct {
@@ -252,8 +250,9 @@ func (p *People) Recent(now time.Time) idle.Reading {
 	return r
 }
 
-// writesUtmp reports whether this system keeps utmp and with it wtmp and lastlog:
-// Debian 13 does not, though files of an earlier release may still lie there.
+// writesUtmp reports whether this system maintains utmp and with it wtmp and
+// lastlog. Debian 13 does not, though files of an earlier release may still
+// exist.
 func (p *People) writesUtmp() bool {
 	for _, name := range []string{"run/utmp", "var/run/utmp"} {
 		if _, err := os.Stat(p.path(name)); err == nil {
@@ -263,8 +262,8 @@ func (p *People) writesUtmp() bool {
 	return false
 }
 
-// noteEvent enters an event of r if it is the newest so far. One that lies
-// ahead of the clock counts as now; one within the last minute makes r active.
+// noteEvent adds an event to r if it is the newest so far. An event in the
+// future counts as now; one within the last minute makes r active.
 func noteEvent(r *idle.Reading, at time.Time, what string, now time.Time) {
 	if at.After(now) {
 		at = now.Round(0)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UtmpLayout is the shape of a record of utmp and wtmp, which glibc made
-// depend on the machine: most 64-bit ones kept 32-bit times there, arm64 and
+// UtmpLayout is the format of a record of utmp and wtmp, which depends on the
+// machine: with glibc most 64-bit machines kept 32-bit times there, arm64 and
 // riscv64 did not.
 type UtmpLayout struct {
 	size, sec int
@@ -27,7 +27,7 @@ var (
 	UtmpWide   = UtmpLayout{size: 400, sec: 344, wide: true}
 )
 
-// NativeUtmp is the layout of the machine this runs on.
+// NativeUtmp returns the layout of this machine.
 func NativeUtmp() UtmpLayout {
 	switch runtime.GOARCH {
 	case "arm64", "riscv64", "loong64":
@@ -49,8 +49,8 @@ type utmpRecord struct {
 	at   time.Time
 }
 
-// parseUtmp reads whole records. A torn last record is left out: the file is
-// appended to while it is read.
+// parseUtmp parses complete records. It omits an incomplete last record,
+// because the file may be appended to while it is read.
 func parseUtmp(b []byte, l UtmpLayout) []utmpRecord {
 	var out []utmpRecord
 	for ; len(b) >= l.size; b = b[l.size:] {
@@ -65,7 +65,7 @@ func parseUtmp(b []byte, l UtmpLayout) []utmpRecord {
 		if l.wide {
 			sec = int64(binary.LittleEndian.Uint64(b[l.sec:]))
 		} else {
-			sec = int64(binary.LittleEndian.Uint32(b[l.sec:])) // unsigned: good until 2106
+			sec = int64(binary.LittleEndian.Uint32(b[l.sec:])) // unsigned: valid until 2106
 		}
 		if sec > 0 && sec < maxUnix {
 			r.at = time.Unix(sec, 0)
@@ -75,8 +75,8 @@ func parseUtmp(b []byte, l UtmpLayout) []utmpRecord {
 	return out
 }
 
-// maxUnix is the year 9999: a time after it is damage, and would not fit RFC
-// 3339 either.
+// maxUnix is the year 9999: a later time is damage, and would not fit RFC 3339
+// either.
 const maxUnix = 253402300800
 
 func cString(b []byte) string {
@@ -88,10 +88,10 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// tailMax is how much of the end of wtmp is read: about 2,700 records.
+// tailMax is how many bytes at the end of wtmp are read: about 2,700 records.
 const tailMax = 1 << 20
 
-// readTail returns the last whole records of the file at path.
+// readTail returns the last complete records of the file at path.
 func readTail(path string, record int) ([]byte, error) {
 	f, err := openPlain(path)
 	if err != nil {
@@ -115,8 +115,7 @@ func readTail(path string, record int) ([]byte, error) {
 	return b[:n], nil
 }
 
-// openPlain opens a regular file and nothing else, and does not wait on what
-// is none.
+// openPlain opens regular files only, and never blocks on other kinds.
 func openPlain(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -133,8 +132,8 @@ func openPlain(path string) (*os.File, error) {
 	return f, nil
 }
 
-// newestLogin returns the time of the newest login among records and who it
-// was; zero for none.
+// newestLogin returns the time and user of the newest login among records; zero
+// for none.
 func newestLogin(records []utmpRecord) (at time.Time, who string) {
 	for i := range records {
 		r := &records[i]
@@ -168,8 +167,9 @@ func parseLastlog(b []byte, l UtmpLayout) time.Time {
 	return unixTime(newest)
 }
 
-// readLastlog reads the parts of lastlog that hold data: the file is as long
-// as the highest user number and almost all hole. At most 4 MiB are read.
+// readLastlog reads the parts of lastlog that contain data: the file is as long
+// as the highest user number and consists almost entirely of a hole. At most 4
+// MiB are read.
 func readLastlog(path string, l UtmpLayout) (time.Time, error) {
 	f, err := openPlain(path)
 	if err != nil {

@@ -27,8 +27,8 @@ const (
 )
 
 // Profiles are the named lists of programs that research work leaves running
-// without a user. A name with a dot or a blank is looked for in the command
-// line (python -m torch.distributed.run), another one as the program.
+// without a user. A name with a dot or a space is searched for in the command
+// line (python -m torch.distributed.run), any other in the name of the program.
 var Profiles = map[string][]string{
 	"ml-training": {"torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "tensorboard", "nvidia-cuda-mps",
 		"torch.distributed", "pytorch_lightning", "train.py", "axolotl", "llamafactory-cli"},
@@ -41,12 +41,12 @@ var Profiles = map[string][]string{
 var sessionServers = []string{"ipykernel_launcher", "ipykernel", "jupyter-kernel", "rsession", "code-server", "vscode-server", "openvscode-server", "jupyter-lab", "jupyter-notebook", "jupyter-server"}
 
 // Work reads the processes and sockets of the machine for the further signals.
-// The zero value is the live machine. It is safe for concurrent use.
+// The zero value reads the live machine. It is safe for concurrent use.
 type Work struct {
 	Root string
 
 	mu   sync.Mutex
-	last map[int]workSample // CPU of session servers at the final check
+	last map[int]workSample // CPU of session servers at the last check
 }
 
 type workSample struct {
@@ -63,7 +63,7 @@ func (w *Work) path(name string) string {
 	return filepath.Join(root, name)
 }
 
-// process is one process with its command line, blanks between its words.
+// process is one process with its command line, words separated by spaces.
 type process struct {
 	pid     int
 	program string // base name of the first word, or of the script an interpreter runs
@@ -71,8 +71,8 @@ type process struct {
 	line    string
 }
 
-// processes lists all processes but kernel threads. One that ends meanwhile is
-// left out.
+// processes lists all processes except kernel threads. A process that ends in
+// the meantime is omitted.
 func (w *Work) processes() ([]process, error) {
 	names, err := os.ReadDir(w.path("proc"))
 	if err != nil {
@@ -97,7 +97,7 @@ func (w *Work) processes() ([]process, error) {
 	return out, nil
 }
 
-// processOf reads a command line, whose words end in NUL.
+// processOf parses a command line, whose words end in NUL.
 func processOf(pid int, cmdline, comm []byte) process {
 	words := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
 	p := process{pid: pid, comm: string(bytes.TrimRight(comm, "\n")), line: strings.Join(words, " ")}
@@ -107,7 +107,7 @@ func processOf(pid int, cmdline, comm []byte) process {
 			if strings.HasPrefix(word, "-") {
 				continue
 			}
-			if !strings.ContainsAny(word, " \t\n;='\"()") { // else it is program text, after -c or -e
+			if !strings.ContainsAny(word, " \t\n;='\"()") { // otherwise it is program text, after -c or -e
 				p.program = programName(word)
 			}
 			break
@@ -116,9 +116,9 @@ func processOf(pid int, cmdline, comm []byte) process {
 	return p
 }
 
-// programName is a program without its directory and without what a process
-// that writes its own title puts behind it: that may be anything, passwords
-// too, and the name is shown and reported.
+// programName returns a program without its directory and without what a
+// process that writes its own title appends. That may be anything, including
+// passwords, and the name is shown and reported.
 func programName(word string) string {
 	word, _, _ = strings.Cut(word, " ")
 	return filepath.Base(word)
@@ -131,8 +131,8 @@ func (p process) matches(name string) bool {
 	return p.program == name || p.comm == name
 }
 
-// Processes is active while a program of one of the names or profiles runs. An
-// unknown profile is unknown.
+// Processes is active while a program with one of the names or profiles runs.
+// An unknown profile makes the reading unknown.
 func (w *Work) Processes(now time.Time, names, profiles []string) idle.Reading {
 	wanted := slices.Clone(names)
 	for _, p := range profiles {
@@ -158,8 +158,8 @@ func (w *Work) Processes(now time.Time, names, profiles []string) idle.Reading {
 }
 
 // Servers is active while a Jupyter kernel, an R session or an editor's server
-// uses more than one percent of a CPU: an open one that does nothing is no
-// work. The first look at a process is unknown.
+// uses more than one percent of a CPU. An open one that does nothing is not
+// work. The first reading of a process is unknown.
 func (w *Work) Servers(now time.Time) idle.Reading {
 	all, err := w.processes()
 	if err != nil {
@@ -281,8 +281,8 @@ func parseTCP(b []byte, each func(tcpLine)) error {
 	return nil
 }
 
-// isLoopback reads an address as the kernel writes it: words of four bytes in
-// the machine's own order, little endian on all that lull runs on.
+// isLoopback parses an address as the kernel writes it: words of four bytes in
+// the machine's byte order, which is little endian on all supported machines.
 func isLoopback(hex []byte) bool {
 	const six = "00000000000000000000000001000000"
 	const mapped = "0000000000000000FFFF0000"
@@ -340,8 +340,8 @@ func readSome(path string, limit int) ([]byte, error) {
 	return b, nil
 }
 
-// ReadMemory reads how much memory the machine has and how much of it is free
-// for programs.
+// ReadMemory returns how much memory the machine has and how much of it is
+// available to programs.
 func (w *Work) ReadMemory() (total, available uint64, err error) {
 	b, err := readSome(w.path("proc/meminfo"), 64<<10)
 	if err != nil {

@@ -11,27 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that what was to be read does not exist (any more): for a path
+// ErrGone means that the file does not exist, or no longer does: for a path
 // below a pid, that the process has ended.
 var ErrGone = errors.New("process or file is gone")
 
-// maxFile bounds one file in bytes. The largest honest file here is the environ
-// of a process with a very large environment.
+// maxFile bounds one file in bytes. The largest legitimate file here is the
+// environ of a process with a very large environment.
 const maxFile = 16 << 20
 
 // Error is a failed read of one file.
 type Error struct {
 	Path string
-	Err  error // a unix.Errno, or why the content was refused
+	Err  error // a unix.Errno, or why the content was rejected
 }
 
 // Error implements error.
 func (e *Error) Error() string { return "cannot read " + e.Path + ": " + e.Err.Error() }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is makes ENOENT (no such pid) and ESRCH (ended while the file was open) match ErrGone.
+// Is reports whether target is ErrGone and the error is ENOENT (no such pid) or
+// ESRCH (ended while the file was open).
 func (e *Error) Is(target error) bool {
 	return target == ErrGone && (e.Err == unix.ENOENT || e.Err == unix.ESRCH)
 }
@@ -42,10 +43,11 @@ type FS struct {
 	tick time.Duration
 }
 
-// Live reads /proc.
+// Live returns an FS that reads /proc.
 func Live() *FS { return At("/proc") }
 
-// At reads below root, which has the shape of /proc (fixtures, another mount).
+// At returns an FS that reads below root, which has the layout of /proc
+// (fixtures, another mount).
 func At(root string) *FS {
 	return &FS{root: strings.TrimRight(root, "/"), tick: clockTick()}
 }
@@ -69,10 +71,10 @@ func clockTick() time.Duration {
 	return time.Second / usual
 }
 
-// Tick is the length of one clock tick of Stat's times.
+// Tick returns the length of one clock tick of Stat's times.
 func (f *FS) Tick() time.Duration { return f.tick }
 
-// scratch is the memory of one read: its path and what came back.
+// scratch is the memory of one read: its path and the content.
 type scratch struct {
 	path []byte
 	buf  []byte
@@ -88,7 +90,7 @@ func (f *FS) scratch() *scratch {
 	return s
 }
 
-// free gives s back; nothing that points into it may be used afterwards.
+// free releases s; nothing that points into it may be used afterwards.
 func (s *scratch) free() {
 	if len(s.buf) <= 1<<20 {
 		scratches.Put(s)
@@ -121,7 +123,7 @@ func appendInt(b []byte, n int) []byte {
 
 func (s *scratch) fail(err error) error { return &Error{Path: string(s.path), Err: err} }
 
-// open opens the path without turning it into a string first.
+// open opens the path without converting it to a string.
 func (s *scratch) open(flags int) (int, error) {
 	s.path = append(s.path, 0)
 	at := unix.AT_FDCWD
@@ -153,7 +155,7 @@ func (s *scratch) read() ([]byte, error) {
 }
 
 // slurp reads fd from its beginning to its end into *buf, growing it up to
-// maxFile. Files of proc have no size, so the end is a read of nothing.
+// maxFile. Files of proc have no size, so the end is an empty read.
 func slurp(fd int, buf *[]byte) ([]byte, error) {
 	n := 0
 	for {
@@ -178,8 +180,8 @@ func slurp(fd int, buf *[]byte) ([]byte, error) {
 	}
 }
 
-// numbers calls each with every entry of the directory at the path whose name is
-// a number (pids, tids, fds). It stops early when each says false.
+// numbers calls each with every entry of the directory at the path whose name
+// is a number (pids, tids, fds). It stops when each returns false.
 func (s *scratch) numbers(each func(n int) bool) error {
 	fd, err := s.open(unix.O_RDONLY | unix.O_DIRECTORY)
 	if err != nil {
@@ -223,8 +225,8 @@ func eachNumber(b []byte, each func(n int) bool) bool {
 	return true
 }
 
-// File is a file of proc that is read again and again: opened once, read from
-// its beginning into one buffer. The zero value is not usable; see FS.File.
+// File is a file of proc that is read repeatedly: opened once, read from its
+// beginning into one buffer. Create it with FS.File.
 type File struct {
 	path string
 	fd   int
@@ -242,7 +244,8 @@ func (f *FS) File(name string) (*File, error) {
 	return &File{path: string(s.path), fd: fd, buf: make([]byte, 4096)}, nil
 }
 
-// Read gives the whole content as it is now. It is valid until the next Read or Close.
+// Read returns the whole present content. It is valid until the next Read or
+// Close.
 func (f *File) Read() ([]byte, error) {
 	b, err := slurp(f.fd, &f.buf)
 	if err != nil {
@@ -254,8 +257,8 @@ func (f *File) Read() ([]byte, error) {
 // Close closes the file.
 func (f *File) Close() error { return unix.Close(f.fd) }
 
-// number parses the decimal number at the start of b; ok is false when there is
-// none or when it does not fit.
+// number parses the decimal number at the start of b. ok is false if there is
+// none or if it does not fit.
 func number(b []byte) (n uint64, rest []byte, ok bool) {
 	i := 0
 	for i < len(b) && '0' <= b[i] && b[i] <= '9' {
@@ -285,7 +288,8 @@ func signed(b []byte) (n int64, rest []byte, ok bool) {
 	return int64(u), rest, true
 }
 
-// field cuts the next word off b; words are parted by spaces, tabs and newlines.
+// field returns the next word of b and the rest. Words are separated by spaces,
+// tabs and newlines.
 func field(b []byte) (word, rest []byte) {
 	i := 0
 	for i < len(b) && blank(b[i]) {

@@ -17,20 +17,21 @@ type Stat struct {
 	Session int
 	UTime   uint64
 	STime   uint64
-	CUTime  uint64 // of children that ended and were waited for, theirs included
+	CUTime  uint64 // of children that ended and were waited for, including theirs
 	CSTime  uint64
 	Threads int
 	Start   uint64 // ticks since boot
 	RSS     int64  // pages
 }
 
-// Ended says that the process has exited and waits to be collected.
+// Ended reports whether the process has exited and waits to be reaped.
 func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' || s.State == 'x' }
 
-// CPU is the time used by the process and by its collected children, in ticks.
+// CPU returns the time used by the process and by its reaped children, in
+// ticks.
 func (s Stat) CPU() uint64 { return s.UTime + s.STime + s.CUTime + s.CSTime }
 
-// Stat reads one process. A pid that does not exist gives ErrGone.
+// Stat reads one process. It returns ErrGone for a pid that does not exist.
 func (f *FS) Stat(pid int) (Stat, error) {
 	s := f.scratch().num(pid).str("/stat")
 	defer s.free()
@@ -51,8 +52,8 @@ func (s *scratch) stat() (Stat, error) {
 
 var errStat = errors.New("not a process status line")
 
-// parseStat parses a stat line. The name in parentheses may itself hold spaces,
-// parentheses and newlines, so it ends at the last closing one.
+// parseStat parses a stat line. The name in parentheses may itself contain
+// spaces, parentheses and newlines, so it ends at the last closing one.
 func parseStat(b []byte) (Stat, error) {
 	var st Stat
 	pid, rest, ok := number(b)
@@ -70,7 +71,7 @@ func parseStat(b []byte) (Stat, error) {
 	}
 	st.State = word[0]
 	const (
-		first = 4 // the field after the state
+		first = 4 // number of the field after the state
 		last  = 24
 	)
 	var values [last + 1]int64
@@ -99,8 +100,8 @@ type Task struct {
 	State byte
 }
 
-// Still says that the task cannot run a step of its program: stopped by a
-// signal, held by a tracer, or ended.
+// Still reports whether the task cannot run: it is stopped by a signal, held by
+// a tracer, or ended.
 func (t Task) Still() bool {
 	switch t.State {
 	case 'T', 't', 'Z', 'X', 'x':
@@ -109,12 +110,11 @@ func (t Task) Still() bool {
 	return false
 }
 
-// Busy says that the task runs, or would if there were a processor for it, or
-// waits for a disk.
+// Busy reports whether the task runs, waits for a CPU, or waits for a disk.
 func (t Task) Busy() bool { return t.State == 'R' || t.State == 'D' }
 
-// Tasks reads the state of every thread of a process. Threads that end meanwhile
-// are left out; a process without any gives ErrGone.
+// Tasks reads the state of every thread of a process. Threads that end in the
+// meantime are omitted. A process without threads yields ErrGone.
 func (f *FS) Tasks(pid int) ([]Task, error) {
 	tids, err := f.tids(nil, pid)
 	if err != nil {
@@ -150,7 +150,7 @@ func (f *FS) tids(into []int, pid int) ([]int, error) {
 	return into, err
 }
 
-// BootID is the kernel's random name of this boot.
+// BootID returns the kernel's random id of this boot.
 func (f *FS) BootID() (string, error) {
 	s := f.scratch().str("/sys/kernel/random/boot_id")
 	defer s.free()
@@ -180,10 +180,10 @@ func parseBootID(b []byte) (string, error) {
 	return string(b), nil
 }
 
-// TreeCPU sums the CPU time of pids and their collected children. A pid that
+// TreeCPU returns the CPU time of pids and their reaped children. A pid that
 // has ended adds nothing. If no process in pids waited for it, its time is
-// lost, so the sum of a tree can decrease between calls. A caller should
-// compare per pid or, better, read the cgroup.
+// lost, so the sum of a tree can decrease between calls. Callers should compare
+// per pid or, better, read the cgroup.
 func (f *FS) TreeCPU(pids []int) (time.Duration, error) {
 	var ticks uint64
 	for _, pid := range pids {

@@ -8,26 +8,26 @@ import (
 	"slices"
 )
 
-// ErrUnsettled says that processes came and went in every scan of a tree, so the
-// list beside it may lack some. It is good enough to sample, and never proof
-// that all of a tree was found.
+// ErrUnsettled means that processes came and went during every scan of a tree,
+// so the returned list may be incomplete. It is good enough to sample, but does
+// not prove that the whole tree was found.
 var ErrUnsettled = errors.New("the process tree kept changing while it was read")
 
-// scans bounds how often a tree is read until two readings agree.
+// scans bounds how often a tree is read until two scans agree.
 const scans = 8
 
 // Tree lists root and its descendants, and those children of the processes in
-// extra (reapers: init, a subreaper) that carry mark in their environment, with
-// their descendants. That finds what a daemonising program left behind when its
+// extra (reapers: init, a subreaper) that have mark in their environment, with
+// their descendants. That finds what a daemonizing program left behind when its
 // parent ended. mark is a whole entry, KEY=VALUE; an empty one matches nothing.
-// A program that both left its parent and cleaned its environment is not found;
+// A program that both left its parent and cleared its environment is not found;
 // only a cgroup knows it.
 //
-// The result is sorted, and two scans in a row agreed on it. Ended processes
-// that are not collected are in it. A pid that vanishes is no error; a root that
-// does not exist is not in the list. Where a process may not be looked at, or
-// the tree never settled (ErrUnsettled), the list holds what was found and the
-// error says that it is not all.
+// The result is sorted, and two successive scans agreed on it. It includes
+// zombies. A pid that disappears is not an error; a root that does not exist is
+// not in the list. If a process may not be inspected, or the tree never settled
+// (ErrUnsettled), the list contains what was found and the error says that it
+// is incomplete.
 func (f *FS) Tree(root int, mark string, extra []int) ([]int, error) {
 	var last []int
 	for i := range scans {
@@ -88,7 +88,7 @@ type walk struct {
 	tids []int
 }
 
-// add takes pid and everything below it.
+// add adds pid and everything below it.
 func (w *walk) add(pid int) {
 	queue := []int{pid}
 	for len(queue) > 0 {
@@ -123,9 +123,9 @@ func (w *walk) children(pid int) []int {
 	return pids
 }
 
-// kinship gives nil when the kernel lists children itself
-// (/proc/PID/task/TID/children), otherwise the children of every pid by one pass
-// over all processes.
+// kinship returns nil if the kernel lists children itself
+// (/proc/PID/task/TID/children). Otherwise it returns the children of every
+// pid, found in one pass over all processes.
 func (f *FS) kinship(pids []int) (map[int][]int, error) {
 	listed, err := f.listed(pids)
 	if err != nil || listed {
@@ -151,8 +151,8 @@ func (f *FS) kinship(pids []int) (map[int][]int, error) {
 	return kin, nil
 }
 
-// listed reports whether the kernel has children files. The first process of pids
-// that exists tells; without any there is nothing to list.
+// listed reports whether the kernel has children files, by checking the first
+// existing process of pids. If none exists there is nothing to list.
 func (f *FS) listed(pids []int) (bool, error) {
 	for _, pid := range pids {
 		_, err := f.children(nil, pid, pid)
@@ -199,8 +199,8 @@ func parseChildren(into []int, b []byte) ([]int, error) {
 	}
 }
 
-// marked reports whether the environment of pid has the entry mark. A process that
-// has ended has no environment.
+// marked reports whether the environment of pid has the entry mark. A process
+// that has ended has no environment.
 func (f *FS) marked(pid int, mark string) (bool, error) {
 	s := f.scratch().num(pid).str("/environ")
 	defer s.free()
@@ -211,7 +211,7 @@ func (f *FS) marked(pid int, mark string) (bool, error) {
 	case err != nil:
 		st, statErr := f.Stat(pid)
 		if errors.Is(statErr, ErrGone) || statErr == nil && st.Ended() {
-			return false, nil // the environ of an ended process belongs to root
+			return false, nil // the environ of a zombie belongs to root
 		}
 		if f.foreign(pid) {
 			return false, nil
@@ -221,7 +221,7 @@ func (f *FS) marked(pid int, mark string) (bool, error) {
 	return hasEntry(b, mark), nil
 }
 
-// foreign reports whether pid runs for another user, by its real user ID,
+// foreign reports whether pid runs as another user, by its real user ID,
 // because a set-user-ID program of ours keeps that. An ordinary user cannot
 // have started such a process, and could not signal it either.
 func (f *FS) foreign(pid int) bool {
@@ -237,7 +237,7 @@ func (f *FS) foreign(pid int) bool {
 	return found && ok && len(rest) == 0 && uid != uint64(os.Getuid())
 }
 
-// hasEntry looks for one whole entry in a NUL-separated environment.
+// hasEntry reports whether a NUL-separated environment contains an entry.
 func hasEntry(environ []byte, mark string) bool {
 	for len(environ) > 0 {
 		entry := environ

@@ -1,10 +1,10 @@
 // Package smtp sends mail through a relay.
 //
-// It guarantees that a password and a message go over TLS unless the relay
-// is configured to be spoken to in the clear (which takes no password), that
-// nothing in a subject or an address can add a header, and that a message
-// that is sent again has the same Message-ID. It leaves out when to try again
-// and where it may connect to (the Dial given).
+// It guarantees that a password and a message go over TLS unless the relay is
+// configured for plain text (without a password), that nothing in a subject or
+// an address can add a header, and that a message that is sent again has the
+// same Message-ID. The caller decides when to retry, and the given Dial decides
+// where to connect.
 package smtp
 
 import (
@@ -30,34 +30,34 @@ import (
 type Config struct {
 	Relay              string // host:port
 	TLS                string // starttls, tls or none; empty is starttls
-	CA                 string // PEM; empty believes the system's
+	CA                 string // PEM; empty means the system's roots
 	Username, Password string
 	From               string
-	Hello              string // what the relay is greeted as; empty is localhost
+	Hello              string // name sent in the greeting; empty means localhost
 	Dial               func(ctx context.Context, network, address string) (net.Conn, error)
-	Timeout            time.Duration // of one message; 0 is 30 s
+	Timeout            time.Duration // limit of one message; 0 means 30 s
 }
 
 // Client sends through one relay. It is safe for concurrent use; each message
-// has a connection of its own.
+// has its own connection.
 type Client struct {
 	cfg  Config
 	host string
 	tls  *tls.Config
 }
 
-// Message is a mail of plain text.
+// Message is a plain text mail.
 type Message struct {
 	ID      string // unique and the same at every delivery: letters, digits, '.', '-' and '_'
 	Domain  string // the right side of the Message-ID
 	To      []string
-	Only    []string // of To, who get it this time; none is all
+	Only    []string // those of To that get it this time; empty means all
 	Subject string
 	Body    string
 	Date    time.Time
 }
 
-// New makes a Client and does not connect.
+// New returns a Client. It does not connect.
 func New(c Config) (*Client, error) {
 	host, _, err := net.SplitHostPort(c.Relay)
 	if err != nil || host == "" {
@@ -93,19 +93,19 @@ func New(c Config) (*Client, error) {
 	return &Client{cfg: c, host: host, tls: conf}, nil
 }
 
-// Rejected reports whether err is the relay's last word about this very
-// message or its recipients, so that another message may well be taken.
+// Rejected reports whether err is the relay's final refusal of this message or
+// its recipients, so that another message may still be accepted.
 func Rejected(err error) bool {
 	e, ok := errors.AsType[*textproto.Error](err)
 	return ok && (e.Code == 550 || e.Code == 551 || e.Code == 552 || e.Code == 553 || e.Code == 554)
 }
 
-// Partly is the error of a mail that the relay took for some of its addresses
-// and not for those that Partly names, by address. If it took it for none, the
-// mail was not handed over.
+// Partly is the error of a mail that the relay accepted for some of its
+// addresses only. It lists the others. If the relay accepted none, the mail was
+// not sent.
 type Partly struct {
 	Refused map[string]error // permanent refusals by the relay
-	Later   map[string]error // not now
+	Later   map[string]error // temporary refusals
 }
 
 func (p *Partly) Error() string {
@@ -118,9 +118,8 @@ func (p *Partly) Error() string {
 	return "cannot hand a mail on to " + strings.Join(all, "; ")
 }
 
-// Send hands m to the relay. Errors: *Partly for what it refused of single
-// addresses, *textproto.Error for the mail itself, and those of the
-// connection.
+// Send passes m to the relay. Errors: *Partly for refused addresses,
+// *textproto.Error for the mail itself, and those of the connection.
 func (c *Client) Send(ctx context.Context, m Message) error {
 	text, err := m.bytes(c.cfg.From)
 	if err != nil {
@@ -189,7 +188,7 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 		case said && e.Code/10 == 45:
 			part.Later[a] = err
 		default:
-			return err // it is not about the address
+			return err // not specific to the address
 		}
 	}
 	missed := len(part.Refused) + len(part.Later)
@@ -207,14 +206,14 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	_ = s.Quit() // the relay has the message; how it says goodbye does not matter
+	_ = s.Quit() // the relay has the message, so an error of QUIT does not matter
 	if missed > 0 {
 		return part
 	}
 	return nil
 }
 
-// bytes is the message as it goes over the wire.
+// bytes returns the message in wire format.
 func (m Message) bytes(from string) ([]byte, error) {
 	if len(m.To) == 0 {
 		return nil, errors.New("cannot send a mail without recipients")
@@ -246,7 +245,7 @@ func (m Message) bytes(from string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// oneLine makes a header's value of any text.
+// oneLine converts any text to a header value.
 func oneLine(s string) string {
 	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool { return r < ' ' || r == 0x7f }), " ")
 	if r := []rune(s); len(r) > 150 {
@@ -255,7 +254,7 @@ func oneLine(s string) string {
 	return s
 }
 
-// atom keeps of s what a Message-ID may hold.
+// atom returns the characters of s that a Message-ID may contain.
 func atom(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' {

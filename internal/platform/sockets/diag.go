@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// State is a TCP state, numbered as the kernel does. An unconnected UDP socket is
+// State is a TCP state, with the kernel's number. An unconnected UDP socket is
 // in Close, a connected one in Established.
 type State uint8
 
@@ -35,7 +35,7 @@ const (
 var stateNames = [...]string{"", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT",
 	"CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV"}
 
-// String gives the usual name.
+// String returns the usual name.
 func (s State) String() string {
 	if s > 0 && int(s) < len(stateNames) {
 		return stateNames[s]
@@ -43,21 +43,21 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// Query says what to list. The zero value lists every TCP socket of the caller's
-// network namespace.
+// Query specifies what to list. The zero value lists every TCP socket of the
+// caller's network namespace.
 type Query struct {
 	UDP        bool     // UDP instead of TCP
-	States     []State  // empty is all
-	LocalPorts []uint16 // empty is all
-	Info       bool     // with Socket.Traffic, for TCP
-	NetNSFD    int      // an open network namespace, 0 is the caller's own
-	NetNSPID   int      // the network namespace of this process, 0 is the caller's own
+	States     []State  // empty means all
+	LocalPorts []uint16 // empty means all
+	Info       bool     // fill in Socket.Traffic, for TCP
+	NetNSFD    int      // an open network namespace; 0 means the caller's own
+	NetNSPID   int      // the network namespace of this process; 0 means the caller's own
 }
 
 // Socket is the kernel's description of one socket.
 //
-// Inode is 0 where no program holds it: in Established and CloseWait a
-// connection that still waits in a listener's queue, in the later states one
+// Inode is 0 if no program holds it: in Established and CloseWait for a
+// connection that still waits in a listener's queue, in later states for one
 // that its program has closed.
 type Socket struct {
 	Family   uint8 // unix.AF_INET or unix.AF_INET6
@@ -66,40 +66,42 @@ type Socket struct {
 	Remote   netip.AddrPort
 	Inode    uint64
 	UID      uint32
-	RQueue   uint32        // bytes not yet read; of a listener the connections waiting
-	WQueue   uint32        // bytes not yet acknowledged; of a listener the limit of the queue (sock_diag only)
-	Expires  time.Duration // until a TIME_WAIT, or a FIN_WAIT2 without a program, is forgotten; otherwise 0
+	RQueue   uint32        // unread bytes; for a listener, the waiting connections
+	WQueue   uint32        // unacknowledged bytes; for a listener, the limit of the queue (sock_diag only)
+	Expires  time.Duration // time until a TIME_WAIT, or a FIN_WAIT2 without a program, is dropped; otherwise 0
 	Traffic  Traffic
-	InfoSize int // bytes of tcp_info that the kernel gave; 0 means that Traffic is not known
+	InfoSize int // bytes of tcp_info that the kernel returned; 0 means that Traffic is unknown
 }
 
-// Waiting says that the connection is complete and no program has accepted it.
+// Waiting reports whether the connection is complete and no program has
+// accepted it.
 func (s Socket) Waiting() bool {
 	return s.Inode == 0 && (s.State == Established || s.State == CloseWait)
 }
 
-// Traffic is the part of tcp_info that reports whether a connection is in use. The
-// kernel counts LastSent and LastReceived in milliseconds and of data only.
+// Traffic is the part of tcp_info that shows whether a connection is in use.
+// LastSent and LastReceived have a resolution of milliseconds and concern data
+// only.
 type Traffic struct {
 	BytesAcked    uint64 // sent and acknowledged; only with InfoSize of at least 128 (Linux 4.1)
 	BytesReceived uint64 // only with InfoSize of at least 136 (Linux 4.1)
 	LastSent      time.Duration
 	LastReceived  time.Duration
-	LastAck       time.Duration // since the last acknowledgement came, with data or without
+	LastAck       time.Duration // since the last acknowledgement, with data or without
 
-	// Segments, retransmitted ones included; only with InfoSize of at least 160
-	// (Linux 4.6). The difference to those with data are plain acknowledgements,
-	// handshakes and ends.
+	// Segments, including retransmitted ones; only with InfoSize of at least 160
+	// (Linux 4.6). Those without data are plain acknowledgements, handshakes and
+	// ends.
 	SegsOut, SegsIn, DataSegsIn, DataSegsOut uint32
 }
 
-// HasSegments reports whether the kernel was new enough to count segments.
+// HasSegments reports whether the kernel counts segments.
 func (s Socket) HasSegments() bool { return s.InfoSize >= infoDataSegsOut+4 }
 
-// HasBytes says that the kernel was new enough to count bytes.
+// HasBytes reports whether the kernel counts bytes.
 func (s Socket) HasBytes() bool { return s.InfoSize >= infoBytesReceived+8 }
 
-// Source says where a Table comes from.
+// Source is the origin of a Table.
 type Source string
 
 // The sources of a Table.
@@ -108,21 +110,21 @@ const (
 	FromProc Source = "proc" // netlink was refused: no Traffic
 )
 
-// Table is the answer to a Query. It is no snapshot: sockets that came or went
-// while it was read may be missing or in it.
+// Table is the answer to a Query. It is not a snapshot: sockets that came or
+// went while it was read may be missing or included.
 type Table struct {
 	Sockets []Socket
 	Source  Source
 }
 
-// ErrInterrupted says that the kernel's tables changed under every attempt.
+// ErrInterrupted means that the kernel's tables changed during every attempt.
 var ErrInterrupted = errors.New("the socket list changed while it was read")
 
-// attempts bounds how often a dump is repeated that the kernel calls interrupted.
+// attempts bounds how often an interrupted dump is repeated.
 const attempts = 5
 
-// Dump lists sockets, IPv4 and IPv6. Any user may; no privileges are needed in the
-// caller's own network namespace, and CAP_SYS_ADMIN over another one.
+// Dump lists IPv4 and IPv6 sockets. It needs no privileges in the caller's own
+// network namespace, and CAP_SYS_ADMIN over another one.
 func Dump(ctx context.Context, q Query) (Table, error) {
 	t, err := inNamespace(q, func() (Table, error) { return dump(ctx, q, openDiag, procNet) })
 	if err != nil {
@@ -131,14 +133,14 @@ func Dump(ctx context.Context, q Query) (Table, error) {
 	return t, nil
 }
 
-// conn is a netlink socket as the dump needs it.
+// conn is a netlink socket as needed by the dump.
 type conn interface {
 	send([]byte) error
-	receive([]byte) (int, error) // a datagram; larger than the buffer is an error
+	receive([]byte) (int, error) // receives a datagram; one larger than the buffer is an error
 	close() error
 }
 
-// dump asks netlink, and reads proc where netlink is refused.
+// dump asks netlink, and reads proc if netlink is refused.
 func dump(ctx context.Context, q Query, open func() (conn, error), proc func(Query) ([]Socket, error)) (Table, error) {
 	var err error
 	for range attempts {
@@ -160,8 +162,8 @@ func dump(ctx context.Context, q Query, open func() (conn, error), proc func(Que
 	return Table{Sockets: all, Source: FromProc}, nil
 }
 
-// refused says that sock_diag is not to be had here: forbidden by a sandbox, or
-// not in this kernel.
+// refused reports whether sock_diag is not available here: forbidden by a
+// sandbox, or not in this kernel.
 func refused(err error) bool {
 	for _, e := range []error{unix.EPERM, unix.EACCES, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.ENOENT, unix.EOPNOTSUPP, unix.ENOSYS} {
 		if errors.Is(err, e) {
@@ -187,7 +189,7 @@ func dumpOnce(ctx context.Context, q Query, open func() (conn, error)) ([]Socket
 	for seq, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		more, err := dumpFamily(ctx, c, q, family, uint32(seq+1), buf, all)
 		if family == unix.AF_INET6 && errors.Is(err, unix.ENOENT) {
-			break // a kernel without IPv6 has no sockets of it
+			break // a kernel without IPv6 has no such sockets
 		}
 		if err != nil {
 			return nil, err

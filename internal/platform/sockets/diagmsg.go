@@ -25,7 +25,8 @@ const (
 
 	timerTimeWait = 3
 
-	// Offsets in struct tcp_info (linux/tcp.h), which only ever grew at its end.
+	// Offsets in struct tcp_info (linux/tcp.h), which is only ever extended at
+	// its end.
 	infoLastSent      = 44
 	infoLastReceived  = 52
 	infoLastAck       = 56
@@ -39,7 +40,7 @@ const (
 
 var native = binary.NativeEndian
 
-// request builds the netlink message that asks for one family.
+// request builds the netlink message that requests one family.
 func request(q Query, family uint8, seq uint32) []byte {
 	b := make([]byte, headerSize+requestSize, 256)
 	native.PutUint16(b[4:], sockDiagByFamily)
@@ -69,14 +70,15 @@ func request(q Query, family uint8, seq uint32) []byte {
 	return b
 }
 
-// maxFilterPorts bounds the kernel's program, which is run for every socket and
-// jumps with 16 bits. Longer lists are filtered here.
+// maxFilterPorts bounds the kernel's filter program, which runs for every
+// socket and has 16-bit jumps. Longer lists are filtered here.
 const maxFilterPorts = 256
 
-// portFilter is the program that the kernel runs over each socket to keep those
-// with one of the local ports. An instruction is a code, how far to go when it
-// holds (one byte) and when not (two bytes); exactly at the end keeps the socket,
-// beyond it drops it. Per port: not below it, not above it, go to the end.
+// portFilter returns the program that the kernel runs over each socket to keep
+// those with one of the local ports. An instruction is a code and the distances
+// to jump if it holds (one byte) and if not (two bytes). A jump to the exact
+// end keeps the socket, beyond it drops it. Per port: not below it, not above
+// it, jump to the end.
 func portFilter(ports []uint16) []byte {
 	const (
 		opJump  = 1 // INET_DIAG_BC_JMP
@@ -117,8 +119,9 @@ type answer struct {
 
 var errTruncated = errors.New("the message is cut short")
 
-// parseAnswer parses one datagram: sockets that keep wants are appended to all.
-// Messages that answer another request (of an earlier, aborted dump) are skipped.
+// parseAnswer parses one datagram and appends the sockets for which keep
+// returns true to all. Messages that answer another request (of an earlier,
+// aborted dump) are skipped.
 func parseAnswer(b []byte, seq uint32, all []Socket, keep func(*Socket) bool) (answer, error) {
 	a := answer{sockets: all}
 	for len(b) > 0 {
@@ -163,8 +166,8 @@ func parseAnswer(b []byte, seq uint32, all []Socket, keep func(*Socket) bool) (a
 
 func align(n uint32) uint64 { return (uint64(n) + 3) &^ 3 }
 
-// status parses the end of a dump: a negative errno, or 0. Old kernels end
-// without one.
+// status parses the end of a dump: a negative errno, or 0. Old kernels send
+// none.
 func status(kind uint16, body []byte) error {
 	if len(body) < 4 {
 		if kind == unix.NLMSG_DONE {
@@ -229,7 +232,8 @@ func parseAddr(family uint8, addr, port []byte) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ip, binary.BigEndian.Uint16(port)), nil
 }
 
-// parseInfo takes what there is of a struct tcp_info: older kernels give less.
+// parseInfo parses a struct tcp_info as far as it is present: older kernels
+// send less.
 func parseInfo(b []byte, s *Socket) {
 	s.InfoSize = len(b)
 	ms := func(at int) time.Duration {

@@ -14,10 +14,10 @@ var (
 	ErrUnsupported  = errors.New("not supported by this kernel")          // before Linux 5.6
 )
 
-// DupError says which socket could not be duplicated.
+// DupError names the socket that could not be duplicated.
 type DupError struct {
 	PID int
-	FD  int // -1 when the process itself could not be opened
+	FD  int // -1 if the process itself could not be opened
 	Err error
 }
 
@@ -29,10 +29,10 @@ func (e *DupError) Error() string {
 	return fmt.Sprintf("cannot duplicate descriptor %d of process %d: %v", e.FD, e.PID, e.Err)
 }
 
-// Unwrap gives the cause, a unix.Errno.
+// Unwrap returns the cause, a unix.Errno.
 func (e *DupError) Unwrap() error { return e.Err }
 
-// Is sorts the cause into the errors of this package.
+// Is maps the cause to the errors of this package.
 func (e *DupError) Is(target error) bool {
 	switch target {
 	case ErrNotPermitted:
@@ -45,12 +45,12 @@ func (e *DupError) Is(target error) bool {
 	return false
 }
 
-// Duplicate takes a duplicate of each of fds of process pid, in that order, all
-// close-on-exec. The caller owns and closes them. When one cannot be taken, those
-// already taken are closed and the error is a *DupError.
+// Duplicate duplicates each of fds of process pid, in order, all close-on-exec.
+// The caller owns and closes the duplicates. If one fails, those already made
+// are closed and the error is a *DupError.
 //
-// It needs the right to trace the process: the same user and, where Yama is at 1,
-// being its ancestor; or CAP_SYS_PTRACE.
+// It needs the right to trace the process: the same user and, with Yama at
+// level 1, being its ancestor; or CAP_SYS_PTRACE.
 func Duplicate(pid int, fds []int) ([]int, error) {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

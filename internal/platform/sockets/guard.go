@@ -7,14 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind says what a guarded socket is, and so which of its events matter.
+// Kind is the kind of a guarded socket, which determines the events that
+// matter.
 type Kind uint8
 
 // The kinds of a guarded socket.
 const (
 	Listener   Kind = iota + 1 // a stream listener: fires on a connection in the backlog
 	Stream                     // an established connection: fires on data, on a close by the peer and on an error
-	HalfClosed                 // a connection whose peer had closed before and was seen: fires on a reset or an error only
+	HalfClosed                 // a connection whose peer was already seen to have closed: fires on a reset or an error only
 	Datagram                   // a UDP socket: fires on a datagram and on an error
 )
 
@@ -22,11 +23,11 @@ const (
 type Dup struct {
 	FD   int
 	Kind Kind
-	Name string // names the socket in reasons, such as "tcp 127.0.0.1:80"; kept as long as the guard
+	Name string // names the socket in reasons, such as "tcp 127.0.0.1:80"; used as long as the guard exists
 }
 
-// events are the epoll bits of a kind; they are the same in poll(2). EPOLLERR and
-// EPOLLHUP come unasked.
+// events returns the epoll bits of a kind; they are the same in poll(2).
+// EPOLLERR and EPOLLHUP are always reported.
 func (k Kind) events() (uint32, bool) {
 	switch k {
 	case Listener, Datagram:
@@ -39,7 +40,7 @@ func (k Kind) events() (uint32, bool) {
 	return 0, false
 }
 
-// reason says in words what events mean, and "" for none.
+// reason describes events; "" for none.
 func (k Kind) reason(events uint32) string {
 	switch {
 	case k == Listener:
@@ -59,7 +60,7 @@ func (k Kind) reason(events uint32) string {
 }
 
 // Guard watches the sockets of one frozen program. It owns the duplicates until
-// Close. Its methods may be called from any goroutine, from wake too.
+// Close. Its methods may be called from any goroutine, even from wake.
 type Guard struct {
 	poller *Poller
 	id     uint64
@@ -77,14 +78,14 @@ type watched struct {
 	fired bool
 }
 
-// Guard registers dups and calls wake from Run's goroutine with what happened, as
-// soon as something happens or had happened before. Each socket fires at most
-// once until Rearm, so a busy one costs nothing more; a guard of several sockets
-// may wake several times. wake must not block. It may be called before Guard has
-// returned.
+// Guard registers dups. It calls wake from Run's goroutine with a reason as
+// soon as something happens or if it had happened before. Each socket fires at
+// most once until Rearm, so a busy one costs nothing more; a guard of several
+// sockets may wake several times. wake must not block. It may be called before
+// Guard has returned.
 //
-// The duplicates belong to the guard from here on, also when an error is
-// returned: then they are all closed.
+// The guard takes ownership of the duplicates. If it returns an error, they are
+// all closed.
 func (p *Poller) Guard(dups []Dup, wake func(reason string)) (*Guard, error) {
 	g := &Guard{poller: p, wake: wake, socks: make([]watched, len(dups))}
 	for i, d := range dups {
@@ -94,7 +95,8 @@ func (p *Poller) Guard(dups []Dup, wake func(reason string)) (*Guard, error) {
 		}
 		g.socks[i] = watched{name: d.Name, fd: int32(d.FD), kind: d.Kind}
 	}
-	// Held until everything is registered: an event fetched meanwhile waits in fire.
+	// Held until everything is registered: an event that arrives in the meantime
+	// waits in fire.
 	g.mu.Lock()
 	p.mu.Lock()
 	if p.closed {
@@ -148,14 +150,15 @@ func (g *Guard) fire(i int, events uint32) string {
 	s := &g.socks[i]
 	reason := s.kind.reason(events)
 	if reason == "" {
-		reason = "event on " // waking for nothing is harmless, sleeping through something is not
+		reason = "event on " // a needless wake is harmless, a missed one is not
 	}
 	s.fired = true
 	return reason + s.name
 }
 
-// Rearm lets the sockets that have fired fire again. One that still has something
-// waiting fires at once. It is for a caller that did not act on a wake.
+// Rearm lets the sockets that have fired fire again. One that still has
+// something pending fires at once. It is for a caller that did not act on a
+// wake.
 func (g *Guard) Rearm() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -175,8 +178,8 @@ func (g *Guard) Rearm() error {
 
 // Pending checks every socket now, without blocking, and returns what is
 // waiting; "" for nothing. It keeps no state and does not depend on what has
-// fired. If the check itself fails, it returns that: a failure must never look
-// like nothing. A closed guard has nothing pending.
+// fired. If the check itself fails, it returns the failure, which must never
+// look like nothing. A closed guard has nothing pending.
 func (g *Guard) Pending() string {
 	var few [16]unix.PollFd
 	g.mu.Lock()
@@ -213,12 +216,12 @@ func (g *Guard) Pending() string {
 	return ""
 }
 
-// Close takes every socket out of the poll set and closes it. When it returns no
-// duplicate is held. A wake that Run had already begun to deliver may still run;
-// no later one does. Closing twice, or from within wake, is fine.
+// Close removes every socket from the poll set and closes it. When it returns
+// no duplicate is held. A wake that Run had already begun to deliver may still
+// run; no later one does. Close may be called twice, and from within wake.
 //
-// Taking out comes first and is needed: while the program holds the same open
-// socket, closing the duplicate alone would leave it registered.
+// The removal must come first: while the program holds the same open socket,
+// closing the duplicate alone would leave it registered.
 func (g *Guard) Close() {
 	g.mu.Lock()
 	if g.closed {
@@ -227,22 +230,22 @@ func (g *Guard) Close() {
 	}
 	g.remove(len(g.socks))
 	for _, s := range g.socks {
-		_ = unix.Close(int(s.fd)) // the descriptor is gone whatever it says
+		_ = unix.Close(int(s.fd)) // closed whatever the result
 	}
 	g.socks, g.closed = nil, true
 	g.mu.Unlock()
 	g.poller.forget(g.id)
 }
 
-// remove takes the first n sockets out of the poll set; the caller holds mu.
+// remove removes the first n sockets from the poll set. The caller holds mu.
 func (g *Guard) remove(n int) {
 	for i := range n {
-		_ = g.control(unix.EPOLL_CTL_DEL, i) // fails only for what is not registered
+		_ = g.control(unix.EPOLL_CTL_DEL, i) // fails only if it is not registered
 	}
 }
 
-// closeAll closes what was given to a guard that could not be made. The same
-// descriptor given twice is closed once.
+// closeAll closes the duplicates of a guard that could not be created. A
+// descriptor that occurs twice is closed once.
 func closeAll(dups []Dup) {
 	seen := map[int]bool{}
 	for _, d := range dups {

@@ -15,16 +15,16 @@ type Info struct {
 	Protocol  int // unix.IPPROTO_TCP, unix.IPPROTO_MPTCP (what Go programs listen with) and others
 	Inode     uint64
 	Listening bool
-	V6Only    bool           // an AF_INET6 socket that takes no IPv4
-	State     State          // of TCP and Multipath TCP, otherwise zero
+	V6Only    bool           // an AF_INET6 socket that does not accept IPv4
+	State     State          // for TCP and Multipath TCP, otherwise zero
 	Local     netip.AddrPort // invalid for other families than IPv4 and IPv6; IPv4 in IPv6 is unmapped
 	Peer      netip.AddrPort // invalid while not connected
-	Path      string         // of a unix socket: what it is bound to, @ before an abstract name
-	PeerPath  string         // of a unix socket: what the other end is bound to
+	Path      string         // for a unix socket, the path it is bound to; abstract names start with @
+	PeerPath  string         // for a unix socket, the path that the other end is bound to
 	Connected bool
 }
 
-// Inspect describes the socket fd. It changes nothing about it.
+// Inspect describes the socket fd without changing it.
 func Inspect(fd int) (Info, error) {
 	var in Info
 	for _, o := range []struct {
@@ -47,7 +47,7 @@ func Inspect(fd int) (Info, error) {
 		return Info{}, fmt.Errorf("cannot read the inode of socket %d: %w", fd, err)
 	}
 	in.Inode = st.Ino
-	// Families without listeners answer with an error, and do not listen.
+	// Families without listeners return an error; such sockets do not listen.
 	if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil {
 		in.Listening = n != 0
 	}
@@ -65,7 +65,7 @@ func Inspect(fd int) (Info, error) {
 	}
 	if in.Protocol == unix.IPPROTO_TCP || in.Protocol == unix.IPPROTO_MPTCP {
 		ti, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err != nil && in.Protocol == unix.IPPROTO_TCP { // Multipath TCP answers since Linux 5.16
+		if err != nil && in.Protocol == unix.IPPROTO_TCP { // Multipath TCP supports it since Linux 5.16
 			return Info{}, fmt.Errorf("cannot read the TCP state of socket %d: %w", fd, err)
 		}
 		if err == nil {
@@ -83,7 +83,8 @@ func Inspect(fd int) (Info, error) {
 		in.Connected = true
 		in.Peer, in.PeerPath = address(peer)
 	case unix.ENOTCONN, unix.EINVAL, unix.EOPNOTSUPP:
-		// EINVAL is a TCP socket after both ends have closed, or a shut down one.
+		// EINVAL is returned for a TCP socket that both ends have closed or that
+		// is shut down.
 	default:
 		return Info{}, fmt.Errorf("cannot read the peer of socket %d: %w", fd, err)
 	}
@@ -102,5 +103,5 @@ func address(sa unix.Sockaddr) (ap netip.AddrPort, path string) {
 	return netip.AddrPort{}, ""
 }
 
-// failure names the system call that failed.
+// failure returns an error that names the failed system call.
 func failure(call string, err error) error { return os.NewSyscallError(call, err) }

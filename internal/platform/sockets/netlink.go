@@ -19,8 +19,8 @@ func openDiag() (conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	// A dump is produced while it is read and does not wait. Should a kernel not
-	// answer at all, the caller gets EAGAIN instead of hanging.
+	// A dump is produced while it is read and does not block. If a kernel does
+	// not answer at all, the caller gets EAGAIN instead of hanging.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink socket: %w", err), unix.Close(fd))
 	}
@@ -51,11 +51,11 @@ func (n netlink) receive(b []byte) (int, error) {
 
 func (n netlink) close() error { return unix.Close(int(n)) }
 
-// inNamespace runs look in the network namespace that q names. Entering one
-// concerns a single thread, so look runs locked to its thread, which comes back
-// afterwards. One that cannot come back is never used again: it stays locked and
-// ends with its goroutine. Coming back matters, because the process's main thread
-// cannot end, and what is in /proc/self/net follows it.
+// inNamespace runs look in the network namespace that q names. Entering a
+// namespace affects a single thread, so look runs locked to its thread, which
+// returns to its own namespace afterwards. A thread that cannot return is never
+// used again: it stays locked and ends with its goroutine. Returning matters,
+// because the process's main thread cannot end, and /proc/self/net follows it.
 func inNamespace(q Query, look func() (Table, error)) (Table, error) {
 	if q.NetNSFD == 0 && q.NetNSPID == 0 {
 		return look()
@@ -75,7 +75,8 @@ func inNamespace(q Query, look func() (Table, error)) (Table, error) {
 	return t, err
 }
 
-// visit looks from the namespace of q; back says that the thread is where it was.
+// visit runs look in the namespace of q. back reports whether the thread has
+// returned to its own.
 func visit(q Query, look func() (Table, error)) (t Table, back bool, err error) {
 	home, err := openNamespace("thread-self")
 	if err != nil {

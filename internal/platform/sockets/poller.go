@@ -13,7 +13,7 @@ import (
 var ErrClosed = errors.New("the poller is closed")
 
 // Poller waits on the sockets of all guards of a host with one epoll instance
-// and one goroutine (Run). Make one with NewPoller.
+// and one goroutine (Run). Create it with NewPoller.
 type Poller struct {
 	epfd int
 	bell int // eventfd that ends Run
@@ -26,9 +26,9 @@ type Poller struct {
 	done    chan struct{} // closed when Run returns
 }
 
-// The 64 bits that epoll gives back are a guard's id and the place of the
+// The 64 bits of an epoll event contain a guard's id and the index of the
 // socket in it. Ids are never reused, so an event that was already fetched when
-// its guard was closed finds no guard, even when the descriptor's number is in
+// its guard was closed finds no guard, even if the descriptor's number is in
 // use again.
 const (
 	placeBits = 20
@@ -36,7 +36,8 @@ const (
 	bellKey   = 0 // the id 0 belongs to no guard
 )
 
-// NewPoller opens the epoll instance. The caller runs Run and finally calls Close.
+// NewPoller opens the epoll instance. The caller runs Run and finally calls
+// Close.
 func NewPoller() (*Poller, error) {
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -64,10 +65,10 @@ func keyOf(ev *unix.EpollEvent) uint64 {
 	return uint64(uint32(ev.Pad))<<32 | uint64(uint32(ev.Fd))
 }
 
-// Run waits for events and calls the guards' wake functions, one after the other,
-// until ctx ends or Close is called; then it returns nil. It is run once. The
-// goroutine sits in epoll_wait and so keeps one thread; a sleeping host costs no
-// processor time here.
+// Run waits for events and calls the guards' wake functions, one at a time,
+// until ctx ends or Close is called; then it returns nil. It must be called
+// once. The goroutine blocks in epoll_wait and so occupies one thread; on a
+// sleeping host it uses no CPU.
 func (p *Poller) Run(ctx context.Context) error {
 	p.mu.Lock()
 	if p.closed || p.running {
@@ -105,7 +106,7 @@ func (p *Poller) ring() {
 	if p.bell < 0 {
 		return
 	}
-	_, _ = unix.Write(p.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only when it is already rung
+	_, _ = unix.Write(p.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only if it was already rung
 }
 
 func (p *Poller) deliver(key uint64, events uint32) {
@@ -120,7 +121,7 @@ func (p *Poller) deliver(key uint64, events uint32) {
 	}
 }
 
-// Len is the number of guards that are open.
+// Len returns the number of open guards.
 func (p *Poller) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

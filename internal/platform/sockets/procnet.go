@@ -43,7 +43,7 @@ func procNet(q Query) ([]Socket, error) {
 // maxLine bounds a line of /proc/net/tcp, which is 150 bytes.
 const maxLine = 4096
 
-// parseProcNet parses a table like /proc/net/tcp: a line of headings and one line
+// parseProcNet parses a table like /proc/net/tcp: a header line and one line
 // per socket.
 func parseProcNet(r io.Reader, family uint8, all []Socket, keep func(*Socket) bool) ([]Socket, error) {
 	lines := bufio.NewScanner(r)
@@ -85,7 +85,7 @@ func parseProcLine(b []byte, family uint8, s *Socket) error {
 	s.Inode, errs[6] = strconv.ParseUint(string(w[9]), 10, 64)
 	if string(timer) == "03" {
 		ticks, err := hex32(when)
-		const tick = 10 * time.Millisecond // clock_t, 100 a second
+		const tick = 10 * time.Millisecond // clock_t, 100 per second
 		s.Expires, errs[7] = time.Duration(ticks)*tick, err
 	}
 	return errors.Join(errs[:]...)

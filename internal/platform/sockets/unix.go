@@ -12,14 +12,14 @@ import (
 // UnixSocket is a bound unix socket as /proc/net/unix lists it.
 type UnixSocket struct {
 	Inode     uint64
-	Path      string // @ before an abstract name; never empty
+	Path      string // abstract names start with @; never empty
 	Listening bool
-	Connected bool // of an accepted connection the path is its listener's
-	Pending   bool // a connection to the listener of that path that is not accepted yet; it has no inode
+	Connected bool // for an accepted connection the path is its listener's
+	Pending   bool // a connection that the listener of that path has not accepted yet; it has no inode
 }
 
-// Unix lists the bound unix sockets of a process's network namespace, of our own
-// for pid 0.
+// Unix lists the bound unix sockets of a process's network namespace, or of our
+// own if pid is 0.
 func Unix(pid int) ([]UnixSocket, error) {
 	path := "/proc/thread-self/net/unix"
 	if pid != 0 {
@@ -43,7 +43,7 @@ const maxUnixLine = 4096
 func parseUnix(r io.Reader) (all []UnixSocket, err error) {
 	const (
 		accepts   = 1 << 16 // __SO_ACCEPTCON
-		pending   = 2       // SS_CONNECTING, of what has no file
+		pending   = 2       // SS_CONNECTING, for sockets without a file
 		connected = 3       // SS_CONNECTED
 	)
 	lines := bufio.NewScanner(r)

@@ -15,9 +15,9 @@ const (
 	attrUnixPeer    = 2
 )
 
-// UnixPeers returns the inodes of connected unix sockets and of those at their
-// other ends, in a process's network namespace, in our own for pid 0. A socket
-// whose peer the kernel does not tell is not among them.
+// UnixPeers returns the inodes of connected unix sockets and of their peers in
+// a process's network namespace, or in our own if pid is 0. Sockets whose peer
+// the kernel does not report are omitted.
 func UnixPeers(ctx context.Context, pid int) (map[uint64]uint64, error) {
 	peers := map[uint64]uint64{}
 	_, err := inNamespace(Query{NetNSPID: pid}, func() (Table, error) { return Table{}, dumpPeers(ctx, openDiag, peers) })
@@ -65,7 +65,7 @@ func dumpPeers(ctx context.Context, open func() (conn, error), peers map[uint64]
 }
 
 // parsePeers adds the sockets of one datagram to peers. A dump that the kernel
-// calls interrupted lacks sockets, and is used: those are not known.
+// marks as interrupted is used although it may lack sockets: those are unknown.
 func parsePeers(b []byte, peers map[uint64]uint64) (done bool, err error) {
 	for len(b) > 0 {
 		if len(b) < headerSize {

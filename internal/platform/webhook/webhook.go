@@ -1,15 +1,15 @@
-// Package webhook sends notifications by HTTP: CloudEvents 1.0 that are
-// signed, and messages for Slack-compatible incoming webhooks.
+// Package webhook sends notifications by HTTP: signed CloudEvents 1.0, and
+// messages for Slack-compatible incoming webhooks.
 //
-// A signature is that of the Standard Webhooks specification: webhook-id,
+// Signatures follow the Standard Webhooks specification: webhook-id,
 // webhook-timestamp and webhook-signature, which is HMAC-SHA256 over
-// id.timestamp.body. A receiver keeps the ids it has seen, since a message
-// whose answer was lost is sent again with the same id, and refuses a
-// timestamp that is minutes away from its own clock.
+// id.timestamp.body. A receiver must store the ids it has seen, because a
+// message whose answer was lost is sent again with the same id, and must reject
+// a timestamp that differs from its own clock by minutes.
 //
-// It guarantees that a redirect is not followed, that an answer is read in
-// bounds, and that no error holds the address, which may be a secret. It
-// leaves out when to try again and where it may connect to (the Dial given).
+// It guarantees that redirects are not followed, that the answer is read with a
+// bound, and that no error contains the address, which may be a secret. The
+// caller decides when to retry, and the given Dial decides where to connect.
 package webhook
 
 import (
@@ -35,12 +35,12 @@ import (
 // Config configures a Client. URL and Dial are required.
 type Config struct {
 	URL string
-	// Key signs what is sent: whsec_ and base64, or the key itself. Empty
-	// signs nothing.
+	// Key signs messages: whsec_ and base64, or the key itself. Empty means no
+	// signature.
 	Key  string
-	CA   string // PEM; empty believes the system's
+	CA   string // PEM; empty means the system's roots
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Timeout bounds one message; 0 is 15 s.
+	// Timeout bounds one message; 0 means 15 s.
 	Timeout time.Duration
 	Agent   string // User-Agent
 }
@@ -65,10 +65,10 @@ type Event struct {
 	Data        json.RawMessage `json:"data,omitempty"`
 }
 
-// StatusError is an answer that is no success.
+// StatusError is an error response.
 type StatusError struct {
 	Status     int
-	RetryAfter time.Duration // 0 if the receiver did not say
+	RetryAfter time.Duration // 0 if the receiver did not set it
 	Detail     string
 }
 
@@ -80,8 +80,8 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Rejected reports whether the receiver refused this very message, so that
-// another one may well be taken.
+// Rejected reports whether the receiver rejected this particular message, so
+// that another one may still be accepted.
 func (e *StatusError) Rejected() bool {
 	switch e.Status {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity:
@@ -90,7 +90,7 @@ func (e *StatusError) Rejected() bool {
 	return false
 }
 
-// New makes a Client and does not connect.
+// New returns a Client. It does not connect.
 func New(c Config) (*Client, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -117,17 +117,18 @@ func New(c Config) (*Client, error) {
 	}
 	return &Client{url: c.URL, agent: c.Agent, key: key, http: &http.Client{
 		Timeout: c.Timeout,
-		// No proxy: it would dial in place of Dial, which knows what is allowed.
+		// No proxy: it would dial instead of Dial, which enforces what is
+		// allowed.
 		Transport: &http.Transport{DialContext: c.Dial, TLSClientConfig: conf, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 2,
 			IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: 64 << 10},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}, nil
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Send sends one event, or several as a batch, whose id is given. Errors:
+// Send sends one event, or several as a batch with the given id. Errors:
 // *StatusError, and those of the connection.
 func (c *Client) Send(ctx context.Context, id string, events ...Event) error {
 	var body []byte
@@ -152,8 +153,8 @@ func (c *Client) Send(ctx context.Context, id string, events ...Event) error {
 	return c.post(ctx, h, body)
 }
 
-// Text sends a text to a Slack-compatible webhook. It is in Slack's markup;
-// what is not markup has been through Escape.
+// Text sends a text in Slack's markup to a Slack-compatible webhook. Parts that
+// are not markup must have been escaped by Escape.
 func (c *Client) Text(ctx context.Context, text string) error {
 	body, err := json.Marshal(map[string]string{"text": text})
 	if err != nil {
@@ -162,12 +163,12 @@ func (c *Client) Text(ctx context.Context, text string) error {
 	return c.post(ctx, http.Header{"Content-Type": {"application/json"}}, body)
 }
 
-// Escape makes text harmless in Slack's markup.
+// Escape escapes text for Slack's markup.
 func Escape(s string) string {
 	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(s)
 }
 
-// Sign is the signature of a message in base64.
+// Sign returns the base64 signature of a message.
 func Sign(key []byte, id, timestamp string, body []byte) string {
 	m := hmac.New(sha256.New, key)
 	fmt.Fprintf(m, "%s.%s.", id, timestamp)
@@ -175,7 +176,7 @@ func Sign(key []byte, id, timestamp string, body []byte) string {
 	return base64.StdEncoding.EncodeToString(m.Sum(nil))
 }
 
-// maxRetryAfter bounds how long a receiver can put us off.
+// maxRetryAfter bounds the delay that a receiver can request.
 const maxRetryAfter = time.Hour
 
 func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
@@ -189,7 +190,7 @@ func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
-			err = u.Err // its text has the address
+			err = u.Err // the error's text contains the address
 		}
 		return fmt.Errorf("cannot reach the receiver: %w", err)
 	}
@@ -208,7 +209,7 @@ func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
 	return e
 }
 
-// shorten keeps what a receiver said to a line.
+// shorten truncates a receiver's answer to one line.
 func shorten(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
 	if r := []rune(s); len(r) > 200 {

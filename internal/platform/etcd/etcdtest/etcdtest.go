@@ -1,10 +1,10 @@
-// Package etcdtest runs clusters of Debian's etcd-server for tests: each
-// member a child process on loopback ports with a directory of its own,
-// which can be killed, paused, resumed and started again.
+// Package etcdtest runs clusters of Debian's etcd-server for tests. Each member
+// is a child process on loopback ports with its own directory, and can be
+// killed, paused, resumed and restarted.
 //
-// It speaks to the members by HTTP only, so that a test that uses it does
-// not link etcd. The members speak to each other through gates, so that one
-// can be cut off, and a test can put gates between them and their clients.
+// It talks to the members by HTTP only, so that a test that uses it does not
+// link etcd. The members talk to each other through gates, so that one can be
+// cut off, and a test can put gates between them and their clients.
 package etcdtest
 
 import (
@@ -24,11 +24,11 @@ import (
 // waitLimit is how long a member may take to become healthy.
 const waitLimit = 60 * time.Second
 
-// Cluster is a running cluster. It is used by one goroutine.
+// Cluster is a running cluster. It must be used by one goroutine only.
 type Cluster struct {
 	t       testing.TB
 	members []*member
-	known   []string // ids of the members, once they were asked for
+	known   []string // ids of the members, once requested
 }
 
 type member struct {
@@ -39,8 +39,8 @@ type member struct {
 	log                     *os.File
 }
 
-// Require skips the test if etcd-server is not installed, or fails it in CI
-// (environment CI=true), where everything is.
+// Require skips the test if etcd-server is not installed. In CI (environment
+// CI=true), where everything is installed, it fails the test.
 func Require(t testing.TB) string {
 	t.Helper()
 	for _, name := range []string{"etcd", "/usr/bin/etcd"} {
@@ -56,10 +56,10 @@ func Require(t testing.TB) string {
 	return ""
 }
 
-// Start runs a cluster of n members until the test ends, with further
-// arguments for each, and waits until it is healthy. An argument may hold
-// CLIENT, which becomes the member's client address (host:port); the URL
-// scheme is https if an argument begins with --cert-file.
+// Start runs a cluster of n members until the test ends, with further arguments
+// for each, and waits until it is healthy. CLIENT in an argument is replaced by
+// the member's client address (host:port). The URL scheme is https if an
+// argument begins with --cert-file.
 func Start(t testing.TB, n int, args ...string) *Cluster {
 	t.Helper()
 	binary := Require(t)
@@ -120,14 +120,14 @@ func (c *Cluster) start(m *member) {
 	m.log = log
 	m.cmd = exec.Command(m.args[0], m.args[1:]...)
 	m.cmd.Stdout, m.cmd.Stderr = log, log
-	// The members end with the test binary, however that ends.
+	// The members end with the test binary, however it ends.
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// Endpoints returns the client URLs of the members, in their order.
+// Endpoints returns the client URLs of the members, in order.
 func (c *Cluster) Endpoints() []string {
 	var urls []string
 	for _, m := range c.members {
@@ -144,7 +144,7 @@ func (c *Cluster) Kill(i int) {
 		return
 	}
 	c.signal(i, syscall.SIGKILL)
-	_ = m.cmd.Wait() // it says that the process was killed
+	_ = m.cmd.Wait() // reports that the process was killed
 	m.cmd = nil
 	if err := m.log.Close(); err != nil {
 		c.t.Error(err)
@@ -158,7 +158,7 @@ func (c *Cluster) Restart(i int) {
 	c.start(c.members[i])
 }
 
-// Pause stops member i in its tracks; its connections stay open and silent.
+// Pause freezes member i; its connections stay open and silent.
 func (c *Cluster) Pause(i int) { c.signal(i, syscall.SIGSTOP) }
 
 // Resume resumes member i.
@@ -171,8 +171,8 @@ func (c *Cluster) signal(i int, s syscall.Signal) {
 	}
 }
 
-// AwaitHealthy waits until member i answers, and is part of a cluster that
-// has a leader. With https or users it waits for the port only.
+// AwaitHealthy waits until member i answers and belongs to a cluster with a
+// leader. With https or users it waits for the port only.
 func (c *Cluster) AwaitHealthy(i int) {
 	c.t.Helper()
 	m := c.members[i]

@@ -12,10 +12,10 @@ import (
 	"testing"
 )
 
-// Gate is a loopback address that passes connections on to another. While it
-// is shut it is a network that loses everything: connections stay open and
-// silent, new ones are accepted and silent, and what was sent arrives when it
-// opens again.
+// Gate is a loopback address that forwards connections to another. While it is
+// shut, it behaves like a network that drops everything: connections stay open
+// and silent, new ones are accepted and silent, and what was sent arrives when
+// it opens again.
 type Gate struct {
 	target string
 	l      net.Listener
@@ -23,10 +23,10 @@ type Gate struct {
 	mu    sync.Mutex
 	moved sync.Cond
 	shut  func(from string) bool
-	conns map[net.Conn]bool // nil when the gate is gone
+	conns map[net.Conn]bool // nil after the gate is closed
 }
 
-// NewGate makes an open gate to a host:port until the test ends.
+// NewGate opens a gate to a host:port until the test ends.
 func NewGate(t testing.TB, target string) *Gate {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -40,7 +40,7 @@ func NewGate(t testing.TB, target string) *Gate {
 	return g
 }
 
-// URL is where the gate listens.
+// URL returns the URL of the gate.
 func (g *Gate) URL() string { return "http://" + g.l.Addr().String() }
 
 // Shut lets nothing through.
@@ -131,7 +131,7 @@ func (g *Gate) drop(c net.Conn) {
 	delete(g.conns, c)
 }
 
-// wait waits until the gate is open; false when it is gone.
+// wait waits until the gate is open. It returns false if the gate was closed.
 func (g *Gate) wait(from string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -159,8 +159,8 @@ func (g *Gate) carry(to, from net.Conn, name string) {
 	}
 }
 
-// header reads what a connection begins with: all of an HTTP/1 request's
-// header, or what there is of another protocol.
+// header reads the beginning of a connection: all of an HTTP/1 request's
+// header, or what has arrived of another protocol.
 func header(c net.Conn) ([]byte, error) {
 	var head []byte
 	buf := make([]byte, 4<<10)
@@ -176,8 +176,8 @@ func header(c net.Conn) ([]byte, error) {
 	}
 }
 
-// sender is the member that a request of etcd's peers comes from, in
-// hexadecimal; empty if it does not say.
+// sender returns the member that sent a request between etcd's peers, in
+// hexadecimal; "" if unknown.
 func sender(head []byte) string {
 	_, rest, ok := strings.Cut(string(head), "\r\nX-Server-From: ")
 	if !ok {
@@ -187,8 +187,8 @@ func sender(head []byte) string {
 	return id
 }
 
-// Cut takes members off the network of their peers; Cut() without any puts
-// all back. It does not keep their clients away: put a Gate between.
+// Cut disconnects members from their peers; Cut() without any reconnects all.
+// It does not affect their clients: put a Gate between.
 func (c *Cluster) Cut(members ...int) {
 	c.t.Helper()
 	ids := c.ids()
@@ -202,7 +202,7 @@ func (c *Cluster) Cut(members ...int) {
 	}
 }
 
-// ids are those of the members, in their order, in hexadecimal.
+// ids returns the ids of the members, in order, in hexadecimal.
 func (c *Cluster) ids() []string {
 	c.t.Helper()
 	if c.known != nil {

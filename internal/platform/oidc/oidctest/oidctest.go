@@ -1,6 +1,7 @@
-// Package oidctest is a small OpenID Connect issuer for tests, written without
-// the libraries it is there to try: discovery, keys, the authorization code
-// flow with PKCE for a browser that agrees at once, the device flow, refresh.
+// Package oidctest is a small OpenID Connect issuer for tests. It is written
+// without the libraries under test and has discovery, keys, the authorization
+// code flow with PKCE for a browser that agrees at once, the device flow and
+// refresh.
 package oidctest
 
 import (
@@ -23,9 +24,9 @@ import (
 // Issuer is one issuer, at URL until the test ends.
 type Issuer struct {
 	URL string
-	// Claims are in every token beside those that must be.
+	// Claims are added to the required ones in every token.
 	Claims map[string]any
-	// Life is that of a token.
+	// Life is the lifetime of a token.
 	Life time.Duration
 
 	handler http.Handler
@@ -79,7 +80,7 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// Rotate replaces the key: the old one is published no longer.
+// Rotate replaces the key; the old one is no longer published.
 func (i *Issuer) Rotate(t *testing.T) {
 	t.Helper()
 	k, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -91,13 +92,13 @@ func (i *Issuer) Rotate(t *testing.T) {
 	i.key, i.kid = k, rand.Text()
 }
 
-// Down has the issuer answer 503, or answer again.
+// Down makes the issuer answer 503, or work again.
 func (i *Issuer) Down(down bool) { i.mu.Lock(); defer i.mu.Unlock(); i.down = down }
 
-// Reads is how often its keys were read.
+// Reads returns how often its keys were read.
 func (i *Issuer) Reads() int { i.mu.Lock(); defer i.mu.Unlock(); return i.reads }
 
-// Approve lets the device code through.
+// Approve approves the device code.
 func (i *Issuer) Approve() { i.mu.Lock(); defer i.mu.Unlock(); i.approved = true }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
@@ -110,8 +111,8 @@ func part(v any) string {
 	return b64(b)
 }
 
-// Token is a signed token; claims replace the usual ones, and a nil value
-// leaves one out.
+// Token returns a signed token. claims replace the usual ones; a nil value
+// omits one.
 func (i *Issuer) Token(client string, claims map[string]any) string {
 	return i.Sign(i.header(), i.body(client, claims))
 }
@@ -144,7 +145,7 @@ func (i *Issuer) Sign(header, body map[string]any) string {
 	return text + "." + b64(sig)
 }
 
-// Unsigned is a token without a signature, as alg none has it.
+// Unsigned returns a token without a signature, with alg none.
 func (i *Issuer) Unsigned(client string) string {
 	return part(map[string]any{"alg": "none", "typ": "JWT"}) + "." + part(i.body(client, nil)) + "."
 }
@@ -169,7 +170,7 @@ func (i *Issuer) keys(w http.ResponseWriter, _ *http.Request) {
 		"n": b64(i.key.N.Bytes()), "e": b64(big.NewInt(int64(i.key.E)).Bytes())}}})
 }
 
-// authorize is a user who agrees at once.
+// authorize acts as a user who agrees at once.
 func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	back, err := url.Parse(q.Get("redirect_uri"))
