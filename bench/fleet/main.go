@@ -103,7 +103,7 @@ type measured struct {
 	revision int64
 }
 
-func (b *bench) look(ctx context.Context) (m measured, err error) {
+func (b *bench) readCounters(ctx context.Context) (m measured, err error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", b.Sim+"/sim/calls", nil)
 	if err != nil {
 		return m, err
@@ -129,7 +129,7 @@ func (b *bench) look(ctx context.Context) (m measured, err error) {
 }
 
 func (b *bench) measure(ctx context.Context, ready, started time.Duration) error {
-	before, err := b.look(ctx)
+	before, err := b.readCounters(ctx)
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (b *bench) measure(ctx context.Context, ready, started time.Duration) error
 	if err != nil {
 		return err
 	}
-	after, err := b.look(ctx)
+	after, err := b.readCounters(ctx)
 	if err != nil {
 		return err
 	}

@@ -265,7 +265,7 @@ func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (a
 		if err := q.Bind(&c); err != nil {
 			return nil, err
 		}
-		return nil, h.room(c)
+		return nil, h.applySpace(c)
 	case guest.Shutdown:
 		var c guest.ShutdownCall
 		if err := q.Bind(&c); err != nil {

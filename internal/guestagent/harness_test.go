@@ -22,7 +22,7 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-const patience = waittest.Timeout
+const waitLimit = waittest.Timeout
 
 // port is a channel like a virtio-serial port: while its other end is closed a
 // read ends, and a write waits.
@@ -131,7 +131,7 @@ func ends(t *testing.T) (near, far net.Conn) {
 func newHost(t *testing.T, c net.Conn) *host {
 	h := &host{Peer: guest.NewPeer(c), c: c, exit: make(chan guest.ExitNote, 4), out: map[uint64]string{}}
 	var run sync.WaitGroup
-	run.Go(func() { _ = h.Run(nil, h.hear) })
+	run.Go(func() { _ = h.Run(nil, h.handle) })
 	t.Cleanup(func() { c.Close(); run.Wait() })
 	return h
 }
@@ -147,7 +147,7 @@ func (p *port) connect(t *testing.T) *host {
 	return h
 }
 
-func (h *host) hear(q guest.Request) (any, error) {
+func (h *host) handle(q guest.Request) (any, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch q.Method {
@@ -201,7 +201,7 @@ func (h *host) methods() (out []string) {
 
 func (h *host) do(t *testing.T, method string, params, result any) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	return h.Call(ctx, method, params, result)
 }
@@ -237,7 +237,7 @@ func begin(t *testing.T, change func(*Config)) *port {
 			if err != nil {
 				t.Error(err)
 			}
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			t.Error("the harness does not end")
 		}
 	})
@@ -487,7 +487,7 @@ func TestSocket(t *testing.T) {
 	waittest.Until(t, "the workload knows its socket", func() bool { return h.text() == "socket "+path+"\n" })
 	ask := func(c net.Conn, line string) string {
 		t.Helper()
-		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Fprintln(c, line)
@@ -545,7 +545,7 @@ func TestShutdown(t *testing.T) {
 	h.must(t, guest.Shutdown, guest.ShutdownCall{Grace: 50}, nil)
 	select {
 	case <-off:
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("it does not power off")
 	}
 }

@@ -26,8 +26,8 @@ type reserve struct {
 	own   int64
 }
 
-// room applies the space that the host reports.
-func (h *Harness) room(c guest.RoomCall) error {
+// applySpace applies the space that the host reports.
+func (h *Harness) applySpace(c guest.RoomCall) error {
 	dir, err := ext4Of(h.cfg.Sys, upperDir)
 	if err != nil {
 		return fmt.Errorf("cannot keep room back: %w", err)

@@ -80,7 +80,7 @@ func TestVsock(t *testing.T) {
 		if n.Code != 4 || fast.text() != "said\n" || serial.text() != "" {
 			t.Errorf("exit %+v after %q, and %q over the port", n, fast.text(), serial.text())
 		}
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("nobody said over vsock that the workload ended")
 	}
 	fast.c.Close()
@@ -89,7 +89,7 @@ func TestVsock(t *testing.T) {
 		if n.Code != 4 {
 			t.Errorf("exit %+v", n)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("nobody said it again over the port")
 	}
 }

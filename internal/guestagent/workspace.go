@@ -133,12 +133,12 @@ func ServeWorkspace(args []string, in io.Reader, out io.Writer) error {
 	ended := make(chan error, 2)
 	go func() { ended <- s.Run() }()
 	go h.Run()
-	go func() { ended <- hear(in, h, say) }()
+	go func() { ended <- acceptKeys(in, h, say) }()
 	return <-ended
 }
 
-// hear handles new connections.
-func hear(in io.Reader, h *fuse.Host, say func(error) error) error {
+// acceptKeys handles new connections.
+func acceptKeys(in io.Reader, h *fuse.Host, say func(error) error) error {
 	var b [1 + len(files.Key{})]byte
 	for {
 		if _, err := io.ReadFull(in, b[:]); err != nil {

@@ -15,10 +15,10 @@ import (
 
 // Limits of adoption.
 const (
-	adoptLimit   = 10 * time.Second // search for one run
-	adoptAgain   = 5 * time.Second  // one attempt that a caller waits for
-	adoptAtOnce  = 16               // concurrent searches
-	loadPatience = 2 * time.Second  // how long Load waits before requests are served
+	adoptLimit  = 10 * time.Second // search for one run
+	adoptAgain  = 5 * time.Second  // one attempt that a caller waits for
+	adoptAtOnce = 16               // concurrent searches
+	loadWait    = 2 * time.Second  // how long Load waits before requests are served
 )
 
 // beingSought means that the search for a run is still in progress.
@@ -96,7 +96,7 @@ func (h *Host) adoptAll(ctx context.Context) error {
 	})
 	select {
 	case <-done:
-	case <-time.After(loadPatience):
+	case <-time.After(loadWait):
 		h.log.Warn("not everything has been adopted yet; retrying")
 	}
 	mu.Lock()
@@ -189,9 +189,9 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// settleLimit is how long a request that an earlier daemon sent to another
+// requestLimit is how long a request that an earlier daemon sent to another
 // process can still take effect.
-const settleLimit = 30 * time.Second
+const requestLimit = 30 * time.Second
 
 // adoptAlive adopts a run that was running, paused or in a transition.
 func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
@@ -219,7 +219,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	if i.rt.Capabilities().Shared {
 		if was == power.Pausing {
 			i.mu.Lock()
-			i.proc.settles = i.h.Now().Add(settleLimit)
+			i.proc.ownPauseUntil = i.h.Now().Add(requestLimit)
 			i.mu.Unlock()
 		}
 		// lull records its own pauses before they begin, so this one was made

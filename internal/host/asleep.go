@@ -27,7 +27,7 @@ func (i *inst) scheduleAsleep(now time.Time) {
 		t = d
 	}
 	if !t.IsZero() {
-		i.h.due.Set(i.due, later(t, now))
+		i.h.due.Set(i.due, latest(t, now))
 	} else {
 		i.h.due.Remove(i.due)
 	}
@@ -40,7 +40,7 @@ func (i *inst) wakeDue() time.Time {
 	return i.says.nextDue
 }
 
-func later(a, b time.Time) time.Time {
+func latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}
@@ -57,7 +57,7 @@ func (i *inst) nextStep() (time.Time, power.Instance) {
 	}
 	at, to := i.ladderLocked()
 	if to != "" {
-		at = later(at, i.heldLocked())
+		at = latest(at, i.heldLocked())
 	}
 	return at, to
 }
@@ -72,7 +72,7 @@ func (i *inst) ladderLocked() (time.Time, power.Instance) {
 	var at time.Time
 	var to power.Instance
 	if d := time.Duration(i.spec().HibernateAfter); d > 0 && s != power.Hibernated {
-		at, to = later(since.Add(d), i.retry.notBefore), power.Hibernated
+		at, to = latest(since.Add(d), i.retry.notBefore), power.Hibernated
 	}
 	if stop := i.stopDueLocked(); !stop.IsZero() && (to == "" || stop.Before(at)) {
 		at, to = stop, power.Stopped
@@ -102,7 +102,7 @@ func (i *inst) stopDueLocked() time.Time {
 func (i *inst) heldLocked() time.Time {
 	end := i.rec.SnoozedUntil
 	for _, l := range i.rec.Leases {
-		end = later(end, l.ExpiresAt)
+		end = latest(end, l.ExpiresAt)
 	}
 	return end
 }
@@ -139,7 +139,7 @@ func (i *inst) checkAsleep() {
 		return
 	}
 	if i.h.Halted() != nil || i.h.unwritable() != "" {
-		at = later(at, now.Add(time.Second))
+		at = latest(at, now.Add(time.Second))
 	}
 	if now.Before(at) {
 		if d := i.wakeDue(); !d.IsZero() && d.Before(at) {
@@ -359,10 +359,10 @@ func (i *inst) repair() {
 	}
 }
 
-// settle brings i to rest before a request is carried out: it adopts a run left
+// stabilize brings i to rest before a request is carried out: it adopts a run left
 // by an earlier daemon and repairs a transition that failed halfway. The caller
 // holds the lock.
-func (i *inst) settle() error {
+func (i *inst) stabilize() error {
 	if err := i.takenOver(); err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ const unwatchableRetry = time.Minute
 // must be caught.
 //
 // Pausing happens under the instance's lock, after the workload has written out
-// its data (attempt.settle):
+// its data (attempt.flush):
 //
 //	intent      the intent to pause is on disk
 //	gate        arrivals at the relay are held and counted
@@ -83,14 +83,14 @@ type attempt struct {
 
 func standardFence() fence {
 	return fence{
-		pause: []step{{"intent", intent}, {"gate", closeGate}, {"freeze", freeze}, {"look", look},
-			{"arm", arm}, {"look-again", lookAgain}, {"commit", commitPause}},
+		pause: []step{{"intent", intent}, {"gate", closeGate}, {"freeze", freeze}, {"look", checkFrozen},
+			{"arm", arm}, {"look-again", finalCheck}, {"commit", commitPause}},
 		undo:   []step{{"undo-disarm", disarm}, {"undo-thaw", thaw}, {"undo-publish", publishUndone}},
-		deeper: []step{{"deeper-look", lookAgain}, {"deeper-save", save}, {"deeper-commit", commitSaved}},
+		deeper: []step{{"deeper-look", finalCheck}, {"deeper-save", save}, {"deeper-commit", commitSaved}},
 		wake:   []step{{"disarm", disarm}, {"thaw", thaw}, {"publish", publishWoken}},
-		resumePause: []step{{"gate", closeGate}, {"freeze", freeze}, {"look", look}, {"arm", arm},
-			{"look-again", lookAgain}, {"commit", commitPause}},
-		stop: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-look", lookUnlessForced},
+		resumePause: []step{{"gate", closeGate}, {"freeze", freeze}, {"look", checkFrozen}, {"arm", arm},
+			{"look-again", finalCheck}, {"commit", commitPause}},
+		stop: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-look", checkUnlessForced},
 			{"stop-signal", askToEnd}, {"stop-disarm", disarm}, {"stop-thaw", thaw}},
 	}
 }
@@ -133,7 +133,7 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if a.work == nil {
 		return fmt.Errorf("cannot pause %s: it has no process", i.name())
 	}
-	if err := a.settle(); err != nil {
+	if err := a.flush(); err != nil {
 		fault(span, err)
 		i.emit("pause_cancelled", by, err.Error())
 		return err
@@ -165,16 +165,16 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	return err
 }
 
-// settle has the workload write out the data that it must not lose. Clients
+// flush has the workload write out the data that it must not lose. Clients
 // pass in the meantime, so that none has to wait. A client that arrives cancels
 // the pause before it begins.
-func (a *attempt) settle() error {
-	s, ok := a.work.(instance.Settler)
+func (a *attempt) flush() error {
+	s, ok := a.work.(instance.Flusher)
 	if !ok {
 		return nil
 	}
-	s.Settle(a.ctx)
-	return look(a)
+	s.Flush(a.ctx)
+	return checkFrozen(a)
 }
 
 // asItIs returns an attempt that starts from the instance's present state.
@@ -211,10 +211,10 @@ func freeze(a *attempt) error {
 	return nil
 }
 
-// look reads everything again while the workload is frozen.
-func look(a *attempt) error {
+// checkFrozen reads everything again while the workload is frozen.
+func checkFrozen(a *attempt) error {
 	i := a.i
-	v := i.judge(i.look(a.work))
+	v := i.judge(i.sample(a.work))
 	if a.by == byIdle && !v.Eligible {
 		return &errStirred{v.Blocks[0].Sentence}
 	}
@@ -248,7 +248,7 @@ func arm(a *attempt) error {
 	return nil
 }
 
-func lookAgain(a *attempt) error {
+func finalCheck(a *attempt) error {
 	if a.guard != nil {
 		if what := a.guard.Pending(); what != "" {
 			return &errStirred{what}
@@ -257,12 +257,12 @@ func lookAgain(a *attempt) error {
 	return a.stirred()
 }
 
-// lookUnlessForced is look, but a forced stop ignores what it finds.
-func lookUnlessForced(a *attempt) error {
+// checkUnlessForced is checkFrozen, but a forced stop ignores what it finds.
+func checkUnlessForced(a *attempt) error {
 	if a.force {
 		return nil
 	}
-	return lookAgain(a)
+	return finalCheck(a)
 }
 
 // stirred returns an error if anything arrived other than through a socket of

@@ -193,7 +193,7 @@ func (w *world) recorded(r *instance.Record) {
 // check is a check that decides nothing: the instance is not idle yet.
 func (i *inst) check() {
 	i.acquire()
-	i.look(i.workload())
+	i.sample(i.workload())
 	i.release()
 }
 

@@ -211,7 +211,7 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 // cut. An error means that it has to be started anew.
 func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	if i.rt.Capabilities().Network {
-		return errors.New("its relay ended with the daemon") // rest prepares a stopped instance for connections. They start it, wait for the pending restart, or are refused because its sockets are closed. The caller holds the lock.
+		return errors.New("its relay ended with the daemon") // no client is connected to it
 	}
 	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
 		if ls, err := w.Listeners(); err != nil || listeners.Missing(i.spec().Expose, ls) != "" {
@@ -236,9 +236,9 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// rest prepares a stopped instance for connections: they start it, wait for the
-// restart that is due, or are refused because its sockets are closed. The
-// caller holds the lock.
+// rest prepares a stopped instance for connections. They start it, wait for the
+// pending restart, or are refused because its sockets are closed. The caller
+// holds the lock.
 func (i *inst) rest() {
 	addrs := i.keptAddrs()
 	if len(addrs) == 0 || i.turn.again {
@@ -339,7 +339,7 @@ const restartedByUser = "restarted by a user"
 // endForRestart stops i for a restart, which the next daemon completes if this
 // one ends in between. The caller holds the lock.
 func (i *inst) endForRestart(ctx context.Context, by string) error {
-	if err := i.settle(); err != nil {
+	if err := i.stabilize(); err != nil {
 		return err
 	}
 	if i.state() == power.Stopped {

@@ -94,13 +94,13 @@ type turn struct {
 
 // proc is the present run. Guarded by mu.
 type proc struct {
-	work    Workload
-	guard   Guard
-	held    Guard // watches the kept sockets while stopped
-	frozen  bool
-	over    chan struct{} // closed when the run is known to be over
-	missing error         // why this daemon does not know the run that the record names
-	settles time.Time     // until then, a pause from outside is one that an earlier daemon requested
+	work          Workload
+	guard         Guard
+	held          Guard // watches the kept sockets while stopped
+	frozen        bool
+	over          chan struct{} // closed when the run is known to be over
+	missing       error         // why this daemon does not know the run that the record names
+	ownPauseUntil time.Time     // until then, a pause from outside is one that an earlier daemon requested
 }
 
 // seen is what the last checks found. Guarded by mu.
@@ -302,7 +302,7 @@ func (i *inst) Record() instance.Record {
 	return i.rec
 }
 
-// byIDNow returns an instance; nil if there is none.
+// Removed reports whether the instance was removed.
 func (i *inst) Removed() bool { return i.requests.deleted.Load() }
 
 // MarkRemoved ends the writing of records of the instance.

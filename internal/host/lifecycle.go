@@ -34,7 +34,7 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 		return err
 	}
 	defer leave()
-	if err := i.settle(); err != nil {
+	if err := i.stabilize(); err != nil {
 		return err
 	}
 	if err := may(); err != nil {

@@ -252,7 +252,7 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	}
 	defer i.release()
 	i.serve()
-	if err := i.settle(); err != nil {
+	if err := i.stabilize(); err != nil {
 		return err
 	}
 	switch s := i.state(); s {
@@ -288,7 +288,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 		return err
 	}
 	defer leave()
-	if err := i.settle(); err != nil {
+	if err := i.stabilize(); err != nil {
 		return err
 	}
 	switch s := i.state(); s {

@@ -137,7 +137,7 @@ func (i *inst) follow(still bool, why string) error {
 	switch s := i.state(); {
 	case s == power.Running && still:
 		i.mu.Lock()
-		unsettled := i.h.Now().Before(i.proc.settles)
+		unsettled := i.h.Now().Before(i.proc.ownPauseUntil)
 		i.mu.Unlock()
 		if unsettled {
 			return i.workload().Thaw()

@@ -64,9 +64,9 @@ func (i *inst) policy() idle.Policy {
 	return p
 }
 
-// look samples the workload and turns it into evidence. Deltas are measured
+// sample samples the workload and turns it into evidence. Deltas are measured
 // from the base sample, which only advance moves.
-func (i *inst) look(w Workload) idle.Evidence {
+func (i *inst) sample(w Workload) idle.Evidence {
 	i.mu.Lock()
 	ports, quiet := i.rec.Endpoints, time.Duration(i.spec().QuietConnectionAfter)
 	i.mu.Unlock()
@@ -189,7 +189,7 @@ func (i *inst) checkRunning() {
 	}
 	ctx, span := i.span(i.h.ctx, "instance.detect")
 	defer span.End()
-	e := i.look(w)
+	e := i.sample(w)
 	i.noteTrouble(w)
 	v := i.judge(e)
 	traceVerdict(span, &v)

@@ -19,12 +19,12 @@ func (s settling) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	if err != nil {
 		return nil, err
 	}
-	return settler{w.(*hosttest.Proc)}, nil
+	return slowFlusher{w.(*hosttest.Proc)}, nil
 }
 
-type settler struct{ *hosttest.Proc }
+type slowFlusher struct{ *hosttest.Proc }
 
-func (settler) Settle(context.Context) { <-time.After(5 * time.Second) }
+func (slowFlusher) Flush(context.Context) { <-time.After(5 * time.Second) }
 
 // TestSettleHoldsNobody checks that a client that comes while a program writes
 // out its data is answered at once and cancels the pause. Without a client, the

@@ -164,7 +164,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		held, stop := i.heldLocked(), i.stopDueLocked()
 		i.mu.Unlock()
 		if !stop.IsZero() && r.PausedBy != byOutside {
-			o.StopAt = ptr(later(stop, held))
+			o.StopAt = ptr(latest(stop, held))
 		}
 		at, to := i.nextStep()
 		o.NextStep, o.NextStepAt = string(to), ptr(at)
@@ -234,7 +234,7 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	}
 	if i.state() == power.Running && i.tryAcquire() { // fresh readings, unless a transition is in progress
 		if w := i.workload(); w != nil {
-			e := i.look(w)
+			e := i.sample(w)
 			i.noteTrouble(w)
 			i.judge(e)
 		}

@@ -69,7 +69,7 @@ func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
 		return err
 	}
 	defer leave()
-	if err := i.settle(); err != nil {
+	if err := i.stabilize(); err != nil {
 		return err
 	}
 	if err := i.mayWake(a); err != nil {

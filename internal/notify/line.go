@@ -211,8 +211,7 @@ func (l *line) take(b store.Batch) {
 	l.q.seen = max(l.q.seen, b.Revision)
 }
 
-// nextTry returns when a failing receiver is retried; zero for one that does
-// not fail.
+// items returns the events of an entry that the channel wants.
 func (l *line) items(v store.Value) []*item {
 	e, err := audit.DecodeEntry(v)
 	if err != nil {

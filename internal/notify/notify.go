@@ -246,7 +246,7 @@ func (n *Notifier) forget(ctx context.Context, guard store.Cond, set settings.Se
 func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c channel.Channel, set settings.Settings) *running {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &running{channel: c, set: set, cancel: cancel, retry: make(chan channel.DeadLetter, 256), ended: make(chan struct{})}
-	l := &line{n: n, name: name, channel: c, set: set, guard: guard, retry: r.retry, to: &later{n: n, name: name, channel: c, set: set}}
+	l := &line{n: n, name: name, channel: c, set: set, guard: guard, retry: r.retry, to: &lazyReceiver{n: n, name: name, channel: c, set: set}}
 	go func() { // the supervisor waits for ended
 		defer close(r.ended)
 		r.err = l.run(ctx)
@@ -292,9 +292,9 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- channel.DeadLetter
 	}
 }
 
-// later opens its receiver on first use, so that an unreadable secret is a
+// lazyReceiver opens its receiver on first use, so that an unreadable secret is a
 // failure of the receiver like any other.
-type later struct {
+type lazyReceiver struct {
 	n       *Notifier
 	name    string
 	channel channel.Channel
@@ -304,7 +304,7 @@ type later struct {
 	to receiver
 }
 
-func (l *later) close() {
+func (l *lazyReceiver) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.to != nil {
@@ -312,7 +312,7 @@ func (l *later) close() {
 	}
 }
 
-func (l *later) prepare() (receiver, error) {
+func (l *lazyReceiver) prepare() (receiver, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.to != nil {
@@ -325,7 +325,7 @@ func (l *later) prepare() (receiver, error) {
 	return to, err
 }
 
-func (l *later) send(ctx context.Context, m message) error {
+func (l *lazyReceiver) send(ctx context.Context, m message) error {
 	to, err := l.prepare()
 	if err != nil {
 		return err

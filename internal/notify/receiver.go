@@ -96,7 +96,7 @@ func (n *Notifier) open(name string, c channel.Channel, s settings.Settings) (re
 		return nil, err
 	}
 	if c.Type == channel.Slack {
-		return &room{client, s.Zone()}, nil
+		return &slackHook{client, s.Zone()}, nil
 	}
 	return &hook{client, "lull/" + n.cfg.Fleet.ID()}, nil
 }
@@ -130,15 +130,15 @@ func (h *hook) send(ctx context.Context, m message) error {
 	return h.client.Send(ctx, m.id, events...)
 }
 
-// room is a Slack-compatible webhook.
-type room struct {
+// slackHook is a Slack-compatible webhook.
+type slackHook struct {
 	client *webhook.Client
 	zone   *time.Location
 }
 
-func (r *room) close() { r.client.Close() }
+func (r *slackHook) close() { r.client.Close() }
 
-func (r *room) send(ctx context.Context, m message) error {
+func (r *slackHook) send(ctx context.Context, m message) error {
 	return r.client.Text(ctx, chat(m, r.zone))
 }
 

@@ -232,7 +232,7 @@ func oneByte(addr string) error {
 		return err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	if _, err := c.Write([]byte("x")); err != nil {
 		return err
 	}
@@ -252,14 +252,14 @@ func TestBytesOfQuietConnectionsWake(t *testing.T) {
 		var addr string
 		w.in, addr = expose(t, startRouter(t), w, Options{})
 		var sent, answered, pauses atomic.Int64
-		end := time.Now().Add(2 * patience)
+		end := time.Now().Add(2 * waitLimit)
 		enough := func() bool {
 			return t.Failed() || time.Now().After(end) || sent.Load() >= bytes && pauses.Load() >= wantPauses
 		}
 		var wg sync.WaitGroup
 		for range 3 {
 			c := dialTo(t, addr)
-			_ = c.SetDeadline(end.Add(patience))
+			_ = c.SetDeadline(end.Add(waitLimit))
 			wg.Go(func() {
 				var b [1]byte
 				for first := true; first || !enough(); first = false {

@@ -77,7 +77,7 @@ func ask(t *testing.T, addr string, edit func(*http.Request)) (*http.Response, s
 	t.Helper()
 	tr := &http.Transport{}
 	defer tr.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, "GET", "http://"+addr+"/path", nil)
 	if err != nil {

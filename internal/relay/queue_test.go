@@ -54,7 +54,7 @@ func TestClientGoneWhileWaitingEndsTheWake(t *testing.T) {
 				if !errors.Is(err, errAbandoned) {
 					t.Errorf("the wake ended with %v", err)
 				}
-			case <-time.After(patience):
+			case <-time.After(waitLimit):
 				t.Fatal("a client that went away keeps waking")
 			}
 			waittest.Until(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
@@ -193,7 +193,7 @@ func TestFailedWakeResetsNoClient(t *testing.T) {
 	waittest.Until(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
 	wake <- errors.New("no space left for the guest")
 	for _, c := range clients {
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(waitLimit))
 		if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
 			t.Errorf("got %q, %v, want a clean close", b, err)
 		}

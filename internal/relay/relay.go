@@ -209,7 +209,7 @@ func (c *conn) move(f *flow, src, dst int) (moved int, broken bool) {
 			}
 			if f.stuck() {
 				f.blocked = true
-				c.wantRoom(dst)
+				c.wantWritable(dst)
 				return moved, false
 			}
 		}
@@ -369,8 +369,8 @@ func (c *conn) fill(f *flow, src int) {
 	}
 }
 
-// wantRoom registers dst for the edge that reports free buffer space.
-func (c *conn) wantRoom(dst int) {
+// wantWritable registers dst for the edge that reports free buffer space.
+func (c *conn) wantWritable(dst int) {
 	out, watched := &c.cOut, c.watched
 	if dst == c.bfd {
 		out, watched = &c.bOut, c.bWatched

@@ -22,7 +22,7 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-const patience = waittest.Timeout
+const waitLimit = waittest.Timeout
 
 // switchWaker is an instance whose state the test sets.
 type switchWaker struct {
@@ -148,7 +148,7 @@ func dialTo(t *testing.T, addr string) *net.TCPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	return c.(*net.TCPConn)
 }
 
@@ -279,7 +279,7 @@ func TestHalfCloseBothWays(t *testing.T) {
 			if got != "after the server's end" {
 				t.Fatalf("server read %q", got)
 			}
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			t.Fatal("the client's end never came")
 		}
 	})

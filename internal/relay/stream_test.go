@@ -34,7 +34,7 @@ func TestOtherListeners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(waitLimit))
 		fmt.Fprint(c, "hello")
 		_ = c.(*net.UnixConn).CloseWrite()
 		if b, err := io.ReadAll(c); err != nil || string(b) != "hello" {

@@ -64,7 +64,7 @@ func TestHungDaemon(t *testing.T) {
 	t.Logf("thawed %s after the last beat", time.Since(began).Round(time.Millisecond))
 	select {
 	case <-b.c.Done():
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("the connection of the hung daemon stays")
 	}
 	b.connect()

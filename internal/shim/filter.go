@@ -146,17 +146,17 @@ func filterSelf(socket int) error {
 	}
 }
 
-// stageWords is the report of the exec stage.
-type stageWords struct {
+// stageReport is the report of the exec stage.
+type stageReport struct {
 	fd      int  // reports the program's binds; -1 without a filter
-	noPrivs bool // hearStage reads the report of the exec stage from the other end of its handoff socket. An error means that the stage has ended or does not answer.
+	noPrivs bool // the program runs with no_new_privs
 	why     string
 }
 
-// hearStage reads what the exec stage says on the other end of its handoff
+// readStage reads the report of the exec stage from the other end of its handoff
 // socket. An error means that the stage has ended or does not answer.
-func hearStage(socket int) (stageWords, error) {
-	out := stageWords{fd: -1}
+func readStage(socket int) (stageReport, error) {
+	out := stageReport{fd: -1}
 	limit := unix.NsecToTimeval(stageLimit.Nanoseconds())
 	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
 		return out, err

@@ -111,7 +111,7 @@ func (s *Shim) dupFilter(k key) (int, error) {
 
 // takeFilter takes the descriptor from the exec stage's report. Without a
 // filter it returns an error that names the failed step.
-func (s *Shim) takeFilter(k key, w stageWords) error {
+func (s *Shim) takeFilter(k key, w stageReport) error {
 	if w.fd < 0 {
 		return &shimctl.Error{Code: shimctl.CodeStage, Step: shimctl.StepHandoff, Message: "cannot hand sockets over: " + w.why}
 	}

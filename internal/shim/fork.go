@@ -25,7 +25,7 @@ type forking struct {
 	cgroups  []string
 	listen   func() (fds []int, names string, err error) // with mu held
 	register func(pid int, start uint64) error           // with mu held; an error ends the stage
-	filtered func(stageWords) error                      // takes the descriptor that reports the program's binds; nil requests no filter
+	filtered func(stageReport) error                     // takes the descriptor that reports the program's binds; nil requests no filter
 
 	handoff [2]int // socket for that descriptor: our end and the stage's
 }
@@ -78,7 +78,7 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	}
 	specW.Close()
 	if f.filtered != nil {
-		if err := f.hear(); err != nil {
+		if err := f.awaitFilter(); err != nil {
 			_ = unix.Kill(pid, unix.SIGKILL)
 			var said *shimctl.Error
 			if errors.As(err, &said) {
@@ -103,10 +103,10 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 		Message: fmt.Sprintf("step %s: %s", why.Step, why.What)}
 }
 
-// hear takes the descriptor that reports the program's binds and lets the stage
+// awaitFilter takes the descriptor that reports the program's binds and lets the stage
 // continue. A stage that has ended reports the reason on its own pipe.
-func (f *forking) hear() error {
-	words, err := hearStage(f.handoff[0])
+func (f *forking) awaitFilter() error {
+	words, err := readStage(f.handoff[0])
 	if err == unix.EPIPE || err == unix.ECONNRESET {
 		return nil
 	}

@@ -230,13 +230,13 @@ func TestHandoffKeepsClients(t *testing.T) {
 			var wg sync.WaitGroup
 			ask := func() {
 				wg.Go(func() {
-					c, err := net.DialTimeout("tcp", addr, patience)
+					c, err := net.DialTimeout("tcp", addr, waitLimit)
 					if err != nil {
 						t.Errorf("run %d of %q: %v", run+1, steps, err)
 						return
 					}
 					defer c.Close()
-					_ = c.SetDeadline(time.Now().Add(patience))
+					_ = c.SetDeadline(time.Now().Add(waitLimit))
 					if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "served\n" {
 						t.Errorf("run %d of %q: answered %q, %v", run+1, steps, line, err)
 					}
@@ -283,7 +283,7 @@ func TestHandoffOutlivesShim(t *testing.T) {
 			}
 			// The call has come when its report can be read.
 			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			if n, err := unix.Poll(poll, int(patience.Milliseconds())); err != nil || n != 1 {
+			if n, err := unix.Poll(poll, int(waitLimit.Milliseconds())); err != nil || n != 1 {
 				t.Fatalf("no bind is reported: %d, %v", n, err)
 			}
 			if read {

@@ -51,14 +51,14 @@ func TestBothKilledKeepsClients(t *testing.T) {
 			s, fd := b.begin(b.handoff("a", 1, addr, "tcp4 a\nawait "+file+"\nbind a "+addr+"\nserve a"))
 			var wg sync.WaitGroup
 			ask := func(when string) {
-				c, err := net.DialTimeout("tcp", addr, patience) // it is in the queue
+				c, err := net.DialTimeout("tcp", addr, waitLimit) // it is in the queue
 				if err != nil {
 					t.Errorf("%s: %v", when, err)
 					return
 				}
 				wg.Go(func() {
 					defer c.Close()
-					_ = c.SetDeadline(time.Now().Add(patience))
+					_ = c.SetDeadline(time.Now().Add(waitLimit))
 					if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "served\n" {
 						t.Errorf("%s: answered %q, %v", when, line, err)
 					}
@@ -121,7 +121,7 @@ func TestKeeperReplaced(t *testing.T) {
 				dog := watchdogOf(b.cmd.Process.Pid)
 				return dog != 0 && dog != first && listens(dog) >= 2
 			})
-			c, err := net.DialTimeout("tcp", addr, patience)
+			c, err := net.DialTimeout("tcp", addr, waitLimit)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -55,7 +55,7 @@ func shimMain(dir string) int {
 	return 0
 }
 
-const patience = waittest.Timeout
+const waitLimit = waittest.Timeout
 
 // bench is a shim under test with a daemon's end of it.
 type bench struct {

@@ -186,14 +186,14 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // the daemon keeps a duplicate for a moment
 	unix.Close(h.fd)
 	for _, fd := range clients {
-		awaitRoom(program)
+		awaitBacklog(program)
 		s.pass(id, fd, addr)
 	}
 }
 
-// awaitRoom waits until at most half of a listener's backlog is in use. A
+// awaitBacklog waits until at most half of a listener's backlog is in use. A
 // connection that finds it full is established on one side only.
-func awaitRoom(listener int) {
+func awaitBacklog(listener int) {
 	for end := time.Now().Add(dialLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		// For a listener, these are the length and the limit of its backlog.
 		info, err := unix.GetsockoptTCPInfo(listener, unix.IPPROTO_TCP, unix.TCP_INFO)

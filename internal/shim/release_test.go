@@ -61,7 +61,7 @@ func TestRelease(t *testing.T) {
 			step(3)
 			b.waitText(b.logPath("a"), "b=")
 			var line string
-			for end := time.Now().Add(patience); line == "" && time.Now().Before(end); <-time.After(time.Millisecond) {
+			for end := time.Now().Add(waitLimit); line == "" && time.Now().Before(end); <-time.After(time.Millisecond) {
 				if c, err := net.Dial("tcp", addr); err == nil { // it may not listen yet
 					line, _ = bufio.NewReader(c).ReadString('\n')
 					c.Close()
@@ -75,7 +75,7 @@ func TestRelease(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.exit("a", 1)
-			c, err := net.DialTimeout("tcp", addr, patience)
+			c, err := net.DialTimeout("tcp", addr, waitLimit)
 			if err != nil {
 				t.Fatalf("after the end: %v, want that the client waits", err)
 			}

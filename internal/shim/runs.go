@@ -251,7 +251,7 @@ func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) (noPrivs boo
 		if err := s.keepHeld(m.ID, m.Handoff); err != nil {
 			return false, err
 		}
-		f.filtered = func(w stageWords) error {
+		f.filtered = func(w stageReport) error {
 			noPrivs = w.noPrivs
 			return s.takeFilter(r.key(), w)
 		}

@@ -111,7 +111,7 @@ func (s *Shim) tryHandoff(ctx context.Context) (m shimctl.HandoffCheck, err erro
 	work := forking{what: "try a handoff", stdio: [3]int{int(null.Fd()), int(in.Fd()), int(in.Fd())},
 		spec:     stageSpec{Command: []string{s.cfg.Exe, TryVerb, f.String()}, Env: []string{"GOMAXPROCS=1"}, Dir: "/"},
 		register: func(int, uint64) error { return nil }}
-	work.filtered = func(w stageWords) error {
+	work.filtered = func(w stageReport) error {
 		m.NoNewPrivs = w.noPrivs
 		return s.takeFilter(k, w)
 	}

@@ -94,10 +94,10 @@ type (
 	// Troubled is a workload that can report what keeps it from working
 	// although its run continues; "" for nothing. Trouble does not block.
 	Troubled interface{ Trouble() string }
-	// Settler is a workload that writes down, before it is frozen for what may be
+	// Flusher is a workload that writes down, before it is frozen for what may be
 	// long, what it must not lose. It may take seconds, in which it serves.
-	Settler interface {
-		Settle(ctx context.Context)
+	Flusher interface {
+		Flush(ctx context.Context)
 	}
 	// Hibernator is a workload that can be saved to disk while it is frozen.
 	// Thaw restores it; when that is impossible its error is a

@@ -95,7 +95,7 @@ func (k *Dockerd) Start() {
 	}
 	k.cmd, k.gone = cmd, make(chan struct{})
 	go func(gone chan struct{}) { _ = cmd.Wait(); close(gone) }(k.gone)
-	if !waittest.Within(Patience, func() bool {
+	if !waittest.Within(WaitLimit, func() bool {
 		return k.Over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.Socket(), "version").Run() == nil
 	}) || k.Over() {
 		b, _ := os.ReadFile(k.dir + "/log")
@@ -118,7 +118,7 @@ func (k *Dockerd) Stop() {
 	_ = k.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 	select {
 	case <-k.gone:
-	case <-time.After(Patience):
+	case <-time.After(WaitLimit):
 		k.T.Error("dockerd does not end")
 		_ = k.cmd.Process.Kill()
 		<-k.gone

@@ -108,7 +108,7 @@ func (h *Host) Boot() {
 	c := h.child
 	c.cmd, c.gone, c.killed = cmd, make(chan struct{}), false
 	go func() { c.err = cmd.Wait(); close(c.gone) }() // end waits for this goroutine
-	if !waittest.Within(Patience, func() bool { _, err := h.Status(h.T.Context()); return err == nil || h.Over() }) || h.Over() {
+	if !waittest.Within(WaitLimit, func() bool { _, err := h.Status(h.T.Context()); return err == nil || h.Over() }) || h.Over() {
 		h.T.Fatalf("the daemon does not come up:\n%s", h.Log())
 	}
 }
@@ -152,7 +152,7 @@ func (h *Host) Log() string {
 
 // end ends everything, and fails the test if something does not end.
 func (h *Host) end() {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), WaitLimit)
 	defer cancel()
 	switch {
 	case h.cmd == nil: // it never started
@@ -206,7 +206,7 @@ func (h *Host) endShim() {
 		return
 	}
 	_ = syscall.Kill(pid, syscall.SIGTERM)
-	if !waittest.Within(Patience, func() bool { return h.ShimPID() == 0 }) {
+	if !waittest.Within(WaitLimit, func() bool { return h.ShimPID() == 0 }) {
 		h.T.Errorf("the shim %d does not end", pid)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
@@ -216,7 +216,7 @@ func (h *Host) endShim() {
 // the names of leftover guest files.
 func (h *Host) left() (what []string) {
 	var pids []int
-	waittest.Within(Patience, func() bool { pids = h.Processes(); return len(pids) == 0 })
+	waittest.Within(WaitLimit, func() bool { pids = h.Processes(); return len(pids) == 0 })
 	for _, pid := range pids {
 		what = append(what, fmt.Sprintf("process %d: %q", pid, read(pid, "cmdline")))
 		_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -251,8 +251,8 @@ func (h *Host) Said(name string) string {
 	return b.String()
 }
 
-// Look returns an instance, which must exist. It wakes nothing.
-func (h *Host) Look(name string) hostctl.Instance {
+// Show returns an instance, which must exist. It wakes nothing.
+func (h *Host) Show(name string) hostctl.Instance {
 	h.T.Helper()
 	o, err := h.Get(h.T.Context(), name)
 	if err != nil {

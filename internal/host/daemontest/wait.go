@@ -9,16 +9,16 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// Patience bounds every wait.
-const Patience = waittest.Timeout
+// WaitLimit bounds every wait.
+const WaitLimit = waittest.Timeout
 
 // Wait polls until cond returns true. After Patience it fails the test with the
 // last value of saw.
 func Wait(t testing.TB, what string, cond func() (ok bool, saw string)) {
 	t.Helper()
 	var last string
-	if !waittest.Within(Patience, func() (ok bool) { ok, last = cond(); return ok }) {
-		t.Fatalf("waited %s in vain: %s; last seen: %s", Patience, what, last)
+	if !waittest.Within(WaitLimit, func() (ok bool) { ok, last = cond(); return ok }) {
+		t.Fatalf("waited %s in vain: %s; last seen: %s", WaitLimit, what, last)
 	}
 }
 

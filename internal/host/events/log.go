@@ -16,12 +16,12 @@ const (
 	segmentBytes = 512 << 10
 	queueLength  = 4096
 	syncInterval = time.Second
-	patience     = 100 * time.Millisecond // longest wait for the disk before an event is published
+	diskWait     = 100 * time.Millisecond // longest wait for the disk before an event is published
 )
 
 // Log keeps up to 4 MiB of a host's events across restarts. If the daemon is
 // killed, no event that a reader saw is lost, unless the disk took longer than
-// patience. If the machine loses power, the last second is lost.
+// diskWait. If the machine loses power, the last second is lost.
 type Log struct {
 	log     segment.Values[hostctl.Event]
 	say     *slog.Logger
@@ -77,7 +77,7 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 }
 
 // take logs an event. It returns once the event would survive a kill of the
-// daemon, or after patience.
+// daemon, or after diskWait.
 func (l *Log) take(e hostctl.Event) {
 	u := unwritten{e, make(chan struct{})}
 	l.mu.Lock()
@@ -96,7 +96,7 @@ func (l *Log) take(e hostctl.Event) {
 	if !wait {
 		return
 	}
-	late := time.NewTimer(patience)
+	late := time.NewTimer(diskWait)
 	defer late.Stop()
 	select {
 	case <-u.written:

@@ -23,11 +23,11 @@ type Caches struct {
 	UsersOf func(instance.Image) []string
 	MaxAge  time.Duration // how long an unused image is kept; 0 keeps it forever
 	MaxSize int64         // total bytes above which unused images are removed; 0 means no limit
-	Halted  func() bool   // nothing is removed automatically meanwhile
+	Halted  func() bool   // automatic actions are halted, so nothing is removed
 	Log     *slog.Logger
 }
 
-// automatic actions are halted, so nothing is removed
+// List lists the cached images, largest first.
 func (c *Caches) List(ctx context.Context) ([]hostctl.Image, error) {
 	out := []hostctl.Image{}
 	var errs []error

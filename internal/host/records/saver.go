@@ -30,9 +30,9 @@ type Owner interface {
 // are acted on; a record that may follow its change is queued by WriteLater. The
 // generation of a record prevents an older one from overwriting a newer one.
 type Saver struct {
-	to   Store
-	find func(id string) Owner          // nil if it no longer exists
-	told func(id string, trouble error) // called when writes begin to fail, and with nil when they succeed again
+	to        Store
+	find      func(id string) Owner          // nil if it no longer exists
+	onTrouble func(id string, trouble error) // called when writes begin to fail, and with nil when they succeed again
 
 	mu      sync.Mutex
 	written map[string]uint64 // generation on disk
@@ -75,7 +75,7 @@ func (s *Saver) put(r *instance.Record) error {
 	}
 	s.mu.Unlock()
 	if (was != nil) != (err != nil) {
-		s.told(r.ID, err)
+		s.onTrouble(r.ID, err)
 		if err != nil {
 			s.kicked()
 		}
@@ -124,8 +124,8 @@ func (s *Saver) kicked() {
 // NewSaver returns a saver that writes to a store. find returns the instance with
 // an ID, nil for none. told is called when records can no longer be written, with
 // the ID of the instance whose record failed, and with a nil error once they can.
-func NewSaver(to Store, find func(id string) Owner, told func(id string, trouble error)) *Saver {
-	s := &Saver{to: to, find: find, told: told, written: map[string]uint64{}, dirty: map[string]Owner{},
+func NewSaver(to Store, find func(id string) Owner, onTrouble func(id string, trouble error)) *Saver {
+	s := &Saver{to: to, find: find, onTrouble: onTrouble, written: map[string]uint64{}, dirty: map[string]Owner{},
 		kick: make(chan struct{}, 1), done: make(chan struct{})}
 	for n := range s.order {
 		s.order[n] = make(chan struct{}, 1)

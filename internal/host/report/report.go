@@ -84,7 +84,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 
 // reports sends changes as they happen, and a full report every Every.
 func (r *Reporter) reports(ctx context.Context) {
-	t := telling{r: r, seed: maphash.MakeSeed(), began: time.Now()}
+	t := progress{r: r, seed: maphash.MakeSeed(), began: time.Now()}
 	seen, failures := r.Host.Events().Last(), 0
 	for ctx.Err() == nil {
 		events, gone, more := r.Host.Events().Since(seen)
@@ -94,8 +94,8 @@ func (r *Reporter) reports(ctx context.Context) {
 		if gone {
 			t.anew()
 		}
-		err := t.tell(ctx, events)
-		r.told(err)
+		err := t.send(ctx, events)
+		r.recordOutcome(err)
 		if ctx.Err() != nil {
 			return
 		}
@@ -115,8 +115,8 @@ func (r *Reporter) reports(ctx context.Context) {
 	}
 }
 
-// told records the outcome of a report and logs it when it changes.
-func (r *Reporter) told(err error) {
+// recordOutcome records the outcome of a report and logs it when it changes.
+func (r *Reporter) recordOutcome(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now().Round(0)
@@ -136,8 +136,8 @@ func (r *Reporter) told(err error) {
 	}
 }
 
-// telling is the progress of the reports. Zero values start from scratch.
-type telling struct {
+// progress is the progress of the reports. Zero values start from scratch.
+type progress struct {
 	r     *Reporter
 	seed  maphash.Seed
 	began time.Time
@@ -156,10 +156,10 @@ type sums struct {
 	memory      int64
 }
 
-func (t *telling) anew() { t.last, t.sums = 0, nil }
+func (t *progress) anew() { t.last, t.sums = 0, nil }
 
-// tell sends the changes since the last report.
-func (t *telling) tell(ctx context.Context, events []hostctl.Event) error {
+// send sends the changes since the last report.
+func (t *progress) send(ctx context.Context, events []hostctl.Event) error {
 	for {
 		resend, err := t.once(ctx, events)
 		if err != nil || !resend {
@@ -172,7 +172,7 @@ func (t *telling) tell(ctx context.Context, events []hostctl.Event) error {
 	}
 }
 
-func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool, err error) {
+func (t *progress) once(ctx context.Context, events []hostctl.Event) (resend bool, err error) {
 	beat := t.last == 0 || !time.Now().Before(t.beat)
 	c := t.changed(beat, events)
 	head := t.heading(&c)
@@ -206,7 +206,7 @@ func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool
 
 // heading returns what a report contains about the host itself. Values that
 // change all the time are in the parts.
-func (t *telling) heading(c *change) control.HostReport {
+func (t *progress) heading(c *change) control.HostReport {
 	halt := t.r.Host.Halted()
 	if halt != nil {
 		halt = new(*halt) // Fit writes to it
@@ -232,7 +232,7 @@ type part struct {
 
 // changed collects changes: of all instances for a heartbeat, otherwise of
 // those that run or have events. A sleeping instance changes only by events.
-func (t *telling) changed(beat bool, events []hostctl.Event) change {
+func (t *progress) changed(beat bool, events []hostctl.Event) change {
 	about := map[string]bool{}
 	for _, e := range events {
 		about[e.ID] = true
@@ -252,7 +252,7 @@ func (t *telling) changed(beat bool, events []hostctl.Event) change {
 			continue
 		}
 		read := !rests || about[id] || !known
-		o := told(i.View(read))
+		o := reported(i.View(read))
 		if !read { // a sleeping instance keeps the memory that it had when it fell asleep
 			o.Memory = old.memory
 		}
@@ -280,7 +280,7 @@ func (c *change) add(o control.HostInstance, size int) {
 }
 
 // weigh returns the size of an instance on the wire, and its sums.
-func (t *telling) weigh(o control.HostInstance) (int, sums) {
+func (t *progress) weigh(o control.HostInstance) (int, sums) {
 	o.Blocks = slices.Clone(o.Blocks)
 	whole, err := json.Marshal(o)
 	if err != nil {
@@ -299,7 +299,7 @@ func (t *telling) weigh(o control.HostInstance) (int, sums) {
 	return len(whole), sums{t.sum(o), all, memory}
 }
 
-func (t *telling) sum(v any) uint64 {
+func (t *progress) sum(v any) uint64 {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return 0
@@ -307,9 +307,9 @@ func (t *telling) sum(v any) uint64 {
 	return maphash.Bytes(t.seed, body)
 }
 
-// told returns what is reported about an instance. Its command, environment and
+// reported returns what is reported about an instance. Its command, environment and
 // files are omitted.
-func told(o hostctl.Instance) control.HostInstance {
+func reported(o hostctl.Instance) control.HostInstance {
 	out := control.HostInstance{ID: o.ID, Name: o.Name, State: o.State, StateSince: o.StateSince, StatusReason: o.StatusReason, Enabled: o.Enabled,
 		Runtime: o.Runtime, Image: o.Image, CreatedAt: o.CreatedAt, LastActivityAt: o.LastActivityAt, LastPausedAt: o.LastPausedAt, LastPausedBy: o.LastPausedBy,
 		LastResumedAt: o.LastResumedAt, LastResumedBy: o.LastResumedBy, IdleFor: o.IdleFor, PauseAt: o.PauseAt, NextStep: o.NextStep, NextStepAt: o.NextStepAt,
@@ -388,7 +388,7 @@ func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 	case err != nil:
 		a.Status = http.StatusServiceUnavailable
 	default:
-		i := told(y.Instance)
+		i := reported(y.Instance)
 		a.Why = &control.HostWhy{Account: y.Account, Host: r.Name, Readings: "live", Instance: &i}
 	}
 	if err != nil {

@@ -246,7 +246,7 @@ func (l *Log) Append(at time.Time, payload []byte) (uint64, error) {
 	if l.broken != nil {
 		return 0, l.broken
 	}
-	if err := l.room(at, int64(recordSize+len(payload))); err != nil {
+	if err := l.reserve(at, int64(recordSize+len(payload))); err != nil {
 		return 0, fmt.Errorf("cannot append to the log %s: %w", l.dir, err)
 	}
 	number := l.next
@@ -256,9 +256,9 @@ func (l *Log) Append(at time.Time, payload []byte) (uint64, error) {
 	return number, nil
 }
 
-// room makes sure that there is a file and buffer space for a record of the
+// reserve makes sure that there is a file and buffer space for a record of the
 // given size.
-func (l *Log) room(at time.Time, size int64) error {
+func (l *Log) reserve(at time.Time, size int64) error {
 	if l.active != nil {
 		f := l.files[len(l.files)-1]
 		full := f.size+int64(len(l.buf))+size > l.opts.SegmentBytes

@@ -19,7 +19,7 @@ import (
 	"lull/internal/platform/cgroup"
 )
 
-const patience = waittest.Timeout
+const waitLimit = waittest.Timeout
 
 // place finds a place of one kind, or skips with the reason.
 func place(t *testing.T, kind cgroup.Kind) cgroup.Place {

@@ -237,17 +237,17 @@ func (p *ptsProbe) note(num uint64, st *unix.Statx_t, now time.Time) {
 	t.uid, t.round = st.Uid, p.round
 	before := t.event
 	if t.ctime != st.Ctime.Sec && t.ctime != 0 {
-		t.event = later(t.event, st.Ctime.Sec, now) // the number was reused
+		t.event = latestEvent(t.event, st.Ctime.Sec, now) // the number was reused
 	}
 	t.ctime = st.Ctime.Sec
 	if t.atime != st.Atime.Sec {
 		t.atime = st.Atime.Sec
-		t.event = later(t.event, t.atime, now)
+		t.event = latestEvent(t.event, t.atime, now)
 	}
 	if t.mtime != st.Mtime.Sec {
 		t.mtime = st.Mtime.Sec
 		if !p.own.covers(t.mtime) {
-			t.event = later(t.event, t.mtime, now)
+			t.event = latestEvent(t.event, t.mtime, now)
 		}
 	}
 	if t.event.After(before) {
@@ -255,9 +255,9 @@ func (p *ptsProbe) note(num uint64, st *unix.Statx_t, now time.Time) {
 	}
 }
 
-// later returns the later of old and the time sec. A sec in the future counts
+// latestEvent returns the later of old and the time sec. A sec in the future counts
 // as now.
-func later(old time.Time, sec int64, now time.Time) time.Time {
+func latestEvent(old time.Time, sec int64, now time.Time) time.Time {
 	t := time.Unix(sec, 0)
 	if t.After(now) {
 		t = now.Round(0)

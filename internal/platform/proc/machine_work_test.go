@@ -73,19 +73,19 @@ func procTree(t *testing.T, files map[string]string) string {
 	return root
 }
 
-func words(w ...string) string { return strings.Join(w, "\x00") + "\x00" }
+func cmdline(w ...string) string { return strings.Join(w, "\x00") + "\x00" }
 
 // TestProfiles checks the research patterns both ways.
 func TestProfiles(t *testing.T) {
 	for line, want := range map[string]string{
-		words("/usr/bin/python3", "-m", "torch.distributed.run", "x.py"):          "ml-training",
-		words("/opt/conda/bin/python", "/opt/conda/bin/torchrun", "--nproc", "8"): "ml-training",
-		words("python3", "train.py"):                                              "ml-training",
-		words("/usr/lib/R/bin/exec/R", "--no-save"):                               "data-analysis",
-		words("/usr/bin/samtools", "sort"):                                        "data-analysis",
-		words("/usr/bin/bash"):                                                    "",
-		words("vim", "notes-about-training.txt"):                                  "",
-		"":                                                                        "", // a kernel thread
+		cmdline("/usr/bin/python3", "-m", "torch.distributed.run", "x.py"):          "ml-training",
+		cmdline("/opt/conda/bin/python", "/opt/conda/bin/torchrun", "--nproc", "8"): "ml-training",
+		cmdline("python3", "train.py"):                                              "ml-training",
+		cmdline("/usr/lib/R/bin/exec/R", "--no-save"):                               "data-analysis",
+		cmdline("/usr/bin/samtools", "sort"):                                        "data-analysis",
+		cmdline("/usr/bin/bash"):                                                    "",
+		cmdline("vim", "notes-about-training.txt"):                                  "",
+		"": "", // a kernel thread
 	} {
 		w := &Work{Root: procTree(t, map[string]string{"77/cmdline": line, "77/comm": "x\n"})}
 		for profile := range Profiles {
@@ -152,8 +152,8 @@ func TestServers(t *testing.T) {
 	stat := func(ticks, start int) string {
 		return fmt.Sprintf("77 (a) b) S 1 77 77 0 -1 4194560 100 0 0 0 %d 0 0 0 20 0 1 0 %d 1000000 100 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", ticks, start)
 	}
-	for _, line := range []string{words("/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "k.json"), words("/usr/lib/rstudio-server/bin/rsession", "-u", "a"),
-		words("/home/a/.vscode-server/bin/x/node", "server-main.js"), words("/usr/bin/code-server")} {
+	for _, line := range []string{cmdline("/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "k.json"), cmdline("/usr/lib/rstudio-server/bin/rsession", "-u", "a"),
+		cmdline("/home/a/.vscode-server/bin/x/node", "server-main.js"), cmdline("/usr/bin/code-server")} {
 		root := procTree(t, map[string]string{"77/cmdline": line, "77/comm": "x\n", "77/stat": stat(100, 5)})
 		set := func(text string) {
 			if err := os.WriteFile(filepath.Join(root, "proc/77/stat"), []byte(text), 0o644); err != nil {
@@ -181,7 +181,7 @@ func TestServers(t *testing.T) {
 		set("77 nonsense")
 		look("unreadable", idle.Unknown)
 	}
-	w := &Work{Root: procTree(t, map[string]string{"77/cmdline": words("bash"), "77/comm": "bash\n", "77/stat": stat(1, 1)})}
+	w := &Work{Root: procTree(t, map[string]string{"77/cmdline": cmdline("bash"), "77/comm": "bash\n", "77/stat": stat(1, 1)})}
 	if r := w.Servers(time.Now()); r.State != idle.Quiet {
 		t.Errorf("no such server: %+v", r)
 	}

@@ -78,7 +78,7 @@ func TestDumpTraffic(t *testing.T) {
 	p := newProgram(t)
 	c := p.connect()
 	say(t, c, "123456789")
-	hear(t, c, "123456789")
+	expect(t, c, "123456789")
 	q := Query{LocalPorts: []uint16{port(t, p.addr)}, States: []State{Established}, Info: true}
 	waittest.Until(t, "ten bytes each way", func() bool {
 		got := list(t, q)

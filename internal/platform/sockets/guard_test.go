@@ -32,7 +32,7 @@ func TestGuardWakesAFrozenProgram(t *testing.T) {
 	}
 	g.Close()
 	p.thaw()
-	hear(t, c, "hello")
+	expect(t, c, "hello")
 }
 
 func TestGuardFiresForWhatWaitedBefore(t *testing.T) {
@@ -45,7 +45,7 @@ func TestGuardFiresForWhatWaitedBefore(t *testing.T) {
 	awaken(t, woken, "connection waiting on")
 	g.Close()
 	p.thaw()
-	hear(t, c, "early")
+	expect(t, c, "early")
 }
 
 func TestGuardOfEstablishedConnections(t *testing.T) {
@@ -421,5 +421,5 @@ func TestTrapRestartFindsTheAddressInUse(t *testing.T) {
 	again := startPart(t, "server", p.addr, nil)
 	c := again.connect()
 	say(t, c, "back")
-	hear(t, c, "back")
+	expect(t, c, "back")
 }

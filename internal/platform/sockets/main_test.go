@@ -227,7 +227,7 @@ func say(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-func hear(t *testing.T, c net.Conn, want string) {
+func expect(t *testing.T, c net.Conn, want string) {
 	t.Helper()
 	got, err := bufio.NewReader(c).ReadString('\n')
 	if err != nil || got != want+"\n" {

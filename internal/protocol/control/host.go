@@ -170,8 +170,8 @@ type HostSummary struct {
 	Memory    HostMemory     `json:"memory"`
 	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as known"`
 	Faults    []string       `json:"faults"`
-	// Later reports whether s is more current than t: received by a server in
-	// contact with the host or, if neither was, newer.
+	// ClockOffset is how far its clock is ahead of the server's, in seconds,
+	// including the transit time of the report.
 	ClockOffset float64 `json:"clock_offset_seconds"`
 }
 

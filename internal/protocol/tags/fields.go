@@ -53,11 +53,11 @@ var fields = []Field{
 	bytes("idle-network", "bytes a minute that count as use", func(s *Settings) **float64 { return &s.IdleNetwork }),
 	bytes("idle-disk", "bytes a minute that count as use", func(s *Settings) **float64 { return &s.IdleDisk }),
 	number("idle-gpu", "percent of a GPU that counts as use", 0, 100, func(s *Settings) **float64 { return &s.IdleGPU }),
-	words("signals", "which of the seven signals count", func(s *Settings) **[]string { return &s.Signals }, "cpu", "network", "disk", "gpu", "terminals", "users", "recent"),
-	words("presence", "signals that count by presence alone, without input", func(s *Settings) **[]string { return &s.Presence }, "terminals", "users"),
-	words("active-processes", "program names that count as use while they run", func(s *Settings) **[]string { return &s.ActiveProcesses }),
-	words("process-profiles", "named lists of programs", func(s *Settings) **[]string { return &s.ProcessProfiles }, "ml-training", "data-analysis"),
-	words("active-ports", "TCP ports whose connections count as use", func(s *Settings) **[]string { return &s.ActivePorts }),
+	listOf("signals", "which of the seven signals count", func(s *Settings) **[]string { return &s.Signals }, "cpu", "network", "disk", "gpu", "terminals", "users", "recent"),
+	listOf("presence", "signals that count by presence alone, without input", func(s *Settings) **[]string { return &s.Presence }, "terminals", "users"),
+	listOf("active-processes", "program names that count as use while they run", func(s *Settings) **[]string { return &s.ActiveProcesses }),
+	listOf("process-profiles", "named lists of programs", func(s *Settings) **[]string { return &s.ProcessProfiles }, "ml-training", "data-analysis"),
+	listOf("active-ports", "TCP ports whose connections count as use", func(s *Settings) **[]string { return &s.ActivePorts }),
 	truth("sessions", "whether busy Jupyter, RStudio and VS Code servers count", func(s *Settings) **bool { return &s.Sessions }),
 	truth("inhibitors", "whether logind's shutdown, sleep and idle locks count", func(s *Settings) **bool { return &s.Inhibitors }),
 	private(text("notify-url", "where warnings and actions are posted", webAddress, func(s *Settings) **string { return &s.NotifyURL }), site),
@@ -192,9 +192,9 @@ func word(name, doc string, at func(*Settings) **string, allowed ...string) Fiel
 	}, func(v string) string { return v })
 }
 
-// words parses a list separated by commas or spaces. Without allowed words any
+// listOf parses a list separated by commas or spaces. Without allowed words any
 // plain name is valid.
-func words(name, doc string, at func(*Settings) **[]string, allowed ...string) Field {
+func listOf(name, doc string, at func(*Settings) **[]string, allowed ...string) Field {
 	form := "list parted by commas"
 	if len(allowed) > 0 {
 		form += " of " + strings.Join(allowed, ", ")

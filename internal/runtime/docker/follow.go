@@ -200,7 +200,7 @@ func (f *follower) once(ctx context.Context) error {
 	defer wg.Wait()
 	for {
 		for c := f.take(); c != ""; c = f.take() {
-			if err := f.look(ctx, c); err != nil {
+			if err := f.sync(ctx, c); err != nil {
 				if isUnreachable(err) {
 					cancel(err)
 					return err
@@ -281,9 +281,9 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	return nil
 }
 
-// look synchronizes the host with a container's current state. The order of
+// sync synchronizes the host with a container's current state. The order of
 // events does not matter.
-func (f *follower) look(ctx context.Context, c string) error {
+func (f *follower) sync(ctx context.Context, c string) error {
 	ctx, cancel := context.WithTimeout(ctx, apiLimit)
 	defer cancel()
 	d, err := f.r.api.inspect(ctx, c)

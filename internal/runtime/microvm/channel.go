@@ -120,7 +120,7 @@ func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 			cost = lineCost + bytes
 		}
 		return w.slow.WaitN(w.qctx, cost)
-	}, w.hear)
+	}, w.handle)
 	w.mu.Lock()
 	if w.peer == p {
 		w.peer = nil
@@ -175,8 +175,8 @@ func (w *Work) exitNote(n guest.ExitNote) {
 	}
 }
 
-// hear handles a request from a guest. All of it is bounded and validated.
-func (w *Work) hear(q guest.Request) (any, error) {
+// handle handles a request from a guest. All of it is bounded and validated.
+func (w *Work) handle(q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Log:
 		var n guest.LogNote

@@ -29,7 +29,7 @@ func sabotage(t *testing.T, w *Work, fault string) {
 		return err == nil
 	})
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte(fault + "\n")); err != nil {
@@ -58,7 +58,7 @@ func TestBrokenChannel(t *testing.T) {
 		t.Helper()
 		c := dial(t, w)
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Write([]byte("count\n")); err != nil {

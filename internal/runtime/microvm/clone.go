@@ -65,7 +65,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	}
 	r.cloning.Lock() // a new template has no user yet
 	defer r.cloning.Unlock()
-	free, err := r.roomToClone(w, man, l.ID)
+	free, err := r.reserveToClone(w, man, l.ID)
 	if err != nil {
 		return 0, err
 	}

@@ -91,7 +91,7 @@ func TestEndings(t *testing.T) {
 		b := b.in(t)
 		w := b.start("e4", "guest", "serve", ":80")
 		listening(t, w, "80")
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 		defer cancel()
 		if _, err := b.Exec(ctx, "e4", instance.Command{Command: []string{"guest", "panic"}}); err == nil {
 			t.Error("a command ended well in a guest that panicked")

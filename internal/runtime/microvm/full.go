@@ -21,12 +21,12 @@ const (
 	// layerSpare is the free space that guests must leave on the file system of
 	// their disks.
 	layerSpare = 32 << 20
-	// resumeRoom is the free space at which a stopped machine continues.
-	resumeRoom = 16 << 20
-	// scarceRoom is the free space below which a guest counts as in trouble.
-	scarceRoom = 1 << 20
-	// roomTick is how often free space is checked for a stopped machine.
-	roomTick = time.Second
+	// resumeSpace is the free space at which a stopped machine continues.
+	resumeSpace = 16 << 20
+	// scarceSpace is the free space below which a guest counts as in trouble.
+	scarceSpace = 1 << 20
+	// spaceCheckInterval is how often free space is checked for a stopped machine.
+	spaceCheckInterval = time.Second
 )
 
 // Values of Work.reportedSpace other than a number of bytes.
@@ -57,8 +57,8 @@ func (w *Work) layerLeft() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	_, here, err := standing(r.layers())
-	_, there, merr := standing(mem.path)
+	_, here, err := existingParent(r.layers())
+	_, there, merr := existingParent(mem.path)
 	if err := errors.Join(err, merr); err != nil {
 		return 0, err
 	}
@@ -71,10 +71,10 @@ func (w *Work) layerLeft() (int64, error) {
 	return max(left, 0), nil
 }
 
-// tellRoom tells a guest how much its own disk may grow, if that changed. While
+// reportSpace tells a guest how much its own disk may grow, if that changed. While
 // the guest is being woken it is told only of decreases, because each call
 // delays its client. A guest agent too old for this call is not called again.
-func (w *Work) tellRoom(ctx context.Context, waking bool) {
+func (w *Work) reportSpace(ctx context.Context, waking bool) {
 	if !w.rec.Layer || w.noSpaceCall.Load() {
 		return
 	}
@@ -87,7 +87,7 @@ func (w *Work) tellRoom(ctx context.Context, waking bool) {
 		return
 	}
 	w.mu.Lock()
-	same := left == w.reportedSpace || left >= 0 && w.reportedSpace >= 0 && max(left-w.reportedSpace, w.reportedSpace-left) < scarceRoom
+	same := left == w.reportedSpace || left >= 0 && w.reportedSpace >= 0 && max(left-w.reportedSpace, w.reportedSpace-left) < scarceSpace
 	w.mu.Unlock()
 	if same {
 		return
@@ -124,18 +124,18 @@ func (w *Work) setFull(on bool) {
 
 // stands returns why the machine is stopped for lack of space, or "".
 func (w *Work) stands() string {
-	if full, _ := w.shortOfRoom(); full {
+	if full, _ := w.shortOfSpace(); full {
 		return "it stands still until there is room for what it writes to its own disk: " + w.r.roomSaying()
 	}
 	return ""
 }
 
-// shortOfRoom reports whether the machine is stopped for lack of space, and
+// shortOfSpace reports whether the machine is stopped for lack of space, and
 // whether its guest was told that almost none is left.
-func (w *Work) shortOfRoom() (stands, scarce bool) {
+func (w *Work) shortOfSpace() (stands, scarce bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.outOfSpace, w.reportedSpace >= 0 && w.reportedSpace < scarceRoom
+	return w.outOfSpace, w.reportedSpace >= 0 && w.reportedSpace < scarceSpace
 }
 
 func (r *Runtime) roomSaying() string {
@@ -146,20 +146,20 @@ func (r *Runtime) roomSaying() string {
 	return fmt.Sprintf("%d bytes (%s) are free on the file system of %s", free, instance.Bytes(free), r.layers())
 }
 
-// awaitRoom continues a stopped machine when there is space.
-func (w *Work) awaitRoom() {
+// awaitSpace continues a stopped machine when there is space.
+func (w *Work) awaitSpace() {
 	if !w.awaiting.CompareAndSwap(false, true) {
 		return
 	}
 	w.setFull(true)
 	w.r.log.Warn("a guest stands still", "instance", w.id, "reason", w.stands())
-	for w.pauseFor(roomTick) {
+	for w.pauseFor(spaceCheckInterval) {
 		m, err := w.monitor()
 		if err != nil {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(w.qctx, callLimit)
-		if free, err := freeBytes(w.r.layers()); err == nil && free >= resumeRoom {
+		if free, err := freeBytes(w.r.layers()); err == nil && free >= resumeSpace {
 			_ = m.do(ctx, "cont", nil, nil) // the status below decides
 		}
 		s, err := m.status(ctx)

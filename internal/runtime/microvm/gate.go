@@ -13,23 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gate blocks traffic on a machine's ports while the machine is saved. QEMU
+// portGate blocks traffic on a machine's ports while the machine is saved. QEMU
 // delivers pending output of a port even while the guest is stopped. If that
 // output were read between saving the state and the end of QEMU, the restored
 // guest would send it again.
-type gate struct {
+type portGate struct {
 	mu   sync.RWMutex
 	held chan struct{} // nil while open; closed on reopening
 }
 
 // hold closes the gate. Transfers in progress have completed when it returns.
-func (g *gate) hold() {
+func (g *portGate) hold() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.held = make(chan struct{})
 }
 
-func (g *gate) open() {
+func (g *portGate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	close(g.held)
@@ -37,27 +37,27 @@ func (g *gate) open() {
 }
 
 // through wraps c so that it respects the gate.
-func (g *gate) through(c *net.UnixConn) (*gatedConn, error) {
+func (g *portGate) through(c *net.UnixConn) (*gatedConn, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	first, said := context.WithCancel(ctx)
-	return &gatedConn{Conn: c, gate: g, raw: raw, over: ctx.Done(), end: cancel, heard: first.Done(), hear: said}, nil
+	return &gatedConn{Conn: c, portGate: g, raw: raw, over: ctx.Done(), end: cancel, heard: first.Done(), hear: said}, nil
 }
 
 // gatedConn is a connection to a port. Deadlines do not apply while the gate is
 // held.
 type gatedConn struct {
 	net.Conn
-	gate  *gate
-	raw   syscall.RawConn
-	over  <-chan struct{} // closed with the connection
-	end   func()
-	heard <-chan struct{} // closed when something was read or the connection closed
-	hear  func()
-	said  atomic.Bool // set once something was read
+	portGate *portGate
+	raw      syscall.RawConn
+	over     <-chan struct{} // closed with the connection
+	end      func()
+	heard    <-chan struct{} // closed when something was read or the connection closed
+	hear     func()
+	said     atomic.Bool // set once something was read
 }
 
 // SyscallConn gives access to the number of unread bytes.
@@ -102,9 +102,9 @@ func (c *gatedConn) pass(ready func(func(uintptr) bool) error, do func(fd int) e
 		var held chan struct{}
 		var failed error
 		if err := ready(func(fd uintptr) bool {
-			c.gate.mu.RLock()
-			defer c.gate.mu.RUnlock()
-			if held = c.gate.held; held != nil {
+			c.portGate.mu.RLock()
+			defer c.portGate.mu.RUnlock()
+			if held = c.portGate.held; held != nil {
 				return true
 			}
 			for failed = do(int(fd)); failed == unix.EINTR; {

@@ -14,7 +14,7 @@ import (
 )
 
 // ported returns a port behind a gate and QEMU's end of it.
-func ported(t *testing.T, g *gate) (port net.Conn, far net.Conn) {
+func ported(t *testing.T, g *portGate) (port net.Conn, far net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
@@ -38,7 +38,7 @@ func ported(t *testing.T, g *gate) (port net.Conn, far net.Conn) {
 // TestGate checks that data in both directions waits while a gate is held, and
 // passes complete and in order once it is open.
 func TestGate(t *testing.T) {
-	g := new(gate)
+	g := new(portGate)
 	port, far := ported(t, g)
 	got := make(chan []byte, 1)
 	go func() {

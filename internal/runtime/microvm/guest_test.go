@@ -17,7 +17,7 @@ import (
 // talk sends a line and expects it back.
 func talk(t testing.TB, c net.Conn, line string) {
 	t.Helper()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte(line + "\n")); err != nil {
@@ -129,7 +129,7 @@ func TestGuest(t *testing.T) {
 		if !strings.Contains(why, "6 bytes") {
 			t.Errorf("woken by %q", why)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("data for a frozen guest woke nobody")
 	}
 	if g.Pending() == "" {

@@ -70,7 +70,7 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	free, err := w.roomToSave()
+	free, err := w.reserveToSave()
 	if err != nil {
 		return 0, err
 	}
@@ -362,7 +362,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	if err := w.checkVsock(man); err != nil {
 		return err
 	}
-	free, err := w.roomToRestore(man)
+	free, err := w.reserveToRestore(man)
 	if err != nil {
 		return err
 	}
@@ -467,7 +467,7 @@ func (w *Work) endOf(ctx context.Context, err error) error {
 		return err
 	}
 	sig := w.status.Signal()
-	hint := w.noRoom(sig)
+	hint := w.diskFull(sig)
 	if sig == syscall.SIGKILL {
 		hint = ", as the kernel does where memory is short"
 	}

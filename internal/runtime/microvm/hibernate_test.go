@@ -56,7 +56,7 @@ func TestHibernate(t *testing.T) {
 		}
 		select {
 		case <-woken:
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			t.Fatal("data for a hibernated guest woke nobody")
 		}
 		g.Close()
@@ -85,7 +85,7 @@ func TestHibernate(t *testing.T) {
 	}
 	w.clockLate.Store(true)
 	until(t, "its clock is right", func() bool { w.Sample(nil); return !w.clockLate.Load() })
-	if off, way, known := w.look(t.Context()); !known || off.Abs() > time.Minute {
+	if off, way, known := w.probe(t.Context()); !known || off.Abs() > time.Minute {
 		t.Errorf("the guest's clock is off by %s, seen over a way of %s, %t", off, way, known)
 	}
 
@@ -293,7 +293,7 @@ func TestKilledWhileRestored(t *testing.T) {
 		window = window * 2 / 3
 		select { // it already ran, and ended with its QEMU
 		case <-b.exits:
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			t.Fatalf("round %d, killed after %s: nobody was told", n, after)
 		}
 		w = b.start("killed", "guest", "serve", ":80")

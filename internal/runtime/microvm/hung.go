@@ -146,7 +146,7 @@ func (w *Work) Trouble() string {
 	m := w.unresponsive
 	w.mu.Unlock()
 	if m.since.IsZero() {
-		if _, scarce := w.shortOfRoom(); scarce && w.stands() == "" {
+		if _, scarce := w.shortOfSpace(); scarce && w.stands() == "" {
 			return "writes to its own disk fail because the disk is full: " + w.r.roomSaying() +
 				fmt.Sprintf(", of which %s are left for what lull itself writes", instance.Bytes(layerSpare))
 		}

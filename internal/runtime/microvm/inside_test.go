@@ -223,8 +223,8 @@ func TestVsock(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
-	defer func(d time.Duration) { patience = d }(patience)
-	patience = 10 * time.Minute
+	defer func(d time.Duration) { waitLimit = d }(waitLimit)
+	waitLimit = 10 * time.Minute
 	for _, kind := range []string{"microvm", "q35"} {
 		t.Run(kind, func(t *testing.T) { vsockLife(t, kind) })
 	}
@@ -232,7 +232,7 @@ func TestVsock(t *testing.T) {
 
 func vsockLife(t *testing.T, kind string) {
 	b := newBench(t, func(c *Config) {
-		c.BootLimit, c.CallLimit, c.LookLimit = patience, patience, patience
+		c.BootLimit, c.CallLimit, c.LookLimit = waitLimit, waitLimit, waitLimit
 		c.Log = slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		machine := c.Machine
 		c.Machine = func(id string) (Machine, error) {
@@ -383,7 +383,7 @@ func compare(t *testing.T, w *Work) {
 	for range 30 {
 		for name, p := range ways {
 			began := time.Now()
-			if err := callOn(t.Context(), p, patience, guest.Hello, nil, nil); err != nil {
+			if err := callOn(t.Context(), p, waitLimit, guest.Hello, nil, nil); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			took[name] = append(took[name], time.Since(began))

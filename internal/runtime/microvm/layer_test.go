@@ -114,7 +114,7 @@ func TestLayer(t *testing.T) {
 	}
 	freeze := func() {
 		t.Helper()
-		w.Settle(t.Context())
+		w.Flush(t.Context())
 		if err := w.Freeze(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +193,7 @@ func TestLayerOfClone(t *testing.T) {
 	b := layered(t, "q35")
 	w := b.again("from", 1)
 	b.must("from", "put", "/var/file", "first")
-	w.Settle(t.Context())
+	w.Flush(t.Context())
 	if err := w.Freeze(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +327,7 @@ func TestLayerFull(t *testing.T) {
 	var late string
 	select {
 	case late = <-wrote:
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("it does not go on")
 	}
 	late, ok := strings.CutSuffix(late, "<nil>")

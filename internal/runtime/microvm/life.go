@@ -56,7 +56,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	if err := w.setClock(ctx); err != nil {
 		return w.explain(ctx, err)
 	}
-	w.tellRoom(ctx, false)
+	w.reportSpace(ctx, false)
 	if rec.FilesPort {
 		if err := w.awaitFiles(bctx); err != nil {
 			return w.explain(ctx, err)
@@ -75,8 +75,8 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 func (w *Work) noBoot() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if sig := w.status.Signal(); w.exited && w.noRoom(sig) != "" {
-		return fmt.Errorf("QEMU was killed by signal %d (%s)%s", sig, sig, w.noRoom(sig))
+	if sig := w.status.Signal(); w.exited && w.diskFull(sig) != "" {
+		return fmt.Errorf("QEMU was killed by signal %d (%s)%s", sig, sig, w.diskFull(sig))
 	} else if w.exited && fromOutside(sig) {
 		err := fmt.Errorf("QEMU was killed by signal %d (%s)", sig, sig)
 		return &instance.EndedError{Exit: instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(), Machine: err.Error()}, Err: err}
@@ -333,7 +333,7 @@ func (w *Work) broken() string {
 	}
 	s, err := m.status(w.ctx)
 	if err == nil && s == ioErrorStatus {
-		w.loops.Go(w.awaitRoom)
+		w.loops.Go(w.awaitSpace)
 		return ""
 	}
 	if err == nil && (s == "internal-error" || s == "guest-panicked" || s == "shutdown") {
@@ -443,7 +443,7 @@ func (w *Work) outcome() instance.Exit {
 	case w.status.Signaled():
 		sig := w.status.Signal()
 		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),
-			Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.noRoom(sig))}
+			Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.diskFull(sig))}
 	}
 	// QEMU exited normally. If the guest's program was still running, the
 	// guest broke.
@@ -451,9 +451,9 @@ func (w *Work) outcome() instance.Exit {
 	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU exited with code %d", code))}
 }
 
-// noRoom describes how a full disk caused QEMU to end by sig: a guest's memory
+// diskFull describes how a full disk caused QEMU to end by sig: a guest's memory
 // is a sparse file, and the kernel raises SIGBUS if no block can be allocated.
-func (w *Work) noRoom(sig syscall.Signal) string {
+func (w *Work) diskFull(sig syscall.Signal) string {
 	var fs unix.Statfs_t
 	if sig != unix.SIGBUS || unix.Statfs(w.r.cfg.Dir, &fs) != nil {
 		return ""
@@ -538,7 +538,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 		w.clockLate.Store(true) // it may have been continued without a daemon to set its clock
 	case ioErrorStatus: // continues when there is space
 		w.setFull(true)
-		w.loops.Go(w.awaitRoom)
+		w.loops.Go(w.awaitSpace)
 		return nil, nil
 	case "paused", "postmigrate": // postmigrate: it was being saved
 		w.mu.Lock()

@@ -68,15 +68,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience is the time limit for everything that a guest on a busy machine
+// waitLimit is the time limit for everything that a guest on a busy machine
 // does.
-var patience = waittest.Timeout
+var waitLimit = waittest.Timeout
 
 // until waits for a condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	if !waittest.Within(patience, ok) {
-		t.Fatalf("not within %s: %s", patience, what)
+	if !waittest.Within(waitLimit, ok) {
+		t.Fatalf("not within %s: %s", waitLimit, what)
 	}
 }
 
@@ -192,7 +192,7 @@ func (b *bench) exit() instance.Exit {
 	select {
 	case e := <-b.exits:
 		return e
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		b.t.Fatal("nobody said that the run ended")
 		panic("unreachable")
 	}

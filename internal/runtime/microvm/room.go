@@ -19,11 +19,11 @@ import (
 // before it begins, while refusing is still harmless.
 
 const (
-	// layerRoom is the space a layer's file system needs for its first mount,
+	// layerMountSpace is the space a layer's file system needs for its first mount,
 	// mostly for the journal.
-	layerRoom = 20 << 20
-	// stateRoom is the space a saved guest needs beside its memory, with a margin.
-	stateRoom = 8 << 20
+	layerMountSpace = 20 << 20
+	// stateSpace is the space a saved guest needs beside its memory, with a margin.
+	stateSpace = 8 << 20
 )
 
 // writes is the space an operation may need below a path.
@@ -57,7 +57,7 @@ func (r *reserved) take(needs ...writes) (free func(), err error) {
 		if n.bytes <= 0 {
 			continue
 		}
-		path, dev, err := standing(n.path)
+		path, dev, err := existingParent(n.path)
 		if err != nil {
 			return nil, err
 		}
@@ -95,8 +95,8 @@ func (r *reserved) take(needs ...writes) (free func(), err error) {
 	}), nil
 }
 
-// standing returns path or its nearest existing parent, and its device.
-func standing(path string) (string, uint64, error) {
+// existingParent returns path or its nearest existing parent, and its device.
+func existingParent(path string) (string, uint64, error) {
 	for {
 		var st unix.Stat_t
 		err := unix.Stat(path, &st)
@@ -153,29 +153,29 @@ func (r *Runtime) memoryNeed(id string, rec runRecord) (writes, error) {
 	return n, err
 }
 
-// roomToStart reserves space for a guest to boot.
-func (r *Runtime) roomToStart(id string, m Machine) (free func(), err error) {
+// reserveToStart reserves space for a guest to boot.
+func (r *Runtime) reserveToStart(id string, m Machine) (free func(), err error) {
 	needs := []writes{{"its memory", r.dir(id), m.Memory}}
 	if has, err := taken(r.layer(id)); err != nil {
 		return nil, err
 	} else if m.Root != "" && (has > 0 || r.cfg.Layer > 0) {
-		needs = append(needs, writes{"its own disk", r.layers(), layerRoom - has})
+		needs = append(needs, writes{"its own disk", r.layers(), layerMountSpace - has})
 	}
 	return r.reserved.take(needs...)
 }
 
-// roomToSave reserves space for a guest's state. A clone's state includes its
+// reserveToSave reserves space for a guest's state. A clone's state includes its
 // memory.
-func (w *Work) roomToSave() (free func(), err error) {
-	n := writes{"its state", w.r.dir(w.id), stateRoom}
+func (w *Work) reserveToSave() (free func(), err error) {
+	n := writes{"its state", w.r.dir(w.id), stateSpace}
 	if w.rec.Template != "" {
 		n.what, n.bytes = "its state and memory", n.bytes+w.rec.Machine.Memory
 	}
 	return w.r.reserved.take(n)
 }
 
-// roomToRestore reserves space for restoring a guest.
-func (w *Work) roomToRestore(man *manifest) (free func(), err error) {
+// reserveToRestore reserves space for restoring a guest.
+func (w *Work) reserveToRestore(man *manifest) (free func(), err error) {
 	rec := w.rec
 	if man.Full {
 		rec.Template = "" // from now on its memory is in its own file
@@ -187,9 +187,9 @@ func (w *Work) roomToRestore(man *manifest) (free func(), err error) {
 	return w.r.reserved.take(n)
 }
 
-// roomToClone reserves space for a copy of a saved guest: its state, its layer,
+// reserveToClone reserves space for a copy of a saved guest: its state, its layer,
 // and its memory unless an earlier clone shares it.
-func (r *Runtime) roomToClone(w *Work, man *manifest, to string) (free func(), err error) {
+func (r *Runtime) reserveToClone(w *Work, man *manifest, to string) (free func(), err error) {
 	needs := []writes{{"its state", r.dir(to), man.State}}
 	if w.rec.Layer {
 		has, err := taken(r.layer(w.id))

@@ -402,7 +402,7 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.checkWorkspace(l.Workspace); err != nil {
 		return nil, fmt.Errorf("cannot use workspace: %w", err)
 	}
-	free, err := r.roomToStart(l.ID, m)
+	free, err := r.reserveToStart(l.ID, m)
 	if err != nil {
 		return nil, err
 	}

@@ -274,7 +274,7 @@ func TestVsockKernel(t *testing.T) {
 // late is used again and its pending requests are answered, and that one that
 // never answers is given up.
 func TestSilentVsock(t *testing.T) {
-	w := (&Runtime{cfg: Config{LookLimit: patience, CallLimit: patience}, log: slog.New(slog.DiscardHandler)}).newWork("x")
+	w := (&Runtime{cfg: Config{LookLimit: waitLimit, CallLimit: waitLimit}, log: slog.New(slog.DiscardHandler)}).newWork("x")
 	defer w.loops.Wait()
 	defer w.cancel()
 	harness := func(say func(guest.Request) (any, error)) *os.File {
@@ -298,7 +298,7 @@ func TestSilentVsock(t *testing.T) {
 	look := func(name string, want int64) {
 		t.Helper()
 		var a guest.HealthAnswer
-		if err := w.ask(t.Context(), patience, guest.Health, nil, &a); err != nil || a.CPU != want {
+		if err := w.ask(t.Context(), waitLimit, guest.Health, nil, &a); err != nil || a.CPU != want {
 			t.Errorf("%s: %+v, %v", name, a, err)
 		}
 	}
@@ -306,7 +306,7 @@ func TestSilentVsock(t *testing.T) {
 		t.Helper()
 		select {
 		case <-ended:
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			t.Fatalf("%s: it is not given up", name)
 		}
 		look(name, 1)
@@ -319,7 +319,7 @@ func TestSilentVsock(t *testing.T) {
 
 	v, ended = over(harness(func(guest.Request) (any, error) { return nil, errors.New("cannot") }))
 	var refused *guest.Error
-	if err := w.ask(t.Context(), patience, guest.Health, nil, nil); !errors.As(err, &refused) {
+	if err := w.ask(t.Context(), waitLimit, guest.Health, nil, nil); !errors.As(err, &refused) {
 		t.Errorf("a refusal is %v", err)
 	}
 	if _, now := w.voice(); now != v {
@@ -331,10 +331,10 @@ func TestSilentVsock(t *testing.T) {
 	goOn := make(chan struct{})
 	v, ended = over(harness(func(q guest.Request) (any, error) { <-goOn; return guest.HealthAnswer{CPU: 3}, nil }))
 	early := make(chan error, 1)
-	go func() { early <- callOn(t.Context(), v.Peer, patience, guest.Exec, nil, nil) }()
+	go func() { early <- callOn(t.Context(), v.Peer, waitLimit, guest.Exec, nil, nil) }()
 	w.r.cfg.LookLimit = 50 * time.Millisecond
 	look("it is slow", 1)
-	w.r.cfg.LookLimit = patience
+	w.r.cfg.LookLimit = waitLimit
 	if _, now := w.voice(); now != nil {
 		t.Error("what is slow is called")
 	}
@@ -351,7 +351,7 @@ func TestSilentVsock(t *testing.T) {
 	never := make(chan struct{})
 	_, ended = over(harness(func(guest.Request) (any, error) { <-never; return nil, nil }))
 	look("it is silent", 1)
-	w.r.cfg.LookLimit = patience
+	w.r.cfg.LookLimit = waitLimit
 	given("it is silent", ended)
 	close(never)
 }

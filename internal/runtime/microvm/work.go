@@ -68,7 +68,7 @@ type qemu struct {
 	qctx     context.Context // ends with this QEMU, or when this daemon releases it
 	qcancel  context.CancelFunc
 	loops    sync.WaitGroup
-	ports    *gate
+	ports    *portGate
 	gone     chan struct{} // closed when this QEMU has ended
 	tookOver bool          // started by an earlier daemon
 	over     chan struct{} // closed when supervise has ended
@@ -87,7 +87,7 @@ type channel struct {
 	clockLate       atomic.Bool             // the guest was told the time late
 	waking          atomic.Bool             // the guest is being restored; setClock sends hello on its next channel
 	hello           chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include hello there
-	awaiting        atomic.Bool             // awaitRoom is running
+	awaiting        atomic.Bool             // awaitSpace is running
 	noSpaceCall     atomic.Bool             // the guest agent does not support the space call
 	slow            *rate.Limiter           // rate limit for everything the guest sends
 }
@@ -123,7 +123,7 @@ type state struct {
 	leftFrozen    bool       // frozen by an earlier daemon, and not thawed since
 	saved         bool       // hibernated, without a QEMU
 	io            proc.Tally // disk traffic
-	settledBytes  uint64     // written on request of Flush
+	flushedBytes  uint64     // written on request of Flush
 	last          guest.HealthAnswer
 	lastAt        time.Time // zero: no reading yet
 	lastHealthErr error
@@ -143,7 +143,7 @@ var (
 	_ instance.Workload   = (*Work)(nil)
 	_ instance.Dialer     = (*Work)(nil)
 	_ instance.Hibernator = (*Work)(nil)
-	_ instance.Settler    = (*Work)(nil)
+	_ instance.Flusher    = (*Work)(nil)
 	_ instance.Troubled   = (*Work)(nil)
 )
 
@@ -159,7 +159,7 @@ func (r *Runtime) newWork(id string) *Work {
 // renew resets the state for another QEMU.
 func (w *Work) renew() {
 	w.qctx, w.qcancel = context.WithCancel(w.ctx)
-	w.ports = new(gate)
+	w.ports = new(portGate)
 	w.gone, w.over = make(chan struct{}), make(chan struct{})
 	w.halted, w.firstAnswer, w.firstAnswerOnce = make(chan string, 1), make(chan struct{}), new(sync.Once)
 	w.proc, w.tookOver = process{}, false
@@ -281,7 +281,7 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	w.look(ctx)
+	w.probe(ctx)
 	// QEMU gets its full time, however long the guest took.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit)
 	defer cancel()
@@ -328,11 +328,11 @@ func (w *Work) unheed() {
 	}
 }
 
-// Settle implements instance.Settler: the guest flushes dirty files to its disk.
+// Flush implements instance.Flusher: the guest flushes dirty files to its disk.
 // It is called before anything the guest might not survive. A guest that is not
 // done in time keeps what its programs synced. A guest that did not answer its
 // last probe gets only the time of one probe.
-func (w *Work) Settle(ctx context.Context) {
+func (w *Work) Flush(ctx context.Context) {
 	if !w.rec.Layer || w.isFrozen() {
 		return
 	}
@@ -349,7 +349,7 @@ func (w *Work) Settle(ctx context.Context) {
 	// What the guest writes on request does not count as its activity.
 	if after, err := w.disk(); err == nil && after > before {
 		w.mu.Lock()
-		w.settledBytes += after - before
+		w.flushedBytes += after - before
 		w.mu.Unlock()
 	}
 }
@@ -377,7 +377,7 @@ func (w *Work) disk() (uint64, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.io.Add(now) - w.settledBytes, nil
+	return w.io.Add(now) - w.flushedBytes, nil
 }
 
 // servedKey is the workspace's key among process ids.
@@ -430,7 +430,7 @@ func (w *Work) Thaw() error {
 	w.clockLate.Store(time.Since(began) > clockSlack)
 	w.setFrozen(false)
 	w.unheed()
-	w.tellRoom(ctx, true)
+	w.reportSpace(ctx, true)
 	w.mu.Lock()
 	late := w.signals
 	w.signals = nil
@@ -499,9 +499,9 @@ func (w *Work) tuneClock(off, way time.Duration) {
 	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "err", err)
 }
 
-// look probes the guest and keeps the answer. It returns the guest's clock error
+// probe probes the guest and keeps the answer. It returns the guest's clock error
 // and the round trip over which it was measured, if known.
-func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
+func (w *Work) probe(ctx context.Context) (off, way time.Duration, known bool) {
 	var a guest.HealthAnswer
 	began := time.Now()
 	err := w.ask(ctx, w.r.cfg.LookLimit, guest.Health, nil, &a)
@@ -525,9 +525,9 @@ func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 // taken right before the freeze.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	if !w.isFrozen() {
-		if off, way, known := w.look(w.ctx); known {
+		if off, way, known := w.probe(w.ctx); known {
 			w.tuneClock(off, way)
-			w.tellRoom(w.ctx, false)
+			w.reportSpace(w.ctx, false)
 		}
 	}
 	open, ended := w.net.Opens()
@@ -573,7 +573,7 @@ func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
 // nothing outside.
 func (w *Work) Listeners() ([]instance.Listener, error) {
 	if !w.isFrozen() {
-		w.look(w.ctx)
+		w.probe(w.ctx)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -682,7 +682,7 @@ func (w *Work) Kill(ctx context.Context) error {
 	switch {
 	case w.proc.pid != 0:
 		if w.answers() {
-			w.Settle(ctx)
+			w.Flush(ctx)
 		}
 		w.takeConsole(ctx)
 		if err := w.proc.kill(ctx); err != nil {

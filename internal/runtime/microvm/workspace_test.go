@@ -245,7 +245,7 @@ func (b *bench) holdsPause(w *Work) {
 		if err != nil {
 			t.Errorf("afterwards: %v", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("nobody answered the guest")
 	}
 }
@@ -330,7 +330,7 @@ func TestWorkspaceReadOnly(t *testing.T) {
 // order sends a line to the guest's program and returns its answer.
 func order(t testing.TB, c net.Conn, line string) string {
 	t.Helper()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte(line + "\n")); err != nil {

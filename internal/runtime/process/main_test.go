@@ -56,7 +56,7 @@ func shimMain(dir string) int {
 	return 0
 }
 
-const patience = waittest.Timeout
+const waitLimit = waittest.Timeout
 
 // freezers runs a test with every freezer available to this user.
 func freezers(t *testing.T, test func(t *testing.T, cfg process.Config)) {

@@ -21,7 +21,7 @@ import (
 
 // say sends a line and returns the answer.
 func say(c net.Conn, line string) (string, error) {
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 		return "", err
 	}
 	if _, err := fmt.Fprintln(c, line); err != nil {
@@ -33,7 +33,7 @@ func say(c net.Conn, line string) (string, error) {
 
 // ask connects, sends a line and expects it back.
 func ask(addr string) error {
-	c, err := net.DialTimeout("tcp", addr, patience)
+	c, err := net.DialTimeout("tcp", addr, waitLimit)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func reason(t testing.TB, woken chan string) string {
 	select {
 	case why := <-woken:
 		return why
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("nothing woke it")
 		return ""
 	}
@@ -227,7 +227,7 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 		t.Errorf("woken by %q, want data", why)
 	}
 	wake(t, w, g)
-	_ = idle.SetReadDeadline(time.Now().Add(patience))
+	_ = idle.SetReadDeadline(time.Now().Add(waitLimit))
 	if got, err := bufio.NewReader(idle).ReadString('\n'); err != nil || !strings.HasSuffix(got, " two\n") {
 		t.Fatalf("after the wake: %q, %v", got, err)
 	}
@@ -351,7 +351,7 @@ func TestDatagramsAndUnixSockets(t *testing.T) {
 			t.Errorf("woken by %q, want a datagram", why)
 		}
 		wake(t, w, g)
-		_ = c.SetReadDeadline(time.Now().Add(patience))
+		_ = c.SetReadDeadline(time.Now().Add(waitLimit))
 		if got, err := bufio.NewReader(c).ReadString('\n'); err != nil || got != "ping\n" {
 			t.Fatalf("after the wake: %q, %v", got, err)
 		}

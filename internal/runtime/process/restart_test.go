@@ -354,7 +354,7 @@ func TestWakeRace(t *testing.T) {
 			}
 			spin(lead)
 			began := time.Now()
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 			if err := w.Freeze(ctx); err != nil {
 				t.Fatal(err)
 			}
@@ -380,7 +380,7 @@ func TestWakeRace(t *testing.T) {
 				case <-woken:
 					frozen++
 				case <-done: // every client had been served before
-				case <-time.After(patience):
+				case <-time.After(waitLimit):
 					t.Fatalf("round %d: accepted and left frozen", n)
 				}
 			}

@@ -58,7 +58,7 @@ func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if fresh || time.Since(s.at) > sharedFor {
-		s.look()
+		s.scan()
 	}
 	errs := []error{s.err}
 	for _, h := range s.hidden {
@@ -69,9 +69,9 @@ func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	return slices.Clone(s.byID[w.id]), errors.Join(errs...)
 }
 
-// look reads the children of the shim, and those of init if a shim has died and
+// scan reads the children of the shim, and those of init if a shim has died and
 // left its own children to it. The caller holds mu.
-func (s *strays) look() {
+func (s *strays) scan() {
 	s.at, s.byID, s.hidden, s.err = time.Now(), map[string][]int{}, nil, nil
 	s.r.mu.Lock()
 	reapers := []int{s.r.client.Welcome.PID}

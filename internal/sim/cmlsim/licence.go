@@ -260,7 +260,7 @@ func (q *request) licence() error {
 		status = "SUCCEEDED"
 		account = func(s string) any { return s }
 		expires = l.Succeeded.AddDate(1, 0, 0).UTC().Format(time.RFC3339)
-		authorized = later(l.Succeeded, l.Renewed).AddDate(0, 0, 90).UTC().Format(time.RFC3339)
+		authorized = latest(l.Succeeded, l.Renewed).AddDate(0, 0, 90).UTC().Format(time.RFC3339)
 	case l.Failure != "":
 		status = "FAILED"
 	}
@@ -279,7 +279,7 @@ func (q *request) licence() error {
 	})
 }
 
-func later(a, b time.Time) time.Time {
+func latest(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}

@@ -142,12 +142,12 @@ func (w *week) cycle(ctx context.Context) {
 			w.t.Fatal(err)
 		}
 		for _, st := range out.InstanceStatuses {
-			w.look(ctx, *st.InstanceId)
+			w.check(ctx, *st.InstanceId)
 		}
 	}
 }
 
-func (w *week) look(ctx context.Context, id string) {
+func (w *week) check(ctx context.Context, id string) {
 	var truth time.Time
 	ready := false
 	w.s.World.HostAt(id, func(h *world.Host, _ world.Moment, r world.Reach) {

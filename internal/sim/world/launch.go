@@ -68,7 +68,7 @@ func (w *World) Launch(s LaunchSpec, dryRun func() error, visit func(*Instance, 
 	if err != nil {
 		return "", err
 	}
-	n, err := w.room(now, r, s, typ)
+	n, err := w.capacityLeft(now, r, s, typ)
 	if err != nil {
 		return "", err
 	}
@@ -179,8 +179,8 @@ func checkRoot(s *LaunchSpec, img Image, typ TypeInfo) error {
 
 func profileName(p string) string { return p[strings.LastIndexByte(p, '/')+1:] }
 
-// room says how many instances of the launch fit into the region's capacity.
-func (w *World) room(now Moment, r *Region, s LaunchSpec, typ TypeInfo) (int, error) {
+// capacityLeft says how many instances of the launch fit into the region's capacity.
+func (w *World) capacityLeft(now Moment, r *Region, s LaunchSpec, typ TypeInfo) (int, error) {
 	limit, limited := r.Capacity[s.Type]
 	if !limited {
 		return s.Max, nil

@@ -18,13 +18,13 @@ type lossy struct {
 	store.Store
 	mu   sync.Mutex
 	n    int
-	plan func(n int) fate
+	plan func(n int) writeOutcome
 }
 
-type fate int
+type writeOutcome int
 
 const (
-	answered fate = iota
+	answered writeOutcome = iota
 	lostApplied
 	lostRefused
 	lostLate // applied shortly after the answer was lost
@@ -55,8 +55,8 @@ func (l *lossy) Commit(ctx context.Context, txn store.Txn) (store.Result, error)
 }
 
 // once gives the first write that outcome and answers all others.
-func once(h Harness, what fate) *lossy {
-	return &lossy{Store: h.Store, plan: func(n int) fate {
+func once(h Harness, what writeOutcome) *lossy {
+	return &lossy{Store: h.Store, plan: func(n int) writeOutcome {
 		if n == 0 {
 			return what
 		}
@@ -165,8 +165,8 @@ func testUpdateConcurrent(t *testing.T, h Harness) {
 // once.
 func testUpdateAmbiguous(t *testing.T, h Harness) {
 	const writers, each = 16, 8
-	s := &lossy{Store: h.Store, plan: func(n int) fate {
-		return []fate{lostApplied, answered, lostRefused, lostLate, answered, lostApplied}[n%6]
+	s := &lossy{Store: h.Store, plan: func(n int) writeOutcome {
+		return []writeOutcome{lostApplied, answered, lostRefused, lostLate, answered, lostApplied}[n%6]
 	}}
 	parallel(t, writers, func(int) error {
 		for range each {
@@ -265,7 +265,7 @@ func testAmbiguousDeleted(t *testing.T, h Harness) {
 }
 
 func testAmbiguousDelete(t *testing.T, h Harness) {
-	for i, what := range []fate{lostApplied, lostRefused, lostLate} {
+	for i, what := range []writeOutcome{lostApplied, lostRefused, lostLate} {
 		for _, further := range []bool{false, true} {
 			name := fmt.Sprintf("n%d-%v", i, further)
 			put(t, h, name, `{"n":1}`)
@@ -314,7 +314,7 @@ func testTransact(t *testing.T, h Harness) {
 		})
 		return err
 	}
-	lost := &lossy{Store: h.Store, plan: func(n int) fate { return fate(n % 4) }}
+	lost := &lossy{Store: h.Store, plan: func(n int) writeOutcome { return writeOutcome(n % 4) }}
 	parallel(t, 8, func(i int) error {
 		for range 5 {
 			if err := move(lost, i+1); err != nil {

@@ -60,7 +60,7 @@ func TestLimits(t *testing.T) {
 // firstOf returns the PID of a container's first process on this machine.
 func firstOf(d *daemontest.Host, name string) int {
 	d.T.Helper()
-	b, err := os.ReadFile(filepath.Join(d.Dir, "data/containers/box", d.Look(name).ID, "pid"))
+	b, err := os.ReadFile(filepath.Join(d.Dir, "data/containers/box", d.Show(name).ID, "pid"))
 	if err != nil {
 		d.T.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestLayer(t *testing.T) {
 	daemontest.Wait(t, "the daemon ends", func() (bool, string) { return d.Over(), "" })
 	d.Boot()
 	check("after a restart of the daemon")
-	if pid := d.Look("keeps").PID; pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
+	if pid := d.Show("keeps").PID; pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
 		t.Fatal("it has no process")
 	}
 	d.Await("keeps", "stopped")
@@ -264,7 +264,7 @@ func TestStops(t *testing.T) {
 	for n, c := range []struct{ signal, want string }{{"", "TERM"}, {"SIGUSR1", "USR1"}, {"2", "INT"}, {"int", "INT"}} {
 		name := fmt.Sprint("polite", n)
 		s := box(name, saved(t, says{stop: c.signal}), script(polite)...)
-		s.StopGrace = *daemontest.Seconds(daemontest.Patience)
+		s.StopGrace = *daemontest.Seconds(daemontest.WaitLimit)
 		d.Launch(s)
 		up := func() {
 			daemontest.Wait(t, "it has set its traps", func() (bool, string) { said := d.Said(name); return strings.Contains(said, "up\n"), said })
@@ -312,7 +312,7 @@ func TestApart(t *testing.T) {
 	if a, b := inside(d, "one", "hostname").Stdout, inside(d, "two", "hostname").Stdout; a == b {
 		t.Errorf("both are %q", a)
 	}
-	pid := d.Look("two").PID
+	pid := d.Show("two").PID
 	for _, try := range []string{
 		fmt.Sprint("kill -9 ", pid),
 		"mount -t proc none /tmp",
@@ -328,7 +328,7 @@ func TestApart(t *testing.T) {
 			t.Errorf("%s: %+v", try, got)
 		}
 	}
-	if d.Look("two").State != "running" {
+	if d.Show("two").State != "running" {
 		t.Error("the other one was ended")
 	}
 	got := inside(d, "one", "grep -E '^(Seccomp|NoNewPrivs|CapEff):' /proc/self/status").Stdout
@@ -410,7 +410,7 @@ func TestRungs(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.ReclaimAfter, s.StopAfter = 0, daemontest.Seconds(100*time.Millisecond)
-	s.Expose, s.Command, s.Name, s.StopGrace = nil, script(untilTerm), "stops", *daemontest.Seconds(daemontest.Patience)
+	s.Expose, s.Command, s.Name, s.StopGrace = nil, script(untilTerm), "stops", *daemontest.Seconds(daemontest.WaitLimit)
 	d.Launch(s)
 	o := d.Await("stops", "stopped")
 	if o.ExitCode == nil || *o.ExitCode != 0 || !strings.Contains(o.StatusReason, "paused for") {
@@ -430,7 +430,7 @@ func TestSocketInside(t *testing.T) {
 	for n := range 2 {
 		if n > 0 {
 			d.Kill()
-			c, err := net.DialTimeout("tcp", published, daemontest.Patience) // it waits for the next daemon
+			c, err := net.DialTimeout("tcp", published, daemontest.WaitLimit) // it waits for the next daemon
 			if err != nil {
 				t.Fatalf("a client of the published port without a daemon: %v", err)
 			}
@@ -439,7 +439,7 @@ func TestSocketInside(t *testing.T) {
 			if _, err := fmt.Fprintln(c, "pid"); err != nil {
 				t.Fatal(err)
 			}
-			_ = c.SetReadDeadline(time.Now().Add(daemontest.Patience))
+			_ = c.SetReadDeadline(time.Now().Add(daemontest.WaitLimit))
 			if got, err := bufio.NewReader(c).ReadString('\n'); err != nil {
 				t.Errorf("a client of the published port that came without a daemon: %q, %v", got, err)
 			}
@@ -449,7 +449,7 @@ func TestSocketInside(t *testing.T) {
 		if err != nil || !strings.Contains(got, `"result"`) {
 			t.Fatalf("it was answered with %q, %v", got, err)
 		}
-		if o := d.Look("talks"); !o.LeaseHeld || o.LeaseReason != reason {
+		if o := d.Show("talks"); !o.LeaseHeld || o.LeaseReason != reason {
 			t.Errorf("its lease: %+v", o.Leases)
 		}
 		if _, err := ask(at, "hangup"); err != nil {

@@ -164,7 +164,7 @@ func TestDockerUses(t *testing.T) {
 	k.answers(at)
 
 	k.pause("web")
-	pid := k.d.Look("web").PID
+	pid := k.d.Show("web").PID
 	k.Must("restart", "-t", "5", "web")
 	k.d.Until("web", "its next run is followed", func(o hostctl.Instance) bool { return o.State == "running" && o.PID != 0 && o.PID != pid })
 	k.answers(at)
@@ -178,7 +178,7 @@ func TestDockerUses(t *testing.T) {
 
 	// Docker may rename a container. It stays the same instance, under the new
 	// name, and the next container with the old name is another instance.
-	id := k.d.Look("web").ID
+	id := k.d.Show("web").ID
 	k.pause("web")
 	k.Must("rename", "web", "old")
 	if o := k.d.Await("old", "paused"); o.ID != id {
@@ -215,7 +215,7 @@ func TestWhileAway(t *testing.T) {
 	k := newDock(t)
 	k.serve("web")
 	k.serve("ends")
-	o := k.d.Look("web")
+	o := k.d.Show("web")
 	k.pause("web")
 	k.d.Kill()
 	k.Must("rm", "-f", "web")
@@ -402,8 +402,8 @@ func TestDockerPause(t *testing.T) {
 	k.pause("other")
 	k.d.Kill() // nor does a daemon that comes after this one wake it
 	k.d.Boot()
-	k.d.Look("other")
-	if o = k.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" || k.status("web") != "paused" {
+	k.d.Show("other")
+	if o = k.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" || k.status("web") != "paused" {
 		t.Errorf("%s: paused by %s, docker says %s", daemontest.Describe(o), o.LastPausedBy, k.status("web"))
 	}
 	k.Must("unpause", "web")

@@ -384,7 +384,7 @@ func TestSilentRegistry(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		o := d.Look(name)
+		o := d.Show(name)
 		if o.State != "starting" {
 			t.Errorf("meanwhile it is %s", o.State)
 		}

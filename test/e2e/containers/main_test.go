@@ -95,12 +95,12 @@ func leftOf(d *daemontest.Host, id string) (left []string) {
 // ask sends a line to a server and returns its answer. Both sides have closed
 // the connection when ask returns, so that its end cancels no later pause.
 func ask(addr, line string) (string, error) {
-	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
 		return "", err
 	}
 	if _, err := io.WriteString(c, line+"\n"); err != nil {

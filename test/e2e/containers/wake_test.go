@@ -98,7 +98,7 @@ func TestDockerStopped(t *testing.T) {
 		o, err := k.d.Get(t.Context(), "web")
 		return err == nil && o.State == "stopped" && o.LastPausedBy == "idle_timeout", daemontest.Describe(o)
 	})
-	o := k.d.Look("web")
+	o := k.d.Show("web")
 	if o.StartsOnConnection || o.Deaf == "" {
 		t.Errorf("starts on connection %v: %q", o.StartsOnConnection, o.Deaf)
 	}

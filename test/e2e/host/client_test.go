@@ -19,11 +19,11 @@ type client struct {
 }
 
 func dial(addr string) (*client, error) {
-	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
 		return nil, err
 	}
 	return &client{c, bufio.NewReader(c)}, nil

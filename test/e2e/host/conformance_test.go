@@ -159,7 +159,7 @@ func microvms(t *testing.T, b bare) hosttest.Machine {
 
 // spec returns the spec that Run starts.
 func (m *bare) spec(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) instance.Spec {
-	s := instance.Spec{Name: name, StopAfter: daemontest.Seconds(0), ReadyTimeout: *daemontest.Seconds(daemontest.Patience)}
+	s := instance.Spec{Name: name, StopAfter: daemontest.Seconds(0), ReadyTimeout: *daemontest.Seconds(daemontest.WaitLimit)}
 	if p.Serves {
 		at := daemontest.Addr(t)
 		s.Expose = []instance.Endpoint{{Listen: at, Target: at}}
@@ -214,9 +214,9 @@ func (m *bare) Crash(t *testing.T) {
 
 func (m *bare) Until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	if !waittest.Within(daemontest.Patience, ok) {
+	if !waittest.Within(daemontest.WaitLimit, ok) {
 		l, err := m.d.List(t.Context())
-		t.Fatalf("not within %s: %s\n%+v, %v\n%s", daemontest.Patience, what, l, err, m.d.Log())
+		t.Fatalf("not within %s: %s\n%+v, %v\n%s", daemontest.WaitLimit, what, l, err, m.d.Log())
 	}
 }
 
@@ -257,7 +257,7 @@ func (m *bare) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	m.traces[name].look(m.d, o.PID) // perhaps others than at its start
+	m.traces[name].sample(m.d, o.PID) // perhaps others than at its start
 	return m.d.Remove(m.d.T.Context(), name)
 }
 

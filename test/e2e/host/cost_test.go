@@ -25,7 +25,7 @@ func TestNothingPerInstance(t *testing.T) {
 		d.Await(fmt.Sprint("cost-", n), "paused")
 	}
 	var full cost
-	if !waittest.Within(daemontest.Patience, func() bool {
+	if !waittest.Within(daemontest.WaitLimit, func() bool {
 		full = costOf(d)
 		return full.goroutines <= empty.goroutines+slack && full.threads <= empty.threads+slack && full.timers <= empty.timers+slack
 	}) {

@@ -124,10 +124,10 @@ func (w *killed) visit(ctx context.Context, name string) {
 func (w *killed) round(n int, what string, rng *rand.Rand) {
 	t, d := w.t, w.d
 	w.kills[what]++
-	quiet := d.Look("quiet")
+	quiet := d.Show("quiet")
 	if quiet.State == "running" {
 		d.Must("quiet", "pause")
-		quiet = d.Look("quiet")
+		quiet = d.Show("quiet")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var load sync.WaitGroup
@@ -263,7 +263,7 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 				o.Name != "ends" && strings.Contains(o.StatusReason, "started again in")
 		})
 	}
-	if !waittest.Within(daemontest.Patience, rest) {
+	if !waittest.Within(daemontest.WaitLimit, rest) {
 		for _, o := range l {
 			t.Logf("%s is %s (%s), pid %d", o.Name, o.State, o.StatusReason, o.PID)
 		}
@@ -304,7 +304,7 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 		}
 		mustAnswer(t, addr)
 	}
-	if d.Look("toggled").State == "stopped" {
+	if d.Show("toggled").State == "stopped" {
 		d.Must("toggled", "start") // its port is free again
 	}
 	mustAnswer(t, w.addr["toggled"])
@@ -348,7 +348,7 @@ func (w *killed) checkLeases(o hostctl.Instance) {
 // others.
 func (w *killed) checkProcesses() {
 	var odd string
-	ok := waittest.Within(daemontest.Patience, func() bool {
+	ok := waittest.Within(daemontest.WaitLimit, func() bool {
 		odd = ""
 		l, err := w.d.List(w.t.Context())
 		if err != nil {

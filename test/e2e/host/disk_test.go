@@ -41,11 +41,11 @@ func TestDiskWorkAndNoPort(t *testing.T) {
 		}
 		return len(seen) >= 10
 	})
-	if err := syscall.Kill(d.Look("writer").PID, syscall.SIGHUP); err != nil {
+	if err := syscall.Kill(d.Show("writer").PID, syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
 	d.Await("writer", "paused")
-	cron := d.Look("cron")
+	cron := d.Show("cron")
 	if cron.State != "running" || cron.PauseCount != 0 || len(cron.Blocks) == 0 || cron.PauseAt != nil {
 		t.Errorf("what nothing wakes is %s, paused %d times, to be paused at %v: %v", cron.State, cron.PauseCount, cron.PauseAt, cron.Blocks)
 	}
@@ -93,7 +93,7 @@ func TestFullFileSystem(t *testing.T) {
 		}
 	}
 	fill()
-	before := d.Look("idle")
+	before := d.Show("idle")
 
 	d.Must("paused", "pause")
 	d.Must("stopped", "stop")
@@ -102,7 +102,7 @@ func TestFullFileSystem(t *testing.T) {
 	}
 	fill() // what was removed has given some space back
 	for name, want := range map[string]string{"paused": "paused", "stopped": "stopped"} {
-		if o := d.Look(name); o.State != want {
+		if o := d.Show(name); o.State != want {
 			t.Errorf("%s on a full disk: %s", want, daemontest.Describe(o))
 		}
 	}

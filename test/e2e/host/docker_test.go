@@ -99,7 +99,7 @@ func (k *dockerd) start() {
 	}
 	k.cmd, k.gone = cmd, make(chan struct{})
 	go func(gone chan struct{}) { cmd.Wait(); close(gone) }(k.gone)
-	if !waittest.Within(daemontest.Patience, func() bool {
+	if !waittest.Within(daemontest.WaitLimit, func() bool {
 		return k.over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "version").Run() == nil
 	}) || k.over() {
 		b, _ := os.ReadFile(k.dir + "/log")
@@ -121,7 +121,7 @@ func (k *dockerd) stop() {
 	k.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-k.gone:
-	case <-time.After(daemontest.Patience):
+	case <-time.After(daemontest.WaitLimit):
 		k.t.Error("dockerd does not end")
 		k.cmd.Process.Kill()
 		<-k.gone
@@ -266,12 +266,12 @@ func TestDockerOutside(t *testing.T) {
 	if _, err := c.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
 	}
-	if !waittest.Stays(time.Second, func() bool { return m.d.Look("web").State == "paused" }) {
+	if !waittest.Stays(time.Second, func() bool { return m.d.Show("web").State == "paused" }) {
 		t.Error("a client woke what a person had paused")
 	}
 	// Nor does a restarted daemon.
 	m.Crash(t)
-	if o := m.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" {
+	if o := m.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" {
 		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
 	}
 	k.must("unpause", "web")
@@ -291,7 +291,7 @@ func TestDockerOutside(t *testing.T) {
 	}
 	c.Close()
 
-	pid := m.d.Look("web").PID
+	pid := m.d.Show("web").PID
 	k.must("restart", "-t", "5", "web")
 	m.d.Until("web", "docker restart was seen", func(o hostctl.Instance) bool { return o.State != "stopped" && o.PID != 0 && o.PID != pid })
 	m.answers(t, "web")
@@ -322,7 +322,7 @@ func TestDockerOutside(t *testing.T) {
 // container's own address.
 func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.Look(name).PID))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.Show(name).PID))
 	if err != nil {
 		t.Fatal(err)
 	}

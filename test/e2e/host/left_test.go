@@ -25,11 +25,11 @@ type trace struct {
 // trace records what a new instance consists of.
 func (m *bare) trace(name string, o hostctl.Instance) {
 	m.traces[name] = &trace{id: o.ID, spaces: map[string]bool{}}
-	m.traces[name].look(m.d, o.PID)
+	m.traces[name].sample(m.d, o.PID)
 }
 
-// look records the present namespaces of its processes.
-func (t *trace) look(d *daemontest.Host, pid int) {
+// sample records the present namespaces of its processes.
+func (t *trace) sample(d *daemontest.Host, pid int) {
 	common := map[string]bool{}
 	for _, p := range []int{os.Getpid(), d.PID(), d.ShimPID()} {
 		for _, s := range links(p, "ns") {

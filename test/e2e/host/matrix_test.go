@@ -100,8 +100,8 @@ func (r row) prove(t *testing.T, d *daemontest.Host) {
 		t.Logf("REPORT matrix %s: paused, %s", r.name, o.StatusReason)
 		return
 	}
-	if !waittest.Stays(watch, func() bool { return d.Look(r.name).PauseCount == 0 }) {
-		o := d.Look(r.name)
+	if !waittest.Stays(watch, func() bool { return d.Show(r.name).PauseCount == 0 }) {
+		o := d.Show(r.name)
 		t.Fatalf("it is %s (%s), want running for %s", o.State, o.StatusReason, watch)
 	}
 	found := ""

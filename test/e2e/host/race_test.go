@@ -65,7 +65,7 @@ func race(t *testing.T, uid int, relay bool, def int) {
 		s.QuietConnectionAfter = *daemontest.Seconds(60 * time.Millisecond)
 		l := &lane{d: d, name: s.Name, addr: addr, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
 		d.Launch(s)
-		o := d.Look(s.Name)
+		o := d.Show(s.Name)
 		want := instance.PathDirect
 		if relay {
 			want = instance.PathRelay
@@ -109,7 +109,7 @@ func race(t *testing.T, uid int, relay bool, def int) {
 	for _, l := range lanes { // after the last cycle each still runs
 		mustAnswer(t, l.addr)
 	}
-	report(t, lanes, log.settle(t, d), st.Freezer, took)
+	report(t, lanes, log.waitStable(t, d), st.Freezer, took)
 }
 
 // ways are the causes of the freeze.
@@ -180,7 +180,7 @@ func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 			return 0, false, fmt.Errorf("lost, way %s: %w", ways[way], err)
 		}
 	}
-	after, err := l.settled(ctx)
+	after, err := l.stable(ctx)
 	if err != nil {
 		return 0, false, err
 	}
@@ -228,7 +228,7 @@ func quickDisk() string {
 // been woken before.
 func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64, err error) {
 	if way != 1 {
-		for end := time.Now().Add(daemontest.Patience); time.Now().Before(end); {
+		for end := time.Now().Add(daemontest.WaitLimit); time.Now().Before(end); {
 			o, err := l.d.Get(ctx, l.name)
 			if err != nil {
 				return at, 0, err
@@ -242,7 +242,7 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
-		return at, 0, fmt.Errorf("no pause is announced within %s", daemontest.Patience)
+		return at, 0, fmt.Errorf("no pause is announced within %s", daemontest.WaitLimit)
 	}
 	o, err := l.d.Do(ctx, l.name, "resume", nil)
 	if err != nil {
@@ -256,8 +256,8 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 	return at, o.WakeCount, nil
 }
 
-// settled waits until the instance is at rest, and returns it.
-func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
+// stable waits until the instance is at rest, and returns it.
+func (l *lane) stable(ctx context.Context) (o hostctl.Instance, err error) {
 	if !waittest.Within(waittest.Timeout, func() bool {
 		o, err = l.d.Get(ctx, l.name)
 		return err != nil || o.State == "running" || o.State == "paused"
@@ -299,9 +299,9 @@ func follow(d *daemontest.Host) *eventLog {
 	return g
 }
 
-// settle waits until every event up to now has arrived, and returns the events.
+// waitStable waits until every event up to now has arrived, and returns the events.
 // A transition in progress may add more.
-func (g *eventLog) settle(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
+func (g *eventLog) waitStable(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
 	t.Helper()
 	if _, err := d.Halt(t.Context(), hostctl.Halting{On: true}); err != nil {
 		t.Fatal(err)

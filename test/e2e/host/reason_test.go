@@ -128,7 +128,7 @@ exec %[2]s "$@"
 	if err := m.Start("late"); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(m.d.Look("late").PID, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(m.d.Show("late").PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if o := m.d.Await("late", "stopped"); strings.Contains(o.StatusReason, "memory") {

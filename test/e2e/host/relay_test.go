@@ -161,7 +161,7 @@ func TestRelayPortsCloseForGood(t *testing.T) {
 	d := host(t)
 	closed := func(addr string) {
 		t.Helper()
-		c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+		c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 		if err == nil {
 			c.Close()
 		}

@@ -27,11 +27,11 @@ func TestLongPollIsAnswered(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			before := d.Look(s.Name).PauseCount
+			before := d.Show(s.Name).PauseCount
 			if got, err := c.ask("wait 1500ms"); err != nil || got != "waited" {
 				t.Fatalf("the long poll got %q: %v", got, err)
 			}
-			if o := d.Look(s.Name); o.PauseCount != before {
+			if o := d.Show(s.Name); o.PauseCount != before {
 				t.Errorf("paused %d times while a client waited", o.PauseCount-before)
 			}
 			d.Await(s.Name, "paused") // under the connection, which is quiet again

@@ -34,7 +34,7 @@ func TestDuplicatesAreGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Await("gone", "paused")
-		pid := d.Look("gone").PID
+		pid := d.Show("gone").PID
 		if n%2 == 0 { // while frozen, or just after a wake
 			if err := c.echo("wake"); err != nil {
 				t.Fatal(err)
@@ -106,7 +106,7 @@ func TestNoLeaks(t *testing.T) {
 	}
 	took := time.Since(begin)
 	var nowFiles, nowShim, nowRoutines int
-	ok := waittest.Within(daemontest.Patience, func() bool {
+	ok := waittest.Within(daemontest.WaitLimit, func() bool {
 		nowFiles, nowShim, nowRoutines = look()
 		return nowFiles <= files+4 && nowShim <= shimFiles+2 && nowRoutines <= routines+4
 	})

@@ -42,7 +42,7 @@ func TestStandingConnections(t *testing.T) {
 			}
 			d.Await(s.Name, "paused")
 		}
-		before := d.Look(s.Name).WakeCount
+		before := d.Show(s.Name).WakeCount
 		c.Close()
 		d.Until(s.Name, "a close wakes it", func(o hostctl.Instance) bool { return o.WakeCount > before })
 		d.Await(s.Name, "paused")
@@ -59,7 +59,7 @@ func TestStandingConnections(t *testing.T) {
 		if err != nil || !strings.HasPrefix(string(b), "echo first bytes\n") || !strings.HasSuffix(string(b), fmt.Sprintf("end after %d\n", len(sent))) {
 			t.Fatalf("after half a close: %d bytes, %q..., %v", len(b), b[:min(len(b), 40)], err)
 		}
-		t.Logf("REPORT standing %s: 5 wakes by data, 1 by a close, half-close answered with %d bytes", d.Look(s.Name).Endpoints[0].Path, len(b))
+		t.Logf("REPORT standing %s: 5 wakes by data, 1 by a close, half-close answered with %d bytes", d.Show(s.Name).Endpoints[0].Path, len(b))
 	})
 }
 
@@ -74,7 +74,7 @@ func TestIdleConnectionHolds(t *testing.T) {
 		if err := c.echo("hello"); err != nil {
 			t.Fatal(err)
 		}
-		if !waittest.Stays(2*time.Second, func() bool { return d.Look(s.Name).State == "running" }) {
+		if !waittest.Stays(2*time.Second, func() bool { return d.Show(s.Name).State == "running" }) {
 			t.Fatal("it was paused under an open connection")
 		}
 		_, err := d.Do(t.Context(), s.Name, "pause", nil)
@@ -82,7 +82,7 @@ func TestIdleConnectionHolds(t *testing.T) {
 			t.Fatalf("a pause against a connection: %v, want a refusal", err)
 		}
 		force(d, s.Name)
-		if o := d.Look(s.Name); o.State != "paused" {
+		if o := d.Show(s.Name); o.State != "paused" {
 			t.Fatalf("by force it is %s, want paused", o.State)
 		}
 		if err := c.echo("and again"); err != nil { // data wakes it, whatever put it to sleep
@@ -141,7 +141,7 @@ func TestServersOfAllKinds(t *testing.T) {
 				}
 				workers[pid] = true
 			}
-			o := d.Look(tc.name)
+			o := d.Show(tc.name)
 			t.Logf("REPORT %s: %d pauses, %d wakes, answered by %d processes", tc.name, o.PauseCount, o.WakeCount, len(workers))
 		})
 	}
@@ -207,12 +207,12 @@ func TestWorkloadSocket(t *testing.T) {
 	runs := func(why string) {
 		t.Helper()
 		d.Await("talks", "running") // its answer can come before the daemon reports it as running
-		if !waittest.Stays(1500*time.Millisecond, func() bool { return d.Look("talks").State == "running" }) {
+		if !waittest.Stays(1500*time.Millisecond, func() bool { return d.Show("talks").State == "running" }) {
 			t.Fatalf("it was paused although %s", why)
 		}
 	}
 	say(`{"jsonrpc":"2.0","id":1,"method":"keepalive","params":{"ttl_ms":60000,"reason":"build"}}`)
-	if o := d.Look("talks"); !o.LeaseHeld || o.LeaseReason != "build" {
+	if o := d.Show("talks"); !o.LeaseHeld || o.LeaseReason != "build" {
 		t.Fatalf("no lease: %+v", o.Leases)
 	}
 	runs("it holds a lease")
@@ -228,11 +228,11 @@ func TestWorkloadSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.Await("talks", "paused")
-	before := d.Look("talks").WakeCount
+	before := d.Show("talks").WakeCount
 	say(`{"jsonrpc":"2.0","id":6,"method":"next_due","params":{"in_ms":1500}}`)
 	due := time.Now().Add(1500 * time.Millisecond)
 	d.Await("talks", "paused")
-	slept := d.Look("talks").WakeCount
+	slept := d.Show("talks").WakeCount
 	o := d.Until("talks", "next_due wakes it", func(o hostctl.Instance) bool { return o.WakeCount > slept })
 	if slept <= before || o.LastResumedBy != "next_due" || o.LastResumedAt.Before(due.Add(-100*time.Millisecond)) {
 		t.Fatalf("woken by %s at %s, due at %s", o.LastResumedBy, o.LastResumedAt, due)
@@ -312,7 +312,7 @@ func TestEnds(t *testing.T) {
 	}
 	k, addr := web(t, "killed", false)
 	d.Launch(k)
-	pid := d.Look("killed").PID
+	pid := d.Show("killed").PID
 	if err := exec.Command("kill", "-9", strconv.Itoa(pid)).Run(); err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func (b *box) inside(file string) string {
 func TestClones(t *testing.T) {
 	d := host(t)
 	a := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
-	a.tell("count")
+	a.send("count")
 	open := a.dial(0)
 	a.ask(open, "hello")
 	a.pause()
@@ -67,7 +67,7 @@ func TestClones(t *testing.T) {
 		who  *box
 		want string
 	}{{b, "2"}, {b, "3"}, {c, "2"}, {a, "2"}, {c, "3"}} {
-		if got := x.who.tell("count"); got != "counted "+x.want {
+		if got := x.who.send("count"); got != "counted "+x.want {
 			t.Errorf("%s %s, want %s", x.who.name, got, x.want)
 		}
 	}
@@ -92,10 +92,10 @@ func TestClones(t *testing.T) {
 	e := b.clone("e") // of a clone
 	d.Kill()
 	d.Boot()
-	if got := b.tell("count"); got != "counted 4" {
+	if got := b.send("count"); got != "counted 4" {
 		t.Errorf("b %s after it was on disk", got)
 	}
-	if got := e.tell("count"); got != "counted 4" {
+	if got := e.send("count"); got != "counted 4" {
 		t.Errorf("e %s", got)
 	}
 	for _, x := range []*box{a, b, c, e} {

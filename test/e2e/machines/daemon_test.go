@@ -79,7 +79,7 @@ func run(d *daemontest.Host, name, image string, ports []int, change func(*insta
 	b := &box{Host: d, name: name}
 	never := idle.Duration(0)
 	s := instance.Spec{Name: name, Runtime: "microvm", Image: image, Command: command, Memory: 128 << 20, Restart: instance.RestartNo,
-		PauseAfter: &never, StopAfter: &never, ReadyTimeout: idle.Duration(daemontest.Patience)}
+		PauseAfter: &never, StopAfter: &never, ReadyTimeout: idle.Duration(daemontest.WaitLimit)}
 	for _, p := range ports {
 		listen := daemontest.Addr(d.T)
 		b.addrs = append(b.addrs, listen)
@@ -94,7 +94,7 @@ func run(d *daemontest.Host, name, image string, ports []int, change func(*insta
 
 func (b *box) get() hostctl.Instance {
 	b.T.Helper()
-	return b.Look(b.name)
+	return b.Show(b.name)
 }
 
 // is waits for a state. Reading the state wakes nothing.
@@ -139,7 +139,7 @@ func (b *box) signal(s syscall.Signal) {
 
 func (b *box) dial(port int) net.Conn {
 	b.T.Helper()
-	c, err := net.DialTimeout("tcp", b.addrs[port], daemontest.Patience)
+	c, err := net.DialTimeout("tcp", b.addrs[port], daemontest.WaitLimit)
 	if err != nil {
 		b.T.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func (b *box) dial(port int) net.Conn {
 // ask sends a line on a connection and returns the answer.
 func (b *box) ask(c net.Conn, line string) string {
 	b.T.Helper()
-	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
 		b.T.Fatal(err)
 	}
 	if _, err := fmt.Fprintf(c, "%s\n", line); err != nil {
@@ -164,12 +164,12 @@ func (b *box) ask(c net.Conn, line string) string {
 
 // try is ask on a new connection, to a box that may not answer.
 func (b *box) try(line string) (string, error) {
-	c, err := net.DialTimeout("tcp", b.addrs[0], daemontest.Patience)
+	c, err := net.DialTimeout("tcp", b.addrs[0], daemontest.WaitLimit)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
 		return "", err
 	}
 	if _, err := fmt.Fprintf(c, "%s\n", line); err != nil {
@@ -179,8 +179,8 @@ func (b *box) try(line string) (string, error) {
 	return strings.TrimSpace(got), err
 }
 
-// tell is ask on a new connection.
-func (b *box) tell(line string) string {
+// send is ask on a new connection.
+func (b *box) send(line string) string {
 	b.T.Helper()
 	c := b.dial(0)
 	defer c.Close()

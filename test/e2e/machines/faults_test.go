@@ -33,17 +33,17 @@ func TestDaemonKilled(t *testing.T) {
 		b.Until(b.name, fmt.Sprintf("it is taken over while %s, process %d", want, pid), func(o hostctl.Instance) bool {
 			return o.State == want && o.PID == pid && o.RestartCount == 0
 		})
-		if got := b.tell("count"); got != "counted "+count {
+		if got := b.send("count"); got != "counted "+count {
 			t.Errorf("after a kill while %s: %s", want, got)
 		}
 		b.is("running")
 	}
-	b.tell("count")
+	b.send("count")
 	again("running", "2")
 	b.pause()
 	again("paused", "3")
 	d2 := run(d, "b", small(t), []int{80}, deep, "guest", "serve", ":80")
-	d2.tell("count")
+	d2.send("count")
 	d2.sinks("hibernated")
 	b = d2
 	again("hibernated", "2")
@@ -63,7 +63,7 @@ func TestFaults(t *testing.T) {
 	}
 
 	// The disk is full when the guest is to be saved.
-	b.tell("count")
+	b.send("count")
 	if err := os.Symlink("/dev/full", file("state")); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestFaults(t *testing.T) {
 		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate")
 	})
 	t.Logf("a full disk: %s", why())
-	if got := b.tell("count"); got != "counted 2" {
+	if got := b.send("count"); got != "counted 2" {
 		t.Errorf("after a disk was full: %s", got)
 	}
 
@@ -83,7 +83,7 @@ func TestFaults(t *testing.T) {
 		a := why()
 		return strings.Contains(a, "Not known") && strings.Contains(a, "stopped by a signal"), a
 	})
-	if got := b.tell("count"); got != "counted 3" {
+	if got := b.send("count"); got != "counted 3" {
 		t.Errorf("after a hang: %s", got)
 	}
 
@@ -92,7 +92,7 @@ func TestFaults(t *testing.T) {
 	if err := os.Truncate(file("state"), 1000); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.tell("count"); got != "counted 1" {
+	if got := b.send("count"); got != "counted 1" {
 		t.Errorf("after a boot: %s", got)
 	}
 	if a := why(); !strings.Contains(a, "booted anew") || !strings.Contains(a, "damaged") {

@@ -22,12 +22,12 @@ func TestHungAtRestart(t *testing.T) {
 	stopped := run(d, "stopped", files, []int{80}, nil, "guest", "serve", ":80")
 	removed := run(d, "removed", files, []int{80}, nil, "guest", "serve", ":80")
 	well := run(d, "well", files, []int{80}, nil, "guest", "serve", ":80")
-	well.tell("count")
+	well.send("count")
 	stopped.signal(syscall.SIGSTOP)
 	removed.signal(syscall.SIGSTOP)
 	d.Kill()
 	d.Boot()
-	if got := well.tell("count"); got != "counted 2" {
+	if got := well.send("count"); got != "counted 2" {
 		t.Errorf("the guest that is well %s", got)
 	}
 	daemontest.Wait(t, "it says that it was not taken over", func() (bool, string) {
@@ -45,7 +45,7 @@ func TestHungAtRestart(t *testing.T) {
 		t.Error(err)
 	}
 	d.Must("stopped", "start")
-	if got := stopped.tell("count"); got != "counted 1" {
+	if got := stopped.send("count"); got != "counted 1" {
 		t.Errorf("started again it %s", got)
 	}
 }
@@ -56,7 +56,7 @@ func TestHungAtRestart(t *testing.T) {
 func TestRestartWithoutKernel(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
-	b.tell("count")
+	b.send("count")
 	d.Kill()
 	c := b.dial(0) // it waits for the next daemon
 	d.Set("--guest-kernel", "/nowhere")
@@ -66,7 +66,7 @@ func TestRestartWithoutKernel(t *testing.T) {
 	}
 	c.Close()
 	b.pause()
-	if got := b.tell("count"); got != "counted 3" {
+	if got := b.send("count"); got != "counted 3" {
 		t.Errorf("woken it %s", got)
 	}
 	d.Must("a", "stop")
@@ -84,7 +84,7 @@ func TestRestartWithoutKernel(t *testing.T) {
 func TestGuestFailsOpen(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
-	b.tell("count")
+	b.send("count")
 	for n, c := range []struct {
 		name string
 		do   func() (undo func())
@@ -121,7 +121,7 @@ func TestGuestFailsOpen(t *testing.T) {
 		d.Until("a", "its resume is known", func(o hostctl.Instance) bool {
 			return o.State == "running" && o.LastResumedAt != nil && o.LastResumedAt.After(began)
 		})
-		if got, want := b.tell("count"), fmt.Sprint("counted ", n+2); got != want {
+		if got, want := b.send("count"), fmt.Sprint("counted ", n+2); got != want {
 			t.Errorf("%s: it %s, want %s", c.name, got, want)
 		}
 	}

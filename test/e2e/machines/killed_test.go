@@ -48,9 +48,9 @@ func qemu(home string) int {
 func (b *box) killAt(what string, ok func() bool) {
 	b.T.Helper()
 	home := b.home()
-	for end := time.Now().Add(daemontest.Patience); !ok(); {
+	for end := time.Now().Add(daemontest.WaitLimit); !ok(); {
 		if time.Now().After(end) {
-			b.T.Fatalf("%s: not within %s: %s", b.name, daemontest.Patience, what)
+			b.T.Fatalf("%s: not within %s: %s", b.name, daemontest.WaitLimit, what)
 		}
 	}
 	pid := qemu(home)

@@ -86,7 +86,7 @@ func peers(t *testing.T) {
 // everything that Redis acknowledged must be there afterwards.
 func (c *client) load() {
 	c.b.T.Helper()
-	ctx, cancel := context.WithTimeout(c.b.T.Context(), 3*daemontest.Patience)
+	ctx, cancel := context.WithTimeout(c.b.T.Context(), 3*daemontest.WaitLimit)
 	defer cancel()
 	var web, store error
 	over := make(chan struct{})

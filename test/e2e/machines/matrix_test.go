@@ -76,17 +76,17 @@ func TestInteractionMatrix(t *testing.T) {
 		},
 		"HTTP server, no requests": func(b *box) { b.is("paused") },
 		"Telegram bot polling": func(b *box) {
-			if s := b.tell(polled); s != "polling" {
+			if s := b.send(polled); s != "polling" {
 				b.T.Fatalf("poll: %s", s)
 			}
 			b.holds("recent_activity/tcp")
-			b.tell("unpoll")
+			b.send("unpoll")
 			b.is("paused")
 		},
 		"npm install": func(b *box) {
-			b.tell("spin on")
+			b.send("spin on")
 			b.holds("recent_activity/cpu")
-			b.tell("spin off")
+			b.send("spin off")
 			b.is("paused")
 		},
 		"sleep 300": func(b *box) {
@@ -100,8 +100,8 @@ func TestInteractionMatrix(t *testing.T) {
 			b.is("paused")
 		},
 		"Bot with leases_only policy, polling": func(b *box) {
-			b.tell(polled)
-			b.tell("spin on") // nor does its computation count
+			b.send(polled)
+			b.send("spin on") // nor does its computation count
 			b.is("paused")
 		},
 		"Bot with leases_only, lease held": func(b *box) {

@@ -205,7 +205,7 @@ func (c *client) redis(command ...string) string {
 	for _, a := range command {
 		fmt.Fprintf(&s, "$%d\r\n%s\r\n", len(a), a)
 	}
-	if err := c.kept.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+	if err := c.kept.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
 		c.b.T.Fatal(err)
 	}
 	if _, err := io.WriteString(c.kept, s.String()); err != nil {
@@ -247,7 +247,7 @@ func (c *client) visit() {
 			t.Fatalf("redis: the value of round %d is another in round %d", k, c.n)
 		}
 	}
-	h := http.Client{Timeout: daemontest.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	h := http.Client{Timeout: daemontest.WaitLimit, Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := h.Get("http://" + c.b.addrs[0] + "/big")
 	if err != nil {
 		t.Fatalf("nginx: %v", err)

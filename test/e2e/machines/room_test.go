@@ -70,7 +70,7 @@ func TestMemoryIsShort(t *testing.T) {
 	guest := func(name string) *box { return run(d, name, image, []int{80}, nil, "guest", "serve", ":80") }
 	counts := func(b *box, want int) {
 		t.Helper()
-		if got := b.tell("count"); got != fmt.Sprint("counted ", want) {
+		if got := b.send("count"); got != fmt.Sprint("counted ", want) {
 			t.Fatalf("%s %s, want %d", b.name, got, want)
 		}
 	}

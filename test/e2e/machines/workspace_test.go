@@ -27,7 +27,7 @@ func TestWorkspaceSurvives(t *testing.T) {
 	if o := b.get(); o.Workspace != dir+":/work" {
 		t.Errorf("it is shown with the workspace %q", o.Workspace)
 	}
-	if got := b.tell("churn /work"); got != "churning" {
+	if got := b.send("churn /work"); got != "churning" {
 		t.Fatal(got)
 	}
 	goesOn := func(after string) {
@@ -50,12 +50,12 @@ func TestWorkspaceSurvives(t *testing.T) {
 		goesOn("a kill")
 		t.Logf("REPORT workspace: a file request is served %s after the daemon is back", time.Since(began).Round(time.Millisecond))
 		b.sinks("hibernated")
-		if b.tell("count") == "" {
+		if b.send("count") == "" {
 			t.Error("it does not answer")
 		}
 		goesOn("a hibernation")
 	}
-	got := b.tell("churn off")
+	got := b.send("churn off")
 	b.pause()
 	paused := b.get().LastPausedAt
 	d.Kill()

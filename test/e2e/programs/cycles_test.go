@@ -84,7 +84,7 @@ func (w *workload) hammer(work func()) {
 // client runs a program that must succeed, and returns its output.
 func client(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), daemontest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), daemontest.WaitLimit)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err != nil {

@@ -111,7 +111,7 @@ func (w *workload) launch(user string, quiet time.Duration, command ...string) {
 
 func (w *workload) get() hostctl.Instance {
 	w.T.Helper()
-	return w.Look(w.name)
+	return w.Show(w.name)
 }
 
 // awaitState waits for a state of the instance. Reading it wakes nothing.

@@ -79,12 +79,12 @@ http {
 
 // visit is one client: it connects, asks and reads the answer.
 func (s server) visit(addr string) error {
-	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(daemontest.Patience))
+	_ = c.SetDeadline(time.Now().Add(daemontest.WaitLimit))
 	ask, want := "GET / HTTP/1.0\r\nHost: here\r\n\r\n", " 200 "
 	if s.redis {
 		ask, want = "PING\r\n", "+PONG"
@@ -199,7 +199,7 @@ func TestHandoff(t *testing.T) {
 			t.Parallel()
 			h := handoffHost(t, nil)
 			name, addr := s.stage(t, h)
-			if o := h.Look(name); o.Deaf != "" || !o.Wakes {
+			if o := h.Show(name); o.Deaf != "" || !o.Wakes {
 				t.Fatalf("a connection does not wake it: %s", o.Deaf)
 			}
 			c := &crowd{}
@@ -208,7 +208,7 @@ func TestHandoff(t *testing.T) {
 				switch {
 				case n%5 == 3: // a restart on request: clients that come after its beginning wait
 					c.note(s.visit(addr))
-					before := h.Look(name)
+					before := h.Show(name)
 					done := make(chan struct{})
 					go func() {
 						defer close(done)
@@ -225,7 +225,7 @@ func TestHandoff(t *testing.T) {
 					c.arrive(s, addr, 6, took+300*time.Millisecond)
 				case n == 2 && s.name != "nginx" && s.name != "gunicorn": // a crash, without workers that outlive it
 					c.note(s.visit(addr))
-					o := h.Look(name)
+					o := h.Show(name)
 					if o.PID != 0 && syscall.Kill(o.PID, syscall.SIGKILL) == nil {
 						h.Until(name, "its end is known", func(now hostctl.Instance) bool { return now.PID != o.PID })
 					}
@@ -239,7 +239,7 @@ func TestHandoff(t *testing.T) {
 					c.arrive(s, addr, 8, took*3/2)
 				}
 			}
-			o := h.Look(name)
+			o := h.Show(name)
 			t.Logf("REPORT handoff %s: %d starts, %s, %d crashes", s.name, started(t, h, name)-1, c, o.RestartCount)
 			if c.refused+c.lost > 0 {
 				t.Errorf("%s: %s", s.name, c)
@@ -265,7 +265,7 @@ func TestHandoffKilled(t *testing.T) {
 			t.Parallel()
 			h := handoffHost(t, nil)
 			name, addr := s.stage(t, h)
-			id := h.Look(name).ID
+			id := h.Show(name).ID
 			for _, victim := range []string{"shim", "daemon", "both"} {
 				c := &crowd{}
 				for range rounds {
@@ -287,7 +287,7 @@ func TestHandoffKilled(t *testing.T) {
 						err := s.visit(addr)
 						return err == nil, fmt.Sprint(err)
 					})
-					if o := h.Look(name); o.ID != id {
+					if o := h.Show(name); o.ID != id {
 						t.Fatalf("its record was lost: %s is %s now", id, o.ID)
 					}
 				}
@@ -334,18 +334,18 @@ while os.path.exists(file):
 	if err := s.visit(addr); err != nil {
 		t.Fatalf("a client of the open port: %v", err)
 	}
-	before := h.Look("closer")
+	before := h.Show("closer")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	daemontest.Wait(t, "clients of the closed port are refused", func() (bool, string) {
-		c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+		c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 		if err == nil {
 			c.Close()
 		}
 		return errors.Is(err, syscall.ECONNREFUSED), fmt.Sprint(err)
 	})
-	if o := h.Look("closer"); o.State != "running" || o.PID != before.PID {
+	if o := h.Show("closer"); o.State != "running" || o.PID != before.PID {
 		t.Errorf("it is %s as process %d, want the running %d", o.State, o.PID, before.PID)
 	}
 	if err := os.Remove(file); err != nil { // it ends
@@ -367,7 +367,7 @@ func TestHandoffUser(t *testing.T) {
 	h := handoffHost(t, ordinary(t))
 	s := servers[0]
 	name, addr := s.stage(t, h)
-	o := h.Look(name)
+	o := h.Show(name)
 	if o.Deaf != "" || !o.NoNewPrivs {
 		t.Fatalf("no_new_privs %v, and a connection does not wake it: %q", o.NoNewPrivs, o.Deaf)
 	}
@@ -412,10 +412,10 @@ func TestHandoffRefused(t *testing.T) {
 			PauseAfter: daemontest.Seconds(100 * time.Millisecond), StopAfter: daemontest.Seconds(100 * time.Millisecond), Expose: []instance.Endpoint{e}})
 		defer inner.Remove(t.Context(), name)
 	}
-	if o := inner.Look("direct"); !strings.Contains(o.Deaf, "seccomp") {
+	if o := inner.Show("direct"); !strings.Contains(o.Deaf, "seccomp") {
 		t.Errorf("why a connection does not wake it: %q, want the filter in it", o.Deaf)
 	}
-	if o := inner.Look("relayed"); o.Deaf != "" {
+	if o := inner.Show("relayed"); o.Deaf != "" {
 		t.Errorf("a connection to the relay does not wake it: %q", o.Deaf)
 	}
 	inner.Await("direct", "stopped")

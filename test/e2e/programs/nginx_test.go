@@ -78,7 +78,7 @@ func nginxCycles(w *workload, n int) {
 			wg.Go(func() {
 				tr := &http.Transport{}
 				defer tr.CloseIdleConnections()
-				fetch(w.T, &http.Client{Transport: tr, Timeout: daemontest.Patience}, "http://"+w.listen+"/", 5)
+				fetch(w.T, &http.Client{Transport: tr, Timeout: daemontest.WaitLimit}, "http://"+w.listen+"/", 5)
 			})
 		}
 		wg.Wait()
@@ -108,6 +108,6 @@ func TestNginxQuietConnectionSleeps(t *testing.T) {
 	w := nginxAt(start(t, nil), instance.PathDirect, pauseAfter)
 	tr := &http.Transport{MaxConnsPerHost: 1}
 	defer tr.CloseIdleConnections()
-	hc := &http.Client{Transport: tr, Timeout: daemontest.Patience}
+	hc := &http.Client{Transport: tr, Timeout: daemontest.WaitLimit}
 	w.comeAndGo(cycles(t), func(int) { fetch(t, hc, "http://"+w.listen+"/", 1) })
 }

@@ -188,7 +188,7 @@ func (s *session) ask(sql string) string {
 	select {
 	case l := <-line:
 		return l
-	case <-time.After(daemontest.Patience):
+	case <-time.After(daemontest.WaitLimit):
 		s.p.T.Fatalf("no answer to %q", sql)
 		return ""
 	}

@@ -24,7 +24,7 @@ type redisConn struct {
 
 func dialRedis(t testing.TB, addr string) *redisConn {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 	if err != nil {
 		t.Fatalf("cannot connect to Redis: %v", err)
 	}
@@ -34,7 +34,7 @@ func dialRedis(t testing.TB, addr string) *redisConn {
 // do sends an inline command and returns its integer or one-line answer.
 func (c *redisConn) do(format string, args ...any) string {
 	c.t.Helper()
-	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
 		c.t.Fatal(err)
 	}
 	if _, err := fmt.Fprintf(c, format+"\r\n", args...); err != nil {

@@ -87,7 +87,7 @@ func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, err
 			}
 			return nil, fmt.Errorf("cannot accept on vsock: %w", err)
 		}
-		if from == cid && met(ctx, c, k.hear, k.say) == nil {
+		if from == cid && met(ctx, c, k.expect, k.say) == nil {
 			return c, nil
 		}
 		c.Close()
@@ -219,11 +219,11 @@ func met(ctx context.Context, c *os.File, steps ...func(io.ReadWriter) error) er
 	return c.SetDeadline(time.Time{})
 }
 
-func (k Key) ask(c io.ReadWriter) error  { return say(c, k[:half]) }
-func (k Key) hear(c io.ReadWriter) error { return hear(c, k[:half]) }
-func (k Key) say(c io.ReadWriter) error  { return say(c, k[half:]) }
+func (k Key) ask(c io.ReadWriter) error    { return say(c, k[:half]) }
+func (k Key) expect(c io.ReadWriter) error { return expect(c, k[:half]) }
+func (k Key) say(c io.ReadWriter) error    { return say(c, k[half:]) }
 func (k Key) check(c io.ReadWriter) error {
-	return hear(c, k[half:])
+	return expect(c, k[half:])
 }
 
 func say(c io.Writer, b []byte) error {
@@ -231,7 +231,7 @@ func say(c io.Writer, b []byte) error {
 	return err
 }
 
-func hear(c io.Reader, want []byte) error {
+func expect(c io.Reader, want []byte) error {
 	var b [half]byte
 	if _, err := io.ReadFull(c, b[:]); err != nil {
 		return err

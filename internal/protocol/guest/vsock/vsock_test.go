@@ -19,8 +19,8 @@ import (
 	"lull/internal/protocol/guest/vsock"
 )
 
-// patience is for everything here.
-const patience = waittest.Timeout
+// waitLimit is for everything here.
+const waitLimit = waittest.Timeout
 
 // other is an unused context ID.
 const other = 4711
@@ -76,8 +76,8 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(patience):
-		t.Fatalf("not within %s: %s", patience, what)
+	case <-time.After(waitLimit):
+		t.Fatalf("not within %s: %s", waitLimit, what)
 		panic("unreachable")
 	}
 }
@@ -97,7 +97,7 @@ func raw(t *testing.T, port uint32) *os.File {
 	}
 	c := os.NewFile(uintptr(fd), "raw")
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -304,7 +304,7 @@ func speak(c io.ReadWriter) *guest.Peer {
 
 func hello(t *testing.T, p *guest.Peer) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	var a guest.HelloAnswer
 	if err := p.Call(ctx, guest.Hello, nil, &a); err != nil || a.Version != guest.Version {

@@ -41,9 +41,9 @@ const (
 	askCost  = 4 << 10
 )
 
-// lookAgain is the interval between two checks for a missing directory while
+// checkInterval is the interval between two checks for a missing directory while
 // the guest requests nothing.
-const lookAgain = time.Second
+const checkInterval = time.Second
 
 // Server answers one guest. Create it with New.
 type Server struct {
@@ -292,7 +292,7 @@ func (s *Server) enter(r *root) (*root, error) {
 func (s *Server) read(c net.Conn, buf []byte, look bool) (int, error) {
 	var until time.Time
 	if look {
-		until = time.Now().Add(lookAgain)
+		until = time.Now().Add(checkInterval)
 	}
 	if err := c.SetReadDeadline(until); err != nil {
 		return 0, err
