@@ -22,8 +22,8 @@ import (
 	"lull/internal/sim"
 )
 
-// fleetScenario is the simulated region: its users' day lasts as long as 24
-// minutes here, and begins when the demo does.
+// fleetScenario is the simulated region. Its users' day takes 24 minutes here,
+// and begins with the demo.
 const fleetScenario = `speed: 60
 start: %s
 regions: [{name: us-east-1}]
@@ -40,7 +40,7 @@ workers:
   - {name: dark, type: m5.large, profile: unknown, elastic_ip: true}
 `
 
-// fleetSettings make a minute without use idle.
+// fleetSettings set the idle timeout to a minute.
 const fleetSettings = `worker_idle_timeout_minutes: 1
 idle_detection_interval: 10
 reconcile_interval: 2
@@ -49,11 +49,11 @@ worker_auto_pause_snooze_minutes: 0
 cml_default_password: env:LULL_DEMO_CML
 `
 
-// cloud is the control plane and the region it watches.
+// cloud is the server and the simulated region that it watches.
 type cloud struct {
 	*control.Client
 	s      *stage
-	ended  []func() error // in the order in which they are to end
+	ended  []func() error // in the order in which they must end
 	before map[string]string
 }
 
@@ -107,7 +107,8 @@ func word(said, after string) string {
 	return strings.TrimRight(strings.Fields(rest + " ")[0], ",")
 }
 
-// run starts lull and waits until it has said something; it returns the line.
+// run starts lull and waits until it has printed something; it returns the
+// line.
 func (c *cloud) run(name string, env []string, until string, args ...string) (string, error) {
 	logs, err := os.Create(filepath.Join(c.s.data, name+".log"))
 	if err != nil {
@@ -116,7 +117,7 @@ func (c *cloud) run(name string, env []string, until string, args ...string) (st
 	defer logs.Close()
 	cmd := exec.Command(filepath.Join(c.s.bin, "lull"), args...)
 	cmd.Env, cmd.Stderr = append(os.Environ(), env...), logs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which ends things in order
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the demo only, which ends everything in order
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return "", err
@@ -131,7 +132,7 @@ func (c *cloud) run(name string, env []string, until string, args ...string) (st
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		if line := lines.Text(); strings.Contains(line, until) {
-			go func() { _, _ = io.Copy(io.Discard, out) }() // what else it says is in no way needed
+			go func() { _, _ = io.Copy(io.Discard, out) }() // the rest of its output is not needed
 			return line, nil
 		}
 	}
@@ -165,7 +166,7 @@ func (c *cloud) take(ctx context.Context, region string) (int, error) {
 	return len(all), err
 }
 
-// line prints how many workers are in each state, and what has just changed.
+// line returns how many workers are in each state, and what has just changed.
 func (c *cloud) line(ctx context.Context) string {
 	o, err := control.Read[control.Overview](ctx, c.Client, "/overview?limit=100")
 	if err != nil {

@@ -19,12 +19,12 @@ import (
 // The demo's timers are short, so that there is something to see.
 const (
 	pauseAfter = 3 * time.Second
-	visitEvery = 15 * time.Second // of each program, in turns
-	visitSoon  = 4 * time.Second  // where the demo ends by itself
+	visitEvery = 15 * time.Second // per program, in turns
+	visitSoon  = 4 * time.Second  // when the demo ends by itself
 	startLimit = 20 * time.Second
 )
 
-// host is the daemon and the programs it keeps.
+// host is the daemon with its programs.
 type host struct {
 	*hostctl.Client
 	s        *stage
@@ -73,7 +73,7 @@ func (h *host) startDaemon(ctx context.Context) error {
 	h.cmd = exec.Command(filepath.Join(h.s.bin, "lull"), "host", "--data", filepath.Join(h.s.data, "host"), "--socket", h.socket,
 		"--probe-interval", "500ms", "--stop-after", "0", "--stop-all")
 	h.cmd.Stdout, h.cmd.Stderr = logs, logs
-	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which ends things in order
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the demo only, which ends everything in order
 	if err := h.cmd.Start(); err != nil {
 		h.cmd = nil
 		return err
@@ -127,7 +127,7 @@ func (h *host) introduce(missing []string) {
 	fmt.Fprintf(w, "  %-52s # everything that happens\n\nCtrl-C ends the demo.\n\n", lull+" events -f")
 }
 
-// visit lets a client come to each program in turn, once it sleeps.
+// visit connects a client to each program in turn, once it sleeps.
 func (h *host) visit(ctx context.Context) {
 	every := visitEvery
 	if h.s.short {
@@ -160,7 +160,7 @@ func (h *host) visit(ctx context.Context) {
 	}
 }
 
-// line is the table: one line of all programs, and what clients did.
+// line returns the table: one line for all programs, and what clients did.
 func (h *host) line(ctx context.Context) string {
 	var b strings.Builder
 	for len(h.visits) > 0 {

@@ -1,10 +1,10 @@
-// Demo shows what lull does to idle programs: it starts a host of its own with
+// Demo shows what lull does with idle programs. It starts its own host with
 // short timers, runs programs on it (a web server, Redis, PostgreSQL, and a web
-// server in a microVM that goes to disk; what is not installed is said and left
-// out), and prints a line for each of them every second while clients come and
-// go. Next to it a server keeps a simulated region of a dozen cloud workers,
-// whose scripted users live a day in 24 minutes. It ends with Ctrl-C or after
-// --for, and leaves nothing running.
+// server in a microVM that hibernates; programs that are not installed are
+// named and omitted), and prints a line for each of them every second while
+// clients come and go. In addition a server watches a simulated region of a
+// dozen cloud workers, whose scripted users live a day in 24 minutes. It ends
+// with Ctrl-C or after --for, and leaves nothing running.
 //
 // It drives the built programs of --bin as a user does and builds nothing.
 package main
@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// scene is one part of the demo. A part starts what it shows, prints what to
-// type, and returns what ends it.
+// scene is one part of the demo. It starts its programs, prints what to type,
+// and returns a function that ends it.
 type scene struct {
 	name  string
 	start func(ctx context.Context, s *stage) (end func() error, err error)
@@ -40,7 +40,7 @@ type stage struct {
 	data  string // folder for everything the demo writes
 	out   io.Writer
 	color bool
-	short bool // ends by itself: the visits come sooner
+	short bool // ends by itself, so the visits come sooner
 	lines []func(ctx context.Context) string
 }
 
@@ -107,10 +107,10 @@ func show(ctx context.Context, bin, data string, short bool) (err error) {
 	return nil
 }
 
-// mark names a folder as the demo's own.
+// mark identifies a folder as the demo's own.
 const mark = ".lull-demo"
 
-// freshFolder empties the demo's folder, and no other.
+// freshFolder empties the demo's folder, and never any other.
 func (s *stage) freshFolder() error {
 	entries, err := os.ReadDir(s.data)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -135,7 +135,7 @@ func isTerminal(f *os.File) bool {
 	return err == nil && st.Mode()&os.ModeCharDevice != 0
 }
 
-// paint colours text where that is wanted.
+// paint colors text if colors are enabled.
 func (s *stage) paint(code, text string) string {
 	if !s.color {
 		return text

@@ -17,19 +17,19 @@ import (
 	"time"
 )
 
-// program is one that the demo runs.
+// program is a program that the demo runs.
 type program struct {
 	name, addr, user string
 	command          []string
-	image            string // files of a microVM; empty is a process of this machine
+	image            string // files of a microVM; empty for a process on this machine
 	try              string // what a user types to wake it
 	visit            func(addr string) (said string, err error)
 }
 
-// visitLimit bounds what one client of the demo waits for.
+// visitLimit bounds the wait of one client of the demo.
 const visitLimit = 10 * time.Second
 
-// findPrograms prepares what is installed and says what is not.
+// findPrograms prepares the installed programs and names the missing ones.
 func findPrograms(s *stage) (found []program, missing []string) {
 	for _, find := range []func(*stage) (program, error){webServer, redis, postgres, guest} {
 		p, err := find(s)
@@ -52,7 +52,7 @@ func port() (string, error) {
 	return p, err
 }
 
-// webServer is Python's where there is Python, otherwise the demo's own.
+// webServer uses Python if it is installed, otherwise the demo's own server.
 func webServer(s *stage) (program, error) {
 	n, err := port()
 	if err != nil {
@@ -78,7 +78,7 @@ func webServer(s *stage) (program, error) {
 
 func serveWeb(addr string) error {
 	return (&http.Server{Addr: addr, ReadHeaderTimeout: visitLimit, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "I was asleep a moment ago.\n") // a client that has left needs no page
+		_, _ = io.WriteString(w, "I was asleep a moment ago.\n") // the client may be gone
 	})}).ListenAndServe()
 }
 
@@ -156,8 +156,8 @@ func visitRedis(addr string) (string, error) {
 	return "visits is " + strings.Trim(line, ":\r\n"), err
 }
 
-// postgres makes a database of its own. As root it runs as Debian's user
-// postgres, because PostgreSQL refuses root.
+// postgres creates a database. As root it runs as Debian's user postgres,
+// because PostgreSQL refuses root.
 func postgres(s *stage) (program, error) {
 	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
 	if err != nil || len(found) == 0 {
@@ -196,8 +196,8 @@ func lastLine(b []byte) string {
 	return lines[len(lines)-1]
 }
 
-// databaseUser returns the user that runs PostgreSQL here; nil is the user of
-// the demo.
+// databaseUser returns the user that runs PostgreSQL here; nil means the user
+// of the demo.
 func databaseUser() (string, *syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return "", nil, nil

@@ -1,10 +1,10 @@
-// Command agent measures what the agent costs beside two that watch a machine
-// as it does, prometheus-node-exporter and collectd, in one run on one machine:
-// memory, processor time and bytes written for each look at the machine.
+// Command agent compares the agent's cost with that of two programs that watch
+// a machine like it does, prometheus-node-exporter and collectd, in one run on
+// one machine: memory, CPU time and bytes written per check.
 //
-// Every contender looks once every -every, for -for; node_exporter is asked for
-// its page that often. Figures for an hour assume the agent's own look a minute
-// for all of them. A contender that is not installed is left out and named.
+// Every contender checks once every -every, for -for; node_exporter is scraped
+// that often. Figures for an hour assume the agent's own interval of a minute
+// for all of them. A contender that is not installed is omitted and named.
 package main
 
 import (
@@ -56,7 +56,7 @@ type local struct {
 
 func (l local) Config() ([]byte, error) { return []byte(l.text), nil }
 
-// watch is an agent as a machine runs it, without a cloud.
+// watch runs an agent as on a machine, without a cloud.
 func watch(ctx context.Context, dir string, every time.Duration) error {
 	files := agent.Files{State: filepath.Join(dir, "state")}
 	if err := files.Prepare(); err != nil {
@@ -118,7 +118,7 @@ func number(text, name string) int64 {
 	if len(fields) == 0 {
 		return 0
 	}
-	n, _ := strconv.ParseInt(fields[0], 10, 64) // 0 where the kernel does not say
+	n, _ := strconv.ParseInt(fields[0], 10, 64) // 0 if the kernel does not report it
 	return n
 }
 
@@ -126,7 +126,7 @@ func number(text, name string) int64 {
 type contender struct {
 	name string
 	cmd  *exec.Cmd
-	ask  func(ctx context.Context) (int64, error) // one look, and the bytes it took; nil looks by itself
+	ask  func(ctx context.Context) (int64, error) // performs one check and returns the bytes it took; nil if the contender checks by itself
 }
 
 func measure(ctx context.Context, span, every time.Duration) error {
@@ -209,9 +209,9 @@ func exporter() contender {
 type usageLine struct {
 	name    string
 	rss     int64
-	look    time.Duration // processor time
-	written int64         // bytes a look
-	sent    int64         // bytes a look, to who asks
+	look    time.Duration // CPU time
+	written int64         // bytes per check
+	sent    int64         // bytes per check, sent to the client
 }
 
 func (u usageLine) text(base usageLine) string {
@@ -273,7 +273,7 @@ func (c contender) warmUp(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if c.ask == nil {
-			continue // five seconds are enough for what looks by itself
+			continue // five seconds are enough for a contender that checks by itself
 		}
 		if _, err := c.ask(ctx); err == nil {
 			return nil

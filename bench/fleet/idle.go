@@ -34,18 +34,18 @@ faults:
   - {service: cml, kind: error, status: 503, probability: 0.05}
 `
 
-// idleFleet is an unused fleet behind slow CML hosts, all of whose
-// pauses are due at the same moment.
+// idleFleet is an unused fleet behind slow CML hosts. The pauses of all its
+// workers are due at the same time.
 type idleFleet struct {
 	workers  int
 	interval time.Duration // between two idle checks
 	lead     time.Duration // from the start of the bench to the deadline
 	bin      string
-	profiles string // folder for a processor profile of the time after the deadline; may be empty
+	profiles string // folder for a CPU profile of the time after the deadline; may be empty
 }
 
 // run fails unless every worker is stopped within two intervals of its
-// deadline. The simulator says when a stop was sent.
+// deadline. The simulator records when a stop was sent.
 func (b idleFleet) run(ctx context.Context) (err error) {
 	const timeout = time.Hour
 	deadline := time.Now().Add(b.lead).UTC().Round(0)
@@ -115,7 +115,7 @@ func (b idleFleet) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// profile leaves the processor profile of the two intervals that begin now.
+// profile writes the CPU profile of the next two intervals.
 func (b idleFleet) profile(ctx context.Context, r *rig.Rig) error {
 	if b.profiles == "" {
 		return nil
@@ -127,8 +127,8 @@ func (b idleFleet) profile(ctx context.Context, r *rig.Rig) error {
 	return os.WriteFile(filepath.Join(b.profiles, "idle-cpu.pprof"), cpu, 0o600)
 }
 
-// stops returns how long after the deadline each stopped instance was told to
-// stop, sorted.
+// stops returns how long after the deadline the stop of each stopped instance
+// was sent, sorted.
 func stops(ctx context.Context, url string, deadline time.Time) ([]time.Duration, error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", url+"/sim/instances", nil)
 	if err != nil {
@@ -155,7 +155,7 @@ func stops(ctx context.Context, url string, deadline time.Time) ([]time.Duration
 	return out, nil
 }
 
-// load is the load average of the machine over one minute.
+// load returns the load average of the machine over one minute.
 func load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

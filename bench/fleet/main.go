@@ -1,10 +1,11 @@
 // Command fleet measures what a steady fleet costs a server: lull server on its
-// embedded store, with lull sim in another process that is not counted. For each
-// size it makes a simulated region and a store that knows its workers, starts
-// the server, waits until all is read and owned, and measures some cycles:
-// calls of the cloud, writes of the store, processor time by part of the work,
-// memory. A tenth of the workers run; each has a history of -events events, and
-// its telemetry is due every 300 s, the shortest that the settings give.
+// embedded store, with lull sim in another process that is not counted. For
+// each size it creates a simulated region and a store that knows its workers,
+// starts the server, waits until everything is read and owned, and measures
+// some cycles: calls of the cloud, writes of the store, CPU time by part of the
+// work, memory. A tenth of the workers run; each has a history of -events
+// events, and its telemetry is due every 300 s, the shortest interval that the
+// settings allow.
 package main
 
 import (
@@ -182,7 +183,7 @@ func (b *bench) measure(ctx context.Context, ready, started time.Duration) error
 	return nil
 }
 
-// keep leaves the profiles of the run where they were asked for.
+// keep stores the profiles of the run in the requested place.
 func (b *bench) keep(ctx context.Context, profile []byte) error {
 	if b.profiles == "" {
 		return nil
@@ -200,8 +201,8 @@ var tagLine = regexp.MustCompile(`^\s*\S+ \(\s*([0-9.]+)%\): (\w+)$`)
 // focusLine matches the share of all samples that a profile shows.
 var focusLine = regexp.MustCompile(`(?m)^Active filters:(?s:.*?)accounting for [0-9.a-z]+,\s+([0-9.]+)% of`)
 
-// shares are the parts of the processor time, each a share of 1, as the labels
-// of the profile tell them.
+// shares returns the parts of the CPU time, as fractions of 1, by the labels of
+// the profile.
 func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
 	out, err := exec.CommandContext(ctx, "go", "tool", "pprof", "-tags", b.File("profile")).Output()
 	if err != nil {
@@ -218,8 +219,8 @@ func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
 			shares[m[2]] = v / 100
 		}
 	}
-	// Collecting garbage has no label. What of it goroutines do for themselves
-	// is in their parts.
+	// Garbage collection has no label. The part that goroutines do themselves is
+	// in their parts.
 	out, err = exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-nodecount=100000", "-nodefraction=0", "-tagignore=.", "-focus=gcBgMarkWorker|bgsweep|bgscavenge", b.File("profile")).Output()
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the profile: %w", err)

@@ -16,8 +16,8 @@ import (
 //go:embed tiny/tiny.c
 var tinySource []byte
 
-// firstPort is where the ports of the tiny programs begin; they end before the
-// kernel's own choice of ports does.
+// firstPort is the first port of the tiny programs; the last is below the
+// kernel's ephemeral ports.
 const firstPort = 10_000
 
 // tiny builds the smallest program that listens.
@@ -33,7 +33,8 @@ func tiny(dir string) (string, error) {
 	return bin, nil
 }
 
-// asleepPart fills a host with paused instances and watches it do nothing.
+// asleepPart fills a host with paused instances and measures it while it does
+// nothing.
 func asleepPart(ctx context.Context, s settings) (err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {
@@ -92,7 +93,7 @@ func asleepPart(ctx context.Context, s settings) (err error) {
 	return wakeSome(s, n)
 }
 
-// wakeSome proves that they are only asleep.
+// wakeSome checks that they are only asleep.
 func wakeSome(s settings, n int) error {
 	var lat []time.Duration
 	for k := 0; k < n; k += max(n/200, 1) {
@@ -106,8 +107,8 @@ func wakeSome(s settings, n int) error {
 	return nil
 }
 
-// fitting is how many instances the limit of open files allows: one descriptor
-// for each listener in the daemon, one for each log pipe in the shim.
+// fitting returns how many instances the limit on open files allows: one
+// descriptor per listener in the daemon, one per log pipe in the shim.
 func fitting(ctx context.Context, d *daemon, want int) (int, error) {
 	st, err := d.Status(ctx)
 	if err != nil {
@@ -141,9 +142,9 @@ func fileLimit(pid int) (int, error) {
 	return 0, errors.New("cannot find the limit of open files")
 }
 
-// observed is one measurement of the daemon and its shim. The status that it asks for
-// costs the daemon something too, so the measurement that ends a span reads what was
-// used first.
+// observed is one measurement of the daemon and its shim. The status request
+// costs the daemon something too, so the measurement that ends an interval
+// reads the usage first.
 type observed struct {
 	at           time.Time
 	daemon, shim used

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// callsPart counts the daemon's system calls in equal spans of time while more
-// and more clients come to a running program on the direct path.
+// callsPart counts the daemon's system calls in equal intervals while more and
+// more clients connect to a running program on the direct path.
 func callsPart(ctx context.Context, s settings) (err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {
@@ -50,7 +50,7 @@ func callsPart(ctx context.Context, s settings) (err error) {
 	return w.Flush()
 }
 
-// counted lets strace count the system calls of a process over span.
+// counted has strace count the system calls of a process over span.
 func counted(ctx context.Context, pid int, span time.Duration, work func() error) (string, error) {
 	path, err := exec.LookPath("strace")
 	if err != nil {
@@ -72,7 +72,7 @@ func counted(ctx context.Context, pid int, span time.Duration, work func() error
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		return "", err
 	}
-	_ = cmd.Wait() // it ends by the signal
+	_ = cmd.Wait() // it was ended by the signal
 	lines := strings.Split(strings.TrimSpace(said.String()), "\n")
 	if f := strings.Fields(lines[len(lines)-1]); len(f) > 3 && f[len(f)-1] == "total" {
 		return f[3], werr
@@ -82,11 +82,11 @@ func counted(ctx context.Context, pid int, span time.Duration, work func() error
 
 // used is the resource usage of a process so far.
 type used struct {
-	cpu      time.Duration // to a tick, or finer where the scheduler tells
+	cpu      time.Duration // resolution of a tick, or finer if the scheduler reports it
 	switches uint64
 	threads  int
 	rss      int64 // bytes
-	private  int64 // bytes that are no file's
+	private  int64 // bytes that do not belong to a file
 	timers   int
 }
 

@@ -45,7 +45,7 @@ func (b *binaries) remove() {
 	}
 }
 
-// daemon is a lull host of this program's own.
+// daemon is a lull host started by this program.
 type daemon struct {
 	*hostctl.Client
 	dir  string
@@ -115,7 +115,7 @@ func (d *daemon) run(ctx context.Context, name, addr string, pauseAfter time.Dur
 	return err
 }
 
-// wait tries until try succeeds.
+// wait retries try until it succeeds.
 func wait(ctx context.Context, limit time.Duration, try func() error) error {
 	end := time.Now().Add(limit)
 	for {

@@ -23,8 +23,8 @@ func bare(ctx context.Context) (addr string, stop func(), err error) {
 	}
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stderr = os.Stderr
-	// In a session of its own, as an instance is: the kernel shares the
-	// processors out among sessions first.
+	// In its own session, as an instance is: the kernel divides the CPUs among
+	// sessions first.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return "", nil, err

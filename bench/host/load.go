@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// serve is the program: it answers every byte with itself.
+// serve is the program: it echoes every byte.
 func serve(addr string) error {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -29,7 +29,7 @@ func serve(addr string) error {
 	}
 }
 
-// self is the command line of the program.
+// self returns the command line of the program.
 func self(addr string) ([]string, error) {
 	exe, err := os.Executable()
 	return []string{exe, "-serve", addr}, err
@@ -51,7 +51,7 @@ func connections(addr string, until time.Time) (lat []time.Duration, err error) 
 	return lat, nil
 }
 
-// firstByte is the time from the connect to the first byte of the answer.
+// firstByte returns the time from the connect to the first byte of the answer.
 func firstByte(addr string) (time.Duration, error) {
 	began := time.Now()
 	c, err := net.Dial("tcp", addr)
@@ -91,7 +91,7 @@ func requests(addr string, until time.Time) (lat []time.Duration, err error) {
 	return lat, nil
 }
 
-// press runs client s.clients times at once.
+// press runs client s.clients times concurrently.
 func press(s settings, client func(string, time.Time) ([]time.Duration, error), addr string) (load, error) {
 	var mu sync.Mutex
 	var all []time.Duration
@@ -107,7 +107,7 @@ func press(s settings, client func(string, time.Time) ([]time.Duration, error), 
 	return load{float64(len(all)) / took.Seconds(), quantile(all, 0.5), quantile(all, 0.99)}, err
 }
 
-// each calls do for 0 to n-1, at most width at once.
+// each calls do for 0 to n-1, at most width at a time.
 func each(width, n int, do func(n int) error) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -138,7 +138,7 @@ func each(width, n int, do func(n int) error) error {
 	return errors.Join(errs...)
 }
 
-// quantile of durations, in microseconds.
+// quantile returns a quantile of durations, in microseconds.
 func quantile(d []time.Duration, p float64) float64 {
 	if len(d) == 0 {
 		return 0
@@ -155,7 +155,7 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// interval is the 95 % interval of the mean of ratios, taken over their
+// interval returns the 95 % interval of the mean of ratios, computed from their
 // logarithms, with Student's factor for about twenty of them.
 func interval(ratios []float64) (low, mean, high float64) {
 	const factor = 2.093

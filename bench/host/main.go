@@ -1,13 +1,14 @@
 // Host measures what lull costs a program that it keeps: on the direct path
-// beside the bare program, at a wake, and asleep by the thousand.
+// compared with the bare program, at a wake, and asleep by the thousand.
 //
-// Every figure stands beside a baseline of the same run. Pairs are measured in
-// ABBA order, so that drift of the machine cancels out. It starts its own
-// daemon on a fresh directory and leaves nothing behind.
+// Every figure has a baseline from the same run. Pairs are measured in ABBA
+// order, so that drift of the machine cancels out. It starts its own daemon on
+// a fresh directory and leaves nothing behind.
 //
-// It needs Go, and for parts of it Debian's strace (counts the daemon's system
-// calls) and gcc (builds the smallest program there is); what is missing is
-// said and left out. The relay beside other proxies is bench/relay.
+// It needs Go, and for some parts Debian's strace (counts the daemon's system
+// calls) and gcc (builds the smallest possible program). A part whose program
+// is missing is named and omitted. bench/relay compares the relay with other
+// proxies.
 package main
 
 import (

@@ -19,9 +19,10 @@ import (
 // program is as cold as a paused one.
 const silence = 2 * time.Millisecond
 
-// wakePart takes turns: a connection to the paused program, one to the running.
-// It does so for a program of one thread and for a Go program: the kernel thaws
-// every thread of a program before the one that answers may have its turn.
+// wakePart alternates between a connection to the paused program and one to the
+// running program. It does so for a single-threaded program and for a Go
+// program: the kernel thaws every thread of a program before the one that
+// answers may run.
 func wakePart(ctx context.Context, s settings) (err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {

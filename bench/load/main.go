@@ -1,11 +1,10 @@
 // Command load measures the latencies that users see in a large fleet: lull
 // server over a simulated region, with dashboards that follow the event stream
-// and requests of the API at a steady rate, both from this process over
-// loopback.
+// and API requests at a steady rate, both from this process over loopback.
 //
-// Requests are sent by the clock, whether or not earlier ones are answered, and
-// timed from the moment at which each was due. The delay of an event is from
-// its own time, which the server gives it, to its arrival at a dashboard.
+// Requests are sent on schedule, whether or not earlier ones have been
+// answered, and timed from when each was due. The delay of an event is from its
+// own time, set by the server, to its arrival at a dashboard.
 package main
 
 import (
@@ -59,7 +58,7 @@ type bench struct {
 
 	*rig.Rig
 	http *http.Client
-	from time.Time // what is before is not counted
+	from time.Time // earlier results are not counted
 
 	mu     sync.Mutex
 	took   map[string][]time.Duration // by kind of request
@@ -124,7 +123,7 @@ func (b *bench) used() (string, error) {
 	return fmt.Sprintf("server: %.1f s of CPU since its start, %.0f MiB", cpu.Seconds(), kib/1024), errors.Join(err, err2)
 }
 
-// watchServer takes a profile of the server over the time that counts.
+// watchServer profiles the server during the measured time.
 func (b *bench) watchServer(ctx context.Context) error {
 	if b.profiles == "" {
 		return nil
@@ -139,7 +138,7 @@ func (b *bench) watchServer(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(b.profiles, "load-cpu.pprof"), p, 0o600)
 }
 
-// kind is one sort of request, and how many of a hundred it is.
+// kind is one kind of request, with its share in percent.
 type kind struct {
 	name   string
 	share  int
@@ -148,7 +147,7 @@ type kind struct {
 	body   func() string
 }
 
-// kinds are what a dashboard and a script ask for. The snoozes are changes:
+// kinds are the requests of a dashboard and a script. The snoozes are changes:
 // each is an event for every dashboard.
 var kinds = []kind{
 	{name: "overview", share: 25, path: func(string) string { return "/overview?limit=100" }},
@@ -175,7 +174,7 @@ func draw() *kind {
 	return &kinds[0]
 }
 
-// requests sends them by the clock and waits for all answers.
+// requests sends requests on schedule and waits for all answers.
 func (b *bench) requests(ctx context.Context) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -192,7 +191,7 @@ func (b *bench) requests(ctx context.Context) {
 }
 
 func (b *bench) ask(ctx context.Context, k *kind, due time.Time) {
-	id := b.IDs[rand.IntN(b.Up)] // one that runs: of it there is more to tell
+	id := b.IDs[rand.IntN(b.Up)] // a running one, which has more to explain
 	err := b.call(ctx, k, id)
 	took := time.Since(due)
 	if due.Before(b.from) {
@@ -208,7 +207,7 @@ func (b *bench) ask(ctx context.Context, k *kind, due time.Time) {
 	}
 }
 
-// send makes a request and returns its answer, which is no refusal.
+// send makes a request and returns its answer, which must be successful.
 func (b *bench) send(ctx context.Context, method, path, body string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, b.URL+"/api/v1"+path, strings.NewReader(body))
 	if err != nil {
@@ -221,7 +220,7 @@ func (b *bench) send(ctx context.Context, method, path, body string) (*http.Resp
 	}
 	res, err := b.http.Do(req)
 	if err == nil && res.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(res.Body, 1000)) // what there is of a reason
+		text, _ := io.ReadAll(io.LimitReader(res.Body, 1000)) // the beginning of the reason
 		err = errors.Join(fmt.Errorf("%s %s: %s %s", method, path, res.Status, text), res.Body.Close())
 	}
 	return res, err

@@ -191,8 +191,8 @@ func (m measurement) rounds(ctx context.Context, s settings, all []*proxy) error
 	return w.Flush()
 }
 
-// cpu is the processor time the process has used. Debian's kernels count it in
-// hundredths of a second, so it means something over all rounds only.
+// cpu returns the CPU time of the process. Debian's kernels count it in
+// hundredths of a second, so it is meaningful only over all rounds.
 func (p *proxy) cpu() time.Duration {
 	if p.cmd == nil {
 		return 0
@@ -201,7 +201,7 @@ func (p *proxy) cpu() time.Duration {
 	if err != nil {
 		return 0
 	}
-	// Fields 14 and 15, counted from behind the name, which may have spaces.
+	// Fields 14 and 15, counted after the name, which may contain spaces.
 	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(f) < 13 {
 		return 0
@@ -211,7 +211,7 @@ func (p *proxy) cpu() time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// cpuEach is the processor time per unit, in microseconds.
+// cpuEach returns the CPU time per unit, in microseconds.
 func cpuEach(s []sample) float64 {
 	cpu, units := 0.0, 0.0
 	for _, one := range s {

@@ -1,13 +1,13 @@
-// Relay measures the relay of internal/relay beside systemd-socket-proxyd,
+// Relay compares the relay of internal/relay with systemd-socket-proxyd,
 // HAProxy and a plain Go io.Copy proxy, on loopback, in one run.
 //
-// Each proxy is a process of its own before the same backend. Rounds visit the
-// proxies in one order and then in the reverse order, so that drift of the
-// machine cancels out; the table shows medians over the rounds, and the ratio
-// is the median of the ratios within each round.
+// Each proxy is its own process in front of the same backend. Rounds visit the
+// proxies in one order and then in reverse order, so that drift of the machine
+// cancels out. The table shows medians over the rounds, and the ratio is the
+// median of the ratios within each round.
 //
 // It needs the Debian packages systemd and haproxy; a proxy that is not
-// installed is left out and named.
+// installed is omitted and named.
 package main
 
 import (

@@ -17,7 +17,7 @@ type sample struct {
 
 type measurement struct {
 	name, unit string
-	// client works until the deadline and answers one latency per unit done.
+	// client works until the deadline and returns one latency per unit.
 	client func(addr string, until time.Time) (units float64, latencies []time.Duration, err error)
 }
 
@@ -114,7 +114,7 @@ func requests(addr string, until time.Time) (float64, []time.Duration, error) {
 	return float64(len(lat)), lat, nil
 }
 
-// throughput sends 4 MiB and reads it back, over and over; a megabyte counts
+// throughput sends 4 MiB and reads them back, repeatedly; a megabyte counts
 // once although it passes the proxy twice.
 func throughput(addr string, until time.Time) (float64, []time.Duration, error) {
 	const size = 4 << 20

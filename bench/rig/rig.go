@@ -1,6 +1,6 @@
-// Package rig sets up what the measurements of a server need: lull sim with a
-// region of workers, in a process of its own that is not counted, and lull
-// server with a store that knows them all, as if it had run for a day.
+// Package rig sets up measurements of a server: lull sim with a region of
+// workers, in its own process that is not counted, and lull server with a store
+// that knows them all, as if it had run for a day.
 package rig
 
 import (
@@ -36,18 +36,18 @@ type Region struct {
 	Events  int    // in the history of each running worker
 	Bin     string // the binary to measure
 
-	// Scenario is a region in lull sim's own words, instead of Workers.
+	// Scenario is a region in lull sim's format, instead of Workers.
 	Scenario string
-	// Each changes what the server knows of an instance; nil leaves it.
+	// Each changes the server's record of an instance; nil leaves it unchanged.
 	Each func(in sim.InstanceInfo, w *worker.Worker)
 }
 
-// Rig is a region and its server. Make it with New; Close ends and removes
+// Rig is a region and its server. Create it with New; Close ends and removes
 // everything.
 type Rig struct {
 	Sim    string   // URL of the simulator
-	IDs    []string // of all workers, those that run first
-	Up     int      // how many run
+	IDs    []string // ids of all workers, running ones first
+	Up     int      // number of running workers
 	Server *exec.Cmd
 	URL    string // of the server
 	Token  string // an administrator's
@@ -94,7 +94,7 @@ workers:
 	return r, r.fill(ctx)
 }
 
-// File is the path of a file that Close removes.
+// File returns the path of a file that Close removes.
 func (r *Rig) File(name string) string { return filepath.Join(r.dir, name) }
 
 // Close ends both processes and removes their files.
@@ -107,8 +107,8 @@ func (r *Rig) Close() error {
 	return os.RemoveAll(r.dir)
 }
 
-// Serve starts the server with further arguments, and returns when it answers
-// and owns every part of the fleet.
+// Serve starts the server with further arguments. It returns when the server
+// answers and owns every part of the fleet.
 func (r *Rig) Serve(ctx context.Context, args ...string) (err error) {
 	args = append([]string{"server", "--data", r.File("data"), "--listen", "127.0.0.1:0", "--cml-port", r.cmlPort, "--log-level", "error", "--admin-token-file", r.File("token")}, args...)
 	if r.Server, r.URL, err = r.start(ctx, "serving on ", args...); err != nil {
@@ -151,7 +151,7 @@ func (r *Rig) start(ctx context.Context, after string, args ...string) (*exec.Cm
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		if _, rest, ok := strings.Cut(lines.Text(), after); ok {
-			go func() { _, _ = io.Copy(io.Discard, out) }() // what else it says is of no use
+			go func() { _, _ = io.Copy(io.Discard, out) }() // the rest of its output is not needed
 			return cmd, strings.Fields(rest)[0], nil
 		}
 	}
@@ -164,7 +164,7 @@ func end(cmd *exec.Cmd) {
 	_ = cmd.Wait() // it was killed
 }
 
-// fill makes the store of a server that knows every simulated instance.
+// fill creates the store of a server that knows every simulated instance.
 func (r *Rig) fill(ctx context.Context) (err error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", r.Sim+"/sim/instances", nil)
 	if err != nil {
@@ -208,7 +208,8 @@ func (r *Rig) fill(ctx context.Context) (err error) {
 	return err
 }
 
-// record is the worker of an instance, as it has been for a day.
+// record returns the record of an instance's worker, as if it had existed for a
+// day.
 func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, running bool) {
 	since := time.Now().UTC().Add(-24 * time.Hour)
 	timeout := 20 * 24 * 60 // nothing is paused while it is measured
@@ -227,12 +228,12 @@ func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, runnin
 	}
 	body, err := json.Marshal(w)
 	if err != nil {
-		panic(err) // a record of plain values
+		panic(err) // a record of plain values cannot fail
 	}
 	return store.Put("workers/"+w.ID, append([]byte(`{"v":1,`), body[1:]...)), w.ID, running
 }
 
-// CPU is the processor time that the server has used.
+// CPU returns the CPU time of the server.
 func (r *Rig) CPU() (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.Server.Process.Pid))
 	if err != nil {
@@ -245,7 +246,7 @@ func (r *Rig) CPU() (time.Duration, error) {
 	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err, err2)
 }
 
-// Resident is the server's memory in KiB.
+// Resident returns the server's memory in KiB.
 func (r *Rig) Resident() (float64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Server.Process.Pid))
 	if err != nil {

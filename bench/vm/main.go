@@ -1,10 +1,10 @@
-// VM measures microVMs: what a client waits for on each rung of the ladder
-// beside a guest that runs, what a guest holds there, and many guests saved and
-// woken at once.
+// VM measures microVMs: how long a client waits on each step of the ladder
+// compared with a running guest, how much memory a guest takes there, and many
+// guests saved and woken at once.
 //
-// Every figure stands beside a baseline of the same run: new connections to the
-// running guest are measured in turns with the wakes. It starts its own daemon
-// on a fresh directory and leaves nothing behind.
+// Every figure has a baseline from the same run: new connections to the running
+// guest alternate with the wakes. It starts its own daemon on a fresh directory
+// and leaves nothing behind.
 //
 // It needs Go, QEMU, mke2fs and a guest kernel (LULL_GUEST_KERNEL, or where
 // lull host looks for one).
@@ -60,8 +60,8 @@ func fail(err error) {
 	}
 }
 
-// serve echoes what it reads, but swallows what begins with 'S' and then says
-// how much it was.
+// serve echoes its input. Input that begins with 'S' it discards and then
+// replies with the number of bytes.
 func serve(addr string) error {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -79,7 +79,7 @@ func serve(addr string) error {
 				return
 			}
 			if first[0] == 'S' {
-				n, _ := io.Copy(io.Discard, c) // a client that breaks off shows in the number
+				n, _ := io.Copy(io.Discard, c) // a client that disconnects early shows in the number
 				fmt.Fprintln(c, n)
 				return
 			}
@@ -114,7 +114,7 @@ func oneByte(c net.Conn) error {
 	return err
 }
 
-// throughput is how fast a client's bytes reach the program, in MB/s.
+// throughput returns how fast a client's bytes reach the program, in MB/s.
 func throughput(addr string, size int) (float64, error) {
 	c, err := net.DialTimeout("tcp", addr, waitLimit)
 	if err != nil {
@@ -138,7 +138,7 @@ func throughput(addr string, size int) (float64, error) {
 	return float64(size) / 1e6 / time.Since(began).Seconds(), nil
 }
 
-// at is a quantile.
+// at returns a quantile.
 func at(all []time.Duration, q float64) time.Duration {
 	if len(all) == 0 {
 		return 0
@@ -155,7 +155,7 @@ func row(name string, all, base []time.Duration) {
 	fmt.Println()
 }
 
-// each runs f for 0..n-1 at once and joins the errors.
+// each runs f for 0..n-1 concurrently and joins the errors.
 func each(n int, f func(int) error) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup

@@ -19,7 +19,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// rig is a daemon of this program's own, with the files of its guests.
+// rig is a daemon started by this program, with the files of its guests.
 type rig struct {
 	*hostctl.Client
 	s   settings
@@ -27,8 +27,8 @@ type rig struct {
 	cmd *exec.Cmd
 }
 
-// newRig builds what is measured. Its folder's name is short, because sockets
-// lie below it.
+// newRig builds the programs under measurement. Its folder's name is short,
+// because sockets are below it.
 func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	r = &rig{s: s}
 	if r.dir, err = os.MkdirTemp("", "lvb"); err != nil {
@@ -65,8 +65,8 @@ func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	return r, r.until(ctx, func() bool { _, err := r.Status(ctx); return err == nil })
 }
 
-// until polls a few times per millisecond: what it waits for is measured by
-// others.
+// until polls a few times per millisecond. What it waits for is measured
+// elsewhere.
 func (r *rig) until(ctx context.Context, ok func() bool) error {
 	for end := time.Now().Add(waitLimit); !ok(); {
 		if time.Now().After(end) {
@@ -127,8 +127,8 @@ func (r *rig) pause(ctx context.Context, name string) error {
 	return err
 }
 
-// sink brings a guest to a rung. The late end of a connection wakes it once
-// more.
+// sink brings a guest to a step of the ladder. The late end of a connection
+// wakes it once more.
 func (r *rig) sink(ctx context.Context, name, rung string) (o hostctl.Instance, err error) {
 	uerr := r.until(ctx, func() bool {
 		if o, err = r.Get(ctx, name); err == nil && o.State == "running" {
@@ -172,7 +172,7 @@ func measure(ctx context.Context, s settings) (err error) {
 	return r.storm(ctx)
 }
 
-// wakes measures each rung in turns with a guest that runs.
+// wakes measures each step of the ladder, alternating with a running guest.
 func (r *rig) wakes(ctx context.Context) error {
 	for _, rung := range []struct {
 		name string
@@ -224,15 +224,15 @@ func (r *rig) wakes(ctx context.Context) error {
 	return nil
 }
 
-// saving is how long a guest that is on disk was saved for.
+// saving returns how long saving a guest to disk took.
 func saving(o hostctl.Instance) (time.Duration, bool) {
 	_, took, _ := strings.Cut(o.StatusReason, " bytes in ")
 	d, err := time.ParseDuration(took)
 	return d, err == nil
 }
 
-// speed is bytes through the relay into a guest, beside the same program as a
-// process behind the relay.
+// speed measures the throughput of the relay into a guest, and to the same
+// program as a process.
 func (r *rig) speed(ctx context.Context, guest string) error {
 	target, err := freeAddr()
 	if err != nil {

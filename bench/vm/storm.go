@@ -12,18 +12,18 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// between is how long after its pause a guest of the storm goes to disk: long
-// enough for all of them to be seen paused and reclaimed before.
+// between is how long after its pause a guest of the storm is saved to disk. It
+// is long enough to see all of them paused and reclaimed before.
 const between = time.Minute
 
-// holder is who keeps guests on a rung while it is measured: a lease blocks
-// deeper steps and wakes nothing.
+// holder holds a lease on guests that must stay on a step while it is measured:
+// a lease blocks deeper steps and wakes nothing.
 const holder = "bench"
 
 // source is the guest that the others are cloned from.
 const source = "source"
 
-// herd is many guests that do everything at the same time.
+// herd is a group of guests that do everything at the same time.
 type herd struct {
 	*rig
 	names []string
@@ -70,7 +70,7 @@ func (r *rig) storm(ctx context.Context) error {
 	return nil
 }
 
-// clones makes the herd out of one guest.
+// clones makes the herd from one guest.
 func (r *rig) clones(ctx context.Context, n int) (*herd, error) {
 	addr, err := r.guest(ctx, source, func(s *instance.Spec) { s.ReclaimAfter, s.HibernateAfter = 1, idle.Duration(between) })
 	if err == nil {
@@ -91,7 +91,7 @@ func (r *rig) clones(ctx context.Context, n int) (*herd, error) {
 		c := hostctl.Clone{Name: name, Expose: []instance.Endpoint{{Listen: addr, Target: "127.0.0.1:80"}}}
 		var o hostctl.Instance
 		began := time.Now()
-		err = r.tries(ctx, func() (err error) { // the end of the connection to the source may be on its way
+		err = r.tries(ctx, func() (err error) { // the end of the connection to the source may be in flight
 			if k == 0 {
 				err = r.pause(ctx, source)
 			}
@@ -111,15 +111,15 @@ func (r *rig) clones(ctx context.Context, n int) (*herd, error) {
 	return h, nil
 }
 
-// tries does f until it works.
+// tries retries f until it succeeds.
 func (r *rig) tries(ctx context.Context, f func() error) error {
 	var last error
 	err := r.until(ctx, func() bool { last = f(); return last == nil })
 	return errors.Join(err, last)
 }
 
-// wake has a client come to every guest at once. One that the relay held in
-// vain comes again.
+// wake connects a client to every guest at once. A client whose wake timed out
+// retries.
 func (h *herd) wake(what string) error {
 	n := len(h.names)
 	took, again := make([]time.Duration, n), make([]int, n)
@@ -145,7 +145,7 @@ func (h *herd) wake(what string) error {
 	return nil
 }
 
-// sleep takes all guests down the ladder, one rung at a time, and saves them at
+// sleep takes all guests down the ladder, one step at a time, and saves them at
 // once.
 func (h *herd) sleep(ctx context.Context, what string) error {
 	hold := func() error {
@@ -160,7 +160,7 @@ func (h *herd) sleep(ctx context.Context, what string) error {
 	if err := hold(); err != nil {
 		return err
 	}
-	_ = each(len(h.names), func(k int) error { return h.pause(ctx, h.names[k]) }) // reach sees to those that were woken once more
+	_ = each(len(h.names), func(k int) error { return h.pause(ctx, h.names[k]) }) // reach handles those that were woken once more
 	if _, err := h.reach(ctx, "paused"); err != nil {
 		return err
 	}
@@ -202,8 +202,9 @@ func (h *herd) sleep(ctx context.Context, what string) error {
 // rungs are the states of the ladder, in order.
 var rungs = map[string]int{"paused": 1, "reclaimed": 2, "hibernated": 3}
 
-// reach waits until all guests are on a rung or below it, and prints how far
-// they are. Who was woken by the late end of a connection is paused again.
+// reach waits until all guests are on a step or below it, and prints their
+// progress. A guest that was woken by the late end of a connection is paused
+// again.
 func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance, err error) {
 	began, told := time.Now(), time.Now()
 	for {
@@ -237,7 +238,7 @@ func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance,
 	}
 }
 
-// others leaves the source out.
+// others removes the source from a list.
 func (h *herd) others(all []hostctl.Instance, err error) (list []hostctl.Instance, _ error) {
 	for _, o := range all {
 		if o.Name != source {
@@ -261,7 +262,7 @@ func (h *herd) held(ctx context.Context, what string) error {
 	return nil
 }
 
-// holds says what one guest takes, and how many would fit.
+// holds prints how much memory one guest takes, and how many would fit.
 func holds(what string, bytes int64) {
 	fit := "any number"
 	if bytes > 0 {
@@ -270,7 +271,7 @@ func holds(what string, bytes int64) {
 	fmt.Printf("%-28s %.1f MiB each, %s in a GiB\n", what, float64(bytes)/(1<<20), fit)
 }
 
-// resident is the memory of a process in bytes, 0 where it cannot be read.
+// resident returns the memory of a process in bytes, 0 if it cannot be read.
 func resident(pid int) int64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {

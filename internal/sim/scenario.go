@@ -18,12 +18,12 @@ var defaultScenario []byte
 // maxScenario bounds a scenario file.
 const maxScenario = 4 << 20
 
-// Default returns the scenario that the binary carries: one region, a dozen
-// workers, users who come and go.
+// Default returns the embedded scenario: one region, a dozen workers, users who
+// come and go.
 func Default() (world.Config, error) { return ParseScenario(defaultScenario) }
 
-// ParseScenario reads a scenario in YAML or JSON. An unknown key is an error
-// that names its line.
+// ParseScenario parses a scenario in YAML or JSON. The error for an unknown key
+// names its line.
 func ParseScenario(b []byte) (world.Config, error) {
 	var c world.Config
 	if len(b) > maxScenario {

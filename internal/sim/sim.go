@@ -57,16 +57,16 @@ import (
 	"lull/internal/sim/world"
 )
 
-// Options are what a Server needs. The zero value runs the default scenario and
-// keeps no state.
+// Options configure a Server. The zero value runs the default scenario without
+// a state file.
 type Options struct {
-	Scenario world.Config // one without regions and workers is replaced by Default, but for Seed, Speed and Start
+	Scenario world.Config // one without regions and workers is replaced by Default, except for Seed, Speed and Start
 	State    string       // file that the world is loaded from and saved to; empty means none
 	Metadata string       // id or name of the instance that /latest/ means on 127.0.0.1
 	Hops     int          // how many hops metadata clients are away; 0 means 1
 }
 
-// Server is the simulator. Make it with New.
+// Server is the simulator. Create it with New.
 type Server struct {
 	World *world.World
 	CML   *cmlsim.CML
@@ -79,8 +79,7 @@ type Server struct {
 	state string
 }
 
-// New builds a world and the handlers in front of it, and loads the state file
-// where there is one.
+// New creates a world and its handlers, and loads the state file if it exists.
 func New(o Options) (*Server, error) {
 	if len(o.Scenario.Workers) == 0 && len(o.Scenario.Regions) == 0 {
 		d, err := Default()
@@ -114,7 +113,7 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Handler serves everything.
+// Handler returns a handler for everything.
 func (s *Server) Handler() http.Handler { return s.mux }
 
 // query passes a request of the query protocol to its service.
@@ -137,25 +136,25 @@ func (s *Server) query(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Listeners are where a Server is reached. Nil ones are not served.
+// Listeners are the listeners of a Server. Nil ones are not served.
 type Listeners struct {
 	API net.Listener // plain HTTP, everything
-	CML net.Listener // TLS, the CML hosts; wrap one on the unspecified address with LoopbackOnly
+	CML net.Listener // TLS, for the CML hosts; wrap a listener on the unspecified address with LoopbackOnly
 }
 
 // saveEvery is how often a server with a state file writes it.
 const saveEvery = 10 * time.Second
 
 // Run serves until ctx ends, then closes the listeners, saves the state and
-// returns nil, or the first thing that went wrong.
+// returns nil or the first error.
 func (s *Server) Run(ctx context.Context, l Listeners) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	servers := []*http.Server{}
-	failed := make(chan error, 2) // one for each server, so that none waits
+	failed := make(chan error, 2) // one for each server, so that neither blocks
 	var wg sync.WaitGroup
 	serve := func(h http.Handler, l net.Listener) {
-		// Requests end with the run, so that a hanging fault holds nothing up.
+		// Requests end with the run, so that a hanging fault does not delay it.
 		srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute, BaseContext: func(net.Listener) context.Context { return ctx }}
 		servers = append(servers, srv)
 		wg.Go(func() { failed <- srv.Serve(l) })
@@ -169,13 +168,13 @@ func (s *Server) Run(ctx context.Context, l Listeners) error {
 	err := s.keep(ctx, failed)
 	cancel()
 	for _, srv := range servers {
-		_ = srv.Close() // what it reports is already in failed
+		_ = srv.Close() // its errors are already in failed
 	}
 	wg.Wait()
 	return errors.Join(err, s.Save())
 }
 
-// keep waits for the end and saves the state meanwhile.
+// keep saves the state periodically until the end.
 func (s *Server) keep(ctx context.Context, failed <-chan error) error {
 	tick := time.NewTicker(saveEvery)
 	defer tick.Stop()
@@ -193,7 +192,8 @@ func (s *Server) keep(ctx context.Context, failed <-chan error) error {
 	}
 }
 
-// Save writes the state file, whole or not at all. Without one it does nothing.
+// Save writes the state file, completely or not at all. Without one it does
+// nothing.
 func (s *Server) Save() error {
 	if s.state == "" {
 		return nil
@@ -226,9 +226,9 @@ func (s *Server) load() error {
 	return errors.Join(s.World.Load(f), f.Close())
 }
 
-// LoopbackOnly wraps a listener on the unspecified address so that it serves
-// this machine only: a connection to any other than a loopback address is
-// closed before a byte is read.
+// LoopbackOnly restricts a listener on the unspecified address to this machine:
+// a connection to an address other than loopback is closed before a byte is
+// read.
 func LoopbackOnly(l net.Listener) net.Listener { return loopback{l} }
 
 type loopback struct{ net.Listener }

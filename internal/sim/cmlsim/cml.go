@@ -1,25 +1,25 @@
-// Package cmlsim speaks CML's REST API for the hosts of a simulated world.
+// Package cmlsim implements CML's REST API for the hosts of a simulated world.
 //
-// Which host a request is for follows from the address or name in the Host
-// header, or else from the address that was dialled; ServeHost names it
-// outright. A host whose machine is down, or whose CML does not listen yet,
-// drops the connection. TLSConfig gives every host a self-signed certificate of
-// its own, whose key is the same after every restart.
+// The host of a request follows from the address or name in the Host header, or
+// else from the dialed address; ServeHost names it explicitly. A host whose
+// machine is down, or whose CML does not listen yet, drops the connection.
+// TLSConfig gives every host its own self-signed certificate, whose key is the
+// same after every restart.
 //
-// Everything that carries a time (the Date header, telemetry) is in the host's
-// own clock, which may be wrong. Telemetry is written as it is computed: an
-// answer of a million events costs one buffer. Faults are those of the service
-// "cml", whose actions are a method and a path behind /api/v0/, such as
-// "GET telemetry/events" or "GET labs/{lab}".
+// All times (the Date header, telemetry) are in the host's own clock, which may
+// be wrong. Telemetry is written as it is computed: an answer of a million
+// events costs one buffer. Faults are those of the service "cml", whose actions
+// are a method and a path below /api/v0/, such as "GET telemetry/events" or
+// "GET labs/{lab}".
 //
-// Clients may do what Cisco's own client library does: create, import, edit, run
-// and remove labs, manage users, groups, definitions, compute hosts and the
-// license. What a user does is a telemetry event where CML makes one of it, and
-// an action of that user (world.Host.LastActivity). A name that logs in with the
-// host's password and was not created is an administrator.
+// Clients may do what Cisco's own client library does: create, import, edit,
+// run and remove labs, and manage users, groups, definitions, compute hosts and
+// the license. What a user does is a telemetry event if CML makes one of it,
+// and an action of that user (world.Host.LastActivity). A name that logs in
+// with the host's password and was not created is an administrator.
 //
-// It leaves out the user interface, the WebSocket, consoles, packet captures,
-// annotations, lab repositories and LDAP.
+// It has no user interface, WebSocket, consoles, packet captures, annotations,
+// lab repositories or LDAP.
 package cmlsim
 
 import (
@@ -87,13 +87,13 @@ type request struct {
 	w    http.ResponseWriter
 	r    *http.Request
 	ref  string
-	user string // id of the account; empty where none is asked for
+	user string // id of the account; empty if none is required
 	// admin reports whether the account may administer the host.
 	admin bool
 	token string
 }
 
-// failure is an error answer.
+// failure is an error response.
 type failure struct {
 	status int
 	text   string
@@ -101,7 +101,7 @@ type failure struct {
 
 func (f failure) Error() string { return "cannot answer: " + f.text }
 
-// with calls visit with the host; for an unreachable one it drops the
+// with calls visit with the host. If the host is unreachable it drops the
 // connection.
 func (q *request) with(visit func(*world.Host, world.Moment) error) error {
 	var err error
@@ -225,7 +225,7 @@ func (q *request) read(v any) error {
 	return nil
 }
 
-// strict reads a body that may have no members beside those of v.
+// strict decodes a body that must have no members other than those of v.
 func (q *request) strict(v any) error {
 	b, err := q.body()
 	if err != nil {
@@ -239,12 +239,13 @@ func (q *request) strict(v any) error {
 	return nil
 }
 
-// claims are what a token says. It is void after a cold boot of its host.
+// claims are the content of a token, which is void after a cold boot of its
+// host.
 type claims struct {
 	Host    string `json:"iss"`
 	User    string `json:"sub"`
 	Session int    `json:"sid"`
-	Epoch   int    `json:"epoch"` // of the user
+	Epoch   int    `json:"epoch"` // id of the user
 	ID      string `json:"jti"`
 	Until   int64  `json:"exp"` // ms
 }
@@ -301,7 +302,7 @@ func (q *request) login() (who world.Account, token string, err error) {
 	return who, token, err
 }
 
-// maxLoggedOut bounds the tokens that were given back and are remembered.
+// maxLoggedOut bounds the number of revoked tokens that are remembered.
 const maxLoggedOut = 1000
 
 func (q *request) logout() error {
@@ -415,7 +416,7 @@ func (q *request) events() error {
 		return err
 	})
 	if err != nil {
-		panic(http.ErrAbortHandler) // the reader is gone in the middle of the answer
+		panic(http.ErrAbortHandler) // the reader disconnected in the middle of the answer
 	}
 	_, _ = q.w.Write(append(out, ']'))
 	return nil

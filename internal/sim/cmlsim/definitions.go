@@ -16,8 +16,8 @@ import (
 	"lull/internal/sim/world"
 )
 
-// builtin are the node definitions that come with CML: how many interfaces a new
-// node has, and how they are called.
+// builtin are the node definitions that come with CML: the number and names of
+// a new node's interfaces.
 var builtin = map[string]struct {
 	interfaces int
 	label      string
@@ -238,7 +238,7 @@ func (h *CML) definitionRoutes() {
 
 var imageFile = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,200}\.(qcow2?|iol|tar|tar\.gz)$`)
 
-// upload takes an image file, of which only the name is kept.
+// upload accepts an image file, of which only the name is kept.
 func (q *request) upload() error {
 	name := q.r.Header.Get("X-Original-File-Name")
 	kind, params, err := mime.ParseMediaType(q.r.Header.Get("Content-Type"))

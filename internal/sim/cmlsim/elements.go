@@ -17,7 +17,7 @@ import (
 // Limits of one lab.
 const (
 	maxNodes      = 1000
-	maxInterfaces = 64 // of a node
+	maxInterfaces = 64 // per node
 )
 
 // found is a lab that a request may use.
@@ -25,11 +25,11 @@ type found struct {
 	host *world.Host
 	now  world.Moment
 	lab  *world.Lab
-	e    *world.Elements // nil in calls that are not about them
+	e    *world.Elements // nil in calls that do not concern elements
 }
 
-// inLab is a call about the lab in the path that answers with what f returns;
-// nil is 204.
+// inLab returns a handler for a call about the lab in the path. It responds
+// with what f returns; nil is 204.
 func inLab(f func(*request, found) (any, error)) func(*request) error {
 	return func(q *request) error {
 		var v any
@@ -62,8 +62,8 @@ func opened(edits bool, f func(*request, found) (any, error)) func(*request) err
 	})
 }
 
-// mine returns a lab that the user may use: users see their own labs and shared
-// ones, administrators all.
+// mine returns a lab that the user may use: their own labs and shared ones, or
+// any lab for administrators.
 func (q *request) mine(host *world.Host, id string) (*world.Lab, error) {
 	l := host.LabAt(id)
 	if l == nil || !q.sees(host, l, true) {
@@ -105,8 +105,8 @@ func (x found) link(q *request) (*world.Link, error) {
 	return nil, missing("Link", q.r.PathValue("link"))
 }
 
-// runState is the state of a node: it is queued at first and boots for 40 s and
-// more.
+// runState returns the state of a node, which is queued at first and boots for
+// 40 s or more.
 func (x found) runState(n *world.Node) (state, progress string) {
 	k := slices.IndexFunc(x.e.Nodes, func(m world.Node) bool { return m.ID == n.ID })
 	switch up := x.now.World.Sub(n.Run.Since); {
@@ -122,13 +122,14 @@ func (x found) runState(n *world.Node) (state, progress string) {
 	return "BOOTED", "Booted"
 }
 
-// convergent reports whether a node has reached the state that it was asked for.
+// convergent reports whether a node has reached its requested state.
 func (x found) convergent(n *world.Node) bool {
 	s, _ := x.runState(n)
 	return s != "QUEUED" && s != "STARTED"
 }
 
-// wireState is the state of an interface or link: that of the nodes at its ends.
+// wireState returns the state of an interface or link: that of the nodes at its
+// ends.
 func (x found) wireState(down bool, ends ...string) string {
 	out := "STARTED"
 	for _, id := range ends {
@@ -144,7 +145,7 @@ func (x found) wireState(down bool, ends ...string) string {
 	return out
 }
 
-// nodeView is a node as clients see it.
+// nodeView returns a node as clients see it.
 func (x found) nodeView(n *world.Node, configured, operational bool) map[string]any {
 	state, progress := x.runState(n)
 	v := map[string]any{
@@ -180,7 +181,7 @@ func (x found) linkView(l *world.Link) map[string]any {
 	}
 }
 
-// topology is the whole lab, as clients read and import it.
+// topology returns the whole lab, as clients read and import it.
 func (x found) topology(configured bool) map[string]any {
 	nodes, links := []any{}, []any{}
 	for k := range x.e.Nodes {
@@ -626,7 +627,7 @@ func (q *request) patchLab(x found) (any, error) {
 	return details(x.host, x.lab), nil
 }
 
-// nodeInput is a node that a client describes.
+// nodeInput is a client's description of a node.
 type nodeInput struct {
 	world.Node
 	LabID  any `json:"lab_id"`
@@ -670,7 +671,8 @@ func (q *request) createNode(x found) (any, error) {
 	return map[string]any{"id": in.ID}, nil
 }
 
-// addInterfaces makes the interfaces of a node up to a slot and returns them all.
+// addInterfaces creates the interfaces of a node up to a slot and returns them
+// all.
 func (x found) addInterfaces(n *world.Node, slot int) []any {
 	out := []any{}
 	for k := 0; k <= slot; k++ {
@@ -684,7 +686,7 @@ func (x found) addInterfaces(n *world.Node, slot int) []any {
 	return out
 }
 
-// createInterfaces makes the next interface of a node, or all up to a slot.
+// createInterfaces creates the next interface of a node, or all up to a slot.
 func (q *request) createInterfaces(x found) (any, error) {
 	var in struct {
 		Node string  `json:"node"`
@@ -737,8 +739,8 @@ func (q *request) createLink(x found) (any, error) {
 	return x.linkView(&l), nil
 }
 
-// A portable lab is the form in which CML exports and imports labs. IDs are a
-// letter followed by a number, and valid only within it.
+// portable is a lab in the form in which CML exports and imports labs. IDs are
+// a letter followed by a number, and valid only within it.
 type portable struct {
 	Lab struct {
 		Title       string `json:"title" yaml:"title"`
@@ -812,7 +814,7 @@ func (x found) export() (string, error) {
 	return string(b), err
 }
 
-// importLab takes a lab in YAML or JSON; the query may replace its title.
+// importLab imports a lab in YAML or JSON; the query may replace its title.
 func (q *request) importLab() error {
 	b, err := q.body()
 	if err != nil {
@@ -849,7 +851,7 @@ func (q *request) importLab() error {
 	})(q)
 }
 
-// elements gives a portable lab the ids of a host.
+// elements returns the elements of a portable lab with ids of a host.
 func (p *portable) elements(host *world.Host) (*world.Elements, error) {
 	e := &world.Elements{}
 	ids := map[[2]string]string{}

@@ -98,7 +98,7 @@ func (h *CML) systemRoutes() {
 	h.computeRoutes()
 }
 
-// shownNotice is a notice with no list left out.
+// shownNotice returns a notice without nil lists.
 func shownNotice(n world.Notice) world.Notice {
 	if n.Acknowledged == nil {
 		n.Acknowledged = map[string]bool{}
@@ -121,7 +121,7 @@ func checkLevel(n world.Notice) error {
 	return nil
 }
 
-// maxNotices bounds what clients can leave behind.
+// maxNotices bounds the number of notices that clients can create.
 const maxNotices = 100
 
 func (q *request) notice() error {
@@ -272,7 +272,7 @@ func labState(l *world.Lab) string {
 	return "STOPPED"
 }
 
-// details is a lab without its elements.
+// details returns a lab without its elements.
 func details(host *world.Host, l *world.Lab) map[string]any {
 	owner, full := "admin", ""
 	for _, u := range host.Users {

@@ -11,7 +11,7 @@ import (
 	"lull/internal/sim/world"
 )
 
-// admin lets only administrators through.
+// admin restricts a route to administrators.
 func admin(serve func(*request) error) func(*request) error {
 	return func(q *request) error {
 		if !q.admin {
@@ -21,7 +21,8 @@ func admin(serve func(*request) error) func(*request) error {
 	}
 }
 
-// change is a call that changes the host and answers with nothing.
+// change returns a handler for a call that changes the host and has an empty
+// response.
 func change(f func(q *request, host *world.Host, now world.Moment) error) func(*request) error {
 	return func(q *request) error {
 		if err := q.with(func(host *world.Host, now world.Moment) error { return f(q, host, now) }); err != nil {
@@ -31,7 +32,7 @@ func change(f func(q *request, host *world.Host, now world.Moment) error) func(*
 	}
 }
 
-// show is a call that answers with what f returns.
+// show returns a handler for a call that responds with what f returns.
 func show(f func(q *request, host *world.Host, now world.Moment) (any, error)) func(*request) error {
 	return func(q *request) error {
 		var v any
@@ -42,7 +43,7 @@ func show(f func(q *request, host *world.Host, now world.Moment) (any, error)) f
 	}
 }
 
-// products are the licenses that CML is sold with, and how many nodes each has.
+// products maps the license products of CML to their number of nodes.
 var products = map[string]int{"CML_Enterprise": 20000, "CML_Education": 300, "CML_Personal": 20, "CML_Personal40": 40, "CML_Internal": 300, "CML_NotForResale": 300}
 
 const (
@@ -159,7 +160,7 @@ func features(l world.Licence) []feature {
 	return list
 }
 
-// setFeatures takes a map of counts by id, or a list of {id, count}.
+// setFeatures accepts a map of counts by id, or a list of {id, count}.
 func (q *request) setFeatures() error {
 	b, err := q.body()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"lull/internal/sim/world"
 )
 
-// computeRoutes are those about the machines of a CML cluster, of which there is
-// one here.
+// computeRoutes adds the routes about the machines of a CML cluster, which has
+// one machine here.
 func (h *CML) computeRoutes() {
 	compute := func(host *world.Host) map[string]any {
 		deployed := 0
@@ -112,7 +112,7 @@ type association struct {
 	Permissions []string `json:"permissions"`
 }
 
-// associations are the labs shared with a group or user.
+// associations returns the labs shared with a group or user.
 func associations(host *world.Host, id string) []association {
 	out := []association{}
 	for k := range host.Labs {
@@ -125,7 +125,7 @@ func associations(host *world.Host, id string) []association {
 	return out
 }
 
-// associate shares exactly the labs of list with a group or user.
+// associate shares exactly the labs in list with a group or user.
 func associate(host *world.Host, id string, group bool, list []association) error {
 	for _, a := range list {
 		if host.LabAt(a.ID) == nil || len(a.Permissions) == 0 {
@@ -197,7 +197,7 @@ type userInput struct {
 	Pubkey       *string         `json:"pubkey"`
 }
 
-// weakPasswords are refused; CML refuses many more.
+// weakPasswords are rejected; CML rejects many more.
 var weakPasswords = []string{"password", "admin", "cisco"}
 
 func weak(password string) error {
@@ -254,7 +254,7 @@ func (in userInput) apply(host *world.Host, now world.Moment, a *world.Account) 
 
 var userName = regexp.MustCompile(`^[^\s/]{1,32}$`)
 
-const maxPeople = 1000 // users or groups of a host
+const maxPeople = 1000 // maximum users or groups of a host
 
 func (h *CML) peopleRoutes() {
 	h.handle("GET users", false, show(func(q *request, host *world.Host, now world.Moment) (any, error) {

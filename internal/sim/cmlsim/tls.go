@@ -16,14 +16,14 @@ import (
 	"lull/internal/sim/world"
 )
 
-// certs keeps the certificates that were asked for.
+// certs caches the requested certificates.
 type certs struct {
 	mu   sync.Mutex
 	made map[string]*tls.Certificate
 }
 
-// TLSConfig serves every host with a certificate of its own. A client that names
-// no server is told apart by the address that it dialled.
+// TLSConfig serves every host with its own certificate. A client that sends no
+// server name is served by the address that it dialed.
 func (h *CML) TLSConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -38,8 +38,8 @@ func (h *CML) TLSConfig() *tls.Config {
 }
 
 // Certificate returns the certificate of the host with an address, name or
-// instance id; where there is no such host, one of the simulator's own. The key
-// is derived from the instance's id, so a pin of the key outlives every restart;
+// instance id, or the simulator's own if there is no such host. The key is
+// derived from the instance's id, so a pin of the key outlives every restart;
 // the certificate itself changes with the address.
 func (h *CML) Certificate(ref string) (*tls.Certificate, error) {
 	id, names, ips := "lull-sim", []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}

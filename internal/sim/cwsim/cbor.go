@@ -14,8 +14,8 @@ import (
 	"lull/internal/sim/world"
 )
 
-// CBORPath begins the path of every rpc-v2-cbor request for CloudWatch; the
-// operation's name follows.
+// CBORPath is the prefix of the path of every rpc-v2-cbor request for
+// CloudWatch; the operation's name follows.
 const CBORPath = "/service/GraniteServiceVersion20100801/operation/"
 
 var (
@@ -134,8 +134,8 @@ func (h *CloudWatch) sendCBOR(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(body)
 }
 
-// failCBOR names the error twice: in the body as CBOR clients want it, and in
-// the header by its name in the query protocol.
+// failCBOR names the error twice: in the body in CBOR, and in the header by its
+// name in the query protocol.
 func (h *CloudWatch) failCBOR(w http.ResponseWriter, e *world.Error) {
 	side := "Sender"
 	if e.Status >= 500 {

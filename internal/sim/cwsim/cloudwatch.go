@@ -1,9 +1,9 @@
-// Package cwsim speaks CloudWatch for a simulated world, in both protocols that
-// clients of these years use: rpc-v2-cbor (the AWS SDKs) and query (awscli 1 and
-// older 2). It serves GetMetricData with CloudWatch's limits and pagination,
+// Package cwsim implements CloudWatch for a simulated world, in both protocols
+// of current clients: rpc-v2-cbor (the AWS SDKs) and query (awscli 1 and older
+// 2). It serves GetMetricData with CloudWatch's limits and pagination,
 // GetMetricStatistics, ListMetrics and PutMetricData.
 //
-// It leaves out metric math, alarms, dashboards and everything else.
+// It does not support metric math, alarms, dashboards and everything else.
 package cwsim
 
 import (
@@ -26,13 +26,13 @@ const (
 	maxDatapoints = 100_800
 )
 
-// CloudWatch answers in the name of that service.
+// CloudWatch serves the API of that service.
 type CloudWatch struct{ w *world.World }
 
 // New returns a handler of a world's CloudWatch.
 func New(w *world.World) *CloudWatch { return &CloudWatch{w} }
 
-// dimension, metric and the rest are the shapes that both protocols share.
+// dimension, metric and the rest are shapes that both protocols share.
 type dimension struct {
 	Name  string `cbor:"Name"`
 	Value string `cbor:"Value,omitempty"`
@@ -127,7 +127,7 @@ type putRequest struct {
 	Data      []putDatum `cbor:"MetricData"`
 }
 
-// caller is who asks, and for which region.
+// caller is the identity of a client, and its region.
 type caller struct {
 	who    world.Principal
 	region string
@@ -339,7 +339,7 @@ func (h *CloudWatch) putMetricData(c caller, r putRequest) error {
 	return nil
 }
 
-// admit counts a call and finds out who asks.
+// admit counts a call and identifies its caller.
 func (h *CloudWatch) admit(r *http.Request, action string) (caller, fault.Effect, error) {
 	from := wire.CallerOf(r)
 	h.w.Calls.Count("monitoring", action)

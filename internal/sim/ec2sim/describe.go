@@ -47,7 +47,7 @@ func (c *call) deleteTags() error {
 	return nil
 }
 
-// describeTags pages over instances, so that a page may hold more tags than
+// describeTags pages over instances, so a page may contain more tags than
 // MaxResults, by at most those of one instance.
 func (c *call) describeTags() error {
 	fs, err := filters(c.form, "resource-id", "resource-type", "key", "value", "tag:")
@@ -83,7 +83,7 @@ func (c *call) describeTags() error {
 		q.IDs = []string{id}
 		_, err := c.w.Instances(q, show)
 		if e, ok := errors.AsType[*world.Error](err); ok && !strings.HasPrefix(e.Code, "InvalidInstanceID") {
-			return err // a resource without tags is no error, found or not
+			return err // a resource without tags is not an error, found or not
 		}
 	}
 	c.x.Close("tagSet")
@@ -113,7 +113,8 @@ func tagMatches(fs []filter, i *world.Instance, t world.Tag) bool {
 	return true
 }
 
-// only returns the plain values of a filter, or nil where it is absent or has patterns.
+// only returns the plain values of a filter, or nil if it is absent or has
+// patterns.
 func only(fs []filter, name string) []string {
 	for _, f := range fs {
 		if f.name == name && !slices.ContainsFunc(f.values, func(v string) bool { return strings.ContainsAny(v, `*?\`) }) {

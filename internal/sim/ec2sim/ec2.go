@@ -1,12 +1,13 @@
-// Package ec2sim speaks EC2's and STS's query protocol for a simulated world.
+// Package ec2sim implements EC2's and STS's query protocol for a simulated
+// world.
 //
 // It serves the actions that a controller of workers and an on-instance agent
-// use, with EC2's rules of pagination, filters, idempotence, DryRun, error codes
-// and permissions, so that the unmodified AWS SDKs and awscli cannot tell.
+// use, with EC2's rules of pagination, filters, idempotence, DryRun, error
+// codes and permissions, so that unmodified AWS SDKs and awscli work with it.
 // Every other action is refused with InvalidAction.
 //
-// It leaves out the verification of signatures, and every field that no client
-// of this project has asked for.
+// It does not verify signatures, and omits every field that no client of this
+// project has asked for.
 package ec2sim
 
 import (
@@ -24,7 +25,7 @@ import (
 
 const namespace = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
-// EC2 answers in the name of that service.
+// EC2 serves the API of that service.
 type EC2 struct {
 	w   *world.World
 	ids atomic.Uint64
@@ -43,8 +44,8 @@ type call struct {
 	x      wire.XML
 }
 
-// actions says how each action is served. targets names the parameter that
-// holds instance ids, for faults and permissions.
+// actions maps each action to its handler. targets names the parameter that
+// contains instance ids, for faults and permissions.
 var actions = map[string]struct {
 	serve   func(*call) error
 	targets string
@@ -80,7 +81,7 @@ func (h *EC2) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Serve(w, r, form)
 }
 
-// Serve answers a request whose form has been read already.
+// Serve answers a request whose form has already been read.
 func (h *EC2) Serve(w http.ResponseWriter, r *http.Request, form wire.Form) {
 	from := wire.CallerOf(r)
 	c := &call{w: h.w, form: form, region: from.Region, action: form.Get("Action")}
@@ -187,7 +188,7 @@ func (h *EC2) answer(w http.ResponseWriter, c *call) {
 	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
 	setDate(w, h.w)
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-	_, _ = w.Write(b) // a client that has gone away is no fault of the simulator
+	_, _ = w.Write(b) // a client that has disconnected is not a fault of the simulator
 }
 
 func setDate(w http.ResponseWriter, sim *world.World) {

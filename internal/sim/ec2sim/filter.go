@@ -16,14 +16,14 @@ type filter struct {
 	values []string
 }
 
-// Bounds of filters, as EC2 has them.
+// Limits of filters, as in EC2.
 const (
 	maxFilters = 50
 	maxValues  = 200
 )
 
-// filters reads Filter.N and refuses names that known does not hold. A name
-// that ends in ":" in known stands for a prefix.
+// filters parses Filter.N and rejects names that are not in known. A name that
+// ends in ":" in known stands for a prefix.
 func filters(f wire.Form, known ...string) ([]filter, error) {
 	groups := f.Groups("Filter")
 	if len(groups) > maxFilters {
@@ -61,8 +61,8 @@ func (f filter) any(values ...string) bool {
 	return false
 }
 
-// wildcard matches * and ?, with \ before either to mean itself. It needs no
-// more than len(pattern) times len(s) steps.
+// wildcard matches * and ?, with \ before either for the literal character. It
+// takes at most len(pattern) times len(s) steps.
 func wildcard(pattern, s string) bool {
 	if !strings.ContainsAny(pattern, `*?\`) {
 		return pattern == s
@@ -159,7 +159,7 @@ func (f filter) instance(i *world.Instance, wire time.Time) bool {
 	return false
 }
 
-// matcher joins filters with "and"; nil takes everything.
+// matcher returns the conjunction of filters; nil matches everything.
 func matcher(fs []filter) func(*world.Instance, time.Time) bool {
 	if len(fs) == 0 {
 		return nil

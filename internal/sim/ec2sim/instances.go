@@ -47,7 +47,7 @@ func (c *call) reservation(id, account string) {
 	c.x.Text("groupSet", "")
 }
 
-// instance writes one instance as DescribeInstances and RunInstances show it.
+// instance writes one instance as in DescribeInstances and RunInstances.
 func (c *call) instance(i *world.Instance, now world.Moment) {
 	x := &c.x
 	x.Open("item")
@@ -97,7 +97,7 @@ func (c *call) instance(i *world.Instance, now world.Moment) {
 	x.Close("item")
 }
 
-// machine writes what an instance is made of.
+// machine writes the hardware and image of an instance.
 func (c *call) machine(i *world.Instance) {
 	x := &c.x
 	x.Text("architecture", arch(i.Type))
@@ -226,7 +226,7 @@ func (c *call) describeInstanceStatus() error {
 	return err
 }
 
-// health is the outcome of an instance's status checks.
+// health returns the outcome of an instance's status checks.
 func health(i *world.Instance, fresh time.Time) string {
 	switch {
 	case i.State != world.Running:
@@ -401,7 +401,7 @@ func (c *call) rebootInstances() error {
 	return nil
 }
 
-// instanceIDs keeps the instances of a list of resources; other kinds of
+// instanceIDs returns the instances in a list of resources; other kinds of
 // resource have no tags here.
 func instanceIDs(ids []string) ([]string, error) {
 	k := slices.IndexFunc(ids, func(id string) bool { return !strings.HasPrefix(id, "i-") })

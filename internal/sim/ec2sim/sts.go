@@ -30,7 +30,7 @@ func (s *STS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.Serve(w, r, form)
 }
 
-// Serve answers a request whose form has been read already.
+// Serve answers a request whose form has already been read.
 func (s *STS) Serve(w http.ResponseWriter, r *http.Request, form wire.Form) {
 	from, action := wire.CallerOf(r), form.Get("Action")
 	s.w.Calls.Count("sts", action)
@@ -66,7 +66,7 @@ func (s *STS) Serve(w http.ResponseWriter, r *http.Request, form wire.Form) {
 	})
 }
 
-// assume gives credentials of a role to any caller of any account that exists.
+// assume returns credentials for a role to any caller of any existing account.
 func (s *STS) assume(x *wire.XML, form wire.Form, who world.Principal) error {
 	arn, session := form.Get("RoleArn"), form.Get("RoleSessionName")
 	part := strings.Split(arn, ":")

@@ -1,14 +1,14 @@
-// Package fault makes the simulated outside world misbehave on demand.
+// Package fault injects faults into the simulated outside world.
 //
-// A Set holds rules; each call that a simulator serves is offered to the set
-// before it is acted on, and the rules that match say what goes wrong: an error
-// answer, a delay, an answer that is lost after the work was done, a connection
-// that dies before it, one that hangs, one that is cut short, or one whose bytes
-// are spoiled. Rules are bounded by probability, count and a span of time.
+// A Set holds rules. Each call that a simulator serves is passed to the set
+// first, and the matching rules determine the fault: an error response, a
+// delay, a response that is lost after the work was done, a connection that
+// breaks before it, one that hangs, one that is truncated, or one whose bytes
+// are corrupted. Rules can be limited by probability, count and time span.
 //
-// It guarantees that equal seeds and equal calls in equal order meet equal
-// faults, and that a lost answer really did its work. It leaves out the wording
-// of error answers: each protocol renders its own.
+// It guarantees that equal seeds and equal calls in equal order cause equal
+// faults, and that the work behind a lost response was really done. The wording
+// of error responses is up to each protocol.
 package fault
 
 import (
@@ -22,28 +22,29 @@ import (
 	"time"
 )
 
-// Kind says how a call goes wrong.
+// Kind is the kind of a fault.
 type Kind string
 
 // The kinds of fault.
 const (
-	Error    Kind = "error"    // answered with Code and Status; nothing is done
-	Delay    Kind = "delay"    // done and answered after Delay; adds to other kinds
-	Lose     Kind = "lose"     // done, but the connection dies without an answer
-	Refuse   Kind = "refuse"   // the connection dies and nothing is done
-	Hang     Kind = "hang"     // nothing is done or answered until the client goes away
-	Truncate Kind = "truncate" // done; the answer is cut after Bytes bytes
-	Malform  Kind = "malform"  // done; the answer's bytes are spoiled from Bytes on
+	Error    Kind = "error"    // responds with Code and Status; nothing is done
+	Delay    Kind = "delay"    // done, with the response after Delay; combines with other kinds
+	Lose     Kind = "lose"     // done, but the connection breaks without a response
+	Refuse   Kind = "refuse"   // the connection breaks and nothing is done
+	Hang     Kind = "hang"     // nothing is done or sent until the client disconnects
+	Truncate Kind = "truncate" // done; the response is truncated after Bytes bytes
+	Malform  Kind = "malform"  // done; the response is corrupted from Bytes on
 )
 
-// Rule is one fault and the calls that it strikes. Empty match fields match
-// everything; Service, Action, Region and Target may hold the patterns of path.Match.
+// Rule is one fault and the calls that it affects. Empty match fields match
+// everything; Service, Action, Region and Target may contain patterns of
+// path.Match.
 type Rule struct {
 	ID      string `json:"id,omitempty" yaml:"id"`
 	Service string `json:"service,omitempty" yaml:"service"` // ec2, sts, monitoring, imds, cml
 	Action  string `json:"action,omitempty" yaml:"action"`   // e.g. RunInstances, or "GET telemetry/events" for cml
 	Region  string `json:"region,omitempty" yaml:"region"`
-	Target  string `json:"target,omitempty" yaml:"target"` // any instance id or host name of the call
+	Target  string `json:"target,omitempty" yaml:"target"` // any instance id or host name in the call
 
 	Kind    Kind          `json:"kind" yaml:"kind"`
 	Code    string        `json:"code,omitempty" yaml:"code"`
@@ -53,12 +54,12 @@ type Rule struct {
 	Bytes   int           `json:"bytes,omitempty" yaml:"bytes"`
 
 	Probability float64   `json:"probability,omitempty" yaml:"probability"` // 0 means always
-	Count       int       `json:"count,omitempty" yaml:"count"`             // strikes left; 0 means no limit
+	Count       int       `json:"count,omitempty" yaml:"count"`             // remaining uses; 0 means no limit
 	From        time.Time `json:"from,omitzero" yaml:"from"`
 	Until       time.Time `json:"until,omitzero" yaml:"until"`
 }
 
-// Validate reports everything that is wrong with the rule.
+// Validate reports every fault of the rule.
 func (r Rule) Validate() error {
 	var errs []error
 	switch r.Kind {
@@ -98,13 +99,13 @@ type Call struct {
 }
 
 // Effect is the combined effect of the matching rules on one call. The zero
-// value has none.
+// value has no effect.
 type Effect struct {
-	Delay time.Duration // sum over all delays that struck
-	Rule  Rule          // the first other fault that struck; Kind is empty where none did
+	Delay time.Duration // sum of all matching delays
+	Rule  Rule          // the first other matching fault; Kind is empty if there is none
 }
 
-// Set is a set of rules, safe for concurrent use. Make it with NewSet.
+// Set is a set of rules, safe for concurrent use. Create it with NewSet.
 type Set struct {
 	mu    sync.Mutex
 	rng   *rand.Rand
@@ -118,7 +119,8 @@ func NewSet(seed uint64) *Set {
 	return &Set{rng: rand.New(rand.NewPCG(seed, 0xfa417)), hits: map[string]int{}}
 }
 
-// Add puts a rule into the set and returns its id; a rule with a known id replaces the earlier one.
+// Add adds a rule to the set and returns its id. A rule with a known id
+// replaces the earlier one.
 func (s *Set) Add(r Rule) (string, error) {
 	if err := r.Validate(); err != nil {
 		return "", err
@@ -139,7 +141,7 @@ func (s *Set) Add(r Rule) (string, error) {
 	return r.ID, nil
 }
 
-// Remove takes a rule out and reports whether it was there.
+// Remove removes a rule and reports whether it existed.
 func (s *Set) Remove(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,21 +150,21 @@ func (s *Set) Remove(id string) bool {
 	return len(s.rules) < n
 }
 
-// Clear takes all rules out. Hits are kept.
+// Clear removes all rules. Hits are kept.
 func (s *Set) Clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rules = nil
 }
 
-// Rules returns the rules that can still strike.
+// Rules returns the rules that can still apply.
 func (s *Set) Rules() []Rule {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.rules)
 }
 
-// Hits returns how often each rule has struck.
+// Hits returns how often each rule has applied.
 func (s *Set) Hits() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,7 +175,8 @@ func (s *Set) Hits() map[string]int {
 	return out
 }
 
-// Pick says what happens to a call at now, the client's time, and counts the strikes.
+// Pick returns the effect on a call at now, the client's time, and counts the
+// hits.
 func (s *Set) Pick(now time.Time, c Call) Effect {
 	s.mu.Lock()
 	defer s.mu.Unlock()

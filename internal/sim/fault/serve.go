@@ -6,10 +6,10 @@ import (
 	"lull/internal/lib/delay"
 )
 
-// Serve applies the effect around one call. refuse renders an error answer in
-// the words of the protocol; next does the work and answers. Where the fault is
-// a dead connection Serve panics with http.ErrAbortHandler, which is how a
-// net/http server is told to drop one.
+// Serve applies the effect around one call. refuse writes an error response in
+// the protocol's format; next does the work and responds. To break the
+// connection Serve panics with http.ErrAbortHandler, which makes a net/http
+// server drop it.
 func (e Effect) Serve(w http.ResponseWriter, r *http.Request, refuse func(http.ResponseWriter, Rule), next func(http.ResponseWriter)) {
 	if e.Delay > 0 && delay.For(r.Context(), e.Delay) != nil {
 		panic(http.ErrAbortHandler)
@@ -36,14 +36,14 @@ func (e Effect) Serve(w http.ResponseWriter, r *http.Request, refuse func(http.R
 	}
 }
 
-// void discards an answer.
+// void discards a response.
 type void struct{ header http.Header }
 
 func (v *void) Header() http.Header         { return v.header }
 func (v *void) Write(b []byte) (int, error) { return len(b), nil }
 func (v *void) WriteHeader(int)             {}
 
-// cutter passes on the first bytes and then drops the connection.
+// cutter forwards the first bytes and then drops the connection.
 type cutter struct {
 	http.ResponseWriter
 	left int
@@ -62,8 +62,8 @@ func (c *cutter) Write(b []byte) (int, error) {
 	return 0, nil
 }
 
-// abort sends what was written so far, so that the client sees a cut body and
-// not a connection that never answered.
+// abort sends what was written so far, so that the client sees a truncated body
+// and not a connection without a response.
 func (c *cutter) abort() {
 	if f, ok := c.ResponseWriter.(http.Flusher); ok {
 		f.Flush()
@@ -71,7 +71,7 @@ func (c *cutter) abort() {
 	panic(http.ErrAbortHandler)
 }
 
-// spoiler replaces the characters that give every format here its structure.
+// spoiler replaces the characters that structure every format used here.
 type spoiler struct {
 	http.ResponseWriter
 	from, seen int

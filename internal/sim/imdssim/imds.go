@@ -1,17 +1,17 @@
-// Package imdssim speaks IMDSv2 (and, where an instance allows it, IMDSv1) for
+// Package imdssim implements IMDSv2 (and, if an instance allows it, IMDSv1) for
 // the instances of a simulated world.
 //
-// One handler serves every instance. Which one a request is for follows from
-// the address that was dialled: an instance's own metadata address (see
+// One handler serves every instance. The instance of a request follows from the
+// dialed address: an instance's own metadata address (see
 // world.Instance.MetadataAddr), any other address or name of it in the Host
-// header, or else the handler's default. An SDK is pointed at it by
+// header, or else the handler's default. An SDK is directed to it by
 // AWS_EC2_METADATA_SERVICE_ENDPOINT.
 //
-// Hop limits are imitated: a handler stands Hops network hops away, and an
-// instance whose limit is lower never answers the token request, as the dropped
-// packet looks to a client. 401, 403, 503 and hanging answers are faults of the
-// service "imds", whose actions are "PUT token" and "GET " with the path behind
-// /latest/.
+// Hop limits are simulated: a handler is Hops network hops away, and an
+// instance with a lower limit never answers the token request, which is how a
+// client sees the dropped packet. 401, 403, 503 and hanging responses are
+// faults of the service "imds", whose actions are "PUT token" and "GET " with
+// the path below /latest/.
 package imdssim
 
 import (
@@ -31,8 +31,8 @@ import (
 
 // IMDS serves the metadata of instances.
 type IMDS struct {
-	// Default is the id, name or address of the instance that answers where the
-	// request does not say which. Empty means none.
+	// Default is the id, name or address of the instance that is used if the
+	// request does not identify one. Empty means none.
 	Default string
 	// Hops is how many hops away clients are; 0 means 1, the instance itself.
 	Hops int
@@ -43,7 +43,7 @@ type IMDS struct {
 // New returns a handler for the instances of a world.
 func New(w *world.World) *IMDS { return &IMDS{w: w} }
 
-// The longest life of a token.
+// maxTTL is the longest lifetime of a token, in seconds.
 const maxTTL = 21600
 
 type token struct {
@@ -83,8 +83,8 @@ func (h *IMDS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// instance finds the instance that a request is for. It returns a copy whose
-// shared parts are never changed in place.
+// instance returns the instance of a request. It is a copy whose shared parts
+// are never changed in place.
 func (h *IMDS) instance(r *http.Request) (i world.Instance, at world.Moment, ok bool) {
 	refs := []string{hostname(r.Host), h.Default}
 	if a, isTCP := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); isTCP {
@@ -181,7 +181,7 @@ func (h *IMDS) get(w http.ResponseWriter, path string, i world.Instance, now wor
 	plain(w, http.StatusNotFound, "Not Found")
 }
 
-// values are the metadata that are plain texts, by path.
+// values returns the metadata that are plain texts, by path.
 func values(i world.Instance, now world.Moment) map[string]string {
 	m := map[string]string{
 		"instance-id": i.ID, "ami-id": i.Image, "instance-type": i.Type, "reservation-id": i.Reservation,
@@ -212,14 +212,14 @@ func values(i world.Instance, now world.Moment) map[string]string {
 	return m
 }
 
-// listable reports whether a tag's key can be a path, as EC2 demands.
+// listable reports whether a tag's key can be a path, as EC2 requires.
 func listable(key string) bool {
 	return !strings.ContainsFunc(key, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("+-=.,_:@", r))
 	})
 }
 
-// below lists a directory: the next segments of all paths under it.
+// below lists a directory: the next segments of all paths below it.
 func below(i world.Instance, now world.Moment, dir string) []string {
 	paths := []string{}
 	for p := range values(i, now) {
@@ -255,7 +255,8 @@ func identity(i world.Instance) map[string]any {
 	}
 }
 
-// credentials are those of the instance profile's role, good for six hours.
+// credentials returns those of the instance profile's role, valid for six
+// hours.
 func credentials(i world.Instance, now world.Moment, info bool) map[string]any {
 	if info {
 		return map[string]any{

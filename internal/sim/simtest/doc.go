@@ -1,4 +1,4 @@
-// Package simtest proves the simulator by the clients that it must deceive: the
-// unmodified AWS SDK for Go and awscli. It holds tests only, so that no other
-// package's tests link an SDK.
+// Package simtest tests the simulator with unmodified clients: the AWS SDK for
+// Go and awscli. It contains tests only, so that no other package's tests link
+// an SDK.
 package simtest

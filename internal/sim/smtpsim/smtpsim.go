@@ -1,6 +1,6 @@
-// Package smtpsim is a mail relay for tests that takes mail in the clear, keeps
-// it, and refuses whom it is told to. It leaves out TLS and passwords, which
-// platform/smtp shows against a real relay.
+// Package smtpsim is a mail relay for tests. It accepts mail in plain text,
+// keeps it, and rejects configured recipients. It has no TLS and no passwords,
+// which platform/smtp tests against a real relay.
 package smtpsim
 
 import (
@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Mail is one that was taken.
+// Mail is an accepted mail.
 type Mail struct {
 	To   []string // of the envelope
 	Head mail.Header
@@ -25,11 +25,11 @@ type Mail struct {
 	At            time.Time
 }
 
-// Relay is made by its zero value and given a listener by Serve. It is safe
-// for concurrent use.
+// Relay is a mail relay. The zero value is ready for use; Serve gives it a
+// listener. It is safe for concurrent use.
 type Relay struct {
-	// Recipient answers for an address, with a code and a text; empty takes it.
-	// Nil takes everybody. It is called with a lock held.
+	// Recipient returns the response for an address, as a code and a text; empty
+	// accepts it. Nil accepts every address. It is called with a lock held.
 	Recipient func(address string) string
 
 	mu    sync.Mutex
@@ -37,14 +37,14 @@ type Relay struct {
 	conns sync.WaitGroup
 }
 
-// Mails are those that were taken, in order.
+// Mails returns the accepted mails, in order.
 func (r *Relay) Mails() []Mail {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.mails)
 }
 
-// Serve takes mail until l is closed, and waits for its connections.
+// Serve accepts mail until l is closed, and waits for its connections.
 func (r *Relay) Serve(l net.Listener) {
 	defer r.conns.Wait()
 	for {
@@ -59,7 +59,7 @@ func (r *Relay) Serve(l net.Listener) {
 	}
 }
 
-// talk is one connection; the error is of its wire.
+// talk handles one connection. The error is that of the connection.
 func (r *Relay) talk(c *textproto.Conn) error {
 	say := func(line string) error { return c.PrintfLine("%s", line) }
 	if err := say("220 relay"); err != nil {

@@ -1,8 +1,8 @@
-// Package truth states when simulated users and loads really used something.
+// Package truth defines when simulated users and loads really used something.
 //
-// A Use is written before a test starts and never derived from a reading, so
-// it can convict the code that takes the readings: a property test drives the
-// simulated world from a Use, lets lull run, and asks Check about every
+// A Use is written before a test starts and never derived from a reading, so it
+// can expose errors of the code that takes the readings: a property test drives
+// the simulated world from a Use, lets lull run, and calls Check for every
 // automatic action.
 package truth
 
@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// Span is one stretch of use: From is inside it, To is not.
+// Span is one period of use, including From and excluding To.
 type Span struct{ From, To time.Time }
 
-// Use is when something was in use: spans in order that do not touch. The
-// zero value was never in use. A Use is immutable and safe for concurrent use.
+// Use is when something was in use: ordered spans that do not touch. The zero
+// value was never in use. A Use is immutable and safe for concurrent use.
 type Use struct{ spans []Span }
 
-// Of returns the use that spans add up to. Spans may overlap and come in any
-// order; empty ones are dropped.
+// Of returns the union of spans. Spans may overlap and be in any order; empty
+// ones are dropped.
 func Of(spans ...Span) Use {
 	sorted := slices.Clone(spans)
 	slices.SortFunc(sorted, func(a, b Span) int { return a.From.Compare(b.From) })
@@ -59,14 +59,14 @@ func Draw(r *rand.Rand, from time.Time, length, longest time.Duration) Use {
 	return Of(spans...)
 }
 
-// drawLength is between a second and longest; half of the draws are below an
-// eighth of longest.
+// drawLength returns a duration between a second and longest; half of the draws
+// are below an eighth of longest.
 func drawLength(r *rand.Rand, longest time.Duration) time.Duration {
 	x := r.Float64()
 	return max(time.Second, time.Duration(x*x*x*float64(longest)))
 }
 
-// Spans returns a copy of the stretches of use, in order.
+// Spans returns a copy of the periods of use, in order.
 func (u Use) Spans() []Span { return slices.Clone(u.spans) }
 
 // At reports whether it was in use at t.
@@ -74,8 +74,8 @@ func (u Use) At(t time.Time) bool {
 	return slices.ContainsFunc(u.spans, func(s Span) bool { return !t.Before(s.From) && t.Before(s.To) })
 }
 
-// Share returns which part of [from, to) was in use, from 0 to 1. An empty
-// window has the share 0.
+// Share returns the fraction of [from, to) that was in use, from 0 to 1. It is
+// 0 for an empty window.
 func (u Use) Share(from, to time.Time) float64 {
 	if !from.Before(to) {
 		return 0
@@ -111,10 +111,11 @@ func (u Use) Last(t time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// Check returns an error if an automatic action at the given time hit what had
-// been in use less than timeout ago. blind is how much use the documented
-// resolution of the sources may hide: use newer than blind is forgiven unless
-// it was still visible, that is, unless the same use began more than blind ago.
+// Check returns an error if an automatic action at the given time hit something
+// that had been in use less than timeout ago. blind is how much use the
+// documented resolution of the sources may hide: use within blind is forgiven
+// unless it was still visible, that is, unless the same use began more than
+// blind ago.
 func (u Use) Check(at time.Time, timeout, blind time.Duration) error {
 	for _, s := range slices.Backward(u.spans) {
 		if at.Before(s.From) || at.Sub(s.From) <= blind {

@@ -17,7 +17,7 @@ import (
 
 // Client is the library's session of one user. It is not safe for concurrent use.
 type Client struct {
-	// Do sends a request. Its URL is https://Host/api/v0/...
+	// Do sends a request whose URL is https://Host/api/v0/...
 	Do                       func(*http.Request) (*http.Response, error)
 	Host, Username, Password string
 	// Logins counts authentications.
@@ -28,14 +28,14 @@ type Client struct {
 	sent  map[string]int
 }
 
-// Sent returns how often each of Requests was sent and understood.
+// Sent returns how often each of Requests was sent and its response understood.
 func (c *Client) Sent() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sent
 }
 
-// Error is an answer that is a failure.
+// Error is an error response.
 type Error struct {
 	Status      int
 	Description string
@@ -43,7 +43,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("status %d: %s", e.Status, e.Description) }
 
-// Status returns the status of an answer that is a failure, 0 for another error.
+// Status returns the status of an error response, 0 for another error.
 func Status(err error) int {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Status
@@ -78,14 +78,14 @@ func (c *Client) Upload(ctx context.Context, name string) error {
 
 type form string
 
-// raw is a body that is sent as it is, without a type.
+// raw is a body that is sent unchanged, without a type.
 type raw string
 
-// Text is a body that the library sends as it is.
+// Text returns a body that the library sends unchanged.
 func Text(s string) any { return raw(s) }
 
-// Call sends a request that Requests names. at fills the names of its path;
-// other members of at are the query. The answer is decoded JSON, a string of
+// Call sends a request that Requests names. at contains the names in its path;
+// other members of at become the query. The result is decoded JSON, a string of
 // other text, or nil.
 func (c *Client) Call(ctx context.Context, name string, at map[string]string, body any) (any, error) {
 	return c.call(ctx, name, false, at, body)
@@ -130,7 +130,7 @@ func (c *Client) call(ctx context.Context, name string, open bool, at map[string
 	return v, nil
 }
 
-// fits checks a body of ours against the table.
+// fits checks one of our bodies against the table.
 func (r Request) fits(name string, body any) error {
 	m, isObject := body.(map[string]any)
 	switch {
@@ -230,7 +230,7 @@ func (c *Client) once(ctx context.Context, method, path string, open bool, body 
 	return resp.StatusCode, answer, err
 }
 
-// read decodes an answer and checks its shape.
+// read decodes a response and checks its shape.
 func (r Request) read(status int, answer []byte) (any, error) {
 	switch r.Answer {
 	case none:
@@ -245,7 +245,7 @@ func (r Request) read(status int, answer []byte) (any, error) {
 	return v, check("", v, r.Answer)
 }
 
-// check reports the members of v that are not what want says.
+// check reports the members of v that do not match want.
 func check(at string, v, want any) error {
 	switch w := want.(type) {
 	case members:
@@ -309,7 +309,7 @@ func (c *Client) Wait(ctx context.Context, lab string) error {
 	return fmt.Errorf("lab %s has not converged", lab)
 }
 
-// Lab is a lab that CreateLab made.
+// Lab is a lab created by CreateLab.
 type Lab struct {
 	ID           string
 	Nodes, Links []string
@@ -326,7 +326,7 @@ func (c *Client) CreateLab(ctx context.Context, title string) (*Lab, error) {
 	l := &Lab{ID: v.(members)["id"].(string)}
 	at := map[string]string{"lab_id": l.ID}
 	for k, label := range []string{"r1", "r2"} {
-		// The library looks first whether the label is used.
+		// The library first checks whether the label is in use.
 		if _, err := c.Call(ctx, "topology", map[string]string{"lab_id": l.ID, "exclude_configurations": "true"}, nil); err != nil {
 			return nil, err
 		}

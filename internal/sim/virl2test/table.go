@@ -1,11 +1,12 @@
 // Package virl2test is a client of CML that sends what Cisco's client library
-// sends, in its order, and takes answers only in the shapes that the library
-// reads. It shares no code with lull's own client or with the simulator, so that
-// the simulator is held against how others use CML. It is for tests.
+// sends, in the same order, and accepts responses only in the shapes that the
+// library reads. It shares no code with lull's own client or with the
+// simulator, so that the simulator is checked against an independent use of
+// CML. It is for tests.
 //
-// Requests states every request as data, so that it can be compared with the
+// Requests describes every request as data, so that it can be compared with the
 // library: the paths are the URL templates of its models, the fields are the
-// members of the bodies that its methods send, and an answer names the members
+// members of the bodies that its methods send, and an answer lists the members
 // that its methods read.
 package virl2test
 
@@ -28,14 +29,14 @@ const (
 type Request struct {
 	Method string
 	Path   string // below /api/v0/, with the template's names in braces
-	Fields string // members that the body may have, separated by blanks; "-" is a value without members
+	Fields string // members that the body may have, separated by spaces; "-" is a value without members
 	Answer any    // kind, or map of member to kind, or list with the kind of its elements
 }
 
 // members are the members of an object that are read.
 type members = map[string]any
 
-// elements says that an answer is a list of such values.
+// elements is a list of such values.
 type elements []any
 
 var (
@@ -64,7 +65,7 @@ const (
 	nodeFields = "label node_definition x y image_definition configuration ram cpus cpu_limit data_volume boot_disk_size hide_links tags parameters pinned_compute_id"
 )
 
-// Requests are the requests, by a name of ours.
+// Requests are the requests, by our own names.
 var Requests = map[string]Request{
 	// the client
 	"authenticate":       {"POST", "authenticate", "username password", text},

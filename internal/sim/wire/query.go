@@ -1,9 +1,9 @@
-// Package wire holds what AWS's query protocol asks of a server: reading
+// Package wire contains what a server needs for AWS's query protocol: parsing
 // numbered form parameters, finding who signed a request and for which region,
 // and writing XML quickly.
 //
-// Input is limited in size and number of parameters; whatever else is wrong is
-// an error that names the parameter. Signatures are not verified.
+// Input is limited in size and number of parameters; any other fault is an
+// error that names the parameter. Signatures are not verified.
 package wire
 
 import (
@@ -22,7 +22,7 @@ const (
 	maxIndex  = 10_000
 )
 
-// Form is the parameters of one query request.
+// Form contains the parameters of one query request.
 type Form struct{ v url.Values }
 
 // ParseForm reads the body of a query request, or the query string of a GET.
@@ -61,7 +61,7 @@ func (f Form) Get(key string) string { return f.v.Get(key) }
 // Has reports whether a parameter is present.
 func (f Form) Has(key string) bool { return f.v.Has(key) }
 
-// Int returns a number, or def where the parameter is absent.
+// Int returns a number, or def if the parameter is absent.
 func (f Form) Int(key string, def int) (int, error) {
 	s := f.v.Get(key)
 	if s == "" {
@@ -74,7 +74,7 @@ func (f Form) Int(key string, def int) (int, error) {
 	return n, nil
 }
 
-// Bool returns a truth value, false where the parameter is absent.
+// Bool returns a boolean, false if the parameter is absent.
 func (f Form) Bool(key string) (bool, error) {
 	switch s := strings.ToLower(f.v.Get(key)); s {
 	case "", "false", "0":
@@ -86,7 +86,7 @@ func (f Form) Bool(key string) (bool, error) {
 	}
 }
 
-// List returns key.1, key.2 and so on, up to the first that is missing.
+// List returns key.1, key.2 and so on, up to the first missing one.
 func (f Form) List(key string) []string {
 	var out []string
 	for k := 1; k <= maxIndex; k++ {
@@ -99,8 +99,8 @@ func (f Form) List(key string) []string {
 	return out
 }
 
-// Groups returns the prefixes key.1., key.2. and so on of structures in a list.
-// The first one that has no parameter ends it.
+// Groups returns the prefixes key.1., key.2. and so on of structures in a list,
+// up to the first without parameters.
 func (f Form) Groups(key string) []string {
 	have := map[string]bool{}
 	for k := range f.v {
@@ -128,7 +128,8 @@ type Caller struct {
 	Region, Service string
 }
 
-// CallerOf reads the Authorization header or, of presigned requests, the query.
+// CallerOf reads the Authorization header or, for presigned requests, the
+// query.
 func CallerOf(r *http.Request) Caller {
 	c := Caller{Session: r.Header.Get("X-Amz-Security-Token")}
 	cred := ""

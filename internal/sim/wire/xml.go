@@ -7,21 +7,21 @@ import (
 	"unicode/utf8"
 )
 
-// XML builds a document in memory. Element names are the caller's to get right.
+// XML builds a document in memory. The caller must pass valid element names.
 type XML struct{ buf []byte }
 
 // Bytes returns what was written.
 func (x *XML) Bytes() []byte { return x.buf }
 
-// pool holds buffers of answers that were sent. Large ones are worth keeping: a
-// page of a thousand instances is a megabyte.
+// pool contains buffers of sent answers. Large ones are worth keeping: a page
+// of a thousand instances is a megabyte.
 var pool = sync.Pool{New: func() any { return new([]byte) }}
 
-// Take gives x a used buffer to write into; Give takes it back. After Give
-// neither x nor what Bytes returned may be used.
+// Take gives x a used buffer to write into; Give returns it. After Give neither
+// x nor the result of Bytes may be used.
 func (x *XML) Take() { x.buf = (*pool.Get().(*[]byte))[:0] }
 
-// Give ends the use that Take began.
+// Give returns the buffer that Take took.
 func (x *XML) Give() {
 	b := x.buf
 	x.buf = nil
@@ -87,14 +87,15 @@ func (x *XML) Time(name string, t time.Time) {
 	x.Close(name)
 }
 
-// In writes an element around what body writes.
+// In writes an element around the output of body.
 func (x *XML) In(name string, body func()) {
 	x.Open(name)
 	body()
 	x.Close(name)
 }
 
-// escape writes text; bytes that XML cannot hold become the replacement character.
+// escape writes text; bytes that XML cannot contain become the replacement
+// character.
 func (x *XML) escape(s string) {
 	if !needsEscape(s) {
 		x.buf = append(x.buf, s...)
@@ -122,7 +123,8 @@ func (x *XML) escape(s string) {
 	}
 }
 
-// needsEscape is false for the plain ASCII that nearly all texts are.
+// needsEscape reports whether s contains anything but harmless ASCII, which
+// nearly all texts consist of.
 func needsEscape(s string) bool {
 	for k := range len(s) {
 		if c := s[k]; c < 0x20 || c >= 0x7f || c == '<' || c == '>' || c == '&' || c == '"' {

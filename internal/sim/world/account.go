@@ -11,25 +11,25 @@ import (
 	"time"
 )
 
-// Principal is who signed a request.
+// Principal is the signer of a request.
 type Principal struct {
 	Account  string    `json:"a"`
 	ARN      string    `json:"r"`
 	Role     string    `json:"n,omitempty"` // name of the role; empty for a plain key
-	Instance string    `json:"i,omitempty"` // the instance whose profile gave the credentials
+	Instance string    `json:"i,omitempty"` // the instance whose profile issued the credentials
 	Expires  time.Time `json:"e,omitzero"`  // client's time
 }
 
-// Role is an IAM role. Deny holds patterns such as "ec2:Terminate*". A role with
-// SelfOnly may change nothing but the instance that its credentials come from.
+// Role is an IAM role. Deny contains patterns such as "ec2:Terminate*". A role
+// with SelfOnly may change only the instance that its credentials come from.
 type Role struct {
 	Name     string   `yaml:"name" json:"name"`
 	Deny     []string `yaml:"deny" json:"deny,omitempty"`
 	SelfOnly bool     `yaml:"self_only" json:"self_only,omitempty"`
 }
 
-// tokenMark begins the session tokens that this simulator gives out. They carry
-// the principal themselves, so that none is forgotten by a restart.
+// tokenMark is the prefix of the session tokens of this simulator. They contain
+// the principal themselves, so that they survive a restart.
 const tokenMark = "lullsim."
 
 // SessionToken returns credentials' session token for a principal.
@@ -41,8 +41,8 @@ func SessionToken(p Principal) string {
 	return tokenMark + base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Principal finds out who an access key and session token stand for. Signatures
-// are not verified: a simulator has no secrets.
+// Principal returns the principal of an access key and session token.
+// Signatures are not verified: a simulator has no secrets.
 func (w *World) Principal(key, session string) (Principal, *Error) {
 	if key == "" {
 		return Principal{}, refuse(http.StatusForbidden, "MissingAuthenticationToken", "Request is missing Authentication Token")
@@ -73,8 +73,9 @@ func (w *World) Principal(key, session string) (Principal, *Error) {
 	return Principal{Account: a, ARN: "arn:aws:iam::" + a + ":user/lull"}, nil
 }
 
-// May reports whether a principal may do an action such as "ec2:StopInstances" on
-// instances; targets is empty for actions that name none.
+// May reports whether a principal may perform an action such as
+// "ec2:StopInstances" on instances; targets is empty for actions without
+// targets.
 func (w *World) May(p Principal, action string, targets []string) bool {
 	r, ok := w.role(p.Account, p.Role)
 	if !ok {
@@ -111,7 +112,7 @@ func (w *World) hasRole(account, name string) bool { _, ok := w.role(account, na
 // HasRole reports whether an account has a role.
 func (w *World) HasRole(account, name string) bool { return w.hasRole(account, name) }
 
-// Calls counts what was asked of each simulator.
+// Calls counts the requests to each simulator.
 type Calls struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -137,7 +138,7 @@ func (c *Calls) All() map[string]int {
 	return out
 }
 
-// Reset starts counting again and returns the counts so far.
+// Reset resets the counts and returns the previous ones.
 func (c *Calls) Reset() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,14 +147,14 @@ func (c *Calls) Reset() map[string]int {
 	return out
 }
 
-// bucket is one token bucket of request throttling, in the client's time.
+// bucket is a token bucket for request throttling, in the client's time.
 type bucket struct {
 	tokens float64
 	at     time.Time
 }
 
 // Throttled takes one token of an account's bucket in a region and reports
-// whether there was none. Reads and changes have buckets of their own.
+// whether there was none. Reads and changes have separate buckets.
 func (w *World) Throttled(account, region, action string) bool {
 	l := w.cfg.Limits.Reads
 	class := "read"

@@ -10,11 +10,11 @@ import (
 //
 // Everything on the wire is in the client's time, which is that of the machine
 // (or of the bubble) this process runs in: a client of a faster world still
-// meets timestamps that agree with its own clock. What speed changes is how
-// fast things happen: at speed 60 an instance boots in half a second and a
-// user's working day takes eight minutes.
+// gets timestamps that agree with its own clock. Speed changes how fast things
+// happen: at speed 60 an instance boots in half a second and a user's working
+// day takes eight minutes.
 //
-// It starts no goroutine: the world's time is computed when it is asked for.
+// It starts no goroutine: the world's time is computed on access.
 type Clock struct {
 	mu     sync.Mutex
 	base   time.Time // the world's time at anchor
@@ -22,7 +22,8 @@ type Clock struct {
 	speed  float64
 }
 
-// NewClock returns a clock whose world starts at start now; a zero start means the present.
+// NewClock returns a clock whose world starts at start now; a zero start means
+// the present.
 func NewClock(start time.Time, speed float64) *Clock {
 	now := time.Now()
 	if start.IsZero() {
@@ -37,7 +38,7 @@ func NewClock(start time.Time, speed float64) *Clock {
 // Moment is one instant in both times.
 type Moment struct {
 	World time.Time // the calendar of users and of transitions
-	Wire  time.Time // what clients are told
+	Wire  time.Time // what clients see
 }
 
 // Now returns the present.
@@ -69,7 +70,8 @@ func (c *Clock) Speed() float64 {
 	return c.speed
 }
 
-// setSpeed changes the speed from now on. World.SetSpeed advances everything first.
+// setSpeed changes the speed from now on. World.SetSpeed advances everything
+// first.
 func (c *Clock) setSpeed(speed float64) error {
 	if speed <= 0 || speed > 1e6 {
 		return fmt.Errorf("cannot set clock speed: %v is outside 0 to 1e6", speed)
@@ -83,7 +85,8 @@ func (c *Clock) setSpeed(speed float64) error {
 }
 
 // Advance moves the world forward by d at once, without the client's time
-// passing. What fell due on the way is stamped within the last d/speed.
+// passing. Events that became due in between are stamped within the last
+// d/speed.
 func (c *Clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +94,7 @@ func (c *Clock) Advance(d time.Duration) {
 }
 
 // clockState is the saved form. A restored world continues as if it had never
-// been down.
+// stopped.
 type clockState struct {
 	Base   time.Time `json:"base"`
 	Anchor time.Time `json:"anchor"`

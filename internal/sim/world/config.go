@@ -10,10 +10,10 @@ import (
 	"lull/internal/sim/fault"
 )
 
-// Duration is a time.Duration that scenarios write in Go's form ("90s").
+// Duration is a time.Duration in Go's form ("90s") in scenarios.
 type Duration time.Duration
 
-// D returns it as a time.Duration.
+// D returns d as a time.Duration.
 func (d Duration) D() time.Duration { return time.Duration(d) }
 
 // MarshalText writes Go's form.
@@ -29,21 +29,21 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Config describes a world. Zero fields get the defaults that fill sets.
+// Config describes a world. Zero fields get the defaults set by fill.
 type Config struct {
 	Seed  uint64    `yaml:"seed"`
 	Speed float64   `yaml:"speed"` // default 1
 	Start time.Time `yaml:"start"` // the world's calendar at the start; default the present
 
 	Accounts        []AccountConfig    `yaml:"accounts"`
-	StrictKeys      bool               `yaml:"strict_keys"` // unknown access keys are refused; otherwise they are the first account's
-	Regions         []RegionConfig     `yaml:"regions"`     // each account has each of them
+	StrictKeys      bool               `yaml:"strict_keys"` // reject unknown access keys; otherwise they belong to the first account
+	Regions         []RegionConfig     `yaml:"regions"`     // in every account
 	Timing          Timing             `yaml:"timing"`
 	Consistency     Consistency        `yaml:"consistency"`
 	Limits          Limits             `yaml:"limits"`
 	AddressPool     string             `yaml:"address_pool"` // IPv4 prefix of public addresses; default 127.64.0.0/10
 	Profiles        map[string]Profile `yaml:"profiles"`
-	LaunchedProfile string             `yaml:"launched_profile"` // of hosts that clients launch from a CML image
+	LaunchedProfile string             `yaml:"launched_profile"` // profile of hosts that clients launch from a CML image
 	Workers         []WorkerConfig     `yaml:"workers"`
 	Faults          []fault.Rule       `yaml:"faults"`
 
@@ -54,7 +54,7 @@ type Config struct {
 type AccountConfig struct {
 	ID         string   `yaml:"id"`
 	AccessKeys []string `yaml:"access_keys"`
-	Roles      []Role   `yaml:"roles"` // each is an instance profile as well
+	Roles      []Role   `yaml:"roles"` // each is also an instance profile
 }
 
 // RegionConfig is one region.
@@ -80,13 +80,14 @@ type Image struct {
 	Name    string    `yaml:"name"`
 	Created time.Time `yaml:"created"`
 	CML     string    `yaml:"cml"`   // version of CML inside; empty for a plain machine
-	Owner   string    `yaml:"owner"` // default: the account that asks
+	Owner   string    `yaml:"owner"` // default: the account of the client
 	SizeGB  int       `yaml:"size_gb"`
-	// Encrypted says that the snapshot is, and so is every volume made of it.
+	// Encrypted reports whether the snapshot, and so every volume made of it, is
+	// encrypted.
 	Encrypted bool `yaml:"encrypted"`
 }
 
-// Timing holds how long things take, in the world's time.
+// Timing contains how long things take, in the world's time.
 type Timing struct {
 	Pending           Duration `yaml:"pending"`
 	Stopping          Duration `yaml:"stopping"`
@@ -97,16 +98,17 @@ type Timing struct {
 	HibernateReady    Duration `yaml:"hibernate_ready"` // running to able to hibernate; default 0
 	Licence           Duration `yaml:"licence"`         // registration accepted to done
 	Background        Duration `yaml:"background"`      // between CML's own events; negative means none
-	Jitter            float64  `yaml:"jitter"`          // share either way; negative means none
+	Jitter            float64  `yaml:"jitter"`          // share in either direction; negative means none
 }
 
-// Consistency says how long reads lag behind writes, in the client's time.
+// Consistency is how long reads lag behind writes, in the client's time.
 type Consistency struct {
 	Instances Duration `yaml:"instances"`
 	Tags      Duration `yaml:"tags"`
 }
 
-// Limits are the request rates that are throttled beyond; 0 means no limit.
+// Limits are the request rates above which calls are throttled; 0 means no
+// limit.
 type Limits struct {
 	Reads   Rate `yaml:"reads"`
 	Changes Rate `yaml:"changes"`
@@ -114,11 +116,11 @@ type Limits struct {
 
 // Rate is a token bucket.
 type Rate struct {
-	Rate  float64 `yaml:"rate"` // tokens a second, in the client's time
+	Rate  float64 `yaml:"rate"` // tokens per second, in the client's time
 	Burst float64 `yaml:"burst"`
 }
 
-// Profile is how a CML host is set up and used.
+// Profile describes how a CML host is set up and used.
 type Profile struct {
 	Users       []UserScript `yaml:"users"`
 	Labs        int          `yaml:"labs"`
@@ -127,15 +129,16 @@ type Profile struct {
 	Licensed    bool         `yaml:"licensed"`
 	ClockOffset Duration     `yaml:"clock_offset"`
 	TokenLife   Duration     `yaml:"token_life"`   // default 8h, client's time
-	History     int          `yaml:"history"`      // events from before the start
-	HistorySpan Duration     `yaml:"history_span"` // how far back they go; default 720h
-	HistoryAge  Duration     `yaml:"history_age"`  // how old the newest is; default 24h
+	History     int          `yaml:"history"`      // number of events from before the start
+	HistorySpan Duration     `yaml:"history_span"` // age of the oldest; default 720h
+	HistoryAge  Duration     `yaml:"history_age"`  // age of the newest; default 24h
 	Spoil       Spoil        `yaml:"spoil"`
 }
 
-// WorkerConfig is one instance, or Count alike, that exist at the start.
+// WorkerConfig is one instance, or Count identical ones, that exist at the
+// start.
 type WorkerConfig struct {
-	Name            string            `yaml:"name"` // with Count above 1 a number is added
+	Name            string            `yaml:"name"` // if Count is above 1, a number is added
 	Count           int               `yaml:"count"`
 	Account         string            `yaml:"account"`
 	Region          string            `yaml:"region"`
@@ -143,7 +146,7 @@ type WorkerConfig struct {
 	Image           string            `yaml:"image"`
 	State           State             `yaml:"state"` // running (default) or stopped
 	Tags            map[string]string `yaml:"tags"`
-	Profile         string            `yaml:"profile"` // of the CML host
+	Profile         string            `yaml:"profile"` // profile of the CML host
 	InstanceProfile string            `yaml:"instance_profile"`
 	Hibernation     bool              `yaml:"hibernation"`
 	NoStop          bool              `yaml:"disable_api_stop"`
@@ -154,7 +157,7 @@ type WorkerConfig struct {
 	TagsInMetadata  bool              `yaml:"tags_in_metadata"`
 	TokensRequired  bool              `yaml:"imds_v2_only"`
 	HopLimit        int               `yaml:"hop_limit"`
-	Up              Duration          `yaml:"up"` // how long it has been up already; default 1h
+	Up              Duration          `yaml:"up"` // how long it has been up; default 1h
 	VolumeGB        int               `yaml:"volume_gb"`
 }
 
@@ -250,7 +253,7 @@ func (r RegionConfig) build(account string) *Region {
 	}
 }
 
-// Validate reports everything that is wrong with a filled configuration.
+// Validate reports every fault of a filled configuration.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {

@@ -2,7 +2,7 @@ package world
 
 import "fmt"
 
-// Error is a refusal in the cloud's own words.
+// Error is a refusal with the cloud's own code and message.
 type Error struct {
 	Code    string // e.g. InvalidInstanceID.NotFound
 	Status  int    // HTTP status
@@ -13,7 +13,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("cannot do what was asked: %s: %s", e.Code, e.Message)
 }
 
-// Refuse makes an Error with HTTP status 400.
+// Refuse returns an Error with HTTP status 400.
 func Refuse(code, format string, args ...any) *Error {
 	return &Error{Code: code, Status: 400, Message: fmt.Sprintf(format, args...)}
 }

@@ -14,37 +14,37 @@ type Host struct {
 	OptIn      bool   // telemetry is collected
 	OptInFault bool   // the opt-in cannot be read
 	Password   string // of every account
-	Spoil      Spoil  // what is wrong with its telemetry
+	Spoil      Spoil  // faults of its telemetry
 	DeregSlow  bool   // deregistration times out at Smart Licensing (202)
 	TokenLife  time.Duration
 	Labs       []Lab
 	Licence    Licence
 	Notices    []Notice
-	Posted     int // notices, ever
+	Posted     int // number of notices ever posted
 	Maint      bool
-	MaintID    string         `json:",omitempty"` // of the notice shown during maintenance
+	MaintID    string         `json:",omitempty"` // id of the notice shown during maintenance
 	Accounts   []Account      `json:",omitempty"` // those that logged in or were created
 	Groups     []Group        `json:",omitempty"`
-	Epochs     map[string]int `json:",omitempty"` // by user id; raised when all tokens of a user become void
-	LoggedOut  []string       `json:",omitempty"` // signatures of tokens that were given back
+	Epochs     map[string]int `json:",omitempty"` // by user id; increased when all tokens of a user become void
+	LoggedOut  []string       `json:",omitempty"` // signatures of revoked tokens
 	Settings   Settings       `json:",omitzero"`
 
-	History BaseHistory // what happened before the simulation began
-	events  []event     // what happened since, oldest first
+	History BaseHistory // events from before the simulation began
+	events  []event     // events since then, oldest first
 	others  []string    // ids of accounts that no script uses, by their number in events
 
 	Users         []*User
-	Interruptions int       // times that a user at work found the machine gone
+	Interruptions int       // how often a user at work found the machine gone
 	LastActivity  time.Time // client's time of the newest real user action
 
 	instance *Instance
 	readyAt  time.Time // world's time at which CML can start nodes
-	session  int       // raised at each cold boot; tokens of an earlier one are void
+	session  int       // increased at each cold boot; tokens of an earlier one are void
 	noisy    time.Time // world's time up to which background events exist
 	dice     dice
 }
 
-// Spoil is the share (0 to 1) of new events that are late, doubled, out of
+// Spoil is the share (0 to 1) of new events that are late, duplicated, out of
 // order, dated in the future, or not events at all.
 type Spoil struct {
 	Late      float64  `yaml:"late" json:"late,omitempty"`
@@ -70,7 +70,7 @@ type Notice struct {
 // AdminID is the id of CML's built-in account, which the seeds' exclusion pattern matches.
 const AdminID = "00000000-0000-4000-a000-000000000000"
 
-// newHost makes the CML host of a new instance.
+// newHost creates the CML host of a new instance.
 func (w *World) newHost(now Moment, i *Instance, version, profile string) *Host {
 	p := w.cfg.profile(profile)
 	h := &Host{
@@ -121,10 +121,10 @@ func (h *Host) powerOn(at time.Time) {
 
 func (h *Host) powerOff(bool) { h.readyAt = time.Time{} }
 
-// Reach says what a client that connects to a host meets.
+// Reach is what a client that connects to a host finds.
 type Reach int
 
-// What a connection to a host meets.
+// What a connection to a host finds.
 const (
 	Nobody  Reach = iota // no machine has this address, or it is not up
 	Booting              // the machine is up, CML does not listen yet
@@ -146,7 +146,7 @@ func (h *Host) reach(now Moment) Reach {
 }
 
 // HostAt visits the CML host at an address or with a scenario name or instance
-// id. It reports Nobody, and visits nothing, where there is none or it is not up.
+// id. If there is none or it is not up, it returns Nobody and visits nothing.
 // The visitor may call the methods of Host, which change it, and those of World
 // that take a Host.
 func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
@@ -167,9 +167,10 @@ func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
 	return r
 }
 
-// resolve finds an instance by id, scenario name or address. Beside its public
-// and private addresses an instance has one for its metadata service, which
-// stays the same for life: 10.a.b.c is reached at 127.(128+a).b.c.
+// resolve returns the instance with an id, scenario name or address. In
+// addition to its public and private addresses an instance has one for its
+// metadata service, which never changes: 10.a.b.c is reached at
+// 127.(128+a).b.c.
 func (w *World) resolve(ref string) *Instance {
 	if i := w.lookup(ref); i != nil {
 		return i
@@ -189,7 +190,7 @@ func (w *World) resolve(ref string) *Instance {
 	return w.byPrivate[a]
 }
 
-// MetadataAddr is the loopback address of an instance's metadata service.
+// MetadataAddr returns the loopback address of an instance's metadata service.
 func (i *Instance) MetadataAddr() netip.Addr {
 	if !i.PrivateIP.IsValid() {
 		return netip.Addr{}
@@ -198,7 +199,7 @@ func (i *Instance) MetadataAddr() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, b[1] + 128, b[2], b[3]})
 }
 
-// Locate is Find for an address too.
+// Locate is Find that also accepts an address.
 func (w *World) Locate(ref string, visit func(*Instance, Moment)) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -219,8 +220,8 @@ func (h *Host) Instance() *Instance { return h.instance }
 func (h *Host) Session() int { return h.session }
 
 // UserID returns the id of an account of the host: admin, a scripted user, or a
-// name that the host has not seen, which gets an id of its own as a created
-// account would.
+// name that the host has not seen, which gets its own id as a created account
+// would.
 func (h *Host) UserID(name string) string {
 	if name == "admin" {
 		return AdminID

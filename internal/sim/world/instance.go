@@ -20,7 +20,7 @@ const (
 	Stopped      State = "stopped"
 )
 
-// Code is the number that EC2 gives the state.
+// Code returns EC2's number of the state.
 func (s State) Code() int {
 	switch s {
 	case Pending:
@@ -104,7 +104,7 @@ func (t Tags) without(gone []TagChoice) Tags {
 	})
 }
 
-// Reason is EC2's StateReason with the older transition text beside it.
+// Reason is EC2's StateReason, with the older transition text.
 type Reason struct {
 	Code, Message, Transition string
 }
@@ -138,7 +138,7 @@ type Instance struct {
 	DueTo      State
 	Stuck      bool // transitions do not end
 	Impaired   bool // status checks fail
-	Boots      int  // cold boots; a resume from hibernation is none
+	Boots      int  // number of cold boots; a resume from hibernation does not count
 	Hibernated bool // RAM was kept by the latest stop
 
 	PrivateIP, PublicIP netip.Addr
@@ -163,7 +163,7 @@ type Instance struct {
 	shown   Tags         // what reads return while a change of tags is in progress
 	shownTo time.Time    // client's time at which Tags shows
 	Visible time.Time    // client's time from which reads find the instance
-	Gone    time.Time    // client's time from which they no longer do
+	Gone    time.Time    // client's time from which reads no longer find the instance
 	History []Transition // newest last, bounded
 
 	purged  bool          // no longer in the world

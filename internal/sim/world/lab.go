@@ -7,20 +7,20 @@ import (
 )
 
 // Lab is one CML lab. A scripted lab has only a number of nodes until a client
-// asks for them: Open makes them.
+// asks for them: Open creates them.
 type Lab struct {
 	ID, Title, Owner   string // Owner is a user id
 	Description, Notes string `json:",omitempty"`
 	Nodes              int
 	Started            bool
-	StartedAt          time.Time // world's time; zero for a lab that was never started since it was wiped
+	StartedAt          time.Time // world's time; zero if not started since it was last wiped
 	Created, Modified  time.Time // client's time
-	Removed            bool      `json:",omitempty"` // kept, because events refer to labs by their number
+	Removed            bool      `json:",omitempty"` // kept, because events refer to labs by number
 	Elements           *Elements `json:",omitempty"`
 	Shared             Shared    `json:",omitzero"`
 }
 
-// Shared is who else may use a lab, in CML's shape.
+// Shared contains who else may use a lab, in CML's shape.
 type Shared struct {
 	Groups []Share `json:"groups"`
 	Users  []Share `json:"users"`
@@ -39,7 +39,7 @@ type Elements struct {
 	Links      []Link
 }
 
-// Node is a node of a lab, in CML's shape but for Run.
+// Node is a node of a lab, in CML's shape except for Run.
 type Node struct {
 	ID            string         `json:"id"`
 	Label         string         `json:"label"`
@@ -60,8 +60,8 @@ type Node struct {
 	Run           Run            `json:"run"`
 }
 
-// Run is the state of a node: Since is zero for one that was not started since
-// it was wiped.
+// Run is the state of a node. Since is zero if the node was not started since
+// it was last wiped.
 type Run struct {
 	Started bool      `json:"started"`
 	Since   time.Time `json:"since"` // world's time of the latest start
@@ -165,7 +165,7 @@ func (e *Elements) Link(id string) *Link {
 	return nil
 }
 
-// Connected reports whether an interface is the end of a link.
+// Connected reports whether an interface is an end of a link.
 func (e *Elements) Connected(id string) bool {
 	return slices.ContainsFunc(e.Links, func(l Link) bool { return l.A == id || l.B == id })
 }
@@ -199,8 +199,8 @@ func (h *Host) by(now Moment, user string) {
 	}
 }
 
-// Edited records that a user changed the elements of a lab, and counts its
-// nodes again.
+// Edited records that a user changed the elements of a lab, and recounts its
+// nodes.
 func (h *Host) Edited(now Moment, l *Lab, user string) {
 	l.Modified = now.Wire
 	if l.Elements != nil {
@@ -237,7 +237,7 @@ func (h *Host) Log(now Moment, category, user string, l *Lab) {
 	}
 }
 
-// SetNode starts, stops or wipes one node on behalf of a user. A node that runs
+// SetNode starts, stops or wipes one node on behalf of a user. A running node
 // cannot be wiped.
 func (h *Host) SetNode(now Moment, l *Lab, n *Node, op, user string) error {
 	switch {

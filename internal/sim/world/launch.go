@@ -31,12 +31,12 @@ type LaunchSpec struct {
 	TagsInMetadata     bool
 	VolumeGB           int
 	VolumeType         string
-	VolumeDevice       string // empty, or the device whose mapping the volume is
+	VolumeDevice       string // empty, or the device whose mapping contains the volume
 	EncryptedVolume    bool
 	name, profileOfUse string // set for the scenario's own workers
 }
 
-// fingerprint is equal for launches with equal parameters.
+// fingerprint returns a value that is equal for launches with equal parameters.
 func (s LaunchSpec) fingerprint() string {
 	s.Token = ""
 	b, err := json.Marshal(s)
@@ -47,8 +47,9 @@ func (s LaunchSpec) fingerprint() string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// Launch starts instances, or, for a ClientToken seen before with the same
-// parameters, returns the ones it stands for. It visits each of them in order.
+// Launch starts instances. For a ClientToken seen before with the same
+// parameters, it returns the instances of the earlier launch. It visits each of
+// them in order.
 func (w *World) Launch(s LaunchSpec, dryRun func() error, visit func(*Instance, Moment)) (reservation string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,7 +88,7 @@ func (w *World) Launch(s LaunchSpec, dryRun func() error, visit func(*Instance, 
 	return reservation, nil
 }
 
-// again answers a repeated launch.
+// again repeats the result of an earlier launch.
 func (w *World) again(now Moment, l *launched, print string, visit func(*Instance, Moment)) (string, error) {
 	if l.print != print {
 		return "", Refuse("IdempotentParameterMismatch", "Arguments on this idempotent request are inconsistent with arguments used in previous request(s).")
@@ -151,9 +152,9 @@ func (w *World) checkLaunch(r *Region, s *LaunchSpec) (Image, TypeInfo, error) {
 // RootDevice is the name of every image's root device.
 const RootDevice = "/dev/xvda"
 
-// checkRoot holds the root volume to what EC2 demands: it is no smaller than
-// the image's snapshot, and for hibernation it is encrypted and has room for
-// the memory, of less than 150 GiB on Linux.
+// checkRoot checks the root volume against EC2's rules: it must not be smaller
+// than the image's snapshot, and for hibernation it must be encrypted and have
+// space for the memory, of less than 150 GiB on Linux.
 func checkRoot(s *LaunchSpec, img Image, typ TypeInfo) error {
 	root := s.VolumeDevice == "" || s.VolumeDevice == RootDevice
 	size := max(img.SizeGB, 8)
@@ -179,7 +180,8 @@ func checkRoot(s *LaunchSpec, img Image, typ TypeInfo) error {
 
 func profileName(p string) string { return p[strings.LastIndexByte(p, '/')+1:] }
 
-// capacityLeft says how many instances of the launch fit into the region's capacity.
+// capacityLeft returns how many instances of the launch fit into the region's
+// capacity.
 func (w *World) capacityLeft(now Moment, r *Region, s LaunchSpec, typ TypeInfo) (int, error) {
 	limit, limited := r.Capacity[s.Type]
 	if !limited {
@@ -197,15 +199,16 @@ func noCapacity(typ string) *Error {
 	return refuse(500, "InsufficientInstanceCapacity", "We currently do not have sufficient %s capacity in the Availability Zone you requested.", typ)
 }
 
-// fits reports whether a stopped instance, beside others of its type that are
-// about to start, can be up as well.
+// fits reports whether a stopped instance can be up as well, in addition to
+// others of its type that are about to start.
 func (w *World) fits(i *Instance, others int) bool {
 	r := w.regions[regionKey{i.Account, i.Region}]
 	limit, limited := r.Capacity[i.Type]
 	return !limited || r.up(i.Type)+others < limit
 }
 
-// settleType brings all instances of a type up to now, where their number is limited.
+// settleType advances all instances of a type to now, if their number is
+// limited.
 func (w *World) settleType(now Moment, r *Region, typ string) {
 	if _, limited := r.Capacity[typ]; !limited {
 		return
@@ -217,9 +220,9 @@ func (w *World) settleType(now Moment, r *Region, typ string) {
 	}
 }
 
-// up counts the instances of a type that hold capacity, as far as their state
-// has been looked at. It advances nothing: a user's own start asks it while an
-// instance is being advanced.
+// up counts the instances of a type that hold capacity, according to their last
+// known state. It advances nothing, because a user's own start calls it while
+// an instance is being advanced.
 func (r *Region) up(typ string) int {
 	used := 0
 	for _, i := range r.list {
@@ -296,8 +299,8 @@ func (w *World) boot(now Moment, i *Instance, by string) {
 	}
 }
 
-// address gives an instance a public address. An address of the past is not
-// given out again before the pool has been gone through.
+// address assigns an instance a public address. An address is reused only after
+// the whole pool has been used.
 func (w *World) address(i *Instance) {
 	if i.PublicIP.IsValid() {
 		return
@@ -326,7 +329,7 @@ func (w *World) due(now Moment, i *Instance, to State, d time.Duration) {
 	i.Due, i.DueTo = now.World.Add(d), to
 }
 
-// jitter spreads a duration by the configured share, equally for equal seeds.
+// jitter varies a duration by the configured share, equally for equal seeds.
 func (w *World) jitter(i *Instance, d Duration) time.Duration {
 	w.seq++
 	g := seedDice(w.cfg.Seed+w.seq, i.ID)

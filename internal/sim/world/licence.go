@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Licence is CML's smart license. Registration is accepted first and true or
-// false later: Settle says what is known at a moment.
+// Licence is CML's smart license. A registration is first accepted and succeeds
+// or fails later.
 type Licence struct {
 	Product       string    `json:"product"`
 	Registration  string    `json:"registration"`  // NOT_REGISTERED, IN_PROGRESS, COMPLETED, FAILED, RETRY_IN_PROGRESS, RESERVATION_IN_PROGRESS
@@ -21,14 +21,14 @@ type Licence struct {
 	Renewed       time.Time `json:"renewed,omitzero"`   // client's time
 
 	Active      string         `json:"active,omitempty"` // product; empty means CML_Enterprise
-	Counts      map[string]int `json:"counts,omitempty"` // of licenses asked for, by feature
+	Counts      map[string]int `json:"counts,omitempty"` // number of requested licenses, by feature
 	Reservation bool           `json:"reservation,omitempty"`
 	SSMS        string         `json:"ssms,omitempty"` // empty means the default
 	ProxyServer *string        `json:"proxy_server,omitempty"`
 	ProxyPort   *int           `json:"proxy_port,omitempty"`
 }
 
-// ActiveProduct is the product that the license is of.
+// ActiveProduct returns the licensed product.
 func (l *Licence) ActiveProduct() string { return cmp.Or(l.Active, "CML_Enterprise") }
 
 // Reserve turns reservation mode of an unregistered product on or off.
@@ -49,7 +49,7 @@ func (l *Licence) complete(wire time.Time) {
 	l.Attempted, l.Succeeded = wire, wire
 }
 
-// advance applies what the license agent has found out by now.
+// advance applies what the license agent has learned by now.
 func (l *Licence) advance(w *World, now Moment) {
 	if l.Registration == "" {
 		l.Registration, l.Authorization = "NOT_REGISTERED", "EVAL"
@@ -72,7 +72,7 @@ func (l *Licence) advance(w *World, now Moment) {
 	}
 }
 
-// LicenceOf returns the host's license as it is at now.
+// LicenceOf returns the host's license at now.
 func (w *World) LicenceOf(h *Host, now Moment) Licence {
 	h.Licence.advance(w, now)
 	return h.Licence
@@ -101,7 +101,7 @@ func (w *World) Register(h *Host, now Moment, token string, again bool) error {
 	return nil
 }
 
-// Deregister ends a registration. told is false when Smart Licensing was not
+// Deregister ends a registration. told is false if Smart Licensing was not
 // reached and the product is deregistered on this side only.
 func (w *World) Deregister(h *Host, now Moment) (told bool, err error) {
 	l := &h.Licence

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Datum is one value that a client put.
+// Datum is one value that a client stored.
 type Datum struct {
 	At    time.Time
 	Value float64
@@ -17,7 +17,7 @@ type Datum struct {
 
 // Point is one period of a metric.
 type Point struct {
-	At                 time.Time // the period's beginning, client's time
+	At                 time.Time // beginning of the period, client's time
 	Sum, Min, Max, Avg float64
 	Count              float64
 }
@@ -42,13 +42,13 @@ func (m Metric) key() string {
 	return b.String()
 }
 
-// Bounds of what clients can put.
+// Limits of what clients can store.
 const (
 	storedSeries = 10_000
 	storedValues = 10_000
 )
 
-// Put stores one value of a metric of the client's own.
+// Put stores one value of a client's own metric.
 func (w *World) Put(m Metric, d Datum) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -66,8 +66,8 @@ func (w *World) Put(m Metric, d Datum) error {
 }
 
 // Points computes the complete periods of a metric in [start, end). EC2's own
-// metrics exist while the instance runs; memory and disk where its CloudWatch
-// agent does; anything else where a client has put it.
+// metrics exist while the instance runs; memory and disk while its CloudWatch
+// agent runs; anything else if a client has stored it.
 func (w *World) Points(m Metric, start, end time.Time, period time.Duration) []Point {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,7 +122,8 @@ func gather(list []Datum, start, end time.Time, period time.Duration) []Point {
 	return out
 }
 
-// series returns how a metric of an instance is computed, or nil where there is none.
+// series returns a function that computes a metric of an instance, or nil if
+// there is none.
 func series(m Metric, i *Instance) func(time.Time, time.Duration) float64 {
 	noise := func(t time.Time) float64 {
 		h := fnv.New64a()

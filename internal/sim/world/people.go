@@ -28,7 +28,7 @@ type Group struct {
 // the state of a new one.
 type Settings struct {
 	SessionTimeout int                        `json:",omitempty"` // seconds; 0 means 3600
-	Admission      string                     `json:",omitempty"` // of new compute hosts; empty means READY
+	Admission      string                     `json:",omitempty"` // default for new compute hosts; empty means READY
 	NodeDefs       map[string]json.RawMessage `json:",omitempty"`
 	ImageDefs      map[string]json.RawMessage `json:",omitempty"`
 	DropFolder     []string                   `json:",omitempty"`
@@ -56,7 +56,7 @@ func (h *Host) account(now Moment, name string) *Account {
 	return &h.Accounts[k]
 }
 
-// Login returns the account that a name and password open, nil if they do not.
+// Login returns the account with a name and password, nil if they do not match.
 func (h *Host) Login(now Moment, name, password string) *Account {
 	want := h.Password
 	if k := slices.IndexFunc(h.Accounts, func(a Account) bool { return a.Name == name }); k >= 0 && h.Accounts[k].Password != "" {
@@ -76,7 +76,7 @@ func (h *Host) Person(id string) *Account {
 	return nil
 }
 
-// EndSessions makes all tokens of a user void.
+// EndSessions revokes all tokens of a user.
 func (h *Host) EndSessions(id string) {
 	if h.Epochs == nil {
 		h.Epochs = map[string]int{}

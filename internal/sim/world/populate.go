@@ -38,7 +38,7 @@ func (w *World) populate(now Moment, c WorkerConfig) error {
 	return nil
 }
 
-// settleIn gives a scenario's instance its past.
+// settleIn creates the past of a scenario's instance.
 func (w *World) settleIn(now Moment, i *Instance, c WorkerConfig) {
 	up := c.Up.D()
 	if up == 0 {

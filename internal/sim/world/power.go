@@ -90,7 +90,7 @@ func (w *World) stop(now Moment, i *Instance, hibernate bool, by string) {
 	}
 }
 
-// stopReason words the cause as EC2 does.
+// stopReason returns the cause in EC2's words.
 func stopReason(now Moment, by string, hibernate bool) Reason {
 	at := now.Wire.UTC().Format("2006-01-02 15:04:05 GMT")
 	r := func(code, message, transition string) Reason {
@@ -110,7 +110,7 @@ func stopReason(now Moment, by string, hibernate bool) Reason {
 	return r("Client.UserInitiatedShutdown", "User initiated shutdown", "User initiated")
 }
 
-// Terminate ends instances forever.
+// Terminate terminates instances.
 func (w *World) Terminate(account, region string, ids []string, by string, check func() error) ([]Change, error) {
 	return w.command(account, region, ids, check, func(i *Instance, _ Moment) error {
 		if i.NoTerminate {
@@ -217,7 +217,7 @@ func (w *World) External(ref, op, by string) error {
 	return err
 }
 
-// advance brings one instance up to now: transitions that fell due and, in
+// advance advances one instance to now: transitions that became due and, in
 // between, what the scripted users of its host did, in order of time.
 func (w *World) advance(now Moment, i *Instance) {
 	if i.purged {
@@ -267,7 +267,7 @@ func (w *World) arrive(at Moment, i *Instance) {
 	}
 }
 
-// release gives the public address back, as a stop does without an Elastic IP.
+// release releases the public address, as a stop does without an Elastic IP.
 func (w *World) release(i *Instance) {
 	if i.Elastic && i.State != Terminated || !i.PublicIP.IsValid() {
 		return

@@ -8,7 +8,7 @@ import (
 )
 
 // dice is a small seeded generator whose whole state is one number, so that a
-// saved world continues with the same throws.
+// saved world continues the same sequence.
 type dice uint64
 
 // seedDice derives a generator from a seed and names.
@@ -29,7 +29,7 @@ func (d *dice) next() uint64 {
 	return mix(uint64(*d))
 }
 
-// mix is the finaliser of splitmix64.
+// mix is the finalizer of splitmix64.
 func mix(z uint64) uint64 {
 	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
 	z = (z ^ (z >> 27)) * 0x94d049bb133111eb
@@ -56,7 +56,7 @@ func (d *dice) between(lo, hi time.Duration) time.Duration {
 	return lo + time.Duration(d.unit()*float64(hi-lo))
 }
 
-// around returns a duration within the share of it on either side.
+// around returns a duration within the given share on either side of mean.
 func (d *dice) around(mean time.Duration, share float64) time.Duration {
 	return time.Duration(float64(mean) * (1 + share*(2*d.unit()-1)))
 }

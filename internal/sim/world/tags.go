@@ -78,7 +78,7 @@ type Attributes struct {
 	HopLimit       *int               `json:"hop_limit,omitempty"`
 	TagsInMetadata *bool              `json:"tags_in_metadata,omitempty"`
 	Elastic        *bool              `json:"elastic_ip,omitempty"`
-	SpotNotice     *Duration          `json:"spot_notice,omitempty"` // a Spot interruption is announced for then
+	SpotNotice     *Duration          `json:"spot_notice,omitempty"` // announces a Spot interruption after this time
 	OptIn          *bool              `json:"opt_in,omitempty"`
 	OptInFault     *bool              `json:"opt_in_fault,omitempty"`
 	DeregSlow      *bool              `json:"deregistration_slow,omitempty"`

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Categories are the 25 of CML 2.9, in the order of its enumeration.
+// Categories are the 25 categories of CML 2.9, in the order of its enumeration.
 var Categories = []string{
 	"start_lab", "stop_lab", "queue_node", "stop_node", "start_node", "boot_node", "wipe_node", "packet_capture",
 	"license_info", "maintenance_state_change", "notice_state_change", "running_nodes", "resource_pool",
@@ -54,14 +54,15 @@ const (
 type event struct {
 	at    int64  // client's time, ms
 	late  uint32 // ms until the answer contains it
-	who   uint32 // index into Host.Users plus 2; 0 no one, 1 admin, the rest hashed accounts
+	who   uint32 // index into Host.Users plus 2; 0 none, 1 admin, the rest hashed accounts
 	what  uint8
 	flags uint8
 	lab   int16
 	extra uint32
 }
 
-// who values above this are hashes of account names that no script uses.
+// whoHashed is the first value of who that is a hash of an account name that no
+// script uses.
 const whoHashed = 1 << 16
 
 // log appends an event for a user id.
@@ -93,10 +94,10 @@ func (h *Host) log(now Moment, what uint8, user string, lab int) {
 	h.events = append(h.events, e)
 }
 
-// KnownActivity is the true time, the client's, of the newest thing that a
-// person did and that an answer given at now contains. LastActivity is the same
-// without the second condition: where events are late it is newer. Both leave
-// out BaseHistory and what the built-in account did.
+// KnownActivity returns the true time, the client's, of the newest user action
+// that an answer at now contains. LastActivity is the same without the second
+// condition: if events are late it is newer. Both exclude BaseHistory and
+// actions of the built-in account.
 func (h *Host) KnownActivity(now Moment) time.Time {
 	var newest int64
 	wire := now.Wire.UnixMilli()
@@ -133,7 +134,7 @@ func (h *Host) whoIs(user string) uint32 {
 // does for every login.
 func (h *Host) Touch(now Moment, user string) { h.log(now, catUserActivity, user, -1) }
 
-// Act injects an event of a category as if the user had caused it, and says
+// Act injects an event of a category as if the user had caused it, and reports
 // whether the category exists. Unknown users are allowed.
 func (h *Host) Act(now Moment, category, user string) bool {
 	k := slices.Index(Categories, category)
@@ -156,7 +157,8 @@ func userMade(c uint8) bool {
 	return false
 }
 
-// background adds what CML logs by itself up to now: two events each interval.
+// background adds the events that CML logs by itself up to now: two per
+// interval.
 func (w *World) background(now Moment, h *Host) {
 	every := w.cfg.Timing.Background.D()
 	if every <= 0 || h.reach(now) != Ready {
@@ -220,7 +222,7 @@ type Telemetry struct {
 	offset time.Duration
 }
 
-// Telemetry takes the view that an answer at now contains.
+// Telemetry returns the view that an answer at now contains.
 func (h *Host) Telemetry(now Moment) *Telemetry {
 	t := &Telemetry{base: h.History, events: h.events, others: h.others, now: now.Wire.UnixMilli(), offset: h.Offset}
 	for _, u := range h.Users {
@@ -232,7 +234,7 @@ func (h *Host) Telemetry(now Moment) *Telemetry {
 	return t
 }
 
-// Count is how many events there are, not counting duplicates.
+// Count returns the number of events, without duplicates.
 func (t *Telemetry) Count() int { return t.base.Events + len(t.events) }
 
 // Each appends every event, one at a time, to buf as a JSON value and passes it

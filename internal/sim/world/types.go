@@ -7,7 +7,7 @@ type TypeInfo struct {
 	MemoryMiB   int
 	Hibernation bool
 	Metal       bool
-	StoreGB     int // instance store volumes, in all; 0 means EBS only
+	StoreGB     int // total instance store volumes; 0 means EBS only
 	GPU         bool
 	Arm         bool
 }

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// UserScript describes how one person uses a CML host.
+// UserScript describes how one user uses a CML host.
 type UserScript struct {
 	Name   string   `yaml:"name" json:"name"`
 	Days   string   `yaml:"days" json:"days"`     // mon-fri (default), daily, weekend, or a list such as "mon,wed"
 	From   string   `yaml:"from" json:"from"`     // arrival, HH:MM of the world's calendar; default 09:00
 	To     string   `yaml:"to" json:"to"`         // departure; default 17:00; not after From means the next day
-	Spread Duration `yaml:"spread" json:"spread"` // either way around both; default 30m
+	Spread Duration `yaml:"spread" json:"spread"` // deviation in either direction for both; default 30m
 	Every  Duration `yaml:"every" json:"every"`   // mean time between actions; default 6m
-	Chance float64  `yaml:"chance" json:"chance"` // of coming at all on such a day; 0 means 0.9
+	Chance float64  `yaml:"chance" json:"chance"` // probability of coming at all on such a day; 0 means 0.9
 	Break  Duration `yaml:"break" json:"break"`   // longest pause in the middle of the work; default 1h
-	Stops  float64  `yaml:"stops" json:"stops"`   // chance of stopping the labs when leaving; default 0
-	Starts bool     `yaml:"starts" json:"starts"` // starts the machine at the console when it is down
+	Stops  float64  `yaml:"stops" json:"stops"`   // probability of stopping the labs when leaving; default 0
+	Starts bool     `yaml:"starts" json:"starts"` // starts the machine in the console if it is down
 }
 
 func (u *UserScript) fill() {
@@ -99,7 +99,7 @@ func (u UserScript) validate() error {
 	return nil
 }
 
-// User is one scripted person.
+// User is one scripted user.
 type User struct {
 	Name    string     `json:"name"`
 	ID      string     `json:"id"`
@@ -107,7 +107,7 @@ type User struct {
 	Present bool       `json:"present"`
 	Next    time.Time  `json:"next"`   // world's time of the next step
 	Leaves  time.Time  `json:"leaves"` // world's time of departure
-	Broke   bool       `json:"broke"`  // has had the break of today
+	Broke   bool       `json:"broke"`  // already had today's break
 	Acted   bool       `json:"acted"`  // has done something since arriving
 	Dice    uint64     `json:"dice"`
 }
@@ -118,8 +118,8 @@ func newUser(now Moment, s UserScript, d *dice) *User {
 	return u
 }
 
-// plan sets the next arrival after t. At the start of a simulation a user
-// whose working time has begun already is still on the way.
+// plan sets the next arrival after t. At the start of a simulation a user whose
+// working time has already begun is still on the way.
 func (u *User) plan(t time.Time, first bool) {
 	d := dice(u.Dice)
 	defer func() { u.Dice = uint64(d) }()
@@ -159,7 +159,7 @@ func (h *Host) nextUser() time.Time {
 	return next
 }
 
-// stepUser lets the user whose turn it is do the next thing.
+// stepUser lets the user whose turn it is do the next action.
 func (w *World) stepUser(at Moment, i *Instance) {
 	h := i.Host
 	u := h.Users[0]
@@ -216,7 +216,7 @@ func (w *World) leave(at Moment, h *Host, u *User, d *dice) {
 	u.plan(at.World, false)
 }
 
-// act is one thing that a user does in CML.
+// act performs one user action in CML.
 func (h *Host) act(at Moment, u *User, d *dice) {
 	h.LastActivity = at.Wire
 	u.Acted = true
@@ -251,7 +251,8 @@ func (h *Host) act(at Moment, u *User, d *dice) {
 	}
 }
 
-// pace is the time until the next action: mostly short, once a day the break.
+// pace returns the time until the next action: mostly short, once a day the
+// break.
 func (h *Host) pace(at Moment, u *User, d *dice) time.Duration {
 	if !u.Broke && u.Leaves.Sub(at.World) < 4*time.Hour && d.unit() < 0.5 {
 		u.Broke = true

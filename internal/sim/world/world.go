@@ -29,7 +29,7 @@ type World struct {
 	publicN   uint32
 	privateN  uint32
 	throttles map[string]*bucket
-	stored    map[string][]Datum // metrics put by clients
+	stored    map[string][]Datum // metrics stored by clients
 }
 
 type regionKey struct{ account, region string }
@@ -57,7 +57,7 @@ type Region struct {
 	dead int         // purged entries still in list
 }
 
-// New builds the world that a configuration describes.
+// New creates the world that a configuration describes.
 func New(cfg Config) (*World, error) {
 	cfg.fill()
 	if err := cfg.Validate(); err != nil {
@@ -96,7 +96,7 @@ func New(cfg Config) (*World, error) {
 	return w, nil
 }
 
-// Config returns the configuration that the world was made from, with defaults filled in.
+// Config returns the world's configuration, with defaults filled in.
 func (w *World) Config() Config { return w.cfg }
 
 // Region calls visit with a region of an account.
@@ -115,15 +115,15 @@ func (w *World) Region(account, name string, visit func(*Region)) error {
 type Query struct {
 	Account, Region string
 	IDs             []string                        // empty means all
-	After           uint64                          // continue behind this Seq
-	Limit           int                             // most instances to visit; 0 means all
-	Match           func(*Instance, time.Time) bool // nil takes all; the time is the client's
-	Enough          func() bool                     // asked before each instance; true ends the visit as Limit does
+	After           uint64                          // continue after this Seq
+	Limit           int                             // maximum number of instances to visit; 0 means all
+	Match           func(*Instance, time.Time) bool // nil matches all; the time is the client's
+	Enough          func() bool                     // called before each instance; true ends the visit as Limit does
 }
 
-// Instances visits the instances that a query selects, in order of launch, and
-// returns the Seq to continue behind when Limit was reached and more may follow.
-// An id that is not found in this region is an error, and nothing is visited.
+// Instances visits the instances that a query selects, in order of launch. It
+// returns the Seq to continue after if Limit was reached and more may follow.
+// If an id is not found in this region, it returns an error and visits nothing.
 func (w *World) Instances(q Query, visit func(*Instance, Moment)) (more uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -161,7 +161,8 @@ func (w *World) Instances(q Query, visit func(*Instance, Moment)) (more uint64, 
 	return 0, nil
 }
 
-// pick finds instances by id in one region, up to date, without duplicates.
+// pick returns instances by id in one region, advanced to now, without
+// duplicates.
 func (w *World) pick(now Moment, account, region string, ids []string) ([]*Instance, error) {
 	out := make([]*Instance, 0, len(ids))
 	seen := make(map[string]bool, len(ids))
@@ -280,7 +281,8 @@ func compare(a, b string) int {
 	return 0
 }
 
-// SetSpeed changes how fast the world goes; what was due until now happens first.
+// SetSpeed changes the speed of the world; everything due until now happens
+// first.
 func (w *World) SetSpeed(speed float64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -291,7 +293,7 @@ func (w *World) SetSpeed(speed float64) error {
 	return w.Clock.setSpeed(speed)
 }
 
-// purge forgets an instance that reads no longer find.
+// purge removes an instance that reads no longer find.
 func (w *World) purge(now Moment, r *Region, i *Instance) {
 	if i.Gone.IsZero() || now.Wire.Before(i.Gone) || w.byID[i.ID] != i {
 		return
@@ -307,7 +309,8 @@ func (w *World) purge(now Moment, r *Region, i *Instance) {
 	r.dead++
 }
 
-// forgetToken lets a ClientToken live for 24 h after its last instance, as EC2 does.
+// forgetToken schedules a ClientToken to expire 24 h after its last instance,
+// as in EC2.
 func (w *World) forgetToken(now Moment, i *Instance) {
 	key := tokenKey{i.Account, i.Region, i.ClientToken}
 	l, ok := w.tokens[key]

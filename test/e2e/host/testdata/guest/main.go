@@ -113,11 +113,12 @@ func poll(addr string, every time.Duration) {
 }
 
 // burn DEPTH [detach] FOR computes in the last of DEPTH generations of
-// children, which leaves its session where asked to, while the others sleep.
+// children, which leaves its session if requested, while the others sleep.
 func burn(args []string) {
 	depth, _ := strconv.Atoi(args[0])
 	if depth == 0 {
-		// A busy machine leaves it processor time, too, where it may ask for that.
+		// Raise its priority if permitted, so that it gets CPU time on a busy
+		// machine, too.
 		_ = syscall.Setpriority(syscall.PRIO_PROCESS, 0, -5)
 		for end := time.Now().Add(duration(args[len(args)-1])); time.Now().Before(end); {
 			n := 0
@@ -314,7 +315,8 @@ func (s *server) accept(ln net.Listener) {
 	}()
 }
 
-// answer replies to each line; at the client's end it says how much came.
+// answer replies to each line. At the client's end it reports how much it
+// received.
 func (s *server) answer(c *net.TCPConn) {
 	defer c.Close()
 	r := bufio.NewReaderSize(c, 1<<16)
