@@ -46,6 +46,8 @@ type machine struct {
 	hangs bool        // the probe of the sessions does not answer
 	lulls []time.Time // when the agent wrote to the terminal, of the bubble
 
+	input, output stamp // of the terminal
+
 	cpu, sectors float64   // work done until at
 	at           time.Time // of the bubble
 }
@@ -90,7 +92,17 @@ func (m *machine) write(now time.Time) error {
 	if n := len(m.lulls); n > 0 && m.lulls[n-1].After(output) {
 		output = m.lulls[n-1]
 	}
-	return os.Chtimes(filepath.Join(m.root, "dev/pts/0"), m.wall(input), m.wall(output))
+	return os.Chtimes(filepath.Join(m.root, "dev/pts/0"), m.input.of(m, input), m.output.of(m, output))
+}
+
+// stamp is a time of a file. It follows the clock as it was when it was set.
+type stamp struct{ at, wall time.Time }
+
+func (s *stamp) of(m *machine, at time.Time) time.Time {
+	if !s.at.Equal(at) {
+		s.at, s.wall = at, m.wall(at)
+	}
+	return s.wall
 }
 
 // Read implements Cheap.
@@ -396,7 +408,7 @@ func (d *day) draw(of ...time.Duration) time.Duration { return of[d.rng.IntN(len
 
 // happen causes one random event.
 func (d *day) happen() {
-	switch d.rng.IntN(16) {
+	switch d.rng.IntN(18) {
 	case 0, 1, 2:
 		if !d.tagless() {
 			d.set("idle-timeout", &d.timeout, d.draw(time.Minute, 2*time.Minute, 5*time.Minute, 15*time.Minute, 40*time.Minute))
@@ -407,13 +419,8 @@ func (d *day) happen() {
 		}
 	case 4:
 		d.restart()
-	case 5: // the machine sleeps
-		length := d.between(time.Minute, 5*time.Hour)
-		d.with(func() { // what has an end reaches it while the machine sleeps
-			d.slept += length
-			d.snoozed, d.leased, d.up = d.snoozed.Add(-length), d.leased.Add(-length), time.Now()
-		})
-		d.disturb(0)
+	case 5:
+		d.sleep(d.between(time.Minute, 5*time.Hour))
 	case 6: // its clock is set
 		d.step(5 * time.Minute)
 		d.disturb(0)
@@ -439,11 +446,13 @@ func (d *day) happen() {
 		if _, err := d.agent.Reload(d.t.Context()); err != nil {
 			d.t.Error(err)
 		}
-	case 12:
+	case 12, 16:
 		d.breaks(d.between(5*time.Minute, time.Hour), func() { d.hangs = true }, func() { d.hangs = false })
 	case 13: // its clock is set again and again, so that no two samples can be compared
 		d.storm = time.Now().Add(d.between(10*time.Minute, time.Hour))
 		d.disturb(time.Until(d.storm))
+	case 17:
+		d.lease(d.between(time.Minute, 40*time.Minute))
 	case 14:
 		if !d.tagless() && d.deadline.IsZero() {
 			d.with(func() {
@@ -458,6 +467,15 @@ func (d *day) happen() {
 			d.t.Error(err)
 		}
 	}
+}
+
+// sleep suspends the machine. What has an end reaches it while it sleeps.
+func (d *day) sleep(length time.Duration) {
+	d.with(func() {
+		d.slept += length
+		d.snoozed, d.leased, d.up = d.snoozed.Add(-length), d.leased.Add(-length), time.Now()
+	})
+	d.disturb(0)
 }
 
 // step sets the machine's clock.
@@ -509,6 +527,8 @@ func (d *day) react() {
 		if !d.tagless() {
 			d.set("idle-timeout", &d.timeout, 40*time.Minute)
 		}
+	case 5:
+		d.sleep(d.between(time.Minute, 5*time.Hour))
 	}
 }
 

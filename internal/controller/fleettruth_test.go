@@ -110,6 +110,7 @@ type truthWorld struct {
 	lag, agentSkew time.Duration // of CloudWatch's windows, and of the agent's clock
 	loss           float64       // share of windows and reports that are lost
 	agentDown      time.Time     // the agent is silent until then
+	consoles       time.Time     // only CML is asked until then
 	disturbed      time.Time     // until then something is wrong or new
 	muted          truth.Span    // CloudWatch gets no window that ends in it
 
@@ -145,6 +146,9 @@ func truthRound(t *testing.T, seed uint64, n int) int {
 	bursts := begun.Add(3 * time.Hour)
 	first := begun.Add(w.snooze + pick(30*time.Minute))
 	w.use = truth.Of(append(truth.Draw(rng, first, bursts.Sub(first), 2*time.Hour).Spans(), drawBursts(rng, bursts, begun.Add(length-calm))...)...)
+	if n%2 == 1 { // CML's clock is behind, so that what users do seems long ago
+		w.consoles = bursts
+	}
 	w.plan()
 	config := simworld.Config{
 		Seed: seed, Regions: []simworld.RegionConfig{{Name: simRegion}}, Timing: simworld.Timing{Background: simworld.Duration(15 * time.Minute)},
@@ -530,6 +534,9 @@ func (w *truthWorld) change() {
 	w.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	minutes := []int{2, 5, 15, 30, 60}[w.rng.IntN(5)]
 	needed := []int{1, 1, 1, 1, 2, 3}[w.rng.IntN(6)]
+	if time.Now().Before(w.consoles) {
+		all, needed = []string{worker.SourceCML}, 1
+	}
 	w.configure(time.Duration(minutes)*time.Minute, slices.Sorted(slices.Values(all[:needed])))
 }
 
