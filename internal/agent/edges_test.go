@@ -415,3 +415,33 @@ func TestWarnedAgainAfterASleep(t *testing.T) {
 		})
 	}
 }
+
+// TestHoldsOutliveAClockThatIsSet checks that a snooze and a lease last as long
+// as promised if the clock is set and the agent is restarted.
+func TestHoldsOutliveAClockThatIsSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		ctx, cancel := context.WithCancel(t.Context())
+		a := w.start(t, ctx)
+		_, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(time.Hour)})
+		must(t, err)
+		_, err = a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(time.Hour)})
+		must(t, err)
+		w.with(func() { w.skew += 50 * time.Second })
+		time.Sleep(2 * time.Minute)
+		cancel()
+		synctest.Wait()
+		ctx, cancel = context.WithCancel(t.Context())
+		defer cancel()
+		a = w.start(t, ctx)
+		time.Sleep(time.Second)
+		s := mustStatus(t, a)
+		left := func(until time.Time) time.Duration { return until.Sub(w.clocks().Wall) }
+		if v := s.Verdict; v.SnoozeUntil == nil || left(*v.SnoozeUntil) < 58*time.Minute-2*time.Second {
+			t.Errorf("verdict %+v, at %s", v, w.clocks().Wall)
+		}
+		if len(s.Leases) != 1 || left(s.Leases[0].ExpiresAt) < 58*time.Minute-2*time.Second {
+			t.Errorf("leases %v, at %s", s.Leases, w.clocks().Wall)
+		}
+	})
+}

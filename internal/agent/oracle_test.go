@@ -498,14 +498,14 @@ func (d *day) tagless() bool { return time.Now().Before(d.untagged) }
 // snooze and lease keep the machine, unless a stop was already sent.
 func (d *day) snooze(length time.Duration) {
 	if _, err := d.agent.Snooze(d.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(length)}); err == nil {
-		d.with(func() { d.snoozed = time.Now().Add(length - time.Second) })
+		d.with(func() { d.snoozed = time.Now().Add(length - noise - time.Second) })
 		d.disturb(length)
 	}
 }
 
 func (d *day) lease(length time.Duration) {
 	if _, err := d.agent.HoldLease(d.t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(length)}); err == nil {
-		d.with(func() { d.leased = time.Now().Add(length - time.Second) })
+		d.with(func() { d.leased = time.Now().Add(length - noise - time.Second) })
 		d.disturb(length)
 	}
 }
@@ -641,7 +641,7 @@ func oneDay(t *testing.T, seed uint64, judged map[string]int) {
 			continue
 		}
 		if now.Before(d.storm) && now.Second()%8 == 0 {
-			d.step(30 * time.Second)
+			d.step(8 * time.Second)
 		}
 		d.react()
 		d.missed(now)

@@ -55,6 +55,7 @@ func (a *Agent) watchClocks() {
 	slept, jump := a.clock.look(a.o.Clocks())
 	if jump != 0 {
 		a.shift(jump)
+		a.save(nil)       // the next agent has only these times
 		a.o.Cheap.Reset() // a rate over a time that the clock stretched looks quiet
 	}
 	now := a.now()
@@ -136,6 +137,16 @@ func (a *Agent) shift(d time.Duration) {
 	for i := range a.state.Leases {
 		a.state.Leases[i].ExpiresAt = a.state.Leases[i].ExpiresAt.Add(d)
 	}
+	a.machine.readings = slices.Clone(a.machine.readings) // others may have them
+	for _, readings := range [][]idle.Reading{a.machine.readings, a.roundReadings()} {
+		for i := range readings {
+			for _, t := range []*time.Time{&readings[i].At, &readings[i].LastEvent, &readings[i].QuietSince} {
+				if !t.IsZero() {
+					*t = t.Add(d)
+				}
+			}
+		}
+	}
 	for name, x := range a.server.peaks {
 		a.server.peaks[name] = peak{x.value, x.at.Add(d)}
 	}
@@ -156,6 +167,14 @@ func (a *Agent) shift(d time.Duration) {
 	if p := a.state.Prepared; p != nil {
 		p.At, p.NotBefore = p.At.Add(d), p.NotBefore.Add(d)
 	}
+}
+
+// roundReadings returns the readings of the round in progress.
+func (a *Agent) roundReadings() []idle.Reading {
+	if a.round == nil {
+		return nil
+	}
+	return a.round.readings
 }
 
 // look starts a round, or joins the one in progress, and calls done in the loop
@@ -275,14 +294,14 @@ var rates = []string{proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk}
 // samples that begin anew after a jump of the clock. With settles, they begin
 // anew on purpose, and what is missing was lull's own work.
 func (m *machineView) quietSince(x *idle.Reading, settles bool) time.Time {
+	if m.sampled == nil {
+		m.sampled, m.unseen = map[string]time.Time{}, map[string]time.Time{}
+	}
 	if x.State == idle.Unknown {
-		if settles && !m.sampled[x.Signal].IsZero() {
+		if settles || m.sampled[x.Signal].IsZero() { // windows can begin here
 			m.sampled[x.Signal] = x.At
 		}
 		return time.Time{}
-	}
-	if m.sampled == nil {
-		m.sampled, m.unseen = map[string]time.Time{}, map[string]time.Time{}
 	}
 	begin := x.At.Add(-time.Duration(x.Window))
 	if last := m.sampled[x.Signal]; !last.IsZero() && begin.Sub(last) > time.Second {

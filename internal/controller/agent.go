@@ -52,7 +52,7 @@ func (a *agentSeen) readings(now time.Time) []idle.Reading {
 	out := []idle.Reading{whole}
 	var active, unknown []string
 	for _, r := range a.r.Readings {
-		r.At, r.LastEvent, r.MaxAge = a.when(r.At), a.when(r.LastEvent), whole.MaxAge
+		r.At, r.LastEvent, r.QuietSince, r.MaxAge = a.when(r.At), a.when(r.LastEvent), a.when(r.QuietSince), whole.MaxAge
 		if r.At.Before(out[0].At) {
 			out[0].At = r.At // as old as the oldest
 		}

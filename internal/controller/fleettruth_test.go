@@ -52,24 +52,27 @@ func hidden(window time.Duration) time.Duration {
 	return time.Duration(float64(window) * (activeLoad - idleLoad) / (usedLoad - idleLoad))
 }
 
-// resolution returns what a set of sources, all of them needed, leaves unseen: blind is how new
-// use may be, and early how much sooner than its true end it may seem to have
-// ended.
-func resolution(sources []string) (blind, early time.Duration) {
-	blind, early = time.Hour, time.Hour
+// resolution returns what a set of sources, all of them needed, leaves unseen:
+// blind is how new use may be, early how much sooner than its true end it may
+// seem to have ended, and brief how long use may be that is never seen, because
+// it stays below the threshold in each of two windows.
+func resolution(sources []string) (blind, early, brief time.Duration) {
+	blind, early, brief = time.Hour, time.Hour, time.Hour
 	for _, s := range sources {
-		var b, e time.Duration
+		var b, e, short time.Duration
 		switch s {
 		case worker.SourceCML:
 			b, e = userPace+cmlLate, userPace
 		case worker.SourceCloudWatch:
 			b, e = 2*cloudWatchPeriod+hidden(cloudWatchPeriod), hidden(cloudWatchPeriod)
+			short = 2 * e
 		case worker.SourceAgent:
 			b, e = agentInterval, hidden(agentInterval)
+			short = 2 * e
 		}
-		blind, early = min(blind, b+finalCheck), min(early, e)
+		blind, early, brief = min(blind, b+finalCheck), min(early, e), min(brief, short)
 	}
-	return blind, early + time.Second // times are rounded to seconds on the wire
+	return blind, early + time.Second, brief // times are rounded to seconds on the wire
 }
 
 // TestTruthFleet: simulated users and loads, written down before the controller
@@ -120,6 +123,7 @@ type truthWorld struct {
 	sequence uint64
 	sampled  time.Time
 	lastUse  time.Time
+	booting  time.Time // when a user last found CML not ready
 	nextUser time.Time
 	next     time.Time // begin of the next window of CloudWatch
 
@@ -239,10 +243,11 @@ func (w *truthWorld) judge(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stops++
-	blind, early := resolution(w.sources)
+	blind, early, brief := resolution(w.sources)
 	timeout, measured := w.timeout, slices.Contains(w.sources, worker.SourceCloudWatch)
 	if now.Before(w.old.until) { // decided before the change was known
-		b, e := resolution(w.old.sources)
+		b, e, short := resolution(w.old.sources)
+		brief = max(brief, short)
 		blind, early, timeout = max(blind, b), max(early, e), min(timeout, w.old.timeout)
 		measured = measured && slices.Contains(w.old.sources, worker.SourceCloudWatch)
 	}
@@ -254,7 +259,12 @@ func (w *truthWorld) judge(now time.Time) {
 		if s.From.Before(since) { // what wants to use a machine that is down does not
 			s.From = since
 		}
-		spans = append(spans, s)
+		if slices.Equal(w.sources, []string{worker.SourceCML}) && s.From.Before(w.booting) && !s.To.Before(w.booting) {
+			s.From = w.booting.Add(2 * time.Second) // nor do users of a CML that boots
+		}
+		if s.To.Sub(s.From) > brief {
+			spans = append(spans, s)
+		}
 	}
 	if err := truth.Of(spans...).Check(now, timeout-early, blind); err != nil {
 		w.t.Errorf("%s, timeout %s, sources %v: %v", w.about, timeout, w.sources, err)
@@ -360,7 +370,11 @@ func (w *truthWorld) live(now time.Time, served bool) {
 			if r == simworld.Ready {
 				h.Act(m, "start_node", h.UserID("ada"))
 				w.nextUser = now.Add(time.Second + time.Duration(w.rng.Int64N(int64(userPace-time.Second))))
+				return
 			}
+			w.mu.Lock()
+			w.booting = now
+			w.mu.Unlock()
 		})
 	}
 	w.measure(now, since, up)
@@ -407,16 +421,19 @@ func (w *truthWorld) report(now, since time.Time, is *worker.Worker, consulted b
 		from = since
 	}
 	w.sampled = now
-	if !from.Before(now) || w.rng.Float64() < w.loss {
+	if !from.Before(now) {
 		return
 	}
-	w.sequence++
 	skewed := now.Add(w.agentSkew)
 	load := w.load(from, now)
 	r := idle.Reading{Signal: "cpu", State: idle.Quiet, Value: load, Threshold: activeLoad, At: skewed}
 	if load >= activeLoad {
 		r.State, w.lastUse = idle.Active, now
 	}
+	if w.rng.Float64() < w.loss {
+		return // but it knows of the use
+	}
+	w.sequence++
 	if w.lastUse.Before(since) {
 		w.lastUse = since
 	}
@@ -479,7 +496,7 @@ func (w *truthWorld) plan() {
 		for w.load(used.Add(-cloudWatchPeriod), used) < activeLoad && used.Before(next.To) {
 			used = used.Add(cloudWatchPeriod)
 		}
-		seen, _ := resolution([]string{worker.SourceCloudWatch})
+		seen, _, _ := resolution([]string{worker.SourceCloudWatch})
 		if e.short = next.From.Add(seen + time.Minute); e.short.Before(next.To) && w.rng.IntN(2) == 0 {
 			e.muted = truth.Span{From: next.From.Truncate(cloudWatchPeriod), To: next.To.Add(cloudWatchPeriod)}
 		} else if e.short = (time.Time{}); w.rng.IntN(3) > 0 {

@@ -265,7 +265,7 @@ func (b *body) names(l []string) (out []string) {
 
 func (b *body) reading(r idle.Reading) idle.Reading {
 	r.Signal, r.Unit, r.Detail = b.text(r.Signal), b.text(r.Unit), b.text(r.Detail)
-	r.At, r.LastEvent = b.x.past(r.At, b.now), b.x.past(r.LastEvent, b.now)
+	r.At, r.LastEvent, r.QuietSince = b.x.past(r.At, b.now), b.x.past(r.LastEvent, b.now), b.x.past(r.QuietSince, b.now)
 	return r
 }
 
