@@ -179,12 +179,16 @@ const (
 	lookWait = 2 * time.Minute
 )
 
-// fetchAfter is the least time from the last fetch to the next: one that failed
-// is repeated sooner than the interval.
+// fetchAfter returns the minimum time from the last fetch to the next. A failed
+// fetch is repeated sooner than the interval, and several times within one if
+// the worker would otherwise be paused.
 func (j *job) fetchAfter() time.Duration {
 	every := j.interval()
 	if j.live.failed == 0 {
 		return every
+	}
+	if v := j.live.verdict; v != nil && v.IsIdle { // only the reading is missing
+		every = max(fetchRetry, time.Duration(j.rules().CheckInterval)/6)
 	}
 	return min(every, fetchRetry<<min(j.live.failed-1, 10))
 }
