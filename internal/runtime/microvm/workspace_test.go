@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/waittest"
 )
 
 // somebody is the owner of the workspaces here, an unused UID.
@@ -372,25 +373,31 @@ func TestWorkspaceIsKept(t *testing.T) {
 			t.Fatalf("%s: here is %q, want %q", what, text, want)
 		}
 	}
-	freeze := func() {
-		t.Helper()
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		g, err := w.Guard(nil, false, func(string) {})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer g.Close()
-		if what := g.Pending(); what != "" {
-			t.Fatalf("pending: %s", what)
-		}
-	}
 	thaw := func() {
 		t.Helper()
 		if err := w.Thaw(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// As a host does: a guest that waits for something is resumed and paused later.
+	freeze := func() {
+		t.Helper()
+		waittest.Until(t, "nothing is pending in the frozen guest", func() bool {
+			if err := w.Freeze(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			g, err := w.Guard(nil, false, func(string) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer g.Close()
+			if what := g.Pending(); what != "" {
+				t.Log("pending:", what)
+				thaw()
+				return false
+			}
+			return true
+		})
 	}
 	save := func() {
 		t.Helper()
