@@ -167,27 +167,35 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 	}
 	addr := netip.AddrPortFrom(target.ip.Unmap(), target.port).String()
 	var clients []int
-	for round, end := 0, time.Now().Add(handshakesLimit); round < 2 || handshaking(h.as.port) && time.Now().Before(end); round++ {
-		if err := unix.SetNonblock(h.fd, true); err != nil {
-			break
+	if err := unix.SetNonblock(h.fd, true); err == nil {
+		// What began before the socket was shut is either in a handshake or in the
+		// backlog. So the backlog is emptied once more after the last handshake.
+		end := time.Now().Add(handshakesLimit)
+		for over := false; !over; {
+			time.Sleep(handshakes)
+			over = !handshaking(h.as.port) || time.Now().After(end)
+			clients = append(clients, acceptAll(h.fd)...)
 		}
-		for {
-			fd, _, err := unix.Accept4(h.fd, unix.SOCK_CLOEXEC)
-			if err == unix.EINTR || err == unix.ECONNABORTED {
-				continue
-			}
-			if err != nil {
-				break
-			}
-			clients = append(clients, fd)
-		}
-		time.Sleep(handshakes)
 	}
 	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // the daemon keeps a duplicate for a moment
 	unix.Close(h.fd)
 	for _, fd := range clients {
 		awaitBacklog(program)
 		s.pass(id, fd, addr)
+	}
+}
+
+// acceptAll returns the clients in the backlog of a non-blocking listener.
+func acceptAll(listener int) (clients []int) {
+	for {
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		switch err {
+		case nil:
+			clients = append(clients, fd)
+		case unix.EINTR, unix.ECONNABORTED:
+		default:
+			return clients
+		}
 	}
 }
 
