@@ -87,7 +87,7 @@ func TestGuestsPage(t *testing.T) {
 		}
 		after = append(after, step{text: "for verb in run host 'instance clone' 'instance logs' 'image prune'; do lull $verb --help; done | grep -q -- ' " + flag + "[ =]'"})
 	}
-	after = append(after, step{text: "lull instance rm api web vm vm2"})
+	after = append(after, step{text: "lull rm api web vm vm2"})
 
 	env := []string{"LULL_HOST_SHIM=" + shim, "LULL_HOST_HARNESS=" + harness, "LULL_GUEST_KERNEL=" + kernel, "LULL_HOST=unix://" + filepath.Join(dir, "work", "host.sock"),
 		"HOME=" + dir, "TZ=UTC", "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin"}

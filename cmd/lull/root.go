@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -70,14 +71,23 @@ To run instances on this machine, start lull host, then use lull run.`,
 	c.Bind(root.PersistentFlags())
 	host := c.hostCommand()
 	host.AddCommand(hosts.Commands(c.Session)...)
-	root.AddCommand(host, c.agentCommand(), c.serverCommand(), c.simCommand(), lease.Command(c.Session),
-		c.configCommand(), c.doctorCommand(), c.guestKernelCommand(), c.versionCommand(), c.referenceCommand())
-	for _, area := range [][]*cobra.Command{
-		instance.Commands(c.Session, worker.Protect(c.Session)), explain.Commands(c.Session), worker.Commands(c.Session),
-		policy.Commands(c.Session), savings.Commands(c.Session), admin.Commands(c.Session),
-	} {
-		root.AddCommand(area...)
+	add := func(id, title string, commands ...[]*cobra.Command) {
+		root.AddGroup(&cobra.Group{ID: id, Title: title})
+		for _, cmd := range slices.Concat(commands...) {
+			cmd.GroupID = id
+			root.AddCommand(cmd)
+		}
 	}
+	one := func(commands ...*cobra.Command) []*cobra.Command { return commands }
+	add("instances", "Run programs, containers and microVMs on this machine:", instance.Commands(c.Session), one(host, c.guestKernelCommand()))
+	add("hold", "Keep something running, and stop everything automatic:",
+		one(instance.Snooze(c.Session, worker.Protect(c.Session)), lease.Command(c.Session)), admin.Halt(c.Session))
+	add("explain", "See what happens and why:", explain.Commands(c.Session), savings.Commands(c.Session))
+	add("fleet", "Manage a fleet of cloud machines:", one(c.serverCommand()), worker.Commands(c.Session), policy.Commands(c.Session))
+	add("agent", "Stop the machine that it runs on:", one(c.agentCommand()))
+	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.versionCommand(), c.referenceCommand()))
+	root.SetHelpCommandGroupID("admin")
+	root.SetCompletionCommandGroupID("admin")
 	for _, path := range toldUnderHalt {
 		cmd, _, err := root.Find(strings.Fields(path))
 		if err != nil || cmd.RunE == nil || cmd.CommandPath() != "lull "+path {

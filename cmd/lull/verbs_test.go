@@ -34,7 +34,7 @@ var asking = map[string][]string{
 	"events": nil, "halt": nil, "ps": nil, "why": {"web"}, "snooze": {"web", "--for", "1h"},
 	"host get": {"h"}, "host ls": nil, "host why": {"h", "web"},
 	"image ls": nil, "image prune": nil,
-	"instance clone": {"a", "b"}, "instance exec": {"web", "--", "true"}, "instance info": {"web"}, "instance logs": {"web"}, "instance pause": {"web"},
+	"instance clone": {"a", "b"}, "instance exec": {"web", "--", "true"}, "instance inspect": {"web"}, "inspect": {"web"}, "exec": {"web", "--", "true"}, "logs": {"web"}, "pause": {"web"}, "resume": {"web"}, "start": {"web"}, "stop": {"web"}, "instance logs": {"web"}, "instance pause": {"web"},
 	"instance resume": {"web"}, "instance rm": {"web"}, "rm": {"web"}, "instance set": {"web", "--pause-after", "5m"}, "instance start": {"web"}, "instance stop": {"web"}, "instance restart": {"web"}, "restart": {"web"},
 	"lease hold": {"web"}, "lease ls": {"web"}, "lease release": {"web"},
 	"login":       nil,

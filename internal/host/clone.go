@@ -99,7 +99,7 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 			return refuse("it was paused from outside of lull")
 		}
 	default:
-		return refuse("it is %s; put it to sleep first with: lull instance pause %s", s, i.name())
+		return refuse("it is %s; put it to sleep first with: lull pause %s", s, i.name())
 	}
 	if n := len(i.workload().Sample(nil).Inbound); n > 0 {
 		return refuse("%d clients are connected to it, and a copy would answer them too", n)

@@ -28,7 +28,7 @@ func TestClone(t *testing.T) {
 				t.Errorf("a refused clone of %s is there", what)
 			}
 		}
-		refused("a running instance", "lull instance pause a")
+		refused("a running instance", "lull pause a")
 		c := r.k.Connect(id)
 		if err := r.Pause(r.ctx, "a", ByManual, true); err != nil {
 			t.Fatal(err)

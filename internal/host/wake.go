@@ -93,7 +93,7 @@ func (i *inst) mayWake(a relay.Arrival) error {
 	switch i.state() {
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		if i.pausedByOthers() {
-			return fmt.Errorf("%s was paused from outside of lull; resume it there or with: lull instance resume %s", i.name(), i.name())
+			return fmt.Errorf("%s was paused from outside of lull; resume it there or with: lull resume %s", i.name(), i.name())
 		}
 	case power.Stopped:
 		switch {
@@ -103,7 +103,7 @@ func (i *inst) mayWake(a relay.Arrival) error {
 			return fmt.Errorf("%s is disabled", i.name())
 		case i.restartsNow(): // the client waits for the restart
 		case i.unwakeable() != "":
-			return fmt.Errorf("%s is stopped (%s); start it with: lull instance start %s", i.name(), i.unwakeable(), i.name())
+			return fmt.Errorf("%s is stopped (%s); start it with: lull start %s", i.name(), i.unwakeable(), i.name())
 		}
 	}
 	return nil

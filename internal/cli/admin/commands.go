@@ -11,10 +11,13 @@ import (
 // verbs are the verbs of this package for one run of the command line.
 type verbs struct{ *client.Session }
 
-// Commands returns token, login, logout, settings, notify and halt.
+// Halt returns lull halt.
+func Halt(s *client.Session) []*cobra.Command { return []*cobra.Command{verbs{s}.haltCommand()} }
+
+// Commands returns token, login, logout, settings and notify.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
-	return []*cobra.Command{v.tokenCommand(), v.loginCommand(), v.logoutCommand(), v.settingsCommand(), v.notifyCommand(), v.haltCommand()}
+	return []*cobra.Command{v.tokenCommand(), v.loginCommand(), v.logoutCommand(), v.settingsCommand(), v.notifyCommand()}
 }
 
 // AgentHalt returns lull agent halt.

@@ -11,11 +11,17 @@ import (
 // verbs are the verbs of this package for one run of the command line.
 type verbs struct{ *client.Session }
 
-// Commands returns run, ps, restart, rm, snooze, instance and image. protect
-// snoozes a worker of a server, for lull snooze.
-func Commands(s *client.Session, protect Protect) []*cobra.Command {
+// Commands returns the verbs that lull has for instances: run, ps, start, stop and
+// so on, instance with the same verbs, and image.
+func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
-	return []*cobra.Command{v.runCommand(), v.psCommand(), v.restartCommand(), v.rmCommand(), v.snoozeCommand(protect), v.instanceCommand(), v.imageCommand()}
+	return append([]*cobra.Command{v.runCommand(), v.psCommand(), v.logsCommand(), v.execCommand(), v.inspectCommand(), v.rmCommand(), v.instanceCommand(), v.imageCommand()},
+		v.powerCommands()...)
+}
+
+// Snooze returns lull snooze. protect snoozes a worker of a server.
+func Snooze(s *client.Session, protect Protect) *cobra.Command {
+	return verbs{s}.snoozeCommand(protect)
 }
 
 // Protect snoozes the worker with this name or ID, or ends its snooze.

@@ -19,56 +19,97 @@ import (
 
 func (c verbs) instanceCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "instance", Short: "Start, stop, pause, resume, inspect and remove instances", Args: term.Args(cobra.NoArgs),
+		Long: `Every verb of lull instance but clone and set is also a verb of lull itself:
+lull stop web is lull instance stop web.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	verbs := []struct {
+	cmd.AddCommand(c.powerCommands()...)
+	cmd.AddCommand(c.cloneCommand(), c.rmCommand(), c.inspectCommand(), c.setCommand(), c.logsCommand(), c.execCommand())
+	return cmd
+}
+
+// powerCommands returns start, restart, stop, pause and resume.
+func (c verbs) powerCommands() (out []*cobra.Command) {
+	for _, v := range []struct {
 		name, short, long, flag, doc string
 	}{
-		{"start", "Start or resume an instance", "", "", ""},
-		{"restart", "Stop and start an instance", restartHelp, "", ""},
-		{"stop", "Stop an instance", "Thaw the instance if it is paused, ask it to exit, and kill it after --stop-grace. A manual stop always works.", "disable", "and do not wake it until it is started manually"},
-		{"pause", "Pause an instance now", "Refused, with the reason, while a connection or lease holds the instance. With --force, connections stay open, data on one of them wakes the instance, and --stop-after does not stop it while they are open.", "force", "pause even if connections or leases hold it"},
-		{"resume", "Resume a paused instance", "", "", ""},
-	}
-	for _, v := range verbs {
+		{"start", "Start or resume instances", "", "", ""},
+		{"restart", "Stop and start instances", restartHelp, "", ""},
+		{"stop", "Stop instances", "Thaw an instance if it is paused, ask it to exit, and kill it after --stop-grace. A manual stop always works.", "disable", "and do not wake it until it is started manually"},
+		{"pause", "Pause instances now", "Refused, with the reason, while a connection or lease holds the instance. With --force, connections stay open, data on one of them wakes the instance, and --stop-after does not stop it while they are open.", "force", "pause even if connections or leases hold it"},
+		{"resume", "Resume paused instances", "", "", ""},
+	} {
 		var on bool
-		sub := &cobra.Command{Use: v.name + " NAME", Short: v.short, Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
-			Long: v.long, Example: "  lull instance " + v.name + " web",
-			RunE: func(cmd *cobra.Command, a []string) error {
+		sub := &cobra.Command{Use: v.name + " NAME...", Short: v.short, Args: term.Args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
+			Long: v.long, Example: "  lull " + v.name + " web\n  lull " + v.name + " web db",
+			RunE: func(cmd *cobra.Command, names []string) error {
 				q := url.Values{}
 				if on {
 					q.Set(v.flag, "true")
 				}
-				return c.do(cmd, a[0], v.name, q)
+				return c.do(cmd, names, v.name, q)
 			}}
 		if v.flag != "" {
 			sub.Flags().BoolVar(&on, v.flag, false, v.doc)
 		}
-		cmd.AddCommand(sub)
+		out = append(out, sub)
 	}
-	cmd.AddCommand(c.cloneCommand(), c.rmCommand(), c.infoCommand(), c.setCommand(), c.logsCommand(), c.execCommand())
-	return cmd
+	return out
 }
 
 const restartHelp = `Stop and start an instance. Connections to its exposed ports wait until it accepts
 them; none is refused. A stopped instance is started.`
 
-func (c verbs) restartCommand() *cobra.Command {
-	return &cobra.Command{Use: "restart NAME", Short: "Stop and start an instance", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
-		Long: restartHelp, Example: "  lull restart web",
-		RunE: func(cmd *cobra.Command, a []string) error { return c.do(cmd, a[0], "restart", url.Values{}) }}
-}
-
-// do carries out a verb. Ctrl-C leaves the daemon at it.
-func (c verbs) do(cmd *cobra.Command, name, verb string, q url.Values) error {
+// do carries out a verb for each of the names. One that fails does not keep the
+// others from it. Ctrl-C leaves the daemon at it.
+func (c verbs) do(cmd *cobra.Command, names []string, verb string, q url.Values) error {
 	cl, err := c.HostClient()
 	if err != nil {
 		return err
 	}
-	var o hostctl.Instance
-	if err := c.watched(cmd.Context(), cl, name, func() error { o, err = cl.Do(cmd.Context(), name, verb, q); return err }); err != nil {
+	var done []hostctl.Instance
+	err = c.eachName(cmd, names, func(name string) error {
+		return c.watched(cmd.Context(), cl, name, func() error {
+			o, err := cl.Do(cmd.Context(), name, verb, q)
+			if err == nil {
+				done = append(done, o)
+			}
+			return err
+		})
+	}, func() {
+		if !c.JSON {
+			fmt.Fprintf(c.Out, "%s %s\n", done[len(done)-1].Name, done[len(done)-1].State)
+		}
+	})
+	switch {
+	case !c.JSON || len(names) == 1 && len(done) == 0:
 		return err
+	case len(names) == 1:
+		return errors.Join(c.Print(done[0], nil), err)
+	default:
+		return errors.Join(c.Print(done, nil), err)
 	}
-	return c.Print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s\n", o.Name, o.State) })
+}
+
+// eachName calls do for each name and then succeeded unless do failed. With
+// several names, each error is shown at once, and the result has the exit code of
+// the first.
+func (c verbs) eachName(cmd *cobra.Command, names []string, do func(name string) error, succeeded func()) error {
+	var first error
+	for _, name := range names {
+		err := do(name)
+		if err == nil {
+			succeeded()
+			continue
+		}
+		if len(names) == 1 || cmd.Context().Err() != nil {
+			return err
+		}
+		c.Complain(err)
+		if first == nil {
+			first = term.Exit(term.ExitCode(err))
+		}
+	}
+	return first
 }
 
 func (c verbs) cloneCommand() *cobra.Command {
@@ -83,7 +124,7 @@ of its ports wakes it.
 A paused source is hibernated first. A source that runs, or has open connections, is
 refused. The clone does not share the source's workspace unless --workspace is
 given; without it, programs that use the workspace see I/O errors.`,
-		Example: "  lull instance pause web\n  lull instance clone web web2 --expose 8081:80",
+		Example: "  lull pause web\n  lull instance clone web web2 --expose 8081:80",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			r := hostctl.Clone{Name: a[1], Workspace: workspace}
 			if err := instance.ValidName(a[1]); err != nil {
@@ -118,27 +159,17 @@ func (c verbs) rmCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var first error
-			for _, name := range a {
-				err := cl.Remove(cmd.Context(), name)
-				if err != nil && cmd.Context().Err() != nil {
-					return err
-				}
-				if err != nil {
-					c.Complain(err)
-				} else if !c.JSON {
+			var name string
+			return c.eachName(cmd, a, func(n string) error { name = n; return cl.Remove(cmd.Context(), n) }, func() {
+				if !c.JSON {
 					fmt.Fprintln(c.Out, name, "removed")
 				}
-				if err != nil && first == nil {
-					first = term.Exit(term.ExitCode(err))
-				}
-			}
-			return first
+			})
 		}}
 }
 
-func (c verbs) infoCommand() *cobra.Command {
-	return &cobra.Command{Use: "info NAME", Short: "Show an instance in detail", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+func (c verbs) inspectCommand() *cobra.Command {
+	return &cobra.Command{Use: "inspect NAME", Aliases: []string{"info"}, Short: "Show an instance in detail", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.HostClient()
 			if err != nil {
@@ -324,6 +355,7 @@ func (c verbs) logsCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "logs NAME", Short: "Show the output of an instance", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
 		Long: `Show the output of an instance. --console shows the kernel console of a microVM
 instead, of this run and earlier ones, even if it did not boot.`,
+		Example: "  lull logs web\n  lull logs -f -n 20 web",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.HostClient()
 			if err != nil {
@@ -346,7 +378,7 @@ is not paused while the command runs, except by a pause with --force. The exit c
 is the command's. The command gets no standard input and ends when you press Ctrl-C.
 At most 8 MiB of each stream are transferred; a line on standard error reports a
 truncation.`,
-		Example: "  lull instance exec web -- env",
+		Example: "  lull exec web -- env",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.HostClient()
 			if err != nil {

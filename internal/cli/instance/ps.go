@@ -1,6 +1,9 @@
 package instance
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -14,40 +17,106 @@ import (
 )
 
 func (c verbs) psCommand() *cobra.Command {
-	var quiet bool
+	var quiet, watch bool
+	var filters []string
 	cmd := &cobra.Command{
 		Use: "ps", Aliases: []string{"ls"}, Short: "List instances with state, idle time and holds", Args: term.Args(cobra.NoArgs),
-		Example: "  lull ps\n  lull ps --json",
+		Example: "  lull ps\n  lull ps --filter state=paused --json\n  lull ps --watch",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			keep, err := parseFilters(filters)
+			if err != nil {
+				return term.Usage(err)
+			}
+			if watch && c.JSON {
+				return term.Usage(errors.New("--watch prints a table: leave out --json, or follow lull events --json"))
+			}
 			cl, err := c.HostClient()
 			if err != nil {
 				return err
 			}
-			l, err := cl.ListWithMemory(cmd.Context())
-			if err != nil {
-				return err
+			if !watch {
+				return c.ps(cmd.Context(), cl, keep, quiet)
 			}
-			st, err := cl.Status(cmd.Context())
-			if err != nil {
-				return err
+			for {
+				var page bytes.Buffer
+				s := *c.Session
+				s.Out = &page
+				if err := (verbs{&s}).ps(cmd.Context(), cl, keep, quiet); err != nil {
+					return err
+				}
+				fmt.Fprintf(c.Out, "\x1b[H\x1b[J%s", page.Bytes())
+				select {
+				case <-time.After(watchInterval):
+				case <-cmd.Context().Done():
+					return nil
+				}
 			}
-			return c.Print(l, func(w io.Writer) {
-				if quiet {
-					for _, o := range l {
-						fmt.Fprintln(w, o.Name)
-					}
-					return
-				}
-				c.ShowHostHalt(w, st)
-				table(w, l)
-				for _, why := range st.LeftAlone {
-					fmt.Fprintln(w, c.Red(why))
-				}
-			})
 		},
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	cmd.Flags().BoolVar(&watch, "watch", false, "repeat the list every second until Ctrl-C")
+	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "list only instances with state=STATE, runtime=RUNTIME or name=PART; repeatable: one of each key must match")
 	return cmd
+}
+
+// watchInterval is the time between two lists of lull ps --watch.
+const watchInterval = time.Second
+
+// ps prints the instances that keep accepts.
+func (c verbs) ps(ctx context.Context, cl *hostctl.Client, keep func(hostctl.Instance) bool, quiet bool) error {
+	all, err := cl.ListWithMemory(ctx)
+	if err != nil {
+		return err
+	}
+	l := []hostctl.Instance{}
+	for _, o := range all {
+		if keep(o) {
+			l = append(l, o)
+		}
+	}
+	st, err := cl.Status(ctx)
+	if err != nil {
+		return err
+	}
+	return c.Print(l, func(w io.Writer) {
+		if quiet {
+			for _, o := range l {
+				fmt.Fprintln(w, o.Name)
+			}
+			return
+		}
+		c.ShowHostHalt(w, st)
+		table(w, l)
+		for _, why := range st.LeftAlone {
+			fmt.Fprintln(w, c.Red(why))
+		}
+	})
+}
+
+// parseFilters returns what accepts an instance that matches, for each key that
+// filters name, one of its values.
+func parseFilters(filters []string) (keep func(hostctl.Instance) bool, err error) {
+	of := map[string]func(hostctl.Instance, string) bool{
+		"state":   func(o hostctl.Instance, v string) bool { return string(o.State) == v },
+		"runtime": func(o hostctl.Instance, v string) bool { return o.Runtime == v },
+		"name":    func(o hostctl.Instance, v string) bool { return strings.Contains(o.Name, v) },
+	}
+	values := map[string][]string{}
+	for _, f := range filters {
+		key, value, ok := strings.Cut(f, "=")
+		if !ok || of[key] == nil || value == "" {
+			return nil, fmt.Errorf("--filter %q: want state=STATE, runtime=RUNTIME or name=PART", f)
+		}
+		values[key] = append(values[key], value)
+	}
+	return func(o hostctl.Instance) bool {
+		for key, any := range values {
+			if !slices.ContainsFunc(any, func(v string) bool { return of[key](o, v) }) {
+				return false
+			}
+		}
+		return true
+	}, nil
 }
 
 func table(w io.Writer, l []hostctl.Instance) {

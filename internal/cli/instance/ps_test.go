@@ -28,3 +28,32 @@ func TestNextIsTrue(t *testing.T) {
 		}
 	}
 }
+
+func TestParseFilters(t *testing.T) {
+	web := hostctl.Instance{Name: "web-1", State: "paused", Runtime: "process"}
+	for _, c := range []struct {
+		filters []string
+		want    bool
+	}{
+		{nil, true},
+		{[]string{"state=paused"}, true},
+		{[]string{"state=running"}, false},
+		{[]string{"state=running", "state=paused"}, true},
+		{[]string{"state=paused", "runtime=microvm"}, false},
+		{[]string{"name=web", "runtime=process"}, true},
+		{[]string{"name=db"}, false},
+	} {
+		keep, err := parseFilters(c.filters)
+		if err != nil {
+			t.Fatal(c.filters, err)
+		}
+		if got := keep(web); got != c.want {
+			t.Errorf("%v accept %+v: %t", c.filters, web, got)
+		}
+	}
+	for _, bad := range []string{"", "state", "state=", "color=red", "=paused"} {
+		if _, err := parseFilters([]string{bad}); err == nil {
+			t.Errorf("%q is a filter", bad)
+		}
+	}
+}

@@ -36,7 +36,7 @@ idle, and wakes it on the first packet to one of its exposed ports.
   --expose 8080       the program itself listens on 127.0.0.1:8080 (direct path)
   --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)
 
-What a container or microVM writes over its image is kept until lull instance rm. A
+What a container or microVM writes over its image is kept until lull rm. A
 microVM's /tmp, /run and /dev/shm are empty at every start.
 
 Without -d, lull run shows the output until the instance has ended permanently, and
@@ -180,7 +180,7 @@ func (c verbs) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart 
 			c.caveats(o)
 		})
 	}
-	fmt.Fprintf(c.Err, "lull: %s is running%s; Ctrl-C detaches, and lull instance rm %s removes it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(o))
+	fmt.Fprintf(c.Err, "lull: %s is running%s; Ctrl-C detaches, and lull rm %s removes it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(o))
 	c.caveats(o)
 	return c.watchOutput(ctx, cl, o)
 }
@@ -306,7 +306,7 @@ func sleepText(o hostctl.Instance) string {
 	if o.State == string(power.Running) {
 		return fmt.Sprintf("%s has resumed%s", o.Name, since(o.LastResumedAt))
 	}
-	text := fmt.Sprintf("%s is paused%s, by %s. Resume it with: lull instance resume %s", o.Name, since(o.LastPausedAt), term.Dash(o.LastPausedBy), o.Name)
+	text := fmt.Sprintf("%s is paused%s, by %s. Resume it with: lull resume %s", o.Name, since(o.LastPausedAt), term.Dash(o.LastPausedBy), o.Name)
 	if len(o.Endpoints) > 0 {
 		text += ", or a connection to one of its ports"
 	}

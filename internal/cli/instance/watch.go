@@ -25,7 +25,7 @@ func (c verbs) watched(ctx context.Context, cl *hostctl.Client, name string, do 
 	stop()
 	<-ended
 	if err != nil && ctx.Err() != nil {
-		fmt.Fprintf(c.Err, "lull: detached; the operation continues. Check it with: lull instance info %s\n", name)
+		fmt.Fprintf(c.Err, "lull: detached; the operation continues. Check it with: lull inspect %s\n", name)
 		return term.Exit(term.ExitDone)
 	}
 	return err

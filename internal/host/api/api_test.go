@@ -67,7 +67,7 @@ func TestAPIAnswers(t *testing.T) {
 		{"DELETE", "/api/v1/instances/a/leases/x", "", 404, "cannot find a lease of x on a"},
 		{"DELETE", "/api/v1/instances/a/leases/h", "", 200, "[]"},
 		{"POST", "/api/v1/instances/a/pause", "", 200, `"state":"paused"`},
-		{"GET", "/api/v1/instances/a/why", "", 200, `"change":["a connection to it, or: lull instance resume a"]`},
+		{"GET", "/api/v1/instances/a/why", "", 200, `"change":["a connection to it, or: lull resume a"]`},
 		{"POST", "/api/v1/instances/a/snooze", `{"until":"2001-01-01T00:00:00Z"}`, 422, "cannot snooze"},
 		{"POST", "/api/v1/instances/a/resume", "", 200, `"state":"running"`},
 		{"POST", "/api/v1/instances/a/stop?disable=true", "", 200, `"enabled":false`},

@@ -54,7 +54,7 @@ func Explain(y *hostctl.Why) {
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)
-		y.Change = []string{"lull instance resume " + o.Name}
+		y.Change = []string{"lull resume " + o.Name}
 		if o.WakesOnConnection {
 			y.Change[0] = "a connection to it, or: " + y.Change[0]
 		}
@@ -77,7 +77,7 @@ func Explain(y *hostctl.Why) {
 		y.Answer = fmt.Sprintf("It is %s since %s: %s.", o.State, when(o.StateSince), cmp.Or(o.StatusReason, "nothing is recorded"))
 		y.Change = []string{}
 		if o.State == string(power.Stopped) {
-			y.Change = append(y.Change, "lull instance start "+o.Name)
+			y.Change = append(y.Change, "lull start "+o.Name)
 			switch {
 			case o.StartsOnConnection && o.Deaf == "":
 				y.Change[0] = "a connection to it, or: " + y.Change[0]
@@ -95,11 +95,11 @@ func Explain(y *hostctl.Why) {
 	if o.Unavailable != "" {
 		y.Question = "why is it not known how " + o.Name + " is"
 		y.Answer = fmt.Sprintf("It was %s, and %s. It is retried automatically.", o.State, o.Unavailable)
-		y.Change = []string{"its run answers, or: lull instance stop " + o.Name + ", which ends it as it is"}
+		y.Change = []string{"its run answers, or: lull stop " + o.Name + ", which ends it as it is"}
 	}
 	if w := o.Waiting; w != nil {
 		y.Answer += fmt.Sprintf(" It has been asked for at %s and waits, at place %d, until %s: %s.", when(&w.Since), w.Place, when(&w.Until), w.Reason)
-		y.Change = []string{"others go to sleep, or: lull instance stop one of them, or a higher memory or wakes setting of the host"}
+		y.Change = []string{"others go to sleep, or: lull stop one of them, or a higher memory or wakes setting of the host"}
 	}
 }
 

@@ -17,9 +17,9 @@ func TestExplain(t *testing.T) {
 		want []string
 	}{
 		{hostctl.Instance{Name: "a", State: "running"}, nil},
-		{hostctl.Instance{Name: "a", State: "paused"}, []string{"lull instance resume a"}},
-		{hostctl.Instance{Name: "a", State: "hibernated", WakesOnConnection: true}, []string{"a connection to it, or: lull instance resume a"}},
-		{hostctl.Instance{Name: "a", State: "stopped"}, []string{"lull instance start a"}},
+		{hostctl.Instance{Name: "a", State: "paused"}, []string{"lull resume a"}},
+		{hostctl.Instance{Name: "a", State: "hibernated", WakesOnConnection: true}, []string{"a connection to it, or: lull resume a"}},
+		{hostctl.Instance{Name: "a", State: "stopped"}, []string{"lull start a"}},
 		{hostctl.Instance{Name: "a", State: "stopping"}, []string{}},
 	} {
 		y := hostctl.Why{Instance: row.o}

@@ -331,7 +331,7 @@ func (f *follower) sync(ctx context.Context, c string) error {
 // doneOutside returns the reason for a change that a user made with Docker.
 func doneOutside(d *details) string {
 	if d.State.Paused {
-		return "paused with docker pause: only docker unpause or lull instance resume wakes it"
+		return "paused with docker pause: only docker unpause or lull resume wakes it"
 	}
 	return "resumed with docker unpause"
 }
