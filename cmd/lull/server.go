@@ -99,6 +99,14 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	// A controller listens only for other servers.
+	var l net.Listener
+	if cfg.Role != "controller" || cfg.Advertise != "" {
+		if l, err = cfg.listen(); err != nil {
+			return err
+		}
+		defer l.Close()
+	}
 	db, err := cfg.open(ctx, log)
 	if err != nil {
 		return err
@@ -152,10 +160,6 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		handler = asked // a controller answers other servers only
 	default:
 		return task.Run(ctx, tasks...)
-	}
-	l, err := cfg.listen()
-	if err != nil {
-		return err
 	}
 	tasks = append(tasks, c.listener(cfg, l, handler, log))
 	return task.Run(ctx, tasks...)

@@ -28,11 +28,13 @@ func (c *slogCore) level(l zapcore.Level) slog.Level {
 	return slog.LevelError
 }
 
-// harmless are errors that etcd reports of every new store until its first
-// snapshot, and that can be ignored.
+// harmless are messages that etcd logs of every embedded store, and that no
+// operator can act on: its only client is in the same process.
 var harmless = map[string]bool{
-	"failed to update storage version": true,
-	"Failed to detect schema version":  true,
+	"failed to update storage version":                                                     true,
+	"Failed to detect schema version":                                                      true,
+	"simple token is not cryptographically signed":                                         true,
+	"Running http and grpc server on single port. This is not recommended for production.": true,
 }
 
 // Enabled implements zapcore.Core.
