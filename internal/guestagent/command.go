@@ -84,7 +84,7 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 	env, dir, cred, main := h.env, h.dir, h.cred, h.main
 	h.mu.Unlock()
 	if main == nil {
-		return guest.ExecAnswer{}, errors.New("cannot run a command: there is no workload")
+		return guest.ExecAnswer{}, errors.New("cannot run a command: no workload is running")
 	}
 	if c.Dir != "" {
 		dir = c.Dir

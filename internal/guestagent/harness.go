@@ -96,7 +96,7 @@ type Harness struct {
 // New validates the configuration. It starts nothing.
 func New(cfg Config) (*Harness, error) {
 	if cfg.Channel == nil {
-		return nil, errors.New("cannot make a harness: there is no channel to the host")
+		return nil, errors.New("cannot create a harness: no channel to the host")
 	}
 	def := func(s *string, v string) {
 		if *s == "" {

@@ -298,7 +298,8 @@ func TestAbandonedCommands(t *testing.T) {
 	for n := range pids {
 		pids[n] = pidIn(t, filepath.Join(dir, strconv.Itoa(n)))
 	}
-	if err := h.do(t, guest.Exec, guest.ExecCall{Command: []string{"true"}}, nil); err == nil || !strings.Contains(err.Error(), "16 run already") {
+	err := h.do(t, guest.Exec, guest.ExecCall{Command: []string{"true"}}, nil)
+	if no, ok := errors.AsType[*guest.Error](err); !ok || no.Code != guest.Refused {
 		t.Errorf("one command too many: %v", err)
 	}
 	h.must(t, guest.Health, nil, nil)
@@ -379,7 +380,8 @@ func TestExecSignalHealth(t *testing.T) {
 	if !a.Running || a.CPUErr == "" || a.NetErr != "" || a.TCPErr != "" || a.Free <= 0 {
 		t.Errorf("health without a control group: %+v", a)
 	}
-	if err := h.do(t, "reboot", nil, nil); err == nil || !strings.Contains(err.Error(), "no such method") {
+	err := h.do(t, "reboot", nil, nil)
+	if no, ok := errors.AsType[*guest.Error](err); !ok || no.Code != guest.MethodNotFound {
 		t.Errorf("an unknown call: %v", err)
 	}
 	if err := h.do(t, guest.Signal, guest.SignalCall{Signal: 99}, nil); err == nil {

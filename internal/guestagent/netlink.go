@@ -93,7 +93,7 @@ func ask(fd int, b []byte) error {
 		return err
 	}
 	if n < unix.SizeofNlMsghdr+4 || binary.NativeEndian.Uint16(buf[4:]) != unix.NLMSG_ERROR {
-		return fmt.Errorf("the kernel answered %d bytes that are no acknowledgement", n)
+		return fmt.Errorf("netlink answer of %d bytes is not an acknowledgement", n)
 	}
 	if errno := -int32(binary.NativeEndian.Uint32(buf[unix.SizeofNlMsghdr:])); errno != 0 {
 		return unix.Errno(errno)

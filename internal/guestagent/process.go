@@ -263,7 +263,7 @@ func lookPath(root *os.File, name string, env []string, dir string) (string, err
 			p = filepath.Join("/", dir, p)
 		}
 		if !runs(p) {
-			return "", fmt.Errorf("cannot find %s in the guest, or it is no program", p)
+			return "", fmt.Errorf("%s does not exist in the guest, or is not a program", p)
 		}
 		return p, nil
 	}
@@ -294,7 +294,7 @@ func lookUser(root, user string) (*syscall.Credential, error) {
 		gid := uid
 		if both {
 			if gid, err = strconv.ParseUint(g, 10, 32); err != nil {
-				return nil, fmt.Errorf("cannot use user %q: the group is no number", user)
+				return nil, fmt.Errorf("user %q: the group is not a number", user)
 			}
 		}
 		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil

@@ -225,13 +225,13 @@ func parseAddr(s string) (netip.AddrPort, error) {
 	host, port, ok := strings.Cut(s, ":")
 	p, err := strconv.ParseUint(port, 16, 16)
 	if !ok || err != nil || len(host) != 8 && len(host) != 32 {
-		return netip.AddrPort{}, fmt.Errorf("%.64q is no address", s)
+		return netip.AddrPort{}, fmt.Errorf("%.64q is not an address", s)
 	}
 	var b []byte
 	for i := 0; i < len(host); i += 8 {
 		w, err := strconv.ParseUint(host[i:i+8], 16, 32)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("%.64q is no address", s)
+			return netip.AddrPort{}, fmt.Errorf("%.64q is not an address", s)
 		}
 		b = binary.LittleEndian.AppendUint32(b, uint32(w))
 	}

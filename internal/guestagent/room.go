@@ -71,7 +71,7 @@ func ext4Of(sys, path string) (string, error) {
 	}
 	to, err := os.Readlink(filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))))
 	if err != nil {
-		return "", fmt.Errorf("there is no disk of its own files: %w", err)
+		return "", fmt.Errorf("the guest has no writable disk: %w", err)
 	}
 	return filepath.Join(sys, "fs/ext4", filepath.Base(to)), nil
 }

@@ -31,7 +31,7 @@ func (h *Harness) serveWorkload(ctx context.Context, ln net.Listener) {
 		c, err := ln.Accept()
 		if err != nil {
 			if ctx.Err() == nil {
-				h.log.Error("cannot serve programs any more", "err", err)
+				h.log.Error("stopped serving programs", "err", err)
 			}
 			return
 		}

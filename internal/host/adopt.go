@@ -22,7 +22,7 @@ const (
 )
 
 // beingSought means that the search for a run is still in progress.
-var beingSought = errors.New("its run is being looked for")
+var beingSought = errors.New("the search for its run is in progress")
 
 // Load adopts what an earlier daemon left: records in any state, written at any
 // instant. A run that still exists is adopted, one that ended in the meantime

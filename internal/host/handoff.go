@@ -215,7 +215,7 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	}
 	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
 		if ls, err := w.Listeners(); err != nil || listeners.Missing(i.spec().Expose, ls) != "" {
-			return errors.New("it cannot bind its address any more")
+			return errors.New("it can no longer bind its address")
 		}
 	}
 	if err := i.ready(ctx, w); err != nil {

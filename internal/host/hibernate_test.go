@@ -2,9 +2,9 @@ package host
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,15 +66,18 @@ func TestLadderToDisk(t *testing.T) {
 	})
 }
 
+// damaged is why a saved state is unusable.
+var damaged = &instance.SnapshotError{Reason: "damaged"}
+
 // TestHibernateFails checks that an instance that cannot be saved stays asleep,
 // gives the reason, is tried again later, and is still stopped on time.
 func TestHibernateFails(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
-		r.k.Fail(hosttest.Saving, errors.New("no space left on device"))
+		r.k.Fail(hosttest.Saving, syscall.ENOSPC)
 		id := r.run("a", deep)
 		time.Sleep(7 * time.Minute)
-		if o := r.is("a", power.Reclaimed); !strings.Contains(o.StatusReason, "no space left") {
+		if o := r.is("a", power.Reclaimed); !strings.Contains(o.StatusReason, syscall.ENOSPC.Error()) {
 			t.Errorf("its reason is %q", o.StatusReason)
 		}
 		r.k.Fail(hosttest.Saving, nil)
@@ -82,7 +85,7 @@ func TestHibernateFails(t *testing.T) {
 		r.is("a", power.Hibernated)
 		r.k.Connect(id).Close()
 		r.is("a", power.Running)
-		r.k.Fail(hosttest.Saving, errors.New("no space left on device"))
+		r.k.Fail(hosttest.Saving, syscall.ENOSPC)
 		time.Sleep(33 * time.Minute)
 		r.is("a", power.Stopped)
 	})
@@ -96,13 +99,13 @@ func TestSnapshotRefused(t *testing.T) {
 		r.run("a", deep)
 		time.Sleep(8 * time.Minute)
 		r.is("a", power.Hibernated)
-		r.k.Spoil(&instance.SnapshotError{Reason: "its state is damaged"})
+		r.k.Spoil(damaged)
 		c, err := r.gates["a"].Arrive(r.ctx)
 		if err != nil || c.Outcome() != "answered" {
 			t.Fatalf("the client that came: %v", err)
 		}
 		y, err := r.Why(r.ctx, "a", time.Time{})
-		if err != nil || !strings.Contains(y.Answer, "its state is damaged") || y.Instance.State != string(power.Running) {
+		if err != nil || !strings.Contains(y.Answer, damaged.Reason) || y.Instance.State != string(power.Running) {
 			t.Errorf("why: %s, %v", y.Answer, err)
 		}
 		if n := r.k.Starts(); n != 2 {
@@ -112,11 +115,11 @@ func TestSnapshotRefused(t *testing.T) {
 		c.Close()
 		time.Sleep(8 * time.Minute)
 		r.is("a", power.Hibernated)
-		r.k.Spoil(&instance.SnapshotError{Reason: "its state is damaged"})
+		r.k.Spoil(damaged)
 		if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
 			t.Errorf("stop: %v", err)
 		}
-		if o := r.is("a", power.Stopped); !strings.Contains(o.StatusReason, "its state is damaged") {
+		if o := r.is("a", power.Stopped); !strings.Contains(o.StatusReason, damaged.Reason) {
 			t.Errorf("its reason is %q", o.StatusReason)
 		}
 	})

@@ -321,15 +321,15 @@ func (h *Host) unwritable() string {
 	if err == nil {
 		return ""
 	}
-	return fmt.Sprintf("the host cannot record what it does: %v", err)
+	return fmt.Sprintf("the host cannot write records: %v", err)
 }
 
 // recordsFail publishes that records can no longer be written or, with nil,
 // that they can again. id is the instance whose record was being written.
 func (h *Host) recordsFail(id string, began error) {
-	kind, why := "trouble_over", "the host can record what it does again"
+	kind, why := "trouble_over", "the host can write records again"
 	if began != nil {
-		kind, why = "trouble", "the host cannot record what it does: "+began.Error()
+		kind, why = "trouble", "the host cannot write records: "+began.Error()
 		h.log.Error("cannot write records; automatic actions wait", "err", began)
 	} else {
 		h.log.Info("records can be written again")

@@ -523,7 +523,7 @@ func (i *inst) handleEnding(e *ending) {
 		err := w.Kill(ctx)
 		cancel()
 		if err != nil {
-			i.h.log.Error("cannot end what is left", "instance", i.name(), "err", err)
+			i.h.log.Error("cannot end the remaining processes", "instance", i.name(), "err", err)
 			i.h.spawn(func() { // retried until nothing is left
 				select {
 				case <-time.After(time.Second):

@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/admission"
 	"lull/internal/relay"
 )
 
@@ -152,7 +153,9 @@ func TestRoomWaits(t *testing.T) {
 		if _, err := r.Create(r.ctx, big); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Start(r.ctx, "big", ByManual); err == nil || !strings.Contains(err.Error(), "more than all instances together") {
+		large := &admission.TooLargeError{Needs: 251 * mib, Memory: 250 * mib}
+		var no *RefusedError
+		if err := r.Start(r.ctx, "big", ByManual); !errors.As(err, &no) || no.Reason != large.Error() {
 			t.Errorf("what can never fit: %v", err)
 		}
 	})

@@ -50,9 +50,10 @@ func TestTrouble(t *testing.T) {
 			synctest.Wait()
 		}
 		say("its disk is full since 1s")
-		say("its disk is full since 2s")
+		const latest = "its disk is full since 2s"
+		say(latest)
 		y, err := r.Why(t.Context(), id, time.Time{})
-		if err != nil || !strings.Contains(y.Answer, "its disk is full since 2s") || y.Instance.Trouble == "" {
+		if err != nil || !strings.Contains(y.Answer, latest) || y.Instance.Trouble == "" {
 			t.Errorf("why: %q, %v", y.Answer, err)
 		}
 		say("")

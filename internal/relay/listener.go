@@ -110,7 +110,7 @@ func (lp *loop) pauseAccept(l *Listener, errno syscall.Errno) {
 			return
 		}
 		if err := lp.listen(l); err != nil {
-			l.in.log.Error("cannot accept any more", "instance", l.in.name, "err", err)
+			l.in.log.Error("cannot accept connections", "instance", l.in.name, "err", err)
 		}
 	})
 }

@@ -40,7 +40,7 @@ func (l *Listener) acceptStreams() {
 			l.mu.RUnlock()
 			if !closed {
 				l.in.stats.note(fmt.Errorf("cannot accept: %w", err))
-				l.in.log.Error("cannot accept any more", "instance", l.in.name, "err", err)
+				l.in.log.Error("cannot accept connections", "instance", l.in.name, "err", err)
 			}
 			return
 		}

@@ -267,7 +267,7 @@ func (s *Shim) lend(id string, addrs []string) ([]int, string, error) {
 	for _, a := range addrs {
 		i := slices.IndexFunc(s.held[id], func(h held) bool { return h.addr == a })
 		if i < 0 {
-			return nil, "", fmt.Errorf("cannot hand over %s: it is not held any more", a)
+			return nil, "", fmt.Errorf("cannot hand over %s: it is no longer held", a)
 		}
 		fds = append(fds, s.held[id][i].fd)
 		names = append(names, strings.ReplaceAll(a, ":", "_"))

@@ -388,7 +388,7 @@ func (s *Shim) watchStranger(r *run) error {
 	}
 	if err != nil {
 		unix.Close(pidfd)
-		return fmt.Errorf("cannot look at process %d of %s: %w", r.PID, r.ID, err)
+		return fmt.Errorf("cannot inspect process %d of %s: %w", r.PID, r.ID, err)
 	}
 	return s.logs.watch(r.PID, pidfd)
 }

@@ -56,7 +56,7 @@ func TestAPIAnswers(t *testing.T) {
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"vm","command":["x"],"start":true}`, 422, "there is no runtime"},
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"colour":1}`, 422, "colour"},
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":-1}`, 422, "pause_after"},
-		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"expose":[{"listen":"192.0.2.1:80","target":"192.0.2.1:80","path":"auto"}]}`, 422, "192.0.2.1 is no address of this machine"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"expose":[{"listen":"192.0.2.1:80","target":"192.0.2.1:80","path":"auto"}]}`, 422, "this machine has no address 192.0.2.1"},
 		{"POST", "/api/v1/instances", `{`, 422, "not JSON at line 1, byte 1"},
 		{"POST", "/api/v1/instances", `{"name":"a","command":["` + strings.Repeat("x", maxBody) + `"]}`, 413, ""},
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":1.5}`, 201, `"state":"running"`},

@@ -59,10 +59,10 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 		var bad *segment.ValueError
 		switch {
 		case errors.As(err, &damage):
-			say.Warn("some events cannot be read any more", "damage", damage)
+			say.Warn("some events can no longer be read", "damage", damage)
 			l.kept, l.dropped = l.kept[:0], true // everything after this is complete
 		case errors.As(err, &bad):
-			say.Warn("an event cannot be read any more", "err", bad)
+			say.Warn("an event can no longer be read", "err", bad)
 		case err != nil:
 			return nil, errors.Join(err, log.Close())
 		case e.Seq <= last:

@@ -83,7 +83,7 @@ func CheckAddresses(expose []instance.Endpoint) error {
 		case err == nil:
 			l.Close()
 		case errors.Is(err, syscall.EADDRNOTAVAIL):
-			return fmt.Errorf("cannot use expose[%d]: %s is no address of this machine, so that the program cannot listen there", n, host)
+			return fmt.Errorf("cannot use expose[%d]: this machine has no address %s, so the program cannot listen there", n, host)
 		}
 	}
 	return nil

@@ -121,7 +121,7 @@ func list(dir string) ([]*file, error) {
 		}
 		first, err := strconv.ParseUint(name, 16, 64)
 		if err != nil || len(name) != 16 {
-			return nil, fmt.Errorf("%s is no name of a segment file: move it away", filepath.Join(dir, e.Name()))
+			return nil, fmt.Errorf("%s is not the name of a segment file: move it away", filepath.Join(dir, e.Name()))
 		}
 		f := &file{path: filepath.Join(dir, e.Name()), first: first}
 		if err := f.readHead(); err != nil {

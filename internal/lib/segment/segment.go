@@ -87,7 +87,7 @@ func (h head) encode() []byte {
 
 var (
 	errShortHead = errors.New("the head is cut short")
-	errMagic     = errors.New("it is no segment file of a version that is known")
+	errMagic     = errors.New("not a segment file, or of an unknown version")
 	errHeadSum   = errors.New("the checksum of the head is wrong")
 )
 

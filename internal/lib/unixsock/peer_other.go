@@ -9,5 +9,5 @@ import (
 
 // PeerOf returns an error: only Linux identifies the peer of a connection.
 func PeerOf(*net.UnixConn) (Peer, error) {
-	return Peer{}, errors.New("cannot tell who connected: this system is not asked for it")
+	return Peer{}, errors.New("cannot identify the peer: not supported on this system")
 }

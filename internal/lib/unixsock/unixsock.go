@@ -76,7 +76,7 @@ func clear(path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return errors.New("something that is no socket has that name: move it away")
+		return errors.New("a file that is not a socket has that name: move it away")
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
 	switch {

@@ -84,7 +84,7 @@ func TestDeadSocketIsReplaced(t *testing.T) {
 	}
 	second.Close()
 	os.WriteFile(path, []byte("precious"), 0o600)
-	if _, err := Listen(path, 0o600); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := Listen(path, 0o600); err == nil || !strings.Contains(err.Error(), "move it away") {
 		t.Errorf("over a file: %v", err)
 	}
 	if _, err := Listen(filepath.Join(dir, strings.Repeat("x", 108)), 0o600); err == nil || !strings.Contains(err.Error(), "at most") {

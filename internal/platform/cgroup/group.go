@@ -398,7 +398,7 @@ func (g *Group) each(do func(dir string) error) error {
 }
 
 // ErrNoAccount means that the group has no CPU accounting.
-var ErrNoAccount = errors.New("there is no CPU account")
+var ErrNoAccount = errors.New("no CPU accounting")
 
 // CPU returns the CPU time used by all processes that were ever in the group,
 // including exited ones.

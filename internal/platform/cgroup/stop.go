@@ -29,7 +29,7 @@ type Processes interface {
 // daemon) during the scan can escape any listing; only a control group holds it.
 func Stop(ctx context.Context, root int, p Processes) ([]int, error) {
 	if root <= 1 {
-		return nil, fmt.Errorf("cannot stop the processes of %d: it is no instance", root)
+		return nil, fmt.Errorf("cannot stop the processes of %d: not an instance", root)
 	}
 	for {
 		s := stopping{p: p, root: root, still: map[int]bool{}}
@@ -134,7 +134,7 @@ func (s *stopping) recheck(pids []int) (bool, error) {
 // call, then the others. Processes that have exited are skipped.
 func Continue(root int, pids []int) error {
 	if root <= 1 {
-		return fmt.Errorf("cannot continue the processes of %d: it is no instance", root)
+		return fmt.Errorf("cannot continue the processes of %d: not an instance", root)
 	}
 	var errs []error
 	led := unix.Kill(-root, unix.SIGCONT)

@@ -253,7 +253,7 @@ func parseQueryID(s string, n int) (i int, m Metric, ok bool) {
 func take(r types.MetricDataResult, into []Readings, period time.Duration) error {
 	i, m, ok := parseQueryID(aws.ToString(r.Id), len(into))
 	if !ok {
-		return fmt.Errorf("the answer holds a metric that was not asked for: %q", aws.ToString(r.Id))
+		return fmt.Errorf("the answer contains a metric that was not requested: %q", aws.ToString(r.Id))
 	}
 	if len(r.Timestamps) != len(r.Values) {
 		return fmt.Errorf("the answer for %s holds %d times and %d values", aws.ToString(r.Id), len(r.Timestamps), len(r.Values))

@@ -26,7 +26,7 @@ func (c *Client) DryRun(ctx context.Context, op, id string) error {
 	case "CreateTags":
 		_, err = c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: ids, DryRun: dry, Tags: []types.Tag{{Key: aws.String("lull:doctor"), Value: aws.String("")}}})
 	default:
-		return fmt.Errorf("cannot try %s: it is no call that is tried", op)
+		return fmt.Errorf("cannot dry-run %s: unsupported call", op)
 	}
 	if err == nil {
 		return nil

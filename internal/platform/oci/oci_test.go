@@ -171,9 +171,9 @@ func TestHostileLayers(t *testing.T) {
 		limits  Limits
 		want    string
 	}{
-		{"a name that leads out", []string{"../outside=x"}, Limits{}, `"../outside"`},
-		{"in the middle", []string{"a/../../outside=x"}, Limits{}, "leads out"},
-		{"a hard link that leads out", []string{"h=>../outside"}, Limits{}, "cannot link"},
+		{"a name that leaves its directory", []string{"../outside=x"}, Limits{}, `"../outside"`},
+		{"in the middle", []string{"a/../../outside=x"}, Limits{}, "leaves its directory"},
+		{"a hard link that leaves its directory", []string{"h=>../outside"}, Limits{}, "cannot link"},
 		{"a hard link through a link", []string{"l->..", "h=>l/outside"}, Limits{}, "no such file"},
 		{"a hard link to a directory", []string{"d/", "h=>d"}, Limits{}, "directory"},
 		{"links in a circle", []string{"a->b", "b->a", "a/f=x"}, Limits{}, "links"},

@@ -102,7 +102,7 @@ func (s *Store) RemoveImage(_ context.Context, id string) error {
 		err = errors.New("it is in use")
 	}
 	if err == nil && (id == "" || id != filepath.Base(id) || id[0] == '.') {
-		err = errors.New("that is no name of one")
+		err = errors.New("invalid image ID")
 	}
 	if err != nil {
 		return fmt.Errorf("cannot remove image %s: %w", id, err)

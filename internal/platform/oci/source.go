@@ -130,7 +130,7 @@ func fromLayout(dir string) (v1.Image, error) {
 			return err
 		}
 		if !st.Mode().IsRegular() || st.Size() > maxMeta {
-			return fmt.Errorf("%s is no file of at most %d bytes", filepath.Join(parts...), maxMeta)
+			return fmt.Errorf("%s is not a file of at most %d bytes", filepath.Join(parts...), maxMeta)
 		}
 		return nil
 	}

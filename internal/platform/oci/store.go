@@ -140,7 +140,7 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 		return img, nil // created concurrently
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return Image{}, fmt.Errorf("what is kept of it is damaged, remove %s: %w", home, err)
+		return Image{}, fmt.Errorf("image cache entry %s is corrupt (delete it to re-fetch): %w", home, err)
 	}
 	tmp, err := os.MkdirTemp(s.Dir, "new-")
 	if err != nil {

@@ -127,7 +127,7 @@ func checkName(name string) (string, error) {
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." || len(part) > maxPart {
-			return "", errors.New("the name leads out of its directory, or a part of it is too long")
+			return "", errors.New("the name leaves its directory, or a part of it is too long")
 		}
 	}
 	return path.Clean("/" + name)[1:], nil

@@ -55,7 +55,7 @@ func accounts(r *os.Root, name string) ([][]string, error) {
 		return nil, nil
 	}
 	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("it is no file")
+		err = errors.New("not a regular file")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s of the image: %w", name, err)

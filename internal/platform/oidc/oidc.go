@@ -184,7 +184,7 @@ func (p *Provider) Verify(ctx context.Context, token string) (Person, error) {
 		who.Name = mail
 	}
 	if who.Subject == "" || len(who.Name) > 128 || strings.ContainsFunc(who.Name, func(r rune) bool { return r < ' ' }) {
-		return Person{}, fmt.Errorf("%w: its subject is no name", ErrDenied)
+		return Person{}, fmt.Errorf("%w: its subject is not a valid name", ErrDenied)
 	}
 	who.Role = p.role(claims)
 	return who, nil

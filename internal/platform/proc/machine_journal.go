@@ -59,7 +59,7 @@ func parseJournal(line []byte) (l logins, err error) {
 	}
 	us, err := strconv.ParseInt(e.At, 10, 64)
 	if err != nil || us <= 0 {
-		return l, fmt.Errorf("cannot read what journalctl says: %q is no time", e.At)
+		return l, fmt.Errorf("journalctl output: %q is not a time", e.At)
 	}
 	if l.who, _ = e.User.(string); l.who == "" {
 		l.who = "somebody"

@@ -109,7 +109,7 @@ func (s *sqliteFile) visit(page int64, backwards bool, depth int, each func(int6
 	if kind == 5 {
 		size = 12
 	} else if kind != 13 {
-		return false, fmt.Errorf("%w: page %d is no table page", errSQLite, page)
+		return false, fmt.Errorf("%w: page %d is not a table page", errSQLite, page)
 	}
 	if head+size+2*cells > len(b) {
 		return false, fmt.Errorf("%w: page %d has %d cells", errSQLite, page, cells)

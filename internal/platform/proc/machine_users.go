@@ -175,7 +175,7 @@ func (p *People) terminals() ([]Session, error) {
 		if err := unix.Stat(p.path("dev/pts/"+e.Name()), &st); err == unix.ENOENT {
 			continue
 		} else if err != nil {
-			return nil, fmt.Errorf("cannot look at terminal %s: %w", e.Name(), err)
+			return nil, fmt.Errorf("cannot inspect terminal %s: %w", e.Name(), err)
 		}
 		out = append(out, Session{User: "uid " + strconv.Itoa(int(st.Uid)), TTY: "pts/" + e.Name(),
 			Since: time.Unix(st.Ctim.Unix()), Input: time.Unix(st.Atim.Unix())})

@@ -138,7 +138,7 @@ func (w *Work) Processes(now time.Time, names, profiles []string) idle.Reading {
 	for _, p := range profiles {
 		list, ok := Profiles[p]
 		if !ok {
-			return idle.NotKnown(SignalProcesses, now, fmt.Sprintf("there is no profile %q", p))
+			return idle.NotKnown(SignalProcesses, now, fmt.Sprintf("unknown profile %q", p))
 		}
 		wanted = append(wanted, list...)
 	}
@@ -215,7 +215,7 @@ func (w *Work) Ports(now time.Time, ports []string) idle.Reading {
 	for _, p := range ports {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil {
-			return idle.NotKnown(SignalPorts, now, fmt.Sprintf("%q is no port", p))
+			return idle.NotKnown(SignalPorts, now, fmt.Sprintf("%q is not a port", p))
 		}
 		wanted[uint16(n)] = true
 	}

@@ -158,7 +158,7 @@ func parseAnswer(b []byte, seq uint32, all []Socket, keep func(*Socket) bool) (a
 				return a, err
 			}
 		default:
-			return a, fmt.Errorf("message type %d was not asked for", kind)
+			return a, fmt.Errorf("unexpected message type %d", kind)
 		}
 	}
 	return a, nil
@@ -227,7 +227,7 @@ func parseAddr(family uint8, addr, port []byte) (netip.AddrPort, error) {
 	case unix.AF_INET6:
 		ip = netip.AddrFrom16([16]byte(addr)).Unmap()
 	default:
-		return netip.AddrPort{}, fmt.Errorf("address family %d was not asked for", family)
+		return netip.AddrPort{}, fmt.Errorf("unexpected address family %d", family)
 	}
 	return netip.AddrPortFrom(ip, binary.BigEndian.Uint16(port)), nil
 }

@@ -63,7 +63,8 @@ func TestDuplicateOfAStranger(t *testing.T) {
 		t.Skip("root may take everything; TestAsOrdinaryUser runs this")
 	}
 	_, err := Duplicate(1, []int{0})
-	if !errors.Is(err, ErrNotPermitted) || !strings.Contains(err.Error(), "descriptor 0 of process 1") {
+	no, ok := errors.AsType[*DupError](err)
+	if !errors.Is(err, ErrNotPermitted) || !ok || no.PID != 1 || no.FD != 0 {
 		t.Errorf("err = %v, want ErrNotPermitted naming process and descriptor", err)
 	}
 }

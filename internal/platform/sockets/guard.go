@@ -198,7 +198,7 @@ func (g *Guard) Pending() string {
 		n, err = unix.Poll(fds, 0)
 	}
 	if err != nil {
-		return fmt.Sprintf("cannot look at %d sockets: %v", len(fds), err)
+		return fmt.Sprintf("cannot poll %d sockets: %v", len(fds), err)
 	}
 	if n == 0 {
 		return ""

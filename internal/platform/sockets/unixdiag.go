@@ -86,7 +86,7 @@ func parsePeers(b []byte, peers map[uint64]uint64) (done bool, err error) {
 				return false, err
 			}
 		default:
-			return false, fmt.Errorf("message type %d was not asked for", kind)
+			return false, fmt.Errorf("unexpected message type %d", kind)
 		}
 	}
 	return false, nil

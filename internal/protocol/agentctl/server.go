@@ -84,7 +84,7 @@ func Handler(a Agent) http.Handler {
 		return a.Halt(r.Context(), q)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, Refusal(CodeNotFound, "cannot serve %s %.80q: there is no such route", r.Method, r.URL.Path))
+		writeError(w, Refusal(CodeNotFound, "cannot serve %s %.80q: no such route", r.Method, r.URL.Path))
 	})
 	return mux
 }

@@ -279,7 +279,7 @@ func (r *HostReport) check(host string) error {
 	}
 	for n, id := range r.Gone {
 		if !hostIdent.MatchString(id) || ids[id] {
-			fail(fmt.Sprintf("gone[%d]", n), "it is no id, or that of an instance in the report")
+			fail(fmt.Sprintf("gone[%d]", n), "not an id, or the id of an instance in the report")
 		}
 	}
 	return errors.Join(errs...)
@@ -296,7 +296,7 @@ func (i *HostInstance) check() error {
 	case len(i.Leases) > maxHostEach || len(i.Endpoints) > maxHostEach || len(i.Blocks) > maxHostEach:
 		return fmt.Errorf("it has more than %d leases, endpoints or blocks", maxHostEach)
 	case i.IdleFor < 0 || i.PauseAfter < 0 || i.StopAfter < 0 || i.Connections < 0 || i.Memory < 0 || i.MemoryLimit < 0 || i.RestartCount < 0:
-		return errors.New("a number of it is negative")
+		return errors.New("a negative number")
 	}
 	return instance.ValidName(i.Name)
 }

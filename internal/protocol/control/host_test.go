@@ -36,7 +36,7 @@ func TestHostReportsAreChecked(t *testing.T) {
 		"instances[0]: cannot use":  func(r *HostReport) { r.Instances[0].Name = "Web!" },
 		"instances[0]: its state":   func(r *HostReport) { r.Instances[0].State = "" },
 		"instances[0]: its runtime": func(r *HostReport) { r.Instances[0].Runtime = "a b" },
-		"instances[0]: a number":    func(r *HostReport) { r.Instances[0].Connections = -1 },
+		"instances[0]: a negative number":    func(r *HostReport) { r.Instances[0].Connections = -1 },
 		"instances[0]: it has more": func(r *HostReport) { r.Instances[0].Leases = make([]idle.Lease, 65) },
 		"instances[1]": func(r *HostReport) {
 			r.Instances = append(r.Instances, r.Instances[0])

@@ -23,7 +23,7 @@ func plain(v any) error {
 		case len(s) > MaxHostText:
 			first = fmt.Errorf("%s: it is longer than %d bytes", at, MaxHostText)
 		case !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl):
-			first = errors.New(at + ": it has control characters or is no UTF-8")
+			first = errors.New(at + ": contains control characters or is not UTF-8")
 		}
 	}, nil)
 	return first

@@ -95,7 +95,7 @@ func read(body io.Reader, at *int64, e Events) error {
 		var id int64
 		if ev.ID != "" {
 			if id, err = strconv.ParseInt(ev.ID, 10, 64); err != nil {
-				return fmt.Errorf("cannot read the stream: id %.40q is no number", ev.ID)
+				return fmt.Errorf("cannot read the stream: id %.40q is not a number", ev.ID)
 			}
 		}
 		if ev.Name == "event" {

@@ -62,8 +62,8 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: answered %q, want %q in it", c.in, out, c.want)
 		}
 	}
-	out := serve(t, `{"jsonrpc":"2.0","id":1,"method":"busy"}`, func(Message) error { return errors.New("it is stopped") })
-	if !strings.Contains(out, "it is stopped") || !strings.Contains(out, "-32000") {
+	out := serve(t, `{"jsonrpc":"2.0","id":1,"method":"busy"}`, func(Message) error { return errors.New("stopped") })
+	if !strings.Contains(out, "stopped") || !strings.Contains(out, "-32000") {
 		t.Errorf("refusal: %s", out)
 	}
 }

@@ -218,7 +218,7 @@ func listOf(name, doc string, at func(*Settings) **[]string, allowed ...string) 
 		if name == "active-ports" {
 			for _, w := range out {
 				if n, err := strconv.ParseUint(w, 10, 16); err != nil || n == 0 {
-					return nil, fmt.Errorf("%q is no TCP port", w)
+					return nil, fmt.Errorf("%q is not a TCP port", w)
 				}
 			}
 		}

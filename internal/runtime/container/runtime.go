@@ -89,7 +89,7 @@ func Check(p *process.Runtime) error {
 	case os.Geteuid() != 0:
 		return errors.New("cannot run containers: the host is not root")
 	case p.GroupDir("x") == "":
-		return errors.New("cannot run containers: there are no control groups here")
+		return errors.New("cannot run containers: no control groups are available")
 	}
 	return nil
 }

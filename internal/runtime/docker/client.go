@@ -288,7 +288,7 @@ func demux(r io.Reader, out, errOut io.Writer) error {
 		case 2:
 			to = errOut
 		default:
-			return fmt.Errorf("cannot read the output: there is no stream %d", h[0])
+			return fmt.Errorf("cannot read the output: unknown stream %d", h[0])
 		}
 		if _, err := io.CopyN(to, r, int64(binary.BigEndian.Uint32(h[4:]))); err != nil {
 			return err

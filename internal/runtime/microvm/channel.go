@@ -216,7 +216,7 @@ func (w *Work) handle(q guest.Request) (any, error) {
 		return nil, nil // the health readings are more complete
 	}
 	if q.ID == nil {
-		return nil, errors.New("cannot take a program's message that nobody waits for")
+		return nil, errors.New("cannot accept a program's message without an id")
 	}
 	return nil, w.message(m)
 }

@@ -152,7 +152,7 @@ func (w *Work) awaitSpace() {
 		return
 	}
 	w.setFull(true)
-	w.r.log.Warn("a guest stands still", "instance", w.id, "reason", w.stands())
+	w.r.log.Warn("guest stopped for lack of disk space", "instance", w.id, "reason", w.stands())
 	for w.pauseFor(spaceCheckInterval) {
 		m, err := w.monitor()
 		if err != nil {

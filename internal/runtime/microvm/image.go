@@ -143,7 +143,7 @@ func (r *Runtime) checkRoot(root string) error {
 	case !st.Mode().IsRegular():
 		return fmt.Errorf("%s is neither a directory nor a file", root)
 	case r.cfg.Images == nil && !isExt4(root):
-		return fmt.Errorf("%s is no ext4 image", root)
+		return fmt.Errorf("%s is not an ext4 image", root)
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func writeInitramfs(w io.Writer, harness string, k Kernel, files map[string]stri
 			return fmt.Errorf("cannot put %s into the initramfs: %w", name, err)
 		}
 		if !st.Mode().IsRegular() || st.Size() > maxInitramfs {
-			return fmt.Errorf("cannot put %s into the initramfs: %s is no file of at most %d bytes", name, from, maxInitramfs)
+			return fmt.Errorf("cannot add %s to the initramfs: %s is not a file of at most %d bytes", name, from, maxInitramfs)
 		}
 		b, err := os.ReadFile(from)
 		if err != nil {

@@ -190,7 +190,7 @@ func TestMachine(t *testing.T) {
 		m     Machine
 		field string
 	}{
-		{Machine{Memory: 64 << 20}, "memory: 67108864 bytes are less than 96 MiB"}, {Machine{Memory: 128<<20 + 1}, "memory: 134217729 bytes are no whole MiB"},
+		{Machine{Memory: 64 << 20}, "memory: 67108864 bytes are less than 96 MiB"}, {Machine{Memory: 128<<20 + 1}, "memory: 134217729 bytes is not a multiple of 1 MiB"},
 		{Machine{Memory: maxMemory + 1<<20}, "memory: 1099512676352 bytes are more than 1048576 MiB"}, {Machine{CPUs: 65}, "cpus"}, {Machine{Kind: "pc"}, "machine"},
 	} {
 		if _, err := c.m.withDefaults(); err == nil || !strings.Contains(err.Error(), c.field) {

@@ -141,7 +141,7 @@ func (r *Runtime) usedFiles() (map[string]bool, error) {
 // RemoveImage implements instance.ImageKeeper.
 func (r *Runtime) RemoveImage(ctx context.Context, id string) error {
 	if id == "" || id != filepath.Base(id) || id[0] == '.' {
-		return fmt.Errorf("cannot remove image %s: that is no name of one", id)
+		return fmt.Errorf("cannot remove image %s: invalid image ID", id)
 	}
 	dir := r.bootFiles()
 	switch filepath.Ext(id) {

@@ -69,7 +69,7 @@ func (m Machine) with(image string, memory int64, cpus float64, net instance.Net
 	if cpus != 0 {
 		m.CPUs = int(cpus)
 		if float64(m.CPUs) != cpus {
-			return m, fmt.Errorf("cannot use cpus: %v is no whole number, and a virtual machine has whole processors", cpus)
+			return m, fmt.Errorf("cpus: %v is not a whole number, which a virtual machine needs", cpus)
 		}
 	}
 	return m.withDefaults()
@@ -110,7 +110,7 @@ func (m Machine) withDefaults() (Machine, error) {
 	case m.Memory > maxMemory:
 		errs = append(errs, fmt.Errorf("cannot use memory: %d bytes are more than %d MiB", m.Memory, maxMemory>>20))
 	case m.Memory%(1<<20) != 0:
-		errs = append(errs, fmt.Errorf("cannot use memory: %d bytes are no whole MiB", m.Memory))
+		errs = append(errs, fmt.Errorf("memory: %d bytes is not a multiple of 1 MiB", m.Memory))
 	}
 	if m.CPUs < 1 || m.CPUs > maxCPUs {
 		errs = append(errs, fmt.Errorf("cannot use cpus: %d is not between 1 and %d", m.CPUs, maxCPUs))
@@ -495,11 +495,11 @@ func (r *Runtime) clear(ctx context.Context, id string) error {
 	}
 	for _, p := range pids {
 		if err := p.kill(ctx); err != nil {
-			return fmt.Errorf("cannot end what is left of %s: %w", id, err)
+			return fmt.Errorf("cannot end the remaining processes of %s: %w", id, err)
 		}
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("cannot remove what is left of %s: %w", id, err)
+		return fmt.Errorf("cannot remove the remaining files of %s: %w", id, err)
 	}
 	return nil
 }

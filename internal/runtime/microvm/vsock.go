@@ -145,7 +145,7 @@ func (w *Work) checkVsock(man *manifest) error {
 	}
 	err := w.r.noVsock()
 	if w.r.cfg.Channel == ChannelSerial {
-		err = errors.New("this host is told to use virtio-serial alone")
+		err = errors.New("this host is configured to use virtio-serial only")
 	}
 	if err != nil {
 		return &instance.SnapshotError{Reason: "it was saved with a vsock device, which it cannot have now: " + err.Error()}

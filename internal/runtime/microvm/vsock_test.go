@@ -201,7 +201,7 @@ func TestVsockSnapshot(t *testing.T) {
 	}{
 		{"as before", with, ChannelAuto, withVsock(t), ""},
 		{"the device went", with, ChannelAuto, machineFiles{dev: "/nowhere"}, "vhost-vsock"},
-		{"the setting changed", with, ChannelSerial, withVsock(t), "virtio-serial alone"},
+		{"the setting changed", with, ChannelSerial, withVsock(t), "virtio-serial only"},
 		{"the device came", without, ChannelAuto, withVsock(t), ""},
 		{"never had one", without, ChannelSerial, machineFiles{dev: "/nowhere"}, ""},
 	} {

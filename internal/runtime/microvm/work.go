@@ -535,7 +535,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	a, at, err := w.last, w.lastAt, w.lastHealthErr
 	w.mu.Unlock()
 	if at.IsZero() && err == nil {
-		at, err = time.Now(), errors.New("the guest was not asked since this daemon took it over")
+		at, err = time.Now(), errors.New("not probed since this daemon adopted the guest")
 	}
 	s := instance.Sample{At: at, CPU: time.Duration(a.CPU) * time.Millisecond, NetBytes: a.Net, Outbound: a.Outbound, LastClosed: ended}
 	for _, o := range open {
@@ -610,7 +610,7 @@ func (w *Work) Dial(ctx context.Context, target string) (net.Conn, error) {
 	}
 	port, err := strconv.ParseUint(p, 10, 16)
 	if err != nil {
-		return nil, fmt.Errorf("cannot connect to %q in the guest: its port is no number", target)
+		return nil, fmt.Errorf("cannot connect to %q in the guest: the port is not a number", target)
 	}
 	c, err := w.net.Dial(ctx, uint16(port))
 	if err != nil {

@@ -293,7 +293,7 @@ func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone 
 		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot look at process %d of %s: %w", pid, id, err)
+		return nil, fmt.Errorf("cannot inspect process %d of %s: %w", pid, id, err)
 	}
 	return &Work{r: r, table: &tableCache{netns: pid}, alone: alone, id: id, group: g,
 		ident: instance.Identity{BootID: r.boot, Cgroup: g.Dir(), PID: pid, Start: s.Start, Run: run}}, nil

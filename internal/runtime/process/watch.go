@@ -65,7 +65,7 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 			if err != nil {
 				shimctl.CloseAll(dups[n:])
 				give()
-				return nil, fmt.Errorf("cannot look at socket %d of process %d: %w", fds[n], pid, err)
+				return nil, fmt.Errorf("cannot inspect socket %d of process %d: %w", fds[n], pid, err)
 			}
 			found = append(found, taken{fd, nameOf(in, pid, fds[n]), in})
 		}

@@ -105,7 +105,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 		return nil
 	}
 	if live, err := w.Alive(); err != nil || !live {
-		return errors.Join(fmt.Errorf("cannot stop process %d: it is not there", w.ident.PID), err)
+		return errors.Join(fmt.Errorf("cannot stop process %d: it does not exist", w.ident.PID), err)
 	}
 	pids, err := cgroup.Stop(ctx, w.ident.PID, tree{w})
 	if err != nil {

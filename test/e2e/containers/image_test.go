@@ -252,7 +252,7 @@ func TestHostileImages(t *testing.T) {
 		layers []*tar.Header
 		want   string
 	}{
-		"a path that leads out":          {[]*tar.Header{{Name: "../../../../../../.." + outside, Size: 3}}, "leads out"},
+		"a path that leads out":          {[]*tar.Header{{Name: "../../../../../../.." + outside, Size: 3}}, "leaves its directory"},
 		"a hard link that leads out":     {[]*tar.Header{link("h", "../../../../.."+outside, tar.TypeLink)}, "cannot link"},
 		"a hard link through a link":     {[]*tar.Header{link("l", "/../../..", tar.TypeSymlink), link("h", "l"+outside, tar.TypeLink)}, "no such file"},
 		"links in a circle":              {[]*tar.Header{link("a", "b", tar.TypeSymlink), link("b", "a", tar.TypeSymlink), {Name: "a/f"}}, "links"},

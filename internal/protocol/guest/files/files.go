@@ -216,7 +216,7 @@ func ParseRequest(b []byte) (q Request, err error) {
 	path, to := c.u16(), c.u16()
 	switch {
 	case q.Op == 0 || q.Op > lastOp:
-		return q, fmt.Errorf("cannot read a request: there is no operation %d", q.Op)
+		return q, fmt.Errorf("cannot read a request: unknown operation %d", q.Op)
 	case again > 1:
 		return q, errors.New("cannot read a request: a flag is neither 0 nor 1")
 	case path > MaxPath || to > MaxPath || path+to > len(c):
