@@ -23,21 +23,21 @@ func report() HostReport {
 func TestHostReportsAreChecked(t *testing.T) {
 	long := strings.Repeat("x", MaxHostText+1)
 	for field, change := range map[string]func(r *HostReport){
-		"":                          func(*HostReport) {},
-		"host":                      func(r *HostReport) { r.Host = "other" },
-		"at":                        func(r *HostReport) { r.At = time.Time{} },
-		"sequence":                  func(r *HostReport) { r.After = 2 },
-		"interval_seconds":          func(r *HostReport) { r.Interval = 0 },
-		"counts":                    func(r *HostReport) { r.Counts["RUNNING"] = 1 },
-		"version":                   func(r *HostReport) { r.Version = long },
-		"faults[0]":                 func(r *HostReport) { r.Faults = []string{"\x1b[2J"} },
-		"gone[0]":                   func(r *HostReport) { r.Gone[0] = "i1" },
-		"instances[0]":              func(r *HostReport) { r.Instances[0].ID = "../i" },
-		"instances[0]: cannot use":  func(r *HostReport) { r.Instances[0].Name = "Web!" },
-		"instances[0]: its state":   func(r *HostReport) { r.Instances[0].State = "" },
-		"instances[0]: its runtime": func(r *HostReport) { r.Instances[0].Runtime = "a b" },
-		"instances[0]: a negative number":    func(r *HostReport) { r.Instances[0].Connections = -1 },
-		"instances[0]: it has more": func(r *HostReport) { r.Instances[0].Leases = make([]idle.Lease, 65) },
+		"":                                func(*HostReport) {},
+		"host":                            func(r *HostReport) { r.Host = "other" },
+		"at":                              func(r *HostReport) { r.At = time.Time{} },
+		"sequence":                        func(r *HostReport) { r.After = 2 },
+		"interval_seconds":                func(r *HostReport) { r.Interval = 0 },
+		"counts":                          func(r *HostReport) { r.Counts["RUNNING"] = 1 },
+		"version":                         func(r *HostReport) { r.Version = long },
+		"faults[0]":                       func(r *HostReport) { r.Faults = []string{"\x1b[2J"} },
+		"gone[0]":                         func(r *HostReport) { r.Gone[0] = "i1" },
+		"instances[0]":                    func(r *HostReport) { r.Instances[0].ID = "../i" },
+		"instances[0]: cannot use":        func(r *HostReport) { r.Instances[0].Name = "Web!" },
+		"instances[0]: its state":         func(r *HostReport) { r.Instances[0].State = "" },
+		"instances[0]: its runtime":       func(r *HostReport) { r.Instances[0].Runtime = "a b" },
+		"instances[0]: a negative number": func(r *HostReport) { r.Instances[0].Connections = -1 },
+		"instances[0]: it has more":       func(r *HostReport) { r.Instances[0].Leases = make([]idle.Lease, 65) },
 		"instances[1]": func(r *HostReport) {
 			r.Instances = append(r.Instances, r.Instances[0])
 			r.Instances[1].ID = "i2"
