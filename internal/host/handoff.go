@@ -101,8 +101,9 @@ func (i *inst) keptAddrs() (addrs []string) {
 
 // deaf returns why some or all connections that wake the instance from paused
 // do not start it once lull has stopped it. It returns "" if they do, if a
-// setting forbids it, or if lull never stops it. unheard reports that nothing
-// outside could wake it. all reports that no connection starts it.
+// setting forbids it, or if lull never stops it. The caller passes unheard if
+// nothing outside could wake the instance. all reports that no connection
+// starts it.
 func (i *inst) deaf(unheard bool) (why string, all bool) {
 	s := i.spec()
 	switch {

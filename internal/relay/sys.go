@@ -33,7 +33,7 @@ func result(n uintptr, e syscall.Errno) (int, error) {
 	case 0:
 		return int(n), nil
 	case unix.EAGAIN:
-		return -1, unix.EAGAIN // a constant in the interface: no allocation
+		return -1, unix.EAGAIN // an error constant, which needs no allocation
 	case unix.EINTR:
 		return -1, unix.EINTR
 	}

@@ -61,7 +61,8 @@ func (p *Problem) Error() string {
 	return s
 }
 
-// GetStatus and ContentType make a Problem an error that a huma route can return.
+// GetStatus returns the HTTP status. With ContentType it lets a huma route
+// return a Problem as an error.
 func (p *Problem) GetStatus() int { return p.Status }
 
 // ContentType returns the media type of a problem document.

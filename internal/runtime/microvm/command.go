@@ -44,7 +44,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 }
 
 // cancelCommand makes the guest kill a command. A guest that cannot be reached
-// does so itself when another host connects.
+// kills it when another host connects.
 func (w *Work) cancelCommand(number uint64) {
 	if p, _ := w.voice(); p != nil {
 		_ = p.Notify(guest.Cancel, guest.CancelCall{Number: number})

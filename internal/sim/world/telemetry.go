@@ -94,10 +94,10 @@ func (h *Host) log(now Moment, what uint8, user string, lab int) {
 	h.events = append(h.events, e)
 }
 
-// KnownActivity returns the true time, the client's, of the newest user action
-// that an answer at now contains. LastActivity is the same without the second
-// condition: if events are late it is newer. Both exclude BaseHistory and
-// actions of the built-in account.
+// KnownActivity returns the client's time of the newest user action in an
+// answer at now. LastActivity also counts actions that no answer contains yet,
+// so it is newer if events are late. Both exclude BaseHistory and actions of
+// the built-in account.
 func (h *Host) KnownActivity(now Moment) time.Time {
 	var newest int64
 	wire := now.Wire.UnixMilli()
