@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/freeport"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/shimctl"
 )
@@ -79,7 +81,7 @@ func script(steps string) int {
 				<-time.After(time.Millisecond)
 			}
 		case "serve": // answers clients until it is killed
-			err = unix.Listen(socks[f[1]], 8)
+			err = unix.Listen(socks[f[1]], 128) // with a shorter backlog the kernel itself forgets clients of a busy machine
 			for err == nil {
 				var c int
 				if c, _, err = unix.Accept4(socks[f[1]], unix.SOCK_CLOEXEC); err == nil {
@@ -140,25 +142,40 @@ func (b *bench) checkHandoff() {
 }
 
 // begin starts a run and returns what reports its binds.
-func (b *bench) begin(m shimctl.Start) (shimctl.Started, int) {
+func (b *bench) begin(m shimctl.Start) (shimctl.Started, *letGo) {
 	b.t.Helper()
 	s, fd, err := b.c.StartHandoff(waittest.Context(b.t), m)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	// None comes with a program that has ended already.
-	b.t.Cleanup(func() { shimctl.CloseAll([]int{fd}); _ = syscall.Kill(-s.PID, syscall.SIGKILL) })
-	return s, fd
+	l := &letGo{FD: fd}
+	b.t.Cleanup(func() { l.close(); _ = syscall.Kill(-s.PID, syscall.SIGKILL) })
+	return s, l
 }
+
+// letGo is a descriptor that is closed once: its number soon belongs to a test
+// beside this one.
+type letGo struct {
+	FD   int
+	once sync.Once
+}
+
+func (l *letGo) close() { l.once.Do(func() { shimctl.CloseAll([]int{l.FD}) }) }
 
 func freeAddr(t *testing.T, network, host string) string {
 	t.Helper()
-	l, err := net.Listen(network, net.JoinHostPort(host, "0"))
+	port, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := net.JoinHostPort(host, strconv.Itoa(port))
+	l, err := net.Listen(network, addr)
 	if err != nil {
 		t.Skipf("this machine cannot listen on %s: %v", host, err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	l.Close()
+	return addr
 }
 
 // TestHandoffOfBinds states which binds are given the kept socket, and of which
@@ -282,13 +299,13 @@ func TestHandoffOutlivesShim(t *testing.T) {
 				t.Fatal(err)
 			}
 			// The call has come when its report can be read.
-			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			poll := []unix.PollFd{{Fd: int32(fd.FD), Events: unix.POLLIN}}
 			if n, err := unix.Poll(poll, int(waitLimit.Milliseconds())); err != nil || n != 1 {
 				t.Fatalf("no bind is reported: %d, %v", n, err)
 			}
 			if read {
 				var notif [80]byte
-				if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&notif))); e != 0 {
+				if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd.FD), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&notif))); e != 0 {
 					t.Fatal(e)
 				}
 				left := bytes.NewBuffer(notif[:])
@@ -308,7 +325,7 @@ func TestHandoffOutlivesShim(t *testing.T) {
 			if err := b.c.Keep(waittest.Context(t), "a", addrs, fds); err != nil {
 				t.Fatal(err)
 			}
-			if err := b.c.GiveFilter(waittest.Context(t), "a", 1, fd); err != nil {
+			if err := b.c.GiveFilter(waittest.Context(t), "a", 1, fd.FD); err != nil {
 				t.Fatal(err)
 			}
 			b.waitText(b.logPath("a"), "a=kept4;")

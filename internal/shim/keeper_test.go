@@ -15,14 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/lib/waittest"
-	"lull/internal/protocol/shimctl"
 )
 
 // dieTogether kills the shim after the daemon has let go of everything that it
 // holds, as when both are killed together.
-func (b *bench) dieTogether(fds ...int) {
+func (b *bench) dieTogether(held ...*letGo) {
 	b.t.Helper()
-	shimctl.CloseAll(fds)
+	for _, l := range held {
+		l.close()
+	}
 	b.stop(syscall.SIGKILL)
 }
 

@@ -136,12 +136,13 @@ const (
 )
 
 // handshaking reports whether a TCP handshake on one of this machine's own
-// ports is in progress. A busy machine may take long for one.
+// ports is in progress, or may be because the kernel cannot list them. A busy
+// machine may take long for one.
 func handshaking(port uint16) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakesLimit)
 	defer cancel()
 	t, err := sockets.Dump(ctx, sockets.Query{States: []sockets.State{sockets.SynRecv, sockets.NewSynRecv}})
-	return err == nil && slices.ContainsFunc(t.Sockets, func(o sockets.Socket) bool { return o.Local.Port() == port })
+	return err != nil || slices.ContainsFunc(t.Sockets, func(o sockets.Socket) bool { return o.Local.Port() == port })
 }
 
 // empty closes h and forwards its clients. The program already listens, so no

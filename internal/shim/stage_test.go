@@ -88,12 +88,7 @@ func TestListenFDs(t *testing.T) {
 	b := newBench(t).start()
 	addrs := make([]string, 12) // more than the descriptors of the stage, to cross over
 	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addrs[i] = l.Addr().String()
-		l.Close()
+		addrs[i] = freeAddr(t, "tcp", "127.0.0.1")
 	}
 	l := b.launch("held", 1, `echo $LISTEN_FDS $LISTEN_PID $$ $LISTEN_FDNAMES; for i in 3 4 5 6 7 8 9 10 11 12 13 14; do readlink /proc/$$/fd/$i; done; ls /proc/$$/fd | wc -l; exec sleep 1000`)
 	l.Listen = addrs
