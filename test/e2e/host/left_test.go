@@ -122,11 +122,14 @@ func link(pid int, name string) string {
 	return s
 }
 
-// links returns the targets of all links in a directory of a process.
+// links returns the targets of all links in a directory of a process, without
+// those of a process that is ending, which cannot be read.
 func links(pid int, dir string) (to []string) {
 	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir))
 	for _, e := range entries {
-		to = append(to, link(pid, dir+"/"+e.Name()))
+		if target := link(pid, dir+"/"+e.Name()); target != "" {
+			to = append(to, target)
+		}
 	}
 	return to
 }
