@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -41,6 +40,7 @@ type cloudRig struct {
 	end   func()
 
 	mu   sync.Mutex
+	log  strings.Builder // what the server logged
 	dead map[string]bool // hosts of AWS that do not answer, such as "ec2.eu-north-1"
 }
 
@@ -119,7 +119,7 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 	}
 	r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: values}})
 	fatal(err)
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	log := slog.New(slog.NewTextHandler(logged{r}, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	set := &ec2.Set{Accounts: map[string]ec2.Access{"": {HTTP: toAWS}}}
 	cmls := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Secret: secrets(nil, func(string) string { return "cml" }), Port: "8443", Dial: toCML})
 	r.ctl, err = controller.New(controller.Config{Fleet: r.fleet, Server: "one", Clouds: ec2cloud.New(set, nil).Cloud, Consoles: cmls.Console, CML: cmls.Probe, Log: log})
@@ -161,6 +161,14 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 type plainly func(*http.Request) (*http.Response, error)
 
 func (f plainly) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
+// logged appends what is written to the rig's log.
+type logged struct{ r *cloudRig }
+
+func (l logged) Write(b []byte) (n int, err error) {
+	l.r.with(func() { n, err = l.r.log.Write(b) })
+	return n, err
+}
 
 // pass lets d pass in the bubble.
 func (r *cloudRig) pass(d time.Duration) { time.Sleep(d) }

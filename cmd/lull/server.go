@@ -73,7 +73,7 @@ func (cfg *serverConfig) open(ctx context.Context, log *slog.Logger) (opened, er
 		if err != nil {
 			return nil, fmt.Errorf("cannot read the password of etcd: %w", err)
 		}
-		ext.Password = strings.TrimSpace(string(b))
+		ext.Password = sealed.Plain(strings.TrimSpace(string(b)))
 	}
 	return etcd.Dial(ctx, ext)
 }

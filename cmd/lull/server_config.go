@@ -262,7 +262,7 @@ func (cfg *serverConfig) people() (server.People, error) {
 		if err != nil {
 			return nil, fmt.Errorf("cannot read oidc-client-secret-file: %w", err)
 		}
-		o.ClientSecret = strings.TrimSpace(string(b))
+		o.ClientSecret = sealed.Plain(strings.TrimSpace(string(b)))
 	}
 	if u, err := url.Parse(cfg.PublicURL); cfg.PublicURL != "" && (err != nil || u.Host == "" || strings.HasSuffix(cfg.PublicURL, "/")) {
 		return nil, fmt.Errorf("cannot use public-url %q: want https://host:port without a trailing slash", cfg.PublicURL)
@@ -298,8 +298,8 @@ func accountNames(accounts map[string]ec2.Access) []string {
 
 // secrets opens what sealed.Secret refers to. Files are bounded, as anything
 // from outside.
-func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret) (string, error) {
-	file := func(name string) (string, error) {
+func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret) (sealed.Plain, error) {
+	file := func(name string) (sealed.Plain, error) {
 		b, err := os.ReadFile(name)
 		if err == nil && len(b) > 64<<10 {
 			err = fmt.Errorf("%d bytes, the limit is 65536", len(b))
@@ -307,16 +307,16 @@ func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret
 		if err != nil {
 			return "", fmt.Errorf("cannot read a secret: %w", err)
 		}
-		return strings.TrimRight(string(b), "\r\n"), nil
+		return sealed.Plain(strings.TrimRight(string(b), "\r\n")), nil
 	}
-	env := func(name string) (string, error) {
+	env := func(name string) (sealed.Plain, error) {
 		v := getenv(name)
 		if v == "" {
 			return "", fmt.Errorf("cannot read a secret: the environment has no %s", name)
 		}
-		return v, nil
+		return sealed.Plain(v), nil
 	}
-	return func(s sealed.Secret) (string, error) { return seal.Open(s, file, env) }
+	return func(s sealed.Secret) (sealed.Plain, error) { return seal.Open(s, file, env) }
 }
 
 // prices is the table that replaces the published one; nil without a file.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/warning"
 	"lull/internal/fleet/worker"
 )
@@ -229,7 +230,7 @@ var ErrRefused = errors.New("CML refuses")
 // Licenser manages the license of a worker's CML. When Register returns, the
 // request is accepted, not done. Register and Deregister may be repeated.
 type Licenser interface {
-	Register(ctx context.Context, token string, reregister bool) error
+	Register(ctx context.Context, token sealed.Plain, reregister bool) error
 	State(ctx context.Context) (LicenseState, error)
 	// Deregister returns local if Smart Licensing could not be informed.
 	Deregister(ctx context.Context) (local bool, err error)

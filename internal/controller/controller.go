@@ -82,7 +82,7 @@ type Config struct {
 	// why none was found. Nil leaves workers on the sources that they have.
 	CML func(ctx context.Context, w worker.Worker) (found bool, detail string)
 	// Secret opens a worker's secret.
-	Secret func(s sealed.Secret) (string, error)
+	Secret func(s sealed.Secret) (sealed.Plain, error)
 	// Guards returns blocks decided elsewhere: schedule, budget, hooks.
 	Guards func(w *worker.Worker, now time.Time) []idle.Block
 	// Journal stores evidence; nil stores none.
@@ -152,7 +152,7 @@ func New(cfg Config) (*Controller, error) {
 		cfg.Tracer = noop.NewTracerProvider().Tracer("")
 	}
 	if cfg.Secret == nil {
-		cfg.Secret = func(s sealed.Secret) (string, error) { return "", fmt.Errorf("cannot open secret %s", s) }
+		cfg.Secret = func(s sealed.Secret) (sealed.Plain, error) { return "", fmt.Errorf("cannot open secret %s", s) }
 	}
 	c := &Controller{
 		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, tracer: cfg.Tracer, measure: newMeasures(),

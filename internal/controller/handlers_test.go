@@ -89,7 +89,7 @@ func runRow(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	c, err := New(Config{Fleet: f, Server: "s", Clouds: func(string, string) (Cloud, error) { return w.cloud(), nil }, Consoles: w.console,
-		Secret: func(s sealed.Secret) (string, error) { return string(s), nil }})
+		Secret: func(s sealed.Secret) (sealed.Plain, error) { return sealed.Plain(s), nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -110,7 +110,7 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 			t.Fatal(err)
 		}
 		consoles := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Port: "8443", Dial: network.DialContext,
-			Secret: func(sealed.Secret) (string, error) { return "cml", nil }})
+			Secret: func(sealed.Secret) (sealed.Plain, error) { return "cml", nil }})
 		ctl, err := controller.New(controller.Config{Fleet: r.fleet, Server: "one",
 			Clouds:   func(string, string) (controller.Cloud, error) { return ec2cloud.Region(region, nil, nil), nil },
 			Consoles: consoles.Console})

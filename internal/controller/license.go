@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/worker"
 )
 
@@ -177,11 +178,11 @@ func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) 
 }
 
 // without returns text without secret, which CML may have repeated.
-func without(text, secret string) string {
+func without(text string, secret sealed.Plain) string {
 	if secret == "" {
 		return text
 	}
-	return strings.ReplaceAll(text, secret, "[token]")
+	return strings.ReplaceAll(text, string(secret), "[token]")
 }
 
 // licensePending leaves an operation pending and records the reason once. After

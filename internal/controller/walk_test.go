@@ -95,7 +95,7 @@ func (r *rig) run(client *mem.Client, o options) {
 		Tracer: o.tracer, Log: o.log, Fleet: f, Server: o.server, Shadow: o.shadow,
 		Clouds:   func(string, string) (Cloud, error) { return r.world.cloud(), nil },
 		Consoles: o.consoles,
-		Secret:   func(s sealed.Secret) (string, error) { return string(s), nil },
+		Secret:   func(s sealed.Secret) (sealed.Plain, error) { return sealed.Plain(s), nil },
 	})
 	if err != nil {
 		r.t.Fatal(err)

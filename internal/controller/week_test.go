@@ -157,7 +157,7 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 		}
 	}
 	consoles := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Port: "8443", Dial: network.DialContext,
-		Secret: func(sealed.Secret) (string, error) { return "cml", nil }})
+		Secret: func(sealed.Secret) (sealed.Plain, error) { return "cml", nil }})
 	kept, _, err := journal.Open(dir, journal.Options{SyncEvery: time.Minute})
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/warning"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
@@ -546,7 +547,7 @@ var (
 	overused     = LicenseState{Failed: true, Seat: true, Registration: "COMPLETED", Authorization: "OUT_OF_COMPLIANCE", Detail: "authorization OUT_OF_COMPLIANCE"}
 )
 
-func (c console) Register(_ context.Context, token string, _ bool) error {
+func (c console) Register(_ context.Context, token sealed.Plain, _ bool) error {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	m, err := c.license("register")

@@ -487,9 +487,9 @@ func TestSecretsAreSealed(t *testing.T) {
 		}
 		w, _ := fl.Worker(ctx, id)
 		seal, _ := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
-		none := func(string) (string, error) { return "", errors.New("not asked for") }
-		if got, err := seal.Open(w.CMLPassword, none, none); err != nil || got != pass {
-			t.Errorf("opened to %q: %v", got, err)
+		none := func(string) (sealed.Plain, error) { return "", errors.New("not asked for") }
+		if got, err := seal.Open(w.CMLPassword, none, none); err != nil || got != sealed.Plain(pass) {
+			t.Errorf("opened to %q: %v", string(got), err)
 		}
 		other, _ := sealed.NewSealer([]byte(strings.Repeat("x", 32)))
 		if _, err := other.Open(w.CMLPassword, none, none); err == nil {

@@ -165,8 +165,8 @@ func (w *town) notifier(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Notifier, err = notify.New(notify.Config{Fleet: p.fleet, Server: "one", Secret: func(s sealed.Secret) (string, error) {
-		return map[sealed.Secret]string{"env:ADDRESS": "http://receiver/", "env:KEY": strings.Repeat("k", 32)}[s], nil
+	p.Notifier, err = notify.New(notify.Config{Fleet: p.fleet, Server: "one", Secret: func(s sealed.Secret) (sealed.Plain, error) {
+		return map[sealed.Secret]sealed.Plain{"env:ADDRESS": "http://receiver/", "env:KEY": sealed.Plain(strings.Repeat("k", 32))}[s], nil
 	}, Dial: w.net.DialContext})
 	if err != nil {
 		return nil, err

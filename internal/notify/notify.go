@@ -46,7 +46,7 @@ import (
 type Config struct {
 	Fleet *fleet.Fleet
 	// Secret resolves a reference to a secret.
-	Secret func(sealed.Secret) (string, error)
+	Secret func(sealed.Secret) (sealed.Plain, error)
 	// Dial connects to receivers; base/outward limits the destinations.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Server names this process in the store.

@@ -59,7 +59,7 @@ type receiver interface {
 
 // open returns the receiver of a channel.
 func (n *Notifier) open(name string, c channel.Channel, s settings.Settings) (receiver, error) {
-	secret := func(field string, ref sealed.Secret) (string, error) {
+	secret := func(field string, ref sealed.Secret) (sealed.Plain, error) {
 		v, err := n.cfg.Secret(ref)
 		if err != nil {
 			return "", fmt.Errorf("cannot open %s of channel %q: %w", field, name, err)
@@ -77,12 +77,13 @@ func (n *Notifier) open(name string, c channel.Channel, s settings.Settings) (re
 		}
 		return &mailbox{client: client, channel: c, fleet: n.cfg.Fleet, zone: s.Zone(), domain: n.cfg.Fleet.ID()}, nil
 	}
-	address := string(c.URL)
+	address := c.URL
 	if channel.CheckAddress(address) != nil {
-		var err error
-		if address, err = secret("the address", c.URL); err != nil {
+		opened, err := secret("the address", sealed.Secret(c.URL))
+		if err != nil {
 			return nil, err
 		}
+		address = string(opened)
 		if err := channel.CheckAddress(address); err != nil {
 			return nil, fmt.Errorf("cannot use the address of channel %q: %w", name, err)
 		}

@@ -25,9 +25,9 @@ import (
 
 // Config says how consoles reach their CML.
 type Config struct {
-	Fleet  *fleet.Fleet                        // settings and default credentials
-	Secret func(sealed.Secret) (string, error) // opens passwords
-	Port   string                              // of CML on the workers, where their address names none
+	Fleet  *fleet.Fleet                              // settings and default credentials
+	Secret func(sealed.Secret) (sealed.Plain, error) // opens passwords
+	Port   string                                    // of CML on the workers, where their address names none
 	// Dial replaces the network to them; nil is net.Dialer's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -253,7 +253,7 @@ func (c *console) RunningLabs(ctx context.Context) (int, error) {
 	return n.Started, err
 }
 
-func (c *console) Register(ctx context.Context, token string, reregister bool) error {
+func (c *console) Register(ctx context.Context, token sealed.Plain, reregister bool) error {
 	return licenseError(c.client.Register(ctx, token, reregister))
 }
 

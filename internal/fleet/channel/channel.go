@@ -41,7 +41,7 @@ type Channel struct {
 	// URL is an http or https address, or a reference to one. An address that
 	// is itself a secret (every Slack-compatible one, and any with a query)
 	// must be a reference.
-	URL sealed.Secret `json:"url,omitempty"`
+	URL string `json:"url,omitempty"`
 	// Key refers to the key that signs webhooks. Without one they are not
 	// signed.
 	Key sealed.Secret `json:"key,omitempty"`
@@ -207,7 +207,7 @@ func (c Channel) Validate(at string) error {
 		bad("type", "%.40q is not webhook, slack or mail", c.Type)
 	}
 	for field, s := range map[string]sealed.Secret{"key": c.Key, "password": c.Password} {
-		if s != "" && !isReference(s) {
+		if s != "" && !s.IsReference() {
 			bad(field, "a secret is given as file:PATH or env:NAME")
 		}
 	}
@@ -233,20 +233,15 @@ func (c Channel) Validate(at string) error {
 	return errors.Join(errs...)
 }
 
-func isReference(s sealed.Secret) bool {
-	kind, rest, _ := strings.Cut(string(s), ":")
-	return (kind == "file" || kind == "env") && rest != "" && len(rest) <= 1024
-}
-
 func (c Channel) validateURL(bad func(field, format string, a ...any)) {
 	switch {
-	case isReference(c.URL):
+	case sealed.Secret(c.URL).IsReference():
 	case c.Type == Slack:
 		bad("url", "the address of a Slack-compatible webhook is a secret: give file:PATH or env:NAME")
 	default:
-		if err := CheckAddress(string(c.URL)); err != nil {
+		if err := CheckAddress(c.URL); err != nil {
 			bad("url", "%v", err)
-		} else if strings.Contains(string(c.URL), "?") {
+		} else if strings.Contains(c.URL, "?") {
 			bad("url", "an address with a query may hold a secret: give file:PATH or env:NAME")
 		}
 	}

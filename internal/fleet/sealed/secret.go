@@ -11,26 +11,68 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"io"
+	"log/slog"
 	"strings"
 
 	"lull/internal/core/failure"
 )
 
-// Secret is a reference to a secret, or a secret encrypted with a key outside
-// the store: "file:/path", "env:NAME" or "sealed:BASE64". It is never the
-// secret itself, and prints only its kind.
+// Secret is a setting that holds a secret: a reference ("file:/path" or
+// "env:NAME"), a secret encrypted with a key outside the store
+// ("sealed:BASE64"), or, in a flag, the environment or a config file, the secret
+// itself. It prints as the reference, or without its content.
 type Secret string
 
-// String hides the content of a sealed secret.
-func (s Secret) String() string {
-	if strings.HasPrefix(string(s), "sealed:") {
-		return "sealed:***"
-	}
-	return string(s)
+// hidden stands for the content of a secret.
+const hidden = "***"
+
+// IsReference reports whether s is a file:PATH or env:NAME of at most 1 KiB.
+func (s Secret) IsReference() bool {
+	kind, rest, _ := strings.Cut(string(s), ":")
+	return (kind == "file" || kind == "env") && rest != "" && len(rest) <= 1024
 }
 
-// GoString hides it in %#v as well.
-func (s Secret) GoString() string { return s.String() }
+// String returns a reference as it is, and hides anything else.
+func (s Secret) String() string {
+	switch {
+	case s == "" || s.IsReference():
+		return string(s)
+	case strings.HasPrefix(string(s), "sealed:"):
+		return "sealed:" + hidden
+	}
+	return hidden
+}
+
+// Format hides the secret under every verb of fmt.
+func (s Secret) Format(f fmt.State, verb rune) { fmt.Fprintf(f, fmt.FormatString(f, verb), s.String()) }
+
+// LogValue hides the secret in logs.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// MarshalText encodes s for a record or a file. It hides a secret that is
+// neither a reference nor encrypted.
+func (s Secret) MarshalText() ([]byte, error) {
+	if strings.HasPrefix(string(s), "sealed:") {
+		return []byte(s), nil
+	}
+	return []byte(s.String()), nil
+}
+
+// Plain is an opened secret. It prints as ***, also in JSON and logs.
+type Plain string
+
+// Format hides the secret under every verb of fmt.
+func (p Plain) Format(f fmt.State, _ rune) { io.WriteString(f, hidden) }
+
+// String hides the secret.
+func (p Plain) String() string { return hidden }
+
+// LogValue hides the secret in logs.
+func (p Plain) LogValue() slog.Value { return slog.StringValue(hidden) }
+
+// MarshalText hides the secret.
+func (p Plain) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
 // Sealer encrypts secrets given in the clear. A nil Sealer refuses them.
 type Sealer struct {
@@ -80,17 +122,15 @@ func (s *Sealer) Seal(field, given string) (Secret, error) {
 }
 
 // Open returns the secret. file and env read the target of a reference.
-func (s *Sealer) Open(ref Secret, file, env func(string) (string, error)) (string, error) {
+func (s *Sealer) Open(ref Secret, file, env func(string) (Plain, error)) (Plain, error) {
 	kind, rest, _ := strings.Cut(string(ref), ":")
 	switch {
-	case ref == "":
-		return "", nil
 	case kind == "file":
 		return file(rest)
 	case kind == "env":
 		return env(rest)
 	case kind != "sealed":
-		return "", fmt.Errorf("cannot open a secret of kind %q", kind)
+		return Plain(ref), nil
 	case s == nil:
 		return "", fmt.Errorf("cannot open a sealed secret without the key")
 	}
@@ -103,7 +143,7 @@ func (s *Sealer) Open(ref Secret, file, env func(string) (string, error)) (strin
 	if err != nil {
 		return "", fmt.Errorf("cannot open a sealed secret: the key is another one or it is damaged")
 	}
-	return string(plain), nil
+	return Plain(plain), nil
 }
 
 // MAC returns a signature over text, for links and enrollment secrets.

@@ -27,7 +27,7 @@ import (
 // MaxMinutes bounds every setting in minutes: a year.
 const MaxMinutes = 525_600
 
-// Settings are the effective settings of the fleet. The tags are the contract:
+// Settings are the effective settings of the fleet. The tags define their names:
 // env is the variable, its lower case is the key in the API and in the config
 // file, and unit is the unit of a number outside this program.
 type Settings struct {
@@ -198,9 +198,6 @@ func (f Field) format(s *Settings) any {
 	case time.Duration:
 		return int64(v / f.unit())
 	case sealed.Secret:
-		if v == "" {
-			return ""
-		}
 		return v.String()
 	default:
 		return v
@@ -230,7 +227,13 @@ func (f Field) set(s *Settings, raw any) error {
 			return bad("true or false")
 		}
 		v.SetBool(b)
-	case string, sealed.Secret:
+	case sealed.Secret:
+		t, ok := raw.(string)
+		if !ok || len(t) > 4096 {
+			return failure.Invalidf(f.Key, "it is not a text of at most 4096 bytes")
+		}
+		v.SetString(t)
+	case string:
 		t, ok := raw.(string)
 		if !ok || len(t) > 4096 {
 			return bad("a text of at most 4096 bytes")

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"lull/internal/fleet/sealed"
 )
 
 // Limits of every call.
@@ -34,8 +36,9 @@ type Config struct {
 	// "http" is accepted only with TLS.Insecure, because it verifies nothing.
 	URL string
 	// Username and Password are those of lull's account.
-	Username, Password string
-	TLS                TLS
+	Username string
+	Password sealed.Plain
+	TLS      TLS
 	// Dial replaces the network; nil means net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// HTTP replaces the HTTP client altogether; then TLS and Dial must be zero.
@@ -51,7 +54,7 @@ type Client struct {
 	base     string
 	host     string
 	username string
-	password string
+	password sealed.Plain
 	http     *http.Client
 	timeout  time.Duration
 	events   time.Duration
@@ -302,7 +305,7 @@ type credentials struct {
 // authenticate requests a token, which comes as a bare JSON string.
 func (c *Client) authenticate(ctx context.Context) (string, error) {
 	const op = "authenticate"
-	body, err := json.Marshal(credentials{c.username, c.password})
+	body, err := json.Marshal(credentials{c.username, string(c.password)})
 	if err != nil {
 		return "", fmt.Errorf("cannot %s: %w", op, err)
 	}

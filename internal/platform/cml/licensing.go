@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"regexp"
 	"time"
+
+	"lull/internal/fleet/sealed"
 )
 
 // Statuses of CML's smart licensing agent that mean success.
@@ -114,14 +116,14 @@ func (c *Client) Licensing(ctx context.Context) (Licensing, error) {
 
 // Register asks CML to register with a token. Success means that CML accepted
 // the request, not that it is registered: see AwaitRegistration.
-func (c *Client) Register(ctx context.Context, token string, reregister bool) error {
-	if !licenseToken.MatchString(token) {
+func (c *Client) Register(ctx context.Context, token sealed.Plain, reregister bool) error {
+	if !licenseToken.MatchString(string(token)) {
 		return &Error{Op: "register license", Host: c.host, Kind: ErrBadRequest, Err: errors.New("the token is not 1 to 256 letters, digits or +/%=-")}
 	}
 	body := struct {
 		Token      string `json:"token"`
 		Reregister bool   `json:"reregister"`
-	}{token, reregister}
+	}{string(token), reregister}
 	_, _, err := c.fetch(ctx, call{op: "register license", method: http.MethodPost, path: "/licensing/registration", body: body}, nil)
 	return err
 }

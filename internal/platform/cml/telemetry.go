@@ -107,7 +107,7 @@ type Identity struct {
 func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	k := call{
 		op: "read our identity", method: http.MethodPost, path: "/auth_extended",
-		body: credentials{c.username, c.password}, open: true,
+		body: credentials{c.username, string(c.password)}, open: true,
 	}
 	var v Identity
 	_, _, err := c.fetch(ctx, k, &v)

@@ -13,6 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"lull/internal/fleet/sealed"
 	"lull/internal/store"
 )
 
@@ -26,7 +27,8 @@ type ExternalConfig struct {
 	CAFile, CertFile, KeyFile string
 	// Username and Password are of etcd's own users; without https they are sent
 	// in the clear.
-	Username, Password string
+	Username string
+	Password sealed.Plain
 	// Logger receives the client's log; nil discards it.
 	Logger *slog.Logger
 	// CallTimeout bounds each call; 0 means DefaultCallTimeout.
@@ -118,7 +120,7 @@ func Dial(ctx context.Context, cfg ExternalConfig) (*Store, error) {
 	}
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: cfg.Endpoints, TLS: secure,
-		Username: cfg.Username, Password: cfg.Password,
+		Username: cfg.Username, Password: string(cfg.Password),
 		DialTimeout:          DefaultCallTimeout,
 		DialKeepAliveTime:    5 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/fleet/sealed"
 	"lull/internal/platform/etcd/etcdtest"
 	"lull/internal/store"
 )
@@ -73,7 +74,7 @@ func TestExternalUser(t *testing.T) {
 		user, password string
 		want           error
 	}{{"root", "top", nil}, {"root", "wrong", store.ErrDenied}, {"nobody", "low", store.ErrDenied}, {"", "", store.ErrDenied}} {
-		s, err := Dial(ctx, ExternalConfig{Endpoints: c.Endpoints(), Username: c2.user, Password: c2.password})
+		s, err := Dial(ctx, ExternalConfig{Endpoints: c.Endpoints(), Username: c2.user, Password: sealed.Plain(c2.password)})
 		if !errors.Is(err, c2.want) {
 			t.Errorf("%s/%s: %v, want %v", c2.user, c2.password, err, c2.want)
 		}

@@ -29,6 +29,8 @@ import (
 	"github.com/coreos/go-oidc/v3/oidc"
 	"golang.org/x/oauth2"
 	"golang.org/x/time/rate"
+
+	"lull/internal/fleet/sealed"
 )
 
 // Limits of requests to an issuer.
@@ -43,7 +45,7 @@ const (
 type Config struct {
 	Issuer       string // https, or http on loopback
 	ClientID     string
-	ClientSecret string // empty for a public client
+	ClientSecret sealed.Plain // empty for a public client
 	// RoleClaim names the claim that determines the role: a string, a list of
 	// strings, or one inside objects with dots (realm_access.roles).
 	RoleClaim string
@@ -251,7 +253,7 @@ func (p *Provider) oauth(ctx context.Context, redirect string) (oauth2.Config, e
 	if err != nil {
 		return oauth2.Config{}, err
 	}
-	return oauth2.Config{ClientID: p.cfg.ClientID, ClientSecret: p.cfg.ClientSecret, Endpoint: found.Endpoint(), RedirectURL: redirect,
+	return oauth2.Config{ClientID: p.cfg.ClientID, ClientSecret: string(p.cfg.ClientSecret), Endpoint: found.Endpoint(), RedirectURL: redirect,
 		Scopes: []string{oidc.ScopeOpenID, "profile", "email", oidc.ScopeOfflineAccess}}, nil
 }
 

@@ -24,18 +24,21 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"lull/internal/fleet/sealed"
 )
 
 // Config configures a Client. Relay, From and Dial are required.
 type Config struct {
-	Relay              string // host:port
-	TLS                string // starttls, tls or none; empty is starttls
-	CA                 string // PEM; empty means the system's roots
-	Username, Password string
-	From               string
-	Hello              string // name sent in the greeting; empty means localhost
-	Dial               func(ctx context.Context, network, address string) (net.Conn, error)
-	Timeout            time.Duration // limit of one message; 0 means 30 s
+	Relay    string // host:port
+	TLS      string // starttls, tls or none; empty is starttls
+	CA       string // PEM; empty means the system's roots
+	Username string
+	Password sealed.Plain
+	From     string
+	Hello    string // name sent in the greeting; empty means localhost
+	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	Timeout  time.Duration // limit of one message; 0 means 30 s
 }
 
 // Client sends through one relay. It is safe for concurrent use; each message
@@ -170,7 +173,7 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 		}
 	}
 	if c.cfg.Username != "" {
-		if err := s.Auth(smtp.PlainAuth("", c.cfg.Username, c.cfg.Password, c.host)); err != nil {
+		if err := s.Auth(smtp.PlainAuth("", c.cfg.Username, string(c.cfg.Password), c.host)); err != nil {
 			return err
 		}
 	}

@@ -30,6 +30,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"lull/internal/fleet/sealed"
 )
 
 // Config configures a Client. URL and Dial are required.
@@ -37,7 +39,7 @@ type Config struct {
 	URL string
 	// Key signs messages: whsec_ and base64, or the key itself. Empty means no
 	// signature.
-	Key  string
+	Key  sealed.Plain
 	CA   string // PEM; empty means the system's roots
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Timeout bounds one message; 0 means 15 s.
@@ -97,7 +99,7 @@ func New(c Config) (*Client, error) {
 		return nil, errors.New("cannot make a webhook: its address is not an http or https one")
 	}
 	key := []byte(c.Key)
-	if text, ok := strings.CutPrefix(c.Key, "whsec_"); ok {
+	if text, ok := strings.CutPrefix(string(c.Key), "whsec_"); ok {
 		if key, err = base64.StdEncoding.DecodeString(text); err != nil {
 			return nil, errors.New("cannot make a webhook: what follows whsec_ in its key is not base64")
 		}
