@@ -2,6 +2,7 @@ package archtest
 
 import (
 	"flag"
+	"go/token"
 	"os"
 	"path/filepath"
 	"strings"
@@ -124,6 +125,33 @@ func TestRulesBite(t *testing.T) {
 			t.Errorf("%s on %s: %v", tc.rule, tc.src, faults)
 		case tc.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), tc.want)):
 			t.Errorf("%s on %s: %v, want %q", tc.rule, tc.src, faults, tc.want)
+		}
+	}
+}
+
+// maxExceptions bounds the imports beside the table.
+const maxExceptions = 5
+
+// TestExceptions: the import law has few exceptions, each with its reason, and
+// each is in use.
+func TestExceptions(t *testing.T) {
+	if len(exceptions) > maxExceptions {
+		t.Errorf("%d exceptions to the import law, at most %d are allowed", len(exceptions), maxExceptions)
+	}
+	tree := module(t)
+	for pair, reason := range exceptions {
+		from, to := pair[0], pair[1]
+		if strings.Count(reason, " ") < 3 {
+			t.Errorf("%s imports %s without a reason: %q", from, to, reason)
+		}
+		used := false
+		if p := tree.Packages[from]; p != nil {
+			for _, f := range p.Files {
+				f.imports(func(path string, _ token.Pos) { used = used || !f.Test && path == Module+"/"+to })
+			}
+		}
+		if !used {
+			t.Errorf("%s does not import %s: drop the exception", from, to)
 		}
 	}
 }

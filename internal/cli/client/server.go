@@ -41,8 +41,7 @@ func (c *Session) ServerClient() (*control.Client, error) {
 }
 
 // AsksServer reports whether a verb that a host and a server both have is meant
-// for the server: --server is given, or only LULL_SERVER is set (spec,
-// section 9).
+// for the server: --server is given, or only LULL_SERVER is set.
 func (c *Session) AsksServer() bool {
 	return c.Server != "" || c.Getenv("LULL_SERVER") != "" && c.Host == "" && c.Getenv("LULL_HOST") == ""
 }

@@ -22,7 +22,7 @@ const (
 
 var stateNames = [...]string{"unknown", "quiet", "active", "absent"}
 
-// String returns the contract's name of s.
+// String returns the name of s in the API: active, quiet or unknown.
 func (s State) String() string {
 	if int(s) < len(stateNames) {
 		return stateNames[s]
@@ -30,10 +30,10 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// MarshalText encodes s as the contract's name.
+// MarshalText encodes s as its name in the API.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText accepts only the contract's names.
+// UnmarshalText accepts only the names that String returns.
 func (s *State) UnmarshalText(b []byte) error {
 	for i, n := range stateNames {
 		if string(b) == n {

@@ -32,7 +32,7 @@ const BodyTimeout = 10 * time.Second
 // OpenAPI document is at /openapi.json unless the caller changes that.
 func Config(title, version string) huma.Config {
 	cfg := huma.DefaultConfig(title, version)
-	cfg.CreateHooks = nil // no $schema member in responses: objects contain only what the contract defines
+	cfg.CreateHooks = nil // no $schema member in responses: objects contain only their own fields
 	cfg.RejectUnknownQueryParameters = true
 	cfg.Transformers = append(cfg.Transformers, func(_ huma.Context, _ string, v any) (any, error) {
 		if _, problem := v.(error); problem {

@@ -15,9 +15,8 @@ import (
 // userActivity is the category whose events are filtered by user.
 const userActivity = "user_activity"
 
-// relevantByDefault are the categories that count as a user's work: those of
-// both seeds, plus wipe_node and packet_capture, which CML has and the seeds
-// lack.
+// relevantByDefault are the categories that count as a user's work: all
+// changes of labs and nodes, captures, and requests of users.
 var relevantByDefault = []string{
 	"start_lab", "stop_lab", "create_lab", "import_lab", "export_lab", "wipe_lab", "delete_lab",
 	"start_node", "stop_node", "queue_node", "boot_node", "wipe_node", "packet_capture",

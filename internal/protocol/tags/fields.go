@@ -151,7 +151,7 @@ func number(name, doc string, least, most float64, at func(*Settings) **float64)
 }
 
 // bytes parses a number of bytes with an optional unit: KB, MB and GB are
-// powers of 1000, as in the seed's thresholds; KiB, MiB and GiB are powers of
+// powers of 1000, as in the default thresholds; KiB, MiB and GiB are powers of
 // 1024.
 func bytes(name, doc string, at func(*Settings) **float64) Field {
 	units := []struct {

@@ -25,8 +25,8 @@ type State struct {
 	Action string    // not written if empty
 }
 
-// StateKeys returns the names of the three state tags: the seed's own under
-// the seed's prefix.
+// StateKeys returns the names of the three state tags. Under PrismPrefix they
+// are those that Prism writes.
 func StateKeys(prefix string) (status, since, action string) {
 	if prefix == PrismPrefix {
 		return "Prism:IdleStatus", "Prism:IdleSince", "Prism:IdleAction"

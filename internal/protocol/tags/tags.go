@@ -20,7 +20,7 @@ import (
 	"lull/internal/core/layers"
 )
 
-// The prefixes with special meaning: lull's, and the seed's.
+// The prefixes with special meaning: lull's, and Prism's.
 const (
 	DefaultPrefix = "lull:"
 	PrismPrefix   = "prism:"

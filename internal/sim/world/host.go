@@ -67,7 +67,8 @@ type Notice struct {
 	Groups       []string        `json:"groups"` // nil means all
 }
 
-// AdminID is the id of CML's built-in account, which the seeds' exclusion pattern matches.
+// AdminID is the id of CML's built-in account, which the default of
+// WORKER_ACTIVITY_EXCLUDED_USER_PATTERN matches.
 const AdminID = "00000000-0000-4000-a000-000000000000"
 
 // newHost creates the CML host of a new instance.
