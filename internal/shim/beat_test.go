@@ -1,6 +1,7 @@
 package shim_test
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -23,10 +24,13 @@ func state(t *testing.T, pid int) string {
 	return strings.Fields(s[strings.LastIndex(s, ")")+1:])[0]
 }
 
-// frozen starts a run, has the shim watch this daemon, and stops the run.
-func (b *bench) frozen() (pid int, p shimctl.Pulse) {
+// frozen starts a run, has the shim watch this daemon, and stops the run. Its ID
+// is its own: shims find processes by the ID, so those of tests that run at the
+// same time would thaw each other's.
+func (b *bench) frozen() (id string, pid int, p shimctl.Pulse) {
 	b.t.Helper()
-	s := b.run("a", 1, "exec sleep 1000")
+	id = fmt.Sprint(b.t.Name(), os.Getpid())
+	s := b.run(id, 1, "exec sleep 1000")
 	fd, err := b.c.Beat(waittest.Context(b.t))
 	if err != nil {
 		b.t.Fatal(err)
@@ -39,7 +43,7 @@ func (b *bench) frozen() (pid int, p shimctl.Pulse) {
 		b.t.Fatal(err)
 	}
 	waittest.Until(b.t, "the run is stopped", func() bool { return state(b.t, s.PID) == "T" })
-	return s.PID, p
+	return id, s.PID, p
 }
 
 // TestHungDaemon checks that a hung daemon's instances are thawed by the shim,
@@ -47,7 +51,7 @@ func (b *bench) frozen() (pid int, p shimctl.Pulse) {
 func TestHungDaemon(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()
-	pid, p := b.frozen()
+	id, pid, p := b.frozen()
 	var slowest time.Duration
 	for range 8 { // longer than the limit
 		<-time.After(shimctl.BeatEvery)
@@ -68,7 +72,7 @@ func TestHungDaemon(t *testing.T) {
 		t.Fatal("the connection of the hung daemon stays")
 	}
 	b.connect()
-	if w := b.c.Welcome.Thawed; len(w) != 1 || len(w[0].IDs) != 1 || w[0].IDs[0] != "a" {
+	if w := b.c.Welcome.Thawed; len(w) != 1 || len(w[0].IDs) != 1 || w[0].IDs[0] != id {
 		t.Errorf("the shim tells of %+v", w)
 	}
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -86,7 +90,7 @@ func TestHungDaemon(t *testing.T) {
 func TestBothKilled(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()
-	pid, _ := b.frozen()
+	id, pid, p := b.frozen()
 	dog := func() int { return watchdogOf(b.cmd.Process.Pid) }
 	first := dog()
 	if first == 0 {
@@ -97,7 +101,12 @@ func TestBothKilled(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	waittest.Until(t, "another watchdog", func() bool { d := dog(); return d != 0 && d != first })
+	waittest.Until(t, "another watchdog", func() bool { p.Beat(); d := dog(); return d != 0 && d != first })
+	// A shim that is stopped cannot thaw it between this check and the kill.
+	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	waittest.Until(t, "the shim is stopped", func() bool { return state(t, b.cmd.Process.Pid) == "T" })
 	if s := state(t, pid); s != "T" {
 		t.Skip("the machine is so slow that the shim has thawed it")
 	}
@@ -109,8 +118,9 @@ func TestBothKilled(t *testing.T) {
 	waittest.Until(t, "the run of a killed daemon and shim is thawed", func() bool { return state(t, pid) != "T" })
 	t.Logf("thawed %s after the kill", time.Since(began).Round(time.Millisecond))
 	_ = b.cmd.Wait()
+	waittest.Until(t, "the watchdog has recorded it", func() bool { _, err := os.Stat(b.dir + "/thawed.json"); return err == nil })
 	b.start()
-	if w := b.c.Welcome.Thawed; len(w) != 1 || len(w[0].IDs) != 1 || w[0].IDs[0] != "a" {
+	if w := b.c.Welcome.Thawed; len(w) != 1 || len(w[0].IDs) != 1 || w[0].IDs[0] != id {
 		t.Errorf("the next shim tells of %+v", w)
 	}
 }

@@ -115,6 +115,8 @@ func TestKeeperReplaced(t *testing.T) {
 			if err := syscall.Kill(first, sig); err != nil {
 				t.Fatal(err)
 			}
+			// Until then, one of its threads may still answer.
+			waittest.Until(t, "the watchdog is stopped or has ended", func() bool { s := state(t, first); return s == "T" || s == "Z" || s == "gone" })
 			if err := b.c.Hold(waittest.Context(t), "b", []string{other}); err != nil {
 				t.Fatal(err)
 			}
@@ -160,7 +162,7 @@ func listens(pid int) (n int) {
 func TestDyingShim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()
-	pid, _ := b.frozen()
+	_, pid, _ := b.frozen()
 	addr := freeAddr(t, "tcp", "127.0.0.1")
 	if err := b.c.Hold(waittest.Context(t), "b", []string{addr}); err != nil {
 		t.Fatal(err)

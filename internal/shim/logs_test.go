@@ -144,8 +144,15 @@ func TestDamagedState(t *testing.T) {
 func TestShimEnds(t *testing.T) {
 	// By itself, with nothing to keep and no daemon.
 	b := newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=100ms")
-	if out, err := b.command().CombinedOutput(); err != nil {
-		t.Errorf("ended with %v: %s", err, out)
+	b.cmd = b.command()
+	b.cmd.Stderr = b.log
+	if err := b.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- b.cmd.Wait() }()
+	if err := waittest.Receive(t, "a shim with nothing to keep ends", ended); err != nil {
+		t.Errorf("ended with %v: %s", err, b.text(b.log.Name()))
 	}
 	// Not with a program to keep; on SIGTERM it thaws it and leaves it running.
 	b = newBench(t, "LULL_TEST_GONE=50ms").start()

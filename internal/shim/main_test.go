@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -89,6 +90,7 @@ func newBench(t *testing.T, env ...string) *bench {
 	}
 	t.Cleanup(func() {
 		b.stop(syscall.SIGKILL)
+		b.endWatchdogs()
 		if t.Failed() {
 			text, _ := os.ReadFile(b.log.Name())
 			t.Logf("the shim said:\n%s", text)
@@ -148,6 +150,24 @@ func (b *bench) stop(sig syscall.Signal) {
 		_ = b.cmd.Wait()
 		b.cmd = nil
 	}
+}
+
+// endWatchdogs ends the watchdogs, which outlive a killed shim and write into
+// its directory.
+func (b *bench) endWatchdogs() {
+	waittest.Until(b.t, "the watchdogs end", func() bool {
+		none := true
+		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, name := range all {
+			line, _ := os.ReadFile(name) // empty for one that is gone
+			if strings.Contains(string(line), "\x00"+shim.WatchVerb+"\x00"+b.dir+"\x00") {
+				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+				none = false
+			}
+		}
+		return none
+	})
 }
 
 func (b *bench) launch(id string, run uint64, script string) shimctl.Start {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/proc"
 	"lull/internal/protocol/shimctl"
@@ -137,7 +138,7 @@ func TestStartRefused(t *testing.T) {
 // pipe of its own, which is there for a shim that starts again.
 func TestRefusedAgain(t *testing.T) {
 	b := newBench(t).start()
-	for n := range 100 {
+	for n := range scaletest.N(t, 25) {
 		s := b.launch("again", uint64(n+1), "exec sleep 1000")
 		bad := s
 		bad.Command = []string{"/etc/passwd"}
