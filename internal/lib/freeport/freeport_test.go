@@ -10,12 +10,24 @@ import (
 
 func TestNoPortTwice(t *testing.T) {
 	seen := map[int]bool{}
-	for range 200 {
+	for range 450 { // of three blocks
 		p, err := freeport.Take()
 		if err != nil || seen[p] {
 			t.Fatalf("Take() = %d, %v after %d others", p, err, len(seen))
 		}
 		seen[p] = true
+	}
+}
+
+// TestOtherProcess checks that no other process can have the block of a port.
+func TestOtherProcess(t *testing.T) {
+	p, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := net.Listen("unix", "@lull-ports-"+strconv.Itoa((p-10000)/200)); err == nil {
+		l.Close()
+		t.Errorf("nothing reserves the block of port %d", p)
 	}
 }
 

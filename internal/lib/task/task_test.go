@@ -32,9 +32,9 @@ func (j *journal) plain(name string) Task {
 	return Func(name, func(ctx context.Context, ready func()) error {
 		j.add("start %s", name)
 		time.Sleep(time.Second)
+		j.add("ready %s", name) // before others can act on it
 		ready()
 		ready()
-		j.add("ready %s", name)
 		<-ctx.Done()
 		j.add("stop %s", name)
 		time.Sleep(time.Second)

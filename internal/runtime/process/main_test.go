@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/freeport"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/cgroup"
 	"lull/internal/runtime/process"
@@ -160,10 +163,21 @@ func (h *host) end() {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 		waittest.Until(h.t, "the shim ends", func() bool { return over(pid) })
 	}
+	// The watchdog ends after the shim, and may only begin: then it makes its socket.
+	waittest.Until(h.t, "the shim's watchdog ends", func() bool { return !h.inUse() })
 	if h.t.Failed() {
 		b, _ := os.ReadFile(filepath.Join(h.cfg.Dir, "shim.log"))
 		h.t.Logf("the shim said:\n%s", b)
 	}
+}
+
+// inUse reports whether a shim or watchdog of this host runs.
+func (h *host) inUse() bool {
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	return slices.ContainsFunc(all, func(name string) bool {
+		b, _ := os.ReadFile(name) // empty for one that is gone
+		return strings.Contains(string(b), "\x00"+h.cfg.Dir+"\x00")
+	})
 }
 
 func (h *host) shimPID() int {
@@ -224,12 +238,11 @@ func (h *host) serve(id string, run uint64, kind string, addrs ...string) instan
 func (h *host) ready(w instance.Workload, n int) {
 	h.t.Helper()
 	var ls []instance.Listener
-	waittest.Until(h.t, "it listens", func() bool {
-		var err error
-		if ls, err = w.Listeners(); err != nil {
-			h.t.Fatal(err)
+	waittest.NoError(h.t, "it listens", func() (err error) { // a program in exec cannot be read by other users than root
+		if ls, err = w.Listeners(); err == nil && len(ls) < n {
+			err = fmt.Errorf("%d listeners, want %d", len(ls), n)
 		}
-		return len(ls) >= n
+		return err
 	})
 }
 
@@ -251,12 +264,17 @@ func (h *host) exit(id string, run uint64) instance.Exit {
 // port returns an unused address.
 func port(t testing.TB, host string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	p, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := net.JoinHostPort(host, strconv.Itoa(p))
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		t.Skipf("needs the address %s: %v", host, err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	l.Close()
+	return addr
 }
 
 func ends(addrs ...string) (out []instance.Endpoint) {
@@ -288,8 +306,8 @@ func TestAsNobody(t *testing.T) {
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(exe, "-test.v", "-test.timeout=5m")
-	cmd.Dir = dir
+	cmd := exec.Command(exe, "-test.v", "-test.timeout=10m")
+	cmd.Dir, cmd.WaitDelay = dir, waitLimit
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "HOME="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
