@@ -29,9 +29,9 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/warning"
@@ -239,7 +239,7 @@ func (r *watched) hosts() {
 				a := control.HostReply{ID: x.ID, Status: http.StatusNotFound, Detail: "cannot find it"}
 				if x.Instance == "db" {
 					a = control.HostReply{ID: x.ID, Why: &control.HostWhy{Instance: &control.HostInstance{ID: "i0", Name: "db", State: "running", Runtime: "process"},
-						Account: evidence.Account{Object: "i0", Name: "db", Kind: evidence.KindInstance, State: "running", Question: "why is it running", Answer: "2 connections are open.",
+						Account: why.Account{Object: "i0", Name: "db", Kind: why.KindInstance, State: "running", Question: "why is it running", Answer: "2 connections are open.",
 							At: time.Now(), Verdict: &idle.Verdict{At: time.Now(), Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}}}}}
 				}
 				a.Fit()

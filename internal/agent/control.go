@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/why"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -89,25 +90,15 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 	}
 	about := a.about()
 	about.Expiry = expiryOf(s)
-	w = agentctl.Why{Account: evidence.Explain(about, d), Readings: s.Readings, Last: s.Last, Upcoming: s.Upcoming}
+	w = agentctl.Why{Account: why.Explain(about, d), Readings: s.Readings, Last: s.Last, Upcoming: s.Upcoming}
 	w.Resumed = turnOf(s.ResumedAt)
-	switch {
-	case d.Verdict.Eligible:
-		w.Answer = fmt.Sprintf("It has been idle for %s and is about to %s.", idle.HumanMinutes(d.Verdict.IdleMinutes), d.Verdict.Action)
-	default:
-		w.Answer = "It is running because: " + w.Answer
-	}
 	for _, u := range s.Upcoming {
-		switch u.Reason {
-		case reasonTTL:
-			w.Answer += fmt.Sprintf(" The TTL is to %s it at %s, in use or not; only lull agent ttl extend moves that.", u.Action, u.At.UTC().Format(time.RFC3339))
-		case reasonComplete:
-			w.Answer += fmt.Sprintf(" Its completion (%s) is to %s it at %s; lull agent complete --undo takes it back.", s.Completion, u.Action, u.At.UTC().Format(time.RFC3339))
+		if u.Reason == reasonComplete {
+			w.Add(why.Completion, u.At, "", s.Completion, u.Action)
 		}
 	}
-	w.Answer += fmt.Sprintf(" The next check is at %s.", d.Verdict.NextIdleCheckAt.Format(time.RFC3339))
 	if l := s.Last; l != nil {
-		w.Answer += fmt.Sprintf(" The last action was a %s because of %s at %s: %s %s.", l.Action, l.Reason, l.StartedAt.Format(time.RFC3339), l.Phase, l.Detail)
+		w.Add(why.LastAction, l.StartedAt, "", l.Action, l.Reason, l.Phase, l.Detail)
 	}
 	w.Sentence = w.Answer
 	return w, nil
@@ -115,18 +106,18 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 
 // expiryOf returns the first TTL among the upcoming actions; nil if there is
 // none.
-func expiryOf(s agentctl.Status) *evidence.Expiry {
+func expiryOf(s agentctl.Status) *why.Expiry {
 	for _, u := range s.Upcoming {
 		if u.Reason == reasonTTL && s.TTL != nil {
-			return &evidence.Expiry{At: u.At, Action: u.Action, Deadline: *s.TTL, WarnAt: u.WarnAt, Warned: !u.WarnAt.After(time.Now())}
+			return &why.Expiry{At: u.At, Action: u.Action, Deadline: *s.TTL, WarnAt: u.WarnAt, Warned: !u.WarnAt.After(time.Now())}
 		}
 	}
 	return nil
 }
 
-func (a *Agent) about() evidence.Account {
+func (a *Agent) about() why.Account {
 	id := a.self.Load().instanceID
-	return evidence.Account{Object: cmp.Or(id, evidence.KindAgent), Name: cmp.Or(id, "this machine"), Kind: evidence.KindAgent, State: "running"}
+	return why.Account{Object: cmp.Or(id, why.KindAgent), Name: cmp.Or(id, "this machine"), Kind: why.KindAgent, State: "running", Prolong: "lull agent ttl extend 2h"}
 }
 
 func turnOf(t *time.Time) *evidence.Turn {
@@ -149,13 +140,13 @@ func (a *Agent) whyThen(ctx context.Context, at time.Time) (w agentctl.Why, err 
 		return w, bad("cannot say why at %s: it has not come", at.Format(time.RFC3339))
 	}
 	var c evidence.Recall
-	c.Missing, err = a.o.Evidence.Read(ctx, evidence.Query{Object: evidence.KindAgent, From: at, To: at}, func(r evidence.Record) error { c.Add(at, &r); return nil })
+	c.Missing, err = a.o.Evidence.Read(ctx, evidence.Query{Object: why.KindAgent, From: at, To: at}, func(r evidence.Record) error { c.Add(at, &r); return nil })
 	if err != nil {
 		return w, err
 	}
 	about := a.about()
 	about.At = at
-	w.Account = evidence.Past(about, c)
+	w.Account = why.Past(about, c)
 	if c.Before == nil || !c.Held(at) {
 		w.State = "" // it may have been down
 	}

@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/why"
 	"lull/internal/platform/proc"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/tags"
@@ -50,7 +51,7 @@ func (a *Agent) judge(now time.Time, fence bool) evidence.Decision {
 // checked again.
 func (a *Agent) keepEvidence(d evidence.Decision, next time.Time) {
 	if a.o.Evidence != nil {
-		a.o.Evidence.Take(evidence.Record{At: d.Verdict.At, Object: evidence.KindAgent, Next: next.Round(0).UTC(), Decision: d})
+		a.o.Evidence.Take(evidence.Record{At: d.Verdict.At, Object: why.KindAgent, Next: next.Round(0).UTC(), Decision: d})
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	"runtime/pprof"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
 )
@@ -249,7 +249,7 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 }
 
 // expiry returns when the worker expires; nil for never.
-func (j *job) expiry() *evidence.Expiry {
+func (j *job) expiry() *why.Expiry {
 	return j.w.Ends(j.now, j.rules(), j.c.fleet.Halted())
 }
 

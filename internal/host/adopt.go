@@ -10,7 +10,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
-	"lull/internal/host/why"
+	"lull/internal/host/account"
 )
 
 // Limits of adoption.
@@ -280,8 +280,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 // Reasons for the state of an instance that was asleep or in a power transition
 // when its daemon ended.
 const (
-	letRunSaying    = why.LetRun
-	restartedSaying = why.Restarted // a prefix
+	letRunSaying    = account.LetRun
+	restartedSaying = account.Restarted // a prefix
 	midChangeSaying = "the daemon ended in the middle of a change"
 )
 

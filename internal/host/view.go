@@ -13,7 +13,8 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
-	"lull/internal/host/why"
+	"lull/internal/core/why"
+	"lull/internal/host/account"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -224,7 +225,7 @@ func (h *Host) Misset() (faults []string) {
 func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, error) {
 	i, err := h.find(ref)
 	if r := h.recordAway(ref); r != nil && at.IsZero() {
-		return why.Unavailable(h.viewAway(*r), h.Now()), nil
+		return account.Unavailable(h.viewAway(*r), h.Now()), nil
 	}
 	if err != nil {
 		return hostctl.Why{}, err
@@ -246,7 +247,7 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	e.Connections = i.seen.conns
 	gate := i.gate
 	i.mu.Unlock()
-	y := hostctl.Why{Instance: o, Account: evidence.Explain(i.about(o.State), evidence.Decide(h.Now(), i.policy(), e))}
+	y := hostctl.Why{Instance: o, Account: why.Explain(i.about(o.State), evidence.Decide(h.Now(), i.policy(), e))}
 	if s, ok := gate.(interface{ RelayStats() hostctl.RelayStats }); ok {
 		st := s.RelayStats()
 		y.Relay = &st
@@ -257,12 +258,12 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	if t := o.LastResumedAt; t != nil {
 		y.Resumed = &evidence.Turn{At: *t, By: o.LastResumedBy}
 	}
-	why.Explain(&y)
+	account.Explain(&y)
 	return y, nil
 }
 
-func (i *inst) about(state string) evidence.Account {
-	return evidence.Account{Object: i.id, Name: i.name(), Kind: evidence.KindInstance, State: state}
+func (i *inst) about(state string) why.Account {
+	return why.Account{Object: i.id, Name: i.name(), Kind: why.KindInstance, State: state}
 }
 
 // skew is how far a caller's clock may be ahead of ours. A time within it
@@ -278,7 +279,7 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	case at.After(i.h.Now().Add(skew)):
 		return hostctl.Why{}, &InvalidError{errors.New("cannot say why at a time that has not come")}
 	}
-	return why.Then(ctx, j, i.about(""), at, hostctl.Why{Instance: i.view(true)})
+	return account.Then(ctx, j, i.about(""), at, hostctl.Why{Instance: i.view(true)})
 }
 
 // happened publishes an event and journals its power change.

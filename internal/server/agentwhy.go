@@ -3,11 +3,11 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/failure"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
@@ -79,14 +79,11 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	if err != nil {
 		return y, err
 	}
-	about := evidence.Account{Object: name, Name: name, Kind: evidence.KindAgent, At: at}
+	about := why.Account{Object: name, Name: name, Kind: why.KindAgent, At: at}
 	if at.IsZero() {
 		if seen, heard := s.agents.Seen(name); heard && !now.After(seen.Next.Add(seen.Next.Sub(seen.At))) {
-			y.Readings, y.Account = "live", evidence.Explain(about, seen.Decision)
+			y.Readings, y.Account = "live", why.Explain(about, seen.Decision)
 			y.State = seen.Evidence.Status
-			if len(y.Verdict.Blocks) > 0 {
-				y.Answer = "It is running because: " + y.Answer
-			}
 			s.agentTurns(&y, &seen)
 			return s.withWorker(ctx, y, w, now)
 		}
@@ -106,7 +103,7 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 			return y, err
 		}
 	}
-	y.Account = evidence.Past(about, c)
+	y.Account = why.Past(about, c)
 	switch {
 	case y.Verdict != nil:
 		if y.State = c.Before.Evidence.Status; at.IsZero() {
@@ -158,10 +155,7 @@ func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *worker.W
 	if past.State == "" || history.Runs(past.State) {
 		return y, nil
 	}
-	y.Question, y.Change = "why was it "+past.State, []string{}
-	y.Answer = fmt.Sprintf("It was %s at %s.", past.State, clock(at))
-	if p := y.Paused; p != nil {
-		y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
-	}
+	y.At = at
+	y.Down(y.Paused)
 	return y, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
@@ -189,8 +191,8 @@ func TestStartAfterTheDeadline(t *testing.T) {
 		}
 		_, data := b.ask("GET", "/api/v1/workers/"+id+"/why", b.admin, nil)
 		y := decode[control.Why](t, data)
-		if change := strings.Join(y.Change, "\n"); !strings.Contains(change, w.Unstartable()) || strings.Contains(change, "at any time") {
-			t.Errorf("what would change it: %s", change)
+		if f := y.Fact(why.Overdue.Code); f == nil || !slices.Contains(y.Change, w.Unstartable()) || y.Fact(why.Start.Code) != nil {
+			t.Errorf("what would change it: %+v", y.Remedies)
 		}
 	}
 }
@@ -235,13 +237,18 @@ func TestWhyAtRest(t *testing.T) {
 			t.Errorf("it is blocked by %s", code)
 		}
 	}
-	for _, want := range []string{audit.ByController.Name + " stopped it at ", "(idle_timeout)", "It had been idle for 1h1m; policy balanced pauses after 1h.", "It has been stopped for 4d4h, which saved $9."} {
-		if !strings.Contains(y.Answer, want) {
-			t.Errorf("it does not say %q: %s", want, y.Answer)
-		}
+	var codes []string
+	for _, f := range slices.Concat(y.Facts, y.Remedies) {
+		codes = append(codes, string(f.Code))
 	}
-	if change := strings.Join(y.Change, "\n"); !strings.Contains(y.Answer, "It is terminated at ") || !strings.Contains(change, "Start it at any time: lull worker start "+y.WorkerName) || !strings.Contains(change, "lull worker snooze "+y.WorkerName) {
-		t.Errorf("what would change it: %s", change)
+	if want := "stopped was_idle rested expiry expiry start snooze"; strings.Join(codes, " ") != want {
+		t.Errorf("facts and remedies %s, want %s", codes, want)
+	}
+	if f := y.Facts[0]; f.By != audit.ByController.Name || !f.At.Equal(since) || !strings.Contains(f.Sentence, string(power.ReasonIdleTimeout)) {
+		t.Errorf("%+v", f)
+	}
+	if f := y.Fact(why.Saved.Code); !strings.Contains(f.Sentence, " $9.") {
+		t.Errorf("%+v", f)
 	}
 }
 
@@ -252,7 +259,7 @@ func TestWhyBeforeItCame(t *testing.T) {
 	id := b.stopped()
 	res, data := b.ask("GET", "/api/v1/workers/"+id+"/why?at="+time.Now().Add(-time.Hour).UTC().Format(time.RFC3339), b.admin, nil)
 	y := decode[control.Why](t, data)
-	if res.StatusCode != http.StatusOK || y.State != "" || y.Question != "why is nothing known of it" || !strings.HasPrefix(y.Answer, "It was not known to lull then: it was created at ") {
+	if res.StatusCode != http.StatusOK || y.State != "" || y.Fact(why.Unborn.Code) == nil {
 		t.Fatalf("%d %s", res.StatusCode, data)
 	}
 }

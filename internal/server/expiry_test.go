@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
@@ -39,18 +40,18 @@ func TestExpiryComesFirst(t *testing.T) {
 		halt        halt.Halt
 		warned, at  *time.Time // at is ttl if nil
 		first       bool
-		says        string
+		end         bool // the expiry is named
 		standing    control.Standing
 	}{
-		"about to end, not known":  {ttl: in(8 * time.Second), warned: in(-52 * time.Second), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated at 2026-03-02T12:00:08Z, in 8s", standing: control.StandingPausingSoon},
-		"stopped before the pause": {ttl: in(time.Minute), target: in(time.Hour), blocks: []idle.Block{idleSoon}, first: true, says: "It is stopped at", standing: control.StandingPausingSoon},
-		"paused before the end":    {ttl: in(time.Hour), target: in(time.Minute), action: "terminate", blocks: []idle.Block{idleSoon}, says: "It is terminated at", standing: control.StandingPausingSoon},
-		"far away":                 {ttl: in(30 * time.Hour), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated at", standing: control.StandingUnknown},
-		"kept beyond it":           {ttl: in(20 * time.Minute), target: in(3 * time.Hour), blocks: []idle.Block{kept}, first: true, says: "It is stopped at 2026-03-02T12:20:00Z, in 20m, by its ttl_deadline", standing: control.StandingBlocked},
-		"near, and not warned":     {ttl: in(10 * time.Second), target: in(3 * time.Hour), blocks: []idle.Block{kept}, first: true, at: in(time.Minute), says: "It is stopped at 2026-03-02T12:01:00Z, in 1m, by its ttl_deadline 2026-03-02T12:00:10Z: its users are warned first", standing: control.StandingPausingSoon},
-		"halted beyond it":         {ttl: in(20 * time.Minute), target: in(3 * time.Hour), halt: long, blocks: []idle.Block{byLong, kept}, first: true, at: in(31 * time.Minute), says: "It is stopped at 2026-03-02T12:31:00Z, in 31m, by its ttl_deadline 2026-03-02T12:20:00Z: a halt puts that off until 2026-03-02T12:30:00Z", standing: control.StandingBlocked},
-		"halted until before it":   {ttl: in(20 * time.Minute), target: in(3 * time.Hour), halt: short, blocks: []idle.Block{byShort, kept}, first: true, says: "It is stopped at 2026-03-02T12:20:00Z", standing: control.StandingBlocked},
-		"over":                     {ttl: in(-time.Minute), warned: in(-2 * time.Minute), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated now", standing: control.StandingPausingSoon},
+		"about to end, not known":  {ttl: in(8 * time.Second), warned: in(-52 * time.Second), action: "terminate", blocks: []idle.Block{unknown}, first: true, end: true, standing: control.StandingPausingSoon},
+		"stopped before the pause": {ttl: in(time.Minute), target: in(time.Hour), blocks: []idle.Block{idleSoon}, first: true, end: true, standing: control.StandingPausingSoon},
+		"paused before the end":    {ttl: in(time.Hour), target: in(time.Minute), action: "terminate", blocks: []idle.Block{idleSoon}, end: true, standing: control.StandingPausingSoon},
+		"far away":                 {ttl: in(30 * time.Hour), action: "terminate", blocks: []idle.Block{unknown}, first: true, end: true, standing: control.StandingUnknown},
+		"kept beyond it":           {ttl: in(20 * time.Minute), target: in(3 * time.Hour), blocks: []idle.Block{kept}, first: true, end: true, standing: control.StandingBlocked},
+		"near, and not warned":     {ttl: in(10 * time.Second), target: in(3 * time.Hour), blocks: []idle.Block{kept}, first: true, at: in(time.Minute), end: true, standing: control.StandingPausingSoon},
+		"halted beyond it":         {ttl: in(20 * time.Minute), target: in(3 * time.Hour), halt: long, blocks: []idle.Block{byLong, kept}, first: true, at: in(31 * time.Minute), end: true, standing: control.StandingBlocked},
+		"halted until before it":   {ttl: in(20 * time.Minute), target: in(3 * time.Hour), halt: short, blocks: []idle.Block{byShort, kept}, first: true, end: true, standing: control.StandingBlocked},
+		"over":                     {ttl: in(-time.Minute), warned: in(-2 * time.Minute), action: "terminate", blocks: []idle.Block{unknown}, first: true, end: true, standing: control.StandingPausingSoon},
 		"in shadow":                {ttl: in(time.Minute), blocks: []idle.Block{unknown}, shadow: true, standing: control.StandingUnknown},
 		"halted":                   {ttl: in(time.Minute), halt: halt.Halt{On: true}, blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
 	} {
@@ -60,16 +61,19 @@ func TestExpiryComesFirst(t *testing.T) {
 		}
 		st := worker.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: now, IsIdle: c.target != nil && c.target.Sub(now) > time.Hour, Blocks: c.blocks, TargetPauseAt: c.target}}
 		st.Expiry = w.Ends(now, &policy.Resolved{WarnBefore: idle.Duration(time.Minute)}, c.halt)
-		_, text := explain(w, st, st.Expiry, now)
-		if (c.says == "") == strings.Contains(text, "ttl_deadline") || !strings.Contains(text, c.says) || c.first != (c.says != "" && strings.HasPrefix(text, c.says)) {
-			t.Errorf("%s: %s", name, text)
+		a := about(w)
+		a.Expiry = st.Expiry
+		explain(&a, w, st, now)
+		at := cmp.Or(c.at, c.ttl)
+		end := a.Fact(why.Expires.Code)
+		if (end != nil) != c.end || c.end && (!end.At.Equal(*at) || st.Expiry.Action != cmp.Or(c.action, "stop") || !st.Expiry.Deadline.Equal(*c.ttl)) || c.first != (a.Facts[0].Code == why.Expires.Code) {
+			t.Errorf("%s: %+v", name, a.Facts)
 		}
-		if c.first && strings.Contains(text, "it is paused at") {
-			t.Errorf("%s: it names a pause that does not come: %s", name, text)
+		if c.first && a.Fact(why.Pauses.Code) != nil {
+			t.Errorf("%s: it names a pause that does not come: %s", name, a.Answer)
 		}
 		row := board.Row(w, &st, now)
-		at := cmp.Or(c.at, c.ttl)
-		if row.Standing != c.standing || c.first && (!strings.HasPrefix(row.Sentence, c.says) || row.TargetPauseAt == nil || !row.TargetPauseAt.Equal(*at)) {
+		if row.Standing != c.standing || c.first && (!strings.HasPrefix(row.Sentence, end.Sentence) || row.TargetPauseAt == nil || !row.TargetPauseAt.Equal(*at)) {
 			t.Errorf("%s: the overview has %s: %s %v", name, row.Standing, row.Sentence, row.TargetPauseAt)
 		}
 	}
@@ -79,15 +83,21 @@ func TestExpiryComesFirst(t *testing.T) {
 // ended it.
 func TestWhoEndedIt(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
-	for want, w := range map[string]worker.Worker{
-		"Its ttl_deadline 2026-03-02T12:00:00Z ended it": {TerminateFor: power.ReasonTTL, TerminateBy: &audit.ByController, TTLDeadline: &at},
-		"ada ended it": {TerminateBy: &audit.Actor{Name: "ada", Kind: audit.KindPerson}},
-		"It is gone since 2026-03-02T12:00:00Z: external: EC2 terminated the instance.": {TerminateFor: power.ReasonExternal, StatusReason: "external: EC2 terminated the instance"},
-		"It is gone since 2026-03-02T12:00:00Z.":                                        {},
+	for _, c := range []struct {
+		w    worker.Worker
+		kind why.Kind
+		by   string
+	}{
+		{worker.Worker{TerminateFor: power.ReasonTTL, TerminateBy: &audit.ByController, TTLDeadline: &at}, why.Terminated, "Its ttl_deadline 2026-03-02T12:00:00Z"},
+		{worker.Worker{TerminateBy: &audit.Actor{Name: "ada", Kind: audit.KindPerson}}, why.Terminated, "ada"},
+		{worker.Worker{TerminateFor: power.ReasonExternal, StatusReason: "external: EC2 terminated the instance"}, why.Gone, ""},
+		{worker.Worker{}, why.Gone, ""},
 	} {
-		w.Status, w.StatusSince = power.WorkerTerminated, at
-		if q, text := explain(&w, worker.IdleStatus{}, nil, at); q != "why was it terminated" || !strings.HasPrefix(text, want) {
-			t.Errorf("%s? %s Want %s", q, text, want)
+		c.w.Status, c.w.StatusSince = power.WorkerTerminated, at
+		var a why.Account
+		explain(&a, &c.w, worker.IdleStatus{}, at)
+		if len(a.Facts) != 1 || a.Facts[0].Code != c.kind.Code || a.Facts[0].By != c.by || !a.Facts[0].At.Equal(at) || !strings.Contains(a.Answer, c.w.StatusReason) {
+			t.Errorf("%+v, want %s by %q", a, c.kind.Code, c.by)
 		}
 	}
 }

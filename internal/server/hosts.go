@@ -249,5 +249,5 @@ func (s *Server) hostWhy(ctx context.Context, name, instance string, at time.Tim
 	if err != nil {
 		return control.HostReply{}, err
 	}
-	return control.HostReply{Why: hosts.Told(&v, nil, at, v.Unheard)}, nil
+	return control.HostReply{Why: hosts.LastHeard(&v, nil, at, v.Unheard)}, nil
 }

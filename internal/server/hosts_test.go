@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/why"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/journal"
 	"lull/internal/protocol/control"
@@ -110,7 +110,7 @@ func (s *Server) answers(t *testing.T, name string) (stop func()) {
 			q := s.hosts.Turn(ctx, name, out, 20*time.Second)
 			out = nil
 			for _, x := range q {
-				out = append(out, control.HostReply{ID: x.ID, Why: &control.HostWhy{Account: evidence.Account{Verdict: &idle.Verdict{}}, Instance: &control.HostInstance{}}})
+				out = append(out, control.HostReply{ID: x.ID, Why: &control.HostWhy{Account: why.Account{Verdict: &idle.Verdict{}}, Instance: &control.HostInstance{}}})
 			}
 		}
 	}()

@@ -1,12 +1,12 @@
 package server
 
 import (
-	"strings"
 	"testing"
 	"time"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/worker"
 	"lull/internal/server/board"
 )
@@ -16,7 +16,6 @@ import (
 // user is in the answer for a day.
 func TestRefusedStopIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
-	const said = "A stop was asked for at 2026-03-02T11:59:00Z by ada (manual) and was called off at 2026-03-02T12:00:00Z: EC2 refused the stop: not allowed."
 	st := worker.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{{Code: idle.NotIdleYet, Sentence: "Not idle yet."}}}}
 	for _, c := range []struct {
 		reason string
@@ -25,8 +24,10 @@ func TestRefusedStopIsTold(t *testing.T) {
 	}{{"the stop was called off: EC2 refused the stop: not allowed.", 100 * time.Hour, true}, {"", time.Hour, true}, {"", 100 * time.Hour, false}} {
 		w := &worker.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: true, StatusReason: c.reason, StopCalledOff: &worker.CalledOff{At: at,
 			Why: "EC2 refused the stop: not allowed.", AskedAt: at.Add(-time.Minute), By: "ada", Reason: power.ReasonManual}}
-		if _, text := explain(w, st, nil, at.Add(c.after)); strings.HasSuffix(text, said) != c.told {
-			t.Errorf("after %s, with reason %q: %s", c.after, c.reason, text)
+		a := about(w)
+		explain(&a, w, st, at.Add(c.after))
+		if f := a.Fact(why.CalledOff.Code); (f != nil) != c.told || f != nil && (f.Sentence != w.StopCalledOff.Sentence() || f.By != "ada" || !f.At.Equal(at)) {
+			t.Errorf("after %s, with reason %q: %+v", c.after, c.reason, a.Facts)
 		}
 		row := board.Row(w, &st, at.Add(c.after))
 		if refused := row.Sentence == "The stop was called off: EC2 refused the stop: not allowed."; refused != (c.reason != "") || row.Attention != refused {

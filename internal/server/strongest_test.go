@@ -6,6 +6,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/worker"
 )
 
@@ -51,20 +52,22 @@ func TestStrongestBlock(t *testing.T) {
 		"Not known: cml.":           {notYet, shadow, unknown},
 		"Halted by ada.":            {notYet, unknown, snooze, halted},
 	} {
-		st := worker.IdleStatus{Verdict: idle.Verdict{Blocks: blocks}}
-		if got := running(st, now); got != want {
+		if got := why.Strongest(blocks).Sentence; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
 	waits := worker.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{budget}, TargetPauseAt: &late}}
-	if got := running(waits, now); got != "Budget gently is used up. It is not paused before "+clock(late)+", in 1h, when others may wait for the same budget." {
-		t.Errorf("with a used up budget: %q", got)
+	running := func(st worker.IdleStatus) why.Account {
+		return why.Account{Kind: why.KindWorker}.Running(st.Verdict, now)
+	}
+	if a := running(waits); len(a.Facts) != 2 || a.Facts[0].Code != idle.Budget || a.Facts[1].Code != why.NotBefore.Code || !a.Facts[1].At.Equal(late) {
+		t.Errorf("with a used up budget: %+v", a.Facts)
 	}
 	if w := asSeen(worker.Worker{Status: power.WorkerRunning}, waits, true); !w.PauseNotBefore {
 		t.Error("a list says that it is paused when others may be")
 	}
 	st := worker.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{notYet, unknown}, NextIdleCheckAt: soon}}
-	if got := running(st, now); got != "Not known: cml. The next check is at "+clock(soon)+"." {
-		t.Errorf("with a plan: %q", got)
+	if a := running(st); len(a.Facts) != 2 || a.Facts[0].Code != idle.SignalUnknown || a.Facts[1].Code != why.NextCheck.Code || !a.Facts[1].At.Equal(soon) {
+		t.Errorf("with a plan: %+v", a.Facts)
 	}
 }

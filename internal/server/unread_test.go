@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/board"
@@ -35,20 +36,23 @@ func TestUnreadRegionIsTold(t *testing.T) {
 	} {
 		c.w.Name, c.w.AWSRegion, c.w.EC2InstanceID, c.w.Armed, c.w.StatusSince = "lost", "eu-west-9", "i-0123456789abcdef0", true, at
 		st := worker.IdleStatus{CloudUnread: u, TimeoutMinutes: 60, Verdict: idle.Verdict{IdleMinutes: 30, Blocks: []idle.Block{{Code: idle.NotIdleYet, Sentence: "Not idle yet."}}}}
-		_, text := explain(&c.w, st, nil, at.Add(c.after))
-		if text += notAsked(&c.w, u); strings.Count(text, said) != 1 && c.w.Status != power.WorkerTerminated {
-			t.Errorf("%s: %s", name, text)
+		a := about(&c.w)
+		explain(&a, &c.w, st, at.Add(c.after))
+		if strings.Count(a.Answer, said) != 1 && c.w.Status != power.WorkerTerminated {
+			t.Errorf("%s: %s", name, a.Answer)
 		}
 		row := board.Row(&c.w, &st, at.Add(c.after))
 		if told := strings.HasPrefix(row.Sentence, said); told != c.row || row.Standing != c.standing || c.row && !row.Attention {
 			t.Errorf("%s: the overview has %s: %s", name, row.Standing, row.Sentence)
 		}
-		out := wayOut(&c.w, u, at.Add(c.after))
-		if (len(out) == 1) != c.out || c.out && (!strings.Contains(out[0], "lull worker forget lost --force") || !strings.Contains(out[0], c.w.EC2InstanceID)) {
-			t.Errorf("%s: %q", name, out)
+		out := why.Account{}
+		wayOut(&out, &c.w, u, at.Add(c.after))
+		if f := out.Fact(why.Forget.Code); (f != nil) != c.out || c.out && !strings.Contains(f.Sentence, c.w.EC2InstanceID) {
+			t.Errorf("%s: %+v", name, out.Remedies)
 		}
-		if out := wayOut(&c.w, nil, at.Add(time.Minute)); out != nil {
-			t.Errorf("%s: before anything is wrong: %q", name, out)
+		out = why.Account{}
+		if wayOut(&out, &c.w, nil, at.Add(time.Minute)); out.Remedies != nil {
+			t.Errorf("%s: before anything is wrong: %+v", name, out.Remedies)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
 	"lull/internal/core/savings"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
@@ -58,44 +58,42 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if err != nil {
 		return control.Why{}, err
 	}
-	expiry := st.Expiry
 	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: worker.EvidenceFor(&w, st.Readings, nil)}
 	a := about(&w)
-	a.Expiry = expiry
-	y := control.Why{Account: evidence.Explain(a, d),
+	a.Expiry = st.Expiry
+	y := control.Why{Account: why.Explain(a, d),
 		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last.Entries, Readings: "live", ActivitySourcesReason: w.ActivitySourcesReason}
 	s.haltInto(&y)
 	seen := &st
 	if _, live := s.observe(ctx, id); !live {
 		y.Readings, seen = "unknown", nil
 	}
-	y.Standing = board.Row(&w, seen, time.Now()).Standing
+	now := time.Now()
+	y.Standing = board.Row(&w, seen, now).Standing
 	if t := w.LastPausedAt; t != nil {
 		y.Paused = &evidence.Turn{At: *t, By: w.LastPausedBy, Reason: string(w.PauseReason)}
 	}
 	if t := w.LastResumedAt; t != nil {
 		y.Resumed = &evidence.Turn{At: *t, By: w.LastResumedBy}
 	}
-	y.Question, y.Answer = explain(&w, st, expiry, time.Now())
-	y.Answer += notAsked(&w, st.CloudUnread)
+	explain(&y.Account, &w, st, now)
 	held, err := s.workerPolicy(ctx, &w)
 	if err != nil {
 		return control.Why{}, err
 	}
 	y.Policy = &held
 	if !up(w.Status) {
-		if err := s.atRest(ctx, &y, &w, time.Now()); err != nil {
+		if err := s.atRest(ctx, &y, &w, now); err != nil {
 			return control.Why{}, err
 		}
+		if x := st.Expiry; x != nil {
+			y.Add(why.Expires, x.At, "", x.Sentence(now))
+		}
 	}
-	if expiry != nil && !up(w.Status) {
-		y.Answer += " " + expiry.Sentence(time.Now())
+	for _, f := range y.Policy.Faults {
+		y.Advise(why.PolicyFault, f)
 	}
-	if expiry != nil {
-		y.Change = slices.Insert(y.Change, 0, "for its time not to end then: "+w.Prolong())
-	}
-	y.Change = append(y.Change, y.Policy.Faults...)
-	y.Change = append(y.Change, wayOut(&w, st.CloudUnread, time.Now())...)
+	wayOut(&y.Account, &w, st.CloudUnread, now)
 	return y, nil
 }
 
@@ -103,7 +101,11 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 // worker up does not matter then; what it was stopped from, what that has saved
 // and what would start it do.
 func (s *Server) atRest(ctx context.Context, y *control.Why, w *worker.Worker, now time.Time) error {
-	y.Verdict, y.Signals, y.Change = nil, []evidence.Signal{}, []string{}
+	y.Verdict, y.Signals = nil, []evidence.Signal{}
+	y.NoRemedy()
+	if st := y.IdleStatus; st.Expiry != nil {
+		y.Advise(why.Prolong, w.Prolong())
+	}
 	y.IdleStatus.TargetPauseAt, y.IdleStatus.WarnAt, y.IdleStatus.Reason = nil, nil, idle.StatusNotRunning
 	y.IdleStatus.Blocks = slices.DeleteFunc(slices.Clone(y.IdleStatus.Blocks), func(b idle.Block) bool {
 		return slices.Contains([]idle.Code{idle.NotIdleYet, idle.RecentActivity, idle.SignalActive, idle.SignalIncomplete, idle.SignalUnknown, idle.WarningPending}, b.Code)
@@ -111,7 +113,7 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *worker.Worker, n
 	if w.Status != power.WorkerStopped && w.Status != power.WorkerStopping {
 		return nil
 	}
-	y.Change = append(y.Change, comesBack(w, y.Policy, now)...)
+	comesBack(y, w, now)
 	if w.LastPausedAt == nil || w.DesiredStatus != power.WorkerStopped {
 		return nil
 	}
@@ -121,25 +123,22 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *worker.Worker, n
 	}
 	groundsInto(y, e)
 	if w.Status == power.WorkerStopped {
-		y.Answer += " " + s.restedFor(w, now)
+		s.restedFor(&y.Account, w, now)
 	}
 	return nil
 }
 
-// restedFor returns for how long a worker has been stopped and, if lull stopped
-// it, what that has saved. Unknown costs are omitted.
-func (s *Server) restedFor(w *worker.Worker, now time.Time) string {
+// restedFor adds for how long a worker has been stopped and, if lull stopped it,
+// what that has saved. Unknown costs are omitted.
+func (s *Server) restedFor(a *why.Account, w *worker.Worker, now time.Time) {
 	d := now.Sub(w.StatusSince)
-	out := fmt.Sprintf("It has been stopped for %s.", idle.Human(d))
-	if !w.PauseReason.Automatic() {
-		return out
-	}
 	use := savings.Use{Worker: w.ID, Region: w.AWSRegion, InstanceType: w.InstanceType, Volumes: history.Volumes(w, nil), Avoided: d}
 	_, sum := s.prices.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, "" })
-	if sum.Saved == nil || *sum.Saved < 0.01 {
-		return out
+	if !w.PauseReason.Automatic() || sum.Saved == nil || *sum.Saved < 0.01 {
+		a.Add(why.Rested, w.StatusSince, "", idle.Human(d))
+		return
 	}
-	return fmt.Sprintf("It has been stopped for %s, which saved $%.2f so far.", idle.Human(d), *sum.Saved)
+	a.Add(why.Saved, w.StatusSince, "", idle.Human(d), *sum.Saved)
 }
 
 // haltInto adds that all automatic actions are halted, and by whom.
@@ -149,8 +148,8 @@ func (s *Server) haltInto(y *control.Why) {
 	}
 }
 
-func about(w *worker.Worker) evidence.Account {
-	return evidence.Account{Object: w.ID, Name: w.Name, Kind: evidence.KindWorker, State: string(w.Status)}
+func about(w *worker.Worker) why.Account {
+	return why.Account{Object: w.ID, Name: w.Name, Kind: why.KindWorker, State: string(w.Status), Prolong: w.Prolong()}
 }
 
 // whyThen answers for a past moment, from the evidence of all servers and the
@@ -181,7 +180,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	a.At, a.State = at, past.State
 	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last.Entries, Readings: "recorded"}
 	s.haltInto(&y)
-	y.Account = evidence.Past(a, c)
+	y.Account = why.Past(a, c)
 	y.Paused, y.Resumed = past.Paused, past.Resumed
 	if v := y.Verdict; v != nil {
 		y.IdleStatus = worker.IdleStatus{WorkerID: id, Verdict: *v, IdleDuration: v.IdleMinutes * 60, CheckedAt: v.At, Readings: c.Before.Evidence.Readings,
@@ -194,13 +193,9 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 		if v := y.Verdict; v != nil { // it describes what ran until then
 			v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil
 		}
-		y.Question, y.Change = "why was it "+a.State, []string{}
-		y.Answer = fmt.Sprintf("It was %s at %s.", a.State, clock(at))
-		if p := y.Paused; p != nil {
-			y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
-			if e := past.Decided; e != nil && e.Reason == p.Reason {
-				stopped = e
-			}
+		y.Down(y.Paused)
+		if e := past.Decided; e != nil && y.Paused != nil && e.Reason == y.Paused.Reason {
+			stopped = e
 		}
 	}
 	if c.Held(at) {
@@ -213,33 +208,35 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	return y, nil
 }
 
-// comesBack lists what would start a stopped worker, and what prevents it.
-func comesBack(w *worker.Worker, p *control.WorkerPolicy, now time.Time) []string {
-	out := []string{}
+// comesBack adds what would start a stopped worker, and what prevents it.
+func comesBack(y *control.Why, w *worker.Worker, now time.Time) {
+	p := y.Policy
 	for _, o := range p.Overrides {
 		if o.Kind == policy.Freeze {
-			out = append(out, o.Sentence())
+			y.Advise(why.Frozen, o.Sentence())
 		}
 	}
 	if w.DesiredStatus == power.WorkerRunning {
 		for _, b := range p.Budgets {
 			if !b.Free {
-				out = append(out, b.Sentence)
+				y.Advise(why.NoBudget, b.Sentence)
 			}
 		}
-		return out
+		return
 	}
 	if w.Overdue(now) && w.Armed && !p.Shadow {
-		return append(out, w.Unstartable())
+		y.Advise(why.Overdue, w.Unstartable())
+		return
 	}
 	if st := p.Standing; st != nil && st.Start {
-		out = append(out, st.Describe()+opening(st))
+		y.Advise(why.Opens, st.Describe(), opening(st))
 	}
 	who := "Start it"
 	if w.WakeTokenHash != "" {
 		who = "Start it, or use its wake token,"
 	}
-	return append(out, who+" at any time: lull worker start "+w.Name, "to keep it up then: lull worker snooze "+w.Name)
+	y.Advise(why.Start, who, w.Name)
+	y.Advise(why.Snooze, w.Name)
 }
 
 // up reports whether the question about a worker is why it runs.
@@ -252,136 +249,52 @@ func up(w power.Worker) bool {
 }
 
 // explain answers why a worker is in its state.
-func explain(w *worker.Worker, st worker.IdleStatus, expiry *evidence.Expiry, now time.Time) (question, text string) {
+func explain(a *why.Account, w *worker.Worker, st worker.IdleStatus, now time.Time) {
+	reason, starter := why.Because(w.StatusReason), cmp.Or(w.StartBy, "the cloud's sake")
 	switch {
 	case w.Intent != nil && w.DesiredStatus == power.WorkerRunning:
-		return "why is it not running yet", fmt.Sprintf("It is %s, and is to start for %s when that is done%s.", w.Status, cmp.Or(w.StartBy, "the cloud's sake"), because(w.StatusReason))
+		a.Ask("why is it not running yet").Add(why.StartAsked, time.Time{}, starter, w.Status, reason)
 	case w.Intent != nil:
-		return "why is it about to stop", fmt.Sprintf("%s asked for it at %s (%s); it is %s.", w.Intent.By, clock(w.Intent.At), w.Intent.Reason, w.Status) + withdrawn(w)
+		a.Ask("why is it about to stop").Add(why.StopAsked, w.Intent.At, w.Intent.By, w.Intent.Reason, w.Status)
+		withdrawn(a, w)
 	case w.Status == power.WorkerRunning:
-		switch {
-		case len(st.Blocks) > 0 && expiry.Before(st.TargetPauseAt):
-			st.TargetPauseAt = nil // that pause will not happen
-			text = expiry.Sentence(now) + " " + running(st, now)
-		case expiry != nil:
-			text = running(st, now) + " " + expiry.Sentence(now)
-		default:
-			text = running(st, now)
+		*a = a.Running(st.Verdict, now)
+		a.Question = "why is it still running"
+		// A canceled stop is reported for a day, a failed one until something else
+		// happens.
+		if c := w.StopCalledOff; c != nil && (w.StopRefused() || now.Sub(c.At) <= 24*time.Hour) {
+			a.Add(why.CalledOff, c.At, c.By, c.Sentence())
 		}
-		return "why is it still running", text + calledOff(w, now)
 	case up(w.Status):
-		return "why is it not running yet", fmt.Sprintf("It is %s since %s%s.", w.Status, clock(w.StatusSince), because(w.StatusReason))
+		a.Ask("why is it not running yet").Add(why.ComingUp, w.StatusSince, "", w.Status, reason)
 	case w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning:
-		return "why is it not running yet", fmt.Sprintf("It is to start for %s%s.", cmp.Or(w.StartBy, "the cloud's sake"), because(w.StatusReason))
+		a.Ask("why is it not running yet").Add(why.ToStart, time.Time{}, starter, reason)
 	case w.Status == power.WorkerStopped || w.Status == power.WorkerStopping:
 		if w.LastPausedAt == nil {
-			return "why is it stopped", fmt.Sprintf("It was %s when lull first saw it.", w.Status) + withdrawn(w)
+			a.Ask("why is it stopped").Add(why.FirstSeen, time.Time{}, "", w.Status)
+		} else {
+			a.Ask("why was it stopped").Add(why.Stopped, *w.LastPausedAt, w.LastPausedBy, w.PauseReason)
 		}
-		return "why was it stopped", fmt.Sprintf("%s stopped it at %s (%s).", by(w.LastPausedBy), clock(*w.LastPausedAt), w.PauseReason) + withdrawn(w)
+		withdrawn(a, w)
 	case w.Status == power.WorkerFailed:
-		return "why has it failed", fmt.Sprintf("Since %s%s. Retry it or terminate it.", clock(w.StatusSince), because(w.StatusReason))
-	}
-	if w.Status == power.WorkerTerminated {
-		return "why was it terminated", endedBy(w)
-	}
-	return "why is it " + string(w.Status), fmt.Sprintf("Since %s%s.", clock(w.StatusSince), because(w.StatusReason))
-}
-
-// endedBy returns who ended a worker that is gone, and when that was seen.
-func endedBy(w *worker.Worker) string {
-	var who string
-	switch {
+		a.Ask("why has it failed").Add(why.Failed, w.StatusSince, "", reason)
+	case w.Status != power.WorkerTerminated:
+		a.Ask("why is it "+string(w.Status)).Add(why.Since, w.StatusSince, "", reason)
 	case w.TerminateFor == power.ReasonTTL && w.TTLDeadline != nil:
-		who = "Its ttl_deadline " + clock(*w.TTLDeadline)
+		a.Ask("why was it terminated").Add(why.Terminated, w.StatusSince, "Its ttl_deadline "+w.TTLDeadline.UTC().Format(time.RFC3339))
 	case w.TerminateFor == power.ReasonExternal || w.TerminateBy == nil:
-		return fmt.Sprintf("It is gone since %s%s.", clock(w.StatusSince), because(w.StatusReason))
+		a.Ask("why was it terminated").Add(why.Gone, w.StatusSince, "", reason)
 	default:
-		who = by(w.TerminateBy.Name)
+		a.Ask("why was it terminated").Add(why.Terminated, w.StatusSince, w.TerminateBy.Name)
 	}
-	return fmt.Sprintf("%s ended it; EC2 had terminated it by %s.", who, clock(w.StatusSince))
+	if u := st.CloudUnread; u != nil && w.Status != power.WorkerTerminated && !u.SaidOf(w) {
+		a.Add(why.CloudUnread, u.Since, "", u.Sentence())
+	}
 }
 
-// calledOffTold is for how long a canceled stop is reported. A failed one is
-// reported until something else happens.
-const calledOffTold = 24 * time.Hour
-
-// calledOff returns that the last requested stop did not happen.
-func calledOff(w *worker.Worker, now time.Time) string {
-	c := w.StopCalledOff
-	if c == nil || !w.StopRefused() && now.Sub(c.At) > calledOffTold {
-		return ""
+// withdrawn adds that a start was canceled.
+func withdrawn(a *why.Account, w *worker.Worker) {
+	if t := w.StartWithdrawnAt; t != nil {
+		a.Add(why.Withdrawn, *t, w.StartWithdrawnBy)
 	}
-	return " " + c.Sentence()
 }
-
-// withdrawn returns that a start was canceled.
-func withdrawn(w *worker.Worker) string {
-	if w.StartWithdrawnAt == nil {
-		return ""
-	}
-	return fmt.Sprintf(" %s took a start of it back at %s.", by(w.StartWithdrawnBy), clock(*w.StartWithdrawnAt))
-}
-
-func running(st worker.IdleStatus, now time.Time) string {
-	switch {
-	case len(st.Blocks) == 0:
-		return fmt.Sprintf("It is idle for %s and is paused at the next check.", idle.HumanMinutes(st.IdleMinutes)) + nextCheck(st)
-	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now) && st.NotBefore():
-		return fmt.Sprintf("%s It is not paused before %s, in %s, when others may wait for the same budget.", strongest(st.Blocks).Sentence, clock(*st.TargetPauseAt), idle.Human(st.TargetPauseAt.Sub(now)))
-	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now):
-		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", strongest(st.Blocks).Sentence, clock(*st.TargetPauseAt), idle.Human(st.TargetPauseAt.Sub(now)))
-	}
-	return strongest(st.Blocks).Sentence + nextCheck(st)
-}
-
-// nextCheck returns when the next check is, if known.
-func nextCheck(st worker.IdleStatus) string {
-	if st.NextIdleCheckAt.IsZero() {
-		return ""
-	}
-	return fmt.Sprintf(" The next check is at %s.", clock(st.NextIdleCheckAt))
-}
-
-// strongest returns the block that would keep a worker up if all others ended:
-// first what is switched off, then what is unknown, then what has no known end,
-// then what ends last. A budget says nothing about use, so another block exists
-// then. blocks must not be empty.
-func strongest(blocks []idle.Block) idle.Block {
-	if (idle.Verdict{Blocks: blocks}).Used() {
-		blocks = slices.DeleteFunc(slices.Clone(blocks), func(b idle.Block) bool { return b.Code == idle.Budget })
-	}
-	return slices.MinFunc(blocks, func(a, b idle.Block) int {
-		if c := cmp.Compare(weakness(a), weakness(b)); c != 0 || a.Until == nil || b.Until == nil {
-			return c
-		}
-		return b.Until.Compare(*a.Until)
-	})
-}
-
-func weakness(b idle.Block) int {
-	switch {
-	case b.Code == idle.Halted:
-		return 0
-	case b.Code == idle.ClockInFuture || b.Code == idle.SignalUnknown:
-		return 1
-	case b.Until == nil:
-		return 2
-	}
-	return 3
-}
-
-func by(who string) string {
-	if who == "" {
-		return "Somebody"
-	}
-	return who
-}
-
-func because(why string) string {
-	if why == "" {
-		return ""
-	}
-	return ": " + why
-}
-
-func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }

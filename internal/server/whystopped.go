@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
@@ -45,7 +46,7 @@ func groundsInto(y *control.Why, e *audit.Entry) {
 	d := e.Decision
 	if d == nil {
 		if e.Policy != "" {
-			y.Answer += fmt.Sprintf(" The policy was %s.", e.Policy)
+			y.Add(why.UnderPolicy, time.Time{}, "", e.Policy)
 		}
 		return
 	}
@@ -54,20 +55,15 @@ func groundsInto(y *control.Why, e *audit.Entry) {
 	y.Verdict, y.PolicyThen, y.Account.Policy = &v, &p, &p
 	y.Signals = evidence.Signals(v.At, p, d.Evidence.Readings)
 	y.Checked = &evidence.Checked{At: v.At, Since: v.At, State: d.Evidence.Status}
-	y.Answer += " " + grounds(e)
-}
-
-// grounds returns a sentence about what a stop was decided from.
-func grounds(e *audit.Entry) string {
-	d := e.Decision
-	rule, scheduled := "policy "+cmp.Or(e.Policy, d.Policy.Name), strings.HasPrefix(d.Policy.Name, policy.ScheduleName)
+	rule, scheduled := "policy "+cmp.Or(e.Policy, p.Name), strings.HasPrefix(p.Name, policy.ScheduleName)
 	if scheduled {
-		rule = d.Policy.Name
+		rule = p.Name
 	}
-	if scheduled && d.Policy.Signals != nil && len(d.Policy.Signals) == 0 { // readings did not count
-		return fmt.Sprintf("It was %s.", strings.TrimSuffix(e.Detail, "."))
+	if scheduled && p.Signals != nil && len(p.Signals) == 0 { // readings did not count
+		y.Add(why.Scheduled, time.Time{}, "", strings.TrimSuffix(e.Detail, "."))
+		return
 	}
-	return fmt.Sprintf("It had been idle for %s; %s pauses after %s.", idle.HumanMinutes(d.Verdict.IdleMinutes), rule, idle.Human(time.Duration(d.Policy.Timeout)))
+	y.Add(why.WasIdle, v.At, "", idle.HumanMinutes(v.IdleMinutes), rule, idle.Human(time.Duration(p.Timeout)))
 }
 
 // unborn makes y the answer about a moment before lull knew the worker, which
@@ -77,8 +73,8 @@ func unborn(y *control.Why, e *audit.Entry, imported bool) {
 	if imported {
 		came = "imported"
 	}
-	y.Question, y.Change = "why is nothing known of it", []string{}
-	y.Answer = fmt.Sprintf("It was not known to lull then: it was %s at %s by %s.", came, clock(e.At), by(e.By.Name))
+	y.NoRemedy()
+	y.Ask("why is nothing known of it").Add(why.Unborn, e.At, e.By.Name, came)
 }
 
 // opening returns when a schedule that starts workers starts a stopped one.

@@ -14,10 +14,10 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/failure"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
@@ -343,7 +343,7 @@ func (s *Server) idleStatus(ctx context.Context, w *worker.Worker) (worker.IdleS
 }
 
 // expiry returns a worker's expiry; nil if it has none.
-func (s *Server) expiry(ctx context.Context, w *worker.Worker) (*evidence.Expiry, error) {
+func (s *Server) expiry(ctx context.Context, w *worker.Worker) (*why.Expiry, error) {
 	if w.TTLDeadline == nil || s.shadow {
 		return nil, nil
 	}

@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/why"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/control"
@@ -68,17 +69,17 @@ func (k *kept) of(object string) (n int) {
 }
 
 // then returns the agent's own account of a time of its own clock.
-func (k *kept) then(at time.Time) evidence.Account {
+func (k *kept) then(at time.Time) why.Account {
 	var c evidence.Recall
-	q := evidence.Query{Object: evidence.KindAgent, From: at, To: at}
+	q := evidence.Query{Object: why.KindAgent, From: at, To: at}
 	if _, err := k.Read(k.t.Context(), q, func(r evidence.Record) error { c.Add(at, &r); return nil }); err != nil {
 		k.t.Error(err)
 	}
-	return evidence.Past(evidence.Account{At: at, Kind: evidence.KindAgent}, c)
+	return why.Past(why.Account{At: at, Kind: why.KindAgent}, c)
 }
 
 // gist is the part in which two accounts of one time must agree.
-func gist(a evidence.Account) string {
+func gist(a why.Account) string {
 	out := ""
 	if a.Verdict == nil {
 		return "not known"
@@ -168,7 +169,7 @@ func (r *rig) lives(skew time.Duration) {
 		for _, b := range theirs.Verdict.Blocks {
 			seen[string(b.Code)] = true
 		}
-		if theirs.Kind != evidence.KindAgent || theirs.Name != r.id || theirs.Readings != "recorded" || theirs.Checked == nil || (theirs.WorkerID != "") != (r.w != "") {
+		if theirs.Kind != why.KindAgent || theirs.Name != r.id || theirs.Readings != "recorded" || theirs.Checked == nil || (theirs.WorkerID != "") != (r.w != "") {
 			t.Errorf("at %s: %+v", at, theirs)
 		}
 		compared++

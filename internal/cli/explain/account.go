@@ -11,13 +11,14 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy/when"
+	"lull/internal/core/why"
 )
 
 // AccountText is how every why is shown: of a worker, an instance or an agent,
 // now or, where at is not zero, then: --at is a wall clock's time, of which an
 // hour comes twice in autumn and is skipped in spring, so it is told which
 // moment was taken.
-func AccountText(w io.Writer, a evidence.Account, at time.Time) {
+func AccountText(w io.Writer, a why.Account, at time.Time) {
 	when := ""
 	if !at.IsZero() {
 		when = "At " + at.Local().Format("2006-01-02 15:04:05 -07:00") + ": "
@@ -96,7 +97,7 @@ func SignalTable(w io.Writer, l []evidence.Signal) {
 
 // VerdictText shows what the engine said, with every block, and what comes
 // first: the pause, or x, the end of its time.
-func VerdictText(w io.Writer, v idle.Verdict, x *evidence.Expiry) {
+func VerdictText(w io.Writer, v idle.Verdict, x *why.Expiry) {
 	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), term.Time(v.At))
 	for _, b := range v.Blocks {
 		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)

@@ -15,8 +15,8 @@ import (
 
 	"lull/internal/cli/explain"
 	"lull/internal/cli/term"
-	"lull/internal/core/evidence"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
@@ -358,7 +358,7 @@ func workerTable(w io.Writer, l []worker.Worker) {
 
 // pauseAt is when something is paused, or when at the earliest; or when its
 // time is over, if that is first.
-func pauseAt(t *time.Time, notBefore bool, x *evidence.Expiry) string {
+func pauseAt(t *time.Time, notBefore bool, x *why.Expiry) string {
 	switch {
 	case x.Before(t):
 		return term.OptionalTime(&x.At) + " (ttl)"

@@ -93,6 +93,13 @@ func (c *Recall) Add(at time.Time, r *Record) {
 	}
 }
 
+// Turn is a pause or resume that happened.
+type Turn struct {
+	At     time.Time `json:"at"`
+	By     string    `json:"by"`
+	Reason string    `json:"reason,omitempty"`
+}
+
 // Held reports whether the result of the check before at was still valid then.
 func (c *Recall) Held(at time.Time) bool {
 	if c.Before == nil {

@@ -3,10 +3,10 @@ package worker
 import (
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/halt"
 )
 
@@ -50,7 +50,7 @@ type IdleStatus struct {
 	Readings         []idle.Reading `json:"readings"`
 	// Expiry is the worker's expiry, which is not part of a verdict; absent if
 	// it has none. target_pause_at only concerns its idleness.
-	Expiry *evidence.Expiry `json:"expiry,omitempty"`
+	Expiry *why.Expiry `json:"expiry,omitempty"`
 	// ReadingsUnknown means that no server with live readings could be asked.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
 	// CloudUnread means that EC2 cannot be asked about the worker's region.

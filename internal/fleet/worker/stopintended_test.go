@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/worker"
 )
 
@@ -31,7 +31,7 @@ func TestBlocksAgreeWithTheStatus(t *testing.T) {
 		if r.Verdict.Eligible || r.Verdict.Has(idle.StatusNotRunning) || !r.Verdict.Has(idle.StopIntended) {
 			t.Errorf("blocks %+v of a running worker whose stop is pending", r.Verdict.Blocks)
 		}
-		a := evidence.Explain(evidence.Account{Name: "one", Kind: evidence.KindWorker, State: "RUNNING"}, r.Decision)
+		a := why.Explain(why.Account{Name: "one", Kind: why.KindWorker, State: "RUNNING"}, r.Decision)
 		if all := strings.Join(a.Change, "\n"); !strings.Contains(all, advice) || !strings.Contains(all, "lull worker start one") {
 			t.Errorf("%s: the way out is\n%s", detail, all)
 		}

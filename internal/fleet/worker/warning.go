@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/warning"
@@ -59,13 +59,13 @@ const (
 // warning would be too short, and not before the end of a halt. It is nil
 // without a deadline, in a halt without an end, and where lull does not act: in
 // dry run.
-func (w *Worker) Ends(now time.Time, r *policy.Resolved, h halt.Halt) *evidence.Expiry {
+func (w *Worker) Ends(now time.Time, r *policy.Resolved, h halt.Halt) *why.Expiry {
 	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate" || w.failedExpires()
 	halted := h.AsOf(now).On
 	if w.TTLDeadline == nil || !acts || !w.Armed || r.Shadow || halted && h.Until == nil {
 		return nil
 	}
-	x := &evidence.Expiry{At: *w.TTLDeadline, Action: cmp.Or(w.TTLAction, ActionStop), Deadline: *w.TTLDeadline}
+	x := &why.Expiry{At: *w.TTLDeadline, Action: cmp.Or(w.TTLAction, ActionStop), Deadline: *w.TTLDeadline}
 	lead, from := max(time.Duration(r.WarnBefore), leastTTLWarning), now
 	if halted {
 		from = *h.Until

@@ -9,9 +9,9 @@ import (
 	"time"
 	"unique"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/sealed"
 	"lull/internal/store"
@@ -238,7 +238,7 @@ type Worker struct {
 	PolicySince            *time.Time `json:"policy_since,omitempty"` // of Policy and Schedule
 	// Expiry follows from TTLDeadline now. It is part of answers and
 	// never stored. What comes earlier, or not at all, is in TargetPauseAt.
-	Expiry *evidence.Expiry `json:"expiry,omitempty"`
+	Expiry *why.Expiry `json:"expiry,omitempty"`
 	// PolicyTags are the tags written to the instance for its agent.
 	PolicyTags      map[string]string `json:"policy_tags,omitempty"`
 	ActivitySources []string          `json:"activity_sources,omitempty"`

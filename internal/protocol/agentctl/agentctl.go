@@ -19,8 +19,8 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/why"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/tags"
 )
@@ -201,7 +201,7 @@ type Counters struct {
 
 // Why explains why the machine runs, or what would end it.
 type Why struct {
-	evidence.Account
+	why.Account
 	Sentence string         `json:"sentence"` // the answer
 	Readings []idle.Reading `json:"readings"`
 	Last     *Outcome       `json:"last_action"`        // before the time asked about

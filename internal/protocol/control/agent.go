@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/why"
 	"lull/internal/fleet/audit"
 	"lull/internal/lib/httpx"
 )
@@ -144,7 +144,7 @@ type AgentView struct {
 // AgentWhy explains why the machine of an agent runs, based on the agent's
 // reports.
 type AgentWhy struct {
-	evidence.Account
+	why.Account
 	Machine  string `json:"machine"`
 	WorkerID string `json:"worker_id,omitempty" doc:"The worker's id; absent if the machine is not a worker"`
 	// Readings is "live" from the last report, "recorded" from what a server

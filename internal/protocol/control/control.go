@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/savings"
+	"lull/internal/core/why"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
@@ -40,7 +41,7 @@ type ListDiscovered struct {
 
 // Why explains why a worker runs, or why and by whom it was stopped.
 type Why struct {
-	evidence.Account
+	why.Account
 	WorkerID   string `json:"worker_id"`
 	WorkerName string `json:"worker_name"`
 	Status     string `json:"status"`

@@ -10,9 +10,9 @@ import (
 	"regexp"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/core/why"
 	"lull/internal/lib/httpx"
 )
 
@@ -132,7 +132,7 @@ type HostQuestions struct {
 
 // HostWhy explains an instance of a host.
 type HostWhy struct {
-	evidence.Account
+	why.Account
 	Host string `json:"host"`
 	// Readings is "live" from the host now, "recorded" from the last report, or
 	// "unknown" if the host cannot be asked.

@@ -3,7 +3,7 @@ package control
 import (
 	"time"
 
-	"lull/internal/core/evidence"
+	"lull/internal/core/why"
 	"lull/internal/fleet/halt"
 )
 
@@ -45,11 +45,11 @@ type WorkerRow struct {
 	LastActivityAt *time.Time `json:"last_activity_at"`
 	TargetPauseAt  *time.Time `json:"target_pause_at" doc:"Whichever comes first: its pause or its expiry"`
 	// Expiry is the worker's expiry; absent if it has none.
-	Expiry       *evidence.Expiry `json:"expiry,omitempty"`
-	SnoozeUntil  *time.Time       `json:"snooze_until"`
-	LastPausedAt *time.Time       `json:"last_paused_at"`
-	PauseReason  string           `json:"pause_reason,omitempty"`
-	Armed        bool             `json:"armed"`
+	Expiry       *why.Expiry `json:"expiry,omitempty"`
+	SnoozeUntil  *time.Time  `json:"snooze_until"`
+	LastPausedAt *time.Time  `json:"last_paused_at"`
+	PauseReason  string      `json:"pause_reason,omitempty"`
+	Armed        bool        `json:"armed"`
 	// Revision is that of the record. A reader must not replace a row by one
 	// with a lower revision.
 	Revision int64 `json:"revision"`

@@ -8,9 +8,9 @@ package hostctl
 import (
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/core/why"
 )
 
 // Instance is an instance as shown to users and scripts.
@@ -101,7 +101,7 @@ type Room struct {
 
 // Why explains why an instance runs, or why it was paused or stopped.
 type Why struct {
-	evidence.Account
+	why.Account
 	Instance Instance    `json:"instance" doc:"Current state"`
 	Relay    *RelayStats `json:"relay,omitempty"`
 }

@@ -5,10 +5,10 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/policy"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
@@ -123,7 +123,7 @@ func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now ti
 }
 
 // ends reports the worker's expiry instead of the pause if it comes first.
-func ends(r *control.WorkerRow, x *evidence.Expiry, st *worker.IdleStatus, now time.Time) {
+func ends(r *control.WorkerRow, x *why.Expiry, st *worker.IdleStatus, now time.Time) {
 	r.Expiry = x
 	if x == nil || st != nil && (len(st.Blocks) == 0 || !x.Before(st.TargetPauseAt)) {
 		return
@@ -137,7 +137,7 @@ func ends(r *control.WorkerRow, x *evidence.Expiry, st *worker.IdleStatus, now t
 }
 
 // expiry returns the worker's expiry, from its record if it is not observed.
-func expiry(w *worker.Worker, st *worker.IdleStatus, now time.Time) *evidence.Expiry {
+func expiry(w *worker.Worker, st *worker.IdleStatus, now time.Time) *why.Expiry {
 	if st == nil {
 		return w.Ends(now, &policy.Resolved{}, halt.Halt{})
 	}

@@ -320,7 +320,7 @@ func (h *Hosts) Why(ctx context.Context, name, ref string, at time.Time) (contro
 	if !v.Heard {
 		why = v.Unheard
 	}
-	return control.HostReply{Why: Told(&v, &v.Instances[n], at, why)}, true
+	return control.HostReply{Why: LastHeard(&v, &v.Instances[n], at, why)}, true
 }
 
 // Missing returns the refusal for an instance that a host does not have.

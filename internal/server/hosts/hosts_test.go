@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/core/why"
 	"lull/internal/protocol/control"
 )
 
@@ -150,7 +150,7 @@ func TestQuestions(t *testing.T) {
 					if x.Instance == "slow" {
 						continue
 					}
-					answers = append(answers, control.HostReply{ID: x.ID, Why: &control.HostWhy{Host: "forged", Account: evidence.Account{State: "paused", Verdict: &idle.Verdict{}}}})
+					answers = append(answers, control.HostReply{ID: x.ID, Why: &control.HostWhy{Host: "forged", Account: why.Account{State: "paused", Verdict: &idle.Verdict{}}}})
 				}
 			}
 		}()

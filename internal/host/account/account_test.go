@@ -1,4 +1,4 @@
-package why
+package account
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/core/why"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -57,7 +58,7 @@ func TestThen(t *testing.T) {
 		s                      int
 		state, paused, resumed string
 	}{{5, "running", "", "manual"}, {15, "paused", "idle_timeout", "manual"}, {25, "running", "idle_timeout", "connection"}, {35, "stopped", "idle_timeout", "connection"}} {
-		y, err := Then(t.Context(), j, evidence.Account{Object: "a", Name: "a", Kind: evidence.KindInstance}, at(row.s), hostctl.Why{})
+		y, err := Then(t.Context(), j, why.Account{Object: "a", Name: "a", Kind: why.KindInstance}, at(row.s), hostctl.Why{})
 		by := func(turn *evidence.Turn) string {
 			if turn == nil {
 				return ""
