@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -204,7 +205,7 @@ func firstBoot(t *testing.T, deb, root string) {
 		}
 		_, err := os.Stat(installed)
 		if good := sum == right; (failed == nil) != good || (err == nil) != good ||
-			strings.Contains(said.String(), "systemctl enable --now lull-agent.service") != good {
+			strings.Contains(said.String(), "systemctl enable") != good {
 			t.Errorf("%s with the sum %s: %v, installed: %v\n%s", name, sum, failed, err == nil, said.String())
 		}
 	}
@@ -252,7 +253,7 @@ func TestInstall(t *testing.T) {
 	modeIs(t, in("etc/systemd/system/lull-agent.service"), 0o644)
 	modeIs(t, in("etc/lull/agent.yaml"), 0o600)
 	modeIs(t, in("var/lib/lull/agent"), 0o700)
-	if u := contents(t, in("etc/systemd/system/lull-agent.service")); !strings.Contains(u, "ExecStart=/usr/local/bin/lull agent run\n") {
+	if u := contents(t, in("etc/systemd/system/lull-agent.service")); !slices.Contains(strings.Split(u, "\n"), "ExecStart=/usr/local/bin/lull agent run") {
 		t.Errorf("the unit does not run the installed program:\n%s", u)
 	}
 	if g := contents(t, in("etc/group")); !strings.Contains(g, "lull:") {

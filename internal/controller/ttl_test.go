@@ -242,7 +242,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 		} {
 			_, err := start()
 			refused, is := errors.AsType[*failure.Refused](err)
-			if !is || refused.Reason != "ttl_over" || !strings.Contains(err.Error(), "its ttl_deadline is over since") || !strings.Contains(err.Error(), "lull worker ttl "+r.worker(id).Name+" --off") {
+			if !is || refused.Reason != "ttl_over" || !strings.Contains(err.Error(), new(r.worker(id)).OverdueSince()) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

@@ -146,14 +146,16 @@ func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
+// turnSaying begins the status reason of a start that waits for a budget.
+const turnSaying = "waits for its turn to start: "
+
 // held leaves a start waiting, and says why; for its turn once.
 func (j *job) held(ctx context.Context, code, why string, next time.Time) outcome {
-	turn := "waits for its turn to start: "
-	status := turn + why
+	status := turnSaying + why
 	if code != string(idle.Budget) {
 		status = "does not start: " + why
 	}
-	if j.w.StatusReason != status && !(code == string(idle.Budget) && strings.HasPrefix(j.w.StatusReason, turn)) {
+	if j.w.StatusReason != status && !(code == string(idle.Budget) && strings.HasPrefix(j.w.StatusReason, turnSaying)) {
 		err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 			w.StatusReason = status
 			tx.Note(audit.Entry{Action: "start_held", Reason: code, Detail: why})

@@ -303,7 +303,7 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.until(local(t, "2000-03-07 08:10"))
-		if w := r.worker(id); w.DesiredStatus != power.WorkerRunning || w.Status != power.WorkerStopped || !strings.Contains(w.StatusReason, "waits for its turn") {
+		if w := r.worker(id); w.DesiredStatus != power.WorkerRunning || w.Status != power.WorkerStopped || !strings.HasPrefix(w.StatusReason, turnSaying) {
 			t.Fatalf("it does not wait: %s/%s (%s)", w.Status, w.DesiredStatus, w.StatusReason)
 		}
 		r.until(local(t, "2000-03-07 18:05"))

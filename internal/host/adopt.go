@@ -281,7 +281,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 // when its daemon ended.
 const (
 	letRunSaying    = account.LetRun
-	restartedSaying = account.Restarted // a prefix
+	restartedSaying = account.Restarted             // a prefix
+	disorderSaying  = "it could not end in order: " // before the cause, in the reason of a stop
 	midChangeSaying = "the daemon ended in the middle of a change"
 )
 
@@ -401,5 +402,5 @@ func (i *inst) endUnknown(ctx context.Context, by string, cause error) error {
 	if err := e.End(ctx, i.id); err != nil {
 		return errors.Join(cause, fmt.Errorf("cannot stop %s: %w", i.name(), err))
 	}
-	return i.finishStop(ctx, by, "stopped by a user; it could not end in order: "+cause.Error())
+	return i.finishStop(ctx, by, "stopped by a user; "+disorderSaying+cause.Error())
 }

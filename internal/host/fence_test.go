@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -259,7 +260,8 @@ var actors = map[string]actor{
 // calledOff reports whether err means that a user's stop came while the request
 // waited.
 func calledOff(err error) bool {
-	return strings.Contains(err.Error(), "stopped by a user in the meantime")
+	refused, is := errors.AsType[*RefusedError](err)
+	return is && refused.Overtaken
 }
 
 func (w *world) add(c *hosttest.Client) {

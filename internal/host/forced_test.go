@@ -1,7 +1,6 @@
 package host
 
 import (
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,6 +8,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/host/hosttest"
 	"lull/internal/protocol/hostctl"
 )
@@ -33,7 +33,7 @@ func TestForcedPauseKeepsConnections(t *testing.T) {
 		if o.Connections != 1 || o.NextStepAt != nil {
 			t.Errorf("%d connections, next %s at %v", o.Connections, o.NextStep, o.NextStepAt)
 		}
-		if y, err := r.Why(r.ctx, "a", time.Time{}); err != nil || !strings.Contains(y.Answer, "not stopped automatically while a connection is open") {
+		if y, err := r.Why(r.ctx, "a", time.Time{}); err != nil || y.Fact(why.KeptOpen.Code) == nil {
 			t.Errorf("why: %s, %v", y.Answer, err)
 		}
 		c.Send()
@@ -72,7 +72,7 @@ func TestForcedPauseAndQuietConnections(t *testing.T) {
 		if o := r.is("long", power.Paused); o.StopAt == nil || !o.StopAt.Equal(paused.Add(time.Hour)) {
 			t.Errorf("long is stopped at %v, it was paused at %s", o.StopAt, paused)
 		}
-		if y, err := r.Why(r.ctx, "long", time.Time{}); err != nil || !strings.HasSuffix(y.Answer, " until then a connection is open and may not be ignored.") {
+		if y, err := r.Why(r.ctx, "long", time.Time{}); err != nil || y.Fact(why.StopsOpen.Code) == nil || !y.Fact(why.StopsOpen.Code).At.Equal(*y.Instance.StopAt) {
 			t.Errorf("why: %s, %v", y.Answer, err)
 		}
 		time.Sleep(5*time.Minute + time.Second)

@@ -411,6 +411,8 @@ type RefusedError struct {
 	What   string
 	Reason string
 	Blocks []idle.Block
+	// Overtaken reports that a user's command came while the request waited.
+	Overtaken bool
 }
 
 func (e *RefusedError) Error() string {

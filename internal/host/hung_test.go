@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/host/hosttest"
 )
 
@@ -70,8 +71,8 @@ func TestHungOnes(t *testing.T) {
 		}
 		for _, name := range []string{hung[0], "asleep"} {
 			y, err := r.Why(context.Background(), name, time.Time{})
-			if err != nil || !strings.Contains(y.Answer, "has not been taken over since the daemon started: context deadline exceeded") ||
-				strings.Contains(y.Answer, "is paused at") || strings.Contains(y.Answer, "is stopped at") {
+			if err != nil || y.Fact(why.Unreached.Code) == nil || !strings.Contains(y.Answer, context.DeadlineExceeded.Error()) ||
+				y.Fact(why.Pauses.Code) != nil || y.Fact(why.StopsUnused.Code) != nil {
 				t.Errorf("why %s: %v, %v", name, y.Answer, err)
 			}
 			if o, _ := r.Get(name); o.Unavailable == "" || o.PauseAt != nil || o.StopAt != nil || o.NextStepAt != nil {
@@ -83,7 +84,7 @@ func TestHungOnes(t *testing.T) {
 			if err := r.Stop(context.Background(), name, ByManual, false); err != nil {
 				t.Errorf("stop: %v", err)
 			}
-			if o := r.is(name, power.Stopped); !strings.Contains(o.StatusReason, "could not end in order") || o.Unavailable != "" {
+			if o := r.is(name, power.Stopped); !strings.Contains(o.StatusReason, disorderSaying) || o.Unavailable != "" {
 				t.Errorf("stopped: %+v", o)
 			}
 		}
@@ -141,7 +142,7 @@ func TestStopOfMuteGuest(t *testing.T) {
 		if d := time.Since(began); d > 4*time.Second {
 			t.Errorf("its stop took %s", d)
 		}
-		if o := r.is("a", power.Stopped); !strings.Contains(o.StatusReason, "could not end in order: cannot signal a: it was not answered within 3s") {
+		if o := r.is("a", power.Stopped); !strings.Contains(o.StatusReason, disorderSaying) {
 			t.Errorf("stopped: %s", o.StatusReason)
 		}
 	})

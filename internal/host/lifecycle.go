@@ -318,7 +318,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	case i.state() != power.Stopping: // the intent could not be recorded
 		return err
 	case a.force || errors.As(err, &unusable):
-		why += "; it could not end in order: " + err.Error()
+		why += "; " + disorderSaying + err.Error()
 		if err := i.endNow(ctx); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/core/why"
 	"lull/internal/host/hosttest"
 )
 
@@ -518,7 +519,7 @@ func TestNoRuntime(t *testing.T) {
 		}
 		for _, ref := range []string{"a", id} {
 			y, err := r.Why(context.Background(), ref, time.Time{})
-			if err != nil || !strings.Contains(y.Answer, "It was running, and") || !strings.Contains(y.Answer, errWorld.Error()) {
+			if err != nil || y.Fact(why.NoRuntime.Code) == nil || !strings.Contains(y.Answer, errWorld.Error()) {
 				t.Errorf("why: %s, %v", y.Answer, err)
 			}
 			if o, err := r.Get(ref); err != nil || !strings.Contains(o.Unavailable, errWorld.Error()) {

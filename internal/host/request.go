@@ -41,7 +41,7 @@ func (c *call) over(i *inst) error {
 	case i.requests.deleted.Load():
 		return &NotFoundError{Name: i.name()}
 	case off != c.off && c.what != "stop":
-		return &RefusedError{Name: i.name(), What: c.what, Reason: *off}
+		return &RefusedError{Name: i.name(), What: c.what, Reason: *off, Overtaken: true}
 	case c.may != nil:
 		return c.may()
 	}
@@ -110,7 +110,7 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 		if off := i.requests.off.Load(); off != c.off && i.state() == power.Stopped && c.what != "stop" {
 			i.release()
 			l.End()
-			return nil, &RefusedError{Name: i.name(), What: c.what, Reason: *off}
+			return nil, &RefusedError{Name: i.name(), What: c.what, Reason: *off, Overtaken: true}
 		}
 		if l.Covers(h.room.Needs(i)) {
 			return func() { i.release(); l.End() }, nil

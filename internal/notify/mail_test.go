@@ -44,6 +44,12 @@ func had(relay *smtpsim.Relay, address string) (out []string) {
 	return out
 }
 
+// What the relay of these tests says of an address.
+const (
+	missing = "there is no such mailbox"
+	full    = "the mailbox is full"
+)
+
 // TestOneBadAddress checks that an address that fails, or fails for now, keeps
 // no other address from getting a mail once and in time, directly or in a
 // digest. What never arrives is a dead letter for that address, and what
@@ -59,9 +65,9 @@ func TestOneBadAddress(t *testing.T) {
 					}
 					switch {
 					case strings.HasPrefix(a, "nobody@"):
-						return "550 there is no such mailbox"
+						return "550 " + missing
 					case strings.HasPrefix(a, "never@"):
-						return "452 the mailbox is full"
+						return "452 " + full
 					case strings.HasPrefix(a, "later@") && time.Since(asked[a]) < 20*time.Minute:
 						return "451 try again"
 					}
@@ -104,7 +110,7 @@ func TestOneBadAddress(t *testing.T) {
 				to := map[string]int{}
 				for _, d := range dead {
 					to[d.To]++
-					if !strings.Contains(d.Error, "the mailbox is full") && !strings.Contains(d.Error, "no such mailbox") {
+					if !strings.Contains(d.Error, full) && !strings.Contains(d.Error, missing) {
 						return fmt.Errorf("a dead letter is %+v", d)
 					}
 				}

@@ -155,12 +155,13 @@ func TestFailedWakeClosesCleanlyWithItsReason(t *testing.T) {
 	in, addr := expose(t, startRouter(t), w, Options{})
 	c := dialTo(t, addr)
 	waittest.Until(t, "it waits", func() bool { return in.Activity().Waiting == 1 })
-	wake <- errors.New("no space left for the guest")
+	failure := errors.New("no space left for the guest")
+	wake <- failure
 	if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
 		t.Fatalf("got %q, %v, want a clean close", b, err)
 	}
 	waittest.Until(t, "all counts at zero", func() bool { a := in.Activity(); return a.Waiting == 0 && a.Open == 0 })
-	if s := in.Stats(); s.WakesFailed != 1 || !strings.Contains(s.LastFailure, "cannot wake web: wake failed: no space left for the guest") {
+	if s := in.Stats(); s.WakesFailed != 1 || !strings.Contains(s.LastFailure, failure.Error()) {
 		t.Errorf("stats %+v", s)
 	}
 }
@@ -191,7 +192,8 @@ func TestFailedWakeResetsNoClient(t *testing.T) {
 		}
 	}
 	waittest.Until(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
-	wake <- errors.New("no space left for the guest")
+	failure := errors.New("no space left for the guest")
+	wake <- failure
 	for _, c := range clients {
 		_ = c.SetDeadline(time.Now().Add(waitLimit))
 		if b, err := io.ReadAll(c); err != nil || len(b) != 0 {

@@ -111,7 +111,7 @@ func TestSecondShimRefuses(t *testing.T) {
 	second.dir = b.dir
 	cmd := second.command()
 	out, err := cmd.CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "another one runs there") {
+	if err == nil || !strings.Contains(string(out), b.dir) {
 		t.Fatalf("a second shim on the same directory: %v, %s", err, out)
 	}
 	b.run("still", 1, "exec sleep 1000") // the first one is not hurt

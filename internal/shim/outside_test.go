@@ -102,7 +102,7 @@ func TestOutside(t *testing.T) {
 	b.start()
 	b.c.Close() // the keeper is away, and is asked again
 	waittest.Until(t, "the shim says that it cannot", func() bool {
-		return strings.Contains(b.text(b.log.Name()), "cannot let something run")
+		return strings.Contains(b.text(b.log.Name()), k.socket)
 	})
 	k.open(t)
 	waittest.Until(t, "it is thawed and forgotten", func() bool { return k.count("/a") > 0 && len(b.kept()) == 0 })

@@ -1,6 +1,7 @@
 package shim_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -79,7 +80,7 @@ func TestUserRefused(t *testing.T) {
 	l := b.launch("other", 1, "true")
 	l.User = "0"
 	_, err := b.c.Start(waittest.Context(t), l)
-	if err == nil || !strings.Contains(err.Error(), "only root can change") {
+	if !errors.Is(err, syscall.EPERM) {
 		t.Fatalf("error %v, want that only root can", err)
 	}
 }

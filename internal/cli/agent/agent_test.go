@@ -23,7 +23,7 @@ func TestFleetHaltIsShown(t *testing.T) {
 	c.ShowHostHalt(&host, hostctl.Status{Halt: &h, Server: &hostctl.ServerLink{URL: "https://lull.example.com"}})
 	for screen, said := range map[string]string{"agent": agent.String(), "host": host.String()} {
 		line, _, _ := strings.Cut(said, "\n")
-		if !strings.HasPrefix(line, "HALTED: ") || !strings.Contains(line, "fleet") || !strings.Contains(line, "ada") || !strings.Contains(line, "lull halt --off --server") {
+		if !strings.HasPrefix(line, "HALTED: ") || !strings.Contains(line, "fleet") || !strings.Contains(line, "ada") || !strings.Contains(line, "--off --server") {
 			t.Errorf("%s begins with %q", screen, line)
 		}
 	}

@@ -46,11 +46,11 @@ func TestVerbsThatSoundAlike(t *testing.T) {
 	cmd := verbs{&client.Session{}}.policyCommand()
 	cmd.SetArgs([]string{"resolv"})
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "did you mean resolve?") {
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "resolve?") {
 		t.Errorf("got %v", err)
 	}
 	cmd.SetArgs([]string{"qqqqqqqq"})
-	if err := cmd.Execute(); err == nil || strings.Contains(err.Error(), "did you mean") {
+	if err := cmd.Execute(); err == nil || strings.HasSuffix(err.Error(), "?") {
 		t.Errorf("of what is like nothing: %v", err)
 	}
 }

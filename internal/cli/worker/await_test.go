@@ -14,7 +14,7 @@ func TestReachSaysWhyNot(t *testing.T) {
 	w := worker.Worker{Name: "cml-3", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning,
 		StopCalledOff: &worker.CalledOff{Why: "EC2 refused the stop: UnauthorizedOperation"}}
 	_, err := reach(power.WorkerStopped).met(w)
-	if err == nil || !strings.Contains(err.Error(), "EC2 refused the stop: UnauthorizedOperation") {
+	if err == nil || !strings.Contains(err.Error(), w.StopCalledOff.Why) {
 		t.Error(err)
 	}
 }

@@ -2,6 +2,7 @@ package channel_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -59,7 +60,7 @@ func TestChannelFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := channels(t, string(b)); err == nil || !strings.Contains(err.Error(), "limit is 20") {
+	if _, err := channels(t, string(b)); err == nil || !strings.Contains(err.Error(), fmt.Sprint(channel.Most)) {
 		t.Errorf("21 channels: %v", err)
 	}
 	for _, v := range []map[string]any{{"notify_public_url": "lull.example.com"}, {"notify_public_url": "https://x/?a"}, {"notify_public_url": "https://x/"},

@@ -13,10 +13,10 @@ import (
 func TestExplain(t *testing.T) {
 	want := []instance.Endpoint{{Listen: "127.0.0.1:18083", Target: "127.0.0.1:18083"}}
 	ls := []instance.Listener{{Network: "tcp", Addr: "[::1]:18083"}}
-	if got := Explain(want, ls, false, time.Minute); !strings.Contains(got, "it listens on [::1]:18083 and not on 127.0.0.1:18083") {
+	if got := Explain(want, ls, false, time.Minute); !strings.Contains(got, ls[0].Addr) || !strings.Contains(got, want[0].Target) {
 		t.Error(got)
 	}
-	if got := Explain(want, nil, false, time.Minute); !strings.Contains(got, "nothing listens on 127.0.0.1:18083") {
+	if got := Explain(want, nil, false, time.Minute); !strings.Contains(got, want[0].Target) || strings.Contains(got, ls[0].Addr) {
 		t.Error(got)
 	}
 }

@@ -2,6 +2,7 @@ package segment
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -27,7 +28,7 @@ func TestSealed(t *testing.T) {
 		t.Error(info.Mode())
 	}
 	for _, limit := range []int64{0, 1, 17} {
-		if _, err := ReadSealed(path, limit); err == nil || !strings.Contains(err.Error(), "more than the") {
+		if _, err := ReadSealed(path, limit); err == nil || !strings.Contains(err.Error(), fmt.Sprint(limit)) {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}
@@ -40,7 +41,7 @@ func TestSealedAtEachByte(t *testing.T) {
 	check := func(what string, pos int, data []byte) {
 		_, err := Unseal("/data/web", data)
 		fault, ok := errors.AsType[*SealError](err)
-		if !ok || fault.Name != "/data/web" || !strings.Contains(err.Error(), "move it away") {
+		if !ok || fault.Name != "/data/web" {
 			t.Errorf("%s at %d: %v", what, pos, err)
 		}
 	}

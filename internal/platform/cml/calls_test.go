@@ -157,11 +157,12 @@ func TestRegister(t *testing.T) {
 	if err := c.AwaitRegistration(t.Context(), time.Millisecond); !errors.As(err, &failed) || failed.Outcome != OutcomeFailed || !strings.Contains(failed.Reason, "Invalid token") {
 		t.Errorf("a registration that fails: %v", err)
 	}
-	answers = []string{license("RETRY", "Communication send error.", "EVAL")}
+	const failure = "Communication send error."
+	answers = []string{license("RETRY", failure, "EVAL")}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := c.AwaitRegistration(ctx, time.Millisecond); !errors.As(err, &failed) || failed.Outcome != OutcomePending ||
-		!strings.Contains(err.Error(), "Communication send error.") || !errors.Is(err, context.DeadlineExceeded) {
+		!strings.Contains(err.Error(), failure) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a registration that never ends: %v", err)
 	}
 }

@@ -75,11 +75,8 @@ func TestBrokenChannel(t *testing.T) {
 	}{{"garbage", false}, {"half", false}, {"long", false}, {"newlines", false}, {"flood", false}, {"mute", true}, {"closed", true}} {
 		sabotage(t, w, f.fault)
 		s := w.Sample(nil)
-		switch err := s.CPUErr; {
-		case f.silent && err == nil:
+		if f.silent && s.CPUErr == nil {
 			t.Errorf("%s: a guest that does not answer has readings", f.fault)
-		case f.silent && !strings.Contains(err.Error(), "cannot read the guest"):
-			t.Errorf("%s: %v", f.fault, err)
 		}
 		if err := w.Freeze(t.Context()); err != nil {
 			t.Fatalf("%s: %v", f.fault, err)
@@ -99,7 +96,7 @@ func TestBrokenChannel(t *testing.T) {
 		err := w.Thaw()
 		b.cfg.CallLimit = callLimit
 		if err != nil {
-			if !strings.Contains(err.Error(), "cannot set the guest's clock") {
+			if !strings.Contains(err.Error(), "guest's clock") {
 				t.Errorf("%s: woken with %v", f.fault, err)
 			}
 			if still, err := w.Still(); err != nil || !still || !w.isFrozen() {

@@ -25,6 +25,9 @@ func (b *bench) console(id string) string {
 	return string(text)
 }
 
+// guestWrites is what testdata/guest writes to a file.
+const guestWrites = "by a guest"
+
 // TestConsole checks that everything printed to a guest's console is available
 // while it runs, after its QEMU has gone, and until the instance is forgotten,
 // and that the reason of its end contains it.
@@ -34,7 +37,7 @@ func TestConsole(t *testing.T) {
 	if _, err := b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "write", "/dev/ttyS0"}}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "what was written to the console is there", func() bool { return strings.Contains(b.console("con"), "by a guest") })
+	until(t, "what was written to the console is there", func() bool { return strings.Contains(b.console("con"), guestWrites) })
 	go b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "panic"}}) // ends with the guest
 	if e := b.exit(); !strings.Contains(e.Machine, "Kernel panic") {
 		t.Errorf("exit %+v", e)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -260,7 +259,7 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 		}
 		return !slices.ContainsFunc(l, func(o hostctl.Instance) bool {
 			return !slices.Contains([]string{"running", "paused", "stopped"}, o.State) || o.Name == "ends" && o.State != "stopped" ||
-				o.Name != "ends" && strings.Contains(o.StatusReason, "started again in")
+				o.Name != "ends" && o.RestartAt != nil
 		})
 	}
 	if !waittest.Within(daemontest.WaitLimit, rest) {

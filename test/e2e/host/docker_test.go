@@ -329,7 +329,7 @@ func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	addr := ""
 	lines := strings.Split(string(b), "\n")
 	for n, l := range lines {
-		if n > 0 && strings.Contains(l, "/32 host LOCAL") && !strings.Contains(lines[n-1], "127.") {
+		if n > 0 && strings.Contains(l, "/32 host") && !strings.Contains(lines[n-1], "127.") {
 			addr = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(lines[n-1]), "|--"))
 		}
 	}

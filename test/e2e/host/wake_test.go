@@ -250,7 +250,7 @@ func TestExecAndLogs(t *testing.T) {
 	hold(d, "spam", "prints") // a program without processor time looks idle
 	daemontest.Wait(t, "the last line is in the log", func() (bool, string) {
 		said := d.Said("spam")
-		return strings.Contains(said, "the last line"), said[max(0, len(said)-200):]
+		return strings.Contains(said, "last line"), said[max(0, len(said)-200):]
 	})
 	logs, err := filepath.Glob(d.Dir + "/data/logs/" + o.ID + ".log*")
 	if err != nil || len(logs) != 2 {

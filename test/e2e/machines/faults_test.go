@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/core/why"
 	"lull/internal/host/daemontest"
 	"lull/internal/protocol/hostctl"
 )
@@ -54,12 +55,12 @@ func TestFaults(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, deep, "guest", "serve", ":80")
 	file := func(name string) string { return filepath.Join(d.Dir, "data", "vm", "vm", b.get().ID, name) }
-	why := func() string {
+	explained := func() hostctl.Why {
 		y, err := d.Why(t.Context(), "a", time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return y.Answer
+		return y
 	}
 
 	// The disk is full when the guest is to be saved.
@@ -71,7 +72,7 @@ func TestFaults(t *testing.T) {
 	b.Until("a", "saving fails", func(o hostctl.Instance) bool {
 		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate")
 	})
-	t.Logf("a full disk: %s", why())
+	t.Logf("a full disk: %s", explained().Answer)
 	if got := b.send("count"); got != "counted 2" {
 		t.Errorf("after a disk was full: %s", got)
 	}
@@ -80,8 +81,8 @@ func TestFaults(t *testing.T) {
 	// continued automatically, so a waiting client is answered.
 	b.signal(syscall.SIGSTOP)
 	daemontest.Wait(b.T, "it is unknown", func() (bool, string) {
-		a := why()
-		return strings.Contains(a, "Not known") && strings.Contains(a, "stopped by a signal"), a
+		y := explained()
+		return y.Fact(idle.SignalUnknown) != nil && y.Fact(why.Trouble.Code) != nil, y.Answer
 	})
 	if got := b.send("count"); got != "counted 3" {
 		t.Errorf("after a hang: %s", got)
@@ -95,8 +96,8 @@ func TestFaults(t *testing.T) {
 	if got := b.send("count"); got != "counted 1" {
 		t.Errorf("after a boot: %s", got)
 	}
-	if a := why(); !strings.Contains(a, "booted anew") || !strings.Contains(a, "damaged") {
-		t.Errorf("why: %s", a)
+	if y := explained(); y.Fact(why.BootedAnew.Code) == nil || !strings.Contains(y.Answer, "damaged") {
+		t.Errorf("why: %s", y.Answer)
 	}
 
 	// QEMU is killed while the guest runs, and while it is paused.
@@ -124,7 +125,7 @@ func TestFaults(t *testing.T) {
 	if o.ExitCode == nil || *o.ExitCode != 137 || o.StatusReason != want {
 		t.Errorf("out of memory: exit %v, %s", o.ExitCode, o.StatusReason)
 	}
-	if a := why(); !strings.Contains(a, want) {
+	if a := explained().Answer; !strings.Contains(a, want) {
 		t.Errorf("out of memory: why says %s", a)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/why"
 	"lull/internal/host/daemontest"
 	"lull/internal/protocol/hostctl"
 )
@@ -35,10 +36,10 @@ func TestHungAtRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return strings.Contains(y.Answer, "has not been taken over since the daemon started: ") && y.Instance.PauseAt == nil, y.Answer
+		return y.Fact(why.Unreached.Code) != nil && y.Instance.PauseAt == nil, y.Answer
 	})
 	d.Must("stopped", "stop")
-	if o := stopped.is("stopped"); !strings.Contains(o.StatusReason, "could not end in order") {
+	if o := stopped.is("stopped"); !strings.Contains(o.StatusReason, "in order") {
 		t.Errorf("it was stopped: %s", o.StatusReason)
 	}
 	if err := d.Remove(t.Context(), "removed"); err != nil {

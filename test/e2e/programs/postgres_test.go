@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -77,7 +78,7 @@ func (p *postgres) pgbench(clients, each int) {
 	p.T.Helper()
 	want := clients * each
 	out := client(p.T, tool(p.T, "pgbench"), append([]string{"-n", "-c", strconv.Itoa(clients), "-t", strconv.Itoa(each)}, p.args()...)...)
-	if !strings.Contains(out, fmt.Sprintf("actually processed: %d/%d", want, want)) || !strings.Contains(out, "failed transactions: 0 ") {
+	if !regexp.MustCompile(fmt.Sprintf(`(?s)actually processed: %d/%d\b.*failed transactions: 0 `, want, want)).MatchString(out) {
 		p.T.Fatalf("pgbench says:\n%s", out)
 	}
 	p.sent += want

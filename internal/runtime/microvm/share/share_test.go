@@ -432,7 +432,7 @@ func TestDirectoryAway(t *testing.T) {
 				t.Errorf("operation %d: %v", op, unix.Errno(got.Errno))
 			}
 		}
-		if got := s.Fault(); !strings.Contains(got, dir) || !strings.Contains(got, "no such file") {
+		if got := s.Fault(); !strings.Contains(got, dir) || !strings.Contains(got, unix.ENOENT.Error()) {
 			t.Errorf("the fault: %q", got)
 		}
 	}
