@@ -61,7 +61,7 @@ var (
 	Waiting      = Kind{"waiting", "It has been asked for at {at} and waits, at place %d, until %s: %s."}
 	Unreached    = Kind{"unavailable", "It was %s, and %s. It is retried automatically."}
 	NoRuntime    = Kind{"unavailable", "It was %s, and nothing can be done with it: %s."}
-	Unknown      = Kind{"unknown", "Not known: %s"}
+	Unknown      = Kind{"unknown", "Not known. %s"}
 	Unrecorded   = Kind{"not_recorded", "No check of it is recorded at that time or before."}
 	StaleCheck   = Kind{"stale_check", "Not known: the last recorded check was at {at}, and the next was due at %s. What it said then: %s"}
 	EarlierCheck = Kind{"earlier_check", "As of the check at {at}: %s"}

@@ -24,7 +24,7 @@ func LastHeard(v *control.HostView, i *control.HostInstance, at time.Time, unhea
 	}
 	y.Object, y.Name = i.ID, i.Name
 	if !at.IsZero() {
-		y.Ask("why was it as it was").Note(why.Unknown, "what was recorded of it then lies with its host. "+unheard)
+		y.Ask("why was it as it was").Note(why.Unknown, "What was recorded of it then lies with its host. "+unheard)
 		return y
 	}
 	y.At = *v.HeardAt
