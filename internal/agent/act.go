@@ -292,7 +292,7 @@ func (a *Agent) answerOf(at *attempt, h *agentctl.Hook, c Config) error {
 // look1 reads one complete round, including the slow signals.
 func (a *Agent) look1(ctx context.Context) error {
 	done := make(chan struct{})
-	if err := a.ask(ctx, func() { a.look(ctx, false, func() { close(done) }) }); err != nil {
+	if err := a.ask(ctx, func() { a.startRound(ctx, false, func() { close(done) }) }); err != nil {
 		return err
 	}
 	select {
@@ -331,7 +331,7 @@ func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	if err := a.declare(ctx, at); err != nil {
 		return err
 	}
-	return a.within(ctx, "last_look", func(ctx context.Context) error { return a.lastLook(ctx, at) })
+	return a.within(ctx, "last_look", func(ctx context.Context) error { return a.finalCheck(ctx, at) })
 }
 
 // reread reads the configuration in a new reading. One in progress may have
@@ -373,9 +373,9 @@ func (a *Agent) preflight(ctx context.Context, at *attempt) {
 	})
 }
 
-// lastLook reads every signal, judges once more, and in the same turn of the
+// finalCheck reads every signal, judges once more, and in the same turn of the
 // loop makes the call irrevocable.
-func (a *Agent) lastLook(ctx context.Context, at *attempt) error {
+func (a *Agent) finalCheck(ctx context.Context, at *attempt) error {
 	for range 3 {
 		if err := a.look1(ctx); err != nil {
 			return err

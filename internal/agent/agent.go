@@ -346,7 +346,7 @@ func (a *Agent) begin() error {
 	if err := a.load(); err != nil {
 		return err
 	}
-	a.settle(now)
+	a.resumeState(now)
 	a.refresh(func(agentctl.Reload) {
 		a.nextAt = a.now()
 		close(a.ready)

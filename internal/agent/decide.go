@@ -187,7 +187,7 @@ func (a *Agent) inUse() []string {
 // stages returns the verdict as its three stages.
 func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 	people := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent}
-	look := func(number int, name string, of func(string) bool, none string) agentctl.Stage {
+	stage := func(number int, name string, of func(string) bool, none string) agentctl.Stage {
 		s := agentctl.Stage{Number: number, Name: name, Answer: "idle", Sentence: none}
 		var active, unknown []string
 		for _, r := range a.machine.readings {
@@ -209,8 +209,8 @@ func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 		}
 		return s
 	}
-	one := look(1, "user activity", func(s string) bool { return slices.Contains(people, s) }, "No user is active.")
-	two := look(2, "work in the background", func(s string) bool { return !slices.Contains(people, s) }, "No work is going on.")
+	one := stage(1, "user activity", func(s string) bool { return slices.Contains(people, s) }, "No user is active.")
+	two := stage(2, "work in the background", func(s string) bool { return !slices.Contains(people, s) }, "No work is going on.")
 	if m := a.machine.memory; m != nil && m.TotalBytes > 0 {
 		two.Sentence += fmt.Sprintf(" Memory in use: %d %%.", 100-100*m.AvailableBytes/m.TotalBytes)
 	}

@@ -68,7 +68,7 @@ func faults() []trouble {
 		{name: "every tag is deleted while running", then: "only monitors (`no_policy`)", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { clear(w.tags) })
 		}, check: blocked(codeNoPolicy)},
-		{name: "metadata hangs at the last look", then: "gives up after 10 s and uses the last tags read", set: func(w *world) { withHook(w) }, during: func(_ *testing.T, w *world, _ *Agent) {
+		{name: "metadata hangs at the final check", then: "gives up after 10 s and uses the last tags read", set: func(w *world) { withHook(w) }, during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() {
 				w.hook = func(HookSpec) agentctl.Hook {
 					w.with(func() { w.tagsHang = true })

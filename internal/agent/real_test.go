@@ -112,7 +112,7 @@ func (n *nook) start(cmd *exec.Cmd) (in io.WriteCloser, stop func()) {
 
 var realLimits = proc.Limits{CPU: 5, Network: 10e3, Disk: 100e3}
 
-// look takes a reading of one signal after the given work.
+// read takes a reading of one signal after the given work.
 func (n *nook) look(m *proc.Machine, signal string) idle.Reading {
 	for _, r := range m.Read(time.Now(), realLimits, nil) {
 		if r.Signal == signal {

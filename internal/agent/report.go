@@ -379,7 +379,7 @@ func (a *Agent) obey(o *control.AgentOrder) {
 		a.beside(2*orderedSpace, func(ctx context.Context) func() {
 			_ = delay.For(ctx, orderedSpace)
 			return func() {
-				a.look(a.ctx, false, func() {
+				a.startRound(a.ctx, false, func() {
 					p.looking, p.force = false, true
 					a.report()
 				})

@@ -85,9 +85,9 @@ func (a *Agent) load() error {
 	return nil
 }
 
-// settle evaluates a start: the outcome of an action that an earlier agent
+// resumeState evaluates a start: the outcome of an action that an earlier agent
 // left, and what a new boot ends.
-func (a *Agent) settle(now time.Time) {
+func (a *Agent) resumeState(now time.Time) {
 	fresh := a.state.BootID != a.o.BootID
 	if a.o.Reporter == nil {
 		a.state.Server, a.state.FleetHalt = nil, nil // a former server's information

@@ -46,13 +46,13 @@ func (a *Agent) tick() {
 		return
 	}
 	ctx, s := a.span(a.ctx, "agent.tick")
-	a.look(ctx, true, func() { a.conclude(ctx); s.End() })
+	a.startRound(ctx, true, func() { a.conclude(ctx); s.End() })
 }
 
 // watchClocks detects a suspend and a jump of the wall clock. Both invalidate
 // every sample and restart the idle clock.
 func (a *Agent) watchClocks() {
-	slept, jump := a.clock.look(a.o.Clocks())
+	slept, jump := a.clock.read(a.o.Clocks())
 	if jump != 0 {
 		a.shift(jump)
 		a.save(nil)       // the next agent has only these times
@@ -177,10 +177,10 @@ func (a *Agent) roundReadings() []idle.Reading {
 	return a.round.readings
 }
 
-// look starts a round, or joins the one in progress, and calls done in the loop
+// startRound starts a round, or joins the one in progress, and calls done in the loop
 // when it has ended. With thrift set, slow signals are skipped while a cheap
 // one is active. Only the span of ctx is used.
-func (a *Agent) look(ctx context.Context, thrift bool, done func()) {
+func (a *Agent) startRound(ctx context.Context, thrift bool, done func()) {
 	if a.round != nil {
 		a.round.done = append(a.round.done, done)
 		return

@@ -154,7 +154,7 @@ func (j *job) consult(ctx context.Context) (outcome, bool) {
 	case done == nil || done.Generation != in.Generation || !done.Done:
 	case in.ByReadings() && (done.Answer == "veto" || done.Answer == "defer"):
 		return j.callOff(ctx, nil, fmt.Sprintf("its pre-stop hook answered %s", done.Answer)), true
-	case !source || a.age(now) <= FinalLook-time.Second:
+	case !source || a.age(now) <= FinalCheckAge-time.Second:
 		return outcome{}, false
 	}
 	return outcome{Requeue, now.Add(5 * time.Second)}, true // a report comes earlier

@@ -184,13 +184,13 @@ type LoadReader interface {
 
 // Cloud is one region of one account. Load, Check, Tag and Size may be nil.
 type Cloud struct {
-	Look   Observer
-	Move   Mover
-	Launch Launcher
-	Check  Inspector
-	Tag    Tagger
-	Load   LoadReader
-	Size   Sizer
+	Observe Observer
+	Move    Mover
+	Launch  Launcher
+	Check   Inspector
+	Tag     Tagger
+	Load    LoadReader
+	Size    Sizer
 	// Parts describes images and types. With nil, launches use the image's own
 	// root volume and no hibernation.
 	Parts Cataloger

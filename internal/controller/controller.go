@@ -8,7 +8,7 @@
 // the lease does. Without a store there is no ownership, so nothing is done.
 //
 // Guarantees: an intent is durable before a call is sent. A pause based on
-// readings is canceled unless readings at most FinalLook old are quiet. The
+// readings is canceled unless readings at most FinalCheckAge old are quiet. The
 // parameters and the token of a launch are durable before it is sent. "Not
 // found" is believed only after two answers at least MissingConfirm apart. A
 // slow region or worker delays no other: each region is observed in its own
@@ -51,7 +51,7 @@ import (
 const (
 	LeaseTTL       = 15 * time.Second
 	Margin         = 3 * time.Second // no acting call runs in the last part of a lease of this length
-	FinalLook      = 5 * time.Second // maximum age of readings on which a pause is sent
+	FinalCheckAge  = 5 * time.Second // maximum age of readings on which a pause is sent
 	MissingConfirm = 60 * time.Second
 	WriteChecks    = 30 * time.Minute // times of idle checks are written at least this often
 	FullPass       = 10 * time.Minute // every instance is described within this time

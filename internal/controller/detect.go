@@ -292,11 +292,11 @@ func (j *job) guards() []idle.Block {
 // judge asks the engine for a decision on the present data.
 func (j *job) judge() evidence.Decision {
 	j.live.readings = j.readings()
-	return j.casus().Judge().Decision
+	return j.engineCase().Judge().Decision
 }
 
-// casus returns the engine's input for the worker, with the present readings.
-func (j *job) casus() worker.Case {
+// engineCase returns the engine's input for the worker, with the present readings.
+func (j *job) engineCase() worker.Case {
 	now := time.Now()
 	return worker.Case{Now: now, Worker: &j.w, Rules: j.rules(), Readings: j.live.readings, Guards: j.guards(),
 		Budget: j.c.fleet.StopBudget(now, &j.w), ScaleDown: j.s.ScaleDownEnabled}
@@ -537,11 +537,11 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	})
 }
 
-// finalLook is the final check of a pause based on readings. It reads CML
+// finalCheck is the final check of a pause based on readings. It reads CML
 // again; freshLoad and consult have refreshed CloudWatch and the agent. Blocks
 // that apply only before a pause are ignored: the warning was out, and the
 // record says that it is to stop.
-func (j *job) finalLook(ctx context.Context) evidence.Decision {
+func (j *job) finalCheck(ctx context.Context) evidence.Decision {
 	ctx, span := j.span(j.pausing(ctx), "final_look")
 	defer span.End()
 	j.fetch(ctx, true)
@@ -553,7 +553,7 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 			}
 		}
 	}
-	d := j.casus().Look(j.w.Intent.Reason)
+	d := j.engineCase().FinalCheck(j.w.Intent.Reason)
 	traceVerdict(span, d)
 	next := d.Verdict.At.Add(j.s.ReconcileInterval)
 	j.say(&j.live.looked, "final check", d, "", next)

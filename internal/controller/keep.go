@@ -169,7 +169,7 @@ func (c *Controller) scan(ctx context.Context, sh *shard, r *fleet.ScannedRegion
 	if err != nil {
 		return err
 	}
-	states, err := cloud.Look.States(ctx)
+	states, err := cloud.Observe.States(ctx)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (c *Controller) scan(ctx context.Context, sh *shard, r *fleet.ScannedRegion
 	seen := map[string]bool{}
 	for _, q := range searches {
 		c.count.calls.add("find")
-		found, err := cloud.Look.Find(ctx, q)
+		found, err := cloud.Observe.Find(ctx, q)
 		if err != nil {
 			return err
 		}

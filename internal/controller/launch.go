@@ -75,7 +75,7 @@ func (j *job) launched(ctx context.Context, in Instance) outcome {
 // the worker's tag. An instance that it finds is adopted. If it finds none, a
 // user's retry may continue with the next generation.
 func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
-	in, ok, err := j.look(ctx, cloud)
+	in, ok, err := j.findLaunch(ctx, cloud)
 	switch {
 	case err != nil:
 		return j.note(ctx, "cannot look for an earlier launch: "+err.Error()), true
@@ -96,15 +96,15 @@ func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
 	return outcome{}, false
 }
 
-// look finds a live instance of this worker.
-func (j *job) look(ctx context.Context, cloud Cloud) (Instance, bool, error) {
+// findLaunch finds a live instance of this worker.
+func (j *job) findLaunch(ctx context.Context, cloud Cloud) (Instance, bool, error) {
 	searches := []Search{{Tags: map[string]string{j.s.TagPrefix + "worker-id": j.w.ID}}}
 	if j.w.Launch != nil {
 		searches = append(searches, Search{ClientToken: j.w.Launch.Token})
 	}
 	for _, q := range searches {
 		j.c.count.calls.add("find")
-		found, err := cloud.Look.Find(ctx, q)
+		found, err := cloud.Observe.Find(ctx, q)
 		if err != nil {
 			return Instance{}, false, err
 		}
@@ -388,7 +388,7 @@ func (j *job) start(ctx context.Context) outcome {
 	}
 	defer cancel()
 	if j.w.StartOrigin == worker.OriginAuto { // a halt ends its retries too
-		call, cancel = context.WithTimeout(call, FinalLook-time.Second)
+		call, cancel = context.WithTimeout(call, FinalCheckAge-time.Second)
 		defer cancel()
 	}
 	j.c.count.calls.add("start")

@@ -169,7 +169,7 @@ func (c *Controller) cycle(ctx context.Context, r *region) error {
 	}
 	began := time.Now()
 	c.count.calls.add("states")
-	states, err := cloud.Look.States(ctx)
+	states, err := cloud.Observe.States(ctx)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (c *Controller) cycle(ctx context.Context, r *region) error {
 	if len(ids) > 0 {
 		c.count.calls.add("instances")
 		at := time.Now()
-		f, m, err := cloud.Look.Instances(ctx, ids)
+		f, m, err := cloud.Observe.Instances(ctx, ids)
 		if err != nil {
 			failed = err // the listing is good nevertheless
 		}

@@ -38,7 +38,7 @@ func (d *day) onStop(id string, sent time.Time) {
 	m, now := d.world.insts[id], time.Now()
 	timeout := time.Hour
 	switch {
-	case sent.Sub(m.answer) > FinalLook:
+	case sent.Sub(m.answer) > FinalCheckAge:
 		go d.fault("%s stopped on readings that are %s old", wid, sent.Sub(m.answer))
 	case !m.known:
 		go d.fault("%s stopped though its telemetry is unknown", wid)

@@ -243,7 +243,7 @@ func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
 	}
 	defer cancel()
 	j.c.count.calls.add("instances")
-	found, _, err := cloud.Look.Instances(call, []string{j.w.EC2InstanceID})
+	found, _, err := cloud.Observe.Instances(call, []string{j.w.EC2InstanceID})
 	in, known := found[j.w.EC2InstanceID]
 	if err != nil || !known {
 		j.c.log.Warn("cannot read the ttl-deadline again before acting on it", "worker", j.w.ID, "err", err)

@@ -213,7 +213,7 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	use := "it is stopped"
 	switch j.w.Status {
 	case power.WorkerRunning:
-		use = j.casus().Use()
+		use = j.engineCase().Use()
 	case power.WorkerFailed:
 		use = "it has failed, so what uses it is unknown"
 	}

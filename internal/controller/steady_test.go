@@ -128,7 +128,7 @@ func steady(t *testing.T, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cloud := Cloud{Look: w, Move: w.world, Launch: w.world, Check: w.world, Tag: w.world}
+	cloud := Cloud{Observe: w, Move: w.world, Launch: w.world, Check: w.world, Tag: w.world}
 	c, err := New(Config{Fleet: f, Server: "s", Clouds: func(string, string) (Cloud, error) { return cloud, nil }, Consoles: w.console})
 	if err != nil {
 		t.Fatal(err)

@@ -143,13 +143,13 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 			return out
 		}
 	}
-	var look evidence.Decision
+	var last evidence.Decision
 	if in.ByReadings() || in.Reason == power.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
-		if look = j.finalLook(ctx); !look.Verdict.Eligible {
-			if out, again := j.repeats(look); again {
+		if last = j.finalCheck(ctx); !last.Verdict.Eligible {
+			if out, again := j.repeats(last); again {
 				return out
 			}
-			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
+			return j.callOff(ctx, &last, "the final check found it in use or could not tell")
 		}
 	}
 	hibernate, why := j.hibernates(ctx)
@@ -172,7 +172,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	if err != nil {
 		return j.failedWrite(err)
 	}
-	if in.ByReadings() && (time.Since(look.Verdict.At) > FinalLook || j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {
+	if in.ByReadings() && (time.Since(last.Verdict.At) > FinalCheckAge || j.wantsAgent() && j.agent().age(time.Now()) > FinalCheckAge) {
 		// The write took so long that the check is too old: cancel the stop.
 		if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
 			return j.failedWrite(err)
@@ -180,7 +180,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return outcome{Result: Retry}
 	}
 	if in.ByReadings() {
-		return j.sendStop(ctx, look.Verdict.At.Add(FinalLook))
+		return j.sendStop(ctx, last.Verdict.At.Add(FinalCheckAge))
 	}
 	until, halted := j.unhalted(in.Reason)
 	if halted {
@@ -197,7 +197,7 @@ func (j *job) unhalted(r power.Reason) (until time.Time, halted bool) {
 	if !r.Automatic() {
 		return time.Time{}, false
 	}
-	return time.Now().Add(FinalLook - time.Second), j.c.fleet.Halted().On
+	return time.Now().Add(FinalCheckAge - time.Second), j.c.fleet.Halted().On
 }
 
 // hibernates reports whether the worker's stop is to be a hibernation, and why
@@ -334,9 +334,9 @@ func (j *job) draining(ctx context.Context) outcome {
 		if out, wait := j.freshLoad(); wait {
 			return out
 		}
-		if look := j.finalLook(ctx); !look.Verdict.Eligible {
+		if last := j.finalCheck(ctx); !last.Verdict.Eligible {
 			j.tellPlacers(ctx, false)
-			return j.callOff(ctx, &look, "a reading is active or unknown")
+			return j.callOff(ctx, &last, "a reading is active or unknown")
 		}
 	}
 	if none || over {
@@ -532,7 +532,7 @@ func (j *job) terminatePending(ctx context.Context) outcome {
 	if err != nil {
 		return j.note(ctx, err.Error())
 	}
-	in, ok, err := j.look(ctx, cloud)
+	in, ok, err := j.findLaunch(ctx, cloud)
 	switch {
 	case err != nil:
 		return j.note(ctx, "cannot look for an earlier launch: "+err.Error())

@@ -48,7 +48,7 @@ func TestTracesAndLines(t *testing.T) {
 			t.Errorf("the pause: %q", l)
 		}
 		if l := seen.Lines(`msg="final check"`, "outcome=pause"); len(l) != 1 {
-			t.Errorf("the final look: %q", l)
+			t.Errorf("the final check: %q", l)
 		}
 
 		pause := seen.Last(t, "worker.pause")
@@ -68,7 +68,7 @@ func TestTracesAndLines(t *testing.T) {
 		}
 		fetched := slices.ContainsFunc(seen.Named("telemetry.fetch"), func(s sdk.ReadOnlySpan) bool { return seen.Parent(s, "final_look") != nil })
 		if !fetched {
-			t.Error("the final look fetched nothing")
+			t.Error("the final check fetched nothing")
 		}
 		resume := seen.Last(t, "worker.resume")
 		if resume.Parent().IsValid() {

@@ -388,7 +388,7 @@ func (w *world) DeleteTags(ctx context.Context, ids []string, keys []string) err
 }
 
 func (w *world) cloud() Cloud {
-	c := Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w, Size: w}
+	c := Cloud{Observe: w, Move: w, Launch: w, Check: w, Tag: w, Size: w}
 	if w.cpu != nil {
 		c.Load = w
 	}

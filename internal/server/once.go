@@ -13,7 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
-	"lull/internal/server/replay"
+	"lull/internal/server/idempotency"
 )
 
 // maxKey is the maximum length of an idempotency key, in bytes.
@@ -41,7 +41,7 @@ func (s *Server) once(ctx huma.Context, next func(huma.Context)) {
 		next(humago.NewContext(ctx.Operation(), r, w)) // it refuses the request
 		return
 	}
-	key := replay.Key(p.token.ID, given)
+	key := idempotency.Key(p.token.ID, given)
 	old, claim, err := s.replays.Load().Begin(r.Context(), key, fingerprint(r, body))
 	switch {
 	case err != nil:
@@ -58,7 +58,7 @@ func (s *Server) once(ctx huma.Context, next func(huma.Context)) {
 
 // first runs a call and stores its answer before sending it, so that an answer
 // the client has received is final.
-func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter, claim *replay.Claim, next func(huma.Context)) {
+func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter, claim *idempotency.Claim, next func(huma.Context)) {
 	rec := &recorder{header: w.Header()}
 	ended := false
 	// Storing the answer must not depend on the client staying connected.
@@ -86,12 +86,12 @@ func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter,
 
 // secretGone is the answer to a repeat whose first answer contained a secret.
 // Secrets are shown once and stored only as hashes.
-func secretGone() replay.Answer {
+func secretGone() idempotency.Answer {
 	body, err := json.Marshal(fault(http.StatusConflict, "shown_once", "cannot show the token again: it was made and shown when this idempotency key was first used; make another"))
 	if err != nil {
 		body = []byte(`{"status":409}`)
 	}
-	return replay.Answer{Status: http.StatusConflict, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: body}
+	return idempotency.Answer{Status: http.StatusConflict, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: body}
 }
 
 // fingerprint identifies what a request asks for.
@@ -124,9 +124,9 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return r.body.Write(b)
 }
 
-func (r *recorder) answer() replay.Answer {
+func (r *recorder) answer() idempotency.Answer {
 	r.WriteHeader(http.StatusOK)
-	a := replay.Answer{Status: r.status, Body: r.body.Bytes(), Headers: map[string]string{}}
+	a := idempotency.Answer{Status: r.status, Body: r.body.Bytes(), Headers: map[string]string{}}
 	for _, name := range []string{"Content-Type", "ETag", "Location"} {
 		if v := r.header.Get(name); v != "" {
 			a.Headers[name] = v
@@ -135,7 +135,7 @@ func (r *recorder) answer() replay.Answer {
 	return a
 }
 
-func give(w http.ResponseWriter, a replay.Answer) {
+func give(w http.ResponseWriter, a idempotency.Answer) {
 	for k, v := range a.Headers {
 		w.Header().Set(k, v)
 	}

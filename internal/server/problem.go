@@ -12,7 +12,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/lib/httpx"
 	"lull/internal/server/access"
-	"lull/internal/server/replay"
+	"lull/internal/server/idempotency"
 	"lull/internal/store"
 )
 
@@ -40,9 +40,9 @@ func problem(err error) error {
 	switch {
 	case errors.Is(err, access.ErrNotFound):
 		return fault(http.StatusNotFound, "not_found", err.Error())
-	case errors.Is(err, replay.ErrOther):
+	case errors.Is(err, idempotency.ErrOther):
 		return fault(http.StatusUnprocessableEntity, "idempotency_key_reused", err.Error(), &huma.ErrorDetail{Message: "used for another request", Location: "header.Idempotency-Key"})
-	case errors.Is(err, replay.ErrRunning):
+	case errors.Is(err, idempotency.ErrRunning):
 		return fault(http.StatusConflict, "idempotency_key_running", err.Error())
 	case errors.Is(err, store.ErrNoSpace):
 		return fault(http.StatusInsufficientStorage, "store_full", err.Error())

@@ -47,7 +47,7 @@ import (
 	"lull/internal/server/feed"
 	"lull/internal/server/history"
 	"lull/internal/server/hosts"
-	"lull/internal/server/replay"
+	"lull/internal/server/idempotency"
 	"lull/internal/server/roster"
 	"lull/internal/store"
 )
@@ -172,7 +172,7 @@ type Server struct {
 	haltWaits atomic.Int64  // requests that wait for a halt
 	streams   chan struct{} // one for each event stream that may be open
 	snapshot  func(ctx context.Context) (io.ReadCloser, error)
-	replays   atomic.Pointer[replay.Log] // set before ready closes
+	replays   atomic.Pointer[idempotency.Log] // set before ready closes
 	ready     chan struct{}
 }
 
@@ -284,7 +284,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("cannot start the API: %w", err)
 	}
-	s.replays.Store(replay.New(s.fleet.Store(), lease))
+	s.replays.Store(idempotency.New(s.fleet.Store(), lease))
 	s.lease.Store(int64(lease.ID()))
 	fault := func(err error) { s.log.Error("record cannot be read", "err", err) }
 	tokens := task.Loop("the tokens", func(ctx context.Context) error { return s.tokens.Run(ctx, fault) })
@@ -327,7 +327,7 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 			}
 			lease = next
 			s.lease.Store(int64(lease.ID()))
-			s.replays.Store(replay.New(s.fleet.Store(), lease))
+			s.replays.Store(idempotency.New(s.fleet.Store(), lease))
 		case <-look.C:
 			if err := s.attend(ctx); err != nil {
 				s.log.Warn("other servers may not see which machines are heard here", "err", err)

@@ -124,9 +124,9 @@ var edits = []edit{
 	}
 	return a.at.Add(-max(a.r.At.Sub(t), 0))
 `},
-	{`look = j.finalLook(ctx); !look.Verdict.Eligible {`, `look = j.finalLook(ctx); !look.Verdict.Eligible && !mutantOn("no-final-check") {`},
-	{`j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {`,
-		`j.wantsAgent() && j.agent().age(time.Now()) > FinalLook && !mutantOn("final-check-cml-only") && !mutantOn("no-final-check")) {`},
+	{`last = j.finalCheck(ctx); !last.Verdict.Eligible {`, `last = j.finalCheck(ctx); !last.Verdict.Eligible && !mutantOn("no-final-check") {`},
+	{`j.wantsAgent() && j.agent().age(time.Now()) > FinalCheckAge) {`,
+		`j.wantsAgent() && j.agent().age(time.Now()) > FinalCheckAge && !mutantOn("final-check-cml-only") && !mutantOn("no-final-check")) {`},
 	{`w.RunningSince == nil && !found {`, `w.RunningSince == nil && !found && !mutantOn("no-first-snooze") {`},
 	{`	if err != nil || received.Before(sent) {
 		return Offset{}

@@ -56,7 +56,7 @@ func (c *Clouds) Cloud(account, name string) (controller.Cloud, error) {
 // nil, it reads no processor load.
 func Region(client *ec2.Client, load *cloudwatch.Client, owners []string) controller.Cloud {
 	r := &region{client: client, load: load, owners: owners}
-	c := controller.Cloud{Look: r, Move: r, Launch: r, Check: r, Tag: r, Size: r, Parts: r}
+	c := controller.Cloud{Observe: r, Move: r, Launch: r, Check: r, Tag: r, Size: r, Parts: r}
 	if load != nil {
 		c.Load = r
 	}

@@ -160,9 +160,9 @@ func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) eviden
 	return evidence.Decide(c.Now, p, e)
 }
 
-// Look judges again, right before the call, a pause that was intended for a
+// FinalCheck judges again, right before the call, a pause that was intended for a
 // reason. Blocks that apply only before a pause is intended are left out.
-func (c Case) Look(why power.Reason) evidence.Decision {
+func (c Case) FinalCheck(why power.Reason) evidence.Decision {
 	p, e := c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence()
 	if st := c.Rules.Standing; why == power.ReasonSchedule && st != nil {
 		p, e = c.offHours(st)

@@ -36,7 +36,7 @@ func TestReadingsOfTheRuleThatDecides(t *testing.T) {
 		}
 		readings := []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: now, LastEvent: c.last}}
 		k := worker.Case{Now: now, Worker: w, Rules: &rules, Readings: readings}
-		d, look := k.Judge(), k.Look(reason)
+		d, look := k.Judge(), k.FinalCheck(reason)
 		if d.Verdict.Eligible != c.eligible {
 			t.Errorf("%+v: eligible %t, %+v", c, d.Verdict.Eligible, d.Verdict.Blocks)
 		}

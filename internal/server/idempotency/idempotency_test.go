@@ -1,4 +1,4 @@
-package replay_test
+package idempotency_test
 
 import (
 	"context"
@@ -6,49 +6,49 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/server/replay"
+	"lull/internal/server/idempotency"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
 
-func open(t *testing.T, db *mem.DB) (*replay.Log, store.Lease, store.Store) {
+func open(t *testing.T, db *mem.DB) (*idempotency.Log, store.Lease, store.Store) {
 	c := db.Client()
 	lease, err := c.Grant(t.Context(), 15*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = lease.Revoke(context.Background()); c.Close() })
-	return replay.New(c, lease), lease, c
+	return idempotency.New(c, lease), lease, c
 }
 
 func TestSecondCallGetsFirstAnswer(t *testing.T) {
 	db := mem.New(mem.Options{})
 	a, _, _ := open(t, db)
 	b, _, _ := open(t, db)
-	key := replay.Key("me", "k")
+	key := idempotency.Key("me", "k")
 	_, claim, err := a.Begin(t.Context(), key, "req")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, l := range map[string]*replay.Log{"the same server": a, "another server": b} {
-		if _, _, err := l.Begin(t.Context(), key, "req"); !errors.Is(err, replay.ErrRunning) {
+	for name, l := range map[string]*idempotency.Log{"the same server": a, "another server": b} {
+		if _, _, err := l.Begin(t.Context(), key, "req"); !errors.Is(err, idempotency.ErrRunning) {
 			t.Errorf("a call at the same time on %s: %v", name, err)
 		}
 	}
-	want := replay.Answer{Status: 202, Headers: map[string]string{"Location": "/x"}, Body: []byte("hello")}
+	want := idempotency.Answer{Status: 202, Headers: map[string]string{"Location": "/x"}, Body: []byte("hello")}
 	if err := claim.Done(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
-	for name, l := range map[string]*replay.Log{"the same server": a, "another server": b} {
+	for name, l := range map[string]*idempotency.Log{"the same server": a, "another server": b} {
 		got, _, err := l.Begin(t.Context(), key, "req")
 		if err != nil || got == nil || got.Status != 202 || string(got.Body) != "hello" || got.Headers["Location"] != "/x" {
 			t.Errorf("a repeat on %s: %+v, %v", name, got, err)
 		}
-		if _, _, err := l.Begin(t.Context(), key, "other"); !errors.Is(err, replay.ErrOther) {
+		if _, _, err := l.Begin(t.Context(), key, "other"); !errors.Is(err, idempotency.ErrOther) {
 			t.Errorf("another request with the key on %s: %v", name, err)
 		}
 	}
-	if _, c, err := a.Begin(t.Context(), replay.Key("you", "k"), "req"); err != nil || c == nil {
+	if _, c, err := a.Begin(t.Context(), idempotency.Key("you", "k"), "req"); err != nil || c == nil {
 		t.Errorf("somebody else's key of the same name: %v", err)
 	}
 }
@@ -60,7 +60,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 		if err != nil || claim == nil {
 			t.Fatalf("%d: %v", status, err)
 		}
-		if err := claim.Done(t.Context(), replay.Answer{Status: status}); err != nil {
+		if err := claim.Done(t.Context(), idempotency.Answer{Status: status}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -123,7 +123,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 				t.Error("settled while the store does not answer")
 			}
 			c.(*mem.Client).Inject(nil)
-			if _, _, err := b.Begin(t.Context(), "k", "req"); !errors.Is(err, replay.ErrRunning) {
+			if _, _, err := b.Begin(t.Context(), "k", "req"); !errors.Is(err, idempotency.ErrRunning) {
 				t.Fatalf("before: %v, want that it runs", err)
 			}
 			for range 3 {
@@ -138,7 +138,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 			if err := a.Settle(t.Context()); err != nil { // leaves others' claims alone
 				t.Fatal(err)
 			}
-			if err := claim.Done(t.Context(), replay.Answer{Status: 200}); err != nil {
+			if err := claim.Done(t.Context(), idempotency.Answer{Status: 200}); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -152,14 +152,14 @@ func TestSweep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := claim.Done(t.Context(), replay.Answer{Status: 200}); err != nil {
+		if err := claim.Done(t.Context(), idempotency.Answer{Status: 200}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n, err := a.Sweep(t.Context(), time.Now().Add(replay.Keep/2)); n != 0 || err != nil {
+	if n, err := a.Sweep(t.Context(), time.Now().Add(idempotency.Keep/2)); n != 0 || err != nil {
 		t.Errorf("early sweep: %d, %v", n, err)
 	}
-	if n, err := a.Sweep(t.Context(), time.Now().Add(replay.Keep+time.Hour)); n != 3 || err != nil {
+	if n, err := a.Sweep(t.Context(), time.Now().Add(idempotency.Keep+time.Hour)); n != 3 || err != nil {
 		t.Errorf("sweep: %d, %v", n, err)
 	}
 	page, err := store.List(t.Context(), c, store.Prefix("replay/"))

@@ -1,4 +1,4 @@
-// Package replay makes API calls safe to repeat. The first answer to an
+// Package idempotency makes API calls safe to repeat. The first answer to an
 // Idempotency-Key is durable, and every later call with that key gets it, on
 // any server and after a restart.
 //
@@ -9,7 +9,7 @@
 // find its own traces (Key gives it a name that is the same each time). Server
 // errors (5xx) are not stored, so a retry runs again. Reading HTTP requests is
 // left to the caller.
-package replay
+package idempotency
 
 import (
 	"context"
