@@ -145,10 +145,7 @@ type Expiry struct {
 
 // Sentence states what will happen, and when.
 func (x *Expiry) Sentence(now time.Time) string {
-	done := "stopped"
-	if x.Action == "terminate" {
-		done = "terminated"
-	}
+	done := cmp.Or(participles[x.Action], "stopped")
 	deadline := x.Deadline.UTC().Format(time.RFC3339)
 	if !x.At.After(now) {
 		return fmt.Sprintf("It is %s now: its ttl_deadline is over since %s.", done, deadline)
@@ -203,8 +200,8 @@ func Explain(a Account, d evidence.Decision) Account {
 	return a.Running(v, a.At)
 }
 
-// done are the participles of the actions.
-var done = map[string]string{"stop": "stopped", "hibernate": "hibernated", "drain": "drained", "terminate": "terminated"}
+// participles are those of the actions.
+var participles = map[string]string{"stop": "stopped", "hibernate": "hibernated", "drain": "drained", "terminate": "terminated"}
 
 // Running answers why an object runs from a verdict: by every block, or, for a
 // worker, by the strongest; now is the time it answers for. What comes first, the expiry or the pause, is named.
@@ -225,7 +222,7 @@ func (a Account) Running(v idle.Verdict, now time.Time) Account {
 	}
 	switch {
 	case len(blocks) == 0:
-		a.Add(AboutTo, time.Time{}, "", idle.HumanMinutes(v.IdleMinutes), cmp.Or(done[v.Action], "paused"))
+		a.Add(AboutTo, time.Time{}, "", idle.HumanMinutes(v.IdleMinutes), cmp.Or(participles[v.Action], "paused"))
 	case target != nil && target.After(now) && v.NotBefore():
 		a.Add(NotBefore, *target, "", idle.Human(target.Sub(now)))
 	case target != nil && target.After(now):
