@@ -573,7 +573,7 @@ func (j *job) repeats(d evidence.Decision) (outcome, bool) {
 	return outcome{Requeue, now.Add(jitter(fetchRetry))}, true
 }
 
-// overtaken answers a request for a check with the one that was under way when
+// overtaken answers a request for a check with the one that was in progress when
 // it was made, if that has decided on a pause.
 func (j *job) overtaken(r *fleet.Request) bool {
 	in, v := j.w.Intent, j.live.verdict

@@ -260,7 +260,7 @@ func (l *Launches) PutTemplateWith(ctx context.Context, by audit.Actor, t Templa
 	key := templatePrefix + t.Name
 	v, err := store.Update(ctx, l.store, key, func(old store.Value) ([]byte, []store.Op, error) {
 		if revision != 0 && old.ModRevision != revision {
-			return nil, nil, &failure.Conflict{Kind: "template", Name: t.Name, Detail: "it was changed by somebody else"}
+			return nil, nil, &failure.Conflict{Kind: "template", Name: t.Name, Detail: "it was changed by another user"}
 		}
 		if password == nil && old.Exists() {
 			was, err := templateCodec.Decode(key, old.Data)

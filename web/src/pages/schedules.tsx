@@ -1,4 +1,4 @@
-// Schedules: the hours in which workers shall run.
+// Schedules: the hours in which workers run.
 
 import { useState } from 'preact/hooks'
 import { ask, Entry, List } from '../api'
