@@ -1,7 +1,6 @@
 package microvm
 
 import (
-	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -31,7 +30,7 @@ func TestHungQEMU(t *testing.T) {
 	if s := w.Sample(nil); s.CPUErr == nil {
 		t.Errorf("it was read: %+v", s)
 	}
-	if what := w.Trouble(); !strings.Contains(what, fmt.Sprint(w.Identity().PID)) || !strings.Contains(what, b.cfg.StoppedLimit.String()) {
+	if what := w.Trouble(); !strings.Contains(what, "not answered") || !strings.Contains(what, "a signal") {
 		t.Errorf("trouble: %q", what)
 	}
 	until(t, "it goes on", func() bool { w.Sample(nil); return w.Trouble() == "" })
@@ -52,7 +51,7 @@ func TestHungQEMU(t *testing.T) {
 	until(t, "it is ended", func() bool {
 		select {
 		case e := <-b.exits:
-			if e.Code == 0 || !strings.Contains(e.Machine, "QEMU") || !strings.Contains(e.Machine, "was ended") {
+			if e.Code == 0 || !strings.Contains(e.Machine, "not answered") {
 				t.Errorf("exit %+v", e)
 			}
 			ended = true

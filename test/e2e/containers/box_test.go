@@ -399,7 +399,7 @@ func TestRungs(t *testing.T) {
 	d.Launch(s)
 	for range 2 {
 		o := d.Await("sinks", "reclaimed")
-		if strings.Contains(o.StatusReason, "was freed") {
+		if strings.Contains(o.StatusReason, "nothing was") {
 			t.Errorf("reclaimed: %s", o.StatusReason)
 		}
 		if err := say(at, "wake"); err != nil {
