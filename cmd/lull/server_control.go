@@ -136,9 +136,9 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, 
 	return plane, nil
 }
 
-// keepReports opens a journal for a process that makes no checks itself, of what
-// agents report to it. Its data directory may be another process's too, or none
-// that can be written: then that past is not kept, and it is said.
+// keepReports opens a journal of agents' reports, for a process that makes no
+// checks itself. If the data directory cannot be written or is in use by another
+// process, nothing is kept and a warning is logged.
 func (p *controlPlane) keepReports(cfg serverConfig) {
 	j, err := openEvidence(filepath.Join(cfg.Data, "evidence-api"), cfg.evidenceBounds(), p.log)
 	if err != nil {

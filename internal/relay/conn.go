@@ -303,7 +303,7 @@ func (c *conn) finishDial(errno syscall.Errno) {
 	}
 }
 
-// redial retries shortly: an application may be ready and yet not listen for a
+// redial retries after a short wait: an application may be ready and yet not listen for a
 // moment. It asks the waker again, because the application may have ended in
 // the meantime.
 func (c *conn) redial(errno syscall.Errno) {

@@ -14,10 +14,9 @@ import (
 	"lull/internal/core/why"
 )
 
-// AccountText is how every why is shown: of a worker, an instance or an agent,
-// now or, where at is not zero, then: --at is a wall clock's time, of which an
-// hour comes twice in autumn and is skipped in spring, so it is told which
-// moment was taken.
+// AccountText prints the explanation of a worker, an instance or an agent. A
+// zero at means now. Otherwise it is printed with its offset from UTC, because
+// the local time given with --at may be ambiguous when daylight saving time ends.
 func AccountText(w io.Writer, a why.Account, at time.Time) {
 	when := ""
 	if !at.IsZero() {
@@ -95,8 +94,8 @@ func SignalTable(w io.Writer, l []evidence.Signal) {
 	})
 }
 
-// VerdictText shows what the engine said, with every block, and what comes
-// first: the pause, or x, the end of its time.
+// VerdictText prints a verdict with every block and, of the pause and the expiry
+// x, the one that comes first.
 func VerdictText(w io.Writer, v idle.Verdict, x *why.Expiry) {
 	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), term.Time(v.At))
 	for _, b := range v.Blocks {

@@ -32,9 +32,9 @@ func (r Target) HTTPClient(t *http.Transport) (*http.Client, error) {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
 
-// TokenSource is how a daemon reads its token: option is the setting that names
-// the file, and read reads at most so many bytes of it. An agent, which runs as
-// root, asks more of where it lies than a host, which anybody may run.
+// TokenSource is how a daemon reads its token. Option is the setting that names
+// the file. Read returns at most limit bytes of it; the agent's, which runs as
+// root, also checks who may write to the file.
 type TokenSource struct {
 	Option string
 	Read   func(path string, limit int64) ([]byte, error)

@@ -35,7 +35,7 @@ type Ruling struct {
 }
 
 // Judge asks the engine whether the worker is to be paused, for its idleness or
-// By its schedule, and returns the answer that comes first: among those
+// by its schedule, and returns the answer that comes first: among those
 // possible now the one for idleness, otherwise the one whose pause is nearer.
 //
 // A schedule that has closed since the worker was last started shortens the

@@ -108,7 +108,7 @@ func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err
 	return y, c.call(ctx, "GET", path, nil, &y)
 }
 
-// Change changes the settings of an instance that in sets.
+// Change changes those settings of an instance that are set in the request.
 func (c *Client) Change(ctx context.Context, name string, in Change) (o Instance, err error) {
 	return o, c.call(ctx, "PATCH", inst(name), in, &o)
 }

@@ -176,9 +176,9 @@ type Wanted struct {
 	Machine string
 	TTL     time.Duration // 0 never expires
 	By      string
-	// Once, if not empty, names what the token is created for. A second one for
-	// the same machine replaces the first, whose secret then ends. Once it was
-	// revoked, or for another machine, it is refused permanently.
+	// Once, if not empty, names what the token is created for. A second token for
+	// the same machine replaces the first, whose secret expires. After the token
+	// was revoked, and for another machine, creation is refused permanently.
 	Once string
 }
 
