@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,6 +60,9 @@ func inCloud(t *testing.T, scenario world.Config, settings map[string]any, body 
 		body(r)
 	})
 }
+
+// passwords are variables of the server's environment.
+var passwords = map[string]string{"LAB_PW": "labs", "OLD_PW": "old"}
 
 func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *cloudRig {
 	r := &cloudRig{t: t, dead: map[string]bool{}}
@@ -121,7 +125,7 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 	fatal(err)
 	log := slog.New(slog.NewTextHandler(logged{r}, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	set := &ec2.Set{Accounts: map[string]ec2.Access{"": {HTTP: toAWS}}}
-	cmls := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Secret: secrets(nil, func(string) string { return "cml" }), Port: "8443", Dial: toCML})
+	cmls := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Secret: secrets(nil, func(name string) string { return cmp.Or(passwords[name], "cml") }), Port: "8443", Dial: toCML})
 	r.ctl, err = controller.New(controller.Config{Fleet: r.fleet, Server: "one", Clouds: ec2cloud.New(set, nil).Cloud, Consoles: cmls.Console, CML: cmls.Probe, Log: log})
 	fatal(err)
 	tokens := access.New(db)

@@ -1,6 +1,7 @@
 package cmlsim
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"crypto/tls"
@@ -39,12 +40,16 @@ func (h *CML) TLSConfig() *tls.Config {
 
 // Certificate returns the certificate of the host with an address, name or
 // instance id, or the simulator's own if there is no such host. The key is
-// derived from the instance's id, so a pin of the key outlives every restart;
-// the certificate itself changes with the address.
+// derived from the instance's id, or is the one that its image brings, so a pin
+// of the key outlives every restart; the certificate itself changes with the
+// address.
 func (h *CML) Certificate(ref string) (*tls.Certificate, error) {
-	id, names, ips := "lull-sim", []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
+	id, seed, names, ips := "lull-sim", "", []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
 	h.w.Locate(ref, func(i *world.Instance, _ world.Moment) {
 		id, names, ips = i.ID, []string{i.ID, "cml-controller"}, nil
+		if i.Host != nil {
+			seed = i.Host.TLSKey
+		}
 		if i.Name != "" {
 			names = append(names, i.Name)
 		}
@@ -60,7 +65,7 @@ func (h *CML) Certificate(ref string) (*tls.Certificate, error) {
 	if c := h.certs.made[key]; c != nil {
 		return c, nil
 	}
-	c, err := selfSigned(id, names, ips)
+	c, err := selfSigned(id, cmp.Or(seed, id), names, ips)
 	if err != nil {
 		return nil, err
 	}
@@ -71,13 +76,13 @@ func (h *CML) Certificate(ref string) (*tls.Certificate, error) {
 	return c, nil
 }
 
-func selfSigned(id string, names []string, ips []net.IP) (*tls.Certificate, error) {
-	seed := sha256.Sum256([]byte("lull simulated host " + id))
+func selfSigned(id, keySeed string, names []string, ips []net.IP) (*tls.Certificate, error) {
+	seed, serial := sha256.Sum256([]byte("lull simulated host "+keySeed)), sha256.Sum256([]byte(id))
 	key := ed25519.NewKeyFromSeed(seed[:])
-	from := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	from := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) // synctest's clock starts in 2000
 	t := &x509.Certificate{
-		SerialNumber: new(big.Int).SetBytes(seed[:12]), Subject: pkix.Name{CommonName: names[len(names)-1], Organization: []string{"Cisco Modeling Labs"}},
-		NotBefore: from, NotAfter: from.AddDate(30, 0, 0), DNSNames: names, IPAddresses: ips, IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: new(big.Int).SetBytes(serial[:12]), Subject: pkix.Name{CommonName: names[len(names)-1], Organization: []string{"Cisco Modeling Labs"}},
+		NotBefore: from, NotAfter: from.AddDate(50, 0, 0), DNSNames: names, IPAddresses: ips, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(nil, t, t, key.Public(), key)

@@ -125,6 +125,7 @@ type Profile struct {
 	Users       []UserScript `yaml:"users"`
 	Labs        int          `yaml:"labs"`
 	Password    string       `yaml:"password"` // of every account; default "cml"
+	TLSKey      string       `yaml:"tls_key"`  // seed of the key that the image brings; empty makes each host generate its own
 	NoOptIn     bool         `yaml:"no_opt_in"`
 	Licensed    bool         `yaml:"licensed"`
 	ClockOffset Duration     `yaml:"clock_offset"`

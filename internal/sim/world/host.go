@@ -14,6 +14,7 @@ type Host struct {
 	OptIn      bool   // telemetry is collected
 	OptInFault bool   // the opt-in cannot be read
 	Password   string // of every account
+	TLSKey     string `json:",omitempty"` // seed of its TLS key; empty is the instance's id
 	Spoil      Spoil  // faults of its telemetry
 	DeregSlow  bool   // deregistration times out at Smart Licensing (202)
 	TokenLife  time.Duration
@@ -76,7 +77,7 @@ func (w *World) newHost(now Moment, i *Instance, version, profile string) *Host 
 	p := w.cfg.profile(profile)
 	h := &Host{
 		Version: version, Profile: profile, Offset: p.ClockOffset.D(), OptIn: !p.NoOptIn,
-		Password: p.Password, Spoil: p.Spoil, TokenLife: p.TokenLife.D(),
+		Password: p.Password, TLSKey: p.TLSKey, Spoil: p.Spoil, TokenLife: p.TokenLife.D(),
 		instance: i, noisy: now.World, dice: seedDice(w.cfg.Seed, "host", i.ID),
 	}
 	if i.Name != "" {
