@@ -49,9 +49,9 @@ import (
 
 // Fixed times of the controller.
 const (
-	LeaseTTL       = 15 * time.Second
-	Margin         = 3 * time.Second // no acting call runs in the last part of a lease of this length
-	FinalCheckAge  = 5 * time.Second // maximum age of readings on which a pause is sent
+	LeaseTTL       = 12 * time.Second // so that a dead server's workers are claimed within 15 s
+	Margin         = 3 * time.Second  // no acting call runs in the last part of a lease of this length
+	FinalCheckAge  = 5 * time.Second  // maximum age of readings on which a pause is sent
 	MissingConfirm = 60 * time.Second
 	WriteChecks    = 30 * time.Minute // times of idle checks are written at least this often
 	FullPass       = 10 * time.Minute // every instance is described within this time
