@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/controller"
 	"lull/internal/core/power"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
@@ -28,9 +29,16 @@ type actingCalls struct {
 	hosts   map[string]string // instance of an address
 	checked map[string]time.Time
 	sent    map[string][]acting // by instance
-	slow    chan struct{}       // while not nil, receives each call, which fails after 4 s
-	bad     map[string]int
+	// While slow is not nil, all requests fail, and the first one of a call that
+	// begins just after a renewal of the lease is caught: it fails only after
+	// caught, and slow receives. The lease alone would let its retries come later.
+	slow  chan struct{}
+	lease func() time.Duration // the time left
+	bad   map[string]int
 }
+
+// caught is how long a caught request takes to fail: longer than a halt may.
+const caught = 5100 * time.Millisecond
 
 type acting struct {
 	call    string
@@ -64,10 +72,13 @@ func (a *actingCalls) serve(w http.ResponseWriter, r *http.Request, next http.Ha
 	how := []string{"500", "throttled", "hangs", "lost", "slow", "well"}[a.rng.IntN(6)]
 	wait := time.Duration(a.rng.IntN(4000)) * time.Millisecond
 	if a.slow != nil {
-		how, wait = "slow", 4*time.Second
-		select {
-		case a.slow <- struct{}{}:
-		default:
+		how, wait = "500", 0
+		if strings.Contains(r.Header.Get("Amz-Sdk-Request"), "attempt=1;") && a.lease() > controller.LeaseTTL-time.Second {
+			select {
+			case a.slow <- struct{}{}:
+				how, wait = "slow", caught
+			default: // one is enough
+			}
 		}
 	}
 	a.bad[how]++
@@ -161,12 +172,13 @@ func TestHaltEndsRetries(t *testing.T) {
 			return worker.Profile{TTLDeadline: &end, TTLAction: &action}
 		})
 		f.start()
+		a.lease = func() time.Duration { return time.Duration(f.c.Leadership().Lease * float64(time.Second)) }
 		time.Sleep(time.Until(end))
 		calls := 0
 		for round := range 20 { // halted in the middle of other work, and released
 			if round < 3 {
-				// As the first request of a call arrives: its retries come 4 s
-				// and 8 s later, if nothing ends them.
+				// As a request is caught, whose retry comes too late if nothing
+				// ends it.
 				arrived := make(chan struct{}, 1)
 				a.mu.Lock()
 				a.slow = arrived

@@ -38,6 +38,10 @@ var mutants = []mutant{
 	{"cml-clock-trusted", []test{fleetOracle}},
 	{"agent-clock-trusted", []test{fleetOracle}},
 	{"never-pauses", []test{fleetOracle, agentOracle, hostOracle}},
+	// A halt ends retries, an expiry ends what failed, a template identifies CML.
+	{"halt-bounds-no-retry", []test{{"internal/controller", "TestHaltEndsRetries"}}},
+	{"failed-never-expires", []test{{"internal/controller", "TestEndOfAFailedWorker"}}},
+	{"pin-not-inherited", []test{{"cmd/lull", "TestScaledUpWorkerIsPaused"}}},
 
 	{"first-sample-quiet", []test{agentOracle}},
 	{"unread-quiet", []test{{"internal/agent", "TestUnreadRateIsNotQuiet"}}},
@@ -127,6 +131,13 @@ var edits = []edit{
 	{`last = j.finalCheck(ctx); !last.Verdict.Eligible {`, `last = j.finalCheck(ctx); !last.Verdict.Eligible && !mutantOn("no-final-check") {`},
 	{`j.wantsAgent() && j.agent().age(time.Now()) > FinalCheckAge) {`,
 		`j.wantsAgent() && j.agent().age(time.Now()) > FinalCheckAge && !mutantOn("final-check-cml-only") && !mutantOn("no-final-check")) {`},
+	{`return time.Now().Add(FinalCheckAge - time.Second), j.c.fleet.Halted().On`, `if mutantOn("halt-bounds-no-retry") {
+		return time.Time{}, j.c.fleet.Halted().On
+	}
+	return time.Now().Add(FinalCheckAge - time.Second), j.c.fleet.Halted().On`},
+	{`|| w.failedExpires()`, `|| w.failedExpires() && !mutantOn("failed-never-expires")`},
+	{`w.TLSCA, w.TLSPin, w.TLSInsecure = t.TLSCA, t.TLSPin, t.TLSInsecure`,
+		`w.TLSCA, w.TLSPin, w.TLSInsecure = t.TLSCA, map[bool]string{false: t.TLSPin}[mutantOn("pin-not-inherited")], t.TLSInsecure`},
 	{`w.RunningSince == nil && !found {`, `w.RunningSince == nil && !found && !mutantOn("no-first-snooze") {`},
 	{`	if err != nil || received.Before(sent) {
 		return Offset{}
