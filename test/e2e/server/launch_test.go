@@ -2,7 +2,15 @@ package server
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"fmt"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -23,9 +31,9 @@ import (
 
 // TestLaunchedAgent launches a worker from a template with agent and runs the
 // user data that EC2 received with /bin/sh, as its first boot would. The
-// program comes from the server, the instance ID from the metadata service, and
-// the agent that is then started reports as that worker. Nothing is replaced but
-// the root directory and systemd.
+// program comes from the server, whose certificate no system knows, the instance
+// ID from the metadata service, and the agent that is then started reports as
+// that worker. Nothing is replaced but the root directory and systemd.
 func TestLaunchedAgent(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil && os.Getenv("CI") == "" {
 		t.Skip("curl is not installed")
@@ -64,11 +72,15 @@ func TestLaunchedAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	listen := fmt.Sprintf("127.0.0.1:%d", free)
-	config := "aws_region_configs:\n  us-east-1: {security_group_ids: [sg-0000000a], subnet_id: subnet-000000a0}\nreconcile_interval: 1\nagent_server_url: http://" + listen + "\n"
+	cert, key, trusted := certificate(t, r.dir)
+	r.http = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: trusted}}}
+	t.Cleanup(r.http.CloseIdleConnections)
+	config := "aws_region_configs:\n  us-east-1: {security_group_ids: [sg-0000000a], subnet_id: subnet-000000a0}\nreconcile_interval: 1\nagent_server_url: https://" + listen +
+		"\nagent_server_ca: |\n  " + strings.ReplaceAll(strings.TrimSpace(contents(t, cert)), "\n", "\n  ") + "\n"
 	if err := os.WriteFile(filepath.Join(r.dir, "s.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.add("one", r.sim, "--data", filepath.Join(r.dir, "data"), "--listen", listen).start()
+	r.add("one", r.sim, "--data", filepath.Join(r.dir, "data"), "--listen", listen, "--tls-cert", cert, "--tls-key", key).start()
 	server := r.any(nil)
 
 	own := "#!/bin/sh\necho the template's own part, with @secret@\n"
@@ -123,6 +135,19 @@ func TestLaunchedAgent(t *testing.T) {
 		cmd := exec.Command("/bin/sh", file)
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LULL_ROOT=" + root, "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata}
 		return cmd.CombinedOutput()
+	}
+	// A server with another certificate gets neither the secret nor the machine.
+	stranger, _, _ := certificate(t, t.TempDir())
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(strings.ReplaceAll(script, strings.TrimSpace(contents(t, cert)), strings.TrimSpace(contents(t, stranger))), "sleep 10", "sleep 0")), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := boot(); err == nil || !strings.Contains(string(out), "curl: (60)") { // of curl: the certificate is not verified
+		t.Errorf("the machine spoke to a server that it cannot verify: %v\n%s", err, out)
+	} else if _, err := os.Stat(filepath.Join(root, "etc/lull/agent-token")); !os.IsNotExist(err) {
+		t.Errorf("the refused enrollment left a token: %v", err)
+	}
+	if err := os.WriteFile(file, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
 	}
 	if out, err := boot(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -186,7 +211,7 @@ func TestLaunchedAgent(t *testing.T) {
 		}
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Authorization", "Bearer "+secret)
-		res, err := http.DefaultClient.Do(q)
+		res, err := r.http.Do(q)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,6 +227,34 @@ func TestLaunchedAgent(t *testing.T) {
 			t.Errorf("%s... as %s: %d, want %d", c.secret[:16], c.instance, got, c.want)
 		}
 	}
+}
+
+// certificate writes a self-signed certificate for 127.0.0.1 and its key below a
+// directory.
+func certificate(t *testing.T, dir string) (cert, key string, trusted *x509.CertPool) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "lull test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign}
+	public, err := x509.CreateCertificate(rand.Reader, of, of, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key, trusted = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"), x509.NewCertPool()
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: public}, key: {Type: "PRIVATE KEY", Bytes: secret}} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	trusted.AppendCertsFromPEM([]byte(contents(t, cert)))
+	return cert, key, trusted
 }
 
 // fleetSecret returns the enrollment secret in user data.

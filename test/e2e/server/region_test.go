@@ -42,6 +42,7 @@ type region struct {
 	dir     string
 	cml     string // port
 	token   string
+	http    *http.Client // to the servers; nil is http.DefaultClient
 	servers []*serverProc
 
 	mu     sync.Mutex
@@ -152,7 +153,7 @@ func (p *serverProc) start() {
 		if !ok || p.r.token == "" {
 			return false
 		}
-		client, err := control.NewClient(url, p.r.token, nil)
+		client, err := control.NewClient(url, p.r.token, p.r.http)
 		if err != nil {
 			t.Fatal(err)
 		}
