@@ -1,10 +1,12 @@
 #!/bin/bash
 # EC2 user data: install the agent at the first boot. Set the address of the
-# Debian package and its SHA-256; the policy comes from the instance's tags.
+# Debian package and its SHA-256 here, above the checks; the policy comes from
+# the instance's tags. A machine that lull server launches needs none of this:
+# its template has "agent: true".
 # The instance needs a profile with the rights that "lull agent iam" prints.
 set -euo pipefail
-: "${LULL_DEB_URL:=https://packages.example.com/lull_amd64.deb}"
-: "${LULL_DEB_SHA256:=put-the-sum-here}"
+: "${LULL_DEB_URL:?set it to the address of the Debian package}"
+: "${LULL_DEB_SHA256:?set it to the SHA-256 of the Debian package}"
 
 deb=$(mktemp /root/lull-XXXXXX.deb)
 trap 'rm -f "$deb"' EXIT

@@ -233,6 +233,11 @@ func firstBoot(t *testing.T, deb, root string) {
 		}
 		return out
 	}
+	unset := exec.Command("bash", "../../etc/user-data.sh")
+	unset.Env = []string{"PATH=" + stubs + ":" + os.Getenv("PATH")}
+	if out, err := unset.CombinedOutput(); err == nil || !strings.Contains(string(out), "LULL_DEB_URL") {
+		t.Errorf("user data without the package's address: %v\n%s", err, out)
+	}
 	for _, sum := range []string{right, wrong} {
 		try("user data", sum, userData)
 		try("cloud-init", sum, cloudInit)
