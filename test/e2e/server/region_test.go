@@ -58,6 +58,7 @@ type serverProc struct {
 	name string
 	args []string
 	cmd  *exec.Cmd
+	done chan struct{} // closed when cmd has ended
 	log  *os.File
 	at   atomic.Pointer[endpoint] // nil while it is down
 }
@@ -128,18 +129,26 @@ func (p *serverProc) start() {
 	if p.log, err = os.OpenFile(out, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	from, err := p.log.Seek(0, io.SeekEnd)
-	if err != nil {
-		t.Fatal(err)
+	var from int64 // where the output of the present process begins
+	run := func() {
+		if from, err = p.log.Seek(0, io.SeekEnd); err != nil {
+			t.Fatal(err)
+		}
+		last := len(p.args) - 1
+		cmd, done := exec.Command(path, p.args[:last]...), make(chan struct{})
+		cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+strings.TrimPrefix(p.args[last], "cloud="), "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "CML_PW=cml")
+		cmd.Stdout, cmd.Stderr = p.log, p.log
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p.cmd, p.done = cmd, done
+		go func() {
+			_ = cmd.Wait() // it may be killed
+			close(done)
+		}()
 	}
-	last := len(p.args) - 1
-	p.cmd = exec.Command(path, p.args[:last]...)
-	p.cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+strings.TrimPrefix(p.args[last], "cloud="), "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "CML_PW=cml")
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	run()
 	p.r.until(p.name+" is ready", 2*time.Minute, func() bool {
 		b, err := os.ReadFile(out)
 		if err != nil {
@@ -148,6 +157,12 @@ func (p *serverProc) start() {
 		said := string(b[from:])
 		if _, token, ok := line(said, "admin token (shown once): "); ok {
 			p.r.token = token
+		}
+		select {
+		case <-p.done: // without its store it ends, and is started again as a unit would be
+			run()
+			return false
+		default:
 		}
 		_, url, ok := line(said, "serving on ")
 		if !ok || p.r.token == "" {
@@ -182,10 +197,10 @@ func (p *serverProc) kill() {
 		return
 	}
 	p.at.Store(nil)
-	if err := p.cmd.Process.Kill(); err != nil {
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		p.r.t.Errorf("cannot kill %s: %v", p.name, err)
 	}
-	_ = p.cmd.Wait() // it was killed: that is its outcome
+	<-p.done
 	if err := p.log.Close(); err != nil {
 		p.r.t.Error(err)
 	}
