@@ -191,6 +191,8 @@ func over(pid int) bool {
 	return err != nil || strings.Contains(string(b), ") Z ")
 }
 
+// launch returns a run. Its ID must not occur in the tests of package shim, which
+// may run at the same time: processes are found by their instance's ID.
 func (h *host) launch(id string, run uint64, argv ...string) instance.Launch {
 	return instance.Launch{ID: id, Run: run, Command: argv, Dir: "/", LogPath: h.log(id), LogMax: 1 << 20,
 		Env: []string{"PATH=/usr/bin:/bin", "OUT=" + h.out(id)}}

@@ -108,30 +108,30 @@ func lookNow(w instance.Workload, ports []instance.Endpoint) instance.Sample {
 func TestExitCodes(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
-		h.start(h.launch("clean", 1, "sh", "-c", "echo hello; exit 0"))
-		h.start(h.launch("code", 1, "sh", "-c", "exit 42"))
-		h.start(h.launch("signal", 1, "sh", "-c", "kill -9 $$"))
-		for id, want := range map[string]instance.Exit{"clean": {}, "code": {Code: 42}, "signal": {Code: 137, Signal: 9}} {
+		h.start(h.launch("exits0", 1, "sh", "-c", "echo hello; exit 0"))
+		h.start(h.launch("exits42", 1, "sh", "-c", "exit 42"))
+		h.start(h.launch("killed", 1, "sh", "-c", "kill -9 $$"))
+		for id, want := range map[string]instance.Exit{"exits0": {}, "exits42": {Code: 42}, "killed": {Code: 137, Signal: 9}} {
 			got := h.exit(id, 1)
 			got.At = time.Time{}
 			if got != want {
 				t.Errorf("%s ended as %+v, want %+v", id, got, want)
 			}
 		}
-		waittest.Until(t, "the log", func() bool { b, _ := os.ReadFile(h.log("clean")); return string(b) == "hello\n" })
+		waittest.Until(t, "the log", func() bool { b, _ := os.ReadFile(h.log("exits0")); return string(b) == "hello\n" })
 		_, err := h.rt.Start(waittest.Context(t), h.launch("none", 1, "/no/such/program"))
 		if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "/no/such/program") {
 			t.Errorf("start of what does not exist: %v", err)
 		}
 		// The same ID can run again, and only one of its runs exists.
-		w := h.start(h.launch("code", 2, "sleep", "1000"))
-		if _, err := h.rt.Start(waittest.Context(t), h.launch("code", 3, "sleep", "1000")); err == nil {
+		w := h.start(h.launch("exits42", 2, "sleep", "1000"))
+		if _, err := h.rt.Start(waittest.Context(t), h.launch("exits42", 3, "sleep", "1000")); err == nil {
 			t.Error("two runs of one instance live")
 		}
 		if err := w.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		if got := h.exit("code", 2); got.Signal != int(syscall.SIGTERM) {
+		if got := h.exit("exits42", 2); got.Signal != int(syscall.SIGTERM) {
 			t.Errorf("ended as %+v, want by SIGTERM", got)
 		}
 		if err := w.Signal(syscall.SIGTERM); !errors.Is(err, syscall.ESRCH) {

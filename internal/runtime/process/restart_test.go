@@ -35,16 +35,16 @@ func TestAdopt(t *testing.T) {
 		w := h.serve("runs", 1, "echo", addr)
 		still := h.start(h.launch("frozen", 1, "sh", "-c", "while :; do echo x >> $OUT; done"))
 		waittest.Until(t, "it writes", func() bool { return size(h.out("frozen")) > 10 })
-		h.start(h.launch("ends", 3, "sh", "-c", "until [ -e $OUT ]; do sleep 0.01; done; exit 9"))
+		h.start(h.launch("finishes", 3, "sh", "-c", "until [ -e $OUT ]; do sleep 0.01; done; exit 9"))
 		if err := still.Freeze(waittest.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		shim := h.shimPID()
 		h.close()
-		if err := os.WriteFile(h.out("ends"), nil, 0o600); err != nil {
+		if err := os.WriteFile(h.out("finishes"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		waittest.Until(t, "the exit is on disk", func() bool { return exists(h.cfg.Dir + "/exits/ends.3.json") })
+		waittest.Until(t, "the exit is on disk", func() bool { return exists(h.cfg.Dir + "/exits/finishes.3.json") })
 		h.open()
 		if h.shimPID() != shim {
 			t.Fatalf("another shim: %d, was %d", h.shimPID(), shim)
@@ -67,10 +67,10 @@ func TestAdopt(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if e := h.exit("ends", 3); e.Code != 9 {
+		if e := h.exit("finishes", 3); e.Code != 9 {
 			t.Errorf("ended as %+v, want code 9", e)
 		}
-		_, err := h.rt.Adopt(waittest.Context(t), "ends", instance.Identity{Run: 3})
+		_, err := h.rt.Adopt(waittest.Context(t), "finishes", instance.Identity{Run: 3})
 		if e := gone(t, err); e.Code != 9 || e.Lost {
 			t.Errorf("gone as %+v, want code 9", e)
 		}
@@ -107,9 +107,9 @@ func TestAdopt(t *testing.T) {
 func TestAdoptWhatEnds(t *testing.T) {
 	h := newHost(t, process.Config{})
 	for run := range uint64(40) {
-		w := h.start(h.launch("ends", run+1, "sh", "-c", "sleep 0.003; exit 9"))
+		w := h.start(h.launch("finishes", run+1, "sh", "-c", "sleep 0.003; exit 9"))
 		for {
-			_, err := h.rt.Adopt(waittest.Context(t), "ends", w.Identity())
+			_, err := h.rt.Adopt(waittest.Context(t), "finishes", w.Identity())
 			var g *instance.GoneError
 			if !errors.As(err, &g) {
 				continue // it is alive, or about to end
@@ -228,18 +228,18 @@ func TestListenFDs(t *testing.T) {
 		h := newHost(t, cfg)
 		addrs := []string{port(t, "127.0.0.1"), port(t, "::1")}
 		start := func(run uint64) instance.Workload {
-			l := h.launch("held", run, h.cfg.Shim, "program", "listenfds")
+			l := h.launch("taken", run, h.cfg.Shim, "program", "listenfds")
 			l.Listen = addrs
 			return h.start(l)
 		}
-		if err := h.rt.Hold(waittest.Context(t), "held", addrs); err != nil {
+		if err := h.rt.Hold(waittest.Context(t), "taken", addrs); err != nil {
 			t.Fatal(err)
 		}
 		for run := uint64(1); run <= 3; run++ {
 			// While it is stopped, the kernel holds a client, and the client is
 			// seen.
 			woken := make(chan string, 8)
-			g, err := h.rt.Watch("held", func(why string) { woken <- why })
+			g, err := h.rt.Watch("taken", func(why string) { woken <- why })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -268,7 +268,7 @@ func TestListenFDs(t *testing.T) {
 			if err := w.Kill(waittest.Context(t)); err != nil {
 				t.Fatal(err)
 			}
-			h.exit("held", run)
+			h.exit("taken", run)
 			if run == 2 { // a new daemon finds them held
 				h.close()
 				h.open()
@@ -289,7 +289,7 @@ func TestListenFDs(t *testing.T) {
 		}
 		waittest.Until(t, "the shim is dead", func() bool { return over(pid) })
 		h.open()
-		w, err := h.rt.Adopt(waittest.Context(t), "held", w.Identity())
+		w, err := h.rt.Adopt(waittest.Context(t), "taken", w.Identity())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -301,7 +301,7 @@ func TestListenFDs(t *testing.T) {
 			t.Fatalf("after the program ended the port is lost: %v", err)
 		}
 		c.Close()
-		if err := h.rt.Unhold(waittest.Context(t), "held"); err != nil {
+		if err := h.rt.Unhold(waittest.Context(t), "taken"); err != nil {
 			t.Fatal(err)
 		}
 		waittest.Until(t, "the port is free", func() bool { c, err := net.Dial("tcp", addrs[0]); return err != nil || c.Close() != nil })
