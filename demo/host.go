@@ -21,7 +21,7 @@ const (
 	pauseAfter = 3 * time.Second
 	visitEvery = 15 * time.Second // per program, in turns
 	visitSoon  = 4 * time.Second  // when the demo ends by itself
-	startLimit = 20 * time.Second
+	startLimit = time.Minute
 )
 
 // host is the daemon with its programs.

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"lull/internal/lib/freeport"
 )
 
 // program is a program that the demo runs.
@@ -27,7 +29,7 @@ type program struct {
 }
 
 // visitLimit bounds the wait of one client of the demo.
-const visitLimit = 10 * time.Second
+const visitLimit = time.Minute
 
 // findPrograms prepares the installed programs and names the missing ones.
 func findPrograms(s *stage) (found []program, missing []string) {
@@ -43,13 +45,8 @@ func findPrograms(s *stage) (found []program, missing []string) {
 }
 
 func port() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer ln.Close()
-	_, p, err := net.SplitHostPort(ln.Addr().String())
-	return p, err
+	p, err := freeport.Take()
+	return strconv.Itoa(p), err
 }
 
 // webServer uses Python if it is installed, otherwise the demo's own server.

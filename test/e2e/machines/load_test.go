@@ -190,7 +190,11 @@ func (c *client) wrk(ctx context.Context) error {
 		fmt.Fprintln(&said, sc.Text())
 		if sc.Text() == "enough" {
 			enough = true
-			err = errors.Join(err, stop())
+			go func() { // wrk sleeps on if another of its threads gets the signal
+				for stop() == nil {
+					<-time.After(napEvery)
+				}
+			}()
 		}
 	}
 	if err = errors.Join(err, c.drivers.wait(cmd)); err != nil || !enough {

@@ -287,7 +287,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 		from := len(c.offs)
 		// A client's close may still be in flight when the guest has reached
 		// its step, and wake it early. Such a round does not count.
-		for n := 0; woken < rounds(t) && n < 3*rounds(t); n++ {
+		for n := 0; woken < rounds(t) && n < 10*rounds(t); n++ {
 			b.sinks(rung)
 			was := b.get()
 			if n%2 == 0 { // woken by new clients, or by the one that stays connected
@@ -307,7 +307,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 		t.Logf("%s: %d rounds, %d woken from it; the longest answer that wrk had took %s; the guest's clock was off by %s, seen over ways of %s",
 			rung, rounds(t), woken, c.slowest.Round(time.Millisecond), spread(c.offs[from:]), spread(c.ways[from:]))
 	}
-	for n := 0; c.naps == 0 && n < 5; n++ { // a pause that meets traffic is canceled
+	for n := 0; c.naps == 0 && n < 20; n++ { // a pause that meets traffic is canceled
 		c.load()
 	}
 	if c.naps == 0 {

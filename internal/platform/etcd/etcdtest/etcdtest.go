@@ -15,10 +15,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/lib/freeport"
 )
 
 // waitLimit is how long a member may take to become healthy.
@@ -96,17 +99,16 @@ func Start(t testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
-// freeAddrs returns n loopback addresses that were free a moment ago.
+// freeAddrs returns n unused loopback addresses. A member that is down keeps its own.
 func freeAddrs(t testing.TB, n int) []string {
 	t.Helper()
 	var addrs []string
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := freeport.Take()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
-		addrs = append(addrs, l.Addr().String())
+		addrs = append(addrs, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	}
 	return addrs
 }
