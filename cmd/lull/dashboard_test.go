@@ -61,8 +61,13 @@ func daemon(t *testing.T, says *regexp.Regexp, args ...string) []string {
 	var said strings.Builder // read once done
 	t.Cleanup(func() {
 		cancel()
+		select {
+		case <-done: // after ended
+		case <-time.After(patience):
+			t.Errorf("lull %s does not end", args[0])
+			return
+		}
 		<-ended
-		<-done
 		if early {
 			t.Errorf("lull %s ended before the test did:\n%s", args[0], said.String())
 		}
@@ -331,10 +336,14 @@ func startBrowser(t *testing.T) context.Context {
 		chromedp.Flag("enable-precise-memory-info", true), chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1360, 900))...)
 	t.Cleanup(cancel)
 	ctx, end := chromedp.NewContext(alloc)
+	// A context with a deadline would end the browser with it.
+	hung := time.AfterFunc(patience, cancel)
 	if err := chromedp.Do(ctx, chromedp.Navigate("about:blank")); err != nil {
 		t.Fatalf("cannot start chromium: %v", err)
 	}
+	hung.Stop()
 	t.Cleanup(func() {
+		defer time.AfterFunc(patience, cancel).Stop()
 		if err := chromedp.Cancel(ctx); err != nil && !errors.Is(err, context.Canceled) {
 			t.Logf("chromium does not end by itself: %v", err)
 		}
@@ -404,7 +413,7 @@ func do[T any](w *window, a chromedp.Action[T]) T {
 	defer cancel()
 	v, err := chromedp.Run(ctx, a)
 	if err != nil {
-		look, end := context.WithTimeout(w.ctx, 10*time.Second)
+		look, end := context.WithTimeout(w.ctx, patience)
 		defer end()
 		text, _ := chromedp.Run(look, chromedp.Evaluate[string](`location.href + "\n" + document.body.innerText`))
 		w.t.Fatalf("%v; the page says:\n%s", err, text)
@@ -452,7 +461,7 @@ func (w *window) until(expression string, arg ...any) {
 		switch {
 		case w.holds(`document.querySelector('#app > *')`):
 			empty = time.Now()
-		case time.Since(empty) > 10*time.Second: // its script was aborted on the way
+		case time.Since(empty) > patience/3: // its script was aborted on the way
 			empty = time.Now()
 			do(w, chromedp.Reload())
 		}

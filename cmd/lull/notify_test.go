@@ -257,7 +257,7 @@ func visit(ts *testscript.TestScript, address string, give bool, status, text st
 // notice waits until CML on a worker shows one notice, which holds a text, or
 // with a ! none that does: notice WORKER TEXT
 func notice(ts *testscript.TestScript, neg bool, args []string) {
-	hc := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	hc := &http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	last := ""
 	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
 		var err error

@@ -62,16 +62,15 @@ func TestServerScripts(t *testing.T) {
 // login takes the admin token out of a file once the server has written it:
 // login FILE
 func login(ts *testscript.TestScript, _ bool, args []string) {
-	for range 600 {
+	for end := time.Now().Add(patience); time.Now().Before(end); pause() {
 		b, err := os.ReadFile(ts.MkAbs(args[0]))
 		if token := strings.TrimSpace(string(b)); err == nil && token != "" {
 			ts.Setenv("LULL_TOKEN", token)
 			untilOutput(ts, "ok", "curl", "worker", "ls", "--json")
 			return
 		}
-		pause()
 	}
-	ts.Fatalf("no token in %s within a minute", args[0])
+	ts.Fatalf("no token in %s within %s", args[0], patience)
 }
 
 // secret writes a file that no other user may read: secret FILE TEXT

@@ -79,7 +79,7 @@ func newBenchWith(t *testing.T, db store.Store, more func(*server.Options)) *ben
 	})
 	select {
 	case <-b.api.Ready():
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the server does not get ready")
 	}
 	b.url = web.URL

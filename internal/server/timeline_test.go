@@ -115,7 +115,7 @@ func recordedWorker(t *testing.T) (api string, token string, w worker.Worker, be
 	})
 	select {
 	case <-s.Ready():
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the server does not get ready")
 	}
 	return web.URL, token, w, begun

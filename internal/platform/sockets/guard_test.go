@@ -398,13 +398,13 @@ func TestTrapEndedProgramAccepts(t *testing.T) {
 	p.freeze()
 	g, _ := guard(t, newPoller(t), p.dups())
 	p.kill()
-	c, err := net.DialTimeout("tcp", p.addr, 30*time.Second)
+	c, err := net.DialTimeout("tcp", p.addr, 2*time.Minute)
 	if err != nil {
 		t.Fatalf("the backlog of the ended program is closed although the duplicate is held; the trap is gone? %v", err)
 	}
 	_ = c.Close()
 	g.Close()
-	if c, err := net.DialTimeout("tcp", p.addr, 30*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
+	if c, err := net.DialTimeout("tcp", p.addr, 2*time.Minute); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("Dial = %v, %v, want a refusal", c, err)
 	}
 }

@@ -32,7 +32,7 @@ func TestPeers(t *testing.T) {
 			return HelloAnswer{Version: 7}, nil
 		})
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var h HelloAnswer
 	if err := a.Call(ctx, Hello, nil, &h); err != nil || h.Version != 7 {

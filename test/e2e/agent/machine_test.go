@@ -237,7 +237,7 @@ func (m *machine) agent(lines ...string) *log {
 			m.t.Logf("the agent said:\n%s", l)
 		}
 	})
-	m.await("the agent", 60*time.Second, func() bool { _, err := m.dial().Status(m.t.Context()); return err == nil })
+	m.await("the agent", 2*time.Minute, func() bool { _, err := m.dial().Status(m.t.Context()); return err == nil })
 	return l
 }
 
@@ -284,7 +284,7 @@ func (m *machine) reading(signal string) idle.Reading {
 func (m *machine) becomes(signal string, state idle.State) {
 	m.t.Helper()
 	var last idle.Reading
-	m.awaitf(60*time.Second, func() bool { last = m.reading(signal); return last.State == state },
+	m.awaitf(2*time.Minute, func() bool { last = m.reading(signal); return last.State == state },
 		func() string { return fmt.Sprintf("signal %s is %s: %+v", signal, state, last) })
 }
 

@@ -42,7 +42,7 @@ func (s *shell) press(t *testing.T, text string) {
 // in steps of 8 s, so a key press soon after another one does not show.
 func (m *machine) types(s *shell) (last time.Time) {
 	m.t.Helper()
-	m.await("keys are seen", 60*time.Second, func() bool {
+	m.await("keys are seen", 2*time.Minute, func() bool {
 		last = time.Now()
 		s.press(m.t, "true\n")
 		<-time.After(time.Second)
@@ -55,7 +55,7 @@ func (m *machine) types(s *shell) (last time.Time) {
 func (m *machine) restful() {
 	m.t.Helper()
 	since := time.Now()
-	m.await("quiet terminals", 60*time.Second, func() bool {
+	m.await("quiet terminals", 2*time.Minute, func() bool {
 		if m.reading("terminals").State != idle.Quiet {
 			since = time.Now()
 		}
@@ -70,10 +70,10 @@ func (m *machine) login() *shell {
 	conf := fmt.Sprintf("Port 2222\nListenAddress 127.0.0.1\nHostKey %[1]s/host\nAuthorizedKeysFile %[1]s/allowed\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPrintMotd no\nPrintLastLog no\nPidFile none\n", m.dir)
 	m.sh(fmt.Sprintf("mkdir -p /run/sshd; cd %s && ssh-keygen -q -t ed25519 -N '' -f host && ssh-keygen -q -t ed25519 -N '' -f key && cp key.pub allowed && cat > sshd.conf <<'EOT'\n%sEOT", m.dir, conf))
 	m.start(m.command("/usr/sbin/sshd", "-D", "-e", "-f", filepath.Join(m.dir, "sshd.conf")))
-	m.await("sshd listens", 30*time.Second, func() bool { return m.command("bash", "-c", "true < /dev/tcp/127.0.0.1/2222").Run() == nil })
+	m.await("sshd listens", 2*time.Minute, func() bool { return m.command("bash", "-c", "true < /dev/tcp/127.0.0.1/2222").Run() == nil })
 	s := m.open(m.command("ssh", "-tt", "-p", "2222", "-i", filepath.Join(m.dir, "key"), "-o", "StrictHostKeyChecking=no",
 		"-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "root@127.0.0.1", "PS1='$ ' exec bash --norc --noprofile -i"))
-	m.await("the login", 30*time.Second, func() bool { return strings.Contains(s.tty.String(), "$") })
+	m.await("the login", 2*time.Minute, func() bool { return strings.Contains(s.tty.String(), "$") })
 	return s
 }
 
@@ -109,7 +109,7 @@ func TestLoginShell(t *testing.T) {
 	t.Run("left open", func(t *testing.T) {
 		m, s, last := login(t)
 		// Sessions are read once the terminals are quiet again.
-		m.await("users have the time of the keys", 60*time.Second, func() bool { return m.reading("users").LastEvent.After(last.Add(-10 * time.Second)) })
+		m.await("users have the time of the keys", 2*time.Minute, func() bool { return m.reading("users").LastEvent.After(last.Add(-10 * time.Second)) })
 		off := m.offAt(3 * time.Minute)
 		if quiet := off.Sub(last); quiet < 52*time.Second { // terminals' times move in steps of 8 s
 			t.Errorf("powered off %s after the last key, the idle-timeout is 1m", quiet)

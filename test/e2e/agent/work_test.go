@@ -102,7 +102,7 @@ func TestDisk(t *testing.T) {
 	m.becomes("disk", idle.Quiet)
 	file := filepath.Join(dir, "written")
 	stop := m.start(m.command("bash", "-c", "while :; do dd if=/dev/zero of="+file+" bs=1M count=256 conv=fsync status=none; done"))
-	m.awaitf(60*time.Second, func() bool { return m.reading("disk").State == idle.Active }, func() string {
+	m.awaitf(2*time.Minute, func() bool { return m.reading("disk").State == idle.Active }, func() string {
 		return fmt.Sprintf("256 MB again and again are seen: %+v", m.reading("disk"))
 	})
 	stop()

@@ -19,7 +19,7 @@ import (
 )
 
 // limit is the time limit for everything that a busy machine does.
-const limit = 30 * time.Second
+const limit = 2 * time.Minute
 
 // asker is the guest's end of a connection.
 type asker struct {
