@@ -32,7 +32,11 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	if err := w.launch(rec); err != nil {
 		return err
 	}
-	bctx, cancel := context.WithTimeoutCause(ctx, w.r.cfg.BootLimit, fmt.Errorf("%w within %s", errNoBoot, w.r.cfg.BootLimit))
+	limit := w.r.cfg.BootLimit
+	if rec.Accel == TCG {
+		limit *= 3 // a boot takes seconds of CPU time, and a busy machine gives few
+	}
+	bctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w within %s", errNoBoot, limit))
 	defer cancel()
 	if err := w.connect(bctx); err != nil {
 		if errors.Is(err, errMonitorEnded) { // the socket closed because QEMU ended; its exit is reported separately

@@ -151,7 +151,7 @@ type Config struct {
 	// until ctx ends. If nil, all messages are rejected.
 	OnMessage func(ctx context.Context, id string, m guest.Message) error
 
-	BootLimit time.Duration // until a booting guest answers, default 90 s
+	BootLimit time.Duration // until a booting guest answers, default 90 s; three times as long without KVM
 	CallLimit time.Duration // until a waking guest has set its clock, default 30 s
 	LookLimit time.Duration // for a health call, default 2 s; no answer makes the signal unknown
 
