@@ -119,8 +119,9 @@ type Config struct {
 // Client reads CloudWatch for one account in one region.
 type Client struct {
 	cfg   Config
-	api   *cloudwatch.Client
 	limit *rate.Limiter
+	// A function value, as in package ec2: the linker drops the other calls.
+	getMetricData func(context.Context, *cloudwatch.GetMetricDataInput, ...func(*cloudwatch.Options)) (*cloudwatch.GetMetricDataOutput, error)
 }
 
 // New returns a client. It makes no connection.
@@ -140,12 +141,12 @@ func New(cfg Config) (*Client, error) {
 	}
 	return &Client{
 		cfg: cfg, limit: rate.NewLimiter(rate.Limit(cfg.Rate), cfg.Burst),
-		api: cloudwatch.NewFromConfig(cfg.AWS, func(o *cloudwatch.Options) {
+		getMetricData: cloudwatch.NewFromConfig(cfg.AWS, func(o *cloudwatch.Options) {
 			if cfg.Endpoint != "" {
 				o.BaseEndpoint = aws.String(cfg.Endpoint)
 			}
 			o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = cfg.Attempts })
-		}),
+		}).GetMetricData,
 	}, nil
 }
 
@@ -195,7 +196,7 @@ func (c *Client) batch(ctx context.Context, ids []string, into []Readings, since
 		if err := c.limit.Wait(ctx); err != nil {
 			return fmt.Errorf("held back by the rate limit: %w", err)
 		}
-		out, err := c.api.GetMetricData(ctx, in)
+		out, err := c.getMetricData(ctx, in)
 		if err != nil {
 			return err
 		}

@@ -43,7 +43,7 @@ func (l Limits) withDefaults() Limits {
 // use; all callers share its rate limit.
 type Client struct {
 	region string
-	api    *ec2.Client
+	api    api
 	reads  *rate.Limiter
 	writes *rate.Limiter
 
@@ -55,10 +55,11 @@ type Client struct {
 	noStatus    atomic.Bool      // EC2 has no DescribeInstanceStatus
 
 	mu    sync.Mutex
-	types map[string]bool // New returns a client for the SDK's configuration of a region. endpoint replaces AWS's endpoint unless empty.
+	types map[string]bool // whether each instance type in it has instance-store volumes
 }
 
-// Region returns the region that the client calls.
+// New returns a client for the SDK's configuration of a region. endpoint
+// replaces AWS's endpoint unless empty.
 func New(cfg aws.Config, endpoint string, limits Limits) *Client {
 	limits = limits.withDefaults()
 	c := &Client{
@@ -70,7 +71,7 @@ func New(cfg aws.Config, endpoint string, limits Limits) *Client {
 		attributes: make(chan struct{}, 4),
 	}
 	c.join()
-	c.api = ec2.NewFromConfig(cfg, func(o *ec2.Options) {
+	c.api = newAPI(cfg, func(o *ec2.Options) {
 		if endpoint != "" {
 			o.BaseEndpoint = aws.String(endpoint)
 		}
@@ -83,11 +84,11 @@ func New(cfg aws.Config, endpoint string, limits Limits) *Client {
 	return c
 }
 
-// limit makes every attempt of a call wait for a token. It comes after the
-// SDK's retries, so that they count.
+// Region returns the region that the client calls.
 func (c *Client) Region() string { return c.region }
 
-// limitError means that our own rate limit did not let a call start in time.
+// limit makes every attempt of a call wait for a token. It comes after the
+// SDK's retries, so that they count.
 func (c *Client) limit(stack *middleware.Stack) error {
 	wait := middleware.FinalizeMiddlewareFunc("RateLimit", func(
 		ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler,
@@ -107,18 +108,17 @@ func (c *Client) limit(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(wait, "Retry", middleware.After)
 }
 
-// Set holds a client for each account and region in use.
+// limitError means that our own rate limit did not let a call start in time.
 type limitError struct{ err error }
 
 func (e *limitError) Error() string { return "held back by the rate limit: " + e.err.Error() }
 func (e *limitError) Unwrap() error { return e.err }
 
-// Accounts contains the access to each account; the empty name is the default.
+// Set holds a client for each account and region in use.
 type Set struct {
-	// Accounts says how to call each account; the empty name is the default one.
+	// Accounts contains the access to each account; the empty name is the default.
 	Accounts map[string]Access
-	// Client returns the client of an account and region. It is created at first
-	// use.
+	// Endpoint replaces AWS's endpoint unless empty.
 	Endpoint string
 	Limits   Limits
 
@@ -126,7 +126,8 @@ type Set struct {
 	clients map[[2]string]*Client
 }
 
-// batch is the maximum number of ids or filter values in one request.
+// Client returns the client of an account and region. It is created at first
+// use.
 func (s *Set) Client(ctx context.Context, account, region string) (*Client, error) {
 	if c := s.known(account, region); c != nil {
 		return c, nil
@@ -161,7 +162,7 @@ func (s *Set) known(account, region string) *Client {
 // batch is the most ids or filter values that one request carries.
 const batch = 200
 
-// pages calls page with each token in turn until there is no next one.
+// maxPages bounds the pages of one answer.
 const maxPages = 2000
 
 // pages calls page with each token in turn until none follows.
