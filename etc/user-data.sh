@@ -5,7 +5,7 @@
 # its template has "agent: true".
 # The instance needs a profile with the rights that "lull agent iam" prints.
 set -euo pipefail
-: "${LULL_DEB_URL:?set it to the address of the Debian package}"
+: "${LULL_DEB_URL:?set it to the address of the Debian package lull-agent}"
 : "${LULL_DEB_SHA256:?set it to the SHA-256 of the Debian package}"
 
 deb=$(mktemp /root/lull-XXXXXX.deb)
@@ -21,4 +21,4 @@ done
 echo "$LULL_DEB_SHA256  $deb" | sha256sum --check --quiet
 dpkg --install "$deb"
 systemctl enable --now lull-agent.service
-lull agent doctor || true
+lull-agent doctor || true

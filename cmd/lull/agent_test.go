@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,31 +54,5 @@ func TestAgentIAMFlags(t *testing.T) {
 	}
 	if out, _, code := lullWith(nil, "agent", "iam", "--terminate"); code != 0 || !strings.Contains(out, "ec2:TerminateInstances") {
 		t.Errorf("iam --terminate ended with %d: %s", code, out)
-	}
-}
-
-// TestFirmware reads whose machine this is from the firmware's names.
-func TestFirmware(t *testing.T) {
-	for _, c := range []struct {
-		file, text   string
-		isEC2, known bool
-	}{
-		{"sys/class/dmi/id/sys_vendor", "Amazon EC2\n", true, true},
-		{"sys/class/dmi/id/board_vendor", "Amazon EC2\n", true, true},
-		{"sys/class/dmi/id/sys_vendor", "QEMU\n", false, true},
-		{"sys/hypervisor/uuid", "ec2e1916-9099-7caf-fd21-012345abcdef\n", true, true},
-		{"sys/hypervisor/uuid", "4c4c4544-0000-2010-8020-000000000000\n", false, false},
-		{"etc/unrelated", "", false, false},
-	} {
-		root := t.TempDir() + "/"
-		if err := os.MkdirAll(filepath.Dir(root+c.file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(root+c.file, []byte(c.text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if isEC2, known := firmware(root); isEC2 != c.isEC2 || known != c.known {
-			t.Errorf("%s %q: EC2 %t, known %t", c.file, c.text, isEC2, known)
-		}
 	}
 }

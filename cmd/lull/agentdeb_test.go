@@ -25,7 +25,7 @@ import (
 func installable(t *testing.T) string {
 	t.Helper()
 	bin := t.TempDir()
-	if err := programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-shim", "lull/cmd/lull-harness"); err != nil {
+	if err := programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"); err != nil {
 		t.Fatal(err)
 	}
 	return bin
@@ -94,16 +94,19 @@ func TestDebianPackage(t *testing.T) {
 	}
 	dist := t.TempDir()
 	sh(t, "../../etc/deb/build", "v1.2.3-4-gabcdef", dist, installable(t))
-	found, err := filepath.Glob(filepath.Join(dist, "lull_1.2.3+4+gabcdef_*.deb"))
-	if err != nil || len(found) != 1 {
-		t.Fatalf("the package is not named after its version: %v %v", found, err)
-	}
-	deb := found[0]
-	for line := range strings.Lines(sh(t, "dpkg-deb", "--contents", deb)) {
-		if f := strings.Fields(line); f[1] != "root/root" || f[0][8] == 'w' {
-			t.Errorf("the package holds a file that is not root's alone: %s", line)
+	built := func(name string) string {
+		found, err := filepath.Glob(filepath.Join(dist, name+"_1.2.3+4+gabcdef_*.deb"))
+		if err != nil || len(found) != 1 {
+			t.Fatalf("package %s is not named after its version: %v %v", name, found, err)
 		}
+		for line := range strings.Lines(sh(t, "dpkg-deb", "--contents", found[0])) {
+			if f := strings.Fields(line); f[1] != "root/root" || f[0][0] != 'l' && f[0][8] == 'w' {
+				t.Errorf("package %s holds a file that is not root's alone: %s", name, line)
+			}
+		}
+		return found[0]
 	}
+	deb, slim := built("lull"), built("lull-agent")
 
 	root := t.TempDir()
 	for _, d := range []string{"var/lib/dpkg/info", "var/lib/dpkg/updates", "etc", "usr/lib"} {
@@ -121,6 +124,7 @@ func TestDebianPackage(t *testing.T) {
 	dpkg("--install", deb)
 	in := func(p string) string { return filepath.Join(root, p) }
 	modeIs(t, in("usr/bin/lull"), 0o755)
+	modeIs(t, in("usr/bin/lull-agent"), 0o755)
 	modeIs(t, in("usr/bin/lull-shim"), 0o755)
 	modeIs(t, in("usr/bin/lull-harness"), 0o755)
 	modeIs(t, in("var/lib/lull/agent"), 0o700)
@@ -164,7 +168,47 @@ func TestDebianPackage(t *testing.T) {
 			t.Errorf("%s outlives the purge", p)
 		}
 	}
-	firstBoot(t, deb, root)
+	slimPackage(t, root, dpkg, deb, slim)
+	firstBoot(t, slim, root)
+}
+
+// slimPackage has dpkg replace package lull by lull-agent and back: the policy
+// file stays, and each has only its own programs and units.
+func slimPackage(t *testing.T, root string, dpkg func(...string), deb, slim string) {
+	t.Helper()
+	in := func(p string) string { return filepath.Join(root, p) }
+	has := func(p string) bool { _, err := os.Lstat(in(p)); return err == nil }
+	const full, unit, mine = "usr/bin/lull-shim", "lib/systemd/system/lull-agent.service", "idle-timeout: 3h\n"
+	for n, pkg := range []string{slim, deb, slim} {
+		dpkg("--install", pkg)
+		if has(full) != (pkg == deb) || has("lib/systemd/system/lull-server.service") != (pkg == deb) || !has("usr/bin/lull-agent") || !has(unit) {
+			t.Errorf("%s: shim %t, agent %t, unit %t", filepath.Base(pkg), has(full), has("usr/bin/lull-agent"), has(unit))
+		}
+		for program, arg := range map[string][]string{"lull-agent": {"doctor", "--help"}, "lull": {"agent", "doctor", "--help"}} {
+			if out := sh(t, in("usr/bin/"+program), arg...); !strings.Contains(out, "hibernation") {
+				t.Errorf("%s: %s %v says %s", filepath.Base(pkg), program, arg, out)
+			}
+		}
+		if unit := contents(t, in(unit)); !slices.Contains(strings.Split(unit, "\n"), "ExecStart=/usr/bin/lull-agent run") {
+			t.Errorf("%s: the unit is\n%s", filepath.Base(pkg), unit)
+		}
+		if n < 2 {
+			if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := contents(t, in("etc/lull/agent.yaml")); got != mine {
+			t.Errorf("%s: the policy file is now %q", filepath.Base(pkg), got)
+		}
+	}
+	dpkg("--purge", "lull") // what is left of it
+	if !has("var/lib/lull/agent") || !has("etc/lull/agent.yaml") {
+		t.Error("purging the replaced package takes state or policy away")
+	}
+	dpkg("--purge", "lull-agent")
+	if has("var/lib/lull") || has("etc/lull/agent.yaml") {
+		t.Error("state or policy outlives the purge of lull-agent")
+	}
 }
 
 // firstBoot runs the user data and cloud-init's commands as an instance's first
@@ -176,20 +220,20 @@ func firstBoot(t *testing.T, deb, root string) {
 	defer srv.Close()
 	stubs := t.TempDir()
 	for name, text := range map[string]string{
-		"dpkg":      "exec " + need(t, "dpkg") + " --root=" + root + ` --force-script-chrootless "$@"`,
-		"systemctl": `echo systemctl "$@"`,
-		"lull":      `echo lull "$@"`,
+		"dpkg":       "exec " + need(t, "dpkg") + " --root=" + root + ` --force-script-chrootless "$@"`,
+		"systemctl":  `echo systemctl "$@"`,
+		"lull-agent": `echo lull-agent "$@"`,
 	} {
 		if err := os.WriteFile(filepath.Join(stubs, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	right, wrong := fmt.Sprintf("%x", sha256.Sum256(content)), strings.Repeat("0", 64)
-	installed := filepath.Join(root, "usr/bin/lull")
+	installed := filepath.Join(root, "usr/bin/lull-agent")
 	try := func(name, sum string, commands func(sum string) [][]string) {
 		t.Helper()
 		need(t, "curl")
-		if out, err := exec.Command("dpkg", "--root="+root, "--force-script-chrootless", "--purge", "lull").CombinedOutput(); err != nil {
+		if out, err := exec.Command("dpkg", "--root="+root, "--force-script-chrootless", "--purge", "lull-agent").CombinedOutput(); err != nil {
 			t.Fatalf("cannot purge: %v: %s", err, out)
 		}
 		var said strings.Builder
@@ -223,7 +267,7 @@ func firstBoot(t *testing.T, deb, root string) {
 		t.Errorf("the policy that cloud-init writes: %v, %v", err, faults)
 	}
 	cloudInit := func(sum string) (out [][]string) {
-		r := strings.NewReplacer("https://packages.example.com/lull_amd64.deb", srv.URL, "put-the-sum-here", sum, "/root/", stubs+"/")
+		r := strings.NewReplacer("https://packages.example.com/lull-agent_amd64.deb", srv.URL, "put-the-sum-here", sum, "/root/", stubs+"/")
 		for _, c := range cloud.Run {
 			var line []string
 			for _, w := range c {
@@ -244,45 +288,79 @@ func firstBoot(t *testing.T, deb, root string) {
 	}
 }
 
-// TestInstall has lull agent install set a scratch system up and take it down.
+// TestInstall has lull and lull-agent install the agent in a scratch system and
+// take it away again.
 func TestInstall(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("lull agent install needs root")
 	}
 	bin := installable(t)
-	root := t.TempDir()
-	lull := filepath.Join(bin, "lull")
-	sh(t, lull, "agent", "install", "--root", root)
-	in := func(p string) string { return filepath.Join(root, p) }
-	modeIs(t, in("usr/local/bin/lull"), 0o755)
-	modeIs(t, in("etc/systemd/system/lull-agent.service"), 0o644)
-	modeIs(t, in("etc/lull/agent.yaml"), 0o600)
-	modeIs(t, in("var/lib/lull/agent"), 0o700)
-	if u := contents(t, in("etc/systemd/system/lull-agent.service")); !slices.Contains(strings.Split(u, "\n"), "ExecStart=/usr/local/bin/lull agent run") {
-		t.Errorf("the unit does not run the installed program:\n%s", u)
-	}
-	if g := contents(t, in("etc/group")); !strings.Contains(g, "lull:") {
-		t.Errorf("there is no group lull:\n%s", g)
-	}
-	if v := sh(t, in("usr/local/bin/lull"), "version"); !strings.Contains(v, programtest.Version) {
-		t.Errorf("the installed program says %q", v)
-	}
+	for program, command := range map[string]string{"lull": "/usr/local/bin/lull agent", "lull-agent": "/usr/local/bin/lull-agent"} {
+		t.Run(program, func(t *testing.T) {
+			root := t.TempDir()
+			in := func(p string) string { return filepath.Join(root, p) }
+			agent := func(verb string, arg ...string) string {
+				return sh(t, filepath.Join(bin, program), append([]string{"agent", verb, "--root", root}, arg...)...)
+			}
+			agent("install")
+			modeIs(t, in("usr/local/bin/"+program), 0o755)
+			modeIs(t, in("etc/systemd/system/lull-agent.service"), 0o644)
+			modeIs(t, in("etc/lull/agent.yaml"), 0o600)
+			modeIs(t, in("var/lib/lull/agent"), 0o700)
+			if u := contents(t, in("etc/systemd/system/lull-agent.service")); !slices.Contains(strings.Split(u, "\n"), "ExecStart="+command+" run") {
+				t.Errorf("the unit does not run the installed program:\n%s", u)
+			}
+			if g := contents(t, in("etc/group")); !strings.Contains(g, "lull:") {
+				t.Errorf("there is no group lull:\n%s", g)
+			}
+			if v := sh(t, in("usr/local/bin/lull"), "agent", "--help"); !strings.Contains(v, "doctor") {
+				t.Errorf("lull agent says %q", v)
+			}
+			if v := sh(t, in("usr/local/bin/"+program), "version"); v != program+" "+programtest.Version+"\n" {
+				t.Errorf("the installed program says %q", v)
+			}
 
-	if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte("idle-timeout: 3h\n"), 0o644); err != nil {
+			if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte("idle-timeout: 3h\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if out := agent("install"); !strings.Contains(out, "kept") {
+				t.Errorf("installing again does not keep the policy file:\n%s", out)
+			}
+			agent("uninstall")
+			if got := contents(t, in("etc/lull/agent.yaml")); got != "idle-timeout: 3h\n" {
+				t.Errorf("uninstall touched the policy file: %q", got)
+			}
+			for _, p := range []string{"etc/systemd/system/lull-agent.service", "usr/local/bin/lull", "usr/local/bin/lull-agent"} {
+				if _, err := os.Lstat(in(p)); err == nil {
+					t.Errorf("%s outlives uninstall", p)
+				}
+			}
+			agent("uninstall", "--purge")
+			if _, err := os.Stat(in("etc/lull")); err == nil {
+				t.Error("etc/lull outlives uninstall --purge")
+			}
+		})
+	}
+}
+
+// TestSlimLeavesLull: lull-agent takes neither the name nor the file of an
+// installed lull.
+func TestSlimLeavesLull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("lull agent install needs root")
+	}
+	bin, root := installable(t), t.TempDir()
+	lull := filepath.Join(root, "usr/local/bin/lull")
+	if err := os.MkdirAll(filepath.Dir(lull), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if out := sh(t, lull, "agent", "install", "--root", root); !strings.Contains(out, "kept") {
-		t.Errorf("installing again does not keep the policy file:\n%s", out)
+	if err := os.WriteFile(lull, []byte("mine"), 0o755); err != nil {
+		t.Fatal(err)
 	}
-	sh(t, lull, "agent", "uninstall", "--root", root)
-	if got := contents(t, in("etc/lull/agent.yaml")); got != "idle-timeout: 3h\n" {
-		t.Errorf("uninstall touched the policy file: %q", got)
-	}
-	if _, err := os.Stat(in("etc/systemd/system/lull-agent.service")); err == nil {
-		t.Error("the unit outlives uninstall")
-	}
-	sh(t, lull, "agent", "uninstall", "--root", root, "--purge")
-	if _, err := os.Stat(in("etc/lull")); err == nil {
-		t.Error("etc/lull outlives uninstall --purge")
+	for _, verb := range []string{"install", "uninstall"} {
+		sh(t, filepath.Join(bin, "lull-agent"), verb, "--root", root)
+		if got := contents(t, lull); got != "mine" {
+			t.Errorf("after %s, lull is %q", verb, got)
+		}
 	}
 }

@@ -38,7 +38,7 @@ func TestUnits(t *testing.T) {
 		}
 		// verify wants the program to be there.
 		copied := filepath.Join(t.TempDir(), c.unit)
-		if err := os.WriteFile(copied, []byte(strings.ReplaceAll(text, "/usr/bin/lull", "/bin/true")), 0o644); err != nil {
+		if err := os.WriteFile(copied, []byte(strings.NewReplacer("/usr/bin/lull-agent", "/bin/true", "/usr/bin/lull", "/bin/true").Replace(text)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		out, err := exec.Command(analyze, "verify", copied).CombinedOutput()

@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"gopkg.in/yaml.v3"
+
+	"lull/internal/cli/options"
 )
 
 // documents reads every document of a YAML file.
@@ -94,7 +96,7 @@ func TestKubernetesManifest(t *testing.T) {
 		name := at(t, e, "name").(string)
 		value, _ := e.(map[string]any)["value"].(string)
 		env[name] = value
-		known := name == "POD" || slices.ContainsFunc(serverOptions, func(o option[serverConfig]) bool { return o.Env == name })
+		known := name == "POD" || slices.ContainsFunc(serverOptions, func(o options.Option[serverConfig]) bool { return o.Env == name })
 		if !known {
 			t.Errorf("lull server does not know %s", name)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/cli/client"
+	"lull/internal/cli/options"
 	"lull/internal/cli/reporting"
 	"lull/internal/cli/term"
 	"lull/internal/lib/unixsock"
@@ -54,36 +55,38 @@ type hostConfig struct {
 // dockerSocket is Docker's default socket.
 const dockerSocket = "/var/run/docker.sock"
 
-var hostOptions = []option[hostConfig]{
-	{"data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; used by one host daemon at a time", func(c *hostConfig) any { return &c.Data }},
-	{"socket", "LULL_HOST_SOCKET", "path", "unix socket of the API, mode 0600", func(c *hostConfig) any { return &c.Socket }},
-	{"http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance header; empty disables it", func(c *hostConfig) any { return &c.HTTP }},
-	{"metrics", "LULL_HOST_METRICS", "host:port", "address that serves only /metrics, without a token: bind it where only Prometheus can reach it; the API's socket serves the metrics too; empty disables it", func(c *hostConfig) any { return &c.Metrics }},
-	{"pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "default idle timeout until an instance is paused; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }},
-	{"stop-after", "LULL_HOST_STOP_AFTER", "duration", "default time in paused until an instance is stopped; 0 never stops", func(c *hostConfig) any { return &c.StopAfter }},
-	{"probe-interval", "LULL_HOST_PROBE", "duration", "probe interval of running instances, with 10% jitter", func(c *hostConfig) any { return &c.Probe }},
-	{"cpu-threshold", "LULL_HOST_CPU_THRESHOLD", "percent", "CPU usage (percent of one CPU over a probe interval, at least 20 ms) at which an instance counts as active", func(c *hostConfig) any { return &c.CPU }},
-	{"net-threshold", "LULL_HOST_NET_THRESHOLD", "count", "network traffic (bytes in and out per 5 s) at which an instance counts as active", func(c *hostConfig) any { return &c.Net }},
-	{"disk-threshold", "LULL_HOST_DISK_THRESHOLD", "count", "disk traffic (bytes read and written per 5 s, scaled to shorter probe intervals, at least 4096) at which an instance counts as active", func(c *hostConfig) any { return &c.Disk }},
-	{"max-open-files", "LULL_HOST_FILES", "count", "RLIMIT_NOFILE to request; each socket of a paused instance uses one descriptor", func(c *hostConfig) any { return &c.Files }},
-	{"shim", "LULL_HOST_SHIM", "path", "path of lull-shim (default: inside lull, next to it, or lull itself)", func(c *hostConfig) any { return &c.Shim }},
-	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a directory made by lull guest-kernel, or a file; empty searches the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
-	{"harness", "LULL_HOST_HARNESS", "path", "path of lull-harness, the guest agent of microVMs (default: inside lull, or next to it)", func(c *hostConfig) any { return &c.Harness }},
-	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU machine type of microVMs: q35, or microvm, which boots faster", func(c *hostConfig) any { return &c.Machine }},
-	{"vm-channel", "LULL_HOST_VM_CHANNEL", "name", "control channel of microVMs: serial, vsock, or auto, which uses vsock if this machine and the guest kernel support it (never for guests with --net none); lull doctor shows the choice", func(c *hostConfig) any { return &c.Channel }},
-	{"memory", "LULL_HOST_MEMORY", "size", "memory budget of all instances of known size (microVMs, containers with a limit), such as 8G. A start or wake over budget waits while sleeping instances are moved to cheaper sleep levels; auto is the machine's memory less a tenth (at most 1 GiB), 0 is unlimited", func(c *hostConfig) any { return &c.Memory }},
-	{"max-concurrent-boots", "LULL_HOST_WAKES", "count", "maximum number of microVMs that boot or restore at once, others queue; 0 is unlimited", func(c *hostConfig) any { return &c.Wakes }},
-	{"start-timeout", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake may wait for memory and its turn before it fails; relayed clients wait at most a minute", func(c *hostConfig) any { return &c.WakeWait }},
-	{"image-cache-ttl", "LULL_HOST_IMAGE_AGE", "duration", "how long unused unpacked images, and disks made from them, are kept; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }},
-	{"image-cache-size", "LULL_HOST_IMAGE_SPACE", "size", "size limit of unpacked images and disks made from them, such as 20G. Checked every hour: unused ones are removed, least recently used first, until the rest fits; 0 is unlimited", func(c *hostConfig) any { return &c.ImageSpace }},
-	{"disk-size", "LULL_HOST_LAYER", "size", "maximum size of a microVM's own files outside a workspace, such as 10G. They are kept in a sparse file from the first start until lull rm; 0 keeps them in guest memory, lost at every stop", func(c *hostConfig) any { return &c.Layer }},
-	{"docker", "LULL_HOST_DOCKER", "path", "pause idle Docker containers with the label lull.pause-after, through the Docker API at this socket; empty disables it, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
-	{"server", "LULL_HOST_SERVER", "URL", "fleet server to report to, https unless it is on this machine; empty disables reporting", func(c *hostConfig) any { return &c.Server }},
-	{"token-file", "LULL_HOST_TOKEN_FILE", "path", "file with this host's server token, not readable by others", func(c *hostConfig) any { return &c.TokenFile }},
-	{"server-ca", "LULL_HOST_SERVER_CA", "path", "CA certificates in PEM for the server's certificate (default: the system's)", func(c *hostConfig) any { return &c.ServerCA }},
-	{"name", "LULL_HOST_MACHINE", "text", "name of this host at the server, as in its token (default: the host name)", func(c *hostConfig) any { return &c.Target.Machine }},
-	{"heartbeat-interval", "LULL_HOST_REPORT_EVERY", "duration", "heartbeat interval; the server marks the host stale after three missed heartbeats", func(c *hostConfig) any { return &c.ReportEvery }},
-	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host exits, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
+var hostOption = options.New[hostConfig]
+
+var hostOptions = []options.Option[hostConfig]{
+	hostOption("data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; used by one host daemon at a time", func(c *hostConfig) any { return &c.Data }),
+	hostOption("socket", "LULL_HOST_SOCKET", "path", "unix socket of the API, mode 0600", func(c *hostConfig) any { return &c.Socket }),
+	hostOption("http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance header; empty disables it", func(c *hostConfig) any { return &c.HTTP }),
+	hostOption("metrics", "LULL_HOST_METRICS", "host:port", "address that serves only /metrics, without a token: bind it where only Prometheus can reach it; the API's socket serves the metrics too; empty disables it", func(c *hostConfig) any { return &c.Metrics }),
+	hostOption("pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "default idle timeout until an instance is paused; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }),
+	hostOption("stop-after", "LULL_HOST_STOP_AFTER", "duration", "default time in paused until an instance is stopped; 0 never stops", func(c *hostConfig) any { return &c.StopAfter }),
+	hostOption("probe-interval", "LULL_HOST_PROBE", "duration", "probe interval of running instances, with 10% jitter", func(c *hostConfig) any { return &c.Probe }),
+	hostOption("cpu-threshold", "LULL_HOST_CPU_THRESHOLD", "percent", "CPU usage (percent of one CPU over a probe interval, at least 20 ms) at which an instance counts as active", func(c *hostConfig) any { return &c.CPU }),
+	hostOption("net-threshold", "LULL_HOST_NET_THRESHOLD", "count", "network traffic (bytes in and out per 5 s) at which an instance counts as active", func(c *hostConfig) any { return &c.Net }),
+	hostOption("disk-threshold", "LULL_HOST_DISK_THRESHOLD", "count", "disk traffic (bytes read and written per 5 s, scaled to shorter probe intervals, at least 4096) at which an instance counts as active", func(c *hostConfig) any { return &c.Disk }),
+	hostOption("max-open-files", "LULL_HOST_FILES", "count", "RLIMIT_NOFILE to request; each socket of a paused instance uses one descriptor", func(c *hostConfig) any { return &c.Files }),
+	hostOption("shim", "LULL_HOST_SHIM", "path", "path of lull-shim (default: inside lull, next to it, or lull itself)", func(c *hostConfig) any { return &c.Shim }),
+	hostOption("guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a directory made by lull guest-kernel, or a file; empty searches the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }),
+	hostOption("harness", "LULL_HOST_HARNESS", "path", "path of lull-harness, the guest agent of microVMs (default: inside lull, or next to it)", func(c *hostConfig) any { return &c.Harness }),
+	hostOption("vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU machine type of microVMs: q35, or microvm, which boots faster", func(c *hostConfig) any { return &c.Machine }),
+	hostOption("vm-channel", "LULL_HOST_VM_CHANNEL", "name", "control channel of microVMs: serial, vsock, or auto, which uses vsock if this machine and the guest kernel support it (never for guests with --net none); lull doctor shows the choice", func(c *hostConfig) any { return &c.Channel }),
+	hostOption("memory", "LULL_HOST_MEMORY", "size", "memory budget of all instances of known size (microVMs, containers with a limit), such as 8G. A start or wake over budget waits while sleeping instances are moved to cheaper sleep levels; auto is the machine's memory less a tenth (at most 1 GiB), 0 is unlimited", func(c *hostConfig) any { return &c.Memory }),
+	hostOption("max-concurrent-boots", "LULL_HOST_WAKES", "count", "maximum number of microVMs that boot or restore at once, others queue; 0 is unlimited", func(c *hostConfig) any { return &c.Wakes }),
+	hostOption("start-timeout", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake may wait for memory and its turn before it fails; relayed clients wait at most a minute", func(c *hostConfig) any { return &c.WakeWait }),
+	hostOption("image-cache-ttl", "LULL_HOST_IMAGE_AGE", "duration", "how long unused unpacked images, and disks made from them, are kept; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }),
+	hostOption("image-cache-size", "LULL_HOST_IMAGE_SPACE", "size", "size limit of unpacked images and disks made from them, such as 20G. Checked every hour: unused ones are removed, least recently used first, until the rest fits; 0 is unlimited", func(c *hostConfig) any { return &c.ImageSpace }),
+	hostOption("disk-size", "LULL_HOST_LAYER", "size", "maximum size of a microVM's own files outside a workspace, such as 10G. They are kept in a sparse file from the first start until lull rm; 0 keeps them in guest memory, lost at every stop", func(c *hostConfig) any { return &c.Layer }),
+	hostOption("docker", "LULL_HOST_DOCKER", "path", "pause idle Docker containers with the label lull.pause-after, through the Docker API at this socket; empty disables it, --docker alone means "+dockerSocket, func(c *hostConfig) any { return &c.Docker }),
+	hostOption("server", "LULL_HOST_SERVER", "URL", "fleet server to report to, https unless it is on this machine; empty disables reporting", func(c *hostConfig) any { return &c.Server }),
+	hostOption("token-file", "LULL_HOST_TOKEN_FILE", "path", "file with this host's server token, not readable by others", func(c *hostConfig) any { return &c.TokenFile }),
+	hostOption("server-ca", "LULL_HOST_SERVER_CA", "path", "CA certificates in PEM for the server's certificate (default: the system's)", func(c *hostConfig) any { return &c.ServerCA }),
+	hostOption("name", "LULL_HOST_MACHINE", "text", "name of this host at the server, as in its token (default: the host name)", func(c *hostConfig) any { return &c.Target.Machine }),
+	hostOption("heartbeat-interval", "LULL_HOST_REPORT_EVERY", "duration", "heartbeat interval; the server marks the host stale after three missed heartbeats", func(c *hostConfig) any { return &c.ReportEvery }),
+	hostOption("stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host exits, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }),
 }
 
 // formerHostOptions maps the names that settings of lull host had in the last
@@ -118,12 +121,12 @@ func (c hostConfig) cpuPercent() (float64, error) {
 
 // resolve reads every source. Every fault is reported, each naming the
 // variable, flag or line.
-func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hostConfig, []setting, error) {
+func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hostConfig, []options.Setting, error) {
 	cfg := defaultHostConfig(getenv)
-	read, err := readConfigFile(file)
-	renamed := read.rename(formerHostOptions)
-	out, faults := readOptions(&cfg, hostOptions, read, getenv, flags)
-	errs := []error{err, renamed, unknown(read, hostOptions, func(string) bool { return false }), faults}
+	read, err := options.ReadFile(file)
+	renamed := read.Rename(formerHostOptions)
+	out, faults := options.Read(&cfg, hostOptions, read, getenv, flags)
+	errs := []error{err, renamed, options.Unknown(read, hostOptions, func(string) bool { return false }), faults}
 	for name, d := range map[string]time.Duration{"pause-after": cfg.PauseAfter, "stop-after": cfg.StopAfter, "image-cache-ttl": cfg.ImageAge} {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("cannot use %s: %s is negative", name, d))
@@ -221,14 +224,14 @@ func (c *hostConfig) checkReporting() error {
 // bindFlags declares the flags; their values are read by resolve.
 func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
 	term.AcceptFormer(f, formerHostOptions)
-	bindOptions(f, defaultHostConfig(getenv), hostOptions)
+	options.Bind(f, defaultHostConfig(getenv), hostOptions)
 	f.Lookup("docker").NoOptDefVal = dockerSocket
 }
 
 // configHost is lull config host.
 func (c *cli) configHost() *cobra.Command {
 	var file string
-	cmd := c.configOf("host", "Show the settings of lull host", func(flags *pflag.FlagSet) ([]setting, error) {
+	cmd := options.Command(&c.Term, "host", "Show the settings of lull host", func(flags *pflag.FlagSet) ([]options.Setting, error) {
 		_, l, err := resolve(c.Getenv, file, flags)
 		return l, err
 	})
@@ -244,6 +247,6 @@ func hostSettingsPage() string {
 	def := defaultHostConfig(func(string) string { return "" })
 	def.Data = "/var/lib/lull/host (root), $XDG_STATE_HOME/lull/host"
 	def.Socket = "/run/lull/host.sock (root), $XDG_RUNTIME_DIR/lull/host.sock"
-	optionRows(&b, def, hostOptions)
+	options.Rows(&b, def, hostOptions)
 	return b.String()
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"lull/internal/cli/options"
 )
 
 func flags() *pflag.FlagSet {
@@ -81,7 +83,7 @@ func TestSocketIsAbsolute(t *testing.T) {
 // release still work and are not shown.
 func TestFormerNames(t *testing.T) {
 	none := func(string) string { return "" }
-	value := func(l []setting, name string) string {
+	value := func(l []options.Setting, name string) string {
 		for _, s := range l {
 			if s.Name == name {
 				return s.Value

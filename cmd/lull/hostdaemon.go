@@ -177,7 +177,7 @@ func (d *hostDaemon) openDocker(context.Context) (err error) {
 }
 
 func (d *hostDaemon) openLogs(ctx context.Context) (err error) {
-	if d.evidence, err = openEvidence(filepath.Join(d.cfg.Data, "evidence"), journal.Options{MaxBytes: 256 << 20}, d.log); err != nil {
+	if d.evidence, err = journal.OpenLogged(filepath.Join(d.cfg.Data, "evidence"), journal.Options{MaxBytes: 256 << 20, Log: d.log}); err != nil {
 		return err
 	}
 	d.closeLater(func() { d.evidence.Close() })

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/cmd/agentcmd"
 	"lull/internal/cli/term"
 	"lull/internal/host"
 	"lull/internal/host/api"
@@ -42,7 +43,7 @@ func (c *cli) referencePages() (map[string][]byte, error) {
 	}
 	maps.Copy(pages, map[string][]byte{
 		"config-host.md":    []byte(hostSettingsPage()),
-		"config-agent.md":   []byte(agentSettingsPage()),
+		"config-agent.md":   []byte(agentcmd.SettingsPage()),
 		"cli.md":            cliPage(c.root()),
 		"host-openapi.json": append(doc, '\n'),
 		"metrics.md":        metricsPage(fleetwide, local),

@@ -2,16 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"lull/cmd/agentcmd"
 	"lull/internal/cli/admin"
-	"lull/internal/cli/agent"
 	"lull/internal/cli/client"
 	"lull/internal/cli/explain"
 	"lull/internal/cli/hosts"
@@ -19,13 +17,12 @@ import (
 	"lull/internal/cli/lease"
 	"lull/internal/cli/policy"
 	"lull/internal/cli/savings"
-	"lull/internal/cli/setup"
 	"lull/internal/cli/term"
 	"lull/internal/cli/worker"
 )
 
-// version is set by the linker.
-var version = "dev"
+// version and buildDate are set by the linker; the date is RFC 3339.
+var version, buildDate = "dev", ""
 
 // cli is one run of the command line. Its methods are the verbs that are daemons
 // or read the settings of one; the others are below internal/cli.
@@ -39,17 +36,7 @@ func newCLI(in io.Reader, out, errw io.Writer, getenv func(string) string) *cli 
 // run is the whole program but for the process around it.
 func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer, getenv func(string) string) int {
 	c := newCLI(in, out, errw, getenv)
-	root := c.root()
-	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return term.ExitDone
-	}
-	if exit, ok := errors.AsType[*term.ExitError](err); ok {
-		return exit.Code
-	}
-	c.Complain(err)
-	return term.ExitCode(err)
+	return c.Execute(ctx, c.root(), args)
 }
 
 func (c *cli) root() *cobra.Command {
@@ -59,16 +46,8 @@ func (c *cli) root() *cobra.Command {
 		Long: `lull finds idle compute, pauses it safely, and resumes it the moment it is needed.
 
 To run instances on this machine, start lull host, then use lull run.`,
-		SilenceErrors: true, SilenceUsage: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error { return c.CheckOutput() },
 	}
-	root.SetOut(c.Out)
-	root.SetErr(c.Err)
-	root.SetIn(c.In)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return term.Usage(fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath()))
-	})
-	c.Bind(root.PersistentFlags())
+	c.Prepare(root)
 	host := c.hostCommand()
 	host.AddCommand(hosts.Commands(c.Session)...)
 	add := func(id, title string, commands ...[]*cobra.Command) {
@@ -85,7 +64,7 @@ To run instances on this machine, start lull host, then use lull run.`,
 	add("explain", "See what happens and why:", explain.Commands(c.Session), savings.Commands(c.Session))
 	add("fleet", "Manage a fleet of cloud machines:", one(c.serverCommand()), worker.Commands(c.Session), policy.Commands(c.Session))
 	add("agent", "Stop the machine that it runs on:", one(c.agentCommand()))
-	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.versionCommand(), c.referenceCommand()))
+	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.VersionCommand(version), c.referenceCommand()))
 	root.SetHelpCommandGroupID("admin")
 	root.SetCompletionCommandGroupID("admin")
 	for _, path := range toldUnderHalt {
@@ -102,9 +81,7 @@ To run instances on this machine, start lull host, then use lull run.`,
 func (c *cli) agentCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when it is idle", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.agentRun(), c.agentDoctor(), admin.AgentHalt(c.Session))
-	cmd.AddCommand(agent.Commands(c.Session)...)
-	cmd.AddCommand(setup.Commands(c.Session)...)
+	cmd.AddCommand(agentcmd.Commands(c.Session, agentcmd.Build{Version: version, Date: buildDate}, "lull")...)
 	return cmd
 }
 
@@ -116,9 +93,13 @@ var toldUnderHalt = []string{
 	"template ls", "worker activity", "worker discovered", "worker get", "worker idle-status", "worker ls",
 }
 
-func (c *cli) versionCommand() *cobra.Command {
-	return &cobra.Command{Use: "version", Short: "Print the version", Args: term.Args(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
-			return c.Print(map[string]string{"version": version}, func(w io.Writer) { fmt.Fprintln(w, "lull", version) })
-		}}
+// configCommand is lull config.
+func (c *cli) configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Show effective settings and their sources", Args: term.Args(cobra.NoArgs),
+		Long: `Show the settings that a process would use with these flags and this environment,
+and the source of each. A fault is reported with its flag, variable or line, and
+makes the exit code 2.`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(c.configHost(), agentcmd.Config(c.Session, "agent"), c.configServer())
+	return cmd
 }

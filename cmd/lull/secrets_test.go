@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/cmd/agentcmd"
 	"lull/internal/core/idle"
 	"lull/internal/fleet"
 	"lull/internal/fleet/channel"
@@ -143,7 +144,7 @@ func TestSecretsHaveTheirType(t *testing.T) {
 		}
 	}
 	for _, at := range []reflect.Type{reflect.TypeFor[settings.Settings](), reflect.TypeFor[channel.Channel](), reflect.TypeFor[serverConfig](), reflect.TypeFor[hostConfig](),
-		reflect.TypeFor[agentConfig](), reflect.TypeFor[cml.Config](), reflect.TypeFor[smtp.Config](), reflect.TypeFor[webhook.Config](), reflect.TypeFor[oidc.Config](), reflect.TypeFor[etcd.ExternalConfig]()} {
+		reflect.TypeFor[agentcmd.Settings](), reflect.TypeFor[cml.Config](), reflect.TypeFor[smtp.Config](), reflect.TypeFor[webhook.Config](), reflect.TypeFor[oidc.Config](), reflect.TypeFor[etcd.ExternalConfig]()} {
 		walk(at)
 	}
 	for _, name := range []string{"settings.Settings.CMLDefaultPassword", "channel.Channel.Key", "channel.Channel.Password", "cml.Config.Password", "smtp.Config.Password",

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/cli/setup"
 	"lull/internal/cli/term"
 	"lull/internal/fleet"
 	"lull/internal/fleet/sealed"
@@ -139,7 +140,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if ctl.peers != nil {
 		asked, others = ctl.peers.Handler(), ctl.peers
 	}
-	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Program: ownProgram(), Log: log.With("part", "api"),
+	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Program: agentProgram(), Log: log.With("part", "api"),
 		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Regions: ctl.regions, Instances: ctl.instances, CML: ctl.cml, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Record: ctl.record(), Prices: prices, Notifier: note, Peers: asked, Others: others, Name: ctl.name})
 	if err != nil {
 		return err
@@ -165,14 +166,22 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	return task.Run(ctx, tasks...)
 }
 
-// ownProgram is the file of this process's program, as it was started; empty
-// where agents cannot run it.
-func ownProgram() string {
+// agentProgram returns the file of the program that launched machines download:
+// lull-agent beside this program or, without one, this program as it was
+// started. It is empty outside Linux.
+func agentProgram() string {
 	if runtime.GOOS != "linux" {
 		return ""
 	}
+	if self, err := os.Executable(); err == nil {
+		if slim := filepath.Join(filepath.Dir(self), setup.Slim); exists(slim) {
+			return slim
+		}
+	}
 	return "/proc/self/exe"
 }
+
+func exists(file string) bool { _, err := os.Stat(file); return err == nil }
 
 // fleet makes the fleet over an open store.
 func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *sealed.Sealer) (*fleet.Fleet, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/cli/client"
+	"lull/internal/cli/options"
 	"lull/internal/cli/reporting"
 	"lull/internal/core/savings"
 	"lull/internal/fleet/sealed"
@@ -46,42 +47,44 @@ type serverConfig struct {
 	flags, env, file settings.Layer
 }
 
-var serverOptions = []option[serverConfig]{
-	{"data", "LULL_SERVER_DATA", "path", "directory of the store, the sealing key and archives; used by one server at a time", func(c *serverConfig) any { return &c.Data }},
-	{"listen", "LULL_SERVER_LISTEN", "host:port", "listen address of the API", func(c *serverConfig) any { return &c.Listen }},
-	{"role", "LULL_SERVER_ROLE", "all|api|controller", "role of this process; all roles except all need --etcd", func(c *serverConfig) any { return &c.Role }},
-	{"shadow", "LULL_SERVER_SHADOW", "bool", "dry run: decide and record, but take no action", func(c *serverConfig) any { return &c.Shadow }},
-	{"tls-cert", "LULL_SERVER_TLS_CERT", "path", "TLS certificate of the API in PEM, reloaded on change", func(c *serverConfig) any { return &c.TLSCert }},
-	{"tls-key", "LULL_SERVER_TLS_KEY", "path", "private key of the certificate", func(c *serverConfig) any { return &c.TLSKey }},
-	{"insecure", "LULL_SERVER_INSECURE", "bool", "allow listening on a non-loopback address without TLS", func(c *serverConfig) any { return &c.Insecure }},
-	{"etcd", "LULL_SERVER_ETCD", "URL,...", "URLs of an existing etcd cluster; empty keeps the state in the data directory", func(c *serverConfig) any { return &c.Etcd }},
-	{"etcd-ca", "LULL_SERVER_ETCD_CA", "path", "CA certificate of the etcd cluster in PEM", func(c *serverConfig) any { return &c.EtcdCA }},
-	{"etcd-cert", "LULL_SERVER_ETCD_CERT", "path", "client certificate for the etcd cluster in PEM", func(c *serverConfig) any { return &c.EtcdCert }},
-	{"etcd-key", "LULL_SERVER_ETCD_KEY", "path", "private key of the certificate", func(c *serverConfig) any { return &c.EtcdKey }},
-	{"etcd-user", "LULL_SERVER_ETCD_USER", "name", "etcd user", func(c *serverConfig) any { return &c.EtcdUser }},
-	{"etcd-password-file", "LULL_SERVER_ETCD_PASSWORD_FILE", "path", "file with the etcd user's password", func(c *serverConfig) any { return &c.EtcdPasswordFile }},
-	{"fleet-id", "LULL_SERVER_FLEET_ID", "name", "value of the tag managed-by (default: the stored one, or a new one)", func(c *serverConfig) any { return &c.FleetID }},
-	{"seal-key", "LULL_SERVER_SEAL_KEY", "path", "32-byte key that encrypts secrets (default: seal.key in the data directory, created if missing)", func(c *serverConfig) any { return &c.SealKey }},
-	{"admin-token-file", "LULL_SERVER_ADMIN_TOKEN_FILE", "path", "also write the first admin token to this file (mode 0600)", func(c *serverConfig) any { return &c.TokenFile }},
-	{"new-admin-token", "LULL_SERVER_NEW_ADMIN_TOKEN", "bool", "create and print a new admin token, for example after losing the first", func(c *serverConfig) any { return &c.NewToken }},
-	{"cml-port", "LULL_SERVER_CML_PORT", "port", "port of CML on the workers", func(c *serverConfig) any { return &c.CMLPort }},
-	{"image-owners", "LULL_SERVER_IMAGE_OWNERS", "account,...", "owners of the images that templates may use; empty is self", func(c *serverConfig) any { return &c.Owners }},
-	{"aws-accounts", "LULL_SERVER_AWS_ACCOUNTS", "NAME=ROLE-ARN,...", "roles to assume in other accounts", func(c *serverConfig) any { return &c.Accounts }},
-	{"aws-read-rate", "LULL_SERVER_AWS_READ_RATE", "calls a second", "rate limit of EC2 describe calls per account and region; AWS's default quota is 20", func(c *serverConfig) any { return &c.ReadRate }},
-	{"aws-write-rate", "LULL_SERVER_AWS_WRITE_RATE", "calls a second", "rate limit of launches, starts, stops and terminations per account and region; AWS's default quota is 2", func(c *serverConfig) any { return &c.WriteRate }},
-	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "URL at which other servers of the fleet read this server's live readings; empty disables this", func(c *serverConfig) any { return &c.Advertise }},
-	{"peer-ca", "LULL_SERVER_PEER_CA", "path", "CA certificates in PEM for other servers of the fleet, whose certificates name their advertised hosts (default: the system's)", func(c *serverConfig) any { return &c.PeerCA }},
-	{"notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks besides the public internet that notifications may reach, such as 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }},
-	{"oidc-issuer", "LULL_SERVER_OIDC_ISSUER", "URL", "OIDC issuer whose ID tokens are accepted; empty disables OIDC", func(c *serverConfig) any { return &c.Issuer }},
-	{"oidc-client-id", "LULL_SERVER_OIDC_CLIENT_ID", "text", "client ID of this server at the issuer, the required audience of tokens", func(c *serverConfig) any { return &c.ClientID }},
-	{"oidc-client-secret-file", "LULL_SERVER_OIDC_CLIENT_SECRET_FILE", "path", "file with the client secret; empty for a public client, which lull login needs", func(c *serverConfig) any { return &c.ClientSecretFile }},
-	{"oidc-role-claim", "LULL_SERVER_OIDC_ROLE_CLAIM", "text", "claim that determines the role; dots select nested values", func(c *serverConfig) any { return &c.RoleClaim }},
-	{"oidc-roles", "LULL_SERVER_OIDC_ROLES", "VALUE=ROLE,...", "role for each value of the claim; * matches every user of the issuer", func(c *serverConfig) any { return &c.Roles }},
-	{"public-url", "LULL_SERVER_PUBLIC_URL", "URL", "URL at which browsers reach this server, for redirects from the issuer (default: the URL of the request)", func(c *serverConfig) any { return &c.PublicURL }},
-	{"evidence-days", "LULL_SERVER_EVIDENCE_DAYS", "days", "retention of readings and verdicts of checks", func(c *serverConfig) any { return &c.EvidenceDays }},
-	{"evidence-max-mib", "LULL_SERVER_EVIDENCE_MAX_MIB", "MiB", "size limit of readings and verdicts in the data directory; the oldest are removed first", func(c *serverConfig) any { return &c.EvidenceMiB }},
-	{"prices", "LULL_SERVER_PRICES", "path", "CSV price table to use instead of the built-in one", func(c *serverConfig) any { return &c.Prices }},
-	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "minimum level logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
+var serverOption = options.New[serverConfig]
+
+var serverOptions = []options.Option[serverConfig]{
+	serverOption("data", "LULL_SERVER_DATA", "path", "directory of the store, the sealing key and archives; used by one server at a time", func(c *serverConfig) any { return &c.Data }),
+	serverOption("listen", "LULL_SERVER_LISTEN", "host:port", "listen address of the API", func(c *serverConfig) any { return &c.Listen }),
+	serverOption("role", "LULL_SERVER_ROLE", "all|api|controller", "role of this process; all roles except all need --etcd", func(c *serverConfig) any { return &c.Role }),
+	serverOption("shadow", "LULL_SERVER_SHADOW", "bool", "dry run: decide and record, but take no action", func(c *serverConfig) any { return &c.Shadow }),
+	serverOption("tls-cert", "LULL_SERVER_TLS_CERT", "path", "TLS certificate of the API in PEM, reloaded on change", func(c *serverConfig) any { return &c.TLSCert }),
+	serverOption("tls-key", "LULL_SERVER_TLS_KEY", "path", "private key of the certificate", func(c *serverConfig) any { return &c.TLSKey }),
+	serverOption("insecure", "LULL_SERVER_INSECURE", "bool", "allow listening on a non-loopback address without TLS", func(c *serverConfig) any { return &c.Insecure }),
+	serverOption("etcd", "LULL_SERVER_ETCD", "URL,...", "URLs of an existing etcd cluster; empty keeps the state in the data directory", func(c *serverConfig) any { return &c.Etcd }),
+	serverOption("etcd-ca", "LULL_SERVER_ETCD_CA", "path", "CA certificate of the etcd cluster in PEM", func(c *serverConfig) any { return &c.EtcdCA }),
+	serverOption("etcd-cert", "LULL_SERVER_ETCD_CERT", "path", "client certificate for the etcd cluster in PEM", func(c *serverConfig) any { return &c.EtcdCert }),
+	serverOption("etcd-key", "LULL_SERVER_ETCD_KEY", "path", "private key of the certificate", func(c *serverConfig) any { return &c.EtcdKey }),
+	serverOption("etcd-user", "LULL_SERVER_ETCD_USER", "name", "etcd user", func(c *serverConfig) any { return &c.EtcdUser }),
+	serverOption("etcd-password-file", "LULL_SERVER_ETCD_PASSWORD_FILE", "path", "file with the etcd user's password", func(c *serverConfig) any { return &c.EtcdPasswordFile }),
+	serverOption("fleet-id", "LULL_SERVER_FLEET_ID", "name", "value of the tag managed-by (default: the stored one, or a new one)", func(c *serverConfig) any { return &c.FleetID }),
+	serverOption("seal-key", "LULL_SERVER_SEAL_KEY", "path", "32-byte key that encrypts secrets (default: seal.key in the data directory, created if missing)", func(c *serverConfig) any { return &c.SealKey }),
+	serverOption("admin-token-file", "LULL_SERVER_ADMIN_TOKEN_FILE", "path", "also write the first admin token to this file (mode 0600)", func(c *serverConfig) any { return &c.TokenFile }),
+	serverOption("new-admin-token", "LULL_SERVER_NEW_ADMIN_TOKEN", "bool", "create and print a new admin token, for example after losing the first", func(c *serverConfig) any { return &c.NewToken }),
+	serverOption("cml-port", "LULL_SERVER_CML_PORT", "port", "port of CML on the workers", func(c *serverConfig) any { return &c.CMLPort }),
+	serverOption("image-owners", "LULL_SERVER_IMAGE_OWNERS", "account,...", "owners of the images that templates may use; empty is self", func(c *serverConfig) any { return &c.Owners }),
+	serverOption("aws-accounts", "LULL_SERVER_AWS_ACCOUNTS", "NAME=ROLE-ARN,...", "roles to assume in other accounts", func(c *serverConfig) any { return &c.Accounts }),
+	serverOption("aws-read-rate", "LULL_SERVER_AWS_READ_RATE", "calls a second", "rate limit of EC2 describe calls per account and region; AWS's default quota is 20", func(c *serverConfig) any { return &c.ReadRate }),
+	serverOption("aws-write-rate", "LULL_SERVER_AWS_WRITE_RATE", "calls a second", "rate limit of launches, starts, stops and terminations per account and region; AWS's default quota is 2", func(c *serverConfig) any { return &c.WriteRate }),
+	serverOption("advertise", "LULL_SERVER_ADVERTISE", "URL", "URL at which other servers of the fleet read this server's live readings; empty disables this", func(c *serverConfig) any { return &c.Advertise }),
+	serverOption("peer-ca", "LULL_SERVER_PEER_CA", "path", "CA certificates in PEM for other servers of the fleet, whose certificates name their advertised hosts (default: the system's)", func(c *serverConfig) any { return &c.PeerCA }),
+	serverOption("notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks besides the public internet that notifications may reach, such as 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }),
+	serverOption("oidc-issuer", "LULL_SERVER_OIDC_ISSUER", "URL", "OIDC issuer whose ID tokens are accepted; empty disables OIDC", func(c *serverConfig) any { return &c.Issuer }),
+	serverOption("oidc-client-id", "LULL_SERVER_OIDC_CLIENT_ID", "text", "client ID of this server at the issuer, the required audience of tokens", func(c *serverConfig) any { return &c.ClientID }),
+	serverOption("oidc-client-secret-file", "LULL_SERVER_OIDC_CLIENT_SECRET_FILE", "path", "file with the client secret; empty for a public client, which lull login needs", func(c *serverConfig) any { return &c.ClientSecretFile }),
+	serverOption("oidc-role-claim", "LULL_SERVER_OIDC_ROLE_CLAIM", "text", "claim that determines the role; dots select nested values", func(c *serverConfig) any { return &c.RoleClaim }),
+	serverOption("oidc-roles", "LULL_SERVER_OIDC_ROLES", "VALUE=ROLE,...", "role for each value of the claim; * matches every user of the issuer", func(c *serverConfig) any { return &c.Roles }),
+	serverOption("public-url", "LULL_SERVER_PUBLIC_URL", "URL", "URL at which browsers reach this server, for redirects from the issuer (default: the URL of the request)", func(c *serverConfig) any { return &c.PublicURL }),
+	serverOption("evidence-days", "LULL_SERVER_EVIDENCE_DAYS", "days", "retention of readings and verdicts of checks", func(c *serverConfig) any { return &c.EvidenceDays }),
+	serverOption("evidence-max-mib", "LULL_SERVER_EVIDENCE_MAX_MIB", "MiB", "size limit of readings and verdicts in the data directory; the oldest are removed first", func(c *serverConfig) any { return &c.EvidenceMiB }),
+	serverOption("prices", "LULL_SERVER_PRICES", "path", "CSV price table to use instead of the built-in one", func(c *serverConfig) any { return &c.Prices }),
+	serverOption("log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "minimum level logged to standard error", func(c *serverConfig) any { return &c.LogLevel }),
 }
 
 func defaultServerConfig(getenv func(string) string) serverConfig {
@@ -91,7 +94,7 @@ func defaultServerConfig(getenv func(string) string) serverConfig {
 }
 
 func bindServerFlags(f *pflag.FlagSet, getenv func(string) string) {
-	bindOptions(f, defaultServerConfig(getenv), serverOptions)
+	options.Bind(f, defaultServerConfig(getenv), serverOptions)
 	for _, s := range settings.Fields() {
 		f.String(flagOf(s), s.Default, fmt.Sprintf("%s ($%s)", s.Doc, s.Env))
 	}
@@ -101,16 +104,16 @@ func flagOf(f settings.Field) string { return strings.ReplaceAll(f.Key, "_", "-"
 
 // resolveServer reads every source. Every fault is reported, each naming the
 // flag, variable, or file and line.
-func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet) (serverConfig, []setting, error) {
+func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet) (serverConfig, []options.Setting, error) {
 	cfg := defaultServerConfig(getenv)
-	read, err := readConfigFile(file)
-	out, faults := readOptions(&cfg, serverOptions, read, getenv, flags)
+	read, err := options.ReadFile(file)
+	out, faults := options.Read(&cfg, serverOptions, read, getenv, flags)
 	errs := []error{err, faults}
 	if err == nil {
 		own := func(key string) bool {
-			return slices.ContainsFunc(serverOptions, func(o option[serverConfig]) bool { return o.Name == key })
+			return slices.ContainsFunc(serverOptions, func(o options.Option[serverConfig]) bool { return o.Name == key })
 		}
-		cfg.file, err = settings.FileLayer(file, read.data, own)
+		cfg.file, err = settings.FileLayer(file, read.Data, own)
 		errs = append(errs, err)
 	}
 	cfg.layers(getenv, flags)
@@ -123,7 +126,7 @@ func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet
 				from = l.Where(s.Field)
 			}
 		}
-		out = append(out, setting{Name: s.Key, Env: s.Env, Unit: s.Unit, Default: s.Default, Value: fmt.Sprint(s.Value), Source: from, Doc: s.Doc})
+		out = append(out, options.Setting{Name: s.Key, Env: s.Env, Unit: s.Unit, Default: s.Default, Value: fmt.Sprint(s.Value), Source: from, Doc: s.Doc})
 	}
 	return cfg, out, errors.Join(append(errs, err, cfg.validate())...)
 }
@@ -235,7 +238,7 @@ func (cfg *serverConfig) peerRoots() (*x509.CertPool, error) {
 // configServer prints the effective settings of lull server.
 func (c *cli) configServer() *cobra.Command {
 	var file string
-	cmd := c.configOf("server", "Show the settings of lull server and its fleet", func(flags *pflag.FlagSet) ([]setting, error) {
+	cmd := options.Command(&c.Term, "server", "Show the settings of lull server and its fleet", func(flags *pflag.FlagSet) ([]options.Setting, error) {
 		_, l, err := resolveServer(c.Getenv, file, flags)
 		return l, err
 	})

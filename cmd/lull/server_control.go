@@ -116,7 +116,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, 
 	open := secrets(seal, c.Getenv)
 	cmls := cmlconsole.New(cmlconsole.Config{Fleet: f, Secret: open, Port: cfg.CMLPort})
 	plane.cml = cmls.Probe
-	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {
+	if plane.journal, err = journal.OpenLogged(filepath.Join(cfg.Data, "evidence"), cfg.journal(log)); err != nil {
 		return plane, err
 	}
 	if plane.traces, err = tracing.FromEnv(context.Background(), c.Getenv, "lull-server", version, nil, log); err != nil {
@@ -140,7 +140,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, 
 // checks itself. If the data directory cannot be written or is in use by another
 // process, nothing is kept and a warning is logged.
 func (p *controlPlane) keepReports(cfg serverConfig) {
-	j, err := openEvidence(filepath.Join(cfg.Data, "evidence-api"), cfg.evidenceBounds(), p.log)
+	j, err := journal.OpenLogged(filepath.Join(cfg.Data, "evidence-api"), cfg.journal(p.log))
 	if err != nil {
 		p.log.Warn("agent reports are not recorded: why --at will lack them", "err", err)
 		return

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"lull/internal/cli/options"
 	"lull/internal/fleet"
 	"lull/internal/fleet/settings"
 	"lull/internal/server"
@@ -34,7 +35,7 @@ func serverSettingsPage() string {
 		"Precedence: flag, environment, stored setting (those of the fleet only: `lull settings set`), config file (`--config`), default.\n\n## The process\n\n")
 	def := defaultServerConfig(func(string) string { return "" })
 	def.Data = "/var/lib/lull/server (root), $XDG_STATE_HOME/lull/server"
-	optionRows(&b, def, serverOptions)
+	options.Rows(&b, def, serverOptions)
 	b.WriteString("\n## The fleet\n\n| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
 	for _, f := range settings.Fields() {
 		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | `%s` | %s |\n", f.Key, flagOf(f), f.Env, f.Unit, f.Default, f.Doc)

@@ -5,6 +5,12 @@
 package client
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"lull/internal/cli/term"
@@ -18,6 +24,42 @@ type Session struct {
 	Host   string
 	Server string
 	Token  string
+}
+
+// Prepare gives a program's root command the streams, the flags and the errors
+// of all verbs.
+func (c *Session) Prepare(root *cobra.Command) {
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return c.CheckOutput() }
+	root.SetOut(c.Out)
+	root.SetErr(c.Err)
+	root.SetIn(c.In)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return term.Usage(fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath()))
+	})
+	c.Bind(root.PersistentFlags())
+}
+
+// Execute runs the verb that args name and returns the exit code.
+func (c *Session) Execute(ctx context.Context, root *cobra.Command, args []string) int {
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return term.ExitDone
+	}
+	if exit, ok := errors.AsType[*term.ExitError](err); ok {
+		return exit.Code
+	}
+	c.Complain(err)
+	return term.ExitCode(err)
+}
+
+// VersionCommand returns the verb that prints the version.
+func (c *Session) VersionCommand(version string) *cobra.Command {
+	return &cobra.Command{Use: "version", Short: "Print the version", Args: term.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.Print(map[string]string{"version": version}, func(w io.Writer) { fmt.Fprintln(w, cmd.Root().Name(), version) })
+		}}
 }
 
 // Bind adds the flags that all verbs have to f.

@@ -8,12 +8,19 @@ import (
 	"lull/internal/cli/client"
 )
 
+// Slim is the name of the program that is the agent alone.
+const Slim = "lull-agent"
+
 // verbs are the verbs of this package for one run of the command line.
-type verbs struct{ *client.Session }
+type verbs struct {
+	*client.Session
+	program string // lull or lull-agent, which is installed
+}
 
 // Commands returns the verbs of lull agent that set it up: iam, install, enroll
-// and uninstall.
-func Commands(s *client.Session) []*cobra.Command {
-	v := verbs{s}
+// and uninstall. program is the name of the running program, lull or
+// lull-agent.
+func Commands(s *client.Session, program string) []*cobra.Command {
+	v := verbs{s, program}
 	return []*cobra.Command{v.agentIAM(), v.agentInstall(), v.agentEnroll(), v.agentUninstall()}
 }

@@ -16,7 +16,7 @@ var updateEtc = flag.Bool("update-etc", false, "write the files of etc that come
 // TestEtcIsFresh holds the files in etc to the code that install and iam use.
 func TestEtcIsFresh(t *testing.T) {
 	for name, want := range map[string]string{
-		"lull-agent.service": agentUnit("/usr/bin/lull"),
+		"lull-agent.service": agentUnit("/usr/bin/lull-agent"),
 		"agent.yaml":         agent.Example(),
 		"iam-agent.json":     policyJSON(agentRights("aws", "lull:", false)),
 	} {

@@ -22,14 +22,14 @@ import (
 type placed struct {
 	Path   string `json:"path"`
 	Mode   string `json:"mode"`
-	Action string `json:"action"` // written, kept, removed, made
+	Action string `json:"action"` // written, linked, kept, removed, made
 }
 
 const (
 	unitPath   = "etc/systemd/system/lull-agent.service"
 	usersPath  = "etc/sysusers.d/lull.conf"
 	policyPath = "etc/lull/agent.yaml"
-	binPath    = "usr/local/bin/lull"
+	binDir     = "usr/local/bin"
 )
 
 func (c verbs) agentInstall() *cobra.Command {
@@ -38,12 +38,16 @@ func (c verbs) agentInstall() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install the agent on this machine",
-		Long: `Install the agent on this machine: the program in /usr/local/bin, a systemd unit,
+		Long: `Install the agent on this machine: this program in /usr/local/bin, a systemd unit,
 the directories, and the group lull, whose members may use the control socket. An
-existing policy file is kept. The Debian package does the same.`,
+existing policy file is kept. The Debian package lull-agent does the same.
+
+On a machine that runs nothing else of lull, use the program lull-agent, a quarter
+of the size: lull-agent install. It also answers to the name lull where that name
+is free, so that lull agent status works there, too.`,
 		Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			l, err := installAgent(root)
+			l, err := installAgent(root, c.program)
 			if err != nil {
 				return err
 			}
@@ -76,7 +80,7 @@ func (c verbs) agentUninstall() *cobra.Command {
 					return err
 				}
 			}
-			l, err := removeAgent(root, purge)
+			l, err := removeAgent(root, c.program, purge)
 			if err != nil {
 				return err
 			}
@@ -103,7 +107,7 @@ func (c verbs) printPlaced(l []placed) error {
 
 // installAgent writes the files. The program is left where it is when a
 // package put it there.
-func installAgent(root string) ([]placed, error) {
+func installAgent(root, program string) ([]placed, error) {
 	self, err := os.Executable()
 	if err == nil {
 		self, err = filepath.EvalSymlinks(self)
@@ -125,11 +129,18 @@ func installAgent(root string) ([]placed, error) {
 		}
 		l = append(l, placed{path, fmt.Sprintf("%04o", d.mode), "made"})
 	}
-	program := "/" + binPath
-	if self == "/usr/bin/lull" || self == "/usr/local/bin/lull" {
-		program = self
-	} else if l, err = place(l, filepath.Join(root, binPath), 0o755, nil, self); err != nil {
+	path := "/" + filepath.Join(binDir, program)
+	if self == "/usr/bin/"+program || self == path {
+		path = self
+	} else if l, err = place(l, filepath.Join(root, path), 0o755, nil, self); err != nil {
 		return l, err
+	}
+	command := path + " agent"
+	if program == Slim {
+		command = path
+		if l, err = alias(l, filepath.Join(root, filepath.Dir(path), "lull")); err != nil {
+			return l, err
+		}
 	}
 	policy := filepath.Join(root, policyPath) // root's alone: a webhook's address is its password
 	if _, err := os.Lstat(policy); err == nil {
@@ -140,7 +151,19 @@ func installAgent(root string) ([]placed, error) {
 	if l, err = place(l, filepath.Join(root, usersPath), 0o644, []byte(sysusers), ""); err != nil {
 		return l, err
 	}
-	return place(l, filepath.Join(root, unitPath), 0o644, []byte(agentUnit(program)), "")
+	return place(l, filepath.Join(root, unitPath), 0o644, []byte(agentUnit(command)), "")
+}
+
+// alias lets Slim answer to the name lull too, unless lull itself is there.
+func alias(l []placed, path string) ([]placed, error) {
+	err := os.Symlink(Slim, path)
+	if errors.Is(err, fs.ErrExist) {
+		return l, nil
+	}
+	if err != nil {
+		return l, fmt.Errorf("cannot install %s: %w", path, err)
+	}
+	return append(l, placed{path, "-", "linked"}), nil
 }
 
 // place writes content, or the file from, at path: whole or not at all.
@@ -200,8 +223,11 @@ func systemctl(commands ...string) error {
 	return nil
 }
 
-func removeAgent(root string, purge bool) ([]placed, error) {
-	paths := []string{unitPath, usersPath, binPath}
+func removeAgent(root, program string, purge bool) ([]placed, error) {
+	paths := []string{unitPath, usersPath, filepath.Join(binDir, program)}
+	if to, _ := os.Readlink(filepath.Join(root, binDir, "lull")); to == Slim && program == Slim {
+		paths = append(paths, filepath.Join(binDir, "lull"))
+	}
 	if purge {
 		paths = append(paths, "etc/lull/agent.yaml", "var/lib/lull/agent", "run/lull/agent.sock", "run/lull/warning")
 	}

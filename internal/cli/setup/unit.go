@@ -3,15 +3,16 @@ package setup
 // sysusers is the group of those who may speak to the agent.
 const sysusers = "g lull - -\n"
 
-// agentUnit is the agent's systemd unit for a program. etc/lull-agent.service
-// is the one for /usr/bin/lull; a test holds them together.
+// agentUnit is the agent's systemd unit for a command whose verb is run, such as
+// /usr/bin/lull agent. etc/lull-agent.service is the one for
+// /usr/bin/lull-agent; a test holds them together.
 //
 // Hooks run inside the unit, and a hook that saves a user's work must not fail
 // because of a missing permission. So the unit restricts neither sudo, nor
 // mounts, nor containers. etc/lull-agent-strict.conf takes them away where
 // there are no hooks. ProtectClock is left out because it closes all devices,
 // GPUs too.
-func agentUnit(program string) string {
+func agentUnit(command string) string {
 	return `[Unit]
 Description=lull agent: stops this machine when it is idle
 Documentation=file:///usr/share/doc/lull/README.md
@@ -20,8 +21,8 @@ After=network-online.target dbus.service systemd-logind.service
 
 [Service]
 Type=exec
-ExecStart=` + program + ` agent run
-ExecReload=` + program + ` agent reload
+ExecStart=` + command + ` run
+ExecReload=` + command + ` reload
 EnvironmentFile=-/etc/default/lull-agent
 Restart=on-failure
 RestartSec=10

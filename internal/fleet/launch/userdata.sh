@@ -15,13 +15,15 @@ server='@server@'
 ca=
 if [ -s "$dir/ca.pem" ] && grep -q CERTIFICATE "$dir/ca.pem"; then ca=$dir/ca.pem; fi
 
-lull=$root/usr/local/bin/lull
+# Not in /tmp, where nothing may be executable. install copies it to its place.
+lull=$root/usr/local/bin/lull.new
+trap 'rm -rf "$dir" "$lull"' EXIT
 mkdir -p "${lull%/*}"
 try=0
 # The secret is passed in a file: arguments are visible to every user.
 until printf 'header = "Authorization: Bearer %s"\n' "$(cat "$dir/secret")" |
 	curl --config - ${ca:+--cacert "$ca"} -fsS --connect-timeout 10 --max-time 300 \
-		-o "$lull.new" "$server/api/v1/agents/program?architecture=$(uname -m)"; do
+		-o "$lull" "$server/api/v1/agents/program?architecture=$(uname -m)"; do
 	try=$((try + 1))
 	if [ "$try" -ge 20 ]; then
 		echo "lull: cannot download the agent from $server" >&2
@@ -29,8 +31,7 @@ until printf 'header = "Authorization: Bearer %s"\n' "$(cat "$dir/secret")" |
 	fi
 	sleep 10
 done
-chmod 0755 "$lull.new"
-mv "$lull.new" "$lull"
+chmod 0755 "$lull"
 
 umask 022
 "$lull" agent install --no-start --root "${root:-/}"

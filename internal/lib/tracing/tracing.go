@@ -1,7 +1,7 @@
 // Package tracing sends traces to a collector by OTLP over HTTP, configured by
 // the standard OpenTelemetry variables: OTEL_EXPORTER_OTLP_ENDPOINT or
 // OTEL_EXPORTER_OTLP_TRACES_ENDPOINT enables it; OTEL_EXPORTER_OTLP_HEADERS,
-// _TIMEOUT, _CERTIFICATE, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+// _TIMEOUT, _CERTIFICATE, _COMPRESSION, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // OTEL_TRACES_SAMPLER and OTEL_BSP_* configure it.
 //
 // It guarantees that nothing waits for a collector: spans that it does not
@@ -20,7 +20,6 @@ import (
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -38,8 +37,7 @@ type Traces struct {
 // FromEnv returns Traces as configured by the environment, nil if tracing is
 // not enabled. service is the name of this process unless OTEL_SERVICE_NAME is
 // set. OpenTelemetry itself reads further variables. Spans are sent through t,
-// for a process that accounts for its traffic; nil means OpenTelemetry's own
-// transport.
+// for a process that accounts for its traffic; nil means a transport of its own.
 func FromEnv(ctx context.Context, getenv func(string) string, service, version string, t *http.Transport, log *slog.Logger) (*Traces, error) {
 	endpoint := getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 	if endpoint == "" {
@@ -48,20 +46,10 @@ func FromEnv(ctx context.Context, getenv func(string) string, service, version s
 	if endpoint == "" || getenv("OTEL_SDK_DISABLED") == "true" || getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return nil, nil
 	}
-	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
-		if p := getenv(name); p != "" && p != "http/protobuf" {
-			return nil, fmt.Errorf("cannot send traces: %s is %q, and only http/protobuf is spoken", name, p)
-		}
+	if t == nil {
+		t = http.DefaultTransport.(*http.Transport).Clone()
 	}
-	var options []otlptracehttp.Option
-	if t != nil {
-		c, err := over(t, getenv)
-		if err != nil {
-			return nil, fmt.Errorf("cannot send traces to %s: %w", endpoint, err)
-		}
-		options = append(options, otlptracehttp.WithHTTPClient(c))
-	}
-	exporter, err := otlptracehttp.New(ctx, options...)
+	exporter, err := newExporter(getenv, version, t)
 	if err != nil {
 		return nil, fmt.Errorf("cannot send traces to %s: %w", endpoint, err)
 	}

@@ -96,7 +96,7 @@ func TestSent(t *testing.T) {
 	r := &receiver{spans: map[string]*otlp.Span{}}
 	web := httptest.NewServer(r)
 	defer web.Close()
-	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc"), "lull-server", "1.2", nil, discard)
+	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc, x-more=a%2Cb"), "lull-server", "1.2", nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestSent(t *testing.T) {
 	if len(down.Attributes) != 1 || down.Attributes[0].Key != "lull.worker.id" || down.Attributes[0].Value.GetStringValue() != "w-1" {
 		t.Errorf("attributes: %v", down.Attributes)
 	}
-	if r.service != "lull-server" || r.headers.Get("X-Key") != "abc" {
+	if r.service != "lull-server" || r.headers.Get("X-Key") != "abc" || r.headers.Get("X-More") != "a,b" {
 		t.Errorf("service %q, headers %v", r.service, r.headers)
 	}
 }
@@ -129,6 +129,11 @@ func TestSent(t *testing.T) {
 // and what cannot be done is an error.
 func TestOff(t *testing.T) {
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	for _, bad := range []string{"collector:4318", "ftp://collector", "http://"} {
+		if _, err := tracing.FromEnv(context.Background(), env(endpoint, bad), "lull-server", "1.2", nil, discard); err == nil || !strings.Contains(err.Error(), endpoint) {
+			t.Errorf("endpoint %s: %v", bad, err)
+		}
+	}
 	for _, e := range [][]string{nil, {endpoint, "http://127.0.0.1:9", "OTEL_SDK_DISABLED", "true"}, {endpoint, "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER", "none"}} {
 		traces, err := tracing.FromEnv(context.Background(), env(e...), "lull-server", "1.2", nil, discard)
 		if err != nil || traces != nil || traces.Tracer() != nil || traces.End() != nil {
@@ -195,7 +200,7 @@ func TestOwnTransport(t *testing.T) {
 	if r.spans["agent.tick"] == nil || dialled == 0 {
 		t.Errorf("%d spans arrived over %d connections", len(r.spans), dialled)
 	}
-	for _, bad := range [][2]string{{"TIMEOUT", "soon"}, {"CERTIFICATE", "/nowhere"}, {"CERTIFICATE", os.DevNull}} {
+	for _, bad := range [][2]string{{"TIMEOUT", "soon"}, {"CERTIFICATE", "/nowhere"}, {"CERTIFICATE", os.DevNull}, {"COMPRESSION", "zip"}, {"HEADERS", "key"}, {"HEADERS", "key=%zz"}} {
 		get := env("OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_"+bad[0], bad[1])
 		if _, err := tracing.FromEnv(t.Context(), get, "lull-agent", "1.2", &http.Transport{}, discard); err == nil || !strings.Contains(err.Error(), bad[0]) {
 			t.Errorf("%v: %v", bad, err)

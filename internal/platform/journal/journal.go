@@ -64,6 +64,15 @@ func Open(dir string, o Options) (*Journal, []*segment.Damage, error) {
 	return &Journal{dir: dir, opts: o, log: log, rec: evidence.Recorder{Beat: o.Beat}}, damage, nil
 }
 
+// OpenLogged is Open that logs the damage to o.Log, which must be set.
+func OpenLogged(dir string, o Options) (*Journal, error) {
+	j, damage, err := Open(dir, o)
+	for _, d := range damage {
+		o.Log.Warn("evidence was corrupt and has been truncated", "damage", d)
+	}
+	return j, err
+}
+
 // maxWaiting is the maximum number of checks waiting for the disk.
 const maxWaiting = 100_000
 

@@ -123,7 +123,9 @@ func (i *instance) status() agentctl.Status {
 	return s
 }
 
-func (i *instance) lull(args ...string) (string, int) {
+func (i *instance) lull(args ...string) (string, int) { i.t.Helper(); return i.exec(program, args...) }
+
+func (i *instance) exec(program string, args ...string) (string, int) {
 	i.t.Helper()
 	cmd := exec.Command(program, args...)
 	cmd.Env = i.environ()

@@ -1,4 +1,4 @@
-// Package agent tests the complete agent, as the program lull, on a real
+// Package agent tests the complete agent, as the program lull-agent, on a real
 // machine: real CPU load, disk writes, network interfaces, sshd, tmux and
 // shells, and the AWS SDK against the simulated cloud.
 //

@@ -24,8 +24,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// program is the lull under test.
-var program string
+// program is the lull-agent under test, and server the lull that it reports to.
+var program, server string
 
 func TestMain(m *testing.M) {
 	os.Exit(run(m))
@@ -48,8 +48,8 @@ func run(m *testing.M) int {
 		fmt.Println(err)
 		return 1
 	}
-	program = filepath.Join(dir, "lull")
-	if err := programtest.Into(dir, "lull/cmd/lull"); err != nil {
+	program, server = filepath.Join(dir, "lull-agent"), filepath.Join(dir, "lull")
+	if err := programtest.Into(dir, "lull/cmd/lull-agent", "lull/cmd/lull"); err != nil {
 		fmt.Println(err)
 		return 1
 	}

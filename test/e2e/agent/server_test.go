@@ -24,7 +24,7 @@ import (
 func (i *instance) serve() (url, token string) {
 	i.t.Helper()
 	file := filepath.Join(i.dir, "admin")
-	cmd := exec.Command(program, "server", "--listen", "127.0.0.1:0", "--data", filepath.Join(i.dir, "server"), "--admin-token-file", file)
+	cmd := exec.Command(server, "server", "--listen", "127.0.0.1:0", "--data", filepath.Join(i.dir, "server"), "--admin-token-file", file)
 	cmd.Env = append(i.environ(), "AWS_ENDPOINT_URL="+i.url, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test",
 		"WORKER_IDLE_TIMEOUT_MINUTES=1", "WORKER_AUTO_PAUSE_SNOOZE_MINUTES=0", "WORKER_WARN_BEFORE_MINUTES=0", "RECONCILE_INTERVAL=5", "IDLE_DETECTION_INTERVAL=10", "DISCOVERY_IMPORT=off")
 	said := &log{}
@@ -70,7 +70,7 @@ func TestAgentAndServer(t *testing.T) {
 			url, token := i.serve()
 			ask := func(into any, args ...string) {
 				t.Helper()
-				out, code := i.lull(append(args, "--server", url, "--token", token, "--json")...)
+				out, code := i.exec(server, append(args, "--server", url, "--token", token, "--json")...)
 				if code != 0 {
 					t.Fatalf("lull %s ended with %d: %s", strings.Join(args, " "), code, out)
 				}

@@ -158,7 +158,7 @@ func TestLaunchedAgent(t *testing.T) {
 	for line := range strings.Lines(contents(t, filepath.Join(root, "etc/default/lull-agent"))) {
 		env = append(env, strings.Replace(strings.TrimSpace(line), "=/etc/", "="+root+"/etc/", 1))
 	}
-	agent := exec.Command(filepath.Join(root, "usr/local/bin/lull"), "agent", "run", "--cloud", "ec2", "--state", filepath.Join(root, "var/lib/lull/agent"),
+	agent := exec.Command(filepath.Join(root, "usr/local/bin/lull-agent"), "run", "--cloud", "ec2", "--state", filepath.Join(root, "var/lib/lull/agent"),
 		"--socket", filepath.Join(root, "agent.sock"), "--config", filepath.Join(root, "etc/lull/agent.yaml"))
 	agent.Env, agent.SysProcAttr = env, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var said strings.Builder

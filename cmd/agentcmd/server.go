@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package agentcmd
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 )
 
 // addServer adds the server that the agent reports to, if there is one.
-func addServer(cfg agentConfig, m *agent.Meter, o *agent.Options) error {
+func addServer(cfg Settings, m *agent.Meter, o *agent.Options) error {
 	if cfg.Server == "" {
 		return nil
 	}
@@ -39,7 +39,7 @@ func addServer(cfg agentConfig, m *agent.Meter, o *agent.Options) error {
 
 // reporter reports over HTTP.
 type reporter struct {
-	cfg   agentConfig
+	cfg   Settings
 	http  *http.Client
 	cloud *ec2Edge // nil in no cloud
 }

@@ -1,21 +1,17 @@
 //go:build linux
 
-package main
+package agentcmd
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"os/user"
 	"strings"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
-	"github.com/aws/smithy-go"
 	"github.com/spf13/cobra"
 
 	"lull/internal/agent"
@@ -27,7 +23,7 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-func (c *cli) agentDoctor() *cobra.Command {
+func (c verbs) doctor() *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Short: "Check this machine for what the agent needs", Args: term.Args(cobra.NoArgs),
 		Long: `Check what the agent needs on this machine: its group, its policy, where it reads
 logins, and the cloud's metadata, tags, permissions (tested with dry runs) and
@@ -49,7 +45,7 @@ hibernation. Exit code 1 means that something is missing.`,
 
 // agentCheck gathers what an agent with cfg would meet here.
 type agentCheck struct {
-	cfg agentConfig
+	cfg Settings
 	term.Findings
 }
 
@@ -147,7 +143,7 @@ func (d *agentCheck) cloud(ctx context.Context) {
 		d.Add("AWS credentials", false, err.Error(), "attach an instance profile: lull agent iam --script")
 		return
 	}
-	d.mayStop(ctx, e, inst)
+	d.mayStop(ctx, inst)
 	d.hibernation(ctx, inst)
 }
 
@@ -180,37 +176,16 @@ func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
 }
 
 // mayStop asks EC2 whether it would stop this instance, without doing it.
-func (d *agentCheck) mayStop(ctx context.Context, e *ec2Edge, i agent.EC2) {
-	err := dryStop(ctx, e.http, d.cfg.EC2Endpoint, i)
-	switch code := apiCode(err); {
-	case code == "DryRunOperation":
+func (d *agentCheck) mayStop(ctx context.Context, i agent.EC2) {
+	err := i.Client.DryRun(ctx, "StopInstances", i.ID)
+	switch {
+	case err == nil:
 		d.Add("StopInstances", true, "EC2 would stop "+i.ID, "")
-	case ec2.KindOf(err) == ec2.Unauthorized || code == "UnauthorizedOperation":
+	case ec2.KindOf(err) == ec2.Unauthorized:
 		d.Add("StopInstances", false, "this machine's role does not allow it", "lull agent iam --script creates one that does")
 	default:
 		d.Add("StopInstances", false, fmt.Sprint(err), "see the cause")
 	}
-}
-
-func apiCode(err error) string {
-	if e, ok := errors.AsType[smithy.APIError](err); ok {
-		return e.ErrorCode()
-	}
-	return ""
-}
-
-func dryStop(ctx context.Context, h *http.Client, endpoint string, i agent.EC2) error {
-	cfg, err := (ec2.Access{HTTP: h}).Load(ctx, i.Client.Region())
-	if err != nil {
-		return err
-	}
-	api := awsec2.NewFromConfig(cfg, func(o *awsec2.Options) {
-		if endpoint != "" {
-			o.BaseEndpoint = aws.String(endpoint)
-		}
-	})
-	_, err = api.StopInstances(ctx, &awsec2.StopInstancesInput{InstanceIds: []string{i.ID}, DryRun: aws.Bool(true)})
-	return err
 }
 
 func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {

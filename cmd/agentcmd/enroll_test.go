@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package agentcmd
 
 import (
 	"os"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lull/internal/cli/client"
 	"lull/internal/cli/reporting"
 	"lull/internal/cli/setup"
 )
@@ -47,7 +48,7 @@ func TestAgentEnroll(t *testing.T) {
 			}
 			env[name] = value
 		}
-		flags := newCLI(nil, nil, nil, nil).agentRun().Flags()
+		flags := verbs{Session: &client.Session{}}.run().Flags()
 		cfg, _, err := resolveAgent(func(k string) string { return env[k] }, flags)
 		if err != nil || cfg.Server != server || cfg.Prefix != "prism:" || cfg.Machine != "" {
 			t.Errorf("%+v, %v", cfg, err)
@@ -58,4 +59,13 @@ func TestAgentEnroll(t *testing.T) {
 			t.Errorf("token %v, %v", st, err)
 		}
 	}
+}
+
+func contents(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(b)
 }

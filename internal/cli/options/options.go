@@ -1,4 +1,6 @@
-package main
+// Package options reads the settings of a process from flags, environment
+// variables and a config file, and describes them.
+package options
 
 import (
 	"bytes"
@@ -18,16 +20,21 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// option is one setting of a process whose settings are a C: its flag, its
+// Option is one setting of a process whose settings are a C: its flag, its
 // environment variable, its unit and what it means. Precedence is flag,
 // environment, config file where there is one, default.
-type option[C any] struct {
+type Option[C any] struct {
 	Name, Env, Unit, Doc string
-	bind                 func(*C) any // *string, *time.Duration, *uint or *bool
+	Value                func(*C) any // *string, *time.Duration, *uint or *bool
 }
 
-// setting is an effective value and where it came from.
-type setting struct {
+// New returns an Option.
+func New[C any](name, env, unit, doc string, value func(*C) any) Option[C] {
+	return Option[C]{name, env, unit, doc, value}
+}
+
+// Setting is an effective value and where it came from.
+type Setting struct {
 	Name    string `json:"name"`
 	Env     string `json:"env"`
 	Unit    string `json:"unit"`
@@ -75,33 +82,33 @@ func set(p any, s string) (err error) {
 	return err
 }
 
-// configFile is a flat YAML mapping, with the line of each entry. The zero one
-// is empty.
-type configFile struct {
+// File is a flat YAML mapping, with the line of each entry. The zero File is
+// empty.
+type File struct {
 	name    string
-	data    []byte
+	Data    []byte // the whole file
 	entries map[string]*yaml.Node
 	keys    []string // in their order
 }
 
-// maxConfigFile bounds a config file, in bytes.
-const maxConfigFile = 1 << 20
+// maxFile bounds a config file, in bytes.
+const maxFile = 1 << 20
 
-// readConfigFile reads the file of that name; an empty name is an empty file.
-func readConfigFile(name string) (configFile, error) {
-	f := configFile{name: name, entries: map[string]*yaml.Node{}}
+// ReadFile reads the file of that name; an empty name is an empty file.
+func ReadFile(name string) (File, error) {
+	f := File{name: name, entries: map[string]*yaml.Node{}}
 	if name == "" {
 		return f, nil
 	}
 	var err error
-	if f.data, err = os.ReadFile(name); err != nil {
+	if f.Data, err = os.ReadFile(name); err != nil {
 		return f, fmt.Errorf("cannot read the config file: %w", err)
 	}
-	if len(f.data) > maxConfigFile {
-		return f, fmt.Errorf("cannot read %s: it has %d bytes, the limit is %d", name, len(f.data), maxConfigFile)
+	if len(f.Data) > maxFile {
+		return f, fmt.Errorf("cannot read %s: it has %d bytes, the limit is %d", name, len(f.Data), maxFile)
 	}
 	var doc, more yaml.Node
-	in := yaml.NewDecoder(bytes.NewReader(f.data))
+	in := yaml.NewDecoder(bytes.NewReader(f.Data))
 	if err := in.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		return f, fmt.Errorf("cannot read %s: %w", name, err)
 	}
@@ -129,9 +136,9 @@ func readConfigFile(name string) (configFile, error) {
 	return f, errors.Join(errs...)
 }
 
-// rename replaces the former names of settings by their present names, to which
+// Rename replaces the former names of settings by their present names, to which
 // former maps them. It returns an error for each setting that has both.
-func (f *configFile) rename(former map[string]string) error {
+func (f *File) Rename(former map[string]string) error {
 	var errs []error
 	for i, k := range f.keys {
 		now, ok := former[k]
@@ -149,27 +156,27 @@ func (f *configFile) rename(former map[string]string) error {
 	return errors.Join(errs...)
 }
 
-// unknown are faults for the entries that no option, and nothing that also
-// knows, has.
-func unknown[C any](f configFile, options []option[C], also func(key string) bool) error {
+// Unknown returns an error for each entry that is no option and that also does
+// not know.
+func Unknown[C any](f File, options []Option[C], also func(key string) bool) error {
 	var errs []error
 	for _, k := range f.keys {
-		if !slices.ContainsFunc(options, func(o option[C]) bool { return o.Name == k }) && !also(k) {
+		if !slices.ContainsFunc(options, func(o Option[C]) bool { return o.Name == k }) && !also(k) {
 			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: unknown setting", k, f.name, f.entries[k].Line))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// readOptions lays file, environment and flags over the defaults in cfg. It
-// returns every setting with its source, and every fault, each naming the line,
-// the variable or the flag.
-func readOptions[C any](cfg *C, options []option[C], file configFile, getenv func(string) string, flags *pflag.FlagSet) ([]setting, error) {
-	var out []setting
+// Read lays file, environment and flags over the defaults in cfg. It returns
+// every setting with its source, and every fault, each naming the line, the
+// variable or the flag.
+func Read[C any](cfg *C, options []Option[C], file File, getenv func(string) string, flags *pflag.FlagSet) ([]Setting, error) {
+	var out []Setting
 	var errs []error
 	for _, o := range options {
-		p := o.bind(cfg)
-		s := setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
+		p := o.Value(cfg)
+		s := Setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
 		use := func(value, source, named string) {
 			s.Source = source
 			if err := set(p, value); err != nil {
@@ -196,11 +203,11 @@ func readOptions[C any](cfg *C, options []option[C], file configFile, getenv fun
 	return out, errors.Join(errs...)
 }
 
-// bindOptions declares the flags of options with the defaults in def; their
-// values are read by readOptions.
-func bindOptions[C any](f *pflag.FlagSet, def C, options []option[C]) {
+// Bind declares the flags of options with the defaults in def. Read reads their
+// values.
+func Bind[C any](f *pflag.FlagSet, def C, options []Option[C]) {
 	for _, o := range options {
-		if p := o.bind(&def); isBool(p) {
+		if p := o.Value(&def); isBool(p) {
 			f.Bool(o.Name, false, o.Doc)
 		} else {
 			f.String(o.Name, text(p), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
@@ -210,34 +217,23 @@ func bindOptions[C any](f *pflag.FlagSet, def C, options []option[C]) {
 
 func isBool(p any) bool { _, ok := p.(*bool); return ok }
 
-// optionRows are the rows of options in a generated page.
-func optionRows[C any](b *strings.Builder, def C, options []option[C]) {
+// Rows writes a table of options, for a generated page.
+func Rows[C any](b *strings.Builder, def C, options []Option[C]) {
 	b.WriteString("| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
 	for _, o := range options {
-		fmt.Fprintf(b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, strings.ReplaceAll(o.Unit, "|", ", "), text(o.bind(&def)), o.Doc)
+		fmt.Fprintf(b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, strings.ReplaceAll(o.Unit, "|", ", "), text(o.Value(&def)), o.Doc)
 	}
 }
 
-// configCommand is lull config.
-func (c *cli) configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Show effective settings and their sources", Args: term.Args(cobra.NoArgs),
-		Long: `Show the settings that a process would use with these flags and this environment,
-and the source of each. A fault is reported with its flag, variable or line, and
-makes the exit code 2.`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.configHost(), c.configAgent(), c.configServer())
-	return cmd
-}
-
-// configOf is lull config of one process.
-func (c *cli) configOf(use, short string, read func(flags *pflag.FlagSet) ([]setting, error)) *cobra.Command {
+// Command returns a verb that shows the settings of a process that read returns.
+func Command(t *term.Term, use, short string, read func(flags *pflag.FlagSet) ([]Setting, error)) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := read(cmd.Flags())
 			if err != nil {
 				return term.Usage(err)
 			}
-			return c.Print(l, func(w io.Writer) {
+			return t.Print(l, func(w io.Writer) {
 				term.Rows(w, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING", func(row func(string, ...any)) {
 					for _, s := range l {
 						row("%s\t%s\t%s\t%s\t%s", s.Name, term.Dash(s.Value), s.Source, s.Env, s.Doc)

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package agentcmd
 
 import (
 	"context"
@@ -27,10 +27,7 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// buildDate is set by the linker, RFC 3339.
-var buildDate = ""
-
-func (c *cli) agentRun() *cobra.Command {
+func (c verbs) run() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Stop this machine when it is idle",
@@ -53,10 +50,10 @@ SIGHUP reloads the policy. lull agent reload does so too and shows what changed.
 }
 
 // runAgent is the wiring of an agent, in the order in which it comes up.
-func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
+func (c verbs) runAgent(ctx context.Context, cfg Settings) error {
 	log := slog.New(slog.NewTextHandler(c.Err, nil))
 	bytes := &agent.Meter{}
-	o, free, err := agent.Machine(agent.Options{Version: version, BuildDate: buildDate, Prefix: cfg.Prefix, ConfigPath: cfg.Config, Hooks: agent.ShellHooks{}, Log: log}, bytes, cfg.ShortestReach)
+	o, free, err := agent.Machine(agent.Options{Version: c.Version, BuildDate: c.Date, Prefix: cfg.Prefix, ConfigPath: cfg.Config, Hooks: agent.ShellHooks{}, Log: log}, bytes, cfg.ShortestReach)
 	if err != nil {
 		return err
 	}
@@ -79,7 +76,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 		log.Warn("history was corrupt and has been truncated", "damage", d)
 	}
 	// As small and as rarely written as the history.
-	kept, err := openEvidence(filepath.Join(cfg.State, "evidence"), journal.Options{MaxBytes: 64 << 20, SyncEvery: 15 * time.Minute}, log)
+	kept, err := journal.OpenLogged(filepath.Join(cfg.State, "evidence"), journal.Options{MaxBytes: 64 << 20, SyncEvery: 15 * time.Minute, Log: log})
 	if err != nil {
 		return err
 	}
@@ -93,12 +90,12 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	}
 
 	o.Disk, o.Evidence, o.Journal = files, kept, history
-	log.Info("agent is starting", "version", version, "build_date", buildDate, "boot_id", o.BootID)
+	log.Info("agent is starting", "version", c.Version, "build_date", c.Date, "boot_id", o.BootID)
 	addCloud(ctx, cfg, bytes, &o)
 	if err := addServer(cfg, bytes, &o); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	traces, err := tracing.FromEnv(ctx, c.Getenv, "lull-agent", version, bytes.Transport(http.ProxyFromEnvironment), log)
+	traces, err := tracing.FromEnv(ctx, c.Getenv, "lull-agent", c.Version, bytes.Transport(http.ProxyFromEnvironment), log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -133,7 +130,7 @@ func lockState(dir string) (unlock func(), err error) {
 
 // addCloud adds the cloud the machine runs in, or what powers it off where it
 // runs in none.
-func addCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, o *agent.Options) {
+func addCloud(ctx context.Context, cfg Settings, m *agent.Meter, o *agent.Options) {
 	e, err := findCloud(ctx, cfg, m, "/")
 	if err != nil {
 		o.Log.Error("instance not yet known; taking no action until it is", "err", err)

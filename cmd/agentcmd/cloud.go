@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package agentcmd
 
 import (
 	"cmp"
@@ -39,7 +39,7 @@ func firmware(root string) (isEC2, known bool) {
 // ec2Edge is the instance this process runs on. Who it is is asked when it is
 // needed first, and again until the metadata service answers.
 type ec2Edge struct {
-	cfg  agentConfig
+	cfg  Settings
 	imds *imds.Client
 	http *http.Client
 
@@ -53,7 +53,7 @@ var (
 	_ agent.TagSource = describedTags{}
 )
 
-func newEC2Edge(cfg agentConfig, m *agent.Meter) *ec2Edge {
+func newEC2Edge(cfg Settings, m *agent.Meter) *ec2Edge {
 	return &ec2Edge{cfg: cfg, http: &http.Client{Transport: m.Transport(http.ProxyFromEnvironment)},
 		imds: imds.New(imds.Options{Endpoint: cfg.IMDSEndpoint, HTTP: &http.Client{Transport: m.Transport(nil)}})}
 }
@@ -147,7 +147,7 @@ func (d describedTags) Tags(ctx context.Context) (map[string]string, error) {
 
 // findCloud decides whether this is an EC2 instance; nil is none. With an error
 // the edge asks again on each use. root is where the firmware's names are read.
-func findCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, root string) (*ec2Edge, error) {
+func findCloud(ctx context.Context, cfg Settings, m *agent.Meter, root string) (*ec2Edge, error) {
 	if cfg.Cloud == cloudNone {
 		return nil, nil
 	}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package agentcmd
 
 import (
 	"context"
@@ -37,12 +37,38 @@ func TestFindCloud(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // reaches no metadata service, also on an instance
-		e, err := findCloud(ctx, agentConfig{Cloud: c.cloud}, &agent.Meter{}, root)
+		e, err := findCloud(ctx, Settings{Cloud: c.cloud}, &agent.Meter{}, root)
 		if (e == nil) != c.none || (err == nil) != c.none {
 			t.Errorf("%s: none %v, error %v", c.name, e == nil, err)
 		}
 		if !c.none && imds.KindOf(err) != imds.Unreachable {
 			t.Errorf("%s: %v is no unreachable metadata service", c.name, err)
+		}
+	}
+}
+
+// TestFirmware reads whose machine this is from the firmware's names.
+func TestFirmware(t *testing.T) {
+	for _, c := range []struct {
+		file, text   string
+		isEC2, known bool
+	}{
+		{"sys/class/dmi/id/sys_vendor", "Amazon EC2\n", true, true},
+		{"sys/class/dmi/id/board_vendor", "Amazon EC2\n", true, true},
+		{"sys/class/dmi/id/sys_vendor", "QEMU\n", false, true},
+		{"sys/hypervisor/uuid", "ec2e1916-9099-7caf-fd21-012345abcdef\n", true, true},
+		{"sys/hypervisor/uuid", "4c4c4544-0000-2010-8020-000000000000\n", false, false},
+		{"etc/unrelated", "", false, false},
+	} {
+		root := t.TempDir() + "/"
+		if err := os.MkdirAll(filepath.Dir(root+c.file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(root+c.file, []byte(c.text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if isEC2, known := firmware(root); isEC2 != c.isEC2 || known != c.known {
+			t.Errorf("%s %q: EC2 %t, known %t", c.file, c.text, isEC2, known)
 		}
 	}
 }

@@ -1,0 +1,32 @@
+// Package agentcmd is the agent as a command: its verbs, its settings, and the
+// wiring of the process. lull has it as lull agent, and lull-agent has nothing
+// else.
+package agentcmd
+
+import (
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/admin"
+	"lull/internal/cli/agent"
+	"lull/internal/cli/client"
+	"lull/internal/cli/setup"
+)
+
+// Build is what the linker sets in a program: its version, and the date of its
+// build in RFC 3339.
+type Build struct{ Version, Date string }
+
+// verbs are the verbs of this package for one run of the command line.
+type verbs struct {
+	*client.Session
+	Build
+}
+
+// Commands returns the verbs of lull agent. program is the name of the program
+// that has them, under which install installs it.
+func Commands(s *client.Session, b Build, program string) []*cobra.Command {
+	v := verbs{s, b}
+	return slices.Concat([]*cobra.Command{v.run(), v.doctor(), admin.AgentHalt(s)}, agent.Commands(s), setup.Commands(s, program))
+}
