@@ -121,7 +121,9 @@ type Client struct {
 	cfg   Config
 	limit *rate.Limiter
 	// A function value, as in package ec2: the linker drops the other calls.
-	getMetricData func(context.Context, *cloudwatch.GetMetricDataInput, ...func(*cloudwatch.Options)) (*cloudwatch.GetMetricDataOutput, error)
+	api struct {
+		GetMetricData func(context.Context, *cloudwatch.GetMetricDataInput, ...func(*cloudwatch.Options)) (*cloudwatch.GetMetricDataOutput, error)
+	}
 }
 
 // New returns a client. It makes no connection.
@@ -139,15 +141,14 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Period < time.Second || cfg.Window < cfg.Period || cfg.Period > 24*time.Hour {
 		return nil, fmt.Errorf("cannot use CloudWatch settings: window %v, period %v", cfg.Window, cfg.Period)
 	}
-	return &Client{
-		cfg: cfg, limit: rate.NewLimiter(rate.Limit(cfg.Rate), cfg.Burst),
-		getMetricData: cloudwatch.NewFromConfig(cfg.AWS, func(o *cloudwatch.Options) {
-			if cfg.Endpoint != "" {
-				o.BaseEndpoint = aws.String(cfg.Endpoint)
-			}
-			o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = cfg.Attempts })
-		}).GetMetricData,
-	}, nil
+	c := &Client{cfg: cfg, limit: rate.NewLimiter(rate.Limit(cfg.Rate), cfg.Burst)}
+	c.api.GetMetricData = cloudwatch.NewFromConfig(cfg.AWS, func(o *cloudwatch.Options) {
+		if cfg.Endpoint != "" {
+			o.BaseEndpoint = aws.String(cfg.Endpoint)
+		}
+		o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = cfg.Attempts })
+	}).GetMetricData
+	return c, nil
 }
 
 // Period returns the length of a window.
@@ -196,7 +197,7 @@ func (c *Client) batch(ctx context.Context, ids []string, into []Readings, since
 		if err := c.limit.Wait(ctx); err != nil {
 			return fmt.Errorf("held back by the rate limit: %w", err)
 		}
-		out, err := c.getMetricData(ctx, in)
+		out, err := c.api.GetMetricData(ctx, in)
 		if err != nil {
 			return err
 		}
