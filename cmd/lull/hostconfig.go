@@ -41,12 +41,14 @@ type hostConfig struct {
 	Channel    string
 	StopAll    bool
 	Docker     string
-	Memory     string
-	Wakes      uint
-	WakeWait   time.Duration
-	ImageAge   time.Duration
-	ImageSpace string
-	Layer      string
+	// DockerSocket is an absolute path other than that of Docker's own socket.
+	DockerSocket string
+	Memory       string
+	Wakes        uint
+	WakeWait     time.Duration
+	ImageAge     time.Duration
+	ImageSpace   string
+	Layer        string
 
 	reporting.Target
 	ReportEvery time.Duration
@@ -81,6 +83,7 @@ var hostOptions = []options.Option[hostConfig]{
 	hostOption("image-cache-size", "LULL_HOST_IMAGE_SPACE", "size", "size limit of unpacked images and disks made from them, such as 20G. Checked every hour: unused ones are removed, least recently used first, until the rest fits; 0 is unlimited", func(c *hostConfig) any { return &c.ImageSpace }),
 	hostOption("disk-size", "LULL_HOST_LAYER", "size", "maximum size of a microVM's own files outside a workspace, such as 10G. They are kept in a sparse file from the first start until lull rm; 0 keeps them in guest memory, lost at every stop", func(c *hostConfig) any { return &c.Layer }),
 	hostOption("docker", "LULL_HOST_DOCKER", "path", "pause idle Docker containers with the label lull.pause-after, through the Docker API at this socket; empty disables it, --docker alone means "+dockerSocket, func(c *hostConfig) any { return &c.Docker }),
+	hostOption("docker-socket", "LULL_HOST_DOCKER_SOCKET", "path", "also serve Docker's API on this socket (DOCKER_HOST=unix://path); docker exec, attach, start and pause wake a container that lull paused; empty disables it", func(c *hostConfig) any { return &c.DockerSocket }),
 	hostOption("server", "LULL_HOST_SERVER", "URL", "fleet server to report to, https unless it is on this machine; empty disables reporting", func(c *hostConfig) any { return &c.Server }),
 	hostOption("token-file", "LULL_HOST_TOKEN_FILE", "path", "file with this host's server token, not readable by others", func(c *hostConfig) any { return &c.TokenFile }),
 	hostOption("server-ca", "LULL_HOST_SERVER_CA", "path", "CA certificates in PEM for the server's certificate (default: the system's)", func(c *hostConfig) any { return &c.ServerCA }),
@@ -162,7 +165,7 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	if !slices.Contains([]string{"auto", "serial", "vsock"}, cfg.Channel) {
 		errs = append(errs, fmt.Errorf("cannot use vm-channel: %q is none of auto, serial, vsock", cfg.Channel))
 	}
-	errs = append(errs, cfg.checkReporting(), cfg.placeSocket())
+	errs = append(errs, cfg.checkReporting(), cfg.placeSocket(), cfg.placeDockerSocket())
 	if abs, err := filepath.Abs(cfg.Data); err == nil {
 		cfg.Data = abs
 	}
@@ -196,6 +199,30 @@ func (c *hostConfig) placeSocket() error {
 		if len(p) > unixsock.MaxPath {
 			return fmt.Errorf("cannot use socket: %s has %d bytes, the path of a unix socket at most %d; set a shorter one with --socket", p, len(p), unixsock.MaxPath)
 		}
+	}
+	return nil
+}
+
+// placeDockerSocket makes the path of the socket in front of Docker's absolute.
+func (c *hostConfig) placeDockerSocket() error {
+	if c.DockerSocket == "" {
+		return nil
+	}
+	abs, err := filepath.Abs(c.DockerSocket)
+	if err != nil {
+		return fmt.Errorf("cannot use docker-socket: %w", err)
+	}
+	c.DockerSocket = abs
+	// Docker's path may lead through a link, as /var/run does.
+	front, ferr := filepath.EvalSymlinks(filepath.Dir(abs))
+	engine, eerr := filepath.EvalSymlinks(filepath.Dir(c.Docker))
+	switch {
+	case c.Docker == "":
+		return errors.New("cannot use docker-socket: it needs docker, the socket of Docker itself (--docker)")
+	case abs == c.Docker, ferr == nil && eerr == nil && front == engine && filepath.Base(abs) == filepath.Base(c.Docker):
+		return fmt.Errorf("cannot use docker-socket: %s is Docker's own socket", abs)
+	case len(abs) > unixsock.MaxPath:
+		return fmt.Errorf("cannot use docker-socket: %s has %d bytes, the path of a unix socket at most %d", abs, len(abs), unixsock.MaxPath)
 	}
 	return nil
 }

@@ -56,6 +56,7 @@ type hostDaemon struct {
 	guests  *unixsock.Listener
 	scraped net.Listener // nil without --metrics
 	shared  net.Listener // nil without --http
+	docker  net.Listener // nil without --docker-socket
 
 	processes  *process.Runtime
 	images     *oci.Store
@@ -97,6 +98,13 @@ func (d *hostDaemon) openListeners(context.Context) (err error) {
 		return err
 	}
 	d.closeLater(func() { d.api.Close(); d.guests.Close() })
+	if d.cfg.DockerSocket != "" {
+		// It gets the owner and mode of Docker's own once Docker answers.
+		if d.docker, err = unixsock.Listen(d.cfg.DockerSocket, 0o600); err != nil {
+			return err
+		}
+		d.closeLater(func() { d.docker.Close() })
+	}
 	if d.cfg.Metrics == "" {
 		return nil
 	}
@@ -168,7 +176,7 @@ func (d *hostDaemon) openDocker(context.Context) (err error) {
 	if d.cfg.Docker == "" {
 		return nil
 	}
-	if d.containers, err = docker.New(docker.Config{Socket: d.cfg.Docker, Process: d.processes, Log: d.log, OnExit: d.onExit}); err != nil {
+	if d.containers, err = docker.New(docker.Config{Socket: d.cfg.Docker, Front: d.cfg.DockerSocket, Process: d.processes, Log: d.log, OnExit: d.onExit}); err != nil {
 		return err
 	}
 	d.closeLater(func() { d.containers.Close() })
@@ -277,6 +285,9 @@ func (d *hostDaemon) run(ctx context.Context) error {
 		tasks = append(tasks, task.Loop("reports to the server", d.reports.Run))
 	}
 	tasks = append(tasks, serve(d.api, handler))
+	if d.docker != nil {
+		tasks = append(tasks, serve(d.docker, d.containers.Front(d.h)))
+	}
 	if d.shared != nil {
 		tasks = append(tasks, serve(d.shared, d.front))
 	}

@@ -26,7 +26,7 @@ func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hos
 	if len(r.Command) == 0 {
 		return hostctl.ExecResult{}, &InvalidError{errors.New("cannot run a command: it is empty")}
 	}
-	leave, err := h.hold(i, strings.Join(r.Command, " "))
+	leave, err := h.hold(ctx, i, strings.Join(r.Command, " "))
 	if err != nil {
 		return hostctl.ExecResult{}, err
 	}
@@ -39,12 +39,12 @@ func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hos
 
 // hold registers a command that runs inside an instance until leave is called.
 // Until then the instance is not paused.
-func (h *Host) hold(i *inst, command string) (leave func(), err error) {
+func (h *Host) hold(ctx context.Context, i *inst, command string) (leave func(), err error) {
 	if len(command) > maxShown {
 		command = strings.ToValidUTF8(command[:maxShown], "") + "..."
 	}
-	note := func(change func()) error {
-		if err := i.acquireCtx(h.ctx); err != nil {
+	note := func(ctx context.Context, change func()) error {
+		if err := i.acquireCtx(ctx); err != nil {
 			return err
 		}
 		i.mu.Lock()
@@ -54,36 +54,39 @@ func (h *Host) hold(i *inst, command string) (leave func(), err error) {
 		i.release()
 		return nil
 	}
-	err = note(func() { i.says.beside = append(i.says.beside, &command) })
+	err = note(ctx, func() { i.says.beside = append(i.says.beside, &command) })
 	return func() {
 		// This fails only when the host ends, and then nothing is paused
 		// anymore.
-		_ = note(func() {
+		_ = note(h.ctx, func() {
 			i.says.beside = slices.DeleteFunc(i.says.beside, func(c *string) bool { return c == &command })
 		})
 	}, err
 }
 
-// Beside holds an instance while another program runs a command inside it,
-// until over is closed. An instance that lull paused is woken. One that was
-// paused outside lull stays paused.
-func (h *Host) Beside(ref, command string, over <-chan struct{}) {
+// KeepAwake keeps an instance awake while another program runs a command inside it,
+// until leave is called. An instance that lull paused is woken first; if that
+// fails, it is retried. One that was paused outside lull stays paused. Errors:
+// *NotFoundError, and that of ctx.
+func (h *Host) KeepAwake(ctx context.Context, ref, command string) (leave func(), err error) {
 	i, err := h.find(ref)
 	if err != nil {
-		return // it was removed in the meantime
+		return nil, err
 	}
-	leave, err := h.hold(i, command)
-	if err != nil {
-		return // the host is ending
+	if leave, err = h.hold(ctx, i, command); err != nil {
+		return nil, err
 	}
-	defer leave()
-	if i.state().Asleep() && !i.pausedByOthers() {
-		i.wantWake("a command runs beside it: " + command)
+	defer i.ask()()
+	if err := i.acquireCtx(ctx); err != nil {
+		leave()
+		return nil, err
 	}
-	select {
-	case <-over:
-	case <-h.ctx.Done():
+	defer i.release()
+	i.serve()
+	if i.stabilize() == nil && i.state().Asleep() && !i.pausedByOthers() {
+		i.wakeNow(ByManual, "a command runs beside it: "+command)
 	}
+	return leave, nil
 }
 
 // maxShown is the maximum length of a displayed command, in bytes.

@@ -262,6 +262,15 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	default:
 		return &RefusedError{Name: i.name(), What: "pause", Reason: fmt.Sprintf("it is %s", s)}
 	}
+	// A freeze could catch a command that is starting, and Docker then could not
+	// end it.
+	i.mu.Lock()
+	beside := i.besideLocked()
+	i.mu.Unlock()
+	if beside != "" && !force {
+		return &RefusedError{Name: i.name(), What: "pause", Reason: beside,
+			Blocks: []idle.Block{{Code: idle.RecentActivity, Signal: besideSignal, Sentence: beside}}}
+	}
 	var stirred *errStirred
 	err = i.pause(ctx, by, "paused by a user", force)
 	if errors.As(err, &stirred) {

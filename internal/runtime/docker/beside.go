@@ -125,25 +125,33 @@ func (c *checks) used() time.Duration {
 
 // besides tracks users' commands that run beside containers.
 type besides struct {
-	h Host
-
 	mu sync.Mutex
 	by map[string]map[string]func() // by container and exec: ends its hold
 }
 
-// add holds the instance while a user's command runs.
-func (b *besides) add(container, exec, id, command string) {
-	over := make(chan struct{})
+// add holds the instance until the user's command is removed.
+func (b *besides) add(h Host, container, exec, id, command string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.by[container][exec] != nil {
 		return
 	}
+	if b.by == nil {
+		b.by = map[string]map[string]func(){}
+	}
 	if b.by[container] == nil {
 		b.by[container] = map[string]func(){}
 	}
-	b.by[container][exec] = sync.OnceFunc(func() { close(over) })
-	go b.h.Beside(id, command, over)
+	ctx, end := context.WithCancel(context.Background())
+	b.by[container][exec] = end
+	go func() {
+		leave, err := h.KeepAwake(ctx, id, command)
+		if err != nil {
+			return // the command is over, or the instance was removed
+		}
+		<-ctx.Done()
+		leave()
+	}()
 }
 
 func (b *besides) remove(container, exec string) {
@@ -173,22 +181,52 @@ func (b *besides) removeAll(container string) {
 	}
 }
 
-// command handles the events of commands. It must not block.
-func (f *follower) command(e event) {
-	exec := e.Actor.Attributes["execID"]
-	w := f.r.workOf(e.Actor.ID)
+// command handles the events of commands. It must not block. It reports whether
+// the command has yet to be proven, and for which run.
+func (f *follower) command(e event) (w *Work, exec string, unproven bool) {
+	exec = e.Actor.Attributes["execID"]
+	w = f.r.workOf(e.Actor.ID)
 	command, starts := strings.CutPrefix(e.Action, execStart)
 	switch {
 	case w == nil || exec == "":
 	case starts && w.isCheck(command):
 		w.checks.begin(exec)
+		return w, exec, true
 	case starts:
-		if _, own := f.r.api.own.Load(exec); own { // the host already holds the instance for it
+		if _, own := f.r.api.own.Load(exec); !own { // otherwise the host already holds the instance for it
+			f.r.beside.add(f.h, w.container, exec, w.id, strings.TrimSpace(command))
+			return w, exec, true
+		}
+	case e.Action == execDie:
+		f.r.over(w, exec)
+	}
+	return w, exec, false
+}
+
+// over ends what a command or a health check caused.
+func (r *Runtime) over(w *Work, exec string) {
+	if !w.checks.end(exec) {
+		r.beside.remove(w.container, exec)
+	}
+}
+
+// prove waits until a command has started. Docker reports the end of such a
+// command, but not that of one that could not start.
+func (r *Runtime) prove(ctx context.Context, w *Work, exec string) {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		x, err := r.api.inspectExec(ctx, exec)
+		switch {
+		case err == nil && x.Running && x.Pid > 0:
+			return
+		case err == nil && !x.Running, isStatus(err, 404):
+			r.over(w, exec)
 			return
 		}
-		f.beside.add(w.container, exec, w.id, strings.TrimSpace(command))
-	case e.Action == execDie && !w.checks.end(exec):
-		f.beside.remove(w.container, exec)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
@@ -198,22 +236,29 @@ func (w *Work) isCheck(command string) bool {
 
 // findCommands holds a container for the users' commands that already run
 // beside it.
-func (f *follower) findCommands(ctx context.Context, d *details, id string) error {
+func (f *follower) findCommands(ctx context.Context, d *details) error {
 	for _, exec := range d.ExecIDs {
-		command, runs, err := f.r.api.running(ctx, exec)
-		if err != nil {
+		if err := f.r.findCommand(ctx, f.h, d.ID, exec); err != nil {
 			return err
 		}
-		w := f.r.workOf(d.ID)
-		_, own := f.r.api.own.Load(exec)
-		if !runs || own || w == nil || w.isCheck(command) {
-			continue
-		}
-		f.beside.add(d.ID, exec, id, command)
-		// If it ended before it was added, no event will report its end.
-		if _, runs, err = f.r.api.running(ctx, exec); err != nil || !runs {
-			f.beside.remove(d.ID, exec)
-		}
 	}
+	return nil
+}
+
+func (r *Runtime) findCommand(ctx context.Context, h Host, container, exec string) error {
+	x, err := r.api.inspectExec(ctx, exec)
+	if isStatus(err, 404) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w := r.workOf(container)
+	_, own := r.api.own.Load(exec)
+	if !x.Running || own || w == nil || w.isCheck(x.command()) {
+		return nil
+	}
+	r.beside.add(h, container, exec, w.id, x.command())
+	r.prove(ctx, w, exec) // if it ended before it was added, no event will report its end
 	return nil
 }

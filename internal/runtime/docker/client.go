@@ -320,11 +320,8 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 		return instance.Outcome{}, err
 	}
 	for { // the exit may be reported shortly after the output ends
-		var end struct {
-			ExitCode *int
-			Running  bool
-		}
-		if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(made.ID)+"/json", nil, nil, &end); err != nil {
+		end, err := c.inspectExec(ctx, made.ID)
+		if err != nil {
 			return instance.Outcome{}, err
 		}
 		if !end.Running && end.ExitCode != nil {
@@ -338,22 +335,26 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 	}
 }
 
-// running returns the command of an exec that still runs.
-func (c *client) running(ctx context.Context, exec string) (command string, ok bool, err error) {
-	var x struct {
-		Running       bool
-		ProcessConfig struct {
-			Entrypoint string   `json:"entrypoint"`
-			Arguments  []string `json:"arguments"`
-		}
+// execDetails is the result of inspecting a command. A command that failed to
+// start does not run. One that is about to start runs and has no Pid.
+type execDetails struct {
+	ContainerID   string
+	Running       bool
+	Pid           int
+	ExitCode      *int
+	ProcessConfig struct {
+		Entrypoint string   `json:"entrypoint"`
+		Arguments  []string `json:"arguments"`
 	}
-	if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(exec)+"/json", nil, nil, &x); err != nil {
-		if isStatus(err, 404) {
-			err = nil
-		}
-		return "", false, err
-	}
-	return strings.Join(append([]string{x.ProcessConfig.Entrypoint}, x.ProcessConfig.Arguments...), " "), x.Running, nil
+}
+
+func (x *execDetails) command() string {
+	return strings.Join(append([]string{x.ProcessConfig.Entrypoint}, x.ProcessConfig.Arguments...), " ")
+}
+
+func (c *client) inspectExec(ctx context.Context, exec string) (x execDetails, err error) {
+	err = c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(exec)+"/json", nil, nil, &x)
+	return x, err
 }
 
 // endExec kills an abandoned command in a container, which Docker itself cannot
@@ -361,11 +362,8 @@ func (c *client) running(ctx context.Context, exec string) (command string, ok b
 func (c *client) endExec(container, made string) {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
-	var now struct {
-		Running bool
-		Pid     int
-	}
-	if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(made)+"/json", nil, nil, &now); err != nil || !now.Running || now.Pid <= 1 {
+	now, err := c.inspectExec(ctx, made)
+	if err != nil || !now.Running || now.Pid <= 1 {
 		return
 	}
 	fd, err := unix.PidfdOpen(now.Pid, 0)

@@ -43,10 +43,10 @@ type Host interface {
 	// unpause by others. It does not block.
 	Observe(id, why string) error
 	Delete(ctx context.Context, id, by string) error
-	// Beside keeps an instance awake while a command runs beside it, until over
-	// is closed. If the host paused the instance, Beside wakes it and waits for
-	// that.
-	Beside(id, command string, over <-chan struct{})
+	// KeepAwake keeps an instance awake for a command that runs inside it, until
+	// leave is called. If the host paused the instance, KeepAwake wakes it first and
+	// waits for that. One that a user paused with Docker stays paused.
+	KeepAwake(ctx context.Context, id, command string) (leave func(), err error)
 }
 
 // SpecOf parses a container's labels. Every fault names its label.
@@ -113,8 +113,8 @@ const (
 // Follow keeps h in sync with Docker until ctx ends: by a full listing at first
 // and after each reconnect, otherwise by events.
 func (r *Runtime) Follow(ctx context.Context, h Host) error {
-	f := &follower{r: r, h: h, beside: besides{h: h, by: map[string]map[string]func(){}}}
-	defer f.beside.removeAll("")
+	f := &follower{r: r, h: h}
+	defer r.beside.removeAll("")
 	for wait := firstRetry; ; {
 		began := time.Now()
 		err := f.once(ctx)
@@ -136,9 +136,8 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 
 // follower applies container changes to the host.
 type follower struct {
-	r      *Runtime
-	h      Host
-	beside besides
+	r *Runtime
+	h Host
 
 	mu    sync.Mutex
 	due   map[string]bool // containers to check, once however many events arrived
@@ -192,7 +191,9 @@ func (f *follower) once(ctx context.Context) error {
 			if actions[e.Action] {
 				f.want(e.Actor.ID)
 			} else if strings.HasPrefix(e.Action, "exec_") {
-				f.command(e)
+				if w, exec, unproven := f.command(e); unproven {
+					wg.Go(func() { f.r.prove(ctx, w, exec) })
+				}
 			}
 		}))
 	})
@@ -219,7 +220,7 @@ func (f *follower) once(ctx context.Context) error {
 // deaf drops the commands whose end will not be reported. Those that still run
 // are found again once Docker is reachable.
 func (f *follower) deaf() {
-	f.beside.removeAll("")
+	f.r.beside.removeAll("")
 	f.r.mu.Lock()
 	works := slices.Collect(maps.Values(f.r.works))
 	f.r.mu.Unlock()
@@ -242,6 +243,8 @@ func (e *hostError) Error() string { return e.err.Error() }
 func (e *hostError) Unwrap() error { return e.err }
 
 func (f *follower) lookAtAll(ctx context.Context) error {
+	f.deaf() // the ends of commands that the front noted meanwhile were not reported
+	f.r.share()
 	ids, err := f.r.api.labelled(ctx, LabelPauseAfter)
 	if err != nil {
 		return err
@@ -319,7 +322,7 @@ func (f *follower) sync(ctx context.Context, c string) error {
 			return &hostError{err}
 		}
 	}
-	if err := f.findCommands(ctx, d, id); err != nil {
+	if err := f.findCommands(ctx, d); err != nil {
 		return err
 	}
 	if err := f.h.Observe(id, doneOutside(d)); err != nil {
@@ -396,7 +399,7 @@ func (f *follower) ended(d *details) {
 	if w == nil || d.runs() && d.State.Pid == w.Identity().PID {
 		return
 	}
-	f.beside.removeAll(d.ID)
+	f.r.beside.removeAll(d.ID)
 	e := d.exit()
 	if d.runs() || d.State.Restarting { // replaced by another run
 		e = instance.Exit{Lost: true, At: time.Now()}
@@ -411,7 +414,7 @@ func (f *follower) gone(ctx context.Context, c string) error {
 		f.r.drop(w)
 		f.r.cfg.OnExit(w.id, w.Identity().Run, instance.Exit{Lost: true, At: time.Now()})
 	}
-	f.beside.removeAll(c)
+	f.r.beside.removeAll(c)
 	f.r.setFault(c, "")
 	f.r.join(c, "")
 	if id, ok := f.h.ByImage("docker", c); ok {

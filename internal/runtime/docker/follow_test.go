@@ -149,7 +149,9 @@ func (l *ledger) called(id string) string {
 
 func (l *ledger) StartedOutside(context.Context, string, string) error { return nil }
 
-func (l *ledger) Beside(_, _ string, over <-chan struct{}) { <-over }
+func (l *ledger) KeepAwake(context.Context, string, string) (leave func(), err error) {
+	return func() {}, nil
+}
 
 func (l *ledger) Observe(id, _ string) error {
 	l.mu.Lock()

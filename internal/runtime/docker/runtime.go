@@ -44,6 +44,7 @@ import (
 // Config configures a Runtime.
 type Config struct {
 	Socket  string           // of the Docker Engine API
+	Front   string           // socket of the host that Runtime.Front serves, empty for none
 	Process *process.Runtime // watches sockets and reads processes
 	Log     *slog.Logger
 
@@ -65,6 +66,7 @@ type Runtime struct {
 	faults map[string]string // by container: why it is not adopted
 	joined map[string]string // by container: the container whose network it shares; nil until listed
 	wakes  sync.WaitGroup
+	beside besides
 }
 
 var (

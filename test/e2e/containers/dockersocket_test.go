@@ -1,0 +1,344 @@
+package containers
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"lull/internal/core/idle"
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/waittest"
+	"lull/internal/protocol/hostctl"
+)
+
+// behind is a Docker daemon with a lull whose socket is in front of Docker's.
+type behind struct {
+	dock
+	front string
+}
+
+func newBehind(t *testing.T) behind {
+	t.Helper()
+	k := daemontest.StartDockerd(t)
+	front := filepath.Join(filepath.Dir(k.Socket()), "front")
+	return behind{dock{k, host(t, "--docker="+k.Socket(), "--docker-socket="+front)}, front}
+}
+
+// client returns a docker command that uses the front.
+func (k behind) client(args ...string) *exec.Cmd {
+	return exec.CommandContext(k.d.T.Context(), "/usr/bin/docker", append([]string{"-H", "unix://" + k.front}, args...)...)
+}
+
+// does runs a docker command through the front, which must succeed.
+func (k behind) does(stdin string, args ...string) string {
+	k.d.T.Helper()
+	c := k.client(args...)
+	c.Stdin = strings.NewReader(stdin)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		k.d.T.Fatalf("docker %s through the front: %v: %.500s", args, err, out)
+	}
+	return string(out)
+}
+
+// stays checks that a container is still paused by lull.
+func (k behind) stays(name, after string) {
+	k.d.T.Helper()
+	if o := k.d.Show(name); o.State != "paused" || k.status(name) != "paused" {
+		k.d.T.Errorf("after %s: %s, docker says %s", after, daemontest.Describe(o), k.status(name))
+	}
+}
+
+// heldBy returns what holds an instance because of a command.
+func heldBy(o hostctl.Instance) string {
+	i := slices.IndexFunc(o.Blocks, func(b idle.Block) bool { return b.Signal == "exec" })
+	if i < 0 {
+		return ""
+	}
+	return o.Blocks[i].Sentence
+}
+
+// TestDockerSocket: through lull's socket in front of Docker's, what Docker
+// refuses for a paused container wakes one that lull has paused, and holds it
+// for as long as it takes. Nothing else wakes one, and nothing wakes one that a
+// user has paused.
+func TestDockerSocket(t *testing.T) {
+	k := newBehind(t)
+	k.serve("web")
+
+	// What only reads wakes nothing. Docker itself refuses an exec.
+	k.pause("web")
+	if out := k.Fails("exec", "web", "true"); !strings.Contains(out, "paused") {
+		t.Errorf("docker exec without the front: %s", out)
+	}
+	if out := k.does("", "ps"); !strings.Contains(out, "(Paused)") {
+		t.Errorf("docker ps: %s", out)
+	}
+	for _, args := range [][]string{{"inspect", "web"}, {"logs", "web"}, {"top", "web"}, {"port", "web"}, {"stats", "--no-stream", "web"}, {"diff", "web"},
+		{"events", "--since=1s", "--until=0s"}, {"cp", "web:/bin/busybox", filepath.Join(k.d.Dir, "copied")}} {
+		k.does("", args...)
+		k.stays("web", strings.Join(args, " "))
+	}
+
+	// An exec wakes it, and its streams pass.
+	if got := k.does("", "exec", "web", "echo", "here"); got != "here\n" {
+		t.Errorf("docker exec says %q", got)
+	}
+	if o := k.d.Await("web", "running"); o.LastResumedBy != "manual" {
+		t.Errorf("it was resumed by %s", o.LastResumedBy)
+	}
+	k.pause("web")
+	long := strings.Repeat("0123456789abcdef", 1<<16)
+	if got := k.does(long, "exec", "-i", "web", "cat"); got != long {
+		t.Errorf("cat returns %d bytes, want %d", len(got), len(long))
+	}
+
+	// It is held while the command's stream is open, and not longer.
+	k.pause("web")
+	open := k.client("exec", "-i", "web", "cat")
+	stdin, err := open.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := open.Start(); err != nil {
+		t.Fatal(err)
+	}
+	const once = "A command runs beside it: cat."
+	k.d.Until("web", "the command holds it once", func(o hostctl.Instance) bool { return o.State == "running" && heldBy(o) == once })
+	if _, err := k.d.Do(t.Context(), "web", "pause", nil); err == nil || !strings.Contains(err.Error(), once) {
+		t.Errorf("paused under a command: %v", err)
+	}
+	if err := stdin.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := open.Wait(); err != nil {
+		t.Error(err)
+	}
+	free := func(what string) {
+		t.Helper()
+		k.d.Until("web", "nothing holds it after "+what, func(o hostctl.Instance) bool { return heldBy(o) == "" })
+	}
+	free("the command")
+
+	// One that is detached holds it until its own end.
+	k.pause("web")
+	k.does("", "exec", "-d", "web", "sleep", "77777")
+	k.d.Until("web", "the detached command holds it", func(o hostctl.Instance) bool {
+		return o.State == "running" && heldBy(o) == "A command runs beside it: sleep 77777."
+	})
+	k.does("", "exec", "web", "/bin/busybox", "killall", "sleep")
+	free("the detached command")
+
+	// One that cannot start, or is never started, does not hold it.
+	k.pause("web")
+	for _, flag := range []string{"-i", "-d"} {
+		if out, err := k.client("exec", flag, "web", "no-such-command").CombinedOutput(); err == nil {
+			t.Errorf("a command that does not exist: %s", out)
+		}
+	}
+	k.Fails("exec", "web", "no-such-command") // nor without the front
+	made := k.asks("POST", "/containers/web/exec", `{"Cmd":["true"]}`)
+	if made != http.StatusCreated {
+		t.Errorf("a command is made: %d", made)
+	}
+	free("commands that did not start")
+
+	// What Docker refuses besides.
+	for _, c := range []struct {
+		method, path string
+		want         int
+	}{
+		{"POST", "/containers/web/attach?stream=1&stdout=1", http.StatusSwitchingProtocols},
+		{"POST", "/containers/web/start", http.StatusNotModified},
+	} {
+		k.pause("web")
+		if got := requests(t, k.Socket(), c.method, c.path, ""); got != http.StatusConflict {
+			t.Errorf("%s without the front: %d", c.path, got)
+		}
+		if got := k.asks(c.method, c.path, ""); got != c.want {
+			t.Errorf("%s: %d, want %d", c.path, got, c.want)
+		}
+		k.d.Await("web", "running")
+		free(c.path)
+	}
+
+	// A user's pause stays, whoever made the pause before it.
+	k.pause("web")
+	k.does("", "pause", "web")
+	k.d.Until("web", "a user has paused it", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
+	if out, err := k.client("exec", "web", "true").CombinedOutput(); err == nil || !strings.Contains(string(out), "paused") {
+		t.Errorf("docker exec after docker pause: %v: %s", err, out)
+	}
+	if o := k.d.Show("web"); o.LastPausedBy != "external" || k.status("web") != "paused" {
+		t.Errorf("after docker exec: %s, docker says %s", daemontest.Describe(o), k.status("web"))
+	}
+	k.does("", "unpause", "web")
+	k.known("web")
+
+	// All other uses pass: uploads, runs with streams, waits and followed logs.
+	tar, err := os.ReadFile(filepath.Join(filepath.Dir(k.front), "root.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.does(string(tar), "import", "-", "box:2")
+	if got := k.does("in", "run", "--rm", "-i", "--network", "none", "box:2", "sh", "-c", "cat; echo out"); got != "inout\n" {
+		t.Errorf("docker run says %q", got)
+	}
+	k.does("", "run", "-d", "--name", "ends", "--network", "none", "box:1", "sh", "-c", "echo first; until [ -e /end ]; do sleep 0.1; done; echo last; exit 7")
+	var followed bytes.Buffer
+	logs, wait := k.client("logs", "-f", "ends"), k.client("wait", "ends")
+	logs.Stdout = &followed
+	var code bytes.Buffer
+	wait.Stdout = &code
+	for _, c := range []*exec.Cmd{logs, wait} {
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.does("", "exec", "ends", "sh", "-c", ": >/end") // one that lull does not know
+	for _, c := range []*exec.Cmd{logs, wait} {
+		if err := c.Wait(); err != nil {
+			t.Errorf("docker %s: %v", c.Args[3:], err)
+		}
+	}
+	if followed.String() != "first\nlast\n" || code.String() != "7\n" {
+		t.Errorf("docker logs -f says %q, docker wait %q", followed.String(), code.String())
+	}
+
+	// Whichever daemon restarts, the front works again.
+	k.pause("web")
+	k.d.Kill()
+	k.is("web", "running")
+	k.d.Boot()
+	k.known("web")
+	k.does("", "exec", "web", "true")
+	k.Stop()
+	if out, err := k.client("ps").CombinedOutput(); err == nil || !strings.Contains(string(out), k.Socket()) {
+		t.Errorf("without Docker: %v, %s", err, out)
+	}
+	k.Start()
+	waittest.NoError(t, "docker exec works with the next Docker", func() error {
+		out, err := k.client("exec", "web", "true").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+func (k behind) asks(method, path, body string) int {
+	k.d.T.Helper()
+	return requests(k.d.T, k.front, method, path, body)
+}
+
+// requests makes a request that may become a stream, which it leaves, and returns
+// the status.
+func requests(t *testing.T, socket, method, path, body string) int {
+	t.Helper()
+	c := http.Client{Timeout: daemontest.WaitLimit, Transport: &http.Transport{DisableKeepAlives: true,
+		Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+	q, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	if strings.Contains(path, "/attach") {
+		q.Header.Set("Connection", "Upgrade")
+		q.Header.Set("Upgrade", "tcp")
+	}
+	res, err := c.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusSwitchingProtocols {
+		_, _ = io.Copy(io.Discard, res.Body) // only the status is of interest
+	}
+	return res.StatusCode
+}
+
+// TestDockerSocketOwner: the front is open to those who may use Docker's own
+// socket, and to no others, from its first instant. It takes the place of a
+// socket that nothing serves, and of nothing else.
+func TestDockerSocketOwner(t *testing.T) {
+	k := newBehind(t)
+	owner := func(path string) string {
+		st, err := os.Stat(path)
+		if err != nil {
+			return err.Error()
+		}
+		s := st.Sys().(*syscall.Stat_t)
+		return fmt.Sprintf("%s %d:%d", st.Mode(), s.Uid, s.Gid)
+	}
+	same := func(what string) {
+		t.Helper()
+		daemontest.Wait(t, what+": the front has the owner and mode of Docker's socket", func() (bool, string) {
+			front, engine := owner(k.front), owner(k.Socket())
+			return front == engine, front + " and " + engine
+		})
+	}
+	same("at first")
+	for _, c := range []struct {
+		mode     os.FileMode
+		uid, gid int
+		want     string
+	}{
+		{0o660, 0, 4242, "Srw-rw---- 0:4242"},
+		{0o666, 4241, 4242, "Srw-rw---- 4241:4242"},
+		{0o600, 0, 0, "Srw------- 0:0"},
+	} {
+		if err := os.Chown(k.Socket(), c.uid, c.gid); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(k.Socket(), c.mode); err != nil {
+			t.Fatal(err)
+		}
+		k.d.Kill() // its socket stays
+		k.d.Boot()
+		daemontest.Wait(t, "the front is "+c.want, func() (bool, string) { got := owner(k.front); return got == c.want, got })
+	}
+
+	// Without Docker, nobody else may use it yet.
+	if err := os.Chown(k.Socket(), 0, 4242); err != nil {
+		t.Fatal(err)
+	}
+	k.d.Kill()
+	k.Stop()
+	k.d.Boot()
+	if got := owner(k.front); got != "Srw------- 0:0" {
+		t.Errorf("without Docker the front is %s", got)
+	}
+	k.Start()
+	same("Docker came later")
+
+	for _, c := range []struct{ name, at, want string }{
+		{"a socket in use", k.front, "another process serves there"},
+		{"a file", filepath.Join(k.d.Dir, "daemon.log"), "not a socket"},
+		{"Docker's own", k.Socket(), "Docker's own socket"},
+		{"Docker's own, through a link", filepath.Join(k.d.Dir, "link", filepath.Base(k.Socket())), "Docker's own socket"},
+	} {
+		if err := os.Symlink(filepath.Dir(k.Socket()), filepath.Join(k.d.Dir, "link")); err != nil && !os.IsExist(err) {
+			t.Fatal(err)
+		}
+		before := owner(c.at)
+		dir := t.TempDir()
+		out, err := exec.CommandContext(t.Context(), daemontest.Program("lull"), "host", "--data", dir+"/d", "--socket", filepath.Join(k.d.Dir, "other.sock"),
+			"--docker="+k.Socket(), "--docker-socket="+c.at).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), c.want) {
+			t.Errorf("%s: %v, %s", c.name, err, out)
+		}
+		if after := owner(c.at); after != before {
+			t.Errorf("%s was %s and is %s", c.name, before, after)
+		}
+	}
+	k.does("", "version")
+}
