@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -150,7 +151,12 @@ func (k *keeper) guard(dir string, was int, lock os.FileInfo, log *slog.Logger) 
 	if err := s.loadFrozen(); err != nil {
 		log.Error("some of the shim's state is not usable", "err", err)
 	}
-	s.thaw("the shim and the daemon have ended")
+	const why = "the shim and the daemon have ended"
+	s.thaw(why)
+	// Guests and containers must not wait for the next shim, nor it for them.
+	ask := func() { s.letOthersRun(why, func() bool { return !anotherAnswers(dir, was) }) }
+	var asking sync.WaitGroup
+	asking.Go(ask)
 	if again, err := os.Stat(dir + "/shim.lock"); err != nil || !os.SameFile(lock, again) {
 		return 0 // the host was removed
 	}
@@ -166,8 +172,9 @@ func (k *keeper) guard(dir string, was int, lock os.FileInfo, log *slog.Logger) 
 			}
 		}
 	}
+	asking.Wait()
 	for end := time.Now().Add(dogAsks); len(s.others) > 0 && time.Now().Before(end); time.Sleep(askAgain) {
-		s.letOthersRun("the shim and the daemon have ended", func() bool { return !anotherAnswers(dir, was) })
+		ask()
 		if anotherAnswers(dir, was) {
 			break
 		}
