@@ -489,9 +489,7 @@ func TestDockerFailsOpen(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		t.Logf("REPORT docker, %s: a client is answered after %s", c.name, time.Since(began).Round(time.Millisecond))
-		if got := k.status("web"); got != "running" {
-			t.Errorf("%s: docker says that it is %s", c.name, got)
-		}
+		k.is("web", "running") // Docker says so shortly after its program runs
 		undo()
 		k.d.Until("web", "its resume is known", func(o hostctl.Instance) bool {
 			return o.State == "running" && o.LastResumedAt != nil && o.LastResumedAt.After(began)
