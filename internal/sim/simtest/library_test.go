@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/fleet/sealed"
 	"lull/internal/lib/memnet"
 	lullcml "lull/internal/platform/cml"
 	"lull/internal/sim"
@@ -57,7 +58,7 @@ func (h cmlHost) client(user, password string) *lullcml.Client {
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return h.net.DialContext(ctx, network, address)
 	}
-	c := must(lullcml.New(lullcml.Config{URL: "http://h", Username: user, Password: password, TLS: lullcml.TLS{Insecure: true}, Dial: dial}))(h.t)
+	c := must(lullcml.New(lullcml.Config{URL: "http://h", Username: user, Password: sealed.Plain(password), TLS: lullcml.TLS{Insecure: true}, Dial: dial}))(h.t)
 	h.t.Cleanup(c.Close)
 	return c
 }
