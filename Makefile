@@ -101,7 +101,7 @@ AGAIN := env MAKEFLAGS= $(MAKE) --no-print-directory
 # $(call TEST,lane,packages,flags). make lint vets, so that the tests need not.
 # No test is repeated: one that fails now and then is a bug to fix. A package that
 # takes half an hour, at three times its time beside busy lanes, hangs.
-TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 30m $(3)
+TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 60m $(3)
 # $(call TOOK,lane) begins the recipe of a lane, and notes how long it took, and
 # the user and system time of its processes.
 TOOK = trap 'times >bin/times-$(1); printf "lane: %6d s: %s, CPU %s\n" $$SECONDS $(1) "$$(tail -1 bin/times-$(1))" >bin/lane-$(1).txt' EXIT
@@ -149,8 +149,8 @@ test-programs:
 	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)')
 
 test-guests:
-	@$(call TOOK,guests); ok=0; nice -n 5 $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
-		nice -n 5 $(call TEST,boots,./test/e2e/host,-count=1 -run '$(BOOTS)') || ok=1; \
+	@$(call TOOK,guests); ok=0; $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
+		$(call TEST,boots,./test/e2e/host,-count=1 -run '$(BOOTS)') || ok=1; \
 		exit $$ok
 
 test-alone:

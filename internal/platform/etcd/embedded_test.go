@@ -135,7 +135,7 @@ func sockets(t *testing.T) (all, listening map[string]string) {
 // TestNoSockets: the embedded server opens no socket of any kind, so none
 // that another user could reach.
 func TestNoSockets(t *testing.T) {
-	before, _ := sockets(t)
+	before, listened := sockets(t) // those that reserve ports for the tests
 	s := openTest(t, EmbeddedConfig{})
 	if _, err := s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", nil)}}); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestNoSockets(t *testing.T) {
 			t.Errorf("a socket was opened: %s", inode)
 		}
 	}
-	if len(listening) > 0 {
+	if len(listening) > len(listened) {
 		t.Errorf("listening: %v", listening)
 	}
 	// The list must be able to show what the defaults of etcd would open.
@@ -155,7 +155,7 @@ func TestNoSockets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, listening := sockets(t); len(listening) != 1 {
+		if _, listening := sockets(t); len(listening) != len(listened)+1 {
 			t.Errorf("a listener on %v shows as %v", at, listening)
 		}
 		if err := l.Close(); err != nil {
