@@ -195,6 +195,7 @@ const requestLimit = 30 * time.Second
 
 // adoptAlive adopts a run that was running, paused or in a transition.
 func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
+	i.shut(false) // the earlier daemon may have ended just before it recorded a stop
 	// An instance with its own network is relayed to wherever it listens, even
 	// if its listeners cannot be read.
 	if ls, err := w.Listeners(); err == nil || i.rt.Capabilities().Network {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"lull/internal/core/idle"
@@ -118,8 +119,9 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 				"%s cannot be watched while frozen (%s); expose another port to use the relay.", e.Listen, e.Why)}
 		}
 	}
-	if len(backends) == 0 && len(want) > 0 { // the shared HTTP port also reaches it
-		if b, err := i.backend(want[0].Target, run); err == nil {
+	tcp := slices.IndexFunc(want, func(e instance.Endpoint) bool { return e.Proto == "" })
+	if len(backends) == 0 && tcp >= 0 { // the shared HTTP port also reaches it
+		if b, err := i.backend(want[tcp].Target, run); err == nil {
 			backends = append(backends, b)
 		}
 	}

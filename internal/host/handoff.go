@@ -12,10 +12,10 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/listeners"
+	"lull/internal/protocol/shimctl"
 )
 
-// Bind handoff: lull keeps the listening sockets of an instance on the direct
-// path while its program does not run, and substitutes them when the program
+// Bind handoff: lull keeps the sockets of an instance on the direct path while its program does not run, and substitutes them when the program
 // binds. A connection made in the meantime waits in the backlog, starts the
 // program if lull had stopped it, and is accepted by the program itself.
 //
@@ -82,15 +82,15 @@ func (i *inst) keptAddrs() (addrs []string) {
 		return nil
 	case s.ListenFDs:
 		for _, e := range s.Expose {
-			addrs = append(addrs, e.Target)
+			addrs = append(addrs, shimctl.Addr(e, s.User))
 		}
 		return addrs
 	case !i.wakes() || i.ports.noHandoff.Load() != nil:
 		return nil
 	}
 	for _, e := range s.Expose {
-		if e.Proto == "" && !i.relays(e) {
-			addrs = append(addrs, e.Target)
+		if !i.relays(e) {
+			addrs = append(addrs, shimctl.Addr(e, s.User))
 		}
 	}
 	if len(addrs) > 0 && i.h.canHandOff() != nil {
@@ -124,34 +124,28 @@ func (i *inst) deaf(unheard bool) (why string, all bool) {
 // deafPorts is deaf for an instance that exposes ports.
 func (i *inst) deafPorts() (string, bool) {
 	s, relayed := i.spec(), false
-	var udp, direct []string
+	var direct []string
 	for _, e := range s.Expose {
-		switch {
-		case e.Proto != "":
-			udp = append(udp, e.Listen)
-		case !i.relays(e):
-			direct = append(direct, e.Listen)
-		default:
+		if i.relays(e) {
 			relayed = true
+		} else {
+			direct = append(direct, e.Listen)
 		}
 	}
-	var why []string
+	why := ""
 	_, err := i.h.handoffNow()
 	if given := i.ports.noHandoff.Load(); given != nil {
 		err = errors.New(*given)
 	}
 	if len(direct) > 0 && err != nil {
-		why = append(why, fmt.Sprintf("%s: %v", strings.Join(direct, ", "), err))
+		why = fmt.Sprintf("%s: %v", strings.Join(direct, ", "), err)
 	}
-	if len(udp) > 0 {
-		why = append(why, fmt.Sprintf("%s: UDP ports close while the program is stopped", strings.Join(udp, ", ")))
-	}
-	return strings.Join(why, "; "), !relayed && (len(direct) == 0 || err != nil)
+	return why, !relayed && (len(direct) == 0 || err != nil)
 }
 
-// direct reports whether the program itself listens on an exposed TCP port.
+// direct reports whether the program itself listens on an exposed address.
 func (i *inst) direct() bool {
-	return slices.ContainsFunc(i.spec().Expose, func(e instance.Endpoint) bool { return e.Proto == "" && !i.relays(e) })
+	return slices.ContainsFunc(i.spec().Expose, func(e instance.Endpoint) bool { return !i.relays(e) })
 }
 
 // keep has the sockets of a launch kept, if possible.

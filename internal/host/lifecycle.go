@@ -304,6 +304,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	if err := i.move(power.Stopping); err != nil {
 		return err
 	}
+	// The state is still the former one, so whoever sees the stop comes after this.
 	a := i.asItIs(ctx, by, why)
 	a.force = by != stopAfter
 	if keeps := by == stopAfter || i.turn.again; keeps {
@@ -316,6 +317,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	switch {
 	case err == nil:
 	case i.state() != power.Stopping: // the intent could not be recorded
+		i.shut(false)
 		return err
 	case a.force || errors.As(err, &unusable):
 		why += "; " + disorderSaying + err.Error()

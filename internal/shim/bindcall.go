@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,14 +17,16 @@ import (
 // bindCall is a bind as requested by the program.
 type bindCall struct {
 	pid  int // the process; its threads share their descriptors
+	tid  int
 	fd   int
 	addr netip.AddrPort
+	path string // of a unix socket, in place of addr
 }
 
-// readCall reads what a thread binds. It returns false for anything that is not
-// TCP over IP.
+// readCall reads what a thread binds. It returns false for anything that is
+// neither an IP address with a port nor the path of a unix socket.
 func readCall(n *seccompNotif) (bindCall, bool, error) {
-	c := bindCall{}
+	c := bindCall{tid: int(n.pid)}
 	if n.pid == 0 {
 		return c, false, nil
 	}
@@ -36,16 +39,22 @@ func readCall(n *seccompNotif) (bindCall, bool, error) {
 		word := func(i int) uint64 { return uint64(binary.NativeEndian.Uint32(b[4*i:])) }
 		fd, at, size = word(0), word(1), word(2)
 	}
-	if size < unix.SizeofSockaddrInet4 {
+	if size < 4 {
 		return c, false, nil
 	}
-	b := make([]byte, min(int(min(size, 128)), unix.SizeofSockaddrInet6))
+	b := make([]byte, min(size, unix.SizeofSockaddrUnix))
 	if err := readMemory(int(n.pid), at, b); err != nil {
 		return c, false, err
 	}
 	port := binary.BigEndian.Uint16(b[2:])
 	switch family := binary.NativeEndian.Uint16(b); {
-	case family == unix.AF_INET:
+	case family == unix.AF_UNIX:
+		path, _, _ := bytes.Cut(b[2:], []byte{0})
+		c.path, port = string(path), 1
+		if c.path == "" { // abstract
+			return c, false, nil
+		}
+	case family == unix.AF_INET && len(b) >= 8:
 		c.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), port)
 	case family == unix.AF_INET6 && len(b) >= 24:
 		c.addr = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:24])), port)
@@ -69,7 +78,7 @@ func readMemory(tid int, at uint64, b []byte) error {
 		err = unix.EFAULT
 	}
 	if err != nil {
-		return fmt.Errorf("cannot read the address that thread %d binds: %w", tid, err)
+		return fmt.Errorf("cannot read the address that thread %d passes: %w", tid, err)
 	}
 	return nil
 }
@@ -113,16 +122,22 @@ func inodeOf(fd int) uint64 {
 	return st.Ino
 }
 
-// replaceable reports whether own is a fresh TCP socket in our own network
+// replaceable reports whether own is a fresh socket in our own network
 // namespace that kept can replace.
 func replaceable(own, kept int) bool {
 	opt := func(fd, name int) int { v, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, name); return v }
-	if opt(own, unix.SO_TYPE) != unix.SOCK_STREAM || opt(own, unix.SO_ACCEPTCONN) != 0 {
+	local := opt(kept, unix.SO_DOMAIN) == unix.AF_UNIX
+	if opt(own, unix.SO_TYPE) != opt(kept, unix.SO_TYPE) || opt(own, unix.SO_ACCEPTCONN) != 0 || (opt(own, unix.SO_DOMAIN) == unix.AF_UNIX) != local {
 		return false
+	}
+	if local { // one that is bound already gets the kernel's answer
+		sa, err := unix.Getsockname(own)
+		u, ok := sa.(*unix.SockaddrUnix)
+		return err == nil && ok && (u.Name == "" || u.Name == "@")
 	}
 	// A multipath socket is replaced by a plain one, to which it can fall back
 	// anyway.
-	if p := opt(own, unix.SO_PROTOCOL); p != unix.IPPROTO_TCP && p != unix.IPPROTO_MPTCP {
+	if p := opt(own, unix.SO_PROTOCOL); p != opt(kept, unix.SO_PROTOCOL) && p != unix.IPPROTO_MPTCP {
 		return false
 	}
 	if device, err := unix.GetsockoptString(own, unix.SOL_SOCKET, unix.SO_BINDTODEVICE); err == nil && device != "" {
@@ -194,6 +209,8 @@ func closesOnExec(pid, fd int) bool {
 // carried are the socket options that a program sets before it binds.
 var carried = []struct{ level, name int }{
 	{unix.SOL_SOCKET, unix.SO_REUSEADDR}, {unix.SOL_SOCKET, unix.SO_REUSEPORT}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE},
+	{unix.SOL_SOCKET, unix.SO_BROADCAST}, {unix.SOL_SOCKET, unix.SO_PASSCRED}, {unix.SOL_SOCKET, unix.SO_TIMESTAMP},
+	{unix.IPPROTO_IP, unix.IP_PKTINFO}, {unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO},
 	{unix.SOL_SOCKET, unix.SO_OOBINLINE}, {unix.SOL_SOCKET, unix.SO_MARK}, {unix.SOL_SOCKET, unix.SO_PRIORITY},
 	{unix.IPPROTO_TCP, unix.TCP_NODELAY}, {unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE},
 	{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT}, {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT},

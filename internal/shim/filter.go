@@ -2,14 +2,17 @@ package shim
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// A system call that the filter reports: bind(2), by architecture. The 32-bit
+// A system call that the filter reports, by architecture: bind(2) and, for
+// programs with an exposed unix socket, unlink(2) and unlinkat(2). The 32-bit
 // ones are for 32-bit programs on a 64-bit kernel.
 type trapped struct {
 	arch uint32
@@ -31,9 +34,15 @@ var trappedBinds = []trapped{
 	{archARM64, 200}, {archI386, 361}, {archARM, 282},
 }
 
-// bindFilter returns a seccomp program that reports bind(2) to its listener and
-// allows everything else.
-func bindFilter() []unix.SockFilter {
+// trappedUnlinks maps calls that remove a file to whether they are unlinkat(2).
+var trappedUnlinks = map[trapped]bool{
+	{archX86_64, 87}: false, {archX86_64, 87 | 0x40000000}: false, {archX86_64, 263}: true, {archX86_64, 263 | 0x40000000}: true,
+	{archARM64, 35}: true, {archI386, 10}: false, {archI386, 301}: true, {archARM, 10}: false, {archARM, 328}: true,
+}
+
+// bindFilter returns a seccomp program that reports bind(2), and with unlinks
+// the removal of files, to its listener and allows everything else.
+func bindFilter(unlinks bool) []unix.SockFilter {
 	const (
 		load   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 		equal  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
@@ -46,7 +55,11 @@ func bindFilter() []unix.SockFilter {
 	)
 	calls := map[uint32][]uint32{}
 	var archs []uint32
-	for _, t := range trappedBinds {
+	all := trappedBinds
+	if unlinks {
+		all = slices.AppendSeq(slices.Clone(all), maps.Keys(trappedUnlinks))
+	}
+	for _, t := range all {
 		if calls[t.arch] == nil {
 			archs = append(archs, t.arch)
 		}
@@ -73,8 +86,8 @@ func bindFilter() []unix.SockFilter {
 // Without CAP_SYS_ADMIN the kernel requires no_new_privs, with which setuid
 // programs run without their privileges. plain reports whether that was
 // avoided.
-func installFilter() (fd int, plain bool, err error) {
-	prog := bindFilter()
+func installFilter(unlinks bool) (fd int, plain bool, err error) {
+	prog := bindFilter(unlinks)
 	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
 	const setModeFilter = 1
 	install := func() (int, syscall.Errno) {
@@ -113,8 +126,8 @@ const (
 // filterSelf is the exec stage's part of the handoff. It installs the filter,
 // passes the descriptor to the shim and waits until the shim holds it. If there
 // is no filter, the program starts anyway.
-func filterSelf(socket int) error {
-	fd, plain, err := installFilter()
+func filterSelf(socket int, unlinks bool) error {
+	fd, plain, err := installFilter(unlinks)
 	switch {
 	case err != nil:
 		words := append([]byte{saysNoFilter}, err.Error()...)

@@ -14,6 +14,9 @@ type filter struct {
 	key
 	fd     int
 	handed map[uint64]bool // inodes of sockets that this run was given
+	// removed are held unix sockets whose file the program believes that it has
+	// removed, so that it may bind the path again.
+	removed map[string]bool
 }
 
 // addFilter takes ownership of fd, which reports the binds of a run.
@@ -24,7 +27,7 @@ func (s *Shim) addFilter(k key, fd int) error {
 		unix.Close(fd)
 		return nil
 	}
-	f := &filter{key: k, fd: fd, handed: map[uint64]bool{}}
+	f := &filter{key: k, fd: fd, handed: map[uint64]bool{}, removed: map[string]bool{}}
 	s.filters[fd] = f
 	if err := s.notes.watch(fd); err != nil {
 		delete(s.filters, fd)

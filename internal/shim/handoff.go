@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -13,7 +14,8 @@ import (
 // Bind handoff: the shim holds a listening socket at an exposed address whether
 // or not the program runs. When the program binds that address, the shim
 // substitutes it for the program's own socket. Earlier connections wait in the
-// backlog, and the program accepts them itself.
+// backlog, and the program accepts them itself. A UDP socket is held in the same
+// way, and datagrams wait in it.
 //
 // The program runs under a seccomp filter that reports bind(2) to a descriptor.
 // The shim answers the reports. The daemon and the watchdog hold duplicates of
@@ -96,9 +98,14 @@ func (s *Shim) resumeTaken() {
 	}
 }
 
-// answerBind hands over the held socket, or lets the call continue.
+// answerBind hands over the held socket, keeps the file of a held socket, or
+// lets the call continue.
 func (s *Shim) answerBind(f *filter, n seccompNotif) {
-	handed, err := s.handOver(f, &n)
+	answer := s.handOver
+	if _, ok := trappedUnlinks[trapped{n.arch, uint32(n.nr)}]; ok {
+		answer = s.keepFile
+	}
+	handed, err := answer(f, &n)
 	if err != nil {
 		s.log.Warn("a socket was not handed over", "instance", f.id, "err", err)
 	}
@@ -121,15 +128,24 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	h, ok := s.heldFor(f.id, c.addr)
-	if !ok {
-		return false, nil
+	if _, ok := s.heldFor(f.id, c, false); !ok {
+		if _, ok = s.heldFor(f.id, c, true); !ok {
+			return false, nil
+		}
 	}
 	own, err := socketOf(c.pid, c.fd)
 	if err != nil {
 		return false, err
 	}
 	defer unix.Close(own)
+	kind, err := unix.GetsockoptInt(own, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return false, nil // it is not a socket
+	}
+	h, ok := s.heldFor(f.id, c, kind == unix.SOCK_DGRAM)
+	if !ok {
+		return false, nil
+	}
 	// What was read belongs to the caller only if the call is still pending.
 	// This is not a security check: the program could have bound the socket
 	// itself.
@@ -143,10 +159,17 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	if !replaceable(own, h.fd) {
 		return false, nil
 	}
-	if on, _ := unix.GetsockoptInt(own, unix.SOL_SOCKET, unix.SO_REUSEPORT); on == 0 && f.handed[inode] && s.inUse(f, inode) {
+	if on, _ := unix.GetsockoptInt(own, unix.SOL_SOCKET, unix.SO_REUSEPORT); (on == 0 || h.as.path != "") && f.handed[inode] && !f.removed[h.addr] && s.inUse(f, inode) {
 		return false, nil // address in use, as without a handoff
 	}
-	want := form{ip: c.addr.Addr(), port: c.addr.Port()}
+	want := form{ip: c.addr.Addr(), port: c.addr.Port(), udp: h.as.udp}
+	if h.as.path != "" {
+		want = h.as
+		if h, err = s.bindUnix(f, h, c, own); err != nil {
+			return false, err
+		}
+		want, inode = h.as, inodeOf(h.fd)
+	}
 	if want.ip.Is6() && want.ip.IsUnspecified() {
 		only, err := unix.GetsockoptInt(own, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
 		want.dual = err == nil && only == 0
@@ -167,6 +190,7 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	}
 	s.mu.Lock()
 	f.handed[inode] = true
+	delete(f.removed, h.addr)
 	s.mirrorLocked(f.id)
 	s.mu.Unlock()
 	return true, nil
@@ -178,14 +202,21 @@ func (s *Shim) holds(id string) bool {
 	return len(s.held[id]) > 0
 }
 
-// heldFor finds the held socket that a bind of addr refers to: that of the
-// exposed address itself, or of every address with its port.
-func (s *Shim) heldFor(id string, addr netip.AddrPort) (held, bool) {
+// heldFor finds the held socket that a bind refers to: that of the exposed path
+// or address itself, or of every address with its port.
+func (s *Shim) heldFor(id string, c bindCall, udp bool) (held, bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, h := range s.held[id] {
+	hs := slices.Clone(s.held[id])
+	s.mu.Unlock()
+	for _, h := range hs {
 		f, err := parseForm(h.addr)
-		if err == nil && f.port == addr.Port() && meant(h.addr, f, addr.Addr()) {
+		switch {
+		case err != nil: // a spare
+		case f.path != "" || c.path != "":
+			if f.path != "" && !udp && sameFile(c.tid, unix.AT_FDCWD, c.path, f.path) {
+				return h, true
+			}
+		case f.udp == udp && f.port == c.addr.Port() && meant(h.addr, f, c.addr.Addr()):
 			return h, true
 		}
 	}
@@ -198,7 +229,7 @@ func meant(text string, exposed form, bound netip.Addr) bool {
 		return bound.Is6() || exposed.ip.Unmap().Is4() || exposed.dual
 	case exposed.ip.IsUnspecified():
 		return false
-	case strings.HasPrefix(text, "localhost:"):
+	case strings.HasPrefix(strings.TrimPrefix(text, "udp:"), "localhost:"):
 		return bound.Unmap().IsLoopback()
 	}
 	return bound.Unmap() == exposed.ip.Unmap()

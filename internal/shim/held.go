@@ -16,33 +16,47 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// held is a listening socket that outlives the program that accepts on it.
+// held is a socket that outlives the program that accepts or receives on it.
 type held struct {
-	addr string // the requested address
+	addr string // the requested address, as shimctl.Addr returns it
 	as   form   // the bound address; a program may bind more than is exposed
 	fd   int
+	file fileID // of a unix socket
 }
 
-// form is the address form of a listening socket.
+// form is the address form of a socket.
 type form struct {
 	ip   netip.Addr // IPv4, or IPv6 with IPv4 mapped into it
 	port uint16
-	dual bool // [::] that also accepts IPv4
+	dual bool   // [::] that also accepts IPv4
+	udp  bool   // a UDP socket; otherwise it listens
+	path string // of a unix socket, in place of all of these
 }
 
 func (f form) v4() bool { return f.ip.Is4() }
 
 // String returns the form that parseForm parses.
 func (f form) String() string {
-	if f.dual {
-		return fmt.Sprintf(":%d", f.port)
+	proto := ""
+	switch {
+	case f.path != "":
+		return "unix:" + f.path
+	case f.udp:
+		proto = "udp:"
 	}
-	return netip.AddrPortFrom(f.ip, f.port).String()
+	if f.dual {
+		return fmt.Sprintf("%s:%d", proto, f.port)
+	}
+	return proto + netip.AddrPortFrom(f.ip, f.port).String()
 }
 
 func parseForm(addr string) (form, error) {
+	if _, path, ok := shimctl.UnixAddr(addr); ok {
+		return form{path: path}, nil
+	}
+	addr, udp := shimctl.UDPAddr(addr)
 	ip, port, any6, err := parseAddr(addr)
-	return form{ip.WithZone(""), uint16(port), any6}, err
+	return form{ip: ip.WithZone(""), port: uint16(port), dual: any6, udp: udp}, err
 }
 
 // formOf reads the form of a socket.
@@ -51,11 +65,18 @@ func formOf(fd int) (form, error) {
 	if err != nil {
 		return form{}, err
 	}
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return form{}, err
+	}
+	udp := kind == unix.SOCK_DGRAM
 	switch sa := sa.(type) {
+	case *unix.SockaddrUnix:
+		return form{path: sa.Name}, nil
 	case *unix.SockaddrInet4:
-		return form{ip: netip.AddrFrom4(sa.Addr), port: uint16(sa.Port)}, nil
+		return form{ip: netip.AddrFrom4(sa.Addr), port: uint16(sa.Port), udp: udp}, nil
 	case *unix.SockaddrInet6:
-		f := form{ip: netip.AddrFrom16(sa.Addr), port: uint16(sa.Port)}
+		f := form{ip: netip.AddrFrom16(sa.Addr), port: uint16(sa.Port), udp: udp}
 		if f.ip.IsUnspecified() {
 			only, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
 			if err != nil {
@@ -85,6 +106,9 @@ func hold(old []held, addrs []string, as map[string]string) (now, drop []held, e
 		}
 		seen[a] = true
 		h, ok := have[a]
+		if !ok && isSpare(a) {
+			continue // nothing takes its place
+		}
 		if !ok {
 			h = held{addr: a}
 			if h.fd, err = listen(cmp.Or(as[a], a)); err != nil {
@@ -94,6 +118,7 @@ func hold(old []held, addrs []string, as map[string]string) (now, drop []held, e
 			if h.as, err = formOf(h.fd); err != nil {
 				break
 			}
+			h.identify()
 		}
 		now = append(now, h)
 	}
@@ -135,15 +160,19 @@ func parseAddr(addr string) (ip netip.Addr, port int, any6 bool, err error) {
 	return ip, int(n), false, nil
 }
 
-// listen binds a TCP socket.
+// listen makes a socket that is bound to addr and, except for UDP, listens.
 func listen(addr string) (int, error) {
-	ip, port, any6, err := parseAddr(addr)
+	if user, path, ok := shimctl.UnixAddr(addr); ok {
+		return listenUnix(user, path)
+	}
+	hostport, udp := shimctl.UDPAddr(addr)
+	ip, port, any6, err := parseAddr(hostport)
 	if err != nil {
 		return -1, err
 	}
-	fd, err := bind(ip, port, any6)
+	fd, err := bind(ip, port, any6, udp)
 	if any6 && err == unix.EAFNOSUPPORT {
-		fd, err = bind(netip.IPv4Unspecified(), port, false)
+		fd, err = bind(netip.IPv4Unspecified(), port, false, udp)
 	}
 	if err != nil {
 		return -1, shimctl.Errorf(shimctl.CodeFailed, "cannot hold %s: %w", addr, err)
@@ -151,8 +180,11 @@ func listen(addr string) (int, error) {
 	return fd, nil
 }
 
-func bind(ip netip.Addr, port int, dual bool) (int, error) {
-	family := unix.AF_INET
+func bind(ip netip.Addr, port int, dual, udp bool) (int, error) {
+	family, kind := unix.AF_INET, unix.SOCK_STREAM
+	if udp {
+		kind = unix.SOCK_DGRAM
+	}
 	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: port, Addr: [4]byte{}}
 	if ip.Is4() {
 		sa = &unix.SockaddrInet4{Port: port, Addr: ip.As4()}
@@ -168,11 +200,14 @@ func bind(ip netip.Addr, port int, dual bool) (int, error) {
 		}
 		sa = in6
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil && family == unix.AF_INET6 {
+	if !udp { // it would let others share a UDP port
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
+	if err == nil && family == unix.AF_INET6 {
 		only := 1
 		if dual || ip.Is4In6() {
 			only = 0
@@ -182,7 +217,7 @@ func bind(ip netip.Addr, port int, dual bool) (int, error) {
 	if err == nil {
 		err = unix.Bind(fd, sa)
 	}
-	if err == nil {
+	if err == nil && !udp {
 		err = unix.Listen(fd, backlog)
 	}
 	if err != nil {
@@ -209,8 +244,10 @@ func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 		if has {
 			continue
 		}
-		if f, err := formOf(fd); err == nil && f.port != 0 { // a released socket does not listen
-			s.held[m.ID] = append(s.held[m.ID], held{m.Addrs[i], f, fd})
+		if f, err := formOf(fd); err == nil && (f.port != 0 || f.path != "") { // a released socket does not listen
+			h := held{addr: m.Addrs[i], as: f, fd: fd}
+			h.identify()
+			s.held[m.ID] = append(s.held[m.ID], h)
 			r.FDs[i] = -1
 		}
 	}
@@ -235,13 +272,18 @@ func (s *Shim) setHeldLocked(id string, addrs []string) error {
 	if err != nil {
 		return err
 	}
-	closeHeld(drop)
 	defer s.mirrorLocked(id)
+	s.dropLocked(id, now, drop)
 	if len(now) == 0 {
 		delete(s.held, id)
 		return remove(s.dir.heldFile(id))
 	}
 	s.held[id] = now
+	for _, h := range now {
+		if err := s.reachLocked(id, h); err != nil {
+			return err
+		}
+	}
 	return s.saveHeldLocked(id)
 }
 
@@ -300,7 +342,7 @@ func (s *Shim) loadHeld() error {
 			errs = append(errs, err)
 			continue
 		}
-		closeHeld(drop)
+		s.dropLocked(h.ID, now, drop)
 		s.held[h.ID] = now
 		s.mirrorLocked(h.ID)
 	}
@@ -326,7 +368,7 @@ func (s *Shim) fromProgram(pid int, addrs []string, as map[string]string) (found
 			continue
 		}
 		i := -1
-		if listening(fd) {
+		if in, err := formOf(fd); err == nil && (listening(fd) || in.udp) {
 			i = slices.IndexFunc(addrs, func(a string) bool {
 				return boundTo(fd, cmp.Or(as[a], a)) && !slices.ContainsFunc(found, func(h held) bool { return h.addr == a })
 			})
@@ -340,7 +382,9 @@ func (s *Shim) fromProgram(pid int, addrs []string, as map[string]string) (found
 			unix.Close(fd)
 			continue
 		}
-		found = append(found, held{addrs[i], f, fd})
+		h := held{addr: addrs[i], as: f, fd: fd}
+		h.identify()
+		found = append(found, h)
 	}
 	return found
 }

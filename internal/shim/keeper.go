@@ -179,7 +179,7 @@ func (s *Shim) takeKept(m keptMessage, fds []int) {
 	for n, k := range m.FDs {
 		fd := fds[n]
 		if k.Addr == "" {
-			f := &filter{key: key{m.ID, k.Run}, fd: fd, handed: handed}
+			f := &filter{key: key{m.ID, k.Run}, fd: fd, handed: handed, removed: map[string]bool{}}
 			s.filters[fd] = f
 			if err := s.notes.watch(fd); err != nil {
 				s.log.Error("the binds of an instance are not watched", "instance", m.ID, "err", err)
@@ -194,8 +194,11 @@ func (s *Shim) takeKept(m keptMessage, fds []int) {
 		if k.Handed {
 			handed[inodeOf(fd)] = true
 		}
-		s.held[m.ID] = append(s.held[m.ID], held{k.Addr, as, fd})
+		h := held{addr: k.Addr, as: as, fd: fd}
+		h.identify()
+		s.held[m.ID] = append(s.held[m.ID], h)
 	}
+	s.sortSparesLocked(m.ID)
 }
 
 // limitIO bounds how long a message may take.

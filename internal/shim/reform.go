@@ -44,6 +44,10 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	}
 	s.log.Info("a held socket follows the program", "instance", f.id, "from", h.as.String(), "to", want.String())
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id})
+	if want.udp { // its datagrams cannot be passed on under their senders' addresses
+		unix.Close(h.fd)
+		return next, nil
+	}
 	program, err := unix.FcntlInt(uintptr(next.fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		program = -1
@@ -61,7 +65,11 @@ func (s *Shim) beside(h held, want form, own int) (held, error) {
 	if !want.v4() {
 		family = unix.AF_INET6
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	kind := unix.SOCK_STREAM
+	if want.udp {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fail(err)
 	}
@@ -89,14 +97,14 @@ func (s *Shim) beside(h held, want form, own int) (held, error) {
 	if err == nil {
 		err = unix.Bind(fd, sa)
 	}
-	if err == nil {
+	if err == nil && !want.udp {
 		err = unix.Listen(fd, backlog)
 	}
 	if err != nil {
 		unix.Close(fd)
 		return fail(err)
 	}
-	return held{h.addr, want, fd}, nil
+	return held{addr: h.addr, as: want, fd: fd}, nil
 }
 
 // giveUp stops holding a socket, including its duplicates, so that the program
@@ -182,7 +190,7 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 	unix.Close(h.fd)
 	for _, fd := range clients {
 		awaitBacklog(program)
-		s.pass(id, fd, addr)
+		s.pass(id, fd, func() (net.Conn, error) { return net.DialTimeout("tcp", addr, dialLimit) })
 	}
 }
 
@@ -213,14 +221,14 @@ func awaitBacklog(listener int) {
 }
 
 // pass connects one client to the program, and returns once it is connected.
-func (s *Shim) pass(id string, fd int, addr string) {
+func (s *Shim) pass(id string, fd int, dial func() (net.Conn, error)) {
 	file := os.NewFile(uintptr(fd), "client")
 	client, err := net.FileConn(file)
 	file.Close()
 	if err != nil {
 		return
 	}
-	program, err := net.DialTimeout("tcp", addr, dialLimit)
+	program, err := dial()
 	if err != nil {
 		s.log.Warn("a client could not be passed on", "instance", id, "err", err)
 		client.Close()
@@ -230,7 +238,7 @@ func (s *Shim) pass(id string, fd int, addr string) {
 	copying := func(to, from net.Conn) {
 		wg.Go(func() {
 			_, _ = io.Copy(to, from) // an error ends it like EOF
-			if c, ok := to.(*net.TCPConn); ok {
+			if c, ok := to.(interface{ CloseWrite() error }); ok {
 				_ = c.CloseWrite()
 			}
 		})

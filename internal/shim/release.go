@@ -43,7 +43,14 @@ func (s *Shim) release(_ context.Context, r *shimctl.Request) (shimctl.Answer, e
 		if used, err := s.findSocket(f, inode); used || err != nil {
 			continue // unknown does not mean closed
 		}
-		if err := unix.Shutdown(h.fd, unix.SHUT_RD); err != nil {
+		if h.as.path != "" {
+			s.mu.Lock()
+			_, err := s.renewLocked(m.ID, h, false)
+			s.mu.Unlock()
+			if err != nil {
+				return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeFailed, "cannot release %s: %w", h.addr, err)
+			}
+		} else if err := unix.Shutdown(h.fd, unix.SHUT_RD); err != nil {
 			return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeFailed, "cannot release %s: %w", h.addr, err)
 		}
 		out.Addrs = append(out.Addrs, h.addr)

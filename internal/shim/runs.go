@@ -33,7 +33,7 @@ func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, 
 		shimctl.VerbListeners: s.listeners, shimctl.VerbHolds: s.listHeld, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
 		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt, shimctl.VerbOutside: s.outside,
 		shimctl.VerbFilter: s.filter, shimctl.VerbHandoff: s.checkHandoff,
-		shimctl.VerbBeat: s.beat, shimctl.VerbRelease: s.release,
+		shimctl.VerbBeat: s.beat, shimctl.VerbRelease: s.release, shimctl.VerbDoor: s.door,
 	}
 	do := verbs[r.Verb]
 	if do == nil {
@@ -251,6 +251,7 @@ func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) (noPrivs boo
 		if err := s.keepHeld(m.ID, m.Handoff); err != nil {
 			return false, err
 		}
+		f.spec.Unlinks = slices.ContainsFunc(m.Handoff, func(a string) bool { _, _, ok := shimctl.UnixAddr(a); return ok })
 		f.filtered = func(w stageReport) error {
 			noPrivs = w.noPrivs
 			return s.takeFilter(r.key(), w)

@@ -56,7 +56,8 @@ type Shim struct {
 	execs   map[int]uint64             // pid -> number of a command inside an instance
 	last    uint64                     // number of the last such command
 	exits   map[string]exits           // by id, unacknowledged
-	held    map[string][]held          // listening sockets, by id
+	held    map[string][]held          // sockets, by id
+	dropped map[string][]string        // paths of unix sockets that are no longer held, by id, until it holds again
 	filters map[int]*filter            // descriptors that report binds
 	others  map[string]shimctl.Outside // what other programs may have frozen for the daemon
 	thawed  []shimctl.Thawing          // unacknowledged
@@ -106,7 +107,7 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s := &Shim{cfg: cfg, dir: dir, log: cfg.Log, proc: proc.Live(), started: time.Now(),
 		changed: make(chan struct{}, 1), runs: map[string]*run{}, byPID: map[int]*run{},
-		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, alone: time.Now(), dogFD: -1}
+		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, dropped: map[string][]string{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, alone: time.Now(), dogFD: -1}
 	if s.boot, err = s.proc.BootID(); err == nil {
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	}
@@ -159,7 +160,11 @@ func (s *Shim) Run(ctx context.Context) error {
 	if s.dogFD >= 0 { // it has nothing left to do
 		_ = sendKept(s.dogFD, keptMessage{}, nil)
 	}
-	for _, hs := range s.held {
+	for id, hs := range s.held {
+		if r := s.runs[id]; r == nil || r.state != alive { // otherwise the program serves on
+			s.dropLocked(id, nil, hs)
+			continue
+		}
 		closeHeld(hs)
 	}
 	s.mu.Unlock()

@@ -42,6 +42,7 @@ type stageSpec struct {
 	Names   string   `json:"names,omitempty"`
 	TTY     bool     `json:"tty,omitempty"`
 	Handoff bool     `json:"handoff,omitempty"` // report binds; the socket for that is at listenFD+Listen
+	Unlinks bool     `json:"unlinks,omitempty"` // report the removal of files too
 }
 
 // stageFailure names the step that failed before the program.
@@ -113,7 +114,7 @@ func (s *stageSpec) become() (string, error) {
 		}
 	}
 	if s.Handoff { // before switching to another user, who may not do this
-		if err := filterSelf(listenFD + s.Listen); err != nil {
+		if err := filterSelf(listenFD+s.Listen, s.Unlinks); err != nil {
 			return "handoff", err
 		}
 	}

@@ -89,7 +89,7 @@ func (s *Shim) tryHandoff(ctx context.Context) (m shimctl.HandoffCheck, err erro
 	}
 	k := key{tryID, 1}
 	s.mu.Lock()
-	s.held[tryID] = []held{{f.String(), f, fd}}
+	s.held[tryID] = []held{{addr: f.String(), as: f, fd: fd}}
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()

@@ -147,7 +147,7 @@ given; without it, programs that use the workspace see I/O errors.`,
 			}
 			return c.Print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
 		}}
-	cmd.Flags().StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
+	cmd.Flags().StringArrayVarP(&expose, "expose", "p", nil, "expose a port or unix socket: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP, or unix:PATH; repeatable")
 	cmd.Flags().BoolVar(&workspace, "workspace", false, "share the source's workspace with the clone")
 	return cmd
 }

@@ -56,7 +56,7 @@ implies -d and prints the instance once it has started.`,
 	f.Float64Var(&s.CPUs, "cpus", 0, "CPUs; 0 is the runtime's default")
 	f.StringVar((*string)(&s.Net), "net", "", "network access: none; outbound, everything except this machine; or full, this machine too (192.168.127.254 in a microVM). Default: outbound where the instance has its own network")
 	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine to share, DIR[:/PATH/INSIDE][:ro|:rw]; by default at /workspace, writable")
-	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
+	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port or unix socket: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP, or unix:PATH; repeatable")
 	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
 	term.BindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: the host's)")
 	term.BindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops (default: the host's)")

@@ -41,8 +41,8 @@ func (e *NoRoomError) Error() string {
 
 // Listener is a listening socket of an instance's processes.
 type Listener struct {
-	Network   string // tcp or udp
-	Addr      string // host:port as bound; a wildcard host is 0.0.0.0 or ::
+	Network   string // tcp, udp or unix
+	Addr      string // host:port as bound; a wildcard host is 0.0.0.0 or ::. For unix, the path
 	PID       int    // one process that has it
 	Watchable bool   // whether it can be duplicated while the instance is frozen
 	Why       string // why not, empty when it can

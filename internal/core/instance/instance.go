@@ -24,11 +24,17 @@ const (
 	PathRelay  Path = "relay"  // lull listens and relays
 )
 
-// Endpoint is one exposed port.
+// The protocols of an Endpoint besides TCP.
+const (
+	ProtoUDP  = "udp"
+	ProtoUnix = "unix"
+)
+
+// Endpoint is one exposed port or unix socket.
 type Endpoint struct {
-	Proto  string `json:"proto,omitempty"`  // empty is tcp; udp is direct only
-	Listen string `json:"listen"`           // host:port that clients use
-	Target string `json:"target"`           // host:port the program listens on
+	Proto  string `json:"proto,omitempty"`  // empty is tcp; udp and unix are direct only
+	Listen string `json:"listen"`           // host:port that clients use, or the absolute path of a unix socket
+	Target string `json:"target"`           // host:port or path that the program listens on
 	Path   Path   `json:"path"`             // auto until decided, then direct or relay
 	Why    string `json:"why,omitempty"`    // why that path was chosen
 	Status string `json:"status,omitempty"` // empty while well, otherwise what is wrong with it
@@ -52,8 +58,8 @@ type Launch struct {
 	Env     []string // the complete environment, KEY=VALUE
 	Dir     string   // working directory, absolute; empty is the image's
 	User    string   // name or uid[:gid]; empty is the daemon's own user
-	Listen  []string // host:port of the sockets that the program inherits as LISTEN_FDS, in order
-	Handoff []string // host:port whose kept sockets take the place of the program's own at its bind
+	Listen  []string // addresses (shimctl.Addr) of the sockets that the program inherits as LISTEN_FDS, in order
+	Handoff []string // addresses (shimctl.Addr) whose kept sockets take the place of the program's own at its bind
 	LogPath string   // file of standard output and error, rotated beside itself
 	LogMax  int64    // bytes per log file; the previous one is kept as LogPath.1
 

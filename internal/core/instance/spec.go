@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
@@ -252,8 +254,10 @@ func (s *Spec) CheckFor(c power.Capabilities) error {
 	}
 	for i, e := range s.Expose {
 		switch {
-		case c.Network && e.Proto == "udp":
+		case c.Network && e.Proto == ProtoUDP:
 			lacks(fmt.Sprintf("expose[%d]", i), "is reached through the relay, which is tcp only")
+		case c.Network && e.Proto == ProtoUnix:
+			lacks(fmt.Sprintf("expose[%d]", i), "has files of its own, so a unix socket of its program does not exist on this machine; expose a port")
 		case c.Network && e.Path == PathDirect:
 			lacks(fmt.Sprintf("expose[%d]", i), "has a network of its own, so there is no direct path")
 		case !c.Network && e.Path == PathRelay && e.Listen == e.Target:
@@ -312,8 +316,12 @@ func (s *Spec) checkEndpoints() (errs []error) {
 	seen := map[string]bool{}
 	for i := range s.Expose {
 		e := &s.Expose[i]
+		check := checkAddress
+		if e.Proto == ProtoUnix {
+			check = checkSocketPath
+		}
 		for _, a := range []string{e.Listen, e.Target} {
-			if err := checkAddress(a); err != nil {
+			if err := check(a); err != nil {
 				errs = append(errs, fmt.Errorf("cannot use expose[%d]: %w", i, err))
 			}
 		}
@@ -322,11 +330,11 @@ func (s *Spec) checkEndpoints() (errs []error) {
 			errs = append(errs, fmt.Errorf("cannot use expose[%d]: %s is exposed twice", i, e.Listen))
 		}
 		seen[key] = true
-		if e.Proto != "" && e.Proto != "udp" {
-			errs = append(errs, fmt.Errorf("cannot use expose[%d]: proto %q is not udp (empty is tcp)", i, e.Proto))
-		}
-		if e.Proto == "udp" && (e.Listen != e.Target || e.Path == PathRelay) {
-			errs = append(errs, fmt.Errorf("cannot use expose[%d]: udp is never relayed, so listen and target must be the same", i))
+		switch {
+		case e.Proto != "" && e.Proto != ProtoUDP && e.Proto != ProtoUnix:
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: proto %q is neither udp nor unix (empty is tcp)", i, e.Proto))
+		case e.Proto != "" && (e.Listen != e.Target || e.Path == PathRelay):
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: %s is never relayed, so listen and target must be the same", i, e.Proto))
 		}
 		switch e.Path {
 		case "", PathAuto, PathRelay:
@@ -357,11 +365,48 @@ func checkAddress(a string) error {
 	return nil
 }
 
+// maxSocketPath is shorter than the kernel's limit of 107 bytes, which also
+// applies to a second name that the supervisor uses in the same directory.
+const maxSocketPath = 94
+
+// checkSocketPath checks the path of an exposed unix socket.
+func checkSocketPath(p string) error {
+	switch {
+	case strings.HasPrefix(p, "@") || strings.HasPrefix(p, "\x00"):
+		return fmt.Errorf("%q is an abstract socket, which has no file to keep for clients: write a path, as in unix:/run/app.sock", p)
+	case !utf8.ValidString(p) || strings.ContainsFunc(p, unicode.IsControl):
+		return fmt.Errorf("%q contains control characters or is not UTF-8: write a path, as in unix:/run/app.sock", p)
+	case !filepath.IsAbs(p):
+		return fmt.Errorf("%q is not an absolute path: write one, as in unix:/run/app.sock", p)
+	case strings.Contains(p, ":/"):
+		return fmt.Errorf("%q names two paths, and a unix socket is not relayed: write the one that the program binds, as in unix:/run/app.sock", p)
+	case p != filepath.Clean(p) || p == "/":
+		return fmt.Errorf("%q is not the plain path of a file: write unix:%s", p, filepath.Join("/", filepath.Clean(p)))
+	case len(p) > maxSocketPath:
+		return fmt.Errorf("%q has %d bytes: write a path of at most %d", p, len(p), maxSocketPath)
+	}
+	return nil
+}
+
 // ParseExpose reads the command line's short form: PORT or HOST:PORT (listen
 // and target are the same), LISTEN:TARGET with ports or [HOST:]PORT:[HOST:]PORT,
 // and /udp behind it. An IPv6 address is in brackets. An omitted host is 127.0.0.1.
+// unix:PATH is a unix socket.
 func ParseExpose(s string, p Path) (Endpoint, error) {
-	fail := fmt.Errorf("cannot read %q as an exposed port: want PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP", s)
+	if path, ok := strings.CutPrefix(s, "unix:"); ok {
+		err := checkSocketPath(path)
+		if err == nil && p == PathRelay {
+			err = errors.New("a unix socket is never relayed: leave --path out")
+		}
+		if err != nil {
+			return Endpoint{}, fmt.Errorf("cannot read %q as an exposed unix socket: %w", s, err)
+		}
+		return Endpoint{Proto: ProtoUnix, Listen: path, Target: path, Path: p}, nil
+	}
+	fail := fmt.Errorf("cannot read %q as an exposed port: want PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP, or unix:PATH", s)
+	if strings.HasPrefix(s, "/") || strings.HasPrefix(s, "@") {
+		fail = fmt.Errorf("%w; a unix socket is written unix:/run/app.sock", fail)
+	}
 	if strings.Contains(s, "::") && !strings.Contains(s, "[") {
 		fail = fmt.Errorf("%w; an IPv6 address needs brackets, as in [::1]:8080", fail)
 	}
@@ -396,7 +441,7 @@ func ParseExpose(s string, p Path) (Endpoint, error) {
 	}
 	e := Endpoint{Listen: listen, Target: target, Path: p}
 	if udp {
-		e.Proto = "udp"
+		e.Proto = ProtoUDP
 	}
 	return e, nil
 }

@@ -34,11 +34,63 @@ func TestParseExpose(t *testing.T) {
 			t.Errorf("%s: %+v, %v", c.in, got, err)
 		}
 	}
+	for _, path := range []string{"/run/app.sock", "/run/app:1.sock", "/a", "/run/udp"} {
+		want := Endpoint{Proto: "unix", Listen: path, Target: path, Path: PathDirect}
+		if got, err := ParseExpose("unix:"+path, PathDirect); err != nil || got != want {
+			t.Errorf("unix:%s: %+v, %v", path, got, err)
+		}
+	}
+	for bad, say := range map[string]string{
+		"/run/app.sock": "written unix:/run/app.sock", "@app": "written unix:/", "unix:": "as in unix:/run/app.sock",
+		"unix:run/app.sock": "not an absolute path", "unix:@app": "abstract", "unix:\x00app": "abstract",
+		"unix:/run//app.sock": "write unix:/run/app.sock", "unix:/run/app.sock/": "write unix:/run/app.sock", "unix:/": "plain path",
+		"unix:/run/../app.sock": "write unix:/app.sock", "unix:/a.sock:/b.sock": "two paths", "unix:/run/a\nb": "control",
+		"unix:/" + strings.Repeat("x", 94): "at most 94",
+	} {
+		if got, err := ParseExpose(bad, ""); err == nil || !strings.Contains(err.Error(), "cannot read") || !strings.Contains(err.Error(), say) {
+			t.Errorf("%q was read as %+v, %v; want an error that says %q", bad, got, err, say)
+		}
+	}
+	if _, err := ParseExpose("unix:/run/app.sock", PathRelay); err == nil || !strings.Contains(err.Error(), "never relayed") {
+		t.Errorf("a relayed unix socket: %v", err)
+	}
 	for _, bad := range []string{"", "0", "65536", "x", "a:b", "1:2:3:4:5", "80/tcp", "example.com:80", "[::1]", "[::1:80", "::1]:80", "[1.2.3.4]:80", "[x]:80", "[80]"} {
 		if got, err := ParseExpose(bad, ""); err == nil || !strings.Contains(err.Error(), "cannot read") {
 			t.Errorf("%q was read as %+v, %v", bad, got, err)
 		}
 	}
+}
+
+// FuzzParseExpose holds that what is accepted makes a valid spec, and that it is
+// read again from its own addresses.
+func FuzzParseExpose(f *testing.F) {
+	for _, s := range []string{"8080", "8080:80", "0.0.0.0:8080", "10.0.0.1:8080:10.0.0.2:80", "[::1]:8080", "[::1]:8080:[fd00::2]:80", "53/udp",
+		"[::]:53/udp", "unix:/run/app.sock", "unix:@app", "unix:/a:/b", "unix:/run/udp", "/run/app.sock", "::1:1", "unix:", "localhost:80", "[fe80::1%eth0]:1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		e, err := ParseExpose(s, "")
+		if err != nil {
+			return
+		}
+		spec := good()
+		spec.Expose = []Endpoint{e}
+		if err := spec.Validate(); err != nil {
+			t.Errorf("%q is %+v, which is not valid: %v", s, e, err)
+		}
+		again := e.Listen
+		switch {
+		case e.Proto == ProtoUnix:
+			again = "unix:" + again
+		case e.Listen != e.Target:
+			again += ":" + e.Target
+		case e.Proto == ProtoUDP:
+			again += "/udp"
+		}
+		if b, err := ParseExpose(again, ""); err != nil || b != e {
+			t.Errorf("%q is %+v, but %q is %+v, %v", s, e, again, b, err)
+		}
+	})
 }
 
 func TestParseExposeSaysThatIPv6NeedsBrackets(t *testing.T) {

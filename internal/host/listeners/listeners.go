@@ -6,8 +6,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -30,7 +33,10 @@ func Missing(want []instance.Endpoint, ls []instance.Listener) string {
 // start. guest is whether the addresses belong to a guest.
 func Explain(want []instance.Endpoint, ls []instance.Listener, guest bool, limit time.Duration) string {
 	target := Missing(want, ls)
-	_, port, _ := net.SplitHostPort(target)
+	_, port, err := net.SplitHostPort(target)
+	if err != nil { // a path
+		return fmt.Sprintf("nothing listens on the unix socket %s after %s", target, idle.Human(limit))
+	}
 	for _, l := range ls {
 		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && l.Private && lp == port {
 			return fmt.Sprintf("after %s it listens on %s of the guest only, which no client reaches: bind it to 0.0.0.0", idle.Human(limit), l.Addr)
@@ -66,10 +72,32 @@ func Taken(want []instance.Endpoint, own []instance.Listener) string {
 	return ""
 }
 
+// checkSocket returns an error if no unix socket can be made at path.
+func checkSocket(path string) error {
+	dir := filepath.Dir(path)
+	switch st, err := os.Stat(dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("the directory %s does not exist: create it first", dir)
+	case err == nil && !st.IsDir():
+		return fmt.Errorf("%s is not a directory", dir)
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s exists and is not a socket", path)
+	}
+	return nil
+}
+
 // CheckAddresses returns an error if an endpoint is on an address that this
-// machine does not have: no program could listen there.
+// machine does not have, or at a path that no socket can have: no program could
+// listen there.
 func CheckAddresses(expose []instance.Endpoint) error {
 	for n, e := range expose {
+		if e.Proto == instance.ProtoUnix {
+			if err := checkSocket(e.Target); err != nil {
+				return fmt.Errorf("cannot use expose[%d]: %w", n, err)
+			}
+			continue
+		}
 		host, _, err := net.SplitHostPort(e.Target)
 		if err != nil {
 			continue // reported elsewhere
@@ -91,6 +119,14 @@ func CheckAddresses(expose []instance.Endpoint) error {
 
 // On returns the listeners that accept what clients send to an endpoint.
 func On(e instance.Endpoint, ls []instance.Listener) (out []instance.Listener) {
+	if e.Proto == instance.ProtoUnix {
+		for _, l := range ls {
+			if l.Network == e.Proto && l.Addr == e.Target {
+				out = append(out, l)
+			}
+		}
+		return out
+	}
 	host, port, err := net.SplitHostPort(e.Target)
 	if err != nil {
 		return nil

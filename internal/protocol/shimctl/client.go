@@ -331,6 +331,13 @@ func (c *Client) Release(ctx context.Context, id string, addrs []string) ([]stri
 	return out.Addrs, err
 }
 
+// Door puts a new socket in the place of each unix socket held under id (shut),
+// so that new clients wait there and the program accepts none of them, or
+// undoes that. The former socket is held until the next Hold.
+func (c *Client) Door(ctx context.Context, id string, shut bool) error {
+	return c.call(ctx, VerbDoor, Door{ID: id, Shut: shut}, nil)
+}
+
 // Holds lists the ids under which listening sockets are held, sorted.
 func (c *Client) Holds(ctx context.Context) ([]string, error) {
 	var all []string

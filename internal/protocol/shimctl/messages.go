@@ -33,6 +33,7 @@ const (
 	VerbListeners = "listeners"
 	VerbHolds     = "holds"
 	VerbRelease   = "release"
+	VerbDoor      = "door"
 	VerbDup       = "dup"
 	VerbExec      = "exec"
 	VerbForget    = "forget"
@@ -146,11 +147,18 @@ type Ended struct {
 // one for each address; otherwise the addresses are bound.
 type Hold struct {
 	ID    string   `json:"id"`
-	Addrs []string `json:"addrs,omitempty"` // host:port; an empty host means every address
+	Addrs []string `json:"addrs,omitempty"` // see Addr; an empty host means every address
 	// As are the addresses that the sockets are bound to, in the order of Addrs:
 	// a program may bind every address although one is exposed. [::] without
 	// IPv4 is [::]:port, with IPv4 it is :port. The shim sets it.
 	As []string `json:"as,omitempty"`
+}
+
+// Door makes the new clients of the unix sockets held under an ID wait (Shut),
+// or ends that.
+type Door struct {
+	ID   string `json:"id"`
+	Shut bool   `json:"shut,omitempty"`
 }
 
 // Holds answers holds, which takes a Listing, with the sorted ids under which

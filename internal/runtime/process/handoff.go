@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -185,18 +186,40 @@ func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
 // Shut makes the kept sockets of an instance ignore new connections until Open:
 // clients repeat their first packet and wait. It is used while a program that
 // is asked to exit could still accept a connection.
-func (r *Runtime) Shut(id string) { r.door(id, sockets.Shut) }
+//
+// A unix socket cannot do that; the shim puts another one in its place.
+// Datagrams wait in any case.
+func (r *Runtime) Shut(id string) { r.door(id, true) }
 
 // Open ends Shut.
-func (r *Runtime) Open(id string) { r.door(id, sockets.Open) }
+func (r *Runtime) Open(id string) { r.door(id, false) }
 
-func (r *Runtime) door(id string, turn func(fd int) error) {
+func (r *Runtime) door(id string, shut bool) {
+	turn := sockets.Open
+	if shut {
+		turn = sockets.Shut
+	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, fd := range r.held[id].fds {
-		if err := turn(fd); err != nil {
-			r.cfg.Log.Warn("clients are not made to wait", "id", id, "err", err)
+	local := false
+	var err error
+	for n, fd := range r.held[id].fds {
+		_, udp := shimctl.UDPAddr(r.held[id].addrs[n])
+		switch {
+		case strings.Contains(r.held[id].addrs[n], "unix:"):
+			local = true
+		case !udp:
+			err = errors.Join(err, turn(fd))
 		}
+	}
+	r.mu.Unlock()
+	if local {
+		ctx, cancel := context.WithTimeout(context.Background(), handoffLimit)
+		defer cancel()
+		err = errors.Join(err, r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Door(ctx, id, shut) }))
+		r.heldChanged(shimctl.HeldChanged{ID: id})
+	}
+	if err != nil {
+		r.cfg.Log.Warn("clients are not made to wait", "id", id, "err", err)
 	}
 }
 

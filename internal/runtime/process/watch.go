@@ -200,7 +200,8 @@ func unread(fd int) int {
 	return n
 }
 
-// Hold keeps listening sockets of an instance open whatever its state.
+// Hold keeps sockets of an instance open whatever its state. addrs are those of
+// shimctl.Addr.
 func (r *Runtime) Hold(ctx context.Context, id string, addrs []string) error {
 	return r.untilAnswered(ctx, func(c *shimctl.Client) error {
 		if err := c.Hold(ctx, id, addrs); err != nil {
@@ -227,6 +228,21 @@ func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 	}
 	r.mu.Unlock()
 	shimctl.CloseAll(old.fds)
+}
+
+// keptPaths returns the exposed path of each unix socket that is held under id,
+// by inode.
+func (r *Runtime) keptPaths(id string) map[uint64]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := map[uint64]string{}
+	for n, fd := range r.held[id].fds {
+		var st unix.Stat_t
+		if _, path, ok := shimctl.UnixAddr(r.held[id].addrs[n]); ok && unix.Fstat(fd, &st) == nil {
+			out[st.Ino] = path
+		}
+	}
+	return out
 }
 
 // Listen holds listening sockets as Hold does and returns a listener for each
@@ -295,8 +311,8 @@ func (r *Runtime) Unhold(ctx context.Context, id string) error {
 	return r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Unhold(ctx, id) })
 }
 
-// Watch calls wake when a client connects to a held socket of an instance that
-// has no process.
+// Watch calls wake when a client connects or sends to a held socket of an
+// instance that has no process.
 func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
 	defer cancel()
@@ -307,6 +323,9 @@ func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
 	dups := make([]sockets.Dup, len(fds))
 	for n, fd := range fds {
 		dups[n] = sockets.Dup{FD: fd, Kind: sockets.Listener, Name: addrs[n]}
+		if _, udp := shimctl.UDPAddr(addrs[n]); udp {
+			dups[n].Kind = sockets.Datagram
+		}
 	}
 	g, err := r.poller.Guard(dups, wake)
 	if err != nil {

@@ -1,11 +1,14 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -291,7 +294,45 @@ func (w *Work) listeners() ([]instance.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listenersAmong(tcp, udp, own, w.r.duplicate)
+	l, err := listenersAmong(tcp, udp, own, w.r.duplicate)
+	if err != nil {
+		return nil, err
+	}
+	local, err := w.unixListeners(own)
+	return append(l, local...), err
+}
+
+// unixListeners returns the unix sockets on which the tree listens. A kept one
+// has the exposed path, whatever name it was bound to.
+func (w *Work) unixListeners(own map[uint64]place) (out []instance.Listener, err error) {
+	all, err := w.table.unix(true)
+	if err != nil {
+		return nil, err
+	}
+	kept := w.r.keptPaths(w.id)
+	for inode, at := range own {
+		u := all.byInode[inode]
+		if !u.Listening || strings.HasPrefix(u.Path, "@") {
+			continue
+		}
+		path := cmp.Or(kept[inode], u.Path)
+		if !filepath.IsAbs(path) {
+			if dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", at.pid)); err == nil {
+				path = filepath.Join(dir, path)
+			}
+		}
+		l := instance.Listener{Network: instance.ProtoUnix, Addr: path, PID: at.pid, Watchable: true}
+		fds, err := w.r.duplicate(at.pid, []int{at.fd})
+		switch {
+		case errors.Is(err, sockets.ErrGone):
+			return nil, fmt.Errorf("cannot read who listens: the socket on %s was moved meanwhile: %w", path, err)
+		case err != nil:
+			l.Watchable, l.Why = false, err.Error()
+		}
+		shimctl.CloseAll(fds)
+		out = append(out, l)
+	}
+	return out, nil
 }
 
 // listenersAmong returns the listening sockets that belong to the tree, and

@@ -26,8 +26,9 @@ import (
 type server struct {
 	name  string
 	redis bool
+	proto string // as in instance.Endpoint
 	// command returns its command line for an address; dir is its own
-	// directory.
+	// directory. For a unix socket, host is its path.
 	command func(t *testing.T, dir, host, port string) []string
 }
 
@@ -38,19 +39,7 @@ var servers = []server{
 		return []string{installed(t, "python3", "/usr/bin/python3", "python3"), "-m", "http.server", port, "--bind", host}
 	}},
 	{name: "nginx", command: func(t *testing.T, dir, host, port string) []string {
-		path := installed(t, "nginx-light", "nginx", "/usr/sbin/nginx")
-		conf := fmt.Sprintf(`daemon off; worker_processes 2; pid %[1]s/pid; error_log stderr error;
-events { worker_connections 256; }
-http {
-  access_log off;
-  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
-  server { listen %[2]s:%[3]s reuseport; location / { return 200 "here\n"; } }
-}
-`, dir, host, port)
-		if err := os.WriteFile(dir+"/nginx.conf", []byte(conf), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return []string{path, "-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr"}
+		return nginx(t, dir, net.JoinHostPort(host, port)+" reuseport")
 	}},
 	{name: "node", command: func(t *testing.T, _, _, port string) []string { // binds every address of both families
 		return []string{installed(t, "nodejs", "node"), "-e", "require('http').createServer((q,s)=>s.end('here\\n')).listen(" + port + ")"}
@@ -69,17 +58,41 @@ http {
 		return []string{installed(t, "redis-server", "redis-server"), "--bind", host, "--port", port, "--save", "", "--dir", dir}
 	}},
 	{name: "gunicorn", command: func(t *testing.T, dir, host, port string) []string {
-		app := "def app(environ, start_response):\n    start_response('200 OK', [('Content-Length', '5')])\n    return [b'here\\n']\n"
-		if err := os.WriteFile(dir+"/app.py", []byte(app), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return []string{installed(t, "gunicorn", "gunicorn"), "--workers", "2", "--chdir", dir, "--bind", net.JoinHostPort(host, port), "app:app"}
+		return gunicorn(t, dir, net.JoinHostPort(host, port))
 	}},
+}
+
+func nginx(t *testing.T, dir, listen string) []string {
+	path := installed(t, "nginx-light", "nginx", "/usr/sbin/nginx")
+	conf := fmt.Sprintf(`daemon off; worker_processes 2; pid %[1]s/pid; error_log stderr error;
+events { worker_connections 256; }
+http {
+  access_log off;
+  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
+  server { listen %[2]s; location / { return 200 "here\n"; } }
+}
+`, dir, listen)
+	if err := os.WriteFile(dir+"/nginx.conf", []byte(conf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return []string{path, "-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr"}
+}
+
+func gunicorn(t *testing.T, dir, bind string) []string {
+	app := "def app(environ, start_response):\n    start_response('200 OK', [('Content-Length', '5')])\n    return [b'here\\n']\n"
+	if err := os.WriteFile(dir+"/app.py", []byte(app), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return []string{installed(t, "gunicorn", "gunicorn"), "--workers", "2", "--chdir", dir, "--bind", bind, "app:app"}
 }
 
 // visit is one client: it connects, asks and reads the answer.
 func (s server) visit(addr string) error {
-	c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
+	network := "tcp"
+	if s.proto != "" {
+		network = s.proto
+	}
+	c, err := net.DialTimeout(network, addr, daemontest.WaitLimit)
 	if err != nil {
 		return err
 	}
@@ -108,6 +121,12 @@ type crowd struct {
 	first    error
 }
 
+// refused reports whether a client was turned away: nothing listens, the socket's
+// file is missing, or its queue is full.
+func refused(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EAGAIN)
+}
+
 func (c *crowd) note(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,7 +134,7 @@ func (c *crowd) note(err error) {
 	case err == nil:
 		c.answered++
 		return
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case refused(err):
 		c.refused++
 	default:
 		c.lost++
@@ -157,10 +176,14 @@ func (s server) stage(t *testing.T, h *daemontest.Host) (name, addr string) {
 	}
 	addr = daemontest.Addr(t)
 	host, port, _ := net.SplitHostPort(addr)
+	if s.proto == instance.ProtoUnix {
+		addr = dir + "/app.sock"
+		host, port = addr, ""
+	}
 	h.Launch(instance.Spec{Name: s.name, Command: s.command(t, dir, host, port), Workdir: dir,
 		PauseAfter: daemontest.Seconds(100 * time.Millisecond), StopAfter: daemontest.Seconds(100 * time.Millisecond),
 		ReadyTimeout: idle.Duration(3 * time.Minute), StopGrace: idle.Duration(10 * time.Second), Restart: instance.RestartAlways,
-		Expose: []instance.Endpoint{{Listen: addr, Target: addr, Path: instance.PathDirect}}})
+		Expose: []instance.Endpoint{{Proto: s.proto, Listen: addr, Target: addr, Path: instance.PathDirect}}})
 	return s.name, addr
 }
 
@@ -202,43 +225,7 @@ func TestHandoff(t *testing.T) {
 			if o := h.Show(name); o.Deaf != "" || !o.Wakes {
 				t.Fatalf("a connection does not wake it: %s", o.Deaf)
 			}
-			c := &crowd{}
-			took := time.Second
-			for n := 0; started(t, h, name) <= starts; n++ {
-				switch {
-				case n%5 == 3: // a restart on request: clients that come after its beginning wait
-					c.note(s.visit(addr))
-					before := h.Show(name)
-					done := make(chan struct{})
-					go func() {
-						defer close(done)
-						if _, err := h.Do(t.Context(), name, "restart", nil); err != nil {
-							t.Errorf("cannot restart it: %v", err)
-						}
-					}()
-					h.Until(name, "its restart has begun", func(o hostctl.Instance) bool {
-						return o.PID != before.PID || o.State == "stopping" || o.State == "starting"
-					})
-					c.arrive(s, addr, 6, took)
-					<-done
-				case n%5 == 4: // in any state
-					c.arrive(s, addr, 6, took+300*time.Millisecond)
-				case n == 2 && s.name != "nginx" && s.name != "gunicorn": // a crash, without workers that outlive it
-					c.note(s.visit(addr))
-					o := h.Show(name)
-					if o.PID != 0 && syscall.Kill(o.PID, syscall.SIGKILL) == nil {
-						h.Until(name, "its end is known", func(now hostctl.Instance) bool { return now.PID != o.PID })
-					}
-					c.arrive(s, addr, 6, took)
-				default:
-					h.Await(name, "stopped")
-					begun := time.Now()
-					c.note(s.visit(addr))
-					took = min(time.Since(begun), 10*time.Second)
-					h.Await(name, "stopped")
-					c.arrive(s, addr, 8, took*3/2)
-				}
-			}
+			c := s.rounds(t, h, name, addr, starts, 0)
 			o := h.Show(name)
 			t.Logf("REPORT handoff %s: %d starts, %s, %d crashes", s.name, started(t, h, name)-1, c, o.RestartCount)
 			if c.refused+c.lost > 0 {
@@ -250,6 +237,50 @@ func TestHandoff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// rounds lets clients come around starts, until there are as many as wanted. The
+// first round is of kind from.
+func (s server) rounds(t *testing.T, h *daemontest.Host, name, addr string, starts, from int) *crowd {
+	t.Helper()
+	c := &crowd{}
+	took := time.Second
+	for n := from; started(t, h, name) <= starts; n++ {
+		switch {
+		case n%5 == 3: // a restart on request: clients that come after its beginning wait
+			c.note(s.visit(addr))
+			before := h.Show(name)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if _, err := h.Do(t.Context(), name, "restart", nil); err != nil {
+					t.Errorf("cannot restart it: %v", err)
+				}
+			}()
+			h.Until(name, "its restart has begun", func(o hostctl.Instance) bool {
+				return o.PID != before.PID || o.State == "stopping" || o.State == "starting"
+			})
+			c.arrive(s, addr, 6, took)
+			<-done
+		case n%5 == 4: // in any state
+			c.arrive(s, addr, 6, took+300*time.Millisecond)
+		case n == 2 && s.name != "nginx" && s.name != "gunicorn": // a crash, without workers that outlive it
+			c.note(s.visit(addr))
+			o := h.Show(name)
+			if o.PID != 0 && syscall.Kill(o.PID, syscall.SIGKILL) == nil {
+				h.Until(name, "its end is known", func(now hostctl.Instance) bool { return now.PID != o.PID })
+			}
+			c.arrive(s, addr, 6, took)
+		default:
+			h.Await(name, "stopped")
+			begun := time.Now()
+			c.note(s.visit(addr))
+			took = min(time.Since(begun), 10*time.Second)
+			h.Await(name, "stopped")
+			c.arrive(s, addr, 8, took*3/2)
+		}
+	}
+	return c
 }
 
 // TestHandoffKilled kills the supervisor, the daemon or both while clients
