@@ -35,12 +35,12 @@ func script(steps string) int {
 		f := strings.Fields(line)
 		var err error
 		switch f[0] {
-		case "tcp4", "tcp6", "udp4":
+		case "tcp4", "tcp6", "udp4", "udp6":
 			family, kind := unix.AF_INET, unix.SOCK_STREAM
-			if f[0] == "tcp6" {
+			if strings.HasSuffix(f[0], "6") {
 				family = unix.AF_INET6
 			}
-			if f[0] == "udp4" {
+			if strings.HasPrefix(f[0], "udp") {
 				kind = unix.SOCK_DGRAM
 			}
 			socks[f[1]], err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
@@ -67,6 +67,48 @@ func script(steps string) int {
 			}
 			report(f[1], socks[f[1]], f[2])
 			wg.Wait()
+		case "recv":
+			var n int
+			buf := make([]byte, 100)
+			n, _, err = unix.Recvfrom(socks[f[1]], buf, 0)
+			fmt.Printf("got=%s;\n", buf[:n])
+		case "unix", "unixgram":
+			kind := map[string]int{"unix": unix.SOCK_STREAM, "unixgram": unix.SOCK_DGRAM}[f[0]]
+			socks[f[1]], err = unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+		case "bindunix":
+			reportUnix(f[1], socks[f[1]], unix.Bind(socks[f[1]], &unix.SockaddrUnix{Name: f[2]}))
+		case "unlink":
+			err = unix.Unlink(f[1])
+		case "unlinkat": // in a directory
+			var dir int
+			if dir, err = unix.Open(f[1], unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
+				err = unix.Unlinkat(dir, f[2], 0)
+			}
+		case "exists":
+			fmt.Printf("exists=%v;\n", exists(f[1]))
+		case "cd":
+			err = os.Chdir(f[1])
+		case "umask":
+			var mask int
+			if _, err = fmt.Sscanf(f[1], "%o", &mask); err == nil {
+				unix.Umask(mask)
+			}
+		case "mode":
+			var st unix.Stat_t
+			err = unix.Stat(f[1], &st)
+			fmt.Printf("mode=%o;\n", st.Mode&0o7777)
+		case "serveuid": // answers each client with its user
+			err = unix.Listen(socks[f[1]], 128)
+			for err == nil {
+				var c int
+				if c, _, err = unix.Accept4(socks[f[1]], unix.SOCK_CLOEXEC); err == nil {
+					peer, perr := unix.GetsockoptUcred(c, unix.SOL_SOCKET, unix.SO_PEERCRED)
+					if perr == nil {
+						_, err = fmt.Fprintf(os.NewFile(uintptr(c), "client"), "user %d\n", peer.Uid)
+					}
+					unix.Close(c)
+				}
+			}
 		case "close":
 			err = unix.Close(socks[f[1]])
 		case "netns":
@@ -97,6 +139,18 @@ func script(steps string) int {
 	}
 	fmt.Println("done")
 	return 0
+}
+
+// reportUnix prints whether the socket was replaced by one that listens.
+func reportUnix(name string, fd int, err error) {
+	what := "own"
+	if on, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); on == 1 {
+		what = "kept"
+	}
+	if err != nil {
+		what = err.Error()
+	}
+	fmt.Printf("%s=%s;\n", name, what)
 }
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }

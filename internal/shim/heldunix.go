@@ -349,7 +349,9 @@ func (s *Shim) renewLocked(id string, h held, listens bool) (held, error) {
 		if kind != unix.S_IFSOCK {
 			return h, fmt.Errorf("cannot hold %s: a file that is not a socket is in the way", path)
 		}
-		if live, err := answers(path); err != nil || live {
+		var live bool
+		err := asUser(who, func() (err error) { live, err = answers(path); return err })
+		if err != nil || live {
 			return h, fmt.Errorf("cannot hold %s: another program listens there: %w", path, cmp.Or(err, error(unix.EADDRINUSE)))
 		}
 	}
@@ -444,18 +446,18 @@ func (s *Shim) keepFile(f *filter, n *seccompNotif) (bool, error) {
 	same := func(path string) bool { return sameFile(int(n.pid), dir, given, path) }
 	for _, h := range hs {
 		_, path, ok := h.place()
+		its := ok && same(path)
 		switch {
-		case !ok || !valid(f.fd, n.id):
-		case isSpare(h.addr), h.as.path != path && same(h.as.path): // no file of the program's
-			if same(path) || same(h.as.path) {
-				return true, nil
-			}
-		case same(path) && h.reached():
+		case !its && (!ok || !same(h.as.path)), !valid(f.fd, n.id):
+			continue
+		case its && !isSpare(h.addr) && !h.reached():
+			continue // another file
+		case its && !isSpare(h.addr):
 			s.mu.Lock()
 			f.removed[h.addr] = true
 			s.mu.Unlock()
-			return true, nil
 		}
+		return true, nil
 	}
 	for _, path := range gone {
 		if id, _ := fileAt(path); id == (fileID{}) && same(path) {

@@ -75,6 +75,7 @@ func (s *Shim) ackExit(_ context.Context, q *shimctl.Request) (shimctl.Answer, e
 	drop := r != nil && r.Run.Run == m.Run && r.state == over
 	if drop {
 		delete(s.runs, m.ID)
+		delete(s.dropped, m.ID)
 	}
 	s.mu.Unlock()
 	s.note()

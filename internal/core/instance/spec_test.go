@@ -261,6 +261,21 @@ func TestCheckForNamesWhatARuntimeLacks(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
+	s := good()
+	s.Expose = []Endpoint{{Proto: "unix", Listen: "/run/app.sock", Target: "/run/app.sock"}}
+	if err := s.CheckFor(power.Capabilities{}); err != nil {
+		t.Errorf("a unix socket of a program of this machine: %v", err)
+	}
+	if err := s.CheckFor(power.Capabilities{Network: true}); err == nil {
+		t.Error("a container accepts a unix socket")
+	}
+	for _, bad := range []Endpoint{{Proto: "unix", Listen: "@app", Target: "@app"}, {Proto: "unix", Listen: "/a", Target: "/b"}, {Proto: "tcp", Listen: ":1", Target: ":1"},
+		{Proto: "unix", Listen: "/a", Target: "/a", Path: PathRelay}, {Listen: "/a", Target: "/a"}} {
+		s.Expose = []Endpoint{bad}
+		if err := s.Validate(); err == nil {
+			t.Errorf("%+v is accepted", bad)
+		}
+	}
 }
 
 func TestTheLadderRises(t *testing.T) {

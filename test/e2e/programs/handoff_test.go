@@ -396,7 +396,15 @@ func TestHandoffUser(t *testing.T) {
 	}
 	t.Parallel()
 	h := handoffHost(t, ordinary(t))
-	s := servers[0]
+	local := unixServers[0]
+	local.name, local.proto = "local", instance.ProtoUnix
+	for _, s := range []server{servers[0], local} {
+		s.asUser(t, h)
+	}
+}
+
+func (s server) asUser(t *testing.T, h *daemontest.Host) {
+	t.Helper()
 	name, addr := s.stage(t, h)
 	o := h.Show(name)
 	if o.Deaf != "" || !o.NoNewPrivs {
@@ -407,7 +415,7 @@ func TestHandoffUser(t *testing.T) {
 		h.Await(name, "stopped")
 		c.arrive(s, addr, 8, time.Second)
 	}
-	t.Logf("REPORT handoff of an ordinary user: %s", c)
+	t.Logf("REPORT handoff of an ordinary user, %s: %s", s.name, c)
 	if c.refused+c.lost > 0 {
 		t.Error(c)
 	}

@@ -67,7 +67,7 @@ process.on('SIGTERM', () => s.close(() => process.exit()));`}
 //
 // LULL_HANDOFF_STARTS is the number of starts of each.
 func TestHandoffUnix(t *testing.T) {
-	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 4)
+	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 3)
 	for _, s := range unixServers {
 		s.proto = instance.ProtoUnix
 		t.Run(s.name, func(t *testing.T) {
@@ -171,7 +171,7 @@ func (c *crowd) send(addr string, n int, d time.Duration) {
 //
 // LULL_HANDOFF_STARTS is the number of starts of each.
 func TestHandoffUDP(t *testing.T) {
-	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 4)
+	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 3)
 	for _, s := range udpServers {
 		s.proto = instance.ProtoUDP
 		t.Run(s.name, func(t *testing.T) {
