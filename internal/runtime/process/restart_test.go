@@ -223,6 +223,34 @@ func TestShimKilled(t *testing.T) {
 	})
 }
 
+// TestWatchWhileShimIsReplaced: the sockets of a stopped instance are watched
+// although the shim ends just before; otherwise its clients would wait forever.
+func TestWatchWhileShimIsReplaced(t *testing.T) {
+	freezers(t, func(t *testing.T, cfg process.Config) {
+		h := newHost(t, cfg)
+		held := port(t, "127.0.0.1")
+		if err := h.rt.Hold(waittest.Context(t), "asleep", []string{held}); err != nil {
+			t.Fatal(err)
+		}
+		h.ids = append(h.ids, "asleep")
+		if err := syscall.Kill(h.shimPID(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		woken := make(chan string, 8)
+		g, err := h.rt.Watch("asleep", func(why string) { woken <- why })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		c, err := net.Dial("tcp", held)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		reason(t, woken)
+	})
+}
+
 func TestListenFDs(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)

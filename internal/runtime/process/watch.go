@@ -314,9 +314,14 @@ func (r *Runtime) Unhold(ctx context.Context, id string) error {
 // Watch calls wake when a client connects or sends to a held socket of an
 // instance that has no process.
 func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), handoffLimit)
 	defer cancel()
-	addrs, fds, err := r.shim().Listeners(ctx, id)
+	var addrs []string
+	var fds []int
+	err := r.untilAnswered(ctx, func(c *shimctl.Client) (err error) {
+		addrs, fds, err = c.Listeners(ctx, id)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
