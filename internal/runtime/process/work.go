@@ -305,11 +305,11 @@ func (w *Work) listeners() ([]instance.Listener, error) {
 // unixListeners returns the unix sockets on which the tree listens. A kept one
 // has the exposed path, whatever name it was bound to.
 func (w *Work) unixListeners(own map[uint64]place) (out []instance.Listener, err error) {
-	all, err := w.table.unix(true)
+	kept := w.r.keptPaths(w.id)
+	all, err := w.table.unix(len(kept) > 0)
 	if err != nil {
 		return nil, err
 	}
-	kept := w.r.keptPaths(w.id)
 	for inode, at := range own {
 		u := all.byInode[inode]
 		if !u.Listening || strings.HasPrefix(u.Path, "@") {
