@@ -502,7 +502,9 @@ func sameFile(tid, dir int, given, path string) bool {
 }
 
 // drainLimit is how long a program may take to accept the clients that came
-// before the door was shut.
+// before the door is shut. For one that accepts none, because it is frozen or
+// hangs, the door stays open: those clients call the stop off, or wait for the
+// next run together with new ones.
 const drainLimit = 500 * time.Millisecond
 
 // door answers the request of the same name.
@@ -513,6 +515,10 @@ func (s *Shim) door(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 	}
 	if err := validID(m.ID); err != nil {
 		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot let clients wait: %v", err)
+	}
+	end := time.Now().Add(drainLimit)
+	for m.Shut && s.crowded(m.ID) && time.Now().Before(end) {
+		time.Sleep(time.Millisecond)
 	}
 	s.notes.mu.Lock() // no socket may be handed over in the meantime
 	s.mu.Lock()
@@ -535,13 +541,20 @@ func (s *Shim) door(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 	}
 	s.mu.Unlock()
 	s.notes.mu.Unlock()
-	for end := time.Now().Add(drainLimit); waiting(shut) && time.Now().Before(end); {
+	for waiting(shut) && time.Now().Before(end) { // who came at the same instant
 		time.Sleep(time.Millisecond)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeFailed, "%w", err)
 	}
 	return shimctl.Answer{}, nil
+}
+
+// crowded reports whether a client waits in a unix socket that is held under id.
+func (s *Shim) crowded(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.held[id], func(h held) bool { return h.as.path != "" && waiting([]int{h.fd}) })
 }
 
 // waiting reports whether a client waits in one of the listeners. One that is
@@ -559,7 +572,7 @@ func waiting(listeners []int) bool {
 // every instant a killed shim leaves both to the next one.
 func (s *Shim) shutLocked(id string, h held) error {
 	who, path, _ := h.place()
-	if s.findLocked(id, spare+h.addr) >= 0 || !h.reached() || !listening(h.fd) {
+	if s.findLocked(id, spare+h.addr) >= 0 || !h.reached() || !listening(h.fd) || waiting([]int{h.fd}) {
 		return nil
 	}
 	n, err := h.another(true)
@@ -641,15 +654,20 @@ func (s *Shim) forward(id string, listener int, path string) {
 	}
 }
 
-// dialAs connects to path with the rights of a process.
+// dialAs connects to path with the rights of a process, or with fewer if that was
+// root's and this one is not.
 func dialAs(who *unix.Ucred, path string) (net.Conn, error) {
+	uid, gid := int(who.Uid), int(who.Gid)
+	if uid == 0 && os.Geteuid() != 0 {
+		uid, gid = os.Geteuid(), os.Getegid()
+	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	file := os.NewFile(uintptr(fd), "program")
 	defer file.Close()
-	if err := asIDs(int(who.Uid), int(who.Gid), nil, func() error { return unix.Connect(fd, &unix.SockaddrUnix{Name: path}) }); err != nil {
+	if err := asIDs(uid, gid, nil, func() error { return unix.Connect(fd, &unix.SockaddrUnix{Name: path}) }); err != nil {
 		return nil, err
 	}
 	return net.FileConn(file)
