@@ -15,9 +15,10 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Bind handoff: lull keeps the sockets of an instance on the direct path while its program does not run, and substitutes them when the program
-// binds. A connection made in the meantime waits in the backlog, starts the
-// program if lull had stopped it, and is accepted by the program itself.
+// Bind handoff: lull keeps the sockets of an instance on the direct path while
+// its program does not run, and substitutes them when the program binds. A
+// connection made in the meantime waits in the backlog, starts the program if
+// lull had stopped it, and is accepted by the program itself.
 //
 // Sockets are kept from the first start until a user stops the instance, so
 // that no connection is refused during a crash, a restart or an automatic stop.
