@@ -396,6 +396,7 @@ func publishUndone(a *attempt) error {
 	}
 	i.update(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Running, ""
+		r.StoppedBy, r.RestartAt = "", time.Time{} // of a stop that was called off
 		r.LastActivityAt = now
 	})
 	i.requests.wanted.Store(nil)

@@ -371,8 +371,9 @@ func (w *world) verify(s scene) []string {
 	bad := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	p := w.k.Proc(w.i.id)
 	w.i.mu.Lock()
-	state, guard, by := w.i.rec.State, w.i.proc.guard, w.i.rec.PausedBy
+	rec, guard := w.i.rec, w.i.proc.guard
 	w.i.mu.Unlock()
+	state, by := rec.State, rec.PausedBy
 	switch state {
 	case power.Running:
 		if p == nil || p.Frozen() || guard != nil {
@@ -380,6 +381,9 @@ func (w *world) verify(s scene) []string {
 		}
 		if a := w.gate.Activity(); a.Held {
 			bad("running with a closed relay")
+		}
+		if rec.StoppedBy != "" || !rec.RestartAt.IsZero() {
+			bad("running, but recorded as stopped by %q, with a restart at %s", rec.StoppedBy, rec.RestartAt)
 		}
 	case power.Paused, power.Hibernated:
 		if p == nil || !p.Frozen() || guard == nil {
