@@ -14,8 +14,8 @@ import (
 	"lull/internal/cli/setup"
 )
 
-// Build is what the linker sets in a program: its version, and the date of its
-// build in RFC 3339.
+// Build holds a program's version and its build date in RFC 3339, both set by the
+// linker.
 type Build struct{ Version, Date string }
 
 // verbs are the verbs of this package for one run of the command line.

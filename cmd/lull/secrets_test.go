@@ -115,7 +115,7 @@ func TestLiteralSecret(t *testing.T) {
 	}
 }
 
-// secretName is what the name of a field that holds a secret ends in.
+// secretName matches the names of fields that hold secrets.
 var secretName = regexp.MustCompile(`(Password|Secret|Token|^Key)$`)
 
 // TestSecretsHaveTheirType: every setting that holds a secret has a type that

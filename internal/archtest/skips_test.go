@@ -31,7 +31,7 @@ type slow struct {
 	seconds float64
 }
 
-// record is what one step of make test left.
+// record holds the results of one step of make test.
 type record struct {
 	skipped []skip        // with what they said last
 	ran     []slow        // without subtests

@@ -304,7 +304,6 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	if err := i.move(power.Stopping); err != nil {
 		return err
 	}
-	// The state is still the former one, so whoever sees the stop comes after this.
 	a := i.asItIs(ctx, by, why)
 	a.force = by != stopAfter
 	if keeps := by == stopAfter || i.turn.again; keeps {

@@ -11,7 +11,7 @@ import (
 // it from the record by force is named.
 const outAfter = 15 * time.Minute
 
-// wayOut adds the way to end a worker whose end EC2 does not confirm.
+// wayOut adds the remedy for a worker whose termination EC2 does not confirm.
 func wayOut(a *why.Account, w *worker.Worker, u *worker.Unread, now time.Time) {
 	if !w.Forgettable() || u == nil && now.Sub(w.StatusSince) < outAfter {
 		return

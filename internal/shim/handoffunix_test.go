@@ -117,7 +117,7 @@ func TestHandoffOfUDPBinds(t *testing.T) {
 	}
 }
 
-// TestUnixDoor: clients that come while the door is shut are accepted by nobody.
+// TestUnixDoor: while the door is shut, the program accepts no new client.
 // Once it is open again, the program serves them, and sees their own user. Those
 // in front of a door that stays shut are served by the next run.
 func TestUnixDoor(t *testing.T) {

@@ -29,7 +29,8 @@ import (
 // The engine itself resolves the reference.
 var needsRun = regexp.MustCompile(`^(?:/v[0-9.]+)?/(?:containers/([a-zA-Z0-9][a-zA-Z0-9_.-]*)/(exec|attach|attach/ws|start|pause)|exec/([a-zA-Z0-9]+)/start)$`)
 
-// need is what a request requires to run: a container, or that of a command.
+// need names the container that a request requires to run, or the command whose
+// container it is.
 // The zero need requires nothing.
 type need struct {
 	container string // name or id

@@ -25,7 +25,7 @@ func (b *bench) console(id string) string {
 	return string(text)
 }
 
-// guestWrites is what testdata/guest writes to a file.
+// guestWrites is the text that testdata/guest writes to a file.
 const guestWrites = "by a guest"
 
 // TestConsole checks that everything printed to a guest's console is available

@@ -9,8 +9,8 @@ import (
 )
 
 // TestSlim holds what lull-agent costs a machine that runs nothing else of lull:
-// its file, its parts and its memory. That it works is what the other tests of
-// this package show, each with this program.
+// its size on disk, its dependencies and its memory. The other tests of this
+// package run the same program.
 func TestSlim(t *testing.T) {
 	t.Parallel()
 	const most = 20e6 // bytes of the file

@@ -51,9 +51,9 @@ func (k behind) does(stdin string, args ...string) string {
 	return string(out)
 }
 
-// whilePaused calls do while lull has paused a container, and checks who has
-// resumed it since, empty for nobody. A shim that finds the daemon too slow
-// resumes it too, whatever do does; do is then called again.
+// whilePaused calls do while lull has paused a container, and checks who resumed it
+// then; an empty by means that it must still be paused. If the shim resumed it
+// because the daemon was too slow, do is called again.
 func (k behind) whilePaused(name, what, by string, do func()) {
 	k.d.T.Helper()
 	for end := time.Now().Add(2 * daemontest.WaitLimit); ; {
@@ -176,7 +176,7 @@ func TestDockerSocket(t *testing.T) {
 		free(c.path)
 	}
 
-	// A user's pause stays, whoever made the pause before it.
+	// A pause by a user stays, even if lull had paused the container before.
 	k.pause("web")
 	k.does("", "pause", "web")
 	k.d.Until("web", "a user has paused it", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
@@ -312,7 +312,7 @@ func TestDockerSocketOwner(t *testing.T) {
 		daemontest.Wait(t, "the front is "+c.want, func() (bool, string) { got := owner(k.front); return got == c.want, got })
 	}
 
-	// Without Docker, nobody else may use it yet.
+	// Until lull reaches Docker, only root may use it.
 	if err := os.Chown(k.Socket(), 0, 4242); err != nil {
 		t.Fatal(err)
 	}
