@@ -77,7 +77,7 @@ func SignalTable(w io.Writer, l []evidence.Signal) {
 		for _, s := range l {
 			value, from, read, last := "-", "-", "-", "-"
 			if s.Value != nil && s.Unit != "" {
-				value, from = fmt.Sprintf("%.4g %s", *s.Value, s.Unit), fmt.Sprintf("%g", s.Threshold)
+				value, from = idle.Amount(*s.Value, s.Unit), idle.Amount(s.Threshold, s.Unit)
 			}
 			if s.Age != nil {
 				read = term.Span(time.Duration(*s.Age*float64(time.Second))) + " ago"

@@ -317,7 +317,7 @@ func infoText(w io.Writer, o hostctl.Instance) {
 
 func readings(w io.Writer, o hostctl.Instance) {
 	for _, r := range o.Activity {
-		s := fmt.Sprintf("%s, %g %s, counts from %g", r.State, r.Value, r.Unit, r.Threshold)
+		s := fmt.Sprintf("%s, %s, counts from %s", r.State, idle.Amount(r.Value, r.Unit), idle.Amount(r.Threshold, r.Unit))
 		if r.State.String() == "unknown" {
 			s = "unknown: " + r.Detail
 		}

@@ -38,3 +38,31 @@ func TestHumanIsTheGrammar(t *testing.T) {
 		}
 	})
 }
+
+func TestAmount(t *testing.T) {
+	for _, c := range []struct {
+		value float64
+		unit  string
+		want  string
+	}{
+		{9.547545214260442, "%", "9.54 %"},
+		{3.125, "%", "3.12 %"},
+		{4.9999, "%", "4.99 %"}, // not 5, which may be the threshold
+		{0.000123456, "%", "0.000123 %"},
+		{100, "%", "100 %"},
+		{0.1, "%", "0.1 %"},
+		{0, "B/min", "0 B/min"},
+		{512, "B", "512 B"},
+		{999.9, "B/min", "999 B/min"},
+		{10000, "B/min", "10 kB/min"},
+		{91143052.11789963, "B/min", "91.1 MB/min"},
+		{5e15, "B", "5000 TB"},
+		{12345.6, "KB/min", "12345 KB/min"},
+		{3, "terminals with input or output", "3 terminals with input or output"},
+		{2.5, "", "2.5"},
+	} {
+		if got := Amount(c.value, c.unit); got != c.want {
+			t.Errorf("Amount(%v, %q) = %q, want %q", c.value, c.unit, got, c.want)
+		}
+	}
+}

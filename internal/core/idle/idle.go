@@ -250,7 +250,7 @@ func (d *decision) activity() {
 		return
 	}
 	of, after := "", "" // without detection the timeout has no effect
-	if d.p.Detection {
+	if d.p.Detection && d.p.Timeout > 0 {
 		of, after = " of "+Human(time.Duration(d.p.Timeout)), "; it is idle after "+Human(time.Duration(d.p.Timeout))
 	}
 	b := Block{Code: NotIdleYet, Until: &ends, Sentence: "Idle for " + Human(idle) + of + "."}

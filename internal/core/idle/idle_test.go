@@ -266,7 +266,7 @@ func TestSentencesNameWhatBlocks(t *testing.T) {
 		all = append(all, b.Sentence)
 	}
 	text := strings.Join(all, "\n")
-	for _, want := range []string{"cpu 43.5 % (counts from 5)", "2s ago", "connection refused", "nightly holds it for another 1h30m", "(build)"} {
+	for _, want := range []string{"cpu 43.5 % (counts from 5 %)", "2s ago", "connection refused", "nightly holds it for another 1h30m", "(build)"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in:\n%s", want, text)
 		}

@@ -3,7 +3,9 @@ package idle
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -105,7 +107,7 @@ func (r *Reading) describe(now time.Time) string {
 	s := r.Signal
 	if r.State == Active || r.State == Quiet {
 		if r.Unit != "" {
-			s += fmt.Sprintf(" %s %s (counts from %s)", number(r.Value), r.Unit, number(r.Threshold))
+			s += fmt.Sprintf(" %s (counts from %s)", Amount(r.Value, r.Unit), Amount(r.Threshold, r.Unit))
 		}
 	}
 	if r.Detail != "" {
@@ -122,7 +124,31 @@ func (r *Reading) describe(now time.Time) string {
 	return s
 }
 
-func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
+// Amount returns a value with its unit as people read it: with at most three
+// significant digits, and bytes in kB, MB, GB or TB. It rounds down, so that a
+// value below a threshold never looks as if it had reached it.
+func Amount(v float64, unit string) string {
+	if rest, ok := strings.CutPrefix(unit, "B"); ok && (rest == "" || rest[0] == '/') {
+		for _, prefix := range []string{"", "k", "M", "G", "T"} {
+			if unit = prefix + "B" + rest; v < 1000 {
+				break
+			}
+			if prefix != "T" {
+				v /= 1000
+			}
+		}
+	}
+	decimals := 0
+	if v > 0 {
+		decimals = max(0, 2-int(math.Floor(math.Log10(v))))
+	}
+	scale := math.Pow10(decimals)
+	s := strconv.FormatFloat(math.Floor(v*scale*(1+1e-12))/scale, 'f', decimals, 64)
+	if decimals > 0 {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	return strings.TrimSpace(s + " " + unit)
+}
 
 // Duration is a time.Duration that is encoded in JSON as seconds, as the
 // contract's names require.
