@@ -202,8 +202,8 @@ func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {
 	}
 }
 
-// localHibernation looks at what the kernel needs to keep the memory. It is a
-// fault only where hibernation is meant to work.
+// localHibernation checks what the kernel needs to keep the memory. A missing
+// part is a fault only where hibernation is meant to work.
 func (d *agentCheck) localHibernation(wanted bool) {
 	note := func(what string, ok bool, found, do string) {
 		d.Add(what, ok || !wanted, found, do)

@@ -201,7 +201,7 @@ func slimPackage(t *testing.T, root string, dpkg func(...string), deb, slim stri
 			t.Errorf("%s: the policy file is now %q", filepath.Base(pkg), got)
 		}
 	}
-	dpkg("--purge", "lull") // what is left of it
+	dpkg("--purge", "lull") // its remains
 	if !has("var/lib/lull/agent") || !has("etc/lull/agent.yaml") {
 		t.Error("purging the replaced package takes state or policy away")
 	}

@@ -325,7 +325,7 @@ func (w *window) wide(width int64) {
 	}
 }
 
-// TestDashboardOfThePast is a user who looks at what a real server recorded: a
+// TestDashboardOfThePast is a user who reads what a real server recorded: a
 // worker's timeline by mouse and by keyboard, why it was so at a past time,
 // what a policy would have done, and what was saved; and who signs in with an
 // issuer.
@@ -577,7 +577,7 @@ func TestDashboardCancelsAPreview(t *testing.T) {
 	select {
 	case <-j.gone:
 	case <-time.After(patience):
-		t.Fatal("the server goes on with a preview that was cancelled")
+		t.Fatal("the server continues a preview that was cancelled")
 	}
 	w.until(`![...document.querySelectorAll('[role=progressbar]')].length`)
 }

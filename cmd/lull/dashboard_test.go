@@ -275,7 +275,7 @@ func (r *watched) look(name string) {
 	}
 }
 
-// settle waits until all workers run, has some of them used, and looks at all.
+// settle waits until all workers run, has some of them used, and reads all.
 func (r *watched) settle() {
 	r.t.Helper()
 	eventually(r.t, func() error {
@@ -1281,7 +1281,7 @@ func TestDashboardReconnects(t *testing.T) {
 	resumed := len(way.resum)
 	way.mu.Unlock()
 	if resumed == 0 {
-		t.Error("the page did not go on after the last event that it had")
+		t.Error("the page did not continue after the last event that it had")
 	}
 	w.newerStays(r, "http://"+way.l.Addr().String())
 }

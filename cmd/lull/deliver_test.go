@@ -106,7 +106,7 @@ func TestKubernetesManifest(t *testing.T) {
 	}
 	// A certificate for the names of the pods is of a private CA.
 	if env["LULL_SERVER_PEER_CA"] == "" {
-		t.Error("its servers cannot ask each other: nobody signs the names of pods but a CA that has to be named")
+		t.Error("its servers cannot ask each other: no one signs the names of pods but a CA that has to be named")
 	}
 	// The process takes these settings as they are.
 	dir := t.TempDir()

@@ -285,7 +285,7 @@ func TestControlSocket(t *testing.T) {
 	if s, err = c.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(time.Hour)}); err != nil || !s.Verdict.InSnoozePeriod {
 		t.Errorf("%+v, %v", s.Verdict, err)
 	}
-	if s, err = c.Halt(t.Context(), agentctl.HaltRequest{On: true}); err != nil || s.Halted == nil || s.Halted.By == "somebody" {
+	if s, err = c.Halt(t.Context(), agentctl.HaltRequest{On: true}); err != nil || s.Halted == nil || s.Halted.By == "an unknown user" {
 		t.Errorf("%+v, %v", s.Halted, err)
 	}
 	if s, err = c.Complete(t.Context(), agentctl.CompleteRequest{}); err != nil || s.Completion != "success" {
@@ -321,7 +321,7 @@ func TestWebhook(t *testing.T) {
 	}
 	srv.Close()
 	if err := p.Warn(t.Context(), Warning{URL: srv.URL}); err == nil {
-		t.Error("a webhook that nobody answers is silent")
+		t.Error("a webhook that nothing answers is silent")
 	}
 }
 

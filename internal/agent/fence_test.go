@@ -243,7 +243,7 @@ func TestHaltedFleetEndsNothing(t *testing.T) {
 			w.with(func() { w.saveTook = 12 * time.Second }) // the call is then more than half a minute away
 			time.Sleep(25 * time.Second)
 			if s := mustStatus(t, a); s.Last == nil || s.Last.EndedAt != nil {
-				t.Fatalf("%s: no action is under way: %+v", action, s.Last)
+				t.Fatalf("%s: no action is in progress: %+v", action, s.Last)
 			}
 			to.mu.Lock()
 			to.halts = true

@@ -228,7 +228,7 @@ func (a *Agent) probeLimit(c Config) time.Duration { return min(probeLimit, c.Ch
 func (a *Agent) askSlow(ctx context.Context, r *round, s Slow, c Config) {
 	name := s.Signal()
 	if a.busy[name] {
-		r.add(idle.NotKnown(name, r.at, "it still owes the answer to an earlier question"))
+		r.add(idle.NotKnown(name, r.at, "the previous reading is still in progress"))
 		return
 	}
 	a.busy[name] = true

@@ -204,7 +204,7 @@ func TestLateActivity(t *testing.T) {
 		manual bool
 		before time.Duration // before the pause
 		late   bool
-	}{"prevents it": {before: 10 * time.Minute, late: true}, "is too old": {before: 70 * time.Minute}, "a person's pause": {manual: true, before: 10 * time.Minute}} {
+	}{"prevents it": {before: 10 * time.Minute, late: true}, "is too old": {before: 70 * time.Minute}, "a user's pause": {manual: true, before: 10 * time.Minute}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, options{})
@@ -306,7 +306,7 @@ func TestShadow(t *testing.T) {
 		time.Sleep(5 * time.Hour)
 		w := r.worker(id)
 		if w.Status != power.WorkerRunning || w.AutoPauseCount != 0 || len(r.machine(id).warned) != 0 {
-			t.Errorf("in shadow it is %s, paused %d times, warned %d times", w.Status, w.AutoPauseCount, len(r.machine(id).warned))
+			t.Errorf("in dry-run mode it is %s, paused %d times, warned %d times", w.Status, w.AutoPauseCount, len(r.machine(id).warned))
 		}
 		page, err := r.fleet.Audit(t.Context(), audit.Query{Action: "would_pause"})
 		if err != nil || len(page.Entries) != 1 {
@@ -382,7 +382,7 @@ func TestHaltEndsInTheController(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		if r.fleet.Halted().On {
-			t.Error("the halt goes on")
+			t.Error("the halt continues")
 		}
 		r.await(id, power.WorkerStopped, 30*time.Minute)
 		w := r.worker(id)

@@ -289,7 +289,7 @@ func TestHandlers(t *testing.T) {
 		{name: "drift: pending", status: power.WorkerRunning, ec2: "pending", result: Success, to: power.WorkerStarting},
 		{name: "drift: shutting-down", status: power.WorkerRunning, ec2: "shutting-down", result: Success, to: power.WorkerTerminating},
 		{name: "drift: terminated", status: power.WorkerRunning, ec2: "terminated", result: Success, to: power.WorkerTerminated, check: counters(func(s Stats) int64 { return s.Terminated }, 1)},
-		{name: "drift: unheard of", status: power.WorkerRunning, ec2: "melting", result: Success, to: power.WorkerUnknown, reason: "melting"},
+		{name: "drift: unknown state", status: power.WorkerRunning, ec2: "melting", result: Success, to: power.WorkerUnknown, reason: "melting"},
 		{name: "not found once", status: power.WorkerRunning, result: Requeue, check: func(t *testing.T, w worker.Worker, _ *Controller) {
 			if w.MissingSince == nil {
 				t.Error("not marked")
@@ -325,7 +325,7 @@ func TestHandlers(t *testing.T) {
 		{name: "no instance to stop", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), fresh), result: Success, to: power.WorkerStopped},
 		{name: "stopped", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "stopped", result: Success, to: power.WorkerStopped, check: counters(func(s Stats) int64 { return s.Stopped }, 1)},
 		{name: "stopping", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "stopping", result: Requeue},
-		{name: "a person's stop is sent", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", result: Requeue, calls: "stop"},
+		{name: "a user's stop is sent", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", result: Requeue, calls: "stop"},
 		{name: "an idle stop is sent after a quiet look", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: quiet, result: Requeue, calls: "stop"},
 		{name: "an idle stop is called off by activity", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: busy, result: Success, to: power.WorkerRunning,
 			check: counters(func(s Stats) int64 { return s.PauseCancelled }, 1)},
@@ -336,7 +336,7 @@ func TestHandlers(t *testing.T) {
 			at := time.Now().Add(time.Hour)
 			w.SnoozedUntil, w.Intent.Force = &at, true
 		}), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
-		{name: "an idle stop of one in shadow", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent, func(w *worker.Worker) { w.Armed = false }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
+		{name: "an idle stop of one in dry-run mode", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), recent, func(w *worker.Worker) { w.Armed = false }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
 		{name: "resumed before it was sent", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), desired(power.WorkerRunning)), ec2: "running", result: Success, to: power.WorkerRunning},
 		{name: "sent a moment ago", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), func(w *worker.Worker) { at := time.Now(); w.Intent.SentAt = &at }), ec2: "running", result: Requeue},
 		{name: "sent long ago and nothing came of it", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), func(w *worker.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", result: Requeue, calls: "stop"},
@@ -344,7 +344,7 @@ func TestHandlers(t *testing.T) {
 		{name: "stop throttled", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", world: failing("stop", Throttled, false), result: Retry, reason: "cannot stop yet", calls: "stop"},
 		{name: "stop's answer is lost", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", world: failing("stop", Unreachable, true), result: Retry, calls: "stop"},
 		{name: "stop not ours", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.Tags["lull:managed-by"] = "other" }, result: Retry, reason: "belongs to other"},
-		{name: "armed by a person: tagged, then stopped", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.Tags = map[string]string{} }, result: Requeue, calls: "stop tags"},
+		{name: "armed by a user: tagged, then stopped", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.Tags = map[string]string{} }, result: Requeue, calls: "stop tags"},
 		{name: "its agent stops it", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), func(w *worker.Worker) { w.PauseHolder, w.Intent.By = worker.HolderAgent, worker.ByAgent.Name }), ec2: "running", result: Requeue},
 		{name: "its agent did not stop it", status: power.WorkerStopping, set: both(intent(power.ReasonIdleTimeout, false), func(w *worker.Worker) { w.PauseHolder, w.Intent.By = worker.HolderAgent, worker.ByAgent.Name }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
 		{name: "instance pending while stopping", status: power.WorkerStopping, set: intent(power.ReasonManual, false), ec2: "pending", result: Retry},
@@ -375,9 +375,9 @@ func TestHandlers(t *testing.T) {
 		{name: "never launched", status: power.WorkerTerminating, set: fresh, result: Success, to: power.WorkerTerminated},
 		{name: "launch may have been sent", status: power.WorkerTerminating, set: both(fresh, func(w *worker.Worker) { at := time.Now(); w.Launch = &worker.Launch{Token: "x", SentAt: &at} }), result: Requeue},
 		{name: "terminate is sent", status: power.WorkerTerminating, ec2: "running", result: Requeue, calls: "terminate"},
-		{name: "a person's is sent though all is halted", status: power.WorkerTerminating, halted: true, ec2: "running", result: Requeue, calls: "terminate"},
+		{name: "a user's is sent though all is halted", status: power.WorkerTerminating, halted: true, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "a ttl's is held by a halt", status: power.WorkerTerminating, halted: true, set: func(w *worker.Worker) { w.TerminateFor = power.ReasonTTL }, ec2: "running", result: Retry, reason: "halted"},
-		{name: "a ttl's is held in shadow", status: power.WorkerTerminating, set: func(w *worker.Worker) { w.TerminateFor, w.Armed = power.ReasonTTL, false }, ec2: "running", result: Retry, reason: "dry-run"},
+		{name: "a ttl's is held in dry-run mode", status: power.WorkerTerminating, set: func(w *worker.Worker) { w.TerminateFor, w.Armed = power.ReasonTTL, false }, ec2: "running", result: Retry, reason: "dry-run"},
 		{name: "a ttl's", status: power.WorkerTerminating, set: func(w *worker.Worker) { w.TerminateFor = power.ReasonTTL }, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "shutting down", status: power.WorkerTerminating, ec2: "shutting-down", result: Requeue},
 		{name: "terminated", status: power.WorkerTerminating, ec2: "terminated", result: Success, to: power.WorkerTerminated, check: counters(func(s Stats) int64 { return s.Terminated }, 1)},
@@ -385,7 +385,7 @@ func TestHandlers(t *testing.T) {
 			at := time.Now()
 			w.DesiredStatus, w.TTLDeadline, w.TerminateFor, w.TerminateBy = power.WorkerTerminated, &at, power.ReasonTTL, &audit.ByController
 		}, result: Success, to: power.WorkerTerminated, reason: "by its ttl_deadline", check: ended(power.ReasonTTL, audit.ByController)},
-		{name: "terminated by a person", status: power.WorkerTerminating, ec2: "terminated", set: func(w *worker.Worker) {
+		{name: "terminated by a user", status: power.WorkerTerminating, ec2: "terminated", set: func(w *worker.Worker) {
 			w.DesiredStatus, w.TerminateBy = power.WorkerTerminated, &person
 		}, result: Success, to: power.WorkerTerminated, reason: "by " + person.Name, check: ended(power.ReasonManual, person)},
 		{name: "terminated from outside, late", status: power.WorkerTerminating, ec2: "terminated", set: func(w *worker.Worker) {

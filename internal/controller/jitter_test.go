@@ -46,7 +46,7 @@ func (h *secondsHost) RoundTrip(r *http.Request) (*http.Response, error) {
 		h.w.mu.Unlock()
 		body = events
 	default:
-		return nil, fmt.Errorf("nobody asks for %s here", r.URL)
+		return nil, fmt.Errorf("the test has no answer for %s here", r.URL)
 	}
 	text, err := json.Marshal(body)
 	if err != nil {

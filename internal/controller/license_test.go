@@ -52,7 +52,7 @@ func TestLicense(t *testing.T) {
 		{name: "tried again by CML with the token in the reason", op: worker.OperationRegister, state: LicenseState{Detail: "RETRY_IN_PROGRESS: the token 'env:hush-hush' is not valid"},
 			want: worker.LicenseFailed, because: "is not valid", calls: 1},
 		{name: "refused", op: worker.OperationRegister, refuse: refusal, want: worker.LicenseFailed, because: "status 400", calls: 1},
-		{name: "accepted is not done, for ever", op: worker.OperationRegister, want: worker.LicenseFailed, because: "not completed within 10m", calls: 1},
+		{name: "accepted is not done, forever", op: worker.OperationRegister, want: worker.LicenseFailed, because: "not completed within 10m", calls: 1},
 		{name: "accepted, and nothing came of it", op: worker.OperationRegister, state: LicenseState{None: true, Detail: "no network"}, want: worker.LicenseFailed, because: "no network", calls: 1},
 		{name: "its answer is lost, and it was taken", op: worker.OperationRegister, at: func(m *machine) { m.onLicense = first(1, "registered", lost) },
 			state: registered, want: worker.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},

@@ -71,7 +71,7 @@ func TestResumeIsMeasured(t *testing.T) {
 		}
 		time.Sleep(4 * time.Hour)
 		if _, hours := r.measured("lull_idle_hours_not_avoided_total", "in_snooze_period"); hours < 3 || hours > 4.01 { // the last check is at most half an hour old
-			t.Errorf("%g idle hours were not avoided for a snooze, want nearly the four that nobody used it", hours)
+			t.Errorf("%g idle hours were not avoided for a snooze, want nearly the four that it was not in use", hours)
 		}
 	})
 }

@@ -19,7 +19,7 @@ func (d *day) onStop(id string, sent time.Time) {
 	ctx := context.Background()
 	wid, err := d.fleet.WorkerOf(ctx, region0, id)
 	if err != nil || wid == "" {
-		d.fault("stop of %s, which is nobody's: %v", id, err)
+		d.fault("stop of %s, which no worker owns: %v", id, err)
 		return
 	}
 	w, err := d.fleet.Worker(ctx, wid)
@@ -131,7 +131,7 @@ func (d *day) state(id string) string {
 		s.c.mu.Unlock()
 		return out
 	}
-	return "nobody owns it"
+	return "no server owns it"
 }
 
 // finish checks what must hold when the day is over.

@@ -43,7 +43,7 @@ func TestPlannedChecks(t *testing.T) {
 					time.Sleep(7 * time.Second)
 					l, ok := r.c.Live(id)
 					if !ok || l.Idle == nil {
-						t.Fatal("nobody knows it")
+						t.Fatal("it is unknown")
 					}
 					n := fetches()
 					if n > 0 && l.Idle.Has(idle.SignalUnknown) && r.worker(id).Status == power.WorkerRunning {

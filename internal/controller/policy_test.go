@@ -412,9 +412,9 @@ func TestBudgets(t *testing.T) {
 			}
 		}
 		if before > 2 {
-			t.Errorf("%d starts by schedule were before those that somebody waited for", before)
+			t.Errorf("%d starts by schedule were before those that a user waited for", before)
 		}
-		t.Logf("%d stops, %d starts in %s; somebody waited %s", len(paused), len(taken), taken[len(taken)-1].Sub(begun), last.Sub(begun.Add(10*time.Second)))
+		t.Logf("%d stops, %d starts in %s; a user waited %s", len(paused), len(taken), taken[len(taken)-1].Sub(begun), last.Sub(begun.Add(10*time.Second)))
 	})
 }
 
@@ -452,7 +452,7 @@ func TestShadowPolicy(t *testing.T) {
 		}
 		for _, m := range r.world.insts {
 			if len(m.warned) > 0 {
-				t.Error("somebody was warned of what does not happen")
+				t.Error("a user was warned of what does not happen")
 			}
 		}
 		r.world.mu.Unlock()
@@ -564,7 +564,7 @@ func TestPauseTellsWhenItWasChecked(t *testing.T) {
 		}
 		w = r.await(id, power.WorkerStopped, 5*time.Minute)
 		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > 6*time.Minute {
-			t.Errorf("paused at %s by a person, last checked at %v", w.LastPausedAt, at)
+			t.Errorf("paused at %s by a user, last checked at %v", w.LastPausedAt, at)
 		}
 	})
 }

@@ -233,9 +233,9 @@ func TestStartAfterItsTTL(t *testing.T) {
 		r.profile(id, worker.Profile{TTLDeadline: &end})
 		r.await(id, power.WorkerStopped, 20*time.Minute)
 		for name, start := range map[string]func() (worker.Worker, error){
-			"a person": func() (worker.Worker, error) { return r.fleet.StartWorker(t.Context(), person, id) },
-			"a retry":  func() (worker.Worker, error) { return r.fleet.RetryWorker(t.Context(), person, id) },
-			"a wake":   func() (worker.Worker, error) { return r.fleet.WakeWorker(t.Context(), id, token) },
+			"a user":  func() (worker.Worker, error) { return r.fleet.StartWorker(t.Context(), person, id) },
+			"a retry": func() (worker.Worker, error) { return r.fleet.RetryWorker(t.Context(), person, id) },
+			"a wake":  func() (worker.Worker, error) { return r.fleet.WakeWorker(t.Context(), id, token) },
 			"a schedule": func() (worker.Worker, error) {
 				return r.fleet.ScheduleStart(t.Context(), id, r.worker(id).Revision(), "office")
 			},

@@ -243,7 +243,7 @@ func (c *Controller) size(sel policy.Scope) int {
 	return n
 }
 
-// rulesChanged looks at every worker again, spread out over a while.
+// rulesChanged schedules a check of every worker, spread out over a while.
 func (c *Controller) rulesChanged() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

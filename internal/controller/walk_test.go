@@ -202,7 +202,7 @@ func TestLifeOfOneWorker(t *testing.T) {
 			t.Errorf("pause recorded as %s, counts %d/%d, by %s", w.PauseReason, w.AutoPauseCount, w.ManualPauseCount, w.LastPausedBy)
 		}
 		if len(m.warned) == 0 {
-			t.Error("nobody was warned")
+			t.Error("no warning was sent")
 		}
 		time.Sleep(time.Hour)
 		if _, err := r.fleet.ResumeWorker(t.Context(), person, w.ID); err != nil {

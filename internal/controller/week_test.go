@@ -117,7 +117,7 @@ type recorded struct {
 	end     func() error
 }
 
-// record starts a fleet in shadow over the scripts and imports every worker.
+// record starts a fleet in dry-run mode over the scripts and imports every worker.
 // The caller is in a bubble and calls end.
 func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err error) {
 	r := &recorded{workers: map[string]worker.Worker{}}

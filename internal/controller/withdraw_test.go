@@ -112,7 +112,7 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 			w.AutoPauseCount, w.ManualPauseCount, w.ExternalPauseCount, w.LastResumedAt, n)
 	}
 	if n["late_action"]+n["external_start"]+n["external_pause"] != 0 {
-		t.Errorf("taken for somebody else's: %v", n)
+		t.Errorf("taken for another user's: %v", n)
 	}
 	if t.Failed() {
 		for _, e := range page.Entries {
@@ -221,7 +221,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 	}{
 		"halted": {func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true}) },
 			func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, halt.Request{}) }, "halted"},
-		"in shadow": {func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, false) },
+		"in dry-run mode": {func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, false) },
 			func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, true) }, "dry-run mode"},
 		"frozen": {func(r *rig, id string) {
 			r.override(policy.Override{Kind: policy.Freeze, Selector: policy.Scope{Workers: []string{id}}, Until: time.Now().Add(10 * time.Minute)})
@@ -319,7 +319,7 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 		}
 		r.until(local(t, "2000-03-08 12:00"))
 		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartWithdrawnBy != person.Name || w.AutoResumeCount != 0 {
-			t.Errorf("a person's word against the schedule: %s, withdrawn by %q", w.DesiredStatus, w.StartWithdrawnBy)
+			t.Errorf("a user's word against the schedule: %s, withdrawn by %q", w.DesiredStatus, w.StartWithdrawnBy)
 		}
 	})
 }

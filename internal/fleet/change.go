@@ -71,7 +71,7 @@ func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, 
 // worker's, in the order of shared.
 var sharedKeys = []string{worker.PoolKey, halt.Key, rules.Mark}
 
-// shared is what the sharedKeys hold.
+// shared has the values of the sharedKeys.
 type shared struct {
 	pool  worker.Pool
 	halt  halt.Halt

@@ -375,7 +375,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 			}
 		}
 		if _, err := fl.StopWorker(ctx, ada, id); err != nil {
-			t.Errorf("a person was refused: %v", err)
+			t.Errorf("a user was refused: %v", err)
 		}
 		if _, err := fl.SetHalt(ctx, ada, halt.Request{}); err != nil || fl.Halted().On {
 			t.Errorf("the halt does not end: %v", err)

@@ -71,8 +71,8 @@ func pendingStarts() []pending {
 	}
 	return []pending{
 		{"queued", queued(cal)},
-		{"queued for a person", queued(ada)},
-		{"behind a person's stop", behind(&worker.Pause{})},
+		{"queued for a user", queued(ada)},
+		{"behind a user's stop", behind(&worker.Pause{})},
 		{"behind an idle stop", behind(&worker.Pause{Reason: power.ReasonIdleTimeout})},
 		{"behind a stop from outside", behind(nil)},
 		{"starting", starting("stopped", false)},
@@ -115,8 +115,8 @@ func TestStartWithdrawn(t *testing.T) {
 	stays := func(s string) end { return end{to: s + "/RUNNING"} }
 	want := map[string]map[string]end{
 		"queued":                     {"stop": {"STOPPED/STOPPED", true, 0}, "drain": {"STOPPED/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPED")},
-		"queued for a person":        {"stop": {"STOPPED/STOPPED", true, 0}, "drain": {"STOPPED/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPED")},
-		"behind a person's stop":     {"stop": {"STOPPING/STOPPED", true, 0}, "drain": {"STOPPING/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPING")},
+		"queued for a user":          {"stop": {"STOPPED/STOPPED", true, 0}, "drain": {"STOPPED/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPED")},
+		"behind a user's stop":       {"stop": {"STOPPING/STOPPED", true, 0}, "drain": {"STOPPING/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPING")},
 		"behind an idle stop":        {"stop": {"STOPPING/STOPPED", true, 1}, "drain": {"STOPPING/STOPPED", true, 1}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPING")},
 		"behind a stop from outside": {"stop": {"STOPPING/STOPPED", true, 1}, "drain": {"STOPPING/STOPPED", true, 1}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPING")},
 		"starting":                   {"stop": {"STARTING/STOPPED", true, 1}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STARTING")},
@@ -240,7 +240,7 @@ func TestTerminationForTTL(t *testing.T) {
 			t.Fatalf("it is %s for %q: %v", w.Status, w.TerminateFor, err)
 		}
 		if w, err = fl.TerminateWorker(t.Context(), bob, id); err != nil || w.TerminateFor != "" {
-			t.Errorf("after a person asked it is for %q: %v", w.TerminateFor, err)
+			t.Errorf("after a user asked it is for %q: %v", w.TerminateFor, err)
 		}
 	})
 }

@@ -535,7 +535,7 @@ func TestSocket(t *testing.T) {
 		t.Errorf("while one is busy: %v", h.methods())
 	}
 	b.Close() // gone without a word
-	waittest.Until(t, "nobody is busy", func() bool { return count(guest.Waiting) == 1 })
+	waittest.Until(t, "none is busy", func() bool { return count(guest.Waiting) == 1 })
 }
 
 // TestShutdown ends what does not want to, and what it started.

@@ -83,7 +83,7 @@ func TestVsock(t *testing.T) {
 			t.Errorf("exit %+v after %q, and %q over the port", n, fast.text(), serial.text())
 		}
 	case <-time.After(waitLimit):
-		t.Fatal("nobody said over vsock that the workload ended")
+		t.Fatal("no message over vsock said that the workload ended")
 	}
 	fast.c.Close()
 	select {
@@ -92,6 +92,6 @@ func TestVsock(t *testing.T) {
 			t.Errorf("exit %+v", n)
 		}
 	case <-time.After(waitLimit):
-		t.Fatal("nobody said it again over the port")
+		t.Fatal("no message over the port repeated it")
 	}
 }

@@ -178,12 +178,12 @@ func (w *world) recorded(r *instance.Record) {
 	case r.State == power.Hibernated && (p == nil || !p.Hibernated()):
 		w.fault("a hibernation was recorded of a program that is not saved")
 	case r.State == power.Hibernated && !p.Guarded():
-		w.fault("a hibernation was recorded while nobody watched the sockets")
+		w.fault("a hibernation was recorded while nothing watched the sockets")
 	case r.State == power.Hibernated:
 	case p == nil || !p.Frozen():
 		w.fault("a pause was recorded of a program that runs")
 	case !p.Guarded():
-		w.fault("a pause was recorded while nobody watched the sockets")
+		w.fault("a pause was recorded while nothing watched the sockets")
 	case !w.gate.Activity().Held:
 		w.fault("a pause was recorded with an open relay")
 	case r.PausedBy == byIdle && r.Spec.QuietConnectionAfter == 0 && p.Open() > 0:
@@ -301,7 +301,7 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 				break
 			}
 			if idleFor++; idleFor > 100 {
-				w.fault("stuck: an actor waits for something that nobody will do")
+				w.fault("stuck: an actor waits for something that no actor will do")
 				break
 			}
 			time.Sleep(time.Second) // something waits for a timer
@@ -404,7 +404,7 @@ func (w *world) verify(s scene) []string {
 		if o := c.Outcome(); o != "answered" && !ends {
 			bad("client %d is %s", n, o)
 		} else if o == "waiting" {
-			bad("client %d waits for ever", n)
+			bad("client %d waits forever", n)
 		}
 	}
 	if state.Asleep() && w.leased && by == byIdle {

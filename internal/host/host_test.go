@@ -545,7 +545,7 @@ func TestCrashLoop(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o := r.is("a", power.Running); o.CrashLooping {
-			t.Error("a person's start does not clear the crash loop")
+			t.Error("a user's start does not clear the crash loop")
 		}
 	})
 }

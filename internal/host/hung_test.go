@@ -62,7 +62,7 @@ func TestHungOnes(t *testing.T) {
 		began := time.Now()
 		r.boot()
 		if d := time.Since(began); d > 3*time.Second {
-			t.Errorf("nobody was served for %s", d)
+			t.Errorf("no client was served for %s", d)
 		}
 		time.Sleep(22 * time.Second)
 		synctest.Wait()

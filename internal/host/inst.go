@@ -84,7 +84,7 @@ type ports struct {
 	noHandoff atomic.Pointer[string]          // why its program cannot be given sockets; nil when it can
 }
 
-// turn is what one transition passes on to its steps. Guarded by the instance's
+// turn has what one transition passes on to its steps. Guarded by the instance's
 // lock.
 type turn struct {
 	from     power.Instance // the state in which the current wake began
@@ -103,7 +103,7 @@ type proc struct {
 	ownPauseUntil time.Time     // until then, a pause from outside is one that an earlier daemon requested
 }
 
-// seen is what the last checks found. Guarded by mu.
+// seen has the results of the last checks. Guarded by mu.
 type seen struct {
 	base     instance.Sample // the sample that deltas are measured from
 	last     instance.Sample // the newest sample

@@ -46,7 +46,7 @@ func TestRestartWithoutRoom(t *testing.T) {
 		}
 		var no *instance.NoRoomError
 		if err := r.Start(r.ctx, id, ByManual); !errors.As(err, &no) {
-			t.Errorf("started by a person: %v", err)
+			t.Errorf("started by a user: %v", err)
 		}
 		full.Store(false)
 		time.Sleep(instance.RestartMax + time.Second)

@@ -277,7 +277,7 @@ func TestRoomStops(t *testing.T) {
 // carried out later.
 func TestRoomCalledOff(t *testing.T) {
 	asks := map[string]func(r *rig) chan error{
-		"start by a person": func(r *rig) chan error {
+		"start by a user": func(r *rig) chan error {
 			failed := make(chan error, 1)
 			go func() { failed <- r.Start(context.Background(), "g", ByManual) }()
 			return failed
@@ -385,7 +385,7 @@ func TestRoomCallsOffWakes(t *testing.T) {
 			t.Errorf("the stop before it: %v", err)
 		}
 		if err := <-arrived; err == nil {
-			t.Error("a client started what a person had stopped")
+			t.Error("a client started what a user had stopped")
 		}
 		if s := r.Room(); s.Waiting != 0 {
 			t.Errorf("after the stop: %+v", s)

@@ -269,10 +269,10 @@ func TestWaitingPageForBrowsersOnly(t *testing.T) {
 		}
 	}
 	if n := w.calls.Load(); n != 1 {
-		t.Errorf("%d wakes: the wake did not go on behind the page", n)
+		t.Errorf("%d wakes: the wake did not continue behind the page", n)
 	}
 	wake <- nil
-	waittest.Until(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
+	waittest.Until(t, "no client waits", func() bool { return in.Activity().Waiting == 0 })
 	if _, body := ask(t, addr, browser); !strings.HasPrefix(body, "a GET") {
 		t.Errorf("after the wake: %q", body)
 	}
@@ -293,7 +293,7 @@ func TestClientOfTheFrontGoesAway(t *testing.T) {
 	if err := <-ended; !errors.Is(err, errAbandoned) {
 		t.Errorf("the wake ended with %v", err)
 	}
-	waittest.Until(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
+	waittest.Until(t, "no client waits", func() bool { return in.Activity().Waiting == 0 })
 }
 
 func TestNewGenerationGetsNewConnections(t *testing.T) {

@@ -57,7 +57,7 @@ func TestClientGoneWhileWaitingEndsTheWake(t *testing.T) {
 			case <-time.After(waitLimit):
 				t.Fatal("a client that went away keeps waking")
 			}
-			waittest.Until(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
+			waittest.Until(t, "no client waits", func() bool { return in.Activity().Waiting == 0 })
 			if s := in.Stats(); s.Gone != 1 || s.WakesFailed != 0 {
 				t.Errorf("stats %+v", s)
 			}

@@ -360,7 +360,7 @@ func TestBackendThatListensLate(t *testing.T) {
 		waittest.Until(t, "being dialled", func() bool { return in.Activity().Open == 1 })
 		late, err := net.Listen("tcp", to.String())
 		if err != nil {
-			t.Skip("the port was taken by somebody else")
+			t.Skip("the port was taken by another program")
 		}
 		defer late.Close()
 		b, err := late.Accept()

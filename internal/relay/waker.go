@@ -20,7 +20,7 @@ type Backend struct {
 	Generation uint64
 }
 
-// Cause is what requested a wake.
+// Cause says what requested a wake.
 type Cause string
 
 const (

@@ -80,10 +80,10 @@ func TestEveryServerKnowsAnAgentsPast(t *testing.T) {
 		says("now", two, 0, "live", "active")
 		says("now", one, 0, "recorded", "active")
 		if _, err := one.agentWhy(t.Context(), "m2", time.Time{}); err == nil {
-			t.Error("an agent that nobody knows was found")
+			t.Error("an agent that is unknown was found")
 		}
 		if y, err := one.agentWhy(t.Context(), "m2", begun); err != nil || y.Readings != "unknown" || y.Verdict != nil {
-			t.Errorf("of one that nobody knows, at a past time: %+v, %v", y, err)
+			t.Errorf("of one that is unknown, at a past time: %+v, %v", y, err)
 		}
 		time.Sleep(10 * time.Minute)
 		says("when it is silent again", one, 0, "unknown", "")

@@ -52,7 +52,7 @@ func TestExpiryComesFirst(t *testing.T) {
 		"halted beyond it":         {ttl: in(20 * time.Minute), target: in(3 * time.Hour), halt: long, blocks: []idle.Block{byLong, kept}, first: true, at: in(31 * time.Minute), end: true, standing: control.StandingBlocked},
 		"halted until before it":   {ttl: in(20 * time.Minute), target: in(3 * time.Hour), halt: short, blocks: []idle.Block{byShort, kept}, first: true, end: true, standing: control.StandingBlocked},
 		"over":                     {ttl: in(-time.Minute), warned: in(-2 * time.Minute), action: "terminate", blocks: []idle.Block{unknown}, first: true, end: true, standing: control.StandingPausingSoon},
-		"in shadow":                {ttl: in(time.Minute), blocks: []idle.Block{unknown}, shadow: true, standing: control.StandingUnknown},
+		"in dry-run mode":          {ttl: in(time.Minute), blocks: []idle.Block{unknown}, shadow: true, standing: control.StandingUnknown},
 		"halted":                   {ttl: in(time.Minute), halt: halt.Halt{On: true}, blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
 	} {
 		w := &worker.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action, WarningSentAt: c.warned}

@@ -141,7 +141,7 @@ func TestEveryServerKnowsEveryHost(t *testing.T) {
 			t.Error("a time to come is answered for")
 		}
 		if _, err := two.hostWhy(t.Context(), "none", "web", time.Time{}); err == nil {
-			t.Error("a host that nobody knows was found")
+			t.Error("a host that is unknown was found")
 		}
 		revision := func() int64 {
 			p, err := db.Range(t.Context(), store.Query{Keys: store.Key("x"), KeysOnly: true})

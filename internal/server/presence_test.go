@@ -109,7 +109,7 @@ func TestEveryServerListsEveryAgent(t *testing.T) {
 			t.Errorf("asked for it alone: %+v, %v", m, err)
 		}
 		if _, err := two.machine(t.Context(), "agent", "m2"); err == nil {
-			t.Error("a machine that nobody knows was found")
+			t.Error("a machine that is unknown was found")
 		}
 
 		stopOne()

@@ -39,7 +39,7 @@ func TestSilentAgents(t *testing.T) {
 		defer stopOne()
 		two, stopTwo := started(t, db, "two")
 		defer stopTwo()
-		one.counts(t, "when nobody reports", 0)
+		one.counts(t, "when no agent reports", 0)
 		one.hears(t, "m1")
 		one.counts(t, "after a report", 0)
 		time.Sleep(10 * time.Minute)

@@ -42,13 +42,13 @@ func TestStrongestBlock(t *testing.T) {
 	notYet := idle.Block{Code: idle.NotIdleYet, Sentence: "Idle for 8m48s of 1h0m.", Until: &soon}
 	snooze := idle.Block{Code: idle.InSnoozePeriod, Sentence: "Protected.", Until: &late}
 	budget := idle.Block{Code: idle.Budget, Sentence: "Budget gently is used up.", Until: &late}
-	shadow := idle.Block{Code: idle.Shadow, Sentence: "In shadow."}
+	shadow := idle.Block{Code: idle.Shadow, Sentence: "In dry-run mode."}
 	for want, blocks := range map[string][]idle.Block{
 		"Idle for 8m48s of 1h0m.":   {notYet},
 		"Protected.":                {notYet, snooze},
 		"Idle for 8m48s of 1h.":     {{Code: idle.NotIdleYet, Sentence: "Idle for 8m48s of 1h.", Until: &soon}, budget}, // in use
 		"Budget gently is used up.": {budget},
-		"In shadow.":                {notYet, snooze, shadow},
+		"In dry-run mode.":          {notYet, snooze, shadow},
 		"Not known: cml.":           {notYet, shadow, unknown},
 		"Halted by ada.":            {notYet, unknown, snooze, halted},
 	} {

@@ -108,7 +108,7 @@ func (s *Server) settingRoutes() {
 			}
 			return ok(s.fleet.Halted(), nil)
 		})
-	register(s, route{id: "halt", method: "POST", path: base + "/halt", role: access.Operator, status: http.StatusOK, doc: "Stop all automatic actions, for good or until a time, or let them go on"},
+	register(s, route{id: "halt", method: "POST", path: base + "/halt", role: access.Operator, status: http.StatusOK, doc: "Stop all automatic actions, permanently or until a time, or resume them"},
 		func(ctx context.Context, in *struct {
 			Body control.Halting
 		}) (*answer[halt.Halt], error) {

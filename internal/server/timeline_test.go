@@ -318,7 +318,7 @@ func TestSimulateAndSavings(t *testing.T) {
 		t.Errorf("%g days of a worker that was made now", s.Days)
 	}
 	if len(s.Periods) != 0 || len(s.Idle) != 0 {
-		t.Errorf("details that nobody asked for: %+v", s)
+		t.Errorf("details that no client asked for: %+v", s)
 	}
 	s = get[control.Savings](t, api, token, "/api/v1/savings?by=region&every=day&idle_by=worker&time_zone=Asia/Kolkata&from="+begun.Format(time.RFC3339))
 	running, idle := 0.0, 0.0

@@ -92,6 +92,6 @@ func TestOutsideGuest(t *testing.T) {
 		told = append(told, th.IDs...)
 	}
 	if !slices.Equal(told, []string{"paused"}) {
-		t.Errorf("the next daemon is told of %v", told)
+		t.Errorf("the next daemon receives %v", told)
 	}
 }

@@ -173,7 +173,7 @@ func TestDyingShim(t *testing.T) {
 	}
 	b.dieTogether()
 	waittest.Until(t, "the run is thawed", func() bool { return state(t, pid) != "T" })
-	_ = syscall.Close(open) // nobody accepts there
+	_ = syscall.Close(open) // nothing accepts there
 	b.adoptShim()
 	if l, err := b.c.Holds(waittest.Context(t)); err != nil || len(l) != 1 {
 		t.Errorf("the next shim holds sockets of %v, %v; want those of b", l, err)

@@ -75,7 +75,7 @@ func TestDaemonComesBack(t *testing.T) {
 		t.Fatalf("another shim: process %d, was %d", b.c.Welcome.PID, pid)
 	}
 	if got := b.exit("ends", 1); got.Code != 5 || got.Lost {
-		t.Fatalf("ended while nobody listened: %+v, want code 5", got)
+		t.Fatalf("ended while nothing listened: %+v, want code 5", got)
 	}
 	runs, err := b.c.List(waittest.Context(t), "stays")
 	if err != nil {

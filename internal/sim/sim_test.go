@@ -154,7 +154,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("metadata at %s: %s", first.MetadataIP, got)
 	}
 	if got := get(fmt.Sprintf("https://127.99.9.9:%s/api/v0/system_information", cml)); got != "nobody" {
-		t.Errorf("an address of nobody answers: %s", got)
+		t.Errorf("an address of nothing answers: %s", got)
 	}
 	if err := s.World.External("cml-2", "stop", "user"); err != nil {
 		t.Fatal(err)

@@ -118,5 +118,5 @@ func followOnce(ctx context.Context, s Store, keys Keys, f Follower, next *int64
 		}
 		*next = b.Revision + 1
 	}
-	return fmt.Errorf("cannot go on watching %q: %w", watched, ErrUnavailable)
+	return fmt.Errorf("cannot continue watching %q: %w", watched, ErrUnavailable)
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Renewer is what a KeptLease needs from a store.
+// Renewer has the operations that a KeptLease needs from a store.
 type Renewer interface {
 	// Renew extends the lease to its TTL from now. ErrLeaseLost means that the
 	// store does not have it; after any other error Renew is retried.

@@ -247,8 +247,8 @@ func TestHookWhenAsked(t *testing.T) {
 	}{
 		"idle":                   {[]string{"agent"}, nil, nil, true, power.ReasonIdleTimeout},
 		"idle by CML alone":      {[]string{"cml"}, nil, nil, true, power.ReasonIdleTimeout},
-		"a person":               {[]string{"agent"}, nil, stop, true, power.ReasonManual},
-		"a person, vetoed":       {[]string{"agent"}, veto, stop, true, power.ReasonManual},
+		"a user":                 {[]string{"agent"}, nil, stop, true, power.ReasonManual},
+		"a user, vetoed":         {[]string{"agent"}, veto, stop, true, power.ReasonManual},
 		"idle, vetoed":           {[]string{"agent"}, veto, nil, false, ""},
 		"idle by CML, vetoed":    {[]string{"cml"}, veto, nil, false, ""},
 		"idle, the hook is slow": {[]string{"agent"}, slowly, nil, true, power.ReasonIdleTimeout},
@@ -281,7 +281,7 @@ func TestHookWhenAsked(t *testing.T) {
 			})
 		})
 	}
-	t.Run("an agent that is gone delays nobody", func(t *testing.T) {
+	t.Run("an agent that is gone delays nothing", func(t *testing.T) {
 		run(t, options{holder: worker.HolderController, sources: []string{"cml"}, config: hooked}, func(r *rig) {
 			r.with(func() { r.cut = true })
 			r.wait(10 * time.Minute)

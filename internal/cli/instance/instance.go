@@ -60,7 +60,7 @@ const restartHelp = `Stop and start an instance. Connections to its exposed port
 them; none is refused. A stopped instance is started.`
 
 // do carries out a verb for each of the names. One that fails does not keep the
-// others from it. Ctrl-C leaves the daemon at it.
+// others from it. Ctrl-C does not stop what the daemon has begun.
 func (c verbs) do(cmd *cobra.Command, names []string, verb string, q url.Values) error {
 	cl, err := c.HostClient()
 	if err != nil {

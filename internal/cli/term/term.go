@@ -1,4 +1,4 @@
-// Package term is what all verbs share: the streams they use, how they print
+// Package term has what all verbs share: the streams they use, how they print
 // objects, tables, times and sizes, how their flags read times and lengths, and
 // the exit code that belongs to an error.
 //

@@ -66,7 +66,7 @@ func TestNextKeepsToTheRoom(t *testing.T) {
 			}
 		}
 		if n := len(granted); n < len(asks) && short == 0 && places > 0 {
-			t.Fatalf("%d of %d go on although there is a place for more", n, len(asks))
+			t.Fatalf("%d of %d may proceed although there is a place for more", n, len(asks))
 		}
 	})
 }
@@ -80,7 +80,7 @@ func TestNobodyStarves(t *testing.T) {
 		for round := 0; len(asks) > 0; round++ {
 			granted, _ := Next(r, asks)
 			if !slices.Contains(granted, 0) {
-				t.Fatalf("the first of %d does not go on with everything free", len(asks))
+				t.Fatalf("the first of %d does not continue with everything free", len(asks))
 			}
 			slices.Reverse(granted)
 			for _, n := range granted {
@@ -115,7 +115,7 @@ func TestPush(t *testing.T) {
 			}
 			if to == "" {
 				if short > 0 && could >= short {
-					t.Fatalf("nobody goes although %d bytes could be had for %d", could, short)
+					t.Fatalf("none proceeds although %d bytes could be had for %d", could, short)
 				}
 				return
 			}

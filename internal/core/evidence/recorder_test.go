@@ -100,7 +100,7 @@ func TestOverdueRunsAreWrittenAndForgotten(t *testing.T) {
 	}
 	rec.Overdue(t0.Add(2 * time.Hour))
 	if got := rec.Take(check(t0.Add(2*time.Hour), t0, idle.Evidence{})); len(got) != 1 || !got[0].Since.IsZero() {
-		t.Errorf("a run goes on that had ended: %+v", got)
+		t.Errorf("a run continues that had ended: %+v", got)
 	}
 }
 

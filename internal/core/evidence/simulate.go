@@ -375,7 +375,7 @@ func (t *Trial) judge(now time.Time, p idle.Policy, e idle.Evidence) (verdicts [
 func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Time, bool) {
 	p, e := t.trialled(s, known)
 	now := from
-	for range 1000 { // each iteration is a later time, or the one warning at it
+	for range 1000 { // each iteration is at a later time, or sends the one warning
 		if !now.Before(to) {
 			break
 		}

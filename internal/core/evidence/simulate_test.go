@@ -28,7 +28,7 @@ func week(rng *rand.Rand, begin time.Time) (uses []time.Time) {
 	return uses
 }
 
-// record is the week as a controller in shadow sees it: every five minutes the
+// record is the week as a controller in dry-run mode sees it: every five minutes the
 // newest use and the ten before it.
 func record(uses []time.Time, begin time.Time) (out []evidence.Record) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
@@ -51,7 +51,7 @@ func record(uses []time.Time, begin time.Time) (out []evidence.Record) {
 			r.State = idle.Active
 		}
 		d := evidence.Decide(at, p, idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: r.LastEvent, CreatedAt: begin, Readings: []idle.Reading{r},
-			Guards: []idle.Block{{Code: idle.Shadow, Sentence: "In shadow."}}})
+			Guards: []idle.Block{{Code: idle.Shadow, Sentence: "In dry-run mode."}}})
 		out = append(out, rec.Take(evidence.Record{At: d.Verdict.At, Object: "w", Next: at.Add(5 * time.Minute), Activity: fresh, Decision: d})...)
 	}
 	return append(out, rec.Flush()...)
@@ -220,7 +220,7 @@ func TestTrialKnowsWhatHappened(t *testing.T) {
 	}
 	two := trial(2 * time.Hour)
 	near("paused under two hours", two.Paused, 3*time.Hour+time.Hour+8*time.Hour) // 2 to 5, 7 to 8, and from 14 but for the gap
-	near("off by a person", two.Other, 4*time.Hour)
+	near("off by a user", two.Other, 4*time.Hour)
 	near("unknown", two.Unknown, 2*time.Hour)
 	never := trial(20 * time.Hour)
 	near("paused under twenty hours", never.Paused, 0)

@@ -163,7 +163,7 @@ func (s *Set) Resolve(now time.Time, base Base, w *Subject) Resolved {
 	return r
 }
 
-// layer is what one rule sets.
+// layer has the values that one rule sets.
 type layer struct {
 	Values
 	origin Origin

@@ -155,7 +155,7 @@ func TestBudgetNeverExceeded(t *testing.T) {
 			blocks := policy.Blocks(set.BudgetsFor(now, &w, b.For, policy.ForSchedule, ledger, size))
 			if len(blocks) > 0 {
 				if blocks[0].Until == nil || !blocks[0].Until.After(now) {
-					t.Fatalf("blocked for ever: %+v", blocks[0])
+					t.Fatalf("blocked forever: %+v", blocks[0])
 				}
 				if rapid.Bool().Draw(t, "patient") {
 					now = *blocks[0].Until

@@ -64,8 +64,8 @@ type Rest struct {
 	Channel string `json:"channel"`
 	ID      string `json:"id"` // of the message
 	To      string `json:"to"`
-	// Named are all recipients of the mail. Stream is what it is ordered by: a
-	// worker, or the digests.
+	// Named are all recipients of the mail. Stream orders it with others: a worker,
+	// or the digests.
 	Named     []string    `json:"named"`
 	Stream    string      `json:"stream"`
 	Events    []RestEvent `json:"events"`

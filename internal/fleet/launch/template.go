@@ -240,7 +240,7 @@ func (l *Launches) Templates(ctx context.Context) ([]Template, error) {
 }
 
 // PutTemplate creates or replaces a template. If revision is not 0 the
-// template must still be at it. Errors: Invalid, Conflict.
+// template must still have that revision. Errors: Invalid, Conflict.
 func (l *Launches) PutTemplate(ctx context.Context, by audit.Actor, t Template, revision int64) (Template, error) {
 	return l.PutTemplateWith(ctx, by, t, nil, revision)
 }

@@ -247,7 +247,7 @@ func TestNames(t *testing.T) {
 	tr.unname(tr.kid(d, "f"))
 	is(g, "", syscall.ESTALE)
 	if n, last := tr.closed(g); n == nil || !last {
-		t.Error("nobody closed it for the last time")
+		t.Error("no one closed it for the last time")
 	}
 	tr.forget(f, 2)
 	tr.forget(g, 1)

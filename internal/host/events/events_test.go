@@ -84,7 +84,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		s := New(keep, l)
 		s.next += ahead
 		for _, what := range add {
-			e := hostctl.Event{Type: what, Time: time.Now().UTC(), Instance: "web", Reason: "a person asked"}
+			e := hostctl.Event{Type: what, Time: time.Now().UTC(), Instance: "web", Reason: "a user asked"}
 			s.Add(e)
 			e.Seq = s.Last()
 			all = append(all, e)

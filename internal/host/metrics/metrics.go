@@ -11,7 +11,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Host is what gauges are read from at scrape time.
+// Host provides the values of gauges at scrape time.
 type Host interface {
 	List(memory bool) []hostctl.Instance
 	Room() hostctl.Room
@@ -38,7 +38,7 @@ var wakesFrom = []power.Instance{power.Paused, power.Reclaimed, power.Hibernated
 func New(h Host, runtimes []string) *Metrics {
 	m := &Metrics{host: h, runtimes: runtimes,
 		wakes: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "lull_instance_wake_seconds",
-			Help:    "Seconds from when a client or a person first asked for an instance that did not run until it ran, by the state that it was woken from; waiting for room counts, and one whose snapshot does not fit is woken from stopped.",
+			Help:    "Seconds from when a client or a user first asked for an instance that did not run until it ran, by the state that it was woken from; waiting for room counts, and one whose snapshot does not fit is woken from stopped.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 120}}, []string{"runtime", "from"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lull_instance_events_total",
 			Help: "What happened to instances, by the type that lull events gives it."}, []string{"type"}),
@@ -66,8 +66,8 @@ func (m *Metrics) Event(kind string) { m.events.WithLabelValues(kind).Inc() }
 var (
 	instancesDesc = prometheus.NewDesc("lull_instances", "Instances, by runtime and state.", []string{"runtime", "state"}, nil)
 	memoryDesc    = prometheus.NewDesc("lull_instance_memory_bytes", "Memory that instances hold, by runtime and state.", []string{"runtime", "state"}, nil)
-	budgetDesc    = prometheus.NewDesc("lull_host_memory_budget_bytes", "What instances of a known size may hold together; 0 is not bounded.", nil, nil)
-	freeDesc      = prometheus.NewDesc("lull_host_memory_free_bytes", "What is left of that; 0 where it is not bounded.", nil, nil)
+	budgetDesc    = prometheus.NewDesc("lull_host_memory_budget_bytes", "Memory that instances of a known size may hold together; 0 if unlimited.", nil, nil)
+	freeDesc      = prometheus.NewDesc("lull_host_memory_free_bytes", "Free part of lull_host_memory_budget_bytes; 0 if unlimited.", nil, nil)
 	waitingDesc   = prometheus.NewDesc("lull_host_waiting", "Starts and wakes that wait for memory or for their turn.", nil, nil)
 	pushedDesc    = prometheus.NewDesc("lull_host_pushed_total", "Steps down the ladder that instances took to make room for others.", nil, nil)
 	haltedDesc    = prometheus.NewDesc("lull_host_halted", "1 while all automatic actions of the host are halted.", nil, nil)

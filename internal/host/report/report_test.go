@@ -42,7 +42,7 @@ func (l *listener) there() *hosts.Hosts {
 func (l *listener) ReportHost(_ context.Context, r control.HostReport) (control.HostAnswer, error) {
 	there := l.there()
 	if there == nil {
-		return control.HostAnswer{}, errors.New("nobody answers")
+		return control.HostAnswer{}, errors.New("nothing answers")
 	}
 	body, err := json.Marshal(r)
 	if err == nil {
@@ -60,7 +60,7 @@ func (l *listener) ReportHost(_ context.Context, r control.HostReport) (control.
 func (l *listener) HostTurn(ctx context.Context, host string, t control.HostTurn) (q control.HostQuestions, err error) {
 	there := l.there()
 	if there == nil {
-		return q, errors.New("nobody answers")
+		return q, errors.New("nothing answers")
 	}
 	body, err := json.Marshal(t)
 	if err == nil {
@@ -76,7 +76,7 @@ func (l *listener) HostTurn(ctx context.Context, host string, t control.HostTurn
 // AwaitHalt implements Server: this fleet is never halted.
 func (l *listener) AwaitHalt(ctx context.Context, _ string, t control.HaltTurn) (control.HaltAnswer, error) {
 	if l.there() == nil {
-		return control.HaltAnswer{}, errors.New("nobody answers")
+		return control.HaltAnswer{}, errors.New("nothing answers")
 	}
 	if t.Known != "" {
 		_ = delay.For(ctx, time.Duration(t.Wait*float64(time.Second)))
@@ -154,7 +154,7 @@ func TestReport(t *testing.T) {
 			for _, x := range l.take() {
 				for _, i := range x.Instances {
 					if n++; i.Name == "a" {
-						t.Errorf("a changed in nothing and was told of: %+v", i)
+						t.Errorf("a changed in nothing and was reported: %+v", i)
 					}
 				}
 				if x.After == 0 {
@@ -162,7 +162,7 @@ func TestReport(t *testing.T) {
 				}
 			}
 			if n == 0 || n > 8 {
-				t.Errorf("b was told of %d times in a minute", n)
+				t.Errorf("b was reported %d times in a minute", n)
 			}
 			if err := r.Hold(context.Background(), "a", idle.Lease{Holder: "ci"}, time.Hour); err != nil {
 				t.Fatal(err)
@@ -205,7 +205,7 @@ func TestServerIsGone(t *testing.T) {
 			}
 			pass(time.Hour)
 			r.is("a", power.Stopped)
-			if s := rep.Link(); s.Error != "nobody answers" || s.FailingSince == nil || time.Since(*s.FailingSince) < time.Hour-time.Minute {
+			if s := rep.Link(); s.Error != "nothing answers" || s.FailingSince == nil || time.Since(*s.FailingSince) < time.Hour-time.Minute {
 				t.Errorf("the link is %+v", s)
 			}
 			if n := strings.Count(log.String(), "reports do not reach the server"); n != 1 {

@@ -14,7 +14,7 @@ func TestFor(t *testing.T) {
 		if err := For(t.Context(), time.Hour); err != nil || time.Since(begun) != time.Hour {
 			t.Errorf("%v after %v", err, time.Since(begun))
 		}
-		gone := errors.New("nobody waits")
+		gone := errors.New("no client waits")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Minute, func() { cancel(gone) })
 		begun = time.Now()

@@ -136,7 +136,7 @@ func TestNaturalEnd(t *testing.T) {
 		}
 		own := Loop("own", func(context.Context) error { return context.Canceled })
 		if err := Run(t.Context(), own); !errors.Is(err, context.Canceled) {
-			t.Errorf("a task that was cancelled by somebody else: %v", err)
+			t.Errorf("a task that was cancelled by another program: %v", err)
 		}
 	})
 }

@@ -104,7 +104,7 @@ func TestFilterEvents(t *testing.T) {
 		{"unknown category", array(event("teleport", at, `{}`)), time.Time{}, 0, Counts{Events: 1}},
 		{"a seed's category that CML lacks", array(event("create_lab", at, `{}`)), atTime, 1, Counts{Events: 1, Relevant: 1}},
 		{"a category of newer versions of CML", array(event("packet_capture", at, `{}`)), atTime, 1, Counts{Events: 1, Relevant: 1}},
-		{"a person", array(user(`"4d1f9a5e-1111-4222-8333-444455556666"`)), atTime, 1, Counts{Events: 1, Relevant: 1}},
+		{"a user", array(user(`"4d1f9a5e-1111-4222-8333-444455556666"`)), atTime, 1, Counts{Events: 1, Relevant: 1}},
 		{"built-in account", array(user(`"` + adminID + `"`)), time.Time{}, 0, Counts{Events: 1, ExcludedUsers: 1}},
 		{"built-in account, escaped", array(user(`"\u0030` + adminID[1:] + `"`)), time.Time{}, 0, Counts{Events: 1, ExcludedUsers: 1}},
 		{"our own account", array(user(`"lull"`)), time.Time{}, 0, Counts{Events: 1, ExcludedUsers: 1}},

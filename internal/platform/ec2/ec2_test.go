@@ -252,7 +252,7 @@ func TestThrottlingIsRetriedWithinTheDeadline(t *testing.T) {
 	}
 	left = 100
 	if _, err := c.Stop(t.Context(), id(1), false); KindOf(err) != Throttled || left != 97 {
-		t.Errorf("throttled for ever: %v after %d tries", err, 100-left)
+		t.Errorf("throttled forever: %v after %d tries", err, 100-left)
 	}
 	slow := testLimits
 	slow.MaxBackoff, slow.Attempts = time.Hour, 1000

@@ -55,7 +55,7 @@ func TestExternalUnreachable(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if _, err := Dial(ctx, ExternalConfig{Endpoints: []string{"http://127.0.0.1:1"}}); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("nobody there: %v", err)
+		t.Errorf("nothing there: %v", err)
 	}
 }
 

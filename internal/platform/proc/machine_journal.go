@@ -62,7 +62,7 @@ func parseJournal(line []byte) (l logins, err error) {
 		return l, fmt.Errorf("journalctl output: %q is not a time", e.At)
 	}
 	if l.who, _ = e.User.(string); l.who == "" {
-		l.who = "somebody"
+		l.who = "an unknown user"
 	}
 	l.newest = time.UnixMicro(us)
 	return l, nil

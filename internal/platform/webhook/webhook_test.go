@@ -66,7 +66,7 @@ func TestSignature(t *testing.T) {
 		}
 	}
 	if err := client(t, webhook.Config{URL: srv.URL}).Send(t.Context(), "m1", event); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("a certificate that nobody vouches for: %v", err)
+		t.Errorf("a certificate that no CA vouches for: %v", err)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestUnreachable(t *testing.T) {
 	defer l.Close() // it accepts nothing
 	c := client(t, webhook.Config{URL: "http://" + l.Addr().String() + "/s3cret", Timeout: 100 * time.Millisecond})
 	if err := c.Text(t.Context(), "hello"); err == nil || strings.Contains(err.Error(), "s3cret") {
-		t.Errorf("nobody answers: %v", err)
+		t.Errorf("nothing answers: %v", err)
 	}
 	refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("not there") }
 	c, err = webhook.New(webhook.Config{URL: "http://x.example/s3cret", Dial: refuse})

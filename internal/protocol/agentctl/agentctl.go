@@ -291,10 +291,10 @@ func WithCaller(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, callerKey{}, name)
 }
 
-// Caller returns the name in ctx, or a placeholder.
+// Caller returns the name in ctx, or "an unknown user" without one.
 func Caller(ctx context.Context) string {
 	if n, ok := ctx.Value(callerKey{}).(string); ok && n != "" {
 		return n
 	}
-	return "somebody"
+	return "an unknown user"
 }

@@ -175,7 +175,7 @@ type SimulateStep struct {
 	Fault      string      `json:"fault,omitempty"`
 }
 
-// SimulatedOutcome is what one policy would have done.
+// SimulatedOutcome is the effect that one policy would have had.
 type SimulatedOutcome struct {
 	savings.Sum
 	Name           string          `json:"name"`

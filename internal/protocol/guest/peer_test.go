@@ -92,6 +92,6 @@ func TestEveryLineCounts(t *testing.T) {
 		return nil
 	}, nil)
 	if want := []int{1, 1, 3, 16, 1}; !errors.Is(err, enough) || !slices.Equal(told, want) {
-		t.Errorf("told of %v and %v, want %v", told, err, want)
+		t.Errorf("received %v and %v, want %v", told, err, want)
 	}
 }

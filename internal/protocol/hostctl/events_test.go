@@ -94,7 +94,7 @@ func TestFollowSaysWhatFailed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cl.Follow(t.Context(), "", func(string) {}, nil); err == nil || !strings.Contains(err.Error(), "lull host") {
-		t.Errorf("nobody there: %v", err)
+		t.Errorf("nothing there: %v", err)
 	}
 	daemon(t, filepath.Join(dir, "s"), time.Now(), "a")
 	enough := io.ErrClosedPipe

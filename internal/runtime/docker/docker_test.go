@@ -150,7 +150,7 @@ func TestAlone(t *testing.T) {
 	}
 	for _, whose := range []string{id64, id64[:12], "web"} {
 		if !r.alone(id64, "web", "bridge") {
-			t.Error("with nobody beside it")
+			t.Error("with no one beside it")
 		}
 		if r.join("b", "container:"+whose); r.alone(id64, "web", "bridge") {
 			t.Errorf("shared with one that names %s", whose)

@@ -119,7 +119,7 @@ func TestBrokenChannel(t *testing.T) {
 				t.Fatalf("%s: it does not wake: %v", f.fault, err)
 			}
 		} else if f.silent {
-			t.Errorf("%s: woken although nobody answers", f.fault)
+			t.Errorf("%s: woken although nothing answers", f.fault)
 		}
 		sabotage(t, w, "right")
 		until(t, f.fault+": it is known again", func() bool { return w.Sample(nil).CPUErr == nil })

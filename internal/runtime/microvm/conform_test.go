@@ -217,7 +217,7 @@ func TestRelay(t *testing.T) {
 	first.Close()
 	until(t, "no connection is open", func() bool { return len(w.Sample(nil).Inbound) == 0 })
 	if s := w.Sample(nil); s.LastClosed.IsZero() {
-		t.Error("nobody knows when the last connection ended")
+		t.Error("it is unknown when the last connection ended")
 	}
 }
 
@@ -355,7 +355,7 @@ func TestAdopt(t *testing.T) {
 		t.Error("it was taken over as running")
 	}
 	if s := w.Sample(nil); s.CPUErr == nil || s.ConnErr == nil {
-		t.Error("a guest that nobody has asked has readings")
+		t.Error("a guest that was never asked has readings")
 	}
 	if err := w.Thaw(); err != nil {
 		t.Fatal(err)

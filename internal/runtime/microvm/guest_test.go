@@ -130,7 +130,7 @@ func TestGuest(t *testing.T) {
 			t.Errorf("woken by %q", why)
 		}
 	case <-time.After(waitLimit):
-		t.Fatal("data for a frozen guest woke nobody")
+		t.Fatal("data for a frozen guest did not wake it")
 	}
 	if g.Pending() == "" {
 		t.Error("nothing is pending after data came")

@@ -58,7 +58,7 @@ func TestHibernate(t *testing.T) {
 		select {
 		case <-woken:
 		case <-time.After(waitLimit):
-			t.Fatal("data for a hibernated guest woke nobody")
+			t.Fatal("data for a hibernated guest did not wake it")
 		}
 		g.Close()
 		before := time.Now()
@@ -295,7 +295,7 @@ func TestKilledWhileRestored(t *testing.T) {
 		select { // it already ran, and ended with its QEMU
 		case <-b.exits:
 		case <-time.After(waitLimit):
-			t.Fatalf("round %d, killed after %s: nobody was told", n, after)
+			t.Fatalf("round %d, killed after %s: nothing was reported", n, after)
 		}
 		w = b.start("killed", "guest", "serve", ":80")
 		listening(t, w, "80")

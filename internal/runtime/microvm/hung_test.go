@@ -33,7 +33,7 @@ func TestHungQEMU(t *testing.T) {
 	if what := w.Trouble(); !strings.Contains(what, "not answered") || !strings.Contains(what, "a signal") {
 		t.Errorf("trouble: %q", what)
 	}
-	until(t, "it goes on", func() bool { w.Sample(nil); return w.Trouble() == "" })
+	until(t, "it continues", func() bool { w.Sample(nil); return w.Trouble() == "" })
 	talk(t, c, "after")
 
 	if err := w.Freeze(t.Context()); err != nil {

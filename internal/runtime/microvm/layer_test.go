@@ -328,7 +328,7 @@ func TestLayerFull(t *testing.T) {
 	select {
 	case late = <-wrote:
 	case <-time.After(waitLimit):
-		t.Fatal("it does not go on")
+		t.Fatal("it does not continue")
 	}
 	late, ok := strings.CutSuffix(late, "<nil>")
 	if ok = ok && strings.HasPrefix(late, "true "); !ok {
@@ -394,7 +394,7 @@ func TestLayerFullAdopted(t *testing.T) {
 		t.Errorf("it was thawed without room: %v", err)
 	}
 	size(512 << 20)
-	until(t, "it goes on", func() bool { return w.stands() == "" })
+	until(t, "it continues", func() bool { return w.stands() == "" })
 	if err := w.Thaw(); err != nil {
 		t.Fatal(err)
 	}

@@ -193,7 +193,7 @@ func (b *bench) exit() instance.Exit {
 	case e := <-b.exits:
 		return e
 	case <-time.After(waitLimit):
-		b.t.Fatal("nobody said that the run ended")
+		b.t.Fatal("no message said that the run ended")
 		panic("unreachable")
 	}
 }

@@ -79,7 +79,7 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 		t.Errorf("a guest that ran and one that is stopped: %+v, %v", l, err)
 	}
 	if err := r.RemoveImage(t.Context(), "g"); err != nil || there(r.dir("g")) || there(shared) || there(own) || !there(stopped) {
-		t.Errorf("the guest that nobody has: %v", err)
+		t.Errorf("the guest without an owner: %v", err)
 	}
 	if err := os.WriteFile(put("vm", "h", recordFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

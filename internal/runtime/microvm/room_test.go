@@ -162,7 +162,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal("it is not on disk any more")
 	}
 	c.Close()
-	until(t, "nobody is connected", func() bool { open, _ := w.net.Opens(); return len(open) == 0 })
+	until(t, "no client is connected", func() bool { open, _ := w.net.Opens(); return len(open) == 0 })
 	_, err = b.Clone(t.Context(), "full", b.launch("copy", 1))
 	full("the memory that clones share", err)
 	nothing("copy")

@@ -56,7 +56,7 @@ func TestChannels(t *testing.T) {
 	}{
 		{"all there", ChannelAuto, has, here, vnet.Outbound, true, ""},
 		{"a kernel that is a file", ChannelAuto, Kernel{VSOCK: true}, here, vnet.Full, true, ""},
-		{"a guest that shall reach nothing", ChannelAuto, has, here, vnet.None, false, ""},
+		{"a guest that may reach nothing", ChannelAuto, has, here, vnet.None, false, ""},
 		{"the same by order", ChannelVsock, has, here, vnet.None, true, ""},
 		{"not wanted", ChannelSerial, has, here, vnet.Outbound, false, ""},
 		{"no device", ChannelAuto, has, none, vnet.Outbound, false, ""},

@@ -235,7 +235,7 @@ func (b *bench) holdsPause(w *Work) {
 		t.Fatal(err)
 	}
 	if what := g.Pending(); !strings.Contains(what, "workspace") {
-		t.Errorf("the last look finds %q", what)
+		t.Errorf("the final check finds %q", what)
 	}
 	g.Close()
 	if err := w.Thaw(); err != nil { // which lets the request pass
@@ -247,7 +247,7 @@ func (b *bench) holdsPause(w *Work) {
 			t.Errorf("afterwards: %v", err)
 		}
 	case <-time.After(waitLimit):
-		t.Fatal("nobody answered the guest")
+		t.Fatal("the guest got no answer")
 	}
 }
 

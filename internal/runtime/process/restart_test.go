@@ -193,7 +193,7 @@ func TestShimKilled(t *testing.T) {
 				t.Fatal("a program ended with the shim")
 			}
 			logged := size(h.log("chatty"))
-			waittest.Until(t, "the log goes on", func() bool { return size(h.log("chatty")) > logged })
+			waittest.Until(t, "the log continues", func() bool { return size(h.log("chatty")) > logged })
 		}
 		if err := w.Thaw(); err != nil {
 			t.Fatal(err)

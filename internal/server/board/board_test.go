@@ -123,7 +123,7 @@ func TestStandings(t *testing.T) {
 		"stop protection":      {running, func() *worker.IdleStatus { return verdict(90, nil, "stop_protected") }, control.StandingBlocked, true},
 		"signal unknown":       {running, func() *worker.IdleStatus { return verdict(90, nil, idle.NotIdleYet, idle.SignalUnknown) }, control.StandingUnknown, true},
 		"wrong clock":          {running, func() *worker.IdleStatus { return verdict(0, nil, idle.ClockInFuture) }, control.StandingUnknown, true},
-		"nobody observes it":   {running, nil, control.StandingUnknown, true},
+		"not observed":         {running, nil, control.StandingUnknown, true},
 		"intended":             {with(func(w *worker.Worker) { w.Intent = &worker.Intent{By: "ada"} }), func() *worker.IdleStatus { return verdict(1, nil) }, control.StandingPausingSoon, false},
 		"stopping":             {status(power.WorkerStopping), nil, control.StandingPausingSoon, false},
 		"stopped":              {status(power.WorkerStopped), nil, control.StandingPaused, false},

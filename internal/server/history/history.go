@@ -1,7 +1,7 @@
 // Package history tells how the workers of a fleet were powered in the past,
 // from its audit log, and joins that with the recorded checks.
 //
-// A power change is attributed to whoever asked for it, not to the controller
+// A power change is attributed to the actor that asked for it, not to the controller
 // that carried it out, even if the question begins after the request. What the
 // log no longer contains is unknown, never made up: a status is then that of
 // the oldest change after it. Errors are those of the log and of the evidence,

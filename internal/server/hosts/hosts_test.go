@@ -128,7 +128,7 @@ func TestQuestions(t *testing.T) {
 			return a
 		}
 		if a := ask("a", time.Time{}); a.Why == nil || a.Why.Readings != "unknown" || a.Why.State != "running" || a.Why.Instance == nil {
-			t.Errorf("nobody listens: %+v", a.Why)
+			t.Errorf("nothing listens: %+v", a.Why)
 		}
 		if a := ask("none", time.Time{}); a.Status != 404 {
 			t.Errorf("no such instance: %+v", a)
@@ -172,7 +172,7 @@ func TestQuestions(t *testing.T) {
 		}
 		h.mu.Lock()
 		if x := h.byID["desk"]; len(x.asked)+len(x.open) != 0 {
-			t.Errorf("questions that nobody waits for are kept: %v %v", x.asked, x.open)
+			t.Errorf("questions that no client waits for are kept: %v %v", x.asked, x.open)
 		}
 		h.mu.Unlock()
 		end()

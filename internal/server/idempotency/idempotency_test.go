@@ -49,7 +49,7 @@ func TestSecondCallGetsFirstAnswer(t *testing.T) {
 		}
 	}
 	if _, c, err := a.Begin(t.Context(), idempotency.Key("you", "k"), "req"); err != nil || c == nil {
-		t.Errorf("somebody else's key of the same name: %v", err)
+		t.Errorf("another user's key of the same name: %v", err)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestOwnerIsAsked(t *testing.T) {
 		t.Errorf("its own worker: %+v, %t", o.EC2, ok)
 	}
 	if _, ok := asker.Observation(t.Context(), "w-3"); ok {
-		t.Error("somebody answers for a worker that nobody owns")
+		t.Error("a server answers for a worker that no server owns")
 	}
 	report := control.AgentReport{At: time.Now(), Interval: idle.Duration(time.Minute), Version: "reported"}
 	if !asker.Report(t.Context(), "w-1", report) {
@@ -83,7 +83,7 @@ func TestOwnerIsAsked(t *testing.T) {
 		t.Errorf("the owner has %+v", o.EC2)
 	}
 	if asker.Report(t.Context(), "w-3", report) {
-		t.Error("somebody takes a report for a worker that nobody owns")
+		t.Error("a server takes a report for a worker that no server owns")
 	}
 	report.Interval = 0
 	if asker.Report(t.Context(), "w-1", report) {

@@ -88,7 +88,7 @@ func TestPartsWhereMidnightIsSkipped(t *testing.T) {
 						t.Fatalf("%s in %s from %s: %+v does not follow %s", every, zone, from, p, at)
 					}
 					if a, b := at.In(zone), p.From.Add(-time.Nanosecond).In(zone); i > 0 && when.DateOf(a).String() <= when.DateOf(b).String() {
-						t.Fatalf("%s in %s: %s begins no day, but goes on with that of %s", every, zone, a, b)
+						t.Fatalf("%s in %s: %s begins no day, but continues that of %s", every, zone, a, b)
 					}
 					at = p.To
 				}

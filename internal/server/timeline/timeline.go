@@ -30,7 +30,7 @@ const (
 // Usual is the length of a timeline without a beginning.
 const Usual = 24 * time.Hour
 
-// Subject is what a timeline is about.
+// Subject identifies the object of a timeline.
 type Subject struct {
 	Object  string                   // of the records
 	Worker  *worker.Worker           // nil if the machine is no worker

@@ -123,7 +123,7 @@ func (h *Host) powerOn(at time.Time) {
 
 func (h *Host) powerOff(bool) { h.readyAt = time.Time{} }
 
-// Reach is what a client that connects to a host finds.
+// Reach says what a client that connects to a host finds.
 type Reach int
 
 // What a connection to a host finds.

@@ -153,7 +153,7 @@ func legal(w *World) error {
 			err = fmt.Errorf("%s is %s after %+v", i.ID, i.State, i.History[n-1])
 		}
 		if !i.Stuck && (i.State == Pending || i.State == Stopping || i.State == ShuttingDown) && !i.Due.After(now.World) {
-			err = fmt.Errorf("%s is %s for ever", i.ID, i.State)
+			err = fmt.Errorf("%s is %s forever", i.ID, i.State)
 		}
 		reachable, down := i.State == Pending || i.State == Running, i.State == Stopped || i.State == Terminated
 		if has := i.PublicIP.IsValid(); reachable && !has || down && has {
@@ -262,7 +262,7 @@ func TestWeekOfUsers(t *testing.T) {
 	for _, s := range stamps {
 		days[s.Weekday()]++
 		if s.Hour() < 8 || s.Hour() > 17 {
-			t.Errorf("somebody works at %s", s)
+			t.Errorf("a user works at %s", s)
 		}
 	}
 	if days[time.Saturday]+days[time.Sunday] > 0 || len(days) != 5 {

@@ -92,7 +92,7 @@ func (w *watcher) run(ctx context.Context, c *Client, cut <-chan struct{}) {
 		}
 		select {
 		case <-cut:
-			w.send(ctx, nil, store.Batch{Err: fmt.Errorf("cannot go on watching %q: %w", w.keys, store.ErrUnavailable)})
+			w.send(ctx, nil, store.Batch{Err: fmt.Errorf("cannot continue watching %q: %w", w.keys, store.ErrUnavailable)})
 			return
 		default:
 		}

@@ -352,7 +352,7 @@ func TestDeadlineAndCompletion(t *testing.T) {
 				t.Errorf("last action %+v, want reason %s", l, c.reason)
 			}
 			if i.status().Counters.Warnings == 0 {
-				t.Error("nobody was warned")
+				t.Error("no warning was sent")
 			}
 		})
 	}

@@ -102,7 +102,7 @@ func TestLoginShell(t *testing.T) {
 		for time.Since(began) < 75*time.Second {
 			m.types(s)
 			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
-				m.isOn("while somebody types now and then")
+				m.isOn("while a user types now and then")
 			}
 		}
 	})

@@ -106,7 +106,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 		t.Errorf("without a daemon: %v", err)
 	}
 	if got := k.status("mine"); got != "paused" {
-		t.Errorf("what a person has paused is %s", got)
+		t.Errorf("what a user has paused is %s", got)
 	}
 	k.d.Boot()
 	k.known("web")

@@ -252,15 +252,15 @@ func TestHostileImages(t *testing.T) {
 		layers []*tar.Header
 		want   string
 	}{
-		"a path that leads out":          {[]*tar.Header{{Name: "../../../../../../.." + outside, Size: 3}}, "leaves its directory"},
-		"a hard link that leads out":     {[]*tar.Header{link("h", "../../../../.."+outside, tar.TypeLink)}, "cannot link"},
-		"a hard link through a link":     {[]*tar.Header{link("l", "/../../..", tar.TypeSymlink), link("h", "l"+outside, tar.TypeLink)}, "no such file"},
-		"links in a circle":              {[]*tar.Header{link("a", "b", tar.TypeSymlink), link("b", "a", tar.TypeSymlink), {Name: "a/f"}}, "links"},
-		"a whiteout of its own parent":   {[]*tar.Header{{Name: "bin/.wh..."}}, "whiteout of nothing"},
-		"a whiteout of the directory":    {[]*tar.Header{{Name: "bin/.wh.."}}, "whiteout of nothing"},
-		"a kind of entry nobody knows":   {[]*tar.Header{{Name: "x", Typeflag: 'Z'}}, "not known"},
-		"an owner out of range":          {[]*tar.Header{{Name: "x", Uid: 1 << 33, Format: tar.FormatPAX}}, "out of range"},
-		"a name that is too long a part": {[]*tar.Header{{Name: strings.Repeat("x", 300)}}, "too long"},
+		"a path that leads out":           {[]*tar.Header{{Name: "../../../../../../.." + outside, Size: 3}}, "leaves its directory"},
+		"a hard link that leads out":      {[]*tar.Header{link("h", "../../../../.."+outside, tar.TypeLink)}, "cannot link"},
+		"a hard link through a link":      {[]*tar.Header{link("l", "/../../..", tar.TypeSymlink), link("h", "l"+outside, tar.TypeLink)}, "no such file"},
+		"links in a circle":               {[]*tar.Header{link("a", "b", tar.TypeSymlink), link("b", "a", tar.TypeSymlink), {Name: "a/f"}}, "links"},
+		"a whiteout of its own parent":    {[]*tar.Header{{Name: "bin/.wh..."}}, "whiteout of nothing"},
+		"a whiteout of the directory":     {[]*tar.Header{{Name: "bin/.wh.."}}, "whiteout of nothing"},
+		"a kind of entry that is unknown": {[]*tar.Header{{Name: "x", Typeflag: 'Z'}}, "not known"},
+		"an owner out of range":           {[]*tar.Header{{Name: "x", Uid: 1 << 33, Format: tar.FormatPAX}}, "out of range"},
+		"a name that is too long a part":  {[]*tar.Header{{Name: strings.Repeat("x", 300)}}, "too long"},
 	} {
 		s := box("hostile", save(t, image(t, run, root, entries(t, c.layers...))))
 		refuses(d, s, "cannot use image", "layer 2", c.want)

@@ -56,7 +56,7 @@ func inside(d *daemontest.Host, name, text string) instance.Outcome {
 }
 
 // refuses expects that an instance cannot be created or started, with words in
-// the reason, and removes what is left of it.
+// the reason, and removes its remains.
 func refuses(d *daemontest.Host, s instance.Spec, words ...string) {
 	d.T.Helper()
 	_, err := d.Create(d.T.Context(), hostctl.Create{Spec: s, Start: true})

@@ -238,7 +238,7 @@ func TestForeignCloud(t *testing.T) {
 
 	// The emulator cannot read the times of metrics, so CloudWatch has none of any
 	// machine, and the risks of one are neither known nor accepted. Their
-	// timeout of a minute ends, and nobody stops them.
+	// timeout of a minute ends, and no user stops them.
 	if waittest.Within(90*time.Second, func() bool {
 		return c.state(plain) != types.InstanceStateNameRunning || c.state(risky) != types.InstanceStateNameRunning
 	}) {

@@ -225,7 +225,7 @@ func (m *bare) Left(name string) []string {
 	if at := m.ports[name]; at != "" {
 		if c, err := net.Dial("tcp", at); err == nil {
 			c.Close()
-			left = append(left, "somebody listens where its clients came")
+			left = append(left, "something listens where its clients came")
 		}
 	}
 	for _, c := range cards(m.d.T) {

@@ -281,10 +281,10 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 		switch o.Name {
 		case "quiet":
 			if o.State != "paused" && what == "daemon" && down < 1500*time.Millisecond {
-				t.Errorf("what nobody touched does not sleep any more after %s: %s (%s)", down, o.State, o.StatusReason)
+				t.Errorf("what no client touched does not sleep any more after %s: %s (%s)", down, o.State, o.StatusReason)
 			}
 			if o.State == "paused" && !o.LastPausedAt.Equal(*quiet.LastPausedAt) {
-				t.Errorf("what nobody touched was paused at %s, now it says %s", quiet.LastPausedAt, o.LastPausedAt)
+				t.Errorf("what no client touched was paused at %s, now it says %s", quiet.LastPausedAt, o.LastPausedAt)
 			}
 		case "toggled":
 			if w.wantToggle == "stopped" && o.State != "stopped" || w.wantToggle == "running" && o.State == "stopped" {
@@ -316,7 +316,7 @@ func (w *killed) checkExit(what, was string, o hostctl.Instance) {
 	case o.ExitCode != nil && *o.ExitCode == 7:
 		w.exits++
 	case what == "daemon" && o.ExitCode == nil && was != "starting":
-		w.t.Errorf("nobody knows how a program ended although the shim lived: %+v", o)
+		w.t.Errorf("it is unknown how a program ended although the shim lived: %+v", o)
 	case o.ExitCode != nil && what == "daemon" && *o.ExitCode != 137 && *o.ExitCode != 143:
 		w.t.Errorf("the exit code is %d, want 7", *o.ExitCode)
 	}

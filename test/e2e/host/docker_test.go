@@ -267,7 +267,7 @@ func TestDockerOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !waittest.Stays(time.Second, func() bool { return m.d.Show("web").State == "paused" }) {
-		t.Error("a client woke what a person had paused")
+		t.Error("a client woke what a user had paused")
 	}
 	// Nor does a restarted daemon.
 	m.Crash(t)

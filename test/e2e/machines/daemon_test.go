@@ -107,7 +107,7 @@ func (b *box) is(state string) hostctl.Instance {
 // wakes it again, so pause retries until it stays frozen.
 func (b *box) pause() {
 	b.T.Helper()
-	daemontest.Wait(b.T, b.name+" is paused by hand", func() (bool, string) {
+	daemontest.Wait(b.T, b.name+" is paused manually", func() (bool, string) {
 		err := b.Force(b.name)
 		return err == nil, fmt.Sprint(err)
 	})

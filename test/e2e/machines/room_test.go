@@ -86,7 +86,7 @@ func TestMemoryIsShort(t *testing.T) {
 				t.Errorf("the steps down were %q, want %s before %s", got, older.name, younger.name)
 			}
 		}
-		t.Logf("for want of memory: %q", got)
+		t.Logf("because memory is missing: %q", got)
 	}
 	// sleeps pauses it until it stays paused: a client's close may wake it
 	// first.

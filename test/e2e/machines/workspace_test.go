@@ -33,7 +33,7 @@ func TestWorkspaceSurvives(t *testing.T) {
 	goesOn := func(after string) {
 		t.Helper()
 		was := size(t, dir)
-		daemontest.Wait(t, "it goes on after "+after, func() (bool, string) {
+		daemontest.Wait(t, "it continues after "+after, func() (bool, string) {
 			now := size(t, dir)
 			return now > was, fmt.Sprintf("%d bytes, %d before; it is %+v", now, was, b.get())
 		})

@@ -324,7 +324,7 @@ while not os.path.exists(file):
         c.recv(100)
         c.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
         c.close()
-    except OSError: # nobody came, or somebody who did not stay
+    except OSError: # no client came, or it did not stay
         pass
 s.close()
 os.unlink("app.sock")

@@ -326,7 +326,7 @@ func (r *region) create(ctx context.Context, rng *rand.Rand, name string) {
 	}
 }
 
-// move does something to some worker, and looks at the counters of all.
+// move does something to some worker, and reads the counters of all.
 func (r *region) move(ctx context.Context, rng *rand.Rand) {
 	to := r.any(rng)
 	if to == nil {

@@ -181,11 +181,11 @@ func TestConnect(t *testing.T) {
 			m.c.Close()
 		}
 	})
-	t.Run("nobody listens", func(t *testing.T) {
+	t.Run("nothing listens", func(t *testing.T) {
 		l := listen(t)
 		l.Close()
 		if c, err := vsock.Dial(t.Context(), vsock.Local, l.Port, k); err == nil {
-			t.Error("connected to nobody")
+			t.Error("connected to nothing")
 			c.Close()
 		}
 		if c, err := vsock.Dial(t.Context(), vsock.Host, l.Port, k); err == nil {

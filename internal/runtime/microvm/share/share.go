@@ -68,7 +68,8 @@ func New(dir string, readOnly bool) *Server {
 	return s
 }
 
-// syncCost is what each sync of a file adds to Written, in bytes: one page.
+// syncCost is the number of bytes that each sync of a file adds to Written: one
+// page.
 const syncCost = 4096
 
 // Written returns the bytes that the guest has written to the directory, plus

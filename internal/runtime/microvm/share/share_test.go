@@ -339,7 +339,7 @@ func TestHold(t *testing.T) {
 	a.send(files.Request{Op: files.Mkdir, Path: "d", Mode: 0o755})
 	for began := time.Now(); s.Pending() == ""; time.Sleep(time.Millisecond) {
 		if time.Since(began) > limit {
-			t.Fatal("nobody says that a request waits")
+			t.Fatal("no one reports that a request waits")
 		}
 	}
 	if _, err := os.Stat(filepath.Join(dir, "d")); !os.IsNotExist(err) {
