@@ -38,6 +38,8 @@ type cloudRig struct {
 	fleet *fleet.Fleet
 	ctl   *controller.Controller
 	asks  *control.Client // as admin
+	web   *http.Client    // reaches the server
+	admin string          // token
 	end   func()
 
 	mu   sync.Mutex
@@ -131,7 +133,7 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 	tokens := access.New(db)
 	admin, err := tokens.First(ctx)
 	fatal(err)
-	api, err := server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1", Live: observed{r.ctl}, Log: log,
+	api, err := server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1", Live: observed{r.ctl}, Admin: controllerAdmin{r.ctl, "all"}, Log: log,
 		Regions: regionsOf(set, func() string { return r.fleet.Settings().AWSDefaultRegion }), Instances: instancesOf(set), CML: cmls.Probe})
 	fatal(err)
 	for _, f := range []func(context.Context) error{r.ctl.Run, api.Run} {
@@ -147,7 +149,8 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 	srv := &http.Server{Handler: api.Handler()}
 	wg.Go(func() { srv.Serve(web) })
 	tr := &http.Transport{DialContext: network.DialContext}
-	r.asks, err = control.NewClient("http://server:7070", admin, &http.Client{Transport: tr})
+	r.web, r.admin = &http.Client{Transport: tr}, admin
+	r.asks, err = control.NewClient("http://server:7070", admin, r.web)
 	fatal(err)
 	r.end = func() {
 		tr.CloseIdleConnections()

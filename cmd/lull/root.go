@@ -17,6 +17,7 @@ import (
 	"lull/internal/cli/lease"
 	"lull/internal/cli/policy"
 	"lull/internal/cli/savings"
+	"lull/internal/cli/status"
 	"lull/internal/cli/term"
 	"lull/internal/cli/worker"
 )
@@ -61,7 +62,7 @@ To run instances on this machine, start lull host, then use lull run.`,
 	add("instances", "Run programs, containers and microVMs on this machine:", instance.Commands(c.Session), one(host, c.guestKernelCommand()))
 	add("hold", "Keep something running, and stop everything automatic:",
 		one(instance.Snooze(c.Session, worker.Protect(c.Session)), lease.Command(c.Session)), admin.Halt(c.Session))
-	add("explain", "See what happens and why:", explain.Commands(c.Session), savings.Commands(c.Session))
+	add("explain", "See what happens and why:", one(status.Command(c.Session)), explain.Commands(c.Session), savings.Commands(c.Session))
 	add("fleet", "Manage a fleet of cloud machines:", one(c.serverCommand()), worker.Commands(c.Session), policy.Commands(c.Session))
 	add("agent", "Stop the machine that it runs on:", one(c.agentCommand()))
 	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.VersionCommand(version), c.referenceCommand()))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/cli/admin"
 	"lull/internal/cli/setup"
 	"lull/internal/cli/term"
 	"lull/internal/fleet"
@@ -50,6 +51,7 @@ For environment variables, settings and their sources: lull config server.`,
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindServerFlags(cmd.Flags(), c.Getenv)
 	cmd.AddCommand(c.backupCommand(), c.restoreCommand(), c.serverDoctor())
+	cmd.AddCommand(admin.Server(c.Session)...)
 	return cmd
 }
 

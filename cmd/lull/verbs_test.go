@@ -53,20 +53,23 @@ var asking = map[string][]string{
 	"worker discovered": nil, "worker drain": {"w"}, "worker forget": {"w"}, "worker get": {"w"}, "worker idle-status": {"w"}, "worker import": {"i-0123456789abcdef0"},
 	"worker license": {"w"}, "worker license deregister": {"w"}, "worker license register": {"w"}, "worker ls": nil, "worker pause": {"w"},
 	"worker resume": {"w"}, "worker retry": {"w"}, "worker snooze": {"w", "--for", "1h"}, "worker start": {"w"}, "worker stop": {"w"},
+	"agent get": {"m"}, "agent timeline": {"m"}, "server profile": {"--file", "/dev/null"}, "server reconcile": nil, "server resign": nil, "server shards": nil, "server stats": nil,
+	"worker agent": {"w"}, "worker disarm": {"w"}, "worker ec2-state": {"w"}, "worker idle-detection": {"w", "off"}, "worker metrics": {"w"}, "worker scale-up": {"t"},
+	"worker set": {"w", "--owner", "ada"}, "worker telemetry": {"w"}, "worker timeline": {"w"}, "worker wake": {"w"}, "worker wake-token": {"w"},
 	"worker terminate": {"w", "--yes"}, "worker ttl": {"w", "--for", "1h"}, "worker why": {"w"},
 }
 
 // alone are the verbs that need no daemon, or are one.
 var alone = []string{"agent doctor", "agent enroll", "agent iam", "agent install", "agent run", "agent uninstall", "config agent", "config host", "config server",
-	"doctor", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "version"}
+	"doctor", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "status", "version"}
 
 // listings are the verbs whose JSON is an array.
 var listings = []string{"agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",
-	"override ls", "policy groups", "policy ls", "ps", "schedule ls", "settings ls", "template ls", "token ls", "worker discovered", "worker ls"}
+	"override ls", "policy groups", "policy ls", "ps", "schedule ls", "settings ls", "template ls", "token ls", "worker discovered", "worker ls", "worker telemetry"}
 
 // silentUnderHalt are the listings that say nothing of what a fleet does by
 // itself, or that are of a host or an agent, which say so in their own way.
-var silentUnderHalt = []string{"agent history", "agent lease ls", "events", "image ls", "image prune", "lease ls", "ps", "settings ls", "token ls"}
+var silentUnderHalt = []string{"agent history", "agent lease ls", "events", "image ls", "image prune", "lease ls", "ps", "settings ls", "token ls", "worker telemetry"}
 
 func TestListingsTellOfAHalt(t *testing.T) {
 	for _, name := range listings {
@@ -389,6 +392,7 @@ func TestListingsAreArrays(t *testing.T) {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 			return
+		case strings.HasSuffix(r.URL.Path, "/telemetry-events"):
 		case r.Header.Get("Authorization") != "":
 			list = `{"items":[]}`
 		case strings.HasPrefix(r.URL.Path, "/api/v1/instances/"), r.URL.Path == "/api/v1/status":

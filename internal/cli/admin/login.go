@@ -32,7 +32,7 @@ take precedence.`,
 			ctx, cancel := context.WithTimeout(cmd.Context(), loginWithin)
 			defer cancel()
 			where := c.ServerURL()
-			cl, err := control.NewClient(where, "", nil)
+			cl, err := control.NewClient(where, "", c.HTTP)
 			if err != nil {
 				return err
 			}
@@ -59,7 +59,7 @@ take precedence.`,
 			if err := c.KeepLogin(where, &client.SavedLogin{Issuer: a.Issuer, ClientID: a.ClientID, Login: l}); err != nil {
 				return err
 			}
-			me, err := control.NewClient(where, l.IDToken, nil)
+			me, err := control.NewClient(where, l.IDToken, c.HTTP)
 			if err != nil {
 				return err
 			}

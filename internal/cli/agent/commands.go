@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/cli/client"
+	"lull/internal/cli/explain"
 )
 
 // verbs are the verbs of this package for one run of the command line.
@@ -15,5 +16,5 @@ type verbs struct{ *client.Session }
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.agentStatus(), v.agentWhy(), v.agentReload(), v.agentSnooze(), v.agentComplete(), v.agentLease(), v.agentTTL(),
-		v.agentHistory(), v.agentLs()}
+		v.agentHistory(), v.agentLs(), v.agentGet(), explain.AgentTimeline(s)}
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
 	"time"
 
@@ -46,6 +47,23 @@ func (c verbs) agentLs() *cobra.Command {
 					}
 				})
 			})
+		}}
+}
+
+// agentGet shows the last report of an agent elsewhere.
+func (c verbs) agentGet() *cobra.Command {
+	return &cobra.Command{Use: "get MACHINE", Short: "Show the last report of an agent to the server", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeAgents,
+		Example: "  lull agent get ws-1",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.ServerClient()
+			if err != nil {
+				return err
+			}
+			m, err := control.Read[control.Machine](cmd.Context(), cl, "/agents/"+url.PathEscape(a[0]))
+			if err != nil {
+				return err
+			}
+			return c.Print(m, func(w io.Writer) { term.YamlText(w, m) })
 		}}
 }
 

@@ -10,12 +10,14 @@ import (
 func (c *Session) OnAgent(cmd *cobra.Command, f func(cmd *cobra.Command, a []string, cl *agentctl.Client) error) *cobra.Command {
 	socket := cmd.Flags().String("socket", "", "the agent's control socket (default $LULL_AGENT_SOCKET, then /run/lull/agent.sock)")
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
-		return f(cmd, a, agentctl.Dial(c.agentSocket(*socket)))
+		return f(cmd, a, agentctl.Dial(c.AgentSocket(*socket)))
 	}
 	return cmd
 }
 
-func (c *Session) agentSocket(flag string) string {
+// AgentSocket returns the path of the agent's control socket: flag, or the default
+// if that is empty.
+func (c *Session) AgentSocket(flag string) string {
 	if flag != "" {
 		return flag
 	}

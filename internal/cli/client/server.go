@@ -37,7 +37,7 @@ func (c *Session) ServerClient() (*control.Client, error) {
 			return nil, err
 		}
 	}
-	return control.NewClient(where, token, nil)
+	return control.NewClient(where, token, c.HTTP)
 }
 
 // AsksServer reports whether a verb that a host and a server both have is meant

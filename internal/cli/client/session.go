@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -17,13 +18,15 @@ import (
 )
 
 // Session is one run of the command line. Host, Server and Token are the values
-// of the flags of these names, empty if not given. A Session is not safe for
-// concurrent use.
+// of the flags of these names, empty if not given. HTTP carries the requests to
+// a server; nil means a client of its own. A Session is not safe for concurrent
+// use.
 type Session struct {
 	term.Term
 	Host   string
 	Server string
 	Token  string
+	HTTP   *http.Client
 }
 
 // Prepare gives a program's root command the streams, the flags and the errors

@@ -1,13 +1,14 @@
 package term
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"reflect"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/term"
@@ -64,33 +65,105 @@ func (c *Term) Complain(err error) {
 	fmt.Fprintln(c.Err, "lull: "+strings.TrimSuffix(err.Error(), "\n"))
 }
 
-// Print shows v as JSON when asked to, or as text.
+// Print shows v in the format that was asked for, or as text. The w of text has
+// the width of the terminal.
 func (c *Term) Print(v any, text func(w io.Writer)) error {
 	if !c.JSON {
-		text(c.Out)
+		text(narrow{c.Out, c.width})
 		return nil
 	}
 	if l := reflect.ValueOf(v); l.Kind() == reflect.Slice && l.IsNil() {
 		v = []struct{}{} // a listing is an array, with nothing in it too
 	}
-	e := json.NewEncoder(c.Out)
-	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
+	var err error
+	switch c.output {
+	case "yaml":
+		err = writeYaml(c.Out, v)
+	case "name":
+		err = names(c.Out, v)
+	default:
+		e := json.NewEncoder(c.Out)
+		e.SetIndent("", "  ")
+		err = e.Encode(v)
+	}
+	if err != nil {
 		return fmt.Errorf("cannot print: %w", err)
 	}
 	return nil
 }
 
-// Table returns a writer that aligns columns separated by tabs. Its Flush prints
-// the table to w.
-func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
+// plain returns v as the JSON of the API has it, in maps and slices.
+func plain(v any) (out any, err error) {
+	b, err := json.Marshal(v)
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(b))
+		d.UseNumber()
+		err = d.Decode(&out)
+	}
+	return out, err
+}
 
-// Rows prints rows under a header.
-func Rows(w io.Writer, header string, each func(row func(format string, a ...any))) {
-	t := Table(w)
-	fmt.Fprintln(t, header)
-	each(func(format string, a ...any) { fmt.Fprintf(t, format+"\n", a...) })
-	t.Flush()
+// names prints the name of an object, or of each in a listing, one per line; the
+// ID of what has no name.
+func names(w io.Writer, v any) error {
+	p, err := plain(v)
+	if err != nil {
+		return err
+	}
+	l, is := p.([]any)
+	if !is {
+		l = []any{p}
+	}
+	for _, o := range l {
+		fields, _ := o.(map[string]any)
+		name := ""
+		for _, key := range []string{"name", "key", "ec2_instance_id", "id"} {
+			if s, is := fields[key].(string); is && s != "" {
+				name = s
+				break
+			}
+		}
+		if name == "" {
+			return errors.New("it has no name; use -o json")
+		}
+		if _, err := fmt.Fprintln(w, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeYaml(w io.Writer, v any) error {
+	p, err := plain(v)
+	if err != nil {
+		return err
+	}
+	b, err := yaml.Marshal(yamlNumbers(p))
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	return err
+}
+
+// yamlNumbers replaces the numbers of JSON by such as YAML writes as numbers.
+func yamlNumbers(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = yamlNumbers(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = yamlNumbers(v[i])
+		}
+	case json.Number:
+		if n, err := v.Int64(); err == nil {
+			return n
+		}
+		f, _ := v.Float64() // the decoder accepted it
+		return f
+	}
+	return v
 }
 
 // OptionalTime returns t as Time does, or "-" for nil and the zero time.
@@ -103,17 +176,7 @@ func OptionalTime(t *time.Time) string {
 
 // YamlText shows an object as YAML with the names that the API has.
 func YamlText(w io.Writer, v any) {
-	b, err := json.Marshal(v)
-	var plain map[string]any
-	if err == nil {
-		err = json.Unmarshal(b, &plain)
-	}
-	if err == nil {
-		b, err = yaml.Marshal(plain)
-	}
-	if err != nil {
+	if err := writeYaml(w, v); err != nil {
 		fmt.Fprintln(w, v)
-		return
 	}
-	_, _ = w.Write(b) // as with every print to the terminal
 }

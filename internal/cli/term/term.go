@@ -14,8 +14,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Term is where a verb reads and prints, and in which form. Getenv reads the
-// environment; no verb reads that of the process.
+// Term is where a verb reads and prints, and in which form. JSON is set for every
+// form that programs read. Getenv reads the environment; no verb reads that of the
+// process.
 type Term struct {
 	In     io.Reader
 	Out    io.Writer
@@ -24,23 +25,26 @@ type Term struct {
 	JSON   bool
 
 	output string
+	width  int // of tables; 0 is unlimited
 }
 
 // Bind adds the flags that choose the output format. CheckOutput reads them.
 func (c *Term) Bind(f *pflag.FlagSet) {
 	f.BoolVar(&c.JSON, "json", false, "print the API's objects as JSON and nothing else")
-	f.StringVarP(&c.output, "output", "o", "", "output format: text or json")
+	f.StringVarP(&c.output, "output", "o", "", "output format: text, wide (every column), name, json or yaml")
 }
 
-// CheckOutput sets JSON if --output asks for it. It returns a usage error for an
-// unknown format.
+// CheckOutput reads the flags of Bind: it sets JSON for every format that is not
+// text, and measures the terminal. It returns a usage error for an unknown format.
 func (c *Term) CheckOutput() error {
 	switch c.output {
 	case "", "text":
-	case "json":
+		c.width = c.screen()
+	case "wide":
+	case "json", "yaml", "name":
 		c.JSON = true
 	default:
-		return Usage(fmt.Errorf("cannot use --output %q: want text or json", c.output))
+		return Usage(fmt.Errorf("cannot use --output %q: want text, wide, name, json or yaml", c.output))
 	}
 	return nil
 }

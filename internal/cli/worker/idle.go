@@ -2,6 +2,7 @@ package worker
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -48,11 +49,7 @@ func activityText(out io.Writer, w worker.Worker, v worker.Activity) {
 	})
 	if len(v.RecentActivityEvents) > 0 {
 		fmt.Fprintln(out)
-		term.Rows(out, "TIME\tEVENT\tDETAILS", func(row func(string, ...any)) {
-			for _, e := range v.RecentActivityEvents {
-				row("%s\t%s\t%s", term.OptionalTime(&e.Timestamp), e.Category, string(e.Data))
-			}
-		})
+		eventTable(out, v.RecentActivityEvents)
 	}
 }
 
@@ -219,38 +216,49 @@ lull why shows what it would have done so far. --off returns them to dry-run mod
 			if err != nil {
 				return err
 			}
-			list := control.List[worker.Worker]{Items: []worker.Worker{}}
-			if selected {
-				list, err = control.Write[control.List[worker.Worker]](cmd.Context(), cl, "POST", "/workers/arm", sel)
+			if !selected {
+				return c.armEach(cmd.Context(), cl, a, map[bool]string{false: "arm", true: "disarm"}[off])
 			}
-			verb := "arm"
-			if off {
-				verb = "disarm"
-			}
-			for _, ref := range a {
-				w, e := cl.Worker(cmd.Context(), ref)
-				if e == nil {
-					w, _, e = cl.Do(cmd.Context(), w.ID, verb, nil)
-				}
-				if err = e; err != nil {
-					break
-				}
-				list.Items = append(list.Items, w)
-			}
+			list, err := control.Write[control.List[worker.Worker]](cmd.Context(), cl, "POST", "/workers/arm", sel)
 			if err != nil {
 				return err
 			}
-			return c.Print(list.Items, func(out io.Writer) {
-				for _, w := range list.Items {
-					fmt.Fprintln(out, w.Name, verb+"ed")
-				}
-			})
+			return c.Print(list.Items, func(out io.Writer) { armedText(out, list.Items) })
 		}}
 	cmd.Flags().StringSliceVar(&tags, "tag", nil, "tag name=value; repeatable")
 	cmd.Flags().StringVar(&sel.Region, "region", "", "all workers in this AWS region")
 	cmd.Flags().BoolVar(&sel.All, "all", false, "all workers")
 	cmd.Flags().BoolVar(&off, "off", false, "return to dry-run mode")
 	return cmd
+}
+
+// armEach arms or disarms workers by name, up to the first that fails.
+func (c verbs) armEach(ctx context.Context, cl *control.Client, refs []string, verb string) error {
+	done := []worker.Worker{}
+	for _, ref := range refs {
+		w, err := cl.Worker(ctx, ref)
+		if err == nil {
+			w, _, err = cl.Do(ctx, w.ID, verb, nil)
+		}
+		if err != nil {
+			if !c.JSON {
+				armedText(c.Out, done)
+			}
+			return err
+		}
+		done = append(done, w)
+	}
+	return c.Print(done, func(out io.Writer) { armedText(out, done) })
+}
+
+func armedText(out io.Writer, l []worker.Worker) {
+	for _, w := range l {
+		if w.Armed {
+			fmt.Fprintf(out, "%s is armed: lull acts on its decisions.\n", w.Name)
+		} else {
+			fmt.Fprintf(out, "%s is in dry-run mode: lull decides and records, and takes no action.\n", w.Name)
+		}
+	}
 }
 
 func (c verbs) workerLicense() *cobra.Command {

@@ -26,7 +26,9 @@ func (c verbs) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Manage cloud workers", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), explain.WorkerWhy(c.Session), c.workerActivity(), c.workerIdleStatus(),
-		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerLicense(), c.workerDetect(), c.workerForget(), c.workerTerminate())
+		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerDisarm(), c.workerLicense(), c.workerDetect(), c.workerForget(), c.workerTerminate(),
+		c.workerSet(), c.workerIdleDetection(), c.workerScaleUp(), c.workerWake(), c.workerWakeToken(),
+		c.workerMetrics(), c.workerEC2State(), c.workerTelemetry(), c.workerAgent(), explain.WorkerTimeline(c.Session))
 	for _, v := range []struct {
 		name, short, long string
 		to                power.Worker
@@ -116,7 +118,11 @@ seen by EC2, for example in a region or account that is no longer reachable. EC2
 called: if the EC2 instance exists, it keeps running and costing money.`,
 		Example: "  lull worker forget cml-1\n  lull worker forget i-0123456789abcdef0 --force",
 		RunE: func(cmd *cobra.Command, a []string) error {
-			cl, w, err := c.FindWorker(cmd.Context(), a[0])
+			cl, err := c.ServerClient()
+			if err != nil {
+				return err
+			}
+			w, err := cl.Known(cmd.Context(), a[0])
 			if err != nil {
 				return err
 			}
@@ -202,6 +208,9 @@ func bindProfile(cmd *cobra.Command, p *worker.Profile) func() {
 	f.Var((*term.NumberFlag)(snooze), "snooze", "protection after a resume, such as 1h; a bare number is minutes, -1 uses the policy's")
 	holder := f.String("pause-holder", "", "what stops it when it is idle: controller or agent")
 	sources := f.StringSlice("source", nil, "activity sources: cml, agent, cloudwatch")
+	user := f.String("cml-username", "", "CML user (default: the template's, or the setting cml_default_username)")
+	password := f.String("cml-password", "", "CML password as file:PATH or env:NAME on the server")
+	ca := f.String("tls-ca", "", "CA certificates in PEM for the worker's CML")
 	pin := f.String("tls-pin", "", "SHA-256 of the public key of the worker's CML certificate")
 	insecure := f.Bool("tls-insecure", false, "do not verify the certificate of the worker's CML")
 	named := f.String("policy", "", "policy name; empty removes the worker's own policy")
@@ -221,6 +230,9 @@ func bindProfile(cmd *cobra.Command, p *worker.Profile) func() {
 		set("snooze", func() { p.SnoozeMinutes = snooze })
 		set("pause-holder", func() { p.PauseHolder = holder })
 		set("source", func() { p.ActivitySources = *sources })
+		set("cml-username", func() { p.CMLUsername = user })
+		set("cml-password", func() { p.CMLPassword = password })
+		set("tls-ca", func() { p.TLSCA = ca })
 		set("tls-pin", func() { p.TLSPin = pin })
 		set("tls-insecure", func() { p.TLSInsecure = insecure })
 		set("accept", func() { p.AcceptedRisks = *risks })
