@@ -46,6 +46,9 @@ type child struct {
 	gone   chan struct{} // closed when it has ended; err is set then
 	err    error
 	killed bool
+
+	evidence   sync.Mutex // held while evidence is recorded
+	evidenceAt time.Time  // when it was recorded last
 }
 
 // Start runs a host until the test ends.

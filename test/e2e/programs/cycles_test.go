@@ -39,41 +39,47 @@ func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 }
 
 // hammer pauses the program by force, again and again, while work runs: with
-// open connections and requests in progress. A forced pause can stop an answer
-// that no further traffic would release, so hammer also resumes shortly
-// afterwards. It returns when work does.
+// open connections and requests in progress. It returns when work does and the
+// program has been resumed.
+//
+// A forced pause can stop an answer that no further traffic would release, so a
+// resume follows each of them. No request is canceled: the daemon carries out
+// what it has been asked for, and a pause without a caller would freeze the
+// answer to whichever client came next.
 func (w *workload) hammer(work func()) {
 	w.T.Helper()
-	ctx, cancel := context.WithCancel(w.T.Context())
 	var frozen, gaveWay int
-	before := w.get()
+	before, worked := w.get(), make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for ctx.Err() == nil {
-			_, err := w.Do(ctx, w.name, "pause", url.Values{"force": {"true"}})
+		for more := true; more; {
+			_, err := w.Do(w.T.Context(), w.name, "pause", url.Values{"force": {"true"}})
 			var refused *httpx.Problem
 			switch {
 			case err == nil:
 				frozen++
 			case errors.As(err, &refused) && refused.Status == http.StatusConflict:
 				gaveWay++ // a client came between the freeze and the commit
-				err = nil
+			default:
+				w.T.Errorf("cannot pause %s by force: %v", w.name, err)
+				more = false
 			}
 			select {
 			case <-time.After(5 * time.Millisecond):
-			case <-ctx.Done():
+			case <-worked:
+				more = false
 			}
-			if err == nil {
-				_, err = w.Do(ctx, w.name, "resume", nil)
-			}
-			if err != nil && ctx.Err() == nil {
-				w.T.Errorf("cannot pause and resume %s by force: %v", w.name, err)
+			if _, err := w.Do(w.T.Context(), w.name, "resume", nil); err != nil {
+				w.T.Errorf("cannot resume %s: %v", w.name, err)
+				more = false
 			}
 		}
 	})
-	work()
-	cancel()
-	wg.Wait()
+	func() {
+		defer wg.Wait() // also if work ends the test
+		defer close(worked)
+		work()
+	}()
 	w.T.Logf("%s under load: %d forced pauses took, %d gave way to a client after the freeze, %d wakes",
 		w.name, frozen, gaveWay, w.get().WakeCount-before.WakeCount)
 	if frozen+gaveWay == 0 {
@@ -81,14 +87,21 @@ func (w *workload) hammer(work func()) {
 	}
 }
 
+// awaiting records why a client has no answer. The caller must call answered
+// when the client is done.
+func (w *workload) awaiting(what string) (answered func()) {
+	return w.Awaiting(w.name, what, w.inside)
+}
+
 // client runs a program that must succeed, and returns its output.
-func client(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), daemontest.WaitLimit)
+func (w *workload) client(name string, args ...string) string {
+	w.T.Helper()
+	ctx, cancel := context.WithTimeout(w.T.Context(), daemontest.WaitLimit)
 	defer cancel()
+	defer w.awaiting(name)()
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		w.T.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
 	return string(out)
 }

@@ -1,6 +1,7 @@
 package programs
 
 import (
+	"context"
 	"net"
 	"os"
 	"os/user"
@@ -75,6 +76,8 @@ type workload struct {
 	name   string
 	listen string // where clients connect
 	target string // where the program listens
+	// inside asks the program itself what it does, if it can be asked.
+	inside func(context.Context) string
 }
 
 func (w *workload) port() string {

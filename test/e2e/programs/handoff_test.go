@@ -30,6 +30,16 @@ type server struct {
 	// command returns its command line for an address; dir is its own
 	// directory. For a unix socket, host is its path.
 	command func(t *testing.T, dir, host, port string) []string
+	host    *daemontest.Host // runs it; set by stage
+}
+
+// awaiting records why a client has no answer. The caller must call answered
+// when the client is done.
+func (s server) awaiting(addr string) (answered func()) {
+	if s.host == nil {
+		return func() {}
+	}
+	return s.host.Awaiting(s.name, "a client of "+addr, nil)
 }
 
 // servers are seven kinds of programs. Some bind the exposed address, one binds
@@ -88,6 +98,7 @@ func gunicorn(t *testing.T, dir, bind string) []string {
 
 // visit is one client: it connects, asks and reads the answer.
 func (s server) visit(addr string) error {
+	defer s.awaiting(addr)()
 	network := "tcp"
 	if s.proto != "" {
 		network = s.proto
@@ -165,8 +176,9 @@ func (c *crowd) arrive(s server, addr string, n int, d time.Duration) {
 }
 
 // stage launches a server that falls asleep and is stopped soon.
-func (s server) stage(t *testing.T, h *daemontest.Host) (name, addr string) {
+func (s *server) stage(t *testing.T, h *daemontest.Host) (name, addr string) {
 	t.Helper()
+	s.host = h
 	dir, err := os.MkdirTemp(h.Dir, s.name)
 	if err == nil {
 		err = os.Chmod(dir, 0o777)

@@ -127,7 +127,8 @@ const resend = 2 * time.Second
 
 // send is one client of UDP. It sends a datagram, again after resend unless once
 // is set, and waits for the answer. A datagram that the machine refuses ends it.
-func send(addr string, once bool) error {
+func (s server) send(addr string, once bool) error {
+	defer s.awaiting(addr)()
 	c, err := net.Dial("udp", addr)
 	if err != nil {
 		return err
@@ -154,12 +155,12 @@ func send(addr string, once bool) error {
 	return errors.New("no answer")
 }
 
-func (c *crowd) send(addr string, n int, d time.Duration) {
+func (c *crowd) send(s server, addr string, n int, d time.Duration) {
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
 			<-time.After(rand.N(d))
-			c.note(send(addr, false))
+			c.note(s.send(addr, false))
 		})
 	}
 	wg.Wait()
@@ -178,12 +179,13 @@ func TestHandoffDatagram(t *testing.T) {
 			never := idle.Duration(0)
 			h.Launch(instance.Spec{Name: s.name, Command: s.command(t, h.Dir, host, port), Workdir: "/", PauseAfter: &never, Restart: instance.RestartNo,
 				WakeFromStopped: new(true), Expose: []instance.Endpoint{{Proto: instance.ProtoUDP, Listen: addr, Target: addr}}})
+			s.host = h
 			for n := range rounds {
 				if o := h.Show(s.name); o.PID == 0 || syscall.Kill(o.PID, syscall.SIGKILL) != nil {
 					t.Fatalf("it is %s and cannot be killed", o.State)
 				}
 				h.Await(s.name, "stopped")
-				if err := send(addr, true); err != nil {
+				if err := s.send(addr, true); err != nil {
 					t.Fatalf("the datagram that starts it for the %d. time: %v\nit said: %s", n+1, err, h.Said(s.name))
 				}
 				h.Await(s.name, "running")
@@ -211,24 +213,24 @@ func TestHandoffUDP(t *testing.T) {
 			for n := 0; started(t, h, name) <= starts; n++ {
 				h.Await(name, "stopped")
 				begun := time.Now()
-				c.note(send(addr, false))
+				c.note(s.send(addr, false))
 				took := min(time.Since(begun), 10*time.Second)
 				switch n % 3 {
 				case 0: // a crash, if it still runs
 					if o := h.Show(name); o.PID != 0 {
 						_ = syscall.Kill(o.PID, syscall.SIGKILL)
 					}
-					c.send(addr, 6, took)
+					c.send(s, addr, 6, took)
 				case 1:
 					wait := sync.WaitGroup{}
-					wait.Go(func() { c.send(addr, 6, took) })
+					wait.Go(func() { c.send(s, addr, 6, took) })
 					if _, err := h.Do(t.Context(), name, "restart", nil); err != nil {
 						t.Errorf("cannot restart it: %v", err)
 					}
 					wait.Wait()
 				default:
 					h.Await(name, "stopped")
-					c.send(addr, 8, took*3/2)
+					c.send(s, addr, 8, took*3/2)
 				}
 			}
 			t.Logf("REPORT handoff udp %s: %d starts, %s", s.name, started(t, h, name)-1, c)
@@ -236,7 +238,7 @@ func TestHandoffUDP(t *testing.T) {
 				t.Errorf("%s: %s\nit said: %s", s.name, c, h.Said(name))
 			}
 			h.Must(name, "stop")
-			if err := send(addr, false); !refused(err) {
+			if err := s.send(addr, false); !refused(err) {
 				t.Errorf("a datagram to what a user stopped: %v, want it refused", err)
 			}
 		})
@@ -261,7 +263,7 @@ func TestHandoffKilledUnix(t *testing.T) {
 					var wg sync.WaitGroup
 					wg.Go(func() {
 						if s.proto == instance.ProtoUDP {
-							c.send(addr, 6, 200*time.Millisecond)
+							c.send(s, addr, 6, 200*time.Millisecond)
 						} else {
 							c.arrive(s, addr, 6, 200*time.Millisecond)
 						}

@@ -42,17 +42,18 @@ http {
 }
 
 // fetch reads the page n times over one connection of hc.
-func fetch(t testing.TB, hc *http.Client, url string, n int) {
+func (w *workload) fetch(hc *http.Client, n int) {
+	defer w.awaiting("a request for the page")()
 	for range n {
-		res, err := hc.Get(url)
+		res, err := hc.Get("http://" + w.listen + "/")
 		if err != nil {
-			t.Errorf("cannot fetch the page: %v", err)
+			w.T.Errorf("cannot fetch the page: %v", err)
 			return
 		}
 		b, err := io.ReadAll(res.Body)
 		res.Body.Close()
 		if err != nil || res.StatusCode != http.StatusOK || string(b) != page {
-			t.Errorf("the page is %q with status %d (%v)", b, res.StatusCode, err)
+			w.T.Errorf("the page is %q with status %d (%v)", b, res.StatusCode, err)
 			return
 		}
 	}
@@ -61,7 +62,7 @@ func fetch(t testing.TB, hc *http.Client, url string, n int) {
 // wrk loads the page and expects no error of any kind.
 func (w *workload) wrk(d time.Duration, connections int) {
 	w.T.Helper()
-	out := client(w.T, "wrk", "-t1", fmt.Sprintf("-c%d", connections), fmt.Sprintf("-d%ds", int(d.Seconds())), "--timeout", "30s", "http://"+w.listen+"/")
+	out := w.client("wrk", "-t1", fmt.Sprintf("-c%d", connections), fmt.Sprintf("-d%ds", int(d.Seconds())), "--timeout", "30s", "http://"+w.listen+"/")
 	if strings.Contains(out, "Socket errors") || strings.Contains(out, "Non-2xx") || !strings.Contains(out, "requests in") {
 		w.T.Fatalf("wrk says:\n%s", out)
 	}
@@ -78,7 +79,7 @@ func nginxCycles(w *workload, n int) {
 			wg.Go(func() {
 				tr := &http.Transport{}
 				defer tr.CloseIdleConnections()
-				fetch(w.T, &http.Client{Transport: tr, Timeout: daemontest.WaitLimit}, "http://"+w.listen+"/", 5)
+				w.fetch(&http.Client{Transport: tr, Timeout: daemontest.WaitLimit}, 5)
 			})
 		}
 		wg.Wait()
@@ -109,5 +110,5 @@ func TestNginxQuietConnectionSleeps(t *testing.T) {
 	tr := &http.Transport{MaxConnsPerHost: 1}
 	defer tr.CloseIdleConnections()
 	hc := &http.Client{Transport: tr, Timeout: daemontest.WaitLimit}
-	w.comeAndGo(cycles(t), func(int) { fetch(t, hc, "http://"+w.listen+"/", 1) })
+	w.comeAndGo(cycles(t), func(int) { w.fetch(hc, 1) })
 }

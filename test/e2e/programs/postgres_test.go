@@ -2,6 +2,7 @@ package programs
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -65,8 +66,17 @@ func postgresAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *po
 		out, err := exec.Command("pg_isready", "-q", "-h", "127.0.0.1", "-p", p.port()).CombinedOutput()
 		return err == nil, string(out)
 	})
-	client(h.T, tool(h.T, "pgbench"), append(p.args(), "-i", "-q", "-s", "1")...)
+	p.inside = p.activity
+	p.client(tool(h.T, "pgbench"), append(p.args(), "-i", "-q", "-s", "1")...)
 	return p
+}
+
+// activity returns what PostgreSQL's sessions do and wait for.
+func (p *postgres) activity(ctx context.Context) string {
+	out, _ := exec.CommandContext(ctx, "psql", append([]string{"-X", "-x", "-c",
+		`select pid, backend_type, application_name, client_port, state, wait_event_type, wait_event, pg_blocking_pids(pid) as blocked_by,
+			now() - xact_start as in_transaction, now() - query_start as in_query, query from pg_stat_activity`}, p.args()...)...).CombinedOutput()
+	return string(out)
 }
 
 func (p *postgres) args() []string {
@@ -77,7 +87,7 @@ func (p *postgres) args() []string {
 func (p *postgres) pgbench(clients, each int) {
 	p.T.Helper()
 	want := clients * each
-	out := client(p.T, tool(p.T, "pgbench"), append([]string{"-n", "-c", strconv.Itoa(clients), "-t", strconv.Itoa(each)}, p.args()...)...)
+	out := p.client(tool(p.T, "pgbench"), append([]string{"-n", "-c", strconv.Itoa(clients), "-t", strconv.Itoa(each)}, p.args()...)...)
 	if !regexp.MustCompile(fmt.Sprintf(`(?s)actually processed: %d/%d\b.*failed transactions: 0 `, want, want)).MatchString(out) {
 		p.T.Fatalf("pgbench says:\n%s", out)
 	}
@@ -86,7 +96,7 @@ func (p *postgres) pgbench(clients, each int) {
 
 func (p *postgres) query(sql string) string {
 	p.T.Helper()
-	return strings.TrimSpace(client(p.T, "psql", append([]string{"-X", "-A", "-t", "-c", sql}, p.args()...)...))
+	return strings.TrimSpace(p.client("psql", append([]string{"-X", "-A", "-t", "-c", sql}, p.args()...)...))
 }
 
 // intact expects every acknowledged transaction in the history and the same sum
@@ -186,6 +196,7 @@ func (s *session) ask(sql string) string {
 		}
 		line <- strings.TrimSpace(l)
 	}()
+	defer s.p.awaiting("psql: " + sql)()
 	select {
 	case l := <-line:
 		return l

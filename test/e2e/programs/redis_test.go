@@ -17,38 +17,39 @@ import (
 
 // redisConn implements just enough of Redis's protocol to count.
 type redisConn struct {
-	t testing.TB
+	w *workload
 	net.Conn
 	r *bufio.Reader
 }
 
-func dialRedis(t testing.TB, addr string) *redisConn {
-	t.Helper()
-	c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
+func dialRedis(w *workload) *redisConn {
+	w.T.Helper()
+	c, err := net.DialTimeout("tcp", w.listen, daemontest.WaitLimit)
 	if err != nil {
-		t.Fatalf("cannot connect to Redis: %v", err)
+		w.T.Fatalf("cannot connect to Redis: %v", err)
 	}
-	return &redisConn{t, c, bufio.NewReader(c)}
+	return &redisConn{w, c, bufio.NewReader(c)}
 }
 
 // do sends an inline command and returns its integer or one-line answer.
 func (c *redisConn) do(format string, args ...any) string {
-	c.t.Helper()
+	c.w.T.Helper()
+	defer c.w.awaiting("Redis")()
 	if err := c.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
-		c.t.Fatal(err)
+		c.w.T.Fatal(err)
 	}
 	if _, err := fmt.Fprintf(c, format+"\r\n", args...); err != nil {
-		c.t.Fatalf("cannot send to Redis: %v", err)
+		c.w.T.Fatalf("cannot send to Redis: %v", err)
 	}
 	line, err := c.r.ReadString('\n')
 	if err == nil && strings.HasPrefix(line, "$") && line != "$-1\r\n" {
 		line, err = c.r.ReadString('\n')
 	}
 	if err != nil {
-		c.t.Fatalf("Redis does not answer: %v", err)
+		c.w.T.Fatalf("Redis does not answer: %v", err)
 	}
 	if strings.HasPrefix(line, "-") {
-		c.t.Fatalf("Redis says %s", line)
+		c.w.T.Fatalf("Redis says %s", line)
 	}
 	return strings.TrimSpace(strings.TrimPrefix(line, ":"))
 }
@@ -65,7 +66,7 @@ func redisAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *workl
 // benchmark runs redis-benchmark for n increments of one key.
 func (w *workload) benchmark(clients, n int) {
 	w.T.Helper()
-	out := client(w.T, "redis-benchmark", "-h", "127.0.0.1", "-p", w.port(), "-t", "incr", "-q",
+	out := w.client("redis-benchmark", "-h", "127.0.0.1", "-p", w.port(), "-t", "incr", "-q",
 		"-c", strconv.Itoa(clients), "-n", strconv.Itoa(n))
 	if strings.Contains(strings.ToLower(out), "error") || !strings.Contains(out, "per second") {
 		w.T.Fatalf("redis-benchmark says: %s", out)
@@ -86,7 +87,7 @@ func redisCycles(w *workload, n int) {
 		var wg sync.WaitGroup
 		for range clients {
 			wg.Go(func() {
-				c := dialRedis(w.T, w.listen)
+				c := dialRedis(w)
 				defer c.Close()
 				for range own {
 					c.do("INCR own")
@@ -97,7 +98,7 @@ func redisCycles(w *workload, n int) {
 	})
 	const loaded = 60_000
 	w.hammer(func() { w.benchmark(clients, loaded) })
-	c := dialRedis(w.T, w.listen)
+	c := dialRedis(w)
 	defer c.Close()
 	wantBench, wantOwn := (n+1)/2*per+loaded, n/2*clients*own
 	if got := c.do("GET %s", benchmarkKey); got != strconv.Itoa(wantBench) {
@@ -134,7 +135,7 @@ func TestRedisIdleConnectionHolds(t *testing.T) {
 		t.Run(string(path), func(t *testing.T) {
 			t.Parallel()
 			w := redisAt(start(t, nil), path, 0)
-			c := dialRedis(t, w.listen)
+			c := dialRedis(w)
 			c.do("SET k v")
 			w.holdsWhileOpen()
 			c.Close()
@@ -150,7 +151,7 @@ func TestRedisQuietConnectionSleeps(t *testing.T) {
 		t.Run(string(path), func(t *testing.T) {
 			t.Parallel()
 			w := redisAt(start(t, nil), path, pauseAfter)
-			idle := []*redisConn{dialRedis(t, w.listen), dialRedis(t, w.listen), dialRedis(t, w.listen)}
+			idle := []*redisConn{dialRedis(w), dialRedis(w), dialRedis(w)}
 			n := cycles(t)
 			w.comeAndGo(n, func(c int) { idle[c%len(idle)].do("INCR k") })
 			if got := idle[0].do("GET k"); got != strconv.Itoa(n) {
