@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross deb web demo check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross deb web demo recording check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,12 +47,14 @@ deb: build ## build the Debian package in dist/
 web: ## build the dashboard from /web (needs npm; what it makes is committed)
 	cd web && npm install --no-save --no-audit --no-fund && npm run build
 
-demo: build ## run real programs that fall asleep and wake, and a simulated fleet; then print what to type
-	@go build -o bin/lull-demo ./demo
+demo: build ## build lull and run lull demo: programs that fall asleep and wake, and a simulated fleet
 	@[ -n "$${LULL_GUEST_KERNEL:-}" ] || [ -e bin/guest-kernel/boot ] || ! command -v qemu-system-x86_64 >/dev/null || { \
 		echo "fetching a guest kernel for the microVM (26 MB)"; timeout 300 sh cmd/lull/guest-kernel.sh bin/guest-kernel || \
-		echo "no guest kernel: the demo goes on without its microVM"; }
-	@LULL_GUEST_KERNEL=$${LULL_GUEST_KERNEL:-$(GUEST_KERNEL)} exec bin/lull-demo
+		echo "no guest kernel: the demo runs without its microVM"; }
+	@LULL_GUEST_KERNEL=$${LULL_GUEST_KERNEL:-$(GUEST_KERNEL)} exec bin/lull demo
+
+recording: build ## record lull demo for the README, in docs/pictures/demo.svg
+	go run ./demo
 
 packages: ## install what the tests need (Debian, root)
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
@@ -85,7 +87,7 @@ MIXED := ./internal/agent ./internal/platform/cgroup ./internal/platform/desktop
 	./internal/guestagent/... ./internal/sim/simtest
 PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/server ./test/e2e/programs ./test/e2e/foreign \
 	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
-GUESTS := ./internal/runtime/microvm ./test/e2e/machines ./demo
+GUESTS := ./internal/runtime/microvm ./test/e2e/machines ./test/e2e/demo
 ALONE :=
 # Tests that run in another lane than their package: the walks of the fence, which
 # the race detector makes too slow, and the suite of conformance over guests.
@@ -158,7 +160,7 @@ test-alone:
 
 programs: ## build the programs that tests run, in bin/programs
 	@mkdir -p $(BIN_DIR)
-	@go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/ ./cmd/... ./demo
+	@go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/ ./cmd/...
 	@$(call BUNDLE,$(TEST_LDFLAGS)); go build -tags bundle -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/one/lull ./cmd/lull
 	@for p in $$(git ls-files '*/testdata/*/main.go'); do p=$${p%/main.go}; \
 		go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/$${p//\//-} ./$$p || exit 1; done

@@ -1,67 +1,36 @@
-// Demo shows what lull does with idle programs. It starts its own host with
-// short timers, runs programs on it (a web server, Redis, PostgreSQL, and a web
-// server in a microVM that hibernates; programs that are not installed are
-// named and omitted), and prints a line for each of them every second while
-// clients come and go. In addition a server watches a simulated region of a
-// dozen cloud workers, whose scripted users live a day in 24 minutes. It ends
-// with Ctrl-C or after --for, and leaves nothing running.
+// Demo draws the recording in the README: it runs lull demo, and writes what it
+// printed, and when, as an animated SVG. Long waits are shortened.
 //
-// It drives the built programs of --bin as a user does and builds nothing.
+//	go run ./demo -lull bin/lull -out docs/pictures/demo.svg
 package main
 
 import (
-	"context"
+	"bufio"
+	"encoding/xml"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
-	"path/filepath"
-	"syscall"
+	"os/exec"
+	"regexp"
+	"strings"
 	"time"
 )
 
-// scene is one part of the demo. It starts its programs, prints what to type,
-// and returns a function that ends it.
-type scene struct {
-	name  string
-	start func(ctx context.Context, s *stage) (end func() error, err error)
-}
-
-var scenes = []scene{
-	{"host", startHost},
-	{"fleet", startFleet},
-}
-
-// stage is the state shared by the scenes.
-type stage struct {
-	bin   string // folder of the built programs
-	data  string // folder for everything the demo writes
-	out   io.Writer
-	color bool
-	short bool // ends by itself, so the visits come sooner
-	lines []func(ctx context.Context) string
+// line is a printed line, and when it was printed.
+type line struct {
+	at   time.Duration
+	text string
 }
 
 func main() {
-	bin := flag.String("bin", "bin", "folder with lull and lull-shim; make build fills it")
-	data := flag.String("data", "lull-data/demo", "folder for what the demo writes; what an earlier demo left in it is removed")
-	length := flag.Duration("for", 0, "end after so long; 0 waits for Ctrl-C")
-	serve := flag.String("serve", "", "internal: be the web server, on this address")
+	lull := flag.String("lull", "bin/lull", "program to record")
+	out := flag.String("out", "docs/pictures/demo.svg", "file to write")
+	length := flag.Duration("for", 45*time.Second, "length of the recording")
 	flag.Parse()
-	var err error
-	if *serve != "" {
-		err = serveWeb(*serve)
-	} else {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		defer stop()
-		if *length > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, *length)
-			defer cancel()
-		}
-		err = show(ctx, *bin, *data, *length > 0)
+	lines, err := record(*lull, *length)
+	if err == nil {
+		err = os.WriteFile(*out, draw(lines), 0o644)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -69,76 +38,101 @@ func main() {
 	}
 }
 
-// show starts every scene, prints the table until ctx ends, and ends them in
-// reverse order.
-func show(ctx context.Context, bin, data string, short bool) (err error) {
-	s := &stage{out: os.Stdout, color: os.Getenv("NO_COLOR") == "" && isTerminal(os.Stdout), short: short}
-	if s.bin, err = filepath.Abs(bin); err != nil {
-		return err
+// record runs the demo and returns what it printed.
+func record(lull string, length time.Duration) ([]line, error) {
+	cmd := exec.Command(lull, "demo", "--for", length.String())
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
 	}
-	if s.data, err = filepath.Abs(data); err != nil {
-		return err
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return nil, err
 	}
-	if err := s.freshFolder(); err != nil {
-		return err
+	lines := []line{{0, "$ lull demo"}}
+	in := bufio.NewScanner(out)
+	for in.Scan() {
+		lines = append(lines, line{time.Since(began), in.Text()})
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(s.data)) }()
-	for _, sc := range scenes {
-		end, serr := sc.start(ctx, s)
-		if end != nil {
-			defer func() { err = errors.Join(err, end()) }()
-		}
-		if serr != nil && ctx.Err() == nil {
-			return fmt.Errorf("cannot start the %s: %w", sc.name, serr)
-		}
-	}
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		for _, line := range s.lines {
-			fmt.Fprintln(s.out, line(ctx))
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-	}
-	fmt.Fprintln(s.out, "\nending: programs, host, server and cloud are stopped")
-	return nil
+	return lines, errors.Join(in.Err(), cmd.Wait())
 }
 
-// mark identifies a folder as the demo's own.
-const mark = ".lull-demo"
+// The picture's measures: characters, pixels, and the longest wait that is shown.
+const (
+	columns, rows  = 80, 26
+	charW, lineH   = 8.4, 19.0
+	margin         = 16.0
+	longest, still = 900 * time.Millisecond, 6 * time.Second
+)
 
-// freshFolder empties the demo's folder, and never any other.
-func (s *stage) freshFolder() error {
-	entries, err := os.ReadDir(s.data)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if len(entries) > 0 {
-		if _, err := os.Stat(filepath.Join(s.data, mark)); err != nil {
-			return fmt.Errorf("cannot use %s: it holds files that no demo wrote; name another with --data", s.data)
-		}
-		if err := os.RemoveAll(s.data); err != nil {
-			return err
-		}
-	}
-	if err := os.MkdirAll(s.data, 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(s.data, mark), nil, 0o644)
+// The colors of a line, the first that matches.
+var colors = []struct {
+	match *regexp.Regexp
+	color string
+}{
+	{regexp.MustCompile(`^\$ `), "#ffffff"},
+	{regexp.MustCompile(`^\d\d:\d\d:\d\d .* woke it`), "#f5c563"},
+	{regexp.MustCompile(`^\d\d:\d\d:\d\d .* (paused|hibernated|stopped)`), "#7cc4e8"},
+	{regexp.MustCompile(`^\d\d:\d\d:\d\d .* running`), "#8fd694"},
+	{regexp.MustCompile(`^  .*# `), "#e8e8ea"},
+	{regexp.MustCompile(`.`), "#b9bcc4"},
 }
 
-func isTerminal(f *os.File) bool {
-	st, err := f.Stat()
-	return err == nil && st.Mode()&os.ModeCharDevice != 0
+func colorOf(text string) string {
+	for _, c := range colors {
+		if c.match.MatchString(text) {
+			return c.color
+		}
+	}
+	return "none"
 }
 
-// paint colors text if colors are enabled.
-func (s *stage) paint(code, text string) string {
-	if !s.color {
-		return text
+// draw returns the picture. Without animation it shows the last lines.
+func draw(lines []line) []byte {
+	shown := make([]time.Duration, len(lines)) // when each line appears
+	for i := 1; i < len(lines); i++ {
+		shown[i] = shown[i-1] + min(lines[i].at-lines[i-1].at, longest)
 	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
+	total := shown[len(shown)-1] + still
+	width, height := columns*charW+2*margin, rows*lineH+2*margin
+	var steps, scroll strings.Builder
+	for i, at := range shown {
+		if i+1 < len(shown) && shown[i+1]-at < 10*time.Millisecond {
+			continue // they appear together
+		}
+		percent := 100 * float64(at) / float64(total)
+		fmt.Fprintf(&steps, "%.2f%%{transform:translateY(%.0fpx)}", percent, float64(i+1)*lineH)
+		fmt.Fprintf(&scroll, "%.2f%%{transform:translateY(%.0fpx)}", percent, -float64(max(0, i+1-rows))*lineH)
+	}
+	end := fmt.Sprintf("transform:translateY(%.0fpx)", -float64(max(0, len(lines)-rows))*lineH)
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" role="img" aria-label="A recording of lull demo">`+"\n", width, height, width, height)
+	fmt.Fprintf(&b, `<style>text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre}
+.s{%s;animation:s %.1fs step-end infinite}.c{transform:translateY(%.0fpx);animation:c %.1fs step-end infinite}
+@keyframes s{%s}@keyframes c{%s}
+@media (prefers-reduced-motion:reduce){.s,.c{animation:none}}</style>
+`, end, total.Seconds(), float64(len(lines))*lineH, total.Seconds(), scroll.String(), steps.String())
+	fmt.Fprintf(&b, `<rect width="%.0f" height="%.0f" rx="8" fill="#17191f"/><clipPath id="w"><rect x="0" y="%.0f" width="%.0f" height="%.0f"/></clipPath><g clip-path="url(#w)"><g class="s">`+"\n",
+		width, height, margin, width, rows*lineH)
+	for i, l := range lines {
+		if l.text == "" {
+			continue
+		}
+		fmt.Fprintf(&b, `<text x="%.0f" y="%.0f" fill="%s">%s</text>`+"\n", margin, margin+float64(i)*lineH+14, colorOf(l.text), escape(l.text))
+	}
+	fmt.Fprintf(&b, `<rect class="c" y="%.0f" width="%.0f" height="%.0f" fill="#17191f"/></g></g></svg>`+"\n", margin, width, float64(len(lines))*lineH)
+	return []byte(b.String())
+}
+
+// escape returns text for XML, at most as wide as the picture.
+func escape(text string) string {
+	if r := []rune(text); len(r) > columns {
+		text = string(r[:columns])
+	}
+	var b strings.Builder
+	if err := xml.EscapeText(&b, []byte(text)); err != nil {
+		panic(err) // a strings.Builder takes everything
+	}
+	return b.String()
 }

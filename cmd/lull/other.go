@@ -20,6 +20,10 @@ func (c *cli) guestKernelCommand() *cobra.Command {
 	return term.OnlyLinux("guest-kernel", "Download a kernel for microVMs")
 }
 
+func (c *cli) demoCommand() *cobra.Command {
+	return term.OnlyLinux("demo", "Show programs that fall asleep and wake, and a fleet")
+}
+
 func (c *cli) referenceCommand() *cobra.Command {
 	cmd := term.OnlyLinux("reference", "Write the generated reference pages")
 	cmd.Hidden = true

@@ -46,7 +46,8 @@ func (c *cli) root() *cobra.Command {
 		Short: "Pause idle compute and resume it on demand",
 		Long: `lull finds idle compute, pauses it safely, and resumes it the moment it is needed.
 
-To run instances on this machine, start lull host, then use lull run.`,
+To see it work, run lull demo. To run instances on this machine, start lull host, then
+use lull run.`,
 	}
 	c.Prepare(root)
 	host := c.hostCommand()
@@ -59,7 +60,7 @@ To run instances on this machine, start lull host, then use lull run.`,
 		}
 	}
 	one := func(commands ...*cobra.Command) []*cobra.Command { return commands }
-	add("instances", "Run programs, containers and microVMs on this machine:", instance.Commands(c.Session), one(host, c.guestKernelCommand()))
+	add("instances", "Run programs, containers and microVMs on this machine:", instance.Commands(c.Session), one(host, c.guestKernelCommand(), c.demoCommand()))
 	add("hold", "Keep something running, and stop everything automatic:",
 		one(instance.Snooze(c.Session, worker.Protect(c.Session)), lease.Command(c.Session)), admin.Halt(c.Session))
 	add("explain", "See what happens and why:", one(status.Command(c.Session)), explain.Commands(c.Session), savings.Commands(c.Session))

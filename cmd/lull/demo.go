@@ -1,0 +1,53 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/demo"
+	"lull/internal/cli/term"
+)
+
+// demoCommand is lull demo.
+func (c *cli) demoCommand() *cobra.Command {
+	var serve string
+	var length time.Duration
+	cmd := &cobra.Command{Use: "demo", Short: "Show programs that fall asleep and wake, and a fleet", Args: term.Args(cobra.NoArgs),
+		Long: `Run programs of this machine that fall asleep and wake on connections, beside a server
+that watches a simulated fleet, and print what to try. It needs nothing but this program:
+Redis, PostgreSQL and a microVM are shown where they are installed, and what is left out
+is listed with the reason. Nothing outside a temporary directory is changed. Ctrl-C ends
+the demo and removes everything.`,
+		Example: "  lull demo\n  lull demo --for 2m",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if serve != "" {
+				return demo.Serve(cmd.Context(), serve)
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's own file: %w", err)
+			}
+			o := demo.Options{Term: c.Term, Program: self, For: length}
+			if cfg, _, err := resolve(c.Getenv, "", cmd.Flags()); err == nil {
+				o.Kernel, _ = findKernel(cfg) // the demo says that there is none
+			}
+			// A terminal that closes, or a reader that ends, must not leave programs.
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
+			defer stop()
+			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+			return demo.Show(ctx, o)
+		}}
+	cmd.Flags().DurationVar(&length, "for", 0, "end after this time; 0 waits for Ctrl-C")
+	cmd.Flags().StringVar(&serve, "serve", "", "be the demo's web server on this address")
+	if err := cmd.Flags().MarkHidden("serve"); err != nil {
+		panic(err) // the flag is that of the line above
+	}
+	return cmd
+}

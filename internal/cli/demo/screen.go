@@ -1,0 +1,141 @@
+package demo
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	xterm "golang.org/x/term"
+
+	"lull/internal/cli/term"
+)
+
+// row is the state of something that the demo shows. State is what is compared
+// to find changes; Detail changes all the time.
+type row struct {
+	name, state, detail, color string
+}
+
+// event is something that happened.
+type event struct {
+	at         time.Time
+	name, text string
+}
+
+// lastEvents is how many events a terminal shows.
+const lastEvents = 8
+
+// screen prints the demo. A terminal shows the rows and the last events in place,
+// below text that stays where it is, so that commands can be copied. Any other
+// output gets a line for each event and each change.
+type screen struct {
+	color, live bool
+	width       int
+	broken      func() // called when nothing can be printed any more
+
+	mu     sync.Mutex
+	out    io.Writer
+	drawn  int // lines that the next picture replaces
+	events []event
+	before map[string]string // states of the rows
+}
+
+// newScreen returns the screen of a stream. It calls broken when its reader has
+// gone.
+func newScreen(out io.Writer, getenv func(string) string, broken func()) *screen {
+	c := &screen{out: out, broken: broken, before: map[string]string{}}
+	if f, ok := out.(*os.File); ok && term.IsTerminal(out) && getenv("TERM") != "dumb" {
+		width, height, err := xterm.GetSize(int(f.Fd()))
+		c.live, c.width = err == nil && height >= lastEvents+12 && width >= 40, width
+		c.color = getenv("NO_COLOR") == ""
+	}
+	return c
+}
+
+// write prints text. The caller holds mu.
+func (c *screen) write(text string) {
+	if _, err := io.WriteString(c.out, text); err != nil {
+		c.broken()
+	}
+}
+
+// say prints text that stays.
+func (c *screen) say(format string, a ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drawn = 0
+	c.write(fmt.Sprintf(format, a...) + "\n")
+}
+
+// happened notes an event, and prints it unless the next picture shows it.
+func (c *screen) happened(name, format string, a ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.note(event{time.Now(), name, fmt.Sprintf(format, a...)})
+}
+
+func (c *screen) note(e event) {
+	c.events = append(c.events, e)
+	if len(c.events) > lastEvents {
+		c.events = c.events[1:]
+	}
+	if !c.live {
+		c.write(e.String() + "\n")
+	}
+}
+
+func (e event) String() string {
+	return fmt.Sprintf("%s  %-10s %s", e.at.Format(time.TimeOnly), e.name, e.text)
+}
+
+// show prints the rows: a picture, or what has changed since the last call.
+func (c *screen) show(rows []row) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.live {
+		for _, r := range rows {
+			if c.before[r.name] != r.state {
+				c.before[r.name] = r.state
+				c.note(event{time.Now(), r.name, r.state})
+			}
+		}
+		return
+	}
+	var b strings.Builder
+	if c.drawn > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA\x1b[J", c.drawn)
+	}
+	b.WriteString("\n")
+	for _, r := range rows {
+		text := r.state
+		if r.detail != "" {
+			text = r.detail
+		}
+		fmt.Fprintf(&b, "  %-11s %s\n", r.name, c.paint(r.color, cut(text, c.width-14)))
+	}
+	b.WriteString("\n")
+	for _, e := range c.events {
+		fmt.Fprintf(&b, "  %s\n", cut(e.String(), c.width-2))
+	}
+	c.drawn = 2 + len(rows) + len(c.events)
+	c.write(b.String())
+}
+
+// cut returns at most n characters of text.
+func cut(text string, n int) string {
+	if r := []rune(text); len(r) > n {
+		return string(r[:n])
+	}
+	return text
+}
+
+// paint colors text where colors are wanted.
+func (c *screen) paint(code, text string) string {
+	if !c.color || code == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}

@@ -1,0 +1,344 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/programtest"
+	"lull/internal/lib/waittest"
+)
+
+// oneFile returns a lull that contains its helpers, if there is one.
+func oneFile(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("LULL_BIN_DIR"); dir != "" {
+		return filepath.Join(dir, "one", "lull")
+	}
+	return programtest.Build(t, "lull/cmd/lull")
+}
+
+// run is a demo that runs.
+type run struct {
+	t    *testing.T
+	tmp  string // its TMPDIR
+	cmd  *exec.Cmd
+	out  io.ReadCloser
+	gone chan struct{} // closed when its output has ended
+
+	mu   sync.Mutex
+	said []string
+}
+
+// event matches a line about something that happened.
+var event = regexp.MustCompile(`^\d\d:\d\d:\d\d  (\S+) +(.*)$`)
+
+// start starts a demo, whose directory is below tmp.
+func start(t *testing.T, tmp string, cmd *exec.Cmd) *run {
+	t.Helper()
+	r := &run{t: t, tmp: tmp, cmd: cmd, gone: make(chan struct{})}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.out, cmd.Stderr = out, os.Stderr
+	cmd.WaitDelay = time.Minute
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log("it said:\n" + strings.Join(r.lines(), "\n"))
+		}
+	})
+	go func() {
+		defer close(r.gone)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			r.mu.Lock()
+			r.said = append(r.said, lines.Text())
+			r.mu.Unlock()
+		}
+	}()
+	return r
+}
+
+func (r *run) lines() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]string{}, r.said...)
+}
+
+// await waits until the demo said an event of name that contains text, or has
+// ended.
+func (r *run) await(name, text string) {
+	r.t.Helper()
+	waittest.Until(r.t, name+" "+text, func() bool {
+		select {
+		case <-r.gone:
+			r.t.Fatalf("the demo ended before: %s %s", name, text)
+		default:
+		}
+		return r.saw(name, text)
+	})
+}
+
+func (r *run) saw(name, text string) bool {
+	for _, line := range r.lines() {
+		if m := event.FindStringSubmatch(line); m != nil && m[1] == name && strings.Contains(m[2], text) {
+			return true
+		}
+	}
+	return false
+}
+
+// end waits for the demo, which must end well and leave nothing.
+func (r *run) end() {
+	r.t.Helper()
+	<-r.gone
+	if err := r.cmd.Wait(); err != nil {
+		r.t.Errorf("the demo ended with %v", err)
+	}
+	for what, left := range map[string]func() []string{"files": r.files, "processes": r.processes, "sockets": r.sockets, "control groups": r.groups} {
+		if l := left(); len(l) > 0 {
+			r.t.Errorf("left %s: %v", what, l)
+		}
+	}
+}
+
+func (r *run) files() (left []string) {
+	entries, err := os.ReadDir(r.tmp)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	return left
+}
+
+// processes returns the processes that have files of the demo in their command
+// line. One that has ended and was not yet collected has none.
+func (r *run) processes() (left []string) {
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range all {
+		if b, err := os.ReadFile(file); err == nil && bytes.Contains(b, []byte(r.tmp)) {
+			left = append(left, strings.ReplaceAll(string(b), "\x00", " "))
+		}
+	}
+	return left
+}
+
+func (r *run) sockets() (left []string) {
+	b, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, r.tmp) {
+			left = append(left, line)
+		}
+	}
+	return left
+}
+
+// groups returns the control groups of the demo's host, whose name is made from
+// its directory.
+func (r *run) groups() (left []string) {
+	for _, line := range r.lines() {
+		if dir, ok := strings.CutPrefix(line, "  . "); ok {
+			sum := sha256.Sum256([]byte(filepath.Join(filepath.Dir(dir), "host", "shim")))
+			name := "h" + hex.EncodeToString(sum[:4])
+			_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, _ error) error { // a group may end meanwhile
+				if d != nil && d.IsDir() && d.Name() == name {
+					left = append(left, path)
+				}
+				return nil
+			})
+		}
+	}
+	return left
+}
+
+// knowsAll checks that nothing was unknown before a worker's telemetry is
+// switched off.
+func (r *run) knowsAll() {
+	r.t.Helper()
+	for _, line := range r.lines() {
+		switch m := event.FindStringSubmatch(line); {
+		case m != nil && m[1] == "dark":
+			return
+		case strings.Contains(line, "unknown"):
+			r.t.Errorf("in the first minute: %s", line)
+		}
+	}
+}
+
+// folder returns a directory for the demo, where PostgreSQL's user can get in.
+func folder(t *testing.T) string {
+	t.Helper()
+	tmp, err := os.MkdirTemp("", "demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(tmp) })
+	if err := os.Chmod(tmp, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return tmp
+}
+
+// TestDemo shows programs asleep and woken by their clients, a microVM on disk
+// where there can be one, and a fleet whose abandoned workers are stopped. The
+// environment that it prints leads lull to its host and server.
+func TestDemo(t *testing.T) {
+	lull, tmp := oneFile(t), folder(t)
+	cmd := exec.Command(lull, "demo")
+	cmd.Env = append(os.Environ(), "TMPDIR="+tmp, "LULL_SERVER=http://127.0.0.1:1", "LULL_HOST_DATA=/nowhere", "AWS_PROFILE=none")
+	r := start(t, tmp, cmd)
+	r.await("web", "paused")
+	r.await("web", "woke")
+	r.await("old-1", "stopped")
+	_, err := exec.LookPath("qemu-system-x86_64")
+	machines := err == nil && os.Getenv("LULL_GUEST_KERNEL") != "" && os.Getenv("LULL_BIN_DIR") != ""
+	if machines {
+		r.await("guest", "was hibernated")
+	}
+	for _, verb := range []string{"ps", "why web", "worker ls", "worker why old-1"} {
+		out, err := exec.Command("sh", "-c", ". "+r.environment()+" && lull "+verb).CombinedOutput()
+		if err != nil {
+			t.Errorf("lull %s: %v\n%s", verb, err, out)
+		}
+	}
+	r.knowsAll()
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Error(err)
+	}
+	r.end()
+	t.Run("MicroVM", func(t *testing.T) {
+		if !machines {
+			t.Skip("its microVM was not shown: QEMU or the guest kernel is not installed, or LULL_BIN_DIR is not set")
+		}
+	})
+}
+
+// environment returns the file that the demo tells users to source.
+func (r *run) environment() string {
+	r.t.Helper()
+	for _, line := range r.lines() {
+		if file, ok := strings.CutPrefix(line, "  . "); ok {
+			return file
+		}
+	}
+	r.t.Fatal("it never said where it is")
+	return ""
+}
+
+// TestEnds checks that nothing is left when the demo ends early: interrupted
+// while it starts, with its terminal, or with the reader of its output.
+func TestEnds(t *testing.T) {
+	lull := oneFile(t)
+	begun := func(r *run) {
+		waittest.Until(t, "the host's directory", func() bool {
+			all, err := filepath.Glob(filepath.Join(r.tmp, "*", "host"))
+			return err == nil && len(all) > 0
+		})
+	}
+	for name, how := range map[string]func(r *run) error{
+		"starting":    func(r *run) error { begun(r); return r.cmd.Process.Signal(os.Interrupt) },
+		"terminated":  func(r *run) error { r.await("web", "running"); return r.cmd.Process.Signal(syscall.SIGTERM) },
+		"terminal":    func(r *run) error { r.await("web", "running"); return r.cmd.Process.Signal(syscall.SIGHUP) },
+		"reader gone": func(r *run) error { r.await("web", "running"); return r.out.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			tmp := folder(t)
+			cmd := exec.Command(lull, "demo")
+			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+			r := start(t, tmp, cmd)
+			if err := how(r); err != nil {
+				t.Error(err)
+			}
+			r.end()
+		})
+	}
+}
+
+// TestFirstRun runs the demo where nothing else is installed: in a directory with
+// one file, an empty /tmp, /proc and /dev, without a network.
+func TestFirstRun(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for chroot")
+	}
+	for _, tool := range []string{"unshare", "chroot", "ip"} {
+		_, err := exec.LookPath(tool)
+		daemontest.Need(t, err, "util-linux, coreutils or iproute2")
+	}
+	lull := oneFile(t)
+	for name, user := range map[string]string{"root": "0:0", "ordinary user": "65534:65534"} {
+		t.Run(name, func(t *testing.T) {
+			root := folder(t)
+			for _, dir := range []string{"tmp", "proc", "dev", "bin"} {
+				if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(os.Chmod(filepath.Join(root, "tmp"), 0o777|os.ModeSticky), programtest.Copy(lull, filepath.Join(root, "bin", "lull"))); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-ec",
+				`mount -t proc proc "$1/proc"; mount --rbind /dev "$1/dev"; ip link set lo up; chroot --userspec="$2" "$1" /bin/lull demo; exit $?`, "sh", root, user)
+			cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+			r := start(t, filepath.Join(root, "tmp"), cmd)
+			r.await("web", "paused")
+			r.await("web", "woke")
+			r.await("old-1", "stopped")
+			r.knowsAll()
+			for _, line := range r.lines() {
+				if len(line) > 80 {
+					t.Errorf("wider than a terminal: %s", line)
+				}
+			}
+			if err := inside(root); err != nil {
+				t.Fatal(err)
+			}
+			r.end()
+		})
+	}
+}
+
+// inside interrupts the demo whose root directory is root.
+func inside(root string) error {
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err
+	}
+	for _, file := range all {
+		b, err := os.ReadFile(file)
+		if err != nil || string(b) != "/bin/lull\x00demo\x00" {
+			continue
+		}
+		if at, err := os.Readlink(filepath.Join(filepath.Dir(file), "root")); err != nil || at != root {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			return err
+		}
+		return syscall.Kill(pid, syscall.SIGINT)
+	}
+	return fmt.Errorf("no demo runs in %s", root)
+}
