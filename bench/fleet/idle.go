@@ -41,7 +41,7 @@ type idleFleet struct {
 	interval time.Duration // between two idle checks
 	lead     time.Duration // from the start of the bench to the deadline
 	bin      string
-	profiles string // folder for a CPU profile of the time after the deadline; may be empty
+	profiles string // folder for profiles of the time after the deadline; may be empty
 }
 
 // run fails unless every worker is stopped within two intervals of its
@@ -104,8 +104,8 @@ func (b idleFleet) run(ctx context.Context) (err error) {
 		}
 		return "never"
 	}
-	fmt.Printf("%d idle workers, an answer of CML takes 1 to 5 s and 5 %% fail, checked every %s, all due at once: %d stopped within %s; half after %s, 99 %% after %s, all after %s; ready after %.1f s, CPU %.1f s until the deadline and %.1f s after it, RSS %.0f MiB, load average %s\n",
-		b.workers, b.interval, len(sent), 2*b.interval, at(0.5), at(0.99), at(1), ready.Seconds(), before.Seconds(), (after - before).Seconds(), rss/1024, load())
+	fmt.Printf("%d idle workers, an answer of CML takes 1 to 5 s and 5 %% fail, checked every %s, all due at once: %d stopped within %s; a tenth after %s, half after %s, 99 %% after %s, all after %s; ready after %.1f s, CPU %.1f s until the deadline and %.1f s after it, RSS %.0f MiB, load average %s\n",
+		b.workers, b.interval, len(sent), 2*b.interval, at(0.1), at(0.5), at(0.99), at(1), ready.Seconds(), before.Seconds(), (after - before).Seconds(), rss/1024, load())
 	if len(sent) < b.workers {
 		return fmt.Errorf("%d of %d idle workers are not stopped %s after their deadline", b.workers-len(sent), b.workers, 2*b.interval)
 	}
@@ -115,16 +115,27 @@ func (b idleFleet) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// profile writes the CPU profile of the next two intervals.
+// profile writes the CPU profile of the next two intervals, and goroutine
+// profiles of its beginning.
 func (b idleFleet) profile(ctx context.Context, r *rig.Rig) error {
 	if b.profiles == "" {
 		return nil
 	}
-	cpu, err := r.Client.Profile(ctx, "cpu", int(2*b.interval.Seconds()))
-	if err != nil {
-		return err
+	save := func(kind, name string) error {
+		p, err := r.Client.Profile(ctx, kind, int(2*b.interval.Seconds()))
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(b.profiles, "idle-"+name+".pprof"), p, 0o600)
 	}
-	return os.WriteFile(filepath.Join(b.profiles, "idle-cpu.pprof"), cpu, 0o600)
+	cpu := make(chan error, 1)
+	go func() { cpu <- save("cpu", "cpu") }()
+	for n := range 4 { // what its goroutines wait for
+		if err := errors.Join(delay.For(ctx, b.interval/4), save("goroutine", fmt.Sprintf("goroutines-%d", n))); err != nil {
+			return err
+		}
+	}
+	return <-cpu
 }
 
 // stops returns how long after the deadline the stop of each stopped instance

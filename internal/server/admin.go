@@ -93,9 +93,9 @@ func (s *Server) copyRoutes() {
 		}}, nil
 	})
 	describe(s, r, "application/octet-stream", "A snapshot of etcd with its checksum")
-	r = route{id: "profile", method: "GET", path: "/admin/profile", role: access.Admin, doc: "A profile of this process for go tool pprof: of its CPU over some seconds, by parts of the work, or of its heap now"}
+	r = route{id: "profile", method: "GET", path: "/admin/profile", role: access.Admin, doc: "A profile of this process for go tool pprof: of its CPU over some seconds, by parts of the work, or of its heap or goroutines now"}
 	register(s, r, func(_ context.Context, in *struct {
-		Kind    string `query:"kind" enum:"cpu,heap" default:"cpu"`
+		Kind    string `query:"kind" enum:"cpu,heap,goroutine" default:"cpu"`
 		Seconds int    `query:"seconds" minimum:"1" maximum:"300" default:"30" doc:"Of the CPU's profile"`
 	}) (*huma.StreamResponse, error) {
 		var profile bytes.Buffer
@@ -103,7 +103,7 @@ func (s *Server) copyRoutes() {
 			if err := pprof.StartCPUProfile(&profile); err != nil {
 				return nil, fault(http.StatusConflict, "busy", "cannot profile: another profile is being made")
 			}
-		} else if err := pprof.Lookup("heap").WriteTo(&profile, 0); err != nil {
+		} else if err := pprof.Lookup(in.Kind).WriteTo(&profile, 0); err != nil {
 			return nil, problem(err)
 		}
 		return &huma.StreamResponse{Body: func(hc huma.Context) {

@@ -238,7 +238,7 @@ func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 const maxProfile = 64 << 20
 
 // Profile returns a pprof profile of the server. kind is cpu, over the given
-// seconds, or heap.
+// seconds, heap, or goroutine.
 func (c *Client) Profile(ctx context.Context, kind string, seconds int) ([]byte, error) {
 	profile, err := c.open(ctx, fmt.Sprintf("/admin/profile?kind=%s&seconds=%d", kind, seconds), nil)
 	if err != nil {
