@@ -136,7 +136,7 @@ func baseEnv(getenv func(string) string) []string {
 
 func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string) hostctl.Status {
 	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halt: h.Halted(), DataDir: cfg.Data,
-		Instances: map[string]int{}, Room: h.Room(), Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append(append([]string{}, faults...), h.Misset()...), Missing: map[string]string{}}
+		Instances: map[string]int{}, Room: h.Capacity(), Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append(append([]string{}, faults...), h.Misset()...), Missing: map[string]string{}}
 	for name, why := range h.Missing() {
 		s.Missing[name] = why.Error()
 	}

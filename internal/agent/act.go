@@ -245,7 +245,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	}
 	// The hook's own work must not look like use: the samples start again, and
 	// a complete interval is read without it.
-	if err := a.ask(ctx, func() { at.out.Phase = phaseSettling; a.o.Cheap.Reset(); a.machine.settles = true }); err != nil {
+	if err := a.ask(ctx, func() { at.out.Phase = phaseSettling; a.o.Cheap.Reset(); a.machine.restarts = true }); err != nil {
 		return err
 	}
 	if err := a.look1(ctx); err != nil {

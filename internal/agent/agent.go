@@ -221,7 +221,7 @@ type machineView struct {
 	// of the last stretch that is in no window.
 	sampled  map[string]time.Time
 	unseen   map[string]time.Time
-	settles  bool          // the next round begins new samples on purpose
+	restarts bool          // the next round begins new samples on purpose
 	line     evidence.Line // of the decisions in the log
 	recorded string        // of the verdict last written to the journal
 }

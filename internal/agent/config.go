@@ -216,7 +216,7 @@ type remembered struct {
 // loop.
 type configured struct {
 	Config
-	settled   bool // a first reading has completed
+	loaded    bool // a first reading has completed
 	last      remembered
 	tags      tags.Settings // the effective ones
 	local     Local
@@ -282,7 +282,7 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 		c.report[i].Faults = append(c.report[i].Faults, found...)
 		c.faults = append(c.faults, found...)
 	}
-	c.settled, c.readAt = true, a.now()
+	c.loaded, c.readAt = true, a.now()
 	said := c.effective()
 	c.Config = Resolve(said)
 	c.TTLDeadline = a.extend(c.TTLDeadline, c.unread == "")

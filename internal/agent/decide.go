@@ -70,7 +70,7 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	}
 	c := &a.config
 	switch {
-	case !c.settled:
+	case !c.loaded:
 		add(codeConfig, time.Time{}, "The configuration has not been read yet.")
 	case c.unread != "":
 		add(codeConfig, time.Time{}, "The configuration cannot be read and nothing is cached: %s.", c.unread)
@@ -282,7 +282,7 @@ func (c Config) idleTagAfter() time.Duration {
 
 // tellTags updates the state tags when the state changed.
 func (a *Agent) tellTags(now time.Time) {
-	if a.o.Cloud == nil || !a.config.settled {
+	if a.o.Cloud == nil || !a.config.loaded {
 		return
 	}
 	want := tags.State{Status: tags.StatusActive}

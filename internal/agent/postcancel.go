@@ -48,7 +48,7 @@ func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
 // not happen. A stop that failed and is retried is not canceled.
 func (a *Agent) undoPrepared(now time.Time) {
 	p := a.state.Prepared
-	if p == nil || a.acting != nil || a.hooking() || now.Before(p.NotBefore) || !a.config.settled || a.stillMeant(p) {
+	if p == nil || a.acting != nil || a.hooking() || now.Before(p.NotBefore) || !a.config.loaded || a.stillMeant(p) {
 		return
 	}
 	c := a.config.Config

@@ -122,7 +122,7 @@ func (a *Agent) reportInterval() time.Duration {
 // backoff.
 func (a *Agent) report() {
 	p := &a.server
-	if a.o.Reporter == nil || !a.config.settled || p.busy {
+	if a.o.Reporter == nil || !a.config.loaded || p.busy {
 		return
 	}
 	now := a.now()

@@ -31,7 +31,7 @@ func (a *Agent) tick() {
 	a.counters.Ticks++
 	a.watchClocks()
 	now := a.now()
-	if a.config.settled && now.Sub(a.config.readAt) >= configEvery {
+	if a.config.loaded && now.Sub(a.config.readAt) >= configEvery {
 		a.config.readAt = now
 		a.refresh(func(agentctl.Reload) {})
 	}
@@ -291,14 +291,14 @@ var rates = []string{proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk}
 // quietSince returns when the windows of a quiet rate began to be without a
 // gap; zero if there was none since the agent started. A quiet reading proves
 // only its own window quiet, so idle time has to pass again after a gap, such as
-// samples that begin anew after a jump of the clock. With settles, they begin
+// samples that begin anew after a jump of the clock. With restarts, they begin
 // anew on purpose, and what is missing was lull's own work.
-func (m *machineView) quietSince(x *idle.Reading, settles bool) time.Time {
+func (m *machineView) quietSince(x *idle.Reading, restarts bool) time.Time {
 	if m.sampled == nil {
 		m.sampled, m.unseen = map[string]time.Time{}, map[string]time.Time{}
 	}
 	if x.State == idle.Unknown {
-		if settles || m.sampled[x.Signal].IsZero() { // windows can begin here
+		if restarts || m.sampled[x.Signal].IsZero() { // windows can begin here
 			m.sampled[x.Signal] = x.At
 		}
 		return time.Time{}
@@ -324,12 +324,12 @@ func (a *Agent) note(r *round) {
 			m.notAsked = append(m.notAsked, s.Signal())
 		}
 	}
-	settles := m.settles
-	m.settles = false
+	restarts := m.restarts
+	m.restarts = false
 	seen := map[string]bool{}
 	for i, x := range r.readings {
 		if slices.Contains(rates, x.Signal) {
-			r.readings[i].QuietSince = m.quietSince(&x, settles)
+			r.readings[i].QuietSince = m.quietSince(&x, restarts)
 		}
 		if t := useOf(x); t.After(m.activity) {
 			m.activity = t

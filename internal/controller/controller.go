@@ -278,7 +278,7 @@ func (c *Controller) learn(w worker.Worker, after time.Duration) {
 		e.cancel() // the work in progress was decided for the former intent; its write would be refused
 	}
 	e.w = w
-	e.settled = false
+	e.reconciled = false
 	c.untag(e)
 	c.region(&w)
 	c.kick(e, time.Now().Add(after))

@@ -51,7 +51,7 @@ func (j *job) shadow() bool { return j.c.cfg.Shadow || !j.w.Armed || j.rules().S
 
 // detects reports whether the worker is checked at all: for its idleness, or
 // for a schedule that pauses it.
-func (j *job) detects() bool { return j.w.IsIdleDetectionEnabled || j.rules().Standing != nil }
+func (j *job) detects() bool { return j.w.IsIdleDetectionEnabled || j.rules().ScheduleState != nil }
 
 // detectDue reports whether the worker's next check is due. A worker whose
 // check was never planned gets its own point of the interval.
@@ -126,7 +126,7 @@ func (j *job) detect(ctx context.Context, force bool) (worker.DetectResult, erro
 		j.c.count.unknown.Add(1)
 	}
 	// Step 4: pass the decision to the arbiter, if it can change anything.
-	d, err := j.settle(ctx, d, &r)
+	d, err := j.arbitrate(ctx, d, &r)
 	j.plan(d.Verdict)
 	j.record(d, j.live.nextCheck)
 	j.say(&j.live.line, "decision", d, r.Guard, j.live.nextCheck)
@@ -409,10 +409,10 @@ func (j *job) preflight(ctx context.Context, due bool) {
 	j.live.preflightAt = j.now
 }
 
-// settle passes a verdict to the arbiter if that can change something: the
+// arbitrate passes a verdict to the arbiter if that can change something: the
 // worker is eligible, a warning is due, or the guard has changed. It returns
 // the decision with the guard of the pool that keeps the worker up.
-func (j *job) settle(ctx context.Context, d evidence.Decision, r *worker.DetectResult) (evidence.Decision, error) {
+func (j *job) arbitrate(ctx context.Context, d evidence.Decision, r *worker.DetectResult) (evidence.Decision, error) {
 	limits := worker.Limits{ScaleDown: j.s.ScaleDownEnabled, Up: math.MaxInt, Intended: j.w.Intent != nil}
 	_, guard := worker.Arbitrate(d.Verdict.At, d.Verdict, limits)
 	shadowed := len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
@@ -436,7 +436,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *worker.DetectR
 	defer span.End()
 	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted })
 	end := j.writes()
-	out, err := j.f.Settle(ctx, j.w.ID, worker.Judgement{
+	out, err := j.f.Decide(ctx, j.w.ID, worker.Judgement{
 		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,
 		Rules: func(w *worker.Worker) policy.Resolved { return j.c.rulesOf(time.Now(), w) },
 	})
@@ -445,7 +445,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *worker.DetectR
 	}
 	end()
 	if err != nil {
-		r.Error = "cannot settle: " + err.Error()
+		r.Error = "cannot record the decision: " + err.Error()
 		return d, err
 	}
 	r.Action, r.Guard = out.Action, out.Guard

@@ -351,7 +351,7 @@ func (c *Controller) Live(id string) (Live, bool) {
 	if v.verdict != nil {
 		st.CheckedAt = v.checkedAt
 	}
-	if w.Status == power.WorkerRunning && (w.IsIdleDetectionEnabled || rules.Standing != nil) {
+	if w.Status == power.WorkerRunning && (w.IsIdleDetectionEnabled || rules.ScheduleState != nil) {
 		st.NextIdleCheckAt = v.nextCheck
 	}
 	st.CloudUnread = unread
@@ -389,7 +389,7 @@ func (c *Controller) TriggerReconcile() int {
 	n := 0
 	for _, e := range c.entries {
 		if c.shards[e.shard] != nil {
-			e.settled = false
+			e.reconciled = false
 			c.kick(e, time.Now())
 			n++
 		}

@@ -281,7 +281,7 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 		}
 		e.seen, e.seenAt = state, began
 		e.missing = state == "" && missing[e.w.EC2InstanceID]
-		if e.settled && e.settledSeen == state && !c.moved(e) && !retimed(settings.TagPrefix, e) || c.shards[e.shard] == nil {
+		if e.reconciled && e.reconciledSeen == state && !c.moved(e) && !retimed(settings.TagPrefix, e) || c.shards[e.shard] == nil {
 			continue
 		}
 		if polling || power.WorkerTable.IsTransitional(e.w.Status) {

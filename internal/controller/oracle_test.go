@@ -124,7 +124,7 @@ func (d *day) state(id string) string {
 			continue
 		}
 		out := fmt.Sprintf("running=%t queued=%t again=%t heap=%d due in %s, settled=%t seen=%s at -%s, failures=%d, next check in %s, fetched -%s, rev %d", e.running, e.queued, e.again, e.heap,
-			time.Until(e.due), e.settled, e.seen, time.Since(e.seenAt), e.failures, time.Until(e.known().nextCheck), time.Since(e.known().fetchedAt), e.w.Revision())
+			time.Until(e.due), e.reconciled, e.seen, time.Since(e.seenAt), e.failures, time.Until(e.known().nextCheck), time.Since(e.known().fetchedAt), e.w.Revision())
 		if v := e.known().verdict; v != nil {
 			out += fmt.Sprintf(", verdict %+v", v.Blocks)
 		}

@@ -31,8 +31,8 @@ type entry struct {
 	missing bool      // not in the listing, and unknown to DescribeInstances
 	sizedAt time.Time // when the volumes were last requested
 
-	settled     bool // the record was reconciled with settledSeen
-	settledSeen string
+	reconciled     bool // the record was reconciled with reconciledSeen
+	reconciledSeen string
 
 	due      time.Time
 	heap     int // index in the heap, -1 for none

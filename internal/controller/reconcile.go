@@ -82,9 +82,9 @@ func (c *Controller) keep(j *job, out outcome) {
 	defer c.mu.Unlock()
 	e := j.e
 	e.learnt(j.live)
-	e.settled, e.settledSeen = out.Result == Success && j.rests() && e.w.Revision() == j.w.Revision(), j.seen
+	e.reconciled, e.reconciledSeen = out.Result == Success && j.rests() && e.w.Revision() == j.w.Revision(), j.seen
 	if out.Result == Skip {
-		e.settled = true
+		e.reconciled = true
 	}
 }
 
@@ -160,7 +160,7 @@ func (j *job) took(w worker.Worker) {
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()
 	if j.c.entries[w.ID] == j.e && w.Revision() > j.e.w.Revision() {
-		j.e.w, j.e.settled = w, false
+		j.e.w, j.e.reconciled = w, false
 	}
 }
 

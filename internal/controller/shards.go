@@ -302,7 +302,7 @@ func (c *Controller) claim(ctx context.Context, lease store.Lease, n int) {
 	c.shards[n] = sh
 	for _, e := range c.entries {
 		if e.shard == n {
-			e.settled = false
+			e.reconciled = false
 			c.untag(e)
 			c.kick(e, sh.since.Add(time.Millisecond))
 		}

@@ -406,7 +406,7 @@ func (j *job) stopped(ctx context.Context) outcome {
 		return out
 	}
 	if j.seen == "stopped" && j.w.DesiredStatus == power.WorkerRunning {
-		if st := j.rules().Standing; j.w.ForSchedule() && st != nil && !st.Open {
+		if st := j.rules().ScheduleState; j.w.ForSchedule() && st != nil && !st.Open {
 			return j.withdraw(ctx)
 		}
 		if wait := restartBackoff(j.w.Restarts) - j.now.Sub(j.w.StatusSince); j.w.StartOrigin == worker.OriginAuto && wait > 0 {

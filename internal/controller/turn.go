@@ -139,7 +139,7 @@ func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
 				next = u.FreeAt.Add(spread(j.w.ID, queued))
 			}
 			return j.held(ctx, string(idle.Budget), u.Sentence, next), true
-		case place >= u.Room && now.Sub(room) < unused:
+		case place >= u.Left && now.Sub(room) < unused:
 			return j.held(ctx, string(idle.Budget), fmt.Sprintf("Budget %s has room, and others are before it.", u.Budget), now.Add(queued+spread(j.w.ID, queued))), true
 		}
 	}
@@ -172,7 +172,7 @@ func (j *job) held(ctx context.Context, code, why string, next time.Time) outcom
 // when the schedule is to be asked again; zero for never.
 func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
 	r := j.rules()
-	st := r.Standing
+	st := r.ScheduleState
 	if st == nil {
 		return outcome{}, false, time.Time{}
 	}
@@ -254,7 +254,7 @@ func (c *Controller) rulesChanged() {
 		if c.shards[e.shard] == nil {
 			continue
 		}
-		e.settled = false
+		e.reconciled = false
 		c.untag(e)
 		at := now.Add(debounce + spread(e.id, within))
 		if e.live != nil && e.live.nextCheck.After(at) {

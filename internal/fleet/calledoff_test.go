@@ -35,7 +35,7 @@ func TestTakenBackIsNoPause(t *testing.T) {
 				w.LastPausedAt, w.LastPausedBy, w.PauseReason = &before, "eve", power.ReasonSchedule
 			})
 			for _, p := range c.stops {
-				later()
+				passMinute()
 				w, err := fl.PauseWorker(t.Context(), ada, id, p)
 				if err != nil {
 					t.Fatal(name, err)

@@ -52,7 +52,7 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 }
 
 // later waits a minute of the bubble's time.
-func later() { time.Sleep(time.Minute) }
+func passMinute() { time.Sleep(time.Minute) }
 
 func create(t *testing.T, fl *fleet.Fleet) worker.Worker {
 	t.Helper()
@@ -321,7 +321,7 @@ func TestFloor(t *testing.T) {
 		done := make(chan worker.Outcome, len(ids))
 		for _, id := range ids {
 			go func() {
-				out, err := fl.Settle(ctx, id, worker.Judgement{Now: time.Now(), Rules: func(w *worker.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
+				out, err := fl.Decide(ctx, id, worker.Judgement{Now: time.Now(), Rules: func(w *worker.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
 					Readings: []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: time.Now()}}})
 				if err != nil {
 					t.Error(err)

@@ -122,7 +122,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	began := time.Now()
 	for i, w := range workers {
 		all.Go(func() {
-			out, err := shards[i%4].Settle(ctx, w.ID, worker.Judgement{At: w.Revision(), Now: time.Now(),
+			out, err := shards[i%4].Decide(ctx, w.ID, worker.Judgement{At: w.Revision(), Now: time.Now(),
 				Rules:    func(w *worker.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
 				Readings: []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: time.Now()}}})
 			switch {
@@ -216,7 +216,7 @@ func TestFewTransactions(t *testing.T) {
 		var all sync.WaitGroup
 		for _, w := range workers[1:] {
 			all.Go(func() {
-				out, err := fl.Settle(ctx, w.ID, worker.Judgement{At: w.Revision(), Now: time.Now(),
+				out, err := fl.Decide(ctx, w.ID, worker.Judgement{At: w.Revision(), Now: time.Now(),
 					Rules:    func(w *worker.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
 					Readings: []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: time.Now()}}})
 				if err != nil || out.Action != worker.ActPause {

@@ -128,7 +128,7 @@ func TestStartWithdrawn(t *testing.T) {
 				bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 					id := create(t, fl).ID
 					p.make(t, fl, id)
-					later()
+					passMinute()
 					before, err := fl.Worker(t.Context(), id)
 					if err != nil {
 						t.Fatal(err)
@@ -216,7 +216,7 @@ func TestStartTakenOver(t *testing.T) {
 			}
 		}
 		ask(cal, worker.OriginAuto, policy.ForSchedule, "calendar")
-		later()
+		passMinute()
 		ask(audit.Actor{Name: "token", Kind: audit.KindWake}, worker.OriginAuto, policy.ForWake, "token")
 		ask(cal, worker.OriginAuto, policy.ForWake, "token")
 		ask(ada, worker.OriginManual, policy.ByPerson, "ada")

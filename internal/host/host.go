@@ -147,7 +147,7 @@ type Host struct {
 	began   time.Time               // base of Now
 	due     *deadlines.Queue[*inst] // the next check of each instance
 	saver   *records.Saver
-	room    *admission.Room
+	room    *admission.Controller
 	events  *events.Feed
 	metrics *metrics.Metrics
 	halts   *halt.Halts

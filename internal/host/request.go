@@ -144,8 +144,8 @@ func (h *Host) callOff(i *inst, why string) {
 	h.room.Recheck(func() { i.requests.off.Store(&why) })
 }
 
-// Room returns the memory and boot slots of this host and their queue.
-func (h *Host) Room() hostctl.Room { return h.room.Status() }
+// Capacity returns the memory and boot slots of this host and their queue.
+func (h *Host) Capacity() hostctl.Capacity { return h.room.Status() }
 
 // Size implements admission.Instance.
 func (i *inst) Size() int64 { return i.size }

@@ -91,7 +91,7 @@ func TestRoomPushesDown(t *testing.T) {
 			}
 			cl.Close()
 		}
-		if s := r.Room(); s.Pushed < 4 || s.Refused != 0 || s.Waiting != 0 {
+		if s := r.Capacity(); s.Pushed < 4 || s.Refused != 0 || s.Waiting != 0 {
 			t.Errorf("room: %+v", s)
 		}
 	})
@@ -186,7 +186,7 @@ func TestRoomPlaces(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		if s := r.Room(); s.Taken != 3 || s.Waiting != n-3 {
+		if s := r.Capacity(); s.Taken != 3 || s.Waiting != n-3 {
 			t.Errorf("room in the storm: %+v", s)
 		}
 		if c := r.k.Connect(thin); c.Outcome() != "answered" {
@@ -327,7 +327,7 @@ func TestRoomCalledOff(t *testing.T) {
 							t.Errorf("who waited is told: %v", err)
 						}
 					}
-					if s := r.Room(); s.Waiting != 0 || s.Refused != 0 || time.Since(began) != 0 {
+					if s := r.Capacity(); s.Waiting != 0 || s.Refused != 0 || time.Since(began) != 0 {
 						t.Errorf("%s later: %+v", time.Since(began), s)
 					}
 					busy.Close()
@@ -365,8 +365,8 @@ func TestRoomCallsOffWakes(t *testing.T) {
 		resumed := make(chan error, 1)
 		go func() { resumed <- r.Resume(context.Background(), "g", ByManual) }()
 		held.Send() // wakeLater
-		if o := r.is("g", power.Hibernated); o.Waiting == nil || r.Room().Waiting != 2 {
-			t.Fatalf("%d wait: %+v", r.Room().Waiting, o)
+		if o := r.is("g", power.Hibernated); o.Waiting == nil || r.Capacity().Waiting != 2 {
+			t.Fatalf("%d wait: %+v", r.Capacity().Waiting, o)
 		}
 		stopped := make(chan error, 1)
 		go func() { stopped <- r.Stop(context.Background(), "g", ByManual, false) }() // waits itself, to restore it
@@ -387,7 +387,7 @@ func TestRoomCallsOffWakes(t *testing.T) {
 		if err := <-arrived; err == nil {
 			t.Error("a client started what a user had stopped")
 		}
-		if s := r.Room(); s.Waiting != 0 {
+		if s := r.Capacity(); s.Waiting != 0 {
 			t.Errorf("after the stop: %+v", s)
 		}
 		r.is("g", power.Stopped)
@@ -609,7 +609,7 @@ func TestRoomKeepsToTheBudget(t *testing.T) {
 			time.Sleep(time.Duration(rng.IntN(20_000)) * time.Millisecond)
 		}
 		wg.Wait()
-		s := r.Room()
+		s := r.Capacity()
 		if over.Load() {
 			t.Error("the guests held more than the budget")
 		}
@@ -663,7 +663,7 @@ func TestRoomAfterRestart(t *testing.T) {
 		for _, n := range []string{"a", "b", "c"} {
 			r.is(n, power.Running)
 		}
-		if s := r.Room(); s.Free != 0 {
+		if s := r.Capacity(); s.Free != 0 {
 			t.Errorf("room: %+v", s)
 		}
 		var late *BusyError

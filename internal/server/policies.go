@@ -118,7 +118,7 @@ func (s *Server) budgetsOf(w *worker.Worker, r *policy.Resolved) []policy.Used {
 	now, out := time.Now(), []policy.Used{}
 	if up(w.Status) {
 		reasons := []string{policy.ForIdle}
-		if r.Standing != nil {
+		if r.ScheduleState != nil {
 			reasons = append(reasons, policy.ForSchedule)
 		}
 		for _, reason := range reasons {

@@ -332,7 +332,7 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 			if err := s.attend(ctx); err != nil {
 				s.log.Warn("other servers may not see which machines are heard here", "err", err)
 			}
-			if err := s.replays.Load().Settle(ctx); err != nil {
+			if err := s.replays.Load().ReleaseEnded(ctx); err != nil {
 				s.log.Warn("a repeated request may be refused elsewhere until the store answers", "err", err)
 			}
 		case <-tick.C:

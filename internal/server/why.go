@@ -228,7 +228,7 @@ func comesBack(y *control.Why, w *worker.Worker, now time.Time) {
 		y.Advise(why.Overdue, w.Unstartable())
 		return
 	}
-	if st := p.Standing; st != nil && st.Start {
+	if st := p.ScheduleState; st != nil && st.Start {
 		y.Advise(why.Opens, st.Describe(), opening(st))
 	}
 	who := "Start it"

@@ -78,7 +78,7 @@ func unborn(y *control.Why, e *audit.Entry, imported bool) {
 }
 
 // opening returns when a schedule that starts workers starts a stopped one.
-func opening(st *policy.Standing) string {
+func opening(st *policy.ScheduleState) string {
 	switch {
 	case !st.Open:
 		return " It starts it when it opens."

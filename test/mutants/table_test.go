@@ -181,9 +181,9 @@ var edits = []edit{
 	{`resumed := slept > 0 || jump > stepLimit
 `, `resumed := (slept > 0 || jump > stepLimit) && !mutantOn("suspend-unnoticed")
 `},
-	{`r.readings[i].QuietSince = m.quietSince(&x, settles)
+	{`r.readings[i].QuietSince = m.quietSince(&x, restarts)
 `, `if !mutantOn("unread-quiet") && !mutantOn("first-sample-quiet") {
-				r.readings[i].QuietSince = m.quietSince(&x, settles)
+				r.readings[i].QuietSince = m.quietSince(&x, restarts)
 			}
 `},
 	{`	end := a.state.SnoozedUntil

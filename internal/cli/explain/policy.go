@@ -23,10 +23,10 @@ func WarningText(asked, timeout time.Duration, of string) string {
 // RulesText says schedule, overrides and budgets in sentences.
 func RulesText(w io.Writer, p control.WorkerPolicy) {
 	var lines []string
-	if p.Standing != nil {
-		lines = append(lines, p.Standing.Describe())
-		asked, grace := time.Duration(p.WarnBefore), time.Duration(p.Standing.Grace*float64(time.Minute))
-		if text := WarningText(asked, min(grace, time.Duration(p.Timeout)), "grace"); !p.Standing.Force && grace < time.Duration(p.Timeout) && text != term.Span(asked) {
+	if p.ScheduleState != nil {
+		lines = append(lines, p.ScheduleState.Describe())
+		asked, grace := time.Duration(p.WarnBefore), time.Duration(p.ScheduleState.Grace*float64(time.Minute))
+		if text := WarningText(asked, min(grace, time.Duration(p.Timeout)), "grace"); !p.ScheduleState.Force && grace < time.Duration(p.Timeout) && text != term.Span(asked) {
 			lines = append(lines, "Warning before in closed hours: "+text+".")
 		}
 	}

@@ -26,13 +26,13 @@ func TestWarningsThatCount(t *testing.T) {
 			t.Errorf("%s before a pause after 5m: %q, want %q", asked, got, want)
 		}
 	}
-	p := control.WorkerPolicy{Resolved: policy.Resolved{Timeout: idle.Duration(time.Hour), WarnBefore: idle.Duration(5 * time.Minute), Standing: &policy.Standing{Schedule: "office", Grace: 6}}}
+	p := control.WorkerPolicy{Resolved: policy.Resolved{Timeout: idle.Duration(time.Hour), WarnBefore: idle.Duration(5 * time.Minute), ScheduleState: &policy.ScheduleState{Schedule: "office", Grace: 6}}}
 	var out strings.Builder
 	resolvedText(&out, p)
 	if want := "Warning before in closed hours: 5m, of which 3m counts: at most half of the grace."; !strings.Contains(out.String(), want) {
 		t.Errorf("without %q:\n%s", want, out.String())
 	}
-	p.Standing.Grace = 15
+	p.ScheduleState.Grace = 15
 	out.Reset()
 	resolvedText(&out, p)
 	if strings.Contains(out.String(), "which") {

@@ -24,8 +24,8 @@ type Ask struct {
 	Seq    uint64 // order of arrival
 }
 
-// Room is the available capacity.
-type Room struct {
+// Capacity is the available capacity.
+type Capacity struct {
 	Free   int64 // bytes; negative when more is held than the budget has
 	Places int   // slow ones that may begin now
 }
@@ -45,7 +45,7 @@ func Order(a, b Ask) int {
 // Next returns the asks, given in order, that may proceed now. short is how
 // many bytes the first ask that must wait for memory lacks, 0 if there is none.
 // No ask behind it takes memory before it does.
-func Next(r Room, asks []Ask) (granted []int, short int64) {
+func Next(r Capacity, asks []Ask) (granted []int, short int64) {
 	for n, a := range asks {
 		switch {
 		case a.Slow && r.Places <= 0: // asks that need no place may proceed

@@ -26,7 +26,7 @@ func drawAsks(t *rapid.T) []Ask {
 func TestNextKeepsToTheRoom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		asks := drawAsks(t)
-		r := Room{Free: rapid.Int64Range(-4, 20).Draw(t, "free"), Places: rapid.IntRange(0, 4).Draw(t, "places")}
+		r := Capacity{Free: rapid.Int64Range(-4, 20).Draw(t, "free"), Places: rapid.IntRange(0, 4).Draw(t, "places")}
 		granted, short := Next(r, asks)
 		free, places := r.Free, r.Places
 		for _, n := range granted {
@@ -76,7 +76,7 @@ func TestNextKeepsToTheRoom(t *testing.T) {
 func TestNobodyStarves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		asks := drawAsks(t)
-		r := Room{Free: 8, Places: 1}
+		r := Capacity{Free: 8, Places: 1}
 		for round := 0; len(asks) > 0; round++ {
 			granted, _ := Next(r, asks)
 			if !slices.Contains(granted, 0) {

@@ -57,7 +57,7 @@ type Trial struct {
 	Never bool
 	// Schedule returns the state of the policy's schedule at a time. If it is
 	// nil, recorded schedules and freezes apply.
-	Schedule func(time.Time) *policy.Standing
+	Schedule func(time.Time) *policy.ScheduleState
 
 	Off      []Off         // recorded, in order
 	Window   time.Duration // activity this soon after a pause makes it a false stop
@@ -345,7 +345,7 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 // when the schedule changes.
 func (t *Trial) judge(now time.Time, p idle.Policy, e idle.Evidence) (verdicts []idle.Verdict, next *time.Time) {
 	e.WarningSentAt = t.warned
-	var st *policy.Standing
+	var st *policy.ScheduleState
 	if t.Schedule != nil {
 		st = t.Schedule(now)
 	}

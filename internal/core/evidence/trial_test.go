@@ -45,15 +45,15 @@ func withReading(e idle.Evidence, r idle.Reading) idle.Evidence {
 	return e
 }
 
-func office(t *testing.T, start, force bool) func(time.Time) *policy.Standing {
+func office(t *testing.T, start, force bool) func(time.Time) *policy.ScheduleState {
 	t.Helper()
 	w, err := policy.ParseWindow("daily 08:00-18:00")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := policy.Schedule{Name: "office", Zone: "UTC", Windows: []policy.Window{w}, Start: start}
-	return func(at time.Time) *policy.Standing {
-		st, err := s.Standing(at, time.Time{}, nil)
+	return func(at time.Time) *policy.ScheduleState {
+		st, err := s.State(at, time.Time{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func TestTrialOfAPolicy(t *testing.T) {
 		busy    time.Duration
 		policy  idle.Policy
 		never   bool
-		hours   func(time.Time) *policy.Standing
+		hours   func(time.Time) *policy.ScheduleState
 		stops   []time.Duration // from, to, from, to ...
 		unknown time.Duration
 	}{

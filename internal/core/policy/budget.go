@@ -194,7 +194,7 @@ type Used struct {
 	Rule     string     `json:"rule"`
 	Limit    int        `json:"limit"`
 	Count    int        `json:"count"`
-	Room     int        `json:"room"` // actions still allowed now
+	Left     int        `json:"room"` // actions still allowed now
 	Free     bool       `json:"free"`
 	FreeAt   *time.Time `json:"free_at,omitempty"` // null while Free is false: no time is known
 	Sentence string     `json:"sentence"`
@@ -237,7 +237,7 @@ func (s *Set) during(now time.Time, b *Budget) (ends time.Time, holds bool) {
 	if !ok {
 		return ends, false
 	}
-	st, err := sched.Standing(now, time.Time{}, nil)
+	st, err := sched.State(now, time.Time{}, nil)
 	if err != nil || !st.Open {
 		return ends, false
 	}
@@ -252,7 +252,7 @@ func (s *Set) during(now time.Time, b *Budget) (ends time.Time, holds bool) {
 func (s *Set) StateOf(now time.Time, b *Budget, spent Spent, size int) Used {
 	u := b.State(now, spent, size)
 	if _, holds := s.during(now, b); !holds {
-		u.Free, u.FreeAt, u.Room = true, nil, unlimited
+		u.Free, u.FreeAt, u.Left = true, nil, unlimited
 		u.Sentence = fmt.Sprintf("Budget %s holds nothing now, as its schedule %s is not open: %s.", b.Name, b.During, u.Rule)
 	}
 	return u
@@ -305,11 +305,11 @@ type share struct {
 
 // State returns the state of b if it selects size workers.
 func (b *Budget) State(now time.Time, spent Spent, size int) Used {
-	u := Used{Budget: b.Name, For: b.For, Rule: b.Describe(), Limit: b.Limit(size), Count: spent.Count(now, b.Per()), Room: unlimited}
+	u := Used{Budget: b.Name, For: b.For, Rule: b.Describe(), Limit: b.Limit(size), Count: spent.Count(now, b.Per()), Left: unlimited}
 	var free time.Time
 	never := false
 	for _, s := range b.shares(size) {
-		u.Room = min(u.Room, max(s.limit-spent.Count(now, s.per), 0))
+		u.Left = min(u.Left, max(s.limit-spent.Count(now, s.per), 0))
 		at := spent.Free(now, s.per, s.limit)
 		never = never || at.IsZero()
 		if at.After(free) {
@@ -317,7 +317,7 @@ func (b *Budget) State(now time.Time, spent Spent, size int) Used {
 		}
 	}
 	room := "is used up"
-	if u.Free = u.Room > 0; u.Free {
+	if u.Free = u.Left > 0; u.Free {
 		room = "has room"
 	} else if !never {
 		free = free.UTC()

@@ -31,7 +31,7 @@ func TestBudgetSaysWhatItHolds(t *testing.T) {
 		}
 	}
 	c := s.Schedules["later"]
-	if st, err := c.Standing(now.Add(61*time.Minute), time.Time{}, nil); err != nil || st.NextOpen == nil || !st.NextOpen.Equal(now.Add(25*time.Hour)) || !st.NextClose.Equal(now.Add(2*time.Hour)) {
+	if st, err := c.State(now.Add(61*time.Minute), time.Time{}, nil); err != nil || st.NextOpen == nil || !st.NextOpen.Equal(now.Add(25*time.Hour)) || !st.NextClose.Equal(now.Add(2*time.Hour)) {
 		t.Errorf("open, it opens next at %+v, %v", st, err)
 	}
 }

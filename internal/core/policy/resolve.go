@@ -130,8 +130,8 @@ type Resolved struct {
 	// From maps each value's name above, without the unit, to its origin.
 	From map[string]Origin `json:"from"`
 
-	// Standing is the schedule's state; absent without a schedule.
-	Standing *Standing `json:"standing,omitempty"`
+	// ScheduleState is the schedule's state; absent without a schedule.
+	ScheduleState *ScheduleState `json:"standing,omitempty"`
 	// Overrides are those in force, oldest first.
 	Overrides []Override `json:"overrides"`
 	// KeptUntil and FrozenUntil are the latest ends of those kinds.
@@ -263,7 +263,7 @@ func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 		since = c.ChangedAt
 	}
 	skips := s.overrides(w, Skip)
-	st, err := c.Standing(now, since, func(t time.Time) bool {
+	st, err := c.State(now, since, func(t time.Time) bool {
 		return slices.ContainsFunc(skips, func(o Override) bool { return o.In(t) })
 	})
 	if err != nil {
@@ -271,7 +271,7 @@ func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 		return
 	}
 	st.Force = r.Force
-	r.Standing = &st
+	r.ScheduleState = &st
 }
 
 // fields are the keys of From.
@@ -361,7 +361,7 @@ func (r *Resolved) Guards() []idle.Block {
 			out = append(out, idle.Block{Code: idle.Schedule, Sentence: o.Sentence(), Until: &until})
 		}
 	}
-	if st := r.Standing; st != nil && st.HeldUntil != nil {
+	if st := r.ScheduleState; st != nil && st.HeldUntil != nil {
 		until := *st.HeldUntil
 		out = append(out, idle.Block{Code: idle.Schedule, Until: &until,
 			Sentence: fmt.Sprintf("A maintenance window of schedule %s is open until %s.", st.Schedule, ClockIn(until, st.Zone))})

@@ -121,7 +121,7 @@ func TestOverrides(t *testing.T) {
 		{at: "2026-06-06 22:30 UTC", started: "2026-06-06 22:01 UTC", stopped: "2026-06-05 18:00 UTC", starts: true, blocks: 1},
 	} {
 		r := set.Resolve(at(t, c.at), base, &w)
-		st := r.Standing
+		st := r.ScheduleState
 		if st == nil || st.Pauses(at(t, c.started)) != c.pauses || st.Starts(at(t, c.stopped)) != c.starts || len(r.Guards()) != c.blocks || (r.KeptUntil != nil) != c.kept {
 			t.Errorf("at %s: %+v, guards %v, kept %v", c.at, st, r.Guards(), r.KeptUntil)
 		}
@@ -133,8 +133,8 @@ func TestOverrides(t *testing.T) {
 	}
 	// One that is new speaks first at its next boundary.
 	w.Since = at(t, "2026-06-01 12:00 UTC")
-	if r := set.Resolve(at(t, "2026-06-01 13:00 UTC"), base, &w); r.Standing.Last != nil || r.Standing.NextClose == nil {
-		t.Errorf("it spoke already: %+v", r.Standing)
+	if r := set.Resolve(at(t, "2026-06-01 13:00 UTC"), base, &w); r.ScheduleState.Last != nil || r.ScheduleState.NextClose == nil {
+		t.Errorf("it spoke already: %+v", r.ScheduleState)
 	}
 }
 

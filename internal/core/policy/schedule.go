@@ -412,8 +412,8 @@ func (s *Schedule) Boundaries(from time.Time, n int) ([]Boundary, error) {
 	return out, nil
 }
 
-// Standing is the state of a schedule for one worker at one moment.
-type Standing struct {
+// ScheduleState is the state of a schedule for one worker at one moment.
+type ScheduleState struct {
 	Schedule string `json:"schedule"`
 	Zone     string `json:"zone"`
 	Open     bool   `json:"open"`
@@ -436,11 +436,11 @@ type Standing struct {
 // maxVoid limits how many suppressed boundaries are skipped in a row.
 const maxVoid = 100
 
-// Standing returns the state of s at now for a worker to which it has applied
+// State returns the state of s at now for a worker to which it has applied
 // since the given time. Boundaries for which void returns true are ignored;
 // void may be nil.
-func (s *Schedule) Standing(now, since time.Time, void func(time.Time) bool) (Standing, error) {
-	out := Standing{Schedule: s.Name, Zone: s.Zone, Start: s.Start, Grace: s.Grace().Minutes()}
+func (s *Schedule) State(now, since time.Time, void func(time.Time) bool) (ScheduleState, error) {
+	out := ScheduleState{Schedule: s.Name, Zone: s.Zone, Start: s.Start, Grace: s.Grace().Minutes()}
 	h, err := s.hours()
 	if err != nil {
 		return out, err
@@ -483,13 +483,13 @@ func (s *Schedule) Standing(now, since time.Time, void func(time.Time) bool) (St
 
 // Pauses reports whether the schedule wants a worker paused that was last
 // started at the given time, that is, whether it has closed since.
-func (s *Standing) Pauses(started time.Time) bool {
+func (s *ScheduleState) Pauses(started time.Time) bool {
 	return s.Last != nil && !s.Last.Opens && started.Before(s.Last.At)
 }
 
 // Starts reports whether the schedule wants a worker started that was last
 // stopped at the given time, that is, whether it has opened since and is open.
-func (s *Standing) Starts(stopped time.Time) bool {
+func (s *ScheduleState) Starts(stopped time.Time) bool {
 	return s.Start && s.Open && s.Last != nil && s.Last.Opens && stopped.Before(s.Last.At)
 }
 
@@ -499,7 +499,7 @@ const ScheduleName = "schedule "
 // OffHours returns the policy and evidence by which the schedule pauses a
 // worker in closed hours: after its grace or, with force, regardless of
 // readings.
-func (s *Standing) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.Evidence) {
+func (s *ScheduleState) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.Evidence) {
 	p.Name, p.Detection, p.AutoPause = ScheduleName+s.Schedule, true, true
 	p.Timeout = min(p.Timeout, idle.Duration(s.Grace*float64(time.Minute)))
 	if s.Force {
@@ -512,7 +512,7 @@ func (s *Standing) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.E
 }
 
 // Describe returns the standing as a sentence.
-func (s *Standing) Describe() string {
+func (s *ScheduleState) Describe() string {
 	state := "closed"
 	if s.Open {
 		state = "open"

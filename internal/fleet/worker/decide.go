@@ -183,9 +183,9 @@ type Outcome struct {
 	Shadowed bool
 }
 
-// Settle writes the outcome. held is the policy that applied when it was
+// WriteOutcome records the outcome. held is the policy that applied when it was
 // decided.
-func (w *Worker) Settle(tx *Tx, out *Outcome, held, use string) error {
+func (w *Worker) WriteOutcome(tx *Tx, out *Outcome, held, use string) error {
 	d := out.Decision
 	outcome := out.Guard
 	if out.Shadowed {

@@ -80,7 +80,7 @@ func (c Case) Idle() Ruling {
 // scheduled returns the answer by the schedule; false without a schedule that
 // pauses.
 func (c Case) scheduled() (Ruling, bool) {
-	st := c.Rules.Standing
+	st := c.Rules.ScheduleState
 	if st == nil {
 		return Ruling{}, false
 	}
@@ -103,7 +103,7 @@ func (c Case) scheduled() (Ruling, bool) {
 }
 
 // offHours returns the engine's policy and evidence in closed hours.
-func (c Case) offHours(st *policy.Standing) (idle.Policy, idle.Evidence) {
+func (c Case) offHours(st *policy.ScheduleState) (idle.Policy, idle.Evidence) {
 	return st.OffHours(c.Rules.Idle(true), c.evidence())
 }
 
@@ -164,7 +164,7 @@ func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) eviden
 // reason. Blocks that apply only before a pause is intended are left out.
 func (c Case) FinalCheck(why power.Reason) evidence.Decision {
 	p, e := c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence()
-	if st := c.Rules.Standing; why == power.ReasonSchedule && st != nil {
+	if st := c.Rules.ScheduleState; why == power.ReasonSchedule && st != nil {
 		p, e = c.offHours(st)
 	}
 	p.WarnBefore = 0

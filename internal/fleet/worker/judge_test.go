@@ -32,7 +32,7 @@ func TestReadingsOfTheRuleThatDecides(t *testing.T) {
 		reason := power.ReasonIdleTimeout
 		if c.schedule {
 			reason = power.ReasonSchedule
-			rules.Standing = &policy.Standing{Schedule: "office", Zone: "UTC", Grace: 1, Force: c.force, Last: &policy.Boundary{At: closed}}
+			rules.ScheduleState = &policy.ScheduleState{Schedule: "office", Zone: "UTC", Grace: 1, Force: c.force, Last: &policy.Boundary{At: closed}}
 		}
 		readings := []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: now, LastEvent: c.last}}
 		k := worker.Case{Now: now, Worker: w, Rules: &rules, Readings: readings}

@@ -388,5 +388,5 @@ const BySchedule = "schedule "
 // WantsStart reports whether a schedule wants a stopped worker started now.
 func (w *Worker) WantsStart(now time.Time, r *policy.Resolved) bool {
 	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerStopped && w.Intent == nil &&
-		r.Standing != nil && r.Standing.Starts(w.lastStop()) && !w.Overdue(now)
+		r.ScheduleState != nil && r.ScheduleState.Starts(w.lastStop()) && !w.Overdue(now)
 }

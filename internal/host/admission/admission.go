@@ -28,7 +28,7 @@ import (
 const CheckInterval = time.Second
 
 // Instance is an instance that needs memory or a boot slot, or can free some.
-// Its methods may be called with the lock of Room held and must not call Room.
+// Its methods may be called with the lock of Controller held and must not call Controller.
 type Instance interface {
 	Size() int64                      // maximum memory in bytes, constant; 0 if its runtime does not know
 	Needs() (memory int64, slow bool) // what a start or wake takes in its present state: bytes, and a boot slot
@@ -37,11 +37,11 @@ type Instance interface {
 	// memory. ok is false while it cannot.
 	Sleeper() (s admit.Sleeper, ok bool)
 	// PushDown takes the next step of the ladder early and reports whether it
-	// did. It is called without the lock of Room, and may call Room.
+	// did. It is called without the lock of Controller, and may call Controller.
 	PushDown(to power.Instance) bool
 }
 
-// Options configure a Room.
+// Options configure a Controller.
 type Options struct {
 	// Memory bounds the total memory of instances of known size, in bytes; 0 means
 	// no bound. Available returns how much more the machine can give, in bytes; nil
@@ -65,7 +65,7 @@ type Request struct {
 	What   string // start, wake or stop
 	Client bool   // a client waits for it
 	// Over returns why the request no longer applies; nil if it does. It is called
-	// with the lock of Room held.
+	// with the lock of Controller held.
 	Over func() error
 	// Waits is called once if the request is queued.
 	Waits func(reason string)
@@ -95,9 +95,9 @@ func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("it may take %s, more than all instances together (memory %s)", instance.Bytes(e.Needs), instance.Bytes(e.Memory))
 }
 
-// Room manages the memory and the boot slots of a host. It is safe for
+// Controller manages the memory and the boot slots of a host. It is safe for
 // concurrent use.
-type Room struct {
+type Controller struct {
 	opts    Options
 	changed chan struct{} // signals that some instance has changed
 	waits   atomic.Int32  // len(queue), read without mu
@@ -129,7 +129,7 @@ type waiter struct {
 
 // Leave is a grant. It is in effect until End.
 type Leave struct {
-	r            *Room // nil if nothing was needed
+	r            *Controller // nil if nothing was needed
 	i            Instance
 	memory, slow bool
 }
@@ -139,14 +139,14 @@ func (l *Leave) Covers(memory int64, slow bool) bool {
 	return (memory == 0 || l.memory) && (!slow || l.slow)
 }
 
-// New returns a Room with nothing granted.
-func New(o Options) *Room {
-	return &Room{opts: o, changed: make(chan struct{}, 1), given: map[Instance]int{}}
+// New returns a Controller with nothing granted.
+func New(o Options) *Controller {
+	return &Controller{opts: o, changed: make(chan struct{}, 1), given: map[Instance]int{}}
 }
 
 // Needs returns what a start or wake of i takes in its present state, counting
 // only what this host limits.
-func (r *Room) Needs(i Instance) (memory int64, slow bool) {
+func (r *Controller) Needs(i Instance) (memory int64, slow bool) {
 	memory, slow = i.Needs()
 	if r.opts.Memory == 0 {
 		memory = 0
@@ -156,7 +156,7 @@ func (r *Room) Needs(i Instance) (memory int64, slow bool) {
 
 // Admit waits until i can be started or woken from its present state. It
 // returns a TooLargeError, a BusyError, or the error of Over.
-func (r *Room) Admit(ctx context.Context, i Instance, q Request) (*Leave, error) {
+func (r *Controller) Admit(ctx context.Context, i Instance, q Request) (*Leave, error) {
 	memory, slow := r.Needs(i)
 	if memory == 0 && !slow {
 		return &Leave{}, nil
@@ -181,7 +181,7 @@ func (r *Room) Admit(ctx context.Context, i Instance, q Request) (*Leave, error)
 	return r.await(ctx, w)
 }
 
-func (r *Room) await(ctx context.Context, w *waiter) (*Leave, error) {
+func (r *Controller) await(ctx context.Context, w *waiter) (*Leave, error) {
 	deadline := time.NewTimer(r.opts.Wait)
 	defer deadline.Stop()
 	tick := time.NewTicker(CheckInterval)
@@ -208,7 +208,7 @@ func (r *Room) await(ctx context.Context, w *waiter) (*Leave, error) {
 }
 
 // leaves removes w from the queue. It returns false if w was already answered.
-func (r *Room) leaves(w *waiter) bool {
+func (r *Controller) leaves(w *waiter) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if w.leave != nil || w.err != nil {
@@ -237,7 +237,7 @@ func (l *Leave) End() {
 }
 
 // Kick signals that memory may have become free. It never blocks.
-func (r *Room) Kick() {
+func (r *Controller) Kick() {
 	if r.waits.Load() == 0 {
 		return
 	}
@@ -247,15 +247,15 @@ func (r *Room) Kick() {
 	}
 }
 
-func (r *Room) pump() (short int64) {
+func (r *Controller) pump() (short int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pumpLocked()
 }
 
-// Recheck calls f with the lock of Room held, then drops the requests that no
+// Recheck calls f with the lock of Controller held, then drops the requests that no
 // longer apply.
-func (r *Room) Recheck(f func()) {
+func (r *Controller) Recheck(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
@@ -264,7 +264,7 @@ func (r *Room) Recheck(f func()) {
 
 // pumpLocked admits the waiters that fit and drops those whose request no
 // longer applies. short is how many bytes the first waiter is missing.
-func (r *Room) pumpLocked() (short int64) {
+func (r *Controller) pumpLocked() (short int64) {
 	defer func() { r.waits.Store(int32(len(r.queue))) }()
 	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool {
 		if w.err = w.req.Over(); w.err != nil {
@@ -289,7 +289,7 @@ func (r *Room) pumpLocked() (short int64) {
 		}
 		asks[n] = w.ask
 	}
-	granted, short := admit.Next(admit.Room{Free: free, Places: places}, asks)
+	granted, short := admit.Next(admit.Capacity{Free: free, Places: places}, asks)
 	for _, n := range granted {
 		w := r.queue[n]
 		w.leave = &Leave{}
@@ -323,7 +323,7 @@ func (r *Room) pumpLocked() (short int64) {
 
 // freeLocked returns the unassigned memory, limited by the budget and by what
 // the machine has available.
-func (r *Room) freeLocked() int64 {
+func (r *Controller) freeLocked() int64 {
 	used, coming := int64(0), int64(0)
 	r.opts.Each(func(i Instance) {
 		n := i.Holds()
@@ -343,7 +343,7 @@ func (r *Room) freeLocked() int64 {
 }
 
 // make pushes sleeping instances down until the first waiter has enough memory.
-func (r *Room) make() {
+func (r *Controller) make() {
 	tried := map[Instance]power.Instance{}
 	for {
 		short := r.pump()
@@ -364,7 +364,7 @@ func (r *Room) make() {
 }
 
 // pick returns the instance to push one step down next.
-func (r *Room) pick(short int64, tried map[Instance]power.Instance) (Instance, power.Instance) {
+func (r *Controller) pick(short int64, tried map[Instance]power.Instance) (Instance, power.Instance) {
 	if short <= 0 || r.opts.Halted() {
 		return nil, ""
 	}
@@ -395,7 +395,7 @@ func (r *Room) pick(short int64, tried map[Instance]power.Instance) (Instance, p
 }
 
 // Waiting returns the queued request of i; nil if there is none.
-func (r *Room) Waiting(i Instance) *hostctl.Waiting {
+func (r *Controller) Waiting(i Instance) *hostctl.Waiting {
 	if r.waits.Load() == 0 {
 		return nil
 	}
@@ -410,10 +410,10 @@ func (r *Room) Waiting(i Instance) *hostctl.Waiting {
 }
 
 // Status returns the free capacity and the queue.
-func (r *Room) Status() hostctl.Room {
+func (r *Controller) Status() hostctl.Capacity {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	o := hostctl.Room{Memory: r.opts.Memory, Places: r.opts.Places, Taken: r.taken, Waiting: len(r.queue), Longest: r.longest,
+	o := hostctl.Capacity{Memory: r.opts.Memory, Places: r.opts.Places, Taken: r.taken, Waiting: len(r.queue), Longest: r.longest,
 		Granted: r.granted, Refused: r.refused, Pushed: r.pushed}
 	if r.opts.Memory > 0 {
 		o.Free = max(r.freeLocked(), 0)
@@ -421,7 +421,7 @@ func (r *Room) Status() hostctl.Room {
 	return o
 }
 
-// Snapshot holds everything that the future behavior of a Room depends on.
+// Snapshot holds everything that the future behavior of a Controller depends on.
 type Snapshot struct {
 	Waiting []Waiting
 	Taken   int              // boot slots in use
@@ -436,7 +436,7 @@ type Waiting struct {
 }
 
 // Snapshot returns the present state.
-func (r *Room) Snapshot() Snapshot {
+func (r *Controller) Snapshot() Snapshot {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := Snapshot{Taken: r.taken, Given: maps.Clone(r.given), Making: r.making}

@@ -62,7 +62,7 @@ func (g *guest) PushDown(to power.Instance) bool {
 
 // machine is a room with its instances, in a bubble.
 type machine struct {
-	*Room
+	*Controller
 	guests []*guest
 	halted atomic.Bool
 }
@@ -87,7 +87,7 @@ func on(t *testing.T, o Options, sizes []int64, f func(m *machine)) {
 				yield(g)
 			}
 		}
-		m.Room = New(o)
+		m.Controller = New(o)
 		f(m)
 		busy.Wait()
 		if s := m.Snapshot(); len(s.Waiting)+s.Taken+len(s.Given) != 0 || s.Making {
@@ -148,7 +148,7 @@ func TestErrors(t *testing.T) {
 		if err := <-ended; !errors.Is(err, gone) {
 			t.Errorf("a request that is over: %v", err)
 		}
-		want := hostctl.Room{Memory: 100, Free: 40, Longest: 1, Granted: 1, Refused: 1}
+		want := hostctl.Capacity{Memory: 100, Free: 40, Longest: 1, Granted: 1, Refused: 1}
 		if got := m.Status(); got != want {
 			t.Errorf("room %+v, want %+v", got, want)
 		}

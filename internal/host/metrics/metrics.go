@@ -14,7 +14,7 @@ import (
 // Host provides the values of gauges at scrape time.
 type Host interface {
 	List(memory bool) []hostctl.Instance
-	Room() hostctl.Room
+	Capacity() hostctl.Capacity
 	Halted() *idle.HaltedBy
 }
 
@@ -103,7 +103,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 		gauge(instancesDesc, float64(n), g.runtime, g.state)
 		gauge(memoryDesc, float64(held[g]), g.runtime, g.state)
 	}
-	room := m.host.Room()
+	room := m.host.Capacity()
 	gauge(budgetDesc, float64(room.Memory))
 	gauge(freeDesc, float64(room.Free))
 	gauge(waitingDesc, float64(room.Waiting))

@@ -180,7 +180,7 @@ func (t *progress) once(ctx context.Context, events []hostctl.Event) (resend boo
 	if p := &c.parts[0]; !beat && sum == t.head && len(p.instances)+len(p.gone) == 0 {
 		return false, nil
 	}
-	room := t.r.Host.Room()
+	room := t.r.Host.Capacity()
 	head.Memory = control.HostMemory{Limit: room.Memory, Free: room.Free, Waiting: room.Waiting}
 	for n, p := range c.parts {
 		head.Instances, head.Gone = p.instances, p.gone

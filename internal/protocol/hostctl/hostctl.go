@@ -85,9 +85,9 @@ type Waiting struct {
 	Until  time.Time `json:"until" doc:"When it fails"`
 }
 
-// Room is a host's capacity for instances of known size, and its queue.
+// Capacity is a host's capacity for instances of known size, and its queue.
 // Counters begin with this daemon.
-type Room struct {
+type Capacity struct {
 	Memory  int64  `json:"memory_bytes" doc:"Total memory that instances of a known size may hold; 0 if unlimited"`
 	Free    int64  `json:"free_bytes" doc:"Free part of the memory limit; 0 if unlimited"`
 	Places  int    `json:"wakes" doc:"Maximum concurrent slow starts and restores; 0 if unlimited"`
@@ -218,7 +218,7 @@ type Status struct {
 	OpenFiles  int               `json:"open_files"`
 	FileLimit  uint64            `json:"file_limit"`
 	Goroutines int               `json:"goroutines"`
-	Room       Room              `json:"room" doc:"Memory and places for starts and wakes"`
+	Room       Capacity          `json:"room" doc:"Memory and places for starts and wakes"`
 	Faults     []string          `json:"faults" doc:"Problems, each with what to do"`
 	Missing    map[string]string `json:"missing" doc:"Why a runtime cannot create instances here, by runtime; checked on every read"`
 	LeftAlone  []string          `json:"left_alone,omitempty" doc:"Docker containers with lull labels that cannot be managed, each with the reason"`

@@ -122,7 +122,7 @@ func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 	if x.taken.Object != "" && evidence.Continues(&x.taken, rec) {
 		if now.Sub(x.taken.At) < spacing {
-			return x.later(rec)
+			return x.carry(rec)
 		}
 		x.high = nil
 		return true
@@ -130,15 +130,15 @@ func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 	x.room = min(burst, x.room+now.Sub(x.roomAt).Seconds()*refill)
 	x.roomAt = now
 	if x.room < cost {
-		return x.later(rec)
+		return x.carry(rec)
 	}
 	x.room -= cost
 	x.high = nil
 	return true
 }
 
-// later keeps the values of an unrecorded check for the next record.
-func (x *agent) later(rec *evidence.Record) bool {
+// carry keeps the values of an unrecorded check for the next record.
+func (x *agent) carry(rec *evidence.Record) bool {
 	if rec.Levels == nil {
 		return false
 	}

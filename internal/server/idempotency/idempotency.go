@@ -192,10 +192,10 @@ func (l *Log) leaveBehind(key string) {
 	l.left[key] = looks
 }
 
-// Settle releases the claims of calls that ended while the store did not
+// ReleaseEnded releases the claims of calls that ended while the store did not
 // answer. Otherwise every other server would refuse the key for as long as this
 // one runs. It must be called regularly.
-func (l *Log) Settle(ctx context.Context) error {
+func (l *Log) ReleaseEnded(ctx context.Context) error {
 	l.mu.Lock()
 	keys := slices.Collect(maps.Keys(l.left))
 	l.mu.Unlock()
@@ -204,7 +204,7 @@ func (l *Log) Settle(ctx context.Context) error {
 		if !l.enter(key) {
 			continue // a running call has it and will end its claim
 		}
-		gone, err := l.settle(ctx, claimPrefix+key)
+		gone, err := l.endClaim(ctx, claimPrefix+key)
 		errs = append(errs, err)
 		l.mu.Lock()
 		delete(l.running, key)
@@ -218,9 +218,9 @@ func (l *Log) Settle(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// settle ends a claim if it is this server's. gone reports whether there was
+// endClaim ends a claim if it is this server's. gone reports whether there was
 // none.
-func (l *Log) settle(ctx context.Context, key string) (gone bool, err error) {
+func (l *Log) endClaim(ctx context.Context, key string) (gone bool, err error) {
 	v, err := store.Get(ctx, l.store, key)
 	switch {
 	case errors.Is(err, store.ErrNotFound), err == nil && v.Lease != l.lease.ID():

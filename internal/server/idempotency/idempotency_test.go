@@ -119,7 +119,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 					t.Fatal("given back")
 				}
 			}
-			if err := a.Settle(ctx); err == nil {
+			if err := a.ReleaseEnded(ctx); err == nil {
 				t.Error("settled while the store does not answer")
 			}
 			c.(*mem.Client).Inject(nil)
@@ -127,7 +127,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 				t.Fatalf("before: %v, want that it runs", err)
 			}
 			for range 3 {
-				if err := a.Settle(t.Context()); err != nil {
+				if err := a.ReleaseEnded(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -135,7 +135,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 			if err != nil {
 				t.Fatalf("after: %v", err)
 			}
-			if err := a.Settle(t.Context()); err != nil { // leaves others' claims alone
+			if err := a.ReleaseEnded(t.Context()); err != nil { // leaves others' claims alone
 				t.Fatal(err)
 			}
 			if err := claim.Done(t.Context(), idempotency.Answer{Status: 200}); err != nil {

@@ -55,7 +55,7 @@ type candidate struct {
 	snooze   *idle.Duration // nil keeps what was in force, like warn
 	warn     *idle.Duration
 	limits   map[string]float64 // thresholds of agents' signals
-	hours    func(time.Time) *policy.Standing
+	hours    func(time.Time) *policy.ScheduleState
 	schedule string
 }
 
@@ -110,7 +110,7 @@ func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 	case name == nil:
 		return nil
 	case *name == "":
-		c.hours = func(time.Time) *policy.Standing { return nil }
+		c.hours = func(time.Time) *policy.ScheduleState { return nil }
 		return nil
 	}
 	is, known := rules.Schedules[*name]
@@ -118,8 +118,8 @@ func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 		return invalid("there is no schedule " + *name)
 	}
 	c.schedule = *name
-	c.hours = func(at time.Time) *policy.Standing {
-		st, err := is.Standing(at, time.Time{}, nil)
+	c.hours = func(at time.Time) *policy.ScheduleState {
+		st, err := is.State(at, time.Time{}, nil)
 		if err != nil {
 			return nil // it was validated when it was written
 		}

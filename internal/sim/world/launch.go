@@ -187,7 +187,7 @@ func (w *World) capacityLeft(now Moment, r *Region, s LaunchSpec, typ TypeInfo) 
 	if !limited {
 		return s.Max, nil
 	}
-	w.settleType(now, r, s.Type)
+	w.advanceType(now, r, s.Type)
 	used := r.up(s.Type)
 	if used+s.Min > limit {
 		return 0, noCapacity(typ.Name)
@@ -207,9 +207,9 @@ func (w *World) fits(i *Instance, others int) bool {
 	return !limited || r.up(i.Type)+others < limit
 }
 
-// settleType advances all instances of a type to now, if their number is
+// advanceType advances all instances of a type to now, if their number is
 // limited.
-func (w *World) settleType(now Moment, r *Region, typ string) {
+func (w *World) advanceType(now Moment, r *Region, typ string) {
 	if _, limited := r.Capacity[typ]; !limited {
 		return
 	}

@@ -33,13 +33,13 @@ func (w *World) populate(now Moment, c WorkerConfig) error {
 		if w.byName[s.name] != nil {
 			return fmt.Errorf("cannot use scenario: two workers are named %q", s.name)
 		}
-		w.settleIn(now, w.makeInstance(now, r, s, img, typ), c)
+		w.createPast(now, w.makeInstance(now, r, s, img, typ), c)
 	}
 	return nil
 }
 
-// settleIn creates the past of a scenario's instance.
-func (w *World) settleIn(now Moment, i *Instance, c WorkerConfig) {
+// createPast creates the past of a scenario's instance.
+func (w *World) createPast(now Moment, i *Instance, c WorkerConfig) {
 	up := c.Up.D()
 	if up == 0 {
 		up = time.Hour

@@ -29,7 +29,7 @@ func (w *World) Start(account, region string, ids []string, by string, check fun
 		default:
 			return incorrect(i, "started", "stopped")
 		}
-		w.settleType(now, w.regions[regionKey{account, region}], i.Type)
+		w.advanceType(now, w.regions[regionKey{account, region}], i.Type)
 		if !w.fits(i, asked[i.Type]) {
 			return noCapacity(i.Type)
 		}

@@ -31,7 +31,7 @@ import (
 type cluster struct {
 	*region
 	kv     *etcdtest.Cluster
-	gates  [3][3]*etcdtest.Gate // by server and member
+	gates  [3][3]*etcdtest.Link // by server and member
 	clouds [3]*cloudGate
 }
 
@@ -97,7 +97,7 @@ func newCluster(t *testing.T) *cluster {
 	for s := range 3 {
 		var urls []string
 		for m, at := range c.kv.Endpoints() {
-			c.gates[s][m] = etcdtest.NewGate(t, strings.TrimPrefix(at, "http://"))
+			c.gates[s][m] = etcdtest.NewLink(t, strings.TrimPrefix(at, "http://"))
 			urls = append(urls, c.gates[s][m].URL())
 		}
 		c.clouds[s] = newCloudGate(t, c.sim)

@@ -35,7 +35,7 @@ type Cluster struct {
 }
 
 type member struct {
-	gate                    *Gate // in front of its peer address
+	link                    *Link // in front of its peer address
 	name, client, peer, dir string
 	args                    []string
 	cmd                     *exec.Cmd
@@ -70,20 +70,20 @@ func Start(t testing.TB, n int, args ...string) *Cluster {
 	addrs := freeAddrs(t, 2*n)
 	var initial []string
 	for i := range n {
-		m := &member{name: fmt.Sprintf("m%d", i), dir: t.TempDir(), client: "http://" + addrs[2*i], peer: "http://" + addrs[2*i+1], gate: NewGate(t, addrs[2*i+1])}
+		m := &member{name: fmt.Sprintf("m%d", i), dir: t.TempDir(), client: "http://" + addrs[2*i], peer: "http://" + addrs[2*i+1], link: NewLink(t, addrs[2*i+1])}
 		for _, a := range args {
 			if strings.HasPrefix(a, "--cert-file") {
 				m.client = "https://" + addrs[2*i]
 			}
 		}
-		initial = append(initial, m.name+"="+m.gate.URL())
+		initial = append(initial, m.name+"="+m.link.URL())
 		c.members = append(c.members, m)
 	}
 	for i, m := range c.members {
 		m.args = []string{
 			binary, "--name", m.name, "--data-dir", filepath.Join(m.dir, "data"),
 			"--listen-client-urls", m.client, "--advertise-client-urls", m.client,
-			"--listen-peer-urls", m.peer, "--initial-advertise-peer-urls", m.gate.URL(),
+			"--listen-peer-urls", m.peer, "--initial-advertise-peer-urls", m.link.URL(),
 			"--initial-cluster", strings.Join(initial, ","), "--initial-cluster-token", "lull-test",
 			"--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap",
 		}

@@ -50,11 +50,11 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 	})
 }
 
-// Settle judges a worker and carries out the arbiter's choice, in one
+// Decide judges a worker and carries out the arbiter's choice, in one
 // transaction with the pool: the intent to pause or drain is durable when it
 // returns. It also writes a warning that is due, and records a guard's outcome
 // in the audit log when it changed.
-func (f *Fleet) Settle(ctx context.Context, id string, j worker.Judgement) (worker.Outcome, error) {
+func (f *Fleet) Decide(ctx context.Context, id string, j worker.Judgement) (worker.Outcome, error) {
 	var out worker.Outcome
 	w, err := f.Change(ctx, id, Changing{By: audit.ByController, At: j.At, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
 		out = worker.Outcome{}
@@ -71,7 +71,7 @@ func (f *Fleet) Settle(ctx context.Context, id string, j worker.Judgement) (work
 		out.Action, out.Guard = worker.Arbitrate(j.Now, d.Verdict, l)
 		out.Decision = l.Hold(d.Decision, out.Action, out.Guard)
 		out.Shadowed = len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
-		if err := w.Settle(tx, &out, rules.Name, d.Use); err != nil {
+		if err := w.WriteOutcome(tx, &out, rules.Name, d.Use); err != nil {
 			return err
 		}
 		if out.Action != worker.ActNothing {

@@ -12,51 +12,51 @@ import (
 	"testing"
 )
 
-// Gate is a loopback address that forwards connections to another. While it is
+// Link is a loopback address that forwards connections to another. While it is
 // shut, it behaves like a network that drops everything: connections stay open
 // and silent, new ones are accepted and silent, and what was sent arrives when
 // it opens again.
-type Gate struct {
+type Link struct {
 	target string
 	l      net.Listener
 
 	mu    sync.Mutex
 	moved sync.Cond
 	shut  func(from string) bool
-	conns map[net.Conn]bool // nil after the gate is closed
+	conns map[net.Conn]bool // nil after the link is closed
 }
 
-// NewGate opens a gate to a host:port until the test ends.
-func NewGate(t testing.TB, target string) *Gate {
+// NewLink opens a link to a host:port until the test ends.
+func NewLink(t testing.TB, target string) *Link {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{target: target, l: l, shut: func(string) bool { return false }, conns: map[net.Conn]bool{}}
+	g := &Link{target: target, l: l, shut: func(string) bool { return false }, conns: map[net.Conn]bool{}}
 	g.moved.L = &g.mu
 	go g.accept()
 	t.Cleanup(g.close)
 	return g
 }
 
-// URL returns the URL of the gate.
-func (g *Gate) URL() string { return "http://" + g.l.Addr().String() }
+// URL returns the URL of the link.
+func (g *Link) URL() string { return "http://" + g.l.Addr().String() }
 
 // Shut lets nothing through.
-func (g *Gate) Shut() { g.set(func(string) bool { return true }) }
+func (g *Link) Shut() { g.set(func(string) bool { return true }) }
 
 // Open lets everything through.
-func (g *Gate) Open() { g.set(func(string) bool { return false }) }
+func (g *Link) Open() { g.set(func(string) bool { return false }) }
 
-func (g *Gate) set(shut func(from string) bool) {
+func (g *Link) set(shut func(from string) bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.shut = shut
 	g.moved.Broadcast()
 }
 
-func (g *Gate) close() {
+func (g *Link) close() {
 	_ = g.l.Close() // the test is over
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -67,7 +67,7 @@ func (g *Gate) close() {
 	g.moved.Broadcast()
 }
 
-func (g *Gate) accept() {
+func (g *Link) accept() {
 	for {
 		c, err := g.l.Accept()
 		if err != nil {
@@ -78,7 +78,7 @@ func (g *Gate) accept() {
 }
 
 // pass carries one connection.
-func (g *Gate) pass(in net.Conn) {
+func (g *Link) pass(in net.Conn) {
 	defer in.Close()
 	if !g.hold(in) {
 		return
@@ -114,7 +114,7 @@ func (g *Gate) pass(in net.Conn) {
 	<-back
 }
 
-func (g *Gate) hold(c net.Conn) bool {
+func (g *Link) hold(c net.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.conns == nil {
@@ -125,14 +125,14 @@ func (g *Gate) hold(c net.Conn) bool {
 	return true
 }
 
-func (g *Gate) drop(c net.Conn) {
+func (g *Link) drop(c net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.conns, c)
 }
 
-// wait waits until the gate is open. It returns false if the gate was closed.
-func (g *Gate) wait(from string) bool {
+// wait waits until the link is open. It returns false if the link was closed.
+func (g *Link) wait(from string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for g.conns != nil && g.shut(from) {
@@ -141,7 +141,7 @@ func (g *Gate) wait(from string) bool {
 	return g.conns != nil
 }
 
-func (g *Gate) carry(to, from net.Conn, name string) {
+func (g *Link) carry(to, from net.Conn, name string) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
@@ -188,7 +188,7 @@ func sender(head []byte) string {
 }
 
 // Cut disconnects members from their peers; Cut() without any reconnects all.
-// It does not affect their clients: put a Gate between.
+// It does not affect their clients: put a Link between.
 func (c *Cluster) Cut(members ...int) {
 	c.t.Helper()
 	ids := c.ids()
@@ -198,7 +198,7 @@ func (c *Cluster) Cut(members ...int) {
 	}
 	for j, m := range c.members {
 		self := cut[ids[j]]
-		m.gate.set(func(from string) bool { return self || cut[from] })
+		m.link.set(func(from string) bool { return self || cut[from] })
 	}
 }
 
