@@ -67,3 +67,61 @@ func TestJoinedCalls(t *testing.T) {
 		})
 	}
 }
+
+// TestPreflightsAreJoined: of 250 instances whose description does not say what
+// kind their public address is, the Elastic IPs are read with few calls. Only
+// those that have one keep their address. A refusal is unknown for all of them.
+func TestPreflightsAreJoined(t *testing.T) {
+	const n = 250
+	refused := false
+	f := newFake(t, actions{
+		"DescribeInstances": func(v url.Values) reply {
+			var all []string
+			for _, i := range idsOf(v) {
+				all = append(all, instanceXML(i, "running", "<instanceType>t3.large</instanceType><ipAddress>198.51.100.7</ipAddress>"))
+			}
+			return fine("DescribeInstances", reservations(all...))
+		},
+		"DescribeInstanceTypes": func(url.Values) reply {
+			return fine("DescribeInstanceTypes", "<instanceTypeSet>"+items("<instanceType>t3.large</instanceType><instanceStorageSupported>false</instanceStorageSupported>")+"</instanceTypeSet>")
+		},
+		"DescribeInstanceAttribute": func(url.Values) reply {
+			return fine("DescribeInstanceAttribute", "<disableApiStop><value>false</value></disableApiStop>")
+		},
+		"DescribeAddresses": func(v url.Values) reply {
+			if refused {
+				return refusal("UnauthorizedOperation", "no")
+			}
+			var all []string
+			for i := 1; v.Get("Filter.1.Value."+strconv.Itoa(i)) != ""; i++ {
+				if at := v.Get("Filter.1.Value." + strconv.Itoa(i)); at != id(7) {
+					all = append(all, "<publicIp>198.51.100.7</publicIp><instanceId>"+at+"</instanceId>")
+				}
+			}
+			return fine("DescribeAddresses", "<addressesSet>"+items(all...)+"</addressesSet>")
+		},
+	})
+	c := f.client(t, testLimits)
+	for _, refused = range []bool{false, true} {
+		before := len(f.asked("DescribeAddresses"))
+		got := make([]Check, n)
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() {
+				p, err := c.Preflight(t.Context(), id(i))
+				if got[i] = p.ChangesAddress; err != nil {
+					t.Errorf("instance %d: %v", i, err)
+				}
+			})
+		}
+		wg.Wait()
+		if calls := len(f.asked("DescribeAddresses")) - before; calls > n/10 {
+			t.Errorf("refused %t: %d calls for %d instances", refused, calls, n)
+		}
+		for i, g := range got {
+			if refused && KindOf(g.Err) != Unauthorized || !refused && (g.Err != nil || g.Set != (i == 7)) {
+				t.Errorf("refused %t, instance %d: %+v", refused, i, g)
+			}
+		}
+	}
+}

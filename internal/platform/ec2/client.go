@@ -48,6 +48,7 @@ type Client struct {
 	writes *rate.Limiter
 
 	reading     joiner[Instance]
+	addresses   joiner[elasticIP]
 	stopping    joiner[Change] // the kind is hibernating or plain
 	terminating joiner[Change]
 	tagging     joiner[struct{}] // the kind is the tags

@@ -334,7 +334,7 @@ func TestPreflight(t *testing.T) {
 			return fine("DescribeInstanceTypes", "<instanceTypeSet>"+items("<instanceType>m5d.large</instanceType><instanceStorageSupported>true</instanceStorageSupported>")+"</instanceTypeSet>")
 		},
 		"DescribeAddresses": func(v url.Values) reply {
-			return fine("DescribeAddresses", "<addressesSet>"+items("<publicIp>198.51.100.7</publicIp>")+"</addressesSet>")
+			return fine("DescribeAddresses", "<addressesSet>"+items("<publicIp>198.51.100.7</publicIp><instanceId>"+v.Get("Filter.1.Value.1")+"</instanceId>")+"</addressesSet>")
 		},
 		"DescribeInstanceAttribute": func(v url.Values) reply { return attribute(v) },
 	})

@@ -82,6 +82,7 @@ func (c *Client) join() {
 		found := map[string]Instance{}
 		return found, c.known(ctx, slices.Compact(slices.Sorted(slices.Values(ids))), found)
 	}}
+	c.addresses = joiner[elasticIP]{limit: c.reads, gather: 500 * time.Millisecond, call: c.elasticIPs}
 	c.stopping = joiner[Change]{limit: c.writes, gather: 50 * time.Millisecond, call: func(ctx context.Context, kind string, ids []string) (map[string]Change, error) {
 		in := &ec2.StopInstancesInput{InstanceIds: ids}
 		if kind == hibernating {

@@ -1,8 +1,10 @@
 package ec2
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -92,15 +94,41 @@ func (c *Client) instanceStore(ctx context.Context, i Instance) Check {
 	return Check{Set: has}
 }
 
+// changesAddress reports whether a stop changes the public address. EC2 says so
+// in the description of the instance; a cloud that does not is asked for its
+// Elastic IPs, for many instances at once.
 func (c *Client) changesAddress(ctx context.Context, i Instance) Check {
 	if i.Address != AddressUnknown {
 		return Check{Set: i.Address == AddressTransient}
 	}
-	out, err := c.api.DescribeAddresses(ctx, &ec2.DescribeAddressesInput{Filters: []types.Filter{filter("instance-id", i.ID)}})
-	if err != nil {
+	e, err := c.addresses.do(ctx, plain, i.ID)
+	if err = cmp.Or(err, e.err); err != nil {
 		return Check{Err: c.failed("DescribeAddresses", err, i.ID)}
 	}
-	return Check{Set: len(out.Addresses) == 0}
+	return Check{Set: !e.has}
+}
+
+// elasticIP says whether an instance has an Elastic IP. err is why that is
+// unknown: it is the same for all instances of a call, so the call is not
+// halved.
+type elasticIP struct {
+	has bool
+	err error
+}
+
+// elasticIPs reads the Elastic IPs of instances.
+func (c *Client) elasticIPs(ctx context.Context, _ string, ids []string) (map[string]elasticIP, error) {
+	out, err := c.api.DescribeAddresses(ctx, &ec2.DescribeAddressesInput{Filters: []types.Filter{filter("instance-id", slices.Clone(ids)...)}})
+	found := make(map[string]elasticIP, len(ids))
+	for _, id := range ids {
+		found[id] = elasticIP{err: err}
+	}
+	if err == nil {
+		for _, a := range out.Addresses {
+			found[aws.ToString(a.InstanceId)] = elasticIP{has: true}
+		}
+	}
+	return found, nil
 }
 
 func (c *Client) stopProtected(ctx context.Context, id string) Check {
