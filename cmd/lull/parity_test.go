@@ -176,6 +176,13 @@ func TestEveryOperationHasAVerb(t *testing.T) {
 // lull runs a verb as an administrator of the rig's server, and returns the
 // requests that it made, "METHOD /path". It is interrupted after an hour.
 func (r *cloudRig) lull(args ...string) (asked []string, out, errs string, code int) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Hour)
+	defer cancel()
+	return r.lullUntil(ctx, args...)
+}
+
+// lullUntil is lull, interrupted when ctx ends.
+func (r *cloudRig) lullUntil(ctx context.Context, args ...string) (asked []string, out, errs string, code int) {
 	var o, e bytes.Buffer
 	env := map[string]string{"LULL_SERVER": "http://server:7070", "LULL_TOKEN": r.admin, "XDG_CONFIG_HOME": "/nonexistent", "COLUMNS": "80",
 		"LULL_HOST": "unix:///nonexistent/host.sock", "LULL_AGENT_SOCKET": "/nonexistent/agent.sock"}
@@ -187,8 +194,6 @@ func (r *cloudRig) lull(args ...string) (asked []string, out, errs string, code 
 		r.with(func() { asked = append(asked, q.Method+" "+q.URL.EscapedPath()) })
 		return r.web.Transport.RoundTrip(q)
 	})}
-	ctx, cancel := context.WithTimeout(r.t.Context(), time.Hour)
-	defer cancel()
 	code = c.Execute(ctx, c.root(), args)
 	return asked, o.String(), e.String(), code
 }

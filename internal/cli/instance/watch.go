@@ -17,13 +17,15 @@ import (
 func (c verbs) watched(ctx context.Context, cl *hostctl.Client, name string, do func() error) error {
 	looking, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
+	p := c.Progress()
 	go func() {
 		defer close(ended)
-		c.narrate(looking, func() (hostctl.Instance, error) { return cl.Get(looking, name) })
+		c.narrate(looking, p, func() (hostctl.Instance, error) { return cl.Get(looking, name) })
 	}()
 	err := do()
 	stop()
 	<-ended
+	p.Close()
 	if err != nil && ctx.Err() != nil {
 		fmt.Fprintf(c.Err, "lull: detached; the operation continues. Check it with: lull inspect %s\n", name)
 		return term.Exit(term.ExitDone)
@@ -32,7 +34,7 @@ func (c verbs) watched(ctx context.Context, cl *hostctl.Client, name string, do 
 }
 
 // narrate shows, until ctx ends, what look finds, as it changes.
-func (c verbs) narrate(ctx context.Context, look func() (hostctl.Instance, error)) {
+func (c verbs) narrate(ctx context.Context, p *term.Progress, look func() (hostctl.Instance, error)) {
 	last, waited := "", false
 	for wait := time.After(term.SlowAfter); ; wait = time.After(worker.PollEvery) {
 		select {
@@ -52,7 +54,8 @@ func (c verbs) narrate(ctx context.Context, look func() (hostctl.Instance, error
 			line = "resuming: " + line
 		}
 		last, waited = now, o.Waiting != nil
-		fmt.Fprintf(c.Err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), o.Name, line)
+		p.Line(o.Name + " " + line)
+		p.Status(o.Name + " " + o.State)
 	}
 }
 

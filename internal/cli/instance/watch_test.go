@@ -18,7 +18,7 @@ import (
 func TestNarrateTellsOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder
-		c := verbs{&client.Session{Term: term.Term{Err: &out}}}
+		c := verbs{&client.Session{Term: term.Term{Err: &out, Getenv: func(string) string { return "" }}}}
 		until := time.Now().Add(45 * time.Second)
 		waits := func(place int, why string) *hostctl.Waiting {
 			return &hostctl.Waiting{Place: place, Reason: why, Until: until}
@@ -32,7 +32,7 @@ func TestNarrateTellsOfTheQueue(t *testing.T) {
 			{Name: "b", State: "starting", StatusReason: "started by a user"},
 		}
 		ctx, stop := context.WithCancel(t.Context())
-		c.narrate(ctx, func() (hostctl.Instance, error) {
+		c.narrate(ctx, c.Progress(), func() (hostctl.Instance, error) {
 			o := looks[0]
 			if looks = looks[1:]; len(looks) == 0 {
 				stop()

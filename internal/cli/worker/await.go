@@ -20,13 +20,28 @@ import (
 
 // waiting contains the --wait flags.
 type waiting struct {
-	on     bool
-	within time.Duration
+	on, off bool
+	follow  bool // wait on a terminal unless told otherwise
+	within  time.Duration
 }
 
 func (w *waiting) bind(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&w.on, "wait", "w", false, "wait until it is done, showing progress")
 	term.BindSpan(cmd.Flags(), &w.within, "timeout", 30*time.Minute, "how long to wait")
+}
+
+// bindFollow is bind for a verb that waits by default if it runs on a terminal.
+func (w *waiting) bindFollow(cmd *cobra.Command) {
+	w.bind(cmd)
+	w.follow = true
+	cmd.Flags().Lookup("wait").Usage = "wait until it is done, showing progress (default on a terminal)"
+	cmd.Flags().BoolVar(&w.off, "no-wait", false, "return as soon as the server has accepted it")
+	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
+}
+
+// wanted reports whether a verb is to wait.
+func (w *waiting) wanted(t *term.Term) bool {
+	return w.on || w.follow && !w.off && !t.JSON && term.IsTerminal(t.Err)
 }
 
 // PollEvery is how often a waiting verb looks, besides when an event comes.
@@ -74,14 +89,23 @@ func overtaken(w *worker.Worker, to power.Worker) string {
 // fails if the worker fails, or will not get there any more.
 func (c verbs) arrive(ctx context.Context, cl *control.Client, w worker.Worker, to power.Worker, wait waiting) error {
 	return c.follow(ctx, cl, w, reach(to), wait, func(w worker.Worker) error {
-		return c.Print(w, func(out io.Writer) { fmt.Fprintf(out, "%s %s\n", w.Name, w.Status) })
+		return c.Print(w, func(out io.Writer) { fmt.Fprintln(out, resultText(w, to)) })
 	})
+}
+
+// resultText says how a worker is that is brought to a status.
+func resultText(w worker.Worker, to power.Worker) string {
+	if there, _ := reach(to).met(w); there {
+		return fmt.Sprintf("%s is %s.", w.Name, statusText(w.Status))
+	}
+	becomes := map[power.Worker]string{power.WorkerRunning: "started", power.WorkerStopped: "stopped", power.WorkerTerminated: "terminated"}[to]
+	return fmt.Sprintf("%s is %s and will be %s. Check it with: lull worker get %s", w.Name, statusText(w.Status), becomes, w.Name)
 }
 
 // follow waits for a goal if it is to, and then shows the worker. Ctrl-C
 // detaches: what was asked for continues.
 func (c verbs) follow(ctx context.Context, cl *control.Client, w worker.Worker, g goal, wait waiting, show func(worker.Worker) error) error {
-	if wait.on {
+	if wait.wanted(&c.Term) {
 		var err error
 		if w, err = c.await(ctx, cl, w, g, wait.within); err != nil {
 			if ctx.Err() != nil {
@@ -114,10 +138,13 @@ func (c verbs) await(parent context.Context, cl *control.Client, w worker.Worker
 	defer func() { stop(); <-ended }()
 	last, tick := "", time.NewTicker(PollEvery)
 	defer tick.Stop()
+	p := c.Progress()
+	defer p.Close()
 	for {
 		if now := standing(w); now != last { // the reason for a delay is shown too
 			last = now
-			fmt.Fprintf(c.Err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), w.Name, now)
+			p.Line(w.Name + " " + now)
+			p.Status("waiting for " + w.Name + " to " + g.what)
 		}
 		if there, err := g.met(w); there || err != nil {
 			return w, err
@@ -130,7 +157,7 @@ func (c verbs) await(parent context.Context, cl *control.Client, w worker.Worker
 		}
 		next, err := cl.Worker(ctx, w.ID)
 		if unreachable, ok := errors.AsType[*httpx.UnreachableError](err); ok {
-			fmt.Fprintln(c.Err, "lull:", unreachable)
+			p.Line(unreachable.Error())
 			continue
 		}
 		if err != nil && ctx.Err() == nil {

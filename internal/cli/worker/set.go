@@ -120,7 +120,7 @@ new one is launched. Refused when the region already has max_workers_per_region 
 		}}
 	cmd.Flags().StringVar(&in.AWSRegion, "region", "", "AWS region (default: the template's, then the setting aws_default_region)")
 	cmd.Flags().StringVar(&in.Reason, "reason", "", "reason, for the audit log")
-	wait.bind(cmd)
+	wait.bindFollow(cmd)
 	return cmd
 }
 

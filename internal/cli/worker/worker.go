@@ -42,7 +42,7 @@ func (c verbs) workerCommand() *cobra.Command {
 		{"retry", "Retry a failed worker", "The worker is launched again only once it is certain that the failed attempt left no EC2 instance.", power.WorkerRunning},
 	} {
 		verb := c.workerVerb(v.name, v.short, v.to)
-		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1 --wait"
+		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1\n  lull worker "+v.name+" cml-1 --no-wait"
 		cmd.AddCommand(verb)
 	}
 	return cmd
@@ -85,7 +85,7 @@ release its license: start the worker first, or keep the seat taken with
 		}}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&leave, "leave-license", false, "terminate a stopped worker even though its CML license stays registered")
-	wait.bind(cmd)
+	wait.bindFollow(cmd)
 	return cmd
 }
 
@@ -156,7 +156,7 @@ func (c verbs) workerVerb(name, short string, to power.Worker) *cobra.Command {
 			}
 			return c.arrive(cmd.Context(), cl, w, to, wait)
 		}}
-	wait.bind(cmd)
+	wait.bindFollow(cmd)
 	return cmd
 }
 
@@ -192,7 +192,7 @@ func (c verbs) workerCreate() *cobra.Command {
 	f.StringVar(&in.AMIID, "ami", "", "AMI (default: the newest that matches the template)")
 	f.StringSliceVar(&tags, "tag", nil, "tag name=value; repeatable")
 	profile = bindProfile(cmd, &in.Profile)
-	wait.bind(cmd)
+	wait.bindFollow(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("template", c.completeTemplates) // the flag is there: it was just made
 	return cmd
 }
