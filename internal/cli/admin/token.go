@@ -67,7 +67,7 @@ func (c verbs) tokenLs() *cobra.Command {
 				return err
 			}
 			return c.Print(l, func(w io.Writer) {
-				term.Rows(w, "ID\tNAME\tROLE\tMACHINE\tCREATED\tBY\tEXPIRES\tREVOKED", func(row func(string, ...any)) {
+				term.Rows(w, "ID\tNAME\tROLE\t2:MACHINE\t1:CREATED\t3:BY\t4:EXPIRES\t5:REVOKED", func(row func(string, ...any)) {
 					for _, t := range l {
 						row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", t.ID, t.Name, t.Role, term.Dash(t.Machine), term.OptionalTime(&t.CreatedAt), t.CreatedBy, term.OptionalTime(t.ExpiresAt), term.OptionalTime(t.RevokedAt))
 					}

@@ -16,5 +16,5 @@ type verbs struct{ *client.Session }
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.agentStatus(), v.agentWhy(), v.agentReload(), v.agentSnooze(), v.agentComplete(), v.agentLease(), v.agentTTL(),
-		v.agentHistory(), v.agentLs(), v.agentGet(), explain.AgentTimeline(s)}
+		v.agentHistory(), v.Watchable(v.agentLs()), v.agentGet(), explain.AgentTimeline(s)}
 }

@@ -27,7 +27,7 @@ func (c verbs) agentLs() *cobra.Command {
 				return err
 			}
 			return c.Print(l, func(w io.Writer) {
-				term.Rows(w, "MACHINE\tWORKER\tVERSION\tSERVER\tHEARD\tHOLDER\tSTATE\tALARMS", func(row func(string, ...any)) {
+				term.Rows(w, "MACHINE\t3:WORKER\t4:VERSION\t1:SERVER\tHEARD\t2:HOLDER\tSTATE\t5:ALARMS", func(row func(string, ...any)) {
 					for _, m := range l {
 						r := m.Agent()
 						version := term.Dash(m.Version)

@@ -73,7 +73,7 @@ func AccountText(w io.Writer, a why.Account, at time.Time) {
 
 // SignalTable shows readings with all that they are judged by.
 func SignalTable(w io.Writer, l []evidence.Signal) {
-	term.Rows(w, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tREAD\tLAST EVENT\tDETAIL", func(row func(string, ...any)) {
+	term.Rows(w, "SIGNAL\tVERDICT\tVALUE\t4:COUNTS FROM\t2:WINDOW\t1:READ\t3:LAST EVENT\t5:DETAIL", func(row func(string, ...any)) {
 		for _, s := range l {
 			value, from, read, last := "-", "-", "-", "-"
 			if s.Value != nil && s.Unit != "" {
@@ -142,10 +142,9 @@ func Leases(w io.Writer, l []idle.Lease) {
 		fmt.Fprintln(w, "no leases")
 		return
 	}
-	t := term.Table(w)
-	fmt.Fprintln(t, "HOLDER\tFOR ANOTHER\tREASON")
-	for _, x := range l {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", x.Holder, term.Span(max(time.Until(x.ExpiresAt), 0)), term.Dash(x.Reason))
-	}
-	t.Flush()
+	term.Rows(w, "HOLDER\tFOR ANOTHER\tREASON", func(row func(string, ...any)) {
+		for _, x := range l {
+			row("%s\t%s\t%s", x.Holder, term.Span(max(time.Until(x.ExpiresAt), 0)), term.Dash(x.Reason))
+		}
+	})
 }

@@ -130,7 +130,7 @@ func period(now time.Time, from, to string) (start, end time.Time, err error) {
 }
 
 func entryTable(w io.Writer, l []audit.Entry) {
-	term.Rows(w, "TIME\tACTION\tWORKER\tBY\tREASON", func(row func(string, ...any)) {
+	term.Rows(w, "TIME\tACTION\t1:WORKER\t2:BY\tREASON", func(row func(string, ...any)) {
 		for _, e := range l {
 			row("%s", entryLine(e))
 		}

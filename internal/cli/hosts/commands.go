@@ -13,5 +13,5 @@ type verbs struct{ *client.Session }
 // Commands returns the verbs of lull host that ask a server: ls, get and why.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
-	return []*cobra.Command{v.hostLs(), v.hostGet(), v.hostWhy()}
+	return []*cobra.Command{v.Watchable(v.hostLs()), v.hostGet(), v.hostWhy()}
 }

@@ -29,7 +29,7 @@ func (c verbs) hostLs() *cobra.Command {
 				return err
 			}
 			return c.Print(l, func(w io.Writer) {
-				term.Rows(w, "HOST\tHEARD\tINSTANCES\tSTATES\tMEMORY\tVERSION\tSERVER", func(row func(string, ...any)) {
+				term.Rows(w, "HOST\tHEARD\tINSTANCES\t3:STATES\t4:MEMORY\t2:VERSION\t1:SERVER", func(row func(string, ...any)) {
 					for _, h := range l {
 						row("%s\t%s\t%d\t%s\t%s\t%s\t%s", h.Name, hostHeard(h), h.Total, hostStates(h), hostMemory(h), hostVersion(h), term.Dash(h.Server))
 					}
@@ -72,7 +72,7 @@ func (c verbs) hostText(w io.Writer, v control.HostView) {
 	if v.LeftOut > 0 {
 		fmt.Fprintf(w, "%d more instances are not listed in its reports.\n", v.LeftOut)
 	}
-	term.Rows(w, "NAME\tSTATE\tIDLE FOR\tPAUSES\tHELD BY\tMEMORY\tPORTS", func(row func(string, ...any)) {
+	term.Rows(w, "NAME\tSTATE\t2:IDLE FOR\t4:PAUSES\t3:HELD BY\t1:MEMORY\t5:PORTS", func(row func(string, ...any)) {
 		for _, i := range v.Instances {
 			idle, pauses, held, memory := "-", "-", []string{}, "-"
 			if i.State == "running" {

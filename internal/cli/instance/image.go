@@ -63,7 +63,7 @@ exceeds --image-cache-size.`,
 }
 
 func imageTable(w io.Writer, l []hostctl.Image) {
-	term.Rows(w, "ID\tKIND\tSIZE\tMADE\tUSED BY\tSOURCE", func(row func(string, ...any)) {
+	term.Rows(w, "ID\tKIND\tSIZE\t1:MADE\t3:USED BY\t2:SOURCE", func(row func(string, ...any)) {
 		for _, i := range l {
 			by := strings.Join(i.UsedBy, ", ")
 			if by == "" && i.InUse {

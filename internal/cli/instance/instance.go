@@ -169,7 +169,9 @@ func (c verbs) rmCommand() *cobra.Command {
 }
 
 func (c verbs) inspectCommand() *cobra.Command {
-	return &cobra.Command{Use: "inspect NAME", Aliases: []string{"info"}, Short: "Show an instance in detail", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+	var format string
+	cmd := &cobra.Command{Use: "inspect NAME", Aliases: []string{"info"}, Short: "Show an instance in detail", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+		Example: "  lull inspect web\n  lull inspect web --format '{{.pid}}'",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.HostClient()
 			if err != nil {
@@ -179,8 +181,14 @@ func (c verbs) inspectCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if format != "" {
+				return term.Formatted(c.Out, format, o)
+			}
 			return c.Print(o, func(w io.Writer) { infoText(w, o) })
 		}}
+	cmd.Flags().StringVar(&format, "format", "", term.FormatHelp)
+	term.Exclusive(cmd, "format", "json", "output")
+	return cmd
 }
 
 func (c verbs) setCommand() *cobra.Command {

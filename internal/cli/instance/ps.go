@@ -1,9 +1,7 @@
 package instance
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -17,56 +15,60 @@ import (
 )
 
 func (c verbs) psCommand() *cobra.Command {
-	var quiet, watch bool
+	var quiet, all bool
 	var filters []string
+	var format string
 	cmd := &cobra.Command{
 		Use: "ps", Aliases: []string{"ls"}, Short: "List instances with state, idle time and holds", Args: term.Args(cobra.NoArgs),
-		Example: "  lull ps\n  lull ps --filter state=paused --json\n  lull ps --watch",
+		Example: "  lull ps\n  lull ps --filter state=paused --json\n  lull ps --format '{{.name}} {{.state}}'\n  lull ps --watch",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			keep, err := parseFilters(filters)
 			if err != nil {
 				return term.Usage(err)
 			}
-			if watch && c.JSON {
-				return term.Usage(errors.New("--watch prints a table: leave out --json, or follow lull events --json"))
-			}
 			cl, err := c.HostClient()
 			if err != nil {
 				return err
 			}
-			if !watch {
-				return c.ps(cmd.Context(), cl, keep, quiet)
+			l, err := matching(cmd.Context(), cl, keep)
+			if err != nil {
+				return err
 			}
-			for {
-				var page bytes.Buffer
-				s := *c.Session
-				s.Out = &page
-				if err := (verbs{&s}).ps(cmd.Context(), cl, keep, quiet); err != nil {
-					return err
-				}
-				fmt.Fprintf(c.Out, "\x1b[H\x1b[J%s", page.Bytes())
-				select {
-				case <-time.After(watchInterval):
-				case <-cmd.Context().Done():
-					return nil
-				}
+			if format != "" {
+				return term.Formatted(c.Out, format, l)
 			}
+			st, err := cl.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.Print(l, func(w io.Writer) {
+				if quiet {
+					for _, o := range l {
+						fmt.Fprintln(w, o.Name)
+					}
+					return
+				}
+				c.ShowHostHalt(w, st)
+				table(w, l)
+				for _, why := range st.LeftAlone {
+					fmt.Fprintln(w, c.Red(why))
+				}
+			})
 		},
 	}
+	cmd.Flags().BoolVarP(&all, "all", "a", true, "list stopped instances too, which lull always does")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
-	cmd.Flags().BoolVar(&watch, "watch", false, "repeat the list every second until Ctrl-C")
+	cmd.Flags().StringVar(&format, "format", "", term.FormatHelp)
 	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "list only instances with state=STATE, runtime=RUNTIME or name=PART; repeatable: one of each key must match")
-	return cmd
+	term.Exclusive(cmd, "format", "quiet", "json", "output")
+	return c.Watchable(cmd)
 }
 
-// watchInterval is the time between two lists of lull ps --watch.
-const watchInterval = time.Second
-
-// ps prints the instances that keep accepts.
-func (c verbs) ps(ctx context.Context, cl *hostctl.Client, keep func(hostctl.Instance) bool, quiet bool) error {
+// matching returns the instances that keep accepts, with their memory.
+func matching(ctx context.Context, cl *hostctl.Client, keep func(hostctl.Instance) bool) ([]hostctl.Instance, error) {
 	all, err := cl.ListWithMemory(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l := []hostctl.Instance{}
 	for _, o := range all {
@@ -74,23 +76,7 @@ func (c verbs) ps(ctx context.Context, cl *hostctl.Client, keep func(hostctl.Ins
 			l = append(l, o)
 		}
 	}
-	st, err := cl.Status(ctx)
-	if err != nil {
-		return err
-	}
-	return c.Print(l, func(w io.Writer) {
-		if quiet {
-			for _, o := range l {
-				fmt.Fprintln(w, o.Name)
-			}
-			return
-		}
-		c.ShowHostHalt(w, st)
-		table(w, l)
-		for _, why := range st.LeftAlone {
-			fmt.Fprintln(w, c.Red(why))
-		}
-	})
+	return l, nil
 }
 
 // parseFilters returns what accepts an instance that matches, for each key that
@@ -120,26 +106,32 @@ func parseFilters(filters []string) (keep func(hostctl.Instance) bool, err error
 }
 
 func table(w io.Writer, l []hostctl.Instance) {
-	t := term.Table(w)
-	fmt.Fprintln(t, "NAME\tSTATE\tIDLE FOR\tNEXT\tHELD BY\tMEMORY\tFREED\tPORTS")
-	for _, o := range l {
-		idle := "-"
-		if o.LastActivityAt != nil && o.State != "stopped" && o.Unavailable == "" {
-			idle = term.Span(time.Duration(o.IdleFor * float64(time.Second)))
+	term.Rows(w, "NAME\tSTATE\t4:IDLE FOR\t5:NEXT\t3:HELD BY\t2:MEMORY\t1:FREED\t6:PORTS", func(row func(string, ...any)) {
+		for _, o := range l {
+			freed := "-"
+			if o.ReclaimedBytes > 0 {
+				freed = term.Size(o.ReclaimedBytes)
+			}
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Name, stateText(o), idleText(o), next(o), heldBy(o), memoryText(o), freed, ports(o))
 		}
-		freed, held := "-", "-"
-		switch {
-		case o.State == "hibernated":
-			held = "on disk"
-		case o.MemoryBytes > 0:
-			held = term.Size(o.MemoryBytes)
-		}
-		if o.ReclaimedBytes > 0 {
-			freed = term.Size(o.ReclaimedBytes)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Name, stateText(o), idle, next(o), heldBy(o), held, freed, ports(o))
+	})
+}
+
+func idleText(o hostctl.Instance) string {
+	if o.LastActivityAt == nil || o.State == "stopped" || o.Unavailable != "" {
+		return "-"
 	}
-	t.Flush()
+	return term.Span(time.Duration(o.IdleFor * float64(time.Second)))
+}
+
+func memoryText(o hostctl.Instance) string {
+	switch {
+	case o.State == "hibernated":
+		return "on disk"
+	case o.MemoryBytes > 0:
+		return term.Size(o.MemoryBytes)
+	}
+	return "-"
 }
 
 func stateText(o hostctl.Instance) string {

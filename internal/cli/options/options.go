@@ -234,7 +234,7 @@ func Command(t *term.Term, use, short string, read func(flags *pflag.FlagSet) ([
 				return term.Usage(err)
 			}
 			return t.Print(l, func(w io.Writer) {
-				term.Rows(w, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING", func(row func(string, ...any)) {
+				term.Rows(w, "SETTING\tVALUE\tSOURCE\t2:VARIABLE\t1:MEANING", func(row func(string, ...any)) {
 					for _, s := range l {
 						row("%s\t%s\t%s\t%s\t%s", s.Name, term.Dash(s.Value), s.Source, s.Env, s.Doc)
 					}

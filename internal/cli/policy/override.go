@@ -31,7 +31,7 @@ func (c verbs) overrideCommand() *cobra.Command {
 				return err
 			}
 			return c.Print(l.Items, func(w io.Writer) {
-				term.Rows(w, "ID\tKIND\tWORKERS\tFROM\tUNTIL\tBY\tREASON", func(row func(string, ...any)) {
+				term.Rows(w, "ID\tKIND\tWORKERS\t1:FROM\tUNTIL\t2:BY\t3:REASON", func(row func(string, ...any)) {
 					for _, o := range l.Items {
 						kind := o.Kind
 						if o.Policy != "" {
@@ -160,7 +160,7 @@ func (c verbs) budgetCommand() *cobra.Command {
 				return err
 			}
 			return c.Print(l.Items, func(w io.Writer) {
-				term.Rows(w, "NAME\tRULE\tWORKERS\tREASONS\tDURING\tCOUNT\tROOM AGAIN", func(row func(string, ...any)) {
+				term.Rows(w, "NAME\tRULE\t3:WORKERS\t1:REASONS\t2:DURING\tCOUNT\t4:ROOM AGAIN", func(row func(string, ...any)) {
 					for _, b := range l.Items {
 						room := "now"
 						if !b.State.Free {

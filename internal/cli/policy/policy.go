@@ -57,7 +57,7 @@ func (c verbs) policyLs(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	return c.Print(l, func(w io.Writer) {
-		term.Rows(w, "NAME\tTIMEOUT\tACTION\tSCHEDULE\tMODE\tDESCRIPTION", func(row func(string, ...any)) {
+		term.Rows(w, "NAME\tTIMEOUT\tACTION\t2:SCHEDULE\t3:MODE\t1:DESCRIPTION", func(row func(string, ...any)) {
 			for _, p := range l {
 				mode := "armed"
 				if p.Shadow != nil && *p.Shadow {
@@ -79,7 +79,7 @@ func (c verbs) policyGroups(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	return c.Print(l.Items, func(w io.Writer) {
-		term.Rows(w, "WORKERS\tPOLICY\tSCHEDULE\tPRIORITY\tBY\tID", func(row func(string, ...any)) {
+		term.Rows(w, "WORKERS\tPOLICY\tSCHEDULE\t3:PRIORITY\t1:BY\t2:ID", func(row func(string, ...any)) {
 			for _, g := range l.Items {
 				row("%s\t%s\t%s\t%d\t%s\t%s", g.Selector, term.Dash(g.Policy), term.Dash(value(g.Schedule)), g.Priority, term.Dash(g.UpdatedBy), g.ID)
 			}

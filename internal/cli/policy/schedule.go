@@ -28,7 +28,7 @@ func (c verbs) scheduleCommand() *cobra.Command {
 				return err
 			}
 			return c.Print(l, func(w io.Writer) {
-				term.Rows(w, "NAME\tZONE\tOPEN\tSTARTS\tHOLIDAYS\tDESCRIPTION", func(row func(string, ...any)) {
+				term.Rows(w, "NAME\tZONE\tOPEN\t3:STARTS\t2:HOLIDAYS\t1:DESCRIPTION", func(row func(string, ...any)) {
 					for _, s := range l {
 						row("%s\t%s\t%s\t%t\t%d\t%s", s.Name, s.Zone, windowsText(s.Windows), s.Start, len(s.Holidays), s.Description)
 					}

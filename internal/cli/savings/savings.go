@@ -121,24 +121,47 @@ func savingsText(w io.Writer, r control.Savings) {
 	}
 	if len(r.Idle) > 0 {
 		fmt.Fprintln(w)
-		term.Rows(w, "IDLE HOURS\tDAY\t0\t1\t2\t3\t4\t5\t6\t7\t8\t9\t10\t11\t12\t13\t14\t15\t16\t17\t18\t19\t20\t21\t22\t23", func(row func(string, ...any)) {
-			for _, p := range r.Idle {
-				for day := range 7 {
-					var cells []string
-					for _, h := range p.Hours[day*24 : day*24+24] {
-						cells = append(cells, strconv.FormatFloat(h, 'f', 1, 64))
-					}
-					row("%s\t%s\t%s", named(p.Key, p.Name), time.Weekday(day).String()[:3], strings.Join(cells, "\t"))
-				}
-			}
-		})
+		idleHours(w, r.Idle)
 	}
 	for _, m := range r.Missing {
 		fmt.Fprintf(w, "missing %s to %s: %s %s\n", term.Time(m.From), term.Time(m.To), m.Server, m.Why)
 	}
 }
 
-const savingsHead = "\tRUNNING\tAVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS WITHOUT A PRICE\tHOURS OF UNKNOWN STORAGE"
+const savingsHead = "\t5:RUNNING\tAVOIDED\t4:COMPUTE\t3:STORAGE PAID\tSAVED\t2:HOURS WITHOUT A PRICE\t1:HOURS OF UNKNOWN STORAGE"
+
+// widestWeek is the width from which on every hour of a day has its own column.
+const widestWeek = 180
+
+// idleHours prints the idle hours of a week by hour of the day, or by three hours
+// where the terminal is not wide enough.
+func idleHours(w io.Writer, l []control.IdlePattern) {
+	each := 1
+	if n := term.Width(w); n > 0 && n < widestWeek {
+		each = 3
+	}
+	head := "IDLE HOURS\tDAY"
+	for h := 0; h < 24; h += each {
+		if head += "\t" + strconv.Itoa(h); each > 1 {
+			head += "-" + strconv.Itoa(h+each)
+		}
+	}
+	term.Rows(w, head, func(row func(string, ...any)) {
+		for _, p := range l {
+			for day := range 7 {
+				var cells []string
+				for hours := range slices.Chunk(p.Hours[day*24:day*24+24], each) {
+					sum := 0.0
+					for _, h := range hours {
+						sum += h
+					}
+					cells = append(cells, strconv.FormatFloat(sum, 'f', 1, 64))
+				}
+				row("%s\t%s\t%s", named(p.Key, p.Name), time.Weekday(day).String()[:3], strings.Join(cells, "\t"))
+			}
+		}
+	})
+}
 
 // saved formats what was saved, or saved at least.
 func saved(s savings.Sum) string {

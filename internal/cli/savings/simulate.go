@@ -118,7 +118,7 @@ and --threshold can be varied.`,
 
 func simulationText(w io.Writer, r control.Simulation) {
 	fmt.Fprintf(w, "%s to %s, as recorded\n\n", term.Time(r.From), term.Time(r.To))
-	term.Rows(w, "POLICY\tTIMEOUT\tPAUSES\tFALSE STOPS\tHOURS AVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS UNKNOWN", func(row func(string, ...any)) {
+	term.Rows(w, "POLICY\tTIMEOUT\tPAUSES\tFALSE STOPS\t4:HOURS AVOIDED\t3:COMPUTE\t2:STORAGE PAID\tSAVED\t1:HOURS UNKNOWN", func(row func(string, ...any)) {
 		for _, p := range r.Policies {
 			row("%s\t%s\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, idle.HumanMinutes(p.TimeoutMinutes), p.Pauses, p.FalseStops, p.AvoidedHours, spent(p.Sum, p.ComputeSaved), spent(p.Sum, p.StoragePaid), saved(p.Sum), p.UnknownHours)
 		}

@@ -28,3 +28,21 @@ func nearVerbs(cmd *cobra.Command, a []string) string {
 	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2) // cobra sets it for the root alone
 	return strings.Join(cmd.SuggestionsFor(a[0]), " or ")
 }
+
+// Exclusive makes a verb refuse more than one of some flags. Call it after RunE is
+// set.
+func Exclusive(cmd *cobra.Command, flags ...string) {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		var given []string
+		for _, name := range flags {
+			if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
+				given = append(given, "--"+name)
+			}
+		}
+		if len(given) > 1 {
+			return Usage(fmt.Errorf("cannot combine %s: leave out all but one", strings.Join(given, " and ")))
+		}
+		return run(cmd, a)
+	}
+}

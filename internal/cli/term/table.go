@@ -43,7 +43,7 @@ func Rows(w io.Writer, header string, each func(row func(format string, a ...any
 		}
 		rows = append(rows, cells)
 	})
-	if room := widthOf(w); room > 0 {
+	if room := Width(w); room > 0 {
 		rows = fit(rows, priority, room)
 	}
 	t := Table(w)
@@ -124,8 +124,9 @@ type narrow struct {
 	width int
 }
 
-// widthOf returns the width that tables on w must fit into; 0 is unlimited.
-func widthOf(w io.Writer) int {
+// Width returns the width that tables on w, the writer of a Print, must fit into;
+// 0 is unlimited.
+func Width(w io.Writer) int {
 	if n, ok := w.(narrow); ok {
 		return n.width
 	}

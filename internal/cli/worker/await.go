@@ -36,7 +36,7 @@ func (w *waiting) bindFollow(cmd *cobra.Command) {
 	w.follow = true
 	cmd.Flags().Lookup("wait").Usage = "wait until it is done, showing progress (default on a terminal)"
 	cmd.Flags().BoolVar(&w.off, "no-wait", false, "return as soon as the server has accepted it")
-	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
+	term.Exclusive(cmd, "wait", "no-wait")
 }
 
 // wanted reports whether a verb is to wait.

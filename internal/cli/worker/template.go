@@ -28,7 +28,7 @@ func (c verbs) templateCommand() *cobra.Command {
 				return err
 			}
 			return c.Print(l, func(w io.Writer) {
-				term.Rows(w, "NAME\tTYPE\tIMAGE\tENABLED\tDESCRIPTION", func(row func(string, ...any)) {
+				term.Rows(w, "NAME\tTYPE\t2:IMAGE\tENABLED\t1:DESCRIPTION", func(row func(string, ...any)) {
 					for _, t := range l {
 						row("%s\t%s\t%s\t%t\t%s", t.Name, t.InstanceType, t.AMINameFilter, t.Enabled, t.Description)
 					}

@@ -25,7 +25,7 @@ import (
 func (c verbs) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Manage cloud workers", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), explain.WorkerWhy(c.Session), c.workerActivity(), c.workerIdleStatus(),
+	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.Watchable(c.workerLs()), c.workerGet(), explain.WorkerWhy(c.Session), c.workerActivity(), c.workerIdleStatus(),
 		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerDisarm(), c.workerLicense(), c.workerDetect(), c.workerForget(), c.workerTerminate(),
 		c.workerSet(), c.workerIdleDetection(), c.workerScaleUp(), c.workerWake(), c.workerWakeToken(),
 		c.workerMetrics(), c.workerEC2State(), c.workerTelemetry(), c.workerAgent(), explain.WorkerTimeline(c.Session))
@@ -356,7 +356,7 @@ func (c verbs) workerLs() *cobra.Command {
 }
 
 func workerTable(w io.Writer, l []worker.Worker) {
-	term.Rows(w, "NAME\tSTATUS\tREGION\tTYPE\tLAST ACTIVITY\tPAUSE AT\tPAUSED BY\tMODE\tID", func(row func(string, ...any)) {
+	term.Rows(w, "NAME\tSTATUS\t4:REGION\t3:TYPE\t6:LAST ACTIVITY\t7:PAUSE AT\t2:PAUSED BY\t5:MODE\t1:ID", func(row func(string, ...any)) {
 		for _, v := range l {
 			mode := "armed"
 			if !v.Armed {
@@ -406,7 +406,7 @@ last scan: regions, image names, instances seen and skipped, and what to do next
 			}
 			return c.Print(l.Items, func(w io.Writer) {
 				if len(l.Items) > 0 {
-					term.Rows(w, "INSTANCE\tNAME\tSTATE\tREGION\tACCOUNT\tFOUND BY\tSINCE", func(row func(string, ...any)) {
+					term.Rows(w, "INSTANCE\tNAME\tSTATE\t4:REGION\t1:ACCOUNT\t2:FOUND BY\t3:SINCE", func(row func(string, ...any)) {
 						for _, d := range l.Items {
 							by := "image"
 							if d.Orphan {

@@ -1,0 +1,72 @@
+package term
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// TestRowsFit checks which columns a table leaves out at which width.
+func TestRowsFit(t *testing.T) {
+	long := strings.Repeat("é", 60)
+	show := func(width int) (titles []string, widest int) {
+		var b strings.Builder
+		Rows(narrow{&b, width}, "NAME\t2:ONE\t1:TWO\tLAST", func(row func(string, ...any)) {
+			row("%s\t%s\t%s\t%s", long, "aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc")
+			row("%s\t%s", "short", "a")
+		})
+		for l := range strings.Lines(b.String()) {
+			widest = max(widest, utf8.RuneCountInString(strings.TrimRight(l, "\n")))
+		}
+		return strings.Fields(strings.SplitN(b.String(), "\n", 2)[0]), widest
+	}
+	for _, c := range []struct {
+		width int
+		want  []string
+	}{
+		{0, []string{"NAME", "ONE", "TWO", "LAST"}},
+		{96, []string{"NAME", "ONE", "TWO", "LAST"}},
+		{95, []string{"NAME", "ONE", "LAST"}},
+		{84, []string{"NAME", "ONE", "LAST"}},
+		{83, []string{"NAME", "LAST"}},
+		{40, []string{"NAME", "LAST"}},
+	} {
+		got, widest := show(c.width)
+		if !slices.Equal(got, c.want) || c.width > 0 && widest > c.width {
+			t.Errorf("at %d: %v, %d wide; want %v", c.width, got, widest, c.want)
+		}
+	}
+}
+
+// TestFormats prints one listing in every format.
+func TestFormats(t *testing.T) {
+	type object struct {
+		ID   string `json:"id"`
+		Name string `json:"name,omitempty"`
+		N    int64  `json:"n"`
+	}
+	l := []object{{"1", "web", 1 << 60}, {"2", "", 3}}
+	for format, want := range map[string]string{
+		"name": "web\n2\n",
+		"yaml": "- id: \"1\"\n  \"n\": 1152921504606846976\n  name: web\n- id: \"2\"\n  \"n\": 3\n",
+	} {
+		var b strings.Builder
+		c := Term{Out: &b, Getenv: func(string) string { return "" }, output: format}
+		if err := c.CheckOutput(); err != nil || !c.JSON {
+			t.Errorf("%s: %v, JSON %t", format, err, c.JSON)
+		}
+		if err := c.Print(l, nil); err != nil || b.String() != want {
+			t.Errorf("%s: %q, %v", format, b.String(), err)
+		}
+	}
+	var b strings.Builder
+	if err := Formatted(&b, `{{.id}}\t{{.n}}`, l); err != nil || b.String() != "1\t1152921504606846976\n2\t3\n" {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+	for _, bad := range []string{"{{", "{{.none}}", "{{.id.x}}"} {
+		if err := Formatted(&b, bad, l); err == nil || ExitCode(err) != ExitUsage {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
