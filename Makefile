@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross deb web demo recording check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross deb web demo recording size check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ demo: build ## build lull and run lull demo: programs that fall asleep and wake,
 
 recording: build ## record lull demo for the README, in docs/pictures/demo.svg
 	go run ./demo
+
+size: build ## write docs/reference/size.md: what takes the space in the programs; a minute
+	go run ./bench/size
 
 packages: ## install what the tests need (Debian, root)
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \

@@ -124,7 +124,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		return err
 	}
 	tokens := access.New(db)
-	if err := c.announce(ctx, cfg, tokens); err != nil {
+	if err := c.announce(ctx, cfg, tokens, cfg.base(l)); err != nil {
 		return err
 	}
 	ctl, err := c.newControl(cfg, f, seal, log)
@@ -281,27 +281,65 @@ func writeNew(name string, data []byte) error {
 	return nil
 }
 
-// announce makes the first admin token and shows it, once.
-func (c *cli) announce(ctx context.Context, cfg serverConfig, tokens *access.Tokens) error {
+// announce makes the first admin token and shows it, once, and a link that signs
+// a browser in. A later start shows a link only to a terminal, whose user has the
+// server's data anyway. base is the API's address; empty without an API.
+func (c *cli) announce(ctx context.Context, cfg serverConfig, tokens *access.Tokens, base string) error {
 	token, err := tokens.First(ctx)
 	if err != nil {
 		return err
 	}
+	id := access.ID(token)
 	if token == "" && cfg.NewToken {
-		if _, token, err = tokens.Create(ctx, access.Wanted{Name: "admin " + time.Now().UTC().Format(time.RFC3339), Role: access.Admin, By: "command line of the server"}); err != nil {
+		var t access.Token
+		if t, token, err = tokens.Create(ctx, access.Wanted{Name: "admin " + time.Now().UTC().Format(time.RFC3339), Role: access.Admin, By: "command line of the server"}); err != nil {
+			return err
+		}
+		id = t.ID
+	}
+	if token != "" {
+		if cfg.TokenFile != "" {
+			if err := writeNew(cfg.TokenFile, []byte(token+"\n")); err != nil {
+				return fmt.Errorf("cannot write the admin token: %w", err)
+			}
+		}
+		fmt.Fprintf(c.Out, "admin token (shown once): %s\n", token)
+	} else if term.IsTerminal(c.Out) {
+		if id, err = tokens.FirstID(ctx); err != nil {
 			return err
 		}
 	}
-	if token == "" {
+	if id == "" || base == "" {
 		return nil
 	}
-	if cfg.TokenFile != "" {
-		if err := writeNew(cfg.TokenFile, []byte(token+"\n")); err != nil {
-			return fmt.Errorf("cannot write the admin token: %w", err)
-		}
+	link, err := tokens.Link(ctx, id, linkTTL)
+	if err != nil {
+		return err
 	}
-	fmt.Fprintf(c.Out, "admin token (shown once): %s\n", token)
+	fmt.Fprintf(c.Out, "dashboard (the link signs in once, within %s): %s%s#%s\n", term.Span(linkTTL), base, server.SignInPath, link)
 	return nil
+}
+
+// linkTTL is how long a sign-in link is valid.
+const linkTTL = 15 * time.Minute
+
+// base returns the address at which a browser of this machine reaches the API on
+// l.
+func (cfg *serverConfig) base(l net.Listener) string {
+	if l == nil || cfg.Role == "controller" {
+		return ""
+	}
+	if cfg.PublicURL != "" {
+		return cfg.PublicURL
+	}
+	at := l.Addr().String()
+	if host, port, err := net.SplitHostPort(at); err == nil && net.ParseIP(host).IsUnspecified() {
+		at = net.JoinHostPort("127.0.0.1", port)
+	}
+	if cfg.TLSCert != "" {
+		return "https://" + at
+	}
+	return "http://" + at
 }
 
 // listen opens the API's address, with TLS if there is a certificate.

@@ -61,7 +61,7 @@ var asking = map[string][]string{
 
 // alone are the verbs that need no daemon, or are one.
 var alone = []string{"agent doctor", "agent enroll", "agent iam", "agent install", "agent run", "agent uninstall", "config agent", "config host", "config server",
-	"doctor", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "status", "version"}
+	"demo", "doctor", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "status", "version"}
 
 // listings are the verbs whose JSON is an array.
 var listings = []string{"agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",

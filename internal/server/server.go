@@ -259,6 +259,7 @@ func (s *Server) routes() {
 	s.machineRoutes()
 	s.haltRoutes()
 	s.peopleRoutes()
+	s.signInRoutes()
 	s.adminRoutes()
 	s.notifyRoutes()
 	s.answerRoutes()

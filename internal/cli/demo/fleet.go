@@ -60,6 +60,7 @@ type cloud struct {
 	started    []*exec.Cmd
 	region     string            // the simulated region's APIs
 	url, token string            // of the server
+	page       string            // the dashboard, with a sign-in link
 	before     map[string]string // the workers' status
 	known      map[string]bool   // workers that were checked since they run
 	checked    atomic.Bool       // the server knows what every worker does
@@ -74,20 +75,22 @@ func (c *cloud) start(ctx context.Context) error {
 			return err
 		}
 	}
-	said, err := c.run("sim", nil, "on port ", "sim", "--listen", "127.0.0.1:0", "--cml-port", "0", "--scenario", filepath.Join(c.data, "sim.yaml"))
+	lines, err := c.run("sim", nil, "on port ", "sim", "--listen", "127.0.0.1:0", "--cml-port", "0", "--scenario", filepath.Join(c.data, "sim.yaml"))
 	if err != nil {
 		return err
 	}
-	c.region = "http://" + word(said, "on http://")
+	c.region = "http://" + word(lines, "on http://")
 	token := filepath.Join(c.data, "token")
 	env := []string{"AWS_ENDPOINT_URL=" + c.region, "AWS_ACCESS_KEY_ID=demo", "AWS_SECRET_ACCESS_KEY=demo",
 		"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null", "LULL_DEMO_CML=cml"}
-	said, err = c.run("server", env, "serving on ", "server", "--data", filepath.Join(c.data, "server"), "--listen", "127.0.0.1:0",
-		"--cml-port", word(said, "on port "), "--config", filepath.Join(c.data, "server.yaml"), "--admin-token-file", token, "--log-level", "error")
+	port := word(lines, "on port ")
+	lines, err = c.run("server", env, "serving on ", "server", "--data", filepath.Join(c.data, "server"), "--listen", "127.0.0.1:0",
+		"--cml-port", port, "--config", filepath.Join(c.data, "server.yaml"), "--admin-token-file", token, "--log-level", "error")
 	if err != nil {
 		return err
 	}
-	c.url = word(said, "serving on ")
+	_, link, _ := strings.Cut(lines, "dashboard ")
+	c.url, c.page = word(lines, "serving on "), word(link, "): ")
 	b, err := os.ReadFile(token)
 	if err != nil {
 		return err
@@ -103,8 +106,8 @@ func word(said, after string) string {
 	return strings.TrimRight(strings.Fields(rest + " ")[0], ",")
 }
 
-// run starts lull and waits until it has printed something; it returns the
-// line.
+// run starts lull and waits until it has printed something; it returns what it
+// printed up to then.
 func (c *cloud) run(name string, env []string, until string, args ...string) (string, error) {
 	logs, err := os.Create(filepath.Join(c.data, name+".log"))
 	if err != nil {
@@ -123,11 +126,12 @@ func (c *cloud) run(name string, env []string, until string, args ...string) (st
 	c.started = append(c.started, cmd)
 	kill := time.AfterFunc(startLimit, func() { _ = cmd.Process.Kill() }) // the demo does not wait any longer
 	defer kill.Stop()
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		if line := lines.Text(); strings.Contains(line, until) {
+	var printed strings.Builder
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		printed.WriteString(lines.Text() + "\n")
+		if strings.Contains(lines.Text(), until) {
 			go func() { _, _ = io.Copy(io.Discard, out) }() // the rest of its output is not needed
-			return line, nil
+			return printed.String(), nil
 		}
 	}
 	said, _ := os.ReadFile(logs.Name())
@@ -184,7 +188,7 @@ func (c *cloud) live(ctx context.Context) {
 		return
 	}
 	c.checked.Store(true)
-	c.say("\nThe fleet has %d workers, whose day takes 24 minutes. One is stopped after a\nminute without use. Its dashboard:\n\n  %s\n", n, c.url)
+	c.say("\nThe fleet has %d workers, whose day takes 24 minutes. One is stopped after a\nminute without use. Its dashboard:\n\n  %s\n", n, c.page)
 	c.surprise(ctx)
 }
 

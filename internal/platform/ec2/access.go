@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/credentials/stscreds"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
+	"github.com/aws/smithy-go/logging"
 )
 
 const (
@@ -47,7 +48,8 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	if region == "" {
 		return aws.Config{}, errors.New("cannot load AWS configuration: no region is given")
 	}
-	options := []func(*config.LoadOptions) error{config.WithRegion(region)}
+	// The SDK logs what it also returns as errors.
+	options := []func(*config.LoadOptions) error{config.WithRegion(region), config.WithLogger(logging.Nop{})}
 	if a.Credentials != nil {
 		options = append(options, config.WithCredentialsProvider(a.Credentials))
 	}

@@ -65,6 +65,9 @@ type Token struct {
 	ExpiresAt *time.Time `json:"expires_at,omitempty"`
 	RevokedAt *time.Time `json:"revoked_at,omitempty"`
 	RevokedBy string     `json:"revoked_by,omitempty"`
+	// Parent is the token whose sign-in link opened this session; it ends with
+	// that token. Empty for a token that is no session.
+	Parent string `json:"parent,omitempty"`
 }
 
 // record is a token as stored.
@@ -270,11 +273,14 @@ func hash(secret string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// The name and origin of the first admin token.
+const firstName, firstBy = "first-admin", "first start"
+
 // First creates the first admin token of a fleet and returns it, or "" if one
 // was ever created. Any number of servers may call it at once; exactly one
 // creates the token.
 func (t *Tokens) First(ctx context.Context) (string, error) {
-	r, clear := mint(Wanted{Name: "first-admin", Role: Admin, By: "first start"})
+	r, clear := mint(Wanted{Name: firstName, Role: Admin, By: firstBy})
 	made := false
 	_, err := store.Transact(ctx, t.store, []string{born, prefix + r.ID}, func(view []store.Value) ([]store.Op, error) {
 		made = false
@@ -349,13 +355,28 @@ func (t *Tokens) Check(now time.Time, presented string) (Token, error) {
 	id, secret, ok := split(presented)
 	t.mu.RLock()
 	r := t.byID[id]
+	parent := t.byID[r.Parent]
 	t.mu.RUnlock()
 	same := subtle.ConstantTimeCompare([]byte(hash(secret)), []byte(r.Hash)) == 1
 	switch {
-	case !ok, !same, r.RevokedAt != nil, r.ExpiresAt != nil && !now.Before(*r.ExpiresAt):
+	case !ok, !same, r.ended(now), r.Parent != "" && (parent.ID == "" || parent.ended(now)):
 		return Token{}, ErrDenied
 	}
 	return r.Token, nil
+}
+
+// ended reports whether a token was revoked or has expired.
+func (t *Token) ended(now time.Time) bool {
+	return t.RevokedAt != nil || t.ExpiresAt != nil && !now.Before(*t.ExpiresAt)
+}
+
+// ID returns the id in a token, or "" if it is malformed.
+func ID(presented string) string {
+	id, _, ok := split(presented)
+	if !ok {
+		return ""
+	}
+	return id
 }
 
 // split splits a token into its parts. ok is false if it is malformed.

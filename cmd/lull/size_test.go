@@ -1,0 +1,47 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"lull/internal/lib/programtest"
+)
+
+// TestSize holds the programs, stripped, to their limits. make size says what takes
+// the space.
+func TestSize(t *testing.T) {
+	dir := t.TempDir()
+	if err := programtest.Into(dir, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"); err != nil {
+		t.Fatal(err)
+	}
+	one := int64(0) // lull with its helpers inside, compressed, as it is released
+	for name, limit := range map[string]int{"lull": 60e6, "lull-agent": 20e6, "lull-shim": 6e6, "lull-harness": 6e6} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(b) > limit {
+			t.Errorf("%s has %d bytes, at most %d are allowed", name, len(b), limit)
+		}
+		switch name {
+		case "lull":
+			one += int64(len(b))
+		case "lull-shim", "lull-harness":
+			var packed bytes.Buffer
+			w := gzip.NewWriter(&packed)
+			if _, err := w.Write(b); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			one += int64(packed.Len())
+		}
+	}
+	if one > 60e6 {
+		t.Errorf("lull with its helpers has %d bytes, at most 60 MB are allowed", one)
+	}
+}
