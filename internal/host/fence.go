@@ -47,8 +47,11 @@ const unwatchableRetry = time.Minute
 //	               asks the runtime
 //
 // If a look finds anything, the instance is thawed at once and no pause is
-// recorded. A wake requested before the commit cancels the pause. One requested
-// after it is served as soon as the lock is free.
+// recorded. A wake requested before the end of the commit cancels the pause. One
+// requested after it is served as soon as the lock is free. No wake waits for
+// the disk: while the record is written, a request for one ends the commit. The
+// record of a pause that was canceled like this may reach the disk. The next
+// write replaces it, and a daemon that finds it also finds that the program runs.
 type fence struct {
 	pause  []step
 	undo   []step // after a failed step of pause or stop
@@ -285,8 +288,17 @@ func (a *attempt) stirred() error {
 
 func commitPause(a *attempt) error {
 	i := a.i
+	if err := a.stirred(); err != nil {
+		return err
+	}
+	if i.gate != nil {
+		i.gate.Sleep()
+	}
 	now := i.h.Now()
-	err := i.saveOrNote(a.asked(), func(r *instance.Record) {
+	i.mu.Lock()
+	old := i.rec
+	i.mu.Unlock()
+	err := a.saveFrozen(a.asked(), func(r *instance.Record) {
 		if a.adopted { // it stays on its step of the ladder
 			return
 		}
@@ -294,6 +306,8 @@ func commitPause(a *attempt) error {
 		r.Freed, r.Saved = 0, 0
 		r.LastPausedAt, r.PausedBy = now, a.by
 		r.PauseCount++
+	}, func(r *instance.Record) { // undo leaves the state
+		r.LastPausedAt, r.PausedBy, r.PauseCount = old.LastPausedAt, old.PausedBy, old.PauseCount
 	})
 	if err != nil {
 		return err
@@ -301,11 +315,53 @@ func commitPause(a *attempt) error {
 	i.mu.Lock()
 	i.retry.notBefore = time.Time{}
 	i.mu.Unlock()
-	if i.gate != nil {
-		i.gate.Sleep()
-	}
 	i.scheduleAsleep(now)
 	return nil
+}
+
+// saveFrozen is saveOrNote for a frozen workload. If a wake is requested
+// meanwhile, it stops waiting for the disk, which may still write the change. It
+// then applies revert, which must keep the state, and returns an errStirred.
+// Without a revert the change stays, since it describes what has happened.
+func (a *attempt) saveFrozen(asked bool, change, revert func(r *instance.Record)) error {
+	i := a.i
+	i.mu.Lock()
+	old := i.rec
+	i.mu.Unlock()
+	rec := i.update(change)
+	written := make(chan error, 1)
+	i.h.spawn(func() {
+		err := i.h.saver.Write(i, &rec)
+		i.h.point("written", i)
+		written <- err
+	})
+	for {
+		select {
+		case err := <-written:
+			switch {
+			case err == nil:
+				return nil
+			case asked:
+				i.h.saver.WriteLater(i, i.id)
+				return nil
+			}
+			i.mu.Lock()
+			i.rec = old
+			i.mu.Unlock()
+			return fmt.Errorf("cannot record %s: %w", i.name(), err)
+		case <-i.stir: // possibly for a request that has been served
+			err := a.stirred()
+			switch {
+			case err == nil:
+			case revert == nil:
+				i.h.saver.WriteLater(i, i.id)
+				return nil
+			default:
+				i.update(revert)
+				return err
+			}
+		}
+	}
 }
 
 func save(a *attempt) error {
@@ -326,9 +382,9 @@ func save(a *attempt) error {
 
 func commitSaved(a *attempt) error {
 	ident := a.work.Identity() // without a process now
-	return a.i.save(func(r *instance.Record) {
+	return a.saveFrozen(false, func(r *instance.Record) {
 		r.State, r.StatusReason, r.Saved, r.Identity = power.Hibernated, a.reason, a.saved, &ident
-	})
+	}, nil)
 }
 
 func disarm(a *attempt) error {
@@ -416,10 +472,14 @@ func (i *inst) open() {
 }
 
 func stopIntent(a *attempt) error {
-	return a.i.saveOrNote(a.asked(), func(r *instance.Record) {
+	change := func(r *instance.Record) {
 		r.State, r.StatusReason, r.StoppedBy = power.Stopping, a.reason, a.by
 		if a.i.turn.again {
 			r.StoppedBy, r.RestartAt = "", a.i.h.Now()
 		}
-	})
+	}
+	if a.frozen && !a.force {
+		return a.saveFrozen(false, change, func(*instance.Record) {}) // undo reverts it
+	}
+	return a.i.saveOrNote(a.asked(), change)
 }

@@ -36,6 +36,9 @@ type inst struct {
 	// instance's power state requires it.
 	lock chan struct{}
 	turn turn
+	// stir wakes the holder of the lock while it waits for the disk. It has room
+	// for one.
+	stir chan struct{}
 
 	// mu guards the rest. It is never held across anything that blocks.
 	mu    sync.Mutex
@@ -141,7 +144,7 @@ type ending struct {
 
 func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 	spec := rec.Spec // a separate copy: rec changes under mu
-	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1)}
+	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1), stir: make(chan struct{}, 1)}
 	i.due = deadlines.NewEntry(i)
 	i.set.Store(&spec)
 	if s, ok := rt.(instance.Sizer); ok {
@@ -154,6 +157,15 @@ func (i *inst) name() string { return i.spec().Name } // only RenamedOutside cha
 
 // spec returns the user's settings. The result must not be modified.
 func (i *inst) spec() *instance.Spec { return i.set.Load() }
+
+// stirNow has the holder of the lock check for requests, if it waits for the
+// disk while the instance is frozen.
+func (i *inst) stirNow() {
+	select {
+	case i.stir <- struct{}{}:
+	default: // it has not seen the last one yet
+	}
+}
 
 // acquire takes the lock.
 func (i *inst) acquire() { i.lock <- struct{}{} }

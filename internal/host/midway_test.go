@@ -397,6 +397,26 @@ func TestDetached(t *testing.T) {
 			r.is("a", power.Stopped)
 		})
 	})
+	t.Run("pause", func(t *testing.T) {
+		inBubble(t, func(r *rig) {
+			r.disk.On = func(rec *instance.Record) {
+				if rec.State == power.Pausing {
+					time.Sleep(time.Minute)
+				}
+			}
+			id := r.run("a", nil)
+			ctx, cancel := context.WithCancel(context.Background())
+			time.AfterFunc(time.Second, cancel)
+			if err := r.Complete(ctx, func(ctx context.Context) error { return r.Pause(ctx, "a", ByManual, true) }); !errors.Is(err, context.Canceled) {
+				t.Errorf("who did not wait was told: %v", err)
+			}
+			c := r.k.Connect(id)
+			time.Sleep(2 * time.Minute)
+			r.is("a", power.Paused)
+			c.Send()
+			r.is("a", power.Running)
+		})
+	})
 	t.Run("stop in the queue", func(t *testing.T) {
 		inBubble(t, func(r *rig) {
 			r.k.Deep, r.k.Restore = true, 10*time.Second

@@ -21,6 +21,7 @@ import (
 func (i *inst) wantWake(why string) {
 	i.ask()
 	i.requests.wanted.Store(&why)
+	i.stirNow()
 	i.h.point("wake-wanted", i)
 	if i.tryAcquire() {
 		if i.rt.Capabilities().Network {
@@ -64,6 +65,7 @@ func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
 		}
 	}
 	defer i.ask()()
+	i.stirNow()
 	leave, err := i.h.enter(ctx, i, call{what: "wake", by: byConnection, client: true, may: func() error { return i.mayWake(a) }})
 	if err != nil {
 		return err

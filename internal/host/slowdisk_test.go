@@ -1,0 +1,71 @@
+package host
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
+)
+
+// TestWakeDoesNotWaitForDisk checks that a client that comes while the record
+// of a sleeping instance is being written is answered before the disk is, on
+// both paths. A pause and an automatic stop are then called off.
+func TestWakeDoesNotWaitForDisk(t *testing.T) {
+	for _, at := range []power.Instance{power.Paused, power.Reclaimed, power.Hibernated, power.Stopping} {
+		for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
+			t.Run(string(at)+"/"+string(path), func(t *testing.T) {
+				inBubble(t, func(r *rig) {
+					r.k.Deep = true
+					writing := make(chan struct{})
+					slow := true
+					r.disk.On = func(rec *instance.Record) {
+						if rec.State == at && slow {
+							slow = false
+							close(writing)
+							time.Sleep(time.Hour)
+						}
+					}
+					id := r.run("a", func(s *instance.Spec) {
+						switch at {
+						case power.Reclaimed:
+							s.ReclaimAfter = idle.Duration(time.Minute)
+						case power.Hibernated:
+							s.HibernateAfter = idle.Duration(time.Minute)
+						}
+					})
+					<-writing
+					began := time.Now()
+					var c *hosttest.Client
+					if path == instance.PathDirect {
+						c = r.k.Connect(id)
+					} else {
+						var err error
+						if c, err = r.gates["a"].Arrive(r.ctx); err != nil {
+							t.Fatal(err)
+						}
+					}
+					synctest.Wait()
+					if c.Outcome() != "answered" || time.Since(began) > time.Second {
+						t.Errorf("after %s the client is %s", time.Since(began), c.Outcome())
+					}
+					o := r.is("a", power.Running)
+					counts := map[power.Instance][2]uint64{power.Paused: {0, 0}, power.Reclaimed: {1, 1}, power.Hibernated: {1, 1}, power.Stopping: {1, 0}}
+					if got := [2]uint64{o.PauseCount, o.WakeCount}; got != counts[at] {
+						t.Errorf("pauses and wakes are %v, want %v", got, counts[at])
+					}
+					c.Close()
+					time.Sleep(2 * time.Hour)
+					rec := r.disk.All()[0]
+					if rec.State == power.Running {
+						t.Error("it does not go to sleep anymore")
+					}
+					r.is("a", rec.State)
+				})
+			})
+		}
+	}
+}
