@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross deb web demo recording size check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross install uninstall deb web demo recording size check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,16 @@ cross: ## build for macOS and for arm64, in bin/cross
 	@for t in $(CROSS); do echo "building for $$t"; export GOOS=$${t%/*} GOARCH=$${t#*/}; \
 		case $$t in darwin/*) what=./cmd/lull;; *) what='-tags bundle ./cmd/...'; $(call BUNDLE,$(LDFLAGS));; esac; \
 		go build -ldflags '$(LDFLAGS)' -o bin/cross/$$t/ $$what || exit 1; done
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+BIN ?= bin
+install: ## install what make build built: programs, units, completions, man pages (PREFIX, DESTDIR)
+	@[ -x $(BIN)/lull ] || $(MAKE) build
+	etc/install '$(DESTDIR)' '$(PREFIX)' '$(BIN)'
+
+uninstall: ## remove what make install installed
+	etc/install --remove '$(DESTDIR)' '$(PREFIX)' '$(BIN)'
 
 deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist

@@ -132,7 +132,8 @@ func TestDebianPackage(t *testing.T) {
 		"etc/lull/agent.yaml", "etc/default/lull-agent", "usr/lib/sysusers.d/lull.conf", "usr/share/doc/lull/README.md",
 		"etc/default/lull-host", "etc/default/lull-server", "usr/share/lull/prometheus-rules.yaml", "usr/share/lull/grafana-dashboard.json",
 		"usr/share/doc/lull/examples/user-data.sh", "usr/share/doc/lull/examples/cloud-init.yaml", "usr/share/doc/lull/examples/cloudformation.yaml",
-		"usr/share/doc/lull/docs/reference/config-agent.md", "usr/share/doc/lull/docs/operations.md", "usr/share/doc/lull/examples/iam-agent.json", "usr/share/bash-completion/completions/lull"} {
+		"usr/share/doc/lull/docs/reference/config-agent.md", "usr/share/doc/lull/docs/operations.md", "usr/share/doc/lull/examples/iam-agent.json", "usr/share/bash-completion/completions/lull",
+		"usr/share/zsh/vendor-completions/_lull", "usr/share/fish/vendor_completions.d/lull.fish", "usr/share/man/man1/lull.1.gz", "usr/share/man/man1/lull-worker-ls.1.gz"} {
 		modeIs(t, in(f), map[bool]fs.FileMode{true: 0o600, false: 0o644}[f == "etc/lull/agent.yaml"])
 	}
 	linksHold(t, in("usr/share/doc/lull"))

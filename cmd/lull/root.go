@@ -66,7 +66,7 @@ use lull run.`,
 	add("explain", "See what happens and why:", one(status.Command(c.Session)), explain.Commands(c.Session), savings.Commands(c.Session))
 	add("fleet", "Manage a fleet of cloud machines:", one(c.serverCommand()), worker.Commands(c.Session), policy.Commands(c.Session))
 	add("agent", "Stop the machine that it runs on:", one(c.agentCommand()))
-	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.VersionCommand(version), c.referenceCommand()))
+	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.VersionCommand(version), c.referenceCommand(), c.manCommand()))
 	root.SetHelpCommandGroupID("admin")
 	root.SetCompletionCommandGroupID("admin")
 	for _, path := range toldUnderHalt {
