@@ -24,7 +24,7 @@ import (
 )
 
 func (c verbs) doctor() *cobra.Command {
-	cmd := &cobra.Command{Use: "doctor", Short: "Check this machine for what the agent needs", Args: term.Args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "doctor", Short: "Check this machine for what the agent needs", Example: "  lull agent doctor", Args: term.Args(cobra.NoArgs),
 		Long: `Check what the agent needs on this machine: its group, its policy, where it reads
 logins, and the cloud's metadata, tags, permissions (tested with dry runs) and
 hibernation. Exit code 1 means that something is missing.`,

@@ -30,7 +30,7 @@ import (
 func (c verbs) run() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Stop this machine when it is idle",
+		Short: "Stop this machine when it is idle", Example: "  lull agent run\n  lull agent run --config /etc/lull/agent.yaml",
 		Long: `Watch this machine, and stop or hibernate it when every signal has been quiet for
 the idle-timeout set by its tags or /etc/lull/agent.yaml. Without an idle-timeout,
 the agent only watches.

@@ -23,7 +23,7 @@ import (
 )
 
 func (c *cli) doctorCommand() *cobra.Command {
-	return &cobra.Command{Use: "doctor", Short: "Check this machine for missing prerequisites", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "doctor", Short: "Check this machine for missing prerequisites", Example: "  lull doctor", Args: term.Args(cobra.NoArgs),
 		Long: `Check what lull host needs on this machine, for each runtime, and how to get what is
 missing. Exit code 1 means that something is missing that every instance needs.
 See also lull server doctor and lull agent doctor.`,

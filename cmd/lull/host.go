@@ -32,7 +32,7 @@ func (c *cli) hostCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "host",
-		Short: "Run and manage instances on this machine",
+		Short: "Run and manage instances on this machine", Example: "  lull host\n  lull host --pause-after 30s --stop-after 10m",
 		Long: `Run instances on this machine: freeze them when idle, and wake them on the first
 packet.
 

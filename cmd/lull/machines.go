@@ -74,7 +74,7 @@ func readable(path string) bool {
 var guestKernel string
 
 func (c *cli) guestKernelCommand() *cobra.Command {
-	return &cobra.Command{Use: "guest-kernel [DIR]", Short: "Download a kernel for microVMs",
+	return &cobra.Command{Use: "guest-kernel [DIR]", Short: "Download a kernel for microVMs", Example: "  lull guest-kernel",
 		Long: `Download Debian's cloud kernel and unpack it, without installing it, into DIR or where
 the running host looks for it. That host uses it at once. Without a running host, the
 directory is the one that a host with this environment uses. Needs apt-get and dpkg. On

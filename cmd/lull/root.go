@@ -19,6 +19,7 @@ import (
 	"lull/internal/cli/savings"
 	"lull/internal/cli/status"
 	"lull/internal/cli/term"
+	"lull/internal/cli/topics"
 	"lull/internal/cli/worker"
 )
 
@@ -47,7 +48,9 @@ func (c *cli) root() *cobra.Command {
 		Long: `lull finds idle compute, pauses it safely, and resumes it the moment it is needed.
 
 To see it work, run lull demo. To run instances on this machine, start lull host, then
-use lull run.`,
+use lull run.
+
+Help on a topic: lull help states, signals, ports, exit-codes, environment or filters.`,
 	}
 	c.Prepare(root)
 	host := c.hostCommand()
@@ -67,6 +70,7 @@ use lull run.`,
 	add("fleet", "Manage a fleet of cloud machines:", one(c.serverCommand()), worker.Commands(c.Session), policy.Commands(c.Session))
 	add("agent", "Stop the machine that it runs on:", one(c.agentCommand()))
 	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.VersionCommand(version), c.referenceCommand(), c.manCommand()))
+	root.SetHelpCommand(topics.Command(&c.Term))
 	root.SetHelpCommandGroupID("admin")
 	root.SetCompletionCommandGroupID("admin")
 	for _, path := range toldUnderHalt {
@@ -103,5 +107,8 @@ and the source of each. A fault is reported with its flag, variable or line, and
 makes the exit code 2.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.configHost(), agentcmd.Config(c.Session, "agent"), c.configServer())
+	for _, sub := range cmd.Commands() {
+		sub.Example = "  lull config " + sub.Name() + "\n  lull config " + sub.Name() + " --json"
+	}
 	return cmd
 }

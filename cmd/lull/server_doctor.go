@@ -36,7 +36,7 @@ const (
 
 func (c *cli) serverDoctor() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "doctor", Short: "Check a server's settings, files and permissions", Args: term.Args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "doctor", Short: "Check a server's settings, files and permissions", Example: "  lull server doctor --config server.yaml", Args: term.Args(cobra.NoArgs),
 		Long: `Check everything that a server with these settings needs: its files, the store, the
 listen address and certificate, credentials and permissions in each region, the clock
 and the price table. With LULL_SERVER and LULL_TOKEN, also check the running server's

@@ -2,8 +2,11 @@ package host
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"path/filepath"
+	"strings"
 
 	"lull/internal/core/instance"
 	"lull/internal/host/logs"
@@ -37,3 +40,42 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 
 // logPath is the file to which the program's output goes.
 func (i *inst) logPath() string { return filepath.Join(i.h.cfg.LogDir, i.id+".log") }
+
+// shownLines is how many lines of output the error of a failed start contains.
+const shownLines = 10
+
+// Discard removes an instance that did not start because of cause, and returns
+// cause with the last lines that the instance printed. An instance on which a user
+// acted meanwhile is kept.
+func (h *Host) Discard(ctx context.Context, id string, cause error) error {
+	if refused, is := errors.AsType[*RefusedError](cause); is && refused.Overtaken {
+		return cause
+	}
+	i, err := h.find(id)
+	if err != nil {
+		return cause
+	}
+	printed := i.lastOutput(ctx)
+	if err := h.Delete(ctx, id, ByManual); err != nil {
+		return errors.Join(cause, fmt.Errorf("it was not removed: %w", err))
+	}
+	if printed != "" {
+		cause = fmt.Errorf("%w\nIts last output:\n%s", cause, printed)
+	}
+	return cause
+}
+
+// lastOutput returns the last lines that an instance printed, "" if they cannot be
+// read.
+func (i *inst) lastOutput(ctx context.Context) string {
+	if r, ok := i.rt.(instance.LogReader); ok {
+		var b strings.Builder
+		_ = r.Logs(ctx, i.id, &b, shownLines, false) // what came before an error is shown
+		return b.String()
+	}
+	text, err := logs.Tail(i.logPath(), shownLines)
+	if err != nil {
+		return ""
+	}
+	return text
+}

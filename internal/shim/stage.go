@@ -276,7 +276,7 @@ func find(name string, env []string) (string, error) {
 	if denied {
 		return "", fmt.Errorf("cannot run %q: it is in PATH but not executable: %w", name, unix.EACCES)
 	}
-	return "", fmt.Errorf("cannot find %q in PATH %q: %w", name, path, unix.ENOENT)
+	return "", fmt.Errorf("cannot find %q in a directory of PATH: %w", name, unix.ENOENT)
 }
 
 // resetSignals gives every signal its default action and blocks none, whatever

@@ -74,7 +74,7 @@ take precedence.`,
 }
 
 func (c verbs) logoutCommand() *cobra.Command {
-	return &cobra.Command{Use: "logout", Short: "Log out of the server on this machine", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "logout", Short: "Log out of the server on this machine", Example: "  lull logout", Args: term.Args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error { return c.KeepLogin(c.ServerURL(), nil) }}
 }
 

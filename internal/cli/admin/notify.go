@@ -45,7 +45,7 @@ func (c verbs) letters(ctx context.Context) (*control.Client, []channel.DeadLett
 }
 
 func (c verbs) notifyLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List notification channels and their status", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List notification channels and their status", Example: "  lull notify ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, l, err := c.channels(cmd.Context())
 			if err != nil {
@@ -87,7 +87,7 @@ func (c verbs) notifyTest() *cobra.Command {
 }
 
 func (c verbs) notifyDead() *cobra.Command {
-	return &cobra.Command{Use: "dead", Short: "List dead letters", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "dead", Short: "List dead letters", Example: "  lull notify dead", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, l, err := c.letters(cmd.Context())
 			if err != nil {

@@ -16,7 +16,7 @@ import (
 func (c verbs) settingsCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "settings", Short: "Show and change the fleet's settings", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List effective settings and their sources", Args: term.Args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List effective settings and their sources", Example: "  lull settings ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {

@@ -60,7 +60,7 @@ reports, for its --machine. A token is valid until it is revoked, or until --for
 }
 
 func (c verbs) tokenLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List tokens", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List tokens", Example: "  lull token ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := c.tokens(cmd.Context())
 			if err != nil {
@@ -85,7 +85,7 @@ func (c verbs) tokens(ctx context.Context) ([]control.Token, error) {
 }
 
 func (c verbs) tokenRevoke() *cobra.Command {
-	return &cobra.Command{Use: "revoke ID", Short: "Revoke a token permanently", Args: term.Args(cobra.ExactArgs(1)),
+	return &cobra.Command{Use: "revoke ID", Short: "Revoke a token permanently", Example: "  lull token revoke ci", Args: term.Args(cobra.ExactArgs(1)),
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 			l, err := c.tokens(cmd.Context())
 			if err != nil || len(a) > 0 {

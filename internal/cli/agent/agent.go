@@ -190,7 +190,7 @@ func (c verbs) completeAgents(cmd *cobra.Command, a []string, _ string) (names [
 }
 
 func (c verbs) agentReload() *cobra.Command {
-	return c.OnAgent(&cobra.Command{Use: "reload", Short: "Re-read tags and local policy, and show what changed", Args: term.Args(cobra.NoArgs),
+	return c.OnAgent(&cobra.Command{Use: "reload", Short: "Re-read tags and local policy, and show what changed", Example: "  lull agent reload", Args: term.Args(cobra.NoArgs),
 		Long: `Have the running agent re-read its tags and its local policy file, and show what
 changed. Faults are listed and make the exit code 1; settings that cannot be read
 keep their last good values.`},

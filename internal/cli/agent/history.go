@@ -21,7 +21,7 @@ import (
 func (c verbs) agentHistory() *cobra.Command {
 	var since, until string
 	var q agentctl.HistoryQuery
-	cmd := c.OnAgent(&cobra.Command{Use: "history", Short: "Show when this machine was in use and what was decided", Args: term.Args(cobra.NoArgs),
+	cmd := c.OnAgent(&cobra.Command{Use: "history", Short: "Show when this machine was in use and what was decided", Example: "  lull agent history", Args: term.Args(cobra.NoArgs),
 		Long: `Show when this machine was in use, and what was decided and done, and why. A chart
 has one row per signal, with time from left to right (the last 24 hours unless
 --since is given); the entries follow below. A blank means no data: the signal was

@@ -56,7 +56,7 @@ idleness or a completion, only by its TTL. A lease lasts 10 minutes unless --for
 
 func (c verbs) agentLeaseRelease() *cobra.Command {
 	var holder string
-	cmd := c.OnAgent(&cobra.Command{Use: "release", Short: "Release a lease", Args: term.Args(cobra.NoArgs)},
+	cmd := c.OnAgent(&cobra.Command{Use: "release", Short: "Release a lease", Example: "  lull agent lease release", Args: term.Args(cobra.NoArgs)},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			if err := cl.ReleaseLease(cmd.Context(), holder); err != nil {
 				return err
@@ -72,7 +72,7 @@ func (c verbs) agentLeaseRelease() *cobra.Command {
 }
 
 func (c verbs) agentLeaseList() *cobra.Command {
-	return c.OnAgent(&cobra.Command{Use: "ls", Short: "List leases", Args: term.Args(cobra.NoArgs)},
+	return c.OnAgent(&cobra.Command{Use: "ls", Short: "List leases", Example: "  lull agent lease ls", Args: term.Args(cobra.NoArgs)},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			l, err := cl.Leases(cmd.Context())
 			if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // agentLs lists the agents that report to a server.
 func (c verbs) agentLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List agents, and which are outdated or silent", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List agents, and which are outdated or silent", Example: "  lull agent ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {

@@ -37,9 +37,14 @@ func (c *Session) Prepare(root *cobra.Command) {
 	root.SetOut(c.Out)
 	root.SetErr(c.Err)
 	root.SetIn(c.In)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return term.Usage(fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath()))
-	})
+	root.SetFlagErrorFunc(term.FlagFault)
+	root.Args = func(cmd *cobra.Command, a []string) error { // without it, cobra refuses in words of its own
+		if len(a) > 0 {
+			return term.UnknownVerb(cmd, a[0])
+		}
+		return nil
+	}
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	c.Bind(root.PersistentFlags())
 }
 
@@ -59,7 +64,7 @@ func (c *Session) Execute(ctx context.Context, root *cobra.Command, args []strin
 
 // VersionCommand returns the verb that prints the version.
 func (c *Session) VersionCommand(version string) *cobra.Command {
-	return &cobra.Command{Use: "version", Short: "Print the version", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "version", Short: "Print the version", Example: "  lull version", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.Print(map[string]string{"version": version}, func(w io.Writer) { fmt.Fprintln(w, cmd.Root().Name(), version) })
 		}}

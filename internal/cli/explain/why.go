@@ -125,7 +125,7 @@ func whyText(w io.Writer, y hostctl.Why, at time.Time) {
 }
 
 func (c verbs) workerWhyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "why WORKER", Short: "Explain why a worker runs or was stopped", Args: term.Args(cobra.ExactArgs(1)),
+	cmd := &cobra.Command{Use: "why WORKER", Short: "Explain why a worker runs or was stopped", Example: "  lull worker why cml-1\n  lull worker why cml-1 --at 03:30", Args: term.Args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.CompleteWorkers, RunE: c.workerWhy}
 	AtFlag(cmd)
 	return cmd

@@ -18,7 +18,7 @@ import (
 
 // hostLs lists the hosts of a fleet.
 func (c verbs) hostLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List hosts that report to the fleet", Args: term.Args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List hosts that report to the fleet", Example: "  lull host ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {
@@ -40,7 +40,7 @@ func (c verbs) hostLs() *cobra.Command {
 
 // hostGet shows one host with its instances.
 func (c verbs) hostGet() *cobra.Command {
-	return &cobra.Command{Use: "get HOST", Short: "Show a host with its instances", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeHosts,
+	return &cobra.Command{Use: "get HOST", Short: "Show a host with its instances", Example: "  lull host get desk", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeHosts,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {

@@ -16,7 +16,7 @@ import (
 func (c verbs) imageCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "image", Short: "Manage a host's image cache", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List cached images, largest first", Args: term.Args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List cached images, largest first", Example: "  lull image ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.HostClient()
 			if err != nil {

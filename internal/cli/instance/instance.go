@@ -153,7 +153,7 @@ given; without it, programs that use the workspace see I/O errors.`,
 }
 
 func (c verbs) rmCommand() *cobra.Command {
-	return &cobra.Command{Use: "rm NAME...", Short: "Stop and remove instances", Args: term.Args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
+	return &cobra.Command{Use: "rm NAME...", Short: "Stop and remove instances", Example: "  lull rm web", Args: term.Args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.HostClient()
 			if err != nil {

@@ -26,7 +26,7 @@ func (c verbs) runCommand() *cobra.Command {
 	var path, logMax, memory string
 	var pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
 	var noise instance.Noise
-	var detach, noStart, wake bool
+	var detach, noStart, wake, keep bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] [-- COMMAND [ARG...]]",
 		Short: "Create and start an instance",
@@ -42,7 +42,10 @@ microVM's /tmp, /run and /dev/shm are empty at every start.
 Without -d, lull run shows the output until the instance has ended permanently, and
 exits with its exit code, or 143 if it was removed. Ctrl-C detaches. Long steps, such
 as an image download, and pauses and resumes are reported on standard error. --json
-implies -d and prints the instance once it has started.`,
+implies -d and prints the instance once it has started.
+
+An instance that does not start is removed again, and its last output is shown.
+--keep leaves it for inspection.`,
 		Example: "  lull run -d --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1" +
 			"\n  lull run -d --name api --runtime container --image registry.example.com/api:1 --expose 9000 --stop-after 1h" +
 			"\n  lull run -d --name vm --runtime microvm --image registry.example.com/api:1 --expose 9001:9000 --hibernate-after 10m",
@@ -52,14 +55,14 @@ implies -d and prints the instance once it has started.`,
 	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
 	f.StringVar(&s.Runtime, "runtime", "process", "runtime: process, container or microvm; lull doctor lists what is available")
 	f.StringVar(&s.Image, "image", "", "root file system: a directory, an image file or a registry reference, depending on the runtime")
-	f.StringVar(&memory, "memory", "", "memory limit, such as 256M (default: the runtime's)")
-	f.Float64Var(&s.CPUs, "cpus", 0, "CPUs; 0 is the runtime's default")
+	f.StringVar(&memory, "memory", "", "memory limit, such as 512M (default: 256M for a microVM, otherwise no limit)")
+	f.Float64Var(&s.CPUs, "cpus", 0, "CPUs; 0 is 1 for a microVM, otherwise no limit")
 	f.StringVar((*string)(&s.Net), "net", "", "network access: none; outbound, everything except this machine; or full, this machine too (192.168.127.254 in a microVM). Default: outbound where the instance has its own network")
 	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine to share, DIR[:/PATH/INSIDE][:ro|:rw]; by default at /workspace, writable")
 	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port or unix socket: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP, or unix:PATH; repeatable")
 	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
-	term.BindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: the host's)")
-	term.BindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops (default: the host's)")
+	term.BindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: 1m, or that of lull host --pause-after)")
+	term.BindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops (default: 5m, or that of lull host --stop-after)")
 	term.BindSpan(f, &reclaim, "reclaim-after", 0, "time in paused until its memory is paged out; 0 disables it")
 	term.BindSpan(f, &hibernate, "hibernate-after", 0, "time in paused until it is hibernated to disk; 0 disables it")
 	term.BindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, without traffic for this long, unless a request is unanswered (the last bytes came from the side that asks); 0 disables it")
@@ -79,6 +82,7 @@ implies -d and prints the instance once it has started.`,
 	f.StringArrayVar(&noise.Paths, "ignore-path", nil, "HTTP: path, such as a health check, that neither holds nor wakes; repeatable")
 	f.StringArrayVar(&noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
 	f.BoolVarP(&detach, "detach", "d", false, "return once it has started instead of showing its output; implied by --json")
+	f.BoolVar(&keep, "keep", false, "keep an instance that does not start, with its output and its restarts")
 	f.BoolVar(&noStart, "no-start", false, "create it stopped")
 	term.CompleteWords(cmd, "runtime", "process", "container", "microvm")
 	term.CompleteWords(cmd, "net", string(instance.NetNone), string(instance.NetOutbound), string(instance.NetFull))
@@ -132,7 +136,7 @@ implies -d and prints the instance once it has started.`,
 		if err := s.CheckNew(); err != nil {
 			return term.Usage(err)
 		}
-		return c.runInstance(cmd, s, detach, noStart)
+		return c.runInstance(cmd, hostctl.Create{Spec: s, Start: !noStart, RemoveFailed: !noStart && !keep}, detach)
 	}
 	return cmd
 }
@@ -161,20 +165,20 @@ func localPaths(s *instance.Spec) error {
 	return nil
 }
 
-func (c verbs) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart bool) error {
+func (c verbs) runInstance(cmd *cobra.Command, r hostctl.Create, detach bool) error {
 	cl, err := c.HostClient()
 	if err != nil {
 		return err
 	}
 	ctx := cmd.Context()
 	var o hostctl.Instance
-	if err := c.watched(ctx, cl, s.Name, func() error { o, err = cl.Create(ctx, hostctl.Create{Spec: s, Start: !noStart}); return err }); err != nil {
+	if err := c.watched(ctx, cl, r.Name, func() error { o, err = cl.Create(ctx, r); return err }); err != nil {
 		return err
 	}
-	if s := wakeNotice(s, o); s != "" {
+	if s := wakeNotice(r.Spec, o); s != "" {
 		fmt.Fprintln(c.Err, "lull:", s)
 	}
-	if detach || noStart || c.JSON {
+	if detach || !r.Start || c.JSON {
 		return c.Print(o, func(w io.Writer) {
 			fmt.Fprintf(w, "%s %s%s\n%s\n", o.Name, o.State, endpointsText(o), ladderText(o))
 			c.caveats(o)

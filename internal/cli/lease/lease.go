@@ -191,7 +191,7 @@ func (c verbs) drop(cl leaser, name, holder string) error {
 
 func (c verbs) leaseRelease() *cobra.Command {
 	var holder string
-	cmd := &cobra.Command{Use: "release [NAME]", Short: "Release a lease", Args: term.Args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
+	cmd := &cobra.Command{Use: "release [NAME]", Short: "Release a lease", Example: "  lull lease release web", Args: term.Args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
 		Long: `Release the lease of a holder. Inside an instance NAME can be omitted: the lease on
 that instance is released, through LULL_SOCKET.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -217,7 +217,7 @@ that instance is released, through LULL_SOCKET.`,
 }
 
 func (c verbs) leaseList() *cobra.Command {
-	return &cobra.Command{Use: "ls NAME", Short: "List leases of an instance", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+	return &cobra.Command{Use: "ls NAME", Short: "List leases of an instance", Example: "  lull lease ls web", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.HostClient()
 			if err != nil {

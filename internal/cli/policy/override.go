@@ -20,7 +20,7 @@ func (c verbs) overrideCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "override", Aliases: []string{"overrides"}, Short: "Manage temporary exceptions from policies and schedules", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	var ended bool
-	ls := &cobra.Command{Use: "ls", Short: "List overrides that have not ended", Args: term.Args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List overrides that have not ended", Example: "  lull override ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {
@@ -43,7 +43,7 @@ func (c verbs) overrideCommand() *cobra.Command {
 			})
 		}}
 	ls.Flags().BoolVar(&ended, "ended", false, "also list overrides that ended in the last 60 days")
-	end := &cobra.Command{Use: "end ID", Short: "End an override now", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeOverrides,
+	end := &cobra.Command{Use: "end ID", Short: "End an override now", Example: "  lull override end o-0123456789ab", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeOverrides,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {
@@ -149,7 +149,7 @@ func (c verbs) completeOverrides(cmd *cobra.Command, a []string, _ string) ([]st
 func (c verbs) budgetCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "budget", Aliases: []string{"budgets"}, Short: "Limit automatic stops and starts per time window", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List budgets and their current use", Args: term.Args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List budgets and their current use", Example: "  lull budget ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {
@@ -171,7 +171,7 @@ func (c verbs) budgetCommand() *cobra.Command {
 				})
 			})
 		}}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a budget or reset a built-in one", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a budget or reset a built-in one", Example: "  lull budget rm nights", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
 		RunE: func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/budgets/", a[0]) }}
 	cmd.AddCommand(ls, c.budgetSet(), rm)
 	return cmd

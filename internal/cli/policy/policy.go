@@ -20,10 +20,10 @@ import (
 func (c verbs) policyCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "policy", Aliases: []string{"policies"}, Short: "Manage idle policies and their assignments", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List policies", Args: term.Args(cobra.NoArgs), RunE: c.policyLs}
-	get := &cobra.Command{Use: "get NAME", Short: "Show a policy", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("policies"),
+	ls := &cobra.Command{Use: "ls", Short: "List policies", Example: "  lull policy ls", Args: term.Args(cobra.NoArgs), RunE: c.policyLs}
+	get := &cobra.Command{Use: "get NAME", Short: "Show a policy", Example: "  lull policy get balanced", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("policies"),
 		RunE: func(cmd *cobra.Command, a []string) error { return c.showRule(cmd, "/policies/", a[0], policy.Named{}) }}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove an unused policy or reset a built-in one", Args: term.Args(cobra.ExactArgs(1)),
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove an unused policy or reset a built-in one", Example: "  lull policy rm nights", Args: term.Args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeRules("policies"),
 		RunE:              func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/policies/", a[0]) }}
 	resolve := &cobra.Command{Use: "resolve WORKER", Short: "Show a worker's effective policy and its sources", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
@@ -42,7 +42,7 @@ or region, the template, the policy for all workers, the settings.`,
 			}
 			return c.Print(p, func(out io.Writer) { resolvedText(out, p) })
 		}}
-	groups := &cobra.Command{Use: "groups", Short: "List group assignments of policies, weakest first", Args: term.Args(cobra.NoArgs), RunE: c.policyGroups}
+	groups := &cobra.Command{Use: "groups", Short: "List group assignments of policies, weakest first", Example: "  lull policy groups", Args: term.Args(cobra.NoArgs), RunE: c.policyGroups}
 	cmd.AddCommand(ls, get, c.policyWrite("create"), c.policyWrite("edit"), rm, c.applyCommand("policy", "policies"), resolve, groups)
 	return cmd
 }

@@ -17,7 +17,7 @@ import (
 func (c verbs) scheduleCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "schedule", Aliases: []string{"schedules"}, Short: "Manage the hours during which workers run", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List schedules", Args: term.Args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List schedules", Example: "  lull schedule ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {
@@ -35,14 +35,14 @@ func (c verbs) scheduleCommand() *cobra.Command {
 				})
 			})
 		}}
-	get := &cobra.Command{Use: "get NAME", Short: "Show a schedule", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
+	get := &cobra.Command{Use: "get NAME", Short: "Show a schedule", Example: "  lull schedule get office", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return c.showRule(cmd, "/schedules/", a[0], policy.Schedule{})
 		}}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove an unused schedule", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove an unused schedule", Example: "  lull schedule rm office", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
 		RunE: func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/schedules/", a[0]) }}
 	n := 0
-	next := &cobra.Command{Use: "next NAME", Short: "Show when a schedule opens and closes next", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
+	next := &cobra.Command{Use: "next NAME", Short: "Show when a schedule opens and closes next", Example: "  lull schedule next office", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if n < 1 || n > 200 {
 				return term.Usage(fmt.Errorf("cannot use --lines %d: want 1 to 200", n))

@@ -72,7 +72,7 @@ func (c verbs) agentIAM() *cobra.Command {
 	var prefix, name, partition string
 	cmd := &cobra.Command{
 		Use:   "iam",
-		Short: "Print the minimal IAM policy for the agent",
+		Short: "Print the minimal IAM policy for the agent", Example: "  lull agent iam\n  lull agent iam --terminate",
 		Long: `Print the minimal IAM policy for the agent. It allows an instance to read tags and
 instances, to stop only itself, and to write only its own state tags and its
 ttl-deadline tag (for lull agent ttl extend). --script prints the aws commands that

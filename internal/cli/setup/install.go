@@ -37,7 +37,7 @@ func (c verbs) agentInstall() *cobra.Command {
 	var noStart bool
 	cmd := &cobra.Command{
 		Use:   "install",
-		Short: "Install the agent on this machine",
+		Short: "Install the agent on this machine", Example: "  lull agent install",
 		Long: `Install the agent on this machine: this program in /usr/local/bin, a systemd unit,
 the directories, and the group lull, whose members may use the control socket. An
 existing policy file is kept. The Debian package lull-agent does the same.
@@ -72,8 +72,8 @@ func (c verbs) agentUninstall() *cobra.Command {
 	var purge bool
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Uninstall the agent from this machine",
-		Args:  term.Args(cobra.NoArgs),
+		Short: "Uninstall the agent from this machine", Example: "  lull agent uninstall",
+		Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if filepath.Clean(root) == "/" {
 				if err := systemctl("disable --now lull-agent.service"); err != nil {

@@ -11,22 +11,10 @@ import (
 func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, a []string) error {
 		if err := check(cmd, a); err != nil {
-			if near := nearVerbs(cmd, a); near != "" {
-				return Usage(fmt.Errorf("%w; did you mean %s?", err, near))
-			}
-			return Usage(fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath()))
+			return argFault(cmd, a, err)
 		}
 		return nil
 	}
-}
-
-// nearVerbs are verbs of cmd that sound like what was given as one.
-func nearVerbs(cmd *cobra.Command, a []string) string {
-	if len(a) == 0 || !cmd.HasSubCommands() {
-		return ""
-	}
-	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2) // cobra sets it for the root alone
-	return strings.Join(cmd.SuggestionsFor(a[0]), " or ")
 }
 
 // Exclusive makes a verb refuse more than one of some flags. Call it after RunE is

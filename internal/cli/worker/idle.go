@@ -21,7 +21,7 @@ import (
 )
 
 func (c verbs) workerActivity() *cobra.Command {
-	return &cobra.Command{Use: "activity WORKER", Short: "Show a worker's recent activity, pauses and resumes", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+	return &cobra.Command{Use: "activity WORKER", Short: "Show a worker's recent activity, pauses and resumes", Example: "  lull worker activity cml-1", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.FindWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -54,7 +54,7 @@ func activityText(out io.Writer, w worker.Worker, v worker.Activity) {
 }
 
 func (c verbs) workerIdleStatus() *cobra.Command {
-	return &cobra.Command{Use: "idle-status WORKER", Short: "Show whether a worker is idle and what holds it", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+	return &cobra.Command{Use: "idle-status WORKER", Short: "Show whether a worker is idle and what holds it", Example: "  lull worker idle-status cml-1", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.FindWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -262,7 +262,7 @@ func armedText(out io.Writer, l []worker.Worker) {
 }
 
 func (c verbs) workerLicense() *cobra.Command {
-	cmd := &cobra.Command{Use: "license WORKER", Short: "Manage a worker's CML license", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+	cmd := &cobra.Command{Use: "license WORKER", Short: "Manage a worker's CML license", Example: "  lull worker license cml-1", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
 		Long: `Show the state of a worker's CML license. It is read from CML with the metrics while the
 worker runs. Terminating a worker releases its license.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -309,7 +309,7 @@ left unchanged unless --reregister is given.`,
 	register.Flags().StringVar(&in.Token, "smart-token", "", "registration token, or env:NAME on the server")
 	register.Flags().StringVar(&file, "smart-token-file", "", "file on the server with the registration token")
 	register.Flags().BoolVar(&in.Reregister, "reregister", false, "register again with a new token if already registered")
-	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Release a worker's CML license", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Release a worker's CML license", Example: "  lull worker license deregister cml-1 --wait", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error { return c.license(cmd, a[0], nil, wait) }}
 	wait.bind(deregister)
 	cmd.AddCommand(register, deregister)

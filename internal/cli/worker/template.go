@@ -17,7 +17,7 @@ import (
 func (c verbs) templateCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "template", Short: "Manage launch templates of workers", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List templates", Args: term.Args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List templates", Example: "  lull template ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {
@@ -35,7 +35,7 @@ func (c verbs) templateCommand() *cobra.Command {
 				})
 			})
 		}}
-	get := &cobra.Command{Use: "get NAME", Short: "Show a template", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
+	get := &cobra.Command{Use: "get NAME", Short: "Show a template", Example: "  lull template get small", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {
@@ -47,7 +47,7 @@ func (c verbs) templateCommand() *cobra.Command {
 			}
 			return c.Print(t, func(w io.Writer) { term.YamlText(w, t) })
 		}}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a template; its workers are kept", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a template; its workers are kept", Example: "  lull template rm small", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.ServerClient()
 			if err != nil {

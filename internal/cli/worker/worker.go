@@ -476,7 +476,7 @@ func scanText(w io.Writer, s *fleet.Scan, found int) {
 }
 
 func (c verbs) workerGet() *cobra.Command {
-	return &cobra.Command{Use: "get WORKER", Aliases: []string{"info"}, Short: "Show a worker in detail", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
+	return &cobra.Command{Use: "get WORKER", Aliases: []string{"info"}, Short: "Show a worker in detail", Example: "  lull worker get cml-1", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			_, w, err := c.FindWorker(cmd.Context(), a[0])
 			if err != nil {

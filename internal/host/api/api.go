@@ -139,7 +139,13 @@ func (a *API) verbs(api huma.API) {
 	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {
 		id, err := a.Host.Create(ctx, in.Body.Spec)
 		if err == nil && in.Body.Start {
-			err = a.Host.Complete(ctx, func(ctx context.Context) error { return a.Host.Start(ctx, id, host.ByManual) })
+			err = a.Host.Complete(ctx, func(ctx context.Context) error {
+				err := a.Host.Start(ctx, id, host.ByManual)
+				if err != nil && in.Body.RemoveFailed {
+					err = a.Host.Discard(ctx, id, err)
+				}
+				return err
+			})
 		}
 		if err != nil {
 			return nil, problem(err)

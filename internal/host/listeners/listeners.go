@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -51,7 +53,24 @@ func Explain(want []instance.Endpoint, ls []instance.Listener, guest bool, limit
 	if guest {
 		where = " in the guest"
 	}
-	return fmt.Sprintf("nothing listens on %s%s after %s", target, where, idle.Human(limit))
+	text := fmt.Sprintf("nothing listens on %s%s after %s", target, where, idle.Human(limit))
+	if found := others(want, ls); len(found) > 0 {
+		text += "; the program listens on " + strings.Join(found, ", ") + ": expose that instead"
+	}
+	return text
+}
+
+// others returns the addresses of TCP listeners that no endpoint of want is for.
+func others(want []instance.Endpoint, ls []instance.Listener) (out []string) {
+	for _, l := range ls {
+		if l.Network != "tcp" || slices.ContainsFunc(want, func(e instance.Endpoint) bool { return len(On(e, []instance.Listener{l})) > 0 }) {
+			continue
+		}
+		if !slices.Contains(out, l.Addr) {
+			out = append(out, l.Addr)
+		}
+	}
+	return out
 }
 
 // Taken returns the first target of want on which the program, whose listeners

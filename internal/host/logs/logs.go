@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -52,6 +53,17 @@ func Copy(ctx context.Context, w http.ResponseWriter, tail int, follow bool, sou
 			return nil
 		}
 	}
+}
+
+// Tail returns the last n lines of a log.
+func Tail(path string, n int) (string, error) {
+	parts, err := new(view).last(path, n)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	err = copyParts(&b, parts)
+	return b.String(), err
 }
 
 // Flushing returns a writer that flushes w after each write.

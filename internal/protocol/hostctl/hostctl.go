@@ -122,6 +122,8 @@ type RelayStats struct {
 type Create struct {
 	instance.Spec
 	Start bool `json:"start" doc:"Start it at once"`
+	// RemoveFailed removes it again if it does not start.
+	RemoveFailed bool `json:"remove_failed,omitempty" doc:"With start: remove it again if it does not start; the error has its last output"`
 }
 
 // Logs selects a part of an instance's output.
