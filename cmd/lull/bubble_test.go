@@ -134,7 +134,7 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 	admin, err := tokens.First(ctx)
 	fatal(err)
 	api, err := server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1", Live: observed{r.ctl}, Admin: controllerAdmin{r.ctl, "all"}, Log: log,
-		Regions: regionsOf(set, func() string { return r.fleet.Settings().AWSDefaultRegion }), Instances: instancesOf(set), CML: cmls.Probe})
+		Regions: regionsOf(set, func() string { return r.fleet.Settings().AWSDefaultRegion }), Instances: instancesOf(set), PriceSource: pricesOf(set), CML: cmls.Probe})
 	fatal(err)
 	for _, f := range []func(context.Context) error{r.ctl.Run, api.Run} {
 		wg.Go(func() {

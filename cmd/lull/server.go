@@ -143,7 +143,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		asked, others = ctl.peers.Handler(), ctl.peers
 	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Program: agentProgram(), Log: log.With("part", "api"),
-		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Regions: ctl.regions, Instances: ctl.instances, CML: ctl.cml, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Record: ctl.record(), Prices: prices, Notifier: note, Peers: asked, Others: others, Name: ctl.name})
+		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Regions: ctl.regions, Instances: ctl.instances, CML: ctl.cml, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Record: ctl.record(), Prices: prices, PriceSource: ctl.prices, Notifier: note, Peers: asked, Others: others, Name: ctl.name})
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,7 @@ import (
 	"lull/internal/server"
 	"lull/internal/server/history"
 	"lull/internal/server/peers"
+	"lull/internal/server/prices"
 	"lull/internal/store"
 )
 
@@ -43,6 +44,7 @@ type controlPlane struct {
 	regions server.Regions
 	// instances and cml are how imports look up and probe a machine.
 	instances server.Instances
+	prices    prices.Source
 	cml       func(ctx context.Context, w worker.Worker) (bool, string)
 	metrics   *prometheus.Registry
 	tasks     []task.Task
@@ -97,7 +99,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, 
 		return plane, err
 	}
 	set := &ec2.Set{Accounts: accounts, Limits: limits}
-	plane.regions, plane.instances = regionsOf(set, func() string { return f.Settings().AWSDefaultRegion }), instancesOf(set)
+	plane.regions, plane.instances, plane.prices = regionsOf(set, func() string { return f.Settings().AWSDefaultRegion }), instancesOf(set), pricesOf(set)
 	if cfg.Role == "api" {
 		plane.keepReports(cfg)
 		plane.tasks = []task.Task{task.Loop("the settings", func(ctx context.Context) error {

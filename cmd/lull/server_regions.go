@@ -5,9 +5,12 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/platform/ec2"
+	"lull/internal/platform/pricelist"
 	"lull/internal/server"
+	"lull/internal/server/prices"
 )
 
 // regionsFresh is for how long an answer about an account's regions holds; a
@@ -63,5 +66,16 @@ func instancesOf(set *ec2.Set) server.Instances {
 			return nil, nil
 		}
 		return &fleet.SeenInstance{State: string(in.State), Type: in.Type, PublicIP: in.PublicIP, PrivateIP: in.PrivateIP, LaunchTime: in.LaunchTime, Tags: in.Tags}, nil
+	}
+}
+
+// pricesOf reads the Price List API with the server's own credentials.
+func pricesOf(set *ec2.Set) prices.Source {
+	return func(ctx context.Context, keys []savings.Key, now time.Time) (savings.Prices, error) {
+		cfg, err := set.Accounts[""].Load(ctx, pricelist.Region)
+		if err != nil {
+			return nil, err
+		}
+		return pricelist.New(cfg).Read(ctx, keys, now)
 	}
 }

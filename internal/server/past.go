@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"time"
 
 	"lull/internal/core/policy/when"
@@ -10,6 +12,7 @@ import (
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/server/history"
+	"lull/internal/server/prices"
 	"lull/internal/server/savings"
 	"lull/internal/server/timeline"
 )
@@ -108,7 +111,35 @@ func (s *Server) savingsRoutes() {
 			if err != nil {
 				return nil, problem(err)
 			}
-			l := savings.Ledger{Records: s.past, Policies: s.fleet, Prices: s.prices}
+			table, err := s.prices.Prices(ctx)
+			if err != nil {
+				return nil, problem(err)
+			}
+			l := savings.Ledger{Records: s.past, Policies: s.fleet, Prices: table}
 			return ok(l.Sum(ctx, savings.Question{By: in.By, Every: in.Every, IdleBy: in.IdleBy, Idle: in.Idle, Zone: in.Zone}, from, to))
+		})
+	register(s, route{id: "list-prices", method: "GET", path: base + "/savings/prices", role: access.Viewer, doc: "The price table, and where each price comes from"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.Prices], error) {
+			return ok(s.prices.List(ctx))
+		})
+	register(s, route{id: "refresh-prices", method: "POST", path: base + "/savings/prices/refresh", role: access.Admin, status: http.StatusOK,
+		doc: "Read the prices of the regions, instance types and volume types in use from the AWS Price List API, and keep them"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.PriceRefresh], error) {
+			var all []worker.Worker
+			for after := ""; ; {
+				page, err := s.fleet.Workers(ctx, worker.Filter{}, after, 1000)
+				if err != nil {
+					return nil, problem(err)
+				}
+				all = append(all, page.Workers...)
+				if after = page.Next; after == "" {
+					break
+				}
+			}
+			r, err := s.prices.Refresh(ctx, actor(ctx), all)
+			if unread, ok := errors.AsType[*prices.UnreadError](err); ok {
+				return nil, fault(http.StatusServiceUnavailable, "cloud_unavailable", unread.Error())
+			}
+			return ok(r, err)
 		})
 }

@@ -48,6 +48,7 @@ import (
 	"lull/internal/server/history"
 	"lull/internal/server/hosts"
 	"lull/internal/server/idempotency"
+	"lull/internal/server/prices"
 	"lull/internal/server/roster"
 	"lull/internal/store"
 )
@@ -99,8 +100,11 @@ type Options struct {
 	// Record stores agents' reports for this server's part of Evidence; nil
 	// stores none. It never blocks.
 	Record func(evidence.Record)
-	// Prices replaces the published table; nil selects that.
+	// Prices replaces the built-in and the refreshed prices; nil selects those.
 	Prices savings.Prices
+	// PriceSource reads current prices from the cloud; nil in a process that
+	// does not call it.
+	PriceSource prices.Source
 	// Web serves all paths outside the API: the dashboard. Nil serves a 404.
 	Web http.Handler
 	// Peers serves the other servers below /internal/; nil for none.
@@ -143,7 +147,7 @@ type Server struct {
 	instances Instances
 	cml       func(ctx context.Context, w worker.Worker) (bool, string)
 
-	prices   savings.Prices
+	prices   *prices.Table
 	web      http.Handler
 	metrics  prometheus.Gatherer
 	notifier Notifier
@@ -185,7 +189,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("cannot make a server without a fleet")
 	}
 	s := &Server{
-		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, regions: o.Regions, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, regions: o.Regions, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
@@ -194,11 +198,9 @@ func New(o Options) (*Server, error) {
 	if s.name == "" {
 		s.name = "server-" + strings.ToLower(rand.Text()[:8])
 	}
-	if s.prices == nil {
-		var err error
-		if s.prices, err = savings.Published(); err != nil {
-			return nil, err
-		}
+	var err error
+	if s.prices, err = prices.New(o.Fleet.Store(), o.Prices, o.PriceSource); err != nil {
+		return nil, err
 	}
 	if s.tokens == nil {
 		s.tokens = access.New(o.Fleet.Store())

@@ -44,7 +44,11 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, progress fun
 	if from, to, err = history.Period(from, to, time.Now(), preview.Usual, preview.Longest); err != nil {
 		return control.Simulation{}, err
 	}
-	p := preview.Preview{Records: s.past, Rules: s.fleet.Rules(), Prices: s.prices}
+	table, err := s.prices.Prices(ctx)
+	if err != nil {
+		return control.Simulation{}, err
+	}
+	p := preview.Preview{Records: s.past, Rules: s.fleet.Rules(), Prices: table}
 	return p.Run(ctx, in, from, to, progress)
 }
 

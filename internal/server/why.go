@@ -123,22 +123,27 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *worker.Worker, n
 	}
 	groundsInto(y, e)
 	if w.Status == power.WorkerStopped {
-		s.restedFor(&y.Account, w, now)
+		return s.restedFor(ctx, &y.Account, w, now)
 	}
 	return nil
 }
 
 // restedFor adds for how long a worker has been stopped and, if lull stopped it,
 // what that has saved. Unknown costs are omitted.
-func (s *Server) restedFor(a *why.Account, w *worker.Worker, now time.Time) {
+func (s *Server) restedFor(ctx context.Context, a *why.Account, w *worker.Worker, now time.Time) error {
+	table, err := s.prices.Prices(ctx)
+	if err != nil {
+		return err
+	}
 	d := now.Sub(w.StatusSince)
 	use := savings.Use{Worker: w.ID, Region: w.AWSRegion, InstanceType: w.InstanceType, Volumes: history.Volumes(w, nil), Avoided: d}
-	_, sum := s.prices.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, "" })
+	_, sum := table.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, "" })
 	if !w.PauseReason.Automatic() || sum.Saved == nil || *sum.Saved < 0.01 {
 		a.Add(why.Rested, w.StatusSince, "", idle.Human(d))
-		return
+		return nil
 	}
 	a.Add(why.Saved, w.StatusSince, "", idle.Human(d), *sum.Saved)
+	return nil
 }
 
 // haltInto adds that all automatic actions are halted, and by whom.

@@ -53,6 +53,7 @@ import (
 	"lull/internal/sim/cwsim"
 	"lull/internal/sim/ec2sim"
 	"lull/internal/sim/imdssim"
+	"lull/internal/sim/pricesim"
 	"lull/internal/sim/wire"
 	"lull/internal/sim/world"
 )
@@ -75,6 +76,7 @@ type Server struct {
 	ec2   *ec2sim.EC2
 	sts   *ec2sim.STS
 	cw    *cwsim.CloudWatch
+	price *pricesim.PriceList
 	mux   *http.ServeMux
 	state string
 }
@@ -95,7 +97,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		World: w, CML: cmlsim.New(w), IMDS: imdssim.New(w), state: o.State,
-		ec2: ec2sim.New(w), sts: ec2sim.NewSTS(w), cw: cwsim.New(w), mux: http.NewServeMux(),
+		ec2: ec2sim.New(w), sts: ec2sim.NewSTS(w), cw: cwsim.New(w), price: pricesim.New(w), mux: http.NewServeMux(),
 	}
 	s.IMDS.Default, s.IMDS.Hops = o.Metadata, o.Hops
 	if err := s.load(); err != nil {
@@ -118,6 +120,10 @@ func (s *Server) Handler() http.Handler { return s.mux }
 
 // query passes a request of the query protocol to its service.
 func (s *Server) query(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.Header.Get("X-Amz-Target"), pricesim.Target) {
+		s.price.ServeHTTP(w, r)
+		return
+	}
 	form, err := wire.ParseForm(r)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -76,6 +76,7 @@ based on the server's price table. Amounts without a price are unknown, never ze
 	for _, f := range []string{"by", "idle-by"} {
 		term.CompleteWords(cmd, f, "worker", "region", "policy", "instance_type", "tag:")
 	}
+	cmd.AddCommand(c.pricesCommand())
 	return cmd
 }
 
@@ -93,7 +94,7 @@ func savingsText(w io.Writer, r control.Savings) {
 				row("%s\t%s\t%s\t%d\t%.1fh", m.Kind, m.Region, m.Name, m.Workers, m.Hours)
 			}
 		})
-		fmt.Fprintln(w, "Give the server a price table that has them: lull server --prices FILE\n(kind,region,name,usd,as_of). It replaces the built-in table.")
+		fmt.Fprintln(w, "Fetch what AWS lists: lull savings prices refresh. Or give the server a table: lull server --prices FILE\n(kind,region,name,usd,as_of), which replaces the built-in one.")
 	}
 	if r.Total.UnknownStorageHours > 0 {
 		fmt.Fprintln(w, "\nstorage is unknown while EC2 has not reported a worker's volumes (ec2:DescribeVolumes), or their type has no price; those hours are in no total")

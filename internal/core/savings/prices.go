@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -28,8 +29,36 @@ type Price struct {
 	AsOf time.Time `json:"as_of"`
 }
 
-// Prices maps kind, region and name to a price.
-type Prices map[[3]string]Price
+// Kinds of prices.
+const (
+	Instance = "instance"
+	Storage  = "storage"
+)
+
+// MaxUSD is what a price must be below.
+const MaxUSD = 10_000
+
+// Key identifies a price: its kind, region, and instance or volume type.
+type Key [3]string
+
+// Kind returns Instance or Storage.
+func (k Key) Kind() string { return k[0] }
+
+// Region returns the code of the region, such as eu-west-1.
+func (k Key) Region() string { return k[1] }
+
+// Name returns the instance type or the volume type.
+func (k Key) Name() string { return k[2] }
+
+// Prices maps what is paid for to its price.
+type Prices map[Key]Price
+
+// With returns p with the prices of newer, which win.
+func (p Prices) With(newer Prices) Prices {
+	out := maps.Clone(p)
+	maps.Copy(out, newer)
+	return out
+}
 
 // maxRows limits the size of a table.
 const maxRows = 100_000
@@ -62,17 +91,17 @@ func Read(in io.Reader) (Prices, error) {
 			continue
 		}
 		usd, err := strconv.ParseFloat(row[3], 64)
-		if err != nil || !(usd > 0 && usd < 10_000) {
+		if err != nil || !(usd > 0 && usd < MaxUSD) {
 			return fail(fmt.Sprintf("%.20q is not a price in USD", row[3]))
 		}
 		at, err := time.Parse(time.DateOnly, row[4])
 		if err != nil {
 			return fail(fmt.Sprintf("%.20q is not a date such as 2026-01-31", row[4]))
 		}
-		if row[0] != "instance" && row[0] != "storage" || row[1] == "" || row[2] == "" {
+		if row[0] != Instance && row[0] != Storage || row[1] == "" || row[2] == "" {
 			return fail("want instance or storage, a region and a name")
 		}
-		key := [3]string{row[0], row[1], row[2]}
+		key := Key{row[0], row[1], row[2]}
 		if _, twice := out[key]; twice {
 			return fail("duplicate row")
 		}
@@ -88,7 +117,7 @@ func Read(in io.Reader) (Prices, error) {
 
 // Hour returns the hourly price of an instance type, nil if unknown.
 func (p Prices) Hour(region, instanceType string) *float64 {
-	if v, ok := p[[3]string{"instance", region, instanceType}]; ok {
+	if v, ok := p[Key{Instance, region, instanceType}]; ok {
 		return &v.USD
 	}
 	return nil
@@ -99,7 +128,7 @@ func (p Prices) Hour(region, instanceType string) *float64 {
 func (p Prices) StorageHour(region string, volumes []Volume) *float64 {
 	usd := 0.0
 	for _, x := range volumes {
-		v, ok := p[[3]string{"storage", region, x.Type}]
+		v, ok := p[Key{Storage, region, x.Type}]
 		if !ok || x.GB <= 0 {
 			return nil
 		}

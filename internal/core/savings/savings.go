@@ -86,11 +86,11 @@ type MissingPrice struct {
 // most avoided hours first. It is empty, not nil, if there are none. Types and
 // volumes that EC2 has not reported are not among them.
 func (p Prices) Missing(uses []Use) []MissingPrice {
-	sums, workers := map[[3]string]float64{}, map[[3]string]map[string]bool{}
+	sums, workers := map[Key]float64{}, map[Key]map[string]bool{}
 	for _, u := range uses {
-		needs := map[[3]string]bool{{"instance", u.Region, u.InstanceType}: true}
+		needs := map[Key]bool{{Instance, u.Region, u.InstanceType}: true}
 		for _, v := range u.Volumes {
-			needs[[3]string{"storage", u.Region, v.Type}] = true
+			needs[Key{Storage, u.Region, v.Type}] = true
 		}
 		for k := range needs {
 			if _, ok := p[k]; ok || k[1] == "" || k[2] == "" {

@@ -215,6 +215,37 @@ type Savings struct {
 	MissingPrices []savings.MissingPrice `json:"missing_prices" doc:"Prices that these workers need and that the server's price table lacks"`
 }
 
+// Where a price comes from.
+const (
+	PriceBuiltIn   = "built-in"
+	PriceRefreshed = "refreshed"
+	PriceOfFile    = "file"
+)
+
+// Price is one row of a server's price table.
+type Price struct {
+	Kind   string  `json:"kind" enum:"instance,storage"`
+	Region string  `json:"region"`
+	Name   string  `json:"name" doc:"Instance type or volume type"`
+	USD    float64 `json:"usd" doc:"An hour of an instance; a GB-month of storage"`
+	AsOf   string  `json:"as_of" format:"date"`
+	Source string  `json:"source" enum:"built-in,refreshed,file"`
+}
+
+// Prices is a server's price table, sorted by region, kind and name.
+type Prices struct {
+	Items       []Price    `json:"items"`
+	RefreshedAt *time.Time `json:"refreshed_at" doc:"Null if prices were never refreshed"`
+	RefreshedBy string     `json:"refreshed_by,omitempty"`
+}
+
+// PriceRefresh is the outcome of a refresh.
+type PriceRefresh struct {
+	At        time.Time              `json:"at"`
+	Refreshed int                    `json:"refreshed" doc:"Prices read and kept"`
+	Missing   []savings.MissingPrice `json:"missing_prices" doc:"Prices that the workers need and AWS does not list"`
+}
+
 // SavingsPeriod is a part of the time range: a day, a week from Monday, or a
 // month in the time zone. The first and the last may be cut short.
 type SavingsPeriod struct {
