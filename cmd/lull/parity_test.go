@@ -69,7 +69,7 @@ var parity = []covers{
 	verb("schedule-boundaries", "schedule next s"), verb("apply-schedule", "schedule apply s one"), verb("apply-schedule", "schedule apply s one --remove"), verb("delete-schedule", "schedule rm s"),
 	verb("add-override", "override keep --all --for 1h"), verb("list-overrides", "override ls"), refused("end-override", "override end none", term.ExitNotFound),
 	verb("put-budget", "budget set b --max 1 --per 1h"), verb("list-budgets", "budget ls"), verb("delete-budget", "budget rm b"),
-	verb("change-settings", "settings set min_workers=0"), verb("list-settings", "settings ls"),
+	verb("change-settings", "settings set min_workers=0"), verb("list-settings", "settings ls"), verb("list-prices", "savings prices"), verb("refresh-prices", "savings prices refresh"),
 	verb("savings", "savings"), verb("simulate-told", "simulate --policy balanced"),
 	verb("create-token", "token create ci"), verb("list-tokens", "token ls"), refused("revoke-token", "token revoke none", term.ExitNotFound),
 	verb("list-agents", "agent ls"), refused("get-agent", "agent get none", term.ExitNotFound), verb("agent-timeline", "agent timeline none"), refused("why-agent", "agent why none", term.ExitNotFound),

@@ -43,7 +43,7 @@ var asking = map[string][]string{
 	"policy apply": {"p", "--all"}, "policy create": {"p"}, "policy edit": {"p"}, "policy get": {"p"}, "policy groups": nil, "policy ls": nil,
 	"policy resolve": {"w"}, "policy rm": {"p"},
 	"run":     {"--", "true"},
-	"savings": nil, "simulate": {"--policy", "balanced"},
+	"savings prices refresh": nil, "simulate": {"--policy", "balanced"},
 	"schedule apply": {"s", "--all"}, "schedule create": {"s", "--zone", "UTC", "--open", "mon-fri 08:00-18:00"}, "schedule edit": {"s"}, "schedule get": {"s"},
 	"schedule ls": nil, "schedule next": {"s"}, "schedule rm": {"s"},
 	"settings ls": nil, "settings set": {"worker_idle_timeout_minutes=30"}, "settings unset": {"worker_idle_timeout_minutes"},

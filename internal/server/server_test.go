@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/launch"
@@ -59,7 +60,10 @@ func newBenchWith(t *testing.T, db store.Store, more func(*server.Options)) *ben
 	if b.admin, err = b.tokens.First(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	o := server.Options{Fleet: f, Tokens: b.tokens, Version: "test", Admin: fakeAdmin{}}
+	o := server.Options{Fleet: f, Tokens: b.tokens, Version: "test", Admin: fakeAdmin{},
+		PriceSource: func(_ context.Context, keys []savings.Key, now time.Time) (savings.Prices, error) {
+			return savings.Prices{keys[0]: {USD: 0.1, AsOf: now}}, nil
+		}}
 	more(&o)
 	if b.api, err = server.New(o); err != nil {
 		t.Fatal(err)
