@@ -42,7 +42,7 @@ var asking = map[string][]string{
 	"override skip": {"--all"}, "override policy": {"p", "--all", "--for", "1h"},
 	"policy apply": {"p", "--all"}, "policy create": {"p"}, "policy edit": {"p"}, "policy get": {"p"}, "policy groups": nil, "policy ls": nil,
 	"policy resolve": {"w"}, "policy rm": {"p"},
-	"run":     {"--", "true"},
+	"run":                    {"--", "true"},
 	"savings prices refresh": nil, "simulate": {"--policy", "balanced"},
 	"schedule apply": {"s", "--all"}, "schedule create": {"s", "--zone", "UTC", "--open", "mon-fri 08:00-18:00"}, "schedule edit": {"s"}, "schedule get": {"s"},
 	"schedule ls": nil, "schedule next": {"s"}, "schedule rm": {"s"},
