@@ -38,6 +38,9 @@ func main() {
 	}
 }
 
+// secret is that of a sign-in link.
+var secret = regexp.MustCompile(`#\w{20,}`)
+
 // record runs the demo and returns what it printed.
 func record(lull string, length time.Duration) ([]line, error) {
 	cmd := exec.Command(lull, "demo", "--for", length.String())
@@ -53,7 +56,7 @@ func record(lull string, length time.Duration) ([]line, error) {
 	lines := []line{{0, "$ lull demo"}}
 	in := bufio.NewScanner(out)
 	for in.Scan() {
-		lines = append(lines, line{time.Since(began), in.Text()})
+		lines = append(lines, line{time.Since(began), secret.ReplaceAllString(in.Text(), "#…")})
 	}
 	return lines, errors.Join(in.Err(), cmd.Wait())
 }
@@ -72,7 +75,7 @@ var colors = []struct {
 	color string
 }{
 	{regexp.MustCompile(`^\$ `), "#ffffff"},
-	{regexp.MustCompile(`^\d\d:\d\d:\d\d .* woke it`), "#f5c563"},
+	{regexp.MustCompile(`^\d\d:\d\d:\d\d .* woken by`), "#f5c563"},
 	{regexp.MustCompile(`^\d\d:\d\d:\d\d .* (paused|hibernated|stopped)`), "#7cc4e8"},
 	{regexp.MustCompile(`^\d\d:\d\d:\d\d .* running`), "#8fd694"},
 	{regexp.MustCompile(`^  .*# `), "#e8e8ea"},

@@ -173,9 +173,9 @@ func (h *host) visit(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			h.happened(p.name, "was %s; its client failed: %v", state, err)
+			h.happened(p.name, "%s; its client failed: %v", state, err)
 		default:
-			h.happened(p.name, "was %s; a client woke it: %s after %s", state, said, short(took))
+			h.happened(p.name, "%s, woken by a client: %s in %s", state, said, short(took))
 		}
 	}
 }

@@ -237,6 +237,6 @@ func visitPostgres(bin string) func(context.Context, string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("%w: %s", err, lastLine(out))
 		}
-		return "select 42 says " + lastLine(out), nil
+		return "select 42 is " + lastLine(out), nil
 	}
 }

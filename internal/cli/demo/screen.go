@@ -62,12 +62,20 @@ func (c *screen) write(text string) {
 	}
 }
 
-// say prints text that stays.
+// say prints text that stays, in place of the picture.
 func (c *screen) say(format string, a ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.write(c.erase() + fmt.Sprintf(format, a...) + "\n")
 	c.drawn = 0
-	c.write(fmt.Sprintf(format, a...) + "\n")
+}
+
+// erase returns what removes the picture from the terminal.
+func (c *screen) erase() string {
+	if c.drawn == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\x1b[%dA\x1b[J", c.drawn)
 }
 
 // happened notes an event, and prints it unless the next picture shows it.
@@ -105,10 +113,7 @@ func (c *screen) show(rows []row) {
 		return
 	}
 	var b strings.Builder
-	if c.drawn > 0 {
-		fmt.Fprintf(&b, "\x1b[%dA\x1b[J", c.drawn)
-	}
-	b.WriteString("\n")
+	b.WriteString(c.erase() + "\n")
 	for _, r := range rows {
 		text := r.state
 		if r.detail != "" {

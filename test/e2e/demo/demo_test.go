@@ -211,12 +211,12 @@ func TestDemo(t *testing.T) {
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp, "LULL_SERVER=http://127.0.0.1:1", "LULL_HOST_DATA=/nowhere", "AWS_PROFILE=none")
 	r := start(t, tmp, cmd)
 	r.await("web", "paused")
-	r.await("web", "woke")
+	r.await("web", "paused, woken")
 	r.await("old-1", "stopped")
 	_, err := exec.LookPath("qemu-system-x86_64")
 	machines := err == nil && os.Getenv("LULL_GUEST_KERNEL") != "" && os.Getenv("LULL_BIN_DIR") != ""
 	if machines {
-		r.await("guest", "was hibernated")
+		r.await("guest", "hibernated, woken")
 	}
 	for _, verb := range []string{"ps", "why web", "worker ls", "worker why old-1"} {
 		out, err := exec.Command("sh", "-c", ". "+r.environment()+" && lull "+verb).CombinedOutput()
@@ -304,7 +304,7 @@ func TestFirstRun(t *testing.T) {
 			cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 			r := start(t, filepath.Join(root, "tmp"), cmd)
 			r.await("web", "paused")
-			r.await("web", "woke")
+			r.await("web", "paused, woken")
 			r.await("old-1", "stopped")
 			r.knowsAll()
 			for _, line := range r.lines() {
