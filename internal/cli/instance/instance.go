@@ -77,7 +77,7 @@ func (c verbs) do(cmd *cobra.Command, names []string, verb string, q url.Values)
 		})
 	}, func() {
 		if !c.JSON {
-			fmt.Fprintf(c.Out, "%s %s\n", done[len(done)-1].Name, done[len(done)-1].State)
+			fmt.Fprintln(c.Out, doneText(verb, done[len(done)-1]))
 		}
 	})
 	switch {
@@ -88,6 +88,19 @@ func (c verbs) do(cmd *cobra.Command, names []string, verb string, q url.Values)
 	default:
 		return errors.Join(c.Print(done, nil), err)
 	}
+}
+
+// doneText says how an instance is after a verb, and how to reverse it.
+func doneText(verb string, o hostctl.Instance) string {
+	switch {
+	case verb == "stop" && o.State == "stopped":
+		return fmt.Sprintf("%s is stopped. Start it with: lull start %s", o.Name, o.Name)
+	case verb == "pause" && o.State == "paused" && o.WakesOnConnection:
+		return fmt.Sprintf("%s is paused. A connection wakes it, or: lull resume %s", o.Name, o.Name)
+	case verb == "pause" && o.State == "paused":
+		return fmt.Sprintf("%s is paused. Resume it with: lull resume %s", o.Name, o.Name)
+	}
+	return fmt.Sprintf("%s is %s.", o.Name, o.State)
 }
 
 // eachName calls do for each name and then succeeded unless do failed. With
@@ -162,7 +175,7 @@ func (c verbs) rmCommand() *cobra.Command {
 			var name string
 			return c.eachName(cmd, a, func(n string) error { name = n; return cl.Remove(cmd.Context(), n) }, func() {
 				if !c.JSON {
-					fmt.Fprintln(c.Out, name, "removed")
+					fmt.Fprintln(c.Out, name, "is removed.")
 				}
 			})
 		}}

@@ -73,7 +73,7 @@ func (c verbs) workerIdleStatus() *cobra.Command {
 				if !v.NotBefore() || v.Expiry.Before(v.TargetPauseAt) {
 					when = "at " + when
 				}
-				fmt.Fprintf(out, "%s %s for %s of %s; pause %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), when)
+				fmt.Fprintf(out, "%s is %s for %s of %s; pause %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), when)
 				explain.VerdictText(out, v.Verdict, v.Expiry)
 			})
 		}}
@@ -101,11 +101,37 @@ the check got. A failed reading never leads to a pause.`,
 				return fmt.Errorf("cannot check %s: %s", w.Name, r.Error)
 			}
 			return c.Print(r.Detect, func(out io.Writer) {
-				if d := r.Detect; d != nil {
-					fmt.Fprintf(out, "%s idle for %s, eligible %t, action %s %s\n", w.Name, idle.HumanMinutes(d.IdleMinutes), d.EligibleForPause, d.Action, d.Error)
+				if r.Detect != nil {
+					fmt.Fprintln(out, detectText(w.Name, *r.Detect))
 				}
 			})
 		}}
+}
+
+// detectText says what a check found and did, with the first reason against a
+// pause.
+func detectText(name string, d worker.DetectResult) string {
+	use := "in use"
+	switch {
+	case !d.IdleCheckPerformed:
+		return fmt.Sprintf("%s was not checked: %s", name, cmp.Or(d.Error, d.TelemetryUnknownWhy, "its readings are unknown"))
+	case d.IsIdle:
+		use = "idle for " + idle.HumanMinutes(d.IdleMinutes)
+	case d.IdleMinutes > 0:
+		use = "quiet for " + idle.HumanMinutes(d.IdleMinutes)
+	}
+	text := fmt.Sprintf("%s is %s; ", name, use)
+	switch {
+	case d.AutoPauseTriggered:
+		return text + "it is being paused."
+	case d.WouldHavePaused:
+		return text + "not paused because it is in dry-run mode."
+	case len(d.Blocks) > 0:
+		return text + "not paused: " + d.Blocks[0].Sentence
+	case d.Guard != "":
+		return text + "not paused because of a limit of the fleet (" + strings.ReplaceAll(strings.TrimPrefix(d.Guard, "skipped_"), "_", " ") + ")."
+	}
+	return text + "not paused."
 }
 
 // protect snoozes a worker, or ends that.
@@ -128,10 +154,10 @@ func (c verbs) protect(cmd *cobra.Command, name string, e *term.EndFlags) error 
 	}
 	return c.Print(w, func(out io.Writer) {
 		if e.Off {
-			fmt.Fprintf(out, "snooze of %s ended\n", w.Name)
+			fmt.Fprintf(out, "The snooze of %s has ended.\n", w.Name)
 			return
 		}
-		fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, term.OptionalTime(w.SnoozedUntil))
+		fmt.Fprintf(out, "%s is snoozed until %s.\n", w.Name, term.OptionalTime(w.SnoozedUntil))
 	})
 }
 
@@ -181,10 +207,14 @@ After the deadline the worker cannot start until the deadline is moved or cleare
 			}
 			return c.Print(w, func(out io.Writer) {
 				if w.TTLDeadline == nil {
-					fmt.Fprintf(out, "%s has no expiry\n", w.Name)
+					fmt.Fprintf(out, "%s has no expiry.\n", w.Name)
 					return
 				}
-				fmt.Fprintf(out, "%s expires at %s: %s\n", w.Name, term.OptionalTime(w.TTLDeadline), cmp.Or(w.TTLAction, worker.ActionStop))
+				then := "stopped"
+				if w.TTLAction == "terminate" {
+					then = "terminated"
+				}
+				fmt.Fprintf(out, "%s expires at %s and is then %s.\n", w.Name, term.OptionalTime(w.TTLDeadline), then)
 				if x := w.Expiry; x != nil && x.At.After(x.Deadline) {
 					fmt.Fprintln(out, x.Sentence(time.Now()))
 				}
@@ -341,7 +371,11 @@ func (c verbs) license(cmd *cobra.Command, ref string, in any, wait waiting) err
 	}
 	return c.follow(cmd.Context(), cl, w, licensed, wait, func(w worker.Worker) error {
 		return c.Print(w.License, func(out io.Writer) {
-			fmt.Fprintf(out, "%s %s\n", w.Name, cmp.Or(w.License.PendingOperation, w.License.Status))
+			if op := w.License.PendingOperation; op != "" {
+				fmt.Fprintf(out, "The license of %s: %s in progress. Check it with: lull worker license %s\n", w.Name, op, w.Name)
+				return
+			}
+			fmt.Fprintf(out, "The license of %s is %s.\n", w.Name, statusText(w.License.Status))
 		})
 	})
 }
