@@ -33,6 +33,12 @@ func TestScripts(t *testing.T) {
 			}
 			return nil
 		},
+		Condition: func(c string) (bool, error) {
+			if c == "root" {
+				return os.Geteuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %s", c)
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"code":  exitCodeIs,
 			"await": await,

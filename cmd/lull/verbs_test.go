@@ -30,7 +30,7 @@ var asking = map[string][]string{
 	"agent ttl extend": {"1h"}, "agent lease hold": nil, "agent lease ls": nil, "agent lease release": nil, "agent snooze": {"2h"},
 	"audit": nil, "audit export": nil,
 	"budget ls": nil, "budget rm": {"b"}, "budget set": {"b", "--max", "1", "--per", "1h"},
-	"events": nil, "halt": nil, "ps": nil, "top": nil, "why": {"web"}, "snooze": {"web", "--for", "1h"},
+	"cp": {"web:a", "/nonexistent/b"}, "events": nil, "halt": nil, "ps": nil, "top": nil, "why": {"web"}, "snooze": {"web", "--for", "1h"},
 	"host get": {"h"}, "host ls": nil, "host why": {"h", "web"},
 	"image ls": nil, "image prune": nil,
 	"instance clone": {"a", "b"}, "instance exec": {"web", "--", "true"}, "instance inspect": {"web"}, "inspect": {"web"}, "exec": {"web", "--", "true"}, "logs": {"web"}, "pause": {"web"}, "resume": {"web"}, "start": {"web"}, "stop": {"web"}, "instance logs": {"web"}, "instance pause": {"web"},

@@ -396,9 +396,13 @@ func (h *Host) usersOf(img instance.Image) []string {
 type NotFoundError struct {
 	Name   string
 	Holder string // holder of the lease that does not exist; "" if the instance does not
+	File   string // path that does not exist in the instance; "" if the instance does not
 }
 
 func (e *NotFoundError) Error() string {
+	if e.File != "" {
+		return fmt.Sprintf("cannot find %s in %s", e.File, e.Name)
+	}
 	if e.Holder != "" {
 		return fmt.Sprintf("cannot find a lease of %s on %s", e.Holder, e.Name)
 	}

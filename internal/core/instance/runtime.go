@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"syscall"
 	"time"
 
@@ -47,6 +48,11 @@ type (
 	// ones until ctx ends.
 	LogReader interface {
 		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
+	}
+	// Rooted is a runtime whose programs see a root directory of their own. Root
+	// opens it while the instance runs or is frozen; the caller closes it.
+	Rooted interface {
+		Root(id string) (*os.File, error)
 	}
 	// ConsoleKeeper is a runtime whose instances have a console of their own
 	// kernel, apart from what the program prints. Console brings its file up to

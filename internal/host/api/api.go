@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -54,6 +55,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	a.leases(api)
 	a.images(api)
 	a.stream(api, mux)
+	a.files(mux)
 	humax.NeverNull(api.OpenAPI())
 	if a.Metrics != nil {
 		mux.Handle("GET /metrics", a.Metrics)
@@ -377,6 +379,49 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 		} else if err != nil {
 			refuse(http.StatusInternalServerError, "internal", err.Error())
 		}
+	})
+}
+
+// files serves the files of instances as tar streams.
+func (a *API) files(mux *http.ServeMux) {
+	at := func(w http.ResponseWriter, r *http.Request) string {
+		path := r.URL.Query().Get("path")
+		if path == "" || len(path) > 4096 || strings.ContainsRune(path, 0) {
+			httpx.WriteProblem(w, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", "cannot use query.path: want a path of 1 to 4096 bytes"))
+			return ""
+		}
+		return path
+	}
+	refuse := func(w http.ResponseWriter, err error) {
+		p, ok := problem(err).(huma.StatusError)
+		if !ok {
+			p = huma.NewError(http.StatusInternalServerError, err.Error())
+		}
+		httpx.WriteProblem(w, httpx.NewProblem(p.GetStatus(), "files", err.Error()))
+	}
+	mux.HandleFunc("GET /api/v1/instances/{name}/files", func(w http.ResponseWriter, r *http.Request) {
+		path := at(w, r)
+		if path == "" {
+			return
+		}
+		w.Header().Set("Content-Type", "application/x-tar")
+		switch begun, err := a.Host.ReadFiles(w, r.PathValue("name"), path); {
+		case err != nil && begun:
+			panic(http.ErrAbortHandler) // the client must not take it for complete
+		case err != nil:
+			refuse(w, err)
+		}
+	})
+	mux.HandleFunc("PUT /api/v1/instances/{name}/files", func(w http.ResponseWriter, r *http.Request) {
+		path := at(w, r)
+		if path == "" {
+			return
+		}
+		if err := a.Host.WriteFiles(r.Body, r.PathValue("name"), path); err != nil {
+			refuse(w, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
 	})
 }
 

@@ -48,8 +48,9 @@ func Unix(path string) *http.Client {
 // Request is one request to an API.
 type Request struct {
 	Method string
-	Path   string // begins with a slash
-	In     any    // sent as JSON unless nil
+	Path   string    // begins with a slash
+	In     any       // sent as JSON unless nil
+	Body   io.Reader // sent as it is, in place of In; not repeated
 	Header http.Header
 	Once   bool // sent only once, and without an Idempotency-Key
 }
@@ -92,14 +93,18 @@ func (c *Client) Open(ctx context.Context, r Request) (*http.Response, error) {
 		if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 			return nil, &UnreachableError{c.Peer, c.Start, c.Where, op.Err}
 		}
-		if r.Once || try >= c.Tries || ctx.Err() != nil {
+		if r.Once || r.Body != nil || try >= c.Tries || ctx.Err() != nil {
 			return nil, fmt.Errorf("cannot ask the %s at %s: %w", c.Peer, c.Where, err)
 		}
 	}
 }
 
 func (c *Client) send(ctx context.Context, r Request, body []byte, key string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, r.Method, c.Base+r.Path, bytes.NewReader(body))
+	content := io.Reader(bytes.NewReader(body))
+	if r.Body != nil {
+		content = r.Body
+	}
+	req, err := http.NewRequestWithContext(ctx, r.Method, c.Base+r.Path, content)
 	if err != nil {
 		return nil, err
 	}

@@ -173,6 +173,19 @@ func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) err
 	return nil
 }
 
+// ReadFiles returns the file or tree at a path of an instance as a tar stream, which
+// the caller closes.
+func (c *Client) ReadFiles(ctx context.Context, name, path string) (io.ReadCloser, error) {
+	return c.follow(ctx, inst(name)+"/files", url.Values{"path": {path}})
+}
+
+// WriteFiles unpacks a tar stream at a path of an instance: into the directory there,
+// or under that name in the directory above.
+func (c *Client) WriteFiles(ctx context.Context, name, path string, archive io.Reader) error {
+	_, err := c.api.Do(ctx, httpx.Request{Method: "PUT", Path: inst(name) + "/files?" + url.Values{"path": {path}}.Encode(), Body: archive}, nil)
+	return err
+}
+
 // Kept calls each for every retained event after since ("" for all, "now", or an
 // id). missing is called if some of those events are gone.
 func (c *Client) Kept(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
