@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross install uninstall deb web demo recording size check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross install uninstall deb release web demo recording size check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,13 @@ uninstall: ## remove what make install installed
 
 deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist
+
+# Platforms of a release.
+RELEASE ?= linux/amd64 linux/arm64 darwin/arm64 darwin/amd64
+release: build ## static programs, packages, bills of materials and checksums for every platform, in dist/
+	@rm -rf bin/cross; $(AGAIN) cross CROSS='$(RELEASE)'
+	@for t in $(RELEASE); do SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) etc/release/build '$(VERSION)' $$t bin/cross/$$t dist bin || exit 1; done
+	@cd dist && sha256sum *.deb *.rpm *.apk *.tar.gz *.cdx.json >SHA256SUMS && cat SHA256SUMS
 
 web: ## build the dashboard from /web (needs npm; what it makes is committed)
 	cd web && npm install --no-save --no-audit --no-fund && npm run build
