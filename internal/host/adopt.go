@@ -219,9 +219,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	}
 	if i.rt.Capabilities().Shared {
 		if was == power.Pausing {
-			i.mu.Lock()
-			i.proc.ownPauseUntil = i.h.Now().Add(requestLimit)
-			i.mu.Unlock()
+			i.expectOwnPause(i.h.Now().Add(requestLimit))
 		}
 		// lull records its own pauses before they begin, so this one was made
 		// outside lull.

@@ -203,9 +203,9 @@ func (i *inst) reclaim(by string) {
 	if err != nil {
 		reason = "nothing was freed: " + err.Error()
 	}
-	err = i.asItIs(ctx, by, reason).saveFrozen(false, func(r *instance.Record) {
+	err = i.asItIs(ctx, by, reason).saveFrozen(false, true, func(r *instance.Record) {
 		r.State, r.Freed, r.StatusReason = power.Reclaimed, freed, reason
-	}, nil)
+	})
 	if err != nil {
 		i.h.log.Error("cannot record", "instance", i.name(), "err", err)
 		return

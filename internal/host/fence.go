@@ -22,6 +22,10 @@ const saveLimit = 5 * time.Minute
 // not be watched. By then it may have closed them.
 const unwatchableRetry = time.Minute
 
+// unansweredLimit is how long a pause that another daemon was asked for, and did
+// not answer to, can still take effect. That daemon may hang for minutes.
+const unansweredLimit = 10 * time.Minute
+
 // The fence is the order in which an instance is paused, woken and stopped. It
 // is a table for three reasons: the order can be read, every step is a named
 // point at which tests stop the world, and tests can try a wrong order, which
@@ -205,11 +209,14 @@ func freeze(a *attempt) error {
 	ctx, cancel := context.WithTimeout(a.ctx, freezeLimit)
 	defer cancel()
 	if err := a.work.Freeze(ctx); err != nil {
+		if errors.Is(err, instance.ErrUnanswered) {
+			a.i.expectOwnPause(a.i.h.Now().Add(unansweredLimit))
+		}
 		return fmt.Errorf("cannot freeze %s: %w", a.i.name(), err)
 	}
 	a.frozen = true
 	a.i.mu.Lock()
-	a.i.proc.frozen = true
+	a.i.proc.frozen, a.i.proc.ownPauseUntil = true, time.Time{} // earlier requests were answered, too
 	a.i.mu.Unlock()
 	return nil
 }
@@ -295,10 +302,7 @@ func commitPause(a *attempt) error {
 		i.gate.Sleep()
 	}
 	now := i.h.Now()
-	i.mu.Lock()
-	old := i.rec
-	i.mu.Unlock()
-	err := a.saveFrozen(a.asked(), func(r *instance.Record) {
+	err := a.saveFrozen(a.asked(), false, func(r *instance.Record) {
 		if a.adopted { // it stays on its step of the ladder
 			return
 		}
@@ -306,8 +310,6 @@ func commitPause(a *attempt) error {
 		r.Freed, r.Saved = 0, 0
 		r.LastPausedAt, r.PausedBy = now, a.by
 		r.PauseCount++
-	}, func(r *instance.Record) { // undo leaves the state
-		r.LastPausedAt, r.PausedBy, r.PauseCount = old.LastPausedAt, old.PausedBy, old.PauseCount
 	})
 	if err != nil {
 		return err
@@ -320,15 +322,16 @@ func commitPause(a *attempt) error {
 }
 
 // saveFrozen is saveOrNote for a frozen workload. If a wake is requested
-// meanwhile, it stops waiting for the disk, which may still write the change. It
-// then applies revert, which must keep the state, and returns an errStirred.
-// Without a revert the change stays, since it describes what has happened.
-func (a *attempt) saveFrozen(asked bool, change, revert func(r *instance.Record)) error {
+// meanwhile, it stops waiting for the disk, which may still write the change.
+// It then returns an errStirred, and the change is not made. With fact set the
+// change has already happened: it is made, and recorded later.
+func (a *attempt) saveFrozen(asked, fact bool, change func(r *instance.Record)) error {
 	i := a.i
-	i.mu.Lock()
-	old := i.rec
-	i.mu.Unlock()
-	rec := i.update(change)
+	rec := i.update(func(*instance.Record) {})
+	before := rec.State
+	if change(&rec); rec.State != before {
+		rec.StateSince, rec.Unserved = i.h.Now(), ""
+	}
 	written := make(chan error, 1)
 	i.h.spawn(func() {
 		err := i.h.saver.Write(i, &rec)
@@ -336,31 +339,28 @@ func (a *attempt) saveFrozen(asked bool, change, revert func(r *instance.Record)
 		written <- err
 	})
 	for {
+		err, late := error(nil), false
 		select {
-		case err := <-written:
-			switch {
-			case err == nil:
-				return nil
-			case asked:
-				i.h.saver.WriteLater(i, i.id)
-				return nil
+		case err = <-written:
+			if err != nil && !asked {
+				return fmt.Errorf("cannot record %s: %w", i.name(), err)
 			}
-			i.mu.Lock()
-			i.rec = old
-			i.mu.Unlock()
-			return fmt.Errorf("cannot record %s: %w", i.name(), err)
 		case <-i.stir: // possibly for a request that has been served
-			err := a.stirred()
-			switch {
-			case err == nil:
-			case revert == nil:
-				i.h.saver.WriteLater(i, i.id)
-				return nil
-			default:
-				i.update(revert)
+			if err = a.stirred(); err == nil {
+				continue
+			}
+			if late = fact; !late {
 				return err
 			}
 		}
+		i.update(func(r *instance.Record) {
+			late = late || err != nil || r.Generation != rec.Generation
+			change(r)
+		})
+		if late {
+			i.h.saver.WriteLater(i, i.id)
+		}
+		return nil
 	}
 }
 
@@ -382,9 +382,9 @@ func save(a *attempt) error {
 
 func commitSaved(a *attempt) error {
 	ident := a.work.Identity() // without a process now
-	return a.saveFrozen(false, func(r *instance.Record) {
+	return a.saveFrozen(false, true, func(r *instance.Record) {
 		r.State, r.StatusReason, r.Saved, r.Identity = power.Hibernated, a.reason, a.saved, &ident
-	}, nil)
+	})
 }
 
 func disarm(a *attempt) error {
@@ -479,7 +479,7 @@ func stopIntent(a *attempt) error {
 		}
 	}
 	if a.frozen && !a.force {
-		return a.saveFrozen(false, change, func(*instance.Record) {}) // undo reverts it
+		return a.saveFrozen(false, false, change)
 	}
 	return a.i.saveOrNote(a.asked(), change)
 }

@@ -103,7 +103,7 @@ type proc struct {
 	frozen        bool
 	over          chan struct{} // closed when the run is known to be over
 	missing       error         // why this daemon does not know the run that the record names
-	ownPauseUntil time.Time     // until then, a pause from outside is one that an earlier daemon requested
+	ownPauseUntil time.Time     // until then, the first pause from outside is one that lull requested
 }
 
 // seen has the results of the last checks. Guarded by mu.

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"time"
 
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
@@ -137,16 +138,27 @@ func (i *inst) follow(still bool, why string) error {
 	switch s := i.state(); {
 	case s == power.Running && still:
 		i.mu.Lock()
-		unsettled := i.h.Now().Before(i.proc.ownPauseUntil)
+		own := i.h.Now().Before(i.proc.ownPauseUntil)
 		i.mu.Unlock()
-		if unsettled {
-			return i.workload().Thaw()
+		if !own {
+			return i.pausedOutside(why)
 		}
-		return i.pausedOutside(why)
+		if err := i.workload().Thaw(); err != nil {
+			return err
+		}
+		i.expectOwnPause(time.Time{})
 	case s.Asleep() && s != power.Hibernated && !still:
 		return i.wake(byOutside, why)
 	}
 	return nil
+}
+
+// expectOwnPause sets until when the next pause from outside is taken for one
+// that lull requested, and undone. Zero means that none is expected.
+func (i *inst) expectOwnPause(until time.Time) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.proc.ownPauseUntil = until
 }
 
 func (i *inst) pausedOutside(why string) error {

@@ -2,12 +2,16 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
 )
 
 // TestRenamedOutside checks that an instance takes its container's new name
@@ -55,5 +59,39 @@ func TestRenamedOutside(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.is("a", power.Running)
+	})
+}
+
+// TestOwnPauseComesLate checks that a pause that another daemon carries out
+// long after lull gave it up does not stay: no connection would end it. The
+// next pause from outside is a user's.
+func TestOwnPauseComesLate(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		never := idle.Duration(0)
+		id := r.run("a", func(s *instance.Spec) { s.PauseAfter = &never })
+		r.k.Fail(hosttest.Freezing, fmt.Errorf("timed out: %w", instance.ErrUnanswered))
+		if err := r.Pause(r.ctx, "a", ByManual, true); err == nil {
+			t.Error("paused, it says")
+		}
+		r.is("a", power.Running)
+		r.k.Fail(hosttest.Freezing, nil)
+		for _, want := range []power.Instance{power.Running, power.Paused} {
+			time.Sleep(30 * time.Second)
+			if err := r.k.Proc(id).Freeze(r.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Observe("a", "it was paused outside"); err != nil {
+				t.Fatal(err)
+			}
+			c := r.k.Connect(id)
+			synctest.Wait()
+			if got := r.is("a", want); (c.Outcome() == "answered") != (want == power.Running) {
+				t.Errorf("it is %s, and the client is %s", got.State, c.Outcome())
+			}
+			c.Close()
+		}
+		if err := r.Resume(r.ctx, "a", ByManual); err != nil {
+			t.Error(err)
+		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 
 // TestWakeDoesNotWaitForDisk checks that a client that comes while the record
 // of a sleeping instance is being written is answered before the disk is, on
-// both paths. A pause and an automatic stop are then called off.
+// both paths. A pause and an automatic stop then do not happen.
 func TestWakeDoesNotWaitForDisk(t *testing.T) {
 	for _, at := range []power.Instance{power.Paused, power.Reclaimed, power.Hibernated, power.Stopping} {
 		for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
@@ -53,7 +53,7 @@ func TestWakeDoesNotWaitForDisk(t *testing.T) {
 						t.Errorf("after %s the client is %s", time.Since(began), c.Outcome())
 					}
 					o := r.is("a", power.Running)
-					counts := map[power.Instance][2]uint64{power.Paused: {0, 0}, power.Reclaimed: {1, 1}, power.Hibernated: {1, 1}, power.Stopping: {1, 0}}
+					counts := map[power.Instance][2]uint64{power.Paused: {0, 0}, power.Reclaimed: {1, 1}, power.Hibernated: {1, 1}, power.Stopping: {1, 1}}
 					if got := [2]uint64{o.PauseCount, o.WakeCount}; got != counts[at] {
 						t.Errorf("pauses and wakes are %v, want %v", got, counts[at])
 					}

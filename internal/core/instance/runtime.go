@@ -137,6 +137,10 @@ var (
 	ErrStartAgain = errors.New("the supervisor was replaced while the program began")
 )
 
+// ErrUnanswered is a cause of a failed Freeze: another daemon was asked for it,
+// and the request can still take effect.
+var ErrUnanswered = errors.New("the request can still take effect")
+
 // SnapshotError says that a hibernated workload cannot be restored: it was
 // saved with something else, or its files are damaged. Nothing was changed; the
 // instance has to start anew.

@@ -125,6 +125,13 @@ func (k *Dockerd) Stop() {
 	}
 }
 
+// Hang stops the daemon's process, as a stalled disk would. It receives requests
+// and answers none until Continue.
+func (k *Dockerd) Hang() { _ = k.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Continue ends Hang.
+func (k *Dockerd) Continue() { _ = k.cmd.Process.Signal(syscall.SIGCONT) }
+
 func (k *Dockerd) command(args []string) *exec.Cmd {
 	return exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.Socket()}, args...)...)
 }

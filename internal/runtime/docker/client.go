@@ -65,6 +65,14 @@ func isStatus(err error, any ...int) bool {
 	return false
 }
 
+// unanswered reports whether err is that of a request that Docker may have
+// received and may still carry out.
+func unanswered(err error) bool {
+	_, answered := errors.AsType[*statusError](err)
+	op, ok := errors.AsType[*net.OpError](err)
+	return err != nil && !answered && !(ok && op.Op == "dial")
+}
+
 // send makes one request. The caller must close the body.
 func (c *client) send(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
 	var r io.Reader

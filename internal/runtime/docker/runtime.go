@@ -399,6 +399,9 @@ func (w *Work) pause(ctx context.Context) error {
 		w.Froze(true)
 		return nil
 	}
+	if unanswered(err) {
+		err = errors.Join(err, instance.ErrUnanswered)
+	}
 	for err == nil {
 		var still bool
 		if still, err = w.still(); still && err == nil {

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -88,6 +89,47 @@ func (k dock) forgotten(name string) {
 		o, err := k.d.Get(k.d.T.Context(), name)
 		return err != nil, daemontest.Describe(o)
 	})
+}
+
+// TestLatePause: Docker hangs while lull pauses containers, so lull gives up,
+// and Docker carries out what it was asked for when it runs again. The
+// containers run then, and their clients are answered. A user's pause stays.
+func TestLatePause(t *testing.T) {
+	k := newDock(t)
+	at := map[string]string{}
+	for _, name := range []string{"one", "two", "three"} {
+		at[name] = k.serve(name)
+	}
+	k.Hang()
+	defer k.Continue()
+	var wg sync.WaitGroup
+	for name := range at {
+		wg.Go(func() {
+			if err := k.d.Force(name); err == nil {
+				t.Errorf("%s was paused, it says, while Docker hung", name)
+			}
+		})
+	}
+	for name := range at {
+		k.d.Until(name, "lull gives up its pause and asks Docker to undo it", func(o hostctl.Instance) bool {
+			return o.State == "pausing" && o.StateSince != nil && time.Since(*o.StateSince) > 7*time.Second
+		})
+	}
+	k.Continue()
+	wg.Wait()
+	for name, addr := range at {
+		k.is(name, "running")
+		k.d.Await(name, "running")
+		done := k.d.Awaiting(name, "a client of "+addr, nil)
+		if err := say(addr, "hello"); err != nil {
+			t.Errorf("a client of %s: %v", name, err)
+		}
+		done()
+	}
+	k.pause("one") // answered, so nothing is expected anymore
+	k.answers(at["one"])
+	k.Must("pause", "one")
+	k.d.Await("one", "paused")
 }
 
 // TestNobodyIsLeftPaused checks that containers paused by lull run again once

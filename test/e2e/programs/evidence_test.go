@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 )
@@ -16,7 +17,9 @@ func TestEvidence(t *testing.T) {
 	t.Parallel()
 	w := place(start(t, nil), "serve", instance.PathDirect)
 	w.inside = func(context.Context) string { return "inside information" }
-	w.launch("", 0, daemontest.Program("serve"), w.target)
+	never := idle.Duration(0)
+	w.Launch(instance.Spec{Name: w.name, Command: []string{daemontest.Program("serve"), w.target}, PauseAfter: &never,
+		Expose: []instance.Endpoint{{Listen: w.listen, Target: w.target, Path: instance.PathDirect}}})
 	if got := w.Evidence(w.name, w.inside); !strings.Contains(got, "inside information") {
 		t.Errorf("a program that runs was not asked:\n%s", got)
 	}

@@ -94,6 +94,19 @@ func (p *postgres) pgbench(clients, each int) {
 	p.sent += want
 }
 
+// pgbenchFor runs transactions for a time, however many that are: on a busy
+// machine each takes long.
+func (p *postgres) pgbenchFor(clients int, d time.Duration) {
+	p.T.Helper()
+	out := p.client(tool(p.T, "pgbench"), append([]string{"-n", "-c", strconv.Itoa(clients), "-T", strconv.Itoa(int(d.Seconds()))}, p.args()...)...)
+	m := regexp.MustCompile(`(?s)actually processed: (\d+)\b.*failed transactions: 0 `).FindStringSubmatch(out)
+	if m == nil {
+		p.T.Fatalf("pgbench says:\n%s", out)
+	}
+	n, _ := strconv.Atoi(m[1])
+	p.sent += n
+}
+
 func (p *postgres) query(sql string) string {
 	p.T.Helper()
 	return strings.TrimSpace(p.client("psql", append([]string{"-X", "-A", "-t", "-c", sql}, p.args()...)...))
@@ -115,7 +128,7 @@ func (p *postgres) intact() {
 
 func (p *postgres) cycles(n int) {
 	p.comeAndGo(n, func(int) { p.pgbench(3, 5) })
-	p.hammer(func() { p.pgbench(3, 700) })
+	p.hammer(func() { p.pgbenchFor(3, 3*time.Second) })
 	p.intact()
 }
 
