@@ -125,21 +125,19 @@ func TestDashboardOfTenThousand(t *testing.T) {
 // and row by row.
 func (w *window) scrolls(last string) {
 	w.t.Helper()
-	const body = `document.querySelector('.list .body')`
-	at := js[[]float64](w, `(() => { const e = `+body+`; e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect(); return [r.x + r.width / 2, Math.min(r.y + r.height / 2, innerHeight - 20)] })()`)
 	for range 10 {
-		if _, err := chromedp.Call(w.ctx, input.DispatchMouseEvent, input.DispatchMouseEventParams{Type: "mouseWheel", X: at[0], Y: at[1], DeltaX: 0.01, DeltaY: 5200}); err != nil {
+		if _, err := chromedp.Call(w.ctx, input.DispatchMouseEvent, input.DispatchMouseEventParams{Type: "mouseWheel", X: 600, Y: 600, DeltaX: 0.01, DeltaY: 5200}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
-	const seen = `[...document.querySelectorAll('.list .body .row')].filter((e) => { const r = e.getBoundingClientRect(), b = ` + body + `.getBoundingClientRect(); return r.bottom > b.top && r.top < b.bottom })`
-	w.until(body + `.scrollTop > 20000 && ` + seen + `.every((e) => e.querySelector('.name'))`) // what is in sight is filled in
-	js[bool](w, `(`+body+`.focus(), true)`)
+	const seen = `[...document.querySelectorAll('.list .body .row')].filter((e) => { const r = e.getBoundingClientRect(); return r.bottom > 0 && r.top < innerHeight })`
+	w.until(`scrollY > 20000 && ` + seen + `.length > 5 && ` + seen + `.every((e) => e.querySelector('.name'))`) // what is in sight is filled in
+	js[bool](w, `(document.activeElement.blur(), true)`)
 	w.key("End", 35)
 	w.until(seen+`.some((e) => e.querySelector('.name a')?.innerText === $1)`, last)
 	w.picture("ten-thousand-end")
 	w.key("Home", 36)
-	w.until(body + `.scrollTop === 0 && ` + seen + `[0].dataset.index === '0'`)
+	w.until(`scrollY === 0 && document.querySelector('[data-index="0"] .name a')`)
 	js[bool](w, `(document.querySelector('[data-index="0"] a').focus(), true)`)
 	w.key("PageDown", 34)
 	w.until(`document.activeElement.closest('[data-index="10"]')`)
@@ -175,15 +173,17 @@ func (w *window) narrows(r *rig.Rig) {
 		do(w, chromedp.KeyEvent(kb.Backspace))
 	}
 	shows(url.Values{})
-	// Tab continues to the region and to the order.
+	// Tab continues to the region.
 	w.tab()
 	w.until(`document.activeElement.closest('label')?.innerText.startsWith('Region')`)
 	do(w, chromedp.KeyEvent(kb.ArrowDown))
 	shows(url.Values{"aws_region": {"eu-west-1"}})
-	w.tab()
-	w.until(`document.activeElement.closest('label')?.innerText.startsWith('Order')`)
-	do(w, chromedp.KeyEvent(kb.End))
+	w.more("Views", "Longest idle first")
 	shows(url.Values{"aws_region": {"eu-west-1"}, "sort": {"idle"}})
+	w.press("Owner")
+	shows(url.Values{"aws_region": {"eu-west-1"}, "sort": {"owner"}})
+	w.press("Owner")
+	shows(url.Values{"aws_region": {"eu-west-1"}, "sort": {"owner"}, "reverse": {"true"}})
 	w.visit(r.URL)
 	w.pressAt(".tile.unknown")
 	shows(url.Values{"standing": {"unknown"}})

@@ -90,7 +90,7 @@ func TestDashboardFirstWorker(t *testing.T) {
 		t.Helper()
 		w.until(`document.querySelector('[data-testid=discovery]')?.dataset.state === $1`, name)
 		for _, s := range steps {
-			if !w.holds(`document.querySelector('[data-testid=next-steps] [data-step=' + $1 + '] code') !== null`, s) {
+			if !w.holds(`document.querySelector('[data-testid=discovery] [data-step=' + $1 + ']') !== null`, s) {
 				t.Errorf("%s: without the step %s", name, s)
 			}
 		}
@@ -102,7 +102,7 @@ func TestDashboardFirstWorker(t *testing.T) {
 	state("found", "regions", "create")
 	w.until(cell, []string{region, "instances", "1"})
 	w.until(cell, []string{region, "found", "1"})
-	w.until(`document.querySelector('[data-testid=discovered-instance][data-instance="' + $1 + '"] code') !== null`, id)
+	w.until(`document.querySelector('[data-testid=discovered-instance][data-instance="' + $1 + '"] input[type=checkbox]') !== null`, id)
 
 	settings := func(change map[string]any) {
 		t.Helper()
@@ -161,12 +161,12 @@ func TestDashboardBoundary(t *testing.T) {
 	}
 	w.visit(url)
 	w.login(token)
-	w.sees(`cannot show the search`)
 	w.sees(`There are no workers yet`)
 	if _, err := control.Write[any](t.Context(), client, "POST", "/workers/import",
 		map[string]any{"name": "first-1", "aws_region": machines[0].Region, "ec2_instance_id": machines[0].ID, "tls_insecure": true}); err != nil {
 		t.Fatal(err)
 	}
+	w.sees(`cannot show the search`)
 	w.until(`document.querySelector('.row a')?.innerText === 'first-1'`)
 	w.accessible("a page of which a part failed")
 	js[bool](w, `(window.spoiled = false, true)`)

@@ -163,10 +163,11 @@ func TestDashboardByKeyboard(t *testing.T) {
 	}{
 		{[]string{"Fleet"}, "10 workers", []string{"Halt"}},
 		{[]string{"routing-2"}, "Activity & Lifecycle.*Rules", []string{"Pause", "Snooze", "Drain", "Make an exception", "Choose a policy"}},
+		{[]string{"Templates"}, "There is no template yet", []string{"New template"}},
 		{[]string{"Savings"}, "Saved", nil},
 		{[]string{"Hosts"}, "1 of 2 is not heard of", nil},
 		{[]string{"desk"}, "127.0.0.1:5432", nil},
-		{[]string{"db"}, "connection_open", nil},
+		{[]string{"db"}, "2 connections are open.*Details", nil},
 		{[]string{"Agents"}, "No agent has reported yet", nil},
 		{[]string{"Policies"}, "aggressive", []string{"New policy", "Apply balanced", "Make an exception"}},
 		{[]string{"Preview a policy"}, "Preview", nil},

@@ -386,7 +386,7 @@ func (w *window) timeline(url string) {
 	w.until(`/Running.*cloudwatch active \d/.test(document.querySelector('.chart').getAttribute('aria-valuetext'))`)
 	w.key("Enter", 13)
 	w.until(`new URLSearchParams(location.search).get('at')`)
-	w.sees(`Why, at .*Why was it running\?.*From the check at.*cloudwatch\s+active.*What prevented a pause.*recent_activity`)
+	w.sees(`Why, at .*Why was it running\?.*From the check at.*cloudwatch\s+active.*What prevented a pause.*Details`)
 	w.accessible("why at a past time")
 	w.picture("why-then")
 	w.press("Close")

@@ -757,9 +757,9 @@ func (w *window) worker(r *watched) {
 	w.sees(`Snooze protection\s+until .*by first-admin`)
 	w.press("End the snooze")
 	w.sees(`Snooze protection\s+none`)
-	w.press("Switch idle detection off")
+	w.more("More commands", "Switch idle detection off")
 	w.sees(`Idle detection\s+off`)
-	w.press("Switch idle detection on")
+	w.more("More commands", "Switch idle detection on")
 	w.sees(`Idle detection\s+on`)
 
 	w.alone(r)
@@ -769,18 +769,18 @@ func (w *window) worker(r *watched) {
 	w.accessible("the question before a pause")
 	w.press("Pause it")
 	w.sees(`Last paused.*manual, by first-admin`)
-	w.sees("State\\s+Stopped\\b.*What brings it back.*Lately")
+	w.sees("State\\s+Stopped\\b.*What brings it back.*Recent events")
 	w.until(`!/not_idle_yet|signal_unknown|What prevents a pause/.test(document.body.innerText)`)
 	w.until(`document.querySelector('h1 .badge.paused')`)
 	w.press("Resume")
-	w.until(`document.querySelector('h1 .badge:is(.active, .idle, .pausing_soon, .unknown)') && /Last resumed\s+[^n].*by first-admin/s.test(document.body.innerText)`)
+	w.until(`document.querySelector('h1 .badge:is(.active, .idle, .pausing_soon, .checking)') && /Last resumed\s+[^n].*by first-admin/s.test(document.body.innerText)`)
 
 	// Of one that was not used lately badge, answer and state say the same.
 	w.visit(r.url + "/workers/" + r.ids["research-1"])
 	w.until(`document.querySelector('h1 .badge.idle')`)
 	w.sees(`Why is it still running\?\s+Idle for 1 h[^.]* of 7 d\..*State\s+Idle, unused for 1 h[^.]* of 7 d\b`)
 	w.visit(r.url + "/workers/" + r.ids["security-1"])
-	w.sees("signal_unknown")
+	w.code("signal_unknown")
 	w.until(`document.querySelector('h1 .badge.unknown')`)
 	w.visit(r.url + "/workers/w-none")
 	w.sees("There is no worker w-none")
@@ -814,6 +814,23 @@ func (w *window) alone(r *watched) {
 	}
 	choose("conservative", `Policy\s+conservative its own\s+Paused when unused for\s+4 h\b`)
 	choose("", `Paused when unused for\s+1 h\b`)
+}
+
+// more chooses from a menu by its name.
+func (w *window) more(menu, item string) {
+	w.t.Helper()
+	w.press(menu)
+	w.until(`document.querySelector('[role=menu]')?.matches(':popover-open')`)
+	w.click(`[...document.querySelectorAll('[role=menu] [role^=menuitem]')].find((e) => e.innerText.replace('↗', '').trim() === $1)`, item)
+}
+
+// Modifiers of the DevTools protocol.
+const ctrlKey, shiftKey = 2, 8
+
+// code waits for the code of a block, which is under the details.
+func (w *window) code(code string) {
+	w.t.Helper()
+	w.until(`[...document.querySelectorAll('details.codes:not([open]) code')].some((e) => e.textContent === $1)`, code)
 }
 
 // clear empties a field.
@@ -869,7 +886,7 @@ func (w *window) pages(r *watched) {
 	w.enter("#value", "7")
 	w.press("Save")
 	w.sees("worker_warn_before_minutes is changed.*")
-	w.until(`/worker_warn_before_minutes[^]*?7 minutes\s+stored/.test(document.body.innerText)`)
+	w.until(`/worker_warn_before_minutes[^]*?7 minutes\s[^]*?stored/.test(document.body.innerText)`)
 
 	w.visit(r.url + "/tokens")
 	w.press("Make a token")
@@ -997,7 +1014,8 @@ func (w *window) hosts(r *watched) {
 			break // else the page is as slow as a loaded machine: desk has a second and a half
 		}
 	}
-	w.sees(`Why is it running\?.*2 connections are open.*asked.*connection_open`)
+	w.sees(`Why is it running\?.*2 connections are open.*asked.*2 connections are open`)
+	w.code("connection_open")
 	w.both("instance", "light", "dark")
 	w.visit(r.url + "/hosts/attic")
 	w.sees(`It was last heard of at.*cam process\s+unknown\s+was running`)
@@ -1058,13 +1076,28 @@ func (w *window) rules(r *watched) {
 	w.until(`document.querySelectorAll('.week .bar').length === 5`)
 	w.both("schedule", "light")
 	w.press("Edit office")
+	w.until(`document.querySelector('.weekgrid [data-day="4"][data-slot="35"].on') && !document.querySelector('.weekgrid [data-day="5"] .on, .weekgrid [data-slot="36"].on')`)
+	w.pressAt(`.weekgrid [data-day="5"][data-slot="20"]`) // Saturday at 10:00
+	do(w, chromedp.KeyEvent(kb.ArrowRight, chromedp.KeyModifiers(shiftKey)))
+	w.until(`document.querySelector('.weekgrid [data-day="5"][data-slot="21"].on')`)
+	w.accessible("the week of a schedule")
+	w.picture("week-grid")
+	w.press("Save")
+	w.until(`!document.querySelector('dialog[open]')`)
+	if office, err := control.Read[struct {
+		Windows []struct{ Days, From, To string }
+	}](w.t.Context(), r.client, "/schedules/office"); err != nil || fmt.Sprint(office.Windows) != "[{mon-fri 08:00 18:00} {sat 10:00 11:00}]" {
+		w.t.Errorf("the painted week is %v, %v", office.Windows, err)
+	}
+	w.press("Edit office")
+	w.press("Single dates, exact minutes, maintenance and holidays")
 	w.clear("#s-windows")
 	w.enter("#s-windows", "mon-fri 08:00-18:00\n2026-11-25 22:00-06:00 hold")
 	w.enter("#s-grace", "25")
 	w.press("Save")
 	w.sees(`quiet for 25 min`)
 	w.sees(`open and held: nothing is paused.*2026-11-25 22:00 to 06:00 of the next day\s+held`)
-	w.until(`document.querySelectorAll('.week .bar').length === 5`)
+	w.until(`document.querySelectorAll('.week .bar').length === 6`)
 	w.until(`[...document.querySelectorAll('.week text')].every((e) => e.getBoundingClientRect().right <= e.ownerSVGElement.getBoundingClientRect().right)`)
 	w.picture("schedule-held")
 
@@ -1117,7 +1150,10 @@ func (w *window) narrow(url string) {
 			: [...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 80))`); len(wide) > 0 {
 			w.t.Errorf("%q is wider than a narrow screen: %q", page, wide)
 		}
-		w.until(`[...document.querySelectorAll('nav li a')].every((a) => a.getBoundingClientRect().right <= innerWidth)`)
+		w.until(`document.querySelector('nav').getBoundingClientRect().height < 64`) // one line
+		w.pressAt("nav button.pages")
+		w.until(`[...document.querySelectorAll('nav li a, nav .theme select')].every((a) => { const r = a.getBoundingClientRect(); return r.width > 0 && r.left >= 0 && r.right <= innerWidth && r.bottom <= innerHeight })`)
+		w.pressAt("nav button.pages")
 		w.picture("narrow-" + page)
 	}
 	w.wide(1360)
@@ -1339,8 +1375,8 @@ func (w *window) newerStays(r *watched, address string) {
 	js[bool](w, `(window.held[0](), true)`)
 	taken()
 	js[bool](w, `(window.late = null, window.behind = true)`)
-	w.press("Look now")
-	w.sees("was looked at")
+	w.press("Check now")
+	w.sees("was checked")
 	taken()
 	w.sees(`another 9 h 5\d min|another 10 h`)
 }

@@ -309,6 +309,10 @@ func (c *Controller) Live(id string) (Live, bool) {
 		l.EC2.ObservedAt = &at
 	}
 	unread := c.unread(&w)
+	var taken time.Time
+	if s := c.shards[e.shard]; s != nil {
+		taken = s.since
+	}
 	c.mu.Unlock()
 	l.Region = w.AWSRegion
 	if inst != nil {
@@ -354,9 +358,33 @@ func (c *Controller) Live(id string) (Live, bool) {
 	if w.Status == power.WorkerRunning && (w.IsIdleDetectionEnabled || rules.ScheduleState != nil) {
 		st.NextIdleCheckAt = v.nextCheck
 	}
+	st.Checking = checking(&w, v, taken, time.Now())
 	st.CloudUnread = unread
 	l.Idle = &st
 	return l, true
+}
+
+const (
+	// firstCheckWithin is how long the first check of a worker may be overdue
+	// before its unknown signals raise an alarm.
+	firstCheckWithin = 2 * time.Minute
+	// bootWithin is how long CML may boot before that.
+	bootWithin = 10 * time.Minute
+)
+
+// checking reports whether signals of w are unknown only because it was not
+// checked yet since this server took it at taken, or because CML is booting.
+func checking(w *worker.Worker, v live, taken, now time.Time) bool {
+	if v.verdict == nil {
+		due := taken
+		for _, at := range []time.Time{w.LastStart(), v.nextCheck} {
+			if at.After(due) {
+				due = at
+			}
+		}
+		return now.Sub(due) < firstCheckWithin
+	}
+	return !w.CMLReady && w.LastResumedAt != nil && now.Sub(*w.LastResumedAt) < bootWithin
 }
 
 // Verdicts returns the idle status, without readings, of every worker that this
@@ -375,7 +403,7 @@ func (c *Controller) Verdicts() map[string]worker.IdleStatus {
 	for _, id := range ids {
 		if l, ok := c.Live(id); ok && l.Owned && l.Idle != nil {
 			st := *l.Idle
-			st.Readings = nil
+			st.Readings, st.CPU = nil, l.Metrics.CPUUtilization
 			out[id] = st
 		}
 	}

@@ -215,7 +215,7 @@ func New(o Options) (*Server, error) {
 	if o.Live != nil {
 		observed = o.Live.Verdicts
 	}
-	s.board = board.New(s.roster, observed)
+	s.board = board.New(s.roster, observed, s.prices.Prices)
 	if s.leaseTTL == 0 {
 		s.leaseTTL = 15 * time.Second
 	}

@@ -3,7 +3,7 @@
 
 
 export type Standing =
-  | 'active' | 'idle' | 'pausing_soon' | 'blocked' | 'unknown' | 'paused' | 'starting' | 'failed' | 'ended'
+  | 'active' | 'idle' | 'pausing_soon' | 'blocked' | 'unknown' | 'checking' | 'paused' | 'starting' | 'failed' | 'ended'
 
 export interface WorkerRow {
   id: string
@@ -26,6 +26,10 @@ export interface WorkerRow {
   last_paused_at: string | null
   pause_reason?: string
   armed: boolean
+  usd_per_hour: number | null
+  cpu_utilization: number | null
+  ec2_instance_id?: string
+  https_endpoint?: string
   revision: number
 }
 
@@ -54,6 +58,7 @@ export interface Overview {
   counts: Partial<Record<Standing, number>>
   attention: WorkerRow[]
   attention_total: number
+  unarmed_total: number
   aws_regions: string[]
   offset: number
   items: WorkerRow[]
@@ -90,7 +95,16 @@ export interface Worker {
   armed: boolean
   draining?: boolean
   is_idle_detection_enabled: boolean
-  license: { status: string; pending_operation?: string; last_error?: string }
+  account?: string
+  idle_timeout_minutes?: number
+  snooze_minutes?: number
+  activity_sources?: string[] | null
+  accepted_risks?: string[] | null
+  cml_username?: string
+  tls_pin?: string
+  tls_ca?: string
+  tls_insecure?: boolean
+  license: { status: string; pending_operation?: string; operation_in_progress?: string; last_error?: string }
   created_at: string
   running_since: string | null
   last_activity_at: string | null
@@ -110,6 +124,29 @@ export interface Worker {
   snoozed_until: string | null
   snoozed_by?: string
   intent?: { reason: string; by: string; at: string; drain?: boolean }
+}
+
+/** A template from which workers are launched. */
+export interface Template {
+  name: string
+  description?: string
+  instance_type: string
+  ami_name_filter: string
+  user_data?: string
+  iam_instance_profile?: string
+  enabled?: boolean
+  agent?: boolean
+  hibernation?: string
+  capacity?: { cpu_cores?: number; memory_gb?: number; storage_gb?: number; max_nodes?: number }
+  root_volume?: { gb?: number; encrypted?: boolean; type?: string }
+  idle_detection?: { enabled?: boolean; idle_threshold_minutes?: number; hibernate_threshold_minutes?: number; check_interval_minutes?: number }
+  activity_sources?: string[] | null
+  accepted_risks?: string[] | null
+  cml_username?: string
+  cml_password?: string
+  tls_pin?: string
+  tls_ca?: string
+  tls_insecure?: boolean
 }
 
 export interface Block { code: string; sentence: string; signal?: string; holder?: string; until?: string }

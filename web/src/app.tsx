@@ -7,11 +7,12 @@ import { Boundary } from './parts/boundary'
 import { cut, follow, link, onLink } from './live'
 import { Login } from './pages/login'
 import { useResource } from './resource'
-import { usePlace } from './router'
-import { setTheme, theme, Theme } from './theme'
+import { Command, Palette, Shortcuts } from './parts/palette'
+import { go, usePlace } from './router'
+import { onTheme, setTheme, theme, Theme } from './theme'
 import { ago, useNow } from './time'
 import { attempt, Button, Dialog, Empty, Fault, Loading, Time, Toasts, words } from './parts/ui'
-import { pages } from './pages'
+import { Page, pages } from './pages'
 
 export function App() {
   const [, redraw] = useState(0)
@@ -31,6 +32,8 @@ function Frame() {
   useEffect(() => { void follow() }, [])
   const name = place.path[0] ?? ''
   const page = pages.find((p) => p.path === name)
+  const [over, setOver] = useState<'palette' | 'shortcuts' | ''>('')
+  const [open, setOpen] = useState(false) // the list of pages, on a phone
   const main = useRef<HTMLElement>(null)
   const first = useRef(true)
   const at = place.path.join('/')
@@ -38,7 +41,9 @@ function Frame() {
     document.title = `${place.path[1] ?? page?.title ?? (page ? words(page.path).replace(/^./, (c) => c.toUpperCase()) : 'Not found')} · lull`
     if (!first.current) main.current?.focus()
     first.current = false
+    setOpen(false)
   }, [at])
+  useShortcuts(setOver)
   const role = who.value?.role ?? 'viewer'
   const operator = role === 'operator' || role === 'admin'
   const shown = pages.filter((p) => p.title && (!p.admin || role === 'admin'))
@@ -50,17 +55,21 @@ function Frame() {
       <div class="frame">
         <nav aria-label="Pages">
           <a class="brand" href="/" aria-label="lull: fleet"><svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect width="32" height="32" rx="9" fill="var(--accent)" /><path d="M21.5 19.5A8 8 0 0 1 12.5 8.6a8.2 8.2 0 1 0 10.9 10.5 8 8 0 0 1-1.9.4z" fill="var(--surface)" /></svg>lull</a>
+          <button type="button" class="pages" aria-expanded={open} aria-controls="pages" onClick={() => setOpen(!open)}>{shown.find((p) => p.path === (page?.of ?? name))?.title ?? 'Pages'}</button>
+          <LinkState />
+          <div id="pages" class={open ? 'panel open' : 'panel'}>
           <ul>
             {shown.map((p) => (
               <li key={p.path}><a href={'/' + p.path} aria-current={p.path === (page?.of ?? name) ? 'page' : undefined}>{p.title}</a></li>
             ))}
           </ul>
           <div class="foot">
-            <LinkState />
+            <button type="button" class="plain" onClick={() => setOver('palette')}>Search or run <kbd>Ctrl K</kbd></button>
             <ThemeChoice />
             {who.value && <p class="who">{who.value.name} <span class="muted">({who.value.role})</span></p>}
             <button type="button" class="plain" onClick={() => session.end(true)}>Sign out</button>
             <p class="muted small version">{who.value && `${who.value.fleet}, lull ${who.value.version}`}</p>
+          </div>
           </div>
         </nav>
         <main id="main" ref={main} tabIndex={-1}>
@@ -71,9 +80,44 @@ function Frame() {
             : <Empty title="There is no such page."><a href="/">Go to the fleet</a></Empty>}
         </main>
       </div>
+      {over === 'palette' && <Palette commands={commands(shown, role, () => setOver('shortcuts'))} onClose={() => setOver('')} />}
+      {over === 'shortcuts' && <Shortcuts onClose={() => setOver('')} />}
       <Toasts />
     </>
   )
+}
+
+/** Keys that work on every page. */
+function useShortcuts(open: (what: 'palette' | 'shortcuts') => void) {
+  useEffect(() => {
+    const keys = (e: KeyboardEvent) => {
+      if (document.querySelector('dialog[open]')) return
+      if ((e.ctrlKey || e.metaKey) && e.key.toLowerCase() === 'k') {
+        e.preventDefault()
+        open('palette')
+        return
+      }
+      if (e.ctrlKey || e.metaKey || e.altKey || (e.target as Element).matches('input:not([type=checkbox]), textarea, select')) return
+      if (e.key === '?') open('shortcuts')
+      if (e.key !== '/') return
+      e.preventDefault()
+      const search = document.querySelector<HTMLElement>('main input[type=search]')
+      if (search) search.focus()
+      else open('palette')
+    }
+    document.addEventListener('keydown', keys)
+    return () => document.removeEventListener('keydown', keys)
+  }, [])
+}
+
+/** What the palette offers beside workers. */
+function commands(shown: Page[], role: string, shortcuts: () => void): Command[] {
+  const out: Command[] = shown.map((p) => ({ label: p.title!, hint: 'page', run: () => go('/' + p.path) }))
+  if (role === 'admin') out.push({ label: 'Import machines', hint: 'page', run: () => go('/import') })
+  out.push({ label: 'Preview a policy', hint: 'page', run: () => go('/preview') }, { label: 'Keyboard shortcuts', hint: '?', run: shortcuts })
+  for (const t of ['light', 'dark', 'system'] as Theme[]) out.push({ label: `Use ${t === 'system' ? "the system's" : t} colors`, hint: 'theme', run: () => setTheme(t) })
+  out.push({ label: 'Sign out', run: () => session.end(true) })
+  return out
 }
 
 function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () => void }) {
@@ -135,10 +179,11 @@ function LinkState() {
 
 function ThemeChoice() {
   const [t, set] = useState<Theme>(theme())
+  useEffect(() => onTheme(() => set(theme())), [])
   return (
-    <label class="theme">Colours{' '}
-      <select value={t} onChange={(e) => { const v = e.currentTarget.value as Theme; setTheme(v); set(v) }}>
-        <option value="system">as the system</option>
+    <label class="theme">Theme{' '}
+      <select value={t} onChange={(e) => { const v = e.currentTarget.value as Theme; setTheme(v) }}>
+        <option value="system">system</option>
         <option value="light">light</option>
         <option value="dark">dark</option>
       </select>

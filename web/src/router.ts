@@ -16,7 +16,7 @@ window.addEventListener('popstate', () => { for (const f of moved) f() })
 document.addEventListener('click', (e) => {
   const a = (e.target as Element).closest?.('a')
   if (!a || e.defaultPrevented || e.button !== 0 || e.metaKey || e.ctrlKey || e.shiftKey || e.altKey) return
-  if (a.origin !== location.origin || a.target || a.hasAttribute('download') || a.pathname.startsWith('/api/') || a.pathname.startsWith('/auth/') || a.pathname === '/docs' || a.hash) return
+  if (a.origin !== location.origin || a.target || a.hasAttribute('download') || a.pathname.startsWith('/api/') || a.pathname.startsWith('/auth/') || a.pathname === '/docs' || a.hash || a.getAttribute('href')?.startsWith('http')) return
   e.preventDefault()
   go(a.pathname + a.search)
   window.scrollTo(0, 0)
@@ -39,4 +39,9 @@ export function usePlace(): Place {
     return () => { moved.delete(f) }
   }, [])
   return place
+}
+
+/** Names the tab after what the page shows. */
+export function useTitle(name: string | undefined) {
+  useEffect(() => { if (name) document.title = `${name} · lull` }, [name])
 }

@@ -13,8 +13,17 @@ export function applyTheme() {
   else document.documentElement.dataset.theme = t
 }
 
+const watching = new Set<() => void>()
+
+/** Calls f after the theme was set. */
+export function onTheme(f: () => void): () => void {
+  watching.add(f)
+  return () => { watching.delete(f) }
+}
+
 export function setTheme(t: Theme) {
   if (t === 'system') localStorage.removeItem('lull-theme')
   else localStorage.setItem('lull-theme', t)
   applyTheme()
+  for (const f of watching) f()
 }

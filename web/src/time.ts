@@ -72,3 +72,27 @@ export function clock(at: string | number, now: number): string {
   const t = clockFormat.format(d).slice(0, 5)
   return d.toDateString() === new Date(now).toDateString() ? t : `${day.format(d)} ${t}`
 }
+
+const unitMinutes: Record<string, number> = { s: 1 / 60, m: 1, h: 60, d: 1440, w: 10080 }
+
+/**
+ * Reads a duration in minutes as people write it: "90", "1h 30m", "1.5 hours",
+ * "2 days", "1:30". A bare number is minutes. Null if it is not a duration.
+ */
+export function parseMinutes(text: string): number | null {
+  const t = text.trim().toLowerCase().replace(',', '.')
+  if (t === '') return null
+  if (/^\d+(\.\d+)?$/.test(t)) return Number(t)
+  const clock = /^(\d+):([0-5]\d)$/.exec(t)
+  if (clock) return Number(clock[1]) * 60 + Number(clock[2])
+  const part = /(\d+(?:\.\d+)?)\s*(seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d|weeks?|w)\s*(?:and\s+)?/y
+  let at = 0, sum = 0
+  while (at < t.length) {
+    part.lastIndex = at
+    const m = part.exec(t)
+    if (!m) return null
+    sum += Number(m[1]) * unitMinutes[m[2]![0]!]!
+    at = part.lastIndex
+  }
+  return sum
+}

@@ -86,7 +86,7 @@ func (c Case) scheduled() (Ruling, bool) {
 	}
 	guards := c.guards(power.ReasonSchedule)
 	switch {
-	case st.Pauses(c.Worker.lastStart()):
+	case st.Pauses(c.Worker.LastStart()):
 	case st.NextClose != nil:
 		until := *st.NextClose
 		guards = append(guards, idle.Block{Code: idle.Schedule, Until: &until, Sentence: st.Describe()})
@@ -173,8 +173,8 @@ func (c Case) FinalCheck(why power.Reason) evidence.Decision {
 	return evidence.Decide(c.Now, p, e)
 }
 
-// lastStart returns when w last came up, for any reason.
-func (w *Worker) lastStart() time.Time {
+// LastStart returns when w last came up, for any reason.
+func (w *Worker) LastStart() time.Time {
 	t := w.CreatedAt
 	for _, at := range []*time.Time{w.RunningSince, w.LastResumedAt} {
 		if at != nil && at.After(t) {

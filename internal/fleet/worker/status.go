@@ -53,6 +53,12 @@ type IdleStatus struct {
 	Expiry *why.Expiry `json:"expiry,omitempty"`
 	// ReadingsUnknown means that no server with live readings could be asked.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
+	// Checking means that a signal is unknown only because the worker was just
+	// started, or not yet checked by the server that observes it.
+	Checking bool `json:"checking,omitempty"`
+	// CPU is the last CPU reading, in percent, in listings of all workers; absent
+	// if unknown.
+	CPU *float64 `json:"cpu_utilization,omitempty"`
 	// CloudUnread means that EC2 cannot be asked about the worker's region.
 	CloudUnread *Unread `json:"cloud_unread,omitempty"`
 }

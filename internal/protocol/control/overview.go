@@ -18,6 +18,7 @@ const (
 	StandingPausingSoon Standing = "pausing_soon" // its pause is near, intended or in progress
 	StandingBlocked     Standing = "blocked"      // idle, and something prevents its pause
 	StandingUnknown     Standing = "unknown"      // running; whether it is in use is unknown
+	StandingChecking    Standing = "checking"     // just imported or started; its first check is in progress
 	StandingPaused      Standing = "paused"       // stopped
 	StandingStarting    Standing = "starting"     // on its way to running
 	StandingFailed      Standing = "failed"       // needs a user's attention
@@ -34,7 +35,7 @@ type WorkerRow struct {
 	Owner         string   `json:"owner,omitempty"`
 	Status        string   `json:"status"`
 	DesiredStatus string   `json:"desired_status"`
-	Standing      Standing `json:"standing" enum:"active,idle,pausing_soon,blocked,unknown,paused,starting,failed,ended"`
+	Standing      Standing `json:"standing" enum:"active,idle,pausing_soon,blocked,unknown,checking,paused,starting,failed,ended"`
 	// Sentence is the reason, for users. Block is the code of what prevents a
 	// pause, if anything.
 	Sentence       string     `json:"sentence"`
@@ -50,6 +51,12 @@ type WorkerRow struct {
 	LastPausedAt *time.Time  `json:"last_paused_at"`
 	PauseReason  string      `json:"pause_reason,omitempty"`
 	Armed        bool        `json:"armed"`
+	// USDPerHour is the price of its instance type; null if the price table has
+	// none. CPU is its last CPU reading, in percent; null if unknown.
+	USDPerHour    *float64 `json:"usd_per_hour"`
+	CPU           *float64 `json:"cpu_utilization"`
+	EC2InstanceID string   `json:"ec2_instance_id,omitempty"`
+	HTTPSEndpoint string   `json:"https_endpoint,omitempty"`
 	// Revision is that of the record. A reader must not replace a row by one
 	// with a lower revision.
 	Revision int64 `json:"revision"`
@@ -70,8 +77,10 @@ type Overview struct {
 	Counts    map[Standing]int `json:"counts"`
 	Attention []WorkerRow      `json:"attention" doc:"The most urgent workers, most urgent first"`
 	Urgent    int              `json:"attention_total"`
-	Regions   []string         `json:"aws_regions"`
-	Offset    int              `json:"offset"`
-	Items     []WorkerRow      `json:"items"`
-	Halt      halt.Halt        `json:"halt"`
+	// Unarmed counts workers in dry-run mode until a user arms them.
+	Unarmed int         `json:"unarmed_total"`
+	Regions []string    `json:"aws_regions"`
+	Offset  int         `json:"offset"`
+	Items   []WorkerRow `json:"items"`
+	Halt    halt.Halt   `json:"halt"`
 }

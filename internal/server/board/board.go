@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/core/savings"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/roster"
@@ -31,6 +32,7 @@ const MaxAttention = 20
 type Board struct {
 	roster   *roster.Roster
 	observed func(context.Context) map[string]worker.IdleStatus
+	prices   func(context.Context) (savings.Prices, error)
 
 	asking chan struct{} // held by the caller that reads verdicts
 	view   *view
@@ -40,6 +42,7 @@ type Board struct {
 // judged again.
 type view struct {
 	verdicts map[string]worker.IdleStatus
+	prices   savings.Prices
 	at       time.Time
 
 	mu   sync.Mutex
@@ -61,15 +64,17 @@ func (v *view) of(lines []*roster.Line) []*control.WorkerRow {
 			st = &s
 		}
 		r := Row(&l.Worker, st, v.at)
+		r.USDPerHour = v.prices.Hour(r.AWSRegion, r.InstanceType)
 		v.rows[l], out[i] = &r, &r
 	}
 	return out
 }
 
 // New returns a Board over a running roster. observed returns the idle status
-// of every observed worker, by ID; nil means that none is observed.
-func New(r *roster.Roster, observed func(context.Context) map[string]worker.IdleStatus) *Board {
-	return &Board{roster: r, observed: observed, asking: make(chan struct{}, 1)}
+// of every observed worker, by ID; nil means that none is observed. prices
+// returns the price table; while it fails, every price is unknown.
+func New(r *roster.Roster, observed func(context.Context) map[string]worker.IdleStatus, prices func(context.Context) (savings.Prices, error)) *Board {
+	return &Board{roster: r, observed: observed, prices: prices, asking: make(chan struct{}, 1)}
 }
 
 // Query selects rows. Empty fields select all.
@@ -77,7 +82,8 @@ type Query struct {
 	Search   string // each of its words must occur in the worker
 	Region   string
 	Standing control.Standing
-	Sort     string // name, idle, pause or attention; empty means name
+	Sort     string // what the rows are ordered by, as in the API; empty means name
+	Reverse  bool   // the opposite of the key's own order; rows without a value stay last
 	Offset   int
 	Limit    int
 }
@@ -110,6 +116,9 @@ func gather(out *control.Overview, all []*roster.Line, shown []*control.WorkerRo
 		}
 		out.Total++
 		regions[r.AWSRegion] = true
+		if !r.Armed {
+			out.Unarmed++
+		}
 		if r.Attention {
 			urgent = append(urgent, r)
 		}
@@ -121,8 +130,8 @@ func gather(out *control.Overview, all []*roster.Line, shown []*control.WorkerRo
 			rows = append(rows, r)
 		}
 	}
-	order(rows, q.Sort)
-	order(urgent, "attention")
+	order(rows, q.Sort, q.Reverse)
+	order(urgent, "attention", false)
 	out.Urgent, out.Matched, out.Regions = len(urgent), len(rows), slices.Sorted(maps.Keys(regions))
 	for _, r := range urgent[:min(len(urgent), MaxAttention)] {
 		out.Attention = append(out.Attention, *r)
@@ -133,29 +142,73 @@ func gather(out *control.Overview, all []*roster.Line, shown []*control.WorkerRo
 	}
 }
 
-// order sorts rows that are sorted by name. The sort is stable.
-func order(rows []*control.WorkerRow, by string) {
+// rank is the order of standings, from what runs to what does not.
+var rank = map[control.Standing]int{control.StandingFailed: 0, control.StandingUnknown: 1, control.StandingBlocked: 2, control.StandingPausingSoon: 3, control.StandingIdle: 4,
+	control.StandingActive: 5, control.StandingChecking: 6, control.StandingStarting: 7, control.StandingPaused: 8}
+
+// compare returns how a key orders two rows, and whether each has a value for it.
+func compare(by string, x, y *control.WorkerRow) (c int, hasX, hasY bool) {
+	text := func(a, b string) (int, bool, bool) {
+		return cmp.Compare(strings.ToLower(a), strings.ToLower(b)), a != "", b != ""
+	}
+	number := func(a, b *float64) (int, bool, bool) {
+		if a == nil || b == nil {
+			return 0, a != nil, b != nil
+		}
+		return cmp.Compare(*b, *a), true, true // the highest first
+	}
+	moment := func(a, b *time.Time) (int, bool, bool) {
+		if a == nil || b == nil {
+			return 0, a != nil, b != nil
+		}
+		return a.Compare(*b), true, true
+	}
 	switch by {
 	case "idle":
-		slices.SortStableFunc(rows, func(x, y *control.WorkerRow) int { return cmp.Compare(y.IdleMinutes, x.IdleMinutes) })
+		return cmp.Compare(y.IdleMinutes, x.IdleMinutes), true, true
 	case "pause":
-		slices.SortStableFunc(rows, func(x, y *control.WorkerRow) int { return compareTimes(x.TargetPauseAt, y.TargetPauseAt) })
+		return moment(x.TargetPauseAt, y.TargetPauseAt)
 	case "attention":
-		slices.SortStableFunc(rows, func(x, y *control.WorkerRow) int { return cmp.Compare(urgency(*y), urgency(*x)) })
+		return cmp.Compare(urgency(*y), urgency(*x)), true, true
+	case "standing":
+		return cmp.Compare(rank[x.Standing], rank[y.Standing]), true, true
+	case "activity":
+		c, hasX, hasY = moment(x.LastActivityAt, y.LastActivityAt)
+		return -c, hasX, hasY
+	case "owner":
+		return text(x.Owner, y.Owner)
+	case "region":
+		return text(x.AWSRegion, y.AWSRegion)
+	case "type":
+		return text(x.InstanceType, y.InstanceType)
+	case "template":
+		return text(x.TemplateName, y.TemplateName)
+	case "cpu":
+		return number(x.CPU, y.CPU)
+	case "cost":
+		return number(x.USDPerHour, y.USDPerHour)
 	}
+	return text(x.Name, y.Name)
 }
 
-// compareTimes orders the earliest first and nil last.
-func compareTimes(x, y *time.Time) int {
-	switch {
-	case x == nil && y == nil:
-		return 0
-	case x == nil:
-		return 1
-	case y == nil:
-		return -1
+// order sorts rows that are sorted by name. The sort is stable; rows without a
+// value are last.
+func order(rows []*control.WorkerRow, by string, reverse bool) {
+	if (by == "" || by == "name") && !reverse {
+		return
 	}
-	return x.Compare(*y)
+	slices.SortStableFunc(rows, func(x, y *control.WorkerRow) int {
+		c, hasX, hasY := compare(by, x, y)
+		switch {
+		case hasX != hasY && hasX:
+			return -1
+		case hasX != hasY:
+			return 1
+		case reverse:
+			return -c
+		}
+		return c
+	})
 }
 
 // Seen returns the idle status of every observed worker, by ID, at most Fresh
@@ -181,6 +234,9 @@ func (b *Board) known(ctx context.Context, now time.Time) (*view, error) {
 		next := &view{at: now, rows: map[*roster.Line]*control.WorkerRow{}}
 		if b.observed != nil {
 			next.verdicts = b.observed(ctx)
+		}
+		if next.prices, _ = b.prices(ctx); next.prices == nil && b.view != nil {
+			next.prices = b.view.prices // the table that was read last
 		}
 		b.view = next
 	}

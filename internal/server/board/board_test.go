@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/core/savings"
 	"lull/internal/fleet/worker"
 	"lull/internal/protocol/control"
 	"lull/internal/server/board"
@@ -42,6 +44,8 @@ func on(t *testing.T, f func(s *shelf)) {
 				out[k] = v
 			}
 			return out
+		}, func(context.Context) (savings.Prices, error) {
+			return savings.Read(strings.NewReader("kind,region,name,usd,as_of\ninstance,us-east-1,m5.large,0.1,2026-01-01\n"))
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -102,6 +106,7 @@ func TestStandings(t *testing.T) {
 		f(&w)
 		return w
 	}
+	begun := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when a bubble begins
 	status := func(s power.Worker) worker.Worker {
 		return with(func(w *worker.Worker) { w.Status = s; w.DesiredStatus = s })
 	}
@@ -122,8 +127,11 @@ func TestStandings(t *testing.T) {
 		"halted before":        {running, func() *worker.IdleStatus { return verdict(50, nil, idle.NotIdleYet, idle.Halted) }, control.StandingIdle, false},
 		"stop protection":      {running, func() *worker.IdleStatus { return verdict(90, nil, "stop_protected") }, control.StandingBlocked, true},
 		"signal unknown":       {running, func() *worker.IdleStatus { return verdict(90, nil, idle.NotIdleYet, idle.SignalUnknown) }, control.StandingUnknown, true},
+		"first check":          {running, func() *worker.IdleStatus { st := verdict(90, nil, idle.SignalUnknown); st.Checking = true; return st }, control.StandingChecking, false},
 		"wrong clock":          {running, func() *worker.IdleStatus { return verdict(0, nil, idle.ClockInFuture) }, control.StandingUnknown, true},
 		"not observed":         {running, nil, control.StandingUnknown, true},
+		"just imported":        {with(func(w *worker.Worker) { w.CreatedAt = begun.Add(-time.Minute) }), nil, control.StandingChecking, false},
+		"just found":           {with(func(w *worker.Worker) { w.Status, w.StatusSince = power.WorkerUnknown, begun.Add(-time.Minute) }), nil, control.StandingChecking, false},
 		"intended":             {with(func(w *worker.Worker) { w.Intent = &worker.Intent{By: "ada"} }), func() *worker.IdleStatus { return verdict(1, nil) }, control.StandingPausingSoon, false},
 		"stopping":             {status(power.WorkerStopping), nil, control.StandingPausingSoon, false},
 		"stopped":              {status(power.WorkerStopped), nil, control.StandingPaused, false},
@@ -190,6 +198,22 @@ func TestWindows(t *testing.T) {
 		}
 		if o := s.look(board.Query{Sort: "idle", Limit: 2}); fmt.Sprint(names(o)) != "[name-00 name-01]" {
 			t.Errorf("the longest idle are %v", names(o))
+		}
+		priced := func(id, owner string, cpu *float64, kind string) {
+			s.verdicts[id] = worker.IdleStatus{CPU: cpu}
+			s.put(worker.Worker{ID: id, Name: "sorted-" + id, Owner: owner, AWSRegion: "us-east-1", InstanceType: kind, Status: power.WorkerRunning})
+		}
+		priced("a", "", nil, "m5.large")
+		priced("b", "zoe", new(3.0), "unpriced")
+		priced("c", "Ann", new(40.0), "m5.large")
+		time.Sleep(board.Fresh)
+		for sort, want := range map[string]string{"owner": "[sorted-c sorted-b sorted-a]", "cpu": "[sorted-c sorted-b sorted-a]", "cost": "[sorted-a sorted-c sorted-b]", "name": "[sorted-a sorted-b sorted-c]"} {
+			if o := s.look(board.Query{Search: "sorted-", Sort: sort}); fmt.Sprint(names(o)) != want {
+				t.Errorf("by %s: %v, want %s", sort, names(o), want)
+			}
+		}
+		if o := s.look(board.Query{Search: "sorted-", Sort: "cpu", Reverse: true}); fmt.Sprint(names(o)) != "[sorted-b sorted-c sorted-a]" {
+			t.Errorf("by cpu, reversed: %v; what has no value stays last", names(o))
 		}
 		before := all.Revision
 		s.put(worker.Worker{ID: "w-01", Name: "renamed", Status: power.WorkerStopped})

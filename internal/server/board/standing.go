@@ -26,7 +26,10 @@ const (
 func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerRow {
 	r := control.WorkerRow{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, InstanceType: w.InstanceType, TemplateName: w.TemplateName, Owner: w.Owner,
 		Status: string(w.Status), DesiredStatus: string(w.DesiredStatus), LastActivityAt: w.LastActivityAt, LastPausedAt: w.LastPausedAt,
-		PauseReason: string(w.PauseReason), Armed: w.Armed, Revision: w.Revision()}
+		PauseReason: string(w.PauseReason), Armed: w.Armed, EC2InstanceID: w.EC2InstanceID, HTTPSEndpoint: w.HTTPSEndpoint, Revision: w.Revision()}
+	if st != nil {
+		r.CPU = st.CPU
+	}
 	switch w.Status {
 	case power.WorkerStopped:
 		r.Standing, r.Sentence = control.StandingPaused, "Paused."
@@ -55,6 +58,9 @@ func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerR
 		}
 	default:
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "EC2 says something about it that lull does not know.", true
+		if w.StatusReason == "" && now.Sub(w.StatusSince) < CheckingFor {
+			r.Standing, r.Sentence, r.Attention = control.StandingChecking, "Its state is read from EC2.", false
+		}
 	}
 	if why := w.StatusReason; why != "" && (r.Standing == control.StandingFailed || r.Standing == control.StandingStarting || w.Status == power.WorkerUnknown) {
 		r.Sentence = why
@@ -68,6 +74,10 @@ func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerR
 	}
 	return r
 }
+
+// CheckingFor is how long after an import or a start a worker without a result
+// is being checked, and not yet unknown.
+const CheckingFor = 2 * time.Minute
 
 // UnreadAfter is how long a region's EC2 API may be unreadable before the
 // overview reports it for its workers.
@@ -87,6 +97,10 @@ func unread(r *control.WorkerRow, u *worker.Unread, now time.Time) {
 
 // judge determines the standing of a running worker.
 func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now time.Time) {
+	if st == nil && now.Sub(w.LastStart()) < CheckingFor {
+		r.Standing, r.Sentence = control.StandingChecking, "Its first check is in progress."
+		return
+	}
 	if st == nil {
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "The server that observes it does not answer.", true
 		return
@@ -101,6 +115,12 @@ func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now ti
 	switch unknown := find(st.Blocks, idle.SignalUnknown, idle.ClockInFuture); {
 	case w.Intent != nil:
 		r.Standing, r.Sentence = control.StandingPausingSoon, fmt.Sprintf("%s asked for its pause (%s).", w.Intent.By, w.Intent.Reason)
+	case unknown != nil && st.Checking && unknown.Code == idle.SignalUnknown:
+		r.Standing, r.Sentence, r.Block = control.StandingChecking, "Its activity is being read. Until then it is not paused.", string(unknown.Code)
+		if at := st.NextIdleCheckAt; at.After(now) {
+			r.Sentence = "Its activity is read at " + at.UTC().Format(time.RFC3339) + ". Until then it is not paused."
+		}
+		return
 	case unknown != nil:
 		r.Standing, r.Sentence, r.Block, r.Attention = control.StandingUnknown, unknown.Sentence, string(unknown.Code), true
 	case st.IsIdle && lasting != nil:

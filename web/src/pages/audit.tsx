@@ -1,5 +1,6 @@
 // What was done, by whom and why: the newest first, and what happens now.
 
+import { ComponentChildren } from 'preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { action, actions, kinds, status } from '../actions'
 import { ask, Entry, List, Problem, problemOf, session } from '../api'
@@ -81,9 +82,9 @@ function Filters(p: { filter: Filter }) {
     <form class="filters labelled" onSubmit={set} aria-label="Filter">
       <label>Worker <input key={one.value?.name} name="worker" list="audit-workers" autocomplete="off" defaultValue={one.value?.name ?? filter.worker_id} maxLength={128} size={14} placeholder="any" aria-invalid={fault ? true : undefined} /></label>
       <datalist id="audit-workers">{(all.value?.items ?? []).map((w) => <option key={w.id} value={w.name} />)}</datalist>
-      <label>What <select name="action" defaultValue={filter.action}><option value="">anything</option>{filter.action && !actions.some(([code]) => code === filter.action) && <option value={filter.action}>{action(filter.action)}</option>}{actions.map(([code, name]) => <option key={code} value={code} selected={code === filter.action}>{name}</option>)}</select></label>
-      <label>By <input name="by" defaultValue={filter.by} maxLength={128} size={14} placeholder="anybody" /></label>
-      <label>Who is <select name="kind">{[['', 'anybody'] as const, ...Object.entries(kinds)].map(([k, name]) => <option key={k} value={k} selected={k === filter.kind}>{name}</option>)}</select></label>
+      <label>Action <select name="action" defaultValue={filter.action}><option value="">any</option>{filter.action && !actions.some(([code]) => code === filter.action) && <option value={filter.action}>{action(filter.action)}</option>}{actions.map(([code, name]) => <option key={code} value={code} selected={code === filter.action}>{name}</option>)}</select></label>
+      <label>Actor <input name="by" defaultValue={filter.by} maxLength={128} size={14} placeholder="anyone" /></label>
+      <label>Kind of actor <select name="kind">{[['', 'any'] as const, ...Object.entries(kinds)].map(([k, name]) => <option key={k} value={k} selected={k === filter.kind}>{name}</option>)}</select></label>
       <label>From <input name="from" type="datetime-local" defaultValue={filter.from} /></label>
       <label>Before <input name="to" type="datetime-local" defaultValue={filter.to} /></label>
       <span class="sends"><button type="submit" class="primary">Filter</button>
@@ -135,8 +136,8 @@ function Entries(p: { filter: Filter; asked: string }) {
           <p class="aboutrows"><span role="status">{all.length.toLocaleString('en')} {all.length === 1 ? 'entry' : 'entries'}{known.next ? ', and older ones' : ''}</span> <Button onClick={save}>Export CSV</Button></p>
           <div class="card flush scroll" tabIndex={0} role="region" aria-label="Audit entries">
             <table id="entries" class="asrows">
-              <thead><tr><th scope="col">When</th><th scope="col">What</th><th scope="col">Worker</th><th scope="col">By</th><th scope="col">Details</th></tr></thead>
-              <tbody>{all.map((e) => <Row key={`${e.id}/${e.at}/${e.action}/${e.worker_id}`} e={e} />)}</tbody>
+              <thead><tr><th scope="col">When</th><th scope="col">Action</th><th scope="col">Worker</th><th scope="col">By</th><th scope="col">Details</th></tr></thead>
+              <tbody>{runsOf(all).map((run) => run.length === 1 ? <Row key={keyOf(run[0]!)} e={run[0]!} /> : <Repeats key={keyOf(run[run.length - 1]!)} run={run} />)}</tbody>
             </table>
           </div>
           {known.next && <div class="actions more"><Button onClick={() => attempt('', more).then(() => {})}>Load more</Button></div>}
@@ -146,16 +147,52 @@ function Entries(p: { filter: Filter; asked: string }) {
   )
 }
 
-function Row(p: { e: Entry }) {
+const keyOf = (e: Entry) => `${e.id}/${e.at}/${e.action}/${e.worker_id}`
+
+/** How far apart repeats of an action may be. */
+const repeatsWithin = 10 * 60_000
+
+/**
+ * Entries in runs: the same action by the same actor, close together. What users
+ * do stays in its order; what programs do may have other entries between.
+ */
+function runsOf(all: Entry[]): Entry[][] {
+  const out: Entry[][] = []
+  const open = new Map<string, Entry[]>()
+  for (const e of all) {
+    const key = `${e.action}/${e.by.kind}/${e.by.name}`
+    const run = e.by.kind === 'person' ? out[out.length - 1] : open.get(key), last = run?.[run.length - 1]
+    if (run && last && last.action === e.action && last.by.name === e.by.name && last.by.kind === e.by.kind && new Date(last.at).getTime() - new Date(e.at).getTime() < repeatsWithin) {
+      run.push(e)
+      continue
+    }
+    out.push([e])
+    open.set(key, out[out.length - 1]!)
+  }
+  return out
+}
+
+/** A run of repeats in one row, which opens to all of them. */
+function Repeats(p: { run: Entry[] }) {
+  const [open, setOpen] = useState(false)
+  const workers = new Set(p.run.map((e) => e.worker_id ?? ''))
+  return <>{(open ? p.run : p.run.slice(0, 1)).map((e, i) => (
+    <Row key={keyOf(e)} e={e} many={i > 0 || workers.size === 1 || open ? undefined : workers.size}>
+      {i === 0 && <button type="button" class="times" aria-expanded={open} aria-label={`${p.run.length} times`} onClick={() => setOpen(!open)}>{`× ${p.run.length}`}</button>}
+    </Row>
+  ))}</>
+}
+
+function Row(p: { e: Entry; many?: number; children?: ComponentChildren }) {
   const { e } = p
   const moved = e.from && e.to && e.from !== e.to ? `${status(e.from)} to ${status(e.to)}` : ''
   return (
     <tr data-entry={e.id}>
       <td class="nowrap"><Time at={e.at} /><div class="muted small">{exact(e.at)}</div></td>
-      <td><strong>{action(e.action)}</strong></td>
-      <td class="nowrap">{e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted none">–</span>}</td>
+      <td><strong>{action(e.action)}</strong> {p.children}</td>
+      <td class="nowrap">{p.many ? `${p.many} workers` : e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted none">–</span>}</td>
       <td class="nowrap">{e.by.kind === 'person' ? e.by.name : <>{kinds[e.by.kind] ?? words(e.by.kind)}<div class="muted small">{e.by.name}</div></>}</td>
-      <td class="muted">{[moved, words(e.reason), local(e.detail ?? '', Date.now())].filter(Boolean).join('; ')}</td>
+      <td class="muted">{p.many ? '' : [moved, words(e.reason), local(e.detail ?? '', Date.now())].filter(Boolean).join('; ')}</td>
     </tr>
   )
 }

@@ -2,6 +2,7 @@ import { ComponentType } from 'preact'
 import type { PageProps } from '../router'
 import { Audit } from './audit'
 import { Fleet } from './fleet'
+import { ImportPage } from './import'
 import { Hosts } from './hosts'
 import { Agents } from './machines'
 import { Notifications } from './notifications'
@@ -10,6 +11,7 @@ import { Preview } from './preview'
 import { SavingsPage } from './savings'
 import { Schedules } from './schedules'
 import { SettingsPage } from './settings'
+import { Templates } from './templates'
 import { Tokens } from './tokens'
 import { WorkerPage } from './worker'
 
@@ -19,6 +21,8 @@ export interface Page { path: string; title?: string; of?: string; admin?: boole
 export const pages: Page[] = [
   { path: '', title: 'Fleet', show: Fleet },
   { path: 'workers', of: '', show: WorkerPage },
+  { path: 'import', of: '', show: ImportPage },
+  { path: 'templates', title: 'Templates', show: Templates },
   { path: 'savings', title: 'Savings', show: SavingsPage },
   { path: 'hosts', title: 'Hosts', show: Hosts },
   { path: 'agents', title: 'Agents', show: Agents },

@@ -1,16 +1,18 @@
-import { useEffect, useState } from 'preact/hooks'
+import { useEffect, useRef, useState } from 'preact/hooks'
 import { session, Session } from '../api'
 
 export function Login() {
   const [token, setToken] = useState('')
   const [fault, setFault] = useState('')
   const [busy, setBusy] = useState(false)
+  const field = useRef<HTMLInputElement>(null)
   const [issuer, setIssuer] = useState<{ name: string; login: string } | null>(null)
   useEffect(() => {
     fetch('/api/v1/auth').then((r) => (r.ok ? r.json() : {})).then((a: { issuer?: string; login?: string }) => {
       if (a.issuer && a.login) setIssuer({ name: new URL(a.issuer).hostname, login: a.login })
     }).catch(() => {}) // a token still does
   }, [])
+  useEffect(() => field.current?.focus(), [])
   const enter = async (e: Event) => {
     e.preventDefault()
     const given = token.trim()
@@ -38,7 +40,7 @@ export function Login() {
         <h1>lull</h1>
         <p id="login-help">Sign in with a token. The first one was printed when the server first started; <code>lull token create</code> makes more.</p>
         <label for="token">Token</label>
-        <input id="token" type="password" autoComplete="off" spellcheck={false} value={token} onInput={(e) => setToken(e.currentTarget.value)} aria-invalid={fault ? true : undefined} aria-describedby={fault ? 'login-fault' : undefined} />
+        <input ref={field} id="token" type="password" autoComplete="off" spellcheck={false} value={token} onInput={(e) => setToken(e.currentTarget.value)} aria-invalid={fault ? true : undefined} aria-describedby={fault ? 'login-fault' : undefined} />
         {fault && <p id="login-fault" class="fault" role="alert">{fault}</p>}
         <button type="submit" class="primary" aria-disabled={busy}>Sign in</button>
         {issuer && <><p class="or muted small">or</p><a class="button" href={issuer.login}>Sign in with {issuer.name}</a></>}

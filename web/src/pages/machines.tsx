@@ -7,7 +7,7 @@ import { useResource } from '../resource'
 import { go } from '../router'
 import { local, minutes } from '../time'
 import { Card, Empty, Fault, Loading, Time, words } from '../parts/ui'
-import { Answer, Grounds, moment, pathAt, Then } from '../parts/account'
+import { Answer, Codes, Grounds, moment, pathAt, Then } from '../parts/account'
 import { LookBack, TimelineCard } from '../parts/timeline'
 
 /** server is the one that hears it; where that is another than the one asked, there is no report. */
@@ -89,7 +89,8 @@ function All() {
             {(r.alarms ?? []).map((a) => <p key={a.code} class="fault">{a.sentence}</p>)}
             {r.action && <p>{words(r.action.action)}: {words(r.action.phase)} <span class="muted">({words(r.action.reason)})</span></p>}
             <Readings list={r.readings ?? []} name={m.name} />
-            {(r.holds ?? []).length > 0 && <ul class="blocks">{r.holds!.map((b, i) => <li key={i}>{local(b.sentence, Date.now())} <code class="code">{b.code}</code></li>)}</ul>}
+            {(r.holds ?? []).length > 0 && <ul class="blocks">{r.holds!.map((b, i) => <li key={i}>{local(b.sentence, Date.now())}</li>)}</ul>}
+            <Codes list={r.holds ?? []} />
           </Card>
         )
       })}

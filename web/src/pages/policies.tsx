@@ -1,12 +1,15 @@
 // Policies: what they say, whom they hold for, and exceptions with an end.
 
-import { useState } from 'preact/hooks'
+import { useEffect, useRef, useState } from 'preact/hooks'
 import { ask, Entry, List } from '../api'
-import { Form, text } from '../parts/form'
+import { Effect, Trial } from '../parts/effect'
+import { CheckField, DurationField, SelectField, TextField } from '../parts/fields'
+import { durationOf, Form, text } from '../parts/form'
 import { Apply, Except } from '../parts/rules'
 import type { PageProps } from '../router'
 import { useResource } from '../resource'
-import { Budget, Group, Override, overrideKinds, Policy, PolicyValues, says, scope, whom } from '../rules'
+import { Budget, Group, Override, overrideKinds, Policy, says, Schedule, scope, whom } from '../rules'
+import { parseMinutes } from '../time'
 import { attempt, Button, Card, Fault, Loading, Time } from '../parts/ui'
 
 const rules = (e: Entry) => /^(policy|budget|schedule|override)_/.test(e.action)
@@ -89,14 +92,26 @@ export function Policies(p: PageProps) {
 
 function Edit(p: { was: Policy | null; onClose: () => void }) {
   const { was } = p
+  const schedules = useResource<List<Schedule>>('/schedules?limit=1000')
+  const form = useRef<HTMLDivElement>(null)
+  const [tried, setTried] = useState<Trial | null>(null)
+  // The form as it is now, for the preview; what cannot be read is not previewed.
+  const changed = () => {
+    const f = new FormData(form.current!.closest('form')!)
+    const m = (k: string) => parseMinutes(text(f, k))
+    const timeout = m('idle_timeout_minutes')
+    setTried(timeout === null || timeout < 1 ? null : { timeout_minutes: Math.round(timeout), snooze_minutes: m('snooze_minutes'), warn_before_minutes: m('warn_before_minutes'), schedule: text(f, 'schedule') })
+  }
+  useEffect(() => { if (form.current) changed() }, [schedules.value === undefined])
   const send = async (f: FormData) => {
     const name = was?.name ?? text(f, 'name')
     const { shipped: _, updated_at: __, updated_by: ___, ...kept } = was ?? { name }
     const body: Record<string, unknown> = { ...kept, name, description: text(f, 'description') }
     delete body.schedule_since
-    for (const k of ['idle_timeout_minutes', 'warn_before_minutes', 'snooze_minutes']) {
-      if (text(f, k) === '') delete body[k]
-      else body[k] = Number(text(f, k))
+    for (const [k, label] of [['idle_timeout_minutes', 'Paused when idle for'], ['warn_before_minutes', 'Warned before'], ['snooze_minutes', 'Protection after a resume']] as const) {
+      const m = durationOf(f, k, label)
+      if (m === undefined) delete body[k]
+      else body[k] = m
     }
     for (const k of ['pause_action', 'schedule']) {
       if (text(f, k) === '') delete body[k]
@@ -105,21 +120,26 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
     if (f.get('shadow')) body.shadow = true
     else delete body.shadow
     await ask('PUT', `/policies/${encodeURIComponent(name)}`, body)
-    return `${name} holds.`
+    return `${name} is saved.`
   }
-  const number = (label: string, name: keyof PolicyValues) => <><label for={`p-${name}`}>{label}</label><input id={`p-${name}`} name={name} type="number" min={0} value={was?.[name] as number | undefined} /></>
+  const duration = (label: string, name: 'idle_timeout_minutes' | 'warn_before_minutes' | 'snooze_minutes') => <DurationField id={`p-${name}`} name={name} label={label} minutes={was?.[name]} inherit="inherited" onInput={() => requestAnimationFrame(changed)} />
+  if (!schedules.value) return null
   return (
-    <Form title={was ? `Edit ${was.name}` : 'New policy'} submit="Save" onClose={p.onClose} send={send}>
-      {!was && <><label for="p-name">Name</label><input id="p-name" name="name" required maxLength={64} /></>}
-      <label for="p-description">Description</label><input id="p-description" name="description" maxLength={1024} value={was?.description} />
+    <Form title={was ? `Edit ${was.name}` : 'New policy'} submit="Save" wide onClose={p.onClose} send={send}>
+      <div class="pair" ref={form}>
+        {!was && <TextField id="p-name" name="name" label="Name" required max={64} />}
+        <TextField id="p-description" name="description" label="Description" max={1024} value={was?.description} />
+      </div>
       <p class="muted small">Leave a field empty to inherit it.</p>
-      {number('Idle after, minutes', 'idle_timeout_minutes')}
-      {number('Warn before, minutes', 'warn_before_minutes')}
-      {number('Protection after a resume, minutes', 'snooze_minutes')}
-      <label for="p-action">Action</label>
-      <select id="p-action" name="pause_action" value={was?.pause_action ?? ''}><option value="">not said</option><option value="stop">stop</option><option value="hibernate">hibernate</option><option value="auto">hibernate when it pays</option></select>
-      <label for="p-schedule">Schedule</label><input id="p-schedule" name="schedule" maxLength={64} value={was?.schedule} />
-      <label class="check"><input type="checkbox" name="shadow" checked={was?.shadow} /> Dry run: record decisions, take no action</label>
+      <div class="pair three">
+        {duration('Paused when idle for', 'idle_timeout_minutes')}
+        {duration('Warned before', 'warn_before_minutes')}
+        {duration('Protected after a resume for', 'snooze_minutes')}
+        <SelectField id="p-action" name="pause_action" label="Pause by" value={was?.pause_action} options={[['', 'inherited'], ['stop', 'stopping'], ['hibernate', 'hibernating'], ['auto', 'hibernating if it pays off']]} />
+        <SelectField id="p-schedule" name="schedule" label="Schedule" value={was?.schedule} options={[['', 'inherited'], ...schedules.value.items.map((x): [string, string] => [x.name, x.name])]} onChange={() => requestAnimationFrame(changed)} />
+      </div>
+      <CheckField name="shadow" checked={was?.shadow}>Dry run: record decisions, take no action</CheckField>
+      <Effect was={was} tried={tried} />
     </Form>
   )
 }

@@ -6,7 +6,8 @@ import type { PageProps } from '../router'
 import { hours, saved, saveFile, Savings, Sum, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
-import { clock } from '../time'
+import { clock, minutes } from '../time'
+import { HeatMap, HeatRow } from '../parts/heat'
 import { Card, Empty, Fault, Loading, useWidth, words } from '../parts/ui'
 
 /** Why idle workers keep running, and what to do about it. */
@@ -21,7 +22,7 @@ const causes: Record<string, [title: string, help: string]> = {
   not_recorded: ['Not recorded', 'lull did not run, or the record is missing.'],
   auto_pause_disabled: ['Automatic pauses are off', 'Switch them on in the settings or the policy.'],
   detection_disabled: ['Idle detection is off', 'Switch it on for the worker or in its policy.'],
-  shadow: ['In shadow: decided, not done', 'Arm the worker to have it paused.'],
+  shadow: ['In dry-run mode', 'Arm the worker to have it paused.'],
   schedule: ['A schedule holds it up', 'Office hours or a window keep it.'],
   connection_open: ['An open connection', ''],
   min_workers: ['The least number of workers', ''],
@@ -94,6 +95,21 @@ function held(s: Savings) {
   return all.slice(Math.max(0, all.findIndex((x) => x.total.workers > 0)))
 }
 
+/** Below this many days of data no rate is shown. */
+const enoughDays = 1
+
+/** Idle hours by cause, the most first; codes that mean the same to a reader are one. */
+function byCause(idle: Record<string, number>): [code: string, hours: number, title: string][] {
+  const sums = new Map<string, [string, number, string]>()
+  for (const [code, h] of Object.entries(idle)) {
+    const title = causes[code]?.[0] ?? words(code)
+    const old = sums.get(title)
+    if (old) old[1] += h
+    else sums.set(title, [code, h, title])
+  }
+  return [...sums.values()].sort((a, b) => b[1] - a[1])
+}
+
 const grouping = (by: string) => words(by.replace(':', ' '))
 
 const start = (days: number) => new Date(Date.now() - days * 86_400_000).toISOString()
@@ -101,25 +117,27 @@ const start = (days: number) => new Date(Date.now() - days * 86_400_000).toISOSt
 function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: string) => void }) {
   const { s } = p
   const t = s.total
-  const lost = Object.entries(s.idle_hours_not_avoided).sort((a, b) => b[1] - a[1])
+  const lost = byCause(s.idle_hours_not_avoided)
+  const early = s.days < enoughDays
   const idle = lost.reduce((n, [, h]) => n + h, 0)
   const most = Math.max(...lost.map(([, h]) => h), 1e-9)
   const groups = s.groups ?? []
   return (
     <>
+      {early && <p class="note" data-testid="early" role="status"><span><strong>Not enough data yet.</strong> lull has watched {t.workers.toLocaleString('en')} worker{t.workers === 1 ? '' : 's'} for {minutes(s.days * 1440)}. Savings per day and the week appear after a day.</span></p>}
       <div class="tiles sums">
-        <Figure value={saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'nothing was stopped by lull yet') : `${usd(t.saved_usd / s.days)} a day; storage is subtracted`} />
+        <Figure value={t.saved_usd === null && t.avoided_hours === 0 ? '–' : saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'nothing was stopped by lull yet') : early ? 'storage is subtracted' : `${usd(t.saved_usd / s.days)} a day; storage is subtracted`} />
         <Figure value={hours(t.avoided_hours)} text="avoided" note={`of ${hours(t.avoided_hours + t.running_hours)} of ${t.workers.toLocaleString('en')} worker${t.workers === 1 ? '' : 's'}`} />
         <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped manually` : 'nothing was stopped manually'} />
         <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />
       </div>
-      {held(s).length > 1 && <Periods s={s} every={p.every} />}
+      {!early && held(s).length > 1 && <Periods s={s} every={p.every} />}
       <Card title={`By ${grouping(s.by)}`} class="flush" aside={<span class="muted small">{clock(s.from, Date.now())} to {clock(s.to, Date.now())}</span>}>
         <div class="scroll" tabIndex={0} role="region" aria-label={`Savings by ${grouping(s.by)}`}>
           <table class="numbers">
             <thead><tr><th scope="col">{s.by.startsWith('tag:') ? `Tag ${s.by.slice(4)}` : grouping(s.by).replace(/^./, (c) => c.toUpperCase())}</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Compute</th><th scope="col">Storage paid</th><th scope="col">Saved</th></tr></thead>
             <tbody>{groups.slice(0, 200).map((g) => <Row key={g.key} g={g} worker={s.by === 'worker'} />)}</tbody>
-            <tfoot><Row g={{ ...t, name: 'All', key: '' }} worker={false} /></tfoot>
+            {groups.length > 1 && <tfoot><Row g={{ ...t, name: 'All', key: '' }} worker={false} /></tfoot>}
           </table>
         </div>
         {groups.length > 200 && <p class="muted small">The 200 with the most avoided of {groups.length.toLocaleString('en')}; an export has all.</p>}
@@ -127,13 +145,14 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
         {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. What is not known is not counted.</p>}
       </Card>
       {s.missing_prices?.length > 0 && <MissingPrices s={s} />}
+      {!early && s.by === 'worker' && mostIdle(s).length > 0 && <Card title="Idle time by worker and hour of the week" aside={<span class="muted small">{zone}</span>}><HeatMap rows={mostIdle(s)} /></Card>}
       <div class="columns even">
         <Card title="Idle time not avoided">
           {lost.length === 0 ? <p class="muted">No idle running time is recorded.</p> : (
             <ul class="causes">
-              {lost.map(([code, h]) => (
+              {lost.map(([code, h, title]) => (
                 <li key={code}>
-                  <span class="what"><strong>{causes[code]?.[0] ?? words(code)}</strong><span>{hours(h)}</span></span>
+                  <span class="what"><strong>{title}</strong><span>{hours(h)}</span></span>
                   <span class={`meter ${code === 'signal_unknown' || code === 'not_recorded' ? 'unknown' : ''}`} aria-hidden="true"><span style={{ width: `${(h / most) * 100}%` }} /></span>
                   {causes[code]?.[1] && <span class="muted small">{causes[code]![1]}</span>}
                 </li>
@@ -142,10 +161,17 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
           )}
           <p class="small"><a href="/preview">Preview another policy</a></p>
         </Card>
-        <Week s={s} whose={p.whose} setWhose={p.setWhose} />
+        {!early && <Week s={s} whose={p.whose} setWhose={p.setWhose} />}
       </div>
     </>
   )
+}
+
+/** The workers with the most idle time that was not avoided. */
+function mostIdle(s: Savings): HeatRow[] {
+  const sum = (l: number[]) => l.reduce((a, b) => a + b, 0)
+  return (s.idle ?? []).map((g) => ({ key: g.key, name: g.name || g.key, href: `/workers/${encodeURIComponent(g.key)}`, hours: g.idle_by_hour_of_week }))
+    .filter((r) => sum(r.hours) > 0).sort((a, b) => sum(b.hours) - sum(a.hours)).slice(0, 25)
 }
 
 function Figure(p: { value: string; text: string; note: string }) {

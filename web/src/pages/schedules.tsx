@@ -4,9 +4,11 @@ import { useState } from 'preact/hooks'
 import { ask, Entry, List } from '../api'
 import type { PageProps } from '../router'
 import { useResource } from '../resource'
-import { Boundaries, Schedule } from '../rules'
+import { Boundaries, Schedule, ScheduleWindow } from '../rules'
 import { attempt, Button, Card, Empty, Fault, Loading, Time } from '../parts/ui'
-import { Form } from '../parts/form'
+import { CheckField, DurationField, Field, TextField } from '../parts/fields'
+import { durationOf, Form, text } from '../parts/form'
+import { dayNames, daysOf, emptyWeek, hoursOf, paint, WeekCells, WeekGrid } from '../parts/weekgrid'
 import { Apply } from '../parts/rules'
 
 const mine = (e: Entry) => e.action.startsWith('schedule_')
@@ -51,24 +53,6 @@ function Next(p: { name: string }) {
 /** Quiet minutes before a pause where a schedule does not say (policy.DefaultGrace). */
 const usualGrace = 15
 
-const days = ['mon', 'tue', 'wed', 'thu', 'fri', 'sat', 'sun']
-
-/** Which days "mon-fri,sun" names, by number from Monday. */
-export function daysOf(text: string | undefined): number[] {
-  const out: number[] = []
-  for (const part of (text ?? '').toLowerCase().split(',').map((p) => p.trim())) {
-    if (part === 'daily' || part === 'all') return [0, 1, 2, 3, 4, 5, 6]
-    const [from = '', to = from] = part.split('-').map((d) => d.trim().slice(0, 3))
-    const a = days.indexOf(from), b = days.indexOf(to)
-    if (a < 0 || b < 0) continue
-    for (let d = a; ; d = (d + 1) % 7) {
-      out.push(d)
-      if (d === b) break
-    }
-  }
-  return out
-}
-
 /** Windows of one date, which no week shows, and what the colours mean. */
 function Dates(p: { s: Schedule }) {
   const dated = p.s.windows.filter((w) => w.date).sort((a, b) => a.date! < b.date! ? -1 : 1)
@@ -97,38 +81,60 @@ function Week(p: { s: Schedule }) {
   return (
     <svg class="week" viewBox="0 0 800 170" role="img" aria-label={`Open ${words}`}>
       {[0, 6, 12, 18, 24].map((h) => <g key={h}><line x1={50 + h * 30} x2={50 + h * 30} y1="4" y2="146" /><text x={50 + h * 30} y="164" text-anchor="middle">{String(h).padStart(2, '0')}:00</text></g>)}
-      {days.map((d, i) => <g key={d}><text x="40" y={17 + i * 20} text-anchor="end">{d[0]!.toUpperCase() + d.slice(1)}</text><rect class="day" x="50" y={5 + i * 20} width="720" height="16" rx="4" /></g>)}
+      {dayNames.map((d, i) => <g key={d}><text x="40" y={17 + i * 20} text-anchor="end">{d[0]!.toUpperCase() + d.slice(1)}</text><rect class="day" x="50" y={5 + i * 20} width="720" height="16" rx="4" /></g>)}
       {bars.map((b, i) => <rect key={i} class={b.hold ? 'bar hold' : 'bar'} x={50 + b.from * 30} y={5 + b.day * 20} width={(b.to - b.from) * 30} height="16" rx="4" />)}
     </svg>
   )
 }
 
+/** Splits windows into those that a week of half hours shows, and the others as lines. */
+function split(windows: ScheduleWindow[]): { week: WeekCells; lines: string } {
+  const week = emptyWeek()
+  const others = windows.filter((w) => w.hold || w.name || w.date || w.on_holidays || !paint(week, { days: w.days ?? '', from: w.from, to: w.to }))
+  return { week, lines: others.map((w) => `${w.days ?? w.date} ${w.from}-${w.to}${w.hold ? ' hold' : ''}`).join('\n') }
+}
+
 function Edit(p: { was: Schedule | null; onClose: () => void }) {
   const { was } = p
-  const lines = (was?.windows ?? [{ days: 'mon-fri', from: '08:00', to: '18:00' }]).map((w) => `${w.days ?? w.date} ${w.from}-${w.to}${w.hold ? ' hold' : ''}`).join('\n')
+  const [first] = useState(() => split(was?.windows ?? [{ days: 'mon-fri', from: '08:00', to: '18:00' }]))
+  const [week, setWeek] = useState(first.week)
   const send = async (f: FormData) => {
-    const get = (n: string) => String(f.get(n) ?? '').trim()
-    const name = was?.name ?? get('name')
-    const windows = get('windows').split('\n').map((l) => l.trim()).filter(Boolean).map((l) => {
+    const name = was?.name ?? text(f, 'name')
+    const all = week.map((cells) => [...cells])
+    const others: ScheduleWindow[] = []
+    for (const l of text(f, 'windows').split('\n').map((l) => l.trim()).filter(Boolean)) {
       const m = /^(\S+)\s+([0-9:]+)\s*-\s*([0-9:]+)(\s+hold)?$/.exec(l)
       if (!m) throw new Error(`"${l}" is not days and hours, such as mon-fri 08:00-18:00.`)
       const old = was?.windows.find((w) => (w.days ?? w.date) === m[1] && w.from === m[2] && w.to === m[3])
-      return { ...old, ...(/^\d{4}-/.test(m[1]!) ? { date: m[1] } : { days: m[1] }), from: m[2], to: m[3], hold: !!m[4] }
-    })
-    const body: Record<string, unknown> = { name, description: get('description'), zone: get('zone'), windows, holidays: get('holidays').split(',').map((h) => h.trim()).filter(Boolean), start: !!f.get('start') }
-    if (get('grace') !== '') body.grace_minutes = Number(get('grace'))
+      const w = { ...old, ...(/^\d{4}-/.test(m[1]!) ? { date: m[1] } : { days: m[1] }), from: m[2]!, to: m[3]!, hold: !!m[4] }
+      if (w.hold || w.date || w.name || w.on_holidays || !paint(all, { days: w.days ?? '', from: w.from, to: w.to })) others.push(w)
+    }
+    const windows = [...hoursOf(all), ...others]
+    const body: Record<string, unknown> = { name, description: text(f, 'description'), zone: text(f, 'zone'), windows, holidays: text(f, 'holidays').split(',').map((h) => h.trim()).filter(Boolean), start: !!f.get('start') }
+    const grace = durationOf(f, 'grace', 'Grace')
+    if (grace !== undefined) body.grace_minutes = grace
     await ask('PUT', `/schedules/${encodeURIComponent(name)}`, body)
-    return `${name} holds from its next boundary on.`
+    return `${name} applies from its next boundary on.`
   }
   return (
-    <Form title={was ? `Edit ${was.name}` : 'New schedule'} submit="Save" onClose={p.onClose} send={send}>
-      {!was && <><label for="s-name">Name</label><input id="s-name" name="name" required maxLength={64} /></>}
-      <label for="s-description">Description</label><input id="s-description" name="description" maxLength={1024} value={was?.description} />
-      <label for="s-zone">Zone</label><input id="s-zone" name="zone" required maxLength={64} value={was?.zone ?? Intl.DateTimeFormat().resolvedOptions().timeZone} />
-      <label for="s-windows">Open, a line for each: days or a date, and hours; "hold" behind it keeps all running, for maintenance</label><textarea id="s-windows" name="windows" rows={4} defaultValue={lines} />
-      <label for="s-holidays">Holidays, such as 12-25, 2026-04-03</label><input id="s-holidays" name="holidays" value={(was?.holidays ?? []).join(', ')} />
-      <label for="s-grace">In closed hours paused when quiet for, minutes</label><input id="s-grace" name="grace" type="number" min={0} placeholder={String(usualGrace)} value={was?.grace_minutes} />
-      <label class="check"><input type="checkbox" name="start" checked={was?.start} /> Resume workers when it opens</label>
+    <Form title={was ? `Edit ${was.name}` : 'New schedule'} submit="Save" wide onClose={p.onClose} send={send}>
+      <div class="pair">
+        {!was && <TextField id="s-name" name="name" label="Name" required max={64} />}
+        <TextField id="s-zone" name="zone" label="Time zone" required max={64} value={was?.zone ?? Intl.DateTimeFormat().resolvedOptions().timeZone} list={Intl.supportedValuesOf('timeZone')} />
+        <TextField id="s-description" name="description" label="Description" max={1024} value={was?.description} />
+      </div>
+      <WeekGrid value={week} onChange={setWeek} />
+      <details open={first.lines !== ''}>
+        <summary>Single dates, exact minutes, maintenance and holidays</summary>
+        <div class="stack">
+          <Field id="s-windows" label="Other hours" note={<>A line for each: days or a date, and hours. <code>hold</code> behind it keeps everything running, for maintenance.</>}>
+            <textarea id="s-windows" name="windows" rows={3} defaultValue={first.lines} placeholder={'2026-11-25 22:00-06:00 hold'} aria-describedby="s-windows-note" />
+          </Field>
+          <TextField id="s-holidays" name="holidays" label="Holidays" max={2048} value={(was?.holidays ?? []).join(', ')} note="Closed days, such as 12-25, 2026-04-03" />
+        </div>
+      </details>
+      <DurationField id="s-grace" name="grace" label="In closed hours, paused when quiet for" minutes={was?.grace_minutes} inherit={`${usualGrace} min`} />
+      <CheckField name="start" checked={was?.start}>Resume workers when it opens</CheckField>
     </Form>
   )
 }

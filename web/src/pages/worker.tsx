@@ -6,14 +6,16 @@ import { action, doer, status } from '../actions'
 import { ask, Entry, IdleStatus, List, Metrics, Standing, Why, Worker } from '../api'
 import type { PageProps } from '../router'
 import { Resource, useResource } from '../resource'
-import { go } from '../router'
+import { go, useTitle } from '../router'
 import { Origin, overrideKinds, Policy, says, WorkerPolicy } from '../rules'
 import { ago, clock, exact, local, minutes, span, useNow } from '../time'
-import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, standings, Time, words } from '../parts/ui'
+import { attempt, Badge, Button, Card, Empty, Fault, Loading, standings, Time, words } from '../parts/ui'
 import { Answer, Grounds, moment, pathAt, Then } from '../parts/account'
 import { Form } from '../parts/form'
+import { Menu, MenuItems } from '../parts/menu'
 import { Except } from '../parts/rules'
 import { LookBack, TimelineCard } from '../parts/timeline'
+import { awsConsole, DialogKind, WorkerDialog } from '../parts/workerdialogs'
 
 export function WorkerPage(p: PageProps) {
   const id = p.place.path[1] ?? ''
@@ -25,6 +27,7 @@ function One(p: { id: string; operator: boolean; admin: boolean; at: number | nu
   const mine = (e: Entry) => e.worker_id === p.id || e.action.includes('halt') || e.action.includes('settings')
   const worker = useResource<Worker>(path, { on: mine, every: 30_000 })
   const why = useResource<Why>(path + '/why', { on: mine, every: 5_000 })
+  useTitle(worker.value?.name)
   const metrics = useResource<Metrics>(path + '/metrics', { every: 30_000 })
   const w = worker.value
   if (!w) {
@@ -41,7 +44,7 @@ function One(p: { id: string; operator: boolean; admin: boolean; at: number | nu
       <h1>{w.name} {why.value?.standing && <Badge standing={why.value.standing} />}</h1>
       {worker.problem && <Fault problem={worker.problem} retry={worker.reload} what="This is not up to date." />}
       <Answer why={why} />
-      {p.operator ? <Commands admin={p.admin} w={w} st={st} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
+      {p.operator ? <Commands admin={p.admin} w={w} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
         : <p class="muted">Your role can only view. An operator can pause, resume and snooze.</p>}
       <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} />
       <LookBack onPick={pick} />
@@ -61,75 +64,56 @@ function One(p: { id: string; operator: boolean; admin: boolean; at: number | nu
   )
 }
 
-const has = (st: IdleStatus, code: string) => (st.blocks ?? []).some((b) => b.code === code)
-
-function Commands(p: { admin: boolean; w: Worker; st: IdleStatus | undefined; worker: Resource<Worker>; path: string; reload: () => void }) {
-  const [dialog, setDialog] = useState<'' | 'pause' | 'snooze' | 'drain'>('')
+function Commands(p: { admin: boolean; w: Worker; worker: Resource<Worker>; path: string; reload: () => void }) {
+  const [dialog, setDialog] = useState<DialogKind | ''>('')
   const { w } = p
   const now = useNow()
   const act = async (verb: string, done: string, body?: unknown) => {
-    const ok = await attempt(done, async () => {
+    await attempt(done, async () => {
       const a = await ask<Worker>('POST', `${p.path}/${verb}`, body)
       if (a.value?.id) p.worker.put(a.value, a.revision)
     })
-    if (ok) setDialog('')
     p.reload()
   }
   const running = w.status === 'RUNNING', stopped = w.status === 'STOPPED'
+  const gone = w.status === 'TERMINATED' || w.status === 'TERMINATING'
   const off = !w.is_idle_detection_enabled
   const snoozed = w.snoozed_until !== null && new Date(w.snoozed_until).getTime() > now
+  const more: MenuItems = [
+    { label: 'Edit…', run: () => setDialog('edit') },
+    { label: 'Expiry…', run: () => setDialog('expiry') },
+    { label: 'CML license…', run: () => setDialog('license') },
+    { label: off ? 'Switch idle detection on' : 'Switch idle detection off', run: () => void act(off ? 'idle-detection/enable' : 'idle-detection/disable', off ? `${w.name} may be paused when it is idle.` : `${w.name} is never paused for idleness.`) },
+    ...(w.armed ? [{ label: 'Disarm (dry run)', run: () => void act('disarm', `${w.name} is in dry-run mode.`) }] : []),
+    ...(p.admin ? [null, { label: 'Terminate…', danger: true, run: () => setDialog('terminate') }] : []),
+  ]
+  if (gone) return null
   return (
     <div class="actions commands" role="group" aria-label="Commands">
+      {!w.armed && p.admin && <Button kind="primary" onClick={() => act('arm', `${w.name} is armed.`)}>Arm it</Button>}
+      {(stopped || w.status === 'STOPPING') && <Button kind="primary" onClick={() => act('resume', `${w.name} is resuming.`)}>Resume</Button>}
+      {w.status === 'DRAINING' && <Button kind="primary" onClick={() => act('cancel-drain', `The drain of ${w.name} is canceled.`)}>Cancel the drain</Button>}
+      {w.status === 'FAILED' && <Button kind="primary" onClick={() => act('retry', `${w.name} is tried again.`)}>Try again</Button>}
       {running && <Button onClick={() => setDialog('pause')}>Pause</Button>}
-      {(stopped || w.status === 'STOPPING') && <Button kind="primary" onClick={() => act('resume', `${w.name} is asked to resume.`)}>Resume</Button>}
       {running && <Button onClick={() => setDialog('snooze')}>{snoozed ? 'Change the snooze' : 'Snooze'}</Button>}
       {snoozed && <Button onClick={() => act('snooze', `The snooze of ${w.name} has ended.`, {})}>End the snooze</Button>}
       {running && <Button onClick={() => setDialog('drain')}>Drain</Button>}
-      {w.status === 'DRAINING' && <Button kind="primary" onClick={() => act('cancel-drain', `The drain of ${w.name} is cancelled.`)}>Cancel the drain</Button>}
-      {running && <Button onClick={() => act('detect-idle', `${w.name} was looked at.`)}>Look now</Button>}
-      {w.status === 'FAILED' && <Button kind="primary" onClick={() => act('retry', `${w.name} is tried again.`)}>Try again</Button>}
-      <Button onClick={() => act(off ? 'idle-detection/enable' : 'idle-detection/disable', off ? `${w.name} may be paused when it is idle.` : `${w.name} is never paused for idleness.`)}>
-        {off ? 'Switch idle detection on' : 'Switch idle detection off'}
-      </Button>
-      {!w.armed && p.admin && <Button kind="primary" onClick={() => act('arm', `${w.name} is armed.`)}>Arm it</Button>}
-      {dialog === 'pause' && (
-        <Dialog title={`Pause ${w.name}?`} onClose={() => setDialog('')}>
-          <p>{p.st && p.st.last_activity_at ? <>It was last used {ago(p.st.last_activity_at, now)}.</> : <>No use was seen.</>} {p.st && has(p.st, 'signal_unknown') && <strong>Whether it is in use now is unknown.</strong>}</p>
-          <p>Stops the instance even if someone is using it. You can resume it at any time.</p>
-          <div class="actions"><button type="button" onClick={() => setDialog('')}>Cancel</button><Button kind="primary" onClick={() => act('pause', `${w.name} is asked to pause.`)}>Pause it</Button></div>
-        </Dialog>
-      )}
-      {dialog === 'drain' && (
-        <Dialog title={`Drain ${w.name}?`} onClose={() => setDialog('')}>
-          <p>It takes no new work, and stops when its work is done or the drain timeout is over. You can cancel the drain until then.</p>
-          <div class="actions"><button type="button" onClick={() => setDialog('')}>Cancel</button><Button kind="primary" onClick={() => act('drain', `${w.name} drains.`)}>Drain it</Button></div>
-        </Dialog>
-      )}
-      {dialog === 'snooze' && <Snooze w={w} onClose={() => setDialog('')} act={act} />}
+      {running && <Button onClick={() => act('detect-idle', `${w.name} was checked.`)}>Check now</Button>}
+      <Menu label="More commands" items={more}>More</Menu>
+      <Consoles w={w} />
+      {dialog && <WorkerDialog kind={dialog} id={w.id} admin={p.admin} onClose={() => { setDialog(''); p.reload() }} />}
     </div>
   )
 }
 
-function Snooze(p: { w: Worker; onClose: () => void; act: (verb: string, done: string, body: unknown) => Promise<void> }) {
-  const now = useNow()
-  const [until, setUntil] = useState('')
-  const to = (d: Date) => p.act('snooze', `${p.w.name} is not paused before ${clock(d.getTime(), now)}.`, { until: d.toISOString() })
-  const hours = (n: number) => new Date(Date.now() + n * 3_600_000)
-  const at = (hour: number) => { const d = new Date(now); d.setHours(hour, 0, 0, 0); if (d.getTime() <= now) d.setDate(d.getDate() + 1); return d }
-  const choices: [string, () => Date][] = [['For 1 hour', () => hours(1)], ['For 2 hours', () => hours(2)], ['For 4 hours', () => hours(4)], [`Until ${clock(at(18).getTime(), now)}`, () => at(18)], [`Until ${clock(at(22).getTime(), now)}`, () => at(22)]]
-  const given = until ? new Date(until) : null
+/** Links to where the worker itself is. */
+function Consoles(p: { w: Worker }) {
+  const { w } = p
   return (
-    <Dialog title={`Protect ${p.w.name} from automatic pauses`} onClose={p.onClose}>
-      {p.w.ttl_deadline && <p>Its time ends at <Time at={p.w.ttl_deadline} as="clock" /> even if snoozed.</p>}
-      <div class="actions choices">{choices.map(([label, when]) => <Button key={label} onClick={() => to(when())}>{label}</Button>)}</div>
-      <form onSubmit={(e) => { e.preventDefault(); if (given && given.getTime() > now) void to(given) }}>
-        <label for="until">Or until</label>{' '}
-        <input id="until" type="datetime-local" value={until} onInput={(e) => setUntil(e.currentTarget.value)} />{' '}
-        <button type="submit" class="primary" aria-disabled={!given || given.getTime() <= now}>Snooze</button>
-        {given && given.getTime() <= now && <p class="fault" role="alert">This time is in the past.</p>}
-      </form>
-      <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button></div>
-    </Dialog>
+    <span class="consoles">
+      {w.https_endpoint && <a href={w.https_endpoint} target="_blank" rel="noreferrer noopener">CML console ↗</a>}
+      {w.ec2_instance_id && <a href={awsConsole(w.aws_region, w.ec2_instance_id)} target="_blank" rel="noreferrer noopener">AWS console ↗</a>}
+    </span>
   )
 }
 
@@ -147,12 +131,12 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined; standing: Standin
         {w.status_reason && <div><dt>Because</dt><dd>{local(w.status_reason, now)}</dd></div>}
         <div><dt>Last activity</dt><dd><Time at={st?.last_activity_at ?? w.last_activity_at} none="none seen" /></dd></div>
         <div><dt>Auto-pause</dt><dd>{pauseText(w, st, seconds, now)}</dd></div>
-        {w.ttl_deadline && w.status !== 'TERMINATED' && <div><dt>End of its time</dt><dd><strong>{w.ttl_action === 'terminate' ? 'terminated' : 'stopped'}</strong> at <Time at={w.ttl_deadline} as="clock" />, used or not{!w.armed && ', but for its shadow'}</dd></div>}
+        {w.ttl_deadline && w.status !== 'TERMINATED' && <div><dt>Expiry</dt><dd><strong>{w.ttl_action === 'terminate' ? 'terminated' : 'stopped'}</strong> at <Time at={w.ttl_deadline} as="clock" />, even if in use{!w.armed && ' (dry run: only recorded)'}</dd></div>}
         <div><dt>Next check</dt><dd>{w.status === 'RUNNING' && st?.next_idle_check_at ? <Time at={st.next_idle_check_at} /> : '–'}</dd></div>
         <div><dt>Snooze protection</dt><dd>{protectedUntil ? <>until <Time at={protectedUntil} as="clock" /> (another {span((new Date(protectedUntil).getTime() - now) / 1000)}){w.snoozed_until === protectedUntil && w.snoozed_by && <>, by {w.snoozed_by}</>}</> : 'none'}</dd></div>
-        <div><dt>Idle detection</dt><dd>{w.is_idle_detection_enabled ? (st && !st.auto_pause_enabled ? 'on, but automatic pauses are off' : 'on') : 'off'}{!w.armed && ', in shadow'}</dd></div>
+        <div><dt>Idle detection</dt><dd>{w.is_idle_detection_enabled ? (st && !st.auto_pause_enabled ? 'on, but automatic pauses are off' : 'on') : 'off'}{!w.armed && ', dry run: decisions are only recorded'}</dd></div>
       </dl>
-      {w.status === 'RUNNING' && st && <Progress st={st} seconds={seconds} />}
+      {w.status === 'RUNNING' && st && p.standing !== 'checking' && <Progress st={st} seconds={seconds} />}
       <dl class="facts two">
         <div><dt>Last paused</dt><dd><Time at={w.last_paused_at} />{w.last_paused_at && <span class="muted"> {words(w.pause_reason)}, by {doer(w.last_paused_by)}</span>}</dd></div>
         <div><dt>Last resumed</dt><dd><Time at={w.last_resumed_at} />{w.last_resumed_at && w.last_resumed_by && <span class="muted"> by {doer(w.last_resumed_by)}</span>}</dd></div>
@@ -181,7 +165,8 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined; standing: Standin
 /** Active or idle, in the words of its badge, and for how long. */
 function stateText(w: Worker, st: IdleStatus | undefined, standing: Standing | undefined): string {
   if (w.status !== 'RUNNING') return status(w.status).replace(/^./, (c) => c.toUpperCase())
-  if (!st || st.readings_unknown || !standing) return 'Not known'
+  if (standing === 'checking') return 'Checking: its activity is being read'
+  if (!st || st.readings_unknown || !standing) return 'No data'
   return `${standings[standing].label}, unused for ${minutes(st.idle_minutes)} of ${minutes(st.timeout_minutes)}`
 }
 
@@ -305,7 +290,7 @@ function Choose(p: { w: Worker; holds: string; policies: Policy[]; onClose: () =
 function History(p: { why: Resource<Why>; id: string }) {
   const last = p.why.value?.last ?? []
   return (
-    <Card title="Lately" aside={<a href={`/audit?worker_id=${encodeURIComponent(p.id)}`}>All of it</a>}>
+    <Card title="Recent events" aside={<a href={`/audit?worker_id=${encodeURIComponent(p.id)}`}>View all</a>}>
       {last.length === 0 ? <p class="muted">Nothing is recorded yet.</p> : (
         <ul class="history">
           {last.map((e, i) => (

@@ -4,7 +4,7 @@
 import { ComponentChildren } from 'preact'
 import { useEffect, useRef } from 'preact/hooks'
 import { action, doer, status } from '../actions'
-import { Account, Entry, SignalReading, Turn } from '../api'
+import { Account, Block, Entry, SignalReading, Turn } from '../api'
 import { figure } from '../evidence'
 import { Resource, useResource } from '../resource'
 import { clock, local, span, useNow } from '../time'
@@ -79,9 +79,10 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
       {!down && <h3>What prevent{p.now ? 's' : 'ed'} a pause</h3>}
       {down ? null : !y.verdict ? <p class="muted">{p.now ? 'Nothing.' : 'Not known.'}</p> : blocks.length === 0 ? <p>{runs ? `Nothing. It ${p.now ? 'is' : 'was'} about to be paused.` : 'Nothing.'}</p> : (
         <ul class="blocks">
-          {blocks.map((b, i) => <li key={i}>{local(b.sentence, now)}{b.until && <span class="muted"> {p.now ? 'Ends' : 'It was to end at'} <Time at={b.until} as={p.now ? 'ago' : 'clock'} />.</span>} <code class="code">{b.code}</code></li>)}
+          {blocks.map((b, i) => <li key={i}>{local(b.sentence, now)}{b.until && <span class="muted"> {p.now ? 'Ends' : 'It was to end at'} <Time at={b.until} as={p.now ? 'ago' : 'clock'} />.</span>}</li>)}
         </ul>
       )}
+      {!down && <Codes list={blocks} />}
       {leases.length > 0 && <><h3>Leases</h3><ul class="blocks">{leases.map((l, i) => <li key={i}>{l.holder}{l.reason && `: ${l.reason}`}<span class="muted">, until <Time at={l.expires_at} as="clock" /></span></li>)}</ul></>}
       {(!p.now || down) && (y.paused || y.resumed) && <p class="small"><LastTurn what="Last paused" t={y.paused} /> <LastTurn what="Last resumed" t={y.resumed} /></p>}
       {(y.change ?? []).length > 0 && <><h3>{down ? 'What brings it back' : `What would have ${p.now ? 'to change' : 'had to change'}`}</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{local(sentence(c), now)}</li>)}</ul></>}
@@ -93,6 +94,17 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
       )}
       {(y.missing ?? []).map((m, i) => <p key={i} class="muted small">Missing from {clock(m.from, now)} to {clock(m.to, now)}: {[m.server, m.why].filter(Boolean).join(' ')}</p>)}
     </Card>
+  )
+}
+
+/** The codes of blocks, for scripts and reports. */
+export function Codes(p: { list: Block[] }) {
+  if (p.list.length === 0) return null
+  return (
+    <details class="codes">
+      <summary>Details</summary>
+      <ul class="blocks">{p.list.map((b, i) => <li key={i}><code class="code">{b.code}</code>{b.signal && <span class="muted small"> {b.signal}</span>}{b.holder && <span class="muted small"> {b.holder}</span>}</li>)}</ul>
+    </details>
   )
 }
 

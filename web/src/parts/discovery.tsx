@@ -1,10 +1,12 @@
-// What discovery scanned, for a fleet without workers.
+// What discovery scanned and found, and the way from there to armed workers.
 
+import { useState } from 'preact/hooks'
 import { Discovered, Scan, ScannedRegion } from '../api'
 import { useResource } from '../resource'
+import { ConnectRegion, CreateWorker, ImportWorkers } from './launch'
 import { Card, Fault, Loading, Time } from './ui'
 
-interface Discovery { items: Discovered[]; scan?: Scan }
+interface Found { items: Discovered[]; scan?: Scan }
 
 /** Why a scan does not list an instance, by Skip code of the API. */
 const skips: Record<string, string> = {
@@ -15,36 +17,47 @@ const skips: Record<string, string> = {
   unread: 'skipped because the store could not be read',
 }
 
-/** Reports the last scan, what it found, and the next step. */
-export function DiscoveryStatus() {
-  const r = useResource<Discovery>('/workers/discovered', { every: 5_000 })
+/**
+ * Guides to the first worker: the scanned regions, the instances that were found,
+ * and arming. onImported runs after an import.
+ */
+export function Discovery(p: { admin: boolean; first: boolean; onImported?: () => void }) {
+  const r = useResource<Found>('/workers/discovered', { every: 5_000 })
+  const [open, setOpen] = useState<'region' | 'import' | 'create' | ''>('')
+  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set())
   if (!r.value) return r.problem ? <Fault problem={r.problem} retry={r.reload} /> : <Loading what="the last scan" />
   const { items, scan } = r.value
   const failed = scan?.regions.some((x) => x.error) ?? false
   const state = !scan ? 'never' : scan.discovery_import === 'off' ? 'off' : items.length > 0 ? 'found' : failed ? 'failed' : 'none'
+  const picked = items.filter((d) => chosen.has(d.ec2_instance_id))
+  const close = () => { setOpen(''); setChosen(new Set()); r.reload() }
   return (
-    <Card title="There are no workers yet.">
-      <div data-testid="discovery" data-state={state}>
-        {r.problem && <Fault problem={r.problem} retry={r.reload} what="This is not up to date." />}
+    <div class="guide" data-testid="discovery" data-state={state}>
+      {p.first && <p class="welcome"><strong>There are no workers yet.</strong> Three steps connect the machines that you have.</p>}
+      {r.problem && <Fault problem={r.problem} retry={r.reload} what="This is not up to date." />}
+      <Card title="1. Connect a region" aside={p.admin && <button type="button" data-step="regions" onClick={() => setOpen('region')}>Connect a region</button>}>
         {!scan && <p>No discovery scan has finished yet. The first one runs within seconds of the server's start.</p>}
-        {state === 'off' && <p>Discovery is off. Switch it on with <code>lull settings set discovery_import=confirm</code>, or under <a href="/settings">Settings</a>.</p>}
+        {state === 'off' && <p>Discovery is off. Connecting a region switches it on.</p>}
         {scan && state !== 'off' && (
           <>
-            <p>Last scan <Time at={scan.at} />, next <Time at={scan.next_at} as="clock" />. It lists instances with the tag <code data-testid="scan-tag">{scan.tag}</code> or a matching image name.</p>
             <Regions regions={scan.regions} />
+            <p class="muted small">Last scan <Time at={scan.at} />, next <Time at={scan.next_at} as="clock" />. It lists instances with the tag <code data-testid="scan-tag">{scan.tag}</code> or a matching image name.</p>
           </>
         )}
-        {items.length > 0 && <Found items={items} />}
-        <h3>Next steps</h3>
-        <ul data-testid="next-steps">
-          {failed && <li data-step="access">Check AWS credentials and permissions: <code>lull server doctor</code></li>}
-          {items.length === 0 && <li data-step="import">Import any instance: <code>lull worker import INSTANCE-ID --region REGION</code></li>}
-          {scan && state === 'none' && <li data-step="patterns">Match other images: <code>lull settings set 'discovery_ami_name_patterns=*cml*,*NAME*'</code></li>}
-          {scan && state !== 'off' && <li data-step="regions">Scan other regions: <code>lull settings set discovery_regions=us-east-1,eu-north-1</code></li>}
-          <li data-step="create">Launch a worker: <code>lull worker create</code></li>
-        </ul>
-      </div>
-    </Card>
+        {failed && <p data-step="access">A region cannot be scanned. Check the server's AWS credentials and permissions: <code>lull server doctor</code></p>}
+        {scan && state === 'none' && <p data-step="patterns">Other images are matched by <a href="/settings?q=discovery_ami_name_patterns">discovery_ami_name_patterns</a>.</p>}
+      </Card>
+      <Card title={items.length === 0 ? '2. Import machines' : `2. Import ${items.length.toLocaleString('en')} discovered machine${items.length === 1 ? '' : 's'}`} class="flush" aside={p.admin && <span class="asides"><button type="button" data-step="import" onClick={() => { setChosen(new Set()); setOpen('import') }}>Import by instance ID</button>{items.length > 0 && <button type="button" class="primary" aria-disabled={picked.length === 0} onClick={() => picked.length > 0 && setOpen('import')}>{`Import ${picked.length || ''} selected`.replace('  ', ' ')}</button>}</span>}>
+        {items.length === 0 ? <p class="muted">{state === 'found' ? '' : 'No machine was found that is not a worker yet.'}</p> : <Machines items={items} chosen={chosen} set={setChosen} admin={p.admin} />}
+      </Card>
+      <Card title="3. Arm them">
+        <p>An imported worker is in dry-run mode: lull records what it would do, and pauses nothing. Watch it for a day, then arm it on its page or all of them on the fleet page.</p>
+      </Card>
+      <p data-step="create">{p.admin ? <>Or launch new machines: <button type="button" onClick={() => setOpen('create')}>Create a worker</button> <a class="button" href="/templates">Templates</a></> : 'An admin connects regions, imports and arms.'}</p>
+      {open === 'region' && <ConnectRegion onClose={close} />}
+      {open === 'create' && <CreateWorker onClose={close} />}
+      {open === 'import' && <ImportWorkers found={picked} onClose={(n) => { close(); if (n > 0) p.onImported?.() }} />}
+    </div>
   )
 }
 
@@ -74,31 +87,34 @@ function Regions(p: { regions: ScannedRegion[] }) {
   )
 }
 
-/** How many instances are listed; the CLI lists all. */
-const shown = 50
+/** How many instances are listed at most. */
+const shown = 200
 
-function Found(p: { items: Discovered[] }) {
+function Machines(p: { items: Discovered[]; chosen: ReadonlySet<string>; set: (s: ReadonlySet<string>) => void; admin: boolean }) {
+  const list = p.items.slice(0, shown)
+  const all = list.every((d) => p.chosen.has(d.ec2_instance_id))
+  const toggle = (id: string) => {
+    const next = new Set(p.chosen)
+    if (!next.delete(id)) next.add(id)
+    p.set(next)
+  }
   return (
-    <>
-      <h3>{p.items.length.toLocaleString('en')} instance{p.items.length === 1 ? '' : 's'} can be imported</h3>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Instances that can be imported">
-        <table>
-          <thead><tr><th scope="col">Instance</th><th scope="col">Region</th><th scope="col">State</th><th scope="col">Found by</th><th scope="col">Import with</th></tr></thead>
-          <tbody>
-            {p.items.slice(0, shown).map((d) => (
-              <tr key={`${d.aws_region}/${d.ec2_instance_id}`} data-testid="discovered-instance" data-instance={d.ec2_instance_id}>
-                <th scope="row">{d.name || d.ec2_instance_id}{d.name && <> <span class="muted small">{d.ec2_instance_id}</span></>}</th>
-                <td>{d.aws_region}{d.account && <> <span class="muted small">{d.account}</span></>}</td>
-                <td>{d.state}</td>
-                <td>{d.orphan ? 'tag' : 'image name'}</td>
-                <td><code>{`lull worker import ${d.ec2_instance_id} --region ${d.aws_region}${d.account ? ` --account ${d.account}` : ''}`}</code></td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
-      {p.items.length > shown && <p class="muted small">The first {shown} are shown. List all with <code>lull worker discovered</code>.</p>}
-      <p class="muted small">An imported worker stays in dry-run mode until it is armed.</p>
-    </>
+    <div class="scroll" tabIndex={0} role="region" aria-label="Discovered machines">
+      <table>
+        <thead><tr>{p.admin && <th scope="col" class="pickcell"><input type="checkbox" aria-label="Select all" checked={all} onChange={() => p.set(new Set(all ? [] : list.map((d) => d.ec2_instance_id)))} /></th>}<th scope="col">Instance</th><th scope="col">Region</th><th scope="col">State</th><th scope="col">Found by</th></tr></thead>
+        <tbody>
+          {list.map((d) => (
+            <tr key={`${d.aws_region}/${d.ec2_instance_id}`} data-testid="discovered-instance" data-instance={d.ec2_instance_id}>
+              {p.admin && <td class="pickcell"><input type="checkbox" aria-label={`Select ${d.name || d.ec2_instance_id}`} checked={p.chosen.has(d.ec2_instance_id)} onChange={() => toggle(d.ec2_instance_id)} /></td>}
+              <th scope="row">{d.name || d.ec2_instance_id}{d.name && <> <span class="muted small">{d.ec2_instance_id}</span></>}</th>
+              <td>{d.aws_region}{d.account && <> <span class="muted small">{d.account}</span></>}</td>
+              <td>{d.state}</td>
+              <td>{d.orphan ? 'tag' : 'image name'}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {p.items.length > shown && <p class="muted small">The first {shown} are shown; the next ones follow once these are imported.</p>}
+    </div>
   )
 }

@@ -3,20 +3,22 @@
 import { ComponentChildren } from 'preact'
 import { useState } from 'preact/hooks'
 import { Problem } from '../api'
-import { attempt, Dialog, Fault } from './ui'
+import { parseMinutes } from '../time'
+import { Dialog, Fault, say } from './ui'
 
 /** A dialog with a form: it says what is wrong and stays until it is right. */
-export function Form(p: { title: string; submit: string; onClose: () => void; send: (f: FormData) => Promise<string>; children: ComponentChildren }) {
+export function Form(p: { title: string; submit: string; onClose: () => void; send: (f: FormData) => Promise<string>; children: ComponentChildren; danger?: boolean; ready?: boolean; wide?: boolean; also?: ComponentChildren }) {
   const [problem, setProblem] = useState<Problem | null>(null)
   const [busy, setBusy] = useState(false)
+  const ready = p.ready !== false && !busy
   const send = async (e: SubmitEvent) => {
     e.preventDefault()
-    if (busy) return
+    if (!ready) return
     setBusy(true)
     setProblem(null)
     try {
       const done = await p.send(new FormData(e.currentTarget as HTMLFormElement))
-      await attempt(done, async () => {})
+      if (done) say(done)
       p.onClose()
     } catch (err) {
       setProblem(err instanceof Problem ? err : new Problem(0, '', err instanceof Error ? err.message : String(err)))
@@ -25,11 +27,11 @@ export function Form(p: { title: string; submit: string; onClose: () => void; se
     }
   }
   return (
-    <Dialog title={p.title} onClose={p.onClose}>
+    <Dialog title={p.title} onClose={p.onClose} wide={p.wide}>
       <form class="stack" onSubmit={send}>
         {p.children}
         {problem && <Fault problem={problem} what="Nothing is changed." />}
-        <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class="primary" aria-disabled={busy}>{p.submit}</button></div>
+        <div class="actions">{p.also}<button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class={p.danger ? 'danger' : 'primary'} aria-disabled={!ready}>{p.submit}</button></div>
       </form>
     </Dialog>
   )
@@ -37,3 +39,12 @@ export function Form(p: { title: string; submit: string; onClose: () => void; se
 
 /** The trimmed value of a field, '' if it is not there. */
 export const text = (f: FormData, name: string) => String(f.get(name) ?? '').trim()
+
+/** The minutes of a duration field; undefined if it is empty. Throws on what is not a duration. */
+export function durationOf(f: FormData, name: string, label: string): number | undefined {
+  const given = text(f, name)
+  if (given === '') return undefined
+  const m = parseMinutes(given)
+  if (m === null) throw new Problem(0, '', `${label}: "${given}" is not a duration, such as 45 min or 1h 30m.`)
+  return Math.round(m)
+}

@@ -12,10 +12,11 @@ export const standings: Record<Standing, { label: string; means: string; mark: J
   idle: { label: 'Idle', means: 'Running, not active recently', mark: <circle cx="8" cy="8" r="4" fill="none" stroke="currentColor" stroke-width="2" /> },
   pausing_soon: { label: 'Pausing soon', means: 'Its pause is near or in progress', mark: <path d="M8 3a5 5 0 1 1 0 10zM8 3a5 5 0 0 0 0 10" fill="none" stroke="currentColor" stroke-width="2" /> },
   blocked: { label: 'Blocked', means: 'Idle, but its pause is blocked', mark: <rect x="3.5" y="3.5" width="9" height="9" rx="1.5" fill="none" stroke="currentColor" stroke-width="2" /> },
-  unknown: { label: 'Unknown', means: 'Its activity is unknown, so it is not paused', mark: <path d="M5.5 6a2.5 2.5 0 1 1 3.4 2.3c-.6.3-.9.7-.9 1.4M8 12.4v.4" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" /> },
+  unknown: { label: 'Unknown', means: 'Its activity cannot be read, so it is not paused', mark: <path d="M5.5 6a2.5 2.5 0 1 1 3.4 2.3c-.6.3-.9.7-.9 1.4M8 12.4v.4" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" /> },
+  checking: { label: 'Checking', means: 'Just imported or started; its activity is being read', mark: <path d="M8 3a5 5 0 1 0 5 5" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" /> },
   paused: { label: 'Paused', means: 'Stopped; it costs storage only', mark: <path d="M5.5 4v8M10.5 4v8" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" /> },
   starting: { label: 'Starting', means: 'On its way to running', mark: <path d="M6 4l5 4-5 4z" /> },
-  failed: { label: 'Failed', means: 'Needs attention by a user', mark: <path d="M8 3v6M8 12v.6" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" /> },
+  failed: { label: 'Failed', means: 'It cannot be started or read until a user acts', mark: <path d="M8 3v6M8 12v.6" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" /> },
   ended: { label: 'Ended', means: 'Terminated', mark: <path d="M4 8h8" stroke="currentColor" stroke-width="2" /> },
 }
 
@@ -80,7 +81,7 @@ export function Button(p: { onClick: () => void | Promise<void>; kind?: 'primary
 }
 
 /** A dialog that keeps the keyboard inside, ends with Escape and gives the focus back. */
-export function Dialog(p: { title: string; onClose: () => void; children: ComponentChildren }) {
+export function Dialog(p: { title: string; onClose: () => void; children: ComponentChildren; wide?: boolean }) {
   const box = useRef<HTMLDialogElement>(null)
   const id = useId()
   useLayoutEffect(() => {
@@ -90,7 +91,7 @@ export function Dialog(p: { title: string; onClose: () => void; children: Compon
     return () => queueMicrotask(() => before?.focus())
   }, [])
   return (
-    <dialog ref={box} aria-labelledby={id} onClose={p.onClose} onClick={(e) => { if (e.target === box.current) p.onClose() }}>
+    <dialog ref={box} class={p.wide ? 'wide' : ''} aria-labelledby={id} onClose={p.onClose} onClick={(e) => { if (e.target === box.current) p.onClose() }}>
       <div class="inside">
         <h2 id={id}>{p.title}</h2>
         {p.children}

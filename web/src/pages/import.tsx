@@ -1,0 +1,16 @@
+// Discovered machines, for a fleet that has workers already.
+
+import type { PageProps } from '../router'
+import { go } from '../router'
+import { Discovery } from '../parts/discovery'
+
+export function ImportPage(p: PageProps) {
+  return (
+    <>
+      <p class="crumb"><a href="/">Fleet</a></p>
+      <h1>Import machines</h1>
+      <p class="headline">EC2 instances that are not workers yet.</p>
+      <Discovery admin={p.role === 'admin'} first={false} onImported={() => go('/')} />
+    </>
+  )
+}
