@@ -182,7 +182,7 @@ func (w *window) narrows(r *rig.Rig) {
 	shows(url.Values{"aws_region": {"eu-west-1"}, "sort": {"idle"}})
 	w.press("Owner")
 	shows(url.Values{"aws_region": {"eu-west-1"}, "sort": {"owner"}})
-	w.press("Owner")
+	w.pressAt("[aria-sort] button.sort")
 	shows(url.Values{"aws_region": {"eu-west-1"}, "sort": {"owner"}, "reverse": {"true"}})
 	w.visit(r.URL)
 	w.pressAt(".tile.unknown")

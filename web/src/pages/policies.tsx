@@ -134,7 +134,7 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
       <div class="pair three">
         {duration('Paused when idle for', 'idle_timeout_minutes')}
         {duration('Warned before', 'warn_before_minutes')}
-        {duration('Protected after a resume for', 'snooze_minutes')}
+        {duration('Protected after resume', 'snooze_minutes')}
         <SelectField id="p-action" name="pause_action" label="Pause by" value={was?.pause_action} options={[['', 'inherited'], ['stop', 'stopping'], ['hibernate', 'hibernating'], ['auto', 'hibernating if it pays off']]} />
         <SelectField id="p-schedule" name="schedule" label="Schedule" value={was?.schedule} options={[['', 'inherited'], ...schedules.value.items.map((x): [string, string] => [x.name, x.name])]} onChange={() => requestAnimationFrame(changed)} />
       </div>
