@@ -44,7 +44,7 @@ the demo and removes everything.`,
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 			return demo.Show(ctx, o)
 		}}
-	cmd.Flags().DurationVar(&length, "for", 0, "end after this time; 0 waits for Ctrl-C")
+	term.BindSpan(cmd.Flags(), &length, "for", 0, "end after this time; 0 waits for Ctrl-C")
 	cmd.Flags().StringVar(&serve, "serve", "", "be the demo's web server on this address")
 	if err := cmd.Flags().MarkHidden("serve"); err != nil {
 		panic(err) // the flag is that of the line above

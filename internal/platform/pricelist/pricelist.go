@@ -31,12 +31,16 @@ const maxProducts = 20
 type Client struct {
 	limit *rate.Limiter
 	// A function value, as in package ec2: the linker drops the other calls.
-	getProducts func(context.Context, *pricing.GetProductsInput, ...func(*pricing.Options)) (*pricing.GetProductsOutput, error)
+	api struct {
+		GetProducts func(context.Context, *pricing.GetProductsInput, ...func(*pricing.Options)) (*pricing.GetProductsOutput, error)
+	}
 }
 
 // New returns a client. cfg should be of Region; it makes no connection.
 func New(cfg aws.Config) *Client {
-	return &Client{limit: rate.NewLimiter(5, 5), getProducts: pricing.NewFromConfig(cfg).GetProducts}
+	c := &Client{limit: rate.NewLimiter(5, 5)}
+	c.api.GetProducts = pricing.NewFromConfig(cfg).GetProducts
+	return c
 }
 
 // Read returns the prices of keys that AWS lists, dated now. The first error
@@ -70,7 +74,7 @@ func (c *Client) price(ctx context.Context, k savings.Key) (float64, error) {
 	if err := c.limit.Wait(ctx); err != nil {
 		return 0, err
 	}
-	out, err := c.getProducts(ctx, in)
+	out, err := c.api.GetProducts(ctx, in)
 	if err != nil {
 		return 0, err
 	}
