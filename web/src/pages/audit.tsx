@@ -177,17 +177,17 @@ function Repeats(p: { run: Entry[] }) {
   const [open, setOpen] = useState(false)
   const workers = new Set(p.run.map((e) => e.worker_id ?? ''))
   return <>{(open ? p.run : p.run.slice(0, 1)).map((e, i) => (
-    <Row key={keyOf(e)} e={e} many={i > 0 || workers.size === 1 || open ? undefined : workers.size}>
+    <Row key={keyOf(e)} e={e} folded={open ? [] : p.run.slice(1)} many={i > 0 || workers.size === 1 || open ? undefined : workers.size}>
       {i === 0 && <button type="button" class="times" aria-expanded={open} aria-label={`${p.run.length} times`} onClick={() => setOpen(!open)}>{`× ${p.run.length}`}</button>}
     </Row>
   ))}</>
 }
 
-function Row(p: { e: Entry; many?: number; children?: ComponentChildren }) {
+function Row(p: { e: Entry; folded?: Entry[]; many?: number; children?: ComponentChildren }) {
   const { e } = p
   const moved = e.from && e.to && e.from !== e.to ? `${status(e.from)} to ${status(e.to)}` : ''
   return (
-    <tr data-entry={e.id}>
+    <tr data-entry={e.id} data-folded={p.folded?.map((f) => f.id).join(' ') || undefined}>
       <td class="nowrap"><Time at={e.at} /><div class="muted small">{exact(e.at)}</div></td>
       <td><strong>{action(e.action)}</strong> {p.children}</td>
       <td class="nowrap">{p.many ? `${p.many} workers` : e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted none">–</span>}</td>

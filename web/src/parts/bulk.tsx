@@ -27,13 +27,15 @@ export function BulkBar(p: { rows: WorkerRow[]; admin: boolean; onClear: () => v
 
 function Confirm(p: { verb: Verb; rows: WorkerRow[]; onClose: (done: boolean) => void }) {
   const { verb: v } = p
-  const [now] = useState(() => p.rows.filter(v.takes))
+  const [begun, setBegun] = useState<WorkerRow[] | null>(null) // until then, the rows follow the workers' states
+  const now = begun ?? p.rows.filter(v.takes)
   const [count, setCount] = useState<number | null>(null)
   const [failed, setFailed] = useState<[WorkerRow, string][]>([])
   const title = `${v.label}: ${now.length.toLocaleString('en')} worker${now.length === 1 ? '' : 's'}`
   const start = async () => {
     if (count !== null) return
     setCount(0)
+    setBegun(now)
     const left = [...now], faults: [WorkerRow, string][] = []
     await Promise.all(Array.from({ length: atOnce }, async () => {
       for (let r = left.shift(); r; r = left.shift()) {
