@@ -21,6 +21,10 @@ func slowWaker(b Backend) (w *switchWaker, wake chan error, ended chan error) {
 	w = &switchWaker{b: b}
 	wake, ended = make(chan error, 1), make(chan error, 1024)
 	w.onWake = func(ctx context.Context, _ Arrival) error {
+		if w.up.Load() { // for a client whose first connection to it failed
+			w.calls.Add(-1)
+			return nil
+		}
 		select {
 		case err := <-wake:
 			w.up.Store(err == nil)
