@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// program is what is measured. Limit is in bytes.
+// program is a program that is measured. Limit is in bytes.
 type program struct {
 	name  string
 	tags  string
@@ -147,7 +147,7 @@ func goRun(out *bytes.Buffer, args ...string) error {
 // tables are the sections that describe code.
 var tables = []string{".gopclntab", ".eh_frame"}
 
-// other is what belongs to no module.
+// other is the name of the row for bytes that belong to no module.
 const other = "types, strings and what the linker adds"
 
 // divide adds up the symbols of every module. What no symbol covers is other.

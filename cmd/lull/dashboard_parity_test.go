@@ -183,7 +183,7 @@ func (p *dashboardUser) imports([]sim.InstanceInfo) {
 	p.closed()
 	p.becomes("third", "imported", func(w worker.Worker) bool { return w.EC2InstanceID != "" })
 	p.until(`location.pathname === '/' && document.querySelectorAll('.list .body .name').length === 3`)
-	p.until(`!document.querySelector('.attention')`) // what was just imported needs nobody
+	p.until(`!document.querySelector('.attention')`) // a worker that was just imported calls for no action
 }
 
 func (p *dashboardUser) arms([]sim.InstanceInfo) {

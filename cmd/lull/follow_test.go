@@ -70,7 +70,7 @@ func TestWaitEndsWithTheWorker(t *testing.T) {
 			_, _, _, _ = r.lull("worker", c[0], "one", "--wait")
 		}
 
-		// Ctrl-C detaches: the worker goes on.
+		// Ctrl-C detaches: the worker continues.
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan int, 1)
 		var errs string

@@ -33,7 +33,7 @@ type program struct {
 // visitLimit bounds the wait of one client of the demo.
 const visitLimit = time.Minute
 
-// page is what the demo's web servers answer.
+// page is the answer of the demo's web servers.
 const page = "I was asleep a moment ago.\n"
 
 // found is a program of a demo, or why this machine has none.

@@ -13,8 +13,8 @@ import (
 	"lull/internal/cli/term"
 )
 
-// row is the state of something that the demo shows. State is what is compared
-// to find changes; Detail changes all the time.
+// row is the state of something that the demo shows. State is compared to find
+// changes; Detail changes all the time.
 type row struct {
 	name, state, detail, color string
 }

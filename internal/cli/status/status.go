@@ -30,7 +30,7 @@ import (
 // patience is how long an answer may take.
 const patience = 5 * time.Second
 
-// Summary is what lull status prints with --json. Each part is nil if it did not
+// Summary is the output of lull status --json. Each part is nil if it did not
 // answer; Missing then has the reason under its name: host, server or agent.
 type Summary struct {
 	Host    *hostctl.Status   `json:"host"`

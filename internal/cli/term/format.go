@@ -39,7 +39,7 @@ func Formatted(w io.Writer, text string, v any) error {
 	return nil
 }
 
-// templateFault is what text/template found wrong, without where in its code.
+// templateFault returns the fault that text/template found, without the position in its code.
 func templateFault(err error) string {
 	s := strings.TrimPrefix(err.Error(), "template: format:")
 	if _, after, ok := strings.Cut(s, ">: "); ok {

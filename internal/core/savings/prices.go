@@ -35,7 +35,7 @@ const (
 	Storage  = "storage"
 )
 
-// MaxUSD is what a price must be below.
+// MaxUSD is the bound that every price is below.
 const MaxUSD = 10_000
 
 // Key identifies a price: its kind, region, and instance or volume type.

@@ -108,9 +108,9 @@ func (c *Client) changesAddress(ctx context.Context, i Instance) Check {
 	return Check{Set: !e.has}
 }
 
-// elasticIP says whether an instance has an Elastic IP. err is why that is
-// unknown: it is the same for all instances of a call, so the call is not
-// halved.
+// elasticIP says whether an instance has an Elastic IP. err, if not nil, is the
+// reason why it is unknown; it is the same for all instances of a call, so the
+// call is not halved.
 type elasticIP struct {
 	has bool
 	err error

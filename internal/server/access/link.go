@@ -55,7 +55,7 @@ func (t *Tokens) Link(ctx context.Context, token string, ttl time.Duration) (str
 	return token + "_" + secret, nil
 }
 
-// valid returns a stored token of a user, or ErrLinkUnknown if it admits nobody.
+// valid returns a stored token of a user, or ErrLinkUnknown if it admits no user.
 func valid(v store.Value, at time.Time) (record, error) {
 	if !v.Exists() {
 		return record{}, ErrLinkUnknown

@@ -87,7 +87,7 @@ func TestLinkRefused(t *testing.T) {
 		"empty":         {"", 0, access.ErrLinkUnknown},
 		"a path":        {"../../born_" + strings.Repeat("A", 26), 0, access.ErrLinkUnknown},
 		"wrong":         {link[:len(link)-1] + other, 0, access.ErrLinkUnknown},
-		"of nobody":     {"0123456789" + link[10:], 0, access.ErrLinkUnknown},
+		"of no user":    {"0123456789" + link[10:], 0, access.ErrLinkUnknown},
 		"the token":     {first, 0, access.ErrLinkUnknown},
 		"replaced":      {replaced, 0, access.ErrLinkUnknown},
 		"expired":       {link, time.Minute, access.ErrLinkExpired},
