@@ -19,8 +19,6 @@ import (
 	"lull/internal/platform/cgroup"
 )
 
-const waitLimit = waittest.Timeout
-
 // place finds a place of one kind, or skips with the reason.
 func place(t *testing.T, kind cgroup.Kind) cgroup.Place {
 	t.Helper()

@@ -2,6 +2,7 @@ package containers
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -250,7 +251,9 @@ func (k behind) asks(method, path, body string) int {
 func requests(t *testing.T, socket, method, path, body string) int {
 	t.Helper()
 	c := http.Client{Timeout: daemontest.WaitLimit, Transport: &http.Transport{DisableKeepAlives: true,
-		Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}}
 	q, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
