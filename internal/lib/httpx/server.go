@@ -89,8 +89,10 @@ func (s *Server) Run(ctx context.Context) error {
 	defer done()
 	if err := srv.Shutdown(last); err != nil {
 		log.Warn("requests were cut off", "server", s.Name)
-		cancel()
+		// Close first: a handler that returns early because its context ended
+		// would otherwise answer 200.
 		srv.Close()
+		cancel()
 	}
 	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("cannot serve %s: %w", s.Name, err)
