@@ -151,6 +151,11 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	found := w.Identity()
 	i.mu.Lock()
 	i.proc.work, i.rec.Identity = w, &found
+	if was == power.Stopping && i.rec.StoppedBy == stopAfter {
+		// It may have been called off for a client before that was recorded,
+		// so it is decided anew.
+		was, i.rec.State = power.Paused, power.Paused
+	}
 	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
 		// It was saved, but the daemon ended before it could record that.
 		was, i.rec.State = power.Hibernated, power.Hibernated

@@ -325,6 +325,9 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 		}
 	default:
 		if uerr := a.walk(i.h.steps.undo); uerr != nil {
+			i.update(func(r *instance.Record) { // repair then wakes it, and completes no stop
+				r.State, r.StatusReason, r.StoppedBy, r.RestartAt = power.Resuming, uerr.Error(), "", time.Time{}
+			})
 			i.h.due.Set(i.due, i.h.Now().Add(100*time.Millisecond))
 			return errors.Join(err, uerr)
 		}

@@ -130,6 +130,31 @@ func TestThawFails(t *testing.T) {
 	}
 }
 
+// TestStopCalledOffThawFails checks that a client which calls an automatic stop
+// off is served, even if the program could not be thawed at first.
+func TestStopCalledOffThawFails(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.asleep("a", power.Paused)
+		var c *hosttest.Client
+		r.at = func(point string, _ *inst) {
+			if point == "stop-look" && c == nil {
+				r.k.Fail(hosttest.Thawing, errWorld)
+				c = r.k.Connect(id)
+			}
+		}
+		time.Sleep(5*time.Minute + 10*time.Second)
+		if c == nil {
+			t.Fatal("no stop was tried")
+		}
+		r.k.Fail(hosttest.Thawing, nil)
+		time.Sleep(30 * time.Second)
+		r.is("a", power.Running)
+		if n := r.k.Starts(); n != 1 || c.Outcome() != "answered" {
+			t.Errorf("%d starts, and the client is %s", n, c.Outcome())
+		}
+	})
+}
+
 // TestAskedAfterFailure checks that the next request completes a transition
 // that failed halfway. A stop always works, even if the instance can be neither
 // thawed nor asked to exit. A pause or resume that is possible is done.

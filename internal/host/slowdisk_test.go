@@ -69,3 +69,47 @@ func TestWakeDoesNotWaitForDisk(t *testing.T) {
 		}
 	}
 }
+
+// TestCalledOffStopOverCrash checks that an automatic stop which a client
+// called off stays called off if the daemon is killed before it can record
+// that: the next one finds "stopping" on the disk and a program that serves.
+// A stop that nobody called off is decided anew.
+func TestCalledOffStopOverCrash(t *testing.T) {
+	for name, served := range map[string]bool{"client": true, "no client": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				writing := make(chan struct{})
+				r.disk.On = func(rec *instance.Record) {
+					if rec.State == power.Stopping {
+						close(writing)
+						r.disk.On = func(*instance.Record) { time.Sleep(time.Hour) }
+						time.Sleep(time.Minute)
+					}
+				}
+				id := r.run("a", nil)
+				<-writing
+				var c *hosttest.Client
+				if served {
+					c = r.k.Connect(id) // and stays
+				}
+				time.Sleep(time.Minute + time.Second)
+				if s := r.disk.All()[0].State; s != power.Stopping {
+					t.Fatalf("the disk says %s", s)
+				}
+				r.disk.On = nil
+				r.crash()
+				r.boot()
+				time.Sleep(time.Minute)
+				if !served {
+					time.Sleep(10 * time.Minute)
+					r.is("a", power.Stopped)
+					return
+				}
+				r.is("a", power.Running)
+				if n := r.k.Starts(); n != 1 || c.Outcome() != "answered" {
+					t.Errorf("%d starts, and the client is %s", n, c.Outcome())
+				}
+			})
+		})
+	}
+}

@@ -81,6 +81,8 @@ var InstanceTable = &Table[Instance]{
 		{Resuming, Stopped, []Cause{Exit}, ""},
 		{Stopping, Stopped, []Cause{Exit, Timeout}, "no process is left"},
 		{Stopping, Running, []Cause{Cancelled, Failure, Restart}, "a client connected first, or the shutdown request failed"},
+		{Stopping, Resuming, []Cause{Cancelled}, "a client connected first, and the first thaw failed"},
+		{Stopping, Paused, []Cause{Restart}, "an automatic stop that was interrupted is decided anew"},
 	},
 }
 

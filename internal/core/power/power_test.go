@@ -124,7 +124,7 @@ func TestInstanceLegality(t *testing.T) {
 		Reclaimed:  "hibernated resuming stopped stopping",
 		Hibernated: "resuming stopped stopping",
 		Resuming:   "hibernated running stopped stopping",
-		Stopping:   "running stopped",
+		Stopping:   "paused resuming running stopped",
 	}
 	checkMatrix(t, InstanceTable, want)
 }

@@ -192,6 +192,10 @@ func (d *Disk) Put(r *instance.Record) error {
 	if d.On != nil {
 		d.On(r)
 	}
+	return d.put(r)
+}
+
+func (d *Disk) put(r *instance.Record) error {
 	d.sem <- struct{}{}
 	d.recs[r.ID] = *r
 	d.Writes.Add(1)
@@ -219,18 +223,26 @@ func (d *Disk) All() []instance.Record {
 }
 
 // Session is one daemon's access to a disk. Once it is Dead, nothing is written
-// anymore.
+// anymore, not even by a write that has begun.
 type Session struct {
 	*Disk
 	Dead atomic.Bool
 }
 
+var errDead = errors.New("the daemon is dead")
+
 // Put implements records.Store.
 func (s *Session) Put(r *instance.Record) error {
 	if s.Dead.Load() {
-		return errors.New("the daemon is dead")
+		return errDead
 	}
-	return s.Disk.Put(r)
+	if s.On != nil {
+		s.On(r)
+	}
+	if s.Dead.Load() {
+		return errDead
+	}
+	return s.put(r)
 }
 
 // Spec returns the spec of a program that listens on one port, reached directly
