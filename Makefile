@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross install uninstall deb release web demo recording size check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross install uninstall deb release web demo recording size check test test-compute test-programs test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -99,7 +99,7 @@ packages: ## install what the tests need (Debian, root)
 #   MIXED     bubbles and programs; -short leaves the programs out
 #   PROGRAMS  starts programs and mostly waits for them
 #   GUESTS    boots guests, each of which takes a core
-#   ALONE     reads or loads the whole machine
+#   MACHINES  boots guests too, beside GUESTS
 RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/platform/cml \
 	./internal/runtime/docker ./internal/runtime/microvm/vnet ./internal/platform/oci ./internal/platform/sockets \
 	./internal/protocol/... ./internal/relay ./internal/shim ./internal/sim/world ./internal/store/...
@@ -107,8 +107,8 @@ MIXED := ./internal/agent ./internal/platform/cgroup ./internal/platform/desktop
 	./internal/guestagent/... ./internal/sim/simtest
 PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/server ./test/e2e/programs ./test/e2e/foreign \
 	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
-GUESTS := ./internal/runtime/microvm ./test/e2e/machines ./test/e2e/demo
-ALONE :=
+GUESTS := ./internal/runtime/microvm ./test/e2e/demo
+MACHINES := ./test/e2e/machines
 # Tests that run in another lane than their package: the walks of the fence, which
 # the race detector makes too slow, and the suite of conformance over guests.
 WALKS := ^TestFence
@@ -128,7 +128,7 @@ TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/
 # the user and system time of its processes.
 TOOK = trap 'times >bin/times-$(1); printf "lane: %6d s: %s, CPU %s\n" $$SECONDS $(1) "$$(tail -1 bin/times-$(1))" >bin/lane-$(1).txt' EXIT
 # What no list has.
-PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(ALONE) | sort) | tr '\n' ' ')
+PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(MACHINES) | sort) | tr '\n' ' ')
 
 modules: ## fetch the modules; a proxy that fails once is asked again
 	@for try in 1 2 3; do go mod download && (cd test/e2e/foreign/testdata/emulator && go mod download) && exit 0; sleep $$((try*5)); done; exit 1
@@ -145,17 +145,16 @@ check: lint ## the inner loop: format, vet, staticcheck, pure tests and the type
 
 test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
 	@rm -rf bin/tests-* bin/lane-* bin/times-* bin/records.txt bin/artifacts
-	@ok=0; $(AGAIN) -k -j3 test-compute test-programs test-guests || ok=1; \
-		$(AGAIN) test-alone || ok=1; \
+	@ok=0; $(AGAIN) -k -j4 test-compute test-programs test-guests test-machines || ok=1; \
 		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
 		cat bin/lane-*; echo "make test: $$SECONDS s"; \
 		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/archtest >bin/records.txt || ok=1; \
 		grep -v '^[=-]\|^PASS\|^ok\|^FAIL' bin/records.txt || true; \
 		exit $$ok
 
-# The three lanes run side by side: what computes gives way to what waits.
-test-compute test-programs test-guests test-alone: export LULL_BIN_DIR := $(BIN_DIR)
-test-programs test-guests test-alone test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
+# The four lanes run side by side: what computes gives way to what waits.
+test-compute test-programs test-guests test-machines: export LULL_BIN_DIR := $(BIN_DIR)
+test-programs test-guests test-machines test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
 
 test-compute:
 	@$(call TOOK,compute); ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
@@ -171,12 +170,12 @@ test-programs:
 	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)')
 
 test-guests:
-	@$(call TOOK,guests); ok=0; $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
+	@$(call TOOK,guests); $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1)
+
+test-machines:
+	@$(call TOOK,machines); ok=0; $(call TEST,machines,$$(go list $(MACHINES) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
 		$(call TEST,boots,./test/e2e/host,-count=1 -run '$(BOOTS)') || ok=1; \
 		exit $$ok
-
-test-alone:
-	$(if $(strip $(ALONE)),$(call TEST,alone,$$(go list $(ALONE) | tr '\n' ' '),-p 1 -count=1),@true)
 
 programs: ## build the programs that tests run, in bin/programs
 	@mkdir -p $(BIN_DIR)

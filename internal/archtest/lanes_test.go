@@ -20,7 +20,7 @@ func TestLanes(t *testing.T) {
 }
 
 func TestLanesBite(t *testing.T) {
-	const lists = "RACE := ./internal/a/...\nMIXED := ./internal/b\nPROGRAMS := ./internal/c \\\n\t./internal/d\nGUESTS :=\nALONE :=\n"
+	const lists = "RACE := ./internal/a/...\nMIXED := ./internal/b\nPROGRAMS := ./internal/c \\\n\t./internal/d\nGUESTS :=\nMACHINES :=\n"
 	const exec = `package x; import _ "os/exec"`
 	whole := map[string]string{"internal/a/a.go": "package a", "internal/b/b.go": "package b", "internal/c/c.go": "package c", "internal/d/d.go": "package d"}
 	for _, tc := range []struct {
@@ -29,8 +29,8 @@ func TestLanesBite(t *testing.T) {
 	}{
 		{"whole", lists, "internal/e/e_test.go", "package e", ""},
 		{"two lanes", strings.Replace(lists, "GUESTS :=", "GUESTS := ./internal/d", 1), "internal/e/e.go", "package e", "is in PROGRAMS and in GUESTS"},
-		{"no package", strings.Replace(lists, "ALONE :=", "ALONE := ./internal/f", 1), "internal/e/e.go", "package e", "matches no package"},
-		{"no list", strings.Replace(lists, "ALONE :=", "", 1), "internal/e/e.go", "package e", "no list ALONE"},
+		{"no package", strings.Replace(lists, "MACHINES :=", "MACHINES := ./internal/f", 1), "internal/e/e.go", "package e", "matches no package"},
+		{"no list", strings.Replace(lists, "MACHINES :=", "", 1), "internal/e/e.go", "package e", "no list MACHINES"},
 		{"new and pure", lists, "internal/e/e_test.go", exec, "put the package in"},
 		{"program", lists, "internal/d/d_test.go", exec, ""},
 		{"not short", lists, "internal/b/b_test.go", exec, "testing.Short"},
