@@ -47,7 +47,7 @@ reports, for its --machine. A token is valid until it is revoked, or until --for
 			}
 			end := ""
 			if t.ExpiresAt != nil {
-				end = ", until " + t.ExpiresAt.Format(time.RFC3339)
+				end = ", until " + term.Time(*t.ExpiresAt)
 			}
 			return c.Print(t, func(w io.Writer) {
 				fmt.Fprintf(w, "%s (%s, %s%s, shown once): %s\n", t.Name, t.ID, t.Role, end, t.Secret)

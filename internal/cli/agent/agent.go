@@ -33,13 +33,13 @@ func (c verbs) agentStatus() *cobra.Command {
 
 func (c verbs) agentStatusText(w io.Writer, s agentctl.Status) {
 	if h := s.Halted; h != nil {
-		fmt.Fprintln(w, c.Red("HALTED: "+h.Sentence("Automatic actions on this machine are")+" End it with: lull agent halt --off"))
+		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on this machine are"))+" End it with: lull agent halt --off"))
 	}
 	if l := s.Server; l != nil && l.Halted {
 		fmt.Fprintln(w, c.Red("HALTED: "+l.Halt+" End it with: lull halt --off --server URL"))
 	}
 	for _, a := range s.Alarms {
-		fmt.Fprintln(w, c.Red(fmt.Sprintf("ALARM %s since %s: %s", a.Code, term.Time(a.Since), a.Sentence)))
+		fmt.Fprintln(w, c.Red(fmt.Sprintf("ALARM %s since %s: %s", a.Code, term.Time(a.Since), term.Localized(a.Sentence))))
 	}
 	where := "no cloud"
 	switch {
@@ -54,7 +54,7 @@ func (c verbs) agentStatusText(w io.Writer, s agentctl.Status) {
 		if g.Number == s.Stage {
 			mark = ">"
 		}
-		fmt.Fprintf(w, "%s stage %d, %s: %s. %s\n", mark, g.Number, g.Name, strings.ReplaceAll(g.Answer, "_", " "), g.Sentence)
+		fmt.Fprintf(w, "%s stage %d, %s: %s. %s\n", mark, g.Number, g.Name, strings.ReplaceAll(g.Answer, "_", " "), term.Localized(g.Sentence))
 	}
 	fmt.Fprintln(w)
 	explain.SignalTable(w, evidence.Signals(s.Verdict.At, s.Policy, s.Readings))

@@ -54,7 +54,7 @@ not read because a cheaper one was active, or no agent ran.`},
 				if e.By != "" {
 					by = " (by " + e.By + ")"
 				}
-				fmt.Fprintf(c.Out, "%s  %-10s %s%s\n", term.Time(e.At), e.Kind, strings.TrimSpace(e.Sentence), by)
+				fmt.Fprintf(c.Out, "%s  %-10s %s%s\n", term.Time(e.At), e.Kind, term.Localized(strings.TrimSpace(e.Sentence)), by)
 				switch o := e.Outcome; {
 				case o == nil:
 				case e.Kind == "action" && o.EndedAt != nil:

@@ -116,7 +116,7 @@ func nothingText(s agentctl.Status) string {
 	if i < 0 {
 		return nothing + " at a known time."
 	}
-	return nothing + " for now: " + lowerFirst(s.Verdict.Blocks[i].Sentence)
+	return nothing + " for now: " + lowerFirst(term.Localized(s.Verdict.Blocks[i].Sentence))
 }
 
 func lowerFirst(s string) string {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/idle"
 	"lull/internal/fleet/halt"
 	"lull/internal/protocol/control"
@@ -50,14 +51,14 @@ func (c *Session) ShowHalt(ctx context.Context) {
 	}
 	h, err := control.Read[halt.Halt](ctx, cl, "/halt")
 	if err == nil && h.On {
-		fmt.Fprintln(c.Out, c.Red("HALTED: "+h.Sentence()+" No worker is paused, stopped or started automatically. Lift it with: lull halt --off"))
+		fmt.Fprintln(c.Out, c.Red("HALTED: "+term.Localized(h.Sentence())+" No worker is paused, stopped or started automatically. Lift it with: lull halt --off"))
 	}
 }
 
 // ShowHostHalt is tellHalt of a host.
 func (c *Session) ShowHostHalt(w io.Writer, s hostctl.Status) {
 	if h := s.Halt; h != nil {
-		fmt.Fprintln(w, c.Red("HALTED: "+h.Sentence("Automatic actions on this host are")+" Lift it with: "+c.endOfHalt(h, "lull halt --off", s.Server)))
+		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on this host are"))+" Lift it with: "+c.endOfHalt(h, "lull halt --off", s.Server)))
 	}
 }
 

@@ -22,7 +22,7 @@ func AccountText(w io.Writer, a why.Account, at time.Time) {
 	if !at.IsZero() {
 		when = "At " + at.Local().Format("2006-01-02 15:04:05 -07:00") + ": "
 	}
-	fmt.Fprintf(w, "%s: %s?\n%s%s\n", a.Name, a.Question, when, a.Answer)
+	fmt.Fprintf(w, "%s: %s?\n%s%s\n", a.Name, a.Question, when, term.Localized(a.Answer))
 	if c := a.Checked; c != nil {
 		same := ""
 		if c.At.After(c.Since) {
@@ -99,7 +99,7 @@ func SignalTable(w io.Writer, l []evidence.Signal) {
 func VerdictText(w io.Writer, v idle.Verdict, x *why.Expiry) {
 	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), term.Time(v.At))
 	for _, b := range v.Blocks {
-		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
+		fmt.Fprintf(w, "  %-18s %s\n", b.Code, term.Localized(b.Sentence))
 	}
 	action := pauseWord(v.Action)
 	if x.Before(v.TargetPauseAt) {

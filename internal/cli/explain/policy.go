@@ -34,7 +34,7 @@ func RulesText(w io.Writer, p control.WorkerPolicy) {
 		lines = append(lines, o.Sentence())
 	}
 	for _, b := range p.Budgets {
-		lines = append(lines, b.Sentence)
+		lines = append(lines, term.Localized(b.Sentence))
 	}
 	for i, l := range append(lines, p.Faults...) {
 		if i == 0 {

@@ -64,7 +64,7 @@ func (c verbs) hostText(w io.Writer, v control.HostView) {
 		if v.Halt != nil {
 			h = *v.Halt // earlier versions say no more than that it is
 		}
-		fmt.Fprintln(w, c.Red("HALTED: "+h.Sentence("Automatic actions on it are")))
+		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on it are"))))
 	}
 	for _, f := range v.Faults {
 		fmt.Fprintln(w, f)

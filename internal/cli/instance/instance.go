@@ -295,7 +295,7 @@ func infoText(w io.Writer, o hostctl.Instance) {
 		return term.Time(*p)
 	}
 	row("name", "%s (%s)", o.Name, o.ID)
-	row("state", "%s since %s: %s", stateText(o), at(o.StateSince), o.StatusReason)
+	row("state", "%s since %s: %s", stateText(o), at(o.StateSince), term.Localized(o.StatusReason))
 	row("next", "%s", next(o))
 	row("command", "%q", o.Command)
 	row("process", "%d, runtime %s, %s resident", o.PID, o.Runtime, term.Size(o.MemoryBytes))
@@ -322,8 +322,8 @@ func infoText(w io.Writer, o hostctl.Instance) {
 		row("cold-booted", "%s", o.BootedAnew)
 	}
 	row("last activity", "%s", at(o.LastActivityAt))
-	row("last paused", "%s by %s, %d times", at(o.LastPausedAt), term.Dash(o.LastPausedBy), o.PauseCount)
-	row("last resumed", "%s by %s, %d wakes", at(o.LastResumedAt), term.Dash(o.LastResumedBy), o.WakeCount)
+	row("last paused", "%s by %s, %s", at(o.LastPausedAt), term.Dash(o.LastPausedBy), term.Count(o.PauseCount, "pause"))
+	row("last resumed", "%s by %s, %s", at(o.LastResumedAt), term.Dash(o.LastResumedBy), term.Count(o.WakeCount, "wake"))
 	row("restarts", "%d", o.RestartCount)
 	row("policy", "%s, pauses after %s idle%s, stops %s after the pause", o.IdlePolicy, seconds(o.PauseAfter), deeper(o), seconds(o.StopAfter))
 	for _, e := range o.Endpoints {

@@ -253,7 +253,7 @@ func (c verbs) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.In
 	err := cl.Logs(reading, o.ID, hostctl.Logs{Tail: -1, Follow: true}, c.Out)
 	stop()
 	if last := <-ended; last != nil {
-		fmt.Fprintf(c.Err, "lull: %s %s\n", last.Name, last.StatusReason)
+		fmt.Fprintf(c.Err, "lull: %s %s\n", last.Name, term.Localized(last.StatusReason))
 		if last.ExitCode != nil && *last.ExitCode != 0 {
 			return term.Exit(*last.ExitCode)
 		}

@@ -65,6 +65,6 @@ func progress(o hostctl.Instance) (key, line string) {
 	if w := o.Waiting; w != nil {
 		return fmt.Sprint("waits ", w.Place), fmt.Sprintf("%s, queued at position %d until %s: %s", o.State, w.Place, w.Until.Local().Format(time.TimeOnly), w.Reason)
 	}
-	line = strings.TrimSpace(o.State + " " + o.StatusReason)
+	line = strings.TrimSpace(o.State + " " + term.Localized(o.StatusReason))
 	return line, line
 }

@@ -200,7 +200,7 @@ func (c verbs) serverText(w io.Writer, v Summary) {
 		fmt.Fprintf(w, "        %s. List with: lull worker ls\n", map[bool]string{true: "1 worker needs attention", false: fmt.Sprintf("%d workers need attention", n)}[n == 1])
 	}
 	if h := f.Overview.Halt; h.On {
-		fmt.Fprintln(w, c.Red("HALTED: "+h.Sentence()+" Lift it with: lull halt --off"))
+		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence())+" Lift it with: lull halt --off"))
 	}
 }
 

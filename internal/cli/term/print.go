@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"time"
 
@@ -28,6 +29,28 @@ func Lasting(d time.Duration) string {
 
 // Time returns t in local time, the one way in which verbs print a time.
 func Time(t time.Time) string { return t.Local().Format(time.DateTime) }
+
+var stamp = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)`)
+
+// Localized returns a sentence of the API with its RFC 3339 times as Time
+// prints them.
+func Localized(sentence string) string {
+	return stamp.ReplaceAllStringFunc(sentence, func(s string) string {
+		t, err := time.Parse(time.RFC3339, s)
+		if err != nil {
+			return s
+		}
+		return Time(t)
+	})
+}
+
+// Count returns n and a noun, with an s unless n is 1.
+func Count(n uint64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
 
 // SlowAfter is how long a verb of a host may take before it shows what happens.
 const SlowAfter = 2 * time.Second
@@ -62,7 +85,7 @@ func (c *Term) Red(s string) string {
 
 // Complain prints err to standard error.
 func (c *Term) Complain(err error) {
-	fmt.Fprintln(c.Err, "lull: "+strings.TrimSuffix(err.Error(), "\n"))
+	fmt.Fprintln(c.Err, "lull: "+Localized(strings.TrimSuffix(err.Error(), "\n")))
 }
 
 // Print shows v in the format that was asked for, or as text. The w of text has

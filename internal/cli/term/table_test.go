@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -67,6 +68,23 @@ func TestFormats(t *testing.T) {
 	for _, bad := range []string{"{{", "{{.none}}", "{{.id.x}}"} {
 		if err := Formatted(&b, bad, l); err == nil || ExitCode(err) != ExitUsage {
 			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
+// TestLocalized checks that sentences show times as tables do, and that nothing
+// else in them changes.
+func TestLocalized(t *testing.T) {
+	at := time.Date(2026, 11, 26, 19, 10, 25, 0, time.UTC)
+	for sentence, want := range map[string]string{
+		"It was paused at 2026-11-26T19:10:25Z: idle.":            "It was paused at " + Time(at) + ": idle.",
+		"until 2026-11-26T20:10:25.000000001+01:00.":              "until " + Time(at) + ".",
+		"2026-11-26T19:10:25Z and 2026-11-26T19:10:25Z":           Time(at) + " and " + Time(at),
+		"release 2026-11-26, id x2026-11-26T19:10:25Z, 1:2:3 9Z":  "release 2026-11-26, id x2026-11-26T19:10:25Z, 1:2:3 9Z",
+		"2026-13-45T19:10:25Z, 2026-11-26T19:10:25, 26T19:10:25Z": "2026-13-45T19:10:25Z, 2026-11-26T19:10:25, 26T19:10:25Z",
+	} {
+		if got := Localized(sentence); got != want {
+			t.Errorf("%q became %q, want %q", sentence, got, want)
 		}
 	}
 }

@@ -171,7 +171,7 @@ func (c verbs) await(parent context.Context, cl *control.Client, w worker.Worker
 
 // standing is how a worker is, in a line.
 func standing(w worker.Worker) string {
-	s := strings.TrimSpace(string(w.Status) + " " + w.StatusReason)
+	s := strings.TrimSpace(string(w.Status) + " " + term.Localized(w.StatusReason))
 	if op := w.License.PendingOperation; op != "" {
 		s += ", license " + op
 	}

@@ -216,7 +216,7 @@ After the deadline the worker cannot start until the deadline is moved or cleare
 				}
 				fmt.Fprintf(out, "%s expires at %s and is then %s.\n", w.Name, term.OptionalTime(w.TTLDeadline), then)
 				if x := w.Expiry; x != nil && x.At.After(x.Deadline) {
-					fmt.Fprintln(out, x.Sentence(time.Now()))
+					fmt.Fprintln(out, term.Localized(x.Sentence(time.Now())))
 				}
 			})
 		}}

@@ -120,10 +120,10 @@ func (c verbs) workerAgent() *cobra.Command {
 		}
 		explain.SignalTable(out, evidence.Signals(r.At, p, r.Readings))
 		for _, b := range r.Holds {
-			fmt.Fprintf(out, "  %-18s %s\n", b.Code, b.Sentence)
+			fmt.Fprintf(out, "  %-18s %s\n", b.Code, term.Localized(b.Sentence))
 		}
 		for _, a := range r.Alarms {
-			fmt.Fprintf(out, "ALARM %s: %s\n", a.Code, a.Sentence)
+			fmt.Fprintf(out, "ALARM %s: %s\n", a.Code, term.Localized(a.Sentence))
 		}
 	})
 }
