@@ -61,6 +61,9 @@ func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	if err != nil {
 		own = nil // the process has ended
 	}
+	if i.ports.kept.Load() { // it is lull that listens on the others
+		want = slices.DeleteFunc(slices.Clone(want), func(e instance.Endpoint) bool { return !i.relays(e) })
+	}
 	if addr := listeners.Taken(want, own); addr != "" {
 		return "; something else listens on " + addr
 	}

@@ -152,10 +152,12 @@ func (i *inst) direct() bool {
 // keep has the sockets of a launch kept, if possible.
 func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 	addrs := i.keptAddrs()
+	i.ports.kept.Store(false)
 	if len(addrs) == 0 {
 		return nil
 	}
 	err := i.h.cfg.HeldListeners.Hold(ctx, i.id, addrs)
+	i.ports.kept.Store(err == nil)
 	i.shut(false)
 	switch {
 	case i.spec().ListenFDs:

@@ -84,6 +84,7 @@ type loops struct {
 type ports struct {
 	up        atomic.Bool                     // the application accepts
 	backends  atomic.Pointer[[]relay.Backend] // of the relayed endpoints, in order
+	kept      atomic.Bool                     // the sockets of the last launch are kept for its program
 	noHandoff atomic.Pointer[string]          // why its program cannot be given sockets; nil when it can
 }
 

@@ -99,8 +99,11 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	if err := json.Unmarshal(said, &why); err != nil {
 		return failed(fmt.Errorf("the stage before the program failed: %q", said))
 	}
-	return &shimctl.Error{Code: shimctl.CodeStage, Step: why.Step, Errno: why.Errno,
-		Message: fmt.Sprintf("step %s: %s", why.Step, why.What)}
+	message := fmt.Sprintf("step %s: %s", why.Step, why.What)
+	if why.Step == "exec" {
+		message = "cannot execute " + why.What
+	}
+	return &shimctl.Error{Code: shimctl.CodeStage, Step: why.Step, Errno: why.Errno, Message: message}
 }
 
 // awaitFilter takes the descriptor that reports the program's binds and lets the stage

@@ -22,7 +22,8 @@ func AccountText(w io.Writer, a why.Account, at time.Time) {
 	if !at.IsZero() {
 		when = "At " + at.Local().Format("2006-01-02 15:04:05 -07:00") + ": "
 	}
-	fmt.Fprintf(w, "%s: %s?\n%s%s\n", a.Name, a.Question, when, term.Localized(a.Answer))
+	fmt.Fprintf(w, "%s: %s?\n", a.Name, a.Question)
+	term.Wrapped(w, "", when+term.Localized(a.Answer))
 	if c := a.Checked; c != nil {
 		same := ""
 		if c.At.After(c.Since) {
@@ -99,7 +100,7 @@ func SignalTable(w io.Writer, l []evidence.Signal) {
 func VerdictText(w io.Writer, v idle.Verdict, x *why.Expiry) {
 	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), term.Time(v.At))
 	for _, b := range v.Blocks {
-		fmt.Fprintf(w, "  %-18s %s\n", b.Code, term.Localized(b.Sentence))
+		term.Wrapped(w, fmt.Sprintf("  %-18s ", b.Code), term.Localized(b.Sentence))
 	}
 	action := pauseWord(v.Action)
 	if x.Before(v.TargetPauseAt) {
@@ -108,7 +109,7 @@ func VerdictText(w io.Writer, v idle.Verdict, x *why.Expiry) {
 	if v.NextIdleCheckAt.IsZero() && v.TargetPauseAt == nil && v.WarnAt == nil {
 		return // of something that was stopped
 	}
-	fmt.Fprintf(w, "next check %s, earliest %s %s, warning %s\n", term.OptionalTime(&v.NextIdleCheckAt), action, term.OptionalTime(v.TargetPauseAt), term.OptionalTime(v.WarnAt))
+	term.Wrapped(w, "", fmt.Sprintf("next check %s, earliest %s %s, warning %s", term.OptionalTime(&v.NextIdleCheckAt), action, term.OptionalTime(v.TargetPauseAt), term.OptionalTime(v.WarnAt)))
 }
 
 func pauseWord(action string) string {

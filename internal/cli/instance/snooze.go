@@ -12,13 +12,16 @@ import (
 
 func (c verbs) snoozeCommand(protect Protect) *cobra.Command {
 	var e term.EndFlags
-	cmd := &cobra.Command{Use: "snooze NAME", Short: "Keep an instance or worker running until a time", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteInstances,
+	cmd := &cobra.Command{Use: "snooze NAME [DURATION]", Short: "Keep an instance or worker running until a time", Args: term.Args(cobra.RangeArgs(1, 2)), ValidArgsFunction: c.CompleteInstances,
 		Long: `Keep an instance or worker running until a time: it is not paused or stopped
 automatically before then. Snoozes are for users; programs use leases. The command
 applies to the host, or to the server if --server is given or only LULL_SERVER is set.
 For a machine with an agent: lull agent snooze.`,
-		Example: "  lull snooze web --until 18:00\n  lull snooze web --for 2h\n  lull snooze web --off",
+		Example: "  lull snooze web --until 18:00\n  lull snooze web 2h\n  lull snooze web --off",
 		RunE: func(cmd *cobra.Command, a []string) error {
+			if err := e.Take(a); err != nil {
+				return err
+			}
 			t, err := e.End(time.Now())
 			if err != nil {
 				return err
@@ -40,5 +43,10 @@ For a machine with an agent: lull agent snooze.`,
 			})
 		}}
 	e.Bind(cmd.Flags(), "end the snooze")
-	return c.OrServer(cmd, func(cmd *cobra.Command, a []string) error { return protect(cmd, a[0], &e) })
+	return c.OrServer(cmd, func(cmd *cobra.Command, a []string) error {
+		if err := e.Take(a); err != nil {
+			return err
+		}
+		return protect(cmd, a[0], &e)
+	})
 }

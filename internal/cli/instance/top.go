@@ -68,7 +68,7 @@ func topText(w io.Writer, l []hostctl.Instance) {
 		resident += o.MemoryBytes
 		freed += o.ReclaimedBytes
 	}
-	fmt.Fprintf(w, "%s  %d instances, %d running, %s resident, %s freed\n\n", time.Now().Format(time.TimeOnly), len(l), awake, term.Size(resident), term.Size(freed))
+	fmt.Fprintf(w, "%s  %s, %d running, %s resident, %s freed\n\n", time.Now().Format(time.TimeOnly), term.Count(uint64(len(l)), "instance"), awake, term.Size(resident), term.Size(freed))
 	term.Rows(w, "NAME\tSTATE\tCPU\tMEMORY\t2:NETWORK\t1:DISK\t3:IDLE FOR\tNEXT", func(row func(string, ...any)) {
 		for _, o := range l {
 			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Name, stateText(o), readingText(o, "cpu"), memoryText(o), readingText(o, "net"), readingText(o, "disk"), idleText(o), next(o))

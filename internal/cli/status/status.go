@@ -156,17 +156,17 @@ func (c verbs) text(w io.Writer, v Summary) {
 	if h := v.Host; h != nil {
 		fmt.Fprintf(w, "host    %s, lull %s, up for %s\n", counted(sum(h.Instances), "instance", h.Instances), h.Version, term.Span(time.Since(h.StartedAt)))
 		for _, fault := range h.Faults {
-			fmt.Fprintf(w, "        %s\n", fault)
+			term.Wrapped(w, "        ", fault)
 		}
 		c.ShowHostHalt(w, *h)
 	} else {
-		fmt.Fprintf(w, "host    %s\n", v.Missing["host"])
+		term.Wrapped(w, "host    ", v.Missing["host"])
 	}
 	c.serverText(w, v)
 	if a := v.Agent; a != nil {
-		fmt.Fprintf(w, "agent   %s for %s, lull %s, up for %s. More with: lull agent status\n", activity(a), idle.HumanMinutes(a.Verdict.IdleMinutes), a.Version, term.Span(time.Since(a.StartedAt)))
+		term.Wrapped(w, "agent   ", fmt.Sprintf("%s for %s, lull %s, up for %s. More with: lull agent status", activity(a), idle.HumanMinutes(a.Verdict.IdleMinutes), a.Version, term.Span(time.Since(a.StartedAt))))
 	} else {
-		fmt.Fprintf(w, "agent   %s\n", v.Missing["agent"])
+		term.Wrapped(w, "agent   ", v.Missing["agent"])
 	}
 }
 
@@ -180,11 +180,11 @@ func activity(a *agentctl.Status) string {
 func (c verbs) serverText(w io.Writer, v Summary) {
 	f := v.Server
 	if f == nil {
-		fmt.Fprintf(w, "server  %s: %s\n", c.ServerURL(), v.Missing["server"])
+		term.Wrapped(w, "server  ", c.ServerURL()+": "+v.Missing["server"])
 		return
 	}
 	if f.Overview == nil {
-		fmt.Fprintf(w, "server  %s answers, but not this token: %s\n", f.URL, f.Error)
+		term.Wrapped(w, "server  ", fmt.Sprintf("%s answers, but not this token: %s", f.URL, f.Error))
 		return
 	}
 	by := map[string]int{}
@@ -197,7 +197,7 @@ func (c verbs) serverText(w io.Writer, v Summary) {
 		fmt.Fprintln(w, "        It is not ready to work. Details with: lull server doctor")
 	}
 	if n := f.Overview.Urgent; n > 0 {
-		fmt.Fprintf(w, "        %s. List with: lull worker ls\n", map[bool]string{true: "1 worker needs attention", false: fmt.Sprintf("%d workers need attention", n)}[n == 1])
+		term.Wrapped(w, "        ", fmt.Sprintf("%s. List with: lull worker ls", map[bool]string{true: "1 worker needs attention", false: fmt.Sprintf("%d workers need attention", n)}[n == 1]))
 	}
 	if h := f.Overview.Halt; h.On {
 		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence())+" Lift it with: lull halt --off"))

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/core/policy/when"
 	"lull/internal/lib/spell"
 )
 
@@ -45,6 +46,9 @@ func dashed(name string) string {
 
 // valueFault says what a flag wants instead of the value that cause rejects.
 func valueFault(f *pflag.Flag, cause error) string {
+	if _, is := errors.AsType[*when.LengthError](cause); is {
+		return "want a length such as " + when.LengthForms
+	}
 	if _, isNumber := errors.AsType[*strconv.NumError](cause); !isNumber {
 		return cause.Error()
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 )
 
 // Finding is one thing that a doctor looked at.
@@ -51,7 +52,10 @@ func (c *Term) ShowFindings(l Findings) error {
 }
 
 func findingsText(w io.Writer, l Findings) {
-	t := Table(w)
+	what := 0
+	for _, f := range l {
+		what = max(what, len(f.What))
+	}
 	for _, f := range l {
 		mark := "ok"
 		switch {
@@ -60,10 +64,10 @@ func findingsText(w io.Writer, l Findings) {
 		case !f.OK:
 			mark = "MISSING"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", mark, f.What, f.Found)
+		first := fmt.Sprintf("%-11s  %-*s  ", mark, what, f.What)
+		Wrapped(w, first, f.Found)
 		if f.Do != "" {
-			fmt.Fprintf(t, "\t\t-> %s\n", f.Do)
+			Wrapped(w, strings.Repeat(" ", len(first))+"-> ", f.Do)
 		}
 	}
-	t.Flush()
 }

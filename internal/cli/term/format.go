@@ -45,5 +45,8 @@ func templateFault(err error) string {
 	if _, after, ok := strings.Cut(s, ">: "); ok {
 		s = after
 	}
+	if key, ok := strings.CutPrefix(s, "map has no entry for key "); ok {
+		s = "there is no field " + key
+	}
 	return s
 }

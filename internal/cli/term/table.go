@@ -133,6 +133,25 @@ func Width(w io.Writer) int {
 	return 0
 }
 
+// Wrapped prints first and text, and breaks text between words where the line
+// would be wider than w, the writer of a Print. Further lines begin below text.
+func Wrapped(w io.Writer, first, text string) {
+	indent, room := utf8.RuneCountInString(first), Width(w)
+	line, width := first, indent
+	for n, word := range strings.Split(text, " ") {
+		switch l := utf8.RuneCountInString(word); {
+		case n == 0:
+			line, width = line+word, width+l
+		case room > 0 && width+1+l > room && width > indent:
+			fmt.Fprintln(w, line)
+			line, width = strings.Repeat(" ", indent)+word, indent+l
+		default:
+			line, width = line+" "+word, width+1+l
+		}
+	}
+	fmt.Fprintln(w, line)
+}
+
 // screen is the width of the terminal that Out is, or COLUMNS; 0 for anything
 // else, such as a file or a pipe.
 func (c *Term) screen() int {

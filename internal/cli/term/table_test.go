@@ -88,3 +88,29 @@ func TestLocalized(t *testing.T) {
 		}
 	}
 }
+
+// TestWrapped checks that no line is wider than its writer unless a word is, that
+// no word is lost and that further lines are indented.
+func TestWrapped(t *testing.T) {
+	const text = "a program that was killed by another one, at 2026-11-26 and/or_a_very_long_word_that_fits_nowhere later"
+	for width := range 60 {
+		var b strings.Builder
+		Wrapped(narrow{&b, width}, "host  ", text)
+		lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+		for n, l := range lines {
+			body := l[6:]
+			if head := l[:6]; (head != "host  ") != (n > 0) || n > 0 && head != "      " {
+				t.Errorf("width %d, line %d: %q", width, n, l)
+			}
+			if width > 0 && len(l) > width && strings.Contains(body, " ") {
+				t.Errorf("width %d: %q", width, l)
+			}
+		}
+		if got := strings.Join(strings.Fields(b.String()), " "); got != "host "+text {
+			t.Errorf("width %d: %q", width, got)
+		}
+		if width == 0 && len(lines) != 1 {
+			t.Errorf("unlimited, it has %d lines", len(lines))
+		}
+	}
+}

@@ -144,6 +144,21 @@ func (e *EndFlags) Bind(f *pflag.FlagSet, off string) {
 	f.BoolVar(&e.Off, "off", false, off)
 }
 
+// Take reads the length that a verb has after its first argument, if it is there,
+// like --for.
+func (e *EndFlags) Take(a []string) (err error) {
+	if len(a) < 2 {
+		return nil
+	}
+	if e.Off || e.until != "" || e.Dur != 0 {
+		return Usage(fmt.Errorf("cannot combine %q with --for, --until or --off", a[1]))
+	}
+	if e.Dur, err = when.Length(a[1]); err != nil {
+		return Usage(err)
+	}
+	return nil
+}
+
 // End is the moment that was given; the zero time for --off.
 func (e *EndFlags) End(now time.Time) (t time.Time, err error) {
 	switch {

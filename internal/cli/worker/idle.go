@@ -163,9 +163,14 @@ func (c verbs) protect(cmd *cobra.Command, name string, e *term.EndFlags) error 
 
 func (c verbs) workerSnooze() *cobra.Command {
 	var e term.EndFlags
-	cmd := &cobra.Command{Use: "snooze WORKER", Short: "Protect a worker from automatic pauses until a time", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
-		Example: "  lull worker snooze cml-1 --for 2h\n  lull worker snooze cml-1 --until 22:00",
-		RunE:    func(cmd *cobra.Command, a []string) error { return c.protect(cmd, a[0], &e) }}
+	cmd := &cobra.Command{Use: "snooze WORKER [DURATION]", Short: "Protect a worker from automatic pauses until a time", Args: term.Args(cobra.RangeArgs(1, 2)), ValidArgsFunction: c.CompleteWorkers,
+		Example: "  lull worker snooze cml-1 2h\n  lull worker snooze cml-1 --until 22:00",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if err := e.Take(a); err != nil {
+				return err
+			}
+			return c.protect(cmd, a[0], &e)
+		}}
 	e.Bind(cmd.Flags(), "end the protection")
 	return cmd
 }

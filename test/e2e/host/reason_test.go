@@ -2,6 +2,7 @@ package host
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -136,5 +137,34 @@ exec %[2]s "$@"
 	}
 	if err := m.Remove("late"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFailedStartBlamesNobody checks that a program that exits before it listens
+// is not said to have found its port taken while only lull holds that port, and
+// that a process which does have the port is named as the reason.
+func TestFailedStartBlamesNobody(t *testing.T) {
+	m := bare{}.over(t)
+	addr := daemontest.Addr(t)
+	start := func(name string) string {
+		t.Helper()
+		s := instance.Spec{Name: name, Restart: instance.RestartNo, Expose: []instance.Endpoint{{Listen: addr, Target: addr}}, Command: []string{"sh", "-c", "exit 3"}}
+		if _, err := m.d.Create(t.Context(), hostctl.Create{Spec: s, Start: true}); err == nil {
+			t.Fatal("it started")
+		} else {
+			return err.Error()
+		}
+		return ""
+	}
+	if said := start("alone"); strings.Contains(said, addr) || !strings.Contains(said, "code 3") {
+		t.Errorf("nobody else has the port, and it says %q", said)
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if said := start("beside"); !strings.Contains(said, addr) {
+		t.Errorf("another process has the port, and it says %q", said)
 	}
 }

@@ -237,9 +237,14 @@ func Span(text string) (time.Duration, error) {
 	return total, nil
 }
 
-func badLength(text string) error {
-	return fmt.Errorf("cannot read length %.40q: want one such as %s", text, LengthForms)
+// LengthError is the error of a text that is no length.
+type LengthError struct{ Text string }
+
+func (e *LengthError) Error() string {
+	return fmt.Sprintf("cannot read length %.40q: want one such as %s", e.Text, LengthForms)
 }
+
+func badLength(text string) error { return &LengthError{text} }
 
 var units = map[string]time.Duration{"w": 7 * 24 * time.Hour, "d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second,
 	"ms": time.Millisecond, "us": time.Microsecond, "µs": time.Microsecond, "ns": time.Nanosecond}
