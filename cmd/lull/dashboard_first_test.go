@@ -161,12 +161,12 @@ func TestDashboardBoundary(t *testing.T) {
 	}
 	w.visit(url)
 	w.login(token)
-	w.sees(`There are no workers yet`)
+	w.until(`document.querySelector('[data-testid=discovery]')`)
 	if _, err := control.Write[any](t.Context(), client, "POST", "/workers/import",
 		map[string]any{"name": "first-1", "aws_region": machines[0].Region, "ec2_instance_id": machines[0].ID, "tls_insecure": true}); err != nil {
 		t.Fatal(err)
 	}
-	w.sees(`cannot show the search`)
+	w.sees(`Cannot show the search`)
 	w.until(`document.querySelector('.row a')?.innerText === 'first-1'`)
 	w.accessible("a page of which a part failed")
 	js[bool](w, `(window.spoiled = false, true)`)

@@ -162,20 +162,20 @@ func TestDashboardByKeyboard(t *testing.T) {
 		dialogs []string // what opens one
 	}{
 		{[]string{"Fleet"}, "10 workers", []string{"Halt"}},
-		{[]string{"routing-2"}, "Activity & Lifecycle.*Rules", []string{"Pause", "Snooze", "Drain", "Make an exception", "Choose a policy"}},
-		{[]string{"Templates"}, "There is no template yet", []string{"New template"}},
+		{[]string{"routing-2"}, "Activity & Lifecycle.*Rules", []string{"Pause", "Snooze", "Drain", "Add exception", "Change policy"}},
+		{[]string{"Templates"}, "No templates yet", []string{"New template"}},
 		{[]string{"Savings"}, "Saved", nil},
 		{[]string{"Hosts"}, "1 of 2 is not heard of", nil},
 		{[]string{"desk"}, "127.0.0.1:5432", nil},
 		{[]string{"db"}, "2 connections are open.*Details", nil},
-		{[]string{"Agents"}, "No agent has reported yet", nil},
-		{[]string{"Policies"}, "aggressive", []string{"New policy", "Apply balanced", "Make an exception"}},
+		{[]string{"Agents"}, "No agents yet", nil},
+		{[]string{"Policies"}, "aggressive", []string{"New policy", "Apply balanced", "Add exception"}},
 		{[]string{"Preview a policy"}, "Preview", nil},
-		{[]string{"Schedules"}, "There is no schedule yet", []string{"New schedule"}},
-		{[]string{"Notifications"}, "mail", []string{"Add a channel", "Remove mail"}},
+		{[]string{"Schedules"}, "No schedules yet", []string{"New schedule"}},
+		{[]string{"Notifications"}, "mail", []string{"Add channel", "Remove mail"}},
 		{[]string{"Audit log"}, "Imported", nil},
 		{[]string{"Settings"}, "worker_idle_timeout_minutes", []string{"Change worker_warn_before_minutes"}},
-		{[]string{"Tokens"}, "first-admin", []string{"Make a token", "Revoke first-admin"}},
+		{[]string{"Tokens"}, "first-admin", []string{"Create token", "Revoke first-admin"}},
 	} {
 		name := p.way[len(p.way)-1]
 		for _, step := range p.way {

@@ -173,7 +173,7 @@ func (p *dashboardUser) imports([]sim.InstanceInfo) {
 		p.becomes(name, "imported in dry-run mode", func(w worker.Worker) bool { return !w.Armed && w.Owner == "ada@example.org" && w.TLSInsecure })
 	}
 	// One that a fleet with workers lacks.
-	p.more("Add workers", "Import machines")
+	p.more("Add workers", "Import instances")
 	p.pressAt(`[aria-label="Select first-3"]`)
 	p.press("Import 1 selected")
 	p.replace("#i-name", "third")
@@ -261,7 +261,7 @@ func (p *dashboardUser) creates([]sim.InstanceInfo) {
 	p.enter("#n-owner", "bob@example.org")
 	p.accessible("a new worker")
 	p.picture("create")
-	p.press("Launch it")
+	p.press("Launch")
 	p.closed()
 	w := p.becomes("made", "running", func(w worker.Worker) bool {
 		return w.Status == power.WorkerRunning && w.EC2InstanceID != "" && w.Owner == "bob@example.org"
@@ -271,7 +271,7 @@ func (p *dashboardUser) creates([]sim.InstanceInfo) {
 	}
 	p.visit(p.url + "/templates")
 	p.press("Scale up small")
-	p.press("Add one worker")
+	p.press("Add worker")
 	p.closed()
 	eventually(p.t, func() error {
 		l, err := p.client.Workers(p.t.Context(), url.Values{"template": {"small"}})
@@ -356,21 +356,21 @@ func (p *dashboardUser) rowMenu([]sim.InstanceInfo) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.press("Commands for third")
+	p.press("Actions for third")
 	p.until(`[...document.querySelectorAll('[role=menu] a')].some((e) => e.href.startsWith('https://us-east-1.console.aws.amazon.com/') && e.href.endsWith($1))`, w.EC2InstanceID)
 	p.until(`[...document.querySelectorAll('[role=menu] a')].some((e) => e.href.startsWith($1))`, w.HTTPSEndpoint)
 	p.accessible("the menu of a row")
 	do(p.window, chromedp.KeyEvent(kb.Escape))
 	p.until(`!document.querySelector('[role=menu]')`)
-	p.more("Commands for third", "Pause…")
-	p.press("Pause it")
+	p.more("Actions for third", "Pause…")
+	p.press("Pause")
 	p.closed()
 	w = p.becomes("third", "stopped", func(w worker.Worker) bool { return w.Status == power.WorkerStopped })
 	if in := p.machine(w); in.State != "stopped" {
 		p.t.Errorf("the machine of the paused worker is %s", in.State)
 	}
 	p.until(`document.querySelector('.list .body .badge.paused')`)
-	p.more("Commands for third", "Resume")
+	p.more("Actions for third", "Resume")
 	p.becomes("third", "running", func(w worker.Worker) bool { return w.Status == power.WorkerRunning })
 	p.until(`document.querySelector('.list .body .badge:not(.paused, .starting, .unknown)')`) // no alarm on its way up
 }
@@ -378,9 +378,9 @@ func (p *dashboardUser) rowMenu([]sim.InstanceInfo) {
 // tokens makes a token that lets its owner in, and revokes it.
 func (p *dashboardUser) tokens([]sim.InstanceInfo) {
 	p.visit(p.url + "/tokens")
-	p.press("Make a token")
+	p.press("Create token")
 	p.enter("#token-name", "watch")
-	p.press("Make it")
+	p.press("Create")
 	p.until(`document.querySelector('dialog .secret')`)
 	given := js[string](p.window, `document.querySelector('dialog .secret').innerText`)
 	p.press("Done")
@@ -402,7 +402,7 @@ func (p *dashboardUser) tokens([]sim.InstanceInfo) {
 		p.t.Errorf("the new token: %d", got)
 	}
 	p.press("Revoke watch")
-	p.press("Revoke it")
+	p.press("Revoke")
 	p.closed()
 	eventually(p.t, func() error {
 		if got := enters(); got != http.StatusUnauthorized {
@@ -448,7 +448,7 @@ func (p *dashboardUser) terminates([]sim.InstanceInfo) {
 		p.t.Errorf("before the name is complete: %s, %v", now.Status, err)
 	}
 	p.enter("#t-confirm", "e")
-	p.press("Terminate it")
+	p.press("Terminate")
 	p.closed()
 	w = p.becomes("made", "terminated", func(w worker.Worker) bool { return w.Status == power.WorkerTerminated })
 	if in := p.machine(w); in.State != "terminated" {

@@ -366,13 +366,13 @@ func TestDashboardOfThePast(t *testing.T) {
 
 func (w *window) timeline(url string) {
 	w.visit(url + "/workers/w-routing-1")
-	w.sees(`Timeline.*Running.*Not known.*Signal active`)
+	w.sees(`Timeline.*Running.*Unknown.*Signal active`)
 	w.until(`document.querySelector('.chart svg path.active')?.getAttribute('d').length > 10`)
 	w.wide(1360)
 	w.both("timeline", "light", "dark")
 	// Unrecorded time is hatched, and not shown as quiet.
-	w.press("As tables")
-	w.sees(`States, newest first.*Not known\s+Nothing is recorded`)
+	w.press("Show as tables")
+	w.sees(`States, newest first.*Unknown\s+No data recorded`)
 	w.sees(`cloudwatch\s+5 %\s+\d`)
 	w.accessible("the tables of a timeline")
 
@@ -386,7 +386,7 @@ func (w *window) timeline(url string) {
 	w.until(`/Running.*cloudwatch active \d/.test(document.querySelector('.chart').getAttribute('aria-valuetext'))`)
 	w.key("Enter", 13)
 	w.until(`new URLSearchParams(location.search).get('at')`)
-	w.sees(`Why, at .*Why was it running\?.*From the check at.*cloudwatch\s+active.*What prevented a pause.*Details`)
+	w.sees(`Explanation for .*Why was it running\?.*From the check at.*cloudwatch\s+active.*What prevented a pause.*Details`)
 	w.accessible("why at a past time")
 	w.picture("why-then")
 	w.press("Close")
@@ -404,7 +404,7 @@ func (w *window) timeline(url string) {
 
 	w.until(`document.querySelector('#at')`)
 	js[bool](w, `(() => { const e = document.querySelector('#at'); e.value = '2001-02-03T04:05'; e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
-	w.press("Tell")
+	w.press("Explain")
 	w.sees(`It was not known to lull then|No check of it is recorded at that time or before`)
 	w.press("Close")
 }
@@ -412,29 +412,29 @@ func (w *window) timeline(url string) {
 // agent is the same past of a machine that watches itself.
 func (w *window) agent(url string) {
 	w.visit(url + "/agents/lab-7")
-	w.sees(`lab-7.*Timeline.*Running.*Not known.*Signal active`)
+	w.sees(`lab-7.*Timeline.*Running.*Unknown.*Signal active`)
 	w.until(`document.querySelector('.chart svg path.active')?.getAttribute('d').length > 10`)
 	w.sees(`Signals.*cpu\s+(active|quiet).*5 %`)
 	w.both("agent", "light", "dark")
-	w.press("As tables")
-	w.sees(`States, newest first.*Not known\s+Nothing is recorded`)
+	w.press("Show as tables")
+	w.sees(`States, newest first.*Unknown\s+No data recorded`)
 	js[bool](w, `(document.querySelector('.chart').focus(), true)`)
 	before := js[int](w, `Number(document.querySelector('.chart').getAttribute('aria-valuenow'))`)
 	w.key("PageDown", 34)
 	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) < $1 - 50`, before) // an hour, from the nearest five minutes
 	w.key("Enter", 13)
 	w.until(`new URLSearchParams(location.search).get('at')`)
-	w.sees(`Why, at .*Why was it running\?.*From the check at.*cpu\s+(active|quiet)`)
+	w.sees(`Explanation for .*Why was it running\?.*From the check at.*cpu\s+(active|quiet)`)
 	w.accessible("why at a past time of an agent")
 	w.press("Close")
 	w.until(`!document.querySelector('.past') && location.search === ''`)
 	w.until(`document.querySelector('#at')`)
 	js[bool](w, `(() => { const e = document.querySelector('#at'); e.value = '2001-02-03T04:05'; e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
-	w.press("Tell")
+	w.press("Explain")
 	w.sees(`No check of it is recorded at that time or before`)
 	w.press("Close")
 	w.visit(url + "/agents/nobody")
-	w.sees("There is no agent nobody")
+	w.sees("Agent nobody not found")
 	w.forgive("status of 404")
 }
 
@@ -453,7 +453,7 @@ func (w *window) preview(url string) {
 	w.press("Preview aggressive")
 	w.sees("Preview.*A preview changes nothing")
 	w.until(`document.querySelector('#one-name').value === 'aggressive' && document.querySelector('#one-timeout').value === '15'`)
-	w.press("Compare with another")
+	w.press("Compare with another policy")
 	js[bool](w, `(() => { const e = document.querySelector('#two-name'); e.value = 'conservative'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
 	w.press("Preview")
 	w.sees(`What it would have done.*aggressive.*conservative.*Pauses\s+\d+\s+\d+.*False stops.*Saved.*\$`)
@@ -471,7 +471,7 @@ func (w *window) preview(url string) {
 		js[bool](w, `(() => { const [id, v] = $1.split(':'), e = document.querySelector('#' + id); e.value = v; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`, v)
 	}
 	w.press("Preview")
-	w.sees(`aggressive, changed\s+idle after 45 min, hours of office.*Hours not known`)
+	w.sees(`aggressive, changed\s+idle after 45 min, schedule office.*Unknown hours`)
 	w.accessible("a preview of what a policy can say")
 	w.picture("preview-changed")
 
@@ -492,7 +492,7 @@ func (w *window) preview(url string) {
 func (w *window) savings(url string) {
 	w.press("Savings")
 	w.sees(`Savings.*\$[\d,.]+.*saved.*a day.*avoided.*By worker.*unpriced-1\s.*unknown.*routing-1.*All`)
-	w.sees(`Idle time not avoided.*A lease.*Not recorded|Idle time not avoided.*Not recorded.*A lease`)
+	w.sees(`Remaining idle time.*Lease.*Not recorded|Remaining idle time.*Not recorded.*Lease`)
 	w.until(`document.querySelectorAll('.heat rect').length === 168 && document.querySelectorAll('.heat rect.l5').length > 0`)
 	w.both("savings", "light", "dark")
 	js[bool](w, `(() => { const e = document.querySelector('.filters select'); e.value = 'tag'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
@@ -571,7 +571,7 @@ func TestDashboardCancelsAPreview(t *testing.T) {
 	w.login(token)
 	w.until(`document.querySelector('#one-name').value === 'aggressive'`)
 	w.press("Preview")
-	w.sees(`Replaying what is recorded: [1-9]\d? %`)
+	w.sees(`Replaying recorded days: [1-9]\d? %`)
 	w.picture("preview-running")
 	w.press("Cancel")
 	select {

@@ -75,7 +75,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 		}
 		_ = r.Server.Wait() // it was killed
 		<-gone
-		w.sees("Not live: last heard from the server .*Trying again")
+		w.until(`document.querySelector('.link.offline')`)
 		to := serve()
 		for range 10 { // the page does not know yet where the server is
 			if err := snooze(); err != nil {

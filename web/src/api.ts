@@ -1,5 +1,4 @@
-// What the dashboard says to the server, and how. Field names are those of the
-// API (docs/reference/server-openapi.json).
+// Requests to the server. Field names are those of the API (docs/reference/server-openapi.json).
 
 
 export type Standing =
@@ -342,7 +341,7 @@ export interface HostWhy extends Account { host: string; readings: 'live' | 'rec
 
 export interface AgentWhy extends Account { machine: string; worker_id?: string; readings: 'live' | 'recorded' | 'unknown'; unheard?: string; last: Entry[] }
 
-/** A fault as the server tells it (RFC 9457), or that it does not answer. */
+/** An error response (RFC 9457); status 0 if the server did not respond. */
 export class Problem extends Error {
   constructor(readonly status: number, readonly code: string, detail: string, readonly fields: { message: string; location?: string }[] = []) {
     super(detail)
@@ -394,7 +393,7 @@ export async function ask<T>(method: string, path: string, body?: unknown, signa
       res = await fetch('/api/v1' + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal })
     } catch (e) {
       if (signal?.aborted) throw e
-      if (tries === 3) throw new Problem(0, 'unreachable', 'The server does not answer.')
+      if (tries === 3) throw new Problem(0, 'unreachable', 'The server is not responding.')
       await new Promise((go) => setTimeout(go, 200 * tries))
     }
   }
@@ -403,14 +402,14 @@ export async function ask<T>(method: string, path: string, body?: unknown, signa
   return { value, status: res.status, revision: Number((res.headers.get('ETag') ?? '').replaceAll('"', '')) || 0 }
 }
 
-/** What a failed answer says. A refused token ends the session. */
+/** Reads the problem of a failed response. A rejected token ends the session. */
 export async function problemOf(res: Response): Promise<Problem> {
   let p: Problem
   try {
     const d = (await res.json()) as { type?: string; detail?: string; title?: string; errors?: { message: string; location?: string }[] }
     p = new Problem(res.status, (d.type ?? '').replace('urn:lull:problem:', ''), d.detail || d.title || res.statusText, d.errors ?? [])
   } catch {
-    p = new Problem(res.status, '', `The server answers ${res.status} ${res.statusText}`)
+    p = new Problem(res.status, '', `The server responded with ${res.status} ${res.statusText}`)
   }
   if (p.status === 401 && session.token) session.end(false)
   return p

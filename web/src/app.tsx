@@ -1,5 +1,4 @@
-// The frame around every page: who is asking, whether what is shown is live,
-// and the halt.
+// The frame around every page: navigation, connection status and the halt.
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { ask, Halt, Session, session } from './api'
@@ -49,8 +48,8 @@ function Frame() {
   const shown = pages.filter((p) => p.title && (!p.admin || role === 'admin'))
   return (
     <>
-      <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus() }}>Skip to the page</a>
-      <Boundary what="whether lull is halted"><HaltBanner halt={halt.value} operator={operator} reload={halt.reload} /></Boundary>
+      <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus() }}>Skip to content</a>
+      <Boundary what="the halt status"><HaltBanner halt={halt.value} operator={operator} reload={halt.reload} /></Boundary>
       {who.value?.shadow && <div class="banner shadow" role="status">This server is in dry-run mode: it decides and records, but takes no action.</div>}
       <div class="frame">
         <nav aria-label="Pages">
@@ -64,7 +63,7 @@ function Frame() {
             ))}
           </ul>
           <div class="foot">
-            <button type="button" class="plain" onClick={() => setOver('palette')}>Search or run <kbd>Ctrl K</kbd></button>
+            <button type="button" class="plain" onClick={() => setOver('palette')}>Search or run a command <kbd>Ctrl K</kbd></button>
             <ThemeChoice />
             {who.value && <p class="who">{who.value.name} <span class="muted">({who.value.role})</span></p>}
             <button type="button" class="plain" onClick={() => session.end(true)}>Sign out</button>
@@ -74,10 +73,10 @@ function Frame() {
         </nav>
         <main id="main" ref={main} tabIndex={-1}>
           <HaltControl halt={halt.value} operator={operator} reload={halt.reload} />
-          {who.problem && !who.value ? <Fault problem={who.problem} retry={who.reload} what="The server cannot be asked." />
-            : !who.value ? <Loading what="who you are" />
+          {who.problem && !who.value ? <Fault problem={who.problem} retry={who.reload} what="Cannot reach the server." />
+            : !who.value ? <Loading what="your session" />
             : page ? <Boundary key={name} what="this page"><page.show place={place} role={role} operator={operator} /></Boundary>
-            : <Empty title="There is no such page."><a href="/">Go to the fleet</a></Empty>}
+            : <Empty title="Page not found"><a href="/">Go to the fleet</a></Empty>}
         </main>
       </div>
       {over === 'palette' && <Palette commands={commands(shown, role, () => setOver('shortcuts'))} onClose={() => setOver('')} />}
@@ -110,12 +109,12 @@ function useShortcuts(open: (what: 'palette' | 'shortcuts') => void) {
   }, [])
 }
 
-/** What the palette offers beside workers. */
+/** Returns the palette's commands. */
 function commands(shown: Page[], role: string, shortcuts: () => void): Command[] {
   const out: Command[] = shown.map((p) => ({ label: p.title!, hint: 'page', run: () => go('/' + p.path) }))
-  if (role === 'admin') out.push({ label: 'Import machines', hint: 'page', run: () => go('/import') })
+  if (role === 'admin') out.push({ label: 'Import instances', hint: 'page', run: () => go('/import') })
   out.push({ label: 'Preview a policy', hint: 'page', run: () => go('/preview') }, { label: 'Keyboard shortcuts', hint: '?', run: shortcuts })
-  for (const t of ['light', 'dark', 'system'] as Theme[]) out.push({ label: `Use ${t === 'system' ? "the system's" : t} colors`, hint: 'theme', run: () => setTheme(t) })
+  for (const t of ['light', 'dark', 'system'] as Theme[]) out.push({ label: `Use the ${t} theme`, hint: 'theme', run: () => setTheme(t) })
   out.push({ label: 'Sign out', run: () => session.end(true) })
   return out
 }
@@ -125,8 +124,8 @@ function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () =
   const resume = () => attempt('Automatic actions resumed.', async () => { await ask('POST', '/halt', { on: false }); p.reload() }).then(() => {})
   return (
     <div class="banner halt" role="alert">
-      <p><strong>Halted.</strong> All automatic actions are stopped{p.halt.by && <> by {p.halt.by}</>} (<Time at={p.halt.at} none="" />){p.halt.reason && <>: {p.halt.reason}</>}. {p.halt.until && <>It ends by itself <Time at={p.halt.until} none="" />. </>}Nothing is paused or resumed by itself.</p>
-      {p.operator && <Button onClick={resume}>End the halt</Button>}
+      <p><strong>Halted.</strong> All automatic actions are stopped{p.halt.by && <> by {p.halt.by}</>} (<Time at={p.halt.at} none="" />){p.halt.reason && <>: {p.halt.reason}</>}. {p.halt.until && <>Ends automatically <Time at={p.halt.until} none="" />.</>}</p>
+      {p.operator && <Button onClick={resume}>Lift the halt</Button>}
     </div>
   )
 }
@@ -136,7 +135,7 @@ function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () 
   const [reason, setReason] = useState('')
   const [hours, setHours] = useState('')
   if (!p.halt || p.halt.on || !p.operator) return null
-  const stop = () => attempt('Halted: nothing is paused or resumed by itself.', async () => {
+  const stop = () => attempt('Halted. Automatic actions are stopped.', async () => {
     const until = hours ? new Date(Date.now() + Number(hours) * 3_600_000).toISOString() : undefined
     await ask('POST', '/halt', { on: true, reason: reason.trim() || undefined, until })
     p.reload()
@@ -149,13 +148,13 @@ function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () 
         <Dialog title="Stop all automatic actions?" onClose={() => setOpen(false)}>
           <p>Within 5 seconds, lull stops pausing, resuming and draining workers automatically, on all servers, until the halt is lifted. Manual actions still work. A halt survives restarts.</p>
           <div class="stack">
-            <label for="halt-reason">Why, for those who see it</label><input id="halt-reason" value={reason} maxLength={256} onInput={(e) => setReason(e.currentTarget.value)} />
-            <label for="halt-hours">It ends</label>
+            <label for="halt-reason">Reason</label><input id="halt-reason" value={reason} maxLength={256} onInput={(e) => setReason(e.currentTarget.value)} />
+            <label for="halt-hours">Ends</label>
             <select id="halt-hours" value={hours} onChange={(e) => setHours(e.currentTarget.value)}>
-              <option value="">until it is lifted</option>
+              <option value="">when someone lifts it</option>
               <option value="1">in 1 hour</option>
               <option value="4">in 4 hours</option>
-              <option value="24">in a day</option>
+              <option value="24">in 24 hours</option>
             </select>
           </div>
           <div class="actions">
@@ -168,12 +167,12 @@ function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () 
   )
 }
 
-/** Whether what is shown is live. */
+/** Shows whether the page receives live updates. */
 function LinkState() {
   const [, redraw] = useState(0)
   useEffect(() => onLink(() => redraw((n) => n + 1)), [])
   const now = useNow()
-  const text = link.state === 'live' ? 'Live' : link.state === 'connecting' ? 'Connecting…' : `Not live${link.heard ? `: last heard from the server ${ago(link.heard, now)}` : ''}. Trying again.`
+  const text = link.state === 'live' ? 'Live' : link.state === 'connecting' ? 'Connecting…' : `Offline.${link.heard ? ` Last update ${ago(link.heard, now)}.` : ''} Reconnecting…`
   return <p class={`link ${link.state}`} role="status" title={link.why}><span class="dot" aria-hidden="true" />{text}</p>
 }
 

@@ -30,16 +30,16 @@ export interface Sum {
   saved_usd: number | null
 }
 
-/** What a sum saved: at least, where the money of some of its hours is not known. */
+/** Formats what a sum saved, as a lower bound if some amounts are unknown. */
 export function saved(s: Sum): string {
   return (s.saved_usd !== null && (s.unpriced_hours > 0 || s.unknown_storage_hours > 0) ? 'at least ' : '') + usd(s.saved_usd)
 }
 
-/** What is not known of the money of a sum, and why; empty if all is. */
+/** Explains which amounts of a sum are unknown; empty if none are. */
 export function unknownMoney(s: Sum): string {
   const parts = []
-  if (s.unpriced_hours > 0) parts.push(`no price of the instance type is known for ${hours(s.unpriced_hours)} of what was avoided`)
-  if (s.unknown_storage_hours > 0) parts.push(`the size or the price of the storage is not known for ${hours(s.unknown_storage_hours)}`)
+  if (s.unpriced_hours > 0) parts.push(`the instance type has no known price for ${hours(s.unpriced_hours)} of the avoided time`)
+  if (s.unknown_storage_hours > 0) parts.push(`the storage size or price is unknown for ${hours(s.unknown_storage_hours)}`)
   return parts.join('; ').replace(/^./, (c) => c.toUpperCase())
 }
 
@@ -70,7 +70,7 @@ export interface Savings {
   missing_prices: { kind: 'instance' | 'storage'; aws_region: string; name: string; workers: number; avoided_hours: number }[]
 }
 
-/** Simulates, and says how far it is: a share from 0 to 1. Aborting ends it on the server too. */
+/** Runs a simulation and reports progress from 0 to 1. Aborting also ends it on the server. */
 export async function simulate(body: unknown, tell: (share: number) => void, signal: AbortSignal): Promise<Simulation> {
   const res = await fetch('/api/v1/simulate/progress', { method: 'POST', signal, body: JSON.stringify(body), headers: { Authorization: `Bearer ${session.token}`, 'Content-Type': 'application/json' } })
   if (!res.ok || !res.body) throw await problemOf(res)
@@ -86,7 +86,7 @@ export async function simulate(body: unknown, tell: (share: number) => void, sig
       if (step.simulation) return step.simulation
       tell(step.share)
     }
-    if (done) throw new Problem(0, 'unreachable', 'The server broke off.')
+    if (done) throw new Problem(0, 'unreachable', 'The server closed the connection.')
   }
 }
 
@@ -108,7 +108,7 @@ export function figure(v: number, unit?: string): string {
   return unit ? `${n} ${unit}` : n
 }
 
-/** Gives the browser a file to save. */
+/** Downloads a file. */
 export function saveFile(name: string, what: Blob) {
   const url = URL.createObjectURL(what)
   const a = document.createElement('a')

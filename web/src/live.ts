@@ -11,7 +11,7 @@ const resets = new Set<() => void>()
 const watchers = new Set<() => void>()
 
 export let link: Link = { state: 'connecting', heard: 0 }
-let last = '' // the id to go on after
+let last = '' // the id to resume after
 let stop: AbortController | null = null
 let running = false
 
@@ -55,7 +55,7 @@ export async function follow() {
     }
     try {
       await once(() => { tries = 0 })
-      tell({ ...link, state: 'connecting', why: 'The server ended the stream.' })
+      tell({ ...link, state: 'connecting', why: 'The server closed the event stream.' })
     } catch (e) {
       if (!session.token) break
       tell({ ...link, state: 'offline', why: e instanceof Error ? e.message : String(e) })

@@ -16,13 +16,13 @@ export interface Resource<T> {
 export interface Options<T> {
   /** Which events make it out of date; without it only every does. */
   on?: (e: Entry) => boolean
-  /** Milliseconds between two looks, for what changes with time alone. */
+  /** Milliseconds between two reads, for values that change without an event. */
   every?: number
   /** The revision of a value that does not have it in its ETag. */
   revision?: (v: T) => number
 }
 
-/** The least time between two looks that events ask for. */
+/** Minimum milliseconds between two reads that events cause. */
 const gap = 400
 
 /**

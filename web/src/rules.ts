@@ -81,7 +81,7 @@ export async function workersOf(text: string): Promise<string[]> {
   const out: string[] = []
   for (const name of text.split(',').map((n) => n.trim()).filter(Boolean)) {
     const { value } = await ask<List<{ id: string }>>('GET', `/workers?limit=2&name=${encodeURIComponent(name)}`)
-    if (value.items.length > 1) throw new Error(`Several workers are named ${name}: give the id.`)
+    if (value.items.length > 1) throw new Error(`More than one worker is named ${name}. Use the worker ID.`)
     out.push(value.items[0]?.id ?? (await ask<{ id: string }>('GET', `/workers/${encodeURIComponent(name)}`)).value.id)
   }
   return out
@@ -97,25 +97,25 @@ export function selector(workers: string[], tags: string, region: string, all: b
   }
   if (region.trim()) out.aws_region = region.trim()
   const some = out.worker_ids || out.tags || out.aws_region
-  if (some && all) throw new Error('Either the whole fleet, or some of it: leave one of them out.')
-  if (!some && !all) throw new Error('Say for whom: workers, tags, a region, or the whole fleet.')
+  if (some && all) throw new Error('Select the whole fleet or specific workers, not both.')
+  if (!some && !all) throw new Error('Select workers, tags, a region or the whole fleet.')
   if (all) out.all = true
   return out
 }
 
-/** What a policy says, in a sentence. */
+/** Summarizes a policy in a sentence. */
 export function says(v: PolicyValues): string {
   const parts: string[] = []
-  if (v.enabled === false) parts.push('never pauses for idleness')
+  if (v.enabled === false) parts.push('never pauses idle workers')
   if (v.idle_timeout_minutes !== undefined) parts.push(`${v.pause_action === 'hibernate' ? 'hibernates' : v.pause_action === 'auto' ? 'hibernates or stops' : 'pauses'} after ${minutes(v.idle_timeout_minutes)}`)
   else if (v.pause_action) parts.push(`pauses by ${v.pause_action}`)
   if (v.warn_before_minutes !== undefined) parts.push(v.warn_before_minutes === 0 ? 'without a warning' : `warns ${minutes(v.warn_before_minutes)} before`)
-  if (v.snooze_minutes !== undefined) parts.push(`protects ${minutes(v.snooze_minutes)} after a resume`)
-  if (v.check_interval_minutes !== undefined) parts.push(`looks every ${minutes(v.check_interval_minutes)}`)
+  if (v.snooze_minutes !== undefined) parts.push(`snoozes ${minutes(v.snooze_minutes)} after a resume`)
+  if (v.check_interval_minutes !== undefined) parts.push(`checks every ${minutes(v.check_interval_minutes)}`)
   if (v.activity_sources) parts.push(`reads ${v.activity_sources.join(', ')}`)
   if (v.signals) parts.push(`counts ${v.signals.join(', ')}`)
   if (v.accepted_risks?.length) parts.push(`accepts ${v.accepted_risks.join(', ')}`)
-  if (v.schedule) parts.push(`keeps the schedule ${v.schedule}${v.force ? ', even in use' : ''}`)
-  if (v.shadow) parts.push('only records what it would do')
-  return parts.length === 0 ? 'says nothing yet' : parts.join('; ')
+  if (v.schedule) parts.push(`follows the schedule ${v.schedule}${v.force ? ', even if in use' : ''}`)
+  if (v.shadow) parts.push('dry run')
+  return parts.length === 0 ? 'no values set' : parts.join('; ')
 }

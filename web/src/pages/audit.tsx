@@ -1,4 +1,4 @@
-// What was done, by whom and why: the newest first, and what happens now.
+// The audit log, newest first, with live updates.
 
 import { ComponentChildren } from 'preact'
 import { useEffect, useRef, useState } from 'preact/hooks'
@@ -53,7 +53,7 @@ export function Audit(p: PageProps) {
   return (
     <>
       <h1>Audit log</h1>
-      <p class="headline">Who did what, when and why: users, lull and the cloud. New entries appear as they happen.</p>
+      <p class="headline">Every action of users, lull and the cloud, newest first.</p>
       <Filters key={asked} filter={filter} />
       <Entries key={'of ' + asked} filter={filter} asked={asked} />
     </>
@@ -75,7 +75,7 @@ function Filters(p: { filter: Filter }) {
       const next = new URLSearchParams(Object.entries({ worker_id: id, action: text('action'), by: text('by'), kind: text('kind'), from: text('from'), to: text('to') }).filter(([, v]) => v))
       go('/audit' + (next.size > 0 ? '?' + next : ''))
     } catch (err) {
-      setFault(err instanceof Problem && err.status === 404 ? 'There is no such worker.' : err instanceof Error ? err.message : String(err))
+      setFault(err instanceof Problem && err.status === 404 ? 'Worker not found.' : err instanceof Error ? err.message : String(err))
     }
   }
   return (
@@ -84,11 +84,11 @@ function Filters(p: { filter: Filter }) {
       <datalist id="audit-workers">{(all.value?.items ?? []).map((w) => <option key={w.id} value={w.name} />)}</datalist>
       <label>Action <select name="action" defaultValue={filter.action}><option value="">any</option>{filter.action && !actions.some(([code]) => code === filter.action) && <option value={filter.action}>{action(filter.action)}</option>}{actions.map(([code, name]) => <option key={code} value={code} selected={code === filter.action}>{name}</option>)}</select></label>
       <label>Actor <input name="by" defaultValue={filter.by} maxLength={128} size={14} placeholder="anyone" /></label>
-      <label>Kind of actor <select name="kind">{[['', 'any'] as const, ...Object.entries(kinds)].map(([k, name]) => <option key={k} value={k} selected={k === filter.kind}>{name}</option>)}</select></label>
+      <label>Actor type <select name="kind">{[['', 'any'] as const, ...Object.entries(kinds)].map(([k, name]) => <option key={k} value={k} selected={k === filter.kind}>{name}</option>)}</select></label>
       <label>From <input name="from" type="datetime-local" defaultValue={filter.from} /></label>
-      <label>Before <input name="to" type="datetime-local" defaultValue={filter.to} /></label>
+      <label>To <input name="to" type="datetime-local" defaultValue={filter.to} /></label>
       <span class="sends"><button type="submit" class="primary">Filter</button>
-        {Object.values(filter).some(Boolean) && <a class="button" href="/audit">Show all</a>}</span>
+        {Object.values(filter).some(Boolean) && <a class="button" href="/audit">Clear filters</a>}</span>
       {fault && <p class="bad" role="alert">{fault}</p>}
     </form>
   )
@@ -117,7 +117,7 @@ function Entries(p: { filter: Filter; asked: string }) {
     Object.assign(read.current, { items, next })
     redraw((n) => n + 1)
   }
-  const save = () => attempt('The table is saved.', async () => {
+  const save = () => attempt('Exported audit.csv.', async () => {
     const res = await fetch(`/api/v1/audit/export?format=csv${p.asked && '&' + p.asked}`, { headers: { Authorization: `Bearer ${session.token}` } })
     if (!res.ok) throw await problemOf(res)
     saveFile('audit.csv', await res.blob())
@@ -127,13 +127,13 @@ function Entries(p: { filter: Filter; asked: string }) {
   if (!list.value) return <Loading what="the audit log" />
   return (
     <>
-      {list.problem && <Fault problem={list.problem} retry={list.reload} what="This is not up to date." />}
+      {list.problem && <Fault problem={list.problem} retry={list.reload} what="Cannot refresh. This may be out of date." />}
       {all.length === 0 ? (
-        known.next ? <Empty title="Nothing yet in the newest part of the log."><Button onClick={more}>Load older entries</Button></Empty>
-          : p.asked ? <Empty title="Nothing is recorded for this."><a href="/audit">Show all</a></Empty> : <Empty title="Nothing has happened yet." />
+        known.next ? <Empty title="No matches in the newest entries"><Button onClick={more}>Load older entries</Button></Empty>
+          : p.asked ? <Empty title="No matching entries"><a href="/audit">Clear filters</a></Empty> : <Empty title="No entries yet" />
       ) : (
         <>
-          <p class="aboutrows"><span role="status">{all.length.toLocaleString('en')} {all.length === 1 ? 'entry' : 'entries'}{known.next ? ', and older ones' : ''}</span> <Button onClick={save}>Export CSV</Button></p>
+          <p class="aboutrows"><span role="status">{all.length.toLocaleString('en')} {all.length === 1 ? 'entry' : 'entries'}{known.next ? ', older ones not loaded' : ''}</span> <Button onClick={save}>Export CSV</Button></p>
           <div class="card flush scroll" tabIndex={0} role="region" aria-label="Audit entries">
             <table id="entries" class="asrows">
               <thead><tr><th scope="col">When</th><th scope="col">Action</th><th scope="col">Worker</th><th scope="col">By</th><th scope="col">Details</th></tr></thead>
@@ -172,7 +172,7 @@ function runsOf(all: Entry[]): Entry[][] {
   return out
 }
 
-/** A run of repeats in one row, which opens to all of them. */
+/** A run of repeats, folded into one row. */
 function Repeats(p: { run: Entry[] }) {
   const [open, setOpen] = useState(false)
   const workers = new Set(p.run.map((e) => e.worker_id ?? ''))

@@ -1,4 +1,4 @@
-// The fleet: what needs a user, what runs, and the list of workers.
+// The fleet: what needs attention, counts by state, and the list of workers.
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { ask, Overview, Standing, WorkerRow } from '../api'
@@ -81,16 +81,16 @@ export function Fleet(p: PageProps) {
   const add: MenuItems = [
     { label: 'Create from a template…', run: () => setAdding('create') },
     { label: 'Scale up…', run: () => setAdding('scale') },
-    { label: 'Import machines', href: '/import' },
+    { label: 'Import instances', href: '/import' },
     null,
     { label: 'Templates', href: '/templates' },
   ]
   return (
     <>
       <h1>Fleet</h1>
-      {view.problem && <Fault problem={view.problem} retry={view.reload} what="This is not up to date." />}
+      {view.problem && <Fault problem={view.problem} retry={view.reload} what="Cannot refresh. This may be out of date." />}
       {o.total > 0 && <p class="headline" role="status">{headline(o, !!(filter.q || filter.aws_region))}</p>}
-      {o.unarmed_total > 0 && <p class="note"><span>{o.unarmed_total === 1 ? '1 worker is' : `${o.unarmed_total.toLocaleString('en')} workers are`} in dry-run mode: lull records what it would do, and pauses nothing.</span>{admin && <Button onClick={() => setAdding('arm')}>Arm all</Button>}</p>}
+      {o.unarmed_total > 0 && <p class="note"><span>{o.unarmed_total === 1 ? '1 worker is' : `${o.unarmed_total.toLocaleString('en')} workers are`} in dry-run mode: lull records its decisions but pauses nothing.</span>{admin && <Button onClick={() => setAdding('arm')}>Arm all</Button>}</p>}
       {o.attention_total > 0 && <Boundary what="what needs attention"><Attention o={o} onAll={() => set({ ...unfiltered, sort: 'attention' })} /></Boundary>}
       {o.total > 0 && <div class="tiles" role="group" aria-label="Workers by state">
         {order.filter((s) => c(s) > 0 || ['active', 'idle', 'pausing_soon', 'blocked', 'paused'].includes(s) || filter.standing === s).map((s) => (
@@ -111,7 +111,7 @@ export function Fleet(p: PageProps) {
       {o.total === 0 ? (
         <Boundary what="the last scan"><Discovery admin={admin} first onImported={view.reload} /></Boundary>
       ) : o.matched === 0 ? (
-        <Empty title="No worker matches."><button type="button" onClick={() => set(unfiltered)}>Show all {o.total.toLocaleString('en')}</button></Empty>
+        <Empty title="No matching workers"><button type="button" onClick={() => set(unfiltered)}>Clear filters</button></Empty>
       ) : (
         <Boundary what="the list of workers">
           <WorkerList key={filters} rows={known.rows} total={o.matched} chosen={chosen} sorting={{ key: filter.sort, reverse: filter.reverse === 'true' }} selected={selected} selectable={p.operator}
@@ -127,7 +127,7 @@ export function Fleet(p: PageProps) {
       {adding === 'view' && <SaveView path={pathOf(filter)} onClose={() => setAdding('')} />}
       {adding === 'arm' && (
         <Dialog title="Arm all workers?" onClose={() => setAdding('')}>
-          <p>lull may pause them from now on: those that are idle already are warned, then paused.</p>
+          <p>lull may then pause them. Workers that are already idle are warned first.</p>
           <div class="actions">
             <button type="button" onClick={() => setAdding('')}>Cancel</button>
             <Button kind="primary" onClick={async () => { if (await attempt('All workers are armed.', () => ask('POST', '/workers/arm', { all: true }))) setAdding(''); view.reload() }}>Arm all</Button>
@@ -153,11 +153,11 @@ function views(f: Filter, set: (c: Partial<Filter>) => void, save: () => void): 
     sorted('Urgent first', 'attention'), sorted('Next to pause first', 'pause'), sorted('Longest idle first', 'idle'), sorted('Most expensive first', 'cost'), sorted('By name', 'name'),
     ...(own.length > 0 ? [null, ...own.map((v) => ({ label: v.name, href: v.path }))] : []),
     null, { label: 'Save this view…', run: save },
-    ...own.filter((v) => v.path === pathOf(f)).map((v) => ({ label: `Forget ${v.name}`, run: () => forgetView(v.name) })),
+    ...own.filter((v) => v.path === pathOf(f)).map((v) => ({ label: `Delete view ${v.name}`, run: () => forgetView(v.name) })),
   ]
 }
 
-/** What was saved, in a line. */
+/** Savings in one line. */
 function Saved() {
   const [from] = useState(() => new Date(Date.now() - 30 * 86_400_000).toISOString())
   const s = useResource<Savings>(`/savings?${new URLSearchParams({ idle: 'false', by: 'region', from })}`, { every: 600_000 }).value
@@ -165,14 +165,14 @@ function Saved() {
   const t = s.total
   return (
     <p class="saved">
-      {t.avoided_hours === 0 ? 'Nothing was saved yet.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days. {unknownMoney(t)}.</>
+      {t.avoided_hours === 0 ? 'Nothing saved yet.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days. {unknownMoney(t)}.</>
         : s.days < 1 ? <><strong>{saved(t)}</strong> saved so far. Not enough data yet for a rate.</>
         : <><strong>{saved(t)}</strong> saved in {s.days < 30 ? `${Math.floor(s.days)} ${s.days < 2 ? 'day' : 'days'}` : '30 days'}, {usd(t.saved_usd / s.days)} a day.</>} <a href="/savings">Savings</a>
     </p>
   )
 }
 
-/** The fleet in one sentence, what matters first. */
+/** Summarizes the fleet in one sentence, most important first. */
 function headline(o: Overview, narrowed: boolean): string {
   const n = (s: Standing) => o.counts[s] ?? 0
   const count = (s: Standing) => n(s).toLocaleString('en')
@@ -180,7 +180,7 @@ function headline(o: Overview, narrowed: boolean): string {
   if (n('pausing_soon')) parts.push(`${count('pausing_soon')} about to pause`)
   if (n('paused')) parts.push(`${count('paused')} paused`)
   if (n('checking')) parts.push(`${count('checking')} being checked`)
-  const needs = o.attention_total === 0 ? 'Nothing needs you.' : o.attention_total === 1 ? '1 worker needs you.' : `${o.attention_total.toLocaleString('en')} workers need you.`
+  const needs = o.attention_total === 0 ? 'Nothing needs attention.' : o.attention_total === 1 ? '1 worker needs attention.' : `${o.attention_total.toLocaleString('en')} workers need attention.`
   if (narrowed) return `${needs} ${order.reduce((sum, s) => sum + n(s), 0).toLocaleString('en')} of ${o.total.toLocaleString('en')} workers match.`
   return `${needs} ${o.total.toLocaleString('en')} worker${o.total === 1 ? '' : 's'}: ${parts.join(', ')}.`
 }

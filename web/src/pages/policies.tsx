@@ -1,4 +1,4 @@
-// Policies: what they say, whom they hold for, and exceptions with an end.
+// Policies and their assignments, exceptions and budgets.
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { ask, Entry, List } from '../api'
@@ -27,10 +27,10 @@ export function Policies(p: PageProps) {
   return (
     <>
       <h1>Policies</h1>
-      <p class="headline">When idle workers are paused. A worker's own values come before its policy, that before its group's, and that before the fleet's <a href="/settings">settings</a>.</p>
+      <p class="headline">When idle workers are paused. A worker's own values override its policy, which overrides its group's policy, which overrides the fleet <a href="/settings">settings</a>.</p>
       <div class="actions commands">
         {admin && <Button kind="primary" onClick={() => setEditing('new')}>New policy</Button>}
-        {p.operator && <Button onClick={() => setExcepting(true)}>Make an exception</Button>}
+        {p.operator && <Button onClick={() => setExcepting(true)}>Add exception</Button>}
         <a class="button" href="/preview">Preview a policy</a>
       </div>
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
@@ -38,18 +38,18 @@ export function Policies(p: PageProps) {
         <Card title="Named policies" class="flush">
           <div class="scroll" tabIndex={0} role="region" aria-label="Named policies">
             <table class="asrows">
-              <thead><tr><th scope="col">Name</th><th scope="col">Says</th><th scope="col">Holds for</th><th scope="col"><span class="hidden">Commands</span></th></tr></thead>
+              <thead><tr><th scope="col">Name</th><th scope="col">Rules</th><th scope="col">Applies to</th><th scope="col"><span class="hidden">Commands</span></th></tr></thead>
               <tbody>
                 {all.value.items.map((x) => (
                   <tr key={x.name}>
-                    <th scope="row">{x.name}<div class="muted small">{x.description}{x.shipped && ' (comes with lull)'}</div></th>
+                    <th scope="row">{x.name}<div class="muted small">{x.description}{x.shipped && ' (built in)'}</div></th>
                     <td>{says(x)}</td>
-                    <td>{(groups.value?.items ?? []).filter((g) => g.policy === x.name).map((g) => scope(g.selector)).join('; ') || <span class="muted">only those it is put on</span>}</td>
+                    <td>{(groups.value?.items ?? []).filter((g) => g.policy === x.name).map((g) => scope(g.selector)).join('; ') || <span class="muted">workers it is applied to</span>}</td>
                     <td class="nowrap">
                       {x.idle_timeout_minutes !== undefined && <a href={`/preview?policy=${encodeURIComponent(x.name)}`} aria-label={`Preview ${x.name}`}>Preview</a>}{' '}
                       {admin && <Button kind="plain" label={`Apply ${x.name}`} onClick={() => setApplying(x)}>Apply</Button>}{' '}
                       {admin && <Button kind="plain" label={`Edit ${x.name}`} onClick={() => setEditing(x)}>Edit</Button>}{' '}
-                      {admin && !x.shipped && <Button kind="plain" label={`Remove ${x.name}`} onClick={() => end(`${x.name} is removed.`, `/policies/${encodeURIComponent(x.name)}`, all.reload)}>Remove</Button>}
+                      {admin && !x.shipped && <Button kind="plain" label={`Remove ${x.name}`} onClick={() => end(`Removed ${x.name}.`, `/policies/${encodeURIComponent(x.name)}`, all.reload)}>Remove</Button>}
                     </td>
                   </tr>
                 ))}
@@ -59,11 +59,11 @@ export function Policies(p: PageProps) {
         </Card>
       )}
       <Card title="Exceptions">
-        {(overrides.value?.items ?? []).length === 0 ? <p class="muted">No exceptions are in force. Create one for a worker, several workers or the whole fleet: "keep until 22:00", "not today" or a freeze.</p> : (
+        {(overrides.value?.items ?? []).length === 0 ? <p class="muted">No active exceptions. Add one to keep workers running, skip a schedule or freeze workers until a set time.</p> : (
           <ul class="history">
             {overrides.value!.items.map((o) => (
               <li key={o.id}>
-                <span><strong>{overrideKinds(o)}</strong> {whom(o)}, until <Time at={o.until} as="clock" /> {p.operator && <Button kind="plain" label={`End the exception for ${whom(o)}`} onClick={() => end('The exception has ended.', `/overrides/${o.id}`, overrides.reload)}>End it</Button>}</span>
+                <span><strong>{overrideKinds(o)}</strong> {whom(o)}, until <Time at={o.until} as="clock" /> {p.operator && <Button kind="plain" label={`End the exception for ${whom(o)}`} onClick={() => end('Ended the exception.', `/overrides/${o.id}`, overrides.reload)}>End</Button>}</span>
                 <span class="muted small">by {o.by}{o.reason && `: ${o.reason}`}{new Date(o.from).getTime() > Date.now() && <>, from <Time at={o.from} as="clock" /></>}</span>
               </li>
             ))}
@@ -71,16 +71,16 @@ export function Policies(p: PageProps) {
         )}
       </Card>
       <Card title="Groups" class="flush">
-        {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is assigned to a group yet.</p> : (
+        {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is assigned to a group.</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label="Groups"><table class="asrows">
             <thead><tr><th scope="col">Workers</th><th scope="col">Policy</th><th scope="col">Schedule</th><th scope="col">Priority</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
-            <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{admin && <Button kind="plain" label={`Take it away from ${scope(g.selector)}`} onClick={() => end('It is taken away.', `/policy-groups/${g.id}`, groups.reload)}>Take away</Button>}</td></tr>)}</tbody>
+            <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{admin && <Button kind="plain" label={`Unassign from ${scope(g.selector)}`} onClick={() => end('Unassigned.', `/policy-groups/${g.id}`, groups.reload)}>Unassign</Button>}</td></tr>)}</tbody>
           </table></div>
         )}
       </Card>
       <Card title="Budgets">
-        {(budgets.value?.items ?? []).length === 0 ? <p class="muted">No limit on concurrent stops and starts.</p> : (
-          <ul class="history">{budgets.value!.items.map((b) => <li key={b.name}><span><strong>{b.name}</strong> <span class={b.state.free ? 'muted' : 'bad'}>{b.state.free ? 'free' : 'spent'}</span></span><span class="muted small">{b.state.sentence}</span></li>)}</ul>
+        {(budgets.value?.items ?? []).length === 0 ? <p class="muted">No budgets limit stops or starts.</p> : (
+          <ul class="history">{budgets.value!.items.map((b) => <li key={b.name}><span><strong>{b.name}</strong> <span class={b.state.free ? 'muted' : 'bad'}>{b.state.free ? 'available' : 'used up'}</span></span><span class="muted small">{b.state.sentence}</span></li>)}</ul>
         )}
       </Card>
       {editing && <Edit was={editing === 'new' ? null : editing} onClose={() => { setEditing(null); all.reload() }} />}
@@ -95,7 +95,7 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
   const schedules = useResource<List<Schedule>>('/schedules?limit=1000')
   const form = useRef<HTMLDivElement>(null)
   const [tried, setTried] = useState<Trial | null>(null)
-  // The form as it is now, for the preview; what cannot be read is not previewed.
+  // The current values, for the preview. Invalid values are not previewed.
   const changed = () => {
     const f = new FormData(form.current!.closest('form')!)
     const m = (k: string) => parseMinutes(text(f, k))
@@ -108,7 +108,7 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
     const { shipped: _, updated_at: __, updated_by: ___, ...kept } = was ?? { name }
     const body: Record<string, unknown> = { ...kept, name, description: text(f, 'description') }
     delete body.schedule_since
-    for (const [k, label] of [['idle_timeout_minutes', 'Paused when idle for'], ['warn_before_minutes', 'Warned before'], ['snooze_minutes', 'Protection after a resume']] as const) {
+    for (const [k, label] of [['idle_timeout_minutes', 'Idle timeout'], ['warn_before_minutes', 'Warning before pause'], ['snooze_minutes', 'Snooze after resume']] as const) {
       const m = durationOf(f, k, label)
       if (m === undefined) delete body[k]
       else body[k] = m
@@ -120,7 +120,7 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
     if (f.get('shadow')) body.shadow = true
     else delete body.shadow
     await ask('PUT', `/policies/${encodeURIComponent(name)}`, body)
-    return `${name} is saved.`
+    return `Saved ${name}.`
   }
   const duration = (label: string, name: 'idle_timeout_minutes' | 'warn_before_minutes' | 'snooze_minutes') => <DurationField id={`p-${name}`} name={name} label={label} minutes={was?.[name]} inherit="inherited" onInput={() => requestAnimationFrame(changed)} />
   if (!schedules.value) return null
@@ -132,9 +132,9 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
       </div>
       <p class="muted small">Leave a field empty to inherit it.</p>
       <div class="pair three">
-        {duration('Paused when idle for', 'idle_timeout_minutes')}
-        {duration('Warned before', 'warn_before_minutes')}
-        {duration('Protected after resume', 'snooze_minutes')}
+        {duration('Idle timeout', 'idle_timeout_minutes')}
+        {duration('Warning before pause', 'warn_before_minutes')}
+        {duration('Snooze after resume', 'snooze_minutes')}
         <SelectField id="p-action" name="pause_action" label="Pause by" value={was?.pause_action} options={[['', 'inherited'], ['stop', 'stopping'], ['hibernate', 'hibernating'], ['auto', 'hibernating if it pays off']]} />
         <SelectField id="p-schedule" name="schedule" label="Schedule" value={was?.schedule} options={[['', 'inherited'], ...schedules.value.items.map((x): [string, string] => [x.name, x.name])]} onChange={() => requestAnimationFrame(changed)} />
       </div>

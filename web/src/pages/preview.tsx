@@ -1,4 +1,4 @@
-// Preview: what policies would have done with the days that are recorded.
+// Preview: what policies would have done on recorded days.
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { List, Problem } from '../api'
@@ -12,17 +12,17 @@ import { Empty, Fault, Loading } from '../parts/ui'
 /** One policy to try: a named one, or numbers of its own. */
 interface Candidate { name: string; timeout: string; snooze: string; warn: string; schedule: string; sources: string; signals: string; limits: Record<string, string> }
 
-/** What is replayed: workers as the server saw them, or machines as their agents saw themselves. */
+/** What is replayed: checks of workers by the server, or reports of agents. */
 type Of = 'workers' | 'agents'
 
 /** Signals of agents that have a value, with what it is. */
 const valued: [string, string, string][] = [['cpu', 'CPU', '%'], ['network', 'Network', 'KB/min'], ['disk', 'Disk', 'KB/min'], ['gpu', 'GPU', '%']]
 
-/** What is not chosen is the policy's or, where that does not say, what was in force. */
-const asIs = 'as it is'
-const sources: [string, string][] = [['cml', 'CML alone'], ['cml,agent', 'CML and the agent'], ['agent', 'the agent alone'], ['cml,agent,cloudwatch', 'CML, the agent and CloudWatch']]
+/** The choice that keeps the policy's value or, if it has none, what was in force. */
+const asIs = 'unchanged'
+const sources: [string, string][] = [['cml', 'CML only'], ['cml,agent', 'CML and agent'], ['agent', 'agent only'], ['cml,agent,cloudwatch', 'CML, agent and CloudWatch']]
 
-const own = 'my own'
+const own = 'custom'
 
 export function Preview(p: PageProps) {
   const all = useResource<List<Policy>>('/policies?limit=1000')
@@ -86,13 +86,13 @@ function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
         <div class="field">
           <label for="of">Replay</label>
           <select id="of" value={of} onChange={(e) => { setOf(e.currentTarget.value as Of); setResult(null) }}>
-            <option value="workers">workers, as this server saw them</option>
-            <option value="agents">machines, as their agents saw themselves</option>
+            <option value="workers">workers, from server checks</option>
+            <option value="agents">machines, from agent reports</option>
           </select>
         </div>
         <Choice id="one" of={of} title="Policy" list={p.list} schedules={p.schedules} c={one} set={setOne} pick={pick} />
-        {two ? <Choice id="two" of={of} title="Compared with" list={p.list} schedules={p.schedules} c={two} set={setTwo} pick={pick} onRemove={() => setTwo(null)} />
-          : <p><button type="button" onClick={() => setTwo(pick(p.list.find((x) => x.name !== one.name)?.name ?? own))}>Compare with another</button></p>}
+        {two ? <Choice id="two" of={of} title="Compare with" list={p.list} schedules={p.schedules} c={two} set={setTwo} pick={pick} onRemove={() => setTwo(null)} />
+          : <p><button type="button" onClick={() => setTwo(pick(p.list.find((x) => x.name !== one.name)?.name ?? own))}>Compare with another policy</button></p>}
         <div class="actions">
           <label>Over the last{' '}
             <select value={String(days)} onChange={(e) => setDays(Number(e.currentTarget.value))}>
@@ -103,12 +103,12 @@ function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
         </div>
         {share !== null && (
           <div class="progress" role="status">
-            <div role="progressbar" aria-label="How much of the time has been replayed" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(share * 100)}><div style={{ width: `${share * 100}%` }} /></div>
-            <span class="muted small">Replaying what is recorded: {Math.round(share * 100)} %</span>
+            <div role="progressbar" aria-label="Replay progress" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(share * 100)}><div style={{ width: `${share * 100}%` }} /></div>
+            <span class="muted small">Replaying recorded days: {Math.round(share * 100)} %</span>
           </div>
         )}
       </form>
-      {problem && <Fault problem={problem} what="It cannot be previewed." />}
+      {problem && <Fault problem={problem} what="Preview failed." />}
       {result && <Result r={result} of={of} />}
     </>
   )
@@ -123,20 +123,20 @@ function Choice(p: { id: string; of: Of; title: string; list: Policy[]; schedule
         <label for={`${id}-name`}>Start from</label>
         <select id={`${id}-name`} value={c.name} onChange={(e) => p.set(p.pick(e.currentTarget.value))}>
           {p.list.map((x) => <option key={x.name} value={x.name}>{x.name}</option>)}
-          <option value={own}>numbers of my own</option>
+          <option value={own}>custom values</option>
         </select>
       </div>
       <div class="field">
-        <label for={`${id}-timeout`}>Idle after, minutes</label>
+        <label for={`${id}-timeout`}>Idle timeout, minutes</label>
         <input id={`${id}-timeout`} type="number" min={1} max={525600} required value={c.timeout} onInput={(e) => p.set({ ...c, timeout: e.currentTarget.value })} />
       </div>
       <div class="field">
-        <label for={`${id}-snooze`}>Protection after a resume, minutes</label>
-        <input id={`${id}-snooze`} type="number" min={0} max={525600} placeholder="as it was" value={c.snooze} onInput={(e) => p.set({ ...c, snooze: e.currentTarget.value })} />
+        <label for={`${id}-snooze`}>Snooze after resume, minutes</label>
+        <input id={`${id}-snooze`} type="number" min={0} max={525600} placeholder="unchanged" value={c.snooze} onInput={(e) => p.set({ ...c, snooze: e.currentTarget.value })} />
       </div>
       <div class="field">
-        <label for={`${id}-warn`}>Warned before, minutes</label>
-        <input id={`${id}-warn`} type="number" min={0} max={1440} placeholder="as it was" value={c.warn} onInput={(e) => p.set({ ...c, warn: e.currentTarget.value })} />
+        <label for={`${id}-warn`}>Warning before pause, minutes</label>
+        <input id={`${id}-warn`} type="number" min={0} max={1440} placeholder="unchanged" value={c.warn} onInput={(e) => p.set({ ...c, warn: e.currentTarget.value })} />
       </div>
       {p.of === 'agents' ? <Limits id={id} c={c} set={p.set} /> : <>
       <div class="field">
@@ -155,25 +155,25 @@ function Choice(p: { id: string; of: Of; title: string; list: Policy[]; schedule
         </select>
       </div>
       </>}
-      {p.onRemove && <button type="button" class="plain" onClick={p.onRemove}>Do not compare</button>}
+      {p.onRemove && <button type="button" class="plain" onClick={p.onRemove}>Remove comparison</button>}
     </fieldset>
   )
 }
 
-/** From which value each signal of an agent counts, and which count at all. */
+/** Thresholds of an agent's signals, and which signals count. */
 function Limits(p: { id: string; c: Candidate; set: (c: Candidate) => void }) {
   const { id, c } = p
   return (
     <>
       {valued.map(([name, label, unit]) => (
         <div key={name} class="field">
-          <label for={`${id}-${name}`}>{label} counts from, {unit}</label>
-          <input id={`${id}-${name}`} type="number" min={0.001} step="any" placeholder="as it was" value={c.limits[name] ?? ''} onInput={(e) => p.set({ ...c, limits: { ...c.limits, [name]: e.currentTarget.value } })} />
+          <label for={`${id}-${name}`}>{label} threshold, {unit}</label>
+          <input id={`${id}-${name}`} type="number" min={0.001} step="any" placeholder="unchanged" value={c.limits[name] ?? ''} onInput={(e) => p.set({ ...c, limits: { ...c.limits, [name]: e.currentTarget.value } })} />
         </div>
       ))}
       <div class="field">
         <label for={`${id}-signals`}>Signals that count</label>
-        <input id={`${id}-signals`} placeholder="as it was" value={c.signals} onInput={(e) => p.set({ ...c, signals: e.currentTarget.value })} aria-describedby={`${id}-signals-note`} />
+        <input id={`${id}-signals`} placeholder="unchanged" value={c.signals} onInput={(e) => p.set({ ...c, signals: e.currentTarget.value })} aria-describedby={`${id}-signals-note`} />
         <span id={`${id}-signals-note`} class="muted small">such as cpu, gpu, users</span>
       </div>
     </>
@@ -192,17 +192,17 @@ function Result(p: { r: Simulation; of: Of }) {
     ['False stops', (o) => o.false_stops.toLocaleString('en'), `The user came back within ${r.window_minutes} minutes`],
     ['Hours avoided', (o) => hours(o.avoided_hours)],
     ['Hours running', (o) => hours(o.running_hours)],
-    ['Saved', (o) => saved(o), 'Compute less the storage that is still paid for'],
-    ['Hours not known', (o) => hours(o.unknown_hours), 'Nothing is recorded of them; nothing is decided in them'],
+    ['Saved', (o) => saved(o), 'Compute minus storage that is still billed'],
+    ['Unknown hours', (o) => hours(o.unknown_hours), 'Not recorded, so nothing is decided'],
   ]
-  if (known === 0) return <Empty title="Nothing is recorded of that time yet.">{p.of === 'agents' ? 'A preview needs reports of agents. Look again when some have reported for a while.' : 'A preview needs checks that lull has made. Look again when it has run for a while.'}</Empty>
+  if (known === 0) return <Empty title="Not enough data yet">{p.of === 'agents' ? 'A preview replays agent reports. Check again once agents have reported for a while.' : 'A preview replays the checks of lull. Check again once it has run for a while.'}</Empty>
   return (
     <section class="card" aria-labelledby="result">
       <header><h2 id="result" tabIndex={-1} ref={head}>What it would have done</h2><span class="muted small">{clock(r.from, now)} to {clock(r.to, now)}</span></header>
       <p class="answer">{recommend(r)}</p>
       <div class="scroll" tabIndex={0} role="region" aria-label="Outcome of each policy">
         <table class="outcomes">
-          <thead><tr><td />{r.policies.map((o) => <th key={o.name} scope="col">{o.name}<div class="muted small">idle after {minutes(o.timeout_minutes)}{o.schedule && `, hours of ${o.schedule}`}</div></th>)}</tr></thead>
+          <thead><tr><td />{r.policies.map((o) => <th key={o.name} scope="col">{o.name}<div class="muted small">idle after {minutes(o.timeout_minutes)}{o.schedule && `, schedule ${o.schedule}`}</div></th>)}</tr></thead>
           <tbody>{rows.map(([title, show, note]) => <tr key={title}><th scope="row">{title}{note && <div class="muted small">{note}</div>}</th>{r.policies.map((o) => <td key={o.name} class={title === 'False stops' && o.false_stops > 0 ? 'bad' : ''}>{show(o)}</td>)}</tr>)}</tbody>
         </table>
       </div>
@@ -211,20 +211,20 @@ function Result(p: { r: Simulation; of: Of }) {
           <summary>Pauses of {o.name}{o.pauses > o.stops.length ? `, ${o.stops.length} of ${o.pauses}` : ''}</summary>
           <div class="scroll rows" tabIndex={0} role="region" aria-label={`Pauses of ${o.name}`}>
             <table>
-              <thead><tr><th scope="col">{p.of === 'agents' ? 'Machine' : 'Worker'}</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Then</th></tr></thead>
-              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">the user came back at once: a false stop</span> : x.back ? 'the user came back' : 'until the end'}</td></tr>)}</tbody>
+              <thead><tr><th scope="col">{p.of === 'agents' ? 'Machine' : 'Worker'}</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Outcome</th></tr></thead>
+              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">the user came back at once (false stop)</span> : x.back ? 'the user came back' : 'until the end'}</td></tr>)}</tbody>
             </table>
           </div>
         </details>
       ))}
-      {r.missing.length > 0 && <p class="muted small">Not everything is recorded: {r.missing.slice(0, 3).map((m) => [m.server, m.why].filter(Boolean).join(' ')).join('; ')}.</p>}
+      {r.missing.length > 0 && <p class="muted small">Records are incomplete: {r.missing.slice(0, 3).map((m) => [m.server, m.why].filter(Boolean).join(' ')).join('; ')}.</p>}
     </section>
   )
 }
 
 function recommend(r: Simulation): string {
   const best = r.policies.find((o) => o.name === r.recommended)
-  if (best) return `${best.name} saves the most without a single false stop: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best)}` : ''}.`
+  if (best) return `${best.name} saves the most without false stops: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best)}` : ''}.`
   if (r.policies.every((o) => o.avoided_hours === 0)) return r.policies.length === 1 ? 'It would have paused nothing.' : 'Neither would have paused anything.'
   return r.policies.length === 1 ? 'It would have stopped a user who was about to continue. A longer timeout has fewer false stops.' : 'Each would have stopped a user who was about to continue. A longer timeout has fewer false stops.'
 }

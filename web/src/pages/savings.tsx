@@ -1,5 +1,5 @@
-// Savings: what real stops avoided, and the idle hours that were not avoided,
-// with what kept them up.
+// Savings: hours and money avoided by pauses, and the remaining idle hours by
+// cause.
 
 import { useRef, useState } from 'preact/hooks'
 import type { PageProps } from '../router'
@@ -10,24 +10,24 @@ import { clock, minutes } from '../time'
 import { HeatMap, HeatRow } from '../parts/heat'
 import { Card, Empty, Fault, Loading, useWidth, words } from '../parts/ui'
 
-/** Why idle workers keep running, and what to do about it. */
+/** Why idle workers keep running, and what to do about it, by block code. */
 const causes: Record<string, [title: string, help: string]> = {
-  not_idle_yet: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
-  recent_activity: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
+  not_idle_yet: ['Waiting for the idle timeout', 'A shorter timeout saves more. A preview shows how much.'],
+  recent_activity: ['Waiting for the idle timeout', 'A shorter timeout saves more. A preview shows how much.'],
   warning_pending: ['Warned, about to pause', 'The time users have to answer a warning.'],
   about_to_be_paused: ['About to be paused', 'Between the verdict and the stop.'],
-  lease_held: ['A lease', 'A user or a job keeps it running.'],
-  in_snooze_period: ['Protected after a resume, or snoozed', 'A shorter protection avoids more.'],
-  signal_unknown: ['A signal that cannot be read', 'What is not known is not idle. Make it readable.'],
-  not_recorded: ['Not recorded', 'lull did not run, or the record is missing.'],
-  auto_pause_disabled: ['Automatic pauses are off', 'Switch them on in the settings or the policy.'],
-  detection_disabled: ['Idle detection is off', 'Switch it on for the worker or in its policy.'],
-  shadow: ['In dry-run mode', 'Arm the worker to have it paused.'],
-  schedule: ['A schedule holds it up', 'Office hours or a window keep it.'],
-  connection_open: ['An open connection', ''],
-  min_workers: ['The least number of workers', ''],
-  budget: ['A budget of stops was spent', 'It spreads stops out.'],
-  halted: ['Everything was halted', 'End the halt.'],
+  lease_held: ['Lease', 'A user or a job keeps it running.'],
+  in_snooze_period: ['Snoozed', 'A shorter snooze after resume saves more.'],
+  signal_unknown: ['Unknown signal', 'Unknown never counts as idle. Fix the source to allow pauses.'],
+  not_recorded: ['Not recorded', 'lull was not running, or records are missing.'],
+  auto_pause_disabled: ['Automatic pauses are off', 'Turn them on in the settings or the policy.'],
+  detection_disabled: ['Idle detection is off', 'Turn it on for the worker or in its policy.'],
+  shadow: ['Dry run', 'Arm the worker to allow pauses.'],
+  schedule: ['Schedule', 'Its open hours keep it running.'],
+  connection_open: ['Open connection', ''],
+  min_workers: ['Minimum number of workers', ''],
+  budget: ['Budget used up', 'Budgets spread stops over time.'],
+  halted: ['Halted', 'Lift the halt to allow pauses.'],
 }
 
 /** Days of a period, and the periods that it is shown in. */
@@ -53,15 +53,15 @@ export function SavingsPage(p: PageProps) {
   return (
     <>
       <h1>Savings</h1>
-      <p class="headline">Hours and money saved by pauses, and idle time that was not avoided.</p>
+      <p class="headline">Hours and money saved by pauses, and the idle time that remains.</p>
       <form class="filters" onSubmit={(e) => { e.preventDefault(); if (tag.trim()) set('tag:' + tag.trim(), back) }}>
-        <label>By{' '}
+        <label>Group by{' '}
           <select value={by.startsWith('tag:') ? 'tag' : by} onChange={(e) => { const v = e.currentTarget.value; if (v === 'tag') { setTag('team'); set('tag:team', back) } else set(v, back) }}>
             {['worker', 'policy', 'region', 'instance_type', 'tag'].map((x) => <option key={x} value={x}>{words(x)}</option>)}
           </select>
         </label>
         {by.startsWith('tag:') && <label>Tag <input value={tag} maxLength={128} onInput={(e) => setTag(e.currentTarget.value)} onBlur={() => tag.trim() && 'tag:' + tag.trim() !== by && set('tag:' + tag.trim(), back)} /></label>}
-        <label>Over the last{' '}
+        <label>Last{' '}
           <select value={String(back)} onChange={(e) => set(by, Number(e.currentTarget.value))}>
             {spans.map(([n, , text]) => <option key={n} value={n}>{text}</option>)}
           </select>
@@ -69,12 +69,12 @@ export function SavingsPage(p: PageProps) {
         {s && <span class="exports"><button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.csv`, new Blob([csv(s)], { type: 'text/csv' }))}>Export CSV</button> <button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.json`, new Blob([JSON.stringify(s, null, 2)], { type: 'application/json' }))}>Export JSON</button></span>}
       </form>
       {r.problem && <Fault problem={r.problem} retry={r.reload} />}
-      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers appear here from the day they are added.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} />}
+      {!s ? !r.problem && <Loading what="the savings" /> : s.total.workers === 0 ? <Empty title="No workers yet">Workers appear here from the day they are added.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} />}
     </>
   )
 }
 
-/** The rows that the server's price table lacks, and how to add them. */
+/** Prices that the server's table lacks, and how to add them. */
 function MissingPrices(p: { s: Savings }) {
   return (
     <Card title="Missing prices" class="flush">
@@ -84,7 +84,7 @@ function MissingPrices(p: { s: Savings }) {
           <tbody>{p.s.missing_prices.slice(0, 200).map((m) => <tr key={`${m.kind}/${m.aws_region}/${m.name}`} data-kind={m.kind} data-region={m.aws_region} data-name={m.name}><th scope="row">{m.name}</th><td>{m.aws_region}</td><td>{m.kind}</td><td>{m.workers.toLocaleString('en')}</td><td>{hours(m.avoided_hours)}</td></tr>)}</tbody>
         </table>
       </div>
-      <p class="muted small">Give the server a price table that has them: <code>lull server --prices FILE</code> (<code>kind,region,name,usd,as_of</code>). It replaces the built-in table.</p>
+      <p class="muted small">To add them, start the server with a price table that replaces the built-in one: <code>lull server --prices FILE</code> (<code>kind,region,name,usd,as_of</code>).</p>
     </Card>
   )
 }
@@ -95,7 +95,7 @@ function held(s: Savings) {
   return all.slice(Math.max(0, all.findIndex((x) => x.total.workers > 0)))
 }
 
-/** Below this many days of data no rate is shown. */
+/** Days of data below which no rate is shown. */
 const enoughDays = 1
 
 /** Idle hours by cause, the most first; codes that mean the same to a reader are one. */
@@ -124,12 +124,12 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
   const groups = s.groups ?? []
   return (
     <>
-      {early && <p class="note" data-testid="early" role="status"><span><strong>Not enough data yet.</strong> lull has watched {t.workers.toLocaleString('en')} worker{t.workers === 1 ? '' : 's'} for {minutes(s.days * 1440)}. Savings per day and the week appear after a day.</span></p>}
+      {early && <p class="note" data-testid="early" role="status"><span><strong>Not enough data yet.</strong> lull has watched {t.workers.toLocaleString('en')} worker{t.workers === 1 ? '' : 's'} for {minutes(s.days * 1440)}. Daily savings and weekly patterns appear after one day.</span></p>}
       <div class="tiles sums">
-        <Figure value={t.saved_usd === null && t.avoided_hours === 0 ? '–' : saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'nothing was stopped by lull yet') : early ? 'storage is subtracted' : `${usd(t.saved_usd / s.days)} a day; storage is subtracted`} />
-        <Figure value={hours(t.avoided_hours)} text="avoided" note={`of ${hours(t.avoided_hours + t.running_hours)} of ${t.workers.toLocaleString('en')} worker${t.workers === 1 ? '' : 's'}`} />
-        <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped manually` : 'nothing was stopped manually'} />
-        <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />
+        <Figure value={t.saved_usd === null && t.avoided_hours === 0 ? '–' : saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'lull has not stopped anything yet') : early ? 'after storage cost' : `${usd(t.saved_usd / s.days)} a day, after storage cost`} />
+        <Figure value={hours(t.avoided_hours)} text="avoided" note={`of ${hours(t.avoided_hours + t.running_hours)} across ${t.workers.toLocaleString('en')} worker${t.workers === 1 ? '' : 's'}`} />
+        <Figure value={hours(t.running_hours)} text="running" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped manually` : 'no manual stops'} />
+        <Figure value={hours(idle)} text="idle while running" note="by cause below" />
       </div>
       {!early && held(s).length > 1 && <Periods s={s} every={p.every} />}
       <Card title={`By ${grouping(s.by)}`} class="flush" aside={<span class="muted small">{clock(s.from, Date.now())} to {clock(s.to, Date.now())}</span>}>
@@ -140,15 +140,15 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
             {groups.length > 1 && <tfoot><Row g={{ ...t, name: 'All', key: '' }} worker={false} /></tfoot>}
           </table>
         </div>
-        {groups.length > 200 && <p class="muted small">The 200 with the most avoided of {groups.length.toLocaleString('en')}; an export has all.</p>}
-        {s.by === 'policy' && <p class="muted small">Stops are attributed to the policy in force when they were decided, where that is recorded; everything else to the present policy.</p>}
-        {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. What is not known is not counted.</p>}
+        {groups.length > 200 && <p class="muted small">Showing the 200 with the most avoided hours of {groups.length.toLocaleString('en')}. Exports contain all.</p>}
+        {s.by === 'policy' && <p class="muted small">Stops are attributed to the policy in force when they were decided, where that is recorded; otherwise to the current policy.</p>}
+        {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. Unknown amounts are not counted.</p>}
       </Card>
       {s.missing_prices?.length > 0 && <MissingPrices s={s} />}
       {!early && s.by === 'worker' && mostIdle(s).length > 0 && <Card title="Idle time by worker and hour of the week" aside={<span class="muted small">{zone}</span>}><HeatMap rows={mostIdle(s)} /></Card>}
       <div class="columns even">
-        <Card title="Idle time not avoided">
-          {lost.length === 0 ? <p class="muted">No idle running time is recorded.</p> : (
+        <Card title="Remaining idle time by cause">
+          {lost.length === 0 ? <p class="muted">No idle time recorded.</p> : (
             <ul class="causes">
               {lost.map(([code, h, title]) => (
                 <li key={code}>
@@ -159,7 +159,7 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
               ))}
             </ul>
           )}
-          <p class="small"><a href="/preview">Preview another policy</a></p>
+          <p class="small"><a href="/preview">Preview a policy</a></p>
         </Card>
         {!early && <Week s={s} whose={p.whose} setWhose={p.setWhose} />}
       </div>
@@ -190,7 +190,7 @@ function Row(p: { g: Sum; worker: boolean }) {
   )
 }
 
-/** What each day or week avoided. */
+/** Savings of each day or week. */
 function Periods(p: { s: Savings; every: string }) {
   const all = held(p.s)
   const box = useRef<HTMLDivElement>(null)
@@ -213,7 +213,7 @@ function Periods(p: { s: Savings; every: string }) {
         ))}
       </svg></div>
       <details>
-        <summary>As a table</summary>
+        <summary>Show as table</summary>
         <div class="scroll rows" tabIndex={0} role="region" aria-label={`Each ${p.every}`}>
           <table class="numbers">
             <thead><tr><th scope="col">From</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Saved</th></tr></thead>
@@ -225,7 +225,7 @@ function Periods(p: { s: Savings; every: string }) {
   )
 }
 
-/** When it is idle: hours by hour of the week, in the reader's own zone. */
+/** Idle hours by hour of the week, in the browser's time zone. */
 function Week(p: { s: Savings; whose: string; setWhose: (key: string) => void }) {
   const groups = p.s.idle ?? []
   const chosen = groups.find((g) => g.key === p.whose)
@@ -241,16 +241,16 @@ function Week(p: { s: Savings; whose: string; setWhose: (key: string) => void })
     return { d, sum, top, at: all.indexOf(top) }
   })
   return (
-    <Card title="When it is idle" aside={<span class="muted small">{zone}</span>}>
+    <Card title="Idle time by hour of the week" aside={<span class="muted small">{zone}</span>}>
       {groups.length > 1 && (
-        <p><label>Of{' '}
+        <p><label>Show{' '}
           <select id="whose" value={chosen ? p.whose : ''} onChange={(e) => p.setWhose(e.currentTarget.value)}>
             <option value="">all</option>
             {groups.slice(0, 200).map((g) => <option key={g.key} value={g.key}>{g.name || g.key || 'none'}</option>)}
           </select>
         </label></p>
       )}
-      {most === 0 ? <p class="muted">Nothing was idle, as far as it is recorded.</p> : (
+      {most === 0 ? <p class="muted">No idle time recorded.</p> : (
         <>
           <svg class="heat" viewBox={`0 0 ${left + 24 * size} ${top + 7 * size}`} aria-hidden="true">
             {[0, 6, 12, 18].map((h) => <text key={h} x={left + h * size} y={11}>{`${String(h).padStart(2, '0')}:00`}</text>)}
@@ -263,9 +263,9 @@ function Week(p: { s: Savings; whose: string; setWhose: (key: string) => void })
           </svg>
           <p class="scale muted small" aria-hidden="true">none {[0, 1, 2, 3, 4, 5].map((l) => <span key={l} class={`cell l${l}`} />)} {hours(most)} in an hour of the week</p>
           <details>
-            <summary>As a table</summary>
+            <summary>Show as table</summary>
             <table>
-              <thead><tr><th scope="col">Day</th><th scope="col">Idle</th><th scope="col">Most at</th></tr></thead>
+              <thead><tr><th scope="col">Day</th><th scope="col">Idle</th><th scope="col">Peak hour</th></tr></thead>
               <tbody>{peaks.map((x) => <tr key={x.d}><th scope="row">{days[x.d]}</th><td>{hours(x.sum)}</td><td>{x.top > 0 ? `${String(x.at).padStart(2, '0')}:00, ${hours(x.top)}` : '–'}</td></tr>)}</tbody>
             </table>
           </details>

@@ -21,20 +21,20 @@ export function Schedules(p: PageProps) {
   return (
     <>
       <h1>Schedules</h1>
-      <p class="headline">The hours during which workers run. Outside them, a worker is paused once it is quiet. A worker in use is not paused unless its policy forces it.</p>
+      <p class="headline">The hours during which workers run. Outside these hours, lull pauses quiet workers. Workers in use are paused only if their policy forces it.</p>
       {admin && <div class="actions commands"><Button kind="primary" onClick={() => setEditing('new')}>New schedule</Button></div>}
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
-      {!all.value ? !all.problem && <Loading what="the schedules" /> : all.value.items.length === 0 ? <Empty title="There is no schedule yet.">Office hours, such as Monday to Friday from 08:00 to 18:00, are one.</Empty> : all.value.items.map((s) => (
+      {!all.value ? !all.problem && <Loading what="the schedules" /> : all.value.items.length === 0 ? <Empty title="No schedules yet">For example, office hours: Monday to Friday, 08:00 to 18:00.</Empty> : all.value.items.map((s) => (
         <Card key={s.name} title={s.name} aside={<span>
           {admin && <Button kind="plain" label={`Apply ${s.name}`} onClick={() => setApplying(s)}>Apply</Button>}{' '}
           {admin && <Button kind="plain" label={`Edit ${s.name}`} onClick={() => setEditing(s)}>Edit</Button>}{' '}
-          {admin && <Button kind="plain" label={`Remove ${s.name}`} onClick={() => attempt(`${s.name} is removed.`, () => ask('DELETE', `/schedules/${encodeURIComponent(s.name)}`)).then(all.reload)}>Remove</Button>}
+          {admin && <Button kind="plain" label={`Remove ${s.name}`} onClick={() => attempt(`Removed ${s.name}.`, () => ask('DELETE', `/schedules/${encodeURIComponent(s.name)}`)).then(all.reload)}>Remove</Button>}
         </span>}>
           {s.description && <p>{s.description}</p>}
           <Next name={s.name} />
           <Week s={s} />
           <Dates s={s} />
-          <p class="muted small">{s.zone}. {s.start ? 'It resumes workers when it opens.' : 'It only pauses; workers are resumed manually.'} In closed hours a worker is paused once it is quiet for {s.grace_minutes ?? usualGrace} min. {(s.holidays ?? []).length > 0 && `Holidays: ${s.holidays!.join(', ')}.`}</p>
+          <p class="muted small">{s.zone}. {s.start ? 'Workers resume when it opens.' : 'Workers are not resumed automatically.'} Outside open hours, workers pause when quiet for {s.grace_minutes ?? usualGrace} min. {(s.holidays ?? []).length > 0 && `Holidays: ${s.holidays!.join(', ')}.`}</p>
         </Card>
       ))}
       {editing && <Edit was={editing === 'new' ? null : editing} onClose={() => { setEditing(null); all.reload() }} />}
@@ -53,20 +53,20 @@ function Next(p: { name: string }) {
 /** Quiet minutes before a pause where a schedule does not say (policy.DefaultGrace). */
 const usualGrace = 15
 
-/** Windows of one date, which no week shows, and what the colours mean. */
+/** One-time windows, and the legend of the week. */
 function Dates(p: { s: Schedule }) {
   const dated = p.s.windows.filter((w) => w.date).sort((a, b) => a.date! < b.date! ? -1 : 1)
   return (
     <>
-      {p.s.windows.some((w) => w.hold) && <p class="hours muted small"><span class="swatch" /> open <span class="swatch hold" /> open and held: nothing is paused, for maintenance</p>}
-      {dated.length > 0 && <ul class="history dates" aria-label="Windows of one date">{dated.map((w, i) => (
-        <li key={i}><span><strong>{w.date}</strong> {w.from} to {w.to}{w.to <= w.from && ' of the next day'}</span><span class="muted small">{w.hold ? 'held: nothing is paused, for maintenance' : 'open'}{w.name && `, ${w.name}`}</span></li>
+      {p.s.windows.some((w) => w.hold) && <p class="hours muted small"><span class="swatch" /> open <span class="swatch hold" /> hold: open, nothing is paused (maintenance)</p>}
+      {dated.length > 0 && <ul class="history dates" aria-label="One-time windows">{dated.map((w, i) => (
+        <li key={i}><span><strong>{w.date}</strong> {w.from} to {w.to}{w.to <= w.from && ' of the next day'}</span><span class="muted small">{w.hold ? 'hold: nothing is paused (maintenance)' : 'open'}{w.name && `, ${w.name}`}</span></li>
       ))}</ul>}
     </>
   )
 }
 
-/** The week of a schedule as a picture, and in words for who cannot see it. */
+/** The week of a schedule, as a picture with a text alternative. */
 function Week(p: { s: Schedule }) {
   const hour = (t: string) => { const [h, m] = t.split(':'); return Number(h) + Number(m ?? 0) / 60 }
   const bars: { day: number; from: number; to: number; hold: boolean }[] = []
@@ -104,7 +104,7 @@ function Edit(p: { was: Schedule | null; onClose: () => void }) {
     const others: ScheduleWindow[] = []
     for (const l of text(f, 'windows').split('\n').map((l) => l.trim()).filter(Boolean)) {
       const m = /^(\S+)\s+([0-9:]+)\s*-\s*([0-9:]+)(\s+hold)?$/.exec(l)
-      if (!m) throw new Error(`"${l}" is not days and hours, such as mon-fri 08:00-18:00.`)
+      if (!m) throw new Error(`Invalid window "${l}". Use days and hours, such as mon-fri 08:00-18:00.`)
       const old = was?.windows.find((w) => (w.days ?? w.date) === m[1] && w.from === m[2] && w.to === m[3])
       const w = { ...old, ...(/^\d{4}-/.test(m[1]!) ? { date: m[1] } : { days: m[1] }), from: m[2]!, to: m[3]!, hold: !!m[4] }
       if (w.hold || w.date || w.name || w.on_holidays || !paint(all, { days: w.days ?? '', from: w.from, to: w.to })) others.push(w)
@@ -114,7 +114,7 @@ function Edit(p: { was: Schedule | null; onClose: () => void }) {
     const grace = durationOf(f, 'grace', 'Grace')
     if (grace !== undefined) body.grace_minutes = grace
     await ask('PUT', `/schedules/${encodeURIComponent(name)}`, body)
-    return `${name} applies from its next boundary on.`
+    return `Saved ${name}. It takes effect at its next boundary.`
   }
   return (
     <Form title={was ? `Edit ${was.name}` : 'New schedule'} submit="Save" wide onClose={p.onClose} send={send}>
@@ -125,15 +125,15 @@ function Edit(p: { was: Schedule | null; onClose: () => void }) {
       </div>
       <WeekGrid value={week} onChange={setWeek} />
       <details open={first.lines !== ''}>
-        <summary>Single dates, exact minutes, maintenance and holidays</summary>
+        <summary>One-time windows, exact times, maintenance and holidays</summary>
         <div class="stack">
-          <Field id="s-windows" label="Other hours" note={<>A line for each: days or a date, and hours. <code>hold</code> behind it keeps everything running, for maintenance.</>}>
+          <Field id="s-windows" label="Other windows" note={<>One per line: days or a date, then hours. Add <code>hold</code> to keep everything running for maintenance.</>}>
             <textarea id="s-windows" name="windows" rows={3} defaultValue={first.lines} placeholder={'2026-11-25 22:00-06:00 hold'} aria-describedby="s-windows-note" />
           </Field>
           <TextField id="s-holidays" name="holidays" label="Holidays" max={2048} value={(was?.holidays ?? []).join(', ')} note="Closed days, such as 12-25, 2026-04-03" />
         </div>
       </details>
-      <DurationField id="s-grace" name="grace" label="In closed hours, paused when quiet for" minutes={was?.grace_minutes} inherit={`${usualGrace} min`} />
+      <DurationField id="s-grace" name="grace" label="Outside open hours, pause when quiet for" minutes={was?.grace_minutes} inherit={`${usualGrace} min`} />
       <CheckField name="start" checked={was?.start}>Resume workers when it opens</CheckField>
     </Form>
   )

@@ -1,4 +1,4 @@
-// Settings of the fleet: what holds, where it came from, and changing it.
+// Fleet settings: each value, its source, and a form to change it.
 
 import { useState } from 'preact/hooks'
 import { ask, Setting } from '../api'
@@ -15,7 +15,7 @@ const starts = (...prefixes: string[]) => (k: string) => prefixes.some((x) => k.
 const groups: [string, (key: string) => boolean][] = [
   ['Idle detection', starts('worker_idle', 'worker_activity', 'idle_')],
   ['Pausing and resuming', starts('worker_', 'drain_', 'wake_')],
-  ['Size of the fleet', starts('scale_', 'min_', 'max_', 'provisioning_')],
+  ['Fleet size', starts('scale_', 'min_', 'max_', 'provisioning_')],
   ['AWS and discovery', starts('aws_', 'discovery_', 'tag_', 'reconcile_')],
   ['CML and agents', starts('cml_', 'agent_')],
   ['Notifications', starts('notify_')],
@@ -33,9 +33,9 @@ export function SettingsPage(p: PageProps) {
   return (
     <>
       <h1>Settings</h1>
-      <p class="headline">Settings of the whole fleet and the source of each value. {p.role !== 'admin' && 'An admin can change them.'}</p>
+      <p class="headline">Settings of the whole fleet and the source of each value. {p.role !== 'admin' && 'Only admins can change them.'}</p>
       <div class="filters"><label class="grow"><span class="hidden">Search settings</span><input type="search" placeholder="Search settings…  ( / )" value={search} maxLength={64} onInput={(e) => setSearch(e.currentTarget.value)} /></label></div>
-      {left.size === 0 && <Empty title="No setting matches." />}
+      {left.size === 0 && <Empty title="No matching settings" />}
       {groups.map(([title, takes]) => {
         const mine = [...left.values()].filter((s) => takes(s.key))
         for (const s of mine) left.delete(s.key)
@@ -53,7 +53,7 @@ export function SettingsPage(p: PageProps) {
                         <td class="value">{usual ? shown(s, s.value) : <strong>{shown(s, s.value)}</strong>}</td>
                         <td class="value muted none">{usual ? '' : shown(s, defaultOf(s))}</td>
                         <td>{words(s.source)}</td>
-                        <td>{p.role === 'admin' && (pinned(s) ? <span class="muted small">fixed by the {s.source === 'env' ? 'environment' : 'command line'}</span> : <Button kind="plain" label={`Change ${s.key}`} onClick={() => setEditing(s)}>Change</Button>)}</td>
+                        <td>{p.role === 'admin' && (pinned(s) ? <span class="muted small">set by the {s.source === 'env' ? 'environment' : 'command line'}</span> : <Button kind="plain" label={`Change ${s.key}`} onClick={() => setEditing(s)}>Change</Button>)}</td>
                       </tr>
                     )
                   })}
@@ -109,17 +109,17 @@ function Edit(p: { setting: Setting; all: Resource<Settings>; onClose: () => voi
     if (typeof s.value === 'number') {
       if (/^-?\d+$/.test(t)) return Number(t)
       const m = times ? parseMinutes(t) : null
-      if (m === null) throw new Error(times ? `"${t}" is not a duration, such as 45 min or 1h 30m.` : `"${t}" is not a number.`)
+      if (m === null) throw new Error(times ? `Invalid duration "${t}". Use a format such as 45 min or 1h 30m.` : `Invalid number "${t}".`)
       return Math.round(m * times!)
     }
     if (Array.isArray(s.value)) return given.split(',').map((x) => x.trim()).filter(Boolean)
     if (!object) return given
-    try { return JSON.parse(given) } catch (e) { throw new Error(`This is not JSON: ${e instanceof Error ? e.message : e}`) }
+    try { return JSON.parse(given) } catch (e) { throw new Error(`Invalid JSON: ${e instanceof Error ? e.message : e}`) }
   }
   const put = async (v: unknown) => {
     const a = await ask<Settings>('PATCH', '/settings', { [s.key]: v })
     p.all.put(a.value, a.value.revision)
-    return `${s.key} is changed.`
+    return `Saved ${s.key}.`
   }
   let told = ''
   if (times) {
@@ -129,7 +129,7 @@ function Edit(p: { setting: Setting; all: Resource<Settings>; onClose: () => voi
   const usual = shown(s, defaultOf(s))
   return (
     <Form title={`Change ${s.key}`} submit="Save" onClose={p.onClose} send={async () => put(value())}
-      also={s.source === 'stored' && <Button onClick={async () => { if (await attempt(`${s.key} is back to its default.`, () => put(null))) p.onClose() }}>Reset</Button>}>
+      also={s.source === 'stored' && <Button onClick={async () => { if (await attempt(`Reset ${s.key} to its default.`, () => put(null))) p.onClose() }}>Reset</Button>}>
       <p class="muted">{s.doc}</p>
       <Field id="value" label={`Value${s.unit ? ` in ${s.unit}` : ''}`} note={[told, `Default: ${usual}`].filter(Boolean).join('. ')}>
         {typeof s.value === 'boolean'

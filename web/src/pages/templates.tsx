@@ -1,4 +1,4 @@
-// Templates: what workers are launched from.
+// Templates for launching workers.
 
 import { useState } from 'preact/hooks'
 import { ask, List, Template } from '../api'
@@ -22,13 +22,13 @@ export function Templates(p: PageProps) {
   return (
     <>
       <h1>Templates</h1>
-      <p class="headline">Instance type, image and idle settings that workers are launched with.</p>
+      <p class="headline">Instance type, image and idle settings for new workers.</p>
       {admin && <div class="actions commands"><Button kind="primary" onClick={() => setOpen({ kind: 'edit' })}>New template</Button></div>}
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
-      {!all.value ? !all.problem && <Loading what="the templates" /> : list.length === 0 ? <Empty title="There is no template yet.">{admin ? 'Create one to launch workers from here.' : 'An admin creates templates.'}</Empty> : (
+      {!all.value ? !all.problem && <Loading what="the templates" /> : list.length === 0 ? <Empty title="No templates yet">{admin ? 'Create one to launch workers from here.' : 'Only admins can create templates.'}</Empty> : (
         <div class="card flush scroll" tabIndex={0} role="region" aria-label="Templates">
           <table class="asrows">
-            <thead><tr><th scope="col">Template</th><th scope="col">Machine</th><th scope="col">Image</th><th scope="col">Idle detection</th><th scope="col"><span class="hidden">Commands</span></th></tr></thead>
+            <thead><tr><th scope="col">Template</th><th scope="col">Instance type</th><th scope="col">Image</th><th scope="col">Idle detection</th><th scope="col"><span class="hidden">Commands</span></th></tr></thead>
             <tbody>
               {list.map((t) => (
                 <tr key={t.name} class={t.enabled === false ? 'over' : ''}>
@@ -51,8 +51,8 @@ export function Templates(p: PageProps) {
       {open?.kind === 'scale' && <ScaleUp template={open.of!.name} onClose={close} />}
       {open?.kind === 'delete' && (
         <Dialog title={`Remove ${open.of!.name}?`} onClose={close}>
-          <p>Workers launched from it stay as they are. No more can be launched from it.</p>
-          <div class="actions"><button type="button" onClick={close}>Cancel</button><Button kind="danger" onClick={async () => { if (await attempt(`${open.of!.name} is removed.`, () => ask('DELETE', `/templates/${encodeURIComponent(open.of!.name)}`))) close() }}>Remove it</Button></div>
+          <p>Existing workers are not affected. No new workers can be launched from it.</p>
+          <div class="actions"><button type="button" onClick={close}>Cancel</button><Button kind="danger" onClick={async () => { if (await attempt(`Removed ${open.of!.name}.`, () => ask('DELETE', `/templates/${encodeURIComponent(open.of!.name)}`))) close() }}>Remove</Button></div>
         </Dialog>
       )}
     </>
@@ -75,11 +75,11 @@ function Edit(p: { was: Template | null; onClose: () => void }) {
     for (const k of ['description', 'iam_instance_profile', 'user_data']) if (text(f, k)) body[k] = text(f, k)
     const numbers = (keys: string[]) => Object.fromEntries(keys.filter((k) => text(f, k)).map((k) => [k, Number(text(f, k))]))
     body.capacity = numbers(['cpu_cores', 'memory_gb', 'storage_gb', 'max_nodes'])
-    const warn = durationOf(f, 'warn', 'Warned after'), pause = durationOf(f, 'pause', 'Paused after'), every = durationOf(f, 'every', 'Checked every')
+    const warn = durationOf(f, 'warn', 'Warn when idle for'), pause = durationOf(f, 'pause', 'Pause when idle for'), every = durationOf(f, 'every', 'Check every')
     body.idle_detection = { ...was?.idle_detection, enabled: on, idle_threshold_minutes: warn, hibernate_threshold_minutes: pause, check_interval_minutes: every }
     for (const k of ['root_volume', 'tls_ca', 'activity_sources', 'accepted_risks'] as const) if (was?.[k]) body[k] = was[k] // edited elsewhere
     await ask('PUT', `/templates/${encodeURIComponent(name)}`, body)
-    return `${name} is saved.`
+    return `Saved ${name}.`
   }
   const number = (label: string, key: 'cpu_cores' | 'memory_gb' | 'storage_gb' | 'max_nodes') => <TextField id={`t-${key}`} name={key} label={label} type="number" min={0} value={was?.capacity?.[key] ? String(was.capacity[key]) : ''} />
   return (
@@ -88,27 +88,27 @@ function Edit(p: { was: Template | null; onClose: () => void }) {
         {!was && <TextField id="t-name" name="name" label="Name" required max={64} />}
         <TextField id="t-description" name="description" label="Description" max={1024} value={was?.description} />
         <TextField id="t-instance_type" name="instance_type" label="Instance type" required max={64} value={was?.instance_type} holder="m5.2xlarge" />
-        <TextField id="t-ami" name="ami_name_filter" label="Image name" required max={256} value={was?.ami_name_filter} holder="cisco-cml2.7*" note="The newest image that matches is used" />
+        <TextField id="t-ami" name="ami_name_filter" label="Image name" required max={256} value={was?.ami_name_filter} holder="cisco-cml2.7*" note="Uses the newest matching image" />
       </div>
       <h3>Capacity</h3>
-      <div class="pair four">{number('CPU cores', 'cpu_cores')}{number('Memory, GB', 'memory_gb')}{number('Disk, GB', 'storage_gb')}{number('Nodes at most', 'max_nodes')}</div>
+      <div class="pair four">{number('CPU cores', 'cpu_cores')}{number('Memory, GB', 'memory_gb')}{number('Disk, GB', 'storage_gb')}{number('Maximum nodes', 'max_nodes')}</div>
       <h3>Idle detection</h3>
       <CheckField name="idle" checked={on} onChange={setOn}>Pause workers of this template when idle</CheckField>
       {on && <div class="pair three">
-        <DurationField id="t-warn" name="warn" label="Warned when idle for" minutes={was?.idle_detection?.idle_threshold_minutes || undefined} inherit="inherited" />
-        <DurationField id="t-pause" name="pause" label="Paused when idle for" minutes={was?.idle_detection?.hibernate_threshold_minutes || undefined} inherit="inherited" />
-        <DurationField id="t-every" name="every" label="Checked every" minutes={was?.idle_detection?.check_interval_minutes || undefined} inherit="inherited" />
+        <DurationField id="t-warn" name="warn" label="Warn when idle for" minutes={was?.idle_detection?.idle_threshold_minutes || undefined} inherit="inherited" />
+        <DurationField id="t-pause" name="pause" label="Pause when idle for" minutes={was?.idle_detection?.hibernate_threshold_minutes || undefined} inherit="inherited" />
+        <DurationField id="t-every" name="every" label="Check every" minutes={was?.idle_detection?.check_interval_minutes || undefined} inherit="inherited" />
       </div>}
       <details><summary>Launch options and CML access</summary><div class="stack">
         <div class="pair">
-          <SelectField id="t-hibernation" name="hibernation" label="Hibernation" value={was?.hibernation || 'auto'} options={[['auto', 'if the policy may hibernate'], ['on', 'always'], ['off', 'never']]} />
+          <SelectField id="t-hibernation" name="hibernation" label="Hibernation" value={was?.hibernation || 'auto'} options={[['auto', 'if the policy allows it'], ['on', 'always'], ['off', 'never']]} />
           <TextField id="t-profile" name="iam_instance_profile" label="IAM instance profile" max={256} value={was?.iam_instance_profile} />
         </div>
         <CheckField name="agent" checked={was?.agent}>Install and enroll the agent</CheckField>
         <label for="t-user_data">User data</label><textarea id="t-user_data" name="user_data" rows={3} maxLength={16384} defaultValue={was?.user_data} />
         <CMLAccess username={was?.cml_username} pin={was?.tls_pin} insecure={was?.tls_insecure} kept={!!was} />
       </div></details>
-      <CheckField name="enabled" checked={was?.enabled ?? true}>Workers can be launched from it</CheckField>
+      <CheckField name="enabled" checked={was?.enabled ?? true}>Enabled: workers can be launched from this template</CheckField>
     </Form>
   )
 }

@@ -1,4 +1,4 @@
-// Tokens: who may ask, and ending that.
+// Access tokens: list, create and revoke.
 
 import { useState } from 'preact/hooks'
 import { ask, List, Problem, Token } from '../api'
@@ -10,19 +10,19 @@ export function Tokens(p: PageProps) {
   const all = useResource<List<Token>>('/tokens?limit=1000', { on: (e) => e.action.startsWith('token_') })
   const [making, setMaking] = useState(false)
   const [ending, setEnding] = useState<Token | null>(null)
-  if (p.role !== 'admin') return <><h1>Tokens</h1><Empty title="Only an admin can see the tokens." /></>
+  if (p.role !== 'admin') return <><h1>Tokens</h1><Empty title="Only admins can view tokens" /></>
   const now = Date.now()
   const list = [...(all.value?.items ?? [])].reverse()
   return (
     <>
       <h1>Tokens</h1>
       <p class="headline">Access tokens of this server. A token is shown once, when it is created; only its hash is stored.</p>
-      <div class="actions commands"><Button kind="primary" onClick={() => setMaking(true)}>Make a token</Button></div>
+      <div class="actions commands"><Button kind="primary" onClick={() => setMaking(true)}>Create token</Button></div>
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value && !all.problem ? <Loading what="the tokens" /> : (
         <div class="card flush scroll" tabIndex={0} role="region" aria-label="Tokens">
           <table class="asrows">
-            <thead><tr><th scope="col">Name</th><th scope="col">Role</th><th scope="col">Made</th><th scope="col">Ends</th><th scope="col"><span class="hidden">End it</span></th></tr></thead>
+            <thead><tr><th scope="col">Name</th><th scope="col">Role</th><th scope="col">Created</th><th scope="col">Expires</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
             <tbody>
               {list.map((t) => {
                 const over = t.expires_at && new Date(t.expires_at).getTime() < now
@@ -43,10 +43,10 @@ export function Tokens(p: PageProps) {
       {making && <Make onClose={() => { setMaking(false); all.reload() }} />}
       {ending && (
         <Dialog title={`Revoke ${ending.name}?`} onClose={() => setEnding(null)}>
-          <p>The token is rejected from now on, on every server. This cannot be undone.</p>
+          <p>Every server rejects the token immediately. This cannot be undone.</p>
           <div class="actions">
             <button type="button" onClick={() => setEnding(null)}>Cancel</button>
-            <Button kind="danger" onClick={async () => { if (await attempt(`${ending.name} is revoked.`, () => ask('DELETE', `/tokens/${ending.id}`))) setEnding(null); all.reload() }}>Revoke it</Button>
+            <Button kind="danger" onClick={async () => { if (await attempt(`Revoked ${ending.name}.`, () => ask('DELETE', `/tokens/${ending.id}`))) setEnding(null); all.reload() }}>Revoke</Button>
           </div>
         </Dialog>
       )}
@@ -74,7 +74,7 @@ function Make(p: { onClose: () => void }) {
   if (made) {
     return (
       <Dialog title={`Token ${made.name}`} onClose={p.onClose}>
-        <p>Copy it now: it is not shown again.</p>
+        <p>Copy this token now. It is not shown again.</p>
         <p><code class="secret">{made.token}</code></p>
         <div class="actions">
           <Button onClick={() => attempt('Copied.', () => navigator.clipboard.writeText(made.token ?? '')).then(() => {})}>Copy</Button>
@@ -85,23 +85,23 @@ function Make(p: { onClose: () => void }) {
   }
   const machine = role === 'agent' || role === 'host'
   return (
-    <Dialog title="Make a token" onClose={p.onClose}>
+    <Dialog title="Create token" onClose={p.onClose}>
       <form class="stack" onSubmit={make}>
         <label for="token-name">Name</label>
         <input id="token-name" name="name" required maxLength={128} />
         <label for="token-role">Role</label>
         <select id="token-role" value={role} onChange={(e) => setRole(e.currentTarget.value)}>
-          <option value="viewer">viewer: looks</option>
-          <option value="operator">operator: pauses, resumes, halts</option>
-          <option value="admin">admin: everything</option>
-          <option value="agent">agent: speaks for one machine</option>
-          <option value="host">host: speaks for one machine</option>
+          <option value="viewer">viewer: view only</option>
+          <option value="operator">operator: pause, resume, halt</option>
+          <option value="admin">admin: full access</option>
+          <option value="agent">agent: reports for one machine</option>
+          <option value="host">host: reports for one machine</option>
         </select>
         {machine && <><label for="token-machine">Machine</label><input id="token-machine" name="machine" required maxLength={128} /></>}
         <label for="token-days">Expires after days (empty: never)</label>
         <input id="token-days" name="days" type="number" min={1} max={3650} />
-        {problem && <Fault problem={problem} what="No token is made." />}
-        <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class="primary">Make it</button></div>
+        {problem && <Fault problem={problem} what="The token was not created." />}
+        <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class="primary">Create</button></div>
       </form>
     </Dialog>
   )

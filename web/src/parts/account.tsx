@@ -1,5 +1,4 @@
-// Why, in the one form of lull why: a question, an answer, and all that it
-// rests on.
+// The explanation of a state: question, answer and evidence, as in lull why.
 
 import { ComponentChildren } from 'preact'
 import { useEffect, useRef } from 'preact/hooks'
@@ -10,22 +9,22 @@ import { Resource, useResource } from '../resource'
 import { clock, local, span, useNow } from '../time'
 import { Card, Fault, Loading, Time, words } from './ui'
 
-/** A time of an address; null if there is none. */
+/** Parses a time of a URL; null if there is none. */
 export function moment(text: string | null): number | null {
   const t = new Date(text ?? '').getTime()
   return Number.isNaN(t) ? null : t
 }
 
-/** The address of this page at a past time, to the second. */
+/** Returns the URL of this page at a past time, to the second. */
 export function pathAt(at: number): string {
   return `${location.pathname}?at=${new Date(Math.floor(at / 1000) * 1000).toISOString().replace('.000Z', 'Z')}`
 }
 
-/** The one question that people have, and its answer. */
+/** The question and its answer. */
 export function Answer(p: { why: Pick<Resource<Account>, 'value' | 'problem' | 'reload'> }) {
   const y = p.why.value
   const now = useNow()
-  if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Why cannot be told." /> : <Loading what="why" />
+  if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Cannot load the explanation." /> : <Loading what="the explanation" />
   return (
     <p class="answer" role="status">
       <span class="question">{question(y)}</span> {local(y.answer, now).replaceAll('worker-controller', 'lull')}
@@ -33,7 +32,7 @@ export function Answer(p: { why: Pick<Resource<Account>, 'value' | 'problem' | '
   )
 }
 
-/** Why it was so at a past time, from what is recorded; path is that of its why. */
+/** Explains the state at a past time. path is that of the why operation. */
 export function Then(p: { path: string; at: number; onEnd: () => void }) {
   const r = useResource<Account & { last?: Entry[] | null }>(`${p.path}?at=${encodeURIComponent(new Date(p.at).toISOString())}`)
   const head = useRef<HTMLDivElement>(null)
@@ -41,9 +40,9 @@ export function Then(p: { path: string; at: number; onEnd: () => void }) {
   const back = <button type="button" class="plain" onClick={p.onEnd}>Close</button>
   return (
     <div ref={head} class="past">
-      {r.problem ? <Card title="Why then" aside={back}><Fault problem={r.problem} retry={r.reload} what="Why cannot be told." /></Card>
-        : !r.value ? <Loading what="what was recorded" />
-        : <Grounds y={r.value} title={`Why, at ${clock(p.at, Date.now())}`} aside={back} last={r.value.last} />}
+      {r.problem ? <Card title="Explanation" aside={back}><Fault problem={r.problem} retry={r.reload} what="Cannot load the explanation." /></Card>
+        : !r.value ? <Loading what="the recorded state" />
+        : <Grounds y={r.value} title={`Explanation for ${clock(p.at, Date.now())}`} aside={back} last={r.value.last} />}
     </div>
   )
 }
@@ -53,9 +52,9 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
   const now = useNow()
   const blocks = y.verdict?.blocks ?? [], signals = y.signals ?? [], leases = y.leases ?? []
   const runs = ['RUNNING', 'DRAINING', 'running', ''].includes(y.state)
-  // Of a worker that does not run now, what would prevent a pause means nothing.
+  // A stopped worker has no blocks.
   const down = p.now && !runs && y.state === y.state.toUpperCase()
-  const bare = down && !y.checked // nothing is recorded of what stopped it
+  const bare = down && !y.checked // there is no record of the check that stopped it
   return (
     <Card title={p.title} aside={p.aside}>
       {!p.now && <p class="answer then" role="status"><span class="question">{question(y)}</span> {local(y.answer, now).replaceAll('worker-controller', 'lull')}</p>}
@@ -66,33 +65,33 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
           {y.checked.until && <>, and unchanged until the check at <Time at={y.checked.until} as="clock" /></>}.
         </p>
       )}
-      {y.checked?.engine_differs && <p class="fault">This version of lull judges these readings differently than was recorded{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
+      {y.checked?.engine_differs && <p class="fault">This version of lull evaluates these readings differently than the recorded one{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
       {!bare && <h3>{down ? 'Signals when it was stopped' : 'Signals'}</h3>}
-      {bare ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'The server that has its live readings cannot be reached. Unknown is not idle.' : 'None is recorded.'}</p> : (
+      {bare ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'The server with its live readings is unreachable. Unknown never counts as idle.' : 'No signals recorded.'}</p> : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Signals">
           <table>
-            <thead><tr><th scope="col">Signal</th><th scope="col">Says</th><th scope="col">Value</th><th scope="col">Counts from</th><th scope="col">Window</th><th scope="col">Read</th></tr></thead>
+            <thead><tr><th scope="col">Signal</th><th scope="col">State</th><th scope="col">Value</th><th scope="col">Threshold</th><th scope="col">Window</th><th scope="col">Age</th></tr></thead>
             <tbody>{signals.map((s) => <Signal key={s.signal} s={s} now={p.now && !down} />)}</tbody>
           </table>
         </div>
       )}
       {!down && <h3>What prevent{p.now ? 's' : 'ed'} a pause</h3>}
-      {down ? null : !y.verdict ? <p class="muted">{p.now ? 'Nothing.' : 'Not known.'}</p> : blocks.length === 0 ? <p>{runs ? `Nothing. It ${p.now ? 'is' : 'was'} about to be paused.` : 'Nothing.'}</p> : (
+      {down ? null : !y.verdict ? <p class="muted">{p.now ? 'Nothing.' : 'Unknown.'}</p> : blocks.length === 0 ? <p>{runs ? `Nothing: it ${p.now ? 'is' : 'was'} about to be paused.` : 'Nothing.'}</p> : (
         <ul class="blocks">
-          {blocks.map((b, i) => <li key={i}>{local(b.sentence, now)}{b.until && <span class="muted"> {p.now ? 'Ends' : 'It was to end at'} <Time at={b.until} as={p.now ? 'ago' : 'clock'} />.</span>}</li>)}
+          {blocks.map((b, i) => <li key={i}>{local(b.sentence, now)}{b.until && <span class="muted"> {p.now ? 'Ends' : 'Was due to end at'} <Time at={b.until} as={p.now ? 'ago' : 'clock'} />.</span>}</li>)}
         </ul>
       )}
       {!down && <Codes list={blocks} />}
       {leases.length > 0 && <><h3>Leases</h3><ul class="blocks">{leases.map((l, i) => <li key={i}>{l.holder}{l.reason && `: ${l.reason}`}<span class="muted">, until <Time at={l.expires_at} as="clock" /></span></li>)}</ul></>}
       {(!p.now || down) && (y.paused || y.resumed) && <p class="small"><LastTurn what="Last paused" t={y.paused} /> <LastTurn what="Last resumed" t={y.resumed} /></p>}
-      {(y.change ?? []).length > 0 && <><h3>{down ? 'What brings it back' : `What would have ${p.now ? 'to change' : 'had to change'}`}</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{local(sentence(c), now)}</li>)}</ul></>}
+      {(y.change ?? []).length > 0 && <><h3>{down ? 'How to resume it' : `What would ${p.now ? 'change' : 'have changed'} this`}</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{local(sentence(c), now)}</li>)}</ul></>}
       {(p.last ?? []).length > 0 && (
         <>
-          <h3>What had happened until then</h3>
+          <h3>Earlier events</h3>
           <ul class="blocks">{p.last!.slice(0, 5).map((e, i) => <li key={i}>{action(e.action)}{e.from && e.to && e.from !== e.to && `, ${status(e.from)} to ${status(e.to)}`} <span class="muted">{clock(e.at, now)} by {doer(e.by.name)}{e.reason && `, ${words(e.reason)}`}</span></li>)}</ul>
         </>
       )}
-      {(y.missing ?? []).map((m, i) => <p key={i} class="muted small">Missing from {clock(m.from, now)} to {clock(m.to, now)}: {[m.server, m.why].filter(Boolean).join(' ')}</p>)}
+      {(y.missing ?? []).map((m, i) => <p key={i} class="muted small">No records from {clock(m.from, now)} to {clock(m.to, now)}: {[m.server, m.why].filter(Boolean).join(' ')}</p>)}
     </Card>
   )
 }
@@ -124,7 +123,7 @@ function Signal(p: { s: SignalReading; now: boolean | undefined }) {
   return (
     <tr>
       <th scope="row">{s.signal}</th>
-      <td><span class={`state ${s.verdict}`}>{s.verdict}</span>{!s.counts ? <div class="muted small">does not count under this policy</div> : s.detail && <div class="muted small">{s.detail}</div>}</td>
+      <td><span class={`state ${s.verdict}`}>{s.verdict}</span>{!s.counts ? <div class="muted small">ignored by this policy</div> : s.detail && <div class="muted small">{s.detail}</div>}</td>
       <td>{s.last_event ? <>event <Time at={s.last_event} as={now ? 'ago' : 'clock'} /></> : s.value === null || !s.unit ? '–' : figure(s.value, s.unit)}</td>
       <td>{s.unit ? figure(s.threshold, s.unit) : '–'}</td>
       <td>{s.window_seconds ? span(s.window_seconds) : '–'}</td>

@@ -1,4 +1,4 @@
-// What fails while it is drawn takes nothing else with it.
+// Error boundaries.
 
 import { Component, ComponentChildren } from 'preact'
 
@@ -22,9 +22,9 @@ export class Boundary extends Component<Props, { error?: Error }> {
     if (!e) return this.props.children
     return (
       <div class="fault" role="alert">
-        <p><strong>The dashboard cannot show {this.props.what}.</strong> {e.message}</p>
+        <p><strong>Cannot show {this.props.what}.</strong> {e.message}</p>
         <details><summary>Details for a bug report</summary><pre>{e.stack ?? String(e)}</pre></details>
-        <button type="button" onClick={() => this.setState({ error: undefined })}>Try again</button>
+        <button type="button" onClick={() => this.setState({ error: undefined })}>Retry</button>
       </div>
     )
   }

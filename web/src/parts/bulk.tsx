@@ -6,7 +6,7 @@ import { Menu } from './menu'
 import { Dialog, say } from './ui'
 import { act, Verb, verbs } from './workeractions'
 
-/** How many workers are asked for at once. */
+/** Maximum concurrent requests. */
 const atOnce = 4
 
 export function BulkBar(p: { rows: WorkerRow[]; admin: boolean; onClear: () => void; onDone: () => void }) {
@@ -15,10 +15,10 @@ export function BulkBar(p: { rows: WorkerRow[]; admin: boolean; onClear: () => v
   const first = usable.filter((v) => ['pause', 'resume', 'snooze', 'arm'].includes(v.key))
   const rest = usable.filter((v) => !first.includes(v))
   return (
-    <div class="bulk" role="group" aria-label="Commands for the selected workers">
+    <div class="bulk" role="group" aria-label="Actions for selected workers">
       <strong role="status">{p.rows.length.toLocaleString('en')} selected</strong>
       {first.map((v) => <button key={v.key} type="button" onClick={() => setVerb(v)}>{v.label}</button>)}
-      {rest.length > 0 && <Menu label="More commands for the selected workers" items={rest.map((v) => ({ label: `${v.label}…`, run: () => setVerb(v) }))}>More</Menu>}
+      {rest.length > 0 && <Menu label="More actions for selected workers" items={rest.map((v) => ({ label: `${v.label}…`, run: () => setVerb(v) }))}>More</Menu>}
       <button type="button" class="plain" onClick={p.onClear}>Clear selection</button>
       {verb && <Confirm verb={verb} rows={p.rows} onClose={(done) => { setVerb(null); if (done) p.onDone() }} />}
     </div>
@@ -59,7 +59,7 @@ function Confirm(p: { verb: Verb; rows: WorkerRow[]; onClose: (done: boolean) =>
     <Dialog title={title} onClose={() => count === null && p.onClose(false)}>
       <p>{v.asks}</p>
       <p class="names">{now.slice(0, 12).map((r) => <span key={r.id} class="tag">{r.name}</span>)}{now.length > 12 && <span class="muted">and {(now.length - 12).toLocaleString('en')} more</span>}</p>
-      {now.length < p.rows.length && <p class="muted">{(p.rows.length - now.length).toLocaleString('en')} of the selected cannot take this now and are skipped.</p>}
+      {now.length < p.rows.length && <p class="muted">{(p.rows.length - now.length).toLocaleString('en')} selected workers cannot do this now and are skipped.</p>}
       <div class="actions">
         <button type="button" aria-disabled={count !== null} onClick={() => count === null && p.onClose(false)}>Cancel</button>
         <button type="button" class="primary" aria-disabled={count !== null} onClick={start}>{count === null ? v.label : `${count} of ${now.length}…`}</button>

@@ -1,4 +1,4 @@
-// Making and changing a channel of notifications, which is part of a setting.
+// Forms for notification channels, which are stored in a setting.
 
 import { useState } from 'preact/hooks'
 import { ask, Setting } from '../api'
@@ -30,16 +30,16 @@ export function channelsOf(all: Settings | undefined): Record<string, Channel> {
   return (all?.items.find((s) => s.key === channelsKey)?.value ?? {}) as Record<string, Channel>
 }
 
-/** To whom a channel tells, in a sentence. */
+/** Summarizes a channel. */
 export function tells(c: Channel): string {
   const to = [...(c.to ?? []), ...(c.to_contacts ? ["each worker's contacts"] : [])].join(', ')
-  const where = c.type === 'mail' ? `mail to ${to || 'no recipient'}` : `${c.type === 'slack' ? 'chat' : 'webhook'} ${c.url ?? ''}`
-  return [where, c.digest ? `together every ${c.digest}` : '', c.quiet_hours ? `quiet ${c.quiet_hours}` : ''].filter(Boolean).join(', ')
+  const where = c.type === 'mail' ? `email to ${to || 'no recipient'}` : `${c.type === 'slack' ? 'chat' : 'webhook'} ${c.url ?? ''}`
+  return [where, c.digest ? `digest every ${c.digest}` : '', c.quiet_hours ? `quiet hours ${c.quiet_hours}` : ''].filter(Boolean).join(', ')
 }
 
-/** Writes one channel of the setting, or takes it away; the others stay. */
+/** Saves one channel, or removes it if c is null. Other channels are kept. */
 export async function putChannel(all: Resource<Settings>, name: string, c: Channel | null) {
-  // What another person has changed meanwhile stays.
+  // Keep what another user has changed meanwhile.
   const { value: now } = await ask<Settings>('GET', '/settings')
   const next = { ...channelsOf(now) }
   if (c) next[name] = c
@@ -63,7 +63,7 @@ function Fields(p: { all: Resource<Settings>; channels: Record<string, Channel>;
   const send = async (f: FormData) => {
     const get = (n: string) => String(f.get(n) ?? '').trim()
     const name = was ? p.name : get('name')
-    if (!was && p.channels[name]) throw new Error(`There is a channel ${name} already.`)
+    if (!was && p.channels[name]) throw new Error(`Channel ${name} already exists.`)
     const c: Channel = { ...was, type }
     const set = (field: string, v: unknown) => {
       if (v === '' || v === false || Array.isArray(v) && v.length === 0) delete c[field]
@@ -79,45 +79,45 @@ function Fields(p: { all: Resource<Settings>; channels: Record<string, Channel>;
     set('digest', get('digest'))
     set('quiet_hours', get('quiet_hours'))
     await putChannel(p.all, name, c)
-    return `The channel ${name} is saved. Send it a test.`
+    return `Saved channel ${name}. Send a test to check delivery.`
   }
   const field = (label: string, name: string, o: { hint?: string; required?: boolean; holder?: string } = {}) => {
     const v = was?.[name]
     return <><label for={`c-${name}`}>{label}{o.hint && <span class="muted small"> {o.hint}</span>}</label><input id={`c-${name}`} name={name} required={o.required} placeholder={o.holder} maxLength={2048} defaultValue={Array.isArray(v) ? v.join(', ') : String(v ?? '')} /></>
   }
   return (
-    <Form title={was ? `Change the channel ${p.name}` : 'Add a channel'} submit="Save" onClose={p.onClose} send={send}>
-      {!p.fixed && names.length > 0 && <><label for="c-which">Channel</label><select id="c-which" value={p.name} onChange={(e) => p.onName(e.currentTarget.value)}><option value="">a new one</option>{names.map((n) => <option key={n} value={n}>{n}</option>)}</select></>}
+    <Form title={was ? `Edit channel ${p.name}` : 'Add channel'} submit="Save" onClose={p.onClose} send={send}>
+      {!p.fixed && names.length > 0 && <><label for="c-which">Channel</label><select id="c-which" value={p.name} onChange={(e) => p.onName(e.currentTarget.value)}><option value="">New channel</option>{names.map((n) => <option key={n} value={n}>{n}</option>)}</select></>}
       {!was && field('Name', 'name', { required: true })}
-      <label for="c-type">Kind</label>
+      <label for="c-type">Type</label>
       <select id="c-type" value={type} onChange={(e) => setType(e.currentTarget.value)}>
-        <option value="mail">mail</option>
-        <option value="slack">chat that takes Slack's webhooks</option>
-        <option value="webhook">webhook for programs</option>
+        <option value="mail">Email</option>
+        <option value="slack">Chat (Slack-compatible webhook)</option>
+        <option value="webhook">Webhook</option>
       </select>
       {type === 'mail' ? (
         <>
           {field('To', 'to', { hint: 'addresses, separated by commas', holder: 'ops@example.org' })}
-          <label class="check"><input type="checkbox" name="to_contacts" id="c-to_contacts" defaultChecked={was?.to_contacts} /> Also to each worker's own contacts: who uses it is warned, and answers by a link</label>
+          <label class="check"><input type="checkbox" name="to_contacts" id="c-to_contacts" defaultChecked={was?.to_contacts} /> Also notify each worker's contacts, who can extend from the warning</label>
           {field('From', 'from', { required: true, holder: 'lull@example.org' })}
           {field('Mail relay', 'relay', { required: true, holder: 'mail.example.org:587' })}
           <label for="c-tls">Encryption</label>
-          <select id="c-tls" name="tls"><option value="" selected={!was?.tls}>STARTTLS</option><option value="tls" selected={was?.tls === 'tls'}>TLS from the first byte</option><option value="none" selected={was?.tls === 'none'}>none</option></select>
+          <select id="c-tls" name="tls"><option value="" selected={!was?.tls}>STARTTLS</option><option value="tls" selected={was?.tls === 'tls'}>Implicit TLS</option><option value="none" selected={was?.tls === 'none'}>none</option></select>
           {field('User', 'username', { hint: 'empty for none' })}
-          {field('Password', 'password', { hint: 'where the server finds it: file:PATH or env:NAME' })}
+          {field('Password', 'password', { hint: 'file:PATH or env:NAME on the server' })}
         </>
       ) : (
         <>
-          {field('Address', 'url', { required: true, hint: type === 'slack' ? 'a secret: file:PATH or env:NAME' : 'https://..., or file:PATH or env:NAME', holder: type === 'slack' ? 'file:/etc/lull/chat.url' : 'https://example.org/lull' })}
-          {type === 'webhook' && field('Key that signs', 'key', { hint: 'file:PATH or env:NAME; empty signs nothing' })}
+          {field('URL', 'url', { required: true, hint: type === 'slack' ? 'a secret: file:PATH or env:NAME' : 'https://..., or file:PATH or env:NAME', holder: type === 'slack' ? 'file:/etc/lull/chat.url' : 'https://example.org/lull' })}
+          {type === 'webhook' && field('Signing key', 'key', { hint: 'file:PATH or env:NAME; empty for no signature' })}
         </>
       )}
       <details>
-        <summary>When, and of what</summary>
+        <summary>Events, digest and quiet hours</summary>
         <div class="stack">
           {field('Events', 'events', { hint: type === 'webhook' ? 'empty: all events' : 'empty: actionable events', holder: 'worker.pause_warning, worker.paused' })}
-          {field('Together every', 'digest', { hint: 'such as 1h or 1d; empty sends at once; a warning never waits', holder: '1d' })}
-          {field('Quiet hours', 'quiet_hours', { hint: 'only warnings then', holder: '22:00-07:00' })}
+          {field('Digest interval', 'digest', { hint: 'such as 1h or 1d; empty sends immediately; warnings are never delayed', holder: '1d' })}
+          {field('Quiet hours', 'quiet_hours', { hint: 'only warnings are sent', holder: '22:00-07:00' })}
         </div>
       </details>
     </Form>

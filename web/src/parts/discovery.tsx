@@ -1,4 +1,4 @@
-// What discovery scanned and found, and the way from there to armed workers.
+// Discovery results, and the steps to armed workers.
 
 import { useState } from 'preact/hooks'
 import { Discovered, Scan, ScannedRegion } from '../api'
@@ -33,27 +33,27 @@ export function Discovery(p: { admin: boolean; first: boolean; onImported?: () =
   const close = () => { setOpen(''); setChosen(new Set()); r.reload() }
   return (
     <div class="guide" data-testid="discovery" data-state={state}>
-      {p.first && <p class="welcome"><strong>There are no workers yet.</strong> Three steps connect the machines that you have.</p>}
+      {p.first && <p class="welcome"><strong>No workers yet.</strong> Connect your machines in three steps.</p>}
       {r.problem && <Fault problem={r.problem} retry={r.reload} what="This is not up to date." />}
       <Card title="1. Connect a region" aside={p.admin && <button type="button" data-step="regions" onClick={() => setOpen('region')}>Connect a region</button>}>
         {!scan && <p>No discovery scan has finished yet. The first one runs within seconds of the server's start.</p>}
-        {state === 'off' && <p>Discovery is off. Connecting a region switches it on.</p>}
+        {state === 'off' && <p>Discovery is off. Connect a region to turn it on.</p>}
         {scan && state !== 'off' && (
           <>
             <Regions regions={scan.regions} />
             <p class="muted small">Last scan <Time at={scan.at} />, next <Time at={scan.next_at} as="clock" />. It lists instances with the tag <code data-testid="scan-tag">{scan.tag}</code> or a matching image name.</p>
           </>
         )}
-        {failed && <p data-step="access">A region cannot be scanned. Check the server's AWS credentials and permissions: <code>lull server doctor</code></p>}
-        {scan && state === 'none' && <p data-step="patterns">Other images are matched by <a href="/settings?q=discovery_ami_name_patterns">discovery_ami_name_patterns</a>.</p>}
+        {failed && <p data-step="access">A region could not be scanned. Check the server's AWS credentials and permissions: <code>lull server doctor</code></p>}
+        {scan && state === 'none' && <p data-step="patterns">To match other images, change <a href="/settings?q=discovery_ami_name_patterns">discovery_ami_name_patterns</a>.</p>}
       </Card>
-      <Card title={items.length === 0 ? '2. Import machines' : `2. Import ${items.length.toLocaleString('en')} discovered machine${items.length === 1 ? '' : 's'}`} class="flush" aside={p.admin && <span class="asides"><button type="button" data-step="import" onClick={() => { setChosen(new Set()); setOpen('import') }}>Import by instance ID</button>{items.length > 0 && <button type="button" class="primary" aria-disabled={picked.length === 0} onClick={() => picked.length > 0 && setOpen('import')}>{`Import ${picked.length || ''} selected`.replace('  ', ' ')}</button>}</span>}>
-        {items.length === 0 ? <p class="muted">{state === 'found' ? '' : 'No machine was found that is not a worker yet.'}</p> : <Machines items={items} chosen={chosen} set={setChosen} admin={p.admin} />}
+      <Card title={items.length === 0 ? '2. Import instances' : `2. Import ${items.length.toLocaleString('en')} discovered instance${items.length === 1 ? '' : 's'}`} class="flush" aside={p.admin && <span class="asides"><button type="button" data-step="import" onClick={() => { setChosen(new Set()); setOpen('import') }}>Import by instance ID</button>{items.length > 0 && <button type="button" class="primary" aria-disabled={picked.length === 0} onClick={() => picked.length > 0 && setOpen('import')}>{`Import ${picked.length || ''} selected`.replace('  ', ' ')}</button>}</span>}>
+        {items.length === 0 ? <p class="muted">{state === 'found' ? '' : 'No new instances found.'}</p> : <Machines items={items} chosen={chosen} set={setChosen} admin={p.admin} />}
       </Card>
-      <Card title="3. Arm them">
-        <p>An imported worker is in dry-run mode: lull records what it would do, and pauses nothing. Watch it for a day, then arm it on its page or all of them on the fleet page.</p>
+      <Card title="3. Arm workers">
+        <p>Imported workers start in dry-run mode: lull records its decisions but pauses nothing. Review them for a day, then arm workers one by one or all at once.</p>
       </Card>
-      <p data-step="create">{p.admin ? <>Or launch new machines: <button type="button" onClick={() => setOpen('create')}>Create a worker</button> <a class="button" href="/templates">Templates</a></> : 'An admin connects regions, imports and arms.'}</p>
+      <p data-step="create">{p.admin ? <>Or launch new workers: <button type="button" onClick={() => setOpen('create')}>Create a worker</button> <a class="button" href="/templates">Templates</a></> : 'Only admins can connect regions, import instances and arm workers.'}</p>
       {open === 'region' && <ConnectRegion onClose={close} />}
       {open === 'create' && <CreateWorker onClose={close} />}
       {open === 'import' && <ImportWorkers found={picked} onClose={(n) => { close(); if (n > 0) p.onImported?.() }} />}
@@ -87,7 +87,7 @@ function Regions(p: { regions: ScannedRegion[] }) {
   )
 }
 
-/** How many instances are listed at most. */
+/** Maximum number of listed instances. */
 const shown = 200
 
 function Machines(p: { items: Discovered[]; chosen: ReadonlySet<string>; set: (s: ReadonlySet<string>) => void; admin: boolean }) {
@@ -99,7 +99,7 @@ function Machines(p: { items: Discovered[]; chosen: ReadonlySet<string>; set: (s
     p.set(next)
   }
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Discovered machines">
+    <div class="scroll" tabIndex={0} role="region" aria-label="Discovered instances">
       <table>
         <thead><tr>{p.admin && <th scope="col" class="pickcell"><input type="checkbox" aria-label="Select all" checked={all} onChange={() => p.set(new Set(all ? [] : list.map((d) => d.ec2_instance_id)))} /></th>}<th scope="col">Instance</th><th scope="col">Region</th><th scope="col">State</th><th scope="col">Found by</th></tr></thead>
         <tbody>
@@ -114,7 +114,7 @@ function Machines(p: { items: Discovered[]; chosen: ReadonlySet<string>; set: (s
           ))}
         </tbody>
       </table>
-      {p.items.length > shown && <p class="muted small">The first {shown} are shown; the next ones follow once these are imported.</p>}
+      {p.items.length > shown && <p class="muted small">Showing the first {shown}. Import these to see more.</p>}
     </div>
   )
 }

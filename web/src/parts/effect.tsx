@@ -1,4 +1,4 @@
-// What a change of a policy would have done with the last week, while it is edited.
+// Live preview of a policy change, replayed over the last week.
 
 import { useEffect, useState } from 'preact/hooks'
 import { Outcome, hours, saved, simulate } from '../evidence'
@@ -8,7 +8,7 @@ import { minutes } from '../time'
 /** The values of a policy that a replay can try. */
 export interface Trial { timeout_minutes: number; snooze_minutes: number | null; warn_before_minutes: number | null; schedule: string }
 
-/** How long nothing must be typed before a replay begins. */
+/** Milliseconds without typing before a replay begins. */
 const pause = 600
 
 export function Effect(p: { was: Policy | null; tried: Trial | null }) {
@@ -39,14 +39,14 @@ export function Effect(p: { was: Policy | null; tried: Trial | null }) {
   const row = (o: Outcome, title: string) => <tr><th scope="row">{title} <span class="muted small">{minutes(o.timeout_minutes)}</span></th><td>{o.pauses.toLocaleString('en')}</td><td class={o.false_stops > 0 ? 'bad' : ''}>{o.false_stops.toLocaleString('en')}</td><td>{hours(o.avoided_hours)}</td><td>{saved(o)}</td></tr>
   return (
     <div class="effect" role="status" aria-busy={state === 'busy'}>
-      <h3>What it would have done in the last 7 days, for all workers</h3>
-      {!tried ? <p class="muted small">Give an idle timeout to see it.</p>
-        : state === 'failed' ? <p class="muted small">It cannot be previewed now.</p>
-        : !now ? <p class="muted small">Replaying what is recorded…</p>
-        : !known ? <p class="muted small">Nothing is recorded of that time yet.</p> : (
+      <h3>Effect on all workers over the last 7 days</h3>
+      {!tried ? <p class="muted small">Enter an idle timeout to preview it.</p>
+        : state === 'failed' ? <p class="muted small">Preview unavailable.</p>
+        : !now ? <p class="muted small">Replaying recorded days…</p>
+        : !known ? <p class="muted small">Not enough data yet.</p> : (
           <table class="numbers">
             <thead><tr><td /><th scope="col">Pauses</th><th scope="col">False stops</th><th scope="col">Avoided</th><th scope="col">Saved</th></tr></thead>
-            <tbody>{row(now, 'As edited')}{before && row(before, 'Before')}</tbody>
+            <tbody>{row(now, 'As edited')}{before && row(before, 'Current')}</tbody>
           </table>
         )}
     </div>

@@ -45,7 +45,7 @@ export function CheckField(p: { name: string; id?: string; checked?: boolean; ch
   return <label class="check"><input type="checkbox" name={p.name} id={p.id} defaultChecked={p.checked} onChange={p.onChange && ((e) => p.onChange!(e.currentTarget.checked))} /> <span>{p.children}</span></label>
 }
 
-/** A duration, written as people write it. It says what it understood. */
+/** A duration field. It shows how the input was interpreted. */
 export function DurationField(p: Named & { minutes?: number; inherit?: string; required?: boolean; onInput?: (text: string) => void }) {
   const own = useId()
   const id = p.id ?? own
@@ -54,23 +54,23 @@ export function DurationField(p: Named & { minutes?: number; inherit?: string; r
   const wrong = text.trim() !== '' && read === null
   const input = (e: { currentTarget: HTMLInputElement }) => {
     const v = e.currentTarget.value
-    e.currentTarget.setCustomValidity(v.trim() !== '' && parseMinutes(v) === null ? 'Write a duration such as 45 min, 1h 30m or 2 days.' : '')
+    e.currentTarget.setCustomValidity(v.trim() !== '' && parseMinutes(v) === null ? 'Enter a duration such as 45 min, 1h 30m or 2 days.' : '')
     setText(v)
     p.onInput?.(v)
   }
   return (
-    <Field id={id} label={p.label} note={wrong ? <span class="bad">Not a duration. Write 45 min, 1h 30m or 2 days.</span> : read !== null && /^[\d.:\s]+$/.test(text) ? `= ${minutes(read)}` : p.note}>
+    <Field id={id} label={p.label} note={wrong ? <span class="bad">Enter a duration such as 45 min, 1h 30m or 2 days.</span> : read !== null && /^[\d.:\s]+$/.test(text) ? `= ${minutes(read)}` : p.note}>
       <input id={id} name={p.name} value={text} required={p.required} maxLength={32} placeholder={p.inherit ?? 'such as 45 min, 1h 30m, 2 days'} autoComplete="off" aria-invalid={wrong || undefined} aria-describedby={`${id}-note`} onInput={input} />
     </Field>
   )
 }
 
-/** Tags, a line for each: KEY=VALUE. */
+/** Tags, one KEY=VALUE per line. */
 export function TagsField(p: Named & { tags?: Record<string, string> }) {
   const own = useId()
   const id = p.id ?? own
   return (
-    <Field id={id} label={p.label} note="A line for each: team=network">
+    <Field id={id} label={p.label} note="One per line, such as team=network">
       <textarea id={id} name={p.name} rows={2} defaultValue={Object.entries(p.tags ?? {}).map(([k, v]) => `${k}=${v}`).join('\n')} aria-describedby={`${id}-note`} />
     </Field>
   )

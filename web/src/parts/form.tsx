@@ -6,7 +6,7 @@ import { Problem } from '../api'
 import { parseMinutes } from '../time'
 import { Dialog, Fault, say } from './ui'
 
-/** A dialog with a form: it says what is wrong and stays until it is right. */
+/** A dialog with a form. It shows errors and stays open until the form is accepted. */
 export function Form(p: { title: string; submit: string; onClose: () => void; send: (f: FormData) => Promise<string>; children: ComponentChildren; danger?: boolean; ready?: boolean; wide?: boolean; also?: ComponentChildren }) {
   const [problem, setProblem] = useState<Problem | null>(null)
   const [busy, setBusy] = useState(false)
@@ -30,7 +30,7 @@ export function Form(p: { title: string; submit: string; onClose: () => void; se
     <Dialog title={p.title} onClose={p.onClose} wide={p.wide}>
       <form class="stack" onSubmit={send}>
         {p.children}
-        {problem && <Fault problem={problem} what="Nothing is changed." />}
+        {problem && <Fault problem={problem} what="Not saved." />}
         <div class="actions">{p.also}<button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class={p.danger ? 'danger' : 'primary'} aria-disabled={!ready}>{p.submit}</button></div>
       </form>
     </Dialog>
@@ -45,6 +45,6 @@ export function durationOf(f: FormData, name: string, label: string): number | u
   const given = text(f, name)
   if (given === '') return undefined
   const m = parseMinutes(given)
-  if (m === null) throw new Problem(0, '', `${label}: "${given}" is not a duration, such as 45 min or 1h 30m.`)
+  if (m === null) throw new Problem(0, '', `${label}: invalid duration "${given}". Use a format such as 45 min or 1h 30m.`)
   return Math.round(m)
 }

@@ -1,5 +1,4 @@
-// Making workers: from a template, one more of a kind, or from instances that
-// exist; and the regions that they are in.
+// Dialogs that launch and import workers and connect regions.
 
 import { useRef, useState } from 'preact/hooks'
 import { ask, Discovered, List, Setting, Template, Worker } from '../api'
@@ -18,11 +17,11 @@ function useTemplates() {
   return { ...r, usable: (r.value?.items ?? []).filter((t) => t.enabled !== false) }
 }
 
-/** Names a template, or says that there is none to choose from. */
+/** Shown when there is no template to launch from. */
 function NoTemplate(p: { onClose: () => void }) {
   return (
     <Dialog title="No template yet" onClose={p.onClose}>
-      <p>A template says which instance type and image a worker is launched with.</p>
+      <p>A template defines the instance type and image of new workers.</p>
       <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><a class="button" href="/templates" onClick={p.onClose}>Create a template</a></div>
     </Dialog>
   )
@@ -50,14 +49,14 @@ export function CreateWorker(p: { template?: string; onClose: () => void }) {
     return `${value.name} is being launched.`
   }
   return (
-    <Form title="New worker" submit="Launch it" wide onClose={p.onClose} send={send}>
+    <Form title="New worker" submit="Launch" wide onClose={p.onClose} send={send}>
       <div class="pair">
         <TextField id="n-name" name="name" label="Name" required max={128} />
         <SelectField id="n-template" name="template" label="Template" value={chosen.name} options={choices(templates.usable)} onChange={setName} note={[chosen.instance_type, chosen.description].filter(Boolean).join(', ')} />
-        <TextField id="n-region" name="aws_region" label="Region" max={32} holder="the default region" />
+        <TextField id="n-region" name="aws_region" label="Region" max={32} holder="default region" />
         <TextField id="n-owner" name="owner" label="Owner" holder="alice@example.org" />
       </div>
-      <TextField id="n-contacts" name="contacts" label="Contacts" max={2048} note="Addresses that receive its warnings, separated by commas" />
+      <TextField id="n-contacts" name="contacts" label="Contacts" max={2048} note="Email addresses for warnings, separated by commas" />
       <details>
         <summary>Policy, expiry and tags</summary>
         <div class="stack">
@@ -65,7 +64,7 @@ export function CreateWorker(p: { template?: string; onClose: () => void }) {
             <SelectField id="n-policy" name="policy" label="Policy" options={choices(policies.value.items, 'inherited')} />
             <DurationField id="n-timeout" name="idle_timeout" label="Idle timeout" inherit="inherited" />
             <DurationField id="n-expires" name="expires" label="Expires in" inherit="never" />
-            <SelectField id="n-then" name="ttl_action" label="Then" value="stop" options={[['stop', 'stop it'], ['terminate', 'terminate it, with its disks']]} />
+            <SelectField id="n-then" name="ttl_action" label="On expiry" value="stop" options={[['stop', 'stop'], ['terminate', 'terminate and delete disks']]} />
           </div>
           <TagsField id="n-tags" name="tags" label="Tags" />
         </div>
@@ -74,7 +73,7 @@ export function CreateWorker(p: { template?: string; onClose: () => void }) {
   )
 }
 
-/** One more worker of a template. */
+/** Adds a worker of a template. */
 export function ScaleUp(p: { template?: string; onClose: () => void }) {
   const templates = useTemplates()
   if (!templates.value) return null
@@ -87,16 +86,16 @@ export function ScaleUp(p: { template?: string; onClose: () => void }) {
     return value.ec2_instance_id ? `${value.name} is being started.` : `${value.name} is being launched.`
   }
   return (
-    <Form title="Scale up" submit="Add one worker" onClose={p.onClose} send={send}>
-      <p>A stopped worker of the template is started. If there is none, one is launched.</p>
+    <Form title="Scale up" submit="Add worker" onClose={p.onClose} send={send}>
+      <p>Starts a stopped worker of the template, or launches one if there is none.</p>
       <SelectField id="u-template" name="template" label="Template" value={p.template} options={choices(templates.usable)} />
-      <TextField id="u-region" name="aws_region" label="Region" max={32} holder="the default region" />
+      <TextField id="u-region" name="aws_region" label="Region" max={32} holder="default region" />
       <TextField id="u-reason" name="reason" label="Reason" />
     </Form>
   )
 }
 
-/** Imports discovered instances, or one that is named. */
+/** Imports discovered instances, or one by ID. */
 export function ImportWorkers(p: { found: Discovered[]; onClose: (imported: number) => void }) {
   const policies = useResource<List<Policy>>('/policies?limit=1000')
   const [done, setDone] = useState<string[]>([])
@@ -116,11 +115,11 @@ export function ImportWorkers(p: { found: Discovered[]; onClose: (imported: numb
       count.current++
     }
     const arm = f.get('arm') ? '.' : ', in dry-run mode.'
-    return list.length === 1 ? `Imported${arm}` : `${list.length} workers are imported${arm}`
+    return list.length === 1 ? `Imported${arm}` : `Imported ${list.length} workers${arm}`
   }
   return (
     <Form title={p.found.length > 1 ? `Import ${left.length} instances` : 'Import an instance'} submit="Import" wide onClose={() => p.onClose(count.current)} send={send}>
-      {p.found.length > 1 && <p>{left.slice(0, 8).map((d) => d.name || d.ec2_instance_id).join(', ')}{left.length > 8 && ` and ${left.length - 8} more`}. {done.length > 0 && `${done.length} are imported already.`}</p>}
+      {p.found.length > 1 && <p>{left.slice(0, 8).map((d) => d.name || d.ec2_instance_id).join(', ')}{left.length > 8 && ` and ${left.length - 8} more`}. {done.length > 0 && `${done.length} already imported.`}</p>}
       <div class="pair">
         {p.found.length === 0 && <><TextField id="i-instance" name="instance" label="Instance" required max={32} holder="i-0123456789abcdef0" /><TextField id="i-region" name="aws_region" label="Region" required max={32} /></>}
         {one && <TextField id="i-name" name="name" label="Name" required max={128} value={p.found[0]?.name || p.found[0]?.ec2_instance_id} />}
@@ -128,7 +127,7 @@ export function ImportWorkers(p: { found: Discovered[]; onClose: (imported: numb
         <SelectField id="i-policy" name="policy" label="Policy" options={choices(policies.value.items, 'inherited')} />
       </div>
       <details><summary>CML access</summary><div class="stack"><CMLAccess /></div></details>
-      <CheckField id="i-arm" name="arm">Arm at once: lull may pause {one ? 'it' : 'them'}. Otherwise it only records what it would do.</CheckField>
+      <CheckField id="i-arm" name="arm">Arm now, so that lull may pause {one ? 'it' : 'them'}. Otherwise {one ? 'it stays' : 'they stay'} in dry-run mode.</CheckField>
     </Form>
   )
 }
@@ -152,12 +151,12 @@ export function ConnectRegion(p: { onClose: () => void }) {
     body.aws_region_configs = { ...of<Record<string, RegionConfig>>('aws_region_configs', {}), [region]: network }
     if (of<string>('discovery_import', '') === 'off') body.discovery_import = 'confirm'
     await ask('PATCH', '/settings', body)
-    say(`${region} is scanned from now on.`)
+    say(`Connected ${region}. The next scan includes it.`)
     return ''
   }
   return (
     <Form title="Connect a region" submit="Connect" onClose={p.onClose} send={send}>
-      <p>lull scans the region for machines with the credentials of the server. The network is needed only to launch workers there.</p>
+      <p>lull scans the region with the server's credentials. A network is needed only to launch workers there.</p>
       <TextField id="r-region" name="region" label="Region" required max={32} holder="eu-north-1" />
       <details><summary>Network of launched workers</summary><div class="stack">
         <TextField id="r-subnet" name="subnet_id" label="Subnet" max={64} holder="subnet-…" />

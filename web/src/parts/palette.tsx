@@ -6,7 +6,7 @@ import { go } from '../router'
 import { Badge, Dialog } from './ui'
 import { workerAt } from './workerdialogs'
 
-/** Something that the palette can do. */
+/** A command of the palette. */
 export interface Command { label: string; hint?: string; run: () => void }
 
 export function Palette(p: { commands: Command[]; onClose: () => void }) {
@@ -41,7 +41,7 @@ export function Palette(p: { commands: Command[]; onClose: () => void }) {
     if (e.key === 'Enter') { e.preventDefault(); choose(current) }
   }
   return (
-    <Dialog title="Go to, or do" onClose={p.onClose}>
+    <Dialog title="Command palette" onClose={p.onClose}>
       <input class="palette" {...{ role: 'combobox' } as object} aria-label="Worker, page or command" aria-expanded="true" aria-controls={id} aria-activedescendant={current >= 0 ? `${id}-${current}` : undefined} autoComplete="off" spellcheck={false} placeholder="Worker, page or command" value={text} maxLength={128} onInput={(e) => { setText(e.currentTarget.value); setAt(0) }} onKeyDown={keys} />
       <ul ref={list} id={id} class="choices" role="listbox" aria-label="Matches">
         {all.map((x, n) => (
@@ -50,7 +50,7 @@ export function Palette(p: { commands: Command[]; onClose: () => void }) {
           </li>
         ))}
       </ul>
-      {all.length === 0 && <p class="muted">Nothing matches.</p>}
+      {all.length === 0 && <p class="muted">No matches.</p>}
     </Dialog>
   )
 }
@@ -60,9 +60,9 @@ const shortcuts: [keys: string[], what: string][] = [
   [['/'], 'Search'],
   [['↓', '↑'], 'Next and previous worker'],
   [['Enter'], 'Open the worker'],
-  [['x'], 'Select the worker; with Shift, all between'],
+  [['x'], 'Select the worker; Shift selects a range'],
   [['Home', 'End'], 'First and last worker'],
-  [['?'], 'This list'],
+  [['?'], 'Show shortcuts'],
   [['Esc'], 'Close'],
 ]
 

@@ -1,4 +1,4 @@
-// Dialogs that apply rules to workers and make exceptions from them.
+// Dialogs that assign policies and schedules and add exceptions.
 
 import { useState } from 'preact/hooks'
 import { ask, List } from '../api'
@@ -13,14 +13,14 @@ export function Apply(p: { what: 'policy' | 'schedule'; name: string; text: stri
     const chosen = selector(await workersOf(workers), text(f, 'tags'), text(f, 'region'), !!f.get('all'))
     const body = { ...chosen, ...(text(f, 'priority') ? { priority: Number(text(f, 'priority')) } : {}) }
     await ask('POST', `${path}${encodeURIComponent(p.name)}/apply`, body)
-    return `${p.name} holds for ${chosen.all ? 'the whole fleet' : scope({ ...chosen, worker_ids: workers ? [workers] : undefined })}.`
+    return `Applied ${p.name} to ${chosen.all ? 'the whole fleet' : scope({ ...chosen, worker_ids: workers ? [workers] : undefined })}.`
   }
   return (
     <Form title={`Apply ${p.name}`} submit="Apply" onClose={p.onClose} send={send}>
       <p>{p.name}: {p.text}.</p>
-      <Whom id="a" what="The whole fleet: every worker, those that come later too" />
-      <label for="a-priority">Priority among groups</label><input id="a-priority" name="priority" type="number" />
-      <p class="muted small">Workers given by name get it themselves. For tags and a region it applies to all matching workers, present and future.</p>
+      <Whom id="a" what="Whole fleet, including future workers" />
+      <label for="a-priority">Group priority</label><input id="a-priority" name="priority" type="number" />
+      <p class="muted small">Named workers get it directly. Tags and regions match future workers too.</p>
     </Form>
   )
 }
@@ -32,14 +32,14 @@ function Whom(p: { id: string; what: string }) {
     <>
       <label for={`${p.id}-workers`}>Workers, by name</label><input id={`${p.id}-workers`} name="workers" list={`${p.id}-names`} autocomplete="off" />
       <datalist id={`${p.id}-names`}>{(all.value?.items ?? []).map((w) => <option key={w.id} value={w.name} />)}</datalist>
-      <label for={`${p.id}-tags`}>Or all with tags, such as team=ml, env=lab</label><input id={`${p.id}-tags`} name="tags" />
-      <label for={`${p.id}-region`}>Or all in a region</label><input id={`${p.id}-region`} name="region" maxLength={32} />
+      <label for={`${p.id}-tags`}>Or tags, such as team=ml, env=lab</label><input id={`${p.id}-tags`} name="tags" />
+      <label for={`${p.id}-region`}>Or region</label><input id={`${p.id}-region`} name="region" maxLength={32} />
       <label class="check"><input type="checkbox" name="all" id={`${p.id}-all`} /> {p.what}</label>
     </>
   )
 }
 
-/** Makes an exception with an end, for the worker that is given or for those that are named. */
+/** Adds an exception with an end, for one worker or a selection. */
 export function Except(p: { policies: Policy[]; worker?: { id: string; name: string }; onClose: () => void }) {
   const [kind, setKind] = useState('keep')
   const byDay = kind === 'keep' || kind === 'skip'
@@ -53,21 +53,21 @@ export function Except(p: { policies: Policy[]; worker?: { id: string; name: str
     if (at('until')) body.until = at('until')
     if (kind === 'policy') body.policy = text(f, 'policy')
     const { value } = await ask<Override>('POST', '/overrides', body)
-    return `The exception holds for ${whom(value)}.`
+    return `Added an exception for ${whom(value)}.`
   }
   return (
-    <Form title={p.worker ? `Make an exception for ${p.worker.name}` : 'Make an exception'} submit="Make it" onClose={p.onClose} send={send}>
-      <label for="o-kind">What</label>
+    <Form title={p.worker ? `Add exception for ${p.worker.name}` : 'Add exception'} submit="Add" onClose={p.onClose} send={send}>
+      <label for="o-kind">Exception</label>
       <select id="o-kind" value={kind} onChange={(e) => setKind(e.currentTarget.value)}>
         <option value="keep">keep running</option>
         <option value="skip">skip the schedule</option>
-        <option value="freeze">freeze: neither stop nor start automatically</option>
+        <option value="freeze">freeze: no automatic stops or starts</option>
         <option value="policy">use another policy</option>
       </select>
       {kind === 'policy' && <><label for="o-policy">Policy</label><select id="o-policy" name="policy">{p.policies.map((x) => <option key={x.name}>{x.name}</option>)}</select></>}
-      {!p.worker && <Whom id="o" what="The whole fleet: every worker, those that come meanwhile too" />}
+      {!p.worker && <Whom id="o" what="Whole fleet, including workers added meanwhile" />}
       <label for="o-from">Start (default: now)</label><input id="o-from" name="from" type="datetime-local" />
-      <label for="o-until">Until{byDay && '; empty is not today: the end of today'}</label><input id="o-until" name="until" type="datetime-local" required={!byDay} />
+      <label for="o-until">End{byDay && ' (default: end of today)'}</label><input id="o-until" name="until" type="datetime-local" required={!byDay} />
       <label for="o-reason">Reason</label><input id="o-reason" name="reason" maxLength={256} />
     </Form>
   )

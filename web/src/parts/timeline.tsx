@@ -1,6 +1,5 @@
-// What was known of a worker over a day or a week: its state, what held it,
-// and each signal against the value from which it counts. Where nothing is
-// recorded it is hatched: not known, never idle.
+// The timeline of a worker: its state, blocks, and each signal against its
+// threshold. Unrecorded time is hatched, so that it never looks idle.
 
 import { useEffect, useId, useMemo, useRef, useState } from 'preact/hooks'
 import { Entry } from '../api'
@@ -13,18 +12,18 @@ type Kind = 'running' | 'warned' | 'pausing' | 'paused' | 'starting' | 'unknown'
 
 interface Stretch { from: number; to: number; kind: Kind; said: string }
 
-const called: Record<Kind, string> = { running: 'Running', warned: 'Warned', pausing: 'Pausing', paused: 'Paused', starting: 'Starting', unknown: 'Not known' }
+const called: Record<Kind, string> = { running: 'Running', warned: 'Warned', pausing: 'Pausing', paused: 'Paused', starting: 'Starting', unknown: 'Unknown' }
 
 const of: Record<string, Kind> = { STOPPED: 'paused', STOPPING: 'pausing', DRAINING: 'pausing', PENDING: 'starting', PROVISIONING: 'starting', STARTING: 'starting', TERMINATING: 'paused', TERMINATED: 'paused' }
 
-/** Blocks that say no more than the signals and the states do. */
+/** Blocks that the signals and states already show. */
 const plain = new Set(['recent_activity', 'not_idle_yet', 'warning_pending', 'signal_unknown', 'status_not_running'])
 
-const holding: Record<string, string> = { lease_held: 'lease held', in_snooze_period: 'snoozed, or protected after a resume' }
+const holding: Record<string, string> = { lease_held: 'lease held', in_snooze_period: 'snoozed' }
 
 const ms = (at: string) => new Date(at).getTime()
 
-/** The time of a timeline in stretches that follow each other without a gap. */
+/** Returns the states of a timeline as contiguous stretches. */
 export function stretches(t: Timeline): Stretch[] {
   const out: Stretch[] = []
   let at = ms(t.from)
@@ -36,11 +35,11 @@ export function stretches(t: Timeline): Stretch[] {
     else out.push({ from: at, to, kind, said })
     at = to
   }
-  const fill = (to: number) => { out.push({ from: at, to, kind: 'unknown', said: 'Nothing is recorded.' }); at = to }
+  const fill = (to: number) => { out.push({ from: at, to, kind: 'unknown', said: 'No data recorded.' }); at = to }
   for (const p of t.power) {
     const from = ms(p.from), to = ms(p.to), kind = of[p.status]
-    if (kind) { add(from, to, kind, p.status === 'DRAINING' ? 'It drained.' : ''); continue }
-    if (p.status !== 'RUNNING') { add(from, to, 'unknown', p.status ? words(p.status).toLowerCase() : 'Nothing is recorded.'); continue }
+    if (kind) { add(from, to, kind, p.status === 'DRAINING' ? 'Draining.' : ''); continue }
+    if (p.status !== 'RUNNING') { add(from, to, 'unknown', p.status ? words(p.status).toLowerCase() : 'No data recorded.'); continue }
     if (from > at) fill(from)
     for (const v of t.verdicts) {
       const a = Math.max(ms(v.from), from), b = Math.min(ms(v.to), to)
@@ -68,12 +67,12 @@ export function TimelineCard(p: { path: string; mine: (e: Entry) => boolean; pic
   const t = r.value
   return (
     <Card title="Timeline" class="timeline" aside={
-      <div class="pick" role="group" aria-label="How far back">
+      <div class="pick" role="group" aria-label="Time range">
         {[1, 7].map((n) => <button key={n} type="button" aria-pressed={days === n} onClick={() => choose(n)}>{n === 1 ? '24 h' : '7 d'}</button>)}
       </div>
     }>
-      {r.problem && <Fault problem={r.problem} retry={r.reload} what="What is recorded cannot be shown." />}
-      {t ? <Chart t={t} days={days} picked={p.picked} onPick={p.onPick} /> : <p class="loading await" role="status">Reading what is recorded…</p>}
+      {r.problem && <Fault problem={r.problem} retry={r.reload} what="Cannot load the timeline." />}
+      {t ? <Chart t={t} days={days} picked={p.picked} onPick={p.onPick} /> : <p class="loading await" role="status">Loading timeline…</p>}
     </Card>
   )
 }
@@ -129,9 +128,9 @@ function Chart(p: { t: Timeline; days: number; picked: number | null; onPick: (a
       <ul class="legend" aria-hidden="true">
         {(Object.keys(called) as Kind[]).filter((k) => bands.some((b) => b.kind === k)).map((k) => <li key={k}><span class={`swatch ${k}`} />{called[k]}</li>)}
         {t.signals.length > 0 && <li><span class="swatch used" />Signal active</li>}
-        {t.signals.some((s) => s.unit) && <li><span class="swatch line" />Counts from here</li>}
+        {t.signals.some((s) => s.unit) && <li><span class="swatch line" />Threshold</li>}
       </ul>
-      <div ref={box} class="chart" role="slider" tabIndex={0} aria-label="A time on the timeline; Enter shows why it was so then" aria-orientation="horizontal" aria-valuemin={Math.round(from / 60_000)} aria-valuemax={Math.round(to / 60_000)} aria-valuenow={Math.round((cursor ?? to) / 60_000)}
+      <div ref={box} class="chart" role="slider" tabIndex={0} aria-label="Timeline cursor. Press Enter to explain the state at that time." aria-orientation="horizontal" aria-valuemin={Math.round(from / 60_000)} aria-valuemax={Math.round(to / 60_000)} aria-valuenow={Math.round((cursor ?? to) / 60_000)}
         aria-valuetext={said(t, bands, cursor ?? to - 1, now)} onKeyDown={keys} onPointerMove={(e) => move(timeAt(e))} onPointerLeave={() => setOver(null)} onBlur={() => setOver(null)} onClick={(e) => p.onPick(Math.min(to, Math.max(from, timeAt(e))))}>
         {width > 0 && (
           <svg width={width} height={bottom + axis} aria-hidden="true">
@@ -166,7 +165,7 @@ function Lane(p: { s: Timeline['signals'][number]; top: number; height: number; 
   }).join('')
   return (
     <g>
-      <text class="name" x={0} y={top - 5}>{s.signal}<tspan class="unit">{s.unit ? `  counts from ${figure(s.threshold, s.unit)}, highest ${figure(highest, s.unit)}` : '  events'}</tspan></text>
+      <text class="name" x={0} y={top - 5}>{s.signal}<tspan class="unit">{s.unit ? `  threshold ${figure(s.threshold, s.unit)}, peak ${figure(highest, s.unit)}` : '  events'}</tspan></text>
       <path fill={`url(#${p.hatch})`} d={rect(p.from, p.to, top, height)} />
       <path class="back still" d={p.still.map((b) => rect(b.from, b.to, top, height)).join('')} />
       <path class="back" d={s.points.filter((q) => q.state !== 'unknown').map((q) => rect(ms(q.at), ms(q.until), top, height)).join('')} />
@@ -177,7 +176,7 @@ function Lane(p: { s: Timeline['signals'][number]; top: number; height: number; 
   )
 }
 
-/** Times to write below, as many as there is room for. */
+/** Returns as many axis labels as fit. */
 function ticks(from: number, to: number, width: number): { at: number; text: string; strong: boolean }[] {
   const hour = 3_600_000
   const every = [1, 2, 3, 6, 12, 24, 48].map((h) => h * hour).find((e) => ((to - from) / e) * 58 <= width) ?? 96 * hour
@@ -199,15 +198,15 @@ function ticks(from: number, to: number, width: number): { at: number; text: str
 
 const verdictAt = (t: Timeline, time: number) => at(t.verdicts, time, (v) => v.from, (v) => v.to)
 
-/** All of a moment in a line, for who cannot see the chart. */
+/** Describes one moment, as the text alternative of the chart. */
 function said(t: Timeline, bands: Stretch[], time: number, now: number): string {
   const b = bands.find((x) => x.from <= time && time < x.to)
   const v = b && (b.kind === 'running' || b.kind === 'warned') ? verdictAt(t, time) : undefined
   const signals = t.signals.map((s) => {
     const q = reading(s.points, time)
-    return `${s.signal} ${!q ? 'not known' : q.state}${q && q.value !== null && s.unit ? ` ${figure(q.value, s.unit)}` : ''}`
+    return `${s.signal} ${!q ? 'unknown' : q.state}${q && q.value !== null && s.unit ? ` ${figure(q.value, s.unit)}` : ''}`
   })
-  return [clock(time, now), b ? called[b.kind] : 'Not known', v ? local(v.reason, now) : '', signals.join(', ')].filter(Boolean).join('. ')
+  return [clock(time, now), b ? called[b.kind] : 'Unknown', v ? local(v.reason, now) : '', signals.join(', ')].filter(Boolean).join('. ')
 }
 
 function Readout(p: { t: Timeline; bands: Stretch[]; at: number }) {
@@ -221,14 +220,14 @@ function Readout(p: { t: Timeline; bands: Stretch[]; at: number }) {
       <ul>
         {t.signals.map((s) => {
           const q = b?.kind === 'paused' ? undefined : reading(s.points, p.at)
-          return <li key={s.signal}>{s.signal} <span class={`state ${q?.state ?? 'unknown'}`}>{b?.kind === 'paused' ? '–' : !q ? 'not known' : q.value !== null && s.unit ? figure(q.value, s.unit) : q.state}</span></li>
+          return <li key={s.signal}>{s.signal} <span class={`state ${q?.state ?? 'unknown'}`}>{b?.kind === 'paused' ? '–' : !q ? 'unknown' : q.value !== null && s.unit ? figure(q.value, s.unit) : q.state}</span></li>
         })}
       </ul>
     </>
   )
 }
 
-/** The same for who reads rather than looks. */
+/** The chart's data as tables. */
 function Tables(p: { t: Timeline; bands: Stretch[] }) {
   const { t } = p
   const [open, setOpen] = useState(false)
@@ -237,13 +236,13 @@ function Tables(p: { t: Timeline; bands: Stretch[] }) {
   const sum = (points: Point[], state: string) => points.filter((q) => q.state === state).reduce((n, q) => n + ms(q.until) - ms(q.at), 0) / 1000
   return (
     <details onToggle={(e) => setOpen((e.currentTarget as HTMLDetailsElement).open)}>
-      <summary>As tables</summary>
+      <summary>Show as tables</summary>
       {open && (
         <>
           <h3 id="tl-signals">Signals</h3>
           <div class="scroll" tabIndex={0} role="region" aria-labelledby="tl-signals">
             <table>
-              <thead><tr><th scope="col">Signal</th><th scope="col">Counts from</th><th scope="col">Highest</th><th scope="col">Active for</th><th scope="col">Quiet for</th><th scope="col">Unknown for</th></tr></thead>
+              <thead><tr><th scope="col">Signal</th><th scope="col">Threshold</th><th scope="col">Peak</th><th scope="col">Active for</th><th scope="col">Quiet for</th><th scope="col">Unknown for</th></tr></thead>
               <tbody>{t.signals.map((s) => <tr key={s.signal}><th scope="row">{s.signal}</th><td>{s.unit ? figure(s.threshold, s.unit) : '–'}</td><td>{s.unit ? figure(Math.max(0, ...s.points.map((q) => q.value ?? 0)), s.unit) : '–'}</td><td>{span(sum(s.points, 'active'))}</td><td>{span(sum(s.points, 'quiet'))}</td><td>{span(sum(s.points, 'unknown'))}</td></tr>)}</tbody>
             </table>
           </div>
@@ -254,7 +253,7 @@ function Tables(p: { t: Timeline; bands: Stretch[] }) {
           <h3 id="tl-states">States, newest first</h3>
           <div class="scroll rows" tabIndex={0} role="region" aria-labelledby="tl-states">
             <table>
-              <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">State</th><th scope="col">Its explanation then</th></tr></thead>
+              <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">State</th><th scope="col">Explanation</th></tr></thead>
               <tbody>{rows.map((b) => <tr key={b.from}><td class="nowrap">{clock(b.from, now)}</td><td class="nowrap">{clock(b.to, now)}</td><td>{called[b.kind]}</td><td class="muted">{local(b.said, now)}</td></tr>)}</tbody>
             </table>
           </div>
@@ -264,7 +263,7 @@ function Tables(p: { t: Timeline; bands: Stretch[] }) {
   )
 }
 
-/** Asks for a past time. */
+/** A form that asks for a past time. */
 export function LookBack(p: { onPick: (at: number) => void }) {
   const [text, setText] = useState('')
   const [fault, setFault] = useState('')
@@ -272,15 +271,15 @@ export function LookBack(p: { onPick: (at: number) => void }) {
   const send = (e: Event) => {
     e.preventDefault()
     const time = new Date(text).getTime()
-    if (Number.isNaN(time)) setFault('Give a day and a time.')
-    else if (time > Date.now()) setFault('This time has not come yet.')
+    if (Number.isNaN(time)) setFault('Enter a date and time.')
+    else if (time > Date.now()) setFault('This time is in the future.')
     else p.onPick(time)
   }
   return (
     <form class="lookback" onSubmit={send}>
-      <label for="at">Why was it so at</label>{' '}
+      <label for="at">Explain the state at</label>{' '}
       <input id="at" type="datetime-local" value={text} onInput={(e) => setText(e.currentTarget.value)} aria-invalid={fault ? true : undefined} aria-describedby={fault ? 'at-fault' : undefined} />{' '}
-      <button type="submit">Tell</button>
+      <button type="submit">Explain</button>
       {fault && <span id="at-fault" class="bad" role="alert"> {fault}</span>}
     </form>
   )

@@ -6,17 +6,17 @@ import { Problem, Standing } from '../api'
 import { Boundary } from './boundary'
 import { ago, clock, exact, useNow } from '../time'
 
-/** What each standing is called, and what it means. */
+/** Labels, meanings and icons of standings. */
 export const standings: Record<Standing, { label: string; means: string; mark: JSX.Element }> = {
   active: { label: 'Active', means: 'Running, active recently', mark: <circle cx="8" cy="8" r="5" /> },
   idle: { label: 'Idle', means: 'Running, not active recently', mark: <circle cx="8" cy="8" r="4" fill="none" stroke="currentColor" stroke-width="2" /> },
-  pausing_soon: { label: 'Pausing soon', means: 'Its pause is near or in progress', mark: <path d="M8 3a5 5 0 1 1 0 10zM8 3a5 5 0 0 0 0 10" fill="none" stroke="currentColor" stroke-width="2" /> },
-  blocked: { label: 'Blocked', means: 'Idle, but its pause is blocked', mark: <rect x="3.5" y="3.5" width="9" height="9" rx="1.5" fill="none" stroke="currentColor" stroke-width="2" /> },
+  pausing_soon: { label: 'Pausing soon', means: 'About to pause, or pausing', mark: <path d="M8 3a5 5 0 1 1 0 10zM8 3a5 5 0 0 0 0 10" fill="none" stroke="currentColor" stroke-width="2" /> },
+  blocked: { label: 'Blocked', means: 'Idle, but something prevents a pause', mark: <rect x="3.5" y="3.5" width="9" height="9" rx="1.5" fill="none" stroke="currentColor" stroke-width="2" /> },
   unknown: { label: 'Unknown', means: 'Its activity cannot be read, so it is not paused', mark: <path d="M5.5 6a2.5 2.5 0 1 1 3.4 2.3c-.6.3-.9.7-.9 1.4M8 12.4v.4" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" /> },
   checking: { label: 'Checking', means: 'Just imported or started; its activity is being read', mark: <path d="M8 3a5 5 0 1 0 5 5" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" /> },
-  paused: { label: 'Paused', means: 'Stopped; it costs storage only', mark: <path d="M5.5 4v8M10.5 4v8" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" /> },
-  starting: { label: 'Starting', means: 'On its way to running', mark: <path d="M6 4l5 4-5 4z" /> },
-  failed: { label: 'Failed', means: 'It cannot be started or read until a user acts', mark: <path d="M8 3v6M8 12v.6" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" /> },
+  paused: { label: 'Paused', means: 'Stopped; only storage is billed', mark: <path d="M5.5 4v8M10.5 4v8" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" /> },
+  starting: { label: 'Starting', means: 'Starting up', mark: <path d="M6 4l5 4-5 4z" /> },
+  failed: { label: 'Failed', means: 'Cannot be started or read; needs action', mark: <path d="M8 3v6M8 12v.6" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" /> },
   ended: { label: 'Ended', means: 'Terminated', mark: <path d="M4 8h8" stroke="currentColor" stroke-width="2" /> },
 }
 
@@ -30,7 +30,7 @@ export function Badge(p: { standing: Standing }) {
   )
 }
 
-/** A time as people say it, with the exact one on demand. */
+/** A relative time or clock time, with the exact time as tooltip. */
 export function Time(p: { at: string | null | undefined; none?: string; as?: 'ago' | 'clock' }) {
   const now = useNow()
   if (!p.at || p.at.startsWith('0001')) return <span class="muted">{p.none ?? 'never'}</span>
@@ -51,19 +51,19 @@ export function Empty(p: { title: string; children?: ComponentChildren }) {
   return <div class="empty"><p class="title">{p.title}</p>{p.children && <p>{p.children}</p>}</div>
 }
 
-/** What went wrong, and what can be done about it. */
+/** An error, with a retry button if it can be retried. */
 export function Fault(p: { problem: Problem; retry?: () => void; what?: string }) {
   return (
     <div class="fault" role="alert">
-      <p><strong>{p.what ?? 'This cannot be shown.'}</strong> {p.problem.message}</p>
+      <p><strong>{p.what ?? 'Cannot load this.'}</strong> {p.problem.message}</p>
       {p.problem.fields.length > 0 && <ul>{p.problem.fields.map((f) => <li key={f.location}>{f.message}{f.location && <span class="muted"> ({f.location})</span>}</li>)}</ul>}
-      {p.retry && <button type="button" onClick={p.retry}>Try again</button>}
+      {p.retry && <button type="button" onClick={p.retry}>Retry</button>}
     </div>
   )
 }
 
 export function Loading(p: { what: string }) {
-  return <p class="loading" role="status">{`Reading ${p.what}…`}</p>
+  return <p class="loading" role="status">{`Loading ${p.what}…`}</p>
 }
 
 export function Button(p: { onClick: () => void | Promise<void>; kind?: 'primary' | 'danger' | 'plain'; disabled?: boolean; why?: string; children: ComponentChildren; expanded?: boolean; label?: string }) {
@@ -80,7 +80,7 @@ export function Button(p: { onClick: () => void | Promise<void>; kind?: 'primary
   )
 }
 
-/** A dialog that keeps the keyboard inside, ends with Escape and gives the focus back. */
+/** A modal dialog. Escape closes it, and the focus returns to where it was. */
 export function Dialog(p: { title: string; onClose: () => void; children: ComponentChildren; wide?: boolean }) {
   const box = useRef<HTMLDialogElement>(null)
   const id = useId()
@@ -105,7 +105,7 @@ let toasts: Toast[] = []
 let redrawToasts: () => void = () => {}
 let nextToast = 0
 
-/** Says what a command did, for a few seconds; a fault stays until it is closed. */
+/** Shows a message for a few seconds. Errors stay until dismissed. */
 export function say(text: string, bad = false) {
   const t = { text, bad, id: ++nextToast }
   toasts = [...toasts.slice(-3), t]
@@ -126,14 +126,14 @@ export function Toasts() {
       {toasts.map((t) => (
         <div key={t.id} class={t.bad ? 'toast bad' : 'toast'}>
           <span>{t.text}</span>
-          <button type="button" class="plain" aria-label="Close this message" onClick={() => unsay(t.id)}>×</button>
+          <button type="button" class="plain" aria-label="Dismiss" onClick={() => unsay(t.id)}>×</button>
         </div>
       ))}
     </div>
   )
 }
 
-/** Runs a command and says what came of it; empty says only what went wrong. */
+/** Runs a command and shows the outcome. An empty message shows only errors. */
 export async function attempt(what: string, f: () => Promise<unknown>): Promise<boolean> {
   try {
     await f()
@@ -145,7 +145,7 @@ export async function attempt(what: string, f: () => Promise<unknown>): Promise<
   }
 }
 
-/** How wide an element is, in pixels, as it changes. 0 is not known yet. */
+/** Returns the current width of an element in pixels; 0 before the first layout. */
 export function useWidth(box: { current: HTMLElement | null }): number {
   const [width, setWidth] = useState(0)
   useLayoutEffect(() => {
@@ -159,7 +159,7 @@ export function useWidth(box: { current: HTMLElement | null }): number {
   return width
 }
 
-/** Words of codes: "idle_timeout" is "idle timeout". */
+/** Turns a code into words: "idle timeout" for "idle_timeout". */
 export function words(code: string | undefined): string {
   return (code ?? '').replaceAll('_', ' ').replaceAll('.', ' ').replaceAll('-', ' ')
 }

@@ -1,4 +1,4 @@
-// Views of the fleet that this browser keeps: a name for an address.
+// Saved views of the fleet: named URLs, stored in this browser.
 
 import { Form, text } from './form'
 import { TextField } from './fields'
@@ -24,11 +24,11 @@ export function SaveView(p: { path: string; onClose: () => void }) {
   const send = async (f: FormData) => {
     const name = text(f, 'name')
     put([...savedViews().filter((v) => v.name !== name), { name, path: p.path }])
-    return `The view ${name} is saved in this browser.`
+    return `Saved view ${name} in this browser.`
   }
   return (
     <Form title="Save this view" submit="Save" onClose={p.onClose} send={send}>
-      <p>The address of the page holds search, filters and order, so it can be shared too.</p>
+      <p>The page's URL contains the search, filters and order, so you can also share it.</p>
       <TextField id="v-name" name="name" label="Name" required max={40} />
     </Form>
   )

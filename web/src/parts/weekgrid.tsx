@@ -1,4 +1,4 @@
-// A week of half hours to paint: the open hours of a schedule.
+// Editor for the open hours of a schedule, in half hours.
 
 import { useRef, useState } from 'preact/hooks'
 
@@ -74,7 +74,7 @@ export function hoursOf(week: WeekCells): Hours[] {
 
 const title = (d: number) => dayNames[d]!.replace(/^./, (c) => c.toUpperCase())
 
-/** One stop of the keyboard: arrows move, Space paints, Shift with an arrow paints on. */
+/** A grid with one tab stop: arrows move, Space toggles, Shift+arrow paints. */
 export function WeekGrid(p: { value: WeekCells; onChange: (w: WeekCells) => void }) {
   const [at, setAt] = useState({ day: 0, slot: 16 })
   const painting = useRef<boolean | null>(null)
@@ -115,7 +115,7 @@ export function WeekGrid(p: { value: WeekCells; onChange: (w: WeekCells) => void
   const said = hoursOf(p.value)
   return (
     <div>
-      <div class="presets">{presets.map(([label, list]) => <button key={label} type="button" onClick={() => { const w = emptyWeek(); for (const h of list) paint(w, h); p.onChange(w) }}>{label}</button>)}<span class="muted small">Drag over the hours in which workers run.</span></div>
+      <div class="presets">{presets.map(([label, list]) => <button key={label} type="button" onClick={() => { const w = emptyWeek(); for (const h of list) paint(w, h); p.onChange(w) }}>{label}</button>)}<span class="muted small">Drag to mark the hours during which workers run.</span></div>
       <div ref={box} class="weekgrid" role="grid" aria-label="Open hours by day" onPointerDown={down} onPointerMove={move} onPointerUp={() => { painting.current = null }} onPointerLeave={() => { painting.current = null }} onKeyDown={keys}>
         {p.value.map((cells, d) => (
           <div key={d} role="row">

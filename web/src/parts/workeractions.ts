@@ -1,4 +1,4 @@
-// What can be done to workers of a list: to one by its menu, to many at once.
+// Actions on workers of a list: from a row's menu, or on a selection.
 
 import { ask, WorkerRow } from '../api'
 import { MenuItems } from './menu'
@@ -15,8 +15,8 @@ export const verbs: Verb[] = [
   { key: 'resume', label: 'Resume', asks: 'The instances are started.', done: 'resuming', path: 'resume', takes: (r) => r.status === 'STOPPED' || r.status === 'STOPPING' },
   { key: 'snooze', label: 'Snooze for 1 hour', asks: 'They are not paused automatically for an hour.', done: 'snoozed for an hour', path: 'snooze', body: { minutes: 60 }, takes: running },
   { key: 'snooze4', label: 'Snooze for 4 hours', asks: 'They are not paused automatically for four hours.', done: 'snoozed for four hours', path: 'snooze', body: { minutes: 240 }, takes: running },
-  { key: 'drain', label: 'Drain', asks: 'They take no new work, and stop when nothing runs or the drain timeout is over.', done: 'draining', path: 'drain', takes: running },
-  { key: 'check', label: 'Check now', asks: 'Their activity is read now. One that is eligible is paused.', done: 'checked', path: 'detect-idle', takes: running },
+  { key: 'drain', label: 'Drain', asks: 'They take no new work, and stop when idle or when the drain timeout expires.', done: 'draining', path: 'drain', takes: running },
+  { key: 'check', label: 'Check now', asks: 'Checks their activity now. Eligible workers are paused.', done: 'checked', path: 'detect-idle', takes: running },
   { key: 'arm', label: 'Arm', asks: 'lull may pause them from now on.', done: 'armed', path: 'arm', admin: true, takes: (r) => !r.armed },
   { key: 'disarm', label: 'Disarm (dry run)', asks: 'lull only records what it would do.', done: 'in dry-run mode', path: 'disarm', takes: (r) => r.armed },
 ]

@@ -1,5 +1,4 @@
-// The list of workers: any length, of which only what can be seen is drawn. It
-// scrolls with the page.
+// The list of workers, which renders only visible rows and scrolls with the page.
 
 import { ComponentChildren } from 'preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
@@ -9,7 +8,7 @@ import { Menu, MenuItems } from './menu'
 import { Badge, Time, useWidth } from './ui'
 import { workerAt } from './workerdialogs'
 
-/** How many rows are asked for at once, and in which steps. */
+/** Rows are requested in steps, with some ahead of the visible range. */
 const step = 50
 const ahead = 50
 const rowHeight = 52
@@ -25,10 +24,10 @@ const none = <span class="muted">–</span>
 export const columns: Column[] = [
   { key: 'standing', label: 'State', sort: 'standing', width: 136, cell: (r) => <Badge standing={r.standing} /> },
   { key: 'pause', label: 'Next pause', sort: 'pause', width: 124, cell: (r) => <Countdown row={r} /> },
-  { key: 'activity', label: 'Last used', sort: 'activity', width: 104, cell: (r) => <Time at={r.last_activity_at} none="not seen" /> },
+  { key: 'activity', label: 'Last used', sort: 'activity', width: 104, cell: (r) => <Time at={r.last_activity_at} none="never" /> },
   { key: 'why', label: 'Why', width: 190, flex: 1.7, cell: (r) => <span class="why" title={local(r.sentence, Date.now())}>{local(r.sentence, Date.now())}</span> },
   { key: 'owner', label: 'Owner', sort: 'owner', width: 100, flex: 0.6, cell: (r) => r.owner ? <span title={r.owner}>{r.owner.replace(/@.*/, '')}</span> : none },
-  { key: 'cost', label: 'Cost/hour', sort: 'cost', width: 84, end: true, cell: (r) => r.usd_per_hour === null ? <span class="muted" title="No price of this type is known">unknown</span> : <span class={r.standing === 'paused' ? 'muted' : ''}>{money.format(r.usd_per_hour)}</span> },
+  { key: 'cost', label: 'Cost/hour', sort: 'cost', width: 84, end: true, cell: (r) => r.usd_per_hour === null ? <span class="muted" title="No price known for this type">unknown</span> : <span class={r.standing === 'paused' ? 'muted' : ''}>{money.format(r.usd_per_hour)}</span> },
   { key: 'cpu', label: 'CPU', sort: 'cpu', width: 58, end: true, cell: (r) => r.cpu_utilization === null ? none : `${Math.round(r.cpu_utilization)} %` },
   { key: 'region', label: 'Region', sort: 'region', width: 96, cell: (r) => r.aws_region },
   { key: 'type', label: 'Type', sort: 'type', width: 100, cell: (r) => r.instance_type || none },
@@ -156,7 +155,7 @@ export function WorkerList(p: ListProps) {
           {select && <span role="columnheader"><input type="checkbox" aria-label="Select all workers" checked={every} onChange={() => p.onSelectAll(!every)} /></span>}
           {sort('name', 'Worker')}
           {shown.map((c) => sort(c.sort, c.label, c.end))}
-          <span role="columnheader"><span class="hidden">Commands</span></span>
+          <span role="columnheader"><span class="hidden">Actions</span></span>
         </div>
       </div>
       <div class="body" role="rowgroup" ref={body} style={{ height: `${p.total * rowHeight}px` }}>
@@ -168,7 +167,7 @@ export function WorkerList(p: ListProps) {
                 {select && <span role="cell"><input type="checkbox" aria-label={`Select ${r.name}`} checked={p.selected.has(r.id)} onClick={(e) => pick(i, e.currentTarget.checked, e.shiftKey)} /></span>}
                 <span role="cell" class="name"><a href={workerAt(r.id)}>{r.name}</a><span class="muted small">{under(r, shown)}</span></span>
                 {shown.map((c) => <span key={c.key} role="cell" class={c.end ? 'end' : ''}>{c.cell(r)}</span>)}
-                <span role="cell"><Menu label={`Commands for ${r.name}`} kind="dots" items={p.menu(r)}>⋯</Menu></span>
+                <span role="cell"><Menu label={`Actions for ${r.name}`} kind="dots" items={p.menu(r)}>⋯</Menu></span>
               </> : <span role="cell" class="muted">…</span>}
             </div>
           )
@@ -178,7 +177,7 @@ export function WorkerList(p: ListProps) {
   )
 }
 
-/** What the columns do not show, below the name. */
+/** Returns what the columns do not show, for the line below the name. */
 function under(r: WorkerRow, shown: Column[]): string {
   const has = (key: string) => shown.some((c) => c.key === key)
   return [!r.armed && 'dry run', !has('region') && r.aws_region, !has('type') && r.instance_type, !has('owner') && r.owner].filter(Boolean).join(' · ')
@@ -189,7 +188,7 @@ function Countdown(p: { row: WorkerRow }) {
   const r = p.row
   if (r.standing === 'paused') return r.last_paused_at ? <span class="two">paused<span class="muted small">since <Time at={r.last_paused_at} as="clock" /></span></span> : none
   if (r.standing === 'checking') return none
-  if (!r.target_pause_at) return r.timeout_minutes > 0 ? <span class="two">not now<span class="muted small">unused {minutes(r.idle_minutes)} of {minutes(r.timeout_minutes)}</span></span> : none
+  if (!r.target_pause_at) return r.timeout_minutes > 0 ? <span class="two">blocked<span class="muted small">idle {minutes(r.idle_minutes)} of {minutes(r.timeout_minutes)}</span></span> : none
   const left = (new Date(r.target_pause_at).getTime() - now) / 1000
-  return <span title={`at ${clock(r.target_pause_at, now)}`}>{left > 0 ? (r.block === 'budget' ? `not for ${span(left)}` : `in ${span(left)}`) : 'due'}</span>
+  return <span title={`at ${clock(r.target_pause_at, now)}`}>{left > 0 ? (r.block === 'budget' ? `earliest in ${span(left)}` : `in ${span(left)}`) : 'due'}</span>
 }
