@@ -210,6 +210,11 @@ func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (a
 		// The first call of a host: commands still running belong to its
 		// predecessor.
 		h.commands.cancel(func(x *command) bool { return x.host == p })
+		var c guest.HelloCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		h.logs.timed.Store(c.LogTimes)
 		return h.hello(), nil
 	case guest.Run:
 		var c guest.RunCall

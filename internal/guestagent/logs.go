@@ -4,7 +4,9 @@ import (
 	"context"
 	"io"
 	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"lull/internal/protocol/guest"
@@ -13,14 +15,29 @@ import (
 // ringSize is the capacity for output that waits for the host.
 const ringSize = 256 << 10
 
+// Limits of the times of buffered output.
+const (
+	agePrecision = 100 * time.Millisecond
+	maxMarks     = 4096
+)
+
+// mark is where in all output something printed at a time begins.
+type mark struct {
+	from uint64
+	at   time.Time
+}
+
 // ring buffers output until it is sent. Writing never blocks: the oldest bytes
 // are dropped and counted.
 type ring struct {
 	mu      sync.Mutex
 	b       []byte
+	begin   uint64 // where in all output b begins
+	marks   []mark // of b, oldest first
 	size    int
-	dropped uint64 // since the last take
-	total   uint64 // ever dropped
+	timed   atomic.Bool // report times
+	dropped uint64      // since the last take
+	total   uint64      // ever dropped
 	some    chan struct{}
 	empty   chan struct{} // closed while nothing is buffered or being sent
 	sending bool
@@ -39,9 +56,12 @@ func (r *ring) Write(p []byte) (int, error) {
 	if len(r.b) == 0 && !r.sending && len(p) > 0 {
 		r.empty = make(chan struct{})
 	}
+	if n, now := len(r.marks), time.Now(); n == 0 || n < maxMarks && now.Sub(r.marks[n-1].at) >= agePrecision {
+		r.marks = append(r.marks, mark{r.begin + uint64(len(r.b)), now})
+	}
 	r.b = append(r.b, p...)
 	if over := len(r.b) - r.size; over > 0 {
-		r.b = append(r.b[:0], r.b[over:]...)
+		r.cut(over)
 		r.dropped += uint64(over)
 		r.total += uint64(over)
 	}
@@ -73,9 +93,28 @@ func (r *ring) take() (guest.LogNote, bool) {
 		return guest.LogNote{}, false
 	}
 	n := min(len(r.b), guest.MaxChunk)
+	if len(r.marks) > 1 { // one age for each note
+		n = min(n, int(r.marks[1].from-r.begin))
+	}
 	note := guest.LogNote{Data: append([]byte(nil), r.b[:n]...), Dropped: r.dropped}
-	r.b, r.dropped, r.sending = append(r.b[:0], r.b[n:]...), 0, true
+	if at := r.marks[0].at; r.timed.Load() {
+		note.Age, note.At = time.Since(at).Milliseconds(), at.UnixMilli()
+	}
+	r.cut(n)
+	r.dropped, r.sending = 0, true
 	return note, true
+}
+
+// cut removes the first n bytes. The caller holds mu.
+func (r *ring) cut(n int) {
+	r.b = append(r.b[:0], r.b[n:]...)
+	r.begin += uint64(n)
+	for len(r.marks) > 1 && r.marks[1].from <= r.begin {
+		r.marks = slices.Delete(r.marks, 0, 1)
+	}
+	if len(r.b) == 0 {
+		r.marks = r.marks[:0]
+	}
 }
 
 // sent completes a take; a chunk that was not sent counts as dropped.

@@ -93,7 +93,7 @@ func (c *simConn) Close() {
 	synctest.Wait()
 }
 
-func (m simMachine) Crash(*testing.T) { m.r.crash(); m.r.boot() }
+func (m simMachine) Crash(_ *testing.T, down func()) { m.r.crash(); down(); m.r.boot() }
 
 func (m simMachine) Until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
@@ -126,4 +126,4 @@ func (m simMachine) Exec(string, ...string) (instance.Outcome, error) {
 	return instance.Outcome{}, context.Canceled
 }
 
-func (m simMachine) Logs(string) (string, error) { return "", context.Canceled }
+func (m simMachine) Logs(string, hostctl.Logs) (string, error) { return "", context.Canceled }

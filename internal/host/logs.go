@@ -25,9 +25,9 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 		return &RefusedError{Name: i.name(), What: "show the console of", Reason: "runtime " + i.spec().Runtime + " has none: only a microvm has a kernel of its own"}
 	}
 	if r, ok := i.rt.(instance.LogReader); ok {
-		return r.Logs(ctx, id, logs.Flushing(w), l.Tail, l.Follow)
+		return r.Logs(ctx, id, logs.Flushing(w), l)
 	}
-	return logs.Copy(ctx, w, l.Tail, l.Follow, func() (string, error) {
+	return logs.Copy(ctx, w, l, func() (string, error) {
 		if _, err := h.find(id); err != nil {
 			return "", err
 		}
@@ -70,7 +70,7 @@ func (h *Host) Discard(ctx context.Context, id string, cause error) error {
 func (i *inst) lastOutput(ctx context.Context) string {
 	if r, ok := i.rt.(instance.LogReader); ok {
 		var b strings.Builder
-		_ = r.Logs(ctx, i.id, &b, shownLines, false) // what came before an error is shown
+		_ = r.Logs(ctx, i.id, &b, instance.LogQuery{Tail: shownLines}) // what came before an error is shown
 		return b.String()
 	}
 	text, err := logs.Tail(i.logPath(), shownLines)

@@ -14,7 +14,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/listeners"
-	"lull/internal/host/logs"
+	"lull/internal/lib/logfile"
 )
 
 // MaxInstances is the maximum number of instances of one host.
@@ -342,7 +342,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 		}
 	}
 	if h.cfg.LogDir != "" {
-		if err := logs.Remove(i.logPath()); err != nil {
+		if err := logfile.Remove(i.logPath()); err != nil {
 			h.log.Warn("cannot remove the logs of an instance", "instance", i.name(), "err", err)
 		}
 	}

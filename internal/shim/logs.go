@@ -1,15 +1,17 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/lib/logfile"
 )
 
 // Bounds of the logs.
@@ -17,7 +19,7 @@ const (
 	chunkSize  = 64 << 10               // maximum size of a read; the capacity of a pipe
 	queued     = 64                     // chunks between the reader and the writer
 	slowDisk   = 100 * time.Millisecond // wait after which bytes are dropped instead of blocking programs
-	openLogs   = 64                     // log files kept open
+	openLogs   = 64                     // logs whose files are kept open
 	defaultMax = 10 << 20
 )
 
@@ -49,17 +51,17 @@ type source struct {
 	path string // path of the pipe
 }
 
-// sink is one log file. Only the writer uses the lower fields.
+// sink is one log file. Only the writer uses file.
 type sink struct {
-	path string
-	max  int64
-
 	mu      sync.Mutex
 	dropped int64
 	why     string
 
-	file *os.File
-	size int64
+	file *logfile.File
+}
+
+func newSink(path string, maxSize int64) *sink {
+	return &sink{file: logfile.New(path, cmp.Or(max(maxSize, 0), defaultMax))}
 }
 
 // chunk is the data of one read; no data means the end.
@@ -67,6 +69,7 @@ type chunk struct {
 	sink *sink
 	b    *[]byte
 	n    int
+	at   time.Time
 }
 
 func newLogs(log *slog.Logger, dead func(pid int)) (*logs, error) {
@@ -135,10 +138,7 @@ func (l *logs) follow(path, logPath string, maxSize int64) error {
 	if err != nil {
 		return fmt.Errorf("cannot read the pipe %s: %w", path, err)
 	}
-	if maxSize <= 0 {
-		maxSize = defaultMax
-	}
-	return l.add(&source{fd: fd, path: path, sink: &sink{path: logPath, max: maxSize}})
+	return l.add(&source{fd: fd, path: path, sink: newSink(logPath, maxSize)})
 }
 
 // resume follows a pipe that an earlier shim created. The kernel reports the
@@ -152,10 +152,7 @@ func (l *logs) resume(path, logPath string, maxSize int64) error {
 	if err != nil {
 		return fmt.Errorf("cannot read the pipe %s: %w", path, err)
 	}
-	if maxSize <= 0 {
-		maxSize = defaultMax
-	}
-	s := &source{fd: fd, path: path, sink: &sink{path: logPath, max: maxSize}}
+	s := &source{fd: fd, path: path, sink: newSink(logPath, maxSize)}
 	if l.drain(s) {
 		unix.Close(fd)
 		l.finish(s)
@@ -237,7 +234,7 @@ func (l *logs) once(s *source) (over bool) {
 		l.pool.Put(b)
 		return err == nil || err != unix.EAGAIN && err != unix.EINTR
 	}
-	l.enqueue(chunk{sink: s.sink, b: b, n: n})
+	l.enqueue(chunk{s.sink, b, n, time.Now()})
 	return false
 }
 
@@ -250,7 +247,7 @@ func (l *logs) drain(s *source) (over bool) {
 			l.pool.Put(b)
 			return err == nil
 		}
-		l.enqueue(chunk{sink: s.sink, b: b, n: n})
+		l.enqueue(chunk{s.sink, b, n, time.Now()})
 		if n < len(*b) {
 			return false
 		}
@@ -283,7 +280,7 @@ func (s *sink) drop(n int, why string) {
 
 func (l *logs) write() {
 	for c := range l.queue {
-		l.put(c.sink, (*c.b)[:c.n])
+		l.put(c.sink, (*c.b)[:c.n], c.at)
 		l.pool.Put(c.b)
 		if c.n == 0 {
 			c.sink.close()
@@ -298,76 +295,41 @@ func (l *logs) write() {
 
 // put appends b to the file of s. Data that cannot be written is dropped and
 // counted; the next successful write notes the count.
-func (l *logs) put(s *sink, b []byte) {
+func (l *logs) put(s *sink, b []byte, at time.Time) {
 	s.mu.Lock()
 	dropped, why := s.dropped, s.why
 	s.dropped = 0
 	s.mu.Unlock()
 	if dropped > 0 {
 		note := fmt.Sprintf("\n[lull] %d bytes of output are missing here: %s\n", dropped, why)
-		if err := l.append(s, []byte(note)); err != nil { // without the note, b would seem to follow directly
+		if err := l.append(s, []byte(note), at); err != nil { // without the note, b would seem to follow directly
 			s.drop(int(dropped)+len(b), why)
 			s.close()
 			l.unlist(s)
 			return
 		}
 	}
-	if err := l.append(s, b); err != nil {
+	if err := l.append(s, b, at); err != nil {
 		s.drop(len(b), err.Error())
 		s.close() // the next attempt may succeed on another disk
 		l.unlist(s)
 	}
 }
 
-func (l *logs) append(s *sink, b []byte) error {
-	for len(b) > 0 {
-		if err := l.ready(s); err != nil {
-			return err
-		}
-		if s.size >= s.max {
-			if err := s.rotate(); err != nil {
-				l.unlist(s)
-				return err
-			}
-			l.unlist(s)
-			continue
-		}
-		n := int(min(int64(len(b)), s.max-s.size))
-		wrote, err := s.file.Write(b[:n])
-		s.size += int64(wrote)
-		if err != nil {
-			return err
-		}
-		b = b[n:]
-	}
-	return nil
-}
-
-// ready opens the file of s. It closes the least recently used one.
-func (l *logs) ready(s *sink) error {
-	if s.file != nil {
-		if n := len(l.open); n > 0 && l.open[n-1] != s {
-			l.unlist(s)
-			l.open = append(l.open, s)
-		}
+// append opens the file of s, and closes the least recently used one for it.
+func (l *logs) append(s *sink, b []byte, at time.Time) error {
+	if len(b) == 0 {
 		return nil
 	}
-	f, err := os.OpenFile(s.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
+	if n := len(l.open); n == 0 || l.open[n-1] != s {
+		l.unlist(s)
+		if len(l.open) >= openLogs {
+			l.open[0].close()
+			l.open = l.open[1:]
+		}
+		l.open = append(l.open, s)
 	}
-	st, err := f.Stat()
-	if err != nil {
-		f.Close()
-		return err
-	}
-	s.file, s.size = f, st.Size()
-	if len(l.open) >= openLogs {
-		l.open[0].close()
-		l.open = l.open[1:]
-	}
-	l.open = append(l.open, s)
-	return nil
+	return s.file.Add(b, at)
 }
 
 func (l *logs) unlist(s *sink) {
@@ -379,15 +341,4 @@ func (l *logs) unlist(s *sink) {
 	}
 }
 
-func (s *sink) close() {
-	if s.file != nil {
-		_ = s.file.Close() // every write was checked
-		s.file = nil
-	}
-}
-
-// rotate renames the full file to PATH.1, replacing an older one.
-func (s *sink) rotate() error {
-	s.close()
-	return os.Rename(s.path, s.path+".1")
-}
+func (s *sink) close() { _ = s.file.Close() } // every write was checked

@@ -34,8 +34,8 @@ func TestLogRotates(t *testing.T) {
 	if !strings.HasSuffix(all.String(), before+now) {
 		t.Error("the two files are not the end of what was written")
 	}
-	if left, _ := filepath.Glob(b.logPath("long") + "*"); len(left) != 2 {
-		t.Errorf("files %v, want two", left)
+	if left, _ := filepath.Glob(b.logPath("long") + "*"); len(left) != 4 {
+		t.Errorf("files %v, want two logs and their indexes", left)
 	}
 }
 

@@ -43,11 +43,10 @@ type (
 	Ender interface {
 		End(ctx context.Context, id string) error
 	}
-	// LogReader is a runtime whose instances' output is stored elsewhere. Lines
-	// go to w: the last tail of them (all if negative), and with follow new
-	// ones until ctx ends.
+	// LogReader is a runtime whose instances' output is stored elsewhere. The
+	// lines that q selects go to w.
 	LogReader interface {
-		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
+		Logs(ctx context.Context, id string, w io.Writer, q LogQuery) error
 	}
 	// Rooted is a runtime whose programs see a root directory of their own. Root
 	// opens it while the instance runs or is frozen; the caller closes it.
@@ -115,6 +114,17 @@ type (
 		Hibernate(ctx context.Context) (saved int64, err error)
 	}
 )
+
+// LogQuery selects lines of what an instance printed.
+type LogQuery struct {
+	Tail   int       // the last of the selected lines, all if negative
+	Follow bool      // and new ones until the caller leaves
+	Since  time.Time // zero is no bound
+	Until  time.Time
+	Times  bool // RFC 3339 and a space before each line
+
+	Console bool // of what the instance's kernel printed instead
+}
 
 // Image is something that is kept of an image, or of a guest.
 type Image struct {

@@ -456,16 +456,25 @@ func logsOf(query string) (hostctl.Logs, error) {
 			l.Follow, err = strconv.ParseBool(v)
 		case "console":
 			l.Console, err = strconv.ParseBool(v)
+		case "timestamps":
+			l.Times, err = strconv.ParseBool(v)
+		case "since":
+			l.Since, err = when.Bound(time.Now(), v)
+		case "until":
+			l.Until, err = when.Bound(time.Now(), v)
 		case "tail":
 			if l.Tail, err = strconv.Atoi(v); err == nil && l.Tail < 0 {
 				err = errors.New("negative")
 			}
 		default:
-			return l, fmt.Errorf("cannot use the query parameter %.40q: logs take follow, console and tail", name)
+			return l, fmt.Errorf("cannot use the query parameter %.40q: logs take follow, console, since, tail, timestamps and until", name)
 		}
 		if err != nil || len(values) > 1 {
-			return l, fmt.Errorf("cannot use the query parameter %s: want one value, true or false, or a number of lines for tail", name)
+			return l, fmt.Errorf("cannot use the query parameter %s: want one value: true or false, a number of lines for tail, a time for since and until", name)
 		}
+	}
+	if l.Follow && !l.Until.IsZero() {
+		return l, errors.New("cannot use the query parameter until with follow: a followed log has no end")
 	}
 	return l, nil
 }

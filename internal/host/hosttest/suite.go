@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,8 +22,8 @@ type Machine interface {
 	// return. change sets the durations of the spec that matter to the row.
 	Run(t *testing.T, name string, p Program, change func(*instance.Spec))
 	Dial(t *testing.T, name string) Conn
-	// Crash kills the daemon with SIGKILL and starts another one.
-	Crash(t *testing.T)
+	// Crash kills the daemon with SIGKILL, calls down and starts another one.
+	Crash(t *testing.T, down func())
 	// Until waits as long as the machine may need, and fails the test after
 	// that.
 	Until(t *testing.T, what string, ok func() bool)
@@ -40,7 +41,7 @@ type Machine interface {
 	Hold(name, holder string, ttl time.Duration) error
 	Release(name, holder string) error
 	Exec(name string, command ...string) (instance.Outcome, error)
-	Logs(name string) (string, error)
+	Logs(name string, l hostctl.Logs) (string, error)
 }
 
 // Conn is a client's connection to the server of an instance. Ask sends a line
@@ -73,6 +74,7 @@ var (
 	Serve  = Program{Serves: true}
 	Burn   = Program{Script: untilTerm + "while :; do :; done"}
 	Says   = Program{Script: untilTerm + "echo first; echo second >&2; while :; do sleep 0.1; done"}
+	Clock  = Program{Script: untilTerm + "while :; do date +%s; sleep 1; done"}
 	Ends   = Program{Script: "exit 7"}
 	Fails  = Program{Script: "sleep 1; exit 9"}
 	Polite = Program{Script: `trap "echo bye; exit 0" TERM; echo up; while :; do sleep 0.1; done`}
@@ -153,6 +155,7 @@ func Suite(kills int, rnd *rand.Rand) []Row {
 	rows := []Row{
 		{"start and readiness", "", ready},
 		{"logs", Output, logs},
+		{"times of the log", Output, logTimes},
 		{"exec", Output, exec},
 		{"exit code", "", exitCode},
 		{"pause and wake on connection", "", pauseAndWake},
@@ -239,11 +242,71 @@ func logs(t *testing.T, m Machine) {
 	var out string
 	m.Until(t, "both lines are in the log", func() bool {
 		var err error
-		out, err = m.Logs("says")
+		out, err = m.Logs("says", hostctl.Logs{Tail: -1})
 		must(t, err)
 		return strings.Contains(out, "first\n") && strings.Contains(out, "second\n")
 	})
 	remove(t, m, "says")
+}
+
+// logTimes compares the time of each line of a log with the clock of the program
+// that printed it, also for what is printed while no daemon runs.
+func logTimes(t *testing.T, m Machine) {
+	m.Run(t, "clock", Clock, never)
+	type line struct{ logged, printed time.Time }
+	read := func(l hostctl.Logs) (all []line) {
+		t.Helper()
+		l.Times = true
+		text, err := m.Logs("clock", l)
+		must(t, err)
+		for s := range strings.Lines(text) {
+			stamp, second, _ := strings.Cut(strings.TrimSpace(s), " ")
+			logged, err := time.Parse(time.RFC3339Nano, stamp)
+			must(t, err)
+			n, err := strconv.ParseInt(second, 10, 64)
+			must(t, err)
+			all = append(all, line{logged, time.Unix(n, 0)})
+		}
+		return all
+	}
+	var before []line
+	m.Until(t, "it has printed", func() bool { before = read(hostctl.Logs{Tail: -1}); return len(before) >= 2 })
+	killed := time.Now()
+	var up time.Time
+	m.Crash(t, func() {
+		m.Until(t, "it has printed more", func() bool { up = time.Now(); return up.Sub(killed) > 4*time.Second })
+	})
+	var all []line
+	m.Until(t, "it prints on", func() bool {
+		all = read(hostctl.Logs{Tail: -1})
+		return len(all) > 0 && all[len(all)-1].printed.After(up.Add(time.Second))
+	})
+	if len(all) < len(before) || !slices.Equal(all[:len(before)], before) {
+		t.Errorf("the log was\n%v and is\n%v", before, all)
+	}
+	meanwhile := 0
+	const early = 200 * time.Millisecond // precision, and what a guest's clock may be off
+	for _, l := range all {
+		if l.logged.Before(l.printed.Add(-early)) {
+			t.Errorf("a line that was printed at %s was logged at %s", l.printed, l.logged)
+		}
+		if l.printed.After(killed) && l.printed.Before(up.Add(-2*time.Second)) {
+			if meanwhile++; !l.logged.Before(up) {
+				t.Errorf("a line printed at %s has the time of the next daemon, %s, which came at %s", l.printed, l.logged, up)
+			}
+		}
+	}
+	if meanwhile == 0 {
+		t.Errorf("nothing was printed between %s and %s: %v", killed, up, all)
+	}
+	first := all[1].logged.Add(-time.Millisecond)
+	if l := read(hostctl.Logs{Tail: -1, Since: first}); len(l) < len(all)-1 || l[0] != all[1] {
+		t.Errorf("since %s: %v", first, l)
+	}
+	if l := read(hostctl.Logs{Tail: -1, Since: first, Until: up}); len(l) == 0 || l[0] != all[1] || l[len(l)-1].logged.After(up) {
+		t.Errorf("from %s until %s: %v", first, up, l)
+	}
+	remove(t, m, "clock")
 }
 
 func exec(t *testing.T, m Machine) {
@@ -481,13 +544,19 @@ func crash(t *testing.T, m Machine) {
 
 func graceful(t *testing.T, m Machine) {
 	m.Run(t, "polite", Polite, never)
-	m.Until(t, "it has set its trap", func() bool { out, err := m.Logs("polite"); return err == nil && strings.Contains(out, "up\n") })
+	m.Until(t, "it has set its trap", func() bool {
+		out, err := m.Logs("polite", hostctl.Logs{Tail: -1})
+		return err == nil && strings.Contains(out, "up\n")
+	})
 	must(t, m.Stop("polite"))
 	o := is(t, m, "polite", "stopped")
 	if o.ExitCode == nil || *o.ExitCode != 0 {
 		t.Errorf("stopped with code %v: %s", o.ExitCode, o.StatusReason)
 	}
-	m.Until(t, "its last words are in the log", func() bool { out, err := m.Logs("polite"); return err == nil && strings.Contains(out, "bye\n") })
+	m.Until(t, "its last words are in the log", func() bool {
+		out, err := m.Logs("polite", hostctl.Logs{Tail: -1})
+		return err == nil && strings.Contains(out, "bye\n")
+	})
 	remove(t, m, "polite")
 }
 
@@ -503,7 +572,7 @@ func killed(t *testing.T, m Machine, kills int, rnd *rand.Rand) {
 	for n := range kills {
 		asks(t, m, "kept")
 		time.Sleep(time.Duration(rnd.Int64N(int64(3 * Pauses))))
-		m.Crash(t)
+		m.Crash(t, func() {})
 		o, err := m.Get("kept")
 		if err != nil || o.PID != before.PID || !slices.Contains([]string{"running", "pausing", "paused", "resuming"}, o.State) {
 			t.Fatalf("after kill %d: %+v, %v; it was process %d", n, o, err, before.PID)
@@ -533,7 +602,7 @@ func cleanup(t *testing.T, m Machine, state string) {
 			down(t, m, name, state)
 		}
 		if crash {
-			m.Crash(t)
+			m.Crash(t, func() {})
 		}
 		remove(t, m, name)
 		if _, err := m.Get(name); err == nil {

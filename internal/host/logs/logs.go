@@ -3,6 +3,7 @@
 package logs
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -12,27 +13,38 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/lib/logfile"
 )
 
 // followEvery is the poll interval of a followed log.
 const followEvery = 100 * time.Millisecond
 
-// Copy writes a log to w, oldest first: its last tail lines, all of them if tail
-// is negative. With follow it continues with new output, flushed as it comes,
-// until ctx ends, the reader is gone, or source returns an error. source brings
-// the log up to date and returns its path; it is called before each read. Copy
-// returns an error only if nothing was written yet.
-func Copy(ctx context.Context, w http.ResponseWriter, tail int, follow bool, source func() (path string, err error)) error {
+// TimeForm is the form of the time before each line, if times are wanted. A line
+// without a known time has NoTime instead.
+const (
+	TimeForm = "2006-01-02T15:04:05.000Z07:00"
+	NoTime   = "-"
+)
+
+// Copy writes the part of a log that q selects to w, oldest first. With Follow it
+// continues with new output, flushed as it comes, until ctx ends, the reader is
+// gone, or source returns an error. source brings the log up to date and returns
+// its path; it is called before each read. Copy returns an error only if nothing
+// was written yet.
+func Copy(ctx context.Context, w http.ResponseWriter, q instance.LogQuery, source func() (path string, err error)) error {
 	path, err := source()
 	if err != nil {
 		return err
 	}
 	kept := &view{}
-	parts, err := kept.last(path, tail)
+	parts, err := kept.selected(path, q)
 	if err != nil {
 		return err
 	}
-	if copyParts(w, parts) != nil || !follow {
+	to := &lines{w: w, times: q.Times}
+	if to.copy(parts) != nil || !q.Follow {
 		return nil // the reader has gone, or has everything
 	}
 	flush := http.NewResponseController(w)
@@ -49,7 +61,7 @@ func Copy(ctx context.Context, w http.ResponseWriter, tail int, follow bool, sou
 			return nil
 		}
 		more, err := kept.more(path)
-		if err != nil || copyParts(w, more) != nil {
+		if err != nil || to.copy(more) != nil {
 			return nil
 		}
 	}
@@ -57,12 +69,12 @@ func Copy(ctx context.Context, w http.ResponseWriter, tail int, follow bool, sou
 
 // Tail returns the last n lines of a log.
 func Tail(path string, n int) (string, error) {
-	parts, err := new(view).last(path, n)
+	parts, err := new(view).selected(path, instance.LogQuery{Tail: n})
 	if err != nil {
 		return "", err
 	}
 	var b strings.Builder
-	err = copyParts(&b, parts)
+	err = (&lines{w: &b}).copy(parts)
 	return b.String(), err
 }
 
@@ -96,22 +108,66 @@ type view struct {
 type part struct {
 	f        *os.File
 	from, to int64
+	times    *logfile.Times
+	until    time.Time // when the file was last written
 }
 
-// copyParts copies parts to w and closes their files.
-func copyParts(w io.Writer, parts []part) (err error) {
+func (p part) close() {
+	p.f.Close()
+	p.times.Close()
+}
+
+// lines copies parts to w, with the time before each line if times is set.
+type lines struct {
+	w     io.Writer
+	times bool
+	mid   bool // what follows continues a line
+}
+
+// copy copies parts and closes their files.
+func (l *lines) copy(parts []part) (err error) {
 	for _, p := range parts {
-		if err == nil {
-			_, err = io.Copy(w, io.NewSectionReader(p.f, p.from, p.to-p.from))
+		switch {
+		case err != nil:
+		case l.times:
+			err = l.stamp(p)
+		default:
+			_, err = io.Copy(l.w, io.NewSectionReader(p.f, p.from, p.to-p.from))
 		}
-		p.f.Close()
+		p.close()
 	}
 	return err
 }
 
-// openPart opens a whole file; it returns no parts if the file does not exist.
-func openPart(path string) (parts []part, st os.FileInfo, err error) {
-	f, err := os.Open(path)
+func (l *lines) stamp(p part) error {
+	out := bufio.NewWriterSize(l.w, block)
+	in := bufio.NewReaderSize(io.NewSectionReader(p.f, p.from, p.to-p.from), block)
+	for at := p.from; ; {
+		b, err := in.ReadSlice('\n')
+		if len(b) > 0 && !l.mid {
+			stamp := NoTime
+			if t := p.times.At(at); !t.IsZero() {
+				stamp = t.UTC().Format(TimeForm)
+			}
+			out.WriteString(stamp + " ") // Flush returns the error
+		}
+		out.Write(b)
+		if at += int64(len(b)); len(b) > 0 {
+			l.mid = b[len(b)-1] != '\n'
+		}
+		if err == io.EOF {
+			return out.Flush()
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			return errors.Join(err, out.Flush())
+		}
+	}
+}
+
+// openPart opens a whole file of the log at base; it returns no parts if the file
+// does not exist.
+func openPart(base, suffix string) (parts []part, st os.FileInfo, err error) {
+	f, err := os.Open(base + suffix)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -121,19 +177,19 @@ func openPart(path string) (parts []part, st os.FileInfo, err error) {
 	if st, err = f.Stat(); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("cannot read the log: %w", err), f.Close())
 	}
-	return []part{{f, 0, st.Size()}}, st, nil
+	return []part{{f, 0, st.Size(), logfile.OpenTimes(base, st), st.ModTime()}}, st, nil
 }
 
-// last returns the last n lines of a log and of the older file beside it; all
-// of them if n is negative.
-func (v *view) last(path string, n int) (parts []part, err error) {
+// selected returns the part of a log and of the older file beside it that q
+// selects.
+func (v *view) selected(path string, q instance.LogQuery) (parts []part, err error) {
 	var old os.FileInfo
 	for {
-		newest, st, err := openPart(path)
+		newest, st, err := openPart(path, "")
 		if err != nil {
 			return nil, err
 		}
-		if parts, old, err = openPart(path + ".1"); err != nil {
+		if parts, old, err = openPart(path, logfile.Older); err != nil {
 			closeParts(newest)
 			return nil, err
 		}
@@ -146,29 +202,97 @@ func (v *view) last(path string, n int) (parts []part, err error) {
 		}
 		closeParts(parts) // it was rotated in between
 	}
-	if n >= 0 {
-		if err := lastLines(parts, n); err != nil {
-			closeParts(parts)
-			return nil, fmt.Errorf("cannot read the log: %w", err)
-		}
+	if err = within(parts, q.Since, q.Until); err == nil && q.Tail >= 0 {
+		err = lastLines(parts, q.Tail)
+	}
+	if err != nil {
+		closeParts(parts)
+		return nil, fmt.Errorf("cannot read the log: %w", err)
 	}
 	return parts, nil
 }
 
 func closeParts(parts []part) {
 	for _, p := range parts {
-		p.f.Close()
+		p.close()
+	}
+}
+
+// within moves the bounds of parts to the lines of a period; a zero time is no
+// bound. Lines whose time is unknown are kept if they may be in it.
+func within(parts []part, since, until time.Time) error {
+	if since.IsZero() && until.IsZero() {
+		return nil
+	}
+	whole := true // what lies before ends with a line
+	cut := false  // its last line is not selected, so neither is what follows of it
+	for k := range parts {
+		p := &parts[k]
+		from, to, first := p.to, p.to, true
+		if !p.until.Before(since) {
+			from = 0
+		}
+		for m, ok := p.times.Next(); ok && m.Offset <= p.to; m, ok = p.times.Next() {
+			switch in := !m.Time.Before(since); {
+			case first && !in:
+				from = p.to
+			case !first && in && from == p.to:
+				from = m.Offset
+			}
+			if first = false; !until.IsZero() && m.Time.After(until) {
+				to = m.Offset
+				break
+			}
+		}
+		p.times.Reset()
+		var last [1]byte
+		var err error
+		end := p.to
+		if p.from, err = lineFrom(p, min(from, to), whole || !cut); err != nil {
+			return err
+		}
+		if p.to, err = lineFrom(p, to, whole || cut); err != nil {
+			return err
+		}
+		p.from = min(p.from, p.to)
+		cut = p.from == p.to || p.to < end
+		if end > 0 {
+			if _, err := p.f.ReadAt(last[:], end-1); err != nil {
+				return err
+			}
+			whole = last[0] == '\n'
+		}
+	}
+	return nil
+}
+
+// lineFrom returns where the first line begins at or after an offset of p. whole
+// says that a line begins at offset 0.
+func lineFrom(p *part, at int64, whole bool) (int64, error) {
+	if at == 0 && whole || at == p.to {
+		return at, nil
+	}
+	r := bufio.NewReader(io.NewSectionReader(p.f, max(at-1, 0), p.to-max(at-1, 0)))
+	for at = max(at-1, 0); ; {
+		b, err := r.ReadSlice('\n')
+		at += int64(len(b))
+		if err == nil || err == io.EOF {
+			return at, nil
+		}
+		if err != bufio.ErrBufferFull {
+			return at, err
+		}
 	}
 }
 
 // more returns what was printed since the previous call.
 func (v *view) more(path string) ([]part, error) {
-	parts, st, err := openPart(path)
+	parts, st, err := openPart(path, "")
 	if err != nil || st == nil {
 		return nil, err
 	}
 	if v.inode != nil && !os.SameFile(v.inode, st) { // rotated: the rest of the old file comes first
-		old, _, err := openPart(path + ".1")
+		old, _, err := openPart(path, logfile.Older)
 		if err != nil {
 			closeParts(parts)
 			return nil, err
@@ -226,15 +350,4 @@ func lastLines(parts []part, n int) error {
 		}
 	}
 	return nil
-}
-
-// Remove deletes a log and the older file beside it.
-func Remove(path string) error {
-	var errs []error
-	for _, p := range []string{path, path + ".1"} {
-		if err := os.Remove(p); !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -7,6 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/lib/logfile"
 )
 
 func TestLastLines(t *testing.T) {
@@ -26,9 +30,9 @@ func TestLastLines(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got strings.Builder
-		parts, err := new(view).last(path, c.n)
+		parts, err := new(view).selected(path, instance.LogQuery{Tail: c.n})
 		if err == nil {
-			err = copyParts(&got, parts)
+			err = (&lines{w: &got}).copy(parts)
 		}
 		if err != nil || got.String() != c.want {
 			t.Errorf("last %d of %.20q and %.20q: %.40q, %v, want %.40q", c.n, c.old, c.in, got.String(), err, c.want)
@@ -49,9 +53,9 @@ func TestLastLineOfMuch(t *testing.T) {
 	held := testing.Benchmark(func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			parts, err := new(view).last(path, 1)
+			parts, err := new(view).selected(path, instance.LogQuery{Tail: 1})
 			if err == nil {
-				err = copyParts(io.Discard, parts)
+				err = (&lines{w: io.Discard}).copy(parts)
 			}
 			if err != nil {
 				b.Fatal(err)
@@ -82,14 +86,14 @@ func TestLogAcrossRotation(t *testing.T) {
 	var got strings.Builder
 	take := func(parts []part, err error) {
 		if err == nil {
-			err = copyParts(&got, parts)
+			err = (&lines{w: &got}).copy(parts)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	more := func() { take(v.more(path)) }
-	take(v.last(path, -1))
+	take(v.selected(path, instance.LogQuery{Tail: -1}))
 	write("2\n")
 	more()
 	write("3\n")
@@ -101,5 +105,91 @@ func TestLogAcrossRotation(t *testing.T) {
 	more()
 	if want := "1\n2\n3\n4\n"; got.String() != want {
 		t.Errorf("read %q, want %q", strings.ReplaceAll(got.String(), "\n", " "), want)
+	}
+}
+
+// TestTimes selects lines by time, and shows it, in a log that has rotated in the
+// middle of a line.
+func TestTimes(t *testing.T) {
+	begin := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	at := func(s float64) time.Time { return begin.Add(time.Duration(s * float64(time.Second))) }
+	path := filepath.Join(t.TempDir(), "x.log")
+	w := logfile.New(path, 115)
+	long := "a" + strings.Repeat("-", 100)
+	for _, p := range []struct {
+		at   float64
+		text string
+	}{{0, long + "\n"}, {1, "b1\nb2"}, {2, " end\nc"}, {3, "cc\n"}, {4, "d\n"}, {4.05, "e"}, {5, "e\n"}} {
+		if err := w.Add([]byte(p.text), at(p.at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if old, err := os.ReadFile(path + logfile.Older); err != nil || string(old) != long+"\nb1\nb2 end\nccc" {
+		t.Fatalf("the older log is %q, %v: want the rotation in a line", old, err)
+	}
+	const all = "12:00:00 a|12:00:01 b1|12:00:01 b2 end|12:00:02 ccc|12:00:04 d|12:00:04 ee|"
+	for _, c := range []struct {
+		q    instance.LogQuery
+		want string
+	}{
+		{instance.LogQuery{Tail: -1}, all},
+		{instance.LogQuery{Tail: 2}, "12:00:04 d|12:00:04 ee|"},
+		{instance.LogQuery{Tail: -1, Since: at(1)}, strings.TrimPrefix(all, "12:00:00 a|")},
+		{instance.LogQuery{Tail: -1, Since: at(1.5)}, "12:00:02 ccc|12:00:04 d|12:00:04 ee|"},
+		{instance.LogQuery{Tail: -1, Since: at(2.5)}, "12:00:04 d|12:00:04 ee|"},
+		{instance.LogQuery{Tail: -1, Since: at(4.5)}, ""},
+		{instance.LogQuery{Tail: -1, Until: at(0.5)}, "12:00:00 a|"},
+		{instance.LogQuery{Tail: -1, Until: at(1.5)}, "12:00:00 a|12:00:01 b1|12:00:01 b2 end|"},
+		{instance.LogQuery{Tail: -1, Until: at(2.5)}, "12:00:00 a|12:00:01 b1|12:00:01 b2 end|12:00:02 ccc|"},
+		{instance.LogQuery{Tail: 1, Since: at(1), Until: at(3)}, "12:00:02 ccc|"},
+		{instance.LogQuery{Tail: -1, Until: at(-1)}, ""},
+	} {
+		parts, err := new(view).selected(path, c.q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		if err := (&lines{w: &b, times: true}).copy(parts); err != nil {
+			t.Fatal(err)
+		}
+		got := strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(b.String(), long, "a"), "2026-03-01T", ""), ".000Z", ""), "\n", "|")
+		if got != c.want {
+			t.Errorf("%+v:\n%q, want\n%q", c.q, got, c.want)
+		}
+	}
+}
+
+// TestNoTimes reads a log that was begun without an index: its lines are marked,
+// and kept by a period that they may be in.
+func TestNoTimes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.log")
+	if err := os.WriteFile(path, []byte("old\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := func(since time.Time) string {
+		t.Helper()
+		parts, err := new(view).selected(path, instance.LogQuery{Tail: -1, Since: since})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		if err := (&lines{w: &b, times: true}).copy(parts); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	now := time.Now()
+	if got := read(now.Add(-time.Hour)); got != "- old\n" {
+		t.Errorf("without an index, read %q", got)
+	}
+	if got := read(now.Add(time.Hour)); got != "" {
+		t.Errorf("last written before the period, read %q", got)
+	}
+	if err := logfile.New(path, 0).Add([]byte("new\n"), now); err != nil {
+		t.Fatal(err)
+	}
+	stamped := now.UTC().Format(TimeForm) + " new\n"
+	if got := read(now.Add(-time.Hour)); got != "- old\n"+stamped {
+		t.Errorf("with half an index, read %q", got)
 	}
 }

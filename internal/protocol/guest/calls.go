@@ -4,7 +4,7 @@ import "time"
 
 // Methods that a host calls in a guest agent.
 const (
-	Hello     = "hello"     // {} -> HelloAnswer; the first call on every connection
+	Hello     = "hello"     // HelloCall -> HelloAnswer; the first call on every connection
 	Run       = "run"       // RunCall -> {}; starts the one workload of this boot
 	Exec      = "exec"      // ExecCall -> ExecAnswer
 	Cancel    = "cancel"    // CancelCall; a notification: a command is killed
@@ -35,6 +35,12 @@ const (
 	MaxPrinted = 8 << 20  // bytes of a command's stream in all its notes
 	MaxConns   = 128      // maximum entries of HealthAnswer.Conns
 )
+
+// HelloCall greets a guest agent.
+type HelloCall struct {
+	// LogTimes says that this host takes Age and At of LogNote.
+	LogTimes bool `json:"log_times,omitempty"`
+}
 
 // HelloAnswer describes the guest agent and its workload.
 type HelloAnswer struct {
@@ -149,6 +155,11 @@ func (e ExitNote) Time() time.Time { return time.UnixMilli(e.At) }
 type LogNote struct {
 	Data    []byte `json:"data"`
 	Dropped uint64 `json:"dropped,omitempty"` // bytes dropped before Data because they were not read in time
+	// When Data was printed, if the host asked for it: how long before the note was
+	// sent, and by the guest's clock. Notes can be on their way for as long as no
+	// host is connected.
+	Age int64 `json:"age_ms,omitempty"`
+	At  int64 `json:"unix_ms,omitempty"`
 }
 
 // HealthAnswer measures the workload from inside. CPU and Net only grow, so that

@@ -162,6 +162,14 @@ func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) err
 	if l.Console {
 		q.Set("console", "true")
 	}
+	if l.Times {
+		q.Set("timestamps", "true")
+	}
+	for name, t := range map[string]time.Time{"since": l.Since, "until": l.Until} {
+		if !t.IsZero() {
+			q.Set(name, t.UTC().Format(time.RFC3339Nano))
+		}
+	}
 	logs, err := c.follow(ctx, inst(name)+"/logs", q)
 	if err != nil {
 		return err

@@ -127,11 +127,7 @@ type Create struct {
 }
 
 // Logs selects a part of an instance's output.
-type Logs struct {
-	Tail    int  // lines from the end, -1 for the whole retained log
-	Follow  bool // continue with new output
-	Console bool // the console of the instance's kernel instead of its output
-}
+type Logs = instance.LogQuery
 
 // Clone requests an instance made from the snapshot of another one.
 type Clone struct {

@@ -401,17 +401,24 @@ func (k *kept) Write(p []byte) (int, error) {
 }
 
 // logs copies a container's output.
-func (c *client) logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error {
+func (c *client) logs(ctx context.Context, id string, w io.Writer, l instance.LogQuery) error {
 	d, err := c.inspect(ctx, id)
 	if err != nil {
 		return err
 	}
 	q := url.Values{"stdout": {"1"}, "stderr": {"1"}, "tail": {"all"}}
-	if tail >= 0 {
-		q.Set("tail", strconv.Itoa(tail))
+	if l.Tail >= 0 {
+		q.Set("tail", strconv.Itoa(l.Tail))
 	}
-	if follow {
-		q.Set("follow", "1")
+	for name, on := range map[string]bool{"follow": l.Follow, "timestamps": l.Times} {
+		if on {
+			q.Set(name, "1")
+		}
+	}
+	for name, t := range map[string]time.Time{"since": l.Since, "until": l.Until} {
+		if !t.IsZero() {
+			q.Set(name, fmt.Sprintf("%d.%09d", t.Unix(), t.Nanosecond()))
+		}
 	}
 	a, err := c.send(ctx, http.MethodGet, "/containers/"+url.PathEscape(id)+"/logs", q, nil)
 	if err != nil {

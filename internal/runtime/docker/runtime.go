@@ -326,10 +326,10 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 }
 
 // Logs implements instance.LogReader. Docker stores them.
-func (r *Runtime) Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error {
+func (r *Runtime) Logs(ctx context.Context, id string, w io.Writer, q instance.LogQuery) error {
 	c, err := r.container(id)
 	if err == nil {
-		err = r.api.logs(ctx, c, w, tail, follow)
+		err = r.api.logs(ctx, c, w, q)
 	}
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("cannot read the log: %w", err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"lull/internal/protocol/guest"
@@ -19,6 +20,7 @@ const (
 	talkBurst = 4 << 20
 	lineCost  = 1 << 10
 	emptyCost = 1 << 6
+	maxAge    = 24 * time.Hour
 	maxAsks   = 16 // maximum messages of programs in progress; fewer than a peer serves
 )
 
@@ -113,14 +115,16 @@ func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 	defer context.AfterFunc(w.qctx, func() { c.Close() })()
 	live, ended := context.WithCancel(w.qctx)
 	defer ended()
-	w.loops.Go(func() { w.greet(live, p, waking) })
+	var met atomic.Bool
+	met.Store(waking)
+	w.loops.Go(func() { w.greet(live, p, waking, &met) })
 	err := p.Run(func(bytes int) error {
 		cost := emptyCost
 		if bytes > 1 {
 			cost = lineCost + bytes
 		}
 		return w.slow.WaitN(w.qctx, cost)
-	}, w.handle)
+	}, func(q guest.Request) (any, error) { return w.handle(q, met.Load()) })
 	w.mu.Lock()
 	if w.peer == p {
 		w.peer = nil
@@ -133,7 +137,7 @@ func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 // answers when it is thawed, so this waits as long as the channel exists. A guest
 // being woken answers hello along with the clock call: in cold software emulation
 // a second call costs tens of milliseconds.
-func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool) {
+func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool, met *atomic.Bool) {
 	if waking {
 		select {
 		case a := <-w.hello:
@@ -146,7 +150,8 @@ func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool) {
 		}
 	}
 	var a guest.HelloAnswer
-	if err := p.Call(ctx, guest.Hello, nil, &a); err == nil {
+	if err := p.Call(ctx, guest.Hello, guest.HelloCall{LogTimes: true}, &a); err == nil {
+		met.Store(true)
 		w.met(a)
 	}
 }
@@ -175,18 +180,24 @@ func (w *Work) exitNote(n guest.ExitNote) {
 	}
 }
 
-// handle handles a request from a guest. All of it is bounded and validated.
-func (w *Work) handle(q guest.Request) (any, error) {
+// handle handles a request from a guest. All of it is bounded and validated. met
+// says that the guest has answered on this connection or is waking, so that its
+// clock may be behind.
+func (w *Work) handle(q guest.Request, met bool) (any, error) {
 	switch q.Method {
 	case guest.Log:
 		var n guest.LogNote
 		if err := q.Bind(&n); err != nil {
 			return nil, err
 		}
+		at := time.Now().Add(-min(max(time.Duration(n.Age)*time.Millisecond, 0), maxAge))
+		if t := time.UnixMilli(n.At); !met && n.At > 0 && t.Before(at) {
+			at = t // sent to an earlier daemon
+		}
 		if n.Dropped > 0 {
 			fmt.Fprintf(w.log, "lull: %d bytes of output were lost here\n", n.Dropped)
 		}
-		if _, err := w.log.Write(n.Data); err != nil {
+		if err := w.log.add(n.Data, at); err != nil {
 			w.r.log.Error("cannot keep a guest's output", "instance", w.id, "err", err)
 		}
 		return nil, nil

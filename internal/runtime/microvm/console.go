@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"lull/internal/lib/logfile"
 )
 
 // The guest kernel's output goes into a ring buffer inside QEMU: a guest that
@@ -58,7 +60,7 @@ func (r *Runtime) keepConsole(id string, text []byte) error {
 
 // dropConsole deletes an instance's console files.
 func (r *Runtime) dropConsole(id string) error {
-	return removeAll(r.consoleFile(id), r.consoleFile(id)+".1")
+	return logfile.Remove(r.consoleFile(id))
 }
 
 // markBoot notes in the console that a new kernel boots.

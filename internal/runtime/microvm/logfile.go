@@ -4,69 +4,51 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
+
+	"lull/internal/lib/logfile"
 )
 
-// logFile is an instance's log. When it reaches its limit it is renamed to PATH.1
-// and a new file begins.
+// logFile is an instance's log, which several goroutines write.
 type logFile struct {
-	mu   sync.Mutex
-	path string
-	max  int64
-	f    *os.File
-	size int64
+	mu     sync.Mutex
+	f      *logfile.File
+	closed bool
 }
 
 func openLog(path string, limit int64) (*logFile, error) {
-	l := &logFile{path: path, max: limit}
-	return l, l.open()
-}
-
-func (l *logFile) open() error {
-	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fmt.Errorf("cannot open the log: %w", err)
+	l := &logFile{f: logfile.New(path, limit)}
+	if err := l.f.Open(); err != nil {
+		return nil, fmt.Errorf("cannot open the log: %w", err)
 	}
-	st, err := f.Stat()
-	if err != nil {
-		f.Close()
-		return fmt.Errorf("cannot open the log: %w", err)
-	}
-	l.f, l.size = f, st.Size()
-	return nil
+	return l, nil
 }
 
 // Write implements io.Writer.
 func (l *logFile) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.f == nil {
-		return 0, os.ErrClosed
+	if err := l.add(b, time.Now()); err != nil {
+		return 0, err
 	}
-	if l.max > 0 && l.size > 0 && l.size+int64(len(b)) > l.max {
-		err := l.f.Close()
-		l.f = nil
-		if err == nil {
-			err = os.Rename(l.path, l.path+".1")
-		}
-		if err != nil {
-			return 0, fmt.Errorf("cannot rotate the log: %w", err)
-		}
-		if err := l.open(); err != nil {
-			return 0, err
-		}
-	}
-	n, err := l.f.Write(b)
-	l.size += int64(n)
-	return n, err
+	return len(b), nil
 }
 
+// add appends bytes that were printed at a time.
+func (l *logFile) add(b []byte, at time.Time) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return os.ErrClosed
+	}
+	if err := l.f.Add(b, at); err != nil {
+		return fmt.Errorf("cannot write the log: %w", err)
+	}
+	return nil
+}
+
+// Close closes the log for good.
 func (l *logFile) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.f == nil {
-		return nil
-	}
-	err := l.f.Close()
-	l.f = nil
-	return err
+	l.closed = true
+	return l.f.Close()
 }

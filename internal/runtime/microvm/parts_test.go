@@ -247,30 +247,6 @@ func TestWithoutParts(t *testing.T) {
 	}
 }
 
-func TestLogRotation(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "l")
-	l, err := openLog(path, 100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for n := range 10 {
-		if _, err := l.Write(bytes.Repeat([]byte{byte('0' + n)}, 30)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	now, err1 := os.ReadFile(path)
-	old, err2 := os.ReadFile(path + ".1")
-	if err1 != nil || err2 != nil || string(now) != strings.Repeat("9", 30) || len(old) != 90 {
-		t.Errorf("%q, %q, %v, %v", now, old, err1, err2)
-	}
-	if _, err := l.Write([]byte("x")); err == nil {
-		t.Error("a closed log was written")
-	}
-}
-
 func TestProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {

@@ -244,7 +244,7 @@ func (w *Work) clear(ctx context.Context, v *vsockPeer) {
 		case <-ctx.Done():
 			return
 		}
-		if callOn(ctx, v.Peer, w.r.cfg.CallLimit, guest.Hello, nil, nil) == nil {
+		if callOn(ctx, v.Peer, w.r.cfg.CallLimit, guest.Hello, guest.HelloCall{LogTimes: true}, nil) == nil {
 			w.trust(v)
 			continue
 		}

@@ -95,7 +95,7 @@ func image(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat"} {
+	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "date", "tty", "stty"} {
 		if err := os.Symlink("busybox", filepath.Join(dir, "bin", tool)); err != nil {
 			t.Fatal(err)
 		}
@@ -206,9 +206,10 @@ func (m *bare) Dial(t *testing.T, name string) hosttest.Conn {
 	return lines{mustDial(t, m.ports[name])}
 }
 
-func (m *bare) Crash(t *testing.T) {
+func (m *bare) Crash(t *testing.T, down func()) {
 	t.Helper()
 	m.d.Kill()
+	down()
 	m.d.Boot()
 }
 
@@ -275,8 +276,8 @@ func (m *bare) Exec(name string, command ...string) (instance.Outcome, error) {
 	return m.d.Exec(m.d.T.Context(), name, hostctl.ExecRequest{Command: command})
 }
 
-func (m *bare) Logs(name string) (string, error) {
+func (m *bare) Logs(name string, l hostctl.Logs) (string, error) {
 	var b bytes.Buffer
-	err := m.d.Logs(m.d.T.Context(), name, hostctl.Logs{Tail: -1}, &b)
+	err := m.d.Logs(m.d.T.Context(), name, l, &b)
 	return b.String(), err
 }

@@ -270,7 +270,7 @@ func TestDockerOutside(t *testing.T) {
 		t.Error("a client woke what a user had paused")
 	}
 	// Nor does a restarted daemon.
-	m.Crash(t)
+	m.Crash(t, func() {})
 	if o := m.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" {
 		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
 	}

@@ -1,0 +1,216 @@
+// Package logfile writes log files that rotate and remember when their lines
+// came. A log holds exactly the bytes that were written to it. The times are in
+// an index beside it, so a log without one can still be read.
+//
+// The index of PATH is PATH.times. It begins with a header that names the inode
+// of its log, so that it is never taken for that of another file: a rotation
+// renames two files, and a crash or a reader may come between. Each record after
+// the header is an offset in the log and the time at which the bytes from there
+// on were written.
+package logfile
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Suffixes of the files beside a log. The older log has an index of its own.
+const (
+	Older = ".1"
+	times = ".times"
+)
+
+// Precision is the minimum time between two records of an index: a line seems up
+// to this much older than it is.
+const Precision = 100 * time.Millisecond
+
+// The header and each record of an index are two numbers, little-endian.
+const (
+	magic  = uint64(0x656d69746c6c756c) // "lulltime"
+	record = 16                         // bytes
+)
+
+// File is a log that is written. It is not safe for concurrent use.
+type File struct {
+	path string
+	max  int64
+
+	f    *os.File
+	size int64
+
+	index   *os.File // nil if the times cannot be stored
+	indexed int64    // size of the index
+	last    time.Time
+}
+
+// New returns the log at path. When it or its index reaches max bytes it is renamed
+// to path.1, which replaces an older file, and a new one begins; max 0 means never.
+// It opens nothing yet.
+func New(path string, max int64) *File { return &File{path: path, max: max} }
+
+// Open opens the files unless they are open. The log is created if it is missing.
+func (l *File) Open() error {
+	if l.f != nil {
+		return nil
+	}
+	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return err
+	}
+	l.f, l.size = f, st.Size()
+	l.openIndex(st)
+	return nil
+}
+
+// IsOpen reports whether the files are open.
+func (l *File) IsOpen() bool { return l.f != nil }
+
+// Close closes the files. The next write opens them again.
+func (l *File) Close() error {
+	if l.f == nil {
+		return nil
+	}
+	err := l.f.Close()
+	l.f = nil
+	l.dropIndex()
+	return err
+}
+
+// Add appends bytes that came at a time. After an error, the bytes before the one
+// that failed are written.
+func (l *File) Add(b []byte, at time.Time) error {
+	for len(b) > 0 {
+		if err := l.Open(); err != nil {
+			return err
+		}
+		if l.max > 0 && l.size > 0 && (l.size >= l.max || l.indexed >= l.max) {
+			if err := l.rotate(); err != nil {
+				return err
+			}
+			continue
+		}
+		n := len(b)
+		if l.max > 0 {
+			n = int(min(int64(n), l.max-l.size))
+		}
+		l.mark(at) // first, so that whoever reads the bytes finds their time
+		wrote, err := l.f.Write(b[:n])
+		l.size += int64(wrote)
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+func (l *File) rotate() error {
+	err := errors.Join(l.Close(), os.Rename(l.path, l.path+Older))
+	if err == nil {
+		_ = l.moveIndex() // if this fails, opening the next log does it
+	}
+	return err
+}
+
+// moveIndex completes a rotation.
+func (l *File) moveIndex() error { return os.Rename(l.path+times, l.path+Older+times) }
+
+// openIndex opens the index of the log whose file is st. Errors cost times, not
+// bytes of the log.
+func (l *File) openIndex(st fs.FileInfo) {
+	open := func() (*os.File, error) { return os.OpenFile(l.path+times, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600) }
+	f, err := open()
+	if err != nil {
+		return
+	}
+	of := indexOf(f)
+	if of != 0 && of != inode(st) {
+		if old, err := os.Stat(l.path + Older); err == nil && of == inode(old) && l.moveIndex() == nil { // a rotation was cut off
+			f.Close()
+			if f, err = open(); err != nil {
+				return
+			}
+		}
+		of = 0
+	}
+	l.index, l.last = f, time.Time{}
+	if of == 0 {
+		if l.index.Truncate(0) != nil || l.put(magic, inode(st)) != nil {
+			l.dropIndex()
+			return
+		}
+		l.indexed = record
+		return
+	}
+	end, err := f.Seek(0, io.SeekEnd)
+	l.indexed = end / record * record
+	if err != nil || end != l.indexed && f.Truncate(l.indexed) != nil { // part of a record
+		l.dropIndex()
+	}
+}
+
+func (l *File) dropIndex() {
+	if l.index != nil {
+		l.index.Close() // every write was checked
+		l.index, l.indexed = nil, 0
+	}
+}
+
+// mark records that what follows came at a time.
+func (l *File) mark(at time.Time) {
+	if d := at.Sub(l.last); l.index == nil || d >= 0 && d < Precision {
+		return
+	}
+	if l.put(uint64(l.size), uint64(at.UnixNano())) != nil {
+		l.dropIndex() // opened anew with the log
+		return
+	}
+	l.indexed += record
+	l.last = at
+}
+
+func (l *File) put(a, b uint64) error {
+	var r [record]byte
+	binary.LittleEndian.PutUint64(r[:], a)
+	binary.LittleEndian.PutUint64(r[8:], b)
+	_, err := l.index.Write(r[:])
+	return err
+}
+
+// indexOf returns the inode of the log to which an index belongs, 0 if it is not
+// an index.
+func indexOf(f *os.File) uint64 {
+	var r [record]byte
+	if _, err := f.ReadAt(r[:], 0); err != nil || binary.LittleEndian.Uint64(r[:]) != magic {
+		return 0
+	}
+	return binary.LittleEndian.Uint64(r[8:])
+}
+
+func inode(st fs.FileInfo) uint64 {
+	if s, ok := st.Sys().(*syscall.Stat_t); ok {
+		return s.Ino
+	}
+	return 0
+}
+
+// Remove deletes a log and the files beside it.
+func Remove(path string) error {
+	var errs []error
+	for _, p := range []string{path, path + times, path + Older, path + Older + times} {
+		if err := os.Remove(p); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,90 @@
+package logfile
+
+import (
+	"encoding/binary"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// Times reads the index of one log file. It is not safe for concurrent use.
+type Times struct {
+	f    *os.File
+	next int64 // index of the record after now
+	now  Mark
+	buf  []byte // records from next on
+}
+
+// Mark is one record of an index: what is at Offset and after it came at Time.
+type Mark struct {
+	Offset int64
+	Time   time.Time
+}
+
+// OpenTimes opens the index of the log file with stat st, which was opened as path
+// or path.1. It returns nil, on which every method may be called, if there is none.
+func OpenTimes(path string, st fs.FileInfo) *Times {
+	for _, p := range []string{path + times, path + Older + times} {
+		f, err := os.Open(p)
+		if err != nil {
+			continue
+		}
+		if indexOf(f) == inode(st) {
+			return &Times{f: f}
+		}
+		f.Close()
+	}
+	return nil
+}
+
+// Close closes the index.
+func (t *Times) Close() {
+	if t != nil {
+		t.f.Close()
+	}
+}
+
+// peek returns the next record.
+func (t *Times) peek() (Mark, bool) {
+	if len(t.buf) < record {
+		t.buf = make([]byte, 256*record)
+		n, _ := t.f.ReadAt(t.buf, record*(1+t.next)) // an error is the end, for now
+		if t.buf = t.buf[:n]; n < record {
+			return Mark{}, false
+		}
+	}
+	return Mark{int64(binary.LittleEndian.Uint64(t.buf)), time.Unix(0, int64(binary.LittleEndian.Uint64(t.buf[8:])))}, true
+}
+
+// Next returns the next record, false if there is none yet.
+func (t *Times) Next() (m Mark, ok bool) {
+	if t == nil {
+		return m, false
+	}
+	if m, ok = t.peek(); ok {
+		t.now, t.buf = m, t.buf[record:]
+		t.next++
+	}
+	return m, ok
+}
+
+// Reset makes Next and At begin anew.
+func (t *Times) Reset() {
+	if t != nil {
+		*t = Times{f: t.f}
+	}
+}
+
+// At returns the time of the byte at an offset, zero if unknown. Offsets must not
+// decrease from call to call.
+func (t *Times) At(offset int64) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	for {
+		if m, ok := t.peek(); !ok || m.Offset > offset {
+			return t.now.Time
+		}
+		t.Next()
+	}
+}
