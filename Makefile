@@ -16,12 +16,12 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io busybox-static python3-aiosmtpd \
 	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn
 # What only the full counts drive.
-SOAK_PACKAGES := debootstrap debian-archive-keyring
+SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-user-static zsh fish
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross install uninstall deb release web demo recording size check test test-compute test-programs test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross install uninstall deb release image web demo recording size check test test-compute test-programs test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,14 +52,19 @@ uninstall: ## remove what make install installed
 	etc/install --remove '$(DESTDIR)' '$(PREFIX)' '$(BIN)'
 
 deb: build ## build the Debian package in dist/
-	etc/deb/build '$(VERSION)' dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) etc/deb/build '$(VERSION)' dist
 
 # Platforms of a release.
 RELEASE ?= linux/amd64 linux/arm64 darwin/arm64 darwin/amd64
-release: build ## static programs, packages, bills of materials and checksums for every platform, in dist/
-	@rm -rf bin/cross; $(AGAIN) cross CROSS='$(RELEASE)'
-	@for t in $(RELEASE); do SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) etc/release/build '$(VERSION)' $$t bin/cross/$$t dist bin || exit 1; done
-	@cd dist && sha256sum *.deb *.rpm *.apk *.tar.gz *.cdx.json >SHA256SUMS && cat SHA256SUMS
+release: build ## programs, packages, container images, bills of materials and checksums for every platform, in dist/
+	@rm -rf bin/cross bin/portable dist; $(AGAIN) cross CROSS='$(RELEASE)'
+	@go build -tags portable -ldflags '$(LDFLAGS)' -o bin/portable/ ./cmd/lull # writes the manual pages for macOS
+	@for t in $(RELEASE); do case $$t in darwin/*) run=bin/portable;; *) run=bin;; esac; \
+		SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) etc/release/build '$(VERSION)' $$t bin/cross/$$t dist $$run || exit 1; done
+	@cd dist && sha256sum *.deb *.rpm *.apk *.tar *.tar.gz *.cdx.json >SHA256SUMS && cat SHA256SUMS
+
+image: build ## the container image for this machine, in dist/lull.oci.tar; take it with docker load or podman load
+	@mkdir -p dist; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) go run ./bench/image -version '$(VERSION)' -arch "$$(go env GOARCH)" bin/lull >dist/lull.oci.tar
 
 web: ## build the dashboard from /web (needs npm; what it makes is committed)
 	cd web && npm install --no-save --no-audit --no-fund && npm run build
@@ -192,8 +197,8 @@ test-microvm: guest-kernel ## only the tests that boot guests
 	go test -count=1 -timeout 30m -run TestConformance/microvm ./test/e2e/host
 
 soak: PACKAGES += $(SOAK_PACKAGES)
-soak: packages guest-kernel build ## the proofs at their full counts; hours
-	LULL_DRAWS=$${LULL_DRAWS:-20} LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
+soak: packages guest-kernel release ## the proofs at their full counts; hours
+	LULL_RELEASE=$(CURDIR)/dist LULL_RELEASE_IMAGE=$$(echo $(CURDIR)/dist/*_linux_amd64.oci.tar) LULL_DRAWS=$${LULL_DRAWS:-20} LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
 	LULL_PROGRAM_CYCLES=1000 LULL_HANDOFF_STARTS=200 LULL_HANDOFF_KILLS=20 LULL_SOAK=1 LULL_DAYS=20 LULL_MUTANTS=10 LULL_SERVER_KILLS=200 LULL_NOTIFY_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
 		go test -p 1 -count=1 -timeout 24h ./...
 

@@ -95,7 +95,7 @@ func TestDebianPackage(t *testing.T) {
 	dist := t.TempDir()
 	sh(t, "../../etc/deb/build", "v1.2.3-4-gabcdef", dist, installable(t))
 	built := func(name string) string {
-		found, err := filepath.Glob(filepath.Join(dist, name+"_1.2.3+4+gabcdef_*.deb"))
+		found, err := filepath.Glob(filepath.Join(dist, name+"_1.2.3+p4_*.deb"))
 		if err != nil || len(found) != 1 {
 			t.Fatalf("package %s is not named after its version: %v %v", name, found, err)
 		}

@@ -199,32 +199,6 @@ func TestCloudFormation(t *testing.T) {
 	}
 }
 
-// TestContainerfile: the last stage is empty but for what it copies, and it
-// does not run as root.
-func TestContainerfile(t *testing.T) {
-	text := contents(t, "../../etc/Containerfile")
-	_, last, found := strings.Cut(text, "\nFROM scratch\n")
-	if !found || strings.Contains(last, "\nFROM ") || strings.Contains(last, "\nRUN ") || !strings.Contains(last, "\nUSER 65532") {
-		t.Error("the image is not made from scratch for an ordinary user")
-	}
-	m := regexp.MustCompile(`CMD \["server", (.*)\]`).FindStringSubmatch(last)
-	if m == nil {
-		t.Fatal("it does not say what to run")
-	}
-	flags := pflag.NewFlagSet("server", pflag.ContinueOnError)
-	bindServerFlags(flags, os.Getenv)
-	var given []string
-	for a := range strings.SplitSeq(m[1], ", ") {
-		given = append(given, strings.Trim(a, `"`))
-	}
-	if err := flags.Parse(given); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := resolveServer(func(string) string { return "" }, "", flags); err != nil {
-		t.Error(err)
-	}
-}
-
 // authority is a file below dir with a certificate in PEM.
 func authority(t *testing.T, dir string) string {
 	t.Helper()

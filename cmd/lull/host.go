@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && !portable
 
 package main
 
@@ -26,6 +26,14 @@ import (
 	"lull/internal/lib/unixsock"
 	"lull/internal/protocol/hostctl"
 	"lull/internal/runtime/process"
+)
+
+// What help says on this platform.
+const (
+	intro = `To see it work, run lull demo. To run instances on this machine, start lull host, then
+use lull run.`
+	where      = "on this machine"
+	agentShort = "Stop this machine when it is idle"
 )
 
 func (c *cli) hostCommand() *cobra.Command {

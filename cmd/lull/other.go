@@ -1,4 +1,4 @@
-//go:build !linux
+//go:build !linux || portable
 
 package main
 
@@ -8,8 +8,20 @@ import (
 	"lull/internal/cli/term"
 )
 
+// What help says on this platform.
+const (
+	intro = `This is the command line alone. It manages a fleet through lull server, and instances
+through the socket of a lull host on Linux, such as one that ssh -L forwards.`
+	where      = "on a Linux host"
+	agentShort = "Show and control the agents of Linux machines"
+)
+
+// hostCommand has verbs that ask a server, so help lists it.
 func (c *cli) hostCommand() *cobra.Command {
-	return term.OnlyLinux("host", "Run and manage instances on this machine")
+	cmd := term.OnlyLinux("host", "")
+	cmd.Short, cmd.Hidden, cmd.DisableFlagParsing = "Show the hosts that report to a server", false, false
+	cmd.FParseErrWhitelist.UnknownFlags = true // those of the daemon
+	return cmd
 }
 
 func (c *cli) doctorCommand() *cobra.Command {
@@ -25,7 +37,5 @@ func (c *cli) demoCommand() *cobra.Command {
 }
 
 func (c *cli) referenceCommand() *cobra.Command {
-	cmd := term.OnlyLinux("reference", "Write the generated reference pages")
-	cmd.Hidden = true
-	return cmd
+	return term.OnlyLinux("reference", "Write the generated reference pages")
 }

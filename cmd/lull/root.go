@@ -47,8 +47,7 @@ func (c *cli) root() *cobra.Command {
 		Short: "Pause idle compute and resume it on demand",
 		Long: `lull finds idle compute, pauses it safely, and resumes it the moment it is needed.
 
-To see it work, run lull demo. To run instances on this machine, start lull host, then
-use lull run.
+` + intro + `
 
 Help on a topic: lull help states, signals, ports, exit-codes, environment or filters.`,
 	}
@@ -63,12 +62,12 @@ Help on a topic: lull help states, signals, ports, exit-codes, environment or fi
 		}
 	}
 	one := func(commands ...*cobra.Command) []*cobra.Command { return commands }
-	add("instances", "Run programs, containers and microVMs on this machine:", instance.Commands(c.Session), one(host, c.guestKernelCommand(), c.demoCommand()))
+	add("instances", "Run programs, containers and microVMs "+where+":", instance.Commands(c.Session), one(host, c.guestKernelCommand(), c.demoCommand()))
 	add("hold", "Keep something running, and stop everything automatic:",
 		one(instance.Snooze(c.Session, worker.Protect(c.Session)), lease.Command(c.Session)), admin.Halt(c.Session))
 	add("explain", "See what happens and why:", one(status.Command(c.Session)), explain.Commands(c.Session), savings.Commands(c.Session))
 	add("fleet", "Manage a fleet of cloud machines:", one(c.serverCommand()), worker.Commands(c.Session), policy.Commands(c.Session))
-	add("agent", "Stop the machine that it runs on:", one(c.agentCommand()))
+	add("agent", "Machines that stop themselves:", one(c.agentCommand()))
 	add("admin", "Administration:", admin.Commands(c.Session), one(c.configCommand(), c.doctorCommand(), c.simCommand(), c.VersionCommand(version), c.referenceCommand(), c.manCommand()))
 	root.SetHelpCommand(topics.Command(&c.Term))
 	root.SetHelpCommandGroupID("admin")
@@ -85,7 +84,7 @@ Help on a topic: lull help states, signals, ports, exit-codes, environment or fi
 
 // agentCommand is lull agent: the daemon, and the verbs about it.
 func (c *cli) agentCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when it is idle", Args: term.Args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "agent", Short: agentShort, Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(agentcmd.Commands(c.Session, agentcmd.Build{Version: version, Date: buildDate}, "lull")...)
 	return cmd

@@ -7,9 +7,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// OnlyLinux stands for a verb that needs a Linux machine, on others.
+// OnlyLinux stands for a verb that needs a Linux machine, on others. Help does
+// not list it.
 func OnlyLinux(use, short string) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short + " (Linux only)", DisableFlagParsing: true,
+	return &cobra.Command{Use: use, Short: short + " (Linux only)", Hidden: true, DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return fmt.Errorf("cannot run %s on %s: it needs Linux; commands that use a remote server or host work here", cmd.CommandPath(), runtime.GOOS)
 		}}
