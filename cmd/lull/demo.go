@@ -17,7 +17,7 @@ import (
 
 // demoCommand is lull demo.
 func (c *cli) demoCommand() *cobra.Command {
-	var serve string
+	var serve, visit string
 	var length time.Duration
 	cmd := &cobra.Command{Use: "demo", Short: "Show programs that fall asleep and wake, and a fleet", Args: term.Args(cobra.NoArgs),
 		Long: `Run programs of this machine that fall asleep and wake on connections, beside a server
@@ -25,10 +25,17 @@ that watches a simulated fleet, and print what to try. It needs nothing but this
 Redis, PostgreSQL and a microVM are shown where they are installed, and what is left out
 is listed with the reason. Nothing outside a temporary directory is changed. Ctrl-C ends
 the demo and removes everything.`,
-		Example: "  lull demo\n  lull demo --for 2m",
+		Example: "  lull demo\n  lull demo --for 2m\n  lull demo --serve 127.0.0.1:8080",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if serve != "" {
 				return demo.Serve(cmd.Context(), serve)
+			}
+			if visit != "" {
+				said, err := demo.Visit(cmd.Context(), visit)
+				if err == nil {
+					fmt.Fprintln(c.Out, said)
+				}
+				return err
 			}
 			self, err := os.Executable()
 			if err != nil {
@@ -45,9 +52,8 @@ the demo and removes everything.`,
 			return demo.Show(ctx, o)
 		}}
 	term.BindSpan(cmd.Flags(), &length, "for", 0, "end after this time; 0 waits for Ctrl-C")
-	cmd.Flags().StringVar(&serve, "serve", "", "be the demo's web server on this address")
-	if err := cmd.Flags().MarkHidden("serve"); err != nil {
-		panic(err) // the flag is that of the line above
-	}
+	cmd.Flags().StringVar(&serve, "serve", "", "only serve the demo's web page, on this address")
+	cmd.Flags().StringVar(&visit, "visit", "", "only be a client of the web server at this address")
+	cmd.MarkFlagsMutuallyExclusive("serve", "visit", "for")
 	return cmd
 }

@@ -48,6 +48,7 @@ const inBoot = `
 export LULL_SERVER=http://127.0.0.1:7070
 enabled() { for u in "$@"; do systemctl is-active lull-$u.service; done; }
 ready() { until (exec 3<>/dev/tcp/127.0.0.1/7070 && printf 'GET /readyz HTTP/1.0\r\n\r\n' >&3 && grep -q ' 200 ' <&3); do sleep 1; done; }
+perl_pid() { grep -lx perl /proc/[0-9]*/comm; }
 pid() { systemctl show -p MainPID --value lull-$1.service; }
 until lull ps && lull agent status; do sleep 1; done
 ready
@@ -61,7 +62,7 @@ lull run -d --name web --expose 8080 --pause-after 1s -- perl -MIO::Socket -e '
 	while ($c = $s->accept) { print $c "awake\n"; close $c }'
 until lull ps | grep 'web *paused'; do sleep 1; done
 test "$(cat </dev/tcp/127.0.0.1/8080)" = awake
-web=$(pgrep -x perl)
+web=$(perl_pid)
 
 # An upgrade restarts the daemons and keeps programs and changed settings.
 echo '# mine' >>/etc/default/lull-host
@@ -71,7 +72,7 @@ until lull ps && lull agent status; do sleep 1; done
 ready
 enabled server host agent
 for old in $before; do ! kill -0 $old; done
-test "$web" = "$(pgrep -x perl)"
+test "$web" = "$(perl_pid)"
 grep mine /etc/default/lull-host
 lull rm web
 
@@ -122,14 +123,14 @@ func bootedDeb(t *testing.T, root, dist string) {
 func booted(t *testing.T, root, script string) {
 	t.Helper()
 	nspawn := need(t, "systemd-nspawn")
-	write := func(name, text string) {
+	write := func(name string, mode os.FileMode, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), mode); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("check", "#!/bin/bash\nexec >/said 2>&1\nset -eEx\ntrap 'systemctl poweroff --no-block' EXIT\n"+script+"\ntouch /passed\n")
-	write("etc/systemd/system/check.service", "[Unit]\nAfter=lull-server.service lull-host.service lull-agent.service\n[Service]\nExecStart=/check\nTimeoutStopSec=5\n[Install]\nWantedBy=multi-user.target\n")
+	write("check", 0o755, "#!/bin/bash\nexec >/said 2>&1\nset -eEx\ntrap 'systemctl poweroff --no-block' EXIT\n"+script+"\ntouch /passed\n")
+	write("etc/systemd/system/check.service", 0o644, "[Unit]\nAfter=lull-server.service lull-host.service lull-agent.service\n[Service]\nExecStart=/check\nTimeoutStopSec=5\n[Install]\nWantedBy=multi-user.target\n")
 	sh(t, "chroot", root, "systemctl", "enable", "check.service")
 	// The container's control groups are below ones that the test removes.
 	group := fmt.Sprint("lull-boot-", os.Getpid())

@@ -207,6 +207,14 @@ func clean() []string {
 	return env
 }
 
+// Visit requests a page from a web server, and returns its status and how long it
+// took to answer.
+func Visit(ctx context.Context, addr string) (string, error) {
+	began := time.Now()
+	said, err := visitWeb(ctx, addr)
+	return fmt.Sprintf("%s in %s", said, short(time.Since(began))), err
+}
+
 // Serve is the demo's own web server, for machines and guests without another.
 func Serve(ctx context.Context, addr string) error {
 	srv := &http.Server{Addr: addr, ReadHeaderTimeout: visitLimit, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
