@@ -51,7 +51,8 @@ type hostConfig struct {
 	Layer        string
 
 	reporting.Target
-	ReportEvery time.Duration
+	ReportEvery    time.Duration
+	ServerCommands bool
 }
 
 // dockerSocket is Docker's default socket.
@@ -89,6 +90,7 @@ var hostOptions = []options.Option[hostConfig]{
 	hostOption("server-ca", "LULL_HOST_SERVER_CA", "path", "CA certificates in PEM for the server's certificate (default: the system's)", func(c *hostConfig) any { return &c.ServerCA }),
 	hostOption("name", "LULL_HOST_MACHINE", "text", "name of this host at the server, as in its token (default: the host name)", func(c *hostConfig) any { return &c.Target.Machine }),
 	hostOption("heartbeat-interval", "LULL_HOST_REPORT_EVERY", "duration", "heartbeat interval; the server marks the host stale after three missed heartbeats", func(c *hostConfig) any { return &c.ReportEvery }),
+	hostOption("server-commands", "LULL_HOST_SERVER_COMMANDS", "bool", "carry out commands of the server's operators (pause, resume, snooze, start, stop) and let them read the last lines of logs; off by default, because the server's operators are not this machine's users and logs can contain secrets", func(c *hostConfig) any { return &c.ServerCommands }),
 	hostOption("stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host exits, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }),
 }
 
@@ -231,6 +233,9 @@ func (c *hostConfig) placeDockerSocket() error {
 // its name.
 func (c *hostConfig) checkReporting() error {
 	if c.Server == "" {
+		if c.ServerCommands {
+			return errors.New("cannot use server-commands: it needs server, the fleet server to report to (--server)")
+		}
 		return nil
 	}
 	if c.ReportEvery < 2*time.Second || c.ReportEvery > control.MaxInterval {

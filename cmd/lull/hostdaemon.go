@@ -243,7 +243,7 @@ func (d *hostDaemon) openHost(context.Context) error {
 		BaseEnv: baseEnv(d.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: d.guests.Addr().String(),
 		SharedHTTP: d.shared != nil, Runtimes: d.runtimes, Missing: d.missing, Records: d.files, Evidence: d.evidence, EventLog: d.events, Log: d.log,
 		Tracer: d.traces.Tracer(), NewGate: d.gates.add, HeldListeners: d.processes})
-	d.reports, err = newReporter(cfg, d.h, d.faults, d.log)
+	d.reports, err = newReporter(cfg, d.h, d.files, d.faults, d.log)
 	return err
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // newReporter makes what reports to the server of cfg; nil without one.
-func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger) (*report.Reporter, error) {
+func newReporter(cfg hostConfig, h *host.Host, kept report.CommandStore, faults []string, log *slog.Logger) (*report.Reporter, error) {
 	if cfg.Server == "" {
 		return nil, nil
 	}
@@ -29,8 +29,12 @@ func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger
 	if _, err := cfg.ReadToken(reporting.HostTokens); err != nil {
 		return nil, err
 	}
-	return &report.Reporter{Host: h, Server: hostServer{cfg.Target, hc}, Where: cfg.Server, Name: cfg.Target.Machine,
-		Version: version, BuildDate: buildDate, Every: cfg.ReportEvery, Faults: faults, Log: log}, nil
+	r := &report.Reporter{Host: h, Server: hostServer{cfg.Target, hc}, Where: cfg.Server, Name: cfg.Target.Machine,
+		Version: version, BuildDate: buildDate, Every: cfg.ReportEvery, Faults: faults, Log: log}
+	if cfg.ServerCommands {
+		r.Commands, err = report.NewCommands(kept)
+	}
+	return r, err
 }
 
 // hostServer is the server that a host reports to.

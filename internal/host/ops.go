@@ -185,13 +185,27 @@ type InvalidError struct{ Err error }
 func (e *InvalidError) Error() string { return e.Err.Error() }
 func (e *InvalidError) Unwrap() error { return e.Err }
 
+type requesterKey struct{}
+
+// For attributes the requests made with the returned context to who, such as
+// "ada via server". Their events and status reasons then name who instead of
+// "a user".
+func For(ctx context.Context, who string) context.Context {
+	return context.WithValue(ctx, requesterKey{}, who)
+}
+
+func requester(ctx context.Context) string {
+	who, _ := ctx.Value(requesterKey{}).(string)
+	return cmp.Or(who, "a user")
+}
+
 // Start starts a stopped instance or resumes a paused one, and enables it.
 func (h *Host) Start(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
 		return err
 	}
-	return h.startFor(ctx, i, by, "started by a user")
+	return h.startFor(ctx, i, by, "started by "+requester(ctx))
 }
 
 // Stop stops an instance. It always succeeds eventually, and earlier pending
@@ -237,7 +251,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if unknown != nil { // not found is not stopped
 		return i.endUnknown(ctx, by, unknown)
 	}
-	return i.stop(ctx, by, "stopped by a user")
+	return i.stop(ctx, by, "stopped by "+requester(ctx))
 }
 
 // Pause freezes a running instance now. Without force it is refused while a
@@ -272,7 +286,7 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 			Blocks: []idle.Block{{Code: idle.RecentActivity, Signal: besideSignal, Sentence: beside}}}
 	}
 	var stirred *errStirred
-	err = i.pause(ctx, by, "paused by a user", force)
+	err = i.pause(ctx, by, "paused by "+requester(ctx), force)
 	if errors.As(err, &stirred) {
 		i.mu.Lock()
 		blocks := i.seen.verdict.Blocks
@@ -304,7 +318,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	case power.Running:
 		return nil
 	case power.Paused, power.Reclaimed, power.Hibernated:
-		if err := i.wake(by, "resumed by a user"); err != nil {
+		if err := i.wake(by, "resumed by "+requester(ctx)); err != nil {
 			return err
 		}
 		i.note(func(*instance.Record) {})
@@ -366,6 +380,13 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 	}
 	defer i.release()
 	err = i.save(func(r *instance.Record) { r.SnoozedUntil = t })
+	switch {
+	case err != nil:
+	case t.IsZero():
+		i.emit("snooze_ended", ByManual, "by "+requester(ctx))
+	default:
+		i.emit("snoozed", ByManual, "until "+t.UTC().Format(time.RFC3339)+" by "+requester(ctx))
+	}
 	if i.state().Asleep() {
 		i.scheduleAsleep(h.Now()) // the next step may now come sooner
 	}

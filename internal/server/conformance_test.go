@@ -374,7 +374,7 @@ func TestEveryRouteAnswers(t *testing.T) {
 		case res.StatusCode >= 500, res.StatusCode == 405, res.StatusCode == 400, res.StatusCode == 422, res.StatusCode == 401, res.StatusCode == 403:
 			t.Errorf("%s: %d %s", where, res.StatusCode, data)
 			continue
-		case res.StatusCode == 404 && !slices.Contains([]string{"get-request", "get-agent", "get-host", "why-instance", "worker-agent", "metrics", "look-at-answer", "give-answer", "retry-dead-letter", "drop-dead-letter"}, op.plain()):
+		case res.StatusCode == 404 && !slices.Contains([]string{"get-request", "get-agent", "get-host", "why-instance", "pause-instance", "resume-instance", "start-instance", "stop-instance", "snooze-instance", "instance-logs", "worker-agent", "metrics", "look-at-answer", "give-answer", "retry-dead-letter", "drop-dead-letter"}, op.plain()):
 			t.Errorf("%s: %d %s", where, res.StatusCode, data)
 			continue
 		}

@@ -23,6 +23,8 @@ type OtherHosts interface {
 	Host(ctx context.Context, name string) (control.HostView, bool)
 	// HostWhy answers about an instance; false as in Host.
 	HostWhy(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool)
+	// HostCommand has the server named give a host a command.
+	HostCommand(ctx context.Context, server, name string, c control.HostCommand) control.HostReply
 }
 
 // Spoken is the body of a host's request to this server.
@@ -57,8 +59,7 @@ func (s *Server) hostRoutes() {
 	register(s, route{id: "why-instance", method: "GET", path: each + "/instances/{instance}/why", role: access.Viewer, machine: true,
 		doc: "Why an instance of a host runs, or why it was paused or stopped: the host is asked; now, or at a past time that it recorded"},
 		func(ctx context.Context, in *struct {
-			Named
-			Instance string `path:"instance" maxLength:"64" doc:"Its name or id"`
+			OfHost
 			Then
 		}) (*answer[control.HostWhy], error) {
 			at, err := in.read()
@@ -92,7 +93,7 @@ func (s *Server) hostRoutes() {
 			return ok(s.hostReport(ctx, r))
 		})
 	register(s, route{id: "ask-host", method: "POST", path: each + "/questions", role: access.Admin, machine: true, status: http.StatusOK,
-		doc: "Answer questions about a host's instances, and wait for new ones; its token speaks for it alone"},
+		doc: "Answer questions and commands of the server, and wait for new ones; its token speaks for it alone"},
 		func(ctx context.Context, in *Spoken) (*answer[control.HostQuestions], error) {
 			body, err := raw(in.Body)
 			if err != nil {
@@ -102,9 +103,9 @@ func (s *Server) hostRoutes() {
 			if err != nil {
 				return nil, problem(invalid("answers", err.Error()))
 			}
-			q := s.hosts.Turn(ctx, in.Name, t.Answers, time.Duration(t.Wait*float64(time.Second)))
-			return ok(control.HostQuestions{Questions: q}, nil)
+			return ok(s.hosts.Turn(ctx, in.Name, t.Answers, time.Duration(t.Wait*float64(time.Second))), nil)
 		})
+	s.hostCommandRoutes()
 }
 
 // hostReport processes a report. The store learns of the host, not of the

@@ -107,7 +107,7 @@ func (s *Server) answers(t *testing.T, name string) (stop func()) {
 		defer close(done)
 		var out []control.HostReply
 		for ctx.Err() == nil {
-			q := s.hosts.Turn(ctx, name, out, 20*time.Second)
+			q := s.hosts.Turn(ctx, name, out, 20*time.Second).Questions
 			out = nil
 			for _, x := range q {
 				out = append(out, control.HostReply{ID: x.ID, Why: &control.HostWhy{Account: why.Account{Verdict: &idle.Verdict{}}, Instance: &control.HostInstance{}}})

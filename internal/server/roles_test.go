@@ -18,7 +18,8 @@ func TestRoles(t *testing.T) {
 	for want, ids := range map[string][]string{
 		"admin": {"terminate-worker", "create-worker", "import-worker", "arm-worker", "arm-workers", "scale-up", "forget-worker", "new-wake-token", "put-template", "delete-template",
 			"put-policy", "delete-policy", "apply-policy", "delete-policy-group", "put-schedule", "apply-schedule", "change-settings", "create-token", "revoke-token", "list-tokens", "refresh-prices"},
-		"operator": {"pause-worker", "resume-worker", "start-worker", "stop-worker", "snooze-worker", "drain-worker", "cancel-drain-worker", "disarm-worker", "halt", "update-worker", "retry-worker"},
+		"operator": {"pause-worker", "resume-worker", "start-worker", "stop-worker", "snooze-worker", "drain-worker", "cancel-drain-worker", "disarm-worker", "halt", "update-worker", "retry-worker",
+			"pause-instance", "resume-instance", "start-instance", "stop-instance", "snooze-instance", "instance-logs"},
 	} {
 		for _, id := range ids {
 			if role[id] != want {

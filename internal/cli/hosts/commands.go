@@ -10,8 +10,9 @@ import (
 // verbs are the verbs of this package for one run of the command line.
 type verbs struct{ *client.Session }
 
-// Commands returns the verbs of lull host that ask a server: ls, get and why.
+// Commands returns the verbs of lull host that ask a server: ls, get, why, and
+// those that act on an instance of a host.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
-	return []*cobra.Command{v.Watchable(v.hostLs()), v.hostGet(), v.hostWhy()}
+	return append([]*cobra.Command{v.Watchable(v.hostLs()), v.hostGet(), v.hostWhy()}, v.commands()...)
 }

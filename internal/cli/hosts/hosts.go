@@ -144,7 +144,7 @@ func (c verbs) completeHosts(cmd *cobra.Command, a []string, _ string) (names []
 		for _, h := range l {
 			names = append(names, h.Name+"\t"+hostHeard(h))
 		}
-	case len(a) == 1 && cmd.Name() == "why":
+	case len(a) == 1 && cmd.Name() != "get":
 		v, err := cl.Host(cmd.Context(), a[0])
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError

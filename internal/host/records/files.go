@@ -204,3 +204,32 @@ func (f *Files) keepHalt(h *idle.HaltedBy, fleet bool) error {
 	}
 	return nil
 }
+
+// maxCommands bounds the size of the file of commands, in bytes.
+const maxCommands = 256 << 10
+
+// Commands returns the IDs of the server's commands that have begun on this
+// host, oldest first.
+func (f *Files) Commands() (ids []string, err error) {
+	file, err := os.Open(filepath.Join(f.dir, "commands"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxCommands+1))
+	if err == nil && len(data) > maxCommands {
+		err = fmt.Errorf("it is larger than %d KiB", maxCommands>>10)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", file.Name(), err)
+	}
+	return strings.Fields(string(data)), nil
+}
+
+// KeepCommands makes the IDs of commands durable.
+func (f *Files) KeepCommands(ids []string) error {
+	return segment.WriteFile(filepath.Join(f.dir, "commands"), []byte(strings.Join(ids, "\n")+"\n"), 0o600)
+}

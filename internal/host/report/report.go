@@ -42,9 +42,10 @@ const (
 )
 
 // Reporter reports a host's instances to a server and answers its questions.
-// The server only reads, with one exception: while it reports a fleet halt,
-// nothing happens to an instance automatically. The last known halt applies
-// while the server cannot be reached. Set the fields before Run.
+// While the server reports a fleet halt, nothing happens to an instance
+// automatically. The last known halt applies while the server cannot be reached.
+// The server changes nothing else, unless Commands is set. Set the fields before
+// Run.
 type Reporter struct {
 	Host   *host.Host
 	Server Server
@@ -55,6 +56,8 @@ type Reporter struct {
 	Every  time.Duration
 	Faults []string // what is wrong with the host
 	Log    *slog.Logger
+	// Commands carries out the server's commands; nil accepts none.
+	Commands *Commands
 
 	haltMark string // version of the fleet's halt last received; owned by followHalt
 
@@ -212,7 +215,7 @@ func (t *progress) heading(c *change) control.HostReport {
 		halt = new(*halt) // Fit writes to it
 	}
 	return control.HostReport{Host: t.r.Name, StartedAt: t.began.Round(0), Version: t.r.Version, BuildDate: t.r.BuildDate,
-		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
+		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), Commands: t.r.Commands != nil, LeftOut: c.total - len(c.sums)}
 }
 
 // change holds what to report about the instances.
@@ -312,9 +315,9 @@ func (t *progress) sum(v any) uint64 {
 func reported(o hostctl.Instance) control.HostInstance {
 	out := control.HostInstance{ID: o.ID, Name: o.Name, State: o.State, StateSince: o.StateSince, StatusReason: o.StatusReason, Enabled: o.Enabled,
 		Runtime: o.Runtime, Image: o.Image, CreatedAt: o.CreatedAt, LastActivityAt: o.LastActivityAt, LastPausedAt: o.LastPausedAt, LastPausedBy: o.LastPausedBy,
-		LastResumedAt: o.LastResumedAt, LastResumedBy: o.LastResumedBy, IdleFor: o.IdleFor, PauseAt: o.PauseAt, NextStep: o.NextStep, NextStepAt: o.NextStepAt,
+		LastResumedAt: o.LastResumedAt, LastResumedBy: o.LastResumedBy, SnoozeUntil: o.SnoozeUntil, IdleFor: o.IdleFor, PauseAt: o.PauseAt, NextStep: o.NextStep, NextStepAt: o.NextStepAt,
 		PauseAfter: o.PauseAfter, StopAfter: o.StopAfter, Connections: o.Connections, Leases: o.Leases, Endpoints: o.Endpoints, Blocks: o.Blocks,
-		Memory: o.MemoryBytes, MemoryLimit: o.MemoryLimit, PauseCount: o.PauseCount, WakeCount: o.WakeCount, RestartCount: o.RestartCount,
+		Memory: o.MemoryBytes, MemoryLimit: o.MemoryLimit, Reclaimed: o.ReclaimedBytes, PauseCount: o.PauseCount, WakeCount: o.WakeCount, RestartCount: o.RestartCount,
 		ExitCode: o.ExitCode, CrashLooping: o.CrashLooping}
 	if w := o.Waiting; w != nil {
 		out.Waiting = &control.HostInstanceWaiting{Reason: w.Reason, Place: w.Place, Until: w.Until}
@@ -338,8 +341,10 @@ func (r *Reporter) followHalt(ctx context.Context) {
 	})
 }
 
-// converse answers the server's questions.
+// converse answers the server's questions and starts its commands.
 func (r *Reporter) converse(ctx context.Context) {
+	var commands sync.WaitGroup
+	defer commands.Wait()
 	turn, failures := control.HostTurn{Answers: []control.HostReply{}, Wait: turnWait.Seconds()}, 0
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -353,6 +358,10 @@ func (r *Reporter) converse(ctx context.Context) {
 			continue
 		}
 		failures = 0
+		late := since(began) - time.Duration(q.Waited)
+		for _, x := range q.Commands[:min(len(q.Commands), control.MaxHostAnswers)] {
+			commands.Go(func() { r.deliver(ctx, r.carryOut(ctx, x, late)) })
+		}
 		room := reportPart
 		for _, x := range q.Questions[:min(len(q.Questions), control.MaxHostAnswers)] {
 			a := r.answer(ctx, x)
@@ -360,7 +369,7 @@ func (r *Reporter) converse(ctx context.Context) {
 				turn.Answers = append(turn.Answers, a.HostReply)
 			}
 		}
-		if len(q.Questions) == 0 && time.Since(began) < reportSpace {
+		if len(q.Questions)+len(q.Commands) == 0 && time.Since(began) < reportSpace {
 			_ = delay.For(ctx, reportSpace) // in case the server does not wait
 		}
 	}

@@ -69,8 +69,7 @@ func (l *listener) HostTurn(ctx context.Context, host string, t control.HostTurn
 	if err != nil {
 		return q, err
 	}
-	q.Questions = there.Turn(ctx, host, t.Answers, time.Duration(t.Wait*float64(time.Second)))
-	return q, nil
+	return there.Turn(ctx, host, t.Answers, time.Duration(t.Wait*float64(time.Second))), nil
 }
 
 // AwaitHalt implements Server: this fleet is never halted.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"regexp"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/why"
-	"lull/internal/lib/httpx"
 )
 
 // HostReport describes all instances of a host, or those that changed since the
@@ -35,6 +33,8 @@ type HostReport struct {
 	Counts    map[string]int `json:"counts"`         // number of instances by state
 	Memory    HostMemory     `json:"memory"`
 	Faults    []string       `json:"faults"` // problems of the host
+	// Commands reports whether the host carries out commands from the server.
+	Commands bool `json:"commands,omitempty"`
 	// LeftOut counts instances not included, because there are more than
 	// MaxHostInstances.
 	LeftOut int `json:"left_out,omitempty"`
@@ -68,6 +68,7 @@ type HostInstance struct {
 	LastPausedBy   string               `json:"last_paused_by"`
 	LastResumedAt  *time.Time           `json:"last_resumed_at"`
 	LastResumedBy  string               `json:"last_resumed_by"`
+	SnoozeUntil    *time.Time           `json:"snooze_until" doc:"Not paused automatically before; null if not snoozed"`
 	IdleFor        float64              `json:"idle_for" doc:"Seconds"`
 	PauseAt        *time.Time           `json:"pause_at" doc:"When it will be paused without further activity; null if a block has no known end"`
 	NextStep       string               `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
@@ -80,6 +81,7 @@ type HostInstance struct {
 	Blocks         []idle.Block         `json:"blocks"`
 	Memory         int64                `json:"memory_bytes" doc:"0 if unknown or none"`
 	MemoryLimit    int64                `json:"memory_limit"`
+	Reclaimed      int64                `json:"reclaimed_bytes" doc:"Memory that its last reclaim gave back"`
 	PauseCount     uint64               `json:"pause_count"`
 	WakeCount      uint64               `json:"wake_count"`
 	RestartCount   int                  `json:"restart_count"`
@@ -109,17 +111,19 @@ type HostQuestion struct {
 	At       time.Time `json:"at,omitzero"`
 }
 
-// HostReply answers a question with a Why, or with the status and message of an
-// error.
+// HostReply answers a question with a Why and a command with a Done, or either
+// with the status, code and message of an error.
 type HostReply struct {
-	ID     string   `json:"id"`
-	Why    *HostWhy `json:"why,omitempty"`
-	Status int      `json:"status,omitempty"`
-	Detail string   `json:"detail,omitempty"`
+	ID     string    `json:"id"`
+	Why    *HostWhy  `json:"why,omitempty"`
+	Done   *HostDone `json:"done,omitempty"`
+	Status int       `json:"status,omitempty"`
+	Code   string    `json:"code,omitempty"` // of a command: one of the constants
+	Detail string    `json:"detail,omitempty"`
 }
 
-// HostTurn is a host's request in the question exchange: its replies, and how
-// long it then waits for questions.
+// HostTurn is a host's request in the exchange: its replies, and how long it
+// then waits for questions and commands. A turn that does not wait gets none.
 type HostTurn struct {
 	Answers []HostReply `json:"answers"`
 	Wait    float64     `json:"wait_seconds" minimum:"0" maximum:"60"`
@@ -128,6 +132,10 @@ type HostTurn struct {
 // HostQuestions is the server's response to a HostTurn.
 type HostQuestions struct {
 	Questions []HostQuestion `json:"questions"`
+	Commands  []HostCommand  `json:"commands,omitempty"`
+	// Waited is how long the server held the request. The rest of its duration
+	// bounds the age of the response.
+	Waited idle.Duration `json:"waited_seconds"`
 }
 
 // HostWhy explains an instance of a host.
@@ -166,6 +174,7 @@ type HostSummary struct {
 	Halt      *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent if not halted"`
 	Total     int            `json:"instances_total"`
 	LeftOut   int            `json:"left_out" doc:"Number of further instances"`
+	Commands  bool           `json:"accepts_commands" doc:"Whether it carries out commands from the server (lull host --server-commands)"`
 	Counts    map[string]int `json:"counts" doc:"Instances by state, as last heard"`
 	Memory    HostMemory     `json:"memory"`
 	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as known"`
@@ -313,18 +322,36 @@ func ReadHostTurn(body []byte) (t HostTurn, err error) {
 	if err := plain(&t); err != nil {
 		return t, err
 	}
-	for n, a := range t.Answers {
-		switch {
-		case a.Why == nil && (a.Status < 400 || a.Status > 599), a.Why != nil && a.Why.Instance == nil:
-			return t, fmt.Errorf("answers[%d]: it is neither an answer nor a refusal", n)
-		case a.Why == nil:
-			continue
-		}
-		if err := a.Why.Instance.check(); err != nil {
-			return t, fmt.Errorf("answers[%d].why.instance: %w", n, err)
+	for n := range t.Answers {
+		if err := t.Answers[n].check(); err != nil {
+			return t, fmt.Errorf("answers[%d]%w", n, err)
 		}
 	}
 	return t, nil
+}
+
+// check validates a reply; the error begins with the field.
+func (a *HostReply) check() error {
+	var i *HostInstance
+	field := ".why"
+	switch {
+	case a.Why != nil && a.Done == nil && a.Status == 0:
+		i = a.Why.Instance
+	case a.Done != nil && a.Why == nil && a.Status == 0:
+		i, field = a.Done.Instance, ".done"
+		if len(a.Done.Log) > MaxHostLog {
+			return fmt.Errorf(".done.log: it is larger than %d KiB", MaxHostLog>>10)
+		}
+	case a.Why == nil && a.Done == nil && a.Status >= 400 && a.Status <= 599:
+		return nil
+	}
+	if i == nil {
+		return errors.New(": it is neither an answer nor a refusal")
+	}
+	if err := i.check(); err != nil {
+		return fmt.Errorf("%s.instance: %w", field, err)
+	}
+	return nil
 }
 
 // Fit truncates texts and lists to their limits and replaces nil lists.
@@ -341,6 +368,9 @@ func (r *HostReport) Fit() {
 func (a *HostReply) Fit() {
 	if a.Why != nil && a.Why.Instance != nil {
 		a.Why.Instance.fit()
+	}
+	if a.Done != nil && a.Done.Instance != nil {
+		a.Done.Instance.fit()
 	}
 	fill(a)
 	shorten(a)
@@ -399,9 +429,4 @@ func (c *Client) HostWhy(ctx context.Context, host, inst string, at time.Time) (
 		path += "?" + url.Values{"at": {at.UTC().Format(time.RFC3339Nano)}}.Encode()
 	}
 	return get[HostWhy](ctx, c, path)
-}
-
-// Refusal returns a host's error reply as an error.
-func (a *HostReply) Refusal() error {
-	return &httpx.Problem{Status: a.Status, Title: http.StatusText(a.Status), Detail: a.Detail}
 }

@@ -83,6 +83,9 @@ func walk(v reflect.Value, at string, text func(at string, t reflect.Value), lis
 		if v.Kind() == reflect.Slice && list != nil {
 			list(v)
 		}
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return // bytes contain no strings
+		}
 		for n := range v.Len() {
 			walk(v.Index(n), fmt.Sprintf("%s[%d]", at, n), text, list)
 		}

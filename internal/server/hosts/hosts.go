@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/core/idle"
 	"lull/internal/lib/delay"
 	"lull/internal/protocol/control"
 )
@@ -58,11 +59,13 @@ type host struct {
 	// next collects a report that arrives in parts; nil if none is in progress.
 	next known
 
-	asked map[string]chan control.HostReply // by ID of the question
-	open  []control.HostQuestion            // not yet taken by the host
-	fresh chan struct{}                     // closed when there is a question
-	turns int                               // polls that wait for one
-	seq   uint64                            // of questions
+	asked    map[string]chan control.HostReply // by ID of the question or command
+	open     []control.HostQuestion            // not yet fetched by the host
+	commands []command                         // not yet fetched by the host
+	fresh    chan struct{}                     // closed when there is something to fetch
+	turns    int                               // polls that wait for it
+	newest   uint64                            // number of the newest poll
+	seq      uint64                            // of questions
 }
 
 // known are instances by ID, with the time at which they were reported.
@@ -174,7 +177,7 @@ func (h *Hosts) summary(x *host, now time.Time) control.HostSummary {
 	r, at, began := &x.last, x.at.UTC().Round(0), x.last.StartedAt
 	s := control.HostSummary{Name: r.Host, Heard: x.heard(now), HeardAt: &at, AgeSeconds: max(0, now.Sub(x.at)).Seconds(),
 		Interval: time.Duration(r.Interval).Seconds(), Version: r.Version, Outdated: control.Outdated(r.Version, r.BuildDate, h.version, h.built),
-		StartedAt: &began, Halted: r.Halted, Halt: r.Halt, Total: len(x.known), LeftOut: r.LeftOut, Counts: r.Counts, Memory: r.Memory, Faults: r.Faults,
+		StartedAt: &began, Halted: r.Halted, Halt: r.Halt, Total: len(x.known), LeftOut: r.LeftOut, Commands: r.Commands, Counts: r.Counts, Memory: r.Memory, Faults: r.Faults,
 		ClockOffset: r.At.Sub(x.at).Seconds()}
 	for _, i := range x.known {
 		s.Held += i.Memory
@@ -217,9 +220,18 @@ func (t told) aged(heard bool, now time.Time) control.HostInstance {
 	return i
 }
 
-// Turn accepts a host's answers and waits for questions: until there is one,
-// for wait, or until ctx ends.
-func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostReply, wait time.Duration) []control.HostQuestion {
+// Turn accepts a host's answers and waits for questions and commands: until
+// there is one, for wait, until a newer turn of the host takes over, or until
+// ctx ends. Without a wait it only accepts the answers.
+func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostReply, wait time.Duration) control.HostQuestions {
+	began := time.Now()
+	q := h.turn(ctx, name, answers, wait)
+	q.Waited = idle.Duration(time.Since(began))
+	return q
+}
+
+func (h *Hosts) turn(ctx context.Context, name string, answers []control.HostReply, wait time.Duration) control.HostQuestions {
+	nothing := control.HostQuestions{Questions: []control.HostQuestion{}}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byID[name]
@@ -227,7 +239,7 @@ func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostRep
 		h.mu.Unlock()
 		_ = delay.For(ctx, min(wait, time.Second))
 		h.mu.Lock()
-		return []control.HostQuestion{}
+		return nothing
 	}
 	for _, a := range answers {
 		if to := x.asked[a.ID]; to != nil {
@@ -235,26 +247,49 @@ func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostRep
 			delete(x.asked, a.ID)
 		}
 	}
+	if wait <= 0 {
+		return nothing
+	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
+	x.newest++
+	turn := x.newest
+	x.wake() // the turn before this one, whose connection may be dead
 	x.turns++
 	defer func() { x.turns-- }()
-	for len(x.open) == 0 {
+	for len(x.open)+len(x.commands) == 0 {
 		fresh := x.fresh
 		h.mu.Unlock()
+		over := false
 		select {
 		case <-fresh:
-			h.mu.Lock()
-			continue
 		case <-timer.C:
+			over = true
 		case <-ctx.Done():
+			over = true
 		}
 		h.mu.Lock()
-		break
+		if over || x.newest != turn {
+			return nothing
+		}
 	}
-	out := append([]control.HostQuestion{}, x.open...)
-	x.open = nil
+	if ctx.Err() != nil {
+		return nothing
+	}
+	out := control.HostQuestions{Questions: append(nothing.Questions, x.open...)}
+	for _, c := range x.commands {
+		c.Valid = idle.Duration(control.HostCommandFetch)
+		out.Commands = append(out.Commands, c.HostCommand)
+		close(c.fetched)
+	}
+	x.open, x.commands = nil, nil
 	return out
+}
+
+// wake wakes the turns that wait. The caller holds the lock.
+func (x *host) wake() {
+	close(x.fresh)
+	x.fresh = make(chan struct{})
 }
 
 // Ask sends a question to a host. It returns false if the host did not answer
@@ -270,8 +305,7 @@ func (h *Hosts) Ask(ctx context.Context, name, instance string, at time.Time) (c
 	id, to := fmt.Sprintf("q%d", x.seq), make(chan control.HostReply, 1)
 	x.asked[id] = to
 	x.open = append(x.open, control.HostQuestion{ID: id, Instance: instance, At: at})
-	close(x.fresh)
-	x.fresh = make(chan struct{})
+	x.wake()
 	h.mu.Unlock()
 	select {
 	case a := <-to:

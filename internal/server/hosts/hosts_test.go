@@ -143,7 +143,7 @@ func TestQuestions(t *testing.T) {
 			defer close(done)
 			var answers []control.HostReply
 			for ctx.Err() == nil {
-				q := h.Turn(ctx, "desk", answers, 20*time.Second)
+				q := h.Turn(ctx, "desk", answers, 20*time.Second).Questions
 				answers = nil
 				for _, x := range q {
 					asked = append(asked, x)

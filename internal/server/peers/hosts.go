@@ -2,6 +2,9 @@ package peers
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -19,6 +22,8 @@ type Hosts interface {
 	// HostWhyHere answers about an instance; false if the host never reported
 	// here.
 	HostWhyHere(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool)
+	// HostCommandHere gives a host that reports here a command.
+	HostCommandHere(ctx context.Context, name string, c control.HostCommand) control.HostReply
 }
 
 const hostsPath = "/internal/hosts"
@@ -66,7 +71,49 @@ func (p *Peers) HostWhy(ctx context.Context, name, instance string, at time.Time
 	return a, found
 }
 
+// HostCommand has another server give a host a command. The outcome is unknown
+// if the server was asked and its answer is lost.
+func (p *Peers) HostCommand(ctx context.Context, server, name string, c control.HostCommand) control.HostReply {
+	ctx, cancel := context.WithTimeout(ctx, control.HostCommandWait+Within)
+	defer cancel()
+	a := control.HostReply{ID: c.ID, Status: http.StatusServiceUnavailable, Code: control.HostNotCarriedOut}
+	p.mu.Lock()
+	secret, address := p.secret, p.others[server]
+	p.mu.Unlock()
+	if address == "" {
+		a.Detail = "server " + server + ", to which the host reports, cannot be asked; the command was not carried out"
+		return a
+	}
+	body, err := json.Marshal(c)
+	if err == nil {
+		body, err = p.ask(ctx, address, http.MethodPost, hostsPath+"/"+url.PathEscape(name)+"/command", secret, body)
+	}
+	var reply control.HostReply
+	if err == nil {
+		err = json.Unmarshal(body, &reply)
+	}
+	if err == nil {
+		return reply
+	}
+	a.Detail = "server " + server + ", to which the host reports, did not take the command; it was not carried out: " + err.Error()
+	dial, dialed := errors.AsType[*net.OpError](err)
+	if refused := errors.As(err, new(*statusError)); !refused && !(dialed && dial.Op == "dial") {
+		a.Status, a.Code = http.StatusGatewayTimeout, control.HostOutcomeUnknown
+		a.Detail = "server " + server + ", to which the host reports, took the command, and its answer is lost; the outcome is unknown"
+	}
+	return a
+}
+
 func (p *Peers) hostRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("POST "+hostsPath+"/{name}/command", func(w http.ResponseWriter, r *http.Request) {
+		p.serve(w, r, func() (any, bool) {
+			var c control.HostCommand
+			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxReport)).Decode(&c); err != nil || c.Check() != nil || p.cfg.Hosts == nil {
+				return nil, false
+			}
+			return p.cfg.Hosts.HostCommandHere(r.Context(), r.PathValue("name"), c), true
+		})
+	})
 	route := func(path string, answer func(r *http.Request) (any, bool)) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
 			p.serve(w, r, func() (any, bool) {

@@ -6,8 +6,9 @@
 // Each server with an address registers it in the store under a lease. Requests
 // carry a secret that all servers share through the store; anyone who can read
 // the store could read everything anyway. A peer that does not answer within
-// Within is skipped: the caller then has no readings and says so. Commands go
-// through the store instead.
+// Within is skipped: the caller then has no readings and says so. Commands for
+// workers go through the store instead; those for instances of a host go to the
+// server that the host reports to.
 package peers
 
 import (
@@ -355,13 +356,20 @@ func (p *Peers) ask(ctx context.Context, server, method, path, secret string, bo
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return nil, errors.New("cannot use the answer of a server of the fleet: " + res.Status)
+		return nil, &statusError{res.Status}
 	}
 	b, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the answer of a server of the fleet: %w", err)
 	}
 	return b, nil
+}
+
+// statusError is the refusal of another server.
+type statusError struct{ status string }
+
+func (e *statusError) Error() string {
+	return "cannot use the answer of a server of the fleet: " + e.status
 }
 
 // known reports whether a request carries the secret.
