@@ -124,7 +124,7 @@ func TestDashboardParity(t *testing.T) {
 	}{
 		{"connect", (*dashboardUser).connect}, {"import", (*dashboardUser).imports}, {"arm", (*dashboardUser).arms}, {"bulk", (*dashboardUser).bulk}, {"template", (*dashboardUser).template},
 		{"create", (*dashboardUser).creates}, {"edit", (*dashboardUser).edits}, {"expiry", (*dashboardUser).expiry}, {"license", (*dashboardUser).license}, {"row", (*dashboardUser).rowMenu},
-		{"token", (*dashboardUser).tokens}, {"palette", (*dashboardUser).palette}, {"terminate", (*dashboardUser).terminates},
+		{"instances", (*dashboardUser).instances}, {"token", (*dashboardUser).tokens}, {"palette", (*dashboardUser).palette}, {"terminate", (*dashboardUser).terminates},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { p.in(t); step.do(p, machines) }) {
 			return

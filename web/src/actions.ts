@@ -6,6 +6,7 @@ const names: Record<string, string> = {
   activity_updated: 'Activity seen', adopted: 'Adopted', created: 'Created', imported: 'Imported', updated: 'Edited', forgotten: 'Removed from lull', moved: 'Moved',
   drain_cancelled: 'Drain canceled', drain_ended: 'Drain ended', drain_started: 'Drain started', drained: 'Drained',
   external_pause: 'Stopped outside lull', external_start: 'Started outside lull', external_terminate: 'Terminated outside lull',
+  host_command: 'Command for a host', host_command_outcome: 'Outcome of a command for a host',
   halted: 'Halted', halt_ended: 'Halt ended', hibernate_fallback: 'Stopped instead of hibernated', idle_detection_toggled: 'Idle detection toggled',
   instance_missing: 'Instance not found', late_action: 'Late action', late_activity: 'Late activity report', launch_again: 'Relaunched',
   pause_action_chosen: 'Pause action chosen', pause_cancelled: 'Pause canceled', pause_intended: 'Pause decided', pause_warning: 'Pause warning sent',

@@ -297,6 +297,7 @@ export interface HostInstance {
   last_resumed_at: string | null
   last_resumed_by: string
   idle_for: number
+  snooze_until: string | null
   pause_at: string | null
   next_step: string
   next_step_at: string | null
@@ -308,6 +309,7 @@ export interface HostInstance {
   blocks: Block[]
   memory_bytes: number
   memory_limit: number
+  reclaimed_bytes: number
   pause_count: number
   wake_count: number
   restart_count: number
@@ -329,6 +331,7 @@ export interface HostSummary {
   halted: boolean
   instances_total: number
   left_out: number
+  accepts_commands: boolean
   counts: Record<string, number>
   memory: { limit_bytes: number; free_bytes: number; waiting: number }
   held_bytes: number

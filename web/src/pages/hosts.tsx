@@ -9,6 +9,8 @@ import { go } from '../router'
 import { span } from '../time'
 import { Card, Empty, Fault, Loading, Time, words } from '../parts/ui'
 import { Answer, Grounds, moment, pathAt, Then } from '../parts/account'
+import { Asked, asleep, Doing, hostAt, InstanceMenu, Logs, useCommands } from '../parts/instanceactions'
+import { Menu, MenuItems } from '../parts/menu'
 import { LookBack } from '../parts/timeline'
 
 const every = 5_000
@@ -16,10 +18,8 @@ const every = 5_000
 export function Hosts(p: PageProps) {
   const [, host, instance] = p.place.path
   if (!host) return <All />
-  return instance ? <Instance key={`${host}/${instance}`} host={host} name={instance} at={moment(p.place.query.get('at'))} /> : <Host key={host} name={host} />
+  return instance ? <Instance key={`${host}/${instance}`} host={host} name={instance} at={moment(p.place.query.get('at'))} logs={p.place.query.has('logs')} operator={p.operator} /> : <Host key={host} name={host} operator={p.operator} />
 }
-
-const hostAt = (name: string) => `/hosts/${encodeURIComponent(name)}`
 
 /** "2 running, 5 paused", the most awake first. */
 function states(h: HostSummary): string {
@@ -81,9 +81,10 @@ function All() {
   )
 }
 
-function Host(p: { name: string }) {
+function Host(p: { name: string; operator: boolean }) {
   const r = useResource<HostView>(`${hostAt(p.name)}?limit=1000`, { every })
   const h = r.value
+  const commands = useCommands({ host: p.name, can: h, operator: p.operator, reload: r.reload })
   if (!h) {
     if (!r.problem) return <Loading what="the host" />
     return r.problem.status === 404
@@ -110,27 +111,28 @@ function Host(p: { name: string }) {
         {h.instances.length === 0 ? <p class="muted">{h.heard ? 'It has none.' : 'None is known.'}</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label={`Instances of ${h.name}`}>
             <table>
-              <thead><tr><th scope="col">Instance</th><th scope="col">State</th><th scope="col">Idle for</th><th scope="col">What comes next</th><th scope="col">Held by</th><th scope="col">Memory</th><th scope="col">Ports</th></tr></thead>
-              <tbody>{h.instances.map((i) => <Row key={i.id} host={h.name} i={i} />)}</tbody>
+              <thead><tr><th scope="col">Instance</th><th scope="col">State</th><th scope="col">Idle for</th><th scope="col">What comes next</th><th scope="col">Held by</th><th scope="col">Memory</th><th scope="col">Ports</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+              <tbody>{h.instances.map((i) => <Row key={i.id} host={h.name} i={i} asked={commands.asked(i)} menu={commands.menu(i)} />)}</tbody>
             </table>
           </div>
         )}
+        {p.operator && h.heard && commands.why && <p class="muted" data-testid="no-commands">{commands.why}</p>}
+        {commands.dialog}
         {(h.next || h.left_out > 0) && <p class="muted">There are more; <code>lull host get {h.name}</code> shows those that it tells of.</p>}
       </Card>
     </>
   )
 }
 
-const asleep = ['paused', 'reclaimed', 'hibernated']
-
-function State(p: { i: HostInstance }) {
+function State(p: { i: HostInstance; asked?: Asked }) {
   const { i } = p
   const kind = i.state === 'unknown' ? 'unknown' : i.state === 'running' ? 'active' : 'quiet'
   return (
     <>
-      <span class={`state ${kind}`}>{i.state}</span>
+      {p.asked ? <Doing asked={p.asked} /> : <span class={`state ${kind}`}>{i.state}</span>}
       {i.last_state && <span class="muted small"> was {i.last_state}</span>}
       {i.crash_looping && <span class="bad small"> crash loop</span>}
+      {i.snooze_until && <span class="muted small"> snoozed until <Time at={i.snooze_until} as="clock" /></span>}
       {!i.enabled && <span class="muted small"> disabled</span>}
     </>
   )
@@ -156,52 +158,58 @@ function holders(i: HostInstance): string {
   return held.join(', ') || '–'
 }
 
-function Row(p: { host: string; i: HostInstance }) {
+function Row(p: { host: string; i: HostInstance; asked?: Asked; menu: MenuItems }) {
   const { i } = p
   return (
     <tr>
       <th scope="row"><a href={`${hostAt(p.host)}/${encodeURIComponent(i.name)}`}>{i.name}</a> <span class="muted small">{i.runtime}</span></th>
-      <td><State i={i} /></td>
+      <td><State i={i} asked={p.asked} /></td>
       <td>{i.state === 'running' ? span(i.idle_for) : '–'}</td>
       <td><Next i={i} /></td>
       <td class="muted">{holders(i)}</td>
       <td>{i.memory_bytes > 0 && i.state !== 'unknown' ? bytes(i.memory_bytes) : '–'}</td>
       <td class="muted">{i.endpoints.map((e) => e.listen).join(', ') || '–'}</td>
+      <td class="end"><InstanceMenu i={i} menu={p.menu} /></td>
     </tr>
   )
 }
 
-function Instance(p: { host: string; name: string; at: number | null }) {
+function Instance(p: { host: string; name: string; at: number | null; logs: boolean; operator: boolean }) {
   const path = `${hostAt(p.host)}/instances/${encodeURIComponent(p.name)}/why`
   const why = useResource<HostWhy>(path, { every })
   const y = why.value
   const i = y?.instance
+  const host = useResource<HostView>(`${hostAt(p.host)}?limit=1`, { every })
+  const commands = useCommands({ host: p.host, can: host.value, operator: p.operator, reload: () => { why.reload(); host.reload() } })
   const crumb = <p class="crumb"><a href="/hosts">Hosts</a> / <a href={hostAt(p.host)}>{p.host}</a></p>
   if (why.problem?.status === 404) return <>{crumb}<h1>Not found</h1><Empty title={`Host ${p.host} has no instance ${p.name}.`}><a href={hostAt(p.host)}>See what it has</a></Empty></>
   return (
     <>
       {crumb}
       <h1>{p.name}</h1>
+      {commands.dialog}
       <Answer why={why} />
+      {i && p.operator && <div class="actions"><Menu label={`Actions for ${p.name}`} items={commands.menu(i).slice(2, -1)}>Actions</Menu></div>}
       {y?.readings === 'unknown' && y.unheard && <p class="fault" role="status">Readings: unknown. {y.unheard}</p>}
       <LookBack onPick={(at) => go(pathAt(at), p.at !== null)} />
       {p.at !== null && <Then path={path} at={p.at} onEnd={() => go(location.pathname)} />}
       {y && (
         <div class="columns">
           <div><Grounds y={y} now title="Why" aside={<span class="muted small">{y.readings === 'live' ? <>asked <Time at={y.at} /></> : 'no live readings'}</span>} /></div>
-          <div>{i && <Facts i={i} />}</div>
+          <div>{i && <Facts i={i} asked={commands.asked(i)} />}</div>
         </div>
       )}
+      {i && p.operator && <Card title="Logs">{commands.why && <p class="muted">{commands.why}</p>}<Logs host={p.host} name={p.name} why={commands.why} now={p.logs} /></Card>}
     </>
   )
 }
 
-function Facts(p: { i: HostInstance }) {
+function Facts(p: { i: HostInstance; asked?: Asked }) {
   const { i } = p
   return (
     <Card title="Instance">
       <dl class="facts">
-        <div><dt>State</dt><dd><State i={i} />{i.state_since && <span class="muted"> since <Time at={i.state_since} as="clock" /></span>}</dd></div>
+        <div><dt>State</dt><dd><State i={i} asked={p.asked} />{i.state_since && <span class="muted"> since <Time at={i.state_since} as="clock" /></span>}</dd></div>
         <div><dt>Runtime</dt><dd>{i.runtime}{i.image && <span class="muted"> {i.image}</span>}</dd></div>
         <div><dt>What comes next</dt><dd><Next i={i} /></dd></div>
         <div><dt>Pauses after</dt><dd>{i.pause_after > 0 ? span(i.pause_after) : 'never'}{i.stop_after > 0 && <span class="muted">, stops {span(i.stop_after)} later</span>}</dd></div>
@@ -210,6 +218,7 @@ function Facts(p: { i: HostInstance }) {
         <div><dt>Paused, woken</dt><dd>{i.pause_count} and {i.wake_count} times{i.restart_count > 0 && `, restarted ${i.restart_count} times`}</dd></div>
         <div><dt>Connections</dt><dd>{i.connections}</dd></div>
         <div><dt>Memory</dt><dd>{i.memory_bytes > 0 ? bytes(i.memory_bytes) : 'not known'}{i.memory_limit > 0 && <span class="muted"> of {bytes(i.memory_limit)}</span>}</dd></div>
+        {i.reclaimed_bytes > 0 && <div><dt>Memory freed</dt><dd>{bytes(i.reclaimed_bytes)}</dd></div>}
         <div><dt>Ports</dt><dd>{i.endpoints.length === 0 ? '–' : i.endpoints.map((e) => <div key={e.listen}>{e.listen} <span class="muted">{e.path}{e.status && `, ${e.status}`}</span></div>)}</dd></div>
         {i.exit_code !== null && <div><dt>Exit code</dt><dd>{i.exit_code}</dd></div>}
         {i.status_reason && <div><dt>Because</dt><dd>{i.status_reason}</dd></div>}

@@ -3,7 +3,7 @@
 import { ComponentChildren } from 'preact'
 import { useId, useLayoutEffect, useRef, useState } from 'preact/hooks'
 
-export interface MenuItem { label: string; run?: () => void; href?: string; external?: boolean; danger?: boolean; checked?: boolean }
+export interface MenuItem { label: string; run?: () => void; href?: string; external?: boolean; danger?: boolean; checked?: boolean; /** Why it is disabled; empty if it is not. */ why?: string }
 
 /** null is a line between groups. */
 export type MenuItems = (MenuItem | null)[]
@@ -38,6 +38,7 @@ export function Menu(p: { label: string; children: ComponentChildren; items: Men
     all[to]?.focus()
   }
   const choose = (i: MenuItem) => {
+    if (i.why) return
     if (!p.stays) { setOpen(false); button.current?.focus() }
     i.run?.()
   }
@@ -47,9 +48,9 @@ export function Menu(p: { label: string; children: ComponentChildren; items: Men
       <button ref={button} type="button" class={p.kind ?? ''} aria-haspopup="menu" aria-expanded={open} aria-label={p.label} tabIndex={p.tab === false ? -1 : undefined} onPointerDown={() => { wasOpen.current = open }} onClick={(e) => { e.stopPropagation(); setOpen(!(e.detail === 0 ? open : wasOpen.current)) }}>{p.children}</button>
       {open && (
         <div ref={list} id={id} class="menu" role="menu" aria-label={p.label} popover="auto" onKeyDown={keys} onToggle={(e) => { if ((e as ToggleEvent).newState === 'closed') setOpen(false) }} onClick={(e) => e.stopPropagation()}>
-          {p.items.map((i, n) => i === null ? <hr key={n} /> : i.href
+          {p.items.map((i, n) => i === null ? <hr key={n} /> : i.href && !i.why
             ? <a key={n} role="menuitem" tabIndex={-1} href={i.href} {...(i.external ? { target: '_blank', rel: 'noreferrer noopener' } : {})} onClick={() => setOpen(false)}>{i.label}{i.external && <span aria-hidden="true"> ↗</span>}</a>
-            : <button key={n} type="button" role={role} aria-checked={i.checked} tabIndex={-1} class={i.danger ? 'dangerous' : ''} onClick={() => choose(i)}>{role === 'menuitemcheckbox' && <span class="tick" aria-hidden="true">{i.checked ? '✓' : ''}</span>}{i.label}</button>)}
+            : <button key={n} type="button" role={role} aria-checked={i.checked} aria-disabled={i.why ? true : undefined} title={i.why || undefined} tabIndex={-1} class={i.danger ? 'dangerous' : ''} onClick={() => choose(i)}>{role === 'menuitemcheckbox' && <span class="tick" aria-hidden="true">{i.checked ? '✓' : ''}</span>}{i.label}</button>)}
         </div>
       )}
     </>
