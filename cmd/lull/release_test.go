@@ -89,6 +89,11 @@ func TestRelease(t *testing.T) {
 			}
 		}
 	})
+	t.Run("arm64", func(t *testing.T) {
+		dir := t.TempDir()
+		sh(t, "tar", "-C", dir, "--strip-components=1", "-xzf", filepath.Join(dist, "lull_"+version+"_linux_arm64.tar.gz"))
+		emulated(t, filepath.Join(dir, "bin/lull"))
+	})
 	t.Run("again", func(t *testing.T) {
 		clone := filepath.Join(t.TempDir(), "a folder with another name")
 		sh(t, "git", "clone", "--quiet", "../..", clone)
@@ -149,24 +154,6 @@ func programs(t *testing.T, file, name string) {
 		if f.Machine != machine || err != nil || len(libs) > 0 || slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 			t.Errorf("%s of %s is for %v and needs %v, %v", p, name, f.Machine, libs, err)
 		}
-	}
-	if strings.HasSuffix(name, "arm64") {
-		emulated(t, lull)
-	}
-}
-
-// emulated runs lull for arm64 in QEMU's emulation of its instructions.
-func emulated(t *testing.T, lull string) {
-	t.Helper()
-	qemu := need(t, "qemu-aarch64-static")
-	if v := sh(t, qemu, lull, "version"); !strings.HasPrefix(v, "lull ") {
-		t.Errorf("lull version says %q", v)
-	}
-	cmd := exec.Command(qemu, lull, "doctor", "--json")
-	out, err := cmd.Output() // its exit code depends on the machine
-	var checks []struct{ What string }
-	if json.Unmarshal(out, &checks) != nil || len(checks) < 5 {
-		t.Errorf("lull doctor: %v\n%s", err, out)
 	}
 }
 
