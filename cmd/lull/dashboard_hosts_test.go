@@ -191,7 +191,7 @@ func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	p.visit(p.url + "/hosts/desk")
 	p.more("Actions for web", "Pause…")
 	p.accessible("the question before a pause of an instance")
-	p.press("Pause it")
+	p.press("Pause")
 	h.state("web", "paused")
 	if e := h.event("web", "paused"); e.By != "manual" || !strings.HasSuffix(e.Reason, " via server") {
 		p.t.Errorf("the host recorded the pause as %+v", e)
@@ -210,7 +210,7 @@ func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	})
 	p.until(`/snoozed until/.test(document.querySelector('tbody').innerText)`)
 	p.more("Actions for web", "Snooze…")
-	p.press("End the snooze")
+	p.press("End snooze")
 	h.becomes("web", "no longer snoozed", func(o hostctl.Instance) bool { return o.SnoozeUntil == nil })
 
 	if err := exec.Command("curl", "-s", "http://"+address+"/said-by-the-test").Run(); err != nil {
@@ -224,7 +224,7 @@ func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	p.both("logs", "light", "dark")
 
 	p.more("Actions for web", "Stop…")
-	p.press("Stop it")
+	p.press("Stop")
 	o := h.state("web", "stopped")
 	if !strings.HasSuffix(o.StatusReason, " via server") {
 		p.t.Errorf("it stopped because %q", o.StatusReason)

@@ -165,7 +165,7 @@ func TestDashboardByKeyboard(t *testing.T) {
 		{[]string{"routing-2"}, "Activity & Lifecycle.*Rules", []string{"Pause", "Snooze", "Drain", "Add exception", "Change policy"}},
 		{[]string{"Templates"}, "No templates yet", []string{"New template"}},
 		{[]string{"Savings"}, "Saved", nil},
-		{[]string{"Hosts"}, "1 of 2 is not heard of", nil},
+		{[]string{"Hosts"}, "1 of 2 stopped reporting", nil},
 		{[]string{"desk"}, "127.0.0.1:5432", nil},
 		{[]string{"db"}, "2 connections are open.*Details", nil},
 		{[]string{"Agents"}, "No agents yet", nil},

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	costs "lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
@@ -77,6 +79,14 @@ type past struct {
 	checks  []evidence.Record
 	entries []audit.Entry
 	workers []worker.Worker
+	script  map[string][]slot // what each worker did, by name
+}
+
+// slot is what a worker did for five minutes: u(sed), i(dle), s(topped) or ?, if
+// no check could tell.
+type slot struct {
+	at   time.Time
+	what byte
 }
 
 // habit describes how a worker is used.
@@ -119,10 +129,13 @@ func (p *past) play(h habit, now time.Time) {
 		// whenever this runs.
 		day, hour := (n+17*12)/288, (n+17*12)%288/12
 		working := hour >= h.from && hour < h.to && day != 3 && (hour != 12 || n%12 > 8)
+		did := func(what byte) { p.script[h.name] = append(p.script[h.name], slot{at, what}) }
 		if w.Status == power.WorkerStopped {
 			if !working {
+				did('s')
 				continue
 			}
+			did('u')
 			alice := audit.Actor{Name: "alice@example.org", Kind: audit.KindPerson}
 			change(at, power.WorkerStopped, power.WorkerStarting, alice, "", "manual")
 			wake, resumed = at.Add(2*time.Minute), at.Add(2*time.Minute)
@@ -141,6 +154,7 @@ func (p *past) play(h habit, now time.Time) {
 		}
 		ago := now.Sub(at)
 		if h.unreadable && ago > 100*time.Minute && ago < 170*time.Minute {
+			did('?')
 			continue // not checked
 		}
 		used := idle.Reading{Signal: "cml", State: idle.Quiet, At: at, LastEvent: active, MaxAge: idle.Duration(15 * time.Minute)}
@@ -150,6 +164,14 @@ func (p *past) play(h habit, now time.Time) {
 		load := idle.Judge("cloudwatch", math.Round(max(cpu, 0.2)*10)/10, 5, "%", 5*time.Minute, at)
 		if h.unreadable && ago > 4*time.Hour && ago < 5*time.Hour {
 			load = idle.NotKnown("cloudwatch", at, "throttled")
+		}
+		switch {
+		case working:
+			did('u')
+		case load.State == idle.Unknown:
+			did('?')
+		default:
+			did('i')
 		}
 		e := idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: active, LastResumedAt: resumed, CreatedAt: begun, WarningSentAt: warned, Readings: []idle.Reading{used, load}}
 		if load.State == idle.Active {
@@ -215,7 +237,7 @@ func (p *past) laptop(name string, now time.Time) {
 
 // newPast plays a week of four workers and of a laptop.
 func newPast() *past {
-	p := &past{}
+	p := &past{script: map[string][]slot{}}
 	now := time.Now().UTC().Truncate(time.Second)
 	for _, h := range []habit{
 		{name: "routing-1", team: "network", size: "m5.2xlarge", from: 8, to: 18, timeout: time.Hour, lease: recordedDays - 2, unreadable: true},
@@ -332,7 +354,8 @@ func (w *window) wide(width int64) {
 func TestDashboardOfThePast(t *testing.T) {
 	chrome := startBrowser(t)
 	issuer := oidctest.New(t)
-	r := newPast().serve(t, "--oidc-issuer", issuer.URL, "--oidc-client-id", "lull", "--oidc-role-claim", "groups", "--oidc-roles", "*=viewer")
+	recorded := newPast()
+	r := recorded.serve(t, "--oidc-issuer", issuer.URL, "--oidc-client-id", "lull", "--oidc-role-claim", "groups", "--oidc-roles", "*=viewer")
 	url, token, c := r.URL, r.Token, r.Client
 	if _, err := control.Write[any](t.Context(), c, "PUT", "/templates/lab", map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "lab-*", "capacity": map[string]any{"storage_gb": 100}}); err != nil {
 		t.Fatal(err)
@@ -349,9 +372,11 @@ func TestDashboardOfThePast(t *testing.T) {
 	w.press("Sign out")
 	w.login(token)
 	t.Run("timeline", func(t *testing.T) { w.in(t).timeline(url) })
+	t.Run("charts", func(t *testing.T) { w.in(t).charts(url) })
 	t.Run("agent", func(t *testing.T) { w.in(t).agent(url) })
 	t.Run("preview", func(t *testing.T) { w.in(t).preview(url) })
 	t.Run("savings", func(t *testing.T) { w.in(t).savings(url) })
+	t.Run("heat", func(t *testing.T) { w.in(t).heat(url, recorded) })
 	w.wide(390)
 	for _, page := range []string{"workers/w-routing-1", "agents/lab-7", "preview", "savings"} {
 		w.visit(url + "/" + page)
@@ -399,7 +424,7 @@ func (w *window) timeline(url string) {
 	// By mouse: in the middle of a pause.
 	at := js[[]float64](w, `(() => { const c = document.querySelector('.chart'); c.scrollIntoView({block: 'center'}); const r = c.getBoundingClientRect(); const m = [...document.querySelectorAll('.on.paused')].pop().getBoundingClientRect(); return [m.x + m.width / 2, r.y + 30] })()`)
 	do(w, chromedp.MouseClickXY(at[0], at[1]))
-	w.sees(`Why was it stopped\?.*stopped it at .*idle_timeout`)
+	w.sees(`Why was it stopped\?.*stopped it at .*idle timeout`)
 	w.press("Close")
 
 	w.until(`document.querySelector('#at')`)
@@ -407,6 +432,112 @@ func (w *window) timeline(url string) {
 	w.press("Explain")
 	w.sees(`It was not known to lull then|No check of it is recorded at that time or before`)
 	w.press("Close")
+}
+
+// charts shows CPU, activity and cost. Where nothing is recorded the chart says
+// unknown and draws no line.
+func (w *window) charts(url string) {
+	w.visit(url + "/workers/w-routing-1")
+	w.until(`['CPU', 'In use', 'Compute cost'].every((c) => document.querySelector('[data-chart="' + c + '"] canvas'))`)
+	w.both("charts", "light", "dark")
+	cpu := `document.querySelector('[data-chart="CPU"] .plotbox')`
+	if n := js[int](w, `Number(`+cpu+`.dataset.gaps)`); n == 0 {
+		w.t.Error("unrecorded time is no gap")
+	}
+	js[bool](w, `(`+cpu+`.focus(), true)`)
+	said := func() string { return js[string](w, cpu+`.getAttribute('aria-valuetext')`) }
+	for range 2 { // an hour ago
+		w.key("ArrowLeft", 37)
+	}
+	w.until(cpu + `.getAttribute('aria-valuetext').includes(' %')`)
+	// Pixels of the line at a share of the time.
+	ink := func(back time.Duration) int {
+		return js[int](w, `(() => {
+			const plot = document.querySelector('[data-chart="CPU"]'), c = plot.querySelector('canvas'), a = c.getBoundingClientRect(), o = plot.querySelector('.u-over').getBoundingClientRect()
+			const probe = document.createElement('i'); probe.style.color = 'var(--accent)'; plot.append(probe)
+			const want = getComputedStyle(probe).color.match(/\d+/g).map(Number); probe.remove()
+			const x = Math.round((o.left - a.left + o.width * (1 - $1 / 24)) * devicePixelRatio), d = c.getContext('2d').getImageData(x - 1, 0, 3, c.height).data
+			let n = 0
+			for (let i = 0; i < d.length; i += 4) if ([0, 1, 2].every((k) => Math.abs(d[i + k] - want[k]) < 12)) n++
+			return n
+		})()`, back.Hours())
+	}
+	if known, gap := ink(time.Hour), ink(135*time.Minute); known == 0 || gap != 0 {
+		w.t.Errorf("the line has %d pixels where there are readings, and %d where there are none", known, gap)
+	}
+	for range 2 { // two hours ago, when it was not checked
+		w.key("ArrowLeft", 37)
+	}
+	if got := said(); strings.Contains(got, "%") {
+		w.t.Errorf("in unrecorded time the chart says %q", got)
+	}
+	js[bool](w, `(document.querySelector('[data-chart="CPU"] details').open = true)`)
+	w.until(`document.querySelectorAll('[data-chart="CPU"] tbody tr').length === 24`)
+	w.accessible("charts")
+	w.visit(url + "/workers/w-unpriced-1")
+	w.until(`document.querySelector('[data-unpriced]') && !document.querySelector('[data-chart="Compute cost"]')`)
+}
+
+// heat holds the cells of the heat map to what the script had the workers do.
+func (w *window) heat(url string, p *past) {
+	w.visit(url + "/savings?by=worker&days=30")
+	w.until(`document.querySelector('.heatcells canvas')?.dataset.rows > 2`)
+	w.both("heat", "light", "dark")
+	published, err := costs.Published()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for name, slots := range p.script {
+		row := `document.querySelector('[data-heat="w-` + name + `"]')`
+		var hours [168]map[byte]int
+		idleHours := 0.0
+		for _, s := range slots {
+			at := s.at.Local()
+			h := (int(at.Weekday())+6)%7*24 + at.Hour()
+			if hours[h] == nil {
+				hours[h] = map[byte]int{}
+			}
+			hours[h][s.what]++
+			if s.what == 'i' {
+				idleHours += 1.0 / 12
+			}
+		}
+		cells := js[string](w, row+`.dataset.cells`)
+		compared := 0
+		for h, did := range hours {
+			all := 0
+			for _, n := range did {
+				all += n
+			}
+			for what, n := range did {
+				if n*10 < all*8 { // use counts for ten minutes more
+					continue
+				}
+				if compared++; cells[h] != what {
+					w.t.Errorf("%s, hour %d of the week: %q, the script has %q: %v", name, h, cells[h], what, did)
+				}
+			}
+		}
+		if compared < 100 {
+			w.t.Errorf("%s: only %d hours of the week compared", name, compared)
+		}
+		i := slices.IndexFunc(p.workers, func(x worker.Worker) bool { return x.Name == name })
+		price := published.Hour("us-east-1", p.workers[i].InstanceType)
+		usd := js[string](w, row+`.dataset.usd`)
+		if price == nil && usd != "" {
+			w.t.Errorf("%s has no price and costs %q", name, usd)
+		}
+		if price != nil {
+			if got, err := strconv.ParseFloat(usd, 64); err != nil || math.Abs(got-*price*idleHours) > *price*(1+idleHours/10) {
+				w.t.Errorf("%s: the idle time costs %s, want about %.2f", name, usd, *price*idleHours)
+			}
+		}
+	}
+	js[bool](w, `(document.querySelector('.heatcells').focus(), true)`)
+	w.key("ArrowRight", 39)
+	w.key("ArrowRight", 39)
+	w.until(`document.querySelector('.heatcells').getAttribute('aria-valuenow') === '1' && document.querySelector('.heatcursor')`)
+	w.accessible("the heat map")
 }
 
 // agent is the same past of a machine that watches itself.
@@ -452,7 +583,7 @@ func (w *window) preview(url string) {
 	w.visit(url + "/policies")
 	w.press("Preview aggressive")
 	w.sees("Preview.*A preview changes nothing")
-	w.until(`document.querySelector('#one-name').value === 'aggressive' && document.querySelector('#one-timeout').value === '15'`)
+	w.until(`document.querySelector('#one-name').value === 'aggressive' && document.querySelector('#one-timeout').value === '15 min'`)
 	w.press("Compare with another policy")
 	js[bool](w, `(() => { const e = document.querySelector('#two-name'); e.value = 'conservative'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
 	w.press("Preview")

@@ -23,8 +23,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	cdplog "github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -634,6 +636,7 @@ func TestDashboard(t *testing.T) {
 	w.forgive("status of 401")
 	w.clear("#token")
 	w.login(r.token)
+	t.Run("tabs", func(t *testing.T) { w.in(t).tabs(r) })
 	t.Run("fleet", func(t *testing.T) { w.in(t).fleet(r) })
 	t.Run("warning", func(t *testing.T) { w.in(t).warning(r) })
 	t.Run("worker", func(t *testing.T) { w.in(t).worker(r) })
@@ -660,6 +663,50 @@ func (w *window) both(name string, checked ...string) {
 			w.accessible(name + " in " + scheme)
 		}
 	}
+}
+
+// newTab opens another tab of the same browser, which shares cookies and storage,
+// in front of w. While it is open, w takes no input: Chromium draws nothing there.
+func (w *window) newTab(address string) *window {
+	w.t.Helper()
+	ctx, cancel := chromedp.NewContext(w.ctx)
+	w.t.Cleanup(cancel)
+	other := &window{t: w.t, ctx: ctx}
+	other.visit(address)
+	if _, err := chromedp.Call(ctx, page.BringToFront, cdp.Empty{}); err != nil {
+		w.t.Fatal(err)
+	}
+	return other
+}
+
+// tabs signs in once and is signed in in a tab that a link opens. Signing out of
+// one, and a token that is revoked, ends the session in both. No script can read
+// what the session needs.
+func (w *window) tabs(r *watched) {
+	const out, in = `document.querySelector('#token')`, `document.querySelector('nav')`
+	other := w.newTab(r.url + "/audit")
+	other.until(in + ` && document.querySelector('#entries')`)
+	if got := js[string](w, `document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)`); strings.Contains(got, r.token[len(r.token)-20:]) || strings.Contains(got, "lull_session_") {
+		w.t.Errorf("a script can read the token or the cookie: %s", got)
+	}
+	other.press("Sign out")
+	other.until(out)
+	w.until(out)
+	made, err := control.Write[struct{ ID, Token string }](w.t.Context(), r.client, "POST", "/tokens", map[string]any{"name": "guest", "role": "viewer"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	other.login(made.Token)
+	w.until(in)
+	if _, err := control.Write[any](w.t.Context(), r.client, "DELETE", "/tokens/"+made.ID, nil); err != nil {
+		w.t.Fatal(err)
+	}
+	other.visit(r.url)
+	other.until(out)
+	w.until(out)
+	other.login(r.token)
+	w.until(in)
+	w.forgive("status of 401") // the requests of the revoked session
 }
 
 // tile is how many workers the overview counts for a standing.
@@ -907,9 +954,31 @@ func (w *window) pages(r *watched) {
 	w.sees("night watch.*revoked")
 	w.visit(r.url + "/nowhere")
 	w.sees("Page not found")
+	w.early(r)
 	w.audit(r)
 	w.channels(r)
 	w.rules(r)
+}
+
+// early reads the savings of a server that has run for minutes: no rate, no
+// pattern of a week and no line twice, and the page says that there is not enough
+// data yet.
+func (w *window) early(r *watched) {
+	w.visit(r.url + "/savings")
+	w.until(`document.querySelector('[data-testid=early]')`)
+	w.until(`!document.querySelector('.heat, .heatmap, [data-chart]')`)
+	if text := js[string](w, `document.querySelector('main').innerText`); strings.Contains(text, " a day") {
+		w.t.Errorf("the savings of minutes have a rate: %s", text)
+	}
+	if twice := js[[]string](w, `[...document.querySelectorAll('.causes .what strong, .numbers tbody th')].map((e) => e.innerText).filter((t, i, all) => all.indexOf(t) !== i)`); len(twice) > 0 {
+		w.t.Errorf("there twice: %q", twice)
+	}
+	w.both("savings-early", "light", "dark")
+	w.visit(r.url)
+	w.until(`document.querySelector('.saved')?.innerText.trim()`)
+	if text := js[string](w, `document.querySelector('.saved').innerText`); strings.Contains(text, " a day") {
+		w.t.Errorf("the fleet shows a rate: %s", text)
+	}
 }
 
 // audit looks for what was done: by worker, person and kind, further back than
@@ -1009,10 +1078,10 @@ func (w *window) channels(r *watched) {
 func (w *window) hosts(r *watched) {
 	r.hosts()
 	w.visit(r.url + "/hosts")
-	w.sees(`1 of 2 is not heard of.*attic\s+not heard of since.*not known.*desk\s+heard.*1 running, 1 paused.*200 MiB of 8 GiB`)
+	w.sees(`1 of 2 stopped reporting.*attic\s+stopped reporting.*unknown.*desk\s+reporting.*1 running, 1 paused.*200 MiB of 8 GiB`)
 	w.both("hosts", "light", "dark")
 	w.press("desk")
-	w.sees(`db process\s+running.*stays\s+lease ci \(backup\), 2 connections.*127\.0\.0\.1:5432.*web process\s+paused`)
+	w.sees(`db process\s+running.*keeps running\s+lease ci \(backup\), 2 connections.*127\.0\.0\.1:5432.*web process\s+paused`)
 	w.both("host", "light", "dark")
 	w.press("db")
 	for end := time.Now().Add(patience); time.Now().Before(end); do(w, chromedp.Reload()) {
@@ -1021,7 +1090,7 @@ func (w *window) hosts(r *watched) {
 			break // else the page is as slow as a loaded machine: desk has a second and a half
 		}
 	}
-	w.sees(`Why is it running\?.*2 connections are open.*asked.*2 connections are open`)
+	w.sees(`Why is it running\?.*2 connections are open.*checked.*2 connections are open`)
 	w.code("connection_open")
 	w.both("instance", "light", "dark")
 	w.visit(r.url + "/hosts/attic")
@@ -1033,7 +1102,7 @@ func (w *window) hosts(r *watched) {
 	w.sees("Host desk has no instance none")
 	w.forgive("status of 404")
 	w.visit(r.url + "/hosts/nobody")
-	w.sees("There is no host nobody")
+	w.sees("Host nobody not found")
 	w.forgive("status of 404")
 }
 

@@ -24,13 +24,13 @@ func TestSignInLink(t *testing.T) {
 		}
 	}
 	w := open(t, chrome, link)
-	w.until(`location.pathname === '/' && (sessionStorage.getItem('lull-token') ?? '').startsWith('lull_')`)
+	w.until(`location.pathname === '/' && (localStorage.getItem('lull-session') ?? '') !== ''`)
 	w.until(`document.querySelector('nav') !== null`)
 
 	late := open(t, chrome, link)
 	late.until(`document.getElementById('said').dataset.code === 'link_used'`)
 	late.forgive("410")
-	if !late.holds(`location.pathname === '/sign-in' && location.hash === '' && sessionStorage.getItem('lull-token') === null`) {
+	if !late.holds(`location.pathname === '/sign-in' && location.hash === '' && localStorage.getItem('lull-session') === null`) {
 		t.Error("a link that was used signed a second browser in, or is still in its address")
 	}
 }

@@ -46,6 +46,13 @@ func (s *Server) identify(r *http.Request) *http.Request {
 	p := principal{}
 	scheme, presented, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	presented = strings.TrimSpace(presented)
+	if strings.EqualFold(scheme, sessionScheme) {
+		var ok bool
+		if presented, ok = sessionToken(r, presented, time.Now()); !ok {
+			p.given, p.denied = true, access.ErrDenied
+		}
+		scheme = "bearer"
+	}
 	ofIssuer := s.people != nil && oidc.Looks(presented)
 	if strings.EqualFold(scheme, "bearer") && presented != "" && (len(presented) < 512 || ofIssuer) {
 		p.given, p.waking = true, presented

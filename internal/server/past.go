@@ -90,7 +90,16 @@ func (s *Server) timeline(ctx context.Context, object string, w *worker.Worker, 
 		}
 		of.Changes = changes[w.ID]
 	}
-	return timeline.Draw(ctx, s.past.Evidence, of, from, to, points)
+	t, err := timeline.Draw(ctx, s.past.Evidence, of, from, to, points)
+	if err != nil || w == nil {
+		return t, err
+	}
+	table, err := s.prices.Prices(ctx)
+	if err != nil {
+		return t, err
+	}
+	t.USDPerHour = table.Hour(w.AWSRegion, w.InstanceType)
+	return t, nil
 }
 
 // summed says what to sum up, and how; see savings.Question.
@@ -98,7 +107,8 @@ type summed struct {
 	Between
 	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that applied when it was decided, if recorded; everything else counts for the current one"`
 	Every  string `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
-	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also return, for each worker, region, policy, instance_type or tag:NAME, the hours of the week in which it was idle but kept running; at most 1000"`
+	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also return, for each worker, region, policy, instance_type or tag:NAME, the hours of the week in which it was idle but kept running, in use, stopped or unknown"`
+	Limit  int    `query:"idle_limit" minimum:"1" maximum:"1000" default:"1000" doc:"Groups of idle_by, the costliest first"`
 	Idle   bool   `query:"idle" default:"true" doc:"false omits the idle hours, which require reading all evidence"`
 	Zone   string `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
 }
@@ -116,7 +126,7 @@ func (s *Server) savingsRoutes() {
 				return nil, problem(err)
 			}
 			l := savings.Ledger{Records: s.past, Policies: s.fleet, Prices: table}
-			return ok(l.Sum(ctx, savings.Question{By: in.By, Every: in.Every, IdleBy: in.IdleBy, Idle: in.Idle, Zone: in.Zone}, from, to))
+			return ok(l.Sum(ctx, savings.Question{By: in.By, Every: in.Every, IdleBy: in.IdleBy, Most: in.Limit, Idle: in.Idle, Zone: in.Zone}, from, to))
 		})
 	register(s, route{id: "list-prices", method: "GET", path: base + "/savings/prices", role: access.Viewer, doc: "The price table, and where each price comes from"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.Prices], error) {

@@ -111,10 +111,9 @@ func (s *Server) setFlow(w http.ResponseWriter, r *http.Request, value string, l
 	http.SetCookie(w, &http.Cookie{Name: flowCookie, Value: value, Path: "/auth/", MaxAge: age, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteLaxMode})
 }
 
-// handOver passes a token to the dashboard, which keeps it for its tab, like a
-// token that was typed in.
+// handOver passes a session to the dashboard, as an answer of SignInPath does.
 var handOver = template.Must(template.New("login").Parse(`<!doctype html><meta charset="utf-8"><title>lull</title>
-<script nonce="{{.Nonce}}">sessionStorage.setItem('lull-token', {{.Token}}); location.replace('/')</script>
+<script nonce="{{.Nonce}}">localStorage.setItem('` + sessionKey + `', {{.Session}}); location.replace('/')</script>
 <noscript>The dashboard needs JavaScript.</noscript>
 `))
 
@@ -145,8 +144,13 @@ func (s *Server) callback(w http.ResponseWriter, r *http.Request) {
 		fail(err.Error())
 		return
 	}
+	session, err := s.openSession(w, r, l.IDToken)
+	if err != nil {
+		fail("cannot open a session: " + err.Error())
+		return
+	}
 	nonce := rand.Text()
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; script-src 'nonce-"+nonce+"'; base-uri 'none'; frame-ancestors 'none'")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = handOver.Execute(w, map[string]string{"Nonce": nonce, "Token": l.IDToken}) // a browser that has disconnected begins again
+	_ = handOver.Execute(w, map[string]string{"Nonce": nonce, "Session": session}) // a browser that has disconnected begins again
 }

@@ -108,12 +108,12 @@ func TestBrowserLogin(t *testing.T) {
 		return res, string(body)
 	}
 	res, page := get(&http.Client{Jar: jar}, b.url+"/auth/login")
-	m := regexp.MustCompile(`setItem\('lull-token', "([^"]+)"\)`).FindStringSubmatch(page)
+	m := regexp.MustCompile(`setItem\('lull-session', "([^"]+)"\)`).FindStringSubmatch(page)
 	if res.StatusCode != 200 || m == nil || !strings.Contains(res.Header.Get("Content-Security-Policy"), "script-src 'nonce-") {
 		t.Fatalf("%d %v %s", res.StatusCode, res.Header, page)
 	}
-	if res, data := b.ask("GET", "/api/v1/workers", m[1], nil); res.StatusCode != 200 {
-		t.Errorf("the token of the page: %d %s", res.StatusCode, data)
+	if code, _ := b.withSession(&http.Client{Jar: jar}, "GET", "/api/v1/workers", m[1]); code != 200 {
+		t.Errorf("the session of the page: %d", code)
 	}
 	// The callback URL of another login, in a browser that began none.
 	stop := &http.Client{Jar: jar, CheckRedirect: func(r *http.Request, _ []*http.Request) error {
@@ -124,7 +124,7 @@ func TestBrowserLogin(t *testing.T) {
 	}}
 	res, _ = get(stop, b.url+"/auth/login")
 	back := res.Header.Get("Location")
-	if res, body := get(&http.Client{}, back); res.StatusCode != 400 || strings.Contains(body, "lull-token") {
+	if res, body := get(&http.Client{}, back); res.StatusCode != 400 || strings.Contains(body, "lull-session") {
 		t.Errorf("without the cookie: %d %s", res.StatusCode, body)
 	}
 	u, err := url.Parse(back)
@@ -134,7 +134,7 @@ func TestBrowserLogin(t *testing.T) {
 	q := u.Query()
 	q.Set("state", "made-up")
 	u.RawQuery = q.Encode()
-	if res, body := get(&http.Client{Jar: jar}, u.String()); res.StatusCode != 400 || strings.Contains(body, "lull-token") {
+	if res, body := get(&http.Client{Jar: jar}, u.String()); res.StatusCode != 400 || strings.Contains(body, "lull-session") {
 		t.Errorf("with another state: %d %s", res.StatusCode, body)
 	}
 }

@@ -71,9 +71,9 @@ func (s *Server) setSession(w http.ResponseWriter, r *http.Request, id, value st
 	http.SetCookie(w, c)
 }
 
-// sessionToken returns the token of a session; false if the session is expired
+// sessionToken returns the token of a session; false if the session has expired
 // or a half of it is missing or wrong.
-func sessionToken(r *http.Request, given string) (string, bool) {
+func sessionToken(r *http.Request, given string, now time.Time) (string, bool) {
 	id, text, _ := strings.Cut(given, ".")
 	c, err := r.Cookie(sessionCookie + id)
 	if err != nil {
@@ -93,7 +93,7 @@ func sessionToken(r *http.Request, given string) (string, bool) {
 	}
 	plain, err := box.Open(nil, nil, data, []byte(id))
 	var v sealed
-	if err != nil || json.Unmarshal(plain, &v) != nil || !time.Now().Before(v.Until) {
+	if err != nil || json.Unmarshal(plain, &v) != nil || !now.Before(v.Until) {
 		return "", false
 	}
 	return v.Token, true

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"lull/internal/fleet/audit"
+	"lull/internal/platform/oidc"
 	"lull/internal/server/access"
 	"lull/internal/store"
 )
@@ -39,7 +40,7 @@ const signIn = async () => {
   const answer = await fetch(location.pathname, {method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify({link})})
   const body = await answer.json()
   if (!answer.ok) { said.textContent = body.detail; said.dataset.code = body.type.split(/[:/]/).pop(); return }
-  sessionStorage.setItem('lull-token', body.token)
+  localStorage.setItem('` + sessionKey + `', body.session)
   location.replace('/')
 }
 signIn().catch(() => { said.textContent = 'The server does not answer. Load the link again.' })
@@ -49,6 +50,7 @@ signIn().catch(() => { said.textContent = 'The server does not answer. Load the 
 func (s *Server) signInRoutes() {
 	s.mux.HandleFunc("GET "+SignInPath, s.showSignIn)
 	s.mux.HandleFunc("POST "+SignInPath, s.signIn)
+	s.mux.HandleFunc("DELETE "+SignInPath, s.signOut)
 }
 
 func (s *Server) showSignIn(w http.ResponseWriter, _ *http.Request) {
@@ -60,7 +62,7 @@ func (s *Server) showSignIn(w http.ResponseWriter, _ *http.Request) {
 	_ = signInPage.Execute(w, nonce) // a browser that has disconnected asks again
 }
 
-// signIn spends a link and answers with the token of a session.
+// signIn opens a session, for a link that it spends or for a token.
 func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-s.ready:
@@ -69,19 +71,23 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var in struct {
-		Link string `json:"link"`
+		Link  string `json:"link"`
+		Token string `json:"token"`
 	}
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&in); err != nil {
-		writeProblem(w, http.StatusBadRequest, "invalid", "cannot read the request: want {\"link\": \"...\"}")
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, oidc.MaxToken+64)).Decode(&in); err != nil {
+		writeProblem(w, http.StatusBadRequest, "invalid", "cannot read the request: want {\"link\": \"...\"} or {\"token\": \"...\"}")
 		return
 	}
-	t, secret, err := s.tokens.SignIn(r.Context(), time.Now(), in.Link, func(t access.Token) ([]store.Op, error) {
+	if in.Token != "" {
+		s.signInWith(w, r, in.Token)
+		return
+	}
+	_, secret, err := s.tokens.SignIn(r.Context(), time.Now(), in.Link, func(t access.Token) ([]store.Op, error) {
 		return audit.Ops(audit.Entry{Action: "signed_in", By: audit.Actor{Name: t.CreatedBy, Kind: audit.KindPerson}, Detail: t.ID + " by a sign-in link"})
 	})
 	switch {
 	case err == nil:
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]any{"token": secret, "expires_at": t.ExpiresAt}) // the client may be gone; the link is spent then
+		s.answerSession(w, r, secret)
 	case errors.Is(err, access.ErrLinkUsed):
 		writeProblem(w, http.StatusGone, "link_used", err.Error())
 	case errors.Is(err, access.ErrLinkExpired):

@@ -69,7 +69,7 @@ func TestSignInLink(t *testing.T) {
 		want string
 	}{
 		{`no`, http.StatusBadRequest, "invalid"},
-		{`{"link": "` + strings.Repeat("x", 2000) + `"}`, http.StatusBadRequest, "invalid"},
+		{`{"link": "` + strings.Repeat("x", 40_000) + `"}`, http.StatusBadRequest, "invalid"},
 		{`{}`, http.StatusForbidden, "link_unknown"},
 	} {
 		if code, said := ask("POST", c.body, nil); code != c.code || codeOf(said) != c.want {
@@ -77,12 +77,8 @@ func TestSignInLink(t *testing.T) {
 		}
 	}
 	code, said := ask("POST", post, nil)
-	var opened struct{ Token string }
-	if err := json.Unmarshal([]byte(said), &opened); err != nil || code != http.StatusOK {
-		t.Fatalf("%d %s: %v", code, said, err)
-	}
-	if tok, err := b.tokens.Check(time.Now(), opened.Token); err != nil || tok.Role != access.Admin {
-		t.Errorf("the session: %+v, %v", tok, err)
+	if code != http.StatusOK {
+		t.Fatalf("%d %s", code, said)
 	}
 	if code, said := ask("POST", post, nil); code != http.StatusGone || codeOf(said) != "link_used" {
 		t.Errorf("used twice: %d %s", code, said)

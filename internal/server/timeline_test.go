@@ -328,7 +328,8 @@ func TestSimulateAndSavings(t *testing.T) {
 	if len(s.Periods) < 2 || len(s.Periods) > 3 || math.Abs(running-s.Total.RunningHours) > 1e-6 || running == 0 {
 		t.Errorf("by day: %+v", s.Periods)
 	}
-	if len(s.Idle) != 1 || s.Idle[0].Name != "w" || !slices.Equal(s.Idle[0].Hours, s.IdleByHour) {
+	near := func(a, b float64) bool { return math.Abs(a-b) < 1e-4 }
+	if len(s.Idle) != 1 || s.IdleGroups != 1 || s.Idle[0].Name != "w" || !slices.EqualFunc(s.Idle[0].Hours, s.IdleByHour, near) || s.Idle[0].IdleUSD != nil || s.Idle[0].UnpricedHours == 0 {
 		t.Fatalf("by worker: %+v", s.Idle)
 	}
 	for _, h := range s.IdleByHour {

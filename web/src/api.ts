@@ -351,32 +351,37 @@ export class Problem extends Error {
   }
 }
 
-const tokenKey = 'lull-token'
-const tabs = new BroadcastChannel('lull-session')
+const sessionKey = 'lull-session'
 let changed: () => void = () => {}
 
-/** The token is kept by this tab only, for this origin only (docs/decisions/0012-dashboard.md). */
+/** Half of the session; a cookie that scripts cannot read is the other half (docs/decisions/0012-dashboard.md). */
 export const session = {
-  get token(): string { return sessionStorage.getItem(tokenKey) ?? '' },
-  set(token: string) {
-    sessionStorage.setItem(tokenKey, token)
+  get secret(): string { return localStorage.getItem(sessionKey) ?? '' },
+  get header(): string { return `Session ${this.secret}` },
+  set(secret: string) {
+    localStorage.setItem(sessionKey, secret)
     changed()
   },
-  end(everywhere: boolean) {
-    sessionStorage.removeItem(tokenKey)
-    if (everywhere) tabs.postMessage({ end: true })
+  /** Signs out, in all tabs. */
+  end() {
+    void fetch('/sign-in', { method: 'DELETE', headers: { Authorization: this.header }, keepalive: true }).catch(() => {}) // it expires
+    this.forget(this.secret)
+  },
+  /** Ends a session that the server refuses, unless another has begun since. */
+  forget(secret: string) {
+    if (secret !== this.secret) return
+    localStorage.removeItem(sessionKey)
     changed()
   },
   onChange(f: () => void) { changed = f },
 }
 
-// A new tab asks the tabs of the same origin that are signed in.
-tabs.onmessage = (m: MessageEvent<{ ask?: boolean; token?: string; end?: boolean }>) => {
-  if (m.data.ask && session.token) tabs.postMessage({ token: session.token })
-  if (m.data.token && !session.token) session.set(m.data.token)
-  if (m.data.end && session.token) session.end(false)
-}
-if (!session.token) tabs.postMessage({ ask: true })
+// Another tab signed in or out.
+window.addEventListener('storage', (e) => {
+  if (e.key !== sessionKey && e.key !== null) return
+  if (e.oldValue && e.newValue) location.reload() // perhaps as another user
+  else changed()
+})
 
 function key(): string {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, '0')).join('')
@@ -386,7 +391,8 @@ export interface Answer<T> { value: T; revision: number; status: number }
 
 /** Asks for a path below /api/v1. Throws a Problem. */
 export async function ask<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Answer<T>> {
-  const headers: Record<string, string> = { Authorization: `Bearer ${session.token}`, Accept: 'application/json' }
+  const secret = session.secret
+  const headers: Record<string, string> = { Authorization: session.header, Accept: 'application/json' }
   if (body !== undefined) headers['Content-Type'] = 'application/json'
   if (method !== 'GET') headers['Idempotency-Key'] = key()
   // A broken connection is tried again: the key makes that harmless.
@@ -400,13 +406,13 @@ export async function ask<T>(method: string, path: string, body?: unknown, signa
       await new Promise((go) => setTimeout(go, 200 * tries))
     }
   }
-  if (!res.ok) throw await problemOf(res)
+  if (!res.ok) throw await problemOf(res, secret)
   const value = (res.status === 204 || res.headers.get('Content-Length') === '0' ? undefined : await res.json()) as T
   return { value, status: res.status, revision: Number((res.headers.get('ETag') ?? '').replaceAll('"', '')) || 0 }
 }
 
 /** Reads the problem of a failed response. A rejected token ends the session. */
-export async function problemOf(res: Response): Promise<Problem> {
+export async function problemOf(res: Response, secret = session.secret): Promise<Problem> {
   let p: Problem
   try {
     const d = (await res.json()) as { type?: string; detail?: string; title?: string; errors?: { message: string; location?: string }[] }
@@ -414,6 +420,6 @@ export async function problemOf(res: Response): Promise<Problem> {
   } catch {
     p = new Problem(res.status, '', `The server responded with ${res.status} ${res.statusText}`)
   }
-  if (p.status === 401 && session.token) session.end(false)
+  if (p.status === 401 && secret) session.forget(secret)
   return p
 }

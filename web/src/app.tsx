@@ -10,18 +10,18 @@ import { Command, Palette, Shortcuts } from './parts/palette'
 import { go, usePlace } from './router'
 import { onTheme, setTheme, theme, Theme } from './theme'
 import { ago, useNow } from './time'
-import { attempt, Button, Dialog, Empty, Fault, Loading, Time, Toasts, words } from './parts/ui'
+import { attempt, Button, Dialog, Fault, Loading, Time, Toasts, words } from './parts/ui'
 import { Page, pages } from './pages'
 
 export function App() {
   const [, redraw] = useState(0)
   useEffect(() => {
     session.onChange(() => {
-      if (!session.token) cut()
+      if (!session.secret) cut()
       redraw((n) => n + 1)
     })
   }, [])
-  return session.token ? <Frame /> : <Login />
+  return session.secret ? <Frame /> : <Login />
 }
 
 function Frame() {
@@ -63,10 +63,10 @@ function Frame() {
             ))}
           </ul>
           <div class="foot">
-            <button type="button" class="plain" onClick={() => setOver('palette')}>Search or run a command <kbd>Ctrl K</kbd></button>
+            <button type="button" class="plain" onClick={() => setOver('palette')}>Search <kbd>Ctrl K</kbd></button>
             <ThemeChoice />
             {who.value && <p class="who">{who.value.name} <span class="muted">({who.value.role})</span></p>}
-            <button type="button" class="plain" onClick={() => session.end(true)}>Sign out</button>
+            <button type="button" class="plain" onClick={() => session.end()}>Sign out</button>
             <p class="muted small version">{who.value && `${who.value.fleet}, lull ${who.value.version}`}</p>
           </div>
           </div>
@@ -76,7 +76,7 @@ function Frame() {
           {who.problem && !who.value ? <Fault problem={who.problem} retry={who.reload} what="Cannot reach the server." />
             : !who.value ? <Loading what="your session" />
             : page ? <Boundary key={name} what="this page"><page.show place={place} role={role} operator={operator} /></Boundary>
-            : <Empty title="Page not found"><a href="/">Go to the fleet</a></Empty>}
+            : <><h1>Page not found</h1><p><a href="/">View the fleet</a></p></>}
         </main>
       </div>
       {over === 'palette' && <Palette commands={commands(shown, role, () => setOver('shortcuts'))} onClose={() => setOver('')} />}
@@ -115,7 +115,7 @@ function commands(shown: Page[], role: string, shortcuts: () => void): Command[]
   if (role === 'admin') out.push({ label: 'Import instances', hint: 'page', run: () => go('/import') })
   out.push({ label: 'Preview a policy', hint: 'page', run: () => go('/preview') }, { label: 'Keyboard shortcuts', hint: '?', run: shortcuts })
   for (const t of ['light', 'dark', 'system'] as Theme[]) out.push({ label: `Use the ${t} theme`, hint: 'theme', run: () => setTheme(t) })
-  out.push({ label: 'Sign out', run: () => session.end(true) })
+  out.push({ label: 'Sign out', run: () => session.end() })
   return out
 }
 

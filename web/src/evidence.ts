@@ -14,6 +14,7 @@ export interface Timeline {
   power: { from: string; to: string; status: string }[]
   changes: { at: string; from?: string; to: string; by?: string; reason?: string }[]
   missing: Missing[]
+  usd_per_hour: number | null
 }
 
 export interface Sum {
@@ -32,7 +33,7 @@ export interface Sum {
 
 /** Formats what a sum saved, as a lower bound if some amounts are unknown. */
 export function saved(s: Sum): string {
-  return (s.saved_usd !== null && (s.unpriced_hours > 0 || s.unknown_storage_hours > 0) ? 'at least ' : '') + usd(s.saved_usd)
+  return (s.saved_usd !== null && (s.unpriced_hours > 0 || s.unknown_storage_hours > 0) ? 'At least ' : '') + usd(s.saved_usd)
 }
 
 /** Explains which amounts of a sum are unknown; empty if none are. */
@@ -55,6 +56,18 @@ export interface Outcome extends Sum {
 
 export interface Simulation { from: string; to: string; window_minutes: number; policies: Outcome[]; recommended: string; missing: Missing[]; workers: Record<string, string> }
 
+/** What a group did in each hour of the week, from Sunday. */
+export interface IdlePattern {
+  key: string
+  name?: string
+  idle_by_hour_of_week: number[]
+  in_use_by_hour_of_week: number[]
+  stopped_by_hour_of_week: number[]
+  unknown_by_hour_of_week: number[]
+  idle_usd: number | null
+  unpriced_idle_hours: number
+}
+
 export interface Savings {
   from: string
   to: string
@@ -65,14 +78,15 @@ export interface Savings {
   idle_hours_not_avoided: Record<string, number>
   periods?: { from: string; to: string; groups: Sum[] | null; total: Sum }[]
   idle_by_hour_of_week: number[]
-  idle?: { key: string; name?: string; idle_by_hour_of_week: number[] }[]
+  idle?: IdlePattern[]
+  idle_groups?: number
   missing: Missing[]
   missing_prices: { kind: 'instance' | 'storage'; aws_region: string; name: string; workers: number; avoided_hours: number }[]
 }
 
 /** Runs a simulation and reports progress from 0 to 1. Aborting also ends it on the server. */
 export async function simulate(body: unknown, tell: (share: number) => void, signal: AbortSignal): Promise<Simulation> {
-  const res = await fetch('/api/v1/simulate/progress', { method: 'POST', signal, body: JSON.stringify(body), headers: { Authorization: `Bearer ${session.token}`, 'Content-Type': 'application/json' } })
+  const res = await fetch('/api/v1/simulate/progress', { method: 'POST', signal, body: JSON.stringify(body), headers: { Authorization: session.header, 'Content-Type': 'application/json' } })
   if (!res.ok || !res.body) throw await problemOf(res)
   const reader = res.body.pipeThrough(new TextDecoderStream() as unknown as ReadableWritablePair<string, Uint8Array>).getReader()
   let rest = ''
@@ -96,6 +110,11 @@ const money = new Intl.NumberFormat('en', { style: 'currency', currency: 'USD' }
 export function usd(v: number | null | undefined): string {
   return v === null || v === undefined ? 'unknown' : money.format(v)
 }
+
+const short = new Intl.NumberFormat('en', { style: 'currency', currency: 'USD', notation: 'compact', maximumFractionDigits: 2 })
+
+/** "$12.5K", for the axis of a chart. */
+export const usdShort = (v: number) => short.format(v)
 
 /** "3.2 h", "1,204 h". */
 export function hours(h: number): string {

@@ -48,7 +48,7 @@ const wait = (ms: number) => new Promise((r) => setTimeout(r, ms))
 export async function follow() {
   if (running) return
   running = true
-  for (let tries = 0; session.token; tries++) {
+  for (let tries = 0; session.secret; tries++) {
     if (document.hidden && tries > 0) {
       await visible()
       tries = 0
@@ -57,7 +57,7 @@ export async function follow() {
       await once(() => { tries = 0 })
       tell({ ...link, state: 'connecting', why: 'The server closed the event stream.' })
     } catch (e) {
-      if (!session.token) break
+      if (!session.secret) break
       tell({ ...link, state: 'offline', why: e instanceof Error ? e.message : String(e) })
     }
     await wait(Math.min(10_000, 250 * 2 ** Math.min(tries, 6)) * (0.75 + Math.random() / 2))
@@ -101,7 +101,7 @@ async function once(connected: () => void) {
   }
   guard = window.setTimeout(() => control.abort(), silence)
   try {
-    const headers: Record<string, string> = { Authorization: `Bearer ${session.token}`, Accept: 'text/event-stream' }
+    const headers: Record<string, string> = { Authorization: session.header, Accept: 'text/event-stream' }
     if (last) headers['Last-Event-ID'] = last
     const res = await fetch('/api/v1/events', { headers, signal: control.signal, cache: 'no-store' })
     if (!res.ok || !res.body) throw await problemOf(res)

@@ -1,4 +1,6 @@
-// Light, dark, or as the system has it.
+// The light, dark or system theme.
+
+import { useEffect, useState } from 'preact/hooks'
 
 export type Theme = 'system' | 'light' | 'dark'
 
@@ -26,4 +28,17 @@ export function setTheme(t: Theme) {
   else localStorage.setItem('lull-theme', t)
   applyTheme()
   for (const f of watching) f()
+}
+
+/** Redraws what draws its own colors when they change, and returns how often. */
+export function useTheme(): number {
+  const [n, set] = useState(0)
+  useEffect(() => {
+    const changed = () => set((x) => x + 1)
+    const scheme = matchMedia('(prefers-color-scheme: dark)')
+    const off = onTheme(changed)
+    scheme.addEventListener('change', changed)
+    return () => { off(); scheme.removeEventListener('change', changed) }
+  }, [])
+  return n
 }

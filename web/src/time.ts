@@ -53,7 +53,7 @@ export function minutes(m: number): string {
 
 /** A sentence of the server with its times as the reader's own, and its lengths ("2h30m") as this page formats them. */
 export function local(sentence: string, now: number): string {
-  return sentence.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, (t) => clock(t, now))
+  return sentence.replaceAll('worker-controller', 'lull').replace(/\(([a-z]+(?:_[a-z]+)+)\)/g, (_, code: string) => `(${code.replaceAll('_', ' ')})`).replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, (t) => clock(t, now))
     .replace(/(?<![\w.:-])(\d+d)?(\d+h)?(\d+m)?(\d+(?:\.\d+)?m?s)?(?![\w:])/g, (all, ...parts) => (all === '' ? '' : parts.slice(0, 4).filter(Boolean).map((part: string) => part.replace(/^([\d.]+)m$/, '$1min').replace(/^([\d.]+)/, '$1 ')).join(' ')))
 }
 

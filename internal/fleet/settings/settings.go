@@ -31,45 +31,45 @@ const MaxMinutes = 525_600
 // env is the variable, its lower case is the key in the API and in the config
 // file, and unit is the unit of a number outside this program.
 type Settings struct {
-	WorkerIdleTimeout               time.Duration     `env:"WORKER_IDLE_TIMEOUT_MINUTES" default:"60" unit:"minutes" min:"1" max:"525600" doc:"Minutes without activity before a worker is idle."`
-	WorkerAutoPauseEnabled          bool              `env:"WORKER_AUTO_PAUSE_ENABLED" default:"true" doc:"Whether idle workers are paused at all."`
-	WorkerAutoPauseSnooze           time.Duration     `env:"WORKER_AUTO_PAUSE_SNOOZE_MINUTES" default:"60" unit:"minutes" max:"525600" doc:"Minutes of protection after a confirmed resume."`
-	WorkerWarnBefore                time.Duration     `env:"WORKER_WARN_BEFORE_MINUTES" default:"5" unit:"minutes" max:"1440" doc:"Minutes between the warning and the pause; 0 pauses without one."`
-	WorkerActivityDetectionEnabled  bool              `env:"WORKER_ACTIVITY_DETECTION_ENABLED" default:"true" doc:"Whether telemetry is fetched; without it nothing is paused for idleness."`
-	WorkerActivityDetectionInterval time.Duration     `env:"WORKER_ACTIVITY_DETECTION_INTERVAL" default:"1800" unit:"seconds" min:"60" max:"86400" doc:"Seconds between telemetry fetches while the pause is farther away than this."`
-	WorkerActivityEventsMaxStored   int               `env:"WORKER_ACTIVITY_EVENTS_MAX_STORED" default:"10" max:"100" doc:"Most recent activity events kept in the record."`
-	WorkerActivityCategories        []string          `env:"WORKER_ACTIVITY_RELEVANT_CATEGORIES" default:"start_lab,stop_lab,create_lab,import_lab,export_lab,wipe_lab,delete_lab,start_node,stop_node,queue_node,boot_node,wipe_node,packet_capture,user_activity" doc:"Telemetry categories that are activity."`
-	WorkerActivityExcludedUsers     string            `env:"WORKER_ACTIVITY_EXCLUDED_USER_PATTERN" default:"^00000000-0000-.*" doc:"user_activity of users whose id matches is not activity."`
-	IdleDetectionInterval           time.Duration     `env:"IDLE_DETECTION_INTERVAL" default:"300" unit:"seconds" min:"10" max:"86400" doc:"Least seconds between two idle checks of a worker."`
-	ReconcileInterval               time.Duration     `env:"RECONCILE_INTERVAL" default:"30" unit:"seconds" min:"1" max:"3600" doc:"Seconds between reconciliation cycles."`
-	ReconcilePollingEnabled         bool              `env:"RECONCILE_POLLING_ENABLED" default:"true" doc:"Whether the sweep of each cycle runs."`
-	WorkerMetricsInterval           time.Duration     `env:"WORKER_METRICS_INTERVAL" default:"300" unit:"seconds" min:"10" max:"86400" doc:"Seconds between metrics collections of a worker."`
-	CMLDefaultUsername              string            `env:"CML_DEFAULT_USERNAME" default:"admin" doc:"CML user of workers without one of their own."`
-	CMLDefaultPassword              sealed.Secret     `env:"CML_DEFAULT_PASSWORD" default:"" doc:"CML password of workers without one of their own; file:PATH, env:NAME or the password."`
-	ScaleDownEnabled                bool              `env:"SCALE_DOWN_ENABLED" default:"false" doc:"Whether idle workers are drained instead of paused."`
-	MinWorkers                      int               `env:"MIN_WORKERS" default:"0" max:"100000" doc:"Least running workers that automatic actions leave."`
-	ScaleDownCooldown               time.Duration     `env:"SCALE_DOWN_COOLDOWN_SECONDS" default:"600" unit:"seconds" max:"86400" doc:"Seconds between two drains by scale-down."`
-	ScaleDownCooldownDefersPause    bool              `env:"SCALE_DOWN_COOLDOWN_DEFERS_PAUSE" default:"true" doc:"Whether an idle worker waits for the end of the cooldown; otherwise it is paused without a drain."`
-	DrainTimeout                    time.Duration     `env:"DRAIN_TIMEOUT_SECONDS" default:"600" unit:"seconds" max:"604800" doc:"Seconds after which a drain ends."`
-	ProvisioningTimeout             time.Duration     `env:"PROVISIONING_TIMEOUT_SECONDS" default:"900" unit:"seconds" min:"60" max:"86400" doc:"Seconds after which a launch or start has failed."`
-	DiscoveryScanInterval           time.Duration     `env:"DISCOVERY_SCAN_INTERVAL_SECONDS" default:"300" unit:"seconds" min:"30" max:"86400" doc:"Seconds between scans for unknown instances."`
-	DiscoveryRegions                []string          `env:"DISCOVERY_REGIONS" default:"" doc:"Regions that are scanned for unknown instances; empty scans aws_default_region, the regions of aws_region_configs and those of workers."`
-	DiscoveryAMINamePatterns        []string          `env:"DISCOVERY_AMI_NAME_PATTERNS" default:"*cml*" doc:"Names of the images whose instances are listed, with * and ?; ami_name_pattern of a region takes precedence."`
-	DiscoveryImport                 string            `env:"DISCOVERY_IMPORT" default:"confirm" oneof:"confirm,auto,off" doc:"What happens to instances found by image name."`
-	MaxWorkersPerRegion             int               `env:"MAX_WORKERS_PER_REGION" default:"10" max:"100000" doc:"Most live workers of a region that scale-up leads to."`
-	TagPrefix                       string            `env:"TAG_PREFIX" default:"lull:" doc:"What the names of all tags begin with."`
-	AuditRetention                  time.Duration     `env:"AUDIT_RETENTION_DAYS" default:"90" unit:"days" min:"1" max:"3650" doc:"Days that audit entries stay in the store."`
-	AuditMaxMiB                     int               `env:"AUDIT_MAX_MIB" default:"256" min:"1" max:"4096" doc:"Most MiB of audit entries in the store."`
-	WakeInterval                    time.Duration     `env:"WAKE_INTERVAL_SECONDS" default:"60" unit:"seconds" max:"86400" doc:"Least seconds between two wakes of a worker by token."`
-	AWSDefaultRegion                string            `env:"AWS_DEFAULT_REGION" default:"us-east-1" doc:"Region of workers that name none."`
-	AWSRegionConfigs                map[string]Region `env:"AWS_REGION_CONFIGS" default:"{}" doc:"Infrastructure of each region: security_group_ids, subnet_id, key_name, default_tags."`
+	WorkerIdleTimeout               time.Duration     `env:"WORKER_IDLE_TIMEOUT_MINUTES" default:"60" unit:"minutes" min:"1" max:"525600" doc:"Idle timeout: time without activity before a worker is idle."`
+	WorkerAutoPauseEnabled          bool              `env:"WORKER_AUTO_PAUSE_ENABLED" default:"true" doc:"Pause idle workers automatically."`
+	WorkerAutoPauseSnooze           time.Duration     `env:"WORKER_AUTO_PAUSE_SNOOZE_MINUTES" default:"60" unit:"minutes" max:"525600" doc:"Snooze after a resume, during which a worker is not paused."`
+	WorkerWarnBefore                time.Duration     `env:"WORKER_WARN_BEFORE_MINUTES" default:"5" unit:"minutes" max:"1440" doc:"Time between the warning and the pause; 0 pauses without a warning."`
+	WorkerActivityDetectionEnabled  bool              `env:"WORKER_ACTIVITY_DETECTION_ENABLED" default:"true" doc:"Fetch telemetry from CML. If off, no worker is paused for idleness."`
+	WorkerActivityDetectionInterval time.Duration     `env:"WORKER_ACTIVITY_DETECTION_INTERVAL" default:"1800" unit:"seconds" min:"60" max:"86400" doc:"Longest interval between telemetry fetches. Fetches are more frequent as a pause comes closer."`
+	WorkerActivityEventsMaxStored   int               `env:"WORKER_ACTIVITY_EVENTS_MAX_STORED" default:"10" max:"100" doc:"Recent activity events kept for each worker."`
+	WorkerActivityCategories        []string          `env:"WORKER_ACTIVITY_RELEVANT_CATEGORIES" default:"start_lab,stop_lab,create_lab,import_lab,export_lab,wipe_lab,delete_lab,start_node,stop_node,queue_node,boot_node,wipe_node,packet_capture,user_activity" doc:"CML telemetry categories that count as activity."`
+	WorkerActivityExcludedUsers     string            `env:"WORKER_ACTIVITY_EXCLUDED_USER_PATTERN" default:"^00000000-0000-.*" doc:"Ignore user_activity of users whose ID matches this pattern."`
+	IdleDetectionInterval           time.Duration     `env:"IDLE_DETECTION_INTERVAL" default:"300" unit:"seconds" min:"10" max:"86400" doc:"Minimum interval between idle checks of a worker."`
+	ReconcileInterval               time.Duration     `env:"RECONCILE_INTERVAL" default:"30" unit:"seconds" min:"1" max:"3600" doc:"Interval between reconciliation cycles."`
+	ReconcilePollingEnabled         bool              `env:"RECONCILE_POLLING_ENABLED" default:"true" doc:"Run the sweep in each reconciliation cycle."`
+	WorkerMetricsInterval           time.Duration     `env:"WORKER_METRICS_INTERVAL" default:"300" unit:"seconds" min:"10" max:"86400" doc:"Interval between metrics collections of a worker."`
+	CMLDefaultUsername              string            `env:"CML_DEFAULT_USERNAME" default:"admin" doc:"Default CML user of workers."`
+	CMLDefaultPassword              sealed.Secret     `env:"CML_DEFAULT_PASSWORD" default:"" doc:"Default CML password of workers: file:PATH, env:NAME or the password."`
+	ScaleDownEnabled                bool              `env:"SCALE_DOWN_ENABLED" default:"false" doc:"Drain idle workers instead of pausing them."`
+	MinWorkers                      int               `env:"MIN_WORKERS" default:"0" max:"100000" doc:"Minimum number of running workers. Automatic actions never go below it."`
+	ScaleDownCooldown               time.Duration     `env:"SCALE_DOWN_COOLDOWN_SECONDS" default:"600" unit:"seconds" max:"86400" doc:"Minimum time between two drains by scale-down."`
+	ScaleDownCooldownDefersPause    bool              `env:"SCALE_DOWN_COOLDOWN_DEFERS_PAUSE" default:"true" doc:"Let idle workers wait for the cooldown. If off, they are paused without a drain."`
+	DrainTimeout                    time.Duration     `env:"DRAIN_TIMEOUT_SECONDS" default:"600" unit:"seconds" max:"604800" doc:"Maximum duration of a drain."`
+	ProvisioningTimeout             time.Duration     `env:"PROVISIONING_TIMEOUT_SECONDS" default:"900" unit:"seconds" min:"60" max:"86400" doc:"Time after which a launch or start counts as failed."`
+	DiscoveryScanInterval           time.Duration     `env:"DISCOVERY_SCAN_INTERVAL_SECONDS" default:"300" unit:"seconds" min:"30" max:"86400" doc:"Interval between discovery scans."`
+	DiscoveryRegions                []string          `env:"DISCOVERY_REGIONS" default:"" doc:"Regions to scan for instances. Empty scans aws_default_region and the regions of aws_region_configs and of workers."`
+	DiscoveryAMINamePatterns        []string          `env:"DISCOVERY_AMI_NAME_PATTERNS" default:"*cml*" doc:"Image names to discover, with * and ?. A region's ami_name_pattern takes precedence."`
+	DiscoveryImport                 string            `env:"DISCOVERY_IMPORT" default:"confirm" oneof:"confirm,auto,off" doc:"Import of instances discovered by image name: confirm lists them, auto imports them, off disables discovery."`
+	MaxWorkersPerRegion             int               `env:"MAX_WORKERS_PER_REGION" default:"10" max:"100000" doc:"Maximum number of workers per region for scale-up."`
+	TagPrefix                       string            `env:"TAG_PREFIX" default:"lull:" doc:"Prefix of all tag names."`
+	AuditRetention                  time.Duration     `env:"AUDIT_RETENTION_DAYS" default:"90" unit:"days" min:"1" max:"3650" doc:"Retention of audit entries."`
+	AuditMaxMiB                     int               `env:"AUDIT_MAX_MIB" default:"256" min:"1" max:"4096" doc:"Maximum size of the audit log in the store, in MiB."`
+	WakeInterval                    time.Duration     `env:"WAKE_INTERVAL_SECONDS" default:"60" unit:"seconds" max:"86400" doc:"Minimum time between two wakes of a worker by token."`
+	AWSDefaultRegion                string            `env:"AWS_DEFAULT_REGION" default:"us-east-1" doc:"Default region of workers."`
+	AWSRegionConfigs                map[string]Region `env:"AWS_REGION_CONFIGS" default:"{}" doc:"Network settings by region: security_group_ids, subnet_id, key_name, default_tags."`
 
-	NotifyChannels  map[string]channel.Channel `env:"NOTIFY_CHANNELS" default:"{}" doc:"Receivers of notifications by name: type webhook, slack or mail, and what docs/operations.md says of each."`
-	NotifyPublicURL string                     `env:"NOTIFY_PUBLIC_URL" default:"" doc:"URL at which users reach this server. With it, warnings contain links that answer them without a login, and pause notices a link to the worker's page."`
-	AgentServerURL  string                     `env:"AGENT_SERVER_URL" default:"" doc:"Where launched machines reach this server, https unless it is loopback; templates with agent need it."`
-	AgentServerCA   string                     `env:"AGENT_SERVER_CA" default:"" doc:"Certificates in PEM that agents check the server against; empty uses those of their system."`
-	NotifyTimeZone  string                     `env:"NOTIFY_TIME_ZONE" default:"UTC" doc:"Zone of the times in notifications, of quiet hours and of the end of the day."`
-	NotifyRetry     time.Duration              `env:"NOTIFY_RETRY_MINUTES" default:"1440" unit:"minutes" min:"1" max:"20160" doc:"Minutes that a notification is tried before it is a dead letter."`
+	NotifyChannels  map[string]channel.Channel `env:"NOTIFY_CHANNELS" default:"{}" doc:"Notification channels by name, of type webhook, slack or mail; docs/operations.md lists their fields."`
+	NotifyPublicURL string                     `env:"NOTIFY_PUBLIC_URL" default:"" doc:"Public URL of this server. If set, warnings contain links that answer without a login, and pause notices link to the worker's page."`
+	AgentServerURL  string                     `env:"AGENT_SERVER_URL" default:"" doc:"URL at which launched machines reach this server; https unless it is loopback. Required for templates with agent."`
+	AgentServerCA   string                     `env:"AGENT_SERVER_CA" default:"" doc:"PEM certificates with which agents verify the server. Empty uses their system's trust store."`
+	NotifyTimeZone  string                     `env:"NOTIFY_TIME_ZONE" default:"UTC" doc:"Time zone of notifications, quiet hours and the end of the day."`
+	NotifyRetry     time.Duration              `env:"NOTIFY_RETRY_MINUTES" default:"1440" unit:"minutes" min:"1" max:"20160" doc:"Time for which a notification is retried before it is undeliverable."`
 }
 
 // Field describes one setting.

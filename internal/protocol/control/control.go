@@ -83,6 +83,9 @@ type Timeline struct {
 	Power   []TimelinePower    `json:"power"`
 	Changes []TimelineChange   `json:"changes"`
 	Missing []evidence.Missing `json:"missing"`
+	// USDPerHour is the current price of the worker's instance type while it runs;
+	// null if there is none, and for a machine that is no worker.
+	USDPerHour *float64 `json:"usd_per_hour"`
 }
 
 // TimelineSignal is one signal over a time range.
@@ -208,9 +211,12 @@ type Savings struct {
 	// IdleByHour are those hours by the hour of the week in the time zone,
 	// starting on Sunday at midnight.
 	IdleByHour []float64 `json:"idle_by_hour_of_week"`
-	// Idle is the same for each group that idle_by names, the idlest first.
-	Idle    []IdlePattern      `json:"idle,omitempty"`
-	Missing []evidence.Missing `json:"missing"`
+	// Idle is the same for each group that idle_by names and that was idle, the
+	// costliest first, then those without a price, the idlest first. IdleGroups is
+	// the number of groups without idle_limit.
+	Idle       []IdlePattern      `json:"idle,omitempty"`
+	IdleGroups int                `json:"idle_groups,omitempty"`
+	Missing    []evidence.Missing `json:"missing"`
 	// MissingPrices are the rows missing from the server's price table.
 	MissingPrices []savings.MissingPrice `json:"missing_prices" doc:"Prices that these workers need and that the server's price table lacks"`
 }
@@ -255,11 +261,19 @@ type SavingsPeriod struct {
 	Total  savings.Sum   `json:"total"`
 }
 
-// IdlePattern is when a group was idle and kept running.
+// IdlePattern is when a group ran idle, and what it did in the other hours of the
+// week: 168 sums of hours each, the first that of Sunday at midnight.
 type IdlePattern struct {
-	Key   string    `json:"key"`
-	Name  string    `json:"name,omitempty"`
-	Hours []float64 `json:"idle_by_hour_of_week" doc:"168 sums of hours, the first that of Sunday at midnight"`
+	Key     string    `json:"key"`
+	Name    string    `json:"name,omitempty"`
+	Hours   []float64 `json:"idle_by_hour_of_week" doc:"168 sums of hours, the first that of Sunday at midnight"`
+	InUse   []float64 `json:"in_use_by_hour_of_week"`
+	Stopped []float64 `json:"stopped_by_hour_of_week"`
+	Unknown []float64 `json:"unknown_by_hour_of_week" doc:"Hours in which it existed and that are not recorded or whose signals are unknown"`
+	// IdleUSD is the compute cost of the idle hours, except UnpricedHours. Null if
+	// no idle hour has a price.
+	IdleUSD       *float64 `json:"idle_usd"`
+	UnpricedHours float64  `json:"unpriced_idle_hours"`
 }
 
 // Sample is one metric: a value with its time, or why there is none.

@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -52,6 +53,7 @@ type Question struct {
 	By     string // worker, region, policy, instance_type, or tag:NAME
 	Every  string // also each day, week or month; empty for none
 	IdleBy string // also the idle hours of the week of each, as By; empty for none
+	Most   int    // of those groups; 0 is maxPatterns
 	Idle   bool   // whether to read the evidence for idle hours
 	Zone   string // in which days begin and hours are counted
 }
@@ -141,16 +143,28 @@ func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (cont
 		return out, nil
 	}
 	patterns := map[string]*control.IdlePattern{}
+	pattern := func(u savings.Use) *control.IdlePattern {
+		k, name := idleKey(u)
+		if patterns[k] == nil {
+			patterns[k] = &control.IdlePattern{Key: k, Name: name, Hours: make([]float64, hoursInWeek), InUse: make([]float64, hoursInWeek), Stopped: make([]float64, hoursInWeek), Unknown: make([]float64, hoursInWeek)}
+		}
+		return patterns[k]
+	}
 	out.Missing, err = l.Records.Replay(ctx, all, func(r *evidence.Record) *history.Past { return all[r.Object] }, from, to, func(p *history.Past, x evidence.Stretch) {
 		from, to, cause := idleTime(p, x, from)
 		if cause == "" {
 			return
 		}
-		out.NotAvoided[cause] += to.Sub(from).Hours()
+		hours := to.Sub(from).Hours()
+		if cause != inUse {
+			out.NotAvoided[cause] += hours
+		}
 		if cause == notRecorded || cause == string(idle.SignalUnknown) {
 			return // it may have been in use
 		}
-		byHour(out.IdleByHour, from, to, zone)
+		if cause != inUse {
+			byHour(out.IdleByHour, from, to, zone)
+		}
 		if idleKey == nil {
 			return
 		}
@@ -158,14 +172,58 @@ func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (cont
 		if held := x.Check.Policy.Name; held != "" && !strings.HasPrefix(held, policy.ScheduleName) {
 			u.Policy = held
 		}
-		k, name := idleKey(u)
-		if patterns[k] == nil {
-			patterns[k] = &control.IdlePattern{Key: k, Name: name, Hours: make([]float64, hoursInWeek)}
+		g := pattern(u)
+		if cause == inUse {
+			byHour(g.InUse, from, to, zone)
+			return
 		}
-		byHour(patterns[k].Hours, from, to, zone)
+		byHour(g.Hours, from, to, zone)
+		if usd := l.Prices.Hour(u.Region, u.InstanceType); usd == nil {
+			g.UnpricedHours += hours
+		} else {
+			if g.IdleUSD == nil {
+				g.IdleUSD = new(float64)
+			}
+			*g.IdleUSD += *usd * hours
+		}
 	}, func(float64) error { return nil })
-	out.Idle = idlest(patterns)
+	out.Idle, out.IdleGroups = idlest(patterns, in.Most)
+	if idleKey != nil {
+		rest(out.Idle, all, idleKey, from, to, zone)
+	}
 	return out, err
+}
+
+// rest adds the stopped hours of groups, and as unknown what then remains of the
+// hours during which their workers existed.
+func rest(groups []control.IdlePattern, all map[string]*history.Past, key func(savings.Use) (string, string), from, to time.Time, zone *time.Location) {
+	byKey := map[string]*control.IdlePattern{}
+	for i := range groups {
+		byKey[groups[i].Key] = &groups[i]
+	}
+	for _, p := range all {
+		k, _ := key(p.Use())
+		g, begin, end := byKey[k], history.Later(from, p.Worker.CreatedAt), p.Until(to)
+		if g == nil {
+			continue
+		}
+		byHour(g.Unknown, begin, end, zone)
+		for _, o := range p.Off {
+			until := o.To
+			if until.After(end) {
+				until = end
+			}
+			byHour(g.Stopped, history.Later(o.From, begin), until, zone)
+		}
+	}
+	for _, g := range groups {
+		for h := range g.Unknown {
+			g.Unknown[h] = max(0, g.Unknown[h]-g.Hours[h]-g.InUse[h]-g.Stopped[h])
+			for _, hours := range [][]float64{g.Hours, g.InUse, g.Stopped, g.Unknown} {
+				hours[h] = math.Round(hours[h]*1e4) / 1e4 // a third of a second
+			}
+		}
+	}
 }
 
 // uses returns what workers did in [from, to). With byPolicy there is an
@@ -244,29 +302,42 @@ func nextPart(at time.Time, every string, zone *time.Location) time.Time {
 	}
 }
 
-// idlest returns the patterns with the most hours, at most maxPatterns.
-func idlest(patterns map[string]*control.IdlePattern) []control.IdlePattern {
+// idlest returns the patterns with idle hours, the costliest first, then those
+// without a price, the idlest first; at most limit, or maxPatterns if that is 0.
+// all is their number without the limit.
+func idlest(patterns map[string]*control.IdlePattern, limit int) (out []control.IdlePattern, all int) {
 	sum := func(p control.IdlePattern) (h float64) {
 		for _, x := range p.Hours {
 			h += x
 		}
 		return h
 	}
-	var out []control.IdlePattern
+	usd := func(p control.IdlePattern) float64 {
+		if p.IdleUSD == nil {
+			return -1
+		}
+		return *p.IdleUSD
+	}
 	for _, p := range patterns {
-		out = append(out, *p)
+		if sum(*p) > 0 {
+			out = append(out, *p)
+		}
 	}
 	slices.SortFunc(out, func(a, b control.IdlePattern) int {
-		return cmp.Or(cmp.Compare(sum(b), sum(a)), cmp.Compare(a.Key, b.Key))
+		return cmp.Or(cmp.Compare(usd(b), usd(a)), cmp.Compare(sum(b), sum(a)), cmp.Compare(a.Key, b.Key))
 	})
-	return out[:min(len(out), maxPatterns)]
+	return out[:min(len(out), cmp.Or(limit, maxPatterns), maxPatterns)], len(out)
 }
 
-// notRecorded is the cause of idle time without records.
-const notRecorded = "not_recorded"
+// notRecorded is the cause of idle time without records, and inUse stands in the
+// place of a cause for time in use.
+const (
+	notRecorded = "not_recorded"
+	inUse       = "in_use"
+)
 
-// idleTime returns the unused part of a stretch after begin, and what kept the
-// worker running; cause is empty if there is none.
+// idleTime returns the part of a stretch after begin during which the worker ran,
+// and what kept it running, or inUse; cause is empty if there is none.
 func idleTime(p *history.Past, x evidence.Stretch, begin time.Time) (from, to time.Time, cause string) {
 	if x.Check == nil {
 		return from, to, ""
@@ -287,7 +358,7 @@ func idleTime(p *history.Past, x evidence.Stretch, begin time.Time) (from, to ti
 	if !known {
 		return from, to, notRecorded
 	}
-	return from, to, evidence.KeptUp(&x.Check.Verdict, time.Duration(x.Check.Policy.CheckInterval), x.From)
+	return from, to, cmp.Or(evidence.KeptUp(&x.Check.Verdict, time.Duration(x.Check.Policy.CheckInterval), x.From), inUse)
 }
 
 // byHour adds [from, to) to the hours of the week that it covers.

@@ -118,7 +118,7 @@ function Entries(p: { filter: Filter; asked: string }) {
     redraw((n) => n + 1)
   }
   const save = () => attempt('Exported audit.csv.', async () => {
-    const res = await fetch(`/api/v1/audit/export?format=csv${p.asked && '&' + p.asked}`, { headers: { Authorization: `Bearer ${session.token}` } })
+    const res = await fetch(`/api/v1/audit/export?format=csv${p.asked && '&' + p.asked}`, { headers: { Authorization: session.header } })
     if (!res.ok) throw await problemOf(res)
     saveFile('audit.csv', await res.blob())
   }).then(() => {})
@@ -191,7 +191,7 @@ function Row(p: { e: Entry; folded?: Entry[]; many?: number; children?: Componen
       <td class="nowrap"><Time at={e.at} /><div class="muted small">{exact(e.at)}</div></td>
       <td><strong>{action(e.action)}</strong> {p.children}</td>
       <td class="nowrap">{p.many ? `${p.many} workers` : e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted none">–</span>}</td>
-      <td class="nowrap">{e.by.kind === 'person' ? e.by.name : <>{kinds[e.by.kind] ?? words(e.by.kind)}<div class="muted small">{e.by.name}</div></>}</td>
+      <td class="nowrap">{e.by.kind === 'person' ? e.by.name : <>{kinds[e.by.kind] ?? words(e.by.kind)}{e.by.kind !== 'controller' && <div class="muted small">{e.by.name}</div>}</>}</td>
       <td class="muted">{p.many ? '' : [moved, words(e.reason), local(e.detail ?? '', Date.now())].filter(Boolean).join('; ')}</td>
     </tr>
   )

@@ -1,6 +1,5 @@
-// Hosts, which pause and wake local instances, one host, and one instance with
-// why it is as it is. They are read again every few seconds: what hosts report
-// is in no event of the stream.
+// Hosts, one host, and one instance with its explanation. They are polled, since
+// host reports are not in the event stream.
 
 import { HostInstance, HostSummary, HostView, HostWhy, List } from '../api'
 import type { PageProps } from '../router'
@@ -37,8 +36,8 @@ function bytes(n: number): string {
 
 function Heard(p: { h: HostSummary }) {
   const { h } = p
-  if (h.heard) return <span class="state active">heard <Time at={h.heard_at} /></span>
-  return <span class="state unknown">{h.heard_at ? <>not heard of since <Time at={h.heard_at} as="clock" /></> : 'never heard of'}</span>
+  if (h.heard) return <span class="state active">reporting <Time at={h.heard_at} /></span>
+  return <span class="state unknown">{h.heard_at ? <>stopped reporting <Time at={h.heard_at} as="clock" /></> : 'never reported'}</span>
 }
 
 function Memory(p: { h: HostSummary }) {
@@ -54,27 +53,27 @@ function All() {
   return (
     <>
       <h1>Hosts</h1>
-      <p class="headline">Machines whose local instances are paused when idle and woken by connections.{lost > 0 && <strong class="bad"> {lost} of {list.length} {lost === 1 ? 'is' : 'are'} not heard of.</strong>}</p>
+      <p class="headline">Machines whose local instances are paused when idle and woken by connections.{lost > 0 && <strong class="bad"> {lost} of {list.length} stopped reporting.</strong>}</p>
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value ? !all.problem && <Loading what="the hosts" /> : list.length === 0 ? (
-        <Empty title="No host reports here yet.">Make a token with <code>lull token create NAME --role host --machine NAME</code>, and run <code>lull host --server</code> with it on the machine.</Empty>
+        <Empty title="No hosts yet">Create a token with <code>lull token create NAME --role host --machine NAME</code>, then run <code>lull host --server</code> with it on the machine.</Empty>
       ) : (
         <div class="card scroll" tabIndex={0} role="region" aria-label="Hosts">
           <table>
-            <thead><tr><th scope="col">Host</th><th scope="col">Heard</th><th scope="col">Instances</th><th scope="col">Memory</th><th scope="col">Version</th></tr></thead>
+            <thead><tr><th scope="col">Host</th><th scope="col">Status</th><th scope="col">Instances</th><th scope="col">Memory</th><th scope="col">Version</th></tr></thead>
             <tbody>
               {list.map((h) => (
                 <tr key={h.name}>
                   <th scope="row"><a href={hostAt(h.name)}>{h.name}</a></th>
                   <td><Heard h={h} />{h.halted && h.heard && <div class="bad small">Halted: nothing is paused automatically</div>}</td>
-                  <td>{h.heard ? states(h) : <span class="muted">not known{h.heard_at && h.instances_total > 0 && `; it had ${states(h)}`}</span>}</td>
+                  <td>{h.heard ? states(h) : <span class="muted">unknown{h.heard_at && h.instances_total > 0 && `; last report: ${states(h)}`}</span>}</td>
                   <td><Memory h={h} /></td>
                   <td>{h.version || '–'}{h.outdated && <div class="bad small">older than this server</div>}</td>
                 </tr>
               ))}
             </tbody>
           </table>
-          {all.value.next && <p class="muted">There are more; <code>lull host ls</code> lists all of them.</p>}
+          {all.value.next && <p class="muted">Not all hosts are shown. To list all, run <code>lull host ls</code>.</p>}
         </div>
       )}
     </>
@@ -88,37 +87,37 @@ function Host(p: { name: string; operator: boolean }) {
   if (!h) {
     if (!r.problem) return <Loading what="the host" />
     return r.problem.status === 404
-      ? <><h1>Not found</h1><Empty title={`There is no host ${p.name}.`}><a href="/hosts">See the hosts</a></Empty></>
+      ? <><h1>Not found</h1><Empty title={`Host ${p.name} not found`}><a href="/hosts">View all hosts</a></Empty></>
       : <><h1>Host</h1><Fault problem={r.problem} retry={r.reload} /></>
   }
   return (
     <>
       <p class="crumb"><a href="/hosts">Hosts</a></p>
       <h1>{h.name}</h1>
-      {r.problem && <Fault problem={r.problem} retry={r.reload} what="This is not up to date." />}
+      {r.problem && <Fault problem={r.problem} retry={r.reload} what="Cannot refresh. This may be out of date." />}
       {!h.heard && <p class="fault" role="status">{h.unheard}</p>}
-      {h.halted && <p class="fault" role="status">{h.heard ? 'Halted: nothing is paused or stopped on it automatically.' : 'It was halted.'}</p>}
+      {h.halted && <p class="fault" role="status">{h.heard ? 'Halted: nothing is paused or stopped automatically.' : 'Halted when it last reported.'}</p>}
       {h.faults.map((f) => <p key={f} class="fault">{f}</p>)}
       <Card title="Host">
         <dl class="facts two">
-          <div><dt>Heard</dt><dd><Heard h={h} />{h.server && <span class="muted"> by {h.server}</span>}</dd></div>
+          <div><dt>Status</dt><dd><Heard h={h} />{h.server && <span class="muted"> to server {h.server}</span>}</dd></div>
           <div><dt>Version</dt><dd>{h.version || '–'}{h.outdated && <span class="bad"> older than this server</span>}</dd></div>
-          <div><dt>Instances</dt><dd>{h.heard ? states(h) : 'not known'}</dd></div>
-          <div><dt>Memory</dt><dd><Memory h={h} />{h.heard && h.memory.waiting > 0 && <span class="bad"> {h.memory.waiting} wait for room</span>}</dd></div>
+          <div><dt>Instances</dt><dd>{h.heard ? states(h) : 'unknown'}</dd></div>
+          <div><dt>Memory</dt><dd><Memory h={h} />{h.heard && h.memory.waiting > 0 && <span class="bad"> {h.memory.waiting} waiting for memory</span>}</dd></div>
         </dl>
       </Card>
       <Card title="Instances" class="flush">
-        {h.instances.length === 0 ? <p class="muted">{h.heard ? 'It has none.' : 'None is known.'}</p> : (
+        {h.instances.length === 0 ? <p class="muted">{h.heard ? 'No instances.' : 'No known instances.'}</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label={`Instances of ${h.name}`}>
             <table>
-              <thead><tr><th scope="col">Instance</th><th scope="col">State</th><th scope="col">Idle for</th><th scope="col">What comes next</th><th scope="col">Held by</th><th scope="col">Memory</th><th scope="col">Ports</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+              <thead><tr><th scope="col">Instance</th><th scope="col">State</th><th scope="col">Idle for</th><th scope="col">Next step</th><th scope="col">Held by</th><th scope="col">Memory</th><th scope="col">Ports</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
               <tbody>{h.instances.map((i) => <Row key={i.id} host={h.name} i={i} asked={commands.asked(i)} menu={commands.menu(i)} />)}</tbody>
             </table>
           </div>
         )}
         {p.operator && h.heard && commands.why && <p class="muted" data-testid="no-commands">{commands.why}</p>}
         {commands.dialog}
-        {(h.next || h.left_out > 0) && <p class="muted">There are more; <code>lull host get {h.name}</code> shows those that it tells of.</p>}
+        {(h.next || h.left_out > 0) && <p class="muted">Not all instances are shown. To list all reported ones, run <code>lull host get {h.name}</code>.</p>}
       </Card>
     </>
   )
@@ -140,18 +139,18 @@ function State(p: { i: HostInstance; asked?: Asked }) {
 
 function Next(p: { i: HostInstance }) {
   const { i } = p
-  const steps: Record<string, string> = { reclaimed: 'gives memory back', hibernated: 'goes to disk', stopped: 'stops' }
-  if (i.waiting) return <>waits for room, place {i.waiting.place}</>
+  const steps: Record<string, string> = { reclaimed: 'frees memory', hibernated: 'hibernates', stopped: 'stops' }
+  if (i.waiting) return <>waiting for memory, position {i.waiting.place}</>
   if (i.pause_at) return <>pauses <Time at={i.pause_at} /></>
-  if (i.state === 'running') return <>stays</>
+  if (i.state === 'running') return <>keeps running</>
   if (i.next_step_at) return <>{steps[i.next_step] ?? i.next_step} <Time at={i.next_step_at} /></>
   return <>{asleep.includes(i.state) ? 'wakes on a connection' : '–'}</>
 }
 
-/** What keeps it running, apart from mere time; a lease holds a sleeping one too. */
+/** Returns what keeps an instance running besides its timeout. A lease also holds a paused one. */
 function holders(i: HostInstance): string {
   const names: Record<string, (signal: string) => string> = {
-    connection_open: () => `${i.connections} connection${i.connections === 1 ? '' : 's'}`, recent_activity: (s) => s || 'use', signal_unknown: (s) => `unknown ${s}`,
+    connection_open: () => `${i.connections} connection${i.connections === 1 ? '' : 's'}`, recent_activity: (s) => s || 'activity', signal_unknown: (s) => `unknown ${s}`,
   }
   const held = i.leases.map((l) => `lease ${l.holder}${l.reason ? ` (${l.reason})` : ''}`)
   if (i.state === 'running') held.push(...i.blocks.filter((b) => !['not_idle_yet', 'lease_held', 'status_not_running'].includes(b.code)).map((b) => names[b.code]?.(b.signal ?? '') ?? words(b.code)))
@@ -182,7 +181,7 @@ function Instance(p: { host: string; name: string; at: number | null; logs: bool
   const host = useResource<HostView>(`${hostAt(p.host)}?limit=1`, { every })
   const commands = useCommands({ host: p.host, can: host.value, operator: p.operator, reload: () => { why.reload(); host.reload() } })
   const crumb = <p class="crumb"><a href="/hosts">Hosts</a> / <a href={hostAt(p.host)}>{p.host}</a></p>
-  if (why.problem?.status === 404) return <>{crumb}<h1>Not found</h1><Empty title={`Host ${p.host} has no instance ${p.name}.`}><a href={hostAt(p.host)}>See what it has</a></Empty></>
+  if (why.problem?.status === 404) return <>{crumb}<h1>Not found</h1><Empty title={`Host ${p.host} has no instance ${p.name}.`}><a href={hostAt(p.host)}>View its instances</a></Empty></>
   return (
     <>
       {crumb}
@@ -195,7 +194,7 @@ function Instance(p: { host: string; name: string; at: number | null; logs: bool
       {p.at !== null && <Then path={path} at={p.at} onEnd={() => go(location.pathname)} />}
       {y && (
         <div class="columns">
-          <div><Grounds y={y} now title="Why" aside={<span class="muted small">{y.readings === 'live' ? <>asked <Time at={y.at} /></> : 'no live readings'}</span>} /></div>
+          <div><Grounds y={y} now title="Why" aside={<span class="muted small">{y.readings === 'live' ? <>checked <Time at={y.at} /></> : 'no live readings'}</span>} /></div>
           <div>{i && <Facts i={i} asked={commands.asked(i)} />}</div>
         </div>
       )}
@@ -211,17 +210,17 @@ function Facts(p: { i: HostInstance; asked?: Asked }) {
       <dl class="facts">
         <div><dt>State</dt><dd><State i={i} asked={p.asked} />{i.state_since && <span class="muted"> since <Time at={i.state_since} as="clock" /></span>}</dd></div>
         <div><dt>Runtime</dt><dd>{i.runtime}{i.image && <span class="muted"> {i.image}</span>}</dd></div>
-        <div><dt>What comes next</dt><dd><Next i={i} /></dd></div>
+        <div><dt>Next step</dt><dd><Next i={i} /></dd></div>
         <div><dt>Pauses after</dt><dd>{i.pause_after > 0 ? span(i.pause_after) : 'never'}{i.stop_after > 0 && <span class="muted">, stops {span(i.stop_after)} later</span>}</dd></div>
         <div><dt>Last paused</dt><dd><Time at={i.last_paused_at} />{i.last_paused_by && <span class="muted"> by {words(i.last_paused_by)}</span>}</dd></div>
         <div><dt>Last resumed</dt><dd><Time at={i.last_resumed_at} />{i.last_resumed_by && <span class="muted"> by {words(i.last_resumed_by)}</span>}</dd></div>
-        <div><dt>Paused, woken</dt><dd>{i.pause_count} and {i.wake_count} times{i.restart_count > 0 && `, restarted ${i.restart_count} times`}</dd></div>
+        <div><dt>Pauses, wakes</dt><dd>{i.pause_count}, {i.wake_count}{i.restart_count > 0 && `; ${i.restart_count} restarts`}</dd></div>
         <div><dt>Connections</dt><dd>{i.connections}</dd></div>
-        <div><dt>Memory</dt><dd>{i.memory_bytes > 0 ? bytes(i.memory_bytes) : 'not known'}{i.memory_limit > 0 && <span class="muted"> of {bytes(i.memory_limit)}</span>}</dd></div>
+        <div><dt>Memory</dt><dd>{i.memory_bytes > 0 ? bytes(i.memory_bytes) : 'unknown'}{i.memory_limit > 0 && <span class="muted"> of {bytes(i.memory_limit)}</span>}</dd></div>
         {i.reclaimed_bytes > 0 && <div><dt>Memory freed</dt><dd>{bytes(i.reclaimed_bytes)}</dd></div>}
         <div><dt>Ports</dt><dd>{i.endpoints.length === 0 ? '–' : i.endpoints.map((e) => <div key={e.listen}>{e.listen} <span class="muted">{e.path}{e.status && `, ${e.status}`}</span></div>)}</dd></div>
         {i.exit_code !== null && <div><dt>Exit code</dt><dd>{i.exit_code}</dd></div>}
-        {i.status_reason && <div><dt>Because</dt><dd>{i.status_reason}</dd></div>}
+        {i.status_reason && <div><dt>Reason</dt><dd>{i.status_reason}</dd></div>}
       </dl>
     </Card>
   )

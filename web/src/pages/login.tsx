@@ -1,5 +1,5 @@
-import { useEffect, useRef, useState } from 'preact/hooks'
-import { session, Session } from '../api'
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { session } from '../api'
 
 export function Login() {
   const [token, setToken] = useState('')
@@ -10,9 +10,9 @@ export function Login() {
   useEffect(() => {
     fetch('/api/v1/auth').then((r) => (r.ok ? r.json() : {})).then((a: { issuer?: string; login?: string }) => {
       if (a.issuer && a.login) setIssuer({ name: new URL(a.issuer).hostname, login: a.login })
-    }).catch(() => {}) // a token still does
+    }).catch(() => {}) // signing in with a token still works
   }, [])
-  useEffect(() => field.current?.focus(), [])
+  useLayoutEffect(() => field.current?.focus(), [])
   const enter = async (e: Event) => {
     e.preventDefault()
     const given = token.trim()
@@ -20,16 +20,12 @@ export function Login() {
     setBusy(true)
     setFault('')
     try {
-      const res = await fetch('/api/v1/session', { headers: { Authorization: `Bearer ${given}` } })
-      if (res.ok) {
-        const s = (await res.json()) as Session
-        if (s.name) session.set(given)
-        return
-      }
-      const d = (await res.json().catch(() => ({}))) as { detail?: string }
-      setFault(res.status === 401 ? 'This token is unknown, expired or revoked.' : d.detail ?? `The server answers ${res.status}.`)
+      const res = await fetch('/sign-in', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ token: given }) })
+      const d = (await res.json().catch(() => ({}))) as { session?: string; detail?: string }
+      if (d.session) session.set(d.session)
+      else setFault(res.status === 401 ? 'This token is unknown, expired or revoked.' : d.detail ?? `The server responded with ${res.status}.`)
     } catch {
-      setFault('The server does not answer.')
+      setFault('The server is not responding.')
     } finally {
       setBusy(false)
     }
@@ -38,13 +34,13 @@ export function Login() {
     <main class="login">
       <form onSubmit={enter} class="card" aria-describedby="login-help">
         <h1>lull</h1>
-        <p id="login-help">Sign in with a token. The first one was printed when the server first started; <code>lull token create</code> makes more.</p>
+        <p id="login-help">Sign in with a token. The server printed one when it first started. To create more, run <code>lull token create</code>.</p>
         <label for="token">Token</label>
         <input ref={field} id="token" type="password" autoComplete="off" spellcheck={false} value={token} onInput={(e) => setToken(e.currentTarget.value)} aria-invalid={fault ? true : undefined} aria-describedby={fault ? 'login-fault' : undefined} />
         {fault && <p id="login-fault" class="fault" role="alert">{fault}</p>}
         <button type="submit" class="primary" aria-disabled={busy}>Sign in</button>
         {issuer && <><p class="or muted small">or</p><a class="button" href={issuer.login}>Sign in with {issuer.name}</a></>}
-        <p class="muted small">The token stays in this browser tab and is gone when the tab is closed.</p>
+        <p class="muted small">You stay signed in, in all tabs, until you sign out or close the browser.</p>
       </form>
     </main>
   )

@@ -74,7 +74,7 @@ export function Policies(p: PageProps) {
         {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is assigned to a group.</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label="Groups"><table class="asrows">
             <thead><tr><th scope="col">Workers</th><th scope="col">Policy</th><th scope="col">Schedule</th><th scope="col">Priority</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
-            <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{admin && <Button kind="plain" label={`Unassign from ${scope(g.selector)}`} onClick={() => end('Unassigned.', `/policy-groups/${g.id}`, groups.reload)}>Unassign</Button>}</td></tr>)}</tbody>
+            <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || <span class="none">–</span>}</td><td>{g.schedule || <span class="none">–</span>}</td><td>{g.priority ?? <span class="none">0</span>}</td><td>{admin && <Button kind="plain" label={`Unassign from ${scope(g.selector)}`} onClick={() => end('Unassigned.', `/policy-groups/${g.id}`, groups.reload)}>Unassign</Button>}</td></tr>)}</tbody>
           </table></div>
         )}
       </Card>

@@ -6,7 +6,8 @@ import type { PageProps } from '../router'
 import { hours, Outcome, saved, simulate, Simulation } from '../evidence'
 import { useResource } from '../resource'
 import { Policy, Schedule } from '../rules'
-import { clock, minutes, span } from '../time'
+import { DurationField } from '../parts/fields'
+import { clock, minutes, parseMinutes, span } from '../time'
 import { Empty, Fault, Loading } from '../parts/ui'
 
 /** One policy to try: a named one, or numbers of its own. */
@@ -23,6 +24,16 @@ const asIs = 'unchanged'
 const sources: [string, string][] = [['cml', 'CML only'], ['cml,agent', 'CML and agent'], ['agent', 'agent only'], ['cml,agent,cloudwatch', 'CML, agent and CloudWatch']]
 
 const own = 'custom'
+
+const written = (m: number | undefined) => (m === undefined ? '' : minutes(m))
+
+/** The minutes of a duration that was typed; undefined if it is empty. */
+function read(label: string, text: string): number | undefined {
+  if (text.trim() === '') return undefined
+  const m = parseMinutes(text)
+  if (m === null) throw new Error(`${label}: invalid duration "${text}". Use a format such as 45 min or 1h 30m.`)
+  return Math.round(m)
+}
 
 export function Preview(p: PageProps) {
   const all = useResource<List<Policy>>('/policies?limit=1000')
@@ -42,7 +53,7 @@ export function Preview(p: PageProps) {
 function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
   const pick = (name: string): Candidate => {
     const of = p.list.find((x) => x.name === name)
-    return { name: of ? name : own, timeout: String(of?.idle_timeout_minutes ?? 60), snooze: String(of?.snooze_minutes ?? ''), warn: String(of?.warn_before_minutes ?? ''), schedule: asIs, sources: asIs, signals: '', limits: {} }
+    return { name: of ? name : own, timeout: written(of?.idle_timeout_minutes ?? 60), snooze: written(of?.snooze_minutes), warn: written(of?.warn_before_minutes), schedule: asIs, sources: asIs, signals: '', limits: {} }
   }
   const [of, setOf] = useState<Of>('workers')
   const [one, setOne] = useState(pick(p.first))
@@ -58,10 +69,12 @@ function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
     const signals = c.signals.split(/[\s,]+/).filter(Boolean), limits = Object.entries(c.limits).filter(([, v]) => v !== '')
     const what = of === 'agents' ? { ...(signals.length > 0 ? { signals } : {}), ...(limits.length > 0 ? { thresholds: Object.fromEntries(limits.map(([k, v]) => [k, Number(v)])) } : {}) }
       : { ...(c.schedule !== asIs ? { schedule: c.schedule } : {}), ...(c.sources !== asIs ? { activity_sources: c.sources.split(',') } : {}) }
-    const changed = !named || Number(c.timeout) !== named.idle_timeout_minutes || c.snooze !== String(named.snooze_minutes ?? '') || c.warn !== String(named.warn_before_minutes ?? '') || Object.keys(what).length > 0
+    const [timeout, snooze, warn] = [read('Idle timeout', c.timeout), read('Snooze after resume', c.snooze), read('Warning before pause', c.warn)]
+    if (timeout === undefined) throw new Error('Enter an idle timeout.')
+    const changed = !named || timeout !== named.idle_timeout_minutes || snooze !== named.snooze_minutes || warn !== named.warn_before_minutes || Object.keys(what).length > 0
     if (!changed) return { name: c.name }
     const name = named ? `${c.name}, changed` : own
-    return { name: other && n === 1 && (other.name === c.name || !named) ? `${name} (2)` : name, timeout_minutes: Number(c.timeout), ...(named ? { policy: named.name } : {}), ...(c.snooze ? { snooze_minutes: Number(c.snooze) } : {}), ...(c.warn ? { warn_before_minutes: Number(c.warn) } : {}), ...what }
+    return { name: other && n === 1 && (other.name === c.name || !named) ? `${name} (2)` : name, timeout_minutes: timeout, ...(named ? { policy: named.name } : {}), ...(snooze !== undefined ? { snooze_minutes: snooze } : {}), ...(warn !== undefined ? { warn_before_minutes: warn } : {}), ...what }
   }
   const run = async (e: Event) => {
     e.preventDefault()
@@ -126,18 +139,9 @@ function Choice(p: { id: string; of: Of; title: string; list: Policy[]; schedule
           <option value={own}>custom values</option>
         </select>
       </div>
-      <div class="field">
-        <label for={`${id}-timeout`}>Idle timeout, minutes</label>
-        <input id={`${id}-timeout`} type="number" min={1} max={525600} required value={c.timeout} onInput={(e) => p.set({ ...c, timeout: e.currentTarget.value })} />
-      </div>
-      <div class="field">
-        <label for={`${id}-snooze`}>Snooze after resume, minutes</label>
-        <input id={`${id}-snooze`} type="number" min={0} max={525600} placeholder="unchanged" value={c.snooze} onInput={(e) => p.set({ ...c, snooze: e.currentTarget.value })} />
-      </div>
-      <div class="field">
-        <label for={`${id}-warn`}>Warning before pause, minutes</label>
-        <input id={`${id}-warn`} type="number" min={0} max={1440} placeholder="unchanged" value={c.warn} onInput={(e) => p.set({ ...c, warn: e.currentTarget.value })} />
-      </div>
+      {([['timeout', 'Idle timeout'], ['snooze', 'Snooze after resume'], ['warn', 'Warning before pause']] as const).map(([key, label]) => (
+        <DurationField key={`${key}/${c.name}`} id={`${id}-${key}`} name={key} label={label} required={key === 'timeout'} minutes={parseMinutes(c[key]) ?? undefined} inherit="unchanged" onInput={(v) => p.set({ ...c, [key]: v })} />
+      ))}
       {p.of === 'agents' ? <Limits id={id} c={c} set={p.set} /> : <>
       <div class="field">
         <label for={`${id}-schedule`}>Schedule</label>
@@ -209,7 +213,7 @@ function Result(p: { r: Simulation; of: Of }) {
       {r.policies.map((o) => o.stops.length > 0 && (
         <details key={o.name}>
           <summary>Pauses of {o.name}{o.pauses > o.stops.length ? `, ${o.stops.length} of ${o.pauses}` : ''}</summary>
-          <div class="scroll rows" tabIndex={0} role="region" aria-label={`Pauses of ${o.name}`}>
+          <div class="scroll" tabIndex={0} role="region" aria-label={`Pauses of ${o.name}`}>
             <table>
               <thead><tr><th scope="col">{p.of === 'agents' ? 'Machine' : 'Worker'}</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Outcome</th></tr></thead>
               <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">the user came back at once (false stop)</span> : x.back ? 'the user came back' : 'until the end'}</td></tr>)}</tbody>
@@ -224,7 +228,7 @@ function Result(p: { r: Simulation; of: Of }) {
 
 function recommend(r: Simulation): string {
   const best = r.policies.find((o) => o.name === r.recommended)
-  if (best) return `${best.name} saves the most without false stops: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best)}` : ''}.`
+  if (best) return `${best.name} saves the most without false stops: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best).toLowerCase()}` : ''}.`
   if (r.policies.every((o) => o.avoided_hours === 0)) return r.policies.length === 1 ? 'It would have paused nothing.' : 'Neither would have paused anything.'
   return r.policies.length === 1 ? 'It would have stopped a user who was about to continue. A longer timeout has fewer false stops.' : 'Each would have stopped a user who was about to continue. A longer timeout has fewer false stops.'
 }

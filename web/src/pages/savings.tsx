@@ -1,14 +1,16 @@
 // Savings: hours and money avoided by pauses, and the remaining idle hours by
 // cause.
 
-import { useRef, useState } from 'preact/hooks'
+import { useMemo, useState } from 'preact/hooks'
+import { ask, Problem } from '../api'
 import type { PageProps } from '../router'
-import { hours, saved, saveFile, Savings, Sum, unknownMoney, usd } from '../evidence'
+import { hours, saved, saveFile, Savings, Sum, unknownMoney, usd, usdShort } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock, minutes } from '../time'
-import { HeatMap, HeatRow } from '../parts/heat'
-import { Card, Empty, Fault, Loading, useWidth, words } from '../parts/ui'
+import { Chart } from '../parts/chart'
+import { HeatMap } from '../parts/heat'
+import { attempt, Button, Card, Empty, Fault, Loading, words } from '../parts/ui'
 
 /** Why idle workers keep running, and what to do about it, by block code. */
 const causes: Record<string, [title: string, help: string]> = {
@@ -48,8 +50,20 @@ export function SavingsPage(p: PageProps) {
   }
   const [whose, setWhose] = useState('')
   const every = spans.find(([n]) => n === back)?.[1] ?? 'day'
-  const r = useResource<Savings>(`/savings?${new URLSearchParams({ by, from, time_zone: zone, idle_by: by, ...(every ? { every } : {}) })}`)
+  const asked = { by, from, time_zone: zone, idle_by: by, idle_limit: '100' }
+  const r = useResource<Savings>(`/savings?${new URLSearchParams(asked)}`)
+  // Of each day or week only the total is shown, so that any number of workers has room.
+  const total = useResource<Savings>(every ? `/savings?${new URLSearchParams({ by: 'region', from, time_zone: zone, idle: 'false', every })}` : null).value
   const s = r.value
+  const save = (kind: 'csv' | 'json') => attempt('', async () => {
+    let all = s!
+    try {
+      if (every) all = (await ask<Savings>('GET', `/savings?${new URLSearchParams({ ...asked, every })}`)).value
+    } catch (e) {
+      if (!(e instanceof Problem && e.status === 422)) throw e // too many groups for each period
+    }
+    saveFile(`savings-${by.replace(':', '-')}.${kind}`, new Blob([kind === 'csv' ? csv(all) : JSON.stringify(all, null, 2)], { type: kind === 'csv' ? 'text/csv' : 'application/json' }))
+  }).then(() => {})
   return (
     <>
       <h1>Savings</h1>
@@ -66,10 +80,10 @@ export function SavingsPage(p: PageProps) {
             {spans.map(([n, , text]) => <option key={n} value={n}>{text}</option>)}
           </select>
         </label>
-        {s && <span class="exports"><button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.csv`, new Blob([csv(s)], { type: 'text/csv' }))}>Export CSV</button> <button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.json`, new Blob([JSON.stringify(s, null, 2)], { type: 'application/json' }))}>Export JSON</button></span>}
+        {s && <span class="exports"><Button onClick={() => save('csv')}>Export CSV</Button> <Button onClick={() => save('json')}>Export JSON</Button></span>}
       </form>
       {r.problem && <Fault problem={r.problem} retry={r.reload} />}
-      {!s ? !r.problem && <Loading what="the savings" /> : s.total.workers === 0 ? <Empty title="No workers yet">Workers appear here from the day they are added.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} />}
+      {!s ? !r.problem && <Loading what="the savings" /> : s.total.workers === 0 ? <Empty title="No workers yet">Workers appear here from the day they are added.</Empty> : <Shown s={s} total={total} whose={whose} setWhose={setWhose} every={every} />}
     </>
   )
 }
@@ -114,7 +128,7 @@ const grouping = (by: string) => words(by.replace(':', ' '))
 
 const start = (days: number) => new Date(Date.now() - days * 86_400_000).toISOString()
 
-function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: string) => void }) {
+function Shown(p: { s: Savings; total: Savings | undefined; every: string; whose: string; setWhose: (key: string) => void }) {
   const { s } = p
   const t = s.total
   const lost = byCause(s.idle_hours_not_avoided)
@@ -122,6 +136,7 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
   const idle = lost.reduce((n, [, h]) => n + h, 0)
   const most = Math.max(...lost.map(([, h]) => h), 1e-9)
   const groups = s.groups ?? []
+  const [many, setMany] = useState(25)
   return (
     <>
       {early && <p class="note" data-testid="early" role="status"><span><strong>Not enough data yet.</strong> lull has watched {t.workers.toLocaleString('en')} worker{t.workers === 1 ? '' : 's'} for {minutes(s.days * 1440)}. Daily savings and weekly patterns appear after one day.</span></p>}
@@ -131,21 +146,21 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
         <Figure value={hours(t.running_hours)} text="running" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped manually` : 'no manual stops'} />
         <Figure value={hours(idle)} text="idle while running" note="by cause below" />
       </div>
-      {!early && held(s).length > 1 && <Periods s={s} every={p.every} />}
+      {!early && p.total && held(p.total).length > 1 && <Periods s={p.total} every={p.every} />}
+      {!early && s.by === 'worker' && (s.idle ?? []).length > 0 && <Card title="Idle time by worker and hour of the week" aside={<span class="muted small">{zone}</span>}><HeatMap rows={s.idle!} groups={s.idle_groups ?? 0} /></Card>}
       <Card title={`By ${grouping(s.by)}`} class="flush" aside={<span class="muted small">{clock(s.from, Date.now())} to {clock(s.to, Date.now())}</span>}>
         <div class="scroll" tabIndex={0} role="region" aria-label={`Savings by ${grouping(s.by)}`}>
-          <table class="numbers">
+          <table class="numbers sumtable">
             <thead><tr><th scope="col">{s.by.startsWith('tag:') ? `Tag ${s.by.slice(4)}` : grouping(s.by).replace(/^./, (c) => c.toUpperCase())}</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Compute</th><th scope="col">Storage paid</th><th scope="col">Saved</th></tr></thead>
-            <tbody>{groups.slice(0, 200).map((g) => <Row key={g.key} g={g} worker={s.by === 'worker'} />)}</tbody>
+            <tbody>{groups.slice(0, many).map((g) => <Row key={g.key} g={g} worker={s.by === 'worker'} />)}</tbody>
             {groups.length > 1 && <tfoot><Row g={{ ...t, name: 'All', key: '' }} worker={false} /></tfoot>}
           </table>
         </div>
-        {groups.length > 200 && <p class="muted small">Showing the 200 with the most avoided hours of {groups.length.toLocaleString('en')}. Exports contain all.</p>}
+        {groups.length > many && <div class="actions more"><button type="button" onClick={() => setMany(many + 100)}>Show more of {groups.length.toLocaleString('en')}</button></div>}
         {s.by === 'policy' && <p class="muted small">Stops are attributed to the policy in force when they were decided, where that is recorded; otherwise to the current policy.</p>}
         {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. Unknown amounts are not counted.</p>}
       </Card>
       {s.missing_prices?.length > 0 && <MissingPrices s={s} />}
-      {!early && s.by === 'worker' && mostIdle(s).length > 0 && <Card title="Idle time by worker and hour of the week" aside={<span class="muted small">{zone}</span>}><HeatMap rows={mostIdle(s)} /></Card>}
       <div class="columns even">
         <Card title="Remaining idle time by cause">
           {lost.length === 0 ? <p class="muted">No idle time recorded.</p> : (
@@ -167,13 +182,6 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
   )
 }
 
-/** The workers with the most idle time that was not avoided. */
-function mostIdle(s: Savings): HeatRow[] {
-  const sum = (l: number[]) => l.reduce((a, b) => a + b, 0)
-  return (s.idle ?? []).map((g) => ({ key: g.key, name: g.name || g.key, href: `/workers/${encodeURIComponent(g.key)}`, hours: g.idle_by_hour_of_week }))
-    .filter((r) => sum(r.hours) > 0).sort((a, b) => sum(b.hours) - sum(a.hours)).slice(0, 25)
-}
-
 function Figure(p: { value: string; text: string; note: string }) {
   return <div class="tile figure"><span class="count">{p.value}</span><span>{p.text}</span><span class="muted small">{p.note}</span></div>
 }
@@ -193,34 +201,13 @@ function Row(p: { g: Sum; worker: boolean }) {
 /** Savings of each day or week. */
 function Periods(p: { s: Savings; every: string }) {
   const all = held(p.s)
-  const box = useRef<HTMLDivElement>(null)
-  const width = useWidth(box)
   const money = all.some((x) => x.total.saved_usd !== null)
-  const value = (x: (typeof all)[number]) => (money ? x.total.saved_usd ?? 0 : x.total.avoided_hours)
-  const most = Math.max(...all.map(value), 1e-9)
-  const height = 110, each = width / all.length, room = Math.ceil(all.length / Math.max(1, Math.floor(width / 64)))
-  const name = (at: string) => new Date(at).toLocaleDateString('en', { day: 'numeric', month: 'short' })
-  const show = (x: (typeof all)[number]) => (money ? saved(x.total) : hours(x.total.avoided_hours))
+  // Where nothing was avoided, nothing was saved; where it has no price, it is unknown.
+  const series = useMemo(() => [{ name: money ? 'Saved' : 'Avoided', spans: all.map((x) => ({ at: new Date(x.from).getTime(), until: new Date(x.to).getTime(), value: money ? (x.total.avoided_hours === 0 ? 0 : x.total.saved_usd) : x.total.avoided_hours })) }], [p.s])
+  const spans = series[0]!.spans
   return (
-    <Card title={`Each ${p.every}`} aside={<span class="muted small">{money ? 'saved' : 'avoided'}, at most {money ? usd(most) : hours(most)}</span>}>
-      <div ref={box}><svg class="bars" width={width} height={height + 20} aria-hidden="true">
-        <line x1={0} x2={width} y1={height + 0.5} y2={height + 0.5} />
-        {all.map((x, i) => (
-          <g key={x.from}>
-            <rect x={i * each + Math.min(3, each * 0.15)} width={Math.max(1, each - Math.min(6, each * 0.3))} y={height - Math.max(0, (value(x) / most) * (height - 6))} height={Math.max(0, (value(x) / most) * (height - 6))} rx={2}><title>{`${name(x.from)}: ${show(x)}`}</title></rect>
-            {i % room === 0 && <text x={Math.min(Math.max(i * each + each / 2, 20), width - 22)} y={height + 15} text-anchor="middle">{name(x.from)}</text>}
-          </g>
-        ))}
-      </svg></div>
-      <details>
-        <summary>Show as table</summary>
-        <div class="scroll rows" tabIndex={0} role="region" aria-label={`Each ${p.every}`}>
-          <table class="numbers">
-            <thead><tr><th scope="col">From</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Saved</th></tr></thead>
-            <tbody>{[...all].reverse().map((x) => <tr key={x.from}><th scope="row">{name(x.from)}</th><td>{hours(x.total.running_hours)}</td><td>{hours(x.total.avoided_hours)}</td><td>{x.total.saved_usd === null && x.total.avoided_hours === 0 ? '–' : saved(x.total)}</td></tr>)}</tbody>
-          </table>
-        </div>
-      </details>
+    <Card title={`Savings per ${p.every}`}>
+      <Chart name={money ? 'Saved' : 'Hours avoided'} bars from={spans[0]!.at} to={spans[spans.length - 1]!.until} series={series} format={money ? usd : hours} axis={money ? usdShort : undefined} aside={money && all.some((x) => x.total.unpriced_hours > 0 || x.total.unknown_storage_hours > 0) ? 'lower bound: some hours have no price' : undefined} />
     </Card>
   )
 }

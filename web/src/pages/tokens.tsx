@@ -2,6 +2,8 @@
 
 import { useState } from 'preact/hooks'
 import { ask, List, Problem, Token } from '../api'
+import { DurationField } from '../parts/fields'
+import { durationOf } from '../parts/form'
 import type { PageProps } from '../router'
 import { useResource } from '../resource'
 import { attempt, Button, Dialog, Empty, Fault, Loading, Time } from '../parts/ui'
@@ -65,7 +67,8 @@ function Make(p: { onClose: () => void }) {
     try {
       const body: Record<string, unknown> = { name: f.get('name'), role }
       if (f.get('machine')) body.machine = f.get('machine')
-      if (Number(f.get('days')) > 0) body.ttl_seconds = Number(f.get('days')) * 86400
+      const minutes = durationOf(f, 'expires', 'Expires in')
+      if (minutes !== undefined) body.ttl_seconds = minutes * 60
       setMade((await ask<Token>('POST', '/tokens', body)).value)
     } catch (err) {
       setProblem(err instanceof Problem ? err : new Problem(0, '', String(err)))
@@ -98,8 +101,7 @@ function Make(p: { onClose: () => void }) {
           <option value="host">host: reports for one machine</option>
         </select>
         {machine && <><label for="token-machine">Machine</label><input id="token-machine" name="machine" required maxLength={128} /></>}
-        <label for="token-days">Expires after days (empty: never)</label>
-        <input id="token-days" name="days" type="number" min={1} max={3650} />
+        <DurationField id="token-expires" name="expires" label="Expires in" inherit="never" />
         {problem && <Fault problem={problem} what="The token was not created." />}
         <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class="primary">Create</button></div>
       </form>

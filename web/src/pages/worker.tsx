@@ -14,6 +14,7 @@ import { Form } from '../parts/form'
 import { Menu, MenuItems } from '../parts/menu'
 import { Except } from '../parts/rules'
 import { LookBack, TimelineCard } from '../parts/timeline'
+import { UseCharts } from '../parts/usecharts'
 import { awsConsole, DialogKind, WorkerDialog } from '../parts/workerdialogs'
 
 export function WorkerPage(p: PageProps) {
@@ -45,9 +46,10 @@ function One(p: { id: string; operator: boolean; admin: boolean; at: number | nu
       <Answer why={why} />
       {p.operator ? <Commands admin={p.admin} w={w} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
         : <p class="muted">You have view-only access. Operators can pause, resume and snooze.</p>}
-      <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} />
-      <LookBack onPick={pick} />
-      {p.at !== null && <Then path={path + '/why'} at={p.at} onEnd={() => go(location.pathname)} />}
+      <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} more={(t) => <UseCharts t={t} />}>
+        <LookBack onPick={pick} />
+        {p.at !== null && <Then path={path + '/why'} at={p.at} onEnd={() => go(location.pathname)} />}
+      </TimelineCard>
       <div class="columns">
         <div>
           <Lifecycle w={w} st={st} standing={why.value?.standing} />
@@ -176,7 +178,7 @@ function pauseText(w: Worker, st: IdleStatus | undefined, seconds: number | null
   if (w.intent) return `requested by ${doer(w.intent.by)}`
   if (w.status !== 'RUNNING') return '–'
   if (!st) return 'unknown'
-  if (seconds === null) return 'blocked'
+  if (seconds === null) return st.blocks?.some((b) => b.code === 'signal_active' || b.code === 'recent_activity') ? 'not while in use' : 'blocked'
   if (seconds > 0 && st.blocks?.some((b) => b.code === 'budget')) return `not before ${clock(st.target_pause_at!, now)}`
   return seconds > 0 ? `in ${span(seconds)}, at ${clock(st.target_pause_at!, now)}` : 'due'
 }

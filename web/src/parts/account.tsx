@@ -27,7 +27,7 @@ export function Answer(p: { why: Pick<Resource<Account>, 'value' | 'problem' | '
   if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Cannot load the explanation." /> : <Loading what="the explanation" />
   return (
     <p class="answer" role="status">
-      <span class="question">{question(y)}</span> {local(y.answer, now).replaceAll('worker-controller', 'lull')}
+      <span class="question">{question(y)}</span> {local(y.answer, now)}
     </p>
   )
 }
@@ -57,7 +57,7 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
   const bare = down && !y.checked // there is no record of the check that stopped it
   return (
     <Card title={p.title} aside={p.aside}>
-      {!p.now && <p class="answer then" role="status"><span class="question">{question(y)}</span> {local(y.answer, now).replaceAll('worker-controller', 'lull')}</p>}
+      {!p.now && <p class="answer then" role="status"><span class="question">{question(y)}</span> {local(y.answer, now)}</p>}
       {y.checked && (
         <p class="muted small">
           From the check at <Time at={y.checked.at} as="clock" />

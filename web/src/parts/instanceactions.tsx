@@ -1,5 +1,4 @@
-// What can be done to an instance of a host. The host's page and the page of an
-// instance offer it.
+// Commands for instances of a host, on its page and on that of an instance.
 
 import { useState } from 'preact/hooks'
 import { ask, HostInstance, HostSummary, Problem } from '../api'
@@ -29,8 +28,8 @@ interface Props { host: string; can: HostSummary | undefined; operator: boolean;
 
 /** Why no command can be given; empty if one can. */
 function refusal(p: Props): string {
-  if (!p.can) return 'Whether the host accepts commands is being read.'
-  if (!p.can.heard) return 'The host does not report.'
+  if (!p.can) return 'Checking whether the host accepts commands.'
+  if (!p.can.heard) return 'The host has stopped reporting.'
   return p.can.accepts_commands ? '' : 'The host does not accept commands from the server. To allow them, run lull host with --server-commands.'
 }
 
@@ -104,9 +103,9 @@ function Confirm(p: { kind: 'pause' | 'stop'; i: HostInstance; onClose: () => vo
   return (
     <Dialog title={`${p.kind === 'pause' ? 'Pause' : 'Stop'} ${p.i.name}?`} onClose={p.onClose}>
       {held && <p><strong>It is in use:</strong> {p.i.connections} connection{p.i.connections === 1 ? '' : 's'}, {p.i.leases.length} lease{p.i.leases.length === 1 ? '' : 's'}.</p>}
-      {p.kind === 'pause' ? <p>A connection resumes it.</p> : <p>Stops it even if it is in use. A connection does not start it again.</p>}
-      {p.kind === 'pause' && <p><label><input type="checkbox" id="i-force" checked={force} onChange={(e) => setForce(e.currentTarget.checked)} /> Pause it even if connections or leases hold it</label></p>}
-      <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><Button kind="primary" onClick={() => p.send(force)}>{p.kind === 'pause' ? 'Pause it' : 'Stop it'}</Button></div>
+      {p.kind === 'pause' ? <p>A connection resumes it.</p> : <p>Stops the instance even if it is in use. Connections do not start it again.</p>}
+      {p.kind === 'pause' && <p><label><input type="checkbox" id="i-force" checked={force} onChange={(e) => setForce(e.currentTarget.checked)} /> Pause even if connections or leases hold it</label></p>}
+      <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><Button kind="primary" onClick={() => p.send(force)}>{p.kind === 'pause' ? 'Pause' : 'Stop'}</Button></div>
     </Dialog>
   )
 }
@@ -115,18 +114,18 @@ function Snooze(p: { i: HostInstance; onClose: () => void; send: (done: string, 
   const now = useNow()
   const choices: [string, number][] = [['For 1 hour', 60], ['For 4 hours', 240], ['For 24 hours', 1440]]
   return (
-    <Dialog title={`Protect ${p.i.name} from automatic pauses`} onClose={p.onClose}>
-      {p.i.snooze_until && <p>It is protected until <Time at={p.i.snooze_until} as="clock" />.</p>}
+    <Dialog title={`Snooze ${p.i.name}`} onClose={p.onClose}>
+      {p.i.snooze_until && <p>Snoozed until <Time at={p.i.snooze_until} as="clock" />.</p>}
       <div class="actions choices">
-        {choices.map(([label, minutes]) => <Button key={label} onClick={() => p.send(`${p.i.name} is not paused before ${clock(now + minutes * 60_000, now)}.`, { minutes })}>{label}</Button>)}
-        {p.i.snooze_until && <Button onClick={() => p.send(`The snooze of ${p.i.name} ended.`, {})}>End the snooze</Button>}
+        {choices.map(([label, minutes]) => <Button key={label} onClick={() => p.send(`Snoozed ${p.i.name} until ${clock(now + minutes * 60_000, now)}.`, { minutes })}>{label}</Button>)}
+        {p.i.snooze_until && <Button onClick={() => p.send(`Ended the snooze of ${p.i.name}.`, {})}>End snooze</Button>}
       </div>
       <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button></div>
     </Dialog>
   )
 }
 
-/** The end of an instance's output, read when asked for. */
+/** The last lines of an instance's output, loaded on request. */
 export function Logs(p: { host: string; name: string; why: string; now: boolean }) {
   const [log, setLog] = useState<{ text: string; cut: boolean; at: string } | null>(null)
   const read = () => attempt('', async () => {
@@ -137,9 +136,9 @@ export function Logs(p: { host: string; name: string; why: string; now: boolean 
   if (first && !p.why) { setFirst(false); void read() }
   return (
     <>
-      <p><Button onClick={read} disabled={p.why !== ''} why={p.why}>{log ? 'Read again' : 'Read the logs'}</Button>{log && <span class="muted small"> last lines, read <Time at={log.at} /></span>}</p>
-      {log?.cut && <p class="muted small">Earlier lines are left out.</p>}
-      {log && (log.text ? <pre class="log" data-testid="logs">{log.text}</pre> : <p class="muted">It has printed nothing.</p>)}
+      <p><Button onClick={read} disabled={p.why !== ''} why={p.why}>{log ? 'Reload' : 'Load logs'}</Button>{log && <span class="muted small"> last lines, loaded <Time at={log.at} /></span>}</p>
+      {log?.cut && <p class="muted small">Earlier lines are omitted.</p>}
+      {log && (log.text ? <pre class="log" data-testid="logs">{log.text}</pre> : <p class="muted">No output.</p>)}
     </>
   )
 }

@@ -1,6 +1,7 @@
 // The timeline of a worker: its state, blocks, and each signal against its
 // threshold. Unrecorded time is hatched, so that it never looks idle.
 
+import { ComponentChildren } from 'preact'
 import { useEffect, useId, useMemo, useRef, useState } from 'preact/hooks'
 import { Entry } from '../api'
 import { figure, Point, Timeline } from '../evidence'
@@ -17,7 +18,7 @@ const called: Record<Kind, string> = { running: 'Running', warned: 'Warned', pau
 const of: Record<string, Kind> = { STOPPED: 'paused', STOPPING: 'pausing', DRAINING: 'pausing', PENDING: 'starting', PROVISIONING: 'starting', STARTING: 'starting', TERMINATING: 'paused', TERMINATED: 'paused' }
 
 /** Blocks that the signals and states already show. */
-const plain = new Set(['recent_activity', 'not_idle_yet', 'warning_pending', 'signal_unknown', 'status_not_running'])
+const plain = new Set(['recent_activity', 'signal_active', 'not_idle_yet', 'warning_pending', 'signal_unknown', 'status_not_running'])
 
 const holding: Record<string, string> = { lease_held: 'lease held', in_snooze_period: 'snoozed' }
 
@@ -56,7 +57,7 @@ const at = <T,>(list: T[], now: number, from: (x: T) => string, to: (x: T) => st
 
 const reading = (points: Point[], now: number) => at(points, now, (p) => p.at, (p) => p.until)
 
-export function TimelineCard(p: { path: string; mine: (e: Entry) => boolean; picked: number | null; onPick: (at: number) => void }) {
+export function TimelineCard(p: { path: string; mine: (e: Entry) => boolean; picked: number | null; onPick: (at: number) => void; more?: (t: Timeline) => ComponentChildren; children?: ComponentChildren }) {
   const [days, setDays] = useState(1)
   const [from, setFrom] = useState('')
   const r = useResource<Timeline>(`${p.path}/timeline${from}`, { on: p.mine, every: 60_000 })
@@ -66,6 +67,7 @@ export function TimelineCard(p: { path: string; mine: (e: Entry) => boolean; pic
   }
   const t = r.value
   return (
+    <>
     <Card title="Timeline" class="timeline" aside={
       <div class="pick" role="group" aria-label="Time range">
         {[1, 7].map((n) => <button key={n} type="button" aria-pressed={days === n} onClick={() => choose(n)}>{n === 1 ? '24 h' : '7 d'}</button>)}
@@ -74,6 +76,9 @@ export function TimelineCard(p: { path: string; mine: (e: Entry) => boolean; pic
       {r.problem && <Fault problem={r.problem} retry={r.reload} what="Cannot load the timeline." />}
       {t ? <Chart t={t} days={days} picked={p.picked} onPick={p.onPick} /> : <p class="loading await" role="status">Loading timeline…</p>}
     </Card>
+    {p.children}
+    {t && p.more?.(t)}
+    </>
   )
 }
 
@@ -251,7 +256,7 @@ function Tables(p: { t: Timeline; bands: Stretch[] }) {
             <ul class="blocks">{[...t.changes].reverse().slice(0, 100).map((c, i) => <li key={i}>{clock(c.at, now)}: {c.from && `${words(c.from).toLowerCase()} to `}{words(c.to).toLowerCase()}{c.by && ` by ${c.by}`}{c.reason && ` (${words(c.reason)})`}</li>)}</ul>
           )}
           <h3 id="tl-states">States, newest first</h3>
-          <div class="scroll rows" tabIndex={0} role="region" aria-labelledby="tl-states">
+          <div class="scroll" tabIndex={0} role="region" aria-labelledby="tl-states">
             <table>
               <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">State</th><th scope="col">Explanation</th></tr></thead>
               <tbody>{rows.map((b) => <tr key={b.from}><td class="nowrap">{clock(b.from, now)}</td><td class="nowrap">{clock(b.to, now)}</td><td>{called[b.kind]}</td><td class="muted">{local(b.said, now)}</td></tr>)}</tbody>

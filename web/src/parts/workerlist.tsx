@@ -24,7 +24,7 @@ const none = <span class="muted">–</span>
 export const columns: Column[] = [
   { key: 'standing', label: 'State', sort: 'standing', width: 136, cell: (r) => <Badge standing={r.standing} /> },
   { key: 'pause', label: 'Next pause', sort: 'pause', width: 124, cell: (r) => <Countdown row={r} /> },
-  { key: 'activity', label: 'Last used', sort: 'activity', width: 104, cell: (r) => <Time at={r.last_activity_at} none="never" /> },
+  { key: 'activity', label: 'Last used', sort: 'activity', width: 122, cell: (r) => <Time at={r.last_activity_at} none="never" /> },
   { key: 'why', label: 'Why', width: 190, flex: 1.7, cell: (r) => <span class="why" title={local(r.sentence, Date.now())}>{local(r.sentence, Date.now())}</span> },
   { key: 'owner', label: 'Owner', sort: 'owner', width: 100, flex: 0.6, cell: (r) => r.owner ? <span title={r.owner}>{r.owner.replace(/@.*/, '')}</span> : none },
   { key: 'cost', label: 'Cost/hour', sort: 'cost', width: 84, end: true, cell: (r) => r.usd_per_hour === null ? <span class="muted" title="No price known for this type">unknown</span> : <span class={r.standing === 'paused' ? 'muted' : ''}>{money.format(r.usd_per_hour)}</span> },
@@ -188,7 +188,7 @@ function Countdown(p: { row: WorkerRow }) {
   const r = p.row
   if (r.standing === 'paused') return r.last_paused_at ? <span class="two">paused<span class="muted small">since <Time at={r.last_paused_at} as="clock" /></span></span> : none
   if (r.standing === 'checking') return none
-  if (!r.target_pause_at) return r.timeout_minutes > 0 ? <span class="two">blocked<span class="muted small">idle {minutes(r.idle_minutes)} of {minutes(r.timeout_minutes)}</span></span> : none
+  if (!r.target_pause_at) return r.timeout_minutes > 0 ? <span class="two">{r.standing === 'active' ? 'in use' : r.standing === 'unknown' ? 'unknown' : 'blocked'}<span class="muted small">idle {minutes(r.idle_minutes)} of {minutes(r.timeout_minutes)}</span></span> : none
   const left = (new Date(r.target_pause_at).getTime() - now) / 1000
   return <span title={`at ${clock(r.target_pause_at, now)}`}>{left > 0 ? (r.block === 'budget' ? `earliest in ${span(left)}` : `in ${span(left)}`) : 'due'}</span>
 }
