@@ -282,7 +282,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 		default:
 			a.state.Leases = append(a.state.Leases, l)
 		}
-		a.record(agentctl.Entry{Kind: "lease", By: by, Sentence: fmt.Sprintf("Lease of %s until %s. %s", l.Holder, l.ExpiresAt.Format(time.RFC3339), l.Reason)})
+		a.record(agentctl.Entry{Kind: "lease", By: by, Sentence: fmt.Sprintf("%s holds a lease until %s. %s", l.Holder, l.ExpiresAt.Format(time.RFC3339), l.Reason)})
 		a.nextAt = a.now()
 		return nil
 	})
@@ -297,7 +297,7 @@ func (a *Agent) ReleaseLease(ctx context.Context, holder string) error {
 			return agentctl.Refusal(agentctl.CodeNotFound, "cannot release a lease: %q holds none", holder)
 		}
 		a.state.Leases = slices.Delete(a.state.Leases, i, i+1)
-		a.record(agentctl.Entry{Kind: "lease", By: agentctl.Caller(ctx), Sentence: "Lease of " + holder + " released."})
+		a.record(agentctl.Entry{Kind: "lease", By: agentctl.Caller(ctx), Sentence: holder + " released its lease."})
 		a.nextAt = a.now()
 		return nil
 	})

@@ -205,7 +205,7 @@ func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 		case len(active) > 0:
 			s.Answer, s.Sentence = "not_idle", "Active: "+strings.Join(active, ", ")+"."
 		case len(unknown) > 0:
-			s.Answer, s.Sentence = "unknown", "Not known: "+strings.Join(unknown, ", ")+"."
+			s.Answer, s.Sentence = "unknown", "Unknown: "+strings.Join(unknown, ", ")+"."
 		}
 		return s
 	}

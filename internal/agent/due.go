@@ -23,7 +23,7 @@ type due struct {
 // leases delay a completion, whichever came first.
 func (a *Agent) dues() (out []due) {
 	if t := a.config.TTLDeadline; !t.IsZero() {
-		out = append(out, due{reasonTTL, a.config.TTLAction, "This machine's time ends at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
+		out = append(out, due{reasonTTL, a.config.TTLAction, "This machine expires at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
 	}
 	if done := a.state.Completed; done != nil && a.config.OnComplete != "none" {
 		out = append(out, due{reasonComplete, a.config.OnComplete, fmt.Sprintf("The work on this machine was completed (%s).", done.Status),

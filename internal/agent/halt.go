@@ -76,7 +76,7 @@ func (a *Agent) endHalt(now time.Time) {
 			return
 		}
 		*h = nil
-		a.record(agentctl.Entry{Kind: "halt", By: "agent", Sentence: whose + " by " + x.By + " came to its end."})
+		a.record(agentctl.Entry{Kind: "halt", By: "agent", Sentence: whose + " by " + x.By + " expired."})
 		a.save(nil)
 	}
 	end(&a.state.Halted, "The halt")

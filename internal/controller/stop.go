@@ -610,7 +610,7 @@ func accepted(r *policy.Resolved, l live) []idle.Block {
 	unaccepted := func(code string) bool { return !slices.Contains(r.AcceptedRisks, code) }
 	if l.preflightErr != "" && (len(l.unchecked) == 0 || slices.ContainsFunc(l.unchecked, unaccepted)) {
 		blocks = append(blocks, idle.Block{Code: idle.SignalUnknown, Signal: "preflight",
-			Sentence: "What speaks against a stop cannot be looked at: " + l.preflightErr + "."})
+			Sentence: "The preflight checks for a stop cannot be read: " + l.preflightErr + "."})
 	}
 	for _, code := range l.preflight {
 		if unaccepted(code) {

@@ -174,6 +174,9 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.Now() })
 }
 
+// explainAfter is when a start that takes long says what it waits for.
+const explainAfter = 3 * time.Second
+
 // ready waits until every exposed port has a listener of this program. A
 // connect would prove nothing: the kernel also completes it for a program that
 // does not run.
@@ -186,6 +189,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	pause := 2 * time.Millisecond
+	explain := time.After(explainAfter)
 	for {
 		if len(want) == 0 {
 			return nil // nothing left to wait for; its exit is handled like any other
@@ -202,6 +206,10 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 		select {
 		case <-time.After(pause):
 			pause = min(pause*3/2, 50*time.Millisecond)
+		case <-explain:
+			if err == nil {
+				i.update(func(r *instance.Record) { r.StatusReason = listeners.Awaited(want, ls) })
+			}
 		case <-over:
 		case <-ctx.Done():
 			return fmt.Errorf("cannot start %s: %w", i.name(), context.Cause(ctx))

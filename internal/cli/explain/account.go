@@ -65,7 +65,7 @@ func AccountText(w io.Writer, a why.Account, at time.Time) {
 		if n == 0 {
 			fmt.Fprintln(w, "\nTo change that:")
 		}
-		fmt.Fprintln(w, "  "+s)
+		term.Wrapped(w, "  ", term.Localized(s))
 	}
 	for _, m := range a.Missing {
 		fmt.Fprintf(w, "missing %s to %s: %s %s\n", term.Time(m.From), term.Time(m.To), m.Server, m.Why)

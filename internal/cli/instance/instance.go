@@ -169,7 +169,7 @@ given; without it, programs that use the workspace see I/O errors.`,
 }
 
 func (c verbs) rmCommand() *cobra.Command {
-	return &cobra.Command{Use: "rm NAME...", Short: "Stop and remove instances", Example: "  lull rm web", Args: term.Args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
+	cmd := &cobra.Command{Use: "rm NAME...", Short: "Stop and remove instances", Example: "  lull rm web", Args: term.Args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.CompleteInstances,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.HostClient()
 			if err != nil {
@@ -182,6 +182,9 @@ func (c verbs) rmCommand() *cobra.Command {
 				}
 			})
 		}}
+	cmd.Flags().BoolP("force", "f", false, "accepted for users of docker: rm stops what runs in any case")
+	cmd.Flags().Lookup("force").Hidden = true
+	return cmd
 }
 
 func (c verbs) inspectCommand() *cobra.Command {

@@ -180,20 +180,23 @@ func (c verbs) runInstance(cmd *cobra.Command, r hostctl.Create, detach bool) er
 	}
 	if detach || !r.Start || c.JSON {
 		return c.Print(o, func(w io.Writer) {
-			fmt.Fprintf(w, "%s %s%s\n%s\n", o.Name, o.State, endpointsText(o), ladderText(o))
+			fmt.Fprintf(w, "%s %s%s\n%s\n", o.Name, o.State, endpointsText(o), ladderText(r.Spec, o))
 			c.caveats(o)
 		})
 	}
-	fmt.Fprintf(c.Err, "lull: %s is running%s; Ctrl-C detaches, and lull rm %s removes it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(o))
+	fmt.Fprintf(c.Err, "lull: %s is running%s; Ctrl-C detaches, and lull rm %s removes it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(r.Spec, o))
 	c.caveats(o)
 	return c.watchOutput(ctx, cl, o)
 }
 
 // ladderText is the effective ladder of an instance, in one line.
-func ladderText(o hostctl.Instance) string {
+func ladderText(s instance.Spec, o hostctl.Instance) string {
 	span := func(s float64) string { return idle.Human(time.Duration(s * float64(time.Second))) }
-	if o.PauseAfter == 0 {
+	switch {
+	case o.PauseAfter == 0:
 		return "never pauses automatically"
+	case len(s.Expose) == 0 && s.PauseAfter == nil:
+		return "is not paused when idle unless something can wake it"
 	}
 	parts := []string{"pauses after " + span(o.PauseAfter) + " idle"}
 	for _, step := range []struct {
@@ -205,8 +208,7 @@ func ladderText(o hostctl.Instance) string {
 		}
 	}
 	switch {
-	case len(o.Endpoints) == 0 && !o.WakesOnConnection:
-		parts = append(parts, "wakes on lull start or resume only")
+	case len(s.Expose) == 0: // wakeNotice says what wakes it
 	case o.StopAfter > 0 && (!o.Wakes || o.Deaf != ""):
 		parts = append(parts, "wakes on connect until it is stopped")
 	default:
@@ -217,7 +219,7 @@ func ladderText(o hostctl.Instance) string {
 
 // caveats prints what a user has to know about how an instance wakes.
 func (c verbs) caveats(o hostctl.Instance) {
-	if o.Deaf != "" && o.StopAfter > 0 {
+	if o.Deaf != "" && o.StopAfter > 0 && len(o.Endpoints) > 0 {
 		fmt.Fprintf(c.Err, "lull: a connection will not wake %s from stopped: %s\n", o.Name, o.Deaf)
 	}
 	if o.NoNewPrivs {
@@ -234,7 +236,7 @@ func wakeNotice(s instance.Spec, o hostctl.Instance) string {
 	case s.PauseAfter != nil:
 		return fmt.Sprintf("warning: %s exposes no port; once it is paused, only lull resume %s is certain to wake it", o.Name, o.Name)
 	}
-	return fmt.Sprintf("%s exposes no port; it is not paused when idle unless something can wake it (add --expose, or force it with --pause-after)", o.Name)
+	return fmt.Sprintf("%s exposes no port that could wake it: add one with --expose, or set --pause-after to pause it anyway", o.Name)
 }
 
 // watchOutput shows an instance's output until the caller disconnects, the

@@ -3,7 +3,6 @@ package instance
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"lull/internal/cli/term"
@@ -65,6 +64,9 @@ func progress(o hostctl.Instance) (key, line string) {
 	if w := o.Waiting; w != nil {
 		return fmt.Sprint("waits ", w.Place), fmt.Sprintf("%s, queued at position %d until %s: %s", o.State, w.Place, w.Until.Local().Format(time.TimeOnly), w.Reason)
 	}
-	line = strings.TrimSpace(o.State + " " + term.Localized(o.StatusReason))
+	line = o.State
+	if o.StatusReason != "" {
+		line += ": " + term.Localized(o.StatusReason)
+	}
 	return line, line
 }

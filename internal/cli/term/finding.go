@@ -51,6 +51,9 @@ func (c *Term) ShowFindings(l Findings) error {
 	return err
 }
 
+// minFound is the width below which what was found is printed below its title.
+const minFound = 40
+
 func findingsText(w io.Writer, l Findings) {
 	what := 0
 	for _, f := range l {
@@ -64,10 +67,16 @@ func findingsText(w io.Writer, l Findings) {
 		case !f.OK:
 			mark = "MISSING"
 		}
-		first := fmt.Sprintf("%-11s  %-*s  ", mark, what, f.What)
+		first, below := fmt.Sprintf("%-11s  %-*s  ", mark, what, f.What), strings.Repeat(" ", 13)
+		if room := Width(w); room > 0 && room < len(first)+minFound {
+			fmt.Fprintf(w, "%-11s  %s\n", mark, f.What)
+			first = below
+		} else {
+			below = strings.Repeat(" ", len(first))
+		}
 		Wrapped(w, first, f.Found)
 		if f.Do != "" {
-			Wrapped(w, strings.Repeat(" ", len(first))+"-> ", f.Do)
+			Wrapped(w, below+"-> ", f.Do)
 		}
 	}
 }

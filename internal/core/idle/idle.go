@@ -186,7 +186,7 @@ func (d *decision) clocks() {
 		if ahead := t.Sub(d.now); ahead > FutureTolerance {
 			d.known = false
 			d.block(Block{Code: ClockInFuture, Sentence: fmt.Sprintf(
-				"The time of %s lies %s in the future; a clock is wrong, so nothing is decided from it.", what, Human(ahead))})
+				"The time of %s is %s in the future. A clock is wrong, so it is not used.", what, Human(ahead))})
 		}
 	}
 	check("the last activity", d.e.LastActivityAt)
@@ -333,12 +333,12 @@ func (d *decision) signals() {
 		if r.State == Active {
 			d.known = false
 			d.block(Block{Code: SignalActive, Signal: r.Signal,
-				Sentence: "Active: " + r.describe(d.now) + "; it has to read quiet first."})
+				Sentence: "Active: " + r.describe(d.now) + ". It must read quiet first."})
 		}
 		if r.StateAt(d.now) == Unknown {
 			d.known = false
 			d.block(Block{Code: SignalUnknown, Signal: r.Signal,
-				Sentence: "Not known: " + r.describe(d.now) + "; an unknown signal never counts as quiet."})
+				Sentence: "Unknown: " + r.describe(d.now) + ". An unknown signal never counts as quiet."})
 			continue
 		}
 		d.covered(r)
@@ -347,7 +347,7 @@ func (d *decision) signals() {
 		if !slices.ContainsFunc(d.e.Readings, func(r Reading) bool { return r.Signal == s }) {
 			d.known = false
 			d.block(Block{Code: SignalUnknown, Signal: s,
-				Sentence: fmt.Sprintf("Not known: %s has no reading; an unknown signal never counts as quiet.", s)})
+				Sentence: fmt.Sprintf("Unknown: %s has no reading. An unknown signal never counts as quiet.", s)})
 		}
 	}
 }
@@ -379,7 +379,7 @@ func (d *decision) covered(r *Reading) {
 			"%s has not measured a complete window of %s since the machine was last in use.", r.Signal, Human(time.Duration(r.Window)))})
 	case d.now.Before(ends):
 		d.block(Block{Code: SignalIncomplete, Signal: r.Signal, Until: &ends, Sentence: fmt.Sprintf(
-			"%s has been quiet without a gap only since %s ago.", r.Signal, Human(d.now.Sub(r.QuietSince)))})
+			"%s has been quiet without a gap for only %s.", r.Signal, Human(d.now.Sub(r.QuietSince)))})
 	}
 }
 
@@ -459,7 +459,7 @@ func (d *decision) warning() {
 	d.until(warned)
 	if d.now.Before(warned) && !d.now.Before(d.end.Add(-before)) {
 		d.block(Block{Code: WarningPending, Until: &warned, Sentence: fmt.Sprintf(
-			"Its users are warned first; that takes another %s.", Human(warned.Sub(d.now)))})
+			"Users are warned first, for another %s.", Human(warned.Sub(d.now)))})
 	}
 }
 

@@ -71,7 +71,7 @@ func (c Case) Idle() Ruling {
 	}
 	guards := c.guards(r.Reason)
 	if c.Worker.PauseHolder == HolderAgent {
-		guards = append(guards, idle.Block{Code: "pause_holder", Sentence: "Its agent decides about it."})
+		guards = append(guards, idle.Block{Code: "pause_holder", Sentence: "Its agent is the pause holder."})
 	}
 	r.Decision = c.decide(c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence(), guards)
 	return r

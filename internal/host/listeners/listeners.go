@@ -60,6 +60,16 @@ func Explain(want []instance.Endpoint, ls []instance.Listener, guest bool, limit
 	return text
 }
 
+// Awaited says which target of want has no listener yet among ls, and where the
+// program listens instead.
+func Awaited(want []instance.Endpoint, ls []instance.Listener) string {
+	text := "nothing listens on " + Missing(want, ls) + " yet"
+	if found := others(want, ls); len(found) > 0 {
+		text += "; the program listens on " + strings.Join(found, ", ")
+	}
+	return text
+}
+
 // others returns the addresses of TCP listeners that no endpoint of want is for.
 func others(want []instance.Endpoint, ls []instance.Listener) (out []string) {
 	for _, l := range ls {

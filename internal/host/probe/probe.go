@@ -44,7 +44,7 @@ func (c Thresholds) Readings(base, s instance.Sample, quiet time.Duration, now t
 	case s.CPUErr != nil:
 		out = append(out, idle.NotKnown("cpu", now, s.CPUErr.Error()))
 	case first || base.CPUErr != nil:
-		out = append(out, idle.NotKnown("cpu", now, "this is the first look, a rate needs two"))
+		out = append(out, idle.NotKnown("cpu", now, "only one sample so far, and a rate needs two"))
 	default:
 		threshold := max(cmp.Or(c.CPUPercent, cpuPercent), cpuTicks.Seconds()/window.Seconds()*100)
 		out = append(out, idle.Judge("cpu", round(max(s.CPU-base.CPU, 0).Seconds()/window.Seconds()*100),
@@ -54,7 +54,7 @@ func (c Thresholds) Readings(base, s instance.Sample, quiet time.Duration, now t
 	case s.NetErr != nil:
 		out = append(out, idle.NotKnown("net", now, s.NetErr.Error()))
 	case first || base.NetErr != nil:
-		out = append(out, idle.NotKnown("net", now, "this is the first look, a rate needs two"))
+		out = append(out, idle.NotKnown("net", now, "only one sample so far, and a rate needs two"))
 	default:
 		moved := float64(s.NetBytes) - float64(base.NetBytes)
 		threshold := cmp.Or(c.NetBytes, netBytes) * max(1, window.Seconds()/rateWindow.Seconds())
@@ -84,7 +84,7 @@ func (c Thresholds) diskReading(base, s instance.Sample, now time.Time) idle.Rea
 	case s.DiskErr != nil:
 		return idle.NotKnown("disk", now, s.DiskErr.Error())
 	case window <= 0 || base.DiskErr != nil:
-		return idle.NotKnown("disk", now, "this is the first sample, a rate needs two")
+		return idle.NotKnown("disk", now, "only one sample so far, and a rate needs two")
 	}
 	threshold := max(diskPage, cmp.Or(c.DiskBytes, diskBytes)*window.Seconds()/rateWindow.Seconds())
 	moved := max(float64(s.DiskBytes)-float64(base.DiskBytes), 0)
@@ -210,7 +210,7 @@ func BlockUnknownConnections(e *idle.Evidence) {
 		r := &e.Readings[n]
 		if r.Signal == "connections" && r.State == idle.Unknown {
 			e.Guards = append(e.Guards, idle.Block{Code: idle.SignalUnknown, Signal: r.Signal,
-				Sentence: fmt.Sprintf("Not known: connections, %s; an unknown signal never counts as quiet.", r.Detail)})
+				Sentence: fmt.Sprintf("Unknown: connections, %s. An unknown signal never counts as quiet.", r.Detail)})
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -167,4 +168,22 @@ func TestFailedStartBlamesNobody(t *testing.T) {
 	if said := start("beside"); !strings.Contains(said, addr) {
 		t.Errorf("another process has the port, and it says %q", said)
 	}
+}
+
+// TestStartSaysWhatItWaitsFor checks that a start which waits for a port names it
+// long before it fails, and the port that the program listens on instead.
+func TestStartSaysWhatItWaitsFor(t *testing.T) {
+	m := bare{}.over(t)
+	wrong, right := daemontest.Addr(t), daemontest.Addr(t)
+	s := instance.Spec{Name: "web", Expose: []instance.Endpoint{{Listen: right, Target: right}},
+		Command: []string{"python3", "-m", "http.server", port(wrong), "--bind", "127.0.0.1"}}
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { _, err := m.d.Create(ctx, hostctl.Create{Spec: s, Start: true}); ended <- err }()
+	waittest.Until(t, "it is said", func() bool {
+		o, err := m.d.Get(t.Context(), "web")
+		return err == nil && o.State == "starting" && strings.Contains(o.StatusReason, right) && strings.Contains(o.StatusReason, wrong)
+	})
+	cancel()
+	<-ended
 }
