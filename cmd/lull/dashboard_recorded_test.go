@@ -430,7 +430,7 @@ func (w *window) timeline(url string) {
 	w.until(`document.querySelector('#at')`)
 	js[bool](w, `(() => { const e = document.querySelector('#at'); e.value = '2001-02-03T04:05'; e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
 	w.press("Explain")
-	w.sees(`It was not known to lull then|No check of it is recorded at that time or before`)
+	w.sees(`lull did not know it yet|No check at or before that time is recorded`)
 	w.press("Close")
 }
 
@@ -562,7 +562,7 @@ func (w *window) agent(url string) {
 	w.until(`document.querySelector('#at')`)
 	js[bool](w, `(() => { const e = document.querySelector('#at'); e.value = '2001-02-03T04:05'; e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
 	w.press("Explain")
-	w.sees(`No check of it is recorded at that time or before`)
+	w.sees(`No check at or before that time is recorded`)
 	w.press("Close")
 	w.visit(url + "/agents/nobody")
 	w.sees("Agent nobody not found")
