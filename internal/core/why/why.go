@@ -161,7 +161,7 @@ func (x *Expiry) Sentence(now time.Time) string {
 	case x.At.After(x.Deadline):
 		s += fmt.Sprintf(" %s: its users are warned first, now, and have until then", deadline)
 	}
-	return s + ", used or not; no snooze holds that back."
+	return s + ", even if it is in use; no snooze prevents that."
 }
 
 // Before reports whether it expires before a pause; a nil pause has no known
