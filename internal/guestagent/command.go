@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"lull/internal/lib/pty"
 	"lull/internal/protocol/guest"
 )
 
@@ -22,6 +23,114 @@ type command struct {
 	number uint64
 	host   *guest.Peer // waits for the result
 	end    context.CancelFunc
+
+	credit *credit // of its output; nil if the host does not stream it
+	kids   *children
+
+	// Guarded by commands.mu.
+	main   *process // nil until it runs
+	tty    *os.File
+	input  []byte // that waits, at most one window
+	closed bool   // nothing follows
+	some   chan struct{}
+}
+
+// credit is how much of a stream may still be sent.
+type credit struct {
+	mu   sync.Mutex
+	left int
+	more chan struct{} // closed and replaced when left grows
+}
+
+func newCredit() *credit { return &credit{left: guest.Window, more: make(chan struct{})} }
+
+func (c *credit) give(n int) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = min(c.left+max(n, 0), guest.Window)
+	close(c.more)
+	c.more = make(chan struct{})
+}
+
+// take waits until at least one byte may be sent, and takes at most n. It returns 0
+// when ctx ends.
+func (c *credit) take(ctx context.Context, n int) int {
+	for {
+		c.mu.Lock()
+		got, more := min(n, c.left), c.more
+		c.left -= got
+		c.mu.Unlock()
+		if got > 0 {
+			return got
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return 0
+		}
+	}
+}
+
+// feed queues input. A host that sends more than a window breaks the protocol, and
+// its command ends. The caller holds the lock of commands.
+func (x *command) feed(n guest.InputNote) {
+	switch {
+	case x.closed:
+	case len(x.input)+len(n.Data) > guest.Window:
+		x.end()
+	default:
+		x.input, x.closed = append(x.input, n.Data...), n.End
+		select {
+		case x.some <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// control carries out what the host asks of a running command. The caller holds the
+// lock of commands.
+func (x *command) control(n guest.ControlNote) {
+	switch {
+	case n.Signal != 0 && x.main != nil:
+		if n.Signal > 0 && n.Signal <= 64 {
+			_ = x.kids.signalGroup(x.main, syscall.Signal(n.Signal)) // it may have ended
+		}
+	case x.tty != nil:
+		_ = pty.Resize(x.tty, n.Rows, n.Cols) // only fails when it is closed
+	}
+}
+
+// write passes input on to the command until it has ended.
+func (x *command) write(ctx context.Context, k *commands, to *os.File) {
+	for {
+		k.mu.Lock()
+		b, closed := x.input, x.closed
+		x.input = nil
+		k.mu.Unlock()
+		if len(b) > 0 {
+			if _, err := to.Write(b); err != nil {
+				return // it reads no more
+			}
+			if x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number, Bytes: len(b)}) != nil {
+				return
+			}
+			continue
+		}
+		if closed {
+			if x.tty == nil {
+				to.Close()
+			}
+			return
+		}
+		select {
+		case <-x.some:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // commands is the set of running commands.
@@ -68,13 +177,28 @@ func (k *commands) cancel(match func(*command) bool) {
 	}
 }
 
+// with calls do for the command with that number, if it runs.
+func (k *commands) with(number uint64, do func(*command)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, x := range k.all {
+		if x.number == number {
+			do(x)
+			return
+		}
+	}
+}
+
 // exec runs a command beside the workload, as its user, and waits for it. Output
 // is sent to the host as it appears. If the host cancels it, it is killed.
 func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) (guest.ExecAnswer, error) {
 	if len(c.Command) == 0 {
 		return guest.ExecAnswer{}, errors.New("cannot run a command: it is empty")
 	}
-	x := &command{number: c.Number, host: host}
+	x := &command{number: c.Number, host: host, kids: h.kids, closed: !c.Input, some: make(chan struct{}, 1)}
+	if c.Stream {
+		x.credit = newCredit()
+	}
 	ctx, leave, err := h.commands.enter(ctx, x)
 	if err != nil {
 		return guest.ExecAnswer{}, err
@@ -89,56 +213,122 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 	if c.Dir != "" {
 		dir = c.Dir
 	}
-	var read sync.WaitGroup
-	streams := [2]stream{{to: host, note: guest.OutputNote{Number: c.Number, Stream: 1}}, {to: host, note: guest.OutputNote{Number: c.Number, Stream: 2}}}
-	var ends, mine [2]*os.File
-	shut := func(fs [2]*os.File) {
-		for _, f := range fs {
-			if f != nil {
-				f.Close()
-			}
-		}
-	}
-	for n := range ends {
-		r, w, err := os.Pipe()
-		if err != nil {
-			shut(ends)
-			shut(mine)
-			return guest.ExecAnswer{}, fmt.Errorf("cannot make a pipe: %w", err)
-		}
-		mine[n], ends[n] = r, w
-	}
-	if err := give(cred, ends[0], ends[1]); err != nil {
-		shut(ends)
-		shut(mine)
+	s, err := openStreams(c, cred)
+	if err != nil {
 		return guest.ExecAnswer{}, err
 	}
-	p, err := h.spawn(c.Command, append(slices.Clone(env), c.Env...), dir, cred, ends[0], ends[1])
-	shut(ends)
+	defer s.close()
+	p, err := h.spawn(c.Command, append(slices.Clone(env), c.Env...), dir, cred, s.theirs, c.TTY)
+	s.given()
 	if err != nil {
-		shut(mine)
-		return guest.ExecAnswer{}, fmt.Errorf("cannot run %s: %w", c.Command[0], err)
-	}
-	for n := range mine {
-		read.Go(func() { streams[n].readFrom(mine[n]) })
+		code := guest.CannotRun
+		if errors.Is(err, errNotThere) {
+			code = guest.NotThere
+		}
+		return guest.ExecAnswer{}, &guest.Error{Code: code, Message: fmt.Sprintf("cannot run %s: %v", c.Command[0], err)}
 	}
 	if c.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(c.Timeout)*time.Millisecond)
 		defer cancel()
 	}
+	h.commands.begin(ctx, x, p, s, c)
+	var read sync.WaitGroup
+	streams := [2]stream{}
+	for n, f := range s.out {
+		streams[n] = stream{to: host, note: guest.OutputNote{Number: c.Number, Stream: n + 1}, credit: x.credit, live: ctx}
+		read.Go(func() { pty.Copy(&streams[n], f) })
+	}
 	select {
 	case <-p.over:
 	case <-ctx.Done():
+		if c.TTY {
+			s.close() // sends SIGHUP to what runs on it
+		}
 		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may already be gone
 		<-p.over
 	}
 	// A child that keeps a stream open must not delay the answer.
-	for _, f := range mine {
-		_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	for _, f := range s.out {
+		_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // it fails if the terminal was hung up
 	}
 	read.Wait()
-	shut(mine)
 	return guest.ExecAnswer{Code: p.note().Code, Stdout: streams[0].note.Data, Stderr: streams[1].note.Data,
 		Truncated: streams[0].cut || streams[1].cut}, nil
+}
+
+// begin tells the host that x runs, and starts to pass its input on.
+func (k *commands) begin(ctx context.Context, x *command, p *process, s *streams, c guest.ExecCall) {
+	k.mu.Lock()
+	x.main = p
+	if c.TTY {
+		x.tty = s.in
+	}
+	k.mu.Unlock()
+	if c.Input {
+		go x.write(ctx, k, s.in)
+	}
+	if c.Stream {
+		_ = x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number}) // if this fails, the host is gone
+	}
+}
+
+// streams are the standard streams of a command: pipes, or a terminal.
+type streams struct {
+	theirs [3]*os.File // the command's ends
+	in     *os.File    // ours; nil for no input
+	out    []*os.File  // ours: output and error, or the terminal
+}
+
+func openStreams(c guest.ExecCall, cred *syscall.Credential) (s *streams, err error) {
+	s = &streams{}
+	defer func() {
+		if err != nil {
+			s.given()
+			s.close()
+		}
+	}()
+	if c.TTY {
+		master, slave, err := pty.Open(c.Rows, c.Cols)
+		if err != nil {
+			return s, err
+		}
+		s.theirs, s.in, s.out = [3]*os.File{slave, slave, slave}, master, []*os.File{master}
+		return s, give(cred, slave)
+	}
+	if !c.Input {
+		s.theirs[0], err = os.Open(os.DevNull)
+	} else if s.theirs[0], s.in, err = os.Pipe(); err == nil {
+		err = give(cred, s.theirs[0])
+	}
+	for n := 1; n < 3 && err == nil; n++ {
+		var r *os.File
+		if r, s.theirs[n], err = os.Pipe(); err == nil {
+			s.out = append(s.out, r)
+			err = give(cred, s.theirs[n])
+		}
+	}
+	if err != nil {
+		return s, fmt.Errorf("cannot make a pipe: %w", err)
+	}
+	return s, nil
+}
+
+// given closes the command's ends.
+func (s *streams) given() {
+	for _, f := range s.theirs {
+		if f != nil {
+			f.Close() // a terminal more than once
+		}
+	}
+}
+
+// close closes our ends.
+func (s *streams) close() {
+	if s.in != nil {
+		s.in.Close()
+	}
+	for _, f := range s.out {
+		f.Close()
+	}
 }

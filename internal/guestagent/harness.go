@@ -235,6 +235,27 @@ func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (a
 		}
 		h.commands.cancel(func(x *command) bool { return x.number == c.Number })
 		return nil, nil
+	case guest.Input:
+		var n guest.InputNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		h.commands.with(n.Number, func(x *command) { x.feed(n) })
+		return nil, nil
+	case guest.Control:
+		var n guest.ControlNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		h.commands.with(n.Number, func(x *command) { x.control(n) })
+		return nil, nil
+	case guest.Taken:
+		var n guest.TakenNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		h.commands.with(n.Number, func(x *command) { x.credit.give(n.Bytes) })
+		return nil, nil
 	case guest.Health:
 		return h.health(), nil
 	case guest.Signal:

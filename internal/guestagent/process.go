@@ -141,8 +141,12 @@ func (h *Harness) run(c guest.RunCall) error {
 		return errors.Join(err, r.Close(), w.Close())
 	}
 	killed := h.oomKills()
-	p, err := h.spawn(c.Command, env, c.Dir, cred, w, w)
-	err = errors.Join(err, w.Close())
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return errors.Join(err, r.Close(), w.Close())
+	}
+	p, err := h.spawn(c.Command, env, c.Dir, cred, [3]*os.File{null, w, w}, false)
+	err = errors.Join(err, w.Close(), null.Close())
 	if err != nil {
 		return errors.Join(fmt.Errorf("cannot run %s: %w", c.Command[0], err), r.Close())
 	}
@@ -213,7 +217,7 @@ func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 }
 
 // spawn starts a program in the workload's root and group.
-func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential, out, errOut *os.File) (*process, error) {
+func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential, stdio [3]*os.File, tty bool) (*process, error) {
 	root, err := os.OpenFile(h.cfg.Root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the root: %w", err)
@@ -223,12 +227,7 @@ func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential
 	if err != nil {
 		return nil, err
 	}
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return nil, err
-	}
-	defer null.Close()
-	sys := &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	sys := &syscall.SysProcAttr{Setsid: true, Setctty: tty, Credential: cred}
 	if h.cfg.Root != "/" {
 		sys.Chroot = h.cfg.Root
 	}
@@ -243,27 +242,32 @@ func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential
 	if dir == "" {
 		dir = "/"
 	}
-	return h.kids.start(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{null, out, errOut}, Sys: sys})
+	return h.kids.start(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: stdio[:], Sys: sys})
 }
+
+var errNotThere = errors.New("does not exist in the guest")
 
 // lookPath finds a program in the workload's root, resolving links inside it.
 func lookPath(root *os.File, name string, env []string, dir string) (string, error) {
-	runs := func(p string) bool {
+	look := func(p string) error {
 		fd, err := unix.Openat2(int(root.Fd()), p, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 		if err != nil {
-			return false
+			return errNotThere
 		}
 		defer unix.Close(fd)
 		var st unix.Stat_t
-		return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
+		if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0 {
+			return nil
+		}
+		return errors.New("is not a program")
 	}
 	if strings.Contains(name, "/") {
 		p := name
 		if !filepath.IsAbs(p) {
 			p = filepath.Join("/", dir, p)
 		}
-		if !runs(p) {
-			return "", fmt.Errorf("%s does not exist in the guest, or is not a program", p)
+		if err := look(p); err != nil {
+			return "", fmt.Errorf("%s %w", p, err)
 		}
 		return p, nil
 	}
@@ -274,11 +278,11 @@ func lookPath(root *os.File, name string, env []string, dir string) (string, err
 		}
 	}
 	for _, d := range filepath.SplitList(search) {
-		if p := filepath.Join("/", d, name); runs(p) {
+		if p := filepath.Join("/", d, name); look(p) == nil {
 			return p, nil
 		}
 	}
-	return "", fmt.Errorf("cannot find %s in the guest's PATH %s", name, search)
+	return "", fmt.Errorf("%s %w: it is not in PATH, which is %s", name, errNotThere, search)
 }
 
 // maxFile limits the guest's passwd file, in bytes.
@@ -350,6 +354,18 @@ func (h *Harness) signal(sig syscall.Signal) error {
 		return fmt.Errorf("cannot signal the workload: %w", err)
 	}
 	return nil
+}
+
+// signalGroup sends a signal to the process group of p, which p leads.
+func (c *children) signalGroup(p *process, sig syscall.Signal) error {
+	c.mu.Lock() // it is not reaped while mu is held, so the pid cannot be reused
+	defer c.mu.Unlock()
+	select {
+	case <-p.over:
+		return syscall.ESRCH
+	default:
+	}
+	return syscall.Kill(-p.pid, sig)
 }
 
 // killAll kills the workload and everything it started.

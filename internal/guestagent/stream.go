@@ -1,11 +1,7 @@
 package guestagent
 
 import (
-	"io"
-	"os"
-	"time"
-
-	"golang.org/x/sys/unix"
+	"context"
 
 	"lull/internal/protocol/guest"
 )
@@ -13,31 +9,25 @@ import (
 // stream sends a command's output to the host. A slow host slows down the
 // command, as a slow reader of a pipe does.
 type stream struct {
-	to   *guest.Peer
-	note guest.OutputNote // its data has not been sent yet
-	sent int
-	cut  bool // some output was lost
-}
-
-// readFrom reads f to its end or its deadline. After the deadline it still
-// reads what is in the pipe, because sending may have taken longer.
-func (s *stream) readFrom(f *os.File) {
-	if _, err := io.Copy(s, f); err == nil {
-		return
-	}
-	left := 0
-	if raw, err := f.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { left, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // 0 if unsupported
-	}
-	if err := f.SetReadDeadline(time.Now().Add(lastWords)); err == nil {
-		_, _ = io.CopyN(s, f, int64(left)) // available without blocking
-	}
+	to     *guest.Peer
+	note   guest.OutputNote // its data has not been sent yet
+	credit *credit          // nil if the host does not say what it has taken
+	live   context.Context  // of the command
+	sent   int
+	cut    bool // some output was lost
 }
 
 // Write implements io.Writer. It accepts everything; what cannot be sent is
 // lost.
 func (s *stream) Write(p []byte) (int, error) {
 	n := len(p)
+	for len(p) > 0 && !s.cut && s.credit != nil {
+		part := s.credit.take(s.live, min(len(p), guest.MaxOutput))
+		s.note.Data = p[:part]
+		s.cut = part == 0 || s.to.Notify(guest.Output, s.note) != nil
+		s.note.Data = nil
+		p = p[part:]
+	}
 	for len(p) > 0 && !s.cut {
 		if len(s.note.Data) == guest.MaxOutput {
 			s.flush()

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"lull/internal/host/hosttest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
+	"lull/internal/protocol/hostctl/execstream"
 )
 
 // TestConformance holds the simulated runtime to the behavior of the real ones.
@@ -125,5 +127,7 @@ func (m simMachine) Hold(name, holder string, ttl time.Duration) error {
 func (m simMachine) Exec(string, ...string) (instance.Outcome, error) {
 	return instance.Outcome{}, context.Canceled
 }
+
+func (m simMachine) Attach(*testing.T, string, execstream.Request) io.ReadWriteCloser { return nil }
 
 func (m simMachine) Logs(string, hostctl.Logs) (string, error) { return "", context.Canceled }

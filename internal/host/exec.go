@@ -11,30 +11,50 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Exec runs a command inside a running instance. A paused instance is resumed
-// first, because its freeze would include the command. The command ends with
-// ctx.
-func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hostctl.ExecResult, error) {
+// Exec runs a command inside a running instance and returns what it printed. It
+// resumes the instance first, as Attach does. The command ends with ctx.
+func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (out hostctl.ExecResult, err error) {
+	err = h.Attach(ctx, ref, r, func(run Run) error {
+		out, err = instance.Capture(func(s instance.Streams) (int, error) { return run(ctx, s) })
+		return err
+	})
+	return out, err
+}
+
+// Run runs a command with its streams and returns its exit code. The command ends
+// with ctx.
+type Run func(ctx context.Context, s instance.Streams) (code int, err error)
+
+// Attach prepares an instance for a command and calls with, which runs it. A paused
+// instance is resumed first, because its freeze would include the command, and is
+// kept awake until with returns. The error is that of with, or why the command may
+// not run.
+func (h *Host) Attach(ctx context.Context, ref string, r hostctl.ExecRequest, with func(Run) error) error {
 	i, err := h.find(ref)
 	if err != nil {
-		return hostctl.ExecResult{}, err
+		return err
 	}
 	rt, ok := i.rt.(instance.Execer)
 	if !ok {
-		return hostctl.ExecResult{}, &RefusedError{Name: i.name(), What: "run a command beside", Reason: "its runtime cannot"}
+		return &RefusedError{Name: i.name(), What: "run a command beside", Reason: "its runtime cannot"}
 	}
-	if len(r.Command) == 0 {
-		return hostctl.ExecResult{}, &InvalidError{errors.New("cannot run a command: it is empty")}
+	if len(r.Command) == 0 || r.Command[0] == "" {
+		return &InvalidError{errors.New("cannot run a command: it is empty")}
 	}
 	leave, err := h.hold(ctx, i, strings.Join(r.Command, " "))
 	if err != nil {
-		return hostctl.ExecResult{}, err
+		return err
 	}
 	defer leave()
 	if err := h.Resume(ctx, ref, ByManual); err != nil {
-		return hostctl.ExecResult{}, err
+		return err
 	}
-	return rt.Exec(ctx, i.id, r)
+	return with(func(ctx context.Context, s instance.Streams) (int, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(h.ctx, cancel)()
+		return rt.Exec(ctx, i.id, r, s)
+	})
 }
 
 // hold registers a command that runs inside an instance until leave is called.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -338,4 +339,24 @@ func (s *Shim) exec(ctx context.Context, q *shimctl.Request) (shimctl.Answer, er
 		return shimctl.Answer{}, err
 	}
 	return shimctl.Answer{Body: out}, nil
+}
+
+// endExecs kills the commands that were started for a daemon that is gone, with
+// what they started: no one reads what they print or learns how they end.
+func (s *Shim) endExecs() {
+	s.mu.Lock()
+	pids := slices.Collect(maps.Keys(s.execs))
+	s.mu.Unlock()
+	for _, pid := range pids {
+		tree, err := s.proc.Tree(pid, "", nil)
+		if err != nil {
+			s.log.Warn("a command of an earlier daemon may leave processes", "pid", pid, "err", err)
+		}
+		for _, p := range append(slices.DeleteFunc(tree, func(p int) bool { return p == pid }), pid) {
+			_ = unix.Kill(p, unix.SIGKILL) // it may have ended
+		}
+	}
+	if len(pids) > 0 {
+		s.log.Warn("ended the commands of an earlier daemon", "count", len(pids))
+	}
 }

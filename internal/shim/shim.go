@@ -266,6 +266,7 @@ func (s *Shim) note() {
 func (s *Shim) welcome() (shimctl.Welcome, error) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
+	s.endExecs()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ending {

@@ -113,6 +113,11 @@ func (s *stageSpec) become() (string, error) {
 			return "terminal", err
 		}
 	}
+	if s.TTY {
+		if err := ownTerminal(s.User); err != nil {
+			return "terminal", err
+		}
+	}
 	if s.Handoff { // before switching to another user, who may not do this
 		if err := filterSelf(listenFD+s.Listen, s.Unlinks); err != nil {
 			return "handoff", err
@@ -178,6 +183,18 @@ func (s *stageSpec) place() (int, error) {
 		}
 	}
 	return fail, nil
+}
+
+// ownTerminal gives the terminal to its user, who may open it by name.
+func ownTerminal(who string) error {
+	if who == "" || os.Geteuid() != 0 {
+		return nil
+	}
+	uid, _, _, err := lookup(who)
+	if err != nil {
+		return nil // switchUser says so
+	}
+	return unix.Fchown(0, uid, -1)
 }
 
 // switchUser switches to the user name, uid or uid:gid. It does nothing for the

@@ -19,6 +19,7 @@ func (s *Shim) thawIfAlone(since time.Time) {
 	defer s.thawing.Unlock()
 	if s.isAlone(since) {
 		s.thaw("no daemon")
+		s.endExecs()
 	}
 }
 

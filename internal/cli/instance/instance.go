@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/url"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -454,46 +453,4 @@ func (c verbs) logsJSON(follow bool, read func(io.Writer) error) error {
 			return err
 		}
 	}
-}
-
-func (c verbs) execCommand() *cobra.Command {
-	var r hostctl.ExecRequest
-	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command in an instance's environment", Args: term.Args(cobra.MinimumNArgs(2)),
-		ValidArgsFunction: c.CompleteInstances,
-		Long: `Run a command in an instance's environment. A sleeping instance is woken first, and
-is not paused while the command runs, except by a pause with --force. The exit code
-is the command's. The command gets no standard input and ends when you press Ctrl-C.
-At most 8 MiB of each stream are transferred; a line on standard error reports a
-truncation.`,
-		Example: "  lull exec web -- env",
-		RunE: func(cmd *cobra.Command, a []string) error {
-			cl, err := c.HostClient()
-			if err != nil {
-				return err
-			}
-			r.Command = a[1:]
-			x, err := cl.Exec(cmd.Context(), a[0], r)
-			if err != nil && cmd.Context().Err() != nil {
-				fmt.Fprintln(c.Err, "lull: interrupted; the command was ended")
-				return term.Exit(128 + int(syscall.SIGINT))
-			}
-			if err != nil {
-				return err
-			}
-			if c.JSON {
-				return c.Print(x, nil)
-			}
-			io.WriteString(c.Out, x.Stdout)
-			io.WriteString(c.Err, x.Stderr)
-			if x.Truncated {
-				fmt.Fprintf(c.Err, "lull: output truncated to the first %d MiB of each stream\n", instance.MaxOutput>>20)
-			}
-			if x.ExitCode != 0 {
-				return term.Exit(x.ExitCode)
-			}
-			return nil
-		}}
-	cmd.Flags().StringArrayVarP(&r.Env, "env", "e", nil, "KEY=VALUE; repeatable")
-	cmd.Flags().StringVarP(&r.Dir, "workdir", "w", "", "working directory")
-	return cmd
 }

@@ -29,9 +29,11 @@ type (
 	// SpecChecker is a runtime with rules of its own for a Spec, beyond what
 	// its capabilities say.
 	SpecChecker interface{ CheckSpec(s *Spec) error }
-	// Execer is a runtime that can run a command beside an instance.
+	// Execer is a runtime that can run a command beside an instance. Exec returns
+	// its exit code once everything it printed was written; a *CommandError if it
+	// could not be started. When ctx ends the command is killed.
 	Execer interface {
-		Exec(ctx context.Context, id string, c Command) (Outcome, error)
+		Exec(ctx context.Context, id string, c Command, s Streams) (code int, err error)
 	}
 	// Forgetter is a runtime that keeps something of an instance across its
 	// runs, until the instance is removed.

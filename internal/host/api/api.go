@@ -6,6 +6,7 @@ package api
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +28,7 @@ import (
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/humax"
 	"lull/internal/protocol/hostctl"
+	"lull/internal/protocol/hostctl/execstream"
 )
 
 // maxBody bounds a request body.
@@ -56,6 +58,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	a.images(api)
 	a.stream(api, mux)
 	a.files(mux)
+	a.attach(mux)
 	humax.NeverNull(api.OpenAPI())
 	if a.Metrics != nil {
 		mux.Handle("GET /metrics", a.Metrics)
@@ -422,6 +425,50 @@ func (a *API) files(mux *http.ServeMux) {
 			return
 		}
 		w.WriteHeader(http.StatusNoContent)
+	})
+}
+
+// attach serves commands whose streams are connected with the client.
+func (a *API) attach(mux *http.ServeMux) {
+	mux.HandleFunc("POST /api/v1/instances/{name}/exec/stream", func(w http.ResponseWriter, r *http.Request) {
+		refuse := func(err error) {
+			p, ok := problem(err).(huma.StatusError)
+			if !ok {
+				p = huma.NewError(http.StatusInternalServerError, err.Error())
+			}
+			httpx.WriteProblem(w, httpx.NewProblem(p.GetStatus(), "exec", err.Error()))
+		}
+		if r.Header.Get("Upgrade") != execstream.Protocol {
+			httpx.WriteProblem(w, httpx.NewProblem(http.StatusUpgradeRequired, "upgrade", "cannot stream a command: want the header Upgrade: "+execstream.Protocol))
+			return
+		}
+		var q execstream.Request
+		in := json.NewDecoder(r.Body)
+		in.DisallowUnknownFields()
+		if err := in.Decode(&q); err != nil {
+			refuse(&host.InvalidError{Err: fmt.Errorf("cannot read the command: %w", err)})
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body) // to its end, as a condition of Hijack
+		begun := false
+		err := a.Host.Attach(r.Context(), r.PathValue("name"), q.Command, func(run host.Run) error {
+			c, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				return err
+			}
+			begun = true
+			defer c.Close()
+			if err := c.SetDeadline(time.Time{}); err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", execstream.Protocol); err != nil {
+				return err
+			}
+			return execstream.Serve(context.WithoutCancel(r.Context()), c, q, run)
+		})
+		if err != nil && !begun {
+			refuse(err)
+		}
 	})
 }
 

@@ -2,6 +2,7 @@ package hosttest
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/protocol/hostctl"
+	"lull/internal/protocol/hostctl/execstream"
 )
 
 // Machine is a complete host daemon with one runtime, as driven by the
@@ -42,6 +44,8 @@ type Machine interface {
 	Release(name, holder string) error
 	Exec(name string, command ...string) (instance.Outcome, error)
 	Logs(name string, l hostctl.Logs) (string, error)
+	// Attach starts a command and returns the connection for execstream.Run.
+	Attach(t *testing.T, name string, q execstream.Request) io.ReadWriteCloser
 }
 
 // Conn is a client's connection to the server of an instance. Ask sends a line
@@ -85,11 +89,12 @@ type Ability string
 
 // The abilities.
 const (
-	Output    Ability = "output"     // programs print, and commands can be run inside them
-	HalfClose Ability = "half-close" // the two directions of a connection end separately
-	Restarts  Ability = "restarts"   // failed programs are restarted
-	Reclaim   Ability = "reclaim"    // sleeping instances free memory
-	Hibernate Ability = "hibernate"  // sleeping instances are saved to disk
+	Output      Ability = "output"       // programs print, and commands can be run inside them
+	HalfClose   Ability = "half-close"   // the two directions of a connection end separately
+	OwnCommands Ability = "own commands" // commands end with the daemon that runs them
+	Restarts    Ability = "restarts"     // failed programs are restarted
+	Reclaim     Ability = "reclaim"      // sleeping instances free memory
+	Hibernate   Ability = "hibernate"    // sleeping instances are saved to disk
 )
 
 // Subject is a runtime that passes the suite, with its reasons for omitting
@@ -109,7 +114,7 @@ func Subjects() []Subject {
 	return []Subject{
 		{"process", map[Ability]string{Hibernate: unsaved}},
 		{"container", map[Ability]string{Hibernate: unsaved}},
-		{"docker", map[Ability]string{Hibernate: unsaved}},
+		{"docker", map[Ability]string{Hibernate: unsaved, OwnCommands: "Docker keeps the commands of clients that are gone"}},
 		{"microvm", nil},
 		Simulated(),
 	}
@@ -118,8 +123,9 @@ func Subjects() []Subject {
 // Simulated returns the runtime for bubbles.
 func Simulated() Subject {
 	return Subject{"simulated", map[Ability]string{
-		Output:    "the simulated kernel has no output and no commands",
-		HalfClose: "simulated connections close in both directions at once",
+		Output:      "the simulated kernel has no output and no commands",
+		OwnCommands: "the simulated kernel has no commands",
+		HalfClose:   "simulated connections close in both directions at once",
 	}}
 }
 
@@ -157,6 +163,9 @@ func Suite(kills int, rnd *rand.Rand) []Row {
 		{"logs", Output, logs},
 		{"times of the log", Output, logTimes},
 		{"exec", Output, exec},
+		{"exec with input", Output, execInput},
+		{"exec on a terminal", Output, execTerminal},
+		{"exec ends with the daemon", OwnCommands, execEnds},
 		{"exit code", "", exitCode},
 		{"pause and wake on connection", "", pauseAndWake},
 		{"data wakes", "", dataWakes},

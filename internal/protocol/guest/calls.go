@@ -8,6 +8,8 @@ const (
 	Run       = "run"       // RunCall -> {}; starts the one workload of this boot
 	Exec      = "exec"      // ExecCall -> ExecAnswer
 	Cancel    = "cancel"    // CancelCall; a notification: a command is killed
+	Input     = "input"     // InputNote; a notification: part of a command's input
+	Control   = "control"   // ControlNote; a notification: a command's terminal has another size, or a signal
 	Health    = "health"    // {} -> HealthAnswer
 	Signal    = "signal"    // SignalCall: to the workload's main process
 	SetClock  = "set_clock" // ClockCall -> ClockAnswer; after every resume
@@ -23,6 +25,7 @@ const (
 	Log    = "log"    // LogNote
 	Exited = "exited" // ExitNote: the workload's main process has ended
 	Output = "output" // OutputNote: part of a command's output, before the answer to exec on the same connection
+	Taken  = "taken"  // TakenNote; the host sends it too
 )
 
 // Version of the protocol. A host rejects guest agents with another version.
@@ -34,6 +37,10 @@ const (
 	MaxOutput  = 20 << 10 // bytes of a command's stream per message
 	MaxPrinted = 8 << 20  // bytes of a command's stream in all its notes
 	MaxConns   = 128      // maximum entries of HealthAnswer.Conns
+	// Window is how many bytes of a command's input, and of its output, may be on
+	// their way. Only as much is buffered, so a command and its caller hold up each
+	// other and nothing else.
+	Window = 256 << 10
 )
 
 // HelloCall greets a guest agent.
@@ -86,6 +93,37 @@ type ExecCall struct {
 	// Number identifies the notes of its output. If it is 0, output beyond one
 	// message is lost.
 	Number uint64 `json:"number,omitempty"`
+	// Stream says that the host reports with TakenNote what it has passed on. The
+	// output then has no limit. The guest agent's first TakenNote says that the
+	// command runs, and that notes about it may be sent.
+	Stream bool   `json:"stream,omitempty"`
+	Input  bool   `json:"input,omitempty"` // the host sends InputNote; otherwise the input is empty
+	TTY    bool   `json:"tty,omitempty"`   // on a terminal; all output is on stream 1
+	Rows   uint16 `json:"rows,omitempty"`
+	Cols   uint16 `json:"cols,omitempty"`
+}
+
+// InputNote is the next part of a command's input.
+type InputNote struct {
+	Number uint64 `json:"number"` // that of its ExecCall
+	Data   []byte `json:"data,omitempty"`
+	End    bool   `json:"end,omitempty"` // nothing follows
+}
+
+// ControlNote is a signal for a command's process group, or if that is 0 the size of
+// its terminal.
+type ControlNote struct {
+	Number uint64 `json:"number"` // that of its ExecCall
+	Signal int    `json:"signal,omitempty"`
+	Rows   uint16 `json:"rows,omitempty"`
+	Cols   uint16 `json:"cols,omitempty"`
+}
+
+// TakenNote says how many bytes of a command's input or output the receiver has
+// passed on since its last TakenNote.
+type TakenNote struct {
+	Number uint64 `json:"number"` // that of its ExecCall
+	Bytes  int    `json:"bytes"`
 }
 
 // OutputNote is the next part of a command's stream.

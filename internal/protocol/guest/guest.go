@@ -36,6 +36,8 @@ const (
 	MethodNotFound = -32601
 	InvalidParams  = -32602
 	Refused        = -32000
+	CannotRun      = -32001 // a command exists and could not be started
+	NotThere       = -32002 // a command does not exist
 )
 
 // Message is one request or notification.

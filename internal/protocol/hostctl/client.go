@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/lib/delay"
 	"lull/internal/lib/httpx"
+	"lull/internal/protocol/hostctl/execstream"
 )
 
 // Client is a client of one host daemon. It is safe for concurrent use. Errors:
@@ -135,6 +137,39 @@ func (c *Client) Release(ctx context.Context, name, holder string) (l []idle.Lea
 // Exec runs a command inside an instance.
 func (c *Client) Exec(ctx context.Context, name string, r ExecRequest) (x ExecResult, err error) {
 	return x, c.call(ctx, "POST", inst(name)+"/exec", r, &x)
+}
+
+// OpenExec starts a command inside an instance and returns the connection for
+// execstream.Run, which the caller closes. Closing it ends the command; ctx only
+// covers the start.
+func (c *Client) OpenExec(ctx context.Context, name string, q execstream.Request) (io.ReadWriteCloser, error) {
+	live, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel)
+	res, err := c.api.Open(live, httpx.Request{Method: "POST", Path: inst(name) + "/exec/stream", In: q,
+		Header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {execstream.Protocol}}})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	stop()
+	rw, ok := res.Body.(io.ReadWriteCloser)
+	if !ok {
+		res.Body.Close()
+		cancel()
+		return nil, fmt.Errorf("cannot stream a command: the host answered with status %d", res.StatusCode)
+	}
+	return closing{rw, cancel}, nil
+}
+
+// closing also ends the context of a connection that is closed.
+type closing struct {
+	io.ReadWriteCloser
+	cancel func()
+}
+
+func (c closing) Close() error {
+	defer c.cancel()
+	return c.ReadWriteCloser.Close()
 }
 
 // Halting starts or ends a halt. Until is a time in any form that the host

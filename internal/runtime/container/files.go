@@ -150,8 +150,11 @@ func (b box) readPID() (int, error) {
 }
 
 // said returns the last error that runc logged.
-func (b box) said() string {
-	f, err := os.ReadFile(b.log())
+func (b box) said() string { return lastError(b.log()) }
+
+// lastError returns the last error in a log of runc.
+func lastError(log string) string {
+	f, err := os.ReadFile(log)
 	if err != nil {
 		return ""
 	}

@@ -15,6 +15,7 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -450,32 +451,47 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return r.cfg.Process.Forget(ctx, id)
 }
 
-// Exec implements instance.Execer; the command runs inside the container. If ctx
-// ends first, runc is asked to end and forwards that; a command that ignores it
-// is killed.
-func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+// Exec implements instance.Execer; the command runs inside the container. runc
+// connects its own streams, or the terminal that it is started on, with the
+// command's, and forwards signals. If ctx ends first, runc is asked to end; a
+// command that ignores what runc forwards is killed.
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
 	noted, err := os.MkdirTemp("", "lull-exec")
 	if err != nil {
-		return instance.Outcome{}, fmt.Errorf("cannot run a command: %w", err)
+		return 0, fmt.Errorf("cannot run a command: %w", err)
 	}
 	defer os.RemoveAll(noted)
-	pid := filepath.Join(noted, "pid")
+	pid, said := filepath.Join(noted, "pid"), filepath.Join(noted, "log")
 	runc, err := r.runc()
 	if err != nil {
-		return instance.Outcome{}, fmt.Errorf("cannot run a command: %w", err)
+		return 0, fmt.Errorf("cannot run a command: %w", err)
 	}
-	argv := []string{runc.path, "--root", r.state(), "exec", "--pid-file", pid}
+	argv := []string{runc.path, "--root", r.state(), "--log", said, "--log-format", "json", "exec", "--pid-file", pid}
 	for _, e := range q.Env {
 		argv = append(argv, "--env", e)
 	}
 	if q.Dir != "" {
 		argv = append(argv, "--cwd", q.Dir)
 	}
-	out, err := r.cfg.Process.Exec(ctx, id, instance.Command{Command: append(append(argv, id), q.Command...), Dir: "/"})
+	if s.TTY {
+		argv = append(argv, "--tty")
+	}
+	code, err := r.cfg.Process.Exec(ctx, id, instance.Command{Command: append(append(argv, id), q.Command...), Dir: "/"}, s)
 	if ctx.Err() != nil {
 		r.killInside(id, pid)
 	}
-	return out, err
+	if err != nil || code == 0 {
+		return code, err
+	}
+	if _, err := os.Stat(pid); errors.Is(err, fs.ErrNotExist) { // runc failed, not the command
+		why := lastError(said)
+		e := &instance.CommandError{Code: instance.CannotRun, Err: fmt.Errorf("cannot run %s: %s", q.Command[0], cmp.Or(why, "runc ended without a word"))}
+		if strings.Contains(why, "executable file not found") || strings.Contains(why, "no such file or directory") {
+			e.Code = instance.NotThere
+		}
+		return 0, e
+	}
+	return code, nil
 }
 
 // killInside kills the process named by a pid file, if it runs in the instance.

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,12 +33,13 @@ const (
 // client is a Docker Engine API client over a unix socket, limited to what idling
 // needs. Paths without a version use the daemon's own version.
 type client struct {
-	http http.Client
-	own  sync.Map // ids of the commands that this client runs
+	socket string
+	http   http.Client
+	own    sync.Map // ids of the commands that this client runs
 }
 
 func newClient(socket string) *client {
-	return &client{http: http.Client{Transport: &http.Transport{
+	return &client{socket: socket, http: http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
@@ -101,16 +104,21 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 	if a.StatusCode < 300 {
 		return a, nil
 	}
+	return nil, readStatus(a)
+}
+
+// readStatus reads the reason of an unsuccessful response.
+func readStatus(a *http.Response) error {
 	defer a.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(a.Body, 64<<10))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var m struct{ Message string }
 	if json.Unmarshal(b, &m) != nil || m.Message == "" {
 		m.Message = strings.TrimSpace(string(b))
 	}
-	return nil, &statusError{a.StatusCode, m.Message}
+	return &statusError{a.StatusCode, m.Message}
 }
 
 // call makes one request and decodes the response into out unless it is nil.
@@ -305,42 +313,154 @@ func demux(r io.Reader, out, errOut io.Writer) error {
 }
 
 // exec runs a command in a container and waits for it.
-func (c *client) exec(ctx context.Context, id string, command, env []string, dir string) (instance.Outcome, error) {
+func (c *client) exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (code int, err error) {
 	var made struct{ ID string }
-	err := c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/exec", nil,
-		map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command, "Env": env, "WorkingDir": dir}, &made)
+	err = c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/exec", nil,
+		map[string]any{"AttachStdin": s.In != nil, "AttachStdout": true, "AttachStderr": true, "Tty": s.TTY, "Cmd": q.Command, "Env": q.Env, "WorkingDir": q.Dir}, &made)
 	if err != nil {
-		return instance.Outcome{}, err
+		return 0, err
 	}
 	c.own.Store(made.ID, nil)
 	defer c.own.Delete(made.ID)
+	conn, r, err := c.hijack(ctx, "/exec/"+url.PathEscape(made.ID)+"/start", map[string]any{"Detach": false, "Tty": s.TTY})
+	if err != nil {
+		if end, ierr := c.inspectExec(ctx, made.ID); ierr == nil && end.ExitCode != nil && (*end.ExitCode == instance.CannotRun || *end.ExitCode == instance.NotThere) {
+			err = &instance.CommandError{Code: *end.ExitCode, Err: err}
+		}
+		return 0, err
+	}
+	defer conn.Close()
+	over := make(chan struct{})
+	defer close(over)
 	defer func() {
 		if ctx.Err() != nil {
-			c.endExec(id, made.ID)
+			c.signalExec(id, made.ID, unix.SIGKILL)
 		}
 	}()
-	a, err := c.send(ctx, http.MethodPost, "/exec/"+url.PathEscape(made.ID)+"/start", nil, map[string]bool{"Detach": false, "Tty": false})
-	if err != nil {
-		return instance.Outcome{}, err
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if s.In != nil {
+		go func() {
+			_, _ = io.Copy(conn, s.In) // a command that reads no more is no error
+			if !s.TTY {
+				_ = conn.CloseWrite()
+			}
+		}()
 	}
-	var o, e kept
-	if err := errors.Join(demux(a.Body, &o, &e), a.Body.Close()); err != nil {
-		return instance.Outcome{}, err
+	go c.control(ctx, id, made.ID, s, over)
+	out := &head{Writer: s.Out}
+	if s.TTY {
+		_, err = io.Copy(out, r)
+	} else {
+		err = demux(r, out, s.Err)
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return 0, err
 	}
 	for { // the exit may be reported shortly after the output ends
 		end, err := c.inspectExec(ctx, made.ID)
 		if err != nil {
-			return instance.Outcome{}, err
+			return 0, err
 		}
 		if !end.Running && end.ExitCode != nil {
-			return instance.Outcome{ExitCode: *end.ExitCode, Stdout: string(o.b), Stderr: string(e.b), Truncated: o.cut || e.cut}, nil
+			if *end.ExitCode == instance.CannotRun && strings.Contains(string(out.b), notFound) {
+				return instance.NotThere, nil // as newer versions of Docker have it
+			}
+			return *end.ExitCode, nil
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return instance.Outcome{}, context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
 	}
+}
+
+// notFound is in what Docker prints instead of a command that does not exist.
+const notFound = "executable file not found"
+
+// head keeps the beginning of what is written.
+type head struct {
+	io.Writer
+	b []byte
+}
+
+func (h *head) Write(p []byte) (int, error) {
+	h.b = append(h.b, p[:min(len(p), 1<<10-len(h.b))]...)
+	return h.Writer.Write(p)
+}
+
+// control carries out what is asked of a running command, until over is closed. The
+// size of a terminal is set again until Docker takes it, which refuses it for a
+// command that is about to start.
+func (c *client) control(ctx context.Context, container, made string, s instance.Streams, over <-chan struct{}) {
+	size := s.Size
+	for {
+		var again <-chan time.Time
+		if s.TTY && size.Rows > 0 && size.Cols > 0 {
+			q := url.Values{"h": {fmt.Sprint(size.Rows)}, "w": {fmt.Sprint(size.Cols)}}
+			if c.call(ctx, http.MethodPost, "/exec/"+url.PathEscape(made)+"/resize", q, nil, nil) == nil {
+				size = instance.Size{}
+			} else {
+				again = time.After(resizeAgain)
+			}
+		}
+		select {
+		case m := <-s.Control:
+			if m.Signal != 0 {
+				c.signalExec(container, made, m.Signal)
+			} else {
+				size = m.Size
+			}
+		case <-again:
+		case <-over:
+			return
+		}
+	}
+}
+
+// resizeAgain is the time between attempts to set the size of a terminal.
+const resizeAgain = 20 * time.Millisecond
+
+// hijack makes a request whose connection then carries the streams of a command.
+// The caller closes it.
+func (c *client) hijack(ctx context.Context, path string, body any) (*net.UnixConn, io.Reader, error) {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return nil, nil, err
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://docker"+path, bytes.NewReader(b))
+	if err != nil {
+		return nil, nil, err
+	}
+	for k, v := range map[string]string{"Content-Type": "application/json", "Connection": "Upgrade", "Upgrade": "tcp"} {
+		q.Header.Set(k, v)
+	}
+	dialed, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn := dialed.(*net.UnixConn)
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	r := bufio.NewReader(conn)
+	err = q.Write(conn)
+	var a *http.Response
+	if err == nil {
+		a, err = http.ReadResponse(r, q)
+	}
+	if err == nil && a.StatusCode != http.StatusSwitchingProtocols && a.StatusCode != http.StatusOK {
+		err = readStatus(a)
+	}
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	return conn, r, nil
 }
 
 // execDetails is the result of inspecting a command. A command that failed to
@@ -365,9 +485,9 @@ func (c *client) inspectExec(ctx context.Context, exec string) (x execDetails, e
 	return x, err
 }
 
-// endExec kills an abandoned command in a container, which Docker itself cannot
-// do.
-func (c *client) endExec(container, made string) {
+// signalExec sends a signal to a command in a container, which Docker itself cannot
+// do. Like a terminal it signals the process group, which the command leads.
+func (c *client) signalExec(container, made string, sig syscall.Signal) {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	now, err := c.inspectExec(ctx, made)
@@ -380,25 +500,16 @@ func (c *client) endExec(container, made string) {
 	}
 	defer unix.Close(fd)
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", now.Pid))
-	if err == nil && bytes.Contains(groups, []byte(container)) { // otherwise it is on another machine
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have exited
+	if err != nil || !bytes.Contains(groups, []byte(container)) { // it is on another machine
+		return
+	}
+	if unix.Kill(-now.Pid, sig) != nil {
+		_ = unix.PidfdSendSignal(fd, sig, nil, 0) // it leads no group, or has exited
 	}
 }
 
-// endLimit bounds cleanup after the caller has gone.
+// endLimit bounds what is done about a command after its caller has gone.
 const endLimit = 5 * time.Second
-
-// kept is the beginning of a stream.
-type kept struct {
-	b   []byte
-	cut bool // truncated
-}
-
-func (k *kept) Write(p []byte) (int, error) {
-	part := p[:min(len(p), instance.MaxOutput-len(k.b))]
-	k.b, k.cut = append(k.b, part...), k.cut || len(part) < len(p)
-	return len(p), nil
-}
 
 // logs copies a container's output.
 func (c *client) logs(ctx context.Context, id string, w io.Writer, l instance.LogQuery) error {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -94,21 +93,12 @@ func FuzzDemux(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 'x'})
 	f.Add([]byte{9, 0, 0, 0, 0, 0, 0, 1, 'x'})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var out, errOut kept
+		var out, errOut bytes.Buffer
 		err := demux(bytes.NewReader(b), &out, &errOut)
-		if n := len(out.b) + len(errOut.b); n > len(b) || err == nil && n+8 > len(b) && len(b) > 0 {
+		if n := out.Len() + errOut.Len(); n > len(b) || err == nil && n+8 > len(b) && len(b) > 0 {
 			t.Errorf("%d bytes of %d", n, len(b))
 		}
 	})
-}
-
-func TestKeep(t *testing.T) {
-	for more, cut := range []bool{false, true} {
-		var k kept
-		if n, err := io.Copy(&k, bytes.NewReader(make([]byte, instance.MaxOutput+more))); err != nil || n != int64(instance.MaxOutput+more) || len(k.b) != instance.MaxOutput || k.cut != cut {
-			t.Errorf("%d kept of %d, cut %v, %v", len(k.b), n, k.cut, err)
-		}
-	}
 }
 
 func TestContainerOf(t *testing.T) {

@@ -313,16 +313,16 @@ func (r *Runtime) workOf(container string) *Work {
 }
 
 // Exec implements instance.Execer.
-func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
 	c, err := r.container(id)
 	if err != nil {
-		return instance.Outcome{}, err
+		return 0, err
 	}
-	out, err := r.api.exec(ctx, c, q.Command, q.Env, q.Dir)
+	code, err := r.api.exec(ctx, c, q, s)
 	if err != nil {
-		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
+		return 0, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
 	}
-	return out, nil
+	return code, nil
 }
 
 // Logs implements instance.LogReader. Docker stores them.

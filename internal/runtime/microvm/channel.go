@@ -208,6 +208,13 @@ func (w *Work) handle(q guest.Request, met bool) (any, error) {
 		}
 		w.output(n)
 		return nil, nil
+	case guest.Taken:
+		var n guest.TakenNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		w.taken(n)
+		return nil, nil
 	case guest.Exited:
 		var n guest.ExitNote
 		if err := q.Bind(&n); err != nil {

@@ -11,36 +11,64 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// Exec runs a command in an instance's guest, with its program's user and
-// environment, and waits for it. If ctx ends first the command is killed.
-func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+// Exec implements instance.Execer: it runs a command in an instance's guest, with
+// its program's user and environment.
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
 	w := r.work(id)
 	if w == nil || w.isFrozen() {
-		return instance.Outcome{}, errors.New("cannot run a command: the instance does not run")
+		return 0, errors.New("cannot run a command: the instance does not run")
 	}
-	c := guest.ExecCall{Command: q.Command, Env: q.Env, Dir: q.Dir, Timeout: maxExec.Milliseconds()}
+	if why := w.stands(); why != "" {
+		return 0, errors.New("cannot run a command: " + why)
+	}
+	p, _ := w.voice()
+	if p == nil {
+		return 0, guest.ErrChannelEnded
+	}
+	c := guest.ExecCall{Command: q.Command, Env: q.Env, Dir: q.Dir, Timeout: maxExec.Milliseconds(),
+		Stream: true, Input: s.In != nil, TTY: s.TTY, Rows: s.Size.Rows, Cols: s.Size.Cols}
 	if d, ok := ctx.Deadline(); ok {
 		c.Timeout = max(time.Until(d).Milliseconds(), 1)
 	}
-	out := new(printed)
-	c.Number = w.prints(out)
-	defer w.printed.Delete(c.Number)
+	over, end := context.WithCancel(ctx)
+	defer end()
+	x := &attached{peer: p, number: rand.Uint64N(1<<53) + 1, // must not clash with numbers of earlier daemons
+		began: make(chan struct{}), some: make(chan struct{}, 1), credit: make(chan int, 1)}
+	c.Number = x.number
+	w.commands.Store(c.Number, x)
+	defer w.commands.Delete(c.Number)
+	var out sync.WaitGroup
+	answered := make(chan struct{})
+	out.Go(func() { x.deliver(over, s, answered) })
+	go x.send(over, s)
 	var a guest.ExecAnswer
-	err := w.call(ctx, maxExec, guest.Exec, c, &a)
-	var refused *guest.Error
-	if errors.As(err, &refused) && refused.Code == guest.InvalidParams { // a guest agent too old for output notes
-		c.Number = 0
-		err = w.call(ctx, maxExec, guest.Exec, c, &a)
-	}
+	err := callOn(ctx, p, maxExec, guest.Exec, c, &a)
+	close(answered)
 	if err != nil {
-		if !errors.As(err, &refused) {
-			go w.cancelCommand(c.Number)
-		}
-		return instance.Outcome{}, err
+		end()
 	}
-	out.add(1, a.Stdout)
-	out.add(2, a.Stderr)
-	return out.outcome(a.Code, a.Truncated), nil
+	out.Wait()
+	refused, said := errors.AsType[*guest.Error](err)
+	switch {
+	case err == nil:
+		_, oerr := s.Out.Write(a.Stdout)
+		if len(a.Stderr) > 0 && oerr == nil {
+			_, oerr = s.Err.Write(a.Stderr)
+		}
+		if x.lost || a.Truncated {
+			oerr = errors.New("a part of the output was lost")
+		}
+		return a.Code, oerr
+	case !said:
+		go w.cancelCommand(c.Number)
+	case refused.Code == guest.NotThere:
+		err = &instance.CommandError{Code: instance.NotThere, Err: err}
+	case refused.Code == guest.CannotRun:
+		err = &instance.CommandError{Code: instance.CannotRun, Err: err}
+	case refused.Code == guest.InvalidParams:
+		err = errors.New("cannot run a command: the guest was booted by an earlier version of lull; restart the instance")
+	}
+	return 0, err
 }
 
 // cancelCommand makes the guest kill a command. A guest that cannot be reached
@@ -51,44 +79,149 @@ func (w *Work) cancelCommand(number uint64) {
 	}
 }
 
-// printed collects the output of a command in a guest.
-type printed struct {
-	mu      sync.Mutex
-	streams [2][]byte
-	cut     bool
+// attached is a command in a guest whose streams are connected.
+type attached struct {
+	peer   *guest.Peer
+	number uint64
+	begin  sync.Once
+	began  chan struct{} // closed when the guest takes input
+	credit chan int      // what the guest has taken since it was last read
+
+	mu     sync.Mutex
+	queue  []guest.OutputNote // at most a window
+	queued int
+	lost   bool // the guest sent more than it may
+	some   chan struct{}
 }
 
-// prints returns the number under which out collects output.
-func (w *Work) prints(out *printed) uint64 {
-	n := rand.Uint64N(1<<53) + 1 // must not clash with numbers of earlier daemons
-	w.printed.Store(n, out)
-	return n
-}
-
-// output records a part of a command's output. Output that is not awaited is
-// dropped.
+// output queues a part of a command's output. Output that is not awaited is
+// dropped. It never waits: one goroutine reads everything that a guest sends.
 func (w *Work) output(n guest.OutputNote) {
-	if out, ok := w.printed.Load(n.Number); ok {
-		out.(*printed).add(n.Stream, n.Data)
-	}
-}
-
-// add appends to a stream, 1 or 2, up to its limit.
-func (o *printed) add(stream int, b []byte) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if stream != 1 && stream != 2 {
+	v, ok := w.commands.Load(n.Number)
+	if !ok {
 		return
 	}
-	s := &o.streams[stream-1]
-	if room := instance.MaxOutput - len(*s); len(b) > room {
-		b, o.cut = b[:room], true
+	x := v.(*attached)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.queued+len(n.Data) > guest.Window || n.Stream != 1 && n.Stream != 2 {
+		x.lost = true
+		return
 	}
-	*s = append(*s, b...)
+	if len(n.Data) > 0 {
+		x.queued += len(n.Data)
+		x.queue = append(x.queue, n)
+		wakeUp(x.some)
+	}
 }
 
-func (o *printed) outcome(code int, cut bool) instance.Outcome {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return instance.Outcome{ExitCode: code, Stdout: string(o.streams[0]), Stderr: string(o.streams[1]), Truncated: cut || o.cut}
+// taken notes that a guest runs a command, and how much of its input it has passed
+// on.
+func (w *Work) taken(n guest.TakenNote) {
+	v, ok := w.commands.Load(n.Number)
+	if !ok {
+		return
+	}
+	x := v.(*attached)
+	x.begin.Do(func() { close(x.began) })
+	sum := min(max(n.Bytes, 0), guest.Window)
+	for {
+		select {
+		case x.credit <- sum:
+			return
+		case more := <-x.credit:
+			sum = min(sum+more, guest.Window)
+		}
+	}
+}
+
+func wakeUp(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// deliver writes a command's output until ctx ends, or the command was answered for
+// and everything is written.
+func (x *attached) deliver(ctx context.Context, s instance.Streams, answered <-chan struct{}) {
+	for last := false; ; {
+		x.mu.Lock()
+		notes := x.queue
+		x.queue = nil
+		x.mu.Unlock()
+		for _, n := range notes {
+			to := s.Out
+			if n.Stream == 2 && !s.TTY {
+				to = s.Err
+			}
+			if _, err := to.Write(n.Data); err != nil {
+				return
+			}
+			x.mu.Lock()
+			x.queued -= len(n.Data)
+			x.mu.Unlock()
+			// If this fails the call does.
+			_ = x.peer.Notify(guest.Taken, guest.TakenNote{Number: x.number, Bytes: len(n.Data)})
+		}
+		if len(notes) > 0 {
+			continue
+		}
+		if last {
+			return
+		}
+		select {
+		case <-x.some:
+		case <-answered:
+			last = true
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// send sends a command's input, and what is asked of it, until ctx ends.
+func (x *attached) send(ctx context.Context, s instance.Streams) {
+	select {
+	case <-x.began:
+	case <-ctx.Done():
+		return
+	}
+	if s.In != nil {
+		go x.sendInput(ctx, s)
+	}
+	for s.Control != nil {
+		select {
+		case c := <-s.Control:
+			// If this fails the call does.
+			_ = x.peer.Notify(guest.Control, guest.ControlNote{Number: x.number, Signal: int(c.Signal), Rows: c.Size.Rows, Cols: c.Size.Cols})
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (x *attached) sendInput(ctx context.Context, s instance.Streams) {
+	b := make([]byte, guest.MaxOutput)
+	for left := guest.Window; ; {
+		for left == 0 {
+			select {
+			case n := <-x.credit:
+				left = n
+			case <-ctx.Done():
+				return
+			}
+		}
+		n, err := s.In.Read(b[:min(len(b), left)])
+		left -= n
+		note := guest.InputNote{Number: x.number, Data: b[:n], End: err != nil}
+		if n > 0 || err != nil {
+			if x.peer.Notify(guest.Input, note) != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
 }

@@ -90,6 +90,11 @@ type bench struct {
 	said []guest.Message
 }
 
+// Exec runs a command and returns what it prints.
+func (b *bench) Exec(ctx context.Context, id string, c instance.Command) (instance.Outcome, error) {
+	return instance.Capture(func(s instance.Streams) (int, error) { return b.Runtime.Exec(ctx, id, c, s) })
+}
+
 func newBench(t testing.TB, change func(*Config)) *bench {
 	t.Helper()
 	if testing.Short() {

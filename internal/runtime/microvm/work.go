@@ -79,7 +79,7 @@ type qemu struct {
 
 // channel is the state of the conversation with the guest agent.
 type channel struct {
-	printed         sync.Map            // output of commands by their number: uint64 -> *printed
+	commands        sync.Map            // running commands by their number: uint64 -> *attached
 	asks            chan struct{}       // slots for messages in progress
 	note            chan guest.ExitNote // the workload ended
 	firstAnswer     chan struct{}       // closed when the guest answered for the first time

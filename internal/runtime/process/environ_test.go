@@ -50,7 +50,7 @@ func TestExecAfterATitle(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			got, err := h.rt.Exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR; env"}})
+			got, err := h.exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR; env"}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,7 +1,6 @@
 package process
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,88 +16,174 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/pty"
 	"lull/internal/platform/proc"
 	"lull/internal/protocol/shimctl"
 )
 
-// Exec runs a command in the groups and the environment of an instance and
-// waits for it. When ctx ends the command is killed, because its result could
-// no longer be retrieved.
-func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+// Exec implements instance.Execer: it runs a command in the groups and the
+// environment of an instance.
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
 	env, dir, err := r.environment(ctx, id)
 	if err != nil {
-		return instance.Outcome{}, err
+		return 0, err
 	}
 	if q.Dir != "" {
 		dir = q.Dir
 	}
-	null, err := os.Open(os.DevNull)
+	t, err := newStdio(s)
 	if err != nil {
-		return instance.Outcome{}, fmt.Errorf("cannot run a command: %w", err)
+		return 0, fmt.Errorf("cannot run a command: %w", err)
 	}
-	defer null.Close()
-	var out, errOut captured
-	var wg sync.WaitGroup
-	outR, outW, err := capture(&wg, &out)
-	if err != nil {
-		return instance.Outcome{}, err
-	}
-	errR, errW, err := capture(&wg, &errOut)
-	if err != nil {
-		err = errors.Join(err, outW.Close())
-		wg.Wait()
-		return instance.Outcome{}, err
+	defer t.close()
+	var fds [3]int
+	for n, f := range t.theirs {
+		fds[n] = int(f.Fd())
 	}
 	// The caller may give up before it is known what was started. In that case
 	// the command is ended below.
 	begin, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginLimit)
 	defer cancel()
-	s, err := r.shim().Exec(begin, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir},
-		[3]int{int(null.Fd()), int(outW.Fd()), int(errW.Fd())})
-	cerr := errors.Join(outW.Close(), errW.Close())
-	if err = errors.Join(err, cerr); err != nil {
-		err = errors.Join(err, outR.SetReadDeadline(time.Now()), errR.SetReadDeadline(time.Now()))
-		wg.Wait()
-		err = errors.Join(err, outR.Close(), errR.Close())
-		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
+	st, err := r.shim().Exec(begin, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir, TTY: s.TTY}, fds)
+	t.given()
+	if err != nil {
+		return 0, notStarted(fmt.Errorf("cannot run %s: %w", q.Command[0], err))
 	}
-	e, err := r.awaitExec(ctx, s)
-	// Background processes of the command may keep its output open forever.
-	last := time.Now().Add(outputGrace)
-	derr := errors.Join(outR.SetReadDeadline(last), errR.SetReadDeadline(last))
-	wg.Wait()
-	if err = errors.Join(err, derr, outR.Close(), errR.Close()); err != nil {
-		return instance.Outcome{}, err
-	}
-	return instance.Outcome{ExitCode: e.Code, Stdout: out.String(), Stderr: errOut.String(), Truncated: out.cut || errOut.cut}, nil
+	over := make(chan struct{})
+	defer close(over)
+	t.connect(s, over, func(sig syscall.Signal) { r.signalExec(st, sig) })
+	e, err := r.awaitExec(ctx, st, t)
+	t.drain()
+	return e.Code, err
 }
 
-// outputGrace is how long output is read after a command has exited.
+// notStarted gives an error of the shim the exit code that shells have for it.
+func notStarted(err error) error {
+	var said *shimctl.Error
+	if !errors.As(err, &said) || said.Code != shimctl.CodeStage {
+		return err
+	}
+	code := instance.CannotRun
+	if syscall.Errno(said.Errno) == syscall.ENOENT && (said.Step == "command" || said.Step == "exec") {
+		code = instance.NotThere
+	}
+	return &instance.CommandError{Code: code, Err: err}
+}
+
+// outputGrace is how long output is read after a command has exited. Background
+// processes of the command may keep it open forever.
 const outputGrace = 200 * time.Millisecond
 
-// captured is the beginning of a stream.
-type captured struct {
-	bytes.Buffer
-	cut bool // truncated
+// stdio is the standard streams of a command: three pipes, or a terminal.
+type stdio struct {
+	tty    bool
+	theirs [3]*os.File // the command's ends
+	in     *os.File    // ours; nil for no input
+	out    []*os.File  // ours: output and error, or the terminal
+	read   sync.WaitGroup
 }
 
-// capture reads one stream of a command until all its writers are gone, or
-// until the deadline of the reading end. The caller closes both ends.
-func capture(wg *sync.WaitGroup, into *captured) (pr, pw *os.File, err error) {
-	if pr, pw, err = os.Pipe(); err != nil {
-		return nil, nil, fmt.Errorf("cannot make a pipe: %w", err)
+func newStdio(s instance.Streams) (t *stdio, err error) {
+	t = &stdio{tty: s.TTY}
+	defer func() {
+		if err != nil {
+			t.given()
+			t.close()
+		}
+	}()
+	if s.TTY {
+		master, slave, err := pty.Open(s.Size.Rows, s.Size.Cols)
+		if err != nil {
+			return t, err
+		}
+		t.theirs, t.in, t.out = [3]*os.File{slave, slave, slave}, master, []*os.File{master}
+		return t, nil
 	}
-	wg.Go(func() {
-		// The copy ends at the deadline or at the end of the stream.
-		_, _ = io.Copy(&into.Buffer, io.LimitReader(pr, instance.MaxOutput))
-		more, _ := io.Copy(io.Discard, pr)
-		into.cut = more > 0
-	})
-	return pr, pw, nil
+	if s.In == nil {
+		t.theirs[0], err = os.Open(os.DevNull)
+	} else {
+		t.theirs[0], t.in, err = os.Pipe()
+	}
+	for n := 1; n < 3 && err == nil; n++ {
+		var r *os.File
+		if r, t.theirs[n], err = os.Pipe(); err == nil {
+			t.out = append(t.out, r)
+		}
+	}
+	return t, err
 }
 
-// awaitExec waits for a command, and kills it if ctx ends first.
-func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Exit, error) {
+// given closes the command's ends.
+func (t *stdio) given() {
+	for _, f := range t.theirs {
+		if f != nil {
+			f.Close() // a terminal more than once
+		}
+	}
+}
+
+// close closes our ends. It hangs up a terminal.
+func (t *stdio) close() {
+	if t.in != nil {
+		t.in.Close()
+	}
+	for _, f := range t.out {
+		f.Close()
+	}
+}
+
+// connect copies the streams and carries out what is asked of the running command,
+// until over is closed.
+func (t *stdio) connect(s instance.Streams, over <-chan struct{}, signal func(syscall.Signal)) {
+	for n, f := range t.out {
+		to := []io.Writer{s.Out, s.Err}[n]
+		t.read.Go(func() { pty.Copy(to, f) })
+	}
+	if s.In != nil {
+		go func() {
+			_, _ = io.Copy(t.in, s.In) // a command that reads no more is no error
+			if !t.tty {
+				t.in.Close()
+			}
+		}()
+	}
+	if s.Control == nil {
+		return
+	}
+	go func() {
+		for {
+			select {
+			case c := <-s.Control:
+				if c.Signal != 0 {
+					signal(c.Signal)
+				} else if t.tty {
+					_ = pty.Resize(t.in, c.Size.Rows, c.Size.Cols) // only fails when it is closed
+				}
+			case <-over:
+				return
+			}
+		}
+	}()
+}
+
+// drain reads the rest of what a command printed that has exited.
+func (t *stdio) drain() {
+	for _, f := range t.out {
+		_ = f.SetReadDeadline(time.Now().Add(outputGrace)) // it fails if the terminal was hung up
+	}
+	t.read.Wait()
+}
+
+// signalExec sends a signal to the process group of a command, which leads its own
+// session.
+func (r *Runtime) signalExec(s shimctl.Started, sig syscall.Signal) {
+	if st, err := r.fs.Stat(s.PID); err == nil && st.Start == s.Start {
+		_ = syscall.Kill(-s.PID, sig) // it may have ended
+	}
+}
+
+// awaitExec waits for a command, and ends it if ctx ends first.
+func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started, t *stdio) (instance.Exit, error) {
 	ch := make(chan instance.Exit, 1)
 	r.mu.Lock()
 	if e, ok := r.early[s.Exec]; ok {
@@ -113,11 +198,13 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Ex
 		return e, nil
 	case <-ctx.Done():
 	}
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		// It leads its own session.
-		if st, err := r.fs.Stat(s.PID); err == nil && st.Start == s.Start {
-			_ = syscall.Kill(-s.PID, sig) // it may have ended
-		}
+	sigs := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}
+	if t.tty { // closing it sends SIGHUP, which interactive shells obey
+		t.close()
+		sigs[0] = syscall.SIGHUP
+	}
+	for _, sig := range sigs {
+		r.signalExec(s, sig)
 		select {
 		case <-ch:
 		case <-time.After(endGrace):

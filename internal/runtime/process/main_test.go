@@ -324,3 +324,8 @@ func TestAsNobody(t *testing.T) {
 		t.Fatalf("as nobody: %v\n%s", err, out)
 	}
 }
+
+// exec runs a command and returns what it prints.
+func (h *host) exec(ctx context.Context, id string, c instance.Command) (instance.Outcome, error) {
+	return instance.Capture(func(s instance.Streams) (int, error) { return h.rt.Exec(ctx, id, c, s) })
+}

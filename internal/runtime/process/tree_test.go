@@ -130,7 +130,7 @@ func TestExecBeside(t *testing.T) {
 			l.User = "65534"
 		}
 		w := h.start(l)
-		got, err := h.rt.Exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR $(pwd) $(id -u); cat /proc/self/cgroup; echo bad >&2; exit 7"}})
+		got, err := h.exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "echo $COLOUR $(pwd) $(id -u); cat /proc/self/cgroup; echo bad >&2; exit 7"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func TestExecBeside(t *testing.T) {
 		}
 		// A process that a command leaves in the background does not delay the
 		// command's end.
-		got, err = h.rt.Exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "sleep 1000 & echo done"}})
+		got, err = h.exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "sleep 1000 & echo done"}})
 		if err != nil || got.Stdout != "done\n" {
 			t.Errorf("Exec() with a background job = %+v, %v", got, err)
 		}
@@ -167,7 +167,7 @@ func TestExecBeside(t *testing.T) {
 		file := filepath.Join(dir, "pid")
 		gone := make(chan error, 1)
 		go func() {
-			_, err := h.rt.Exec(ctx, "main", instance.Command{Command: []string{"sh", "-c", "trap '' TERM; echo $$ >" + file + "; while :; do sleep 0.1; done"}})
+			_, err := h.exec(ctx, "main", instance.Command{Command: []string{"sh", "-c", "trap '' TERM; echo $$ >" + file + "; while :; do sleep 0.1; done"}})
 			gone <- err
 		}()
 		pid := 0

@@ -18,6 +18,7 @@ import (
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
+	"lull/internal/protocol/hostctl/execstream"
 )
 
 // TestConformance runs one suite over every runtime available on this machine.
@@ -95,7 +96,7 @@ func image(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "date", "tty", "stty"} {
+	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "date", "tty", "stty", "wc", "grep"} {
 		if err := os.Symlink("busybox", filepath.Join(dir, "bin", tool)); err != nil {
 			t.Fatal(err)
 		}
@@ -274,6 +275,15 @@ func (m *bare) Release(name, holder string) error {
 
 func (m *bare) Exec(name string, command ...string) (instance.Outcome, error) {
 	return m.d.Exec(m.d.T.Context(), name, hostctl.ExecRequest{Command: command})
+}
+
+func (m *bare) Attach(t *testing.T, name string, q execstream.Request) io.ReadWriteCloser {
+	t.Helper()
+	rw, err := m.d.OpenExec(t.Context(), name, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rw
 }
 
 func (m *bare) Logs(name string, l hostctl.Logs) (string, error) {

@@ -252,8 +252,8 @@ func TestExecAndLogs(t *testing.T) {
 		return strings.Contains(said, "last line"), said[max(0, len(said)-200):]
 	})
 	logs, err := filepath.Glob(d.Dir + "/data/logs/" + o.ID + ".log*")
-	if err != nil || len(logs) != 2 {
-		t.Fatalf("log files %v, %v, want the present and one older", logs, err)
+	if err != nil || len(logs) != 4 {
+		t.Fatalf("log files %v, %v, want the present and one older, each with its times", logs, err)
 	}
 	var total int64
 	for _, f := range logs {

@@ -1,0 +1,83 @@
+package instance
+
+import (
+	"fmt"
+	"io"
+	"syscall"
+)
+
+// Streams connect a command to the caller who runs it.
+type Streams struct {
+	// In may still be read when the command has ended, until a read returns. Nil
+	// is an empty input.
+	In io.Reader
+	// Out and Err must be safe for use by one goroutine each. A write that blocks
+	// holds up the command. On a terminal everything goes to Out.
+	Out, Err io.Writer
+	// TTY runs the command on a terminal of its own, of that size.
+	TTY  bool
+	Size Size
+	// Control is what happens while the command runs; nil for nothing.
+	Control <-chan Control
+}
+
+// Size is the size of a terminal, in characters.
+type Size struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// Control is a new size of the terminal, or a signal for the command's process
+// group.
+type Control struct {
+	Size   Size
+	Signal syscall.Signal // 0 for a new size
+}
+
+// Exit codes of commands that could not be started, as shells have them.
+const (
+	CannotRun = 126
+	NotThere  = 127
+)
+
+// CommandError says that a command could not be started. Code is CannotRun or
+// NotThere.
+type CommandError struct {
+	Code int
+	Err  error
+}
+
+func (e *CommandError) Error() string { return e.Err.Error() }
+
+func (e *CommandError) Unwrap() error { return e.Err }
+
+// Capture runs a command without input and returns what it prints, at most
+// MaxOutput bytes of each stream.
+func Capture(run func(Streams) (int, error)) (Outcome, error) {
+	var out, errOut beginning
+	code, err := run(Streams{Out: &out, Err: &errOut})
+	if err != nil {
+		return Outcome{}, err
+	}
+	return Outcome{ExitCode: code, Stdout: string(out.b), Stderr: string(errOut.b), Truncated: out.cut || errOut.cut}, nil
+}
+
+// beginning keeps the first bytes that are written to it.
+type beginning struct {
+	b   []byte
+	cut bool // there were more
+}
+
+func (k *beginning) Write(p []byte) (int, error) {
+	part := p[:min(len(p), MaxOutput-len(k.b))]
+	k.b, k.cut = append(k.b, part...), k.cut || len(part) < len(p)
+	return len(p), nil
+}
+
+// ParseSignal returns the signal of a number that may be sent to a command.
+func ParseSignal(n int) (syscall.Signal, error) {
+	if n < 1 || n > 64 {
+		return 0, fmt.Errorf("cannot use signal %d: want 1 to 64", n)
+	}
+	return syscall.Signal(n), nil
+}
