@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,17 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/core/power"
 	"lull/internal/lib/tartree"
 )
 
 // ReadFiles writes the file or tree at a path of an instance to w as a tar stream.
 // It works while the instance sleeps. begun reports whether something was written.
-func (h *Host) ReadFiles(w io.Writer, ref, at string) (begun bool, err error) {
-	i, root, err := h.filesOf(ref)
+func (h *Host) ReadFiles(ctx context.Context, w io.Writer, ref, at string) (begun bool, err error) {
+	if i, k, done, err := h.keeperOf(ctx, ref); err != nil || k != nil {
+		if err != nil {
+			return false, err
+		}
+		defer done()
+		begun, err = k.ReadFiles(ctx, i.id, i.absolute(at), w)
+		return begun, keeperFault(i, at, err)
+	}
+	i, root, done, err := h.filesOf(ctx, ref)
 	if err != nil {
 		return false, err
 	}
-	defer root.Close()
+	defer done()
 	at = i.absolute(at)
 	f, err := openIn(root, at, unix.O_PATH)
 	if err != nil {
@@ -55,12 +65,19 @@ func (h *Host) ReadFiles(w io.Writer, ref, at string) (begun bool, err error) {
 // WriteFiles unpacks a tar stream at a path of an instance: into the directory
 // there, or under that name in the directory above. What is new belongs to the
 // owner of the directory.
-func (h *Host) WriteFiles(r io.Reader, ref, at string) error {
-	i, root, err := h.filesOf(ref)
+func (h *Host) WriteFiles(ctx context.Context, r io.Reader, ref, at string) error {
+	if i, k, done, err := h.keeperOf(ctx, ref); err != nil || k != nil {
+		if err != nil {
+			return err
+		}
+		defer done()
+		return keeperFault(i, at, k.WriteFiles(ctx, i.id, i.absolute(at), r))
+	}
+	i, root, done, err := h.filesOf(ctx, ref)
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer done()
 	at = i.absolute(at)
 	as := ""
 	f, err := openIn(root, at, unix.O_PATH|unix.O_DIRECTORY)
@@ -91,30 +108,64 @@ func (h *Host) WriteFiles(r io.Reader, ref, at string) error {
 	return nil
 }
 
-// filesOf opens the root directory that the programs of an instance see.
-func (h *Host) filesOf(ref string) (*inst, *os.File, error) {
-	i, err := h.find(ref)
-	if err != nil {
-		return nil, nil, err
+// keeperOf returns the runtime of an instance if that copies files itself. The
+// instance is kept awake until done is called, if it must be.
+func (h *Host) keeperOf(ctx context.Context, ref string) (i *inst, k instance.FileKeeper, done func(), err error) {
+	if i, err = h.find(ref); err != nil {
+		return nil, nil, nil, err
 	}
-	refuse := func(reason string) (*inst, *os.File, error) {
-		return nil, nil, &RefusedError{Name: i.name(), What: "copy files of", Reason: reason}
+	k, ok := i.rt.(instance.FileKeeper)
+	if !ok {
+		return i, nil, nil, nil
 	}
-	var f *os.File
+	if !k.FilesAwake() {
+		return i, k, func() {}, nil
+	}
+	leave, err := h.hold(ctx, i, "lull cp")
+	if err == nil {
+		if err = h.Resume(ctx, ref, ByManual); err != nil {
+			leave()
+		}
+	}
+	return i, k, leave, err
+}
+
+func keeperFault(i *inst, at string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return &NotFoundError{Name: i.name(), File: at}
+	}
+	return err
+}
+
+// filesOf opens the root directory that the programs of an instance see. done closes
+// it; until then an instance that is stopped does not start.
+func (h *Host) filesOf(ctx context.Context, ref string) (i *inst, root *os.File, done func(), err error) {
+	if i, err = h.find(ref); err != nil {
+		return nil, nil, nil, err
+	}
+	release := func() {}
 	switch rt, rooted := i.rt.(instance.Rooted); {
 	case rooted:
-		f, err = rt.Root(i.id)
+		root, err = rt.Root(i.id)
 	case i.spec().Runtime == "process":
-		f, err = os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY, 0)
-	case i.spec().Runtime == "microvm":
-		return refuse("the files of a microVM are inside the guest: share a directory with --workspace")
+		root, err = os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY, 0)
 	default:
-		return refuse("runtime " + i.spec().Runtime + " has a command of its own for that")
+		err = errors.New("runtime " + i.spec().Runtime + " has no command for that")
+	}
+	if rest, ok := i.rt.(instance.RestRooted); ok && err != nil {
+		if aerr := i.acquireCtx(ctx); aerr != nil {
+			return nil, nil, nil, aerr
+		}
+		release = i.release
+		if i.state() == power.Stopped {
+			root, err = rest.RestRoot(ctx, i.id, i.spec().Image)
+		}
 	}
 	if err != nil {
-		return refuse(err.Error())
+		release()
+		return nil, nil, nil, &RefusedError{Name: i.name(), What: "copy files of", Reason: err.Error()}
 	}
-	return i, f, nil
+	return i, root, func() { root.Close(); release() }, nil
 }
 
 // absolute resolves a path against the working directory of the instance.

@@ -24,10 +24,13 @@ NAME:PATH; a path without a slash in front is relative to the instance's working
 directory. If TARGET is a directory, the copy is made inside it. What is copied in
 belongs to the owner of the directory it is put in.
 
-This works while the instance sleeps, and wakes nothing. A container must have been
-started. The files of a microVM are inside the guest: share a directory with
-lull run --workspace instead. A local path that contains a colon needs ./ in front.`,
-		Example: "  lull cp config.yaml web:/etc/app/config.yaml\n  lull cp web:/var/log/app ./logs",
+If the local path is -, a tar archive is written to standard output or read from
+standard input and unpacked in the directory TARGET.
+
+This works while the instance sleeps, and wakes nothing but a microVM. A container
+must have been started once. Docker copies files of its containers itself; what is
+copied in belongs to root there. A local path that contains a colon needs ./ in front.`,
+		Example: "  lull cp web:/etc/app - | tar t\n  lull cp config.yaml web:/etc/app/config.yaml\n  lull cp web:/var/log/app ./logs",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			from, fromPath := inside(a[0])
 			to, toPath := inside(a[1])
@@ -44,7 +47,18 @@ lull run --workspace instead. A local path that contains a colon needs ./ in fro
 					return err
 				}
 				defer stream.Close()
+				if a[1] == "-" {
+					if c.JSON || term.IsTerminal(c.Out) {
+						return term.Usage(errors.New("cannot copy to -: the archive needs standard output, which must not be a terminal, to itself"))
+					}
+					_, err := io.Copy(c.Out, stream)
+					return err
+				}
 				if err := unpackLocal(stream, a[1]); err != nil {
+					return err
+				}
+			} else if a[0] == "-" {
+				if err := cl.WriteFiles(cmd.Context(), to, toPath, c.In); err != nil {
 					return err
 				}
 			} else {

@@ -86,7 +86,7 @@ func (c verbs) attach(ctx context.Context, cl *hostctl.Client, name string, q ex
 	if q.TTY {
 		q.Size = sizeOf(screen)
 		if !slices.ContainsFunc(q.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
-			q.Env = append(q.Env, "TERM=xterm") // understood everywhere
+			q.Env = append(q.Env, "TERM="+cmp.Or(c.Getenv("TERM"), "xterm"))
 		}
 	}
 	rw, err := cl.OpenExec(ctx, name, q)

@@ -55,6 +55,19 @@ type (
 	Rooted interface {
 		Root(id string) (*os.File, error)
 	}
+	// FileKeeper is a runtime that copies files itself. Trees are tar streams, as of
+	// package tartree. WriteFiles unpacks one into the directory at, or under that
+	// name in the directory above. An error about a missing path is fs.ErrNotExist.
+	FileKeeper interface {
+		FilesAwake() bool // whether the instance must run for it
+		ReadFiles(ctx context.Context, id, at string, w io.Writer) (begun bool, err error)
+		WriteFiles(ctx context.Context, id, at string, r io.Reader) error
+	}
+	// RestRooted is a runtime whose instances have files while they are stopped. The
+	// caller makes sure that the instance stays stopped, and closes the root.
+	RestRooted interface {
+		RestRoot(ctx context.Context, id, image string) (*os.File, error)
+	}
 	// ConsoleKeeper is a runtime whose instances have a console of their own
 	// kernel, apart from what the program prints. Console brings its file up to
 	// date and gives its path; PATH.1 holds what is older. Neither needs to be

@@ -57,13 +57,15 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	a.leases(api)
 	a.images(api)
 	a.stream(api, mux)
-	a.files(mux)
+	whole := http.NewServeMux() // for bodies of any size
+	a.files(whole)
 	a.attach(mux)
 	humax.NeverNull(api.OpenAPI())
 	if a.Metrics != nil {
 		mux.Handle("GET /metrics", a.Metrics)
 	}
-	return http.MaxBytesHandler(mux, maxBody), api
+	whole.Handle("/", http.MaxBytesHandler(mux, maxBody))
+	return whole, api
 }
 
 // Named addresses one instance by name or ID.
@@ -408,7 +410,7 @@ func (a *API) files(mux *http.ServeMux) {
 			return
 		}
 		w.Header().Set("Content-Type", "application/x-tar")
-		switch begun, err := a.Host.ReadFiles(w, r.PathValue("name"), path); {
+		switch begun, err := a.Host.ReadFiles(r.Context(), w, r.PathValue("name"), path); {
 		case err != nil && begun:
 			panic(http.ErrAbortHandler) // the client must not take it for complete
 		case err != nil:
@@ -420,7 +422,7 @@ func (a *API) files(mux *http.ServeMux) {
 		if path == "" {
 			return
 		}
-		if err := a.Host.WriteFiles(r.Body, r.PathValue("name"), path); err != nil {
+		if err := a.Host.WriteFiles(r.Context(), r.Body, r.PathValue("name"), path); err != nil {
 			refuse(w, err)
 			return
 		}

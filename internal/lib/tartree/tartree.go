@@ -67,6 +67,30 @@ func PackFile(w io.Writer, f *os.File, as string) error {
 	return t.Close()
 }
 
+// Rename copies a stream of Pack, in which the topmost name becomes as.
+func Rename(w io.Writer, r io.Reader, as string) error {
+	in, out := tar.NewReader(r), tar.NewWriter(w)
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return out.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("read the archive: %w", err)
+		}
+		_, rest, _ := strings.Cut(path.Clean(h.Name), "/")
+		if h.Name = path.Join(as, rest); h.Typeflag == tar.TypeDir {
+			h.Name += "/"
+		}
+		if err := out.WriteHeader(h); err != nil {
+			return err
+		}
+		if _, err := io.Copy(out, in); err != nil {
+			return err
+		}
+	}
+}
+
 // add writes one entry. A file that grows meanwhile is cut at its size.
 func add(t *tar.Writer, st fs.FileInfo, name, link string, content io.Reader) error {
 	h, err := tar.FileInfoHeader(st, link)

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -45,4 +47,39 @@ func (r *Runtime) Root(id string) (*os.File, error) {
 		return nil, errors.New("it has just ended: start it first")
 	}
 	return root, nil
+}
+
+// RestRoot implements instance.RestRooted: it opens the files that the next run will
+// see. They are mounted nowhere.
+func (r *Runtime) RestRoot(ctx context.Context, id, image string) (*os.File, error) {
+	b := r.box(id)
+	if _, err := os.Stat(b.upper()); errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.New("it was never started: start it first")
+	}
+	if _, err := os.Stat(b.copied()); err == nil {
+		return os.OpenFile(b.rootfs(), unix.O_PATH|unix.O_DIRECTORY, 0)
+	}
+	img, err := r.cfg.Images.Use(ctx, image, id)
+	if err != nil {
+		return nil, err
+	}
+	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("lay its files over %s: %w", img.Root, err)
+	}
+	defer unix.Close(fsfd)
+	lower := strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(img.Root)
+	for _, o := range [][2]string{{"lowerdir", lower}, {"upperdir", b.upper()}, {"workdir", b.work()}} {
+		if err := unix.FsconfigSetString(fsfd, o[0], o[1]); err != nil {
+			return nil, fmt.Errorf("lay its files over %s: %s: %w", img.Root, o[0], err)
+		}
+	}
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return nil, fmt.Errorf("lay its files over %s: %w", img.Root, err)
+	}
+	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("lay its files over %s: %w", img.Root, err)
+	}
+	return os.NewFile(uintptr(fd), b.rootfs()), nil
 }

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -16,6 +18,8 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/httpx"
+	"lull/internal/lib/tartree"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
@@ -339,4 +343,82 @@ func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	}
 	k.start()
 	return c
+}
+
+// TestDockerFiles copies files into and out of a container, while it is paused and
+// while it is stopped.
+func TestDockerFiles(t *testing.T) {
+	m := dockers(t, bare{Subject: hosttest.Subject{Name: "docker"}}).(*dockered)
+	m.Run(t, "files", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
+	tree := t.TempDir()
+	if err := os.Mkdir(tree+"/deep", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(tree+"/deep/f", []byte("content"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	in := func(at string) error {
+		var b bytes.Buffer
+		if err := tartree.Pack(&b, root, "tree"); err != nil {
+			t.Fatal(err)
+		}
+		return m.d.WriteFiles(t.Context(), "files", at, &b)
+	}
+	out := func(at, file string) {
+		t.Helper()
+		r, err := m.d.ReadFiles(t.Context(), "files", at)
+		if err != nil {
+			t.Errorf("%s: %v", at, err)
+			return
+		}
+		defer r.Close()
+		dir := t.TempDir()
+		to, err := os.OpenRoot(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer to.Close()
+		if err := tartree.Unpack(r, to, "", nil); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(filepath.Join(dir, file)); err != nil || string(b) != "content" {
+			t.Errorf("%s has %q, %v", at, b, err)
+		}
+	}
+	for n, state := range []string{"running", "paused", "stopped"} {
+		switch state {
+		case "paused":
+			if err := m.Pause("files", true); err != nil {
+				t.Fatal(err)
+			}
+		case "stopped":
+			if err := m.Stop("files"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		named := fmt.Sprintf("/tmp/named%d", n)
+		for _, at := range []string{"/root", named} {
+			if err := in(at); err != nil {
+				t.Errorf("%s, to %s: %v", state, at, err)
+			}
+		}
+		out("/root/tree", "tree/deep/f")
+		out(named, fmt.Sprintf("named%d/deep/f", n))
+		out(named+"/deep/f", "f")
+		_, err := m.d.ReadFiles(t.Context(), "files", "/none")
+		if p, ok := errors.AsType[*httpx.Problem](err); !ok || p.Status != 404 {
+			t.Errorf("a missing file: %v", err)
+		}
+		if err := in("/none/x"); err == nil {
+			t.Error("it was copied into a directory that does not exist")
+		}
+		if o, err := m.Get("files"); err != nil || o.State != state {
+			t.Errorf("it is %s, %v, and was %s", o.State, err, state)
+		}
+	}
 }
