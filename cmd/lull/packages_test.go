@@ -39,22 +39,29 @@ func TestPackages(t *testing.T) {
 	}
 	name := filepath.Join(dist, "lull_"+version+"_linux_amd64.")
 	t.Run("deb", func(t *testing.T) { bootedDeb(t, root(t), dist) })
+	t.Run("make", func(t *testing.T) { bootedMake(t, root(t), name+"tar.gz") })
 	t.Run("rpm", func(t *testing.T) { installedRPM(t, root(t), name+"rpm") })
 	t.Run("apk", func(t *testing.T) { unpackedAPK(t, root(t), name+"apk", name+"rpm") })
 }
 
-// inBoot is what runs in the booted system, as root, once it is up.
-const inBoot = `
-export LULL_SERVER=http://127.0.0.1:7070
-enabled() { for u in "$@"; do systemctl is-active lull-$u.service; done; }
-ready() { until (exec 3<>/dev/tcp/127.0.0.1/7070 && printf 'GET /readyz HTTP/1.0\r\n\r\n' >&3 && grep -q ' 200 ' <&3); do sleep 1; done; }
-perl_pid() { grep -lx perl /proc/[0-9]*/comm; }
+// allUp has the functions of the scripts that run in a booted system.
+const allUp = `
+all_up() {
+	until lull ps && lull agent status; do sleep 1; done
+	until (exec 3<>/dev/tcp/127.0.0.1/7070 && printf 'GET /readyz HTTP/1.0\r\n\r\n' >&3 && grep -q ' 200 ' <&3); do sleep 1; done
+	for u in server host agent; do systemctl is-active lull-$u.service; done
+	test $(stat -c %U /proc/$(pid server)) = lull-server
+}
+no() { if "$@"; then return 1; fi; } # set -e passes over !
+all_down() { for u in server host agent; do no systemctl is-active lull-$u.service; done; }
 pid() { systemctl show -p MainPID --value lull-$1.service; }
-until lull ps && lull agent status; do sleep 1; done
-ready
-enabled server host agent
+perl_pid() { grep -lx perl /proc/[0-9]*/comm; }
+`
+
+// inBoot is what runs in a system that boots with the .deb, as root.
+const inBoot = allUp + `
+all_up
 systemd-analyze verify --man=no lull-server.service lull-host.service lull-agent.service
-test $(stat -c %U /proc/$(pid server)) = lull-server
 
 # The host pauses a program, and its client is answered.
 lull run -d --name web --expose 8080 --pause-after 1s -- perl -MIO::Socket -e '
@@ -68,17 +75,15 @@ web=$(perl_pid)
 echo '# mine' >>/etc/default/lull-host
 before="$(pid server) $(pid host) $(pid agent)"
 dpkg --install --force-confold /new.deb
-until lull ps && lull agent status; do sleep 1; done
-ready
-enabled server host agent
-for old in $before; do ! kill -0 $old; done
+all_up
+for old in $before; do no kill -0 $old; done
 test "$web" = "$(perl_pid)"
 grep mine /etc/default/lull-host
 lull rm web
 
 # A removal stops them and keeps settings and data, a purge does not.
 dpkg --remove lull
-for u in server host agent; do ! systemctl is-active lull-$u.service; done
+all_down
 grep mine /etc/default/lull-host
 test -e /var/lib/lull/server -a -e /var/lib/lull/host
 dpkg --purge lull
@@ -92,6 +97,26 @@ test ! -e /lib/systemd/system/lull-host.service
 dpkg --purge lull-agent
 test ! -e /var/lib/lull
 `
+
+// inMakeInstall has what make install and make uninstall run.
+const inMakeInstall = allUp + `
+install() { /src/etc/install "$@" '' /usr/local /src/bin; }
+install
+systemctl enable --now lull-server.service lull-host.service lull-agent.service
+all_up
+install --remove
+all_down
+test ! -e /usr/local/bin/lull -a ! -e /etc/systemd/system/multi-user.target.wants/lull-host.service
+test -e /var/lib/lull/server -a -e /var/lib/lull/host
+`
+
+// bootedMake boots a system, and installs and removes there what was built.
+func bootedMake(t *testing.T, root, programs string) {
+	sh(t, "mkdir", filepath.Join(root, "src"))
+	sh(t, "cp", "-a", "../../etc", filepath.Join(root, "src/etc"))
+	sh(t, "tar", "-C", filepath.Join(root, "src"), "--strip-components=1", "-xzf", programs)
+	booted(t, root, inMakeInstall)
+}
 
 // bootedDeb boots a system with the .deb in which its units are enabled.
 func bootedDeb(t *testing.T, root, dist string) {
