@@ -225,6 +225,7 @@ lint: ## formatting and vet
 
 generate: ## write the generated reference pages again
 	go run ./cmd/lull reference docs/reference
+	go test ./cmd/lull -run 'TestHelp$$' -update
 	go test ./internal/core/power ./internal/archtest -update
 	go test ./internal/agent -run TestFaultsPage -update
 	go test ./internal/host/hosttest -run TestTable -update

@@ -101,6 +101,11 @@ func cliPage(root *cobra.Command) []byte {
 	return b.Bytes()
 }
 
+// ofUser reports whether a default depends on the user.
+func ofUser(def string) bool {
+	return strings.HasPrefix(def, "/run/") || strings.Contains(def, "lull-0") || strings.HasSuffix(def, "/host.sock")
+}
+
 func flagTable(w io.Writer, f *pflag.FlagSet) {
 	first := true
 	f.VisitAll(func(x *pflag.Flag) {
@@ -112,7 +117,7 @@ func flagTable(w io.Writer, f *pflag.FlagSet) {
 			first = false
 		}
 		def := x.DefValue
-		if strings.HasPrefix(def, "/run/") || strings.Contains(def, "lull-0") || strings.HasSuffix(def, "/host.sock") {
+		if ofUser(def) {
 			def = "by user"
 		}
 		fmt.Fprintf(w, "| `--%s` | %s | %s |\n", x.Name, def, strings.ReplaceAll(x.Usage, "|", "\\|"))

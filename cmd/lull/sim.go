@@ -28,7 +28,8 @@ func (c *cli) simCommand() *cobra.Command {
 		Long: `Run a simulated cloud on this machine: EC2, STS, CloudWatch, instance metadata and CML
 hosts, with scripted users. Point a server at it with
 
-  AWS_ENDPOINT_URL=http://127.0.0.1:7071 AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test lull server --cml-port 8443`,
+  AWS_ENDPOINT_URL=http://127.0.0.1:7071 AWS_ACCESS_KEY_ID=test \
+      AWS_SECRET_ACCESS_KEY=test lull server --cml-port 8443`,
 		Example: "  lull sim\n  lull sim --speed 60 --cml-port 8443",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.simulate(cmd.Context(), f) }}
 	fl := cmd.Flags()

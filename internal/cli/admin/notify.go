@@ -19,7 +19,7 @@ func (c verbs) notifyCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "notify", Short: "Manage notification channels and dead letters", Args: term.Args(cobra.NoArgs),
 		Long: `Manage notification channels and the events that could not be delivered (dead
 letters). Channels are defined by the setting notify_channels; see docs/operations.md.`,
-		Example: `  lull settings set notify_channels='{"ops":{"type":"webhook","url":"https://example.com/lull","key":"file:/etc/lull/hook.key"}}'
+		Example: `  lull settings set notify_channels='{"ops":{"type":"webhook","url":"https://example.com"}}'
   lull notify test ops`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.notifyLs(), c.notifyTest(), c.notifyDead(), c.notifyRetry(), c.notifyDrop())

@@ -46,6 +46,7 @@ func (c *Session) Prepare(root *cobra.Command) {
 	}
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	c.Bind(root.PersistentFlags())
+	c.WrapHelp(root)
 }
 
 // Execute runs the verb that args name and returns the exit code.
