@@ -149,8 +149,10 @@ func (h *Host) filesOf(ctx context.Context, ref string) (i *inst, root *os.File,
 		root, err = rt.Root(i.id)
 	case i.spec().Runtime == "process":
 		root, err = os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY, 0)
+	case i.spec().Runtime == "microvm":
+		err = errors.New("the files of a microVM are inside the guest: share a directory with --workspace, or run tar in it with lull exec -i")
 	default:
-		err = errors.New("runtime " + i.spec().Runtime + " has no command for that")
+		err = errors.New("runtime " + i.spec().Runtime + " cannot")
 	}
 	if rest, ok := i.rt.(instance.RestRooted); ok && err != nil {
 		if aerr := i.acquireCtx(ctx); aerr != nil {

@@ -156,11 +156,12 @@ func (c verbs) policyWrite(verb string) *cobra.Command {
 				return err
 			}
 			return c.Print(out, func(w io.Writer) {
-				term.YamlText(w, out)
+				fmt.Fprintln(w, policyText(out))
+				fmt.Fprintf(w, "Show all its settings with: lull policy get %s\n", out.Name)
 				if out.IdleTimeoutMinutes != nil && out.WarnBeforeMinutes != nil {
 					given, timeout := term.Minutes(out.WarnBeforeMinutes), term.Minutes(out.IdleTimeoutMinutes)
 					if text := explain.WarningText(given, timeout, "timeout"); text != term.Span(given) {
-						fmt.Fprintln(w, "# warning before:", text)
+						fmt.Fprintln(w, "Warning before:", text)
 					}
 				}
 			})
@@ -222,6 +223,38 @@ func putRule[T any](cmd *cobra.Command, cl *control.Client, path, name string, b
 		query = "?create=true"
 	}
 	return control.Write[T](cmd.Context(), cl, "PUT", path+url.PathEscape(name)+query, body)
+}
+
+// policyText says what a policy does.
+func policyText(p policy.Named) string {
+	s := "Policy " + p.Name + " pauses idle workers"
+	if p.Enabled != nil && !*p.Enabled {
+		s = "Policy " + p.Name + " does not pause idle workers"
+	} else {
+		if p.PauseAction != nil {
+			s += " (" + *p.PauseAction + ")"
+		}
+		if p.IdleTimeoutMinutes != nil {
+			s += " after " + term.Span(term.Minutes(p.IdleTimeoutMinutes))
+		} else {
+			s += " after the inherited timeout"
+		}
+		switch {
+		case p.WarnBeforeMinutes == nil:
+		case *p.WarnBeforeMinutes == 0:
+			s += ", without a warning"
+		default:
+			s += ", with a warning " + term.Span(term.Minutes(p.WarnBeforeMinutes)) + " before"
+		}
+	}
+	s += "."
+	if p.Schedule != nil && *p.Schedule != "" {
+		s += " It keeps the hours of schedule " + *p.Schedule + "."
+	}
+	if p.Shadow != nil && *p.Shadow {
+		s += " It is in dry-run mode: it decides and records, and takes no action."
+	}
+	return s
 }
 
 // showRule shows one rule as YAML; like is of its type.

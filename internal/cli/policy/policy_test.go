@@ -54,3 +54,19 @@ func TestVerbsThatSoundAlike(t *testing.T) {
 		t.Errorf("of what is like nothing: %v", err)
 	}
 }
+
+func TestResults(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{policyText(policy.Named{Name: "p"}), "Policy p pauses idle workers after the inherited timeout."},
+		{policyText(policy.Named{Name: "p", Values: policy.Values{Enabled: new(false), Shadow: new(true)}}),
+			"Policy p does not pause idle workers. It is in dry-run mode: it decides and records, and takes no action."},
+		{policyText(policy.Named{Name: "p", Values: policy.Values{IdleTimeoutMinutes: new(20), WarnBeforeMinutes: new(5), PauseAction: new("hibernate"), Schedule: new("office")}}),
+			"Policy p pauses idle workers (hibernate) after 20m, with a warning 5m before. It keeps the hours of schedule office."},
+		{scheduleText(policy.Schedule{Name: "s", Zone: "UTC", Start: true, GraceMinutes: new(10)}),
+			"Schedule s (UTC) pauses workers that are quiet for 10m outside its hours, and starts them when it opens. A warning comes at most 5m before a pause."},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s\nwant\n%s", c.got, c.want)
+		}
+	}
+}

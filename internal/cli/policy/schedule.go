@@ -130,10 +130,8 @@ func (c verbs) scheduleWrite(verb string) *cobra.Command {
 				return err
 			}
 			return c.Print(out, func(w io.Writer) {
-				term.YamlText(w, out)
-				if out.GraceMinutes != nil {
-					fmt.Fprintf(w, "# a warning in closed hours comes at most %s before the pause: half of the grace\n", term.Span(out.Grace()/2))
-				}
+				fmt.Fprintln(w, scheduleText(out))
+				fmt.Fprintf(w, "Show all its settings with: lull schedule get %s\n", out.Name)
 			})
 		}}
 	f := cmd.Flags()
@@ -165,4 +163,17 @@ func windowsOf(old []policy.Window, open, hold []string, newOpen, newHold bool) 
 		out = append(out, w)
 	}
 	return out, nil
+}
+
+// scheduleText says what a schedule does.
+func scheduleText(x policy.Schedule) string {
+	s := fmt.Sprintf("Schedule %s (%s) pauses workers that are quiet for %s outside its hours", x.Name, x.Zone, term.Span(x.Grace()))
+	if x.Start {
+		s += ", and starts them when it opens"
+	}
+	s += "."
+	if x.GraceMinutes != nil {
+		s += fmt.Sprintf(" A warning comes at most %s before a pause.", term.Span(x.Grace()/2))
+	}
+	return s
 }
