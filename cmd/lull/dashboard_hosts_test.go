@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -241,4 +242,123 @@ func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	p.until(`document.querySelector('tbody td .state')?.innerText === 'unknown'`)
 	p.press("Actions for web")
 	p.until(`(() => { const e = [...document.querySelectorAll('[role=menu] button')]; return e.length > 0 && e.every((e) => e.getAttribute('aria-disabled') === 'true' && e.title) })()`)
+}
+
+// open returns a sign-in link from lull open.
+func (h *localHost) open() string {
+	h.t.Helper()
+	var link hostctl.Link
+	out, err := h.command("open", "--json").Output()
+	if err == nil {
+		err = json.Unmarshal(out, &link)
+	}
+	if err != nil {
+		h.t.Fatalf("lull open: %v\n%s", err, out)
+	}
+	return link.URL
+}
+
+// TestLocalDashboard opens the dashboard of a host alone, in a browser, by a link
+// that is valid once, and acts on real programs. The effects are checked at the
+// host.
+func TestLocalDashboard(t *testing.T) {
+	chrome := startBrowser(t)
+	h := newLocalHost(t)
+	h.start()
+	if err := h.command("open").Run(); err == nil {
+		t.Error("a host without --listen gives a link")
+	}
+	h.stop()
+	h.start("--listen", "127.0.0.1:"+freePort(t), "--name", "desk")
+	address := h.web("web")
+	h.web("api")
+	link := h.open()
+	base, _, _ := strings.Cut(link, "/sign-in")
+	w := open(t, chrome, link)
+	w.until(`location.pathname === '/hosts/desk'`)
+	w.until(`document.querySelectorAll('tbody tr').length === 2`)
+	if got := js[[]string](w, `[...document.querySelectorAll('nav li')].map((e) => e.innerText)`); !slices.Equal(got, []string{"Hosts"}) {
+		t.Errorf("the pages are %v", got)
+	}
+	w.until(`!document.querySelector('[data-testid=no-commands]')`)
+	w.both("local host", "light", "dark")
+
+	w.more("Actions for web", "Pause…")
+	w.press("Pause it")
+	h.state("web", "paused")
+	if e := h.event("web", "paused"); e.By != "manual" || !strings.HasSuffix(e.Reason, " via dashboard") {
+		t.Errorf("the host recorded the pause as %+v", e)
+	}
+	h.state("api", "running")
+	state := func(want string) {
+		t.Helper()
+		w.until(`[...document.querySelectorAll('tbody tr')].find((e) => e.querySelector('th').innerText.startsWith('web')).querySelector('.state').innerText === $1`, want)
+	}
+	state("paused")
+	w.press("web")
+	w.until(`location.pathname === '/hosts/desk/web' && document.querySelector('[data-testid=counters]')`)
+	woken := js[string](w, `document.querySelector('[data-testid=counters]').innerText`)
+	h.answers(address) // a connection wakes it
+	h.state("web", "running")
+	w.until(`document.querySelector('[data-testid=counters]').innerText !== $1`, woken)
+	w.until(`[...document.querySelectorAll('[data-testid=timeline] tbody tr')].some((e) => e.dataset.type === 'paused') && [...document.querySelectorAll('[data-testid=timeline] tbody tr')].some((e) => e.dataset.type === 'resumed')`)
+	w.both("local instance", "light", "dark")
+
+	w.press("Halt")
+	w.press("Halt everything")
+	eventually(t, func() error {
+		if s, err := h.client.Status(t.Context()); err != nil || !s.Halted {
+			return fmt.Errorf("halted %t, %v", s.Halted, err)
+		}
+		return nil
+	})
+	w.until(`document.querySelector('.banner.halt')`)
+	w.press("Lift the halt")
+	eventually(t, func() error {
+		if s, err := h.client.Status(t.Context()); err != nil || s.Halted {
+			return fmt.Errorf("halted %t, %v", s.Halted, err)
+		}
+		return nil
+	})
+
+	ask := func(method, path, body string, header ...string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, base+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := 0; n < len(header); n += 2 {
+			req.Header.Set(header[n], header[n+1])
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		return res.StatusCode
+	}
+	_, secret, _ := strings.Cut(link, "#")
+	if got := ask("POST", "/sign-in", `{"link":"`+secret+`"}`, "Content-Type", "application/json"); got != http.StatusGone {
+		t.Errorf("a link that was used: %d", got)
+	}
+	for _, path := range []string{"/api/v1/hosts", "/api/v1/hosts/desk", "/api/v1/hosts/desk/instances/web/why", "/api/v1/hosts/desk/instances/web/logs", "/api/v1/session", "/api/v1/halt", "/api/v1/events"} {
+		if got := ask("GET", path, ""); got != http.StatusUnauthorized {
+			t.Errorf("%s without a token: %d", path, got)
+		}
+	}
+	if got := ask("POST", "/api/v1/hosts/desk/instances/web/stop", ""); got != http.StatusUnauthorized {
+		t.Errorf("a command without a token: %d", got)
+	}
+	_, secret, _ = strings.Cut(h.open(), "#")
+	if got := ask("POST", "/sign-in", `{"link":"`+secret+`"}`, "Content-Type", "application/json", "Origin", "http://elsewhere.example", "Sec-Fetch-Site", "cross-site"); got != http.StatusForbidden {
+		t.Errorf("another origin: %d", got)
+	}
+	for _, path := range []string{"/api/v1/workers", "/api/v1/tokens", "/api/v1/settings", "/api/v1/overview"} {
+		if got := ask("GET", path, ""); got != http.StatusNotFound {
+			t.Errorf("%s, which belongs to a fleet: %d", path, got)
+		}
+	}
+	h.state("web", "running")
+	w.visit(base + "/workers/none")
+	w.sees("Page not found")
 }

@@ -38,6 +38,7 @@ use lull run.`
 
 func (c *cli) hostCommand() *cobra.Command {
 	var file string
+	var open *bool
 	cmd := &cobra.Command{
 		Use:   "host",
 		Short: "Run and manage instances on this machine", Example: "  lull host\n  lull host --pause-after 30s --stop-after 10m",
@@ -52,18 +53,22 @@ instances and leaves running ones running. --stop-all stops them all.`,
 			if err != nil {
 				return term.Usage(err)
 			}
-			return c.runHost(cmd.Context(), cfg)
+			if *open && cfg.Listen == "" {
+				cfg.Listen = openAddress
+			}
+			return c.runHost(cmd.Context(), cfg, *open)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
+	open = cmd.Flags().Bool("open", false, "serve the dashboard (on "+openAddress+" without --listen) and print a link that signs a browser in, once")
 	bindFlags(cmd.Flags(), c.Getenv)
 	return cmd
 }
 
 // runHost opens everything a host daemon needs and runs it until ctx ends.
-func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
+func (c *cli) runHost(ctx context.Context, cfg hostConfig, open bool) error {
 	debug.SetGCPercent(50) // it keeps thousands of records and makes little garbage
-	d := &hostDaemon{cfg: cfg, getenv: c.Getenv, log: slog.New(slog.NewTextHandler(c.Err, nil)), faults: raiseFiles(uint64(cfg.Files)),
+	d := &hostDaemon{cli: c, openPage: open, cfg: cfg, getenv: c.Getenv, log: slog.New(slog.NewTextHandler(c.Err, nil)), faults: raiseFiles(uint64(cfg.Files)),
 		runtimes: map[string]host.Runtime{}, missing: map[string]error{}}
 	defer d.close()
 	for _, open := range []func(context.Context) error{d.openRecords, d.openListeners, d.openProcesses, d.openSharedPort, d.openGuests, d.openDocker, d.openLogs, d.openRelay, d.openHost} {

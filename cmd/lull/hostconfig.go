@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,6 +54,9 @@ type hostConfig struct {
 	reporting.Target
 	ReportEvery    time.Duration
 	ServerCommands bool
+
+	Listen, TLSCert, TLSKey string
+	Insecure                bool
 }
 
 // dockerSocket is Docker's default socket.
@@ -64,6 +68,10 @@ var hostOptions = []options.Option[hostConfig]{
 	hostOption("data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; used by one host daemon at a time", func(c *hostConfig) any { return &c.Data }),
 	hostOption("socket", "LULL_HOST_SOCKET", "path", "unix socket of the API, mode 0600", func(c *hostConfig) any { return &c.Socket }),
 	hostOption("http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance header; empty disables it", func(c *hostConfig) any { return &c.HTTP }),
+	hostOption("listen", "LULL_HOST_LISTEN", "host:port", "address of this host's dashboard, signed in to with a link of lull open; empty disables it", func(c *hostConfig) any { return &c.Listen }),
+	hostOption("tls-cert", "LULL_HOST_TLS_CERT", "path", "TLS certificate of the dashboard in PEM, reloaded on change", func(c *hostConfig) any { return &c.TLSCert }),
+	hostOption("tls-key", "LULL_HOST_TLS_KEY", "path", "its private key", func(c *hostConfig) any { return &c.TLSKey }),
+	hostOption("insecure", "LULL_HOST_INSECURE", "bool", "allow the dashboard on a non-loopback address without TLS", func(c *hostConfig) any { return &c.Insecure }),
 	hostOption("metrics", "LULL_HOST_METRICS", "host:port", "address that serves only /metrics, without a token: bind it where only Prometheus can reach it; the API's socket serves the metrics too; empty disables it", func(c *hostConfig) any { return &c.Metrics }),
 	hostOption("pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "default idle timeout until an instance is paused; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }),
 	hostOption("stop-after", "LULL_HOST_STOP_AFTER", "duration", "default time in paused until an instance is stopped; 0 never stops", func(c *hostConfig) any { return &c.StopAfter }),
@@ -167,7 +175,7 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	if !slices.Contains([]string{"auto", "serial", "vsock"}, cfg.Channel) {
 		errs = append(errs, fmt.Errorf("cannot use vm-channel: %q is none of auto, serial, vsock", cfg.Channel))
 	}
-	errs = append(errs, cfg.checkReporting(), cfg.placeSocket(), cfg.placeDockerSocket())
+	errs = append(errs, cfg.checkReporting(), cfg.checkListen(), cfg.placeSocket(), cfg.placeDockerSocket())
 	if abs, err := filepath.Abs(cfg.Data); err == nil {
 		cfg.Data = abs
 	}
@@ -225,6 +233,21 @@ func (c *hostConfig) placeDockerSocket() error {
 		return fmt.Errorf("cannot use docker-socket: %s is Docker's own socket", abs)
 	case len(abs) > unixsock.MaxPath:
 		return fmt.Errorf("cannot use docker-socket: %s has %d bytes, the path of a unix socket at most %d", abs, len(abs), unixsock.MaxPath)
+	}
+	return nil
+}
+
+// checkListen returns what is wrong with where the dashboard is served.
+func (c *hostConfig) checkListen() error {
+	switch host, _, err := net.SplitHostPort(c.Listen); {
+	case (c.TLSCert == "") != (c.TLSKey == ""):
+		return errors.New("cannot use tls-cert without tls-key, or tls-key without tls-cert")
+	case c.Listen == "":
+		return nil
+	case err != nil:
+		return fmt.Errorf("cannot use listen: %q is not host:port", c.Listen)
+	case c.TLSCert == "" && !c.Insecure && !reporting.Loopback(host):
+		return fmt.Errorf("cannot use listen: on %s without TLS, sessions could be read in transit; give --tls-cert and --tls-key, or --insecure", c.Listen)
 	}
 	return nil
 }

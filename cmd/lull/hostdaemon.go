@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"lull/internal/cli/term"
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host"
@@ -45,10 +46,12 @@ const stopAllWithin = 30 * time.Minute
 // hostDaemon is the wiring of lull host. Its open methods fill it in the order
 // in which runHost calls them; close undoes them in reverse.
 type hostDaemon struct {
-	cfg    hostConfig
-	getenv func(string) string
-	log    *slog.Logger
-	faults []string // shown in the status for as long as the daemon runs
+	cli      *cli
+	openPage bool // prints a sign-in link
+	cfg      hostConfig
+	getenv   func(string) string
+	log      *slog.Logger
+	faults   []string // shown in the status for as long as the daemon runs
 
 	files   *records.Files
 	recs    []instance.Record
@@ -73,6 +76,8 @@ type hostDaemon struct {
 
 	h       *host.Host
 	reports *report.Reporter // nil without --server
+	page    net.Listener     // nil without --listen
+	board   *dashboard       // nil without --listen
 	closers []func()
 }
 
@@ -104,6 +109,12 @@ func (d *hostDaemon) openListeners(context.Context) (err error) {
 			return err
 		}
 		d.closeLater(func() { d.docker.Close() })
+	}
+	if d.cfg.Listen != "" {
+		if d.page, err = net.Listen("tcp", d.cfg.Listen); err != nil {
+			return fmt.Errorf("cannot listen on %s for the dashboard: %w", d.cfg.Listen, err)
+		}
+		d.closeLater(func() { d.page.Close() })
 	}
 	if d.cfg.Metrics == "" {
 		return nil
@@ -243,7 +254,14 @@ func (d *hostDaemon) openHost(context.Context) error {
 		BaseEnv: baseEnv(d.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: d.guests.Addr().String(),
 		SharedHTTP: d.shared != nil, Runtimes: d.runtimes, Missing: d.missing, Records: d.files, Evidence: d.evidence, EventLog: d.events, Log: d.log,
 		Tracer: d.traces.Tracer(), NewGate: d.gates.add, HeldListeners: d.processes})
-	d.reports, err = newReporter(cfg, d.h, d.files, d.faults, d.log)
+	commands, err := report.NewCommands(d.files)
+	if err != nil {
+		return err
+	}
+	if d.reports, err = newReporter(cfg, d.h, commands, d.faults, d.log); err != nil || d.page == nil {
+		return err
+	}
+	d.board, err = newDashboard(cfg, d.page, d.h, commands, d.faults, d.log)
 	return err
 }
 
@@ -284,6 +302,10 @@ func (d *hostDaemon) run(ctx context.Context) error {
 	if d.reports != nil {
 		tasks = append(tasks, task.Loop("reports to the server", d.reports.Run))
 	}
+	if d.board != nil {
+		tasks = append(tasks, d.board.tasks()...)
+		tasks = append(tasks, d.cli.listener(serverConfig{TLSCert: d.cfg.TLSCert, TLSKey: d.cfg.TLSKey}, d.page, d.board.api.Handler(), d.log))
+	}
 	tasks = append(tasks, serve(d.api, handler))
 	if d.docker != nil {
 		tasks = append(tasks, serve(d.docker, d.containers.Front(d.h)))
@@ -298,6 +320,13 @@ func (d *hostDaemon) run(ctx context.Context) error {
 	}
 	tasks = append(tasks, task.Loop("the hand-over", func(ctx context.Context) error {
 		d.log.Info("host is ready", "socket", d.cfg.Socket, "data", d.cfg.Data, "freezer", d.processes.Freezer(), "instances", len(d.recs), "runtimes", d.ready())
+		if d.openPage {
+			if l, err := d.board.link(ctx, localUser()); err != nil {
+				d.log.Error("cannot make a sign-in link", "err", err)
+			} else {
+				fmt.Fprintf(d.cli.Out, "dashboard (the link signs in once, within %s): %s\n", term.Span(openTTL), l.URL)
+			}
+		}
 		<-ctx.Done()
 		if d.cfg.StopAll {
 			d.h.StopAll(context.WithoutCancel(ctx))
@@ -332,7 +361,7 @@ func (d *hostDaemon) ready() string {
 
 func (d *hostDaemon) apiHandler(metrics http.Handler) http.Handler {
 	started := time.Now()
-	a := &api.API{Host: d.h, Version: version, Metrics: metrics,
+	a := &api.API{Host: d.h, Version: version, Metrics: metrics, Link: d.board.link,
 		Status: func() hostctl.Status {
 			s := hostStatus(d.h, d.processes, d.cfg, started, d.faults)
 			if d.containers != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // newReporter makes what reports to the server of cfg; nil without one.
-func newReporter(cfg hostConfig, h *host.Host, kept report.CommandStore, faults []string, log *slog.Logger) (*report.Reporter, error) {
+func newReporter(cfg hostConfig, h *host.Host, commands *report.Commands, faults []string, log *slog.Logger) (*report.Reporter, error) {
 	if cfg.Server == "" {
 		return nil, nil
 	}
@@ -32,9 +32,9 @@ func newReporter(cfg hostConfig, h *host.Host, kept report.CommandStore, faults 
 	r := &report.Reporter{Host: h, Server: hostServer{cfg.Target, hc}, Where: cfg.Server, Name: cfg.Target.Machine,
 		Version: version, BuildDate: buildDate, Every: cfg.ReportEvery, Faults: faults, Log: log}
 	if cfg.ServerCommands {
-		r.Commands, err = report.NewCommands(kept)
+		r.Commands, r.Via = commands, "server"
 	}
-	return r, err
+	return r, nil
 }
 
 // hostServer is the server that a host reports to.

@@ -32,7 +32,7 @@ var asking = map[string][]string{
 	"budget ls": nil, "budget rm": {"b"}, "budget set": {"b", "--max", "1", "--per", "1h"},
 	"cp": {"web:a", "/nonexistent/b"}, "events": nil, "halt": nil, "ps": nil, "top": nil, "why": {"web"}, "snooze": {"web", "--for", "1h"},
 	"host get": {"h"}, "host logs": {"h", "web"}, "host ls": nil, "host pause": {"h", "web"}, "host resume": {"h", "web"}, "host snooze": {"h", "web", "--for", "1h"},
-	"host start": {"h", "web"}, "host stop": {"h", "web"}, "host why": {"h", "web"},
+	"host start": {"h", "web"}, "host stop": {"h", "web"}, "host why": {"h", "web"}, "open": nil,
 	"image ls": nil, "image prune": nil,
 	"instance clone": {"a", "b"}, "instance exec": {"web", "--", "true"}, "instance inspect": {"web"}, "inspect": {"web"}, "exec": {"web", "--", "true"}, "logs": {"web"}, "pause": {"web"}, "resume": {"web"}, "start": {"web"}, "stop": {"web"}, "instance logs": {"web"}, "instance pause": {"web"},
 	"instance resume": {"web"}, "instance rm": {"web"}, "rm": {"web"}, "instance set": {"web", "--pause-after", "5m"}, "instance start": {"web"}, "instance stop": {"web"}, "instance restart": {"web"}, "restart": {"web"},

@@ -133,6 +133,8 @@ type Options struct {
 	LeaseTTL time.Duration
 	// Name is this server's name in listings; empty generates one.
 	Name string
+	// Local restricts the server to one host in this process; nil serves a fleet.
+	Local *Local
 }
 
 // Server is the API of one process. Create it with New and run it before it
@@ -167,6 +169,7 @@ type Server struct {
 	machines  *machines
 	agents    *agents.Agents
 	hosts     *hosts.Hosts
+	local     *Local // nil for a server of a fleet
 	others    OtherHosts
 	lease     atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
 	roster    *roster.Roster
@@ -193,7 +196,7 @@ func New(o Options) (*Server, error) {
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
-	s.instances, s.cml = o.Instances, o.CML
+	s.instances, s.cml, s.local = o.Instances, o.CML, o.Local
 	s.people, s.publicURL, s.program, s.name = o.People, o.PublicURL, o.Program, o.Name
 	if s.name == "" {
 		s.name = "server-" + strings.ToLower(rand.Text()[:8])
@@ -230,7 +233,12 @@ func New(o Options) (*Server, error) {
 	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
 	s.api = humago.New(s.mux, cfg)
 	s.api.UseMiddleware(s.authorize, humax.Strict, s.inRegion, s.once)
-	s.routes()
+	if s.local != nil {
+		s.localRoutes()
+		humax.NeverNull(s.api.OpenAPI())
+	} else {
+		s.routes()
+	}
 	if err := s.regional(); err != nil {
 		return nil, err
 	}

@@ -15,14 +15,21 @@ func tokenOf(t access.Token, secret string) control.Token {
 		ExpiresAt: t.ExpiresAt, RevokedAt: t.RevokedAt, RevokedBy: t.RevokedBy, Secret: secret}
 }
 
-func (s *Server) tokenRoutes() {
-	all := base + "/tokens"
+func (s *Server) sessionRoute() {
 	register(s, route{id: "whoami", method: "GET", path: base + "/session", role: access.Viewer, doc: "Who is asking, and of what server"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.Session], error) {
 			p := principalOf(ctx)
-			return ok(control.Session{Name: p.token.Name, Role: string(p.token.Role), Fleet: s.fleet.ID(), Version: s.version,
-				Halted: s.fleet.Halted().On, Shadow: s.shadow}, nil)
+			in := control.Session{Name: p.token.Name, Role: string(p.token.Role), Fleet: s.fleet.ID(), Version: s.version, Halted: s.halted(), Shadow: s.shadow}
+			if s.local != nil {
+				in.Host = s.local.Host
+			}
+			return ok(in, nil)
 		})
+}
+
+func (s *Server) tokenRoutes() {
+	s.sessionRoute()
+	all := base + "/tokens"
 	register(s, route{id: "list-tokens", method: "GET", path: all, role: access.Admin, doc: "Tokens, without what would let anybody in"},
 		func(_ context.Context, in *Paged) (*answer[control.List[control.Token]], error) {
 			var l []control.Token

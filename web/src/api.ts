@@ -258,7 +258,7 @@ export interface Metrics {
 
 export interface List<T> { items: T[]; next?: string }
 
-export interface Session { name: string; role: string; fleet: string; version: string; halted: boolean; shadow: boolean }
+export interface Session { name: string; role: string; fleet: string; version: string; halted: boolean; shadow: boolean; /** The only host that is shown, without a fleet. */ host?: string }
 
 export interface Setting { key: string; value: unknown; source: string; doc?: string; unit?: string; default?: unknown; [more: string]: unknown }
 
@@ -340,7 +340,10 @@ export interface HostSummary {
 
 export interface HostView extends HostSummary { instances: HostInstance[]; next?: string }
 
-export interface HostWhy extends Account { host: string; readings: 'live' | 'recorded' | 'unknown'; unheard?: string; instance: HostInstance | null }
+export interface HostWhy extends Account { host: string; readings: 'live' | 'recorded' | 'unknown'; unheard?: string; instance: HostInstance | null; events: HostEvent[] }
+
+/** Something that happened to an instance. */
+export interface HostEvent { time: string; type: string; state: string; by: string; reason: string }
 
 export interface AgentWhy extends Account { machine: string; worker_id?: string; readings: 'live' | 'recorded' | 'unknown'; unheard?: string; last: Entry[] }
 

@@ -7,6 +7,7 @@ import { cut, follow, link, onLink } from './live'
 import { Login } from './pages/login'
 import { useResource } from './resource'
 import { Command, Palette, Shortcuts } from './parts/palette'
+import { hostAt } from './parts/instanceactions'
 import { go, usePlace } from './router'
 import { onTheme, setTheme, theme, Theme } from './theme'
 import { ago, useNow } from './time'
@@ -30,7 +31,9 @@ function Frame() {
   const halt = useResource<Halt>('/halt', { on: (e) => e.action.includes('halt'), every: 10_000 })
   useEffect(() => { void follow() }, [])
   const name = place.path[0] ?? ''
-  const page = pages.find((p) => p.path === name)
+  const local = who.value?.host // the dashboard of one host has its pages only
+  const page = pages.find((p) => p.path === name && (!local || p.path === 'hosts'))
+  useEffect(() => { if (local && !name) go(hostAt(local), true) }, [local, name])
   const [over, setOver] = useState<'palette' | 'shortcuts' | ''>('')
   const [open, setOpen] = useState(false) // the list of pages, on a phone
   const main = useRef<HTMLElement>(null)
@@ -45,7 +48,7 @@ function Frame() {
   useShortcuts(setOver)
   const role = who.value?.role ?? 'viewer'
   const operator = role === 'operator' || role === 'admin'
-  const shown = pages.filter((p) => p.title && (!p.admin || role === 'admin'))
+  const shown = pages.filter((p) => p.title && (!p.admin || role === 'admin') && (!local || p.path === 'hosts'))
   return (
     <>
       <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus() }}>Skip to content</a>
@@ -72,14 +75,14 @@ function Frame() {
           </div>
         </nav>
         <main id="main" ref={main} tabIndex={-1}>
-          <HaltControl halt={halt.value} operator={operator} reload={halt.reload} />
+          <HaltControl local={local} halt={halt.value} operator={operator} reload={halt.reload} />
           {who.problem && !who.value ? <Fault problem={who.problem} retry={who.reload} what="Cannot reach the server." />
             : !who.value ? <Loading what="your session" />
             : page ? <Boundary key={name} what="this page"><page.show place={place} role={role} operator={operator} /></Boundary>
             : <><h1>Page not found</h1><p><a href="/">View the fleet</a></p></>}
         </main>
       </div>
-      {over === 'palette' && <Palette commands={commands(shown, role, () => setOver('shortcuts'))} onClose={() => setOver('')} />}
+      {over === 'palette' && <Palette workers={!local} commands={commands(shown, role, local, () => setOver('shortcuts'))} onClose={() => setOver('')} />}
       {over === 'shortcuts' && <Shortcuts onClose={() => setOver('')} />}
       <Toasts />
     </>
@@ -110,10 +113,11 @@ function useShortcuts(open: (what: 'palette' | 'shortcuts') => void) {
 }
 
 /** Returns the palette's commands. */
-function commands(shown: Page[], role: string, shortcuts: () => void): Command[] {
+function commands(shown: Page[], role: string, local: string | undefined, shortcuts: () => void): Command[] {
   const out: Command[] = shown.map((p) => ({ label: p.title!, hint: 'page', run: () => go('/' + p.path) }))
   if (role === 'admin') out.push({ label: 'Import instances', hint: 'page', run: () => go('/import') })
-  out.push({ label: 'Preview a policy', hint: 'page', run: () => go('/preview') }, { label: 'Keyboard shortcuts', hint: '?', run: shortcuts })
+  if (!local) out.push({ label: 'Preview a policy', hint: 'page', run: () => go('/preview') })
+  out.push({ label: 'Keyboard shortcuts', hint: '?', run: shortcuts })
   for (const t of ['light', 'dark', 'system'] as Theme[]) out.push({ label: `Use the ${t} theme`, hint: 'theme', run: () => setTheme(t) })
   out.push({ label: 'Sign out', run: () => session.end() })
   return out
@@ -130,7 +134,7 @@ function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () =
   )
 }
 
-function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () => void }) {
+function HaltControl(p: { local: string | undefined; halt: Halt | undefined; operator: boolean; reload: () => void }) {
   const [open, setOpen] = useState(false)
   const [reason, setReason] = useState('')
   const [hours, setHours] = useState('')
@@ -146,7 +150,7 @@ function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () 
       <button type="button" class="danger quiet" onClick={() => setOpen(true)}>Halt</button>
       {open && (
         <Dialog title="Stop all automatic actions?" onClose={() => setOpen(false)}>
-          <p>Within 5 seconds, lull stops pausing, resuming and draining workers automatically, on all servers, until the halt is lifted. Manual actions still work. A halt survives restarts.</p>
+          <p>{p.local ? `Within 5 seconds, lull host stops pausing, stopping and restarting instances of ${p.local} automatically, until the halt is lifted. Manual actions still work. A halt survives restarts.` : <>Within 5 seconds, lull stops pausing, resuming and draining workers automatically, on all servers, until the halt is lifted. Manual actions still work. A halt survives restarts.</>}</p>
           <div class="stack">
             <label for="halt-reason">Reason</label><input id="halt-reason" value={reason} maxLength={256} onInput={(e) => setReason(e.currentTarget.value)} />
             <label for="halt-hours">Ends</label>

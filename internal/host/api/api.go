@@ -40,6 +40,9 @@ type API struct {
 	Version string
 	Status  func() hostctl.Status // the daemon's status
 	Metrics http.Handler          // serves /metrics; nil disables it
+	// Link returns a link that signs user in to the dashboard, once, or the reason
+	// why no dashboard is served.
+	Link func(ctx context.Context, user string) (hostctl.Link, error)
 }
 
 // Handler returns the HTTP API and its OpenAPI document.
@@ -141,6 +144,14 @@ func (a *API) reads(api huma.API) {
 }
 
 func (a *API) verbs(api huma.API) {
+	huma.Register(api, operation("open-dashboard", "POST", "/dashboard/links", "Make a link that signs a browser in to the dashboard, once"),
+		func(ctx context.Context, _ *struct{}) (*answer[hostctl.Link], error) {
+			l, err := a.Link(ctx, httpx.UserOf(ctx))
+			if err != nil {
+				return nil, httpx.NewProblem(http.StatusConflict, "no_dashboard", err.Error())
+			}
+			return &answer[hostctl.Link]{l}, nil
+		})
 	create := operation("create-instance", "POST", "/instances", "Create an instance")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {

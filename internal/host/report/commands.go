@@ -138,7 +138,7 @@ func (r *Reporter) do(ctx context.Context, c *control.HostCommand) control.HostR
 		},
 	}
 	err := h.Complete(ctx, func(ctx context.Context) error {
-		return verbs[c.Verb](host.For(ctx, c.By+" via server"))
+		return verbs[c.Verb](host.For(ctx, c.By+" via "+r.Via))
 	})
 	var o hostctl.Instance
 	if err == nil {

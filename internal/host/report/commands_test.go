@@ -53,7 +53,7 @@ func (c *commanded) accepting() (end func()) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	rep := &Reporter{Host: c.Host, Server: c, Name: "desk", Version: "v1", Every: 15 * time.Second, Log: slog.New(slog.DiscardHandler), Commands: kept}
+	rep := &Reporter{Host: c.Host, Server: c, Name: "desk", Version: "v1", Every: 15 * time.Second, Log: slog.New(slog.DiscardHandler), Commands: kept, Via: "server"}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = rep.Run(ctx) }()

@@ -56,8 +56,10 @@ type Reporter struct {
 	Every  time.Duration
 	Faults []string // what is wrong with the host
 	Log    *slog.Logger
-	// Commands carries out the server's commands; nil accepts none.
+	// Commands carries out the server's commands; nil accepts none. Via is how
+	// they are attributed, such as "server" for "ada via server".
 	Commands *Commands
+	Via      string
 
 	haltMark string // version of the fleet's halt last received; owned by followHalt
 
@@ -398,7 +400,7 @@ func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 		a.Status = http.StatusServiceUnavailable
 	default:
 		i := reported(y.Instance)
-		a.Why = &control.HostWhy{Account: y.Account, Host: r.Name, Readings: "live", Instance: &i}
+		a.Why = &control.HostWhy{Account: y.Account, Host: r.Name, Readings: "live", Instance: &i, Events: r.events(i.ID, q.At)}
 	}
 	if err != nil {
 		a.Detail = err.Error()
@@ -409,4 +411,18 @@ func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 		a = control.HostReply{ID: q.ID, Status: http.StatusInternalServerError, Detail: err.Error()}
 	}
 	return weighed{a, body}
+}
+
+// events returns the latest events of an instance, up to a time unless that is
+// zero.
+func (r *Reporter) events(id string, until time.Time) []control.HostEvent {
+	all, _, _ := r.Host.Events().Since(0)
+	out := []control.HostEvent{}
+	for _, e := range slices.Backward(all) {
+		if e.ID == id && (until.IsZero() || !e.Time.After(until)) && len(out) < control.MaxHostEvents {
+			out = append(out, control.HostEvent{Time: e.Time, Type: e.Type, State: e.State, By: e.By, Reason: e.Reason})
+		}
+	}
+	slices.Reverse(out)
+	return out
 }

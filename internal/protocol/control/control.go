@@ -446,6 +446,7 @@ type Session struct {
 	Version string `json:"version"`
 	Halted  bool   `json:"halted"`
 	Shadow  bool   `json:"shadow"`
+	Host    string `json:"host,omitempty" doc:"Name of the only host that this server shows, without a fleet; absent at a server of a fleet"`
 }
 
 // Auth describes the login besides tokens. Without an issuer all fields are

@@ -149,6 +149,17 @@ type HostWhy struct {
 	Unheard string `json:"unheard,omitempty"`
 	// Instance is the instance as last reported; null if unknown.
 	Instance *HostInstance `json:"instance"`
+	// Events are the instance's latest, oldest first, if the host answered.
+	Events []HostEvent `json:"events"`
+}
+
+// HostEvent is something that happened to an instance.
+type HostEvent struct {
+	Time   time.Time `json:"time"`
+	Type   string    `json:"type"`
+	State  string    `json:"state" doc:"Afterwards"`
+	By     string    `json:"by"`
+	Reason string    `json:"reason"`
 }
 
 // HostSummary is a host in a listing.
@@ -211,6 +222,7 @@ const (
 	maxHostEach      = 64        // leases, blocks and endpoints per instance
 	maxHostPart      = 1000      // instances per report
 	MaxHostAnswers   = 32
+	MaxHostEvents    = 30 // per explanation
 )
 
 // Stale returns how long a host may be silent: three of its intervals.
@@ -337,6 +349,9 @@ func (a *HostReply) check() error {
 	switch {
 	case a.Why != nil && a.Done == nil && a.Status == 0:
 		i = a.Why.Instance
+		if len(a.Why.Events) > MaxHostEvents {
+			return fmt.Errorf(".why.events: there are more than %d", MaxHostEvents)
+		}
 	case a.Done != nil && a.Why == nil && a.Status == 0:
 		i, field = a.Done.Instance, ".done"
 		if len(a.Done.Log) > MaxHostLog {

@@ -115,6 +115,17 @@ func (c *Client) Change(ctx context.Context, name string, in Change) (o Instance
 	return o, c.call(ctx, "PATCH", inst(name), in, &o)
 }
 
+// Link is a link that signs a browser in to the host's dashboard, once.
+type Link struct {
+	URL       string    `json:"url"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// Open returns a sign-in link for the host's dashboard.
+func (c *Client) Open(ctx context.Context) (l Link, err error) {
+	return l, c.call(ctx, "POST", "/dashboard/links", nil, &l)
+}
+
 // Snooze keeps it running until t; the zero time ends the snooze.
 func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instance, err error) {
 	in := map[string]time.Time{}

@@ -14,7 +14,7 @@ import (
 // says why it cannot be asked. i is nil if nothing is known of the instance
 // either.
 func LastHeard(v *control.HostView, i *control.HostInstance, at time.Time, unheard string) *control.HostWhy {
-	y := &control.HostWhy{Host: v.Name, Readings: "unknown", Unheard: unheard, Instance: i}
+	y := &control.HostWhy{Host: v.Name, Readings: "unknown", Unheard: unheard, Instance: i, Events: []control.HostEvent{}}
 	y.Account = why.Account{Kind: why.KindInstance, At: at, Signals: []evidence.Signal{}, Leases: []idle.Lease{}}
 	y.NoRemedy()
 	if i == nil {

@@ -1,7 +1,7 @@
 // Hosts, one host, and one instance with its explanation. They are polled, since
 // host reports are not in the event stream.
 
-import { HostInstance, HostSummary, HostView, HostWhy, List } from '../api'
+import { HostEvent, HostInstance, HostSummary, HostView, HostWhy, List } from '../api'
 import type { PageProps } from '../router'
 import { useResource } from '../resource'
 import { go } from '../router'
@@ -198,8 +198,23 @@ function Instance(p: { host: string; name: string; at: number | null; logs: bool
           <div>{i && <Facts i={i} asked={commands.asked(i)} />}</div>
         </div>
       )}
+      {y && y.events.length > 0 && <Timeline events={y.events} />}
       {i && p.operator && <Card title="Logs">{commands.why && <p class="muted">{commands.why}</p>}<Logs host={p.host} name={p.name} why={commands.why} now={p.logs} /></Card>}
     </>
+  )
+}
+
+/** What happened to an instance, newest first. */
+function Timeline(p: { events: HostEvent[] }) {
+  return (
+    <Card title="Timeline" class="flush">
+      <div class="scroll" tabIndex={0} role="region" aria-label="Timeline">
+        <table data-testid="timeline">
+          <thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">State</th><th scope="col">By</th><th scope="col">Reason</th></tr></thead>
+          <tbody>{[...p.events].reverse().map((e, n) => <tr key={n} data-type={e.type}><td><Time at={e.time} as="clock" /></td><td>{words(e.type)}</td><td>{e.state}</td><td>{words(e.by) || '–'}</td><td class="muted">{e.reason || '–'}</td></tr>)}</tbody>
+        </table>
+      </div>
+    </Card>
   )
 }
 
@@ -214,7 +229,7 @@ function Facts(p: { i: HostInstance; asked?: Asked }) {
         <div><dt>Pauses after</dt><dd>{i.pause_after > 0 ? span(i.pause_after) : 'never'}{i.stop_after > 0 && <span class="muted">, stops {span(i.stop_after)} later</span>}</dd></div>
         <div><dt>Last paused</dt><dd><Time at={i.last_paused_at} />{i.last_paused_by && <span class="muted"> by {words(i.last_paused_by)}</span>}</dd></div>
         <div><dt>Last resumed</dt><dd><Time at={i.last_resumed_at} />{i.last_resumed_by && <span class="muted"> by {words(i.last_resumed_by)}</span>}</dd></div>
-        <div><dt>Pauses, wakes</dt><dd>{i.pause_count}, {i.wake_count}{i.restart_count > 0 && `; ${i.restart_count} restarts`}</dd></div>
+        <div><dt>Pauses, wakes</dt><dd data-testid="counters">{i.pause_count}, {i.wake_count}{i.restart_count > 0 && `; ${i.restart_count} restarts`}</dd></div>
         <div><dt>Connections</dt><dd>{i.connections}</dd></div>
         <div><dt>Memory</dt><dd>{i.memory_bytes > 0 ? bytes(i.memory_bytes) : 'unknown'}{i.memory_limit > 0 && <span class="muted"> of {bytes(i.memory_limit)}</span>}</dd></div>
         {i.reclaimed_bytes > 0 && <div><dt>Memory freed</dt><dd>{bytes(i.reclaimed_bytes)}</dd></div>}

@@ -9,7 +9,7 @@ import { workerAt } from './workerdialogs'
 /** A command of the palette. */
 export interface Command { label: string; hint?: string; run: () => void }
 
-export function Palette(p: { commands: Command[]; onClose: () => void }) {
+export function Palette(p: { workers: boolean; commands: Command[]; onClose: () => void }) {
   const [text, setText] = useState('')
   const [at, setAt] = useState(0)
   const [found, setFound] = useState<WorkerRow[]>([])
@@ -17,7 +17,7 @@ export function Palette(p: { commands: Command[]; onClose: () => void }) {
   const id = useId()
   const words = text.toLowerCase().split(/\s+/).filter(Boolean)
   useEffect(() => {
-    if (words.length === 0) { setFound([]); return }
+    if (words.length === 0 || !p.workers) { setFound([]); return }
     const control = new AbortController()
     const timer = setTimeout(() => {
       ask<Overview>('GET', `/overview?${new URLSearchParams({ q: text.trim(), limit: '8' })}`, undefined, control.signal).then((a) => setFound(a.value.items)).catch(() => {}) // the commands remain
