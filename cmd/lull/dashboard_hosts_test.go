@@ -281,10 +281,8 @@ func TestLocalDashboard(t *testing.T) {
 		t.Errorf("the pages are %v", got)
 	}
 	w.until(`!document.querySelector('[data-testid=no-commands]')`)
-	w.both("local host", "light", "dark")
-
 	w.more("Actions for web", "Pause…")
-	w.press("Pause it")
+	w.press("Pause")
 	h.state("web", "paused")
 	if e := h.event("web", "paused"); e.By != "manual" || !strings.HasSuffix(e.Reason, " via dashboard") {
 		t.Errorf("the host recorded the pause as %+v", e)
@@ -295,6 +293,7 @@ func TestLocalDashboard(t *testing.T) {
 		w.until(`[...document.querySelectorAll('tbody tr')].find((e) => e.querySelector('th').innerText.startsWith('web')).querySelector('.state').innerText === $1`, want)
 	}
 	state("paused")
+	w.both("local host", "light", "dark")
 	w.press("web")
 	w.until(`location.pathname === '/hosts/desk/web' && document.querySelector('[data-testid=counters]')`)
 	woken := js[string](w, `document.querySelector('[data-testid=counters]').innerText`)

@@ -79,6 +79,24 @@ func TestSocketIsAbsolute(t *testing.T) {
 	}
 }
 
+// TestDashboardAddress checks that the dashboard is not served in the clear outside
+// loopback unless that is asked for, and that commands need a server.
+func TestDashboardAddress(t *testing.T) {
+	for args, ok := range map[string]bool{
+		"--listen 127.0.0.1:7071": true, "--listen [::1]:0": true, "--listen localhost:0": true, "--listen 0.0.0.0:7071": false, "--listen :7071": false,
+		"--listen 192.0.2.1:7071": false, "--listen 192.0.2.1:7071 --insecure": true, "--listen 192.0.2.1:7071 --tls-cert c --tls-key k": true,
+		"--listen 127.0.0.1:7071 --tls-cert c": false, "--listen 7071": false, "--server-commands": false,
+	} {
+		f := flags()
+		if err := f.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := resolve(func(string) string { return "" }, "", f); (err == nil) != ok {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
 // TestFormerNames checks that the names that flags and config keys had in the last
 // release still work and are not shown.
 func TestFormerNames(t *testing.T) {
