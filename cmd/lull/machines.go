@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
@@ -28,6 +29,9 @@ import (
 // openMachines wires the microVM runtime. Its Missing lists the missing
 // prerequisites of guests.
 func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, rt *process.Runtime, h func() *host.Host) (*microvm.Runtime, error) {
+	if err := guestsFit(); err != nil {
+		return nil, err
+	}
 	layer, err := cfg.layer()
 	if err != nil {
 		return nil, err
@@ -43,6 +47,15 @@ func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, rt *proce
 		OnMessage: func(ctx context.Context, id string, m guest.Message) error {
 			return h().FromHarness(ctx, id, m)
 		}})
+}
+
+// guestsFit returns an error if this machine cannot run guests at all: they are
+// x86-64 machines with the helper of this machine inside.
+func guestsFit() error {
+	if runtime.GOARCH != "amd64" {
+		return errors.New("microVMs need an x86-64 machine, and this one is " + runtime.GOARCH)
+	}
+	return nil
 }
 
 // kernelDir is where a host looks for a guest kernel of its own.
@@ -112,6 +125,10 @@ other systems, set LULL_GUEST_KERNEL to any kernel with virtio.`,
 
 // machineFindings checks the prerequisites of microVMs.
 func machineFindings(cfg hostConfig) (l term.Findings) {
+	if err := guestsFit(); err != nil {
+		l.Optional("microvm", err, "", "run programs and containers here")
+		return l
+	}
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	l.Optional("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
 	harness, file, err := describeHelper(cfg.Harness, cfg.Data, harnessName)
