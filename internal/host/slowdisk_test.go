@@ -1,6 +1,7 @@
 package host
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,11 +80,15 @@ func TestCalledOffStopOverCrash(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(r *rig) {
 				writing := make(chan struct{})
+				var stopping, crashed atomic.Bool
 				r.disk.On = func(rec *instance.Record) {
-					if rec.State == power.Stopping {
+					switch {
+					case crashed.Load():
+					case rec.State == power.Stopping && !stopping.Swap(true):
 						close(writing)
-						r.disk.On = func(*instance.Record) { time.Sleep(time.Hour) }
 						time.Sleep(time.Minute)
+					case stopping.Load():
+						time.Sleep(time.Hour)
 					}
 				}
 				id := r.run("a", nil)
@@ -96,7 +101,7 @@ func TestCalledOffStopOverCrash(t *testing.T) {
 				if s := r.disk.All()[0].State; s != power.Stopping {
 					t.Fatalf("the disk says %s", s)
 				}
-				r.disk.On = nil
+				crashed.Store(true)
 				r.crash()
 				r.boot()
 				time.Sleep(time.Minute)

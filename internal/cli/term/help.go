@@ -7,7 +7,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // Layout of help texts, in columns.
@@ -17,33 +16,71 @@ const (
 	underName = 8
 )
 
-func init() {
-	cobra.AddTemplateFunc("flagUsages", flagUsages)
-	cobra.AddTemplateFunc("fold", fold)
-	cobra.AddTemplateFunc("continued", continued)
-}
-
-// WrapHelp makes the help of cmd and its subcommands fit the terminal.
+// WrapHelp makes the help of cmd and its subcommands fit the terminal. It wraps
+// what cobra prints: a template of our own would link text/template, and with it
+// every method of every type.
 func (c *Term) WrapHelp(cmd *cobra.Command) {
 	width := c.screen()
 	if width < helpWidth/2 {
 		width = helpWidth
 	}
-	usage := cmd.UsageTemplate()
-	for _, set := range []string{"LocalFlags", "InheritedFlags"} {
-		usage = strings.ReplaceAll(usage, "."+set+".FlagUsages", fmt.Sprintf("flagUsages .%s %d", set, width))
+	help, usage := cmd.HelpFunc(), cmd.UsageFunc()
+	cmd.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		text := captured(cmd, func() { help(cmd, args) })
+		what, how, found := strings.Cut(text, "\n"+usageTitle+"\n")
+		fmt.Fprint(cmd.OutOrStdout(), strings.TrimRight(fold(what, width), "\n"), "\n")
+		if found {
+			fmt.Fprint(cmd.OutOrStdout(), "\n"+usageTitle+"\n", how)
+		}
+	})
+	cmd.SetUsageFunc(func(cmd *cobra.Command) (err error) {
+		text := captured(cmd, func() { err = usage(cmd) })
+		fmt.Fprint(cmd.OutOrStderr(), wrapUsage(text, width))
+		return err
+	})
+}
+
+const usageTitle = "Usage:"
+
+// captured returns what do prints to cmd.
+func captured(cmd *cobra.Command, do func()) string {
+	var b strings.Builder
+	out, err := cmd.OutOrStdout(), cmd.ErrOrStderr()
+	cmd.SetOut(&b)
+	cmd.SetErr(&b)
+	do()
+	cmd.SetOut(out)
+	cmd.SetErr(err)
+	return b.String()
+}
+
+// wrapUsage wraps the flags and examples in a usage text, whose paragraphs begin
+// with their title.
+func wrapUsage(text string, width int) string {
+	paragraphs := strings.Split(text, "\n\n")
+	for i, p := range paragraphs {
+		title, body, _ := strings.Cut(strings.TrimLeft(p, "\n"), "\n")
+		switch title {
+		case "Flags:", "Global Flags:":
+			p = title + "\n" + strings.TrimRight(flagUsages(body, width), "\n")
+		case "Examples:":
+			p = title + "\n" + continued(body, width)
+		default:
+			continue
+		}
+		paragraphs[i] = p
 	}
-	cmd.SetUsageTemplate(strings.ReplaceAll(usage, "{{.Example}}", fmt.Sprintf("{{continued .Example %d}}", width)))
-	cmd.SetHelpTemplate(strings.Replace(cmd.HelpTemplate(), "{{. | trimTrailingWhitespaces}}", fmt.Sprintf("{{fold . %d | trimTrailingWhitespaces}}", width), 1))
+	return strings.TrimRight(strings.Join(paragraphs, "\n\n"), "\n") + "\n"
 }
 
 // usageLine is a line of pflag: the flag and what it does.
 var usageLine = regexp.MustCompile(`^( +(?:-\S, )?--\S+(?: \S+)?) {3,}(.*)$`)
 
-// flagUsages describes flags in lines of at most width columns.
-func flagUsages(f *pflag.FlagSet, width int) string {
+// flagUsages returns pflag's description of flags in lines of at most width
+// columns.
+func flagUsages(text string, width int) string {
 	var b strings.Builder
-	lines := strings.Split(strings.TrimRight(f.FlagUsages(), "\n"), "\n")
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	column := 0
 	for _, l := range lines {
 		if m := usageLine.FindStringSubmatch(l); m != nil {

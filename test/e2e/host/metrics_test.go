@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"lull/internal/host/daemontest"
-	"lull/internal/protocol/hostctl"
+	"lull/internal/lib/waittest"
 )
 
 // TestMetrics reads a host's metrics as Prometheus does and over its API
@@ -25,7 +25,6 @@ func TestMetrics(t *testing.T) {
 	if err := c.echo("hello"); err != nil {
 		t.Fatal(err)
 	}
-	d.Until(s.Name, "its wake is counted", func(o hostctl.Instance) bool { return o.WakeCount > 0 })
 	local := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", d.Dir+"/host.sock")
 	}}}
@@ -43,9 +42,11 @@ func TestMetrics(t *testing.T) {
 		}
 		return res.StatusCode, string(b)
 	}
+	const woken = `lull_instance_wake_seconds_count{from="paused",runtime="process"} 1`
+	waittest.Until(t, "its wake is counted", func() bool { _, body := get(local, "http://lull/metrics"); return strings.Contains(body, woken) })
 	for name, cl := range map[string]*http.Client{"http://" + open: http.DefaultClient, "http://lull": local} {
 		code, body := get(cl, name+"/metrics")
-		for _, want := range []string{`lull_instance_wake_seconds_count{from="paused",runtime="process"} 1`, `lull_instances{runtime="process",state="running"} 1`,
+		for _, want := range []string{woken, `lull_instances{runtime="process",state="running"} 1`,
 			`lull_instance_events_total{type="paused"} 1`, "lull_host_halted 0", "process_resident_memory_bytes ", "go_goroutines "} {
 			if code != http.StatusOK || !strings.Contains(body, "\n"+want) {
 				t.Errorf("%s answers %d and does not say %s", name, code, want)
