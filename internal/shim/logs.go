@@ -19,7 +19,7 @@ const (
 	chunkSize  = 64 << 10               // maximum size of a read; the capacity of a pipe
 	queued     = 64                     // chunks between the reader and the writer
 	slowDisk   = 100 * time.Millisecond // wait after which bytes are dropped instead of blocking programs
-	openLogs   = 64                     // logs whose files are kept open
+	openLogs   = 32                     // logs whose files, two each, are kept open
 	defaultMax = 10 << 20
 )
 

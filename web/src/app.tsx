@@ -46,6 +46,8 @@ function Frame() {
     setOpen(false)
   }, [at])
   useShortcuts(setOver)
+  // A dialog tells that it closed only after the next key may have opened another.
+  const shut = (what: typeof over) => setOver((now) => (now === what ? '' : now))
   const role = who.value?.role ?? 'viewer'
   const operator = role === 'operator' || role === 'admin'
   const shown = pages.filter((p) => p.title && (!p.admin || role === 'admin') && (!local || p.path === 'hosts'))
@@ -82,8 +84,8 @@ function Frame() {
             : <><h1>Page not found</h1><p><a href="/">View the fleet</a></p></>}
         </main>
       </div>
-      {over === 'palette' && <Palette workers={!local} commands={commands(shown, role, local, () => setOver('shortcuts'))} onClose={() => setOver('')} />}
-      {over === 'shortcuts' && <Shortcuts onClose={() => setOver('')} />}
+      {over === 'palette' && <Palette workers={!local} commands={commands(shown, role, local, () => setOver('shortcuts'))} onClose={() => shut('palette')} />}
+      {over === 'shortcuts' && <Shortcuts onClose={() => shut('shortcuts')} />}
       <Toasts />
     </>
   )

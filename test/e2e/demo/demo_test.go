@@ -216,7 +216,9 @@ func TestDemo(t *testing.T) {
 	_, err := exec.LookPath("qemu-system-x86_64")
 	machines := err == nil && os.Getenv("LULL_GUEST_KERNEL") != "" && os.Getenv("LULL_BIN_DIR") != ""
 	if machines {
-		r.await("guest", "hibernated, woken")
+		for _, state := range []string{"running", "hibernated", "hibernated, woken"} { // each may take a while in emulation
+			r.await("guest", state)
+		}
 	}
 	for _, verb := range []string{"ps", "why web", "worker ls", "worker why old-1"} {
 		out, err := exec.Command("sh", "-c", ". "+r.environment()+" && lull "+verb).CombinedOutput()

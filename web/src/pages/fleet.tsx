@@ -20,6 +20,12 @@ import { columns, usualColumns, WorkerList } from '../parts/workerlist'
 
 const order: Standing[] = ['active', 'idle', 'pausing_soon', 'blocked', 'unknown', 'checking', 'paused', 'starting', 'failed']
 
+/** Returns rows as the list shows them now, where it shows them. */
+function current(rows: WorkerRow[], shown: ReadonlyMap<number, WorkerRow>): WorkerRow[] {
+  const now = new Map([...shown.values()].map((r) => [r.id, r]))
+  return rows.map((r) => now.get(r.id) ?? r)
+}
+
 /** The most workers that can be selected at once. */
 const mostSelected = 500
 
@@ -120,7 +126,7 @@ export function Fleet(p: PageProps) {
             menu={(r) => rowMenu(r, { operator: p.operator, admin, open: (kind) => setDialog({ kind, id: r.id }), reload: view.reload })} />
         </Boundary>
       )}
-      {selected.size > 0 && <BulkBar rows={[...selected.values()]} admin={admin} onClear={() => setSelected(new Map())} onDone={() => { setSelected(new Map()); view.reload() }} />}
+      {selected.size > 0 && <BulkBar rows={current([...selected.values()], known.rows)} admin={admin} onClear={() => setSelected(new Map())} onDone={() => { setSelected(new Map()); view.reload() }} />}
       {dialog && <WorkerDialog kind={dialog.kind} id={dialog.id} admin={admin} onClose={() => { setDialog(null); view.reload() }} />}
       {adding === 'create' && <CreateWorker onClose={() => setAdding('')} />}
       {adding === 'scale' && <ScaleUp onClose={() => setAdding('')} />}

@@ -59,7 +59,7 @@ function Confirm(p: { verb: Verb; rows: WorkerRow[]; onClose: (done: boolean) =>
     <Dialog title={title} onClose={() => count === null && p.onClose(false)}>
       <p>{v.asks}</p>
       <p class="names">{now.slice(0, 12).map((r) => <span key={r.id} class="tag">{r.name}</span>)}{now.length > 12 && <span class="muted">and {(now.length - 12).toLocaleString('en')} more</span>}</p>
-      {now.length < p.rows.length && <p class="muted">{(p.rows.length - now.length).toLocaleString('en')} selected workers cannot do this now and are skipped.</p>}
+      {now.length < p.rows.length && <p class="muted">{p.rows.length - now.length === 1 ? '1 selected worker cannot do this now and is skipped.' : `${(p.rows.length - now.length).toLocaleString('en')} selected workers cannot do this now and are skipped.`}</p>}
       <div class="actions">
         <button type="button" aria-disabled={count !== null} onClick={() => count === null && p.onClose(false)}>Cancel</button>
         <button type="button" class="primary" aria-disabled={count !== null} onClick={start}>{count === null ? v.label : `${count} of ${now.length}…`}</button>
