@@ -192,8 +192,8 @@ var edits = []edit{
 		return time.Time{}
 	}
 `},
-	{`a.config.TTLAction, "This machine's time ends at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
-`, `a.config.TTLAction, "This machine's time ends at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
+	{`a.config.TTLAction, "This machine expires at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
+`, `a.config.TTLAction, "This machine expires at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
 		if mutantOn("ttl-held") {
 			out[len(out)-1].at = later(t, a.heldUntil())
 		}
