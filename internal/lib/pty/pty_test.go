@@ -1,0 +1,42 @@
+package pty
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+// late is a writer during whose every write the read deadline of a stream passes.
+type late struct {
+	got int
+	of  *os.File
+}
+
+func (l *late) Write(b []byte) (int, error) {
+	if err := l.of.SetReadDeadline(time.Now().Add(-time.Hour)); err != nil {
+		return 0, err
+	}
+	l.got += len(b)
+	return len(b), nil
+}
+
+// TestCopyAfterTheDeadline checks that a slow writer loses nothing of a stream whose
+// other end stays open.
+func TestCopyAfterTheDeadline(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if _, err := w.Write(make([]byte, 64<<10)); err != nil { // as much as a pipe holds
+		t.Fatal(err)
+	}
+	if err := r.SetReadDeadline(time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	l := &late{of: r}
+	if Copy(l, r); l.got != 64<<10 {
+		t.Errorf("%d bytes were copied, want %d", l.got, 64<<10)
+	}
+}
