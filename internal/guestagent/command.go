@@ -192,8 +192,8 @@ func (k *commands) with(number uint64, do func(*command)) {
 // exec runs a command beside the workload, as its user, and waits for it. Output
 // is sent to the host as it appears. If the host cancels it, it is killed.
 func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) (guest.ExecAnswer, error) {
-	if len(c.Command) == 0 {
-		return guest.ExecAnswer{}, errors.New("cannot run a command: it is empty")
+	if (len(c.Command) == 0) == (c.Files == "") {
+		return guest.ExecAnswer{}, errors.New("cannot run a command: want either a command or files")
 	}
 	x := &command{number: c.Number, host: host, kids: h.kids, closed: !c.Input, some: make(chan struct{}, 1)}
 	if c.Stream {
@@ -213,14 +213,26 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 	if c.Dir != "" {
 		dir = c.Dir
 	}
+	if c.Files != "" {
+		cred = nil // it runs as root
+	}
 	s, err := openStreams(c, cred)
 	if err != nil {
 		return guest.ExecAnswer{}, err
 	}
 	defer s.close()
-	p, err := h.spawn(c.Command, append(slices.Clone(env), c.Env...), dir, cred, s.theirs, c.TTY)
+	var p *process
+	if c.Files != "" {
+		p, err = h.startCopy(c, s.theirs)
+	} else {
+		p, err = h.spawn(c.Command, append(slices.Clone(env), c.Env...), dir, cred, s.theirs, c.TTY)
+	}
 	s.given()
-	if err != nil {
+	switch {
+	case err == nil:
+	case c.Files != "":
+		return guest.ExecAnswer{}, fmt.Errorf("cannot copy files: %w", err)
+	default:
 		code := guest.CannotRun
 		if errors.Is(err, errNotThere) {
 			code = guest.NotThere
@@ -248,9 +260,11 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may already be gone
 		<-p.over
 	}
-	// A child that keeps a stream open must not delay the answer.
-	for _, f := range s.out {
-		_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // it fails if the terminal was hung up
+	if c.Files == "" { // a copy has no children
+		// A child that keeps a stream open must not delay the answer.
+		for _, f := range s.out {
+			_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // it fails if the terminal was hung up
+		}
 	}
 	read.Wait()
 	return guest.ExecAnswer{Code: p.note().Code, Stdout: streams[0].note.Data, Stderr: streams[1].note.Data,

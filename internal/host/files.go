@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +16,8 @@ import (
 )
 
 // ReadFiles writes the file or tree at a path of an instance to w as a tar stream.
-// It works while the instance sleeps. begun reports whether something was written.
+// It works while the instance sleeps; a runtime that copies files itself may have it
+// woken. begun reports whether something was written.
 func (h *Host) ReadFiles(ctx context.Context, w io.Writer, ref, at string) (begun bool, err error) {
 	if i, k, done, err := h.keeperOf(ctx, ref); err != nil || k != nil {
 		if err != nil {
@@ -26,7 +25,7 @@ func (h *Host) ReadFiles(ctx context.Context, w io.Writer, ref, at string) (begu
 		}
 		defer done()
 		begun, err = k.ReadFiles(ctx, i.id, i.absolute(at), w)
-		return begun, keeperFault(i, at, err)
+		return begun, fileFault(i, at, err)
 	}
 	i, root, done, err := h.filesOf(ctx, ref)
 	if err != nil {
@@ -34,32 +33,8 @@ func (h *Host) ReadFiles(ctx context.Context, w io.Writer, ref, at string) (begu
 	}
 	defer done()
 	at = i.absolute(at)
-	f, err := openIn(root, at, unix.O_PATH)
-	if err != nil {
-		return false, fileFault(i, at, err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return false, fileFault(i, at, err)
-	}
-	if !st.IsDir() {
-		if !st.Mode().IsRegular() {
-			return false, &RefusedError{Name: i.name(), What: "copy " + at + " of", Reason: "it is not a file or directory"}
-		}
-		file, err := os.Open(procPath(f))
-		if err != nil {
-			return false, fileFault(i, at, err)
-		}
-		defer file.Close()
-		return true, tartree.PackFile(w, file, path.Base(at))
-	}
-	dir, err := os.OpenRoot(procPath(f))
-	if err != nil {
-		return false, fileFault(i, at, err)
-	}
-	defer dir.Close()
-	return true, tartree.Pack(w, dir, strings.TrimPrefix(path.Base(at), "/"))
+	begun, err = tartree.PackInside(w, root, at)
+	return begun, fileFault(i, at, err)
 }
 
 // WriteFiles unpacks a tar stream at a path of an instance: into the directory
@@ -71,7 +46,7 @@ func (h *Host) WriteFiles(ctx context.Context, r io.Reader, ref, at string) erro
 			return err
 		}
 		defer done()
-		return keeperFault(i, at, k.WriteFiles(ctx, i.id, i.absolute(at), r))
+		return fileFault(i, at, k.WriteFiles(ctx, i.id, i.absolute(at), r))
 	}
 	i, root, done, err := h.filesOf(ctx, ref)
 	if err != nil {
@@ -79,33 +54,7 @@ func (h *Host) WriteFiles(ctx context.Context, r io.Reader, ref, at string) erro
 	}
 	defer done()
 	at = i.absolute(at)
-	as := ""
-	f, err := openIn(root, at, unix.O_PATH|unix.O_DIRECTORY)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		as = path.Base(at)
-		f, err = openIn(root, path.Dir(at), unix.O_PATH|unix.O_DIRECTORY)
-	}
-	if err != nil {
-		return fileFault(i, at, err)
-	}
-	defer f.Close()
-	var owner unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &owner); err != nil {
-		return fileFault(i, at, err)
-	}
-	dir, err := os.OpenRoot(procPath(f))
-	if err != nil {
-		return fileFault(i, at, err)
-	}
-	defer dir.Close()
-	var own func(string) error
-	if os.Geteuid() == 0 {
-		own = func(name string) error { return dir.Lchown(name, int(owner.Uid), int(owner.Gid)) }
-	}
-	if err := tartree.Unpack(r, dir, as, own); err != nil {
-		return fmt.Errorf("copy to %s of %s: %w", at, i.name(), err)
-	}
-	return nil
+	return fileFault(i, at, tartree.UnpackInside(r, root, at))
 }
 
 // keeperOf returns the runtime of an instance if that copies files itself. The
@@ -125,16 +74,12 @@ func (h *Host) keeperOf(ctx context.Context, ref string) (i *inst, k instance.Fi
 	if err == nil {
 		if err = h.Resume(ctx, ref, ByManual); err != nil {
 			leave()
+			if refused, ok := errors.AsType[*RefusedError](err); ok {
+				refused.What = "copy files of"
+			}
 		}
 	}
 	return i, k, leave, err
-}
-
-func keeperFault(i *inst, at string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return &NotFoundError{Name: i.name(), File: at}
-	}
-	return err
 }
 
 // filesOf opens the root directory that the programs of an instance see. done closes
@@ -149,8 +94,6 @@ func (h *Host) filesOf(ctx context.Context, ref string) (i *inst, root *os.File,
 		root, err = rt.Root(i.id)
 	case i.spec().Runtime == "process":
 		root, err = os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY, 0)
-	case i.spec().Runtime == "microvm":
-		err = errors.New("the files of a microVM are inside the guest: share a directory with --workspace, or run tar in it with lull exec -i")
 	default:
 		err = errors.New("runtime " + i.spec().Runtime + " cannot")
 	}
@@ -178,20 +121,15 @@ func (i *inst) absolute(at string) string {
 	return path.Join("/", i.spec().Workdir, at)
 }
 
-// openIn opens a path with links resolved as inside root.
-func openIn(root *os.File, at string, flags uint64) (*os.File, error) {
-	fd, err := unix.Openat2(int(root.Fd()), at, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), at), nil
-}
-
-func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
-
+// fileFault makes an error about a path of an instance one of the host.
 func fileFault(i *inst, at string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, tartree.ErrNoPath):
 		return &NotFoundError{Name: i.name(), File: at}
+	case errors.Is(err, tartree.ErrIrregular):
+		return &RefusedError{Name: i.name(), What: "copy " + at + " of", Reason: err.Error()}
 	}
-	return fmt.Errorf("open %s of %s: %w", at, i.name(), err)
+	return fmt.Errorf("copy %s of %s: %w", at, i.name(), err)
 }

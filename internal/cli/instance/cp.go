@@ -27,11 +27,11 @@ belongs to the owner of the directory it is put in.
 If the local path is -, a tar archive is written to standard output or read from
 standard input and unpacked in the directory TARGET.
 
-This works while the instance sleeps, and wakes nothing. A container must have been
-started once. Docker copies files of its containers itself; what is copied in belongs
-to root there. The files of a microVM are inside the guest: share a directory with
-lull run --workspace, or run tar in it with lull exec -i. A local path that contains a
-colon needs ./ in front.`,
+This works while the instance sleeps, and wakes nothing, except for a microVM: its
+guest copies the files itself, so it is woken if it sleeps and must not be stopped.
+A container must have been started once. Docker copies files of its containers
+itself; what is copied in belongs to root there. A local path that contains a colon
+needs ./ in front.`,
 		Example: "  lull cp web:/etc/app - | tar t\n  lull cp config.yaml web:/etc/app/config.yaml\n  lull cp web:/var/log/app ./logs",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			from, fromPath := inside(a[0])

@@ -57,7 +57,8 @@ type (
 	}
 	// FileKeeper is a runtime that copies files itself. Trees are tar streams, as of
 	// package tartree. WriteFiles unpacks one into the directory at, or under that
-	// name in the directory above. An error about a missing path is fs.ErrNotExist.
+	// name in the directory above. An error about a missing path is tartree.ErrNoPath,
+	// one about a path that is no file or directory tartree.ErrIrregular.
 	FileKeeper interface {
 		FilesAwake() bool // whether the instance must run for it
 		ReadFiles(ctx context.Context, id, at string, w io.Writer) (begun bool, err error)

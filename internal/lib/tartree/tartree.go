@@ -14,6 +14,9 @@ import (
 	"strings"
 )
 
+// ErrIrregular is the error for what is neither a file nor a directory.
+var ErrIrregular = errors.New("it is not a file or directory")
+
 // Pack writes the tree below root to w; its top directory is called as. Sockets,
 // devices and pipes are left out.
 func Pack(w io.Writer, root *os.Root, as string) error {
@@ -58,7 +61,7 @@ func PackFile(w io.Writer, f *os.File, as string) error {
 		return err
 	}
 	if !st.Mode().IsRegular() {
-		return fmt.Errorf("pack %s: it is not a file or directory", as)
+		return fmt.Errorf("pack %s: %w", as, ErrIrregular)
 	}
 	t := tar.NewWriter(w)
 	if err := add(t, st, as, "", f); err != nil {

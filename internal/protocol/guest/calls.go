@@ -101,7 +101,24 @@ type ExecCall struct {
 	TTY    bool   `json:"tty,omitempty"`   // on a terminal; all output is on stream 1
 	Rows   uint16 `json:"rows,omitempty"`
 	Cols   uint16 `json:"cols,omitempty"`
+	// Files, if set, copies files as root instead of running a command: FilesOut
+	// from the absolute path At of the workload's root to the output, FilesIn from
+	// the input to At. Both are tar streams (package tartree).
+	Files string `json:"files,omitempty"`
+	At    string `json:"at,omitempty"`
 }
+
+// Values of ExecCall.Files.
+const (
+	FilesIn  = "in"
+	FilesOut = "out"
+)
+
+// Exit codes of a copy of files. Others but 0 come with an error on stderr.
+const (
+	FilesNoPath    = 3 // At does not exist
+	FilesIrregular = 4 // At is neither a file nor a directory
+)
 
 // InputNote is the next part of a command's input.
 type InputNote struct {

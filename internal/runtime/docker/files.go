@@ -50,7 +50,7 @@ func (r *Runtime) WriteFiles(ctx context.Context, id, at string, in io.Reader) e
 		at = st.LinkTarget
 		st, err = r.api.stat(ctx, c, at)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, tartree.ErrNoPath) {
 		return err
 	}
 	if err != nil || !st.Mode.IsDir() {
@@ -77,10 +77,10 @@ func (r *Runtime) WriteFiles(ctx context.Context, id, at string, in io.Reader) e
 
 func archive(container string) string { return "/containers/" + url.PathEscape(container) + "/archive" }
 
-// missing makes the error about a path that does not exist an fs.ErrNotExist.
+// missing makes the error about a path that does not exist a tartree.ErrNoPath.
 func missing(err error) error {
 	if isStatus(err, http.StatusNotFound) {
-		return errors.Join(fs.ErrNotExist, err)
+		return errors.Join(tartree.ErrNoPath, err)
 	}
 	return err
 }

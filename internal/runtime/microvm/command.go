@@ -14,19 +14,27 @@ import (
 // Exec implements instance.Execer: it runs a command in an instance's guest, with
 // its program's user and environment.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
+	return r.exec(ctx, id, guest.ExecCall{Command: q.Command, Env: q.Env, Dir: q.Dir, TTY: s.TTY, Rows: s.Size.Rows, Cols: s.Size.Cols}, s)
+}
+
+// exec makes an instance's guest carry out c with s.
+func (r *Runtime) exec(ctx context.Context, id string, c guest.ExecCall, s instance.Streams) (int, error) {
+	cannot := "cannot run a command: "
+	if c.Files != "" {
+		cannot = "cannot copy files: "
+	}
 	w := r.work(id)
 	if w == nil || w.isFrozen() {
-		return 0, errors.New("cannot run a command: the instance does not run")
+		return 0, errors.New(cannot + "the instance does not run")
 	}
 	if why := w.stands(); why != "" {
-		return 0, errors.New("cannot run a command: " + why)
+		return 0, errors.New(cannot + why)
 	}
 	p, _ := w.voice()
 	if p == nil {
 		return 0, guest.ErrChannelEnded
 	}
-	c := guest.ExecCall{Command: q.Command, Env: q.Env, Dir: q.Dir, Timeout: maxExec.Milliseconds(),
-		Stream: true, Input: s.In != nil, TTY: s.TTY, Rows: s.Size.Rows, Cols: s.Size.Cols}
+	c.Timeout, c.Stream, c.Input = maxExec.Milliseconds(), true, s.In != nil
 	if d, ok := ctx.Deadline(); ok {
 		c.Timeout = max(time.Until(d).Milliseconds(), 1)
 	}
@@ -51,7 +59,10 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 	refused, said := errors.AsType[*guest.Error](err)
 	switch {
 	case err == nil:
-		_, oerr := s.Out.Write(a.Stdout)
+		var oerr error
+		if len(a.Stdout) > 0 {
+			_, oerr = s.Out.Write(a.Stdout)
+		}
 		if len(a.Stderr) > 0 && oerr == nil {
 			_, oerr = s.Err.Write(a.Stderr)
 		}
@@ -66,7 +77,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 	case refused.Code == guest.CannotRun:
 		err = &instance.CommandError{Code: instance.CannotRun, Err: err}
 	case refused.Code == guest.InvalidParams:
-		err = errors.New("cannot run a command: the guest was booted by an earlier version of lull; restart the instance")
+		err = errors.New(cannot + "the guest was booted by an earlier version of lull; restart the instance")
 	}
 	return 0, err
 }

@@ -1,17 +1,22 @@
 package microvm
 
 import (
+	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/tartree"
 )
 
 // talk sends a line and expects it back.
@@ -149,6 +154,7 @@ func TestGuest(t *testing.T) {
 	if err != nil || o.ExitCode != 3 || o.Stdout != "leaving with 3\n" {
 		t.Errorf("exec: %+v, %v", o, err)
 	}
+	b.copies(t, "life")
 	// More commands than may run at once, each abandoned by its caller.
 	for range 33 {
 		ctx, leave := context.WithCancel(t.Context())
@@ -177,4 +183,47 @@ func TestGuest(t *testing.T) {
 		t.Errorf("log: %q", log)
 	}
 	b.clean("life")
+}
+
+// copies copies files into and out of a guest, and checks that a copy fails with its
+// stream on this machine: a stream that breaks off must not be taken for complete.
+func (b *bench) copies(t *testing.T, id string) {
+	t.Helper()
+	var in, out bytes.Buffer
+	w := tar.NewWriter(&in)
+	err := w.WriteHeader(&tar.Header{Name: "f", Mode: 0o600, Size: 7})
+	if err == nil {
+		_, err = io.WriteString(w, "content")
+	}
+	if err = errors.Join(err, w.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("broken off")
+	if err := b.WriteFiles(t.Context(), id, "/copied", io.MultiReader(bytes.NewReader(in.Bytes()), iotest.ErrReader(broken))); !errors.Is(err, broken) {
+		t.Errorf("after half an archive: %v", err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.WriteFiles(t.Context(), id, "/copied", &in); err != nil {
+		t.Error(err)
+	}
+	if begun, err := b.ReadFiles(t.Context(), id, "/copied", &out); err != nil || !begun {
+		t.Errorf("begun %v, %v", begun, err)
+	}
+	r := tar.NewReader(&out)
+	if h, err := r.Next(); err != nil || h.Name != "copied" || h.Mode != 0o600 {
+		t.Errorf("copied out: %+v, %v", h, err)
+	} else if c, err := io.ReadAll(r); err != nil || string(c) != "content" {
+		t.Errorf("copied out: %q, %v", c, err)
+	}
+	if _, err := b.ReadFiles(t.Context(), id, "/bin/guest", writer(func([]byte) (int, error) { return 0, broken })); !errors.Is(err, broken) {
+		t.Errorf("to a broken stream: %v", err)
+	}
+	if begun, err := b.ReadFiles(t.Context(), id, "/none", &out); begun || !errors.Is(err, tartree.ErrNoPath) {
+		t.Errorf("a missing file: begun %v, %v", begun, err)
+	}
+	if err := b.WriteFiles(t.Context(), id, "/copied/x", strings.NewReader("no archive")); err == nil {
+		t.Error("no archive was unpacked below a file")
+	}
 }
