@@ -249,11 +249,13 @@ func (d *decision) activity() {
 	if d.v.IsIdle {
 		return
 	}
+	b := Block{Code: NotIdleYet}
 	of, after := "", "" // without detection the timeout has no effect
 	if d.p.Detection && d.p.Timeout > 0 {
+		b.Until = &ends
 		of, after = " of "+Human(time.Duration(d.p.Timeout)), "; it is idle after "+Human(time.Duration(d.p.Timeout))
 	}
-	b := Block{Code: NotIdleYet, Until: &ends, Sentence: "Idle for " + Human(idle) + of + "."}
+	b.Sentence = "Idle for " + Human(idle) + of + "."
 	if signal != "" && d.v.Baseline == "last_activity_at" {
 		if idle <= d.p.lately() {
 			b.Code, b.Signal = RecentActivity, signal
