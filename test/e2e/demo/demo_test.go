@@ -62,6 +62,7 @@ func start(t *testing.T, tmp string, cmd *exec.Cmd) *run {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // if a failed test left it; otherwise it has ended
 		if t.Failed() {
 			t.Log("it said:\n" + strings.Join(r.lines(), "\n"))
 		}
