@@ -174,7 +174,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		return i.start(ctx, "restart", "started again after the daemon ended while it was starting")
 	case power.Stopping:
 		a := &attempt{i: i, ctx: ctx, work: w, frozen: true, by: "restart"}
-		err := a.walk([]step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}})
+		err := a.walk(i.h.steps.resumeStop)
 		var unusable *instance.SnapshotError
 		switch {
 		case errors.As(err, &unusable): // no caller is left to report it to

@@ -62,8 +62,10 @@ type fence struct {
 	wake   []step
 	stop   []step // of a paused instance
 	deeper []step // a sleeping instance is saved to disk
-	// resumePause restores a pause made by an earlier daemon.
-	resumePause []step
+	// resumePause restores a pause made by an earlier daemon, and resumeStop
+	// completes its stop.
+	resumePause, resumeStop []step
+	stopRunning             []step // also of one that is being started
 }
 
 type step struct {
@@ -99,6 +101,8 @@ func standardFence() fence {
 			{"look-again", finalCheck}, {"commit", commitPause}},
 		stop: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-look", checkUnlessForced},
 			{"stop-signal", askToEnd}, {"stop-disarm", disarm}, {"stop-thaw", thaw}},
+		stopRunning: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-signal", askToEnd}},
+		resumeStop:  []step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}},
 	}
 }
 

@@ -659,20 +659,28 @@ func instead(steps []step, name string, do func(*attempt) error) []step {
 	return out
 }
 
-// TestFenceMutants breaks the fence on purpose, one rule at a time. Each mutant
-// must be caught, or the tests above prove nothing.
-func TestFenceMutants(t *testing.T) {
-	if underRace {
-		t.Skip("broken on purpose: a race of theirs says nothing")
+// brokenFence is a fence with one rule broken. Sequences that are nil are those of
+// the standard fence.
+type brokenFence struct {
+	name string
+	f    fence
+}
+
+// whole returns the broken fence with the sequences that it leaves as they are.
+func (b *brokenFence) whole() fence {
+	f := standardFence()
+	for _, part := range []struct{ to, from *[]step }{{&f.pause, &b.f.pause}, {&f.undo, &b.f.undo}, {&f.wake, &b.f.wake}, {&f.stop, &b.f.stop}, {&f.deeper, &b.f.deeper}} {
+		if *part.from != nil {
+			*part.to = *part.from
+		}
 	}
+	return f
+}
+
+// brokenFences returns fences that are broken on purpose, one rule at a time.
+func brokenFences() []brokenFence {
 	std := standardFence()
-	compared := 0
-	few := scenes() // those of two actors first
-	slices.SortStableFunc(few, func(a, b scene) int { return len(a.names) - len(b.names) })
-	for _, m := range []struct {
-		name string
-		f    fence
-	}{
+	return []brokenFence{
 		{"skip the look at the still world", fence{pause: without(std.pause, "look")}},
 		{"commit before the freeze", fence{pause: before(std.pause, "commit", "freeze")}},
 		{"commit before the sockets are watched", fence{pause: before(std.pause, "commit", "arm")}},
@@ -704,13 +712,20 @@ func TestFenceMutants(t *testing.T) {
 		{"stop a paused instance without a look", fence{stop: without(std.stop, "stop-look")}},
 		{"say hibernated before it is saved", fence{deeper: before(std.deeper, "deeper-commit", "deeper-save")}},
 		{"let the watch go while it is saved", fence{deeper: instead(std.deeper, "deeper-look", disarm)}},
-	} {
-		f := standardFence()
-		for _, part := range []struct{ to, from *[]step }{{&f.pause, &m.f.pause}, {&f.undo, &m.f.undo}, {&f.wake, &m.f.wake}, {&f.stop, &m.f.stop}, {&f.deeper, &m.f.deeper}} {
-			if *part.from != nil {
-				*part.to = *part.from
-			}
-		}
+	}
+}
+
+// TestFenceMutants breaks the fence on purpose, one rule at a time. Each mutant
+// must be caught, or the tests above prove nothing.
+func TestFenceMutants(t *testing.T) {
+	if underRace {
+		t.Skip("broken on purpose: a race of theirs says nothing")
+	}
+	compared := 0
+	few := scenes() // those of two actors first
+	slices.SortStableFunc(few, func(a, b scene) int { return len(a.names) - len(b.names) })
+	for _, m := range brokenFences() {
+		f := m.whole()
 		caught := ""
 		var by scene
 		for _, sc := range few {

@@ -307,7 +307,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	case power.Stopping: // an earlier stop could not complete
 		return i.finishStop(ctx, by, why)
 	case power.Running, power.Starting:
-		steps = []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-signal", askToEnd}}
+		steps = i.h.steps.stopRunning
 	}
 	if err := i.move(power.Stopping); err != nil {
 		return err

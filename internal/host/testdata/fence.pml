@@ -1,0 +1,650 @@
+/* A model of the fence (fence.go) for Spin. model_test.go generates steps.pml
+ * from the tables of the code: a number for each step, and the sequences of the
+ * standard fence and of every broken one. A step is one atomic block here, as it
+ * is one named point there; between two of them everything else may happen.
+ *
+ * Actors: two clients, the program, the idle timer with the ladder, the pollers
+ * of guards, the relay, a user, the disk, the shim with its watchdog, and the
+ * death and restart of daemon and shim. All transitions of a daemon are carried
+ * out by the process engine for the one that holds the instance's lock, which
+ * waits meanwhile.
+ *
+ * Not modeled: time. The ladder may act whenever its conditions hold, with two
+ * exceptions. An automatic stop comes after every dial of the relay has ended
+ * (microseconds against minutes), and a daemon that dies between SIGTERM and the
+ * thaw of an automatic stop is left out (see the process chaos). */
+
+#include "steps.pml"
+
+/* States of an instance. */
+#define RUN 1
+#define PSG 2 /* pausing */
+#define PSD 3
+#define RSM 4 /* resuming */
+#define STG 5 /* stopping */
+#define STP 6
+#define STR 7 /* starting */
+#define HIB 8
+
+/* States of a client. */
+#define OUT 0     /* not connected; the kernel drops its first packet or it has not begun */
+#define GATED 1   /* the relay holds it */
+#define PASS 2    /* the relay dials for it */
+#define QUEUED 3  /* in the backlog, with a request */
+#define UNREAD 4  /* accepted, its request is unanswered */
+#define QUIET 5   /* accepted and answered */
+#define HUNG 6    /* it closed, and the program has not noticed */
+#define DONE 7
+#define RESET 8
+#define REFUSED 9
+
+/* Operations of the engine. */
+#define NONE 0
+#define SERVE 1
+#define PAUSE 2
+#define WAKE 3
+#define STOP 4
+#define START 5
+#define DEEPER 6
+#define ADOPT 7
+
+/* The scenario, constant after init. */
+bool quiet;    /* quiet connections do not hold */
+bool deep;     /* the ladder hibernates, and does not stop */
+byte paths;    /* of the clients: 1 direct, 2 relay, 3 either */
+byte clients;  /* 1 or 2 */
+byte requests; /* of each client on its connection */
+byte users;    /* calls of the user that remain */
+byte verbs;    /* of the user: 1 stop, 2 start, 4 resume, 8 pause, 16 lease */
+byte crashes;  /* of the daemon that remain */
+byte kills;    /* of the shim that remain */
+
+/* The machine. */
+bool alive = 1;
+bool frozen, saved, term;
+bool armed, fired;       /* a guard holds duplicates; its poll set has an event */
+bool kept = 1, shut;     /* the shim keeps the sockets; they drop first packets */
+bool shim = 1;
+byte cs[2], more[2];
+bool relayed[2];
+byte dst = RUN, dsby;    /* the record on disk: state, stopped by */
+
+/* The daemon's memory. */
+bool up = 1;
+byte epoch;
+byte st = RUN, sby;      /* sby: 1 the ladder, 2 a user */
+bool lock, wanted, ended, stir, startreq, off;
+bool hfrozen;            /* proc.frozen */
+bool forgetful;          /* the guard's callback of a broken fence */
+bool held, hfired;       /* the kept sockets of a stopped program are watched */
+bool gheld, gasleep;
+bool leased;
+byte wpend, wpsby, waits; /* a record that is being written */
+bool wdone, wlater;
+
+/* The engine and its attempt. */
+byte op, seq, k, code, ret, newst;
+bool err, aidle, aforce, aadopted, afrozen, aguard, fact;
+
+/* Ghosts: what promises are about. */
+bool userstop;  /* a user has stopped it */
+bool promised;  /* a lease was acknowledged while it ran */
+bool doomed[2]; /* the client waited when an automatic stop began */
+
+#define asleep (st == PSD || st == HIB)
+#define is(i, s) (cs[i] == s)
+#define any(s) (is(0, s) || is(1, s))
+#define pending (any(QUEUED) || any(UNREAD) || any(HUNG))
+#define open (any(UNREAD) || any(QUIET))
+#define stirred (wanted || any(GATED) || ended)
+#define eligible (!leased && !pending && !any(GATED) && !any(PASS) && (quiet || !any(QUIET)))
+#define stopdue (!leased && (quiet || !any(QUIET)) && !any(PASS))
+
+/* Sequences: the second index of fences in steps.pml. */
+c_decl { static int variant; \
+static int env(const char *name, int def) { char *v = getenv(name); return v ? atoi(v) : def; } }
+
+#define must(p, property) \
+	if \
+	:: (p) \
+	:: else -> c_code { printf("property: " property "\n"); }; assert(false) \
+	fi
+
+inline notice() { /* something reached the program's sockets */
+	if
+	:: armed -> fired = 1
+	:: else
+	fi
+}
+
+/* connect completes a handshake, whether the program runs or not. */
+inline connect(i) {
+	if
+	:: alive && (relayed[i] || !shut) -> cs[i] = QUEUED; notice()
+	:: !alive && !relayed[i] && kept && !shut -> cs[i] = QUEUED; hfired = held
+	:: !relayed[i] && shut && (alive || kept) -> skip /* it sends the packet again */
+	:: !alive && (relayed[i] || !kept) && !(!relayed[i] && shut && kept) ->
+		must(userstop, "only a user's stop refuses a client");
+		cs[i] = REFUSED
+	fi
+}
+
+inline cut(i) { /* the program ends */
+	if
+	:: is(i, HUNG) -> cs[i] = DONE
+	:: is(i, QUEUED) && !relayed[i] && kept -> skip /* the next run accepts it */
+	:: is(i, QUEUED) && (relayed[i] || !kept) ->
+		must(userstop, "only a user's stop cuts a client in the backlog");
+		cs[i] = RESET
+	:: is(i, UNREAD) || is(i, QUIET) ->
+		must(userstop || quiet && !doomed[i], "no request is lost to an automatic stop");
+		cs[i] = RESET
+	:: else
+	fi
+}
+
+inline exits() {
+	alive = 0; frozen = 0; saved = 0; term = 0; ended = up;
+	cut(0); cut(1)
+}
+
+inline letgo() {
+	held = 0; hfired = 0; kept = 0; shut = 0;
+	if
+	:: !alive -> cut(0); cut(1)
+	:: else
+	fi
+}
+
+inline forget() { /* forgetRun and rest */
+	armed = 0; fired = 0; hfrozen = 0; forgetful = 0; gheld = 1; gasleep = 1;
+	if
+	:: sby == 1 -> kept = 1; shut = 0; held = 1; hfired = any(QUEUED)
+	:: else -> letgo()
+	fi
+}
+
+inline opengate() { gheld = 0; gasleep = 0 }
+
+/* What is on disk is left out once no daemon can die anymore. */
+inline save(s) {
+	st = s; wpend = NONE; wpsby = 0; wlater = 0;
+	if
+	:: crashes > 0 -> dst = s; dsby = sby
+	:: else -> dst = NONE; dsby = 0
+	fi
+}
+
+inline thaws() {
+	must(!armed, "no duplicate is held while the program runs");
+	frozen = 0; saved = 0;
+	if
+	:: term -> exits()
+	:: else
+	fi
+}
+
+/* recording is what must hold when the record of a sleep goes to disk. */
+inline recording() {
+	if
+	:: newst == PSD ->
+		must(frozen, "what is recorded as paused is frozen");
+		must(armed, "what is recorded as paused is watched");
+		must(gheld, "what is recorded as paused has a closed relay");
+		must(!aidle || !promised, "a lease holds against the idle timer");
+		must(!aidle || quiet || !open, "open connections hold against the idle timer")
+	:: newst == HIB ->
+		must(saved, "what is recorded as hibernated is saved");
+		must(armed, "what is recorded as hibernated is watched")
+	:: else
+	fi
+}
+
+inline begins(s, f) { newst = s; fact = f; recording(); wpend = s; wpsby = sby; wdone = 0; waits = 1 }
+
+/* step carries out the step code of the attempt. */
+inline step() {
+	if
+	:: atomic { code == S_intent -> save(PSG) }
+	:: atomic { code == S_closeGate -> gheld = 1 }
+	:: atomic { code == S_freeze -> frozen = 1; afrozen = 1; hfrozen = 1 }
+	:: atomic { code == S_checkFrozen -> err = stirred || aidle && !eligible }
+	:: atomic { code == S_arm || code == S_armForgetful ->
+		must(frozen, "sockets are watched while frozen");
+		armed = 1; aguard = 1; fired = pending; forgetful = (code == S_armForgetful) }
+	:: atomic { code == S_finalCheck -> err = stirred || aguard && armed && pending }
+	:: atomic { code == S_checkUnlessForced -> err = !aforce && (stirred || aguard && armed && pending) }
+	:: atomic { code == S_commitPause && stirred -> err = 1 }
+	:: atomic { code == S_commitPause && !stirred -> gasleep = 1;
+		if
+		:: aadopted -> begins(st, 0)
+		:: else -> begins(PSD, 0)
+		fi }; recorded()
+	:: atomic { code == S_commitDeaf -> begins(PSD, 0) }; recorded()
+	:: atomic { code == S_save -> must(frozen, "it is saved while frozen"); saved = 1 }
+	:: atomic { code == S_commitSaved -> begins(HIB, 1) }; recorded()
+	:: atomic { code == S_disarm -> armed = 0; fired = 0; aguard = 0; forgetful = 0 }
+	:: atomic { code == S_thaw ->
+		if
+		:: afrozen -> thaws(); afrozen = 0; hfrozen = 0
+		:: else
+		fi }
+	:: atomic { code == S_publishWoken -> st = RUN; opengate(); wlater = (crashes > 0) }
+	:: atomic { code == S_publishUndone -> st = RUN; sby = 0; wanted = 0; opengate(); wlater = (crashes > 0) }
+	:: atomic { code == S_stopIntent ->
+		if
+		:: !aforce -> sby = 1; doomed[0] = frozen && (is(0, QUEUED) || is(0, UNREAD)); doomed[1] = frozen && (is(1, QUEUED) || is(1, UNREAD))
+		:: else -> sby = 2
+		fi;
+		if
+		:: afrozen && !aforce -> begins(STG, 0)
+		:: else -> newst = NONE; save(STG)
+		fi };
+		if
+		:: newst == STG -> recorded()
+		:: else
+		fi
+	:: atomic { code == S_askToEnd -> term = 1;
+		if
+		:: alive && !frozen -> exits()
+		:: else
+		fi }
+	fi
+}
+
+/* recorded waits for the disk, unless a wake is asked for (saveFrozen). */
+inline recorded() {
+	do
+	:: atomic { wdone -> wdone = 0; break }
+	:: atomic { stir -> stir = 0;
+		if
+		:: stirred && fact -> wlater = (crashes > 0); break
+		:: stirred && !fact -> err = 1; break
+		:: else
+		fi }
+	od;
+	atomic { waits = 0; wdone = 0;
+		if
+		:: !err -> st = newst
+		:: err && newst == STG -> sby = 0
+		:: else
+		fi;
+		if
+		:: crashes == 0 -> wpend = NONE; wpsby = 0
+		:: else
+		fi;
+		newst = NONE }
+}
+
+#define CALL(s, r) seq = s; k = 0; err = 0; ret = r; goto walk
+
+/* engine carries out one operation for the holder of the lock. */
+proctype engine() {
+	byte e;
+end:	do
+	:: atomic { up && op != NONE -> e = epoch }; {
+	if
+	:: atomic { op == SERVE -> skip }; goto serve
+	:: atomic { op == WAKE -> skip }; goto wake
+	:: atomic { op == PAUSE -> aadopted = 0; afrozen = 0; aguard = 0; CALL(Q_pause, 1) }
+	:: atomic { op == STOP -> afrozen = hfrozen; aguard = armed; aadopted = 0;
+		if
+		:: st == STP -> goto done
+		:: st == STG -> goto finish
+		:: else
+		fi;
+		if
+		:: !aforce -> shut = 1
+		:: else -> userstop = 1; letgo()
+		fi;
+		if
+		:: asleep -> CALL(Q_stop, 2)
+		:: else -> CALL(Q_stopRunning, 2)
+		fi }
+	:: atomic { op == START -> held = 0; hfired = 0; save(STR) };
+		atomic { shim ->
+			must(!alive, "no program is started twice");
+			alive = 1; frozen = 0; kept = 1; shut = 0; userstop = 0; ended = 0 };
+		atomic { sby = 0; save(RUN); opengate(); goto done }
+	:: atomic { op == DEEPER -> aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; CALL(Q_deeper, 0) }
+	:: atomic { op == ADOPT && st == STP -> forget(); goto done }
+	:: atomic { op == ADOPT && st != STP && shim ->
+		if
+		:: !alive -> save(STP); forget(); goto done
+		:: else
+		fi;
+		if
+		:: st == STG && sby == 1 -> st = PSD /* it is decided anew */
+		:: else
+		fi;
+		if
+		:: saved && asleep -> st = HIB
+		:: else
+		fi;
+		if
+		:: st == STR -> sby = 0; save(RUN); opengate(); goto done
+		:: st == STG -> afrozen = 1; aforce = 1; CALL(Q_resumeStop, 3)
+		:: else -> shut = 0
+		fi;
+		if
+		:: asleep && frozen -> hfrozen = 1; afrozen = 1; aguard = 0; aidle = 0; aforce = 1; aadopted = 1; CALL(Q_resumePause, 1)
+		:: asleep && !frozen -> skip
+		:: else -> thaws()
+		fi;
+		sby = 0; save(RUN); opengate(); goto done }
+	fi;
+
+serve:	atomic {
+		if
+		:: ended -> ended = 0;
+			if
+			:: st != STP && st != STG && st != STR -> save(STP); forget()
+			:: else
+			fi
+		:: else
+		fi;
+		if
+		:: wanted && asleep -> wanted = 0; goto wake
+		:: wanted && !asleep -> wanted = 0; startreq = startreq || st == STP && sby == 1
+		:: else
+		fi;
+		goto done };
+
+wake:	atomic { st = RSM; afrozen = hfrozen; aguard = armed; aidle = 0; aforce = 0; aadopted = 0; CALL(Q_wake, 0) };
+
+walk:	do
+	:: atomic { !err -> c_code { now.code = fences[variant][now.seq][now.k]; }; k++ };
+		if
+		:: code == 0 -> break
+		:: else -> step()
+		fi
+	:: err -> break
+	od;
+	atomic {
+		code = 0; k = 0; seq = 0; fact = 0;
+		if
+		:: ret == 1 && err -> CALL(Q_undo, 0)
+		:: ret == 2 && err && aforce -> goto finish
+		:: ret == 2 && err && !aforce -> CALL(Q_undo, 4)
+		:: ret == 2 && !err -> goto finish
+		:: ret == 3 -> goto finish
+		:: ret == 4 -> shut = 0; goto done
+		:: else -> goto done
+		fi };
+
+finish:	atomic { !alive -> ended = 0; leased = 0; promised = 0; save(STP); forget() };
+
+done:	atomic { op = NONE; doomed[0] = 0; doomed[1] = 0;
+		if
+		:: !stirred -> stir = 0 /* or it has no effect */
+		:: else
+		fi;
+		 err = 0; ret = 0; aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; newst = NONE }
+	} unless { epoch != e };
+	e = 0
+	od
+}
+
+inline call(o) { op = o; op == NONE }
+
+inline acquire() { atomic { !lock -> lock = 1 } }
+
+inline serves() {
+	if
+	:: wanted || ended -> call(SERVE)
+	:: else
+	fi
+}
+
+/* release checks again after it: a request that found the lock taken is seen. */
+inline release() {
+	do
+	:: lock = 0;
+		if
+		:: !wanted && !ended -> break
+		:: else
+		fi;
+		if
+		:: atomic { !lock -> lock = 1 }; serves()
+		:: lock -> break
+		fi
+	od
+}
+
+inline tryserve() {
+	if
+	:: atomic { !lock -> lock = 1 }; serves(); release()
+	:: lock
+	fi
+}
+
+inline wantwake() { wanted = 1; stir = 1; tryserve() }
+
+/* poller is the callback of guards. */
+proctype poller() {
+	byte e;
+end:	do
+	:: atomic { up && armed && fired -> fired = 0; e = epoch }; {
+		if
+		:: armed && !forgetful -> wantwake()
+		:: armed && forgetful ->
+			if
+			:: atomic { !lock -> lock = 1; wanted = 1 }; call(SERVE); lock = 0
+			:: lock
+			fi
+		:: !armed
+		fi } unless { epoch != e };
+		e = 0
+	:: atomic { up && held && hfired -> hfired = 0; e = epoch }; { wantwake() } unless { epoch != e };
+		e = 0
+	:: atomic { up && ended && !lock -> e = epoch }; { tryserve() } unless { epoch != e };
+		e = 0
+	od
+}
+
+/* ladder is the deadline of the instance. It may cease to act at any time: no
+ * client depends on it. */
+proctype ladder() {
+	byte e;
+end:	do
+	:: true -> goto endgone
+	:: atomic { up && !lock && (st == RUN && eligible || st == PSD && (deep || stopdue || !armed)) -> lock = 1; e = epoch }; {
+		serves();
+		if
+		:: atomic { st == RUN && eligible -> aidle = 1; aforce = 0 }; call(PAUSE)
+		:: asleep && !armed -> call(WAKE) /* repair */
+		:: st == PSD && armed && deep -> call(DEEPER)
+		:: atomic { st == PSD && armed && !deep && stopdue -> aforce = 0; aidle = 0 }; call(STOP)
+		:: else
+		fi;
+		release() } unless { epoch != e };
+		e = 0
+	od;
+endgone: false
+}
+
+/* starter starts a stopped instance for a connection. */
+proctype starter() {
+	byte e;
+	bool o;
+end:	do
+	:: atomic { up && startreq -> startreq = 0; o = off; e = epoch }; {
+		acquire(); serves();
+		if
+		:: o == off && st == STP && sby == 1 -> call(START)
+		:: asleep -> call(WAKE)
+		:: else
+		fi;
+		release() } unless { epoch != e };
+		atomic { e = 0; o = 0 }
+	od
+}
+
+/* waker is the relay's request for the clients that it holds. */
+proctype waker() {
+	byte e, who;
+	bool o, no;
+end:	do
+	:: atomic { up && gheld && gasleep && any(GATED) ->
+		if
+		:: is(0, GATED) -> who = 0
+		:: is(1, GATED) -> who = 1
+		fi;
+		o = off; no = 0; e = epoch; stir = 1 }; {
+		acquire(); serves();
+		if
+		:: st == STP && (o != off || sby != 1) -> no = 1
+		:: st == STP && o == off && sby == 1 -> call(START)
+		:: asleep -> call(WAKE)
+		:: else
+		fi;
+		release();
+		atomic {
+			if
+			:: no && is(who, GATED) ->
+				must(userstop, "only a user's stop has the relay turn a client away");
+				cs[who] = REFUSED
+			:: else
+			fi } } unless { epoch != e };
+		atomic { e = 0; who = 0; no = 0; o = 0 }
+	od
+}
+
+/* user calls the daemon. */
+proctype user() {
+	byte e, v;
+	bool o;
+end:	do
+	:: atomic { up && users > 0 -> users--; e = epoch; o = off;
+		if
+		:: verbs & 1 -> v = 1; off = !off; userstop = 1
+		:: verbs & 2 -> v = 2
+		:: verbs & 4 -> v = 4
+		:: verbs & 8 -> v = 8
+		:: verbs & 16 -> v = 16
+		:: v = 0
+		fi }; {
+		acquire(); serves();
+		if
+		:: atomic { v == 1 && st != STP -> wanted = 0; aforce = 1; aidle = 0 }; call(STOP)
+		:: atomic { v == 1 && st == STP -> wanted = 0; userstop = 1; sby = 2; save(STP); letgo() }
+		:: v == 2 && st == STP -> call(START)
+		:: (v == 2 || v == 4) && asleep -> call(WAKE)
+		:: atomic { v == 8 && st == RUN -> aforce = 1; aidle = 0 }; call(PAUSE)
+		:: atomic { v == 16 && st != STP && st != STG -> leased = 1; promised = promised || st == RUN }
+		:: else
+		fi;
+		release() } unless { epoch != e };
+		atomic { e = 0; v = 0; o = 0 }
+	od
+}
+
+/* disk writes records. One of a canceled pause may still reach it. */
+proctype disk() {
+end:	do
+	:: atomic { up && wpend != NONE ->
+		if
+		:: crashes > 0 -> dst = wpend; dsby = wpsby
+		:: else
+		fi;
+		wpend = NONE; wpsby = 0; wdone = waits }
+	:: atomic { up && wlater && wpend == NONE -> dst = st; dsby = sby; wlater = 0 }
+	od
+}
+
+#define WORK(i) \
+	:: atomic { alive && !frozen && is(i, QUEUED) -> cs[i] = UNREAD } \
+	:: atomic { alive && !frozen && is(i, UNREAD) -> cs[i] = QUIET } \
+	:: atomic { alive && !frozen && is(i, HUNG) -> cs[i] = DONE }
+
+proctype program() {
+end:	do
+	WORK(0)
+	WORK(1)
+	od
+}
+
+proctype client(byte i) {
+	do
+	:: atomic { is(i, OUT) && !relayed[i] && !(shut && (alive || kept)) -> connect(i) }
+	:: atomic { is(i, OUT) && relayed[i] && up && gheld -> cs[i] = GATED }
+	:: atomic { is(i, OUT) && relayed[i] && up && !gheld -> cs[i] = PASS }
+	:: atomic { is(i, GATED) && !gheld -> cs[i] = PASS }
+	:: atomic { is(i, PASS) -> connect(i) }
+	:: atomic { is(i, QUIET) && more[i] > 0 -> more[i]--; cs[i] = UNREAD; notice() }
+	:: atomic { is(i, QUIET) -> cs[i] = HUNG; notice() }
+	:: is(i, QUIET) && more[i] == 0 -> break /* it stays connected */
+	:: cs[i] >= DONE -> break
+	od
+}
+
+#define FALLS(i) \
+	if \
+	:: relayed[i] && cs[i] > OUT && cs[i] < DONE -> cs[i] = RESET /* the relay ends with its daemon */ \
+	:: else \
+	fi
+
+/* chaos ends daemon and shim. A daemon that ends between the signal and the thaw
+ * of an automatic stop is left out. The next one pauses a program that ends when
+ * it is thawed, and a client that has it thawed is refused: a known gap. */
+proctype chaos() {
+end:	do
+	:: atomic { up && crashes > 0 && !(term && sby == 1) -> crashes--; up = 0; epoch++;
+		lock = 0; wanted = 0; ended = 0; stir = 0; startreq = 0; hfrozen = 0; forgetful = 0; held = 0; hfired = 0;
+		armed = 0; fired = 0; gheld = 1; gasleep = 0; wpend = NONE; wpsby = 0; waits = 0; wdone = 0; wlater = 0;
+		op = NONE; seq = 0; k = 0; code = 0; ret = 0; newst = NONE; err = 0; aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; fact = 0;
+		FALLS(0); FALLS(1) }
+	:: atomic { shim && kills > 0 -> kills--; shim = 0 }
+	od
+}
+
+/* watchdog is the shim where it acts by itself: without a daemon it thaws, and
+ * its watchdog starts the next one. */
+proctype watchdog() {
+end:	do
+	:: atomic { !up && frozen && !saved -> thaws(); shim = 1 }
+	:: atomic { !shim && (up || !frozen) -> shim = 1 }
+	od
+}
+
+proctype boot() {
+	byte e;
+end:	do
+	:: atomic { !up -> up = 1; lock = 1; st = dst; sby = dsby; op = ADOPT; e = epoch }; { op == NONE; release() } unless { epoch != e };
+		e = 0
+	od
+}
+
+#define PATH(i) \
+	if \
+	:: paths & 1 -> relayed[i] = 0 \
+	:: paths & 2 -> relayed[i] = 1 \
+	fi
+
+init {
+	atomic {
+		c_code { variant = env("FENCE", 0); now.quiet = env("QUIET", 0); now.deep = env("DEEP", 0); now.paths = env("PATHS", 3); \
+			now.clients = env("CLIENTS", 2); \
+			now.requests = env("REQUESTS", 2); now.users = env("USERS", 0); now.verbs = env("VERBS", 31); \
+			now.crashes = env("CRASHES", 0); now.kills = env("KILLS", 0); };
+		more[0] = requests - 1; more[1] = requests - 1;
+		PATH(0); PATH(1);
+		run program(); run engine(); run ladder(); run poller(); run starter(); run waker(); run disk();
+		if
+		:: users > 0 -> run user()
+		:: else
+		fi;
+		if
+		:: crashes > 0 || kills > 0 -> run chaos(); run watchdog(); run boot()
+		:: else
+		fi;
+		run client(0);
+		if
+		:: clients > 1 -> run client(1)
+		:: else
+		fi
+	}
+}
+
+#define waiting (cs[0] == GATED || cs[0] == PASS || cs[0] == QUEUED || cs[0] == UNREAD || cs[0] == HUNG)
+ltl answered { [] (waiting -> <> !waiting) }
