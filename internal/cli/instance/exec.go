@@ -24,27 +24,40 @@ import (
 func (c verbs) execCommand() *cobra.Command {
 	var r hostctl.ExecRequest
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command in an instance's environment", Args: term.Args(cobra.MinimumNArgs(2)),
+	cmd := &cobra.Command{Use: "exec NAME COMMAND [ARG...]", Short: "Run a command in an instance's environment", Args: term.Args(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: c.CompleteInstances,
 		Long: `Run a command in an instance's environment. A sleeping instance is woken first, and
 is not paused while the command runs, except by a pause with --force.
 
 With -i, standard input goes to the command; with -t, it runs on a terminal of its
 own. -it is an interactive shell. The exit code is the command's, 127 if there is no
-such command, and 126 if it cannot be run.
+such command, and 126 if it cannot be run. Flags of lull come before NAME, or between
+it and a --.
 
 Ctrl-C and other signals go to the command, not to the instance. The third one ends
 the command if it ignores the first two. The command also ends if its client or the
 host daemon is killed, except in a Docker container, where it loses its input and
 output. --json prints the result once the command has ended, with at most 8 MiB of
 each stream.`,
-		Example: "  lull exec web -- env\n  lull exec -it web -- sh\n  lull exec -i web -- tar x -C /tmp <files.tar",
+		Example: "  lull exec web env\n  lull exec -it web sh\n  lull exec -i web tar x -C /tmp <files.tar",
 		RunE: func(cmd *cobra.Command, a []string) error {
+			if r.Command = a[1:]; strings.HasPrefix(a[1], "-") { // flags, and what divides them from the command
+				n := slices.Index(r.Command, "--")
+				if n < 0 {
+					return term.Usage(fmt.Errorf("cannot use %q: give flags before the name, or a -- before the command", a[1]))
+				}
+				if err := cmd.ParseFlags(r.Command[:n]); err != nil {
+					return term.FlagFault(cmd, err)
+				}
+				r.Command = r.Command[n+1:]
+			}
+			if len(r.Command) == 0 {
+				return term.Usage(errors.New("missing a command: want lull exec NAME COMMAND [ARG...]"))
+			}
 			cl, err := c.HostClient()
 			if err != nil {
 				return err
 			}
-			r.Command = a[1:]
 			if !c.JSON {
 				return c.attach(cmd.Context(), cl, a[0], execstream.Request{Command: r, Input: interactive, TTY: tty})
 			}
@@ -60,6 +73,7 @@ each stream.`,
 			}
 			return c.Print(x, nil)
 		}}
+	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().BoolVarP(&interactive, "interactive", "i", false, "pass standard input on to the command")
 	cmd.Flags().BoolVarP(&tty, "tty", "t", false, "run the command on a terminal")
 	cmd.Flags().StringArrayVarP(&r.Env, "env", "e", nil, "KEY=VALUE; repeatable")
