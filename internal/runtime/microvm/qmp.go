@@ -184,6 +184,9 @@ func (m *monitor) begin(command string, args any, file *os.File) (finish func(ct
 	if err == nil {
 		err = m.send(append(b, '\n'), file)
 	}
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed) {
+		err = fmt.Errorf("%w: %w", errMonitorEnded, err)
+	}
 	if err != nil {
 		m.forget(id)
 		return failed(err)
