@@ -41,9 +41,11 @@ function Frame() {
   const at = place.path.join('/')
   useEffect(() => {
     document.title = `${place.path[1] ?? page?.title ?? (page ? words(page.path).replace(/^./, (c) => c.toUpperCase()) : 'Not found')} · lull`
-    if (!first.current) main.current?.focus()
+    if (!first.current) {
+      main.current?.focus()
+      setOpen(false)
+    }
     first.current = false
-    setOpen(false)
   }, [at])
   useShortcuts(setOver)
   // A dialog tells that it closed only after the next key may have opened another.
