@@ -82,7 +82,7 @@ type past struct {
 	script  map[string][]slot // what each worker did, by name
 }
 
-// slot is what a worker did for five minutes: u(sed), i(dle), s(topped) or ?, if
+// slot is the activity of a worker for five minutes: u(sed), i(dle), s(topped) or ?, if
 // no check could tell.
 type slot struct {
 	at   time.Time

@@ -58,7 +58,7 @@ pid() { systemctl show -p MainPID --value lull-$1.service; }
 perl_pid() { grep -lx perl /proc/[0-9]*/comm; }
 `
 
-// inBoot is what runs in a system that boots with the .deb, as root.
+// inBoot is the script that a system which boots with the .deb runs, as root.
 const inBoot = allUp + `
 all_up
 systemd-analyze verify --man=no lull-server.service lull-host.service lull-agent.service

@@ -137,7 +137,7 @@ func buildModel(t *testing.T) verifiers {
 	return verifiers{filepath.Join(dir, "safety"), filepath.Join(dir, "fair")}
 }
 
-// situation is what a run of the model explores, as variables that init reads.
+// situation holds the variables of init that select what a run of the model explores.
 type situation []string
 
 func (s situation) String() string { return strings.Join(s, " ") }

@@ -74,7 +74,7 @@ func TestWakeDoesNotWaitForDisk(t *testing.T) {
 // TestCalledOffStopOverCrash checks that an automatic stop which a client
 // called off stays called off if the daemon is killed before it can record
 // that: the next one finds "stopping" on the disk and a program that serves.
-// A stop that nobody called off is decided anew.
+// A stop that was not called off is decided anew.
 func TestCalledOffStopOverCrash(t *testing.T) {
 	for name, served := range map[string]bool{"client": true, "no client": false} {
 		t.Run(name, func(t *testing.T) {

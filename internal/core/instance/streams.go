@@ -17,7 +17,7 @@ type Streams struct {
 	// TTY runs the command on a terminal of its own, of that size.
 	TTY  bool
 	Size Size
-	// Control is what happens while the command runs; nil for nothing.
+	// Control delivers resizes and signals while the command runs; nil for none.
 	Control <-chan Control
 }
 

@@ -225,7 +225,7 @@ func within(parts []part, since, until time.Time) error {
 		return nil
 	}
 	whole := true // what lies before ends with a line
-	cut := false  // its last line is not selected, so neither is what follows of it
+	cut := false  // its last line is not selected, and neither is the rest of that line
 	for k := range parts {
 		p := &parts[k]
 		from, to, first := p.to, p.to, true

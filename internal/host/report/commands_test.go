@@ -331,7 +331,7 @@ func TestLostAnswer(t *testing.T) {
 	})
 }
 
-// TestCommandsOff checks that a host that was not told to accept commands
+// TestCommandsOff checks that a host that is not configured to accept commands
 // carries out none, whatever the server sends.
 func TestCommandsOff(t *testing.T) {
 	inBubble(t, nil, func(r *rig) {

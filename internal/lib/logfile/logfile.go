@@ -103,7 +103,7 @@ func (l *File) Add(b []byte, at time.Time) error {
 		if l.max > 0 {
 			n = int(min(int64(n), l.max-l.size))
 		}
-		l.mark(at) // first, so that whoever reads the bytes finds their time
+		l.mark(at) // first, so that a reader of the bytes finds their time
 		wrote, err := l.f.Write(b[:n])
 		l.size += int64(wrote)
 		if err != nil {

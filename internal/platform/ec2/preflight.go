@@ -108,7 +108,7 @@ func (c *Client) changesAddress(ctx context.Context, i Instance) Check {
 	return Check{Set: !e.has}
 }
 
-// elasticIP says whether an instance has an Elastic IP. err, if not nil, is the
+// elasticIP reports whether an instance has an Elastic IP. err, if not nil, is the
 // reason why it is unknown; it is the same for all instances of a call, so the
 // call is not halved.
 type elasticIP struct {

@@ -79,7 +79,7 @@ func (c *HostCommand) Check() error {
 	return plain(c)
 }
 
-// HostDone is what a host reports of a command that it carried out.
+// HostDone is a host's report of a command that it carried out.
 type HostDone struct {
 	Instance *HostInstance `json:"instance"` // afterwards
 	Log      []byte        `json:"log,omitempty"`

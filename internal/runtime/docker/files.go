@@ -85,7 +85,7 @@ func missing(err error) error {
 	return err
 }
 
-// pathStat is what Docker says about a file in a container.
+// pathStat is Docker's description of a file in a container.
 type pathStat struct {
 	Mode       fs.FileMode `json:"mode"`
 	LinkTarget string      `json:"linkTarget"`

@@ -31,7 +31,7 @@ const (
 	Window   = 256 << 10
 )
 
-// Kind is what a frame contains.
+// Kind is the type of a frame's content.
 type Kind byte
 
 // The kinds of frames.
@@ -175,7 +175,7 @@ func (c *conn) receive(ctx context.Context, in *input, control chan<- instance.C
 	}
 }
 
-// input is what a client has sent and the command has not read, at most a window.
+// input holds bytes that a client has sent and the command has not read, at most a window.
 type input struct {
 	c    *conn
 	mu   sync.Mutex
