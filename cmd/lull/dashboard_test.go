@@ -25,6 +25,7 @@ import (
 
 	"github.com/chromedp/cdproto/emulation"
 	cdplog "github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -675,8 +676,8 @@ func (w *window) both(name string, checked ...string) {
 }
 
 // tabs signs in once and is signed in in a tab that a link opens. Signing out of
-// one, and a token that is revoked, ends the session in both. No script can read
-// what the session needs.
+// one, and a token that is revoked, ends the session in both, also in a page that
+// is just being loaded. No script can read what the session needs.
 func (w *window) tabs(r *watched) {
 	const out, in = `document.querySelector('#token')`, `document.querySelector('nav')`
 	other := tab(w.t, w.ctx, r.url+"/audit")
@@ -686,6 +687,31 @@ func (w *window) tabs(r *watched) {
 		x.mu.Unlock()
 	}
 	other.until(in + ` && document.querySelector('#entries')`)
+	loading := `const frame = window.requestAnimationFrame.bind(window)
+		window.requestAnimationFrame = (f) => {
+			const oldValue = localStorage.getItem('lull-session')
+			if (window.endWhileLoading && oldValue) { // while the page is first rendered
+				window.endWhileLoading = false
+				localStorage.removeItem('lull-session') // as another tab does
+				window.dispatchEvent(new StorageEvent('storage', {key: 'lull-session', oldValue, newValue: null}))
+				window.endedWhileLoading = true
+			}
+			return frame(f)
+		}
+		window.endWhileLoading = sessionStorage.getItem('endWhileLoading') === 'yes'
+		sessionStorage.removeItem('endWhileLoading')`
+	if _, err := chromedp.Call(other.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: loading}); err != nil {
+		w.t.Fatal(err)
+	}
+	js[bool](other, `(sessionStorage.setItem('endWhileLoading', 'yes'), true)`)
+	other.visit(r.url)
+	other.until(out)
+	if !other.holds(`window.endedWhileLoading`) {
+		w.t.Error("the session did not end while the page was loading")
+	}
+	w.until(out)
+	w.login(r.token)
+	other.until(in)
 	if got := js[string](w, `document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)`); strings.Contains(got, r.token[len(r.token)-20:]) || strings.Contains(got, "lull_session_") {
 		w.t.Errorf("a script can read the token or the cookie: %s", got)
 	}

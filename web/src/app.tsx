@@ -15,14 +15,16 @@ import { attempt, Button, Dialog, Fault, Loading, Time, Toasts, words } from './
 import { Page, pages } from './pages'
 
 export function App() {
-  const [, redraw] = useState(0)
+  const [secret, setSecret] = useState(session.secret)
   useEffect(() => {
-    session.onChange(() => {
+    const take = () => {
       if (!session.secret) cut()
-      redraw((n) => n + 1)
-    })
+      setSecret(session.secret)
+    }
+    session.onChange(take)
+    take() // another tab may have signed out since the first render
   }, [])
-  return session.secret ? <Frame /> : <Login />
+  return secret ? <Frame key={secret} /> : <Login />
 }
 
 function Frame() {
