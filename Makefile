@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross install uninstall deb release image web demo recording size check test test-compute test-programs test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross install uninstall deb release image web demo recording size check test test-compute test-programs test-browsers test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -115,9 +115,11 @@ PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/server ./test
 GUESTS := ./internal/runtime/microvm ./test/e2e/demo
 MACHINES := ./test/e2e/machines
 # Tests that run in another lane than their package: the walks of the fence, which
-# the race detector makes too slow, and the suite of conformance over guests.
+# the race detector makes too slow, the suite of conformance over guests, and the
+# dashboard in a browser.
 WALKS := ^TestFence
 BOOTS := ^TestConformance$$/^microvm$$
+BROWSERS := ^Test(Local)?Dashboard
 
 # Programs that tests run, each built once; package programtest has the same flags.
 BIN_DIR := $(CURDIR)/bin/programs
@@ -150,16 +152,16 @@ check: lint ## the inner loop: format, vet, staticcheck, pure tests and the type
 
 test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
 	@rm -rf bin/tests-* bin/lane-* bin/times-* bin/records.txt bin/artifacts
-	@ok=0; $(AGAIN) -k -j4 test-compute test-programs test-guests test-machines || ok=1; \
+	@ok=0; $(AGAIN) -k -j5 test-compute test-programs test-browsers test-guests test-machines || ok=1; \
 		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
 		cat bin/lane-*; echo "make test: $$SECONDS s"; \
 		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/archtest >bin/records.txt || ok=1; \
 		grep -v '^[=-]\|^PASS\|^ok\|^FAIL' bin/records.txt || true; \
 		exit $$ok
 
-# The four lanes run side by side: what computes gives way to what waits.
-test-compute test-programs test-guests test-machines: export LULL_BIN_DIR := $(BIN_DIR)
-test-programs test-guests test-machines test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
+# The five lanes run side by side: what computes gives way to what waits.
+test-compute test-programs test-browsers test-guests test-machines: export LULL_BIN_DIR := $(BIN_DIR)
+test-programs test-browsers test-guests test-machines test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
 
 test-compute:
 	@$(call TOOK,compute); ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
@@ -170,9 +172,12 @@ test-compute:
 		exit $$ok
 
 # Programs are not known to the cache of results: -count=1.
-test-programs: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
+test-programs test-browsers: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
 test-programs:
-	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)')
+	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)|$(BROWSERS)')
+
+test-browsers:
+	@$(call TOOK,browsers); $(call TEST,browsers,./cmd/lull,-count=1 -run '$(BROWSERS)')
 
 test-guests:
 	@$(call TOOK,guests); $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1)

@@ -1,7 +1,7 @@
 // Paths of pages. Links are plain links; a click on one changes the page
 // without loading it again.
 
-import { useEffect, useState } from 'preact/hooks'
+import { useEffect, useLayoutEffect, useState } from 'preact/hooks'
 
 const moved = new Set<() => void>()
 
@@ -33,7 +33,7 @@ function here(): Place {
 
 export function usePlace(): Place {
   const [place, set] = useState(here)
-  useEffect(() => {
+  useLayoutEffect(() => { // before any effect of a child goes elsewhere
     const f = () => set(here())
     moved.add(f)
     return () => { moved.delete(f) }
