@@ -151,10 +151,19 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	found := w.Identity()
 	i.mu.Lock()
 	i.proc.work, i.rec.Identity = w, &found
-	if was == power.Stopping && i.rec.StoppedBy == stopAfter {
-		// It may have been called off for a client before that was recorded,
-		// so it is decided anew.
-		was, i.rec.State = power.Paused, power.Paused
+	automatic := was == power.Stopping && i.rec.StoppedBy == stopAfter
+	i.mu.Unlock()
+	if automatic {
+		switch i.stopProgress(ctx, w) {
+		case stopOver:
+			return i.finishStop(ctx, "restart", i.rec.StatusReason)
+		case stopOff:
+			was = power.Paused
+		}
+	}
+	i.mu.Lock()
+	if automatic {
+		i.rec.State = was
 	}
 	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
 		// It was saved, but the daemon ended before it could record that.
@@ -192,6 +201,48 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		return err
 	}
 	return nil
+}
+
+// How far an automatic stop came before its daemon died.
+const (
+	stopOff  = iota // it was called off, or the program was not asked to exit: it is decided anew
+	stopOn          // the program exits when it is thawed
+	stopOver        // the program has exited
+)
+
+// stopProgress returns how far the automatic stop of an earlier daemon came. Its
+// record does not say whether it was called off for a client. A program that was
+// asked to exit must serve no further client. While it is frozen, the signal is
+// pending. If the supervisor has thawed it, it may be about to exit, so clients
+// wait as long as it may take. The caller holds the lock.
+func (i *inst) stopProgress(ctx context.Context, w Workload) int {
+	still, err := w.Still()
+	if err == nil && still {
+		var exiting bool
+		switch exiting, err = w.Exiting(); {
+		case err == nil && exiting:
+			return stopOn
+		case err == nil:
+			return stopOff
+		}
+	}
+	if err != nil { // unknown: what is thawed exits or serves
+		if err := w.Thaw(); err != nil {
+			return stopOff // adoption reports it
+		}
+	}
+	i.mu.Lock()
+	over := i.proc.over
+	i.mu.Unlock()
+	grace := time.NewTimer(i.stopGrace())
+	defer grace.Stop()
+	select {
+	case <-over:
+		return stopOver
+	case <-grace.C:
+	case <-ctx.Done(): // a user stops it
+	}
+	return stopOff
 }
 
 // requestLimit is how long a request that an earlier daemon sent to another

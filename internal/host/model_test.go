@@ -232,6 +232,11 @@ func modelHolds(t *testing.T, v verifiers) {
 }
 
 func modelConvicts(t *testing.T, v verifiers) {
+	s := situation{"CLIENTS=1", "CRASHES=1", "REQUESTS=1", "NAIVE=1"}
+	f := explores(t, v.safety, 0, s)
+	if t.Logf("a pending SIGTERM is ignored, %s: %s", s, f.fault); f.fault == "" {
+		t.Error("a daemon that ignores a pending SIGTERM was not caught")
+	}
 	for n, b := range brokenFences() {
 		s := situation{"CLIENTS=1", "REQUESTS=2"}
 		if b.f.deeper != nil {

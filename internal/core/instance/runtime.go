@@ -182,6 +182,9 @@ type Workload interface {
 	Freeze(ctx context.Context) error
 	Thaw() error
 	Still() (bool, error) // whether it is frozen now, by lull or otherwise
+	// Exiting reports whether it can exit when it is thawed, because it was asked
+	// to while it was frozen.
+	Exiting() (bool, error)
 	// Guard duplicates the sockets of the frozen workload and calls wake, from
 	// any goroutine and without waiting, as soon as one of them stirs.
 	Guard(ports []Endpoint, outbound bool, wake func(reason string)) (Guard, error)

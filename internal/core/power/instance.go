@@ -82,7 +82,7 @@ var InstanceTable = &Table[Instance]{
 		{Stopping, Stopped, []Cause{Exit, Timeout}, "no process is left"},
 		{Stopping, Running, []Cause{Cancelled, Failure, Restart}, "a client connected first, or the shutdown request failed"},
 		{Stopping, Resuming, []Cause{Cancelled}, "a client connected first, and the first thaw failed"},
-		{Stopping, Paused, []Cause{Restart}, "an automatic stop that was interrupted is decided anew"},
+		{Stopping, Paused, []Cause{Restart}, "an automatic stop that was interrupted before the program was asked to exit is decided anew"},
 	},
 }
 

@@ -29,6 +29,9 @@ type Kernel struct {
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Stubborn programs ignore SIGTERM and end only by Kill.
 	Stubborn bool
+	// Lingers is how long a program takes to exit after SIGTERM. It serves nothing
+	// meanwhile.
+	Lingers time.Duration
 	// Deep makes it a machine of guests, which have their own network and can
 	// be saved.
 	Deep bool
@@ -287,7 +290,7 @@ func (p *Proc) Thaw() error {
 	p.saved, p.freed = false, 0
 	p.frozen, p.last = false, time.Now()
 	if p.term && !p.k.Stubborn {
-		p.exit(143, 15)
+		p.terminate()
 		return nil
 	}
 	p.work()
@@ -297,6 +300,9 @@ func (p *Proc) Thaw() error {
 
 // work does what a running program does immediately. k.mu is held.
 func (p *Proc) work() {
+	if p.term && !p.k.Stubborn {
+		return
+	}
 	for _, c := range p.backlog {
 		c.accepted = true
 		p.open = append(p.open, c)
@@ -351,6 +357,23 @@ func (p *Proc) exit(code, signal int) {
 	if f != nil {
 		f(p.id, p.run, instance.Exit{Code: code, Signal: signal, At: time.Now()})
 	}
+}
+
+// terminate handles SIGTERM in a program that runs. k.mu is held and released.
+func (p *Proc) terminate() {
+	if p.k.Lingers == 0 {
+		p.exit(143, 15)
+		return
+	}
+	time.AfterFunc(p.k.Lingers, func() {
+		p.k.mu.Lock()
+		if p.dead {
+			p.k.mu.Unlock()
+			return
+		}
+		p.exit(143, 15)
+	})
+	p.k.mu.Unlock()
 }
 
 // Exit makes the program exit by itself.
@@ -462,6 +485,13 @@ func (p *Proc) Still() (bool, error) {
 	return p.frozen, p.k.fails[Stillness]
 }
 
+// Exiting implements instance.Workload.
+func (p *Proc) Exiting() (bool, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.frozen && p.term, p.k.fails[Stillness]
+}
+
 // Waiting returns the number of clients that the program has not answered yet.
 func (p *Proc) Waiting() int {
 	p.k.mu.Lock()
@@ -502,7 +532,7 @@ func (p *Proc) Signal(s syscall.Signal) error {
 	}
 	if s == syscall.SIGTERM {
 		if p.term = true; !p.frozen && !p.k.Stubborn {
-			p.exit(143, 15)
+			p.terminate()
 			return nil
 		}
 	}

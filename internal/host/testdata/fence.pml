@@ -9,10 +9,9 @@
  * out by the process engine for the one that holds the instance's lock, which
  * waits meanwhile.
  *
- * Not modeled: time. The ladder may act whenever its conditions hold, with two
- * exceptions. An automatic stop comes after every dial of the relay has ended
- * (microseconds against minutes), and a daemon that dies between SIGTERM and the
- * thaw of an automatic stop is left out (see the process chaos). */
+ * Not modeled: time. The ladder may act whenever its conditions hold, with one
+ * exception: an automatic stop comes after every dial of the relay has ended
+ * (microseconds against minutes). A program exits as soon as it receives SIGTERM. */
 
 #include "steps.pml"
 
@@ -101,7 +100,7 @@ bool doomed[2]; /* the client waited when an automatic stop began */
 #define stopdue (!leased && (quiet || !any(QUIET)) && !any(PASS))
 
 /* Sequences: the second index of fences in steps.pml. */
-c_decl { static int variant; \
+c_decl { static int variant, naive; /* naive: a daemon decides every automatic stop anew */ \
 static int env(const char *name, int def) { char *v = getenv(name); return v ? atoi(v) : def; } }
 
 #define must(p, property) \
@@ -314,7 +313,7 @@ end:	do
 		:: else
 		fi;
 		if
-		:: st == STG && sby == 1 -> st = PSD /* it is decided anew */
+		:: st == STG && sby == 1 && (!term || c_expr { naive }) -> st = PSD /* it is decided anew */
 		:: else
 		fi;
 		if
@@ -584,12 +583,10 @@ proctype client(byte i) {
 	:: else \
 	fi
 
-/* chaos ends daemon and shim. A daemon that ends between the signal and the thaw
- * of an automatic stop is left out. The next one pauses a program that ends when
- * it is thawed, and a client that has it thawed is refused: a known gap. */
+/* chaos ends daemon and shim. A signal for a saved guest ends with its daemon. */
 proctype chaos() {
 end:	do
-	:: atomic { up && crashes > 0 && !(term && sby == 1) -> crashes--; up = 0; epoch++;
+	:: atomic { up && crashes > 0 -> crashes--; up = 0; epoch++; term = term && !saved;
 		lock = 0; wanted = 0; ended = 0; stir = 0; startreq = 0; hfrozen = 0; forgetful = 0; held = 0; hfired = 0;
 		armed = 0; fired = 0; gheld = 1; gasleep = 0; wpend = NONE; wpsby = 0; waits = 0; wdone = 0; wlater = 0;
 		op = NONE; seq = 0; k = 0; code = 0; ret = 0; newst = NONE; err = 0; aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; fact = 0;
@@ -623,7 +620,7 @@ end:	do
 
 init {
 	atomic {
-		c_code { variant = env("FENCE", 0); now.quiet = env("QUIET", 0); now.deep = env("DEEP", 0); now.paths = env("PATHS", 3); \
+		c_code { variant = env("FENCE", 0); naive = env("NAIVE", 0); now.quiet = env("QUIET", 0); now.deep = env("DEEP", 0); now.paths = env("PATHS", 3); \
 			now.clients = env("CLIENTS", 2); \
 			now.requests = env("REQUESTS", 2); now.users = env("USERS", 0); now.verbs = env("VERBS", 31); \
 			now.crashes = env("CRASHES", 0); now.kills = env("KILLS", 0); };

@@ -23,6 +23,19 @@ func FuzzParseStat(f *testing.F) {
 	})
 }
 
+func FuzzParsePending(f *testing.F) {
+	if b, err := os.ReadFile("/proc/self/status"); err == nil {
+		f.Add(b)
+	}
+	f.Add([]byte("SigPnd:\t0000000000004000\nShdPnd:\t0000000000000001\n"))
+	f.Add([]byte("SigPnd:\t-1\nShdPnd:"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if set, err := parsePending(b); err != nil && set != 0 {
+			t.Errorf("parsePending(%q) = %x, %v", b, set, err)
+		}
+	})
+}
+
 func FuzzParseChildren(f *testing.F) {
 	f.Add([]byte("1 2 3 "))
 	f.Add([]byte("4294967296"))

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"syscall"
@@ -26,8 +27,8 @@ type Work struct {
 // receives it when it is thawed. The program is the first process of its
 // namespace, so a signal that it does not handle does not end it.
 func (w *Work) Signal(sig syscall.Signal) error {
-	if sig == syscall.SIGTERM && w.stop != 0 {
-		sig = w.stop
+	if sig == syscall.SIGTERM {
+		sig = w.stopSignal()
 	}
 	if w.init == 0 {
 		return fmt.Errorf("cannot signal %s: %w", w.id, syscall.ESRCH)
@@ -48,6 +49,16 @@ func (w *Work) Signal(sig syscall.Signal) error {
 		return fmt.Errorf("cannot signal %s: %w", w.id, err)
 	}
 	return nil
+}
+
+func (w *Work) stopSignal() syscall.Signal { return cmp.Or(w.stop, syscall.SIGTERM) }
+
+// Exiting implements instance.Workload.
+func (w *Work) Exiting() (bool, error) {
+	if w.init == 0 { // nothing could be sent to it
+		return false, nil
+	}
+	return w.SignalPending(w.init, w.stopSignal())
 }
 
 // Explain implements instance.Explainer.

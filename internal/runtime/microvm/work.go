@@ -676,6 +676,11 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	return err
 }
 
+// Exiting implements instance.Workload. A signal that an earlier daemon sent can
+// wait in the guest's channel, which cannot be read. One for a hibernated guest
+// is gone with its daemon.
+func (w *Work) Exiting() (bool, error) { return !w.hibernated(), nil }
+
 // Kill implements instance.Workload. What the program wrote is kept, as with a
 // killed process.
 func (w *Work) Kill(ctx context.Context) error {

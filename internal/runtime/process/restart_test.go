@@ -102,6 +102,41 @@ func TestAdopt(t *testing.T) {
 	})
 }
 
+// A frozen program that was sent SIGTERM is known to exit when it is thawed, also
+// by the next daemon. One that does not handle it otherwise is not.
+func TestExiting(t *testing.T) {
+	freezers(t, func(t *testing.T, cfg process.Config) {
+		h := newHost(t, cfg)
+		for id, signals := range map[string][]syscall.Signal{"asked": {syscall.SIGTERM}, "told": {syscall.SIGWINCH}, "left": nil} {
+			w := h.start(h.launch(id, 1, "sh", "-c", "trap 'exit 7' TERM; trap : WINCH; while :; do echo x >> $OUT; sleep 0.01; done"))
+			waittest.Until(t, "it writes", func() bool { return exists(h.out(id)) })
+			if err := w.Freeze(waittest.Context(t)); err != nil {
+				t.Fatal(err)
+			}
+			for _, sig := range signals {
+				if err := w.Signal(sig); err != nil {
+					t.Fatal(err)
+				}
+			}
+			again, err := h.rt.Adopt(waittest.Context(t), id, w.Identity())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range []instance.Workload{w, again} {
+				if exiting, err := w.Exiting(); err != nil || exiting != (id == "asked") {
+					t.Errorf("%s: exiting %v, %v", id, exiting, err)
+				}
+			}
+			if err := w.Thaw(); err != nil {
+				t.Fatal(err)
+			}
+			if id == "asked" && h.exit(id, 1).Code != 7 {
+				t.Error("it did not exit by itself")
+			}
+		}
+	})
+}
+
 // A run that ends between the shim's answer and the check of its process is not
 // lost: the shim will know how it ended.
 func TestAdoptWhatEnds(t *testing.T) {

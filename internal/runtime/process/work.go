@@ -158,6 +158,15 @@ func (w *Work) Still() (bool, error) {
 	return tree{w}.Still(w.ident.PID)
 }
 
+// Exiting implements instance.Workload.
+func (w *Work) Exiting() (bool, error) { return w.SignalPending(w.ident.PID, syscall.SIGTERM) }
+
+// SignalPending reports whether a signal waits to be delivered to one of its
+// processes.
+func (w *Work) SignalPending(pid int, sig syscall.Signal) (bool, error) {
+	return w.r.fs.Pending(pid, sig)
+}
+
 // findStopped adopts processes that an earlier daemon had stopped by signals.
 func (w *Work) findStopped() error {
 	pids, err := w.pids(true)

@@ -207,6 +207,7 @@ func serve(args []string) {
 	inherited := f.Int("inherited", 0, "descriptor of an inherited listener")
 	fds := f.Bool("fds", false, "serve the sockets of LISTEN_FDS")
 	term := f.String("term", "", "file that is written at SIGTERM")
+	linger := f.Duration("linger", 0, "how long it takes to exit after SIGTERM, without listening")
 	say := f.String("say", "", "message for LULL_SOCKET at the start")
 	if err := f.Parse(args); err != nil {
 		fail(err)
@@ -240,6 +241,18 @@ func serve(args []string) {
 	}
 	if *say != "" {
 		fmt.Println(s.say(*say))
+	}
+	if *linger > 0 {
+		ch := make(chan os.Signal, 1)
+		signal.Notify(ch, syscall.SIGTERM)
+		go func() {
+			<-ch
+			for _, ln := range s.lns {
+				ln.Close()
+			}
+			time.Sleep(*linger)
+			os.Exit(0)
+		}()
 	}
 	if *term != "" {
 		ch := make(chan os.Signal, 1)

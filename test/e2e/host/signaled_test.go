@@ -1,0 +1,76 @@
+package host
+
+import (
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"lull/internal/core/power"
+	"lull/internal/host/records"
+	"lull/internal/lib/waittest"
+	"lull/internal/platform/proc"
+)
+
+// TestSignaledStop checks that a client is answered by the next run of a program
+// whose daemon died in the middle of an automatic stop: the program is frozen and
+// its SIGTERM is pending, or the supervisor has thawed it and it takes its time to
+// exit.
+func TestSignaledStop(t *testing.T) {
+	t.Parallel()
+	for _, thawed := range []bool{false, true} {
+		for _, relay := range []bool{false, true} {
+			t.Run(map[bool]string{false: "frozen", true: "thawed"}[thawed]+map[bool]string{false: " direct", true: " relay"}[relay], func(t *testing.T) {
+				t.Parallel()
+				d := host(t, "--probe", "100ms", "--pause-after", "1h", "--stop-after", "1h")
+				var args []string
+				if thawed {
+					args = []string{"-linger", "4s"}
+				}
+				s, addr := web(t, "a", relay, args...)
+				s.StopAfter = nil
+				pid := d.Launch(s).PID
+				force(d, "a")
+				d.Await("a", "paused")
+				d.Kill()
+				if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
+				stopping(t, filepath.Join(d.Dir, "data"))
+				if thawed {
+					waittest.Until(t, "the supervisor thaws it", func() bool {
+						pending, err := proc.Live().Pending(pid, syscall.SIGTERM)
+						if err != nil {
+							t.Fatal(err)
+						}
+						return !pending
+					})
+				}
+				d.Boot()
+				mustAnswer(t, addr)
+				o := d.Await("a", "running")
+				if o.PID == pid {
+					t.Errorf("it is still process %d", pid)
+				}
+			})
+		}
+	}
+}
+
+// stopping makes the only record below data that of an instance whose automatic
+// stop has begun.
+func stopping(t *testing.T, data string) {
+	t.Helper()
+	f, err := records.OpenFiles(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	all, err := f.Load()
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%d records, %v", len(all), err)
+	}
+	all[0].State, all[0].StoppedBy = power.Stopping, "stop_after"
+	if err := f.Put(&all[0]); err != nil {
+		t.Fatal(err)
+	}
+}
