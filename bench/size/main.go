@@ -28,7 +28,7 @@ type program struct {
 }
 
 var programs = []program{
-	{"lull", "bundle", 60e6},
+	{"lull", "bundle", 63e6},
 	{"lull-agent", "", 20e6},
 	{"lull-shim", "", 6e6},
 	{"lull-harness", "", 6e6},

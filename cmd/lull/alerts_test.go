@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // rule is an alert of etc/prometheus-rules.yaml.

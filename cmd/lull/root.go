@@ -16,6 +16,7 @@ import (
 	"lull/internal/cli/instance"
 	"lull/internal/cli/lease"
 	"lull/internal/cli/policy"
+	"lull/internal/cli/project"
 	"lull/internal/cli/savings"
 	"lull/internal/cli/status"
 	"lull/internal/cli/term"
@@ -62,7 +63,7 @@ Help on a topic: lull help states, signals, ports, exit-codes, environment or fi
 		}
 	}
 	one := func(commands ...*cobra.Command) []*cobra.Command { return commands }
-	add("instances", "Run programs, containers and microVMs "+where+":", instance.Commands(c.Session), one(host, c.guestKernelCommand(), c.demoCommand()))
+	add("instances", "Run programs, containers and microVMs "+where+":", instance.Commands(c.Session), project.Commands(c.Session), one(host, c.guestKernelCommand(), c.demoCommand()))
 	add("hold", "Keep something running, and stop everything automatic:",
 		one(instance.Snooze(c.Session, worker.Protect(c.Session)), lease.Command(c.Session)), admin.Halt(c.Session))
 	add("explain", "See what happens and why:", one(status.Command(c.Session)), explain.Commands(c.Session), savings.Commands(c.Session))
@@ -100,11 +101,12 @@ var toldUnderHalt = []string{
 
 // configCommand is lull config.
 func (c *cli) configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Show effective settings and their sources", Args: term.Args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "config [FILE]", Short: "Show effective settings and their sources",
 		Long: `Show the settings that a process would use with these flags and this environment,
-and the source of each. A fault is reported with its flag, variable or line, and
-makes the exit code 2.`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+and the source of each. With a FILE, such as lull.yaml or compose.yaml, show the
+services that lull up makes of it. A fault is reported with its flag, variable or
+line, and makes the exit code 2.`}
+	project.Effective(c.Session, cmd)
 	cmd.AddCommand(c.configHost(), agentcmd.Config(c.Session, "agent"), c.configServer())
 	for _, sub := range cmd.Commands() {
 		sub.Example = "  lull config " + sub.Name() + "\n  lull config " + sub.Name() + " --json"

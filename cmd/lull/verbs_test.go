@@ -60,9 +60,9 @@ var asking = map[string][]string{
 	"worker terminate": {"w", "--yes"}, "worker ttl": {"w", "--for", "1h"}, "worker why": {"w"},
 }
 
-// alone are the verbs that need no daemon, or are one.
+// alone are the verbs that need no daemon, are one, or read a file first.
 var alone = []string{"agent doctor", "agent enroll", "agent iam", "agent install", "agent run", "agent uninstall", "config agent", "config host", "config server",
-	"demo", "doctor", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "status", "version"}
+	"demo", "doctor", "down", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "status", "up", "version"}
 
 // listings are the verbs whose JSON is an array.
 var listings = []string{"agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",

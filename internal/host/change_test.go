@@ -103,7 +103,7 @@ func TestChangeKeepsEverythingElse(t *testing.T) {
 		t.Errorf("no change made %+v of %+v", got, old)
 	}
 	all := hostctl.Change{PauseAfter: span(0), StopAfter: span(0), ReclaimAfter: span(0), HibernateAfter: span(0), QuietConnectionAfter: span(0), StopGrace: span(0),
-		IdlePolicy: new(""), WakeFromStopped: new(false), Restart: new(instance.Restart(""))}
+		IdlePolicy: new(""), WakeFromStopped: new(false), Restart: new(instance.Restart("")), Labels: map[string]string{"a": "b"}}
 	if v := reflect.ValueOf(all); func() bool {
 		for n := range v.NumField() {
 			if v.Field(n).IsNil() {
@@ -114,7 +114,7 @@ func TestChangeKeepsEverythingElse(t *testing.T) {
 	}() {
 		t.Error("a field of a change is not tried here")
 	}
-	if got, want := all.Apply(old), (instance.Spec{Name: "a", PauseAfter: span(0), StopAfter: span(0), WakeFromStopped: new(false)}); !reflect.DeepEqual(got, want) {
+	if got, want := all.Apply(old), (instance.Spec{Name: "a", PauseAfter: span(0), StopAfter: span(0), WakeFromStopped: new(false), Labels: map[string]string{"a": "b"}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("changed to %+v, want %+v", got, want)
 	}
 }

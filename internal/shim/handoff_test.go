@@ -354,7 +354,11 @@ func TestHandoffOutlivesShim(t *testing.T) {
 			}
 			// The call has come when its report can be read.
 			poll := []unix.PollFd{{Fd: int32(fd.FD), Events: unix.POLLIN}}
-			if n, err := unix.Poll(poll, int(waitLimit.Milliseconds())); err != nil || n != 1 {
+			n, err := unix.Poll(poll, int(waitLimit.Milliseconds()))
+			for errors.Is(err, unix.EINTR) {
+				n, err = unix.Poll(poll, int(waitLimit.Milliseconds()))
+			}
+			if err != nil || n != 1 {
 				t.Fatalf("no bind is reported: %d, %v", n, err)
 			}
 			if read {

@@ -59,7 +59,7 @@ func (c verbs) psCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&all, "all", "a", true, "list stopped instances too, which lull always does")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	cmd.Flags().StringVar(&format, "format", "", term.FormatHelp)
-	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "list only instances with state=STATE, runtime=RUNTIME or name=PART; repeatable: one of each key must match")
+	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "list only instances with state=STATE, runtime=RUNTIME, name=PART or label=KEY[=VALUE]; repeatable: one of each key must match")
 	term.Exclusive(cmd, "format", "quiet", "json", "output")
 	return c.Watchable(cmd)
 }
@@ -86,12 +86,17 @@ func parseFilters(filters []string) (keep func(hostctl.Instance) bool, err error
 		"state":   func(o hostctl.Instance, v string) bool { return string(o.State) == v },
 		"runtime": func(o hostctl.Instance, v string) bool { return o.Runtime == v },
 		"name":    func(o hostctl.Instance, v string) bool { return strings.Contains(o.Name, v) },
+		"label": func(o hostctl.Instance, v string) bool {
+			key, value, exact := strings.Cut(v, "=")
+			got, has := o.Labels[key]
+			return has && (!exact || got == value)
+		},
 	}
 	values := map[string][]string{}
 	for _, f := range filters {
 		key, value, ok := strings.Cut(f, "=")
 		if !ok || of[key] == nil || value == "" {
-			return nil, fmt.Errorf("--filter %q: want state=STATE, runtime=RUNTIME or name=PART", f)
+			return nil, fmt.Errorf("--filter %q: want state=STATE, runtime=RUNTIME, name=PART or label=KEY[=VALUE]", f)
 		}
 		values[key] = append(values[key], value)
 	}

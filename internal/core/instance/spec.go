@@ -37,6 +37,8 @@ const (
 	MinMemory   = 4 << 20 // bytes
 	MaxMemory   = 1 << 42
 	MaxCPUs     = 1024
+	MaxLabels   = 64
+	MaxLabel    = 4096     // bytes of a label's key and value
 	MinLog      = 64 << 10 // bytes of a log before it is rotated
 )
 
@@ -80,6 +82,8 @@ type Spec struct {
 	LogMax          int64   `json:"log_max_bytes,omitempty"` // default 10 MiB, and one older file
 
 	Noise *Noise `json:"noise,omitempty"`
+
+	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks with them what it made
 }
 
 // Wakes reports whether a connection starts the instance after lull stopped it,
@@ -154,6 +158,14 @@ func (s *Spec) Validate() error {
 	}
 	if s.LogMax < 0 || s.LogMax > 1<<40 {
 		bad("log_max_bytes", "%d is out of range", s.LogMax)
+	}
+	if len(s.Labels) > MaxLabels {
+		bad("labels", "%d labels, at most %d", len(s.Labels), MaxLabels)
+	}
+	for k, v := range s.Labels {
+		if k == "" || len(k)+len(v) > MaxLabel || strings.ContainsFunc(k+v, unicode.IsControl) {
+			bad("labels", "%.40q is empty, has more than %d bytes with its value, or contains control characters", k, MaxLabel)
+		}
 	}
 	errs = append(errs, s.checkBox()...)
 	errs = append(errs, s.checkDurations()...)

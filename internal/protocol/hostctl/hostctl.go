@@ -74,6 +74,7 @@ type Instance struct {
 	StartsOnConnection bool                `json:"starts_on_connection" doc:"Stopped, and a connection to an exposed port starts it"`
 	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections, or those to some ports, do not start it once lull has stopped it, although they wake it while it is paused"`
 	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel requires this for an ordinary user's bind filter"`
+	Labels             map[string]string   `json:"labels,omitempty" doc:"Labels; those of lull up begin with lull."`
 	Waiting            *Waiting            `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
 
@@ -155,6 +156,7 @@ type Change struct {
 	IdlePolicy           *string           `json:"idle_policy,omitempty"`
 	WakeFromStopped      *bool             `json:"wake_from_stopped,omitempty"`
 	Restart              *instance.Restart `json:"restart,omitempty"`
+	Labels               map[string]string `json:"labels,omitempty" doc:"All labels; they replace those before"`
 }
 
 // Apply returns s with the changes in c.
@@ -174,6 +176,9 @@ func (c Change) Apply(s instance.Spec) instance.Spec {
 		s.WakeFromStopped = c.WakeFromStopped
 	}
 	put(&s.Restart, c.Restart)
+	if c.Labels != nil {
+		s.Labels = c.Labels
+	}
 	return s
 }
 

@@ -100,11 +100,30 @@ func TestMemoryIsShort(t *testing.T) {
 		})
 	}
 
+	// after makes sure that the younger one was active last: a guest that answers a
+	// client's close late is active then, perhaps after the other went to sleep.
+	after := func(older, younger *box) {
+		t.Helper()
+		daemontest.Wait(t, younger.name+" was active after "+older.name, func() (bool, string) {
+			o, y := older.get(), younger.get()
+			if o.State == "paused" && y.State == "paused" && y.LastActivityAt.After(*o.LastActivityAt) {
+				return true, ""
+			}
+			sleeps(older)
+			if _, err := d.Do(t.Context(), younger.name, "resume", nil); err != nil {
+				return false, err.Error()
+			}
+			sleeps(younger)
+			return false, daemontest.Describe(o) + daemontest.Describe(y)
+		})
+	}
+
 	a, b := guest("a"), guest("b")
 	counts(a, 1)
 	counts(b, 1)
 	sleeps(a)
 	sleeps(b)
+	after(a, b)
 	c := guest("c")
 	counts(c, 1)
 	first(0, a, b)

@@ -1,0 +1,346 @@
+// Package project has the verbs for a project: the services that a file, lull.yaml
+// or a Compose file, describes, and the instances that lull up makes of them.
+package project
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/client"
+	"lull/internal/cli/term"
+	"lull/internal/protocol/hostctl"
+)
+
+// verbs are the verbs of this package for one run of the command line.
+type verbs struct{ *client.Session }
+
+// Commands returns lull up and lull down.
+func Commands(s *client.Session) []*cobra.Command {
+	v := verbs{s}
+	return []*cobra.Command{v.upCommand(), v.downCommand()}
+}
+
+// source says which file a verb is about, and under which name.
+type source struct{ file, name string }
+
+func (s *source) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&s.file, "file", "f", "", "project file (default: lull.yaml, or compose.yaml, of the current folder)")
+	cmd.Flags().StringVar(&s.name, "project", "", "name of the project (default: name: of the file, or its folder's name)")
+}
+
+// open finds and reads the file, and describes its project.
+func (s *source) open(ctx context.Context, env []string) (*file, *project, []string, error) {
+	wd, err := os.Getwd()
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("cannot find the working directory: %w", err)
+	}
+	path, err := find(wd, s.file)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	f, err := read(path)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	loaded, notes, err := load(ctx, f, s.name, env)
+	if err != nil {
+		return f, nil, nil, err
+	}
+	p, err := describe(f, loaded)
+	return f, p, notes, err
+}
+
+// result is what lull up and lull down print with --json.
+type result struct {
+	Project string   `json:"project"`
+	File    string   `json:"file,omitempty"`
+	DryRun  bool     `json:"dry_run"`
+	Steps   []step   `json:"steps"`
+	Notes   []string `json:"notes"`
+}
+
+const upHelp = `Create, change and start the services of a project file, so that they are as the file
+says, and print what was done. What is already as the file says is left alone, asleep
+or not: running lull up again does nothing.
+
+A lull.yaml is a Compose file. Beside Compose's attributes, a service may have
+pause_after, stop_after and the others of lull config project --schema. Without an
+image, command is a program of this machine. A compose.yaml is read as it is: its
+services may have the same settings below x-lull, or as labels (lull.pause-after).
+
+Each service is an instance with the name PROJECT-SERVICE, which ps, why, logs and
+the other verbs take. Services reach each other, and you reach them, at their ports
+on 127.0.0.1. A service starts after those it depends on listen.
+
+A change of a timer, of wake or of restart takes effect while the service runs or
+sleeps. Any other replaces the instance. A service that is no longer in the file is
+left alone, unless --remove-orphans.`
+
+const upExample = `  lull up
+  lull up --dry-run
+  lull up -f compose.yaml --watch`
+
+func (c verbs) upCommand() *cobra.Command {
+	var s source
+	var dry, orphans, watch bool
+	cmd := &cobra.Command{Use: "up [SERVICE...]", Short: "Create and start the services of a lull.yaml or compose.yaml", Long: upHelp, Example: upExample,
+		Args: term.Args(cobra.ArbitraryArgs)}
+	s.bind(cmd)
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
+	cmd.Flags().BoolVar(&orphans, "remove-orphans", false, "remove instances of the project that are not in the file")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on, and apply the file again whenever it changes, until Ctrl-C")
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		_, p, _, err := s.open(cmd.Context(), os.Environ())
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var names []string
+		for _, s := range p.services {
+			names = append(names, s.name)
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+	cmd.RunE = func(cmd *cobra.Command, only []string) error {
+		if watch && (dry || c.JSON) {
+			return term.Usage(errors.New("cannot use --watch with --dry-run or --json"))
+		}
+		f, err := c.up(cmd.Context(), &s, only, dry, orphans)
+		if !watch || f == nil {
+			return err
+		}
+		c.complain(err)
+		return c.watch(cmd.Context(), f, func() error { _, err := c.up(cmd.Context(), &s, only, false, orphans); return err })
+	}
+	return cmd
+}
+
+// up applies the file once. f is nil if it could not be read.
+func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bool) (f *file, err error) {
+	f, p, notes, err := s.open(ctx, os.Environ())
+	if err != nil {
+		return f, term.Usage(err)
+	}
+	cl, err := c.HostClient()
+	if err != nil {
+		return f, err
+	}
+	now, err := cl.List(ctx)
+	if err != nil {
+		return f, err
+	}
+	steps, err := plan(p, now, only, orphans)
+	if err != nil {
+		return f, term.Usage(err)
+	}
+	if !c.JSON {
+		for _, n := range notes {
+			fmt.Fprintln(c.Err, "lull:", n)
+		}
+	}
+	if !dry {
+		err = c.apply(ctx, cl, steps)
+	}
+	r := result{Project: p.name, File: f.path, DryRun: dry, Steps: steps, Notes: append([]string{}, notes...)}
+	if c.JSON {
+		return f, errors.Join(c.Print(r, nil), err)
+	}
+	if dry {
+		return f, c.Print(r, func(w io.Writer) { writePlan(w, steps) })
+	}
+	return f, err
+}
+
+// writePlan prints a plan, a line for each step.
+func writePlan(w io.Writer, steps []step) {
+	wide := 0
+	for _, s := range steps {
+		wide = max(wide, len(s.Instance))
+	}
+	for _, s := range steps {
+		fmt.Fprintf(w, "%s  %-*s  %s\n", map[action]string{create: "+", change: "~", replace: "±", start: "+", unchanged: "=", remove: "-", orphan: "?"}[s.Action], wide, s.Instance, s.text())
+	}
+}
+
+// text says what a step does.
+func (s step) text() string {
+	switch s.Action {
+	case change, replace:
+		return string(s.Action) + ": " + strings.Join(s.Changed, ", ")
+	case unchanged:
+		return "unchanged, " + s.State
+	case orphan:
+		return "not in the file; --remove-orphans removes it"
+	}
+	return string(s.Action)
+}
+
+// apply carries out a plan. A service whose dependency failed is left out. The
+// error says how many failed; each has been shown.
+func (c verbs) apply(ctx context.Context, cl *hostctl.Client, steps []step) error {
+	failed := map[string]bool{}
+	for n := range steps {
+		s := &steps[n]
+		var err error
+		if dep := slices.IndexFunc(s.after, func(d string) bool { return failed[d] }); dep >= 0 {
+			err = fmt.Errorf("%s depends on %s, which failed", s.Service, s.after[dep])
+		} else {
+			err = c.applyStep(ctx, cl, s)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			failed[s.Service], s.Error = true, err.Error()
+			if !c.JSON {
+				c.Complain(fmt.Errorf("%s: %w", s.Instance, err))
+			}
+		}
+	}
+	if len(failed) > 0 {
+		return term.Exit(term.ExitFailed)
+	}
+	return nil
+}
+
+// applyStep carries out one step and prints how the instance is then.
+func (c verbs) applyStep(ctx context.Context, cl *hostctl.Client, s *step) error {
+	p := c.Progress()
+	p.Status(string(s.Action) + " " + s.Instance)
+	var o hostctl.Instance
+	var err error
+	done := ""
+	switch s.Action {
+	case unchanged:
+		done = "unchanged, " + s.State
+	case orphan:
+		done = s.text()
+	case create:
+		o, err = cl.Create(ctx, hostctl.Create{Spec: s.spec, Start: true, RemoveFailed: true})
+		done = "created, "
+	case replace:
+		if err = cl.Remove(ctx, s.Instance); err == nil {
+			o, err = cl.Create(ctx, hostctl.Create{Spec: s.spec, Start: true, RemoveFailed: true})
+		}
+		done = "replaced (" + strings.Join(s.Changed, ", ") + "), "
+	case change:
+		if o, err = cl.Change(ctx, s.Instance, s.change); err == nil && rests(o) {
+			o, err = cl.Do(ctx, s.Instance, "start", nil)
+		}
+		done = "changed (" + strings.Join(s.Changed, ", ") + "), "
+	case start:
+		o, err = cl.Do(ctx, s.Instance, "start", nil)
+		done = "started, "
+	case remove:
+		err = cl.Remove(ctx, s.Instance)
+		done = "removed"
+	}
+	p.Close()
+	if err != nil {
+		return err
+	}
+	if !c.JSON {
+		fmt.Fprintf(c.Out, "%s %s%s\n", s.Instance, done, stateText(o))
+	}
+	return nil
+}
+
+// stateText is the state of an instance and where its clients connect; empty for
+// the zero Instance.
+func stateText(o hostctl.Instance) string {
+	text := o.State
+	for n, e := range o.Endpoints {
+		text += map[bool]string{true: " on ", false: ", "}[n == 0] + e.Listen
+	}
+	return text
+}
+
+// complain shows an error, unless it is nil or what apply has shown.
+func (c verbs) complain(err error) {
+	if _, shown := errors.AsType[*term.ExitError](err); err != nil && !shown {
+		c.Complain(err)
+	}
+}
+
+// watchEvery is how often a watched file is read.
+const watchEvery = time.Second
+
+// watch calls again after each change of the file, until ctx ends. A file that
+// cannot be applied changes nothing, and is waited for.
+func (c verbs) watch(ctx context.Context, f *file, again func() error) error {
+	fmt.Fprintf(c.Err, "lull: watching %s; Ctrl-C ends that, and what runs goes on\n", f.path)
+	content := func() string {
+		data, _ := os.ReadFile(f.path)
+		vars, _ := os.ReadFile(filepath.Join(filepath.Dir(f.path), ".env"))
+		return string(data) + "\x00" + string(vars)
+	}
+	last := content()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(watchEvery):
+		}
+		now := content()
+		if now == last || strings.HasPrefix(now, "\x00") { // as while an editor replaces it
+			continue
+		}
+		last = now
+		if err := again(); ctx.Err() == nil {
+			c.complain(err)
+		}
+	}
+}
+
+func (c verbs) downCommand() *cobra.Command {
+	var s source
+	var dry bool
+	cmd := &cobra.Command{Use: "down", Short: "Stop and remove the services that lull up created", Args: term.Args(cobra.NoArgs),
+		Long: `Stop and remove all instances of a project, also those that are no longer in its file,
+each before the services it depends on. With --project, no file is needed.`,
+		Example: "  lull down\n  lull down --project shop --dry-run"}
+	s.bind(cmd)
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		_, p, _, err := s.open(cmd.Context(), os.Environ())
+		if err != nil && s.name == "" {
+			return term.Usage(err)
+		}
+		if err != nil {
+			p = nil // its order alone is missing
+		} else {
+			s.name = p.name
+		}
+		cl, err := c.HostClient()
+		if err != nil {
+			return err
+		}
+		now, err := cl.List(cmd.Context())
+		if err != nil {
+			return err
+		}
+		steps := teardown(s.name, p, now)
+		if !dry {
+			err = c.apply(cmd.Context(), cl, steps)
+		}
+		if c.JSON {
+			return errors.Join(c.Print(result{Project: s.name, DryRun: dry, Steps: append([]step{}, steps...), Notes: []string{}}, nil), err)
+		}
+		switch {
+		case len(steps) == 0:
+			fmt.Fprintf(c.Out, "Nothing of %s is left.\n", s.name)
+		case dry:
+			writePlan(c.Out, steps)
+		}
+		return err
+	}
+	return cmd
+}
