@@ -217,6 +217,9 @@ type machineView struct {
 	memory   *agentctl.Memory
 	timers   []agentctl.Timer
 	activity time.Time // newest use of any kind
+	// activityBy is the signal that showed it; empty if it is only when the idle
+	// clock began.
+	activityBy string
 	// sampled has, for each rate, the end of its last window, and unseen the end
 	// of the last stretch that is in no window.
 	sampled  map[string]time.Time

@@ -37,7 +37,7 @@ func (a *Agent) judge(now time.Time, fence bool) evidence.Decision {
 	p := a.config.policy()
 	e := idle.Evidence{
 		Status: "running", Running: true,
-		LastActivityAt: a.machine.activity, LastResumedAt: a.state.ResumedAt, CreatedAt: a.started,
+		LastActivityAt: a.machine.activity, LastActivityBy: a.machine.activityBy, LastResumedAt: a.state.ResumedAt, CreatedAt: a.started,
 		SnoozedUntil: a.state.SnoozedUntil, WarningSentAt: a.state.WarnedAt,
 		Readings: a.machine.readings, Leases: a.state.Leases, Guards: a.guards(now, fence),
 	}

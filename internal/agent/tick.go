@@ -65,7 +65,7 @@ func (a *Agent) watchClocks() {
 		return
 	}
 	a.o.Cheap.Reset()
-	a.machine.activity = now
+	a.machine.activity, a.machine.activityBy = now, ""
 	a.state.WarnedAt = time.Time{}
 	if !resumed {
 		a.record(agentctl.Entry{Kind: "resume", Sentence: fmt.Sprintf("The clock was set back by %s; the idle clock starts again.", idle.Human(-jump))})
@@ -332,7 +332,7 @@ func (a *Agent) note(r *round) {
 			r.readings[i].QuietSince = m.quietSince(&x, restarts)
 		}
 		if t := useOf(x); t.After(m.activity) {
-			m.activity = t
+			m.activity, m.activityBy = t, x.Signal
 		}
 		if x.State != idle.Unknown {
 			continue

@@ -316,6 +316,9 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	if t.WarnBefore != nil {
 		p.WarnBefore = *t.WarnBefore
 	}
+	if !e.LastActivityAt.Equal(known) {
+		e.LastActivityBy = ""
+	}
 	e.Running, e.LastActivityAt = true, known
 	if t.resumed.After(e.LastResumedAt) {
 		e.LastResumedAt = t.resumed

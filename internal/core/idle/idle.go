@@ -89,8 +89,9 @@ type Evidence struct {
 
 	// Idle time counts from the newest of these four.
 	LastActivityAt time.Time `json:"last_activity_at,omitzero"`
-	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"` // last confirmed start or resume of any kind; begins the snooze
-	RunningSince   time.Time `json:"running_since,omitzero"`   // when it was first seen running after it was last down
+	LastActivityBy string    `json:"last_activity_by,omitempty"` // the signal that showed it; empty if that is not known
+	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`   // last confirmed start or resume of any kind; begins the snooze
+	RunningSince   time.Time `json:"running_since,omitzero"`     // when it was first seen running after it was last down
 	CreatedAt      time.Time `json:"created_at,omitzero"`
 
 	SnoozedUntil  time.Time `json:"snoozed_until,omitzero"` // set by a user
@@ -204,8 +205,8 @@ func (d *decision) clocks() {
 
 // activity determines the baseline and the idle time since.
 func (d *decision) activity() {
-	last, signal := d.e.LastActivityAt, ""
-	var seen time.Time
+	last, signal := d.e.LastActivityAt, d.e.LastActivityBy
+	seen := last // signal is what showed the use at that time
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
 		if !d.p.Counts(r.Signal) {
@@ -215,7 +216,8 @@ func (d *decision) activity() {
 		if t.After(last) {
 			last = t
 		}
-		if t.After(seen) {
+		// An older event of another signal was not the last use.
+		if t.After(seen) || signal == "" && t.Equal(seen) && !t.IsZero() {
 			seen, signal = t, r.Signal
 		}
 	}

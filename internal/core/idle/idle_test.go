@@ -337,3 +337,31 @@ func BenchmarkDecide(b *testing.B) {
 		Decide(t0, p, e)
 	}
 }
+
+// TestTheLastUseHasItsSignal: an event that is older than the last use is not
+// named as its cause.
+func TestTheLastUseHasItsSignal(t *testing.T) {
+	ago := func(m int) time.Time { return t0.Add(-time.Duration(m) * time.Minute) }
+	login := Reading{Signal: "recent", State: Quiet, At: t0, LastEvent: ago(50)}
+	for _, c := range []struct {
+		name    string
+		last    time.Time
+		by      string
+		reading Reading
+		want    string
+		says    string
+	}{
+		{"known by the caller", ago(2), "cpu", login, "cpu", "(cpu)"},
+		{"not known", ago(2), "", login, "", "Idle for"},
+		{"the reading is the newest", ago(55), "cpu", login, "recent", "(recent)"},
+		{"the same event", ago(50), "", login, "recent", "(recent)"},
+	} {
+		p, e := policy(), idleEvidence()
+		p.Timeout = Duration(4 * time.Hour)
+		e.LastActivityAt, e.LastActivityBy, e.Readings = c.last, c.by, []Reading{c.reading}
+		b := Decide(t0, p, e).Blocks[0]
+		if c.want != "" && t0.Sub(c.last) <= Lately && b.Signal != c.want || !strings.Contains(b.Sentence, c.says) {
+			t.Errorf("%s: %+v", c.name, b)
+		}
+	}
+}
