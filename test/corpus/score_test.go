@@ -1,0 +1,161 @@
+package corpus
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"lull/internal/core/evidence"
+	"lull/internal/core/idle"
+	"lull/internal/core/why"
+	"lull/internal/host"
+	"lull/internal/sim/truth"
+)
+
+// tally is what a rule came to on some days.
+type tally struct {
+	days, pauses, wrong   int           // wrong are the pauses that began inside use
+	used, lost            time.Duration // lost is use in which it slept, also because nothing woke it
+	idle, findable, slept time.Duration // findable is idle time beyond the timeout, slept what was found of it
+	held, heldSlept       time.Duration
+	verdicts, right       int
+	faults                []string // about single days
+}
+
+func (x *tally) add(y tally) {
+	x.days, x.pauses, x.wrong = x.days+y.days, x.pauses+y.pauses, x.wrong+y.wrong
+	x.used, x.lost, x.idle, x.findable, x.slept = x.used+y.used, x.lost+y.lost, x.idle+y.idle, x.findable+y.findable, x.slept+y.slept
+	x.held, x.heldSlept = x.held+y.held, x.heldSlept+y.heldSlept
+	x.verdicts, x.right = x.verdicts+y.verdicts, x.right+y.right
+	x.faults = append(x.faults, y.faults...)
+}
+
+// settled is how long after a label changed a sleep may begin or end without
+// counting as false or lost: no clock of the readers is finer.
+const settled = time.Second
+
+// weigh compares when it slept with the label.
+func weigh(d *trace, slept truth.Use, timeout time.Duration) tally {
+	used, kept, free := d.spans(use), d.spans(held), d.spans(idleLabel)
+	x := tally{days: 1, used: length(used), idle: length(free), held: length(kept)}
+	for _, s := range slept.Spans() {
+		x.pauses++
+		if used.At(s.From) && used.At(s.From.Add(settled)) && used.At(s.From.Add(-settled)) {
+			x.wrong++
+			x.faults = append(x.faults, fmt.Sprintf("%s: paused in use at %s", d.name, s.From.Sub(at0)))
+		}
+	}
+	for _, s := range free.Spans() {
+		x.findable += max(0, s.To.Sub(s.From)-timeout)
+	}
+	// Idle time counts from the end of use, so what is found before that is
+	// found too, but no more than there is.
+	x.slept, x.heldSlept, x.lost = both(slept, free), both(slept, kept), both(slept, used)
+	return x
+}
+
+// judged compares what why says with what the script did.
+func (x *tally) judged(d *trace, r replayed) {
+	for i := range r.verdicts {
+		v := &r.verdicts[i]
+		if v.Verdict.At.Before(at0) {
+			continue
+		}
+		x.verdicts++
+		if fault := r.cause(d, v); fault != "" {
+			if len(x.faults) < 200 {
+				x.faults = append(x.faults, fmt.Sprintf("%s at %s: %s", d.name, v.Verdict.At.Sub(at0).Truncate(time.Second), fault))
+			}
+			continue
+		}
+		x.right++
+	}
+}
+
+// cause returns what is wrong with the answer of why to a verdict; empty if it
+// names what the script did.
+func (r *replayed) cause(d *trace, v *evidence.Decision) string {
+	a := why.Explain(why.Account{Kind: r.kind, Name: "a", State: "running"}, *v)
+	at := v.Verdict.At.Sub(at0)
+	now := d.shown(at-r.window, at)
+	lately := d.shown(at-r.timeout-r.window, at)
+	for _, s := range r.slept.Spans() { // a start or wake begins the idle time anew
+		if w := s.To.Sub(at0); w <= at && at-w <= r.timeout+r.window {
+			lately = append(lately, "")
+		}
+	}
+	if at <= r.timeout+r.window {
+		lately = append(lately, "")
+	}
+	if len(a.Verdict.Blocks) == 0 {
+		if len(d.inUse(at, at+time.Nanosecond)) > 0 {
+			return "idle, in use"
+		}
+		return ""
+	}
+	named := false
+	for _, b := range a.Verdict.Blocks {
+		if a.Fact(b.Code) == nil && a.Kind != why.KindWorker {
+			return "unsaid: " + string(b.Code)
+		}
+		ok := r.right(d, b, at, now, lately)
+		if !ok {
+			return fmt.Sprintf("%s %s, but there was %v", b.Code, b.Signal, now)
+		}
+		named = named || b.Code == idle.NotIdleYet || b.Code == idle.RecentActivity || b.Code == idle.ConnectionOpen || b.Code == idle.SignalActive || b.Code == idle.InSnoozePeriod
+	}
+	if working := d.inUse(at-r.window, at); len(working) > 0 && !named && !slices.Contains(lately, "") {
+		return fmt.Sprintf("names no use, but there was %v", working)
+	}
+	return ""
+}
+
+// right reports whether a block says what was the case.
+func (r *replayed) right(d *trace, b idle.Block, at time.Duration, now, lately []string) bool {
+	switch b.Code {
+	case idle.ConnectionOpen:
+		return slices.Contains(now, "connections")
+	case idle.SignalActive:
+		return slices.Contains(now, b.Signal)
+	case idle.RecentActivity, idle.NotIdleYet:
+		return len(lately) > 0 && (b.Signal == "" || slices.Contains(lately, b.Signal))
+	case idle.SignalUnknown, idle.SignalIncomplete:
+		return r.fresh(at)
+	case host.NothingWakes:
+		return !d.port
+	}
+	return r.guarded != nil && r.guarded(b, at)
+}
+
+// fresh reports whether it was started, woken or checked for the first time so
+// recently that there is no difference to judge yet.
+func (r *replayed) fresh(at time.Duration) bool {
+	if at <= 2*r.window {
+		return true
+	}
+	return slices.ContainsFunc(r.slept.Spans(), func(s truth.Span) bool {
+		w := s.To.Sub(at0)
+		return w <= at && at-w <= 2*r.window
+	})
+}
+
+// shown are the signals that what the script did between two times can show.
+func (t *trace) shown(from, to time.Duration) (out []string) {
+	for _, a := range t.acts {
+		if a.from <= to && from <= a.to {
+			out = append(out, a.shows...)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// inUse are the signals of uses that last from one time to another.
+func (t *trace) inUse(from, to time.Duration) (out []string) {
+	for _, a := range t.acts {
+		if a.label == use && a.from <= from && to <= a.to {
+			out = append(out, a.shows...)
+		}
+	}
+	return out
+}
