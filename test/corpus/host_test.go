@@ -296,6 +296,8 @@ func (w *workload) Still() (bool, error) {
 	return w.p.frozen, nil
 }
 
+func (w *workload) Exiting() (bool, error) { return false, nil } // a signal ends it at once
+
 func (w *workload) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance.Guard, error) {
 	return w.p.guard(wake), nil
 }
