@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"os/exec"
-	"syscall"
 	"text/tabwriter"
 	"time"
 )
@@ -21,25 +18,7 @@ func bare(ctx context.Context) (addr string, stop func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	cmd := exec.Command(command[0], command[1:]...)
-	cmd.Stderr = os.Stderr
-	// In its own session, as an instance is: the kernel divides the CPUs among
-	// sessions first.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return "", nil, err
-	}
-	stop = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
-	err = wait(ctx, 10*time.Second, func() error {
-		c, err := net.Dial("tcp", addr)
-		if err == nil {
-			c.Close()
-		}
-		return err
-	})
-	if err != nil {
-		stop()
-	}
+	stop, err = startBare(ctx, addr, command)
 	return addr, stop, err
 }
 

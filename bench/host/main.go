@@ -32,6 +32,7 @@ type settings struct {
 	instances int
 	quiet     time.Duration
 	freezes   int
+	cold      string
 	bin       string
 }
 
@@ -44,13 +45,14 @@ var parts = []part{
 	{"direct", "direct path beside the bare program", directPart},
 	{"calls", "system calls of the daemon for each connection", callsPart},
 	{"wake", "first byte of a paused program beside a running one", wakePart},
+	{"cold", "the same after a silence of the whole host", coldPart},
 	{"freeze", "from the deadline to frozen", freezePart},
 	{"asleep", "many paused instances", asleepPart},
 }
 
 func main() {
 	var s settings
-	only := flag.String("part", "", "parts to run, by comma: direct, calls, wake, freeze, asleep; empty is all")
+	only := flag.String("part", "", "parts to run, by comma: direct, calls, wake, cold, freeze, asleep; empty is all")
 	role := flag.String("serve", "", "internal: be the program, on this address")
 	flag.IntVar(&s.pairs, "pairs", 20, "pairs of the direct path, in ABBA order")
 	flag.DurationVar(&s.slice, "slice", 300*time.Millisecond, "time of one measurement")
@@ -59,6 +61,7 @@ func main() {
 	flag.IntVar(&s.instances, "instances", 10000, "paused instances; fewer where limits forbid so many")
 	flag.DurationVar(&s.quiet, "quiet", 20*time.Second, "how long paused instances are watched")
 	flag.IntVar(&s.freezes, "freezes", 100, "natural pauses to measure")
+	flag.StringVar(&s.cold, "cold", "600ms=60,10s=5,60s=2", "silences, and how many connections to each of two programs are measured after them")
 	flag.StringVar(&s.bin, "bin", "", "folder with lull and lull-shim; empty builds them")
 	flag.Parse()
 	if *role != "" {

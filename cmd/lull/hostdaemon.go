@@ -93,8 +93,15 @@ func (d *hostDaemon) openRecords(context.Context) (err error) {
 	if d.files, err = records.OpenFiles(d.cfg.Data); err != nil {
 		return err
 	}
-	d.closeLater(func() { d.files.Close() })
+	d.closeLater(func() {
+		if err := d.files.Close(); err != nil {
+			d.log.Warn("the record files are not up to date; the next start reads the log", "err", err)
+		}
+	})
 	d.recs, err = d.files.Load()
+	for _, damage := range d.files.Damage() {
+		d.log.Warn("the log of records was damaged; changes may be missing", "damage", damage)
+	}
 	return err
 }
 
@@ -196,7 +203,7 @@ func (d *hostDaemon) openDocker(context.Context) (err error) {
 }
 
 func (d *hostDaemon) openLogs(ctx context.Context) (err error) {
-	if d.evidence, err = journal.OpenLogged(filepath.Join(d.cfg.Data, "evidence"), journal.Options{MaxBytes: 256 << 20, Log: d.log}); err != nil {
+	if d.evidence, err = journal.OpenLogged(filepath.Join(d.cfg.Data, "evidence"), journal.Options{MaxBytes: 256 << 20, Lazy: true, Log: d.log}); err != nil {
 		return err
 	}
 	d.closeLater(func() { d.evidence.Close() })

@@ -421,7 +421,8 @@ func thaw(a *attempt) error {
 }
 
 // publishWoken makes the instance running for everyone. The record is written
-// afterwards.
+// afterwards, without a sync of its own: after a power failure it does not matter
+// which of the two the record names, because no program was left.
 func publishWoken(a *attempt) error {
 	i := a.i
 	now := i.h.Now()
@@ -439,7 +440,7 @@ func publishWoken(a *attempt) error {
 		r.Freed, r.Saved = 0, 0
 	})
 	i.open()
-	i.h.saver.WriteLater(i, i.id)
+	i.h.saver.NoteLater(i, i.id)
 	i.scheduleAwake(now)
 	i.ran(i.turn.from)
 	i.h.happened(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
@@ -462,7 +463,7 @@ func publishUndone(a *attempt) error {
 	i.requests.wanted.Store(nil)
 	i.requests.asked.Store(nil)
 	i.open()
-	i.h.saver.WriteLater(i, i.id)
+	i.h.saver.NoteLater(i, i.id)
 	i.scheduleAwake(now)
 	return nil
 }

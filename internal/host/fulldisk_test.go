@@ -29,6 +29,8 @@ func (d *fullDisk) Put(r *instance.Record) error {
 	return d.Disk.Put(r)
 }
 
+func (d *fullDisk) Note(r *instance.Record) error { return d.Put(r) }
+
 type errNoSpace struct{}
 
 func (*errNoSpace) Error() string { return "write /data/instances/x: no space left on device" }

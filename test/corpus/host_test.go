@@ -384,8 +384,9 @@ func (n *notes) Read(context.Context, evidence.Query, func(evidence.Record) erro
 
 type noDisk struct{}
 
-func (noDisk) Put(*instance.Record) error { return nil }
-func (noDisk) Delete(string) error        { return nil }
+func (noDisk) Put(*instance.Record) error  { return nil }
+func (noDisk) Note(*instance.Record) error { return nil }
+func (noDisk) Delete(string) error         { return nil }
 
 // replayed is what a day came to.
 type replayed struct {

@@ -15,13 +15,14 @@ const (
 	maxBytes     = 4 << 20
 	segmentBytes = 512 << 10
 	queueLength  = 4096
-	syncInterval = time.Second
+	lossInterval = time.Second            // shortest interval between warnings of lost events
 	diskWait     = 100 * time.Millisecond // longest wait for the disk before an event is published
 )
 
 // Log keeps up to 4 MiB of a host's events across restarts. If the daemon is
 // killed, no event that a reader saw is lost, unless the disk took longer than
-// diskWait. If the machine loses power, the last second is lost.
+// diskWait. Nothing is synced before Close: a power failure loses the events that
+// the kernel has not written back, by default those of the last half minute.
 type Log struct {
 	log     segment.Values[hostctl.Event]
 	say     *slog.Logger
@@ -109,9 +110,9 @@ func (l *Log) take(e hostctl.Event) {
 
 func (l *Log) write() {
 	defer close(l.ended)
-	tick := time.NewTicker(syncInterval)
+	tick := time.NewTicker(lossInterval)
 	defer tick.Stop()
-	dirty, failed := false, false
+	failed := false
 	try := func(err error) {
 		if err != nil && !failed {
 			l.say.Error("events are not kept over a restart", "err", err)
@@ -124,14 +125,8 @@ func (l *Log) write() {
 			if !more {
 				return
 			}
-			err := l.append(u)
-			try(err)
-			dirty = dirty || err == nil
+			try(l.append(u))
 		case <-tick.C:
-			if dirty {
-				try(l.log.Sync())
-				dirty = false
-			}
 			l.mu.Lock()
 			lost := l.lost
 			l.lost = 0

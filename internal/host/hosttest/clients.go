@@ -203,6 +203,9 @@ func (d *Disk) put(r *instance.Record) error {
 	return nil
 }
 
+// Note implements records.Store.
+func (d *Disk) Note(r *instance.Record) error { return d.Put(r) }
+
 // Delete implements records.Store.
 func (d *Disk) Delete(id string) error {
 	d.sem <- struct{}{}
@@ -244,6 +247,9 @@ func (s *Session) Put(r *instance.Record) error {
 	}
 	return s.put(r)
 }
+
+// Note implements records.Store.
+func (s *Session) Note(r *instance.Record) error { return s.Put(r) }
 
 // Spec returns the spec of a program that listens on one port, reached directly
 // and through the relay. It is not restarted. change, if not nil, is applied

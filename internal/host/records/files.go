@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"lull/internal/core/idle"
@@ -26,9 +28,14 @@ const maxRecord = 1 << 20
 // Files stores records as one sealed file per instance: a header line with a
 // checksum, then readable JSON. A file is replaced as a whole and synced, so a
 // crash leaves either the old or the new one.
+//
+// Changes of a record go to a log first, which costs one sync, and the files
+// follow later. Load returns the records with these changes, and must be called
+// before the first Put.
 type Files struct {
-	dir  string
-	lock *os.File
+	dir     string
+	lock    *os.File
+	changes *changes
 }
 
 // OpenFiles opens dir for this process alone. A second daemon on the same
@@ -47,39 +54,54 @@ func OpenFiles(dir string) (*Files, error) {
 		}
 		return nil, fmt.Errorf("cannot use the data directory %s: %w", dir, err)
 	}
+	if f.changes, err = openChanges(filepath.Join(dir, "changes"), f.instances()); err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot use the data directory %s: %w", dir, err), f.lock.Close())
+	}
 	return f, nil
 }
 
-// Close releases the directory.
-func (f *Files) Close() error { return f.lock.Close() }
+// Close brings the record files up to date and releases the directory.
+func (f *Files) Close() error { return errors.Join(f.changes.close(), f.lock.Close()) }
+
+// Damage returns what of the log of changes could not be read. The records that
+// Load returned may miss changes.
+func (f *Files) Damage() []error {
+	f.changes.mu.Lock()
+	defer f.changes.mu.Unlock()
+	return slices.Clone(f.changes.damage)
+}
 
 // Dir is the data directory.
 func (f *Files) Dir() string { return f.dir }
 
 func (f *Files) instances() string { return filepath.Join(f.dir, "instances") }
 
-func (f *Files) path(id string) string { return filepath.Join(f.instances(), id+".json") }
+func (f *Files) path(id string) string { return f.changes.path(id) }
 
 // Put implements Store.
-func (f *Files) Put(r *instance.Record) error {
-	b, err := json.Marshal(r)
+func (f *Files) Put(r *instance.Record) error { return f.put(r, true) }
+
+// Note implements Store.
+func (f *Files) Note(r *instance.Record) error { return f.put(r, false) }
+
+func (f *Files) put(r *instance.Record, sync bool) error {
+	b, err := encode(r)
 	if err != nil {
-		return fmt.Errorf("cannot encode the record of %s: %w", r.Spec.Name, err)
+		return err
 	}
-	return segment.WriteSealed(f.path(r.ID), b, 0o600)
+	if !f.changes.has(r.ID) {
+		return f.changes.create(r.ID, b)
+	}
+	return f.changes.add(r.ID, b, sync)
 }
 
 // Delete implements Store.
-func (f *Files) Delete(id string) error {
-	if err := os.Remove(f.path(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
-}
+func (f *Files) Delete(id string) error { return f.changes.remove(id) }
 
 // Load reads every record. A file that is truncated, corrupt or not a record
 // yields an error that names it and says what to do. The valid records are
-// returned too, and nothing is dropped or changed.
+// returned too, and nothing is dropped or changed. A damaged log of changes is
+// no error: see Damage.
 func (f *Files) Load() ([]instance.Record, error) {
 	if _, err := segment.RemoveTemporary(f.instances()); err != nil {
 		return nil, err
@@ -88,9 +110,8 @@ func (f *Files) Load() ([]instance.Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the records: %w", err)
 	}
-	var recs []instance.Record
 	var errs []error
-	names := map[string]string{}
+	byID := map[string]instance.Record{}
 	for _, e := range entries {
 		path := filepath.Join(f.instances(), e.Name())
 		b, err := segment.ReadSealed(path, maxRecord)
@@ -99,21 +120,44 @@ func (f *Files) Load() ([]instance.Record, error) {
 			continue
 		}
 		r, err := decodeRecord(b)
-		switch {
-		case err != nil:
-		case r.ID+".json" != e.Name():
+		if err == nil && r.ID+".json" != e.Name() {
 			err = fmt.Errorf("it holds the record of %s", r.ID)
-		case names[r.Spec.Name] != "":
-			err = fmt.Errorf("it has the same name as %s", names[r.Spec.Name])
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("cannot use the record %s: %w; restore it from a backup, or move it away to continue without it", path, err))
+			errs = append(errs, unusable(path, err))
 			continue
 		}
-		names[r.Spec.Name] = path
+		byID[r.ID] = r
+	}
+	errs = append(errs, f.changes.replay(byID))
+	recs, err := f.distinct(byID)
+	if err = errors.Join(append(errs, err)...); err != nil {
+		f.changes.loaded = false
+	}
+	return recs, err
+}
+
+func unusable(path string, err error) error {
+	return fmt.Errorf("cannot use the record %s: %w; restore it from a backup, or move it away to continue without it", path, err)
+}
+
+// distinct returns the records by ID. Of two with the same name, the second
+// yields an error.
+func (f *Files) distinct(byID map[string]instance.Record) (recs []instance.Record, err error) {
+	names := map[string]string{}
+	for _, id := range slices.Sorted(maps.Keys(byID)) {
+		f.changes.mu.Lock()
+		f.changes.known[id] = true
+		f.changes.mu.Unlock()
+		r := byID[id]
+		if other := names[r.Spec.Name]; other != "" {
+			err = errors.Join(err, unusable(f.path(id), fmt.Errorf("it has the same name as %s", other)))
+			continue
+		}
+		names[r.Spec.Name] = f.path(id)
 		recs = append(recs, r)
 	}
-	return recs, errors.Join(errs...)
+	return recs, err
 }
 
 // decodeRecord reads one record's JSON.

@@ -16,6 +16,10 @@ const saveLag = 20 * time.Millisecond
 // Store keeps records across restarts.
 type Store interface {
 	Put(r *instance.Record) error // durable when it returns nil
+	// Note is Put without waiting for the disk. When it returns nil, the record
+	// survives the end of this process, but survives a power failure only after a
+	// later Put or once the kernel has written it back.
+	Note(r *instance.Record) error
 	Delete(id string) error
 }
 
@@ -27,22 +31,29 @@ type Owner interface {
 }
 
 // Saver writes records. Write is for changes that must be durable before they
-// are acted on; a record that may follow its change is queued by WriteLater. The
-// generation of a record prevents an older one from overwriting a newer one.
+// are acted on. A record that may follow its change is queued by WriteLater, or
+// by NoteLater if a power failure may undo the change. The generation of a record prevents an older one from overwriting a newer one.
 type Saver struct {
 	to        Store
 	find      func(id string) Owner          // nil if it no longer exists
 	onTrouble func(id string, trouble error) // called when writes begin to fail, and with nil when they succeed again
 
 	mu      sync.Mutex
-	written map[string]uint64 // generation on disk
-	dirty   map[string]Owner
+	written map[string]uint64 // generation that survives this process
+	durable map[string]uint64 // generation that survives a power failure
+	dirty   map[string]queued
 	kick    chan struct{}
 	done    chan struct{}
 	trouble *trouble // nil while writes succeed
 	// order serializes the writes of an instance, so that what is checked
 	// before a write still applies after it. Instances share the slots.
 	order [64]chan struct{}
+}
+
+// queued is a record to be written soon.
+type queued struct {
+	Owner
+	noted bool // Note is enough
 }
 
 // trouble is why records cannot be written.
@@ -64,14 +75,24 @@ func (s *Saver) Failing() error {
 	return s.trouble.err
 }
 
-// put writes a record and notes whether records can be written.
-func (s *Saver) put(r *instance.Record) error {
-	err := s.to.Put(r)
+// put writes a record, durably or not, and notes whether records can be
+// written.
+func (s *Saver) put(r *instance.Record, durable bool) error {
+	write := s.to.Note
+	if durable {
+		write = s.to.Put
+	}
+	err := write(r)
 	s.mu.Lock()
 	was := s.trouble
 	s.trouble = nil
 	if err != nil {
 		s.trouble = &trouble{err, r.ID}
+	} else {
+		s.written[r.ID] = max(s.written[r.ID], r.Generation)
+		if durable {
+			s.durable[r.ID] = max(s.durable[r.ID], r.Generation)
+		}
 	}
 	s.mu.Unlock()
 	if (was != nil) != (err != nil) {
@@ -107,11 +128,7 @@ func (s *Saver) try() {
 		return
 	}
 	rec := o.Record()
-	if s.put(&rec) == nil {
-		s.mu.Lock()
-		s.written[id] = max(s.written[id], rec.Generation)
-		s.mu.Unlock()
-	}
+	_ = s.put(&rec, true) // put has noted a failure
 }
 
 func (s *Saver) kicked() {
@@ -125,8 +142,8 @@ func (s *Saver) kicked() {
 // an ID, nil for none. told is called when records can no longer be written, with
 // the ID of the instance whose record failed, and with a nil error once they can.
 func NewSaver(to Store, find func(id string) Owner, onTrouble func(id string, trouble error)) *Saver {
-	s := &Saver{to: to, find: find, onTrouble: onTrouble, written: map[string]uint64{}, dirty: map[string]Owner{},
-		kick: make(chan struct{}, 1), done: make(chan struct{})}
+	s := &Saver{to: to, find: find, onTrouble: onTrouble, written: map[string]uint64{}, durable: map[string]uint64{},
+		dirty: map[string]queued{}, kick: make(chan struct{}, 1), done: make(chan struct{})}
 	for n := range s.order {
 		s.order[n] = make(chan struct{}, 1)
 	}
@@ -141,7 +158,10 @@ func (s *Saver) orderOf(id string) chan struct{} {
 
 // Write writes r, a record of o, unless a newer one is on disk already or o was
 // removed. The record is durable when it returns nil.
-func (s *Saver) Write(o Owner, r *instance.Record) error {
+func (s *Saver) Write(o Owner, r *instance.Record) error { return s.write(o, r, true) }
+
+// write is Write or, unless durable, the same with Store.Note.
+func (s *Saver) write(o Owner, r *instance.Record, durable bool) error {
 	order := s.orderOf(r.ID)
 	order <- struct{}{}
 	defer func() { <-order }()
@@ -149,18 +169,16 @@ func (s *Saver) Write(o Owner, r *instance.Record) error {
 		return nil
 	}
 	s.mu.Lock()
-	stale := s.written[r.ID] >= r.Generation
+	stale, lost := s.written[r.ID] >= r.Generation, s.durable[r.ID] < r.Generation
 	s.mu.Unlock()
-	if stale {
+	switch {
+	case stale && durable && lost: // a newer one was noted only
+		rec := o.Record()
+		return s.put(&rec, true)
+	case stale:
 		return nil
 	}
-	if err := s.put(r); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	s.written[r.ID] = max(s.written[r.ID], r.Generation)
-	s.mu.Unlock()
-	return nil
+	return s.put(r, durable)
 }
 
 // Remove deletes the record of o and marks o as removed. A write of it that is
@@ -176,10 +194,18 @@ func (s *Saver) Remove(o Owner, id string) error {
 	return nil
 }
 
-// WriteLater writes the present record of o soon.
-func (s *Saver) WriteLater(o Owner, id string) {
+// WriteLater writes the present record of o soon, durably.
+func (s *Saver) WriteLater(o Owner, id string) { s.later(id, queued{Owner: o}) }
+
+// NoteLater writes the present record of o soon. A power failure may undo it.
+func (s *Saver) NoteLater(o Owner, id string) { s.later(id, queued{Owner: o, noted: true}) }
+
+func (s *Saver) later(id string, q queued) {
 	s.mu.Lock()
-	s.dirty[id] = o
+	if was, ok := s.dirty[id]; ok && !was.noted {
+		q.noted = false
+	}
+	s.dirty[id] = q
 	s.mu.Unlock()
 	s.kicked()
 }
@@ -189,6 +215,7 @@ func (s *Saver) Forget(id string) {
 	s.mu.Lock()
 	delete(s.dirty, id)
 	delete(s.written, id)
+	delete(s.durable, id)
 	s.mu.Unlock()
 }
 
@@ -226,20 +253,21 @@ func (s *Saver) Stop() { close(s.done) }
 func (s *Saver) flush() (tried bool) {
 	s.mu.Lock()
 	batch := s.dirty
-	s.dirty = map[string]Owner{}
+	s.dirty = map[string]queued{}
 	s.mu.Unlock()
-	for id, o := range batch {
-		rec := o.Record()
-		if tried = true; s.Write(o, &rec) != nil && !o.Removed() {
+	for id, q := range batch {
+		rec := q.Record()
+		if tried = true; s.write(q.Owner, &rec, !q.noted) != nil && !q.Removed() {
 			s.mu.Lock()
-			s.dirty[id] = o
+			s.dirty[id] = queued{Owner: q.Owner}
 			s.mu.Unlock()
 		}
 	}
 	return tried
 }
 
-// Written returns the generation of the record on disk; 0 for none.
+// Written returns the generation of the record that survives this process; 0
+// for none.
 func (s *Saver) Written(id string) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,6 +277,6 @@ func (s *Saver) Written(id string) uint64 {
 // Loaded notes which generation an earlier daemon left on disk.
 func (s *Saver) Loaded(id string, generation uint64) {
 	s.mu.Lock()
-	s.written[id] = generation
+	s.written[id], s.durable[id] = generation, generation
 	s.mu.Unlock()
 }

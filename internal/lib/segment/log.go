@@ -352,6 +352,19 @@ func (l *Log) Drop(before time.Time) (int, error) {
 	return n, nil
 }
 
+// DropBefore removes the oldest files whose records all have numbers below n.
+// The newest file stays.
+func (l *Log) DropBefore(n uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.files) > 1 && l.files[1].first <= n {
+		if err := l.removeOldest(); err != nil {
+			return fmt.Errorf("cannot drop the oldest file of the log %s: %w", l.dir, err)
+		}
+	}
+	return nil
+}
+
 // flush writes the buffer. After a short write the rest stays in it, and the
 // next flush continues there.
 func (l *Log) flush() error {
@@ -415,6 +428,17 @@ func (l *Log) Sync() error {
 	}
 	l.synced = upTo
 	return nil
+}
+
+// Discard releases the log without writing what is buffered. It is for a log
+// that failed, and must not be called concurrently with other methods. Open then
+// cuts off what was written in part.
+func (l *Log) Discard() error {
+	var err error
+	if l.active != nil {
+		err = l.active.Close()
+	}
+	return errors.Join(err, l.lock.Close())
 }
 
 // Close makes everything durable and releases the log. It must not be called

@@ -50,6 +50,59 @@ func writeFile(path string, data []byte, perm fs.FileMode) error {
 	return syncDir(dir)
 }
 
+// WriteAll replaces files of one folder durably. On Linux it takes two syncs,
+// however many files there are; one is of the whole file system. After a crash at any
+// instant each file contains either its previous content or all of its new one.
+// files has the contents by name. replace is called for each file once its
+// content is on disk, and calls rename unless the file must stay as it is.
+func WriteAll(dir string, files map[string][]byte, perm fs.FileMode, replace func(name string, rename func() error) error) error {
+	if err := writeAll(dir, files, perm, replace); err != nil {
+		return fmt.Errorf("cannot write %d files in %s: %w", len(files), dir, err)
+	}
+	return nil
+}
+
+func writeAll(dir string, files map[string][]byte, perm fs.FileMode, replace func(name string, rename func() error) error) (err error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	temps := map[string]string{} // those that were not renamed, by name
+	defer func() {
+		for _, temp := range temps {
+			err = errors.Join(err, os.Remove(temp))
+		}
+	}()
+	for name, data := range files {
+		out, err := os.CreateTemp(dir, temporary)
+		if err != nil {
+			return err
+		}
+		temps[name] = out.Name()
+		_, err = out.Write(data)
+		if err = errors.Join(err, out.Chmod(perm), out.Close()); err != nil {
+			return err
+		}
+	}
+	if err := syncAll(d, temps); err != nil {
+		return err
+	}
+	for name, temp := range temps {
+		err := replace(name, func() error {
+			err := os.Rename(temp, filepath.Join(dir, name))
+			if err == nil {
+				delete(temps, name)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return d.Sync()
+}
+
 // syncDir makes the names in a folder durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)

@@ -29,6 +29,7 @@ type Options struct {
 	MaxBytes  int64         // total size of the files; 0 means 2 GiB
 	Beat      time.Duration // interval at which repeats are written; 0 means 30 min
 	SyncEvery time.Duration // time after which written records are on disk; 0 means 5 s
+	Lazy      bool          // after SyncEvery the kernel has them, and writes them back when it likes
 	Log       *slog.Logger
 }
 
@@ -156,7 +157,11 @@ func (j *Journal) Run(ctx context.Context) error {
 			}
 		}
 		if j.dirty.Swap(false) {
-			if err := j.log.Sync(); err != nil {
+			sync := j.log.Sync
+			if j.opts.Lazy {
+				sync = j.log.Flush
+			}
+			if err := sync(); err != nil {
 				j.opts.Log.Error("evidence cannot be made durable", "err", err)
 			}
 		}

@@ -1,11 +1,10 @@
 package host
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/host/records"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
@@ -219,25 +219,31 @@ func (w *killed) restart(ctx context.Context) {
 	}
 }
 
-// records reads the records on disk while no daemon runs.
+// records reads the records on disk while no daemon runs. It reads a copy, so
+// that the next daemon finds what the last one left.
 func (w *killed) records() map[string]instance.Record {
-	out := map[string]instance.Record{}
-	files, err := filepath.Glob(w.d.Dir + "/data/instances/*.json")
+	dir := w.t.TempDir()
+	for _, part := range []string{"instances", "changes"} {
+		err := os.CopyFS(filepath.Join(dir, part), os.DirFS(filepath.Join(w.d.Dir, "data", part)))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			w.t.Fatal(err)
+		}
+	}
+	files, err := records.OpenFiles(dir)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		_, body, _ := bytes.Cut(b, []byte("\n"))
-		var r instance.Record
-		if err := json.Unmarshal(body, &r); err != nil {
-			w.t.Fatalf("cannot read the record %s: %v\n%s", f, err, b)
-		}
+	recs, err := files.Load()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[string]instance.Record{}
+	for _, r := range recs {
 		out[r.Spec.Name] = r
 		w.seen[string(r.State)]++
+	}
+	if err := files.Close(); err != nil {
+		w.t.Fatal(err)
 	}
 	return out
 }

@@ -1,0 +1,282 @@
+package records
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/core/instance"
+	"lull/internal/lib/scaletest"
+)
+
+// crash copies what is on disk, as a daemon that is killed leaves it, and opens
+// the copy.
+func crash(t *testing.T, f *Files) *Files {
+	t.Helper()
+	to := t.TempDir()
+	if err := os.CopyFS(to, os.DirFS(f.Dir())); err != nil {
+		t.Fatal(err)
+	}
+	after, err := OpenFiles(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { after.Close() })
+	return after
+}
+
+func load(t *testing.T, f *Files) map[string]instance.Record {
+	t.Helper()
+	recs, err := f.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range f.Damage() {
+		t.Errorf("damage: %v", d)
+	}
+	out := map[string]instance.Record{}
+	for _, r := range recs {
+		out[r.ID] = r
+	}
+	return out
+}
+
+// TestChangesOutliveCrashes: random changes, removals, folds, restarts and
+// crashes. Whenever the daemon dies, the next one has exactly the records that
+// were written last.
+func TestChangesOutliveCrashes(t *testing.T) {
+	rng := scaletest.Random(t)
+	for range scaletest.Count(t, "histories of a data directory", 10) {
+		f, err := OpenFiles(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := load(t, f)
+		number := 0
+		for range 60 {
+			ids := slices.Sorted(maps.Keys(want))
+			switch op := rng.IntN(20); {
+			case op == 0 || len(ids) == 0:
+				number++
+				r := sampleRecord()
+				r.ID, r.Spec.Name = fmt.Sprint("i", number), fmt.Sprint("n", number)
+				if err := f.Put(&r); err != nil {
+					t.Fatal(err)
+				}
+				want[r.ID] = r
+			case op == 1:
+				id := ids[rng.IntN(len(ids))]
+				if err := f.Delete(id); err != nil {
+					t.Fatal(err)
+				}
+				delete(want, id)
+			case op == 2:
+				if err := f.changes.fold(); err != nil {
+					t.Fatal(err)
+				}
+			case op == 3:
+				f = crash(t, f)
+				fallthrough
+			case op == 4:
+				if diff := cmp.Diff(want, load(t, crash(t, f))); diff != "" {
+					t.Fatalf("after a crash:\n%s", diff)
+				}
+				if op == 3 {
+					load(t, f)
+				}
+			case op == 5:
+				dir := f.Dir()
+				if err := f.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := os.Stat(filepath.Join(dir, "changes")); !os.IsNotExist(err) {
+					t.Errorf("the log is left after a clean end: %v", err)
+				}
+				if f, err = OpenFiles(dir); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, load(t, f)); diff != "" {
+					t.Fatalf("after a restart:\n%s", diff)
+				}
+			default:
+				r := want[ids[rng.IntN(len(ids))]]
+				r.Generation++
+				r.StatusReason = strings.Repeat("x", rng.IntN(200))
+				put := f.Put
+				if rng.IntN(2) == 0 {
+					put = f.Note
+				}
+				if err := put(&r); err != nil {
+					t.Fatal(err)
+				}
+				want[r.ID] = r
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestFoldBesideWrites: the files follow while many instances are written and
+// some are removed, and a removed one does not come back.
+func TestFoldBesideWrites(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	load(t, f)
+	var wg sync.WaitGroup
+	for n := range 8 {
+		wg.Go(func() {
+			r := sampleRecord()
+			r.ID, r.Spec.Name = fmt.Sprint("i", n), fmt.Sprint("n", n)
+			for g := range 40 {
+				r.Generation = uint64(g)
+				if err := f.Put(&r); err != nil {
+					t.Error(err)
+				}
+			}
+			if n%2 == 1 {
+				if err := f.Delete(r.ID); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 20 {
+		if err := f.changes.fold(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	check := func(what string, f *Files) {
+		t.Helper()
+		got := load(t, f)
+		if len(got) != 4 {
+			t.Errorf("%s: %d records", what, len(got))
+		}
+		for id, r := range got {
+			if r.Generation != 39 {
+				t.Errorf("%s: %s has generation %d", what, id, r.Generation)
+			}
+		}
+	}
+	check("a crash", crash(t, f))
+	dir := f.Dir()
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if f, err = OpenFiles(dir); err != nil {
+		t.Fatal(err)
+	}
+	check("a clean end", f)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLogIsFolded: a log that has grown large is folded into the files on its
+// own, and stays bounded.
+func TestLogIsFolded(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	load(t, f)
+	r := sampleRecord()
+	r.StatusReason = strings.Repeat("x", 200<<10)
+	for g := range 200 { // 40 MB
+		r.Generation = uint64(g)
+		if err := f.Note(&r); err != nil {
+			t.Fatal(err)
+		}
+		f.changes.folding.Wait()
+		if size := f.changes.log.Size(); size > 2*foldSize {
+			t.Fatalf("after %d changes the log has %d bytes", g, size)
+		}
+	}
+	if got := load(t, crash(t, f)); got[r.ID].Generation != r.Generation {
+		t.Errorf("generation %d", got[r.ID].Generation)
+	}
+}
+
+// TestDamagedLog flips bytes of a log of changes and cuts it at them. A record
+// is then as it was at one of its changes or in its file, and the damage is
+// reported; a change that cannot be decoded fails the start.
+func TestDamagedLog(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	load(t, f)
+	r := sampleRecord()
+	for g := range 4 {
+		r.Generation = uint64(10 + g)
+		if err := f.Put(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	logs, err := filepath.Glob(filepath.Join(f.Dir(), "changes", "*.seg"))
+	if err != nil || len(logs) != 1 {
+		t.Fatal(logs, err)
+	}
+	whole, err := os.ReadFile(logs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(f.Dir())); err != nil {
+		t.Fatal(err)
+	}
+	try := func(what string, b []byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, "changes", filepath.Base(logs[0])), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := OpenFiles(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		recs, err := f.Load()
+		f.changes.loaded = false // the copy stays as it is
+		if err != nil || len(recs) != 1 || recs[0].Generation < 10 || recs[0].Generation > 13 {
+			t.Fatalf("%s: %+v, %v", what, recs, err)
+		}
+		if recs[0].Generation < 13 && len(f.Damage()) == 0 && len(b) == len(whole) {
+			t.Errorf("%s: generation %d, and no damage is reported", what, recs[0].Generation)
+		}
+	}
+	for n := scaletest.Random(t).IntN(16); n < len(whole); n += 16 {
+		try(fmt.Sprint("cut at ", n), whole[:n])
+		flipped := slices.Clone(whole)
+		flipped[n] ^= 1 << (n % 8)
+		try(fmt.Sprint("flipped at ", n), flipped)
+	}
+	if _, err := f.changes.log.Append(r.CreatedAt, []byte(`{"id":"abc","later":true}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.changes.log.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	newer := crash(t, f)
+	if _, err := newer.Load(); err == nil || !strings.Contains(err.Error(), newer.changes.dir) {
+		t.Errorf("a change of a later version: %v", err)
+	}
+	if err := newer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if logs, _ := filepath.Glob(filepath.Join(newer.changes.dir, "*.seg")); len(logs) == 0 {
+		t.Error("the log of a start that failed was removed")
+	}
+}

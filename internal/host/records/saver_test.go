@@ -1,0 +1,78 @@
+package records
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/instance"
+)
+
+// counted is a Store that lists its writes.
+type counted struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (c *counted) add(what string, r *instance.Record) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.list = append(c.list, fmt.Sprint(what, r.Generation))
+	return nil
+}
+
+func (c *counted) Put(r *instance.Record) error  { return c.add("put ", r) }
+func (c *counted) Note(r *instance.Record) error { return c.add("note ", r) }
+func (c *counted) Delete(string) error           { return nil }
+
+// owned is an Owner with a record.
+type owned struct{ rec instance.Record }
+
+func (o *owned) Record() instance.Record { return o.rec }
+func (o *owned) Removed() bool           { return false }
+func (o *owned) MarkRemoved()            {}
+
+// TestNotedIsNotDurable: a noted record is written once, without a sync. Who needs
+// an earlier or the same generation on disk still gets a sync, of the newest; and a
+// record that is queued for both is written durably.
+func TestNotedIsNotDurable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to, o := &counted{}, &owned{instance.Record{ID: "a", Generation: 1}}
+		s := NewSaver(to, func(string) Owner { return o }, func(string, error) {})
+		go s.Run()
+		settle := func() {
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		write := func(g uint64) {
+			if err := s.Write(o, &instance.Record{ID: "a", Generation: g}); err != nil {
+				t.Error(err)
+			}
+		}
+		write(1)
+		o.rec.Generation = 3
+		s.NoteLater(o, "a")
+		settle() // note 3
+		s.NoteLater(o, "a")
+		settle() // it is written already
+		write(2) // put 3
+		write(3) // durable already
+		o.rec.Generation = 4
+		s.WriteLater(o, "a")
+		s.NoteLater(o, "a")
+		settle() // put 4
+		o.rec.Generation = 5
+		s.NoteLater(o, "a")
+		s.WriteLater(o, "a")
+		settle() // put 5
+		o.rec.Generation = 6
+		s.NoteLater(o, "a")
+		s.Stop()
+		settle() // note 6
+		if got, want := fmt.Sprint(to.list), "[put 1 note 3 put 3 put 4 put 5 note 6]"; got != want {
+			t.Errorf("the writes are %s, want %s", got, want)
+		}
+	})
+}

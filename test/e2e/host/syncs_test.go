@@ -1,0 +1,116 @@
+package host
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/waittest"
+)
+
+// TestSyncsPerCycle counts what the daemon asks of the disk while an instance is
+// paused and woken ten times, with every call traced. A cycle costs two syncs: the
+// intent before the freeze, and the commit after it. None comes between a client
+// and the thaw, and no file is renamed.
+func TestSyncsPerCycle(t *testing.T) {
+	if _, err := exec.LookPath("strace"); err != nil {
+		t.Skip("strace is not installed")
+	}
+	const cycles = 10
+	d := host(t, "--pause-after", "1h")
+	s, addr := web(t, "web", false)
+	d.Launch(s)
+	cycle := func() {
+		t.Helper()
+		pauses := d.Show("web").PauseCount
+		waittest.Until(t, "web is paused", func() bool {
+			_, err := d.Do(t.Context(), "web", "pause", nil) // refused while the last connection is open
+			return err == nil && d.Show("web").PauseCount > pauses
+		})
+		mustAnswer(t, addr)
+		d.Await("web", "running")
+	}
+	cycle() // which makes the files of the logs
+	trace := traced(t, d)
+	for range cycles {
+		cycle()
+	}
+	log := trace()
+	count := func(what *regexp.Regexp) int { return len(what.FindAllString(log, -1)) }
+	syncs, renames := count(syncCall), count(regexp.MustCompile(`(?m)^\d+ +rename`))
+	t.Logf("REPORT disk: %d cycles took %d syncs and %d renames", cycles, syncs, renames)
+	if syncs > 2*cycles || renames > 0 {
+		t.Errorf("%d cycles took %d syncs and %d renames, want at most %d and 0:\n%s", cycles, syncs, renames, 2*cycles, log)
+	}
+	var order strings.Builder
+	for line := range strings.Lines(log) {
+		switch {
+		case syncCall.MatchString(line):
+			order.WriteString("s")
+		case strings.Contains(line, `freeze>, "1"`), strings.Contains(line, `state>, "FROZEN"`):
+			order.WriteString("F")
+		case strings.Contains(line, `freeze>, "0"`), strings.Contains(line, `state>, "THAWED"`):
+			order.WriteString("T")
+		}
+	}
+	got := order.String()
+	if !strings.ContainsAny(got, "FT") {
+		t.Log("instances are frozen by signals here, so the order of syncs and thaws is not seen")
+	} else if want := strings.Repeat("sFsT", cycles); got != want {
+		t.Errorf("syncs (s), freezes (F) and thaws (T) came as %s, want %s", got, want)
+	}
+}
+
+var syncCall = regexp.MustCompile(`(?m)^\d+ +(fsync|fdatasync|sync|syncfs|msync|sync_file_range)\(`)
+
+// traced has strace follow the daemon. trace ends it and returns the calls.
+func traced(t *testing.T, d *daemontest.Host) (trace func() string) {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "trace")
+	cmd := exec.Command("strace", "-f", "-y", "-o", out, "-p", fmt.Sprint(d.PID()),
+		"-e", "trace=fsync,fdatasync,sync,syncfs,msync,sync_file_range,?rename,renameat,renameat2,write,pwrite64", "-e", "signal=none")
+	said, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, said) }()
+	end := func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Signal(syscall.SIGINT)
+			_ = cmd.Wait()
+		}
+	}
+	t.Cleanup(end)
+	tasks := func() []string {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", d.PID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tasks
+	}
+	waittest.Until(t, "strace follows every thread", func() bool {
+		return !slices.ContainsFunc(tasks(), func(path string) bool {
+			b, err := os.ReadFile(path)
+			return err == nil && !regexp.MustCompile(fmt.Sprintf(`(?m)^TracerPid:\s+%d$`, cmd.Process.Pid)).Match(b)
+		})
+	})
+	return func() string {
+		end()
+		b, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+}
