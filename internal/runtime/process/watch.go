@@ -74,7 +74,11 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 	closing := w.closing
 	w.mu.Unlock()
 	dups := choose(found, exposed(ports), outbound, closing)
-	g, err := w.r.poller.Guard(dups, wake) // takes ownership of the duplicates, even on an error
+	g, err := w.r.poller.Guard(dups, func(reason string) {
+		w.waitedFor.Store(true)
+		defer w.waitedFor.Store(false)
+		wake(reason)
+	}) // takes ownership of the duplicates, even on an error
 	if err != nil {
 		return nil, err
 	}

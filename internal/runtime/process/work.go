@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,6 +35,10 @@ type Work struct {
 	logMax  int64
 	user    string
 	handoff bool // its binds are reported
+
+	// waitedFor is set while a client waits on a socket of the program itself, so
+	// that the daemon has nothing to do for the client after the thaw.
+	waitedFor atomic.Bool
 
 	mu      sync.Mutex
 	stopped []int // processes that were sent SIGSTOP
@@ -137,6 +142,7 @@ func (w *Work) Thaw() error {
 		if err := w.group.Thaw(); err != nil {
 			return err
 		}
+		w.giveWay()
 		w.setFrozen(false, nil)
 		return nil
 	}
@@ -146,8 +152,38 @@ func (w *Work) Thaw() error {
 	if err := cgroup.Continue(w.ident.PID, pids); err != nil {
 		return err
 	}
+	w.giveWay()
 	w.setFrozen(false, nil)
 	return nil
+}
+
+// A program that was thawed for a client often gets the CPU of the thread that
+// thawed it, and sched_yield does not make that thread wait: what the daemon has
+// still to record then delays the answer by more than the thaw. The thread
+// therefore sleeps for headStart, in which the program can answer. When many
+// programs are thawed one after the other, only one of them in headStarts does.
+const (
+	headStart  = 200 * time.Microsecond
+	headStarts = 20 * headStart
+)
+
+// lastHeadStart is when the last one was given, in nanoseconds since began.
+var (
+	lastHeadStart atomic.Int64
+	began         = time.Now()
+)
+
+// giveWay leaves this CPU to a program that was thawed for a client.
+func (w *Work) giveWay() {
+	if !w.waitedFor.Load() {
+		return
+	}
+	now := int64(time.Since(began))
+	if last := lastHeadStart.Load(); last != 0 && now-last < int64(headStarts) {
+		return
+	}
+	lastHeadStart.Store(now)
+	_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(headStart)}, nil) // a signal may end it early
 }
 
 // Still implements instance.Workload.
