@@ -133,7 +133,7 @@ func (p *Poller) forget(id uint64) {
 func (g *Guard) control(op, i int) error {
 	s := &g.socks[i]
 	if op == unix.EPOLL_CTL_DEL {
-		return unix.EpollCtl(g.poller.epfd, op, int(s.fd), nil)
+		return rawEpollDelete(g.poller.epfd, int(s.fd))
 	}
 	events, _ := s.kind.events()
 	return unix.EpollCtl(g.poller.epfd, op, int(s.fd), event(events|unix.EPOLLONESHOT, g.id<<placeBits|uint64(i)))
@@ -230,7 +230,7 @@ func (g *Guard) Close() {
 	}
 	g.remove(len(g.socks))
 	for _, s := range g.socks {
-		_ = unix.Close(int(s.fd)) // closed whatever the result
+		rawClose(int(s.fd))
 	}
 	g.socks, g.closed = nil, true
 	g.mu.Unlock()

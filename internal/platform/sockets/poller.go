@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +17,8 @@ var ErrClosed = errors.New("the poller is closed")
 // and one goroutine (Run). Create it with NewPoller.
 type Poller struct {
 	epfd int
-	bell int // eventfd that ends Run
+	file *os.File // owns epfd
+	bell int      // eventfd that ends Run
 
 	mu      sync.Mutex
 	guards  map[uint64]*Guard
@@ -40,21 +42,25 @@ const (
 // Close.
 func NewPoller() (*Poller, error) {
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err == nil {
+		err = unix.SetNonblock(epfd, true) // or Go's poller would not wait for it
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the poller: %w", failure("epoll_create1", err))
 	}
+	file := os.NewFile(uintptr(epfd), "epoll")
 	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err == nil {
 		err = unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, bell, event(unix.EPOLLIN, bellKey))
 	}
 	if err != nil {
-		_ = unix.Close(epfd)
+		_ = file.Close()
 		if bell >= 0 {
 			_ = unix.Close(bell)
 		}
 		return nil, fmt.Errorf("cannot open the poller: %w", failure("eventfd", err))
 	}
-	return &Poller{epfd: epfd, bell: bell, guards: map[uint64]*Guard{}, done: make(chan struct{})}, nil
+	return &Poller{epfd: epfd, file: file, bell: bell, guards: map[uint64]*Guard{}, done: make(chan struct{})}, nil
 }
 
 func event(events uint32, key uint64) *unix.EpollEvent {
@@ -67,8 +73,12 @@ func keyOf(ev *unix.EpollEvent) uint64 {
 
 // Run waits for events and calls the guards' wake functions, one at a time,
 // until ctx ends or Close is called; then it returns nil. It must be called
-// once. The goroutine blocks in epoll_wait and so occupies one thread; on a
-// sleeping host it uses no CPU.
+// once. On a sleeping host it uses no CPU and no thread of its own.
+//
+// It waits in Go's own poller, and the system calls up to a wake bypass the
+// runtime. A thread that returns from a long wait in epoll_wait, and the first
+// ordinary system call of a process that has been silent, wake the runtime's
+// monitor first. It then competes with the program for the CPU.
 func (p *Poller) Run(ctx context.Context) error {
 	p.mu.Lock()
 	if p.closed || p.running {
@@ -80,13 +90,19 @@ func (p *Poller) Run(ctx context.Context) error {
 	defer close(p.done)
 	stop := context.AfterFunc(ctx, p.ring)
 	defer stop()
+	conn, err := p.file.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("cannot wait for sockets: %w", err)
+	}
 	events := make([]unix.EpollEvent, 256)
 	for {
-		n, err := unix.EpollWait(p.epfd, events, -1)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
+		var n int
+		var werr error
+		err := conn.Read(func(uintptr) bool {
+			n, werr = rawEpollWait(p.epfd, events)
+			return n > 0 || werr != nil
+		})
+		if err = errors.Join(err, werr); err != nil {
 			return fmt.Errorf("cannot wait for sockets: %w", failure("epoll_wait", err))
 		}
 		for i := range events[:n] {
@@ -152,7 +168,7 @@ func (p *Poller) Close() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := errors.Join(unix.Close(p.epfd), unix.Close(p.bell))
+	err := errors.Join(p.file.Close(), unix.Close(p.bell))
 	p.epfd, p.bell = -1, -1
 	return err
 }
