@@ -33,6 +33,8 @@ type settings struct {
 	quiet     time.Duration
 	freezes   int
 	cold      string
+	cycles    int
+	running   int
 	bin       string
 }
 
@@ -47,12 +49,13 @@ var parts = []part{
 	{"wake", "first byte of a paused program beside a running one", wakePart},
 	{"cold", "the same after a silence of the whole host", coldPart},
 	{"freeze", "from the deadline to frozen", freezePart},
+	{"cycle", "the daemon's CPU per pause and wake, and per probe", cyclePart},
 	{"asleep", "many paused instances", asleepPart},
 }
 
 func main() {
 	var s settings
-	only := flag.String("part", "", "parts to run, by comma: direct, calls, wake, cold, freeze, asleep; empty is all")
+	only := flag.String("part", "", "parts to run, by comma: direct, calls, wake, cold, freeze, cycle, asleep; empty is all")
 	role := flag.String("serve", "", "internal: be the program, on this address")
 	flag.IntVar(&s.pairs, "pairs", 20, "pairs of the direct path, in ABBA order")
 	flag.DurationVar(&s.slice, "slice", 300*time.Millisecond, "time of one measurement")
@@ -62,10 +65,17 @@ func main() {
 	flag.DurationVar(&s.quiet, "quiet", 20*time.Second, "how long paused instances are watched")
 	flag.IntVar(&s.freezes, "freezes", 100, "natural pauses to measure")
 	flag.StringVar(&s.cold, "cold", "600ms=60,10s=5,60s=2", "silences, and how many connections to each of two programs are measured after them")
+	flag.IntVar(&s.cycles, "cycles", 50, "pauses and wakes to measure, without and with other connections")
+	flag.IntVar(&s.running, "running", 1000, "running, idle instances")
+	others := flag.Int("crowd", 0, "internal: hold this number of connections until the input ends")
 	flag.StringVar(&s.bin, "bin", "", "folder with lull and lull-shim; empty builds them")
 	flag.Parse()
 	if *role != "" {
 		fail(serve(*role))
+		return
+	}
+	if *others > 0 {
+		fail(beCrowd(*others))
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

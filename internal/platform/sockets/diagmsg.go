@@ -27,6 +27,7 @@ const (
 
 	// Offsets in struct tcp_info (linux/tcp.h), which is only ever extended at
 	// its end.
+	infoUnacked       = 24
 	infoLastSent      = 44
 	infoLastReceived  = 52
 	infoLastAck       = 56
@@ -212,7 +213,7 @@ func parseMessage(b []byte, s *Socket) error {
 			return errTruncated
 		}
 		if native.Uint16(b[2:])&attrTypeMask == attrInfo {
-			parseInfo(b[4:size], s)
+			s.Traffic, s.InfoSize = parseInfo(b[4:size]), int(size)-4
 		}
 		b = b[min(int(align(uint32(size))), len(b)):]
 	}
@@ -234,8 +235,7 @@ func parseAddr(family uint8, addr, port []byte) (netip.AddrPort, error) {
 
 // parseInfo parses a struct tcp_info as far as it is present: older kernels
 // send less.
-func parseInfo(b []byte, s *Socket) {
-	s.InfoSize = len(b)
+func parseInfo(b []byte) Traffic {
 	ms := func(at int) time.Duration {
 		if len(b) < at+4 {
 			return 0
@@ -254,7 +254,7 @@ func parseInfo(b []byte, s *Socket) {
 		}
 		return native.Uint32(b[at:])
 	}
-	s.Traffic = Traffic{
+	return Traffic{
 		LastAck: ms(infoLastAck),
 		SegsOut: short(infoSegsOut), SegsIn: short(infoSegsIn),
 		DataSegsIn: short(infoDataSegsIn), DataSegsOut: short(infoDataSegsOut),

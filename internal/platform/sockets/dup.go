@@ -45,26 +45,53 @@ func (e *DupError) Is(target error) bool {
 	return false
 }
 
-// Duplicate duplicates each of fds of process pid, in order, all close-on-exec.
-// The caller owns and closes the duplicates. If one fails, those already made
-// are closed and the error is a *DupError.
+// Process is an open process. Its PID cannot be reused while it is open.
+type Process struct {
+	pid, pidfd int
+}
+
+// OpenProcess opens a process. The caller closes it.
+func OpenProcess(pid int) (Process, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return Process{}, &DupError{PID: pid, FD: -1, Err: err}
+	}
+	return Process{pid, pidfd}, nil
+}
+
+// Close closes the process. The duplicates stay.
+func (p Process) Close() { _ = unix.Close(p.pidfd) }
+
+// Duplicate duplicates a descriptor of the process, close-on-exec. The caller
+// closes the duplicate. The error is a *DupError.
 //
 // It needs the right to trace the process: the same user and, with Yama at
 // level 1, being its ancestor; or CAP_SYS_PTRACE.
-func Duplicate(pid int, fds []int) ([]int, error) {
-	pidfd, err := unix.PidfdOpen(pid, 0)
+func (p Process) Duplicate(fd int) (int, error) {
+	dup, err := unix.PidfdGetfd(p.pidfd, fd, 0)
 	if err != nil {
-		return nil, &DupError{PID: pid, FD: -1, Err: err}
+		return -1, &DupError{PID: p.pid, FD: fd, Err: err}
 	}
-	defer unix.Close(pidfd)
+	return dup, nil
+}
+
+// Duplicate duplicates each of fds of process pid, in order, as Process does.
+// The caller owns and closes the duplicates. If one fails, those already made
+// are closed and the error is a *DupError.
+func Duplicate(pid int, fds []int) ([]int, error) {
+	p, err := OpenProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
 	dups := make([]int, 0, len(fds))
 	for _, fd := range fds {
-		dup, err := unix.PidfdGetfd(pidfd, fd, 0)
+		dup, err := p.Duplicate(fd)
 		if err != nil {
 			for _, dup := range dups {
 				_ = unix.Close(dup)
 			}
-			return nil, &DupError{PID: pid, FD: fd, Err: err}
+			return nil, err
 		}
 		dups = append(dups, dup)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,32 @@ type Info struct {
 	Path      string         // for a unix socket, the path it is bound to; abstract names start with @
 	PeerPath  string         // for a unix socket, the path that the other end is bound to
 	Connected bool
+
+	// Waiting is, for a listener, the number of connections that are complete and
+	// not accepted. For a unix socket it is at most 1.
+	Waiting uint32
+
+	// Unread and Unsent are, for a connected stream socket, the bytes that the
+	// program has not read and those that its peer has not acknowledged. Unsent is
+	// 0 for unix sockets.
+	Unread, Unsent uint32
+	UnreadEnd      bool // the peer has finished sending, and the program has not read that
+
+	Traffic  Traffic // for a TCP connection
+	InfoSize int     // bytes of tcp_info that the kernel returned; 0 means that Traffic is unknown
+}
+
+// Socket returns the description in the form of Dump. It is for TCP sockets.
+func (in *Info) Socket() Socket {
+	s := Socket{Family: uint8(in.Family), State: in.State, Local: in.Local, Remote: in.Peer, Inode: in.Inode,
+		RQueue: in.Unread, WQueue: in.Unsent, Traffic: in.Traffic, InfoSize: in.InfoSize}
+	switch {
+	case in.Listening:
+		s.RQueue = in.Waiting
+	case in.UnreadEnd:
+		s.RQueue++ // as the kernel counts it
+	}
+	return s
 }
 
 // Inspect describes the socket fd without changing it.
@@ -63,14 +90,8 @@ func Inspect(fd int) (Info, error) {
 		}
 		in.V6Only = n != 0
 	}
-	if in.Protocol == unix.IPPROTO_TCP || in.Protocol == unix.IPPROTO_MPTCP {
-		ti, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err != nil && in.Protocol == unix.IPPROTO_TCP { // Multipath TCP supports it since Linux 5.16
-			return Info{}, fmt.Errorf("cannot read the TCP state of socket %d: %w", fd, err)
-		}
-		if err == nil {
-			in.State = State(ti.State)
-		}
+	if err := in.readTCP(fd); err != nil {
+		return Info{}, err
 	}
 	local, err := unix.Getsockname(fd)
 	if err != nil {
@@ -88,7 +109,103 @@ func Inspect(fd int) (Info, error) {
 	default:
 		return Info{}, fmt.Errorf("cannot read the peer of socket %d: %w", fd, err)
 	}
-	return in, nil
+	return in, in.readQueues(fd)
+}
+
+// Refresh reads fd again, of which in is the last description. The addresses of
+// an open TCP connection are taken from there, so the program must not have
+// run since: it could have connected the socket anew.
+func (in *Info) Refresh(fd int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("cannot read the inode of socket %d: %w", fd, err)
+	}
+	if in.Protocol == unix.IPPROTO_TCP && in.Connected && !in.Listening && st.Ino == in.Inode {
+		if err := in.readTCP(fd); err != nil {
+			return err
+		}
+		if in.State == Established || in.State == CloseWait {
+			in.UnreadEnd = false
+			return in.readQueues(fd)
+		}
+	}
+	fresh, err := Inspect(fd)
+	*in = fresh
+	return err
+}
+
+// readTCP reads the state and the traffic of a TCP socket. A Multipath TCP
+// connection has the state of its first path, and its traffic is unknown.
+func (in *Info) readTCP(fd int) error {
+	if in.Protocol != unix.IPPROTO_TCP && in.Protocol != unix.IPPROTO_MPTCP {
+		return nil
+	}
+	var block [512]byte
+	size := uint32(len(block))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
+		uintptr(unsafe.Pointer(&block[0])), uintptr(unsafe.Pointer(&size)), 0)
+	switch {
+	case errno != 0 && in.Protocol == unix.IPPROTO_MPTCP:
+		return nil // supported since Linux 5.16
+	case errno != 0:
+		return fmt.Errorf("cannot read the TCP state of socket %d: %w", fd, errno)
+	case size <= infoUnacked+4:
+		return fmt.Errorf("cannot read the TCP state of socket %d: %w", fd, errTruncated)
+	}
+	b := block[:min(int(size), len(block))]
+	in.State = State(b[0])
+	switch {
+	case in.Listening:
+		in.Waiting = native.Uint32(b[infoUnacked:]) // of a listener, the length of its queue
+	case in.Protocol == unix.IPPROTO_TCP:
+		in.Traffic, in.InfoSize = parseInfo(b), len(b)
+	}
+	return nil
+}
+
+// readQueues reads the bytes that wait in a stream socket.
+func (in *Info) readQueues(fd int) error {
+	switch {
+	case in.Family == unix.AF_UNIX && in.Listening:
+		set := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(set, 0)
+		if err != nil && err != unix.EINTR {
+			return fmt.Errorf("cannot read the queue of socket %d: %w", fd, err)
+		}
+		if err != nil || n > 0 && set[0].Revents != 0 {
+			in.Waiting = 1
+		}
+		return nil
+	case in.Type != unix.SOCK_STREAM || in.Listening || !in.Connected && in.State != CloseWait:
+		return nil
+	}
+	unread, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	if err == nil {
+		in.Unread = uint32(max(unread, 0))
+		if in.Family != unix.AF_UNIX {
+			var unsent int
+			unsent, err = unix.IoctlGetInt(fd, unix.TIOCOUTQ)
+			in.Unsent = uint32(max(unsent, 0))
+		}
+	}
+	if err == nil && in.State == CloseWait {
+		in.UnreadEnd = holdsPackets(fd)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the queues of socket %d: %w", fd, err)
+	}
+	return nil
+}
+
+// holdsPackets reports whether packets wait in a socket, or may because the
+// kernel does not tell (before Linux 4.12). One that only ends the connection
+// has no bytes.
+func holdsPackets(fd int) bool {
+	var info [16]uint32 // of which the first is the memory of received packets
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	return errno != 0 || info[0] > 0
 }
 
 func address(sa unix.Sockaddr) (ap netip.AddrPort, path string) {

@@ -2,6 +2,7 @@ package sockets
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -15,19 +16,19 @@ const (
 	attrUnixPeer    = 2
 )
 
-// UnixPeers returns the inodes of connected unix sockets and of their peers in
-// a process's network namespace, or in our own if pid is 0. Sockets whose peer
-// the kernel does not report are omitted.
-func UnixPeers(ctx context.Context, pid int) (map[uint64]uint64, error) {
-	peers := map[uint64]uint64{}
-	_, err := inNamespace(Query{NetNSPID: pid}, func() (Table, error) { return Table{}, dumpPeers(ctx, openDiag, peers) })
+// UnixPeers returns the peers of connected unix sockets, by inode, in a process's
+// network namespace, or in our own if pid is 0. A socket that is gone, or whose
+// peer the kernel does not report, is omitted.
+func UnixPeers(ctx context.Context, pid int, inodes []uint64) (map[uint64]uint64, error) {
+	peers := make(map[uint64]uint64, len(inodes))
+	_, err := inNamespace(Query{NetNSPID: pid}, func() (Table, error) { return Table{}, askPeers(ctx, openDiag, inodes, peers) })
 	if err != nil {
-		return nil, fmt.Errorf("cannot list the peers of unix sockets: %w", err)
+		return nil, fmt.Errorf("cannot ask for the peers of unix sockets: %w", err)
 	}
 	return peers, nil
 }
 
-func dumpPeers(ctx context.Context, open func() (conn, error), peers map[uint64]uint64) error {
+func askPeers(ctx context.Context, open func() (conn, error), inodes []uint64, peers map[uint64]uint64) error {
 	c, err := open()
 	if err != nil {
 		return err
@@ -36,60 +37,59 @@ func dumpPeers(ctx context.Context, open func() (conn, error), peers map[uint64]
 	q := make([]byte, headerSize+unixRequestSize)
 	native.PutUint32(q, uint32(len(q)))
 	native.PutUint16(q[4:], sockDiagByFamily)
-	native.PutUint16(q[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
-	native.PutUint32(q[8:], 1)
+	native.PutUint16(q[6:], unix.NLM_F_REQUEST)
 	q[headerSize] = unix.AF_UNIX
-	native.PutUint32(q[headerSize+4:], 1<<Established)
+	native.PutUint32(q[headerSize+4:], ^uint32(0))
 	native.PutUint32(q[headerSize+12:], unixShowPeer)
-	if err := c.send(q); err != nil {
-		return fmt.Errorf("netlink request: %w", err)
-	}
+	native.PutUint64(q[headerSize+16:], ^uint64(0)) // the cookie: any
 	block := blocks.Get().(*[64 << 10]byte)
 	defer blocks.Put(block)
-	for {
+	for n, inode := range inodes {
+		native.PutUint32(q[8:], uint32(n+1))
+		native.PutUint32(q[headerSize+8:], uint32(inode))
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := c.receive(block[:])
-		if err != nil {
-			return fmt.Errorf("netlink answer: %w", err)
+		if err := c.send(q); err != nil {
+			return fmt.Errorf("netlink request: %w", err)
 		}
-		done, err := parsePeers(block[:n], peers)
-		if err != nil {
-			return fmt.Errorf("netlink answer: %w", err)
+		size, err := c.receive(block[:])
+		if err == nil {
+			err = parsePeers(block[:size], peers)
 		}
-		if done {
-			return nil
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("netlink answer: %w", err)
 		}
 	}
+	return nil
 }
 
-// parsePeers adds the sockets of one datagram to peers. A dump that the kernel
-// marks as interrupted is used although it may lack sockets: those are unknown.
-func parsePeers(b []byte, peers map[uint64]uint64) (done bool, err error) {
+// parsePeers adds the sockets of one answer to peers. The error is ENOENT if the
+// socket does not exist.
+func parsePeers(b []byte, peers map[uint64]uint64) error {
 	for len(b) > 0 {
 		if len(b) < headerSize {
-			return false, errTruncated
+			return errTruncated
 		}
 		size := native.Uint32(b)
 		if size < headerSize || uint64(size) > uint64(len(b)) {
-			return false, errTruncated
+			return errTruncated
 		}
 		kind, body := native.Uint16(b[4:]), b[headerSize:size]
 		b = b[min(int(align(size)), len(b)):]
 		switch kind {
 		case unix.NLMSG_NOOP:
-		case unix.NLMSG_ERROR, unix.NLMSG_DONE:
-			return true, status(kind, body)
+		case unix.NLMSG_ERROR:
+			return status(kind, body)
 		case sockDiagByFamily:
 			if err := parsePeer(body, peers); err != nil {
-				return false, err
+				return err
 			}
 		default:
-			return false, fmt.Errorf("unexpected message type %d", kind)
+			return fmt.Errorf("unexpected message type %d", kind)
 		}
 	}
-	return false, nil
+	return nil
 }
 
 func parsePeer(b []byte, peers map[uint64]uint64) error {

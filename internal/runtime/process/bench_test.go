@@ -1,8 +1,12 @@
 package process_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sort"
@@ -72,6 +76,78 @@ func BenchmarkWake(b *testing.B) {
 			}
 			_ = syscall.Kill(pid, syscall.SIGTERM)
 		})
+	}
+}
+
+// BenchmarkSample reads a program with ten connections: one that has not run
+// since, one that runs between two readings, and one that is frozen.
+func BenchmarkSample(b *testing.B) {
+	exe, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	cfg := process.Config{Dir: filepath.Join(b.TempDir(), "shim"), Shim: exe, OnExit: func(string, uint64, instance.Exit) {}}
+	rt, err := process.New(waittest.Context(b), cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- rt.Run(ctx) }()
+	addr := port(b, "127.0.0.1")
+	w, err := rt.Start(waittest.Context(b), instance.Launch{ID: "bench-sample", Run: 1, Command: []string{exe, "program", "echo", addr},
+		Dir: "/", LogPath: filepath.Join(cfg.Dir, "log")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	waittest.Until(b, "it answers", func() bool { return ask(addr) == nil })
+	var c net.Conn
+	for range 10 {
+		if c, err = net.Dial("tcp", addr); err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := say(c, "hello"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	sample := func(b *testing.B) {
+		if s := w.Sample(ends(addr)); s.ConnErr != nil || len(s.Inbound) != 10 {
+			b.Fatalf("%d connections: %v", len(s.Inbound), s.ConnErr)
+		}
+	}
+	b.Run("idle", func(b *testing.B) {
+		for b.Loop() {
+			sample(b)
+		}
+	})
+	b.Run("running", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			if _, err := say(c, "hello"); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+			sample(b)
+		}
+	})
+	b.Run("frozen", func(b *testing.B) {
+		if err := w.Freeze(waittest.Context(b)); err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			sample(b)
+		}
+	})
+	var pid int
+	_, _ = fmt.Sscanf(rt.Shim(), "pid %d", &pid)
+	if err := errors.Join(w.Kill(waittest.Context(b)), syscall.Kill(pid, syscall.SIGTERM)); err != nil {
+		b.Fatal(err)
+	}
+	waittest.Until(b, "the shim ends", func() bool { return over(pid) })
+	cancel()
+	if err := errors.Join(<-done, rt.Close()); err != nil {
+		b.Fatal(err)
 	}
 }
 

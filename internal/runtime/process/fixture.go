@@ -1,6 +1,8 @@
 package process
 
 import (
+	"golang.org/x/sys/unix"
+
 	"lull/internal/core/instance"
 	"lull/internal/platform/cgroup"
 	"lull/internal/platform/proc"
@@ -21,5 +23,26 @@ type Fixture struct {
 func (f *Fixture) Work(id string, ident instance.Identity) *Work {
 	r := &Runtime{fs: proc.At(f.Proc), works: map[string]*Work{}}
 	r.strays.r, r.heart.r = r, r
-	return &Work{r: r, id: id, ident: ident, group: f.Group, table: &tableCache{given: f}}
+	return &Work{r: r, id: id, ident: ident, group: f.Group, net: &namespace{given: f}}
+}
+
+// inspect describes the sockets of h as the list of the fixture does.
+func (f *Fixture) inspect(h *holdings) error {
+	all, err := f.Sockets(sockets.Query{Info: true, States: []sockets.State{sockets.Listen, sockets.Established, sockets.CloseWait}})
+	h.sockets = nil
+	for n := range all {
+		s := &all[n]
+		if _, ok := h.own[s.Inode]; !ok {
+			continue
+		}
+		in := sockets.Info{Family: int(s.Family), Type: unix.SOCK_STREAM, Protocol: unix.IPPROTO_TCP, Inode: s.Inode, State: s.State,
+			Local: s.Local, Traffic: s.Traffic, InfoSize: s.InfoSize}
+		if in.Listening = s.State == sockets.Listen; in.Listening {
+			in.Waiting = s.RQueue
+		} else {
+			in.Connected, in.Peer, in.Unread = true, s.Remote, s.RQueue
+		}
+		h.sockets = append(h.sockets, in)
+	}
+	return err
 }

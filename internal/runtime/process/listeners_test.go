@@ -2,7 +2,8 @@ package process
 
 import (
 	"errors"
-	"net/netip"
+	"net"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -11,23 +12,47 @@ import (
 )
 
 // TestListenersThatMove checks that a socket that has moved since it was found
-// is an error, after which the search is repeated, and that only one that may
-// not be duplicated cannot be watched, as long as the program runs.
+// is an error, after which the search is repeated, and that one that may not be
+// duplicated is listed as one that cannot be watched.
 func TestListenersThatMove(t *testing.T) {
-	tcp := []sockets.Socket{{Local: netip.MustParseAddrPort("127.0.0.1:80"), Inode: 1}, {Local: netip.MustParseAddrPort("127.0.0.1:81"), Inode: 2}}
-	own := map[uint64]place{1: {pid: 10, fd: 3}}
-	for errno, watchable := range map[unix.Errno]bool{unix.EBADF: false, unix.ESRCH: false, unix.EPERM: false, 0: true} {
-		l, err := listenersAmong(tcp, nil, own, func(pid int, fds []int) ([]int, error) {
-			if errno != 0 {
-				return nil, &sockets.DupError{PID: pid, FD: fds[0], Err: errno}
-			}
-			return nil, nil
-		})
-		switch moved := errno == unix.EBADF || errno == unix.ESRCH; {
-		case moved && (!errors.Is(err, sockets.ErrGone) || l != nil):
-			t.Errorf("moved (%v): %v, %v", errno, l, err)
-		case !moved && (err != nil || len(l) != 1 || l[0].Watchable != watchable || (l[0].Why == "") != watchable):
-			t.Errorf("%v: %+v, %v", errno, l, err)
+	w := &Work{r: &Runtime{}, net: &namespace{}}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	f, err := l.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	in, err := sockets.Inspect(int(f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	at := place{os.Getpid(), int(f.Fd())}
+	for name, row := range map[string]struct {
+		at    place
+		found bool
+	}{
+		"there":              {at, true},
+		"closed":             {place{at.pid, 1 << 19}, false},
+		"replaced by a file": {place{at.pid, int(file.Fd())}, false},
+		"of no process":      {place{1 << 22, 3}, false},
+	} {
+		got, err := w.listenersAmong(map[uint64]place{in.Inode: row.at})
+		if row.found && (err != nil || len(got) != 1 || !got[0].Watchable || got[0].Addr != l.Addr().String()) ||
+			!row.found && (!errors.Is(err, sockets.ErrGone) || got != nil) {
+			t.Errorf("%s: %+v, %v", name, got, err)
 		}
+	}
+	got, err := w.hiddenListeners(nil, map[uint64]place{in.Inode: at}, unix.EPERM)
+	if err != nil || len(got) != 1 || got[0].Watchable || got[0].Why == "" || got[0].Addr != l.Addr().String() {
+		t.Errorf("one that may not be duplicated: %+v, %v", got, err)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/cgroup"
-	"lull/internal/platform/sockets"
 	"lull/internal/runtime/process"
 )
 
@@ -326,7 +325,7 @@ func TestUnixClients(t *testing.T) {
 		}
 		defer other.Close()
 		clients(1, true)
-		if table, err := sockets.Unix(0); err != nil || !slices.ContainsFunc(table, func(u sockets.UnixSocket) bool { return u.Path == path && u.Connected }) {
+		if table, err := os.ReadFile("/proc/net/unix"); err != nil || strings.Count(string(table), " 03 ") == 0 || strings.Count(string(table), path) < 3 {
 			t.Errorf("the connections of %s are not listed: %v", path, err)
 		}
 	})

@@ -2,9 +2,10 @@
 // supervisor (lull-shim), frozen by the cgroup freezer or by signals, and
 // watched through duplicates of their sockets while they are frozen.
 //
-// Freeze returns nil only once every task is frozen. No duplicate of a socket
-// is held while a program runs. A value that cannot be read is an error in the
-// sample, never zero. The package decides nothing.
+// Freeze returns nil only once every task is frozen. While a program runs, a
+// duplicate of one of its sockets exists only for the moment of a reading. A
+// value that cannot be read is an error in the sample, never zero. The package
+// decides nothing.
 package process
 
 import (
@@ -58,7 +59,7 @@ type Runtime struct {
 	boot   string
 	place  cgroup.Place // zero: no control group, signals instead
 	poller *sockets.Poller
-	table  tableCache
+	net    namespace
 	strays strays
 	heart  heart
 
@@ -213,7 +214,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 // the control group before anything is in it. It is not called if there are no
 // control groups.
 func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*cgroup.Group) error) (*Work, error) {
-	w := &Work{r: r, table: &r.table, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User, handoff: len(l.Handoff) > 0}
+	w := &Work{r: r, net: &r.net, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User, handoff: len(l.Handoff) > 0}
 	var dirs []string
 	if r.place.Dir != "" {
 		g, err := r.place.Create(l.ID)
@@ -295,7 +296,7 @@ func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone 
 	if err != nil {
 		return nil, fmt.Errorf("cannot inspect process %d of %s: %w", pid, id, err)
 	}
-	return &Work{r: r, table: &tableCache{netns: pid}, alone: alone, id: id, group: g,
+	return &Work{r: r, net: &namespace{pid: pid}, alone: alone, id: id, group: g,
 		ident: instance.Identity{BootID: r.boot, Cgroup: g.Dir(), PID: pid, Start: s.Start, Run: run}}, nil
 }
 
@@ -356,7 +357,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask the shim about %s: %w", id, err)
 	}
-	w := &Work{r: r, table: &r.table, id: id, ident: ident}
+	w := &Work{r: r, net: &r.net, id: id, ident: ident}
 	known := false
 	for _, run := range runs {
 		if run.ID != id || run.Run != ident.Run {

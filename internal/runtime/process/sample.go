@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"lull/internal/core/instance"
 	"lull/internal/platform/proc"
 	"lull/internal/platform/sockets"
@@ -18,142 +20,58 @@ import (
 // timeWait is how long the kernel keeps a closed connection.
 const timeWait = 60 * time.Second
 
-// A listing of the machine's connections serves all instances probed within
-// sharedFor; a frozen instance always gets a new one. Listening sockets are
-// listed separately and less often, because thousands of sleeping instances
-// have one each. If a listener is too new to be in the list, its connections
-// look like outbound ones, which hold.
-const (
-	sharedFor    = 50 * time.Millisecond
-	listeningFor = time.Second
-)
+// sharedFor is how long a search of the machine serves all instances.
+const sharedFor = 50 * time.Millisecond
 
-// listing contains the relevant TCP sockets of this machine at one time.
-type listing struct {
-	at        time.Time
-	open      []sockets.Socket // established, and closed by the client
-	listening []sockets.Socket
-}
-
-// tableCache shares listings among probes at about the same time.
-type tableCache struct {
-	netns int // network namespace, as the PID of a process in it; 0 is our own
+// namespace answers what no descriptor of an instance can tell, for all
+// instances of one network namespace.
+type namespace struct {
+	pid   int // a process in it; 0 is our own
 	given *Fixture
 
-	mu          sync.Mutex
-	last        *listing
-	listening   []sockets.Socket
-	listeningAt time.Time
-	waited      []sockets.Socket // TIME_WAIT
-	waitedAt    time.Time
-	local       *unixList
-	localAt     time.Time
+	mu     sync.Mutex
+	waited waited
 }
 
-// recent returns a listing that may be as old as sharedFor.
-func (c *tableCache) recent() (*listing, error) {
+// waited are the connections in TIME_WAIT.
+type waited struct {
+	from, to time.Time // when the list was read
+	sockets  []sockets.Socket
+}
+
+// ended returns when a connection of the list ended, at the latest.
+func (l *waited) ended(s *sockets.Socket) time.Time { return l.to.Add(s.Expires - timeWait) }
+
+// closed lists connections that ended within the last minute. The kernel walks
+// all connections of the machine for it, so only a probe asks that cannot learn
+// otherwise whether a connection has come and gone, and probes within sharedFor
+// share the answer.
+func (c *namespace) closed() (waited, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last != nil && time.Since(c.last.at) < sharedFor {
-		return c.last, nil
-	}
-	l, err := c.listLocked()
-	c.last = l
-	return l, err
-}
-
-// fresh lists connections now.
-func (c *tableCache) fresh() (*listing, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.listLocked()
-}
-
-func (c *tableCache) listLocked() (*listing, error) {
-	if c.netns != 0 || time.Since(c.listeningAt) >= listeningFor { // another namespace contains only its own listeners
-		at := time.Now()
-		ls, err := c.listeners()
-		if err != nil {
-			return nil, err
-		}
-		c.listening, c.listeningAt = ls, at
-	}
-	l := &listing{at: time.Now(), listening: c.listening}
-	var err error
-	l.open, err = c.dump(sockets.Query{Info: true, States: []sockets.State{sockets.Established, sockets.CloseWait,
-		sockets.SynRecv, sockets.NewSynRecv}})
-	return l, err
-}
-
-// closed lists connections that ended within the last minute. A busy server has
-// tens of thousands of them, so only a probe that found nothing open asks, and
-// probes within sharedFor share the answer.
-func (c *tableCache) closed() (at time.Time, l []sockets.Socket, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if time.Since(c.waitedAt) >= sharedFor {
-		at := time.Now()
+	if from := time.Now(); from.Sub(c.waited.from) >= sharedFor {
 		ls, err := c.dump(sockets.Query{States: []sockets.State{sockets.TimeWait}})
 		if err != nil {
-			return at, nil, err
+			return waited{}, err
 		}
-		c.waited, c.waitedAt = ls, at
+		c.waited = waited{from, time.Now(), ls}
 	}
-	return c.waitedAt, c.waited, nil
+	return c.waited, nil
 }
 
-// listeners lists the listening sockets now.
-func (c *tableCache) listeners() ([]sockets.Socket, error) {
-	return c.dump(sockets.Query{States: []sockets.State{sockets.Listen}})
-}
-
-// unixList is the bound unix sockets of this machine at a moment.
-type unixList struct {
-	byInode map[uint64]sockets.UnixSocket
-	pending map[string]int // connections that wait to be accepted, by path
-}
-
-// unix lists the bound unix sockets. The list may be up to a second old unless
-// fresh is set.
-func (c *tableCache) unix(fresh bool) (*unixList, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.local == nil || fresh || time.Since(c.localAt) >= listeningFor {
-		at := time.Now()
-		all, err := c.unixSockets()
-		if err != nil {
-			return nil, err
-		}
-		l := &unixList{byInode: make(map[uint64]sockets.UnixSocket, len(all)), pending: map[string]int{}}
-		for _, u := range all {
-			if u.Pending {
-				l.pending[u.Path]++
-			} else {
-				l.byInode[u.Inode] = u
-			}
-		}
-		c.local, c.localAt = l, at
-	}
-	return c.local, nil
-}
-
-// unconnected lists UDP sockets that any peer may send to.
-func (c *tableCache) unconnected() ([]sockets.Socket, error) {
-	return c.dump(sockets.Query{UDP: true, States: []sockets.State{sockets.Close}})
-}
-
-func (c *tableCache) unixSockets() ([]sockets.UnixSocket, error) {
+// opens returns sockets.PassiveOpens of the namespace.
+func (c *namespace) opens() (uint64, error) {
 	if c.given != nil {
-		return nil, nil
+		return 0, instance.ErrAbsent
 	}
-	return sockets.Unix(c.netns)
+	return sockets.PassiveOpens(c.pid)
 }
 
-func (c *tableCache) dump(q sockets.Query) ([]sockets.Socket, error) {
+func (c *namespace) dump(q sockets.Query) ([]sockets.Socket, error) {
 	if c.given != nil {
 		return c.given.Sockets(q)
 	}
-	q.NetNSPID = c.netns
+	q.NetNSPID = c.pid
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	t, err := sockets.Dump(ctx, q)
@@ -181,45 +99,78 @@ func (n *netCount) add(now map[uint64]uint64) uint64 {
 	return n.gone + total
 }
 
-// Sample implements instance.Workload.
+// Sample implements instance.Workload. Its cost depends on the instance alone:
+// it reads the sockets that the tree has. While the tree has used no CPU since
+// the last sample it can neither have opened a socket nor used a disk, so
+// neither is searched for again. A frozen tree is always searched.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	s := instance.Sample{At: time.Now()}
-	s.CPU, s.CPUErr = w.cpu()
-	s.DiskBytes, s.DiskErr = w.disk()
 	w.mu.Lock()
-	frozen := w.frozen
+	frozen, last := w.frozen, w.past
 	w.mu.Unlock()
-	look := w.table.recent
-	if frozen {
-		look = w.table.fresh
+	var exact bool
+	s.CPU, exact, s.CPUErr = w.cpu()
+	now := past{at: s.At, cpu: s.CPU, exact: exact, closed: last.closed, opens: last.opens, counted: last.counted}
+	ran := !exact || !last.exact || s.CPU != last.cpu
+	if ran && !frozen {
+		// Before the sockets, so that a connection that comes meanwhile is
+		// either among them or counted at the next sample.
+		n, err := w.net.opens()
+		now.opens, now.counted = n, err == nil
 	}
-	t, err := look()
-	var own map[uint64]place
-	if err == nil {
-		own, err = w.sockets()
-	}
+	h, err := w.read(s.CPU, exact, frozen)
+	s.DiskBytes, s.DiskErr = h.disk, h.diskErr
 	if err != nil {
 		s.ConnErr, s.NetErr = err, err
 		return s
 	}
-	w.count(&s, t, own, exposed(ports), frozen)
-	if w.handoff && !frozen {
-		w.noteClosed(own)
+	if h.moved {
+		now.closed = s.At
+	}
+	w.count(&s, h, exposed(ports), frozen, &now)
+	if frozen {
+		return s
+	}
+	if s.LastClosed, err = w.lastClosed(&s, h, exposed(ports), ran, last, &now); err != nil {
+		s.ConnErr = err
+		return s
+	}
+	w.mu.Lock()
+	w.past = now
+	w.mu.Unlock()
+	if w.handoff {
+		w.noteClosed(h.own)
 	}
 	return s
 }
 
-func (w *Work) cpu() (time.Duration, error) {
+// past is what is kept of a sample of the running tree.
+type past struct {
+	at      time.Time
+	cpu     time.Duration
+	exact   bool            // cpu counts every moment that the tree ran
+	opens   uint64          // of sockets.PassiveOpens
+	counted bool            // opens is known
+	inbound map[uint64]bool // accepted connections, by inode
+	closed  time.Time       // when the newest inbound connection ended at the latest; zero if none is known
+	unknown time.Time       // until when a connection may have come and gone; zero if there is nothing to find out
+	thawed  bool            // it was frozen since
+}
+
+// cpu returns the CPU time of the tree. exact reports whether it counts every
+// moment, so that a tree with the same time has not run.
+func (w *Work) cpu() (d time.Duration, exact bool, err error) {
 	if w.group != nil {
 		if d, err := w.group.CPU(); err == nil {
-			return d, nil
+			return d, w.net.given == nil, nil
 		}
 	}
 	pids, err := w.pids(false)
 	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
-		return 0, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+		return 0, false, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
 	}
-	return w.r.fs.TreeCPU(pids)
+	d, err = w.r.fs.TreeCPU(pids)
+	return d, false, err
 }
 
 // MainCPU returns the CPU time of the main process and its descendants. In a
@@ -233,12 +184,9 @@ func (w *Work) MainCPU() (time.Duration, error) {
 	return w.r.fs.TreeCPU(pids)
 }
 
-// disk returns the bytes that the tree has read from and written to disks.
-func (w *Work) disk() (uint64, error) {
-	pids, err := w.pids(false)
-	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
-		return 0, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
-	}
+// disk returns the bytes that the processes of the tree have read from and
+// written to disks.
+func (w *Work) disk(pids []int) (uint64, error) {
 	now := make(map[int]uint64, len(pids))
 	for _, pid := range pids {
 		io, err := w.r.fs.IO(pid)
@@ -278,21 +226,38 @@ func (w *Work) AtWork() (bool, error) {
 	return false, nil
 }
 
-// count finds the sockets of the tree in a listing.
-func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports map[uint16]bool, frozen bool) {
-	listens, at, local := map[uint16]bool{}, map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
-	for _, l := range t.listening {
-		if _, ok := own[l.Inode]; ok {
-			listens[l.Local.Port()], at[l.Local] = true, true
+// isOpen reports whether a socket is a TCP connection over which data may
+// still pass.
+func isOpen(in *sockets.Info) bool {
+	if in.Protocol != unix.IPPROTO_TCP && in.Protocol != unix.IPPROTO_MPTCP || !in.Connected {
+		return false
+	}
+	switch in.State {
+	case sockets.Established, sockets.CloseWait, sockets.SynRecv, 0: // 0: Multipath TCP of an old kernel
+		return true
+	}
+	return false
+}
+
+// count fills in what the sockets of the tree show.
+func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, frozen bool, now *past) {
+	listens, paths, local := map[uint16]bool{}, map[string]bool{}, map[netip.AddrPort]bool{}
+	for n := range h.sockets {
+		switch in := &h.sockets[n]; {
+		case in.Listening && in.Path != "":
+			paths[in.Path] = true
+			s.Inbound = append(s.Inbound, waiting(in)...)
+		case in.Listening && in.Local.IsValid():
+			listens[in.Local.Port()] = true
+			s.Inbound = append(s.Inbound, waiting(in)...)
+		case isOpen(in):
+			local[in.Local] = true
 		}
 	}
-	s.Listens = len(at) > 0
-	w.countUnix(s, own, frozen)
-	for _, o := range t.open {
-		if _, ok := own[o.Inode]; ok {
-			local[o.Local] = true
-		}
-	}
+	s.Listens = len(listens)+len(paths) > 0
+	s.Inbound = append(s.Inbound, w.r.waitingFor(w.id, h.own)...)
+	now.inbound = map[uint64]bool{}
+	w.countUnix(s, h, paths, now)
 	// A connection from the tree to itself, such as a container's health check,
 	// is not use.
 	private := sync.OnceValue(w.private)
@@ -301,43 +266,40 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	talked := w.turns
 	w.mu.Unlock()
 	talks := turns{}
-	turn := func(o sockets.Socket) instance.Turn {
-		if o.Inode == 0 {
-			return instance.TurnNone // not accepted yet, so it holds anyway
+	for n := range h.sockets {
+		in := &h.sockets[n]
+		if !isOpen(in) {
+			continue
+		}
+		o := in.Socket()
+		loopback := o.Remote.Addr().IsLoopback()
+		if !loopback && o.HasBytes() {
+			moved[o.Inode] = o.Traffic.BytesAcked + o.Traffic.BytesReceived
+		}
+		if o.State == sockets.CloseWait {
+			closing[o.Inode] = true
+		}
+		port := o.Local.Port()
+		inbound := ports[port] || listens[port]
+		if local[o.Remote] || inbound && toItself(o) && private() || !inbound && o.State != sockets.Established {
+			continue // between two processes of the tree, one of which may have ended, or a call that is over
 		}
 		turn, t := talked[o.Inode].next(o)
 		talks[o.Inode] = t
-		return turn
-	}
-	for _, o := range t.open {
-		_, mine := own[o.Inode]
-		loopback := o.Remote.Addr().IsLoopback()
-		if mine && !loopback && o.HasBytes() {
-			moved[o.Inode] = o.Traffic.BytesAcked + o.Traffic.BytesReceived
+		c := instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o), Turn: turn,
+			Unread: o.RQueue, Accepted: true, Loopback: loopback, HalfClose: o.State == sockets.CloseWait}
+		if inbound {
+			s.Inbound = append(s.Inbound, c)
+			now.inbound[o.Inode] = true
+			continue
 		}
-		if mine && o.State == sockets.CloseWait {
-			closing[o.Inode] = true
+		s.Calls = append(s.Calls, c)
+		if !loopback {
+			s.Outbound++
 		}
-		switch port := o.Local.Port(); {
-		case mine && (ports[port] || listens[port]), o.Inode == 0 && (ports[port] || waitsFor(at, o.Local)):
-			if local[o.Remote] && mine || toItself(o) && private() {
-				continue // between two processes of the tree, one of which may have ended
-			}
-			s.Inbound = append(s.Inbound, instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o), Turn: turn(o),
-				Unread: o.RQueue, Accepted: mine, Loopback: loopback, HalfClose: o.State == sockets.CloseWait})
-		case mine && o.State == sockets.Established && !listens[port] && !local[o.Remote]:
-			if !loopback {
-				s.Outbound++
-			}
-			s.Calls = append(s.Calls, instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o),
-				Turn: turn(o), Unread: o.RQueue, Accepted: true, Loopback: loopback})
-		}
-	}
-	if len(s.Inbound) == 0 && len(at)+len(ports) > 0 && !frozen {
-		w.lastClosed(s, at, ports, private)
 	}
 	w.mu.Lock()
-	s.NetBytes = w.net.add(moved)
+	s.NetBytes = w.bytes.add(moved)
 	w.turns = talks
 	if !frozen {
 		w.closing = closing
@@ -345,69 +307,112 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	w.mu.Unlock()
 }
 
-// countUnix adds the unix sockets of the tree: whether it listens on one, and
-// its clients there. How long a client has been quiet is unknown, so each
-// counts as active now. If sockets cannot be listed, the connections are
-// unknown.
-func (w *Work) countUnix(s *instance.Sample, own map[uint64]place, frozen bool) {
-	if len(own) == 0 {
-		return
+// waiting returns the connections in a listener's queue.
+func waiting(in *sockets.Info) []instance.Conn {
+	name := in.Local.String()
+	if in.Family == unix.AF_UNIX {
+		name = "unix " + in.Path
 	}
-	all, err := w.table.unix(frozen)
-	if err != nil {
-		s.ConnErr = err
-		return
+	out := make([]instance.Conn, in.Waiting)
+	for n := range out {
+		out[n] = instance.Conn{Local: name, Loopback: in.Family == unix.AF_UNIX}
 	}
-	paths := map[string]bool{}
-	for inode := range own {
-		if u := all.byInode[inode]; u.Listening {
-			s.Listens, paths[u.Path] = true, true
+	return out
+}
+
+// countUnix adds the clients of the tree's unix sockets. How long a client has
+// been quiet is unknown, so each counts as active now.
+func (w *Work) countUnix(s *instance.Sample, h *holdings, paths map[string]bool, now *past) {
+	var clients []*sockets.Info
+	var inodes []uint64
+	for n := range h.sockets {
+		in := &h.sockets[n]
+		// An accepted connection has the path of its listener.
+		if in.Family == unix.AF_UNIX && !in.Listening && in.Connected && in.Path != "" && paths[in.Path] {
+			clients, inodes = append(clients, in), append(inodes, in.Inode)
 		}
 	}
-	if len(paths) == 0 {
+	if len(clients) == 0 {
 		return
 	}
-	for path := range paths {
-		for range all.pending[path] {
-			s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + path, Loopback: true})
-		}
-	}
-	peers := sync.OnceValue(func() map[uint64]uint64 {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		p, _ := sockets.UnixPeers(ctx, w.table.netns) // unknown peers count as clients
-		return p
-	})
-	for inode := range own {
-		u := all.byInode[inode]
-		if !u.Connected || !paths[u.Path] {
-			continue
-		}
-		if _, itself := own[peers()[inode]]; itself {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	peers, _ := sockets.UnixPeers(ctx, w.net.pid, inodes) // unknown peers count as clients
+	for _, in := range clients {
+		if _, itself := h.own[peers[in.Inode]]; itself {
 			continue // between two processes of the tree
 		}
-		s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + u.Path, Accepted: true, Loopback: true})
+		s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + in.Path, Unread: in.Unread, Accepted: true, Loopback: true})
+		now.inbound[in.Inode] = true
 	}
 }
 
-// lastClosed finds when the newest closed connection ended.
-func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports map[uint16]bool, private func() bool) {
-	then, waited, err := w.table.closed()
-	if err != nil {
-		s.ConnErr = err
-		return
+// lastClosed returns when the newest inbound connection that has ended did so,
+// at the latest. Connections that were seen and are gone ended before this
+// sample. Others have come and gone since the last one only if the tree ran and
+// the network namespace got a connection. Then the kernel is asked, unless it
+// would take more than the answer is worth: if open connections show use, or if
+// the tree was frozen since and is known to have been woken.
+func (w *Work) lastClosed(s *instance.Sample, h *holdings, ports map[uint16]bool, ran bool, last past, now *past) (time.Time, error) {
+	for inode := range last.inbound {
+		if !now.inbound[inode] {
+			now.closed = s.At
+		}
 	}
+	unknown := last.unknown // until when it is not known whether one came and went
+	if ran && !(last.counted && now.counted && last.opens == now.opens) {
+		unknown = s.At
+	}
+	inUse := slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool { return c.QuietFor < s.At.Sub(last.at) })
+	switch {
+	case unknown.IsZero() || inUse || now.closed.Equal(s.At):
+	case last.thawed:
+		now.closed = s.At
+	default:
+		at, from, err := w.closedIn(h, ports)
+		if err != nil {
+			return time.Time{}, err
+		}
+		if at.After(now.closed) {
+			now.closed = at
+		}
+		if from.Before(unknown) { // a shared list that is too old; the next sample asks again
+			now.unknown = unknown
+		}
+	}
+	return now.closed, nil
+}
+
+// closedIn returns when the newest connection to the tree ended that the kernel
+// still knows, as of from.
+func (w *Work) closedIn(h *holdings, ports map[uint16]bool) (newest, from time.Time, err error) {
+	at := map[netip.AddrPort]bool{}
+	for n := range h.sockets {
+		if in := &h.sockets[n]; in.Listening && in.Local.IsValid() {
+			at[in.Local] = true
+		}
+	}
+	if len(at)+len(ports) == 0 {
+		return newest, time.Now(), nil
+	}
+	l, err := w.net.closed()
+	if err != nil {
+		return newest, from, err
+	}
+	private := sync.OnceValue(w.private)
 	ours := func(a netip.AddrPort) bool { return ports[a.Port()] || waitsFor(at, a) }
-	for _, tw := range waited {
-		if toItself(tw) && private() {
+	for n := range l.sockets {
+		tw := &l.sockets[n]
+		if toItself(*tw) && private() {
 			continue
 		}
 		if ours(tw.Local) || tw.Remote.Addr().IsLoopback() && ours(tw.Remote) {
-			if t := then.Add(tw.Expires - timeWait); t.After(s.LastClosed) {
-				s.LastClosed = t
+			if t := l.ended(tw); t.After(newest) {
+				newest = t
 			}
 		}
 	}
+	return newest, l.from, nil
 }
 
 // toItself reports whether both ends of a connection are on one machine, or in

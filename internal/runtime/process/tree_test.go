@@ -197,7 +197,10 @@ func TestStartGivenUp(t *testing.T) {
 		}
 		h.exit("unwanted", 1)
 		h.start(h.launch("unwanted", 2, "sleep", "1000"))
-		if e := h.exits["unwanted/2"]; len(e) != 0 {
+		h.mu.Lock()
+		e := h.exits["unwanted/2"]
+		h.mu.Unlock()
+		if len(e) != 0 {
 			t.Fatalf("the second run ended: %+v", e)
 		}
 		if !slices.Contains(h.ids, "unwanted") {

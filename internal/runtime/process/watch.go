@@ -28,9 +28,7 @@ func (r *Runtime) duplicate(pid int, fds []int) ([]int, error) {
 	if !errors.Is(err, sockets.ErrNotPermitted) {
 		return got, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
-	defer cancel()
-	if got, serr := r.shim().Dup(ctx, pid, fds); serr == nil {
+	if got, serr := r.dupByShim(pid, fds); serr == nil {
 		return got, nil
 	}
 	return nil, err
@@ -106,8 +104,8 @@ func (w *Work) unwatchable(err error, own map[uint64]place) error {
 		return &UnwatchableError{fmt.Sprintf("of %s", w.id), err}
 	}
 	name := fmt.Sprintf("descriptor %d of process %d", dup.FD, dup.PID)
-	if t, lerr := w.table.fresh(); lerr == nil { // only to name it
-		for _, s := range slices.Concat(t.listening, t.open) {
+	if all, lerr := w.net.dump(sockets.Query{States: []sockets.State{sockets.Listen, sockets.Established, sockets.CloseWait}}); lerr == nil { // only to name it
+		for _, s := range all {
 			if at, ok := own[s.Inode]; ok && at.pid == dup.PID && at.fd == dup.FD {
 				name = "tcp " + s.Local.String()
 			}
@@ -181,7 +179,7 @@ func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uin
 			kind, keep = sockets.Stream, true
 		case in.Type == unix.SOCK_STREAM && in.Connected && in.Local.IsValid() && !local[in.Peer]:
 			keep = outbound || listens[in.Local.Port()]
-			if in.State == sockets.CloseWait && closing[in.Inode] && unread(t.fd) == 0 {
+			if in.State == sockets.CloseWait && closing[in.Inode] && in.Unread == 0 {
 				kind = sockets.HalfClosed // the program has known this since before the freeze
 			}
 		}
@@ -193,15 +191,6 @@ func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uin
 	}
 	slices.SortFunc(dups, func(a, b sockets.Dup) int { return cmp.Compare(a.FD, b.FD) })
 	return dups
-}
-
-// unread returns the number of bytes waiting in a socket; 1 if unknown.
-func unread(fd int) int {
-	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
-	if err != nil {
-		return 1
-	}
-	return n
 }
 
 // Hold keeps sockets of an instance open whatever its state. addrs are those of

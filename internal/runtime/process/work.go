@@ -30,7 +30,7 @@ type Work struct {
 	id      string
 	ident   instance.Identity
 	group   *cgroup.Group // nil if the freezer uses signals
-	table   *tableCache   // sockets of its network namespace
+	net     *namespace    // its network namespace
 	alone   func() bool   // reports whether it is alone in that namespace; nil if unknown
 	logPath string
 	logMax  int64
@@ -45,7 +45,9 @@ type Work struct {
 	stopped []int // processes that were sent SIGSTOP
 	frozen  bool
 	mute    bool // its binds were reported, but no longer are
-	net     netCount
+	past    past
+	known   holdings // the newest search of the tree, without its sockets
+	bytes   netCount
 	io      proc.Tally // disk traffic
 	turns   turns
 	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
@@ -130,6 +132,7 @@ func (w *Work) Froze(on bool) { w.setFrozen(on, nil) }
 
 func (w *Work) setFrozen(on bool, pids []int) {
 	w.mu.Lock()
+	w.past.thawed = w.past.thawed || w.frozen && !on
 	w.frozen, w.stopped = on, pids
 	w.mu.Unlock()
 	if !on {
@@ -329,111 +332,79 @@ func (w *Work) Listeners() (l []instance.Listener, err error) {
 	return l, err
 }
 
-func (w *Work) listeners() ([]instance.Listener, error) {
-	tcp, err := w.table.listeners()
-	if err != nil {
-		return nil, err
-	}
+// listeners reads the sockets of the tree. A socket that has moved since it was
+// found proves nothing, because a starting program moves the sockets that it
+// inherits. That is an error, and the search is repeated.
+func (w *Work) listeners() (out []instance.Listener, err error) {
 	own, err := w.sockets()
 	if err != nil {
 		return nil, err
 	}
-	udp, err := w.table.unconnected()
-	if err != nil {
-		return nil, err
-	}
-	l, err := listenersAmong(tcp, udp, own, w.r.duplicate)
-	if err != nil {
-		return nil, err
-	}
-	local, err := w.unixListeners(own)
-	return append(l, local...), err
+	return w.listenersAmong(own)
 }
 
-// unixListeners returns the unix sockets on which the tree listens. A kept one
-// has the exposed path, whatever name it was bound to.
-func (w *Work) unixListeners(own map[uint64]place) (out []instance.Listener, err error) {
+func (w *Work) listenersAmong(own map[uint64]place) (out []instance.Listener, err error) {
 	kept := w.r.keptPaths(w.id)
-	all, err := w.table.unix(len(kept) > 0)
-	if err != nil {
-		return nil, err
-	}
-	for inode, at := range own {
-		u := all.byInode[inode]
-		if !u.Listening || strings.HasPrefix(u.Path, "@") {
-			continue
+	hidden := map[uint64]place{}
+	var why error
+	err = w.r.duplicates(own, func(inode uint64, at place, fd int, err error) error {
+		var in sockets.Info
+		if err == nil {
+			in, err = sockets.Inspect(fd)
 		}
-		path := cmp.Or(kept[inode], u.Path)
-		if !filepath.IsAbs(path) {
-			if dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", at.pid)); err == nil {
-				path = filepath.Join(dir, path)
-			}
-		}
-		l := instance.Listener{Network: instance.ProtoUnix, Addr: path, PID: at.pid, Watchable: true}
-		fds, err := w.r.duplicate(at.pid, []int{at.fd})
 		switch {
-		case errors.Is(err, sockets.ErrGone):
-			return nil, fmt.Errorf("cannot read who listens: the socket on %s was moved meanwhile: %w", path, err)
+		case errors.Is(err, sockets.ErrGone) || errors.Is(err, unix.ENOTSOCK):
+			return fmt.Errorf("cannot read who listens: descriptor %d of process %d was moved meanwhile: %w", at.fd, at.pid, sockets.ErrGone)
 		case err != nil:
-			l.Watchable, l.Why = false, err.Error()
+			hidden[inode], why = at, err
+			return nil
 		}
-		shimctl.CloseAll(fds)
-		out = append(out, l)
-	}
-	return out, nil
-}
-
-// listenersAmong returns the listening sockets that belong to the tree, and
-// whether each can be watched. A socket that has moved since it was found
-// proves nothing, because a starting program moves the sockets that it
-// inherits. That is an error, and the search is repeated.
-func listenersAmong(tcp, udp []sockets.Socket, own map[uint64]place, duplicate func(pid int, fds []int) ([]int, error)) (out []instance.Listener, err error) {
-	for n, s := range slices.Concat(tcp, udp) {
-		at, ok := own[s.Inode]
-		if !ok {
-			continue
-		}
-		network := "tcp"
-		if n >= len(tcp) {
-			network = "udp"
-		}
-		l := instance.Listener{Network: network, Addr: s.Local.String(), PID: at.pid, Watchable: true}
-		switch fds, err := duplicate(at.pid, []int{at.fd}); {
-		case errors.Is(err, sockets.ErrGone):
-			return nil, fmt.Errorf("cannot read who listens: the socket on %s was moved meanwhile: %w", l.Addr, err)
-		case err != nil:
-			l.Watchable, l.Why = false, err.Error()
-		default:
-			shimctl.CloseAll(fds)
-		}
-		if !slices.ContainsFunc(out, func(o instance.Listener) bool { return o == l }) {
+		if l, ok := listenerOf(&in, at, kept); ok && !slices.Contains(out, l) {
 			out = append(out, l)
 		}
+		return nil
+	})
+	if err != nil || len(hidden) == 0 {
+		return out, err
 	}
-	return out, nil
+	return w.hiddenListeners(out, hidden, why)
 }
 
-// place is the location of a socket.
-type place struct{ pid, fd int }
-
-// sockets maps the inode of every socket of the tree to one place that has it.
-func (w *Work) sockets() (map[uint64]place, error) {
-	pids, err := w.pids(false)
-	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
-		return nil, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+// listenerOf returns the listener that a socket is. A kept unix socket has the
+// exposed path, whatever name it was bound to.
+func listenerOf(in *sockets.Info, at place, kept map[uint64]string) (instance.Listener, bool) {
+	l := instance.Listener{PID: at.pid, Watchable: true}
+	switch {
+	case in.Family == unix.AF_UNIX:
+		if l.Network, l.Addr = instance.ProtoUnix, cmp.Or(kept[in.Inode], in.Path); !in.Listening || in.Path == "" || strings.HasPrefix(in.Path, "@") {
+			return l, false
+		}
+		if !filepath.IsAbs(l.Addr) {
+			if dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", at.pid)); err == nil {
+				l.Addr = filepath.Join(dir, l.Addr)
+			}
+		}
+	case in.Listening && in.Local.IsValid():
+		l.Network, l.Addr = "tcp", in.Local.String()
+	case in.Type == unix.SOCK_DGRAM && in.Local.IsValid() && in.Local.Port() != 0 && !in.Connected:
+		l.Network, l.Addr = "udp", in.Local.String()
+	default:
+		return l, false
 	}
-	out := map[uint64]place{}
-	for _, pid := range pids {
-		fds, err := w.r.fs.Sockets(pid)
-		if errors.Is(err, proc.ErrGone) {
-			continue
-		}
+	return l, true
+}
+
+// hiddenListeners adds the listeners among sockets that may not be duplicated,
+// as the kernel lists them. They cannot be watched.
+func (w *Work) hiddenListeners(out []instance.Listener, hidden map[uint64]place, why error) ([]instance.Listener, error) {
+	for network, q := range map[string]sockets.Query{"tcp": {States: []sockets.State{sockets.Listen}}, "udp": {UDP: true, States: []sockets.State{sockets.Close}}} {
+		all, err := w.net.dump(q)
 		if err != nil {
-			return nil, fmt.Errorf("cannot list the sockets of process %d: %w", pid, err)
+			return nil, err
 		}
-		for _, f := range fds {
-			if _, ok := out[f.Inode]; !ok {
-				out[f.Inode] = place{pid, f.FD}
+		for _, s := range all {
+			if at, ok := hidden[s.Inode]; ok {
+				out = append(out, instance.Listener{Network: network, Addr: s.Local.String(), PID: at.pid, Why: why.Error()})
 			}
 		}
 	}

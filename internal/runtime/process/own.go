@@ -1,0 +1,226 @@
+package process
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/core/instance"
+	"lull/internal/platform/proc"
+	"lull/internal/platform/sockets"
+	"lull/internal/protocol/shimctl"
+)
+
+// holdings are what the tree had at one time.
+type holdings struct {
+	cpu     time.Duration // of the tree before it was searched
+	exact   bool          // the search is valid until the tree uses more CPU
+	own     map[uint64]place
+	disk    uint64
+	diskErr error
+
+	sockets []sockets.Info // the last reading, in the order of duplicates
+	moved   bool           // a socket was closed or moved while they were read
+}
+
+// searches bounds how often a tree is searched again because a socket was moved
+// while it was read.
+const searches = 3
+
+// read searches the tree and reads its sockets. If exact, a search is reused
+// until the tree has used more than cpu, which was read before. A frozen tree is
+// searched each time.
+func (w *Work) read(cpu time.Duration, exact, frozen bool) (*holdings, error) {
+	w.mu.Lock()
+	h := w.known
+	w.mu.Unlock()
+	if !exact || frozen || !h.exact || h.cpu != cpu {
+		h = holdings{}
+	}
+	for n := 1; ; n++ {
+		if h.own == nil {
+			if err := w.search(&h); err != nil {
+				return &h, err
+			}
+			h.cpu, h.exact = cpu, exact
+		}
+		err := w.inspect(&h, n == searches && !frozen)
+		if err == nil {
+			w.mu.Lock()
+			if w.known = h; frozen || len(h.sockets) != len(h.own) {
+				w.known = holdings{} // of no use, and thousands are frozen
+			}
+			w.mu.Unlock()
+		}
+		if !errors.Is(err, sockets.ErrGone) || n == searches {
+			return &h, err
+		}
+		h.own, h.sockets = nil, nil
+	}
+}
+
+// search finds the processes of the tree, their sockets and their disk traffic.
+func (w *Work) search(h *holdings) error {
+	pids, err := w.pids(false)
+	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
+		err = fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+		h.diskErr = err
+		return err
+	}
+	h.disk, h.diskErr = w.disk(pids)
+	h.own, err = w.socketsOf(pids)
+	return err
+}
+
+// place is the location of a socket.
+type place struct{ pid, fd int }
+
+// sockets maps the inode of every socket of the tree to one place that has it.
+func (w *Work) sockets() (map[uint64]place, error) {
+	pids, err := w.pids(false)
+	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
+		return nil, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	return w.socketsOf(pids)
+}
+
+func (w *Work) socketsOf(pids []int) (map[uint64]place, error) {
+	out := map[uint64]place{}
+	for _, pid := range pids {
+		fds, err := w.r.fs.Sockets(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot list the sockets of process %d: %w", pid, err)
+		}
+		for _, f := range fds {
+			if _, ok := out[f.Inode]; !ok {
+				out[f.Inode] = place{pid, f.FD}
+			}
+		}
+	}
+	return out, nil
+}
+
+// inspect reads the sockets of h. With skip, those that are gone are left out
+// and h.moved is set; otherwise they are an error that is sockets.ErrGone.
+func (w *Work) inspect(h *holdings, skip bool) error {
+	if f := w.net.given; f != nil {
+		return f.inspect(h)
+	}
+	last := h.sockets // nil after a new search
+	h.sockets, h.moved = make([]sockets.Info, 0, len(h.own)), false
+	seen := map[uint64]bool{}
+	return w.r.duplicates(h.own, func(_ uint64, _ place, fd int, err error) error {
+		var in sockets.Info
+		if n := len(h.sockets); err == nil && n < len(last) {
+			in = last[n]
+			err = in.Refresh(fd)
+		} else if err == nil {
+			in, err = sockets.Inspect(fd)
+		}
+		if errors.Is(err, unix.ENOTSOCK) {
+			err = fmt.Errorf("a socket was replaced by a file: %w", sockets.ErrGone)
+		}
+		switch {
+		case err == nil && !seen[in.Inode]: // another one if the descriptor was reused, perhaps one that was read
+			seen[in.Inode] = true
+			h.sockets = append(h.sockets, in)
+		case skip && errors.Is(err, sockets.ErrGone):
+			h.moved = true
+			return nil
+		}
+		return err
+	})
+}
+
+// duplicates calls do with a duplicate of each socket, or with the reason why
+// there is none. Each is closed before the next is made: a duplicate that
+// outlives the program's own descriptor delays the end of its connection. do
+// ends it by returning an error.
+func (r *Runtime) duplicates(own map[uint64]place, do func(inode uint64, at place, fd int, err error) error) error {
+	type socket struct {
+		place
+		inode uint64
+	}
+	all := make([]socket, 0, len(own))
+	for inode, at := range own {
+		all = append(all, socket{at, inode})
+	}
+	slices.SortFunc(all, func(a, b socket) int { return cmp.Or(cmp.Compare(a.pid, b.pid), cmp.Compare(a.fd, b.fd)) })
+	var p sockets.Process
+	var perr error
+	opened := 0
+	defer func() {
+		if opened != 0 && perr == nil {
+			p.Close()
+		}
+	}()
+	for _, s := range all {
+		if s.pid != opened {
+			if opened != 0 && perr == nil {
+				p.Close()
+			}
+			opened = s.pid
+			p, perr = sockets.OpenProcess(s.pid)
+		}
+		fd, err := -1, perr
+		if err == nil {
+			fd, err = p.Duplicate(s.fd)
+		}
+		if errors.Is(err, sockets.ErrNotPermitted) {
+			fd, err = r.duplicateByShim(s.place, err)
+		}
+		derr := do(s.inode, s.place, fd, err)
+		if err == nil {
+			unix.Close(fd)
+		}
+		if derr != nil {
+			return derr
+		}
+	}
+	return nil
+}
+
+// duplicateByShim has the shim make a duplicate, which as the process's ancestor
+// may do so where Yama forbids it to others. refused is the error if it fails.
+func (r *Runtime) duplicateByShim(at place, refused error) (int, error) {
+	fds, err := r.dupByShim(at.pid, []int{at.fd})
+	if err != nil || len(fds) != 1 {
+		shimctl.CloseAll(fds)
+		return -1, refused
+	}
+	return fds[0], nil
+}
+
+// waitingFor returns the connections that wait on the sockets held for an
+// instance and that are not the program's.
+func (r *Runtime) waitingFor(id string, own map[uint64]place) (out []instance.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, fd := range r.held[id].fds {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err == nil {
+			if _, ok := own[st.Ino]; ok {
+				continue
+			}
+		}
+		if in, err := sockets.Inspect(fd); err == nil && in.Listening {
+			out = append(out, waiting(&in)...)
+		}
+	}
+	return out
+}
+
+// dupByShim duplicates descriptors through the shim.
+func (r *Runtime) dupByShim(pid int, fds []int) ([]int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	return r.shim().Dup(ctx, pid, fds)
+}
