@@ -25,12 +25,13 @@ type Info struct {
 	Connected bool
 
 	// Waiting is, for a listener, the number of connections that are complete and
-	// not accepted. For a unix socket it is at most 1.
+	// not accepted. It is at most 1 for a unix socket, and for Multipath TCP before
+	// Linux 5.16.
 	Waiting uint32
 
 	// Unread and Unsent are, for a connected stream socket, the bytes that the
-	// program has not read and those that its peer has not acknowledged. Unsent is
-	// 0 for unix sockets.
+	// program has not read and those that its peer has not acknowledged. Unread is
+	// 1 if unknown, Unsent is 0 if unknown and for unix sockets.
 	Unread, Unsent uint32
 	UnreadEnd      bool // the peer has finished sending, and the program has not read that
 
@@ -125,7 +126,6 @@ func (in *Info) Refresh(fd int) error {
 			return err
 		}
 		if in.State == Established || in.State == CloseWait {
-			in.UnreadEnd = false
 			return in.readQueues(fd)
 		}
 	}
@@ -163,36 +163,35 @@ func (in *Info) readTCP(fd int) error {
 	return nil
 }
 
-// readQueues reads the bytes that wait in a stream socket.
+// readQueues reads what waits in a stream socket. Where the kernel does not
+// tell, as for Multipath TCP before Linux 5.18, it counts one unread byte.
 func (in *Info) readQueues(fd int) error {
 	switch {
-	case in.Family == unix.AF_UNIX && in.Listening:
+	case in.Listening:
+		if in.Family != unix.AF_UNIX && in.State == Listen {
+			return nil // tcp_info has told
+		}
 		set := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(set, 0)
 		if err != nil && err != unix.EINTR {
 			return fmt.Errorf("cannot read the queue of socket %d: %w", fd, err)
 		}
-		if err != nil || n > 0 && set[0].Revents != 0 {
+		if err != nil || n > 0 {
 			in.Waiting = 1
 		}
 		return nil
-	case in.Type != unix.SOCK_STREAM || in.Listening || !in.Connected && in.State != CloseWait:
+	case in.Type != unix.SOCK_STREAM || !in.Connected:
 		return nil
 	}
-	unread, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
-	if err == nil {
-		in.Unread = uint32(max(unread, 0))
-		if in.Family != unix.AF_UNIX {
-			var unsent int
-			unsent, err = unix.IoctlGetInt(fd, unix.TIOCOUTQ)
-			in.Unsent = uint32(max(unsent, 0))
-		}
+	in.Unread, in.Unsent, in.UnreadEnd = 1, 0, in.State == CloseWait && holdsPackets(fd)
+	if n, err := unix.IoctlGetInt(fd, unix.TIOCINQ); err == nil {
+		in.Unread = uint32(max(n, 0))
 	}
-	if err == nil && in.State == CloseWait {
-		in.UnreadEnd = holdsPackets(fd)
+	if in.Family == unix.AF_UNIX {
+		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("cannot read the queues of socket %d: %w", fd, err)
+	if n, err := unix.IoctlGetInt(fd, unix.TIOCOUTQ); err == nil {
+		in.Unsent = uint32(max(n, 0))
 	}
 	return nil
 }
