@@ -151,9 +151,9 @@ type past struct {
 	exact   bool            // cpu counts every moment that the tree ran
 	opens   uint64          // of sockets.PassiveOpens
 	counted bool            // opens is known
-	inbound map[uint64]bool // accepted connections, by inode
-	closed  time.Time       // when the newest inbound connection ended at the latest; zero if none is known
-	unknown time.Time       // until when a connection may have come and gone; zero if there is nothing to find out
+	inbound map[uint64]bool // accepted connections by inode, and whether each is of a unix socket
+	closed  time.Time       // when the newest inbound connection ended; zero if none is known
+	unknown time.Time       // until when a connection may have ended; zero if there is nothing to find out
 	thawed  bool            // it was frozen since
 }
 
@@ -290,7 +290,7 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 			Unread: o.RQueue, Accepted: true, Loopback: loopback, HalfClose: o.State == sockets.CloseWait}
 		if inbound {
 			s.Inbound = append(s.Inbound, c)
-			now.inbound[o.Inode] = true
+			now.inbound[o.Inode] = false
 			continue
 		}
 		s.Calls = append(s.Calls, c)
@@ -347,26 +347,29 @@ func (w *Work) countUnix(s *instance.Sample, h *holdings, paths map[string]bool,
 	}
 }
 
-// lastClosed returns when the newest inbound connection that has ended did so,
-// at the latest. Connections that were seen and are gone ended before this
-// sample. Others have come and gone since the last one only if the tree ran and
-// the network namespace got a connection. Then the kernel is asked, unless it
-// would take more than the answer is worth: if open connections show use, or if
-// the tree was frozen since and is known to have been woken.
+// lastClosed returns when the newest inbound connection that has ended did so.
+// Nothing can have ended since the last sample unless a connection was seen
+// there, or the tree ran and its network namespace got a connection. Then the
+// kernel is asked, unless that takes more than the answer is worth: if open
+// connections show use, or if a connection came to the tree after it was frozen,
+// which then counts as its end.
 func (w *Work) lastClosed(s *instance.Sample, h *holdings, ports map[uint16]bool, ran bool, last past, now *past) (time.Time, error) {
-	for inode := range last.inbound {
-		if !now.inbound[inode] {
-			now.closed = s.At
-		}
-	}
-	unknown := last.unknown // until when it is not known whether one came and went
+	unknown := last.unknown // until when it is not known whether one ended
 	if ran && !(last.counted && now.counted && last.opens == now.opens) {
 		unknown = s.At
+	}
+	for inode, local := range last.inbound {
+		if _, open := now.inbound[inode]; open {
+			continue
+		}
+		if unknown = s.At; local { // the kernel keeps no trace of it
+			now.closed = s.At
+		}
 	}
 	inUse := slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool { return c.QuietFor < s.At.Sub(last.at) })
 	switch {
 	case unknown.IsZero() || inUse || now.closed.Equal(s.At):
-	case last.thawed:
+	case last.thawed && now.counted:
 		now.closed = s.At
 	default:
 		at, from, err := w.closedIn(h, ports)
