@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -72,11 +71,7 @@ func beside(ctx context.Context, s settings, take func(context.Context, *daemon,
 // cycles lets a program fall asleep and wakes it with one request, over and
 // over. It is nginx if that is installed, otherwise this program.
 func cycles(ctx context.Context, d *daemon, gather func() error, s settings) (p pair, err error) {
-	addr, err := freeAddr()
-	if err != nil {
-		return p, err
-	}
-	command, err := webServer(d.dir, addr)
+	addr, command, err := webServer(d.dir, "web")
 	if err != nil {
 		return p, err
 	}
@@ -143,20 +138,6 @@ func request(addr string) error {
 	}
 	_, err = io.Copy(io.Discard, c)
 	return err
-}
-
-// webServer returns the command line of a server on addr.
-func webServer(dir, addr string) ([]string, error) {
-	path, err := exec.LookPath("nginx")
-	if err != nil {
-		fmt.Println("note: nginx is not installed; a Go program takes its place")
-		return self(addr)
-	}
-	conf := filepath.Join(dir, "nginx.conf")
-	text := fmt.Sprintf("daemon off; worker_processes 2; pid %[1]s/nginx.pid; error_log stderr;\nevents {}\n"+
-		"http { access_log off; client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f;\n"+
-		"uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s; server { listen %[2]s; location / { return 200 ok; } } }\n", dir, addr)
-	return []string{path, "-c", conf, "-e", "stderr"}, os.WriteFile(conf, []byte(text), 0o600)
 }
 
 // probes holds ten connections to a program that is probed every 50 ms.
