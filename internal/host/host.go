@@ -151,8 +151,10 @@ type Host struct {
 	events  *events.Feed
 	metrics *metrics.Metrics
 	halts   *halt.Halts
-	images  *images.Caches
-	handoff handoff
+
+	dependents dependents // by the name of what they depend on
+	images     *images.Caches
+	handoff    handoff
 	// illegal counts transitions missing from the table: always 0.
 	illegal atomic.Int64
 	steps   fence

@@ -74,9 +74,10 @@ type requests struct {
 // loops are set while a goroutine that retries something for the instance runs.
 // No lock guards them.
 type loops struct {
-	queued atomic.Bool // wakeLater
-	ending atomic.Bool // stopLater
-	lost   atomic.Bool // retryAdopt
+	queued   atomic.Bool // wakeLater
+	awaiting atomic.Bool // wakeAfterDependencies
+	ending   atomic.Bool // stopLater
+	lost     atomic.Bool // retryAdopt
 }
 
 // ports is how clients reach the program. No lock guards it: the relay reads it
@@ -114,6 +115,7 @@ type seen struct {
 	readings []idle.Reading
 	conns    int
 	unheard  bool        // nothing outside could wake it
+	needed   *idle.Block // by one that depends on it
 	block    *idle.Block // from the runtime: why it cannot be paused
 	trouble  string      // why the workload cannot work; "" if it can
 	verdict  idle.Verdict

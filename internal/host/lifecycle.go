@@ -29,6 +29,9 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	if by != byRestart {
 		defer i.ask()()
 	}
+	if may() == nil {
+		h.wakeDependencies(ctx, i)
+	}
 	leave, err := h.enter(ctx, i, call{what: "start", by: by, client: by != byRestart, may: may})
 	if err != nil {
 		return err
@@ -40,7 +43,7 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	if err := may(); err != nil {
 		return err
 	}
-	if by != byRestart && by != byConnection {
+	if by != byRestart && by != byConnection && by != byDependent {
 		i.update(func(r *instance.Record) {
 			r.Enabled, r.CrashLooping, r.Crashes = true, false, nil
 		})
@@ -65,7 +68,7 @@ func (i *inst) mayStart(by string) error {
 	case !stopped:
 	case by == byRestart && !(due && enabled):
 		return &RefusedError{Name: i.name(), What: "start", Reason: "nothing is left to be restarted"}
-	case by == byConnection && i.unwakeable() != "":
+	case (by == byConnection || by == byDependent) && i.unwakeable() != "":
 		return &RefusedError{Name: i.name(), What: "start", Reason: i.unwakeable()}
 	}
 	return nil

@@ -38,6 +38,9 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.Now(),
 		StateSince: h.Now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
 	i := newInst(h, rec, rt)
+	if err := h.checkDependencies(&s); err != nil {
+		return "", err
+	}
 	if err := h.add(i); err != nil {
 		return "", err
 	}
@@ -108,6 +111,7 @@ func (h *Host) add(i *inst) error {
 	}
 	i.lock <- struct{}{}
 	h.byID[i.id], h.byName[i.name()] = i, i
+	h.dependents.add(i)
 	return nil
 }
 
@@ -161,6 +165,7 @@ func (h *Host) drop(i *inst) {
 	delete(h.byID, i.id)
 	delete(h.byName, i.name())
 	h.mu.Unlock()
+	h.dependents.drop(i)
 	i.requests.deleted.Store(true) // for callers that wait for its lock
 	h.callOff(i, "it was removed in the meantime")
 	h.due.Remove(i.due)
@@ -306,6 +311,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 		return &RefusedError{Name: i.name(), What: "resume", Reason: "it is stopped"}
 	}
 	defer i.ask()()
+	h.wakeDependencies(ctx, i)
 	leave, err := h.enter(ctx, i, call{what: "resume", by: by, client: true, may: i.notStopped("resume")})
 	if err != nil {
 		return err

@@ -74,9 +74,10 @@ func (i *inst) sample(w Workload) idle.Evidence {
 	if quiet > 0 && probe.Working(w, s, quiet) {
 		quiet = 0
 	}
-	now := i.h.Now()
+	now, needed := i.h.Now(), i.neededBlock()
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.seen.needed = needed
 	if i.seen.base.At.IsZero() {
 		i.seen.base = s
 	}
@@ -106,6 +107,9 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if i.proc.missing != nil {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.SignalUnknown, Signal: "run",
 			Sentence: fmt.Sprintf("Unknown: its run, %v. An unknown signal never counts as quiet.", i.proc.missing)})
+	}
+	if i.seen.needed != nil {
+		e.Guards = append(e.Guards, *i.seen.needed)
 	}
 	if i.seen.block != nil {
 		e.Guards = append(e.Guards, *i.seen.block)

@@ -41,10 +41,9 @@ func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
 	case i.pausedByOthers():
 		i.requests.asked.Store(nil)
-	case s.Asleep() && s != power.Paused && i.rationed():
-		i.wakeLater(byConnection, why)
+	case s.Asleep() && i.wakeAfterDependencies(why):
 	case s.Asleep():
-		i.wakeNow(byConnection, why)
+		i.wakeFor(why)
 	case s == power.Stopped && i.unwakeable() == "":
 		i.h.spawn(func() {
 			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil && !fromRoom(err) {
@@ -53,6 +52,18 @@ func (i *inst) serveWake(why string) {
 		})
 	default: // it runs, or may not be woken
 		i.requests.asked.Store(nil)
+	}
+}
+
+// wakeFor wakes i for a connection, under its lock, if it is asleep.
+func (i *inst) wakeFor(why string) {
+	switch s := i.state(); {
+	case !s.Asleep() || i.pausedByOthers():
+		i.requests.asked.Store(nil)
+	case s != power.Paused && i.rationed():
+		i.wakeLater(byConnection, why)
+	default:
+		i.wakeNow(byConnection, why)
 	}
 }
 
@@ -65,6 +76,9 @@ func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
 		}
 	}
 	defer i.ask()()
+	if i.mayWake(a) == nil {
+		i.h.wakeDependencies(ctx, i)
+	}
 	i.stirNow()
 	leave, err := i.h.enter(ctx, i, call{what: "wake", by: byConnection, client: true, may: func() error { return i.mayWake(a) }})
 	if err != nil {
@@ -154,6 +168,9 @@ func (i *inst) wakeLater(by, why string) {
 // wakeNow wakes a sleeping instance under its lock for a requester that does
 // not wait. It retries on failure.
 func (i *inst) wakeNow(by, why string) {
+	if by != byConnection && !i.rouse() { // for a connection, they have been woken before
+		i.h.spawn(func() { i.h.wakeDependencies(i.h.ctx, i) })
+	}
 	if err := i.wake(by, why); err != nil {
 		i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "err", err)
 	}

@@ -37,13 +37,18 @@ func (s *source) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.name, "project", "", "name of the project (default: name: of the file, or its folder's name)")
 }
 
-// open finds and reads the file, and describes its project.
-func (s *source) open(ctx context.Context, env []string) (*file, *project, []string, error) {
+// path finds the file.
+func (s *source) path() (string, error) {
 	wd, err := os.Getwd()
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("cannot find the working directory: %w", err)
+		return "", fmt.Errorf("cannot find the working directory: %w", err)
 	}
-	path, err := find(wd, s.file)
+	return find(wd, s.file)
+}
+
+// open finds and reads the file, and describes its project.
+func (s *source) open(ctx context.Context, env []string) (*file, *project, []string, error) {
+	path, err := s.path()
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -113,33 +118,36 @@ func (c verbs) upCommand() *cobra.Command {
 		if watch && (dry || c.JSON) {
 			return term.Usage(errors.New("cannot use --watch with --dry-run or --json"))
 		}
-		f, err := c.up(cmd.Context(), &s, only, dry, orphans)
-		if !watch || f == nil {
-			return err
+		once := func() error { return c.up(cmd.Context(), &s, only, dry, orphans) }
+		if !watch {
+			return once()
 		}
-		c.complain(err)
-		return c.watch(cmd.Context(), f, func() error { _, err := c.up(cmd.Context(), &s, only, false, orphans); return err })
+		path, err := s.path()
+		if err != nil {
+			return term.Usage(err)
+		}
+		return c.watch(cmd.Context(), path, once)
 	}
 	return cmd
 }
 
-// up applies the file once. f is nil if it could not be read.
-func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bool) (f *file, err error) {
+// up applies the file once.
+func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bool) error {
 	f, p, notes, err := s.open(ctx, os.Environ())
 	if err != nil {
-		return f, term.Usage(err)
+		return term.Usage(err)
 	}
 	cl, err := c.HostClient()
 	if err != nil {
-		return f, err
+		return err
 	}
 	now, err := cl.List(ctx)
 	if err != nil {
-		return f, err
+		return err
 	}
 	steps, err := plan(p, now, only, orphans)
 	if err != nil {
-		return f, term.Usage(err)
+		return term.Usage(err)
 	}
 	if !c.JSON {
 		for _, n := range notes {
@@ -151,12 +159,12 @@ func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bo
 	}
 	r := result{Project: p.name, File: f.path, DryRun: dry, Steps: steps, Notes: append([]string{}, notes...)}
 	if c.JSON {
-		return f, errors.Join(c.Print(r, nil), err)
+		return errors.Join(c.Print(r, nil), err)
 	}
 	if dry {
-		return f, c.Print(r, func(w io.Writer) { writePlan(w, steps) })
+		return c.Print(r, func(w io.Writer) { writePlan(w, steps) })
 	}
-	return f, err
+	return err
 }
 
 // writePlan prints a plan, a line for each step.
@@ -273,16 +281,17 @@ func (c verbs) complain(err error) {
 // watchEvery is how often a watched file is read.
 const watchEvery = time.Second
 
-// watch calls again after each change of the file, until ctx ends. A file that
-// cannot be applied changes nothing, and is waited for.
-func (c verbs) watch(ctx context.Context, f *file, again func() error) error {
-	fmt.Fprintf(c.Err, "lull: watching %s; Ctrl-C ends that, and what runs goes on\n", f.path)
+// watch calls apply, and again after each change of the file, until ctx ends. A
+// file that cannot be applied changes nothing.
+func (c verbs) watch(ctx context.Context, path string, apply func() error) error {
 	content := func() string {
-		data, _ := os.ReadFile(f.path)
-		vars, _ := os.ReadFile(filepath.Join(filepath.Dir(f.path), ".env"))
+		data, _ := os.ReadFile(path)
+		vars, _ := os.ReadFile(filepath.Join(filepath.Dir(path), ".env"))
 		return string(data) + "\x00" + string(vars)
 	}
-	last := content()
+	last := content() // before it is applied, so that no change is missed
+	c.complain(apply())
+	fmt.Fprintf(c.Err, "lull: watching %s; Ctrl-C ends that, and what runs goes on\n", path)
 	for {
 		select {
 		case <-ctx.Done():
@@ -294,7 +303,7 @@ func (c verbs) watch(ctx context.Context, f *file, again func() error) error {
 			continue
 		}
 		last = now
-		if err := again(); ctx.Err() == nil {
+		if err := apply(); ctx.Err() == nil {
 			c.complain(err)
 		}
 	}

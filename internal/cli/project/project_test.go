@@ -90,7 +90,7 @@ func TestDescribe(t *testing.T) {
 	span := func(d time.Duration) *idle.Duration { v := idle.Duration(d); return &v }
 	if want := (instance.Spec{Name: "shop-web", Runtime: "process", Command: []string{"python3", "-m", "http.server", "8080"},
 		Env: []string{"FROM=me", "GREETING=it costs 5$"}, Workdir: web.Workdir, Restart: "always", PauseAfter: span(30 * time.Second), StopAfter: span(time.Hour),
-		WakeFromStopped: new(false), Labels: map[string]string{}, Expose: []instance.Endpoint{
+		WakeFromStopped: new(false), Labels: map[string]string{}, DependsOn: []string{"shop-api"}, Expose: []instance.Endpoint{
 			{Listen: "127.0.0.1:8080", Target: "127.0.0.1:8080", Path: "auto"}, {Listen: "127.0.0.1:8443", Target: "127.0.0.1:443", Path: "auto"},
 			{Proto: "udp", Listen: "[::1]:53", Target: "[::1]:53", Path: "auto"}}}); !reflect.DeepEqual(web, want) {
 		t.Errorf("web is\n%+v, want\n%+v", web, want)
@@ -99,7 +99,7 @@ func TestDescribe(t *testing.T) {
 		t.Errorf("working directories %s, %s", web.Workdir, db.Workdir)
 	}
 	if want := (instance.Spec{Name: "shop-api", Runtime: "container", Image: "example.com/api:1", Command: []string{"/api", "--port", "9000"}, Memory: 512 << 20, CPUs: 1.5,
-		Workspace: filepath.Join(web.Workdir, "data") + ":/data:ro", PauseAfter: span(2 * time.Minute), Labels: map[string]string{"team": "blue"},
+		Workspace: filepath.Join(web.Workdir, "data") + ":/data:ro", PauseAfter: span(2 * time.Minute), Labels: map[string]string{"team": "blue"}, DependsOn: []string{"shop-db"},
 		Expose: []instance.Endpoint{{Listen: "127.0.0.1:9000", Target: "127.0.0.1:9000", Path: "auto"}}}); !reflect.DeepEqual(api, want) {
 		t.Errorf("api is\n%+v, want\n%+v", api, want)
 	}
@@ -247,6 +247,7 @@ func TestPlanNamesWhatDiffers(t *testing.T) {
 		"env":               {func(s *instance.Spec) { s.Env = []string{"A=2"} }, false},
 		"workdir":           {func(s *instance.Spec) { s.Workdir = "/other" }, false},
 		"expose":            {func(s *instance.Spec) { s.Expose = nil }, false},
+		"depends_on":        {func(s *instance.Spec) { s.DependsOn = []string{"shop-db"} }, false},
 		"user":              {func(s *instance.Spec) { s.User = "nobody" }, false},
 		"pause_after":       {func(s *instance.Spec) { s.PauseAfter = span(7e9) }, true},
 		"stop_after":        {func(s *instance.Spec) { s.StopAfter = nil }, false}, // the host's default again

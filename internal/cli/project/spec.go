@@ -83,6 +83,9 @@ func (c *converter) spec(p *types.Project) instance.Spec {
 			out.Labels[k] = v
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(s.DependsOn)) {
+		out.DependsOn = append(out.DependsOn, p.Name+"-"+name)
+	}
 	out.Command = slices.Concat(s.Entrypoint, s.Command)
 	if s.Image != nothing {
 		out.Runtime, out.Image = "container", s.Image

@@ -38,6 +38,7 @@ const (
 	MaxMemory   = 1 << 42
 	MaxCPUs     = 1024
 	MaxLabels   = 64
+	MaxDepends  = 64       // instances that one depends on
 	MaxLabel    = 4096     // bytes of a label's key and value
 	MinLog      = 64 << 10 // bytes of a log before it is rotated
 )
@@ -82,6 +83,9 @@ type Spec struct {
 	LogMax          int64   `json:"log_max_bytes,omitempty"` // default 10 MiB, and one older file
 
 	Noise *Noise `json:"noise,omitempty"`
+
+	// DependsOn names instances that are woken before it, and stay awake while it is.
+	DependsOn []string `json:"depends_on,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks with them what it made
 }
@@ -158,6 +162,14 @@ func (s *Spec) Validate() error {
 	}
 	if s.LogMax < 0 || s.LogMax > 1<<40 {
 		bad("log_max_bytes", "%d is out of range", s.LogMax)
+	}
+	if len(s.DependsOn) > MaxDepends {
+		bad("depends_on", "%d instances, at most %d", len(s.DependsOn), MaxDepends)
+	}
+	for _, name := range s.DependsOn {
+		if ValidName(name) != nil {
+			bad("depends_on", "%.40q cannot be the name of an instance", name)
+		}
 	}
 	if len(s.Labels) > MaxLabels {
 		bad("labels", "%d labels, at most %d", len(s.Labels), MaxLabels)

@@ -392,6 +392,8 @@ func (a *Account) ends(b idle.Block, readings []idle.Reading) string {
 		return b.Signal + " would have to measure a complete quiet window"
 	case "nothing_wakes":
 		return "a port would have to be exposed, or --pause-after set for it: then only lull resume wakes it"
+	case "needed_by":
+		return b.Holder + " would have to sleep first: lull pause " + b.Holder
 	case idle.SignalUnknown:
 		return a.read(b.Signal, readings)
 	case idle.StopIntended:

@@ -75,6 +75,7 @@ type Instance struct {
 	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections, or those to some ports, do not start it once lull has stopped it, although they wake it while it is paused"`
 	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel requires this for an ordinary user's bind filter"`
 	Labels             map[string]string   `json:"labels,omitempty" doc:"Labels; those of lull up begin with lull."`
+	DependsOn          []string            `json:"depends_on,omitempty" doc:"Instances that wake before it and sleep after it"`
 	Waiting            *Waiting            `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
 
