@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/waittest"
@@ -39,7 +40,7 @@ func TestSyncsPerCycle(t *testing.T) {
 		d.Await("web", "running")
 	}
 	cycle() // which makes the files of the logs
-	trace := traced(t, d)
+	trace := traced(t, d, "fsync,fdatasync,sync,syncfs,msync,sync_file_range,?rename,renameat,renameat2,write,pwrite64")
 	for range cycles {
 		cycle()
 	}
@@ -71,12 +72,80 @@ func TestSyncsPerCycle(t *testing.T) {
 
 var syncCall = regexp.MustCompile(`(?m)^\d+ +(fsync|fdatasync|sync|syncfs|msync|sync_file_range)\(`)
 
-// traced has strace follow the daemon. trace ends it and returns the calls.
-func traced(t *testing.T, d *daemontest.Host) (trace func() string) {
+// TestNothingBeforeThaw traces what the daemon does for a client that comes to a
+// paused program. From the event on, the thread that thaws only removes and closes
+// the duplicate of the socket, and after the thaw it sleeps before it does anything
+// else. The runtime may move the work to another thread now and then, so one such
+// wake of ten is enough; a call that the code makes is in all of them.
+func TestNothingBeforeThaw(t *testing.T) {
+	if _, err := exec.LookPath("strace"); err != nil {
+		t.Skip("strace is not installed")
+	}
+	d := host(t, "--pause-after", "1h")
+	s, addr := web(t, "web", false)
+	d.Launch(s)
+	trace := traced(t, d, "all")
+	for range 10 {
+		waittest.Until(t, "web is paused", func() bool {
+			_, err := d.Do(t.Context(), "web", "pause", nil)
+			return err == nil && d.Show("web").State == "paused"
+		})
+		mustAnswer(t, addr)
+		d.Await("web", "running")
+		time.Sleep(2 * headStarts) // outside a bubble: of wakes that follow sooner, only the first sleeps
+	}
+	var seen []string
+	if log := trace(); !slices.ContainsFunc(wakes(log), func(calls string) bool {
+		seen = append(seen, calls)
+		return calls == "epoll_ctl close THAW sched_yield close nanosleep"
+	}) {
+		if len(seen) == 0 {
+			t.Skip("instances are frozen by signals here")
+		}
+		t.Errorf("none of the wakes is as short as it should be:\n%s", strings.Join(seen, "\n"))
+	}
+}
+
+// headStarts is the interval in which the process runtime lets one program run
+// before the daemon does.
+const headStarts = 4 * time.Millisecond
+
+// wakes returns, for each thaw, the calls of the thread that made it: from the
+// event on, and until it sleeps or enters a write or a futex.
+func wakes(log string) (out []string) {
+	byThread := map[string][]string{}
+	after := map[string]bool{} // threads that have thawed and whose calls are still listed
+	for line := range strings.Lines(log) {
+		pid, rest, _ := strings.Cut(line, " ")
+		name, _, called := strings.Cut(strings.TrimSpace(rest), "(")
+		if !called || strings.HasPrefix(name, "<") {
+			continue // the end of a call
+		}
+		switch thaw := strings.Contains(line, `freeze>, "0"`) || strings.Contains(line, `state>, "THAWED"`); {
+		case after[pid]:
+			byThread[pid] = append(byThread[pid], name)
+			if name == "nanosleep" || name == "write" || name == "futex" {
+				out = append(out, strings.Join(byThread[pid], " "))
+				delete(after, pid)
+				byThread[pid] = nil
+			}
+		case thaw:
+			byThread[pid], after[pid] = append(byThread[pid], "THAW"), true
+		case strings.HasPrefix(name, "epoll_pwait"):
+			byThread[pid] = nil
+		default:
+			byThread[pid] = append(byThread[pid], name)
+		}
+	}
+	return out
+}
+
+// traced has strace follow calls of the daemon. trace ends it and returns them.
+func traced(t *testing.T, d *daemontest.Host, calls string) (trace func() string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "trace")
 	cmd := exec.Command("strace", "-f", "-y", "-o", out, "-p", fmt.Sprint(d.PID()),
-		"-e", "trace=fsync,fdatasync,sync,syncfs,msync,sync_file_range,?rename,renameat,renameat2,write,pwrite64", "-e", "signal=none")
+		"-e", "trace="+calls, "-e", "signal=none")
 	said, err := cmd.StderrPipe()
 	if err == nil {
 		err = cmd.Start()
