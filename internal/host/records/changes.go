@@ -73,7 +73,7 @@ func (c *changes) reopen(failed *segment.Log) error {
 }
 
 // add appends a record. It is durable if sync is set; otherwise the kernel has
-// it.
+// it. There must be no concurrent add of the same instance.
 func (c *changes) add(id string, payload []byte, sync bool) error {
 	log, err := c.addTo(id, payload, sync)
 	if err != nil {
@@ -90,6 +90,7 @@ func (c *changes) addTo(id string, payload []byte, sync bool) (*segment.Log, err
 		return nil, fmt.Errorf("the log %s could not be opened", c.dir)
 	}
 	c.mu.Lock()
+	before := c.newer[id]
 	_, err := c.log.Append(time.Now(), payload)
 	if err == nil {
 		c.newer[id] = payload
@@ -97,10 +98,18 @@ func (c *changes) addTo(id string, payload []byte, sync bool) (*segment.Log, err
 	c.mu.Unlock()
 	switch {
 	case err != nil:
+		return c.log, err
 	case sync:
 		err = c.log.Sync()
 	default:
 		err = c.log.Flush()
+	}
+	if err != nil { // the change is refused, so the files must not have it either
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.newer[id] = before; before == nil {
+			delete(c.newer, id)
+		}
 	}
 	return c.log, err
 }
@@ -148,20 +157,15 @@ func (c *changes) foldLarge() {
 	c.busy = true
 	c.folding.Go(func() {
 		err := c.fold()
+		c.opened.RLock()
+		defer c.opened.RUnlock()
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.busy = false
-		if c.next = foldSize; err != nil { // nothing is lost: the log stays
-			c.next += c.size()
+		if c.next = foldSize; err != nil && c.log != nil { // nothing is lost: the log stays
+			c.next += c.log.Size()
 		}
 	})
-}
-
-func (c *changes) size() int64 {
-	if c.log == nil {
-		return 0
-	}
-	return c.log.Size()
 }
 
 // fold brings the record files up to date and drops the entries that they

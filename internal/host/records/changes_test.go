@@ -280,3 +280,56 @@ func TestDamagedLog(t *testing.T) {
 		t.Error("the log of a start that failed was removed")
 	}
 }
+
+// TestLogFails: a change that the disk refuses is not made, neither in the log nor
+// in the file, and the next one continues in a new log.
+func TestLogFails(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	load(t, f)
+	put := func(g uint64) error {
+		r := sampleRecord()
+		r.Generation = g
+		return f.Put(&r)
+	}
+	has := func(what string, f *Files, want uint64) {
+		t.Helper()
+		if got := load(t, f)["abc"].Generation; got != want {
+			t.Errorf("%s: generation %d, want %d", what, got, want)
+		}
+	}
+	for g := range uint64(3) {
+		if err := put(g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.changes.log.Discard(); err != nil { // every write to it fails from now on
+		t.Fatal(err)
+	}
+	if put(3) == nil {
+		t.Error("a change was accepted by a log that cannot be written")
+	}
+	has("a crash after the refusal", crash(t, f), 2)
+	if err := f.changes.fold(); err != nil {
+		t.Fatal(err)
+	}
+	has("the files after the refusal", crash(t, f), 2)
+	for g := range uint64(3) {
+		if err := put(3 + g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has("a crash after later changes", crash(t, f), 5)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if f, err = OpenFiles(f.Dir()); err != nil {
+		t.Fatal(err)
+	}
+	has("a clean end", f, 5)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
