@@ -43,6 +43,7 @@ type world struct {
 	here     place // where the last choice was made
 	buf      []byte
 
+	log      *recording // nil if nothing is recorded
 	clients  []*hosttest.Client
 	leased   bool // a lease was acknowledged while the instance ran
 	busied   bool // the program has reported work in progress
@@ -109,6 +110,10 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	w.h.steps = w.noting(w.h.steps)
 	w.k.OnExit = w.h.OnExit
 	w.k.At = w.parkWith
+	if recorder != nil {
+		w.log = &recording{}
+		w.k.Seen = w.log.event
+	}
 	w.h.at = func(point string, _ *inst) {
 		w.park(point)
 		w.watch(point)
@@ -129,18 +134,25 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	time.Sleep(61 * time.Second)
 	w.i.check()
 	time.Sleep(time.Millisecond)
+	if w.log != nil {
+		w.log.begin()
+	}
 	return w
 }
 
 // noting records who makes which attempt.
 func (w *world) noting(f fence) fence {
-	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.deeper, &f.resumePause} {
+	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.stopRunning, &f.deeper, &f.resumePause} {
 		*steps = slices.Clone(*steps)
 		for n := range *steps {
-			do := (*steps)[n].do
+			do, seen := (*steps)[n].do, stepEvents[(*steps)[n].name]
 			(*steps)[n].do = func(a *attempt) error {
 				w.mind(func(r *routine) { r.attempt = a })
-				return do(a)
+				err := do(a)
+				if w.log != nil && seen != "" {
+					w.log.event(seen, yes(err != nil))
+				}
+				return err
 			}
 		}
 	}
@@ -167,6 +179,9 @@ func (w *world) watch(point string) {
 // recorded checks what must hold at the instant at which a pause becomes
 // durable.
 func (w *world) recorded(r *instance.Record) {
+	if w.log != nil {
+		w.log.record(r)
+	}
 	w.mu.Lock()
 	on := w.on
 	w.mu.Unlock()
@@ -321,6 +336,9 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 		w.mu.Unlock()
 		close(p.ch)
 	}
+	if w.log != nil {
+		w.log.stop() // what follows is in no order
+	}
 	w.mu.Lock()
 	w.on = false
 	for _, p := range w.parked {
@@ -454,8 +472,12 @@ func run(steps *fence, s scene, choose func(w *world) int) (faults []string, tra
 		time.Sleep(6 * time.Minute)
 	}
 	w.explicit = slices.Contains(s.names, "stop")
-	if w.play(s.names, choose) {
+	whole := w.play(s.names, choose)
+	if whole {
 		faults = w.verify(s)
+	}
+	if w.log != nil {
+		recorder(s, w.log.events, whole)
 	}
 	w.h.cancel()
 	synctest.Wait()

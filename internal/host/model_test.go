@@ -98,8 +98,8 @@ func modelTables(model string, fences []brokenFence) (string, error) {
 // its ends, one for what must happen eventually.
 type verifiers struct{ safety, fair string }
 
-// buildModel translates and compiles the model with the fences of the code.
-func buildModel(t *testing.T) verifiers {
+// modelDir returns a directory with the model and the fences of the code.
+func modelDir(t *testing.T) (dir string) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts programs")
@@ -109,31 +109,50 @@ func buildModel(t *testing.T) verifiers {
 			t.Skipf("%s is not installed", program)
 		}
 	}
-	model, err := os.ReadFile("testdata/fence.pml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	steps, err := modelTables(string(model), append([]brokenFence{{name: "standard"}}, brokenFences()...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	for name, b := range map[string][]byte{"fence.pml": model, "steps.pml": []byte(steps)} {
+	dir = t.TempDir()
+	put := func(name string, b []byte) {
 		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	do := func(args ...string) {
-		cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
-		}
+	for _, name := range []string{"fence.pml", "follow.h"} {
+		put(name, readModel(t, name))
 	}
-	do("spin", "-a", "fence.pml")
+	steps, err := modelTables(string(readModel(t, "fence.pml")), append([]brokenFence{{name: "standard"}}, brokenFences()...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put("steps.pml", []byte(steps))
+	return dir
+}
+
+func readModel(t *testing.T, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// buildIn runs a compiler in dir.
+func buildIn(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// buildModel translates and compiles the model with the fences of the code.
+func buildModel(t *testing.T) verifiers {
+	t.Helper()
+	dir := modelDir(t)
+	buildIn(t, dir, "spin", "-a", "fence.pml")
 	flags := []string{"gcc", "-O1", "-w", "-DCOLLAPSE", "-DVECTORSZ=2048", "-DMEMLIM=6000", "pan.c"}
-	do(append(flags, "-DSAFETY", "-DNOCLAIM", "-o", "safety")...)
-	do(append(flags, "-DNFAIR=4", "-o", "fair")...)
+	buildIn(t, dir, append(flags, "-DSAFETY", "-DNOCLAIM", "-o", "safety")...)
+	buildIn(t, dir, append(flags, "-DNFAIR=4", "-o", "fair")...)
 	return verifiers{filepath.Join(dir, "safety"), filepath.Join(dir, "fair")}
 }
 
@@ -214,6 +233,7 @@ func modelHolds(t *testing.T, v verifiers) {
 	if scaletest.N(t, 1) > 1 {
 		safety = append(safety,
 			situation{"CLIENTS=1", "USERS=1"},
+			situation{"CLIENTS=1", "USERS=1", "REQUESTS=1", "VERBS=63", "TIMED=1", "BARE=1"},
 			situation{"CLIENTS=1", "CRASHES=1", "KILLS=1"},
 			situation{"CLIENTS=2", "DEEP=1", "REQUESTS=1"})
 	}
@@ -261,10 +281,7 @@ func modelConvicts(t *testing.T, v verifiers) {
 // is not left out of it, and that another order in the code is another order in
 // the model.
 func TestFenceModelKnowsTheSteps(t *testing.T) {
-	model, err := os.ReadFile("testdata/fence.pml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	model := readModel(t, "fence.pml")
 	tables := func(f fence) (string, error) {
 		return modelTables(string(model), []brokenFence{{name: "changed", f: f}})
 	}

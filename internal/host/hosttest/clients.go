@@ -23,6 +23,7 @@ func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance
 	}
 	g := &guard{p: p, wake: wake}
 	p.guard = g
+	p.k.see("arm", -1)
 	what := p.pending()
 	p.k.mu.Unlock()
 	if what != "" { // a poll set also fires for what arrived before it
@@ -61,6 +62,7 @@ func (g *guard) Close() {
 	defer g.p.k.mu.Unlock()
 	g.closed = true
 	if g.p.guard == g {
+		g.p.k.see("disarm", -1)
 		g.p.guard = nil
 	}
 }
@@ -98,8 +100,18 @@ func (c *Client) quietFor() time.Duration {
 
 // Connect is a client's handshake and first bytes. The kernel completes it
 // whether the program runs or not.
-func (k *Kernel) Connect(id string) *Client {
-	c := &Client{k: k, id: id, unread: true, moved: time.Now()}
+func (k *Kernel) Connect(id string) *Client { return k.connect(id, k.arrival()) }
+
+// arrival returns the number of the next client.
+func (k *Kernel) arrival() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.arrivals++
+	return k.arrivals - 1
+}
+
+func (k *Kernel) connect(id string, n int) *Client {
+	c := &Client{k: k, id: id, n: n, unread: true, moved: time.Now()}
 	if k.At != nil {
 		k.mu.Lock()
 		k.clients = append(k.clients, c)
@@ -110,9 +122,11 @@ func (k *Kernel) Connect(id string) *Client {
 	p := k.procs[id]
 	if p == nil || p.dead {
 		c.refused = true
+		k.see("refused", n)
 		k.mu.Unlock()
 		return c
 	}
+	k.see("queued", n)
 	p.backlog = append(p.backlog, c)
 	k.stir(p)
 	return c
@@ -141,6 +155,9 @@ func (c *Client) Send() {
 		c.k.mu.Unlock()
 		return
 	}
+	if c.accepted && !c.unread {
+		c.k.see("sent", c.n)
+	}
 	c.unread, c.moved = true, time.Now()
 	c.k.stir(p)
 }
@@ -154,7 +171,10 @@ func (c *Client) Close() {
 		c.k.mu.Unlock()
 		return
 	}
-	c.closed = true
+	if c.closed = true; c.accepted && !c.unread { // otherwise the program sees its bytes first
+		c.noticed = true
+		c.k.see("closed", c.n)
+	}
 	c.k.stir(p)
 }
 

@@ -27,10 +27,13 @@ type Gate struct {
 	failed  error
 }
 
-func (g *Gate) change(f func()) {
+func (g *Gate) change(f func(), seen ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f()
+	for _, e := range seen {
+		g.K.see(e, -1)
+	}
 	if g.fresh != nil {
 		close(g.fresh)
 	}
@@ -38,13 +41,13 @@ func (g *Gate) change(f func()) {
 }
 
 // Hold implements host.Gate.
-func (g *Gate) Hold() { g.change(func() { g.held = true }) }
+func (g *Gate) Hold() { g.change(func() { g.held = true }, "hold") }
 
 // Sleep implements host.Gate.
-func (g *Gate) Sleep() { g.change(func() { g.asleep = true }) }
+func (g *Gate) Sleep() { g.change(func() { g.asleep = true }, "sleep") }
 
 // Release implements host.Gate.
-func (g *Gate) Release() { g.change(func() { g.held, g.asleep = false, false }) }
+func (g *Gate) Release() { g.change(func() { g.held, g.asleep = false, false }, "release") }
 
 // Activity implements host.Gate.
 func (g *Gate) Activity() relay.Activity {
@@ -95,8 +98,12 @@ func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
 		defer g.mu.Unlock()
 		return Append(b, flag(asks))
 	})
+	n := g.K.arrival()
 	g.mu.Lock()
 	g.inside++
+	if g.held {
+		g.K.see("gated", n)
+	}
 	for g.held {
 		g.inside, g.waiting = g.inside-1, g.waiting+1
 		if g.asleep && !g.waking {
@@ -106,6 +113,7 @@ func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
 			g.change(func() { g.waking, g.failed, asks = false, err, false })
 			g.mu.Lock()
 			if err != nil {
+				g.K.see("turned", n)
 				g.waiting--
 				g.mu.Unlock()
 				return nil, err
@@ -128,9 +136,10 @@ func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
 		}
 		g.inside, g.waiting = g.inside+1, g.waiting-1
 	}
+	g.K.see("passed", n)
 	g.mu.Unlock()
 	g.K.point("relay-dial")
-	c := g.K.Connect(g.ID)
+	c := g.K.connect(g.ID, n)
 	g.mu.Lock()
 	g.inside--
 	if g.K.Remote {

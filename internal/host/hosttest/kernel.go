@@ -25,6 +25,9 @@ type Kernel struct {
 	// what the goroutine at the point continues with (see State); nil for
 	// nothing.
 	At func(point string, own func(b []byte, since time.Time) []byte)
+	// Seen is called for what happens, in its order, with the number of the client
+	// that it concerns or -1; nil for none. It must not block.
+	Seen func(event string, client int)
 	// OnExit is called when a run is over. Use SetOnExit while programs run.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Stubborn programs ignore SIGTERM and end only by Kill.
@@ -58,6 +61,7 @@ type Kernel struct {
 	spoiled  *instance.SnapshotError
 	procs    map[string]*Proc
 	clients  []*Client // in order of arrival, when points are used
+	arrivals int
 	broken   []string
 	starts   int
 	restores int // in progress
@@ -68,9 +72,11 @@ type Kernel struct {
 type Client struct {
 	k        *Kernel
 	id       string
+	n        int // number of its arrival
 	accepted bool
 	unread   bool
 	closed   bool
+	noticed  bool // its close was seen
 	answered int
 	owed     bool // it sent last, and the program has not answered
 	moved    time.Time
@@ -115,6 +121,13 @@ func (k *Kernel) point(name string) { k.pointWith(name, nil) }
 func (k *Kernel) pointWith(name string, own func([]byte, time.Time) []byte) {
 	if k.At != nil {
 		k.At(name, own)
+	}
+}
+
+// see reports an event. The caller holds the lock that the event happens under.
+func (k *Kernel) see(event string, client int) {
+	if k.Seen != nil {
+		k.Seen(event, client)
 	}
 }
 
@@ -220,6 +233,7 @@ func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workloa
 	p := &Proc{k: k, id: l.ID, run: l.Run, last: time.Now(), memory: l.Memory}
 	k.procs[l.ID] = p
 	k.starts++
+	k.see("start", -1)
 	return p, nil
 }
 
@@ -256,6 +270,9 @@ func (p *Proc) Freeze(context.Context) error {
 		return err
 	}
 	p.tick()
+	if !p.frozen {
+		p.k.see("freeze", -1)
+	}
 	p.frozen = true
 	return nil
 }
@@ -288,6 +305,9 @@ func (p *Proc) Thaw() error {
 		p.k.restores--
 	}
 	p.saved, p.freed = false, 0
+	if p.frozen {
+		p.k.see("thaw", -1)
+	}
 	p.frozen, p.last = false, time.Now()
 	if p.term && !p.k.Stubborn {
 		p.terminate()
@@ -305,6 +325,7 @@ func (p *Proc) work() {
 	}
 	for _, c := range p.backlog {
 		c.accepted = true
+		p.k.see("accepted", c.n)
 		p.open = append(p.open, c)
 	}
 	p.backlog = nil
@@ -312,9 +333,16 @@ func (p *Proc) work() {
 	for _, c := range p.open {
 		if c.unread {
 			c.unread = false
+			p.k.see("answered", c.n)
 			if c.owed = p.slow; !p.slow {
 				c.answered++
 			}
+		}
+		if c.closed && !c.noticed {
+			p.k.see("closed", c.n)
+		}
+		if c.closed {
+			p.k.see("gone", c.n)
 		}
 		switch {
 		case !c.closed:
@@ -348,6 +376,7 @@ func (k *Kernel) SetOnExit(f func(id string, run uint64, e instance.Exit)) {
 // exit ends the run. k.mu is held and released.
 func (p *Proc) exit(code, signal int) {
 	p.dead, p.frozen, p.saved = true, false, false
+	p.k.see("exit", -1)
 	for _, c := range append(p.backlog, p.open...) {
 		c.reset = true
 	}
@@ -468,6 +497,7 @@ func (p *Proc) Hibernate(context.Context) (int64, error) {
 		return 0, p.k.fails[Saving]
 	}
 	p.saved = true
+	p.k.see("save", -1)
 	return 1 << 20, nil
 }
 
@@ -531,6 +561,7 @@ func (p *Proc) Signal(s syscall.Signal) error {
 		return err
 	}
 	if s == syscall.SIGTERM {
+		p.k.see("term", -1)
 		if p.term = true; !p.frozen && !p.k.Stubborn {
 			p.terminate()
 			return nil

@@ -54,7 +54,7 @@ byte paths;    /* of the clients: 1 direct, 2 relay, 3 either */
 byte clients;  /* 1 or 2 */
 byte requests; /* of each client on its connection */
 byte users;    /* calls of the user that remain */
-byte verbs;    /* of the user: 1 stop, 2 start, 4 resume, 8 pause, 16 lease */
+byte verbs;    /* of the user: 1 stop, 2 start, 4 resume, 8 pause, 16 lease, 32 it reports work */
 byte crashes;  /* of the daemon that remain */
 byte kills;    /* of the shim that remain */
 
@@ -96,17 +96,70 @@ bool doomed[2]; /* the client waited when an automatic stop began */
 #define pending (any(QUEUED) || any(UNREAD) || any(HUNG))
 #define open (any(UNREAD) || any(QUIET))
 #define stirred (wanted || any(GATED) || ended)
-#define eligible (!leased && !pending && !any(GATED) && !any(PASS) && (quiet || !any(QUIET)))
+#define eligible (!leased && !pending && !any(GATED) && (quiet || !any(PASS) && !any(QUIET)))
 #define stopdue (!leased && (quiet || !any(QUIET)) && !any(PASS))
 
+/* With TRACES the model follows recorded traces (trace_test.go): SEE is a step that
+ * the recorder sees, and a run that does not do what was recorded is given up by
+ * the claim follow. Everything else is hidden. */
+#ifdef TRACES
+#define SEE(e) seen = (e); c_code { follow(); };
+byte seen, checks;
+int which, at;
+c_code { \#include "follow.h"
+};
+#else
+#define SEE(e)
+#endif
+
+/* What is seen. An event of a client has a number for each of them, a step that can
+ * fail has one more if it did. At the end nothing is left to do. */
+#define E_queued 1
+#define E_refused 3
+#define E_accepted 5
+#define E_answered 7
+#define E_sent 9
+#define E_closed 11
+#define E_gone 13
+#define E_gated 15
+#define E_passed 17
+#define E_turned 19
+#define E_look 21
+#define E_final 23
+#define E_commit 25
+#define E_stopintent 27
+#define E_stoplook 29
+#define E_intent 31
+#define E_hold 33
+#define E_sleep 34
+#define E_release 35
+#define E_freeze 36
+#define E_thaw 37
+#define E_arm 38
+#define E_disarm 39
+#define E_save 40
+#define E_term 41
+#define E_exit 42
+#define E_start 43
+#define E_stopped 44
+#define E_lease 45
+#define E_end 46
+
 /* Sequences: the second index of fences in steps.pml. */
-c_decl { static int variant, naive; /* naive: a daemon decides every automatic stop anew */ \
+c_decl { static int variant, naive, timed, bare; /* naive: a daemon decides every automatic stop anew; \
+ * timed: something may have been active too recently; bare: no socket is kept */ \
 static int env(const char *name, int def) { char *v = getenv(name); return v ? atoi(v) : def; } }
+
+#ifdef TRACES
+#define BROKEN(property) c_code { now.at = LOST; }
+#else
+#define BROKEN(property) c_code { printf("property: " property "\n"); }; assert(false)
+#endif
 
 #define must(p, property) \
 	if \
 	:: (p) \
-	:: else -> c_code { printf("property: " property "\n"); }; assert(false) \
+	:: else -> BROKEN(property) \
 	fi
 
 inline notice() { /* something reached the program's sockets */
@@ -119,12 +172,12 @@ inline notice() { /* something reached the program's sockets */
 /* connect completes a handshake, whether the program runs or not. */
 inline connect(i) {
 	if
-	:: alive && (relayed[i] || !shut) -> cs[i] = QUEUED; notice()
-	:: !alive && !relayed[i] && kept && !shut -> cs[i] = QUEUED; hfired = held
+	:: alive && (relayed[i] || !shut) -> SEE(E_queued + i) cs[i] = QUEUED; notice()
+	:: !alive && !relayed[i] && kept && !shut -> SEE(E_queued + i) cs[i] = QUEUED; hfired = held
 	:: !relayed[i] && shut && (alive || kept) -> skip /* it sends the packet again */
 	:: !alive && (relayed[i] || !kept) && !(!relayed[i] && shut && kept) ->
 		must(userstop, "only a user's stop refuses a client");
-		cs[i] = REFUSED
+		SEE(E_refused + i) cs[i] = REFUSED
 	fi
 }
 
@@ -143,6 +196,7 @@ inline cut(i) { /* the program ends */
 }
 
 inline exits() {
+	SEE(E_exit)
 	alive = 0; frozen = 0; saved = 0; term = 0; ended = up;
 	cut(0); cut(1)
 }
@@ -156,14 +210,20 @@ inline letgo() {
 }
 
 inline forget() { /* forgetRun and rest */
-	armed = 0; fired = 0; hfrozen = 0; forgetful = 0; gheld = 1; gasleep = 1;
 	if
-	:: sby == 1 -> kept = 1; shut = 0; held = 1; hfired = any(QUEUED)
+	:: armed -> SEE(E_disarm) armed = 0
+	:: else
+	fi;
+	fired = 0; hfrozen = 0; forgetful = 0;
+	SEE(E_hold) gheld = 1;
+	SEE(E_sleep) gasleep = 1;
+	if
+	:: sby == 1 && !c_expr { bare } -> kept = 1; shut = 0; held = 1; hfired = any(QUEUED)
 	:: else -> letgo()
 	fi
 }
 
-inline opengate() { gheld = 0; gasleep = 0 }
+inline opengate() { SEE(E_release) gheld = 0; gasleep = 0 }
 
 /* What is on disk is left out once no daemon can die anymore. */
 inline save(s) {
@@ -176,7 +236,10 @@ inline save(s) {
 
 inline thaws() {
 	must(!armed, "no duplicate is held while the program runs");
-	frozen = 0; saved = 0;
+	if
+	:: frozen -> SEE(E_thaw) frozen = 0; saved = 0
+	:: else
+	fi;
 	if
 	:: term -> exits()
 	:: else
@@ -204,25 +267,36 @@ inline begins(s, f) { newst = s; fact = f; recording(); wpend = s; wpsby = sby; 
 /* step carries out the step code of the attempt. */
 inline step() {
 	if
-	:: atomic { code == S_intent -> save(PSG) }
-	:: atomic { code == S_closeGate -> gheld = 1 }
-	:: atomic { code == S_freeze -> frozen = 1; afrozen = 1; hfrozen = 1 }
-	:: atomic { code == S_checkFrozen -> err = stirred || aidle && !eligible }
+	:: atomic { code == S_intent -> SEE(E_intent) save(PSG) }
+	:: atomic { code == S_closeGate -> SEE(E_hold) gheld = 1 }
+	:: atomic { code == S_freeze ->
+		if
+		:: !frozen -> SEE(E_freeze) frozen = 1
+		:: else
+		fi;
+		afrozen = 1; hfrozen = 1 }
+	:: atomic { code == S_checkFrozen -> err = stirred || aidle && !eligible; SEE(E_look + err) skip }
+	:: atomic { code == S_checkFrozen && aidle && c_expr { timed } -> err = 1; SEE(E_look + err) skip }
 	:: atomic { code == S_arm || code == S_armForgetful ->
 		must(frozen, "sockets are watched while frozen");
-		armed = 1; aguard = 1; fired = pending; forgetful = (code == S_armForgetful) }
-	:: atomic { code == S_finalCheck -> err = stirred || aguard && armed && pending }
-	:: atomic { code == S_checkUnlessForced -> err = !aforce && (stirred || aguard && armed && pending) }
-	:: atomic { code == S_commitPause && stirred -> err = 1 }
-	:: atomic { code == S_commitPause && !stirred -> gasleep = 1;
+		SEE(E_arm) armed = 1; aguard = 1; fired = pending; forgetful = (code == S_armForgetful) }
+	:: atomic { code == S_finalCheck -> err = stirred || aguard && armed && pending; SEE(E_final + err) skip }
+	:: atomic { code == S_checkUnlessForced -> err = !aforce && (stirred || aguard && armed && pending); SEE(E_stoplook + err) skip }
+	:: atomic { code == S_commitPause && stirred -> err = 1; SEE(E_commit + 1) skip }
+	:: atomic { code == S_commitPause && !stirred -> SEE(E_sleep) gasleep = 1;
 		if
 		:: aadopted -> begins(st, 0)
 		:: else -> begins(PSD, 0)
 		fi }; recorded()
 	:: atomic { code == S_commitDeaf -> begins(PSD, 0) }; recorded()
-	:: atomic { code == S_save -> must(frozen, "it is saved while frozen"); saved = 1 }
+	:: atomic { code == S_save -> must(frozen, "it is saved while frozen"); SEE(E_save) saved = 1 }
 	:: atomic { code == S_commitSaved -> begins(HIB, 1) }; recorded()
-	:: atomic { code == S_disarm -> armed = 0; fired = 0; aguard = 0; forgetful = 0 }
+	:: atomic { code == S_disarm ->
+		if
+		:: armed -> SEE(E_disarm) armed = 0
+		:: else
+		fi;
+		fired = 0; aguard = 0; forgetful = 0 }
 	:: atomic { code == S_thaw ->
 		if
 		:: afrozen -> thaws(); afrozen = 0; hfrozen = 0
@@ -237,13 +311,17 @@ inline step() {
 		fi;
 		if
 		:: afrozen && !aforce -> begins(STG, 0)
-		:: else -> newst = NONE; save(STG)
+		:: else -> SEE(E_stopintent) newst = NONE; save(STG)
 		fi };
 		if
 		:: newst == STG -> recorded()
 		:: else
 		fi
 	:: atomic { code == S_askToEnd -> term = 1;
+		if
+		:: alive -> SEE(E_term) skip
+		:: else
+		fi;
 		if
 		:: alive && !frozen -> exits()
 		:: else
@@ -263,6 +341,10 @@ inline recorded() {
 		fi }
 	od;
 	atomic { waits = 0; wdone = 0;
+		if
+		:: newst == STG -> SEE(E_stopintent + err) skip
+		:: else -> SEE(E_commit + err) skip
+		fi;
 		if
 		:: !err -> st = newst
 		:: err && newst == STG -> sby = 0
@@ -293,7 +375,7 @@ end:	do
 		:: else
 		fi;
 		if
-		:: !aforce -> shut = 1
+		:: !aforce -> shut = !c_expr { bare }
 		:: else -> userstop = 1; letgo()
 		fi;
 		if
@@ -303,7 +385,7 @@ end:	do
 	:: atomic { op == START -> held = 0; hfired = 0; save(STR) };
 		atomic { shim ->
 			must(!alive, "no program is started twice");
-			alive = 1; frozen = 0; kept = 1; shut = 0; userstop = 0; ended = 0 };
+			SEE(E_start) alive = 1; frozen = 0; kept = !c_expr { bare }; shut = 0; userstop = c_expr { bare }; ended = 0 };
 		atomic { sby = 0; save(RUN); opengate(); goto done }
 	:: atomic { op == DEEPER -> aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; CALL(Q_deeper, 0) }
 	:: atomic { op == ADOPT && st == STP -> forget(); goto done }
@@ -337,7 +419,7 @@ serve:	atomic {
 		if
 		:: ended -> ended = 0;
 			if
-			:: st != STP && st != STG && st != STR -> save(STP); forget()
+			:: st != STP && st != STG && st != STR -> SEE(E_stopped) save(STP); forget()
 			:: else
 			fi
 		:: else
@@ -364,14 +446,15 @@ walk:	do
 		if
 		:: ret == 1 && err -> CALL(Q_undo, 0)
 		:: ret == 2 && err && aforce -> goto finish
-		:: ret == 2 && err && !aforce -> CALL(Q_undo, 4)
+		:: ret == 2 && err && !aforce && st == STG -> CALL(Q_undo, 4)
+		:: ret == 2 && err && !aforce && st != STG -> shut = 0; goto done /* it was not recorded */
 		:: ret == 2 && !err -> goto finish
 		:: ret == 3 -> goto finish
 		:: ret == 4 -> shut = 0; goto done
 		:: else -> goto done
 		fi };
 
-finish:	atomic { !alive -> ended = 0; leased = 0; promised = 0; save(STP); forget() };
+finish:	atomic { !alive -> SEE(E_stopped) ended = 0; leased = 0; promised = 0; save(STP); forget() };
 
 done:	atomic { op = NONE; doomed[0] = 0; doomed[1] = 0;
 		if
@@ -441,13 +524,21 @@ end:	do
 	od
 }
 
+#ifdef TRACES
+#define MAYCHECK checks > 0 /* as often as it did */
+#define CHECKED checks--;
+#else
+#define MAYCHECK true
+#define CHECKED
+#endif
+
 /* ladder is the deadline of the instance. It may cease to act at any time: no
  * client depends on it. */
 proctype ladder() {
 	byte e;
 end:	do
 	:: true -> goto endgone
-	:: atomic { up && !lock && (st == RUN && eligible || st == PSD && (deep || stopdue || !armed)) -> lock = 1; e = epoch }; {
+	:: atomic { up && !lock && (st == RUN && eligible || st == PSD && (deep || stopdue || !armed)) && MAYCHECK -> CHECKED lock = 1; e = epoch }; {
 		serves();
 		if
 		:: atomic { st == RUN && eligible -> aidle = 1; aforce = 0 }; call(PAUSE)
@@ -490,19 +581,22 @@ end:	do
 		:: is(1, GATED) -> who = 1
 		fi;
 		o = off; no = 0; e = epoch; stir = 1 }; {
-		acquire(); serves();
 		if
-		:: st == STP && (o != off || sby != 1) -> no = 1
-		:: st == STP && o == off && sby == 1 -> call(START)
-		:: asleep -> call(WAKE)
-		:: else
+		:: acquire(); serves();
+			if
+			:: st == STP && (o != off || sby != 1) -> no = 1
+			:: st == STP && o == off && sby == 1 -> call(START)
+			:: asleep -> call(WAKE)
+			:: else
+			fi;
+			release()
+		:: deep && o != off -> no = 1 /* a guest may have to wait for room, and the stop ends that */
 		fi;
-		release();
 		atomic {
 			if
 			:: no && is(who, GATED) ->
 				must(userstop, "only a user's stop has the relay turn a client away");
-				cs[who] = REFUSED
+				SEE(E_turned + who) cs[who] = REFUSED
 			:: else
 			fi } } unless { epoch != e };
 		atomic { e = 0; who = 0; no = 0; o = 0 }
@@ -521,8 +615,13 @@ end:	do
 		:: verbs & 4 -> v = 4
 		:: verbs & 8 -> v = 8
 		:: verbs & 16 -> v = 16
+		:: verbs & 32 -> v = 32
 		:: v = 0
 		fi }; {
+		if
+		:: v == 32 -> wantwake()
+		:: else
+		fi;
 		acquire(); serves();
 		if
 		:: atomic { v == 1 && st != STP -> wanted = 0; aforce = 1; aidle = 0 }; call(STOP)
@@ -530,7 +629,11 @@ end:	do
 		:: v == 2 && st == STP -> call(START)
 		:: (v == 2 || v == 4) && asleep -> call(WAKE)
 		:: atomic { v == 8 && st == RUN -> aforce = 1; aidle = 0 }; call(PAUSE)
-		:: atomic { v == 16 && st != STP && st != STG -> leased = 1; promised = promised || st == RUN }
+		:: atomic { v == 16 && st != STP && st != STG ->
+			if
+			:: !leased -> SEE(E_lease) leased = 1
+			:: else
+			fi; promised = promised || st == RUN }
 		:: else
 		fi;
 		release() } unless { epoch != e };
@@ -552,9 +655,9 @@ end:	do
 }
 
 #define WORK(i) \
-	:: atomic { alive && !frozen && is(i, QUEUED) -> cs[i] = UNREAD } \
-	:: atomic { alive && !frozen && is(i, UNREAD) -> cs[i] = QUIET } \
-	:: atomic { alive && !frozen && is(i, HUNG) -> cs[i] = DONE }
+	:: atomic { alive && !frozen && is(i, QUEUED) -> SEE(E_accepted + i) cs[i] = UNREAD } \
+	:: atomic { alive && !frozen && is(i, UNREAD) -> SEE(E_answered + i) cs[i] = QUIET } \
+	:: atomic { alive && !frozen && is(i, HUNG) -> SEE(E_gone + i) cs[i] = DONE }
 
 proctype program() {
 end:	do
@@ -566,12 +669,12 @@ end:	do
 proctype client(byte i) {
 	do
 	:: atomic { is(i, OUT) && !relayed[i] && !(shut && (alive || kept)) -> connect(i) }
-	:: atomic { is(i, OUT) && relayed[i] && up && gheld -> cs[i] = GATED }
-	:: atomic { is(i, OUT) && relayed[i] && up && !gheld -> cs[i] = PASS }
-	:: atomic { is(i, GATED) && !gheld -> cs[i] = PASS }
+	:: atomic { is(i, OUT) && relayed[i] && up && gheld -> SEE(E_gated + i) cs[i] = GATED }
+	:: atomic { is(i, OUT) && relayed[i] && up && !gheld -> SEE(E_passed + i) cs[i] = PASS }
+	:: atomic { is(i, GATED) && !gheld -> SEE(E_passed + i) cs[i] = PASS }
 	:: atomic { is(i, PASS) -> connect(i) }
-	:: atomic { is(i, QUIET) && more[i] > 0 -> more[i]--; cs[i] = UNREAD; notice() }
-	:: atomic { is(i, QUIET) -> cs[i] = HUNG; notice() }
+	:: atomic { is(i, QUIET) && more[i] > 0 -> SEE(E_sent + i) more[i]--; cs[i] = UNREAD; notice() }
+	:: atomic { is(i, QUIET) -> SEE(E_closed + i) cs[i] = HUNG; notice() }
 	:: is(i, QUIET) && more[i] == 0 -> break /* it stays connected */
 	:: cs[i] >= DONE -> break
 	od
@@ -612,6 +715,11 @@ end:	do
 	od
 }
 
+#ifdef TRACES
+#define quiescent (!lock && op == NONE && !wanted && !ended && !(armed && (fired || pending)) && !startreq && !(gheld && gasleep && any(GATED)))
+proctype end() { atomic { quiescent -> SEE(E_end) skip } }
+#endif
+
 #define PATH(i) \
 	if \
 	:: paths & 1 -> relayed[i] = 0 \
@@ -620,15 +728,30 @@ end:	do
 
 init {
 	atomic {
-		c_code { variant = env("FENCE", 0); naive = env("NAIVE", 0); now.quiet = env("QUIET", 0); now.deep = env("DEEP", 0); now.paths = env("PATHS", 3); \
+		c_code { variant = env("FENCE", 0); naive = env("NAIVE", 0); timed = env("TIMED", 0); bare = env("BARE", 0); \
+			now.kept = !bare; now.userstop = bare; now.quiet = env("QUIET", 0); now.deep = env("DEEP", 0); now.paths = env("PATHS", 3); \
 			now.clients = env("CLIENTS", 2); \
 			now.requests = env("REQUESTS", 2); now.users = env("USERS", 0); now.verbs = env("VERBS", 31); \
 			now.crashes = env("CRASHES", 0); now.kills = env("KILLS", 0); };
-		more[0] = requests - 1; more[1] = requests - 1;
+#ifdef TRACES
+		c_code { load(); };
+		do
+		:: c_expr { now.which + 1 < recorded_traces } -> which++ /* none is left out */
+		:: break
+		od;
+		c_code { scenario(); };
+		run end();
+#else
 		PATH(0); PATH(1);
+#endif
+		more[0] = requests - 1; more[1] = requests - 1;
 		run program(); run engine(); run ladder(); run poller(); run starter(); run waker(); run disk();
 		if
 		:: users > 0 -> run user()
+		:: else
+		fi;
+		if
+		:: users > 1 -> run user()
 		:: else
 		fi;
 		if
@@ -643,5 +766,9 @@ init {
 	}
 }
 
+#ifdef TRACES
+never follow { do :: c_expr { now.at != LOST && !accepted[now.which] } od }
+#else
 #define waiting (cs[0] == GATED || cs[0] == PASS || cs[0] == QUEUED || cs[0] == UNREAD || cs[0] == HUNG)
 ltl answered { [] (waiting -> <> !waiting) }
+#endif
