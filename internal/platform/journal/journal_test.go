@@ -96,12 +96,18 @@ func TestJournalKeepsAndFinds(t *testing.T) {
 	}
 }
 
-// TestKilled: what Run has synced is there after a kill, at most a beat of
-// repeats is gone, and a tail that was torn is cut off.
+// TestKilled: what Run has synced or, if it is lazy, flushed is there after a
+// kill, at most a beat of repeats is gone, and a tail that was torn is cut off.
 func TestKilled(t *testing.T) {
+	for _, lazy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("lazy=%t", lazy), func(t *testing.T) { killedIn(t, lazy) })
+	}
+}
+
+func killedIn(t *testing.T, lazy bool) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		j := open(t, dir, journal.Options{})
+		j := open(t, dir, journal.Options{Lazy: lazy})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- j.Run(ctx) }()
