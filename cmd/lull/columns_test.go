@@ -28,7 +28,7 @@ import (
 // rowsOf are the types of what listings print, by verb. Those with no rows here
 // print no table.
 var rowsOf = map[string]reflect.Type{
-	"agent ls": reflect.TypeFor[control.Machine](), "budget ls": reflect.TypeFor[control.BudgetState](), "host ls": reflect.TypeFor[control.HostSummary](),
+	"adopt ls": reflect.TypeFor[hostctl.Instance](), "agent ls": reflect.TypeFor[control.Machine](), "budget ls": reflect.TypeFor[control.BudgetState](), "host ls": reflect.TypeFor[control.HostSummary](),
 	"image ls": reflect.TypeFor[hostctl.Image](), "image prune": reflect.TypeFor[hostctl.Image](), "lease ls": reflect.TypeFor[idle.Lease](), "agent lease ls": reflect.TypeFor[idle.Lease](),
 	"notify dead": reflect.TypeFor[channel.DeadLetter](), "notify ls": reflect.TypeFor[channel.Delivery](), "override ls": reflect.TypeFor[control.Exception](),
 	"policy groups": reflect.TypeFor[policy.Group](), "policy ls": reflect.TypeFor[policy.Named](), "ps": reflect.TypeFor[hostctl.Instance](), "top": reflect.TypeFor[hostctl.Instance](),

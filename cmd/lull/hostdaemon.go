@@ -34,6 +34,7 @@ import (
 	"lull/internal/platform/oci"
 	"lull/internal/protocol/hostctl"
 	"lull/internal/relay"
+	"lull/internal/runtime/adopted"
 	"lull/internal/runtime/docker"
 	"lull/internal/runtime/process"
 	"lull/internal/shim"
@@ -148,7 +149,22 @@ func (d *hostDaemon) openProcesses(ctx context.Context) (err error) {
 	}
 	d.closeLater(func() { d.processes.Close() })
 	d.runtimes["process"] = d.processes
+	running, err := adopted.New(adopted.Config{Dir: filepath.Join(d.cfg.Data, "adopted"), Process: d.processes, Log: d.log,
+		OnExit: d.onExit, Observe: func(id, why string) { d.observe(id, why) }})
+	if err != nil {
+		return err
+	}
+	d.closeLater(running.Close)
+	d.runtimes[instance.RuntimeAdopted] = running
 	return nil
+}
+
+// observe compares an instance with its workload. An instance that is gone by now
+// needs no comparison.
+func (d *hostDaemon) observe(id, why string) {
+	if err := d.h.Observe(id, why); err != nil {
+		d.log.Debug("not observed", "instance", id, "err", err)
+	}
 }
 
 func (d *hostDaemon) onExit(id string, run uint64, e instance.Exit) { d.h.OnExit(id, run, e) }

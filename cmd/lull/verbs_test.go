@@ -26,6 +26,7 @@ import (
 
 // asking are all verbs that ask a daemon, each with arguments that it takes.
 var asking = map[string][]string{
+	"adopt cgroup": {"/g"}, "adopt ls": nil, "adopt pid": {"2"}, "adopt release": {"web"},
 	"agent complete": nil, "agent halt": nil, "agent history": nil, "agent ls": nil, "agent reload": nil, "agent status": nil, "agent why": nil,
 	"agent ttl extend": {"1h"}, "agent lease hold": nil, "agent lease ls": nil, "agent lease release": nil, "agent snooze": {"2h"},
 	"audit": nil, "audit export": nil,
@@ -65,12 +66,12 @@ var alone = []string{"agent doctor", "agent enroll", "agent iam", "agent install
 	"demo", "doctor", "down", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "status", "up", "version"}
 
 // listings are the verbs whose JSON is an array.
-var listings = []string{"agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",
+var listings = []string{"adopt ls", "agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",
 	"override ls", "policy groups", "policy ls", "ps", "schedule ls", "settings ls", "template ls", "token ls", "worker discovered", "worker ls", "worker telemetry"}
 
 // silentUnderHalt are the listings that say nothing of what a fleet does by
 // itself, or that are of a host or an agent, which say so in their own way.
-var silentUnderHalt = []string{"agent history", "agent lease ls", "events", "image ls", "image prune", "lease ls", "ps", "settings ls", "token ls", "worker telemetry"}
+var silentUnderHalt = []string{"adopt ls", "agent history", "agent lease ls", "events", "image ls", "image prune", "lease ls", "ps", "settings ls", "token ls", "worker telemetry"}
 
 func TestListingsTellOfAHalt(t *testing.T) {
 	for _, name := range listings {

@@ -52,6 +52,7 @@ var shelves = []string{"internal/platform", "internal/protocol", "internal/runti
 var exceptions = map[[2]string]string{
 	{"internal/cli/reporting", "internal/agent"}:               "lull agent enroll reads a token as the agent will read it",
 	{"internal/cli/setup", "internal/agent"}:                   "the installed policy file is the agent's own example",
+	{"internal/runtime/adopted", "internal/runtime/process"}:   "what already runs is read, frozen and watched as a process is",
 	{"internal/runtime/container", "internal/runtime/process"}: "runc is started, frozen and watched as a process is",
 	{"internal/runtime/docker", "internal/runtime/process"}:    "a container's processes and sockets are read and watched as a process's are",
 }

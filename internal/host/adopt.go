@@ -117,6 +117,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	if was == power.Stopped {
 		i.forgetRun()
 		i.armRestart()
+		i.releaseEnded()
 		return nil
 	}
 	actx, cancel := context.WithTimeout(ctx, limit)
@@ -260,6 +261,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			return err
 		}
 	}
+	i.showListeners(w)
 	paused := was.Asleep()
 	if paused {
 		still, err := w.Still()
@@ -394,6 +396,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	i.forgetRun()
 	i.emit("exited", "", why)
 	i.armRestart()
+	i.releaseEnded()
 	return nil
 }
 

@@ -316,6 +316,9 @@ func (h *Host) Restart(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
+	if i.spec().Adopted != nil {
+		return i.notOurs("restart")
+	}
 	leave, err := i.enterToStop(ctx)
 	if err != nil {
 		return err

@@ -160,6 +160,8 @@ type Host struct {
 	steps   fence
 	at      func(point string, i *inst) // named points of a transition, for tests; nil otherwise
 
+	adopting sync.Mutex // held while something that runs is made an instance
+
 	mu     sync.RWMutex // guards the three maps
 	byID   map[string]*inst
 	byName map[string]*inst

@@ -150,7 +150,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	s := i.spec()
 	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: s.Workdir, User: s.User,
 		LogPath: i.logPath(), LogMax: cmp.Or(s.LogMax, logMax)}
-	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace
+	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace, l.Adopted = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace, s.Adopted
 	base := i.h.cfg.BaseEnv
 	if i.rt.Capabilities().Image {
 		base = boxEnv
@@ -195,6 +195,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 	explain := time.After(explainAfter)
 	for {
 		if len(want) == 0 {
+			i.showListeners(w)
 			return nil // nothing left to wait for; its exit is handled like any other
 		}
 		if e := i.requests.ended.Load(); e != nil {
@@ -272,6 +273,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	}
 	i.forgetRun()
 	i.armRestart()
+	i.releaseEnded()
 	i.emit("start_failed", "", cause.Error())
 	i.h.log.Warn("start failed", "instance", i.name(), "err", cause)
 	return cause
@@ -560,6 +562,7 @@ func (i *inst) handleEnding(e *ending) {
 	i.emit("exited", "", why)
 	i.h.log.Info("exited", "instance", i.name(), "reason", why)
 	i.armRestart()
+	i.releaseEnded()
 }
 
 // armRestart sets the deadline of a restart that is due.

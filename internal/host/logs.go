@@ -24,6 +24,9 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 	if l.Console && !ok {
 		return &RefusedError{Name: i.name(), What: "show the console of", Reason: "runtime " + i.spec().Runtime + " has none: only a microvm has a kernel of its own"}
 	}
+	if i.spec().Adopted != nil {
+		return &RefusedError{Name: i.name(), What: "show the output of", Reason: "lull did not start it; it writes where it did before"}
+	}
 	if r, ok := i.rt.(instance.LogReader); ok {
 		return r.Logs(ctx, id, logs.Flushing(w), l)
 	}

@@ -14,7 +14,6 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/listeners"
-	"lull/internal/lib/logfile"
 )
 
 // MaxInstances is the maximum number of instances of one host.
@@ -220,6 +219,9 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if err != nil {
 		return err
 	}
+	if i.spec().Adopted != nil {
+		return i.notOurs("stop")
+	}
 	h.callOff(i, "it was stopped by a user in the meantime")
 	if cancel := i.requests.interrupt.Load(); cancel != nil {
 		(*cancel)(errors.New("it is being stopped"))
@@ -334,11 +336,14 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	}
 }
 
-// Delete stops an instance and removes it.
+// Delete stops an instance and removes it. An adopted one is released.
 func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
 		return err
+	}
+	if i.spec().Adopted != nil {
+		return h.ReleaseProgram(ctx, ref, by)
 	}
 	h.callOff(i, "it was removed by a user in the meantime")
 	if err := h.Stop(ctx, ref, by, true); err != nil {
@@ -347,29 +352,11 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	if err := i.acquireCtx(ctx); err != nil {
 		return err
 	}
+	defer i.release()
 	if s := i.state(); s != power.Stopped {
-		i.release()
 		return &RefusedError{Name: i.name(), What: "remove", Reason: fmt.Sprintf("it is %s again", s)}
 	}
-	if err := h.saver.Remove(i, i.id); err != nil {
-		i.release()
-		return fmt.Errorf("cannot remove %s: %w", i.name(), err)
-	}
-	i.letGo()
-	if f, ok := i.rt.(instance.Forgetter); ok {
-		if err := f.Forget(ctx, i.id); err != nil {
-			h.log.Warn("cannot clean up after an instance", "instance", i.name(), "err", err)
-		}
-	}
-	if h.cfg.LogDir != "" {
-		if err := logfile.Remove(i.logPath()); err != nil {
-			h.log.Warn("cannot remove the logs of an instance", "instance", i.name(), "err", err)
-		}
-	}
-	h.drop(i)
-	i.emit("removed", by, "")
-	i.release()
-	return nil
+	return i.remove(ctx, by, "")
 }
 
 // Snooze keeps an instance running until t; the zero time ends that.
@@ -486,11 +473,14 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	return err
 }
 
-// StopAll stops every instance, several at a time.
+// StopAll stops every instance that lull started, several at a time.
 func (h *Host) StopAll(ctx context.Context) {
 	slots := make(chan struct{}, 16)
 	var wg sync.WaitGroup
 	for _, i := range h.all() {
+		if i.spec().Adopted != nil {
+			continue // it runs on, as without lull
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()

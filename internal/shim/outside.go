@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"lull/internal/platform/cgroup"
 	"lull/internal/protocol/shimctl"
 )
 
@@ -26,13 +27,13 @@ const (
 	maxRequest = 1 << 10 // maximum length of a path, in bytes
 )
 
-// outside stores what other programs freeze for the daemon, or deletes it.
+// outside stores what may be frozen and is no run, or deletes it.
 func (s *Shim) outside(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Outside
 	if err := q.Into(&m); err != nil {
 		return shimctl.Answer{}, err
 	}
-	if m.Socket == "" {
+	if m.Socket == "" && m.Group == "" && len(m.Tree) == 0 {
 		if err := validID(m.ID); err != nil {
 			return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot forget what others keep: %v", err)
 		}
@@ -66,6 +67,9 @@ func validOutside(o shimctl.Outside) error {
 	if err := validID(o.ID); err != nil {
 		return err
 	}
+	if o.Group != "" || len(o.Tree) > 0 {
+		return validInPlace(o)
+	}
 	if !filepath.IsAbs(o.Socket) {
 		return fmt.Errorf("%q is not the absolute path of a socket", o.Socket)
 	}
@@ -79,8 +83,24 @@ func validOutside(o shimctl.Outside) error {
 	return nil
 }
 
-// letOthersRun asks other programs to thaw what they froze for a daemon that is
-// gone, while still returns true. Failures are left for another attempt. A
+// validInPlace checks what the daemon froze itself.
+func validInPlace(o shimctl.Outside) error {
+	switch {
+	case o.Socket != "" || o.Path != "" || o.QMP || o.Group != "" && len(o.Tree) > 0:
+		return errors.New("want one of a socket, a control group and processes")
+	case o.Group != "" && (!filepath.IsAbs(o.Group) || len(o.Group) > maxRequest):
+		return fmt.Errorf("%.100q is not the absolute directory of a control group", o.Group)
+	}
+	for _, p := range o.Tree {
+		if p.PID <= 1 {
+			return fmt.Errorf("%d is not a process to continue", p.PID)
+		}
+	}
+	return nil
+}
+
+// letOthersRun thaws what is no run, and asks other programs to thaw what they
+// froze, for a daemon that is gone, while still returns true. Failures are left for another attempt. A
 // daemon that connects is served between two requests.
 func (s *Shim) letOthersRun(why string, still func() bool) {
 	s.mu.Lock()
@@ -88,11 +108,11 @@ func (s *Shim) letOthersRun(why string, still func() bool) {
 	s.mu.Unlock()
 	silent := map[string]bool{} // the next request would wait for the same socket
 	for _, o := range all {
-		if silent[o.Socket] {
+		if o.Socket != "" && silent[o.Socket] {
 			continue
 		}
 		if err := s.letOneRun(o, why, still); err != nil {
-			s.log.Error("cannot let something run that others froze", "id", o.ID, "socket", o.Socket, "err", err)
+			s.log.Error("cannot let something run that is frozen", "id", o.ID, "socket", o.Socket, "group", o.Group, "err", err)
 			silent[o.Socket] = true
 		}
 	}
@@ -105,8 +125,13 @@ func (s *Shim) letOneRun(o shimctl.Outside, why string, still func() bool) error
 		return nil
 	}
 	ask := askToThaw
-	if o.QMP {
+	switch {
+	case o.QMP:
 		ask = continueGuest
+	case o.Group != "":
+		ask = thawGroup
+	case len(o.Tree) > 0:
+		ask = s.continueTree
 	}
 	was, err := ask(o)
 	if err != nil {
@@ -115,10 +140,48 @@ func (s *Shim) letOneRun(o shimctl.Outside, why string, still func() bool) error
 	if was {
 		s.log.Warn("thawed", "why", why, "id", o.ID, "by", o.Socket)
 	}
-	if was && o.QMP { // Docker reports it itself
+	if was && o.Path == "" { // Docker reports it itself
 		err = s.remember([]string{o.ID})
 	}
 	return errors.Join(err, s.dropOutside(o.ID))
+}
+
+// thawGroup thaws a control group. One that no longer exists needs nothing.
+func thawGroup(o shimctl.Outside) (was bool, err error) {
+	g, err := cgroup.At(o.Group)
+	if err == nil {
+		was, err = g.Held()
+	}
+	if err == nil && was {
+		err = g.Thaw()
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return was, err
+}
+
+// continueTree continues the stopped processes of a tree.
+func (s *Shim) continueTree(o shimctl.Outside) (was bool, err error) {
+	var stopped []int
+	var errs []error
+	for _, p := range o.Tree {
+		st, err := s.proc.Stat(p.PID)
+		if err != nil || st.Start != p.Start {
+			continue // it has ended
+		}
+		pids, err := s.proc.Tree(p.PID, "", nil)
+		errs = append(errs, err)
+		for _, pid := range pids {
+			if st, err := s.proc.Stat(pid); err == nil && st.State == 'T' && !slices.Contains(stopped, pid) {
+				stopped = append(stopped, pid)
+			}
+		}
+	}
+	if len(stopped) == 0 {
+		return false, nil // an error of the listing does not help anymore
+	}
+	return true, errors.Join(append(errs, cgroup.ContinueEach(stopped))...)
 }
 
 // askToThaw makes one request. It succeeds too if the object is gone or already

@@ -6,13 +6,17 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
 	"lull/internal/lib/waittest"
+	"lull/internal/platform/cgroup"
+	"lull/internal/platform/proc"
 	"lull/internal/protocol/shimctl"
 )
 
@@ -133,10 +137,83 @@ func TestOutside(t *testing.T) {
 	}
 }
 
+// TestOutsideInPlace: what a daemon that has gone froze in place runs again, and a
+// process that only has the same PID is left alone.
+func TestOutsideInPlace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short")
+	}
+	b := newBench(t, "LULL_TEST_GONE=50ms").start()
+	sleeper := func() (pid int, start uint64) {
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		s, err := proc.Live().Stat(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cmd.Process.Pid, s.Start
+	}
+	state := func(pid int) byte {
+		s, err := proc.Live().Stat(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.State
+	}
+	mine, start := sleeper()
+	other, later := sleeper()
+	for _, pid := range []int{mine, other} {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.outside(shimctl.Outside{ID: "tree", Tree: []shimctl.Process{{PID: mine, Start: start}, {PID: other, Start: later - 1}}})
+	b.outside(shimctl.Outside{ID: "gone", Group: "/sys/fs/cgroup/of/nobody"})
+	b.c.Close()
+	waittest.Until(t, "it is thawed and forgotten", func() bool { return state(mine) == 'S' && len(b.kept()) == 0 })
+	if s := state(other); s != 'T' {
+		t.Errorf("another process is in state %q", s)
+	}
+
+	place, err := cgroup.Find("outside-test")
+	if err != nil {
+		t.Logf("no control group can be made here: %v", err)
+		return
+	}
+	defer place.Release()
+	g, err := place.Create("it")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Remove()
+	pid, _ := sleeper()
+	if err := os.WriteFile(g.Dir()+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	b.connect()
+	b.outside(shimctl.Outside{ID: "group", Group: g.Dir()})
+	if err := g.Freeze(waittest.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	b.c.Close()
+	waittest.Until(t, "the group is thawed and forgotten", func() bool {
+		held, err := g.Held()
+		return err == nil && !held && len(b.kept()) == 0
+	})
+	if err := g.Kill(waittest.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestOutsideRefused(t *testing.T) {
 	b := newBench(t).start()
 	for _, o := range []shimctl.Outside{{ID: "../x", Socket: "/s", Path: "/p"}, {ID: "../x"}, {ID: "a", Socket: "s", Path: "/p"}, {ID: "a", Socket: "/s"}, {ID: "a", Socket: "/s", Path: "/p", QMP: true}, {ID: "a", Socket: "s", QMP: true},
-		{ID: "a", Socket: "/s", Path: "/p HTTP/1.1\r\nX: y"}, {ID: "a", Socket: "/s", Path: "/" + strings.Repeat("x", 2000)}} {
+		{ID: "a", Socket: "/s", Path: "/p HTTP/1.1\r\nX: y"}, {ID: "a", Socket: "/s", Path: "/" + strings.Repeat("x", 2000)},
+		{ID: "a", Group: "g"}, {ID: "a", Group: "/g", Socket: "/s", Path: "/p"}, {ID: "a", Group: "/g", Tree: []shimctl.Process{{PID: 2}}},
+		{ID: "a", Tree: []shimctl.Process{{PID: 1}}}, {ID: "a", Tree: []shimctl.Process{{PID: -2}}}} {
 		var said *shimctl.Error
 		if err := b.c.Outside(waittest.Context(t), o); !errors.As(err, &said) || said.Code != shimctl.CodeInvalid {
 			t.Errorf("%+v: %v", o, err)

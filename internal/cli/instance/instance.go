@@ -304,6 +304,9 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	row("next", "%s", next(o))
 	row("command", "%q", o.Command)
 	row("process", "%d, runtime %s, %s resident", o.PID, o.Runtime, term.Size(o.MemoryBytes))
+	if o.Adopted != nil {
+		row("adopted", "%s; lull did not start it", adoptedText(o))
+	}
 	if o.Workspace != "" {
 		row("workspace", "%s", o.Workspace)
 	}

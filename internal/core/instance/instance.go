@@ -68,6 +68,8 @@ type Launch struct {
 	CPUs      float64 // 0 for the runtime's default
 	Net       Net
 	Workspace string // as ParseWorkspace reads it
+
+	Adopted *Adopted // in place of a command: what is taken over as it runs
 }
 
 // Identity names one run in the kernel. A PID alone is never an identity: PIDs
@@ -75,9 +77,12 @@ type Launch struct {
 type Identity struct {
 	BootID string `json:"boot_id"`
 	Cgroup string `json:"cgroup,omitempty"` // absolute directory; empty where no cgroup could be made
-	PID    int    `json:"pid"`
-	Start  uint64 `json:"start"` // start time in clock ticks since boot, field 22 of /proc/PID/stat
-	Run    uint64 `json:"run"`
+	// CgroupID is the inode of Cgroup if the run is that group, whatever its
+	// processes are; 0 if it is the process.
+	CgroupID uint64 `json:"cgroup_id,omitempty"`
+	PID      int    `json:"pid"`
+	Start    uint64 `json:"start"` // start time in clock ticks since boot, field 22 of /proc/PID/stat
+	Run      uint64 `json:"run"`
 }
 
 // Exit is how a run ended.

@@ -88,6 +88,10 @@ type Spec struct {
 	DependsOn []string `json:"depends_on,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks with them what it made
+
+	// Adopted is what ran already when the instance was made; nil for a program
+	// that lull starts. Command then only describes it.
+	Adopted *Adopted `json:"adopted,omitempty"`
 }
 
 // Wakes reports whether a connection starts the instance after lull stopped it,
@@ -182,6 +186,7 @@ func (s *Spec) Validate() error {
 	errs = append(errs, s.checkBox()...)
 	errs = append(errs, s.checkDurations()...)
 	errs = append(errs, s.checkEndpoints()...)
+	errs = append(errs, s.checkAdopted()...)
 	if s.Noise != nil {
 		for i, c := range s.Noise.Sources {
 			if _, err := netip.ParsePrefix(c); err != nil {

@@ -141,6 +141,39 @@ func TestValidateNamesTheField(t *testing.T) {
 	}
 }
 
+// TestValidateAdopted spoils one field at a time of what lull did not start.
+func TestValidateAdopted(t *testing.T) {
+	fine := func() Spec {
+		return Spec{Name: "a", Command: []string{"x"}, Runtime: RuntimeAdopted, Restart: RestartNo, StopAfter: new(idle.Duration), Adopted: &Adopted{PID: 2}}
+	}
+	s := fine()
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	yes, minute := true, idle.Duration(time.Minute)
+	for field, spoil := range map[string]func(*Spec){
+		"runtime adopted":   func(s *Spec) { s.Adopted = nil },
+		"runtime":           func(s *Spec) { s.Runtime = "process" },
+		"stop_after":        func(s *Spec) { s.StopAfter = &minute },
+		"restart":           func(s *Spec) { s.Restart = RestartAlways },
+		"wake_from_stopped": func(s *Spec) { s.WakeFromStopped = &yes },
+		"env":               func(s *Spec) { s.Env = []string{"A=1"} },
+		"user":              func(s *Spec) { s.User = "nobody" },
+		"workdir":           func(s *Spec) { s.Workdir = "/" },
+		"expose":            func(s *Spec) { s.Expose = good().Expose },
+		"listen_fds":        func(s *Spec) { s.ListenFDs = true },
+		"adopted":           func(s *Spec) { s.Adopted = &Adopted{PID: 1} },
+		"use adopted":       func(s *Spec) { s.Adopted = &Adopted{PID: 2, Cgroup: "/g"} },
+		"absolute":          func(s *Spec) { s.Adopted = &Adopted{Cgroup: "g"} },
+	} {
+		s := fine()
+		spoil(&s)
+		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
 // TestCheckNewIsStricter refuses what records of earlier versions may have.
 func TestCheckNewIsStricter(t *testing.T) {
 	for field, want := range map[string]func(*Spec){

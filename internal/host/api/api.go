@@ -58,6 +58,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	a.reads(api)
 	a.verbs(api)
 	a.leases(api)
+	a.adopted(api)
 	a.images(api)
 	a.stream(api, mux)
 	whole := http.NewServeMux() // for bodies of any size
@@ -285,6 +286,32 @@ func (a *API) verbs(api huma.API) {
 		}) (*answer[hostctl.ExecResult], error) {
 			r, err := a.Host.Exec(ctx, in.Name, in.Body)
 			return &answer[hostctl.ExecResult]{r}, problem(err)
+		})
+}
+
+// adopted registers the requests for programs that lull did not start.
+func (a *API) adopted(api huma.API) {
+	adopt := operation("adopt", "POST", "/adopted", "Make an instance of what runs already; 409 with the reason if it must not be frozen")
+	adopt.DefaultStatus = http.StatusCreated
+	huma.Register(api, adopt, func(ctx context.Context, in *struct{ Body hostctl.Adopt }) (*answer[hostctl.Instance], error) {
+		var id string
+		err := a.Host.Complete(ctx, func(ctx context.Context) (err error) {
+			id, err = a.Host.AdoptProgram(ctx, in.Body)
+			return err
+		})
+		if err != nil {
+			return nil, problem(err)
+		}
+		o, err := a.Host.Get(id)
+		return &answer[hostctl.Instance]{o}, problem(err)
+	})
+	huma.Register(api, operation("list-adopted", "GET", "/adopted", "Instances that lull did not start, by id"),
+		func(context.Context, *struct{}) (*answer[[]hostctl.Instance], error) {
+			return &answer[[]hostctl.Instance]{a.Host.ListAdopted()}, nil
+		})
+	huma.Register(api, operation("release-adopted", "DELETE", "/adopted/{name}", "Thaw an adopted program and forget it"),
+		func(ctx context.Context, in *Named) (*struct{}, error) {
+			return nil, problem(a.Host.Complete(ctx, func(ctx context.Context) error { return a.Host.ReleaseProgram(ctx, in.Name, host.ByManual) }))
 		})
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/lib/httpx"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
@@ -195,7 +197,11 @@ func (h *Host) removeAll(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, o := range l {
 		wg.Go(func() {
-			if err := h.Remove(ctx, o.ID); err != nil {
+			err := h.Remove(ctx, o.ID)
+			if p, ok := errors.AsType[*httpx.Problem](err); ok && p.Status == http.StatusNotFound {
+				return // an adopted program that has ended is released
+			}
+			if err != nil {
 				h.T.Errorf("cannot remove %s at the end: %v", o.Name, err)
 			}
 		})

@@ -455,3 +455,38 @@ func BenchmarkFreezeThaw(b *testing.B) {
 		})
 	}
 }
+
+// TestLookup finds a group by its directory and by its path, and no root.
+func TestLookup(t *testing.T) {
+	for _, bad := range []string{"", "relative", "/", "/no/such/group", "/proc/self"} {
+		if g, err := cgroup.Lookup(bad); err == nil {
+			t.Errorf("%q: %s", bad, g.Dir())
+		}
+	}
+	for _, kind := range []cgroup.Kind{cgroup.V2, cgroup.V1} {
+		place, err := cgroup.Find("lookup-test-"+string(kind), kind)
+		if err != nil {
+			t.Logf("no groups of %s here: %v", kind, err)
+			continue
+		}
+		defer place.Release()
+		g, err := place.Create("it")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Remove()
+		path, err := g.Path()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{g.Dir(), g.Dir() + "/", path} {
+			if got, err := cgroup.Lookup(name); err != nil || got.Dir() != g.Dir() || got.Kind() != kind || got.MayFreeze() != nil {
+				t.Errorf("%s: %+v, %v", name, got, err)
+			}
+		}
+		root := strings.TrimSuffix(g.Dir(), path)
+		if _, err := cgroup.Lookup(root); err == nil {
+			t.Errorf("%s is a root", root)
+		}
+	}
+}

@@ -97,3 +97,71 @@ func Of(pid int) (*Group, error) {
 	}
 	return nil, fmt.Errorf("cannot use the group of process %d: it is in none of its own", pid)
 }
+
+// Lookup returns the group that a user names: its directory, or its path as in
+// /proc/PID/cgroup. It is one of the unified hierarchy or of the v1 freezer, and
+// no hierarchy's root.
+func Lookup(path string) (*Group, error) {
+	fail := func(why string) error { return fmt.Errorf("cannot use the control group %.300q: %s", path, why) }
+	if !filepath.IsAbs(path) {
+		return nil, fail("it is neither an absolute directory nor a path as in /proc/PID/cgroup")
+	}
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the mounts: %w", err)
+	}
+	path = filepath.Clean(path)
+	var in *mount // the innermost one
+	mounts := parseMounts(b)
+	for n, m := range mounts {
+		if (path == m.dir || strings.HasPrefix(path, m.dir+"/")) && (in == nil || len(m.dir) >= len(in.dir)) {
+			in = &mounts[n]
+		}
+	}
+	switch {
+	case in == nil:
+		return lookupBelow(path, mounts)
+	case path == in.dir:
+		return nil, fail("it is the root of its hierarchy")
+	case !in.v2 && !slices.Contains(in.controllers, "freezer"):
+		return nil, fail("it is of the hierarchy " + strings.Join(in.controllers, ",") + ", which freezes nothing: name the one of the freezer")
+	}
+	return At(path)
+}
+
+// lookupBelow finds a group by its path in a hierarchy, the unified one first. A
+// group with processes comes before one without.
+func lookupBelow(path string, mounts []mount) (*Group, error) {
+	var empty *Group
+	for _, v2 := range []bool{true, false} {
+		for _, m := range mounts {
+			rel, ok := strings.CutPrefix(path, strings.TrimSuffix(m.root, "/"))
+			if !ok || strings.Trim(rel, "/") == "" || m.v2 != v2 || !v2 && !slices.Contains(m.controllers, "freezer") {
+				continue
+			}
+			g, err := At(filepath.Join(m.dir, rel))
+			if err != nil {
+				continue
+			}
+			if populated, err := g.Populated(); err == nil && populated {
+				return g, nil
+			}
+			if empty == nil {
+				empty = g
+			}
+		}
+	}
+	if empty != nil {
+		return empty, nil
+	}
+	return nil, fmt.Errorf("cannot use the control group %.300q: %w in a hierarchy that can freeze", path, os.ErrNotExist)
+}
+
+// MayFreeze returns an error if this process may not freeze the group.
+func (g *Group) MayFreeze() error {
+	name, _ := g.thawing()
+	if err := unix.Access(g.dir+name, unix.W_OK); err != nil {
+		return &os.PathError{Op: "write", Path: g.dir + name, Err: err}
+	}
+	return nil
+}

@@ -310,12 +310,22 @@ func (p Place) group(id string) (*Group, error) {
 // Open returns the group at dir, as recorded by an earlier process. Its kind is
 // determined from its files; fs.ErrNotExist means that it is gone.
 func (p Place) Open(dir string) (*Group, error) {
-	g := &Group{kind: V2, dir: filepath.Clean(dir)}
-	if !filepath.IsAbs(dir) || validID(filepath.Base(g.dir)) != nil {
+	if !filepath.IsAbs(dir) || validID(filepath.Base(filepath.Clean(dir))) != nil {
 		return nil, fmt.Errorf("cannot open the group %q: it is not the absolute directory of an instance", dir)
 	}
-	if p.CPU != "" && filepath.Dir(g.dir) == p.Dir {
+	g, err := At(dir)
+	if err == nil && p.CPU != "" && filepath.Dir(g.dir) == p.Dir {
 		g.cpu = filepath.Join(p.CPU, filepath.Base(g.dir))
+	}
+	return g, err
+}
+
+// At returns the group at dir, which anyone may have made. It has no CPU
+// accounting if its kind is V1; Of finds that.
+func At(dir string) (*Group, error) {
+	g := &Group{kind: V2, dir: filepath.Clean(dir)}
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("cannot open the group %q: it is not an absolute directory", dir)
 	}
 	var st unix.Stat_t
 	if unix.Stat(filepath.Join(g.dir, "cgroup.freeze"), &st) == nil {

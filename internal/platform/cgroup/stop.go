@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,14 @@ func Stop(ctx context.Context, root int, p Processes) ([]int, error) {
 	if root <= 1 {
 		return nil, fmt.Errorf("cannot stop the processes of %d: not an instance", root)
 	}
+	return stop(ctx, root, p)
+}
+
+// StopTree is Stop for a tree whose root's process group may have other
+// members: no signal is sent to a group. Its result is for ContinueEach.
+func StopTree(ctx context.Context, p Processes) ([]int, error) { return stop(ctx, 0, p) }
+
+func stop(ctx context.Context, root int, p Processes) ([]int, error) {
 	for {
 		s := stopping{p: p, root: root, still: map[int]bool{}}
 		attempt, cancel := context.WithTimeout(ctx, stuckAfter)
@@ -39,7 +48,7 @@ func Stop(ctx context.Context, root int, p Processes) ([]int, error) {
 		if err == nil {
 			return s.pids, nil
 		}
-		cerr := Continue(root, s.pids)
+		cerr := s.undo()
 		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return nil, errors.Join(fmt.Errorf("cannot stop the processes of %d: %w", root, err), cerr)
 		}
@@ -57,15 +66,17 @@ const stuckAfter = 250 * time.Millisecond
 // stopping is one attempt.
 type stopping struct {
 	p     Processes
-	root  int
+	root  int   // leader of the process group; 0 for none
 	pids  []int // every process ever found
 	still map[int]bool
 }
 
 func (s *stopping) run(ctx context.Context) error {
 	// One signal to the whole group is atomic: no fork in it escapes.
-	if err := unix.Kill(-s.root, unix.SIGSTOP); err != nil && err != unix.ESRCH {
-		return fmt.Errorf("process group: %w", err)
+	if s.root > 0 {
+		if err := unix.Kill(-s.root, unix.SIGSTOP); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("process group: %w", err)
+		}
 	}
 	const calmEnough = 2
 	for calm := 0; calm < calmEnough; {
@@ -130,6 +141,13 @@ func (s *stopping) recheck(pids []int) (bool, error) {
 	return all, nil
 }
 
+func (s *stopping) undo() error {
+	if s.root > 0 {
+		return Continue(s.root, s.pids)
+	}
+	return ContinueEach(s.pids)
+}
+
 // Continue resumes the processes that Stop returned: the group of root in one
 // call, then the others. Processes that have exited are skipped.
 func Continue(root int, pids []int) error {
@@ -141,10 +159,17 @@ func Continue(root int, pids []int) error {
 	if led != nil && led != unix.ESRCH {
 		errs = append(errs, fmt.Errorf("cannot continue the process group of %d: %w", root, led))
 	}
+	if led == nil { // the leader has continued
+		pids = slices.DeleteFunc(slices.Clone(pids), func(pid int) bool { return pid == root })
+	}
+	return errors.Join(append(errs, ContinueEach(pids))...)
+}
+
+// ContinueEach resumes the processes that StopTree returned. Processes that have
+// exited are skipped.
+func ContinueEach(pids []int) error {
+	var errs []error
 	for _, pid := range pids {
-		if pid == root && led == nil {
-			continue // the leader of the group
-		}
 		if err := unix.Kill(pid, unix.SIGCONT); err != nil && err != unix.ESRCH {
 			errs = append(errs, fmt.Errorf("cannot continue process %d: %w", pid, err))
 		}

@@ -22,7 +22,11 @@ type Stat struct {
 	Threads int
 	Start   uint64 // ticks since boot
 	RSS     int64  // pages
+	Kernel  bool   // a thread of the kernel
 }
+
+// kernelThread is the kernel's PF_KTHREAD.
+const kernelThread = 0x00200000
 
 // Ended reports whether the process has exited and waits to be reaped.
 func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' || s.State == 'x' }
@@ -89,6 +93,7 @@ func parseStat(b []byte) (Stat, error) {
 	st.Threads = int(values[20])
 	st.Start = atLeast0(values[22])
 	st.RSS = values[24]
+	st.Kernel = values[9]&kernelThread != 0
 	return st, nil
 }
 

@@ -77,6 +77,21 @@ func (c *Client) Clone(ctx context.Context, from string, r Clone) (o Instance, e
 	return o, c.call(ctx, "POST", inst(from)+"/clone", r, &o)
 }
 
+// Adopt makes an instance of what runs already.
+func (c *Client) Adopt(ctx context.Context, r Adopt) (o Instance, err error) {
+	return o, c.call(ctx, "POST", "/adopted", r, &o)
+}
+
+// Adopted returns the instances that lull did not start.
+func (c *Client) Adopted(ctx context.Context) (l []Instance, err error) {
+	return l, c.call(ctx, "GET", "/adopted", nil, &l)
+}
+
+// ReleaseAdopted lets an adopted program run on without lull.
+func (c *Client) ReleaseAdopted(ctx context.Context, name string) error {
+	return c.call(ctx, "DELETE", "/adopted/"+url.PathEscape(name), nil, nil)
+}
+
 // Images returns the cached images.
 func (c *Client) Images(ctx context.Context) (l []Image, err error) {
 	return l, c.call(ctx, "GET", "/images", nil, &l)

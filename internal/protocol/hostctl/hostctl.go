@@ -50,6 +50,7 @@ type Instance struct {
 	Net                string              `json:"net" doc:"none, outbound or full; empty if it has no separate network, or is outbound"`
 	Workspace          string              `json:"workspace"`
 	SnoozeUntil        *time.Time          `json:"snooze_until"`
+	Adopted            *instance.Adopted   `json:"adopted,omitempty" doc:"What it was made of; absent if lull started it"`
 	Endpoints          []instance.Endpoint `json:"endpoints"`
 	Activity           []idle.Reading      `json:"activity" doc:"The last readings"`
 	Blocks             []idle.Block        `json:"blocks" doc:"Everything that prevents a pause right now"`
@@ -126,6 +127,16 @@ type Create struct {
 	Start bool `json:"start" doc:"Start it at once"`
 	// RemoveFailed removes it again if it does not start.
 	RemoveFailed bool `json:"remove_failed,omitempty" doc:"With start: remove it again if it does not start; the error has its last output"`
+}
+
+// Adopt requests an instance made of what runs already: a process with its
+// descendants, or a control group.
+type Adopt struct {
+	PID        int            `json:"pid,omitempty" minimum:"0" doc:"Root of a process tree; or name a cgroup"`
+	Cgroup     string         `json:"cgroup,omitempty" maxLength:"4096" doc:"Directory of a control group, or its path as in /proc/PID/cgroup"`
+	Name       string         `json:"name,omitempty" maxLength:"63" doc:"Default: the name of the program or control group"`
+	PauseAfter *idle.Duration `json:"pause_after,omitempty" doc:"Seconds; 0 never pauses. Default: the host's, unless nothing could wake it"`
+	Caller     int            `json:"caller,omitempty" minimum:"0" doc:"Process that asks; refused if it would be frozen"`
 }
 
 // Logs selects a part of an instance's output.

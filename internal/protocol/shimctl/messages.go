@@ -194,16 +194,26 @@ type Name struct {
 	ID string `json:"id"`
 }
 
-// Outside describes something that another program freezes and thaws for the
-// daemon, such as Docker a container and QEMU its guest. It contains the
-// request that the shim sends when the daemon is gone and the object may be
-// frozen: a POST to Path on the unix socket Socket or, with QMP, a continue
-// command to a monitor of QEMU. Without a socket no request is needed.
+// Outside describes something that the shim did not start and that may be
+// frozen, and how the shim lets it run when the daemon is gone. What another
+// program freezes, such as Docker a container and QEMU its guest, takes a POST
+// to Path on the unix socket Socket or, with QMP, a continue command to a monitor
+// of QEMU. What the daemon froze in place is the control group Group, or the
+// processes Tree with their descendants. An Outside of only an ID is forgotten.
 type Outside struct {
-	ID     string `json:"id"`
-	Socket string `json:"socket,omitempty"`
-	Path   string `json:"path,omitempty"`
-	QMP    bool   `json:"qmp,omitempty"`
+	ID     string    `json:"id"`
+	Socket string    `json:"socket,omitempty"`
+	Path   string    `json:"path,omitempty"`
+	QMP    bool      `json:"qmp,omitempty"`
+	Group  string    `json:"group,omitempty"`
+	Tree   []Process `json:"tree,omitempty"`
+}
+
+// Process names a process. Its PID may be reused, Start is its start time in
+// clock ticks since boot.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"`
 }
 
 // Dup requests duplicates of a process's descriptors.

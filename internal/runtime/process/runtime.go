@@ -283,23 +283,6 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	return w, nil
 }
 
-// Attach returns a Work for processes that were started and are kept outside
-// lull. Its processes are those of the group. Its sockets are those of pid's
-// network namespace if alone reports that nothing else uses that namespace. The
-// shim does not know it. Attach returns a *instance.GoneError if pid does not
-// exist.
-func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone func() bool) (*Work, error) {
-	s, err := r.fs.Stat(pid)
-	if errors.Is(err, proc.ErrGone) {
-		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot inspect process %d of %s: %w", pid, id, err)
-	}
-	return &Work{r: r, net: &namespace{pid: pid}, alone: alone, id: id, group: g,
-		ident: instance.Identity{BootID: r.boot, Cgroup: g.Dir(), PID: pid, Start: s.Start, Run: run}}, nil
-}
-
 // outcome determines the result of a start whose answer did not arrive, because
 // the shim died or the connection broke.
 func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (shimctl.Started, error) {
@@ -428,28 +411,4 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 		err = r.place.Remove(id)
 	}
 	return err
-}
-
-// WhenGone sets what the shim does for id when this daemon has gone: a POST
-// to path on a unix socket. An empty socket cancels that.
-func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
-	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path})
-}
-
-// ContinueWhenGone is WhenGone for a guest that QEMU has paused; socket is one of
-// its monitors.
-func (r *Runtime) ContinueWhenGone(ctx context.Context, id, socket string) error {
-	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, QMP: socket != ""})
-}
-
-func (r *Runtime) whenGone(ctx context.Context, o shimctl.Outside) error {
-	if o.Socket == "" {
-		defer r.heart.drop("outside " + o.ID)
-	} else {
-		r.heart.hold("outside " + o.ID)
-	}
-	if err := r.shim().Outside(ctx, o); err != nil {
-		return fmt.Errorf("cannot hand %.20s to the shim: %w", o.ID, err)
-	}
-	return nil
 }

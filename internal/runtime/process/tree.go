@@ -15,7 +15,8 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// pids lists every process of the tree. Without a control group these are the
+// pids lists every process of the tree. Without a control group, and if lull
+// started it, these are the
 // main process, its descendants, and processes that left their parents and
 // became children of the shim. If fresh is set, the latter are searched for
 // now. Otherwise a recent search is used, because thousands of instances share
@@ -23,6 +24,9 @@ import (
 func (w *Work) pids(fresh bool) ([]int, error) {
 	if w.group != nil {
 		return w.group.PIDs()
+	}
+	if w.kin != nil {
+		return w.kinPIDs()
 	}
 	// Its PID may have been reused, and that process's tree is not ours.
 	roots := []int{w.ident.PID}

@@ -29,9 +29,10 @@ type Work struct {
 	r       *Runtime
 	id      string
 	ident   instance.Identity
-	group   *cgroup.Group // nil if the freezer uses signals
-	net     *namespace    // its network namespace
-	alone   func() bool   // reports whether it is alone in that namespace; nil if unknown
+	group   *cgroup.Group  // nil if the freezer uses signals
+	net     *namespace     // its network namespace
+	alone   func() bool    // reports whether it is alone in that namespace; nil if unknown
+	kin     map[int]uint64 // start times by PID, of a tree that lull did not start; nil for any other. Guarded by mu
 	logPath string
 	logMax  int64
 	user    string
@@ -118,6 +119,9 @@ func (w *Work) Freeze(ctx context.Context) error {
 	if live, err := w.Alive(); err != nil || !live {
 		return errors.Join(fmt.Errorf("cannot stop process %d: it does not exist", w.ident.PID), err)
 	}
+	if w.kin != nil {
+		return w.stopTree(ctx)
+	}
 	pids, err := cgroup.Stop(ctx, w.ident.PID, tree{w})
 	if err != nil {
 		return err
@@ -149,6 +153,9 @@ func (w *Work) Thaw() error {
 		w.giveWay()
 		w.setFrozen(false, nil)
 		return nil
+	}
+	if w.kin != nil {
+		return w.continueTree()
 	}
 	w.mu.Lock()
 	pids := w.stopped

@@ -49,7 +49,21 @@ func asNobody(t *testing.T) int {
 }
 
 func race(t *testing.T, uid int, relay bool, def int) {
-	total := scaletest.Count(t, "LULL_HOST_RACES", def)
+	raceWith(t, raceConfig{uid: uid, relay: relay, count: def, bring: func(d *daemontest.Host, s instance.Spec, _ string) { d.Launch(s) }})
+}
+
+// raceConfig says what races: bring makes an instance of a spec whose server
+// listens on addr.
+type raceConfig struct {
+	uid   int
+	relay bool
+	count int // of connections
+	bring func(d *daemontest.Host, s instance.Spec, addr string)
+}
+
+func raceWith(t *testing.T, cfg raceConfig) {
+	uid, relay := cfg.uid, cfg.relay
+	total := scaletest.Count(t, "LULL_HOST_RACES", cfg.count)
 	rng := random(t)
 	d := daemontest.Start(t, daemontest.Config{Under: quickDisk(), UID: uid, GID: uid, Args: []string{"--probe", "50ms"}})
 	log := follow(d)
@@ -64,7 +78,7 @@ func race(t *testing.T, uid int, relay bool, def int) {
 		s.PauseAfter = daemontest.Seconds(100 * time.Millisecond)
 		s.QuietConnectionAfter = *daemontest.Seconds(60 * time.Millisecond)
 		l := &lane{d: d, name: s.Name, addr: addr, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
-		d.Launch(s)
+		cfg.bring(d, s, addr)
 		o := d.Show(s.Name)
 		want := instance.PathDirect
 		if relay {

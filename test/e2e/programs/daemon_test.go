@@ -73,9 +73,10 @@ func start(t *testing.T, who *account) *daemontest.Host {
 // workload is one program under test.
 type workload struct {
 	*daemontest.Host
-	name   string
-	listen string // where clients connect
-	target string // where the program listens
+	name    string
+	listen  string // where clients connect
+	target  string // where the program listens
+	adopted bool   // the test starts it, and lull adopts it
 	// inside asks the program itself what it does, if it can be asked.
 	inside func(context.Context) string
 }
@@ -87,7 +88,7 @@ func (w *workload) port() string {
 
 // place chooses the addresses of a path before the program is configured.
 func place(h *daemontest.Host, name string, path instance.Path) *workload {
-	w := &workload{Host: h, name: name, target: daemontest.Addr(h.T)}
+	w := &workload{Host: h, name: name, target: daemontest.Addr(h.T), adopted: path == adopted}
 	w.listen = w.target
 	if path == instance.PathRelay {
 		w.listen = daemontest.Addr(h.T)
@@ -103,6 +104,10 @@ func (w *workload) targetPort() string {
 // launch runs the program. quiet is its quiet-connection-after.
 func (w *workload) launch(user string, quiet time.Duration, command ...string) {
 	w.T.Helper()
+	if w.adopted {
+		w.outside(quiet, command)
+		return
+	}
 	after := idle.Duration(pauseAfter)
 	path := instance.PathDirect
 	if w.listen != w.target {

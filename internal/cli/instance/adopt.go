@@ -1,0 +1,198 @@
+package instance
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/cli/term"
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
+)
+
+func (c verbs) adoptCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "adopt", Short: "Let programs sleep that lull did not start", Args: term.Args(cobra.NoArgs),
+		Long: `Let programs sleep that lull did not start. They stay where they are: no process is
+moved, and none is signaled to end. When nobody uses one, it is frozen; the next
+connection to a port that it listens on wakes it.
+
+An adopted program is an instance like any other for ps, why, top, pause, resume,
+snooze, lease and events. lull cannot start it, so stop and restart are refused, and
+rm releases it. It is released when it ends.`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(c.adoptPID(), c.adoptCgroup(), c.adoptList(), c.adoptRelease())
+	return cmd
+}
+
+// adoptFlags are those of all kinds of adoption.
+type adoptFlags struct {
+	name  string
+	pause time.Duration
+}
+
+func (f *adoptFlags) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.name, "name", "", "name of the instance (default: that of the program or control group)")
+	term.BindSpan(cmd.Flags(), &f.pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: 1m, or that of lull host --pause-after, if something can wake it)")
+}
+
+// adopt makes the instance and prints it.
+func (c verbs) adopt(cmd *cobra.Command, f adoptFlags, q hostctl.Adopt) error {
+	q.Name, q.Caller = f.name, os.Getpid()
+	if f.name != "" {
+		if err := instance.ValidName(f.name); err != nil {
+			return term.Usage(err)
+		}
+	}
+	if cmd.Flags().Changed("pause-after") {
+		d := idle.Duration(f.pause)
+		q.PauseAfter = &d
+	}
+	cl, err := c.HostClient()
+	if err != nil {
+		return err
+	}
+	o, err := cl.Adopt(cmd.Context(), q)
+	if err != nil {
+		return err
+	}
+	return c.Print(o, func(w io.Writer) {
+		fmt.Fprintf(w, "%s is adopted (%s)%s\n%s\n", o.Name, adoptedText(o), endpointsText(o), adoptedLadder(o, q.PauseAfter != nil))
+		for _, b := range o.Blocks {
+			if b.Code == "unwatchable_socket" {
+				fmt.Fprintln(c.Err, "lull:", b.Sentence)
+			}
+		}
+	})
+}
+
+// adoptedText says what an instance was made of.
+func adoptedText(o hostctl.Instance) string {
+	switch {
+	case o.Adopted == nil:
+		return "-"
+	case o.Adopted.Cgroup != "":
+		return "control group " + o.Adopted.Cgroup
+	}
+	return fmt.Sprintf("process %d", o.Adopted.PID)
+}
+
+// adoptedLadder says in one line when it sleeps.
+func adoptedLadder(o hostctl.Instance, asked bool) string {
+	switch {
+	case o.PauseAfter == 0:
+		return "never pauses automatically"
+	case len(o.Endpoints) > 0:
+		return "pauses after " + seconds(o.PauseAfter) + " idle, wakes on connect"
+	case asked:
+		return fmt.Sprintf("pauses after %s idle; it listens on no port, so only lull resume %s is certain to wake it", seconds(o.PauseAfter), o.Name)
+	}
+	return "is not paused when idle unless something can wake it: it listens on no port; set --pause-after to pause it anyway"
+}
+
+func (c verbs) adoptPID() *cobra.Command {
+	var f adoptFlags
+	cmd := &cobra.Command{Use: "pid PID", Short: "Adopt a process and its descendants", Args: term.Args(cobra.ExactArgs(1)),
+		Long: `Adopt a process and its descendants. They are frozen with SIGSTOP, which a shell that
+started them in the foreground reports. A process that leaves the tree (a daemon of a
+daemon) before lull has seen it is not part of it: adopt its control group instead.`,
+		Example:           "  lull adopt pid 4711\n  lull adopt pid \"$(pgrep -o nginx)\" --name web --pause-after 10m",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			pid, err := strconv.Atoi(a[0])
+			if err != nil || pid < 1 {
+				return term.Usage(fmt.Errorf("cannot use %q as a process ID: want a positive number", a[0]))
+			}
+			return c.adopt(cmd, f, hostctl.Adopt{PID: pid})
+		}}
+	f.bind(cmd)
+	return cmd
+}
+
+func (c verbs) adoptCgroup() *cobra.Command {
+	var f adoptFlags
+	cmd := &cobra.Command{Use: "cgroup PATH", Short: "Adopt the processes of a control group", Args: term.Args(cobra.ExactArgs(1)),
+		Long: `Adopt the processes of a control group and of the groups below it. They are frozen
+with the group's own freezer (cgroup.freeze, or freezer.state of version 1), so
+processes that join it later are frozen too.
+
+PATH is its directory, or its path as in /proc/PID/cgroup.`,
+		Example: "  lull adopt cgroup /sys/fs/cgroup/apps/web\n  lull adopt cgroup /apps/web --name web --pause-after 10m",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			path := a[0]
+			if !filepath.IsAbs(path) {
+				wd, err := os.Getwd()
+				if err != nil {
+					return fmt.Errorf("cannot find the working directory: %w", err)
+				}
+				path = filepath.Join(wd, path)
+			}
+			return c.adopt(cmd, f, hostctl.Adopt{Cgroup: path})
+		}}
+	f.bind(cmd)
+	return cmd
+}
+
+func (c verbs) adoptList() *cobra.Command {
+	cmd := &cobra.Command{Use: "ls", Short: "List adopted programs", Args: term.Args(cobra.NoArgs),
+		Example: "  lull adopt ls\n  lull adopt ls --json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			l, err := cl.Adopted(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.Print(l, func(w io.Writer) {
+				term.Rows(w, "NAME\tSTATE\t3:IDLE FOR\t4:NEXT\t1:ADOPTED\t2:PORTS", func(row func(string, ...any)) {
+					for _, o := range l {
+						row("%s\t%s\t%s\t%s\t%s\t%s", o.Name, stateText(o), idleText(o), next(o), adoptedText(o), ports(o))
+					}
+				})
+			})
+		}}
+	return c.Watchable(cmd)
+}
+
+func (c verbs) adoptRelease() *cobra.Command {
+	return &cobra.Command{Use: "release NAME...", Short: "Thaw adopted programs and forget them", Args: term.Args(cobra.MinimumNArgs(1)),
+		Long:              "Thaw adopted programs and forget them. They run on, as they did before lull adopted them.",
+		Example:           "  lull adopt release web",
+		ValidArgsFunction: c.completeAdopted,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.HostClient()
+			if err != nil {
+				return err
+			}
+			var name string
+			return c.eachName(cmd, a, func(n string) error { name = n; return cl.ReleaseAdopted(cmd.Context(), n) }, func() {
+				if !c.JSON {
+					fmt.Fprintln(c.Out, name, "is released.")
+				}
+			})
+		}}
+}
+
+// completeAdopted offers the names of adopted programs.
+func (c verbs) completeAdopted(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+	cl, err := c.HostClient()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	l, err := cl.Adopted(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, o := range l {
+		names = append(names, o.Name+"\t"+o.State)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,73 @@
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+)
+
+// RuntimeAdopted is the runtime of instances that lull did not start.
+const RuntimeAdopted = "adopted"
+
+// Adopted names what an instance was made of that ran already: the process PID
+// with its descendants, or the processes of the control group Cgroup.
+type Adopted struct {
+	PID    int    `json:"pid,omitempty" doc:"Root of a process tree; 0 for a control group"`
+	Start  uint64 `json:"start,omitempty" doc:"When that process started, in clock ticks since boot"`
+	Cgroup string `json:"cgroup,omitempty" doc:"Directory of a control group"`
+	// CgroupID is the inode of the directory: a group of the same name that is made
+	// later is another one.
+	CgroupID uint64 `json:"cgroup_id,omitempty" doc:"Inode of that directory"`
+	BootID   string `json:"boot_id,omitempty"`
+}
+
+// Adopter is a runtime whose instances are programs that it did not start and
+// cannot start again.
+type Adopter interface {
+	// Resolve completes a by what the machine says of it, and describes it. The
+	// error is why it cannot be adopted. caller is a process that must not be
+	// frozen, such as the user's shell; 0 for none.
+	Resolve(a Adopted, caller int) (Adopted, Program, error)
+}
+
+// Program describes a program that lull did not start.
+type Program struct {
+	Name    string   // of its executable, or of its control group
+	Command []string // of its main process
+	PIDs    []int    // all of its processes
+}
+
+// checkAdopted refuses what only an instance that lull starts can have.
+func (s *Spec) checkAdopted() (errs []error) {
+	if (s.Adopted != nil) != (s.Runtime == RuntimeAdopted) {
+		return []error{errors.New("cannot use runtime adopted without something to adopt, nor anything else with it: use lull adopt")}
+	}
+	if s.Adopted == nil {
+		return nil
+	}
+	bad := func(field string) {
+		errs = append(errs, fmt.Errorf("cannot use %s: %s was not started by lull, which cannot start it again", field, s.Name))
+	}
+	if s.StopAfter == nil || *s.StopAfter != 0 {
+		bad("stop_after")
+	}
+	if s.Restart != RestartNo {
+		bad("restart")
+	}
+	if s.WakeFromStopped != nil && *s.WakeFromStopped {
+		bad("wake_from_stopped")
+	}
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{{"env", len(s.Env) > 0}, {"user", s.User != ""}, {"workdir", s.Workdir != ""}, {"expose", len(s.Expose) > 0}, {"listen_fds", s.ListenFDs}} {
+		if f.set {
+			errs = append(errs, fmt.Errorf("cannot use %s: it is the program's own, which lull did not start", f.name))
+		}
+	}
+	a := s.Adopted
+	if (a.PID > 1) == (a.Cgroup != "") || a.Cgroup != "" && !filepath.IsAbs(a.Cgroup) {
+		errs = append(errs, errors.New("cannot use adopted: want either the pid of a process or the absolute directory of a control group"))
+	}
+	return errs
+}

@@ -1,0 +1,241 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/lib/logfile"
+	"lull/internal/protocol/hostctl"
+)
+
+// AdoptProgram makes an instance of what runs already, where it runs. Its name is
+// that of the program unless q has one.
+func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, err error) {
+	if (q.PID != 0) == (q.Cgroup != "") {
+		return "", &InvalidError{errors.New("cannot adopt: name either a pid or a cgroup")}
+	}
+	what := q.Cgroup
+	if what == "" {
+		what = fmt.Sprintf("process %d", q.PID)
+	}
+	refuse := func(err error) error { return &RefusedError{Name: what, What: "adopt", Reason: err.Error()} }
+	rt, ok := h.cfg.Runtimes[instance.RuntimeAdopted].(instance.Adopter)
+	if !ok {
+		return "", refuse(errors.New("this host adopts nothing"))
+	}
+	h.adopting.Lock() // two adoptions of the same program must not pass each other
+	defer h.adopting.Unlock()
+	target, p, err := rt.Resolve(instance.Adopted{PID: q.PID, Cgroup: q.Cgroup}, q.Caller)
+	if err == nil {
+		err = h.heldAlready(p.PIDs)
+	}
+	if err != nil {
+		return "", refuse(err)
+	}
+	s := instance.Spec{Name: q.Name, Runtime: instance.RuntimeAdopted, Command: p.Command, Adopted: &target, PauseAfter: q.PauseAfter,
+		StopAfter: new(idle.Duration), Restart: instance.RestartNo, WakeFromStopped: new(bool)}
+	if s.Name == "" {
+		s.Name = h.freeName(p.Name, q.PID)
+	}
+	if id, err = h.Create(ctx, s); err != nil {
+		return "", err
+	}
+	i := h.byIDNow(id)
+	if err := h.startFor(ctx, i, ByManual, "adopted by "+requester(ctx)); err != nil {
+		if i.acquireCtx(h.ctx) == nil {
+			err = errors.Join(err, i.remove(h.ctx, ByManual, "it could not be adopted"))
+			i.release()
+		}
+		return "", fmt.Errorf("cannot adopt %s: %w", what, err)
+	}
+	return id, nil
+}
+
+// heldAlready returns an error if one of pids belongs to an instance.
+func (h *Host) heldAlready(pids []int) error {
+	for _, i := range h.all() {
+		w := i.workload()
+		if w == nil {
+			continue
+		}
+		own := []int{w.Identity().PID}
+		if l, ok := w.(interface{ PIDs() ([]int, error) }); ok {
+			of, err := l.PIDs()
+			if err != nil && len(of) == 0 {
+				return fmt.Errorf("cannot list the processes of the instance %s, which may be part of it: %w", i.name(), err)
+			}
+			own = append(own, of...)
+		}
+		for _, pid := range own {
+			if slices.Contains(pids, pid) {
+				return fmt.Errorf("process %d belongs to the instance %s already", pid, i.name())
+			}
+		}
+	}
+	return nil
+}
+
+// freeName makes a name of a program's that no instance has.
+func (h *Host) freeName(program string, pid int) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(program) {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r) {
+			b.WriteRune(r)
+		}
+	}
+	name := strings.Trim(b.String()[:min(b.Len(), instance.MaxName-12)], "-._")
+	if name == "" {
+		name = "adopted"
+	}
+	try := name
+	if pid > 0 && h.nameIsFree(try, "adopt") != nil {
+		try = fmt.Sprintf("%s-%d", name, pid)
+	}
+	for n := 2; h.nameIsFree(try, "adopt") != nil && n < MaxInstances; n++ {
+		try = fmt.Sprintf("%s-%d", name, n)
+	}
+	return try
+}
+
+// ListAdopted returns the instances that lull did not start, by id.
+func (h *Host) ListAdopted() []hostctl.Instance {
+	return slices.DeleteFunc(h.List(false), func(o hostctl.Instance) bool { return o.Adopted == nil })
+}
+
+// ReleaseProgram lets an adopted program run on without lull: it is thawed, unless
+// others froze it, and forgotten.
+func (h *Host) ReleaseProgram(ctx context.Context, ref, by string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if i.spec().Adopted == nil {
+		return &RefusedError{Name: i.name(), What: "release", Reason: "it was started by lull. Stop and remove it with: lull rm " + i.name()}
+	}
+	h.callOff(i, "it was released by a user in the meantime")
+	if cancel := i.requests.interrupt.Load(); cancel != nil {
+		(*cancel)(errors.New("it is being released"))
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	if err := i.stabilize(); err != nil {
+		return &RefusedError{Name: i.name(), What: "release", Reason: "it may be frozen, and cannot be found: " + err.Error()}
+	}
+	if i.state().Asleep() && !i.pausedByOthers() {
+		if err := i.wake(by, "released by "+requester(ctx)); err != nil {
+			return err
+		}
+	}
+	if i.halfway() {
+		return &RefusedError{Name: i.name(), What: "release", Reason: fmt.Sprintf("it is %s", i.state())}
+	}
+	return i.remove(ctx, by, "released by "+requester(ctx))
+}
+
+// notOurs returns why a program that lull did not start is not stopped.
+func (i *inst) notOurs(what string) error {
+	return &RefusedError{Name: i.name(), What: what, Reason: fmt.Sprintf(
+		"lull did not start it and could not start it again. Stop it where it was started, or let lull forget it with: lull adopt release %s", i.name())}
+}
+
+// releaseAgain is the interval between attempts to remove the record of a program
+// that has ended.
+const releaseAgain = time.Second
+
+// releaseEnded removes an adopted instance whose program has ended, once the
+// holder of the lock releases it. It does nothing for any other instance.
+func (i *inst) releaseEnded() {
+	if i.spec().Adopted == nil {
+		return
+	}
+	i.h.spawn(func() {
+		for i.acquireCtx(i.h.ctx) == nil {
+			var err error
+			if i.state() == power.Stopped {
+				err = i.remove(i.h.ctx, "", "its program has ended")
+			}
+			i.release()
+			if err == nil {
+				return
+			}
+			i.h.log.Error("cannot release an adopted program that has ended", "instance", i.name(), "err", err)
+			select {
+			case <-time.After(releaseAgain):
+			case <-i.h.ctx.Done():
+			}
+		}
+	})
+}
+
+// remove forgets an instance of which lull keeps nothing running. The caller holds
+// the lock.
+func (i *inst) remove(ctx context.Context, by, why string) error {
+	if i.requests.deleted.Load() {
+		return nil
+	}
+	if err := i.h.saver.Remove(i, i.id); err != nil {
+		return fmt.Errorf("cannot remove %s: %w", i.name(), err)
+	}
+	i.letGo()
+	if f, ok := i.rt.(instance.Forgetter); ok {
+		if err := f.Forget(ctx, i.id); err != nil {
+			i.h.log.Warn("cannot clean up after an instance", "instance", i.name(), "err", err)
+		}
+	}
+	if i.h.cfg.LogDir != "" {
+		if err := logfile.Remove(i.logPath()); err != nil {
+			i.h.log.Warn("cannot remove the logs of an instance", "instance", i.name(), "err", err)
+		}
+	}
+	if i.spec().Adopted != nil { // it runs on, unknown to lull
+		i.forgetRun()
+		i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Stopped, why })
+	}
+	i.h.drop(i)
+	i.emit("removed", by, why)
+	return nil
+}
+
+// showListeners lists where an adopted program listens as its endpoints: nobody
+// has named them. If one of them cannot be watched, the program is not paused.
+func (i *inst) showListeners(w Workload) {
+	if i.spec().Adopted == nil {
+		return
+	}
+	ls, err := w.Listeners()
+	var eps []instance.Endpoint
+	var cannot []string
+	for _, l := range ls {
+		e := instance.Endpoint{Listen: l.Addr, Target: l.Addr, Path: instance.PathDirect, Why: "the program itself listens there"}
+		if l.Network != "tcp" {
+			e.Proto = l.Network
+		}
+		if !l.Watchable {
+			e.Status, e.Why = "unwatchable_socket", l.Why
+			cannot = append(cannot, l.Addr+": "+l.Why)
+		}
+		if len(eps) < instance.MaxEndpoint && !slices.ContainsFunc(eps, func(o instance.Endpoint) bool { return o.Listen == e.Listen && o.Proto == e.Proto }) {
+			eps = append(eps, e)
+		}
+	}
+	if err != nil {
+		cannot = append(cannot, err.Error())
+	}
+	var block *idle.Block
+	if len(cannot) > 0 {
+		block = &idle.Block{Code: "unwatchable_socket", Sentence: "It cannot be watched while frozen: " + strings.Join(cannot, "; ")}
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.rec.Endpoints, i.seen.block = eps, block
+}

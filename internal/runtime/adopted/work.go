@@ -1,0 +1,346 @@
+package adopted
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/core/instance"
+	"lull/internal/protocol/shimctl"
+	"lull/internal/runtime/process"
+)
+
+// Limits of a work.
+const (
+	checkEvery = time.Second     // between checks of a frozen program for what others did to it
+	shimLimit  = 2 * time.Second // for the shim to note that something runs
+	listAgain  = time.Second     // after a group could not be listed
+)
+
+// Work is one adopted program; it implements instance.Workload.
+type Work struct {
+	*process.Work
+	r        *Runtime
+	id       string
+	cgroupID uint64 // 0 for a process tree
+	ctx      context.Context
+	stop     func() // ends ctx
+
+	noted []shimctl.Process // on disk, by PID. Guarded by the host's lock of the instance
+
+	awaiting atomic.Bool // awaitThaw runs
+
+	mu    sync.Mutex
+	ident instance.Identity // its PID is a process that lives, as far as is known
+	// again is set while a freeze by an earlier daemon may be in effect; froze
+	// while one by this daemon is. Any other freeze was made by others.
+	again, froze bool
+}
+
+// Identity implements instance.Workload.
+func (w *Work) Identity() instance.Identity {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ident
+}
+
+// mine reports whether lull has frozen it, as far as is known, or may have.
+func (w *Work) mine() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.again || w.froze
+}
+
+func (w *Work) setFroze(on bool) {
+	w.mu.Lock()
+	w.again, w.froze = false, on
+	w.mu.Unlock()
+}
+
+// errFrozenByOthers is why Freeze does nothing.
+var errFrozenByOthers = errors.New("it was frozen already, and not by lull")
+
+// Freeze implements instance.Workload. The shim is informed first, so that the
+// program stays frozen only while a daemon exists that can wake it.
+func (w *Work) Freeze(ctx context.Context) error {
+	if still, err := w.Still(); err != nil || still && !w.mine() {
+		if err == nil {
+			err = errFrozenByOthers
+			w.frozenByOthers()
+		}
+		return err
+	}
+	if err := w.tellShim(ctx); err != nil {
+		return err
+	}
+	err := w.Work.Freeze(ctx)
+	if err == nil {
+		w.setFroze(true)
+		if err = w.tellShim(ctx); err == nil { // of processes that were born meanwhile
+			return nil
+		}
+		return errors.Join(err, w.Thaw())
+	}
+	w.setFroze(false)
+	w.Froze(false) // all of it runs again, and needs no heartbeat
+	w.forgetInShim()
+	return err
+}
+
+// tellShim says how to thaw it. A group is always the same, the processes of a
+// tree are not.
+func (w *Work) tellShim(ctx context.Context) error {
+	if w.cgroupID != 0 {
+		if w.told() {
+			return nil
+		}
+		return w.r.cfg.Process.ThawWhenGone(ctx, w.id, w.ident.Cgroup, nil)
+	}
+	if _, err := w.PIDs(); err != nil {
+		return fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	kin := w.Kin()
+	changed, err := w.noteKin(kin)
+	if err != nil || w.told() && !changed {
+		return err
+	}
+	return w.r.cfg.Process.ThawWhenGone(ctx, w.id, "", kin)
+}
+
+// told reports whether the shim knows of the present freeze.
+func (w *Work) told() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.froze
+}
+
+// forgetInShim makes the shim forget a program that runs. If that fails, the
+// shim thaws it once too often when this daemon is gone.
+func (w *Work) forgetInShim() {
+	ctx, cancel := context.WithTimeout(context.Background(), shimLimit)
+	defer cancel()
+	if err := w.r.cfg.Process.ThawWhenGone(ctx, w.id, "", nil); err != nil {
+		w.r.cfg.Log.Warn("the shim may thaw an adopted program", "instance", w.id, "err", err)
+	}
+}
+
+// Thaw implements instance.Workload.
+func (w *Work) Thaw() error {
+	if err := w.Work.Thaw(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	w.setFroze(false)
+	w.forgetInShim()
+	return nil
+}
+
+// Signal implements instance.Workload. What lull did not start gets no signal.
+func (w *Work) Signal(syscall.Signal) error {
+	return errors.New("lull did not start it, and does not signal it")
+}
+
+// Kill implements instance.Workload: what lull did not start is not killed. It
+// is thawed and let go.
+func (w *Work) Kill(context.Context) error {
+	if w.mine() {
+		if err := w.Thaw(); err != nil {
+			return err
+		}
+	}
+	w.stop()
+	return nil
+}
+
+// Sample implements instance.Workload.
+func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
+	s := w.Work.Sample(ports)
+	if !w.mine() {
+		if still, err := w.Still(); err == nil && still {
+			w.frozenByOthers()
+		}
+	}
+	return s
+}
+
+// frozenByOthers reports that others froze it, and later that they thawed it.
+func (w *Work) frozenByOthers() {
+	w.r.cfg.Observe(w.id, "it was frozen from outside of lull")
+	w.awaitThaw()
+}
+
+// awaitThaw reports when others thaw what they froze. It ends when lull freezes
+// or thaws it.
+func (w *Work) awaitThaw() {
+	if !w.awaiting.CompareAndSwap(false, true) {
+		return
+	}
+	w.r.wakes.Go(func() {
+		defer w.awaiting.Store(false)
+		for {
+			select {
+			case <-time.After(checkEvery):
+			case <-w.ctx.Done():
+				return
+			}
+			if w.told() {
+				return // heedOthers checks it
+			}
+			if still, err := w.Still(); err == nil && !still {
+				w.r.cfg.Observe(w.id, thawedByOthers)
+				return
+			}
+		}
+	})
+}
+
+const thawedByOthers = "it was thawed from outside of lull"
+
+// Guard implements instance.Workload. Beside its sockets it watches what others
+// do to the frozen program: a signal to it wakes it, a thaw is observed.
+func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
+	ls, err := w.Listeners()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range ls { // nobody names the UDP ports of what was not started by lull
+		if l.Network == instance.ProtoUDP {
+			ports = append(ports[:len(ports):len(ports)], instance.Endpoint{Proto: l.Network, Listen: l.Addr, Target: l.Addr, Path: instance.PathDirect})
+		}
+	}
+	g, err := w.Work.Guard(ports, outbound, wake)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.r.wakes.Go(func() { w.heedOthers(ctx, wake) })
+	return &guard{g, cancel}, nil
+}
+
+type guard struct {
+	instance.Guard
+	cancel func()
+}
+
+func (g *guard) Close() {
+	g.cancel()
+	g.Guard.Close()
+}
+
+// heedOthers checks a frozen program until ctx ends.
+func (w *Work) heedOthers(ctx context.Context, wake func(string)) {
+	t := time.NewTicker(checkEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if still, err := w.Still(); err == nil && !still {
+			w.r.cfg.Observe(w.id, thawedByOthers)
+		} else if why := w.signaled(); why != "" {
+			wake(why)
+		}
+	}
+}
+
+// signaled describes a signal that a process of the frozen program is to
+// receive, and that it does not block; "" if there is none.
+func (w *Work) signaled() string {
+	pids, err := w.PIDs()
+	if err != nil {
+		return ""
+	}
+	for _, pid := range pids {
+		if sig := pendingSignal(pid); sig != 0 {
+			return fmt.Sprintf("process %d was sent %s", pid, unix.SignalName(sig))
+		}
+	}
+	return ""
+}
+
+// awaitEnd waits until nothing of the program is left, unless ctx ends first.
+func (w *Work) awaitEnd(ctx context.Context) {
+	for {
+		ident := w.Identity()
+		if !awaitExit(ctx, ident.PID, ident.Start) {
+			return
+		}
+		if w.cgroupID == 0 || !w.succeeded(ctx) {
+			break
+		}
+	}
+	if ctx.Err() == nil {
+		w.r.ended(w)
+	}
+}
+
+// succeeded finds another process of the group to wait for. It returns false if
+// there is none, or when ctx ends.
+func (w *Work) succeeded(ctx context.Context) bool {
+	for {
+		pid, err := w.r.oldest(w.Group())
+		if err == nil && pid == 0 {
+			return false
+		}
+		if err == nil {
+			s, serr := w.r.fs.Stat(pid)
+			if serr != nil {
+				continue // it has just ended, too
+			}
+			w.mu.Lock()
+			w.ident.PID, w.ident.Start = pid, s.Start
+			w.mu.Unlock()
+			return true
+		}
+		select {
+		case <-time.After(listAgain):
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// awaitExit waits until a process has exited; false if ctx ends first.
+func awaitExit(ctx context.Context, pid int, start uint64) bool {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return exitPolled(ctx, pid, start) // it has ended, or the kernel is old
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	defer f.Close()
+	if exited(pid, start) { // checked after it was opened: it is that process or a later one
+		return true
+	}
+	defer context.AfterFunc(ctx, func() { f.Close() })()
+	c, err := f.SyscallConn()
+	if err == nil {
+		err = c.Read(func(fd uintptr) bool {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0 && err == nil
+		})
+	}
+	if err != nil && ctx.Err() == nil {
+		return exitPolled(ctx, pid, start)
+	}
+	return ctx.Err() == nil
+}
+
+func exitPolled(ctx context.Context, pid int, start uint64) bool {
+	for !exited(pid, start) {
+		select {
+		case <-time.After(checkEvery):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}

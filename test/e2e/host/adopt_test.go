@@ -1,0 +1,627 @@
+package host
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/lib/httpx"
+	"lull/internal/lib/waittest"
+	"lull/internal/platform/cgroup"
+	"lull/internal/protocol/hostctl"
+)
+
+// adoptPause is the idle timeout of what these tests adopt.
+const adoptPause = 200 * time.Millisecond
+
+// outsider is a program that the test started itself.
+type outsider struct {
+	*exec.Cmd
+	addr string // where it serves
+	over chan struct{}
+}
+
+// outside starts the guest program without lull, as a user if that is not 0. It
+// is killed at the end of the test.
+func outside(t *testing.T, uid int, args ...string) *outsider {
+	t.Helper()
+	daemontest.Build(t)
+	return outsideProgram(t, uid, append([]string{daemontest.Program("guest")}, args...)...)
+}
+
+func outsideProgram(t *testing.T, uid int, command ...string) *outsider {
+	t.Helper()
+	o := &outsider{Cmd: exec.Command(command[0], command[1:]...), over: make(chan struct{})}
+	o.Dir, o.Env = "/", []string{"PATH=" + os.Getenv("PATH")}
+	o.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if uid != 0 {
+		o.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
+	}
+	if err := o.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = o.Wait(); close(o.over) }() // how it ends is the test's business
+	t.Cleanup(func() {
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGCONT} {
+			_ = syscall.Kill(-o.pid(), sig)
+		}
+		<-o.over
+	})
+	return o
+}
+
+func (o *outsider) pid() int { return o.Process.Pid }
+
+// server starts a server without lull, and waits until it answers.
+func server(t *testing.T, uid int, args ...string) *outsider {
+	t.Helper()
+	addr := daemontest.Addr(t)
+	o := outside(t, uid, append([]string{"serve", "-listen", addr}, args...)...)
+	o.addr = addr
+	waittest.Until(t, "it listens", func() bool {
+		c, err := net.Dial("tcp", addr)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+	return o
+}
+
+// manner is one way to adopt a program.
+type manner struct {
+	name string
+	kind cgroup.Kind // empty for a process tree
+}
+
+var manners = []manner{{"pid", ""}, {"cgroup2", cgroup.V2}, {"freezer", cgroup.V1}}
+
+// eachManner runs a test with everything that this machine can freeze in place.
+func eachManner(t *testing.T, test func(t *testing.T, m manner)) {
+	for _, m := range manners {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, m)
+		})
+	}
+}
+
+// request returns what adopts a program in this manner. For a control group, it
+// is put into a new one first.
+func (m manner) request(t *testing.T, o *outsider, name string) hostctl.Adopt {
+	t.Helper()
+	q := hostctl.Adopt{Name: name, PauseAfter: daemontest.Seconds(adoptPause)}
+	if m.kind == "" {
+		q.PID = o.pid()
+		return q
+	}
+	place, err := cgroup.Find("adopt"+strconv.Itoa(o.pid()), m.kind)
+	if err != nil {
+		t.Skipf("no control group can be made here: %v", err)
+	}
+	g, err := place.Create("program")
+	if err == nil {
+		err = os.WriteFile(g.Dir()+"/cgroup.procs", []byte(strconv.Itoa(o.pid())), 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(g.Kill(waittest.Context(t)), g.Remove()); err != nil {
+			t.Error(err)
+		}
+		place.Release()
+	})
+	q.Cgroup = g.Dir()
+	return q
+}
+
+// adopt adopts a program, which must be possible.
+func adopt(d *daemontest.Host, q hostctl.Adopt) hostctl.Instance {
+	d.T.Helper()
+	o, err := d.Adopt(d.T.Context(), q)
+	if err != nil {
+		d.T.Fatalf("cannot adopt %+v: %v", q, err)
+	}
+	return o
+}
+
+// gone waits until there is no instance of that name, and nothing is left of it.
+func gone(d *daemontest.Host, name string) {
+	d.T.Helper()
+	daemontest.Wait(d.T, name+" is released", func() (bool, string) {
+		o, err := d.Get(d.T.Context(), name)
+		var p *httpx.Problem
+		return errors.As(err, &p) && p.Status == http.StatusNotFound, daemontest.Describe(o)
+	})
+	nothingLeft(d)
+}
+
+func nothingLeft(d *daemontest.Host) {
+	d.T.Helper()
+	for _, dir := range []string{"/data/adopted", "/data/shim/outside"} {
+		if l, err := os.ReadDir(d.Dir + dir); err != nil && !os.IsNotExist(err) || len(l) > 0 {
+			d.T.Errorf("left in %s: %v (%v)", dir, l, err)
+		}
+	}
+}
+
+// state returns the letter of a process's state, 0 if it is gone.
+func state(pid int) byte {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if n := bytes.LastIndexByte(b, ')'); n >= 0 && len(b) > n+2 {
+		return b[n+2]
+	}
+	return 0
+}
+
+// TestAdopt checks the life of an adopted program: it sleeps, is woken, obeys the
+// verbs that apply to it and refuses the others, survives a restart of the daemon,
+// and is released as it was.
+func TestAdopt(t *testing.T) {
+	t.Parallel()
+	eachManner(t, func(t *testing.T, m manner) {
+		d := host(t, "--probe", "50ms", "--pause-after", "200ms")
+		p := server(t, 0)
+		q := m.request(t, p, "web")
+		o := adopt(d, q)
+		if o.Runtime != instance.RuntimeAdopted || o.PID != p.pid() || len(o.Endpoints) != 1 || o.Endpoints[0].Listen != p.addr || o.Endpoints[0].Path != instance.PathDirect {
+			t.Fatalf("adopted as %+v", o)
+		}
+		if _, err := d.Adopt(t.Context(), q); refused(err) == "" {
+			t.Errorf("adopted twice: %v", err)
+		}
+		for n := range 5 {
+			d.Await("web", "paused")
+			if got, err := once(p.addr, "hello"); err != nil || got != "echo hello" {
+				t.Fatalf("visit %d: %q, %v", n, got, err)
+			}
+		}
+		d.Await("web", "paused")
+		if o := d.Show("web"); o.WakeCount < 5 || o.LastPausedBy != "idle_timeout" || !o.WakesOnConnection {
+			t.Errorf("after five visits: %s, woken %d times, last paused by %s", daemontest.Describe(o), o.WakeCount, o.LastPausedBy)
+		}
+		for _, verb := range []string{"stop", "restart"} {
+			if _, err := d.Do(t.Context(), "web", verb, nil); refused(err) == "" {
+				t.Errorf("%s: %v", verb, err)
+			}
+		}
+		if _, err := d.Exec(t.Context(), "web", hostctl.ExecRequest{Command: []string{"true"}}); refused(err) == "" {
+			t.Errorf("exec: %v", err)
+		}
+		if err := d.Logs(t.Context(), "web", hostctl.Logs{}, &bytes.Buffer{}); refused(err) == "" {
+			t.Errorf("logs: %v", err)
+		}
+		if _, err := d.Change(t.Context(), "web", hostctl.Change{StopAfter: daemontest.Seconds(time.Minute)}); err == nil {
+			t.Error("stop-after was accepted")
+		}
+		d.Must("web", "resume")
+		hold(d, "web", "test")
+		if _, err := d.Do(t.Context(), "web", "pause", nil); refused(err) == "" {
+			t.Errorf("paused although a lease holds it: %v", err)
+		}
+		if _, err := d.Snooze(t.Context(), "web", time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Client.Release(t.Context(), "web", "test"); err != nil {
+			t.Fatal(err)
+		}
+		if !waittest.Stays(time.Second, func() bool { return d.Show("web").State == "running" }) {
+			t.Error("it was paused while snoozed")
+		}
+		d.Must("web", "pause")
+		d.Kill()
+		d.Boot()
+		d.Await("web", "paused")
+		if o := d.Show("web"); o.PID != p.pid() || o.SnoozeUntil == nil {
+			t.Errorf("after a restart of the daemon: %+v", o)
+		}
+		if err := d.ReleaseAdopted(t.Context(), "web"); err != nil {
+			t.Fatal(err)
+		}
+		gone(d, "web")
+		mustAnswer(t, p.addr)
+		if s := state(p.pid()); s == 'T' || s == 0 {
+			t.Errorf("released in state %q", s)
+		}
+	})
+}
+
+// TestAdoptRemoves checks that rm releases a sleeping program, and that a daemon
+// that ends lets it run.
+func TestAdoptRemoves(t *testing.T) {
+	t.Parallel()
+	d := host(t, "--probe", "50ms", "--stop-all")
+	p, q := server(t, 0), server(t, 0)
+	adopt(d, manners[0].request(t, p, "a"))
+	adopt(d, manners[0].request(t, q, "b"))
+	d.Await("a", "paused")
+	d.Await("b", "paused")
+	if err := d.Remove(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	gone2(d, "a")
+	mustAnswer(t, p.addr)
+	if err := syscall.Kill(d.PID(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	waittest.Until(t, "the daemon ends", d.Over)
+	mustAnswer(t, q.addr)
+	d.Boot()
+	d.Await("b", "paused")
+}
+
+// gone2 is gone while another adopted program stays.
+func gone2(d *daemontest.Host, name string) {
+	d.T.Helper()
+	daemontest.Wait(d.T, name+" is released", func() (bool, string) {
+		_, err := d.Get(d.T.Context(), name)
+		return err != nil, "it exists"
+	})
+}
+
+// TestAdoptFailsOpen checks that no adopted program stays frozen when the daemon
+// is killed, when it hangs, and when the shim is killed with it.
+func TestAdoptFailsOpen(t *testing.T) {
+	t.Parallel()
+	eachManner(t, func(t *testing.T, m manner) {
+		d := host(t, "--probe", "50ms")
+		p := server(t, 0)
+		q := m.request(t, p, "web")
+		adopt(d, q)
+		answers := func(when string) {
+			t.Helper()
+			began := time.Now()
+			if got, err := once(p.addr, "hello"); err != nil || got != "echo hello" {
+				t.Fatalf("%s: %q, %v", when, got, err)
+			}
+			t.Logf("REPORT adopted, %s: a client is answered after %s", when, time.Since(began).Round(time.Millisecond))
+		}
+		d.Await("web", "paused")
+		d.Kill()
+		answers("daemon killed")
+		d.Boot()
+
+		d.Await("web", "paused")
+		began := time.Now()
+		if err := syscall.Kill(d.PID(), syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		answers("daemon hung")
+		if err := syscall.Kill(d.PID(), syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		d.Until("web", "is known to have been thawed", func(o hostctl.Instance) bool {
+			return o.LastResumedAt != nil && o.LastResumedAt.After(began)
+		})
+
+		d.Await("web", "paused")
+		shim := d.ShimPID()
+		d.Kill()
+		if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		answers("daemon and shim killed")
+		d.Boot()
+		d.Await("web", "paused")
+		mustAnswer(t, p.addr)
+	})
+}
+
+// TestAdoptEnds checks that a signal reaches a sleeping program, as it would
+// without lull, and that what has ended is released.
+func TestAdoptEnds(t *testing.T) {
+	t.Parallel()
+	eachManner(t, func(t *testing.T, m manner) {
+		d := host(t, "--probe", "50ms")
+		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+			p := server(t, 0)
+			adopt(d, m.request(t, p, "web"))
+			d.Await("web", "paused")
+			if err := syscall.Kill(p.pid(), sig); err != nil {
+				t.Fatal(err)
+			}
+			waittest.Until(t, fmt.Sprintf("%s ends it", sig), func() bool {
+				select {
+				case <-p.over:
+					return true
+				default:
+					return false
+				}
+			})
+			gone(d, "web")
+		}
+	})
+}
+
+// family starts a shell with two children, and returns their process IDs. Each has
+// a session of its own: stopped members of a process group that loses its last
+// parent are ended by the kernel (SIGHUP).
+func family(t *testing.T) (shell *outsider, children []int) {
+	t.Helper()
+	shell = outsideProgram(t, 0, "sh", "-c", "setsid sleep 1000 & setsid sleep 1000 & wait")
+	waittest.Until(t, "it has two children", func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", shell.pid()))
+		children = nil
+		for _, w := range strings.Fields(string(b)) {
+			n, _ := strconv.Atoi(w)
+			children = append(children, n)
+		}
+		return len(children) == 2 && !slices.ContainsFunc(children, func(pid int) bool {
+			b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			return string(b) != "sleep\n"
+		})
+	})
+	return shell, children
+}
+
+// TestAdoptLeavesNoOrphanFrozen checks that the children of a program that was
+// killed while it was frozen run on, also if no daemon is there to thaw them.
+func TestAdoptLeavesNoOrphanFrozen(t *testing.T) {
+	t.Parallel()
+	for _, down := range []bool{false, true} {
+		t.Run(map[bool]string{false: "daemon alive", true: "daemon killed"}[down], func(t *testing.T) {
+			t.Parallel()
+			d := host(t, "--probe", "50ms")
+			p, children := family(t)
+			adopt(d, manners[0].request(t, p, "family"))
+			d.Await("family", "paused")
+			for _, pid := range children {
+				if s := state(pid); s != 'T' {
+					t.Fatalf("child %d is in state %q while the family sleeps", pid, s)
+				}
+			}
+			if down {
+				d.Kill()
+			}
+			if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			for _, pid := range children {
+				waittest.Until(t, "a child runs on", func() bool { return state(pid) == 'S' })
+			}
+			if down {
+				d.Boot()
+			}
+			gone(d, "family")
+		})
+	}
+}
+
+// TestAdoptIsNoPID checks that a program which got the process ID of an adopted
+// one is left alone.
+func TestAdoptIsNoPID(t *testing.T) {
+	const last = "/proc/sys/kernel/ns_last_pid"
+	if f, err := os.OpenFile(last, os.O_WRONLY, 0); os.Geteuid() != 0 || err != nil {
+		t.Skipf("the next process ID cannot be chosen here: %v", err)
+	} else {
+		f.Close()
+	}
+	t.Parallel()
+	d := host(t, "--probe", "50ms")
+	p := server(t, 0)
+	adopt(d, manners[0].request(t, p, "web"))
+	d.Await("web", "paused")
+	d.Kill()
+	if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-p.over
+	var other *outsider
+	for range 2000 { // others start processes, too
+		if err := os.WriteFile(last, []byte(strconv.Itoa(p.pid()-1)), 0); err != nil {
+			t.Fatal(err)
+		}
+		other = outsideProgram(t, 0, "sleep", "1000")
+		if other.pid() == p.pid() {
+			break
+		}
+		_ = syscall.Kill(other.pid(), syscall.SIGKILL)
+		<-other.over
+	}
+	if other.pid() != p.pid() {
+		t.Skip("the process ID went to someone else each time")
+	}
+	d.Boot()
+	gone(d, "web")
+	if s := state(other.pid()); s != 'S' {
+		t.Errorf("the program with the same ID is in state %q", s)
+	}
+}
+
+// TestAdoptRespectsOthers checks that what someone else froze stays frozen for
+// connections, and that it runs once they thaw it.
+func TestAdoptRespectsOthers(t *testing.T) {
+	t.Parallel()
+	eachManner(t, func(t *testing.T, m manner) {
+		d := host(t, "--probe", "50ms")
+		p := server(t, 0)
+		q := m.request(t, p, "web")
+		q.PauseAfter = daemontest.Seconds(time.Hour)
+		adopt(d, q)
+		freeze, thaw := func() error { return syscall.Kill(p.pid(), syscall.SIGSTOP) }, func() error { return syscall.Kill(p.pid(), syscall.SIGCONT) }
+		if m.kind != "" {
+			g, err := cgroup.At(q.Cgroup)
+			if err != nil {
+				t.Fatal(err)
+			}
+			freeze, thaw = func() error { return g.Freeze(t.Context()) }, g.Thaw
+		}
+		for n := range 2 {
+			if err := freeze(); err != nil {
+				t.Fatal(err)
+			}
+			o := d.Await("web", "paused")
+			if o.LastPausedBy != "external" || o.WakesOnConnection {
+				t.Fatalf("frozen by others: %s, by %s", daemontest.Describe(o), o.LastPausedBy)
+			}
+			if n == 1 { // and a daemon that starts leaves it frozen
+				d.Kill()
+				d.Boot()
+				d.Await("web", "paused")
+			}
+			c := mustDial(t, p.addr)
+			if !waittest.Stays(500*time.Millisecond, func() bool { return d.Show("web").State == "paused" }) {
+				t.Error("a connection woke what others froze")
+			}
+			if err := thaw(); err != nil {
+				t.Fatal(err)
+			}
+			if o := d.Await("web", "running"); o.LastResumedBy != "external" {
+				t.Errorf("thawed by others: resumed by %s", o.LastResumedBy)
+			}
+			if err := c.echo("hello"); err != nil {
+				t.Error(err)
+			}
+			c.Close()
+		}
+	})
+}
+
+// TestAdoptRefuses checks that nothing is adopted that must not be frozen.
+func TestAdoptRefuses(t *testing.T) {
+	t.Parallel()
+	d := host(t, "--probe", "50ms")
+	s, _ := web(t, "own", false)
+	own := d.Launch(s)
+	stopped := outside(t, 0, "tick", "1h")
+	if err := syscall.Kill(stopped.pid(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	waittest.Until(t, "it is stopped", func() bool { return state(stopped.pid()) == 'T' })
+	free := outside(t, 0, "tick", "1h")
+	ended := outside(t, 0, "exit", "0", "0s")
+	<-ended.over
+	for _, tc := range []struct {
+		q    hostctl.Adopt
+		want string
+	}{
+		{hostctl.Adopt{PID: 1}, "init"},
+		{hostctl.Adopt{PID: d.PID()}, "daemon"},
+		{hostctl.Adopt{PID: os.Getpid()}, "daemon"}, // the test is its parent
+		{hostctl.Adopt{PID: d.ShimPID()}, "lull itself"},
+		{hostctl.Adopt{PID: own.PID}, "the instance own"},
+		{hostctl.Adopt{PID: ended.pid()}, "no process"},
+		{hostctl.Adopt{PID: stopped.pid()}, "stopped by a signal"},
+		{hostctl.Adopt{PID: free.pid(), Caller: free.pid()}, "the command that asks"},
+		{hostctl.Adopt{Cgroup: "/sys/fs/cgroup"}, "control group"},
+		{hostctl.Adopt{Cgroup: "/nothing/of/that/name"}, "control group"},
+		{hostctl.Adopt{Cgroup: d.Dir}, "control group"},
+	} {
+		if _, err := d.Adopt(t.Context(), tc.q); !strings.Contains(refused(err), tc.want) {
+			t.Errorf("adopt %+v: %v, want a refusal with %q", tc.q, err, tc.want)
+		}
+	}
+	for _, q := range []hostctl.Adopt{{}, {PID: free.pid(), Cgroup: "/x"}, {PID: free.pid(), Name: "No Name"}} {
+		if _, err := d.Adopt(t.Context(), q); err == nil || refused(err) != "" {
+			t.Errorf("adopt %+v: %v, want it called invalid", q, err)
+		}
+	}
+	if own, err := os.ReadFile("/proc/self/cgroup"); err == nil {
+		for line := range strings.Lines(string(own)) {
+			if path := strings.TrimSpace(line[strings.LastIndexByte(line, ':')+1:]); path != "/" && strings.HasPrefix(line, "0::") {
+				if _, err := d.Adopt(t.Context(), hostctl.Adopt{Cgroup: path}); refused(err) == "" {
+					t.Errorf("adopted the test's own control group: %v", err)
+				}
+			}
+		}
+	}
+	l, err := d.Adopted(t.Context())
+	if err != nil || len(l) != 0 {
+		t.Errorf("adopted after refusals: %v, %v", l, err)
+	}
+	nothingLeft(d)
+	if _, err := d.Create(t.Context(), hostctl.Create{Spec: instance.Spec{Name: "x", Runtime: instance.RuntimeAdopted, Command: []string{"true"}}}); err == nil {
+		t.Error("created an instance that adopts nothing")
+	}
+}
+
+// TestAdoptNeedsRights checks that an ordinary user's host adopts the user's own
+// programs only.
+func TestAdoptNeedsRights(t *testing.T) {
+	t.Parallel()
+	uid := asNobody(t)
+	d := daemontest.Start(t, daemontest.Config{UID: uid, GID: uid, Args: []string{"--probe", "50ms"}})
+	theirs := outside(t, 0, "tick", "1h")
+	if _, err := d.Adopt(t.Context(), hostctl.Adopt{PID: theirs.pid()}); !strings.Contains(refused(err), "another user") {
+		t.Errorf("another user's process: %v", err)
+	}
+	p := server(t, uid)
+	adopt(d, manners[0].request(t, p, "web"))
+	for range 3 {
+		d.Await("web", "paused")
+		mustAnswer(t, p.addr)
+	}
+	d.Await("web", "paused")
+	d.Kill()
+	mustAnswer(t, p.addr)
+	d.Boot()
+	d.Await("web", "paused")
+}
+
+// TestAdoptWithoutPort checks that what nothing could wake is not paused by
+// default.
+func TestAdoptWithoutPort(t *testing.T) {
+	t.Parallel()
+	d := host(t, "--probe", "50ms", "--pause-after", "200ms")
+	p := outside(t, 0, "tick", "1h")
+	adopt(d, hostctl.Adopt{PID: p.pid(), Name: "mute"})
+	d.Until("mute", "nothing wakes it", func(o hostctl.Instance) bool {
+		return slices.ContainsFunc(o.Blocks, func(b idle.Block) bool { return b.Code == "nothing_wakes" })
+	})
+	if !waittest.Stays(time.Second, func() bool { return d.Show("mute").State == "running" }) {
+		t.Error("it was paused")
+	}
+	if _, err := d.Do(t.Context(), "mute", "pause", url.Values{}); err != nil {
+		t.Errorf("a user may pause it: %v", err)
+	}
+	if s := state(p.pid()); s != 'T' {
+		t.Errorf("paused in state %q", s)
+	}
+}
+
+// Connections around the instant of the freeze of an adopted program.
+func TestRaceAdopted(t *testing.T) {
+	raceWith(t, raceConfig{count: 200, bring: func(d *daemontest.Host, s instance.Spec, addr string) {
+		adoptForRace(d, s, addr, 0, manner{"cgroup2", cgroup.V2})
+	}})
+}
+
+// The same for process trees and as an ordinary user.
+func TestRaceAdoptedAsNobody(t *testing.T) {
+	uid := asNobody(t)
+	raceWith(t, raceConfig{uid: uid, count: 120, bring: func(d *daemontest.Host, s instance.Spec, addr string) {
+		adoptForRace(d, s, addr, uid, manners[0])
+	}})
+}
+
+func adoptForRace(d *daemontest.Host, s instance.Spec, addr string, uid int, m manner) {
+	p := outsideProgram(d.T, uid, s.Command...)
+	waittest.Until(d.T, "it listens", func() bool {
+		c, err := net.Dial("tcp", addr)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+	q := m.request(d.T, p, s.Name)
+	q.PauseAfter = s.PauseAfter
+	adopt(d, q)
+	if _, err := d.Change(d.T.Context(), s.Name, hostctl.Change{QuietConnectionAfter: &s.QuietConnectionAfter}); err != nil {
+		d.T.Fatal(err)
+	}
+}
