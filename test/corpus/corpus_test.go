@@ -112,7 +112,7 @@ func TestMoreDays(t *testing.T) {
 	var days []*trace
 	all := scenarios()
 	for range scaletest.N(t, 12) {
-		days = append(days, all[rng.IntN(len(all))].draw(rng.Uint64(), 0))
+		days = append(days, all[rng.IntN(len(all))].draw(rng.Uint64(), len(days)))
 	}
 	results := replay(t, days)
 	var x tally

@@ -14,6 +14,10 @@ import (
 type IO struct {
 	Read    uint64
 	Written uint64
+	// Calls are the bytes that the process passed to write calls, to files, pipes
+	// and sockets alike. Pages that it changes in a mapped file are in Written
+	// alone.
+	Calls uint64
 }
 
 // ErrNoIO means that this kernel does not account for disk traffic by process.
@@ -49,6 +53,8 @@ func parseIO(b []byte) (io IO, err error) {
 		name, value, ok := bytes.Cut(bytes.TrimSpace(line), []byte(": "))
 		var into *uint64
 		switch string(name) {
+		case "wchar":
+			into = &io.Calls
 		case "read_bytes":
 			into = &io.Read
 		case "write_bytes":
@@ -64,7 +70,7 @@ func parseIO(b []byte) (io IO, err error) {
 		}
 		seen++
 	}
-	if seen != 2 {
+	if seen != 3 {
 		return IO{}, errIO
 	}
 	return io, nil

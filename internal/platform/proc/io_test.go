@@ -42,10 +42,11 @@ func TestIO(t *testing.T) {
 
 func TestParseIO(t *testing.T) {
 	const good = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n"
-	if io, err := parseIO([]byte(good)); err != nil || io != (IO{Read: 4096, Written: 8192}) {
+	if io, err := parseIO([]byte(good)); err != nil || io != (IO{Read: 4096, Written: 8192, Calls: 2}) {
 		t.Errorf("%+v, %v", io, err)
 	}
-	for _, bad := range []string{"", "read_bytes: 1\n", "read_bytes: x\nwrite_bytes: 1\n", "read_bytes: 1\nwrite_bytes: -1\n", "read_bytes:1\nwrite_bytes: 1\n"} {
+	for _, bad := range []string{"", "read_bytes: 1\n", "wchar: 1\nread_bytes: x\nwrite_bytes: 1\n", "wchar: 1\nread_bytes: 1\nwrite_bytes: -1\n", "wchar: 1\nread_bytes:1\nwrite_bytes: 1\n",
+		"read_bytes: 1\nwrite_bytes: 1\n", "wchar: -1\nread_bytes: 1\nwrite_bytes: 1\n"} {
 		if io, err := parseIO([]byte(bad)); err == nil {
 			t.Errorf("%q gives %+v", bad, io)
 		}

@@ -198,8 +198,9 @@ func (w *Work) disk(pids []int) (uint64, error) {
 		case err != nil:
 			return 0, err
 		}
-		now[pid] = io.Read + io.Written
+		now[pid] = io.Read + io.Written - w.jvms.upkeep(w.r.fs, pid, io)
 	}
+	w.jvms.keep(now)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.io.Add(now), nil

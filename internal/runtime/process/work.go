@@ -50,6 +50,7 @@ type Work struct {
 	known   holdings // the newest search of the tree, without its sockets
 	bytes   netCount
 	io      proc.Tally // disk traffic
+	jvms    counters
 	turns   turns
 	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
 	closed  time.Time       // since when a kept socket has been missing; zero if none is

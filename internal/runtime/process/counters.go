@@ -1,0 +1,71 @@
+package process
+
+import (
+	"slices"
+	"strings"
+	"sync"
+
+	"lull/internal/platform/proc"
+)
+
+// countersFile is in the path of the file in which a JVM keeps its performance
+// counters, and countersSize the usual size of that file. The JVM maps it and
+// updates it many times a second, used or not, so the kernel counts its pages as
+// written each time after it has written them back.
+const (
+	countersFile = "/hsperfdata_"
+	countersSize = 32 << 10
+)
+
+// counters finds out how much of what processes write is JVMs' counters. The
+// zero value is ready for use. It is safe for concurrent use.
+type counters struct {
+	mu   sync.Mutex
+	last map[int]counted
+}
+
+// counted is a process at the last sample.
+type counted struct {
+	io     proc.IO
+	upkeep uint64 // bytes so far that were only counters
+}
+
+// upkeep returns how many of the bytes that a process has written were only a
+// JVM's counters: what it wrote since the last sample without a write call, if
+// that is at most as much as the file has, and there is no other file that it
+// could have changed. Whatever cannot be read counts as use.
+func (c *counters) upkeep(fs *proc.FS, pid int, io proc.IO) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old, known := c.last[pid]
+	known = known && io.Written >= old.io.Written && io.Calls >= old.io.Calls // otherwise it is another process
+	now := counted{io: io}
+	if known {
+		now.upkeep = old.upkeep
+		if n := io.Written - old.io.Written; n > 0 && n <= countersSize && io.Calls == old.io.Calls {
+			if files, err := fs.SharedFiles(pid); err == nil && onlyCounters(files) {
+				now.upkeep += n
+			}
+		}
+	}
+	if c.last == nil {
+		c.last = map[int]counted{}
+	}
+	c.last[pid] = now
+	return now.upkeep
+}
+
+func onlyCounters(files []string) bool {
+	return len(files) > 0 && !slices.ContainsFunc(files, func(f string) bool { return !strings.Contains(f, countersFile) })
+}
+
+// keep forgets the processes that are not in now.
+func (c *counters) keep(now map[int]uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for pid := range c.last {
+		if _, ok := now[pid]; !ok {
+			delete(c.last, pid)
+		}
+	}
+}

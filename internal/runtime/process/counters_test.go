@@ -1,0 +1,60 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"lull/internal/platform/proc"
+)
+
+// TestCounters: what a JVM writes into its mapped counters is no disk traffic;
+// anything else that it writes is, and so is the same of another program.
+func TestCounters(t *testing.T) {
+	const jvm = "7f0000000000-7f0000008000 rw-s 00000000 fe:00 42 /tmp/hsperfdata_ada/100\n"
+	type step struct{ written, calls uint64 }
+	for _, c := range []struct {
+		name  string
+		maps  string // "" for unreadable
+		steps []step
+		want  uint64 // bytes of disk traffic at the end
+	}{
+		{"idle JVM", jvm, []step{{4096, 10}, {8192, 10}, {40960, 10}, {40960, 10}, {45056, 10}}, 4096},
+		{"it writes a file", jvm, []step{{4096, 10}, {8192, 4106}, {12288, 4106}}, 8192},
+		{"it changes another mapped file", jvm, []step{{4096, 10}, {4096 + 64<<10, 10}}, 4096 + 64<<10},
+		{"it could change another file", jvm + "7f1000000000-7f1000008000 rw-s 00000000 fe:00 43 /data/queue\n", []step{{4096, 10}, {8192, 10}}, 8192},
+		{"another program", "7f0000000000-7f0000008000 rw-s 00000000 fe:00 42 /data/log\n", []step{{4096, 10}, {8192, 10}}, 8192},
+		{"unreadable", "", []step{{4096, 10}, {8192, 10}}, 8192},
+		{"the pid is used again", jvm, []step{{40960, 10}, {4096, 5}, {8192, 5}}, 4096},
+	} {
+		root := t.TempDir()
+		fs := proc.At(root)
+		dir := filepath.Join(root, "100")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if c.maps != "" {
+			if err := os.WriteFile(filepath.Join(dir, "maps"), []byte(c.maps), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var x counters
+		var got uint64
+		for _, s := range c.steps {
+			text := fmt.Sprintf("wchar: %d\nread_bytes: 0\nwrite_bytes: %d\n", s.calls, s.written)
+			if err := os.WriteFile(filepath.Join(dir, "io"), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			io, err := fs.IO(100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = io.Written - x.upkeep(fs, 100, io)
+			x.keep(map[int]uint64{100: got})
+		}
+		if got != c.want {
+			t.Errorf("%s: %d bytes of disk traffic, want %d", c.name, got, c.want)
+		}
+	}
+}
