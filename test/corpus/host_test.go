@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -73,6 +74,11 @@ func (p *program) prepare() error {
 			return err
 		}
 	}
+	maps := "7f0000001000-7f0000008000 r-xp 00000000 fe:00 41 /usr/bin/program\n"
+	if p.t.jvm() {
+		maps += "7f0000010000-7f0000018000 rw-s 00000000 fe:00 42 /tmp/hsperfdata_ada/100\n"
+	}
+	p.put("proc/100/maps", maps)
 	p.put("group/cgroup.freeze", "0\n")
 	p.put("group/cgroup.procs", strconv.Itoa(pid)+"\n")
 	return os.Symlink("socket:[1]", filepath.Join(p.dir, "proc/100/fd/3"))
@@ -94,7 +100,7 @@ func (p *program) write() {
 	p.count()
 	p.put("group/cpu.stat", fmt.Sprintf("usage_usec %d\n", int64(p.sum.cpu)))
 	written := int64(p.sum.disk) / 4096 * 4096
-	p.put("proc/100/io", fmt.Sprintf("rchar: 0\nwchar: 0\nsyscr: 0\nsyscw: 0\nread_bytes: 0\nwrite_bytes: %d\ncancelled_write_bytes: 0\n", written))
+	p.put("proc/100/io", fmt.Sprintf("rchar: 0\nwchar: %d\nsyscr: 0\nsyscw: 0\nread_bytes: 0\nwrite_bytes: %d\ncancelled_write_bytes: 0\n", p.called(written), written))
 	open := p.conns()
 	for n := range p.open {
 		if !open[n] {
@@ -110,6 +116,23 @@ func (p *program) write() {
 	}
 	p.open = open
 }
+
+// called is what the program has passed to write calls. A JVM that serves from
+// memory only sends: what it writes to the disk are its mapped counters.
+func (p *program) called(written int64) (n int64) {
+	for _, c := range p.t.conns[:p.next] {
+		n += int64(len(c.messages))
+	}
+	for k := range p.open {
+		n += int64(p.t.conns[k].traffic(p.now()).DataSegsOut)
+	}
+	if !p.t.jvm() {
+		n += written
+	}
+	return n
+}
+
+func (t *trace) jvm() bool { return strings.HasPrefix(t.base, "java") }
 
 func inode(n int) uint64 { return uint64(1000 + n) }
 

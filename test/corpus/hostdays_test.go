@@ -151,8 +151,9 @@ func hostScenarios() []scenario {
 		}},
 		{"pooled database", "host", "postgres-idle", func(b *builder) {
 			up := b.between(hm(7, 0), hm(8, 0))
+			every := []time.Duration{4 * time.Hour, 30 * time.Second}[b.rng.IntN(2)] // with and without a query that checks
 			for range 3 {
-				b.pinged(up, hm(19, 0), 30*time.Second, false, 60)
+				b.pinged(up, hm(19, 0), every, false, 60)
 			}
 			for _, s := range b.sessions() {
 				b.session(s[0], s[1], 0, 200*time.Millisecond, 15*time.Second, 200, 3000, "postgres-busy")
@@ -174,7 +175,8 @@ func hostScenarios() []scenario {
 			}
 		}},
 		{"chat left open", "host", "chat-idle", func(b *builder) {
-			b.pinged(hm(8, 0), hm(8, 0)+b.between(hm(9, 0), hm(14, 0)), 20*time.Second, false, 6)
+			every := []time.Duration{3 * time.Hour, 20 * time.Second}[b.rng.IntN(2)] // with and without pings
+			b.pinged(hm(8, 0), hm(8, 0)+b.between(hm(9, 0), hm(14, 0)), every, false, 6)
 			v := b.moments(1, hm(10, 0), hm(16, 0), 20*time.Minute, 50*time.Minute)[0]
 			b.session(v[0], v[1], 0, 2*time.Second, 40*time.Second, 40, 90, "chat-busy")
 		}},
@@ -255,6 +257,51 @@ func hostScenarios() []scenario {
 	}
 }
 
+// scenarios are all kinds of days on which something shows the use.
 func scenarios() []scenario {
 	return append(append(hostScenarios(), machineScenarios()...), fleetScenarios()...)
+}
+
+// unseenScenarios are kinds of days on which no signal of the default settings
+// shows a use: lull does not know of it unless it is told, by a lease, a snooze or
+// a longer timeout.
+func unseenScenarios() []scenario {
+	return []scenario{
+		{"job that polls a service", "host", "chat-idle", func(b *builder) {
+			for _, v := range b.moments(4, hm(8, 0), hm(22, 0), 10*time.Minute, 50*time.Minute) {
+				b.task(v[0])
+				for t := v[0] + time.Second; t < v[1]; t += b.between(20*time.Second, 100*time.Second) {
+					b.conns = append(b.conns, conn{from: t, to: t + 300*time.Millisecond, out: true, messages: []message{{t, false, 500}, {t + 200*time.Millisecond, true, 900}}})
+				}
+				b.did(use, v[0], v[1], "tcp", "net", "connections")
+			}
+		}},
+		{"job that waits for its own clock", "host", "python-idle", func(b *builder) {
+			for _, v := range b.moments(3, hm(8, 0), hm(22, 0), 20*time.Minute, 80*time.Minute) {
+				b.task(v[0])
+				for t := v[0]; t < v[1]; t += b.between(2*time.Minute, 10*time.Minute) {
+					b.play(t, min(t+4*time.Second, v[1]), "build-c")
+				}
+				b.did(use, v[0], v[1], "cpu", "disk", "connections", "net")
+			}
+		}},
+		{"job that polls every few minutes", "agent", "", func(b *builder) {
+			b.background()
+			s := b.sessions()[0]
+			b.shell(0, s[0], s[1], 0, 12*time.Minute)
+			to := s[1] + b.between(hm(2, 0), hm(5, 0))
+			for t := s[1]; t < to; t += b.between(2*time.Minute, 6*time.Minute) {
+				b.flows = append(b.flows, flow{t, t + time.Second, 3000})
+			}
+			b.did(use, s[1], to, "network")
+		}},
+		{"soak test that nobody announces", "fleet", "", func(b *builder) {
+			b.sources = []string{"cml"}
+			s := b.sessions()
+			b.atWork("anna", s[0][0], s[0][1], 14*time.Minute)
+			to := s[0][1] + b.between(hm(3, 0), hm(8, 0))
+			b.runs(s[0][1], to, 0.5)
+			b.did(use, s[0][1], to, "cml")
+		}},
+	}
 }

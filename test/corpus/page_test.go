@@ -53,6 +53,8 @@ func (f *figures) text() string {
 
 var places = []struct{ name, title string }{{"host", "host"}, {"agent", "machine"}, {"fleet", "fleet"}}
 
+var titles = map[string]string{"host": "host", "agent": "machine", "fleet": "fleet"}
+
 func percent(part, whole float64) float64 {
 	if whole == 0 {
 		return 100
@@ -95,11 +97,7 @@ func (f *figures) byKind(p func(string, ...any)) {
 	p("| place | kind of day | days | use | false pauses | slept through | idle | found | held | held, asleep | why |")
 	p("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
 	for _, k := range f.kinds {
-		title := k.place
-		if title == "agent" {
-			title = "machine"
-		}
-		p("| %s | %s | %d | %.0f h | %d | %.1f h | %.0f h | %.0f %% | %.0f h | %.0f h | %.2f %% |", title, k.name, k.days, k.used.Hours(), k.wrong, k.lost.Hours(),
+		p("| %s | %s | %d | %.0f h | %d | %.1f h | %.0f h | %.0f %% | %.0f h | %.0f h | %.2f %% |", titles[k.place], k.name, k.days, k.used.Hours(), k.wrong, k.lost.Hours(),
 			k.idle.Hours(), min(100, percent(k.slept.Hours(), k.findable.Hours())), k.held.Hours(), k.heldSlept.Hours(), percent(float64(k.right), float64(k.verdicts)))
 	}
 }
@@ -107,11 +105,20 @@ func (f *figures) byKind(p func(string, ...any)) {
 // limits says what the figures do not say.
 func (f *figures) limits(p func(string, ...any)) {
 	p("")
+	p("## Use that nothing shows")
+	p("")
+	p("No signal of the default settings shows the use on these further days, which are not in the tables above: work that waits longer than the timeout for its own clock, or polls on connections that are open for a moment, and a lab that runs on purpose. lull pauses them in use, unless it is told: `lull lease` or the program's own message that it is busy or due, `lull agent lease`, `lull worker snooze` or CloudWatch as a source.")
+	p("")
+	p("| place | kind of day | days | use | false pauses | slept through |")
+	p("|---|---|--:|--:|--:|--:|")
+	for _, k := range f.hidden {
+		p("| %s | %s | %d | %.0f h | %d | %.1f h |", titles[k.place], k.name, k.days, k.used.Hours(), k.wrong, k.lost.Hours())
+	}
+	p("")
 	p("## What it misses")
 	p("")
-	p("- **An idle JVM is not paused.** It keeps counters in a mapped file in /tmp, whose pages the kernel writes back every few seconds, so `disk` reads active. `-XX:+PerfDisableSharedMem` ends that.")
-	p("- **Held connections hold.** Of the %.0f h on days when one stays open with nobody there, an instance sleeps %.0f h. With `--quiet-connection-after %s`, on a quarter of these days, it sleeps %.0f of %.0f h, with %d false pauses. A peer that says something more often than that, such as a probe, still holds.",
-		f.withOut[0].held.Hours(), f.withOut[0].heldSlept.Hours(), short(quietAfter), f.withOut[1].heldSlept.Hours(), f.withOut[1].held.Hours(), f.withOut[1].wrong)
+	p("- **Held connections hold.** Of the %.0f h on the %d days of poolers, chats and tabs on which one stays open with nobody there, an instance sleeps %.0f h. With `--quiet-connection-after %s` it sleeps %.0f h, with %d false pauses. A peer that says something more often than that, such as a ping, a probe or a scrape, still holds.",
+		f.withOut[0].held.Hours(), f.withOut[0].days, f.withOut[0].heldSlept.Hours(), short(quietAfter), f.withOut[1].heldSlept.Hours(), f.withOut[1].wrong)
 	p("- **A machine's own timers do not start it.** A nightly backup by cron does not run on a machine that was stopped in the evening: that is the use slept through on these days. A schedule or a lease keeps it up.")
 	p("- **A user who comes just after a stop waits.** A start takes minutes, which is the rest of the use slept through.")
 	p("")
