@@ -97,6 +97,9 @@ func (l *load) used(b *block, from, to time.Duration) second {
 	if l.quiet {
 		s.net = 0
 	}
+	if l.memory {
+		s.disk = 0
+	}
 	return s
 }
 

@@ -92,6 +92,11 @@ func TestCorpus(t *testing.T) {
 		f.take(d, assess(d, &results[k]))
 	}
 	report(t, f.all)
+	for place, x := range f.places {
+		if share := float64(x.right) / float64(x.verdicts); share < 0.999 {
+			t.Errorf("%s: why named the cause in %.2f %% of %d verdicts", place, 100*share, x.verdicts)
+		}
+	}
 	if share := f.all.slept.Hours() / f.all.findable.Hours(); share < 0.95 {
 		t.Errorf("%.1f %% of the idle time beyond the timeouts was found", 100*share)
 	}

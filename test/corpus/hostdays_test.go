@@ -219,6 +219,13 @@ func hostScenarios() []scenario {
 			b.task(from)
 			b.works(from, from+b.between(hm(2, 0), hm(5, 0)), "train", "cpu", "disk")
 		}},
+		{"computation in memory", "host", "python-idle", func(b *builder) {
+			for _, v := range b.moments(3, hm(2, 0), hm(22, 0), 10*time.Minute, 50*time.Minute) {
+				b.task(v[0])
+				b.did(use, v[0], v[1], "cpu")
+				b.loads = append(b.loads, load{from: v[0], to: v[1], block: "train", memory: true, quiet: true})
+			}
+		}},
 		{"backup target", "host", "python-idle", func(b *builder) {
 			v := b.moments(1, hm(0, 30), hm(5, 0), 20*time.Minute, 70*time.Minute)[0]
 			b.session(v[0], v[1], 0, time.Second, 3*time.Second, 400_000, 30, "backup")

@@ -170,6 +170,12 @@ func machineScenarios() []scenario {
 				b.flows = append(b.flows, flow{v[0], v[1], 900})
 			}
 		}),
+		on("simulation in memory", func(b *builder) {
+			for _, v := range b.moments(2, hm(2, 0), hm(22, 0), hm(0, 40), hm(3, 0)) {
+				b.did(use, v[0], v[1], "cpu")
+				b.loads = append(b.loads, load{from: v[0], to: v[1], block: "build-c", scale: 3, memory: true, quiet: true})
+			}
+		}),
 		on("data analysis", func(b *builder) { work(b, "train", "cpu", "disk") }),
 		on("chat server", func(b *builder) {
 			b.play(0, 2*day, "chat-idle")

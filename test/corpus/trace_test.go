@@ -39,6 +39,7 @@ type load struct {
 	shift    time.Duration // where in the recording it begins
 	scale    float64       // of its CPU time; 0 is 1
 	quiet    bool          // the recorded bytes of the client are not there
+	memory   bool          // the recorded disk traffic is not there
 }
 
 // flow is network traffic without a recording.
