@@ -98,7 +98,7 @@ func quiet(t testing.TB, g instance.Guard, woken chan string) {
 	}
 }
 
-// lookNow samples a running program without the cached listing.
+// lookNow samples a program without a list of ended connections that is shared.
 func lookNow(w instance.Workload, ports []instance.Endpoint) instance.Sample {
 	<-time.After(60 * time.Millisecond)
 	return w.Sample(ports)
