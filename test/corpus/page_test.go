@@ -25,7 +25,7 @@ func (f *figures) text() string {
 	p("- **Found** is the share of the labeled idle hours beyond each rule's own timeout in which it was asleep. **Of all idle** counts the timeout too.")
 	p("- **Why** is the share of verdicts whose explanation names what the script did: the signal or connection of a use in progress, or of the last one.")
 	p("")
-	p("| rule | place | days | pauses | false pauses | use slept through | found | of all idle | why |")
+	p("| rule | place | days | pauses a day | false pauses | use slept through | found | of all idle | why |")
 	p("|---|---|--:|--:|--:|--:|--:|--:|--:|")
 	for _, place := range places {
 		x := f.places[place.name]
@@ -66,7 +66,7 @@ func percent(part, whole float64) float64 {
 // a timeout that a user's break began is found too, so that more can be found
 // than lies beyond the timeout.
 func row(x *tally) string {
-	return fmt.Sprintf("%d | %d | %d | %.1f h | %.0f %% | %.0f %% |", x.days, x.pauses, x.wrong, x.lost.Hours(),
+	return fmt.Sprintf("%d | %.1f | %d | %.1f h | %.0f %% | %.0f %% |", x.days, float64(x.pauses)/float64(x.days), x.wrong, x.lost.Hours(),
 		min(100, percent(x.slept.Hours(), x.findable.Hours())), percent(x.slept.Hours(), x.idle.Hours()))
 }
 
