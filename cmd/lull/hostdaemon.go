@@ -28,6 +28,7 @@ import (
 	"lull/internal/host/report"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/task"
+	"lull/internal/lib/wall"
 	"lull/internal/lib/tracing"
 	"lull/internal/lib/unixsock"
 	"lull/internal/platform/journal"
@@ -305,6 +306,16 @@ func (d *hostDaemon) halts() (own, fleet *idle.HaltedBy, err error) {
 	return own, fleet, nil
 }
 
+// followClock tells the host of steps of the wall clock, as far as the kernel tells
+// them.
+func (d *hostDaemon) followClock(ctx context.Context) error {
+	if err := wall.OnStep(ctx, d.h.ClockStepped); err != nil {
+		d.log.Warn("timers are late after the clock is set", "err", err)
+		<-ctx.Done()
+	}
+	return nil
+}
+
 // run starts the parts in this order and ends them in reverse. The relay carries
 // connections before instances are taken over, so that clients of a restarting
 // daemon wait instead of being refused.
@@ -318,6 +329,7 @@ func (d *hostDaemon) run(ctx context.Context) error {
 		task.Loop("the relay", d.relay.Run),
 		task.Func("the host", d.runInstances),
 		task.Loop("the guests' socket", guests.Run),
+		task.Loop("the clock", d.followClock),
 	}
 	if d.containers != nil {
 		tasks = append(tasks, task.Loop("docker", func(ctx context.Context) error { return d.containers.Follow(ctx, d.h) }))

@@ -33,13 +33,6 @@ func (i *inst) scheduleAsleep(now time.Time) {
 	}
 }
 
-// wakeDue returns when the workload asked to be woken; zero for never.
-func (i *inst) wakeDue() time.Time {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.says.nextDue
-}
-
 func latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -111,13 +104,10 @@ func (i *inst) heldLocked() time.Time {
 func (i *inst) checkAsleep() {
 	i.mu.Lock()
 	unguarded := i.proc.guard == nil && i.rec.PausedBy != byOutside
-	due := !i.says.nextDue.IsZero() && !i.h.Now().Before(i.says.nextDue)
-	if due {
-		i.says.nextDue = time.Time{}
-	}
 	i.mu.Unlock()
+	timer, due := i.takeTimer()
 	if unguarded || due {
-		by, why := "next_due", "it asked to be woken now"
+		by, why := byTimer, timer
 		if unguarded {
 			by, why = "repair", "nothing watched its sockets"
 		}
@@ -277,8 +267,19 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 // checkStopped restarts a failed instance once its restart delay is over.
 func (i *inst) checkStopped() {
 	i.mu.Lock()
-	at, enabled := i.retry.restart, i.rec.Enabled
+	at, enabled, timed := i.retry.restart, i.rec.Enabled, i.timedLocked()
 	i.mu.Unlock()
+	if timed {
+		if why, due := i.takeTimer(); due {
+			i.h.spawn(func() {
+				if err := i.h.startFor(i.h.ctx, i, byTimer, why); err != nil && !fromRoom(err) {
+					i.h.log.Error("cannot start for a timer", "instance", i.name(), "err", err)
+				}
+			})
+			return
+		}
+		i.scheduleStopped()
+	}
 	if at.IsZero() || !enabled {
 		return
 	}

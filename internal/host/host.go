@@ -95,7 +95,8 @@ type Config struct {
 	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances
 	Records  records.Store
 	Log      *slog.Logger
-	Tracer   trace.Tracer // gets spans of checks, pauses and wakes; nil disables tracing
+	Wall     func() time.Time // the wall clock, with its steps; nil is the machine's
+	Tracer   trace.Tracer     // gets spans of checks, pauses and wakes; nil disables tracing
 
 	// Memory bounds the total memory of instances of known size, in bytes; 0
 	// means no bound. Available returns how much more the machine can give, in

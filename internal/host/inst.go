@@ -125,10 +125,10 @@ type seen struct {
 // says holds what programs report about themselves, and the commands that run
 // inside. Guarded by mu.
 type says struct {
-	beside  []*string // commands that run inside it
-	busy    int       // connections on which the workload reports work in progress
-	inside  bool      // the guest agent reports that some program in it has work in progress
-	nextDue time.Time // when the workload asked to be woken
+	beside   []*string // commands that run inside it
+	busy     int       // connections on which the workload reports work in progress
+	inside   bool      // the guest agent reports that some program in it has work in progress
+	wokenFor time.Time // the last timer that it was woken for
 }
 
 // retry holds the times of next attempts. Guarded by mu.

@@ -284,7 +284,7 @@ func (i *inst) forgetRun() {
 	i.mu.Lock()
 	g := i.proc.guard
 	i.proc.work, i.proc.guard, i.proc.frozen, i.proc.missing = nil, nil, false, nil
-	i.seen.readings, i.seen.conns, i.seen.block, i.says.nextDue, i.seen.trouble = nil, 0, nil, time.Time{}, ""
+	i.seen.readings, i.seen.conns, i.seen.block, i.seen.trouble = nil, 0, nil, ""
 	if i.says.inside { // its work in progress is lost
 		i.says.inside, i.says.busy = false, i.says.busy-1
 	}
@@ -407,7 +407,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 			r.Leases = nil
 		}
 		if by == ByManual && !i.turn.again {
-			r.StoppedBy = ByManual
+			r.StoppedBy, r.NextDue = ByManual, time.Time{}
 		}
 		if e != nil {
 			exit := e.exit
@@ -554,7 +554,7 @@ func (i *inst) handleEnding(e *ending) {
 	why := exit.How()
 	now := i.h.Now()
 	i.note(func(r *instance.Record) {
-		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &exit, 0, 0
+		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed, r.NextDue = power.Stopped, why, &exit, 0, 0, time.Time{}
 		r.ApplyRestartRule(exit, now)
 	})
 	i.forgetRun()
@@ -574,4 +574,5 @@ func (i *inst) armRestart() {
 	if !at.IsZero() {
 		i.h.due.Set(i.due, at)
 	}
+	i.scheduleStopped()
 }

@@ -117,7 +117,7 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if why := i.h.unwritable(); why != "" {
 		e.Guards = append(e.Guards, idle.Block{Code: DiskUnwritable, Sentence: upperFirst(why) + ". Nothing is paused automatically until it can; a pause or stop by a user works."})
 	}
-	if b := i.nothingWakesLocked(now); b != nil {
+	if b := i.nothingWakesLocked(); b != nil {
 		e.Guards = append(e.Guards, *b)
 	}
 	if i.says.busy > 0 {
@@ -126,8 +126,8 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if s := i.besideLocked(); s != "" {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: besideSignal, Sentence: s})
 	}
-	if d := i.says.nextDue; d.After(now) && d.Sub(now) < i.pauseAfter() {
-		e.Guards = append(e.Guards, idle.Block{Code: idle.Schedule, Sentence: "The program is due to work soon.", Until: &d})
+	if b := i.timerBlockLocked(now); b != nil {
+		e.Guards = append(e.Guards, *b)
 	}
 	return e
 }
@@ -141,9 +141,10 @@ const NothingWakes idle.Code = "nothing_wakes"
 // nothingWakesLocked blocks the idle pause of an instance that nothing could
 // wake: it has no exposed port, no socket that accepts clients, and nothing
 // due. An explicit pause-after overrides the block. i.mu is held.
-func (i *inst) nothingWakesLocked(now time.Time) *idle.Block {
+func (i *inst) nothingWakesLocked() *idle.Block {
 	s := i.spec()
-	if !i.seen.unheard || len(s.Expose) > 0 || s.PauseAfter != nil || i.says.nextDue.After(now) || i.pauseAfter() == 0 {
+	timer, _ := i.nextTimerLocked()
+	if !i.seen.unheard || len(s.Expose) > 0 || s.PauseAfter != nil || !timer.IsZero() || i.pauseAfter() == 0 {
 		return nil
 	}
 	return &idle.Block{Code: NothingWakes, Sentence: "Nothing could wake it once it is paused: it exposes no port, listens on no socket and has nothing due."}
@@ -191,6 +192,7 @@ func (i *inst) checkRunning() {
 	if w == nil {
 		return
 	}
+	i.passTimers()
 	ctx, span := i.span(i.h.ctx, "instance.detect")
 	defer span.End()
 	e := i.sample(w)
@@ -266,16 +268,5 @@ func (i *inst) setBusy(n int) {
 	i.mu.Unlock()
 	if n > 0 && !i.ports.up.Load() {
 		i.wantWake("the program says that it is busy")
-	}
-}
-
-// setNextDue sets when the workload wants to run again. It is not paused
-// shortly before, and is woken then.
-func (i *inst) setNextDue(at time.Time) {
-	i.mu.Lock()
-	i.says.nextDue = at
-	i.mu.Unlock()
-	if i.state().Asleep() {
-		i.scheduleAsleep(i.h.Now())
 	}
 }

@@ -162,7 +162,7 @@ func (w *world) state(b []byte) []byte {
 		}
 	}
 	b = hosttest.Append(b, yes(i.proc.work != nil), yes(i.proc.guard != nil), yes(i.proc.held != nil), yes(i.proc.frozen), i.seen.conns, yes(i.seen.block != nil), len(i.says.beside), i.says.busy,
-		since(i.says.nextDue), since(i.retry.restart), since(i.retry.notBefore), since(i.proc.ownPauseUntil), yes(i.says.inside), over)
+		since(i.says.wokenFor), since(i.rec.NextDue), since(i.rec.WakeAt), since(i.rec.TimersServed), since(i.retry.restart), since(i.retry.notBefore), since(i.proc.ownPauseUntil), yes(i.says.inside), over)
 	for _, s := range []struct {
 		at  time.Time
 		cpu time.Duration

@@ -104,6 +104,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	r := i.rec
 	e := i.evidenceLocked(now)
 	e.Connections = i.seen.conns
+	timer, timerBy := i.nextTimerLocked()
 	w, next, trouble, missing, unheard := i.proc.work, i.retry.restart, i.seen.trouble, i.proc.missing, i.seen.unheard
 	i.mu.Unlock()
 	v := idle.Decide(now, i.policy(), e)
@@ -115,6 +116,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		PauseAfter: i.pauseAfter().Seconds(), StopAfter: i.stopAfter().Seconds(), ReclaimAfter: time.Duration(r.Spec.ReclaimAfter).Seconds(),
 		HibernateAfter: time.Duration(r.Spec.HibernateAfter).Seconds(), Image: r.Spec.Image, MemoryLimit: r.Spec.Memory, CPUs: r.Spec.CPUs,
 		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace, Labels: r.Spec.Labels, DependsOn: r.Spec.DependsOn, Adopted: r.Spec.Adopted,
+		WakeAt: ptr(timer), WakeAtBy: timerBy, WakeSchedule: r.Spec.WakeSchedule,
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,
 		SavedBytes: r.Saved, BootedAnew: r.BootedAnew, Trouble: trouble, Misset: i.misset()}

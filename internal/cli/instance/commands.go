@@ -15,7 +15,7 @@ type verbs struct{ *client.Session }
 // so on, instance with the same verbs, and image.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
-	return append([]*cobra.Command{v.runCommand(), v.psCommand(), v.topCommand(), v.cpCommand(), v.logsCommand(), v.execCommand(), v.inspectCommand(), v.rmCommand(), v.instanceCommand(), v.imageCommand(), v.openCommand(), v.adoptCommand()},
+	return append([]*cobra.Command{v.runCommand(), v.psCommand(), v.topCommand(), v.cpCommand(), v.logsCommand(), v.execCommand(), v.inspectCommand(), v.rmCommand(), v.instanceCommand(), v.imageCommand(), v.openCommand(), v.adoptCommand(), v.wakeAtCommand()},
 		v.powerCommands()...)
 }
 

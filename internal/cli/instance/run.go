@@ -74,6 +74,7 @@ An instance that does not start is removed again, and its last output is shown.
 	f.StringVar(&s.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
 	f.StringVar((*string)(&s.Restart), "restart", "on-failure", "no, on-failure or always")
 	f.StringArrayVarP(&s.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
+	f.StringArrayVar(&s.WakeSchedule, "wake-schedule", nil, "time at which it has to run, as in a crontab (\"*/10 * * * *\", \"@every 10m\"): it is woken 2 s before; repeatable")
 	f.StringSliceVar(&s.DependsOn, "depends-on", nil, "instances that wake before it, and stay awake while it is; repeatable")
 	f.StringToStringVar(&s.Labels, "label", nil, "label KEY=VALUE, which lull ps --filter finds; repeatable")
 	f.StringVarP(&s.Workdir, "workdir", "w", "", "working directory (default: the current one)")

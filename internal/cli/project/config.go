@@ -45,16 +45,17 @@ type shownService struct {
 	StopGrace   string            `yaml:"stop_grace_period,omitempty" json:"stop_grace_period,omitempty"`
 	Labels      map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 
-	PauseAfter           string `yaml:"pause_after,omitempty" json:"pause_after,omitempty"`
-	ReclaimAfter         string `yaml:"reclaim_after,omitempty" json:"reclaim_after,omitempty"`
-	HibernateAfter       string `yaml:"hibernate_after,omitempty" json:"hibernate_after,omitempty"`
-	StopAfter            string `yaml:"stop_after,omitempty" json:"stop_after,omitempty"`
-	QuietConnectionAfter string `yaml:"quiet_connection_after,omitempty" json:"quiet_connection_after,omitempty"`
-	ReadyTimeout         string `yaml:"ready_timeout,omitempty" json:"ready_timeout,omitempty"`
-	IdlePolicy           string `yaml:"idle_policy,omitempty" json:"idle_policy,omitempty"`
-	Wake                 *bool  `yaml:"wake,omitempty" json:"wake,omitempty"`
-	WakeOnOutbound       bool   `yaml:"wake_on_outbound,omitempty" json:"wake_on_outbound,omitempty"`
-	Net                  string `yaml:"net,omitempty" json:"net,omitempty"`
+	PauseAfter           string   `yaml:"pause_after,omitempty" json:"pause_after,omitempty"`
+	ReclaimAfter         string   `yaml:"reclaim_after,omitempty" json:"reclaim_after,omitempty"`
+	HibernateAfter       string   `yaml:"hibernate_after,omitempty" json:"hibernate_after,omitempty"`
+	StopAfter            string   `yaml:"stop_after,omitempty" json:"stop_after,omitempty"`
+	QuietConnectionAfter string   `yaml:"quiet_connection_after,omitempty" json:"quiet_connection_after,omitempty"`
+	ReadyTimeout         string   `yaml:"ready_timeout,omitempty" json:"ready_timeout,omitempty"`
+	IdlePolicy           string   `yaml:"idle_policy,omitempty" json:"idle_policy,omitempty"`
+	Wake                 *bool    `yaml:"wake,omitempty" json:"wake,omitempty"`
+	WakeOnOutbound       bool     `yaml:"wake_on_outbound,omitempty" json:"wake_on_outbound,omitempty"`
+	Schedule             []string `yaml:"schedule,omitempty" json:"schedule,omitempty"`
+	Net                  string   `yaml:"net,omitempty" json:"net,omitempty"`
 }
 
 // show returns what a project's file says in the end.
@@ -70,7 +71,7 @@ func showSpec(s instance.Spec, after []string) shownService {
 	out := shownService{Runtime: s.Runtime, Image: s.Image, WorkingDir: s.Workdir, User: s.User, DependsOn: after, CPUs: s.CPUs,
 		Restart: string(s.Restart), StopGrace: span(s.StopGrace), Labels: s.Labels,
 		ReclaimAfter: span(s.ReclaimAfter), HibernateAfter: span(s.HibernateAfter), QuietConnectionAfter: span(s.QuietConnectionAfter),
-		ReadyTimeout: span(s.ReadyTimeout), IdlePolicy: s.IdlePolicy, Wake: s.WakeFromStopped, WakeOnOutbound: s.WakeOnOutbound, Net: string(s.Net)}
+		ReadyTimeout: span(s.ReadyTimeout), IdlePolicy: s.IdlePolicy, Wake: s.WakeFromStopped, WakeOnOutbound: s.WakeOnOutbound, Net: string(s.Net), Schedule: s.WakeSchedule}
 	if s.Image == "" {
 		out.Command = s.Command
 	} else {

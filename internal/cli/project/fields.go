@@ -30,6 +30,7 @@ var idleFields = []field{
 	{"idle_policy", "string", "default, or leases_only to ignore its own activity"},
 	{"wake", "boolean", "start it on a connection after lull stopped it; true, set explicitly, also before its first start and after it ended"},
 	{"wake_on_outbound", "boolean", "also wake it on data on connections that it opened itself"},
+	{"schedule", "any", "times at which it has to run, as in a crontab: one, or a list"},
 	{"net", "string", "network access of a microVM: none, outbound or full"},
 	{"path", "string", "how clients reach its ports: auto, direct or relay"},
 }

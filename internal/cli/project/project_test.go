@@ -55,6 +55,7 @@ services:
     environment: {GREETING: "it costs 5$$", FROM: "${WHO}"}
     stop_after: 1h
     wake: false
+    schedule: ["0 7 * * mon-fri", "@every 10m"]
     depends_on: [api]
   api:
     image: example.com/api:1
@@ -90,7 +91,7 @@ func TestDescribe(t *testing.T) {
 	span := func(d time.Duration) *idle.Duration { v := idle.Duration(d); return &v }
 	if want := (instance.Spec{Name: "shop-web", Runtime: "process", Command: []string{"python3", "-m", "http.server", "8080"},
 		Env: []string{"FROM=me", "GREETING=it costs 5$"}, Workdir: web.Workdir, Restart: "always", PauseAfter: span(30 * time.Second), StopAfter: span(time.Hour),
-		WakeFromStopped: new(false), Labels: map[string]string{}, DependsOn: []string{"shop-api"}, Expose: []instance.Endpoint{
+		WakeSchedule: []string{"0 7 * * mon-fri", "@every 10m"}, WakeFromStopped: new(false), Labels: map[string]string{}, DependsOn: []string{"shop-api"}, Expose: []instance.Endpoint{
 			{Listen: "127.0.0.1:8080", Target: "127.0.0.1:8080", Path: "auto"}, {Listen: "127.0.0.1:8443", Target: "127.0.0.1:443", Path: "auto"},
 			{Proto: "udp", Listen: "[::1]:53", Target: "[::1]:53", Path: "auto"}}}); !reflect.DeepEqual(web, want) {
 		t.Errorf("web is\n%+v, want\n%+v", web, want)
@@ -143,6 +144,7 @@ func TestFaults(t *testing.T) {
 		{"dependency", "services:\n  web:\n    command: x\n    depends_on: [db]\n", "services.web"},
 		{"circle", "services:\n  a: {command: x, depends_on: [b]}\n  b: {command: x, depends_on: [a]}\n", "lull.yaml"},
 		{"time", "services:\n  web:\n    command: x\n    pause_after: soon\n", "lull.yaml:4: services.web.pause_after: "},
+		{"schedule", "services:\n  web:\n    command: x\n    schedule: hourly\n", "lull.yaml:4: services.web.schedule: "},
 		{"wake", "services:\n  web:\n    command: x\n    wake: perhaps\n", "lull.yaml:4: services.web.wake: "},
 		{"ladder", "services:\n  web:\n    command: x\n    stop_after: 1m\n    reclaim_after: 2m\n", "lull.yaml:2: services.web: "},
 		{"extension", "services:\n  web:\n    command: x\n    x-lull: {pause-after: 1m}\n", "services.web.pause-after: "},

@@ -226,6 +226,21 @@ func (c *converter) idle(out *instance.Spec) {
 	word("net", (*string)(&out.Net))
 	flag("wake", func(on bool) { out.WakeFromStopped = &on })
 	flag("wake_on_outbound", func(on bool) { out.WakeOnOutbound = on })
+	switch v := set["schedule"].(type) {
+	case nil:
+	case []any:
+		for _, one := range v {
+			out.WakeSchedule = append(out.WakeSchedule, fmt.Sprint(one))
+		}
+	default:
+		out.WakeSchedule = []string{fmt.Sprint(v)}
+	}
+	for _, text := range out.WakeSchedule {
+		if _, err := instance.ParseCron(text); err != nil {
+			c.bad("schedule", "%v", err)
+		}
+	}
+	delete(set, "schedule")
 	delete(set, "path") // ports reads it
 	for _, k := range slices.Sorted(maps.Keys(set)) {
 		c.bad(k, "unknown attribute")

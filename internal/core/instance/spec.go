@@ -38,6 +38,7 @@ const (
 	MaxMemory   = 1 << 42
 	MaxCPUs     = 1024
 	MaxLabels   = 64
+	MaxTimers   = 16       // schedules of one instance
 	MaxDepends  = 64       // instances that one depends on
 	MaxLabel    = 4096     // bytes of a label's key and value
 	MinLog      = 64 << 10 // bytes of a log before it is rotated
@@ -83,6 +84,9 @@ type Spec struct {
 	LogMax          int64   `json:"log_max_bytes,omitempty"` // default 10 MiB, and one older file
 
 	Noise *Noise `json:"noise,omitempty"`
+
+	// WakeSchedule are the times at which it has to run, as ParseCron reads them.
+	WakeSchedule []string `json:"wake_schedule,omitempty"`
 
 	// DependsOn names instances that are woken before it, and stay awake while it is.
 	DependsOn []string `json:"depends_on,omitempty"`
@@ -166,6 +170,14 @@ func (s *Spec) Validate() error {
 	}
 	if s.LogMax < 0 || s.LogMax > 1<<40 {
 		bad("log_max_bytes", "%d is out of range", s.LogMax)
+	}
+	if len(s.WakeSchedule) > MaxTimers {
+		bad("wake_schedule", "%d schedules, at most %d", len(s.WakeSchedule), MaxTimers)
+	}
+	for n, text := range s.WakeSchedule {
+		if _, err := ParseCron(text); err != nil {
+			bad(fmt.Sprintf("wake_schedule[%d]", n), "%v", err)
+		}
 	}
 	if len(s.DependsOn) > MaxDepends {
 		bad("depends_on", "%d instances, at most %d", len(s.DependsOn), MaxDepends)
@@ -516,6 +528,9 @@ type Record struct {
 	LastPausedAt   time.Time `json:"last_paused_at,omitzero"`
 	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`
 	SnoozedUntil   time.Time `json:"snoozed_until,omitzero"`
+	NextDue        time.Time `json:"next_due,omitzero"`      // when its program wants to run, on the wall clock, as the two below
+	WakeAt         time.Time `json:"wake_at,omitzero"`       // when a user wants it to run
+	TimersServed   time.Time `json:"timers_served,omitzero"` // timers until then are done
 	PausedBy       string    `json:"last_paused_by,omitempty"`
 	StoppedBy      string    `json:"stopped_by,omitempty"` // who stopped the last run; empty while it runs and when it ended by itself
 	ResumedBy      string    `json:"last_resumed_by,omitempty"`

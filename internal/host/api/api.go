@@ -250,6 +250,26 @@ func (a *API) verbs(api huma.API) {
 			o, err := a.Host.Get(in.Name)
 			return &answer[hostctl.Instance]{o}, problem(err)
 		})
+	huma.Register(api, operation("wake-at", "POST", "/instances/{name}/wake-at", "Wake it for a time at which it has to run; without one, end that"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body struct {
+				At string `json:"at,omitempty" maxLength:"80" doc:"As until of a snooze"`
+			}
+		}) (*answer[hostctl.Instance], error) {
+			var at time.Time
+			if in.Body.At != "" {
+				var err error
+				if at, err = when.Moment(time.Now(), in.Body.At); err != nil {
+					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+				}
+			}
+			if err := a.Host.WakeAt(ctx, in.Name, at); err != nil {
+				return nil, problem(err)
+			}
+			o, err := a.Host.Get(in.Name)
+			return &answer[hostctl.Instance]{o}, problem(err)
+		})
 	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, until a time or until lifted, or lift the halt"),
 		func(ctx context.Context, in *struct {
 			Body struct {

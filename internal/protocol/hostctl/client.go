@@ -150,6 +150,15 @@ func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instan
 	return o, c.call(ctx, "POST", inst(name)+"/snooze", in, &o)
 }
 
+// WakeAt sets when it has to run; the zero time ends that.
+func (c *Client) WakeAt(ctx context.Context, name string, t time.Time) (o Instance, err error) {
+	in := map[string]time.Time{}
+	if !t.IsZero() {
+		in["at"] = t
+	}
+	return o, c.call(ctx, "POST", inst(name)+"/wake-at", in, &o)
+}
+
 // Hold takes or renews a lease.
 func (c *Client) Hold(ctx context.Context, name string, r LeaseRequest) (l []idle.Lease, err error) {
 	return l, c.call(ctx, "POST", inst(name)+"/leases", r, &l)

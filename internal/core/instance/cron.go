@@ -1,0 +1,35 @@
+package instance
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/robfig/cron/v3"
+)
+
+// Cron is a schedule of times. Next returns the first one after t.
+type Cron interface {
+	Next(t time.Time) time.Time
+}
+
+// maxCron bounds the text of a schedule, in bytes.
+const maxCron = 128
+
+// ParseCron reads a schedule in the form of a crontab: minute, hour, day of the
+// month, month and day of the week, in the machine's zone or with one such as
+// CRON_TZ=Europe/Berlin before it; @hourly and the like; or @every 10m. One that
+// never comes is an error.
+func ParseCron(text string) (Cron, error) {
+	if len(text) > maxCron || strings.TrimSpace(text) == "" {
+		return nil, fmt.Errorf("%.40q is no schedule: want one such as */10 * * * *", text)
+	}
+	s, err := cron.ParseStandard(text)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no schedule such as */10 * * * *: %w", text, err)
+	}
+	if s.Next(time.Unix(0, 0)).IsZero() {
+		return nil, fmt.Errorf("%q never comes", text)
+	}
+	return s, nil
+}

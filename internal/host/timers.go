@@ -1,0 +1,207 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// A timer says when an instance has to run: its program says so over LULL_SOCKET
+// (next_due), a user with lull wake-at, or a schedule of its spec. It is woken
+// before, and started if lull had stopped it, and is not paused until the timer
+// has passed; from then on it has its idle timeout to begin. Timers are times of
+// the wall clock and outlive the daemon. One that passed while no daemon ran, or
+// that a step of the clock skipped, is served at once.
+
+// Lead is how long before a timer its instance is woken.
+const Lead = 2 * time.Second
+
+// byTimer is the actor when a timer wakes an instance.
+const byTimer = "timer"
+
+// wallNow is the present wall time, which follows steps of the clock.
+func (h *Host) wallNow() time.Time {
+	if h.cfg.Wall != nil {
+		return h.cfg.Wall()
+	}
+	return time.Now().Round(0)
+}
+
+// nextTimerLocked returns the next timer and who set it; a zero time for none. It
+// is in the past if it has not been served. i.mu is held.
+func (i *inst) nextTimerLocked() (at time.Time, by string) {
+	now, served := i.h.wallNow(), latest(i.rec.TimersServed, i.rec.CreatedAt)
+	switch woken := i.says.wokenFor; {
+	case !now.Before(woken): // and paused by a user before it passed
+		served = latest(served, woken)
+	case now.Before(woken.Add(-Lead)): // the clock was set back
+		i.says.wokenFor = time.Time{}
+	}
+	take := func(t time.Time, from string) {
+		if !t.IsZero() && (at.IsZero() || t.Before(at)) && (t.After(served) || t.After(now)) {
+			at, by = t, from
+		}
+	}
+	take(i.rec.NextDue, "its program")
+	take(i.rec.WakeAt, "a user")
+	if served.After(now) { // a clock that was set back
+		served = now
+	}
+	for _, text := range i.spec().WakeSchedule {
+		if s, err := instance.ParseCron(text); err == nil {
+			take(s.Next(served), "the schedule "+text)
+		}
+	}
+	return at, by
+}
+
+// wakeDue returns when i is to be woken for its next timer, on the clock of Now;
+// zero for never.
+func (i *inst) wakeDue() time.Time {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	at, _ := i.nextTimerLocked()
+	if at.IsZero() {
+		return time.Time{}
+	}
+	lead := Lead
+	if at.Equal(i.says.wokenFor) { // the next one is due after it
+		lead = 0
+	}
+	return i.h.Now().Add(at.Add(-lead).Sub(i.h.wallNow()))
+}
+
+// takeTimer reports whether a timer is due, and says which. It is due once: a user
+// who pauses the instance after that has the last word.
+func (i *inst) takeTimer() (why string, due bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	at, by := i.nextTimerLocked()
+	if at.IsZero() || at.Equal(i.says.wokenFor) || i.h.wallNow().Before(at.Add(-Lead)) {
+		return "", false
+	}
+	i.says.wokenFor = at
+	return fmt.Sprintf("%s set a timer for %s", by, at.UTC().Format(time.RFC3339)), true
+}
+
+// passTimers drops the timers that have passed. The instance counts as active
+// then. The caller holds the lock of a running instance.
+func (i *inst) passTimers() {
+	now := i.h.wallNow()
+	i.mu.Lock()
+	at, _ := i.nextTimerLocked()
+	passed := false
+	for _, t := range []time.Time{at, i.says.wokenFor, i.rec.NextDue, i.rec.WakeAt} {
+		passed = passed || !t.IsZero() && !t.After(now)
+	}
+	i.mu.Unlock()
+	if !passed {
+		return
+	}
+	i.update(func(r *instance.Record) {
+		if !r.NextDue.After(now) {
+			r.NextDue = time.Time{}
+		}
+		if !r.WakeAt.After(now) {
+			r.WakeAt = time.Time{}
+		}
+		r.TimersServed, r.LastActivityAt = now, latest(r.LastActivityAt, i.h.Now())
+		i.says.wokenFor = time.Time{} // a clock that is set back brings it again
+	})
+	i.h.saver.WriteLater(i, i.id)
+}
+
+// timerBlockLocked blocks a pause shortly before a timer; nil otherwise. i.mu is
+// held.
+func (i *inst) timerBlockLocked(now time.Time) *idle.Block {
+	at, by := i.nextTimerLocked()
+	if at.IsZero() {
+		return nil
+	}
+	due := now.Add(at.Sub(i.h.wallNow()))
+	if due.Sub(now) >= max(i.pauseAfter(), Lead+time.Second) {
+		return nil
+	}
+	return &idle.Block{Code: idle.Schedule, Sentence: "It has to run soon: " + by + " set a timer.", Until: &due}
+}
+
+// WakeAt sets when a user wants an instance to run; the zero time ends that.
+func (h *Host) WakeAt(ctx context.Context, ref string, t time.Time) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if d := t.Sub(h.wallNow()); !t.IsZero() && (d <= 0 || d > instance.MaxDeadline) {
+		return &InvalidError{fmt.Errorf("cannot wake it at %s: that is not between now and %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	if err := i.save(func(r *instance.Record) { r.WakeAt = t.Round(0) }); err != nil {
+		return err
+	}
+	if t.IsZero() {
+		i.emit("wake_at_ended", ByManual, "by "+requester(ctx))
+	} else {
+		i.emit("wake_at_set", ByManual, t.UTC().Format(time.RFC3339)+" by "+requester(ctx))
+	}
+	i.reschedule()
+	return nil
+}
+
+// setNextDue sets when the program wants to run again.
+func (i *inst) setNextDue(at time.Time) {
+	i.update(func(r *instance.Record) { r.NextDue = at.Round(0) })
+	i.h.saver.WriteLater(i, i.id)
+	i.reschedule()
+}
+
+// reschedule sets the deadline of an instance that does not run anew, after its
+// timers or the clock changed.
+func (i *inst) reschedule() {
+	switch s := i.state(); {
+	case s.Asleep():
+		i.scheduleAsleep(i.h.Now())
+	case s == power.Stopped:
+		i.scheduleStopped()
+	}
+}
+
+// scheduleStopped sets the deadline of a stopped instance: its restart, or its
+// next timer if lull had stopped it.
+func (i *inst) scheduleStopped() {
+	i.mu.Lock()
+	at, enabled, timed := i.retry.restart, i.rec.Enabled, i.timedLocked()
+	i.mu.Unlock()
+	if !enabled {
+		return
+	}
+	if t := i.wakeDue(); timed && !t.IsZero() && (at.IsZero() || t.Before(at)) {
+		at = t
+	}
+	if !at.IsZero() {
+		i.h.due.Set(i.due, latest(at, i.h.Now()))
+	}
+}
+
+// timedLocked reports whether a timer may start the instance, which is stopped:
+// not after a user stopped it, or after it ended. i.mu is held.
+func (i *inst) timedLocked() bool { return i.rec.Enabled && i.rec.StoppedBy == stopAfter }
+
+// ClockStepped tells the host that the wall clock was set, or that the machine was
+// suspended: timers are due at other moments now.
+func (h *Host) ClockStepped() {
+	for _, i := range h.all() {
+		i.mu.Lock()
+		at, _ := i.nextTimerLocked()
+		i.mu.Unlock()
+		if !at.IsZero() {
+			i.reschedule()
+		}
+	}
+}
