@@ -366,6 +366,11 @@ func family(t *testing.T) (shell *outsider, children []int) {
 			return string(b) != "sleep\n"
 		})
 	})
+	t.Cleanup(func() {
+		for _, pid := range children {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // not of the shell's process group
+		}
+	})
 	return shell, children
 }
 
@@ -490,6 +495,37 @@ func TestAdoptRespectsOthers(t *testing.T) {
 			c.Close()
 		}
 	})
+}
+
+// TestAdoptDoesNotTakeOver checks that lull does not add its own freeze to that of
+// others, which it has not seen yet.
+func TestAdoptDoesNotTakeOver(t *testing.T) {
+	t.Parallel()
+	d := host(t, "--probe", "1h")
+	p := server(t, 0)
+	q := manners[0].request(t, p, "web")
+	q.PauseAfter = daemontest.Seconds(time.Hour)
+	adopt(d, q)
+	if err := syscall.Kill(p.pid(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	waittest.Until(t, "it is stopped", func() bool { return state(p.pid()) == 'T' })
+	if _, err := d.Do(t.Context(), "web", "pause", nil); err == nil {
+		t.Error("lull paused what others had stopped")
+	}
+	if o := d.Await("web", "paused"); o.LastPausedBy != "external" {
+		t.Errorf("it was paused by %s", o.LastPausedBy)
+	}
+	c := mustDial(t, p.addr)
+	if !waittest.Stays(500*time.Millisecond, func() bool { return state(p.pid()) == 'T' }) {
+		t.Error("a connection continued what others had stopped")
+	}
+	if err := syscall.Kill(p.pid(), syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.echo("hello"); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestAdoptRefuses checks that nothing is adopted that must not be frozen.
