@@ -38,7 +38,6 @@ import (
 	"lull/internal/server/web"
 	"lull/internal/sim"
 	"lull/internal/store"
-	"lull/internal/store/mem"
 )
 
 // site is a server over a store, with the dashboard, until the test ends.
@@ -673,42 +672,4 @@ func (p *reader) Read(ctx context.Context, q evidence.Query, yield func(evidence
 		}
 	}
 	return nil, nil
-}
-
-// TestDashboardCancelsAPreview reads a slow journal: the page shows the
-// progress, and when it is canceled the server stops as well. The journal is
-// the test's own, so it knows whether its caller still waits.
-func TestDashboardCancelsAPreview(t *testing.T) {
-	chrome := startBrowser(t)
-	db := mem.New(mem.Options{}).Client()
-	t.Cleanup(db.Close)
-	j, rec := &reader{slow: true, gone: make(chan struct{})}, evidence.Recorder{Beat: 30 * time.Minute}
-	p := newPast()
-	for _, c := range p.checks {
-		j.records = append(j.records, rec.Take(c)...)
-	}
-	j.records = append(j.records, rec.Flush()...)
-	for _, w := range p.workers {
-		data, err := store.Codec[worker.Worker]{Version: 1}.Encode("workers/"+w.ID, w)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := db.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("workers/"+w.ID, data)}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	url, token := site(t, db, func(o *server.Options) { o.Evidence = j })
-	w := open(t, chrome, url+"/preview?policy=aggressive")
-	w.login(token)
-	w.until(`document.querySelector('#one-name').value === 'aggressive'`)
-	w.press("Preview")
-	w.sees(`Replaying recorded days: [1-9]\d? %`)
-	w.picture("preview-running")
-	w.press("Cancel")
-	select {
-	case <-j.gone:
-	case <-time.After(patience):
-		t.Fatal("the server continues a preview that was cancelled")
-	}
-	w.until(`![...document.querySelectorAll('[role=progressbar]')].length`)
 }
