@@ -51,6 +51,7 @@ var asking = map[string][]string{
 	"settings ls": nil, "settings set": {"worker_idle_timeout_minutes=30"}, "settings unset": {"worker_idle_timeout_minutes"},
 	"template apply": {"-f", "TEMPLATE"}, "template get": {"t"}, "template ls": nil, "template rm": {"t"},
 	"token create": {"ci"}, "token ls": nil, "token revoke": {"t"},
+	"wake-at":         {"web", "+2h"},
 	"worker activity": {"w"}, "worker arm": {"w"}, "worker cancel-drain": {"w"}, "worker create": {"w", "--template", "t"}, "worker detect-idle": {"w"},
 	"worker discovered": nil, "worker drain": {"w"}, "worker forget": {"w"}, "worker get": {"w"}, "worker idle-status": {"w"}, "worker import": {"i-0123456789abcdef0"},
 	"worker license": {"w"}, "worker license deregister": {"w"}, "worker license register": {"w"}, "worker ls": nil, "worker pause": {"w"},

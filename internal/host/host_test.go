@@ -527,10 +527,10 @@ func TestWorkloadSpeaks(t *testing.T) {
 		if err := r.fromGuest(t.Context(), i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(119 * time.Second)
+		time.Sleep(2*time.Minute - Lead - time.Second)
 		r.is("a", power.Paused)
-		time.Sleep(2 * time.Second)
-		if o := r.is("a", power.Running); o.LastResumedBy != "next_due" {
+		time.Sleep(time.Second)
+		if o := r.is("a", power.Running); o.LastResumedBy != byTimer {
 			t.Errorf("resumed by %s", o.LastResumedBy)
 		}
 	})

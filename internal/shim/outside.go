@@ -173,7 +173,7 @@ func (s *Shim) continueTree(o shimctl.Outside) (was bool, err error) {
 		pids, err := s.proc.Tree(p.PID, "", nil)
 		errs = append(errs, err)
 		for _, pid := range pids {
-			if st, err := s.proc.Stat(pid); err == nil && st.State == 'T' && !slices.Contains(stopped, pid) {
+			if !slices.Contains(stopped, pid) && s.stops(pid) {
 				stopped = append(stopped, pid)
 			}
 		}
@@ -182,6 +182,16 @@ func (s *Shim) continueTree(o shimctl.Outside) (was bool, err error) {
 		return false, nil // an error of the listing does not help anymore
 	}
 	return true, errors.Join(append(errs, cgroup.ContinueEach(stopped))...)
+}
+
+// stops reports whether a process is stopped, or will be: one that waits in the
+// kernel stops once that is over.
+func (s *Shim) stops(pid int) bool {
+	if st, err := s.proc.Stat(pid); err != nil || st.State == 'T' {
+		return err == nil
+	}
+	pending, err := s.proc.Pending(pid, syscall.SIGSTOP)
+	return err == nil && pending
 }
 
 // askToThaw makes one request. It succeeds too if the object is gone or already

@@ -170,6 +170,7 @@ func TestOutsideInPlace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	waittest.Until(t, "they are stopped", func() bool { return state(mine) == 'T' && state(other) == 'T' })
 	b.outside(shimctl.Outside{ID: "tree", Tree: []shimctl.Process{{PID: mine, Start: start}, {PID: other, Start: later - 1}}})
 	b.outside(shimctl.Outside{ID: "gone", Group: "/sys/fs/cgroup/of/nobody"})
 	b.c.Close()
