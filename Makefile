@@ -108,7 +108,7 @@ packages: ## install what the tests need (Debian, root)
 RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/platform/cml \
 	./internal/runtime/docker ./internal/runtime/microvm/vnet ./internal/platform/oci ./internal/platform/sockets \
 	./internal/protocol/... ./internal/relay ./internal/shim ./internal/sim/world ./internal/store/...
-MIXED := ./internal/agent ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \
+MIXED := ./internal/agent ./internal/platform/activity ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \
 	./internal/guestagent/... ./internal/sim/simtest
 PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/server ./test/e2e/programs ./test/e2e/foreign \
 	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants

@@ -144,6 +144,7 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if a.work == nil {
 		return fmt.Errorf("cannot pause %s: it has no process", i.name())
 	}
+	i.endRound()
 	if err := a.flush(); err != nil {
 		fault(span, err)
 		i.emit("pause_cancelled", by, err.Error())
@@ -429,6 +430,7 @@ func publishWoken(a *attempt) error {
 	ident := a.work.Identity() // a restore changes it
 	i.mu.Lock()
 	i.seen.base, i.seen.readings, i.seen.conns = instance.Sample{}, nil, 0
+	i.resetProbesLocked()
 	i.mu.Unlock()
 	rec := i.update(func(r *instance.Record) {
 		if r.Identity == nil || *r.Identity != ident {

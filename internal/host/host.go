@@ -50,6 +50,7 @@ import (
 	"lull/internal/host/metrics"
 	"lull/internal/host/probe"
 	"lull/internal/host/records"
+	"lull/internal/platform/activity"
 	"lull/internal/relay"
 )
 
@@ -83,13 +84,14 @@ type Config struct {
 	StopAfter  time.Duration // 0: never stop a paused instance
 	Probe      time.Duration // interval between probes of a running instance, default 5 s, jittered by a tenth
 	Thresholds probe.Thresholds
-	Workers    int         // concurrent transitions from deadlines, default 8
-	BaseEnv    []string    // environment of every instance, before its own
-	LogDir     string      // directory of instances' logs
-	Socket     string      // LULL_SOCKET of the instances; empty for none
-	SharedHTTP bool        // create a Gate for instances without a relayed port too
-	KeepEvents int         // number of newest events to keep, default 4096
-	EventLog   *events.Log // keeps events across restarts; nil for none; the caller closes it
+	ReadProbe  func(ctx context.Context, p *instance.Probe, env []string) activity.Reading // reads a probe outside its instance; nil is activity.Read
+	Workers    int                                                                         // concurrent transitions from deadlines, default 8
+	BaseEnv    []string                                                                    // environment of every instance, before its own
+	LogDir     string                                                                      // directory of instances' logs
+	Socket     string                                                                      // LULL_SOCKET of the instances; empty for none
+	SharedHTTP bool                                                                        // create a Gate for instances without a relayed port too
+	KeepEvents int                                                                         // number of newest events to keep, default 4096
+	EventLog   *events.Log                                                                 // keeps events across restarts; nil for none; the caller closes it
 
 	Runtimes map[string]Runtime
 	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances

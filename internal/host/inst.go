@@ -41,12 +41,13 @@ type inst struct {
 	stir chan struct{}
 
 	// mu guards the rest. It is never held across anything that blocks.
-	mu    sync.Mutex
-	rec   instance.Record
-	proc  proc
-	seen  seen
-	says  says
-	retry retry
+	mu     sync.Mutex
+	rec    instance.Record
+	proc   proc
+	seen   seen
+	custom custom
+	says   says
+	retry  retry
 }
 
 // requests are left for the holder of the lock. No lock guards them.

@@ -173,6 +173,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.mu.Lock()
 	i.proc.work, i.proc.frozen, i.proc.guard, i.seen.block = w, false, nil, nil
 	i.seen.base, i.seen.last, i.seen.readings, i.seen.conns = instance.Sample{}, instance.Sample{}, nil, 0
+	i.resetProbesLocked()
 	i.mu.Unlock()
 	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.Now() })
 }
@@ -285,6 +286,7 @@ func (i *inst) forgetRun() {
 	g := i.proc.guard
 	i.proc.work, i.proc.guard, i.proc.frozen, i.proc.missing = nil, nil, false, nil
 	i.seen.readings, i.seen.conns, i.seen.block, i.seen.trouble = nil, 0, nil, ""
+	i.resetProbesLocked()
 	if i.says.inside { // its work in progress is lost
 		i.says.inside, i.says.busy = false, i.says.busy-1
 	}

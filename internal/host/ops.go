@@ -37,7 +37,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.Now(),
 		StateSince: h.Now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
 	i := newInst(h, rec, rt)
-	if err := h.checkDependencies(&s); err != nil {
+	if err := errors.Join(h.checkDependencies(&s), h.checkProbes(&s, rt)); err != nil {
 		return "", err
 	}
 	if err := h.add(i); err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/probe"
+	"lull/internal/relay"
 )
 
 // Actors, as in records and events.
@@ -60,6 +62,9 @@ func (i *inst) policy() idle.Policy {
 	}
 	if p.Name == instance.PolicyLeasesOnly {
 		p.Signals = []string{}
+		for n := range i.spec().Probes {
+			p.Signals = append(p.Signals, i.spec().Probes[n].Signal())
+		}
 	}
 	return p
 }
@@ -78,6 +83,11 @@ func (i *inst) sample(w Workload) idle.Evidence {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.seen.needed = needed
+	var relayed *relay.Activity
+	if i.gate != nil {
+		relayed = new(i.gate.Activity())
+	}
+	i.discountLocked(&s, relayed)
 	if i.seen.base.At.IsZero() {
 		i.seen.base = s
 	}
@@ -85,9 +95,9 @@ func (i *inst) sample(w Workload) idle.Evidence {
 	i.seen.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
 	i.seen.readings = i.h.cfg.Thresholds.Readings(i.seen.base, s, time.Duration(i.spec().QuietConnectionAfter), now)
 	e := i.evidenceLocked(now)
-	c := probe.Connections{Endpoints: i.rec.Endpoints, Quiet: quiet}
+	c := probe.Connections{Endpoints: i.rec.Endpoints, Quiet: quiet, Relay: relayed}
 	if i.gate != nil {
-		c.Relay, c.RelayOwes = new(i.gate.Activity()), i.gate.Owed()
+		c.RelayOwes = i.gate.Owed()
 	}
 	e.Connections, e.LastActivityAt = c.Count(s, now, e.LastActivityAt)
 	i.seen.conns = e.Connections
@@ -100,7 +110,7 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	r := &i.rec
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
 		LastActivityAt: r.LastActivityAt, LastResumedAt: r.LastResumedAt, CreatedAt: r.CreatedAt,
-		SnoozedUntil: r.SnoozedUntil, Readings: i.seen.readings, Connections: i.seen.conns, Leases: r.Leases}
+		SnoozedUntil: r.SnoozedUntil, Readings: slices.Concat(i.seen.readings, i.probeReadingsLocked(now)), Connections: i.seen.conns, Leases: r.Leases}
 	for _, x := range i.h.halts.InEffect() {
 		e.Guards = append(e.Guards, x.Block(haltedHere))
 	}
@@ -189,7 +199,7 @@ func (h *Host) check(i *inst) {
 
 func (i *inst) checkRunning() {
 	w := i.workload()
-	if w == nil {
+	if w == nil || i.probing() { // the end of the round checks it again
 		return
 	}
 	i.passTimers()
@@ -208,14 +218,25 @@ func (i *inst) checkRunning() {
 		i.mu.Unlock()
 	}
 	if v.Eligible {
+		if !i.confirmed(now) {
+			return
+		}
 		err := i.pause(ctx, byIdle, "idle for "+idle.HumanMinutes(v.IdleMinutes), false)
 		if err == nil {
 			return
 		}
 		now = i.h.Now()
+	} else {
+		i.unconfirmed()
 	}
 	i.advance()
 	next := now.Add(i.probeEvery())
+	switch due, begun := i.probeDue(now); {
+	case begun:
+		return
+	case !due.IsZero() && due.Before(next):
+		next = due
+	}
 	if t := v.TargetPauseAt; t != nil && t.After(now) && t.Before(next) {
 		next = *t
 	}

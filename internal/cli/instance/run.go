@@ -22,7 +22,7 @@ import (
 
 func (c verbs) runCommand() *cobra.Command {
 	var s instance.Spec
-	var expose []string
+	var expose, probes []string
 	var path, logMax, memory string
 	var pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
 	var noise instance.Noise
@@ -38,6 +38,22 @@ idle, and wakes it on the first packet to one of its exposed ports.
 
 What a container or microVM writes over its image is kept until lull rm. A
 microVM's /tmp, /run and /dev/shm are empty at every start.
+
+A probe is a signal of your own: while it says active, or nothing that can be read,
+the instance is not paused.
+
+  --probe exec:'pgrep -x make'               exit code 0 is active, 1 is quiet
+  --probe http:http://127.0.0.1:8080/busy    status 200 is active, 204 is quiet
+  --probe http:http://127.0.0.1:8080/s#jobs  false, 0, null and empty are quiet
+  --probe prometheus:http://HOST/metrics#up  active above threshold=0
+  --probe prometheus:http://HOST#query=QUERY the same, from a server
+  --probe file:/var/lock/job                 active if modified within window
+  --probe postgres                           ready-made, through psql
+  --probe redis:HOST:PORT                    ready-made, through redis-cli
+
+Settings go behind the kind, as in exec,interval=30s,timeout=10s,inside:COMMAND.
+They are name, interval (15s), timeout (5s), threshold (0), window (1m), inside
+(run it in the instance, not as the user of the host daemon) and missing=quiet.
 
 Without -d, lull run shows the output until the instance has ended permanently, and
 exits with its exit code, or 143 if it was removed. Ctrl-C detaches. Long steps, such
@@ -76,6 +92,7 @@ An instance that does not start is removed again, and its last output is shown.
 	f.StringArrayVarP(&s.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
 	f.StringArrayVar(&s.WakeSchedule, "wake-schedule", nil, "time at which it has to run, as in a crontab (\"*/10 * * * *\", \"@every 10m\"): it is woken 2 s before; repeatable")
 	f.StringSliceVar(&s.DependsOn, "depends-on", nil, "instances that wake before it, and stay awake while it is; repeatable")
+	f.StringArrayVar(&probes, "probe", nil, "activity probe, KIND[,SETTING=VALUE...]:TARGET; repeatable, see above")
 	f.StringToStringVar(&s.Labels, "label", nil, "label KEY=VALUE, which lull ps --filter finds; repeatable")
 	f.StringVarP(&s.Workdir, "workdir", "w", "", "working directory (default: the current one)")
 	f.StringVarP(&s.User, "user", "u", "", "user to run as: name or uid[:gid]")
@@ -107,6 +124,14 @@ An instance that does not start is removed again, and its last output is shown.
 			}
 			s.Expose = append(s.Expose, ep)
 		}
+		for _, text := range probes {
+			p, err := instance.ParseProbe(text)
+			if err != nil {
+				return term.Usage(err)
+			}
+			s.Probes = append(s.Probes, p)
+		}
+		instance.NameProbes(s.Probes)
 		if cmd.Flags().Changed("pause-after") {
 			d := idle.Duration(pause)
 			s.PauseAfter = &d

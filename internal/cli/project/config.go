@@ -56,6 +56,8 @@ type shownService struct {
 	WakeOnOutbound       bool     `yaml:"wake_on_outbound,omitempty" json:"wake_on_outbound,omitempty"`
 	Schedule             []string `yaml:"schedule,omitempty" json:"schedule,omitempty"`
 	Net                  string   `yaml:"net,omitempty" json:"net,omitempty"`
+
+	Probes []shownProbe `yaml:"probes,omitempty" json:"probes,omitempty"`
 }
 
 // show returns what a project's file says in the end.
@@ -71,7 +73,7 @@ func showSpec(s instance.Spec, after []string) shownService {
 	out := shownService{Runtime: s.Runtime, Image: s.Image, WorkingDir: s.Workdir, User: s.User, DependsOn: after, CPUs: s.CPUs,
 		Restart: string(s.Restart), StopGrace: span(s.StopGrace), Labels: s.Labels,
 		ReclaimAfter: span(s.ReclaimAfter), HibernateAfter: span(s.HibernateAfter), QuietConnectionAfter: span(s.QuietConnectionAfter),
-		ReadyTimeout: span(s.ReadyTimeout), IdlePolicy: s.IdlePolicy, Wake: s.WakeFromStopped, WakeOnOutbound: s.WakeOnOutbound, Net: string(s.Net), Schedule: s.WakeSchedule}
+		ReadyTimeout: span(s.ReadyTimeout), IdlePolicy: s.IdlePolicy, Wake: s.WakeFromStopped, WakeOnOutbound: s.WakeOnOutbound, Net: string(s.Net), Schedule: s.WakeSchedule, Probes: showProbes(s.Probes)}
 	if s.Image == "" {
 		out.Command = s.Command
 	} else {

@@ -28,6 +28,7 @@ var idleFields = []field{
 	{"quiet_connection_after", "string", "ignore connections without traffic for this long, unless a request is unanswered; 0 is off"},
 	{"ready_timeout", "string", "time limit until it listens"},
 	{"idle_policy", "string", "default, or leases_only to ignore its own activity"},
+	{"probes", "array", "activity probes: the short form of lull run --probe, or mappings with name, kind and the settings of the kind"},
 	{"wake", "boolean", "start it on a connection after lull stopped it; true, set explicitly, also before its first start and after it ended"},
 	{"wake_on_outbound", "boolean", "also wake it on data on connections that it opened itself"},
 	{"schedule", "any", "times at which it has to run, as in a crontab: one, or a list"},

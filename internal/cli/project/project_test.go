@@ -250,6 +250,7 @@ func TestPlanNamesWhatDiffers(t *testing.T) {
 		"workdir":           {func(s *instance.Spec) { s.Workdir = "/other" }, false},
 		"expose":            {func(s *instance.Spec) { s.Expose = nil }, false},
 		"depends_on":        {func(s *instance.Spec) { s.DependsOn = []string{"shop-db"} }, false},
+		"probes":            {func(s *instance.Spec) { s.Probes = []instance.Probe{{Name: "file", Kind: "file", Path: "/p"}} }, false},
 		"user":              {func(s *instance.Spec) { s.User = "nobody" }, false},
 		"pause_after":       {func(s *instance.Spec) { s.PauseAfter = span(7e9) }, true},
 		"stop_after":        {func(s *instance.Spec) { s.StopAfter = nil }, false}, // the host's default again

@@ -215,6 +215,10 @@ func (c *converter) idle(out *instance.Spec) {
 			c.bad(field, "%v is neither true nor false", v)
 		}
 	}
+	if v, ok := set["probes"]; ok {
+		delete(set, "probes")
+		out.Probes = c.probes(v)
+	}
 	span("pause_after", func(d idle.Duration) { out.PauseAfter = &d })
 	span("stop_after", func(d idle.Duration) { out.StopAfter = &d })
 	span("reclaim_after", func(d idle.Duration) { out.ReclaimAfter = d })

@@ -91,6 +91,8 @@ type Spec struct {
 	// DependsOn names instances that are woken before it, and stay awake while it is.
 	DependsOn []string `json:"depends_on,omitempty"`
 
+	Probes []Probe `json:"probes,omitempty"` // signals of the user's own
+
 	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks with them what it made
 
 	// Adopted is what ran already when the instance was made; nil for a program
@@ -199,6 +201,7 @@ func (s *Spec) Validate() error {
 	errs = append(errs, s.checkDurations()...)
 	errs = append(errs, s.checkEndpoints()...)
 	errs = append(errs, s.checkAdopted()...)
+	errs = append(errs, s.checkProbes()...)
 	if s.Noise != nil {
 		for i, c := range s.Noise.Sources {
 			if _, err := netip.ParsePrefix(c); err != nil {

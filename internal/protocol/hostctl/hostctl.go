@@ -80,6 +80,7 @@ type Instance struct {
 	WakeAt             *time.Time          `json:"wake_at" doc:"When it next has to run; it is woken 2 s before"`
 	WakeAtBy           string              `json:"wake_at_by,omitempty" doc:"Who set that: a user, its program or one of its schedules"`
 	WakeSchedule       []string            `json:"wake_schedule,omitempty" doc:"Times at which it has to run, as in a crontab"`
+	Probes             []instance.Probe    `json:"probes,omitempty" doc:"Its own activity probes; their readings are in activity, as probe:NAME"`
 	Waiting            *Waiting            `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
 

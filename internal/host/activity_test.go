@@ -1,0 +1,379 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/platform/activity"
+)
+
+// fakeProbe is a probe whose answers the test sets.
+type fakeProbe struct {
+	mu     sync.Mutex
+	says   idle.State
+	takes  time.Duration
+	during func(context.Context) // called within each reading
+	reads  []time.Time
+
+	now, most atomic.Int32 // readings in progress
+}
+
+func (f *fakeProbe) set(s idle.State) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.says = s
+}
+
+func (f *fakeProbe) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.reads)
+}
+
+func (f *fakeProbe) read(ctx context.Context, _ *instance.Probe, _ []string) activity.Reading {
+	n := f.now.Add(1)
+	defer f.now.Add(-1)
+	for m := f.most.Load(); n > m && !f.most.CompareAndSwap(m, n); m = f.most.Load() {
+	}
+	f.mu.Lock()
+	f.reads = append(f.reads, time.Now())
+	during, takes := f.during, f.takes
+	f.mu.Unlock()
+	if during != nil {
+		during(ctx)
+	}
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return activity.Reading{State: f.says, Detail: "as the test says"}
+}
+
+// probedBy gives a spec a probe.
+func probedBy(s *instance.Spec) {
+	s.StopAfter = new(idle.Duration)
+	s.Probes = []instance.Probe{{Name: "job", Kind: instance.ProbeExec, Command: []string{"x"}, Interval: idle.Duration(10 * time.Second)}}
+}
+
+// inProbed runs a test with an instance web that has a probe which answers in 20 ms.
+func inProbed(t *testing.T, says idle.State, f func(r *rig, p *fakeProbe, web string)) {
+	t.Helper()
+	p := &fakeProbe{says: says, takes: 20 * time.Millisecond}
+	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) { f(r, p, r.run("web", probedBy)) })
+}
+
+// blocked reports whether the probe blocks with a code.
+func blocked(blocks []idle.Block, code idle.Code) bool {
+	return slices.ContainsFunc(blocks, func(b idle.Block) bool { return b.Signal == "probe:job" && b.Code == code })
+}
+
+func TestProbeHoldsAndLetsGo(t *testing.T) {
+	for _, c := range []struct {
+		says idle.State
+		code idle.Code
+	}{{idle.Active, idle.SignalActive}, {idle.Unknown, idle.SignalUnknown}} {
+		t.Run(c.says.String(), func(t *testing.T) {
+			inProbed(t, c.says, func(r *rig, p *fakeProbe, _ string) {
+				time.Sleep(time.Hour)
+				o := r.is("web", power.Running)
+				if !blocked(o.Blocks, c.code) {
+					t.Errorf("the blocks are %v", o.Blocks)
+				}
+				if n := p.count(); n < 300 || n > 420 {
+					t.Errorf("%d readings in an hour, at an interval of 10 s", n)
+				}
+				p.set(idle.Quiet)
+				time.Sleep(30 * time.Second)
+				if c.says == idle.Active { // the idle time begins at its end
+					r.is("web", power.Running)
+				}
+				time.Sleep(time.Minute)
+				o = r.is("web", power.Paused)
+				before := p.count()
+				time.Sleep(time.Hour)
+				if n := p.count(); n != before {
+					t.Errorf("%d readings while it slept", n-before)
+				}
+				if blocked(o.Blocks, idle.SignalUnknown) || !slices.ContainsFunc(o.Activity, func(r idle.Reading) bool { return r.Signal == "probe:job" && r.State == idle.Quiet }) {
+					t.Errorf("asleep it shows %v, %v", o.Activity, o.Blocks)
+				}
+				if err := r.Resume(context.Background(), "web", ByManual); err != nil {
+					t.Fatal(err)
+				}
+				p.set(c.says)
+				time.Sleep(10 * time.Minute)
+				r.is("web", power.Running)
+			})
+		})
+	}
+}
+
+// A probe that is active only when it is read right before the pause prevents it.
+func TestProbeReadAfreshBeforeThePause(t *testing.T) {
+	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, _ string) {
+		i := r.byName["web"]
+		p.during = func(context.Context) {
+			i.mu.Lock()
+			defer i.mu.Unlock()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if p.says = idle.Quiet; !i.custom.final.IsZero() {
+				p.says = idle.Active
+			}
+		}
+		time.Sleep(time.Hour)
+		r.is("web", power.Running)
+		if h := r.happenings("web", "paused"); len(h) > 0 {
+			t.Errorf("it was paused: %v", h)
+		}
+	})
+}
+
+// A client that comes while the probes are read before the pause is served at once.
+func TestClientDuringTheLastReading(t *testing.T) {
+	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, web string) {
+		i := r.byName["web"]
+		came := atomic.Int32{}
+		p.during = func(context.Context) {
+			i.mu.Lock()
+			final := !i.custom.final.IsZero()
+			i.mu.Unlock()
+			if final && came.Add(1) == 1 {
+				c := r.k.Connect(web)
+				go func() {
+					time.Sleep(time.Minute)
+					c.Close()
+				}()
+				if !i.tryAcquire() {
+					t.Error("a reading holds the lock of the instance")
+				} else {
+					i.release()
+				}
+			}
+		}
+		p.takes = time.Second
+		time.Sleep(90 * time.Second)
+		r.is("web", power.Running)
+		if came.Load() == 0 {
+			t.Fatal("there was no reading before the pause")
+		}
+		if h := r.happenings("web", "paused"); len(h) > 0 {
+			t.Errorf("it was paused: %v", h)
+		}
+		time.Sleep(3 * time.Minute)
+		r.is("web", power.Paused)
+	})
+}
+
+// A probe that never returns is unknown, runs once however long it hangs, and
+// delays neither clients nor users.
+func TestHungProbe(t *testing.T) {
+	release := make(chan struct{})
+	p := &fakeProbe{says: idle.Quiet}
+	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
+		release = make(chan struct{})
+		p.during = func(context.Context) { <-release }
+		web := r.run("web", probedBy)
+		for range 60 {
+			time.Sleep(time.Minute)
+			if c := r.k.Connect(web); !answered(c) {
+				t.Fatal("no answer")
+			} else {
+				c.Close()
+			}
+		}
+		time.Sleep(time.Hour)
+		o := r.is("web", power.Running)
+		if !blocked(o.Blocks, idle.SignalUnknown) {
+			t.Errorf("the blocks are %v", o.Blocks)
+		}
+		if p.count() != 1 || p.most.Load() != 1 {
+			t.Errorf("%d readings, %d at once", p.count(), p.most.Load())
+		}
+		if err := r.Pause(context.Background(), "web", ByManual, false); err != nil {
+			t.Fatal(err)
+		}
+		r.is("web", power.Paused)
+		if c := r.k.Connect(web); !answered(c) {
+			t.Fatal("no answer")
+		} else {
+			c.Close()
+		}
+		close(release)
+		p.mu.Lock()
+		p.during = nil
+		p.mu.Unlock()
+		time.Sleep(5 * time.Minute)
+		r.is("web", power.Paused)
+		if p.most.Load() != 1 {
+			t.Errorf("%d readings at once", p.most.Load())
+		}
+	})
+}
+
+// What a probe does to the instance is not use of it: connections, and the work
+// that they cause. A reading that takes long is not told from use.
+func TestProbeIsNoUse(t *testing.T) {
+	for name, c := range map[string]struct {
+		takes time.Duration
+		want  power.Instance
+	}{"quick": {20 * time.Millisecond, power.Paused}, "slow": {4 * time.Second, power.Running}} {
+		t.Run(name, func(t *testing.T) {
+			inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, web string) {
+				r.k.Remembers = true
+				p.takes = 0
+				p.during = func(ctx context.Context) {
+					c2 := r.k.Connect(web)
+					r.k.Proc(web).SetBusy(true)
+					select {
+					case <-time.After(c.takes):
+					case <-ctx.Done():
+					}
+					r.k.Proc(web).SetBusy(false)
+					c2.Close()
+				}
+				time.Sleep(5 * time.Minute)
+				r.is("web", c.want)
+			})
+		})
+	}
+}
+
+// A client counts beside the probe's own connections.
+func TestClientBesideProbe(t *testing.T) {
+	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, web string) {
+		r.k.Remembers = true
+		p.during = func(context.Context) { r.k.Connect(web).Close() }
+		for range 60 {
+			time.Sleep(50 * time.Second)
+			r.k.Connect(web).Close()
+			r.is("web", power.Running)
+		}
+		if h := r.happenings("web", "paused"); len(h) > 0 {
+			t.Errorf("it was paused between its clients: %v", h)
+		}
+	})
+}
+
+// After a crash nothing is known of a probe until it is read again; what slept
+// sleeps on without a reading.
+func TestProbeAfterCrash(t *testing.T) {
+	p := &fakeProbe{says: idle.Quiet, takes: 20 * time.Millisecond}
+	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
+		r.run("web", probedBy)
+		time.Sleep(50 * time.Second)
+		p.set(idle.Active)
+		r.crash()
+		r.boot()
+		if o := r.is("web", power.Running); !blocked(o.Blocks, idle.SignalUnknown) {
+			t.Errorf("after the crash the blocks are %v", o.Blocks)
+		}
+		time.Sleep(10 * time.Minute)
+		r.is("web", power.Running)
+		p.set(idle.Quiet)
+		time.Sleep(3 * time.Minute)
+		r.is("web", power.Paused)
+		n := p.count()
+		r.crash()
+		r.boot()
+		time.Sleep(10 * time.Minute)
+		r.is("web", power.Paused)
+		if p.count() != n {
+			t.Errorf("%d readings while it slept", p.count()-n)
+		}
+	})
+}
+
+// A reading from before a pause says nothing about the time after it.
+func TestProbeForgottenAtWake(t *testing.T) {
+	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, _ string) {
+		time.Sleep(20 * time.Second)
+		if o := r.is("web", power.Running); blocked(o.Blocks, idle.SignalUnknown) {
+			t.Fatalf("the probe has no reading: %v", o.Blocks)
+		}
+		if err := r.Pause(context.Background(), "web", ByManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Resume(context.Background(), "web", ByManual); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("web", power.Running); !blocked(o.Blocks, idle.SignalUnknown) {
+			t.Errorf("the blocks are %v", o.Blocks)
+		}
+		time.Sleep(20 * time.Second)
+		if o := r.is("web", power.Running); blocked(o.Blocks, idle.SignalUnknown) {
+			t.Errorf("the blocks are %v", o.Blocks)
+		}
+	})
+}
+
+// With leases_only, probes are the only signals that count.
+func TestProbeWithLeasesOnly(t *testing.T) {
+	p := &fakeProbe{says: idle.Active, takes: 20 * time.Millisecond}
+	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
+		web := r.run("web", func(s *instance.Spec) { probedBy(s); s.IdlePolicy = instance.PolicyLeasesOnly })
+		r.k.Proc(web).SetBusy(true)
+		time.Sleep(10 * time.Minute)
+		r.is("web", power.Running)
+		p.set(idle.Quiet)
+		time.Sleep(3 * time.Minute)
+		r.is("web", power.Paused)
+	})
+}
+
+// Reading probes of several instances and kinds never overlaps for one probe, and
+// each is read at its own interval.
+func TestProbeIntervals(t *testing.T) {
+	var mu sync.Mutex
+	reads, now := map[string]int{}, map[string]int{}
+	read := func(_ context.Context, p *instance.Probe, env []string) activity.Reading {
+		key := strings.Join(env, " ") + " " + p.Name
+		mu.Lock()
+		reads[key]++
+		if now[key]++; now[key] > 1 {
+			t.Errorf("%s is read twice at once", key)
+		}
+		mu.Unlock()
+		time.Sleep(10 * time.Millisecond)
+		mu.Lock()
+		now[key]--
+		mu.Unlock()
+		return activity.Reading{State: idle.Active}
+	}
+	inTuned(t, func(c *Config) { c.ReadProbe = read }, func(r *rig) {
+		for n := range 3 {
+			r.run(fmt.Sprint("i", n), func(s *instance.Spec) {
+				for _, every := range []int{1, 10, 60} {
+					s.Probes = append(s.Probes, instance.Probe{Name: fmt.Sprint("every", every), Kind: instance.ProbeExec, Command: []string{"x"},
+						Interval: idle.Duration(time.Duration(every) * time.Second)})
+				}
+			})
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if len(reads) != 9 {
+			t.Errorf("read were %v", reads)
+		}
+		for key, n := range reads {
+			every := 0
+			fmt.Sscanf(key[strings.LastIndex(key, "every"):], "every%d", &every)
+			if want := 3600 / every; n < want*8/10 || n > want*12/10 {
+				t.Errorf("%s: %d readings in an hour", key, n)
+			}
+		}
+	})
+}
