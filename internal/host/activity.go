@@ -57,6 +57,7 @@ type round struct {
 	began  time.Time
 	before instance.Sample
 	every  time.Duration // the shortest interval of its probes
+	visits bool          // a probe may use the instance: all but those of files
 	cancel context.CancelFunc
 	done   chan struct{}
 	over   bool // guarded by mu
@@ -178,6 +179,7 @@ func (i *inst) beginRound(now time.Time, all bool) bool {
 			continue
 		}
 		p.outstanding = true
+		r.visits = r.visits || probes[n].Kind != instance.ProbeFile
 		which = append(which, n)
 	}
 	if r.every > 0 {
@@ -313,12 +315,14 @@ func (i *inst) endRound() {
 // discountLocked accounts for a round that is over: what the workload used between
 // the sample before it and s was for the probes, and is taken out of the window.
 // Connections that came or ended in that time, or in that of an earlier round, are
-// left out of s and a. A round that took long is not discounted. i.mu is held.
+// left out of s and a. That hides a client whose whole visit lies in a round, which
+// has no other trace; it lets the idle time begin earlier, but every open connection
+// still holds. A round that took long is not discounted. i.mu is held.
 func (i *inst) discountLocked(s *instance.Sample, a *relay.Activity) {
 	c := &i.custom
 	if r := c.round; r != nil && r.over {
 		c.round = nil
-		if b := &r.before; !b.At.IsZero() && s.At.Sub(b.At) <= r.every/roundShare && !i.seen.base.At.After(b.At) {
+		if b := &r.before; r.visits && !b.At.IsZero() && s.At.Sub(b.At) <= r.every/roundShare && !i.seen.base.At.After(b.At) {
 			c.own = append(c.own, period{b.At, s.At})
 			if len(c.own) > 128 {
 				c.own = slices.Delete(c.own, 0, 1)

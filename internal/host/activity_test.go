@@ -34,6 +34,13 @@ func (f *fakeProbe) set(s idle.State) {
 	f.says = s
 }
 
+// while has readings take a time and call a function.
+func (f *fakeProbe) while(takes time.Duration, during func(context.Context)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.takes, f.during = takes, during
+}
+
 func (f *fakeProbe) count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -71,7 +78,10 @@ func probedBy(s *instance.Spec) {
 func inProbed(t *testing.T, says idle.State, f func(r *rig, p *fakeProbe, web string)) {
 	t.Helper()
 	p := &fakeProbe{says: says, takes: 20 * time.Millisecond}
-	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) { f(r, p, r.run("web", probedBy)) })
+	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
+		r.k.Remembers = true
+		f(r, p, r.run("web", probedBy))
+	})
 }
 
 // blocked reports whether the probe blocks with a code.
@@ -124,7 +134,7 @@ func TestProbeHoldsAndLetsGo(t *testing.T) {
 func TestProbeReadAfreshBeforeThePause(t *testing.T) {
 	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, _ string) {
 		i := r.byName["web"]
-		p.during = func(context.Context) {
+		p.while(20*time.Millisecond, func(context.Context) {
 			i.mu.Lock()
 			defer i.mu.Unlock()
 			p.mu.Lock()
@@ -132,7 +142,7 @@ func TestProbeReadAfreshBeforeThePause(t *testing.T) {
 			if p.says = idle.Quiet; !i.custom.final.IsZero() {
 				p.says = idle.Active
 			}
-		}
+		})
 		time.Sleep(time.Hour)
 		r.is("web", power.Running)
 		if h := r.happenings("web", "paused"); len(h) > 0 {
@@ -146,7 +156,7 @@ func TestClientDuringTheLastReading(t *testing.T) {
 	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, web string) {
 		i := r.byName["web"]
 		came := atomic.Int32{}
-		p.during = func(context.Context) {
+		p.while(time.Second, func(context.Context) {
 			i.mu.Lock()
 			final := !i.custom.final.IsZero()
 			i.mu.Unlock()
@@ -162,8 +172,7 @@ func TestClientDuringTheLastReading(t *testing.T) {
 					i.release()
 				}
 			}
-		}
-		p.takes = time.Second
+		})
 		time.Sleep(90 * time.Second)
 		r.is("web", power.Running)
 		if came.Load() == 0 {
@@ -184,7 +193,7 @@ func TestHungProbe(t *testing.T) {
 	p := &fakeProbe{says: idle.Quiet}
 	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
 		release = make(chan struct{})
-		p.during = func(context.Context) { <-release }
+		p.while(0, func(context.Context) { <-release })
 		web := r.run("web", probedBy)
 		for range 60 {
 			time.Sleep(time.Minute)
@@ -212,9 +221,7 @@ func TestHungProbe(t *testing.T) {
 			c.Close()
 		}
 		close(release)
-		p.mu.Lock()
-		p.during = nil
-		p.mu.Unlock()
+		p.while(0, nil)
 		time.Sleep(5 * time.Minute)
 		r.is("web", power.Paused)
 		if p.most.Load() != 1 {
@@ -232,9 +239,7 @@ func TestProbeIsNoUse(t *testing.T) {
 	}{"quick": {20 * time.Millisecond, power.Paused}, "slow": {4 * time.Second, power.Running}} {
 		t.Run(name, func(t *testing.T) {
 			inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, web string) {
-				r.k.Remembers = true
-				p.takes = 0
-				p.during = func(ctx context.Context) {
+				p.while(0, func(ctx context.Context) {
 					c2 := r.k.Connect(web)
 					r.k.Proc(web).SetBusy(true)
 					select {
@@ -243,7 +248,7 @@ func TestProbeIsNoUse(t *testing.T) {
 					}
 					r.k.Proc(web).SetBusy(false)
 					c2.Close()
-				}
+				})
 				time.Sleep(5 * time.Minute)
 				r.is("web", c.want)
 			})
@@ -251,20 +256,35 @@ func TestProbeIsNoUse(t *testing.T) {
 	}
 }
 
-// A client counts beside the probe's own connections.
+// A client counts beside the probe's own connections if it stays longer than a
+// reading takes, and always beside a probe that makes none.
 func TestClientBesideProbe(t *testing.T) {
-	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, web string) {
-		r.k.Remembers = true
-		p.during = func(context.Context) { r.k.Connect(web).Close() }
-		for range 60 {
-			time.Sleep(50 * time.Second)
-			r.k.Connect(web).Close()
-			r.is("web", power.Running)
-		}
-		if h := r.happenings("web", "paused"); len(h) > 0 {
-			t.Errorf("it was paused between its clients: %v", h)
-		}
-	})
+	for kind, stays := range map[string]time.Duration{"exec": time.Second, "file": 0} {
+		t.Run(kind, func(t *testing.T) {
+			p := &fakeProbe{says: idle.Quiet, takes: 20 * time.Millisecond}
+			inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
+				r.k.Remembers = true
+				web := r.run("web", func(s *instance.Spec) {
+					if probedBy(s); kind == "file" {
+						s.Probes = []instance.Probe{{Name: "job", Kind: kind, Path: "/p", Interval: idle.Duration(time.Second)}}
+					}
+				})
+				if kind == "exec" {
+					p.while(20*time.Millisecond, func(context.Context) { r.k.Connect(web).Close() })
+				}
+				for range 60 {
+					time.Sleep(50*time.Second - stays)
+					c := r.k.Connect(web)
+					time.Sleep(stays)
+					c.Close()
+					r.is("web", power.Running)
+				}
+				if h := r.happenings("web", "paused"); len(h) > 0 {
+					t.Errorf("it was paused between its clients: %v", h)
+				}
+			})
+		})
+	}
 }
 
 // After a crash nothing is known of a probe until it is read again; what slept
