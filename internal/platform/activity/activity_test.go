@@ -206,7 +206,7 @@ func TestPrometheusQuery(t *testing.T) {
 		`{"status":"success","data":{"resultType":"vector","result":[{"value":[1,0]}]}}`:                                             idle.Unknown,
 		`{"status":"success","data":{"resultType":"vector","result":[{}]}}`:                                                          idle.Unknown,
 		`{"status":"error","error":"bad query"}`:                                                                                     idle.Unknown,
-		`{}`: idle.Unknown, `[]`: idle.Unknown, ``: idle.Unknown,
+		`{}`:                                                                                                                         idle.Unknown, `[]`: idle.Unknown, ``: idle.Unknown,
 	} {
 		u := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path != "/api/v1/query" || r.URL.Query().Get("query") != `sum(x{a="b"}) > 0` {
