@@ -1,0 +1,151 @@
+package programs
+
+import (
+	"fmt"
+	"io"
+	"os/exec"
+	"testing"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/host/daemontest"
+	"lull/internal/protocol/hostctl"
+)
+
+// probedAfter is the idle timeout of instances with probes, each of which takes a
+// fraction of it.
+const probedAfter = time.Second
+
+// probedBy gives the instance a ready-made probe.
+func (w *workload) probedBy(text string) {
+	w.T.Helper()
+	p, err := instance.ParseProbe(text)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	o := w.get()
+	s := instance.Spec{Name: w.name, Runtime: o.Runtime, Command: o.Command, Workdir: w.Dir, PauseAfter: daemontest.Seconds(probedAfter),
+		QuietConnectionAfter: idle.Duration(probedAfter), Expose: o.Endpoints, Probes: []instance.Probe{p}}
+	if w.name == "postgres" {
+		s.User = "postgres"
+	}
+	if err := w.Remove(w.T.Context(), w.name); err != nil {
+		w.T.Fatal(err)
+	}
+	w.Launch(s)
+}
+
+// heldBy waits until a signal of the instance is active, and checks that it holds
+// for longer than the idle timeout.
+func (w *workload) heldBy(signal string) {
+	w.T.Helper()
+	holds := func(o hostctl.Instance) bool {
+		for _, b := range o.Blocks {
+			if b.Signal == signal && b.Code == idle.SignalActive {
+				return true
+			}
+		}
+		return false
+	}
+	w.Until(w.name, signal+" is active", holds)
+	before, since := w.get().PauseCount, time.Now()
+	w.Until(w.name, signal+" outlasts the timeout", func(o hostctl.Instance) bool {
+		if o.PauseCount != before || !holds(o) {
+			w.T.Fatalf("%s does not hold %s: %s", signal, w.name, daemontest.Describe(o))
+		}
+		return time.Since(since) > 3*probedAfter
+	})
+}
+
+// An open transaction holds PostgreSQL although its connection is quiet. Once it is
+// over, the probe's own sessions do not keep the server awake.
+func TestPostgresProbe(t *testing.T) {
+	t.Parallel()
+	p := postgresAt(start(t, nil), instance.PathDirect, 0)
+	p.probedBy(fmt.Sprintf("postgres,interval=5s:host=127.0.0.1 port=%s user=postgres dbname=postgres", p.port()))
+	daemontest.Wait(t, "PostgreSQL is ready", func() (bool, string) {
+		out, err := exec.Command("pg_isready", "-q", "-h", "127.0.0.1", "-p", p.port()).CombinedOutput()
+		return err == nil, string(out)
+	})
+	cmd := exec.Command("psql", append([]string{"-Xq"}, p.args()...)...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	if _, err := io.WriteString(in, "begin; select 1;\n"); err != nil {
+		t.Fatal(err)
+	}
+	p.heldBy("probe:postgres")
+	if _, err := io.WriteString(in, "commit;\n"); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitState("paused") // with an idle session
+	if got := p.client("psql", append([]string{"-XAtc", "select 42"}, p.args()...)...); got != "42\n" {
+		t.Errorf("the answer is %q", got)
+	}
+	p.awaitState("paused")
+}
+
+// A client that is blocked holds Redis, and the probe's own connections do not.
+func TestRedisProbe(t *testing.T) {
+	for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
+		t.Run(string(path), func(t *testing.T) {
+			t.Parallel()
+			w := redisAt(start(t, nil), path, 0)
+			w.probedBy("redis,interval=5s:" + w.listen)
+			daemontest.Wait(t, "Redis has loaded its data", func() (bool, string) {
+				out, _ := exec.Command("redis-cli", "-p", w.port(), "ping").CombinedOutput()
+				return string(out) == "PONG\n", string(out)
+			})
+			c := dialRedis(w)
+			c.do("SET k v")
+			if _, err := fmt.Fprint(c, "BLPOP list 0\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			w.heldBy("probe:redis")
+			c.Close()
+			w.awaitState("paused")
+			d := dialRedis(w)
+			if got := d.do("GET k"); got != "v" {
+				t.Errorf("the answer is %q", got)
+			}
+			d.Close()
+			w.awaitState("paused")
+		})
+	}
+}
+
+// A ready-made probe whose server does not run is unknown, whatever its client
+// program makes of that.
+func TestProbeWithoutServer(t *testing.T) {
+	t.Parallel()
+	installed(t, "redis-tools", "redis-cli")
+	tool(t, "pgbench")
+	w := place(start(t, nil), "nobody", instance.PathDirect)
+	probes := make([]instance.Probe, 2)
+	for n, text := range []string{"redis:127.0.0.1:1", "postgres:host=127.0.0.1 port=1 connect_timeout=2"} {
+		p, err := instance.ParseProbe(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		probes[n] = p
+	}
+	w.Launch(instance.Spec{Name: w.name, Command: []string{"sleep", "1000"}, PauseAfter: daemontest.Seconds(probedAfter), Probes: probes})
+	w.Until(w.name, "both probes are unknown", func(o hostctl.Instance) bool {
+		unknown := 0
+		for _, r := range o.Activity {
+			if (r.Signal == "probe:redis" || r.Signal == "probe:postgres") && r.State == idle.Unknown && len(r.Detail) > len("not read yet") {
+				unknown++
+			}
+		}
+		return unknown == 2
+	})
+	if n := w.get().PauseCount; n != 0 {
+		t.Errorf("it was paused %d times", n)
+	}
+}
