@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -296,4 +297,41 @@ sh "$T" & sh "$T" & `,
 			})
 		}
 	}
+}
+
+// TestPrometheusServer asks a real server.
+func TestPrometheusServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts programs")
+	}
+	server, err := exec.LookPath("prometheus")
+	if err != nil {
+		t.Skip("Prometheus is not installed")
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.yml"), []byte("global: {scrape_interval: 1s}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	cmd := exec.Command(server, "--config.file", filepath.Join(dir, "config.yml"), "--storage.tsdb.path", dir, "--web.listen-address", addr)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	read := func(p instance.Probe) Reading {
+		p.Kind, p.URL = "prometheus", "http://"+addr+p.URL
+		return Read(t.Context(), &p, nil)
+	}
+	waittest.Until(t, "Prometheus answers", func() bool { return read(instance.Probe{Query: "vector(1)"}).State == idle.Active })
+	for query, want := range map[string]idle.State{"vector(0)": idle.Quiet, "1 - 1": idle.Quiet, "2": idle.Active, `vector(1) > 5`: idle.Unknown, "up{": idle.Unknown,
+		"0 / 0": idle.Unknown, "1 / 0": idle.Active, `"text"`: idle.Unknown, "missing": idle.Unknown, "vector(0)[1m:10s]": idle.Unknown} {
+		is(t, read(instance.Probe{Query: query}), want, "")
+	}
+	is(t, read(instance.Probe{URL: "/metrics", Metric: "prometheus_build_info"}), idle.Active, "prometheus_build_info is 1")
+	is(t, read(instance.Probe{URL: "/metrics", Metric: `prometheus_ready{x="y"}`}), idle.Unknown, "no value")
 }

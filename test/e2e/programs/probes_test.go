@@ -3,7 +3,9 @@ package programs
 import (
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -118,6 +120,28 @@ func TestRedisProbe(t *testing.T) {
 			w.awaitState("paused")
 		})
 	}
+}
+
+// A probe inside the instance has its environment and user, holds it, and is no use
+// of it by itself.
+func TestProbeInside(t *testing.T) {
+	t.Parallel()
+	w := redisAt(start(t, nil), instance.PathDirect, 0)
+	if err := w.Remove(t.Context(), w.name); err != nil {
+		t.Fatal(err)
+	}
+	busy := filepath.Join(w.Dir, "busy")
+	if err := os.WriteFile(busy, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w.Launch(instance.Spec{Name: w.name, Command: []string{"sleep", "1000"}, Workdir: w.Dir, Env: []string{"MINE=yes"}, PauseAfter: daemontest.Seconds(probedAfter),
+		Probes: []instance.Probe{{Name: "busy", Kind: instance.ProbeExec, Inside: true, Interval: idle.Duration(5 * time.Second),
+			Command: []string{"/bin/sh", "-c", `[ "$MINE" = yes ] || exit 2; [ -e busy ]`}}}})
+	w.heldBy("probe:busy")
+	if err := os.Remove(busy); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitState("paused")
 }
 
 // A ready-made probe whose server does not run is unknown, whatever its client
