@@ -197,7 +197,7 @@ func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	p, m := &a.server, &a.machine
 	p.sequence++
 	r := control.AgentReport{At: now, Sequence: p.sequence, StartedAt: a.started, BootID: a.o.BootID, InstanceID: a.self.Load().instanceID, Region: a.self.Load().region,
-		Version: a.o.Version, BuildDate: a.o.BuildDate, Interval: idle.Duration(a.reportInterval()), LastUse: m.activity,
+		Version: a.o.Version, BuildDate: a.o.BuildDate, Interval: idle.Duration(a.reportInterval()), LastUse: m.activity, LastUseBy: m.activityBy,
 		Idle: now.Sub(m.activity).Minutes(), Holder: a.holder(), Readings: []idle.Reading{}, Holds: a.holds(now), Ordered: p.done, Judged: a.judged(now)}
 	for _, x := range m.readings[:min(len(m.readings), 64)] {
 		x.Detail = cut(x.Detail)

@@ -29,7 +29,8 @@ type AgentReport struct {
 	BuildDate  string         `json:"build_date,omitempty"`
 	Interval   idle.Duration  `json:"interval_seconds"` // maximum time until the next report
 	Readings   []idle.Reading `json:"readings"`
-	LastUse    time.Time      `json:"last_use"` // newest use of any signal; the agent's start counts as use
+	LastUse    time.Time      `json:"last_use"`              // newest use of any signal; the agent's start counts as use
+	LastUseBy  string         `json:"last_use_by,omitempty"` // the signal that showed it; empty for the start
 	Idle       float64        `json:"idle_minutes"`
 	Holder     string         `json:"pause_holder"` // who decides, according to the agent
 	// Holds were set by users and hooks on the machine itself: leases, a snooze,

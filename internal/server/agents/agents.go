@@ -175,7 +175,7 @@ func (x *agent) past(t, now time.Time) time.Time {
 // record returns the evidence of a report and its cost in records.
 func (x *agent) record(machine string, r *control.AgentReport, now time.Time) (evidence.Record, float64) {
 	b := &body{x: x, now: now}
-	e := idle.Evidence{Status: "running", Running: true, LastActivityAt: x.past(r.LastUse, now), CreatedAt: x.past(r.StartedAt, now)}
+	e := idle.Evidence{Status: "running", Running: true, LastActivityAt: x.past(r.LastUse, now), LastActivityBy: b.text(r.LastUseBy), CreatedAt: x.past(r.StartedAt, now)}
 	p := idle.Policy{Name: "agent", CheckInterval: r.Interval, Detection: true, AutoPause: true}
 	values := map[string]float64{}
 	for _, s := range cut(r.Readings) {

@@ -281,6 +281,10 @@ func TestTagsUnreadable(t *testing.T) {
 			if out, code := i.lull("agent", "reload"); code != 1 || !strings.Contains(out, "cached") {
 				t.Errorf("reload without tags ended with %d:\n%s", code, out)
 			}
+			i.await("the policy is on disk", func() bool {
+				b, err := os.ReadFile(filepath.Join(i.dir, "state", "config.json"))
+				return err == nil && strings.Contains(string(b), "30m")
+			})
 			i.cmd.Process.Kill()
 			i.cmd.Wait()
 			i.boot()
