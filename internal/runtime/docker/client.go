@@ -491,7 +491,14 @@ func (c *client) signalExec(container, made string, sig syscall.Signal) {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	now, err := c.inspectExec(ctx, made)
-	if err != nil || !now.Running || now.Pid <= 1 {
+	for err == nil && now.Running && now.Pid <= 1 { // Docker has not noted yet that it runs
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		now, err = c.inspectExec(ctx, made)
+	}
+	if err != nil || !now.Running {
 		return
 	}
 	fd, err := unix.PidfdOpen(now.Pid, 0)

@@ -1,0 +1,49 @@
+package docker
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+// TestSignalToACommandThatStarts: Docker says that a command runs before it says
+// which process that is. A signal waits for that.
+func TestSignalToACommandThatStarts(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int32
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		x := execDetails{Running: true}
+		if asked.Add(1) > 3 {
+			x.Pid = cmd.Process.Pid
+		}
+		_ = json.NewEncoder(w).Encode(x)
+	})}
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	newClient(socket).signalExec("/", "made", syscall.SIGKILL) // every control group has a slash
+	select {
+	case <-ended:
+	default:
+		if n := asked.Load(); n < 4 {
+			t.Fatalf("it gave up after asking %d times", n)
+		}
+		<-ended
+	}
+}
