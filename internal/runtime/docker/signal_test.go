@@ -14,6 +14,9 @@ import (
 // TestSignalToACommandThatStarts: Docker says that a command runs before it says
 // which process that is. A signal waits for that.
 func TestSignalToACommandThatStarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short")
+	}
 	cmd := exec.Command("sleep", "1000")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
