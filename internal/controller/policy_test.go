@@ -490,7 +490,7 @@ func TestPolicyTags(t *testing.T) {
 		calls()
 		r.apply(policy.Scope{}, rules.Application{Policy: new("conservative")})
 		time.Sleep(time.Minute)
-		if n := calls(); n != 1 {
+		if n := calls(); n < 1 || n > 2 { // a pass may begin while the policy is being applied
 			t.Errorf("%d calls for one policy on %d instances", n, len(ids))
 		}
 		want := map[string]string{"lull:idle-timeout": "4h0m0s", "lull:hibernate-on-idle": "false", "lull:pause-holder": "server", "lull:policy": "conservative", "lull:enabled": "true"}
