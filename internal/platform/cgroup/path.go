@@ -19,10 +19,10 @@ func (g *Group) Path() (string, error) {
 }
 
 // RemoveNamesakes removes the empty groups with the same path in other v1
-// hierarchies, which container runtimes leave behind, and their empty parents.
-// Groups in use stay.
+// hierarchies, which container runtimes leave behind. Groups in use stay, and so
+// do the parents: a container that starts at that moment is made in them.
 func (g *Group) RemoveNamesakes() error {
-	p, dirs, err := g.namesakes()
+	_, dirs, err := g.namesakes()
 	if err != nil {
 		return err
 	}
@@ -30,14 +30,7 @@ func (g *Group) RemoveNamesakes() error {
 		if dir == g.dir || dir == g.cpu {
 			continue
 		}
-		if (&Group{kind: V1, dir: dir}).Remove() != nil {
-			continue
-		}
-		for range strings.Count(p, "/") - 1 {
-			if dir = filepath.Dir(dir); unix.Rmdir(dir) != nil {
-				break
-			}
-		}
+		_ = (&Group{kind: V1, dir: dir}).Remove()
 	}
 	return nil
 }

@@ -278,8 +278,15 @@ func (p Place) Remove(id string) error {
 	return g.Remove()
 }
 
-// Release removes the place if it has no groups. Create recreates it.
+// Release removes the place if it has no groups, and what container runtimes left
+// of it in other hierarchies. Create recreates it.
 func (p Place) Release() {
+	if p.Dir != "" {
+		_, others, _ := (&Group{dir: p.Dir}).namesakes() // what cannot be found stays
+		for _, dir := range others {
+			_ = unix.Rmdir(dir)
+		}
+	}
 	for _, dir := range []string{p.Dir, p.CPU} {
 		if dir != "" {
 			_ = unix.Rmdir(dir) // EBUSY and ENOTEMPTY mean that it is in use

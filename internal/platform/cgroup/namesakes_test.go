@@ -1,0 +1,66 @@
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestNamesakesLeaveTheParents: what is removed of one instance leaves the groups
+// that another one is being started in.
+func TestNamesakesLeaveTheParents(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short")
+	}
+	place, err := Find("namesakes-test")
+	if err != nil {
+		t.Skip(err)
+	}
+	g, err := place.Create("it")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, dirs, err := g.namesakes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := 0
+	for _, dir := range dirs {
+		if dir == g.dir || dir == g.cpu {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Join(dir, "c"), 0o755); err != nil {
+			t.Logf("no group can be made in %s: %v", dir, err)
+			continue
+		}
+		others++
+	}
+	if err := g.RemoveNamesakes(); err != nil {
+		t.Fatal(err)
+	}
+	exists := func(dir string) bool { _, err := os.Stat(dir); return err == nil }
+	left := 0
+	for _, dir := range dirs {
+		if dir == g.dir || dir == g.cpu {
+			continue
+		}
+		if exists(dir) {
+			t.Errorf("%s was left", dir)
+		}
+		if exists(filepath.Dir(dir)) {
+			left++
+		}
+	}
+	if left != others {
+		t.Errorf("%d of %d parents were left", left, others)
+	}
+	if err := g.Remove(); err != nil {
+		t.Error(err)
+	}
+	place.Release()
+	for _, dir := range dirs {
+		if exists(filepath.Dir(dir)) {
+			t.Errorf("%s was left", filepath.Dir(dir))
+		}
+	}
+}
