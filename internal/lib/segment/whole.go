@@ -50,8 +50,8 @@ func writeFile(path string, data []byte, perm fs.FileMode) error {
 	return syncDir(dir)
 }
 
-// WriteAll replaces files of one folder durably. On Linux it takes two syncs,
-// however many files there are; one is of the whole file system. After a crash at any
+// WriteAll replaces files of one folder durably. Each is synced; on Linux, more
+// than 64 are synced together with the whole file system. After a crash at any
 // instant each file contains either its previous content or all of its new one.
 // files has the contents by name. replace is called for each file once its
 // content is on disk, and calls rename unless the file must stay as it is.
@@ -101,6 +101,19 @@ func writeAll(dir string, files map[string][]byte, perm fs.FileMode, replace fun
 		}
 	}
 	return d.Sync()
+}
+
+// syncEach makes the content of files durable, one after the other.
+func syncEach(paths map[string]string) error {
+	var errs []error
+	for _, path := range paths {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err == nil {
+			err = errors.Join(f.Sync(), f.Close())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // syncDir makes the names in a folder durable.
