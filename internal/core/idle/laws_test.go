@@ -241,7 +241,7 @@ func TestLawTargetIsTheFlip(t *testing.T) {
 			t.Fatalf("not eligible at its target %v: %+v (at %v: %+v)", target, w.Blocks, t0, v.Blocks)
 		}
 	})
-	if flips == 0 {
+	if flips == 0 && !testing.Short() { // with a tenth of the draws there may be none
 		t.Error("no drawn case had a flip ahead")
 	}
 }
