@@ -110,10 +110,11 @@ func (h *Host) checkDependencies(s *instance.Spec) error {
 	return nil
 }
 
-// sleepingDependencies are the instances that i depends on and that are not awake.
+// sleepingDependencies are the instances that i depends on and that do not run,
+// except those that were paused outside lull, which stay paused.
 func (i *inst) sleepingDependencies() (out []*inst) {
 	for _, name := range i.spec().DependsOn {
-		if d, err := i.h.find(name); err == nil && d != i && d.state() != power.Running {
+		if d, err := i.h.find(name); err == nil && d != i && d.state() != power.Running && !d.pausedByOthers() {
 			out = append(out, d)
 		}
 	}

@@ -115,6 +115,12 @@ func TestDependencyThatDoesNotRun(t *testing.T) {
 		"stopped by a user": func(r *rig, db string) error { return r.Stop(context.Background(), db, ByManual, false) },
 		"disabled":          func(r *rig, db string) error { return r.Stop(context.Background(), db, ByManual, true) },
 		"removed":           func(r *rig, db string) error { return r.Delete(context.Background(), db, ByManual) },
+		"paused outside lull": func(r *rig, db string) error {
+			if err := r.k.Proc(db).Freeze(r.ctx); err != nil {
+				return err
+			}
+			return r.Observe("db", "it was paused outside")
+		},
 		"ended": func(r *rig, db string) error {
 			r.k.Proc(r.byName["db"].id).Exit(0)
 			return nil

@@ -192,5 +192,10 @@ func (i *inst) pausedOutside(why string) error {
 func (i *inst) pausedByOthers() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	return i.heldOutsideLocked()
+}
+
+// heldOutsideLocked is pausedByOthers for a caller that holds i.mu.
+func (i *inst) heldOutsideLocked() bool {
 	return i.rec.State.Asleep() && i.rec.PausedBy == byOutside
 }

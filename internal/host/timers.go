@@ -65,7 +65,7 @@ func (i *inst) wakeDue() time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	at, _ := i.nextTimerLocked()
-	if at.IsZero() {
+	if at.IsZero() || i.heldOutsideLocked() {
 		return time.Time{}
 	}
 	lead := Lead
@@ -81,7 +81,7 @@ func (i *inst) takeTimer() (why string, due bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	at, by := i.nextTimerLocked()
-	if at.IsZero() || at.Equal(i.says.wokenFor) || i.h.wallNow().Before(at.Add(-Lead)) {
+	if at.IsZero() || i.heldOutsideLocked() || at.Equal(i.says.wokenFor) || i.h.wallNow().Before(at.Add(-Lead)) {
 		return "", false
 	}
 	i.says.wokenFor = at

@@ -198,3 +198,27 @@ func TestScheduleIsOnTime(t *testing.T) {
 		})
 	}
 }
+
+// TestTimerLeavesWhatOthersPaused checks that a timer does not resume an instance
+// that was paused outside lull.
+func TestTimerLeavesWhatOthersPaused(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.PauseAfter = new(idle.Duration) })
+		if err := r.k.Proc(id).Freeze(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Observe("a", "it was paused outside"); err != nil {
+			t.Fatal(err)
+		}
+		r.is("a", power.Paused)
+		if err := r.WakeAt(context.Background(), id, time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		r.is("a", power.Paused)
+		if err := r.Resume(r.ctx, "a", ByManual); err != nil {
+			t.Fatal(err)
+		}
+		r.is("a", power.Running)
+	})
+}

@@ -19,7 +19,7 @@ import (
 func (c verbs) adoptCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "adopt", Short: "Let programs sleep that lull did not start", Args: term.Args(cobra.NoArgs),
 		Long: `Let programs sleep that lull did not start. They stay where they are: no process is
-moved, and none is signaled to end. When nobody uses one, it is frozen; the next
+moved, and none is signaled to end. When one is idle, it is frozen; the next
 connection to a port that it listens on wakes it.
 
 An adopted program is an instance like any other for ps, why, top, pause, resume,

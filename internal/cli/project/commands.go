@@ -64,7 +64,7 @@ func (s *source) open(ctx context.Context, env []string) (*file, *project, []str
 	return f, p, notes, err
 }
 
-// result is what lull up and lull down print with --json.
+// result is the JSON output of lull up and lull down.
 type result struct {
 	Project string   `json:"project"`
 	File    string   `json:"file,omitempty"`
@@ -291,7 +291,7 @@ func (c verbs) watch(ctx context.Context, path string, apply func() error) error
 	}
 	last := content() // before it is applied, so that no change is missed
 	c.complain(apply())
-	fmt.Fprintf(c.Err, "lull: watching %s; Ctrl-C ends that, and what runs goes on\n", path)
+	fmt.Fprintf(c.Err, "lull: watching %s; Ctrl-C stops watching; the services continue\n", path)
 	for {
 		select {
 		case <-ctx.Done():

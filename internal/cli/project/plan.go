@@ -23,7 +23,7 @@ const (
 	labelApplied = "lull.applied" // a digest of each setting, as it was applied
 )
 
-// action is what lull up or lull down does with an instance.
+// action is an operation on an instance in a plan.
 type action string
 
 const (

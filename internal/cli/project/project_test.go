@@ -170,7 +170,7 @@ func TestFaults(t *testing.T) {
 				t.Errorf("%q does not contain %q", err, c.where)
 			}
 			if strings.Contains(err.Error(), nothing) {
-				t.Errorf("%q names the image that nobody wrote", err)
+				t.Errorf("%q names the placeholder image", err)
 			}
 		})
 	}
@@ -341,7 +341,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	if steps, err := plan(p, []hostctl.Instance{{Name: "shop-db"}}, nil, false); err == nil {
-		t.Errorf("takes over an instance of somebody else: %s", of(steps))
+		t.Errorf("takes over an instance that lull up did not create: %s", of(steps))
 	}
 	if _, err := plan(p, nil, []string{"cache"}, false); err == nil {
 		t.Error("plans for a service that the file lacks")

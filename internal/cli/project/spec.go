@@ -24,7 +24,7 @@ type member struct {
 	spec  instance.Spec
 }
 
-// project is what a file describes.
+// project is the content of a project file.
 type project struct {
 	name     string
 	services []member // each behind those it depends on
