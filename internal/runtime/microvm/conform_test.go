@@ -248,6 +248,30 @@ func TestSample(t *testing.T) {
 	if s := w.Sample(nil); s.CPU-quiet.CPU < 100*time.Millisecond {
 		t.Errorf("a second of work shows as %s", s.CPU-quiet.CPU)
 	}
+	// Its memory is a file of the host. What it changes there after the kernel has
+	// written it back is no traffic of a disk.
+	ram, err := os.Open(filepath.Join(b.dir("sample"), memoryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ram.Close()
+	fill := func() uint64 {
+		t.Helper()
+		if err := ram.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if o, err := b.Exec(t.Context(), "sample", instance.Command{Command: []string{"guest", "files", "fill", "/in-memory", "16000000", "x"}}); err != nil || o.ExitCode != 0 {
+			t.Fatalf("%+v, %v", o, err)
+		}
+		s := w.Sample(nil)
+		if s.DiskErr != nil {
+			t.Fatal(s.DiskErr)
+		}
+		return s.DiskBytes
+	}
+	if before, after := fill(), fill(); after-before > 1<<20 {
+		t.Errorf("16 MB written to memory show as %d bytes written to disk", after-before)
+	}
 	c := dial(t, w)
 	for range 20 {
 		talk(t, c, strings.Repeat("x", 1000))

@@ -131,7 +131,11 @@ func TestLayer(t *testing.T) {
 	b.stop(w)
 	w = b.again("own", 2)
 	check()
+	before := w.Sample(nil)
 	synced("crash")
+	if after := w.Sample(nil); errors.Join(before.DiskErr, after.DiskErr) != nil || after.DiskBytes-before.DiskBytes < 300000 {
+		t.Errorf("300 kB written to its disk: %d, %v bytes before, %d, %v afterwards", before.DiskBytes, before.DiskErr, after.DiskBytes, after.DiskErr)
+	}
 	b.crash(w)
 	w = b.again("own", 3)
 	check()

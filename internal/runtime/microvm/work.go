@@ -121,7 +121,8 @@ type state struct {
 	leftFrozen    bool       // frozen by an earlier daemon, and not thawed since
 	saved         bool       // hibernated, without a QEMU
 	io            proc.Tally // disk traffic
-	flushedBytes  uint64     // written on request of Flush
+	lastIO        qemuIO
+	flushedBytes  uint64 // written on request of Flush
 	last          guest.HealthAnswer
 	lastAt        time.Time // zero: no reading yet
 	lastHealthErr error
@@ -367,7 +368,7 @@ func (w *Work) disk() (uint64, error) {
 		case err != nil:
 			return 0, err
 		default:
-			now[pid] = io.Written
+			now[pid] = w.byCalls(pid, io)
 		}
 	}
 	if w.files != nil {
@@ -376,6 +377,29 @@ func (w *Work) disk() (uint64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.io.Add(now) - w.flushedBytes, nil
+}
+
+// byCalls returns how many bytes a QEMU process has written to disks with write
+// calls since it was first asked for. The guest's memory is a mapped file: the
+// kernel writes it back now and then, and counts each page as written again when
+// the guest changes it.
+func (w *Work) byCalls(pid int, io proc.IO) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := &w.lastIO
+	if l.pid != pid || io.Written < l.io.Written || io.Calls < l.io.Calls {
+		*l = qemuIO{pid: pid, io: io}
+	}
+	l.bytes += min(io.Written-l.io.Written, io.Calls-l.io.Calls)
+	l.io = io
+	return l.bytes
+}
+
+// qemuIO is what a QEMU process has written so far.
+type qemuIO struct {
+	pid   int
+	io    proc.IO // at the last reading
+	bytes uint64  // to disks, with write calls
 }
 
 // servedKey is the workspace's key among process ids.
