@@ -18,8 +18,14 @@ import (
 // AdoptProgram makes an instance of what runs already, where it runs. Its name is
 // that of the program unless q has one.
 func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, err error) {
-	if (q.PID != 0) == (q.Cgroup != "") {
-		return "", &InvalidError{errors.New("cannot adopt: name either a pid or a cgroup")}
+	if q.Container != "" && q.PID == 0 && q.Cgroup == "" {
+		return h.adoptContainer(ctx, q)
+	}
+	if (q.PID != 0) == (q.Cgroup != "") || q.Container != "" {
+		return "", &InvalidError{errors.New("cannot adopt: name one of a pid, a cgroup and a container")}
+	}
+	if q.StopAfter != nil {
+		return "", &InvalidError{errors.New("cannot use stop_after: lull did not start the program, and cannot start it again")}
 	}
 	what := q.Cgroup
 	if what == "" {
@@ -104,20 +110,20 @@ func (h *Host) freeName(program string, pid int) string {
 	return try
 }
 
-// ListAdopted returns the instances that lull did not start, by id.
+// ListAdopted returns the instances that lull did not start, by name.
 func (h *Host) ListAdopted() []hostctl.Instance {
-	return slices.DeleteFunc(h.List(false), func(o hostctl.Instance) bool { return o.Adopted == nil })
+	return slices.DeleteFunc(h.List(false), func(o hostctl.Instance) bool { return o.Adopted == nil && o.Runtime != instance.RuntimeDocker })
 }
 
-// ReleaseProgram lets an adopted program run on without lull: it is thawed, unless
-// others froze it, and forgotten.
+// ReleaseProgram lets an adopted program or container run on without lull: it is
+// thawed, unless others froze it, and forgotten.
 func (h *Host) ReleaseProgram(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
 		return err
 	}
-	if i.spec().Adopted == nil {
-		return &RefusedError{Name: i.name(), What: "release", Reason: "it was started by lull. Stop and remove it with: lull rm " + i.name()}
+	if err := i.mayRelease(ctx); err != nil {
+		return err
 	}
 	h.callOff(i, "it was released by a user in the meantime")
 	if cancel := i.requests.interrupt.Load(); cancel != nil {
@@ -197,7 +203,7 @@ func (i *inst) remove(ctx context.Context, by, why string) error {
 			i.h.log.Warn("cannot remove the logs of an instance", "instance", i.name(), "err", err)
 		}
 	}
-	if i.spec().Adopted != nil { // it runs on, unknown to lull
+	if i.state() != power.Stopped { // it runs on, unknown to lull
 		i.forgetRun()
 		i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Stopped, why })
 	}

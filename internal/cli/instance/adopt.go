@@ -24,9 +24,12 @@ connection to a port that it listens on wakes it.
 
 An adopted program is an instance like any other for ps, why, top, pause, resume,
 snooze, lease and events. lull cannot start it, so stop and restart are refused, and
-rm releases it. It is released when it ends.`,
+rm releases it. It is released when it ends.
+
+A container stays Docker's, which can start it again: stop and restart work, rm stops
+it first, and it stays adopted when it ends or is created again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.adoptPID(), c.adoptCgroup(), c.adoptList(), c.adoptRelease())
+	cmd.AddCommand(c.adoptPID(), c.adoptCgroup(), c.adoptContainer(), c.adoptList(), c.adoptRelease())
 	return cmd
 }
 
@@ -37,7 +40,7 @@ type adoptFlags struct {
 }
 
 func (f *adoptFlags) bind(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.name, "name", "", "name of the instance (default: that of the program or control group)")
+	cmd.Flags().StringVar(&f.name, "name", "", "name of the instance (default: that of what is adopted)")
 	term.BindSpan(cmd.Flags(), &f.pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: 1m, or that of lull host --pause-after, if something can wake it)")
 }
 
@@ -74,6 +77,8 @@ func (c verbs) adopt(cmd *cobra.Command, f adoptFlags, q hostctl.Adopt) error {
 // adoptedText says what an instance was made of.
 func adoptedText(o hostctl.Instance) string {
 	switch {
+	case o.Runtime == instance.RuntimeDocker:
+		return "container " + o.Image
 	case o.Adopted == nil:
 		return "-"
 	case o.Adopted.Cgroup != "":
@@ -87,6 +92,10 @@ func adoptedLadder(o hostctl.Instance, asked bool) string {
 	switch {
 	case o.PauseAfter == 0:
 		return "never pauses automatically"
+	case o.Runtime == instance.RuntimeDocker && o.StopAfter > 0:
+		return "pauses after " + seconds(o.PauseAfter) + " idle, stops " + seconds(o.StopAfter) + " later, wakes on connect"
+	case o.Runtime == instance.RuntimeDocker && o.WakesOnConnection:
+		return "pauses after " + seconds(o.PauseAfter) + " idle, wakes on connect"
 	case len(o.Endpoints) > 0:
 		return "pauses after " + seconds(o.PauseAfter) + " idle, wakes on connect"
 	case asked:
@@ -135,6 +144,31 @@ PATH is its directory, or its path as in /proc/PID/cgroup.`,
 			return c.adopt(cmd, f, hostctl.Adopt{Cgroup: path})
 		}}
 	f.bind(cmd)
+	return cmd
+}
+
+func (c verbs) adoptContainer() *cobra.Command {
+	var f adoptFlags
+	var stop time.Duration
+	cmd := &cobra.Command{Use: "container NAME", Short: "Adopt a container of Docker's", Args: term.Args(cobra.ExactArgs(1)),
+		Long: `Adopt a container of Docker's, by its name or ID. It is paused with docker pause, and a
+connection to one of its ports wakes it.
+
+It needs no label, and stays adopted when it is created again: a container of a
+Compose project by its project, service and number, any other by its name. The host
+must follow Docker: lull host --docker.`,
+		Example:           "  lull adopt container web --pause-after 10m\n  lull adopt container shop-db-1 --name db --pause-after 10m --stop-after 2h",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			q := hostctl.Adopt{Container: a[0]}
+			if cmd.Flags().Changed("stop-after") {
+				d := idle.Duration(stop)
+				q.StopAfter = &d
+			}
+			return c.adopt(cmd, f, q)
+		}}
+	f.bind(cmd)
+	term.BindSpan(cmd.Flags(), &stop, "stop-after", 0, "time from the pause until it is stopped; 0 never stops (default: 0)")
 	return cmd
 }
 

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -28,6 +29,26 @@ type Adopter interface {
 	// error is why it cannot be adopted. caller is a process that must not be
 	// frozen, such as the user's shell; 0 for none.
 	Resolve(a Adopted, caller int) (Adopted, Program, error)
+}
+
+// RuntimeDocker is the runtime of containers that another engine runs.
+const RuntimeDocker = "docker"
+
+// ContainerAdopter is a runtime whose instances are containers of another engine,
+// which starts, stops and removes them.
+type ContainerAdopter interface {
+	// Container describes the container that a name or ID refers to.
+	Container(ctx context.Context, ref string) (Container, error)
+}
+
+// Container describes a container of another engine.
+type Container struct {
+	// Images are the values of Spec.Image by which an instance may refer to it. The
+	// first one also finds the container that takes its place.
+	Images   []string
+	Name     string // cannot always be the name of an instance
+	Running  bool   // also if it is paused
+	Labelled bool   // its labels put it under lull's control
 }
 
 // Program describes a program that lull did not start.

@@ -134,13 +134,15 @@ type Create struct {
 }
 
 // Adopt requests an instance made of what runs already: a process with its
-// descendants, or a control group.
+// descendants, a control group, or a container of Docker's.
 type Adopt struct {
-	PID        int            `json:"pid,omitempty" minimum:"0" doc:"Root of a process tree; or name a cgroup"`
+	PID        int            `json:"pid,omitempty" minimum:"0" doc:"Root of a process tree; or name a cgroup or a container"`
 	Cgroup     string         `json:"cgroup,omitempty" maxLength:"4096" doc:"Directory of a control group, or its path as in /proc/PID/cgroup"`
 	Name       string         `json:"name,omitempty" maxLength:"63" doc:"Default: the name of the program or control group"`
 	PauseAfter *idle.Duration `json:"pause_after,omitempty" doc:"Seconds; 0 never pauses. Default: the host's, unless nothing could wake it"`
 	Caller     int            `json:"caller,omitempty" minimum:"0" doc:"Process that asks; refused if it would be frozen"`
+	Container  string         `json:"container,omitempty" maxLength:"255" doc:"Name or ID of a container, which may be stopped"`
+	StopAfter  *idle.Duration `json:"stop_after,omitempty" doc:"Only for a container: seconds paused until it is stopped; 0, the default, never stops"`
 }
 
 // Logs selects a part of an instance's output.

@@ -198,9 +198,10 @@ func (c *client) do(ctx context.Context, id, verb string, query url.Values) erro
 	return c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/"+verb, query, nil, nil)
 }
 
-// labelled returns the containers with a label, running or not.
-func (c *client) labelled(ctx context.Context, label string) (ids []string, err error) {
-	f, err := json.Marshal(map[string][]string{"label": {label}})
+// labelled returns the containers with all of some labels, each KEY or KEY=VALUE,
+// running or not, the newest first.
+func (c *client) labelled(ctx context.Context, labels ...string) (ids []string, err error) {
+	f, err := json.Marshal(map[string][]string{"label": labels})
 	if err != nil {
 		return nil, err
 	}

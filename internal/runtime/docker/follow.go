@@ -113,7 +113,10 @@ const (
 // Follow keeps h in sync with Docker until ctx ends: by a full listing at first
 // and after each reconnect, otherwise by events.
 func (r *Runtime) Follow(ctx context.Context, h Host) error {
-	f := &follower{r: r, h: h}
+	f := &follower{r: r, h: h, due: map[string]bool{}, more: make(chan struct{}, 1)}
+	r.mu.Lock()
+	r.follower = f
+	r.mu.Unlock()
 	defer r.beside.removeAll("")
 	for wait := firstRetry; ; {
 		began := time.Now()
@@ -178,7 +181,7 @@ func (f *follower) once(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	f.mu.Lock()
-	f.due, f.order, f.more = map[string]bool{}, nil, make(chan struct{}, 1)
+	f.due, f.order = map[string]bool{}, nil
 	f.mu.Unlock()
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -264,9 +267,18 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	f.r.mu.Unlock()
 	// Containers that disappeared unnoticed come first: another may have the
 	// name.
-	for _, c := range f.h.ImagesOf("docker") {
-		if _, there := modes[c]; !there && validID(c) {
-			f.want(c)
+	for _, image := range f.h.ImagesOf("docker") {
+		if _, there := modes[image]; !there && validID(image) {
+			f.want(image)
+		}
+		if validID(image) {
+			continue
+		}
+		switch d, err := f.r.find(ctx, image); {
+		case err == nil:
+			ids = append(ids, d.ID)
+		case !isStatus(err, 404): // no such container exists yet
+			return err
 		}
 	}
 	for _, c := range ids {
@@ -304,7 +316,7 @@ func (f *follower) sync(ctx context.Context, c string) error {
 			return err
 		}
 	} else {
-		id, known = f.h.ByImage("docker", d.name())
+		id, known = f.adopted(d)
 	}
 	if !d.runs() {
 		return nil

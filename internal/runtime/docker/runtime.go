@@ -67,6 +67,8 @@ type Runtime struct {
 	joined map[string]string // by container: the container whose network it shares; nil until listed
 	wakes  sync.WaitGroup
 	beside besides
+
+	follower *follower // nil while Docker is not followed
 }
 
 var (
@@ -199,7 +201,7 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 // Start implements instance.Runtime. A running container is adopted as it is;
 // any other is started.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
-	d, err := r.api.inspect(ctx, l.Image)
+	d, err := r.find(ctx, l.Image)
 	if err == nil && !d.runs() {
 		if err = r.api.do(ctx, d.ID, "start", nil); err == nil {
 			d, err = r.api.inspect(ctx, d.ID)
@@ -290,7 +292,11 @@ func (r *Runtime) attach(id string, run uint64, d *details) (*Work, error) {
 		health: d.healthCommand(), checks: checks{group: g.CPU, main: pw.MainCPU}}
 	r.mu.Lock()
 	r.works[d.ID], r.names[id] = w, d.ID
+	f := r.follower
 	r.mu.Unlock()
+	if f != nil { // what runs beside it already
+		f.want(d.ID)
+	}
 	return w, nil
 }
 
@@ -518,7 +524,12 @@ func (w *Work) Kill(ctx context.Context) error {
 // Docker's.
 func (r *Runtime) Forget(_ context.Context, id string) error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	w := r.works[r.names[id]]
 	delete(r.names, id)
+	r.mu.Unlock()
+	if w != nil && w.id == id { // it runs on
+		r.drop(w)
+		r.beside.removeAll(w.container)
+	}
 	return nil
 }

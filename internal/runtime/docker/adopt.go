@@ -1,0 +1,93 @@
+package docker
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"lull/internal/core/instance"
+)
+
+// Labels that Compose writes on the containers of a project.
+const (
+	composeProject = "com.docker.compose.project"
+	composeService = "com.docker.compose.service"
+	composeNumber  = "com.docker.compose.container-number"
+	composeOneOff  = "com.docker.compose.oneoff" // True: made by docker compose run
+)
+
+// place returns PROJECT/SERVICE/NUMBER of a container that Compose made, empty for
+// any other. A container that Compose creates in place of another one has the same
+// place. No container has a name of this form.
+func (d *details) place() string {
+	l := d.Config.Labels
+	if l[composeProject] == "" || l[composeService] == "" || l[composeNumber] == "" || strings.EqualFold(l[composeOneOff], "true") {
+		return ""
+	}
+	return l[composeProject] + "/" + l[composeService] + "/" + l[composeNumber]
+}
+
+// images lists the values of Spec.Image that refer to the container. The first one
+// also finds the container that takes its place.
+func (d *details) images() []string {
+	all := []string{d.place(), d.name(), d.ID, d.ID[:12]}
+	if all[0] == "" {
+		all = all[1:]
+	}
+	return all
+}
+
+// find inspects the container that an image refers to. Of several in one place,
+// such as while Compose replaces one, it is the one that runs, or else the newest.
+func (r *Runtime) find(ctx context.Context, image string) (*details, error) {
+	at := strings.Split(image, "/")
+	if len(at) != 3 {
+		return r.api.inspect(ctx, strings.TrimPrefix(image, "/"))
+	}
+	ids, err := r.api.labelled(ctx, composeProject+"="+at[0], composeService+"="+at[1], composeNumber+"="+at[2])
+	if err != nil {
+		return nil, err
+	}
+	var newest *details
+	for _, id := range ids {
+		d, err := r.api.inspect(ctx, id)
+		if isStatus(err, 404) || err == nil && d.place() != image {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if newest == nil || d.runs() && !newest.runs() {
+			newest = d
+		}
+	}
+	if newest == nil {
+		return nil, &statusError{404, fmt.Sprintf("no container %s of the service %s in the project %s", at[2], at[1], at[0])}
+	}
+	return newest, nil
+}
+
+// Container implements instance.ContainerAdopter.
+func (r *Runtime) Container(ctx context.Context, ref string) (instance.Container, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiLimit)
+	defer cancel()
+	d, err := r.find(ctx, ref)
+	if err != nil {
+		return instance.Container{}, err
+	}
+	_, labelled := d.Config.Labels[LabelPauseAfter]
+	return instance.Container{Images: d.images(), Name: d.name(), Running: d.runs(), Labelled: labelled}, nil
+}
+
+// adopted returns the instance of a container.
+func (f *follower) adopted(d *details) (id string, ok bool) {
+	images := d.images()
+	slices.Reverse(images) // the most specific first
+	for _, image := range images {
+		if id, ok = f.h.ByImage(instance.RuntimeDocker, image); ok {
+			return id, true
+		}
+	}
+	return "", false
+}
