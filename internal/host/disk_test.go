@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,7 +44,7 @@ func TestNothingSleepsThatCannotWake(t *testing.T) {
 		"a socket":         {nil, func(s *instance.Spec) { s.Expose = nil }, nil, power.Paused},
 		"a port":           {nil, nil, nil, power.Paused},
 		"its own setting":  {deaf, func(s *instance.Spec) { s.Expose, s.PauseAfter = nil, new(idle.Duration(time.Minute)) }, nil, power.Paused},
-		"something is due": {deaf, func(s *instance.Spec) { s.Expose = nil }, func(r *rig, id string) { r.byID[id].setNextDue(r.Now().Add(time.Hour)) }, power.Paused},
+		"something is due": {deaf, func(s *instance.Spec) { s.Expose = nil }, func(r *rig, id string) { r.byID[id].setNextDue(context.Background(), r.Now().Add(time.Hour)) }, power.Paused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(r *rig) {

@@ -83,7 +83,7 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 		if at.Sub(h.Now()) > instance.MaxDeadline {
 			return fmt.Errorf("cannot use next_due: %s is too far away", at.Format(time.RFC3339))
 		}
-		i.setNextDue(at)
+		return i.setNextDue(ctx, at)
 	default:
 		return fmt.Errorf("cannot take %s from a process: the host reads its activity itself", m.Method)
 	}

@@ -524,7 +524,7 @@ func TestWorkloadSpeaks(t *testing.T) {
 		i.setBusy(-1)
 		time.Sleep(66 * time.Second)
 		r.is("a", power.Paused)
-		if err := r.fromGuest(t.Context(), i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
+		if err := r.fromGuest(context.Background(), i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2*time.Minute - Lead - time.Second)

@@ -154,11 +154,18 @@ func (h *Host) WakeAt(ctx context.Context, ref string, t time.Time) error {
 	return nil
 }
 
-// setNextDue sets when the program wants to run again.
-func (i *inst) setNextDue(at time.Time) {
-	i.update(func(r *instance.Record) { r.NextDue = at.Round(0) })
-	i.h.saver.WriteLater(i, i.id)
+// setNextDue sets when the program wants to run again. It waits for the lock of
+// the instance until ctx ends, and returns once the time is on disk.
+func (i *inst) setNextDue(ctx context.Context, at time.Time) error {
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	if err := i.save(func(r *instance.Record) { r.NextDue = at.Round(0) }); err != nil {
+		return err
+	}
 	i.reschedule()
+	return nil
 }
 
 // reschedule sets the deadline of an instance that does not run anew, after its

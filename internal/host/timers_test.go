@@ -145,6 +145,24 @@ func TestNextDueOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
+// TestNextDueIsDurable checks that a program whose request was accepted is woken,
+// although the daemon is killed at once.
+func TestNextDueIsDurable(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.StopAfter = new(idle.Duration) })
+		at := time.Now().Add(10 * time.Minute)
+		if err := r.fromGuest(context.Background(), r.byID[id], guest.Message{Method: guest.NextDue, Params: guest.Params{At: at}}); err != nil {
+			t.Fatal(err)
+		}
+		r.crash()
+		r.boot()
+		time.Sleep(5 * time.Minute)
+		r.is("a", power.Paused)
+		time.Sleep(time.Until(at))
+		r.is("a", power.Running)
+	})
+}
+
 // TestScheduleIsOnTime has a job every ten minutes on an instance that sleeps in
 // between, while the daemon is killed and the clock is set at random moments. The
 // instance runs at each of the times that the wall clock shows.
