@@ -157,7 +157,7 @@ func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 	return i
 }
 
-func (i *inst) name() string { return i.spec().Name } // only RenamedOutside changes it
+func (i *inst) name() string { return i.spec().Name } // only rename changes it
 
 // spec returns the user's settings. The result must not be modified.
 func (i *inst) spec() *instance.Spec { return i.set.Load() }

@@ -22,24 +22,13 @@ const MaxInstances = 100_000
 // Create creates a stopped instance. The spec must be valid, and its name must
 // be free.
 func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err error) {
-	if err := s.CheckNew(); err != nil {
-		return "", &InvalidError{err}
-	}
-	rt, err := h.checkSpec(&s)
-	if err == nil && !rt.Capabilities().Network {
-		if cerr := listeners.CheckAddresses(s.Expose); cerr != nil {
-			err = &InvalidError{cerr}
-		}
-	}
+	rt, err := h.checkNew(&s)
 	if err != nil {
 		return "", err
 	}
 	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.Now(),
 		StateSince: h.Now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
 	i := newInst(h, rec, rt)
-	if err := errors.Join(h.checkDependencies(&s), h.checkProbes(&s, rt)); err != nil {
-		return "", err
-	}
 	if err := h.add(i); err != nil {
 		return "", err
 	}
@@ -54,6 +43,24 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	i.rest()
 	i.emit("created", "", "")
 	return i.id, nil
+}
+
+// checkNew returns the runtime of a requested spec, and what is wrong with the
+// request apart from its name being taken.
+func (h *Host) checkNew(s *instance.Spec) (Runtime, error) {
+	if err := s.CheckNew(); err != nil {
+		return nil, &InvalidError{err}
+	}
+	rt, err := h.checkSpec(s)
+	if err == nil && !rt.Capabilities().Network {
+		if cerr := listeners.CheckAddresses(s.Expose); cerr != nil {
+			err = &InvalidError{cerr}
+		}
+	}
+	if err == nil {
+		err = errors.Join(h.checkDependencies(s), h.checkProbes(s, rt))
+	}
+	return rt, err
 }
 
 // checkSpec returns the runtime of s, and every reason why that runtime cannot
@@ -169,12 +176,23 @@ func (h *Host) drop(i *inst) {
 	h.callOff(i, "it was removed in the meantime")
 	h.due.Remove(i.due)
 	h.saver.Forget(i.id)
-	if c, ok := i.gate.(interface{ Close() error }); ok {
-		if err := c.Close(); err != nil {
-			h.log.Warn("cannot close the relay", "instance", i.name(), "err", err)
-		}
-	}
+	i.closeRelay()
 	i.dropHeld()
+}
+
+// closeRelay closes the relay's ports, if there are any. The caller holds the lock,
+// or nobody else knows i.
+func (i *inst) closeRelay() {
+	i.mu.Lock()
+	c, ok := i.gate.(interface{ Close() error })
+	i.gate = nil
+	i.mu.Unlock()
+	if !ok {
+		return
+	}
+	if err := c.Close(); err != nil {
+		i.h.log.Warn("cannot close the relay", "instance", i.name(), "err", err)
+	}
 }
 
 func newID() string {

@@ -48,16 +48,27 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 		return err
 	}
 	defer i.release()
-	s, old := *i.spec(), i.name()
-	s.Name = name
+	old := i.name()
 	switch err := instance.ValidName(name); {
 	case err != nil:
 		return &InvalidError{err}
 	case i.gate != nil:
 		return &RefusedError{Name: old, What: "rename", Reason: "a relay knows it by its name"}
 	}
+	if err := i.rename(name); err != nil {
+		return err
+	}
+	i.emit("renamed", byOutside, "it was called "+old)
+	return nil
+}
+
+// rename gives an instance without a relay another name, which must be valid. The
+// caller holds the lock.
+func (i *inst) rename(name string) error {
+	h, s, gone := i.h, *i.spec(), i.name()
+	s.Name = name
 	h.mu.Lock()
-	err = h.nameIsFreeLocked(name, "rename")
+	err := h.nameIsFreeLocked(name, "rename")
 	if err == nil {
 		h.byName[name] = i
 	}
@@ -65,7 +76,6 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	if err != nil {
 		return err
 	}
-	gone := old
 	if err = i.save(func(r *instance.Record) { r.Spec = s }); err != nil {
 		gone = name
 	}
@@ -75,9 +85,6 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	}
 	delete(h.byName, gone)
 	h.mu.Unlock()
-	if err == nil {
-		i.emit("renamed", byOutside, "it was called "+old)
-	}
 	return err
 }
 

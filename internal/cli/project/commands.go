@@ -235,9 +235,7 @@ func (c verbs) applyStep(ctx context.Context, cl *hostctl.Client, s *step) error
 		o, err = cl.Create(ctx, hostctl.Create{Spec: s.spec, Start: true, RemoveFailed: true})
 		done = "created, "
 	case replace:
-		if err = cl.Remove(ctx, s.Instance); err == nil {
-			o, err = cl.Create(ctx, hostctl.Create{Spec: s.spec, Start: true, RemoveFailed: true})
-		}
+		o, err = cl.Create(ctx, hostctl.Create{Spec: s.spec, Replace: true})
 		done = "replaced (" + strings.Join(s.Changed, ", ") + "), "
 	case change:
 		if o, err = cl.Change(ctx, s.Instance, s.change); err == nil && rests(o) {

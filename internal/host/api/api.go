@@ -156,8 +156,14 @@ func (a *API) verbs(api huma.API) {
 	create := operation("create-instance", "POST", "/instances", "Create an instance")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {
-		id, err := a.Host.Create(ctx, in.Body.Spec)
-		if err == nil && in.Body.Start {
+		var id string
+		var err error
+		if in.Body.Replace {
+			err = a.Host.Complete(ctx, func(ctx context.Context) (err error) {
+				id, err = a.Host.Replace(ctx, in.Body.Spec)
+				return err
+			})
+		} else if id, err = a.Host.Create(ctx, in.Body.Spec); err == nil && in.Body.Start {
 			err = a.Host.Complete(ctx, func(ctx context.Context) error {
 				err := a.Host.Start(ctx, id, host.ByManual)
 				if err != nil && in.Body.RemoveFailed {

@@ -131,6 +131,8 @@ type Create struct {
 	Start bool `json:"start" doc:"Start it at once"`
 	// RemoveFailed removes it again if it does not start.
 	RemoveFailed bool `json:"remove_failed,omitempty" doc:"With start: remove it again if it does not start; the error has its last output"`
+	// Replace creates it in place of the instance that has its name.
+	Replace bool `json:"replace,omitempty" doc:"Replace the instance of that name and start it; if it does not start, the earlier one is as before"`
 }
 
 // Adopt requests an instance made of what runs already: a process with its
