@@ -55,7 +55,7 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		h.mu.Lock()
 		h.byID[i.id], h.byName[i.name()] = i, i
 		h.mu.Unlock()
-		h.dependents.add(i)
+		h.related.add(i)
 		h.saver.Loaded(i.id, rec.Generation)
 	}
 	for _, what := range h.Misset() {

@@ -24,38 +24,54 @@ const byDependent = "dependent"
 // is awake.
 const NeededBy idle.Code = "needed_by"
 
-// dependents finds, by the name of an instance, those that depend on it. No other
-// lock is taken under mu.
-type dependents struct {
-	mu sync.Mutex
-	of map[string][]*inst
+// related finds instances by what their settings name: those that depend on an
+// instance, by its name, and the members of a group, by the group's. No other lock
+// is taken under mu.
+type related struct {
+	mu      sync.Mutex
+	needing map[string][]*inst
+	members map[string][]*inst
 }
 
-func (d *dependents) add(i *inst) {
+func (d *related) add(i *inst) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.needing == nil {
+		d.needing, d.members = map[string][]*inst{}, map[string][]*inst{}
+	}
 	for _, name := range i.spec().DependsOn {
-		if d.of == nil {
-			d.of = map[string][]*inst{}
-		}
-		d.of[name] = append(d.of[name], i)
+		d.needing[name] = append(d.needing[name], i)
+	}
+	if g := i.spec().Group; g != "" {
+		d.members[g] = append(d.members[g], i)
 	}
 }
 
-func (d *dependents) drop(i *inst) {
+func (d *related) drop(i *inst) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, name := range i.spec().DependsOn {
-		if d.of[name] = slices.DeleteFunc(slices.Clone(d.of[name]), func(o *inst) bool { return o == i }); len(d.of[name]) == 0 {
-			delete(d.of, name)
+	without := func(of map[string][]*inst, key string) {
+		if of[key] = slices.DeleteFunc(slices.Clone(of[key]), func(o *inst) bool { return o == i }); len(of[key]) == 0 {
+			delete(of, key)
 		}
 	}
+	for _, name := range i.spec().DependsOn {
+		without(d.needing, name)
+	}
+	without(d.members, i.spec().Group)
+}
+
+// group returns the members of a group.
+func (d *related) group(name string) []*inst {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.members[name])
 }
 
 // awake returns the name of one that depends on name and is awake; empty for none.
-func (d *dependents) awake(name string) string {
+func (d *related) awake(name string) string {
 	d.mu.Lock()
-	all := d.of[name]
+	all := slices.Clone(d.needing[name])
 	d.mu.Unlock()
 	for _, i := range all {
 		if s := i.state(); !s.Asleep() && s != power.Stopped {
@@ -68,7 +84,7 @@ func (d *dependents) awake(name string) string {
 // neededBlock blocks the idle pause of an instance while one that depends on it
 // is awake; nil otherwise.
 func (i *inst) neededBlock() *idle.Block {
-	name := i.h.dependents.awake(i.name())
+	name := i.h.related.awake(i.name())
 	if name == "" {
 		return nil
 	}

@@ -155,9 +155,9 @@ type Host struct {
 	metrics *metrics.Metrics
 	halts   *halt.Halts
 
-	dependents dependents // by the name of what they depend on
-	images     *images.Caches
-	handoff    handoff
+	related related // by what their settings name
+	images  *images.Caches
+	handoff handoff
 	// illegal counts transitions missing from the table: always 0.
 	illegal atomic.Int64
 	steps   fence

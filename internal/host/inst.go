@@ -117,6 +117,7 @@ type seen struct {
 	conns    int
 	unheard  bool        // nothing outside could wake it
 	needed   *idle.Block // by one that depends on it
+	grouped  *idle.Block // by a member of its group that is in use
 	block    *idle.Block // from the runtime: why it cannot be paused
 	trouble  string      // why the workload cannot work; "" if it can
 	verdict  idle.Verdict

@@ -43,7 +43,7 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	if err := may(); err != nil {
 		return err
 	}
-	if by != byRestart && by != byConnection && by != byDependent {
+	if by != byRestart && by != byConnection && by != byDependent && by != byGroup {
 		i.update(func(r *instance.Record) {
 			r.Enabled, r.CrashLooping, r.Crashes = true, false, nil
 		})
@@ -68,7 +68,7 @@ func (i *inst) mayStart(by string) error {
 	case !stopped:
 	case by == byRestart && !(due && enabled):
 		return &RefusedError{Name: i.name(), What: "start", Reason: "nothing is left to be restarted"}
-	case (by == byConnection || by == byDependent) && i.unwakeable() != "":
+	case (by == byConnection || by == byDependent || by == byGroup) && i.unwakeable() != "":
 		return &RefusedError{Name: i.name(), What: "start", Reason: i.unwakeable()}
 	}
 	return nil
@@ -135,6 +135,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	i.open()
 	i.scheduleAwake(now)
 	i.ran(power.Stopped)
+	i.wakeGroup(by)
 	i.emit("started", by, why)
 	i.h.log.Info("started", "instance", i.name(), "by", by, "pid", w.Identity().PID)
 	return nil

@@ -117,7 +117,7 @@ func (h *Host) add(i *inst) error {
 	}
 	i.lock <- struct{}{}
 	h.byID[i.id], h.byName[i.name()] = i, i
-	h.dependents.add(i)
+	h.related.add(i)
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (h *Host) drop(i *inst) {
 	delete(h.byID, i.id)
 	delete(h.byName, i.name())
 	h.mu.Unlock()
-	h.dependents.drop(i)
+	h.related.drop(i)
 	i.requests.deleted.Store(true) // for callers that wait for its lock
 	h.callOff(i, "it was removed in the meantime")
 	h.due.Remove(i.due)

@@ -79,10 +79,10 @@ func (i *inst) sample(w Workload) idle.Evidence {
 	if quiet > 0 && probe.Working(w, s, quiet) {
 		quiet = 0
 	}
-	now, needed := i.h.Now(), i.neededBlock()
+	now, needed, grouped := i.h.Now(), i.neededBlock(), i.groupBlock()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.seen.needed = needed
+	i.seen.needed, i.seen.grouped = needed, grouped
 	var relayed *relay.Activity
 	if i.gate != nil {
 		relayed = new(i.gate.Activity())
@@ -120,6 +120,9 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	}
 	if i.seen.needed != nil {
 		e.Guards = append(e.Guards, *i.seen.needed)
+	}
+	if i.seen.grouped != nil {
+		e.Guards = append(e.Guards, *i.seen.grouped)
 	}
 	if i.seen.block != nil {
 		e.Guards = append(e.Guards, *i.seen.block)

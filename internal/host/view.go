@@ -115,7 +115,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		Connections: e.Connections, Leases: liveLeases(r.Leases, now), IdlePolicy: cmp.Or(r.Spec.IdlePolicy, instance.PolicyDefault),
 		PauseAfter: i.pauseAfter().Seconds(), StopAfter: i.stopAfter().Seconds(), ReclaimAfter: time.Duration(r.Spec.ReclaimAfter).Seconds(),
 		HibernateAfter: time.Duration(r.Spec.HibernateAfter).Seconds(), Image: r.Spec.Image, MemoryLimit: r.Spec.Memory, CPUs: r.Spec.CPUs,
-		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace, Labels: r.Spec.Labels, DependsOn: r.Spec.DependsOn, Adopted: r.Spec.Adopted, Probes: r.Spec.Probes,
+		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace, Labels: r.Spec.Labels, DependsOn: r.Spec.DependsOn, Group: r.Spec.Group, Adopted: r.Spec.Adopted, Probes: r.Spec.Probes,
 		WakeAt: ptr(timer), WakeAtBy: timerBy, WakeSchedule: r.Spec.WakeSchedule,
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,

@@ -91,6 +91,9 @@ type Spec struct {
 	// DependsOn names instances that are woken before it, and stay awake while it is.
 	DependsOn []string `json:"depends_on,omitempty"`
 
+	// Group names instances that sleep together, and wake together.
+	Group string `json:"group,omitempty"`
+
 	Probes []Probe `json:"probes,omitempty"` // signals of the user's own
 
 	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks with them what it made
@@ -188,6 +191,9 @@ func (s *Spec) Validate() error {
 		if ValidName(name) != nil {
 			bad("depends_on", "%.40q cannot be the name of an instance", name)
 		}
+	}
+	if s.Group != "" && ValidName(s.Group) != nil {
+		bad("group", "%.40q: want the form of an instance's name", s.Group)
 	}
 	if len(s.Labels) > MaxLabels {
 		bad("labels", "%d labels, at most %d", len(s.Labels), MaxLabels)

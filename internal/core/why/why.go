@@ -394,6 +394,8 @@ func (a *Account) ends(b idle.Block, readings []idle.Reading) string {
 		return "a port would have to be exposed, or --pause-after set for it: then only lull resume wakes it"
 	case "needed_by":
 		return b.Holder + " would have to sleep first: lull pause " + b.Holder
+	case "group_in_use":
+		return b.Holder + " would have to be idle too"
 	case idle.SignalUnknown:
 		return a.read(b.Signal, readings)
 	case idle.StopIntended:

@@ -77,6 +77,7 @@ type Instance struct {
 	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel requires this for an ordinary user's bind filter"`
 	Labels             map[string]string   `json:"labels,omitempty" doc:"Labels; those of lull up begin with lull."`
 	DependsOn          []string            `json:"depends_on,omitempty" doc:"Instances that wake before it and sleep after it"`
+	Group              string              `json:"group,omitempty" doc:"Instances of a group sleep and wake together"`
 	WakeAt             *time.Time          `json:"wake_at" doc:"When it next has to run; it is woken 2 s before"`
 	WakeAtBy           string              `json:"wake_at_by,omitempty" doc:"Who set that: a user, its program or one of its schedules"`
 	WakeSchedule       []string            `json:"wake_schedule,omitempty" doc:"Times at which it has to run, as in a crontab"`

@@ -157,7 +157,11 @@ type details struct {
 	}
 	ExecIDs    []string // commands that run beside it
 	HostConfig struct{ NetworkMode string }
-	State      struct {
+
+	NetworkSettings struct {
+		Networks map[string]struct{ IPAddress, GlobalIPv6Address string }
+	}
+	State struct {
 		Running    bool
 		Paused     bool
 		Restarting bool
@@ -243,10 +247,11 @@ type event struct {
 	}
 }
 
-// events calls each for every container event from now on, after calling ready
+// events calls each for every container event from now on, also when one is
+// connected to a network or disconnected, after calling ready
 // once the stream is open. It returns why the stream ended.
 func (c *client) events(ctx context.Context, ready func(), each func(event)) error {
-	f := `{"type":["container"]}`
+	f := `{"type":["container","network"]}`
 	a, err := c.send(ctx, http.MethodGet, "/events", url.Values{"filters": {f}}, nil)
 	if err != nil {
 		return err
@@ -266,6 +271,9 @@ func readEvents(r io.Reader, each func(event)) error {
 		var e event
 		if err := d.Decode(&e); err != nil {
 			return fmt.Errorf("the stream of events ended: %w", err)
+		}
+		if e.Type == "network" {
+			e.Type, e.Actor.ID = "container", e.Actor.Attributes["container"]
 		}
 		if e.Type == "container" && validID(e.Actor.ID) {
 			each(e)

@@ -25,6 +25,8 @@ const (
 	LabelQuiet       = "lull.quiet-connection-after"
 	LabelIdlePolicy  = "lull.idle-policy"      // default or leases_only
 	LabelOutbound    = "lull.wake-on-outbound" // true or false
+	LabelGroup       = "lull.group"            // default: the Compose project; empty for none
+	LabelDepends     = "lull.depends-on"       // names of containers, or of services of the project, separated by commas
 	labelPrefix      = "lull."
 	nameWithoutRules = "docker-" // prefix of the id, if a container's name cannot be an instance's name
 )
@@ -43,6 +45,8 @@ type Host interface {
 	// unpause by others. It does not block.
 	Observe(id, why string) error
 	Delete(ctx context.Context, id, by string) error
+	// RelatedOutside sets the group of an instance, and the ids of what it depends on.
+	RelatedOutside(ctx context.Context, id, group string, dependsOn []string) error
 	// KeepAwake keeps an instance awake for a command that runs inside it, until
 	// leave is called. If the host paused the instance, KeepAwake wakes it first and
 	// waits for that. One that a user paused with Docker stays paused.
@@ -74,6 +78,11 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is neither %s nor %s", k, v, instance.PolicyDefault, instance.PolicyLeasesOnly))
 				s.IdlePolicy = ""
 			}
+		case LabelGroup:
+			if v != "" && instance.ValidName(v) != nil {
+				errs = append(errs, fmt.Errorf("cannot use the label %s: want %.100q to have the form of an instance's name, or to be empty", k, v))
+			}
+		case LabelDepends:
 		default:
 			errs = append(errs, fmt.Errorf("cannot use the label %.100s: there is none of that name", k))
 		}
@@ -174,7 +183,8 @@ func (f *follower) take() string {
 }
 
 // actions are the events after which a container may have changed.
-var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true, "rename": true}
+var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true, "rename": true,
+	"connect": true, "disconnect": true}
 
 // once follows one event stream until it ends.
 func (f *follower) once(ctx context.Context) error {
@@ -212,6 +222,7 @@ func (f *follower) once(ctx context.Context) error {
 				f.r.log.Warn("cannot follow a container", "container", c[:12], "err", err)
 			}
 		}
+		f.relate(ctx) // when all of them are known
 		select {
 		case <-f.more:
 		case <-ctx.Done():
@@ -265,6 +276,7 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	f.r.mu.Lock()
 	f.r.joined = joined
 	f.r.mu.Unlock()
+	f.r.relations.keep(modes)
 	// Containers that disappeared unnoticed come first: another may have the
 	// name.
 	for _, image := range f.h.ImagesOf("docker") {
@@ -318,6 +330,9 @@ func (f *follower) sync(ctx context.Context, c string) error {
 	} else {
 		id, known = f.adopted(d)
 	}
+	if known {
+		f.r.relations.set(d.ID, memberOf(id, d))
+	}
 	if !d.runs() {
 		return nil
 	}
@@ -328,6 +343,7 @@ func (f *follower) sync(ctx context.Context, c string) error {
 		if id, err = f.create(ctx, d); err != nil || id == "" {
 			return err
 		}
+		f.r.relations.set(d.ID, memberOf(id, d))
 	}
 	if f.r.workOf(d.ID) == nil {
 		if err := f.h.StartedOutside(ctx, id, "its container runs"); err != nil {
@@ -429,6 +445,7 @@ func (f *follower) gone(ctx context.Context, c string) error {
 	f.r.beside.removeAll(c)
 	f.r.setFault(c, "")
 	f.r.join(c, "")
+	f.r.relations.forget(c)
 	if id, ok := f.h.ByImage("docker", c); ok {
 		if err := f.h.Delete(ctx, id, "external"); err != nil {
 			return &hostError{err}

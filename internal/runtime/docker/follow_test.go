@@ -160,6 +160,8 @@ func (l *ledger) Observe(id, _ string) error {
 	return nil
 }
 
+func (l *ledger) RelatedOutside(context.Context, string, string, []string) error { return nil }
+
 func (l *ledger) Delete(_ context.Context, id, _ string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

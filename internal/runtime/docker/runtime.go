@@ -68,7 +68,8 @@ type Runtime struct {
 	wakes  sync.WaitGroup
 	beside besides
 
-	follower *follower // nil while Docker is not followed
+	follower  *follower // nil while Docker is not followed
+	relations relations
 }
 
 var (
@@ -376,6 +377,7 @@ type Work struct {
 // count as use.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	s := w.Work.Sample(ports)
+	w.r.leaveOutGroup(&s, w.container)
 	if s.CPUErr == nil {
 		s.CPU = max(s.CPU-w.checks.used(), 0)
 	}
@@ -527,6 +529,7 @@ func (r *Runtime) Forget(_ context.Context, id string) error {
 	w := r.works[r.names[id]]
 	delete(r.names, id)
 	r.mu.Unlock()
+	r.relations.release(id)
 	if w != nil && w.id == id { // it runs on
 		r.drop(w)
 		r.beside.removeAll(w.container)

@@ -1,0 +1,117 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// The members of a group (Spec.Group) sleep together: none is paused for idleness
+// while another one is in use, and a client or a timer that wakes one wakes all of
+// them. In which order is up to Spec.DependsOn. A member that never pauses, is
+// paused outside lull, or was stopped by a user keeps no other one awake.
+
+// byGroup is the actor when an instance is woken because another one of its group
+// has been.
+const byGroup = "group"
+
+// GroupInUse is the code of the block on an instance while another one of its group
+// is in use.
+const GroupInUse idle.Code = "group_in_use"
+
+// groupBlock blocks the idle pause of an instance while another one of its group is
+// in use; nil otherwise.
+func (i *inst) groupBlock() *idle.Block {
+	g := i.spec().Group
+	if g == "" {
+		return nil
+	}
+	for _, m := range i.h.related.group(g) {
+		if m != i && m.inUse() {
+			return &idle.Block{Code: GroupInUse, Holder: m.name(), Sentence: fmt.Sprintf("%s, of the same group %s, is in use.", m.name(), g)}
+		}
+	}
+	return nil
+}
+
+// inUse reports whether something other than its group or those that depend on it
+// prevented the idle pause of i when it was last checked. One that has not been
+// checked since it runs counts as in use.
+func (i *inst) inUse() bool {
+	if i.pauseAfter() == 0 {
+		return false
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch i.rec.State {
+	case power.Starting, power.Resuming:
+		return true
+	case power.Running:
+		v := &i.seen.verdict
+		return v.At.Before(i.rec.LastResumedAt) ||
+			slices.ContainsFunc(v.Blocks, func(b idle.Block) bool { return b.Code != NeededBy && b.Code != GroupInUse })
+	}
+	return false
+}
+
+// wakeGroup wakes the other members of a group after i was woken by a client or a
+// timer. It does not block.
+func (i *inst) wakeGroup(by string) {
+	g := i.spec().Group
+	if g == "" || by != byConnection && by != byTimer {
+		return
+	}
+	why := fmt.Sprintf("%s, of the same group %s, was woken", i.name(), g)
+	for _, m := range i.h.related.group(g) {
+		if m == i || m.state() == power.Running || m.pausedByOthers() {
+			continue
+		}
+		i.h.spawn(func() {
+			if err := i.h.startFor(i.h.ctx, m, byGroup, why); err != nil && !fromRoom(err) && i.h.ctx.Err() == nil && m.mayStart(byGroup) == nil {
+				i.h.log.Warn("a member of a group does not wake", "instance", m.name(), "group", g, "err", err)
+			}
+		})
+	}
+}
+
+// RelatedOutside sets the group of an instance and what it depends on, by ID, as
+// the labels of its container say.
+func (h *Host) RelatedOutside(ctx context.Context, ref, group string, dependsOn []string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, id := range dependsOn {
+		if d := h.byIDNow(id); d != nil && d != i {
+			names = append(names, d.name())
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if s := i.spec(); s.Group == group && slices.Equal(s.DependsOn, names) {
+		return nil
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	s := *i.spec()
+	s.Group, s.DependsOn = group, names
+	if err := errors.Join(s.Validate(), h.checkDependencies(&s)); err != nil {
+		return &InvalidError{err}
+	}
+	if err := i.save(func(r *instance.Record) { r.Spec = s }); err != nil {
+		return err
+	}
+	h.related.drop(i)
+	i.set.Store(&s)
+	h.related.add(i)
+	i.emit("changed", byOutside, "group, depends_on")
+	return nil
+}

@@ -1,0 +1,123 @@
+package host
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// in makes a spec a member of the group shop that depends on others.
+func in(names ...string) func(*instance.Spec) {
+	return func(s *instance.Spec) { s.Group, s.DependsOn, s.StopAfter = "shop", names, new(idle.Duration) }
+}
+
+// TestGroupSleepsTogether has clients of one member of a group: none sleeps before
+// the last client leaves, and then all do, in the order of their dependencies. A
+// client of any one wakes all of them.
+func TestGroupSleepsTogether(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		names := []string{"db", "worker", "web"}
+		ids := map[string]string{"db": r.run("db", in()), "worker": r.run("worker", in()), "web": r.run("web", in("db"))}
+		r.run("other", nil)
+		all := func(want power.Instance) {
+			t.Helper()
+			for _, name := range names {
+				r.is(name, want)
+			}
+		}
+		for _, used := range names {
+			c := r.k.Connect(ids[used])
+			if !answered(c) {
+				t.Fatalf("a client of %s gets no answer", used)
+			}
+			all(power.Running)
+			for range 30 {
+				time.Sleep(time.Minute)
+				all(power.Running)
+			}
+			if used != "worker" {
+				if o := r.is("worker", power.Running); !slices.ContainsFunc(o.Blocks, func(b idle.Block) bool { return b.Code == GroupInUse && b.Holder == used }) {
+					t.Errorf("worker is held by %v", o.Blocks)
+				}
+			}
+			if r.byName["other"].state() == power.Running {
+				t.Error("what is of no group stays awake")
+			}
+			c.Close()
+			time.Sleep(4 * time.Minute)
+			all(power.Paused)
+			if w, d := r.is("web", power.Paused).LastPausedAt, r.is("db", power.Paused).LastPausedAt; d.Before(*w) {
+				t.Errorf("db slept at %v, before web at %v", d, w)
+			}
+		}
+	})
+}
+
+// TestGroupLeavesAlone checks that a client of one member does not wake what a user
+// stopped or paused outside lull, and that neither keeps the others awake.
+func TestGroupLeavesAlone(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		web, db, cache := r.run("web", in()), r.run("db", in()), r.run("cache", in())
+		r.run("always", func(s *instance.Spec) { in()(s); s.PauseAfter = new(idle.Duration) })
+		if err := r.Stop(context.Background(), db, ByManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.k.Proc(cache).Freeze(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Observe("cache", "it was paused outside"); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			time.Sleep(4 * time.Minute)
+			r.is("web", power.Paused)
+			c := r.k.Connect(web)
+			if !answered(c) {
+				t.Fatal("no answer")
+			}
+			c.Close()
+			synctest.Wait()
+			r.is("db", power.Stopped)
+			r.is("cache", power.Paused)
+			r.is("always", power.Running)
+		}
+	})
+}
+
+// TestRelatedOutside changes the group and the dependencies of an instance while it
+// runs, across a crash. A circle changes nothing.
+func TestRelatedOutside(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := context.Background()
+		web, db := r.run("web", nil), r.run("db", nil)
+		if err := r.RelatedOutside(ctx, web, "shop", []string{db, web, "gone"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.RelatedOutside(ctx, db, "shop", []string{web}); !invalid(err) {
+			t.Errorf("a circle: %v", err)
+		}
+		r.crash()
+		r.boot()
+		if o := r.is("web", power.Running); o.Group != "shop" || !slices.Equal(o.DependsOn, []string{"db"}) {
+			t.Errorf("group %q, on %v", o.Group, o.DependsOn)
+		}
+		c := r.k.Connect(web)
+		for range 10 {
+			time.Sleep(time.Minute)
+			r.is("db", power.Running)
+		}
+		if err := r.RelatedOutside(ctx, web, "", nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(4 * time.Minute)
+		r.is("db", power.Paused)
+		r.is("web", power.Running)
+		c.Close()
+	})
+}

@@ -1,0 +1,184 @@
+package docker
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"lull/internal/core/instance"
+)
+
+// composeDepends is where Compose (from version 2) writes what a service depends on:
+// SERVICE:CONDITION:RESTART, separated by commas.
+const composeDepends = "com.docker.compose.depends_on"
+
+// member is what the labels of an adopted container say about others.
+type member struct {
+	id       string // of its instance
+	name     string
+	project  string // of Compose; empty for none
+	service  string
+	group    string
+	services []string // of its project that it depends on
+	names    []string // of containers that it depends on, or services of its project
+	addrs    []netip.Addr
+}
+
+func memberOf(id string, d *details) member {
+	l := d.Config.Labels
+	m := member{id: id, name: d.name(), project: l[composeProject], service: l[composeService]}
+	if group, set := l[LabelGroup]; set {
+		m.group = group
+	} else {
+		m.group = m.project
+	}
+	if instance.ValidName(m.group) != nil {
+		m.group = ""
+	}
+	for _, s := range list(l[composeDepends]) {
+		service, _, _ := strings.Cut(s, ":")
+		m.services = append(m.services, service)
+	}
+	m.names = list(l[LabelDepends])
+	for _, n := range d.NetworkSettings.Networks {
+		for _, a := range []string{n.IPAddress, n.GlobalIPv6Address} {
+			if addr, err := netip.ParseAddr(a); err == nil && d.runs() {
+				m.addrs = append(m.addrs, addr)
+			}
+		}
+	}
+	return m
+}
+
+// list splits at commas and drops what is empty.
+func list(s string) []string {
+	all := strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
+	for n := range all {
+		all[n] = strings.TrimSpace(all[n])
+	}
+	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
+}
+
+// needs reports whether m depends on o.
+func (m *member) needs(o *member) bool {
+	here := m.project != "" && m.project == o.project
+	return here && slices.Contains(m.services, o.service) || slices.Contains(m.names, o.name) || here && slices.Contains(m.names, o.service)
+}
+
+// relations are the adopted containers by ID.
+type relations struct {
+	mu sync.Mutex
+	of map[string]member
+}
+
+// keep forgets the containers that are not among there.
+func (r *relations) keep(there map[string]string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.of, func(c string, _ member) bool { _, ok := there[c]; return !ok })
+}
+
+func (r *relations) forget(container string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.of, container)
+}
+
+// release forgets the container of an instance.
+func (r *relations) release(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.of, func(_ string, m member) bool { return m.id == id })
+}
+
+func (r *relations) set(container string, m member) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of == nil {
+		r.of = map[string]member{}
+	}
+	r.of[container] = m
+}
+
+// all returns every member, and for each the ids of the instances that it depends
+// on.
+func (r *relations) all() map[*member][]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := map[*member][]string{}
+	for _, m := range r.of {
+		var on []string
+		for _, o := range r.of {
+			if m.id != o.id && m.needs(&o) {
+				on = append(on, o.id)
+			}
+		}
+		out[&m] = on
+	}
+	return out
+}
+
+// at returns the container with an address, and the groups of both.
+func (r *relations) at(addr netip.Addr, container string) (other string, same bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c, m := range r.of {
+		if slices.Contains(m.addrs, addr) {
+			return c, m.group != "" && m.group == r.of[container].group
+		}
+	}
+	return "", false
+}
+
+// relate applies what the labels of the adopted containers say about one another. A
+// fault is logged by its container.
+func (f *follower) relate(ctx context.Context) {
+	for m, on := range f.r.relations.all() {
+		if m.group == "" && len(m.services)+len(m.names) == 0 && m.project == "" {
+			continue // what a user has set stays
+		}
+		if err := f.h.RelatedOutside(ctx, m.id, m.group, on); err != nil && ctx.Err() == nil {
+			f.r.log.Warn("cannot use what a container depends on", "container", m.name, "err", err)
+		}
+	}
+}
+
+// leaveOutGroup removes from a sample the connections within the group of a container
+// that do not hold it: those whose other end is asleep, and those on which neither
+// end waits for an answer, such as of a pool. A group sleeps together, so it is in
+// use while a member works or has a client from elsewhere.
+func (r *Runtime) leaveOutGroup(s *instance.Sample, container string) {
+	asleep := map[string]bool{}
+	inside := func(c instance.Conn) (same, sleeps bool) {
+		remote, err := netip.ParseAddrPort(c.Remote)
+		if err != nil {
+			return false, false
+		}
+		other, same := r.relations.at(remote.Addr().Unmap(), container)
+		if !same || other == container {
+			return false, false
+		}
+		if _, known := asleep[other]; !known {
+			if w := r.workOf(other); w != nil {
+				still, err := w.still()
+				asleep[other] = err == nil && still
+			}
+		}
+		return true, asleep[other]
+	}
+	s.Inbound = slices.DeleteFunc(s.Inbound, func(c instance.Conn) bool {
+		same, sleeps := inside(c)
+		return same && (sleeps || c.Accepted && c.Unread == 0 && !c.Owes())
+	})
+	s.Calls = slices.DeleteFunc(s.Calls, func(c instance.Conn) bool {
+		same, sleeps := inside(c)
+		drop := same && (sleeps || c.Unread == 0 && !c.Awaits())
+		if drop && !c.Loopback {
+			s.Outbound--
+		}
+		return drop
+	})
+}
