@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"lull/internal/core/idle"
@@ -59,6 +60,7 @@ func TestReplace(t *testing.T) {
 						t.Error("it started")
 					}
 					time.Sleep(time.Minute) // it is started again by itself, if at all
+					synctest.Wait()
 					if o := r.is("a", c.fail); o.ID != id || o.Enabled != enabled || o.Runtime != "process" {
 						t.Errorf("a failed start left %+v", o)
 					}
