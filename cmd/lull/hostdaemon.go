@@ -400,7 +400,7 @@ func (d *hostDaemon) apiHandler(metrics http.Handler) http.Handler {
 		Status: func() hostctl.Status {
 			s := hostStatus(d.h, d.processes, d.cfg, started, d.faults)
 			if d.containers != nil {
-				s.LeftAlone = d.containers.Faults()
+				s.FollowsDocker, s.LeftAlone = true, d.containers.Faults()
 			}
 			if d.reports != nil {
 				l := d.reports.Link()

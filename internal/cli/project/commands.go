@@ -29,12 +29,16 @@ func Commands(s *client.Session) []*cobra.Command {
 	return []*cobra.Command{v.upCommand(), v.downCommand()}
 }
 
-// source says which file a verb is about, and under which name.
-type source struct{ file, name string }
+// source says which file a verb is about, under which name, and whether Docker
+// Compose runs its services: auto, true or false.
+type source struct{ file, name, docker string }
 
 func (s *source) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&s.file, "file", "f", "", "project file (default: lull.yaml, or compose.yaml, of the current folder)")
 	cmd.Flags().StringVar(&s.name, "project", "", "name of the project (default: name: of the file, or its folder's name)")
+	cmd.Flags().StringVar(&s.docker, "docker", "auto", "whether Docker Compose runs the services, and lull lets their containers sleep: true, false, or auto, which is true unless the file is a lull.yaml or a service has neither image nor build")
+	cmd.Flags().Lookup("docker").NoOptDefVal = "true"
+	term.CompleteWords(cmd, "docker", "auto", "true", "false")
 }
 
 // path finds the file.
@@ -56,9 +60,21 @@ func (s *source) open(ctx context.Context, env []string) (*file, *project, []str
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	loaded, notes, err := load(ctx, f, s.name, env)
+	docker := s.docker == "true"
+	switch s.docker {
+	case "true", "false":
+	case "", "auto":
+		docker = f.inDocker()
+	default:
+		return nil, nil, nil, fmt.Errorf("cannot use --docker=%s: want true, false or auto", s.docker)
+	}
+	loaded, notes, err := load(ctx, f, s.name, env, docker)
 	if err != nil {
 		return f, nil, nil, err
+	}
+	if docker {
+		p, err := describeDocker(f, loaded)
+		return f, p, nil, err
 	}
 	p, err := describe(f, loaded)
 	return f, p, notes, err
@@ -78,9 +94,13 @@ says, and print what was done. What is already as the file says is left alone, a
 or not: running lull up again does nothing.
 
 A lull.yaml is a Compose file. Beside Compose's attributes, a service may have
-pause_after, stop_after and the others of lull config project --schema. Without an
-image, command is a program of this machine. A compose.yaml is read as it is: its
-services may have the same settings below x-lull, or as labels (lull.pause-after).
+pause_after, stop_after and the others of lull config --schema. Without an image,
+command is a program of this machine.
+
+A compose.yaml whose services have images is taken as it is: Docker Compose creates
+their containers, and lull, which must follow Docker (lull host --docker), lets them
+sleep. Its services may have the settings below x-lull, or as labels
+(lull.pause-after). --docker=false runs them as containers of lull instead.
 
 Each service is an instance with the name PROJECT-SERVICE, which ps, why, logs and
 the other verbs take. Services reach each other, and you reach them, at their ports
@@ -141,21 +161,19 @@ func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bo
 	if err != nil {
 		return err
 	}
-	now, err := cl.List(ctx)
-	if err != nil {
-		return err
-	}
-	steps, err := plan(p, now, only, orphans)
-	if err != nil {
-		return term.Usage(err)
-	}
 	if !c.JSON {
 		for _, n := range notes {
 			fmt.Fprintln(c.Err, "lull:", n)
 		}
 	}
-	if !dry {
-		err = c.apply(ctx, cl, steps)
+	var steps []step
+	if p.compose != nil {
+		steps, err = c.upDocker(ctx, cl, f, p, only, dry, orphans)
+	} else {
+		steps, err = c.upHere(ctx, cl, p, only, dry, orphans)
+	}
+	if steps == nil {
+		return err
 	}
 	r := result{Project: p.name, File: f.path, DryRun: dry, Steps: steps, Notes: append([]string{}, notes...)}
 	if c.JSON {
@@ -167,6 +185,22 @@ func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bo
 	return err
 }
 
+// upHere applies a file to instances of lull once.
+func (c verbs) upHere(ctx context.Context, cl *hostctl.Client, p *project, only []string, dry, orphans bool) ([]step, error) {
+	now, err := cl.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	steps, err := plan(p, now, only, orphans)
+	if err != nil {
+		return nil, term.Usage(err)
+	}
+	if dry {
+		return steps, nil
+	}
+	return steps, c.apply(ctx, cl, steps)
+}
+
 // writePlan prints a plan, a line for each step.
 func writePlan(w io.Writer, steps []step) {
 	wide := 0
@@ -174,7 +208,7 @@ func writePlan(w io.Writer, steps []step) {
 		wide = max(wide, len(s.Instance))
 	}
 	for _, s := range steps {
-		fmt.Fprintf(w, "%s  %-*s  %s\n", map[action]string{create: "+", change: "~", replace: "±", start: "+", unchanged: "=", remove: "-", orphan: "?"}[s.Action], wide, s.Instance, s.text())
+		fmt.Fprintf(w, "%s  %-*s  %s\n", map[action]string{create: "+", adopt: "+", change: "~", replace: "±", start: "+", unchanged: "=", remove: "-", orphan: "?"}[s.Action], wide, s.Instance, s.text())
 	}
 }
 
@@ -317,7 +351,7 @@ each before the services it depends on. With --project, no file is needed.`,
 	s.bind(cmd)
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, p, _, err := s.open(cmd.Context(), os.Environ())
+		f, p, _, err := s.open(cmd.Context(), os.Environ())
 		if err != nil && s.name == "" {
 			return term.Usage(err)
 		}
@@ -333,6 +367,9 @@ each before the services it depends on. With --project, no file is needed.`,
 		now, err := cl.List(cmd.Context())
 		if err != nil {
 			return err
+		}
+		if members := dockerMembers(s.name, now); len(members) > 0 || p != nil && p.compose != nil {
+			return c.downDocker(cmd.Context(), cl, f, s.name, members, dry)
 		}
 		steps := teardown(s.name, p, now)
 		if !dry {

@@ -158,6 +158,16 @@ func Effective(s *client.Session, cmd *cobra.Command) {
 		for _, n := range slices.Compact(notes) {
 			fmt.Fprintln(s.Err, "lull:", n)
 		}
+		if p.compose != nil {
+			text, err := p.compose.MarshalYAML()
+			if err == nil && s.JSON {
+				text, err = p.compose.MarshalJSON()
+			}
+			if err != nil {
+				return err
+			}
+			return s.Print(json.RawMessage(text), func(w io.Writer) { _, err = w.Write(text) })
+		}
 		shown := p.show()
 		return errors.Join(s.Print(shown, func(w io.Writer) { err = shown.write(w) }), err)
 	}

@@ -128,8 +128,9 @@ func (f *file) fault(path []string, format string, args ...any) error {
 
 // load reads a project with compose-go, under the name if that is not empty.
 // Variables are those of env, KEY=VALUE, and of .env beside the file. The notes
-// name attributes that have no effect.
-func load(ctx context.Context, f *file, name string, env []string) (p *types.Project, notes []string, err error) {
+// name attributes that have no effect. With any, every attribute of a Compose file
+// is taken.
+func load(ctx context.Context, f *file, name string, env []string, any bool) (p *types.Project, notes []string, err error) {
 	logrus.SetOutput(io.Discard) // compose-go's warnings; ours have lines
 	tree, err := f.tree()
 	if err != nil {
@@ -144,10 +145,13 @@ func load(ctx context.Context, f *file, name string, env []string) (p *types.Pro
 	if err != nil {
 		return nil, nil, f.explain(err, l.culprit(ctx, err))
 	}
+	if any {
+		return p, nil, nil
+	}
 	var errs []error
 	for _, path := range unfit {
 		if _, active := p.Services[path[1]]; active {
-			errs = append(errs, f.fault(path, "lull up does not support this attribute"))
+			errs = append(errs, f.fault(path, "lull does not support this attribute for its own containers; with --docker, Docker Compose does"))
 		}
 	}
 	if len(errs) > 0 {

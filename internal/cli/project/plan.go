@@ -31,6 +31,7 @@ const (
 	change    action = "change"  // while it runs or sleeps
 	replace   action = "replace" // remove it and create another
 	start     action = "start"
+	adopt     action = "adopt" // a container that runs already
 	unchanged action = "unchanged"
 	remove    action = "remove"
 	orphan    action = "orphan" // of the project, but not in its file: left alone

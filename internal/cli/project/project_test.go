@@ -35,7 +35,7 @@ func parseFile(t *testing.T, path string, env ...string) (*project, []string, er
 	if err != nil {
 		return nil, nil, err
 	}
-	loaded, notes, err := load(t.Context(), f, "", env)
+	loaded, notes, err := load(t.Context(), f, "", env, false)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -368,4 +368,107 @@ func FuzzFile(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestWhoRunsAFile checks which files Docker Compose runs unless a user chooses.
+func TestWhoRunsAFile(t *testing.T) {
+	for _, c := range []struct {
+		file, text string
+		docker     bool
+	}{
+		{"compose.yaml", "services: {a: {image: x}, b: {build: .}}", true},
+		{"docker-compose.yml", "services: {a: {image: x, networks: [n]}}\nnetworks: {n: {}}", true},
+		{"lull.yaml", "services: {a: {image: x}}", false},
+		{"compose.yaml", "services: {a: {image: x}, b: {command: sleep 9}}", false},
+		{"compose.yaml", "services: {}", false},
+	} {
+		path := filepath.Join(t.TempDir(), c.file)
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := read(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.inDocker() != c.docker {
+			t.Errorf("%s with %q: %t, want %t", c.file, c.text, !c.docker, c.docker)
+		}
+	}
+}
+
+// inCompose reads a compose.yaml for Docker Compose.
+func inCompose(t *testing.T, text string) (*project, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "compose.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, p, _, err := (&source{file: path, docker: "true"}).open(t.Context(), nil)
+	return p, err
+}
+
+// TestComposeFaults checks that what a container of Docker's cannot have is refused
+// with its line.
+func TestComposeFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		"services:\n  a:\n    image: x\n    pause_after: 5s\n":                      "compose.yaml:4: services.a.pause_after: ",
+		"services:\n  a:\n    image: x\n    x-lull:\n      pause_after: soon\n":     "compose.yaml:",
+		"services:\n  a:\n    image: x\n    x-lull: {schedule: '@every 10m'}\n":     "compose.yaml:4: services.a.x-lull.schedule: ",
+		"services:\n  a:\n    image: x\n    x-lull:\n      hibernate_after: 5m\n":   "compose.yaml:5: services.a.x-lull.hibernate_after: ",
+		"services:\n  a:\n    image: x\n    x-lull: {wake_on_outbound: true}\n":     "compose.yaml:4: services.a.x-lull.wake_on_outbound: ",
+		"services:\n  a:\n    image: x\n    x-lull: {runtime: microvm}\n":           "compose.yaml:4: services.a.x-lull.runtime: ",
+		"services:\n  a:\n    image: x\n    depends_on: [b]\n  b:\n    imagee: y\n": "compose.yaml:6: services.b.imagee: ",
+	} {
+		if _, err := inCompose(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+// TestPlanInDocker compares a project with containers in each state.
+func TestPlanInDocker(t *testing.T) {
+	p, err := inCompose(t, "name: shop\nservices:\n  web: {image: x, depends_on: [db], x-lull: {pause_after: 30s}}\n  db: {image: y}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := labeled("shop", "web", p.services[1].spec)
+	web := made{id: "abc", name: "shop-web-1", service: "web", hash: "1", state: "running", number: 1}
+	asWeb := hostctl.Instance{Name: "w", Runtime: instance.RuntimeDocker, Image: "shop/web/1", State: "running", PauseAfter: 30, Labels: spec.Labels}
+	changed := func(edit func(m *made, o *hostctl.Instance)) (made, hostctl.Instance) {
+		m, o := web, asWeb
+		edit(&m, &o)
+		return m, o
+	}
+	for name, c := range map[string]struct {
+		edit func(m *made, o *hostctl.Instance)
+		want action
+	}{
+		"as it should be":                   {func(*made, *hostctl.Instance) {}, unchanged},
+		"asleep":                            {func(m *made, _ *hostctl.Instance) { m.state = "paused" }, unchanged},
+		"stopped by lull":                   {func(m *made, o *hostctl.Instance) { m.state, o.StartsOnConnection = "exited", true }, unchanged},
+		"stopped by a user":                 {func(m *made, _ *hostctl.Instance) { m.state = "exited" }, start},
+		"never started":                     {func(m *made, _ *hostctl.Instance) { m.state = "created" }, start},
+		"of another description":            {func(m *made, _ *hostctl.Instance) { m.hash = "0" }, replace},
+		"not adopted":                       {func(_ *made, o *hostctl.Instance) { o.Image = "other/web/1" }, adopt},
+		"not adopted, with a label":         {func(m *made, o *hostctl.Instance) { m.labeled, o.Image = true, "other/web/1" }, unchanged},
+		"adopted by its name":               {func(_ *made, o *hostctl.Instance) { o.Image = "shop-web-1" }, unchanged},
+		"a user has changed a setting":      {func(_ *made, o *hostctl.Instance) { o.PauseAfter = 31 }, change},
+		"adopted by a user":                 {func(_ *made, o *hostctl.Instance) { o.Labels = nil }, change},
+		"the same, and the label has rules": {func(m *made, o *hostctl.Instance) { m.labeled, o.Labels = true, nil }, unchanged},
+	} {
+		m, o := changed(c.edit)
+		steps, err := planDocker(p, map[string]string{"web": "1", "db": "2"}, []made{m}, []hostctl.Instance{o}, []string{"web"}, false)
+		if err != nil || len(steps) != 2 || steps[1].Action != c.want || steps[0].Action != create {
+			t.Errorf("%s: %+v, %v, want %s", name, steps, err, c.want)
+		}
+	}
+	// One that is in the project and not in its file.
+	old := web
+	old.service, old.name = "old", "shop-old-1"
+	for _, removes := range []bool{false, true} {
+		steps, err := planDocker(p, nil, []made{old}, nil, nil, removes)
+		if want := map[bool]action{false: orphan, true: remove}[removes]; err != nil || len(steps) != 3 || steps[2].Action != want {
+			t.Errorf("%+v, %v, want %s", steps, err, want)
+		}
+	}
 }

@@ -27,12 +27,19 @@ type member struct {
 // project is the content of a project file.
 type project struct {
 	name     string
-	services []member // each behind those it depends on
+	services []member       // each behind those it depends on
+	compose  *types.Project // what Docker Compose runs; nil if lull runs them itself
 }
 
 // describe turns a loaded file into the instances that it describes. The error
 // has every fault, each with its line.
 func describe(f *file, p *types.Project) (*project, error) {
+	return inOrder(f, p, func(c *converter, s *instance.Spec) { *s = c.spec(p) })
+}
+
+// inOrder describes each service of p, behind those it depends on. make fills its
+// spec, which has a name only.
+func inOrder(f *file, p *types.Project, make func(c *converter, s *instance.Spec)) (*project, error) {
 	out := &project{name: p.Name}
 	var errs []error
 	done := map[string]bool{}
@@ -46,7 +53,9 @@ func describe(f *file, p *types.Project) (*project, error) {
 			}
 			done[name] = true
 			c := converter{f: f, at: []string{"services", name}, s: s}
-			out.services = append(out.services, member{name: name, after: after, spec: c.spec(p)})
+			m := member{name: name, after: after, spec: instance.Spec{Name: p.Name + "-" + name, Runtime: instance.RuntimeDocker}}
+			make(&c, &m.spec)
+			out.services = append(out.services, m)
 			errs = append(errs, c.errs...)
 		}
 		if len(done) == before {
@@ -249,7 +258,7 @@ func (c *converter) idle(out *instance.Spec) {
 	for _, k := range slices.Sorted(maps.Keys(set)) {
 		c.bad(k, "unknown attribute")
 	}
-	if !slices.Contains([]string{"process", "container", "microvm"}, out.Runtime) {
+	if !slices.Contains([]string{"process", "container", "microvm", instance.RuntimeDocker}, out.Runtime) {
 		c.bad("runtime", "%q is none of process, container, microvm", out.Runtime)
 	}
 	if out.Runtime == "process" && out.Image != "" {

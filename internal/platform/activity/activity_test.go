@@ -246,7 +246,7 @@ func TestExec(t *testing.T) {
 	}
 	for script, want := range map[string]idle.State{
 		"exit 0": idle.Active, "exit 1": idle.Quiet, "exit 2": idle.Unknown, "exit 126": idle.Unknown, "no-such-program-of-this-test": idle.Unknown,
-		"kill -9 $$": idle.Unknown, "kill -1 $$": idle.Unknown, "yes": idle.Unknown, "yes >&2": idle.Unknown, `[ "$LULL_INSTANCE" = web ]`: idle.Active,
+		"kill -9 $$": idle.Unknown, "kill -TERM $$": idle.Unknown, "yes": idle.Unknown, "yes >&2": idle.Unknown, `[ "$LULL_INSTANCE" = web ]`: idle.Active,
 		"sleep 1000 & exit 1": idle.Quiet, "read x; exit 1": idle.Quiet,
 	} {
 		p := &instance.Probe{Kind: "exec", Command: []string{"/bin/sh", "-c", script}, Interval: idle.Duration(time.Hour), Timeout: idle.Duration(time.Minute)}

@@ -1,0 +1,494 @@
+package project
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+	"go.yaml.in/yaml/v3"
+
+	"lull/internal/core/instance"
+	"lull/internal/lib/httpx"
+	"lull/internal/protocol/hostctl"
+)
+
+// A Compose file whose services have images belongs to Docker Compose: it creates,
+// replaces and removes their containers, with all that it can do. lull adopts them,
+// with the settings of the file, and lets them sleep. Compose runs only if a service
+// is not as the file says, because it would start those that sleep.
+
+// inDocker reports whether Docker Compose runs the services of a file, unless a
+// user chooses: it is not named lull.yaml, and every service has an image or a
+// build.
+func (f *file) inDocker() bool {
+	if strings.HasPrefix(filepath.Base(f.path), "lull.") {
+		return false
+	}
+	var tree struct {
+		Services map[string]struct {
+			Image    any `yaml:"image"`
+			Build    any `yaml:"build"`
+			Extends  any `yaml:"extends"`
+			Provider any `yaml:"provider"`
+		} `yaml:"services"`
+	}
+	if err := f.root.Decode(&tree); err != nil {
+		return false
+	}
+	for _, s := range tree.Services {
+		if s.Image == nil && s.Build == nil && s.Extends == nil && s.Provider == nil {
+			return false
+		}
+	}
+	return len(tree.Services) > 0
+}
+
+// describeDocker turns a loaded Compose file into the instances that its containers
+// become. Of their specs only the idle settings are set. The error has every fault,
+// each with its line.
+func describeDocker(f *file, p *types.Project) (*project, error) {
+	out, err := inOrder(f, p, func(c *converter, s *instance.Spec) {
+		for _, field := range idleFields {
+			if f.line(append(slices.Clone(c.at), field.name)...) > f.line(c.at...) {
+				c.bad(field.name, "write it below x-lull:, because Docker Compose reads this file too")
+			}
+		}
+		if s.Labels = nil; c.s.Labels["lull.pause-after"] != "" {
+			s.Labels = map[string]string{} // the host reads its labels
+		}
+		c.idle(s)
+		for _, o := range []struct {
+			field string
+			set   bool
+		}{{"probes", s.Probes != nil}, {"schedule", s.WakeSchedule != nil}, {"hibernate_after", s.HibernateAfter != 0}, {"ready_timeout", s.ReadyTimeout != 0},
+			{"net", s.Net != ""}, {"wake", s.WakeFromStopped != nil}, {"wake_on_outbound", s.WakeOnOutbound && s.Labels == nil}, {"runtime", s.Runtime != instance.RuntimeDocker}} {
+			if o.set {
+				c.bad(xLull+"."+o.field, "this is not supported for a service that runs in Docker")
+			}
+		}
+	})
+	if out != nil {
+		out.compose = p
+	}
+	return out, err
+}
+
+// composer runs Docker Compose for one project.
+type composer struct {
+	argv   []string // docker compose, or docker-compose, with the file and the name
+	temp   string   // a copy of the file, removed by close; empty for none
+	name   string   // of the project
+	errOut io.Writer
+}
+
+// findComposer finds Docker Compose, of either version. f may be nil.
+func findComposer(ctx context.Context, f *file, name string, errOut io.Writer) (*composer, error) {
+	c := &composer{name: name, errOut: errOut}
+	if exec.CommandContext(ctx, "docker", "compose", "version").Run() == nil {
+		if c.argv = []string{"docker", "compose"}; f != nil {
+			c.argv = append(c.argv, "-f", f.path)
+		}
+	} else if _, err := exec.LookPath("docker-compose"); err == nil {
+		if c.argv = []string{"docker-compose"}; f != nil {
+			if c.temp, err = f.withoutIdle(); err != nil {
+				return nil, err
+			}
+			c.argv = append(c.argv, "-f", c.temp, "--project-directory", filepath.Dir(f.path))
+		}
+	} else {
+		return nil, errors.New("cannot find Docker Compose, which runs the services of this file: install it, or use --docker=false to run them as containers of lull")
+	}
+	c.argv = append(c.argv, "-p", name)
+	return c, nil
+}
+
+// close removes what findComposer made.
+func (c *composer) close() {
+	if c.temp != "" {
+		_ = os.Remove(c.temp)
+	}
+}
+
+// withoutIdle writes a copy of the file without x-lull: Compose's first version
+// replaces a container if that changes. The caller removes it.
+func (f *file) withoutIdle() (path string, err error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(f.data, &doc); err != nil {
+		return "", f.malformed(err)
+	}
+	_, services := entry(doc.Content[0], "services")
+	for i := 1; services != nil && i < len(services.Content); i += 2 {
+		s := services.Content[i]
+		if n, _ := entry(s, xLull); n >= 0 {
+			s.Content = slices.Delete(s.Content, n, n+2)
+		}
+	}
+	text, err := yaml.Marshal(&doc)
+	if err != nil {
+		return "", err
+	}
+	to, err := os.CreateTemp("", "lull-compose-*.yaml")
+	if err != nil {
+		return "", err
+	}
+	_, err = to.Write(text)
+	return to.Name(), errors.Join(err, to.Close())
+}
+
+// entry returns the index and the value of a key of a mapping; -1 and nil if it has
+// none.
+func entry(m *yaml.Node, key string) (int, *yaml.Node) {
+	for i := 0; m.Kind == yaml.MappingNode && i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value == key {
+			return i, m.Content[i+1]
+		}
+	}
+	return -1, nil
+}
+
+// show runs a command of Compose and shows its output.
+func (c *composer) show(ctx context.Context, args ...string) error {
+	cmd := c.command(ctx, args...)
+	cmd.Stdout, cmd.Stderr = c.errOut, c.errOut
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("cannot finish %s %s: %w", cmd.Args[0], args[0], err)
+	}
+	return nil
+}
+
+func (c *composer) command(ctx context.Context, args ...string) *exec.Cmd {
+	argv := slices.Concat(c.argv, args)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends what it began
+	return cmd
+}
+
+// hashes returns the digest of each service, as the file describes it now.
+func (c *composer) hashes(ctx context.Context) (map[string]string, error) {
+	out, err := output(c.command(ctx, "config", "--hash", "*"))
+	if err != nil {
+		return nil, err
+	}
+	of := map[string]string{}
+	for line := range strings.Lines(out) {
+		if f := strings.Fields(line); len(f) == 2 {
+			of[f[0]] = f[1]
+		}
+	}
+	return of, nil
+}
+
+// made is a container of a Compose project.
+type made struct {
+	id, name, service, hash, state string
+	number                         int
+	labeled                        bool // lull.pause-after: the host adopts it by itself
+}
+
+// containers lists those of the project, also those that are stopped.
+func (c *composer) containers(ctx context.Context) ([]made, error) {
+	fields := []string{".ID", ".Names"}
+	for _, l := range []string{"com.docker.compose.service", "com.docker.compose.config-hash", "com.docker.compose.container-number", "com.docker.compose.oneoff", "lull.pause-after"} {
+		fields = append(fields, fmt.Sprintf("(.Label %q)", l))
+	}
+	format := "{{" + strings.Join(append(fields, ".State"), "}}\t{{") + "}}"
+	out, err := output(exec.CommandContext(ctx, "docker", "ps", "--all", "--no-trunc", "--filter", "label=com.docker.compose.project="+c.name, "--format", format))
+	if err != nil {
+		return nil, err
+	}
+	var all []made
+	for line := range strings.Lines(out) {
+		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if len(f) != len(fields)+1 || strings.EqualFold(f[5], "true") {
+			continue
+		}
+		n, _ := strconv.Atoi(f[4])
+		all = append(all, made{id: f[0], name: f[1], service: f[2], hash: f[3], number: n, labeled: f[6] != "", state: f[7]})
+	}
+	slices.SortFunc(all, func(a, b made) int { return a.number - b.number })
+	return all, nil
+}
+
+// output runs a command and returns what it prints. The error has what it says of
+// its failure.
+func output(cmd *exec.Cmd) (string, error) {
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("cannot run %s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(said.String()))
+	}
+	return out.String(), nil
+}
+
+// planDocker compares a project with its containers and with the instances that
+// adopted them.
+func planDocker(p *project, hashes map[string]string, made []made, now []hostctl.Instance, only []string, removeOrphans bool) ([]step, error) {
+	chosen, err := p.choose(only)
+	if err != nil {
+		return nil, err
+	}
+	var steps []step
+	known := map[string]bool{}
+	for _, s := range p.services {
+		known[s.name] = true
+		if !chosen[s.name] {
+			continue
+		}
+		st := step{Action: create, Service: s.name, Instance: s.spec.Name, spec: labeled(p.name, s.name, s.spec), after: s.after}
+		for _, m := range made {
+			if m.service != s.name {
+				continue
+			}
+			o, adopted := adoptedAs(p.name, m, now)
+			if adopted {
+				st.Instance, st.State = o.Name, o.State
+			}
+			switch {
+			case m.hash != hashes[s.name]:
+				st.Action, st.Changed = replace, []string{"container"}
+			case m.state != "running" && m.state != "paused" && !(adopted && o.StartsOnConnection):
+				st.Action = start
+			case !adopted && !m.labeled:
+				st.Action = adopt
+			case adopted && !m.labeled && o.Labels[labelApplied] != digests(s.spec), adopted && !m.labeled && len(drifted(o, s.spec)) > 0:
+				st.Action, st.Changed = change, differing(o.Labels[labelApplied], s.spec)
+				st.Changed = slices.Compact(slices.Sorted(slices.Values(append(st.Changed, drifted(o, s.spec)...))))
+			default:
+				st.Action = unchanged
+			}
+			if st.Action != unchanged {
+				break
+			}
+		}
+		steps = append(steps, st)
+	}
+	for _, m := range made {
+		if known[m.service] || len(only) > 0 {
+			continue
+		}
+		st := step{Action: orphan, Service: m.service, Instance: m.name, State: m.state}
+		if removeOrphans {
+			st.Action = remove
+		}
+		steps = append(steps, st)
+	}
+	return steps, nil
+}
+
+// adoptedAs returns the instance of a container.
+func adoptedAs(project string, m made, now []hostctl.Instance) (hostctl.Instance, bool) {
+	place := fmt.Sprintf("%s/%s/%d", project, m.service, m.number)
+	n := slices.IndexFunc(now, func(o hostctl.Instance) bool {
+		return o.Runtime == instance.RuntimeDocker && o.Image != "" && (o.Image == place || o.Image == m.name || strings.HasPrefix(m.id, o.Image))
+	})
+	if n < 0 {
+		return hostctl.Instance{}, false
+	}
+	return now[n], true
+}
+
+// applyDocker carries out a plan: Compose creates and starts what differs, and each
+// container is adopted with its settings.
+func (c verbs) applyDocker(ctx context.Context, cl *hostctl.Client, p *project, compose *composer, steps []step) error {
+	var up, gone []string
+	for _, s := range steps {
+		switch s.Action {
+		case create, replace, start:
+			up = append(up, s.Service)
+		case remove:
+			gone = append(gone, s.Instance)
+		}
+	}
+	if len(up) > 0 {
+		if err := compose.show(ctx, append([]string{"up", "-d"}, up...)...); err != nil {
+			return err
+		}
+	}
+	if len(gone) > 0 {
+		if _, err := output(exec.CommandContext(ctx, "docker", append([]string{"rm", "--force"}, gone...)...)); err != nil {
+			return err
+		}
+	}
+	all, err := compose.containers(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, s := range steps {
+		if s.Action == remove || s.Action == orphan {
+			c.said(s.Instance + " " + map[action]string{remove: "removed", orphan: s.text()}[s.Action])
+			continue
+		}
+		for _, m := range all {
+			if m.service != s.Service {
+				continue
+			}
+			o, err := c.adoptMade(ctx, cl, p.name, m, s)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", m.name, err))
+				continue
+			}
+			done := map[action]string{create: "created", replace: "replaced", start: "started", adopt: "adopted", unchanged: "unchanged"}[s.Action]
+			if s.Action == change {
+				done = "changed (" + strings.Join(s.Changed, ", ") + ")"
+			}
+			c.said(o.Name + " " + done + ", " + o.State)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c verbs) said(line string) {
+	if !c.JSON {
+		fmt.Fprintln(c.Out, line)
+	}
+}
+
+// adoptLimit bounds the wait until the host has noticed a new container that its
+// label adopts.
+const adoptLimit = 10 * time.Second
+
+// adoptMade makes an instance of a container, or gives the one that exists the
+// settings of the file.
+func (c verbs) adoptMade(ctx context.Context, cl *hostctl.Client, project string, m made, s step) (hostctl.Instance, error) {
+	for began := time.Now(); ; {
+		now, err := cl.List(ctx)
+		if err != nil {
+			return hostctl.Instance{}, err
+		}
+		o, adopted := adoptedAs(project, m, now)
+		switch {
+		case m.labeled && adopted, adopted && o.Labels[labelApplied] == s.spec.Labels[labelApplied] && len(drifted(o, s.spec)) == 0:
+			return o, nil
+		case m.labeled && time.Since(began) > adoptLimit:
+			return o, fmt.Errorf("the host does not follow it, although it has the label lull.pause-after: see lull doctor, and whether it runs with --docker")
+		case m.labeled:
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return o, ctx.Err()
+			}
+			continue
+		case !adopted:
+			name := s.spec.Name
+			if m.number > 1 {
+				name += "-" + strconv.Itoa(m.number)
+			}
+			if o, err = cl.Adopt(ctx, hostctl.Adopt{Container: m.name, Name: name, PauseAfter: s.spec.PauseAfter, StopAfter: s.spec.StopAfter}); err != nil {
+				return o, err
+			}
+		}
+		names := []string{"reclaim_after", "quiet_connection_after", "labels"}
+		for name, set := range map[string]bool{"pause_after": s.spec.PauseAfter != nil, "stop_after": s.spec.StopAfter != nil, "idle_policy": s.spec.IdlePolicy != ""} {
+			if set {
+				names = append(names, name)
+			}
+		}
+		change, _ := changeOf(names, s.spec)
+		change.Labels = s.spec.Labels
+		return cl.Change(ctx, o.Name, change)
+	}
+}
+
+// upDocker applies a file to Docker once.
+func (c verbs) upDocker(ctx context.Context, cl *hostctl.Client, f *file, p *project, only []string, dry, orphans bool) ([]step, error) {
+	status, err := cl.Status(ctx)
+	if err == nil && !status.FollowsDocker {
+		err = errors.New("cannot run the services of this file: this host follows no containers; start it with lull host --docker, or use --docker=false to run them as containers of lull")
+	}
+	if err != nil {
+		return nil, err
+	}
+	compose, err := findComposer(ctx, f, p.name, c.Err)
+	if err != nil {
+		return nil, err
+	}
+	defer compose.close()
+	hashes, err := compose.hashes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	made, err := compose.containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now, err := cl.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	steps, err := planDocker(p, hashes, made, now, only, orphans)
+	if err != nil || dry {
+		return steps, err
+	}
+	return steps, c.applyDocker(ctx, cl, p, compose, steps)
+}
+
+// downDocker has Compose remove the containers of a project. Their instances are
+// released first, so that no client starts one again. f may be nil.
+func (c verbs) downDocker(ctx context.Context, cl *hostctl.Client, f *file, name string, members []hostctl.Instance, dry bool) error {
+	compose, err := findComposer(ctx, f, name, c.Err)
+	if err != nil {
+		return err
+	}
+	defer compose.close()
+	all, err := compose.containers(ctx)
+	if err != nil {
+		return err
+	}
+	steps := make([]step, 0, len(all))
+	for _, m := range all {
+		st := step{Action: remove, Service: m.service, Instance: m.name, State: m.state}
+		if o, ok := adoptedAs(name, m, members); ok {
+			st.Instance, st.State = o.Name, o.State
+		}
+		steps = append(steps, st)
+	}
+	if !dry {
+		err = c.removeDocker(ctx, cl, compose, members)
+	}
+	switch {
+	case c.JSON:
+		return errors.Join(c.Print(result{Project: name, DryRun: dry, Steps: steps, Notes: []string{}}, nil), err)
+	case len(steps) == 0:
+		c.said("Nothing of " + name + " is left.")
+	case dry:
+		writePlan(c.Out, steps)
+	case err == nil:
+		for _, s := range steps {
+			c.said(s.Instance + " removed")
+		}
+	}
+	return err
+}
+
+func (c verbs) removeDocker(ctx context.Context, cl *hostctl.Client, compose *composer, members []hostctl.Instance) error {
+	for _, o := range members {
+		if err := cl.ReleaseAdopted(ctx, o.Name); err != nil {
+			if p, ok := errors.AsType[*httpx.Problem](err); !ok || p.Status != http.StatusConflict { // one with a label goes with its container
+				return err
+			}
+		}
+	}
+	return compose.show(ctx, "down", "--remove-orphans")
+}
+
+// dockerMembers are the instances that are containers of a project.
+func dockerMembers(name string, now []hostctl.Instance) (out []hostctl.Instance) {
+	for _, o := range now {
+		if o.Runtime == instance.RuntimeDocker && (o.Labels[labelProject] == name || strings.HasPrefix(o.Image, name+"/")) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
