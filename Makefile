@@ -13,7 +13,7 @@ export GOFLAGS := $(strip -trimpath $(filter-out -trimpath,$(GOFLAGS)))
 # Debian packages that the tests drive as real peers.
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 curl systemd \
-	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io busybox-static python3-aiosmtpd \
+	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io docker-compose busybox-static python3-aiosmtpd \
 	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin
 # What only the full counts drive.
 SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish
