@@ -111,7 +111,7 @@ RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/
 MIXED := ./internal/agent ./internal/platform/activity ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \
 	./internal/guestagent/... ./internal/sim/simtest
 PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/server ./test/e2e/programs ./test/e2e/foreign \
-	./test/e2e/containers ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
+	./test/e2e/containers ./test/e2e/units ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
 GUESTS := ./internal/runtime/microvm ./test/e2e/demo
 MACHINES := ./test/e2e/machines
 # Tests that run in another lane than their package: the walks of the fence, which

@@ -151,7 +151,8 @@ func (d *hostDaemon) openProcesses(ctx context.Context) (err error) {
 	d.closeLater(func() { d.processes.Close() })
 	d.runtimes["process"] = d.processes
 	running, err := adopted.New(adopted.Config{Dir: filepath.Join(d.cfg.Data, "adopted"), Process: d.processes, Log: d.log,
-		OnExit: d.onExit, Observe: func(id, why string) { d.observe(id, why) }})
+		OnExit: d.onExit, Observe: func(id, why string) { d.observe(id, why) },
+		Started: func(id, why string) { d.started(id, why) }, Unwatch: func(id string) { d.h.Unwatch(id) }})
 	if err != nil {
 		return err
 	}
@@ -165,6 +166,14 @@ func (d *hostDaemon) openProcesses(ctx context.Context) (err error) {
 func (d *hostDaemon) observe(id, why string) {
 	if err := d.h.Observe(id, why); err != nil {
 		d.log.Debug("not observed", "instance", id, "err", err)
+	}
+}
+
+// started takes over a unit that others have started. Its runtime repeats it if that
+// fails.
+func (d *hostDaemon) started(id, why string) {
+	if err := d.h.StartedOutside(context.Background(), id, why); err != nil {
+		d.log.Warn("a unit that runs is not followed yet", "instance", id, "err", err)
 	}
 }
 

@@ -118,6 +118,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		i.forgetRun()
 		i.armRestart()
 		i.releaseEnded()
+		i.startUnwatched()
 		return nil
 	}
 	actx, cancel := context.WithTimeout(ctx, limit)
@@ -387,7 +388,9 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	}
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &e, 0, 0
-		if was != power.Stopping {
+		if i.spec().Adopted.IsUnit() {
+			r.RestartAt = time.Time{} // systemd restarts it, or not
+		} else if was != power.Stopping {
 			r.ApplyRestartRule(e, now)
 		} else {
 			r.Leases = nil

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,16 +19,25 @@ import (
 // AdoptProgram makes an instance of what runs already, where it runs. Its name is
 // that of the program unless q has one.
 func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, err error) {
-	if q.Container != "" && q.PID == 0 && q.Cgroup == "" {
+	named := 0
+	for _, given := range []bool{q.PID != 0, q.Cgroup != "", q.Unit != "", q.Container != ""} {
+		if given {
+			named++
+		}
+	}
+	switch {
+	case named != 1:
+		return "", &InvalidError{errors.New("cannot adopt: name one of a pid, a cgroup, a unit and a container")}
+	case q.Container != "":
 		return h.adoptContainer(ctx, q)
-	}
-	if (q.PID != 0) == (q.Cgroup != "") || q.Container != "" {
-		return "", &InvalidError{errors.New("cannot adopt: name one of a pid, a cgroup and a container")}
-	}
-	if q.StopAfter != nil {
+	case q.StopAfter != nil && q.Unit == "":
 		return "", &InvalidError{errors.New("cannot use stop_after: lull did not start the program, and cannot start it again")}
+	case q.Unit == "" && (q.Manager != "" || q.Stop):
+		return "", &InvalidError{errors.New("cannot adopt: manager and stop are for units")}
+	case q.StopAfter != nil && (!q.Stop || *q.StopAfter <= 0):
+		return "", &InvalidError{errors.New("cannot adopt: stop_after needs stop, and is positive")}
 	}
-	what := q.Cgroup
+	what := cmp.Or(q.Cgroup, q.Unit)
 	if what == "" {
 		what = fmt.Sprintf("process %d", q.PID)
 	}
@@ -38,7 +48,7 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	}
 	h.adopting.Lock() // two adoptions of the same program must not pass each other
 	defer h.adopting.Unlock()
-	target, p, err := rt.Resolve(instance.Adopted{PID: q.PID, Cgroup: q.Cgroup}, q.Caller)
+	target, p, err := rt.Resolve(instance.Adopted{PID: q.PID, Cgroup: q.Cgroup, Unit: q.Unit, Manager: q.Manager}, q.Caller)
 	if err == nil {
 		err = h.heldAlready(p.PIDs)
 	}
@@ -47,6 +57,12 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	}
 	s := instance.Spec{Name: q.Name, Runtime: instance.RuntimeAdopted, Command: p.Command, Adopted: &target, PauseAfter: q.PauseAfter,
 		StopAfter: new(idle.Duration), Restart: instance.RestartNo, WakeFromStopped: new(bool)}
+	if q.Stop {
+		s.StopAfter, s.WakeFromStopped = q.StopAfter, nil
+	}
+	if p.StopsIn > 0 {
+		s.StopGrace = idle.Duration(min(p.StopsIn, instance.MaxGrace))
+	}
 	if s.Name == "" {
 		s.Name = h.freeName(p.Name, q.PID)
 	}
@@ -54,6 +70,7 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 		return "", err
 	}
 	i := h.byIDNow(id)
+	i.requests.found.Store(true)
 	if err := h.startFor(ctx, i, ByManual, "adopted by "+requester(ctx)); err != nil {
 		if i.acquireCtx(h.ctx) == nil {
 			err = errors.Join(err, i.remove(h.ctx, ByManual, "it could not be adopted"))
@@ -142,14 +159,29 @@ func (h *Host) ReleaseProgram(ctx context.Context, ref, by string) error {
 			return err
 		}
 	}
+	if i.state() == power.Stopped && i.unwakeable() == "" {
+		if err := i.start(ctx, by, "released by "+requester(ctx)); err != nil {
+			return fmt.Errorf("cannot start %s, which lull has stopped: %w", i.name(), err)
+		}
+	}
 	if i.halfway() {
 		return &RefusedError{Name: i.name(), What: "release", Reason: fmt.Sprintf("it is %s", i.state())}
 	}
 	return i.remove(ctx, by, "released by "+requester(ctx))
 }
 
+// foreign reports whether lull can neither stop the instance nor start it again,
+// because it did not start it.
+func (i *inst) foreign() bool {
+	s := i.spec()
+	return s.Adopted != nil && !s.Adopted.IsUnit()
+}
+
 // notOurs returns why a program that lull did not start is not stopped.
 func (i *inst) notOurs(what string) error {
+	if a := i.spec().Adopted; a.IsUnit() {
+		return &RefusedError{Name: i.name(), What: what, Reason: "it is a unit of systemd. Use systemctl, which lull follows"}
+	}
 	return &RefusedError{Name: i.name(), What: what, Reason: fmt.Sprintf(
 		"lull did not start it and could not start it again. Stop it where it was started, or let lull forget it with: lull adopt release %s", i.name())}
 }
@@ -159,8 +191,15 @@ func (i *inst) notOurs(what string) error {
 const releaseAgain = time.Second
 
 // releaseEnded removes an adopted instance whose program has ended, once the
-// holder of the lock releases it. It does nothing for any other instance.
+// holder of the lock releases it. It does nothing for any other instance. A unit
+// stays: systemd can start it again, and that is followed.
 func (i *inst) releaseEnded() {
+	if a := i.spec().Adopted; a.IsUnit() {
+		if f, ok := i.rt.(instance.UnitFollower); ok {
+			f.FollowUnit(i.id, *a)
+		}
+		return
+	}
 	if i.spec().Adopted == nil {
 		return
 	}

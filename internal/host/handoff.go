@@ -108,7 +108,7 @@ func (i *inst) keptAddrs() (addrs []string) {
 func (i *inst) deaf(unheard bool) (why string, all bool) {
 	s := i.spec()
 	switch {
-	case !s.Wakes(), s.ListenFDs:
+	case !s.Wakes(), s.ListenFDs, s.Adopted.IsUnit():
 		return "", false
 	case i.wakes():
 		return i.deafPorts()
@@ -238,6 +238,10 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 // pending restart, or are refused because its sockets are closed. The caller
 // holds the lock.
 func (i *inst) rest() {
+	if i.spec().Adopted.IsUnit() {
+		i.restUnit()
+		return
+	}
 	addrs := i.keptAddrs()
 	if len(addrs) == 0 || i.turn.again {
 		return
@@ -275,9 +279,10 @@ func (i *inst) rest() {
 // unless the program holds the sockets too.
 func (i *inst) letGo() {
 	i.dropHeld()
-	if i.h.cfg.HeldListeners == nil || i.rt.Capabilities().Network || len(i.spec().Expose) == 0 {
+	if i.h.cfg.HeldListeners == nil || i.rt.Capabilities().Network || len(i.spec().Expose) == 0 && !i.spec().Adopted.IsUnit() {
 		return
 	}
+	i.ports.kept.Store(false)
 	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
 	defer cancel()
 	if err := i.h.cfg.HeldListeners.Unhold(ctx, i.id); err != nil {

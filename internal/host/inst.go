@@ -70,6 +70,9 @@ type requests struct {
 	// are not carried out after it. Written under the lock of the room.
 	off     atomic.Pointer[string]
 	deleted atomic.Bool
+	// found is set when what the next start attaches to runs already. If it has
+	// ended meanwhile, it is not started.
+	found atomic.Bool
 }
 
 // loops are set while a goroutine that retries something for the instance runs.
@@ -86,7 +89,7 @@ type loops struct {
 type ports struct {
 	up        atomic.Bool                     // the application accepts
 	backends  atomic.Pointer[[]relay.Backend] // of the relayed endpoints, in order
-	kept      atomic.Bool                     // the sockets of the last launch are kept for its program
+	kept      atomic.Bool                     // the sockets of the last launch, or of a unit, are kept for its program
 	noHandoff atomic.Pointer[string]          // why its program cannot be given sockets; nil when it can
 }
 
@@ -116,6 +119,8 @@ type seen struct {
 	readings []idle.Reading
 	conns    int
 	unheard  bool        // nothing outside could wake it
+	due      time.Time   // when the workload next has to run, as it reports; zero for never
+	dueBy    string      // what says so
 	needed   *idle.Block // by one that depends on it
 	grouped  *idle.Block // by a member of its group that is in use
 	block    *idle.Block // from the runtime: why it cannot be paused

@@ -151,6 +151,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	s := i.spec()
 	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: s.Workdir, User: s.User,
 		LogPath: i.logPath(), LogMax: cmp.Or(s.LogMax, logMax)}
+	l.Found = i.requests.found.Swap(false)
 	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace, l.Adopted = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace, s.Adopted
 	base := i.h.cfg.BaseEnv
 	if i.rt.Capabilities().Image {
@@ -320,6 +321,13 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	if err := i.move(power.Stopping); err != nil {
 		return err
 	}
+	if by == stopAfter {
+		if err := i.keepSockets(ctx); err != nil {
+			i.h.due.Set(i.due, i.h.Now().Add(unwatchableRetry))
+			i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
+			return err
+		}
+	}
 	a := i.asItIs(ctx, by, why)
 	a.force = by != stopAfter
 	if keeps := by == stopAfter || i.turn.again; keeps {
@@ -333,6 +341,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	case err == nil:
 	case i.state() != power.Stopping: // the intent could not be recorded
 		i.shut(false)
+		i.dropSockets()
 		return err
 	case a.force || errors.As(err, &unusable):
 		why += "; " + disorderSaying + err.Error()
@@ -348,6 +357,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 			return errors.Join(err, uerr)
 		}
 		i.shut(false)
+		i.dropSockets()
 		i.emit("stop_cancelled", by, err.Error())
 		return err
 	}
@@ -558,7 +568,9 @@ func (i *inst) handleEnding(e *ending) {
 	now := i.h.Now()
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed, r.NextDue = power.Stopped, why, &exit, 0, 0, time.Time{}
-		r.ApplyRestartRule(exit, now)
+		if !i.spec().Adopted.IsUnit() { // systemd restarts it, or not
+			r.ApplyRestartRule(exit, now)
+		}
 	})
 	i.forgetRun()
 	i.h.due.Remove(i.due)

@@ -237,7 +237,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if err != nil {
 		return err
 	}
-	if i.spec().Adopted != nil {
+	if i.foreign() {
 		return i.notOurs("stop")
 	}
 	h.callOff(i, "it was stopped by a user in the meantime")

@@ -104,6 +104,7 @@ func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 		return nil
 	}
 	i.update(func(r *instance.Record) { r.Enabled, r.CrashLooping, r.Crashes = true, false, nil })
+	i.requests.found.Store(true)
 	return i.start(ctx, byOutside, why)
 }
 
@@ -131,6 +132,9 @@ func (i *inst) serveObserve(why string) {
 	w := i.workload()
 	if w == nil {
 		return
+	}
+	if i.noteDue(w) {
+		i.reschedule()
 	}
 	still, err := w.Still()
 	if err == nil {

@@ -76,6 +76,7 @@ func (i *inst) sample(w Workload) idle.Evidence {
 	ports, quiet := i.rec.Endpoints, time.Duration(i.spec().QuietConnectionAfter)
 	i.mu.Unlock()
 	s := w.Sample(ports)
+	i.noteDue(w)
 	if quiet > 0 && probe.Working(w, s, quiet) {
 		quiet = 0
 	}
@@ -208,6 +209,9 @@ func (i *inst) checkRunning() {
 	i.passTimers()
 	ctx, span := i.span(i.h.ctx, "instance.detect")
 	defer span.End()
+	if i.spec().Adopted.IsUnit() && !i.listens() {
+		i.showListeners(w) // a service is often active before it listens
+	}
 	e := i.sample(w)
 	i.noteTrouble(w)
 	v := i.judge(e)

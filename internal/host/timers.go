@@ -48,6 +48,7 @@ func (i *inst) nextTimerLocked() (at time.Time, by string) {
 	}
 	take(i.rec.NextDue, "its program")
 	take(i.rec.WakeAt, "a user")
+	take(i.seen.due, i.seen.dueBy)
 	if served.After(now) { // a clock that was set back
 		served = now
 	}
@@ -73,6 +74,21 @@ func (i *inst) wakeDue() time.Time {
 		lead = 0
 	}
 	return i.h.Now().Add(at.Add(-lead).Sub(i.h.wallNow()))
+}
+
+// noteDue takes over when the workload next has to run. It reports whether that
+// has changed.
+func (i *inst) noteDue(w Workload) bool {
+	t, ok := w.(instance.Timed)
+	if !ok {
+		return false
+	}
+	at, by := t.Due()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	changed := !at.Equal(i.seen.due)
+	i.seen.due, i.seen.dueBy = at, by
+	return changed
 }
 
 // takeTimer reports whether a timer is due, and says which. It is due once: a user

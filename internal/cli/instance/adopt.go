@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"lull/internal/cli/term"
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/platform/systemd"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -26,10 +28,10 @@ An adopted program is an instance like any other for ps, why, top, pause, resume
 snooze, lease and events. lull cannot start it, so stop and restart are refused, and
 rm releases it. It is released when it ends.
 
-A container stays Docker's, which can start it again: stop and restart work, rm stops
-it first, and it stays adopted when it ends or is created again.`,
+A systemd unit and a container can be stopped and started again, by systemd or Docker.
+They stay adopted when they end or are started anew.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.adoptPID(), c.adoptCgroup(), c.adoptContainer(), c.adoptList(), c.adoptRelease())
+	cmd.AddCommand(c.adoptPID(), c.adoptCgroup(), c.adoptUnit(), c.adoptContainer(), c.adoptList(), c.adoptRelease())
 	return cmd
 }
 
@@ -83,6 +85,10 @@ func adoptedText(o hostctl.Instance) string {
 		return "-"
 	case o.Adopted.Cgroup != "":
 		return "control group " + o.Adopted.Cgroup
+	case o.Adopted.IsUnit() && o.Adopted.Manager != "":
+		return "unit " + o.Adopted.Unit + " of user " + o.Adopted.Manager
+	case o.Adopted.IsUnit():
+		return "unit " + o.Adopted.Unit
 	}
 	return fmt.Sprintf("process %d", o.Adopted.PID)
 }
@@ -97,6 +103,9 @@ func adoptedLadder(o hostctl.Instance, asked bool) string {
 	case o.Runtime == instance.RuntimeDocker && o.WakesOnConnection:
 		return "pauses after " + seconds(o.PauseAfter) + " idle, wakes on connect"
 	case len(o.Endpoints) > 0:
+		if o.Wakes {
+			return fmt.Sprintf("pauses after %s idle, stops %s later, wakes on connect", seconds(o.PauseAfter), seconds(o.StopAfter))
+		}
 		return "pauses after " + seconds(o.PauseAfter) + " idle, wakes on connect"
 	case asked:
 		return fmt.Sprintf("pauses after %s idle; it listens on no port, so only lull resume %s is certain to wake it", seconds(o.PauseAfter), o.Name)
@@ -170,6 +179,75 @@ must follow Docker: lull host --docker.`,
 	f.bind(cmd)
 	term.BindSpan(cmd.Flags(), &stop, "stop-after", 0, "time from the pause until it is stopped; 0 never stops (default: 0)")
 	return cmd
+}
+
+func (c verbs) adoptUnit() *cobra.Command {
+	var f adoptFlags
+	var stopAfter time.Duration
+	var stop bool
+	var user string
+	cmd := &cobra.Command{Use: "unit NAME", Short: "Adopt a systemd service", Args: term.Args(cobra.ExactArgs(1)),
+		Long: `Adopt a systemd service. systemd freezes and thaws it, so systemctl shows its state.
+What systemctl does is followed: a unit that is stopped there stays stopped, one that
+is restarted stays adopted, and a frozen one is thawed first.
+
+With --stop, a unit that was paused for a while is stopped, and started when a client
+connects to one of its TCP ports. Clients that connect before systemd starts it are
+relayed by lull; see the page about adopting for what can be refused.`,
+		Example:           "  lull adopt unit nginx --pause-after 5m\n  lull adopt unit redis-server --stop --stop-after 1h\n  lull adopt unit --user jupyter.service",
+		ValidArgsFunction: c.completeUnits,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			q := hostctl.Adopt{Unit: a[0], Stop: stop}
+			if q.Manager = uidOf(user); user != "" && q.Manager == "" {
+				return term.Usage(fmt.Errorf("cannot use --user=%s: want a user ID", user))
+			}
+			if cmd.Flags().Changed("stop-after") {
+				if !stop {
+					return term.Usage(errors.New("--stop-after needs --stop"))
+				}
+				d := idle.Duration(stopAfter)
+				q.StopAfter = &d
+			}
+			return c.adopt(cmd, f, q)
+		}}
+	f.bind(cmd)
+	cmd.Flags().BoolVar(&stop, "stop", false, "stop the unit after it was paused for --stop-after, and start it on the next connection")
+	term.BindSpan(cmd.Flags(), &stopAfter, "stop-after", 0, "with --stop: time from pause to stop (default: 5m, or that of lull host --stop-after)")
+	cmd.Flags().StringVar(&user, "user", "", "the unit is of a user's systemd: yours, or --user=UID")
+	cmd.Flags().Lookup("user").NoOptDefVal = self
+	return cmd
+}
+
+// self is the value of --user without one.
+const self = "self"
+
+// uidOf returns the user ID that --user means; "" if it means none.
+func uidOf(user string) string {
+	if user == self {
+		return strconv.Itoa(os.Getuid())
+	}
+	if _, err := strconv.ParseUint(user, 10, 31); err != nil {
+		return ""
+	}
+	return user
+}
+
+// completeUnits offers the names of services that run.
+func (c verbs) completeUnits(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(a) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	socket := systemd.SystemSocket
+	if user, err := cmd.Flags().GetString("user"); err == nil && uidOf(user) != "" {
+		socket = systemd.UserSocket(uidOf(user))
+	}
+	m := systemd.New(socket)
+	defer m.Close()
+	names, err := m.Names(cmd.Context(), ".service")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 func (c verbs) adoptList() *cobra.Command {

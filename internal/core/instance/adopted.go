@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 )
 
 // RuntimeAdopted is the runtime of instances that lull did not start.
 const RuntimeAdopted = "adopted"
 
 // Adopted names what an instance was made of that ran already: the process PID
-// with its descendants, or the processes of the control group Cgroup.
+// with its descendants, the processes of the control group Cgroup, or the systemd
+// unit Unit, whichever processes it has.
 type Adopted struct {
 	PID    int    `json:"pid,omitempty" doc:"Root of a process tree; 0 for a control group"`
 	Start  uint64 `json:"start,omitempty" doc:"When that process started, in clock ticks since boot"`
@@ -20,7 +22,14 @@ type Adopted struct {
 	// later is another one.
 	CgroupID uint64 `json:"cgroup_id,omitempty" doc:"Inode of that directory"`
 	BootID   string `json:"boot_id,omitempty"`
+	Unit     string `json:"unit,omitempty" doc:"Name of a systemd unit, with its suffix"`
+	// Manager is empty for the machine's manager.
+	Manager string `json:"manager,omitempty" doc:"UID of the user whose manager runs the unit; empty for the machine's"`
 }
+
+// IsUnit reports whether a names a systemd unit, which can be stopped and started
+// through systemd. It is nil for an instance that lull started.
+func (a *Adopted) IsUnit() bool { return a != nil && a.Unit != "" }
 
 // Adopter is a runtime whose instances are programs that it did not start and
 // cannot start again.
@@ -51,11 +60,39 @@ type Container struct {
 	Labelled bool   // its labels put it under lull's control
 }
 
+// UnitFollower is a runtime whose instances others can stop and start: systemd
+// units.
+type UnitFollower interface {
+	// FollowUnit reports from now on when others start the unit of a stopped
+	// instance, until the instance is forgotten.
+	FollowUnit(id string, a Adopted)
+	// SystemdListens reports whether systemd starts the unit when a client connects
+	// to one of its .socket units.
+	SystemdListens(ctx context.Context, a Adopted) (bool, error)
+}
+
+// SocketKeeper is a workload whose listening sockets can outlive it, to be watched
+// through the host's HeldListeners.
+type SocketKeeper interface {
+	// KeepSockets has them held. kept is false if something else starts the
+	// workload when a client connects.
+	KeepSockets(ctx context.Context) (kept bool, err error)
+	// DropSockets ends that, while the workload runs on.
+	DropSockets(ctx context.Context) error
+}
+
+// Timed is a workload that knows when it next has to run. Due returns the zero
+// time for never; by names the timer. It returns what the last Sample found.
+type Timed interface {
+	Due() (at time.Time, by string)
+}
+
 // Program describes a program that lull did not start.
 type Program struct {
-	Name    string   // of its executable, or of its control group
-	Command []string // of its main process
-	PIDs    []int    // all of its processes
+	Name    string        // of its executable, its control group or its unit
+	Command []string      // of its main process
+	PIDs    []int         // all of its processes
+	StopsIn time.Duration // how long a stop may take; 0 if unknown
 }
 
 // checkAdopted refuses what only an instance that lull starts can have.
@@ -69,14 +106,18 @@ func (s *Spec) checkAdopted() (errs []error) {
 	bad := func(field string) {
 		errs = append(errs, fmt.Errorf("cannot use %s: %s was not started by lull, which cannot start it again", field, s.Name))
 	}
-	if s.StopAfter == nil || *s.StopAfter != 0 {
-		bad("stop_after")
-	}
 	if s.Restart != RestartNo {
 		bad("restart")
 	}
-	if s.WakeFromStopped != nil && *s.WakeFromStopped {
-		bad("wake_from_stopped")
+	if !s.Adopted.IsUnit() {
+		if s.StopAfter == nil || *s.StopAfter != 0 {
+			bad("stop_after")
+		}
+		if s.WakeFromStopped != nil && *s.WakeFromStopped {
+			bad("wake_from_stopped")
+		}
+	} else if !s.Wakes() && (s.StopAfter == nil || *s.StopAfter != 0) {
+		errs = append(errs, fmt.Errorf("cannot use stop_after: nothing would start %s again. Adopt it with --stop, or set wake_from_stopped too", s.Name))
 	}
 	for _, f := range []struct {
 		name string
@@ -87,6 +128,12 @@ func (s *Spec) checkAdopted() (errs []error) {
 		}
 	}
 	a := s.Adopted
+	if a.IsUnit() {
+		if a.PID != 0 || a.Cgroup != "" {
+			errs = append(errs, errors.New("cannot use adopted: a unit has neither a pid nor a cgroup of its own there"))
+		}
+		return errs
+	}
 	if (a.PID > 1) == (a.Cgroup != "") || a.Cgroup != "" && !filepath.IsAbs(a.Cgroup) {
 		errs = append(errs, errors.New("cannot use adopted: want either the pid of a process or the absolute directory of a control group"))
 	}

@@ -70,6 +70,7 @@ type Launch struct {
 	Workspace string // as ParseWorkspace reads it
 
 	Adopted *Adopted // in place of a command: what is taken over as it runs
+	Found   bool     // what is taken over runs already; it is not started if it has ended meanwhile
 }
 
 // Identity names one run in the kernel. A PID alone is never an identity: PIDs
@@ -83,6 +84,12 @@ type Identity struct {
 	PID      int    `json:"pid"`
 	Start    uint64 `json:"start"` // start time in clock ticks since boot, field 22 of /proc/PID/stat
 	Run      uint64 `json:"run"`
+	// Unit is the systemd unit of the run, and Manager whose it is, as in Adopted;
+	// Invocation is systemd's identifier of one run of the unit. All are empty for
+	// any other run.
+	Unit       string `json:"unit,omitempty"`
+	Manager    string `json:"manager,omitempty"`
+	Invocation string `json:"invocation,omitempty"`
 }
 
 // Exit is how a run ended.
@@ -92,7 +99,8 @@ type Exit struct {
 	At     time.Time `json:"at"`
 	Lost   bool      `json:"lost,omitempty"` // the code could not be collected (the shim was gone)
 	// Why is the known cause, beyond the code.
-	Why string `json:"why,omitempty"`
+	Why  string `json:"why,omitempty"`
+	Unit bool   `json:"unit,omitempty"` // a unit's: Why says all that systemd does
 	// Machine is how its virtual machine ended, when that did and not the program.
 	Machine string `json:"machine,omitempty"`
 }
@@ -103,6 +111,8 @@ func (e Exit) How() string {
 	switch {
 	case e.Machine != "":
 		how = "the virtual machine ended: " + e.Machine
+	case e.Unit:
+		return e.Why
 	case e.Lost:
 		how = "ended with an unknown exit status"
 	case e.Signal != 0:

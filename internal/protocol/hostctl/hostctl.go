@@ -137,15 +137,18 @@ type Create struct {
 }
 
 // Adopt requests an instance made of what runs already: a process with its
-// descendants, a control group, or a container of Docker's.
+// descendants, a control group, a systemd unit, or a container of Docker's.
 type Adopt struct {
-	PID        int            `json:"pid,omitempty" minimum:"0" doc:"Root of a process tree; or name a cgroup or a container"`
+	PID        int            `json:"pid,omitempty" minimum:"0" doc:"Root of a process tree; or name a cgroup, a unit or a container"`
 	Cgroup     string         `json:"cgroup,omitempty" maxLength:"4096" doc:"Directory of a control group, or its path as in /proc/PID/cgroup"`
 	Name       string         `json:"name,omitempty" maxLength:"63" doc:"Default: the name of the program or control group"`
 	PauseAfter *idle.Duration `json:"pause_after,omitempty" doc:"Seconds; 0 never pauses. Default: the host's, unless nothing could wake it"`
 	Caller     int            `json:"caller,omitempty" minimum:"0" doc:"Process that asks; refused if it would be frozen"`
 	Container  string         `json:"container,omitempty" maxLength:"255" doc:"Name or ID of a container, which may be stopped"`
-	StopAfter  *idle.Duration `json:"stop_after,omitempty" doc:"Only for a container: seconds paused until it is stopped; 0, the default, never stops"`
+	Unit       string         `json:"unit,omitempty" maxLength:"255" doc:"Name of a systemd service"`
+	Manager    string         `json:"manager,omitempty" pattern:"^[0-9]*$" maxLength:"10" doc:"UID of the user whose systemd runs the unit; empty for the machine's"`
+	Stop       bool           `json:"stop,omitempty" doc:"Stop the unit after it was paused for a while, and start it when a client connects"`
+	StopAfter  *idle.Duration `json:"stop_after,omitempty" doc:"Seconds paused until a container or unit is stopped. Default for a container: 0, which never stops it; for a unit with stop: the host's"`
 }
 
 // Logs selects a part of an instance's output.

@@ -1,10 +1,10 @@
 // Package adopted idles programs that ran before lull was asked to: a process
-// with its descendants, or the processes of a control group. They stay where
-// they are. A control group is frozen by its own freezer, a process tree by
-// SIGSTOP, and no process is moved.
+// with its descendants, the processes of a control group, or a systemd unit. They
+// stay where they are. A control group is frozen by its own freezer, a process
+// tree by SIGSTOP, a unit by systemd, and no process is moved.
 //
-// lull did not start these programs and cannot start them again, so this package
-// never signals or ends one. It respects what others do with them: what someone
+// lull did not start these programs, so this package never signals or ends one.
+// Only units can be stopped and started again, by systemd; see unit.go. It respects what others do with them: what someone
 // else froze stays frozen, and a signal to a frozen program, such as a request to
 // exit, thaws it.
 //
@@ -33,6 +33,7 @@ import (
 	"lull/internal/lib/segment"
 	"lull/internal/platform/cgroup"
 	"lull/internal/platform/proc"
+	"lull/internal/platform/systemd"
 	"lull/internal/protocol/shimctl"
 	"lull/internal/runtime/process"
 )
@@ -48,6 +49,12 @@ type Config struct {
 	// Observe is called when others may have frozen or thawed an instance. It
 	// must not block.
 	Observe func(id, why string)
+	// Started is called when others have started the unit of a stopped instance. It
+	// may block.
+	Started func(id, why string)
+	// Unwatch is called before the sockets of a stopped unit are closed. It closes
+	// the guard that watches them, and must not block.
+	Unwatch func(id string)
 }
 
 // Runtime implements instance.Runtime.
@@ -55,9 +62,11 @@ type Runtime struct {
 	cfg Config
 	fs  *proc.FS
 
-	mu    sync.Mutex
-	works map[string]*Work
-	wakes sync.WaitGroup // goroutines of works
+	mu        sync.Mutex
+	works     map[string]*Work
+	managers  map[string]*systemd.Manager // by socket
+	followers map[string]*follower        // of units, by instance
+	wakes     sync.WaitGroup              // goroutines of works and followers
 }
 
 var (
@@ -65,6 +74,10 @@ var (
 	_ instance.Adopter   = (*Runtime)(nil)
 	_ instance.Forgetter = (*Runtime)(nil)
 	_ instance.Workload  = (*Work)(nil)
+
+	_ instance.UnitFollower = (*Runtime)(nil)
+	_ instance.SocketKeeper = (*Work)(nil)
+	_ instance.Timed        = (*Work)(nil)
 )
 
 // New returns a runtime.
@@ -75,7 +88,7 @@ func New(cfg Config) (*Runtime, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot adopt anything: %w", err)
 	}
-	return &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}}, nil
+	return &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, managers: map[string]*systemd.Manager{}, followers: map[string]*follower{}}, nil
 }
 
 // Capabilities implements instance.Runtime.
@@ -83,12 +96,16 @@ func (r *Runtime) Capabilities() power.Capabilities {
 	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.cfg.Process.Capabilities().Reclaim, Shared: true}
 }
 
-// Start implements instance.Runtime. Nothing is started: l.Adopted must run.
-func (r *Runtime) Start(_ context.Context, l instance.Launch) (instance.Workload, error) {
+// Start implements instance.Runtime. Nothing but a unit is started: l.Adopted must
+// run.
+func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
 	if l.Adopted == nil {
 		return nil, errors.New("there is nothing to adopt")
 	}
 	a := *l.Adopted
+	if a.IsUnit() {
+		return r.startUnit(ctx, l)
+	}
 	boot, err := r.fs.BootID()
 	if err == nil && boot != a.BootID {
 		err = errors.New("it ran before the machine was started")
@@ -100,7 +117,10 @@ func (r *Runtime) Start(_ context.Context, l instance.Launch) (instance.Workload
 }
 
 // Adopt implements instance.Runtime.
-func (r *Runtime) Adopt(_ context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	if ident.Unit != "" {
+		return r.adoptUnit(ctx, id, ident)
+	}
 	boot, err := r.fs.BootID()
 	if err != nil {
 		return nil, err
@@ -118,7 +138,12 @@ func gone(id string) *instance.GoneError {
 // find returns the run of an identity. again is set if an earlier daemon may
 // have frozen it.
 func (r *Runtime) find(id string, ident instance.Identity, again bool) (*Work, error) {
-	w := &Work{r: r, id: id, again: again}
+	return r.findAs(&Work{r: r, id: id, again: again}, ident)
+}
+
+// findAs completes w to the run of an identity.
+func (r *Runtime) findAs(w *Work, ident instance.Identity) (*Work, error) {
+	id, again := w.id, w.again
 	var g *cgroup.Group
 	pid := ident.PID
 	if ident.CgroupID != 0 {
@@ -147,7 +172,7 @@ func (r *Runtime) find(id string, ident instance.Identity, again bool) (*Work, e
 	if w.ident = w.Work.Identity(); g == nil && w.ident.Start != ident.Start {
 		return nil, gone(id)
 	}
-	w.ident.CgroupID = w.cgroupID
+	w.ident.CgroupID, w.ident.Unit, w.ident.Manager, w.ident.Invocation = w.cgroupID, ident.Unit, ident.Manager, ident.Invocation
 	if again && g == nil {
 		if err := w.recallKin(); err != nil {
 			return nil, err
@@ -160,7 +185,9 @@ func (r *Runtime) find(id string, ident instance.Identity, again bool) (*Work, e
 	}
 	r.works[id] = w
 	r.mu.Unlock()
-	r.wakes.Go(func() { w.awaitEnd(w.ctx) })
+	if w.unit == nil {
+		r.wakes.Go(func() { w.awaitEnd(w.ctx) })
+	}
 	if still, err := w.Still(); err == nil && still {
 		w.awaitThaw()
 	}
@@ -196,9 +223,13 @@ func inodeOf(path string) (uint64, error) {
 // if someone else froze it.
 func (r *Runtime) Forget(ctx context.Context, id string) error {
 	r.mu.Lock()
-	w := r.works[id]
+	w, f := r.works[id], r.followers[id]
 	delete(r.works, id)
+	delete(r.followers, id)
 	r.mu.Unlock()
+	if f != nil {
+		f.stop()
+	}
 	if w != nil {
 		w.stop()
 	}
@@ -215,8 +246,16 @@ func (r *Runtime) Close() {
 	for _, w := range r.works {
 		w.stop()
 	}
+	for _, f := range r.followers {
+		f.stop()
+	}
+	managers := r.managers
+	r.managers = nil
 	r.mu.Unlock()
 	r.wakes.Wait()
+	for _, m := range managers {
+		m.Close()
+	}
 }
 
 // ended reports that nothing of a run is left, unless another work has it.

@@ -25,9 +25,12 @@ func (r *Runtime) Resolve(a instance.Adopted, caller int) (instance.Adopted, ins
 		return a, instance.Program{}, err
 	}
 	var p instance.Program
-	if a.Cgroup != "" {
+	switch {
+	case a.IsUnit():
+		a, p, err = r.resolveUnit(a)
+	case a.Cgroup != "":
 		a, p, err = r.resolveGroup(a.Cgroup)
-	} else {
+	default:
 		a, p, err = r.resolveTree(a.PID)
 	}
 	if err == nil {

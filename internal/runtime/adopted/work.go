@@ -31,6 +31,7 @@ type Work struct {
 	r        *Runtime
 	id       string
 	cgroupID uint64 // 0 for a process tree
+	unit     *unit  // nil for what is no unit
 	ctx      context.Context
 	stop     func() // ends ctx
 
@@ -81,7 +82,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 	if err := w.tellShim(ctx); err != nil {
 		return err
 	}
-	err := w.Work.Freeze(ctx)
+	err := w.freeze(ctx)
 	if err == nil {
 		w.setFroze(true)
 		if err = w.tellShim(ctx); err == nil { // of processes that were born meanwhile
@@ -93,6 +94,20 @@ func (w *Work) Freeze(ctx context.Context) error {
 	w.Froze(false) // all of it runs again, and needs no heartbeat
 	w.forgetInShim()
 	return err
+}
+
+func (w *Work) freeze(ctx context.Context) error {
+	if w.unit != nil {
+		return w.freezeUnit(ctx)
+	}
+	return w.Work.Freeze(ctx)
+}
+
+func (w *Work) thaw() error {
+	if w.unit != nil {
+		return w.thawUnit()
+	}
+	return w.Work.Thaw()
 }
 
 // tellShim says how to thaw it. A group is always the same, the processes of a
@@ -134,7 +149,7 @@ func (w *Work) forgetInShim() {
 
 // Thaw implements instance.Workload.
 func (w *Work) Thaw() error {
-	if err := w.Work.Thaw(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := w.thaw(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	w.setFroze(false)
@@ -142,26 +157,41 @@ func (w *Work) Thaw() error {
 	return nil
 }
 
-// Signal implements instance.Workload. What lull did not start gets no signal.
-func (w *Work) Signal(syscall.Signal) error {
+// Signal implements instance.Workload. What lull did not start gets no signal; a
+// unit is stopped by systemd.
+func (w *Work) Signal(sig syscall.Signal) error {
+	if w.unit != nil && sig == syscall.SIGTERM {
+		return w.stopUnit()
+	}
 	return errors.New("lull did not start it, and does not signal it")
 }
 
 // Kill implements instance.Workload: what lull did not start is not killed. It
-// is thawed and let go.
-func (w *Work) Kill(context.Context) error {
+// is thawed and let go. If lull has asked systemd to stop a unit, Kill waits until
+// that is done.
+func (w *Work) Kill(ctx context.Context) error {
+	if w.unit != nil {
+		if err := w.unit.awaitStop(ctx); err != nil {
+			return err
+		}
+	}
 	if w.mine() {
 		if err := w.Thaw(); err != nil {
 			return err
 		}
 	}
-	w.stop()
+	if w.stop(); w.unit != nil {
+		w.r.lose(w)
+	}
 	return nil
 }
 
 // Sample implements instance.Workload.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	s := w.Work.Sample(ports)
+	if w.unit != nil {
+		w.sampleUnit(&s)
+	}
 	if !w.mine() {
 		if still, err := w.Still(); err == nil && still {
 			w.frozenByOthers()
@@ -221,6 +251,10 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.r.wakes.Go(func() { w.heedOthers(ctx, wake) })
+	if w.unit != nil {
+		w.unit.wake.Store(&wake)
+		return &guard{g, func() { w.unit.wake.Store(nil); cancel() }}, nil
+	}
 	return &guard{g, cancel}, nil
 }
 

@@ -331,3 +331,120 @@ func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
 	}
 	return g, nil
 }
+
+// HoldOwn has the listening TCP sockets of the run held under its id, whose
+// backlogs then outlive it. TakeHeld or Unhold end that. It returns their
+// addresses; none if there are no such sockets.
+func (w *Work) HoldOwn(ctx context.Context) (addrs []string, err error) {
+	if w.net != &w.r.net {
+		return nil, errors.New("it has a network of its own, in which lull cannot listen")
+	}
+	own, err := w.sockets()
+	if err != nil {
+		return nil, err
+	}
+	var fds []int
+	defer func() { shimctl.CloseAll(fds) }()
+	err = w.r.duplicates(own, func(_ uint64, at place, fd int, err error) error {
+		var in sockets.Info
+		if err == nil {
+			in, err = sockets.Inspect(fd)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot keep descriptor %d of process %d: %w", at.fd, at.pid, err)
+		}
+		if !in.Listening || in.Path != "" || !in.Local.IsValid() || slices.Contains(addrs, in.Local.String()) {
+			return nil
+		}
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return err
+		}
+		addrs, fds = append(addrs, in.Local.String()), append(fds, dup)
+		return nil
+	})
+	if err != nil || len(fds) == 0 {
+		return nil, err
+	}
+	err = w.r.untilAnswered(ctx, func(c *shimctl.Client) error {
+		if err := c.Keep(ctx, w.id, addrs, fds); err != nil {
+			return err
+		}
+		got, dups, err := c.Listeners(ctx, w.id)
+		if err == nil {
+			w.r.setHeld(w.id, got, dups)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, w.r.Unhold(ctx, w.id))
+	}
+	return addrs, nil
+}
+
+// HeldAddrs returns the addresses of the sockets held under id; none is no error.
+func (r *Runtime) HeldAddrs(ctx context.Context, id string) (addrs []string, err error) {
+	err = r.untilAnswered(ctx, func(c *shimctl.Client) error {
+		got, fds, err := c.Listeners(ctx, id)
+		if err == nil {
+			r.setHeld(id, got, fds)
+		}
+		addrs = got
+		return err
+	})
+	var said *shimctl.Error
+	if errors.As(err, &said) && said.Code == shimctl.CodeNotFound {
+		return nil, nil
+	}
+	return addrs, err
+}
+
+// TakeHeld closes the sockets held under id, so that their addresses can be bound
+// again, and returns the connections that waited on them. The supervisor lets go
+// first, so hardly a client arrives between the last accept and the close.
+func (r *Runtime) TakeHeld(ctx context.Context, id string) (conns []net.Conn, err error) {
+	if _, err := r.HeldAddrs(ctx, id); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	mine := r.held[id]
+	delete(r.held, id)
+	r.mu.Unlock()
+	err = r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Unhold(ctx, id) })
+	for _, fd := range mine.fds {
+		got, aerr := acceptAll(fd)
+		conns, err = append(conns, got...), errors.Join(err, aerr)
+		unix.Close(fd)
+	}
+	return conns, err
+}
+
+// acceptAll accepts the connections that wait on a listening socket.
+func acceptAll(fd int) (conns []net.Conn, err error) {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 {
+			return conns, err
+		}
+		one, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		switch err {
+		case nil:
+		case unix.EINTR, unix.ECONNABORTED:
+			continue
+		case unix.EAGAIN:
+			return conns, nil
+		default:
+			return conns, fmt.Errorf("accept a client that waits: %w", err)
+		}
+		f := os.NewFile(uintptr(one), "client")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			return conns, err
+		}
+		conns = append(conns, c)
+	}
+}

@@ -1,0 +1,103 @@
+package host
+
+import (
+	"context"
+	"fmt"
+
+	"lull/internal/core/instance"
+)
+
+// Units of systemd are stopped and started by systemd, for lull and for others.
+// While lull has one stopped, its sockets are held, and a client starts it.
+
+// byRepair is the actor of a start that makes up for what lull has lost.
+const byRepair = "repair"
+
+// listens reports whether an endpoint of the instance is known.
+func (i *inst) listens() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.rec.Endpoints) > 0
+}
+
+// keepSockets has the sockets of a unit held before lull stops it. If they cannot
+// be, it is not stopped. It does nothing for any other instance.
+func (i *inst) keepSockets(ctx context.Context) error {
+	k, ok := i.workload().(instance.SocketKeeper)
+	if !ok || !i.spec().Adopted.IsUnit() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, keepLimit)
+	defer cancel()
+	kept, err := k.KeepSockets(ctx)
+	i.ports.kept.Store(kept && err == nil)
+	if err != nil {
+		return fmt.Errorf("cannot stop %s and wake it again: %w", i.name(), err)
+	}
+	return nil
+}
+
+// dropSockets ends that, because the unit runs on.
+func (i *inst) dropSockets() {
+	k, ok := i.workload().(instance.SocketKeeper)
+	if !ok || !i.ports.kept.Swap(false) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
+	defer cancel()
+	if err := k.DropSockets(ctx); err != nil {
+		i.h.log.Warn("the sockets of a running unit stay open", "instance", i.name(), "err", err)
+	}
+}
+
+// restUnit watches the kept sockets of a unit that lull has stopped. Those of any
+// other stopped unit are closed. The caller holds the lock.
+func (i *inst) restUnit() {
+	if i.h.cfg.HeldListeners == nil {
+		return
+	}
+	if i.unwakeable() != "" {
+		if i.ports.kept.Load() {
+			i.letGo()
+		}
+		return
+	}
+	g, err := i.h.cfg.HeldListeners.Watch(i.id, i.wantWake)
+	if err != nil {
+		i.h.log.Debug("no socket of a stopped unit is held", "instance", i.name(), "err", err)
+		return
+	}
+	i.shut(false)
+	i.mu.Lock()
+	i.proc.held = g
+	i.mu.Unlock()
+}
+
+// startUnwatched starts a unit that lull has stopped if nothing would start it
+// anymore, because its sockets were lost. The caller holds the lock.
+func (i *inst) startUnwatched() {
+	a := i.spec().Adopted
+	i.mu.Lock()
+	watched := i.proc.held != nil
+	i.mu.Unlock()
+	f, ok := i.rt.(instance.UnitFollower)
+	if !ok || !a.IsUnit() || watched || i.unwakeable() != "" {
+		return
+	}
+	i.h.spawn(func() {
+		if listens, err := f.SystemdListens(i.h.ctx, *a); err == nil && listens {
+			return
+		}
+		if err := i.h.startFor(i.h.ctx, i, byRepair, "its sockets were lost"); err != nil {
+			i.h.log.Error("cannot start a unit whose sockets were lost", "instance", i.name(), "err", err)
+		}
+	})
+}
+
+// Unwatch closes the guard of a stopped unit's sockets, which are about to be
+// closed.
+func (h *Host) Unwatch(id string) {
+	if i := h.byIDNow(id); i != nil {
+		i.dropHeld()
+	}
+}
