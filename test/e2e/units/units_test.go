@@ -160,7 +160,7 @@ func TestHostKilled(t *testing.T) {
 
 	// The daemon and its shim together.
 	m.await(name, "paused")
-	m.run("sh", "-c", "kill -KILL $(systemctl show --value -p MainPID lull-host) $(pgrep -f -- 'lull-shim --dir')")
+	m.run("sh", "-c", "kill -KILL $(systemctl show --value -p MainPID lull-host) $(pgrep -f -- '[l]ull-shim --dir')")
 	began = time.Now()
 	waittest.Until(t, "the watchdog thaws it", func() bool { return !m.frozen("nginx") })
 	t.Logf("thawed %s after daemon and shim were killed", time.Since(began).Round(time.Millisecond))
