@@ -66,8 +66,8 @@ func (u *Unit) Running() bool { return u.Active == "active" || u.Active == "relo
 // Over reports whether it is not running, and nothing is about to change that.
 func (u *Unit) Over() bool { return u.Active == "inactive" || u.Active == "failed" }
 
-// Service is what a manager says of a .service unit beside that.
-type Service struct {
+// ServiceState is what a manager says of a .service unit beside that.
+type ServiceState struct {
 	Type     string
 	Group    string // path of its control group; empty if it has none
 	PID      int    // main process, 0 if there is none
@@ -79,9 +79,9 @@ type Service struct {
 // ErrNoAnswer means that a manager could not be asked, so nothing is known.
 var ErrNoAnswer = errors.New("systemd does not answer")
 
-// Manager is a client of one manager. Its methods are safe for concurrent use.
+// Conn is a client of one manager. Its methods are safe for concurrent use.
 // After the manager was replaced or restarted they reach the new one.
-type Manager struct {
+type Conn struct {
 	socket string
 
 	mu      sync.Mutex
@@ -96,13 +96,13 @@ type Manager struct {
 
 // New returns a client of the manager that listens on socket. It connects when
 // it is first used.
-func New(socket string) *Manager {
-	return &Manager{socket: socket, watches: map[string]map[*Watch]bool{}, ending: make(chan struct{}),
+func New(socket string) *Conn {
+	return &Conn{socket: socket, watches: map[string]map[*Watch]bool{}, ending: make(chan struct{}),
 		jobs: map[dbus.ObjectPath]chan string{}, early: map[dbus.ObjectPath]string{}}
 }
 
 // Close ends the connection and all watches.
-func (m *Manager) Close() {
+func (m *Conn) Close() {
 	m.mu.Lock()
 	select {
 	case <-m.ending:
@@ -118,7 +118,7 @@ func (m *Manager) Close() {
 }
 
 // connect returns the connection. It makes one if there is none.
-func (m *Manager) connect(ctx context.Context) (*dbus.Conn, error) {
+func (m *Conn) connect(ctx context.Context) (*dbus.Conn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.conn != nil && m.conn.Connected() {
@@ -150,7 +150,7 @@ func (m *Manager) connect(ctx context.Context) (*dbus.Conn, error) {
 }
 
 // call calls one method of an object and decodes the answer.
-func (m *Manager) call(ctx context.Context, path dbus.ObjectPath, method string, into []any, args ...any) error {
+func (m *Conn) call(ctx context.Context, path dbus.ObjectPath, method string, into []any, args ...any) error {
 	conn, err := m.connect(ctx)
 	if err != nil {
 		return err
@@ -210,7 +210,7 @@ func pathOf(name string) dbus.ObjectPath {
 // props are the properties of one interface of an object.
 type props map[string]dbus.Variant
 
-func (m *Manager) props(ctx context.Context, name, face string) (props, error) {
+func (m *Conn) props(ctx context.Context, name, face string) (props, error) {
 	p := props{}
 	if err := m.call(ctx, pathOf(name), properties+".GetAll", []any{&p}, face); err != nil {
 		return nil, fmt.Errorf("cannot read the unit %s: %w", name, err)
@@ -229,7 +229,7 @@ func take[T any](p props, name string, into *T, errs *[]error) {
 }
 
 // Unit reads a unit. One that does not exist has Load "not-found".
-func (m *Manager) Unit(ctx context.Context, name string) (u Unit, err error) {
+func (m *Conn) Unit(ctx context.Context, name string) (u Unit, err error) {
 	p, err := m.props(ctx, name, unitFace)
 	if err != nil {
 		return u, err
@@ -258,7 +258,7 @@ func (m *Manager) Unit(ctx context.Context, name string) (u Unit, err error) {
 }
 
 // Service reads a .service unit.
-func (m *Manager) Service(ctx context.Context, name string) (s Service, err error) {
+func (m *Conn) Service(ctx context.Context, name string) (s ServiceState, err error) {
 	p, err := m.props(ctx, name, serviceFace)
 	if err != nil {
 		return s, err
@@ -278,7 +278,7 @@ func (m *Manager) Service(ctx context.Context, name string) (s Service, err erro
 
 // Watchdog returns the interval in which a service must prove that it lives; 0
 // for none.
-func (m *Manager) Watchdog(ctx context.Context, name string) (time.Duration, error) {
+func (m *Conn) Watchdog(ctx context.Context, name string) (time.Duration, error) {
 	var v dbus.Variant
 	if err := m.call(ctx, pathOf(name), properties+".Get", []any{&v}, serviceFace, "WatchdogUSec"); err != nil {
 		return 0, fmt.Errorf("cannot read the watchdog of %s: %w", name, err)
@@ -299,7 +299,7 @@ func micros(us uint64) time.Duration {
 }
 
 // Next returns when a timer unit elapses next, on the wall clock; zero for never.
-func (m *Manager) Next(ctx context.Context, timer string) (at time.Time, err error) {
+func (m *Conn) Next(ctx context.Context, timer string) (at time.Time, err error) {
 	p, err := m.props(ctx, timer, timerFace)
 	if err != nil {
 		return at, err
@@ -325,22 +325,22 @@ func (m *Manager) Next(ctx context.Context, timer string) (at time.Time, err err
 
 // Freeze returns nil once the manager has seen that every process of the unit is
 // frozen.
-func (m *Manager) Freeze(ctx context.Context, name string) error {
+func (m *Conn) Freeze(ctx context.Context, name string) error {
 	return m.call(ctx, managerPath, managerFace+".FreezeUnit", nil, name)
 }
 
 // Thaw returns nil once the manager has seen that the unit runs.
-func (m *Manager) Thaw(ctx context.Context, name string) error {
+func (m *Conn) Thaw(ctx context.Context, name string) error {
 	return m.call(ctx, managerPath, managerFace+".ThawUnit", nil, name)
 }
 
 // Reload makes the manager read its unit files again.
-func (m *Manager) Reload(ctx context.Context) error {
+func (m *Conn) Reload(ctx context.Context) error {
 	return m.call(ctx, managerPath, managerFace+".Reload", nil)
 }
 
 // Names lists the loaded units whose names end in suffix.
-func (m *Manager) Names(ctx context.Context, suffix string) (names []string, err error) {
+func (m *Conn) Names(ctx context.Context, suffix string) (names []string, err error) {
 	var all [][]any
 	if err := m.call(ctx, managerPath, managerFace+".ListUnitsByPatterns", []any{&all}, []string{"active"}, []string{"*" + suffix}); err != nil {
 		return nil, err
@@ -359,22 +359,22 @@ const Done = "done"
 
 // Job is a start or stop that a manager has queued.
 type Job struct {
-	m    *Manager
+	m    *Conn
 	path dbus.ObjectPath
 	ends chan string
 }
 
 // Start queues a start of a unit. It replaces no other job.
-func (m *Manager) Start(ctx context.Context, name string) (*Job, error) {
+func (m *Conn) Start(ctx context.Context, name string) (*Job, error) {
 	return m.queue(ctx, "StartUnit", name, "fail")
 }
 
 // Stop queues a stop of a unit. It replaces no other job.
-func (m *Manager) Stop(ctx context.Context, name string) (*Job, error) {
+func (m *Conn) Stop(ctx context.Context, name string) (*Job, error) {
 	return m.queue(ctx, "StopUnit", name, "fail")
 }
 
-func (m *Manager) queue(ctx context.Context, method, name, mode string) (*Job, error) {
+func (m *Conn) queue(ctx context.Context, method, name, mode string) (*Job, error) {
 	m.mu.Lock()
 	m.asking++
 	m.mu.Unlock()
@@ -413,7 +413,7 @@ func (j *Job) Wait(ctx context.Context) (result string, err error) {
 
 // Watch is informed of changes of one unit.
 type Watch struct {
-	m    *Manager
+	m    *Conn
 	name string
 	// C has an element if something about the unit may have changed since it was
 	// last read: its state, its jobs, its files, or the manager itself.
@@ -424,7 +424,7 @@ type Watch struct {
 }
 
 // Watch begins to watch a unit. queued may be nil.
-func (m *Manager) Watch(name string, queued func()) *Watch {
+func (m *Conn) Watch(name string, queued func()) *Watch {
 	w := &Watch{m, name, make(chan struct{}, 1), queued}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -457,7 +457,7 @@ const reconnectAfter = 100 * time.Millisecond
 
 // serve reads the signals of one connection until it ends, and then makes
 // another one if something is watched.
-func (m *Manager) serve(conn *dbus.Conn, signals chan *dbus.Signal) {
+func (m *Conn) serve(conn *dbus.Conn, signals chan *dbus.Signal) {
 	m.notifyAll() // nothing was heard before
 	for s := range signals {
 		m.heed(s)
@@ -494,7 +494,7 @@ func (m *Manager) serve(conn *dbus.Conn, signals chan *dbus.Signal) {
 }
 
 // notifyAll notifies every watch.
-func (m *Manager) notifyAll() {
+func (m *Conn) notifyAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, ws := range m.watches {
@@ -505,7 +505,7 @@ func (m *Manager) notifyAll() {
 }
 
 // heed informs the watches of a signal.
-func (m *Manager) heed(s *dbus.Signal) {
+func (m *Conn) heed(s *dbus.Signal) {
 	switch s.Name {
 	case managerFace + ".JobNew", managerFace + ".JobRemoved":
 		if len(s.Body) < 3 {
@@ -547,7 +547,7 @@ func (m *Manager) heed(s *dbus.Signal) {
 }
 
 // watching returns the watches of a unit. The caller holds mu.
-func (m *Manager) watching(name string) (ws []*Watch) {
+func (m *Conn) watching(name string) (ws []*Watch) {
 	for w := range m.watches[name] {
 		ws = append(ws, w)
 	}

@@ -64,9 +64,9 @@ type Runtime struct {
 
 	mu        sync.Mutex
 	works     map[string]*Work
-	managers  map[string]*systemd.Manager // by socket
-	followers map[string]*follower        // of units, by instance
-	wakes     sync.WaitGroup              // goroutines of works and followers
+	managers  map[string]*systemd.Conn // by socket
+	followers map[string]*follower     // of units, by instance
+	wakes     sync.WaitGroup           // goroutines of works and followers
 }
 
 var (
@@ -88,7 +88,7 @@ func New(cfg Config) (*Runtime, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot adopt anything: %w", err)
 	}
-	return &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, managers: map[string]*systemd.Manager{}, followers: map[string]*follower{}}, nil
+	return &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, managers: map[string]*systemd.Conn{}, followers: map[string]*follower{}}, nil
 }
 
 // Capabilities implements instance.Runtime.

@@ -37,7 +37,7 @@ const (
 
 // unit is one run of a unit.
 type unit struct {
-	m          *systemd.Manager
+	m          *systemd.Conn
 	name       string
 	invocation string
 	sockets    []string // the .socket units that start it
@@ -65,7 +65,7 @@ type follower struct {
 }
 
 // manager returns the client of the manager of a.
-func (r *Runtime) manager(a instance.Adopted) (*systemd.Manager, error) {
+func (r *Runtime) manager(a instance.Adopted) (*systemd.Conn, error) {
 	socket := systemd.SystemSocket
 	if a.Manager != "" {
 		if _, err := strconv.ParseUint(a.Manager, 10, 31); err != nil {
@@ -468,7 +468,7 @@ func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.
 }
 
 // begin has systemd start a unit.
-func (r *Runtime) begin(ctx context.Context, m *systemd.Manager, a instance.Adopted) error {
+func (r *Runtime) begin(ctx context.Context, m *systemd.Conn, a instance.Adopted) error {
 	j, err := m.Start(ctx, a.Unit)
 	if err != nil {
 		return err

@@ -3,11 +3,13 @@ package units
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/scaletest"
@@ -229,12 +231,7 @@ func TestUnknown(t *testing.T) {
 	}
 	hang(syscall.SIGSTOP)
 	m.until(busy, "an unknown signal blocks its pause", func(o hostctl.Instance) bool {
-		for _, b := range o.Blocks {
-			if strings.Contains(b.Sentence, "systemd does not answer") {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(o.Blocks, func(b idle.Block) bool { return b.Code == idle.SignalUnknown })
 	})
 	took, err := m.ask(askNginx)
 	if err != nil {
