@@ -20,13 +20,18 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
+// runFlags are the flags of lull run.
+type runFlags struct {
+	spec                                                         instance.Spec // the flags that need no conversion
+	expose, probes                                               []string
+	path, logMax, memory                                         string
+	pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
+	noise                                                        instance.Noise
+	detach, noStart, wake, keep                                  bool
+}
+
 func (c verbs) runCommand() *cobra.Command {
-	var s instance.Spec
-	var expose, probes []string
-	var path, logMax, memory string
-	var pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
-	var noise instance.Noise
-	var detach, noStart, wake, keep bool
+	var r runFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] [-- COMMAND [ARG...]]",
 		Short: "Create and start an instance",
@@ -67,106 +72,120 @@ An instance that does not start is removed again, and its last output is shown.
 			"\n  lull run -d --name vm --runtime microvm --image registry.example.com/api:1 --expose 9001:9000 --hibernate-after 10m",
 		Args: term.Args(cobra.ArbitraryArgs),
 	}
+	r.bind(cmd)
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		if err := r.complete(cmd.Flags().Changed, a); err != nil {
+			return err
+		}
+		return c.runInstance(cmd, hostctl.Create{Spec: r.spec, Start: !r.noStart, RemoveFailed: !r.noStart && !r.keep}, r.detach)
+	}
+	return cmd
+}
+
+func (r *runFlags) bind(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
-	f.StringVar(&s.Runtime, "runtime", "process", "runtime: process, container or microvm; lull doctor lists what is available")
-	f.StringVar(&s.Image, "image", "", "root file system: a directory, an image file or a registry reference, depending on the runtime")
-	f.StringVar(&memory, "memory", "", "memory limit, such as 512M (default: 256M for a microVM, otherwise no limit)")
-	f.Float64Var(&s.CPUs, "cpus", 0, "CPUs; 0 is 1 for a microVM, otherwise no limit")
-	f.StringVar((*string)(&s.Net), "net", "", "network access: none; outbound, everything except this machine; or full, this machine too (192.168.127.254 in a microVM). Default: outbound where the instance has its own network")
-	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine to share, DIR[:/PATH/INSIDE][:ro|:rw]; by default at /workspace, writable")
-	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port or unix socket: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP, or unix:PATH; repeatable")
-	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
-	term.BindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: 1m, or that of lull host --pause-after)")
-	term.BindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops (default: 5m, or that of lull host --stop-after)")
-	term.BindSpan(f, &reclaim, "reclaim-after", 0, "time in paused until its memory is paged out; 0 disables it")
-	term.BindSpan(f, &hibernate, "hibernate-after", 0, "time in paused until it is hibernated to disk; 0 disables it")
-	term.BindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, without traffic for this long, unless a request is unanswered (the last bytes came from the side that asks); 0 disables it")
-	term.BindSpan(f, &ready, "ready-timeout", 0, "time limit until it listens (default 60s)")
-	term.BindSpan(f, &grace, "stop-grace", 0, "time between the request to exit and the kill (default 10s)")
-	f.BoolVar(&wake, "wake-from-stopped", true, "start it on a connection after lull stopped it; if set to true explicitly, also before its first start and after it exited by itself")
-	f.BoolVar(&s.WakeOnOutbound, "wake-on-outbound", false, "also wake it on data on connections that it opened itself")
-	f.BoolVar(&s.ListenFDs, "listen-fds", false, "pass the exposed sockets to the program (LISTEN_FDS); they stay open while it is stopped")
-	f.StringVar(&s.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
-	f.StringVar((*string)(&s.Restart), "restart", "on-failure", "no, on-failure or always")
-	f.StringArrayVarP(&s.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
-	f.StringArrayVar(&s.WakeSchedule, "wake-schedule", nil, "time at which it has to run, as in a crontab (\"*/10 * * * *\", \"@every 10m\"): it is woken 2 s before; repeatable")
-	f.StringSliceVar(&s.DependsOn, "depends-on", nil, "instances that wake before it, and stay awake while it is; repeatable")
-	f.StringArrayVar(&probes, "probe", nil, "activity probe, KIND[,SETTING=VALUE...]:TARGET; repeatable, see above")
-	f.StringToStringVar(&s.Labels, "label", nil, "label KEY=VALUE, which lull ps --filter finds; repeatable")
-	f.StringVarP(&s.Workdir, "workdir", "w", "", "working directory (default: the current one)")
-	f.StringVarP(&s.User, "user", "u", "", "user to run as: name or uid[:gid]")
-	f.StringVar(&logMax, "log-max", "", "log size at which it is rotated, such as 10M (default 10M; one old file is kept)")
-	f.StringArrayVar(&noise.Sources, "ignore-source", nil, "relay path: source address range that neither holds nor wakes; repeatable")
-	term.BindSpan(f, &silent, "ignore-silent", 0, "relay path: connections that send no data neither hold nor wake, and are closed after this long")
-	f.StringArrayVar(&noise.Paths, "ignore-path", nil, "HTTP: path, such as a health check, that neither holds nor wakes; repeatable")
-	f.StringArrayVar(&noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
-	f.BoolVarP(&detach, "detach", "d", false, "return once it has started instead of showing its output; implied by --json")
-	f.BoolVar(&keep, "keep", false, "keep an instance that does not start, with its output and its restarts")
-	f.BoolVar(&noStart, "no-start", false, "create it stopped")
+	f.StringVar(&r.spec.Name, "name", "", "name of the instance (default from the command)")
+	f.StringVar(&r.spec.Runtime, "runtime", "process", "runtime: process, container or microvm; lull doctor lists what is available")
+	f.StringVar(&r.spec.Image, "image", "", "root file system: a directory, an image file or a registry reference, depending on the runtime")
+	f.StringVar(&r.memory, "memory", "", "memory limit, such as 512M (default: 256M for a microVM, otherwise no limit)")
+	f.Float64Var(&r.spec.CPUs, "cpus", 0, "CPUs; 0 is 1 for a microVM, otherwise no limit")
+	f.StringVar((*string)(&r.spec.Net), "net", "", "network access: none; outbound, everything except this machine; or full, this machine too (192.168.127.254 in a microVM). Default: outbound where the instance has its own network")
+	f.StringVar(&r.spec.Workspace, "workspace", "", "directory of this machine to share, DIR[:/PATH/INSIDE][:ro|:rw]; by default at /workspace, writable")
+	f.StringArrayVarP(&r.expose, "expose", "p", nil, "expose a port or unix socket: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP, or unix:PATH; repeatable")
+	f.StringVar(&r.path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
+	term.BindSpan(f, &r.pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: 1m, or that of lull host --pause-after)")
+	term.BindSpan(f, &r.stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops (default: 5m, or that of lull host --stop-after)")
+	term.BindSpan(f, &r.reclaim, "reclaim-after", 0, "time in paused until its memory is paged out; 0 disables it")
+	term.BindSpan(f, &r.hibernate, "hibernate-after", 0, "time in paused until it is hibernated to disk; 0 disables it")
+	term.BindSpan(f, &r.quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, without traffic for this long, unless a request is unanswered (the last bytes came from the side that asks); 0 disables it")
+	term.BindSpan(f, &r.ready, "ready-timeout", 0, "time limit until it listens (default 60s)")
+	term.BindSpan(f, &r.grace, "stop-grace", 0, "time between the request to exit and the kill (default 10s)")
+	f.BoolVar(&r.wake, "wake-from-stopped", true, "start it on a connection after lull stopped it; if set to true explicitly, also before its first start and after it exited by itself")
+	f.BoolVar(&r.spec.WakeOnOutbound, "wake-on-outbound", false, "also wake it when data arrives on its outbound connections")
+	f.BoolVar(&r.spec.ListenFDs, "listen-fds", false, "pass the exposed sockets to the program (LISTEN_FDS); they stay open while it is stopped")
+	f.StringVar(&r.spec.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
+	f.StringVar((*string)(&r.spec.Restart), "restart", "on-failure", "no, on-failure or always")
+	f.StringArrayVarP(&r.spec.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
+	f.StringArrayVar(&r.spec.WakeSchedule, "wake-schedule", nil, "time at which it must run, as in a crontab (\"*/10 * * * *\", \"@every 10m\"): it is woken 2 s before; repeatable")
+	f.StringSliceVar(&r.spec.DependsOn, "depends-on", nil, "instance that wakes before this one and stays awake as long; repeatable")
+	f.StringArrayVar(&r.probes, "probe", nil, "activity probe, KIND[,SETTING=VALUE...]:TARGET; repeatable, see above")
+	f.StringToStringVar(&r.spec.Labels, "label", nil, "label KEY=VALUE, which lull ps --filter finds; repeatable")
+	f.StringVarP(&r.spec.Workdir, "workdir", "w", "", "working directory (default: the current one)")
+	f.StringVarP(&r.spec.User, "user", "u", "", "user to run as: name or uid[:gid]")
+	f.StringVar(&r.logMax, "log-max", "", "log size at which it is rotated, such as 10M (default 10M; one old file is kept)")
+	f.StringArrayVar(&r.noise.Sources, "ignore-source", nil, "relay path: source address range that neither holds nor wakes; repeatable")
+	term.BindSpan(f, &r.silent, "ignore-silent", 0, "relay path: connections that send no data neither hold nor wake, and are closed after this long")
+	f.StringArrayVar(&r.noise.Paths, "ignore-path", nil, "HTTP: path, such as a health check, that neither holds nor wakes; repeatable")
+	f.StringArrayVar(&r.noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
+	f.BoolVarP(&r.detach, "detach", "d", false, "return once it has started instead of showing its output; implied by --json")
+	f.BoolVar(&r.keep, "keep", false, "keep an instance that does not start, with its output and its restarts")
+	f.BoolVar(&r.noStart, "no-start", false, "create it stopped")
 	term.CompleteWords(cmd, "runtime", "process", "container", "microvm")
 	term.CompleteWords(cmd, "net", string(instance.NetNone), string(instance.NetOutbound), string(instance.NetFull))
 	term.CompleteWords(cmd, "path", string(instance.PathAuto), string(instance.PathDirect), string(instance.PathRelay))
 	term.CompleteWords(cmd, "idle-policy", instance.PolicyDefault, instance.PolicyLeasesOnly)
 	term.CompleteWords(cmd, "restart", string(instance.RestartNo), string(instance.RestartOnFailure), string(instance.RestartAlways))
-	cmd.RunE = func(cmd *cobra.Command, a []string) error {
-		s.Command = a
-		if len(a) == 0 && s.Image == "" {
-			return term.Usage(errors.New("nothing to run: give a command after --, or an --image that has one"))
-		}
-		if s.Name == "" {
-			s.Name = nameFrom(append(a, s.Image)[0])
-		}
-		for _, e := range expose {
-			ep, err := instance.ParseExpose(e, instance.Path(path))
-			if err != nil {
-				return term.Usage(err)
-			}
-			s.Expose = append(s.Expose, ep)
-		}
-		for _, text := range probes {
-			p, err := instance.ParseProbe(text)
-			if err != nil {
-				return term.Usage(err)
-			}
-			s.Probes = append(s.Probes, p)
-		}
-		instance.NameProbes(s.Probes)
-		if cmd.Flags().Changed("pause-after") {
-			d := idle.Duration(pause)
-			s.PauseAfter = &d
-		}
-		if cmd.Flags().Changed("stop-after") {
-			d := idle.Duration(stop)
-			s.StopAfter = &d
-		}
-		if cmd.Flags().Changed("wake-from-stopped") {
-			s.WakeFromStopped = &wake
-		}
-		s.ReclaimAfter, s.HibernateAfter, s.QuietConnectionAfter = idle.Duration(reclaim), idle.Duration(hibernate), idle.Duration(quiet)
-		s.ReadyTimeout, s.StopGrace = idle.Duration(ready), idle.Duration(grace)
-		if noise.Silent = idle.Duration(silent); len(noise.Sources)+len(noise.Paths)+len(noise.UserAgents) > 0 || silent > 0 {
-			s.Noise = &noise
-		}
-		if err := localPaths(&s); err != nil {
-			return err
-		}
-		var err error
-		if s.Memory, err = term.ParseSize(memory); err != nil {
-			return term.Usage(fmt.Errorf("cannot use --memory: %w", err))
-		}
-		if s.LogMax, err = term.ParseSize(logMax); err != nil {
-			return term.Usage(fmt.Errorf("cannot use --log-max: %w", err))
-		}
-		if path != string(instance.PathAuto) && len(expose) == 0 {
-			return term.Usage(fmt.Errorf("cannot use --path %s without an exposed port; add one with --expose", path))
-		}
-		if err := s.CheckNew(); err != nil {
+}
+
+// complete fills in the spec from the other flags and the command. changed
+// reports whether a flag was given.
+func (r *runFlags) complete(changed func(string) bool, command []string) error {
+	s := &r.spec
+	s.Command = command
+	if len(command) == 0 && s.Image == "" {
+		return term.Usage(errors.New("nothing to run: give a command after --, or an --image that has one"))
+	}
+	if s.Name == "" {
+		s.Name = nameFrom(append(command, s.Image)[0])
+	}
+	for _, e := range r.expose {
+		ep, err := instance.ParseExpose(e, instance.Path(r.path))
+		if err != nil {
 			return term.Usage(err)
 		}
-		return c.runInstance(cmd, hostctl.Create{Spec: s, Start: !noStart, RemoveFailed: !noStart && !keep}, detach)
+		s.Expose = append(s.Expose, ep)
 	}
-	return cmd
+	for _, text := range r.probes {
+		p, err := instance.ParseProbe(text)
+		if err != nil {
+			return term.Usage(err)
+		}
+		s.Probes = append(s.Probes, p)
+	}
+	instance.NameProbes(s.Probes)
+	if changed("pause-after") {
+		d := idle.Duration(r.pause)
+		s.PauseAfter = &d
+	}
+	if changed("stop-after") {
+		d := idle.Duration(r.stop)
+		s.StopAfter = &d
+	}
+	if changed("wake-from-stopped") {
+		s.WakeFromStopped = &r.wake
+	}
+	s.ReclaimAfter, s.HibernateAfter, s.QuietConnectionAfter = idle.Duration(r.reclaim), idle.Duration(r.hibernate), idle.Duration(r.quiet)
+	s.ReadyTimeout, s.StopGrace = idle.Duration(r.ready), idle.Duration(r.grace)
+	if r.noise.Silent = idle.Duration(r.silent); len(r.noise.Sources)+len(r.noise.Paths)+len(r.noise.UserAgents) > 0 || r.silent > 0 {
+		s.Noise = &r.noise
+	}
+	if err := localPaths(s); err != nil {
+		return err
+	}
+	var err error
+	if s.Memory, err = term.ParseSize(r.memory); err != nil {
+		return term.Usage(fmt.Errorf("cannot use --memory: %w", err))
+	}
+	if s.LogMax, err = term.ParseSize(r.logMax); err != nil {
+		return term.Usage(fmt.Errorf("cannot use --log-max: %w", err))
+	}
+	if r.path != string(instance.PathAuto) && len(r.expose) == 0 {
+		return term.Usage(fmt.Errorf("cannot use --path %s without an exposed port; add one with --expose", r.path))
+	}
+	if err := s.CheckNew(); err != nil {
+		return term.Usage(err)
+	}
+	return nil
 }
 
 // localPaths turns what names a place from here into what the daemon finds
@@ -245,7 +264,7 @@ func ladderText(s instance.Spec, o hostctl.Instance) string {
 	return strings.Join(parts, ", ")
 }
 
-// caveats prints what a user has to know about how an instance wakes.
+// caveats warns about limits of how an instance wakes.
 func (c verbs) caveats(o hostctl.Instance) {
 	if o.Deaf != "" && o.StopAfter > 0 && len(o.Endpoints) > 0 {
 		fmt.Fprintf(c.Err, "lull: a connection will not wake %s from stopped: %s\n", o.Name, o.Deaf)
@@ -299,10 +318,10 @@ func (c verbs) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.In
 // endEvery is how often it is looked whether a program has ended.
 const endEvery = 500 * time.Millisecond
 
-// awaitEnd waits until an instance is stopped and nothing is going to start it,
-// at two looks in a row: what it printed last has come by then. Meanwhile it says
-// when the instance goes to sleep, of which its output tells nothing, and when it
-// runs again. It gives nil when ctx ends before.
+// awaitEnd waits until two consecutive polls find an instance stopped with
+// nothing to start it; by then its last output has arrived. In the meantime it
+// prints when the instance goes to sleep and when it runs again, which its
+// output does not show. It returns nil if ctx ends first.
 func (c verbs) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) *hostctl.Instance {
 	asleep := false
 	for seen := 0; seen < 2; {

@@ -56,7 +56,9 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	api := humago.New(mux, cfg)
 	api.UseMiddleware(humax.Strict)
 	a.reads(api)
-	a.verbs(api)
+	a.making(api)
+	a.power(api)
+	a.control(api)
 	a.leases(api)
 	a.adopted(api)
 	a.images(api)
@@ -137,200 +139,23 @@ func (a *API) reads(api huma.API) {
 		}) (*answer[hostctl.Why], error) {
 			at, err := when.Bound(time.Now(), in.At)
 			if err != nil {
-				return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+				return nil, invalid(err)
 			}
 			y, err := a.Host.Why(ctx, in.Name, at)
 			return &answer[hostctl.Why]{y}, problem(err)
 		})
 }
 
-func (a *API) verbs(api huma.API) {
-	huma.Register(api, operation("open-dashboard", "POST", "/dashboard/links", "Make a link that signs a browser in to the dashboard, once"),
-		func(ctx context.Context, _ *struct{}) (*answer[hostctl.Link], error) {
-			l, err := a.Link(ctx, httpx.UserOf(ctx))
-			if err != nil {
-				return nil, httpx.NewProblem(http.StatusConflict, "no_dashboard", err.Error())
-			}
-			return &answer[hostctl.Link]{l}, nil
-		})
-	create := operation("create-instance", "POST", "/instances", "Create an instance")
-	create.DefaultStatus = http.StatusCreated
-	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {
-		var id string
-		var err error
-		if in.Body.Replace {
-			err = a.Host.Complete(ctx, func(ctx context.Context) (err error) {
-				id, err = a.Host.Replace(ctx, in.Body.Spec)
-				return err
-			})
-		} else if id, err = a.Host.Create(ctx, in.Body.Spec); err == nil && in.Body.Start {
-			err = a.Host.Complete(ctx, func(ctx context.Context) error {
-				err := a.Host.Start(ctx, id, host.ByManual)
-				if err != nil && in.Body.RemoveFailed {
-					err = a.Host.Discard(ctx, id, err)
-				}
-				return err
-			})
-		}
-		if err != nil {
-			return nil, problem(err)
-		}
-		o, err := a.Host.Get(id)
-		return &answer[hostctl.Instance]{o}, problem(err)
-	})
-	clone := operation("clone-instance", "POST", "/instances/{name}/clone", "Make an instance out of what this one saved to disk; 409 while it runs or clients are connected")
-	clone.DefaultStatus = http.StatusCreated
-	huma.Register(api, clone, func(ctx context.Context, in *struct {
-		Named
-		Body hostctl.Clone
-	}) (*answer[hostctl.Instance], error) {
-		var id string
-		err := a.Host.Complete(ctx, func(ctx context.Context) (err error) {
-			id, err = a.Host.Clone(ctx, in.Name, in.Body)
-			return err
-		})
-		if err != nil {
-			return nil, problem(err)
-		}
-		o, err := a.Host.Get(id)
-		return &answer[hostctl.Instance]{o}, problem(err)
-	})
-	del := operation("delete-instance", "DELETE", "/instances/{name}", "Stop an instance and forget it")
-	huma.Register(api, del, func(ctx context.Context, in *Named) (*struct{}, error) {
-		return nil, problem(a.Host.Complete(ctx, func(ctx context.Context) error { return a.Host.Delete(ctx, in.Name, host.ByManual) }))
-	})
-	huma.Register(api, operation("change-instance", "PATCH", "/instances/{name}", "Change its timers and how it is woken and restarted, from now on; what is absent stays"),
-		func(ctx context.Context, in *struct {
-			Named
-			Body hostctl.Change
-		}) (*answer[hostctl.Instance], error) {
-			if err := a.Host.Change(ctx, in.Name, in.Body, host.ByManual); err != nil {
-				return nil, problem(err)
-			}
-			o, err := a.Host.Get(in.Name)
-			return &answer[hostctl.Instance]{o}, problem(err)
-		})
-	type verb struct {
-		Named
-		Force   bool `query:"force" doc:"pause: even if connections or leases hold it"`
-		Disable bool `query:"disable" doc:"stop: and do not wake it again"`
-	}
-	for _, v := range []struct {
-		name, summary string
-		do            func(context.Context, *verb) error
-	}{
-		{"start", "Start it, or resume it when paused", func(ctx context.Context, in *verb) error { return a.Host.Start(ctx, in.Name, host.ByManual) }},
-		{"restart", "Stop it and start it again; connections to its exposed ports wait", func(ctx context.Context, in *verb) error { return a.Host.Restart(ctx, in.Name, host.ByManual) }},
-		{"stop", "Stop it; always works", func(ctx context.Context, in *verb) error { return a.Host.Stop(ctx, in.Name, host.ByManual, in.Disable) }},
-		{"pause", "Freeze it; 409 while a connection or lease holds it", func(ctx context.Context, in *verb) error {
-			return a.Host.Pause(ctx, in.Name, host.ByManual, in.Force)
-		}},
-		{"resume", "Thaw it", func(ctx context.Context, in *verb) error { return a.Host.Resume(ctx, in.Name, host.ByManual) }},
-	} {
-		huma.Register(api, operation(v.name+"-instance", "POST", "/instances/{name}/"+v.name, v.summary),
-			func(ctx context.Context, in *verb) (*answer[hostctl.Instance], error) {
-				if err := a.Host.Complete(ctx, func(ctx context.Context) error { return v.do(ctx, in) }); err != nil {
-					return nil, problem(err)
-				}
-				o, err := a.Host.Get(in.Name)
-				return &answer[hostctl.Instance]{o}, problem(err)
-			})
-	}
-	huma.Register(api, operation("snooze-instance", "POST", "/instances/{name}/snooze", "Keep it running until a time; without one, end that"),
-		func(ctx context.Context, in *struct {
-			Named
-			Body struct {
-				Until string `json:"until,omitempty" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's zone or with one such as Europe/Berlin behind it"`
-			}
-		}) (*answer[hostctl.Instance], error) {
-			var until time.Time
-			if in.Body.Until != "" {
-				var err error
-				if until, err = when.Moment(time.Now(), in.Body.Until); err != nil {
-					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
-				}
-			}
-			if err := a.Host.Snooze(ctx, in.Name, until); err != nil {
-				return nil, problem(err)
-			}
-			o, err := a.Host.Get(in.Name)
-			return &answer[hostctl.Instance]{o}, problem(err)
-		})
-	huma.Register(api, operation("wake-at", "POST", "/instances/{name}/wake-at", "Wake it for a time at which it has to run; without one, end that"),
-		func(ctx context.Context, in *struct {
-			Named
-			Body struct {
-				At string `json:"at,omitempty" maxLength:"80" doc:"As until of a snooze"`
-			}
-		}) (*answer[hostctl.Instance], error) {
-			var at time.Time
-			if in.Body.At != "" {
-				var err error
-				if at, err = when.Moment(time.Now(), in.Body.At); err != nil {
-					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
-				}
-			}
-			if err := a.Host.WakeAt(ctx, in.Name, at); err != nil {
-				return nil, problem(err)
-			}
-			o, err := a.Host.Get(in.Name)
-			return &answer[hostctl.Instance]{o}, problem(err)
-		})
-	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, until a time or until lifted, or lift the halt"),
-		func(ctx context.Context, in *struct {
-			Body struct {
-				On     bool   `json:"on"`
-				Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
-				Until  string `json:"until,omitempty" maxLength:"80" doc:"End of the halt; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's time zone or followed by one such as Europe/Berlin"`
-			}
-		}) (*answer[hostctl.Status], error) {
-			by := httpx.UserOf(ctx)
-			if !in.Body.On {
-				if err := a.Host.Halt(nil, by); err != nil {
-					return nil, problem(err)
-				}
-				return &answer[hostctl.Status]{a.Status()}, nil
-			}
-			x := idle.HaltedBy{By: by, Since: time.Now().UTC().Round(0), Reason: in.Body.Reason}
-			if u := in.Body.Until; u != "" {
-				end, err := when.Ahead(time.Now(), u)
-				if err != nil {
-					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
-				}
-				end = end.UTC().Round(0)
-				x.Until = &end
-			}
-			if err := a.Host.Halt(&x, by); err != nil {
-				return nil, problem(err)
-			}
-			return &answer[hostctl.Status]{a.Status()}, nil
-		})
-	huma.Register(api, operation("exec", "POST", "/instances/{name}/exec", "Run a command beside an instance"),
-		func(ctx context.Context, in *struct {
-			Named
-			Body hostctl.ExecRequest
-		}) (*answer[hostctl.ExecResult], error) {
-			r, err := a.Host.Exec(ctx, in.Name, in.Body)
-			return &answer[hostctl.ExecResult]{r}, problem(err)
-		})
-}
-
 // adopted registers the requests for programs that lull did not start.
 func (a *API) adopted(api huma.API) {
-	adopt := operation("adopt", "POST", "/adopted", "Make an instance of what runs already; 409 with the reason if it must not be frozen")
-	adopt.DefaultStatus = http.StatusCreated
-	huma.Register(api, adopt, func(ctx context.Context, in *struct{ Body hostctl.Adopt }) (*answer[hostctl.Instance], error) {
-		var id string
-		err := a.Host.Complete(ctx, func(ctx context.Context) (err error) {
-			id, err = a.Host.AdoptProgram(ctx, in.Body)
-			return err
+	changes(a, api, created("adopt", "/adopted", "Make an instance of what runs already; 409 with the reason if it must not be frozen"),
+		func(ctx context.Context, in *struct{ Body hostctl.Adopt }) (id string, err error) {
+			err = a.Host.Complete(ctx, func(ctx context.Context) (err error) {
+				id, err = a.Host.AdoptProgram(ctx, in.Body)
+				return err
+			})
+			return id, problem(err)
 		})
-		if err != nil {
-			return nil, problem(err)
-		}
-		o, err := a.Host.Get(id)
-		return &answer[hostctl.Instance]{o}, problem(err)
-	})
 	huma.Register(api, operation("list-adopted", "GET", "/adopted", "Instances that lull did not start, by id"),
 		func(context.Context, *struct{}) (*answer[[]hostctl.Instance], error) {
 			return &answer[[]hostctl.Instance]{a.Host.ListAdopted()}, nil
@@ -342,7 +167,7 @@ func (a *API) adopted(api huma.API) {
 }
 
 func (a *API) images(api huma.API) {
-	huma.Register(api, operation("list-images", "GET", "/images", "What is kept of images, the largest first"),
+	huma.Register(api, operation("list-images", "GET", "/images", "Cached images, the largest first"),
 		func(ctx context.Context, _ *struct{}) (*answer[[]hostctl.Image], error) {
 			l, err := a.Host.Images().List(ctx)
 			return &answer[[]hostctl.Image]{l}, problem(err)
@@ -476,7 +301,7 @@ func (a *API) files(mux *http.ServeMux) {
 		w.Header().Set("Content-Type", "application/x-tar")
 		switch begun, err := a.Host.ReadFiles(r.Context(), w, r.PathValue("name"), path); {
 		case err != nil && begun:
-			panic(http.ErrAbortHandler) // the client must not take it for complete
+			panic(http.ErrAbortHandler) // prevents the client from taking it as complete
 		case err != nil:
 			refuse(w, err)
 		}
@@ -494,7 +319,7 @@ func (a *API) files(mux *http.ServeMux) {
 	})
 }
 
-// attach serves commands whose streams are connected with the client.
+// attach serves commands whose streams are connected to the client.
 func (a *API) attach(mux *http.ServeMux) {
 	mux.HandleFunc("POST /api/v1/instances/{name}/exec/stream", func(w http.ResponseWriter, r *http.Request) {
 		refuse := func(err error) {
@@ -515,7 +340,7 @@ func (a *API) attach(mux *http.ServeMux) {
 			refuse(&host.InvalidError{Err: fmt.Errorf("cannot read the command: %w", err)})
 			return
 		}
-		_, _ = io.Copy(io.Discard, r.Body) // to its end, as a condition of Hijack
+		_, _ = io.Copy(io.Discard, r.Body) // Hijack requires that the body was read
 		begun := false
 		err := a.Host.Attach(r.Context(), r.PathValue("name"), q.Command, func(run host.Run) error {
 			c, _, err := http.NewResponseController(w).Hijack()

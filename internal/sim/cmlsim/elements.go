@@ -204,12 +204,56 @@ func (x found) topology(configured bool) map[string]any {
 }
 
 func (h *CML) elementRoutes() {
-	configured := func(q *request) bool { return q.r.URL.Query().Get("exclude_configurations") != "true" }
-	lab := func(pattern string, f func(*request, found) (any, error)) {
-		method, path, _ := strings.Cut(pattern, " ")
-		h.handle(method+" labs/{lab}/"+path, false, opened(method != "GET", f))
-	}
+	h.topologyRoutes()
+	h.nodeRoutes()
+	h.interfaceRoutes()
+	h.linkRoutes()
+}
 
+// inLab registers a call about the elements of a lab. pattern is a method and a
+// path below that of the lab.
+func (h *CML) inLab(pattern string, f func(*request, found) (any, error)) {
+	method, path, _ := strings.Cut(pattern, " ")
+	h.handle(method+" labs/{lab}/"+path, false, opened(method != "GET", f))
+}
+
+// onNode is a call about the node in its path.
+func onNode(f func(*request, found, *world.Node) (any, error)) func(*request, found) (any, error) {
+	return func(q *request, x found) (any, error) {
+		v, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		return f(q, x, v)
+	}
+}
+
+// onInterface is a call about the interface in its path.
+func onInterface(f func(*request, found, *world.Interface) (any, error)) func(*request, found) (any, error) {
+	return func(q *request, x found) (any, error) {
+		v, err := x.iface(q)
+		if err != nil {
+			return nil, err
+		}
+		return f(q, x, v)
+	}
+}
+
+// onLink is a call about the link in its path.
+func onLink(f func(*request, found, *world.Link) (any, error)) func(*request, found) (any, error) {
+	return func(q *request, x found) (any, error) {
+		v, err := x.link(q)
+		if err != nil {
+			return nil, err
+		}
+		return f(q, x, v)
+	}
+}
+
+// configured reports whether a request wants the configurations of nodes.
+func configured(q *request) bool { return q.r.URL.Query().Get("exclude_configurations") != "true" }
+
+func (h *CML) topologyRoutes() {
 	h.handle("POST labs", false, (*request).createLab)
 	h.handle("POST import", false, (*request).importLab)
 	h.handle("GET sample/labs", false, func(q *request) error {
@@ -249,7 +293,7 @@ func (h *CML) elementRoutes() {
 
 	h.handle("PATCH labs/{lab}", false, opened(true, (*request).patchLab))
 	h.handle("DELETE labs/{lab}", false, inLab(func(q *request, x found) (any, error) { return nil, x.host.RemoveLab(x.now, x.lab, q.user) }))
-	lab("GET topology", func(q *request, x found) (any, error) { return x.topology(configured(q)), nil })
+	h.inLab("GET topology", func(q *request, x found) (any, error) { return x.topology(configured(q)), nil })
 	h.handle("GET labs/{lab}/download", false, func(q *request) error {
 		var text string
 		if err := q.with(func(host *world.Host, now world.Moment) error {
@@ -265,10 +309,10 @@ func (h *CML) elementRoutes() {
 		}
 		return q.text("application/yaml", text)
 	})
-	lab("GET check_if_converged", func(_ *request, x found) (any, error) {
+	h.inLab("GET check_if_converged", func(_ *request, x found) (any, error) {
 		return !slices.ContainsFunc(x.e.Nodes, func(n world.Node) bool { return !x.convergent(&n) }), nil
 	})
-	lab("GET lab_element_state", func(_ *request, x found) (any, error) {
+	h.inLab("GET lab_element_state", func(_ *request, x found) (any, error) {
 		nodes, links, ifaces := map[string]string{}, map[string]string{}, map[string]string{}
 		for k := range x.e.Nodes {
 			nodes[x.e.Nodes[k].ID], _ = x.runState(&x.e.Nodes[k])
@@ -281,7 +325,7 @@ func (h *CML) elementRoutes() {
 		}
 		return map[string]any{"nodes": nodes, "links": links, "interfaces": ifaces}, nil
 	})
-	lab("GET simulation_stats", func(_ *request, x found) (any, error) {
+	h.inLab("GET simulation_stats", func(_ *request, x found) (any, error) {
 		nodes, links := map[string]any{}, map[string]any{}
 		for _, n := range x.e.Nodes {
 			if n.Run.Started {
@@ -293,12 +337,12 @@ func (h *CML) elementRoutes() {
 		}
 		return map[string]any{"nodes": nodes, "links": links}, nil
 	})
-	lab("GET layer3_addresses", func(*request, found) (any, error) { return map[string]any{}, nil })
-	lab("GET connector_mappings", func(*request, found) (any, error) { return []any{}, nil })
-	lab("GET resource_pools", func(*request, found) (any, error) { return []any{}, nil })
-	lab("GET bootstrap", func(*request, found) (any, error) { return []any{}, nil })
-	lab("GET associations", func(_ *request, x found) (any, error) { return shared(x.lab), nil })
-	lab("PATCH associations", func(q *request, x found) (any, error) {
+	h.inLab("GET layer3_addresses", func(*request, found) (any, error) { return map[string]any{}, nil })
+	h.inLab("GET connector_mappings", func(*request, found) (any, error) { return []any{}, nil })
+	h.inLab("GET resource_pools", func(*request, found) (any, error) { return []any{}, nil })
+	h.inLab("GET bootstrap", func(*request, found) (any, error) { return []any{}, nil })
+	h.inLab("GET associations", func(_ *request, x found) (any, error) { return shared(x.lab), nil })
+	h.inLab("PATCH associations", func(q *request, x found) (any, error) {
 		s := x.lab.Shared
 		if err := q.strict(&s); err != nil {
 			return nil, err
@@ -309,8 +353,10 @@ func (h *CML) elementRoutes() {
 		x.lab.Shared = s
 		return shared(x.lab), nil
 	})
+}
 
-	lab("GET nodes", func(q *request, x found) (any, error) {
+func (h *CML) nodeRoutes() {
+	h.inLab("GET nodes", func(q *request, x found) (any, error) {
 		query := q.r.URL.Query()
 		out := []any{}
 		for k := range x.e.Nodes {
@@ -322,19 +368,11 @@ func (h *CML) elementRoutes() {
 		}
 		return out, nil
 	})
-	lab("POST nodes", (*request).createNode)
-	lab("GET nodes/{node}", func(q *request, x found) (any, error) {
-		n, err := x.node(q)
-		if err != nil {
-			return nil, err
-		}
+	h.inLab("POST nodes", (*request).createNode)
+	h.inLab("GET nodes/{node}", onNode(func(q *request, x found, n *world.Node) (any, error) {
 		return x.nodeView(n, configured(q), q.r.URL.Query().Get("operational") == "true"), nil
-	})
-	lab("PATCH nodes/{node}", func(q *request, x found) (any, error) {
-		n, err := x.node(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("PATCH nodes/{node}", onNode(func(q *request, x found, n *world.Node) (any, error) {
 		in := nodeInput{Node: *n}
 		in.Tags = slices.Clone(n.Tags)
 		if err := q.strict(&in); err != nil {
@@ -346,12 +384,8 @@ func (h *CML) elementRoutes() {
 		}
 		*n = in.Node
 		return n.ID, nil
-	})
-	lab("DELETE nodes/{node}", func(q *request, x found) (any, error) {
-		n, err := x.node(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("DELETE nodes/{node}", onNode(func(_ *request, x found, n *world.Node) (any, error) {
 		if s, _ := x.runState(n); s != "DEFINED_ON_CORE" {
 			return nil, failure{http.StatusBadRequest, "Node is " + s + " and cannot be removed: " + n.ID}
 		}
@@ -363,34 +397,18 @@ func (h *CML) elementRoutes() {
 		}
 		x.e.Nodes = slices.DeleteFunc(x.e.Nodes, func(n world.Node) bool { return n.ID == id })
 		return nil, nil
-	})
-	lab("GET nodes/{node}/state", func(q *request, x found) (any, error) {
-		n, err := x.node(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("GET nodes/{node}/state", onNode(func(_ *request, x found, n *world.Node) (any, error) {
 		state, _ := x.runState(n)
 		return map[string]any{"state": state, "label": n.Label, "progress": nil}, nil
-	})
-	lab("GET nodes/{node}/check_if_converged", func(q *request, x found) (any, error) {
-		n, err := x.node(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("GET nodes/{node}/check_if_converged", onNode(func(_ *request, x found, n *world.Node) (any, error) {
 		return x.convergent(n), nil
-	})
-	lab("GET nodes/{node}/layer3_addresses", func(q *request, x found) (any, error) {
-		n, err := x.node(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("GET nodes/{node}/layer3_addresses", onNode(func(_ *request, _ found, n *world.Node) (any, error) {
 		return map[string]any{"name": n.Label, "interfaces": map[string]any{}}, nil
-	})
-	lab("GET nodes/{node}/interfaces", func(q *request, x found) (any, error) {
-		n, err := x.node(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("GET nodes/{node}/interfaces", onNode(func(_ *request, x found, n *world.Node) (any, error) {
 		out := []any{}
 		for k := range x.e.Interfaces {
 			if x.e.Interfaces[k].Node == n.ID {
@@ -398,9 +416,9 @@ func (h *CML) elementRoutes() {
 			}
 		}
 		return out, nil
-	})
+	}))
 	for path, op := range map[string]string{"state/start": "start", "state/stop": "stop", "wipe_disks": "wipe"} {
-		lab("PUT nodes/{node}/"+path, func(q *request, x found) (any, error) {
+		h.inLab("PUT nodes/{node}/"+path, func(q *request, x found) (any, error) {
 			n, err := x.node(q)
 			if err != nil {
 				return nil, err
@@ -408,27 +426,21 @@ func (h *CML) elementRoutes() {
 			return nil, x.host.SetNode(x.now, x.lab, n, op, q.user)
 		})
 	}
-	lab("PUT nodes/{node}/extract_configuration", func(q *request, x found) (any, error) {
+	h.inLab("PUT nodes/{node}/extract_configuration", func(q *request, x found) (any, error) {
 		n, err := x.node(q)
 		if err == nil && !n.Run.Started {
 			err = failure{http.StatusBadRequest, "Node does not run: " + n.ID}
 		}
 		return "OK", err
 	})
+}
 
-	lab("POST interfaces", (*request).createInterfaces)
-	lab("GET interfaces/{interface}", func(q *request, x found) (any, error) {
-		i, err := x.iface(q)
-		if err != nil {
-			return nil, err
-		}
+func (h *CML) interfaceRoutes() {
+	h.inLab("POST interfaces", (*request).createInterfaces)
+	h.inLab("GET interfaces/{interface}", onInterface(func(_ *request, x found, i *world.Interface) (any, error) {
 		return x.ifaceView(i), nil
-	})
-	lab("PATCH interfaces/{interface}", func(q *request, x found) (any, error) {
-		i, err := x.iface(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("PATCH interfaces/{interface}", onInterface(func(q *request, x found, i *world.Interface) (any, error) {
 		in := struct {
 			MAC *string `json:"mac_address"`
 		}{i.MAC}
@@ -437,71 +449,49 @@ func (h *CML) elementRoutes() {
 		}
 		i.MAC = in.MAC
 		return x.ifaceView(i), nil
-	})
-	lab("DELETE interfaces/{interface}", func(q *request, x found) (any, error) {
-		i, err := x.iface(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("DELETE interfaces/{interface}", onInterface(func(_ *request, x found, i *world.Interface) (any, error) {
 		x.e.DropInterface(i.ID)
 		return nil, nil
-	})
-	lab("GET interfaces/{interface}/state", func(q *request, x found) (any, error) {
-		i, err := x.iface(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("GET interfaces/{interface}/state", onInterface(func(_ *request, x found, i *world.Interface) (any, error) {
 		return map[string]any{"state": x.wireState(false, i.ID), "label": i.Label}, nil
-	})
+	}))
+}
 
-	lab("GET links", func(_ *request, x found) (any, error) {
+func (h *CML) linkRoutes() {
+	h.inLab("GET links", func(_ *request, x found) (any, error) {
 		out := []any{}
 		for k := range x.e.Links {
 			out = append(out, x.e.Links[k].ID)
 		}
 		return out, nil
 	})
-	lab("POST links", (*request).createLink)
-	lab("GET links/{link}", func(q *request, x found) (any, error) {
-		l, err := x.link(q)
-		if err != nil {
-			return nil, err
-		}
+	h.inLab("POST links", (*request).createLink)
+	h.inLab("GET links/{link}", onLink(func(_ *request, x found, l *world.Link) (any, error) {
 		return x.linkView(l), nil
-	})
-	lab("DELETE links/{link}", func(q *request, x found) (any, error) {
-		l, err := x.link(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("DELETE links/{link}", onLink(func(_ *request, x found, l *world.Link) (any, error) {
 		id := l.ID
 		x.e.Links = slices.DeleteFunc(x.e.Links, func(l world.Link) bool { return l.ID == id })
 		return nil, nil
-	})
-	lab("GET links/{link}/check_if_converged", func(q *request, x found) (any, error) {
+	}))
+	h.inLab("GET links/{link}/check_if_converged", func(q *request, x found) (any, error) {
 		_, err := x.link(q)
 		return err == nil, err
 	})
-	lab("GET links/{link}/condition", func(q *request, x found) (any, error) {
-		l, err := x.link(q)
-		if err != nil {
-			return nil, err
-		}
+	h.inLab("GET links/{link}/condition", onLink(func(_ *request, _ found, l *world.Link) (any, error) {
 		return orEmpty(l.Condition), nil
-	})
-	lab("PATCH links/{link}/condition", func(q *request, x found) (any, error) {
-		l, err := x.link(q)
-		if err != nil {
-			return nil, err
-		}
+	}))
+	h.inLab("PATCH links/{link}/condition", onLink(func(q *request, _ found, l *world.Link) (any, error) {
 		in := map[string]any{}
 		if err := q.read(&in); err != nil {
 			return nil, err
 		}
 		l.Condition = in
 		return in, nil
-	})
-	lab("DELETE links/{link}/condition", func(q *request, x found) (any, error) {
+	}))
+	h.inLab("DELETE links/{link}/condition", func(q *request, x found) (any, error) {
 		l, err := x.link(q)
 		if err == nil {
 			l.Condition = nil
@@ -509,14 +499,14 @@ func (h *CML) elementRoutes() {
 		return nil, err
 	})
 	for _, op := range []string{"start", "stop"} {
-		lab("PUT links/{link}/state/"+op, func(q *request, x found) (any, error) {
+		h.inLab("PUT links/{link}/state/"+op, func(q *request, x found) (any, error) {
 			l, err := x.link(q)
 			if err == nil {
 				l.Down = op == "stop"
 			}
 			return nil, err
 		})
-		lab("PUT interfaces/{interface}/state/"+op, func(q *request, x found) (any, error) {
+		h.inLab("PUT interfaces/{interface}/state/"+op, func(q *request, x found) (any, error) {
 			i, err := x.iface(q)
 			if err == nil {
 				i.Down = op == "stop"
