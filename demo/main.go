@@ -38,7 +38,7 @@ func main() {
 	}
 }
 
-// secret is that of a sign-in link.
+// secret matches the secret of a sign-in link.
 var secret = regexp.MustCompile(`#\w{20,}`)
 
 // record runs the demo and returns what it printed.

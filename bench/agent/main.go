@@ -32,7 +32,7 @@ import (
 func main() {
 	child := flag.String("child", "", "run the agent itself with its files in this directory (used by the measurement)")
 	span := flag.Duration("for", time.Minute, "how long to measure")
-	every := flag.Duration("every", time.Second, "time between two looks")
+	every := flag.Duration("every", time.Second, "time between two checks")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -48,7 +48,7 @@ func main() {
 	}
 }
 
-// local is a disk whose local file is given.
+// local stores files on disk and returns a given local file.
 type local struct {
 	agent.Files
 	text string
@@ -56,7 +56,7 @@ type local struct {
 
 func (l local) Config() ([]byte, error) { return []byte(l.text), nil }
 
-// watch runs an agent as on a machine, without a cloud.
+// watch runs an agent as on a real machine, without a cloud.
 func watch(ctx context.Context, dir string, every time.Duration) error {
 	files := agent.Files{State: filepath.Join(dir, "state")}
 	if err := files.Prepare(); err != nil {
@@ -135,9 +135,9 @@ func measure(ctx context.Context, span, every time.Duration) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	fmt.Printf("machine: %d CPUs; a look every %s for %s\n\n", countCPUs(), every, span)
+	fmt.Printf("machine: %d CPUs; a check every %s for %s\n\n", countCPUs(), every, span)
 	fmt.Printf("file readings of a tick: %s\n\n", reading())
-	fmt.Printf("%-22s %10s %14s %16s %18s %14s\n", "", "memory", "CPU a look", "CPU s an hour", "written an hour", "sent an hour")
+	fmt.Printf("%-22s %10s %14s %16s %18s %14s\n", "", "memory", "CPU a check", "CPU s an hour", "written an hour", "sent an hour")
 	base := usageLine{}
 	for _, c := range contenders(dir, every) {
 		u, err := c.run(ctx, span, every)
@@ -175,7 +175,7 @@ func reading() string {
 }
 
 func contenders(dir string, every time.Duration) []contender {
-	self, _ := os.Executable() // os.Args[0] would do as well
+	self, _ := os.Executable() // os.Args[0] is an acceptable fallback
 	out := []contender{{name: "lull agent", cmd: exec.Command(self, "-child", dir, "-every", every.String())}}
 	out = append(out, exporter())
 	conf := filepath.Join(dir, "collectd.conf")
@@ -264,7 +264,7 @@ func (c contender) run(ctx context.Context, span, every time.Duration) (usageLin
 	return line, nil
 }
 
-// warmUp waits until the contender works, so that its start is not measured.
+// warmUp waits until the contender works, so that its start-up is not measured.
 func (c contender) warmUp(ctx context.Context) error {
 	for range 100 {
 		select {
@@ -273,7 +273,7 @@ func (c contender) warmUp(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if c.ask == nil {
-			continue // five seconds are enough for a contender that checks by itself
+			continue // five seconds suffice for a contender that checks by itself
 		}
 		if _, err := c.ask(ctx); err == nil {
 			return nil
@@ -282,7 +282,7 @@ func (c contender) warmUp(ctx context.Context) error {
 		}
 	}
 	if c.ask != nil {
-		return errors.New("it does not answer")
+		return errors.New("no answer")
 	}
 	return nil
 }

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// usage is what the scripted client does, as the program's side sees it.
+// usage counts the scripted client's traffic, seen from the program.
 type usage struct {
-	rx, tx atomic.Int64 // bytes from the client, and to it
+	rx, tx atomic.Int64 // bytes received from the client and sent to it
 	open   atomic.Int32
 }
 
@@ -52,7 +52,7 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// dial connects the client to the program; it waits until that listens.
+// dial connects the client to the program once the program listens.
 func (x *run) dial(ctx context.Context, port int) (net.Conn, error) {
 	for {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -101,7 +101,7 @@ func browse(port int, least, most time.Duration, keep bool, paths ...string) scr
 	}
 }
 
-// talk writes lines and reads what comes back.
+// talk writes lines and reads the replies.
 func talk(port, clients int, least, most time.Duration, lines ...string) script {
 	return func(ctx context.Context, x *run) {
 		for range clients {
@@ -189,7 +189,7 @@ func requests(least, most time.Duration, lines ...string) script {
 	}
 }
 
-// api is a model's API: it answers after a while, a token at a time.
+// api simulates a model's API: it answers after a while, a token at a time.
 func api(port int) script {
 	return func(ctx context.Context, x *run) {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -208,7 +208,7 @@ func api(port int) script {
 	}
 }
 
-// answer is the far end: what it reads the program sent.
+// answer simulates the far end: it receives the program's requests.
 func answer(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {

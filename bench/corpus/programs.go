@@ -83,7 +83,7 @@ const (
 		"{\"seq\":4,\"type\":\"request\",\"command\":\"completions\",\"arguments\":{\"file\":\"$DIR/a.ts\",\"line\":3,\"offset\":2}}\n"
 )
 
-// agentApp asks a model, waits, and runs what it answers.
+// agentApp calls a model, waits, and runs the commands that it answers.
 const agentApp = `import sys, time, socket, subprocess
 while True:
     try: s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))

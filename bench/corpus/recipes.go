@@ -6,15 +6,16 @@ import "time"
 type recipe struct {
 	name   string
 	files  map[string]string
-	run    string // shell; $DIR is a folder of its own
+	run    string // shell command; $DIR is the recipe's folder
 	warm   time.Duration
-	client script // nil: nobody uses it
+	client script // nil if the program has no client
 }
 
 const sec = time.Second
 
-// recipes are the recordings, two or more of most programs: nobody uses it, a
-// client only stays connected or checks its health, somebody uses it.
+// recipes lists the recordings. Most programs have two or more: without a
+// client, with a client that only stays connected or checks the health, and in
+// use.
 func recipes() []recipe {
 	var out []recipe
 	add := func(name, run string, files map[string]string, warm time.Duration, c script) {
@@ -46,7 +47,7 @@ func recipes() []recipe {
 	add("chat-busy", "python3 chat.py 21063", map[string]string{"chat.py": chatApp}, 5*sec, talk(21063, 6, 2*sec, 20*sec, "hello, is anyone there?\n", "yes, reviewing the change now\n"))
 	add("game-idle", "python3 game.py 21071", map[string]string{"game.py": gameApp}, 5*sec, nil)
 	add("game-busy", "python3 game.py 21072", map[string]string{"game.py": gameApp}, 5*sec, talk(21072, 4, 50*time.Millisecond, 150*time.Millisecond, "move 1 2\n"))
-	add("postgres-idle", postgres("21081"), nil, 8*time.Minute, nil) // after what initdb left to do
+	add("postgres-idle", postgres("21081"), nil, 8*time.Minute, nil) // after the background work that follows initdb
 	add("postgres-pool", postgres("21082"), nil, 8*time.Minute, through(21182, 21082, "for i in 1 2 3; do (while :; do echo 'select 1;'; sleep 30; done) | psql -q -h 127.0.0.1 -p 21182 -U postgres postgres >/dev/null & done; wait"))
 	add("postgres-busy", postgres("21083"), nil, 25*sec, through(21183, 21083, "pgbench -i -q -h 127.0.0.1 -p 21183 -U postgres postgres; pgbench -R 20 -c 3 -T 900 -h 127.0.0.1 -p 21183 -U postgres postgres"))
 	add("jupyter-idle", jupyter("21091"), nil, 30*sec, nil)

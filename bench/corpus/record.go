@@ -99,7 +99,7 @@ func (x *run) start(r recipe, group string) error {
 	return nil
 }
 
-// end kills what is left in the group.
+// end kills the processes that remain in the group.
 func (m *meter) end() {
 	for range 50 {
 		pids := m.pids()
@@ -204,7 +204,7 @@ func write(path string, rows []row) error {
 	return errors.Join(z.Close(), f.Close())
 }
 
-// summary describes a recording for the one who makes it.
+// summary describes a recording for the user who makes it.
 func summary(rows []row) string {
 	var cpu, disk, rx, tx int64
 	in, out := 0, 0

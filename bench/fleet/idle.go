@@ -130,7 +130,7 @@ func (b idleFleet) profile(ctx context.Context, r *rig.Rig) error {
 	}
 	cpu := make(chan error, 1)
 	go func() { cpu <- save("cpu", "cpu") }()
-	for n := range 4 { // what its goroutines wait for
+	for n := range 4 { // stacks of its goroutines
 		if err := errors.Join(delay.For(ctx, b.interval/4), save("goroutine", fmt.Sprintf("goroutines-%d", n))); err != nil {
 			return err
 		}

@@ -1,10 +1,10 @@
 // Command fleet measures what a steady fleet costs a server: lull server on its
 // embedded store, with lull sim in another process that is not counted. For
 // each size it creates a simulated region and a store that knows its workers,
-// starts the server, waits until everything is read and owned, and measures
-// some cycles: calls of the cloud, writes of the store, CPU time by part of the
-// work, memory. A tenth of the workers run; each has a history of -events
-// events, and its telemetry is due every 300 s, the shortest interval that the
+// starts the server, waits until every worker is read and owned, and measures
+// some cycles: calls to the cloud, writes to the store, CPU time by part of the
+// work, and memory. A tenth of the workers run. Each has a history of -events
+// events and fetches its telemetry every 300 s, the shortest interval that the
 // settings allow.
 package main
 
@@ -38,7 +38,7 @@ func main() {
 	bin := flag.String("bin", "bin/lull", "the binary to measure")
 	profile := flag.String("profile", "", "folder for the processor and heap profiles of each run")
 	var idle idleFleet
-	flag.IntVar(&idle.workers, "idle", 0, "instead: how soon this many idle workers behind slow CML hosts are paused; fails if one takes longer than two idle checks")
+	flag.IntVar(&idle.workers, "idle", 0, "measure instead how soon this many idle workers behind slow CML hosts are paused, and fail if one takes longer than two idle checks")
 	flag.DurationVar(&idle.interval, "interval", time.Minute, "with -idle, the time between two idle checks")
 	flag.DurationVar(&idle.lead, "lead", 6*time.Minute, "with -idle, the time until all of them are due")
 	flag.Parse()
@@ -183,7 +183,7 @@ func (b *bench) measure(ctx context.Context, ready, started time.Duration) error
 	return nil
 }
 
-// keep stores the profiles of the run in the requested place.
+// keep stores the profiles of the run in the folder that -profiles names.
 func (b *bench) keep(ctx context.Context, profile []byte) error {
 	if b.profiles == "" {
 		return nil

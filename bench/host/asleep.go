@@ -74,7 +74,7 @@ func asleepPart(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	asleep := time.Since(began)
-	<-time.After(3 * time.Second) // records are written, garbage is collected
+	<-time.After(3 * time.Second) // until records are written and garbage is collected
 	full, err := observe(ctx, d)
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func asleepPart(ctx context.Context, s settings) (err error) {
 	return wakeSome(s, n)
 }
 
-// wakeSome checks that they are only asleep.
+// wakeSome checks that the instances are merely asleep, by waking n of them.
 func wakeSome(s settings, n int) error {
 	var lat []time.Duration
 	for k := 0; k < n; k += max(n/200, 1) {

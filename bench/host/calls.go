@@ -27,7 +27,7 @@ func callsPart(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	span := 11 * time.Second // two probes of the program
+	span := 11 * time.Second // long enough for two probes of the program
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintf(w, "connections in %s\tsystem calls of the daemon\tits context switches\tits CPU\t\n", span)
 	for _, n := range []int{0, 2_000, 20_000} {
@@ -66,13 +66,13 @@ func counted(ctx context.Context, pid int, span time.Duration, work func() error
 		return "", err
 	}
 	end := time.Now().Add(span)
-	<-time.After(500 * time.Millisecond) // it attaches to every thread
+	<-time.After(500 * time.Millisecond) // strace attaches to every thread
 	werr := work()
 	<-time.After(time.Until(end))
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		return "", err
 	}
-	_ = cmd.Wait() // it was ended by the signal
+	_ = cmd.Wait() // the signal ended strace
 	lines := strings.Split(strings.TrimSpace(said.String()), "\n")
 	if f := strings.Fields(lines[len(lines)-1]); len(f) > 3 && f[len(f)-1] == "total" {
 		return f[3], werr

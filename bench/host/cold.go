@@ -43,9 +43,10 @@ func parseCold(text string) (out []cold, err error) {
 	return out, nil
 }
 
-// coldPart lets the whole host be silent before each connection, so that every
-// cache is cold: nothing is asked of lull or of the programs. Connections go to
-// the paused nginx and to the same nginx without lull in ABBA order.
+// coldPart keeps the whole host silent before each connection, so that every
+// cache is cold: neither lull nor the programs get a request. Connections
+// alternate, in ABBA order, between the paused nginx and the same nginx without
+// lull.
 func coldPart(ctx context.Context, s settings) (err error) {
 	colds, err := parseCold(s.cold)
 	if err != nil {

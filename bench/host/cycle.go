@@ -68,8 +68,8 @@ func beside(ctx context.Context, s settings, take func(context.Context, *daemon,
 	return take(ctx, d, func() (err error) { end, err = gather(ctx); return err }, s)
 }
 
-// cycles lets a program fall asleep and wakes it with one request, over and
-// over. It is nginx if that is installed, otherwise this program.
+// cycles repeatedly lets a program fall asleep and wakes it with one request.
+// The program is nginx if that is installed, otherwise this program.
 func cycles(ctx context.Context, d *daemon, gather func() error, s settings) (p pair, err error) {
 	addr, command, err := webServer(d.dir, "web")
 	if err != nil {
@@ -88,10 +88,10 @@ func cycles(ctx context.Context, d *daemon, gather func() error, s settings) (p 
 	return p, err
 }
 
-// cycled returns the daemon's CPU per wake. Every request must find the program
-// paused, or the figure would be of something else.
+// cycled returns the daemon's CPU per wake. It fails unless every request found
+// the program paused, because the figure would mean something else.
 func cycled(ctx context.Context, d *daemon, addr string, n int) (time.Duration, error) {
-	<-time.After(2 * time.Second) // it falls asleep, and what came before is written
+	<-time.After(2 * time.Second) // until it sleeps and all earlier records are written
 	before, err := d.Get(ctx, "web")
 	if err != nil {
 		return 0, err
@@ -183,7 +183,7 @@ func probes(ctx context.Context, d *daemon, gather func() error, s settings) (p 
 
 // busy returns the CPU that the daemon uses within a time.
 func busy(d *daemon, span time.Duration) (time.Duration, error) {
-	<-time.After(time.Second) // what came before has been written
+	<-time.After(time.Second) // until all earlier records are written
 	from, err := usage(d.cmd.Process.Pid)
 	if err != nil {
 		return 0, err
@@ -223,7 +223,7 @@ func awake(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	<-time.After(5 * time.Second) // each has been probed
+	<-time.After(5 * time.Second) // until each has been probed
 	all, err := busy(d, s.quiet)
 	if err != nil {
 		return err
@@ -234,8 +234,8 @@ func awake(ctx context.Context, s settings) (err error) {
 	return nil
 }
 
-// gather starts programs that hold the crowd, as many as the limit on open files
-// demands, and returns how to end them.
+// gather starts programs that hold the crowd, as many as the limit on open
+// files requires, and returns a function that ends them.
 func gather(ctx context.Context) (end func(), err error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -273,7 +273,7 @@ func gather(ctx context.Context) (end func(), err error) {
 	return end, nil
 }
 
-// beCrowd opens n connections to itself, says so, and keeps them until its
+// beCrowd opens n connections to itself, reports that, and keeps them until its
 // input ends.
 func beCrowd(n int) error {
 	const perListener = 5000 // each address has its own ephemeral ports
@@ -299,7 +299,7 @@ func beCrowd(n int) error {
 	fmt.Println(n)
 	_, err := io.Copy(io.Discard, os.Stdin)
 	for _, c := range keep {
-		err = errors.Join(err, c.SetLinger(0)) // leaves no TIME_WAIT to the next measurement
+		err = errors.Join(err, c.SetLinger(0)) // no TIME_WAIT may disturb the next measurement
 		c.Close()
 	}
 	return err

@@ -39,7 +39,7 @@ func self(addr string) ([]string, error) {
 // microseconds.
 type load struct{ rate, p50, p99 float64 }
 
-// connections dials, sends a byte, reads it and closes, over and over.
+// connections repeatedly dials, sends a byte, reads it and closes.
 func connections(addr string, until time.Time) (lat []time.Duration, err error) {
 	for time.Now().Before(until) {
 		d, err := firstByte(addr)
@@ -69,7 +69,7 @@ func firstByte(addr string) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// requests sends and reads 200 bytes on one connection, over and over.
+// requests repeatedly sends and reads 200 bytes on one connection.
 func requests(addr string, until time.Time) (lat []time.Duration, err error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {

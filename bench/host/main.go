@@ -1,5 +1,6 @@
-// Host measures what lull costs a program that it keeps: on the direct path
-// compared with the bare program, at a wake, and asleep by the thousand.
+// Host measures what lull costs a program that it manages: on the direct path
+// compared with the bare program, at a wake, and with thousands of paused
+// programs.
 //
 // Every figure has a baseline from the same run. Pairs are measured in ABBA
 // order, so that drift of the machine cancels out. It starts its own daemon on
@@ -55,7 +56,7 @@ var parts = []part{
 
 func main() {
 	var s settings
-	only := flag.String("part", "", "parts to run, by comma: direct, calls, wake, cold, freeze, cycle, asleep; empty is all")
+	only := flag.String("part", "", "comma-separated parts to run: direct, calls, wake, cold, freeze, cycle, asleep; empty is all")
 	role := flag.String("serve", "", "internal: be the program, on this address")
 	flag.IntVar(&s.pairs, "pairs", 20, "pairs of the direct path, in ABBA order")
 	flag.DurationVar(&s.slice, "slice", 300*time.Millisecond, "time of one measurement")
@@ -94,7 +95,7 @@ func runParts(ctx context.Context, s settings, only string) error {
 	want := strings.Split(only, ",")
 	for _, w := range want {
 		if w != "" && !slices.ContainsFunc(parts, func(p part) bool { return p.name == w }) {
-			return fmt.Errorf("cannot run part %q: there is none of that name", w)
+			return fmt.Errorf("unknown part %q", w)
 		}
 	}
 	began := time.Now()
@@ -112,6 +113,6 @@ func runParts(ctx context.Context, s settings, only string) error {
 		}
 		fmt.Println()
 	}
-	fmt.Printf("all of it took %s\n", time.Since(began).Round(time.Second))
+	fmt.Printf("total time %s\n", time.Since(began).Round(time.Second))
 	return nil
 }

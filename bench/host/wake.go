@@ -133,7 +133,7 @@ func freezePart(ctx context.Context, s settings) (err error) {
 	var late, seen []time.Duration
 	for len(late) < s.freezes {
 		left := make([]time.Time, instances)
-		for range 2 { // the second client finds it running, so that only a probe can see it
+		for range 2 { // the second client connects to a running program, so only a probe can notice it
 			for n, addr := range addrs {
 				if _, err := firstByte(addr); err != nil {
 					return err
@@ -164,7 +164,7 @@ func freezePart(ctx context.Context, s settings) (err error) {
 	for _, row := range []struct {
 		name, wanted string
 		times        []time.Duration
-	}{{"last activity + pause-after to frozen and looked at again", "p50 50 ms, p99 150 ms", late},
+	}{{"last activity + pause-after to frozen and checked again", "p50 50 ms, p99 150 ms", late},
 		{"the client's last byte + pause-after to the same, with the time until a probe sees that it left", "", seen}} {
 		fmt.Fprintf(w, "%s\t%.1f ms\t%.1f ms\t%.1f ms\t%s\t\n", row.name,
 			quantile(row.times, 0.5)/1000, quantile(row.times, 0.9)/1000, quantile(row.times, 0.99)/1000, row.wanted)

@@ -33,7 +33,7 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// user runs lull in the image. It has no name there.
+// UID that runs lull in the image; it has no name there
 const user = 65532
 
 func main() {
@@ -63,7 +63,7 @@ func run(version, arch, file string, w io.Writer) error {
 	return write(w, img, "lull:"+regexp.MustCompile(`[^\w.-]`).ReplaceAllString(version, "-"), at)
 }
 
-// of returns the image of a program.
+// of builds the image of a program.
 func of(program []byte, version, arch string, at time.Time) (v1.Image, error) {
 	var files bytes.Buffer
 	tw := tar.NewWriter(&files)
@@ -94,8 +94,8 @@ func of(program []byte, version, arch string, at time.Time) (v1.Image, error) {
 	img, err = mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: arch, Created: v1.Time{Time: at}, RootFS: v1.RootFS{Type: "layers"}, Config: v1.Config{
 		User: fmt.Sprintf("%d:%[1]d", user), Volumes: map[string]struct{}{"/data": {}}, ExposedPorts: map[string]struct{}{"7070/tcp": {}},
 		Entrypoint: []string{"/lull"},
-		// Inside the container every interface is its own; TLS is up to what is in
-		// front, or to --tls-cert and --tls-key.
+		// Clients reach the container's own interface, so it listens on all.
+		// TLS is terminated in front, or enabled with --tls-cert and --tls-key.
 		Cmd:    []string{"server", "--data", "/data", "--listen", "0.0.0.0:7070", "--insecure", "--admin-token-file", "/data/admin-token"},
 		Labels: map[string]string{"org.opencontainers.image.title": "lull", "org.opencontainers.image.version": version},
 	}})
@@ -105,13 +105,14 @@ func of(program []byte, version, arch string, at time.Time) (v1.Image, error) {
 	return mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: at}, CreatedBy: "lull release"}})
 }
 
-// authorities returns the certificates in PEM, without those that hold only for
-// chains issued before a date: a file of certificates cannot say so.
+// authorities returns the certificates in PEM, without those that are trusted
+// only for chains issued before a date, which a file of certificates cannot
+// express.
 func authorities() []byte {
 	var b bytes.Buffer
 	for root := range bundle.Roots() {
 		if root.Constraint == nil {
-			_ = pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a buffer takes everything
+			_ = pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a buffer never fails
 		}
 	}
 	return b.Bytes()

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// TestOf packs a program twice and gets the same bytes, an image that its library
-// finds whole, and files that only its user can write to.
+// TestOf packs a program twice and expects the same bytes, a valid image, and
+// files that only their owner can write to.
 func TestOf(t *testing.T) {
 	at := time.Unix(1.7e9, 0).UTC()
 	pack := func() []byte {
@@ -59,7 +59,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// unpack returns what a layer has, by name.
+// unpack returns the files of a layer, by name.
 func unpack(t *testing.T, layer v1.Layer) map[string]*tar.Header {
 	t.Helper()
 	r, err := layer.Uncompressed()

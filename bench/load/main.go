@@ -38,7 +38,7 @@ func main() {
 	flag.IntVar(&b.dashboards, "dashboards", 200, "clients on the event stream")
 	flag.IntVar(&b.rate, "rate", 50, "requests of the API in a second")
 	flag.DurationVar(&b.span, "for", time.Minute, "how long to measure")
-	flag.DurationVar(&b.warm, "warm", 20*time.Second, "the same load before, which is not counted")
+	flag.DurationVar(&b.warm, "warm", 20*time.Second, "warm-up under the same load, which is not counted")
 	flag.StringVar(&b.bin, "bin", "bin/lull", "the binary to measure")
 	flag.StringVar(&b.profiles, "profile", "", "folder for a processor profile of the server")
 	flag.Parse()
@@ -220,7 +220,7 @@ func (b *bench) send(ctx context.Context, method, path, body string) (*http.Resp
 	}
 	res, err := b.http.Do(req)
 	if err == nil && res.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(res.Body, 1000)) // the beginning of the reason
+		text, _ := io.ReadAll(io.LimitReader(res.Body, 1000)) // the beginning of the body explains the failure
 		err = errors.Join(fmt.Errorf("%s %s: %s %s", method, path, res.Status, text), res.Body.Close())
 	}
 	return res, err
@@ -239,7 +239,7 @@ func (b *bench) call(ctx context.Context, k *kind, id string) error {
 	return errors.Join(err, res.Body.Close())
 }
 
-// follow is a dashboard: it reads the event stream until ctx ends.
+// follow simulates a dashboard: it reads the event stream until ctx ends.
 func (b *bench) follow(ctx context.Context) error {
 	res, err := b.send(ctx, "GET", "/events", "")
 	if err != nil {
@@ -250,7 +250,7 @@ func (b *bench) follow(ctx context.Context) error {
 	for {
 		line, err := lines.ReadSlice('\n')
 		if errors.Is(err, bufio.ErrBufferFull) {
-			continue // the rest of a long entry
+			continue // this is the rest of a long entry
 		}
 		if err != nil {
 			return err

@@ -1,6 +1,6 @@
 // Package rig sets up measurements of a server: lull sim with a region of
-// workers, in its own process that is not counted, and lull server with a store
-// that knows them all, as if it had run for a day.
+// workers, in a separate process that is not counted, and lull server with a
+// store that contains them all, as if it had run for a day.
 package rig
 
 import (
@@ -33,12 +33,13 @@ import (
 // Region is a simulated region. A tenth of its workers run.
 type Region struct {
 	Workers int
-	Events  int    // in the history of each running worker
+	Events  int    // number of events in the history of each running worker
 	Bin     string // the binary to measure
 
-	// Scenario is a region in lull sim's format, instead of Workers.
+	// Scenario describes the region in lull sim's format; it replaces Workers.
 	Scenario string
-	// Each changes the server's record of an instance; nil leaves it unchanged.
+	// Each changes the server's record of an instance before the start; nil
+	// leaves it unchanged.
 	Each func(in sim.InstanceInfo, w *worker.Worker)
 }
 
@@ -135,7 +136,7 @@ func (r *Rig) Serve(ctx context.Context, args ...string) (err error) {
 	}
 }
 
-// start runs lull and returns the word after a text that it prints.
+// start runs lull and returns the word that follows after in its output.
 func (r *Rig) start(ctx context.Context, after string, args ...string) (*exec.Cmd, string, error) {
 	cmd := exec.CommandContext(ctx, r.bin, args...)
 	cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+r.Sim, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "CML_DEFAULT_PASSWORD=env:CML_PW", "CML_PW=cml")
@@ -156,7 +157,7 @@ func (r *Rig) start(ctx context.Context, after string, args ...string) (*exec.Cm
 		}
 	}
 	end(cmd)
-	return nil, "", fmt.Errorf("cannot start %s: it ended before it said %q", args[0], after)
+	return nil, "", fmt.Errorf("cannot start %s: it exited before it printed %q", args[0], after)
 }
 
 func end(cmd *exec.Cmd) {
@@ -212,7 +213,7 @@ func (r *Rig) fill(ctx context.Context) (err error) {
 // day.
 func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, running bool) {
 	since := time.Now().UTC().Add(-24 * time.Hour)
-	timeout := 20 * 24 * 60 // nothing is paused while it is measured
+	timeout := 20 * 24 * 60 // no worker may be paused during the measurement
 	w := worker.Worker{
 		ID: fmt.Sprintf("w-%016x", i), Name: in.Name, AWSRegion: in.Region, DesiredStatus: power.WorkerStopped, Status: power.WorkerStopped,
 		StatusSince: since, CreatedAt: since, IsIdleDetectionEnabled: true, IdleTimeoutMinutes: &timeout, PauseHolder: worker.HolderController,
@@ -228,7 +229,7 @@ func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, runnin
 	}
 	body, err := json.Marshal(w)
 	if err != nil {
-		panic(err) // a record of plain values cannot fail
+		panic(err) // impossible: a record has only plain values
 	}
 	return store.Put("workers/"+w.ID, append([]byte(`{"v":1,`), body[1:]...)), w.ID, running
 }

@@ -50,7 +50,7 @@ func main() {
 	}
 }
 
-// of returns the bill of a program.
+// of returns a program's bill of materials.
 func of(info *debug.BuildInfo, name, version string) bill {
 	b := bill{Format: "CycloneDX", Spec: "1.5", Version: 1}
 	b.Metadata.Component = component{"application", name, version, ""}

@@ -150,7 +150,8 @@ var tables = []string{".gopclntab", ".eh_frame"}
 // other is the name of the row for bytes that belong to no module.
 const other = "types, strings and what the linker adds"
 
-// divide adds up the symbols of every module. What no symbol covers is other.
+// divide adds up the symbols of every module. Bytes without a symbol go to
+// other.
 func divide(symbols []elf.Symbol, sections []*elf.Section, modules map[string]string) map[string]int64 {
 	sizes, code := map[string]int64{}, map[string]int64{}
 	var all, coded int64

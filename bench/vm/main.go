@@ -1,6 +1,6 @@
-// VM measures microVMs: how long a client waits on each step of the ladder
-// compared with a running guest, how much memory a guest takes there, and many
-// guests saved and woken at once.
+// VM measures microVMs: how long a client waits at each depth of sleep compared
+// with a running guest, how much memory a guest takes at each, and many guests
+// saved and woken at once.
 //
 // Every figure has a baseline from the same run: new connections to the running
 // guest alternate with the wakes. It starts its own daemon on a fresh directory
@@ -38,11 +38,11 @@ func main() {
 	var s settings
 	serveOn := flag.String("serve", "", "internal: be the program, on this address")
 	flag.IntVar(&s.rounds, "rounds", 20, "wakes from each rung")
-	flag.IntVar(&s.guests, "guests", 50, "guests that are saved and woken at once; 0 leaves that out")
+	flag.IntVar(&s.guests, "guests", 50, "guests that are saved and woken at once; 0 skips this part")
 	flag.StringVar(&s.machine, "machine", "microvm", "QEMU's machine: microvm or q35")
 	flag.Int64Var(&s.mib, "memory", 128, "memory of a guest, MiB")
 	flag.IntVar(&s.wakes, "wakes", 4, "restores from disk that the daemon runs at once")
-	flag.StringVar(&s.budget, "budget", "auto", "memory that the daemon lets guests hold together, as lull host --memory takes it")
+	flag.StringVar(&s.budget, "budget", "auto", "memory limit for all guests together, as in lull host --memory")
 	flag.Parse()
 	if *serveOn != "" {
 		fail(serve(*serveOn))
@@ -79,12 +79,12 @@ func serve(addr string) error {
 				return
 			}
 			if first[0] == 'S' {
-				n, _ := io.Copy(io.Discard, c) // a client that disconnects early shows in the number
+				n, _ := io.Copy(io.Discard, c) // if a client disconnects early, the number shows it
 				fmt.Fprintln(c, n)
 				return
 			}
 			if _, err := c.Write(first[:]); err == nil {
-				_, _ = io.Copy(c, c) // ends with the client
+				_, _ = io.Copy(c, c) // returns when the client disconnects
 			}
 		}()
 	}

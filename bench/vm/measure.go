@@ -27,8 +27,8 @@ type rig struct {
 	cmd *exec.Cmd
 }
 
-// newRig builds the programs under measurement. Its folder's name is short,
-// because sockets are below it.
+// newRig builds the programs under measurement. Its folder has a short name,
+// because the paths of sockets are limited.
 func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	r = &rig{s: s}
 	if r.dir, err = os.MkdirTemp("", "lvb"); err != nil {
@@ -65,13 +65,12 @@ func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	return r, r.until(ctx, func() bool { _, err := r.Status(ctx); return err == nil })
 }
 
-// until polls a few times per millisecond. What it waits for is measured
-// elsewhere.
+// until polls a few times per millisecond. The time is not measured here.
 func (r *rig) until(ctx context.Context, ok func() bool) error {
 	for end := time.Now().Add(waitLimit); !ok(); {
 		if time.Now().After(end) {
 			said, _ := os.ReadFile(filepath.Join(r.dir, "log"))
-			return fmt.Errorf("cannot measure: the daemon does not come so far within %s\n%s", waitLimit, said)
+			return fmt.Errorf("timed out after %s waiting for the daemon\n%s", waitLimit, said)
 		}
 		select {
 		case <-time.After(2 * time.Millisecond):
@@ -127,12 +126,12 @@ func (r *rig) pause(ctx context.Context, name string) error {
 	return err
 }
 
-// sink brings a guest to a step of the ladder. The late end of a connection
-// wakes it once more.
+// sink puts a guest to sleep at a step of the ladder, and repeats the pause if
+// the late end of a connection wakes the guest.
 func (r *rig) sink(ctx context.Context, name, rung string) (o hostctl.Instance, err error) {
 	uerr := r.until(ctx, func() bool {
 		if o, err = r.Get(ctx, name); err == nil && o.State == "running" {
-			_ = r.pause(ctx, name) // checked again
+			_ = r.pause(ctx, name) // the loop checks the result
 			return false
 		}
 		return err != nil || o.State == rung
@@ -149,7 +148,7 @@ func measure(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	began := time.Now()
-	if _, err := r.guest(ctx, "boot", nil); err != nil { // makes the image
+	if _, err := r.guest(ctx, "boot", nil); err != nil { // the first start builds the image
 		return err
 	}
 	first := time.Since(began)

@@ -12,8 +12,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// between is how long after its pause a guest of the storm is saved to disk. It
-// is long enough to see all of them paused and reclaimed before.
+// between is the time from the pause of a guest to its save. It is long enough
+// to observe all guests paused and reclaimed.
 const between = time.Minute
 
 // holder holds a lease on guests that must stay on a step while it is measured:
@@ -91,7 +91,7 @@ func (r *rig) clones(ctx context.Context, n int) (*herd, error) {
 		c := hostctl.Clone{Name: name, Expose: []instance.Endpoint{{Listen: addr, Target: "127.0.0.1:80"}}}
 		var o hostctl.Instance
 		began := time.Now()
-		err = r.tries(ctx, func() (err error) { // the end of the connection to the source may be in flight
+		err = r.tries(ctx, func() (err error) { // the connection to the source may not have ended yet
 			if k == 0 {
 				err = r.pause(ctx, source)
 			}
@@ -160,7 +160,7 @@ func (h *herd) sleep(ctx context.Context, what string) error {
 	if err := hold(); err != nil {
 		return err
 	}
-	_ = each(len(h.names), func(k int) error { return h.pause(ctx, h.names[k]) }) // reach handles those that were woken once more
+	_ = each(len(h.names), func(k int) error { return h.pause(ctx, h.names[k]) }) // reach pauses those again that were woken meanwhile
 	if _, err := h.reach(ctx, "paused"); err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance,
 			case rungs[o.State] >= rungs[rung]:
 				n++
 			case o.State == "running":
-				_ = h.pause(ctx, o.ID) // checked again
+				_ = h.pause(ctx, o.ID) // the loop checks the result
 			}
 		}
 		if n == len(list) {

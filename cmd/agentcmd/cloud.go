@@ -36,8 +36,8 @@ func firmware(root string) (isEC2, known bool) {
 	return false, known
 }
 
-// ec2Edge is the instance this process runs on. Who it is is asked when it is
-// needed first, and again until the metadata service answers.
+// ec2Edge is the instance this process runs on. Its identity is read on first
+// use, and again until the metadata service answers.
 type ec2Edge struct {
 	cfg  Settings
 	imds *imds.Client
@@ -58,7 +58,7 @@ func newEC2Edge(cfg Settings, m *agent.Meter) *ec2Edge {
 		imds: imds.New(imds.Options{Endpoint: cfg.IMDSEndpoint, HTTP: &http.Client{Transport: m.Transport(nil)}})}
 }
 
-// identity is who the instance is.
+// identity returns the instance's identity document.
 func (e *ec2Edge) identity(ctx context.Context) (imds.Identity, error) {
 	e.mu.Lock()
 	known := e.known
@@ -145,8 +145,9 @@ func (d describedTags) Tags(ctx context.Context) (map[string]string, error) {
 	return i.Tags(ctx)
 }
 
-// findCloud decides whether this is an EC2 instance; nil is none. With an error
-// the edge asks again on each use. root is where the firmware's names are read.
+// findCloud reports whether this machine is an EC2 instance; nil means that it
+// is not. With an error, the edge retries on each use. root is the directory in
+// which the firmware's names are read.
 func findCloud(ctx context.Context, cfg Settings, m *agent.Meter, root string) (*ec2Edge, error) {
 	if cfg.Cloud == cloudNone {
 		return nil, nil

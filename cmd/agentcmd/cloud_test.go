@@ -13,9 +13,9 @@ import (
 	"lull/internal/platform/imds"
 )
 
-// TestFindCloud checks what the agent makes of a metadata service that does not
-// answer: no cloud only where the firmware names another vendor or the operator
-// says so.
+// TestFindCloud checks how the agent interprets a metadata service that does
+// not answer: there is no cloud only if the firmware names another vendor or
+// the operator says so.
 func TestFindCloud(t *testing.T) {
 	for _, c := range []struct {
 		name, vendor, cloud string
@@ -47,7 +47,7 @@ func TestFindCloud(t *testing.T) {
 	}
 }
 
-// TestFirmware reads whose machine this is from the firmware's names.
+// TestFirmware checks that the vendor is read from the firmware's names.
 func TestFirmware(t *testing.T) {
 	for _, c := range []struct {
 		file, text   string

@@ -43,7 +43,7 @@ hibernation. Exit code 1 means that something is missing.`,
 	return cmd
 }
 
-// agentCheck gathers what an agent with cfg would meet here.
+// agentCheck collects the findings about an agent with cfg on this machine.
 type agentCheck struct {
 	cfg Settings
 	term.Findings
@@ -103,11 +103,11 @@ func (d *agentCheck) policyFile() {
 	}
 }
 
-// sources checks where the signals about users come from.
+// sources checks the sources of the signals about users.
 func (d *agentCheck) sources(ctx context.Context) {
 	bus := &proc.Logind{}
 	defer bus.Close()
-	_, source, err := (&proc.People{Logins: bus}).Sessions(ctx)
+	_, source, err := (&proc.LoginReader{Logins: bus}).Sessions(ctx)
 	if err != nil {
 		source = err.Error()
 	}
@@ -175,7 +175,7 @@ func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
 	}
 }
 
-// mayStop asks EC2 whether it would stop this instance, without doing it.
+// mayStop asks EC2 with a dry run whether it would allow to stop this instance.
 func (d *agentCheck) mayStop(ctx context.Context, i agent.EC2) {
 	err := i.Client.DryRun(ctx, "StopInstances", i.ID)
 	switch {
@@ -202,8 +202,8 @@ func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {
 	}
 }
 
-// localHibernation checks what the kernel needs to keep the memory. A missing
-// part is a fault only where hibernation is meant to work.
+// localHibernation checks the kernel's prerequisites for hibernation. A missing
+// one is a fault only if hibernation is expected to work.
 func (d *agentCheck) localHibernation(wanted bool) {
 	note := func(what string, ok bool, found, do string) {
 		d.Add(what, ok || !wanted, found, do)

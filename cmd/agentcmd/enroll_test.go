@@ -13,9 +13,9 @@ import (
 	"lull/internal/cli/setup"
 )
 
-// TestAgentEnroll: an enrolled agent finds its server and its token where its
-// own settings look, also when it is enrolled anew, and what is wrong writes
-// nothing.
+// TestAgentEnroll checks that an enrolled agent finds its server and its token
+// at the default places, also after another enrollment, and that a faulty
+// enrollment writes nothing.
 func TestAgentEnroll(t *testing.T) {
 	root := t.TempDir()
 	settings := filepath.Join(root, "etc/default/lull-agent")

@@ -22,7 +22,7 @@ var _ agent.Power = localPower{}
 func (p localPower) PowerOff(ctx context.Context) error { return shell(ctx, "power off", p.off) }
 
 // Hibernate implements agent.Power. The command returns when the machine has
-// been resumed, or at once where it cannot hibernate.
+// been resumed, or immediately if it cannot hibernate.
 func (p localPower) Hibernate(ctx context.Context) error { return shell(ctx, "hibernate", p.hibernate) }
 
 func shell(ctx context.Context, what, command string) error {

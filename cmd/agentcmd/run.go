@@ -105,7 +105,7 @@ func (c verbs) runAgent(ctx context.Context, cfg Settings) error {
 		}
 	}()
 	o.Tracer = traces.Tracer()
-	o.Warner = agent.People{Terminals: "/dev/pts", Consoles: agentConsoles(), Own: o.Own, File: filepath.Join(filepath.Dir(cfg.Socket), "warning"),
+	o.Warner = agent.UserWarner{Terminals: "/dev/pts", Consoles: agentConsoles(), Own: o.Own, File: filepath.Join(filepath.Dir(cfg.Socket), "warning"),
 		Desktops: desktop.Runtime, HTTP: &http.Client{Transport: bytes.Transport(http.ProxyFromEnvironment)}, Host: hostName()}
 	a, err := agent.New(o)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"lull/internal/cli/term"
 )
 
-// lullWith runs the command line with an environment of its own.
+// lullWith runs the command line with the given environment.
 func lullWith(env map[string]string, arg ...string) (out, errs string, code int) {
 	var o, e bytes.Buffer
 	code = run(context.Background(), arg, strings.NewReader(""), &o, &e, func(k string) string { return env[k] })

@@ -344,8 +344,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestSlimLeavesLull: lull-agent takes neither the name nor the file of an
-// installed lull.
+// TestSlimLeavesLull checks that lull-agent overwrites neither the command nor
+// the file of an installed lull.
 func TestSlimLeavesLull(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("lull agent install needs root")

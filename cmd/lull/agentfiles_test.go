@@ -36,7 +36,7 @@ func TestUnits(t *testing.T) {
 			_, rest, _ := strings.Cut(contents(t, filepath.Join("..", "..", "etc", c.with)), "[Service]\n")
 			text = strings.Replace(text, "[Service]\n", "[Service]\n"+rest, 1)
 		}
-		// verify wants the program to be there.
+		// verify requires that the program exists
 		copied := filepath.Join(t.TempDir(), c.unit)
 		if err := os.WriteFile(copied, []byte(strings.NewReplacer("/usr/bin/lull-agent", "/bin/true", "/usr/bin/lull", "/bin/true").Replace(text)), 0o644); err != nil {
 			t.Fatal(err)

@@ -23,7 +23,7 @@ type firing struct {
 	series map[string]string
 	at     string
 	not    []string
-	labels map[string]string // of the alert, beside its severity
+	labels map[string]string // further labels of the alert, without its severity
 }
 
 // ofServer and ofChannel are the labels that Prometheus and lull give.
@@ -54,7 +54,7 @@ func with(m map[string]string, k, v string) map[string]string {
 	return out
 }
 
-// firings are what each alert has to fire at.
+// firings lists the values at which each alert must fire.
 var firings = map[string][]firing{
 	"LullServerDown": {{series: map[string]string{seriesOf("up", ofServer): "1x10 0x20"}, at: "14m", not: []string{"10m"}, labels: ofServer}},
 	"LullHaltedLong": {{series: map[string]string{seriesOf("lull_halted", ofServer): "1x1500"}, at: "1441m", not: []string{"23h"}}},

@@ -48,7 +48,8 @@ func emulated(t *testing.T, lull string) {
 			t.Fatal(err)
 		}
 	}
-	// Its packages are another architecture's, so apt keeps lists of its own.
+	// apt needs separate lists, because the packages are for another
+	// architecture.
 	apt := func(program string, arg ...string) string {
 		t.Helper()
 		cmd := exec.Command(program, append([]string{"-q", "-o", "Dir::State=" + in("state"), "-o", "Dir::State::status=/dev/null", "-o", "Dir::Cache=" + in("cache"),

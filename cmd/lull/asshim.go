@@ -11,7 +11,7 @@ import (
 	"lull/internal/shim"
 )
 
-// asShim plays lull-shim, or one of its parts, if args ask for it. A lull that
+// asShim runs lull-shim, or one of its parts, if args request it. A lull that
 // neither contains nor finds lull-shim starts itself under that name.
 func asShim(ctx context.Context, args []string) (code int, ok bool) {
 	if code, ok := shim.Stage(args); ok {

@@ -43,7 +43,7 @@ type cloudRig struct {
 	end   func()
 
 	mu   sync.Mutex
-	log  strings.Builder // what the server logged
+	log  strings.Builder // the server's log
 	dead map[string]bool // hosts of AWS that do not answer, such as "ec2.eu-north-1"
 }
 

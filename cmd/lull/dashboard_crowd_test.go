@@ -79,14 +79,14 @@ func overview(t *testing.T, c *control.Client, q url.Values) control.Overview {
 	return o
 }
 
-// TestDashboardOfTenThousand has a page of the real server with 10,000 workers
-// of a simulated cloud come up, scroll, search, filter and sort, by mouse and by
-// keyboard, while the server observes those that run; it stays as small as with
-// ten, and what is done to one of them is seen.
+// TestDashboardOfTenThousand opens a page of the real server with 10,000
+// workers of a simulated cloud, and scrolls, searches, filters and sorts it by
+// mouse and by keyboard, while the server observes the running workers. The
+// page holds as few rows as with ten workers, and shows changes of any of them.
 func TestDashboardOfTenThousand(t *testing.T) {
 	chrome := startBrowser(t)
 	r := newCrowd(t)
-	within(t, 5*patience, func() error { // until those that run have been looked at
+	within(t, 5*patience, func() error { // until the running workers have been checked
 		o := overview(t, r.Client, url.Values{"limit": {"1"}})
 		if o.Total != 10_000 || o.Counts[control.StandingActive] == 0 || o.Counts[control.StandingUnknown] != 20 {
 			return fmt.Errorf("%d workers: %v", o.Total, o.Counts)
@@ -96,7 +96,7 @@ func TestDashboardOfTenThousand(t *testing.T) {
 	w := open(t, chrome, r.URL)
 	w.login(r.Token)
 	w.sees("10,000 workers: [0-9]+ in use")
-	w.visit(r.URL) // again, as who comes back
+	w.visit(r.URL) // as a returning visitor
 	w.until(`document.querySelectorAll('.list .body .name').length > 5`)
 	took := js[float64](w, `performance.getEntriesByName('lull:fleet')[0].startTime`)
 	w.until(`document.querySelector('[aria-rowcount="10001"]')`)
@@ -165,7 +165,7 @@ func (w *window) narrows(r *rig.Rig) {
 	w.until(`document.activeElement.type === 'search'`)
 	do(w, chromedp.KeyEvent("team=27 "))
 	w.until(`document.activeElement.value === 'team=27 '`)
-	shows(url.Values{"q": {"team=27"}}) // who pauses after a word keeps the space
+	shows(url.Values{"q": {"team=27"}}) // a user who pauses after a word keeps the space
 	do(w, chromedp.KeyEvent("lab"))
 	w.until(`document.activeElement.value === 'team=27 lab'`)
 	shows(url.Values{"q": {"team=27 lab"}})

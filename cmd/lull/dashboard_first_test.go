@@ -16,8 +16,8 @@ import (
 	"lull/internal/sim"
 )
 
-// emptyFleet runs a server without workers beside a simulated cloud, and returns
-// where it is, its admin token, and a client.
+// emptyFleet runs a server without workers beside a simulated cloud. It returns
+// the server's URL, its admin token, and a client.
 func emptyFleet(t *testing.T, scenario string, settings ...string) (string, string, *control.Client, []sim.InstanceInfo) {
 	t.Helper()
 	dir := t.TempDir()
@@ -141,8 +141,8 @@ func TestDashboardFirstWorker(t *testing.T) {
 	}
 }
 
-// TestDashboardBoundary: a part of a page that cannot be drawn says so, leaves
-// the rest alive, and is drawn again once it can be.
+// TestDashboardBoundary checks that a part of a page that fails to render shows
+// that, does not affect the rest, and renders again once it can.
 func TestDashboardBoundary(t *testing.T) {
 	chrome := startBrowser(t)
 	url, token, client, machines := emptyFleet(t, oneMachine)

@@ -23,8 +23,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// copies is a fleet of any size whose workers did what those of a past did. It is
-// the evidence and the observed state of that fleet.
+// copies is a fleet of any size, whose workers copy the history of a recorded
+// one. It is both the evidence and the observed state of that fleet.
 type copies struct {
 	workers []worker.Worker
 	of      map[string][]string // the copies of each worker of the past, by ID
@@ -33,7 +33,7 @@ type copies struct {
 	entries []audit.Entry
 }
 
-// mostTold bounds the workers of whom the audit log has entries.
+// mostTold bounds the workers with entries in the audit log.
 const mostTold = 60
 
 func (p *past) copies(n int) *copies {
@@ -126,7 +126,7 @@ func (c *copies) put(t *testing.T, db store.Store) {
 	}
 }
 
-// furnish adds what a fleet in use has besides workers.
+// furnish adds the objects of a fleet in use, other than workers.
 func furnish(t *testing.T, url, token string) {
 	t.Helper()
 	c, err := control.NewClient(url, token, nil)

@@ -50,7 +50,7 @@ const missed = `(() => {
 	return [...stops, ...mouse]
 })()`
 
-// tab presses Tab and tells where that leads.
+// tab presses Tab and returns the element that then has the focus.
 func (w *window) tab() (f focus) {
 	w.t.Helper()
 	do(w, chromedp.KeyEvent(kb.Tab))
@@ -189,7 +189,7 @@ func TestDashboardByKeyboard(t *testing.T) {
 			w.walk(name + ": " + d)
 			w.choose("Cancel")
 			w.until(`!document.querySelector('dialog[open]')`)
-			w.until(`nameOf(document.activeElement) === $1`, d) // whence it came
+			w.until(`nameOf(document.activeElement) === $1`, d) // the element that opened the dialog
 		}
 	}
 	w.choose("Sign out")

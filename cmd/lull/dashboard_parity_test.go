@@ -32,8 +32,8 @@ workers:
   - {name: first-3, type: m5.large, profile: quiet, elastic_ip: true}
 `
 
-// dashboardUser is a user at a dashboard beside the API and the simulated cloud, where the effect
-// of what it does is checked.
+// dashboardUser is a user of the dashboard. It has the API and the simulated
+// cloud to check the effect of each action.
 type dashboardUser struct {
 	*window
 	url    string
@@ -88,7 +88,7 @@ func (p *dashboardUser) option(css, value string) {
 	}
 }
 
-// replace writes a field anew.
+// replace overwrites the content of a field.
 func (p *dashboardUser) replace(css, text string) {
 	p.t.Helper()
 	p.clear(css)

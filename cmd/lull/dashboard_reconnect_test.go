@@ -16,7 +16,7 @@ import (
 type road struct {
 	l     net.Listener
 	mu    sync.Mutex
-	to    string // where it leads
+	to    string // the path that it links to
 	open  map[net.Conn]bool
 	shut  bool
 	resum []string // Last-Event-ID of every request that had one
@@ -173,10 +173,9 @@ func TestDashboardReconnects(t *testing.T) {
 	w.newerStays(r, "http://"+way.l.Addr().String())
 }
 
-// newerStays gives the page what is older than what it shows, in both ways in
-// which that comes: the answer to an earlier question that was long on its way,
-// and the answer to a new question from a server that is behind. Neither is
-// shown, not for a moment.
+// newerStays sends the page data that is older than what it shows, in both ways
+// in which that happens: a late answer to an earlier request, and an answer
+// from a server that lags behind. Neither may be shown, even briefly.
 func (w *window) newerStays(r *watched, address string) {
 	id := r.ids["routing-1"]
 	snooze := func(minutes int) {
@@ -185,7 +184,7 @@ func (w *window) newerStays(r *watched, address string) {
 			w.t.Fatal(err)
 		}
 	}
-	// In the same document, so that the changed fetch stays.
+	// Stay in the same document, which keeps the replaced fetch.
 	js[bool](w, `(() => {
 		const plain = window.fetch; window.held = []
 		window.fetch = async (url, o) => {
@@ -205,7 +204,8 @@ func (w *window) newerStays(r *watched, address string) {
 	snooze(120)
 	w.until(`window.held.length === 1`) // an answer with two hours is on its way
 	snooze(600)
-	// Who asked for it is told while the worker has the same end as its standing.
+	// A user who requested it is informed when the worker reaches the state
+	// that it already showed.
 	w.sees(`\((9 h 59|10 h 00) min left\), by first-admin`)
 	js[bool](w, `(() => {
 		window.older = []; window.late = null

@@ -135,7 +135,7 @@ func (p *past) play(h habit, now time.Time) {
 				continue
 			}
 			did('u')
-			alice := audit.Actor{Name: "alice@example.org", Kind: audit.KindPerson}
+			alice := audit.Actor{Name: "alice@example.org", Kind: audit.KindUser}
 			change(at, power.WorkerStopped, power.WorkerStarting, alice, "", "manual")
 			wake, resumed = at.Add(2*time.Minute), at.Add(2*time.Minute)
 			change(wake, power.WorkerStarting, power.WorkerRunning, audit.ByController, audit.EventResumed, "manual")
@@ -329,9 +329,9 @@ func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	if err := r.Serve(t.Context(), append(args, "--config", settings, "--log-level", "error")...); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 5*patience, func() error { // as if it had gone on all the time
+	within(t, 5*patience, func() error { // as if it had run without interruption
 		if o := overview(t, r.Client, url.Values{"standing": {"unknown"}}); o.Matched > 0 {
-			return fmt.Errorf("%d workers are not looked at yet", o.Matched)
+			return fmt.Errorf("%d workers have not been checked yet", o.Matched)
 		}
 		return nil
 	})
@@ -346,9 +346,9 @@ func (w *window) wide(width int64) {
 	}
 }
 
-// TestDashboardOfThePast is a user who reads what a real server recorded: a
-// worker's timeline by mouse and by keyboard, why it was so at a past time,
-// what a policy would have done, and what was saved; and who signs in with an
+// TestDashboardOfThePast reads the records of a real server as a user would: a
+// worker's timeline by mouse and by keyboard, why it was in a state at a past
+// time, the effect of another policy, and the savings. It also signs in with an
 // issuer.
 func TestDashboardOfThePast(t *testing.T) {
 	chrome := startBrowser(t)
@@ -563,8 +563,8 @@ func (w *window) agent(url string) {
 	w.press("Explain")
 	w.sees(`No check at or before that time is recorded`)
 	w.press("Close")
-	w.visit(url + "/agents/nobody")
-	w.sees("Agent nobody not found")
+	w.visit(url + "/agents/missing")
+	w.sees("Agent missing not found")
 	w.forgive("status of 404")
 }
 
@@ -627,7 +627,7 @@ func (w *window) savings(url string) {
 	w.both("savings", "light", "dark")
 	js[bool](w, `(() => { const e = document.querySelector('.filters select'); e.value = 'tag'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
 	w.sees(`By tag team.*training.*network`)
-	// The export equals what the command line writes.
+	// The export equals the output of the command line.
 	js[bool](w, `(() => { const plain = URL.createObjectURL; URL.createObjectURL = (b) => { window.exported = b.text(); return plain.call(URL, b) }; HTMLAnchorElement.prototype.click = () => {}; return true })()`)
 	w.press("Export CSV")
 	w.until(`window.exported`)
@@ -637,7 +637,7 @@ func (w *window) savings(url string) {
 	}
 }
 
-// reader is a journal whose first reading blocks halfway until its caller gives
+// reader is a journal whose first read blocks halfway until its caller gives
 // up.
 type reader struct {
 	records []evidence.Record
@@ -661,7 +661,7 @@ func (p *reader) Read(ctx context.Context, q evidence.Query, yield func(evidence
 		}
 		if slow && i > len(p.records)/2 {
 			for range 5 {
-				pause() // so that what comes next is told
+				pause() // so that the next entries are reported
 			}
 			if err := yield(r); err != nil {
 				return nil, err

@@ -77,7 +77,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 		<-gone
 		w.until(`document.querySelector('.link.offline')`)
 		to := serve()
-		for range 10 { // the page does not know yet where the server is
+		for range 10 { // the page has not found the server yet
 			if err := snooze(); err != nil {
 				t.Fatal(err)
 			}

@@ -56,7 +56,7 @@ func TestDashboard(t *testing.T) {
 		do   func(*window, *watched)
 	}{{"tabs", (*window).tabs}, {"fleet", (*window).fleet}, {"warning", (*window).warning}, {"worker", (*window).worker}, {"halt", (*window).halt}, {"pages", (*window).pages}} {
 		if !t.Run(step.name, func(t *testing.T) { step.do(w.in(t), r) }) {
-			return // the next would wait for what this one left undone
+			return // the next step would wait for the state that this one did not reach
 		}
 	}
 }
@@ -132,7 +132,7 @@ func (w *window) fleet(r *watched) {
 	w.enter("input[type=search]", "example campus")
 	w.until(`document.querySelectorAll('.list .body .name').length === 2`)
 	w.until(`location.search === '?q=example+campus'`)
-	w.visit(r.url + "/?q=nobody-has-this")
+	w.visit(r.url + "/?q=no-match")
 	w.sees("No matching workers")
 	w.accessible("an empty list")
 }
@@ -176,7 +176,7 @@ func (w *window) warning(r *watched) {
 	w.visit(link)
 	w.sees("will be paused at")
 	if s := state(); s.SnoozedUntil != nil {
-		w.t.Errorf("to look at a link snoozed the worker until %v", s.SnoozedUntil)
+		w.t.Errorf("opening a link snoozed the worker until %v", s.SnoozedUntil)
 	}
 	w.press("Extend by an hour")
 	w.sees("It is kept running until")
@@ -359,8 +359,8 @@ func (w *window) early(r *watched) {
 	}
 }
 
-// audit looks for what was done: by worker, person and kind, further back than
-// one page, and in a table that is saved.
+// audit searches the audit log by worker, user and kind, further back than one
+// page, and in a table that is saved.
 func (w *window) audit(r *watched) {
 	for i := range 60 {
 		for _, body := range []map[string]any{{"minutes": 60 + i}, {}} {
@@ -395,7 +395,7 @@ func (w *window) audit(r *watched) {
 	w.press("Filter")
 	w.until(`document.querySelector('.filters [role=alert]')`)
 	w.forgive("status of 404")
-	w.visit(r.url + "/audit?by=nobody-at-all")
+	w.visit(r.url + "/audit?by=no-match")
 	w.sees("No matching entries")
 }
 
@@ -472,21 +472,21 @@ func (w *window) hosts(r *watched) {
 	w.code("connection_open")
 	w.both("instance", "light", "dark")
 	w.visit(r.url + "/hosts/attic")
-	w.sees(`It was last heard of at.*cam process\s+unknown\s+was running`)
+	w.sees(`Its last report was at.*cam process\s+unknown\s+was running`)
 	w.both("a silent host", "light", "dark")
 	w.press("cam")
 	w.sees(`Readings: unknown`)
 	w.visit(r.url + "/hosts/desk/none")
 	w.sees("Host desk has no instance none")
 	w.forgive("status of 404")
-	w.visit(r.url + "/hosts/nobody")
-	w.sees("Host nobody not found")
+	w.visit(r.url + "/hosts/missing")
+	w.sees("Host missing not found")
 	w.forgive("status of 404")
 }
 
-// agents shows who hears each machine, and which are silent or outdated. That
-// another server hears one is laid into the answer: what it looks like is held
-// by the server's own tests.
+// agents checks which server a machine reports to, and that silent and outdated
+// machines are marked. The report to another server is inserted into the
+// answer; the server's own tests cover its form.
 func (w *window) agents(r *watched) {
 	w.visit(r.url + "/agents")
 	w.sees("No agents yet")

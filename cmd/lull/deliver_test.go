@@ -59,8 +59,8 @@ func at(t *testing.T, v any, path ...any) any {
 	return v
 }
 
-// TestKubernetesManifest: it says what lull server takes, and every name in it
-// that points somewhere points at something.
+// TestKubernetesManifest checks that the manifest only uses flags and variables
+// of lull server, and that every reference in it has a target.
 func TestKubernetesManifest(t *testing.T) {
 	var set map[string]any
 	names := map[string]bool{}
@@ -108,7 +108,7 @@ func TestKubernetesManifest(t *testing.T) {
 	if env["LULL_SERVER_PEER_CA"] == "" {
 		t.Error("its servers cannot ask each other: no one signs the names of pods but a CA that has to be named")
 	}
-	// The process takes these settings as they are.
+	// The process accepts these settings unchanged.
 	dir := t.TempDir()
 	env["LULL_SERVER_PEER_CA"] = authority(t, dir)
 	file := filepath.Join(dir, "server.yaml")
@@ -127,7 +127,8 @@ func TestKubernetesManifest(t *testing.T) {
 	}
 }
 
-// TestCloudFormation: it parses, and grants what the server calls and no more.
+// TestCloudFormation checks that the template parses and grants exactly the
+// calls that the server makes.
 func TestCloudFormation(t *testing.T) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/examples/cloudformation.yaml")), &doc); err != nil {

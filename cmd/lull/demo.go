@@ -22,7 +22,7 @@ func (c *cli) demoCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "demo", Short: "Show programs that fall asleep and wake, and a fleet", Args: term.Args(cobra.NoArgs),
 		Long: `Run programs of this machine that fall asleep and wake on connections, beside a server
 that watches a simulated fleet, and print what to try. It needs nothing but this program:
-Redis, PostgreSQL and a microVM are shown where they are installed, and what is left out
+Redis, PostgreSQL and a microVM are shown where they are installed; a program that is left out
 is listed with the reason. Nothing outside a temporary directory is changed. Ctrl-C ends
 the demo and removes everything.`,
 		Example: "  lull demo\n  lull demo --for 2m\n  lull demo --serve 127.0.0.1:8080",

@@ -14,9 +14,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestScanIsTold: an empty fleet with default settings scans the default region
-// and lists instances of CML images. The scan counts what it saw and skipped, and
-// names regions that did not answer.
+// TestScanIsTold checks that an empty fleet with default settings scans the
+// default region and lists instances of CML images. The scan counts the
+// instances that it found and skipped, and names regions that did not answer.
 func TestScanIsTold(t *testing.T) {
 	inCloud(t, twoRegions(), nil, func(r *cloudRig) {
 		t := r.t
@@ -50,9 +50,9 @@ func TestScanIsTold(t *testing.T) {
 	})
 }
 
-// TestWhyWithBothPlaces: with LULL_HOST and LULL_SERVER set, lull why explains
-// instances of the host and workers of the server. A name that both have is the
-// host's, unless --server is given.
+// TestWhyWithBothPlaces checks that with LULL_HOST and LULL_SERVER set, lull
+// why explains instances of the host and workers of the server. A name that
+// both have means the host's, unless --server is given.
 func TestWhyWithBothPlaces(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		path := strings.TrimPrefix(r.URL.Path, "/api/v1")

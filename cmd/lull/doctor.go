@@ -44,7 +44,7 @@ See also lull server doctor and lull agent doctor.`,
 		}}
 }
 
-// runningHost asks the host that runs here how it is.
+// runningHost returns the status of the host that runs on this machine.
 func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -65,7 +65,7 @@ func runningFindings(run hostctl.Status, here term.Findings) (l term.Findings) {
 	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {
 		lacks := func(f term.Finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }
 		if !slices.ContainsFunc(here, lacks) {
-			l.Optional(name+": running host", errors.New("available here, but not to the host: "+run.Missing[name]), "", "restart the host with the same PATH and user; its instances keep running meanwhile")
+			l.Optional(name+": running host", errors.New("available here, but not to the host: "+run.Missing[name]), "", "restart the host with the same PATH and user; its instances continue to run")
 		}
 	}
 	return l

@@ -52,7 +52,7 @@ func TestWaitEndsWithTheWorker(t *testing.T) {
 		ends("start", "RUNNING")
 		ends("stop", "STOPPED")
 
-		// Someone else wants the opposite while a verb waits.
+		// Another user requests the opposite while a verb waits.
 		for _, c := range [][2]string{{"start", "stop"}, {"stop", "start"}} {
 			ended := make(chan int, 1)
 			go func() {
@@ -100,7 +100,7 @@ func TestFollowOnATerminal(t *testing.T) {
 		status := "STOPPING"
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/events"):
-			for id := range 3 { // each has the worker read again
+			for id := range 3 { // each request makes the server read the worker again
 				fmt.Fprintf(w, "id: %d\nevent: event\ndata: {}\n\n", id+1)
 				w.(http.Flusher).Flush()
 			}

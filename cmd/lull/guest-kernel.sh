@@ -40,7 +40,7 @@ trap 'rm -rf "$work"' EXIT
 done)
 dpkg -x "$work"/*.deb "$work/tree"
 # Only what a guest uses: the kernel, its configuration and its modules. The
-# kernel comes last, because it is what a later run looks for.
+# kernel comes last, because a later run checks for it.
 mkdir -p "$dir/lib" "$dir/boot"
 rm -rf "$dir/lib/modules"
 mv "$work/tree/lib/modules" "$dir/lib/modules"

@@ -46,7 +46,7 @@ func TestGuestsPage(t *testing.T) {
 	shim, harness := programtest.Build(t, "lull/cmd/lull-shim"), programtest.Build(t, "lull/cmd/lull-harness")
 	dir, err := os.MkdirTemp("", "lull-guests-")
 	if err == nil {
-		err = os.Chmod(dir, 0o755) // each QEMU is a user of its own
+		err = os.Chmod(dir, 0o755) // each QEMU runs as a different user
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -12,12 +12,13 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestLaunchedWorkerHibernates: a worker that lull launches from a template and
-// whose policy is balanced hibernates when it is idle, and resumes where it was.
-// The simulated EC2 refuses a launch or stop that Amazon's would refuse: root
-// volume not encrypted or too small for the memory, type that cannot, hibernation
-// not asked for at the launch. Its CML has a certificate of its own; without the
-// template's TLS identity its telemetry is unknown, and it is never paused.
+// TestLaunchedWorkerHibernates checks that a worker launched from a template
+// with the policy balanced hibernates when it is idle, and resumes where it
+// was. The simulated EC2 refuses every launch or stop that Amazon's would
+// refuse: a root volume that is not encrypted or too small for the memory, a
+// type that cannot hibernate, hibernation not requested at the launch. Its CML
+// has a self-signed certificate. Without the template's TLS identity its
+// telemetry is unknown, and it is never paused.
 func TestLaunchedWorkerHibernates(t *testing.T) {
 	for name, c := range map[string]struct {
 		template   map[string]any

@@ -79,14 +79,14 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig, open bool) error {
 	return d.run(ctx)
 }
 
-// hostMetrics are those of lull host, and of its process.
+// hostMetrics returns the metrics of lull host and its process.
 func hostMetrics(h *host.Host) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(h.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
 
-// identify asks every runtime whose a process is.
+// identify asks every runtime which instance a process belongs to.
 func identify(runtimes map[string]host.Runtime, pid int) (string, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
@@ -101,8 +101,8 @@ func identify(runtimes map[string]host.Runtime, pid int) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// raiseFiles raises the limit of open files to what was asked for, or as far
-// as it goes, and says what that allows.
+// raiseFiles raises the limit of open files to the requested number, or as far
+// as possible, and logs how many instances that allows.
 func raiseFiles(want uint64) (faults []string) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -119,8 +119,8 @@ func raiseFiles(want uint64) (faults []string) {
 	return nil
 }
 
-// hostSockets opens the API's socket (mode 0600) and, beside it, LULL_SOCKET
-// (any local user; who speaks is taken from the kernel).
+// hostSockets opens the API's socket (mode 0600) and, beside it, LULL_SOCKET,
+// which any local user may connect to: the kernel identifies the caller.
 func hostSockets(path string) (api, guests *unixsock.Listener, err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

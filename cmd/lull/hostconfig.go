@@ -87,7 +87,7 @@ var hostOptions = []options.Option[hostConfig]{
 	hostOption("vm-channel", "LULL_HOST_VM_CHANNEL", "name", "control channel of microVMs: serial, vsock, or auto, which uses vsock if this machine and the guest kernel support it (never for guests with --net none); lull doctor shows the choice", func(c *hostConfig) any { return &c.Channel }),
 	hostOption("memory", "LULL_HOST_MEMORY", "size", "memory budget of all instances of known size (microVMs, containers with a limit), such as 8G. A start or wake over budget waits while sleeping instances are moved to cheaper sleep levels; auto is the machine's memory less a tenth (at most 1 GiB), 0 is unlimited", func(c *hostConfig) any { return &c.Memory }),
 	hostOption("max-concurrent-boots", "LULL_HOST_WAKES", "count", "maximum number of microVMs that boot or restore at once, others queue; 0 is unlimited", func(c *hostConfig) any { return &c.Wakes }),
-	hostOption("start-timeout", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake may wait for memory and its turn before it fails; relayed clients wait at most a minute", func(c *hostConfig) any { return &c.WakeWait }),
+	hostOption("start-timeout", "LULL_HOST_WAKE_WAIT", "duration", "maximum wait of a start or wake for memory and a boot slot; relayed clients wait at most a minute", func(c *hostConfig) any { return &c.WakeWait }),
 	hostOption("image-cache-ttl", "LULL_HOST_IMAGE_AGE", "duration", "how long unused unpacked images, and disks made from them, are kept; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }),
 	hostOption("image-cache-size", "LULL_HOST_IMAGE_SPACE", "size", "size limit of unpacked images and disks made from them, such as 20G. Checked every hour: unused ones are removed, least recently used first, until the rest fits; 0 is unlimited", func(c *hostConfig) any { return &c.ImageSpace }),
 	hostOption("disk-size", "LULL_HOST_LAYER", "size", "maximum size of a microVM's own files outside a workspace, such as 10G. They are kept in a sparse file from the first start until lull rm; 0 keeps them in guest memory, lost at every stop", func(c *hostConfig) any { return &c.Layer }),
@@ -173,7 +173,7 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 		errs = append(errs, fmt.Errorf("cannot use vm-machine: %q is neither q35 nor microvm", cfg.Machine))
 	}
 	if !slices.Contains([]string{"auto", "serial", "vsock"}, cfg.Channel) {
-		errs = append(errs, fmt.Errorf("cannot use vm-channel: %q is none of auto, serial, vsock", cfg.Channel))
+		errs = append(errs, fmt.Errorf("cannot use vm-channel: %q is not auto, serial or vsock", cfg.Channel))
 	}
 	errs = append(errs, cfg.checkReporting(), cfg.checkListen(), cfg.placeSocket(), cfg.placeDockerSocket())
 	if abs, err := filepath.Abs(cfg.Data); err == nil {
@@ -187,8 +187,8 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 const guestSocket = "guest.sock"
 
 // guestPath returns the path of LULL_SOCKET for the API's socket: guest.sock
-// beside host.sock, and NAME.guest.sock beside NAME.sock, so that several hosts
-// can have their sockets in one directory.
+// for host.sock, and NAME.guest.sock for NAME.sock, so that several hosts can
+// have their sockets in one directory.
 func guestPath(api string) string {
 	dir, base := filepath.Split(api)
 	if name := strings.TrimSuffix(base, ".sock"); name != "host" {
@@ -237,7 +237,7 @@ func (c *hostConfig) placeDockerSocket() error {
 	return nil
 }
 
-// checkListen returns what is wrong with where the dashboard is served.
+// checkListen validates the address and TLS settings of the dashboard.
 func (c *hostConfig) checkListen() error {
 	switch host, _, err := net.SplitHostPort(c.Listen); {
 	case (c.TLSCert == "") != (c.TLSKey == ""):
@@ -252,8 +252,8 @@ func (c *hostConfig) checkListen() error {
 	return nil
 }
 
-// checkReporting tells what is wrong with where the host reports to, and finds
-// its name.
+// checkReporting validates the settings for reporting to a server, and
+// determines the host's name.
 func (c *hostConfig) checkReporting() error {
 	if c.Server == "" {
 		if c.ServerCommands {

@@ -50,8 +50,8 @@ func TestResolvePrecedence(t *testing.T) {
 	check(time.Minute, "default", "", flags())
 }
 
-// TestSocketIsAbsolute: programs and containers are given the directory of the
-// socket, and their working directory is another.
+// TestSocketIsAbsolute checks that the socket's path is made absolute: programs
+// and containers get its directory, and have another working directory.
 func TestSocketIsAbsolute(t *testing.T) {
 	t.Chdir(t.TempDir())
 	none := func(string) string { return "" }

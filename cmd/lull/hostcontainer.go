@@ -21,7 +21,7 @@ import (
 )
 
 // newContainers makes the container runtime on top of the process runtime. An
-// error says what this machine lacks for it.
+// error names the missing prerequisite.
 func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*container.Runtime, error) {
 	if err := container.Check(rt); err != nil {
 		return nil, err
@@ -50,8 +50,7 @@ func shareGuests(dir, socket string) error {
 	return nil
 }
 
-// containerFindings checks the prerequisites of containers, and those of
-// Docker.
+// containerFindings checks the prerequisites of containers and of Docker.
 func containerFindings(ctx context.Context, cfg hostConfig) (l term.Findings) {
 	runc, err := container.Find("")
 	l.Optional("container: runc", err, runc, "apt-get install runc")

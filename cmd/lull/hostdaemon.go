@@ -53,7 +53,7 @@ type hostDaemon struct {
 	cfg      hostConfig
 	getenv   func(string) string
 	log      *slog.Logger
-	faults   []string // shown in the status for as long as the daemon runs
+	faults   []string // shown in the status until the daemon ends
 
 	files   *records.Files
 	recs    []instance.Record
@@ -315,8 +315,8 @@ func (d *hostDaemon) halts() (own, fleet *idle.HaltedBy, err error) {
 	return own, fleet, nil
 }
 
-// followClock tells the host of steps of the wall clock, as far as the kernel tells
-// them.
+// followClock tells the host when the wall clock is set, if the kernel reports
+// that.
 func (d *hostDaemon) followClock(ctx context.Context) error {
 	if err := wall.OnStep(ctx, d.h.ClockStepped); err != nil {
 		d.log.Warn("timers are late after the clock is set", "err", err)

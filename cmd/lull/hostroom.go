@@ -38,7 +38,7 @@ func (c hostConfig) budget() (bytes int64, available func() (int64, error), err 
 	}, nil
 }
 
-// imageSpace is how much images may take together, 0 for any.
+// imageSpace returns the maximum total size of images in bytes, 0 for no limit.
 func (c hostConfig) imageSpace() (int64, error) {
 	if c.ImageSpace == "0" {
 		return 0, nil
@@ -46,8 +46,8 @@ func (c hostConfig) imageSpace() (int64, error) {
 	return term.ParseSize(c.ImageSpace)
 }
 
-// layer is how much a microVM may write to files of its own, 0 for what its
-// memory holds.
+// layer returns the maximum size in bytes of a microVM's writable disk; 0 keeps
+// changes in guest memory.
 func (c hostConfig) layer() (int64, error) {
 	if c.Layer == "0" {
 		return 0, nil

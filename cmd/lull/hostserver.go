@@ -72,9 +72,9 @@ func (s hostServer) AwaitHalt(ctx context.Context, name string, t control.HaltTu
 	return cl.AwaitHostHalt(ctx, name, t)
 }
 
-// serverFinding is how it stands with the server that this host is to report
-// to; none without one.
-// run is the host that runs here, err why there is none.
+// serverFinding describes the connection to the server that this host reports
+// to; none without a server. run is the running host's status, err why it is
+// missing.
 func serverFinding(cfg hostConfig, run hostctl.Status, err error) []term.Finding {
 	l := run.Server
 	f := term.Finding{What: "server"}

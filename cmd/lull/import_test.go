@@ -57,9 +57,9 @@ func (r *cloudRig) worker(id string) worker.Worker {
 	return w
 }
 
-// TestImportLooksUp: import takes only an instance that EC2 has where it is said
-// to be. An EC2 that does not answer is an error, and nothing is ever written
-// before.
+// TestImportLooksUp checks that import accepts only an instance that exists in
+// EC2 at the given place. An EC2 that does not answer is an error, and nothing
+// is written before.
 func TestImportLooksUp(t *testing.T) {
 	inCloud(t, twoRegions(), map[string]any{"discovery_regions": home + "," + away, "discovery_import": "off"}, func(r *cloudRig) {
 		t := r.t
@@ -105,8 +105,9 @@ func TestImportLooksUp(t *testing.T) {
 	})
 }
 
-// TestSourcesAtImport: what can be observed of a machine decides by what it is
-// judged, unless a user says otherwise.
+// TestSourcesAtImport checks that the activity sources of an imported worker
+// follow from what can be observed of the machine, unless a user chooses
+// others.
 func TestSourcesAtImport(t *testing.T) {
 	inCloud(t, twoRegions(), map[string]any{"discovery_import": "off"}, func(r *cloudRig) {
 		t := r.t

@@ -29,8 +29,8 @@ func files(t *testing.T, dir string) map[string]fs.FileMode {
 	return all
 }
 
-// TestMakeInstall: make install writes what it should, which works where it is, and
-// make uninstall removes all of it and nothing else.
+// TestMakeInstall checks that make install writes the right files, that they
+// work in place, and that make uninstall removes exactly these.
 func TestMakeInstall(t *testing.T) {
 	bin, dest := t.TempDir(), t.TempDir()
 	if err := programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent"); err != nil {

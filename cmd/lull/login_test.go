@@ -49,7 +49,7 @@ func TestLogin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api, err := server.New(server.Options{Fleet: f, People: p})
+	api, err := server.New(server.Options{Fleet: f, Identity: p})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
 	go func() { reg.Describe(descs); close(descs) }()
 	found := map[string]metricInfo{}
 	var texts []string
-	for d := range descs { // to its end: Describe waits for us
+	for d := range descs { // drain it: Describe blocks otherwise
 		texts = append(texts, d.String())
 	}
 	for _, text := range texts {
@@ -73,12 +73,12 @@ func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
 
 // serverMetrics are those that lull server registers.
 func (c *cli) serverMetrics() ([]metricInfo, error) {
-	f, err := fleet.New(fleet.Options{ID: "reference"}) // nothing is asked of its store
+	f, err := fleet.New(fleet.Options{ID: "reference"}) // its store is never read
 	if err != nil {
 		return nil, err
 	}
 	log := slog.New(slog.DiscardHandler)
-	dir, err := os.MkdirTemp("", "lull-metrics") // a journal is opened in it, and stays empty
+	dir, err := os.MkdirTemp("", "lull-metrics") // required to open a journal, which stays empty
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the metrics: %w", err)
 	}

@@ -18,8 +18,9 @@ import (
 // metricNames are the lull_ names in an expression.
 var metricNames = regexp.MustCompile(`\blull_[a-z_]+`)
 
-// TestRulesAndDashboard: every metric that the alert rules and the dashboard
-// name is one that the server or a host has, and with the labels that they use.
+// TestRulesAndDashboard checks that every metric that the alert rules and the
+// dashboard use is exported by the server or a host, with the labels that they
+// use.
 func TestRulesAndDashboard(t *testing.T) {
 	l, err := newCLI(nil, nil, nil, func(string) string { return "" }).serverMetrics()
 	if err != nil {
@@ -86,7 +87,7 @@ func ruleExprs(t *testing.T) []string {
 	return out
 }
 
-// alerts are those of etc/prometheus-rules.yaml.
+// alerts returns the rules of etc/prometheus-rules.yaml.
 func alerts(t *testing.T) (out []rule) {
 	t.Helper()
 	var file struct{ Groups []struct{ Rules []rule } }

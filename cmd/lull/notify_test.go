@@ -34,8 +34,8 @@ type receivers struct {
 	posts map[string]*post
 }
 
-// post is the mail relay of a script, and how many of the mails to each address
-// were looked at.
+// post is the mail relay of a script. It counts the mails to each address that
+// the script has read.
 type post struct {
 	smtpsim.Relay
 	at map[string]int
@@ -46,7 +46,7 @@ type listening struct {
 	mu     sync.Mutex
 	broken bool
 	got    []string // bodies, in order
-	at     int      // those before were looked at
+	at     int      // the earlier ones have been read
 	links  map[string]string
 	faults []string
 }
@@ -72,7 +72,7 @@ func (l *listening) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.got = append(l.got, string(body))
 }
 
-// commands are those of scripts that have receivers.
+// commands returns the commands of scripts that use receivers.
 func (rs *receivers) commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
 		"receiver": rs.open, "received": rs.received, "link": rs.link, "forged-link": rs.forged, "notice": notice, "mailbox": rs.mailbox, "mailed": rs.mailed, "expires": expires, "contact": contact,
@@ -151,14 +151,14 @@ func (l *listening) find(texts []string) bool {
 	return false
 }
 
-// mailbox starts a mail relay that rejects nobody@: mailbox. Its address is in
+// mailbox starts a mail relay that rejects refused@: mailbox. Its address is in
 // RELAY.
 func (rs *receivers) mailbox(ts *testscript.TestScript, _ bool, _ []string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ts.Check(err)
 	p := &post{at: map[string]int{}}
 	p.Recipient = func(address string) string {
-		if strings.HasPrefix(address, "nobody@") {
+		if strings.HasPrefix(address, "refused@") {
 			return "550 there is no such mailbox"
 		}
 		return ""
@@ -269,7 +269,7 @@ func notice(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("CML of %s, asked for one notice (none: %t) that says %q, says %s", args[0], neg, args[1], last)
 }
 
-// expires gives a worker the end of its life: expires WORKER ACTION|never LENGTH
+// expires sets a worker's expiry: expires WORKER ACTION|never LENGTH
 func expires(ts *testscript.TestScript, _ bool, args []string) {
 	w, err := workerNamed(ts, http.DefaultClient, args[0])
 	ts.Check(err)

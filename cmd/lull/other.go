@@ -20,7 +20,7 @@ through the socket of a lull host on Linux, such as one that ssh -L forwards.`
 func (c *cli) hostCommand() *cobra.Command {
 	cmd := term.OnlyLinux("host", "")
 	cmd.Short, cmd.Hidden, cmd.DisableFlagParsing = "Show the hosts that report to a server", false, false
-	cmd.FParseErrWhitelist.UnknownFlags = true // those of the daemon
+	cmd.FParseErrWhitelist.UnknownFlags = true // accept the daemon's flags
 	return cmd
 }
 

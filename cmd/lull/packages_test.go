@@ -110,7 +110,7 @@ test ! -e /usr/local/bin/lull -a ! -e /etc/systemd/system/multi-user.target.want
 test -e /var/lib/lull/server -a -e /var/lib/lull/host
 `
 
-// bootedMake boots a system, and installs and removes there what was built.
+// bootedMake boots a system and runs make install and make uninstall in it.
 func bootedMake(t *testing.T, root, programs string) {
 	sh(t, "mkdir", filepath.Join(root, "src"))
 	sh(t, "cp", "-a", "../../etc", filepath.Join(root, "src/etc"))

@@ -27,8 +27,8 @@ import (
 var notForUsers = []string{"report-agent", "await-halt-agent", "report-host", "await-halt-host", "ask-host", "enroll-agent", "agent-program",
 	"look-at-answer", "give-answer", "metrics", "reference", "openapi", "healthz"}
 
-// sameAs are operations whose verb uses another operation for the same purpose.
-// get-request is polled where the owner of a worker has not answered yet.
+// sameAs maps an operation to another one that its verb uses for the same
+// purpose. get-request is polled if the owner of a worker has not answered yet.
 var sameAs = map[string]string{"get-request": "detect-idle", "delete-policy-group": "apply-policy", "simulate": "simulate-told", "worker-audit": "list-audit"}
 
 // covers is a verb that calls an operation. Code is its exit code here.

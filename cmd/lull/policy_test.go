@@ -34,8 +34,8 @@ func TestNothingMatchesIsSaid(t *testing.T) {
 	}
 }
 
-// TestWorkersThatSoundAlike: a name that is not found is answered with those
-// that are near it.
+// TestWorkersThatSoundAlike checks that a name that is not found is answered
+// with similar ones.
 func TestWorkersThatSoundAlike(t *testing.T) {
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -11,9 +11,9 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestPricesRefresh: a refresh reads the prices of what the workers use from the
-// Price List API, through the SDK, and savings use them from then on. A cloud
-// that does not answer changes nothing.
+// TestPricesRefresh checks that a refresh reads the prices that the workers
+// need from the Price List API, through the SDK, and that savings use them from
+// then on. A cloud that does not answer changes nothing.
 func TestPricesRefresh(t *testing.T) {
 	scenario := twoRegions()
 	for i := range scenario.Workers {
@@ -77,7 +77,7 @@ func TestPricesRefresh(t *testing.T) {
 			t.Errorf("the refresh says %+v", out)
 		}
 		kept := 0
-		for key, p := range before { // what was not asked for stays
+		for key, p := range before { // prices that were not requested are unchanged
 			if q, ok := after[key]; !ok || q.Source == control.PriceBuiltIn && q != p {
 				t.Errorf("%v was %+v and is %+v", key, p, q)
 			}

@@ -157,8 +157,8 @@ func programs(t *testing.T, file, name string) {
 	}
 }
 
-// TestReleaseVersion: the versions of packages are of the form that each kind wants,
-// and Debian's are ordered as the commits are.
+// TestReleaseVersion checks that the version of each kind of package has the
+// required form, and that Debian's versions sort in the order of the commits.
 func TestReleaseVersion(t *testing.T) {
 	previous := ""
 	for _, c := range []struct{ described, deb, rpm, apk string }{
@@ -185,9 +185,9 @@ func TestReleaseVersion(t *testing.T) {
 	}
 }
 
-// TestPortableHelp builds the command line for other systems with the tag portable,
-// which lets it run here: help and manual pages list no verb that only Linux has,
-// and such a verb says so.
+// TestPortableHelp builds the command line for other systems with the tag
+// portable, so that it runs here. Help and manual pages list no verb that only
+// Linux has, and such a verb reports that.
 func TestPortableHelp(t *testing.T) {
 	lull := filepath.Join(t.TempDir(), "lull")
 	sh(t, "go", "build", "-trimpath", "-tags", "portable", "-ldflags", "-X main.version="+programtest.Version, "-o", lull, ".")

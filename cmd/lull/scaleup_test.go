@@ -16,12 +16,12 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestScaledUpWorkerIsPaused: a worker of a scale-up has the TLS identity, the
-// CML account, the sources and the accepted risks of its template, without a
-// change of its own. Its CML has a self-signed certificate, whose key the
-// image brings, and an account of its own for lull. With all of that the worker
-// is paused when it is idle; with any of it wrong or missing it keeps running,
-// and why names the cause.
+// TestScaledUpWorkerIsPaused checks that a worker of a scale-up inherits the
+// TLS identity, the CML account, the sources and the accepted risks of its
+// template. Its CML has a self-signed certificate, whose key is part of the
+// image, and a separate account for lull. With all of that the worker is paused
+// when it is idle. With any of it wrong or missing it keeps running, and why
+// names the cause.
 func TestScaledUpWorkerIsPaused(t *testing.T) {
 	scenario := func() world.Config {
 		return world.Config{Regions: []world.RegionConfig{{Name: home}}, Timing: world.Timing{CMLBoot: world.Duration(3 * time.Minute), Background: -1},
@@ -33,7 +33,7 @@ func TestScaledUpWorkerIsPaused(t *testing.T) {
 	const absent = "absent"
 	for name, c := range map[string]struct {
 		change map[string]string // of the template
-		block  string            // that keeps the worker running; empty where it is paused
+		block  string            // code of the block that keeps it running; empty if it is paused
 		cause  string            // in its sentence
 	}{
 		"as it should be":   {},

@@ -30,9 +30,9 @@ import (
 	"lull/internal/store"
 )
 
-// TestLiteralSecret: CML_DEFAULT_PASSWORD may be the password itself. It is then
-// used, and neither it nor a wrong one is in an answer, a log, a record, the
-// output of a command or an error.
+// TestLiteralSecret checks a CML_DEFAULT_PASSWORD that is a literal password.
+// It is used, and neither it nor a wrong one appears in an answer, a log, a
+// record, the output of a command or an error.
 func TestLiteralSecret(t *testing.T) {
 	const right = "hunter2: quite a literal"
 	scenario := twoRegions()
@@ -118,8 +118,8 @@ func TestLiteralSecret(t *testing.T) {
 // secretName matches the names of fields that hold secrets.
 var secretName = regexp.MustCompile(`(Password|Secret|Token|^Key)$`)
 
-// TestSecretsHaveTheirType: every setting that holds a secret has a type that
-// fmt, JSON and slog do not show the content of.
+// TestSecretsHaveTheirType checks that every setting with a secret has a type
+// whose content fmt, JSON and slog do not print.
 func TestSecretsHaveTheirType(t *testing.T) {
 	const content = "hunter2"
 	secret, plain := reflect.TypeFor[sealed.Secret](), reflect.TypeFor[sealed.Plain]()

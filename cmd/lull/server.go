@@ -55,7 +55,7 @@ For environment variables, settings and their sources: lull config server.`,
 	return cmd
 }
 
-// opened is a store with its maintenance and its end.
+// opened is an open store, with its maintenance and Close.
 type opened interface {
 	store.Store
 	Run(ctx context.Context) error
@@ -90,11 +90,11 @@ func (c *cli) logger(cfg serverConfig) *slog.Logger {
 	return slog.New(slog.NewTextHandler(c.Err, &slog.HandlerOptions{Level: level}))
 }
 
-// serve is lull server from the open store to its end.
+// serve runs lull server on an open store.
 func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	log := c.logger(cfg)
 	// What may be refused is, before a store and a token are made.
-	people, err := cfg.people()
+	identity, err := cfg.identity()
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if ctl.peers != nil {
 		asked, others = ctl.peers.Handler(), ctl.peers
 	}
-	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Program: agentProgram(), Log: log.With("part", "api"),
+	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, Identity: identity, PublicURL: cfg.PublicURL, Program: agentProgram(), Log: log.With("part", "api"),
 		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Regions: ctl.regions, Instances: ctl.instances, CML: ctl.cml, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Record: ctl.record(), Prices: prices, PriceSource: ctl.prices, Notifier: note, Peers: asked, Others: others, Name: ctl.name})
 	if err != nil {
 		return err
@@ -168,9 +168,9 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	return task.Run(ctx, tasks...)
 }
 
-// agentProgram returns the file of the program that launched machines download:
-// lull-agent beside this program or, without one, this program as it was
-// started. It is empty outside Linux.
+// agentProgram returns the program that launched machines download: lull-agent
+// beside this program or, without one, this program itself. It is empty outside
+// Linux.
 func agentProgram() string {
 	if runtime.GOOS != "linux" {
 		return ""
@@ -351,11 +351,11 @@ func (cfg *serverConfig) listen() (net.Listener, error) {
 	return l, nil
 }
 
-// stopWithin is how long requests have to end when the server does.
+// stopWithin limits how long requests may take when the server stops.
 const stopWithin = 5 * time.Second
 
-// listener serves the API on l until it is asked to end; streams end at once,
-// other requests within stopWithin.
+// listener serves the API on l until it is told to stop. Streams then end
+// immediately, other requests within stopWithin.
 func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *slog.Logger) task.Task {
 	return task.Func("the listener", func(ctx context.Context, ready func()) error {
 		srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,

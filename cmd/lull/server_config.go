@@ -157,7 +157,7 @@ func (cfg *serverConfig) limits() (ec2.Limits, error) {
 	}{{"aws-read-rate", cfg.ReadRate, 50, &l.ReadRate, &l.ReadBurst}, {"aws-write-rate", cfg.WriteRate, 5, &l.WriteRate, &l.WriteBurst}} {
 		v, err := strconv.ParseFloat(r.text, 64)
 		if err != nil || !(v > 0 && v <= 1000) {
-			return l, fmt.Errorf("cannot use %s %q: it is not between 0 and 1000", r.name, r.text)
+			return l, fmt.Errorf("cannot use %s %q: want a number from 0 to 1000", r.name, r.text)
 		}
 		*r.rate, *r.to = v, max(r.burst, int(2*v))
 	}
@@ -197,7 +197,7 @@ func (cfg *serverConfig) validate() error {
 	if _, err := accountsOf(cfg.Accounts); err != nil {
 		errs = append(errs, err)
 	}
-	if _, err := cfg.people(); err != nil {
+	if _, err := cfg.identity(); err != nil {
 		errs = append(errs, err)
 	}
 	if (cfg.TLSCert == "") != (cfg.TLSKey == "") {
@@ -247,8 +247,8 @@ func (c *cli) configServer() *cobra.Command {
 	return cmd
 }
 
-// people returns the OIDC issuer that cfg names, or nil.
-func (cfg *serverConfig) people() (server.People, error) {
+// identity returns the OIDC issuer that cfg names, or nil.
+func (cfg *serverConfig) identity() (server.IdentityProvider, error) {
 	if cfg.Issuer == "" {
 		return nil, nil
 	}
@@ -294,7 +294,7 @@ func accountsOf(text string) (map[string]ec2.Access, error) {
 	return out, nil
 }
 
-// accountNames are the accounts beside the credentials' own.
+// accountNames returns the accounts besides that of the credentials.
 func accountNames(accounts map[string]ec2.Access) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(accounts)), func(name string) bool { return name == "" })
 }

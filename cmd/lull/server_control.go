@@ -57,10 +57,10 @@ type controlPlane struct {
 	evidence history.Evidence
 }
 
-// close gives the journal free, once no task runs any more.
+// close releases the journal. No task may be running.
 func (p *controlPlane) close() error {
 	if err := p.traces.End(); err != nil {
-		p.log.Warn(err.Error()) // a collector that is gone is no failure of the server
+		p.log.Warn(err.Error()) // a failing collector does not stop the server
 	}
 	if p.journal == nil {
 		return nil
@@ -68,7 +68,7 @@ func (p *controlPlane) close() error {
 	return p.journal.Close()
 }
 
-// newControl makes the controller and what adapts the edges to it.
+// newControl makes the controller and the adapters that it uses.
 func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, log *slog.Logger) (plane controlPlane, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

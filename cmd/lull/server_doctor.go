@@ -27,7 +27,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// What the doctor of a server complains about.
+// Thresholds of the server's doctor.
 const (
 	oldPrices  = 400 * 24 * time.Hour // AWS lowers prices about once a year
 	certEnds   = 14 * 24 * time.Hour
@@ -58,7 +58,7 @@ EC2 dry runs.`,
 	return cmd
 }
 
-// serverCheck gathers what a server with cfg would meet here.
+// serverCheck collects the findings about a server with cfg on this machine.
 type serverCheck struct {
 	c   *cli
 	cfg serverConfig
@@ -101,7 +101,7 @@ func (d *serverCheck) files() {
 	case info.Size() != 32 || info.Mode().Perm()&0o077 != 0:
 		d.Add("sealing key", false, fmt.Sprintf("%s has %d bytes and mode %o", key, info.Size(), info.Mode().Perm()), "it must have 32 bytes and mode 600")
 	default:
-		d.Add("sealing key", true, key+"; keep a copy elsewhere, backups do not contain it", "")
+		d.Add("sealing key", true, key+"; back it up separately, because lull's backups do not contain it", "")
 	}
 }
 
@@ -151,7 +151,7 @@ func (d *serverCheck) prices() {
 		}
 	}
 	d.Add("prices", true, fmt.Sprintf("%d, as of %s", len(p), newest.Format(time.DateOnly)), "")
-	if time.Since(newest) > oldPrices { // nothing fails for it
+	if time.Since(newest) > oldPrices { // old prices are no fault
 		d.Hint("the price table is old, and savings are calculated from it; give a newer one with --prices")
 	}
 }
@@ -169,14 +169,14 @@ func placesOf(first string, configured []string) places {
 	return out
 }
 
-// server asks the running server. The regions are those of cfg where it cannot
-// be asked.
+// server checks the running server. If it does not answer, the regions in cfg
+// are used.
 func (d *serverCheck) server(ctx context.Context) (at places, running bool) {
 	db := mem.New(mem.Options{}).Client()
 	defer db.Close()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "doctor", Flags: d.cfg.flags, Env: d.cfg.env, File: d.cfg.file})
 	if err != nil {
-		d.Add("settings", false, err.Error(), "fix what is listed")
+		d.Add("settings", false, err.Error(), "fix the listed faults")
 		return nil, false
 	}
 	s := f.Settings()
@@ -227,7 +227,7 @@ func (d *serverCheck) store(ctx context.Context, running bool) {
 		return
 	case d.cfg.Etcd == "":
 		if _, err := os.Stat(d.cfg.Data); errors.Is(err, fs.ErrNotExist) {
-			d.Add("store", true, "empty: it is created at the first start", "")
+			d.Add("store", true, "empty; the store is created at the first start", "")
 			return
 		}
 	}

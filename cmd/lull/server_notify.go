@@ -10,8 +10,9 @@ import (
 	"lull/internal/notify"
 )
 
-// newNotifier makes what delivers notifications. It connects to the public
-// internet and to what the process, not a stored setting, allows beside it.
+// newNotifier makes the component that delivers notifications. It connects to
+// public addresses, and to those that the process configuration allows. Stored
+// settings cannot extend this.
 func (c *cli) newNotifier(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, log *slog.Logger) (*notify.Notifier, error) {
 	allow, err := outward.ParseAllow(fields(cfg.NotifyAllow))
 	if err != nil {

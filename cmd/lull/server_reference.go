@@ -14,7 +14,7 @@ import (
 // serverPages are the generated pages about lull server: its settings and
 // its OpenAPI document.
 func serverPages() (map[string][]byte, error) {
-	f, err := fleet.New(fleet.Options{ID: "reference"}) // nothing is asked of its store
+	f, err := fleet.New(fleet.Options{ID: "reference"}) // its store is never read
 	if err != nil {
 		return nil, err
 	}

@@ -50,7 +50,7 @@ func regionsOf(set *ec2.Set, known func() string) server.Regions {
 	}
 }
 
-// instancesOf asks EC2 for one instance.
+// instancesOf returns a function that looks up one instance in EC2.
 func instancesOf(set *ec2.Set) server.Instances {
 	return func(ctx context.Context, account, region, id string) (*fleet.SeenInstance, error) {
 		client, err := set.Client(ctx, account, region)

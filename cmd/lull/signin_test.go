@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestSignInLink opens the link that the first start prints: previews do not spend
-// it, a browser is signed in by it, and a second browser is told that it was used.
+// TestSignInLink opens the sign-in link of the first start. Link previews do
+// not use it up, a browser is signed in by it, and a second browser is told
+// that it was used.
 func TestSignInLink(t *testing.T) {
 	chrome := startBrowser(t)
 	t.Setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")

@@ -15,7 +15,7 @@ import (
 	"lull/internal/sim/world"
 )
 
-// simFlags are those of lull sim.
+// simFlags are the flags of lull sim.
 type simFlags struct {
 	listen, scenario, state, cml string
 	speed                        float64
@@ -77,7 +77,7 @@ func (f simFlags) world() (world.Config, error) {
 		cfg, err = sim.ParseScenario(b)
 	}
 	if f.speed < 0 {
-		return cfg, fmt.Errorf("cannot use --speed %g: it is negative", f.speed)
+		return cfg, fmt.Errorf("cannot use --speed %g: want 0 or more", f.speed)
 	}
 	if f.speed > 0 {
 		cfg.Speed = f.speed

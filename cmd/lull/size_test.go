@@ -17,7 +17,7 @@ func TestSize(t *testing.T) {
 	if err := programtest.Into(dir, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"); err != nil {
 		t.Fatal(err)
 	}
-	one := int64(0) // lull with its helpers inside, compressed, as it is released
+	one := int64(0) // lull as released, with its compressed helpers
 	for name, limit := range map[string]int{"lull": 63e6, "lull-agent": 20e6, "lull-shim": 6e6, "lull-harness": 6e6} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {

@@ -22,12 +22,12 @@ type step struct {
 	line  int // of the document
 	text  string
 	shown string // what its block shows below it, on the block's last command
-	first int    // the first command of its block, to whose output the shown one reaches back
+	first int    // index of the block's first command whose output the expected text covers
 }
 
-// steps takes the commands out of a tutorial: fences of sh, each perhaps with a
-// fence of text right after it that shows what they print. Anything else that
-// looks like code is an error, so that no command is passed over.
+// steps extracts the commands of a tutorial: sh fences, each optionally
+// followed directly by a text fence with their output. Anything else that looks
+// like code is an error, so that no command is skipped.
 func steps(doc string) ([]step, error) {
 	var out []step
 	fence, begun, body, after := "", 0, []string(nil), false
@@ -84,9 +84,9 @@ func steps(doc string) ([]step, error) {
 	return out, nil
 }
 
-// as is what a shown output stands for: … is whatever a line has there, a line
-// of … alone any number of lines, and spaces between columns are as many as
-// there are.
+// as returns the pattern of a shown output: … within a line matches anything, a
+// line of … alone any number of lines, and spaces between columns any number of
+// spaces.
 func as(shown string) *regexp.Regexp {
 	var b strings.Builder
 	b.WriteString(`^`)
@@ -120,7 +120,7 @@ func followed(ctx context.Context, all []step, dir string, env []string) (faults
 		fmt.Fprintf(&script, "printf '\\001%d\\n'\n%s\n", i, s.text)
 	}
 	fmt.Fprintf(&script, "printf '\\001%d\\n'\n", len(all))
-	out, err := os.Create(filepath.Join(dir, "stdout")) // a file, since daemons keep it open
+	out, err := os.Create(filepath.Join(dir, "stdout")) // a file, because daemons keep standard output open
 	if err != nil {
 		return []error{err}
 	}
@@ -195,7 +195,7 @@ func TestTutorials(t *testing.T) {
 				if os.Geteuid() != 0 {
 					t.Skip("only root may end a machine")
 				}
-				parent = "/run" // only root may write to it
+				parent = "/run" // writable for root only
 			}
 			dir, err := os.MkdirTemp(parent, "lull-tutorial-")
 			if err != nil {
@@ -238,8 +238,8 @@ func TestTutorials(t *testing.T) {
 	}
 }
 
-// TestTutorialsAreRead: a tutorial whose commands fail, are not run or print
-// something else than is shown is found out.
+// TestTutorialsAreRead checks that the tutorial test fails for commands that
+// fail, are not run, or print something other than shown.
 func TestTutorialsAreRead(t *testing.T) {
 	const good = "Words.\n\n```sh\n# a comment\nX=1\ncat > f <<EOF\n$X\nlast\nEOF\necho a \\\n  b; cat f\n```\n\n```text\na  b\n…\nl…t\n```\n"
 	for _, c := range []struct{ what, doc, fault string }{

@@ -70,8 +70,9 @@ var alone = []string{"agent doctor", "agent enroll", "agent iam", "agent install
 var listings = []string{"adopt ls", "agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",
 	"override ls", "policy groups", "policy ls", "ps", "schedule ls", "settings ls", "template ls", "token ls", "worker discovered", "worker ls", "worker telemetry"}
 
-// silentUnderHalt are the listings that say nothing of what a fleet does by
-// itself, or that are of a host or an agent, which say so in their own way.
+// silentUnderHalt are the listings that do not mention a halt: they do not
+// concern automatic actions, or concern a host or an agent and show its halt
+// differently.
 var silentUnderHalt = []string{"adopt ls", "agent history", "agent lease ls", "events", "image ls", "image prune", "lease ls", "ps", "settings ls", "token ls", "worker telemetry"}
 
 func TestListingsTellOfAHalt(t *testing.T) {
@@ -101,7 +102,7 @@ func leaves() map[string]*cobra.Command {
 	return out
 }
 
-// fake answers as server, host and agent at once. env tells where.
+// fake answers as server, host and agent. env contains its addresses.
 func fake(t *testing.T, h http.HandlerFunc) (env map[string]string) {
 	t.Helper()
 	web := httptest.NewServer(h)
@@ -141,8 +142,8 @@ func words(t *testing.T, verb string, more ...string) []string {
 	return append(out, more...)
 }
 
-// TestVerbsAreTold: the tables here know every verb, and every verb says what
-// it is for.
+// TestVerbsAreTold checks that the tables here list every verb, and that every
+// verb has a description.
 func TestVerbsAreTold(t *testing.T) {
 	all := leaves()
 	for name, cmd := range all {
@@ -165,7 +166,7 @@ func TestVerbsAreTold(t *testing.T) {
 	}
 }
 
-// TestExamplesAreTaken: what the help texts show is understood.
+// TestExamplesAreTaken checks that every example in a help text parses.
 func TestExamplesAreTaken(t *testing.T) {
 	n := 0
 	for name, cmd := range leaves() {
@@ -197,9 +198,9 @@ func TestExamplesAreTaken(t *testing.T) {
 // momentFlags are the flags, by name, that take a moment wherever they are.
 var momentFlags = []string{"at", "from", "since", "to", "until"}
 
-// TestTimesHaveOneGrammar: every flag of every verb that takes a length takes
-// days, and every one that takes a moment takes what its help says, and
-// refuses the rest before anything is asked.
+// TestTimesHaveOneGrammar checks that every flag with a length accepts days,
+// that every flag with a time accepts the forms in its help, and that other
+// values are refused before any request.
 func TestTimesHaveOneGrammar(t *testing.T) {
 	asked := false
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -258,7 +259,8 @@ func TestTimesHaveOneGrammar(t *testing.T) {
 	}
 }
 
-// TestOffHasNoEnd: what is taken back now is not given an end as well.
+// TestOffHasNoEnd checks that lifting something and giving it an end exclude
+// each other.
 func TestOffHasNoEnd(t *testing.T) {
 	asked := 0
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -291,7 +293,8 @@ func TestOffHasNoEnd(t *testing.T) {
 	}
 }
 
-// TestSimulateTakesLengths: what is no name of a policy is a timeout.
+// TestSimulateTakesLengths checks that an argument that is not the name of a
+// policy is taken as a timeout.
 func TestSimulateTakesLengths(t *testing.T) {
 	var got control.Simulate
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -308,8 +311,8 @@ func TestSimulateTakesLengths(t *testing.T) {
 	}
 }
 
-// TestServersAreAskedAlike: with a server alone, lull snooze is of a worker, and
-// lull events looks back as far as it is told.
+// TestServersAreAskedAlike checks that, if only a server is configured, lull
+// snooze applies to a worker, and lull events honors its time range.
 func TestServersAreAskedAlike(t *testing.T) {
 	var asked []string
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -334,8 +337,8 @@ func shellWords(line string) (out []string) {
 	return out
 }
 
-// TestExitCodes: every verb ends with the code of the answer it gets, says why
-// on standard error, and prints nothing.
+// TestExitCodes checks that every verb exits with the code of the answer it
+// gets, prints the reason on standard error, and nothing on standard output.
 func TestExitCodes(t *testing.T) {
 	for status, want := range map[int]int{404: term.ExitNotFound, 409: term.ExitRefused, 403: term.ExitRefused, 412: term.ExitRefused, 400: term.ExitUsage, 422: term.ExitUsage, 413: term.ExitUsage, 401: term.ExitFailed, 500: term.ExitFailed, 503: term.ExitFailed} {
 		env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -364,7 +367,8 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// TestUsage: what a verb does not know is code 2, and nothing is asked.
+// TestUsage checks that arguments that a verb does not know give code 2, and
+// that no request is sent.
 func TestUsage(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) { t.Errorf("%s %s was asked", r.Method, r.URL) })
 	for name, cmd := range leaves() {
@@ -386,7 +390,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestListingsAreArrays: with nothing to list, too.
+// TestListingsAreArrays checks that empty listings are JSON arrays too.
 func TestListingsAreArrays(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		list := "[]"
@@ -415,8 +419,8 @@ func TestListingsAreArrays(t *testing.T) {
 	}
 }
 
-// TestWaiting: a verb that waits tells on standard error how it goes, and prints
-// the end alone.
+// TestWaiting checks that a verb that waits reports progress on standard error
+// and only the result on standard output.
 func TestWaiting(t *testing.T) {
 	n := 0
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {

@@ -39,7 +39,7 @@ func daemon(t *testing.T, says *regexp.Regexp, args ...string) []string {
 		w.CloseWithError(fmt.Errorf("lull %s ended with %d", args[0], code))
 	}()
 	found, done := make(chan []string, 1), make(chan struct{})
-	var said strings.Builder // read once done
+	var said strings.Builder // read it only once done is closed
 	t.Cleanup(func() {
 		cancel()
 		select {
@@ -114,7 +114,7 @@ func newWatched(t *testing.T) *watched {
 		t.Fatal(err)
 	}
 	r.fill()
-	r.settle()
+	r.warmUp()
 	return r
 }
 
@@ -156,7 +156,7 @@ func (m *mailbox) link(t *testing.T, worker, verb string) (link string) {
 	return link
 }
 
-// fill imports what the simulator has, and arms it.
+// fill imports and arms the simulator's instances.
 func (r *watched) fill() {
 	r.t.Helper()
 	res, err := http.Get(r.sim + "/sim/instances")
@@ -256,8 +256,8 @@ func (r *watched) look(name string) {
 	}
 }
 
-// settle waits until all workers run, has some of them used, and reads all.
-func (r *watched) settle() {
+// warmUp waits until all workers run, has some of them used, and reads all.
+func (r *watched) warmUp() {
 	r.t.Helper()
 	eventually(r.t, func() error {
 		l, err := r.client.Workers(r.t.Context(), url.Values{"status": {"RUNNING"}})

@@ -30,7 +30,7 @@ type window struct {
 	mu     sync.Mutex
 	faults []string
 	cut    bool // the server is out of reach on purpose
-	ended  bool // its session was ended on purpose: what was asked with it is refused
+	ended  bool // its session was ended on purpose, so requests may be refused
 }
 
 // browser starts Chromium once for a test.
@@ -48,7 +48,7 @@ func startBrowser(t *testing.T) context.Context {
 		chromedp.Flag("enable-precise-memory-info", true), chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1360, 900))...)
 	t.Cleanup(cancel)
 	ctx, end := chromedp.NewContext(alloc)
-	// A context with a deadline would end the browser with it.
+	// a context with a deadline would end the browser along with it
 	hung := time.AfterFunc(patience, cancel)
 	if err := chromedp.Do(ctx, chromedp.Navigate("about:blank")); err != nil {
 		t.Fatalf("cannot start chromium: %v", err)
@@ -64,7 +64,7 @@ func startBrowser(t *testing.T) context.Context {
 	return ctx
 }
 
-// open opens a window of its own, as another user's browser.
+// open opens a separate window, like another user's browser.
 func open(t *testing.T, from context.Context, address string) *window {
 	t.Helper()
 	return tab(t, from, address, chromedp.WithNewBrowserContext())
@@ -249,7 +249,7 @@ func (w *window) click(what, arg string) {
 			continue
 		}
 		do(w, chromedp.MouseClickXY(at[0], at[1]))
-		if !w.holds(`window.lullHit === false`) { // true if it missed; a page that the click led to knows nothing of it
+		if !w.holds(`window.lullHit === false`) { // true if the click missed; on a page that the click opened the variable does not exist
 			return
 		}
 	}
@@ -264,7 +264,7 @@ func (w *window) enter(css, text string) {
 	do(w, chromedp.KeyEvent(text))
 }
 
-// login signs in on the page that asks for a token.
+// login signs in with a token.
 func (w *window) login(token string) {
 	w.t.Helper()
 	w.enter("#token", token)
@@ -310,7 +310,7 @@ func keep(t *testing.T, name string, make func() []byte) {
 	}
 }
 
-// picture keeps what the page looks like.
+// picture stores a screenshot.
 func (w *window) picture(name string) {
 	w.t.Helper()
 	keep(w.t, name+".png", func() []byte { return do(w, chromedp.CaptureScreenshot()) })

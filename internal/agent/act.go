@@ -186,7 +186,7 @@ func (a *Agent) retryAt() time.Time {
 // Exit codes of a pre-stop hook that hold the action. All others, including
 // failures, do not: the hook is asked to clean up, not for permission.
 const (
-	HookVeto  = 100 // not while the machine stays this idle: wait another idle-timeout
+	HookVeto  = 100 // refuse: wait for another idle timeout
 	HookDefer = 101 // ask again in ten minutes
 )
 
@@ -220,7 +220,8 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	if err != nil || spec.Command == "" {
 		return err
 	}
-	// Durable before it runs: whatever ends this agent, post-cancel must run.
+	// It is durable before the hook runs: even if this agent dies, post-cancel
+	// must run.
 	if err := a.durable(ctx, func() error {
 		a.busy[jobPreStop] = true
 		a.state.Prepared = &prepared{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, At: a.now()}
@@ -232,7 +233,8 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	result := a.o.Hooks.Run(ctx, spec)
 	result.Command = tags.Program(result.Command)
 	var answer error
-	// Also if the stop was canceled meanwhile: post-cancel waits for it.
+	// Needed even if the stop was canceled in the meantime: post-cancel waits
+	// for it.
 	err = a.ask(context.WithoutCancel(ctx), func() {
 		delete(a.busy, jobPreStop)
 		a.soon(a.now())
@@ -367,13 +369,13 @@ func (a *Agent) preflight(ctx context.Context, at *attempt) {
 	if err != nil || i.HibernationConfigured {
 		return
 	}
-	_ = a.ask(ctx, func() { // an end of the agent ends the action too
+	_ = a.ask(ctx, func() { // if the agent ends, the action ends too
 		at.cannotHibernate = true
 		at.become(actionHibernate)
 	})
 }
 
-// finalCheck reads every signal, judges once more, and in the same turn of the
+// finalCheck reads every signal, decides again, and in the same turn of the
 // loop makes the call irrevocable.
 func (a *Agent) finalCheck(ctx context.Context, at *attempt) error {
 	for range 3 {
@@ -407,7 +409,7 @@ func (a *Agent) readAt() time.Time {
 	return t
 }
 
-// stillRight judges the action once more, on the present data.
+// stillRight decides about the action again, on current data.
 func (a *Agent) stillRight(at *attempt) error {
 	a.watchClocks() // a machine that has just woken up is in use
 	now := a.now()
@@ -426,7 +428,7 @@ func (a *Agent) stillRight(at *attempt) error {
 		return at.change(c.TTLAction, a.inUse())
 	case reasonComplete:
 		if a.state.Completed == nil || c.OnComplete == "none" {
-			return errCancelled{"the completion was taken back"}
+			return errCancelled{"the completion was withdrawn"}
 		}
 		if end := a.heldUntil(); end.After(now) {
 			return errCancelled{"held until " + end.Format(time.RFC3339) + " by a snooze or a lease"}
@@ -494,7 +496,7 @@ func (a *Agent) announce(ctx context.Context, at *attempt) {
 			a.merged(want)
 		}
 		if at.out.EndedAt != nil {
-			a.unsay() // it was canceled meanwhile
+			a.unsay() // it was canceled in the meantime
 		}
 	})
 }

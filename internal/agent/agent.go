@@ -192,7 +192,7 @@ type Agent struct {
 	counters agentctl.Counters
 	unknown  map[string]time.Time // since when, by signal
 	failures int                  // consecutive failures of the action
-	warning  trace.SpanContext    // of the newest warning; an action links to it
+	warning  trace.SpanContext    // span of the newest warning, which an action links to
 
 	delivered chan struct{} // closed when the last delivery of the Warner has ended; nil before the first
 	ready     chan struct{}
@@ -312,13 +312,13 @@ func (a *Agent) post(f func()) {
 	}
 }
 
-// ask runs f in the loop and waits for it.
+// ask runs f in the loop and returns when f has run.
 func (a *Agent) ask(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	select {
 	case a.calls <- func() { f(); close(done) }:
 	case <-a.ended:
-		return errors.New("cannot ask the agent: it is shutting down")
+		return errors.New("cannot reach the agent: it is shutting down")
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -326,8 +326,8 @@ func (a *Agent) ask(ctx context.Context, f func()) error {
 	return nil
 }
 
-// beside runs work outside the loop, bounded by limit, and the function that it
-// returns in the loop. Run waits for it.
+// beside runs work outside the loop, for at most limit, and then runs the
+// returned function in the loop. Run waits for it.
 func (a *Agent) beside(limit time.Duration, work func(ctx context.Context) (then func())) {
 	a.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(a.ctx, limit)

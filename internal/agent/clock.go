@@ -25,8 +25,8 @@ func (s *steady) start(r wall.Reading) {
 func (s *steady) at(r wall.Reading) time.Time { return s.at0.Wall.Add(r.Since(s.at0)).Round(0) }
 
 // read returns what happened since the previous reading: how long the machine
-// was suspended, and how far its wall clock was set. From then on times follow
-// the new wall clock, so the caller must shift its stored times by jump.
+// was suspended, and by how much its wall clock was set. Afterwards times are
+// in the new wall clock, so the caller must shift its stored times by jump.
 func (s *steady) read(r wall.Reading) (slept, jump time.Duration) {
 	for _, e := range s.events.Observe(r) {
 		if e.Kind == wall.Suspended {

@@ -58,7 +58,7 @@ func (e EC2) Tags(ctx context.Context) (map[string]string, error) {
 	return found[e.ID], nil
 }
 
-// explain adds what a user can do about a refusal.
+// explain adds advice for the user to an error of EC2.
 func explain(action string, err error) error {
 	hint := ""
 	switch ec2.KindOf(err) {

@@ -34,7 +34,7 @@ const (
 // file has.
 type Local struct {
 	Settings      tags.Settings
-	AllowTagHooks bool // run hooks set by tags: everyone who can write tags then owns the machine
+	AllowTagHooks bool // run hooks from tags; then everyone who can write tags controls the machine
 	ReplaceTags   bool // ignore tags
 }
 
@@ -59,7 +59,7 @@ func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 		return l, nil, fmt.Errorf("cannot read %s: %w", path, withoutText(err))
 	}
 	if err := in.Decode(&more); !errors.Is(err, io.EOF) {
-		return l, nil, fmt.Errorf("cannot read %s: want one YAML document, and there is more after it", path)
+		return l, nil, fmt.Errorf("cannot read %s: want one YAML document, found more", path)
 	}
 	if len(doc.Content) == 0 {
 		return l, nil, nil
@@ -77,9 +77,9 @@ func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 		key, node := root.Content[i], root.Content[i+1]
 		value, err := scalar(node)
 		switch first, twice := lines[key.Value]; {
-		case twice: // which one is meant is unknown, so neither counts
+		case twice: // ambiguous, so neither counts
 			l.clear(key.Value)
-			err = fmt.Errorf("it is in line %d too", first)
+			err = fmt.Errorf("already set in line %d", first)
 		case err == nil:
 			err = l.set(key.Value, value)
 		}
@@ -273,7 +273,7 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 	c.report, c.faults, c.unread = nil, nil, ""
 	replace := a.applyLocal(f)
 	a.applyTags(f, replace)
-	for i, s := range []*tags.Settings{&c.local.Settings, &c.tags} { // as they are reported
+	for i, s := range []*tags.Settings{&c.local.Settings, &c.tags} { // in the order in which they are reported
 		where := ""
 		if i == 0 {
 			where = f.path
@@ -294,7 +294,7 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 	}
 	a.alarmIf(c.unread != "", "config_unreadable", "The configuration cannot be read and nothing is cached: "+c.unread+". Nothing is done until it can be.")
 	a.alarmIf(len(c.faults) > 0, "config_faults", faultSentence(c.faults))
-	a.alarmIf(f.tagsErr != nil && c.unread == "" && !replace, "config_stale", "The tags cannot be read; what they said last holds.")
+	a.alarmIf(f.tagsErr != nil && c.unread == "" && !replace, "config_stale", "The tags cannot be read; their last known values apply.")
 	var refused []string
 	for setting, command := range map[string]string{"pre-stop": c.PreStop, "post-cancel": c.PostCancel} {
 		if command != "" && !a.hookAllowed(setting) {
@@ -368,7 +368,7 @@ func (a *Agent) applyTags(f fetched, replace bool) {
 		if b, err := json.Marshal(c.last); err == nil {
 			a.saver.save(cacheFile, b, func(err error) {
 				a.post(func() {
-					a.alarmIf(err != nil, "config_cache", fmt.Sprintf("The last good configuration cannot be kept on disk: %v.", err))
+					a.alarmIf(err != nil, "config_cache", fmt.Sprintf("The last good configuration cannot be written to disk: %v.", err))
 				})
 			})
 		}
@@ -412,7 +412,7 @@ func (a *Agent) unfit(s *tags.Settings, path string) (out []tags.Fault) {
 		timeout = both.IdleTimeout
 	}
 	if s.WarnBefore != nil && timeout != nil && *s.WarnBefore > *timeout {
-		fault("warn-before", "it is longer than the idle-timeout of "+timeout.String())
+		fault("warn-before", "longer than the idle-timeout of "+timeout.String())
 		s.WarnBefore = nil
 	}
 	return out

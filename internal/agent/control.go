@@ -135,9 +135,9 @@ const skew = 5 * time.Second
 func (a *Agent) whyThen(ctx context.Context, at time.Time) (w agentctl.Why, err error) {
 	switch {
 	case a.o.Evidence == nil:
-		return w, refused("cannot say why at a past time: no evidence is kept")
+		return w, refused("cannot explain a past time: this agent stores no evidence")
 	case at.After(time.Now().Add(skew)):
-		return w, bad("cannot say why at %s: it has not come", at.Format(time.RFC3339))
+		return w, bad("cannot explain %s: the time is in the future", at.Format(time.RFC3339))
 	}
 	var c evidence.Recall
 	c.Missing, err = a.o.Evidence.Read(ctx, evidence.Query{Object: why.KindAgent, From: at, To: at}, func(r evidence.Record) error { c.Add(at, &r); return nil })
@@ -278,7 +278,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 		case i >= 0:
 			a.state.Leases[i] = l
 		case len(a.state.Leases) >= 1000:
-			return refused("cannot hold a lease: 1000 are held already")
+			return refused("cannot hold a lease: the limit is 1000 leases")
 		default:
 			a.state.Leases = append(a.state.Leases, l)
 		}
@@ -294,7 +294,7 @@ func (a *Agent) ReleaseLease(ctx context.Context, holder string) error {
 	return a.durable(ctx, func() error {
 		i := slices.IndexFunc(a.state.Leases, func(l idle.Lease) bool { return l.Holder == holder })
 		if i < 0 {
-			return agentctl.Refusal(agentctl.CodeNotFound, "cannot release a lease: %q holds none", holder)
+			return agentctl.Refusal(agentctl.CodeNotFound, "cannot release a lease: %q has none", holder)
 		}
 		a.state.Leases = slices.Delete(a.state.Leases, i, i+1)
 		a.record(agentctl.Entry{Kind: "lease", By: agentctl.Caller(ctx), Sentence: holder + " released its lease."})

@@ -85,7 +85,7 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	switch h := a.holder(); h {
 	case holderAgent:
 	case "unknown":
-		add(codeHolder, time.Time{}, "The server has not said yet who decides about this machine; until it does the agent only reports.")
+		add(codeHolder, time.Time{}, "The server has not told yet whether agent or server pauses this machine. Until then the agent only reports.")
 	default:
 		add(codeHolder, time.Time{}, "The %s decides about this machine; the agent only reports.", h)
 	}
@@ -152,7 +152,7 @@ func (a *Agent) conclude(ctx context.Context) {
 		a.attempt(ctx, action, reasonIdle, nil)
 	case m.verdict.WarnDue:
 		a.state.WarnedAt = now
-		at := *m.verdict.TargetPauseAt // a warning that is due has an end
+		at := *m.verdict.TargetPauseAt // a warning that is due always has a target
 		a.warn(ctx, reasonIdle, "", Warning{Reason: reasonIdle, Action: m.policy.Action, At: at,
 			Sentence: fmt.Sprintf("This machine has been idle for %s.", idle.HumanMinutes(m.verdict.IdleMinutes))})
 		a.soon(at)
@@ -186,7 +186,7 @@ func (a *Agent) inUse() []string {
 
 // stages returns the verdict as its three stages.
 func (a *Agent) stages() (answered int, out []agentctl.Stage) {
-	people := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent}
+	byUsers := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent}
 	stage := func(number int, name string, of func(string) bool, none string) agentctl.Stage {
 		s := agentctl.Stage{Number: number, Name: name, Answer: "idle", Sentence: none}
 		var active, unknown []string
@@ -209,8 +209,8 @@ func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 		}
 		return s
 	}
-	one := stage(1, "user activity", func(s string) bool { return slices.Contains(people, s) }, "No user is active.")
-	two := stage(2, "work in the background", func(s string) bool { return !slices.Contains(people, s) }, "No work is going on.")
+	one := stage(1, "user activity", func(s string) bool { return slices.Contains(byUsers, s) }, "No user is active.")
+	two := stage(2, "work in the background", func(s string) bool { return !slices.Contains(byUsers, s) }, "No work is in progress.")
 	if m := a.machine.memory; m != nil && m.TotalBytes > 0 {
 		two.Sentence += fmt.Sprintf(" Memory in use: %d %%.", 100-100*m.AvailableBytes/m.TotalBytes)
 	}
@@ -225,7 +225,7 @@ func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 	case one.Answer == "not_idle":
 		two.Answer, three.Answer = "not_asked", "not_asked"
 		if slices.ContainsFunc(a.machine.readings, func(r idle.Reading) bool {
-			return r.State == idle.Active && !slices.Contains(people, r.Signal)
+			return r.State == idle.Active && !slices.Contains(byUsers, r.Signal)
 		}) {
 			two.Answer = "not_idle"
 		}

@@ -65,7 +65,7 @@ func ReadTrusted(path string, limit int64) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		// A dangling symlink is an unreadable file, not a missing one.
 		if st, lerr := os.Lstat(path); lerr == nil && st.Mode()&fs.ModeSymlink != 0 {
-			return nil, fmt.Errorf("cannot read %s: it is a link that leads nowhere", path)
+			return nil, fmt.Errorf("cannot read %s: it is a dangling symbolic link", path)
 		}
 	}
 	if err != nil {
@@ -100,10 +100,10 @@ func (f Files) Completed(path string) (time.Time, error) {
 	// file from the future is an old one too, from before the clock was set.
 	written, now := st.ModTime(), f.Clock()
 	if written.Before(now.Wall.Add(-now.Boot)) {
-		return time.Time{}, fmt.Errorf("cannot obey %s: it is of %s, before this boot", path, written.Format(time.RFC3339))
+		return time.Time{}, fmt.Errorf("cannot use %s: it was written at %s, before this boot", path, written.Format(time.RFC3339))
 	}
 	if written.After(now.Wall.Add(idle.FutureTolerance)) {
-		return time.Time{}, fmt.Errorf("cannot obey %s: it is of %s, which lies in the future", path, written.Format(time.RFC3339))
+		return time.Time{}, fmt.Errorf("cannot use %s: it was written at %s, which is in the future", path, written.Format(time.RFC3339))
 	}
 	return written, nil
 }
@@ -117,7 +117,7 @@ func trusted(path string, file *os.File) error {
 		return err
 	}
 	if !st.Mode().IsRegular() {
-		return errors.New("it is not a plain file")
+		return errors.New("not a regular file")
 	}
 	if err := ownOnly(st); err != nil {
 		return err
@@ -161,13 +161,13 @@ const maxLinks = 40
 func ownOnly(st fs.FileInfo) error {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if !ok {
-		return errors.New("its owner is not known")
+		return errors.New("its owner is unknown")
 	}
 	if sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
 		return fmt.Errorf("it belongs to user %d", sys.Uid)
 	}
 	if st.Mode().Perm()&0o002 != 0 || st.Mode().Perm()&0o020 != 0 && sys.Gid != 0 {
-		return errors.New("others may write to it")
+		return errors.New("writable by other users")
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func (a *Agent) upcoming(now time.Time, v idle.Verdict) []agentctl.Upcoming {
 	if at := a.acting; at != nil && (at.sent || at.out.Reason == reasonTTL || !a.heldUntil().After(now)) {
 		return append(out, agentctl.Upcoming{Reason: at.out.Reason, Action: at.out.Action, At: now})
 	}
-	var halt time.Time // the end of a halt; actions are warned of after it
+	var halt time.Time // end of a halt; warnings of actions start after it
 	for _, h := range []*idle.HaltedBy{a.state.Halted, a.state.FleetHalt} {
 		switch {
 		case h == nil:
@@ -241,7 +241,7 @@ func (a *Agent) undoCompletion(ctx context.Context, by string) (agentctl.Status,
 		if !written.IsZero() {
 			a.state.Obeyed = written
 		}
-		a.record(agentctl.Entry{Kind: "completion", By: by, Sentence: "The completion was taken back."})
+		a.record(agentctl.Entry{Kind: "completion", By: by, Sentence: "The completion was withdrawn."})
 		a.nextAt = a.now()
 		return nil
 	})

@@ -47,7 +47,7 @@ func TestHooks(t *testing.T) {
 		{name: "ends with a grandchild that holds the output", command: "echo out; sleep 600 &", output: "out\n"},
 		{name: "ends with a grandchild that left the group", command: "echo out; setsid sleep 30 &", output: "out\n"},
 		{name: "talks without end", command: "yes", code: -1, timedOut: true, output: "y\n"},
-		{name: "no such user", command: "true", user: "nobody-at-all", code: -1, fails: true},
+		{name: "no such user", command: "true", user: "no-such-user", code: -1, fails: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -311,7 +311,7 @@ func TestWebhook(t *testing.T) {
 		got <- v.Event + " " + v.Host + " " + v.Action
 	}))
 	defer srv.Close()
-	p := People{Own: &proc.OwnWrites{}, HTTP: srv.Client(), Host: "h", File: filepath.Join(t.TempDir(), "warning")}
+	p := UserWarner{Own: &proc.OwnWrites{}, HTTP: srv.Client(), Host: "h", File: filepath.Join(t.TempDir(), "warning")}
 	must(t, p.Warn(t.Context(), Warning{Reason: reasonIdle, Action: "stop", At: time.Now(), URL: srv.URL}))
 	if v := <-got; v != "idle_warning h stop" {
 		t.Error(v)
@@ -349,10 +349,10 @@ func TestMeterCounts(t *testing.T) {
 	}
 }
 
-// TestUnreadRateIsNotQuiet checks that idle time passes again after the samples
-// of a rate had to begin anew, here because the clock jumps: no later sample
-// shows whether the machine was in use meanwhile. A hook, after which they begin
-// anew on purpose, has no such effect.
+// TestUnreadRateIsNotQuiet checks that idle time restarts after the samples of
+// a rate had to restart, here because the clock jumps: no later sample shows
+// whether the machine was in use in the meantime. A hook, after which they
+// restart on purpose, has no such effect.
 func TestUnreadRateIsNotQuiet(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"], w.tags["lull:warn-before"] = "20m", "1m"

@@ -413,7 +413,7 @@ func restartIn(t *testing.T, phase string, reboot bool) {
 		time.Sleep(40 * time.Minute) // accepted by now
 		synctest.Wait()
 		w.with(func() {
-			// What a crash in that phase leaves on disk.
+			// State on disk after a crash in that phase.
 			b := w.files[stateFile]
 			w.files[stateFile] = []byte(strings.Replace(string(b), `"phase":"accepted"`, `"phase":"`+phase+`"`, 1))
 		})

@@ -67,8 +67,9 @@ func TestUseWhileTheDiskIsSlow(t *testing.T) {
 	}
 }
 
-// TestResumeBeforeTheAnswer: the machine goes down before the call is answered,
-// as with a command that hibernates and answers after the resume.
+// TestResumeBeforeTheAnswer checks the case that the machine goes down before
+// the call is answered, as with a command that hibernates and answers after the
+// resume.
 func TestResumeBeforeTheAnswer(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"

@@ -20,7 +20,7 @@ import (
 type HookSpec struct {
 	Command string        // for sh -c
 	User    string        // empty means the agent's own
-	Timeout time.Duration // after it, the whole process group is killed
+	Timeout time.Duration // the whole process group is killed after this time
 	Env     []string      // added to a minimal environment
 }
 
@@ -154,7 +154,7 @@ func become(cmd *exec.Cmd, name string) error {
 	return nil
 }
 
-// tail keeps the end of what is written to it.
+// tail is a writer that keeps the last bytes.
 type tail struct {
 	mu sync.Mutex
 	b  []byte

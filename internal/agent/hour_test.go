@@ -60,7 +60,7 @@ func (w *wire) count(c *http.Client) *http.Client {
 	return c
 }
 
-// shelf keeps what an agent writes, for later.
+// shelf stores everything that an agent writes.
 type shelf struct {
 	MemoryJournal
 	mu      sync.Mutex
@@ -157,7 +157,7 @@ func TestHour(t *testing.T) {
 	}
 }
 
-// onDisk writes what was kept into real journals and returns their size.
+// onDisk writes the stored records into real journals and returns their size.
 func onDisk(t *testing.T, s *shelf) (size int64) {
 	t.Helper()
 	dir := t.TempDir()

@@ -17,7 +17,7 @@ func (a *Agent) identify() {
 		id, region, err := a.o.Identify(ctx)
 		return func() {
 			a.self.Store(&identity{instanceID: id, region: region, err: err})
-			a.alarmIf(err != nil, "instance_unknown", fmt.Sprintf("Which instance this machine is is not known yet: %v.", err))
+			a.alarmIf(err != nil, "instance_unknown", fmt.Sprintf("The identity of this machine's instance is not known yet: %v.", err))
 			if err == nil {
 				a.log.Info("this is an EC2 instance", "instance_id", id, "region", region)
 				a.refresh(func(agentctl.Reload) { a.soon(a.now()) })

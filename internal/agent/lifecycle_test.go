@@ -339,7 +339,7 @@ func TestLeasesAndSnoozesAreChecked(t *testing.T) {
 				t.Errorf("a lease of %s was taken", ttl)
 			}
 		}
-		if err := a.ReleaseLease(t.Context(), "nobody"); err == nil {
+		if err := a.ReleaseLease(t.Context(), "missing"); err == nil {
 			t.Error("a lease that is not held was released")
 		}
 		for _, r := range []agentctl.SnoozeRequest{{For: -1}, {For: idle.Duration(31 * 24 * time.Hour)}, {Until: time.Now().Add(-time.Hour)}, {For: 1, Until: time.Now()}} {

@@ -90,9 +90,9 @@ func Machine(o Options, own *Meter, window time.Duration) (Options, func(), erro
 	m := proc.NewMachine(proc.MachineConfig{LeastWindow: window, Own: o.Own, OwnBytes: own.Bytes})
 	bus := &proc.Logind{}
 	work := &proc.Work{}
-	people := &proc.People{Own: o.Own, Logins: bus}
+	logins := &proc.LoginReader{Own: o.Own, Logins: bus}
 	o.Cheap, o.BootID, o.Clocks = m, boot, clocks
-	o.Slow = Signals(people, bus, work, &gpu.Reader{})
+	o.Slow = Signals(logins, bus, work, &gpu.Reader{})
 	o.Timers = Pending(bus)
 	o.Memory = func() (agentctl.Memory, error) {
 		total, free, err := work.ReadMemory()
@@ -114,7 +114,7 @@ func machineClocks() (func() wall.Reading, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if err != nil {
-			return last // clocks that could be read once stay readable
+			return last // clocks that could be read once remain readable
 		}
 		last = r
 		return r

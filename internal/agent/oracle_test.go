@@ -48,7 +48,7 @@ type machine struct {
 
 	input, output stamp // of the terminal
 
-	cpu, sectors float64   // work done until at
+	cpu, sectors float64   // cumulative work until at
 	at           time.Time // of the bubble
 }
 
@@ -186,8 +186,8 @@ type setting struct {
 // rereads is how long before its call an action has read the tags again.
 const rereads = 15 * time.Second
 
-// slowest is how long an action takes at most: its hook, and a check interval
-// after it. How long its warning has to be out is decided before.
+// slowest is the longest duration of an action: its hook, and a check interval
+// after it. The required length of its warning is fixed before it begins.
 const slowest = 2*time.Minute + 5*time.Minute
 
 func (s *setting) set(d time.Duration) { s.before, s.now, s.changed = s.now, d, time.Now() }
@@ -229,7 +229,7 @@ type day struct {
 	skewed    time.Time // when its clock was set last
 	mends     map[time.Time]func()
 
-	hooked []truth.Span   // in which a hook ran, whose work no rate tells from use
+	hooked []truth.Span   // periods in which a hook ran, whose work the rates cannot tell from use
 	judged map[string]int // calls that were checked, by their reasons
 }
 
@@ -308,7 +308,7 @@ func (d *day) idle(now time.Time, fail func(string, ...any)) {
 		case kindDisk:
 			u = d.unhooked(u)
 			least, blind = timeout-rough, 15*time.Second+d.interval/8
-		case kindOutput: // what the kernel dates like lull's own writes, or what they hide, is not seen
+		case kindOutput: // the kernel dates it like lull's own writes, or they hide it
 			u = truth.Of(slices.DeleteFunc(u.Spans(), func(s truth.Span) bool {
 				return slices.ContainsFunc(d.lulls, func(w time.Time) bool {
 					return s.To.After(w.Add(-probeLimit-time.Second)) && s.To.Before(w.Add(proc.OwnWriteSpan+2*time.Second))
@@ -324,7 +324,7 @@ func (d *day) idle(now time.Time, fail func(string, ...any)) {
 	}
 }
 
-// unhooked returns u without what a hook hides. The lock is held.
+// unhooked returns u without the periods that a hook hides. The lock is held.
 func (d *day) unhooked(u truth.Use) truth.Use {
 	return truth.Of(slices.DeleteFunc(u.Spans(), func(s truth.Span) bool {
 		return slices.ContainsFunc(d.hooked, func(h truth.Span) bool {
@@ -433,7 +433,7 @@ func (d *day) happen() {
 		if d.tagless() {
 			return
 		}
-		if _, err := d.agent.Reload(d.t.Context()); err != nil { // it remembers what it has read
+		if _, err := d.agent.Reload(d.t.Context()); err != nil { // it does not read the file again by itself
 			d.t.Error(err)
 		}
 		d.untagged = time.Now().Add(d.between(0, 90*time.Minute))
@@ -462,7 +462,7 @@ func (d *day) happen() {
 			d.disturb(configEvery)
 		}
 	case 15:
-		d.with(func() { d.completed = time.Now() }) // the first of a boot counts, and it may act before it answers
+		d.with(func() { d.completed = time.Now() }) // only the first completion after a boot counts, and it may act before it answers
 		if _, err := d.agent.Complete(d.t.Context(), agentctl.CompleteRequest{}); err != nil {
 			d.t.Error(err)
 		}
@@ -510,7 +510,7 @@ func (d *day) lease(length time.Duration) {
 	}
 }
 
-// react is what users do when they are warned.
+// react makes users respond to a warning.
 func (d *day) react() {
 	var n int
 	d.with(func() { n = len(d.warnings) })
@@ -561,12 +561,13 @@ func (d *day) missed(now time.Time) {
 	}
 }
 
-// TestOracle checks what the agent does to a machine whose use was drawn
-// before, whatever the tags, the clocks, the signals, the users and the agent
-// itself do: no idle stop hits a machine that was in use within its timeout, or
-// that a user holds; a completion respects holds, and a deadline does not; each
-// is warned of in time; and an idle machine is stopped. Package mutants has the
-// faults that it finds. LULL_DAYS is the number of days.
+// TestOracle checks what the agent does to a machine whose use was drawn in
+// advance, under random tags, clocks, signals, users and faults of the agent
+// itself. No idle stop hits a machine that was in use within its timeout or
+// that a user protects. A completion respects leases and snoozes, a deadline
+// does not. Each action is preceded by a warning, and an idle machine is
+// stopped. Package mutants contains the faults that it finds. LULL_DAYS is the
+// number of days.
 func TestOracle(t *testing.T) {
 	days := scaletest.Count(t, "LULL_DAYS", 24)
 	seed, judged := scaletest.Seed(t), map[string]int{}

@@ -10,9 +10,8 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// prepared is a stop whose pre-stop hook has begun to run. It lasts, across
-// restarts of the agent, until the machine went down or the hook's effect was
-// undone.
+// prepared is a stop whose pre-stop hook has begun to run. It is kept across
+// restarts of the agent until the machine goes down or post-cancel has run.
 type prepared struct {
 	Generation uint64    `json:"generation"`
 	Action     string    `json:"action"`

@@ -277,7 +277,7 @@ func TestWithdrawal(t *testing.T) {
 }
 
 // TestMomentOfUnknown checks that a signal that is unknown for one check
-// neither withdraws a warning nor lets the stop come without one.
+// neither withdraws a warning nor allows a stop without one.
 func TestMomentOfUnknown(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -298,7 +298,7 @@ func TestMomentOfUnknown(t *testing.T) {
 // pending.
 func TestWarningFile(t *testing.T) {
 	dir := t.TempDir()
-	p := People{File: filepath.Join(dir, "warning"), Own: newWorld().own, Host: "h"}
+	p := UserWarner{File: filepath.Join(dir, "warning"), Own: newWorld().own, Host: "h"}
 	one := Warning{Reason: reasonIdle, Action: "stop", At: time.Now(), Sentence: "It is idle."}
 	two := Warning{Reason: reasonTTL, Action: "stop", At: time.Now().Add(time.Hour)}
 	must(t, p.Warn(t.Context(), one))

@@ -160,7 +160,7 @@ func TestRealLoads(t *testing.T) {
 		n.run(`ip link add lullv0 type veth peer name lullv1 && ip addr add 192.0.2.1/30 dev lullv0 && ip link set lullv0 up && ip link set lullv1 up && sysctl -qw net.ipv6.conf.lullv0.disable_ipv6=1 net.ipv6.conf.lullv1.disable_ipv6=1`)
 		waittest.Until(t, "quiet", func() bool { return n.look(m, proc.SignalNetwork).State == idle.Quiet })
 		n.run(`ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lullv0`)
-		// A reading within the least window is the one before it.
+		// A reading within the minimum window repeats the one before it.
 		waittest.Until(t, "active", func() bool {
 			n.run(`bash -c 'dd if=/dev/zero bs=1200 count=2000 >/dev/udp/192.0.2.2/9'`)
 			return n.look(m, proc.SignalNetwork).State == idle.Active
@@ -187,19 +187,19 @@ func TestRealLogin(t *testing.T) {
 	n := newNook(t)
 	m := proc.NewMachine(proc.MachineConfig{Root: n.root})
 	defer m.Close()
-	people := &proc.People{Root: n.root}
+	logins := &proc.LoginReader{Root: n.root}
 	if r := n.look(m, proc.SignalTerminals); r.State != idle.Quiet || r.Value != 0 {
 		t.Fatalf("before: %+v", r)
 	}
 	in := n.login(t)
 	waittest.Until(t, "the session", func() bool { return len(m.Terminals(nil)) > 0 || n.look(m, proc.SignalTerminals).Value > 0 })
 	n.quiet(t, m, "an open shell without input")
-	if r := people.Users(t.Context(), time.Now(), true); r.State != idle.Active {
+	if r := logins.Users(t.Context(), time.Now(), true); r.State != idle.Active {
 		t.Errorf("with presence: %+v", r)
 	}
 	fmt.Fprintln(in, "echo hello")
 	waittest.Until(t, "typing seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
-	r := people.Users(t.Context(), time.Now(), false)
+	r := logins.Users(t.Context(), time.Now(), false)
 	if time.Since(r.LastEvent) > 30*time.Second {
 		t.Errorf("users do not see the key: %+v", r)
 	}

@@ -100,7 +100,7 @@ func (p *reporting) told(r *control.AgentReport) {
 	maps.DeleteFunc(p.peaks, func(_ string, x peak) bool { return !x.at.After(r.At) })
 }
 
-// judged returns what the verdict depends on besides the readings.
+// judged returns the inputs of the verdict other than the readings.
 func (a *Agent) judged(now time.Time) *control.AgentJudged {
 	j := &control.AgentJudged{Policy: a.config.policy(), ResumedAt: a.state.ResumedAt, SnoozedUntil: a.state.SnoozedUntil, WarnedAt: a.state.WarnedAt,
 		Leases: slices.Clone(a.state.Leases), Guards: a.guards(now, false), NotAsked: slices.Clone(a.machine.notAsked), Peaks: map[string]float64{}}
@@ -146,7 +146,7 @@ func (a *Agent) report() {
 	})
 }
 
-// heard processes an answer, or its absence.
+// heard processes an answer, or a failed request.
 func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error) {
 	p, now := &a.server, a.now()
 	a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
@@ -176,7 +176,7 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 			Sentence: "The server found this machine idle."})
 	}
 	if ans.AllClear {
-		a.withdraw(serverWarning, "the server called it off")
+		a.withdraw(serverWarning, "canceled by the server")
 	}
 	a.obey(ans.Order)
 	if p.force {
@@ -247,7 +247,7 @@ func (a *Agent) holds(now time.Time) []idle.Block {
 	out := []idle.Block{}
 	until := func(t time.Time) *time.Time { return &t }
 	for _, l := range a.state.Leases[:min(len(a.state.Leases), 60)] {
-		out = append(out, idle.Block{Code: idle.LeaseHeld, Holder: l.Holder, Until: until(l.ExpiresAt), Sentence: cut(fmt.Sprintf("%s holds the machine: %s", l.Holder, l.Reason))})
+		out = append(out, idle.Block{Code: idle.LeaseHeld, Holder: l.Holder, Until: until(l.ExpiresAt), Sentence: cut(fmt.Sprintf("%s holds a lease: %s", l.Holder, l.Reason))})
 	}
 	if t := a.state.SnoozedUntil; t.After(now) {
 		out = append(out, idle.Block{Code: idle.InSnoozePeriod, Until: until(t), Sentence: "Snoozed on the machine by " + a.state.SnoozedBy + "."})
@@ -314,7 +314,7 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 		needed = a.o.Reporter != nil && s != nil && s.WorkerID != ""
 		r = a.reportNow(a.now())
 		if at.out.Action == actionTerminate {
-			return // such an action is not recorded as an intent, but a halt may be in the record
+			return // such an action is not recorded as an intent, but the record may contain a halt
 		}
 		r.Action = &control.AgentAction{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, Phase: phaseIntent}
 	}); err != nil || !needed {
@@ -353,13 +353,13 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 	case refused != nil:
 		return refused
 	case err != nil && !at.forced:
-		return fmt.Errorf("cannot tell the server of it first: %w", err)
+		return fmt.Errorf("cannot report it to the server first: %w", err)
 	}
 	return nil
 }
 
-// obey carries out the server's order: the hook once, then checks of everything
-// for as long as the order stands.
+// obey carries out the server's order: the hook once, then a check of all
+// signals at every turn until the order is withdrawn.
 func (a *Agent) obey(o *control.AgentOrder) {
 	p := &a.server
 	switch {
@@ -387,7 +387,7 @@ func (a *Agent) obey(o *control.AgentOrder) {
 		})
 	case a.halted() && !o.Forced:
 		p.order, p.done, p.force = o, &control.AgentDone{Generation: o.Generation, Done: true, Answer: "veto"}, true
-	case a.acting == nil && !a.hooking(): // otherwise when the server asks again
+	case a.acting == nil && !a.hooking(): // otherwise at the server's next request
 		p.order, p.done = o, &control.AgentDone{Generation: o.Generation}
 		a.makeReady(*o)
 	}
@@ -397,7 +397,7 @@ func (a *Agent) obey(o *control.AgentOrder) {
 // everything again and reports that.
 func (a *Agent) makeReady(o control.AgentOrder) {
 	a.state.Generation++
-	out := &agentctl.Outcome{Generation: a.state.Generation, Action: o.Action, Reason: o.Reason, Phase: phaseHook, StartedAt: a.now(), Detail: "the server asked for it"}
+	out := &agentctl.Outcome{Generation: a.state.Generation, Action: o.Action, Reason: o.Reason, Phase: phaseHook, StartedAt: a.now(), Detail: "requested by the server"}
 	a.state.Last = out
 	ctx, cancel := context.WithCancel(a.ctx)
 	ctx, span := a.span(ctx, "agent.order")
@@ -432,7 +432,7 @@ func (a *Agent) madeReady(at *attempt, o control.AgentOrder, err error) {
 		}
 		a.finish(phase, detail)
 	} else if p.order != nil {
-		d.Answer = "veto" // halted, or resumed, meanwhile
+		d.Answer = "veto" // a halt or a resume arrived in the meantime
 	}
 	p.done, p.force = d, true
 	a.report()

@@ -24,7 +24,7 @@ type ear struct {
 	order *control.AgentOrder
 	halts bool
 
-	answer control.AgentAnswer // instead of that of worker w-1
+	answer control.AgentAnswer // replaces the answer for worker w-1
 }
 
 func (e *ear) Report(_ context.Context, r control.AgentReport) (control.AgentAnswer, error) {
@@ -78,7 +78,7 @@ func TestNothingSecretIsTold(t *testing.T) {
 			w.tune = func(o *Options) {
 				trace(o)
 				o.Reporter, o.Evidence = to, to
-				o.Warner = People{Own: w.own, HTTP: &http.Client{Transport: deaf{}}, Host: "h"}
+				o.Warner = UserWarner{Own: w.own, HTTP: &http.Client{Transport: deaf{}}, Host: "h"}
 			}
 			w.tags["lull:idle-timeout"] = "30m"
 			switch w.config = []byte(file); name {

@@ -27,13 +27,13 @@ func always(Config) bool { return true }
 
 // Signals returns the slow signals of a real machine: the three about users,
 // the GPU, and the additional ones that a policy can enable.
-func Signals(people *proc.People, bus *proc.Logind, work *proc.Work, cards *gpu.Reader) []Slow {
+func Signals(logins *proc.LoginReader, bus *proc.Logind, work *proc.Work, cards *gpu.Reader) []Slow {
 	return []Slow{
 		signal{proc.SignalUsers, always, func(ctx context.Context, now time.Time, c Config) idle.Reading {
-			return people.Users(ctx, now, contains(c.Presence, proc.SignalUsers))
+			return logins.Users(ctx, now, contains(c.Presence, proc.SignalUsers))
 		}},
 		signal{proc.SignalRecent, always, func(_ context.Context, now time.Time, _ Config) idle.Reading {
-			return people.Recent(now)
+			return logins.Recent(now)
 		}},
 		signal{proc.SignalGPU, always, func(ctx context.Context, now time.Time, c Config) idle.Reading {
 			return cards.Read(ctx, now, c.GPU)

@@ -108,13 +108,13 @@ func (a *Agent) resumeState(now time.Time) {
 			last.Phase = phaseDone
 			last.Detail = "the machine was down"
 			if last.Action == actionHibernate {
-				last.Detail = "the machine was down, and its memory was not kept: it booted anew"
+				last.Detail = "the machine was down and lost its memory: it booted"
 			}
 			a.tagged.final(last.Action)
 		case fresh:
 			last.Phase, last.Detail = phaseCancelled, "the machine went down before the call was sent"
 		default:
-			last.Phase, last.Detail = phaseCancelled, "the agent was restarted in the middle of it"
+			last.Phase, last.Detail = phaseCancelled, "the agent was restarted during the action"
 		}
 	}
 	if fresh {
@@ -146,7 +146,7 @@ func (a *Agent) save(done func(error)) {
 			done(err)
 		}
 		a.post(func() {
-			a.alarmIf(err != nil, "state_unsaved", fmt.Sprintf("The agent's state cannot be kept on disk: %v.", err))
+			a.alarmIf(err != nil, "state_unsaved", fmt.Sprintf("The agent's state cannot be written to disk: %v.", err))
 		})
 	})
 }
@@ -167,9 +167,9 @@ func (a *Agent) durable(ctx context.Context, change func() error) error {
 	case err := <-saved:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("cannot wait for the state to be kept: %w", context.Cause(ctx))
+		return fmt.Errorf("cannot wait for the state to be written: %w", context.Cause(ctx))
 	case <-a.ended:
-		return errors.New("cannot keep the state: the agent is shutting down")
+		return errors.New("cannot write the state: the agent is shutting down")
 	}
 }
 

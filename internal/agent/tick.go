@@ -26,7 +26,7 @@ type round struct {
 	over     bool
 }
 
-// tick is one turn of the loop.
+// tick runs one turn of the loop.
 func (a *Agent) tick() {
 	a.counters.Ticks++
 	a.watchClocks()
@@ -38,7 +38,7 @@ func (a *Agent) tick() {
 	a.nextAt = now.Add(a.config.CheckInterval)
 	a.endHalt(now)
 	d := a.saver.hangs()
-	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The disk has not taken the agent's state for %s; no action begins before it has.", idle.Human(d)))
+	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The agent's state could not be written for %s. No action begins until it is on disk.", idle.Human(d)))
 	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
 		// The action reads for itself: a check in between would take the hook's
 		// work for use, or cut short the interval that is read after it.
@@ -85,7 +85,7 @@ func (a *Agent) watchClocks() {
 		a.state.Prepared = nil // the server's stop happened
 	}
 	for _, reason := range []string{reasonTTL, reasonComplete} {
-		delete(a.state.Warned, reason) // its users were warned of it before they slept: they are warned again
+		delete(a.state.Warned, reason) // users were warned before the machine slept, so they are warned again
 	}
 	a.clearWarnings()
 	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last), Slept: idle.Duration(max(slept, 0))})
@@ -219,8 +219,7 @@ func (a *Agent) startRound(ctx context.Context, thrift bool, done func()) {
 	})
 }
 
-// probeLimit returns how long a slow signal may take: never so long that a tick
-// would wait for it.
+// probeLimit limits the reading of a slow signal, so that no tick waits for it.
 func (a *Agent) probeLimit(c Config) time.Duration { return min(probeLimit, c.CheckInterval*3/4) }
 
 // askSlow reads one slow signal, unless a previous probe of it is still in
@@ -284,15 +283,15 @@ func (a *Agent) endRound(r *round) {
 	}
 }
 
-// rates are the signals that are sampled. The others carry the times of what
-// they have missed, or last as long as the use does.
+// rates are the signals that are sampled. All others contain the times of
+// activity between readings, or stay active as long as the use lasts.
 var rates = []string{proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk}
 
-// quietSince returns when the windows of a quiet rate began to be without a
-// gap; zero if there was none since the agent started. A quiet reading proves
-// only its own window quiet, so idle time has to pass again after a gap, such as
-// samples that begin anew after a jump of the clock. With restarts, they begin
-// anew on purpose, and what is missing was lull's own work.
+// quietSince returns the time since which the windows of a quiet rate have no
+// gap; zero if a gap was never closed since the agent started. A quiet reading
+// proves only its own window quiet, so idle time restarts after a gap, for
+// example when a jump of the clock restarts the samples. After a hook they
+// restart on purpose: what is missing was lull's own work.
 func (m *machineView) quietSince(x *idle.Reading, restarts bool) time.Time {
 	if m.sampled == nil {
 		m.sampled, m.unseen = map[string]time.Time{}, map[string]time.Time{}

@@ -125,7 +125,7 @@ func TestTracesAndLines(t *testing.T) {
 		action := s.under("agent.action", "agent.tick")
 		tick := s.byID[action.Parent().SpanID().String()]
 		if tick.Parent().IsValid() {
-			t.Error("the look is under something")
+			t.Error("the check's span has a parent")
 		}
 		s.says(tick, attribute.String("host.id", "i-1"), attribute.String("cloud.region", "us-east-1"), attribute.Bool("lull.eligible", true), attribute.Int("lull.stage", 3))
 		s.says(action, attribute.String("lull.reason", "idle_timeout"), attribute.String("lull.action", "hibernate"), attribute.String("lull.outcome", "done"))

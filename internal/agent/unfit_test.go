@@ -20,8 +20,8 @@ func TestUnfitSettings(t *testing.T) {
 		"a long warning in the file":       {file: "idle-timeout: 30m\nwarn-before: 40m\n", tag: "warn-before", where: "/etc/lull/agent.yaml", warn: 5 * time.Minute},
 		"longer than the other's timeout":  {tags: map[string]string{"idle-timeout": "30m"}, file: "warn-before: 40m\n", tag: "warn-before", where: "/etc/lull/agent.yaml", warn: 5 * time.Minute},
 		"as long as the timeout":           {tags: map[string]string{"idle-timeout": "30m", "warn-before": "30m"}, warn: 30 * time.Minute},
-		"an unknown user in a tag":         {tags: map[string]string{"idle-timeout": "30m", "pre-stop-user": "nobody-at-all"}, tag: "lull:pre-stop-user", warn: 5 * time.Minute},
-		"an unknown user in the file":      {file: "idle-timeout: 30m\npre-stop-user: nobody-at-all\n", tag: "pre-stop-user", where: "/etc/lull/agent.yaml", warn: 5 * time.Minute},
+		"an unknown user in a tag":         {tags: map[string]string{"idle-timeout": "30m", "pre-stop-user": "no-such-user"}, tag: "lull:pre-stop-user", warn: 5 * time.Minute},
+		"an unknown user in the file":      {file: "idle-timeout: 30m\npre-stop-user: no-such-user\n", tag: "pre-stop-user", where: "/etc/lull/agent.yaml", warn: 5 * time.Minute},
 		"a user that exists":               {file: "idle-timeout: 30m\npre-stop-user: root\n", warn: 5 * time.Minute},
 		"a default beside a short timeout": {tags: map[string]string{"idle-timeout": "2m"}, warn: 5 * time.Minute},
 	} {
@@ -57,11 +57,11 @@ func TestUnfitSettings(t *testing.T) {
 // TestNoHookAsSomebodyElse checks that a hook whose user does not exist does
 // not run as the agent's user.
 func TestNoHookAsSomebodyElse(t *testing.T) {
-	h := ShellHooks{}.Run(t.Context(), HookSpec{Command: "id -un", User: "nobody-at-all", Timeout: time.Minute})
+	h := ShellHooks{}.Run(t.Context(), HookSpec{Command: "id -un", User: "no-such-user", Timeout: time.Minute})
 	if h.Error == "" || h.Output != "" {
 		t.Errorf("%+v", h)
 	}
-	if err := (ShellHooks{}).CheckUser("nobody-at-all"); err == nil || !strings.Contains(err.Error(), "nobody-at-all") {
+	if err := (ShellHooks{}).CheckUser("no-such-user"); err == nil || !strings.Contains(err.Error(), "no-such-user") {
 		t.Error(err)
 	}
 }

@@ -34,9 +34,9 @@ func (w Warning) Text() string {
 	case reasonIdle:
 		s += "\nTo keep it: press a key in your session, or run: lull agent snooze 2h"
 	case reasonTTL:
-		s += "\nTo keep it: lull agent ttl extend 2h (a snooze does not hold it)"
+		s += "\nTo keep it: lull agent ttl extend 2h (a snooze does not prevent it)"
 	case reasonComplete:
-		s += "\nTo keep it: lull agent snooze 2h, or for good: lull agent complete --undo"
+		s += "\nTo keep it: lull agent snooze 2h, or permanently: lull agent complete --undo"
 	}
 	return s
 }
@@ -157,7 +157,7 @@ func (a *Agent) lifted(now time.Time, key string, x *announced) string {
 	if key == reasonTTL {
 		return "the TTL was removed"
 	}
-	return "the completion was taken back"
+	return "the completion was withdrawn"
 }
 
 // liftedIdle is lifted for idleness. A verdict that is briefly unknown
@@ -182,7 +182,7 @@ func (a *Agent) liftedIdle(now time.Time, x *announced) string {
 			return strings.TrimSuffix(b.Sentence, ".")
 		}
 	}
-	return "it is not idle any more"
+	return "it is no longer idle"
 }
 
 // withdraw withdraws the warning under a key wherever it was delivered.

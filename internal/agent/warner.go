@@ -23,11 +23,11 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// People is the Warner of a real machine: every terminal, a file, the desktop
+// UserWarner is the Warner of a real machine: every terminal, a file, the desktop
 // of a session, and a webhook. A failure of one is reported and does not
 // prevent the others.
-type People struct {
-	Terminals string          // directory, such as /dev/pts; empty for none
+type UserWarner struct {
+	Terminals string          // directory of terminals, such as /dev/pts; empty for none
 	Consoles  []string        // further terminals, such as /dev/tty1
 	Own       *proc.OwnWrites // records the writes, so that they do not count as use
 	File      string          // such as /run/lull/warning; empty for none
@@ -36,10 +36,10 @@ type People struct {
 	Host      string
 }
 
-var _ Warner = People{}
+var _ Warner = UserWarner{}
 
 // Warn implements Warner.
-func (p People) Warn(ctx context.Context, w Warning) error {
+func (p UserWarner) Warn(ctx context.Context, w Warning) error {
 	text := fmt.Sprintf("\r\n*** lull on %s: %s ***\r\n", p.Host, strings.ReplaceAll(w.Text(), "\n", "\r\n"))
 	reached, err := p.terminals(text)
 	errs := []error{}
@@ -63,7 +63,7 @@ func (p People) Warn(ctx context.Context, w Warning) error {
 
 // Withdraw implements Warner: a line on every terminal, the file without the
 // warning, and the webhook.
-func (p People) Withdraw(ctx context.Context, w Withdrawal) error {
+func (p UserWarner) Withdraw(ctx context.Context, w Withdrawal) error {
 	var errs []error
 	switch {
 	case p.File == "":
@@ -93,7 +93,7 @@ func (p People) Withdraw(ctx context.Context, w Withdrawal) error {
 
 // terminals writes text to every terminal. A terminal that accepts nothing,
 // because its reader has stopped it, is skipped.
-func (p People) terminals(text string) (reached int, err error) {
+func (p UserWarner) terminals(text string) (reached int, err error) {
 	var paths []string
 	if p.Terminals != "" {
 		names, rerr := os.ReadDir(p.Terminals)
@@ -115,7 +115,7 @@ func (p People) terminals(text string) (reached int, err error) {
 	return reached, err
 }
 
-func (p People) write(path, text string) error {
+func (p UserWarner) write(path, text string) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
@@ -131,7 +131,7 @@ func (p People) write(path, text string) error {
 }
 
 // wall is the fallback if the terminals cannot be listed or written.
-func (p People) wall(ctx context.Context, text string) error {
+func (p UserWarner) wall(ctx context.Context, text string) error {
 	cmd := exec.CommandContext(ctx, "wall")
 	cmd.Stdin = strings.NewReader(text)
 	cmd.WaitDelay = time.Second
@@ -143,7 +143,7 @@ func (p People) wall(ctx context.Context, text string) error {
 	return nil
 }
 
-func (p People) webhook(ctx context.Context, event, why string, w Warning) error {
+func (p UserWarner) webhook(ctx context.Context, event, why string, w Warning) error {
 	if p.HTTP == nil || w.URL == "" {
 		return nil
 	}

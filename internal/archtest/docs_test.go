@@ -62,8 +62,8 @@ func anchor(heading string) string {
 	}, strings.ToLower(heading))
 }
 
-// TestLinks: every link of a document leads somewhere, every source file that it
-// names exists, and every document is found from the README.
+// TestLinks checks that every link and every source file in a document exists,
+// and that every document is reachable from the README.
 func TestLinks(t *testing.T) {
 	docs := documents(t)
 	from := map[string][]string{}
@@ -114,7 +114,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestProofsName: the tests that documents name exist.
+// TestProofsName checks that the tests that documents name exist.
 func TestProofsName(t *testing.T) {
 	tests := map[string]bool{}
 	for _, p := range module(t).Packages {
@@ -206,7 +206,7 @@ func walkFaults(tree *Tree, page string) (walks int, faults []string) {
 		fault := func(format string, a ...any) {
 			faults = append(faults, title+": "+fmt.Sprintf(format, a...))
 		}
-		here := map[string]bool{} // what the packages of the walk declare
+		here := map[string]bool{} // declarations in the packages of the walk
 		spans := codeSpan.FindAllStringSubmatch(section, -1)
 		for _, m := range spans {
 			if !oneFile.MatchString(m[1]) {
@@ -247,8 +247,8 @@ func walkFaults(tree *Tree, page string) (walks int, faults []string) {
 	return walks, faults
 }
 
-// TestWalks: the three walks of docs/architecture.md name files and functions
-// that exist, in at most maxHops steps.
+// TestWalks checks that the three walks of docs/architecture.md name existing
+// files and functions, in at most maxHops steps.
 func TestWalks(t *testing.T) {
 	walks, faults := walkFaults(module(t), documents(t)["docs/architecture.md"])
 	for _, f := range faults {
@@ -302,8 +302,8 @@ func citations(text string, has func(name string) bool) []string {
 	return out
 }
 
-// TestNoAbsentDocuments: no comment, string or document cites a file that is not
-// in the tree, or a document that only its authors had.
+// TestNoAbsentDocuments checks that no comment, string or document cites a file
+// that is not in the tree.
 func TestNoAbsentDocuments(t *testing.T) {
 	root := os.DirFS(filepath.Join("..", ".."))
 	paths, bases := map[string]bool{}, map[string]bool{}

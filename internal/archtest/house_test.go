@@ -65,7 +65,8 @@ func TestTopologyIsFresh(t *testing.T) {
 	}
 }
 
-// TestRulesBite: each rule on a file that breaks it and on one that does not.
+// TestRulesBite runs each rule on a file that breaks it and on one that does
+// not.
 func TestRulesBite(t *testing.T) {
 	for _, tc := range []struct {
 		rule, path, src string
@@ -129,11 +130,11 @@ func TestRulesBite(t *testing.T) {
 	}
 }
 
-// maxExceptions bounds the imports beside the table.
+// maxExceptions is the maximum number of exceptions to the law.
 const maxExceptions = 5
 
-// TestExceptions: the import law has few exceptions, each with its reason, and
-// each is in use.
+// TestExceptions checks that the import law has few exceptions, that each has a
+// reason, and that each is in use.
 func TestExceptions(t *testing.T) {
 	if len(exceptions) > maxExceptions {
 		t.Errorf("%d exceptions to the import law, at most %d are allowed", len(exceptions), maxExceptions)
@@ -160,7 +161,8 @@ func sleeping(imports, body string) string {
 	return `package x; import "testing"; import "time"` + imports + "; func TestX(t *testing.T) { " + body + " }"
 }
 
-// TestLightFollowsImports: a heavy dependency two packages away is found.
+// TestLightFollowsImports checks that a heavy dependency two packages away is
+// found.
 func TestLightFollowsImports(t *testing.T) {
 	tree, err := Load(fstest.MapFS{
 		"cmd/lull-harness/main.go":        {Data: []byte(`package main; import _ "lull/internal/guestagent"`)},

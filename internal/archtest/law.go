@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// band is one row of the import law: who, and whom it may import. "own" stands
-// for the importer's own subtree: see shelves.
+// band is one row of the import law: a set of packages, and those they may
+// import. "own" stands for the importer's own subtree: see shelves.
 type band struct {
 	Name string
 	Root []string
@@ -48,7 +48,8 @@ var bands = []band{
 // them "own" is its folder there, elsewhere it is the whole root.
 var shelves = []string{"internal/platform", "internal/protocol", "internal/runtime", "cmd", "bench", "test/e2e"}
 
-// exceptions are single imports beside the table, each with its reason.
+// exceptions are single imports that the table does not allow, each with its
+// reason.
 var exceptions = map[[2]string]string{
 	{"internal/cli/reporting", "internal/agent"}:               "lull agent enroll reads a token as the agent will read it",
 	{"internal/cli/setup", "internal/agent"}:                   "the installed policy file is the agent's own example",
@@ -152,8 +153,8 @@ var heavy = []string{"go.etcd.io/", "github.com/aws/", "github.com/danielgtaylor
 // helpers are the programs that stay small, and the packages they run.
 var helpers = []string{"cmd/lull-harness", "cmd/lull-shim", "internal/guestagent", "internal/shim"}
 
-// Light holds the helpers free of heavy dependencies: it follows the imports
-// of their packages through this module and looks at every import that leaves it.
+// Light keeps the helpers free of heavy dependencies: it follows the imports of
+// their packages through this module and checks every import that leaves it.
 func Light(t *Tree) []Fault {
 	var faults []Fault
 	for _, root := range helpers {

@@ -92,7 +92,7 @@ func (s *schema) name() string {
 		return s.Ref[strings.LastIndex(s.Ref, "/")+1:]
 	case s.Items != nil:
 		return s.Items.name() + "[]"
-	case len(s.AdditionalProperties) > 5: // neither true nor false
+	case len(s.AdditionalProperties) > 5: // it was neither true nor false
 		var values schema
 		if json.Unmarshal(s.AdditionalProperties, &values) == nil {
 			return "map:" + values.name()
@@ -213,11 +213,11 @@ func broken(then, now []string) []string {
 	}
 	for _, line := range now {
 		optional, required := strings.CutSuffix(line, " required")
-		if !required || has(then, line) || has(then, optional) { // the latter is gone
+		if !required || has(then, line) || has(then, optional) { // an optional field that became required is reported by its missing optional line
 			continue
 		}
 		words := strings.Fields(line)
-		old := slices.ContainsFunc(then, func(l string) bool { // a new operation or schema may require what it wants
+		old := slices.ContainsFunc(then, func(l string) bool { // a new operation or schema may have any requirements
 			return strings.HasPrefix(l, words[0]+" "+words[1]+" ")
 		})
 		if old {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// onlyLinux are packages that speak to a Linux kernel, below internal.
+// onlyLinux are the packages below internal that need a Linux kernel.
 var onlyLinux = []string{"agent", "host", "platform/cgroup", "platform/desktop", "platform/oci", "platform/proc", "platform/sockets", "protocol/shimctl", "relay", "runtime", "shim"}
 
 // TestPortable checks that the command line for macOS carries none of them. That

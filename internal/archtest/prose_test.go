@@ -49,8 +49,8 @@ func proseIn(name string, src []byte) ([]string, error) {
 	return found, nil
 }
 
-// TestAssertionsPinNoProse: tests assert codes, types and structured fields, and
-// wording lives in golden files.
+// TestAssertionsPinNoProse checks that tests assert codes, types and structured
+// fields. Wording belongs in golden files.
 func TestAssertionsPinNoProse(t *testing.T) {
 	root := os.DirFS(filepath.Join("..", ".."))
 	if err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {

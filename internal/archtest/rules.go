@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// Comments wants a comment on every package that is more than tests.
+// Comments requires a package comment on every package, except those with tests
+// only.
 func Comments(t *Tree) []Fault {
 	var faults []Fault
 	for _, dir := range t.Dirs() {
@@ -59,7 +60,7 @@ func Names(t *Tree) []Fault {
 	return faults
 }
 
-// unfinished matches the marks of work that is not done.
+// unfinished matches markers of unfinished work.
 var unfinished = regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X)\b`)
 
 // Unfinished refuses comments that promise work.
@@ -82,9 +83,9 @@ func Unfinished(t *Tree) []Fault {
 // allowed is the comment that lets a test sleep on the real clock.
 var allowed = regexp.MustCompile(`^// outside a bubble: \S`)
 
-// Sleeps refuses time.Sleep in tests on the real clock, other than between two
-// looks at a condition in a loop that looks at the time too. It goes by the
-// text: a sleep is taken to be in a bubble when it is inside a function passed to
+// Sleeps refuses time.Sleep in tests on the real clock, other than in a loop
+// that polls a condition and checks the time too. It goes by the text: a sleep
+// is taken to be in a bubble when it is inside a function passed to
 // synctest.Test, or, in a file that imports testing/synctest, in a function
 // that is no test itself. Elsewhere the comment "// outside a bubble: reason"
 // on its line or the one before allows it.

@@ -16,16 +16,16 @@ import (
 	"time"
 )
 
-// lacking is how a test says that the machine has not got what it needs. Where
-// everything may be installed (as root) such a test is not left out but a fault:
-// of the list of packages in the Makefile, or of the machine.
+// lacking matches the message of a test that misses something on the machine.
+// If everything can be installed (as root), such a test is a fault and not a
+// skip: the Makefile's list of packages, or the machine, is incomplete.
 var lacking = regexp.MustCompile(`not installed|not found in \$PATH|[Nn]eeds? root|needs CAP_|needs python|is missing|` +
 	`cannot (make|set) namespaces|no guest kernel|no control group|SKIP (sshd|tmux|desktop|logind|journal)`)
 
 // skip is a test that was left out, and why.
 type skip struct{ test, reason string }
 
-// slow is a test that ran, and for how long.
+// slow is a test with its duration.
 type slow struct {
 	test    string
 	seconds float64
@@ -33,14 +33,14 @@ type slow struct {
 
 // record holds the results of one step of make test.
 type record struct {
-	skipped []skip        // with what they said last
+	skipped []skip        // with their last output
 	ran     []slow        // without subtests
-	failed  []failure     // tests without those that only a subtest failed, and packages without such tests
-	running []failure     // began and did not end: they hung, or something ended the whole package
+	failed  []failure     // without tests that fail only because of a subtest, and without packages that contain a failed test
+	running []failure     // tests that began and did not end: they hung, or the whole package was ended
 	took    time.Duration // from the first event to the last
 }
 
-// failure is a test or package that failed, with what it wrote.
+// failure is a test or package that failed, with its output.
 type failure struct {
 	test   string
 	output []string
@@ -126,11 +126,11 @@ func readRecord(r io.Reader) (got record, err error) {
 	return got, in.Err()
 }
 
-// TestNothingWasLeftOut lists what the tests of a whole run skipped, the twenty
-// slowest, how long each step took, and last the tests that did not end and those
-// that failed. It fails if there is one, or if a test was skipped because
-// something is missing that `make test` installs. It reads the records in
-// LULL_RECORDS, and is the last thing that make test runs.
+// TestNothingWasLeftOut lists the skipped tests of a whole run, the twenty
+// slowest, the duration of each step, and last the tests that did not end and
+// those that failed. It fails if there are any, or if a test was skipped
+// because something is missing that `make test` installs. It reads the records
+// in LULL_RECORDS, and is the last step of make test.
 func TestNothingWasLeftOut(t *testing.T) {
 	folder := os.Getenv("LULL_RECORDS")
 	if folder == "" {

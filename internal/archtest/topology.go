@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Topology is the page docs/reference/topology.md: who speaks which wire and
-// touches which part of the world, read from the imports.
+// Topology returns the page docs/reference/topology.md, generated from the
+// imports: which package uses which protocol and which external system.
 func Topology(t *Tree) string {
 	var b strings.Builder
 	b.WriteString("# Topology\n\nGenerated from the imports by `go test ./internal/archtest -update`; do not edit.\n" +

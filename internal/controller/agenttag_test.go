@@ -69,18 +69,18 @@ func TestTagDeadlineIsReadAgain(t *testing.T) {
 	})
 }
 
-// TestTagDeadlineOfAStoppedWorker: a stopped worker follows its tag too: a
-// deadline that is added, moved or taken away is in its record when the rolling
-// pass has seen it, so that a worker can be started again once its tag is gone.
-// An action that an operator gave the deadline stays when the tag moves, and
-// ends the worker.
+// TestTagDeadlineOfAStoppedWorker checks that a stopped worker follows its tag
+// too: a deadline that is added, moved or removed is in its record after the
+// rolling pass, so that a worker can be started again once its tag is removed.
+// An action that an operator chose for the deadline is kept when the tag moves,
+// and ends the worker.
 func TestTagDeadlineOfAStoppedWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
@@ -101,15 +101,15 @@ func TestTagDeadlineOfAStoppedWorker(t *testing.T) {
 		near, far := start.Add(time.Hour), start.Add(24*time.Hour)
 		follow("added", &near)
 		time.Sleep(2 * time.Hour) // it is over
-		if _, err := r.fleet.StartWorker(t.Context(), person, id); err == nil {
+		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err == nil {
 			t.Fatal("a worker whose deadline is over is started")
 		}
 		follow("taken away", nil)
-		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 			t.Fatalf("after its tag was taken away: %v", err)
 		}
 		r.await(id, power.WorkerRunning, 10*time.Minute)
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)

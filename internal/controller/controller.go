@@ -254,7 +254,7 @@ func (c *Controller) read(v store.Value) {
 	c.learn(w, debounce)
 }
 
-// learn processes a newer record and schedules a look at the worker after a
+// learn processes a newer record and schedules a check of the worker after a
 // delay, which combines changes that come together. A record that returns from
 // our own write is already known.
 func (c *Controller) learn(w worker.Worker, after time.Duration) {

@@ -94,7 +94,7 @@ func (j *job) detect(ctx context.Context, force bool) (worker.DetectResult, erro
 	}
 	j.fetch(ctx, force)
 	if ctx.Err() != nil {
-		r.Error = "the check was called off"
+		r.Error = "the check was canceled"
 		return r, nil
 	}
 	// Repeat step 1 right before an automatic pause: every pause fetches.
@@ -271,7 +271,7 @@ func (j *job) load(rules *policy.Resolved) idle.Reading {
 	case l.Err != nil:
 		r.Detail = l.Err.Error()
 	default:
-		r.Detail = "CloudWatch has no data of it"
+		r.Detail = "CloudWatch has no data"
 	}
 	return r
 }

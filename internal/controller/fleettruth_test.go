@@ -75,14 +75,14 @@ func resolution(sources []string) (blind, early, brief time.Duration) {
 	return blind, early + time.Second, brief // times are rounded to seconds on the wire
 }
 
-// TestTruthFleet: simulated users and loads, written down before the controller
-// starts, define when a machine was in use; a simulated cloud and CML and an
-// agent show it, each with its own resolution, delay, loss, staleness and clock,
-// and with outages. Settings change and controllers are killed at random. No
-// automatic stop arrives at EC2 within the timeout of use that the sources could
-// show or that CloudWatch did show when it had to be read, nor earlier than the
-// timeout after the machine started; and a machine that is idle while nothing is
-// wrong is stopped.
+// TestTruthFleet compares automatic stops with the truth. Simulated users and
+// loads, fixed before the controller starts, define when a machine was in use.
+// A simulated cloud, CML and an agent show it, each with its own resolution,
+// delay, loss, staleness and clock error, and with outages. Settings change and
+// controllers are killed at random. No automatic stop reaches EC2 within the
+// timeout after use that the sources could show, or that CloudWatch did show
+// when it had to be read, nor within the timeout after the machine started. A
+// machine that is idle without faults is stopped.
 //
 // A controller that ignores the state of an active reading fails in nearly
 // every round, and so does one whose final check does not read CloudWatch.
@@ -281,10 +281,10 @@ func (w *truthWorld) create() {
 		w.id = w.f.adopt("m", risks).ID
 		return
 	}
-	_, err := w.f.fleet.PutTemplate(w.t.Context(), person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "*cml*", Enabled: true}, 0)
+	_, err := w.f.fleet.PutTemplate(w.t.Context(), operator, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "*cml*", Enabled: true}, 0)
 	if err == nil {
 		var is worker.Worker
-		is, err = w.f.fleet.CreateWorker(w.t.Context(), person, fleet.NewWorker{Name: "m", AWSRegion: simRegion, TemplateName: "small", Profile: risks})
+		is, err = w.f.fleet.CreateWorker(w.t.Context(), operator, fleet.NewWorker{Name: "m", AWSRegion: simRegion, TemplateName: "small", Profile: risks})
 		w.id = is.ID
 	}
 	if err != nil {
@@ -354,13 +354,13 @@ func (w *truthWorld) live(now time.Time, served bool) {
 	}
 	if used && !up && now.Second()%10 == 0 {
 		if is := w.f.worker(w.id); is.Status == power.WorkerStopped && is.DesiredStatus == power.WorkerStopped {
-			if _, err := w.f.fleet.ResumeWorker(w.t.Context(), person, w.id); err != nil {
+			if _, err := w.f.fleet.ResumeWorker(w.t.Context(), operator, w.id); err != nil {
 				w.t.Errorf("cannot resume: %v", err)
 			}
 		}
 	}
 	if now.Second() == 0 && w.f.worker(w.id).Status == power.WorkerFailed { // a start in an outage
-		_, err := w.f.fleet.RetryWorker(w.t.Context(), person, w.id)
+		_, err := w.f.fleet.RetryWorker(w.t.Context(), operator, w.id)
 		if _, refused := errors.AsType[*failure.Refused](err); err != nil && !refused { // refused if it is no longer FAILED
 			w.t.Errorf("cannot retry: %v", err)
 		}
@@ -560,7 +560,7 @@ func (w *truthWorld) change() {
 func (w *truthWorld) configure(timeout time.Duration, sources []string) {
 	w.set(timeout, sources)
 	minutes := int(timeout.Minutes())
-	if _, err := w.f.fleet.UpdateWorker(w.t.Context(), person, w.id, 0, worker.Profile{IdleTimeoutMinutes: &minutes, ActivitySources: w.sources}); err != nil {
+	if _, err := w.f.fleet.UpdateWorker(w.t.Context(), operator, w.id, 0, worker.Profile{IdleTimeoutMinutes: &minutes, ActivitySources: w.sources}); err != nil {
 		w.t.Errorf("cannot change the worker: %v", err)
 	}
 	w.disturb(0)

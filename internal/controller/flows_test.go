@@ -33,7 +33,7 @@ func TestAskedTooEarly(t *testing.T) {
 		r.stop()
 		r.run(r.db.Client(), options{server: "server-2"})
 		for range 40 { // throughout the time in which the shards change hands
-			q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
+			q, err := r.fleet.AskOwner(t.Context(), operator, fleet.RequestDetect, id, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -58,7 +58,7 @@ func TestDetectResult(t *testing.T) {
 		m := r.machine(id)
 		detect := func() worker.DetectResult {
 			t.Helper()
-			q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
+			q, err := r.fleet.AskOwner(t.Context(), operator, fleet.RequestDetect, id, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,7 +94,7 @@ func TestDetectResult(t *testing.T) {
 		if d = detect(); d.TelemetryFetched || d.EligibleForPause || d.TelemetryUnknownWhy != "not_opted_in" {
 			t.Errorf("not opted in: %+v", d)
 		}
-		if _, err := r.fleet.SnoozeWorker(t.Context(), person, id, time.Now().Add(time.Hour)); err != nil {
+		if _, err := r.fleet.SnoozeWorker(t.Context(), operator, id, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 		set(func() { m.optOut = false })
@@ -102,13 +102,13 @@ func TestDetectResult(t *testing.T) {
 			t.Errorf("snoozed: %+v", d)
 		}
 		set(func() { m.risks = []string{worker.RiskInstanceStore} })
-		if _, err := r.fleet.SnoozeWorker(t.Context(), person, id, time.Time{}); err != nil {
+		if _, err := r.fleet.SnoozeWorker(t.Context(), operator, id, time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 		if d = detect(); d.EligibleForPause || len(d.Blocks) != 1 || d.Blocks[0].Code != worker.RiskInstanceStore {
 			t.Errorf("preflight: %+v", d)
 		}
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{AcceptedRisks: []string{worker.RiskInstanceStore}}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{AcceptedRisks: []string{worker.RiskInstanceStore}}); err != nil {
 			t.Fatal(err)
 		}
 		if d = detect(); !d.EligibleForPause || !d.AutoPauseTriggered || d.Action != worker.ActPause {
@@ -162,13 +162,13 @@ func TestLateAction(t *testing.T) {
 		r.world.mu.Lock()
 		r.world.fault = failNow("stop", Unreachable)
 		r.world.mu.Unlock()
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		for w := r.await(id, power.WorkerStopping, time.Minute); w.Intent.SentAt == nil; w = r.worker(id) {
 			time.Sleep(time.Second)
 		}
-		if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
@@ -213,7 +213,7 @@ func TestLateActivity(t *testing.T) {
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				if c.manual {
 					time.Sleep(40 * time.Minute)
-					if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+					if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -223,7 +223,7 @@ func TestLateActivity(t *testing.T) {
 				r.world.mu.Lock()
 				m.events = append(m.events, cmlEvent{at: at, arrives: time.Now()})
 				r.world.mu.Unlock()
-				if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+				if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 					t.Fatal(err)
 				}
 				r.await(id, power.WorkerRunning, 5*time.Minute)
@@ -262,17 +262,17 @@ func TestAutoPauseAction(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		auto := worker.ActionAuto
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{PauseAction: &auto}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{PauseAction: &auto}); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		for range 4 {
-			if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 				t.Fatal(err)
 			}
 			r.await(id, power.WorkerStopped, 10*time.Minute)
 			time.Sleep(10 * time.Hour)
-			if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+			if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 				t.Fatal(err)
 			}
 			r.await(id, power.WorkerRunning, 10*time.Minute)
@@ -325,7 +325,7 @@ func TestHaltInTheController(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{On: true}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Hour)
@@ -340,7 +340,7 @@ func TestHaltInTheController(t *testing.T) {
 		}
 		for what, st := range map[string]worker.IdleStatus{"its owner": *l.Idle, "the record": record} {
 			i := slices.IndexFunc(st.Blocks, func(b idle.Block) bool { return b.Code == idle.Halted })
-			if i < 0 || !strings.Contains(st.Blocks[i].Sentence, "halted by "+person.Name+" since 2") {
+			if i < 0 || !strings.Contains(st.Blocks[i].Sentence, "halted by "+operator.Name+" since 2") {
 				t.Errorf("%s does not say who halted it: %+v", what, st.Blocks)
 			}
 			if st.Has(idle.WarningPending) || st.TargetPauseAt != nil || st.WarnAt != nil || st.Eligible {
@@ -356,7 +356,7 @@ func TestHaltInTheController(t *testing.T) {
 		if w := r.worker(id); w.Status != power.WorkerRunning {
 			t.Errorf("halted, after a restart it is %s", w.Status)
 		}
-		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{}); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 30*time.Minute)
@@ -372,7 +372,7 @@ func TestHaltEndsInTheController(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		end := time.Now().Add(5 * time.Hour).Round(0)
-		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{On: true, Until: &end, Reason: "network is down"}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true, Until: &end, Reason: "network is down"}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Until(end) - time.Second)
@@ -390,7 +390,7 @@ func TestHaltEndsInTheController(t *testing.T) {
 			t.Errorf("paused at %v, warned %v", w.LastPausedAt, r.machine(id).warned)
 		}
 		page, err := r.fleet.Audit(t.Context(), audit.Query{Action: "halt_ended"})
-		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != audit.ByController || !strings.Contains(page.Entries[0].Detail, person.Name) {
+		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != audit.ByController || !strings.Contains(page.Entries[0].Detail, operator.Name) {
 			t.Errorf("the log says %+v, %v", page.Entries, err)
 		}
 	})
@@ -407,11 +407,11 @@ func TestImport(t *testing.T) {
 		m.PrivateIP = "10.9.9.9"
 		m.Tags = map[string]string{"team": "net", "Name": "lab 7", "aws:cloudformation:stack-name": "s", "lull:idle-timeout": "1h"}
 		r.world.mu.Unlock()
-		w, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: m.ID})
+		w, err := r.fleet.ImportWorker(t.Context(), operator, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: m.ID})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: m.ID}); err == nil {
+		if _, err := r.fleet.ImportWorker(t.Context(), operator, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: m.ID}); err == nil {
 			t.Error("one instance was imported twice")
 		}
 		w = r.await(w.ID, power.WorkerRunning, 5*time.Minute)
@@ -425,7 +425,7 @@ func TestImport(t *testing.T) {
 		if w = r.worker(w.ID); w.Status != power.WorkerRunning || len(m.Tags) != 4 {
 			t.Errorf("not armed, it is %s with tags %v", w.Status, m.Tags)
 		}
-		if _, err := r.fleet.ArmWorker(t.Context(), person, w.ID, true); err != nil {
+		if _, err := r.fleet.ArmWorker(t.Context(), operator, w.ID, true); err != nil {
 			t.Fatal(err)
 		}
 		r.await(w.ID, power.WorkerStopped, 30*time.Minute)
@@ -533,7 +533,7 @@ func TestTakeover(t *testing.T) {
 			t.Errorf("the takeover took %s, want at most %s", took, most)
 		}
 		t.Logf("taken over in %s", took)
-		_, err := second.c.fleet.Guarded(old.own.Guard()).StopWorker(t.Context(), person, id)
+		_, err := second.c.fleet.Guarded(old.own.Guard()).StopWorker(t.Context(), operator, id)
 		if !errors.Is(err, store.ErrLeaseLost) {
 			t.Errorf("a write under the lost lease: %v", err)
 		}

@@ -85,7 +85,7 @@ func runRow(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
-	if _, err := f.PutTemplate(ctx, person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+	if _, err := f.PutTemplate(ctx, operator, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 		t.Fatal(err)
 	}
 	c, err := New(Config{Fleet: f, Server: "s", Clouds: func(string, string) (Cloud, error) { return w.cloud(), nil }, Consoles: w.console,
@@ -130,7 +130,7 @@ func runRow(t *testing.T, r row) {
 	}
 	c.read(v)
 	if r.halted {
-		if _, err := f.SetHalt(ctx, person, halt.Request{On: true}); err != nil {
+		if _, err := f.SetHalt(ctx, operator, halt.Request{On: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,7 +138,7 @@ func runRow(t *testing.T, r row) {
 		if err := r.asks(f); err != nil {
 			t.Fatal(err)
 		}
-		q, err := f.AskOwner(ctx, person, fleet.RequestDetect, "w-1", true)
+		q, err := f.AskOwner(ctx, operator, fleet.RequestDetect, "w-1", true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -309,7 +309,7 @@ func TestHandlers(t *testing.T) {
 		}},
 		{name: "a check that is asked for sees what was said before", status: power.WorkerRunning, ec2: "running", age: long, config: map[string]any{"worker_warn_before_minutes": 0},
 			set: func(w *worker.Worker) { at := time.Now(); w.LastActivityCheckAt = &at }, asks: func(f *fleet.Fleet) error {
-				_, err := f.SnoozeWorker(context.Background(), person, "w-1", time.Now().Add(time.Hour))
+				_, err := f.SnoozeWorker(context.Background(), operator, "w-1", time.Now().Add(time.Hour))
 				return err
 			}, result: Success, check: func(t *testing.T, w worker.Worker, c *Controller) {
 				page, err := store.List(t.Context(), c.fleet.Store(), fleet.RequestKeys())
@@ -353,7 +353,7 @@ func TestHandlers(t *testing.T) {
 		{name: "stop for too long", status: power.WorkerStopping, set: both(intent(power.ReasonManual, false), func(w *worker.Worker) { at := time.Now().Add(-time.Hour); w.Intent.SentAt = &at }), ec2: "running", age: long, result: Retry, to: power.WorkerFailed, reason: "not stopped within"},
 		{name: "missing while stopping is not stopped", status: power.WorkerStopping, set: intent(power.ReasonManual, false), result: Requeue},
 		// DRAINING.
-		{name: "nothing runs", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "running", result: Success, to: power.WorkerStopping, reason: "nothing runs", calls: "tags"},
+		{name: "nothing runs", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "running", result: Success, to: power.WorkerStopping, reason: "nothing is running", calls: "tags"},
 		{name: "labs run", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Requeue, calls: "tags"},
 		{name: "stopped while it drains", status: power.WorkerDraining, set: intent(power.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Success, to: power.WorkerStopping},
 		{name: "manual drain times out", status: power.WorkerDraining, set: intent(power.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, age: long, result: Success, to: power.WorkerStopping, reason: "timed out", calls: "tags"},
@@ -386,8 +386,8 @@ func TestHandlers(t *testing.T) {
 			w.DesiredStatus, w.TTLDeadline, w.TerminateFor, w.TerminateBy = power.WorkerTerminated, &at, power.ReasonTTL, &audit.ByController
 		}, result: Success, to: power.WorkerTerminated, reason: "by its ttl_deadline", check: ended(power.ReasonTTL, audit.ByController)},
 		{name: "terminated by a user", status: power.WorkerTerminating, ec2: "terminated", set: func(w *worker.Worker) {
-			w.DesiredStatus, w.TerminateBy = power.WorkerTerminated, &person
-		}, result: Success, to: power.WorkerTerminated, reason: "by " + person.Name, check: ended(power.ReasonManual, person)},
+			w.DesiredStatus, w.TerminateBy = power.WorkerTerminated, &operator
+		}, result: Success, to: power.WorkerTerminated, reason: "by " + operator.Name, check: ended(power.ReasonManual, operator)},
 		{name: "terminated from outside, late", status: power.WorkerTerminating, ec2: "terminated", set: func(w *worker.Worker) {
 			w.DesiredStatus, w.TerminateFor = power.WorkerTerminated, power.ReasonExternal
 		}, result: Success, to: power.WorkerTerminated, check: ended(power.ReasonExternal, audit.ByCloud)},

@@ -276,7 +276,7 @@ func (j *job) provisioning(ctx context.Context) outcome {
 			return outcome{Result: Requeue}
 		}
 		if j.inst.Cause == CauseServer {
-			// Nothing is left of it, so a retry launches anew.
+			// Nothing of it remains, so a retry launches another instance.
 			err := j.to(ctx, power.WorkerFailed, "EC2 ended the launch: "+j.inst.Reason, func(w *worker.Worker, tx *worker.Tx) {
 				w.EC2InstanceID, w.EC2State = "", ""
 				tx.Note(audit.Entry{Action: audit.ProvisionFailed, Detail: w.StatusReason})

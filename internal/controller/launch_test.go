@@ -50,10 +50,10 @@ func TestLaunchCanHibernate(t *testing.T) {
 				defer r.stop()
 				tmpl := c.tmpl
 				tmpl.Name, tmpl.InstanceType, tmpl.AMINameFilter, tmpl.Enabled = "fit", "m5.xlarge", "cml*", true
-				if _, err := r.fleet.PutTemplate(t.Context(), person, tmpl, 0); err != nil {
+				if _, err := r.fleet.PutTemplate(t.Context(), operator, tmpl, 0); err != nil {
 					t.Fatal(err)
 				}
-				w, err := r.fleet.CreateWorker(t.Context(), person, fleet.NewWorker{Name: "one", AWSRegion: region0, TemplateName: "fit", Profile: worker.Profile{PauseAction: &c.action}})
+				w, err := r.fleet.CreateWorker(t.Context(), operator, fleet.NewWorker{Name: "one", AWSRegion: region0, TemplateName: "fit", Profile: worker.Profile{PauseAction: &c.action}})
 				if err != nil {
 					t.Fatal(err)
 				}

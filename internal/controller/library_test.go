@@ -100,7 +100,7 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 		in := fleet.ImportedWorker{Name: "h", AWSRegion: weekRegion}
 		in.TLSInsecure, in.AcceptedRisks = new(true), []string{worker.RiskNoElasticIP}
 		simulated.World.Find("h", func(i *world.Instance, _ world.Moment) { in.EC2InstanceID = i.ID })
-		anna := audit.Actor{Name: "anna", Kind: audit.KindPerson}
+		anna := audit.Actor{Name: "anna", Kind: audit.KindUser}
 		w, err := r.fleet.ImportWorker(ctx, anna, in)
 		if err != nil {
 			t.Fatal(err)

@@ -70,10 +70,10 @@ func TestLicense(t *testing.T) {
 			r.run(r.db.Client(), options{server: "server-2"})
 		}, state: registered, want: worker.LicenseRegistered, calls: 2, counts: [2]int64{1, 0}},
 		{name: "stopped in between", op: worker.OperationRegister, within: func(r *rig, id string) {
-			_, _ = r.fleet.StopWorker(r.t.Context(), person, id)
+			_, _ = r.fleet.StopWorker(r.t.Context(), operator, id)
 			r.await(id, power.WorkerStopped, 5*time.Minute)
 			time.Sleep(time.Hour)
-			_, _ = r.fleet.StartWorker(r.t.Context(), person, id)
+			_, _ = r.fleet.StartWorker(r.t.Context(), operator, id)
 			r.await(id, power.WorkerRunning, 5*time.Minute)
 		}, state: registered, want: worker.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
 		{name: "registered already", op: worker.OperationRegister, at: func(m *machine) { m.lic = registered }, refuse: refusal, want: worker.LicenseRegistered, counts: [2]int64{1, 0}},
@@ -103,9 +103,9 @@ func TestLicense(t *testing.T) {
 				const token = "hush-hush"
 				var err error
 				if c.op == worker.OperationRegister {
-					_, err = r.fleet.RegisterLicense(t.Context(), person, id, "env:"+token, false)
+					_, err = r.fleet.RegisterLicense(t.Context(), operator, id, "env:"+token, false)
 				} else {
-					_, err = r.fleet.DeregisterLicense(t.Context(), person, id)
+					_, err = r.fleet.DeregisterLicense(t.Context(), operator, id)
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -176,7 +176,7 @@ func TestLicenseGivenBack(t *testing.T) {
 			m.onLicense = first(1, "deregister", refusal)
 			r.world.mu.Unlock()
 			defer r.world.mu.Lock()
-			_, _ = r.fleet.DeregisterLicense(r.t.Context(), person, id)
+			_, _ = r.fleet.DeregisterLicense(r.t.Context(), operator, id)
 			r.till(id, func(w worker.Worker) bool { return w.License.FailedOperation != "" })
 		}, want: worker.LicenseDeregistered, asked: true},
 		{name: "refused", lic: registered, at: func(_ *rig, _ string, m *machine) { m.regErr = refusal }, want: worker.LicenseFailed, because: "status 400", asked: true},
@@ -187,7 +187,7 @@ func TestLicenseGivenBack(t *testing.T) {
 		{name: "stopped, and the seat is left", lic: registered, leave: true, at: func(r *rig, id string, _ *machine) {
 			r.world.mu.Unlock()
 			defer r.world.mu.Lock()
-			_, _ = r.fleet.StopWorker(r.t.Context(), person, id)
+			_, _ = r.fleet.StopWorker(r.t.Context(), operator, id)
 			r.await(id, power.WorkerStopped, 5*time.Minute)
 		}, want: worker.LicenseFailed, because: "does not run"},
 	} {
@@ -211,7 +211,7 @@ func TestLicenseGivenBack(t *testing.T) {
 					c.at(r, id, m)
 				}
 				r.world.mu.Unlock()
-				if _, err := r.fleet.Terminate(t.Context(), person, id, fleet.Termination{LeaveLicense: c.leave}); err != nil {
+				if _, err := r.fleet.Terminate(t.Context(), operator, id, fleet.Termination{LeaveLicense: c.leave}); err != nil {
 					t.Fatal(err)
 				}
 				if c.after != nil {
@@ -225,7 +225,7 @@ func TestLicenseGivenBack(t *testing.T) {
 				if l.PendingOperation != "" || l.OperationInProgress != nil || l.Seat != m.lic.Seat {
 					t.Errorf("the record has %+v, and CML %+v", l, m.lic)
 				}
-				if _, err := r.fleet.RegisterLicense(t.Context(), person, id, "env:TOKEN", false); err == nil {
+				if _, err := r.fleet.RegisterLicense(t.Context(), operator, id, "env:TOKEN", false); err == nil {
 					t.Error("the license of a terminated worker was requested")
 				}
 			})
@@ -246,19 +246,19 @@ func TestLicenseHeldByStopped(t *testing.T) {
 		m.lic = registered
 		r.world.mu.Unlock()
 		r.till(id, func(w worker.Worker) bool { return w.License.Seat })
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
-		_, err := r.fleet.TerminateWorker(t.Context(), person, id)
+		_, err := r.fleet.TerminateWorker(t.Context(), operator, id)
 		if refused, ok := errors.AsType[*failure.Refused](err); !ok || refused.Reason != "license_held" {
 			t.Errorf("terminated with %v", err)
 		}
-		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.TerminateWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.TerminateWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		if l := r.await(id, power.WorkerTerminated, 5*time.Minute).License; l.Status != worker.LicenseDeregistered || m.lic != unregistered {
@@ -277,7 +277,7 @@ func TestLicenseRead(t *testing.T) {
 		m := r.world.add("running")
 		m.PrivateIP, m.lic = "10.0.0.9", registered
 		r.world.mu.Unlock()
-		w, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{EC2InstanceID: m.ID, AWSRegion: region0})
+		w, err := r.fleet.ImportWorker(t.Context(), operator, fleet.ImportedWorker{EC2InstanceID: m.ID, AWSRegion: region0})
 		if err != nil {
 			t.Fatal(err)
 		}

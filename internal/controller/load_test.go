@@ -24,7 +24,7 @@ func TestLoadHoldsForTheTimeout(t *testing.T) {
 		r := newRig(t, options{world: w, settings: map[string]any{"worker_auto_pause_snooze_minutes": 0}})
 		defer r.stop()
 		id := r.create().ID
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{ActivitySources: []string{worker.SourceCloudWatch}}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{ActivitySources: []string{worker.SourceCloudWatch}}); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
@@ -55,9 +55,9 @@ func (r *rig) createLoaded(n int, timeout time.Duration) []string {
 	r.t.Helper()
 	var ids []string
 	for i := range n {
-		w, err := r.fleet.CreateWorker(r.t.Context(), person, fleet.NewWorker{Name: "n" + strconv.Itoa(i), AWSRegion: region0, TemplateName: "small"})
+		w, err := r.fleet.CreateWorker(r.t.Context(), operator, fleet.NewWorker{Name: "n" + strconv.Itoa(i), AWSRegion: region0, TemplateName: "small"})
 		if err == nil {
-			_, err = r.fleet.UpdateWorker(r.t.Context(), person, w.ID, 0, worker.Profile{IdleTimeoutMinutes: new(int(timeout.Minutes())), ActivitySources: []string{worker.SourceCloudWatch}})
+			_, err = r.fleet.UpdateWorker(r.t.Context(), operator, w.ID, 0, worker.Profile{IdleTimeoutMinutes: new(int(timeout.Minutes())), ActivitySources: []string{worker.SourceCloudWatch}})
 		}
 		if err != nil {
 			r.t.Fatal(err)

@@ -48,7 +48,7 @@ func newMeasures() measures {
 		falsePause: prometheus.NewCounter(prometheus.CounterOpts{Name: "lull_would_be_false_pause_total",
 			Help: "Pauses prevented by dry-run mode that were followed by activity within 15 minutes, the default window of a simulation."}),
 		lateness: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "lull_late_activity_delay_seconds",
-			Help:    "Seconds from activity until it was reported, where it would have prevented a pause that had been carried out by then.",
+			Help:    "Seconds from an activity until it was reported, for activity that would have prevented a pause but was reported after it.",
 			Buckets: []float64{60, 300, 900, 1800, 3600, 2 * 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600}}),
 	}
 	for _, s := range []string{stageRunning, stageReady} {

@@ -48,12 +48,12 @@ func TestResumeIsMeasured(t *testing.T) {
 		if n, _ := r.measured("lull_resume_seconds", stageRunning); n != 0 {
 			t.Errorf("a launch is %d resumes", n)
 		}
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		asked := time.Now()
-		if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
@@ -66,7 +66,7 @@ func TestResumeIsMeasured(t *testing.T) {
 		if n, ready := r.measured("lull_resume_seconds", stageReady); n != 1 || ready < running || ready > running+60 {
 			t.Errorf("%d resumes to CML of %g s, want one of a little more than %g", n, ready, running)
 		}
-		if _, err := r.fleet.SnoozeWorker(t.Context(), person, id, time.Now().Add(5*time.Hour)); err != nil {
+		if _, err := r.fleet.SnoozeWorker(t.Context(), operator, id, time.Now().Add(5*time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(4 * time.Hour)

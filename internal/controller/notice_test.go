@@ -16,24 +16,24 @@ import (
 func TestNotice(t *testing.T) {
 	ends := map[string]func(r *rig, id string) error{
 		"snoozed": func(r *rig, id string) error {
-			_, err := r.fleet.SnoozeWorker(r.t.Context(), person, id, time.Now().Add(24*time.Hour))
+			_, err := r.fleet.SnoozeWorker(r.t.Context(), operator, id, time.Now().Add(24*time.Hour))
 			return err
 		},
 		"used": func(r *rig, id string) error { r.use(id); return nil },
 		"detection off": func(r *rig, id string) error {
-			_, err := r.fleet.SetIdleDetection(r.t.Context(), person, id, false)
+			_, err := r.fleet.SetIdleDetection(r.t.Context(), operator, id, false)
 			return err
 		},
 		"halted": func(r *rig, _ string) error {
-			_, err := r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true})
+			_, err := r.fleet.SetHalt(r.t.Context(), operator, halt.Request{On: true})
 			return err
 		},
 		"disarmed": func(r *rig, id string) error {
-			_, err := r.fleet.ArmWorker(r.t.Context(), person, id, false)
+			_, err := r.fleet.ArmWorker(r.t.Context(), operator, id, false)
 			return err
 		},
 		"stopped": func(r *rig, id string) error {
-			_, err := r.fleet.StopWorker(r.t.Context(), person, id)
+			_, err := r.fleet.StopWorker(r.t.Context(), operator, id)
 			return err
 		},
 	}
@@ -81,7 +81,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 	time.Sleep(15 * time.Minute)
 	w := r.worker(id)
 	if w.Status == power.WorkerStopped { // CML learns what it missed when it runs again
-		if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 10*time.Minute)
@@ -102,7 +102,7 @@ func TestNoticeOfTTL(t *testing.T) {
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		at := time.Now().Add(20 * time.Minute)
 		terminate := "terminate"
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{TTLDeadline: &at, TTLAction: &terminate}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{TTLDeadline: &at, TTLAction: &terminate}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(16 * time.Minute)

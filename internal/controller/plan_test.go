@@ -29,7 +29,7 @@ func TestPlannedChecks(t *testing.T) {
 				defer func() { r.stop() }()
 				if c.budget {
 					one := 1
-					if _, err := r.fleet.PutBudget(t.Context(), person, policy.Budget{Name: "one", For: policy.Stops, MaxActions: &one, PerMinutes: 24 * 60}); err != nil {
+					if _, err := r.fleet.PutBudget(t.Context(), operator, policy.Budget{Name: "one", For: policy.Stops, MaxActions: &one, PerMinutes: 24 * 60}); err != nil {
 						t.Fatal(err)
 					}
 					r.await(r.create().ID, power.WorkerStopped, 2*time.Hour) // spends it
@@ -50,7 +50,7 @@ func TestPlannedChecks(t *testing.T) {
 						t.Fatalf("%s after the start: %+v", time.Since(begun), l.Idle.Blocks)
 					}
 					if n > read && !said.IsZero() && time.Until(said) > 15*time.Second && r.worker(id).Status == power.WorkerRunning {
-						t.Fatalf("it was looked at %s before it was to be", time.Until(said))
+						t.Fatalf("it was checked %s early", time.Until(said))
 					}
 					next := l.Idle.NextIdleCheckAt
 					if read > 0 && (next.IsZero() || time.Since(next) > 15*time.Second) && r.worker(id).Status == power.WorkerRunning {

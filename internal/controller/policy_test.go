@@ -52,21 +52,21 @@ func (r *rig) office(more ...string) {
 		w.Hold = text != "mon-fri 08:00-18:00"
 		s.Windows = append(s.Windows, w)
 	}
-	if _, err := r.fleet.PutSchedule(r.t.Context(), person, s, true); err != nil {
+	if _, err := r.fleet.PutSchedule(r.t.Context(), operator, s, true); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
 func (r *rig) apply(sel policy.Scope, a rules.Application) {
 	r.t.Helper()
-	if _, _, err := r.fleet.Apply(r.t.Context(), person, sel, a); err != nil {
+	if _, _, err := r.fleet.Apply(r.t.Context(), operator, sel, a); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
 func (r *rig) override(o policy.Override) policy.Override {
 	r.t.Helper()
-	o, err := r.fleet.AddOverride(r.t.Context(), person, o)
+	o, err := r.fleet.AddOverride(r.t.Context(), operator, o)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func (r *rig) use(id string) {
 	m := r.machine(id)
 	r.world.mu.Lock()
 	defer r.world.mu.Unlock()
-	r.world.settle(m)
+	r.world.advance(m)
 	if m.State == "running" {
 		m.events = append(m.events, cmlEvent{at: time.Now(), arrives: time.Now()})
 	}
@@ -104,7 +104,7 @@ func TestScheduleWeeks(t *testing.T) {
 				id := w.ID
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				r.apply(policy.Scope{Tags: map[string]string{"team": ""}}, rules.Application{Schedule: new("office")})
-				if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
+				if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
 					t.Fatal(err)
 				}
 				ctx, end := context.WithCancel(t.Context())
@@ -147,13 +147,13 @@ func TestScheduleWeeks(t *testing.T) {
 					{4, "09:25", false, "", nil}, // frozen while stopped
 					{4, "09:35", true, "", nil},  // the opening still counts
 					{4, "12:00", true, "", func() {
-						if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+						if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 							t.Error(err)
 						}
 					}},
 					{4, "12:03", false, power.ReasonManual, nil},
 					{5, "10:00", false, power.ReasonManual, func() { // a user's start in closed hours
-						if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
+						if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
 							t.Error(err)
 						}
 					}},
@@ -180,7 +180,7 @@ func TestScheduleWeeks(t *testing.T) {
 				}
 				w = r.worker(id)
 				if w.ManualResumeCount != 1 || w.ManualPauseCount != 1 || w.AutoResumeCount != 6 {
-					t.Errorf("counted %d and %d resumes, %d pauses by people", w.ManualResumeCount, w.AutoResumeCount, w.ManualPauseCount)
+					t.Errorf("counted %d and %d resumes, %d pauses by users", w.ManualResumeCount, w.AutoResumeCount, w.ManualPauseCount)
 				}
 				if !strings.HasPrefix(w.LastResumedBy, "schedule office") {
 					t.Errorf("last resumed by %q", w.LastResumedBy)
@@ -203,7 +203,7 @@ func TestScheduleInUse(t *testing.T) {
 			r := newRig(t, options{})
 			defer r.stop()
 			r.office()
-			if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "strict", Values: policy.Values{Force: &force, Schedule: new("office")}}, true); err != nil {
+			if _, err := r.fleet.PutPolicy(t.Context(), operator, policy.Named{Name: "strict", Values: policy.Values{Force: &force, Schedule: new("office")}}, true); err != nil {
 				t.Fatal(err)
 			}
 			id := r.create().ID
@@ -254,7 +254,7 @@ func (r *rig) many(n int) []string {
 	r.t.Helper()
 	var ids []string
 	for i := range n {
-		w, err := r.fleet.CreateWorker(r.t.Context(), person, fleet.NewWorker{Name: fmt.Sprintf("n%d", i), AWSRegion: region0, TemplateName: "small"})
+		w, err := r.fleet.CreateWorker(r.t.Context(), operator, fleet.NewWorker{Name: fmt.Sprintf("n%d", i), AWSRegion: region0, TemplateName: "small"})
 		if err != nil {
 			r.t.Fatal(err)
 		}
@@ -333,7 +333,7 @@ func TestBudgets(t *testing.T) {
 			b.MaxActions, b.MaxPercent = nil, new(float64(stops)*100/workers)
 		}
 		for _, b := range []policy.Budget{b, {Name: "starts", For: policy.Starts, MaxActions: &starts, PerMinutes: startPer}} {
-			if _, err := r.fleet.PutBudget(t.Context(), person, b); err != nil {
+			if _, err := r.fleet.PutBudget(t.Context(), operator, b); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -363,17 +363,17 @@ func TestBudgets(t *testing.T) {
 		r.apply(policy.Scope{}, rules.Application{Schedule: new("office")})
 		var tokens []string
 		for _, id := range ids[:4] {
-			if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, worker.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
+			if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
 				t.Fatal(err)
 			}
-			token, err := r.fleet.NewWakeToken(t.Context(), person, id)
+			token, err := r.fleet.NewWakeToken(t.Context(), operator, id)
 			if err != nil {
 				t.Fatal(err)
 			}
 			tokens = append(tokens, token)
 		}
 		r.apply(policy.Scope{Tags: map[string]string{"kind": "on demand"}}, rules.Application{Schedule: new("office"), Priority: new(5)})
-		if _, err := r.fleet.AddOverride(t.Context(), person, policy.Override{Kind: policy.Skip, Selector: policy.Scope{Tags: map[string]string{"kind": ""}}, Until: local(t, "2000-01-04 07:00").Add(8 * time.Hour)}); err != nil {
+		if _, err := r.fleet.AddOverride(t.Context(), operator, policy.Override{Kind: policy.Skip, Selector: policy.Scope{Tags: map[string]string{"kind": ""}}, Until: local(t, "2000-01-04 07:00").Add(8 * time.Hour)}); err != nil {
 			t.Fatal(err)
 		}
 		begun := local(t, "2000-01-04 08:00")
@@ -426,17 +426,17 @@ func TestShadowPolicy(t *testing.T) {
 		r := newRig(t, options{})
 		defer r.stop()
 		r.office()
-		if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "try", Values: policy.Values{
+		if _, err := r.fleet.PutPolicy(t.Context(), operator, policy.Named{Name: "try", Values: policy.Values{
 			Shadow: new(true), Schedule: new("office"), IdleTimeoutMinutes: new(30)}}, true); err != nil {
 			t.Fatal(err)
 		}
 		ids := r.many(3)
 		r.apply(policy.Scope{}, rules.Application{Policy: new("try")})
 		at := time.Now().Add(4 * time.Hour)
-		if _, err := r.fleet.UpdateWorker(t.Context(), person, ids[0], 0, worker.Profile{TTLDeadline: &at}); err != nil {
+		if _, err := r.fleet.UpdateWorker(t.Context(), operator, ids[0], 0, worker.Profile{TTLDeadline: &at}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.fleet.StopWorker(t.Context(), person, ids[2]); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, ids[2]); err != nil {
 			t.Fatal(err)
 		}
 		r.await(ids[2], power.WorkerStopped, 5*time.Minute)
@@ -554,12 +554,12 @@ func TestPauseTellsWhenItWasChecked(t *testing.T) {
 		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > time.Minute {
 			t.Errorf("paused at %s for its idleness, last checked at %v", w.LastPausedAt, at)
 		}
-		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		time.Sleep(28 * time.Minute)
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		w = r.await(id, power.WorkerStopped, 5*time.Minute)

@@ -381,7 +381,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 		case late:
 			w.CancelledStopAt = nil
 			w.TookEffect()
-			w.StatusReason = "a stop that was called off took effect; it is started again"
+			w.StatusReason = "a canceled stop took effect; starting the worker again"
 			w.Repair(tx)
 			tx.Note(audit.Entry{Action: "late_action", Events: []string{audit.EventLateAction}, Detail: why})
 		case cause == CauseServer:
@@ -432,7 +432,7 @@ func (j *job) startedOutside(ctx context.Context) outcome {
 	if sent := j.w.StartSentAt; j.w.Status == power.WorkerStopped && j.w.StartWithdrawnAt != nil && sent != nil && j.now.Sub(*sent) < lateWindow {
 		out := j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *worker.Worker, tx *worker.Tx) {
 			w.StopLateStart(tx)
-			w.StatusReason = "a start that was withdrawn took effect; it is stopped again"
+			w.StatusReason = "a canceled start took effect; stopping the worker again"
 			tx.Note(audit.Entry{Action: "late_action", Events: []string{audit.EventLateAction}, Detail: "start"})
 		})
 		if out.Result == Success {

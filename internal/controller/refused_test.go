@@ -31,7 +31,7 @@ func TestRefusedStopIsNoPause(t *testing.T) {
 		}
 		stop := func() {
 			t.Helper()
-			if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -41,11 +41,11 @@ func TestRefusedStopIsNoPause(t *testing.T) {
 			stop()
 			time.Sleep(time.Minute)
 			w := r.await(id, power.WorkerRunning, time.Minute)
-			if c := w.StopCalledOff; c == nil || c.Why == "" || !strings.Contains(w.StatusReason, c.Why) || c.By != person.Name {
+			if c := w.StopCalledOff; c == nil || c.Why == "" || !strings.Contains(w.StatusReason, c.Why) || c.By != operator.Name {
 				t.Errorf("its record says %q of %+v", w.StatusReason, c)
 			}
 			if w.DesiredStatus != power.WorkerRunning || w.Intent != nil || w.ManualPauseCount != stops || !w.StopRefused() {
-				t.Errorf("wanted %s, intent %v, %d stops by people", w.DesiredStatus, w.Intent, w.ManualPauseCount)
+				t.Errorf("wanted %s, intent %v, %d stops by users", w.DesiredStatus, w.Intent, w.ManualPauseCount)
 			}
 			return w
 		}
@@ -58,7 +58,7 @@ func TestRefusedStopIsNoPause(t *testing.T) {
 			t.Errorf("last paused at %v; %q, %+v", w.LastPausedAt, w.StatusReason, w.StopCalledOff)
 		}
 		paused := *r.worker(id).LastPausedAt
-		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)

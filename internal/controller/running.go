@@ -210,12 +210,12 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	if x == nil || j.now.Before(x.WarnAt) || j.shadow() || j.c.fleet.Halted().On {
 		return outcome{}, false
 	}
-	use := "it is stopped"
+	use := "the worker is stopped"
 	switch j.w.Status {
 	case power.WorkerRunning:
 		use = j.engineCase().Use()
 	case power.WorkerFailed:
-		use = "it has failed, so what uses it is unknown"
+		use = "the worker has failed, so its use is unknown"
 	}
 	if !x.Warned {
 		err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {

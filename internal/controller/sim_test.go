@@ -79,7 +79,7 @@ type user struct {
 	nextAct time.Time
 	since   time.Time // the worker has been pausable since, according to the oracle
 	outage  time.Time // telemetry is away until
-	nobody  bool
+	gone    bool
 }
 
 func (d *day) fault(format string, args ...any) {
@@ -179,12 +179,12 @@ func (d *day) live(ctx context.Context, u *user, w *worker.Worker, i int) {
 	if w.EC2InstanceID == "" {
 		return
 	}
-	if now.After(u.session) && !u.nobody && d.rng.IntN(500) == 0 {
+	if now.After(u.session) && !u.gone && d.rng.IntN(500) == 0 {
 		u.session = now.Add(time.Duration(20+d.rng.IntN(200)) * time.Minute)
 	}
 	working := now.Before(u.session)
 	if working && (w.Status == power.WorkerStopped || w.Status == power.WorkerStopping) && w.DesiredStatus == power.WorkerStopped {
-		if _, err := d.fleet.ResumeWorker(ctx, person, w.ID); err != nil {
+		if _, err := d.fleet.ResumeWorker(ctx, operator, w.ID); err != nil {
 			if _, refused := errors.AsType[*failure.Refused](err); !refused {
 				d.fault("cannot resume %s: %v", w.ID, err)
 			}
@@ -193,7 +193,7 @@ func (d *day) live(ctx context.Context, u *user, w *worker.Worker, i int) {
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
 	m := d.world.insts[w.EC2InstanceID]
-	d.world.settle(m)
+	d.world.advance(m)
 	if working && m.State == "running" && !now.Before(u.nextAct) {
 		e := cmlEvent{at: now, arrives: now}
 		switch n := d.rng.IntN(100); {
@@ -234,40 +234,40 @@ func (d *day) command(ctx context.Context, id string) {
 	var err error
 	switch n {
 	case 0:
-		_, err = d.fleet.StopWorker(ctx, person, id)
+		_, err = d.fleet.StopWorker(ctx, operator, id)
 	case 1:
-		_, err = d.fleet.DrainWorker(ctx, person, id)
+		_, err = d.fleet.DrainWorker(ctx, operator, id)
 	case 2:
-		_, err = d.fleet.CancelDrain(ctx, person, id)
+		_, err = d.fleet.CancelDrain(ctx, operator, id)
 	case 3, 4, 5:
-		_, err = d.fleet.ResumeWorker(ctx, person, id)
+		_, err = d.fleet.ResumeWorker(ctx, operator, id)
 	case 6:
 		_, err = d.fleet.ResumeWorker(ctx, audit.Actor{Name: "calendar", Kind: audit.KindSchedule}, id)
 	case 7:
 		if d.rng.IntN(10) == 0 {
-			_, err = d.fleet.TerminateWorker(ctx, person, id)
+			_, err = d.fleet.TerminateWorker(ctx, operator, id)
 		}
 	case 8:
-		_, err = d.fleet.RetryWorker(ctx, person, id)
+		_, err = d.fleet.RetryWorker(ctx, operator, id)
 	case 9:
-		_, err = d.fleet.SnoozeWorker(ctx, person, id, time.Now().Add(time.Hour))
+		_, err = d.fleet.SnoozeWorker(ctx, operator, id, time.Now().Add(time.Hour))
 	case 10:
-		_, err = d.fleet.ArmWorker(ctx, person, id, d.rng.IntN(4) > 0)
+		_, err = d.fleet.ArmWorker(ctx, operator, id, d.rng.IntN(4) > 0)
 	case 11:
 		if d.rng.IntN(20) == 0 {
-			_, err = d.fleet.SetHalt(ctx, person, halt.Request{On: true})
+			_, err = d.fleet.SetHalt(ctx, operator, halt.Request{On: true})
 		}
 	case 12:
-		_, err = d.fleet.SetHalt(ctx, person, halt.Request{})
+		_, err = d.fleet.SetHalt(ctx, operator, halt.Request{})
 	case 13:
 		_, err = d.fleet.PauseWorker(ctx, audit.Actor{Name: "calendar", Kind: audit.KindSchedule}, id, worker.Pause{Reason: power.ReasonSchedule})
 	case 14:
-		_, err = d.fleet.RegisterLicense(ctx, person, id, "env:TOKEN", false)
+		_, err = d.fleet.RegisterLicense(ctx, operator, id, "env:TOKEN", false)
 	case 15:
 		at := time.Now().Add(time.Duration(d.rng.IntN(120)) * time.Minute)
-		_, err = d.fleet.UpdateWorker(ctx, person, id, 0, worker.Profile{TTLDeadline: &at})
+		_, err = d.fleet.UpdateWorker(ctx, operator, id, 0, worker.Profile{TTLDeadline: &at})
 	case 16:
-		_, err = d.fleet.UpdateWorker(ctx, person, id, 0, worker.Profile{TTLDeadline: &time.Time{}})
+		_, err = d.fleet.UpdateWorker(ctx, operator, id, 0, worker.Profile{TTLDeadline: &time.Time{}})
 	}
 	if _, refused := errors.AsType[*failure.Refused](err); err != nil && !refused {
 		if _, busy := errors.AsType[*failure.Conflict](err); !busy {
@@ -290,7 +290,7 @@ func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 	}
 	d.fleet = f
 	ctx := context.Background()
-	if _, err := f.PutTemplate(ctx, person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+	if _, err := f.PutTemplate(ctx, operator, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
 		return []string{err.Error()}, ""
 	}
 	d.world.onStop = d.onStop
@@ -323,12 +323,12 @@ func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 		d.serve(i)
 	}
 	for i := range p.workers {
-		w, err := f.CreateWorker(ctx, person, fleet.NewWorker{Name: fmt.Sprintf("n%d", i), AWSRegion: region0, TemplateName: "small"})
+		w, err := f.CreateWorker(ctx, operator, fleet.NewWorker{Name: fmt.Sprintf("n%d", i), AWSRegion: region0, TemplateName: "small"})
 		if err != nil {
 			return []string{err.Error()}, ""
 		}
 		d.ids = append(d.ids, w.ID)
-		d.users[w.ID] = &user{nobody: d.rng.IntN(5) == 0, session: time.Now().Add(time.Duration(d.rng.IntN(120)) * time.Minute)}
+		d.users[w.ID] = &user{gone: d.rng.IntN(5) == 0, session: time.Now().Add(time.Duration(d.rng.IntN(120)) * time.Minute)}
 	}
 	time.Sleep(5 * time.Minute)
 	for i, id := range d.ids {

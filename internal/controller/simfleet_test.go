@@ -142,12 +142,12 @@ func (f *simFleet) adopt(name string, p worker.Profile) worker.Worker {
 	if !f.sim.World.Locate(name, func(i *simworld.Instance, _ simworld.Moment) { id = i.ID }) {
 		f.t.Fatalf("the simulator has no instance %s", name)
 	}
-	w, err := f.fleet.ImportWorker(f.t.Context(), person, fleet.ImportedWorker{Name: name, AWSRegion: simRegion, EC2InstanceID: id})
+	w, err := f.fleet.ImportWorker(f.t.Context(), operator, fleet.ImportedWorker{Name: name, AWSRegion: simRegion, EC2InstanceID: id})
 	if err == nil {
-		w, err = f.fleet.UpdateWorker(f.t.Context(), person, w.ID, 0, p)
+		w, err = f.fleet.UpdateWorker(f.t.Context(), operator, w.ID, 0, p)
 	}
 	if err == nil {
-		w, err = f.fleet.ArmWorker(f.t.Context(), person, w.ID, true)
+		w, err = f.fleet.ArmWorker(f.t.Context(), operator, w.ID, true)
 	}
 	if err != nil {
 		f.t.Fatal(err)
@@ -164,7 +164,7 @@ func (f *simFleet) worker(id string) worker.Worker {
 	return w
 }
 
-var person = audit.Actor{Name: "ada", Kind: audit.KindPerson}
+var operator = audit.Actor{Name: "ada", Kind: audit.KindUser}
 
 // simLog is the controller's log, shown by go test -v.
 type simLog struct{ t *testing.T }

@@ -58,10 +58,10 @@ func (c slowConsole) Withdraw(ctx context.Context, id string) error {
 	return c.console.Withdraw(ctx, id)
 }
 
-// TestSlowConsoles: an unused fleet behind slow CML hosts some of
-// whose answers fail, all due at the same moment, is stopped within two idle
-// checks of that moment, and no worker earlier. Its lanes are to its size what
-// those of a server are to 3,000 workers.
+// TestSlowConsoles checks that an unused fleet behind slow CML hosts, some of
+// whose answers fail, is stopped within two idle checks of the moment at which
+// all are due, and no worker earlier. The ratio of lanes to workers is that of
+// a server with 3,000 workers.
 func TestSlowConsoles(t *testing.T) {
 	n := max(scaletest.N(t, 300), 300)
 	rng := scaletest.Random(t)
@@ -107,11 +107,11 @@ func TestSlowConsoles(t *testing.T) {
 			m.LaunchTime, m.PrivateIP = deadline.Add(-timeout), "10.0.0.1"
 			id := m.ID
 			w.mu.Unlock()
-			is, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: id})
+			is, err := r.fleet.ImportWorker(t.Context(), operator, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: id})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := r.fleet.ArmWorker(t.Context(), person, is.ID, true); err != nil {
+			if _, err := r.fleet.ArmWorker(t.Context(), operator, is.ID, true); err != nil {
 				t.Fatal(err)
 			}
 		}

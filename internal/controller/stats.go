@@ -125,7 +125,7 @@ var plain = []struct {
 	{"license_deregistered_count", "License deregistrations completed.", prometheus.CounterValue, func(s *Stats) int64 { return s.LicenseDeregistered }},
 	{"scale_down_drain_count", "Drains begun by scale-down.", prometheus.CounterValue, func(s *Stats) int64 { return s.ScaleDownDrain }},
 	{"running_worker_count", "Workers that are RUNNING.", prometheus.GaugeValue, func(s *Stats) int64 { return s.RunningWorkers }},
-	{"unknown_signal_count", "Idle checks with a signal that was not known.", prometheus.CounterValue, func(s *Stats) int64 { return s.UnknownSignal }},
+	{"unknown_signal_count", "Idle checks with an unknown signal.", prometheus.CounterValue, func(s *Stats) int64 { return s.UnknownSignal }},
 	{"late_activity_count", "Activity that was reported only after the final check before a pause.", prometheus.CounterValue, func(s *Stats) int64 { return s.LateActivity }},
 	{"late_action_count", "Calls that took effect after they were given up, and were repaired.", prometheus.CounterValue, func(s *Stats) int64 { return s.LateActions }},
 	{"pause_cancelled_count", "Pauses canceled by the final check.", prometheus.CounterValue, func(s *Stats) int64 { return s.PauseCancelled }},

@@ -149,7 +149,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 			if out, again := j.repeats(last); again {
 				return out
 			}
-			return j.callOff(ctx, &last, "the final check found it in use or could not tell")
+			return j.callOff(ctx, &last, "the final check found it in use or could not read a signal")
 		}
 	}
 	hibernate, why := j.hibernates(ctx)
@@ -340,7 +340,7 @@ func (j *job) draining(ctx context.Context) outcome {
 		}
 	}
 	if none || over {
-		why := "nothing runs any more"
+		why := "nothing is running"
 		if !none {
 			why = "the drain timed out"
 		}

@@ -39,7 +39,7 @@ func TestTracesAndLines(t *testing.T) {
 			t.Errorf("half an hour of the same: %q", l)
 		}
 		r.await(id, power.WorkerStopped, 2*time.Hour)
-		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
@@ -74,7 +74,7 @@ func TestTracesAndLines(t *testing.T) {
 		if resume.Parent().IsValid() {
 			t.Error("the resume is under something")
 		}
-		tracetest.Has(t, resume, attribute.String("lull.worker.id", id), attribute.String("lull.by", person.Name))
+		tracetest.Has(t, resume, attribute.String("lull.worker.id", id), attribute.String("lull.by", operator.Name))
 		seen.Under(t, "ec2.start", "worker.resume")
 		seen.Under(t, "cml.ready", "worker.resume")
 	})

@@ -22,7 +22,7 @@ import (
 func TestEndOfAStoppedWorker(t *testing.T) {
 	terminate, stop := "terminate", "stop"
 	halt := func(r *rig, until *time.Time) {
-		if _, err := r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true, Until: until}); err != nil {
+		if _, err := r.fleet.SetHalt(r.t.Context(), operator, halt.Request{On: true, Until: until}); err != nil {
 			r.t.Error(err)
 		}
 	}
@@ -161,7 +161,7 @@ func TestWarningOfTTL(t *testing.T) {
 				id := r.create().ID
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				if c.before != nil {
-					if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "own", Values: policy.Values{WarnBeforeMinutes: c.before}}, true); err != nil {
+					if _, err := r.fleet.PutPolicy(t.Context(), operator, policy.Named{Name: "own", Values: policy.Values{WarnBeforeMinutes: c.before}}, true); err != nil {
 						t.Fatal(err)
 					}
 					r.apply(policy.Scope{}, rules.Application{Policy: new("own")})
@@ -225,7 +225,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		token, err := r.fleet.NewWakeToken(t.Context(), person, id)
+		token, err := r.fleet.NewWakeToken(t.Context(), operator, id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,8 +233,8 @@ func TestStartAfterItsTTL(t *testing.T) {
 		r.profile(id, worker.Profile{TTLDeadline: &end})
 		r.await(id, power.WorkerStopped, 20*time.Minute)
 		for name, start := range map[string]func() (worker.Worker, error){
-			"a user":  func() (worker.Worker, error) { return r.fleet.StartWorker(t.Context(), person, id) },
-			"a retry": func() (worker.Worker, error) { return r.fleet.RetryWorker(t.Context(), person, id) },
+			"a user":  func() (worker.Worker, error) { return r.fleet.StartWorker(t.Context(), operator, id) },
+			"a retry": func() (worker.Worker, error) { return r.fleet.RetryWorker(t.Context(), operator, id) },
 			"a wake":  func() (worker.Worker, error) { return r.fleet.WakeWorker(t.Context(), id, token) },
 			"a schedule": func() (worker.Worker, error) {
 				return r.fleet.ScheduleStart(t.Context(), id, r.worker(id).Revision(), "office")
@@ -249,7 +249,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartAskedAt != nil {
 			t.Errorf("after refusals it is to be %s, asked at %v", w.DesiredStatus, w.StartAskedAt)
 		}
-		if w, err := r.fleet.ScaleUp(t.Context(), person, r.worker(id).TemplateName, region0, "more"); err != nil || w.ID == id {
+		if w, err := r.fleet.ScaleUp(t.Context(), operator, r.worker(id).TemplateName, region0, "more"); err != nil || w.ID == id {
 			t.Errorf("a scale-up takes %s: %v", w.ID, err)
 		}
 		r.world.mu.Lock()
@@ -270,7 +270,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 		}
 		later := time.Now().Add(time.Hour)
 		r.profile(id, worker.Profile{TTLDeadline: &later})
-		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerRunning, 10*time.Minute)
@@ -280,7 +280,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 // profile changes a worker's user settings.
 func (r *rig) profile(id string, p worker.Profile) {
 	r.t.Helper()
-	if _, err := r.fleet.UpdateWorker(r.t.Context(), person, id, 0, p); err != nil {
+	if _, err := r.fleet.UpdateWorker(r.t.Context(), operator, id, 0, p); err != nil {
 		r.t.Fatal(err)
 	}
 }

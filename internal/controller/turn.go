@@ -31,15 +31,15 @@ const (
 
 // starts is the order in which automatic starts take their turns.
 type starts struct {
-	at    time.Time
-	place map[[2]string]int    // by budget and worker
-	room  map[string]time.Time // by budget
+	at        time.Time
+	place     map[[2]string]int    // by budget and worker
+	freeSince map[string]time.Time // by budget
 }
 
 // waits reports whether a worker waits for an automatic start.
 func waits(w *worker.Worker) bool {
 	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartOrigin == worker.OriginAuto &&
-		w.StartReason != policy.ByPerson
+		w.StartReason != policy.ByUser
 }
 
 // ahead orders starts: interactive ones first, then the oldest.
@@ -71,11 +71,11 @@ func askedAt(w *worker.Worker) time.Time {
 
 // turn tells how many starts are before this worker's, and since when a
 // budget has had room while it waited.
-func (c *Controller) turn(id, budget string, free bool, now time.Time) (place int, room time.Time) {
+func (c *Controller) turn(id, budget string, free bool, now time.Time) (place int, freeSince time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.starts.room == nil {
-		c.starts.room = map[string]time.Time{}
+	if c.starts.freeSince == nil {
+		c.starts.freeSince = map[string]time.Time{}
 	}
 	if now.Sub(c.starts.at) >= queued || now.Before(c.starts.at) {
 		var waiting []*worker.Worker
@@ -97,15 +97,15 @@ func (c *Controller) turn(id, budget string, free bool, now time.Time) (place in
 		}
 	}
 	if !free {
-		delete(c.starts.room, budget)
-	} else if c.starts.room[budget].IsZero() {
-		c.starts.room[budget] = now
+		delete(c.starts.freeSince, budget)
+	} else if c.starts.freeSince[budget].IsZero() {
+		c.starts.freeSince[budget] = now
 	}
-	return c.starts.place[[2]string{budget, id}], c.starts.room[budget]
+	return c.starts.place[[2]string{budget, id}], c.starts.freeSince[budget]
 }
 
 // takeStart starts a STOPPED worker that is to run, when it is its turn under
-// the budgets. People wait for none.
+// the budgets. Starts that users request do not wait for budgets.
 func (j *job) takeStart(ctx context.Context) outcome {
 	if waits(&j.w) {
 		if out, wait := j.waitTurn(ctx); wait {
@@ -131,7 +131,7 @@ func (j *job) takeStart(ctx context.Context) outcome {
 func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
 	now := time.Now()
 	for _, u := range j.c.fleet.BudgetsOf(now, &j.w, policy.Starts, startReason(&j.w)) {
-		place, room := j.c.turn(j.w.ID, u.Budget, u.Free, now)
+		place, freeSince := j.c.turn(j.w.ID, u.Budget, u.Free, now)
 		switch {
 		case !u.Free:
 			next := now.Add(j.s.ReconcileInterval)
@@ -139,15 +139,15 @@ func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
 				next = u.FreeAt.Add(spread(j.w.ID, queued))
 			}
 			return j.held(ctx, string(idle.Budget), u.Sentence, next), true
-		case place >= u.Left && now.Sub(room) < unused:
-			return j.held(ctx, string(idle.Budget), fmt.Sprintf("Budget %s has room, and others are before it.", u.Budget), now.Add(queued+spread(j.w.ID, queued))), true
+		case place >= u.Left && now.Sub(freeSince) < unused:
+			return j.held(ctx, string(idle.Budget), fmt.Sprintf("Budget %s has capacity, but other workers are first in the queue.", u.Budget), now.Add(queued+spread(j.w.ID, queued))), true
 		}
 	}
 	return outcome{}, false
 }
 
 // turnSaying begins the status reason of a start that waits for a budget.
-const turnSaying = "waits for its turn to start: "
+const turnSaying = "start is queued: "
 
 // held leaves a start waiting, and says why; for its turn once.
 func (j *job) held(ctx context.Context, code, why string, next time.Time) outcome {

@@ -7,8 +7,9 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestUncheckedRisks: a preflight check that could not be made blocks a stop
-// unless a user accepted that risk, and one that found something does so as ever.
+// TestUncheckedRisks checks that a preflight check that could not be made
+// blocks a stop unless a user accepted that risk, and that one with a finding
+// always blocks it.
 func TestUncheckedRisks(t *testing.T) {
 	store, address := worker.RiskInstanceStore, worker.RiskNoElasticIP
 	for name, tc := range map[string]struct {

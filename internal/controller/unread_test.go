@@ -55,12 +55,12 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		}
 		r.world.mu.Unlock()
 		in := fleet.ImportedWorker{Name: "lost", AWSRegion: region0, EC2InstanceID: "i-0123456789abcdef0"}
-		w, err := r.fleet.ImportWorker(t.Context(), person, in)
+		w, err := r.fleet.ImportWorker(t.Context(), operator, in)
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Minute)
-		const said = "EC2 cannot be asked about " + region0 + " since "
+		const said = "EC2 has not answered about " + region0 + " since "
 		if w = r.worker(w.ID); w.Status != power.WorkerUnknown || !strings.HasPrefix(w.StatusReason, said) || !strings.Contains(w.StatusReason, "AuthFailure") {
 			t.Errorf("it is %s: %s", w.Status, w.StatusReason)
 		}
@@ -79,14 +79,14 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		}
 		refused := func(id string, force bool, reason string) {
 			t.Helper()
-			err := r.fleet.ForgetWorker(t.Context(), person, id, force)
+			err := r.fleet.ForgetWorker(t.Context(), operator, id, force)
 			if no, ok := errors.AsType[*failure.Refused](err); !ok || no.Reason != reason {
 				t.Errorf("forgotten: %v", err)
 			}
 		}
 		refused(healthy, true, "status")
 		refused(w.ID, false, "force")
-		if _, err := r.fleet.TerminateWorker(t.Context(), person, w.ID); err != nil {
+		if _, err := r.fleet.TerminateWorker(t.Context(), operator, w.ID); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Minute)
@@ -94,7 +94,7 @@ func TestRegionThatIsNotThere(t *testing.T) {
 			t.Errorf("it is %s: %s", w.Status, w.StatusReason)
 		}
 		refused(w.ID, false, "force")
-		if err := r.fleet.ForgetWorker(t.Context(), person, w.ID, true); err != nil {
+		if err := r.fleet.ForgetWorker(t.Context(), operator, w.ID, true); err != nil {
 			t.Fatal(err)
 		}
 		page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: w.ID, Limit: 100})
@@ -104,7 +104,7 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		if e := page.Entries[len(page.Entries)-1]; e.Action != "forgotten" || e.Reason != "force" || !strings.Contains(e.Detail, "EC2") {
 			t.Errorf("the audit has %+v", e)
 		}
-		if w, err = r.fleet.ImportWorker(t.Context(), person, in); err != nil {
+		if w, err = r.fleet.ImportWorker(t.Context(), operator, in); err != nil {
 			t.Fatal(err)
 		}
 		r.world.mu.Lock()

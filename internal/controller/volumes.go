@@ -37,7 +37,7 @@ func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 	known, err := from.Volumes(asked, ids)
 	cancel()
 	if err != nil {
-		c.log.Warn("cannot read the sizes of volumes, so what storage costs is not known", "region", r.key.name, "err", err)
+		c.log.Warn("cannot read the sizes of volumes, so the cost of storage is unknown", "region", r.key.name, "err", err)
 		return
 	}
 	for id, want := range due {

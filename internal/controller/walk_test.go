@@ -21,7 +21,7 @@ import (
 
 const region0 = "us-east-1"
 
-var person = audit.Actor{Name: "ada", Kind: audit.KindPerson}
+var operator = audit.Actor{Name: "ada", Kind: audit.KindUser}
 
 // rig is a fleet and a world in a bubble.
 type rig struct {
@@ -71,7 +71,7 @@ func newRig(t *testing.T, o options) *rig {
 	if o.server == "" {
 		o.server = "server-1"
 	}
-	_, err = f.PutTemplate(t.Context(), person, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0)
+	_, err = f.PutTemplate(t.Context(), operator, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func (r *rig) await(id string, s power.Worker, within time.Duration) worker.Work
 
 func (r *rig) create() worker.Worker {
 	r.t.Helper()
-	w, err := r.fleet.CreateWorker(r.t.Context(), person, fleet.NewWorker{Name: "one", AWSRegion: region0, TemplateName: "small"})
+	w, err := r.fleet.CreateWorker(r.t.Context(), operator, fleet.NewWorker{Name: "one", AWSRegion: region0, TemplateName: "small"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestLifeOfOneWorker(t *testing.T) {
 			t.Error("no warning was sent")
 		}
 		time.Sleep(time.Hour)
-		if _, err := r.fleet.ResumeWorker(t.Context(), person, w.ID); err != nil {
+		if _, err := r.fleet.ResumeWorker(t.Context(), operator, w.ID); err != nil {
 			t.Fatal(err)
 		}
 		w = r.await(w.ID, power.WorkerRunning, 5*time.Minute)

@@ -61,13 +61,13 @@ func scripts(seed uint64) world.Config {
 				world.UserScript{Name: "dan", Days: "daily", From: "06:30", To: "10:00", Every: world.Duration(11 * time.Minute)}),
 			"night":  of(world.UserScript{Name: "eve", Days: "daily", From: "21:00", To: "03:00", Every: world.Duration(9 * time.Minute)}),
 			"rare":   of(world.UserScript{Name: "fay", Days: "mon,thu", Every: world.Duration(25 * time.Minute), Break: hours(3)}),
-			"nobody": of(),
+			"unused": of(),
 		},
 	}
-	for _, name := range []string{"office", "team", "night", "rare", "nobody", "evenings"} {
+	for _, name := range []string{"office", "team", "night", "rare", "unused", "evenings"} {
 		profile := name
 		if name == "evenings" {
-			profile = "nobody"
+			profile = "unused"
 		}
 		c.Workers = append(c.Workers, world.WorkerConfig{Name: name, Type: "t3.small", Profile: profile, Up: hours(1)})
 	}
@@ -142,9 +142,9 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 	if r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: set}}); err != nil {
 		return nil, err
 	}
-	person := audit.Actor{Name: "anna", Kind: audit.KindPerson}
+	operator := audit.Actor{Name: "anna", Kind: audit.KindUser}
 	size := launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}
-	if _, err := r.fleet.PutTemplate(ctx, person, size, 0); err != nil {
+	if _, err := r.fleet.PutTemplate(ctx, operator, size, 0); err != nil {
 		return nil, err
 	}
 	for _, c := range r.sim.World.Config().Workers {
@@ -152,7 +152,7 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 		insecure := true
 		in.TLSInsecure = &insecure
 		r.sim.World.Find(c.Name, func(i *world.Instance, _ world.Moment) { in.EC2InstanceID = i.ID })
-		if r.workers[c.Name], err = r.fleet.ImportWorker(ctx, person, in); err != nil {
+		if r.workers[c.Name], err = r.fleet.ImportWorker(ctx, operator, in); err != nil {
 			return nil, err
 		}
 	}
@@ -283,9 +283,9 @@ func byHand(uses []time.Time, offs []off, born, to time.Time, timeout, snooze ti
 	return out
 }
 
-// TestRecordedWeek: a controller in dry run watches a week of scripted users
-// over the network and writes a journal to disk. The API's results under three
-// policies match, second by second, what follows from the script.
+// TestRecordedWeek has a controller in dry run watch a week of scripted users
+// over the network and write a journal to disk. The API's results under three
+// policies match, second by second, the expectation computed from the script.
 func TestRecordedWeek(t *testing.T) {
 	seed := rand.Uint64()
 	if s := os.Getenv("LULL_SEED"); s != "" {
@@ -339,7 +339,7 @@ func recordedWeek(t *testing.T, seed uint64, dir string) (err error) {
 // each morning.
 func evenings(r *recorded, from time.Time) error {
 	ctx := context.Background()
-	bo := audit.Actor{Name: "bo", Kind: audit.KindPerson}
+	bo := audit.Actor{Name: "bo", Kind: audit.KindUser}
 	id := r.workers["evenings"].ID
 	for day := range 7 {
 		evening := from.Add(time.Duration(day)*24*time.Hour + 20*time.Hour)

@@ -108,9 +108,9 @@ func (a *actingCalls) serve(w http.ResponseWriter, r *http.Request, next http.Ha
 	}
 }
 
-// TestStopIsNeverSentLate: whatever EC2 makes of the calls, no request that
-// stops a worker for its idleness, a retry of the SDK or a hibernation that
-// falls back to a stop, arrives later than 5 s after CML answered for it.
+// TestStopIsNeverSentLate checks that, however EC2 answers, no request that
+// stops an idle worker arrives later than 5 s after CML answered for it,
+// including retries of the SDK and a hibernation that falls back to a stop.
 func TestStopIsNeverSentLate(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
 	n := max(scaletest.N(t, 12), 2) // the simulator numbers the names of two and more
@@ -157,8 +157,8 @@ func TestStopIsNeverSentLate(t *testing.T) {
 	})
 }
 
-// TestHaltEndsRetries: of the stops and terminations that deadlines lead to,
-// none arrives later than 5 s after a halt was acknowledged.
+// TestHaltEndsRetries checks that no stop or termination because of a deadline
+// arrives later than 5 s after a halt was acknowledged.
 func TestHaltEndsRetries(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
 	n := max(scaletest.N(t, 12), 2) // the simulator numbers the names of two and more
@@ -191,7 +191,7 @@ func TestHaltEndsRetries(t *testing.T) {
 			} else {
 				time.Sleep(time.Duration(rng.IntN(20000)) * time.Millisecond)
 			}
-			if _, err := f.fleet.SetHalt(t.Context(), person, halt.Request{On: true}); err != nil {
+			if _, err := f.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}); err != nil {
 				t.Fatal(err)
 			}
 			halted := time.Now()
@@ -208,7 +208,7 @@ func TestHaltEndsRetries(t *testing.T) {
 				}
 			}
 			a.mu.Unlock()
-			if _, err := f.fleet.SetHalt(t.Context(), person, halt.Request{}); err != nil {
+			if _, err := f.fleet.SetHalt(t.Context(), operator, halt.Request{}); err != nil {
 				t.Fatal(err)
 			}
 		}

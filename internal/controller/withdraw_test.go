@@ -50,7 +50,7 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	r.await(id, power.WorkerRunning, 5*time.Minute)
 	ec2, wanted := r.worker(id).EC2InstanceID, power.WorkerRunning
 	if !up {
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
@@ -61,14 +61,14 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 		to := power.WorkerStopped
 		switch act {
 		case "start":
-			_, err = r.fleet.StartWorker(t.Context(), person, id)
+			_, err = r.fleet.StartWorker(t.Context(), operator, id)
 			to = power.WorkerRunning
 		case "stop":
-			_, err = r.fleet.StopWorker(t.Context(), person, id)
+			_, err = r.fleet.StopWorker(t.Context(), operator, id)
 		case "drain":
-			_, err = r.fleet.DrainWorker(t.Context(), person, id)
+			_, err = r.fleet.DrainWorker(t.Context(), operator, id)
 		case "cancel-drain":
-			_, err = r.fleet.CancelDrain(t.Context(), person, id)
+			_, err = r.fleet.CancelDrain(t.Context(), operator, id)
 			to = power.WorkerRunning
 		case "crash":
 			r.stop()
@@ -84,7 +84,7 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	w := r.worker(id)
 	r.world.mu.Lock()
 	m := r.world.insts[ec2]
-	r.world.settle(m)
+	r.world.advance(m)
 	state := m.State
 	r.world.mu.Unlock()
 	if w.Status != wanted || w.DesiredStatus != wanted || state != strings.ToLower(string(wanted)) {
@@ -130,7 +130,7 @@ func TestWishDuringAWrite(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		wrote := r.worker(id)
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		since := r.worker(id)
@@ -174,7 +174,7 @@ func TestLateStart(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		ask(r.fleet.StopWorker(t.Context(), person, id))
+		ask(r.fleet.StopWorker(t.Context(), operator, id))
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		r.world.mu.Lock()
 		r.world.fault = func(c string) (time.Duration, error, bool) {
@@ -184,11 +184,11 @@ func TestLateStart(t *testing.T) {
 			return 0, nil, false
 		}
 		r.world.mu.Unlock()
-		ask(r.fleet.StartWorker(t.Context(), person, id))
+		ask(r.fleet.StartWorker(t.Context(), operator, id))
 		for r.await(id, power.WorkerStarting, time.Minute).StartSentAt == nil {
 			time.Sleep(time.Second)
 		}
-		ask(r.fleet.StopWorker(t.Context(), person, id))
+		ask(r.fleet.StopWorker(t.Context(), operator, id))
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		lands := func() {
 			r.world.mu.Lock()
@@ -219,10 +219,10 @@ func TestAutomaticStartIsKept(t *testing.T) {
 		on, off func(r *rig, id string)
 		why     string
 	}{
-		"halted": {func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true}) },
-			func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, halt.Request{}) }, "halted"},
-		"in dry-run mode": {func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, false) },
-			func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, true) }, "dry-run mode"},
+		"halted": {func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), operator, halt.Request{On: true}) },
+			func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), operator, halt.Request{}) }, "halted"},
+		"in dry-run mode": {func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), operator, id, false) },
+			func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), operator, id, true) }, "dry-run mode"},
 		"frozen": {func(r *rig, id string) {
 			r.override(policy.Override{Kind: policy.Freeze, Selector: policy.Scope{Workers: []string{id}}, Until: time.Now().Add(10 * time.Minute)})
 		}, func(r *rig, _ string) { time.Sleep(10 * time.Minute) }, "frozen"},
@@ -268,7 +268,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 					r.world.fault = nil
 					r.world.mu.Unlock()
 					if begun {
-						if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+						if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
 							t.Fatal(err)
 						}
 					} else {
@@ -295,11 +295,11 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		r.apply(policy.Scope{Workers: []string{id}}, rules.Application{Schedule: new("office")})
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 5*time.Minute)
-		if _, err := r.fleet.PutBudget(t.Context(), person, policy.Budget{Name: "starts", For: policy.Starts, MaxActions: new(0), PerMinutes: 1}); err != nil {
+		if _, err := r.fleet.PutBudget(t.Context(), operator, policy.Budget{Name: "starts", For: policy.Starts, MaxActions: new(0), PerMinutes: 1}); err != nil {
 			t.Fatal(err)
 		}
 		r.until(local(t, "2000-03-07 08:10"))
@@ -314,11 +314,11 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 		if w := r.worker(id); w.DesiredStatus != power.WorkerRunning {
 			t.Fatalf("it does not wait again: %s", w.DesiredStatus)
 		}
-		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 			t.Fatal(err)
 		}
 		r.until(local(t, "2000-03-08 12:00"))
-		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartWithdrawnBy != person.Name || w.AutoResumeCount != 0 {
+		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartWithdrawnBy != operator.Name || w.AutoResumeCount != 0 {
 			t.Errorf("a user's word against the schedule: %s, withdrawn by %q", w.DesiredStatus, w.StartWithdrawnBy)
 		}
 	})
@@ -332,7 +332,7 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{On: true}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Hour)
@@ -346,10 +346,10 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 			}
 			return mem.Fault{}
 		})
-		if _, err := r.fleet.SetHalt(t.Context(), person, halt.Request{}); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{}); err != nil {
 			t.Fatal(err)
 		}
-		q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
+		q, err := r.fleet.AskOwner(t.Context(), operator, fleet.RequestDetect, id, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -372,7 +372,7 @@ func TestAnswerOfTheCheckBefore(t *testing.T) {
 		r.c.fleet.Store().(*mem.Client).Inject(func(c mem.Call) mem.Fault {
 			for _, op := range c.Txn.Then {
 				if c.Kind == mem.Commit && strings.HasPrefix(op.Key, "workers/") && strings.Contains(string(op.Data), `"reason":"idle_timeout"`) && len(asked) == 0 {
-					q, err := r.fleet.AskOwner(context.Background(), person, fleet.RequestDetect, id, true)
+					q, err := r.fleet.AskOwner(context.Background(), operator, fleet.RequestDetect, id, true)
 					if err != nil {
 						t.Error(err)
 					}

@@ -90,7 +90,7 @@ func newWorld(seed uint64) *world {
 	}
 }
 
-func (w *world) settle(m *machine) {
+func (w *world) advance(m *machine) {
 	if m.then != "" && !time.Now().Before(m.until) {
 		m.State, m.then = m.then, ""
 		switch m.State {
@@ -139,7 +139,7 @@ func (w *world) States(ctx context.Context) (map[string]string, error) {
 	defer w.mu.Unlock()
 	out := map[string]string{}
 	for id, m := range w.insts {
-		if w.settle(m); !m.hidden {
+		if w.advance(m); !m.hidden {
 			out[id] = m.State
 		}
 	}
@@ -181,7 +181,7 @@ func (w *world) Instances(ctx context.Context, ids []string) (map[string]Instanc
 	var missing []string
 	for _, id := range ids {
 		if m := w.insts[id]; m != nil && !m.hidden {
-			w.settle(m)
+			w.advance(m)
 			found[id] = m.copy()
 		} else {
 			missing = append(missing, id)
@@ -207,7 +207,7 @@ func (w *world) Find(ctx context.Context, q Search) ([]Instance, error) {
 	defer w.mu.Unlock()
 	var out []Instance
 	for _, m := range w.insts {
-		w.settle(m)
+		w.advance(m)
 		ok := q.ClientToken == "" || m.ClientToken == q.ClientToken
 		for k, v := range q.Tags {
 			ok = ok && m.Tags[k] == v
@@ -249,7 +249,7 @@ func (w *world) start(id string) error {
 	if m == nil {
 		return callErr(NotFound)
 	}
-	w.settle(m)
+	w.advance(m)
 	switch m.State {
 	case "stopped":
 		m.State, m.then, m.until = "pending", "running", time.Now().Add(w.pending)
@@ -280,7 +280,7 @@ func (w *world) stop(id string, cause Cause) error {
 	if m == nil {
 		return callErr(NotFound)
 	}
-	w.settle(m)
+	w.advance(m)
 	switch {
 	case m.protect:
 		return callErr(Protected)
@@ -305,7 +305,7 @@ func (w *world) Terminate(ctx context.Context, id string) error {
 	if m == nil {
 		return callErr(NotFound)
 	}
-	w.settle(m)
+	w.advance(m)
 	if m.State != "terminated" {
 		m.State, m.then, m.until, m.Cause = "shutting-down", "terminated", time.Now().Add(w.stopped), CauseUser
 	}

@@ -76,13 +76,13 @@ func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (worke
 		rules := f.PolicyWith(tx.Now, w, nil)
 		switch {
 		case a.Generation == w.AgentCalledOff:
-			return refuse("called_off", "it was called off")
+			return refuse("called_off", "canceled")
 		case tx.Halted:
 			return refuse("halted", "automatic actions are halted")
 		case a.Shadow || !w.Armed || rules.Shadow:
 			return refuse("shadow", "it is in dry-run mode")
 		case w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning:
-			return refuse("status", "it is %s and wanted %s", w.Status, w.DesiredStatus)
+			return refuse("status", "the worker is %s and should be %s", w.Status, w.DesiredStatus)
 		}
 		if a.Reason == power.ReasonIdleTimeout {
 			if err := w.MayIdleStop(tx, &rules, refuse); err != nil {

@@ -96,7 +96,7 @@ func TestAuditReadsItsOwn(t *testing.T) {
 		asked("its newest", 7, 60, newest(audit.Query{WorkerID: "mine"}, 7), "4", "3", "2", "1", "0", "19", "18")
 		asked("its newest of an action", 25, 60, newest(audit.Query{WorkerID: "mine", Action: "act1"}, 4), "3", "1", "19", "17")
 		asked("the fleet's newest", 3, 20, newest(audit.Query{}, 3), "4", "3", "2")
-		asked("nobody's", 0, 0, newest(audit.Query{WorkerID: "nobody"}, 3))
+		asked("missing", 0, 0, newest(audit.Query{WorkerID: "missing"}, 3))
 		asked("before it was", 0, 27, newest(audit.Query{WorkerID: "mine", To: time.Now().Add(-1e6 * time.Hour)}, 3))
 		all := func(q audit.Query) func() []audit.Entry {
 			return func() (all []audit.Entry) {

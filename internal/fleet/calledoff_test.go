@@ -10,9 +10,9 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// A stop or drain that is withdrawn leaves the last pause unchanged, whoever
-// requested another one in between. One that takes effect nevertheless becomes
-// the last pause.
+// A stop or drain that is withdrawn leaves the last pause unchanged, even if
+// another user requested one in between. One that takes effect nevertheless
+// becomes the last pause.
 func TestTakenBackIsNoPause(t *testing.T) {
 	for name, c := range map[string]struct {
 		stops []worker.Pause
@@ -53,7 +53,7 @@ func TestTakenBackIsNoPause(t *testing.T) {
 			}
 			off := w.StopCalledOff
 			if off == nil || off.By != ada.Name || off.Drain != c.stops[0].Drain || w.ManualPauseCount != 1 || w.StatusReason != "" {
-				t.Fatalf("%s: called off %+v, %d by people, %q", name, off, w.ManualPauseCount, w.StatusReason)
+				t.Fatalf("%s: called off %+v, %d by users, %q", name, off, w.ManualPauseCount, w.StatusReason)
 			}
 			if w.TookEffect(); w.LastPausedBy != ada.Name || w.PauseReason != power.ReasonManual || !w.LastPausedAt.Equal(off.AskedAt) {
 				t.Errorf("%s: it happened, and was last paused at %v by %s (%s)", name, w.LastPausedAt, w.LastPausedBy, w.PauseReason)

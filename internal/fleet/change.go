@@ -87,7 +87,7 @@ func decodeShared(view []store.Value) (s shared, err error) {
 	return s, err
 }
 
-// transact makes one change in a transaction of its own.
+// transact makes one change in a separate transaction.
 func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled bool, fn func(w *worker.Worker, tx *worker.Tx) error) (worker.Worker, error) {
 	keys := []string{worker.Key(id)}
 	if pooled {
@@ -118,7 +118,7 @@ func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled bool
 	return made.at(done.Revision), nil
 }
 
-// applied is a change as it is to be written.
+// applied is a change in the form to write.
 type applied struct {
 	w     worker.Worker
 	wrote bool // ops write the worker's record

@@ -312,7 +312,7 @@ const resumeShows = time.Minute
 // those of CreateWorker.
 func (f *Fleet) ScaleUp(ctx context.Context, by audit.Actor, template, region, reason string) (worker.Worker, error) {
 	if len(reason) > 512 {
-		return worker.Worker{}, failure.Invalidf("reason", "it has %d bytes, the limit is 512", len(reason))
+		return worker.Worker{}, failure.Invalidf("reason", "%d bytes exceed the limit of 512", len(reason))
 	}
 	if region == "" {
 		region = f.Settings().AWSDefaultRegion

@@ -43,7 +43,7 @@ type ScannedRegion struct {
 // Why an instance of a scanned region is not listed.
 const (
 	SkipWorker    = "worker"    // already a worker
-	SkipNoMatch   = "no_match"  // neither the tag nor a matching image name
+	SkipNoMatch   = "no_match"  // neither the tag nor the image name matches
 	SkipLaunching = "launching" // its worker is being launched
 	SkipImported  = "imported"  // this scan imported it
 	SkipUnread    = "unread"    // reading the store failed
@@ -109,7 +109,7 @@ func (f *Fleet) Discovered(ctx context.Context) ([]Discovered, error) {
 	return out, nil
 }
 
-// PutDiscovered records a finding; gone removes it.
+// PutDiscovered records a finding, or removes it if gone is set.
 func (f *Fleet) PutDiscovered(ctx context.Context, d Discovered, gone bool) error {
 	key := foundPrefix + d.Region + "/" + d.EC2InstanceID
 	_, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
@@ -136,7 +136,7 @@ func (f *Fleet) WorkerOf(ctx context.Context, region, instance string) (string, 
 		return "", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("cannot look up instance %q: %w", instance, err)
+		return "", fmt.Errorf("cannot find instance %q: %w", instance, err)
 	}
 	return worker.InstanceOwner(v)
 }

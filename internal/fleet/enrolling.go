@@ -13,8 +13,9 @@ import (
 )
 
 // Enrolling returns the worker whose machine may enroll with a secret, and the
-// generation of its launch. Whether the secret was used before is not checked.
-// Errors: ErrEnrollment, Refused with "enrollment_expired", those of the store.
+// generation of its launch. It does not check whether the secret was already
+// used. Errors: ErrEnrollment, Refused with "enrollment_expired", those of the
+// store.
 func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (worker.Worker, error) {
 	id, generation, err := f.ReadSecret(secret)
 	if err != nil {

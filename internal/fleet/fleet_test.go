@@ -26,7 +26,7 @@ import (
 )
 
 var (
-	ada = audit.Actor{Name: "ada", Kind: audit.KindPerson}
+	ada = audit.Actor{Name: "ada", Kind: audit.KindUser}
 	cal = audit.Actor{Name: "calendar", Kind: audit.KindSchedule}
 )
 
@@ -353,7 +353,7 @@ func TestFloor(t *testing.T) {
 			}
 		}
 		if pool, _ := fl.Pool(ctx); pool.Up != 0 {
-			t.Errorf("people left %d up", pool.Up)
+			t.Errorf("users left %d up", pool.Up)
 		}
 	})
 }
@@ -452,7 +452,7 @@ func TestWakeTokens(t *testing.T) {
 		if r, ok := errors.AsType[*failure.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
 			t.Error("a second wake at once was taken")
 		}
-		at := time.Now().Add(24 * time.Hour) // from a server whose clock was wrong
+		at := time.Now().Add(24 * time.Hour) // from a server with a wrong clock
 		change(t, fl, id, func(w *worker.Worker) { w.LastWakeAt = &at })
 		if _, err := fl.WakeWorker(ctx, id, token); err != nil {
 			t.Errorf("a wake after one in the future: %v", err)

@@ -18,7 +18,7 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// MaxSnooze is how far ahead a user may snooze a worker.
+// MaxSnooze is the maximum length of a worker's snooze.
 const MaxSnooze = 30 * 24 * time.Hour
 
 // SnoozeWorker protects a worker from automatic pauses until a time. The zero
@@ -92,7 +92,7 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (worker.Worker
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
 			return &failure.NotFound{Kind: "worker", Name: id}
 		}
-		// A wake in the future comes from a clock that was wrong.
+		// A wake in the future was recorded with a wrong clock.
 		if at := w.LastWakeAt; at != nil && tx.Now.Sub(*at) < tx.Settings.WakeInterval && at.Sub(tx.Now) <= time.Minute {
 			return &failure.Refused{Command: "wake", Name: w.Name, Reason: "rate_limited",
 				Detail: fmt.Sprintf("it was woken less than %s ago", idle.Human(tx.Settings.WakeInterval))}
@@ -129,7 +129,7 @@ func (f *Fleet) RegisterLicense(ctx context.Context, by audit.Actor, id, token s
 		return worker.Worker{}, err
 	}
 	if string(ref) != token && !licenseToken.MatchString(token) {
-		return worker.Worker{}, failure.Invalidf("token", "it is not 1 to 256 letters, digits or +/%%=-")
+		return worker.Worker{}, failure.Invalidf("token", "want 1 to 256 letters, digits or +/%%=-")
 	}
 	return f.requestLicense(ctx, by, id, worker.OperationRegister, ref, reregister)
 }

@@ -47,7 +47,7 @@ func (f *Fleet) WarningOf(ctx context.Context, a warning.Answer) (*warning.Warni
 // the warning. Errors: NotFound, and Refused with "answered" if the warning is
 // no longer out.
 func (f *Fleet) AnswerWarning(ctx context.Context, a warning.Answer) (worker.Worker, error) {
-	by := audit.Actor{Name: "link in a warning", Kind: audit.KindPerson}
+	by := audit.Actor{Name: "link in a warning", Kind: audit.KindUser}
 	if a.Channel != "" {
 		by.Name += " to " + a.Channel
 	}

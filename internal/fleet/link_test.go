@@ -34,7 +34,7 @@ func linked(t *testing.T) *fleet.Fleet {
 	return f
 }
 
-// warned returns a running worker whose warning is out.
+// warned returns a running worker with a pending warning.
 func warned(t *testing.T, f *fleet.Fleet) (id string, at time.Time) {
 	t.Helper()
 	if _, err := f.PutTemplate(t.Context(), ada, launch.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "x", Enabled: true}, 0); err != nil {

@@ -8,8 +8,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestWorkerOfAMachineWithoutARegion: an agent without access to its cloud
-// knows its instance but no region.
+// TestWorkerOfAMachineWithoutARegion checks the case that an agent without
+// access to its cloud knows its instance but no region.
 func TestWorkerOfAMachineWithoutARegion(t *testing.T) {
 	client := mem.New(mem.Options{}).Client()
 	t.Cleanup(client.Close)
@@ -17,7 +17,7 @@ func TestWorkerOfAMachineWithoutARegion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	by := audit.Actor{Name: "ada", Kind: audit.KindPerson}
+	by := audit.Actor{Name: "ada", Kind: audit.KindUser}
 	for region, id := range map[string]string{"us-east-1": "i-0123456789abcdef0", "eu-north-1": "i-0123456789abcdef1", "eu-west-1": "i-0123456789abcdef2"} {
 		w, err := f.ImportWorker(t.Context(), by, ImportedWorker{AWSRegion: region, EC2InstanceID: id})
 		if err != nil {

@@ -51,7 +51,7 @@ func (f *Fleet) StartWorker(ctx context.Context, by audit.Actor, id string) (wor
 // automatic resume, which a halt refuses.
 func (f *Fleet) ResumeWorker(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 	origin := worker.OriginManual
-	if by.Kind != audit.KindPerson {
+	if by.Kind != audit.KindUser {
 		origin = worker.OriginAuto
 	}
 	return f.Change(ctx, id, Changing{By: by, Limits: origin == worker.OriginAuto, Rules: origin == worker.OriginAuto}, func(w *worker.Worker, tx *worker.Tx) error {
@@ -77,9 +77,9 @@ func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) 
 	return f.Change(ctx, id, Changing{By: audit.ByController, At: at, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
 		reason := cmp.Or(w.StartReason, policy.ForRepair)
 		if w.StartOrigin != worker.OriginAuto {
-			reason = policy.ByPerson
+			reason = policy.ByUser
 		}
-		if reason != policy.ByPerson {
+		if reason != policy.ByUser {
 			if tx.Halted {
 				return &failure.Refused{Command: "start", Name: w.Name, Reason: "halted", Detail: "all automatic actions are halted"}
 			}

@@ -44,10 +44,11 @@ func (s *slowStore) Commit(ctx context.Context, t store.Txn) (store.Result, erro
 	return s.Store.Commit(ctx, t)
 }
 
-// TestPausesTogether: idle workers that are settled at the same moment are
-// paused in few transactions, and floor, cooldown and budget are met exactly, as
-// if each had been settled alone. A worker whose shard is lost is not paused, one
-// that changed meanwhile is stale, and a user's stop does not wait for them.
+// TestPausesTogether checks that idle workers that are settled at the same
+// moment are paused in few transactions, and that floor, cooldown and budget
+// are kept exactly, as if each had been settled alone. A worker whose shard is
+// lost is not paused, one that has changed is stale, and a user's stop does not
+// wait for them.
 func TestPausesTogether(t *testing.T) {
 	for range scaletest.N(t, 10) {
 		rng := scaletest.Random(t)
@@ -181,8 +182,8 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	}
 }
 
-// TestFewTransactions: pauses that are decided at the same moment cost a
-// transaction for each sixteen or so, and a user's stop is among the first.
+// TestFewTransactions checks that pauses decided at the same moment cost one
+// transaction for about sixteen, and that a user's stop is among the first.
 func TestFewTransactions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()

@@ -14,7 +14,7 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-var bob = audit.Actor{Name: "bob", Kind: audit.KindPerson}
+var bob = audit.Actor{Name: "bob", Kind: audit.KindUser}
 
 // pending is one way in which a start can be pending.
 type pending struct {
@@ -181,7 +181,7 @@ func TestStartWithdrawn(t *testing.T) {
 	}
 }
 
-// A stop that is canceled before it was sent ends the start that waits behind
+// A stop that is canceled before it was sent also ends the start that waits for
 // it: nothing is resumed, then or later.
 func TestStartThatIsNotNeeded(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
@@ -219,9 +219,9 @@ func TestStartTakenOver(t *testing.T) {
 		passMinute()
 		ask(audit.Actor{Name: "token", Kind: audit.KindWake}, worker.OriginAuto, policy.ForWake, "token")
 		ask(cal, worker.OriginAuto, policy.ForWake, "token")
-		ask(ada, worker.OriginManual, policy.ByPerson, "ada")
-		ask(bob, worker.OriginManual, policy.ByPerson, "ada")
-		ask(cal, worker.OriginManual, policy.ByPerson, "ada")
+		ask(ada, worker.OriginManual, policy.ByUser, "ada")
+		ask(bob, worker.OriginManual, policy.ByUser, "ada")
+		ask(cal, worker.OriginManual, policy.ByUser, "ada")
 	})
 }
 

@@ -18,7 +18,7 @@ import (
 // a channel serves, so that other calls always get through.
 const maxCommands = 16
 
-// command is a command running beside the workload.
+// command is a command running inside the guest, beside the workload.
 type command struct {
 	number uint64
 	host   *guest.Peer // waits for the result
@@ -35,7 +35,7 @@ type command struct {
 	some   chan struct{}
 }
 
-// credit is how much of a stream may still be sent.
+// credit is the number of bytes of a stream that may still be sent.
 type credit struct {
 	mu   sync.Mutex
 	left int
@@ -90,8 +90,8 @@ func (x *command) feed(n guest.InputNote) {
 	}
 }
 
-// control carries out what the host asks of a running command. The caller holds the
-// lock of commands.
+// control carries out the host's request about a running command. The caller
+// holds the lock of commands.
 func (x *command) control(n guest.ControlNote) {
 	switch {
 	case n.Signal != 0 && x.main != nil:
@@ -112,7 +112,7 @@ func (x *command) write(ctx context.Context, k *commands, to *os.File) {
 		k.mu.Unlock()
 		if len(b) > 0 {
 			if _, err := to.Write(b); err != nil {
-				return // it reads no more
+				return // it does not read anymore
 			}
 			if x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number, Bytes: len(b)}) != nil {
 				return
@@ -145,7 +145,7 @@ func (k *commands) enter(ctx context.Context, x *command) (live context.Context,
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.all) >= maxCommands {
-		return nil, nil, fmt.Errorf("cannot run a command: %d run already, and no more may", maxCommands)
+		return nil, nil, fmt.Errorf("cannot run a command: the limit of %d concurrent commands is reached", maxCommands)
 	}
 	live, x.end = context.WithCancel(ctx)
 	gone := make(chan struct{})
@@ -257,7 +257,7 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 		if c.TTY {
 			s.close() // sends SIGHUP to what runs on it
 		}
-		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may already be gone
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may have ended
 		<-p.over
 	}
 	if c.Files == "" { // a copy has no children
@@ -283,7 +283,7 @@ func (k *commands) begin(ctx context.Context, x *command, p *process, s *streams
 		go x.write(ctx, k, s.in)
 	}
 	if c.Stream {
-		_ = x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number}) // if this fails, the host is gone
+		_ = x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number}) // an error means that the host has disconnected
 	}
 }
 

@@ -108,7 +108,7 @@ type host struct {
 	out  map[uint64]string // of commands, by their number
 }
 
-// ends are those of a connection.
+// ends returns the two ends of a connection.
 func ends(t *testing.T) (near, far net.Conn) {
 	t.Helper()
 	dir := t.TempDir()
@@ -258,7 +258,7 @@ func TestRunLogsExit(t *testing.T) {
 	if err := h.do(t, guest.Exec, guest.ExecCall{Command: []string{"true"}}, nil); err == nil {
 		t.Error("a command ran without a workload")
 	}
-	h.must(t, guest.Run, shell(`echo out $FROM; echo err >&2; read x; exit 5`), nil) // no input: read ends at once
+	h.must(t, guest.Run, shell(`echo out $FROM; echo err >&2; read x; exit 5`), nil) // no input, so a read returns EOF
 	n := <-h.exit
 	if n.Code != 5 || n.Signal != 0 {
 		t.Errorf("exit %+v", n)
@@ -534,11 +534,11 @@ func TestSocket(t *testing.T) {
 	if count(guest.Busy) != 1 || count(guest.Waiting) != 0 {
 		t.Errorf("while one is busy: %v", h.methods())
 	}
-	b.Close() // gone without a word
+	b.Close() // disconnect without notice
 	waittest.Until(t, "none is busy", func() bool { return count(guest.Waiting) == 1 })
 }
 
-// TestShutdown ends what does not want to, and what it started.
+// TestShutdown kills a workload that ignores SIGTERM, with its descendants.
 func TestShutdown(t *testing.T) {
 	off := make(chan struct{})
 	h := begin(t, func(c *Config) { c.PowerOff = func() error { close(off); return nil } }).connect(t)
@@ -552,8 +552,8 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestReadings: CPU is the group's, children that ended included, and a
-// heartbeat comes while something is done and none otherwise.
+// TestReadings checks that CPU time is that of the group, including ended
+// children, and that heartbeats are sent only during activity.
 func TestReadings(t *testing.T) {
 	group := ""
 	for _, base := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {

@@ -23,7 +23,7 @@ func bringUp(card string, addr netip.Prefix, gateway netip.Addr) error {
 	}
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("cannot speak to the kernel's network: %w", err)
+		return fmt.Errorf("open netlink socket: %w", err)
 	}
 	defer unix.Close(fd)
 	for _, m := range requests(ifi.Index, addr, gateway) {

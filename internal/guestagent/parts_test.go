@@ -42,7 +42,8 @@ func TestActivity(t *testing.T) {
 	}
 }
 
-// TestSockets: what is outbound, what waits, what listens.
+// TestSockets checks the counts of outbound and waiting connections and of
+// listeners.
 func TestSockets(t *testing.T) {
 	proc := t.TempDir()
 	if err := os.Mkdir(filepath.Join(proc, "net"), 0o755); err != nil {
@@ -140,7 +141,7 @@ func TestLook(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Absolute links lead inside the root, never out of it.
+	// Absolute links resolve inside the root.
 	if err := os.Symlink("/usr/bin/prog", filepath.Join(dir, "bin/link")); err != nil {
 		t.Fatal(err)
 	}
@@ -187,8 +188,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// TestNames: the resolver is the host's, and the hosts are the image's where it
-// has any.
+// TestNames checks that the resolver is the host's, and that hosts is the
+// image's if it has one.
 func TestNames(t *testing.T) {
 	root := t.TempDir()
 	etc := filepath.Join(root, "etc")

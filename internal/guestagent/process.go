@@ -212,7 +212,7 @@ func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 	h.exit = &n
 	h.mu.Unlock()
 	if err := h.host().Notify(guest.Exited, n); err != nil {
-		h.log.Warn("cannot say that the workload ended; hello will", "err", err)
+		h.log.Warn("cannot report the end of the workload; the next hello will", "err", err)
 	}
 }
 
@@ -341,7 +341,7 @@ func (h *Harness) signal(sig syscall.Signal) error {
 	m := h.main
 	h.mu.Unlock()
 	if m == nil {
-		return errors.New("cannot signal the workload: there is none")
+		return errors.New("cannot signal the workload: it has not started")
 	}
 	h.kids.mu.Lock() // it is not reaped while mu is held, so the pid cannot be reused
 	defer h.kids.mu.Unlock()
@@ -384,6 +384,6 @@ func (h *Harness) killAll() {
 	select {
 	case <-m.over:
 	default:
-		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // its session; ESRCH means it is gone
+		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // its session; ESRCH means that it has ended
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// FuzzQuick: what is answered the short way is set and answered as by the long
-// one, and nothing else is answered.
+// FuzzQuick checks that the fast path for a request has the same effect and
+// answer as the slow one, and accepts nothing else.
 func FuzzQuick(f *testing.F) {
 	f.Add(uint64(7), int64(1_700_000_000_000_000_000), []byte("0123456789abcdef"), []byte(`{"jsonrpc":"2.0","id":1,"method":"health"}`))
 	f.Add(uint64(0), int64(-1), []byte("short"), []byte(`{"jsonrpc":"2.0","id":1,"method":"set_clock","params":{"unix_ns":1,"seed":"!"}}`))

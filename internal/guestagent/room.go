@@ -30,25 +30,25 @@ type reserve struct {
 func (h *Harness) applySpace(c guest.RoomCall) error {
 	dir, err := ext4Of(h.cfg.Sys, upperDir)
 	if err != nil {
-		return fmt.Errorf("cannot keep room back: %w", err)
+		return fmt.Errorf("cannot reserve disk space: %w", err)
 	}
 	h.reserve.mu.Lock()
 	defer h.reserve.mu.Unlock()
 	file := filepath.Join(dir, "reserved_clusters")
 	if !h.reserve.known {
 		if h.reserve.own, err = readNumber(file); err != nil {
-			return fmt.Errorf("cannot keep room back: %w", err)
+			return fmt.Errorf("cannot reserve disk space: %w", err)
 		}
 		h.reserve.known = true
 	}
 	delayed, err := readNumber(filepath.Join(dir, "delayed_allocation_blocks"))
 	var st unix.Statfs_t
 	if err = errors.Join(err, unix.Statfs(upperDir, &st)); err != nil {
-		return fmt.Errorf("cannot keep room back: %w", err)
+		return fmt.Errorf("cannot reserve disk space: %w", err)
 	}
 	n := keepBack(h.reserve.own, int64(st.Bfree), delayed, st.Bsize, c.Free)
 	if err := os.WriteFile(file, []byte(strconv.FormatInt(n, 10)), 0o644); err != nil {
-		return fmt.Errorf("cannot keep room back: %w", err)
+		return fmt.Errorf("cannot reserve disk space: %w", err)
 	}
 	return nil
 }

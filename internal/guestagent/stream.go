@@ -11,7 +11,7 @@ import (
 type stream struct {
 	to     *guest.Peer
 	note   guest.OutputNote // its data has not been sent yet
-	credit *credit          // nil if the host does not say what it has taken
+	credit *credit          // nil if the host does not acknowledge what it receives
 	live   context.Context  // of the command
 	sent   int
 	cut    bool // some output was lost

@@ -74,7 +74,7 @@ func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	}
 	// The message may have been in transit when the connection was cut.
 	if err := h.host().Notify(guest.Exited, *exit); err != nil {
-		h.log.Warn("cannot say that the workload ended; hello will", "err", err)
+		h.log.Warn("cannot report the end of the workload; the next hello will", "err", err)
 	}
 }
 

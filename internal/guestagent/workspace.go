@@ -62,10 +62,10 @@ func (h *Harness) workspace(c guest.WorkspaceCall) error {
 		kind = refuseKey
 	}
 	if _, err := m.tell.Write(append([]byte{kind}, c.Key...)); err != nil {
-		return fmt.Errorf("cannot reach what serves the workspace: %w", err)
+		return fmt.Errorf("cannot reach the workspace server: %w", err)
 	}
 	if said, err := m.hears.ReadString('\n'); err != nil || said != "ok\n" {
-		return fmt.Errorf("cannot reach what serves the workspace: %q, %w", said, err)
+		return fmt.Errorf("cannot reach the workspace server: %q, %w", said, err)
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func acceptKeys(in io.Reader, h *fuse.Host, say func(error) error) error {
 	var b [1 + len(files.Key{})]byte
 	for {
 		if _, err := io.ReadFull(in, b[:]); err != nil {
-			return fmt.Errorf("cannot hear the harness: %w", err)
+			return fmt.Errorf("cannot read from the harness: %w", err)
 		}
 		if b[0] == refuseKey {
 			h.Refuse()

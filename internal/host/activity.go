@@ -23,41 +23,42 @@ import (
 // pause begins only if all of these readings are quiet. An instance that sleeps is
 // never probed.
 
-// probeSettle is how long a workload has after a round to close the connections of
-// the probes.
+// probeSettle is the time after a round in which a workload may close the
+// connections that the probes opened.
 const probeSettle = 50 * time.Millisecond
 
-// probeGrace is how long after its timeout a probe is awaited.
+// probeGrace is the extra time beyond its timeout for which a round waits for a
+// probe.
 const probeGrace = 2 * time.Second
 
-// roundShare bounds what discountLocked leaves out: a round that took more than the
-// interval divided by it counts as any other activity.
+// roundShare limits discounting: activity during a round longer than
+// 1/roundShare of the interval counts as usual.
 const roundShare = 5
 
-// custom has the readings of the probes in the present run. Guarded by mu.
+// custom holds the probe readings of the present run. Guarded by mu.
 type custom struct {
-	probes []probed  // one for each of Spec.Probes, once the first round began
-	round  *round    // from its beginning until the next sample
-	final  time.Time // since when only the probes may still prevent a pause; zero if something else does
-	own    []period  // of the last rounds that were discounted
+	probes []probed  // parallel to Spec.Probes; empty before the first round
+	round  *round    // the round in progress, until the sample after it
+	final  time.Time // when the probes became the only obstacle to a pause; zero if there are others
+	own    []period  // the latest discounted rounds
 }
 
 // probed is the state of one probe.
 type probed struct {
 	reading idle.Reading
-	began   time.Time // of the reading; zero if there is none
+	began   time.Time // when its reading began; zero if there is none
 	next    time.Time
-	// outstanding is set until the reading of the last round returned, which may
-	// be long after its timeout. Until then the probe is not read again.
+	// outstanding is set while the last reading has not returned, which can be
+	// long after its timeout. The probe is not read again in the meantime.
 	outstanding bool
 }
 
-// round is a reading of several probes at once.
+// round reads several probes concurrently.
 type round struct {
 	began  time.Time
 	before instance.Sample
-	every  time.Duration // the shortest interval of its probes
-	visits bool          // a probe may use the instance: all but those of files
+	every  time.Duration // the shortest interval among its probes
+	visits bool          // some probe may use the instance, which those of files do not
 	cancel context.CancelFunc
 	done   chan struct{}
 	over   bool // guarded by mu
@@ -65,8 +66,8 @@ type round struct {
 
 type period struct{ from, to time.Time }
 
-// resetProbesLocked forgets all readings: the instance was woken, or another run
-// begins. A round in progress ends. i.mu is held.
+// resetProbesLocked discards all readings, because the instance was woken or
+// another run begins, and ends a round in progress. i.mu is held.
 func (i *inst) resetProbesLocked() {
 	if r := i.custom.round; r != nil {
 		r.cancel()
@@ -78,8 +79,8 @@ func (i *inst) resetProbesLocked() {
 	i.custom.round, i.custom.final, i.custom.own = nil, time.Time{}, nil
 }
 
-// probeReadingsLocked returns the readings of the probes. While the instance runs,
-// those that are too old are unknown. i.mu is held.
+// probeReadingsLocked returns the readings of the probes. While the instance
+// runs, readings that are too old are unknown. i.mu is held.
 func (i *inst) probeReadingsLocked(now time.Time) (out []idle.Reading) {
 	asleep := i.rec.State.Asleep()
 	for n := range i.spec().Probes {
@@ -91,7 +92,7 @@ func (i *inst) probeReadingsLocked(now time.Time) (out []idle.Reading) {
 		} else if asleep {
 			continue
 		}
-		if asleep { // of the time of the pause
+		if asleep { // the readings date from the pause
 			r.MaxAge = 0
 		}
 		out = append(out, r)
@@ -106,9 +107,9 @@ func (i *inst) probing() bool {
 	return i.custom.round != nil && !i.custom.round.over
 }
 
-// confirmed reports whether every probe was read since nothing else prevents the
-// idle pause. If not, it begins to read them: the end of the round causes the next
-// check.
+// confirmed reports whether every probe has been read since the probes became
+// the only obstacle to the idle pause. Otherwise it begins a round, whose end
+// causes the next check.
 func (i *inst) confirmed(now time.Time) bool {
 	probes := i.spec().Probes
 	i.mu.Lock()
@@ -125,15 +126,16 @@ func (i *inst) confirmed(now time.Time) bool {
 	return fresh
 }
 
-// unconfirmed records that something else than a probe prevents the idle pause.
+// unconfirmed records that something other than a probe prevents the idle
+// pause.
 func (i *inst) unconfirmed() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.custom.final = time.Time{}
 }
 
-// probeDue begins a round if probes are due. It returns when the next ones are, or
-// zero for never, and whether a round is in progress.
+// probeDue begins a round if probes are due. It returns when the next probes
+// are due (zero for never) and whether a round is in progress.
 func (i *inst) probeDue(now time.Time) (next time.Time, begun bool) {
 	if len(i.spec().Probes) == 0 {
 		return time.Time{}, false
@@ -151,8 +153,9 @@ func (i *inst) probeDue(now time.Time) (next time.Time, begun bool) {
 	return next, false
 }
 
-// beginRound begins to read the probes that are due, or all. It reports whether
-// there are any. The caller holds the lock of the instance and has just sampled it.
+// beginRound begins a round of the probes that are due, or of all. It returns
+// false if there are none. The caller holds the lock of the instance and has
+// just sampled it.
 func (i *inst) beginRound(now time.Time, all bool) bool {
 	probes := i.spec().Probes
 	ctx, cancel := context.WithCancel(i.h.ctx)
@@ -175,7 +178,7 @@ func (i *inst) beginRound(now time.Time, all bool) bool {
 		p.next = now.Add(every + time.Duration((rand.Float64()-0.5)*0.2*float64(every)))
 		if p.outstanding {
 			p.began = now
-			p.reading = idle.NotKnown(probes[n].Signal(), now, "its last reading has not ended although its time was over")
+			p.reading = idle.NotKnown(probes[n].Signal(), now, "the previous reading exceeded its timeout and is still in progress")
 			continue
 		}
 		p.outstanding = true
@@ -194,8 +197,8 @@ func (i *inst) beginRound(now time.Time, all bool) bool {
 	return true
 }
 
-// runRound reads probes at once and waits for all of them, at most a little longer
-// than their timeouts.
+// runRound reads the given probes concurrently and waits for them until shortly
+// after their timeouts.
 func (i *inst) runRound(ctx context.Context, r *round, which []int) {
 	defer close(r.done)
 	defer r.cancel()
@@ -208,7 +211,7 @@ func (i *inst) runRound(ctx context.Context, r *round, which []int) {
 	limit := time.Duration(0)
 	for _, n := range which {
 		limit = max(limit, probes[n].Limit())
-		go func() { // it may outlive the round
+		go func() { // a reading may outlive the round
 			said := i.readProbe(ctx, &probes[n])
 			i.mu.Lock()
 			i.custom.probes[n].outstanding = false
@@ -247,13 +250,13 @@ func (i *inst) runRound(ctx context.Context, r *round, which []int) {
 	}
 }
 
-// noteProbe keeps what a probe said. Use counts from the end of the reading, and
-// the age of anything else from its beginning.
+// noteProbe stores a probe's reading. Activity counts from the end of the
+// reading; the age of any other reading counts from its beginning.
 func (i *inst) noteProbe(r *round, n int, said activity.Reading) {
 	now := i.h.Now()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.custom.round != r { // of an earlier run
+	if i.custom.round != r { // the round belongs to an earlier run
 		return
 	}
 	p := &i.custom.probes[n]
@@ -296,8 +299,9 @@ func (i *inst) readInside(ctx context.Context, p *instance.Probe) activity.Readi
 	return activity.Exited(out.ExitCode, out.Stderr)
 }
 
-// endRound ends a round in progress, before a pause that a user asked for: a
-// connection of a probe must not prevent it, and its command must not be frozen.
+// endRound cancels a round in progress before a pause that a user requested: a
+// probe's connection must not prevent the pause, and its command must not be
+// frozen.
 func (i *inst) endRound() {
 	i.mu.Lock()
 	r := i.custom.round
@@ -312,12 +316,13 @@ func (i *inst) endRound() {
 	}
 }
 
-// discountLocked accounts for a round that is over: what the workload used between
-// the sample before it and s was for the probes, and is taken out of the window.
-// Connections that came or ended in that time, or in that of an earlier round, are
-// left out of s and a. That hides a client whose whole visit lies in a round, which
-// has no other trace; it lets the idle time begin earlier, but every open connection
-// still holds. A round that took long is not discounted. i.mu is held.
+// discountLocked removes the probes' own effect after a round: usage of the
+// workload between the sample before the round and s is taken out of the
+// window, and connections that came or ended in that time, or during an earlier
+// round, are removed from s and a. This also hides a client whose whole visit
+// falls into a round and leaves no other trace. The idle time may then begin
+// earlier, but open connections still prevent a pause. A round that took too
+// long is not discounted. i.mu is held.
 func (i *inst) discountLocked(s *instance.Sample, a *relay.Activity) {
 	c := &i.custom
 	if r := c.round; r != nil && r.over {
@@ -349,7 +354,7 @@ func (i *inst) discountLocked(s *instance.Sample, a *relay.Activity) {
 	}
 }
 
-// checkProbes returns which probes of a new instance its runtime cannot run.
+// checkProbes lists the probes of a new instance that its runtime cannot run.
 func (h *Host) checkProbes(s *instance.Spec, rt Runtime) error {
 	_, can := rt.(instance.Execer)
 	for n, p := range s.Probes {

@@ -17,7 +17,7 @@ import (
 	"lull/internal/platform/activity"
 )
 
-// fakeProbe is a probe whose answers the test sets.
+// fakeProbe is a probe with scripted answers.
 type fakeProbe struct {
 	mu     sync.Mutex
 	says   idle.State
@@ -106,7 +106,7 @@ func TestProbeHoldsAndLetsGo(t *testing.T) {
 				}
 				p.set(idle.Quiet)
 				time.Sleep(30 * time.Second)
-				if c.says == idle.Active { // the idle time begins at its end
+				if c.says == idle.Active { // the idle time begins at the end of the reading
 					r.is("web", power.Running)
 				}
 				time.Sleep(time.Minute)
@@ -186,8 +186,8 @@ func TestClientDuringTheLastReading(t *testing.T) {
 	})
 }
 
-// A probe that never returns is unknown, runs once however long it hangs, and
-// delays neither clients nor users.
+// A probe that never returns is unknown, is started only once, and delays
+// neither clients nor users.
 func TestHungProbe(t *testing.T) {
 	release := make(chan struct{})
 	p := &fakeProbe{says: idle.Quiet}
@@ -230,8 +230,8 @@ func TestHungProbe(t *testing.T) {
 	})
 }
 
-// What a probe does to the instance is not use of it: connections, and the work
-// that they cause. A reading that takes long is not told from use.
+// The effects of a probe on the instance are not use: connections, and the work
+// that they cause. A reading that takes long cannot be told from use.
 func TestProbeIsNoUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		takes time.Duration
@@ -257,7 +257,7 @@ func TestProbeIsNoUse(t *testing.T) {
 }
 
 // A client counts beside the probe's own connections if it stays longer than a
-// reading takes, and always beside a probe that makes none.
+// reading takes, and always beside a probe that makes no connections.
 func TestClientBesideProbe(t *testing.T) {
 	for kind, stays := range map[string]time.Duration{"exec": time.Second, "file": 0} {
 		t.Run(kind, func(t *testing.T) {

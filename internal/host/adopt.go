@@ -18,7 +18,7 @@ const (
 	adoptLimit  = 10 * time.Second // search for one run
 	adoptAgain  = 5 * time.Second  // one attempt that a caller waits for
 	adoptAtOnce = 16               // concurrent searches
-	loadWait    = 2 * time.Second  // how long Load waits before requests are served
+	loadWait    = 2 * time.Second  // time for which Load waits before requests are served
 )
 
 // beingSought means that the search for a run is still in progress.
@@ -178,8 +178,8 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		if err := i.continueStart(ctx, w); err == nil {
 			return nil
 		}
-		// How far the start came is unknown, and its caller is gone. Only a
-		// clean start leads to a known state.
+		// It is unknown how far the start came, and its caller no longer
+		// exists. Only a clean start leads to a known state.
 		if err := i.startFailed(w, errors.New("the daemon ended while it was starting"), false); err != nil && i.state() != power.Stopped {
 			return err
 		}
@@ -206,18 +206,18 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// How far an automatic stop came before its daemon died.
+// Progress of an automatic stop when its daemon died.
 const (
-	stopOff  = iota // it was called off, or the program was not asked to exit: it is decided anew
+	stopOff  = iota // canceled, or the program was not asked to exit: the stop is decided again
 	stopOn          // the program exits when it is thawed
 	stopOver        // the program has exited
 )
 
-// stopProgress returns how far the automatic stop of an earlier daemon came. Its
-// record does not say whether it was called off for a client. A program that was
-// asked to exit must serve no further client. While it is frozen, the signal is
-// pending. If the supervisor has thawed it, it may be about to exit, so clients
-// wait as long as it may take. The caller holds the lock.
+// stopProgress returns how far the automatic stop of an earlier daemon came.
+// Its record does not tell if it was called off for a client. A program that
+// was asked to exit must serve no further client. While it is frozen, the
+// signal is pending. If the supervisor has thawed it, it may be about to exit,
+// so clients wait as long as that can take. The caller holds the lock.
 func (i *inst) stopProgress(ctx context.Context, w Workload) int {
 	still, err := w.Still()
 	if err == nil && still {
@@ -254,7 +254,7 @@ const requestLimit = 30 * time.Second
 
 // adoptAlive adopts a run that was running, paused or in a transition.
 func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
-	i.shut(false) // the earlier daemon may have ended just before it recorded a stop
+	i.shut(false) // the earlier daemon may have died just before it recorded a stop
 	// An instance with its own network is relayed to wherever it listens, even
 	// if its listeners cannot be read.
 	if ls, err := w.Listeners(); err == nil || i.rt.Capabilities().Network {
@@ -270,7 +270,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		i.proc.frozen = still || err != nil
 		i.mu.Unlock()
 		if err != nil { // Nothing watches its sockets, so wake it.
-			return fmt.Errorf("cannot tell whether %s is frozen: %w", i.name(), err)
+			return fmt.Errorf("cannot determine whether %s is frozen: %w", i.name(), err)
 		}
 		if !still { // its recent activity is unknown, so it counts as active
 			i.update(func(r *instance.Record) { r.State = power.Resuming })
@@ -285,7 +285,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		// outside lull.
 		if still, err := w.Still(); err == nil && still && (was == power.Running || i.pausedByOthers()) {
 			if was == power.Running {
-				return i.pausedOutside("it was paused while no daemon was there")
+				return i.pausedOutside("it was paused while no daemon was running")
 			}
 			i.mu.Lock()
 			i.proc.frozen = true
@@ -341,7 +341,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 const (
 	letRunSaying    = account.LetRun
 	restartedSaying = account.Restarted             // a prefix
-	disorderSaying  = "it could not end in order: " // before the cause, in the reason of a stop
+	disorderSaying  = "it could not exit cleanly: " // before the cause, in the reason of a stop
 	midChangeSaying = "the daemon ended in the middle of a change"
 )
 

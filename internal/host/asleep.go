@@ -203,8 +203,8 @@ func (i *inst) reclaim(by string) {
 	i.emit("reclaimed", by, reason)
 }
 
-// hibernateRetry is how long an instance is left alone after it could not be
-// saved.
+// hibernateRetry is the time after a failed save in which an instance is not
+// saved again.
 const hibernateRetry = time.Minute
 
 // hibernate saves a sleeping instance to disk. On failure the instance stays as
@@ -238,7 +238,7 @@ func (i *inst) hibernate(by string) {
 // bootAnew boots an instance whose saved state is unusable. The caller holds
 // the lock, and the instance is resuming.
 func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.SnapshotError) error {
-	i.h.log.Warn("a hibernated instance is booted anew", "instance", i.name(), "err", cause)
+	i.h.log.Warn("a hibernated instance is booted instead of restored", "instance", i.name(), "err", cause)
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	if w := i.workload(); w != nil {
@@ -373,7 +373,7 @@ func (i *inst) stabilize() error {
 	return nil
 }
 
-// halfway reports whether a transition was begun and not completed.
+// halfway reports whether a transition was begun and is not complete.
 func (i *inst) halfway() bool {
 	switch i.state() {
 	case power.Pausing, power.Resuming, power.Stopping, power.Starting:

@@ -21,7 +21,7 @@ func before(steps []step, name, other string) []step {
 	return slices.Insert(rest, at(rest, other), s)
 }
 
-// instead replaces what a step does.
+// instead replaces the action of a step.
 func instead(steps []step, name string, do func(*attempt) error) []step {
 	out := slices.Clone(steps)
 	for n := range out {
@@ -95,7 +95,7 @@ func TestFenceMutants(t *testing.T) {
 		t.Skip("broken on purpose: a race of theirs says nothing")
 	}
 	compared := 0
-	few := scenes() // those of two actors first
+	few := scenes() // scenes with two actors first
 	slices.SortStableFunc(few, func(a, b scene) int { return len(a.names) - len(b.names) })
 	for _, m := range brokenFences() {
 		f := m.whole()

@@ -20,7 +20,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	}
 	what := changed(c)
 	if what == "" {
-		return &InvalidError{errors.New("cannot change nothing: name what is to be another")}
+		return &InvalidError{errors.New("no change requested: name at least one setting")}
 	}
 	if err := i.acquireCtx(ctx); err != nil {
 		return err

@@ -41,7 +41,7 @@ func TestChange(t *testing.T) {
 		paused := *o.LastPausedAt
 
 		for what, c := range map[string]hostctl.Change{
-			"nothing":         {},
+			"no change":       {},
 			"hibernate_after": {HibernateAfter: span(6 * time.Minute)}, // the host stops after 5
 			"stop_after":      {HibernateAfter: span(3 * time.Minute), StopAfter: span(2 * time.Minute)},
 			"pause_after":     {PauseAfter: span(-1)},

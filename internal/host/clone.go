@@ -37,7 +37,7 @@ func (h *Host) Clone(ctx context.Context, ref string, c hostctl.Clone) (id strin
 	case !c.Workspace:
 		s.Workspace = ""
 	case s.Workspace == "":
-		return "", refuse("it has no workspace that a clone could have, too")
+		return "", refuse("its workspace cannot be shared with a clone")
 	}
 	if _, err := h.checkSpec(&s); err != nil {
 		return "", err
@@ -96,7 +96,7 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 		return nil
 	case power.Paused, power.Reclaimed:
 		if i.pausedByOthers() {
-			return refuse("it was paused from outside of lull")
+			return refuse("it was paused outside lull")
 		}
 	default:
 		return refuse("it is %s; put it to sleep first with: lull pause %s", s, i.name())

@@ -11,22 +11,19 @@ import (
 	"lull/internal/core/power"
 )
 
-// An instance that depends on others (Spec.DependsOn) wakes them before itself,
-// and keeps them awake while it is awake: they sleep after it. A dependency that
-// may not be started, such as one that a user stopped, or that fails to start,
-// keeps no client of the dependent waiting: that wakes without it.
+// An instance that depends on others (Spec.DependsOn) wakes them before itself
+// and keeps them awake: they sleep only after it. A dependency that cannot run,
+// because a user stopped it or its start fails, does not delay clients of the
+// dependent, which wakes without it.
 
-// byDependent is the actor when an instance is woken because one that depends on
-// it wakes.
+// byDependent is the actor when a dependent wakes its dependency.
 const byDependent = "dependent"
 
-// NeededBy is the code of the block on an instance while one that depends on it
-// is awake.
+// NeededBy is the code of the block on an instance while a dependent is awake.
 const NeededBy idle.Code = "needed_by"
 
-// related finds instances by what their settings name: those that depend on an
-// instance, by its name, and the members of a group, by the group's. No other lock
-// is taken under mu.
+// related maps the name of an instance to its dependents, and the name of a group
+// to its members. mu is a leaf lock.
 type related struct {
 	mu      sync.Mutex
 	needing map[string][]*inst
@@ -68,7 +65,7 @@ func (d *related) group(name string) []*inst {
 	return slices.Clone(d.members[name])
 }
 
-// awake returns the name of one that depends on name and is awake; empty for none.
+// awake returns the name of an awake dependent of name; empty for none.
 func (d *related) awake(name string) string {
 	d.mu.Lock()
 	all := slices.Clone(d.needing[name])
@@ -81,8 +78,7 @@ func (d *related) awake(name string) string {
 	return ""
 }
 
-// neededBlock blocks the idle pause of an instance while one that depends on it
-// is awake; nil otherwise.
+// neededBlock blocks the idle pause while a dependent is awake; nil otherwise.
 func (i *inst) neededBlock() *idle.Block {
 	name := i.h.related.awake(i.name())
 	if name == "" {
@@ -91,7 +87,7 @@ func (i *inst) neededBlock() *idle.Block {
 	return &idle.Block{Code: NeededBy, Holder: name, Sentence: fmt.Sprintf("%s, which depends on it, is awake.", name)}
 }
 
-// checkDependencies returns what is wrong with the dependencies of a new instance.
+// checkDependencies validates the dependencies of a new instance.
 func (h *Host) checkDependencies(s *instance.Spec) error {
 	bad := func(format string, args ...any) error {
 		return &InvalidError{fmt.Errorf("cannot use depends_on: %s", fmt.Sprintf(format, args...))}
@@ -126,8 +122,8 @@ func (h *Host) checkDependencies(s *instance.Spec) error {
 	return nil
 }
 
-// sleepingDependencies are the instances that i depends on and that do not run,
-// except those that were paused outside lull, which stay paused.
+// sleepingDependencies returns the dependencies of i that do not run, without
+// those paused outside lull, which stay paused.
 func (i *inst) sleepingDependencies() (out []*inst) {
 	for _, name := range i.spec().DependsOn {
 		if d, err := i.h.find(name); err == nil && d != i && d.state() != power.Running && !d.pausedByOthers() {
@@ -137,10 +133,10 @@ func (i *inst) sleepingDependencies() (out []*inst) {
 	return out
 }
 
-// rouse asks for the wake of every dependency that sleeps in memory, and returns
-// whether all of them run then. It does not block, and needs no lock: the thaw of
-// a frozen program is done by the time it returns, unless something else holds
-// that instance.
+// rouse requests the wake of every dependency that sleeps in memory. It returns
+// true if all of them now run. It neither blocks nor needs a lock: a frozen
+// program is thawed before it returns, unless another operation on that
+// instance is in progress.
 func (i *inst) rouse() bool {
 	all := true
 	for _, d := range i.sleepingDependencies() {
@@ -156,12 +152,12 @@ func (i *inst) dependentWakes() string {
 	return fmt.Sprintf("%s, which depends on it, wakes", i.name())
 }
 
-// waking are the instances that are being woken for one another, from the first
-// one on: a circle ends at one that is among them.
+// waking is the context key for the instances on the current chain of wakes. It
+// ends a circle of dependencies.
 type waking struct{}
 
-// wakeDependencies wakes or starts what i depends on, and returns once all of it
-// runs, or failed to. The caller does not hold the lock of i.
+// wakeDependencies wakes or starts the dependencies of i and returns when each
+// runs or has failed to. The caller does not hold the lock of i.
 func (h *Host) wakeDependencies(ctx context.Context, i *inst) {
 	if len(i.spec().DependsOn) == 0 || i.rouse() {
 		return
@@ -176,15 +172,15 @@ func (h *Host) wakeDependencies(ctx context.Context, i *inst) {
 		}
 		wg.Go(func() {
 			if err := h.startFor(ctx, d, byDependent, i.dependentWakes()); err != nil && !fromRoom(err) && ctx.Err() == nil {
-				h.log.Warn("a dependency does not run", "instance", i.name(), "dependency", d.name(), "err", err)
+				h.log.Warn("cannot wake a dependency", "instance", i.name(), "dependency", d.name(), "err", err)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// wakeAfterDependencies wakes i for a connection once what it depends on runs. It
-// returns at once, and false if nothing is to be waited for.
+// wakeAfterDependencies wakes i in the background for a connection once its
+// dependencies run. It returns false if there is nothing to wait for.
 func (i *inst) wakeAfterDependencies(why string) bool {
 	if len(i.spec().DependsOn) == 0 || i.rouse() {
 		return false

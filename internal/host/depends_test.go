@@ -213,7 +213,7 @@ func TestDependenciesAtRandom(t *testing.T) {
 					if name == "db" && userStopped {
 						continue
 					}
-					var woken []string // each by the one before it
+					var woken []string // each was woken by the one before it
 					for n := slices.Index(names, name); n > 0 && r.byName[names[n]].state().Asleep(); n-- {
 						woken = append(woken, names[n-1])
 					}

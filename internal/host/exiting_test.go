@@ -11,7 +11,8 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// stopsLater has a daemon stop nothing that it takes over at once.
+// stopsLater configures a daemon that does not stop programs that it has just
+// taken over.
 func stopsLater(c *Config) { c.StopAfter = time.Hour }
 
 // locked calls f with the lock of an instance.
@@ -93,8 +94,8 @@ func TestSignalPendingUnknown(t *testing.T) {
 }
 
 // TestSignalDelivered checks that a client waits for the next run if the
-// supervisor has thawed such a program, which takes its time to exit, and that
-// one that runs on is let run.
+// supervisor has thawed such a program and it takes its time to exit, and that
+// a program that keeps running is left alone.
 func TestSignalDelivered(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		inBubble(t, func(r *rig) {
@@ -120,7 +121,7 @@ func TestSignalDelivered(t *testing.T) {
 }
 
 // TestStopUndecided checks that an automatic stop whose daemon died before the
-// SIGTERM is decided anew: the program is not asked to exit.
+// SIGTERM is decided again: the program is not asked to exit.
 func TestStopUndecided(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })

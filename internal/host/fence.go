@@ -22,8 +22,9 @@ const saveLimit = 5 * time.Minute
 // not be watched. By then it may have closed them.
 const unwatchableRetry = time.Minute
 
-// unansweredLimit is how long a pause that another daemon was asked for, and did
-// not answer to, can still take effect. That daemon may hang for minutes.
+// unansweredLimit is the time for which a pause that another daemon was
+// requested to do, and did not answer, can still take effect. That daemon may
+// hang for minutes.
 const unansweredLimit = 10 * time.Minute
 
 // The fence is the order in which an instance is paused, woken and stopped. It
@@ -50,7 +51,7 @@ const unansweredLimit = 10 * time.Minute
 //	deeper-commit  "hibernated" is on disk; before that, a daemon that takes over
 //	               asks the runtime
 //
-// If a look finds anything, the instance is thawed at once and no pause is
+// If a check finds anything, the instance is thawed at once and no pause is
 // recorded. A wake requested before the end of the commit cancels the pause. One
 // requested after it is served as soon as the lock is free. No wake waits for
 // the disk: while the record is written, a request for one ends the commit. The
@@ -65,7 +66,7 @@ type fence struct {
 	// resumePause restores a pause made by an earlier daemon, and resumeStop
 	// completes its stop.
 	resumePause, resumeStop []step
-	stopRunning             []step // also of one that is being started
+	stopRunning             []step // also for an instance that is being started
 }
 
 type step struct {
@@ -177,9 +178,9 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	return err
 }
 
-// flush has the workload write out the data that it must not lose. Clients
-// pass in the meantime, so that none has to wait. A client that arrives cancels
-// the pause before it begins.
+// flush has the workload write out data that must not be lost. Clients are
+// served in the meantime. A client that arrives cancels the pause before it
+// begins.
 func (a *attempt) flush() error {
 	s, ok := a.work.(instance.Flusher)
 	if !ok {
@@ -272,7 +273,8 @@ func finalCheck(a *attempt) error {
 	return a.stirred()
 }
 
-// checkUnlessForced is checkFrozen, but a forced stop ignores what it finds.
+// checkUnlessForced is checkFrozen, except that a forced stop ignores its
+// result.
 func checkUnlessForced(a *attempt) error {
 	if a.force {
 		return nil
@@ -289,7 +291,7 @@ func (a *attempt) stirred() error {
 	}
 	if i.gate != nil {
 		if act := i.gate.Activity(); act.Stirred() {
-			return &errStirred{"a client has just come to the relay"}
+			return &errStirred{"a client has just connected to the relay"}
 		}
 	}
 	if i.endedNow() {
@@ -308,7 +310,7 @@ func commitPause(a *attempt) error {
 	}
 	now := i.h.Now()
 	err := a.saveFrozen(a.asked(), false, func(r *instance.Record) {
-		if a.adopted { // it stays on its step of the ladder
+		if a.adopted { // it keeps its depth of sleep
 			return
 		}
 		r.State, r.StatusReason = power.Paused, a.reason

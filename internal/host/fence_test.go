@@ -40,7 +40,7 @@ type world struct {
 	live     int
 	trace    []string
 	faults   []string
-	here     place // where the last choice was made
+	here     place // place at which the last choice was made
 	buf      []byte
 
 	log      *recording // nil if nothing is recorded
@@ -48,7 +48,7 @@ type world struct {
 	leased   bool // a lease was acknowledged while the instance ran
 	busied   bool // the program has reported work in progress
 	explicit bool // a user stops it
-	doomed   bool // a client waited when an automatic stop began
+	doomed   bool // a client was waiting when an automatic stop began
 }
 
 type parking struct {
@@ -140,7 +140,7 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	return w
 }
 
-// noting records who makes which attempt.
+// noting records which actor makes which attempt.
 func (w *world) noting(f fence) fence {
 	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.stopRunning, &f.deeper, &f.resumePause} {
 		*steps = slices.Clone(*steps)
@@ -159,7 +159,7 @@ func (w *world) noting(f fence) fence {
 	return f
 }
 
-// watch records what an automatic stop must see.
+// watch records the facts that an automatic stop must respect.
 func (w *world) watch(point string) {
 	w.mu.Lock()
 	on := w.on
@@ -172,7 +172,7 @@ func (w *world) watch(point string) {
 	case point == "stop-intent":
 		w.doomed = p.Frozen() && p.Waiting() > 0
 	case point == "stop-signal" && w.doomed && !w.explicit:
-		w.fault("an automatic stop went on although a client was waiting")
+		w.fault("an automatic stop continued although a client was waiting")
 	}
 }
 
@@ -353,12 +353,12 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 // before its next point follows from that. The caller holds mu.
 func (w *world) letGo(p *parking) {
 	p.r.resumed = len(w.trace)
-	if !strings.HasPrefix(p.point, "begin ") && p.point != "relay-arrive" { // those have only asked for the lock
+	if !strings.HasPrefix(p.point, "begin ") && p.point != "relay-arrive" { // these have requested the lock only
 		p.r.from = slices.Clone(w.here[:])
 	}
 }
 
-// mind updates what the calling goroutine remembers.
+// mind updates the memory of the calling goroutine.
 func (w *world) mind(what func(r *routine)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -581,7 +581,7 @@ func TestFenceReduction(t *testing.T) {
 	if underRace {
 		t.Skip("runs nothing that the others do not")
 	}
-	blind := func(w *world) place { return sha256.Sum256(w.state(nil)) } // ignores where the actors are
+	blind := func(w *world) place { return sha256.Sum256(w.state(nil)) } // ignores the positions of the actors
 	same, noticed := 0, 0
 	for _, sc := range scenes() {
 		if len(sc.names) > 2 {

@@ -74,7 +74,7 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 		return nil
 	case guest.KeepaliveRelease:
 		return h.ReleaseLease(ctx, i.id, p.Holder)
-	case guest.Busy, guest.Waiting: // a repetition; a report holds as long as its connection
+	case guest.Busy, guest.Waiting: // a repetition; a report is valid as long as its connection
 	case guest.NextDue:
 		at := p.At
 		if at.IsZero() {

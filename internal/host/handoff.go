@@ -206,7 +206,7 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 
 // continueStart waits for a program that an earlier daemon started and that
 // still runs. It may already have accepted clients, which a second start would
-// cut. An error means that it has to be started anew.
+// cut off. An error means that it must be started again.
 func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	if i.rt.Capabilities().Network {
 		return errors.New("its relay ended with the daemon") // no client is connected to it

@@ -68,7 +68,7 @@ type Gate interface {
 	Sleep()   // held arrivals and bytes may ask for a wake again
 	Release() // the backend accepts
 	Activity() relay.Activity
-	Owed() int // connections whose last bytes went to the backend and are unanswered
+	Owed() int // connections whose last bytes went to the backend and have no answer yet
 }
 
 // Evidence stores the evidence of verdicts.
@@ -107,11 +107,11 @@ type Config struct {
 	Memory    int64
 	Available func() (int64, error)
 	Places    int           // concurrent boots and restores from disk, of runtimes where they are slow; 0 means no bound
-	WakeWait  time.Duration // how long a start or wake waits for memory and a boot slot before it fails; default 45 s, less than the relay waits
+	WakeWait  time.Duration // maximum wait of a start or wake for memory and a boot slot; default 45 s, less than the relay waits
 
-	// Images are the image caches, by name. ImageAge is how long an unused
-	// image is kept; 0 keeps it forever. ImageSpace is the total size in bytes
-	// above which unused images are removed; 0 means no limit.
+	// Images are the image caches, by name. ImageAge is the time after which an
+	// unused image is removed; 0 means never. ImageSpace is the total size in
+	// bytes above which unused images are removed; 0 means no limit.
 	Images     map[string]instance.ImageKeeper
 	ImageAge   time.Duration
 	ImageSpace int64
@@ -155,7 +155,7 @@ type Host struct {
 	metrics *metrics.Metrics
 	halts   *halt.Halts
 
-	related related // by what their settings name
+	related related // by the names in their settings
 	images  *images.Caches
 	handoff handoff
 	// illegal counts transitions missing from the table: always 0.
@@ -174,7 +174,7 @@ type Host struct {
 	busy   sync.WaitGroup // work started outside Run's workers
 	ctx    context.Context
 	cancel context.CancelFunc
-	// asked is the context of requests. It is canceled when Run is to end.
+	// asked is the context of requests. It is canceled when Run must end.
 	asked    context.Context
 	endAsked context.CancelFunc
 }
@@ -285,7 +285,7 @@ func (h *Host) Halted() *idle.HaltedBy {
 	return nil
 }
 
-// haltChanged publishes that a halt began or, with nil, ended.
+// haltChanged publishes that a halt began or, if x is nil, ended.
 func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
 	kind := "halt_off"
 	if x != nil {
@@ -422,7 +422,7 @@ type RefusedError struct {
 	What   string
 	Reason string
 	Blocks []idle.Block
-	// Overtaken reports that a user's command came while the request waited.
+	// Overtaken reports that a user's command arrived while the request waited.
 	Overtaken bool
 }
 

@@ -325,7 +325,7 @@ func TestLooksOfOneNeverPaused(t *testing.T) {
 		r.run("a", func(s *instance.Spec) { s.PauseAfter = &never })
 		time.Sleep(time.Hour)
 		if n := looks.Load(); n < 600 || n > 800 {
-			t.Errorf("looked at %d times in an hour, want one every 5 s", n)
+			t.Errorf("checked %d times in an hour, want one every 5 s", n)
 		}
 	})
 }
@@ -363,7 +363,7 @@ func TestHaltEnds(t *testing.T) {
 		if kept != nil || r.Halted() != nil {
 			t.Errorf("the halt is kept: %v", kept)
 		}
-		if past := r.happenings("a", "halt_off"); !slices.Equal(past, []string{"lull: the halt by ada came to its end"}) {
+		if past := r.happenings("a", "halt_off"); !slices.Equal(past, []string{"lull: the halt by ada has ended"}) {
 			t.Errorf("nothing says that it ended: %q", past)
 		}
 	})
@@ -594,7 +594,7 @@ func TestPrivatePort(t *testing.T) {
 	})
 }
 
-// TestListByName: IDs are random, so the list must be sorted by name.
+// TestListByName checks that the list is sorted by name, since IDs are random.
 func TestListByName(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		names := []string{"f", "b", "e", "a", "d", "c", "h", "g"}

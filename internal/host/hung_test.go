@@ -42,7 +42,7 @@ func (k hanging) End(ctx context.Context, id string) error {
 
 var _ instance.Ender = hanging{}
 
-// TestHungOnes: after a restart many programs hang. The daemon serves requests
+// TestHungOnes starts a daemon with many hung programs. It serves requests
 // within seconds and adopts healthy programs. A hung one is reported as such,
 // can be stopped or removed by a user, and is adopted if it answers again.
 func TestHungOnes(t *testing.T) {
@@ -128,8 +128,8 @@ func (k muting) Start(ctx context.Context, l instance.Launch) (instance.Workload
 	return mute{w.(*hosttest.Proc)}, nil
 }
 
-// TestStopOfMuteGuest checks that a guest that cannot be asked to exit gets its
-// stop grace and no more.
+// TestStopOfMuteGuest checks that a guest that cannot be asked to exit is
+// killed after its stop grace.
 func TestStopOfMuteGuest(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true

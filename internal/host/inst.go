@@ -23,7 +23,7 @@ type inst struct {
 	id   string
 	set  atomic.Pointer[instance.Spec] // the user's settings; Change replaces it
 	rt   Runtime
-	gate Gate                    // nil when nothing relays to it
+	gate Gate                    // nil if it has no relay
 	size int64                   // maximum memory in bytes, 0 if its runtime does not know; constant
 	slow bool                    // booting and restoring it is slow; constant
 	due  *deadlines.Entry[*inst] // when it is checked next; constant
@@ -93,11 +93,11 @@ type ports struct {
 	noHandoff atomic.Pointer[string]          // why its program cannot be given sockets; nil when it can
 }
 
-// turn has what one transition passes on to its steps. Guarded by the instance's
-// lock.
+// turn has the data that one transition passes to its steps. Guarded by the
+// instance's lock.
 type turn struct {
 	from     power.Instance // the state in which the current wake began
-	again    bool           // the current stop is to be followed by a start
+	again    bool           // a start follows the current stop
 	reported *ending        // the exit that adoption falls back to
 }
 

@@ -67,7 +67,7 @@ func (i *inst) mayStart(by string) error {
 	switch {
 	case !stopped:
 	case by == byRestart && !(due && enabled):
-		return &RefusedError{Name: i.name(), What: "start", Reason: "nothing is left to be restarted"}
+		return &RefusedError{Name: i.name(), What: "start", Reason: "there is nothing to restart"}
 	case (by == byConnection || by == byDependent || by == byGroup) && i.unwakeable() != "":
 		return &RefusedError{Name: i.name(), What: "start", Reason: i.unwakeable()}
 	}
@@ -438,8 +438,8 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 // exitLimit bounds the wait for the exit code of a run that was just killed.
 const exitLimit = time.Second
 
-// awaitExit waits until the exit of the present run, whose processes are gone,
-// has been reported.
+// awaitExit waits until the exit of the present run, whose processes have
+// ended, has been reported.
 func (i *inst) awaitExit() {
 	i.mu.Lock()
 	over := i.proc.over
@@ -450,7 +450,7 @@ func (i *inst) awaitExit() {
 	}
 }
 
-// stopGrace returns how long a program has to exit.
+// stopGrace returns the time that a program gets to exit.
 func (i *inst) stopGrace() time.Duration {
 	return time.Duration(cmp.Or(i.spec().StopGrace, idle.Duration(stopGrace)))
 }

@@ -13,8 +13,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Logs writes what an instance has printed, oldest first. With follow it
-// continues with new output until ctx ends or the instance is gone.
+// Logs writes the output of an instance, oldest first. With follow it continues
+// with new output until ctx ends or the instance is removed.
 func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hostctl.Logs) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -22,7 +22,7 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 	}
 	keeper, ok := i.rt.(instance.ConsoleKeeper)
 	if l.Console && !ok {
-		return &RefusedError{Name: i.name(), What: "show the console of", Reason: "runtime " + i.spec().Runtime + " has none: only a microvm has a kernel of its own"}
+		return &RefusedError{Name: i.name(), What: "show the console of", Reason: "runtime " + i.spec().Runtime + " has no kernel log: only a microvm has its own kernel"}
 	}
 	if i.spec().Adopted != nil {
 		return &RefusedError{Name: i.name(), What: "show the output of", Reason: "lull did not start it; it writes where it did before"}
@@ -73,7 +73,7 @@ func (h *Host) Discard(ctx context.Context, id string, cause error) error {
 func (i *inst) lastOutput(ctx context.Context) string {
 	if r, ok := i.rt.(instance.LogReader); ok {
 		var b strings.Builder
-		_ = r.Logs(ctx, i.id, &b, instance.LogQuery{Tail: shownLines}) // what came before an error is shown
+		_ = r.Logs(ctx, i.id, &b, instance.LogQuery{Tail: shownLines}) // the output before the error is shown
 		return b.String()
 	}
 	text, err := logs.Tail(i.logPath(), shownLines)

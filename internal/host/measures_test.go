@@ -117,7 +117,7 @@ func TestMeasures(t *testing.T) {
 		}
 		r.measures(map[string]float64{"instance_wake_seconds{stopped,process}count": 4, "instance_wake_seconds{stopped,process}sum": 0})
 
-		// Nor does a client that came while it ran.
+		// It does not count either that a client arrived while it ran.
 		if err := r.Resume(r.ctx, "thin", ByManual); err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestMeasures(t *testing.T) {
 		}
 		r.measures(map[string]float64{"instance_wake_seconds{paused,process}count": 2, "instance_wake_seconds{paused,process}sum": 0})
 
-		// Nor one whose wake failed: another comes later.
+		// Nor does a failed wake: the client may retry later.
 		time.Sleep(8 * time.Minute)
 		r.is("a", power.Hibernated)
 		r.k.Fail(hosttest.Thawing, errors.New("not now"))

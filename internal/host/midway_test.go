@@ -501,10 +501,10 @@ func TestEndThawsHalfway(t *testing.T) {
 	})
 }
 
-// TestNotFoundYet: a new daemon can neither find a run nor confirm that it is
-// over. The instance is not considered stopped and no second run is started.
-// Requests in the meantime get that reason, and clients are served once the run
-// is found.
+// TestNotFoundYet starts a daemon that can neither find a run nor confirm its
+// end. The instance is not considered stopped and no second run is started.
+// Requests are refused with that reason, and clients are served once the run is
+// found.
 func TestNotFoundYet(t *testing.T) {
 	for _, state := range []power.Instance{power.Running, power.Paused, power.Hibernated} {
 		for name, ask := range map[string]func(r *rig) error{

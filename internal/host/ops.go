@@ -144,7 +144,8 @@ func (h *Host) noRuntime(name string) error {
 	return fmt.Errorf("there is no runtime %q on this host", name)
 }
 
-// openRelay opens the relay's ports, which live as long as the instance.
+// openRelay opens the relay's ports, which stay open as long as the instance
+// exists.
 func (i *inst) openRelay() error {
 	eps := i.relayed()
 	if len(eps) == 0 && (!i.h.cfg.SharedHTTP || len(i.spec().Expose) == 0) {
@@ -262,7 +263,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if disable || pending || stopped {
 		i.note(func(r *instance.Record) {
 			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
-			if stopped { // it stays ended
+			if stopped { // a user's stop remains
 				r.StoppedBy = ByManual
 			}
 			if pending {
@@ -444,7 +445,7 @@ func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Dura
 		r.Leases = kept
 	})
 	if err == nil && full {
-		return &RefusedError{Name: i.name(), What: "hold", Reason: fmt.Sprintf("%d holders hold it already", instance.MaxHolders)}
+		return &RefusedError{Name: i.name(), What: "hold", Reason: fmt.Sprintf("the limit of %d leases is reached", instance.MaxHolders)}
 	}
 	if err == nil {
 		i.emit("lease_held", l.Holder, l.Reason)

@@ -23,7 +23,7 @@ func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
 	return "", false
 }
 
-// ImagesOf lists what the instances of a runtime were made from.
+// ImagesOf lists the images that a runtime's instances were made from.
 func (h *Host) ImagesOf(runtime string) (images []string) {
 	for _, i := range h.all() {
 		if i.spec().Runtime == runtime {
@@ -141,7 +141,7 @@ func (i *inst) serveObserve(why string) {
 		err = i.follow(still, why)
 	}
 	if err != nil {
-		i.h.log.Error("cannot follow what was done outside", "instance", i.name(), "err", err)
+		i.h.log.Error("cannot follow changes made outside lull", "instance", i.name(), "err", err)
 	}
 }
 

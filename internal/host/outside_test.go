@@ -46,7 +46,7 @@ func TestRenamedOutside(t *testing.T) {
 			t.Errorf("why: %+v, %v", y.Name, err)
 		}
 		seen, _, _ := r.events.Since(0)
-		if e := seen[len(seen)-1]; e.Type != "renamed" || e.Instance != "x" || e.By != byOutside || !strings.Contains(e.Reason, "called a") {
+		if e := seen[len(seen)-1]; e.Type != "renamed" || e.Instance != "x" || e.By != byOutside || !strings.Contains(e.Reason, "named a") {
 			t.Errorf("told: %+v", e)
 		}
 		r.shut()

@@ -164,7 +164,7 @@ func (i *inst) nothingWakesLocked() *idle.Block {
 	return &idle.Block{Code: NothingWakes, Sentence: "Nothing could wake it once it is paused: it exposes no port, listens on no socket and has nothing due."}
 }
 
-// judge asks the engine for a verdict and keeps it.
+// judge asks the engine for a verdict and stores it.
 func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	d := evidence.Decide(i.h.Now(), i.policy(), e)
 	i.mu.Lock()

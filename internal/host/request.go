@@ -51,8 +51,8 @@ func (c *call) over(i *inst) error {
 // BusyError means that a start or wake timed out in the admission queue.
 type BusyError = admission.BusyError
 
-// fromRoom reports whether err comes from admission, or from a user who
-// canceled a start or wake. enter has already published it.
+// fromRoom reports whether err is from admission, or from a user who canceled a
+// start or wake. enter has already published it.
 func fromRoom(err error) bool {
 	var busy *BusyError
 	var refused *RefusedError
@@ -115,7 +115,7 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 		if l.Covers(h.room.Needs(i)) {
 			return func() { i.release(); l.End() }, nil
 		}
-		i.release() // it has gone deeper in between
+		i.release() // it has gone to a deeper sleep in between
 		l.End()
 	}
 }

@@ -21,7 +21,7 @@ type rig struct {
 	t      *testing.T
 	k      *hosttest.Kernel
 	disk   *hosttest.Disk
-	daemon *hosttest.Session // what the present daemon writes to
+	daemon *hosttest.Session // output of the present daemon
 	gates  map[string]*hosttest.Gate
 	tune   func(*Config) // adjusts the next daemon's configuration; may be nil
 	end    context.CancelFunc

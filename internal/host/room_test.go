@@ -65,7 +65,7 @@ func TestRoomPushesDown(t *testing.T) {
 			r.is(name, power.Paused)
 		}
 		r.lease("held", "x", time.Hour)
-		r.k.Connect(c) // keeps it running
+		r.k.Connect(c) // a connection that keeps it running
 		r.run("d", small)
 		r.is("d", power.Running)
 		r.is("a", power.Reclaimed) // 60 freed plus the 50 available were enough
@@ -125,7 +125,7 @@ func TestRoomWaits(t *testing.T) {
 			synctest.Wait()
 		}
 		o := r.is("d", power.Stopped)
-		if w := o.Waiting; w == nil || w.Place != 2 || w.Reason != "others wait for memory before it" && !(strings.Contains(w.Reason, instance.Bytes(50*mib)) && strings.Contains(w.Reason, instance.Bytes(250*mib))) {
+		if w := o.Waiting; w == nil || w.Place != 2 || w.Reason != "others are first in the queue for memory" && !(strings.Contains(w.Reason, instance.Bytes(50*mib)) && strings.Contains(w.Reason, instance.Bytes(250*mib))) {
 			t.Errorf("d waits as %+v", w)
 		}
 		y, err := r.Why(r.ctx, "c", time.Time{})
@@ -408,7 +408,7 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 		var wg sync.WaitGroup
 		for range count(t, "LULL_ROOM_STOPS", 100) {
 			for _, name := range []string{"g", "h"} {
-				wg.Go(func() { _ = r.Start(context.Background(), name, ByManual) }) // refused or done, depending on the order
+				wg.Go(func() { _ = r.Start(context.Background(), name, ByManual) }) // refused or carried out, depending on the order
 				wg.Go(func() {
 					if err := r.Stop(context.Background(), name, ByManual, rand.IntN(2) == 0); err != nil {
 						t.Errorf("stop: %v", err)

@@ -71,10 +71,10 @@ func TestWakeDoesNotWaitForDisk(t *testing.T) {
 	}
 }
 
-// TestCalledOffStopOverCrash checks that an automatic stop which a client
-// called off stays called off if the daemon is killed before it can record
-// that: the next one finds "stopping" on the disk and a program that serves.
-// A stop that was not called off is decided anew.
+// TestCalledOffStopOverCrash checks that an automatic stop that a client
+// canceled stays canceled if the daemon is killed before it can record that:
+// the next one finds "stopping" on disk and a program that serves. A stop that
+// was not canceled is decided again.
 func TestCalledOffStopOverCrash(t *testing.T) {
 	for name, served := range map[string]bool{"client": true, "no client": false} {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestCalledOffStopOverCrash(t *testing.T) {
 				<-writing
 				var c *hosttest.Client
 				if served {
-					c = r.k.Connect(id) // and stays
+					c = r.k.Connect(id) // and keeps it open
 				}
 				time.Sleep(time.Minute + time.Second)
 				if s := r.disk.All()[0].State; s != power.Stopping {

@@ -37,7 +37,7 @@ type routine struct {
 	point   string
 	calls   uint64 // the calls that led there
 	own     func(b []byte, since time.Time) []byte
-	carries []byte // what it remembers from before
+	carries []byte // its memory of earlier steps
 	attempt *attempt
 	resumed int    // when it was resumed from there; 0 while it is parked
 	from    []byte // what it can have learned when it was resumed
@@ -95,7 +95,8 @@ func number() (n uint64) {
 	return n + uint64(len(seats))
 }
 
-// stand appends where a goroutine is parked, or what it was resumed from.
+// stand appends the position at which a goroutine is parked, or from which it
+// was resumed.
 func (r *routine) stand(b []byte, since time.Time) []byte {
 	b = append(b, r.point...)
 	b = binary.LittleEndian.AppendUint64(append(b, 0), r.calls)
@@ -284,7 +285,7 @@ func explore(steps *fence, sc scene, where func(*world) place) (s *space, fault,
 		more := big.NewInt(1)
 		if met != nil {
 			if more = s.known[*met]; more == nil {
-				return s, "somebody can go round in circles", tr
+				return s, "an actor can loop forever", tr
 			}
 		}
 		for {
@@ -322,10 +323,10 @@ func (s *space) wander(sc scene, pick func(n int) int) (fault, trace string) {
 			return min(picks[d-1], n-1)
 		})
 		if lost && again < 20 {
-			continue // the same path once more
+			continue // run the same path again
 		}
 		if lost {
-			faults = append(faults, "it came to a place that nobody had found")
+			faults = append(faults, "it reached a state that no walk had found")
 		}
 		return strings.Join(faults, "; "), tr
 	}

@@ -10,20 +10,20 @@ import (
 	"lull/internal/core/power"
 )
 
-// A timer says when an instance has to run: its program says so over LULL_SOCKET
-// (next_due), a user with lull wake-at, or a schedule of its spec. It is woken
-// before, and started if lull had stopped it, and is not paused until the timer
-// has passed; from then on it has its idle timeout to begin. Timers are times of
-// the wall clock and outlive the daemon. One that passed while no daemon ran, or
-// that a step of the clock skipped, is served at once.
+// A timer is a time at which an instance must run. Its program sets one over
+// LULL_SOCKET (next_due), a user with lull wake-at, or its spec with a
+// schedule. The instance is woken Lead earlier (and started if lull had stopped
+// it), is not paused until the timer has passed, and then has its full idle
+// timeout. Timers are wall-clock times and survive the daemon. A timer that
+// passed without a daemon, or that a clock step skipped, is served at once.
 
 // Lead is how long before a timer its instance is woken.
 const Lead = 2 * time.Second
 
-// byTimer is the actor when a timer wakes an instance.
+// byTimer is the actor of a wake by a timer.
 const byTimer = "timer"
 
-// wallNow is the present wall time, which follows steps of the clock.
+// wallNow returns the wall-clock time. Unlike Now it follows clock steps.
 func (h *Host) wallNow() time.Time {
 	if h.cfg.Wall != nil {
 		return h.cfg.Wall()
@@ -31,12 +31,12 @@ func (h *Host) wallNow() time.Time {
 	return time.Now().Round(0)
 }
 
-// nextTimerLocked returns the next timer and who set it; a zero time for none. It
-// is in the past if it has not been served. i.mu is held.
+// nextTimerLocked returns the next timer and who set it; a zero time for none.
+// A time in the past has not been served yet. i.mu is held.
 func (i *inst) nextTimerLocked() (at time.Time, by string) {
 	now, served := i.h.wallNow(), latest(i.rec.TimersServed, i.rec.CreatedAt)
 	switch woken := i.says.wokenFor; {
-	case !now.Before(woken): // and paused by a user before it passed
+	case !now.Before(woken): // the wake is over: a user paused the instance before the timer passed
 		served = latest(served, woken)
 	case now.Before(woken.Add(-Lead)): // the clock was set back
 		i.says.wokenFor = time.Time{}
@@ -60,8 +60,8 @@ func (i *inst) nextTimerLocked() (at time.Time, by string) {
 	return at, by
 }
 
-// wakeDue returns when i is to be woken for its next timer, on the clock of Now;
-// zero for never.
+// wakeDue returns when to wake i for its next timer, on the clock of Now; zero
+// for never.
 func (i *inst) wakeDue() time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -70,7 +70,7 @@ func (i *inst) wakeDue() time.Time {
 		return time.Time{}
 	}
 	lead := Lead
-	if at.Equal(i.says.wokenFor) { // the next one is due after it
+	if at.Equal(i.says.wokenFor) { // already woken for this timer, so the next one is due only after it
 		lead = 0
 	}
 	return i.h.Now().Add(at.Add(-lead).Sub(i.h.wallNow()))
@@ -104,8 +104,8 @@ func (i *inst) takeTimer() (why string, due bool) {
 	return fmt.Sprintf("%s set a timer for %s", by, at.UTC().Format(time.RFC3339)), true
 }
 
-// passTimers drops the timers that have passed. The instance counts as active
-// then. The caller holds the lock of a running instance.
+// passTimers drops the timers that have passed, and counts that as activity.
+// The caller holds the lock of a running instance.
 func (i *inst) passTimers() {
 	now := i.h.wallNow()
 	i.mu.Lock()
@@ -126,13 +126,13 @@ func (i *inst) passTimers() {
 			r.WakeAt = time.Time{}
 		}
 		r.TimersServed, r.LastActivityAt = now, latest(r.LastActivityAt, i.h.Now())
-		i.says.wokenFor = time.Time{} // a clock that is set back brings it again
+		i.says.wokenFor = time.Time{} // if the clock is set back, the timer is due again
 	})
 	i.h.saver.WriteLater(i, i.id)
 }
 
-// timerBlockLocked blocks a pause shortly before a timer; nil otherwise. i.mu is
-// held.
+// timerBlockLocked returns a block shortly before a timer; nil otherwise. i.mu
+// is held.
 func (i *inst) timerBlockLocked(now time.Time) *idle.Block {
 	at, by := i.nextTimerLocked()
 	if at.IsZero() {
@@ -142,10 +142,11 @@ func (i *inst) timerBlockLocked(now time.Time) *idle.Block {
 	if due.Sub(now) >= max(i.pauseAfter(), Lead+time.Second) {
 		return nil
 	}
-	return &idle.Block{Code: idle.Schedule, Sentence: "It has to run soon: " + by + " set a timer.", Until: &due}
+	return &idle.Block{Code: idle.Schedule, Sentence: "It must run soon: " + by + " set a timer.", Until: &due}
 }
 
-// WakeAt sets when a user wants an instance to run; the zero time ends that.
+// WakeAt sets the time at which a user wants an instance to run; the zero time
+// clears it.
 func (h *Host) WakeAt(ctx context.Context, ref string, t time.Time) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -170,7 +171,7 @@ func (h *Host) WakeAt(ctx context.Context, ref string, t time.Time) error {
 	return nil
 }
 
-// setNextDue sets when the program wants to run again. It waits for the lock of
+// setNextDue sets the time at which the program wants to run again. It waits for the lock of
 // the instance until ctx ends, and returns once the time is on disk.
 func (i *inst) setNextDue(ctx context.Context, at time.Time) error {
 	if err := i.acquireCtx(ctx); err != nil {
@@ -184,8 +185,8 @@ func (i *inst) setNextDue(ctx context.Context, at time.Time) error {
 	return nil
 }
 
-// reschedule sets the deadline of an instance that does not run anew, after its
-// timers or the clock changed.
+// reschedule recomputes the deadline of an instance that does not run, after a
+// change of its timers or of the clock.
 func (i *inst) reschedule() {
 	switch s := i.state(); {
 	case s.Asleep():
@@ -195,8 +196,8 @@ func (i *inst) reschedule() {
 	}
 }
 
-// scheduleStopped sets the deadline of a stopped instance: its restart, or its
-// next timer if lull had stopped it.
+// scheduleStopped sets the deadline of a stopped instance: its restart or, if
+// lull had stopped it, its next timer.
 func (i *inst) scheduleStopped() {
 	i.mu.Lock()
 	at, enabled, timed := i.retry.restart, i.rec.Enabled, i.timedLocked()
@@ -212,12 +213,12 @@ func (i *inst) scheduleStopped() {
 	}
 }
 
-// timedLocked reports whether a timer may start the instance, which is stopped:
-// not after a user stopped it, or after it ended. i.mu is held.
+// timedLocked reports whether a timer may start the stopped instance, which it
+// may not if a user stopped it or its program exited. i.mu is held.
 func (i *inst) timedLocked() bool { return i.rec.Enabled && i.rec.StoppedBy == stopAfter }
 
-// ClockStepped tells the host that the wall clock was set, or that the machine was
-// suspended: timers are due at other moments now.
+// ClockStepped tells the host that the wall clock was set or the machine was
+// suspended, so timers are due at other moments.
 func (h *Host) ClockStepped() {
 	for _, i := range h.all() {
 		i.mu.Lock()

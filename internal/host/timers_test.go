@@ -68,7 +68,7 @@ func TestTimerHolds(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		r.is("a", power.Paused)
-		// A user who pauses it in between has the last word.
+		// A user who pauses it in between has precedence.
 		at = time.Now().Add(time.Minute)
 		if err := r.WakeAt(context.Background(), id, at); err != nil {
 			t.Fatal(err)
@@ -124,8 +124,8 @@ func TestTimerStarts(t *testing.T) {
 	}
 }
 
-// TestNextDueOutlivesTheDaemon checks that a program that asked to be woken is,
-// although the daemon was killed and came back late.
+// TestNextDueOutlivesTheDaemon checks that a program that asked to be woken is
+// woken although the daemon was killed and restarted late.
 func TestNextDueOutlivesTheDaemon(t *testing.T) {
 	for _, away := range []time.Duration{time.Minute, 20 * time.Minute} {
 		inBubble(t, func(r *rig) {
@@ -194,7 +194,7 @@ func TestScheduleIsOnTime(t *testing.T) {
 					r.crash()
 					time.Sleep(time.Duration(random.Int64N(int64(5 * time.Second))))
 					r.boot()
-				case 1: // forward, perhaps over the time: it is served at once then
+				case 1: // forward, perhaps beyond the timer, which is then served immediately
 					offset += time.Duration(random.Int64N(int64(15 * time.Minute)))
 					r.ClockStepped()
 				case 2:

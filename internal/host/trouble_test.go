@@ -15,7 +15,7 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// ailing is a machine whose programs may be in trouble.
+// ailing is a machine whose programs can have faults.
 type ailing struct {
 	*hosttest.Kernel
 	what *atomic.Value

@@ -21,11 +21,11 @@ import (
 // load is one kind of use that a program can be put to, until end at the latest.
 type load struct {
 	name  string
-	blind time.Duration // what the documented resolution of its signal may hide
+	blind time.Duration // amount that the documented resolution of its signal may hide
 	on    func(r *rig, p *hosttest.Proc, id string, end time.Time) (off func())
 
 	silent bool // it holds without a byte: not with a quiet-connection-after
-	alone  bool // it holds while it lasts, and idle time does not begin at its end
+	alone  bool // it holds the instance while it lasts, but idle time does not begin at its end
 	relay  bool // its clients are seen by the relay only, and do not outlive the daemon
 }
 

@@ -95,9 +95,9 @@ func ptr(t time.Time) *time.Time {
 	return &t
 }
 
-// view returns the present state of the instance. The verdict is computed anew
-// from the last readings, so that leases, snoozes and switches show at once. It
-// never waits for a transition.
+// view returns the present state of the instance. The verdict is recomputed
+// from the last readings, so that leases, snoozes and switches take effect
+// immediately. It never waits for a transition.
 func (i *inst) view(memory bool) hostctl.Instance {
 	now := i.h.Now()
 	i.mu.Lock()
@@ -277,9 +277,9 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	j := i.h.cfg.Evidence
 	switch {
 	case j == nil:
-		return hostctl.Why{}, &InvalidError{errors.New("cannot say why at a past time: this host keeps no evidence")}
+		return hostctl.Why{}, &InvalidError{errors.New("cannot explain a past time: this host stores no evidence")}
 	case at.After(i.h.Now().Add(skew)):
-		return hostctl.Why{}, &InvalidError{errors.New("cannot say why at a time that has not come")}
+		return hostctl.Why{}, &InvalidError{errors.New("cannot explain a time in the future")}
 	}
 	return account.Then(ctx, j, i.about(""), at, hostctl.Why{Instance: i.view(true)})
 }

@@ -69,7 +69,7 @@ func (i *inst) wakeFor(why string) {
 
 // Wake wakes the instance for the relay.
 func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
-	why := fmt.Sprintf("a client came from %s", a.Remote)
+	why := fmt.Sprintf("a client connected from %s", a.Remote)
 	if i.rationed() { // a client that wakes nothing needs no admission
 		if err := i.mayWake(a); err != nil {
 			return err
@@ -109,7 +109,7 @@ func (i *inst) mayWake(a relay.Arrival) error {
 	switch i.state() {
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		if i.pausedByOthers() {
-			return fmt.Errorf("%s was paused from outside of lull; resume it there or with: lull resume %s", i.name(), i.name())
+			return fmt.Errorf("%s was paused outside lull; resume it there or with: lull resume %s", i.name(), i.name())
 		}
 	case power.Stopped:
 		switch {
@@ -126,7 +126,7 @@ func (i *inst) mayWake(a relay.Arrival) error {
 }
 
 // restartsNow reports whether the instance exited and is about to be restarted.
-// That holds for the first restart only: later ones are delayed.
+// This applies to the first restart only: later ones are delayed.
 func (i *inst) restartsNow() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -49,7 +49,7 @@ type seen struct {
 func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // the sender is gone
+		return // the sender has disconnected
 	}
 	p.mu.Lock()
 	p.tries++
@@ -129,7 +129,7 @@ func newTown(channels string, seed uint64, env ...string) *town {
 	return &town{db: db, net: &memnet.Network{}, peer: &peer{}, channels: channels, env: env, rng: rand.New(rand.NewPCG(seed, 2)), writer: db.Client()}
 }
 
-// serve runs the receiver until it is told to end.
+// serve runs the receiver until end is called.
 func (w *town) serve() (end func(), err error) {
 	l, err := w.net.Listen("receiver:80")
 	if err != nil {
@@ -252,7 +252,7 @@ func (w *town) check(lost ...string) error {
 	return nil
 }
 
-// bubble runs body in a bubble and fails outside of it.
+// bubble runs body in a bubble, and fails the test outside it.
 func bubble(t *testing.T, body func(ctx context.Context) error) {
 	t.Helper()
 	var err error
@@ -307,7 +307,8 @@ func said(ctx context.Context, e audit.Entry) (string, error) {
 	}
 }
 
-// TestReceivers: whatever a receiver does for an hour, everything arrives.
+// TestReceivers checks that everything is delivered, whatever a receiver does
+// for an hour.
 func TestReceivers(t *testing.T) {
 	down := func(d time.Duration) func(w *town, n int, r *http.Request) int {
 		begin := time.Time{}
@@ -380,7 +381,8 @@ func (w *town) hour(ctx context.Context, mind func(minute int) error) error {
 	return w.check()
 }
 
-// TestReceiverGone: the receiver is away for an hour, or now and then.
+// TestReceiverGone has a receiver that does not answer for an hour, or now and
+// then.
 func TestReceiverGone(t *testing.T) {
 	for name, up := range map[string]func(minute int) bool{
 		"for an hour": func(minute int) bool { return minute >= 59 },
@@ -430,9 +432,10 @@ func TestReceiverGone(t *testing.T) {
 // runs returns the number of runs of each random test.
 func runs(t *testing.T) int { return scaletest.Count(t, "LULL_NOTIFY_KILLS", 4) }
 
-// TestKilled: what delivers is killed again and again between a decision and
-// its delivery, or between that and the note of it; its store forgets its
-// history and answers badly; a second one takes over. Nothing is lost.
+// TestKilled kills the process that delivers again and again, between a
+// decision and its delivery or between that and its record. Its store loses its
+// history and answers with errors, and a second process takes over. Nothing is
+// lost.
 func TestKilled(t *testing.T) {
 	for range runs(t) {
 		seed := rand.Uint64()
@@ -508,8 +511,9 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestRefused: one message that the receiver never takes is a dead letter that
-// is shown, holds up its own worker only, and can be sent again or dropped.
+// TestRefused checks that a message that the receiver never accepts becomes a
+// dead letter that is listed, delays its own worker only, and can be retried or
+// dropped.
 func TestRefused(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(hookSet, 1)
@@ -544,7 +548,7 @@ func TestRefused(t *testing.T) {
 		if err := w.check(w.want[1].id); err != nil {
 			return err
 		}
-		by := audit.Actor{Name: "ada", Kind: audit.KindPerson}
+		by := audit.Actor{Name: "ada", Kind: audit.KindUser}
 		if _, err := p.fleet.RetryDead(ctx, by, "ops", dead[0].ID); err != nil {
 			return err
 		}
@@ -570,8 +574,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestGivenUp: a receiver that fails for longer than is tried leaves dead
-// letters, and what is younger than that still arrives.
+// TestGivenUp checks that a receiver that fails for longer than the retry time
+// leaves dead letters, and that newer messages still arrive.
 func TestGivenUp(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(hookSet, 1, "NOTIFY_RETRY_MINUTES=30")
@@ -605,8 +609,9 @@ func TestGivenUp(t *testing.T) {
 	})
 }
 
-// TestTogether: a digest holds what happened in its time, quiet hours hold
-// everything back until they end, and a warning waits for neither.
+// TestTogether checks that a digest contains the events of its period, that
+// quiet hours delay everything until they end, and that a warning waits for
+// neither.
 func TestTogether(t *testing.T) {
 	for name, c := range map[string]struct {
 		channel string
@@ -662,8 +667,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// TestBacklog: more than a queue holds is read from the log in parts, in
-// memory that does not grow.
+// TestBacklog checks that a backlog larger than a queue is read from the log in
+// parts, with bounded memory.
 func TestBacklog(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(hookSet, 1)
@@ -697,15 +702,16 @@ func TestBacklog(t *testing.T) {
 	})
 }
 
-// TestDigestAgain: a digest that is tried again, by this process or the next, is
-// the same message, and what has come since is another: a receiver that took
-// the first, and answered for half an hour that it is out of order, loses nothing.
+// TestDigestAgain checks that a digest that is retried, by this process or the
+// next, is the same message, and that newer events go into another one: a
+// receiver that accepted the first, and answered with an error for half an
+// hour, loses nothing.
 func TestDigestAgain(t *testing.T) {
 	for range runs(t) {
 		seed := rand.Uint64()
 		bubble(t, func(ctx context.Context) error {
 			w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","key":"env:KEY","digest":"10m"}}`, seed)
-			taken := map[string]bool{} // by webhook-id: who has one drops what comes with it again
+			taken := map[string]bool{} // by webhook-id: receivers drop duplicates
 			w.peer.answer = func(_ int, r *http.Request, _ []byte) int {
 				id, away := r.Header.Get("Webhook-Id"), time.Now().Minute()%40 < 30
 				switch {
@@ -759,9 +765,9 @@ func TestDigestAgain(t *testing.T) {
 	}
 }
 
-// TestUrgentFirst: while a receiver fails and when it is back, a warning waits
-// behind nothing but what its own worker has to say before, and one that comes
-// after its pause says so and offers nothing.
+// TestUrgentFirst checks that a warning, while a receiver fails and when it
+// works again, waits only for earlier messages about its own worker, and that
+// one that is delivered after its pause says so and offers no action.
 func TestUrgentFirst(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","key":"env:KEY","digest":"10m"},"chat":{"type":"slack","url":"env:ADDRESS"}}`, 1, "NOTIFY_PUBLIC_URL=https://lull.example")

@@ -29,7 +29,7 @@ type line struct {
 	state   channel.Delivery
 	q       *queue
 	wrote   time.Time        // when the state was last written
-	last    channel.Delivery // as it was then
+	last    channel.Delivery // the state at that time
 	died    bool             // dead letters were written since then
 	again   []channel.DeadLetter
 	rests   []*channel.Rest // oldest first
@@ -80,7 +80,7 @@ func (l *line) run(ctx context.Context) error {
 func (l *line) load(ctx context.Context) error {
 	v, err := l.n.store.Commit(ctx, store.Txn{Read: []string{channel.DeliveryKey(l.name)}})
 	if err != nil {
-		return fmt.Errorf("cannot read how far channel %q is: %w", l.name, err)
+		return fmt.Errorf("cannot read the position of channel %q: %w", l.name, err)
 	}
 	d, err := channel.DecodeDelivery(v.Read[0])
 	if err != nil {
@@ -141,7 +141,7 @@ func (l *line) follow(ctx context.Context) error {
 	}
 }
 
-// drain sends until half of the queue is gone, without reading more.
+// drain sends until half of the queue is empty, without reading more.
 func (l *line) drain(ctx context.Context) error {
 	for len(l.q.open) > maxOpen/2 {
 		if delay.For(ctx, time.Until(l.wake())) != nil {
@@ -318,7 +318,7 @@ func (l *line) send(ctx context.Context) error {
 	return l.bury(ctx, ops)
 }
 
-// resend retries the dead letters that a user asked to send again.
+// resend retries the dead letters for which a user requested it.
 func (l *line) resend(ctx context.Context) []store.Op {
 	var ops []store.Op
 	for _, d := range l.again {
@@ -416,7 +416,7 @@ func (l *line) die(items []*item, now time.Time, why error) []store.Op {
 	for _, it := range items {
 		op, err := channel.DeadOp(channel.DeadLetter{ID: it.id, Channel: l.name, Event: it.event, Entry: it.entry, Tries: it.tries, Error: why.Error(), DiedAt: now})
 		if err != nil {
-			l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", it.id, "err", err)
+			l.n.log.Error("cannot store a notification", "channel", l.name, "id", it.id, "err", err)
 			continue
 		}
 		ops, gone = append(ops, op), append(gone, it)
@@ -434,7 +434,7 @@ func (l *line) die(items []*item, now time.Time, why error) []store.Op {
 func (l *line) bury(ctx context.Context, ops []store.Op) error {
 	for part := range slices.Chunk(ops, 100) {
 		if err := l.commit(ctx, part); err != nil {
-			return fmt.Errorf("cannot keep what was not delivered: %w", err)
+			return fmt.Errorf("cannot store dead letters: %w", err)
 		}
 	}
 	return nil
@@ -472,7 +472,7 @@ func (l *line) write(ctx context.Context, now bool) error {
 		return err
 	}
 	if err := l.commit(ctx, []store.Op{op}); err != nil {
-		return fmt.Errorf("cannot keep how far channel %q is: %w", l.name, err)
+		return fmt.Errorf("cannot store the position of channel %q: %w", l.name, err)
 	}
 	l.wrote, l.last, l.died = time.Now(), s, false
 	return nil

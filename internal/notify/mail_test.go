@@ -44,7 +44,7 @@ func had(relay *smtpsim.Relay, address string) (out []string) {
 	return out
 }
 
-// What the relay of these tests says of an address.
+// The answers of the relay for an address.
 const (
 	missing = "there is no such mailbox"
 	full    = "the mailbox is full"
@@ -59,12 +59,12 @@ func TestOneBadAddress(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(ctx context.Context) error {
 				asked := map[string]time.Time{}
-				w, relay, end, err := mailTown(`"to":["ada@example.com","later@example.com","never@example.com","nobody@example.com"]`+digest, func(a string) string {
+				w, relay, end, err := mailTown(`"to":["ada@example.com","later@example.com","never@example.com","refused@example.com"]`+digest, func(a string) string {
 					if asked[a].IsZero() {
 						asked[a] = time.Now()
 					}
 					switch {
-					case strings.HasPrefix(a, "nobody@"):
+					case strings.HasPrefix(a, "refused@"):
 						return "550 " + missing
 					case strings.HasPrefix(a, "never@"):
 						return "452 " + full
@@ -101,7 +101,7 @@ func TestOneBadAddress(t *testing.T) {
 				}
 				pass(8 * time.Hour)
 				defer func() { p.end() }()
-				for address, has := range map[string][]string{"ada@example.com": want, "later@example.com": want, "never@example.com": nil, "nobody@example.com": nil} {
+				for address, has := range map[string][]string{"ada@example.com": want, "later@example.com": want, "never@example.com": nil, "refused@example.com": nil} {
 					if got := had(relay, address); !slices.Equal(got, has) {
 						return fmt.Errorf("%s has %v, want %v", address, got, has)
 					}
@@ -114,7 +114,7 @@ func TestOneBadAddress(t *testing.T) {
 						return fmt.Errorf("a dead letter is %+v", d)
 					}
 				}
-				if err != nil || !maps.Equal(to, map[string]int{"never@example.com": 8, "nobody@example.com": 8}) {
+				if err != nil || !maps.Equal(to, map[string]int{"never@example.com": 8, "refused@example.com": 8}) {
 					return fmt.Errorf("the dead letters are %v, %w", to, err)
 				}
 				l, err := p.fleet.Deliveries(ctx)
@@ -135,7 +135,7 @@ func TestOneBadAddress(t *testing.T) {
 // sent to no other address.
 func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, d channel.DeadLetter) error {
 	before := len(relay.Mails())
-	if _, err := p.fleet.RetryDead(ctx, audit.Actor{Name: "ada", Kind: audit.KindPerson}, d.Channel, d.ID); err != nil {
+	if _, err := p.fleet.RetryDead(ctx, audit.Actor{Name: "ada", Kind: audit.KindUser}, d.Channel, d.ID); err != nil {
 		return err
 	}
 	pass(time.Minute)
@@ -147,7 +147,8 @@ func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, 
 	return nil
 }
 
-// TestMailIsTheSame: a Message-ID is of one mail, for whomever it is sent again.
+// TestMailIsTheSame checks that a mail keeps its Message-ID when it is sent
+// again, to whichever recipient.
 func TestMailIsTheSame(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w, relay, end, err := mailTown(`"to":["ada@example.com","bob@example.com"],"digest":"5m"`, func(a string) string {

@@ -55,7 +55,7 @@ func TestPendingIsDue(t *testing.T) {
 			return err
 		}
 		if l, err := p.fleet.Deliveries(ctx); err != nil || l[0].Pending != 1 {
-			return fmt.Errorf("people see %+v, %w", l, err)
+			return fmt.Errorf("users see %+v, %w", l, err)
 		}
 		pass(90 * time.Minute) // it is due, and the receiver is away
 		if err := is("lull_notify_pending", 1); err != nil {

@@ -63,7 +63,8 @@ type Notifier struct {
 	count counters
 }
 
-// leaseTTL is how long the right to deliver outlives its holder.
+// leaseTTL is the time after which another process may deliver if the present
+// one stops renewing.
 const leaseTTL = 15 * time.Second
 
 // lookEvery is how often the settings are compared with the running lines.
@@ -203,7 +204,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 			if r := lines[d.Channel]; r != nil {
 				select {
 				case r.retry <- d:
-				default: // it is busy; the request stays in the record
+				default: // it is busy; the request remains in the record
 				}
 			}
 		case <-tick.C:
@@ -406,7 +407,7 @@ func newCounters() counters {
 		delay: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "lull_notify_delay_seconds",
 			Help: "Seconds from when an event was due to its delivery.", Buckets: []float64{.1, .5, 1, 5, 30, 60, 300, 1800, 3600, 21600, 86400}}),
 		unreadable: prometheus.NewCounter(prometheus.CounterOpts{Name: "lull_notify_unreadable_total",
-			Help: "Entries of the log that could not be read, and so not be sent."}),
+			Help: "Log entries that could not be read and were therefore not sent."}),
 	}
 }
 

@@ -39,7 +39,7 @@ func (it *item) stream() string {
 // queue contains the events that a channel has read from the log and not yet
 // delivered, in log order. It is pure.
 type queue struct {
-	seen  int64            // every entry up to it was read
+	seen  int64            // every entry up to it has been read
 	open  []*item          // by rev, key and index
 	ahead map[string]int64 // delivered above the cursor, with its revision
 	batch *channel.Batch   // what is being sent together, if anything
@@ -68,7 +68,7 @@ func (q *queue) add(it *item) {
 	}
 }
 
-// cursor returns the revision up to which everything is done.
+// cursor returns the revision up to which every entry is done.
 func (q *queue) cursor() int64 {
 	if len(q.open) > 0 {
 		return min(q.open[0].rev-1, q.seen)
@@ -76,7 +76,7 @@ func (q *queue) cursor() int64 {
 	return q.seen
 }
 
-// done removes items that were delivered or given up.
+// done removes items that were delivered or abandoned.
 func (q *queue) done(items []*item) {
 	for _, it := range items {
 		q.ahead[it.id] = it.rev

@@ -242,7 +242,7 @@ func verdict(err error) verdictOn {
 	return failsReceiver
 }
 
-// retryAfter returns the delay that the receiver asked for.
+// retryAfter returns the delay that the receiver requested.
 func retryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*webhook.StatusError](err); ok {
 		return e.RetryAfter

@@ -16,7 +16,7 @@ import (
 func (l *line) loadRests(ctx context.Context) error {
 	page, err := store.List(ctx, l.n.store, channel.RestKeys(l.name))
 	if err != nil {
-		return fmt.Errorf("cannot read the mails of channel %q that wait: %w", l.name, err)
+		return fmt.Errorf("cannot read the queued mails of channel %q: %w", l.name, err)
 	}
 	for _, v := range page.Values {
 		r, err := channel.DecodeRest(v)
@@ -79,8 +79,8 @@ func (l *line) split(now time.Time, r outcome, p *partly) []store.Op {
 	return ops
 }
 
-// restWait is how long an address that has deferred a mail is left alone: mail
-// servers that want a retry expect a minute or more.
+// restWait is the delay after an address has deferred a mail: mail servers that
+// want a retry expect a minute or more.
 func (l *line) restWait(tries int) time.Duration {
 	return min(longestWait, time.Minute<<min(tries, 4))
 }
@@ -88,7 +88,7 @@ func (l *line) restWait(tries int) time.Duration {
 func (l *line) keep(r *channel.Rest) []store.Op {
 	op, err := channel.RestOp(r)
 	if err != nil {
-		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", r.ID, "err", err)
+		l.n.log.Error("cannot store a notification", "channel", l.name, "id", r.ID, "err", err)
 		return nil
 	}
 	l.died = true // must be written
@@ -160,7 +160,7 @@ func (l *line) dieFor(address string, e channel.RestEvent, tries int, now time.T
 	op, err := channel.DeadOp(channel.DeadLetter{ID: e.ID + "." + channel.AddressMark(address), Channel: l.name, Event: e.Event, Entry: e.Entry,
 		To: address, Tries: tries, Error: sayWho(address, why), DiedAt: now})
 	if err != nil {
-		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", e.ID, "err", err)
+		l.n.log.Error("cannot store a notification", "channel", l.name, "id", e.ID, "err", err)
 		return nil
 	}
 	l.n.log.Error("a notification could not be delivered to an address; see lull notify dead", "channel", l.name, "address", address, "err", why)

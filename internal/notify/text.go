@@ -60,15 +60,15 @@ func sentence(e event, zone *time.Location) string {
 		s = fmt.Sprintf("%s runs again: resumed by %s", who, x.Detail)
 		x.Detail = ""
 	case audit.EventPauseCancelled:
-		s = fmt.Sprintf("The pause of %s was called off", who)
+		s = fmt.Sprintf("The pause of %s was canceled", who)
 	case audit.EventDrained:
 		s = fmt.Sprintf("%s is drained and stopped%s", who, because)
 	case audit.EventUnknownSignal:
-		s = fmt.Sprintf("A signal of %s is not known, so it is not paused", who)
+		s = fmt.Sprintf("A signal of %s is unknown, so it is not paused", who)
 	case audit.EventLateAction:
-		s = fmt.Sprintf("A call for %s took effect after it was given up, and is repaired", who)
+		s = fmt.Sprintf("A call for %s took effect after it was abandoned; lull undoes it", who)
 	case audit.EventLateActivity:
-		s = fmt.Sprintf("%s was paused although it had been in use, which was reported only later", who)
+		s = fmt.Sprintf("%s was paused while in use: the activity was reported too late", who)
 	case audit.EventStatus:
 		s = fmt.Sprintf("%s is %s", who, x.To)
 	default:
@@ -125,7 +125,7 @@ func letter(m message, zone *time.Location) (subject, body string) {
 			fmt.Fprintf(&b, "\n%s:\n%s\n", label[verb], e.links[verb])
 		}
 		if len(e.links) > 0 {
-			b.WriteString("\nEach link shows what it will do and asks first. They end when one of them is used, when the worker is used, and at the pause.\n")
+			b.WriteString("\nEach link shows what it will do and asks first. They expire when you use one of them, when the worker is used, and at the pause.\n")
 		}
 		if start := start(e); start != "" {
 			fmt.Fprintf(&b, "\nStart it: %s\n", start)

@@ -94,7 +94,7 @@ func (c *conn) dropSilent() {
 	c.drop()
 }
 
-// admit counts the connection and lets it through, or queues it.
+// admit counts the connection, and forwards or queues it.
 func (c *conn) admit() {
 	in := c.in
 	if c.noise {

@@ -300,8 +300,8 @@ func TestBytesOfQuietConnectionsWake(t *testing.T) {
 	})
 }
 
-// A close on an open connection of a paused instance wakes it, for the
-// application is to learn of it.
+// A close of an open connection wakes a paused instance, because the
+// application must learn of it.
 func TestCloseOnAnOpenConnectionWakes(t *testing.T) {
 	planes(t, func(t *testing.T, wrap func(Backend) Backend) {
 		w := newFencedWorld(t, wrap)

@@ -27,7 +27,7 @@ const InstanceHeader = "X-Lull-Instance"
 type FrontConfig struct {
 	Domains    []string      // NAME.DOMAIN reaches instance NAME; default "localhost"
 	WaitPage   time.Duration // wait after which a browser gets the waiting page; default 1.5 s
-	RetryAfter time.Duration // sent to a client whose wake failed; default 5 s, whole seconds
+	RetryAfter time.Duration // seconds after which a client whose wake failed is told to retry; default 5 s, whole seconds
 	Log        *slog.Logger  // default: discards
 }
 
@@ -45,8 +45,8 @@ type Front struct {
 
 var _ http.Handler = (*Front)(nil)
 
-// route leads to one instance: one Transport, whose idle connections are of one
-// generation of the backend.
+// route leads to one instance through one Transport, whose idle connections
+// belong to one generation of the backend.
 type route struct {
 	in    *Instance
 	port  int
@@ -337,8 +337,8 @@ func (f *Front) admit(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	return in.admit(short, a)
 }
 
-// pageLinger is how long a wake continues for a browser that was shown the
-// waiting page; the page asks again every two seconds.
+// pageLinger is the time for which a wake continues for a browser that got the
+// waiting page; the page reloads every two seconds.
 const pageLinger = 10 * time.Second
 
 // linger keeps w's place in the queue, and its count as waiting, for a while or
@@ -370,7 +370,8 @@ func (f *Front) turnAway(w http.ResponseWriter, r *http.Request, in *Instance, e
 }
 
 // answerHealth answers a health check of an instance that is not running, so
-// that it neither wakes it nor takes it out of a load balancer.
+// that the check neither wakes the instance nor removes it from a load
+// balancer.
 func (f *Front) answerHealth(w http.ResponseWriter, in *Instance) {
 	w.Header().Set("X-Lull-State", "asleep")
 	w.Header().Set("Cache-Control", "no-store")

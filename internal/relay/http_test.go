@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// serveHTTP runs a backend that tells who it is and what it saw.
+// serveHTTP runs a backend that reports its name and the request.
 func serveHTTP(t *testing.T, name string) Backend {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

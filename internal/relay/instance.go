@@ -15,7 +15,7 @@ type Options struct {
 	MaxWaiting  int           // maximum waiting arrivals; default 1024, at most 65536
 	MaxOpen     int           // maximum open connections per listener; default 65536
 	WakeTimeout time.Duration // limit for one wake, and for one arrival; default 60 s
-	DialTimeout time.Duration // how long a ready backend may refuse or be silent; default 10 s
+	DialTimeout time.Duration // time for which a ready backend may refuse or be silent; default 10 s
 	Noise       Noise         // traffic that neither holds nor wakes; default none
 }
 
@@ -145,8 +145,8 @@ func (in *Instance) Owed() int {
 	return n
 }
 
-// Cut ends every open connection of the instance at once. Listeners and
-// waiting clients stay.
+// Cut ends every open connection of the instance immediately. Listeners and
+// waiting clients are not affected.
 func (in *Instance) Cut() {
 	in.mu.Lock()
 	var all []*track

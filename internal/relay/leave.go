@@ -14,7 +14,7 @@ import (
 const (
 	leaveFor   = time.Second
 	leaveBytes = 256 << 10
-	maxLeaving = 256 // per loop; more are closed at once
+	maxLeaving = 256 // per loop; further ones are closed immediately
 )
 
 // leaver is a client whose connection was shut down for writing and that may

@@ -90,7 +90,8 @@ func (lp *loop) accept(l *Listener) {
 			lp.arrive(l, int(n))
 		case unix.EINTR, unix.ECONNABORTED:
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			// The client stays in the backlog; accepting again at once would spin.
+			// The client stays in the backlog; accepting immediately again
+			// would spin.
 			lp.pauseAccept(l, errno)
 			return
 		default:

@@ -51,7 +51,7 @@ type loop struct {
 	ep, ev int
 	now    int64 // unix nanoseconds at the last return from the kernel
 	buf    []byte
-	again  []*conn // connections with more work than fits one turn
+	again  []*conn // connections with more work than one turn allows
 	timers timers
 	pipes  []*pipe
 	done   bool
@@ -257,7 +257,7 @@ func (lp *loop) guard(c *conn, fn func()) {
 	fn()
 }
 
-// rescue ends the one connection whose handling panicked.
+// rescue closes the one connection whose handling panicked.
 func (lp *loop) rescue(c *conn) {
 	p := recover()
 	if p == nil {

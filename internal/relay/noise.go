@@ -16,7 +16,7 @@ const maxNoiseRules = 256
 // served. While it sleeps, a connection is closed and a health check is
 // answered on the instance's behalf.
 type Noise struct {
-	// Sources are client addresses, such as a port scanner's.
+	// Sources are address ranges of clients, such as a port scanner's.
 	Sources []netip.Prefix
 	// SilentFor leaves a new connection uncounted until its first byte, for at
 	// most this long. It does not work with protocols in which the server speaks

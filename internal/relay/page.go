@@ -51,6 +51,6 @@ func (f *Front) waitingPage(w http.ResponseWriter, name string) {
 	w.WriteHeader(http.StatusServiceUnavailable)
 	writePage(w, page{
 		Title: "Waking up", Name: name, Refresh: 2,
-		Text: "It was asleep and is being woken. This page asks again every two seconds.",
+		Text: "It was asleep and is being woken. This page reloads every two seconds.",
 	})
 }

@@ -13,7 +13,7 @@ import (
 type waiter struct {
 	prev, next *waiter
 	queued     bool
-	noise      bool // neither requests a wake nor keeps one alive
+	noise      bool // it neither requests a wake nor keeps one in progress
 	rounds     int  // how often it queued for the same purpose
 	deadline   time.Time
 	arrival    Arrival
@@ -34,7 +34,7 @@ func (w *waiter) resume(err error) {
 type queue struct {
 	first, last *waiter
 	asking      int // waiters that are not noise
-	arrivals    int // asking waiters that count against the limit
+	arrivals    int // waiters that count against the limit
 	cancel      context.CancelCauseFunc
 	flying      bool
 }

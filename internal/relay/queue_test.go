@@ -21,7 +21,7 @@ func slowWaker(b Backend) (w *switchWaker, wake chan error, ended chan error) {
 	w = &switchWaker{b: b}
 	wake, ended = make(chan error, 1), make(chan error, 1024)
 	w.onWake = func(ctx context.Context, _ Arrival) error {
-		if w.up.Load() { // for a client whose first connection to it failed
+		if w.up.Load() { // used for a client whose first connection to it failed
 			w.calls.Add(-1)
 			return nil
 		}
@@ -236,8 +236,8 @@ func TestPanickingWakeIsAFailedWake(t *testing.T) {
 	}
 }
 
-// A waker that says it is up while Ready says no must neither spin nor hold the
-// client forever.
+// A waker that reports up while Ready returns false must neither spin nor hold
+// the client forever.
 func TestWakeWithoutReadyGivesUp(t *testing.T) {
 	w := &switchWaker{onWake: func(context.Context, Arrival) error { return nil }}
 	in, addr := expose(t, startRouter(t), w, Options{WakeTimeout: 300 * time.Millisecond})

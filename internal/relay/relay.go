@@ -11,7 +11,7 @@ import (
 // buffer indicates a bulk transfer, which is spliced through a pipe from then
 // on until it slows down.
 type flow struct {
-	readable bool // the source may have bytes, or its end
+	readable bool // the source may have bytes or be at its end
 	blocked  bool // the destination's buffer was full
 	hup      bool // the source's end or an error follows its bytes
 	eof      bool // the source ended
@@ -133,8 +133,8 @@ func (c *conn) moveUp() {
 		c.owed.Store(true)
 	}
 	if broken {
-		// The backend takes no more. What it sent before is still delivered, and
-		// its own end will close the connection.
+		// The backend accepts no more. What it sent before is still delivered,
+		// and its own end closes the connection.
 		c.up.free(c.loop)
 		c.up.shut = true
 		c.down.readable, c.down.hup = true, true
@@ -197,8 +197,8 @@ func (c *conn) unpark() {
 	}
 }
 
-// move transfers what there is, up to one turn. broken reports that the
-// destination failed; a failure of the source is its end.
+// move transfers the available bytes, at most one turn's. broken reports that
+// the destination failed; a failure of the source is its end.
 func (c *conn) move(f *flow, src, dst int) (moved int, broken bool) {
 	for {
 		if f.stuck() {
@@ -301,7 +301,7 @@ func (c *conn) copyOnce(f *flow, src, dst int) (int, error) {
 	return m, nil
 }
 
-// flush writes what was read from the source before.
+// flush writes the bytes that were read from the source before.
 func (c *conn) flush(f *flow, dst int) (int, error) {
 	moved := 0
 	for f.stuck() {

@@ -29,7 +29,7 @@ type switchWaker struct {
 	b       Backend
 	up      atomic.Bool
 	calls   atomic.Int64
-	onWake  func(ctx context.Context, a Arrival) error // nil: turn up
+	onWake  func(ctx context.Context, a Arrival) error // if nil, the instance comes up
 	mu      sync.Mutex
 	arrived []Arrival
 }
@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 	before := runtime.NumGoroutine()
 	code := m.Run()
 	if flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(code) // the fuzzing engine leaves some of its own
+		os.Exit(code) // the fuzzing engine leaves goroutines
 	}
 	if left := waittest.Goroutines(before); code == 0 && left != "" {
 		os.Stderr.WriteString(left)
@@ -80,7 +80,7 @@ func loopback(t *testing.T) *net.TCPListener {
 	return ln.(*net.TCPListener)
 }
 
-// serveTCP runs a backend until the test ends and waits for it.
+// serveTCP runs a backend until the test ends, and waits for it to end.
 func serveTCP(t *testing.T, serve func(*net.TCPConn)) Backend {
 	t.Helper()
 	ln := loopback(t)
@@ -159,8 +159,8 @@ func planes(t *testing.T, test func(t *testing.T, wrap func(Backend) Backend)) {
 		test(t, func(b Backend) Backend {
 			to := b.Addr.String()
 			b.Dial = func(ctx context.Context) (net.Conn, error) {
-				// Loopback answers at once, so that a slow machine does not
-				// turn the answer into a timeout.
+				// Loopback answers immediately, so a slow machine does not turn
+				// the answer into a timeout.
 				var d net.Dialer
 				return d.DialContext(context.WithoutCancel(ctx), "tcp", to)
 			}
@@ -394,8 +394,8 @@ func TestBackendThatNeverListens(t *testing.T) {
 	})
 }
 
-// TestRefusalOutlivesTheTimeout: if the time ends during an attempt, the failure
-// is the answer of the attempt before.
+// TestRefusalOutlivesTheTimeout checks that, if the timeout expires during an
+// attempt, the reported failure is that of the previous attempt.
 func TestRefusalOutlivesTheTimeout(t *testing.T) {
 	attempts := 0
 	w := &switchWaker{b: Backend{Dial: func(ctx context.Context) (net.Conn, error) {

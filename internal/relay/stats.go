@@ -26,7 +26,7 @@ type Stats struct {
 	Ignored []IgnoredBy // noise, by rule; empty if no rule is set
 }
 
-// IgnoredBy counts what one noise rule filtered out.
+// IgnoredBy counts the traffic that one noise rule filtered out.
 type IgnoredBy struct {
 	Rule       string // as configured
 	Count      uint64

@@ -125,7 +125,7 @@ func (s *stream) carry(backend *gated) {
 	up.Wait()
 }
 
-// copyHalf carries one direction and its end. An error ends both.
+// copyHalf copies one direction including its end. An error ends both.
 func (s *stream) copyHalf(dst, src net.Conn) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Backend is where the application of an instance accepts connections.
+// Backend is the address at which the application of an instance accepts
+// connections.
 type Backend struct {
 	// Addr is the TCP address to connect to when Dial is nil.
 	Addr netip.AddrPort
@@ -59,6 +60,6 @@ var (
 	ErrClosed     = errors.New("the instance was removed")
 	ErrWake       = errors.New("wake failed")
 	ErrNotAccept  = errors.New("the application does not accept connections")
-	errAbandoned  = errors.New("all clients of this wake have gone")
+	errAbandoned  = errors.New("all clients of this wake have disconnected")
 	errClientGone = errors.New("the client went away")
 )

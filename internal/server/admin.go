@@ -48,7 +48,7 @@ func (s *Server) adminRoutes() {
 			}
 			return ok(s.admin.Shards(ctx))
 		})
-	register(s, route{id: "resign", method: "POST", path: "/admin/resign", role: access.Admin, status: http.StatusAccepted, doc: "Give up what this server owns, so that others take it"},
+	register(s, route{id: "resign", method: "POST", path: "/admin/resign", role: access.Admin, status: http.StatusAccepted, doc: "Release the workers of this server to the other servers"},
 		func(ctx context.Context, _ *struct{}) (*struct{}, error) {
 			if s.admin == nil {
 				return nil, noController()
@@ -59,7 +59,7 @@ func (s *Server) adminRoutes() {
 	r := route{id: "metrics", method: "GET", path: "/metrics", role: access.Viewer, doc: "Counters of this process for Prometheus"}
 	register(s, r, func(context.Context, *struct{}) (*huma.StreamResponse, error) {
 		if s.metrics == nil {
-			return nil, fault(http.StatusNotFound, "no_metrics", "cannot find metrics: none are kept")
+			return nil, fault(http.StatusNotFound, "no_metrics", "no metrics on this server")
 		}
 		h := promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{})
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
@@ -113,7 +113,7 @@ func (s *Server) copyRoutes() {
 			}
 			hc.SetHeader("Content-Type", "application/octet-stream")
 			hc.SetStatus(http.StatusOK)
-			_, _ = hc.BodyWriter().Write(profile.Bytes()) // the client is gone, so the error has no recipient
+			_, _ = hc.BodyWriter().Write(profile.Bytes()) // an error means that the client has disconnected
 		}}, nil
 	})
 	describe(s, r, "application/octet-stream", "A profile in pprof's format")
@@ -156,7 +156,7 @@ func (s *Server) healthRoutes() {
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
 			hc.SetHeader("Content-Type", "application/openapi+json")
 			hc.SetStatus(http.StatusOK)
-			_, _ = hc.BodyWriter().Write(doc) // the client is gone, so the error has no recipient
+			_, _ = hc.BodyWriter().Write(doc) // an error means that the client has disconnected
 		}}, nil
 	})
 	describe(s, r, "application/openapi+json", "OpenAPI 3.1")

@@ -20,7 +20,7 @@ func (s *Server) agentRoutes() {
 	s.agentWhyRoutes()
 	s.enrollRoutes()
 	register(s, route{id: "report-agent", method: "POST", path: base + "/agents/{name}/report", role: access.Admin, machine: true, status: http.StatusOK,
-		doc: "Report what an agent sees, and hear what it is asked for; its token speaks for its machine alone"},
+		doc: "Report an agent's readings and receive its requests; the token is valid for its machine only"},
 		func(ctx context.Context, in *struct {
 			Named
 			Body map[string]any
@@ -99,7 +99,7 @@ func (s *Server) agentAction(ctx context.Context, w worker.Worker, x *control.Ag
 	case "intent":
 		reason := map[string]power.Reason{"idle_timeout": power.ReasonIdleTimeout, "ttl": power.ReasonTTL, "completion": power.ReasonManual}[x.Reason]
 		if reason == "" {
-			return w, invalid("action.reason", "it is not idle_timeout, ttl or completion")
+			return w, invalid("action.reason", "want idle_timeout, ttl or completion")
 		}
 		after, err := s.fleet.AgentIntends(ctx, w.ID, fleet.AgentStop{Generation: x.Generation, Reason: reason, Detail: x.Action + ": " + x.Detail, Shadow: s.shadow})
 		if no, refused := errors.AsType[*failure.Refused](err); refused {

@@ -19,7 +19,7 @@ import (
 func (s *Server) agentWhyRoutes() {
 	each := base + "/agents/{name}"
 	register(s, route{id: "why-agent", method: "GET", path: each + "/why", role: access.Viewer, machine: true,
-		doc: "Why the machine of an agent runs, or was stopped, by what the agent reported; now, or at a past time that is recorded"},
+		doc: "Why the machine of an agent runs, or was stopped, from the agent's reports; now, or at a past time that is recorded"},
 		func(ctx context.Context, in *struct {
 			Named
 			Then
@@ -31,7 +31,7 @@ func (s *Server) agentWhyRoutes() {
 			return ok(s.agentWhy(ctx, in.Name, at))
 		})
 	register(s, route{id: "agent-timeline", method: "GET", path: each + "/timeline", role: access.Viewer, machine: true,
-		doc: "The signals and verdicts of an agent over a time, as they were recorded"},
+		doc: "The recorded signals and verdicts of an agent in a period"},
 		func(ctx context.Context, in *struct {
 			Named
 			Between
@@ -72,7 +72,7 @@ func (s *Server) agentWorker(ctx context.Context, name string) (*worker.Worker, 
 func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (control.AgentWhy, error) {
 	now := time.Now().UTC()
 	if at.After(now.Add(history.Skew)) {
-		return control.AgentWhy{}, invalid("at", "it is not in the past")
+		return control.AgentWhy{}, invalid("at", "want a time in the past")
 	}
 	y := control.AgentWhy{Machine: name, Last: []audit.Entry{}, Readings: "recorded"}
 	w, err := s.agentWorker(ctx, name)
@@ -112,9 +112,9 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	case at.IsZero():
 		y.Readings, y.Unheard = "unknown", "Its agent does not report, so its current readings are unknown."
 	case !known: // a removed machine cannot be distinguished from one that never existed
-		y.Readings, y.Unheard = "unknown", "No report of such an agent is recorded of that time, and no server that runs has heard of it."
+		y.Readings, y.Unheard = "unknown", "No report of this agent is recorded for that time, and no running server has heard from it."
 	default:
-		y.Readings, y.Unheard = "unknown", "No report of its agent is recorded of that time."
+		y.Readings, y.Unheard = "unknown", "No report of its agent is recorded for that time."
 	}
 	if c.Before != nil {
 		s.agentTurns(&y, c.Before)

@@ -73,7 +73,7 @@ func (s *Server) answerRoutes() {
 				hc.SetHeader("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
 				hc.SetHeader("Referrer-Policy", "no-referrer") // the address is the credential
 				hc.SetStatus(status)
-				_, _ = hc.BodyWriter().Write(body.Bytes()) // the client is gone, so the error has no recipient
+				_, _ = hc.BodyWriter().Write(body.Bytes()) // an error means that the client has disconnected
 			}}, nil
 		})
 		describe(s, r, "text/html", "A page that needs nothing from elsewhere")
@@ -95,11 +95,11 @@ func (s *Server) warned(ctx context.Context, w *worker.Worker, a warning.Answer)
 	return x.Sentence(who, zone)
 }
 
-// answer shows what a link would do or, with act, does it.
+// answer shows the effect of a link or, with act, carries it out.
 func (s *Server) answer(ctx context.Context, token string, act bool) (int, shownAnswer) {
 	a, err := s.fleet.ReadAnswer(time.Now(), token)
 	if err != nil {
-		return http.StatusNotFound, shownAnswer{Title: "This link is not valid", Lines: []string{"It has expired, or it was not copied whole. Nothing was done."}}
+		return http.StatusNotFound, shownAnswer{Title: "This link is not valid", Lines: []string{"It has expired, or was copied incompletely. Nothing was done."}}
 	}
 	w, err := s.fleet.Worker(ctx, a.WorkerID)
 	if _, gone := errors.AsType[*failure.NotFound](err); gone {
@@ -109,7 +109,7 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	switch {
 	case err != nil:
 	case !w.Awaits(a):
-		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + strings.ToLower(string(w.Status)) + " now.")
+		return over("The warning about " + w.Name + " has ended: it was answered, or the worker was used or stopped. It is " + strings.ToLower(string(w.Status)) + " now.")
 	case !act:
 		if life && a.Verb == warning.Extend {
 			q.ask = "Move its ttl_deadline by an hour?"
@@ -123,7 +123,7 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 		w, err = s.fleet.AnswerWarning(ctx, a)
 	}
 	if _, refused := errors.AsType[*failure.Refused](err); refused {
-		return over("The warning is over: it was answered elsewhere. This link changed nothing.")
+		return over("The warning has already been answered. This link changed nothing.")
 	}
 	if err != nil {
 		return http.StatusServiceUnavailable, shownAnswer{Title: "Not done", Lines: []string{"The server cannot do that at the moment. Try again."}, Button: q.button}

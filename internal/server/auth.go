@@ -34,14 +34,15 @@ func principalOf(ctx context.Context) principal {
 // actor returns the actor that a change is recorded for.
 func actor(ctx context.Context) audit.Actor {
 	p := principalOf(ctx)
-	kind := audit.KindPerson
+	kind := audit.KindUser
 	if p.token.Role == access.Agent || p.token.Role == access.Host {
 		kind = audit.KindAgent
 	}
 	return audit.Actor{Name: p.token.Name, Kind: kind}
 }
 
-// identify authenticates a request. The route decides what the caller may do.
+// identify authenticates a request. The route decides whether the caller has
+// the permission.
 func (s *Server) identify(r *http.Request) *http.Request {
 	p := principal{}
 	scheme, presented, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -53,13 +54,13 @@ func (s *Server) identify(r *http.Request) *http.Request {
 		}
 		scheme = "bearer"
 	}
-	ofIssuer := s.people != nil && oidc.Looks(presented)
+	ofIssuer := s.identity != nil && oidc.Looks(presented)
 	if strings.EqualFold(scheme, "bearer") && presented != "" && (len(presented) < 512 || ofIssuer) {
 		p.given, p.waking = true, presented
 		select {
 		case <-s.ready:
 			if ofIssuer {
-				p.token, p.denied = s.person(r.Context(), presented)
+				p.token, p.denied = s.userToken(r.Context(), presented)
 				break
 			}
 			p.token, p.denied = s.tokens.Check(time.Now(), p.waking)
@@ -81,7 +82,7 @@ func (s *Server) authorize(ctx huma.Context, next func(huma.Context)) {
 		refuse(ctx, fault(http.StatusServiceUnavailable, "starting", "cannot answer yet: the server is starting"))
 	case !p.given:
 		ctx.SetHeader("WWW-Authenticate", `Bearer realm="lull"`)
-		refuse(ctx, fault(http.StatusUnauthorized, "no_token", "cannot tell who asks: give a token in the header Authorization: Bearer TOKEN"))
+		refuse(ctx, fault(http.StatusUnauthorized, "no_token", "missing credentials: send a token in the header Authorization: Bearer TOKEN"))
 	case errors.As(p.denied, new(errIssuer)):
 		refuse(ctx, fault(http.StatusServiceUnavailable, "issuer", p.denied.Error()))
 	case p.denied != nil:
@@ -89,7 +90,7 @@ func (s *Server) authorize(ctx huma.Context, next func(huma.Context)) {
 		refuse(ctx, fault(http.StatusUnauthorized, "bad_token", p.denied.Error()))
 	case r.machine && p.token.Machine != "":
 		if string(p.token.Role)+"s" != machineKind(ctx.URL().Path) || p.token.Machine != ctx.Param("name") {
-			refuse(ctx, fault(http.StatusForbidden, "other_machine", "cannot speak for another machine than "+p.token.Machine))
+			refuse(ctx, fault(http.StatusForbidden, "other_machine", "this token is only valid for machine "+p.token.Machine))
 			return
 		}
 		next(ctx)

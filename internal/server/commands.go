@@ -18,8 +18,8 @@ import (
 	"lull/internal/server/roster"
 )
 
-// detectWait is how long the API waits for the owner of a worker before it
-// answers 202.
+// detectWait is the time for which the API waits for the owner of a worker
+// before it answers 202.
 const detectWait = 20 * time.Second
 
 func (s *Server) commandRoutes() {
@@ -55,7 +55,7 @@ func (s *Server) commandRoutes() {
 				return nil, problem(err)
 			}
 			if in.Body.Confirm != w.Name {
-				return nil, fault(http.StatusUnprocessableEntity, "confirm", "cannot terminate "+w.Name+": confirm is not its name",
+				return nil, fault(http.StatusUnprocessableEntity, "confirm", "cannot terminate "+w.Name+": confirm must be its name",
 					&huma.ErrorDetail{Message: "want the worker's name", Location: "body.confirm"})
 			}
 			return accepted(s.fleet.Terminate(ctx, actor(ctx), in.ID, fleet.Termination{LeaveLicense: in.LeaveLicense}))
@@ -102,7 +102,7 @@ func (s *Server) commandRoutes() {
 }
 
 func (s *Server) snoozeRoute(at func(string) string) {
-	register(s, route{id: "snooze-worker", method: "POST", path: at("snooze"), role: access.Operator, doc: "Protect it from automatic pauses: until a time, or for minutes; neither ends that"},
+	register(s, route{id: "snooze-worker", method: "POST", path: at("snooze"), role: access.Operator, doc: "Protect it from automatic pauses: until a time, or for minutes; without either, end the snooze"},
 		func(ctx context.Context, in *struct {
 			One
 			Body control.Snooze
@@ -125,7 +125,7 @@ func (s *Server) snoozeRoute(at func(string) string) {
 
 func (s *Server) detectRoutes(at func(string) string) {
 	register(s, route{id: "detect-idle", method: "POST", path: at("detect-idle"), role: access.Operator, long: true,
-		doc: "Check now whether it is idle, and pause it if it is eligible; 202 when its owner has not answered yet"},
+		doc: "Check now whether it is idle, and pause it if it is eligible; 202 if its server has not answered yet"},
 		func(ctx context.Context, in *One) (*answer[fleet.Request], error) {
 			r, err := s.fleet.AskOwner(ctx, actor(ctx), fleet.RequestDetect, in.ID, true)
 			if err != nil {
@@ -182,7 +182,7 @@ func (s *Server) wakeRoutes(at func(string) string) {
 			// A caller with only a wake token does not get the complete record.
 			return accepted(worker.Worker{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, Status: w.Status, DesiredStatus: w.DesiredStatus}, nil)
 		})
-	register(s, route{id: "new-wake-token", method: "POST", path: at("wake-token"), role: access.Admin, secret: true, doc: "Make a wake token in place of the one it has; it is shown once"},
+	register(s, route{id: "new-wake-token", method: "POST", path: at("wake-token"), role: access.Admin, secret: true, doc: "Create a wake token that replaces the present one; it is shown once"},
 		func(ctx context.Context, in *One) (*answer[control.WakeToken], error) {
 			t, err := s.fleet.NewWakeToken(ctx, actor(ctx), in.ID)
 			return ok(control.WakeToken{WorkerID: in.ID, Token: t, URL: workersPath + "/" + in.ID + "/wake"}, err)

@@ -198,8 +198,8 @@ func TestStartAfterTheDeadline(t *testing.T) {
 }
 
 // TestWhyAtRest checks that the answer about a stopped worker names who stopped
-// it, for how long it has been stopped and what starts it, and nothing that
-// would keep a running one up.
+// it, for how long it has been stopped and what starts it, and no reason that
+// applies to a running worker only.
 func TestWhyAtRest(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()

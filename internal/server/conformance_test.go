@@ -364,7 +364,7 @@ func TestEveryRouteAnswers(t *testing.T) {
 	_, ops, _ := b.document()
 	for i, op := range ops {
 		if op.plain() == "events" || op.plain() == "wake-worker" || op.plain() == "detect-idle" || op.plain() == "enroll-agent" || op.plain() == "agent-program" {
-			continue // have their own tests: the first never ends, detect-idle waits for a controller, the rest want secrets of their own
+			continue // have separate tests: the first never ends, detect-idle waits for a controller, the rest need secrets
 		}
 		path, body := b.target(op), op.body()
 		key := fmt.Sprintf("key-%d", i)

@@ -45,7 +45,7 @@ func (s *Server) enrollRoutes() {
 	describe(s, r, "application/octet-stream", "The program")
 }
 
-// enrolling returns the worker whose enrollment secret the caller presents.
+// enrolling returns the worker whose enrollment secret the request contains.
 func (s *Server) enrolling(ctx context.Context) (worker.Worker, error) {
 	p := principalOf(ctx)
 	if !p.given {
@@ -62,9 +62,9 @@ func (s *Server) enrolling(ctx context.Context) (worker.Worker, error) {
 }
 
 // enroll creates the token of the agent of w's machine. A second call for the
-// same launch, whose first answer may be lost, replaces the token: one is valid,
-// also if both run at once on different servers. A token that was revoked, or
-// whose agent has reported, is not replaced.
+// same launch replaces the token, because the first answer may be lost: one is
+// valid, also if both run concurrently on different servers. A token that was
+// revoked, or whose agent has reported, is not replaced.
 func (s *Server) enroll(ctx context.Context, w worker.Worker, instance string) (control.Enrolled, error) {
 	switch {
 	case w.EC2InstanceID == "":

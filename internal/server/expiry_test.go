@@ -89,7 +89,7 @@ func TestWhoEndedIt(t *testing.T) {
 		by   string
 	}{
 		{worker.Worker{TerminateFor: power.ReasonTTL, TerminateBy: &audit.ByController, TTLDeadline: &at}, why.Terminated, "Its ttl_deadline 2026-03-02T12:00:00Z"},
-		{worker.Worker{TerminateBy: &audit.Actor{Name: "ada", Kind: audit.KindPerson}}, why.Terminated, "ada"},
+		{worker.Worker{TerminateBy: &audit.Actor{Name: "ada", Kind: audit.KindUser}}, why.Terminated, "ada"},
 		{worker.Worker{TerminateFor: power.ReasonExternal, StatusReason: "external: EC2 terminated the instance"}, why.Gone, ""},
 		{worker.Worker{}, why.Gone, ""},
 	} {

@@ -12,7 +12,7 @@ import (
 )
 
 // Machines that report wait here for the fleet's halt. Above maxHaltWaits a
-// request is answered at once, and the machine asks again after haltAgain,
+// request is answered immediately, and the machine asks again after haltAgain,
 // which still halts it within 5 s.
 const (
 	maxHaltWaits = 20_000
@@ -22,7 +22,7 @@ const (
 func (s *Server) haltRoutes() {
 	for _, kind := range []string{"agent", "host"} {
 		register(s, route{id: "await-halt-" + kind, method: "POST", path: base + "/" + kind + "s/{name}/halt", role: access.Admin, machine: true, status: http.StatusOK,
-			doc: "Wait for a change of the fleet's halt, in the name of the " + kind + " whose token is used"},
+			doc: "Wait for a change of the fleet's halt, in the name of the " + kind + " of the token"},
 			func(ctx context.Context, in *struct {
 				Named
 				Body control.HaltTurn

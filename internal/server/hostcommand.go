@@ -46,7 +46,7 @@ func (s *Server) hostCommandRoutes() {
 			return s.commandHost(ctx, &in.OfHost, control.HostCommand{Verb: control.HostPause, Force: in.Force})
 		})
 	register(s, route{id: "snooze-instance", method: "POST", path: at(control.HostSnooze), role: access.Operator, long: true,
-		doc: "Protect an instance of a host from automatic pauses: until a time, or for minutes; neither ends that"},
+		doc: "Protect an instance of a host from automatic pauses: until a time, or for minutes; without either, end the snooze"},
 		func(ctx context.Context, in *struct {
 			OfHost
 			Body control.Snooze
@@ -58,7 +58,7 @@ func (s *Server) hostCommandRoutes() {
 			return s.commandHost(ctx, &in.OfHost, control.HostCommand{Verb: control.HostSnooze, Snooze: idle.Duration(d)})
 		})
 	register(s, route{id: "instance-logs", method: "GET", path: at(control.HostLogs), role: access.Operator,
-		doc: "The end of what an instance of a host printed, at most 64 KiB. It may contain secrets, so reading it is recorded"},
+		doc: "The last output of an instance of a host, at most 64 KiB. It may contain secrets, so each read is recorded in the audit log"},
 		func(ctx context.Context, in *struct {
 			OfHost
 			Lines int `query:"lines" minimum:"1" maximum:"10000" default:"200" doc:"Lines from the end"`
@@ -163,9 +163,8 @@ func (s *Server) auditHost(ctx context.Context, e audit.Entry) error {
 	return err
 }
 
-// giveHost gives a command here or at the server that hears the host, and
-// returns a reply that is consistent: Done with its instance, or a status with
-// a code.
+// giveHost gives a command here or at the server to which the host reports, and
+// returns a consistent reply: Done with its instance, or a status with a code.
 func (s *Server) giveHost(ctx context.Context, v *control.HostView, c control.HostCommand) control.HostReply {
 	var a control.HostReply
 	here := v.Server == s.name

@@ -77,7 +77,7 @@ func (r *commandRig) asks(server, method, path, body, key string) (status int, o
 		r.t.Errorf("%s %s: %v in %s", method, path, err, data)
 	}
 	if res.StatusCode == http.StatusAccepted && res.Header.Get("Location") != "/api/v1/hosts/desk/instances/web/why" {
-		r.t.Errorf("202 says to look at %q", res.Header.Get("Location"))
+		r.t.Errorf("202 has the Location %q", res.Header.Get("Location"))
 	}
 	return res.StatusCode, o, code
 }
@@ -91,7 +91,7 @@ func (r *commandRig) outcomes() (out []string) {
 		r.t.Fatal(err)
 	}
 	for _, e := range page.Entries {
-		if e.By != (audit.Actor{Name: "ada", Kind: audit.KindPerson}) || e.Detail == "" {
+		if e.By != (audit.Actor{Name: "ada", Kind: audit.KindUser}) || e.Detail == "" {
 			r.t.Errorf("audit entry %+v", e)
 		}
 		out = append(out, map[string]string{"host_command": "asked"}[e.Action]+e.Reason)

@@ -16,7 +16,7 @@ import (
 
 // OtherHosts are the hosts that report to the other servers of the fleet.
 type OtherHosts interface {
-	// Hosts returns those of all servers that answer in time.
+	// Hosts returns the hosts of all servers that answer in time.
 	Hosts(ctx context.Context) []control.HostSummary
 	// Host returns one of them with its instances; false if no answering server
 	// knows it.
@@ -80,7 +80,7 @@ func (s *Server) hostRoutes() {
 			return ok(*a.Why, nil)
 		})
 	register(s, route{id: "report-host", method: "POST", path: each + "/report", role: access.Admin, machine: true, status: http.StatusOK,
-		doc: "Report a host's instances, all or those that changed; its token speaks for it alone"},
+		doc: "Report a host's instances, all or those that changed; the token is valid for this host only"},
 		func(ctx context.Context, in *Spoken) (*answer[control.HostAnswer], error) {
 			body, err := raw(in.Body)
 			if err != nil {
@@ -93,7 +93,7 @@ func (s *Server) hostRoutes() {
 			return ok(s.hostReport(ctx, r))
 		})
 	register(s, route{id: "ask-host", method: "POST", path: each + "/questions", role: access.Admin, machine: true, status: http.StatusOK,
-		doc: "Answer questions and commands of the server, and wait for new ones; its token speaks for it alone"},
+		doc: "Answer requests and commands of the server, and wait for new ones; the token is valid for this host only"},
 		func(ctx context.Context, in *Spoken) (*answer[control.HostQuestions], error) {
 			body, err := raw(in.Body)
 			if err != nil {
@@ -144,7 +144,7 @@ func (s *Server) HostHere(name string) (control.HostView, bool) {
 	return v, ok
 }
 
-// HostWhyHere answers about an instance of one of them.
+// HostWhyHere answers about an instance of a host that reports here.
 func (s *Server) HostWhyHere(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool) {
 	return s.hosts.Why(ctx, name, instance, at)
 }
@@ -181,8 +181,8 @@ func (s *Server) allHosts(ctx context.Context) ([]control.HostSummary, error) {
 	return out, nil
 }
 
-// unheard returns hosts as far as they are known without their reports: from
-// the store's records of who reports where, and from the tokens of hosts.
+// unheard returns hosts as known without their reports: from the store's
+// records of who reports where, and from the tokens of hosts.
 func (s *Server) unheard(ctx context.Context) ([]control.HostSummary, error) {
 	present, err := s.present(ctx, "host")
 	if err != nil {
@@ -193,13 +193,13 @@ func (s *Server) unheard(ctx context.Context) ([]control.HostSummary, error) {
 		return control.HostSummary{Name: name, Unheard: why, Counts: map[string]int{}, Faults: []string{}}
 	}
 	for name, p := range present {
-		h := bare(name, "Server "+p.Server+", to which it reports, cannot be asked: what its instances do now is not known.")
+		h := bare(name, "Server "+p.Server+", to which it reports, does not answer. The state of its instances is unknown.")
 		h.Server, h.Version, h.Outdated, h.HeardAt, h.AgeSeconds = p.Server, p.Version, p.Outdated, &p.At, max(0, time.Since(p.At)).Seconds()
 		out = append(out, h)
 	}
 	for _, t := range s.tokens.List() {
 		if _, known := present[t.Machine]; t.Role == access.Host && !known && t.RevokedAt == nil && (t.ExpiresAt == nil || time.Now().Before(*t.ExpiresAt)) {
-			out = append(out, bare(t.Machine, "It has a token, and no server that runs has heard of it."))
+			out = append(out, bare(t.Machine, "It has a token, but no running server has heard from it."))
 		}
 	}
 	return out, nil
@@ -231,7 +231,7 @@ func (s *Server) host(ctx context.Context, name string) (control.HostView, error
 // statement that nothing is known.
 func (s *Server) hostWhy(ctx context.Context, name, instance string, at time.Time) (control.HostReply, error) {
 	if at.After(time.Now().Add(history.Skew)) {
-		return control.HostReply{}, invalid("at", "it is not in the past")
+		return control.HostReply{}, invalid("at", "want a time in the past")
 	}
 	if s.hosts.Heard(name, time.Now()) {
 		if a, ok := s.HostWhyHere(ctx, name, instance, at); ok {

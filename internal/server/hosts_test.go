@@ -120,7 +120,7 @@ func (s *Server) answers(t *testing.T, name string) (stop func()) {
 
 // TestEveryServerKnowsEveryHost has two servers, both APIs only, on one store.
 // A host that reports to either is known to both, can be asked through both,
-// and costs no write per report. What neither can ask is unknown.
+// and costs no write per report. If neither can ask it, its state is unknown.
 func TestEveryServerKnowsEveryHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, net := mem.New(mem.Options{}).Client(), &memnet.Network{}

@@ -55,8 +55,8 @@ func (s *Server) importWorker(ctx context.Context, n fleet.ImportedWorker) (work
 	return s.fleet.ImportWorker(ctx, actor(ctx), n)
 }
 
-// find asks EC2 for the instance of n and fills in where it is and what EC2
-// says of it.
+// find looks up the instance of n in EC2 and fills in its region and
+// attributes.
 func (s *Server) find(ctx context.Context, n *fleet.ImportedWorker) error {
 	ctx, cancel := context.WithTimeout(ctx, instanceWithin)
 	defer cancel()
@@ -70,7 +70,7 @@ func (s *Server) find(ctx context.Context, n *fleet.ImportedWorker) error {
 	found, unread := s.ask(ctx, n.Account, regions, n.EC2InstanceID)
 	if len(found) == 0 && unread != nil {
 		return fault(http.StatusServiceUnavailable, "ec2_unavailable",
-			fmt.Sprintf("cannot import %s: EC2 did not say whether it exists, and nothing was changed: %v", n.EC2InstanceID, unread))
+			fmt.Sprintf("cannot import %s: it is unknown whether it exists, and nothing was changed: %v", n.EC2InstanceID, unread))
 	}
 	if len(found) == 0 {
 		return s.noInstance(ctx, n, regions)
@@ -97,7 +97,7 @@ func (s *Server) noInstance(ctx context.Context, n *fleet.ImportedWorker, region
 	others = slices.DeleteFunc(others, func(r string) bool { return slices.Contains(regions, r) })
 	found, _ := s.ask(ctx, n.Account, others, n.EC2InstanceID) // a region that does not answer only costs the hint
 	for region := range found {
-		detail += "; it is in " + region + ": name that region"
+		detail += "; found in " + region + ": name that region"
 	}
 	return fault(http.StatusNotFound, "not_found", detail, &huma.ErrorDetail{Message: "EC2 has no such instance there", Location: "body.ec2_instance_id", Value: n.EC2InstanceID})
 }

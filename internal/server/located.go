@@ -47,7 +47,7 @@ var goField = regexp.MustCompile(`^json: cannot unmarshal (.{1,80}) into Go stru
 // message: the field, or the text that it quotes.
 func undecoded(body, says string) (where, message string) {
 	if m := goField.FindStringSubmatch(says); m != nil {
-		return "body." + m[2], m[1] + " does not fit here"
+		return "body." + m[2], m[1] + " is not valid here"
 	}
 	var v any
 	if json.Unmarshal([]byte(body), &v) == nil {

@@ -63,10 +63,10 @@ func TestFaultsNameTheirField(t *testing.T) {
 		{"PATCH", at, `{"ttl_deadline":"tomorrow"}`, "body.ttl_deadline", ""},
 		{"PATCH", at, `{"colour":1}`, "body.colour", ""},
 		{"POST", at + "/snooze", `{"until":"soon"}`, "body.until", "cannot read time"},
-		{"POST", "/api/v1/halt", `{"on":true,"until":"2001-01-01"}`, "body.until", "it is over"},
+		{"POST", "/api/v1/halt", `{"on":true,"until":"2001-01-01"}`, "body.until", "in the past"},
 		{"POST", "/api/v1/halt", `{"on":false,"until":"18:00"}`, "body.until", "only a halt has an end"},
-		{"GET", at + "/why?at=2150-01-01", ``, "query.at", "not in the past"},
-		{"GET", "/api/v1/savings?time_zone=Moon", ``, "query.time_zone", "no time zone"},
+		{"GET", at + "/why?at=2150-01-01", ``, "query.at", "in the past"},
+		{"GET", "/api/v1/savings?time_zone=Moon", ``, "query.time_zone", "want a time zone"},
 		{"GET", "/api/v1/audit?from=whenever", ``, "query.from", "cannot read"},
 		{"GET", "/api/v1/workers?limit=0", ``, "query.limit", ""},
 	} {

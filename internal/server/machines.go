@@ -31,8 +31,8 @@ type machines struct {
 	last map[string]machine // by kind and name
 }
 
-// machine is one that reported, how long it may be silent after that (0 is
-// forever), and what was written about it to the store under which lease.
+// machine is a machine that reported, with the time for which it may be silent
+// after that (0 is forever), and its record in the store with the lease.
 type machine struct {
 	control.Machine
 	span  time.Duration
@@ -66,7 +66,7 @@ func (m *machines) news(v control.Machine, p presence, lease store.LeaseID) bool
 	return old.told != p || old.under != lease
 }
 
-// announced records what was written to the store about v.
+// announced records the data about v that was written to the store.
 func (m *machines) announced(v control.Machine, p presence, lease store.LeaseID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,7 +100,7 @@ type Named struct {
 }
 
 func (s *Server) machineRoutes() {
-	register(s, route{id: "list-agents", method: "GET", path: base + "/agents", role: access.Viewer, doc: "Machines that report to any server of the fleet as agents, with their last report where the asked server hears it"},
+	register(s, route{id: "list-agents", method: "GET", path: base + "/agents", role: access.Viewer, doc: "Machines whose agents report to any server of the fleet, with the last report if it was sent to this server"},
 		func(ctx context.Context, in *Paged) (*answer[control.List[control.Machine]], error) {
 			l, err := s.everywhere(ctx, "agent")
 			if err != nil {
@@ -108,7 +108,7 @@ func (s *Server) machineRoutes() {
 			}
 			return ok(pageOf(l, in, func(m control.Machine) string { return m.Name }), nil)
 		})
-	register(s, route{id: "get-agent", method: "GET", path: base + "/agents/{name}", role: access.Viewer, machine: true, doc: "The last report of a machine, and its age, where the asked server hears it"},
+	register(s, route{id: "get-agent", method: "GET", path: base + "/agents/{name}", role: access.Viewer, machine: true, doc: "The last report of a machine and its age, if it was sent to this server"},
 		func(ctx context.Context, in *Named) (*answer[control.Machine], error) {
 			return ok(s.machine(ctx, "agent", in.Name))
 		})

@@ -27,12 +27,12 @@ type NamedLetter struct {
 
 func (s *Server) notifyRoutes() {
 	all := base + "/notifications"
-	register(s, route{id: "list-channels", method: "GET", path: all + "/channels", role: access.Viewer, doc: "Channels of notifications, and how far each has got"},
+	register(s, route{id: "list-channels", method: "GET", path: all + "/channels", role: access.Viewer, doc: "Notification channels and the position of each"},
 		func(ctx context.Context, in *Paged) (*answer[control.List[channel.Delivery]], error) {
 			l, err := s.fleet.Deliveries(ctx)
 			return ok(pageOf(l, in, func(d channel.Delivery) string { return d.Channel }), err)
 		})
-	register(s, route{id: "test-channel", method: "POST", path: all + "/channels/{channel}/test", role: access.Operator, status: http.StatusNoContent, doc: "Send a test to a channel, and answer what became of it"},
+	register(s, route{id: "test-channel", method: "POST", path: all + "/channels/{channel}/test", role: access.Operator, status: http.StatusNoContent, doc: "Send a test notification to a channel and return the result"},
 		func(ctx context.Context, in *NamedChannel) (*struct{}, error) {
 			if s.notifier == nil {
 				return nil, fault(http.StatusConflict, "no_notifier", "cannot do that here: this process delivers no notifications")
@@ -45,7 +45,7 @@ func (s *Server) notifyRoutes() {
 			return ok(pageOf(l, in, func(d channel.DeadLetter) string { return d.Channel + "/" + d.ID }), err)
 		})
 	one := all + "/dead/{channel}/{letter}"
-	register(s, route{id: "retry-dead-letter", method: "POST", path: one + "/retry", role: access.Operator, status: http.StatusAccepted, doc: "Have a dead letter sent again; it leaves the list when it has arrived"},
+	register(s, route{id: "retry-dead-letter", method: "POST", path: one + "/retry", role: access.Operator, status: http.StatusAccepted, doc: "Retry a dead letter; it is removed from the list once delivered"},
 		func(ctx context.Context, in *NamedLetter) (*answer[channel.DeadLetter], error) {
 			d, err := s.fleet.RetryDead(ctx, actor(ctx), in.Channel, in.Letter)
 			a, err := ok(d, err)

@@ -79,7 +79,7 @@ func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter,
 		kept = secretGone()
 	}
 	if err := claim.Done(keep, kept); err != nil {
-		s.log.Warn("answer is not kept for repeats", "err", err)
+		s.log.Warn("cannot store the answer for repeated requests", "err", err)
 	}
 	give(w, a)
 }
@@ -87,14 +87,14 @@ func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter,
 // secretGone is the answer to a repeat whose first answer contained a secret.
 // Secrets are shown once and stored only as hashes.
 func secretGone() idempotency.Answer {
-	body, err := json.Marshal(fault(http.StatusConflict, "shown_once", "cannot show the token again: it was made and shown when this idempotency key was first used; make another"))
+	body, err := json.Marshal(fault(http.StatusConflict, "shown_once", "cannot show the token again: it was shown when this idempotency key was first used; create another"))
 	if err != nil {
 		body = []byte(`{"status":409}`)
 	}
 	return idempotency.Answer{Status: http.StatusConflict, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: body}
 }
 
-// fingerprint identifies what a request asks for.
+// fingerprint identifies the content of a request.
 func fingerprint(r *http.Request, body []byte) string {
 	h := sha256.New()
 	for _, part := range []string{r.Method, regionOf(r.Context()), r.URL.Path, r.URL.RawQuery, r.Header.Get("If-Match")} {
@@ -140,5 +140,5 @@ func give(w http.ResponseWriter, a idempotency.Answer) {
 		w.Header().Set(k, v)
 	}
 	w.WriteHeader(a.Status)
-	_, _ = w.Write(a.Body) // the answer is stored; a client that has disconnected asks again
+	_, _ = w.Write(a.Body) // the answer is stored; a client that has disconnected can repeat the request
 }

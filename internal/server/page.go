@@ -24,7 +24,7 @@ code{font-family:ui-monospace,monospace}
 <h1>lull: API</h1>
 <p>Version {{.Version}}. The whole document, for programs: <a href="/openapi.json">openapi.json</a>. Ask with <code>Authorization: Bearer TOKEN</code>.
 Everything about workers is below <code>/api/v1/region/{aws_region}/workers</code> as well.</p>
-<table><tr><th>Call<th>What it does<th>Parameters<th>Role</tr>
+<table><tr><th>Call<th>Effect<th>Parameters<th>Role</tr>
 {{range .Rows}}<tr id="{{.ID}}"><td><code>{{.Method}} {{.Path}}</code><td>{{.Doc}}<td>{{range .Params}}<code>{{.}}</code> {{end}}<td>{{.Role}}</tr>
 {{end}}</table></html>
 `))
@@ -73,7 +73,7 @@ func (s *Server) pageRoute() {
 			hc.SetHeader("Content-Type", "text/html; charset=utf-8")
 			hc.SetHeader("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 			hc.SetStatus(http.StatusOK)
-			_, _ = hc.BodyWriter().Write(body) // the client is gone, so the error has no recipient
+			_, _ = hc.BodyWriter().Write(body) // an error means that the client has disconnected
 		}}, nil
 	})
 	describe(s, r, "text/html", "A page that needs nothing from elsewhere")

@@ -110,7 +110,7 @@ type summed struct {
 	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also return, for each worker, region, policy, instance_type or tag:NAME, the hours of the week in which it was idle but kept running, in use, stopped or unknown"`
 	Limit  int    `query:"idle_limit" minimum:"1" maximum:"1000" default:"1000" doc:"Groups of idle_by, the costliest first"`
 	Idle   bool   `query:"idle" default:"true" doc:"false omits the idle hours, which require reading all evidence"`
-	Zone   string `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
+	Zone   string `query:"time_zone" maxLength:"64" default:"UTC" doc:"Time zone of days and hours, such as Europe/Berlin"`
 }
 
 func (s *Server) savingsRoutes() {
@@ -128,12 +128,12 @@ func (s *Server) savingsRoutes() {
 			l := savings.Ledger{Records: s.past, Policies: s.fleet, Prices: table}
 			return ok(l.Sum(ctx, savings.Question{By: in.By, Every: in.Every, IdleBy: in.IdleBy, Most: in.Limit, Idle: in.Idle, Zone: in.Zone}, from, to))
 		})
-	register(s, route{id: "list-prices", method: "GET", path: base + "/savings/prices", role: access.Viewer, doc: "The price table, and where each price comes from"},
+	register(s, route{id: "list-prices", method: "GET", path: base + "/savings/prices", role: access.Viewer, doc: "The price table, with the source of each price"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.Prices], error) {
 			return ok(s.prices.List(ctx))
 		})
 	register(s, route{id: "refresh-prices", method: "POST", path: base + "/savings/prices/refresh", role: access.Admin, status: http.StatusOK,
-		doc: "Read the prices of the regions, instance types and volume types in use from the AWS Price List API, and keep them"},
+		doc: "Read the prices of the regions, instance types and volume types in use from the AWS Price List API, and store them"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.PriceRefresh], error) {
 			var all []worker.Worker
 			for after := ""; ; {

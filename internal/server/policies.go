@@ -30,14 +30,14 @@ type Putting struct {
 // named checks that the name in a body matches the path.
 func named(path, body string) error {
 	if body != "" && body != path {
-		return invalid("name", "it is not the name in the path")
+		return invalid("name", "differs from the name in the path")
 	}
 	return nil
 }
 
 func (s *Server) policyRoutes() {
 	all, each := base+"/policies", base+"/policies/{name}"
-	register(s, route{id: "list-policies", method: "GET", path: all, role: access.Viewer, doc: "Policies, those that come with lull too, by name"},
+	register(s, route{id: "list-policies", method: "GET", path: all, role: access.Viewer, doc: "Policies, including built-in ones, by name"},
 		func(ctx context.Context, in *Paged) (*answer[control.List[policy.Named]], error) {
 			l, err := s.fleet.Policies(ctx)
 			return ok(pageOf(l, in, func(p policy.Named) string { return p.Name }), err)
@@ -57,7 +57,7 @@ func (s *Server) policyRoutes() {
 			p := policy.Named{Name: in.Name, Description: in.Body.Description, Values: in.Body.Values}
 			return ok(s.fleet.PutPolicy(ctx, actor(ctx), p, in.Create))
 		})
-	register(s, route{id: "delete-policy", method: "DELETE", path: each, role: access.Admin, doc: "Remove a policy that is not used; one that comes with lull becomes as it came"},
+	register(s, route{id: "delete-policy", method: "DELETE", path: each, role: access.Admin, doc: "Remove an unused policy, or reset a built-in one to its defaults"},
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeletePolicy(ctx, actor(ctx), in.Name))
 		})
@@ -73,11 +73,11 @@ func (s *Server) policyRoutes() {
 			l, err := s.fleet.Groups(ctx)
 			return ok(control.List[policy.Group]{Items: l}, err)
 		})
-	register(s, route{id: "delete-policy-group", method: "DELETE", path: base + "/policy-groups/{name}", role: access.Admin, doc: "Take away what was applied to a selector"},
+	register(s, route{id: "delete-policy-group", method: "DELETE", path: base + "/policy-groups/{name}", role: access.Admin, doc: "Remove the assignment of a policy or schedule to a selector"},
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeleteGroup(ctx, actor(ctx), in.Name))
 		})
-	register(s, route{id: "worker-policy", method: "GET", path: workersPath + "/{worker_id}/policy", role: access.Viewer, doc: "What holds for a worker now, and where each value came from"},
+	register(s, route{id: "worker-policy", method: "GET", path: workersPath + "/{worker_id}/policy", role: access.Viewer, doc: "The effective policy of a worker now, with the source of each value"},
 		func(ctx context.Context, in *One) (*answer[control.WorkerPolicy], error) {
 			w, err := s.fleet.Worker(ctx, in.ID)
 			if err != nil {
@@ -134,7 +134,7 @@ func (s *Server) budgetsOf(w *worker.Worker, r *policy.Resolved) []policy.Used {
 	if reason == "" {
 		reason = policy.ForSchedule
 	}
-	if w.Status == power.WorkerTerminated || reason == policy.ByPerson {
+	if w.Status == power.WorkerTerminated || reason == policy.ByUser {
 		return out
 	}
 	return append(out, s.fleet.BudgetsOf(now, w, policy.Starts, reason)...)
@@ -151,7 +151,7 @@ func (s *Server) scheduleRoutes() {
 		func(ctx context.Context, in *RuleName) (*answer[policy.Schedule], error) {
 			return ok(s.fleet.Schedule(ctx, in.Name))
 		})
-	register(s, route{id: "put-schedule", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a schedule; changed hours speak from their next boundary on"},
+	register(s, route{id: "put-schedule", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a schedule; changed hours take effect at their next boundary"},
 		func(ctx context.Context, in *struct {
 			Putting
 			Body control.ScheduleBody
@@ -285,7 +285,7 @@ func overrideOf(now time.Time, zone *time.Location, n control.NewOverride) (poli
 		return o, nil
 	}
 	if n.Until != "" && n.For == "" {
-		start = now // an end by itself is valid
+		start = now // an end without a start is valid
 	}
 	if o.Until, err = when.End(start, n.Until, n.For); err != nil {
 		field := "until"
@@ -299,7 +299,7 @@ func overrideOf(now time.Time, zone *time.Location, n control.NewOverride) (poli
 
 func (s *Server) budgetRoutes() {
 	all, each := base+"/budgets", base+"/budgets/{name}"
-	register(s, route{id: "list-budgets", method: "GET", path: all, role: access.Viewer, doc: "Budgets of automatic stops and starts, and how they stand"},
+	register(s, route{id: "list-budgets", method: "GET", path: all, role: access.Viewer, doc: "Budgets of automatic stops and starts, with their present use"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.List[control.BudgetState]], error) {
 			l, err := s.fleet.Budgets(ctx)
 			if err != nil {
@@ -324,7 +324,7 @@ func (s *Server) budgetRoutes() {
 			return ok(s.fleet.PutBudget(ctx, actor(ctx), policy.Budget{Name: in.Name, Description: b.Description, For: b.For, MaxActions: b.MaxActions,
 				MaxPercent: b.MaxPercent, PerMinutes: b.PerMinutes, Reasons: b.Reasons, Selector: b.Selector, During: b.During}))
 		})
-	register(s, route{id: "delete-budget", method: "DELETE", path: each, role: access.Admin, doc: "Remove a budget; the default one comes back as it came"},
+	register(s, route{id: "delete-budget", method: "DELETE", path: each, role: access.Admin, doc: "Remove a budget, or reset the default one"},
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeleteBudget(ctx, actor(ctx), in.Name))
 		})

@@ -113,7 +113,7 @@ func TestEveryServerListsEveryAgent(t *testing.T) {
 		}
 
 		stopOne()
-		two.lists(t, "after its server ended: what is left is what it heard itself", "two", true)
+		two.lists(t, "after its server ended, only its own reports remain", "two", true)
 		two.hears(t, "m1")
 		two.lists(t, "after it found another", "two", false)
 		stopTwo()

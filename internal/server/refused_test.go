@@ -21,7 +21,7 @@ func TestRefusedStopIsTold(t *testing.T) {
 		reason string
 		after  time.Duration
 		told   bool
-	}{{"the stop was called off: EC2 refused the stop: not allowed.", 100 * time.Hour, true}, {"", time.Hour, true}, {"", 100 * time.Hour, false}} {
+	}{{"the stop was canceled: EC2 refused the stop: not allowed.", 100 * time.Hour, true}, {"", time.Hour, true}, {"", 100 * time.Hour, false}} {
 		w := &worker.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: true, StatusReason: c.reason, StopCalledOff: &worker.CalledOff{At: at,
 			Why: "EC2 refused the stop: not allowed.", AskedAt: at.Add(-time.Minute), By: "ada", Reason: power.ReasonManual}}
 		a := about(w)
@@ -30,7 +30,7 @@ func TestRefusedStopIsTold(t *testing.T) {
 			t.Errorf("after %s, with reason %q: %+v", c.after, c.reason, a.Facts)
 		}
 		row := board.Row(w, &st, at.Add(c.after))
-		if refused := row.Sentence == "The stop was called off: EC2 refused the stop: not allowed."; refused != (c.reason != "") || row.Attention != refused {
+		if refused := row.Sentence == "The stop was canceled: EC2 refused the stop: not allowed."; refused != (c.reason != "") || row.Attention != refused {
 			t.Errorf("after %s, with reason %q: the overview has %s", c.after, c.reason, row.Sentence)
 		}
 	}

@@ -62,7 +62,7 @@ func register[I, O any](s *Server, r route, do func(context.Context, *I) (*O, er
 			Schema:      &huma.Schema{Type: huma.TypeString, MaxLength: new(maxKey)}})
 	}
 	if r.long {
-		op.Responses = map[string]*huma.Response{"200": {Description: "Done"}, "202": {Description: "Durable, and not finished: Location says where to look"}}
+		op.Responses = map[string]*huma.Response{"200": {Description: "Done"}, "202": {Description: "Durable but not finished; see Location"}}
 	}
 	huma.Register(s.api, op, do)
 	if r.long {

@@ -89,8 +89,8 @@ type Options struct {
 	// Regions returns the regions of an account; nil in a process that asks no
 	// cloud.
 	Regions Regions
-	// Instances tells what EC2 knows of an instance that is to be imported; nil
-	// imports unseen.
+	// Instances looks up an EC2 instance before it is imported; nil imports
+	// without that.
 	Instances Instances
 	// CML reports whether a CML answers at the endpoint of w, and its version or
 	// why none was found. Nil leaves the probing to the controller.
@@ -117,14 +117,14 @@ type Options struct {
 	// Notifier tests notification channels; nil in a process without one.
 	Notifier Notifier
 	Version  string
-	// BuildDate, in RFC 3339, is compared with that of agents.
+	// BuildDate, in RFC 3339, is compared with the build date of agents.
 	BuildDate string
 	Shadow    bool
 	Log       *slog.Logger
-	// People are the users of an OIDC issuer; nil for none. PublicURL is where
+	// IdentityProvider are the users of an OIDC issuer; nil for none. PublicURL is where
 	// browsers reach the server, for the redirect from the issuer; empty is the
 	// address of the request.
-	People    People
+	Identity  IdentityProvider
 	PublicURL string
 	// Program is the file of the lull program that enrolling machines download;
 	// empty offers none.
@@ -156,7 +156,7 @@ type Server struct {
 	version  string
 	built    string
 
-	people    People
+	identity  IdentityProvider
 	publicURL string
 	program   string
 	shadow    bool
@@ -197,7 +197,7 @@ func New(o Options) (*Server, error) {
 		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
 	s.instances, s.cml, s.local = o.Instances, o.CML, o.Local
-	s.people, s.publicURL, s.program, s.name = o.People, o.PublicURL, o.Program, o.Name
+	s.identity, s.publicURL, s.program, s.name = o.Identity, o.PublicURL, o.Program, o.Name
 	if s.name == "" {
 		s.name = "server-" + strings.ToLower(rand.Text()[:8])
 	}
@@ -223,7 +223,7 @@ func New(o Options) (*Server, error) {
 		s.leaseTTL = 15 * time.Second
 	}
 	cfg := humax.Config("lull server", o.Version)
-	cfg.Info.Description = "A fleet of cloud workers: who is idle, why, and what is done about it."
+	cfg.Info.Description = "A fleet of cloud workers: which are idle, why, and the actions taken."
 	cfg.DocsPath, cfg.OpenAPIPath, cfg.SchemasPath = "", "", ""
 	cfg.Transformers = append(cfg.Transformers, located)
 	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
@@ -341,14 +341,14 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 			s.replays.Store(idempotency.New(s.fleet.Store(), lease))
 		case <-look.C:
 			if err := s.attend(ctx); err != nil {
-				s.log.Warn("other servers may not see which machines are heard here", "err", err)
+				s.log.Warn("cannot announce which machines report to this server", "err", err)
 			}
 			if err := s.replays.Load().ReleaseEnded(ctx); err != nil {
 				s.log.Warn("a repeated request may be refused elsewhere until the store answers", "err", err)
 			}
 		case <-tick.C:
 			if _, err := s.replays.Load().Sweep(ctx, time.Now()); err != nil {
-				s.log.Warn("old answers stay", "err", err)
+				s.log.Warn("cannot remove old answers", "err", err)
 			}
 		}
 	}

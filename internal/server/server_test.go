@@ -56,7 +56,7 @@ func newBenchWith(t *testing.T, db store.Store, more func(*server.Options)) *ben
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, db: db, fleet: f, tokens: access.New(db), by: audit.Actor{Name: "test", Kind: audit.KindPerson}}
+	b := &bench{t: t, db: db, fleet: f, tokens: access.New(db), by: audit.Actor{Name: "test", Kind: audit.KindUser}}
 	if b.admin, err = b.tokens.First(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func (s *Server) answerSession(w http.ResponseWriter, r *http.Request, token str
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]string{"session": text}) // a client that has disconnected asks again
+	_ = json.NewEncoder(w).Encode(map[string]string{"session": text}) // a client that has disconnected can repeat the request
 }
 
 // signInWith opens a session for a token that the user entered.
@@ -134,7 +134,7 @@ func (s *Server) signOut(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if t := principalOf(r.Context()).token; t.Parent != "" {
-		ops, err := audit.Ops(audit.Entry{Action: "token_revoked", By: audit.Actor{Name: t.Name, Kind: audit.KindPerson}, Detail: t.ID + " by signing out"})
+		ops, err := audit.Ops(audit.Entry{Action: "token_revoked", By: audit.Actor{Name: t.Name, Kind: audit.KindUser}, Detail: t.ID + " by signing out"})
 		if err == nil {
 			_, err = s.tokens.Revoke(r.Context(), t.ID, t.Name, ops...)
 		}

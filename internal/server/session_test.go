@@ -58,9 +58,9 @@ func (b *bench) signedIn(body string) (*http.Client, string) {
 	return c, in.Session
 }
 
-// TestSession: the two halves of a session work together only, changes need the
-// half that no other site can send, and the session ends with its token and by
-// signing out.
+// TestSession checks that the two halves of a session work together only, that
+// changes need the half that no other site can send, and that the session ends
+// with its token and by signing out.
 func TestSession(t *testing.T) {
 	b := newBench(t, mem.New(mem.Options{}).Client())
 	tok, secret, err := b.tokens.Create(t.Context(), access.Wanted{Name: "alice", Role: access.Operator})
@@ -110,7 +110,7 @@ func TestSession(t *testing.T) {
 	}
 	want("a revoked token", c, "GET", whoami, half, bad, "bad_token")
 
-	// What a sign-in link opened is revoked by signing out.
+	// Signing out revokes the session of a sign-in link.
 	link, err := b.tokens.Link(t.Context(), access.ID(b.admin), time.Minute)
 	if err != nil {
 		t.Fatal(err)

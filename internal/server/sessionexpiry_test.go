@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// TestSessionExpires: a session that is never ended by signing out ends after
-// sessionLife. Its cookie is marked secure where the dashboard has a public https
-// address.
+// TestSessionExpires checks that a session that is never ended by signing out
+// ends after sessionLife. Its cookie is marked secure if the dashboard has a
+// public https address.
 func TestSessionExpires(t *testing.T) {
 	s := &Server{publicURL: "https://lull.example.org"}
 	w := httptest.NewRecorder()

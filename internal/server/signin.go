@@ -59,7 +59,7 @@ func (s *Server) showSignIn(w http.ResponseWriter, _ *http.Request) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'nonce-"+nonce+"'; style-src 'nonce-"+nonce+"'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Referrer-Policy", "no-referrer")
-	_ = signInPage.Execute(w, nonce) // a browser that has disconnected asks again
+	_ = signInPage.Execute(w, nonce) // a browser that has disconnected can repeat the request
 }
 
 // signIn opens a session, for a link that it spends or for a token.
@@ -83,7 +83,7 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_, secret, err := s.tokens.SignIn(r.Context(), time.Now(), in.Link, func(t access.Token) ([]store.Op, error) {
-		return audit.Ops(audit.Entry{Action: "signed_in", By: audit.Actor{Name: t.CreatedBy, Kind: audit.KindPerson}, Detail: t.ID + " by a sign-in link"})
+		return audit.Ops(audit.Entry{Action: "signed_in", By: audit.Actor{Name: t.CreatedBy, Kind: audit.KindUser}, Detail: t.ID + " by a sign-in link"})
 	})
 	switch {
 	case err == nil:

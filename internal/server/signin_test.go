@@ -14,8 +14,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestSignInLink: only the page's own POST spends a link, once, and the answer
-// says why another is refused.
+// TestSignInLink checks that only the page's own POST uses up a link, once, and
+// that the answer explains why another is refused.
 func TestSignInLink(t *testing.T) {
 	b := newBench(t, mem.New(mem.Options{}).Client())
 	link, err := b.tokens.Link(t.Context(), access.ID(b.admin), time.Minute)

@@ -24,11 +24,11 @@ func (s *Server) simulateRoutes() {
 			return ok(s.simulate(ctx, in.Body, func(float64) error { return nil }))
 		})
 	told := route{id: "simulate-told", method: "POST", path: base + "/simulate/progress", role: access.Viewer, status: 200,
-		doc: "The same, told as it goes; it ends when the caller goes away"}
+		doc: "The same as a stream of progress; it ends when the client disconnects"}
 	register(s, told, func(_ context.Context, in *struct{ Body control.Simulate }) (*huma.StreamResponse, error) {
 		return &huma.StreamResponse{Body: func(hc huma.Context) { s.simulateTold(hc, in.Body) }}, nil
 	})
-	describe(s, told, "application/jsonl", "One step in each line; the last has the answer, or why there is none")
+	describe(s, told, "application/jsonl", "One line for each step; the last has the result or the error")
 }
 
 // simulate answers a preview.
@@ -76,7 +76,7 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 			return fmt.Errorf("cannot tell how far the simulation is: %w", err)
 		}
 		if err := answer.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return fmt.Errorf("cannot tell how far the simulation is: %w", err)
+			return fmt.Errorf("cannot report the progress of the simulation: %w", err)
 		}
 		return nil
 	}
@@ -98,6 +98,6 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 		err = errors.Join(err, line(control.SimulateStep{Fault: err.Error()}))
 	}
 	if err != nil {
-		s.log.Debug("a simulation was not told to its end", "err", err)
+		s.log.Debug("cannot send the rest of a simulation", "err", err)
 	}
 }

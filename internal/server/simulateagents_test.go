@@ -74,7 +74,7 @@ func TestSimulateAgents(t *testing.T) {
 		}
 		return out, res.StatusCode, data
 	}
-	// As it was: idle from 9:59, so paused from 10:59 until the peak, and from
+	// In reality: idle from 9:59, so paused from 10:59 until the peak, and from
 	// an hour after it. With a threshold of 20 %, cpu shows no use until the
 	// peak, so it is paused from 1:00. With an unreachable threshold it is
 	// paused from 1:00 to the end.

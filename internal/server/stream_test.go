@@ -19,7 +19,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// cutter is a proxy to the server whose connections break at random.
+// cutter is a proxy to the server that breaks connections at random.
 type cutter struct {
 	mu   sync.Mutex
 	rng  *rand.Rand

@@ -40,14 +40,14 @@ func (s *Server) templateRoutes() {
 		func(ctx context.Context, in *NamedTemplate) (*answer[launch.Template], error) {
 			return shownTemplate(s.fleet.Template(ctx, in.Name))
 		})
-	register(s, route{id: "put-template", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a template; If-Match guards against changes of others"},
+	register(s, route{id: "put-template", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a template; If-Match guards against concurrent changes"},
 		func(ctx context.Context, in *struct {
 			NamedTemplate
 			Match string `header:"If-Match" maxLength:"40"`
 			Body  control.TemplateBody
 		}) (*answer[launch.Template], error) {
 			if in.Body.Name != "" && in.Body.Name != in.Name {
-				return nil, problem(invalid("name", "it is not the name in the path"))
+				return nil, problem(invalid("name", "differs from the name in the path"))
 			}
 			at, err := revisionOf(in.Match)
 			if err != nil {
@@ -55,7 +55,7 @@ func (s *Server) templateRoutes() {
 			}
 			return shownTemplate(s.fleet.PutTemplateWith(ctx, actor(ctx), in.Body.Template(in.Name), in.Body.CMLPassword, at))
 		})
-	register(s, route{id: "delete-template", method: "DELETE", path: each, role: access.Admin, doc: "Remove a template; workers launched from it stay"},
+	register(s, route{id: "delete-template", method: "DELETE", path: each, role: access.Admin, doc: "Remove a template; workers launched from it remain"},
 		func(ctx context.Context, in *NamedTemplate) (*struct{}, error) {
 			return nil, problem(s.fleet.DeleteTemplate(ctx, actor(ctx), in.Name))
 		})
@@ -79,7 +79,7 @@ func pageOf[T any](l []T, p *Paged, key func(T) string) control.List[T] {
 
 func (s *Server) settingRoutes() {
 	all := base + "/settings"
-	register(s, route{id: "list-settings", method: "GET", path: all, role: access.Viewer, doc: "Effective settings, and where each came from"},
+	register(s, route{id: "list-settings", method: "GET", path: all, role: access.Viewer, doc: "Effective settings with the source of each"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.Settings], error) {
 			if err := s.fleet.Refresh(ctx); err != nil {
 				return nil, problem(err)
@@ -87,7 +87,7 @@ func (s *Server) settingRoutes() {
 			l, revision := s.fleet.AllSettings()
 			return ok(control.Settings{Items: l, Revision: revision}, nil)
 		})
-	register(s, route{id: "change-settings", method: "PATCH", path: all, role: access.Admin, doc: "Change stored settings, all or none; null returns one to what lies below it"},
+	register(s, route{id: "change-settings", method: "PATCH", path: all, role: access.Admin, doc: "Change stored settings, all or none; null removes one, so that the next layer applies"},
 		func(ctx context.Context, in *struct{ Body map[string]any }) (*answer[control.Settings], error) {
 			if len(in.Body) == 0 {
 				return nil, problem(invalid("settings", "name at least one"))

@@ -55,7 +55,7 @@ func recordedWorker(t *testing.T) (api string, token string, w worker.Worker, be
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err = f.ImportWorker(t.Context(), audit.Actor{Name: "p", Kind: audit.KindPerson}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001",
+	w, err = f.ImportWorker(t.Context(), audit.Actor{Name: "p", Kind: audit.KindUser}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001",
 		Profile: worker.Profile{Tags: map[string]string{"team": "net"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -232,8 +232,8 @@ func TestWhyThen(t *testing.T) {
 	}
 }
 
-// TestSimulateAndSavings checks what policies would have done with a recorded
-// day and how much of it was idle. Without a price no money is reported.
+// TestSimulateAndSavings checks the simulation of policies on a recorded day,
+// and how much of the day was idle. Without a price no money is reported.
 func TestSimulateAndSavings(t *testing.T) {
 	api, token, _, begun := recordedWorker(t)
 	b := &bench{t: t, url: api}
@@ -282,7 +282,7 @@ func TestSimulateAndSavings(t *testing.T) {
 	if all := decode[control.Simulation](t, data); len(all.Policies) < 3 || all.Recommended == "" {
 		t.Errorf("of no policy: %d, and %q is recommended", len(all.Policies), all.Recommended)
 	}
-	// What a policy says besides its timeout.
+	// The settings of a policy other than its timeout.
 	closes := begun.Add(16*time.Hour + 30*time.Minute).Truncate(time.Minute) // when it is quiet, whatever the hour is now
 	if closes.Format("15:04") == "00:00" {
 		closes = closes.Add(time.Minute) // a window ends on the day on which it begins
@@ -405,7 +405,7 @@ func TestMomentsHaveOneGrammar(t *testing.T) {
 			t.Errorf("%s without an end is until %s, want %s", kind, o.Until, end)
 		}
 		if o.Whom() != w.Name {
-			t.Errorf("it holds for %q", o.Whom())
+			t.Errorf("it applies to %q", o.Whom())
 		}
 	}
 	for _, kind := range []string{"freeze", "policy"} {

@@ -30,7 +30,7 @@ func (s *Server) sessionRoute() {
 func (s *Server) tokenRoutes() {
 	s.sessionRoute()
 	all := base + "/tokens"
-	register(s, route{id: "list-tokens", method: "GET", path: all, role: access.Admin, doc: "Tokens, without what would let anybody in"},
+	register(s, route{id: "list-tokens", method: "GET", path: all, role: access.Admin, doc: "Tokens, without their secrets"},
 		func(_ context.Context, in *Paged) (*answer[control.List[control.Token]], error) {
 			var l []control.Token
 			for _, t := range s.tokens.List() {
@@ -38,7 +38,7 @@ func (s *Server) tokenRoutes() {
 			}
 			return ok(pageOf(l, in, func(t control.Token) string { return t.ID }), nil)
 		})
-	register(s, route{id: "create-token", method: "POST", path: all, role: access.Admin, status: http.StatusCreated, secret: true, doc: "Make a token; it is shown once"},
+	register(s, route{id: "create-token", method: "POST", path: all, role: access.Admin, status: http.StatusCreated, secret: true, doc: "Create a token; it is shown once"},
 		func(ctx context.Context, in *struct{ Body control.NewToken }) (*answer[control.Token], error) {
 			by := actor(ctx)
 			ops, err := audit.Ops(audit.Entry{Action: "token_created", By: by, Detail: in.Body.Role + " " + in.Body.Name})

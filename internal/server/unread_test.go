@@ -19,7 +19,7 @@ import (
 func TestUnreadRegionIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	u := &worker.Unread{Region: "eu-west-9", Since: at, Error: "AuthFailure: no such region"}
-	const said = "EC2 cannot be asked about eu-west-9 since 2026-03-02T12:00:00Z: AuthFailure: no such region"
+	const said = "EC2 has not answered about eu-west-9 since 2026-03-02T12:00:00Z: AuthFailure: no such region"
 	for name, c := range map[string]struct {
 		w        worker.Worker
 		after    time.Duration

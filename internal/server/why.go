@@ -146,7 +146,7 @@ func (s *Server) restedFor(ctx context.Context, a *why.Account, w *worker.Worker
 	return nil
 }
 
-// haltInto adds that all automatic actions are halted, and by whom.
+// haltInto adds the halt of all automatic actions, and who set it.
 func (s *Server) haltInto(y *control.Why) {
 	if h := s.fleet.Halted(); h.On {
 		y.Halted, y.Halt = true, &h
@@ -165,7 +165,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 		return control.Why{}, err
 	}
 	if at.After(time.Now().Add(history.Skew)) {
-		return control.Why{}, invalid("at", "it is not in the past")
+		return control.Why{}, invalid("at", "want a time in the past")
 	}
 	around := evidence.Query{Object: id, From: at, To: at}
 	var c evidence.Recall

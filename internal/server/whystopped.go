@@ -37,8 +37,8 @@ func (s *Server) decided(ctx context.Context, w *worker.Worker, last []audit.Ent
 	return nil, nil
 }
 
-// groundsInto adds to y what a stop was decided from: the rule, how long the
-// worker had been idle, and the signals of the deciding check.
+// groundsInto adds to y the grounds of a stop: the rule, how long the worker
+// had been idle, and the signals of the deciding check.
 func groundsInto(y *control.Why, e *audit.Entry) {
 	if e == nil {
 		return
@@ -74,7 +74,7 @@ func unborn(y *control.Why, e *audit.Entry, imported bool) {
 		came = "imported"
 	}
 	y.NoRemedy()
-	y.Ask("why is nothing known of it").Add(why.Unborn, e.At, e.By.Name, came)
+	y.Ask("why is it unknown").Add(why.Unborn, e.At, e.By.Name, came)
 }
 
 // opening returns when a schedule that starts workers starts a stopped one.

@@ -103,8 +103,8 @@ func revisionOf(match string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(strings.Trim(strings.TrimPrefix(match, "W/"), `"`), 10, 64)
 	if err != nil || n <= 0 {
-		return 0, fault(http.StatusUnprocessableEntity, "invalid", "cannot use If-Match: it is not an ETag of this API",
-			&huma.ErrorDetail{Message: "it is not an ETag of this API", Location: "header.If-Match"})
+		return 0, fault(http.StatusUnprocessableEntity, "invalid", "cannot use If-Match: not an ETag of this API",
+			&huma.ErrorDetail{Message: "not an ETag of this API", Location: "header.If-Match"})
 	}
 	return n, nil
 }
@@ -187,8 +187,9 @@ func (s *Server) workerRoutes() {
 	s.observedRoutes()
 }
 
-// operators are the fields of a worker that an operator may change. The others
-// decide what lull may do to it, or with whose credentials, and need an admin.
+// operators lists the fields of a worker that an operator may change. The
+// others determine lull's permissions on it, or the credentials, and need an
+// admin.
 var operators = []string{"name", "tags", "owner", "contacts", "is_idle_detection_enabled", "idle_timeout_minutes", "snooze_minutes", "pause_action", "ttl_deadline"}
 
 // mayUpdate rejects an operator's change that needs an admin: an expiry that
@@ -251,7 +252,7 @@ func (s *Server) createOnce(ctx context.Context, n fleet.NewWorker) (worker.Work
 func intoRegionOf(ctx context.Context, region *string) error {
 	r := regionOf(ctx)
 	if r != "" && *region != "" && *region != r {
-		return invalid("aws_region", "it is not the region of the path")
+		return invalid("aws_region", "differs from the region in the path")
 	}
 	if r != "" {
 		*region = r
@@ -364,8 +365,8 @@ func (s *Server) ending(ctx context.Context, a *answer[worker.Worker]) (*answer[
 	return a, nil
 }
 
-// meant removes from the status of a stopped worker what only applies to a
-// running one: how long it was idle, and what is unread.
+// meant removes from the status of a stopped worker the parts that only apply
+// to a running one: how long it was idle, and its unread sources.
 func meant(w *worker.Worker, st worker.IdleStatus) worker.IdleStatus {
 	if up(w.Status) {
 		return st
@@ -409,7 +410,7 @@ func (s *Server) observedRoutes() {
 			}
 			return ok(s.idleStatus(ctx, &w))
 		})
-	register(s, route{id: "worker-ec2-state", method: "GET", path: at("ec2-state"), role: access.Viewer, doc: "What EC2 says; observed_at is null when it is the recorded state"},
+	register(s, route{id: "worker-ec2-state", method: "GET", path: at("ec2-state"), role: access.Viewer, doc: "The state in EC2; observed_at is null when it is the recorded state"},
 		func(ctx context.Context, in *One) (*answer[worker.EC2State], error) {
 			e, err := s.fleet.GetWorkerEC2State(ctx, in.ID)
 			if seen, live := s.observe(ctx, in.ID); err == nil && live && seen.EC2 != nil {

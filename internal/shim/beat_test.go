@@ -86,7 +86,8 @@ func TestHungDaemon(t *testing.T) {
 	}
 }
 
-// TestBothKilled: the watchdog thaws, and replaces itself when it is killed.
+// TestBothKilled checks that the watchdog thaws, and is replaced when it is
+// killed.
 func TestBothKilled(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()

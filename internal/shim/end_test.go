@@ -8,8 +8,9 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// TestEndingShimWelcomesNobody: a daemon that comes while the shim decides to
-// end either keeps it or is refused, and none is welcomed by a shim that ends.
+// TestEndingShimWelcomesNobody checks that a daemon that connects while the
+// shim decides to end either keeps it running or is refused, and that no daemon
+// is accepted by a shim that ends.
 func TestEndingShimWelcomesNobody(t *testing.T) {
 	s, err := New(Config{Dir: t.TempDir() + "/shim", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -103,11 +103,11 @@ func (s *Shim) dupFilter(k key) (int, error) {
 	defer s.mu.Unlock()
 	f := s.filterOf(k)
 	if f == nil {
-		return -1, shimctl.Errorf(shimctl.CodeNotFound, "cannot give what reports the binds of %s: there is none", k.id)
+		return -1, shimctl.Errorf(shimctl.CodeNotFound, "cannot send the bind filter of %s: it has none", k.id)
 	}
 	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
-		return -1, shimctl.Errorf(shimctl.CodeFailed, "cannot duplicate what reports the binds of %s: %w", k.id, err)
+		return -1, shimctl.Errorf(shimctl.CodeFailed, "cannot duplicate the bind filter of %s: %w", k.id, err)
 	}
 	return fd, nil
 }

@@ -17,7 +17,7 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// forking describes an exec stage to be started.
+// forking describes the start of an exec stage.
 type forking struct {
 	what     string
 	spec     stageSpec
@@ -61,7 +61,7 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	}
 	if err != nil {
 		if pid > 0 {
-			_ = unix.Kill(pid, unix.SIGKILL) // it waits for a spec that will not come, and ends either way
+			_ = unix.Kill(pid, unix.SIGKILL) // it would wait for a spec forever, and ends either way
 		}
 		return failed(err)
 	}
@@ -74,7 +74,7 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	}
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL)
-		return failed(fmt.Errorf("cannot hand over what to run: %w", err))
+		return failed(fmt.Errorf("cannot send the command to the exec stage: %w", err))
 	}
 	specW.Close()
 	if f.filtered != nil {

@@ -69,9 +69,9 @@ func (m *qemuMonitor) commands() []string {
 	return slices.Clone(m.asked)
 }
 
-// TestOutsideGuest: a guest that QEMU has paused is continued when the daemon has
-// gone, which the next daemon is told; one in another state is left alone, and a QEMU
-// that has ended is forgotten.
+// TestOutsideGuest checks that a guest that QEMU has paused is continued when
+// the daemon has ended, and that the next daemon is told. A guest in another
+// state is left alone, and a QEMU that has ended is forgotten.
 func TestOutsideGuest(t *testing.T) {
 	b := newBench(t, "LULL_TEST_GONE=50ms").start()
 	paused, saving := newMonitor(t, "p", "paused"), newMonitor(t, "s", "postmigrate")

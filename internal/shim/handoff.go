@@ -66,7 +66,7 @@ func (s *Shim) readBind(fd int) {
 	err := ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&slot.notif))
 	if err == nil {
 		s.answerBind(f, slot.notif)
-	} else if err != unix.ENOENT && err != unix.EINTR { // the thread was interrupted, and repeats the call
+	} else if err != unix.ENOENT && err != unix.EINTR { // an interrupted thread repeats the call
 		s.log.Error("cannot read a bind", "instance", f.id, "err", err)
 	}
 	slot.notif.id = 0

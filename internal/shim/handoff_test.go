@@ -54,7 +54,7 @@ func script(steps string) int {
 			done := make(chan struct{})
 			go func() { runtime.LockOSThread(); report(f[1], socks[f[1]], f[2]); close(done) }()
 			<-done
-		case "many": // binds of other ports beside it
+		case "many": // also binds other ports
 			var wg sync.WaitGroup
 			for range 50 {
 				wg.Go(func() {
@@ -284,9 +284,10 @@ func TestHandoffOfBinds(t *testing.T) {
 	}
 }
 
-// TestHandoffKeepsClients: who comes before the program binds is answered,
-// whatever form it binds, and so is who comes between two runs. From its second
-// run on the program gets the form that it had bound.
+// TestHandoffKeepsClients checks that a client that comes before the program
+// binds is answered, whatever form the program binds, and so is a client that
+// comes between two runs. From its second run on the program gets the form that
+// it had bound.
 func TestHandoffKeepsClients(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()
@@ -334,8 +335,9 @@ func TestHandoffKeepsClients(t *testing.T) {
 	}
 }
 
-// TestHandoffOutlivesShim: a bind waits while the shim is replaced, also one that
-// the killed shim had read and not answered, and gets the socket of the next.
+// TestHandoffOutlivesShim checks that a bind waits while the shim is replaced,
+// also one that the killed shim had read and not answered, and gets the socket
+// from the next shim.
 func TestHandoffOutlivesShim(t *testing.T) {
 	for _, read := range []bool{false, true} {
 		t.Run(fmt.Sprintf("read %v", read), func(t *testing.T) {

@@ -76,8 +76,8 @@ func TestHandoffOfUnixBinds(t *testing.T) {
 	}
 }
 
-// TestHandoffOfUDPBinds: a program finds what was sent while it did not run in its
-// socket, whatever form it binds.
+// TestHandoffOfUDPBinds checks that a program finds datagrams that were sent
+// while it did not run in its socket, whatever form it binds.
 func TestHandoffOfUDPBinds(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()
@@ -117,9 +117,9 @@ func TestHandoffOfUDPBinds(t *testing.T) {
 	}
 }
 
-// TestUnixDoor: while the door is shut, the program accepts no new client.
-// Once it is open again, the program serves them, and sees their own user. Those
-// in front of a door that stays shut are served by the next run.
+// TestUnixDoor checks that the program accepts no new client while the door is
+// shut. Once it is open again, the program serves them, and sees their own
+// user. Clients waiting at a door that stays shut are served by the next run.
 func TestUnixDoor(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()

@@ -142,7 +142,7 @@ const backlog = 4096
 func parseAddr(addr string) (ip netip.Addr, port int, any6 bool, err error) {
 	host, p, err := net.SplitHostPort(addr)
 	if err != nil {
-		return ip, 0, false, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %q: it is not host:port", addr)
+		return ip, 0, false, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %q: want host:port", addr)
 	}
 	n, err := strconv.ParseUint(p, 10, 16)
 	if err != nil {
@@ -422,7 +422,7 @@ func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer,
 	defer s.mu.Unlock()
 	hs := s.held[m.ID]
 	if len(hs) == 0 {
-		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeNotFound, "cannot give the sockets of %s: none is held", m.ID)
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeNotFound, "cannot send the sockets of %s: none is held", m.ID)
 	}
 	a := shimctl.Answer{Close: true}
 	for _, h := range hs {

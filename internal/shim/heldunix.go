@@ -178,7 +178,7 @@ func listenUnix(who, path string) (fd int, err error) {
 		default:
 			live, err := answers(path)
 			if err != nil {
-				return fmt.Errorf("cannot tell whether another program listens there: %w", err)
+				return fmt.Errorf("cannot determine whether another program listens there: %w", err)
 			}
 			if live {
 				return fmt.Errorf("another program listens there: %w", unix.EADDRINUSE)

@@ -82,7 +82,7 @@ func (s *Shim) mirrorLocked(id string) {
 		return
 	}
 	if s.dog == 0 && len(fds) > 0 {
-		if err := s.watchedLocked(); err != nil { // it gets everything at its start
+		if err := s.watchedLocked(); err != nil { // a new watchdog gets everything when it starts
 			s.log.Error("no watchdog; killing the daemon and the shim together would cut clients and let binds fail", "err", err)
 		}
 		return
@@ -104,7 +104,7 @@ func (s *Shim) giveDogLocked(m keptMessage, fds []int) {
 		s.log.Warn("the watchdog is replaced", "err", err)
 		_ = unix.Kill(s.dog, unix.SIGKILL)
 		unix.Close(s.dogFD)
-		s.dogFD, s.dogHas = -1, nil // a new one starts once this one has ended
+		s.dogFD, s.dogHas = -1, nil // a new watchdog starts once this one has ended
 		return
 	}
 	if len(m.FDs) == 0 {
@@ -149,7 +149,7 @@ func (s *Shim) takeOver() (done func(), err error) {
 	if err != nil {
 		unix.Close(c)
 		if err == unix.ENOENT || err == unix.ECONNREFUSED {
-			err = nil // there is no watchdog
+			err = nil // no watchdog runs
 		}
 		return done, err
 	}
@@ -204,7 +204,7 @@ func (s *Shim) takeKept(m keptMessage, fds []int) {
 // limitIO bounds how long a message may take.
 func limitIO(fd int) {
 	limit := unix.NsecToTimeval(keepAck.Nanoseconds())
-	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // it works without the limit
+	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // it also works without the limit
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
 }
 
@@ -255,7 +255,7 @@ func receiveKept(fd int) (m keptMessage, fds []int, err error) {
 		err = json.Unmarshal(b[:n], &m)
 	}
 	if err == nil && (len(fds) != len(m.FDs) || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0) {
-		err = fmt.Errorf("%d descriptors came with a message about %d", len(fds), len(m.FDs))
+		err = fmt.Errorf("received %d descriptors with a message about %d", len(fds), len(m.FDs))
 	}
 	if err != nil {
 		shimctl.CloseAll(fds)

@@ -39,9 +39,9 @@ func (b *bench) adoptShim() {
 	})
 }
 
-// TestBothKilledKeepsClients: if the daemon and the shim are killed together, the
-// clients in the queue, the binds that come and the port survive. The next shim
-// is started by a daemon or, without one, by the watchdog.
+// TestBothKilledKeepsClients kills the daemon and the shim together. The
+// clients in the queue, the binds that arrive and the port survive. The next
+// shim is started by a daemon or, without one, by the watchdog.
 func TestBothKilledKeepsClients(t *testing.T) {
 	for _, daemon := range []bool{true, false} {
 		t.Run(fmt.Sprintf("a daemon starts the next shim %v", daemon), func(t *testing.T) {
@@ -97,8 +97,8 @@ func TestBothKilledKeepsClients(t *testing.T) {
 	}
 }
 
-// TestKeeperReplaced: a watchdog that was killed, and one that does not answer,
-// are replaced, and the next one has everything.
+// TestKeeperReplaced checks that a watchdog that was killed or does not answer
+// is replaced, and that the next one holds everything.
 func TestKeeperReplaced(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 		t.Run(sig.String(), func(t *testing.T) {
@@ -156,9 +156,9 @@ func listens(pid int) (n int) {
 	return n - 2 // its link to the shim, and the one for the next shim
 }
 
-// TestDyingShim: a killed shim whose socket is still open, as on a busy machine
-// that has not closed all its descriptors yet, is not taken for another shim: the
-// watchdog thaws and keeps what it has.
+// TestDyingShim checks that a killed shim whose socket is still open, as on a
+// busy machine that has not closed all its descriptors yet, is not taken for
+// another shim: the watchdog thaws and keeps its descriptors.
 func TestDyingShim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()

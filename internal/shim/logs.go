@@ -192,7 +192,7 @@ func (l *logs) read(ctx context.Context) error {
 			}
 			if over := l.once(s); over {
 				if err := l.unname(s); err != nil {
-					l.log.Warn("a pipe is left behind", "err", err)
+					l.log.Warn("cannot remove a pipe", "err", err)
 				}
 				l.forget(id, s)
 				l.finish(s)

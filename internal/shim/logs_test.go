@@ -41,7 +41,7 @@ func TestLogRotates(t *testing.T) {
 
 // A log that cannot be written costs bytes, which are counted, and nothing else.
 func TestLogCannotBeWritten(t *testing.T) {
-	const before = 50_000 * 100 // more than the pipe and the shim's queue hold, so some of it was tried
+	const before = 50_000 * 100 // more than the pipe and the shim's queue hold, so the shim has tried to write some of it
 	b := newBench(t).start()
 	l := b.launch("full", 1, "yes 012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678 | head -c 5000000; echo done > $OUT; until [ -e $OUT.go ]; do sleep 0.01; done; echo after; exit 4")
 	dir := filepath.Join(b.dir, "later")
@@ -60,7 +60,8 @@ func TestLogCannotBeWritten(t *testing.T) {
 		t.Errorf("ended as %+v, want code 4", e)
 	}
 	b.waitText(l.LogPath, "after\n")
-	// What the shim had not tried to write when the folder came is in the log.
+	// Output that the shim had not tried to write when the folder was created
+	// is in the log.
 	text := b.text(l.LogPath)
 	if !strings.HasPrefix(text, "\n[lull] ") {
 		t.Errorf("the log begins with %q, want how much is missing", text[:min(len(text), 200)])
@@ -80,8 +81,8 @@ func TestLogCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A dead shim neither ends nor hinders a program that writes, up to what a pipe
-// holds, and the next shim writes that down.
+// A dead shim neither ends nor hinders a program that writes, up to the
+// capacity of a pipe, and the next shim writes that output.
 func TestLogOverTheDeathOfTheShim(t *testing.T) {
 	b := newBench(t).start()
 	got := b.run("talks", 1, "echo one; until [ -e $OUT ]; do sleep 0.01; done; echo two; echo said > $OUT.said; exec sleep 1000")

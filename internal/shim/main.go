@@ -20,8 +20,8 @@ const Name = "lull-shim"
 func Main(ctx context.Context, args []string) int {
 	flags := flag.NewFlagSet(Name, flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory of the shim (required; its socket is DIR/shim.sock)")
-	gone := flags.Duration("gone", 2*time.Second, "without a daemon for so long, everything is thawed")
-	linger := flags.Duration("linger", time.Minute, "without a daemon and without a run for so long, the shim ends")
+	gone := flags.Duration("gone", 2*time.Second, "thaw everything after this time without a daemon")
+	linger := flags.Duration("linger", time.Minute, "exit after this time without a daemon and without a run")
 	version := flags.Bool("version", false, "print the version and end")
 	if err := flags.Parse(args); err != nil {
 		return 2
@@ -43,7 +43,7 @@ func Main(ctx context.Context, args []string) int {
 	limit, err := RaiseFiles()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err != nil {
-		log.Warn("the limit of open files stays", "limit", limit, "err", err)
+		log.Warn("cannot raise the limit on open files", "limit", limit, "err", err)
 	}
 	debug.SetGCPercent(50) // it lives for months and does little
 	s, err := New(Config{Dir: *dir, Exe: exe, Release: release(), Log: log, Gone: *gone, Linger: *linger})

@@ -58,7 +58,7 @@ func shimMain(dir string) int {
 
 const waitLimit = waittest.Timeout
 
-// bench is a shim under test with a daemon's end of it.
+// bench is a shim under test, with the daemon's side of it.
 type bench struct {
 	t   *testing.T
 	dir string
@@ -159,7 +159,7 @@ func (b *bench) endWatchdogs() {
 		none := true
 		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, name := range all {
-			line, _ := os.ReadFile(name) // empty for one that is gone
+			line, _ := os.ReadFile(name) // empty for a process that has ended
 			if strings.Contains(string(line), "\x00"+shim.WatchVerb+"\x00"+b.dir+"\x00") {
 				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(name)))
 				_ = syscall.Kill(pid, syscall.SIGKILL)

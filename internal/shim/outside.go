@@ -27,7 +27,8 @@ const (
 	maxRequest = 1 << 10 // maximum length of a path, in bytes
 )
 
-// outside stores what may be frozen and is no run, or deletes it.
+// outside adds or deletes an entry about something that is not a run and may be
+// frozen.
 func (s *Shim) outside(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Outside
 	if err := q.Into(&m); err != nil {
@@ -35,12 +36,12 @@ func (s *Shim) outside(_ context.Context, q *shimctl.Request) (shimctl.Answer, e
 	}
 	if m.Socket == "" && m.Group == "" && len(m.Tree) == 0 {
 		if err := validID(m.ID); err != nil {
-			return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot forget what others keep: %v", err)
+			return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot remove an outside entry: %v", err)
 		}
 		return shimctl.Answer{}, s.dropOutside(m.ID)
 	}
 	if err := validOutside(m); err != nil {
-		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot keep what others froze: %v", err)
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot store an outside entry: %v", err)
 	}
 	s.mu.Lock()
 	s.others[m.ID] = m
@@ -106,7 +107,7 @@ func (s *Shim) letOthersRun(why string, still func() bool) {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.others))
 	s.mu.Unlock()
-	silent := map[string]bool{} // the next request would wait for the same socket
+	silent := map[string]bool{} // sockets that did not answer, where the next request would hang too
 	for _, o := range all {
 		if o.Socket != "" && silent[o.Socket] {
 			continue
@@ -140,7 +141,7 @@ func (s *Shim) letOneRun(o shimctl.Outside, why string, still func() bool) error
 	if was {
 		s.log.Warn("thawed", "why", why, "id", o.ID, "by", o.Socket)
 	}
-	if was && o.Path == "" { // Docker reports it itself
+	if was && o.Path == "" { // Docker itself reports this thaw
 		err = s.remember([]string{o.ID})
 	}
 	return errors.Join(err, s.dropOutside(o.ID))

@@ -93,8 +93,9 @@ func (b *bench) kept() (names []string) {
 	return names
 }
 
-// TestOutside: what others froze for a daemon that has gone is thawed by them, by
-// a shim that came later too, as soon as they can; what was taken back is not.
+// TestOutside checks that what other programs froze for a daemon that has ended
+// is thawed by them as soon as they can, also on request of a later shim, and
+// that a withdrawn entry is not.
 func TestOutside(t *testing.T) {
 	k := newKeeper(t)
 	b := newBench(t, "LULL_TEST_GONE=50ms").start()
@@ -104,7 +105,7 @@ func TestOutside(t *testing.T) {
 	b.outside(shimctl.Outside{ID: "never"})
 	b.stop(syscall.SIGKILL)
 	b.start()
-	b.c.Close() // the keeper is away, and is asked again
+	b.c.Close() // the keeper does not answer, and is asked again
 	waittest.Until(t, "the shim says that it cannot", func() bool {
 		return strings.Contains(b.text(b.log.Name()), k.socket)
 	})
@@ -127,7 +128,7 @@ func TestOutside(t *testing.T) {
 	k.answer(http.StatusInternalServerError, `{"message":"Container c is not paused"}`)
 	waittest.Until(t, "it is forgotten", func() bool { return len(b.kept()) == 0 })
 
-	// A shim that is asked to end does it too.
+	// A shim that is told to exit does it too.
 	b.connect()
 	k.answer(http.StatusNoContent, "")
 	b.outside(shimctl.Outside{ID: "d", Socket: k.socket, Path: "/d"})
@@ -137,8 +138,8 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// TestOutsideInPlace: what a daemon that has gone froze in place runs again, and a
-// process that only has the same PID is left alone.
+// TestOutsideInPlace checks that what an ended daemon froze in place runs
+// again, and that a process with a reused PID is left alone.
 func TestOutsideInPlace(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short")
@@ -172,7 +173,7 @@ func TestOutsideInPlace(t *testing.T) {
 	}
 	waittest.Until(t, "they are stopped", func() bool { return state(mine) == 'T' && state(other) == 'T' })
 	b.outside(shimctl.Outside{ID: "tree", Tree: []shimctl.Process{{PID: mine, Start: start}, {PID: other, Start: later - 1}}})
-	b.outside(shimctl.Outside{ID: "gone", Group: "/sys/fs/cgroup/of/nobody"})
+	b.outside(shimctl.Outside{ID: "gone", Group: "/sys/fs/cgroup/missing"})
 	b.c.Close()
 	waittest.Until(t, "it is thawed and forgotten", func() bool { return state(mine) == 'S' && len(b.kept()) == 0 })
 	if s := state(other); s != 'T' {

@@ -15,10 +15,10 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestRelease: a port that its program closes for good while it runs on refuses
-// clients. It serves again once the program binds again, and once the program
-// has ended clients wait for the next run. A port that was not bound yet, and one
-// that is open, stay.
+// TestRelease checks that a port that its program closes permanently while it
+// keeps running refuses clients. It serves again once the program binds again,
+// and once the program has ended clients wait for the next run. Ports that were
+// not bound yet, or are open, are not affected.
 func TestRelease(t *testing.T) {
 	for _, replaced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the shim was replaced %v", replaced), func(t *testing.T) {

@@ -86,13 +86,13 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 		s.ends(r, exit)
 	}
 	if err := s.removeExits(gone); err != nil {
-		s.log.Warn("an old exit stays on disk", "instance", r.ID, "err", err)
+		s.log.Warn("cannot remove an old exit", "instance", r.ID, "err", err)
 	}
 	a := shimctl.Answer{Body: shimctl.Started{PID: r.PID, Start: r.Start, NoNewPrivs: noPrivs}, Close: true}
 	if len(m.Handoff) > 0 && !early {
 		fd, err := s.dupFilter(r.key())
 		if err != nil {
-			s.log.Warn("the daemon does not hold what reports binds", "instance", r.ID, "err", err)
+			s.log.Warn("the daemon has no duplicate of the bind filter", "instance", r.ID, "err", err)
 		} else {
 			a.FDs = []int{fd}
 		}
@@ -117,7 +117,7 @@ func (s *Shim) sweep(ctx context.Context, r *run) error {
 	defer cancel()
 	populated, err := g.Populated()
 	if err == nil && populated {
-		s.log.Warn("ending what an earlier run left", "instance", r.ID)
+		s.log.Warn("ending processes of an earlier run", "instance", r.ID)
 		if err = g.Kill(ctx); err == nil {
 			err = g.Renew()
 		}
@@ -155,7 +155,7 @@ func checkStart(m shimctl.Start) error {
 	case len(m.Handoff) > shimctl.MaxFDs:
 		bad = fmt.Sprintf("handoff has %d addresses", len(m.Handoff))
 	case len(m.Listen) > 0 && len(m.Handoff) > 0:
-		bad = "it has both listen and handoff"
+		bad = "listen and handoff exclude each other"
 	}
 	for _, c := range m.Cgroups {
 		if !filepath.IsAbs(c) {
@@ -316,7 +316,7 @@ func (s *Shim) exec(ctx context.Context, q *shimctl.Request) (shimctl.Answer, er
 	r := s.runs[m.ID]
 	if r == nil || r.state != alive {
 		s.mu.Unlock()
-		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeNotFound, "cannot run a command in %s: it does not run", m.ID)
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeNotFound, "cannot run a command in %s: it is not running", m.ID)
 	}
 	cgroups := r.Cgroups
 	if m.User == "" {

@@ -57,9 +57,9 @@ type Shim struct {
 	last    uint64                     // number of the last such command
 	exits   map[string]exits           // by id, unacknowledged
 	held    map[string][]held          // sockets, by id
-	dropped map[string][]string        // paths of unix sockets that are no longer held, by id, until it holds again
+	dropped map[string][]string        // by id, paths of unix sockets that are no longer held, until id holds them again
 	filters map[int]*filter            // descriptors that report binds
-	others  map[string]shimctl.Outside // what other programs may have frozen for the daemon
+	others  map[string]shimctl.Outside // things outside the runs that may be frozen for the daemon
 	thawed  []shimctl.Thawing          // unacknowledged
 	notes   *notifier
 	trying  sync.Mutex // held while a handoff is tried
@@ -123,7 +123,7 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s.srv = &shimctl.Server{Handle: s.handle, Welcome: s.welcome, Joined: s.joined, Left: s.left, Log: cfg.Log}
 	if err := s.load(); err != nil {
-		s.log.Error("some of the state is not usable", "err", err)
+		s.log.Error("some state files cannot be used", "err", err)
 	}
 	return s, nil
 }
@@ -157,11 +157,11 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.letOthersRun("the shim ends", func() bool { return true })
 	s.mu.Lock()
 	s.ended = true
-	if s.dogFD >= 0 { // it has nothing left to do
+	if s.dogFD >= 0 { // the shim ends because it has nothing to do
 		_ = sendKept(s.dogFD, keptMessage{}, nil)
 	}
 	for id, hs := range s.held {
-		if r := s.runs[id]; r == nil || r.state != alive { // otherwise the program serves on
+		if r := s.runs[id]; r == nil || r.state != alive { // a running program continues to listen
 			s.dropLocked(id, nil, hs)
 			continue
 		}
@@ -296,7 +296,7 @@ func (s *Shim) joined() {
 
 func (s *Shim) left() {
 	s.mu.Lock()
-	if s.alone.IsZero() { // a hung daemon has left before
+	if s.alone.IsZero() { // the daemon was hung, and its absence counts since then
 		s.alone = time.Now()
 	}
 	s.mu.Unlock()
@@ -451,7 +451,7 @@ func (s *Shim) ends(r *run, e shimctl.Exit) {
 	r.state = over
 	s.noteExit(r.key(), e)
 	for _, h := range s.held[r.ID] {
-		_ = unix.Listen(h.fd, backlog) // the program may have made it shorter
+		_ = unix.Listen(h.fd, backlog) // the program may have reduced its backlog
 	}
 	s.mu.Unlock()
 	s.note()

@@ -111,7 +111,7 @@ func TestStartRefused(t *testing.T) {
 		"no dir":    {func(s *shimctl.Start) { s.Dir = "/no/such" }, shimctl.CodeStage, "workdir", syscall.ENOENT, "/no/such"},
 		"missing":   {func(s *shimctl.Start) { s.Command = []string{"no-such-program"} }, shimctl.CodeStage, "command", syscall.ENOENT, "no-such-program"},
 		"no exec":   {func(s *shimctl.Start) { s.Command = []string{"/etc/passwd"} }, shimctl.CodeStage, "exec", syscall.EACCES, "/etc/passwd"},
-		"no user":   {func(s *shimctl.Start) { s.User = "nobody-at-all" }, shimctl.CodeStage, "user", 0, "nobody-at-all"},
+		"no user":   {func(s *shimctl.Start) { s.User = "no-such-user" }, shimctl.CodeStage, "user", 0, "no-such-user"},
 		"no cgroup": {func(s *shimctl.Start) { s.Cgroups = []string{"/no/such"} }, shimctl.CodeStage, "cgroup", syscall.ENOENT, "/no/such"},
 		"bad hold":  {func(s *shimctl.Start) { s.Listen = []string{"1.2.3.4.5:6"} }, shimctl.CodeInvalid, "", 0, "1.2.3.4.5"},
 	} {
@@ -134,8 +134,8 @@ func TestStartRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedAgain: a run that is tried again right after it was refused has a
-// pipe of its own, which is there for a shim that starts again.
+// TestRefusedAgain checks that a run that is retried right after it was refused
+// has a new pipe, which also exists for a shim that restarts.
 func TestRefusedAgain(t *testing.T) {
 	b := newBench(t).start()
 	for n := range scaletest.N(t, 25) {
@@ -161,8 +161,8 @@ func TestRefusedAgain(t *testing.T) {
 	}
 }
 
-// A program that is gone does not stand in the way of the next run, whether or
-// not its end has been collected, be it our child or an earlier shim's.
+// A program that has ended does not prevent the next run, whether or not its
+// end has been collected, and whether it is our child or an earlier shim's.
 func TestStartAfterTheEnd(t *testing.T) {
 	b := newBench(t).start()
 	var last shimctl.Started

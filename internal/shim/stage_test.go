@@ -21,9 +21,9 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// What a program finds when it begins: itself in a session of its own, its user,
-// its environment and directory, no signal ignored or blocked, and no file open
-// but its own.
+// Checks the state in which a program begins: a separate session, its user, its
+// environment and directory, no signal ignored or blocked, and no open file but
+// its own.
 func TestWhatAProgramBegins(t *testing.T) {
 	b := newBench(t)
 	// The shim itself begins with signals ignored, which must not be handed on.
@@ -143,7 +143,7 @@ func TestDup(t *testing.T) {
 		t.Fatalf("Dup() = %v, %v", fds, err)
 	}
 	shimctl.CloseAll(fds)
-	many := make([]int, 600) // more than fit beside one message
+	many := make([]int, 600) // more than fit into one message
 	fds, err = b.c.Dup(waittest.Context(t), got.PID, many)
 	if err != nil || len(fds) != 600 {
 		t.Fatalf("Dup() of many = %d, %v", len(fds), err)
@@ -155,7 +155,7 @@ func TestDup(t *testing.T) {
 	}
 }
 
-// TestManyRuns measures what the shim itself costs, with its real binary.
+// TestManyRuns measures the cost of the shim itself, with its real binary.
 func TestManyRuns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short starts no program")
@@ -246,8 +246,8 @@ func (b *bench) cost() (rss, threads, fds int) {
 	return get("VmRSS"), get("Threads"), len(list)
 }
 
-// TestListHeld: every id under which sockets are held is listed, also those that
-// an earlier shim held, and none that was let go.
+// TestListHeld checks that every ID under which sockets are held is listed,
+// also those that an earlier shim held, but none that was released.
 func TestListHeld(t *testing.T) {
 	b := newBench(t).start()
 	var want []string

@@ -57,7 +57,7 @@ func (s *Shim) thaw(why string) {
 	slices.Sort(ids)
 	s.log.Warn("thawed", "why", why, "count", len(ids), "first", ids[:min(len(ids), shimctl.MaxThawedIDs)])
 	if err := s.remember(ids); err != nil {
-		s.log.Error("what was thawed is not on disk", "err", err)
+		s.log.Error("cannot store the list of thawed instances", "err", err)
 	}
 }
 

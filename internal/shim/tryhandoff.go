@@ -43,7 +43,7 @@ func tryBind(addr string) int {
 		err = unix.Bind(fd, &unix.SockaddrInet4{Port: int(ap.Port()), Addr: ap.Addr().As4()})
 	}
 	if err == nil && !listening(fd) {
-		err = errors.New("it was given no socket")
+		err = errors.New("it did not get a socket")
 	}
 	if err != nil {
 		fmt.Printf("bind: %v", err)

@@ -30,11 +30,11 @@ const WatchVerb = "watchdog"
 
 const (
 	dogLink   = 3                      // its end of the connection to the shim
-	dogLook   = 100 * time.Millisecond // interval between checks for another shim
+	dogLook   = 100 * time.Millisecond // interval at which it checks for another shim
 	dogWait   = time.Second            // wait for another shim before it thaws and starts one
 	dogStart  = 10 * time.Second       // wait for the shim that it started
 	dogAgain  = time.Second            // delay before a watchdog that ended is replaced
-	dogAsks   = 10 * time.Minute       // for instances that other programs must thaw
+	dogAsks   = 10 * time.Minute       // time for which it asks other programs to thaw instances
 	dogMemory = 10                     // GC percent; the watchdog does nothing for months
 )
 
@@ -97,7 +97,7 @@ func Watchdog(dir, shim string) int {
 	debug.SetGCPercent(dogMemory)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("part", "watchdog")
-	_, _ = RaiseFiles() // the shim has reported the cause
+	_, _ = RaiseFiles() // the shim has already reported why this fails
 	if err := os.Chdir(dir); err != nil {
 		log.Error("cannot use the shim's directory", "err", err)
 		return 1

@@ -95,7 +95,7 @@ func (s *Server) route(pattern string, serve func(*http.Request) (any, error)) {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(out) // the reader may be gone
+		_ = json.NewEncoder(w).Encode(out) // the client may have disconnected
 	})
 }
 
@@ -200,7 +200,7 @@ func (s *Server) event(r *http.Request) (any, error) {
 	reach := s.World.HostAt(r.PathValue("ref"), func(h *world.Host, now world.Moment, _ world.Reach) {
 		known = h.Act(now, in.Category, h.UserID(in.User))
 	})
-	if reach == world.Nobody {
+	if reach == world.Unreachable {
 		return nil, errNone
 	}
 	if !known {

@@ -157,7 +157,7 @@ func (s *Server) Run(ctx context.Context, l Listeners) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	servers := []*http.Server{}
-	failed := make(chan error, 2) // one for each server, so that neither blocks
+	failed := make(chan error, 2) // one slot for each server, so that neither blocks
 	var wg sync.WaitGroup
 	serve := func(h http.Handler, l net.Listener) {
 		// Requests end with the run, so that a hanging fault does not delay it.

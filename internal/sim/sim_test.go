@@ -135,7 +135,7 @@ func TestRun(t *testing.T) {
 		t.Helper()
 		resp, err := client.Get(url)
 		if err != nil {
-			return "nobody"
+			return "unreachable"
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
@@ -153,7 +153,7 @@ func TestRun(t *testing.T) {
 	if got := get(fmt.Sprintf("http://%s:%s/latest/meta-data/instance-id", first.MetadataIP, api)); got != first.ID {
 		t.Errorf("metadata at %s: %s", first.MetadataIP, got)
 	}
-	if got := get(fmt.Sprintf("https://127.99.9.9:%s/api/v0/system_information", cml)); got != "nobody" {
+	if got := get(fmt.Sprintf("https://127.99.9.9:%s/api/v0/system_information", cml)); got != "unreachable" {
 		t.Errorf("an address of nothing answers: %s", got)
 	}
 	if err := s.World.External("cml-2", "stop", "user"); err != nil {
@@ -180,7 +180,7 @@ func TestScenarioFaults(t *testing.T) {
 	for _, x := range []struct{ text, says string }{
 		{"speed: 60\nspead: 1", "line 2"},
 		{"timing: {pending: soon}", "soon"},
-		{"workers: [{name: a, profile: nobody}]", `unknown profile "nobody"`},
+		{"workers: [{name: a, profile: none}]", `unknown profile "none"`},
 		{"workers: [{name: a}, {name: a}]", "two workers"},
 		{"workers: [{name: a, type: x9.huge}]", "x9.huge"},
 		{"workers: [{name: a, region: mars}]", "mars"},

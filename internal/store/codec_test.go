@@ -143,8 +143,8 @@ func TestWriteID(t *testing.T) {
 	}
 }
 
-// FuzzCodec: what is read can be written and read again, and what has an id
-// loses nothing by it.
+// FuzzCodec checks that a decoded value can be encoded and decoded again, and
+// that a value with an ID loses nothing by that.
 func FuzzCodec(f *testing.F) {
 	for _, s := range []string{
 		`{"v":3,"name":"a","count":7}`, `{"v":1,"title":"a","count":"7"}`, `{"w":"AAAAAAAAAAAAAAAAAAAAAAAAAA","v":3}`,

@@ -13,7 +13,7 @@ var (
 	ErrConflict = errors.New("conflict")
 	// ErrCompacted means that the requested history was compacted. The error is
 	// a *CompactedError.
-	ErrCompacted = errors.New("history is gone")
+	ErrCompacted = errors.New("history is no longer available")
 	// ErrLeaseLost means that a lease has ended, or an Ownership was lost.
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrTooLarge means that a transaction or record exceeds a limit of this
@@ -27,7 +27,7 @@ var (
 	// ErrAmbiguous means that the answer to a write was lost. It may have been
 	// applied, or may still be.
 	ErrAmbiguous = errors.New("outcome is unknown")
-	// ErrInvalid means that the call can never succeed as it is.
+	// ErrInvalid means that the call can never succeed unchanged.
 	ErrInvalid = errors.New("invalid request")
 	// ErrNewer means that a record was written by a newer version of lull.
 	ErrNewer = errors.New("written by a newer version")

@@ -45,9 +45,9 @@ type Follower struct {
 	// zero Keys means the listed ones.
 	Watch Keys
 	// Listed receives the keys page by page before Reset, which then gets the
-	// revision and no values. That way many records are never in memory at once
-	// as they were stored. first is true for the first page of a listing, which
-	// may start over. If Listed is nil, Reset receives all values.
+	// revision and no values. This avoids holding many stored records in
+	// memory. first is true for the first page of a listing, which may start
+	// over. If Listed is nil, Reset receives all values.
 	Listed func(first bool, values []Value)
 	// Reset receives all the keys. It is called first, and again whenever
 	// changes were missed because their history was compacted.

@@ -55,7 +55,7 @@ func (l *KeptLease) TTL() time.Duration { return l.ttl }
 // Lost returns a channel that is closed when the lease is lost.
 func (l *KeptLease) Lost() <-chan struct{} { return l.lost }
 
-// Remaining returns how long the lease is certainly held.
+// Remaining returns the time for which the lease is certainly held.
 func (l *KeptLease) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,8 +71,8 @@ func (l *KeptLease) Revoke(ctx context.Context) error {
 	return l.renewer.Revoke(ctx, l.id)
 }
 
-// Abandon stops the renewal, marks the lease as lost, and does not tell the
-// store: what a killed process does.
+// Abandon stops the renewal and marks the lease as lost without telling the
+// store, like a killed process.
 func (l *KeptLease) Abandon() {
 	l.stop()
 	<-l.ended

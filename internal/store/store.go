@@ -93,7 +93,7 @@ func (k Keys) String() string {
 	return k.name
 }
 
-// Query specifies what a Range reads.
+// Query specifies the keys and values of a Range.
 type Query struct {
 	Keys Keys
 	// After is where the page begins: at the first key larger than it. An empty
@@ -163,7 +163,7 @@ type Event struct {
 // ends. It is safe for concurrent use.
 type Lease interface {
 	ID() LeaseID
-	// TTL is how long the lease outlives its last renewal.
+	// TTL is the time for which the lease outlives its last renewal.
 	TTL() time.Duration
 	// Remaining is how long the lease is certainly held if no renewal succeeds,
 	// counted from when the last successful one was sent. It is 0 if the lease

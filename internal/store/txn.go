@@ -92,8 +92,8 @@ type Txn struct {
 // Result is the result of a transaction.
 type Result struct {
 	Succeeded bool
-	// Revision is that of the transaction if it wrote, otherwise that of the
-	// store at the time.
+	// Revision is the transaction's revision if it wrote, otherwise the store's
+	// at that time.
 	Revision int64
 	// Read has one Value for each key of Txn.Read, in order.
 	Read []Value

@@ -77,8 +77,8 @@ func Update(ctx context.Context, s Store, key string, fn func(old Value) ([]byte
 
 // Done is the result of a Transact.
 type Done struct {
-	// Revision is that of the change or, if nothing was written, that of the
-	// store when the keys were read.
+	// Revision is the change's revision or, if nothing was written, the store's
+	// when the keys were read.
 	Revision int64
 	writes   []Op
 }

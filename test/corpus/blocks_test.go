@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// second is a total up to a second of a recording.
+// second is the running total at a second of a recording.
 type second struct {
 	cpu, disk, net float64 // microseconds, bytes, bytes
 }
 
-// block is a recording that repeats for ever.
+// block is a recording that repeats endlessly.
 type block struct{ sums []second } // sums[n] is the total of the first n seconds
 
 // blocks reads the recordings of testdata.
@@ -65,7 +65,7 @@ func readBlock(name string) (*block, error) {
 	return b, lines.Err()
 }
 
-// total is what the recording has used after d.
+// total returns the amount that the recording has used after d.
 func (b *block) total(d time.Duration) second {
 	n := len(b.sums) - 1
 	whole := b.sums[n]
@@ -82,7 +82,7 @@ func (b *block) total(d time.Duration) second {
 	return second{rounds*whole.cpu + x.cpu, rounds*whole.disk + x.disk, rounds*whole.net + x.net}
 }
 
-// used is what a load uses between two times of the day.
+// used returns the amount that a load uses between two times of the day.
 func (l *load) used(b *block, from, to time.Duration) second {
 	from, to = max(from, l.from), min(to, l.to)
 	if from >= to {
@@ -103,8 +103,8 @@ func (l *load) used(b *block, from, to time.Duration) second {
 	return s
 }
 
-// played adds up what is played of a day between two times. alive is when the
-// program last began, which is where its base recording begins.
+// played sums the recordings that are played between two times of the day.
+// alive is the last start of the program, at which its base recording begins.
 func (t *trace) played(all map[string]*block, from, to, alive time.Duration) (s second) {
 	if from >= to {
 		return s
@@ -129,8 +129,8 @@ func (t *trace) played(all map[string]*block, from, to, alive time.Duration) (s 
 	return s
 }
 
-// TestBlocks: every recording that a script plays is there, and they are of
-// what they say: nothing is idle that uses a processor, and the reverse.
+// TestBlocks checks that every recording that a script plays exists, and that
+// the CPU time of each matches its name: idle or busy.
 func TestBlocks(t *testing.T) {
 	all, err := blocks()
 	if err != nil {

@@ -19,10 +19,10 @@ var update = flag.Bool("update", false, "write docs/reference/corpus.md")
 
 const page = "../../docs/reference/corpus.md"
 
-// each is how many days of each scenario the corpus has.
+// each is the number of days per scenario.
 const each = 4
 
-// baseSeed is that of the days of the page.
+// baseSeed is the seed of the days on the page.
 const baseSeed = 1
 
 // replay replays days through lull: instances and machines one by one, workers
@@ -49,14 +49,14 @@ func replay(t *testing.T, days []*trace) []replayed {
 	return out
 }
 
-// assess weighs a replayed day, and what why said of it.
+// assess scores a replayed day, and the answers of why.
 func assess(d *trace, r *replayed) tally {
 	x := weigh(d, r.slept, r.timeout)
 	x.judged(d, *r)
 	return x
 }
 
-// report fails with what the days show against lull.
+// report fails the test if the results are bad for lull.
 func report(t *testing.T, x tally) {
 	t.Helper()
 	if x.wrong > 0 {
@@ -130,7 +130,7 @@ func TestMoreDays(t *testing.T) {
 		x.days, x.pauses, x.lost.Round(time.Second), x.slept.Hours(), x.findable.Hours(), x.right, x.verdicts)
 }
 
-// figures are those of the page.
+// figures are the contents of the page.
 type figures struct {
 	all     tally
 	kinds   []kindFigures
@@ -160,8 +160,8 @@ func (f *figures) take(d *trace, x tally) {
 	f.kinds[n].add(x)
 }
 
-// held reports whether something on the day keeps an instance up for long with
-// nobody there.
+// held reports whether something on the day keeps an unused instance up for
+// long.
 func (t *trace) held() bool {
 	return t.place == "host" && length(t.spans(held)) > time.Hour
 }
@@ -193,7 +193,7 @@ const quietAfter = 5 * time.Minute
 // quiet-connection-after set.
 func (f *figures) quiet(t *testing.T, days []*trace, results []replayed) {
 	for n, d := range days {
-		if !d.held() || d.kind == "scraped service" || d.kind == "bot" || d.kind == "health-checked service" { // what these hear is never 5 minutes old
+		if !d.held() || d.kind == "scraped service" || d.kind == "bot" || d.kind == "health-checked service" { // these days have data more often than every 5 minutes
 			continue
 		}
 		f.withOut[0].add(weigh(d, results[n].slept, time.Minute))
@@ -205,8 +205,8 @@ func (f *figures) quiet(t *testing.T, days []*trace, results []replayed) {
 	}
 }
 
-// unseen replays the days with use that nothing shows. A kind without a false
-// pause belongs to the others.
+// unseen replays the days whose use shows in no signal. Each kind must have a
+// false pause, or else it belongs to the ordinary days.
 func (f *figures) unseen(t *testing.T) {
 	var days []*trace
 	for _, s := range unseenScenarios() {
@@ -227,8 +227,8 @@ func (f *figures) unseen(t *testing.T) {
 	}
 }
 
-// check writes the page or compares it with the figures. Some of those depend on
-// when lull happens to probe, so numbers may differ a little.
+// check writes the page or compares it with the figures. Some figures depend on
+// the moments at which lull happens to probe, so numbers may differ a little.
 func (f *figures) check(t *testing.T) {
 	text := f.text()
 	if *update {
@@ -248,8 +248,8 @@ func (f *figures) check(t *testing.T) {
 
 var number = regexp.MustCompile(`\d+(\.\d+)?`)
 
-// stale returns the first difference of two pages other than numbers that are
-// within a tenth or 1 of each other.
+// stale returns the first difference between two pages, ignoring numbers that
+// differ by at most a tenth or 1.
 func stale(old, text string) string {
 	x, y := strings.Split(old, "\n"), strings.Split(text, "\n")
 	if len(x) != len(y) {
@@ -288,7 +288,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestLabels: the parts of a day add up, and use outranks the rest.
+// TestLabels checks that the labels of a day add up to a day, and that use has
+// precedence.
 func TestLabels(t *testing.T) {
 	for _, s := range scenarios() {
 		for k := range 3 {
@@ -304,7 +305,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestWeigh: a rule that always sleeps and one that never does are found out.
+// TestWeigh checks that a rule that always sleeps and one that never does get
+// bad scores.
 func TestWeigh(t *testing.T) {
 	d := &trace{name: "x", acts: []act{{from: hm(8, 0), to: hm(10, 0), label: use}, {from: hm(9, 0), to: hm(12, 0), label: held}}}
 	always := truth.Of(truth.Span{From: at0, To: at0.Add(day)})

@@ -3,7 +3,7 @@
 // published rules of other tools. Its tests are all it has.
 //
 // A day is written by a script: who does what, and when. The label follows from
-// the script alone and says when somebody or something used it. What the day
+// the script alone and says when a user or a program used it. What the day
 // looks like to a machine (CPU time, bytes, connections, terminals, logins) is
 // made of recordings of real programs (testdata, made by bench/corpus) that are
 // played while the script's users are at work and while they are away.

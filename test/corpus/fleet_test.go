@@ -41,11 +41,12 @@ const (
 	fleetAccount = "111122223333"
 	fleetTimeout = time.Hour // worker_idle_timeout_minutes
 	fleetSnooze  = time.Hour // worker_auto_pause_snooze_minutes
-	// early is how long before work a user starts a worker: EC2 and CML boot.
+	// early is how long before work a user starts a worker, because EC2 and CML
+	// take time to boot.
 	early = 8 * time.Minute
 )
 
-var ada = audit.Actor{Name: "ada", Kind: audit.KindPerson}
+var ada = audit.Actor{Name: "ada", Kind: audit.KindUser}
 
 // estate is a fleet of one worker per day: a controller with its own clients
 // over the simulated EC2, CloudWatch and CML, which answer HTTP.
@@ -54,13 +55,13 @@ type estate struct {
 	days    []*trace
 	sim     *sim.Server
 	fleet   *fleet.Fleet
-	ids     []string // of the workers
-	ec2     []string // of their instances
+	ids     []string // of the workers, in the order of the days
+	ec2     []string // of the workers' EC2 instances
 	mu      sync.Mutex
 	journal map[string][]evidence.Decision
 }
 
-// slug is a day's name as that of a worker.
+// slug turns a day's name into a worker's name.
 func (t *trace) slug() string {
 	return strings.NewReplacer(" ", "-", "'", "").Replace(t.name)
 }
@@ -96,7 +97,7 @@ func onFleet(t *testing.T, days []*trace) []replayed {
 	return out
 }
 
-// start serves the simulator and runs a controller; every worker is adopted.
+// start serves the simulator, runs a controller, and adopts every worker.
 func (e *estate) start() (end func(), err error) {
 	if e.sim, err = sim.New(sim.Options{Scenario: scenarioOf(e.days)}); err != nil {
 		return nil, err
@@ -185,13 +186,13 @@ func (e *estate) adopt() error {
 	return nil
 }
 
-// deed is something that a script does at a time.
+// deed is an action of a script at a time.
 type deed struct {
 	at time.Duration
 	do func()
 }
 
-// live carries out what the scripts say.
+// live carries out the scripts.
 func (e *estate) live() {
 	var all []deed
 	for n, d := range e.days {
@@ -200,7 +201,7 @@ func (e *estate) live() {
 		}
 		for _, a := range d.acts {
 			if a.label == use && !a.timer {
-				for _, at := range []time.Duration{a.from - early, a.from, a.from + early} { // or when they find it stopped
+				for _, at := range []time.Duration{a.from - early, a.from, a.from + early} { // users also start it when they find it stopped
 					all = append(all, deed{max(0, at), func() { e.startWorker(n) }})
 				}
 			}
@@ -225,7 +226,7 @@ func (e *estate) live() {
 	time.Sleep(time.Until(at0.Add(day)))
 }
 
-// act is something that a user does in CML, if that is up.
+// act performs a user's action in CML, if CML is up.
 func (e *estate) act(n int, x event) {
 	e.sim.World.HostAt(e.ec2[n], func(h *world.Host, m world.Moment, r world.Reach) {
 		if r == world.Ready {
@@ -234,7 +235,7 @@ func (e *estate) act(n int, x event) {
 	})
 }
 
-// startWorker is a user who starts the worker before work, if it is down.
+// startWorker starts the worker before work, if it is down.
 func (e *estate) startWorker(n int) {
 	w, err := e.fleet.Worker(e.t.Context(), e.ids[n])
 	if err == nil && (w.Status == power.WorkerStopped || w.Status == power.WorkerStopping) {
@@ -251,7 +252,7 @@ func (e *estate) snooze(n int, until time.Duration) {
 	}
 }
 
-// measure gives CloudWatch the five minutes that ended at a time.
+// measure publishes to CloudWatch the five minutes that ended at a time.
 func (e *estate) measure(n int, end time.Duration) {
 	up := false
 	e.sim.World.Locate(e.ec2[n], func(i *world.Instance, _ world.Moment) { up = i.State == world.Running })
@@ -305,8 +306,8 @@ func (e *estate) results() (out []replayed) {
 	return out
 }
 
-// workerGuards says when the blocks of a worker that are not about use are in
-// their place.
+// workerGuards reports whether a worker's block that does not concern use was
+// justified.
 func (t *trace) workerGuards(slept truth.Use) func(b idle.Block, at time.Duration) bool {
 	return func(b idle.Block, at time.Duration) bool {
 		switch b.Code {
@@ -320,7 +321,7 @@ func (t *trace) workerGuards(slept truth.Use) func(b idle.Block, at time.Duratio
 				up := s.To.Sub(at0)
 				return up <= at && at <= up+fleetSnooze+early
 			})
-		case idle.WarningPending: // also when a snooze is about to end
+		case idle.WarningPending: // the block also holds when a snooze is about to end
 			return slices.ContainsFunc(t.snoozes, func(k load) bool { return at < k.to && k.to-at <= 5*time.Minute }) || len(t.uses(at-fleetTimeout+25*time.Minute, at)) == 0
 		case idle.StatusNotRunning:
 			return slept.Share(at0.Add(at-early), at0.Add(at+early)) > 0

@@ -6,8 +6,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// lab is a user at work in CML: something every few minutes, at most longest
-// apart.
+// lab simulates a user at work in CML: an action every few minutes, at most
+// longest apart.
 func (b *builder) atWork(user string, from, to, longest time.Duration) {
 	kinds := []string{"start_node", "stop_node", "user_activity", "start_lab", "queue_node", "boot_node", "user_activity", "wipe_node"}
 	for t := from; t < to; t += b.between(20*time.Second, longest) {
@@ -16,12 +16,12 @@ func (b *builder) atWork(user string, from, to, longest time.Duration) {
 	b.did(use, from, to, worker.SourceCML)
 }
 
-// runs is a lab whose nodes run, with or without somebody.
+// runs adds a lab whose nodes run, with or without a user.
 func (b *builder) runs(from, to time.Duration, share float64) {
 	b.lab = append(b.lab, load{from: from, to: to, scale: share})
 }
 
-// fleetScenarios are the kinds of days of workers of a fleet.
+// fleetScenarios are the kinds of days of a fleet's workers.
 func fleetScenarios() []scenario {
 	const pause = 14 * time.Minute
 	on := func(name string, write func(b *builder)) scenario {
@@ -38,7 +38,7 @@ func fleetScenarios() []scenario {
 		on("two engineers", func(b *builder) { sessions(b, "anna", 0.2); sessions(b, "bo", 0.2) }),
 		on("lab left running", func(b *builder) {
 			sessions(b, "anna", 0.2)
-			b.runs(b.sessions()[1][1], day, 0.3) // nobody is there
+			b.runs(b.sessions()[1][1], day, 0.3) // without a user
 		}),
 		on("lab left running since yesterday", func(b *builder) { b.runs(0, day, 0.4) }),
 		on("class", func(b *builder) {

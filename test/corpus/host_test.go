@@ -28,8 +28,8 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// program is the simulated machine of one instance: a runtime of lull host whose
-// runs are sampled by the process runtime from files written here.
+// program simulates the machine of one instance: it is a runtime of lull host
+// whose runs are sampled by the process runtime from files written here.
 type program struct {
 	t      *trace
 	blocks map[string]*block
@@ -39,15 +39,15 @@ type program struct {
 	mu      sync.Mutex
 	work    *process.Work
 	run     uint64
-	alive   time.Duration // when it was started
+	alive   time.Duration // time of its last start
 	frozen  bool
 	dead    bool
-	counted time.Duration // of the day, up to which its work is counted
+	counted time.Duration // time of the day up to which its work is counted
 	sum     second
-	next    int // the first connection that may still be open or to come
+	next    int // index of the first connection that is open or still to come
 	open    map[int]bool
-	guarded *guard       // who is told of what arrives, while it sleeps
-	slept   []truth.Span // in which it was frozen or stopped
+	guarded *guard       // receives what arrives while the program sleeps
+	slept   []truth.Span // periods in which it was frozen or stopped
 	since   time.Time
 	asleep  bool
 }
@@ -67,7 +67,7 @@ func (p *program) put(name, text string) {
 	}
 }
 
-// prepare makes the tree.
+// prepare creates the file tree.
 func (p *program) prepare() error {
 	for _, d := range []string{"group", "proc/100/fd"} {
 		if err := os.MkdirAll(filepath.Join(p.dir, d), 0o755); err != nil {
@@ -84,8 +84,7 @@ func (p *program) prepare() error {
 	return os.Symlink("socket:[1]", filepath.Join(p.dir, "proc/100/fd/3"))
 }
 
-// count adds what the program used until now, unless it was frozen. p.mu is
-// held.
+// count adds the program's usage until now, unless it was frozen. p.mu is held.
 func (p *program) count() {
 	now := p.now()
 	if !p.frozen && !p.dead {
@@ -95,7 +94,7 @@ func (p *program) count() {
 	p.counted = now
 }
 
-// write updates the files to now. p.mu is held.
+// write updates the files to the present. p.mu is held.
 func (p *program) write() {
 	p.count()
 	p.put("group/cpu.stat", fmt.Sprintf("usage_usec %d\n", int64(p.sum.cpu)))
@@ -117,8 +116,8 @@ func (p *program) write() {
 	p.open = open
 }
 
-// called is what the program has passed to write calls. A JVM that serves from
-// memory only sends: what it writes to the disk are its mapped counters.
+// called returns how many bytes the program has passed to write calls. A JVM
+// that serves from memory only sends: its disk writes are its mapped counters.
 func (p *program) called(written int64) (n int64) {
 	for _, c := range p.t.conns[:p.next] {
 		n += int64(len(c.messages))
@@ -154,7 +153,8 @@ func (p *program) conns() map[int]bool {
 	return open
 }
 
-// sockets is the kernel's list: the listening socket and the open connections.
+// sockets returns the kernel's list: the listening socket and the open
+// connections.
 func (p *program) sockets(q sockets.Query) (out []sockets.Socket, err error) {
 	if q.UDP {
 		return nil, nil
@@ -181,7 +181,8 @@ func (p *program) sockets(q sockets.Query) (out []sockets.Socket, err error) {
 	return out, nil
 }
 
-// remembered are the connections that the program closed within a minute.
+// remembered returns the connections that the program closed within the last
+// minute.
 func (p *program) remembered(here netip.Addr) (out []sockets.Socket) {
 	const kept = time.Minute
 	now := p.now()
@@ -194,7 +195,7 @@ func (p *program) remembered(here netip.Addr) (out []sockets.Socket) {
 	return out
 }
 
-// traffic is what the kernel knows of a connection at a time.
+// traffic is the kernel's state of a connection at a time.
 func (c *conn) traffic(now time.Duration) (t sockets.Traffic) {
 	sent, received := c.from, c.from
 	for _, m := range c.messages {
@@ -235,7 +236,7 @@ func (p *program) identity(run uint64) instance.Identity {
 	return instance.Identity{BootID: "corpus", PID: pid, Start: run, Run: run}
 }
 
-// awake notes when it ran. p.mu is held.
+// awake records that the program runs, or not. p.mu is held.
 func (p *program) awake(on bool) {
 	now := time.Now()
 	if on && p.asleep {
@@ -257,8 +258,8 @@ func (p *program) Capabilities() power.Capabilities {
 	return power.Capabilities{WakeFromStopped: true, Freeze: true, WatchSockets: true}
 }
 
-// Hold, Unhold and Watch implement host.HeldListeners, and the others what a
-// program needs that gets its kept sockets at its bind.
+// Hold, Unhold and Watch implement host.HeldListeners. The other methods are
+// for a program that gets the kept sockets when it binds.
 func (p *program) Handoff(context.Context) (noPrivs bool, err error) { return false, nil }
 func (p *program) Shut(string)                                       {}
 func (p *program) Open(string)                                       {}
@@ -319,7 +320,7 @@ func (w *workload) Still() (bool, error) {
 	return w.p.frozen, nil
 }
 
-func (w *workload) Exiting() (bool, error) { return false, nil } // a signal ends it at once
+func (w *workload) Exiting() (bool, error) { return false, nil } // a signal ends the program at once
 
 func (w *workload) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance.Guard, error) {
 	return w.p.guard(wake), nil
@@ -359,8 +360,8 @@ func (w *workload) Reclaim(context.Context) (int64, error) {
 	return 0, fmt.Errorf("nothing to reclaim")
 }
 
-// stir wakes it at everything that its kernel would tell a guard: a connection
-// and data on one.
+// stir wakes the program at every event for which the kernel would wake a
+// guard: a connection, or data on one.
 func (p *program) stir() {
 	for _, at := range p.t.arrivals() {
 		time.Sleep(time.Until(at0.Add(at)))
@@ -373,7 +374,7 @@ func (p *program) stir() {
 	}
 }
 
-// arrivals are the times at which something comes from outside.
+// arrivals returns the times at which something arrives from outside.
 func (t *trace) arrivals() (out []time.Duration) {
 	for _, c := range t.conns {
 		if !c.out {
@@ -389,7 +390,7 @@ func (t *trace) arrivals() (out []time.Duration) {
 	return slices.DeleteFunc(out, func(d time.Duration) bool { return d >= day })
 }
 
-// notes takes the verdicts.
+// notes records the verdicts.
 type notes struct {
 	mu  sync.Mutex
 	all []evidence.Decision
@@ -411,14 +412,14 @@ func (noDisk) Put(*instance.Record) error  { return nil }
 func (noDisk) Note(*instance.Record) error { return nil }
 func (noDisk) Delete(string) error         { return nil }
 
-// replayed is what a day came to.
+// replayed is the result of a replayed day.
 type replayed struct {
 	slept    truth.Use
 	verdicts []evidence.Decision
-	kind     string // of the objects, as package why names them
+	kind     string // kind of the objects, as in package why
 	timeout  time.Duration
-	window   time.Duration // the longest stretch that a reading is about
-	// guarded reports whether a block that is not about use is in its place.
+	window   time.Duration // the longest window of a reading
+	// guarded reports whether a block that does not concern use was justified.
 	guarded func(b idle.Block, at time.Duration) bool
 }
 
@@ -474,7 +475,8 @@ func onHost(t *testing.T, d *trace, quiet time.Duration) (out replayed) {
 
 func asIdle(d time.Duration) idle.Duration { return idle.Duration(d) }
 
-// fastDir is a folder in memory if there is one.
+// fastDir returns a folder in memory if there is one, otherwise a temporary
+// folder.
 func fastDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "lull-corpus-")
 	if err != nil {

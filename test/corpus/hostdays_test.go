@@ -2,11 +2,11 @@ package corpus
 
 import "time"
 
-// thinks is how long after an answer a visitor may still click on: until then
-// the visit goes on.
+// thinks is how long after an answer a visitor may click again. Until then the
+// visit continues.
 const thinks = 30 * time.Second
 
-// request is a message to the program and its answer.
+// request adds a message to the program and its answer.
 func (c *conn) request(at, took time.Duration, in, out int) {
 	c.messages = append(c.messages, message{at, true, in})
 	if out > 0 {
@@ -14,8 +14,8 @@ func (c *conn) request(at, took time.Duration, in, out int) {
 	}
 }
 
-// visit is a user in a browser: a request every now and then, on connections
-// that the server keeps open for a while.
+// visit simulates a user in a browser: a request every now and then, on
+// connections that the server keeps open for a while.
 func (b *builder) visit(from, to, least, most, keep time.Duration, busy string) {
 	var c *conn
 	end := func() {
@@ -38,7 +38,8 @@ func (b *builder) visit(from, to, least, most, keep time.Duration, busy string) 
 	end()
 }
 
-// session is a client that talks on one connection, and may leave it open.
+// session simulates a client that talks on one connection and may leave it
+// open.
 func (b *builder) session(from, to, until, least, most time.Duration, in, out int, busy string) {
 	c := conn{from: from, to: max(to, until)}
 	for t := from; t < to; t += b.between(least, most) {
@@ -50,8 +51,8 @@ func (b *builder) session(from, to, until, least, most time.Duration, in, out in
 	b.play(from, to, busy)
 }
 
-// pinged is a connection without a user on which either side says something at
-// an interval.
+// pinged adds a connection without a user on which either side sends something
+// at an interval.
 func (b *builder) pinged(from, to, every time.Duration, out bool, bytes int) {
 	c := conn{from: from, to: to, out: out}
 	for t := from; t < to; t += b.between(every, every+every/50) {
@@ -65,7 +66,7 @@ func (b *builder) pinged(from, to, every time.Duration, out bool, bytes int) {
 	b.did(held, from, to, shows, "net", "cpu")
 }
 
-// probed is a health check that connects, asks and closes.
+// probed adds a health check that connects, sends a request and closes.
 func (b *builder) probed(from, to, every time.Duration) {
 	closes := b.chance(0.5)
 	for t := from; t < to; t += every {
@@ -76,8 +77,7 @@ func (b *builder) probed(from, to, every time.Duration) {
 	b.did(held, from, to, "connections", "net", "cpu")
 }
 
-// task is a request from outside that leaves work behind: the client does not
-// wait for it.
+// task adds a request that causes work for which the client does not wait.
 func (b *builder) task(from time.Duration) {
 	c := conn{from: from, to: from + 200*time.Millisecond}
 	c.request(from, 100*time.Millisecond, 2000, 300)
@@ -85,14 +85,14 @@ func (b *builder) task(from time.Duration) {
 	b.did(use, from, from+200*time.Millisecond, "connections", "net")
 }
 
-// works plays a recording of work that nobody waits for.
+// works plays a recording of work without a client.
 func (b *builder) works(from, to time.Duration, block string, shows ...string) {
 	b.did(use, from, to, shows...)
 	b.play(from, to, block)
 }
 
-// thinksWithModel is an agent: it asks a model, waits for its answer, and runs a
-// tool.
+// thinksWithModel simulates an agent: it calls a model, waits for the answer,
+// and runs a tool.
 func (b *builder) thinksWithModel(from, to, least, most time.Duration) {
 	b.did(use, from, to, "tcp", "net", "cpu", "disk")
 	for t := from; t < to; {
@@ -108,7 +108,7 @@ func (b *builder) thinksWithModel(from, to, least, most time.Duration) {
 	}
 }
 
-// hostScenarios are the kinds of days of instances of lull host.
+// hostScenarios are the kinds of days of host instances.
 func hostScenarios() []scenario {
 	site := func(name, base, busy string, keep time.Duration) scenario {
 		return scenario{name, "host", base, func(b *builder) {
@@ -151,7 +151,7 @@ func hostScenarios() []scenario {
 		}},
 		{"pooled database", "host", "postgres-idle", func(b *builder) {
 			up := b.between(hm(7, 0), hm(8, 0))
-			every := []time.Duration{4 * time.Hour, 30 * time.Second}[b.rng.IntN(2)] // with and without a query that checks
+			every := []time.Duration{4 * time.Hour, 30 * time.Second}[b.rng.IntN(2)] // with or without a periodic query
 			for range 3 {
 				b.pinged(up, hm(19, 0), every, false, 60)
 			}
@@ -175,7 +175,7 @@ func hostScenarios() []scenario {
 			}
 		}},
 		{"chat left open", "host", "chat-idle", func(b *builder) {
-			every := []time.Duration{3 * time.Hour, 20 * time.Second}[b.rng.IntN(2)] // with and without pings
+			every := []time.Duration{3 * time.Hour, 20 * time.Second}[b.rng.IntN(2)] // with or without pings
 			b.pinged(hm(8, 0), hm(8, 0)+b.between(hm(9, 0), hm(14, 0)), every, false, 6)
 			v := b.moments(1, hm(10, 0), hm(16, 0), 20*time.Minute, 50*time.Minute)[0]
 			b.session(v[0], v[1], 0, 2*time.Second, 40*time.Second, 40, 90, "chat-busy")
@@ -191,7 +191,7 @@ func hostScenarios() []scenario {
 			for _, s := range b.sessions() {
 				b.visit(s[0], s[0]+b.between(10*time.Minute, 40*time.Minute), 3*time.Second, 20*time.Second, time.Minute, "jupyter-tab")
 			}
-			if b.chance(0.7) { // a kernel computes after the tab was closed
+			if b.chance(0.7) { // a kernel continues to compute after the tab was closed
 				from := b.between(hm(18, 45), hm(19, 30))
 				b.task(from)
 				b.works(from, from+b.between(hm(0, 30), hm(2, 0)), "train", "cpu", "disk")
@@ -264,14 +264,14 @@ func hostScenarios() []scenario {
 	}
 }
 
-// scenarios are all kinds of days on which something shows the use.
+// scenarios returns all kinds of days on which a signal shows the use.
 func scenarios() []scenario {
 	return append(append(hostScenarios(), machineScenarios()...), fleetScenarios()...)
 }
 
 // unseenScenarios are kinds of days on which no signal of the default settings
-// shows a use: lull does not know of it unless it is told, by a lease, a snooze or
-// a longer timeout.
+// shows the use. Only a lease, a snooze or a longer timeout tells lull about
+// it.
 func unseenScenarios() []scenario {
 	return []scenario{
 		{"job that polls a service", "host", "chat-idle", func(b *builder) {

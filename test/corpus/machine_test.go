@@ -24,8 +24,8 @@ import (
 
 const machineCPUs = 4
 
-// machine is a simulated machine: files as the agent's readers find them, a
-// cloud that stops it, and a user who starts it again before work.
+// machine simulates a machine: files for the agent's readers, a cloud that
+// stops it, and a user who starts it again before work.
 type machine struct {
 	t      *trace
 	blocks map[string]*block
@@ -48,7 +48,7 @@ func (m *machine) put(name, text string) {
 	}
 }
 
-// prepare makes the tree of the machine.
+// prepare creates the file tree of the machine.
 func (m *machine) prepare() error {
 	for _, d := range []string{"proc/net", "proc/1", "dev/pts", "run", "var/log", "sys/class/net/ens5"} {
 		if err := os.MkdirAll(filepath.Join(m.root, d), 0o755); err != nil {
@@ -65,7 +65,7 @@ func (m *machine) prepare() error {
 	return nil
 }
 
-// boot resets what a boot resets.
+// boot resets the state that a boot resets.
 func (m *machine) boot(at time.Duration) {
 	m.booted, m.counted, m.sum, m.written = at, at, second{}, 0
 	m.off = make(chan struct{})
@@ -74,7 +74,7 @@ func (m *machine) boot(at time.Duration) {
 	m.write(at)
 }
 
-// write updates the files to now. m.mu is held.
+// write updates the files to the present. m.mu is held.
 func (m *machine) write(now time.Duration) {
 	x := m.t.played(m.blocks, m.counted, now, m.booted)
 	m.sum = second{m.sum.cpu + x.cpu, m.sum.disk + x.disk, m.sum.net + x.net}
@@ -94,11 +94,11 @@ func (m *machine) write(now time.Duration) {
 	m.graphics(now)
 }
 
-// step is how often the kernel updates the times of a terminal at most: at the
-// first input or output of every eight seconds of the clock.
+// step is the shortest interval at which the kernel updates the times of a
+// terminal: at the first input or output in every eight seconds.
 const step = 8 * time.Second
 
-// shows returns the time that the kernel keeps after use of a terminal until
+// shows returns the time stamp that the kernel keeps of a terminal's use until
 // now.
 func (k *keys) shows(now time.Duration) time.Duration {
 	last := min(k.to, now)
@@ -163,7 +163,7 @@ func utmp(pid int32, terminal int, at time.Duration) []byte {
 	return b
 }
 
-// graphics updates what nvidia-smi prints.
+// graphics updates the output of nvidia-smi.
 func (m *machine) graphics(now time.Duration) {
 	if len(m.t.gpu) == 0 {
 		return
@@ -208,7 +208,7 @@ func (m *machine) Stop(context.Context, bool) (string, error) {
 	return "", nil
 }
 
-// Warn and Withdraw implement agent.Warner as wall does: they write to the
+// Warn and Withdraw implement agent.Warner. Like wall, they write to the
 // terminals.
 func (m *machine) Warn(context.Context, agent.Warning) error { return m.wall() }
 func (m *machine) Withdraw(_ context.Context, x agent.Withdrawal) error {
@@ -245,17 +245,17 @@ func (m *machine) Save(name string, b []byte) error {
 func (m *machine) Config() ([]byte, error)             { return nil, fs.ErrNotExist }
 func (m *machine) Completed(string) (time.Time, error) { return time.Time{}, nil }
 
-// runsUntil is one boot: it returns when the agent stopped the machine, or at
-// midnight.
+// runsUntil simulates one boot. It returns when the agent has stopped the
+// machine, or at midnight.
 func (m *machine) runsUntil(t *testing.T, kept *notes, boot int) {
 	m.mu.Lock()
 	m.boot(time.Since(at0))
 	m.mu.Unlock()
-	people := &proc.People{Root: m.root, Layout: proc.UtmpNarrow, Own: m.own}
+	logins := &proc.LoginReader{Root: m.root, Layout: proc.UtmpNarrow, Own: m.own}
 	cards := &gpu.Reader{Dev: filepath.Join(m.root, "dev"), Command: filepath.Join(m.root, "nvidia-smi")}
 	began := time.Now()
 	a, err := agent.New(agent.Options{InstanceID: "i-1", BootID: fmt.Sprint("boot-", boot), Cheap: m,
-		Slow: agent.Signals(people, nil, &proc.Work{Root: m.root}, cards), Tags: []agent.TagSource{m}, Cloud: m, Warner: m,
+		Slow: agent.Signals(logins, nil, &proc.Work{Root: m.root}, cards), Tags: []agent.TagSource{m}, Cloud: m, Warner: m,
 		Disk: m, Journal: &agent.MemoryJournal{}, Evidence: kept, Own: m.own,
 		Clocks: func() wall.Reading {
 			up := time.Since(began) + 30*time.Second
@@ -278,8 +278,8 @@ func (m *machine) runsUntil(t *testing.T, kept *notes, boot int) {
 	m.real.Close()
 }
 
-// starts returns when somebody starts the machine that is down since a time: a
-// little before its next use by a user.
+// starts returns when the machine, down since a time, is started: a little
+// before its next use by a user.
 func (t *trace) starts(down time.Duration) time.Duration {
 	for _, a := range t.acts {
 		if a.label == use && !a.timer && a.to > down+ahead {
@@ -329,7 +329,7 @@ func onMachine(t *testing.T, d *trace) (out replayed) {
 	return out
 }
 
-// uses are the acts of use in a stretch.
+// uses returns the acts of use within a period.
 func (t *trace) uses(from, to time.Duration) (out []act) {
 	for _, a := range t.acts {
 		if a.label == use && a.from < to && from < a.to {

@@ -2,8 +2,8 @@ package corpus
 
 import "time"
 
-// shell is a user in an SSH session: typing with pauses of at most longest. The
-// session stays open until the end of until.
+// shell simulates a user in an SSH session: typing with pauses of at most
+// longest. The session stays open until the end of until.
 func (b *builder) shell(terminal int, from, to, until, longest time.Duration) {
 	b.logins = append(b.logins, login{from, max(to, until), terminal})
 	b.did(use, from, to, "terminals", "users", "recent", "network", "cpu", "disk")
@@ -22,8 +22,8 @@ func (b *builder) shell(terminal int, from, to, until, longest time.Duration) {
 	b.conns = append(b.conns, c)
 }
 
-// asked is a client that asks on one connection at an interval, for the rules
-// that go by requests; the bytes are in what is played.
+// asked adds a client that sends a request on one connection at an interval,
+// for the rules that count requests. The bytes are part of the recording.
 func (b *builder) asked(from, to, every time.Duration) {
 	c := conn{from: from, to: to}
 	for t := from; t < to; t += every {
@@ -32,7 +32,7 @@ func (b *builder) asked(from, to, every time.Duration) {
 	b.conns = append(b.conns, c)
 }
 
-// background are the machine's own programs: nobody uses it for them.
+// background lists the machine's own programs, which are not use.
 func (b *builder) background() {
 	b.base = "prometheus"
 	b.flows = append(b.flows, flow{0, day, 40}) // ARP, DHCP, NTP, a scrape
@@ -43,12 +43,12 @@ func (b *builder) background() {
 		}
 	}
 	cron(time.Hour, 2*time.Second, "build-c", 0.5)                    // hourly jobs
-	cron(day, b.between(10*time.Second, 50*time.Second), "backup", 1) // log rotation, once
+	cron(day, b.between(10*time.Second, 50*time.Second), "backup", 1) // log rotation, once a day
 }
 
 // machineScenarios are the kinds of days of machines with an agent.
 func machineScenarios() []scenario {
-	const pause = 12 * time.Minute // the longest in work
+	const pause = 12 * time.Minute // longest pause during work
 	on := func(name string, write func(b *builder)) scenario {
 		return scenario{name, "agent", "", func(b *builder) { b.background(); write(b) }}
 	}
@@ -77,7 +77,7 @@ func machineScenarios() []scenario {
 		on("tmux left with a log", func(b *builder) {
 			s := b.sessions()[0]
 			b.shell(0, s[0], s[1], day, pause)
-			// The log that it follows gets a line now and then, with nobody there.
+			// The log that it follows gets a line now and then, without a user.
 			for t := s[1]; t < day; t += b.between(20*time.Minute, 3*time.Hour) {
 				b.keys = append(b.keys, keys{from: t, to: t, terminal: 0})
 				b.did(idleLabel, t, t+step, "terminals")
@@ -112,7 +112,7 @@ func machineScenarios() []scenario {
 			b.base = "prometheus"
 			b.play(0, 2*day, "jupyter-idle")
 			for _, s := range b.sessions() {
-				b.flows = append(b.flows, flow{s[0], s[1], 1500}) // a browser at work
+				b.flows = append(b.flows, flow{s[0], s[1], 1500}) // traffic of a browser
 				b.did(use, s[0], s[1], "network", "cpu", "disk")
 				b.play(s[0], s[1], "jupyter-tab")
 				b.asked(s[0], s[1], 10*time.Second)

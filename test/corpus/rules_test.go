@@ -15,7 +15,7 @@ type rule struct {
 	sleeps  func(d *trace, o *observed) truth.Use
 }
 
-// observed is what such a rule sees of a day.
+// observed is the view that such a rule has of a day.
 type observed struct {
 	requests []time.Duration // data from outside, and connections
 	minutes  [24 * 60]minute
@@ -30,8 +30,8 @@ type minute struct {
 	conns int     // open from outside
 }
 
-// observe reads a day. It is awake throughout: a rule that let something sleep
-// sees what would have happened.
+// observe reads a day as if it had been awake throughout: a rule that would
+// have slept sees all of it.
 func observe(d *trace, all map[string]*block) *observed {
 	o := &observed{requests: d.arrivals()}
 	for _, e := range d.events {
@@ -95,8 +95,8 @@ var rules = []rule{
 		}},
 }
 
-// stretches are the times in use by a rule that keeps something up for a while
-// after each request.
+// stretches returns the periods in use according to a rule that keeps something
+// up for a while after each request.
 func stretches(at []time.Duration, after time.Duration) truth.Use {
 	spans := []truth.Span{{From: at0, To: at0.Add(after)}}
 	for _, t := range at {
@@ -105,7 +105,7 @@ func stretches(at []time.Duration, after time.Duration) truth.Use {
 	return truth.Of(spans...)
 }
 
-// without is the rest of the day.
+// without returns the rest of the day.
 func without(up truth.Use) truth.Use {
 	return minus(truth.Of(truth.Span{From: at0, To: at0.Add(day)}), up)
 }
@@ -128,8 +128,9 @@ func blaxel(d *trace, o *observed) truth.Use {
 	return without(truth.Of(spans...))
 }
 
-// untilUsed is a rule that looks once a minute and sleeps after so many minutes
-// without anything; its users wake it, when they want to use it.
+// untilUsed implements a rule that checks once a minute and sleeps after the
+// given number of minutes without a sign of use. Users wake it when they want
+// to use it.
 func (t *trace) untilUsed(o *observed, minutes int, busy func(*minute) bool) truth.Use {
 	var spans []truth.Span
 	quiet := 0
@@ -148,7 +149,7 @@ func (t *trace) untilUsed(o *observed, minutes int, busy func(*minute) bool) tru
 	return truth.Of(spans...)
 }
 
-// wanted returns when somebody who finds it asleep wakes it: within a minute if
+// wanted returns when a user who finds it asleep wakes it: within a minute if
 // it is in use, otherwise at the next use.
 func (t *trace) wanted(from time.Duration) time.Duration {
 	if len(t.uses(from, from+time.Second)) > 0 {

@@ -12,14 +12,14 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// tally is what a rule came to on some days.
+// tally sums the results of a rule over some days.
 type tally struct {
-	days, pauses, wrong   int           // wrong are the pauses that began inside use
-	used, lost            time.Duration // lost is use in which it slept, also because nothing woke it
-	idle, findable, slept time.Duration // findable is idle time beyond the timeout, slept what was found of it
+	days, pauses, wrong   int           // wrong is the number of pauses that began inside use
+	used, lost            time.Duration // lost is use during which it slept, also because nothing woke it
+	idle, findable, slept time.Duration // findable is idle time beyond the timeout, slept the part of it that was found
 	held, heldSlept       time.Duration
 	verdicts, right       int
-	faults                []string // about single days
+	faults                []string // descriptions of faults on single days
 }
 
 func (x *tally) add(y tally) {
@@ -30,11 +30,12 @@ func (x *tally) add(y tally) {
 	x.faults = append(x.faults, y.faults...)
 }
 
-// settled is how long after a label changed a sleep may begin or end without
-// counting as false or lost: no clock of the readers is finer.
+// settled is the tolerance around a change of label within which a sleep may
+// begin or end without counting as false or lost. It is the resolution of the
+// readers.
 const settled = time.Second
 
-// weigh compares when it slept with the label.
+// weigh scores the periods of sleep against the labels.
 func weigh(d *trace, slept truth.Use, timeout time.Duration) tally {
 	used, kept, free := d.spans(use), d.spans(held), d.spans(idleLabel)
 	x := tally{days: 1, used: length(used), idle: length(free), held: length(kept)}
@@ -48,13 +49,13 @@ func weigh(d *trace, slept truth.Use, timeout time.Duration) tally {
 	for _, s := range free.Spans() {
 		x.findable += max(0, s.To.Sub(s.From)-timeout)
 	}
-	// Idle time counts from the end of use, so what is found before that is
-	// found too, but no more than there is.
+	// Idle time counts from the end of use. Sleep before the timeout counts as
+	// found, but no more than there is.
 	x.slept, x.heldSlept, x.lost = both(slept, free), both(slept, kept), both(slept, used)
 	return x
 }
 
-// judged compares what why says with what the script did.
+// judged scores the answers of why against the script.
 func (x *tally) judged(d *trace, r replayed) {
 	for i := range r.verdicts {
 		v := &r.verdicts[i]
@@ -72,14 +73,14 @@ func (x *tally) judged(d *trace, r replayed) {
 	}
 }
 
-// cause returns what is wrong with the answer of why to a verdict; empty if it
-// names what the script did.
+// cause returns the fault in the answer of why to a verdict; empty if the
+// answer names the script's action.
 func (r *replayed) cause(d *trace, v *evidence.Decision) string {
 	a := why.Explain(why.Account{Kind: r.kind, Name: "a", State: "running"}, *v)
 	at := v.Verdict.At.Sub(at0)
 	now := d.shown(at-r.window, at)
 	lately := d.shown(at-r.timeout-r.window, at)
-	for _, s := range r.slept.Spans() { // a start or wake begins the idle time anew
+	for _, s := range r.slept.Spans() { // a start or wake restarts the idle time
 		if w := s.To.Sub(at0); w <= at && at-w <= r.timeout+r.window {
 			lately = append(lately, "")
 		}
@@ -110,7 +111,7 @@ func (r *replayed) cause(d *trace, v *evidence.Decision) string {
 	return ""
 }
 
-// right reports whether a block says what was the case.
+// right reports whether a block states the truth.
 func (r *replayed) right(d *trace, b idle.Block, at time.Duration, now, lately []string) bool {
 	switch b.Code {
 	case idle.ConnectionOpen:
@@ -127,8 +128,8 @@ func (r *replayed) right(d *trace, b idle.Block, at time.Duration, now, lately [
 	return r.guarded != nil && r.guarded(b, at)
 }
 
-// fresh reports whether it was started, woken or checked for the first time so
-// recently that there is no difference to judge yet.
+// fresh reports whether it was started, woken or first checked so recently that
+// nothing can be judged yet.
 func (r *replayed) fresh(at time.Duration) bool {
 	if at <= 2*r.window {
 		return true
@@ -139,7 +140,8 @@ func (r *replayed) fresh(at time.Duration) bool {
 	})
 }
 
-// shown are the signals that what the script did between two times can show.
+// shown returns the signals that can show the script's actions between two
+// times.
 func (t *trace) shown(from, to time.Duration) (out []string) {
 	for _, a := range t.acts {
 		if a.from <= to && from <= a.to {
@@ -150,7 +152,7 @@ func (t *trace) shown(from, to time.Duration) (out []string) {
 	return slices.Compact(out)
 }
 
-// inUse are the signals of uses that last from one time to another.
+// inUse returns the signals of the uses that span a period.
 func (t *trace) inUse(from, to time.Duration) (out []string) {
 	for _, a := range t.acts {
 		if a.label == use && a.from <= from && to <= a.to {

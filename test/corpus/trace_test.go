@@ -12,34 +12,34 @@ import (
 
 const day = 24 * time.Hour
 
-// label says what a stretch of a day is, by the script of its users.
+// label classifies a period of a day, according to the script.
 type label uint8
 
 const (
-	idleLabel label = iota // nobody uses it
-	// held: nobody uses it, but a peer keeps a connection open or expects
+	idleLabel label = iota // not in use
+	// held: not in use, but a peer keeps a connection open or expects
 	// answers (a pooler, a probe, a chat client without its user). Whether it
 	// may sleep is a setting, so it counts neither as use nor as idle.
 	held
 	use
 )
 
-// act is one thing that a script does.
+// act is one action of a script.
 type act struct {
-	from, to time.Duration // of the day
+	from, to time.Duration // time of the day
 	label    label
-	shows    []string // the signals that it can show
-	timer    bool     // begun by the machine's own timer: nothing from outside wakes it
+	shows    []string // the signals that can show it
+	timer    bool     // started by the machine's own timer: nothing from outside wakes it
 }
 
 // load plays a recording.
 type load struct {
 	from, to time.Duration
 	block    string
-	shift    time.Duration // where in the recording it begins
-	scale    float64       // of its CPU time; 0 is 1
-	quiet    bool          // the recorded bytes of the client are not there
-	memory   bool          // the recorded disk traffic is not there
+	shift    time.Duration // offset in the recording at which it begins
+	scale    float64       // factor for its CPU time; 0 means 1
+	quiet    bool          // without the recorded bytes of the client
+	memory   bool          // without the recorded disk traffic
 }
 
 // flow is network traffic without a recording.
@@ -59,7 +59,7 @@ type message struct {
 type conn struct {
 	from, to time.Duration
 	out      bool // the program opened it
-	closes   bool // the program closes it first, so that its kernel remembers it for a minute
+	closes   bool // the program closes it first, so the kernel remembers it for a minute
 	messages []message
 }
 
@@ -67,7 +67,7 @@ type conn struct {
 type keys struct {
 	from, to time.Duration
 	terminal int
-	every    time.Duration // between two key presses, about; 0: output only
+	every    time.Duration // about the time between two key presses; 0 means output only
 }
 
 // login is a session of a user.
@@ -86,26 +86,26 @@ type event struct {
 // trace is one labeled day.
 type trace struct {
 	name, kind, place string
-	base              string // the recording that plays while nobody uses it
-	port              bool   // it listens, so that a client can wake it
+	base              string // the recording that plays while it is not in use
+	port              bool   // it listens, so a client can wake it
 	acts              []act
 	loads             []load
 	flows             []flow
 	conns             []conn
 	keys              []keys
 	logins            []login
-	gpu               []load // share of the GPU in scale
+	gpu               []load // usage of the GPU as a share in scale
 	events            []event
-	lab               []load // share of the CPUs that running labs take in scale
+	lab               []load // share of the CPUs, in scale, that running labs use
 	sources           []string
-	snoozes           []load // a user asks lull to leave it alone
+	snoozes           []load // periods in which a user snoozes it
 }
 
 func hm(hour, minute float64) time.Duration {
 	return time.Duration(hour*float64(time.Hour) + minute*float64(time.Minute)).Truncate(time.Second)
 }
 
-// spans returns the stretches with that label. Use outranks held.
+// spans returns the periods with that label. Use has precedence over held.
 func (t *trace) spans(l label) truth.Use {
 	var used, kept []truth.Span
 	for _, a := range t.acts {
@@ -126,10 +126,10 @@ func (t *trace) spans(l label) truth.Use {
 	return minus(truth.Of(truth.Span{From: at0, To: at0.Add(day)}), truth.Of(append(used, kept...)...))
 }
 
-// at0 is when every day begins: when a bubble's clock does.
+// at0 is the time at which every day begins: the start of a bubble's clock.
 var at0 = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// minus returns the parts of a outside b.
+// minus returns the parts of a that are outside b.
 func minus(a, b truth.Use) truth.Use {
 	var out []truth.Span
 	for _, s := range a.Spans() {
@@ -160,7 +160,7 @@ func length(u truth.Use) (d time.Duration) {
 	return d
 }
 
-// builder writes a day.
+// builder creates a day.
 type builder struct {
 	*trace
 	rng *rand.Rand
@@ -174,7 +174,7 @@ type scenario struct {
 	write func(b *builder)
 }
 
-// draw writes the n-th day of a scenario.
+// draw creates the n-th day of a scenario.
 func (s scenario) draw(seed uint64, n int) *trace {
 	h := seed
 	for _, c := range s.place + s.name {
@@ -186,8 +186,8 @@ func (s scenario) draw(seed uint64, n int) *trace {
 	return b.trace
 }
 
-// upkeep is the work that programs do for themselves, whoever uses them, and
-// what it shows. It is not use.
+// upkeep is the work that programs do for themselves even when unused, and the
+// signals that show it. It is not use.
 var upkeep = map[string][]string{
 	"java-idle":     {"disk"},        // the counters that a JVM keeps in a file
 	"postgres-idle": {"disk", "cpu"}, // vacuum and checkpoints
@@ -217,12 +217,12 @@ func (b *builder) between(least, most time.Duration) time.Duration {
 	return (least + time.Duration(b.rng.Int64N(int64(most-least)))).Truncate(time.Millisecond)
 }
 
-// amount draws a number of bytes.
+// amount draws a number of bytes from least to most-1.
 func (b *builder) amount(least, most int) int { return least + b.rng.IntN(most-least) }
 
 func (b *builder) chance(p float64) bool { return b.rng.Float64() < p }
 
-// sessions returns when somebody with office hours is at work: before and after
+// sessions returns when a user with office hours is at work: before and after
 // lunch, sometimes in the evening.
 func (b *builder) sessions() (out [][2]time.Duration) {
 	from := b.between(hm(8, 0), hm(10, 0))
@@ -237,8 +237,8 @@ func (b *builder) sessions() (out [][2]time.Duration) {
 	return out
 }
 
-// moments returns n stretches of between least and most, spread over the day
-// without touching.
+// moments returns n periods, each between least and most long, spread over the
+// day without touching.
 func (b *builder) moments(n int, from, to, least, most time.Duration) (out [][2]time.Duration) {
 	part := (to - from) / time.Duration(n)
 	for i := range n {

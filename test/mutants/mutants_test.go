@@ -27,7 +27,7 @@ import (
 
 const root = "../.."
 
-// asks finds the mutants that a text asks for.
+// asks finds the mutants that a text names.
 var asks = regexp.MustCompile(`mutantOn\("([a-z0-9-]+)"\)`)
 
 // mutated returns the edited files by their names in the tree.

@@ -1,8 +1,8 @@
 package mutants
 
-// A mutant is a fault that can be switched on in a build of its own: each edit
-// replaces text that occurs once in the tree, wherever it moves. The new text asks
-// mutantOn, which every edited package gets, for the mutant's name.
+// A mutant is a fault that can be switched on in a special build. Each edit
+// replaces text that occurs once in the tree, wherever it moves. The new text
+// calls mutantOn, which every edited package gets, with the mutant's name.
 type mutant struct {
 	name  string // what goes wrong
 	tests []test // each of which must convict it
@@ -27,8 +27,8 @@ var mutants = []mutant{
 	{"no-final-check", []test{fleetOracle}},
 	{"final-check-cml-only", []test{fleetOracle, {"internal/controller", "TestFinalCheckReadsLoad"}}},
 	{"max-age-by-setting", []test{{"internal/controller", "TestFinalCheckReadsLoad"}}},
-	// Windows reach their worker at once.
-	{"windows-wake-nobody", []test{{"internal/controller", "TestNewWindowsWakeTheWorker"}}},
+	// New windows trigger a check of their worker.
+	{"windows-without-wake", []test{{"internal/controller", "TestNewWindowsWakeTheWorker"}}},
 	// The newest baseline counts, and the first start has its snooze.
 	{"baseline-first", []test{fleetOracle, {idleLaws, "TestBaseline"}}},
 	{"no-first-snooze", []test{fleetOracle}},
@@ -100,7 +100,7 @@ var edits = []edit{
 
 	{`	newest := l.Windows[len(l.Windows)-1]
 `, `	newest, late := l.Windows[len(l.Windows)-1], time.Duration(0)
-	if mutantOn("active-allows-by-window-start") { // alone it changes nothing: quiet windows have to cover the timeout, too
+	if mutantOn("active-allows-by-window-start") { // alone it changes nothing: quiet windows must also cover the timeout
 		late = l.Period
 	}
 `},
@@ -113,9 +113,9 @@ var edits = []edit{
 	}
 `},
 	{`return l != nil && now.Sub(l.readAt) <= loadFresh`, `return mutantOn("final-check-cml-only") || l != nil && now.Sub(l.readAt) <= loadFresh`},
-	{`case e.load.end().After(was):`, `case e.load.end().After(was) && !mutantOn("windows-wake-nobody"):`},
+	{`case e.load.end().After(was):`, `case e.load.end().After(was) && !mutantOn("windows-without-wake"):`},
 	{`if l := j.loadSeen(); l != nil && l.end().After(j.live.loadEnd) && j.wantsLoad() {`,
-		`if l := j.loadSeen(); l != nil && l.end().After(j.live.loadEnd) && j.wantsLoad() && !mutantOn("windows-wake-nobody") {`},
+		`if l := j.loadSeen(); l != nil && l.end().After(j.live.loadEnd) && j.wantsLoad() && !mutantOn("windows-without-wake") {`},
 	{`	source := j.wantsAgent() && in.ByReadings()
 `, `	source := j.wantsAgent() && in.ByReadings()
 	if mutantOn("final-check-cml-only") || mutantOn("no-final-check") {

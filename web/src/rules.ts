@@ -57,7 +57,7 @@ export interface WorkerPolicy {
   budgets: { budget: string; sentence: string; free: boolean }[] | null
 }
 
-/** A selector for people: "team=ml in us-east-1", "all workers". */
+/** Formats a selector for display: "team=ml in us-east-1", "all workers". */
 export function scope(s: Scope | undefined): string {
   const parts = Object.entries(s?.tags ?? {}).map(([k, v]) => (v ? `${k}=${v}` : k)).concat(s?.worker_ids ?? [])
   const text = parts.join(', ')

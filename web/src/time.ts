@@ -76,7 +76,7 @@ export function clock(at: string | number, now: number): string {
 const unitMinutes: Record<string, number> = { s: 1 / 60, m: 1, h: 60, d: 1440, w: 10080 }
 
 /**
- * Reads a duration in minutes as people write it: "90", "1h 30m", "1.5 hours",
+ * Reads a duration in minutes in the usual notations: "90", "1h 30m", "1.5 hours",
  * "2 days", "1:30". A bare number is minutes. Null if it is not a duration.
  */
 export function parseMinutes(text: string): number | null {

@@ -25,7 +25,7 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 			run(t, o, func(r *rig) {
 				setHalt := func(q halt.Request) {
 					t.Helper()
-					must(r.fleet.SetHalt(r.t.Context(), person, q))(r.t)
+					must(r.fleet.SetHalt(r.t.Context(), operator, q))(r.t)
 				}
 				halted := func(on bool) {
 					t.Helper()
@@ -72,7 +72,7 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 				setHalt(halt.Request{On: true, Until: &until})
 				r.wait(haltWithin)
 				halted(true)
-				if o.unknown { // what a worker's agent does alone is not under test
+				if o.unknown { // autonomous actions of a worker's agent are not under test
 					away(true)
 				}
 				held(9 * time.Minute)

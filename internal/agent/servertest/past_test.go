@@ -100,10 +100,10 @@ func gist(a why.Account) string {
 	return out + fmt.Sprintf("timeout %s, idle %t, eligible %t", time.Duration(a.Policy.Timeout), a.Verdict.IsIdle, a.Verdict.Eligible)
 }
 
-// TestServerKnowsTheAgentsPast asks agent and server why at every past minute
-// of two eventful hours. Both answer the same, with the agent's clock right and
-// hours wrong, whether or not the machine is a worker. What the server did not
-// receive it does not know.
+// TestServerKnowsTheAgentsPast asks agent and server for the state at every
+// past minute of two eventful hours. Both answer the same, with the agent's
+// clock right and hours wrong, whether or not the machine is a worker. The
+// server reports what it did not receive as unknown.
 func TestServerKnowsTheAgentsPast(t *testing.T) {
 	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 		for _, unknown := range []bool{false, true} {
@@ -185,7 +185,7 @@ func (r *rig) lives(skew time.Duration) {
 	if y := ask(time.Time{}); y.Readings != "live" || y.Verdict == nil || y.Answer == "" {
 		t.Errorf("now: %+v", y)
 	}
-	if y := ask(time.Time{}); !slices.Contains(y.Change, "the agent would have to decide about the machine: pause-holder agent") {
+	if y := ask(time.Time{}); !slices.Contains(y.Change, "the agent would have to be in charge of the machine: pause-holder agent") {
 		t.Errorf("what would have to change: %q", y.Change)
 	}
 	if n := r.told.of("agent/" + r.id); n > 40 {
@@ -206,7 +206,8 @@ func (r *rig) lives(skew time.Duration) {
 	}
 }
 
-// TestServerSaysWhoStopped asks why about a machine stopped by its agent.
+// TestServerSaysWhoStopped asks the server about a machine that its agent
+// stopped.
 func TestServerSaysWhoStopped(t *testing.T) {
 	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}}, func(r *rig) {
 		t := r.t // of the bubble

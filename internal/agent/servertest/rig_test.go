@@ -41,7 +41,7 @@ import (
 
 const region = "us-east-1"
 
-var person = audit.Actor{Name: "anna", Kind: audit.KindPerson}
+var operator = audit.Actor{Name: "anna", Kind: audit.KindUser}
 
 // rig is one machine with its agent, and the server.
 type rig struct {
@@ -270,9 +270,9 @@ func start(t *testing.T, o options) *rig {
 	if !o.unknown {
 		n := fleet.ImportedWorker{Name: "m", AWSRegion: region, EC2InstanceID: r.id}
 		n.PauseHolder, n.ActivitySources, n.AcceptedRisks = &o.holder, o.sources, []string{worker.RiskNoElasticIP}
-		r.w = must(r.fleet.ImportWorker(t.Context(), person, n))(t).ID
+		r.w = must(r.fleet.ImportWorker(t.Context(), operator, n))(t).ID
 		if !o.unarmed {
-			must(r.fleet.ArmWorker(t.Context(), person, r.w, true))(t)
+			must(r.fleet.ArmWorker(t.Context(), operator, r.w, true))(t)
 		}
 	}
 	cc := ec2cloud.Region(client(), nil, nil)
@@ -361,7 +361,7 @@ func (o owner) Verdicts(context.Context) map[string]worker.IdleStatus { return n
 
 // wait advances the time by d and then synchronizes with the rig.
 func (r *rig) wait(d time.Duration) {
-	r.with(func() {}) // what the test read so far precedes what follows
+	r.with(func() {}) // orders everything that the test has read before everything after it
 	time.Sleep(d)
 	synctest.Wait()
 }
@@ -391,7 +391,7 @@ func (r *rig) status() agentctl.Status {
 	return must(r.agent.Status(r.t.Context()))(r.t)
 }
 
-// stays checks that nothing is done to the machine for d.
+// stays checks that the machine keeps running for d.
 func (r *rig) stays(d time.Duration) {
 	r.t.Helper()
 	r.wait(d)
@@ -400,7 +400,7 @@ func (r *rig) stays(d time.Duration) {
 	}
 }
 
-// acted checks who stopped the machine, and what the record says.
+// acted checks who stopped the machine, and the record of it.
 func (r *rig) acted(by string) {
 	r.t.Helper()
 	w := r.worker()

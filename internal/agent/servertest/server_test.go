@@ -29,7 +29,7 @@ func TestWhoStops(t *testing.T) {
 						took := r.until("the stop", 90*time.Minute, r.stopped)
 						r.acted(by)
 						if len(r.warned) != 1 {
-							t.Errorf("people were warned %d times", len(r.warned))
+							t.Errorf("users were warned %d times", len(r.warned))
 						}
 						if least := map[string]time.Duration{worker.HolderController: 25 * time.Minute, worker.HolderAgent: 19 * time.Minute}[holder]; took < least {
 							t.Errorf("stopped after %s, the timeout is longer", took)
@@ -119,9 +119,9 @@ func TestUnknownHolds(t *testing.T) {
 	})
 }
 
-// TestLostServer checks that an agent does nothing because it lost its server:
-// neither one that only reports, nor one that decides, since the record that
-// may prevent it cannot be read.
+// TestLostServer checks that an agent takes no action because it lost its
+// server: neither one that only reports nor one that decides, since the record
+// that could prevent the action cannot be read.
 func TestLostServer(t *testing.T) {
 	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
@@ -182,19 +182,19 @@ func TestHolds(t *testing.T) {
 				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{On: true}))(r.t) },
 				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{}))(r.t) }, "halted"},
 			"fleet halt": {
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, halt.Request{On: true}))(r.t) },
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, halt.Request{}))(r.t) }, ""},
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), operator, halt.Request{On: true}))(r.t) },
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), operator, halt.Request{}))(r.t) }, ""},
 			"worker snooze": {
 				func(r *rig) {
-					must(r.fleet.SnoozeWorker(r.t.Context(), person, r.w, time.Now().Add(5*time.Hour)))(r.t)
+					must(r.fleet.SnoozeWorker(r.t.Context(), operator, r.w, time.Now().Add(5*time.Hour)))(r.t)
 				},
-				func(r *rig) { must(r.fleet.SnoozeWorker(r.t.Context(), person, r.w, time.Time{}))(r.t) }, idle.InSnoozePeriod},
+				func(r *rig) { must(r.fleet.SnoozeWorker(r.t.Context(), operator, r.w, time.Time{}))(r.t) }, idle.InSnoozePeriod},
 			"detection off": {
-				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), person, r.w, false))(r.t) },
-				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), person, r.w, true))(r.t) }, idle.DetectionDisabled},
+				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), operator, r.w, false))(r.t) },
+				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), operator, r.w, true))(r.t) }, idle.DetectionDisabled},
 			"not armed": {
-				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), person, r.w, false))(r.t) },
-				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), person, r.w, true))(r.t) }, idle.Shadow},
+				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), operator, r.w, false))(r.t) },
+				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), operator, r.w, true))(r.t) }, idle.Shadow},
 		} {
 			t.Run(holder+" "+name, func(t *testing.T) {
 				run(t, options{holder: holder, sources: []string{"agent"}}, func(r *rig) {
@@ -233,7 +233,7 @@ const hooked = "pre-stop: /bin/true\npre-stop-timeout: 10m\n"
 // every reason but a termination. A veto holds idle stops only.
 func TestHookWhenAsked(t *testing.T) {
 	stop := func(r *rig) {
-		if _, err := r.fleet.StopWorker(r.t.Context(), person, r.w); err != nil {
+		if _, err := r.fleet.StopWorker(r.t.Context(), operator, r.w); err != nil {
 			r.t.Error(err)
 		}
 	}
@@ -333,7 +333,7 @@ func TestHolderChanges(t *testing.T) {
 			t.Run(to, func(t *testing.T) {
 				run(t, options{holder: from, sources: []string{"agent"}}, func(r *rig) {
 					r.wait(time.Duration(minute) * time.Minute)
-					must(r.fleet.UpdateWorker(r.t.Context(), person, r.w, 0, worker.Profile{PauseHolder: &to}))(r.t)
+					must(r.fleet.UpdateWorker(r.t.Context(), operator, r.w, 0, worker.Profile{PauseHolder: &to}))(r.t)
 					r.until("the stop", 2*time.Hour, r.stopped)
 					w := r.worker()
 					intents := int64(1)
@@ -355,7 +355,7 @@ func TestPersonResumesAgainstTheAgent(t *testing.T) {
 	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}, config: hooked}, func(r *rig) {
 		r.with(func() {
 			r.hook = func() agentctl.Hook {
-				if _, err := r.fleet.ResumeWorker(r.t.Context(), person, r.w); err != nil {
+				if _, err := r.fleet.ResumeWorker(r.t.Context(), operator, r.w); err != nil {
 					r.t.Error(err)
 				}
 				return agentctl.Hook{}

@@ -18,7 +18,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// haltFlags are those of a halt, wherever it is.
+// haltFlags are the flags of lull halt, for all targets.
 type haltFlags struct {
 	off    bool
 	reason string
@@ -50,7 +50,7 @@ func (h *haltFlags) end(now time.Time) (*time.Time, error) {
 	return &t, nil
 }
 
-// endText is an end as every API takes it; empty for none.
+// endText formats an end for the APIs; empty for none.
 func endText(t *time.Time) string {
 	if t == nil {
 		return ""
@@ -58,7 +58,7 @@ func endText(t *time.Time) string {
 	return t.Format(time.RFC3339Nano)
 }
 
-// haltLine is the answer to a halt that just began or ended: what it means, and
+// haltLine formats the answer to a halt that was set or lifted: its effect, and
 // how it ends.
 func (c verbs) haltLine(on bool, until *time.Time, means, verb string) string {
 	switch {

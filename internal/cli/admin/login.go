@@ -17,7 +17,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// loginWithin is how long a user may take to log in.
+// loginWithin is the time limit for a user to log in.
 const loginWithin = 10 * time.Minute
 
 func (c verbs) loginCommand() *cobra.Command {

@@ -134,7 +134,7 @@ func (c verbs) eachLetter(verb, short string, do func(context.Context, *control.
 		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if all == (len(a) > 0) {
-				return term.Usage(errors.New("cannot tell which ones: give the IDs that lull notify dead lists, or --all"))
+				return term.Usage(errors.New("no dead letter selected: give IDs from lull notify dead, or --all"))
 			}
 			cl, l, err := c.letters(cmd.Context())
 			if err != nil {

@@ -170,7 +170,8 @@ func (c verbs) agentWhyThere(ctx context.Context, machine string, at time.Time) 
 	})
 }
 
-// completeAgents offers the machines whose agents report to the server.
+// completeAgents completes the names of machines whose agents report to the
+// server.
 func (c verbs) completeAgents(cmd *cobra.Command, a []string, _ string) (names []string, _ cobra.ShellCompDirective) {
 	if len(a) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -280,14 +281,14 @@ takes the completion back until the action starts.`,
 			return c.Print(s, func(w io.Writer) {
 				now := time.Now()
 				if r.Undo {
-					fmt.Fprintln(w, sentences("Completion taken back", nextText(now, s)))
+					fmt.Fprintln(w, sentences("Completion withdrawn", nextText(now, s)))
 					return
 				}
 				text := "Completed with status " + s.Completion
 				i := slices.IndexFunc(s.Upcoming, func(u agentctl.Upcoming) bool { return u.Reason == "completion" })
 				switch {
 				case i < 0 && onComplete(s) == "none":
-					text = sentences(text, "on-complete is none: no action follows")
+					text = sentences(text, "no action follows, because on-complete is none")
 				case i == 0:
 					text = sentences(text, nextText(now, s))
 				case i > 0:
@@ -300,7 +301,7 @@ takes the completion back until the action starts.`,
 		})
 	cmd.Flags().StringVar(&r.Status, "status", "success", "outcome of the work")
 	cmd.Flags().StringVar(&r.Message, "message", "", "message for the record")
-	cmd.Flags().BoolVar(&r.Undo, "undo", false, "take the completion back")
+	cmd.Flags().BoolVar(&r.Undo, "undo", false, "withdraw the completion")
 	cmd.MarkFlagsMutuallyExclusive("undo", "status")
 	cmd.MarkFlagsMutuallyExclusive("undo", "message")
 	return cmd

@@ -91,7 +91,7 @@ func takePicture(cmd *cobra.Command, cl *agentctl.Client, since, until, now time
 	if since.IsZero() {
 		p.from = p.to.Add(-24 * time.Hour)
 	}
-	// What held at the beginning was said before it.
+	// The state at the beginning was reported before it.
 	before, err := cl.History(cmd.Context(), agentctl.HistoryQuery{Until: p.from, Limit: 500})
 	if err != nil {
 		return p, err
@@ -123,7 +123,7 @@ func (p *picture) take(list []agentctl.Entry, now time.Time) {
 	for _, e := range list {
 		switch slept := time.Duration(e.Slept); {
 		case e.Kind == "start":
-			end(last) // how long the agent before it lived is not known
+			end(last) // how long the previous agent lived is unknown
 		case e.Kind == "end":
 			end(e.At)
 		case e.Kind == "resume" && slept > 0:
@@ -146,11 +146,11 @@ func (p *picture) take(list []agentctl.Entry, now time.Time) {
 // pictureWidth is the most columns of time; with names it fits 80.
 const pictureWidth = 60
 
-// pictureSteps are the times that a column may stand for.
+// pictureSteps are the possible lengths of time that a column covers.
 var pictureSteps = []time.Duration{5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute,
 	15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour, 24 * time.Hour, 7 * 24 * time.Hour, 31 * 24 * time.Hour, 366 * 24 * time.Hour}
 
-// columns are the beginnings of the columns and how long each is.
+// columns returns the start times of the columns and the length of each.
 func (p *picture) columns() (at []time.Time, step time.Duration) {
 	step = pictureSteps[len(pictureSteps)-1]
 	for _, s := range pictureSteps {

@@ -34,7 +34,7 @@ func (c verbs) agentLs() *cobra.Command {
 						if m.Outdated {
 							version += " (outdated)"
 						}
-						// Another server hears it: what it said is known there.
+						// It reports to another server, which has the report.
 						heard, state, alarms := "there", "-", "-"
 						if m.Report != nil {
 							heard = term.Span(time.Duration(m.AgeSeconds*float64(time.Second))) + " ago"
@@ -67,7 +67,7 @@ func (c verbs) agentGet() *cobra.Command {
 		}}
 }
 
-// agentState says in a word or two what an agent sees.
+// agentState describes the report of an agent in a word or two.
 func agentState(r control.AgentReport) string {
 	if a := r.Action; a != nil && (a.Phase == "calling" || a.Phase == "accepted") {
 		return a.Action

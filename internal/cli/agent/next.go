@@ -66,8 +66,8 @@ func extendBy(gap time.Duration) time.Duration {
 	return (gap + step - 1).Truncate(step)
 }
 
-// holdText confirms a snooze or a lease until end, and says what really
-// happens: what it does not hold off, and what comes after it.
+// holdText confirms a snooze or a lease until end, and adds what it does not
+// prevent and what follows it.
 func holdText(now time.Time, held string, end time.Time, s agentctl.Status) string {
 	text := held + " until " + shortTime(now, end)
 	if len(s.Upcoming) > 0 {
@@ -111,7 +111,7 @@ func nothingText(s agentctl.Status) string {
 	case l != nil && l.Halted:
 		return nothing + ": the server halted automatic actions."
 	}
-	// What keeps it has no known end.
+	// It is kept running without a known end.
 	i := slices.IndexFunc(s.Verdict.Blocks, func(b idle.Block) bool { return b.Until == nil })
 	if i < 0 {
 		return nothing + " at a known time."
@@ -145,7 +145,7 @@ func sentences(parts ...string) string {
 	return strings.Join(out, " ")
 }
 
-// hookText writes how a hook ended and what it printed last.
+// hookText writes how a hook ended, and its last output.
 func hookText(w io.Writer, indent, name string, h *agentctl.Hook) {
 	if h == nil {
 		return

@@ -9,8 +9,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// TestHoldPromisesOnlyWhatHolds: a confirmation names what comes before the
-// end of the hold, and the command that moves it.
+// TestHoldPromisesOnlyWhatHolds checks that a confirmation names the actions
+// that come before the end of the hold, and the command that postpones them.
 func TestHoldPromisesOnlyWhatHolds(t *testing.T) {
 	now := time.Date(2026, 3, 4, 14, 0, 0, 0, time.Local)
 	end := now.Add(2*time.Hour + 12*time.Minute)

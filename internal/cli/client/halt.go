@@ -16,9 +16,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// UnderHalt makes a verb that lists or explains say first that everything
-// automatic is halted, where it is: on a fleet by whom, since when, until when
-// and why. JSON has it in the objects that have a place for it.
+// UnderHalt makes a verb that lists or explains first print the halt in effect,
+// if any: on a fleet by whom, since when, until when and why. JSON output has
+// it in the objects with a field for it.
 func (c *Session) UnderHalt(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
@@ -28,7 +28,7 @@ func (c *Session) UnderHalt(cmd *cobra.Command) *cobra.Command {
 			return run(cmd, a)
 		}
 		out, said := c.Out, new(bytes.Buffer)
-		c.Out = said // what is wrong with its flags is told before anybody is asked
+		c.Out = said // faults in its flags come before any request
 		err := run(cmd, a)
 		c.Out = out
 		if said.Len() > 0 && !flagged("csv") {

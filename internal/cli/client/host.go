@@ -16,7 +16,7 @@ func (c *Session) HostClient() (*hostctl.Client, error) {
 	return hostctl.NewClient(c.hostAddress())
 }
 
-// hostAddress is where the host is.
+// hostAddress returns the address of the host.
 func (c *Session) hostAddress() string {
 	return cmp.Or(c.Host, c.Getenv("LULL_HOST"), DefaultSocket(c.Getenv))
 }

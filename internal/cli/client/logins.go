@@ -14,15 +14,16 @@ import (
 	"lull/internal/platform/oidc"
 )
 
-// SavedLogin is a user's login at the issuer of a server, in a file of that
-// person alone.
+// SavedLogin is a user's login at the issuer of a server. It is stored in a
+// file that only this user can read.
 type SavedLogin struct {
 	Issuer   string `json:"issuer"`
 	ClientID string `json:"client_id"`
 	oidc.Login
 }
 
-// loginFile keeps the logins of this person, by server.
+// loginFile returns the path of the file that holds this user's logins, by
+// server.
 func (c *Session) loginFile() string {
 	dir := c.Getenv("XDG_CONFIG_HOME")
 	if dir == "" {

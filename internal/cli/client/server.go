@@ -19,7 +19,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// ServerURL is where the server is.
+// ServerURL returns the URL of the server.
 func (c *Session) ServerURL() string {
 	return cmp.Or(c.Server, c.Getenv("LULL_SERVER"), "http://127.0.0.1:7070")
 }
@@ -129,7 +129,7 @@ func nearWorkers(ctx context.Context, cl *control.Client, ref string) string {
 	return strings.Join(near[:min(len(near), 3)], " or ")
 }
 
-// plainName is a name as it is said.
+// plainName formats a name for display.
 func plainName(s string) string {
 	return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
 }

@@ -38,7 +38,7 @@ func (c *Session) Prepare(root *cobra.Command) {
 	root.SetErr(c.Err)
 	root.SetIn(c.In)
 	root.SetFlagErrorFunc(term.FlagFault)
-	root.Args = func(cmd *cobra.Command, a []string) error { // without it, cobra refuses in words of its own
+	root.Args = func(cmd *cobra.Command, a []string) error { // without it, cobra would print an error of its own
 		if len(a) > 0 {
 			return term.UnknownVerb(cmd, a[0])
 		}
@@ -71,7 +71,7 @@ func (c *Session) VersionCommand(version string) *cobra.Command {
 		}}
 }
 
-// Bind adds the flags that all verbs have to f.
+// Bind adds the flags that all verbs share to f.
 func (c *Session) Bind(f *pflag.FlagSet) {
 	c.Term.Bind(f)
 	f.StringVar(&c.Server, "server", "", "server URL (default $LULL_SERVER, then http://127.0.0.1:7070)")

@@ -32,7 +32,7 @@ type Options struct {
 	Program string
 	// Kernel is the guest kernel of the microVM; empty leaves it to the host.
 	Kernel string
-	// For is how long the demo lasts; 0 is until ctx ends.
+	// For limits the duration of the demo; 0 runs it until ctx ends.
 	For time.Duration
 }
 
@@ -43,7 +43,7 @@ type stage struct {
 	*screen
 
 	mu   sync.Mutex
-	left []string // what is left out, each with its reason
+	left []string // programs that are left out, each with its reason
 }
 
 // leaveOut records that a part is not shown, and why.
@@ -110,7 +110,8 @@ func Show(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// introduce prints what is shown, what is left out, and what to type.
+// introduce prints what is shown, what is left out with its reason, and what to
+// type.
 func (s *stage) introduce(h *host, c *cloud) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nShown here:\n\n")
@@ -188,7 +189,7 @@ func directory() (string, error) {
 		}
 		dir, err := os.MkdirTemp(parent, "lull-demo-")
 		if err == nil {
-			return dir, os.Chmod(dir, 0o755) // PostgreSQL's user has to get in
+			return dir, os.Chmod(dir, 0o755) // PostgreSQL's user needs access
 		}
 		errs = append(errs, err)
 	}
@@ -218,7 +219,7 @@ func Visit(ctx context.Context, addr string) (string, error) {
 // Serve is the demo's own web server, for machines and guests without another.
 func Serve(ctx context.Context, addr string) error {
 	srv := &http.Server{Addr: addr, ReadHeaderTimeout: visitLimit, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, page) // the client may be gone
+		_, _ = io.WriteString(w, page) // an error means that the client disconnected
 	})}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()

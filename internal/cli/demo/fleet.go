@@ -63,7 +63,7 @@ type cloud struct {
 	page       string            // the dashboard, with a sign-in link
 	before     map[string]string // the workers' status
 	known      map[string]bool   // workers that were checked since they run
-	checked    atomic.Bool       // the server knows what every worker does
+	checked    atomic.Bool       // every worker has been checked
 }
 
 // start starts the region and the server.

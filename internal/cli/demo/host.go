@@ -24,7 +24,7 @@ import (
 // The demo's timers are short, so that there is something to see.
 const (
 	pauseAfter = 3 * time.Second
-	visitEvery = 6 * time.Second // one client, to each program in turn
+	visitEvery = 6 * time.Second // interval between the simulated client's visits, to one program after the other
 	startLimit = time.Minute
 	endLimit   = 30 * time.Second
 )
@@ -152,7 +152,7 @@ func (h *host) run(ctx context.Context, p program) error {
 	return err
 }
 
-// visit connects a client to each program in turn, once it sleeps.
+// visit connects a client to one program after the other, once it sleeps.
 func (h *host) visit(ctx context.Context) {
 	all := h.all()
 	for n := 0; len(all) > 0; n++ {

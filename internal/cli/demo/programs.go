@@ -26,7 +26,7 @@ type program struct {
 	addr, user string
 	command    []string
 	image      string // files of a microVM; empty for a process on this machine
-	try        string // what a user types to wake it
+	try        string // command that a user can type to wake it
 	visit      func(ctx context.Context, addr string) (said string, err error)
 }
 
@@ -224,7 +224,7 @@ func databaseUser() (string, *syscall.Credential, error) {
 	return u.Username, &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, err
 }
 
-// visitPostgres asks with the psql of an installation.
+// visitPostgres connects with the installation's psql.
 func visitPostgres(bin string) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, addr string) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, visitLimit)

@@ -28,13 +28,13 @@ type event struct {
 // lastEvents is how many events a terminal shows.
 const lastEvents = 8
 
-// screen prints the demo. A terminal shows the rows and the last events in place,
-// below text that stays where it is, so that commands can be copied. Any other
+// screen prints the demo. On a terminal it redraws the rows and the last events
+// in place, below permanent text from which commands can be copied. Any other
 // output gets a line for each event and each change.
 type screen struct {
 	color, live bool
 	width       int
-	broken      func() // called when nothing can be printed any more
+	broken      func() // called when output fails
 
 	mu     sync.Mutex
 	out    io.Writer
@@ -62,7 +62,7 @@ func (c *screen) write(text string) {
 	}
 }
 
-// say prints text that stays, in place of the picture.
+// say prints permanent text above the picture.
 func (c *screen) say(format string, a ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

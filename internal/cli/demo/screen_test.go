@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestLines: without a terminal each event and each change of state is a line, and
-// what only counts down is none.
+// TestLines checks that without a terminal each event and each change of state
+// is a line, and a countdown is none.
 func TestLines(t *testing.T) {
 	var out strings.Builder
 	c := newScreen(&out, func(string) string { return "" }, func() { t.Error("broken") })
@@ -25,8 +25,9 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestPicture: on a terminal the picture is replaced in place, is no wider than the
-// terminal, and shows the last events; text that stays takes its place.
+// TestPicture checks that on a terminal the picture is redrawn in place, fits
+// the terminal, and shows the last events, and that permanent text is printed
+// above it.
 func TestPicture(t *testing.T) {
 	var out strings.Builder
 	c := newScreen(&out, func(string) string { return "" }, func() {})

@@ -36,7 +36,7 @@ func entryText(e audit.Entry) string { return strings.ReplaceAll(entryLine(e), "
 // maxEntries is how many entries a verb shows at most.
 const maxEntries = 1000
 
-// auditFlags say which entries of the audit log are meant.
+// auditFlags select entries of the audit log.
 type auditFlags struct {
 	worker, from, to string
 	q                audit.Query
@@ -50,7 +50,7 @@ func (a *auditFlags) bind(c verbs, cmd *cobra.Command, from, to string) {
 	f.StringVar(&a.q.Kind, "kind", "", "only this kind of actor: person, controller, agent, wake, schedule or cloud")
 	f.StringVar(&a.from, from, "", "start of the period: "+when.PastForms)
 	f.StringVar(&a.to, to, "", "end of the period, in the same form")
-	term.CompleteWords(cmd, "kind", audit.KindPerson, audit.KindController, audit.KindAgent, audit.KindWake, audit.KindSchedule, audit.KindCloud)
+	term.CompleteWords(cmd, "kind", audit.KindUser, audit.KindController, audit.KindAgent, audit.KindWake, audit.KindSchedule, audit.KindCloud)
 	_ = cmd.RegisterFlagCompletionFunc("worker", func(cmd *cobra.Command, _ []string, to string) ([]string, cobra.ShellCompDirective) {
 		return c.CompleteWorkers(cmd, nil, to)
 	}) // the flag is there: it was just made

@@ -19,11 +19,11 @@ import (
 func (c verbs) fleetEvents(cmd *cobra.Command, _ []string) error {
 	follow, err := cmd.Flags().GetBool("follow")
 	if err != nil {
-		return fmt.Errorf("cannot tell whether to follow: %w", err)
+		return fmt.Errorf("cannot determine whether to follow: %w", err)
 	}
 	since, err := cmd.Flags().GetString("since")
 	if err != nil {
-		return fmt.Errorf("cannot tell from when on: %w", err)
+		return fmt.Errorf("cannot determine the start: %w", err)
 	}
 	q, most := audit.Query{}, 50
 	if since != "" {

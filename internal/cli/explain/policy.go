@@ -10,8 +10,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// WarningText is how long before a pause a warning is asked for, and how much
-// of that counts beside a timeout or what shortens it.
+// WarningText formats how long before a pause users are warned, and how much of
+// that is effective with the given timeout.
 func WarningText(asked, timeout time.Duration, of string) string {
 	p := idle.Policy{Timeout: idle.Duration(timeout), WarnBefore: idle.Duration(asked)}
 	if counts := p.WarnsBefore(); counts < asked {

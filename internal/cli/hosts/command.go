@@ -67,7 +67,7 @@ func (c verbs) command(cmd *cobra.Command, a []string, verb string, force bool, 
 	}); err != nil || o.Outcome == "done" {
 		return err
 	}
-	return fmt.Errorf("cannot tell whether %s on %s was carried out: %s. Check with: lull host why %s %s", verb, a[0], cmp.Or(o.Detail, "the host has not answered"), a[0], a[1])
+	return fmt.Errorf("unknown whether %s on %s was carried out: %s. Check with: lull host why %s %s", verb, a[0], cmp.Or(o.Detail, "the host has not answered"), a[0], a[1])
 }
 
 func (c verbs) hostLogs() *cobra.Command {
@@ -83,7 +83,7 @@ func (c verbs) hostLogs() *cobra.Command {
 			return err
 		}
 		if l.Cut {
-			fmt.Fprintln(c.Err, "Earlier lines are left out: at most 64 KiB are shown.")
+			fmt.Fprintln(c.Err, "Earlier lines are omitted: at most 64 KiB are shown.")
 		}
 		return c.Print(l, func(w io.Writer) { fmt.Fprint(w, l.Text) })
 	}

@@ -62,7 +62,7 @@ func (c verbs) hostText(w io.Writer, v control.HostView) {
 	if v.Halted {
 		h := idle.HaltedBy{}
 		if v.Halt != nil {
-			h = *v.Halt // earlier versions say no more than that it is
+			h = *v.Halt // earlier versions only report that there is a halt
 		}
 		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on it are"))))
 	}
@@ -166,7 +166,7 @@ func hostHeard(h control.HostSummary) string {
 	return term.Span(time.Duration(h.AgeSeconds*float64(time.Second))) + " ago"
 }
 
-// hostStates counts a host's instances by what they do.
+// hostStates formats the number of a host's instances in each state.
 func hostStates(h control.HostSummary) string {
 	if !h.Heard {
 		return "unknown"

@@ -35,7 +35,7 @@ They stay adopted when they end or are started anew.`,
 	return cmd
 }
 
-// adoptFlags are those of all kinds of adoption.
+// adoptFlags are the flags that all kinds of adoption share.
 type adoptFlags struct {
 	name  string
 	pause time.Duration
@@ -76,7 +76,7 @@ func (c verbs) adopt(cmd *cobra.Command, f adoptFlags, q hostctl.Adopt) error {
 	})
 }
 
-// adoptedText says what an instance was made of.
+// adoptedText describes the program that an instance was made from.
 func adoptedText(o hostctl.Instance) string {
 	switch {
 	case o.Runtime == instance.RuntimeDocker:

@@ -37,7 +37,7 @@ exceeds --image-cache-size.`,
 		Example: "  lull image prune\n  lull image prune --older-than 24h",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if older < 0 {
-				return term.Usage(errors.New("cannot use --older-than: it is negative"))
+				return term.Usage(errors.New("cannot use --older-than: want 0 or more"))
 			}
 			cl, err := c.HostClient()
 			if err != nil {

@@ -36,7 +36,7 @@ func (c verbs) powerCommands() (out []*cobra.Command) {
 	}{
 		{"start", "Start or resume instances", "", "", ""},
 		{"restart", "Stop and start instances", restartHelp, "", ""},
-		{"stop", "Stop instances", "Thaw an instance if it is paused, ask it to exit, and kill it after --stop-grace. A manual stop always works.", "disable", "and do not wake it until it is started manually"},
+		{"stop", "Stop instances", "Thaw an instance if it is paused, ask it to exit, and kill it after --stop-grace. A manual stop always works.", "disable", "and do not wake it until you start it"},
 		{"pause", "Pause instances now", "Refused, with the reason, while a connection or lease holds the instance. With --force, connections stay open, data on one of them wakes the instance, and --stop-after does not stop it while they are open.", "force", "pause even if connections or leases hold it"},
 		{"resume", "Resume paused instances", "", "", ""},
 	} {
@@ -61,8 +61,8 @@ func (c verbs) powerCommands() (out []*cobra.Command) {
 const restartHelp = `Stop and start an instance. Connections to its exposed ports wait until it accepts
 them; none is refused. A stopped instance is started.`
 
-// do carries out a verb for each of the names. One that fails does not keep the
-// others from it. Ctrl-C does not stop what the daemon has begun.
+// do carries out a verb for each of the names, even after one fails. Ctrl-C
+// does not stop what the daemon has begun.
 func (c verbs) do(cmd *cobra.Command, names []string, verb string, q url.Values) error {
 	cl, err := c.HostClient()
 	if err != nil {
@@ -409,7 +409,7 @@ marked with - and selected by --since if they can be recent enough.`,
 			return c.logsJSON(l.Follow, func(w io.Writer) error { return cl.Logs(cmd.Context(), a[0], l, w) })
 		}}
 	cmd.Flags().BoolVarP(&l.Follow, "follow", "f", false, "keep printing new output; --json prints one line per object")
-	cmd.Flags().BoolVarP(&l.Times, "timestamps", "t", false, "print the time of each line in front of it")
+	cmd.Flags().BoolVarP(&l.Times, "timestamps", "t", false, "prefix each line with its time")
 	cmd.Flags().StringVar(&since, "since", "", "first time to show: "+when.PastForms)
 	cmd.Flags().StringVar(&until, "until", "", "last time to show: "+when.PastForms)
 	term.Exclusive(cmd, "follow", "until")

@@ -184,7 +184,7 @@ func next(o hostctl.Instance) string {
 	return "-"
 }
 
-// heldBy names what keeps it running, apart from mere time.
+// heldBy names what keeps it running, other than the idle timeout.
 func heldBy(o hostctl.Instance) string {
 	var parts []string
 	if o.State != "running" && len(o.Leases) == 0 {

@@ -21,7 +21,7 @@ func TestNextIsTrue(t *testing.T) {
 		{hostctl.Instance{State: "stopped", RestartAt: &soon}, "restarts in "},
 		{hostctl.Instance{State: "paused"}, "until resumed"},
 		{hostctl.Instance{State: "paused", Endpoints: port, WakesOnConnection: true}, "wakes on connection"},
-		{hostctl.Instance{State: "paused", WakesOnConnection: true}, "wakes on connection"}, // it listens on a socket of its own
+		{hostctl.Instance{State: "paused", WakesOnConnection: true}, "wakes on connection"}, // it listens on a socket that it opened itself
 	} {
 		if got := next(c.o); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.o.State, got, c.want)

@@ -14,7 +14,7 @@ import (
 
 func (c verbs) wakeAtCommand() *cobra.Command {
 	var off bool
-	cmd := &cobra.Command{Use: "wake-at NAME [TIME]", Short: "Wake an instance for a time at which it has to run", ValidArgsFunction: c.CompleteInstances,
+	cmd := &cobra.Command{Use: "wake-at NAME [TIME]", Short: "Wake an instance in time to run at a given time", ValidArgsFunction: c.CompleteInstances,
 		Args: term.Args(cobra.RangeArgs(1, 2)),
 		Long: `Wake an instance for a time at which it has to run: 2 s before if it sleeps, or start
 it if lull had stopped it. It is not paused before that time, and then has its idle
@@ -44,7 +44,7 @@ that is set. Programs set theirs with next_due over LULL_SOCKET, and lull run
 		}
 		return c.Print(o, func(w io.Writer) {
 			if o.WakeAt == nil {
-				fmt.Fprintf(w, "%s has no time at which it has to run.\n", o.Name)
+				fmt.Fprintf(w, "%s has no wake time.\n", o.Name)
 				return
 			}
 			fmt.Fprintf(w, "%s runs at %s, set by %s.\n", o.Name, term.Time(*o.WakeAt), o.WakeAtBy)

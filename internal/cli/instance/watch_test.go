@@ -13,8 +13,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestNarrateTellsOfTheQueue: who starts an instance that waits for memory is told
-// why, at which place, and when it continues; not of each change of what is free.
+// TestNarrateTellsOfTheQueue checks that a user who starts an instance that
+// waits for memory sees why, its place in the queue, and when it continues, but
+// not every change of the free memory.
 func TestNarrateTellsOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder
@@ -24,7 +25,7 @@ func TestNarrateTellsOfTheQueue(t *testing.T) {
 			return &hostctl.Waiting{Place: place, Reason: why, Until: until}
 		}
 		looks := []hostctl.Instance{
-			{Name: "b", State: "stopped", StatusReason: "created", Waiting: waits(2, "others wait for memory before it")},
+			{Name: "b", State: "stopped", StatusReason: "created", Waiting: waits(2, "others are first in the queue for memory")},
 			{Name: "b", State: "stopped", StatusReason: "created", Waiting: waits(1, "it may take 700.0 MiB more, and 20.0 MiB of 1.0 GiB are free")},
 			{Name: "b", State: "stopped", StatusReason: "created", Waiting: waits(1, "it may take 700.0 MiB more, and 21.0 MiB of 1.0 GiB are free")},
 			{}, // no answer
@@ -44,7 +45,7 @@ func TestNarrateTellsOfTheQueue(t *testing.T) {
 		})
 		at := until.Local().Format(time.TimeOnly)
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-		want := [][]string{{"b stopped", " 2 ", at, "others wait for memory"}, {"b stopped", " 1 ", at, "700.0 MiB", "20.0 MiB of 1.0 GiB"}, {"b ", "starting"}}
+		want := [][]string{{"b stopped", " 2 ", at, "first in the queue"}, {"b stopped", " 1 ", at, "700.0 MiB", "20.0 MiB of 1.0 GiB"}, {"b ", "starting"}}
 		if len(lines) != len(want) {
 			t.Fatalf("%d lines, want %d:\n%s", len(lines), len(want), out.String())
 		}

@@ -33,7 +33,7 @@ func New[C any](name, env, unit, doc string, value func(*C) any) Option[C] {
 	return Option[C]{name, env, unit, doc, value}
 }
 
-// Setting is an effective value and where it came from.
+// Setting is an effective value and its source.
 type Setting struct {
 	Name    string `json:"name"`
 	Env     string `json:"env"`

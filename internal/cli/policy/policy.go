@@ -225,7 +225,7 @@ func putRule[T any](cmd *cobra.Command, cl *control.Client, path, name string, b
 	return control.Write[T](cmd.Context(), cl, "PUT", path+url.PathEscape(name)+query, body)
 }
 
-// policyText says what a policy does.
+// policyText describes a policy.
 func policyText(p policy.Named) string {
 	s := "Policy " + p.Name + " pauses idle workers"
 	if p.Enabled != nil && !*p.Enabled {
@@ -257,7 +257,7 @@ func policyText(p policy.Named) string {
 	return s
 }
 
-// showRule shows one rule as YAML; like is of its type.
+// showRule prints one rule as YAML; like is a value of its type.
 func (c verbs) showRule(cmd *cobra.Command, path, name string, like any) error {
 	cl, err := c.ServerClient()
 	if err != nil {
@@ -380,7 +380,7 @@ a region. If several groups of a worker have one, the highest --priority wins.`,
 	return cmd
 }
 
-// resolvedText shows what holds for a worker.
+// resolvedText prints a worker's effective policy.
 func resolvedText(w io.Writer, p control.WorkerPolicy) {
 	fmt.Fprintf(w, "%s has policy %s\n\n", p.WorkerName, p.Name)
 	term.Rows(w, "VALUE\t\tFROM", func(row func(string, ...any)) {

@@ -12,8 +12,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestWarningsThatCount: how much of a warning's length counts is said where it
-// is less than was asked for, beside the timeout and beside a schedule's grace.
+// TestWarningsThatCount checks that the effective length of a warning is shown
+// where it is shorter than requested: beside the timeout and beside a
+// schedule's grace.
 func TestWarningsThatCount(t *testing.T) {
 	for asked, want := range map[time.Duration]string{
 		3 * time.Minute:                "3m, of which 2m30s counts: at most half of the timeout",
@@ -40,8 +41,8 @@ func TestWarningsThatCount(t *testing.T) {
 	}
 }
 
-// TestVerbsThatSoundAlike: a verb that does not exist names those of its
-// command that are near.
+// TestVerbsThatSoundAlike checks that the error for an unknown verb suggests
+// similar verbs of its command.
 func TestVerbsThatSoundAlike(t *testing.T) {
 	cmd := verbs{&client.Session{}}.policyCommand()
 	cmd.SetArgs([]string{"resolv"})

@@ -165,7 +165,7 @@ func windowsOf(old []policy.Window, open, hold []string, newOpen, newHold bool) 
 	return out, nil
 }
 
-// scheduleText says what a schedule does.
+// scheduleText describes a schedule.
 func scheduleText(x policy.Schedule) string {
 	s := fmt.Sprintf("Schedule %s (%s) pauses workers that are quiet for %s outside its hours", x.Name, x.Zone, term.Span(x.Grace()))
 	if x.Start {

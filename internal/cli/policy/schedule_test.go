@@ -7,8 +7,8 @@ import (
 	"lull/internal/cli/client"
 )
 
-// TestLinesOfASchedule: how many boundaries are shown is held to its bounds by
-// the name of its flag, before a server is asked.
+// TestLinesOfASchedule checks that the number of boundaries to show is
+// validated, by the name of its flag, before any request.
 func TestLinesOfASchedule(t *testing.T) {
 	for _, n := range []string{"0", "260", "-1"} {
 		cmd := verbs{&client.Session{}}.scheduleCommand()

@@ -1,5 +1,6 @@
-// Package project has the verbs for a project: the services that a file, lull.yaml
-// or a Compose file, describes, and the instances that lull up makes of them.
+// Package project implements lull up and lull down for a project: the services
+// that a lull.yaml or Compose file describes, and the instances that lull up
+// creates for them.
 package project
 
 import (
@@ -29,8 +30,8 @@ func Commands(s *client.Session) []*cobra.Command {
 	return []*cobra.Command{v.upCommand(), v.downCommand()}
 }
 
-// source says which file a verb is about, under which name, and whether Docker
-// Compose runs its services: auto, true or false.
+// source selects the project: the path of its file and its name, each empty for
+// the default, and whether Docker Compose runs its services: auto, true or false.
 type source struct{ file, name, docker string }
 
 func (s *source) bind(cmd *cobra.Command) {
@@ -50,7 +51,7 @@ func (s *source) path() (string, error) {
 	return find(wd, s.file)
 }
 
-// open finds and reads the file, and describes its project.
+// open finds and reads the file and converts it to a project.
 func (s *source) open(ctx context.Context, env []string) (*file, *project, []string, error) {
 	path, err := s.path()
 	if err != nil {
@@ -122,7 +123,7 @@ func (c verbs) upCommand() *cobra.Command {
 	s.bind(cmd)
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
 	cmd.Flags().BoolVar(&orphans, "remove-orphans", false, "remove instances of the project that are not in the file")
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on, and apply the file again whenever it changes, until Ctrl-C")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "keep running and apply the file again whenever it changes, until Ctrl-C")
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		_, p, _, err := s.open(cmd.Context(), os.Environ())
 		if err != nil {
@@ -212,7 +213,7 @@ func writePlan(w io.Writer, steps []step) {
 	}
 }
 
-// text says what a step does.
+// text describes the step in a few words, for the plan.
 func (s step) text() string {
 	switch s.Action {
 	case change, replace:
@@ -225,8 +226,8 @@ func (s step) text() string {
 	return string(s.Action)
 }
 
-// apply carries out a plan. A service whose dependency failed is left out. The
-// error says how many failed; each has been shown.
+// apply carries out a plan and skips services whose dependency failed. It
+// prints each failure as it happens; the error only counts them.
 func (c verbs) apply(ctx context.Context, cl *hostctl.Client, steps []step) error {
 	failed := map[string]bool{}
 	for n := range steps {
@@ -253,7 +254,8 @@ func (c verbs) apply(ctx context.Context, cl *hostctl.Client, steps []step) erro
 	return nil
 }
 
-// applyStep carries out one step and prints how the instance is then.
+// applyStep carries out one step and prints the resulting state of the
+// instance.
 func (c verbs) applyStep(ctx context.Context, cl *hostctl.Client, s *step) error {
 	p := c.Progress()
 	p.Status(string(s.Action) + " " + s.Instance)
@@ -293,8 +295,8 @@ func (c verbs) applyStep(ctx context.Context, cl *hostctl.Client, s *step) error
 	return nil
 }
 
-// stateText is the state of an instance and where its clients connect; empty for
-// the zero Instance.
+// stateText formats the state of an instance and its client addresses; empty
+// for the zero Instance.
 func stateText(o hostctl.Instance) string {
 	text := o.State
 	for n, e := range o.Endpoints {
@@ -303,14 +305,14 @@ func stateText(o hostctl.Instance) string {
 	return text
 }
 
-// complain shows an error, unless it is nil or what apply has shown.
+// complain prints err, unless it is nil or was already printed by apply.
 func (c verbs) complain(err error) {
 	if _, shown := errors.AsType[*term.ExitError](err); err != nil && !shown {
 		c.Complain(err)
 	}
 }
 
-// watchEvery is how often a watched file is read.
+// watchEvery is the interval at which a watched file is read.
 const watchEvery = time.Second
 
 // watch calls apply, and again after each change of the file, until ctx ends. A
@@ -321,7 +323,7 @@ func (c verbs) watch(ctx context.Context, path string, apply func() error) error
 		vars, _ := os.ReadFile(filepath.Join(filepath.Dir(path), ".env"))
 		return string(data) + "\x00" + string(vars)
 	}
-	last := content() // before it is applied, so that no change is missed
+	last := content() // read before it is applied, so that no change is missed
 	c.complain(apply())
 	fmt.Fprintf(c.Err, "lull: watching %s; Ctrl-C stops watching; the services continue\n", path)
 	for {
@@ -331,7 +333,7 @@ func (c verbs) watch(ctx context.Context, path string, apply func() error) error
 		case <-time.After(watchEvery):
 		}
 		now := content()
-		if now == last || strings.HasPrefix(now, "\x00") { // as while an editor replaces it
+		if now == last || strings.HasPrefix(now, "\x00") { // a NUL: the file is missing or incomplete, as while an editor replaces it
 			continue
 		}
 		last = now
@@ -356,7 +358,7 @@ each before the services it depends on. With --project, no file is needed.`,
 			return term.Usage(err)
 		}
 		if err != nil {
-			p = nil // its order alone is missing
+			p = nil // without the file, only the stop order is unknown
 		} else {
 			s.name = p.name
 		}
@@ -380,7 +382,7 @@ each before the services it depends on. With --project, no file is needed.`,
 		}
 		switch {
 		case len(steps) == 0:
-			fmt.Fprintf(c.Out, "Nothing of %s is left.\n", s.name)
+			fmt.Fprintf(c.Out, "%s has no instances anymore.\n", s.name)
 		case dry:
 			writePlan(c.Out, steps)
 		}

@@ -26,7 +26,8 @@ type shownProject struct {
 	Services map[string]shownService `yaml:"services" json:"services"`
 }
 
-// shownService has the attributes of fields.go that lead to an instance's spec.
+// shownService has those attributes of fields.go that a service's spec depends
+// on.
 type shownService struct {
 	Runtime     string            `yaml:"runtime" json:"runtime"`
 	Image       string            `yaml:"image,omitempty" json:"image,omitempty"`
@@ -60,7 +61,7 @@ type shownService struct {
 	Probes []shownProbe `yaml:"probes,omitempty" json:"probes,omitempty"`
 }
 
-// show returns what a project's file says in the end.
+// show returns the effective project, after merging, variables and defaults.
 func (p *project) show() shownProject {
 	out := shownProject{Name: p.name, Services: map[string]shownService{}}
 	for _, s := range p.services {
@@ -111,7 +112,7 @@ func showSpec(s instance.Spec, after []string) shownService {
 	return out
 }
 
-// span is a duration that is left out if it is 0.
+// span formats a duration; empty for 0, so that it is omitted.
 func span(d idle.Duration) string {
 	if d == 0 {
 		return ""
@@ -119,8 +120,8 @@ func span(d idle.Duration) string {
 	return time.Duration(d).String()
 }
 
-// write writes a project that load reads again: what it would take for a variable
-// is escaped.
+// write prints the project so that load reads the same one again: it escapes
+// what load would take for a variable.
 func (p shownProject) write(w io.Writer) error {
 	var text strings.Builder
 	out := yaml.NewEncoder(&text)
@@ -132,8 +133,8 @@ func (p shownProject) write(w io.Writer) error {
 	return err
 }
 
-// Effective makes cmd, lull config, show the project of a file that it is given,
-// and with --schema the schema of such files.
+// Effective makes cmd, which is lull config, print the effective project of the
+// file in its arguments or, with --schema, the JSON schema of project files.
 func Effective(s *client.Session, cmd *cobra.Command) {
 	schema := cmd.Flags().Bool("schema", false, "print the JSON schema of lull.yaml, for editors")
 	cmd.Args = term.Args(cobra.MaximumNArgs(1))

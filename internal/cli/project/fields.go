@@ -12,13 +12,12 @@ import (
 // field is an attribute of a service in lull.yaml.
 type field struct {
 	name string
-	kind string // of its value in JSON schema: string, boolean, number, array, or any for several
+	kind string // type in the JSON schema: string, boolean, number, array, or any if it can be several
 	doc  string
 }
 
-// idleFields are the attributes that a Compose file lacks: what lull does with a
-// service that is idle. In a compose.yaml they are below x-lull, or labels
-// (lull.pause-after).
+// idleFields are lull's additions to a Compose service: when and how it sleeps.
+// A compose.yaml has them below x-lull or in labels (lull.pause-after).
 var idleFields = []field{
 	{"runtime", "string", "process (default without an image), container (default with one) or microvm"},
 	{"pause_after", "string", "idle time until it is paused, such as 30s; 0 never pauses"},
@@ -26,44 +25,44 @@ var idleFields = []field{
 	{"hibernate_after", "string", "time in paused until it is hibernated to disk; 0 is off"},
 	{"stop_after", "string", "time in paused until it is stopped; 0 never stops"},
 	{"quiet_connection_after", "string", "ignore connections without traffic for this long, unless a request is unanswered; 0 is off"},
-	{"ready_timeout", "string", "time limit until it listens"},
+	{"ready_timeout", "string", "maximum time from its start until it listens"},
 	{"idle_policy", "string", "default, or leases_only to ignore its own activity"},
 	{"probes", "array", "activity probes: the short form of lull run --probe, or mappings with name, kind and the settings of the kind"},
-	{"wake", "boolean", "start it on a connection after lull stopped it; true, set explicitly, also before its first start and after it ended"},
-	{"wake_on_outbound", "boolean", "also wake it on data on connections that it opened itself"},
-	{"schedule", "any", "times at which it has to run, as in a crontab: one, or a list"},
+	{"wake", "boolean", "start it on a connection after lull stopped it; if set to true explicitly, also before its first start and after it exits"},
+	{"wake_on_outbound", "boolean", "also wake it when data arrives on its outbound connections"},
+	{"schedule", "any", "times at which it must run, as in a crontab: one, or a list"},
 	{"net", "string", "network access of a microVM: none, outbound or full"},
 	{"path", "string", "how clients reach its ports: auto, direct or relay"},
 }
 
-// composeFields are the attributes of a Compose file that lull carries out.
+// composeFields are the supported attributes of a Compose file.
 var composeFields = []field{
 	{"image", "string", "a directory, an image file or a registry reference; without one, command runs as a program of this machine"},
 	{"command", "any", "the program and its arguments, as a list or in one line"},
-	{"entrypoint", "any", "goes before command"},
+	{"entrypoint", "any", "program that command is passed to as arguments"},
 	{"environment", "any", "variables, as a list of KEY=VALUE or a mapping"},
 	{"env_file", "any", "files with variables"},
 	{"working_dir", "string", "default: the folder of this file, for a program of this machine"},
 	{"user", "string", "name or uid[:gid] to run as"},
 	{"ports", "array", "PORT, or PUBLISHED:TARGET; without an address, 127.0.0.1"},
 	{"expose", "array", "ports of this machine's loopback that the service listens on and that wake it"},
-	{"depends_on", "any", "services that are started before it"},
+	{"depends_on", "any", "services to start before this one"},
 	{"restart", "string", "no, on-failure (default), always or unless-stopped"},
 	{"stop_grace_period", "string", "time between the request to exit and the kill"},
 	{"mem_limit", "any", "memory limit, such as 512m"},
 	{"cpus", "number", "CPUs"},
 	{"volumes", "array", "one folder of this machine that a container or microVM shares"},
-	{"profiles", "array", "the service is left out unless one of them is chosen in COMPOSE_PROFILES"},
-	{"extends", "any", "a service to start from"},
+	{"profiles", "array", "start the service only if COMPOSE_PROFILES contains one of these"},
+	{"extends", "any", "service to copy settings from"},
 	{"labels", "any", "labels of the instance"},
 }
 
-// ignoredFields are attributes without which a service does the same for its
-// users. A note says that they have no effect.
+// ignoredFields can be left out without a difference for the users of a
+// service. A note tells that they have no effect.
 var ignoredFields = []string{"container_name", "hostname", "healthcheck", "networks", "logging", "init", "tty", "stdin_open", "pull_policy", "attach", "annotations", "develop"}
 
-// refused are the attributes of a service that the Compose specification has and
-// lull neither carries out nor may ignore.
+// refused are the attributes of the Compose specification that lull does not
+// support and cannot ignore.
 func refused() []loader.UnsupportedAttributePattern {
 	known := map[string]bool{"deploy": true, "scale": true}
 	for _, f := range composeFields {
@@ -106,7 +105,7 @@ func Schema() []byte {
 		"properties": map[string]any{
 			"name":     map[string]any{"type": "string", "description": "name of the project, with which the names of its instances begin (default: the folder's)"},
 			"services": map[string]any{"type": "object", "description": "services by name", "additionalProperties": service},
-			"include":  map[string]any{"description": "other files to add"},
+			"include":  map[string]any{"description": "other project files to merge"},
 			"networks": map[string]any{"description": "has no effect; accepted as part of a Compose file"},
 			"version":  map[string]any{"type": "string", "description": "has no effect"},
 		},
@@ -114,7 +113,7 @@ func Schema() []byte {
 		"additionalProperties": false,
 	}, "", "  ")
 	if err != nil {
-		panic(err) // a value of ours
+		panic(err) // impossible: the schema is built from our own values
 	}
 	return append(out, '\n')
 }

@@ -20,24 +20,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// names are the files that lull up looks for, in order.
+// names are the default file names of lull up, in order of preference.
 var names = []string{"lull.yaml", "lull.yml", "compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml"}
 
 // maxFile bounds a project file, in bytes.
 const maxFile = 1 << 20
 
-// nothing is the image of a service without one while compose-go, which wants
-// one, reads it.
+// nothing is a placeholder image for services without an image, because
+// compose-go requires one.
 const nothing = "lull.invalid/process"
 
-// xLull is the extension of a service in which its idle settings are read.
+// xLull is the extension of a service that contains its idle settings.
 const xLull = "x-lull"
 
-// file is a project file as it was written: its nodes know their lines.
+// file is a project file as YAML nodes, which know their line numbers.
 type file struct {
 	path string // absolute
 	data []byte
-	root *yaml.Node // the mapping at its top
+	root *yaml.Node // the top-level mapping
 }
 
 // find returns the path of the project file: given, if that is not empty,
@@ -55,7 +55,7 @@ func find(folder, given string) (string, error) {
 	return "", fmt.Errorf("cannot find lull.yaml or compose.yaml in %s: name a file with -f", folder)
 }
 
-// read reads a file. The error names the line of what is no YAML.
+// read reads a file. If it is not YAML, the error names the line.
 func read(path string) (*file, error) {
 	data, err := os.ReadFile(path)
 	switch {
@@ -80,10 +80,10 @@ func read(path string) (*file, error) {
 	return f, nil
 }
 
-// yamlFault is how the YAML package says where a fault is.
+// yamlFault matches an error of the YAML package and extracts the line.
 var yamlFault = regexp.MustCompile(`(?s)^yaml: (?:unmarshal errors:\s*)?line (\d+): ([^\n]*)`)
 
-// malformed returns the error of the YAML package with the name of the file.
+// malformed adds the file name to an error of the YAML package.
 func (f *file) malformed(err error) error {
 	name := filepath.Base(f.path)
 	if m := yamlFault.FindStringSubmatch(err.Error()); m != nil {
@@ -92,8 +92,8 @@ func (f *file) malformed(err error) error {
 	return fmt.Errorf("%s: %s", name, strings.TrimPrefix(err.Error(), "yaml: "))
 }
 
-// line returns where the deepest part of a path is that the file has; 0 if it has
-// none of it.
+// line returns the line of the deepest part of path that exists in the file; 0
+// if none does.
 func (f *file) line(path ...string) (line int) {
 	for at := f.root; len(path) > 0 && at != nil; path = path[1:] {
 		for at.Kind == yaml.AliasNode {
@@ -114,7 +114,7 @@ func (f *file) line(path ...string) (line int) {
 	return line
 }
 
-// fault returns an error about what is at a path of the file.
+// fault returns an error about the given path of the file.
 func (f *file) fault(path []string, format string, args ...any) error {
 	where := filepath.Base(f.path)
 	if n := f.line(path...); n > 0 {
@@ -168,15 +168,15 @@ func load(ctx context.Context, f *file, name string, env []string, any bool) (p 
 	return p, notes, nil
 }
 
-// reading is one reading of a file by compose-go.
+// reading is one parse of a file by compose-go.
 type reading struct {
 	f    *file
-	name string // of the project; empty is that of the file or its folder
+	name string // project name; empty selects the name in the file or the folder's
 	vars types.Mapping
 }
 
-// read returns the project of a tree, and the paths of the attributes that are
-// refused.
+// read parses a tree with compose-go. It returns the project, and the paths of
+// unsupported attributes.
 func (l reading) read(ctx context.Context, tree map[string]any) (p *types.Project, unfit [][]string, err error) {
 	folder := filepath.Dir(l.f.path)
 	p, err = loader.LoadWithContext(ctx, types.ConfigDetails{WorkingDir: folder, Environment: l.vars, ConfigFiles: []types.ConfigFile{{Filename: l.f.path, Config: tree}}},
@@ -195,9 +195,9 @@ func (l reading) read(ctx context.Context, tree map[string]any) (p *types.Projec
 	return p, unfit, err
 }
 
-// culprit returns the path of the attribute that a failed reading is about, as far
-// as it is found: the same error comes from its service alone, and no more
-// without the attribute.
+// culprit finds the attribute that makes a parse fail: the service that fails
+// with the same error when parsed alone, and the attribute without which it no
+// longer does. It returns as much of the path as it finds.
 func (l reading) culprit(ctx context.Context, failed error) []string {
 	whole, err := l.f.tree()
 	if err != nil {
@@ -232,7 +232,7 @@ func (l reading) culprit(ctx context.Context, failed error) []string {
 	return nil
 }
 
-// tree returns what the file says as a Compose file. The caller may change it.
+// tree returns the file as a decoded Compose file, which the caller may change.
 func (f *file) tree() (map[string]any, error) {
 	var tree map[string]any
 	if err := f.root.Decode(&tree); err != nil {
@@ -241,7 +241,7 @@ func (f *file) tree() (map[string]any, error) {
 	return tree, f.lift(tree)
 }
 
-// variables are those of .env in folder and, before them, those of env.
+// variables merges env over the .env file in folder.
 func variables(folder string, env []string) (types.Mapping, error) {
 	own := types.NewMapping(env)
 	path := filepath.Join(folder, ".env")
@@ -256,13 +256,13 @@ func variables(folder string, env []string) (types.Mapping, error) {
 }
 
 // lift moves the idle settings of each service, and of its labels, into its
-// extension, so that what is left is a Compose file.
+// extension. The rest is a valid Compose file.
 func (f *file) lift(tree map[string]any) error {
 	services, _ := tree["services"].(map[string]any)
 	for name, v := range services {
 		s, ok := v.(map[string]any)
 		if !ok {
-			continue // compose-go names the fault
+			continue // compose-go reports this fault
 		}
 		idle, ok := s[xLull].(map[string]any)
 		if !ok && s[xLull] != nil {
@@ -274,7 +274,7 @@ func (f *file) lift(tree map[string]any) error {
 		for _, field := range idleFields {
 			if v, ok := s[field.name]; ok {
 				if _, twice := idle[field.name]; twice {
-					return f.fault([]string{"services", name, field.name}, "it is set twice, here and in %s", xLull)
+					return f.fault([]string{"services", name, field.name}, "set twice: here and in %s", xLull)
 				}
 				idle[field.name] = v
 				delete(s, field.name)
@@ -290,15 +290,15 @@ func (f *file) lift(tree map[string]any) error {
 	return nil
 }
 
-// place finds the part of a project that an error of compose-go is about.
+// The patterns find the path in an error of compose-go.
 var (
 	place = regexp.MustCompile(`services\.([\w.-]+(?:\[\d+\])?)`)
 	extra = regexp.MustCompile(`additional propert\w+ '([^']+)'`)
 	about = regexp.MustCompile(`service "([^"]+)"`)
 )
 
-// explain adds the line to an error of compose-go, where it says what it is about,
-// or else that of the culprit.
+// explain adds the line to an error of compose-go: that of the path it
+// mentions, otherwise that of the culprit.
 func (f *file) explain(err error, culprit []string) error {
 	text := strings.TrimPrefix(err.Error(), "validating "+f.path+": ")
 	path := culprit
@@ -309,7 +309,7 @@ func (f *file) explain(err error, culprit []string) error {
 	}
 	if m := extra.FindStringSubmatch(text); m != nil {
 		if !place.MatchString(text) {
-			path = nil // at the top
+			path = nil // it is a top-level attribute
 		}
 		return f.fault(append(path, m[1]), "unknown attribute")
 	}

@@ -20,7 +20,7 @@ import (
 const (
 	labelProject = "lull.project"
 	labelService = "lull.service"
-	labelApplied = "lull.applied" // a digest of each setting, as it was applied
+	labelApplied = "lull.applied" // the settings as last applied, each as a digest
 )
 
 // action is an operation on an instance in a plan.
@@ -28,13 +28,13 @@ type action string
 
 const (
 	create    action = "create"
-	change    action = "change"  // while it runs or sleeps
-	replace   action = "replace" // remove it and create another
+	change    action = "change"  // possible without recreating it
+	replace   action = "replace" // recreate it with new settings
 	start     action = "start"
 	adopt     action = "adopt" // a container that runs already
 	unchanged action = "unchanged"
 	remove    action = "remove"
-	orphan    action = "orphan" // of the project, but not in its file: left alone
+	orphan    action = "orphan" // an instance of the project that its file no longer has; left alone
 )
 
 // step is one line of a plan.
@@ -43,7 +43,7 @@ type step struct {
 	Service  string   `json:"service"`
 	Instance string   `json:"instance"`
 	State    string   `json:"state,omitempty"`   // before
-	Changed  []string `json:"changed,omitempty"` // settings
+	Changed  []string `json:"changed,omitempty"` // names of the settings that change
 	Error    string   `json:"error,omitempty"`
 
 	spec   instance.Spec
@@ -51,8 +51,8 @@ type step struct {
 	after  []string
 }
 
-// settings are the fields of a spec that are set, as in the API, without those
-// that name the instance.
+// settings returns the fields of a spec that are set, in their API form,
+// without those that name the instance.
 func settings(s instance.Spec) map[string]json.RawMessage {
 	data, err := json.Marshal(s)
 	fields := map[string]json.RawMessage{}
@@ -60,7 +60,7 @@ func settings(s instance.Spec) map[string]json.RawMessage {
 		err = json.Unmarshal(data, &fields)
 	}
 	if err != nil {
-		panic(err) // a spec is always JSON
+		panic(err) // impossible: a spec can always be encoded
 	}
 	delete(fields, "name")
 	if len(s.Labels) == 0 {
@@ -69,8 +69,8 @@ func settings(s instance.Spec) map[string]json.RawMessage {
 	return fields
 }
 
-// digests is the value of labelApplied: each setting and a digest of its value,
-// so that the label gives away no variable of the environment.
+// digests returns the value of labelApplied: each setting with a digest of its
+// value, which does not reveal environment variables.
 func digests(s instance.Spec) string {
 	fields := settings(s)
 	parts := make([]string, 0, len(fields))
@@ -81,7 +81,7 @@ func digests(s instance.Spec) string {
 	return strings.Join(parts, ",")
 }
 
-// labeled returns s with the labels that find it again.
+// labeled returns s with the labels that mark it as part of the project.
 func labeled(project, service string, s instance.Spec) instance.Spec {
 	applied := digests(s)
 	s.Labels = maps.Clone(s.Labels)
@@ -105,7 +105,7 @@ func differing(applied string, s instance.Spec) (names []string) {
 		}
 		maps.DeleteFunc(was, func(p string, _ bool) bool { return strings.HasPrefix(p, name+":") })
 	}
-	for part := range was { // set before, and no more
+	for part := range was { // these were set before and no longer are
 		if name, _, ok := strings.Cut(part, ":"); ok {
 			names = append(names, name)
 		}
@@ -114,8 +114,8 @@ func differing(applied string, s instance.Spec) (names []string) {
 	return names
 }
 
-// drifted names the settings of the file that a user has changed since, as far as
-// the host shows them.
+// drifted names the settings that a user has changed since they were applied,
+// as far as the host reports them.
 func drifted(o hostctl.Instance, s instance.Spec) (names []string) {
 	differs := func(name string, set bool, want idle.Duration, got float64) {
 		if set && time.Duration(want).Seconds() != got {
@@ -163,7 +163,7 @@ func changeOf(names []string, s instance.Spec) (c hostctl.Change, ok bool) {
 		case "restart":
 			c.Restart, ok = &s.Restart, true
 		case "labels":
-			ok = true // all of them are set below
+			ok = true // the loop below sets all of them
 		default:
 			ok = false
 		}
@@ -174,8 +174,8 @@ func changeOf(names []string, s instance.Spec) (c hostctl.Change, ok bool) {
 	return c, true
 }
 
-// plan compares a project with the instances of the host. only names the services
-// to plan for; empty is all of them.
+// plan compares a project with the instances of the host. only limits it to
+// some services; empty means all.
 func plan(p *project, now []hostctl.Instance, only []string, removeOrphans bool) ([]step, error) {
 	byName := map[string]hostctl.Instance{}
 	for _, o := range now {
@@ -196,7 +196,7 @@ func plan(p *project, now []hostctl.Instance, only []string, removeOrphans bool)
 		st := step{Action: create, Service: s.name, Instance: s.spec.Name, spec: labeled(p.name, s.name, s.spec), after: s.after}
 		if exists {
 			if o.Labels[labelProject] != p.name || o.Labels[labelService] != s.name {
-				return nil, fmt.Errorf("cannot create %s: an instance of that name exists, and lull up did not make it; remove it with lull rm %s, or choose another name: in the file", s.spec.Name, s.spec.Name)
+				return nil, fmt.Errorf("cannot create %s: an instance with this name exists that lull up did not create; remove it with lull rm %s, or change name: in the file", s.spec.Name, s.spec.Name)
 			}
 			st.State = o.State
 			st.Changed = differing(o.Labels[labelApplied], s.spec)
@@ -237,7 +237,8 @@ func rests(o hostctl.Instance) bool {
 	return o.State == string(power.Stopped) && !o.StartsOnConnection && o.RestartAt == nil
 }
 
-// choose returns the named services and those they depend on; all of them for none.
+// choose returns the named services and their dependencies; all services if
+// none is named.
 func (p *project) choose(only []string) (map[string]bool, error) {
 	chosen := map[string]bool{}
 	for _, name := range only {
@@ -259,8 +260,8 @@ func (p *project) choose(only []string) (map[string]bool, error) {
 	return chosen, nil
 }
 
-// teardown is the plan of lull down: what is left of a project goes, each
-// before those it depends on. p gives the order and may be nil.
+// teardown is the plan of lull down: it removes every instance of a project,
+// each before those it depends on. p gives the order and may be nil.
 func teardown(name string, p *project, now []hostctl.Instance) (steps []step) {
 	rank := map[string]int{}
 	if p != nil {

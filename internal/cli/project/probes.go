@@ -14,7 +14,8 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// shownProbe is a probe in a lull.yaml. Its fields are those of instance.Probe.
+// shownProbe is a probe as written in a lull.yaml. Its fields are those of
+// instance.Probe.
 type shownProbe struct {
 	Name           string   `yaml:"name,omitempty" json:"name,omitempty"`
 	Kind           string   `yaml:"kind" json:"kind"`
@@ -41,15 +42,15 @@ func showProbes(probes []instance.Probe) (out []shownProbe) {
 	return out
 }
 
-// probes reads a list of probes, each in its short form or as a mapping, or one in
-// its short form.
+// probes converts v: one probe in its short form, or a list of probes, each in
+// its short form or as a mapping.
 func (c *converter) probes(v any) (out []instance.Probe) {
 	if _, one := v.(string); one {
 		v = []any{v}
 	}
 	list, ok := v.([]any)
 	if !ok {
-		c.bad("probes", "it is not a list")
+		c.bad("probes", "want a list of probes")
 		return nil
 	}
 	for n, v := range list {
@@ -70,7 +71,7 @@ func readProbe(v any) (p instance.Probe, err error) {
 	}
 	b, err := json.Marshal(v)
 	if err != nil {
-		return p, fmt.Errorf("it is neither a text nor a mapping: %w", err)
+		return p, fmt.Errorf("want a string or a mapping: %w", err)
 	}
 	var in shownProbe
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -79,7 +80,7 @@ func readProbe(v any) (p instance.Probe, err error) {
 		if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 			return p, fmt.Errorf("%s cannot be a %s", cmp.Or(wrong.Field, "a probe"), wrong.Value)
 		}
-		return p, fmt.Errorf("it is not a probe: %s", strings.TrimPrefix(err.Error(), "json: "))
+		return p, fmt.Errorf("invalid probe: %s", strings.TrimPrefix(err.Error(), "json: "))
 	}
 	p = instance.Probe{Name: in.Name, Kind: in.Kind, Command: in.Command, Inside: in.Inside, URL: in.URL, Field: in.Field, Metric: in.Metric,
 		Query: in.Query, Threshold: in.Threshold, Path: in.Path, MissingIsQuiet: in.MissingIsQuiet}

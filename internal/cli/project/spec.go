@@ -20,19 +20,19 @@ import (
 // member is a service of a project and the instance that it becomes.
 type member struct {
 	name  string
-	after []string // services that are started before it
+	after []string // names of the services to start before it
 	spec  instance.Spec
 }
 
 // project is the content of a project file.
 type project struct {
 	name     string
-	services []member       // each behind those it depends on
-	compose  *types.Project // what Docker Compose runs; nil if lull runs them itself
+	services []member       // in start order: each after its dependencies
+	compose  *types.Project // the services that Docker Compose runs; nil if lull runs them itself
 }
 
-// describe turns a loaded file into the instances that it describes. The error
-// has every fault, each with its line.
+// describe converts a loaded file to a project. The error contains every fault,
+// each with its line.
 func describe(f *file, p *types.Project) (*project, error) {
 	return inOrder(f, p, func(c *converter, s *instance.Spec) { *s = c.spec(p) })
 }
@@ -59,16 +59,16 @@ func inOrder(f *file, p *types.Project, make func(c *converter, s *instance.Spec
 			errs = append(errs, c.errs...)
 		}
 		if len(done) == before {
-			return nil, f.fault([]string{"services"}, "they depend on each other in a circle")
+			return nil, f.fault([]string{"services"}, "the services depend on each other in a circle")
 		}
 	}
 	if len(out.services) == 0 {
-		errs = append(errs, f.fault([]string{"services"}, "there is none"))
+		errs = append(errs, f.fault([]string{"services"}, "the project has no services"))
 	}
 	return out, errors.Join(errs...)
 }
 
-// converter makes the spec of one service, and collects its faults.
+// converter converts one service to a spec and collects the faults.
 type converter struct {
 	f    *file
 	at   []string
@@ -131,7 +131,8 @@ func (c *converter) spec(p *types.Project) instance.Spec {
 	return out
 }
 
-// limits reads memory and CPUs, from either place that Compose has for them.
+// limits converts the memory and CPU limits, which Compose allows in two
+// places.
 func (c *converter) limits(out *instance.Spec) {
 	s := c.s
 	out.Memory, out.CPUs = int64(s.MemLimit), float64(s.CPUS)
@@ -153,7 +154,7 @@ func (c *converter) limits(out *instance.Spec) {
 	}
 }
 
-// life reads when it starts and ends.
+// life converts restart policy, timeouts and dependencies.
 func (c *converter) life(out *instance.Spec) {
 	s := c.s
 	switch s.Restart {
@@ -168,14 +169,14 @@ func (c *converter) life(out *instance.Spec) {
 	}
 	for name, d := range s.DependsOn {
 		switch d.Condition {
-		case "", types.ServiceConditionStarted, types.ServiceConditionHealthy: // it listens, or has not ended
+		case "", types.ServiceConditionStarted, types.ServiceConditionHealthy: // lull waits until the dependency listens or exits, which satisfies each of these
 		default:
 			c.bad("depends_on."+name, "the condition %s is not supported", d.Condition)
 		}
 	}
 }
 
-// idle reads what a Compose file lacks, from the extension and from labels.
+// idle converts lull's own settings, from the extension and from labels.
 func (c *converter) idle(out *instance.Spec) {
 	set := map[string]any{}
 	for k, v := range c.s.Labels {
@@ -221,7 +222,7 @@ func (c *converter) idle(out *instance.Spec) {
 		case "false":
 			to(false)
 		default:
-			c.bad(field, "%v is neither true nor false", v)
+			c.bad(field, "%v is not a boolean (true or false)", v)
 		}
 	}
 	if v, ok := set["probes"]; ok {
@@ -254,19 +255,20 @@ func (c *converter) idle(out *instance.Spec) {
 		}
 	}
 	delete(set, "schedule")
-	delete(set, "path") // ports reads it
+	delete(set, "path") // read by ports
 	for _, k := range slices.Sorted(maps.Keys(set)) {
 		c.bad(k, "unknown attribute")
 	}
 	if !slices.Contains([]string{"process", "container", "microvm", instance.RuntimeDocker}, out.Runtime) {
-		c.bad("runtime", "%q is none of process, container, microvm", out.Runtime)
+		c.bad("runtime", "%q is not a runtime (process, container, microvm)", out.Runtime)
 	}
 	if out.Runtime == "process" && out.Image != "" {
 		c.bad("runtime", "a process has no image")
 	}
 }
 
-// ports reads ports and, behind them, the ports of expose that they do not name.
+// ports converts ports, followed by the ports of expose that are not among
+// them.
 func (c *converter) ports(out *instance.Spec) {
 	path := instance.PathAuto
 	if more, ok := c.s.Extensions[xLull].(map[string]any); ok && more["path"] != nil {
@@ -282,7 +284,7 @@ func (c *converter) ports(out *instance.Spec) {
 		}
 		e := instance.Endpoint{Listen: net.JoinHostPort(cmp.Or(p.HostIP, "127.0.0.1"), listen), Target: net.JoinHostPort("127.0.0.1", target), Path: path}
 		if listen == target && out.Runtime != "microvm" {
-			e.Target = e.Listen // it listens there itself
+			e.Target = e.Listen // the program itself listens at this address
 		}
 		switch p.Protocol {
 		case "", "tcp":
@@ -311,7 +313,7 @@ func (c *converter) ports(out *instance.Spec) {
 	}
 }
 
-// volumes reads the one folder that an instance can share.
+// volumes converts the one shared folder that an instance can have.
 func (c *converter) volumes(out *instance.Spec) {
 	for n, v := range c.s.Volumes {
 		field := fmt.Sprintf("volumes.%d", n)

@@ -32,9 +32,9 @@ func (r Target) HTTPClient(t *http.Transport) (*http.Client, error) {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
 
-// TokenSource is how a daemon reads its token. Option is the setting that names
-// the file. Read returns at most limit bytes of it; the agent's, which runs as
-// root, also checks who may write to the file.
+// TokenSource describes how a daemon reads its token. Option is the setting
+// that names the file. Read returns at most limit bytes of the file. The agent,
+// which runs as root, also checks who may write to it.
 type TokenSource struct {
 	Option string
 	Read   func(path string, limit int64) ([]byte, error)

@@ -19,7 +19,7 @@ type Target struct {
 	Server, TokenFile, ServerCA, Machine string
 }
 
-// Check tells what is wrong with it; role is the token's, option the setting
+// Check validates the target. role is the role of the token, option the setting
 // that names its file.
 func (r Target) Check(role, option string) error {
 	u, err := url.Parse(r.Server)

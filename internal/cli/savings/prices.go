@@ -50,7 +50,7 @@ credentials need pricing:GetProducts. Prices that AWS does not list stay unknown
 	return cmd
 }
 
-// pricesText prints the prices, after a line on what they cover.
+// pricesText prints the prices below a line that describes what they cover.
 func pricesText(w io.Writer, p control.Prices) {
 	regions, count := map[string]bool{}, map[string]int{}
 	for _, x := range p.Items {
@@ -82,6 +82,6 @@ func pricesText(w io.Writer, p control.Prices) {
 func refreshText(w io.Writer, r control.PriceRefresh) {
 	fmt.Fprintf(w, "refreshed %d prices\n", r.Refreshed)
 	for _, m := range r.Missing {
-		fmt.Fprintf(w, "AWS lists no single price for %s %s in %s; it stays as it was\n", m.Kind, m.Name, m.Region)
+		fmt.Fprintf(w, "AWS lists no single price for %s %s in %s; the stored price is unchanged\n", m.Kind, m.Name, m.Region)
 	}
 }

@@ -164,7 +164,7 @@ func idleHours(w io.Writer, l []control.IdlePattern) {
 	})
 }
 
-// saved formats what was saved, or saved at least.
+// saved formats the amount saved, as a minimum if a part is unknown.
 func saved(s savings.Sum) string {
 	if s.Saved != nil && s.Partial() {
 		return "at least " + money(s.Saved)

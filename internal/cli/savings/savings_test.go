@@ -10,8 +10,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestSavingsText: money of which a part is not known is money at least, and
-// what is not known is named.
+// TestSavingsText checks that an amount with an unknown part is shown as a
+// minimum, and that the unknown part is named.
 func TestSavingsText(t *testing.T) {
 	usd := func(v float64) *float64 { return &v }
 	var b strings.Builder
@@ -24,8 +24,8 @@ func TestSavingsText(t *testing.T) {
 	}
 }
 
-// TestRegionWithoutPrices: what has no price is unknown wherever it is listed,
-// and never nothing.
+// TestRegionWithoutPrices checks that an amount without a price is unknown in
+// every listing, never zero.
 func TestRegionWithoutPrices(t *testing.T) {
 	prices, err := savings.Published()
 	if err != nil {

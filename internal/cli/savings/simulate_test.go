@@ -9,8 +9,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestNothingIsSaidOfNothing: a simulation of no records does not speak of
-// policies, and a period without avoided hours saved nothing, which is known.
+// TestNothingIsSaidOfNothing checks that a simulation without records does not
+// mention policies, and that a period without avoided hours has saved zero,
+// which is known.
 func TestNothingIsSaidOfNothing(t *testing.T) {
 	var out strings.Builder
 	r := control.Simulation{Policies: []control.SimulatedOutcome{{Name: "balanced"}}, Missing: []evidence.Missing{{Why: "no worker matches"}}}

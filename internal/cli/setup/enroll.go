@@ -81,7 +81,7 @@ for a token bound to this instance, which replaces an earlier one.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&r.Server, "server", "", "server to report to, https unless it is on this machine")
+	f.StringVar(&r.Server, "server", "", "server to report to; https required unless it runs on this machine")
 	f.StringVar(&tokenFile, "token-file", "", "file with the token (default: standard input)")
 	f.StringVar(&enrollment, "enrollment-file", "", "file with an enrollment secret to exchange for a token")
 	cmd.MarkFlagsMutuallyExclusive("token-file", "enrollment-file")
@@ -137,7 +137,7 @@ func (c verbs) exchange(ctx context.Context, r reporting.Target, file string) (s
 	}
 }
 
-// Enroll checks everything before it writes anything.
+// Enroll validates everything before it writes anything.
 func Enroll(root string, r reporting.Target, token io.Reader) ([]placed, error) {
 	if r.Server == "" {
 		return nil, term.Usage(errors.New("cannot enroll without --server"))

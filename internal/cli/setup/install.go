@@ -195,7 +195,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// makeGroup makes the group whose members may speak to the agent.
+// makeGroup creates the group whose members may use the agent.
 func makeGroup(root string) error {
 	if b, err := os.ReadFile(filepath.Join(root, "etc/group")); err == nil && strings.Contains("\n"+string(b), "\n"+agent.Group+":") {
 		return nil

@@ -1,6 +1,6 @@
 package setup
 
-// sysusers is the group of those who may speak to the agent.
+// sysusers declares the group whose members may use the agent.
 const sysusers = "g lull - -\n"
 
 // agentUnit is the agent's systemd unit for a command whose verb is run, such as

@@ -27,7 +27,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// patience is how long an answer may take.
+// patience is the time limit for each answer.
 const patience = 5 * time.Second
 
 // Summary is the output of lull status --json. Each part is nil if it did not
@@ -68,7 +68,7 @@ that does not answer is listed with the reason. The exit code is 1 if nothing an
 		}}
 }
 
-// ask asks all three at once.
+// ask queries host, agent and server concurrently.
 func (c verbs) ask(ctx context.Context) Summary {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -111,7 +111,7 @@ func (c verbs) ask(ctx context.Context) Summary {
 	return v
 }
 
-// fleet asks the server. An error response is an answer too.
+// fleet queries the server. An error response is an answer too.
 func (c verbs) fleet(ctx context.Context) (*Fleet, error) {
 	cl, err := c.ServerClient()
 	if err != nil {

@@ -26,7 +26,7 @@ func (e *usageError) Error() string { return e.err.Error() }
 
 func (e *usageError) Unwrap() error { return e.err }
 
-// ExitError ends with a code of its own, and says nothing more.
+// ExitError ends the process with the given code and prints nothing.
 type ExitError struct{ Code int }
 
 func (e *ExitError) Error() string { return fmt.Sprintf("exit code %d", e.Code) }

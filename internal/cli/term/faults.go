@@ -44,7 +44,8 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// valueFault says what a flag wants instead of the value that cause rejects.
+// valueFault describes the values that a flag accepts, after cause rejected
+// one.
 func valueFault(f *pflag.Flag, cause error) string {
 	if _, is := errors.AsType[*when.LengthError](cause); is {
 		return "want a length such as " + when.LengthForms
@@ -75,7 +76,7 @@ func nearFlags(cmd *cobra.Command, name string) string {
 	return strings.Join(near[:min(len(near), 3)], " or ")
 }
 
-// isNear reports whether a user may have meant name by typed.
+// isNear reports whether typed may be a misspelling of name.
 func isNear(typed, name string) bool {
 	return spell.Distance(strings.ToLower(typed), name) <= min(2, max(len(typed)/3, 1))
 }
@@ -88,9 +89,9 @@ var otherwise = map[string]string{
 	"prune": "image prune", "daemon": "host", "dashboard": "server", "signin": "login", "instances": "ps", "hosts": "host ls", "agents": "agent ls", "tokens": "token ls", "explain": "why",
 }
 
-// UnknownVerb returns the usage error for a word that is no verb of cmd. It names
-// verbs that may have been meant, first those of cmd, with their aliases, then
-// those of other commands.
+// UnknownVerb returns the usage error for a word that is no verb of cmd. It
+// suggests similar verbs, first those of cmd with their aliases, then those of
+// other commands.
 func UnknownVerb(cmd *cobra.Command, word string) error {
 	type candidate struct {
 		path         string

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Finding is one thing that a doctor looked at.
+// Finding is the result of one check of a doctor.
 type Finding struct {
 	What  string `json:"what"`
 	OK    bool   `json:"ok"`
@@ -17,7 +17,7 @@ type Finding struct {
 	Optional bool `json:"optional,omitempty"`
 }
 
-// Findings are what a doctor has looked at so far.
+// Findings are the results of a doctor so far.
 type Findings []Finding
 
 // Add keeps what was found, and what to do where that is not well.
@@ -38,7 +38,7 @@ func (l *Findings) Optional(what string, err error, found, do string) {
 	*l = append(*l, f)
 }
 
-// Hint says what could be done although the last finding is well.
+// Hint adds advice to the last finding, although it is no fault.
 func (l Findings) Hint(do string) { l[len(l)-1].Do = do }
 
 // ShowFindings prints what a doctor found. It fails without a word more where

@@ -11,8 +11,8 @@ import (
 
 // Layout of help texts, in columns.
 const (
-	helpWidth = 80 // where the terminal's is not known
-	nameRoom  = 34 // a wider column of flag names gets lines of its own
+	helpWidth = 80 // if the width of the terminal is unknown
+	nameRoom  = 34 // if the flag names are wider, the descriptions go on lines of their own
 	underName = 8
 )
 
@@ -73,7 +73,7 @@ func wrapUsage(text string, width int) string {
 	return strings.TrimRight(strings.Join(paragraphs, "\n\n"), "\n") + "\n"
 }
 
-// usageLine is a line of pflag: the flag and what it does.
+// usageLine matches a line of pflag: a flag and its description.
 var usageLine = regexp.MustCompile(`^( +(?:-\S, )?--\S+(?: \S+)?) {3,}(.*)$`)
 
 // flagUsages returns pflag's description of flags in lines of at most width
@@ -160,8 +160,8 @@ func continued(text string, width int) string {
 	return strings.Join(out, "\n")
 }
 
-// fold breaks the paragraphs of a text into lines of at most width columns. Lines
-// that begin with a blank or a sign stay as they are.
+// fold wraps the paragraphs of a text at width columns. Lines that begin with a
+// blank or a sign are unchanged.
 func fold(text string, width int) string {
 	var b, paragraph strings.Builder
 	end := func() {

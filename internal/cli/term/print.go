@@ -52,7 +52,7 @@ func Count(n uint64, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// SlowAfter is how long a verb of a host may take before it shows what happens.
+// SlowAfter is the time after which a verb of a host shows progress.
 const SlowAfter = 2 * time.Second
 
 // IsTerminal reports whether a stream of this process is a terminal.
@@ -147,7 +147,7 @@ func names(w io.Writer, v any) error {
 			}
 		}
 		if name == "" {
-			return errors.New("it has no name; use -o json")
+			return errors.New("the object has no name; use -o json")
 		}
 		if _, err := fmt.Fprintln(w, name); err != nil {
 			return err

@@ -71,7 +71,7 @@ func (p *Progress) draw() {
 	fmt.Fprintf(p.out, "\r\x1b[K%s", Shorten(text, max(p.width-1, minColumn)))
 }
 
-// Line prints a line that stays, with the time of day.
+// Line prints a permanent line with the time of day.
 func (p *Progress) Line(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -38,7 +38,7 @@ func (l *LengthFlag) Set(text string) error {
 	return err
 }
 
-// String is the flag as it is read.
+// String returns the value in the form that Set accepts.
 func (l *LengthFlag) String() string {
 	if *l == 0 {
 		return ""
@@ -61,7 +61,7 @@ func (s *spanFlag) Set(text string) error {
 	return err
 }
 
-// String is the flag as it is read.
+// String returns the value in the form that Set accepts.
 func (s *spanFlag) String() string { return typed(time.Duration(*s)) }
 
 // typed formats a duration as a user would type it, to the nanosecond.
@@ -113,7 +113,7 @@ func (n *NumberFlag) Set(text string) error {
 	return err
 }
 
-// String is the flag as it is read.
+// String returns the value in the form that Set accepts.
 func (n *NumberFlag) String() string {
 	if *n <= 0 {
 		return strconv.Itoa(int(*n))

@@ -21,7 +21,7 @@ import (
 // waiting contains the --wait flags.
 type waiting struct {
 	on, off bool
-	follow  bool // wait on a terminal unless told otherwise
+	follow  bool // wait on a terminal unless a flag says otherwise
 	within  time.Duration
 }
 
@@ -39,7 +39,7 @@ func (w *waiting) bindFollow(cmd *cobra.Command) {
 	term.Exclusive(cmd, "wait", "no-wait")
 }
 
-// wanted reports whether a verb is to wait.
+// wanted reports whether a verb must wait.
 func (w *waiting) wanted(t *term.Term) bool {
 	return w.on || w.follow && !w.off && !t.JSON && term.IsTerminal(t.Err)
 }
@@ -102,8 +102,8 @@ func resultText(w worker.Worker, to power.Worker) string {
 	return fmt.Sprintf("%s is %s and will be %s. Check it with: lull worker get %s", w.Name, statusText(w.Status), becomes, w.Name)
 }
 
-// follow waits for a goal if it is to, and then shows the worker. Ctrl-C
-// detaches: what was asked for continues.
+// follow waits for a goal, if requested, and then shows the worker. Ctrl-C
+// detaches and does not cancel the operation.
 func (c verbs) follow(ctx context.Context, cl *control.Client, w worker.Worker, g goal, wait waiting, show func(worker.Worker) error) error {
 	if wait.wanted(&c.Term) {
 		var err error

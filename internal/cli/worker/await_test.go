@@ -9,7 +9,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestReachSaysWhyNot: who waits for a stop that was called off is told why.
+// TestReachSaysWhyNot checks that a user who waits for a stop that is canceled
+// is told why.
 func TestReachSaysWhyNot(t *testing.T) {
 	w := worker.Worker{Name: "cml-3", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning,
 		StopCalledOff: &worker.CalledOff{Why: "EC2 refused the stop: UnauthorizedOperation"}}

@@ -206,7 +206,7 @@ After the deadline the worker cannot start until the deadline is moved or cleare
 				return err
 			}
 			id := w.ID
-			w = worker.Worker{} // what the answer leaves out is not there
+			w = worker.Worker{} // reset it: decoding does not clear absent fields
 			if _, err := cl.Call(cmd.Context(), "PATCH", control.WorkerPath(id), in, &w); err != nil {
 				return err
 			}

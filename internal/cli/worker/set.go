@@ -49,7 +49,7 @@ An operator may change how long a worker may be idle; the rest needs an admin to
 			if err != nil {
 				return err
 			}
-			var changed worker.Worker // not w: what the answer leaves out is not there
+			var changed worker.Worker // a new variable, because decoding does not clear absent fields
 			if _, err := cl.Call(cmd.Context(), "PATCH", control.WorkerPath(w.ID), p, &changed); err != nil {
 				return err
 			}
@@ -93,7 +93,7 @@ and schedules, manual stops and its expiry still apply.`,
 				if a[1] == "on" {
 					fmt.Fprintf(out, "%s may be paused when it is idle.\n", w.Name)
 				} else {
-					fmt.Fprintf(out, "%s is not paused for idleness any more.\n", w.Name)
+					fmt.Fprintf(out, "%s is no longer paused when idle.\n", w.Name)
 				}
 			})
 		}}

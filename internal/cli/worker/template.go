@@ -126,7 +126,7 @@ func templatesOf(r io.Reader) ([]map[string]any, error) {
 			return nil, fmt.Errorf("cannot read the templates: %w", err)
 		}
 		if name, _ := doc["name"].(string); name == "" {
-			return nil, fmt.Errorf("cannot use template %d of the input: it has no name", len(out)+1)
+			return nil, fmt.Errorf("cannot use template %d of the input: name is missing", len(out)+1)
 		}
 		out = append(out, doc)
 	}

@@ -39,7 +39,7 @@ func (c verbs) workerCommand() *cobra.Command {
 		{"pause", "Stop a worker (alias for stop)", "", power.WorkerStopped},
 		{"drain", "Drain a worker, then stop it", "A draining worker is hidden from placement, and running labs may finish. It is stopped when it is quiet, at the latest after drain_timeout_seconds.", power.WorkerStopped},
 		{"cancel-drain", "Return a draining worker to service", "", power.WorkerRunning},
-		{"retry", "Retry a failed worker", "The worker is launched again only once it is certain that the failed attempt left no EC2 instance.", power.WorkerRunning},
+		{"retry", "Retry a failed worker", "lull launches the worker again only after it has verified that the failed attempt left no EC2 instance.", power.WorkerRunning},
 	} {
 		verb := c.workerVerb(v.name, v.short, v.to)
 		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1\n  lull worker "+v.name+" cml-1 --no-wait"
@@ -106,8 +106,8 @@ func (c verbs) confirm(w worker.Worker) error {
 	return nil
 }
 
-// workerForget removes the record of a worker that is gone, or that EC2 cannot
-// be asked about.
+// workerForget removes the record of a worker that no longer exists, or about
+// which EC2 does not answer.
 func (c verbs) workerForget() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{Use: "forget WORKER", Short: "Remove the record of a terminated worker", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
@@ -141,7 +141,7 @@ called: if the EC2 instance exists, it keeps running and costing money.`,
 	return cmd
 }
 
-// workerVerb is a verb that a worker takes a while to follow.
+// workerVerb is a verb whose effect on a worker takes a while.
 func (c verbs) workerVerb(name, short string, to power.Worker) *cobra.Command {
 	var wait waiting
 	cmd := &cobra.Command{Use: name + " WORKER", Short: short, Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,

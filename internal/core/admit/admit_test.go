@@ -21,8 +21,8 @@ func drawAsks(t *rapid.T) []Ask {
 	return asks
 }
 
-// TestNextKeepsToTheRoom: neither memory nor places are given twice, and who is
-// overtaken waits for something else.
+// TestNextKeepsToTheRoom checks that neither memory nor places are granted
+// twice, and that only a request that waits for something else is overtaken.
 func TestNextKeepsToTheRoom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		asks := drawAsks(t)
@@ -71,8 +71,8 @@ func TestNextKeepsToTheRoom(t *testing.T) {
 	})
 }
 
-// TestNobodyStarves: asks that are served one after the other all come through
-// as long as each fits alone and what is given comes back.
+// TestNobodyStarves checks that every request is served eventually, as long as
+// each fits alone and grants are returned.
 func TestNobodyStarves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		asks := drawAsks(t)
@@ -99,8 +99,9 @@ func drawSleepers(t *rapid.T) []Sleeper {
 	}), 0, 8).Draw(t, "sleepers")
 }
 
-// TestPush: only what sleeps goes, cheap steps and long unused ones first,
-// never in vain, and it ends.
+// TestPush checks that only sleeping instances are pushed down, with cheap
+// steps and long unused instances first, only if that suffices, and that
+// pushing ends.
 func TestPush(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := drawSleepers(t)

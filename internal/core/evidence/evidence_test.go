@@ -102,8 +102,8 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-// TestAnotherEngine: a verdict that the engine would not give today is shown
-// as such, and what was recorded of it stays.
+// TestAnotherEngine checks that a verdict that today's engine would not give is
+// marked, and that its recorded data is unchanged.
 func TestAnotherEngine(t *testing.T) {
 	d := evidence.Decide(t0, idle.Policy{Timeout: idle.Duration(time.Hour), Detection: true, AutoPause: true}, idle.Evidence{Running: true, CreatedAt: t0.Add(-time.Minute)})
 	d.Verdict.Eligible, d.Verdict.Blocks = true, nil

@@ -103,7 +103,7 @@ func (l *levelLine) levels(at time.Time) (*Levels, error) {
 	out := &Levels{High: l.High}
 	for _, s := range l.Ago {
 		if s < 0 || s > int64(math.MaxInt64/time.Second) {
-			return nil, errors.New("its levels are of no time before it")
+			return nil, errors.New("its levels do not precede it")
 		}
 		out.At = append(out.At, at.Add(-time.Duration(s)*time.Second))
 	}

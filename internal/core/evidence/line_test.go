@@ -11,8 +11,8 @@ import (
 	"lull/internal/core/idle"
 )
 
-// TestLine: a decision that says nothing new has no line, what holds an object
-// has one a minute at most, and a pause is never held back.
+// TestLine checks that a decision without news has no line, that an unchanged
+// reason has at most one per minute, and that a pause is always written.
 func TestLine(t *testing.T) {
 	begin := t0.UTC()
 	p := idle.Policy{Name: "research", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true}

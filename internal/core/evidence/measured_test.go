@@ -45,7 +45,7 @@ func minutes(n int, thrifty bool) machine {
 	return m
 }
 
-// records are what it would have reported each minute, as they are kept.
+// records returns what it would have reported each minute, as stored.
 func (m *machine) records(t *testing.T) []evidence.Record {
 	if m.list != nil {
 		return m.list
@@ -186,7 +186,8 @@ func TestTrialOfThresholds(t *testing.T) {
 	}
 }
 
-// TestTrialOfSignals: a signal that is left out holds nothing.
+// TestTrialOfSignals checks that a signal that is left out does not prevent a
+// pause.
 func TestTrialOfSignals(t *testing.T) {
 	m := minutes(4, false)
 	trial := m.replay(t, idle.Policy{Name: "x", Timeout: idle.Duration(40 * time.Minute), Action: "stop", Signals: []string{"cpu", "network"}}, nil)
@@ -205,8 +206,9 @@ func TestTrialOfSignals(t *testing.T) {
 	}
 }
 
-// TestTrialOfWhatWasNotAsked: where a signal was left out since cpu was active,
-// and the trial calls that cpu quiet, nothing is known, and nothing is paused.
+// TestTrialOfWhatWasNotAsked checks that, if a signal was not read because cpu
+// was active and the trial counts that cpu as quiet, the state is unknown and
+// nothing is paused.
 func TestTrialOfWhatWasNotAsked(t *testing.T) {
 	for range 8 {
 		m := minutes(4, true)

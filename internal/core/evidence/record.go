@@ -167,7 +167,7 @@ func (r Record) Pack() ([]byte, error) {
 		return fail(err)
 	}
 	if len(b) > MaxRecord {
-		return fail(fmt.Errorf("it has %d bytes, the limit is %d", len(b), MaxRecord))
+		return fail(fmt.Errorf("%d bytes exceed the limit of %d", len(b), MaxRecord))
 	}
 	var buf bytes.Buffer
 	buf.WriteByte(packed)
@@ -189,7 +189,7 @@ func (r Record) Pack() ([]byte, error) {
 // rest, without unpacking it.
 func ObjectOf(b []byte) (object []byte, rest int, err error) {
 	if len(b) == 0 || b[0] != packed {
-		return nil, 0, errors.New("cannot read evidence: it is of no version that is known")
+		return nil, 0, errors.New("cannot read evidence: unknown format version")
 	}
 	n, size := binary.Uvarint(b[1:])
 	if size <= 0 || n == 0 || n > maxName || uint64(len(b)-1-size) < n {
@@ -215,7 +215,7 @@ func Unpack(b []byte) (Record, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(in, MaxRecord+1))
 	if err == nil && len(text) > MaxRecord {
-		err = fmt.Errorf("it has more than %d bytes", MaxRecord)
+		err = fmt.Errorf("more than %d bytes", MaxRecord)
 	}
 	var l line
 	if err == nil {
@@ -225,7 +225,7 @@ func Unpack(b []byte) (Record, error) {
 		return fail(err)
 	}
 	if l.At.IsZero() || l.Change == nil && (l.Policy == nil || l.Evidence == nil || l.Outcome == nil) {
-		return fail(errors.New("it is not whole"))
+		return fail(errors.New("truncated"))
 	}
 	r := Record{At: l.At, Object: string(name), Region: l.Region, Next: l.Next, Since: l.Since, Checks: l.Checks, Activity: l.Activity, Unasked: l.Unasked, Paused: l.Paused, Change: l.Change}
 	if r.Levels, err = l.Levels.levels(l.At); err != nil {

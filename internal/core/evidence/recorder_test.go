@@ -11,7 +11,7 @@ import (
 
 var hour = idle.Policy{Name: "p", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true}
 
-// checks is a worker that is looked at every five minutes.
+// check returns the record of a worker that is checked every five minutes.
 func check(at, active time.Time, e idle.Evidence) evidence.Record {
 	e.Status, e.Running, e.LastActivityAt = "RUNNING", true, active
 	e.Readings = []idle.Reading{{Signal: "cml", State: idle.Quiet, At: at, LastEvent: active, MaxAge: idle.Duration(10 * time.Minute)}}
@@ -22,8 +22,8 @@ func check(at, active time.Time, e idle.Evidence) evidence.Record {
 	return evidence.Record{At: d.Verdict.At, Object: "w-1", Next: at.Add(5 * time.Minute), Decision: d}
 }
 
-// TestRunLength: what repeats is written once, when it ends, and every beat;
-// put together again, no time is lost and none is made up.
+// TestRunLength checks that repeated checks are written once, at their end and
+// at every beat, and that reading them back neither loses nor invents time.
 func TestRunLength(t *testing.T) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	var out []evidence.Record
@@ -74,7 +74,8 @@ func TestRunLength(t *testing.T) {
 	}
 }
 
-// TestSteadyUseIsOneRun: activity that continues is no news each time.
+// TestSteadyUseIsOneRun checks that continuing activity does not begin a new
+// run each time.
 func TestSteadyUseIsOneRun(t *testing.T) {
 	rec := evidence.Recorder{Beat: time.Hour}
 	n := 0
@@ -104,7 +105,8 @@ func TestOverdueRunsAreWrittenAndForgotten(t *testing.T) {
 	}
 }
 
-// TestRecallNamesWhatHeld: a moment inside a run is known, one in a gap is not.
+// TestRecallNamesWhatHeld checks that a moment inside a run is known and one in
+// a gap is not.
 func TestRecallNamesWhatHeld(t *testing.T) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	var out []evidence.Record

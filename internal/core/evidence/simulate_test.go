@@ -80,9 +80,9 @@ func byHand(uses []time.Time, begin time.Time, timeout, snooze, window time.Dura
 	return pauses, wrong, stopped
 }
 
-// TestWeekUnderThreePolicies: a week that scripted users filled and a journal
-// kept gives under three policies exactly the pauses, hours and false stops
-// that follow from the script.
+// TestWeekUnderThreePolicies simulates three policies on a journal of a week of
+// scripted users, and expects exactly the pauses, hours and false stops
+// computed from the script.
 func TestWeekUnderThreePolicies(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -140,7 +140,8 @@ func TestWeekUnderThreePolicies(t *testing.T) {
 	}
 }
 
-// TestTrialWithoutSnoozeOrWarning: none is a value, and not what was in force.
+// TestTrialWithoutSnoozeOrWarning checks that zero is a value, distinct from
+// keeping the recorded one.
 func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
 	begin, none := t0.UTC(), idle.Duration(0)
 	at := func(h float64) time.Time { return begin.Add(time.Duration(h * float64(time.Hour))) }

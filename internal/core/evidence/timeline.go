@@ -178,7 +178,7 @@ func Signals(at time.Time, p idle.Policy, readings []idle.Reading) []Signal {
 	}
 	for _, name := range p.Signals {
 		if !seen[name] {
-			out = append(out, Signal{Signal: name, Verdict: idle.Unknown, Counts: true, Detail: "it has no reading"})
+			out = append(out, Signal{Signal: name, Verdict: idle.Unknown, Counts: true, Detail: "no reading"})
 		}
 	}
 	return out

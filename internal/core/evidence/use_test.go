@@ -8,8 +8,8 @@ import (
 	"lull/internal/core/idle"
 )
 
-// TestKeptUp: what is in use is kept up by nothing; else the block that waiting
-// does not end weighs most.
+// TestKeptUp checks that an object in use has no block to blame, and that
+// otherwise the most important block that does not end by itself is named.
 func TestKeptUp(t *testing.T) {
 	at := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	used := func(d time.Duration) *time.Time { x := at.Add(-d); return &x }

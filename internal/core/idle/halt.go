@@ -26,7 +26,7 @@ func (h HaltedBy) Check(now time.Time) error {
 		return fmt.Errorf("cannot halt: a reason has at most %d bytes", MaxHaltReason)
 	}
 	if h.Over(now) {
-		return errors.New("cannot halt until a time that is over")
+		return errors.New("cannot halt until a time in the past")
 	}
 	return nil
 }

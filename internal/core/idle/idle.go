@@ -187,7 +187,7 @@ func (d *decision) clocks() {
 		if ahead := t.Sub(d.now); ahead > FutureTolerance {
 			d.known = false
 			d.block(Block{Code: ClockInFuture, Sentence: fmt.Sprintf(
-				"The time of %s is %s in the future. A clock is wrong, so it is not used.", what, Human(ahead))})
+				"The time of %s is %s in the future, so it is ignored. A clock is wrong.", what, Human(ahead))})
 		}
 	}
 	check("the last activity", d.e.LastActivityAt)
@@ -206,7 +206,7 @@ func (d *decision) clocks() {
 // activity determines the baseline and the idle time since.
 func (d *decision) activity() {
 	last, signal := d.e.LastActivityAt, d.e.LastActivityBy
-	seen := last // signal is what showed the use at that time
+	seen := last // signal names the signal that showed the use at that time
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
 		if !d.p.Counts(r.Signal) {
@@ -237,7 +237,7 @@ func (d *decision) activity() {
 	if d.base.IsZero() {
 		d.known = false
 		d.block(Block{Code: SignalUnknown, Signal: "last_activity_at",
-			Sentence: "No time of activity, start or creation is known, so how long it has been idle is unknown."})
+			Sentence: "The idle time is unknown, because no time of activity, start or creation is known."})
 		return
 	}
 	idle := max(d.now.Sub(d.base), 0)

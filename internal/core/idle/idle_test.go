@@ -338,8 +338,8 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// TestTheLastUseHasItsSignal: an event that is older than the last use is not
-// named as its cause.
+// TestTheLastUseHasItsSignal checks that an event older than the last use is
+// not named as its cause.
 func TestTheLastUseHasItsSignal(t *testing.T) {
 	ago := func(m int) time.Time { return t0.Add(-time.Duration(m) * time.Minute) }
 	login := Reading{Signal: "recent", State: Quiet, At: t0, LastEvent: ago(50)}

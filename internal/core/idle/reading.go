@@ -124,9 +124,9 @@ func (r *Reading) describe(now time.Time) string {
 	return s
 }
 
-// Amount returns a value with its unit as people read it: with at most three
-// significant digits, and bytes in kB, MB, GB or TB. It rounds down, so that a
-// value below a threshold never looks as if it had reached it.
+// Amount formats a value with its unit for display: at most three significant
+// digits, and bytes in kB, MB, GB or TB. It rounds down, so that a value below
+// a threshold is never displayed as the threshold.
 func Amount(v float64, unit string) string {
 	if rest, ok := strings.CutPrefix(unit, "B"); ok && (rest == "" || rest[0] == '/') {
 		for _, prefix := range []string{"", "k", "M", "G", "T"} {

@@ -34,9 +34,9 @@ func (a *Adopted) IsUnit() bool { return a != nil && a.Unit != "" }
 // Adopter is a runtime whose instances are programs that it did not start and
 // cannot start again.
 type Adopter interface {
-	// Resolve completes a by what the machine says of it, and describes it. The
-	// error is why it cannot be adopted. caller is a process that must not be
-	// frozen, such as the user's shell; 0 for none.
+	// Resolve completes a with the machine's data about the program, and
+	// describes it. The error tells why it cannot be adopted. caller is a
+	// process that must not be frozen, such as the user's shell; 0 for none.
 	Resolve(a Adopted, caller int) (Adopted, Program, error)
 }
 
@@ -124,7 +124,7 @@ func (s *Spec) checkAdopted() (errs []error) {
 		set  bool
 	}{{"env", len(s.Env) > 0}, {"user", s.User != ""}, {"workdir", s.Workdir != ""}, {"expose", len(s.Expose) > 0}, {"listen_fds", s.ListenFDs}} {
 		if f.set {
-			errs = append(errs, fmt.Errorf("cannot use %s: it is the program's own, which lull did not start", f.name))
+			errs = append(errs, fmt.Errorf("cannot set %s of a program that lull did not start", f.name))
 		}
 	}
 	a := s.Adopted

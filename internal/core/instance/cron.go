@@ -16,10 +16,10 @@ type Cron interface {
 // maxCron bounds the text of a schedule, in bytes.
 const maxCron = 128
 
-// ParseCron reads a schedule in the form of a crontab: minute, hour, day of the
-// month, month and day of the week, in the machine's zone or with one such as
-// CRON_TZ=Europe/Berlin before it; @hourly and the like; or @every 10m. One that
-// never comes is an error.
+// ParseCron parses a crontab schedule: minute, hour, day of the month, month
+// and day of the week, in the machine's zone or in one that precedes it
+// (CRON_TZ=Europe/Berlin); @hourly and the like; or @every 10m. A schedule that
+// never occurs is an error.
 func ParseCron(text string) (Cron, error) {
 	if len(text) > maxCron || strings.TrimSpace(text) == "" {
 		return nil, fmt.Errorf("%.40q is no schedule: want one such as */10 * * * *", text)
@@ -32,7 +32,7 @@ func ParseCron(text string) (Cron, error) {
 		return nil, fmt.Errorf("%q is no schedule such as */10 * * * *: %w", text, err)
 	}
 	if s.Next(time.Unix(0, 0)).IsZero() {
-		return nil, fmt.Errorf("%q never comes", text)
+		return nil, fmt.Errorf("%q never occurs", text)
 	}
 	return s, nil
 }

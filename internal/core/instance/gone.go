@@ -11,13 +11,13 @@ type GoneError struct {
 
 func (e *GoneError) Error() string {
 	if e.Exit.Lost {
-		return fmt.Sprintf("cannot find the run of %s: it is over, and how it ended is not known", e.ID)
+		return fmt.Sprintf("cannot find the run of %s: it has ended with an unknown exit status", e.ID)
 	}
 	return fmt.Sprintf("cannot find the run of %s: it ended with code %d", e.ID, e.Exit.Code)
 }
 
-// EndedError is a start whose run was ended from outside before it was up: it is
-// an end like that of any run, and started again by the same rule.
+// EndedError is a failed start whose run was ended from outside before it was
+// up. It counts as the end of a run, and the same rule restarts it.
 type EndedError struct {
 	Exit Exit
 	Err  error
@@ -26,8 +26,8 @@ type EndedError struct {
 func (e *EndedError) Error() string { return e.Err.Error() }
 func (e *EndedError) Unwrap() error { return e.Err }
 
-// NoRoomError is a change that was refused before it was begun, because a file
-// system of this machine has too little room for what it may write.
+// NoRoomError is a change that was refused before it began, because a file
+// system of this machine has too little free space for it.
 type NoRoomError struct {
 	What        string // that would be written, for users
 	Path        string // on the file system
@@ -46,5 +46,5 @@ type Listener struct {
 	PID       int    // one process that has it
 	Watchable bool   // whether it can be duplicated while the instance is frozen
 	Why       string // why not, empty when it can
-	Private   bool   // only the workload itself reaches it: the loopback of a network of its own
+	Private   bool   // only the workload itself can reach it: it is on the loopback of a separate network
 }

@@ -37,7 +37,7 @@ type Endpoint struct {
 	Target string `json:"target"`           // host:port or path that the program listens on
 	Path   Path   `json:"path"`             // auto until decided, then direct or relay
 	Why    string `json:"why,omitempty"`    // why that path was chosen
-	Status string `json:"status,omitempty"` // empty while well, otherwise what is wrong with it
+	Status string `json:"status,omitempty"` // empty while healthy, otherwise the fault
 }
 
 // Restart says what happens after a workload ends by itself.
@@ -59,8 +59,8 @@ type Launch struct {
 	Dir     string   // working directory, absolute; empty is the image's
 	User    string   // name or uid[:gid]; empty is the daemon's own user
 	Listen  []string // addresses (shimctl.Addr) of the sockets that the program inherits as LISTEN_FDS, in order
-	Handoff []string // addresses (shimctl.Addr) whose kept sockets take the place of the program's own at its bind
-	LogPath string   // file of standard output and error, rotated beside itself
+	Handoff []string // addresses (shimctl.Addr) whose kept sockets replace the program's own when it binds
+	LogPath string   // file of standard output and error, rotated in place
 	LogMax  int64    // bytes per log file; the previous one is kept as LogPath.1
 
 	Image     string  // as in Spec, and so are the others
@@ -97,7 +97,7 @@ type Exit struct {
 	Code   int       `json:"code"`             // exit code, 128+signal when a signal ended it
 	Signal int       `json:"signal,omitempty"` // the signal, 0 when it exited by itself
 	At     time.Time `json:"at"`
-	Lost   bool      `json:"lost,omitempty"` // the code could not be collected (the shim was gone)
+	Lost   bool      `json:"lost,omitempty"` // the code could not be collected, because the shim was not running
 	// Why is the known cause, beyond the code.
 	Why  string `json:"why,omitempty"`
 	Unit bool   `json:"unit,omitempty"` // a unit's: Why says all that systemd does
@@ -147,7 +147,7 @@ type Sample struct {
 	CPU    time.Duration // used by the whole tree since it started, ended children included
 	CPUErr error
 
-	NetBytes uint64 // moved by the tree's sockets, cumulative as far as the kernel tells
+	NetBytes uint64 // bytes moved by the tree's sockets, cumulative, if the kernel reports them
 	NetErr   error
 
 	// DiskBytes are the bytes that the tree read from and wrote to disks,
@@ -156,7 +156,7 @@ type Sample struct {
 	DiskErr   error
 
 	Outbound int    // established connections that the tree opened itself, not to loopback
-	Calls    []Conn // those of them, and of those to loopback, about which more is known
+	Calls    []Conn // the subset of these, and of those to loopback, with details
 
 	// Listens is set while one of its sockets takes connections or datagrams from
 	// outside, so that a client could wake it.
@@ -167,14 +167,14 @@ type Sample struct {
 	ConnErr    error     // covers Inbound, Outbound, Calls, Listens and LastClosed
 }
 
-// Command is a command to run beside an instance.
+// Command is a command to run inside an instance.
 type Command struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env,omitempty"` // KEY=VALUE, after the instance's own
 	Dir     string   `json:"dir,omitempty"` // default: the instance's
 }
 
-// Outcome is how such a command ended and what it printed.
+// Outcome is the result of such a command.
 type Outcome struct {
 	ExitCode int    `json:"exit_code"`
 	Stdout   string `json:"stdout"`

@@ -12,7 +12,7 @@ const (
 // CheckLayer says what is wrong with a layer's size; 0 is no layer.
 func CheckLayer(size int64) error {
 	if size != 0 && (size < minLayer || size > maxLayer || size%(1<<20) != 0) {
-		return fmt.Errorf("%d bytes are no whole MiB between %d MiB and %d TiB, nor 0", size, minLayer>>20, maxLayer>>40)
+		return fmt.Errorf("%d bytes: want 0, or whole MiB from %d MiB to %d TiB", size, minLayer>>20, maxLayer>>40)
 	}
 	return nil
 }

@@ -36,15 +36,15 @@ const (
 	DefaultProbeWindow   = time.Minute
 )
 
-// Probe is a user's own signal of an instance: it says whether the instance is
-// active or quiet. Whatever else it does leaves the signal unknown, which blocks
-// the idle pause.
+// Probe is a signal that a user defines for an instance. Its answer is active
+// or quiet. Any other outcome leaves the signal unknown, which blocks the idle
+// pause.
 type Probe struct {
 	Name string `json:"name"` // the signal is probe:NAME
 	Kind string `json:"kind"`
 
 	Command []string `json:"command,omitempty"` // exec: exit code 0 is active, 1 is quiet
-	Inside  bool     `json:"inside,omitempty"`  // exec: run it inside the instance, not as the daemon's user beside it
+	Inside  bool     `json:"inside,omitempty"`  // exec: run the command inside the instance, not on the host as the daemon's user
 
 	URL   string `json:"url,omitempty"`   // http and prometheus
 	Field string `json:"field,omitempty"` // http: path of a field in the JSON of the answer, as in jobs.0.running
@@ -98,7 +98,7 @@ func (s *Spec) checkProbes() (errs []error) {
 	return errs
 }
 
-// probeFields are the settings of each kind, beside those that all have.
+// probeFields lists the settings specific to each kind.
 var probeFields = map[string][]string{
 	ProbeExec:       {"command", "inside"},
 	ProbeHTTP:       {"url", "field"},
@@ -113,7 +113,7 @@ func (p *Probe) faults(bad func(field, format string, args ...any)) {
 	}
 	has, known := probeFields[p.Kind]
 	if !known {
-		bad("kind", "%q is none of exec, http, prometheus, file", p.Kind)
+		bad("kind", "%q is not exec, http, prometheus or file", p.Kind)
 		return
 	}
 	for _, f := range []struct {

@@ -23,8 +23,8 @@ type Runtime interface {
 	Capabilities() power.Capabilities
 }
 
-// What some runtimes and workloads can do beside the rest. The host asks for
-// them by these interfaces.
+// Optional abilities of runtimes and workloads. The host checks for them with
+// these interfaces.
 type (
 	// SpecChecker is a runtime with rules of its own for a Spec, beyond what
 	// its capabilities say.
@@ -60,19 +60,19 @@ type (
 	// name in the directory above. An error about a missing path is tartree.ErrNoPath,
 	// one about a path that is no file or directory tartree.ErrIrregular.
 	FileKeeper interface {
-		FilesAwake() bool // whether the instance must run for it
+		FilesAwake() bool // whether the instance must run for access to its files
 		ReadFiles(ctx context.Context, id, at string, w io.Writer) (begun bool, err error)
 		WriteFiles(ctx context.Context, id, at string, r io.Reader) error
 	}
-	// RestRooted is a runtime whose instances have files while they are stopped. The
-	// caller makes sure that the instance stays stopped, and closes the root.
+	// RestRooted is a runtime whose instances have files while they are
+	// stopped. The caller ensures that the instance stays stopped, and closes
+	// the root.
 	RestRooted interface {
 		RestRoot(ctx context.Context, id, image string) (*os.File, error)
 	}
-	// ConsoleKeeper is a runtime whose instances have a console of their own
-	// kernel, apart from what the program prints. Console brings its file up to
-	// date and gives its path; PATH.1 holds what is older. Neither needs to be
-	// there.
+	// ConsoleKeeper is a runtime whose instances have a kernel console,
+	// separate from the program's output. Console updates its file and returns
+	// the path; PATH.1 holds older output. Neither file needs to exist.
 	ConsoleKeeper interface {
 		Console(ctx context.Context, id string) (path string, err error)
 	}
@@ -82,11 +82,11 @@ type (
 		Images(ctx context.Context) ([]Image, error)
 		RemoveImage(ctx context.Context, id string) error
 	}
-	// Cloner is a runtime that can make a hibernated run of l.ID out of another
-	// instance's that is hibernated too and stays so; Adopt finds it. saved is
-	// what it takes on disk beside what both share, in bytes. Of l only what
-	// names the run and its log counts, and its workspace: without one the
-	// copy has none of the other's.
+	// Cloner is a runtime that can create a hibernated run of l.ID from another
+	// hibernated instance, which stays hibernated; Adopt finds the new run.
+	// saved is its size on disk in bytes, without what both share. Of l only
+	// the fields that name the run and its log are used, and its workspace:
+	// without one the clone has no workspace either.
 	Cloner interface {
 		Clone(ctx context.Context, from string, l Launch) (saved int64, err error)
 	}
@@ -96,8 +96,8 @@ type (
 	Sizer interface {
 		Size(s *Spec) (memory int64, slow bool)
 	}
-	// Identifier is a runtime that can tell whose a process is; an error when
-	// it is none of its own.
+	// Identifier is a runtime that can tell which instance a process belongs
+	// to; an error means none of its own.
 	Identifier interface {
 		Identify(pid int) (id string, err error)
 	}
@@ -107,16 +107,17 @@ type (
 	Toiler interface {
 		AtWork() (bool, error)
 	}
-	// Dialer is a workload with a network of its own: the relay connects to it
-	// by this. target is host:port as the workload sees it.
+	// Dialer is a workload with a separate network, into which the relay
+	// connects with Dial. target is host:port as the workload sees it.
 	Dialer interface {
 		Dial(ctx context.Context, target string) (net.Conn, error)
 	}
 	// Troubled is a workload that can report what keeps it from working
 	// although its run continues; "" for nothing. Trouble does not block.
 	Troubled interface{ Trouble() string }
-	// Flusher is a workload that writes down, before it is frozen for what may be
-	// long, what it must not lose. It may take seconds, in which it serves.
+	// Flusher is a workload that can write out data that must not be lost
+	// before it is frozen for long. This may take seconds, during which the
+	// workload serves.
 	Flusher interface {
 		Flush(ctx context.Context)
 	}
@@ -131,7 +132,7 @@ type (
 	}
 )
 
-// LogQuery selects lines of what an instance printed.
+// LogQuery selects lines of an instance's output.
 type LogQuery struct {
 	Tail   int       // the last of the selected lines, all if negative
 	Follow bool      // and new ones until the caller leaves
@@ -139,7 +140,7 @@ type LogQuery struct {
 	Until  time.Time
 	Times  bool // RFC 3339 and a space before each line
 
-	Console bool // of what the instance's kernel printed instead
+	Console bool // select the output of the instance's kernel instead
 }
 
 // Image is something that is kept of an image, or of a guest.
@@ -150,7 +151,7 @@ type Image struct {
 	Bytes  int64     `json:"bytes" doc:"On disk"`
 	MadeAt time.Time `json:"made_at"`
 	UsedAt time.Time `json:"used_at" doc:"When a run was last created from it; if never, when it was created"`
-	InUse  bool      `json:"in_use" doc:"A run lies upon it"`
+	InUse  bool      `json:"in_use" doc:"A run is based on it"`
 }
 
 // Errors of Runtime.Start with a Launch.Handoff.
@@ -163,13 +164,13 @@ var (
 	ErrStartAgain = errors.New("the supervisor was replaced while the program began")
 )
 
-// ErrUnanswered is a cause of a failed Freeze: another daemon was asked for it,
-// and the request can still take effect.
+// ErrUnanswered marks a failed Freeze that another daemon was requested to do,
+// and that can still take effect.
 var ErrUnanswered = errors.New("the request can still take effect")
 
-// SnapshotError says that a hibernated workload cannot be restored: it was
-// saved with something else, or its files are damaged. Nothing was changed; the
-// instance has to start anew.
+// SnapshotError means that a hibernated workload cannot be restored: the
+// configuration has changed since it was saved, or its files are damaged.
+// Nothing was changed; the instance must be booted.
 type SnapshotError struct{ Reason string }
 
 func (e *SnapshotError) Error() string { return "cannot restore it: " + e.Reason }

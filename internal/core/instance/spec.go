@@ -41,7 +41,7 @@ const (
 	MaxTimers   = 16       // schedules of one instance
 	MaxDepends  = 64       // instances that one depends on
 	MaxLabel    = 4096     // bytes of a label's key and value
-	MinLog      = 64 << 10 // bytes of a log before it is rotated
+	MinLog      = 64 << 10 // minimum size in bytes at which a log is rotated
 )
 
 // Spec contains a user's settings. Durations of zero mean off, except
@@ -58,7 +58,7 @@ type Spec struct {
 	Image     string  `json:"image,omitempty"`        // directory, image file or registry reference of its files
 	Memory    int64   `json:"memory_bytes,omitempty"` // 0 is the runtime's default
 	CPUs      float64 `json:"cpus,omitempty"`         // processors; 0 is the runtime's default
-	Net       Net     `json:"net,omitempty"`          // what it may reach; empty is outbound
+	Net       Net     `json:"net,omitempty"`          // network access; empty means outbound
 	Workspace string  `json:"workspace,omitempty"`    // directory of this machine that it shares, as ParseWorkspace reads it
 
 	Expose []Endpoint `json:"expose,omitempty"`
@@ -74,9 +74,10 @@ type Spec struct {
 	ReadyTimeout         idle.Duration  `json:"ready_timeout,omitempty"` // default 60 s
 	StopGrace            idle.Duration  `json:"stop_grace,omitempty"`    // from SIGTERM to SIGKILL, default 10 s
 
-	// WakeFromStopped is whether a connection starts it while it is stopped. By
-	// default, nil, one does after lull stopped it; with true also before its first
-	// start and after it ended by itself. What a user stopped stays stopped.
+	// WakeFromStopped decides whether a connection starts the instance while it
+	// is stopped. By default (nil) one does if lull stopped it; with true also
+	// before its first start and after it exited. An instance that a user
+	// stopped stays stopped.
 	WakeFromStopped *bool   `json:"wake_from_stopped,omitempty"`
 	WakeOnOutbound  bool    `json:"wake_on_outbound,omitempty"`
 	IdlePolicy      string  `json:"idle_policy,omitempty"`
@@ -88,7 +89,8 @@ type Spec struct {
 	// WakeSchedule are the times at which it has to run, as ParseCron reads them.
 	WakeSchedule []string `json:"wake_schedule,omitempty"`
 
-	// DependsOn names instances that are woken before it, and stay awake while it is.
+	// DependsOn names the instances that wake before this one and stay awake as
+	// long.
 	DependsOn []string `json:"depends_on,omitempty"`
 
 	// Group names instances that sleep together, and wake together.
@@ -96,10 +98,11 @@ type Spec struct {
 
 	Probes []Probe `json:"probes,omitempty"` // signals of the user's own
 
-	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks with them what it made
+	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks the instances that it creates
 
-	// Adopted is what ran already when the instance was made; nil for a program
-	// that lull starts. Command then only describes it.
+	// Adopted describes a program that was running before the instance was
+	// made; nil for a program that lull starts. Command is then informative
+	// only.
 	Adopted *Adopted `json:"adopted,omitempty"`
 }
 
@@ -107,8 +110,8 @@ type Spec struct {
 // as far as the instance's own settings decide.
 func (s *Spec) Wakes() bool { return s.WakeFromStopped == nil || *s.WakeFromStopped }
 
-// Net says what an instance with a network of its own may reach. Clients reach
-// its exposed ports whatever it is.
+// Net is the network access of an instance with a separate network. Clients
+// reach its exposed ports in any case.
 type Net string
 
 // The modes of Net. The default is outbound.
@@ -145,9 +148,9 @@ func (s *Spec) Validate() error {
 	if err := ValidName(s.Name); err != nil {
 		errs = append(errs, err)
 	}
-	switch { // an image may name a command of its own
+	switch { // an image may define the command
 	case len(s.Command) == 0 && s.Image == "", len(s.Command) > 0 && s.Command[0] == "":
-		bad("command", "it is empty")
+		bad("command", "must not be empty")
 	}
 	size := 0
 	for i, a := range slices.Concat(s.Command, s.Env) {
@@ -171,7 +174,7 @@ func (s *Spec) Validate() error {
 		bad("idle_policy", "%q is neither %s nor %s", s.IdlePolicy, PolicyDefault, PolicyLeasesOnly)
 	}
 	if !slices.Contains([]Restart{"", RestartNo, RestartOnFailure, RestartAlways}, s.Restart) {
-		bad("restart", "%q is none of no, on-failure, always", s.Restart)
+		bad("restart", "%q is not no, on-failure or always", s.Restart)
 	}
 	if s.LogMax < 0 || s.LogMax > 1<<40 {
 		bad("log_max_bytes", "%d is out of range", s.LogMax)
@@ -254,7 +257,7 @@ func (s *Spec) checkBox() (errs []error) {
 		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))
 	}
 	if len(s.Image) > MaxImage || strings.ContainsRune(s.Image, 0) {
-		bad("image", "it has more than %d bytes or a NUL byte", MaxImage)
+		bad("image", "more than %d bytes, or a NUL byte", MaxImage)
 	}
 	if s.Memory != 0 && (s.Memory < MinMemory || s.Memory > MaxMemory) {
 		bad("memory_bytes", "%d is not between %d and %d", s.Memory, MinMemory, int64(MaxMemory))
@@ -263,7 +266,7 @@ func (s *Spec) checkBox() (errs []error) {
 		bad("cpus", "%v is not between 0.01 and %d", s.CPUs, MaxCPUs)
 	}
 	if !slices.Contains([]Net{"", NetNone, NetOutbound, NetFull}, s.Net) {
-		bad("net", "%q is none of none, outbound, full", s.Net)
+		bad("net", "%q is not none, outbound or full", s.Net)
 	}
 	if _, err := ParseWorkspace(s.Workspace); err != nil {
 		bad("workspace", "%v", err)
@@ -294,7 +297,7 @@ func (s *Spec) CheckFor(c power.Capabilities) error {
 		lacks("workspace", "cannot share a directory with it")
 	}
 	if s.ReclaimAfter > 0 && !c.Reclaim {
-		lacks("reclaim_after", "cannot push the memory of others out here: the host needs root")
+		lacks("reclaim_after", "cannot reclaim memory of other users' processes: the host needs root")
 	}
 	if s.HibernateAfter > 0 && !c.Hibernate {
 		lacks("hibernate_after", "cannot save an instance to disk")
@@ -393,7 +396,7 @@ func (s *Spec) checkEndpoints() (errs []error) {
 				errs = append(errs, fmt.Errorf("cannot use expose[%d]: on the direct path the program itself listens on %s, so the target cannot be %s", i, e.Listen, e.Target))
 			}
 		default:
-			errs = append(errs, fmt.Errorf("cannot use expose[%d]: path %q is none of auto, direct, relay", i, e.Path))
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: path %q is not auto, direct or relay", i, e.Path))
 		}
 	}
 	return errs
@@ -537,11 +540,11 @@ type Record struct {
 	LastPausedAt   time.Time `json:"last_paused_at,omitzero"`
 	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`
 	SnoozedUntil   time.Time `json:"snoozed_until,omitzero"`
-	NextDue        time.Time `json:"next_due,omitzero"`      // when its program wants to run, on the wall clock, as the two below
+	NextDue        time.Time `json:"next_due,omitzero"`      // when its program wants to run, in wall-clock time like the next two
 	WakeAt         time.Time `json:"wake_at,omitzero"`       // when a user wants it to run
-	TimersServed   time.Time `json:"timers_served,omitzero"` // timers until then are done
+	TimersServed   time.Time `json:"timers_served,omitzero"` // timers up to this time have been served
 	PausedBy       string    `json:"last_paused_by,omitempty"`
-	StoppedBy      string    `json:"stopped_by,omitempty"` // who stopped the last run; empty while it runs and when it ended by itself
+	StoppedBy      string    `json:"stopped_by,omitempty"` // who stopped the last run; empty while it runs and if it exited
 	ResumedBy      string    `json:"last_resumed_by,omitempty"`
 	StatusReason   string    `json:"status_reason,omitempty"`
 	Unserved       string    `json:"unserved,omitempty"` // a start or wake that found no room since it is in this state, and why

@@ -219,7 +219,7 @@ func TestWorkspace(t *testing.T) {
 	}
 	for s, says := range map[string]string{
 		"/w:/data:RO": `"RO" is neither ro nor rw`, "/w:RO": `"RO" is neither`, "/w:/data:r": `"r" is neither`, "/w:": `"" is neither`,
-		"/w:/data:": `"" is neither`, "/w:/data:ro:ro": "a colon", "/w:/data:x/y": "a colon", "/w:/data:ro,z": "neither", "w": "absolute", "/w:/proc": "none of",
+		"/w:/data:": `"" is neither`, "/w:/data:ro:ro": "a colon", "/w:/data:x/y": "a colon", "/w:/data:ro,z": "neither", "w": "absolute", "/w:/proc": "other than",
 	} {
 		if err := CheckWorkspace(s); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v; want %q", s, err, says)

@@ -62,7 +62,7 @@ func Capture(run func(Streams) (int, error)) (Outcome, error) {
 	return Outcome{ExitCode: code, Stdout: string(out.b), Stderr: string(errOut.b), Truncated: out.cut || errOut.cut}, nil
 }
 
-// beginning keeps the first bytes that are written to it.
+// beginning is a writer that keeps the first bytes.
 type beginning struct {
 	b   []byte
 	cut bool // there were more

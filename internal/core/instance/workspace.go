@@ -39,17 +39,17 @@ func ParseWorkspace(s string) (Workspace, error) {
 		return Workspace{}, fmt.Errorf("%q is not an absolute path", w.Dir)
 	}
 	if path.Clean(w.Path) != w.Path || slices.Contains(kernels, w.Path) || len(s) > MaxImage {
-		return Workspace{}, fmt.Errorf("%q cannot be its place inside: want a clean absolute path that is none of %s", w.Path, strings.Join(kernels, ", "))
+		return Workspace{}, fmt.Errorf("cannot mount it at %q: want a clean absolute path other than %s", w.Path, strings.Join(kernels, ", "))
 	}
 	return w, nil
 }
 
-// CheckWorkspace says what is wrong with what a user asked for. What follows
-// the last colon is ro, rw or a path inside: anything else, as :RO, would be a
-// part of a path, and the directory shared with the right to write. A directory
-// whose own name ends so is meant with :rw behind it.
+// CheckWorkspace validates a workspace as a user wrote it. After the last colon
+// only ro, rw or a path inside is valid: anything else, such as :RO, would be
+// taken as part of the path, and the directory would be shared writable. For a
+// directory whose own name ends like that, append :rw.
 func CheckWorkspace(s string) error {
-	const want = "want DIR[:/PATH/INSIDE][:ro], or :rw, which it is without"
+	const want = "want DIR[:/PATH/INSIDE][:ro] (:rw is the default)"
 	if n := strings.LastIndexByte(s, ':'); n >= 0 && !strings.Contains(s[n:], "/") && s[n:] != ":ro" && s[n:] != ":rw" {
 		return fmt.Errorf("%q is neither ro nor rw: %s", s[n+1:], want)
 	}

@@ -22,7 +22,7 @@ const (
 	ForSchedule  = "schedule"
 	ForWake      = "wake"   // by wake token; a client is waiting
 	ForRepair    = "repair" // restart of a worker that the cloud stopped
-	ByPerson     = "person"
+	ByUser       = "person"
 )
 
 // Parts is the number of slices into which a budget's period is divided for
@@ -85,7 +85,7 @@ func (b Budget) Validate() error {
 // Per returns the period of b.
 func (b *Budget) Per() time.Duration { return time.Duration(b.PerMinutes) * time.Minute }
 
-// unlimited stands for the limit of a budget that sets none.
+// unlimited is the limit of a budget that sets none.
 const unlimited = 1 << 30
 
 // Limit returns the maximum number of actions per period if b selects size
@@ -121,7 +121,7 @@ func (b *Budget) Describe() string {
 
 // Holds reports whether b limits the given action on w.
 func (b *Budget) Holds(w *Subject, what, reason string) bool {
-	return b.For == what && b.Selector.Matches(w) && (len(b.Reasons) == 0 || slices.Contains(b.Reasons, reason) || reason == ByPerson)
+	return b.For == what && b.Selector.Matches(w) && (len(b.Reasons) == 0 || slices.Contains(b.Reasons, reason) || reason == ByUser)
 }
 
 // Spent records the past actions of one budget. The zero value is empty. It is
@@ -184,7 +184,7 @@ func (s Spent) Add(now time.Time, per time.Duration) Spent {
 	return append(out, Part{end, 1})
 }
 
-// Ledger maps a budget's name to what was spent of it.
+// Ledger maps a budget's name to the amount spent of it.
 type Ledger map[string]Spent
 
 // Used is the state of one budget for one worker.
@@ -253,7 +253,7 @@ func (s *Set) StateOf(now time.Time, b *Budget, spent Spent, size int) Used {
 	u := b.State(now, spent, size)
 	if _, holds := s.during(now, b); !holds {
 		u.Free, u.FreeAt, u.Left = true, nil, unlimited
-		u.Sentence = fmt.Sprintf("Budget %s holds nothing now, as its schedule %s is not open: %s.", b.Name, b.During, u.Rule)
+		u.Sentence = fmt.Sprintf("Budget %s does not limit anything now, because its schedule %s is not active: %s.", b.Name, b.During, u.Rule)
 	}
 	return u
 }
@@ -316,9 +316,9 @@ func (b *Budget) State(now time.Time, spent Spent, size int) Used {
 			free = at
 		}
 	}
-	room := "is used up"
+	state := "is used up"
 	if u.Free = u.Left > 0; u.Free {
-		room = "has room"
+		state = "has room"
 	} else if !never {
 		free = free.UTC()
 		u.FreeAt = &free
@@ -331,6 +331,6 @@ func (b *Budget) State(now time.Time, spent Spent, size int) Used {
 	if u.Count == 1 {
 		verb = "counts"
 	}
-	u.Sentence = fmt.Sprintf("Budget %s %s: %s%s, and %d %s now.", b.Name, room, u.Rule, of, u.Count, verb)
+	u.Sentence = fmt.Sprintf("Budget %s %s: %s%s, and %d %s now.", b.Name, state, u.Rule, of, u.Count, verb)
 	return u
 }

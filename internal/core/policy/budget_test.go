@@ -8,8 +8,9 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// TestBudgetSaysWhatItHolds: a share says how many that is, and a budget whose
-// schedule is closed holds nothing, however much was spent.
+// TestBudgetSaysWhatItHolds checks that a budget by percentage states the
+// number, and that a budget with an inactive schedule limits nothing, however
+// much was spent.
 func TestBudgetSaysWhatItHolds(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC) // a Monday
 	share, from, to := 10.0, when.Clock(13*60), when.Clock(14*60)
@@ -25,7 +26,7 @@ func TestBudgetSaysWhatItHolds(t *testing.T) {
 		at   time.Time
 		free bool
 		says string
-	}{{now, true, "holds nothing now, as its schedule later is not open"}, {now.Add(61 * time.Minute), false, "is used up"}} {
+	}{{now, true, "does not limit anything now, because its schedule later is not active"}, {now.Add(61 * time.Minute), false, "is used up"}} {
 		if u := s.StateOf(c.at, &b, spent.Add(c.at, b.Per()), 6); u.Free != c.free || !strings.Contains(u.Sentence, c.says) {
 			t.Errorf("at %s: %+v", c.at, u)
 		}

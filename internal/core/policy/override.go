@@ -68,7 +68,8 @@ func (o *Override) Sentence() string {
 	return text + "."
 }
 
-// overrides returns those of a kind that select w, by their ends.
+// overrides returns the overrides of a kind that select w, ordered by their
+// ends.
 func (s *Set) overrides(w *Subject, kind string) []Override {
 	var out []Override
 	for _, o := range s.Overrides {

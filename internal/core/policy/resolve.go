@@ -98,7 +98,7 @@ func New(policies []Named, schedules []Schedule, groups []Group, overrides []Ove
 	return s
 }
 
-// specific ranks a group's selector by how much it narrows down.
+// specific ranks a group's selector by how narrow it is.
 func specific(g Group) int {
 	n := 2 * len(g.Selector.Tags)
 	if g.Selector.Region != "" {
@@ -248,7 +248,7 @@ func (s *Set) override(to []layer, now time.Time, r *Resolved, w *Subject) []lay
 	return to
 }
 
-// stand evaluates the schedule, without boundaries that overrides suppress.
+// stand evaluates the schedule, ignoring boundaries that overrides suppress.
 func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 	if r.Schedule == "" {
 		return
@@ -288,7 +288,7 @@ func pick[T any](r *Resolved, from []layer, field string, get func(*Values) *T) 
 	return v, l
 }
 
-// take sets what the layers set.
+// take applies the values that the layers set.
 func (r *Resolved) take(from []layer) {
 	span := func(field string, to *idle.Duration, get func(*Values) *int) *layer {
 		m, l := pick(r, from, field, get)

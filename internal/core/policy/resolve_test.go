@@ -101,9 +101,9 @@ func TestOverrides(t *testing.T) {
 	set := policy.New(nil, []policy.Schedule{s}, nil, []policy.Override{skip, freeze, keep}, nil)
 	for _, c := range []struct {
 		at      string
-		started string // pauses what was started then
+		started string // starting point: the last start
 		pauses  bool
-		stopped string // starts what was stopped then
+		stopped string // starting point: the last stop
 		starts  bool
 		blocks  int
 		kept    bool
@@ -131,15 +131,15 @@ func TestOverrides(t *testing.T) {
 			}
 		}
 	}
-	// One that is new speaks first at its next boundary.
+	// A new schedule takes effect at its next boundary.
 	w.Since = at(t, "2026-06-01 12:00 UTC")
 	if r := set.Resolve(at(t, "2026-06-01 13:00 UTC"), base, &w); r.ScheduleState.Last != nil || r.ScheduleState.NextClose == nil {
 		t.Errorf("it spoke already: %+v", r.ScheduleState)
 	}
 }
 
-// No stretch of a budget's time holds more actions than its limit, and what
-// asks again when told to gets its turn.
+// No period of a budget contains more actions than its limit, and a caller that
+// asks again at the given time is served.
 func TestBudgetNeverExceeded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := policy.Budget{Name: "b", For: rapid.SampledFrom([]string{policy.Stops, policy.Starts}).Draw(t, "for"),

@@ -69,7 +69,7 @@ func (w Window) String() string {
 func (w Window) validate() error {
 	switch {
 	case (w.Days == 0) == (w.Date == ""):
-		return errors.New("it has either days or a date")
+		return errors.New("set either days or a date")
 	case w.Days > when.Every:
 		return errors.New("there are no such days")
 	case w.From < 0 || w.From >= when.EndOfDay || w.To < 0 || w.To > when.EndOfDay:

@@ -127,9 +127,9 @@ type moment struct {
 	at, wall int64 // Unix seconds, and the same of the local time read as UTC
 }
 
-// hulls are what a schedule means, said another way: of each window on each
-// day everything from the first moment at which the wall clock shows a time in
-// it to the end of the last one.
+// hulls computes the meaning of a schedule independently: for each window and
+// day, the period from the first moment at which the wall clock shows a time in
+// the window to the end of the last such moment.
 func hulls(s *policy.Schedule, walk []moment, step int64) [][2]int64 {
 	var out [][2]int64
 	first, last := time.Unix(walk[0].wall, 0).UTC(), time.Unix(walk[len(walk)-1].wall, 0).UTC()

@@ -39,7 +39,7 @@ func TestReferenceIsFresh(t *testing.T) {
 func TestInstanceTable(t *testing.T) { checkTable(t, InstanceTable) }
 func TestWorkerTable(t *testing.T)   { checkTable(t, WorkerTable) }
 
-// checkTable holds a table to what the package promises.
+// checkTable checks the properties that the package guarantees of every table.
 func checkTable[S ~string](t *testing.T, tab *Table[S]) {
 	seen := map[S]bool{}
 	for _, s := range tab.States {

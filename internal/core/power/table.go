@@ -40,7 +40,7 @@ const (
 type Deadline[S ~string] struct {
 	Name   string // name of the setting or limit
 	Owner  string // who enforces it
-	Repair string // what the owner does when it passes, for display
+	Repair string // the owner's action when it passes, for display
 	To     []S    // states the repair may lead to, each a legal transition with cause Timeout
 }
 

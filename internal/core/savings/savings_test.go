@@ -58,8 +58,9 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// TestMissing: the rows that the table lacks are listed once, with their workers
-// and hours; what has a price or has not been reported is not.
+// TestMissing checks that prices missing from the table are listed once, with
+// their workers and hours, and that known prices and unreported types are not
+// listed.
 func TestMissing(t *testing.T) {
 	p, err := savings.Published()
 	if err != nil {

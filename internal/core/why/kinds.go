@@ -21,7 +21,7 @@ var (
 	CloudUnread = Kind{"cloud_unread", "%s."}
 	Completion  = Kind{"completion", "Its completion (%s) will %s it at {at}. Undo that with: lull agent complete --undo."}
 	LastAction  = Kind{"last_action", "The last action was a %s because of %s at {at}: %s %s."}
-	BootedAnew  = Kind{"booted_anew", "It was booted anew and not restored: %s."}
+	BootedAnew  = Kind{"booted_anew", "It was booted instead of restored: %s."}
 	Trouble     = Kind{"trouble", "Something keeps it from working: %s."}
 	LetRun      = Kind{"let_run", "It was asleep, and %s; lull noticed at {at}."}
 	Restarted   = Kind{"restarted", "It was restarted: %s."}

@@ -34,7 +34,8 @@ type Account struct {
 	Leases  []idle.Lease      `json:"leases" doc:"Held at that time"`
 	Paused  *evidence.Turn    `json:"paused,omitempty" doc:"The last pause before that time"`
 	Resumed *evidence.Turn    `json:"resumed,omitempty" doc:"The last resume before that time"`
-	// Change lists what would have to change for it to be paused, or to stay.
+	// Change lists the changes after which it would be paused, or would keep
+	// running.
 	Change   []string           `json:"change" doc:"The sentences of the remedies"`
 	Remedies []Fact             `json:"remedies" doc:"What would change that"`
 	Checked  *evidence.Checked  `json:"checked,omitempty" doc:"The recorded check it is based on; absent if it was evaluated just now"`
@@ -200,7 +201,7 @@ func Explain(a Account, d evidence.Decision) Account {
 	return a.Running(v, a.At)
 }
 
-// participles are those of the actions.
+// participles are the past participles of the actions.
 var participles = map[string]string{"stop": "stopped", "hibernate": "hibernated", "drain": "drained", "terminate": "terminated"}
 
 // Running answers why an object runs from a verdict: by every block, or, for a
@@ -262,8 +263,8 @@ func Past(a Account, c evidence.Recall) Account {
 	return a
 }
 
-// Down answers why an object was in a state other than running at the time of
-// the account, by the turn that led to it; nil if that is not known.
+// Down explains why an object was not running at the time of the account, by
+// the transition that led there; nil if it is unknown.
 func (a *Account) Down(turn *evidence.Turn) {
 	a.NoRemedy()
 	a.Ask("why was it "+a.State).Add(WasInState, a.At, "", a.State)
@@ -329,10 +330,10 @@ func (a *Account) stay() string {
 	return "lull snooze " + a.Name
 }
 
-// agentEnds maps the guards that only agents have to what ends them.
+// agentEnds maps the agent's own guards to the event that ends them.
 var agentEnds = map[idle.Code]string{
 	"no_policy":         "an idle-timeout would have to be set, by a tag of the machine or in /etc/lull/agent.yaml",
-	"pause_holder":      "the agent would have to decide about the machine: pause-holder agent",
+	"pause_holder":      "the agent would have to be in charge of the machine: pause-holder agent",
 	"config_unreadable": "its configuration would have to be readable: lull agent reload says what is wrong",
 	"policy_untold":     "its agent would have to be of this version",
 }
@@ -341,7 +342,7 @@ var agentEnds = map[idle.Code]string{
 // reason with which its reading begins. Those with a %s get the worker's name.
 var readable = []struct{ signal, begins, advice string }{
 	{"cml", "not_opted_in", "switch telemetry on in CML: its opt-in is off, so CML may collect no events"},
-	{"cml", "opt_in_unreadable", "CML must say whether telemetry is switched on: lull's CML user needs the right to read it"},
+	{"cml", "opt_in_unreadable", "lull's CML user needs the right to read whether CML's telemetry is switched on"},
 	{"cml", "unauthorized", "lull needs a user that CML accepts: cml_username and cml_password of the worker, or CML_DEFAULT_USERNAME and CML_DEFAULT_PASSWORD"},
 	{"cml", "clock_offset_unknown", "CML's answers must have a Date header, so that its clock can be compared"},
 	{"cml", "activity detection is switched off", "switch activity detection on: WORKER_ACTIVITY_DETECTION_ENABLED=true"},
@@ -371,7 +372,7 @@ var statusEnds = map[string]string{
 	"STOPPED":  "start it: lull worker start %s",
 }
 
-// end returns what would have to happen for a block to end.
+// end returns the event that would end a block.
 func (a *Account) end(b idle.Block, readings []idle.Reading) Fact {
 	if b.Until != nil {
 		f := Ends.fact(*b.Until, "", b.Code)
@@ -399,7 +400,7 @@ func (a *Account) ends(b idle.Block, readings []idle.Reading) string {
 	case idle.SignalUnknown:
 		return a.read(b.Signal, readings)
 	case idle.StopIntended:
-		return "take the stop back: lull worker start " + a.Name
+		return "cancel the stop: lull worker start " + a.Name
 	case idle.StatusNotRunning:
 		if end := statusEnds[a.State]; a.Kind == KindWorker && end != "" {
 			return strings.ReplaceAll(end, "%s", a.Name)

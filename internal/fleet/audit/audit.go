@@ -1,6 +1,6 @@
-// Package audit holds the audit log: what was changed, by whom and why. Domain
-// events are part of its entries. An entry is written in the transaction of its
-// change.
+// Package audit implements the audit log: each change, with who made it and
+// why. Domain events are part of its entries. An entry is written in the
+// transaction of its change.
 package audit
 
 import (
@@ -23,7 +23,7 @@ import (
 	"lull/internal/store"
 )
 
-// Actor is who caused a change.
+// Actor identifies who caused a change.
 type Actor struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"` // one of the Kind constants
@@ -31,7 +31,7 @@ type Actor struct {
 
 // Kinds of actors.
 const (
-	KindPerson     = "person"
+	KindUser       = "person"
 	KindController = "controller"
 	KindAgent      = "agent"
 	KindWake       = "wake"
@@ -126,8 +126,9 @@ const auditPrefix = "audit/"
 // Keys returns the keys of the audit log, for the event stream.
 func Keys() store.Keys { return store.Prefix(auditPrefix) }
 
-// EventID returns the ID of an event: that of its entry, whose key in the log
-// is key, and its index in the entry. It is the same at every delivery.
+// EventID returns the ID of an event. It consists of the ID of its entry, whose
+// key in the log is key, and the event's index in the entry. It is the same at
+// every delivery.
 func EventID(key string, index int) string {
 	return strings.TrimPrefix(key, auditPrefix) + "." + strconv.Itoa(index)
 }
@@ -179,7 +180,7 @@ type Page struct {
 // all reports whether q selects every entry it reads.
 func (q *Query) all() bool { return q.Action == "" && q.By == "" && q.Kind == "" }
 
-// Takes reports whether q selects an entry whose worker and time match.
+// Takes reports whether q selects an entry with matching worker and time.
 func (q *Query) Takes(e *Entry) bool {
 	return (q.Action == "" || e.Action == q.Action) && (q.Kind == "" || e.By.Kind == q.Kind) &&
 		(q.By == "" || strings.Contains(strings.ToLower(e.By.Name), strings.ToLower(q.By)))

@@ -23,7 +23,7 @@ func TestAuditByWhom(t *testing.T) {
 		t.Fatal(err)
 	}
 	begun := time.Now().Add(-time.Hour)
-	by := []audit.Actor{{Name: "Alice Adams", Kind: audit.KindPerson}, audit.ByController, {Name: "bob", Kind: audit.KindPerson}, {Name: "alice-laptop", Kind: audit.KindAgent}}
+	by := []audit.Actor{{Name: "Alice Adams", Kind: audit.KindUser}, audit.ByController, {Name: "bob", Kind: audit.KindUser}, {Name: "alice-laptop", Kind: audit.KindAgent}}
 	for i := range 12 {
 		ops, err := audit.Ops(audit.Entry{At: begun.Add(time.Duration(i) * time.Second), Action: "snoozed", By: by[i%len(by)], WorkerID: "w", WorkerName: "=lab", Detail: fmt.Sprint(i)})
 		if err == nil {
@@ -39,7 +39,7 @@ func TestAuditByWhom(t *testing.T) {
 	}{
 		{audit.Query{}, "0 1 2 3 4 5 6 7 8 9 10 11"},
 		{audit.Query{By: "ALICE"}, "0 3 4 7 8 11"},
-		{audit.Query{By: "alice", Kind: audit.KindPerson}, "0 4 8"},
+		{audit.Query{By: "alice", Kind: audit.KindUser}, "0 4 8"},
 		{audit.Query{Kind: audit.KindController, WorkerID: "w"}, "1 5 9"},
 		{audit.Query{By: "bob", Action: "often"}, ""},
 		{audit.Query{By: "carol"}, ""},

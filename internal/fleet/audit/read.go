@@ -71,8 +71,8 @@ func (log *Log) PowerAudit(ctx context.Context, from time.Time, yield func(*Entr
 	}
 }
 
-// PowerBefore yields what PowerAudit would yield for one worker before a time.
-// It goes no further back than necessary to know who was stopping it or had
+// PowerBefore yields the entries of PowerAudit for one worker before a time. It
+// goes back only as far as necessary to determine who was stopping it or had
 // stopped it then, and why: to the decision to stop it, or to when it last
 // began to run. It gives up after maxScanned entries.
 func (log *Log) PowerBefore(ctx context.Context, id string, at time.Time, yield func(*Entry) error) error {
@@ -139,7 +139,7 @@ func (log *Log) MarkAudit(ctx context.Context) error {
 			after = v.Key
 			e, err := DecodeEntry(v)
 			if err != nil {
-				continue // it is found where the whole log is read
+				continue // it is found by reading the whole log
 			}
 			marks, err := marksOf(&e, strings.TrimPrefix(v.Key, auditPrefix))
 			if err != nil {
@@ -202,7 +202,7 @@ func (r *reader) next(ctx context.Context, want int) (Entry, bool, error) {
 		r.have = r.have[1:]
 		r.after = strings.TrimPrefix(v.Key, auditPrefix)
 		if !v.Exists() {
-			continue // trimmed meanwhile
+			continue // the log was trimmed in the meantime
 		}
 		e, err := DecodeEntry(v)
 		if err != nil {
@@ -270,11 +270,11 @@ const (
 )
 
 // NewestAudit returns a page of the newest entries that q selects, newest
-// first. Its Next, as q.After, continues with older ones. It looks back over
-// longer and longer spans, and over shorter ones where the log is dense, so
-// that a long log costs no more than a short one. If the filter selects little,
-// a page may have fewer entries than q.Limit, or none, and a Next. Errors:
-// Invalid, and those of the store.
+// first. Its Next, as q.After, continues with older ones. It reads longer and
+// longer periods, and shorter ones where the log is dense, so that a long log
+// costs no more than a short one. If the filter selects little, a page may have
+// fewer entries than q.Limit, or none, and a Next. Errors: Invalid, and those
+// of the store.
 func (log *Log) NewestAudit(ctx context.Context, q Query) (Page, error) {
 	q, err := q.checked()
 	if err != nil {
@@ -304,7 +304,7 @@ func (log *Log) NewestAudit(ctx context.Context, q Query) (Page, error) {
 			for _, v := range slices.Backward(values) {
 				at := strings.TrimPrefix(v.Key, auditPrefix)
 				if !v.Exists() {
-					continue // trimmed meanwhile
+					continue // the log was trimmed in the meantime
 				}
 				e, err := DecodeEntry(v)
 				if err != nil {

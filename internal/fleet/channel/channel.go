@@ -1,5 +1,6 @@
-// Package channel holds the receivers of notifications: what each wants and
-// when, how far each has got in the audit log, and what could not be delivered.
+// Package channel defines the receivers of notifications: which events each
+// wants and when, its position in the audit log, and its undeliverable
+// notifications.
 package channel
 
 import (
@@ -271,7 +272,7 @@ func (c Channel) validateMail(bad func(field, format string, a ...any)) {
 		bad("password", "it would be sent in the clear")
 	}
 	if (c.Username == "") != (c.Password == "") {
-		bad("username", "username and password come together")
+		bad("username", "set both username and password, or neither")
 	}
 	if c.URL != "" {
 		bad("url", "mail has a relay")

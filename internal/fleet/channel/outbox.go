@@ -117,7 +117,7 @@ const NotifierKey = "notify/holder"
 // DeliveryKey returns the key of a channel's Delivery.
 func DeliveryKey(channel string) string { return deliveryPrefix + channel }
 
-// DeliveryKeys returns those of all channels.
+// DeliveryKeys returns the keys of all deliveries.
 func DeliveryKeys() store.Keys { return store.Prefix(deliveryPrefix) }
 
 // ChannelOf returns the channel of a Delivery's key.

@@ -146,7 +146,7 @@ func (s *Switch) SetHalt(ctx context.Context, by audit.Actor, r Request) (Halt, 
 	case len(r.Reason) > idle.MaxHaltReason:
 		return Halt{}, failure.Invalidf("reason", "it has at most %d bytes", idle.MaxHaltReason)
 	case h.idle().Over(h.At):
-		return Halt{}, failure.Invalidf("until", "it is over")
+		return Halt{}, failure.Invalidf("until", "it is in the past")
 	}
 	return s.putHalt(ctx, func(Halt) (*Halt, audit.Entry) { return &h, e })
 }
@@ -160,7 +160,7 @@ func (s *Switch) EndHalt(ctx context.Context) error {
 	_, err := s.putHalt(ctx, func(old Halt) (*Halt, audit.Entry) {
 		now := time.Now().UTC().Round(0)
 		if !old.On || old.AsOf(now).On {
-			return nil, audit.Entry{} // it was ended, or its end was moved
+			return nil, audit.Entry{} // it has ended, or its end was moved
 		}
 		return &Halt{By: audit.ByController.Name, At: now},
 			audit.Entry{Action: "halt_ended", By: audit.ByController, Detail: "its end was reached; " + old.By + " had set it"}

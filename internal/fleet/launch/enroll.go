@@ -23,8 +23,8 @@ const enrollPrefix = "lullenroll_"
 // The secret itself is never stored: it is a signature with the sealing key.
 const secretHere = "@secret@"
 
-// ErrEnrollment covers every enrollment secret that is not valid. The caller is
-// not told what is wrong with it.
+// ErrEnrollment covers every invalid enrollment secret. It does not reveal the
+// reason to the caller.
 var ErrEnrollment = errors.New("cannot accept the enrollment secret: it is unknown or of an earlier launch")
 
 //go:embed userdata.sh

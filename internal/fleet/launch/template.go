@@ -143,7 +143,7 @@ func (t Template) checkLaunch() (errs []error) {
 	return errs
 }
 
-// Revision is the store's revision of the template as it was read.
+// Revision is the store's revision from which the template was read.
 func (t Template) Revision() int64 { return t.revision }
 
 var InstanceType = regexp.MustCompile(`^[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}$`)
@@ -280,7 +280,7 @@ func (l *Launches) PutTemplateWith(ctx context.Context, by audit.Actor, t Templa
 	return t, err
 }
 
-// DeleteTemplate removes a template. Workers launched from it stay.
+// DeleteTemplate removes a template. Workers launched from it remain.
 func (l *Launches) DeleteTemplate(ctx context.Context, by audit.Actor, name string) error {
 	if err := failure.CheckName("template", name); err != nil {
 		return err

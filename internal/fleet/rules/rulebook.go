@@ -185,7 +185,7 @@ func (r *Book) DeletePolicy(ctx context.Context, by audit.Actor, name string) er
 	return r.changeRule(ctx, namedPrefix+name, audit.Entry{Action: "policy_deleted", By: by, Detail: "policy " + name},
 		func(old store.Value) ([]byte, error) {
 			if !old.Exists() {
-				return nil, &failure.Refused{Command: "remove policy", Name: name, Reason: "shipped", Detail: "it comes with lull and was not changed"}
+				return nil, &failure.Refused{Command: "remove policy", Name: name, Reason: "shipped", Detail: "built-in policy is already at its defaults"}
 			}
 			return nil, nil
 		})

@@ -107,7 +107,7 @@ func (s *Sealer) Seal(field, given string) (Secret, error) {
 	case given == "", strings.HasPrefix(given, "file:"), strings.HasPrefix(given, "env:"):
 		return Secret(given), nil
 	case strings.HasPrefix(given, "sealed:"):
-		return "", failure.Invalidf(field, "a sealed secret cannot be given from outside")
+		return "", failure.Invalidf(field, "want file:PATH, env:NAME or a literal, not a sealed secret")
 	case s == nil:
 		return "", failure.Invalidf(field, "there is no sealing key; give file:PATH or env:NAME")
 	case len(given) > 4096:
@@ -136,12 +136,12 @@ func (s *Sealer) Open(ref Secret, file, env func(string) (Plain, error)) (Plain,
 	}
 	box, err := base64.RawStdEncoding.DecodeString(rest)
 	if err != nil || len(box) < s.aead.NonceSize() {
-		return "", fmt.Errorf("cannot open a sealed secret: it is damaged")
+		return "", fmt.Errorf("cannot open a sealed secret: it is corrupt")
 	}
 	n := s.aead.NonceSize()
 	plain, err := s.aead.Open(nil, box[:n], box[n:], []byte("lull secret"))
 	if err != nil {
-		return "", fmt.Errorf("cannot open a sealed secret: the key is another one or it is damaged")
+		return "", fmt.Errorf("cannot open a sealed secret: it was sealed with another key, or is corrupt")
 	}
 	return Plain(plain), nil
 }

@@ -105,7 +105,7 @@ func (c *Current) PutSettings(ctx context.Context, by audit.Actor, values map[st
 		if field.Key == "cml_default_password" && v != nil {
 			s, ok := v.(string)
 			if !ok {
-				return nil, failure.Invalidf(key, "it is not a text")
+				return nil, failure.Invalidf(key, "not a string")
 			}
 			sealed, err := c.seal.Seal(key, s)
 			if err != nil {

@@ -218,7 +218,7 @@ func asStrings(raw any) ([]string, error) {
 func asRegions(raw any) (map[string]Region, error) {
 	var m map[string]Region
 	if err := asObject(raw, &m); err != nil {
-		return nil, fmt.Errorf("it is not a mapping of regions: %v", err)
+		return nil, fmt.Errorf("not a mapping of regions: %v", err)
 	}
 	for name, r := range m {
 		if r.Region == "" {
@@ -234,7 +234,7 @@ func asRegions(raw any) (map[string]Region, error) {
 func asChannels(raw any) (map[string]channel.Channel, error) {
 	var m map[string]channel.Channel
 	if err := asObject(raw, &m); err != nil {
-		return nil, fmt.Errorf("it is not a mapping of channels: %v", err)
+		return nil, fmt.Errorf("not a mapping of channels: %v", err)
 	}
 	if len(m) > channel.Most {
 		return nil, fmt.Errorf("it has %d channels, the limit is %d", len(m), channel.Most)

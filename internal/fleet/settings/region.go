@@ -44,7 +44,7 @@ func (r Region) validate(field string) error {
 		errs = append(errs, failure.Invalidf(field+".default_tags", "there are %d tags, EC2 takes 50 with ours", len(r.DefaultTags)))
 	}
 	if _, err := path.Match(r.AMINamePattern, ""); err != nil {
-		errs = append(errs, failure.Invalidf(field+".ami_name_pattern", "it is not a pattern"))
+		errs = append(errs, failure.Invalidf(field+".ami_name_pattern", "not a valid pattern"))
 	}
 	return errors.Join(errs...)
 }

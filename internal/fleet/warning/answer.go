@@ -19,7 +19,7 @@ import (
 const (
 	Extend   = "extend"    // an hour more: of protection or, for a ttl_deadline, of life
 	Stop     = "stop"      // stop now
-	NotToday = "not-today" // kept running until midnight in NOTIFY_TIME_ZONE, like an override that keeps it without an end
+	NotToday = "not-today" // keep running until midnight in NOTIFY_TIME_ZONE, like a keep override without an end
 )
 
 // Answers lists them in the order in which they are offered.

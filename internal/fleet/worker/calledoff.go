@@ -51,7 +51,7 @@ func (w *Worker) beforeStop() *LastPause {
 }
 
 // unpause restores the last pause that happened, because the intended stop does
-// not, and keeps what is known of that stop. It stays counted.
+// not happen, and keeps the data about that stop. It stays counted.
 func (w *Worker) unpause(now time.Time, why string) {
 	in := w.Intent
 	if in == nil {
@@ -65,7 +65,7 @@ func (w *Worker) unpause(now time.Time, why string) {
 
 // Refused records, until something else happens, that the last stop failed and
 // was not withdrawn by a user.
-func (w *Worker) Refused(why string) { w.StatusReason = "the stop was called off: " + why }
+func (w *Worker) Refused(why string) { w.StatusReason = "the stop was canceled: " + why }
 
 // StopRefused reports whether the last stop of a running worker failed.
 func (w *Worker) StopRefused() bool {

@@ -55,7 +55,7 @@ func NewTx(now time.Time, s settings.Settings, by audit.Actor) *Tx {
 // Limit gives the change the pool and whether automatic actions are halted.
 func (tx *Tx) Limit(p Pool, halted bool) { tx.Pool, tx.Halted, tx.pooled = p, halted, true }
 
-// Spend replaces what was counted against the budgets.
+// Spend replaces the amounts spent of the budgets.
 func (tx *Tx) Spend(l policy.Ledger) { tx.Pool.Spent, tx.spent = l, true }
 
 // Note adds an audit entry to the change. It fills in At, By and the worker.
@@ -70,7 +70,7 @@ func (tx *Tx) Note(e audit.Entry) {
 var ErrPool = errors.New("the pool is needed")
 
 // Writes returns the writes that turn old, whose record is was, into w, without
-// that of the pool. The worker's own comes first.
+// those of the pool. The worker's own write comes first.
 func (tx *Tx) Writes(was []byte, old, w *Worker) ([]store.Op, error) {
 	if old.Status != w.Status {
 		if err := power.WorkerTable.Check(old.Status, w.Status); err != nil {

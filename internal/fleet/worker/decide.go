@@ -33,7 +33,8 @@ type Limits struct {
 	Intended        bool // a pause of this worker is already intended
 }
 
-// LimitsOf returns those of a worker, from the pool and the settings.
+// LimitsOf returns the limits that apply to a worker, from the pool and the
+// settings.
 func LimitsOf(w *Worker, r power.Reason, p *Pool, s *settings.Settings) Limits {
 	return Limits{
 		ScaleDown: s.ScaleDownEnabled && r != power.ReasonSchedule, MinWorkers: s.MinWorkers, Up: p.Up,
@@ -122,7 +123,8 @@ func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.E
 type ActivityUpdate struct {
 	Telemetry
 	// Late is the delay with which the activity was reported, if the last pause
-	// was decided without it and would not have been with it; otherwise 0.
+	// was decided without it and would not have been decided with it; otherwise
+	// 0.
 	Late time.Duration
 	// Check and Target are when the worker is next checked and paused.
 	Check, Target *time.Time

@@ -29,7 +29,7 @@ type Ruling struct {
 	evidence.Decision
 	// Reason is the reason with which a pause would be recorded.
 	Reason power.Reason
-	// Force means that readings do not count. Use holds what they show.
+	// Force ignores the readings. Use contains what they show.
 	Force bool
 	Use   string
 }
@@ -119,7 +119,8 @@ func (c Case) Use() string {
 	return "Nothing is known to be in use."
 }
 
-// evidence returns the worker's evidence, including overrides that keep it.
+// evidence returns the worker's evidence, including overrides that keep it
+// running.
 func (c Case) evidence() idle.Evidence {
 	e := EvidenceFor(c.Worker, c.Readings, nil)
 	if k := c.Rules.KeptUntil; k != nil && k.After(e.SnoozedUntil) {
@@ -173,7 +174,7 @@ func (c Case) FinalCheck(why power.Reason) evidence.Decision {
 	return evidence.Decide(c.Now, p, e)
 }
 
-// LastStart returns when w last came up, for any reason.
+// LastStart returns when w last became running, for any reason.
 func (w *Worker) LastStart() time.Time {
 	t := w.CreatedAt
 	for _, at := range []*time.Time{w.RunningSince, w.LastResumedAt} {

@@ -19,7 +19,7 @@ type Observable struct {
 	Agent bool
 	// Up is for how long the machine has been running; negative if it is not.
 	Up time.Duration
-	// Patience is how long a CML may take until it answers.
+	// Patience is the time limit for an answer of CML.
 	Patience time.Duration
 }
 

@@ -46,12 +46,12 @@ type IdleStatus struct {
 	TimeoutMinutes   float64        `json:"timeout_minutes"`
 	AutoPauseEnabled bool           `json:"auto_pause_enabled"`
 	CheckedAt        time.Time      `json:"checked_at"`
-	PolicyName       string         `json:"policy_name"` // whose timeout applies
+	PolicyName       string         `json:"policy_name"` // the policy whose timeout applies
 	Readings         []idle.Reading `json:"readings"`
 	// Expiry is the worker's expiry, which is not part of a verdict; absent if
 	// it has none. target_pause_at only concerns its idleness.
 	Expiry *why.Expiry `json:"expiry,omitempty"`
-	// ReadingsUnknown means that no server with live readings could be asked.
+	// ReadingsUnknown means that no server with live readings answered.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
 	// Checking means that a signal is unknown only because the worker was just
 	// started, or not yet checked by the server that observes it.
@@ -59,7 +59,7 @@ type IdleStatus struct {
 	// CPU is the last CPU reading, in percent, in listings of all workers; absent
 	// if unknown.
 	CPU *float64 `json:"cpu_utilization,omitempty"`
-	// CloudUnread means that EC2 cannot be asked about the worker's region.
+	// CloudUnread means that EC2 does not answer about the worker's region.
 	CloudUnread *Unread `json:"cloud_unread,omitempty"`
 }
 

@@ -62,15 +62,15 @@ func (w *Worker) IntendStop(tx *Tx, p Pause) error {
 	if w.DesiredStatus == power.WorkerStopped && (w.Status == power.WorkerStopped || w.Intent != nil) {
 		switch {
 		case p.Reason.Automatic():
-			return refuse("already_intended", fmt.Sprintf("it is to stop already, for %s", w.PauseReason))
+			return refuse("already_intended", fmt.Sprintf("a stop is already pending, for %s", w.PauseReason))
 		case w.Intent == nil || !w.Intent.Reason.Automatic() && (p.Drain || !w.Intent.Drain):
-			return nil // done, or already requested by a user
+			return nil // it is done, or already requested by a user
 		case p.Drain && w.Status != power.WorkerRunning:
 			return refuse("status", fmt.Sprintf("it is %s", w.Status))
 		}
 	}
 	if starts && p.Reason.Automatic() {
-		return refuse("status", fmt.Sprintf("it is %s and to start", w.Status)) // only a user withdraws a start
+		return refuse("status", fmt.Sprintf("it is %s and a start is pending", w.Status)) // only a user withdraws a start
 	}
 	if w.startWaits() {
 		if w.Status == power.WorkerStopped || w.Intent != nil && !w.Intent.Reason.Automatic() {
@@ -151,7 +151,7 @@ func (w *Worker) WithdrawStart(tx *Tx) {
 	w.clearStart()
 }
 
-// clearStart removes who requested a start and why.
+// clearStart clears the requester of a start and the reason.
 func (w *Worker) clearStart() {
 	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginNone, "", "", nil
 }
@@ -181,8 +181,8 @@ func (w *Worker) paused(tx *Tx, r power.Reason, by string) {
 // startReason returns the reason of an actor's start, as named in budgets.
 func startReason(by audit.Actor) string {
 	switch by.Kind {
-	case audit.KindPerson:
-		return policy.ByPerson
+	case audit.KindUser:
+		return policy.ByUser
 	case audit.KindWake:
 		return policy.ForWake
 	case audit.KindSchedule:
@@ -204,8 +204,8 @@ func (w *Worker) IntendStart(tx *Tx, o Origin) error {
 		w.StartOrigin, w.StartBy, w.StartReason = o, tx.By.Name, startReason(tx.By)
 		w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 	}
-	// A pending start stays as it is, unless the new requester has priority
-	// over the earlier one.
+	// A pending start is unchanged, unless the new requester has priority over
+	// the earlier one.
 	asked := w.DesiredStatus == power.WorkerRunning && (w.StartOrigin != OriginAuto || urgency(startReason(tx.By)) <= urgency(w.StartReason))
 	switch w.Status {
 	case power.WorkerTerminating, power.WorkerTerminated:
@@ -248,10 +248,10 @@ func (w *Worker) IntendStart(tx *Tx, o Origin) error {
 	return nil
 }
 
-// urgency orders reasons of starts by who is waiting for them.
+// urgency orders the reasons of starts by who waits for them.
 func urgency(reason string) int {
 	switch reason {
-	case policy.ByPerson:
+	case policy.ByUser:
 		return 2
 	case policy.ForWake:
 		return 1

@@ -22,7 +22,7 @@ func (u *Unread) Sentence() string {
 }
 
 func (u *Unread) begins() string {
-	return fmt.Sprintf("EC2 cannot be asked about %s since %s: ", u.Region, u.Since.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("EC2 has not answered about %s since %s: ", u.Region, u.Since.UTC().Format(time.RFC3339))
 }
 
 // SaidOf reports whether the record of w already says so. The text of the error
@@ -36,7 +36,7 @@ func (w *Worker) NeverSeen() bool {
 }
 
 // Forgettable reports whether w can be forgotten although EC2 has not confirmed
-// that its instance is gone: it is to end, or was never seen.
+// the end of its instance: it is being terminated, or was never seen.
 func (w *Worker) Forgettable() bool {
 	return w.Status == power.WorkerTerminating || w.Status == power.WorkerUnknown && w.NeverSeen()
 }

@@ -107,7 +107,7 @@ func (w *Worker) Overdue(now time.Time) bool {
 }
 
 // Unstartable returns why w, whose ttl_deadline has passed, cannot be started,
-// and what would have to change.
+// and what would change that.
 func (w *Worker) Unstartable() string {
 	return "Nothing starts it: " + w.OverdueSince() + "; " + w.Prolong() + "."
 }
@@ -145,7 +145,7 @@ type Notice struct {
 	Warning  warning.Warning `json:"warning"`
 }
 
-// notice makes CML show x, replacing what it shows.
+// notice makes CML show x, and replaces the present notice.
 func (w *Worker) notice(tx *Tx, x *warning.Warning) {
 	w.CMLNotice = &Notice{WarnedAt: tx.Now, Warning: *x}
 }

@@ -91,8 +91,8 @@ type License struct {
 	LocalOnly bool `json:"local_only,omitempty"`
 }
 
-// MayHoldSeat reports whether a termination has a seat to release, as far as the
-// record shows. A license that was never read is not known to hold one.
+// MayHoldSeat reports whether, according to the record, a termination has a
+// seat to release. It returns false if the license was never read.
 func (l *License) MayHoldSeat() bool {
 	switch l.Status {
 	case LicenseRegistered, LicenseRegistering, LicenseDeregistering:
@@ -101,7 +101,7 @@ func (l *License) MayHoldSeat() bool {
 	return l.Seat
 }
 
-// Ask records that CML is about to be asked for an operation.
+// Ask records that an operation is about to be requested from CML.
 func (l *License) Ask(op string, now time.Time) {
 	if op != l.PendingOperation {
 		l.DropOperation()
@@ -125,8 +125,8 @@ func (l *License) Finish(op, status, why string, local bool) {
 	}
 }
 
-// Ended records that the machine is gone: nothing is pending anymore, and a
-// seat that was not released stays with Smart Licensing.
+// Ended records that the machine no longer exists: nothing is pending anymore,
+// and a seat that was not released remains with Smart Licensing.
 func (l *License) Ended() {
 	if l.MayHoldSeat() && l.FailedOperation != OperationDeregister {
 		l.Finish(OperationDeregister, LicenseFailed, "not known to be released before the instance ended", false)

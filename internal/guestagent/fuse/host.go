@@ -56,7 +56,7 @@ func NewHost(port io.ReadWriter) *Host {
 	return &Host{port: port, waitLimit: waitLimit, calls: map[uint64]*call{}, kick: make(chan struct{}, 1)}
 }
 
-// Connect starts a new connection: messages with key k belong to it.
+// Connect starts a new connection, to which messages with key k belong.
 func (h *Host) Connect(k files.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -19,7 +19,7 @@ type port struct {
 	changed sync.Cond
 	there   bool
 	in, out []byte // for the guest, and from it
-	hellos  int    // among what was taken
+	hellos  int    // number of hellos in what was taken
 }
 
 func newPort() *port {
@@ -137,7 +137,7 @@ type said struct {
 	no syscall.Errno
 }
 
-// asked asks without waiting.
+// asked sends a request without waiting for the answer.
 func asked(h *Host, q files.Request) chan said {
 	ch := make(chan said, 1)
 	go func() {
@@ -148,9 +148,9 @@ func asked(h *Host, q files.Request) chan said {
 	return ch
 }
 
-// TestAskedAgain: what was sent and not answered is sent again on the next
-// connection, marked and in order; what the earlier one left behind means
-// nothing.
+// TestAskedAgain checks that requests that were sent and not answered are sent
+// again on the next connection, marked and in order, and that answers to the
+// earlier connection are ignored.
 func TestAskedAgain(t *testing.T) {
 	bound(t, func(t *testing.T, p *port, h *Host) {
 		first := asked(h, files.Request{Op: files.Stat, Path: "a"})
@@ -191,7 +191,7 @@ func TestAskedAgain(t *testing.T) {
 	})
 }
 
-// TestNobodyThere: a request waits for a host, and not forever.
+// TestNobodyThere checks that a request waits for a host, but not forever.
 func TestNobodyThere(t *testing.T) {
 	bound(t, func(t *testing.T, p *port, h *Host) {
 		began := time.Now()
@@ -215,7 +215,8 @@ func TestNobodyThere(t *testing.T) {
 	})
 }
 
-// TestNames: numbers follow names, whatever happens to these.
+// TestNames checks that numbers keep following their files when these are
+// renamed or removed.
 func TestNames(t *testing.T) {
 	tr := newTree()
 	found := func(dir uint64, name string, ino uint64, kind uint32) uint64 {

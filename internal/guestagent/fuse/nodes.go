@@ -134,7 +134,7 @@ func (t *tree) detach(n *node) {
 	t.prune(dir)
 }
 
-// prune drops a node that is neither referenced nor has children.
+// prune removes a node that is not referenced and has no children.
 func (t *tree) prune(n *node) {
 	if n.lookups > 0 || n.opens > 0 || len(n.kids) > 0 || n == t.root {
 		return

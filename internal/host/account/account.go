@@ -18,8 +18,8 @@ import (
 
 // Reasons in records that Explain recognizes.
 const (
-	LetRun    = "it was let run while no daemon was there" // the reason of a resume
-	Restarted = "restarted: "                              // the prefix of the reason of a restart
+	LetRun    = "it was thawed while no daemon was running" // the reason of a resume
+	Restarted = "restarted: "                               // the prefix of the reason of a restart
 )
 
 // Explain adds to y why its instance is in its state, and what would change that.

@@ -45,8 +45,8 @@ func (j journal) Read(_ context.Context, q evidence.Query, yield func(evidence.R
 	return nil, nil
 }
 
-// TestThen checks that a past state is that of the last change before, and that
-// later changes and those of other instances are ignored.
+// TestThen checks that a past state is the one after the last change before
+// that time, and that later changes and other instances are ignored.
 func TestThen(t *testing.T) {
 	at := func(s int) time.Time { return time.Unix(int64(1000+s), 0) }
 	change := func(object, to, by string, s int) evidence.Record {

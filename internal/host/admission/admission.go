@@ -31,7 +31,7 @@ const CheckInterval = time.Second
 // Its methods may be called with the lock of Controller held and must not call Controller.
 type Instance interface {
 	Size() int64                      // maximum memory in bytes, constant; 0 if its runtime does not know
-	Needs() (memory int64, slow bool) // what a start or wake takes in its present state: bytes, and a boot slot
+	Needs() (memory int64, slow bool) // requirements of a start or wake in the present state: bytes, and whether it needs a boot slot
 	Holds() int64                     // host memory that it may use in its present state, in bytes
 	// Sleeper returns how the instance can be moved to a deeper state to free
 	// memory. ok is false while it cannot.
@@ -83,7 +83,7 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Cause())
 }
 
-// Cause returns how long the request waited, and for what.
+// Cause returns how long the request waited, and for which resource.
 func (e *BusyError) Cause() string {
 	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
 }
@@ -144,8 +144,8 @@ func New(o Options) *Controller {
 	return &Controller{opts: o, changed: make(chan struct{}, 1), given: map[Instance]int{}}
 }
 
-// Needs returns what a start or wake of i takes in its present state, counting
-// only what this host limits.
+// Needs returns the requirements of a start or wake of i in its present state,
+// counting only the resources that this host limits.
 func (r *Controller) Needs(i Instance) (memory int64, slow bool) {
 	memory, slow = i.Needs()
 	if r.opts.Memory == 0 {
@@ -307,11 +307,11 @@ func (r *Controller) pumpLocked() (short int64) {
 	for _, w := range r.queue {
 		switch {
 		case w.ask.Slow && r.taken >= r.opts.Places && r.opts.Places > 0:
-			w.reason = fmt.Sprintf("%d are being started or restored, as many as may at once", r.taken)
+			w.reason = fmt.Sprintf("%d instances are being started or restored, which is the limit", r.taken)
 		case w.ask.Memory > max(free, 0):
 			w.reason = fmt.Sprintf("it may take %s more, and %s of %s are free", instance.Bytes(w.ask.Memory), instance.Bytes(max(free, 0)), instance.Bytes(r.opts.Memory))
 		default:
-			w.reason = "others wait for memory before it"
+			w.reason = "others are first in the queue for memory"
 		}
 	}
 	if short > 0 && !r.making {

@@ -15,7 +15,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// guest is an instance that does at once what it is told.
+// guest is an instance that obeys immediately.
 type guest struct {
 	size  int64
 	mu    sync.Mutex
@@ -96,7 +96,7 @@ func on(t *testing.T, o Options, sizes []int64, f func(m *machine)) {
 	})
 }
 
-// start brings a guest up, which takes as long as given.
+// start brings a guest up within the given time.
 func (m *machine) start(g *guest, takes time.Duration, q Request) error {
 	if q.Over == nil {
 		q.Over = func() error { return nil }
@@ -177,8 +177,9 @@ func TestPushesDown(t *testing.T) {
 }
 
 // TestNeverBeyondTheBudget starts and ends instances of random sizes from many
-// goroutines. What is held or promised never exceeds the memory, no more boot at
-// once than there are places, and every request that can fit is served in the end.
+// goroutines. The memory held or promised never exceeds the limit, no more
+// instances boot concurrently than there are slots, and every request that can
+// fit is eventually served.
 func TestNeverBeyondTheBudget(t *testing.T) {
 	rnd := scaletest.Random(t)
 	sizes := make([]int64, 15)

@@ -150,7 +150,7 @@ func TestTheStreamBeginsWithoutAnEvent(t *testing.T) {
 		t.Errorf("nothing is kept: %d %q", code, body)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		h := testAPI() // what it waits on belongs to the bubble
+		h := testAPI() // created inside, because what it waits on must belong to the bubble
 		ctx, leave := context.WithCancel(t.Context())
 		w := httptest.NewRecorder()
 		var served sync.WaitGroup

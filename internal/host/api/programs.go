@@ -66,14 +66,14 @@ func (p *Programs) serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	id, err := p.Identify(peer.PID)
 	if err != nil {
-		return fmt.Errorf("cannot tell whose process %d is: %w", peer.PID, err)
+		return fmt.Errorf("cannot determine the owner of process %d: %w", peer.PID, err)
 	}
 	if !p.Host.Has(id) {
 		return &host.NotFoundError{Name: id}
 	}
 	busy := false
 	defer func() {
-		if busy { // it closed without saying that its work is done
+		if busy { // it disconnected without reporting that its work is done
 			_ = p.Host.ProgramBusy(id, -1) // it fails only if the instance was removed
 		}
 	}()

@@ -26,7 +26,7 @@ const Overdue = 15 * time.Second
 // that the client still waits while the reason is recorded.
 const hungAfter = WaitLimit - 10*time.Second
 
-// evidenceLimit bounds each question that Evidence asks.
+// evidenceLimit is the time limit for each part of Evidence.
 const evidenceLimit = 5 * time.Second
 
 // Awaiting watches over a client of the instance name. If the client has no

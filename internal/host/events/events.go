@@ -105,8 +105,8 @@ func (s *Feed) Last() uint64 {
 }
 
 // From parses the position at which a client wants to start: now, a number, or
-// "" for everything. If text is not the number of a kept event, the stream
-// begins with the oldest kept event, and gone is true.
+// "" for everything. If text is not the number of a retained event, the stream
+// begins with the oldest one, and gone is true.
 func (s *Feed) From(text string) (seq uint64, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,7 +35,7 @@ func TestEventNumbers(t *testing.T) {
 			t.Errorf("%d, and before it %d", last, before.Last())
 		}
 		for text, want := range map[string]string{
-			"":                            "4 events, reset true", // two are gone
+			"":                            "4 events, reset true", // two are no longer retained
 			"0":                           "4 events, reset true",
 			"now":                         "0 events, reset false",
 			fmt.Sprint(last):              "0 events, reset false",
@@ -115,7 +115,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		t.Errorf("from a number that none has: %d, %t", seq, unknown)
 	}
 	has(daemon(10, 0, "paused", "resumed"), all[1].Seq, false, all[2:])
-	has(daemon(4, 0), 0, true, all[2:]) // including those of its end
+	has(daemon(4, 0), 0, true, all[2:]) // including those recorded at its end
 	has(daemon(10, 0), 0, false, all)
 	for n := 1; n < len(all); n++ {
 		if all[n].Seq <= all[n-1].Seq {
@@ -129,8 +129,8 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 	}
 }
 
-// TestEventsOutliveAKill: an event that was seen is kept by a daemon that is killed
-// at that moment.
+// TestEventsOutliveAKill checks that an event that a client has seen survives a
+// kill of the daemon at that moment.
 func TestEventsOutliveAKill(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Open(dir, slog.New(slog.DiscardHandler))
@@ -160,8 +160,8 @@ func TestEventsOutliveAKill(t *testing.T) {
 	}
 }
 
-// TestEventLogDamaged: a host starts whatever has become of its events, and says
-// that some are gone.
+// TestEventLogDamaged checks that a host starts with a damaged event log, and
+// reports that events are missing.
 func TestEventLogDamaged(t *testing.T) {
 	for at := range 30 {
 		dir := t.TempDir()

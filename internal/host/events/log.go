@@ -33,7 +33,7 @@ type Log struct {
 
 	mu     sync.Mutex
 	closed bool
-	behind bool // the disk is slow; nothing waits for it until it has caught up
+	behind bool // the disk is slow, and nothing waits for it until it has caught up
 	lost   int  // events dropped since the last write because the disk was too slow
 }
 
@@ -138,7 +138,7 @@ func (l *Log) write() {
 	}
 }
 
-// append writes an event, and those queued behind it.
+// append writes an event, and all queued events.
 func (l *Log) append(u unwritten) error {
 	all := []unwritten{u}
 	for n := len(l.queue); n > 0; n-- {

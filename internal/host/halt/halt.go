@@ -21,8 +21,8 @@ type Options struct {
 	KeepOwn, KeepFleet func(*idle.HaltedBy) error
 
 	Now func() time.Time
-	// Changed publishes that a halt began or, with a nil halt, ended, by whom and
-	// why.
+	// Changed publishes that a halt began or, with a nil halt, ended, with the
+	// actor and the reason.
 	Changed func(x *idle.HaltedBy, by, why string)
 	Log     *slog.Logger
 }
@@ -156,7 +156,7 @@ func (h *Halts) expire() {
 	if x == nil || !x.Over(h.opts.Now()) {
 		return
 	}
-	if err := h.set(nil, "lull", "the halt by "+x.By+" came to its end"); err != nil {
+	if err := h.set(nil, "lull", "the halt by "+x.By+" has ended"); err != nil {
 		h.opts.Log.Warn("cannot record the end of the halt", "err", err)
 	}
 }

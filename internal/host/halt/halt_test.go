@@ -25,7 +25,7 @@ type rig struct {
 	published []string
 }
 
-// take returns what was published since the last call.
+// take returns the publications since the last call.
 func (r *rig) take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,8 +65,8 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// TestExpires checks that a halt with an end is over at that end, is then removed
-// from the disk, and is published once more.
+// TestExpires checks that a halt with an end ends then, is removed from the
+// disk, and is published once more.
 func TestExpires(t *testing.T) {
 	in(t, func(r *rig) {
 		end := time.Now().Add(time.Hour)

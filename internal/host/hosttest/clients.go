@@ -26,7 +26,7 @@ func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance
 	p.k.see("arm", -1)
 	what := p.pending()
 	p.k.mu.Unlock()
-	if what != "" { // a poll set also fires for what arrived before it
+	if what != "" { // a poll set also fires for earlier arrivals
 		g.fire(what)
 	}
 	return g, nil
@@ -80,7 +80,7 @@ func (p *Proc) pending() string {
 }
 
 // ConnectUnix is Connect over a unix socket. How long such a client has been
-// quiet is unknown, which counts as active.
+// quiet is unknown, so it counts as active.
 func (k *Kernel) ConnectUnix(id string) *Client {
 	c := k.Connect(id)
 	k.mu.Lock()

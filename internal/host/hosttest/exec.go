@@ -91,7 +91,7 @@ func (a *attached) ends(code int) {
 	}
 }
 
-// execInput runs commands that read their input, with and without its end.
+// execInput runs commands that read input that ends or stays open.
 func execInput(t *testing.T, m Machine) {
 	m.Run(t, "reads", Serve, soon)
 	is(t, m, "reads", "paused")
@@ -114,7 +114,7 @@ func execInput(t *testing.T, m Machine) {
 	must(t, a.in.Close())
 	a.ends(0)
 	if a.out.String() != string(bytes) {
-		t.Errorf("%d bytes came back of %d, or others", a.out.Len(), size)
+		t.Errorf("got %d of %d bytes, or others", a.out.Len(), size)
 	}
 	a = attach(t, m, "reads", execstream.Request{Input: true}, "sh", "-c", "wc -c; exit 4")
 	_, err = a.in.Write([]byte("12345"))
@@ -124,7 +124,7 @@ func execInput(t *testing.T, m Machine) {
 	if strings.TrimSpace(a.text()) != "5" {
 		t.Errorf("it counted %q", a.text())
 	}
-	// A command that does not read is not held up, nor are signals to it.
+	// A command that does not read is not delayed, nor are signals to it.
 	a = attach(t, m, "reads", execstream.Request{Input: true}, "sh", "-c", "echo up; exec sleep 1000")
 	a.says("up\n")
 	go func() { _, _ = a.in.Write(bytes) }() // until the test ends

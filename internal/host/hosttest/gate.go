@@ -9,8 +9,8 @@ import (
 )
 
 // Gate is a simulated relay with one port. Like the real one, it counts an
-// arrival before it checks the flags, and asks for one wake however many
-// clients wait.
+// arrival before it checks the flags, and requests one wake for any number of
+// clients.
 type Gate struct {
 	K     *Kernel
 	ID    string
@@ -21,7 +21,7 @@ type Gate struct {
 	asleep  bool
 	waking  bool
 	inside  int
-	pairs   []*Client // relayed, where the kernel does not show them
+	pairs   []*Client // relayed connections, if the kernel does not show them
 	waiting int
 	fresh   chan struct{} // closed at Release and at the end of a wake
 	failed  error
@@ -92,7 +92,7 @@ func (g *Gate) Owed() (n int) {
 // Arrive connects a client through the relay. It returns once the client is
 // connected to the program, or with the error that closed it.
 func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
-	asks := false // this client asks for a wake, the others wait for its outcome
+	asks := false // this client requests a wake, the others wait for its outcome
 	g.K.pointWith("relay-arrive", func(b []byte, _ time.Time) []byte {
 		g.mu.Lock()
 		defer g.mu.Unlock()

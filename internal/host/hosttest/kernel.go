@@ -32,8 +32,8 @@ type Kernel struct {
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Stubborn programs ignore SIGTERM and end only by Kill.
 	Stubborn bool
-	// Lingers is how long a program takes to exit after SIGTERM. It serves nothing
-	// meanwhile.
+	// Lingers is the time that a program takes to exit after SIGTERM. It serves
+	// nothing during it.
 	Lingers time.Duration
 	// Deep makes it a machine of guests, which have their own network and can
 	// be saved.
@@ -49,7 +49,7 @@ type Kernel struct {
 	// sockets in TIME_WAIT do. The walks of the fence leave it off, because a
 	// client that came and went would cancel every pause.
 	Remembers bool
-	// Restore is how long restoring a guest from disk takes.
+	// Restore is the time that restoring a guest from disk takes.
 	Restore time.Duration
 	// Frees is how much of a guest's memory Reclaim frees, in bytes; 0 is half
 	// a MiB.
@@ -65,7 +65,7 @@ type Kernel struct {
 	broken   []string
 	starts   int
 	restores int // in progress
-	most     int // maximum at once
+	most     int // maximum number at the same time
 }
 
 // Client is one connection from outside.
@@ -100,7 +100,7 @@ type Proc struct {
 	guard   *guard
 	cpu     time.Duration
 	busy    bool      // uses CPU all the time
-	starved bool      // wants CPU and gets none
+	starved bool      // it waits for CPU time and gets none
 	writes  bool      // writes to its disk all the time
 	slow    bool      // answers nothing until it is no longer slow
 	asked   time.Time // when these connections last transferred bytes
@@ -318,7 +318,7 @@ func (p *Proc) Thaw() error {
 	return nil
 }
 
-// work does what a running program does immediately. k.mu is held.
+// work performs the immediate actions of a running program. k.mu is held.
 func (p *Proc) work() {
 	if p.term && !p.k.Stubborn {
 		return
@@ -612,7 +612,7 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 	return s
 }
 
-// timeWait is how long a kernel remembers a closed connection.
+// timeWait is the time for which a kernel remembers a closed connection.
 const timeWait = time.Minute
 
 // seen returns the clients that a sample shows.
@@ -654,7 +654,7 @@ func (p *Proc) SetAsking(n int) {
 	p.asks, p.asked = n, time.Now()
 }
 
-// Starve makes the program want a processor that it does not get.
+// Starve makes the program wait for CPU time that it does not get.
 func (p *Proc) Starve(on bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()

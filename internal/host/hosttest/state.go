@@ -34,7 +34,7 @@ func (c *Client) State(b []byte, _ time.Time) []byte {
 	return Append(b, slices.Index(c.k.clients, c))
 }
 
-// state appends what the client's future depends on. k.mu is held.
+// state appends everything that the client's future depends on. k.mu is held.
 func (c *Client) state(b []byte, since time.Time) []byte {
 	return Append(b, flag(c.accepted), flag(c.unread), flag(c.closed), flag(c.answered > 0), flag(c.owed), flag(c.refused), flag(c.reset), int(c.moved.Sub(since)))
 }
@@ -52,7 +52,7 @@ func (g *guard) state(b []byte) []byte {
 	return Append(b, flag(g != nil), flag(g != nil && g.closed))
 }
 
-// State appends what the relay's future depends on.
+// State appends everything that the relay's future depends on.
 func (g *Gate) State(b []byte) []byte {
 	g.mu.Lock()
 	defer g.mu.Unlock()

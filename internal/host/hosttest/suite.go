@@ -294,7 +294,7 @@ func logTimes(t *testing.T, m Machine) {
 		t.Errorf("the log was\n%v and is\n%v", before, all)
 	}
 	meanwhile := 0
-	const early = 200 * time.Millisecond // precision, and what a guest's clock may be off
+	const early = 200 * time.Millisecond // tolerance: precision, and the offset of a guest's clock
 	for _, l := range all {
 		if l.logged.Before(l.printed.Add(-early)) {
 			t.Errorf("a line that was printed at %s was logged at %s", l.printed, l.logged)

@@ -21,7 +21,7 @@ type Caches struct {
 	// UsersOf returns the names of the instances that were made from an image,
 	// in any state, or whose files are in it.
 	UsersOf func(instance.Image) []string
-	MaxAge  time.Duration // how long an unused image is kept; 0 keeps it forever
+	MaxAge  time.Duration // time after which an unused image is removed; 0 means never
 	MaxSize int64         // total bytes above which unused images are removed; 0 means no limit
 	Halted  func() bool   // automatic actions are halted, so nothing is removed
 	Log     *slog.Logger
@@ -50,7 +50,7 @@ func (c *Caches) List(ctx context.Context) ([]hostctl.Image, error) {
 func (c *Caches) Prune(ctx context.Context, before time.Time) (removed []hostctl.Image, err error) {
 	list, err := c.List(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("cannot tell what is in use: %w", err)
+		return nil, fmt.Errorf("cannot determine which images are in use: %w", err)
 	}
 	return c.remove(ctx, superfluous(list, before))
 }
@@ -122,7 +122,7 @@ func beyond(list []hostctl.Image, space int64) (out []hostctl.Image) {
 func (c *Caches) fit(ctx context.Context) error {
 	list, err := c.List(ctx)
 	if err != nil {
-		return fmt.Errorf("cannot tell what is in use: %w", err)
+		return fmt.Errorf("cannot determine which images are in use: %w", err)
 	}
 	_, err = c.remove(ctx, beyond(list, c.MaxSize))
 	return err

@@ -46,7 +46,7 @@ func Explain(want []instance.Endpoint, ls []instance.Listener, guest bool, limit
 	}
 	for _, l := range ls {
 		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && lp == port && !guest {
-			return fmt.Sprintf("after %s it listens on %s and not on %s, where clients come", idle.Human(limit), l.Addr, target)
+			return fmt.Sprintf("after %s it listens on %s and not on %s, the address of its clients", idle.Human(limit), l.Addr, target)
 		}
 	}
 	where := ""
@@ -60,8 +60,8 @@ func Explain(want []instance.Endpoint, ls []instance.Listener, guest bool, limit
 	return text
 }
 
-// Awaited says which target of want has no listener yet among ls, and where the
-// program listens instead.
+// Awaited describes the first target of want without a listener among ls, and
+// where the program listens instead.
 func Awaited(want []instance.Endpoint, ls []instance.Listener) string {
 	text := "nothing listens on " + Missing(want, ls) + " yet"
 	if found := others(want, ls); len(found) > 0 {
@@ -83,8 +83,8 @@ func others(want []instance.Endpoint, ls []instance.Listener) (out []string) {
 	return out
 }
 
-// Taken returns the first target of want on which the program, whose listeners
-// are own, cannot listen because another process does; "" for none.
+// Taken returns the first target of want on which another process listens, so
+// that the program, whose listeners are own, cannot; "" for none.
 func Taken(want []instance.Endpoint, own []instance.Listener) string {
 	for _, e := range want {
 		if e.Proto != "" || len(On(e, own)) > 0 {

@@ -19,7 +19,7 @@ func TestExplain(t *testing.T) {
 	if got := Explain(want, nil, false, time.Minute); !strings.Contains(got, want[0].Target) || strings.Contains(got, ls[0].Addr) {
 		t.Error(got)
 	}
-	// What the program listens on instead is named, once.
+	// The actual address of the program is named, once.
 	ls = []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:18082"}, {Network: "tcp", Addr: "127.0.0.1:18082"}, {Network: "udp", Addr: "127.0.0.1:18084"}}
 	if got := Explain(want, ls, false, time.Minute); strings.Count(got, ls[0].Addr) != 1 || strings.Contains(got, ls[2].Addr) {
 		t.Error(got)

@@ -45,7 +45,7 @@ func Copy(ctx context.Context, w http.ResponseWriter, q instance.LogQuery, sourc
 	}
 	to := &lines{w: w, times: q.Times}
 	if to.copy(parts) != nil || !q.Follow {
-		return nil // the reader has gone, or has everything
+		return nil // the reader has disconnected, or has everything
 	}
 	flush := http.NewResponseController(w)
 	for {
@@ -224,8 +224,8 @@ func within(parts []part, since, until time.Time) error {
 	if since.IsZero() && until.IsZero() {
 		return nil
 	}
-	whole := true // what lies before ends with a line
-	cut := false  // its last line is not selected, and neither is the rest of that line
+	whole := true // the previous block ends with a line
+	cut := false  // its last line is not selected, so neither is the rest of that line
 	for k := range parts {
 		p := &parts[k]
 		from, to, first := p.to, p.to, true
@@ -285,7 +285,7 @@ func lineFrom(p *part, at int64, whole bool) (int64, error) {
 	}
 }
 
-// more returns what was printed since the previous call.
+// more returns the output since the previous call.
 func (v *view) more(path string) ([]part, error) {
 	parts, st, err := openPart(path, "")
 	if err != nil || st == nil {

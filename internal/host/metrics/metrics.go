@@ -54,8 +54,8 @@ func New(h Host, runtimes []string) *Metrics {
 	return m
 }
 
-// Woken records that an instance of a runtime ran again, how long after it was
-// first asked for, and from which state.
+// Woken records that an instance of a runtime ran again, the time since it was
+// first requested, and the state from which it was woken.
 func (m *Metrics) Woken(runtime string, from power.Instance, after time.Duration) {
 	m.wakes.WithLabelValues(runtime, string(from)).Observe(after.Seconds())
 }
@@ -68,8 +68,8 @@ var (
 	memoryDesc    = prometheus.NewDesc("lull_instance_memory_bytes", "Memory that instances hold, by runtime and state.", []string{"runtime", "state"}, nil)
 	budgetDesc    = prometheus.NewDesc("lull_host_memory_budget_bytes", "Memory that instances of a known size may hold together; 0 if unlimited.", nil, nil)
 	freeDesc      = prometheus.NewDesc("lull_host_memory_free_bytes", "Free part of lull_host_memory_budget_bytes; 0 if unlimited.", nil, nil)
-	waitingDesc   = prometheus.NewDesc("lull_host_waiting", "Starts and wakes that wait for memory or for their turn.", nil, nil)
-	pushedDesc    = prometheus.NewDesc("lull_host_pushed_total", "Steps down the ladder that instances took to make room for others.", nil, nil)
+	waitingDesc   = prometheus.NewDesc("lull_host_waiting", "Starts and wakes queued for memory or for a slot.", nil, nil)
+	pushedDesc    = prometheus.NewDesc("lull_host_pushed_total", "Instances put into a deeper sleep to free memory for others.", nil, nil)
 	haltedDesc    = prometheus.NewDesc("lull_host_halted", "1 while all automatic actions of the host are halted.", nil, nil)
 )
 

@@ -1,5 +1,6 @@
-// Package probe turns what a runtime measured of a workload into readings and
-// connections for the idle engine. It is pure, and unknown values stay unknown.
+// Package probe converts a runtime's measurements of a workload into readings
+// and connections for the idle engine. It is pure, and unknown values stay
+// unknown.
 package probe
 
 import (
@@ -120,13 +121,13 @@ type Connections struct {
 	// Quiet is how long a connection without traffic still holds; 0 means
 	// forever.
 	Quiet     time.Duration
-	Relay     *relay.Activity // nil when nothing relays to it
+	Relay     *relay.Activity // nil if it has no relay
 	RelayOwes int             // connections of the relay with an unanswered request
 }
 
-// Count returns the number of connections that hold, and the time of the last
-// activity, which was last so far. The relay's count includes clients whose
-// backend connection is not established yet.
+// Count returns the number of connections that hold the instance, and the time
+// of the last activity; last is the time known before. The relay's count
+// includes clients whose backend connection is not established yet.
 func (o *Connections) Count(s instance.Sample, now, last time.Time) (int, time.Time) {
 	n, owed := 0, false
 	for _, c := range s.Inbound {

@@ -14,8 +14,8 @@ import (
 	"lull/internal/lib/segment"
 )
 
-// foldSize is the size of the change log, in bytes, at which the record files
-// are brought up to date.
+// foldSize is the size of the change log, in bytes, at which it is folded into
+// the record files.
 const foldSize = 4 << 20
 
 // changes is the log of the records that are newer than their files. Each entry
@@ -26,8 +26,8 @@ const foldSize = 4 << 20
 // An entry without a file is ignored: the instance was removed. A new record is
 // therefore written to its file first.
 type changes struct {
-	dir   string // of the log
-	files string // folder of the record files
+	dir   string // contains the log
+	files string // contains the record files
 
 	// opened is held for reading while log is used, and for writing while it is
 	// replaced. log is nil if the last attempt to open it failed.
@@ -35,12 +35,12 @@ type changes struct {
 	log    *segment.Log
 
 	mu      sync.Mutex
-	known   map[string]bool   // instances with a file
-	newer   map[string][]byte // payloads that are newer than the files, by ID
+	known   map[string]bool   // IDs of the instances that have a file
+	newer   map[string][]byte // by ID, payloads newer than the files
 	next    int64             // size of the log at which it is folded
 	folding sync.WaitGroup
 	busy    bool // a fold is in progress
-	loaded  bool // newer has everything that the log has
+	loaded  bool // newer is complete: it contains the whole log
 	damage  []error
 }
 
@@ -49,12 +49,12 @@ func openChanges(dir, files string) (*changes, error) {
 	return c, c.reopen(nil)
 }
 
-// reopen replaces a log that failed. What it had only buffered is dropped.
+// reopen replaces a log that failed. Entries that were only buffered are lost.
 func (c *changes) reopen(failed *segment.Log) error {
 	c.opened.Lock()
 	defer c.opened.Unlock()
 	if c.log != failed {
-		return nil // another caller was first
+		return nil // another caller has already replaced it
 	}
 	if c.log = nil; failed != nil {
 		_ = failed.Discard()
@@ -72,8 +72,8 @@ func (c *changes) reopen(failed *segment.Log) error {
 	return nil
 }
 
-// add appends a record. It is durable if sync is set; otherwise the kernel has
-// it. There must be no concurrent add of the same instance.
+// add appends a record. With sync it survives a power failure, otherwise only
+// the end of this process. Calls for the same instance must not be concurrent.
 func (c *changes) add(id string, payload []byte, sync bool) error {
 	log, err := c.addTo(id, payload, sync)
 	if err != nil {
@@ -104,7 +104,7 @@ func (c *changes) addTo(id string, payload []byte, sync bool) (*segment.Log, err
 	default:
 		err = c.log.Flush()
 	}
-	if err != nil { // the change is refused, so the files must not have it either
+	if err != nil { // the caller rejects the change, so it must not reach the files either
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.newer[id] = before; before == nil {
@@ -114,7 +114,7 @@ func (c *changes) addTo(id string, payload []byte, sync bool) (*segment.Log, err
 	return c.log, err
 }
 
-// create writes the file of an instance that has none.
+// create writes the file of a new instance.
 func (c *changes) create(id string, payload []byte) error {
 	if err := segment.WriteSealed(c.path(id), payload, 0o600); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (c *changes) has(id string) bool {
 	return c.known[id]
 }
 
-// remove removes the file of an instance, and with it the entries.
+// remove removes the file of an instance, which invalidates its entries.
 func (c *changes) remove(id string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,7 +162,7 @@ func (c *changes) foldLarge() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.busy = false
-		if c.next = foldSize; err != nil && c.log != nil { // nothing is lost: the log stays
+		if c.next = foldSize; err != nil && c.log != nil { // nothing is lost, because the log remains
 			c.next += c.log.Size()
 		}
 	})
@@ -188,7 +188,7 @@ func (c *changes) fold() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if !c.known[name[:len(name)-len(".json")]] {
-			return nil // removed in the meantime
+			return nil // the instance was removed in the meantime
 		}
 		return rename()
 	})
@@ -205,7 +205,7 @@ func (c *changes) fold() error {
 	return err
 }
 
-// replay replaces records by newer ones in the log.
+// replay updates recs with the newer records in the log.
 func (c *changes) replay(recs map[string]instance.Record) error {
 	c.opened.RLock()
 	defer c.opened.RUnlock()
@@ -237,8 +237,8 @@ func (c *changes) replay(recs map[string]instance.Record) error {
 	return errors.Join(errs...)
 }
 
-// close brings the files up to date and removes the log. If it cannot, or if
-// not every record was loaded, the log stays for the next Load.
+// close folds the log and removes it. If that fails, or if not every record was
+// loaded, the log remains for the next Load.
 func (c *changes) close() error {
 	c.folding.Wait()
 	switch {

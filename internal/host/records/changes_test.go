@@ -48,7 +48,7 @@ func load(t *testing.T, f *Files) map[string]instance.Record {
 	return out
 }
 
-// TestChangesOutliveCrashes: random changes, removals, folds, restarts and
+// TestChangesOutliveCrashes makes random changes, removals, folds, restarts and
 // crashes. Whenever the daemon dies, the next one has exactly the records that
 // were written last.
 func TestChangesOutliveCrashes(t *testing.T) {
@@ -125,8 +125,8 @@ func TestChangesOutliveCrashes(t *testing.T) {
 	}
 }
 
-// TestFoldBesideWrites: the files follow while many instances are written and
-// some are removed, and a removed one does not come back.
+// TestFoldBesideWrites checks that the files are updated while many instances
+// are written and some are removed, and that a removed one does not come back.
 func TestFoldBesideWrites(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	if err != nil {
@@ -183,8 +183,8 @@ func TestFoldBesideWrites(t *testing.T) {
 	}
 }
 
-// TestLogIsFolded: a log that has grown large is folded into the files on its
-// own, and stays bounded.
+// TestLogIsFolded checks that a log that has grown large is folded
+// automatically, and that its size is bounded.
 func TestLogIsFolded(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	if err != nil {
@@ -281,8 +281,8 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// TestLogFails: a change that the disk refuses is not made, neither in the log nor
-// in the file, and the next one continues in a new log.
+// TestLogFails checks that a change that the disk refuses is neither in the log
+// nor in the file, and that the next one continues in a new log.
 func TestLogFails(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	if err != nil {

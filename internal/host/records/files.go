@@ -1,6 +1,6 @@
 // Package records stores what a host must know after a restart: one record per
-// instance, and the halts in effect. A Saver decides when a record is written;
-// Files puts it on disk.
+// instance, and the halts in effect. A Saver decides when a record is written,
+// and Files writes it.
 package records
 
 import (
@@ -63,8 +63,8 @@ func OpenFiles(dir string) (*Files, error) {
 // Close brings the record files up to date and releases the directory.
 func (f *Files) Close() error { return errors.Join(f.changes.close(), f.lock.Close()) }
 
-// Damage returns what of the log of changes could not be read. The records that
-// Load returned may miss changes.
+// Damage returns an error if part of the change log could not be read; the
+// records that Load returned may then lack changes.
 func (f *Files) Damage() []error {
 	f.changes.mu.Lock()
 	defer f.changes.mu.Unlock()
@@ -121,7 +121,7 @@ func (f *Files) Load() ([]instance.Record, error) {
 		}
 		r, err := decodeRecord(b)
 		if err == nil && r.ID+".json" != e.Name() {
-			err = fmt.Errorf("it holds the record of %s", r.ID)
+			err = fmt.Errorf("it contains the record of %s", r.ID)
 		}
 		if err != nil {
 			errs = append(errs, unusable(path, err))
@@ -175,7 +175,7 @@ func decodeRecord(b []byte) (instance.Record, error) {
 		return r, fmt.Errorf("its spec is invalid: %w", err)
 	}
 	if !power.InstanceTable.Has(r.State) {
-		return r, fmt.Errorf("its state %q is not known", r.State)
+		return r, fmt.Errorf("unknown state %q", r.State)
 	}
 	return r, nil
 }

@@ -15,7 +15,7 @@ const saveLag = 20 * time.Millisecond
 
 // Store keeps records across restarts.
 type Store interface {
-	Put(r *instance.Record) error // durable when it returns nil
+	Put(r *instance.Record) error // returns once it is durable
 	// Note is Put without waiting for the disk. When it returns nil, the record
 	// survives the end of this process, but survives a power failure only after a
 	// later Put or once the kernel has written it back.
@@ -25,7 +25,7 @@ type Store interface {
 
 // Owner is an instance whose record a Saver writes.
 type Owner interface {
-	Record() instance.Record // the present record
+	Record() instance.Record // the current record
 	Removed() bool           // reports whether it was removed; its record is not written anymore
 	MarkRemoved()
 }
@@ -53,13 +53,13 @@ type Saver struct {
 // queued is a record to be written soon.
 type queued struct {
 	Owner
-	noted bool // Note is enough
+	noted bool // Note suffices: it need not survive a power failure
 }
 
 // trouble is why records cannot be written.
 type trouble struct {
 	err error
-	id  string // of the instance whose write failed last
+	id  string // instance whose write failed last
 }
 
 // retryEvery is the retry interval while writes fail.
@@ -104,8 +104,8 @@ func (s *Saver) put(r *instance.Record, durable bool) error {
 	return err
 }
 
-// try retries the record whose write failed last, in its present state. If its
-// change was undone there is nothing to write, and the disk may have space
+// try retries the write that failed last, with the current record. If there is
+// nothing to write because the change was undone, writes count as working
 // again.
 func (s *Saver) try() {
 	s.mu.Lock()
@@ -117,7 +117,7 @@ func (s *Saver) try() {
 	o := s.find(id)
 	if o == nil {
 		s.mu.Lock()
-		s.trouble = nil // the next write shows whether it persists
+		s.trouble = nil // the next write shows if the disk still fails
 		s.mu.Unlock()
 		return
 	}
@@ -128,7 +128,7 @@ func (s *Saver) try() {
 		return
 	}
 	rec := o.Record()
-	_ = s.put(&rec, true) // put has noted a failure
+	_ = s.put(&rec, true) // put records the failure
 }
 
 func (s *Saver) kicked() {
@@ -138,9 +138,9 @@ func (s *Saver) kicked() {
 	}
 }
 
-// NewSaver returns a saver that writes to a store. find returns the instance with
-// an ID, nil for none. told is called when records can no longer be written, with
-// the ID of the instance whose record failed, and with a nil error once they can.
+// NewSaver returns a saver that writes to a store. find returns the instance
+// with an ID, nil for none. told is called when writes begin to fail, with the
+// ID of the instance, and with a nil error when they succeed again.
 func NewSaver(to Store, find func(id string) Owner, onTrouble func(id string, trouble error)) *Saver {
 	s := &Saver{to: to, find: find, onTrouble: onTrouble, written: map[string]uint64{}, durable: map[string]uint64{},
 		dirty: map[string]queued{}, kick: make(chan struct{}, 1), done: make(chan struct{})}
@@ -156,11 +156,11 @@ func (s *Saver) orderOf(id string) chan struct{} {
 	return s.order[h.Sum32()%uint32(len(s.order))]
 }
 
-// Write writes r, a record of o, unless a newer one is on disk already or o was
-// removed. The record is durable when it returns nil.
+// Write stores r, a record of o, durably, unless a newer one is stored or o was
+// removed.
 func (s *Saver) Write(o Owner, r *instance.Record) error { return s.write(o, r, true) }
 
-// write is Write or, unless durable, the same with Store.Note.
+// write stores r durably or, if durable is false, with Store.Note.
 func (s *Saver) write(o Owner, r *instance.Record, durable bool) error {
 	order := s.orderOf(r.ID)
 	order <- struct{}{}
@@ -172,7 +172,7 @@ func (s *Saver) write(o Owner, r *instance.Record, durable bool) error {
 	stale, lost := s.written[r.ID] >= r.Generation, s.durable[r.ID] < r.Generation
 	s.mu.Unlock()
 	switch {
-	case stale && durable && lost: // a newer one was noted only
+	case stale && durable && lost: // the newer one was only noted
 		rec := o.Record()
 		return s.put(&rec, true)
 	case stale:
@@ -274,7 +274,7 @@ func (s *Saver) Written(id string) uint64 {
 	return s.written[id]
 }
 
-// Loaded notes which generation an earlier daemon left on disk.
+// Loaded records the generation that an earlier daemon stored.
 func (s *Saver) Loaded(id string, generation uint64) {
 	s.mu.Lock()
 	s.written[id], s.durable[id] = generation, generation

@@ -34,15 +34,16 @@ func (o *owned) Record() instance.Record { return o.rec }
 func (o *owned) Removed() bool           { return false }
 func (o *owned) MarkRemoved()            {}
 
-// TestNotedIsNotDurable: a noted record is written once, without a sync. Who needs
-// an earlier or the same generation on disk still gets a sync, of the newest; and a
-// record that is queued for both is written durably.
+// TestNotedIsNotDurable checks that a noted record is written once, without a
+// sync. A caller that needs an earlier or the same generation on disk still
+// gets a sync, of the newest. A record that is queued for both is written
+// durably.
 func TestNotedIsNotDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to, o := &counted{}, &owned{instance.Record{ID: "a", Generation: 1}}
 		s := NewSaver(to, func(string) Owner { return o }, func(string, error) {})
 		go s.Run()
-		settle := func() {
+		waitLag := func() {
 			time.Sleep(time.Second)
 			synctest.Wait()
 		}
@@ -54,23 +55,23 @@ func TestNotedIsNotDurable(t *testing.T) {
 		write(1)
 		o.rec.Generation = 3
 		s.NoteLater(o, "a")
-		settle() // note 3
+		waitLag() // note 3
 		s.NoteLater(o, "a")
-		settle() // it is written already
-		write(2) // put 3
-		write(3) // durable already
+		waitLag() // it is written already
+		write(2)  // put 3
+		write(3)  // durable already
 		o.rec.Generation = 4
 		s.WriteLater(o, "a")
 		s.NoteLater(o, "a")
-		settle() // put 4
+		waitLag() // put 4
 		o.rec.Generation = 5
 		s.NoteLater(o, "a")
 		s.WriteLater(o, "a")
-		settle() // put 5
+		waitLag() // put 5
 		o.rec.Generation = 6
 		s.NoteLater(o, "a")
 		s.Stop()
-		settle() // note 6
+		waitLag() // note 6
 		if got, want := fmt.Sprint(to.list), "[put 1 note 3 put 3 put 4 put 5 note 6]"; got != want {
 			t.Errorf("the writes are %s, want %s", got, want)
 		}

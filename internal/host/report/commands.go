@@ -20,7 +20,7 @@ import (
 
 const (
 	maxCommands  = 1024        // IDs that are remembered
-	deliverLimit = time.Minute // how long a reply is offered to the server
+	deliverLimit = time.Minute // time for which a reply is offered to the server
 )
 
 // CommandStore keeps the IDs of commands across restarts.
@@ -35,7 +35,7 @@ type Commands struct {
 	store CommandStore
 
 	mu   sync.Mutex
-	ids  []string // of commands that began, oldest first
+	ids  []string // of commands that have begun, oldest first
 	runs map[string]*commandRun
 }
 

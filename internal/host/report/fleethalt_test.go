@@ -143,7 +143,7 @@ func (s *fleetServer) AwaitHalt(ctx context.Context, host string, t control.Halt
 
 func (s *fleetServer) halt(r halt.Request) {
 	s.t.Helper()
-	if _, err := s.fleet.SetHalt(s.t.Context(), audit.Actor{Name: "ada", Kind: audit.KindPerson}, r); err != nil {
+	if _, err := s.fleet.SetHalt(s.t.Context(), audit.Actor{Name: "ada", Kind: audit.KindUser}, r); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -227,9 +227,9 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		pass(2 * time.Minute)
 		r.is("a", power.Paused)
 
-		// The server is restarted during a halt with an end. The host keeps
+		// The server is restarted during a halt with an end. The host leaves
 		// sleeping instances as they are, and resumes automatic actions at that
-		// end although the server is away.
+		// end although the server does not run.
 		until := time.Now().Add(time.Hour)
 		s.halt(halt.Request{On: true, Until: &until})
 		s.stop()

@@ -31,7 +31,7 @@ type Server interface {
 
 // Limits of reporting.
 const (
-	reportLimit = 10 * time.Second // one report; also what a long poll takes beyond its wait
+	reportLimit = 10 * time.Second // limit for one report, and for a long poll beyond its wait
 	reportSpace = time.Second      // between two reports
 	reportLook  = 5 * time.Second  // between two checks of running instances
 	reportRetry = time.Second      // after a failure; doubles up to reportMost
@@ -149,11 +149,11 @@ type progress struct {
 	seq   uint64
 	last  uint64 // sequence number that the server has; 0 starts from scratch
 	beat  time.Time
-	head  uint64          // sum of what was reported about the host itself
-	sums  map[string]sums // of what was reported about instances, by ID
+	head  uint64          // checksum of the last report about the host itself
+	sums  map[string]sums // of the last report about each instance, by ID
 }
 
-// sums are what was last reported about an instance: a checksum of the fields
+// sums identifies the last report of an instance: a checksum of the fields
 // whose change is reported at once, a checksum of every field that the server
 // cannot compute itself, and the memory in bytes.
 type sums struct {
@@ -181,7 +181,7 @@ func (t *progress) once(ctx context.Context, events []hostctl.Event) (resend boo
 	beat := t.last == 0 || !time.Now().Before(t.beat)
 	c := t.changed(beat, events)
 	head := t.heading(&c)
-	sum := t.sum(head) // before instances are added to it
+	sum := t.sum(head) // computed before instances are added
 	if p := &c.parts[0]; !beat && sum == t.head && len(p.instances)+len(p.gone) == 0 {
 		return false, nil
 	}
@@ -214,7 +214,7 @@ func (t *progress) once(ctx context.Context, events []hostctl.Event) (resend boo
 func (t *progress) heading(c *change) control.HostReport {
 	halt := t.r.Host.Halted()
 	if halt != nil {
-		halt = new(*halt) // Fit writes to it
+		halt = new(*halt) // a copy, because Fit modifies it
 	}
 	return control.HostReport{Host: t.r.Name, StartedAt: t.began.Round(0), Version: t.r.Version, BuildDate: t.r.BuildDate,
 		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), Commands: t.r.Commands != nil, LeftOut: c.total - len(c.sums)}

@@ -92,7 +92,7 @@ func (l *listener) take() []control.HostReport {
 	return out
 }
 
-// set makes it go away or come back.
+// set makes it unreachable or reachable again.
 func (l *listener) set(gone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,7 +255,8 @@ func TestManyInstances(t *testing.T) {
 	})
 }
 
-// TestQuestionsAreAnswered asks through the server, about now and a past time.
+// TestQuestionsAreAnswered sends requests through the server, about the present
+// and a past time.
 func TestQuestionsAreAnswered(t *testing.T) {
 	inBubble(t, nil, func(r *rig) {
 		r.run("a", nil)

@@ -50,7 +50,7 @@ type Request struct {
 	Method string
 	Path   string    // begins with a slash
 	In     any       // sent as JSON unless nil
-	Body   io.Reader // sent as it is, in place of In; not repeated
+	Body   io.Reader // sent unchanged instead of In; such a request is not repeated
 	Header http.Header
 	Once   bool // sent only once, and without an Idempotency-Key
 }

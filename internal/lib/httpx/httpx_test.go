@@ -55,7 +55,8 @@ type thing struct {
 	Size int    `json:"size"`
 }
 
-// TestAnswers: what every kind of answer becomes, and what was sent with it.
+// TestAnswers checks the result of every kind of answer, and the request that
+// was sent.
 func TestAnswers(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /echo", func(w http.ResponseWriter, r *http.Request) {
@@ -122,8 +123,9 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// TestTries: a request whose connection breaks is sent again under one key, and
-// one that must not be is not; a server that is not there is told as such.
+// TestTries checks that a request whose connection breaks is sent again under
+// one key, that one that must not be repeated is not, and that an unreachable
+// server is reported as such.
 func TestTries(t *testing.T) {
 	var keys []string
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -167,7 +169,7 @@ func TestTries(t *testing.T) {
 	}
 }
 
-// TestUnixSocket: the server knows who asks.
+// TestUnixSocket checks that the server can identify its caller.
 func TestUnixSocket(t *testing.T) {
 	dir, err := os.MkdirTemp("", "httpx-")
 	if err != nil {
@@ -204,7 +206,8 @@ func TestUnixSocket(t *testing.T) {
 	}
 }
 
-// TestGrace: a request that is in time ends well, one that is not is cut off.
+// TestGrace checks that a request that finishes in time succeeds, and that a
+// slower one is cut off.
 func TestGrace(t *testing.T) {
 	for _, tc := range []struct {
 		takes time.Duration
@@ -236,7 +239,8 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// TestStalledClients: one that never finishes its request is let go.
+// TestStalledClients checks that a client that never finishes its request is
+// disconnected.
 func TestStalledClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &memnet.Network{}
@@ -271,7 +275,7 @@ func TestServerFails(t *testing.T) {
 	}
 }
 
-// TestAnswerLimit: an answer that does not end is not read forever.
+// TestAnswerLimit checks that an endless answer is not read forever.
 func TestAnswerLimit(t *testing.T) {
 	endless := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for _, err := io.WriteString(w, "["); err == nil; {

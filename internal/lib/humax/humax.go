@@ -25,7 +25,7 @@ import (
 	"lull/internal/lib/httpx"
 )
 
-// BodyTimeout is how long a client may take to send a body.
+// BodyTimeout is the time limit for a client to send a body.
 const BodyTimeout = 10 * time.Second
 
 // Config returns the configuration of an API without huma's own pages. The

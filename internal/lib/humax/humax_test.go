@@ -18,8 +18,9 @@ import (
 	"lull/internal/lib/memnet"
 )
 
-// TestStalledBody: a client that announces a body and does not send it is
-// answered at once where none is wanted, and after BodyTimeout elsewhere.
+// TestStalledBody checks that a client that announces a body and does not send
+// it is answered immediately if no body is needed, and after BodyTimeout
+// otherwise.
 func TestStalledBody(t *testing.T) {
 	for name, c := range map[string]struct {
 		request string
@@ -86,7 +87,8 @@ func TestStalledBody(t *testing.T) {
 	}
 }
 
-// TestSlowRoute: a route that takes longer than any body may is not canceled.
+// TestSlowRoute checks that a route that takes longer than the limit for bodies
+// is not canceled.
 func TestSlowRoute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mux := http.NewServeMux()

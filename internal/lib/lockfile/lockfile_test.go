@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestTake: a process that lives keeps others out and is named; one that is killed
-// does not, from that moment on.
+// TestTake checks that a living process keeps the lock and is named in the
+// error, and that a killed one releases it immediately.
 func TestTake(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short starts no program")

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// Suffixes of the files beside a log. The older log has an index of its own.
+// Suffixes of the files beside a log. The older log has a separate index.
 const (
 	Older = ".1"
 	times = ".times"
@@ -166,13 +166,13 @@ func (l *File) dropIndex() {
 	}
 }
 
-// mark records that what follows came at a time.
+// mark records that the following bytes came at a time.
 func (l *File) mark(at time.Time) {
 	if d := at.Sub(l.last); l.index == nil || d >= 0 && d < Precision {
 		return
 	}
 	if l.put(uint64(l.size), uint64(at.UnixNano())) != nil {
-		l.dropIndex() // opened anew with the log
+		l.dropIndex() // opened again with the log
 		return
 	}
 	l.indexed += record

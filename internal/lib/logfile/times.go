@@ -15,7 +15,7 @@ type Times struct {
 	buf  []byte // records from next on
 }
 
-// Mark is one record of an index: what is at Offset and after it came at Time.
+// Mark is one record of an index: the bytes from Offset on came at Time.
 type Mark struct {
 	Offset int64
 	Time   time.Time
@@ -68,7 +68,7 @@ func (t *Times) Next() (m Mark, ok bool) {
 	return m, ok
 }
 
-// Reset makes Next and At begin anew.
+// Reset makes Next and At start over.
 func (t *Times) Reset() {
 	if t != nil {
 		*t = Times{f: t.f}

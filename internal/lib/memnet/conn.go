@@ -195,7 +195,7 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
-// CloseRead refuses what the other end sends from now on.
+// CloseRead makes further writes of the other end fail.
 func (c *Conn) CloseRead() error {
 	if err := c.open(); err != nil {
 		return c.fail("close", err)

@@ -297,7 +297,7 @@ func (n *Network) Cut(host string) {
 	}
 }
 
-// Heal undoes Cut; what was held back arrives.
+// Heal undoes Cut; withheld data arrives.
 func (n *Network) Heal(host string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -28,7 +28,7 @@ func (s *signal) notify() {
 // chunk is the data of one Write in flight.
 type chunk struct {
 	data []byte
-	at   time.Time // arrival time; zero means at once
+	at   time.Time // arrival time; zero means immediately
 }
 
 // stream is one direction of a connection.

@@ -43,7 +43,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestDial looks at what a name resolves to, not at the name.
+// TestDial checks that the addresses that a name resolves to decide, not the
+// name.
 func TestDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

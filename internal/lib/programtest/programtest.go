@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// Version and BuildDate are what the programs report about themselves.
+// Version and BuildDate are the values that the programs report about
+// themselves.
 const (
 	Version   = "v9"
 	BuildDate = "2026-01-02T03:04:05Z"

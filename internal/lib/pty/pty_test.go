@@ -20,8 +20,8 @@ func (l *late) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestCopyAfterTheDeadline checks that a slow writer loses nothing of a stream whose
-// other end stays open.
+// TestCopyAfterTheDeadline checks that no data of a slow writer is lost while
+// the other end of the stream stays open.
 func TestCopyAfterTheDeadline(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

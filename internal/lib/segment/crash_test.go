@@ -40,9 +40,9 @@ func clone(t *testing.T, dir string) string {
 	return to
 }
 
-// TestTornAtEachByte cuts the newest file at every length: what was whole
-// before the cut is there, the cut is reported unless it lies between two
-// records, and the log continues.
+// TestTornAtEachByte cuts the newest file at every length. The records before
+// the cut are readable, the cut is reported unless it lies between two records,
+// and the log continues.
 func TestTornAtEachByte(t *testing.T) {
 	dir, want := sample(t)
 	newest := segments(t, dir)[1]
@@ -170,7 +170,7 @@ func TestLostFilesAreReported(t *testing.T) {
 	}
 }
 
-// TestTwiceDamaged: zeros in the middle and a torn end at the same time.
+// TestTwiceDamaged reads a log with zeros in the middle and a torn end.
 func TestTwiceDamaged(t *testing.T) {
 	dir, want := sample(t)
 	name := segments(t, dir)[1]

@@ -195,7 +195,7 @@ func (l *Log) recover() ([]*Damage, error) {
 		}
 		l.latest = max(l.latest, c.latest)
 		if c.damaged {
-			return damage, nil // left as it is; the next append creates a new file
+			return damage, nil // left unchanged; the next append creates a new file
 		}
 		l.active, err = os.OpenFile(f.path, os.O_WRONLY|os.O_APPEND, 0)
 		return damage, err
@@ -338,7 +338,7 @@ func (l *Log) removeOldest() error {
 }
 
 // Drop removes the oldest files whose records are all before the given time,
-// and returns their number. The newest file stays.
+// and returns their number. The newest file is kept.
 func (l *Log) Drop(before time.Time) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -353,7 +353,7 @@ func (l *Log) Drop(before time.Time) (int, error) {
 }
 
 // DropBefore removes the oldest files whose records all have numbers below n.
-// The newest file stays.
+// The newest file is kept.
 func (l *Log) DropBefore(n uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -40,7 +40,7 @@ func open(t dirs, dir string, o Options) (*Log, []*Damage) {
 	return l, damage
 }
 
-// read collects what a log holds as "number:payload".
+// read returns the content of a log as "number:payload".
 func read(l *Log, from From) (records []string, damage []*Damage, err error) {
 	for r, err := range l.Records(from) {
 		d, ok := errors.AsType[*Damage](err)
@@ -142,8 +142,9 @@ func TestRotationByAge(t *testing.T) {
 	l.Close()
 }
 
-// TestFromTime: whatever way the writer's clock went, with and without opening
-// again, a reading from a time gives exactly the records of that time and later.
+// TestFromTime checks that reading from a time gives exactly the records of
+// that time and later, for any course of the writer's clock, with and without
+// reopening.
 func TestFromTime(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		o := Options{SegmentBytes: int64(rapid.IntRange(64, 300).Draw(r, "segment bytes"))}
@@ -176,7 +177,8 @@ func TestFromTime(t *testing.T) {
 	})
 }
 
-// TestGroupCommit: many writers at once, each told that its record is durable.
+// TestGroupCommit has many concurrent writers. Each is told that its record is
+// durable.
 func TestGroupCommit(t *testing.T) {
 	l, _ := open(t, fresh(t), Options{SegmentBytes: 4096})
 	var group sync.WaitGroup
@@ -214,7 +216,7 @@ func TestGroupCommit(t *testing.T) {
 	l.Close()
 }
 
-// TestDiskRefuses: a file that cannot be written loses nothing that was taken.
+// TestDiskRefuses checks that a failed write loses no acknowledged record.
 func TestDiskRefuses(t *testing.T) {
 	l, _ := open(t, fresh(t), Options{})
 	add(t, l, "kept")
@@ -267,7 +269,7 @@ func FuzzScan(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, 300))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		covered := int64(0) // bytes told about, in order
+		covered := int64(0) // acknowledged bytes, in order
 		last := uint64(0)
 		c := scan("f", data, func(r Record, d *Damage) bool {
 			if d != nil {

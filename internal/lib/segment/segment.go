@@ -34,7 +34,7 @@ const (
 type Record struct {
 	Number  uint64 // 1 for the first, then increasing by one
 	Time    time.Time
-	Payload []byte // shares memory with its neighbors; clone it to keep it
+	Payload []byte // shares memory with other payloads; clone it to keep it
 }
 
 // Damage is a part of a file without a valid record. It is an error and is

@@ -52,9 +52,9 @@ func writeFile(path string, data []byte, perm fs.FileMode) error {
 
 // WriteAll replaces files of one folder durably. Each is synced; on Linux, more
 // than 64 are synced together with the whole file system. After a crash at any
-// instant each file contains either its previous content or all of its new one.
-// files has the contents by name. replace is called for each file once its
-// content is on disk, and calls rename unless the file must stay as it is.
+// instant each file contains either its previous or its new content. files has
+// the contents by name. replace is called for each file once its content is on
+// disk, and calls rename unless the file must not change.
 func WriteAll(dir string, files map[string][]byte, perm fs.FileMode, replace func(name string, rename func() error) error) error {
 	if err := writeAll(dir, files, perm, replace); err != nil {
 		return fmt.Errorf("cannot write %d files in %s: %w", len(files), dir, err)
@@ -159,7 +159,7 @@ func Seal(payload []byte) []byte {
 // SealError means that a sealed file is damaged.
 type SealError struct {
 	Name string // name of the file
-	What string // what is wrong with it
+	What string // the fault
 }
 
 func (e *SealError) Error() string {

@@ -1,4 +1,4 @@
-// Package spell measures how much two names differ.
+// Package spell computes the edit distance of two names.
 package spell
 
 // Distance returns the number of bytes to change, add or remove to turn a into

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// ErrIrregular is the error for what is neither a file nor a directory.
+// ErrIrregular is the error for anything but files and directories.
 var ErrIrregular = errors.New("it is not a file or directory")
 
 // Pack writes the tree below root to w; its top directory is called as. Sockets,

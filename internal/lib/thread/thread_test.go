@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOwn: many at once are each alone on a thread, and none on the first.
+// TestOwn checks that concurrent calls each have a thread of their own, which
+// is never the main thread.
 func TestOwn(t *testing.T) {
 	var mu sync.Mutex
 	var all, seen sync.WaitGroup

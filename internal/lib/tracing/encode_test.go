@@ -120,7 +120,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// answers is a collector that gives them in turn.
+// answers is a collector that returns them one after the other.
 type answers []*http.Response
 
 func (a *answers) RoundTrip(*http.Request) (*http.Response, error) {
@@ -137,8 +137,9 @@ func answer(code int, pairs ...string) *http.Response {
 	return r
 }
 
-// TestBusy: a collector that is busy gets the spans again, not before it wants
-// them and not after the export's time; one that refuses them does not.
+// TestBusy checks that a busy collector gets the spans again, not before the
+// time that it asks for and not after the export's timeout, and that one that
+// refuses them does not.
 func TestBusy(t *testing.T) {
 	spans := everything(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -164,7 +165,8 @@ func TestBusy(t *testing.T) {
 	})
 }
 
-// TestPartlyRejected: the collector's reason for what it rejected is an error.
+// TestPartlyRejected checks that a partial rejection is an error with the
+// collector's reason.
 func TestPartlyRejected(t *testing.T) {
 	r := answer(200, "Content-Type", "application/x-protobuf")
 	b, err := proto.Marshal(&collector.ExportTraceServiceResponse{PartialSuccess: &collector.ExportTracePartialSuccess{RejectedSpans: 1, ErrorMessage: "too long"}})

@@ -139,8 +139,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 // busy are the answers of a collector that may take the same spans later.
 var busy = []int{http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}
 
-// send sends one request. retry is positive if the collector may take it later,
-// and then at least what the collector asks for.
+// send sends one request. retry is positive if the collector may accept it
+// later, and is then at least the delay that it asks for.
 func (e *exporter) send(ctx context.Context, body []byte) (retry time.Duration, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(body))
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// endWithin bounds how long the last spans may take to be sent.
+// endWithin limits the time for sending the last spans.
 const endWithin = 3 * time.Second
 
 // Traces sends spans. A nil Traces sends none.

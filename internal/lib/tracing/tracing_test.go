@@ -25,7 +25,7 @@ import (
 	"lull/internal/lib/tracing"
 )
 
-// receiver is a collector that keeps what it is sent.
+// receiver is a collector that stores the requests that it gets.
 type receiver struct {
 	mu      sync.Mutex
 	spans   map[string]*otlp.Span
@@ -90,8 +90,8 @@ func set(t *testing.T, pairs ...string) func(string) string {
 
 var discard = slog.New(slog.DiscardHandler)
 
-// TestSent: a collector gets each span with its parent, its attributes and the
-// name of the process.
+// TestSent checks that a collector gets each span with its parent, its
+// attributes and the name of the process.
 func TestSent(t *testing.T) {
 	r := &receiver{spans: map[string]*otlp.Span{}}
 	web := httptest.NewServer(r)
@@ -125,8 +125,8 @@ func TestSent(t *testing.T) {
 	}
 }
 
-// TestOff: without an endpoint, or where it is switched off, there is nothing,
-// and what cannot be done is an error.
+// TestOff checks that tracing does nothing without an endpoint or if it is
+// switched off, and that an unsupported setting is an error.
 func TestOff(t *testing.T) {
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
 	for _, bad := range []string{"collector:4318", "ftp://collector", "http://"} {
@@ -168,9 +168,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestOwnTransport: a process that counts what it sends has its spans go
-// through its own transport, with the certificate and the time that the
-// environment names.
+// TestOwnTransport checks that the spans of a process that counts its traffic
+// go through its own transport, with the certificate and the timeout from the
+// environment.
 func TestOwnTransport(t *testing.T) {
 	r := &receiver{spans: map[string]*otlp.Span{}}
 	web := httptest.NewTLSServer(r)

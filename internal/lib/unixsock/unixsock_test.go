@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// short is a directory whose name leaves room for a socket's.
+// short returns a directory whose name is short enough for socket paths.
 func short(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "sock-")
 	if err != nil {

@@ -22,8 +22,8 @@ const (
 	longest  = 100 * time.Millisecond
 )
 
-// Until checks cond repeatedly and returns as soon as it is true. It fails the
-// test, naming what was awaited, if cond is not true within Timeout.
+// Until polls cond and returns as soon as it is true. It fails the test, naming
+// what was awaited, if cond is not true within Timeout.
 func Until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	if !Within(Timeout, cond) {

@@ -10,8 +10,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestOnStep sets the clock to what it shows, which the kernel reports like any
-// other step. It does so only where it is asked to.
+// TestOnStep sets the clock to its present time, which the kernel reports like
+// any other step. It does so only on request.
 func TestOnStep(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	told, ended := make(chan struct{}, 16), make(chan error, 1)

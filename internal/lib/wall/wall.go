@@ -85,8 +85,8 @@ const (
 // Event is something that happened between two readings.
 type Event struct {
 	Kind Kind
-	// By is how long the machine slept (positive), or how far the wall clock was
-	// set forward (positive) or back (negative).
+	// By is the time for which the machine slept (positive), or by which the
+	// wall clock was set forward (positive) or back (negative).
 	By time.Duration
 	// After and Before are the readings around the event.
 	After, Before Reading

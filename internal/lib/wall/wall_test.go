@@ -63,8 +63,9 @@ func TestDetector(t *testing.T) {
 	}
 }
 
-// TestNothingIsLost: whatever the sizes, the sums of what was reported differ
-// from what happened by less than the tolerance, and durations by nothing.
+// TestNothingIsLost checks that the sum of the reported steps differs from the
+// true sum by less than the tolerance, whatever their sizes, and that durations
+// are exact.
 func TestNothingIsLost(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMachine()

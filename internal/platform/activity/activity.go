@@ -42,7 +42,7 @@ const (
 	maxExposition = 8 << 20 // bytes of a Prometheus exposition
 )
 
-// Reading is what a probe said.
+// Reading is the result of a probe.
 type Reading struct {
 	State     idle.State // Active, Quiet or Unknown
 	Value     float64

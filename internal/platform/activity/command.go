@@ -83,7 +83,7 @@ func command(ctx context.Context, p *instance.Probe, env []string) Reading {
 // carry its mark, with their descendants. They are stopped first, so that none of
 // them forks between the search and the kill.
 func killLeft(group int, mark string) {
-	_ = syscall.Kill(-group, syscall.SIGKILL) // usually there is nobody left
+	_ = syscall.Kill(-group, syscall.SIGKILL) // usually no process remains
 	for range 20 {
 		left := marked(mark)
 		if len(left) == 0 {

@@ -166,7 +166,7 @@ func freezeAndThaw(t *testing.T, g *cgroup.Group, text string) {
 	}
 }
 
-// stays fails when anything moves while it should be still.
+// stays fails if the programs' output changes while they should be frozen.
 func stays(t *testing.T, out string, list func() ([]int, error)) {
 	t.Helper()
 	written := size(t, out)
@@ -188,8 +188,9 @@ func stays(t *testing.T, out string, list func() ([]int, error)) {
 	}
 }
 
-// openFiles: a frozen group has its file open for the thaw, and nothing of it is
-// open afterwards; one that was made anew meanwhile is thawed all the same.
+// openFiles checks that a frozen group keeps its file open for the thaw, that
+// nothing of it is open afterwards, and that a group that was recreated is
+// thawed nevertheless.
 func openFiles(t *testing.T, g *cgroup.Group) {
 	opened := func() (n int) {
 		l, err := os.ReadDir("/proc/self/fd")
@@ -258,7 +259,7 @@ func killFrozen(t *testing.T, g *cgroup.Group) {
 	}
 }
 
-// nested is a program that makes groups of its own.
+// nested is a program that creates groups.
 func nested(t *testing.T, p cgroup.Place) {
 	g := group(t, p)
 	out := filepath.Join(t.TempDir(), "out")

@@ -318,7 +318,7 @@ func (g *Group) Kill(ctx context.Context) error {
 		}
 		if err := delay.For(ctx, time.Duration(min(i+1, 20))*time.Millisecond); err != nil {
 			pids, _ := g.PIDs()
-			return g.fail("kill", fmt.Errorf("processes %v are left: %w", pids, err))
+			return g.fail("kill", fmt.Errorf("processes %v remain: %w", pids, err))
 		}
 	}
 }

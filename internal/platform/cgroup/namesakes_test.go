@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestNamesakesLeaveTheParents: what is removed of one instance leaves the groups
-// that another one is being started in.
+// TestNamesakesLeaveTheParents checks that removing an instance's groups keeps
+// parent groups in which another instance is being started.
 func TestNamesakesLeaveTheParents(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short")

@@ -88,7 +88,7 @@ func Of(pid int) (*Group, error) {
 	if d := dir(""); d != "" {
 		return &Group{kind: V2, dir: d}, nil
 	}
-	return nil, fmt.Errorf("cannot use the group of process %d: it is in none of its own", pid)
+	return nil, fmt.Errorf("cannot use the group of process %d: it has no group of its own", pid)
 }
 
 // Lookup returns the group that a user names: its directory, or its path as in

@@ -282,7 +282,7 @@ func (p Place) Remove(id string) error {
 // of it in other hierarchies. Create recreates it.
 func (p Place) Release() {
 	if p.Dir != "" {
-		_, others, _ := (&Group{dir: p.Dir}).namesakes() // what cannot be found stays
+		_, others, _ := (&Group{dir: p.Dir}).namesakes() // groups that cannot be found remain
 		for _, dir := range others {
 			_ = unix.Rmdir(dir)
 		}

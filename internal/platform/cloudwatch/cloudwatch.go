@@ -106,8 +106,8 @@ type Config struct {
 	Memory, Disk AgentMetric
 	// Window is how far back to look for a value; 0 means 15 min.
 	Window time.Duration
-	// Period is the length of the averages; 0 means 5 min, which is what EC2
-	// publishes without detailed monitoring.
+	// Period is the length of the averages; 0 means 5 min, the period at which
+	// EC2 publishes without detailed monitoring.
 	Period time.Duration
 	// Rate and Burst limit the calls; 0 means 5 per second and 10.
 	Rate  float64

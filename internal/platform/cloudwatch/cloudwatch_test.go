@@ -18,7 +18,7 @@ import (
 
 var now = time.Date(2025, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// A query and a result as they stand on the wire: rpc-v2-cbor.
+// A query and a result in the wire format: rpc-v2-cbor.
 type query struct {
 	ID         string `cbor:"Id"`
 	MetricStat struct {
@@ -281,7 +281,7 @@ func TestAgentDimensions(t *testing.T) {
 		t.Errorf("asked with %+v", d)
 	}
 	if got := c.Read(t.Context(), nil, time.Time{}, now); len(got) != 0 || len(f.asked) != 1 {
-		t.Errorf("nobody was asked for, yet %d calls", len(f.asked))
+		t.Errorf("no worker was asked for, yet %d calls", len(f.asked))
 	}
 }
 

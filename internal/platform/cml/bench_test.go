@@ -42,9 +42,10 @@ func stream(text []byte) (int, error) {
 	return n, err
 }
 
-// BenchmarkTelemetry compares the filter with a streaming encoding/json Decoder
-// on the same 100 MB array, turn by turn, and reports the throughputs of the best
-// turn of each and their ratio: other load on the machine only ever slows down.
+// BenchmarkTelemetry alternates between the filter and a streaming
+// encoding/json Decoder on the same 100 MB array, and reports the best
+// throughput of each and their ratio: other load on the machine only ever slows
+// down.
 func BenchmarkTelemetry(b *testing.B) {
 	text := benchArray(b)
 	f, err := NewFilter(defaultFilterConfig())

@@ -219,7 +219,7 @@ func TestNotices(t *testing.T) {
 	if all, err := c.Notices(t.Context()); err != nil || len(all) != 1 || all[0].ID != id || all[0].Label != "pause" {
 		t.Errorf("listed %+v, %v", all, err)
 	}
-	for _, id := range []string{"n-1", "n-2"} { // n-2 is gone already
+	for _, id := range []string{"n-1", "n-2"} { // n-2 does not exist anymore
 		if err := c.DeleteNotice(t.Context(), id); err != nil {
 			t.Error(err)
 		}
@@ -244,13 +244,13 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// Where auth_extended does not exist, the session says who we are.
+// Without auth_extended, the session tells who we are.
 func TestIdentityOfSession(t *testing.T) {
 	h := newHost(t, map[string]http.HandlerFunc{
 		"POST /auth_extended": refuse(404, "Not Found"),
 		"GET /authentication": say(`{"id":"4d1f","username":"lull","admin":false}`),
 	})
-	h.valid[""] = true // auth_extended is asked without a session
+	h.valid[""] = true // auth_extended is requested without a session
 	if id, err := h.client(t, nil).Identity(t.Context()); err != nil || id != (Identity{ID: "4d1f", Username: "lull"}) {
 		t.Errorf("%+v, %v", id, err)
 	}

@@ -35,7 +35,7 @@ type Config struct {
 	// URL is the worker's base address, "https://host" with an optional port.
 	// "http" is accepted only with TLS.Insecure, because it verifies nothing.
 	URL string
-	// Username and Password are those of lull's account.
+	// Username and Password are the credentials of lull's account.
 	Username string
 	Password sealed.Plain
 	TLS      TLS

@@ -367,8 +367,8 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// TestOffsetStays: an offset is gone on with until a measurement contradicts
-// it, and narrowed by one that is much better.
+// TestOffsetStays checks that an offset is kept until a measurement contradicts
+// it, and narrowed by a much better one.
 func TestOffsetStays(t *testing.T) {
 	ms := func(low, high int) Offset {
 		return Offset{Known: true, Low: time.Duration(low) * time.Millisecond, High: time.Duration(high) * time.Millisecond}

@@ -35,7 +35,7 @@ func (e *fields) reset(start int64) {
 // occurs twice, the last one counts.
 func (p *pass) member(e *fields, c byte) error {
 	if c != '"' {
-		return p.in.syntax("unexpected %q where a key must stand", c)
+		return p.in.syntax("unexpected %q, want a key", c)
 	}
 	p.in.pos++
 	which, err := p.which()

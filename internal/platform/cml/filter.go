@@ -42,8 +42,8 @@ type FilterConfig struct {
 	// user_activity events that are not activity; nil excludes no user. An event
 	// whose user_id is missing or not a string counts as activity.
 	ExcludedUsers *regexp.Regexp
-	// ExcludedIDs are further user ids to exclude by exact match, such as that
-	// of our own account.
+	// ExcludedIDs are user IDs to exclude by exact match, such as our own
+	// account's.
 	ExcludedIDs []string
 	// MaxStored is the number of events kept, 0 to 1000.
 	MaxStored int

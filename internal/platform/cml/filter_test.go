@@ -321,8 +321,8 @@ func TestFilterConfig(t *testing.T) {
 	}
 }
 
-// TestFilterMemory reads 1 MB, 100 MB and 1 GB of history made on the fly and
-// compares what the process has asked of the system in between.
+// TestFilterMemory reads 1 MB, 100 MB and 1 GB of generated history and
+// compares the memory that the process has requested from the system.
 func TestFilterMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("reads a gigabyte of history")

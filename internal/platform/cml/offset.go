@@ -20,7 +20,7 @@ type Offset struct {
 // Estimate returns the middle of the bounds.
 func (o Offset) Estimate() time.Duration { return o.Low + (o.High-o.Low)/2 }
 
-// Bound returns how far the true offset can be from Estimate.
+// Bound returns the maximum distance of the true offset from Estimate.
 func (o Offset) Bound() time.Duration { return (o.High - o.Low) / 2 }
 
 // ours converts a time of the host's clock to ours. It returns the latest time
@@ -33,8 +33,8 @@ func (o Offset) ours(host time.Time) time.Time {
 	return host.Add(-o.Low)
 }
 
-// offsetOf measures the host's clock from an answer whose request was sent at
-// sent and whose headers arrived at received.
+// offsetOf estimates the host's clock offset from an answer whose request was
+// sent at sent and whose headers arrived at received.
 func offsetOf(h http.Header, sent, received time.Time) Offset {
 	date, err := http.ParseTime(h.Get("Date"))
 	if err != nil || received.Before(sent) {

@@ -154,8 +154,8 @@ func (p *pass) oversized(e *fields) bool {
 	return true
 }
 
-// judge decides what a complete event means. An event whose category is not
-// relevant is only counted: neither its time nor its data is read.
+// judge evaluates a complete event. An event whose category is not relevant is
+// only counted: neither its time nor its data is read.
 func (p *pass) judge(e *fields) {
 	oversized := p.oversized(e)
 	switch e.catState {
@@ -196,7 +196,7 @@ func (p *pass) judge(e *fields) {
 	p.activity(found{stamp: stamp, category: e.category.name, data: data, dropped: oversized})
 }
 
-// activity takes a relevant event into account. ev.data lies in the buffer.
+// activity processes a relevant event. ev.data points into the buffer.
 func (p *pass) activity(ev found) {
 	ev.at = p.offset.ours(ev.stamp)
 	if p.memory.concerns(ev.at) || ev.at.After(p.future) {

@@ -278,7 +278,8 @@ func compare(t *rapid.T, got Activity, ref *reference) {
 	}
 }
 
-// TestFilterArrivalOrder: what is kept does not depend on the order of events.
+// TestFilterArrivalOrder checks that the result does not depend on the order of
+// events.
 func TestFilterArrivalOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f, err := NewFilter(testConfig(t))
@@ -298,7 +299,7 @@ func TestFilterArrivalOrder(t *testing.T) {
 	})
 }
 
-// TestFilterEveryTruncation: no prefix of a history is ever quiet.
+// TestFilterEveryTruncation checks that no prefix of a history is ever quiet.
 func TestFilterEveryTruncation(t *testing.T) {
 	f, err := NewFilter(defaultFilterConfig())
 	if err != nil {

@@ -67,7 +67,7 @@ type scanner struct {
 	room  int   // the buffer is compacted before a read if it has less free space than this
 	base  int64 // offset in the stream of buf[0]
 	max   int64 // size limit of the stream
-	err   error // why there are no more bytes
+	err   error // why no more bytes follow
 
 	// objects records which open containers are objects: bit d is level d.
 	objects [maxDepth / 64]uint64
@@ -276,7 +276,7 @@ func (s *scanner) key() error {
 		return err
 	}
 	if c != '"' {
-		return s.syntax("unexpected %q where a key must stand", c)
+		return s.syntax("unexpected %q, want a key", c)
 	}
 	s.pos++
 	if err := s.str(); err != nil {
@@ -328,7 +328,7 @@ func (s *scanner) number(c byte) error {
 	case '1' <= c && c <= '9':
 		s.digits()
 	default:
-		return s.syntax("unexpected %q where a value must stand", c)
+		return s.syntax("unexpected %q, want a value", c)
 	}
 	if s.at('.') {
 		s.pos++

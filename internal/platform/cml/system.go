@@ -12,7 +12,8 @@ type Information struct {
 	Version string `json:"version"`
 	// Ready reports whether at least one compute can start nodes.
 	Ready bool `json:"ready"`
-	// Offset is how far the host's clock is ahead of ours.
+	// Offset is the offset of the host's clock relative to ours; positive if it
+	// is ahead.
 	Offset Offset `json:"-"`
 }
 
@@ -109,7 +110,7 @@ type Notice struct {
 	Label   string `json:"label"`
 	Content string `json:"content"`
 	Enabled bool   `json:"enabled"`
-	// Groups limits who sees it; nil means all users.
+	// Groups limits which users see it; nil means all.
 	Groups []string `json:"groups"`
 }
 

@@ -46,7 +46,7 @@ func (c *Client) Activity(ctx context.Context, f *Filter, seen Seen) Activity {
 		}
 		return unknown(reason, err)
 	case !in:
-		return unknown(ReasonNotOptedIn, fmt.Errorf("cannot tell activity of CML at %s: telemetry is not opted in", c.host))
+		return unknown(ReasonNotOptedIn, fmt.Errorf("cannot determine the activity of CML at %s: telemetry is not opted in", c.host))
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.events)
 	defer cancel()
@@ -58,7 +58,7 @@ func (c *Client) Activity(ctx context.Context, f *Filter, seen Seen) Activity {
 	activity := f.read(a.Body, a.received, a.offset, seen)
 	activity.seal(time.Now())
 	if activity.Err != nil {
-		activity.Err = fmt.Errorf("cannot tell activity of CML at %s: %w", c.host, activity.Err)
+		activity.Err = fmt.Errorf("cannot determine the activity of CML at %s: %w", c.host, activity.Err)
 	}
 	return activity
 }

@@ -37,7 +37,7 @@ func Notify(ctx context.Context, dir string, m Message) (shown int, err error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cannot look for desktops: %w", err)
+		return 0, fmt.Errorf("cannot list desktop sessions: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {

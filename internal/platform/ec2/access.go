@@ -48,7 +48,7 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	if region == "" {
 		return aws.Config{}, errors.New("cannot load AWS configuration: no region is given")
 	}
-	// The SDK logs what it also returns as errors.
+	// The SDK logs errors that it also returns.
 	options := []func(*config.LoadOptions) error{config.WithRegion(region), config.WithLogger(logging.Nop{})}
 	if a.Credentials != nil {
 		options = append(options, config.WithCredentialsProvider(a.Credentials))

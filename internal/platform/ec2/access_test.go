@@ -55,7 +55,7 @@ func TestAssumeRole(t *testing.T) {
 			t.Errorf("a role that may not be assumed: %v", err)
 		}
 	}
-	if _, err := s.Client(t.Context(), "nobody", "eu-test-1"); err == nil {
+	if _, err := s.Client(t.Context(), "missing", "eu-test-1"); err == nil {
 		t.Error("an account that is not configured has a client")
 	}
 	if _, err := s.Client(t.Context(), "other", ""); err == nil {

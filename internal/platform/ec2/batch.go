@@ -35,10 +35,10 @@ type joiner[T any] struct {
 	waiting map[string]*queue[T] // by kind of call
 }
 
-// queue holds the callers that wait for one turn.
+// queue holds the callers that wait for the next call.
 type queue[T any] struct {
 	callers []*caller[T]
-	cancel  context.CancelFunc // ends the turn when no caller is left
+	cancel  context.CancelFunc // cancels the call when no caller is left
 }
 
 type caller[T any] struct {
@@ -75,7 +75,7 @@ func (j *joiner[T]) do(ctx context.Context, kind, id string) (T, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var none T
-	if i := slices.Index(q.callers, c); i >= 0 { // the call has not begun
+	if i := slices.Index(q.callers, c); i >= 0 { // the call has not begun yet
 		q.callers = slices.Delete(q.callers, i, i+1)
 		if len(q.callers) == 0 {
 			q.cancel()

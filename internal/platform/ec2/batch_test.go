@@ -15,9 +15,9 @@ func idsOf(v url.Values) (out []string) {
 	return out
 }
 
-// TestJoinedCalls: 250 instances that are stopped, terminated or tagged one by
-// one at the same time take few calls, though one of them is protected, which is
-// refused for it alone.
+// TestJoinedCalls checks that stopping, terminating or tagging 250 instances
+// one by one at the same time takes few calls, and that a protected one among
+// them is the only one that is refused.
 func TestJoinedCalls(t *testing.T) {
 	const n, guarded = 250, 77
 	changed := func(state string) func(url.Values) reply {
@@ -68,9 +68,10 @@ func TestJoinedCalls(t *testing.T) {
 	}
 }
 
-// TestPreflightsAreJoined: of 250 instances whose description does not say what
-// kind their public address is, the Elastic IPs are read with few calls. Only
-// those that have one keep their address. A refusal is unknown for all of them.
+// TestPreflightsAreJoined checks that for 250 instances whose description does
+// not tell the kind of their public address, the Elastic IPs are read with few
+// calls. Only instances that have one keep their address. After a refusal it is
+// unknown for all of them.
 func TestPreflightsAreJoined(t *testing.T) {
 	const n = 250
 	refused := false

@@ -154,10 +154,10 @@ type Query struct {
 	// of ImageOwners; no owner means "self". It does not match an instance whose
 	// AMI is deregistered.
 	Tags map[string]string
-	// ClientToken is that of the launch.
+	// ClientToken is the token of the launch request.
 	ImageName   string
 	ImageOwners []string
-	// ClientToken is that of the launch.
+	// ClientToken is the token of the launch request.
 	ClientToken string
 	// Find returns all instances that q selects, sorted by id.
 	Terminated bool

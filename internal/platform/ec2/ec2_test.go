@@ -313,7 +313,7 @@ func TestTags(t *testing.T) {
 		t.Errorf("asked %v", got)
 	}
 	if err := c.CreateTags(t.Context(), nil, map[string]string{"a": "b"}); err != nil || len(f.asked("CreateTags")) != 1 {
-		t.Errorf("tags for nobody: %v", err)
+		t.Errorf("tags for an empty list: %v", err)
 	}
 }
 
@@ -416,8 +416,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestVolumes: sizes and types come by a filter, many in a call, and an id that
-// EC2 does not know is missing.
+// TestVolumes checks that sizes and types are read with a filter, many in a
+// call, and that an ID that EC2 does not know is missing from the answer.
 func TestVolumes(t *testing.T) {
 	f := newFake(t, map[string]func(url.Values) reply{"DescribeVolumes": func(v url.Values) reply {
 		if v.Get("Filter.1.Name") != "volume-id" || v.Get("VolumeId.1") != "" {

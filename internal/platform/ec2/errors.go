@@ -28,7 +28,7 @@ const (
 	Mismatch             Kind = "mismatch"              // client token used with other parameters
 	Unreachable          Kind = "unreachable"           // no usable answer; the call may have had its effect
 	Canceled             Kind = "canceled"              // the caller's context ended; the call may have had its effect
-	Invalid              Kind = "invalid"               // EC2 rejected the request as it is
+	Invalid              Kind = "invalid"               // EC2 rejected the request itself
 )
 
 // Error is a failed call, for errors.As.

@@ -15,8 +15,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 )
 
-// A fake answers EC2's query protocol from functions by action, and keeps what
-// it was asked.
+// A fake answers EC2's query protocol with a function for each action, and
+// records the requests.
 type fake struct {
 	*httptest.Server
 	mu      sync.Mutex
@@ -63,7 +63,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, out.body)
 }
 
-// asked returns the calls of an action.
+// asked returns the recorded requests of an action.
 func (f *fake) asked(action string) []url.Values {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -22,12 +22,12 @@ type Image struct {
 }
 
 // ErrNoImage means that no available image has a matching name.
-var ErrNoImage = fmt.Errorf("no available image has such a name")
+var ErrNoImage = fmt.Errorf("no available image matches that name")
 
 // Machine is the combination of an image and an instance type.
 type Machine struct {
-	// Hibernates reports whether EC2 accepts HibernationOptions for it; Why is
-	// why not.
+	// Hibernates reports whether EC2 accepts HibernationOptions for the image.
+	// If not, Why tells the reason.
 	Hibernates bool   `json:"hibernates"`
 	Why        string `json:"why,omitempty"`
 	MemoryMiB  int64  `json:"memory_mib"`

@@ -58,7 +58,7 @@ const (
 	AddressUnknown   Address = "unknown"   // not reported
 )
 
-// Cause is what brought an instance into its state.
+// Cause describes why an instance is in its state.
 type Cause string
 
 // The causes.

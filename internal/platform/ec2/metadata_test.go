@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestMetadataEndpoint: the standard chain asks the metadata service that is
-// named for credentials, and no other.
+// TestMetadataEndpoint checks that the standard credentials chain asks the
+// configured metadata service only.
 func TestMetadataEndpoint(t *testing.T) {
 	const role = "/latest/meta-data/iam/security-credentials/"
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -35,7 +35,7 @@ func TestMetadataEndpoint(t *testing.T) {
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
 		t.Setenv(name, "/dev/null")
 	}
-	// Nothing answers where the environment says.
+	// Nothing listens at the address in the environment.
 	t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
 	cfg, err := (Access{MetadataEndpoint: srv.URL}).Load(t.Context(), "us-east-1")
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestStatesWithoutStatus: an EC2 that does not have DescribeInstanceStatus is
-// asked for descriptions, and then not for statuses again. One that has it and
-// refuses, or that fails, is not: the error stays.
+// TestStatesWithoutStatus checks that a cloud without DescribeInstanceStatus is
+// asked for descriptions instead, and never for statuses again. If it has the
+// operation and refuses or fails, the error is returned.
 func TestStatesWithoutStatus(t *testing.T) {
 	described := func(url.Values) reply {
 		return fine("DescribeInstances", reservations(instanceXML(id(1), "running", ""), instanceXML(id(2), "stopped", "")))

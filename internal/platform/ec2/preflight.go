@@ -39,7 +39,7 @@ type Preflight struct {
 	Spot        Check `json:"spot"`
 	// StopProtected is the instance's attribute disableApiStop. Its error is of
 	// kind Throttled or Canceled if the rate limit did not allow reading it
-	// within attributeWithin: each instance takes its own call.
+	// within attributeWithin: each instance needs a separate call.
 	StopProtected Check `json:"stop_protected"`
 }
 
@@ -85,7 +85,7 @@ func (c *Client) instanceStore(ctx context.Context, i Instance) Check {
 		return Check{Err: c.failed(op, err)}
 	}
 	if len(out.InstanceTypes) != 1 || out.InstanceTypes[0].InstanceStorageSupported == nil {
-		return Check{Err: c.failed(op, errors.New("the answer does not say whether the type has instance-store volumes"))}
+		return Check{Err: c.failed(op, errors.New("the answer does not state if the type has instance-store volumes"))}
 	}
 	has = *out.InstanceTypes[0].InstanceStorageSupported
 	c.mu.Lock()
@@ -94,8 +94,8 @@ func (c *Client) instanceStore(ctx context.Context, i Instance) Check {
 	return Check{Set: has}
 }
 
-// changesAddress reports whether a stop changes the public address. EC2 says so
-// in the description of the instance; a cloud that does not is asked for its
+// changesAddress reports whether a stop changes the public address. EC2 reports
+// that in the description of the instance. Other clouds are asked for their
 // Elastic IPs, for many instances at once.
 func (c *Client) changesAddress(ctx context.Context, i Instance) Check {
 	if i.Address != AddressUnknown {

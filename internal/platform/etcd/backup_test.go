@@ -51,7 +51,7 @@ func TestBackupRestore(t *testing.T) {
 	if err := Restore(path, dir); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // once more, as it was restarted
+	for range 2 { // a second time, after the restart
 		checkRestored(t, dir, want, before.Revision)
 	}
 	if err := Restore(path, dir); err == nil || !strings.Contains(err.Error(), dir) {
@@ -132,7 +132,7 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 }
 
-// FuzzBackupCheck: no damage to a backup passes its check.
+// FuzzBackupCheck checks that no damaged backup passes its check.
 func FuzzBackupCheck(f *testing.F) {
 	f.Add([]byte{}, 0, byte(1))
 	f.Add(make([]byte, pageBytes), 3, byte(0))

@@ -14,7 +14,7 @@ import (
 
 // ledger records the answers to writers' updates.
 type ledger struct {
-	step chan struct{} // gets what it has room for of the updates done
+	step chan struct{} // receives completed updates, as far as it has room
 
 	mu            sync.Mutex
 	done, unknown map[string]bool
@@ -41,7 +41,7 @@ func (l *ledger) note(mark string, err error) {
 	}
 }
 
-// progress waits for n updates that are done from now on.
+// progress waits for n further updates.
 func (l *ledger) progress(t *testing.T, n int) {
 	t.Helper()
 	for len(l.step) > 0 {
@@ -57,7 +57,7 @@ func (l *ledger) progress(t *testing.T, n int) {
 	}
 }
 
-// writeUntil updates two keys in turn, with a mark of its own in the same
+// writeUntil alternately updates two keys, with a unique mark in the same
 // transaction each time, until ctx ends.
 func (l *ledger) writeUntil(ctx context.Context, s store.Store, writer int) {
 	for i := 0; ctx.Err() == nil; i++ {
@@ -97,9 +97,9 @@ func (l *ledger) check(t *testing.T, s store.Store) {
 	t.Logf("%d done, %d unknown, %d refused", len(l.done), len(l.unknown), l.refused)
 }
 
-// TestClusterFaults kills, pauses, cuts off and restarts members of three under
-// writers: every update that is reported done is done once, every refused
-// one never.
+// TestClusterFaults kills, pauses and cuts off members of a cluster of three
+// under writers. Every acknowledged update was made exactly once, and no
+// refused one was made.
 func TestClusterFaults(t *testing.T) {
 	c := etcdtest.Start(t, 3)
 	s, err := Dial(t.Context(), ExternalConfig{Endpoints: c.Endpoints(), CallTimeout: time.Second})

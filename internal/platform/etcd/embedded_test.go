@@ -53,8 +53,8 @@ func child(dir string) error {
 	}
 }
 
-// TestKill kills a process that writes: what it was told is written is
-// there, and whole transactions only.
+// TestKill kills a process that writes. Every acknowledged write is there, and
+// no partial transaction.
 func TestKill(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	for round := range 4 {
@@ -132,8 +132,8 @@ func sockets(t *testing.T) (all, listening map[string]string) {
 	return all, listening
 }
 
-// TestNoSockets: the embedded server opens no socket of any kind, so none
-// that another user could reach.
+// TestNoSockets checks that the embedded server opens no socket, so other users
+// cannot reach it.
 func TestNoSockets(t *testing.T) {
 	before, listened := sockets(t) // those that reserve ports for the tests
 	s := openTest(t, EmbeddedConfig{})
@@ -223,7 +223,8 @@ func TestLeasesEndWithTheProcess(t *testing.T) {
 	}
 }
 
-// TestClosed: every call after Close is refused, and a lease is lost.
+// TestClosed checks that every call after Close is refused, and that a lease is
+// lost.
 func TestClosed(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{})
 	l, err := s.Grant(t.Context(), time.Minute)
@@ -248,7 +249,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestCloseLeavesNothing: what was started ends with the store.
+// TestCloseLeavesNothing checks that everything that the store started ends
+// with it.
 func TestCloseLeavesNothing(t *testing.T) {
 	open := func() {
 		s := openTest(t, EmbeddedConfig{})

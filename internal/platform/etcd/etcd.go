@@ -39,9 +39,9 @@ type Store struct {
 	defragment  func(context.Context) error
 	full        chan struct{} // asks Run to free space now
 	shut        func() error
-	watches     atomic.Uint64 // number of watches begun
+	watches     atomic.Uint64 // number of watches started so far
 
-	// life ends with Close; running counts goroutines that must end with it.
+	// life ends with Close; running counts goroutines that end with it.
 	life    context.Context
 	end     context.CancelFunc
 	running sync.WaitGroup

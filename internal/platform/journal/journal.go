@@ -87,7 +87,7 @@ func (j *Journal) Take(r evidence.Record) {
 	}
 	j.mu.Unlock()
 	if full {
-		j.lost(errors.New("the disk does not keep up"))
+		j.lost(errors.New("the disk is too slow"))
 	}
 }
 
@@ -190,7 +190,7 @@ func (j *Journal) Read(ctx context.Context, q evidence.Query, yield func(evidenc
 	}
 	var missing []evidence.Missing
 	var last time.Time // time of the previous record
-	var torn []int     // missing entries whose end is not known yet
+	var torn []int     // missing entries with an unknown end
 	known := func(at time.Time) {
 		for _, i := range torn {
 			missing[i].To = at
@@ -210,7 +210,7 @@ func (j *Journal) Read(ctx context.Context, q evidence.Query, yield func(evidenc
 			return missing, fmt.Errorf("cannot read the evidence: %w", err)
 		}
 		if last.IsZero() && !q.From.IsZero() && rec.Time.After(q.From) && j.log.First() > 1 {
-			missing = append(missing, evidence.Missing{From: q.From, To: rec.Time, Why: "it is older than what is kept"})
+			missing = append(missing, evidence.Missing{From: q.From, To: rec.Time, Why: "it is older than the retained records"})
 		}
 		known(rec.Time)
 		if !q.To.IsZero() && rec.Time.After(q.To.Add(2*j.opts.Beat+time.Hour)) {
@@ -252,7 +252,7 @@ type Stats struct {
 	Fault   string `json:"fault,omitempty"`
 }
 
-// Stats returns the counters as they are now.
+// Stats returns the present counters.
 func (j *Journal) Stats() Stats {
 	s := Stats{Checks: j.checks.Load(), Records: j.records.Load(), Lost: j.bad.Load(), Bytes: j.log.Size()}
 	if f := j.fault.Load(); f != nil {

@@ -96,8 +96,9 @@ func TestJournalKeepsAndFinds(t *testing.T) {
 	}
 }
 
-// TestKilled: what Run has synced or, if it is lazy, flushed is there after a
-// kill, at most a beat of repeats is gone, and a tail that was torn is cut off.
+// TestKilled kills a writer. Everything that Run has synced or, if it is lazy,
+// flushed is there, at most a beat of repeats is missing, and a torn tail is
+// cut off.
 func TestKilled(t *testing.T) {
 	for _, lazy := range []bool{false, true} {
 		t.Run(fmt.Sprintf("lazy=%t", lazy), func(t *testing.T) { killedIn(t, lazy) })
@@ -151,8 +152,8 @@ func killedIn(t *testing.T, lazy bool) {
 	})
 }
 
-// TestDamagedFile: a file that cannot be read is named with the time that it
-// cost, and the others are read.
+// TestDamagedFile checks that an unreadable file is reported with the period
+// that is missing, and that the others are read.
 func TestDamagedFile(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, journal.Options{MaxBytes: 1 << 20})

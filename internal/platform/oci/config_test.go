@@ -30,7 +30,7 @@ func TestPersonBeforeImage(t *testing.T) {
 	}
 }
 
-// TestMissingPath: a path that is not there is not asked of a registry.
+// TestMissingPath checks that a missing path is not requested from a registry.
 func TestMissingPath(t *testing.T) {
 	for _, ref := range []string{"./missing", "../missing", "."} {
 		if err := CheckReference(ref); err == nil {

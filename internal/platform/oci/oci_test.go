@@ -356,7 +356,7 @@ func TestWrongLayer(t *testing.T) {
 	}
 }
 
-// TestChangedFile unpacks a file anew when it is another one.
+// TestChangedFile checks that a file that has changed is unpacked again.
 func TestChangedFile(t *testing.T) {
 	s, err := OpenStore(t.TempDir(), Limits{})
 	if err != nil {
@@ -392,8 +392,8 @@ func TestStopSignal(t *testing.T) {
 	}
 }
 
-// TestLargeConfig: what of an image is read whole is not read when it is huge,
-// whatever its name.
+// TestLargeConfig checks that parts of an image that are read into memory are
+// not read if they are huge, whatever their names.
 func TestLargeConfig(t *testing.T) {
 	s, err := OpenStore(t.TempDir(), Limits{})
 	if err != nil {
@@ -425,15 +425,15 @@ func TestLargeConfig(t *testing.T) {
 	}
 }
 
-// TestSilentRegistry: a registry that stops talking in the middle of a layer is
-// given up, and nothing of the image is there.
+// TestSilentRegistry checks that a registry that stops sending in the middle of
+// a layer times out, and that no part of the image remains.
 func TestSilentRegistry(t *testing.T) {
 	real := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	var silent atomic.Bool
 	end := make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if silent.Load() && strings.Contains(q.URL.Path, "/blobs/") {
-			_, _ = w.Write([]byte{0x1f}) // who listens may have gone
+			_, _ = w.Write([]byte{0x1f}) // the listener may have closed
 			_ = http.NewResponseController(w).Flush()
 			<-end
 			return

@@ -28,7 +28,7 @@ func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
 	}
 	err = errors.Join(os.MkdirAll(s.users(), 0o700), os.WriteFile(filepath.Join(s.users(), id), []byte(img.Key), 0o600))
 	if err != nil {
-		return Image{}, fmt.Errorf("cannot note who uses image %.300s: %w", ref, err)
+		return Image{}, fmt.Errorf("cannot record a user of image %.300s: %w", ref, err)
 	}
 	return img, nil
 }
@@ -36,7 +36,7 @@ func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
 // Release drops an instance's use of its image.
 func (s *Store) Release(id string) error {
 	if err := os.Remove(filepath.Join(s.users(), id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot forget who uses an image: %w", err)
+		return fmt.Errorf("cannot remove a user of an image: %w", err)
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func (s *Store) Images(context.Context) ([]instance.Image, error) {
 	}
 	used, err := s.used()
 	if err != nil {
-		return nil, fmt.Errorf("cannot tell which images are in use: %w", err)
+		return nil, fmt.Errorf("cannot determine which images are in use: %w", err)
 	}
 	var out []instance.Image
 	for _, e := range ents {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestPrune: an image is in use from the first instance that lies upon it to
-// the last, and only then it can be removed, whole.
+// TestPrune checks that an image is in use from the first instance based on it
+// to the last, and can be removed, completely, only after that.
 func TestPrune(t *testing.T) {
 	s, err := OpenStore(t.TempDir(), Limits{})
 	if err != nil {
@@ -55,7 +55,7 @@ func TestPrune(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, bad := range []string{"", ".", "..", "../images", "nobody"} {
+	for _, bad := range []string{"", ".", "..", "../images", "missing"} {
 		if err := s.RemoveImage(t.Context(), bad); err == nil {
 			t.Errorf("%q was removed", bad)
 		}
@@ -69,7 +69,7 @@ func TestPrune(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(s.Dir, "new-*")); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
-	if err := s.Release("nobody"); err != nil {
+	if err := s.Release("missing"); err != nil {
 		t.Error(err)
 	}
 	if _, err := s.Use(t.Context(), tar, "a"); err != nil { // it comes back

@@ -56,7 +56,7 @@ func resolve(root *os.Root, name string) (string, error) {
 		}
 		todo = append(strings.Split(to, "/"), todo...)
 		if len(todo) > maxPath {
-			return "", fmt.Errorf("%s leads through too long a path", name)
+			return "", fmt.Errorf("%s resolves to a path that is too long", name)
 		}
 	}
 	return done, nil

@@ -224,7 +224,7 @@ func (c *patientConn) Read(p []byte) (int, error) {
 	}
 	n, err := c.Conn.Read(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = fmt.Errorf("nothing came for %s: %w", c.stall, err)
+		err = fmt.Errorf("no data for %s: %w", c.stall, err)
 	}
 	return n, err
 }
@@ -346,16 +346,16 @@ func (c Config) Signal() (syscall.Signal, error) {
 		n, err = int(unix.SignalNum("SIG"+name)), nil
 	}
 	if err != nil || n < 1 || n > 64 {
-		return 0, fmt.Errorf("cannot use the image's stop signal: %.50q is none", c.StopSignal)
+		return 0, fmt.Errorf("cannot use the image's stop signal: %.50q is not a signal", c.StopSignal)
 	}
 	return syscall.Signal(n), nil
 }
 
 // Environ returns a program's environment: the defaults, its user's home, the
-// image's variables, the requested ones and those of the runtime, later ones
-// overriding earlier ones. A leading copy of the defaults in asked is ignored. A
-// requested LULL_SOCKET is a host path and is dropped, and so is anything not of
-// the form KEY=VALUE, with which runc would not start.
+// image's variables, the requested ones and those of the runtime. Later ones
+// override earlier ones. A leading copy of the defaults in asked is ignored. A
+// requested LULL_SOCKET is dropped, because it is a path of the host, and so is
+// anything not of the form KEY=VALUE, with which runc would not start.
 func (c Config) Environ(home string, asked []string, own ...string) []string {
 	var keys []string
 	set := map[string]string{}

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bounds what an image may unpack to.
+// Limits bounds the unpacked size of an image.
 type Limits struct {
 	Bytes  int64 // of all files together, default 32 GiB
 	Files  int   // entries of all layers together, default 2,000,000
@@ -93,7 +93,7 @@ func (u *unpacker) layer(r io.Reader, want string) error {
 		return err
 	}
 	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); want != "" && got != want {
-		return fmt.Errorf("it is not what the image says: its digest is %s, not %s", got, want)
+		return fmt.Errorf("digest mismatch: got %s, want %s", got, want)
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 		delete(u.fresh, at)
 		return nil
 	default:
-		return fmt.Errorf("entries of type %q are not known", h.Typeflag)
+		return fmt.Errorf("unknown entry type %q", h.Typeflag)
 	}
 	if err := u.chown(at, h); err != nil {
 		return err
@@ -245,7 +245,8 @@ func (u *unpacker) whiteout(parent, base string) error {
 	return u.root.RemoveAll(path.Join(parent, name))
 }
 
-// clear removes what an entry replaces. A directory replaced by a directory stays.
+// clear removes the file that an entry replaces. A directory that is replaced
+// by a directory remains.
 func (u *unpacker) clear(at string, dir bool) error {
 	st, err := u.root.Lstat(at)
 	if errors.Is(err, fs.ErrNotExist) {

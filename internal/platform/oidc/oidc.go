@@ -56,16 +56,16 @@ type Config struct {
 	HTTP *http.Client
 }
 
-// Person is the user that a token identifies. Role is empty if the claims give
+// User is the user that a token identifies. Role is empty if the claims give
 // none.
-type Person struct {
+type User struct {
 	Subject string
 	Name    string // the verified mail address, otherwise the subject
 	Role    string
 	Expires time.Time
 }
 
-// The errors of this package in addition to those of the network.
+// The errors of this package, besides network errors.
 var (
 	ErrExpired     = errors.New("cannot accept the token: it has expired; log in again")
 	ErrDenied      = errors.New("cannot accept the token: it is not one of the issuer's for this server")
@@ -94,7 +94,7 @@ func New(cfg Config) (*Provider, error) {
 	case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http":
 		errs = append(errs, fmt.Errorf("cannot use oidc-issuer %q: want an https URL", cfg.Issuer))
 	case u.Scheme == "http" && !loopback(u.Hostname()):
-		errs = append(errs, fmt.Errorf("cannot use oidc-issuer %q without TLS: anybody on the way could issue tokens", cfg.Issuer))
+		errs = append(errs, fmt.Errorf("cannot use oidc-issuer %q without TLS: a man in the middle could issue tokens", cfg.Issuer))
 	}
 	if cfg.ClientID == "" {
 		errs = append(errs, errors.New("cannot use an oidc-issuer without oidc-client-id"))
@@ -127,7 +127,7 @@ type sparing struct {
 	limit *rate.Limiter
 }
 
-var errSparing = errors.New("the issuer was asked too often")
+var errSparing = errors.New("too many requests to the issuer")
 
 func (s sparing) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method == http.MethodGet && !s.limit.Allow() {
@@ -172,21 +172,21 @@ func Looks(token string) bool {
 
 // Verify returns the user that a token identifies. Errors: ErrExpired,
 // ErrDenied, ErrUnreachable, each with its cause.
-func (p *Provider) Verify(ctx context.Context, token string) (Person, error) {
+func (p *Provider) Verify(ctx context.Context, token string) (User, error) {
 	t, err := p.verified(ctx, token)
 	if err != nil {
-		return Person{}, err
+		return User{}, err
 	}
 	var claims map[string]any
 	if err := t.Claims(&claims); err != nil {
-		return Person{}, fmt.Errorf("%w: %w", ErrDenied, err)
+		return User{}, fmt.Errorf("%w: %w", ErrDenied, err)
 	}
-	who := Person{Subject: t.Subject, Name: t.Subject, Expires: t.Expiry}
+	who := User{Subject: t.Subject, Name: t.Subject, Expires: t.Expiry}
 	if mail, _ := claims["email"].(string); mail != "" && claims["email_verified"] == true {
 		who.Name = mail
 	}
 	if who.Subject == "" || len(who.Name) > 128 || strings.ContainsFunc(who.Name, func(r rune) bool { return r < ' ' }) {
-		return Person{}, fmt.Errorf("%w: its subject is not a valid name", ErrDenied)
+		return User{}, fmt.Errorf("%w: its subject is not a valid name", ErrDenied)
 	}
 	who.Role = p.role(claims)
 	return who, nil
@@ -257,7 +257,7 @@ func (p *Provider) oauth(ctx context.Context, redirect string) (oauth2.Config, e
 		Scopes: []string{oidc.ScopeOpenID, "profile", "email", oidc.ScopeOfflineAccess}}, nil
 }
 
-// Flow is one authorization code flow with PKCE. Its secrets stay with the
+// Flow is one authorization code flow with PKCE. Its secrets never leave the
 // caller that began it.
 type Flow struct {
 	State    string `json:"state"`
@@ -347,7 +347,7 @@ func (p *Provider) login(ctx context.Context, t *oauth2.Token, nonce string) (Lo
 		return Login{}, err
 	}
 	if nonce != "" && id.Nonce != nonce {
-		return Login{}, fmt.Errorf("%w: it is not of this login", ErrDenied)
+		return Login{}, fmt.Errorf("%w: it belongs to another login", ErrDenied)
 	}
 	return Login{IDToken: raw, RefreshToken: t.RefreshToken, Expires: id.Expiry}, nil
 }

@@ -109,7 +109,7 @@ func TestRotatedKey(t *testing.T) {
 				t.Fatal("a made-up key is accepted")
 			}
 		}
-		if n := i.Reads(); n > 10 { // the clock stands still
+		if n := i.Reads(); n > 10 { // the clock does not advance
 			t.Errorf("the keys were read %d times", n)
 		}
 	})

@@ -117,7 +117,7 @@ func onDemand(documents []string, unit string) (float64, error) {
 				usd, err := strconv.ParseFloat(d.PricePerUnit["USD"], 64)
 				switch {
 				case err != nil || !(usd >= 0 && usd < savings.MaxUSD):
-					return 0, errors.New("the answer has a price that is none: " + strconv.Quote(d.PricePerUnit["USD"]))
+					return 0, errors.New("the answer has an invalid price: " + strconv.Quote(d.PricePerUnit["USD"]))
 				case usd == 0 || usd == found: // free of charge is another offer
 				case found != 0:
 					return 0, nil

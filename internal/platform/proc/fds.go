@@ -12,7 +12,7 @@ import (
 // FD is a socket that a process holds.
 type FD struct {
 	FD    int
-	Inode uint64 // of the socket, as sock_diag and /proc/net know it
+	Inode uint64 // of the socket, as in sock_diag and /proc/net
 }
 
 // ErrThreads means that the main thread of a process has ended while others

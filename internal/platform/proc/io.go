@@ -76,11 +76,11 @@ func parseIO(b []byte) (io IO, err error) {
 	return io, nil
 }
 
-// Tally combines counters of processes that come and go into one that only
-// grows. What a process transferred after its last reading and before its end
-// is in the counter of the parent that reaped it. What it had transferred
-// before is then counted twice, which can only keep something awake. The zero
-// value is ready for use.
+// Tally combines the counters of a changing set of processes into one that only
+// grows. Bytes that a process transfers between its last reading and its end
+// are in the counter of the parent that reaped it. Earlier ones are then
+// counted twice, which can only keep something awake. The zero value is ready
+// for use.
 type Tally struct {
 	total uint64
 	last  map[int]uint64

@@ -65,7 +65,7 @@ func TestTally(t *testing.T) {
 		{map[int]uint64{1: 100, 2: 50}, 150},
 		{map[int]uint64{1: 100, 2: 70}, 170},
 		{map[int]uint64{1: 100}, 170},       // 2 ended, and was collected elsewhere
-		{map[int]uint64{1: 180, 2: 5}, 255}, // a child of 1 came and went; 2 is another
+		{map[int]uint64{1: 180, 2: 5}, 255}, // a child of 1 has ended; 2 is another
 		{nil, 255},
 		{map[int]uint64{7: 1}, 256},
 	} {

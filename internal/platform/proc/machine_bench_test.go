@@ -28,8 +28,8 @@ func BenchmarkMachineRead(b *testing.B) {
 	}
 }
 
-// TestMachineReadDoesNotAllocate: the readings of a tick leave nothing behind
-// for the collector, whatever the machine's load.
+// TestMachineReadDoesNotAllocate checks that the readings of a tick allocate
+// nothing, whatever the machine's load.
 func TestMachineReadDoesNotAllocate(t *testing.T) {
 	other := copied(t, "debian13")
 	if err := os.MkdirAll(filepath.Join(other, "dev/pts"), 0o755); err != nil {
@@ -40,8 +40,8 @@ func TestMachineReadDoesNotAllocate(t *testing.T) {
 		defer m.Close()
 		into := make([]idle.Reading, 0, 8)
 		now := time.Now()
-		// A terminal or a disk that appears meanwhile is remembered; the next
-		// round knows it.
+		// A terminal or a disk that has appeared is remembered; the next round
+		// knows it.
 		least := 1.0
 		for range 5 {
 			least = min(least, testing.AllocsPerRun(100, func() {

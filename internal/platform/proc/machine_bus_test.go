@@ -18,7 +18,7 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// machineBus starts a private system bus below a root of its own.
+// machineBus starts a private system bus below a temporary root.
 func machineBus(t *testing.T) (root string) {
 	t.Helper()
 	if testing.Short() {
@@ -69,7 +69,7 @@ type fakeLogind struct {
 	mu         sync.Mutex
 	sessions   map[string]map[string]dbus.Variant // by id
 	inhibitors []Inhibitor
-	hang       chan struct{} // not nil: questions wait for it
+	hang       chan struct{} // if not nil, requests wait for it
 }
 
 type listedSession struct {
@@ -102,7 +102,7 @@ func (f *fakeLogind) ListInhibitors() ([]Inhibitor, *dbus.Error) {
 	return f.inhibitors, nil
 }
 
-// properties are those of one session.
+// properties are the properties of a session.
 type properties struct {
 	f  *fakeLogind
 	id string
@@ -166,13 +166,13 @@ func TestLogind(t *testing.T) {
 	left := filepath.Join(root, "run/systemd/sessions/c9")
 	put(t, root, "run/systemd/sessions/c9", "")
 	if _, err := l.Sessions(ctx); err == nil || missing(err) {
-		t.Errorf("a logind that has gone while somebody is logged in: %v", err)
+		t.Errorf("a logind that has gone while a user is logged in: %v", err)
 	}
 	if err := os.Remove(left); err != nil {
 		t.Fatal(err)
 	}
 	f := serveLogind(t, root)
-	people := func() *People { return &People{Root: root, Logins: l} }
+	logins := func() *LoginReader { return &LoginReader{Root: root, Logins: l} }
 	since := time.Now().Add(-40 * time.Minute).Truncate(time.Second)
 	for name, c := range map[string]struct {
 		props map[string]any
@@ -188,7 +188,7 @@ func TestLogind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f.set("c1", c.props)
-			r := people().Users(ctx, time.Now(), false)
+			r := logins().Users(ctx, time.Now(), false)
 			if r.State != c.want || !c.last.IsZero() && !r.LastEvent.Equal(c.last) {
 				t.Errorf("%+v, want %s at %s", r, c.want, c.last)
 			}
@@ -221,7 +221,7 @@ func TestLogind(t *testing.T) {
 		f.mu.Unlock()
 		short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 		defer cancel()
-		if r := people().Users(short, time.Now(), false); r.State != idle.Unknown {
+		if r := logins().Users(short, time.Now(), false); r.State != idle.Unknown {
 			t.Errorf("%+v", r)
 		}
 		close(hang)
@@ -238,7 +238,8 @@ func TestLogind(t *testing.T) {
 	})
 }
 
-// TestNoBusIsNoLogind tells a machine without systemd from one whose bus fails.
+// TestNoBusIsNoLogind tells a machine without systemd from one with a failing
+// bus.
 func TestNoBusIsNoLogind(t *testing.T) {
 	root := t.TempDir()
 	l := &Logind{Root: root}
@@ -266,7 +267,7 @@ func TestNoBusIsNoLogind(t *testing.T) {
 	}
 	put(t, root, "run/systemd/sessions/c1", "")
 	if _, err := l.Sessions(t.Context()); err == nil || missing(err) {
-		t.Errorf("no bus while somebody is logged in: %v", err)
+		t.Errorf("no bus while a user is logged in: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(root, "run/dbus/system_bus_socket"), nil, 0o644); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// journalLimit is how long journalctl may take.
+// journalLimit is the time limit for journalctl.
 const journalLimit = 5 * time.Second
 
 // sessionStart is the message id under which logind logs a new session
@@ -20,7 +20,7 @@ const sessionStart = "8d45620c1a4348dbb17410da57c60c66"
 
 // journal asks systemd's journal for the newest session. It returns
 // fs.ErrNotExist on a machine without a journal or without journalctl.
-func (p *People) journal() (l logins, err error) {
+func (p *LoginReader) journal() (l logins, err error) {
 	dir := p.path("var/log/journal")
 	if names, derr := os.ReadDir(dir); derr != nil || len(names) == 0 {
 		dir = p.path("run/log/journal")
@@ -55,7 +55,7 @@ func parseJournal(line []byte) (l logins, err error) {
 		User any    `json:"USER_ID"`
 	}
 	if err := json.Unmarshal(line, &e); err != nil {
-		return l, fmt.Errorf("cannot read what journalctl says: %w", err)
+		return l, fmt.Errorf("cannot read the output of journalctl: %w", err)
 	}
 	us, err := strconv.ParseInt(e.At, 10, 64)
 	if err != nil || us <= 0 {

@@ -58,7 +58,7 @@ func TestJournal(t *testing.T) {
 	at := time.Unix(1700000230, 0)
 	root := t.TempDir()
 	withJournal(t, root)
-	p := &People{Root: root}
+	p := &LoginReader{Root: root}
 	if r := p.Recent(at); r.State != idle.Active || !r.LastEvent.Equal(time.Unix(1700000200, 0)) || r.Detail != "bob (from the journal)" {
 		t.Errorf("within a minute: %+v", r)
 	}
@@ -67,7 +67,7 @@ func TestJournal(t *testing.T) {
 	}
 	file(t, root, "var/log/wtmp", "")
 	if r := p.Recent(at); r.State != idle.Active || r.Detail != "bob (from the journal)" {
-		t.Errorf("with a wtmp that nobody writes: %+v", r)
+		t.Errorf("with a wtmp that no program writes: %+v", r)
 	}
 	file(t, root, "run/utmp", "")
 	if r := p.Recent(at); r.State != idle.Quiet || !r.LastEvent.IsZero() {
@@ -75,7 +75,8 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// TestJournalThatCannotBeReadIsUnknown: only what is not there is passed over.
+// TestJournalThatCannotBeReadIsUnknown checks that only a missing journal is
+// skipped, and that an unreadable one makes the signal unknown.
 func TestJournalThatCannotBeReadIsUnknown(t *testing.T) {
 	root, bin := t.TempDir(), t.TempDir()
 	file(t, root, "var/log/journal/x/system.journal", "")
@@ -92,14 +93,14 @@ func TestJournalThatCannotBeReadIsUnknown(t *testing.T) {
 		if err := os.WriteFile(program, []byte(c.script), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if r := (&People{Root: root}).Recent(time.Now()); r.State != c.state {
+		if r := (&LoginReader{Root: root}).Recent(time.Now()); r.State != c.state {
 			t.Errorf("%q: %+v, want %s", c.script, r, c.state)
 		}
 	}
 	if err := os.Remove(program); err != nil {
 		t.Fatal(err)
 	}
-	if r := (&People{Root: root}).Recent(time.Now()); r.State != idle.Absent {
+	if r := (&LoginReader{Root: root}).Recent(time.Now()); r.State != idle.Absent {
 		t.Errorf("without journalctl: %+v", r)
 	}
 }
@@ -110,7 +111,7 @@ func FuzzJournalLine(f *testing.F) {
 	f.Add([]byte("\n"))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		if l, err := parseJournal(line); err == nil && !l.newest.IsZero() && l.who == "" {
-			t.Errorf("%q gave a login of nobody", line)
+			t.Errorf("%q gave a login without a user", line)
 		}
 	})
 }

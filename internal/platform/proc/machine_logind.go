@@ -95,7 +95,7 @@ func (l *Logind) kept() (int, error) {
 		return 0, ErrNoLogind
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cannot tell whether there is a systemd-logind: %w", err)
+		return 0, fmt.Errorf("cannot determine whether systemd-logind runs: %w", err)
 	}
 	return len(files), nil
 }
@@ -175,7 +175,7 @@ func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
 		if err != nil {
 			var gone dbus.Error
 			if errors.As(err, &gone) && gone.Name == "org.freedesktop.DBus.Error.UnknownObject" {
-				continue // ended after it was listed
+				continue // the session ended after it was listed
 			}
 			return nil, err
 		}

@@ -119,8 +119,8 @@ func (p *ptsProbe) read(now time.Time, presence bool) idle.Reading {
 		if t.event.After(r.LastEvent) {
 			r.LastEvent, r.Detail = t.event, t.label
 		}
-		// Times are whole seconds, so an event may be dated before the previous
-		// read although it came after it.
+		// Times are whole seconds, so an event may have a time before the
+		// previous read although it happened after it.
 		if fresh := t.moved == p.round && !p.last.IsZero(); presence || fresh || !t.event.Before(since) {
 			r.Value++
 		}
@@ -190,7 +190,7 @@ func (p *ptsProbe) entries(b []byte, now time.Time) error {
 		}
 		var st unix.Statx_t
 		if err := statAt(p.fd, name, &st); err == unix.ENOENT {
-			continue // closed after it was listed
+			continue // the terminal was closed after it was listed
 		} else if err != 0 {
 			return &fs.PathError{Op: "stat", Path: p.path, Err: err}
 		}

@@ -191,9 +191,9 @@ func TestManyCPUs(t *testing.T) {
 	}
 }
 
-// TestLookAgainSoon holds that a look right after another judges a whole
-// window, not the instant in between, and sees what is new.
-func TestLookAgainSoon(t *testing.T) {
+// TestSecondReadingSoon checks that a reading right after another covers a
+// whole window, not the instant in between, and includes what is new.
+func TestSecondReadingSoon(t *testing.T) {
 	root := copied(t, "debian13")
 	m := NewMachine(MachineConfig{Root: root})
 	defer m.Close()
@@ -264,7 +264,7 @@ func TestFailuresStandAlone(t *testing.T) {
 					} else if signal != SignalCPU { // there is no machine without one
 						want = idle.Absent
 					}
-					m.Close() // as after a failed read: the file is opened anew
+					m.Close() // as after a failed read: the file is opened again
 				}
 				rs := m.Read(now.Add(time.Minute), limits, nil)
 				if r := signalOf(rs, signal); r.State != want && !(how == "empty" && signal == SignalDisk && r.State == idle.Absent) {
@@ -297,7 +297,7 @@ func TestOwnTrafficIsNotUse(t *testing.T) {
 func TestUtmp(t *testing.T) {
 	for name, layout := range map[string]UtmpLayout{"nitro-arm64": UtmpWide, "xen-al2023": UtmpNarrow} {
 		t.Run(name, func(t *testing.T) {
-			p := &People{Root: filepath.Join("testdata/machine", name), Layout: layout}
+			p := &LoginReader{Root: filepath.Join("testdata/machine", name), Layout: layout}
 			list, source, err := p.Sessions(t.Context())
 			if err != nil || source != "utmp" {
 				t.Fatal(source, err)
@@ -325,29 +325,29 @@ func TestUtmp(t *testing.T) {
 }
 
 func TestDebian13(t *testing.T) {
-	p := &People{Root: "testdata/machine/debian13"}
+	p := &LoginReader{Root: "testdata/machine/debian13"}
 	r := p.Recent(time.Unix(1700001000, 0))
 	if r.State != idle.Quiet || !r.LastEvent.Equal(time.Unix(1700000599, 0)) || !strings.Contains(r.Detail, "user599") || !strings.Contains(r.Detail, "wtmpdb") {
 		t.Errorf("%+v", r)
 	}
 }
 
-// TestNoRecordsAreNotNobody: without login records and without utmp a user's
-// terminal speaks; without anything the signal is absent, and says so.
+// TestNoRecordsAreNotNobody checks that without login records and without utmp
+// the terminals decide. Without these the signal is absent, with its reason.
 func TestNoRecordsAreNotNobody(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "dev/pts"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	put(t, root, "dev/pts/3", "")
-	p := &People{Root: root, Logins: noLogind{}}
+	p := &LoginReader{Root: root, Logins: noLogind{}}
 	now := time.Now()
 	for _, r := range []idle.Reading{p.Users(t.Context(), now, false), p.Recent(now)} {
 		if r.State != idle.Active || !strings.Contains(r.Detail, "pts/3") {
 			t.Errorf("%+v", r)
 		}
 	}
-	p = &People{Root: t.TempDir()}
+	p = &LoginReader{Root: t.TempDir()}
 	for _, r := range []idle.Reading{p.Users(t.Context(), now, false), p.Recent(now)} {
 		if r.State != idle.Absent || r.Detail == "" {
 			t.Errorf("%+v", r)
@@ -356,7 +356,7 @@ func TestNoRecordsAreNotNobody(t *testing.T) {
 }
 
 func TestLogindThatFailsIsUnknown(t *testing.T) {
-	p := &People{Root: "testdata/machine/debian13", Logins: brokenLogind{}}
+	p := &LoginReader{Root: "testdata/machine/debian13", Logins: brokenLogind{}}
 	if r := p.Users(t.Context(), time.Now(), false); r.State != idle.Unknown {
 		t.Errorf("%+v", r)
 	}
@@ -396,7 +396,7 @@ func TestLoginDatabaseIsDistrusted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := copied(t, "debian13")
 			put(t, root, "var/lib/wtmpdb/wtmp.db", string(spoil(root, bytes.Clone(good))))
-			r := (&People{Root: root}).Recent(time.Unix(1700001000, 0))
+			r := (&LoginReader{Root: root}).Recent(time.Unix(1700001000, 0))
 			if r.State != idle.Unknown || r.LastEvent.IsZero() {
 				t.Errorf("%+v: want unknown, with lastlog2's newest event", r)
 			}

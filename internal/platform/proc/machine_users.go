@@ -15,7 +15,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// People reads which users are logged in and who logged in recently, from the
+// LoginReader reads which users are logged in and who logged in recently, from the
 // first source that the machine has. For sessions that is logind, utmp, or else
 // the terminals alone. For logins it is wtmp, wtmpdb, lastlog, lastlog2, or the
 // journal if none of them is maintained, or else when terminals were opened. A
@@ -24,7 +24,7 @@ import (
 //
 // Logins that are recorded nowhere and hold no terminal (a command over ssh on
 // a machine without logind) only show in cpu, network and disk.
-type People struct {
+type LoginReader struct {
 	Root   string // prefix of every path; empty for the live machine
 	Layout UtmpLayout
 	Own    *OwnWrites
@@ -37,7 +37,7 @@ type People struct {
 	since time.Time // when users were last checked
 }
 
-func (p *People) path(name string) string {
+func (p *LoginReader) path(name string) string {
 	root := p.Root
 	if root == "" {
 		root = "/"
@@ -45,7 +45,7 @@ func (p *People) path(name string) string {
 	return filepath.Join(root, name)
 }
 
-func (p *People) layout() UtmpLayout {
+func (p *LoginReader) layout() UtmpLayout {
 	if p.Layout.size == 0 {
 		return NativeUtmp()
 	}
@@ -55,7 +55,7 @@ func (p *People) layout() UtmpLayout {
 // Users returns the reading of sessions by their keyboard: the last input on
 // their terminal, or the desktop's own report. A session without a keyboard
 // counts by its login. If presence is set, a session counts by existing.
-func (p *People) Users(ctx context.Context, now time.Time, presence bool) idle.Reading {
+func (p *LoginReader) Users(ctx context.Context, now time.Time, presence bool) idle.Reading {
 	sessions, source, err := p.Sessions(ctx)
 	if err != nil {
 		return failed(SignalUsers, now, err)
@@ -93,7 +93,7 @@ func (p *People) Users(ctx context.Context, now time.Time, presence bool) idle.R
 }
 
 // Sessions lists the sessions and returns the name of their source.
-func (p *People) Sessions(ctx context.Context) ([]Session, string, error) {
+func (p *LoginReader) Sessions(ctx context.Context) ([]Session, string, error) {
 	if p.Logins != nil {
 		list, err := p.Logins.Sessions(ctx)
 		if err == nil {
@@ -122,7 +122,7 @@ func (p *People) Sessions(ctx context.Context) ([]Session, string, error) {
 }
 
 // keyboard finds when the session's terminal was last read.
-func (p *People) keyboard(s *Session) {
+func (p *LoginReader) keyboard(s *Session) {
 	name := strings.TrimPrefix(s.TTY, "/dev/")
 	if name == "" || strings.Contains(name, "..") {
 		return
@@ -137,7 +137,7 @@ func (p *People) keyboard(s *Session) {
 
 // utmp lists the sessions of utmp whose process still exists: a crash leaves
 // records behind.
-func (p *People) utmp() ([]Session, error) {
+func (p *LoginReader) utmp() ([]Session, error) {
 	b, err := readTail(p.path("run/utmp"), p.layout().size)
 	if missing(err) {
 		b, err = readTail(p.path("var/run/utmp"), p.layout().size)
@@ -161,7 +161,7 @@ func (p *People) utmp() ([]Session, error) {
 }
 
 // terminals returns a session for every pseudo terminal in use.
-func (p *People) terminals() ([]Session, error) {
+func (p *LoginReader) terminals() ([]Session, error) {
 	names, err := os.ReadDir(p.path("dev/pts"))
 	if err != nil {
 		return nil, err
@@ -186,7 +186,7 @@ func (p *People) terminals() ([]Session, error) {
 // Recent returns the reading of the newest login in any record on the machine.
 // A record that exists and cannot be read makes it unknown, with the newest
 // event of the others.
-func (p *People) Recent(now time.Time) idle.Reading {
+func (p *LoginReader) Recent(now time.Time) idle.Reading {
 	r := idle.Reading{Signal: SignalRecent, State: idle.Quiet, At: now}
 	sources := []struct {
 		name string
@@ -253,7 +253,7 @@ func (p *People) Recent(now time.Time) idle.Reading {
 // writesUtmp reports whether this system maintains utmp and with it wtmp and
 // lastlog. Debian 13 does not, though files of an earlier release may still
 // exist.
-func (p *People) writesUtmp() bool {
+func (p *LoginReader) writesUtmp() bool {
 	for _, name := range []string{"run/utmp", "var/run/utmp"} {
 		if _, err := os.Stat(p.path(name)); err == nil {
 			return true

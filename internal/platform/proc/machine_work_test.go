@@ -57,7 +57,7 @@ func TestProcessesReal(t *testing.T) {
 	}
 }
 
-// procTree is a /proc of its own.
+// procTree creates a fake /proc.
 func procTree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -187,8 +187,8 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// TestProgramNames: of a command line only its program is told, since what
-// stands behind it may be a password.
+// TestProgramNames checks that only the program of a command line is reported,
+// because its arguments may contain a password.
 func TestProgramNames(t *testing.T) {
 	for line, want := range map[string]string{
 		"/usr/bin/rsync\x00-a\x00hunter2\x00":                 "rsync",

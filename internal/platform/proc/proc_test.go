@@ -276,7 +276,7 @@ func TestTreeWithoutChildrenFiles(t *testing.T) {
 		{"descendants only", 10, "", nil, []int{10, 11, 12}},
 		{"and the marked orphan with its child", 10, "M=x", []int{1}, []int{10, 11, 12, 20, 21}},
 		{"a root that is gone", 99, "M=x", []int{1}, []int{20, 21}},
-		{"an empty mark matches nobody", 99, "", []int{1}, []int{}},
+		{"an empty mark matches no process", 99, "", []int{1}, []int{}},
 		{"nothing at all", 99, "M=x", []int{98}, []int{}},
 	} {
 		got, err := fs.Tree(tc.root, tc.mark, tc.extra)

@@ -25,8 +25,9 @@ func (f *FS) Pending(pid int, sig syscall.Signal) (bool, error) {
 
 var errPending = errors.New("no sets of pending signals")
 
-// parsePending returns the pending signals in a status file (proc_pid_status(5)),
-// those of the main thread and those of the whole process. Signal n is bit n-1.
+// parsePending returns the pending signals in a status file
+// (proc_pid_status(5)): of the main thread, and of the whole process. Signal n
+// is bit n-1.
 func parsePending(b []byte) (set uint64, err error) {
 	found := 0
 	for line := range bytes.Lines(b) {

@@ -54,7 +54,7 @@ type Message struct {
 	ID      string // unique and the same at every delivery: letters, digits, '.', '-' and '_'
 	Domain  string // the right side of the Message-ID
 	To      []string
-	Only    []string // those of To that get it this time; empty means all
+	Only    []string // the subset of To that gets this mail; empty means all
 	Subject string
 	Body    string
 	Date    time.Time
@@ -166,7 +166,7 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 	}
 	if c.cfg.TLS == "starttls" {
 		if ok, _ := s.Extension("STARTTLS"); !ok {
-			return errors.New("it does not offer STARTTLS; tls: none speaks to it in the clear")
+			return errors.New("it does not offer STARTTLS; set tls: none to send without encryption")
 		}
 		if err := s.StartTLS(c.tls); err != nil {
 			return err

@@ -164,17 +164,17 @@ func TestRealRelay(t *testing.T) {
 		}
 	}
 	bad := letter
-	bad.To = []string{"nobody@example.com"}
-	if part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad)); !ok || len(part.Refused) != 1 || !smtp.Rejected(part.Refused["nobody@example.com"]) {
+	bad.To = []string{"refused@example.com"}
+	if part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad)); !ok || len(part.Refused) != 1 || !smtp.Rejected(part.Refused["refused@example.com"]) {
 		t.Errorf("a mailbox that there is not: %v", part)
 	}
 	// A refused recipient keeps no other from getting the mail.
-	bad.To = []string{"nobody@example.com", "ada@example.com", "later@example.com"}
+	bad.To = []string{"refused@example.com", "ada@example.com", "later@example.com"}
 	part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad))
-	if !ok || len(part.Refused) != 1 || part.Refused["nobody@example.com"] == nil || len(part.Later) != 1 || part.Later["later@example.com"] == nil {
+	if !ok || len(part.Refused) != 1 || part.Refused["refused@example.com"] == nil || len(part.Later) != 1 || part.Later["later@example.com"] == nil {
 		t.Fatalf("two of three are refused: %+v", part)
 	}
-	if d, m, _ := r.next(t); !slices.Equal(d.To, []string{"ada@example.com"}) || !strings.Contains(m.Header.Get("To"), "nobody@") {
+	if d, m, _ := r.next(t); !slices.Equal(d.To, []string{"ada@example.com"}) || !strings.Contains(m.Header.Get("To"), "refused@") {
 		t.Errorf("it arrived as %+v", d)
 	}
 	bad.Only = []string{"later@example.com"}
@@ -202,7 +202,8 @@ func TestRealRelay(t *testing.T) {
 	}
 }
 
-// TestNoSTARTTLS: a relay that offers none gets neither password nor mail.
+// TestNoSTARTTLS checks that a relay without STARTTLS gets neither password nor
+// mail.
 func TestNoSTARTTLS(t *testing.T) {
 	got := make(chan string, 1)
 	dial := func(context.Context, string, string) (net.Conn, error) {
@@ -236,7 +237,7 @@ func TestNoSTARTTLS(t *testing.T) {
 	}
 }
 
-// TestSilentRelay: one that never answers is given up.
+// TestSilentRelay checks that a relay that never answers times out.
 func TestSilentRelay(t *testing.T) {
 	dial := func(context.Context, string, string) (net.Conn, error) {
 		here, there := net.Pipe()
@@ -252,9 +253,10 @@ func TestSilentRelay(t *testing.T) {
 	}
 }
 
-// TestFaults: what cannot be sent is not begun.
+// TestFaults checks that a message that cannot be sent is rejected before a
+// connection is made.
 func TestFaults(t *testing.T) {
-	for _, cfg := range []smtp.Config{{Relay: "relay", From: "a@b"}, {Relay: "r:25", From: "nobody"}, {Relay: "r:25", From: "a@b", TLS: "maybe"},
+	for _, cfg := range []smtp.Config{{Relay: "relay", From: "a@b"}, {Relay: "r:25", From: "no-address"}, {Relay: "r:25", From: "a@b", TLS: "maybe"},
 		{Relay: "r:25", From: "a@b", TLS: "none", Username: "u", Password: "p"}, {Relay: "r:25", From: "a@b", CA: "no"}} {
 		if _, err := smtp.New(cfg); err == nil {
 			t.Errorf("%+v is taken", cfg)

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a descriptor tells about a socket is what the kernel's own listing tells,
+// Inspecting a descriptor gives the same answer as the kernel's own listing,
 // for random sockets in random states.
 func TestInspectAgreesWithDump(t *testing.T) {
 	r := scaletest.Random(t)
@@ -169,7 +169,8 @@ func (w *world) differs() error {
 	return nil
 }
 
-// A unix socket tells whether a client waits, and what was not read.
+// Inspecting a unix socket shows if a client waits, and the number of unread
+// bytes.
 func TestInspectUnixQueues(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {

@@ -101,7 +101,7 @@ func New(c Config) (*Client, error) {
 	key := []byte(c.Key)
 	if text, ok := strings.CutPrefix(string(c.Key), "whsec_"); ok {
 		if key, err = base64.StdEncoding.DecodeString(text); err != nil {
-			return nil, errors.New("cannot make a webhook: what follows whsec_ in its key is not base64")
+			return nil, errors.New("cannot make a webhook: its key is not base64 after whsec_")
 		}
 	}
 	if c.Key != "" && len(key) < 16 {

@@ -70,7 +70,8 @@ func TestSignature(t *testing.T) {
 	}
 }
 
-// TestAnswers: what each answer means, and that no error holds the address.
+// TestAnswers checks the meaning of each answer, and that no error contains the
+// address.
 func TestAnswers(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -138,7 +139,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestFaults: what cannot be a receiver.
+// TestFaults checks that invalid configurations are rejected.
 func TestFaults(t *testing.T) {
 	for _, cfg := range []webhook.Config{{URL: "s3cret"}, {URL: "ftp://x/"}, {URL: "https://x/", Key: "s3cret"}, {URL: "https://x/", Key: "whsec_?"}, {URL: "https://x/", CA: "x"}} {
 		if _, err := webhook.New(cfg); err == nil || strings.Contains(err.Error(), "s3cret") {

@@ -74,7 +74,7 @@ type Outcome struct {
 	Reason     string     `json:"reason"` // idle_timeout, ttl, completion, manual
 	Phase      string     `json:"phase"`  // intent, hook, settling, calling, accepted, done, cancelled, failed
 	Detail     string     `json:"detail"`
-	InUse      []string   `json:"in_use"` // what was active when a TTL or completion acted
+	InUse      []string   `json:"in_use"` // signals that were active when a TTL or completion acted
 	StartedAt  time.Time  `json:"started_at"`
 	EndedAt    *time.Time `json:"ended_at"`
 	Hook       *Hook      `json:"hook"`                  // pre-stop; nil if it did not run
@@ -204,7 +204,7 @@ type Why struct {
 	why.Account
 	Sentence string         `json:"sentence"` // the answer
 	Readings []idle.Reading `json:"readings"`
-	Last     *Outcome       `json:"last_action"`        // before the time asked about
+	Last     *Outcome       `json:"last_action"`        // the last one before the requested time
 	Upcoming []Upcoming     `json:"upcoming,omitempty"` // as in Status; absent for a past time
 }
 
@@ -260,7 +260,7 @@ type Entry struct {
 	Verdict  *idle.Verdict  `json:"verdict,omitempty"`
 	Readings []idle.Reading `json:"readings,omitempty"`
 	Outcome  *Outcome       `json:"outcome,omitempty"`
-	Slept    idle.Duration  `json:"slept_seconds,omitzero"` // of a resume: how long the machine was down
+	Slept    idle.Duration  `json:"slept_seconds,omitzero"` // for a resume: how long the machine was down
 }
 
 // HaltRequest starts or ends a halt of all automatic actions.

@@ -75,7 +75,7 @@ type AgentAction struct {
 	Generation uint64 `json:"generation"`
 	Action     string `json:"action"` // stop, hibernate
 	Reason     string `json:"reason"` // idle_timeout, ttl, completion
-	Phase      string `json:"phase"`  // intent, or one of those of agentctl.Outcome
+	Phase      string `json:"phase"`  // intent, or a phase of agentctl.Outcome
 	Detail     string `json:"detail,omitempty"`
 	// At is when the action began; zero from an agent of an earlier version.
 	At time.Time `json:"at,omitzero"`
@@ -91,9 +91,9 @@ type AgentDone struct {
 	Error      string `json:"error,omitempty"`
 }
 
-// AgentOrder asks an agent that does not decide to prepare for a stop by the
-// controller. It runs the pre-stop hook once, reads everything again, and
-// reports at once while the order is pending.
+// AgentOrder tells an agent that does not decide to prepare for a stop by the
+// controller. The agent runs the pre-stop hook once, reads every signal again,
+// and reports immediately while the order is pending.
 type AgentOrder struct {
 	Generation int64  `json:"generation"`
 	Action     string `json:"action"`
@@ -102,7 +102,7 @@ type AgentOrder struct {
 	Sent       bool   `json:"sent,omitempty"`   // the stop has been sent; nothing is left to prepare
 }
 
-// AgentWarning asks an agent to warn users, once per ID.
+// AgentWarning tells an agent to warn users, once per ID.
 type AgentWarning struct {
 	ID      string  `json:"id"`
 	Seconds float64 `json:"in_seconds"` // seconds until the action

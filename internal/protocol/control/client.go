@@ -113,7 +113,7 @@ func (c *Client) Worker(ctx context.Context, ref string) (worker.Worker, error) 
 	case len(l) == 1:
 		return l[0], nil
 	case len(l) > 1:
-		return w, httpx.NewProblem(http.StatusConflict, "ambiguous", fmt.Sprintf("cannot tell which worker %q is: %d have that name; give an id", ref, len(l)))
+		return w, httpx.NewProblem(http.StatusConflict, "ambiguous", fmt.Sprintf("worker name %q is ambiguous: %d workers have it; give an id", ref, len(l)))
 	}
 	return w, err
 }
@@ -204,8 +204,8 @@ func AuditValues(q audit.Query) url.Values {
 	return v
 }
 
-// Simulate asks what policies would have done. tell is called with the
-// completed share from 0 to 1; its error cancels the request.
+// Simulate requests a simulation of policies. tell is called with the completed
+// share from 0 to 1; its error cancels the request.
 func (c *Client) Simulate(ctx context.Context, in Simulate, tell func(share float64) error) (Simulation, error) {
 	// With a key the server would withhold the response until the end.
 	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodPost, Path: api + "/simulate/progress", In: in, Once: true})

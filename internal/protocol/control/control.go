@@ -59,7 +59,7 @@ type Why struct {
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
 	// Halted reports whether all automatic actions are halted now.
 	Halted bool `json:"halted"`
-	// Halt is who halted them, and when; absent without a halt.
+	// Halt describes who halted them and when; absent without a halt.
 	Halt *halt.Halt `json:"halt,omitempty"`
 	// Policy is the current effective policy, with schedule, overrides and
 	// budgets; absent for a past time.
@@ -144,7 +144,7 @@ type SimulatedPolicy struct {
 	Schedule   *string            `json:"schedule,omitempty" maxLength:"128" doc:"Schedule to follow, as if it had always applied; empty for none. Absent uses the policy's, or the recorded one"`
 }
 
-// Simulate asks what policies would have done in a recorded time range.
+// Simulate requests a simulation of policies over a recorded time range.
 type Simulate struct {
 	Policies      []SimulatedPolicy `json:"policies,omitempty" maxItems:"8" doc:"Empty means all named policies with an idle timeout, at most 32"`
 	From          string            `json:"from,omitempty" maxLength:"80" doc:"RFC 3339, how long before now (7d), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default seven days before to"`
@@ -221,7 +221,7 @@ type Savings struct {
 	MissingPrices []savings.MissingPrice `json:"missing_prices" doc:"Prices that these workers need and that the server's price table lacks"`
 }
 
-// Where a price comes from.
+// The sources of a price.
 const (
 	PriceBuiltIn   = "built-in"
 	PriceRefreshed = "refreshed"
@@ -261,8 +261,8 @@ type SavingsPeriod struct {
 	Total  savings.Sum   `json:"total"`
 }
 
-// IdlePattern is when a group ran idle, and what it did in the other hours of the
-// week: 168 sums of hours each, the first that of Sunday at midnight.
+// IdlePattern shows when a group ran idle, and its state in the other hours of
+// the week: 168 sums of hours each, beginning with Sunday at midnight.
 type IdlePattern struct {
 	Key     string    `json:"key"`
 	Name    string    `json:"name,omitempty"`

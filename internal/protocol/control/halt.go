@@ -26,8 +26,8 @@ type HaltAnswer struct {
 	// Left is the remaining time of the halt, so that the machine's clock does
 	// not matter; 0 for one without an end.
 	Left float64 `json:"left_seconds,omitempty" doc:"Remaining time of the halt; absent if it has no end"`
-	// Again is how long to wait before the next request. A server with too many
-	// waiting requests answers at once and sets it.
+	// Again is the delay before the next request. A server with too many
+	// waiting requests answers immediately and sets it.
 	Again float64 `json:"again_after_seconds,omitempty" doc:"Pause before the next request, in seconds"`
 }
 

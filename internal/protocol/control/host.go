@@ -81,7 +81,7 @@ type HostInstance struct {
 	Blocks         []idle.Block         `json:"blocks"`
 	Memory         int64                `json:"memory_bytes" doc:"0 if unknown or none"`
 	MemoryLimit    int64                `json:"memory_limit"`
-	Reclaimed      int64                `json:"reclaimed_bytes" doc:"Memory that its last reclaim gave back"`
+	Reclaimed      int64                `json:"reclaimed_bytes" doc:"Memory freed by its last reclaim"`
 	PauseCount     uint64               `json:"pause_count"`
 	WakeCount      uint64               `json:"wake_count"`
 	RestartCount   int                  `json:"restart_count"`
@@ -123,7 +123,7 @@ type HostReply struct {
 }
 
 // HostTurn is a host's request in the exchange: its replies, and how long it
-// then waits for questions and commands. A turn that does not wait gets none.
+// then waits for requests and commands. A turn that does not wait gets none.
 type HostTurn struct {
 	Answers []HostReply `json:"answers"`
 	Wait    float64     `json:"wait_seconds" minimum:"0" maximum:"60"`
@@ -195,8 +195,8 @@ type HostSummary struct {
 	ClockOffset float64 `json:"clock_offset_seconds"`
 }
 
-// Later reports whether s is more current than t: received by a server that hears
-// the host or, if neither does, newer.
+// Later reports whether s is more current than t: received by a server to which
+// the host reports or, if neither is, newer.
 func (s *HostSummary) Later(t *HostSummary) bool {
 	switch {
 	case s.Heard != t.Heard:

@@ -60,7 +60,7 @@ func TestHostReportsAreChecked(t *testing.T) {
 	}
 }
 
-// TestHostsFit has a host cut what it says to what is taken.
+// TestHostsFit checks that a host shortens its report to the accepted limits.
 func TestHostsFit(t *testing.T) {
 	r := report()
 	i := &r.Instances[0]

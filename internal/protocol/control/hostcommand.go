@@ -26,8 +26,8 @@ var hostVerbs = []string{HostPause, HostResume, HostStart, HostStop, HostSnooze,
 
 // Limits of commands.
 const (
-	// HostCommandFetch is how long a host has to fetch a command. After that the
-	// server withdraws it.
+	// HostCommandFetch is the time in which a host must fetch a command. After
+	// that the server withdraws it.
 	HostCommandFetch = 5 * time.Second
 	// HostCommandWait is how long a server waits for the outcome of a command,
 	// from when it was given.
@@ -42,7 +42,7 @@ const (
 const (
 	HostCommandsOff    = "commands_off"    // the host does not accept commands
 	HostNotCarriedOut  = "not_carried_out" // the host did not begin it, and will not
-	HostOutcomeUnknown = "outcome_unknown" // the host fetched it, and its outcome is not known
+	HostOutcomeUnknown = "outcome_unknown" // the host fetched it, and its outcome is unknown
 	HostRefused        = "refused"
 	HostNotFound       = "not_found"
 	HostInvalid        = "invalid"
@@ -66,9 +66,9 @@ type HostCommand struct {
 func (c *HostCommand) Check() error {
 	switch {
 	case !hostIdent.MatchString(c.ID):
-		return errors.New("id: it is not 1 to 64 of letters, digits, '.', '_' and '-'")
+		return errors.New("id: want 1 to 64 letters, digits, '.', '_' and '-'")
 	case !slices.Contains(hostVerbs, c.Verb):
-		return fmt.Errorf("verb: %.40q is none of %v", c.Verb, hostVerbs)
+		return fmt.Errorf("verb: %.40q is not one of %v", c.Verb, hostVerbs)
 	case !hostIdent.MatchString(c.Instance):
 		return errors.New("instance: it is neither a name nor an id")
 	case c.Snooze < 0 || time.Duration(c.Snooze) > MaxHostSnooze:

@@ -50,7 +50,7 @@ type Apply struct {
 	Remove   bool `json:"remove,omitempty" doc:"Remove it instead; refused if a different one is in place"`
 }
 
-// Applied lists what an Apply changed: workers, or the selector's group.
+// Applied lists the targets of an Apply: workers, or the selector's group.
 type Applied struct {
 	Workers []worker.Worker `json:"workers"`
 	Group   *policy.Group   `json:"group,omitempty"`

@@ -84,7 +84,7 @@ type VsockCall struct {
 	Key  []byte `json:"key"`
 }
 
-// ExecCall runs a command beside the workload.
+// ExecCall runs a command inside the guest, beside the workload.
 type ExecCall struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env,omitempty"` // added to the workload's environment
@@ -122,7 +122,7 @@ const (
 
 // InputNote is the next part of a command's input.
 type InputNote struct {
-	Number uint64 `json:"number"` // that of its ExecCall
+	Number uint64 `json:"number"` // the number of its ExecCall
 	Data   []byte `json:"data,omitempty"`
 	End    bool   `json:"end,omitempty"` // nothing follows
 }
@@ -130,7 +130,7 @@ type InputNote struct {
 // ControlNote is a signal for a command's process group, or if that is 0 the size of
 // its terminal.
 type ControlNote struct {
-	Number uint64 `json:"number"` // that of its ExecCall
+	Number uint64 `json:"number"` // the number of its ExecCall
 	Signal int    `json:"signal,omitempty"`
 	Rows   uint16 `json:"rows,omitempty"`
 	Cols   uint16 `json:"cols,omitempty"`
@@ -139,13 +139,13 @@ type ControlNote struct {
 // TakenNote says how many bytes of a command's input or output the receiver has
 // passed on since its last TakenNote.
 type TakenNote struct {
-	Number uint64 `json:"number"` // that of its ExecCall
+	Number uint64 `json:"number"` // the number of its ExecCall
 	Bytes  int    `json:"bytes"`
 }
 
 // OutputNote is the next part of a command's stream.
 type OutputNote struct {
-	Number uint64 `json:"number"` // that of its ExecCall
+	Number uint64 `json:"number"` // the number of its ExecCall
 	Stream int    `json:"stream"` // 1 stdout, 2 stderr
 	Data   []byte `json:"data"`
 }
@@ -160,7 +160,7 @@ type ExecAnswer struct {
 
 // CancelCall kills an abandoned command.
 type CancelCall struct {
-	Number uint64 `json:"number"` // that of its ExecCall
+	Number uint64 `json:"number"` // the number of its ExecCall
 }
 
 // SignalCall sends a signal to the workload's main process.
@@ -210,9 +210,9 @@ func (e ExitNote) Time() time.Time { return time.UnixMilli(e.At) }
 type LogNote struct {
 	Data    []byte `json:"data"`
 	Dropped uint64 `json:"dropped,omitempty"` // bytes dropped before Data because they were not read in time
-	// When Data was printed, if the host asked for it: how long before the note was
-	// sent, and by the guest's clock. Notes can be on their way for as long as no
-	// host is connected.
+	// When Data was printed, if the host requested that: the time before the
+	// note was sent, and by the guest's clock. Notes can be in flight as long
+	// as no host is connected.
 	Age int64 `json:"age_ms,omitempty"`
 	At  int64 `json:"unix_ms,omitempty"`
 }

@@ -192,7 +192,7 @@ func Serve(c io.ReadWriter, do func(Message) error) error {
 		if err != nil {
 			return err
 		}
-		if len(bytes.TrimSpace(line)) == 0 { // what a Peer sends before each message
+		if len(bytes.TrimSpace(line)) == 0 { // a Peer sends an empty line before each message
 			continue
 		}
 		m, bad := Decode(line)

@@ -14,10 +14,11 @@ import (
 	"time"
 )
 
-// maxServed limits the requests of one side in progress at once.
+// maxServed limits the concurrent requests of one side.
 const maxServed = 32
 
-// ErrChannelEnded is the error of calls whose channel ended before the answer.
+// ErrChannelEnded is the error of calls whose channel ended before they were
+// answered.
 var ErrChannelEnded = errors.New("the control channel has ended")
 
 // Peer is one end of the channel between a host and a guest agent. Both ends can
@@ -84,7 +85,7 @@ func NewPeer(c io.ReadWriter) *Peer {
 // Over is closed when Run has ended; no further answers arrive.
 func (p *Peer) Over() <-chan struct{} { return p.over }
 
-// WriteLimit is how long the other end may accept no byte.
+// WriteLimit is the time for which the other end may accept no byte.
 const WriteLimit = 10 * time.Second
 
 type wire struct {

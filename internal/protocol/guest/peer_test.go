@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestPeers: both ends call each other, refusals keep their code, and the end
-// of the channel fails what waits.
+// TestPeers checks that both ends can call each other, that refusals keep their
+// code, and that pending calls fail when the channel ends.
 func TestPeers(t *testing.T) {
 	x, y := net.Pipe()
 	a, b := NewPeer(x), NewPeer(y)
@@ -62,7 +62,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// FuzzPeer: no line from a guest does more than be dropped or handled.
+// FuzzPeer checks that every line from a guest is either dropped or handled.
 func FuzzPeer(f *testing.F) {
 	f.Add([]byte(`{"jsonrpc":"2.0","method":"log","params":{"data":"aGk="}}`))
 	f.Add([]byte(`{"jsonrpc":"2.0","id":5,"result":{}}`))

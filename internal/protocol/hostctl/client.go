@@ -150,7 +150,7 @@ func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instan
 	return o, c.call(ctx, "POST", inst(name)+"/snooze", in, &o)
 }
 
-// WakeAt sets when it has to run; the zero time ends that.
+// WakeAt sets the time at which it must run; the zero time clears it.
 func (c *Client) WakeAt(ctx context.Context, name string, t time.Time) (o Instance, err error) {
 	in := map[string]time.Time{}
 	if !t.IsZero() {
@@ -289,7 +289,7 @@ func (c *Client) Kept(ctx context.Context, since string, missing func(why string
 // also called when another daemon answers, because events in between may be
 // missing. The error of each is returned unchanged.
 func (c *Client) Follow(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
-	var daemon time.Time // start time of the daemon whose ids since refers to
+	var daemon time.Time // start time of the daemon that issued the IDs in since
 	for try := 0; ; try++ {
 		st, err := c.Status(ctx)
 		if err == nil {
@@ -317,7 +317,7 @@ func (c *Client) Follow(ctx context.Context, since string, missing func(why stri
 		case refused && p.Status < 500, daemon.IsZero():
 			return err
 		case try >= 8:
-			return fmt.Errorf("cannot follow the events any longer, the host has ended: %w", err)
+			return fmt.Errorf("event stream ended, because the host stopped: %w", err)
 		}
 		if delay.For(ctx, min(5*time.Second, 50*time.Millisecond<<try)) != nil {
 			return nil

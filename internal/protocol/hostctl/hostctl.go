@@ -50,7 +50,7 @@ type Instance struct {
 	Net                string              `json:"net" doc:"none, outbound or full; empty if it has no separate network, or is outbound"`
 	Workspace          string              `json:"workspace"`
 	SnoozeUntil        *time.Time          `json:"snooze_until"`
-	Adopted            *instance.Adopted   `json:"adopted,omitempty" doc:"What it was made of; absent if lull started it"`
+	Adopted            *instance.Adopted   `json:"adopted,omitempty" doc:"The program that it was made from; absent if lull started it"`
 	Endpoints          []instance.Endpoint `json:"endpoints"`
 	Activity           []idle.Reading      `json:"activity" doc:"The last readings"`
 	Blocks             []idle.Block        `json:"blocks" doc:"Everything that prevents a pause right now"`
@@ -63,7 +63,7 @@ type Instance struct {
 	MemoryBytes        int64               `json:"memory_bytes" doc:"Resident memory, 0 when stopped or unknown"`
 	ReclaimedBytes     int64               `json:"reclaimed_bytes"`
 	SavedBytes         int64               `json:"saved_bytes" doc:"On disk while hibernated"`
-	BootedAnew         string              `json:"booted_anew" doc:"Why it booted although it had been hibernated"`
+	BootedAnew         string              `json:"booted_anew" doc:"Why it was booted instead of restored after it had been hibernated"`
 	Misset             string              `json:"misset,omitempty" doc:"Conflicts between its settings and the host's current settings"`
 	WakesOnConnection  bool                `json:"wakes_on_connection" doc:"A client can wake it while it sleeps: it exposes a port, or listens on its own socket, including a unix socket"`
 	Unwritable         string              `json:"unwritable,omitempty" doc:"Why the host cannot record its changes now, such as a full disk; automatic actions wait"`
@@ -78,9 +78,9 @@ type Instance struct {
 	Labels             map[string]string   `json:"labels,omitempty" doc:"Labels; those of lull up begin with lull."`
 	DependsOn          []string            `json:"depends_on,omitempty" doc:"Instances that wake before it and sleep after it"`
 	Group              string              `json:"group,omitempty" doc:"Instances of a group sleep and wake together"`
-	WakeAt             *time.Time          `json:"wake_at" doc:"When it next has to run; it is woken 2 s before"`
+	WakeAt             *time.Time          `json:"wake_at" doc:"When it must run next; it is woken 2 s before"`
 	WakeAtBy           string              `json:"wake_at_by,omitempty" doc:"Who set that: a user, its program or one of its schedules"`
-	WakeSchedule       []string            `json:"wake_schedule,omitempty" doc:"Times at which it has to run, as in a crontab"`
+	WakeSchedule       []string            `json:"wake_schedule,omitempty" doc:"Times at which it must run, as in a crontab"`
 	Probes             []instance.Probe    `json:"probes,omitempty" doc:"Its own activity probes; their readings are in activity, as probe:NAME"`
 	Waiting            *Waiting            `json:"waiting" doc:"Waiting for room to start or wake; null if not waiting"`
 }
@@ -264,14 +264,14 @@ type ServerLink struct {
 	FailingSince *time.Time `json:"failing_since"`
 }
 
-// ExecRequest is a command to run beside an instance, ExecResult its outcome.
+// ExecRequest is a command to run inside an instance, ExecResult its outcome.
 type (
 	ExecRequest = instance.Command
 	ExecResult  = instance.Outcome
 )
 
-// Reset tells a reader of the event stream that some events are gone, so that
-// it reads the current state again.
+// Reset tells a reader of the event stream that events are missing, so that it
+// reads the current state again.
 type Reset struct {
 	Reason string `json:"reason"`
 }

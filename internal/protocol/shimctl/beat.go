@@ -50,7 +50,7 @@ func OpenPulse(fd int) (Pulse, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return Pulse{}, fmt.Errorf("map the heartbeat's memory: %w", err)
 	}
-	if st.Size < pulseSize { // reading beyond its end would kill the process
+	if st.Size < pulseSize { // reading beyond its end would kill this process
 		return Pulse{}, fmt.Errorf("map the heartbeat's memory: it has %d bytes", st.Size)
 	}
 	b, err := unix.Mmap(fd, 0, pulseSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -102,7 +102,7 @@ func (p Pulse) Age() time.Duration { return time.Duration(monotonic() - p.words[
 func (c *Client) Beat(ctx context.Context) (int, error) {
 	fds, err := c.exchange(ctx, VerbBeat, struct{}{}, nil, nil)
 	if err == nil && len(fds) != 1 {
-		err = fmt.Errorf("watch the heartbeat: %d descriptors came, want one", len(fds))
+		err = fmt.Errorf("watch the heartbeat: got %d descriptors, want one", len(fds))
 	}
 	if err != nil {
 		CloseAll(fds)

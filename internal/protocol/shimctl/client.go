@@ -77,7 +77,7 @@ func (c *Client) hello(ctx context.Context) error {
 	return err
 }
 
-// Done is closed when the connection has ended.
+// Done is closed when the connection ends.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Close ends the connection and waits for the goroutines. It must not be called
@@ -253,7 +253,7 @@ func (c *Client) TakeFilter(ctx context.Context, id string, run uint64) (int, er
 	return fd, err
 }
 
-// GiveFilter passes that descriptor to a new shim. The caller keeps it.
+// GiveFilter passes that descriptor to a new shim. The caller still owns it.
 func (c *Client) GiveFilter(ctx context.Context, id string, run uint64, fd int) error {
 	fds, err := c.exchange(ctx, VerbFilter, Filter{ID: id, Run: run}, []int{fd}, nil)
 	CloseAll(fds)
@@ -389,7 +389,7 @@ func (c *Client) Dup(ctx context.Context, pid int, fds []int) ([]int, error) {
 	return all, nil
 }
 
-// Exec runs a command beside an instance. The caller keeps stdio.
+// Exec runs a command inside an instance. The caller still owns stdio.
 func (c *Client) Exec(ctx context.Context, e Exec, stdio [3]int) (Started, error) {
 	var out Started
 	fds, err := c.exchange(ctx, VerbExec, e, stdio[:], &out)

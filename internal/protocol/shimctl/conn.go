@@ -103,7 +103,7 @@ func (w *wire) read() (envelope, []int, error) {
 				return e, nil, err
 			}
 			if e.FDs > len(w.fds) {
-				return e, nil, fmt.Errorf("cannot read a message: it speaks of %d descriptors, %d came", e.FDs, len(w.fds))
+				return e, nil, fmt.Errorf("cannot read a message: it announces %d descriptors, %d arrived", e.FDs, len(w.fds))
 			}
 			fds := append([]int(nil), w.fds[:e.FDs]...)
 			w.fds = w.fds[e.FDs:]
@@ -223,7 +223,7 @@ func trusted(c *net.UnixConn) error {
 		return err
 	}
 	if p.UID != os.Geteuid() && p.UID != 0 {
-		return fmt.Errorf("cannot speak with process %d: it belongs to user %d", p.PID, p.UID)
+		return fmt.Errorf("cannot connect to process %d: it belongs to user %d", p.PID, p.UID)
 	}
 	return nil
 }

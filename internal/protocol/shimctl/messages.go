@@ -15,7 +15,7 @@ const Version = 1
 // Bounds of the wire.
 const (
 	MaxMessage = 2 << 20 // bytes of one line
-	MaxFDs     = 250     // descriptors beside one line; the kernel takes 253
+	MaxFDs     = 250     // descriptors with one message; the kernel's limit is 253
 
 	MaxThawedIDs = 100  // named in one Thawing
 	MaxListed    = 1000 // runs in one List
@@ -194,12 +194,12 @@ type Name struct {
 	ID string `json:"id"`
 }
 
-// Outside describes something that the shim did not start and that may be
-// frozen, and how the shim lets it run when the daemon is gone. What another
-// program freezes, such as Docker a container and QEMU its guest, takes a POST
-// to Path on the unix socket Socket or, with QMP, a continue command to a monitor
-// of QEMU. What the daemon froze in place is the control group Group, or the
-// processes Tree with their descendants. An Outside of only an ID is forgotten.
+// Outside describes something that may be frozen and that the shim did not
+// start, with the way to thaw it when the daemon has ended. Docker's containers
+// and QEMU's guests are thawed by a POST to Path on the unix socket Socket or,
+// with QMP, by a continue command to a monitor of QEMU. What the daemon froze
+// in place is the control group Group, or the processes Tree with their
+// descendants. An Outside with only an ID removes the entry.
 type Outside struct {
 	ID     string    `json:"id"`
 	Socket string    `json:"socket,omitempty"`
@@ -222,7 +222,7 @@ type Dup struct {
 	FDs []int `json:"fds"`
 }
 
-// Exec runs a command beside an instance: in its groups, with its mark. Three
+// Exec runs a command inside an instance: in its groups, with its mark. Three
 // descriptors are sent with it: standard input, output and error.
 type Exec struct {
 	ID      string   `json:"id"`
@@ -303,5 +303,5 @@ type VersionError struct {
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("cannot speak with the shim (process %d): it speaks version %d, this binary speaks %d", e.PID, e.Theirs, e.Ours)
+	return fmt.Sprintf("cannot use the shim (process %d): it has protocol version %d, this binary has %d", e.PID, e.Theirs, e.Ours)
 }

@@ -38,7 +38,7 @@ type Server struct {
 	Handle  func(ctx context.Context, r *Request) (Answer, error)
 	Welcome func() (Welcome, error) // answers hello; an error refuses the daemon
 	Joined  func()                  // called when a daemon has said hello; events may be sent from then on
-	Left    func()                  // called when the last daemon has gone
+	Left    func()                  // called when the last daemon has disconnected
 	Log     *slog.Logger
 
 	mu     sync.Mutex
@@ -51,7 +51,7 @@ type session struct {
 	number  uint64 // in the order of their hellos
 	w       *wire
 	hello   bool
-	greeted bool // Welcome was called for it
+	greeted bool // Welcome was called for this connection
 	tasks   chan struct{}
 }
 

@@ -20,7 +20,7 @@ import (
 
 const testPatience = waittest.Timeout
 
-// serve runs a server whose handler is do, and gives its socket.
+// serve runs a server whose handler is do, and returns its socket.
 func serve(t *testing.T, s *Server) string {
 	t.Helper()
 	// Longer than a socket address holds.
@@ -58,7 +58,7 @@ func serve(t *testing.T, s *Server) string {
 func TestDescriptorsTravel(t *testing.T) {
 	open := countFDs(t)
 	path := serve(t, &Server{Handle: func(_ context.Context, r *Request) (Answer, error) {
-		// What came is answered in reverse, duplicated.
+		// The requests are answered in reverse order, each twice.
 		var a Answer
 		for i := len(r.FDs) - 1; i >= 0; i-- {
 			fd, err := unix.Dup(r.FDs[i])
@@ -138,7 +138,7 @@ func TestOtherVersion(t *testing.T) {
 	}
 }
 
-// Events come in order, and an event may ask the shim something.
+// Events arrive in order, and an event handler may call the shim.
 func TestEvents(t *testing.T) {
 	acked := make(chan Ended, 100)
 	s := &Server{}
@@ -220,8 +220,8 @@ func TestLost(t *testing.T) {
 	c.Close()
 }
 
-// TestLaterHelloWins: the answer of the earlier hello is held up until the later
-// one has its own, as the scheduler may do to either.
+// TestLaterHelloWins delays the answer of the earlier hello until the later one
+// has its answer, as the scheduler may do to either.
 func TestLaterHelloWins(t *testing.T) {
 	came, release := make(chan struct{}, 1), make(chan struct{})
 	first := make(chan struct{}, 1)

@@ -24,7 +24,7 @@ type Field struct {
 	set   func(*Settings, string) error
 	get   func(*Settings) (string, bool)
 	clear func(*Settings)
-	show  func(string) string // returns the part of a value that everyone may see; nil means all of it
+	show  func(string) string // returns the part of a value that is safe to show; nil means all of it
 }
 
 // Fields lists the schema, in the order of its reference page.
@@ -35,7 +35,7 @@ const day = 24 * time.Hour
 var fields = []Field{
 	truth("enabled", "whether idleness leads to an action", func(s *Settings) **bool { return &s.Enabled }),
 	span("idle-timeout", "how long every signal must be quiet", time.Minute, 30*day, func(s *Settings) **time.Duration { return &s.IdleTimeout }),
-	span("check-interval", "time between two looks", time.Second, time.Hour, func(s *Settings) **time.Duration { return &s.CheckInterval }),
+	span("check-interval", "time between two checks", time.Second, time.Hour, func(s *Settings) **time.Duration { return &s.CheckInterval }),
 	span("warn-before", "how long before an action users are warned", 0, day, func(s *Settings) **time.Duration { return &s.WarnBefore }),
 	span("boot-grace", "no action for this long after a boot", 0, day, func(s *Settings) **time.Duration { return &s.BootGrace }),
 	span("snooze", "no idle action for this long after a resume", 0, 30*day, func(s *Settings) **time.Duration { return &s.Snooze }),
@@ -61,7 +61,7 @@ var fields = []Field{
 	truth("sessions", "whether busy Jupyter, RStudio and VS Code servers count", func(s *Settings) **bool { return &s.Sessions }),
 	truth("inhibitors", "whether logind's shutdown, sleep and idle locks count", func(s *Settings) **bool { return &s.Inhibitors }),
 	private(text("notify-url", "where warnings and actions are posted", webAddress, func(s *Settings) **string { return &s.NotifyURL }), site),
-	word("pause-holder", "who acts on idleness; with a server its record of the worker decides, and controller here keeps the agent from it", func(s *Settings) **string { return &s.PauseHolder }, "agent", "controller"),
+	word("pause-holder", "who pauses the machine; with a server, its record of the worker decides, and controller prevents the agent from pausing", func(s *Settings) **string { return &s.PauseHolder }, "agent", "controller"),
 }
 
 // reserved are names under the prefix that carry state or belong to the server.
@@ -203,7 +203,7 @@ func listOf(name, doc string, at func(*Settings) **[]string, allowed ...string) 
 		out := []string{}
 		for _, w := range strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' || r == ';' || r == '\t' }) {
 			if len(allowed) > 0 && !slices.Contains(allowed, w) {
-				return nil, fmt.Errorf("%q is none of %s", w, strings.Join(allowed, ", "))
+				return nil, fmt.Errorf("%q is not one of %s", w, strings.Join(allowed, ", "))
 			}
 			if strings.ContainsFunc(w, func(r rune) bool { return r < ' ' || r == 0x7f || r == 0xfffd }) {
 				return nil, fmt.Errorf("%q is not printable", w)

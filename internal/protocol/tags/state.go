@@ -21,7 +21,7 @@ const (
 // server, the agent writes it at its next start.
 type State struct {
 	Status string    // active or idle; not written if empty
-	Since  time.Time // when the idle period began; not written if zero
+	Since  time.Time // when the idle period began; omitted if zero
 	Action string    // not written if empty
 }
 

@@ -34,7 +34,7 @@ const (
 
 // Settings are the agent's settings in one source. Nil fields are not set.
 type Settings struct {
-	Enabled *bool // enables idle detection; TTL and completion work either way
+	Enabled *bool // enables idle detection; TTL and completion do not depend on it
 
 	IdleTimeout   *time.Duration
 	CheckInterval *time.Duration

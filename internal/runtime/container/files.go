@@ -59,10 +59,10 @@ func (b box) mount(ctx context.Context, root string) error {
 		return nil
 	}
 	if err != unix.EINVAL && err != unix.ENODEV && err != unix.EOPNOTSUPP {
-		return fmt.Errorf("cannot lay its files over %s: %w", root, err)
+		return fmt.Errorf("cannot overlay its files on %s: %w", root, err)
 	}
 	if out, cerr := exec.CommandContext(ctx, "cp", "-a", "--reflink=auto", root+"/.", b.rootfs()).CombinedOutput(); cerr != nil {
-		return fmt.Errorf("cannot lay its files over %s: %w; nor copy them: %w: %.300s", root, err, cerr, out)
+		return fmt.Errorf("cannot overlay its files on %s: %w; nor copy them: %w: %.300s", root, err, cerr, out)
 	}
 	return os.WriteFile(b.copied(), nil, 0o600)
 }
@@ -120,7 +120,7 @@ func apart(root, box string) error {
 func mountsBelow(dir string) (out []string, err error) {
 	f, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return nil, fmt.Errorf("cannot look for mounts below %s: %w", dir, err)
+		return nil, fmt.Errorf("cannot list mounts below %s: %w", dir, err)
 	}
 	for line := range strings.Lines(string(f)) {
 		if p := strings.Fields(line); len(p) > 4 && strings.HasPrefix(unescape(p[4]), dir+"/") {

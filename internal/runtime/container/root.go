@@ -65,21 +65,21 @@ func (r *Runtime) RestRoot(ctx context.Context, id, image string) (*os.File, err
 	}
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("lay its files over %s: %w", img.Root, err)
+		return nil, fmt.Errorf("overlay its files on %s: %w", img.Root, err)
 	}
 	defer unix.Close(fsfd)
 	lower := strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(img.Root)
 	for _, o := range [][2]string{{"lowerdir", lower}, {"upperdir", b.upper()}, {"workdir", b.work()}} {
 		if err := unix.FsconfigSetString(fsfd, o[0], o[1]); err != nil {
-			return nil, fmt.Errorf("lay its files over %s: %s: %w", img.Root, o[0], err)
+			return nil, fmt.Errorf("overlay its files on %s: %s: %w", img.Root, o[0], err)
 		}
 	}
 	if err := unix.FsconfigCreate(fsfd); err != nil {
-		return nil, fmt.Errorf("lay its files over %s: %w", img.Root, err)
+		return nil, fmt.Errorf("overlay its files on %s: %w", img.Root, err)
 	}
 	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("lay its files over %s: %w", img.Root, err)
+		return nil, fmt.Errorf("overlay its files on %s: %w", img.Root, err)
 	}
 	return os.NewFile(uintptr(fd), b.rootfs()), nil
 }

@@ -385,7 +385,7 @@ func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	}
 	switch {
 	case kills == 0 && err != nil && e.Code == 128+int(unix.SIGKILL):
-		e.Why = fmt.Sprintf("it is not known whether memory ran out: %v", err)
+		e.Why = fmt.Sprintf("cannot determine whether it ran out of memory: %v", err)
 	case kills == 0:
 	case e.Code == 128+int(unix.SIGKILL):
 		e.Why = instance.Starved("the kernel", limit)
@@ -411,7 +411,7 @@ func (r *Runtime) oomKills(id string) (kills uint64, limit int64, err error) {
 	return g.OOMKills()
 }
 
-// sweep removes what a run left outside its processes.
+// sweep removes the resources of a run other than its processes.
 func (r *Runtime) sweep(ctx context.Context, id string) error {
 	b := r.box(id)
 	if _, err := os.Stat(filepath.Join(r.state(), id)); err == nil {

@@ -34,8 +34,8 @@ func TestCheckSpec(t *testing.T) {
 	}
 }
 
-// TestMissingComesAndGoes: a runc that is installed or removed while the host runs
-// is noticed.
+// TestMissingComesAndGoes checks that installing or removing runc while the
+// host runs is noticed.
 func TestMissingComesAndGoes(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "runc")
 	r := &Runtime{cfg: Config{Runc: at}}

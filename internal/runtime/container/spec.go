@@ -18,7 +18,7 @@ type bundle struct {
 	Hostname string   `json:"hostname,omitempty"`
 	Mounts   []mount  `json:"mounts"`
 	Linux    ociLinux `json:"linux"`
-	// Annotations keep what a later daemon needs.
+	// Annotations store the data that a later daemon needs.
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
@@ -93,7 +93,7 @@ var caps = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER",
 // guestDir is the directory of LULL_SOCKET inside a container.
 const guestDir = "/run/lull"
 
-// plan collects what a container is created from.
+// plan collects the inputs of a container.
 type plan struct {
 	workspace instance.Workspace
 	below     []string // mount points below the workspace, outer ones first

@@ -55,7 +55,7 @@ func (w *Work) stopSignal() syscall.Signal { return cmp.Or(w.stop, syscall.SIGTE
 
 // Exiting implements instance.Workload.
 func (w *Work) Exiting() (bool, error) {
-	if w.init == 0 { // nothing could be sent to it
+	if w.init == 0 { // there was no process to signal
 		return false, nil
 	}
 	return w.SignalPending(w.init, w.stopSignal())

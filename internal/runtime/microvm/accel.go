@@ -19,8 +19,7 @@ const (
 	TCG Accel = "tcg" // software emulation
 )
 
-// machineFiles is where the rule reads from; tests supply their own
-// directories.
+// machineFiles are the directories that the rule reads; tests supply others.
 type machineFiles struct{ dev, sys, proc string }
 
 var liveFiles = machineFiles{"/dev", "/sys", "/proc"}
@@ -73,7 +72,7 @@ func (m machineFiles) khz() int {
 	return 0
 }
 
-// processor returns what a guest sees of the host's CPU.
+// processor returns the host's CPU as a guest sees it.
 func (m machineFiles) processor() string {
 	b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo"))
 	if err != nil {
@@ -139,5 +138,6 @@ func (r *Runtime) remember(cause error) error {
 // another accelerator, the first one does not work.
 var errNoBoot = errors.New("the guest did not answer")
 
-// ChooseAccel returns what the rule chooses on this machine, and why.
+// ChooseAccel returns the accelerator that the rule selects on this machine,
+// and why.
 func ChooseAccel() (Accel, string) { return liveFiles.choose() }

@@ -33,8 +33,8 @@ func (w *Work) port(ctx context.Context, socket string) (*gatedConn, error) {
 	return w.ports.through(c)
 }
 
-// How long a running guest may be silent on a port before it is reconnected, at
-// first and at most, and how often that is checked.
+// The time for which a running guest may be silent on a port before it is
+// reconnected, at first and at most, and the interval of the check.
 const (
 	silentFirst = 500 * time.Millisecond
 	silentMost  = time.Minute
@@ -72,11 +72,11 @@ func (w *Work) cutSilent(c *gatedConn, limit silence) {
 			}
 		}
 	}
-	w.r.log.Warn("a guest is silent on a port, which is connected anew", "instance", w.id)
+	w.r.log.Warn("a guest does not answer on a port; reconnecting", "instance", w.id)
 	c.Close()
 }
 
-// speak makes c the serial connection on which the guest is called.
+// speak makes c the serial connection to the guest.
 func (w *Work) speak(c net.Conn) *guest.Peer {
 	p := guest.NewPeer(c)
 	w.mu.Lock()
@@ -133,10 +133,10 @@ func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 	return err
 }
 
-// greet sends hello on a new channel and processes what it missed. A frozen guest
-// answers when it is thawed, so this waits as long as the channel exists. A guest
-// being woken answers hello along with the clock call: in cold software emulation
-// a second call costs tens of milliseconds.
+// greet sends hello on a new channel and processes the missed messages. A
+// frozen guest answers when it is thawed, so this waits as long as the channel
+// exists. A guest being woken answers hello along with the clock call: in cold
+// software emulation a second call costs tens of milliseconds.
 func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool, met *atomic.Bool) {
 	if waking {
 		select {
@@ -156,10 +156,10 @@ func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool, met *atomi
 	}
 }
 
-// met processes what a guest reported about itself.
+// met processes a guest's report about itself.
 func (w *Work) met(a guest.HelloAnswer) {
 	if a.Version != guest.Version {
-		w.r.log.Error("a guest speaks another version", "instance", w.id, "version", a.Version, "want", guest.Version)
+		w.r.log.Error("a guest has another protocol version", "instance", w.id, "version", a.Version, "want", guest.Version)
 		return
 	}
 	if a.Exit != nil {
@@ -198,7 +198,7 @@ func (w *Work) handle(q guest.Request, met bool) (any, error) {
 			fmt.Fprintf(w.log, "lull: %d bytes of output were lost here\n", n.Dropped)
 		}
 		if err := w.log.add(n.Data, at); err != nil {
-			w.r.log.Error("cannot keep a guest's output", "instance", w.id, "err", err)
+			w.r.log.Error("cannot store a guest's output", "instance", w.id, "err", err)
 		}
 		return nil, nil
 	case guest.Output:

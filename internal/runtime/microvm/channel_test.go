@@ -40,17 +40,17 @@ func sabotage(t *testing.T, w *Work, fault string) {
 	}
 }
 
-// TestBrokenChannel: a guest agent that closes its control channel, sends
-// garbage, half a line or an oversized one, floods, or falls silent makes its
-// guest at most unknown. The guest is still paused, saved and restored. A wake
-// fails with its reason while the guest does not answer, and the guest stays
-// frozen. Once the channel works again everything does, with the program's
-// counter intact.
+// TestBrokenChannel has a guest agent that closes its control channel, sends
+// garbage, half a line or an oversized one, floods, or falls silent. The guest
+// becomes at most unknown. It is still paused, saved and restored. A wake fails
+// with its reason while the guest does not answer, and the guest stays frozen.
+// Once the channel works again everything does, with the program's counter
+// intact.
 func TestBrokenChannel(t *testing.T) {
 	b := newBench(t, func(c *Config) {
 		parts, err := rig()
 		need(t, err)
-		c.Harness, c.Channel = parts.saboteur, ChannelSerial // the channel whose faults are tested
+		c.Harness, c.Channel = parts.saboteur, ChannelSerial // the channel with injected faults
 	})
 	w := b.start("broken", "guest", "serve", ":80")
 	listening(t, w, "80")
@@ -161,9 +161,9 @@ func TestTalkRate(t *testing.T) {
 	})
 }
 
-// TestPortsBlocked: QEMU blocks a guest's writes to a port that was
-// disconnected while the machine was stopped. The next daemon can use both
-// ports again, for a running and for a frozen guest.
+// TestPortsBlocked checks the case that QEMU blocks a guest's writes to a port
+// that was disconnected while the machine was stopped. The next daemon can use
+// both ports again, for a running and for a frozen guest.
 func TestPortsBlocked(t *testing.T) {
 	b := newBench(t, func(c *Config) { c.Channel = ChannelSerial })
 	dir := workspace(t)

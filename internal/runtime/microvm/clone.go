@@ -72,13 +72,13 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	defer free()
 	rec := w.rec
 	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
-	rec.Workspace = l.Workspace // otherwise every access to it fails in the guest
+	rec.Workspace = l.Workspace // without this every access to it fails in the guest
 	if rec.CID != 0 {
 		rec.CID = newCID()
 	}
 	if !man.Full && rec.Template == "" {
 		if rec.Template, err = r.template(ctx, from, man); err != nil {
-			return 0, fmt.Errorf("cannot keep its memory for clones: %w", err)
+			return 0, fmt.Errorf("cannot store its memory for clones: %w", err)
 		}
 	}
 	man.Template = rec.Template

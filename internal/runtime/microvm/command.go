@@ -96,7 +96,7 @@ type attached struct {
 	number uint64
 	begin  sync.Once
 	began  chan struct{} // closed when the guest takes input
-	credit chan int      // what the guest has taken since it was last read
+	credit chan int      // bytes that the guest has acknowledged since the last receive
 
 	mu     sync.Mutex
 	queue  []guest.OutputNote // at most a window
@@ -191,7 +191,7 @@ func (x *attached) deliver(ctx context.Context, s instance.Streams, answered <-c
 	}
 }
 
-// send sends a command's input, and what is asked of it, until ctx ends.
+// send sends a command's input and control requests until ctx ends.
 func (x *attached) send(ctx context.Context, s instance.Streams) {
 	select {
 	case <-x.began:

@@ -13,9 +13,9 @@ import (
 
 // The guest kernel's output goes into a ring buffer inside QEMU: a guest that
 // prints a lot neither fills the host's disk nor blocks, with or without a
-// daemon. The ring is drained into a file of the instance while the guest boots,
-// at every probe, and before its QEMU is ended. What is in the ring of a killed
-// QEMU is lost.
+// daemon. The ring is copied into a file of the instance while the guest boots,
+// at every probe, and before its QEMU is ended. The ring of a killed QEMU is
+// lost.
 
 const (
 	// consoleSize is the size of a ring, a power of two.
@@ -45,15 +45,15 @@ func (r *Runtime) Console(ctx context.Context, id string) (string, error) {
 // keepConsole appends to an instance's console file.
 func (r *Runtime) keepConsole(id string, text []byte) error {
 	if err := os.MkdirAll(r.consoles(), 0o700); err != nil {
-		return fmt.Errorf("cannot keep a guest's console: %w", err)
+		return fmt.Errorf("cannot store a guest's console output: %w", err)
 	}
 	f, err := openLog(r.consoleFile(id), consoleKept)
 	if err != nil {
-		return fmt.Errorf("cannot keep a guest's console: %w", err)
+		return fmt.Errorf("cannot store a guest's console output: %w", err)
 	}
 	_, err = f.Write(text)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("cannot keep a guest's console: %w", err)
+		return fmt.Errorf("cannot store a guest's console output: %w", err)
 	}
 	return nil
 }
@@ -67,12 +67,12 @@ func (r *Runtime) dropConsole(id string) error {
 func (w *Work) markBoot() {
 	line := fmt.Sprintf("lull: run %d boots at %s\n", w.rec.Run, time.Now().UTC().Format(time.RFC3339))
 	if err := w.r.keepConsole(w.id, []byte(line)); err != nil {
-		w.r.log.Warn("a guest's console is not kept", "instance", w.id, "err", err)
+		w.r.log.Warn("a guest's console output is not stored", "instance", w.id, "err", err)
 	}
 }
 
-// takeConsole drains the ring into the file and returns the end of what this run
-// has printed so far. A QEMU that is gone or does not answer in time adds nothing.
+// takeConsole copies the ring into the file and returns the last output of this
+// run. A QEMU that has ended or does not answer in time adds nothing.
 func (w *Work) takeConsole(ctx context.Context) string {
 	w.consoleMu.Lock()
 	defer w.consoleMu.Unlock()
@@ -91,7 +91,7 @@ func (w *Work) takeConsole(ctx context.Context) string {
 		w.printedLast = append([]byte(nil), w.printedLast[n:]...)
 	}
 	if err := w.r.keepConsole(w.id, text); err != nil {
-		w.r.log.Warn("a guest's console is not kept", "instance", w.id, "err", err)
+		w.r.log.Warn("a guest's console output is not stored", "instance", w.id, "err", err)
 	}
 	return string(w.printedLast)
 }

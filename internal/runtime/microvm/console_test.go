@@ -28,9 +28,9 @@ func (b *bench) console(id string) string {
 // guestWrites is the text that testdata/guest writes to a file.
 const guestWrites = "by a guest"
 
-// TestConsole checks that everything printed to a guest's console is available
-// while it runs, after its QEMU has gone, and until the instance is forgotten,
-// and that the reason of its end contains it.
+// TestConsole checks that the output on a guest's console is available while it
+// runs, after its QEMU has ended, and until the instance is removed, and that
+// the reason of its end contains it.
 func TestConsole(t *testing.T) {
 	b := newBench(t, nil)
 	b.start("con", "guest", "serve", ":80")

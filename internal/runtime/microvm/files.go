@@ -37,7 +37,7 @@ func (r *Runtime) WriteFiles(ctx context.Context, id, at string, from io.Reader)
 		return instance.Streams{Out: io.Discard, In: reader(func(b []byte) (int, error) {
 			n, err := from.Read(b)
 			if !errors.Is(err, io.EOF) {
-				fail(err) // the guest must not take it for complete
+				fail(err) // otherwise the guest would take it as complete
 			}
 			return n, err
 		})}

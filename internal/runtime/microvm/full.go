@@ -32,7 +32,7 @@ const (
 // Values of Work.reportedSpace other than a number of bytes.
 const (
 	unlimited  = -1
-	neverAsked = -2 // it is unknown what an earlier daemon told the guest
+	neverAsked = -2 // the last value that an earlier daemon reported is unknown
 )
 
 // layerLeft returns by how many bytes a guest's own disk may grow, or unlimited.
@@ -71,8 +71,8 @@ func (w *Work) layerLeft() (int64, error) {
 	return max(left, 0), nil
 }
 
-// reportSpace tells a guest how much its own disk may grow, if that changed. While
-// the guest is being woken it is told only of decreases, because each call
+// reportSpace tells a guest how much its own disk may grow, if that changed.
+// While the guest is being woken only decreases are reported, because each call
 // delays its client. A guest agent too old for this call is not called again.
 func (w *Work) reportSpace(ctx context.Context, waking bool) {
 	if !w.rec.Layer || w.noSpaceCall.Load() {
@@ -80,7 +80,7 @@ func (w *Work) reportSpace(ctx context.Context, waking bool) {
 	}
 	left, err := w.layerLeft()
 	if err != nil {
-		w.r.log.Warn("it is not known how much room there is for a guest's files", "instance", w.id, "err", err)
+		w.r.log.Warn("cannot read the free space for a guest's files", "instance", w.id, "err", err)
 		return
 	}
 	if waking && left == unlimited {
@@ -95,7 +95,7 @@ func (w *Work) reportSpace(ctx context.Context, waking bool) {
 	var refused *guest.Error
 	switch err := w.ask(ctx, w.r.cfg.LookLimit, guest.Room, guest.RoomCall{Free: left}, nil); {
 	case errors.As(err, &refused):
-		w.r.log.Warn("a guest cannot be told how much room there is for its files", "instance", w.id, "err", err)
+		w.r.log.Warn("cannot report the free space to a guest", "instance", w.id, "err", err)
 		w.noSpaceCall.Store(true)
 	case err == nil:
 		w.mu.Lock()
@@ -125,7 +125,7 @@ func (w *Work) setFull(on bool) {
 // stands returns why the machine is stopped for lack of space, or "".
 func (w *Work) stands() string {
 	if full, _ := w.shortOfSpace(); full {
-		return "it stands still until there is room for what it writes to its own disk: " + w.r.roomSaying()
+		return "it is stopped until its own disk has space to write: " + w.r.roomSaying()
 	}
 	return ""
 }

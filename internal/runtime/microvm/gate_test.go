@@ -124,9 +124,10 @@ func TestGate(t *testing.T) {
 	g.open()
 }
 
-// TestGuardOfAWorkspace: a guest that runs under a new daemon is not paused before
-// it has announced itself on the port of its workspace, because it may wait for a
-// file; one that the daemon before it had paused stays so.
+// TestGuardOfAWorkspace checks that a guest that runs under a new daemon is not
+// paused before it has announced itself on the port of its workspace, because
+// it may wait for a file, and that a guest that the earlier daemon paused stays
+// paused.
 func TestGuardOfAWorkspace(t *testing.T) {
 	quiet := func() string { return "" }
 	s := share.New(t.TempDir(), false)

@@ -29,7 +29,7 @@ const (
 // manifestVersion changes whenever restoring needs something new.
 const manifestVersion = 4
 
-// manifest records what a saved guest depends on.
+// manifest records the dependencies of a saved guest.
 type manifest struct {
 	Version int       `json:"version"`
 	At      time.Time `json:"at"`
@@ -56,9 +56,9 @@ type manifest struct {
 func (w *Work) Hibernated() bool { return w.hibernated() }
 
 // Hibernate saves a frozen guest to disk and ends its QEMU; Thaw restores it.
-// Its network stays in this daemon, so open connections continue after the thaw
-// if the daemon is still the same. It returns the number of bytes on disk once
-// they are durable. On an error the guest stays frozen.
+// Its network remains in this daemon, so open connections continue after the
+// thaw if the daemon is still the same. It returns the number of bytes on disk
+// once they are durable. On an error the guest stays frozen.
 func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if w.hibernated() {
 		return 0, errors.New("cannot hibernate: it is hibernated")
@@ -181,7 +181,7 @@ func (m *monitor) migrated(ctx context.Context) error {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("QEMU's migration does not end: %w", context.Cause(ctx))
+			return fmt.Errorf("QEMU's migration did not finish: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -273,7 +273,7 @@ func (w *Work) dropQEMU(ctx context.Context) {
 	w.renew()
 }
 
-// binding returns what a saved guest depends on, as it is now.
+// binding returns the present dependencies of a saved guest.
 func (w *Work) binding(m *monitor) (manifest, error) {
 	man := manifest{Version: manifestVersion, QEMU: m.version(), Vsock: w.rec.CID != 0}
 	return man, w.r.bindMachine(&man, w.id, w.rec)
@@ -384,7 +384,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil { // stays hibernated
+		if err != nil { // the guest remains hibernated
 			w.dropQEMU(ctx)
 		}
 	}()
@@ -436,8 +436,8 @@ func (w *Work) uncommit() error {
 	return nil
 }
 
-// refused returns why QEMU rejected a guest's state. If QEMU read it and gave
-// up it would do so again, so the guest has to boot. If QEMU was killed, or
+// refused returns why QEMU rejected a guest's state. If QEMU read it and
+// failed, it would fail again, so the guest must boot. If QEMU was killed, or
 // this machine was short of resources, the state is still good.
 func (w *Work) refused(ctx context.Context, err error) error {
 	err = w.endOf(ctx, err)
@@ -446,7 +446,7 @@ func (w *Work) refused(ctx context.Context, err error) error {
 	w.mu.Unlock()
 	err = w.explain(ctx, err)
 	if short := shortage(err.Error()); short != "" {
-		return fmt.Errorf("this machine has no room for it (%s), and it is tried again: %w", short, err)
+		return fmt.Errorf("this machine has too little memory for it (%s); the restore is retried: %w", short, err)
 	}
 	if gaveUp {
 		return &instance.SnapshotError{Reason: "QEMU does not take its state: " + err.Error()}
@@ -456,7 +456,7 @@ func (w *Work) refused(ctx context.Context, err error) error {
 
 // endOf adds to err the signal that ended the QEMU of a restore, if any.
 func (w *Work) endOf(ctx context.Context, err error) error {
-	select { // QEMU exits when it gives up
+	select { // QEMU exits when it fails
 	case <-w.gone:
 	case <-time.After(time.Second):
 	case <-ctx.Done():
@@ -501,7 +501,7 @@ func (w *Work) checkFiles(man *manifest) error {
 // extend the file to the expected size.
 func (w *Work) checkMemory(man *manifest) error {
 	if man.Version != manifestVersion {
-		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
+		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this version reads %d", man.Version, manifestVersion)}
 	}
 	if man.Full {
 		return nil

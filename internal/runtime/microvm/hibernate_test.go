@@ -78,7 +78,7 @@ func TestHibernate(t *testing.T) {
 	}
 	c.Close()
 
-	// A guest that was told the time late is told it again.
+	// A guest that got the time late gets it again.
 	wrong := newClockCall()
 	wrong.UnixNano -= int64(time.Hour)
 	if err := w.call(t.Context(), callLimit, guest.SetClock, wrong, nil); err != nil {

@@ -19,10 +19,11 @@ import (
 // is silent, and so is one that waits for a disk or is being debugged.
 
 const (
-	// stoppedLimit is how long a QEMU stopped by a signal stays stopped. Lull
-	// never stops one that way.
+	// stoppedLimit is the time for which a QEMU may be stopped by a signal.
+	// Lull never stops one that way.
 	stoppedLimit = 5 * time.Second
-	// unresponsiveLimit is how long a QEMU may be silent and inactive.
+	// unresponsiveLimit is the time for which a QEMU may be silent and
+	// inactive.
 	unresponsiveLimit = 2 * time.Minute
 )
 
@@ -60,7 +61,7 @@ func (m *unresponsive) saw(now time.Time, pid int, state byte, used uint64) {
 func (w *Work) examine(ctx context.Context) bool {
 	m, err := w.monitor()
 	if err != nil {
-		return false // gone, or connected
+		return false // it has ended, or is connected
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.LookLimit)
 	defer cancel()
@@ -148,7 +149,7 @@ func (w *Work) Trouble() string {
 	if m.since.IsZero() {
 		if _, scarce := w.shortOfSpace(); scarce && w.stands() == "" {
 			return "writes to its own disk fail because the disk is full: " + w.r.roomSaying() +
-				fmt.Sprintf(", of which %s are left for what lull itself writes", instance.Bytes(layerSpare))
+				fmt.Sprintf(", of which %s are reserved for lull itself", instance.Bytes(layerSpare))
 		}
 		return cmp.Or(w.stands(), w.filesFault())
 	}
@@ -162,7 +163,7 @@ func (w *Work) Trouble() string {
 		return said + ": it waits for a disk"
 	}
 	if now := time.Now(); now.Sub(m.still) < now.Sub(m.since)/2 {
-		return said + ", though it is at work"
+		return said + ", although it is active"
 	}
-	return fmt.Sprintf("%s; it is ended once it has neither answered nor worked for %s", said, w.r.cfg.MuteLimit)
+	return fmt.Sprintf("%s; it is killed once it has neither answered nor been active for %s", said, w.r.cfg.MuteLimit)
 }

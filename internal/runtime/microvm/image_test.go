@@ -169,7 +169,7 @@ func TestImage(t *testing.T) {
 	// reason.
 	for _, c := range []struct{ image, user, want string }{
 		{filepath.Join(t.TempDir(), "nothing.tar"), "", "nothing.tar"},
-		{saved, "nobody-like-it", "no such user"},
+		{saved, "no-such-user", "no such user"},
 		{"NOT/a reference", "", "reference"},
 	} {
 		l := b.launch("bad", 1)

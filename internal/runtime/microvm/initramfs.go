@@ -164,7 +164,7 @@ func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 		return name, touch(name)
 	}
 	if err := appear(tmp.Name(), name); err != nil {
-		return "", fmt.Errorf("cannot keep the initramfs: %w", err)
+		return "", fmt.Errorf("cannot store the initramfs: %w", err)
 	}
 	return name, nil
 }

@@ -205,11 +205,11 @@ func program(t *testing.T, root, path string) {
 	}
 }
 
-// TestVsock: a guest is called over vsock, real on both sides. That also works
-// after a pause, after a restore with another context ID, in a clone and under
+// TestVsock calls a guest over vsock, real on both sides. That also works after
+// a pause, after a restore with another context ID, in a clone and under
 // another daemon. If the connection falls silent the serial port is used. No
-// guest is mistaken for another, and a snapshot is refused if there is no
-// device.
+// guest is mistaken for another, and a snapshot is refused if the device is
+// missing.
 func TestVsock(t *testing.T) {
 	list := os.Getenv("LULL_VSOCK_MODULES")
 	if list == "" {
@@ -299,7 +299,7 @@ func vsockLife(t *testing.T, kind string) {
 	}
 	hibernate(w)
 	refusals(t, w)
-	// Another guest has taken its context ID meanwhile.
+	// Another guest now has its context ID.
 	was := w.rec.CID
 	thief, _, err := liveFiles.openVsock(was, setCID)
 	if err != nil {

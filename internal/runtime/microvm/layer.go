@@ -32,7 +32,7 @@ func (r *Runtime) haveLayer(ctx context.Context, id string) (bool, error) {
 		err = r.makeLayer(ctx, id)
 	}
 	if err != nil {
-		return false, fmt.Errorf("cannot make the disk of its own files: %w", err)
+		return false, fmt.Errorf("cannot create its writable disk: %w", err)
 	}
 	return true, nil
 }
@@ -94,7 +94,7 @@ func (r *Runtime) layerState(id string, rec runRecord) (string, error) {
 	}
 	st, err := os.Stat(r.layer(id))
 	if err != nil {
-		return "", fmt.Errorf("cannot find the disk of its own files: %w", err)
+		return "", fmt.Errorf("cannot find its writable disk: %w", err)
 	}
 	return fmt.Sprintf("%d bytes of %s", st.Size(), st.ModTime().Format(time.RFC3339Nano)), nil
 }

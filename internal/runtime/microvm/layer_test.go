@@ -79,10 +79,10 @@ func used(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// TestLayer checks that what a guest wrote over its root is there after it was
-// stopped, killed, hibernated, killed while paused, and booted because its
-// snapshot did not fit. Deleted files free their space, and the layer is
-// removed with the instance.
+// TestLayer checks that a guest's changes to its root survive a stop, a kill, a
+// hibernation, a kill while paused, and a boot because its snapshot did not
+// fit. Deleted files free their space, and the layer is removed with the
+// instance.
 func TestLayer(t *testing.T) {
 	b := layered(t, "microvm")
 	w := b.again("own", 1)
@@ -310,7 +310,7 @@ func TestLayerFull(t *testing.T) {
 	b.must("full", "bulk", "/var/more", "30000000")
 	sum := b.must("full", "fill", "/var/synced", "8000000", "x")
 
-	// A guest that is not told.
+	// A guest that gets no report.
 	w.noSpaceCall.Store(true)
 	size(used(t, b.layer("full")) + 4<<20)
 	wrote := make(chan string, 1)

@@ -112,7 +112,7 @@ func (w *Work) launch(rec runRecord) error {
 	}
 	start, _, err := startTime(cmd.Process.Pid)
 	if err != nil {
-		return errors.Join(fmt.Errorf("cannot tell QEMU's process: %w", err), cmd.Process.Kill(), cmd.Wait())
+		return errors.Join(fmt.Errorf("cannot identify QEMU's process: %w", err), cmd.Process.Kill(), cmd.Wait())
 	}
 	w.proc = process{cmd.Process.Pid, start}
 	w.mu.Lock()
@@ -360,7 +360,7 @@ func (w *Work) obituary(why string) string {
 	w.consoleTail = console
 	w.mu.Unlock()
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
-		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "err", err)
+		w.r.log.Error("cannot store how a guest ended", "instance", w.id, "err", err)
 	}
 	if _, panic, ok := strings.Cut(console, "Kernel panic"); ok {
 		panic, _, _ = strings.Cut(panic, "\n")
@@ -376,7 +376,7 @@ func (w *Work) powerOff() {
 	if w.rec.Layer { // flush pending writes first
 		limit = writeLimit
 	}
-	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // QEMU is ended either way
+	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // QEMU is ended in any case
 	select {
 	case <-w.halted:
 	case <-w.gone:
@@ -405,7 +405,7 @@ func (w *Work) quit() {
 	}
 }
 
-// end cleans up a run whose QEMU is gone and reports how it ended, once.
+// end cleans up a run whose QEMU has ended and reports how it ended, once.
 func (w *Work) end() { w.cleanup.Do(w.clearAway) }
 
 func (w *Work) clearAway() {
@@ -475,7 +475,7 @@ func (w *Work) exitOf(n guest.ExitNote) *instance.Exit {
 	return e
 }
 
-// release frees what this daemon holds for a guest.
+// release frees this daemon's resources for a guest.
 func (w *Work) release() {
 	w.cancel()
 	w.disconnect()

@@ -45,7 +45,7 @@ func (l *logFile) add(b []byte, at time.Time) error {
 	return nil
 }
 
-// Close closes the log for good.
+// Close closes the log permanently.
 func (l *logFile) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -90,7 +90,7 @@ type bench struct {
 	said []guest.Message
 }
 
-// Exec runs a command and returns what it prints.
+// Exec runs a command and returns its output.
 func (b *bench) Exec(ctx context.Context, id string, c instance.Command) (instance.Outcome, error) {
 	return instance.Capture(func(s instance.Streams) (int, error) { return b.Runtime.Exec(ctx, id, c, s) })
 }
@@ -149,7 +149,7 @@ func (b *bench) next(id string) *Work {
 	return w.(*Work)
 }
 
-// sweep removes what a failed test left.
+// sweep removes the remains of a failed test.
 func (b *bench) sweep() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -28,7 +28,7 @@ const (
 // Capabilities that the host needs to drop QEMU's privileges.
 const dropCaps = 1<<unix.CAP_CHOWN | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
-// rights are what this host may do about QEMU's privileges.
+// rights describe how this host can drop QEMU's privileges.
 type rights struct {
 	root  bool // running as user 0
 	own   bool // may run QEMU as its own user
@@ -36,7 +36,7 @@ type rights struct {
 	many  bool // one user per instance, not just uid 65534
 }
 
-// findRights determines what this host's processes may do.
+// findRights determines the rights of this host's processes.
 func (m machineFiles) findRights(euid int) (r rights) {
 	if euid != 0 {
 		return r
@@ -167,7 +167,7 @@ func (r rights) strip() error {
 	for c := 0; c <= 63; c++ {
 		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err {
 		case nil:
-		case unix.EINVAL: // no such capability
+		case unix.EINVAL: // this kernel has no such capability
 			return nil
 		case unix.EPERM: // root without the right to drop; it has few capabilities
 			return nil
@@ -236,7 +236,7 @@ func (r *Runtime) open(id string, rec runRecord) (files []*os.File, err error) {
 	if rec.Layer {
 		f, err := os.OpenFile(r.layer(id), os.O_RDWR, 0)
 		if err != nil {
-			return files, fmt.Errorf("cannot open the disk of its own files: %w", err)
+			return files, fmt.Errorf("cannot open its writable disk: %w", err)
 		}
 		files = append(files, f)
 	}

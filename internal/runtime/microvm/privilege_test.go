@@ -61,7 +61,7 @@ func TestPrivileges(t *testing.T) {
 	for _, e := range ents {
 		to, err := os.Readlink(filepath.Join(fds, e.Name()))
 		if err != nil {
-			continue // closed meanwhile
+			continue // it was closed in the meantime
 		}
 		flags, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, e.Name()))
 		if err != nil {

@@ -45,7 +45,7 @@ func (r *Runtime) clearHalfMade() error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("cannot clear away what was left half made: %w", err)
+		return fmt.Errorf("cannot remove incomplete images: %w", err)
 	}
 	return nil
 }

@@ -84,7 +84,7 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	if err := os.WriteFile(put("vm", "h", recordFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Images(t.Context()); err == nil { // what it uses is unknown
+	if _, err := r.Images(t.Context()); err == nil { // the images that it uses are unknown
 		t.Error("a guest with a damaged record has no disk")
 	}
 }

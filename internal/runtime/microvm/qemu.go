@@ -291,7 +291,7 @@ func (p process) alive() bool {
 	return err == nil && s == p.start && state != 'Z'
 }
 
-// kill kills the process and waits until it is gone.
+// kill kills the process and waits until it has ended.
 func (p process) kill(ctx context.Context) error {
 	for p.alive() {
 		if err := unix.Kill(p.pid, unix.SIGKILL); err != nil && err != unix.ESRCH {

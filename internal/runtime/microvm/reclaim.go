@@ -48,8 +48,8 @@ func resident(pid int) (int64, error) {
 	return rss * int64(os.Getpagesize()), nil
 }
 
-// pageOut asks the kernel to page out a whole process. It is advice: ranges that
-// cannot be paged out stay. It is an error only if none can.
+// pageOut asks the kernel to page out a whole process. It is advice: ranges
+// that cannot be paged out remain. It is an error only if none can.
 func pageOut(p process) error {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
@@ -57,7 +57,7 @@ func pageOut(p process) error {
 	}
 	defer unix.Close(fd)
 	if !p.alive() {
-		return fmt.Errorf("cannot push out process %d: it has ended", p.pid)
+		return fmt.Errorf("cannot page out process %d: it has ended", p.pid)
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.pid))
 	if err != nil {

@@ -104,7 +104,7 @@ func existingParent(path string) (string, uint64, error) {
 			return path, st.Dev, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
-			return "", 0, fmt.Errorf("cannot look for room on the file system of %s: %w", path, err)
+			return "", 0, fmt.Errorf("cannot read the free space of the file system of %s: %w", path, err)
 		}
 		path = filepath.Dir(path)
 	}
@@ -114,7 +114,7 @@ func existingParent(path string) (string, uint64, error) {
 func freeBytes(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return 0, fmt.Errorf("cannot look for room on the file system of %s: %w", path, err)
+		return 0, fmt.Errorf("cannot read the free space of the file system of %s: %w", path, err)
 	}
 	return int64(st.Bavail) * st.Bsize, nil
 }

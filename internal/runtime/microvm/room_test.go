@@ -63,7 +63,7 @@ func TestShortage(t *testing.T) {
 		}
 		err := w.refused(t.Context(), errMonitorEnded)
 		var unusable *instance.SnapshotError
-		if errors.As(err, &unusable) == short || !strings.Contains(err.Error(), said) || strings.Contains(err.Error(), "tried again") != short {
+		if errors.As(err, &unusable) == short || !strings.Contains(err.Error(), said) || strings.Contains(err.Error(), "is retried") != short {
 			t.Errorf("%q: %v", said, err)
 		}
 		w.cancel()
@@ -216,8 +216,9 @@ func TestWakeWithoutMemory(t *testing.T) {
 	talk(t, c, "after")
 }
 
-// TestRoomIsReserved: of operations that begin together only those begin for which
-// there is room beside the others, and the room comes back when they are over.
+// TestRoomIsReserved checks that, of operations that begin together, only those
+// begin for which there is space besides the others, and that the space is
+// released when they end.
 func TestRoomIsReserved(t *testing.T) {
 	dir := t.TempDir()
 	free, err := freeBytes(dir)

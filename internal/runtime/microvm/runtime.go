@@ -59,7 +59,7 @@ const (
 	maxCPUs       = 64
 )
 
-// with applies what an instance requests over m, and defaults below it.
+// with applies an instance's settings over m, and the defaults below it.
 func (m Machine) with(image string, memory int64, cpus float64, net instance.Net) (Machine, error) {
 	m.Root = cmp.Or(image, m.Root)
 	m.Net = vnet.Mode(cmp.Or(string(net), string(m.Net)))
@@ -136,7 +136,7 @@ type Config struct {
 	Layer      int64      // size in bytes of the writable layer, fixed at the first start; 0 keeps changes in memory until the guest stops
 	Log        *slog.Logger
 	// WhenGone arranges that a guest is continued, through the monitor at
-	// socket, when this daemon is gone. An empty socket cancels that. If nil,
+	// socket, when this daemon has ended. An empty socket cancels that. If nil,
 	// guests stay paused.
 	WhenGone func(ctx context.Context, id, socket string) error
 
@@ -522,7 +522,7 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 		return err
 	}
 	if r.work(id) != nil {
-		return fmt.Errorf("cannot forget %s: it has a run", id)
+		return fmt.Errorf("cannot remove %s: it is running", id)
 	}
 	return r.forget(ctx, id)
 }
@@ -593,7 +593,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 func (r *Runtime) adoptSaved(ctx context.Context, id string, rec runRecord, pids []process) (*Work, error) {
 	for _, p := range pids {
 		if err := p.kill(ctx); err != nil {
-			return nil, fmt.Errorf("cannot end what was left of a change of %s: %w", id, err)
+			return nil, fmt.Errorf("cannot end the remains of a change of %s: %w", id, err)
 		}
 	}
 	w := r.newWork(id)

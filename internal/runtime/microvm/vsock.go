@@ -23,8 +23,8 @@ import (
 
 // A guest with a vsock device is called over vsock. Its serial port is used
 // until vsock is connected and whenever that connection is cut. Booting and
-// waking guests send their first message there and are told how to connect. A
-// restarted daemon or a restored guest, whose connections are gone, can
+// waking guests send their first message there and get instructions to connect.
+// A restarted daemon, or a restored guest without its connections, can
 // therefore always reconnect, and the host listens only while a guest connects.
 
 // Channel is the transport on which the host calls guest agents.
@@ -32,7 +32,7 @@ type Channel string
 
 // The channels.
 const (
-	ChannelAuto   Channel = "auto"   // vsock where available, for guests whose network is unrestricted
+	ChannelAuto   Channel = "auto"   // vsock if available, for guests with unrestricted network
 	ChannelSerial Channel = "serial" // serial port only
 	ChannelVsock  Channel = "vsock"  // vsock for every guest; guests do not start without it
 )
@@ -45,7 +45,7 @@ func (c Channel) check(no func() error) error {
 	case ChannelVsock:
 		return no()
 	}
-	return fmt.Errorf("cannot use channel: %q is none of auto, serial, vsock", c)
+	return fmt.Errorf("cannot use channel: %q is not auto, serial or vsock", c)
 }
 
 // noVsock returns why guests cannot use vsock, or nil if they can.
@@ -148,7 +148,7 @@ func (w *Work) checkVsock(man *manifest) error {
 		err = errors.New("this host is configured to use virtio-serial only")
 	}
 	if err != nil {
-		return &instance.SnapshotError{Reason: "it was saved with a vsock device, which it cannot have now: " + err.Error()}
+		return &instance.SnapshotError{Reason: "it was saved with a vsock device, which is not available now: " + err.Error()}
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (w *Work) carryVsock() {
 	for wait := again; ; wait = min(2*wait, moveAgain) {
 		c, err := w.meetVsock()
 		if err == nil {
-			w.r.log.Info("a guest is called over vsock", "instance", w.id, "cid", w.rec.CID)
+			w.r.log.Info("switching a guest to vsock", "instance", w.id, "cid", w.rec.CID)
 			began := time.Now()
 			if err = w.speakVsock(c); err == nil {
 				err = errors.New("the guest ended the connection")
@@ -315,7 +315,7 @@ func (w *Work) carryVsock() {
 		}
 		if err.Error() != said {
 			said = err.Error()
-			w.r.log.Info("a guest is called over its serial port", "instance", w.id, "err", err)
+			w.r.log.Info("switching a guest to its serial port", "instance", w.id, "err", err)
 		}
 	}
 }

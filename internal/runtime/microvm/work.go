@@ -82,7 +82,7 @@ type channel struct {
 	note            chan guest.ExitNote // the workload ended
 	firstAnswer     chan struct{}       // closed when the guest answered for the first time
 	firstAnswerOnce *sync.Once
-	clockLate       atomic.Bool             // the guest was told the time late
+	clockLate       atomic.Bool             // the guest got the time late
 	waking          atomic.Bool             // the guest is being restored; setClock sends hello on its next channel
 	hello           chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include hello there
 	awaiting        atomic.Bool             // awaitSpace is running
@@ -127,7 +127,7 @@ type state struct {
 	lastAt        time.Time // zero: no reading yet
 	lastHealthErr error
 	consoleTail   string // console output of a machine that ended by itself
-	complaint     string // QEMU's output, kept after the run's files are gone
+	complaint     string // QEMU's output, kept after the run's files are removed
 	exit          *instance.Exit
 	signals       []syscall.Signal // pending for a hibernated guest
 	status        syscall.WaitStatus
@@ -197,7 +197,7 @@ func (w *Work) ask(ctx context.Context, limit time.Duration, method string, para
 	if err == nil || errors.As(err, &refused) || ctx.Err() != nil {
 		return err
 	}
-	w.r.log.Info("a guest does not answer over vsock; the serial port is asked", "instance", w.id, "err", err)
+	w.r.log.Info("a guest does not answer over vsock; trying the serial port", "instance", w.id, "err", err)
 	w.doubt(fast)
 	p, _ = w.voice()
 	return callOn(ctx, p, limit, method, params, result)
@@ -300,7 +300,7 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 	return nil
 }
 
-// heed makes the shim continue the guest when this daemon is gone.
+// heed makes the shim continue the guest when this daemon has ended.
 func (w *Work) heed(ctx context.Context) error {
 	if w.r.cfg.WhenGone == nil {
 		return nil
@@ -345,7 +345,7 @@ func (w *Work) Flush(ctx context.Context) {
 	if err := w.call(ctx, limit, guest.Sync, nil, nil); err != nil {
 		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "err", err)
 	}
-	// What the guest writes on request does not count as its activity.
+	// Writes that the host requests are not the guest's own activity.
 	if after, err := w.disk(); err == nil && after > before {
 		w.mu.Lock()
 		w.flushedBytes += after - before
@@ -508,7 +508,7 @@ func (g *guard) Pending() string {
 	case what != "" || g.files == nil:
 		return what
 	case !g.rested && !g.files.Met():
-		return "it has not yet said whether it waits for a file of its workspace"
+		return "whether it waits for a file of its workspace is not yet known"
 	}
 	return g.files.Pending()
 }
@@ -598,7 +598,7 @@ func (w *Work) Memory() (int64, error) {
 			return kb << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("cannot read the memory of %s: the kernel does not say it", w.id)
+	return 0, fmt.Errorf("cannot read the memory of %s: the kernel does not report it", w.id)
 }
 
 // remove deletes a run's files.

@@ -42,7 +42,7 @@ func (r *Runtime) checkWorkspace(s string) error {
 		return err
 	}
 	if below(own, dir) || below(dir, own) {
-		return fmt.Errorf("%s is where this host keeps its virtual machines (%s)", ws.Dir, r.cfg.Dir)
+		return fmt.Errorf("%s contains this host's virtual machines (%s)", ws.Dir, r.cfg.Dir)
 	}
 	return share.Check(ws.Dir)
 }
@@ -155,7 +155,7 @@ func (w *Work) filesFault() string {
 	if s == nil || s.Fault() == "" {
 		return ""
 	}
-	return "every request for a file of its workspace fails until that is back: " + s.Fault()
+	return "every request for a file of its workspace fails until the workspace is available again: " + s.Fault()
 }
 
 // awaitFiles waits until the workspace is mounted.

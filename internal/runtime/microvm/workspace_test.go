@@ -19,8 +19,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// somebody is the owner of the workspaces here, an unused UID.
-const somebody = 12345
+// workspaceOwner is the UID that owns the workspaces here; no account has it.
+const workspaceOwner = 12345
 
 // workspace returns a directory of an owner that is not root.
 func workspace(t testing.TB) string {
@@ -45,7 +45,7 @@ func workspace(t testing.TB) string {
 func give(t testing.TB, path string) {
 	t.Helper()
 	if os.Geteuid() == 0 {
-		if err := os.Lchown(path, somebody, somebody); err != nil {
+		if err := os.Lchown(path, workspaceOwner, workspaceOwner); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -111,7 +111,7 @@ func TestWorkspace(t *testing.T) {
 	}
 	b.must("ws", "put", "/workspace/answer", "from there")
 	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(dir, "answer"), &st); err != nil || st.Mode != unix.S_IFREG|0o644 || os.Geteuid() == 0 && (st.Uid != somebody || st.Gid != somebody) {
+	if err := unix.Lstat(filepath.Join(dir, "answer"), &st); err != nil || st.Mode != unix.S_IFREG|0o644 || os.Geteuid() == 0 && (st.Uid != workspaceOwner || st.Gid != workspaceOwner) {
 		t.Errorf("mode %o, user %d, group %d, %v", st.Mode, st.Uid, st.Gid, err)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "answer")); err != nil || string(text) != "from there" {
@@ -345,8 +345,8 @@ func order(t testing.TB, c net.Conn, line string) string {
 }
 
 // TestWorkspaceIsKept checks that an open file, even a deleted one, stays open
-// across a pause, a hibernation and other daemons, and that what was written to
-// it is on this machine.
+// across a pause, a hibernation and other daemons, and that its content reaches
+// this machine.
 func TestWorkspaceIsKept(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)

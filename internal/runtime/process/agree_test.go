@@ -51,7 +51,7 @@ type crowd struct {
 	addr  string
 	open  []net.Conn
 	guard instance.Guard // while it is frozen
-	ended time.Time      // when a client last began to leave
+	ended time.Time      // when a client last began to disconnect
 }
 
 func (c *crowd) step() {

@@ -14,11 +14,11 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Attach returns a Work for processes that were started and are kept outside
-// lull. Its processes are those of the group or, without one, pid and its
-// descendants. Its sockets are those of pid's network namespace; alone reports
-// whether nothing else uses that namespace, nil if unknown. The shim does not
-// know it. Attach returns a *instance.GoneError if pid does not exist.
+// Attach returns a Work for processes that were started outside lull. They are
+// the processes of the group or, without one, pid and its descendants. Their
+// sockets are those of pid's network namespace; alone reports whether nothing
+// else uses that namespace, nil if unknown. The shim does not manage them.
+// Attach returns a *instance.GoneError if pid does not exist.
 func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone func() bool) (*Work, error) {
 	s, err := r.fs.Stat(pid)
 	if errors.Is(err, proc.ErrGone) || err == nil && s.Ended() {
@@ -136,7 +136,7 @@ func (w *Work) continueTree() error {
 	return nil
 }
 
-// WhenGone sets what the shim does for id when this daemon has gone: a POST
+// WhenGone tells the shim what to do for id when this daemon has ended: a POST
 // to path on a unix socket. An empty socket cancels that.
 func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
 	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path})
@@ -148,8 +148,9 @@ func (r *Runtime) ContinueWhenGone(ctx context.Context, id, socket string) error
 	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, QMP: socket != ""})
 }
 
-// ThawWhenGone is WhenGone for what this daemon freezes in place: a control
-// group, or processes with their descendants. Neither cancels it.
+// ThawWhenGone is WhenGone for things that this daemon freezes in place: a
+// control group, or processes with their descendants. Neither of them cancels
+// it.
 func (r *Runtime) ThawWhenGone(ctx context.Context, id, group string, tree []shimctl.Process) error {
 	return r.whenGone(ctx, shimctl.Outside{ID: id, Group: group, Tree: tree})
 }

@@ -71,7 +71,7 @@ func (h *heart) armLocked() {
 		defer cancel()
 		fd, err := c.Beat(ctx)
 		if err != nil {
-			h.r.cfg.Log.Warn("the shim does not watch the heartbeat; should this daemon hang, instances stay frozen", "err", err)
+			h.r.cfg.Log.Warn("the shim does not watch the heartbeat; if this daemon hangs, instances stay frozen", "err", err)
 			return
 		}
 		p, err := shimctl.OpenPulse(fd)

@@ -82,7 +82,7 @@ func (r *Runtime) launchShim() error {
 	}
 	defer log.Close()
 	cmd := exec.Command(path, "--dir", r.cfg.Dir)
-	cmd.Args[0] = "lull-shim" // a program that contains it goes by this name
+	cmd.Args[0] = "lull-shim" // selects the shim in a program that contains it
 	cmd.Stderr, cmd.Dir = log, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -179,7 +179,7 @@ func (r *Runtime) readopt(ctx context.Context) {
 			continue // its start finds out by itself
 		}
 		if err := c.Adopt(ctx, w.asRun()); err != nil {
-			r.cfg.Log.Warn("the new shim cannot keep an instance", "id", w.id, "err", err)
+			r.cfg.Log.Warn("the new shim cannot take over an instance", "id", w.id, "err", err)
 			if live, lerr := w.Alive(); lerr == nil && !live {
 				r.ended(shimctl.Ended{ID: w.id, Run: w.ident.Run, Exit: instance.Exit{Lost: true, At: time.Now()}})
 			}

@@ -27,7 +27,7 @@ type counters struct {
 // counted is a process at the last sample.
 type counted struct {
 	io     proc.IO
-	upkeep uint64 // bytes so far that were only counters
+	upkeep uint64 // cumulative bytes that were only counters
 }
 
 // upkeep returns how many of the bytes that a process has written were only a

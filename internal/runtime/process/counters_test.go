@@ -9,8 +9,9 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// TestCounters: what a JVM writes into its mapped counters is no disk traffic;
-// anything else that it writes is, and so is the same of another program.
+// TestCounters checks that a JVM's writes to its mapped counters are not disk
+// traffic, but that its other writes are, and the same writes of another
+// program.
 func TestCounters(t *testing.T) {
 	const jvm = "7f0000000000-7f0000008000 rw-s 00000000 fe:00 42 /tmp/hsperfdata_ada/100\n"
 	type step struct{ written, calls uint64 }

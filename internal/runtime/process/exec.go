@@ -40,8 +40,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 	for n, f := range t.theirs {
 		fds[n] = int(f.Fd())
 	}
-	// The caller may give up before it is known what was started. In that case
-	// the command is ended below.
+	// The caller may give up before it is known which process was started. In
+	// that case the command is ended below.
 	begin, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginLimit)
 	defer cancel()
 	st, err := r.shim().Exec(begin, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir, TTY: s.TTY}, fds)
@@ -70,8 +70,8 @@ func notStarted(err error) error {
 	return &instance.CommandError{Code: code, Err: err}
 }
 
-// outputGrace is how long output is read after a command has exited. Background
-// processes of the command may keep it open forever.
+// outputGrace is the time for which output is read after a command has exited.
+// Background processes of the command may keep it open forever.
 const outputGrace = 200 * time.Millisecond
 
 // stdio is the standard streams of a command: three pipes, or a terminal.
@@ -141,7 +141,7 @@ func (t *stdio) connect(s instance.Streams, over <-chan struct{}, signal func(sy
 	}
 	if s.In != nil {
 		go func() {
-			_, _ = io.Copy(t.in, s.In) // a command that reads no more is no error
+			_, _ = io.Copy(t.in, s.In) // a command that stops reading is no error
 			if !t.tty {
 				t.in.Close()
 			}
@@ -166,7 +166,7 @@ func (t *stdio) connect(s instance.Streams, over <-chan struct{}, signal func(sy
 	}()
 }
 
-// drain reads the rest of what a command printed that has exited.
+// drain reads the remaining output of a command that has exited.
 func (t *stdio) drain() {
 	for _, f := range t.out {
 		_ = f.SetReadDeadline(time.Now().Add(outputGrace)) // it fails if the terminal was hung up
@@ -222,7 +222,7 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started, t *stdio) (i
 // supervisor needs before the program runs.
 const beginLimit = 30 * time.Second
 
-// endGrace is how long an abandoned command may take to exit.
+// endGrace is the time that an abandoned command gets to exit.
 const endGrace = 2 * time.Second
 
 func (r *Runtime) execEnded(e shimctl.ExecEnded) {
@@ -305,7 +305,7 @@ func (r *Runtime) Identify(pid int) (string, error) {
 				return id, nil
 			}
 		}
-		return "", errors.New("it is in no instance's control group")
+		return "", errors.New("it is not in the control group of an instance")
 	}
 	for p := pid; p > 1; {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p))
@@ -335,7 +335,7 @@ func mayPageOut() bool {
 }
 
 // pageOut asks the kernel to page out a process's memory. It is advice: memory
-// without a backing store stays.
+// without a backing store remains.
 func (r *Runtime) pageOut(pid int) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if errors.Is(err, os.ErrNotExist) {

@@ -117,7 +117,7 @@ func (w *Work) CannotBind() bool {
 // Trouble implements instance.Troubled.
 func (w *Work) Trouble() string {
 	if w.CannotBind() {
-		return "it can open no further port, because the daemon and its supervisor ended together; lull restart ends that"
+		return "it cannot open further ports, because the daemon and its supervisor ended together; lull restart fixes that"
 	}
 	return ""
 }

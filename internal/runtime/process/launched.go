@@ -64,7 +64,7 @@ func (r *Runtime) launchOf(id string, run uint64) (launched, error) {
 		}
 	}
 	if n.Run != run {
-		return n, fmt.Errorf("the environment of run %d of %s was not kept", run, id)
+		return n, fmt.Errorf("the environment of run %d of %s was not stored", run, id)
 	}
 	return n, nil
 }

@@ -76,7 +76,7 @@ func freezers(t *testing.T, test func(t *testing.T, cfg process.Config)) {
 	}
 }
 
-// host is a runtime under test with the daemon's end of it.
+// host is a runtime under test, with the daemon's side of it.
 type host struct {
 	t   *testing.T
 	cfg process.Config
@@ -118,7 +118,7 @@ func newHost(t *testing.T, cfg process.Config) *host {
 type testWriter struct{ t *testing.T }
 
 func (w testWriter) Write(b []byte) (int, error) {
-	defer func() { _ = recover() }() // a line after the test's end is of no use
+	defer func() { _ = recover() }() // log lines after the end of the test are discarded
 	w.t.Log(strings.TrimSpace(string(b)))
 	return len(b), nil
 }
@@ -175,7 +175,7 @@ func (h *host) end() {
 func (h *host) inUse() bool {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	return slices.ContainsFunc(all, func(name string) bool {
-		b, _ := os.ReadFile(name) // empty for one that is gone
+		b, _ := os.ReadFile(name) // empty for a process that has ended
 		return strings.Contains(string(b), "\x00"+h.cfg.Dir+"\x00")
 	})
 }
@@ -325,7 +325,7 @@ func TestAsNobody(t *testing.T) {
 	}
 }
 
-// exec runs a command and returns what it prints.
+// exec runs a command and returns its output.
 func (h *host) exec(ctx context.Context, id string, c instance.Command) (instance.Outcome, error) {
 	return instance.Capture(func(s instance.Streams) (int, error) { return h.rt.Exec(ctx, id, c, s) })
 }

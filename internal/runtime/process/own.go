@@ -16,9 +16,9 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// holdings are what the tree had at one time.
+// holdings lists the sockets and files of the tree at one time.
 type holdings struct {
-	cpu     time.Duration // of the tree before it was searched
+	cpu     time.Duration // of the tree, read before the search
 	exact   bool          // the search is valid until the tree uses more CPU
 	own     map[uint64]place
 	disk    uint64

@@ -272,8 +272,8 @@ func TestReopenedListener(t *testing.T) {
 	})
 }
 
-// TestUnixClients: a client of a unix socket is an inbound connection, accepted or
-// not, until it has gone.
+// TestUnixClients checks that a client of a unix socket is an inbound
+// connection, accepted or not, until it disconnects.
 func TestUnixClients(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -313,10 +313,10 @@ func TestUnixClients(t *testing.T) {
 		wake(t, w, g)
 		clients(1, true)
 
-		// What the program's own processes say to each other is no use of it.
+		// Traffic between the program's own processes is not use.
 		path = h.out("own")
 		w = h.start(h.launch("own", 1, h.cfg.Shim, "program", "unix-to-itself", path))
-		// Its file is there before it listens.
+		// Its file exists before it listens.
 		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
 		clients(0, true)
 		other, err := net.Dial("unix", path)

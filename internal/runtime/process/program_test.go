@@ -118,7 +118,7 @@ func accept(l net.Listener) error {
 	}
 }
 
-// think is how long a program works on each answer.
+// think is the time that a program works on each answer.
 var think time.Duration
 
 func echo(c net.Conn) {

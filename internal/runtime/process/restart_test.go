@@ -258,8 +258,9 @@ func TestShimKilled(t *testing.T) {
 	})
 }
 
-// TestWatchWhileShimIsReplaced: the sockets of a stopped instance are watched
-// although the shim ends just before; otherwise its clients would wait forever.
+// TestWatchWhileShimIsReplaced checks that the sockets of a stopped instance
+// are watched although the shim ends just before; otherwise its clients would
+// wait forever.
 func TestWatchWhileShimIsReplaced(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)

@@ -73,13 +73,13 @@ type Runtime struct {
 	unsaid   []shimctl.Ended // exits before Run
 	works    map[string]*Work
 	launches map[string]launched
-	held     map[string]kept // what the shim holds, to pass on to a new shim
+	held     map[string]kept // sockets that the shim holds, to pass on to a new shim
 	reports  map[string]reports
 	execs    map[uint64]chan instance.Exit
-	early    map[uint64]instance.Exit // commands that ended before their starter asked
+	early    map[uint64]instance.Exit // exits of commands that ended before the caller asked
 }
 
-// kept are duplicates of the sockets that the shim holds for an instance.
+// kept holds duplicates of the sockets that the shim keeps for an instance.
 type kept struct {
 	addrs []string
 	fds   []int
@@ -87,7 +87,7 @@ type kept struct {
 
 var _ instance.Runtime = (*Runtime)(nil)
 
-// connectLimit bounds how long a shim may take to answer.
+// connectLimit is the time limit for an answer of a shim.
 const connectLimit = 10 * time.Second
 
 // New finds a freezer and connects to the shim, which it starts if none runs.
@@ -305,9 +305,9 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 	}
 }
 
-// howItEnded waits until the shim knows how a run ended whose process is gone,
-// and returns that as a *instance.GoneError. Any other error means that it is
-// not known yet.
+// howItEnded waits until the shim knows how a run whose process has ended did
+// so, and returns that as a *instance.GoneError. Any other error means that it
+// is not known yet.
 func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
 	for {
 		runs, err := r.shim().List(ctx, id)
@@ -324,7 +324,7 @@ func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("cannot learn how %s ended: the shim does not know yet: %w", id, ctx.Err())
+			return fmt.Errorf("cannot determine how %s ended: the shim does not know yet: %w", id, ctx.Err())
 		}
 	}
 }

@@ -17,10 +17,11 @@ import (
 	"lull/internal/platform/sockets"
 )
 
-// timeWait is how long the kernel keeps a closed connection.
+// timeWait is the time for which the kernel keeps a closed connection.
 const timeWait = 60 * time.Second
 
-// sharedFor is how long a search of the machine serves all instances.
+// sharedFor is the time for which one search of the machine serves all
+// instances.
 const sharedFor = 50 * time.Millisecond
 
 // namespace answers what no descriptor of an instance can tell, for all
@@ -43,9 +44,9 @@ type waited struct {
 func (l *waited) ended(s *sockets.Socket) time.Time { return l.to.Add(s.Expires - timeWait) }
 
 // closed lists connections that ended within the last minute. The kernel walks
-// all connections of the machine for it, so only a probe asks that cannot learn
-// otherwise whether a connection has come and gone, and probes within sharedFor
-// share the answer.
+// all connections of the machine for that, so only a probe that cannot learn
+// otherwise whether a connection has come and gone calls it, and probes within
+// sharedFor share the answer.
 func (c *namespace) closed() (waited, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,9 +101,9 @@ func (n *netCount) add(now map[uint64]uint64) uint64 {
 }
 
 // Sample implements instance.Workload. Its cost depends on the instance alone:
-// it reads the sockets that the tree has. While the tree has used no CPU since
-// the last sample it can neither have opened a socket nor used a disk, so
-// neither is searched for again. A frozen tree is always searched.
+// it reads the sockets of the tree. While the tree has used no CPU since the
+// last sample, it can neither have opened a socket nor used a disk, so neither
+// is searched for again. A frozen tree is always searched.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	s := instance.Sample{At: time.Now()}
 	w.mu.Lock()
@@ -144,14 +145,15 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	return s
 }
 
-// past is what is kept of a sample of the running tree.
+// past is the part of a sample of the running tree that the next one is
+// compared with.
 type past struct {
 	at      time.Time
 	cpu     time.Duration
 	exact   bool            // cpu counts every moment that the tree ran
 	opens   uint64          // of sockets.PassiveOpens
 	counted bool            // opens is known
-	inbound map[uint64]bool // accepted connections by inode, and whether each is of a unix socket
+	inbound map[uint64]bool // accepted connections by inode; true for unix sockets
 	closed  time.Time       // when the newest inbound connection ended; zero if none is known
 	unknown time.Time       // until when a connection may have ended; zero if there is nothing to find out
 	thawed  bool            // it was frozen since
@@ -240,7 +242,7 @@ func isOpen(in *sockets.Info) bool {
 	return false
 }
 
-// count fills in what the sockets of the tree show.
+// count fills in the data that the sockets of the tree show.
 func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, frozen bool, now *past) {
 	listens, paths, local := map[uint16]bool{}, map[string]bool{}, map[netip.AddrPort]bool{}
 	for n := range h.sockets {
@@ -349,13 +351,13 @@ func (w *Work) countUnix(s *instance.Sample, h *holdings, paths map[string]bool,
 }
 
 // lastClosed returns when the newest inbound connection that has ended did so.
-// Nothing can have ended since the last sample unless a connection was seen
-// there, or the tree ran and its network namespace got a connection. Then the
-// kernel is asked, unless that takes more than the answer is worth: if open
-// connections show use, or if a connection came to the tree after it was frozen,
-// which then counts as its end.
+// No connection can have ended since the last sample unless one was seen there,
+// or the tree ran and its network namespace got a connection. Only then is the
+// kernel asked, and not if the answer is not needed: if open connections show
+// use, or if a connection came to the tree after it was frozen, which then
+// counts as its end.
 func (w *Work) lastClosed(s *instance.Sample, h *holdings, ports map[uint16]bool, ran bool, last past, now *past) (time.Time, error) {
-	unknown := last.unknown // until when it is not known whether one ended
+	unknown := last.unknown // until when it is unknown whether one ended
 	if ran && !(last.counted && now.counted && last.opens == now.opens) {
 		unknown = s.At
 	}
@@ -380,7 +382,7 @@ func (w *Work) lastClosed(s *instance.Sample, h *holdings, ports map[uint16]bool
 		if at.After(now.closed) {
 			now.closed = at
 		}
-		if from.Before(unknown) { // a shared list that is too old; the next sample asks again
+		if from.Before(unknown) { // the shared list is too old; the next sample reads it again
 			now.unknown = unknown
 		}
 	}
@@ -437,7 +439,8 @@ func waitsFor(at map[netip.AddrPort]bool, addr netip.AddrPort) bool {
 		addr.Addr().Is4() && at[netip.AddrPortFrom(netip.IPv4Unspecified(), port)]
 }
 
-// quietFor returns how long no byte was transferred, according to the kernel.
+// quietFor returns for how long no byte was transferred, according to the
+// kernel.
 func quietFor(o sockets.Socket) time.Duration {
 	if o.InfoSize == 0 {
 		return 0 // unknown: as if data had just been transferred

@@ -67,14 +67,14 @@ func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	errs := []error{s.err}
 	for _, h := range s.hidden {
 		if h.Start >= w.ident.Start { // a process older than w cannot belong to it
-			errs = append(errs, fmt.Errorf("cannot tell whose process %d is: its environment may not be read", h.PID))
+			errs = append(errs, fmt.Errorf("cannot determine the owner of process %d: no right to read its environment", h.PID))
 		}
 	}
 	return slices.Clone(s.byID[w.id]), errors.Join(errs...)
 }
 
 // scan reads the children of the shim, and those of init if a shim has died and
-// left its own children to it. The caller holds mu.
+// its children went to init. The caller holds mu.
 func (s *strays) scan() {
 	s.at, s.byID, s.hidden, s.err = time.Now(), map[string][]int{}, nil, nil
 	s.r.mu.Lock()

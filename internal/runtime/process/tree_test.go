@@ -154,7 +154,7 @@ func TestExecBeside(t *testing.T) {
 		if err != nil || got.Stdout != "done\n" {
 			t.Errorf("Exec() with a background job = %+v, %v", got, err)
 		}
-		// Its caller has gone, and it ignores signals.
+		// Its caller has ended, and it ignores signals.
 		ctx, cancel := context.WithCancel(t.Context())
 		dir, err := os.MkdirTemp("", "exec") // another user writes into it
 		if err != nil {

@@ -12,7 +12,7 @@ const ackLimit = 200 * time.Millisecond
 
 // talk is the state of a connection since its turn was last known.
 type talk struct {
-	base sockets.Traffic // when the turn was last known; zero means when the connection began
+	base sockets.Traffic // state when the turn was last known; zero means at the start of the connection
 	turn instance.Turn   // when the turn was last known
 	now  sockets.Traffic // at the newest sample
 }

@@ -54,8 +54,8 @@ func (w *wire) plain(sender instance.Turn) {
 	}
 }
 
-// settle lets the last data be acknowledged after a while.
-func (w *wire) settle(after, until time.Duration) {
+// acknowledge lets the last data be acknowledged after a while.
+func (w *wire) acknowledge(after, until time.Duration) {
 	w.now += after
 	w.plain(w.last)
 	w.now += until - after
@@ -89,7 +89,7 @@ func TestTurnIsNeverWrong(t *testing.T) {
 				w.now += time.Duration(r.Int64N(int64(20 * time.Millisecond)))
 			}
 			if r.IntN(6) == 0 {
-				w.settle(time.Duration(r.Int64N(int64(50*time.Millisecond))), time.Second)
+				w.acknowledge(time.Duration(r.Int64N(int64(50*time.Millisecond))), time.Second)
 				got, next := k.next(w.socket())
 				all++
 				if got == instance.TurnUnclear {

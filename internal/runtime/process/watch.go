@@ -250,7 +250,7 @@ func (r *Runtime) Listen(ctx context.Context, id string, addrs []string) (ls []n
 	for _, a := range addrs {
 		n := slices.Index(r.held[id].addrs, a)
 		if n < 0 {
-			err = fmt.Errorf("listen on %s: the supervisor does not hold it", a)
+			err = fmt.Errorf("listen on %s: the supervisor does not hold the socket", a)
 			break
 		}
 		var l net.Listener
@@ -292,7 +292,7 @@ func (r *Runtime) UnholdOthers(ctx context.Context, ours func(id string) bool) e
 		if ours(id) {
 			continue
 		}
-		r.cfg.Log.Info("closing the sockets of what is gone", "id", id)
+		r.cfg.Log.Info("closing the sockets of removed instances", "id", id)
 		errs = append(errs, r.Unhold(ctx, id))
 	}
 	return errors.Join(errs...)

@@ -179,7 +179,7 @@ const (
 	headStarts = 20 * headStart
 )
 
-// lastHeadStart is when the last one was given, in nanoseconds since began.
+// lastHeadStart is the time of the last head start, in nanoseconds since began.
 var (
 	lastHeadStart atomic.Int64
 	began         = time.Now()
@@ -195,8 +195,8 @@ func (w *Work) giveWay() {
 		return
 	}
 	lastHeadStart.Store(now)
-	// It does not tell the runtime of Go, whose monitor would be woken first and
-	// compete for the CPU. A signal may end it early.
+	// It bypasses Go's runtime, whose monitor would be woken first and compete
+	// for the CPU. A signal may end it early.
 	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&unix.Timespec{Nsec: int64(headStart)})), 0, 0)
 }
 
@@ -267,7 +267,7 @@ func (w *Work) Kill(ctx context.Context) error {
 		select {
 		case <-time.After(2 * time.Millisecond):
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("cannot end %s: %d processes are left: %w", w.id, left, context.Cause(ctx)), lerr)
+			return errors.Join(fmt.Errorf("cannot end %s: %d processes remain: %w", w.id, left, context.Cause(ctx)), lerr)
 		}
 	}
 }

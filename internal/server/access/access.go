@@ -28,8 +28,8 @@ import (
 	"lull/internal/store"
 )
 
-// Role defines what a token may do. The roles of users are ordered. Those of
-// machines only allow a machine to report.
+// Role defines the permissions of a token. The roles of users are ordered.
+// Those of machines only allow a machine to report.
 type Role string
 
 // The roles.
@@ -51,8 +51,8 @@ func (r Role) Covers(need Role) bool {
 	return rank[r] >= rank[need]
 }
 
-// Person reports whether r is a role of users.
-func (r Role) Person() bool { return rank[r] > 0 }
+// OfUsers reports whether r is a role of users.
+func (r Role) OfUsers() bool { return rank[r] > 0 }
 
 // Token describes a token, without its secret.
 type Token struct {
@@ -87,8 +87,8 @@ const (
 	born   = "access/born"
 )
 
-// The errors of this package. ErrDenied covers every invalid token; the caller
-// is not told what is wrong with it.
+// The errors of this package. ErrDenied covers every invalid token and does not
+// reveal the reason to the caller.
 var (
 	ErrDenied   = errors.New("cannot accept the token: it is unknown, expired or revoked")
 	ErrNotFound = errors.New("cannot find the token")
@@ -179,9 +179,10 @@ type Wanted struct {
 	Machine string
 	TTL     time.Duration // 0 never expires
 	By      string
-	// Once, if not empty, names what the token is created for. A second token for
-	// the same machine replaces the first, whose secret expires. After the token
-	// was revoked, and for another machine, creation is refused permanently.
+	// Once, if not empty, names the purpose of the token. A second token for
+	// the same machine replaces the first, whose secret expires. After the
+	// token was revoked, and for another machine, creation is refused
+	// permanently.
 	Once string
 }
 
@@ -195,9 +196,9 @@ func (w Wanted) validate() error {
 	switch {
 	case w.Name == "" || len(w.Name) > 128 || strings.ContainsFunc(w.Name, func(r rune) bool { return r < ' ' }):
 		return &InvalidError{"name", "it must have 1 to 128 bytes of text"}
-	case !w.Role.Person() && w.Role != Agent && w.Role != Host:
+	case !w.Role.OfUsers() && w.Role != Agent && w.Role != Host:
 		return &InvalidError{"role", fmt.Sprintf("%.20q is not viewer, operator, admin, agent or host", string(w.Role))}
-	case w.Role.Person() != (w.Machine == ""):
+	case w.Role.OfUsers() != (w.Machine == ""):
 		return &InvalidError{"machine", "an agent's or host's token names its machine, and no other does"}
 	case len(w.Machine) > 128 || strings.ContainsAny(w.Machine, "/ \t\r\n"):
 		return &InvalidError{"machine", "it must have at most 128 bytes, without spaces and slashes"}

@@ -115,7 +115,7 @@ func TestCheck(t *testing.T) {
 		t.Error("the server that revoked it accepts it")
 	}
 	waittest.Until(t, "the other server refuses it", func() bool { _, err := a.Check(now, secret); return err != nil })
-	if _, err := a.Revoke(t.Context(), "nobody", "me"); !errors.Is(err, access.ErrNotFound) {
+	if _, err := a.Revoke(t.Context(), "missing", "me"); !errors.Is(err, access.ErrNotFound) {
 		t.Errorf("revoking no token: %v", err)
 	}
 }

@@ -33,7 +33,7 @@ var (
 	ErrLinkUnknown = errors.New("cannot sign in: this link is not valid")
 )
 
-// SessionTTL is how long a session lasts that a sign-in link opened.
+// SessionTTL is the lifetime of a session from a sign-in link.
 const SessionTTL = 12 * time.Hour
 
 // Link returns what opens one session with the rights of a token, within ttl. The
@@ -64,15 +64,15 @@ func valid(v store.Value, at time.Time) (record, error) {
 	switch {
 	case err != nil:
 		return r, err
-	case !r.Role.Person() || r.ended(at):
+	case !r.Role.OfUsers() || r.ended(at):
 		return r, ErrLinkUnknown
 	}
 	return r, nil
 }
 
-// SignIn spends a sign-in link at a time and returns the token of the session
-// that it opens. The session has the role of the link's token, and ends with it.
-// also returns writes for the same transaction. The errors are ErrLinkUsed,
+// SignIn uses up a sign-in link and returns the token of the session that it
+// opens. The session has the role of the link's token, and ends with it. also
+// returns writes for the same transaction. The errors are ErrLinkUsed,
 // ErrLinkExpired, ErrLinkUnknown and those of the store; any of them changes
 // nothing.
 func (t *Tokens) SignIn(ctx context.Context, at time.Time, presented string, also func(Token) ([]store.Op, error)) (Token, string, error) {

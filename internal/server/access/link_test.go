@@ -14,7 +14,8 @@ import (
 
 func nothingElse(access.Token) ([]store.Op, error) { return nil, nil }
 
-// TestLink: a link opens one session, which ends with the token of the link.
+// TestLink checks that a link opens one session, which ends with the token of
+// the link.
 func TestLink(t *testing.T) {
 	tokens := open(t, mem.New(mem.Options{}))
 	of, _, err := tokens.Create(t.Context(), access.Wanted{Name: "ada", Role: access.Operator, By: "test"})
@@ -46,7 +47,8 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestLinkRefused: what is not a valid link opens nothing, and spends nothing.
+// TestLinkRefused checks that an invalid link opens no session and uses nothing
+// up.
 func TestLinkRefused(t *testing.T) {
 	db := mem.New(mem.Options{})
 	tokens := open(t, db)
@@ -114,7 +116,8 @@ func TestLinkRefused(t *testing.T) {
 	}
 }
 
-// TestLinkRace: of any number of uses at once, on two servers, one succeeds.
+// TestLinkRace checks that of any number of concurrent uses, on two servers,
+// one succeeds.
 func TestLinkRace(t *testing.T) {
 	db := mem.New(mem.Options{})
 	a, b := open(t, db), open(t, db)

@@ -45,7 +45,7 @@ const (
 	maxEach    = 24  // readings, guards, leases and names of signals
 	maxText    = 160 // bytes of a text
 	spacing    = 5 * time.Second
-	burst      = 120.0           // records that may be written at once
+	burst      = 120.0           // records that may be written in a burst
 	refill     = 1.0 / 30        // records per second
 	perRecord  = 512             // bytes of texts that cost as much as a record
 	clockSlack = 2 * time.Second // jitter of a report's delivery that is not the clock's
@@ -67,11 +67,11 @@ type agent struct {
 	sequence uint64
 	offset   time.Duration // from its clock to ours
 
-	seen   evidence.Record    // the last one
-	taken  evidence.Record    // the last one that was recorded
-	high   map[string]float64 // maximum values of the unrecorded ones since
-	room   float64            // records that may be written
-	roomAt time.Time
+	seen    evidence.Record    // the last one
+	taken   evidence.Record    // the last one that was recorded
+	high    map[string]float64 // maximum values of the unrecorded ones since
+	quota   float64            // records that may be written
+	quotaAt time.Time
 }
 
 // New returns Agents that pass records to keep; nil keeps nothing.
@@ -98,7 +98,7 @@ func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 	defer a.mu.Unlock()
 	x := a.byName[machine]
 	if x == nil {
-		x = &agent{room: burst, roomAt: now}
+		x = &agent{quota: burst, quotaAt: now}
 		a.byName[machine] = x
 	}
 	if x.boot == r.BootID && x.started.Equal(r.StartedAt) && r.Sequence <= x.sequence && x.sequence > 0 {
@@ -127,12 +127,12 @@ func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 		x.high = nil
 		return true
 	}
-	x.room = min(burst, x.room+now.Sub(x.roomAt).Seconds()*refill)
-	x.roomAt = now
-	if x.room < cost {
+	x.quota = min(burst, x.quota+now.Sub(x.quotaAt).Seconds()*refill)
+	x.quotaAt = now
+	if x.quota < cost {
 		return x.carry(rec)
 	}
-	x.room -= cost
+	x.quota -= cost
 	x.high = nil
 	return true
 }
@@ -202,7 +202,7 @@ func (x *agent) record(machine string, r *control.AgentReport, now time.Time) (e
 			}
 		}
 	} else {
-		e.Guards = append(b.blocks(r.Holds), idle.Block{Code: CodePolicyUntold, Sentence: "Its agent is of a version that does not tell what it judges by."})
+		e.Guards = append(b.blocks(r.Holds), idle.Block{Code: CodePolicyUntold, Sentence: "Its agent's version does not report the policy that it applies."})
 	}
 	rec.Levels, rec.Paused = evidence.LevelsAt(now, values), x.paused(r, b)
 	rec.Decision = evidence.Decide(now, p, e)

@@ -82,8 +82,8 @@ type Query struct {
 	Search   string // each of its words must occur in the worker
 	Region   string
 	Standing control.Standing
-	Sort     string // what the rows are ordered by, as in the API; empty means name
-	Reverse  bool   // the opposite of the key's own order; rows without a value stay last
+	Sort     string // sort key, as in the API; empty means name
+	Reverse  bool   // reverse the key's order; rows without a value stay last
 	Offset   int
 	Limit    int
 }

@@ -54,10 +54,10 @@ func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerR
 		judge(&r, w, st, now)
 		ends(&r, expiry(w, st, now), st, now)
 		if w.StopRefused() && w.Intent == nil {
-			r.Sentence, r.Attention = "The stop was called off: "+strings.TrimSuffix(w.StopCalledOff.Why, ".")+".", true
+			r.Sentence, r.Attention = "The stop was canceled: "+strings.TrimSuffix(w.StopCalledOff.Why, ".")+".", true
 		}
 	default:
-		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "EC2 says something about it that lull does not know.", true
+		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "EC2 reports a state that lull does not know.", true
 		if w.StatusReason == "" && now.Sub(w.StatusSince) < CheckingFor {
 			r.Standing, r.Sentence, r.Attention = control.StandingChecking, "Its state is read from EC2.", false
 		}
@@ -114,7 +114,7 @@ func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now ti
 	lasting := lasting(st.Blocks)
 	switch unknown := find(st.Blocks, idle.SignalUnknown, idle.ClockInFuture); {
 	case w.Intent != nil:
-		r.Standing, r.Sentence = control.StandingPausingSoon, fmt.Sprintf("%s asked for its pause (%s).", w.Intent.By, w.Intent.Reason)
+		r.Standing, r.Sentence = control.StandingPausingSoon, fmt.Sprintf("%s requested a pause (%s).", w.Intent.By, w.Intent.Reason)
 	case unknown != nil && st.Checking && unknown.Code == idle.SignalUnknown:
 		r.Standing, r.Sentence, r.Block = control.StandingChecking, "Its activity is being read. Until then it is not paused.", string(unknown.Code)
 		if at := st.NextIdleCheckAt; at.After(now) {
@@ -202,7 +202,7 @@ func actionable(c idle.Code) bool {
 	return true
 }
 
-// urgency orders first what a user must act on.
+// urgency orders first the workers that need a user.
 func urgency(r control.WorkerRow) int {
 	switch {
 	case r.Standing == control.StandingFailed:

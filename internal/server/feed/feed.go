@@ -38,7 +38,7 @@ type Start struct {
 	Known bool
 }
 
-// idle is how long the stream is silent before it reports its position.
+// idle is the time without data after which the stream reports its position.
 const idle = 15 * time.Second
 
 // Follow calls send with everything after start until ctx ends or send fails;
@@ -54,7 +54,7 @@ func (h *Hub) Follow(ctx context.Context, start Start, send func(Message) error)
 		case err == nil, errors.Is(err, store.ErrUnavailable):
 			err = delay.For(ctx, backoff(try))
 		case errors.Is(err, store.ErrCompacted):
-			err = f.reset(ctx, "some events are no longer kept")
+			err = f.reset(ctx, "some events are no longer retained")
 			try = 0
 		}
 		if err != nil {
@@ -93,7 +93,7 @@ func (f *follower) begin(ctx context.Context, start Start) error {
 	}
 	if start.Known && start.After > now {
 		f.at = now
-		return f.send(Message{ID: now, Reset: "the last event id is of another store, or of one that was restored"})
+		return f.send(Message{ID: now, Reset: "the last event ID belongs to another or a restored store"})
 	}
 	f.at = now
 	if start.Known {

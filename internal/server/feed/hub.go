@@ -13,7 +13,7 @@ import (
 	"lull/internal/store"
 )
 
-// Limits of what a Hub holds of the newest changes.
+// Limits of a Hub's buffer of the newest changes.
 const (
 	heldBatches = 1024
 	heldBytes   = 4 << 20
@@ -162,7 +162,7 @@ var (
 	errBehind = errors.New("the hub does not hold what follows")
 )
 
-// shared sends what the Hub holds, and then what it receives.
+// shared sends the Hub's buffer, and then the changes that the Hub receives.
 func (f *follower) shared(ctx context.Context) error {
 	quiet := time.NewTimer(idle)
 	defer quiet.Stop()

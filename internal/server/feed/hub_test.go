@@ -36,7 +36,7 @@ func write(c store.Store, n int) (before int64, err error) {
 	return before, nil
 }
 
-// reader counts what it gets, and rejects duplicates and disorder.
+// reader counts the changes that it gets, and rejects duplicates and disorder.
 type reader struct {
 	got, resets atomic.Int64
 	last        int64
@@ -61,9 +61,9 @@ func (r *reader) take(m Message) error {
 	return nil
 }
 
-// TestHub: readers that begin now, that begin further back than the hub holds,
-// and that do not keep up all get everything once and in order. All that keep
-// up share one watch of the store.
+// TestHub checks that readers that begin now, that begin further back than the
+// hub's buffer, and that lag behind all get everything once and in order. All
+// that keep up share one watch of the store.
 func TestHub(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
@@ -129,8 +129,8 @@ func TestHub(t *testing.T) {
 	})
 }
 
-// TestHubBeginsAgain: a hub that has lost its position restarts from now.
-// Readers lose nothing: meanwhile they follow the store themselves.
+// TestHubBeginsAgain checks that a hub that has lost its position restarts from
+// now. Readers lose nothing: in the meantime they follow the store themselves.
 func TestHubBeginsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()

@@ -126,7 +126,7 @@ func Later(a, b time.Time) time.Time {
 // story collects power changes, by worker, from audit log entries in order.
 type story struct {
 	changes map[string][]control.TimelineChange
-	pauses  map[string]evidence.Change // who decided the pause that is in progress, and why
+	pauses  map[string]evidence.Change // who decided the pause in progress, and why
 }
 
 func newStory() *story {
@@ -195,8 +195,8 @@ func Changes(ctx context.Context, log Log, q audit.Query) (map[string][]control.
 
 // beginnings tracks workers whose first power change has not been read yet.
 type beginnings struct {
-	known   map[string]bool          // workers whose first change was read
-	decided map[string][]audit.Entry // the pauses before it
+	known   map[string]bool          // workers whose first change has been read
+	decided map[string][]audit.Entry // the pauses before their first change
 }
 
 // begin processes an entry of a worker that is not known yet. It calls before,
@@ -223,7 +223,7 @@ func (b *beginnings) begin(e *audit.Entry, to *story, before func() error) error
 }
 
 // Power is a worker's power at a past moment: its status, empty before it
-// existed, and how it last went down and came up.
+// existed, and how it last stopped and started.
 type Power struct {
 	State           string
 	Paused, Resumed *evidence.Turn

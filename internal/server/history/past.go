@@ -21,10 +21,10 @@ type Evidence interface {
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
-// Recorded reads evidence. If from is nil all of it is missing.
+// Recorded reads evidence. If from is nil, all of it is missing.
 func Recorded(ctx context.Context, from Evidence, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
 	if from == nil {
-		return []evidence.Missing{{From: q.From, To: q.To, Why: "this server keeps no evidence"}}, nil
+		return []evidence.Missing{{From: q.From, To: q.To, Why: "this server stores no evidence"}}, nil
 	}
 	return from.Read(ctx, q, yield)
 }
@@ -58,9 +58,9 @@ func Period(from, to, now time.Time, usual, most time.Duration) (time.Time, time
 	}
 	switch {
 	case !from.Before(to):
-		return from, to, &failure.Invalid{Field: "from", Detail: "it is not before to, and not before now"}
+		return from, to, &failure.Invalid{Field: "from", Detail: "want a time before to and before now"}
 	case to.Sub(from) > most:
-		return from, to, &failure.Invalid{Field: "from", Detail: "it is more than " + most.String() + " before to"}
+		return from, to, &failure.Invalid{Field: "from", Detail: "more than " + most.String() + " before to"}
 	}
 	return from.UTC(), to.UTC(), nil
 }

@@ -10,7 +10,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// command is a command that a host is to fetch.
+// command is a command for a host to fetch.
 type command struct {
 	control.HostCommand
 	fetched chan struct{} // closed when the host has it

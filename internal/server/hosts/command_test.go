@@ -125,11 +125,12 @@ func TestDeadPollGetsNoCommand(t *testing.T) {
 		if q := <-newest; len(q.Commands) != 1 {
 			t.Errorf("the newest poll got %+v", q)
 		}
-		time.Sleep(time.Minute) // the caller gives up
+		time.Sleep(time.Minute) // until the caller gives up
 	})
 }
 
-// TestCommandIsRefused checks what is refused before the host hears of it.
+// TestCommandIsRefused checks the commands that are refused before they reach
+// the host.
 func TestCommandIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Hosts) {
 		if a := h.Command(t.Context(), "none", pauseA); a.Code != control.HostNotCarriedOut {

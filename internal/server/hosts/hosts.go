@@ -24,7 +24,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// Limits of what one server keeps about hosts.
+// Limits of one server's data about hosts.
 const (
 	maxHosts     = 20_000
 	maxInstances = 200_000 // of all hosts together
@@ -63,7 +63,7 @@ type host struct {
 	open     []control.HostQuestion            // not yet fetched by the host
 	commands []command                         // not yet fetched by the host
 	fresh    chan struct{}                     // closed when there is something to fetch
-	turns    int                               // polls that wait for it
+	turns    int                               // polls in progress
 	newest   uint64                            // number of the newest poll
 	seq      uint64                            // of questions
 }
@@ -154,7 +154,7 @@ func (k known) with(r *control.HostReport, now time.Time) (known, error) {
 // heard reports whether a host's last report is recent enough to be trusted.
 func (x *host) heard(now time.Time) bool { return now.Sub(x.at) <= x.last.Stale() }
 
-// Heard reports whether this server currently receives a host's reports.
+// Heard reports whether the host currently reports to this server.
 func (h *Hosts) Heard(name string, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -183,7 +183,7 @@ func (h *Hosts) summary(x *host, now time.Time) control.HostSummary {
 		s.Held += i.Memory
 	}
 	if !s.Heard {
-		s.UnheardSince, s.Unheard = &at, fmt.Sprintf("It was last heard of at %s, and three reports have not come since: what its instances do now is not known.", at.Format(time.RFC3339))
+		s.UnheardSince, s.Unheard = &at, fmt.Sprintf("Its last report was at %s, and three have been missed since. The state of its instances is unknown.", at.Format(time.RFC3339))
 	}
 	return s
 }
@@ -220,7 +220,7 @@ func (t told) aged(heard bool, now time.Time) control.HostInstance {
 	return i
 }
 
-// Turn accepts a host's answers and waits for questions and commands: until
+// Turn accepts a host's answers and waits for requests and commands: until
 // there is one, for wait, until a newer turn of the host takes over, or until
 // ctx ends. Without a wait it only accepts the answers.
 func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostReply, wait time.Duration) control.HostQuestions {
@@ -254,7 +254,7 @@ func (h *Hosts) turn(ctx context.Context, name string, answers []control.HostRep
 	defer timer.Stop()
 	x.newest++
 	turn := x.newest
-	x.wake() // the turn before this one, whose connection may be dead
+	x.wake() // wakes the previous turn, whose connection may be dead
 	x.turns++
 	defer func() { x.turns-- }()
 	for len(x.open)+len(x.commands) == 0 {
@@ -319,7 +319,7 @@ func (h *Hosts) Ask(ctx context.Context, name, instance string, at time.Time) (c
 	return control.HostReply{}, false
 }
 
-// Within is how long a host has to answer a question.
+// Within is the time limit for a host's answer.
 const Within = 1500 * time.Millisecond
 
 // Why returns why an instance of a host is in its state: from the host itself,

@@ -9,10 +9,10 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// LastHeard returns what the last report of a host that cannot be asked says
-// about an instance: its state then, and that its readings are unknown. unheard
-// says why it cannot be asked. i is nil if nothing is known of the instance
-// either.
+// LastHeard answers for a host that does not answer itself, from its last
+// report: the state of an instance then, and that its readings are unknown.
+// unheard tells why the host does not answer. i is nil if the instance is
+// unknown too.
 func LastHeard(v *control.HostView, i *control.HostInstance, at time.Time, unheard string) *control.HostWhy {
 	y := &control.HostWhy{Host: v.Name, Readings: "unknown", Unheard: unheard, Instance: i, Events: []control.HostEvent{}}
 	y.Account = why.Account{Kind: why.KindInstance, At: at, Signals: []evidence.Signal{}, Leases: []idle.Lease{}}
@@ -24,7 +24,7 @@ func LastHeard(v *control.HostView, i *control.HostInstance, at time.Time, unhea
 	}
 	y.Object, y.Name = i.ID, i.Name
 	if !at.IsZero() {
-		y.Ask("why was it as it was").Note(why.Unknown, "What was recorded of it then lies with its host. "+unheard)
+		y.Ask("why was it as it was").Note(why.Unknown, "The records of that time are on its host. "+unheard)
 		return y
 	}
 	y.At = *v.HeardAt

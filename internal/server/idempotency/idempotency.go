@@ -25,7 +25,7 @@ import (
 	"lull/internal/store"
 )
 
-// Keep is how long an answer is stored.
+// Keep is the time for which an answer is stored.
 const Keep = 24 * time.Hour
 
 // MaxBody is the maximum size of a stored answer, in bytes.
@@ -67,7 +67,7 @@ type Log struct {
 
 	mu      sync.Mutex
 	running map[string]bool // the keys claimed by this server; one lease holds them all
-	left    map[string]int  // keys whose claim may remain although nothing runs, with the number of checks left
+	left    map[string]int  // keys whose claim may remain although no call runs, with the number of checks left
 }
 
 // New returns a Log whose claims end with lease.
@@ -106,9 +106,9 @@ type Claim struct {
 	request string
 }
 
-// Begin returns the answer that key got before, or a Claim to run the call now,
-// which must be ended by Done or Drop. request identifies what is asked.
-// Errors: ErrOther, ErrRunning, and those of the store.
+// Begin returns the earlier answer for key, or a Claim to run the call now,
+// which must be ended by Done or Drop. request identifies the call. Errors:
+// ErrOther, ErrRunning, and those of the store.
 func (l *Log) Begin(ctx context.Context, key, request string) (*Answer, *Claim, error) {
 	if a, err := l.answer(ctx, key, request); a != nil || err != nil {
 		return a, nil, err
@@ -176,7 +176,7 @@ func (c *Claim) Drop(ctx context.Context) error {
 	defer c.log.leave(c.key)
 	if err := c.owner.Resign(ctx); err != nil {
 		c.log.leaveBehind(c.key)
-		return fmt.Errorf("cannot give the idempotency key back: %w", err)
+		return fmt.Errorf("cannot release the idempotency key: %w", err)
 	}
 	return nil
 }
@@ -229,7 +229,7 @@ func (l *Log) endClaim(ctx context.Context, key string) (gone bool, err error) {
 		_, err = l.store.Commit(ctx, store.Txn{If: []store.Cond{store.CreatedAt(key, v.CreateRevision)}, Then: []store.Op{store.Delete(key)}})
 	}
 	if err != nil {
-		return false, fmt.Errorf("cannot give an idempotency key back: %w", err)
+		return false, fmt.Errorf("cannot release an idempotency key: %w", err)
 	}
 	return false, nil
 }

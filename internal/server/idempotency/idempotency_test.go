@@ -85,8 +85,8 @@ func TestClaimEndsWithItsServer(t *testing.T) {
 	}
 }
 
-// TestClaimOfAnUnansweredStore: the store accepts a claim, or misses its
-// release, and does not answer. Other servers get the key after Settle.
+// TestClaimOfAnUnansweredStore has a store that accepts a claim, or misses its
+// release, without an answer. Other servers get the key after ReleaseEnded.
 func TestClaimOfAnUnansweredStore(t *testing.T) {
 	for what, fault := range map[string]mem.Fault{
 		"claimed without an answer": {LoseAnswer: true},
@@ -120,7 +120,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 				}
 			}
 			if err := a.ReleaseEnded(ctx); err == nil {
-				t.Error("settled while the store does not answer")
+				t.Error("released while the store does not answer")
 			}
 			c.(*mem.Client).Inject(nil)
 			if _, _, err := b.Begin(t.Context(), "k", "req"); !errors.Is(err, idempotency.ErrRunning) {

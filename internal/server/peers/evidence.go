@@ -31,7 +31,7 @@ const (
 	maxFrame     = evidence.MaxRecord
 )
 
-// connectWithin is how long a peer may take to begin its answer.
+// connectWithin is the time in which a peer must begin its answer.
 const connectWithin = 5 * time.Second
 
 // source is the evidence of one server as it arrives.
@@ -212,7 +212,7 @@ func (p *Peers) serveEvidence(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler) // a truncated response must not look complete
 	}
 	if err := out.WriteByte(0); err == nil {
-		_ = json.NewEncoder(out).Encode(missing) // on failure the reader gives up by itself
+		_ = json.NewEncoder(out).Encode(missing) // if this fails, the reader times out
 	}
 	_ = out.Flush()
 }

@@ -54,8 +54,8 @@ func (p *Peers) Host(ctx context.Context, name string) (v control.HostView, foun
 	return v, found
 }
 
-// HostWhy asks the other servers about an instance of a host: the one that can
-// ask the host, or else one that knows it.
+// HostWhy asks the other servers about an instance of a host: the one to which
+// the host reports, otherwise one with a record of it.
 func (p *Peers) HostWhy(ctx context.Context, name, instance string, at time.Time) (a control.HostReply, found bool) {
 	q := url.Values{"instance": {instance}}
 	if !at.IsZero() {
@@ -81,7 +81,7 @@ func (p *Peers) HostCommand(ctx context.Context, server, name string, c control.
 	secret, address := p.secret, p.others[server]
 	p.mu.Unlock()
 	if address == "" {
-		a.Detail = "server " + server + ", to which the host reports, cannot be asked; the command was not carried out"
+		a.Detail = "server " + server + ", to which the host reports, does not answer; the command was not carried out"
 		return a
 	}
 	body, err := json.Marshal(c)

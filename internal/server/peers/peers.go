@@ -37,7 +37,7 @@ import (
 	"lull/internal/store"
 )
 
-// Within is how long a peer has to answer.
+// Within is the time limit for a peer's answer.
 const Within = 2 * time.Second
 
 const (
@@ -224,7 +224,7 @@ func (p *Peers) take(v store.Value, gone bool) {
 	}
 }
 
-// Observation asks this server and then all others at once. Only the owner
+// Observation asks this server and then all others concurrently. Only the owner
 // answers.
 func (p *Peers) Observation(ctx context.Context, id string) (o control.Observation, ok bool) {
 	if p.cfg.Local != nil {
@@ -337,9 +337,9 @@ func (p *Peers) reached(ctx context.Context, server string, err error) {
 	p.mu.Unlock()
 	switch {
 	case err != nil && !was:
-		p.cfg.Log.Warn("another server of the fleet cannot be asked: what only it knows is missing here", "server", server, "err", err)
+		p.cfg.Log.Warn("another server of the fleet does not answer: live readings that only it has are missing", "server", server, "err", err)
 	case err == nil && was:
-		p.cfg.Log.Info("another server of the fleet can be asked again", "server", server)
+		p.cfg.Log.Info("another server of the fleet answers again", "server", server)
 	}
 }
 
@@ -398,7 +398,7 @@ func (p *Peers) serve(w http.ResponseWriter, r *http.Request, answer func() (any
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(body) // on failure the peer gives up by itself
+	_, _ = w.Write(body) // if this fails, the peer times out
 }
 
 // Handler returns the handler for requests of other servers.

@@ -23,7 +23,7 @@ var otherwise = []idle.Code{"no_policy", "pause_holder"}
 func fits(w *control.SimulatedPolicy, of string) error {
 	if of != ofAgents {
 		if w.Signals != nil || w.Thresholds != nil {
-			return invalid("signals and thresholds are of agents: ask for of agents")
+			return invalid("signals and thresholds apply to agents only: set of to agents")
 		}
 		return nil
 	}
@@ -41,11 +41,11 @@ func fits(w *control.SimulatedPolicy, of string) error {
 	return nil
 }
 
-// machines returns the pasts of machines with agents, which are added as their
-// records arrive, and the function that adds them: it returns that of a record,
-// or nil if it is not asked about. each gets every new past. Machines that are
-// workers get the workers' power, price and tags. The others are known only by
-// their own reports, and have no tags.
+// machines returns the pasts of machines with agents, to which their records
+// are added as they arrive, and the function that adds them: it returns the
+// past of a record's machine, or nil if it was not requested. each gets every
+// new past. Machines that are workers get the workers' power, price and tags.
+// The others are known only by their own reports, and have no tags.
 func machines(workers map[string]*history.Past, in *control.Simulate, each func(*history.Past)) (map[string]*history.Past, func(*evidence.Record) *history.Past) {
 	byMachine := map[string]*history.Past{}
 	for id, p := range workers {

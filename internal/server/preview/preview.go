@@ -52,14 +52,14 @@ const (
 type candidate struct {
 	idle.Policy
 	never    bool           // it never pauses for idleness
-	snooze   *idle.Duration // nil keeps what was in force, like warn
+	snooze   *idle.Duration // nil keeps the value in effect then, like warn
 	warn     *idle.Duration
 	limits   map[string]float64 // thresholds of agents' signals
 	hours    func(time.Time) *policy.ScheduleState
 	schedule string
 }
 
-// wanted returns the candidate that a requested policy stands for.
+// wanted returns the candidate for a requested policy.
 func (v *Preview) wanted(w control.SimulatedPolicy, of string) (candidate, error) {
 	if err := fits(&w, of); err != nil {
 		return candidate{}, err
@@ -104,7 +104,7 @@ func (v *Preview) wanted(w control.SimulatedPolicy, of string) (candidate, error
 	return c, err
 }
 
-// follow gives a candidate its schedule; nil keeps what was in force.
+// follow gives a candidate its schedule; nil keeps the schedule in effect then.
 func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 	switch {
 	case name == nil:

@@ -30,7 +30,7 @@ const maxKept = 4000
 // within bounds a refresh: AWS answers some prices a second.
 const within = 3 * time.Minute
 
-// key is where the refreshed prices are kept.
+// key is the key of the refreshed prices in the store.
 const key = "prices"
 
 // kept are the refreshed prices.
@@ -48,7 +48,7 @@ type row struct {
 	AsOf   string  `json:"as_of"`
 }
 
-// UnreadError means that the cloud did not tell a price.
+// UnreadError means that a price could not be read from the cloud.
 type UnreadError struct{ Err error }
 
 func (e *UnreadError) Error() string { return e.Err.Error() }
@@ -139,7 +139,7 @@ func (t *Table) List(ctx context.Context) (control.Prices, error) {
 	return out, nil
 }
 
-// Needed returns what the workers cost: their types and volumes, sorted.
+// Needed returns the types and volumes that the workers pay for, sorted.
 // Workers whose volumes EC2 has not reported yet need the usual volume types.
 func Needed(workers []worker.Worker) []savings.Key {
 	need := map[savings.Key]bool{}
@@ -162,9 +162,9 @@ func Needed(workers []worker.Worker) []savings.Key {
 	return slices.SortedFunc(maps.Keys(need), func(a, b savings.Key) int { return slices.Compare(a[:], b[:]) })
 }
 
-// Refresh reads the prices of what the workers need and keeps them. It changes
-// nothing if one of them cannot be read; those that the cloud does not list are
-// named in the answer. Errors: Refused with a file, without a cloud and without
+// Refresh reads and stores the prices that the workers need. It changes nothing
+// if one of them cannot be read; prices that the cloud does not list are named
+// in the answer. Errors: Refused with a file, without a cloud and without
 // workers, *UnreadError, and those of the store.
 func (t *Table) Refresh(ctx context.Context, by audit.Actor, workers []worker.Worker) (control.PriceRefresh, error) {
 	switch need := Needed(workers); {
@@ -175,7 +175,7 @@ func (t *Table) Refresh(ctx context.Context, by audit.Actor, workers []worker.Wo
 	case len(need) == 0:
 		return control.PriceRefresh{}, &failure.Refused{Command: "refresh", Name: "prices", Reason: "no_workers", Detail: "no worker has a known region and type yet"}
 	case len(need) > maxKept:
-		return control.PriceRefresh{}, &failure.Refused{Command: "refresh", Name: "prices", Reason: "too_many_prices", Detail: fmt.Sprintf("the workers need %d prices; at most %d can be kept", len(need), maxKept)}
+		return control.PriceRefresh{}, &failure.Refused{Command: "refresh", Name: "prices", Reason: "too_many_prices", Detail: fmt.Sprintf("the workers need %d prices; the limit is %d", len(need), maxKept)}
 	default:
 		return t.refresh(ctx, by, need)
 	}

@@ -16,7 +16,7 @@ import (
 
 func TestTable(t *testing.T) {
 	db := mem.New(mem.Options{}).Client()
-	ada := audit.Actor{Name: "ada", Kind: audit.KindPerson}
+	ada := audit.Actor{Name: "ada", Kind: audit.KindUser}
 	large, store3 := savings.Key{savings.Instance, "eu-north-1", "m5.large"}, savings.Key{savings.Storage, "eu-north-1", "gp3"}
 	workers := []worker.Worker{{AWSRegion: "eu-north-1", InstanceType: "m5.large"}, {AWSRegion: "eu-north-1", InstanceType: "m5.large"}, {InstanceType: "t3.micro"}}
 	answer, fault := savings.Prices{}, error(nil)
@@ -68,7 +68,7 @@ func TestTable(t *testing.T) {
 	if got := usd(table(savings.Prices{large: {USD: 1}}, nil), large); got != 1 {
 		t.Errorf("with a file the price is %g", got)
 	}
-	// What the cloud no longer lists keeps its last price and date.
+	// A price that the cloud no longer lists keeps its last value and date.
 	answer = savings.Prices{store3: {USD: 0.09, AsOf: day.AddDate(1, 0, 0)}}
 	if _, err := one.Refresh(t.Context(), ada, workers); err != nil || usd(one, large) != 0.102 || usd(one, store3) != 0.09 {
 		t.Errorf("prices are %g and %g, %v", usd(one, large), usd(one, store3), err)

@@ -20,7 +20,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-var by = audit.Actor{Name: "test", Kind: audit.KindPerson}
+var by = audit.Actor{Name: "test", Kind: audit.KindUser}
 
 // TestListsWhatTheStoreHas creates, moves and removes workers and compares each
 // listing, page by page, with the records of the same moment.

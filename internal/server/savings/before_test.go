@@ -91,8 +91,8 @@ func (l *lived) past(from, to time.Time) map[string]*history.Past {
 	return all
 }
 
-// between sums up what the worker did between two hours, and what a policy that
-// never pauses would have done if it had been checked all the time.
+// between sums up the worker's states between two hours, and the effect of a
+// policy that never pauses, as if it had been checked all the time.
 func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 	l.t.Helper()
 	a, b := l.at(from), l.at(to)

@@ -84,7 +84,7 @@ func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
 	case "instance_type":
 		return func(u savings.Use) (string, string) { return u.InstanceType, "" }, nil
 	}
-	return nil, invalid(field, "it is none of worker, region, policy, instance_type and tag:NAME")
+	return nil, invalid(field, "want worker, region, policy, instance_type or tag:NAME")
 }
 
 // Sum answers in over a period that is valid by history.Period.
@@ -102,7 +102,7 @@ func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (cont
 	}
 	zone, err := time.LoadLocation(in.Zone)
 	if err != nil || in.Zone == "Local" {
-		return out, invalid("time_zone", "it is no time zone such as Europe/Berlin")
+		return out, invalid("time_zone", "want a time zone such as Europe/Berlin")
 	}
 	all, err := l.Records.Workers(ctx, worker.Filter{}, from, to)
 	if err != nil {

@@ -102,7 +102,7 @@ func seenUp(verdicts []control.TimelineVerdict, from, to time.Time) []control.Ti
 type lines struct {
 	t     control.Timeline
 	off   []evidence.Off
-	width time.Duration // of the time that one point stands for
+	width time.Duration // length of time that one point covers
 	most  int
 }
 
@@ -121,7 +121,7 @@ func (l *lines) add(s evidence.Stretch) {
 			return
 		}
 		if s.Known {
-			s.Known = false // a state before the stop says nothing about the time after it
+			s.Known = false // a state before the stop does not apply to the time after it
 		}
 	}
 	l.draw(s)

@@ -30,7 +30,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 func Handler() http.Handler {
 	files, err := fs.Sub(built, "dist")
 	if err != nil {
-		panic(err) // the name is that of the directive above
+		panic(err) // impossible: the name is the one in the directive above
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {

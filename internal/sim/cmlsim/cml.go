@@ -112,7 +112,7 @@ func (q *request) with(visit func(*world.Host, world.Moment) error) error {
 		q.w.Header().Set("Date", now.Wire.Add(host.Offset).UTC().Format(http.TimeFormat))
 		err = visit(host, now)
 	})
-	if reach == world.Nobody || reach == world.Booting {
+	if reach == world.Unreachable || reach == world.Booting {
 		panic(http.ErrAbortHandler)
 	}
 	return err
@@ -182,7 +182,7 @@ func (q *request) send(status int, v any) error {
 	}
 	q.w.Header().Set("Content-Type", "application/json")
 	q.w.WriteHeader(status)
-	_, _ = q.w.Write(b) // the reader may be gone
+	_, _ = q.w.Write(b) // the client may have disconnected
 	return nil
 }
 
@@ -190,7 +190,7 @@ func (q *request) ok(v any) error { return q.send(http.StatusOK, v) }
 
 func (q *request) text(kind, s string) error {
 	q.w.Header().Set("Content-Type", kind)
-	_, _ = io.WriteString(q.w, s) // the reader may be gone
+	_, _ = io.WriteString(q.w, s) // the client may have disconnected
 	return nil
 }
 
@@ -199,10 +199,10 @@ func (q *request) none(status int) error {
 	return nil
 }
 
-// maxBody bounds what a client may send.
+// maxBody limits the size of a request.
 const maxBody = 1 << 20
 
-// body returns what a client sent.
+// body returns the body of a request.
 func (q *request) body() ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(q.r.Body, maxBody+1))
 	if err != nil {
@@ -275,7 +275,7 @@ func check(host *world.Host, now world.Moment, token string) (user world.Account
 	if err != nil || json.Unmarshal(b, &c) != nil {
 		return world.Account{}, false
 	}
-	a := host.Person(c.User)
+	a := host.Account(c.User)
 	if a == nil {
 		return world.Account{}, false
 	}
@@ -340,7 +340,7 @@ func (h *CML) routes() {
 	h.handle("GET authok", false, func(q *request) error { return q.ok("OK") })
 	h.handle("GET authentication", false, func(q *request) error {
 		var who world.Account
-		if err := q.with(func(host *world.Host, _ world.Moment) error { who = *host.Person(q.user); return nil }); err != nil {
+		if err := q.with(func(host *world.Host, _ world.Moment) error { who = *host.Account(q.user); return nil }); err != nil {
 			return err
 		}
 		return q.ok(map[string]any{"username": who.Name, "id": who.ID, "token": q.token, "admin": who.Admin, "error": nil})

@@ -280,7 +280,7 @@ func details(host *world.Host, l *world.Lab) map[string]any {
 			owner = u.Name
 		}
 	}
-	if a := host.Person(l.Owner); a != nil {
+	if a := host.Account(l.Owner); a != nil {
 		owner, full = a.Name, a.Fullname
 	}
 	groups := []any{}

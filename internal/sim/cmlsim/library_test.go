@@ -78,7 +78,7 @@ func TestLibrary(t *testing.T) {
 			t.Fatal(err)
 		}
 		sent := map[string]bool{}
-		for _, part := range []func(library, *bench) []library{(library).system, (library).labs, (library).elements, (library).people, (library).definitions, (library).licensing} {
+		for _, part := range []func(library, *bench) []library{(library).system, (library).labs, (library).elements, (library).accounts, (library).definitions, (library).licensing} {
 			for _, c := range append(part(l, b), l) {
 				for name := range c.Sent() {
 					sent[name] = true
@@ -164,7 +164,7 @@ func (l library) labs(b *bench) []library {
 		state(map[string]string{"stop": "STOPPED", "wipe": "DEFINED_ON_CORE"}[op])
 	}
 
-	// What was downloaded is the lab again.
+	// The downloaded file describes the same lab.
 	v := l.obj("import", at{"title": "Again"}, virl2test.Text(text))
 	again := at{"lab_id": v["id"].(string)}
 	was, is := l.obj("topology", id, nil), l.obj("topology", again, nil)
@@ -277,7 +277,7 @@ func (l library) elements(*bench) []library {
 	return nil
 }
 
-func (l library) people(b *bench) []library {
+func (l library) accounts(b *bench) []library {
 	user := l.obj("create user", nil, obj{"username": "dora", "password": "moremore"})
 	id := at{"user_id": user["id"].(string)}
 	l.is([]any{user["fullname"], user["admin"]}, []any{"", false})
@@ -377,7 +377,7 @@ func (l library) definitions(*bench) []library {
 	l.do("remove node definition", id, nil)
 	l.refused(404, "remove node definition", id, nil)
 
-	// An image definition takes its file out of the drop folder and gives it back.
+	// An image definition takes its file out of the drop folder and returns it.
 	image := obj{"id": "some_image", "node_definition_id": "alpine", "label": "dummy", "disk_image": "dummy.qcow2"}
 	l.refused(404, "upload image definition", nil, image)
 	if err := l.Upload(l.t.Context(), "dummy.qcow2"); err != nil {

@@ -48,7 +48,7 @@ func checkShares(host *world.Host, s world.Shared) error {
 		}
 	}
 	for _, u := range s.Users {
-		if host.Person(u.ID) == nil || len(u.Permissions) == 0 {
+		if host.Account(u.ID) == nil || len(u.Permissions) == 0 {
 			return failure{http.StatusBadRequest, "associations.users names no user, or no permissions"}
 		}
 	}

@@ -23,7 +23,8 @@ func simulator(t testing.TB) *CloudWatch {
 
 const authorization = "AWS4-HMAC-SHA256 Credential=AKIA/20260101/us-east-1/monitoring/aws4_request, Signature=0"
 
-// FuzzCBOR: any body of any operation gets an answer in CBOR that is no server error.
+// FuzzCBOR checks that any body of any operation gets an answer in CBOR that is
+// not a server error.
 func FuzzCBOR(f *testing.F) {
 	h := simulator(f)
 	now := time.Now()

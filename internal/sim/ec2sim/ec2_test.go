@@ -147,8 +147,8 @@ func TestWildcard(t *testing.T) {
 	}
 }
 
-// FuzzAction: no form, whatever its parameters, is a server error of ours, and
-// every answer is closed.
+// FuzzAction checks that no form causes a server error, and that every answer
+// is well-formed.
 func FuzzAction(f *testing.F) {
 	w := fleet(f, 20, false)
 	h := New(w)

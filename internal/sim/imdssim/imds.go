@@ -144,7 +144,7 @@ func admitted(r *http.Request, i world.Instance, now world.Moment) bool {
 func plain(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "text/plain")
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte(body)) // the reader may be gone
+	_, _ = w.Write([]byte(body)) // the client may have disconnected
 }
 
 func (h *IMDS) get(w http.ResponseWriter, path string, i world.Instance, now world.Moment) {
@@ -255,8 +255,8 @@ func identity(i world.Instance) map[string]any {
 	}
 }
 
-// credentials returns those of the instance profile's role, valid for six
-// hours.
+// credentials returns the credentials of the instance profile's role, valid for
+// six hours.
 func credentials(i world.Instance, now world.Moment, info bool) map[string]any {
 	if info {
 		return map[string]any{

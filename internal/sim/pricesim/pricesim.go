@@ -116,5 +116,5 @@ func (p *PriceList) fail(w http.ResponseWriter, err error) {
 func (p *PriceList) send(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/x-amz-json-1.1")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the client is gone
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client has disconnected
 }

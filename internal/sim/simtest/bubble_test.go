@@ -117,7 +117,7 @@ func TestSimulatedWeek(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		t.Logf("stopped %d times; users started %d, were interrupted %d times; %d looks at telemetry; calls %v",
+		t.Logf("stopped %d times; users started %d, were interrupted %d times; %d reads of telemetry; calls %v",
 			w.stops, w.starts(), w.interruptions(), w.looks, s.World.Calls.All())
 		if w.stops < 5 || w.looks < 100 || w.starts() < 1 {
 			t.Errorf("little happened in a week: %d stops, %d looks, %d starts", w.stops, w.looks, w.starts())

@@ -54,12 +54,12 @@ func (r *Relay) Serve(l net.Listener) {
 		}
 		r.conns.Go(func() {
 			defer conn.Close()
-			_ = r.talk(textproto.NewConn(conn)) // the client is gone
+			_ = r.talk(textproto.NewConn(conn)) // an error means that the client has disconnected
 		})
 	}
 }
 
-// talk handles one connection. The error is that of the connection.
+// talk handles one connection and returns its error.
 func (r *Relay) talk(c *textproto.Conn) error {
 	say := func(line string) error { return c.PrintfLine("%s", line) }
 	if err := say("220 relay"); err != nil {
@@ -85,10 +85,10 @@ func (r *Relay) talk(c *textproto.Conn) error {
 			}
 		case "DATA":
 			if len(to) == 0 {
-				answer = "503 to nobody"
+				answer = "503 no recipients"
 				break
 			}
-			if err := say("354 go on"); err != nil {
+			if err := say("354 continue"); err != nil {
 				return err
 			}
 			text, err := c.ReadDotBytes()

@@ -112,10 +112,10 @@ func (u Use) Last(t time.Time) (time.Time, bool) {
 }
 
 // Check returns an error if an automatic action at the given time hit something
-// that had been in use less than timeout ago. blind is how much use the
-// documented resolution of the sources may hide: use within blind is forgiven
-// unless it was still visible, that is, unless the same use began more than
-// blind ago.
+// that had been in use less than timeout ago. blind is the amount of use that
+// the documented resolution of the sources may hide: use within blind is
+// forgiven unless it was still visible, that is, unless the same use began more
+// than blind ago.
 func (u Use) Check(at time.Time, timeout, blind time.Duration) error {
 	for _, s := range slices.Backward(u.spans) {
 		if at.Before(s.From) || at.Sub(s.From) <= blind {

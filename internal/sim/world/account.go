@@ -16,7 +16,7 @@ type Principal struct {
 	Account  string    `json:"a"`
 	ARN      string    `json:"r"`
 	Role     string    `json:"n,omitempty"` // name of the role; empty for a plain key
-	Instance string    `json:"i,omitempty"` // the instance whose profile issued the credentials
+	Instance string    `json:"i,omitempty"` // instance whose profile issued the credentials
 	Expires  time.Time `json:"e,omitzero"`  // client's time
 }
 

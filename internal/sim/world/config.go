@@ -87,7 +87,7 @@ type Image struct {
 	Encrypted bool `yaml:"encrypted"`
 }
 
-// Timing contains how long things take, in the world's time.
+// Timing contains the durations of operations, in the world's time.
 type Timing struct {
 	Pending           Duration `yaml:"pending"`
 	Stopping          Duration `yaml:"stopping"`
@@ -96,12 +96,12 @@ type Timing struct {
 	TerminatedVisible Duration `yaml:"terminated_visible"`
 	CMLBoot           Duration `yaml:"cml_boot"`        // running to ready
 	HibernateReady    Duration `yaml:"hibernate_ready"` // running to able to hibernate; default 0
-	Licence           Duration `yaml:"licence"`         // registration accepted to done
+	Licence           Duration `yaml:"licence"`         // from the accepted registration to its completion
 	Background        Duration `yaml:"background"`      // between CML's own events; negative means none
 	Jitter            float64  `yaml:"jitter"`          // share in either direction; negative means none
 }
 
-// Consistency is how long reads lag behind writes, in the client's time.
+// Consistency is the delay with which reads show writes, in the client's time.
 type Consistency struct {
 	Instances Duration `yaml:"instances"`
 	Tags      Duration `yaml:"tags"`
@@ -158,7 +158,7 @@ type WorkerConfig struct {
 	TagsInMetadata  bool              `yaml:"tags_in_metadata"`
 	TokensRequired  bool              `yaml:"imds_v2_only"`
 	HopLimit        int               `yaml:"hop_limit"`
-	Up              Duration          `yaml:"up"` // how long it has been up; default 1h
+	Up              Duration          `yaml:"up"` // uptime at the start; default 1h
 	VolumeGB        int               `yaml:"volume_gb"`
 }
 

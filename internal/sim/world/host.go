@@ -35,7 +35,7 @@ type Host struct {
 	others  []string    // ids of accounts that no script uses, by their number in events
 
 	Users         []*User
-	Interruptions int       // how often a user at work found the machine gone
+	Interruptions int       // how often the machine stopped under a user at work
 	LastActivity  time.Time // client's time of the newest real user action
 
 	instance *Instance
@@ -123,22 +123,22 @@ func (h *Host) powerOn(at time.Time) {
 
 func (h *Host) powerOff(bool) { h.readyAt = time.Time{} }
 
-// Reach says what a client that connects to a host finds.
+// Reach is the result of a connection to a host.
 type Reach int
 
-// What a connection to a host finds.
+// The possible results of a connection to a host.
 const (
-	Nobody  Reach = iota // no machine has this address, or it is not up
-	Booting              // the machine is up, CML does not listen yet
-	Warming              // CML answers but is not ready
-	Ready                // CML can start nodes
+	Unreachable Reach = iota // no machine has this address, or it is not up
+	Booting                  // the machine is up, CML does not listen yet
+	Warming                  // CML answers but is not ready
+	Ready                    // CML can start nodes
 )
 
 func (h *Host) reach(now Moment) Reach {
 	boot := h.instance.cmlBoot
 	switch {
 	case h.instance.State != Running || h.readyAt.IsZero():
-		return Nobody
+		return Unreachable
 	case now.World.Before(h.readyAt.Add(-boot / 2)):
 		return Booting
 	case now.World.Before(h.readyAt):
@@ -148,7 +148,7 @@ func (h *Host) reach(now Moment) Reach {
 }
 
 // HostAt visits the CML host at an address or with a scenario name or instance
-// id. If there is none or it is not up, it returns Nobody and visits nothing.
+// id. If there is none or it is not up, it returns Unreachable and visits nothing.
 // The visitor may call the methods of Host, which change it, and those of World
 // that take a Host.
 func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
@@ -156,12 +156,12 @@ func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
 	defer w.mu.Unlock()
 	i := w.resolve(ref)
 	if i == nil || i.Host == nil {
-		return Nobody
+		return Unreachable
 	}
 	now := w.Clock.Now()
 	w.advance(now, i)
 	r := i.Host.reach(now)
-	if r == Nobody {
+	if r == Unreachable {
 		return r
 	}
 	w.background(now, i.Host)

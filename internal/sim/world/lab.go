@@ -20,7 +20,7 @@ type Lab struct {
 	Shared             Shared    `json:",omitzero"`
 }
 
-// Shared contains who else may use a lab, in CML's shape.
+// Shared lists the other users of a lab, in CML's shape.
 type Shared struct {
 	Groups []Share `json:"groups"`
 	Users  []Share `json:"users"`
@@ -210,7 +210,7 @@ func (h *Host) Edited(now Moment, l *Lab, user string) {
 	h.by(now, user)
 }
 
-// renew derives the lab's state from that of its nodes.
+// renew derives the lab's state from the states of its nodes.
 func (l *Lab) renew() {
 	if l.Elements == nil || len(l.Elements.Nodes) == 0 {
 		return

@@ -31,7 +31,7 @@ type LaunchSpec struct {
 	TagsInMetadata     bool
 	VolumeGB           int
 	VolumeType         string
-	VolumeDevice       string // empty, or the device whose mapping contains the volume
+	VolumeDevice       string // device whose mapping describes the volume, or empty
 	EncryptedVolume    bool
 	name, profileOfUse string // set for the scenario's own workers
 }

@@ -49,7 +49,7 @@ func (l *Licence) complete(wire time.Time) {
 	l.Attempted, l.Succeeded = wire, wire
 }
 
-// advance applies what the license agent has learned by now.
+// advance applies everything that the license agent has learned until now.
 func (l *Licence) advance(w *World, now Moment) {
 	if l.Registration == "" {
 		l.Registration, l.Authorization = "NOT_REGISTERED", "EVAL"

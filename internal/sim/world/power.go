@@ -133,7 +133,7 @@ func (w *World) terminate(now Moment, i *Instance, by string) {
 	w.due(now, i, Terminated, w.jitter(i, w.cfg.Timing.ShuttingDown))
 }
 
-// Reboot restarts the machine inside; the instance stays running.
+// Reboot restarts the machine's system; the instance stays running.
 func (w *World) Reboot(account, region string, ids []string, check func() error) error {
 	_, err := w.command(account, region, ids, check, func(i *Instance, _ Moment) error {
 		if i.State != Running {

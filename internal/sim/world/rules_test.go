@@ -140,7 +140,7 @@ func TestTerminatedIsForgotten(t *testing.T) {
 	})
 }
 
-// TestReasons: the cause of a stop is told as EC2 tells it.
+// TestReasons checks that the cause of a stop is reported as EC2 does.
 func TestReasons(t *testing.T) {
 	for _, x := range []struct{ op, by, code string }{
 		{"stop", "user", "Client.UserInitiatedShutdown"},
@@ -230,8 +230,8 @@ func TestThrottle(t *testing.T) {
 	})
 }
 
-// TestSpeed: at speed 60 an instance boots 60 times sooner, and all times on the
-// wire stay the client's.
+// TestSpeed checks that at speed 60 an instance boots 60 times sooner, and that
+// all times on the wire are in the client's time.
 func TestSpeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, err := New(Config{Speed: 60, Timing: Timing{Jitter: -1}})

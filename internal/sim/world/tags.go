@@ -66,8 +66,8 @@ func (w *World) setTags(now Moment, i *Instance, t Tags) {
 	i.Tags = t
 }
 
-// Attributes are what ModifyInstanceAttribute and the control API can set.
-// A nil field stays as it is.
+// Attributes are the attributes that ModifyInstanceAttribute and the control
+// API can set.
 type Attributes struct {
 	NoStop         *bool              `json:"disable_api_stop,omitempty"`
 	NoTerminate    *bool              `json:"disable_api_termination,omitempty"`

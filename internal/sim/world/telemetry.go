@@ -291,7 +291,7 @@ func (t *Telemetry) user(who uint32) string {
 	case who >= 2 && int(who-2) < len(t.users):
 		return t.users[who-2]
 	case who >= 2:
-		return "5f0c7a52-11d4-4d0e-b8a5-0a2f6a7d9c31" // a user whose account is gone
+		return "5f0c7a52-11d4-4d0e-b8a5-0a2f6a7d9c31" // a user whose account was deleted
 	}
 	return ""
 }

@@ -108,7 +108,7 @@ type User struct {
 	Next    time.Time  `json:"next"`   // world's time of the next step
 	Leaves  time.Time  `json:"leaves"` // world's time of departure
 	Broke   bool       `json:"broke"`  // already had today's break
-	Acted   bool       `json:"acted"`  // has done something since arriving
+	Acted   bool       `json:"acted"`  // has acted since arriving
 	Dice    uint64     `json:"dice"`
 }
 
@@ -119,7 +119,7 @@ func newUser(now Moment, s UserScript, d *dice) *User {
 }
 
 // plan sets the next arrival after t. At the start of a simulation a user whose
-// working time has already begun is still on the way.
+// working time has already begun has not arrived yet.
 func (u *User) plan(t time.Time, first bool) {
 	d := dice(u.Dice)
 	defer func() { u.Dice = uint64(d) }()
@@ -159,7 +159,7 @@ func (h *Host) nextUser() time.Time {
 	return next
 }
 
-// stepUser lets the user whose turn it is do the next action.
+// stepUser performs the next action of the user who is first in time.
 func (w *World) stepUser(at Moment, i *Instance) {
 	h := i.Host
 	u := h.Users[0]

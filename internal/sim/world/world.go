@@ -51,7 +51,7 @@ type Region struct {
 	Subnets       []Subnet
 	Groups        []string
 	Images        []Image
-	Capacity      map[string]int // instances of a type that may be up at once; absent means no limit
+	Capacity      map[string]int // maximum number of running instances of a type; absent means no limit
 
 	list []*Instance // by Seq
 	dead int         // purged entries still in list

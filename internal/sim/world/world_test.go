@@ -51,9 +51,9 @@ func drawOps(t *rapid.T) []op {
 	}), 1, 120).Draw(t, "ops")
 }
 
-// TestWorldStaysLegal: whatever is asked, at whatever times, no instance makes
-// an illegal change of state, no token stands for two launches, and addresses
-// belong to one instance each.
+// TestWorldStaysLegal sends random requests at random times. No instance makes
+// an illegal change of state, no client token creates two launches, and an
+// address belongs to one instance.
 func TestWorldStaysLegal(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var ops []op
@@ -269,7 +269,7 @@ func TestWeekOfUsers(t *testing.T) {
 		t.Errorf("events by day: %v", days)
 	}
 	if _, lazy := week(28 * time.Hour); !slices.Equal(all, lazy) {
-		t.Errorf("the week depends on how often it is looked at: %d events, %d", len(all), len(lazy))
+		t.Errorf("the week depends on how often it is observed: %d events, %d", len(all), len(lazy))
 	}
 }
 

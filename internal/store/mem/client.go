@@ -31,7 +31,7 @@ type Call struct {
 // Fault is the fault of one call. The zero Fault is none.
 type Fault struct {
 	// Latency passes before the call takes effect. A Commit whose context ends
-	// meanwhile returns ErrAmbiguous and is not applied.
+	// during it returns ErrAmbiguous and is not applied.
 	Latency time.Duration
 	// Err is returned and the call has no effect.
 	Err error

@@ -75,7 +75,7 @@ func Cases() []Case {
 	}
 }
 
-// waitLimit is how long a condition may take to become true.
+// waitLimit is the time in which a condition must become true.
 const waitLimit = 60 * time.Second
 
 func (h Harness) key(name string) string { return h.Prefix + name }

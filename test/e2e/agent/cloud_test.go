@@ -238,9 +238,9 @@ func TestStopsItself(t *testing.T) {
 	}
 }
 
-// TestTagsUnreadable starts while neither source of tags works: nothing is
-// done, and that is shown. Then they work, and fail again while the agent runs
-// and restarts: the last good policy applies.
+// TestTagsUnreadable starts the agent while neither source of tags works: it
+// takes no action, and shows why. Then they work, and fail again while the
+// agent runs and restarts: the last good policy applies.
 func TestTagsUnreadable(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -113,7 +113,7 @@ func TestAmazonsMock(t *testing.T) {
 		t.Errorf("nothing listens: %v is not %s", err, imds.Unreachable)
 	}
 
-	// The EC2 endpoint notes whose credentials sign the calls.
+	// The EC2 endpoint records whose credentials sign the calls.
 	var mu sync.Mutex
 	signed := map[string]bool{}
 	ec2 := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

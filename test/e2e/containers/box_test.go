@@ -99,7 +99,7 @@ func inGroups(t *testing.T, pid int, controller, file string) (all []string) {
 func TestWorkspace(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
-	dir := filepath.Join(t.TempDir(), "a b") // a name that has to be escaped
+	dir := filepath.Join(t.TempDir(), "a b") // a name that needs escaping
 	deep := filepath.Join(dir, "deep")
 	for _, p := range []string{dir, deep} {
 		if err := os.Mkdir(p, 0o777); err != nil {
@@ -188,8 +188,8 @@ func holds(t *testing.T, path, want string, owner uint32) {
 	}
 }
 
-// TestLayer checks that what a container writes over its image stays until the
-// container is removed, survives the daemon, and is visible to no other
+// TestLayer checks that a container's changes to its image stay until the
+// container is removed, survive the daemon, and are visible to no other
 // container.
 func TestLayer(t *testing.T) {
 	d := host(t)

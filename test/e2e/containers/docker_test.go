@@ -91,9 +91,10 @@ func (k dock) forgotten(name string) {
 	})
 }
 
-// TestLatePause: Docker hangs while lull pauses containers, so lull gives up,
-// and Docker carries out what it was asked for when it runs again. The
-// containers run then, and their clients are answered. A user's pause stays.
+// TestLatePause checks the case that Docker hangs while lull pauses containers,
+// so that lull gives up, and Docker carries out the requests when it runs
+// again. The containers run then, and their clients are answered. A user's
+// pause remains.
 func TestLatePause(t *testing.T) {
 	k := newDock(t)
 	at := map[string]string{}
@@ -144,7 +145,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 
 	k.d.Kill()
 	k.is("web", "running")
-	if err := say(at, "nobody is there"); err != nil {
+	if err := say(at, "no client"); err != nil {
 		t.Errorf("without a daemon: %v", err)
 	}
 	if got := k.status("mine"); got != "paused" {
@@ -442,7 +443,7 @@ func TestDockerPause(t *testing.T) {
 	})
 	k.serve("other")
 	k.pause("other")
-	k.d.Kill() // nor does a daemon that comes after this one wake it
+	k.d.Kill() // a later daemon does not wake it either
 	k.d.Boot()
 	k.d.Show("other")
 	if o = k.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" || k.status("web") != "paused" {

@@ -269,7 +269,7 @@ func requests(t *testing.T, socket, method, path, body string) int {
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusSwitchingProtocols {
-		_, _ = io.Copy(io.Discard, res.Body) // only the status is of interest
+		_, _ = io.Copy(io.Discard, res.Body) // only the status matters
 	}
 	return res.StatusCode
 }
@@ -310,7 +310,7 @@ func TestDockerSocketOwner(t *testing.T) {
 		if err := os.Chmod(k.Socket(), c.mode); err != nil {
 			t.Fatal(err)
 		}
-		k.d.Kill() // its socket stays
+		k.d.Kill() // its socket remains
 		k.d.Boot()
 		daemontest.Wait(t, "the front is "+c.want, func() (bool, string) { got := owner(k.front); return got == c.want, got })
 	}

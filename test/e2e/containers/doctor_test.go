@@ -125,7 +125,7 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("a dynamic %s: %+v", program, got[what])
 		}
 	}
-	if f := whole["microvm: guest kernel"]; !f.OK { // this machine may have one of its own
+	if f := whole["microvm: guest kernel"]; !f.OK { // this machine may have one
 		wants("a guest kernel", f.What, "lull guest-kernel", true, whole)
 	}
 	if _, err := os.Stat("/usr/sbin/dockerd"); err == nil { // installed, but not running
@@ -167,8 +167,8 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// TestKernelThatComesLater: lull guest-kernel puts a kernel where the host that
-// runs looks for it, and that host uses it without a restart.
+// TestKernelThatComesLater checks that lull guest-kernel stores a kernel where
+// the running host looks for it, and that the host uses it without a restart.
 func TestKernelThatComesLater(t *testing.T) {
 	d := daemontest.Start(t, daemontest.Config{})
 	lacks := func() string {
@@ -178,7 +178,7 @@ func TestKernelThatComesLater(t *testing.T) {
 		}
 		return st.Missing["microvm"]
 	}
-	if own, err := filepath.Glob("/boot/vmlinuz-*"); err == nil && len(own) == 0 { // this machine may have one of its own
+	if own, err := filepath.Glob("/boot/vmlinuz-*"); err == nil && len(own) == 0 { // this machine may have one
 		if got := lacks(); !strings.Contains(got, "guest kernel") {
 			t.Errorf("without a kernel: %q", got)
 		}

@@ -211,7 +211,7 @@ func TestImageSays(t *testing.T) {
 			t.Errorf("%s: with one's own it says %q: %s", src, said, o.StatusReason)
 		}
 	}
-	srv.Close() // it is not asked again
+	srv.Close() // a stored image needs no registry
 	if said, o := ends(d, box("again", ref)); said != own {
 		t.Errorf("without its registry: %q, %s", said, o.StatusReason)
 	}
@@ -227,9 +227,9 @@ func TestImageSays(t *testing.T) {
 			t.Errorf("%s: %q, %s", src, said, o.StatusReason)
 		}
 	}
-	u := box("nobody", root, "true")
-	u.User = "nobody-of-that-name"
-	refuses(d, u, "nobody-of-that-name")
+	u := box("no-such-user", root, "true")
+	u.User = "no-such-user"
+	refuses(d, u, "no-such-user")
 	if left := leftOf(d, ""); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
@@ -331,7 +331,7 @@ func TestWrongImages(t *testing.T) {
 	refuses(d, box("junk", junk, "true"), "cannot use image", junk)
 	refuses(d, box("none", junk+"-none", "true"), "cannot use image", "no such file")
 	refuses(d, box("rel", "No/Reference", "true"), "cannot use image")
-	// The machine's own root would contain what the container writes.
+	// The machine's own root would contain the container's writes.
 	refuses(d, box("all", "/", "true"), "cannot use / as an image", "data directory")
 	if l, err := d.Images(t.Context()); err != nil || len(l) != 0 {
 		t.Errorf("images: %+v, %v", l, err)

@@ -78,7 +78,7 @@ func paste(t *testing.T, commands string) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	out, err := os.Create(filepath.Join(dir, "out")) // a file, since daemons keep it open
+	out, err := os.Create(filepath.Join(dir, "out")) // a file, because daemons keep standard output open
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,10 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// TestReleaseImage loads the image of a release into Docker. It runs as an ordinary
-// user without capabilities on a read-only root file system, serves, ends at once
-// when it is told to, and continues with its volume. LULL_RELEASE_IMAGE names the
-// tar of a real release.
+// TestReleaseImage loads the image of a release into Docker. It runs as an
+// ordinary user without capabilities on a read-only root file system, serves,
+// exits immediately on SIGTERM, and continues with its volume.
+// LULL_RELEASE_IMAGE names the tar of a real release.
 func TestReleaseImage(t *testing.T) {
 	k := daemontest.StartDockerd(t)
 	file := os.Getenv("LULL_RELEASE_IMAGE")

@@ -132,8 +132,8 @@ func (r *run) files() (left []string) {
 	return left
 }
 
-// processes returns the processes that have files of the demo in their command
-// line. One that has ended and was not yet collected has none.
+// processes returns the processes with files of the demo in their command line.
+// A process that has ended and was not yet reaped has none.
 func (r *run) processes() (left []string) {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range all {
@@ -164,7 +164,7 @@ func (r *run) groups() (left []string) {
 		if dir, ok := strings.CutPrefix(line, "  . "); ok {
 			sum := sha256.Sum256([]byte(filepath.Join(filepath.Dir(dir), "host", "shim")))
 			name := "h" + hex.EncodeToString(sum[:4])
-			_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, _ error) error { // a group may end meanwhile
+			_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, _ error) error { // a group may be removed in the meantime
 				if d != nil && d.IsDir() && d.Name() == name {
 					left = append(left, path)
 				}

@@ -32,7 +32,7 @@ const (
 	away = "eu-north-1"
 )
 
-// output keeps what a process prints.
+// output stores the output of a process.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -113,9 +113,10 @@ func code(err error) string {
 	return ""
 }
 
-// TestForeignCloud: import, power, tags and idleness work with an EC2 that has
-// about a third of the calls that lull makes. What it does not have is unknown:
-// it never stops a machine, unless a user accepted that risk.
+// TestForeignCloud checks that import, power, tags and idleness work with an
+// EC2 that has about a third of the calls that lull makes. Data that it does
+// not have is unknown and never leads to a stop, unless a user accepted that
+// risk.
 func TestForeignCloud(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -236,9 +237,9 @@ func TestForeignCloud(t *testing.T) {
 		t.Errorf("TERMINATED, and EC2 says %s", s)
 	}
 
-	// The emulator cannot read the times of metrics, so CloudWatch has none of any
-	// machine, and the risks of one are neither known nor accepted. Their
-	// timeout of a minute ends, and no user stops them.
+	// The emulator cannot read the times of metrics, so CloudWatch has none of
+	// any machine, and a machine's risks are neither known nor accepted. Their
+	// timeout of a minute passes, and no user stops them.
 	if waittest.Within(90*time.Second, func() bool {
 		return c.state(plain) != types.InstanceStateNameRunning || c.state(risky) != types.InstanceStateNameRunning
 	}) {

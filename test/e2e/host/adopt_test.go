@@ -31,7 +31,7 @@ const adoptPause = 200 * time.Millisecond
 // outsider is a program that the test started itself.
 type outsider struct {
 	*exec.Cmd
-	addr string // where it serves
+	addr string // its address
 	over chan struct{}
 }
 
@@ -54,7 +54,7 @@ func outsideProgram(t *testing.T, uid int, command ...string) *outsider {
 	if err := o.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = o.Wait(); close(o.over) }() // how it ends is the test's business
+	go func() { _ = o.Wait(); close(o.over) }() // the test decides how it ends
 	t.Cleanup(func() {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGCONT} {
 			_ = syscall.Kill(-o.pid(), sig)
@@ -140,7 +140,8 @@ func adopt(d *daemontest.Host, q hostctl.Adopt) hostctl.Instance {
 	return o
 }
 
-// gone waits until there is no instance of that name, and nothing is left of it.
+// gone waits until no instance has that name and all its resources are
+// released.
 func gone(d *daemontest.Host, name string) {
 	d.T.Helper()
 	daemontest.Wait(d.T, name+" is released", func() (bool, string) {
@@ -169,9 +170,9 @@ func state(pid int) byte {
 	return 0
 }
 
-// TestAdopt checks the life of an adopted program: it sleeps, is woken, obeys the
-// verbs that apply to it and refuses the others, survives a restart of the daemon,
-// and is released as it was.
+// TestAdopt checks the life of an adopted program: it sleeps, is woken, obeys
+// the verbs that apply to it and refuses the others, survives a restart of the
+// daemon, and is released unchanged.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	eachManner(t, func(t *testing.T, m manner) {
@@ -265,7 +266,7 @@ func TestAdoptRemoves(t *testing.T) {
 	d.Await("b", "paused")
 }
 
-// gone2 is gone while another adopted program stays.
+// gone2 is gone while another adopted program remains.
 func gone2(d *daemontest.Host, name string) {
 	d.T.Helper()
 	daemontest.Wait(d.T, name+" is released", func() (bool, string) {

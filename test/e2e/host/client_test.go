@@ -60,7 +60,7 @@ func (c *client) echo(line string) error {
 	return err
 }
 
-// once connects, asks and closes.
+// once connects, sends a request and closes.
 func once(addr, line string) (string, error) {
 	c, err := dial(addr)
 	if err != nil {

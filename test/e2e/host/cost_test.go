@@ -17,7 +17,7 @@ func TestNothingPerInstance(t *testing.T) {
 	const instances, slack = 40, 20
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	empty := costOf(d)
-	for n := range instances { // one after the other, because threads stay once created
+	for n := range instances { // one after the other, because threads are kept once created
 		s, _ := web(t, fmt.Sprint("cost-", n), false)
 		d.Launch(s)
 	}
@@ -50,7 +50,7 @@ func costOf(d *daemontest.Host) cost {
 		d.T.Fatal(err)
 	}
 	c.threads = len(threads)
-	if b, err := os.ReadFile(proc + "timers"); err == nil { // some kernels have no such file
+	if b, err := os.ReadFile(proc + "timers"); err == nil { // not every kernel has this file
 		c.timers = bytes.Count(b, []byte("ID:"))
 	}
 	files, err := os.ReadDir(proc + "fd")

@@ -63,7 +63,7 @@ type killed struct {
 
 	leases        map[string]bool // by holder, whether it must exist; missing if unknown
 	held, dropped int
-	wantToggle    string // state that the last acknowledged command asked for; "" if unknown
+	wantToggle    string // state that the last acknowledged command requested; "" if unknown
 	exits         int
 }
 
@@ -147,7 +147,7 @@ func (w *killed) round(n int, what string, rng *rand.Rand) {
 	load.Wait()
 	if what == "shim" {
 		daemontest.Wait(t, "there is another shim", func() (bool, string) { p := d.ShimPID(); return p > 0 && p != shim, fmt.Sprint("process ", p) })
-		d.Await("quiet", "running") // the daemon knows it, and everything was woken
+		d.Await("quiet", "running") // the daemon has adopted it and woken everything
 	}
 	away := time.Duration(rng.IntN(300)) * time.Millisecond
 	if rng.IntN(5) == 0 {
@@ -381,8 +381,9 @@ func (w *killed) checkProcesses() {
 	}
 }
 
-// TestEventsOfAKilledDaemon: what a command's answer and the events said just
-// before the daemon was killed is among the events of the next one.
+// TestEventsOfAKilledDaemon checks that the next daemon has every event that a
+// command's answer or the event stream showed just before the daemon was
+// killed.
 func TestEventsOfAKilledDaemon(t *testing.T) {
 	d := host(t)
 	s, _ := web(t, "a", false)

@@ -51,9 +51,10 @@ func TestDiskWorkAndNoPort(t *testing.T) {
 	}
 }
 
-// TestFullFileSystem: the file system with the data of a host is full. What a user
-// asks for works, ps and why name the disk, nothing automatic happens; when there
-// is space again everything continues, and what was asked for meanwhile is on disk.
+// TestFullFileSystem fills the file system with the data of a host. Users'
+// requests work, ps and why name the disk, and no automatic action happens.
+// With free space again everything continues, and the requests made in the
+// meantime are on disk.
 func TestFullFileSystem(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m,mode=755"); err != nil {
@@ -100,7 +101,7 @@ func TestFullFileSystem(t *testing.T) {
 	if err := d.Remove(t.Context(), "removed"); err != nil {
 		t.Errorf("rm on a full disk: %v", err)
 	}
-	fill() // what was removed has given some space back
+	fill() // the removed instance has freed some space
 	for name, want := range map[string]string{"paused": "paused", "stopped": "stopped"} {
 		if o := d.Show(name); o.State != want {
 			t.Errorf("%s on a full disk: %s", want, daemontest.Describe(o))

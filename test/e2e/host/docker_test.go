@@ -273,7 +273,7 @@ func TestDockerOutside(t *testing.T) {
 	if !waittest.Stays(time.Second, func() bool { return m.d.Show("web").State == "paused" }) {
 		t.Error("a client woke what a user had paused")
 	}
-	// Nor does a restarted daemon.
+	// A restarted daemon does not wake it either.
 	m.Crash(t, func() {})
 	if o := m.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" {
 		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)

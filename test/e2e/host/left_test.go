@@ -22,7 +22,7 @@ type trace struct {
 	spaces map[string]bool // its own namespaces, by the kernel's names
 }
 
-// trace records what a new instance consists of.
+// trace records the resources of a new instance.
 func (m *bare) trace(name string, o hostctl.Instance) {
 	m.traces[name] = &trace{id: o.ID, spaces: map[string]bool{}}
 	m.traces[name].sample(m.d, o.PID)
@@ -95,7 +95,7 @@ func (t *trace) left(d *daemontest.Host) (left []string) {
 	return left
 }
 
-// held lists what a process holds of it.
+// held lists the instance's resources that a process holds.
 func (t *trace) held(pid int) (held []string) {
 	for _, what := range append(links(pid, "fd"), links(pid, "ns")...) {
 		if strings.Contains(what, t.id) || t.spaces[what] {

@@ -21,7 +21,7 @@ import (
 
 const (
 	soon  = 2 * time.Second // pause-after of the matrix; if shorter, a child without processor time looks idle
-	watch = 6 * time.Second // how long an instance that must keep running is watched
+	watch = 6 * time.Second // time for which an instance that must keep running is watched
 )
 
 // row is one combination of the interaction matrix.

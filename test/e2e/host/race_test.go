@@ -147,7 +147,7 @@ type shot struct {
 	end      time.Time // of the cycle: later events belong to another
 }
 
-// cycle causes one freeze and fires shots at it.
+// cycle causes one freeze and sends requests during it.
 func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 	way := [...]int{0, 0, 1, 1, 1, 2, 2}[l.rng.IntN(7)]
 	l.cycles++

@@ -65,8 +65,8 @@ func starveAway(t *testing.T, m *bare, run func(name, script string), shared str
 }
 
 // TestStarvedContainer checks that a container killed for lack of memory gives
-// that reason, even if it ended while no daemon ran, and that nothing of it is
-// left. A container that exits with the same code does not give it.
+// that reason, even if it ended while no daemon ran, and that all its resources
+// are released. A container that exits with the same code does not give it.
 func TestStarvedContainer(t *testing.T) {
 	m, run, shared := hungry(t)
 	run("hog", hog)
@@ -158,7 +158,7 @@ func TestFailedStartBlamesNobody(t *testing.T) {
 		return ""
 	}
 	if said := start("alone"); strings.Contains(said, addr) || !strings.Contains(said, "code 3") {
-		t.Errorf("nobody else has the port, and it says %q", said)
+		t.Errorf("the port is free, and it says %q", said)
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

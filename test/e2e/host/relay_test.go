@@ -21,9 +21,9 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// TestRelayQueuesWithoutADaemon: clients of the relay that come while the daemon
-// is killed, ended and started again wait and are answered. Only a connection that
-// the old daemon had accepted may be cut.
+// TestRelayQueuesWithoutADaemon checks that clients of the relay that connect
+// while the daemon is killed, ended and started again wait and are answered.
+// Only a connection that the old daemon had accepted may be cut.
 func TestRelayQueuesWithoutADaemon(t *testing.T) {
 	shared := daemontest.Addr(t)
 	d := host(t, "--probe", "50ms", "--http", shared)
@@ -109,7 +109,7 @@ func TestRelayQueuesWithoutADaemon(t *testing.T) {
 	for _, addr := range addrs {
 		mustAnswer(t, addr)
 	}
-	shim := d.ShimPID() // another one has what the daemon had
+	shim := d.ShimPID() // another shim has the daemon's duplicates
 	if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func listens(t *testing.T, pid int, port string) bool {
 	return false
 }
 
-// TestRelayPortsCloseForGood: the port of a relayed instance is closed once the
+// TestRelayPortsCloseForGood checks that the port of a relayed instance is closed once the
 // instance is removed, also if the daemon was killed before it could close it, and
 // another instance can have it.
 func TestRelayPortsCloseForGood(t *testing.T) {

@@ -56,8 +56,8 @@ func TestSignaledStop(t *testing.T) {
 	}
 }
 
-// stopping makes the only record below data that of an instance whose automatic
-// stop has begun.
+// stopping changes the only record below data to that of an instance whose
+// automatic stop has begun.
 func stopping(t *testing.T, data string) {
 	t.Helper()
 	f, err := records.OpenFiles(data)

@@ -17,10 +17,10 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestSyncsPerCycle counts what the daemon asks of the disk while an instance is
-// paused and woken ten times, with every call traced. A cycle costs two syncs: the
-// intent before the freeze, and the commit after it. None comes between a client
-// and the thaw, and no file is renamed.
+// TestSyncsPerCycle counts the daemon's disk operations while an instance is
+// paused and woken ten times, with every call traced. A cycle costs two syncs:
+// the intent before the freeze, and the commit after it. None comes between a
+// client and the thaw, and no file is renamed.
 func TestSyncsPerCycle(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Skip("strace is not installed")
@@ -77,11 +77,12 @@ func TestSyncsPerCycle(t *testing.T) {
 
 var syncCall = regexp.MustCompile(`(?m)^\d+ +(fsync|fdatasync|sync|syncfs|msync|sync_file_range)\(`)
 
-// TestNothingBeforeThaw traces what the daemon does for a client that comes to a
-// paused program. From the event on, the thread that thaws only removes and closes
-// the duplicate of the socket, and after the thaw it sleeps before it does anything
-// else. The runtime may move the work to another thread now and then, so one such
-// wake of ten is enough; a call that the code makes is in all of them.
+// TestNothingBeforeThaw traces the daemon's calls for a client that comes to a
+// paused program. From the event on, the thread that thaws only removes and
+// closes the duplicate of the socket, and after the thaw it sleeps before it
+// does anything else. The runtime may move the work to another thread now and
+// then, so one such wake of ten is enough; a call that the code makes is in all
+// of them.
 func TestNothingBeforeThaw(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Skip("strace is not installed")

@@ -46,10 +46,10 @@ func (b *box) inside(file string) string {
 	return strings.TrimSpace(x.Stdout)
 }
 
-// TestClones: two clones of one guest continue from its snapshot, independently
-// and under their own names, beside the guest itself. One of them is hibernated
-// and restored, also across a kill of the daemon. Nothing is left of the memory
-// that they shared.
+// TestClones checks that two clones of one guest continue from its snapshot,
+// independently and under their own names, beside the guest itself. One of them
+// is hibernated and restored, also across a kill of the daemon. The memory that
+// they shared is released.
 func TestClones(t *testing.T) {
 	d := host(t)
 	a := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")

@@ -113,8 +113,8 @@ func (b *box) pause() {
 	})
 }
 
-// sinks pauses it and waits for a step of the ladder. Late packets of a client,
-// such as the close of its connection, may wake it once more.
+// sinks pauses it and waits for a step of the ladder. It repeats the pause if
+// late packets of a client, such as the close of its connection, wake it.
 func (b *box) sinks(rung string) {
 	b.T.Helper()
 	b.Until(b.name, "it is "+rung, func(o hostctl.Instance) bool {

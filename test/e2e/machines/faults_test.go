@@ -63,7 +63,7 @@ func TestFaults(t *testing.T) {
 		return y
 	}
 
-	// The disk is full when the guest is to be saved.
+	// The disk is full when the guest is saved.
 	b.send("count")
 	if err := os.Symlink("/dev/full", file("state")); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestFaults(t *testing.T) {
 	for _, paused := range []bool{false, true} {
 		if paused {
 			b.Must(b.name, "start")
-			b.lease(take) // it stays paused and goes no deeper
+			b.lease(take) // it stays paused and does not go to a deeper sleep
 			b.pause()
 		}
 		b.signal(syscall.SIGKILL)

@@ -80,8 +80,9 @@ func TestRestartWithoutKernel(t *testing.T) {
 	}
 }
 
-// TestGuestFailsOpen: no guest that lull has paused stays so when the daemon hangs,
-// or is killed together with the shim; the next daemon sets its clock.
+// TestGuestFailsOpen checks that no guest that lull has paused stays paused
+// when the daemon hangs, or is killed together with the shim. The next daemon
+// sets its clock.
 func TestGuestFailsOpen(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")

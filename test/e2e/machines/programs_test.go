@@ -118,7 +118,7 @@ func debian(t *testing.T) (suite, mirror string) {
 	}
 	for line := range strings.Lines(string(out)) {
 		suite, mirror, _ = strings.Cut(strings.TrimSpace(line), " ")
-		if !strings.Contains(suite, "-") { // neither updates nor backports
+		if !strings.Contains(suite, "-") { // not the updates or backports suites
 			return suite, mirror
 		}
 	}
@@ -185,7 +185,7 @@ type client struct {
 	b      *box
 	kept   net.Conn // open all the time, to Redis
 	in     *bufio.Reader
-	n      int // visits so far, and Redis's counter
+	n      int // visits made, and the value of Redis's counter
 	lines  int // lines sent to the service
 	sum    [32]byte
 	big    string // the file that nginx serves
@@ -290,7 +290,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 		for n := 0; woken < rounds(t) && n < 10*rounds(t); n++ {
 			b.sinks(rung)
 			was := b.get()
-			if n%2 == 0 { // woken by new clients, or by the one that stays connected
+			if n%2 == 0 { // woken by new clients or by the connected one
 				c.load()
 			}
 			c.visit()

@@ -49,7 +49,7 @@ func (s *steps) since(n int) []string {
 	return slices.Clone(s.all[n:])
 }
 
-// TestMemoryIsShort: three guests run on a host with room for two and a
+// TestMemoryIsShort runs three guests on a host with memory for two and a
 // quarter. A start or wake that does not fit pushes sleeping guests down the
 // ladder, the least recently used first, and waits if none sleeps.
 func TestMemoryIsShort(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// TestWorkspaceSurvives: a guest works on its files continuously while the
+// TestWorkspaceSurvives has a guest work on its files continuously while the
 // daemon is killed and while it is put to sleep at every step of the ladder.
 // Each of its calls succeeds, and afterwards the files on this machine show
 // each write exactly once.
@@ -84,7 +84,7 @@ func TestWorkspaceSurvives(t *testing.T) {
 	t.Logf("%d rounds", want)
 }
 
-// size returns the size of what the guest has written.
+// size returns the size of the guest's files.
 func size(t *testing.T, dir string) int64 {
 	t.Helper()
 	st, err := os.Stat(filepath.Join(dir, "log"))

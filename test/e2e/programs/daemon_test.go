@@ -75,9 +75,9 @@ type workload struct {
 	*daemontest.Host
 	name    string
 	listen  string // where clients connect
-	target  string // where the program listens
+	target  string // the program's own address
 	adopted bool   // the test starts it, and lull adopts it
-	// inside asks the program itself what it does, if it can be asked.
+	// inside asks the program about its state, if it can be asked.
 	inside func(context.Context) string
 }
 

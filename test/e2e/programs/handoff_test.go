@@ -96,7 +96,7 @@ func gunicorn(t *testing.T, dir, bind string) []string {
 	return []string{installed(t, "gunicorn", "gunicorn"), "--workers", "2", "--chdir", dir, "--bind", bind, "app:app"}
 }
 
-// visit is one client: it connects, asks and reads the answer.
+// visit is one client: it connects, sends a request and reads the answer.
 func (s server) visit(addr string) error {
 	defer s.awaiting(addr)()
 	network := "tcp"
@@ -345,9 +345,9 @@ func TestHandoffKilled(t *testing.T) {
 	}
 }
 
-// TestHandoffClosed: a program that closes its port for good and runs on refuses
-// clients as it would without lull. When it has ended, a connection starts it
-// again.
+// TestHandoffClosed checks that a program that closes its port permanently and
+// keeps running refuses clients as it would without lull. When it has ended, a
+// connection starts it again.
 func TestHandoffClosed(t *testing.T) {
 	t.Parallel()
 	h := handoffHost(t, nil)
@@ -433,9 +433,9 @@ func (s server) asUser(t *testing.T, h *daemontest.Host) {
 	}
 }
 
-// TestHandoffRefused: a host that runs under a seccomp filter with a listener
-// cannot install another one. Its programs run without a handoff, it reports
-// why, and only the relayed port wakes from stopped.
+// TestHandoffRefused checks a host that runs under a seccomp filter with a
+// listener and cannot install another one. Its programs run without a handoff,
+// it reports why, and only the relayed port wakes from stopped.
 func TestHandoffRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it needs root")

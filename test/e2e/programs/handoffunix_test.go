@@ -295,7 +295,7 @@ func TestHandoffKilledUnix(t *testing.T) {
 
 // TestHandoffUnixFile: the file of an exposed socket belongs to the program's
 // user from the beginning, and is made again if it was removed. A program that
-// removes it for good and runs on refuses clients. Another program's socket is
+// removes it permanently and keeps running refuses clients. Another program's socket is
 // not taken over.
 func TestHandoffUnixFile(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -150,7 +150,7 @@ func TestProbeWithoutServer(t *testing.T) {
 	t.Parallel()
 	installed(t, "redis-tools", "redis-cli")
 	tool(t, "pgbench")
-	w := place(start(t, nil), "nobody", instance.PathDirect)
+	w := place(start(t, nil), "lonely", instance.PathDirect)
 	probes := make([]instance.Probe, 2)
 	for n, text := range []string{"redis:127.0.0.1:1", "postgres:host=127.0.0.1 port=1 connect_timeout=2"} {
 		p, err := instance.ParseProbe(text)

@@ -42,7 +42,7 @@ type cloudGate struct {
 	pass http.Handler
 
 	mu       sync.Mutex
-	instance string        // whose stop is held
+	instance string        // instance whose stop is held
 	caught   chan struct{} // closed when it is
 	release  chan struct{}
 }
@@ -125,7 +125,7 @@ func (c *cluster) held(servers ...int) int {
 	return n
 }
 
-// takeover waits until the servers own everything, and tells how long that
+// takeover waits until the servers own everything, and returns how long that
 // took since a time.
 func (c *cluster) takeover(what string, since time.Time, servers ...int) {
 	c.t.Helper()
@@ -182,7 +182,7 @@ func TestServersOnACluster(t *testing.T) {
 		return l
 	}
 	for round := range scaletest.Count(t, "LULL_CLUSTER_ROUNDS", 1) {
-		// Members, one after the other: a majority stays.
+		// Stop members one after the other, so that a majority remains.
 		c.storm(rng, names(20), 3*time.Second)
 		m := rng.IntN(3)
 		c.kv.Kill(m)
@@ -204,7 +204,7 @@ func TestServersOnACluster(t *testing.T) {
 		since := time.Now()
 		c.servers[dead].kill()
 		c.cut(alone)
-		at := c.servers[alone].at.Swap(nil) // who asks it waits for nothing
+		at := c.servers[alone].at.Swap(nil) // a request to it waits for nothing
 		c.storm(rng, names(5), 2*time.Second)
 		c.takeover(fmt.Sprintf("round %d, one killed, one cut off", round), since, left)
 		c.servers[dead].start()

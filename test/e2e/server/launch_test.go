@@ -31,9 +31,10 @@ import (
 
 // TestLaunchedAgent launches a worker from a template with agent and runs the
 // user data that EC2 received with /bin/sh, as its first boot would. The
-// program comes from the server, whose certificate no system knows, the instance
-// ID from the metadata service, and the agent that is then started reports as
-// that worker. Nothing is replaced but the root directory and systemd.
+// program is downloaded from the server, whose certificate is trusted by no
+// system, the instance ID comes from the metadata service, and the agent that
+// is then started reports as that worker. Nothing is replaced but the root
+// directory and systemd.
 func TestLaunchedAgent(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil && os.Getenv("CI") == "" {
 		t.Skip("curl is not installed")
@@ -136,7 +137,8 @@ func TestLaunchedAgent(t *testing.T) {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LULL_ROOT=" + root, "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata}
 		return cmd.CombinedOutput()
 	}
-	// A server with another certificate gets neither the secret nor the machine.
+	// A server with another certificate gets neither the secret nor the
+	// machine's requests.
 	stranger, _, _ := certificate(t, t.TempDir())
 	if err := os.WriteFile(file, []byte(strings.ReplaceAll(strings.ReplaceAll(script, strings.TrimSpace(contents(t, cert)), strings.TrimSpace(contents(t, stranger))), "sleep 10", "sleep 0")), 0o700); err != nil {
 		t.Fatal(err)

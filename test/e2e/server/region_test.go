@@ -35,7 +35,7 @@ import (
 )
 
 // region is some server processes on one store, the simulated cloud that
-// outlives them, and what was asked of them.
+// outlives them, and the requests made to them.
 type region struct {
 	t       *testing.T
 	sim     string // URL
@@ -46,8 +46,8 @@ type region struct {
 	servers []*serverProc
 
 	mu     sync.Mutex
-	asked  map[string]bool             // names whose creation was not answered yet
-	known  map[string]bool             // names whose creation was
+	asked  map[string]bool             // names whose creation has not been answered yet
+	known  map[string]bool             // names whose creation has been answered
 	floors map[string]map[string]int64 // by worker: counters that were seen
 }
 
@@ -72,7 +72,7 @@ type endpoint struct {
 // newRegion starts the simulated cloud. The settings of all servers follow
 // those of the region.
 func newRegion(t *testing.T, settings string) *region {
-	// What was terminated stays to be seen until the end, however long that takes.
+	// Terminated workers stay listed until the end, however long that takes.
 	cfg, err := sim.ParseScenario([]byte("speed: 30\ntiming: {terminated_visible: 10000h}\nregions: [{name: us-east-1}]\nprofiles: {quiet: {labs: 1}}\nlaunched_profile: quiet\nworkers: [{name: other, type: m5.large, profile: quiet}]\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func (p *serverProc) start() {
 	if p.log, err = os.OpenFile(out, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var from int64 // where the output of the present process begins
+	var from int64 // offset at which the output of the present process begins
 	run := func() {
 		if from, err = p.log.Seek(0, io.SeekEnd); err != nil {
 			t.Fatal(err)
@@ -252,8 +252,8 @@ func (r *region) until(what string, within time.Duration, is func() bool) {
 	}
 }
 
-// storm asks for the workers with these names, and for things to be done with
-// them, from several sides until the time is over.
+// storm requests workers with these names, and actions on them, from several
+// goroutines until the time is over.
 func (r *region) storm(rng *rand.Rand, names []string, live time.Duration) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), live)
 	defer cancel()
@@ -285,7 +285,7 @@ func (r *region) storm(rng *rand.Rand, names []string, live time.Duration) {
 	wg.Wait()
 }
 
-// create asks for a worker, with the same idempotency key each time.
+// create requests a worker, with the same idempotency key each time.
 func (r *region) create(ctx context.Context, rng *rand.Rand, name string) {
 	to := r.any(rng)
 	if to == nil {
@@ -306,7 +306,7 @@ func (r *region) create(ctx context.Context, rng *rand.Rand, name string) {
 	req.Header.Set("Idempotency-Key", "key-"+name)
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return // killed, or out of time: asked again later with the same key
+		return // killed, or out of time: the request is repeated with the same key
 	}
 	defer res.Body.Close()
 	answer, err := io.ReadAll(res.Body)
@@ -353,7 +353,7 @@ func (r *region) move(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// look holds every counter to what was seen of it before.
+// look compares every counter with its earlier values.
 func (r *region) look(l []worker.Worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -374,7 +374,7 @@ func (r *region) look(l []worker.Worker) {
 	}
 }
 
-// finish asks again for every worker whose creation was not answered.
+// finish repeats the request for every worker whose creation was not answered.
 func (r *region) finish() {
 	r.until("every creation is answered", 4*time.Minute, func() bool {
 		r.mu.Lock()
@@ -407,7 +407,7 @@ func (r *region) settle() (l []worker.Worker) {
 			}
 		}
 		if len(open) > 0 {
-			<-time.After(time.Second) // a listing of everything costs the servers what they need
+			<-time.After(time.Second) // a listing of everything is expensive for the servers
 		}
 		return len(open) == 0
 	})
@@ -466,7 +466,7 @@ func (r *region) instances(byName map[string][]worker.Worker) {
 		w := l[0]
 		i, there := have[w.EC2InstanceID]
 		switch {
-		case w.EC2InstanceID == "" && w.Status == power.WorkerTerminated: // ended before it was launched
+		case w.EC2InstanceID == "" && w.Status == power.WorkerTerminated: // it ended before it was launched
 		case !there || string(i.State) != want[w.Status]:
 			r.t.Errorf("%s is %s with %q, and the cloud has %q", name, w.Status, w.EC2InstanceID, i.State)
 		case owner[i.ID] != "":

@@ -138,11 +138,11 @@ func clockTime(text string) (Clock, time.Duration, error) {
 	return c, time.Duration(n) * time.Second, nil
 }
 
-// Ahead is Moment for an end: it must lie after now.
+// Ahead is Moment for an end: it must be after now.
 func Ahead(now time.Time, text string) (time.Time, error) {
 	t, err := Moment(now, text)
 	if err == nil && !t.After(now) {
-		return t, fmt.Errorf("cannot use time %.80q: it is over", text)
+		return t, fmt.Errorf("cannot use time %.80q: it is in the past", text)
 	}
 	return t, err
 }
@@ -155,7 +155,7 @@ func Past(now time.Time, text string) (time.Time, error) {
 		return now.Add(-d), nil
 	}
 	if strings.HasPrefix(text, "+") {
-		return time.Time{}, fmt.Errorf("cannot use time %.80q: it lies ahead", text)
+		return time.Time{}, fmt.Errorf("cannot use time %.80q: it is in the future", text)
 	}
 	t, err := Moment(now, text)
 	if err != nil && t.IsZero() {
@@ -171,7 +171,7 @@ func Past(now time.Time, text string) (time.Time, error) {
 		}
 	}
 	if err == nil && t.After(now) {
-		return t, fmt.Errorf("cannot use time %.80q: it lies ahead", text)
+		return t, fmt.Errorf("cannot use time %.80q: it is in the future", text)
 	}
 	return t, err
 }
@@ -195,7 +195,7 @@ func Bound(now time.Time, text string) (time.Time, error) {
 func End(now time.Time, until, length string) (time.Time, error) {
 	switch {
 	case (until == "") == (length == ""):
-		return time.Time{}, errors.New("cannot tell until when: give either --until or --for")
+		return time.Time{}, errors.New("give either --until or --for")
 	case until != "":
 		return Ahead(now, until)
 	}

@@ -73,7 +73,7 @@ func TestLength(t *testing.T) {
 	}
 }
 
-// TestSpan: where nothing is a length too, all else is read as Length reads it.
+// TestSpan checks that Span accepts zero, and everything that Length accepts.
 func TestSpan(t *testing.T) {
 	for in, want := range map[string]time.Duration{"0": 0, "0s": 0, "0h0m": 0, "250ms": time.Second / 4, "1d": 24 * time.Hour} {
 		if got, err := when.Span(in); err != nil || got != want {

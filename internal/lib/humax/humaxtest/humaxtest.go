@@ -13,8 +13,8 @@ import (
 )
 
 // Nulls encodes the zero value of every type in api's document as api encodes
-// responses. It returns the places that are null where the document has a list,
-// and those where the document says that a list in a response may be null.
+// responses. It returns the places that are null although the document declares
+// a list, and those for which the document allows a null list in a response.
 func Nulls(api huma.API) (found []string, types int, err error) {
 	doc := api.OpenAPI()
 	for _, name := range slices.Sorted(maps.Keys(doc.Components.Schemas.Map())) {

@@ -24,7 +24,7 @@ import (
 	"lull/internal/lib/freeport"
 )
 
-// waitLimit is how long a member may take to become healthy.
+// waitLimit is the time in which a member must become healthy.
 const waitLimit = 60 * time.Second
 
 // Cluster is a running cluster. It must be used by one goroutine only.
@@ -160,7 +160,7 @@ func (c *Cluster) Restart(i int) {
 	c.start(c.members[i])
 }
 
-// Pause freezes member i; its connections stay open and silent.
+// Pause freezes member i, whose connections stay open but silent.
 func (c *Cluster) Pause(i int) { c.signal(i, syscall.SIGSTOP) }
 
 // Resume resumes member i.

@@ -14,8 +14,8 @@ import (
 
 // Link is a loopback address that forwards connections to another. While it is
 // shut, it behaves like a network that drops everything: connections stay open
-// and silent, new ones are accepted and silent, and what was sent arrives when
-// it opens again.
+// but silent, also new ones, and data sent in the meantime arrives when it
+// opens again.
 type Link struct {
 	target string
 	l      net.Listener

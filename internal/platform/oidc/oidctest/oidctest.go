@@ -170,7 +170,7 @@ func (i *Issuer) keys(w http.ResponseWriter, _ *http.Request) {
 		"n": b64(i.key.N.Bytes()), "e": b64(big.NewInt(int64(i.key.E)).Bytes())}}})
 }
 
-// authorize acts as a user who agrees at once.
+// authorize acts as a user who consents immediately.
 func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	back, err := url.Parse(q.Get("redirect_uri"))

@@ -334,7 +334,7 @@ func (s *Stream) Next() ([]byte, error) {
 		return nil, nil
 	}
 	if !bytes.Equal(s.buf[:len(s.key)], s.key[:]) {
-		return nil, errors.New("cannot read a message: it does not begin as one")
+		return nil, errors.New("cannot read a message: invalid header")
 	}
 	n := int(binary.LittleEndian.Uint32(s.buf[len(s.key):]))
 	if n > maxBody {

@@ -37,7 +37,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestRefused: what is no request, or could leave the workspace.
+// TestRefused checks that malformed requests, and those that could leave the
+// workspace, are rejected.
 func TestRefused(t *testing.T) {
 	for name, q := range map[string]Request{
 		"no operation": {}, "an unknown one": {Op: lastOp + 1}, "up": {Op: Stat, Path: "a/../../b"}, "absolute": {Op: Stat, Path: "/etc"},
@@ -52,8 +53,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestStream: messages come in any pieces, and what stands before the first is
-// left out, even the end of one of an earlier connection.
+// TestStream checks that messages may arrive in any pieces, and that bytes
+// before the first message are skipped, even the end of a message of an earlier
+// connection.
 func TestStream(t *testing.T) {
 	q := Request{ID: 1, Op: Read, Path: "p", Size: 5}
 	one := AppendRequest(nil, key, &q)
@@ -87,8 +89,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// FuzzStream feeds what a guest may send: whatever it is, it ends in an error or
-// in requests that stay below the workspace.
+// FuzzStream feeds arbitrary bytes of a guest, which end in an error or in
+// requests for paths below the workspace.
 func FuzzStream(f *testing.F) {
 	q := Request{ID: 1, Op: Rename, Path: "a/b", To: "c"}
 	f.Add(AppendRequest(nil, key, &q), 3)

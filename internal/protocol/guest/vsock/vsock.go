@@ -38,7 +38,7 @@ type Key [2 * half]byte
 
 const half = 16
 
-// helloLimit is how long a side may take to send its half.
+// helloLimit is the time limit for a side to send its half.
 const helloLimit = 30 * time.Second
 
 // Listener waits for one guest.
@@ -63,7 +63,7 @@ func Listen(at uint32) (*Listener, error) {
 	addr, ok := got.(*unix.SockaddrVM)
 	if err != nil || !ok {
 		l.Close()
-		return nil, fmt.Errorf("cannot tell the vsock port: %v, %w", got, err)
+		return nil, fmt.Errorf("cannot send the vsock port: %v, %w", got, err)
 	}
 	l.Port = addr.Port
 	return l, nil
@@ -94,8 +94,8 @@ func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, err
 	}
 }
 
-// Meet asks the guest on p to connect and waits for it. For a frozen guest it
-// waits as long as p exists.
+// Meet asks the guest on p to connect and waits for it, for a frozen guest as
+// long as p exists.
 func (l *Listener) Meet(ctx context.Context, p *guest.Peer, cid uint32) (*os.File, error) {
 	var k Key
 	rand.Read(k[:])
@@ -110,7 +110,7 @@ func (l *Listener) Meet(ctx context.Context, p *guest.Peer, cid uint32) (*os.Fil
 		}
 		select {
 		case <-time.After(helloLimit):
-			cancel(errors.New("the guest says that it has connected, and did not"))
+			cancel(errors.New("the guest reports a connection that does not exist"))
 		case <-ctx.Done():
 		}
 	}()
@@ -237,7 +237,7 @@ func expect(c io.Reader, want []byte) error {
 		return err
 	}
 	if subtle.ConstantTimeCompare(b[:], want) == 0 {
-		return errors.New("the other end does not know the key")
+		return errors.New("the other end has another key")
 	}
 	return nil
 }

@@ -206,8 +206,8 @@ func TestConnect(t *testing.T) {
 	})
 }
 
-// TestChannel: a real harness is moved to vsock and back by what happens to the
-// connections, and never lost.
+// TestChannel moves a real harness to vsock and back by events on its
+// connections, and checks that it stays reachable.
 func TestChannel(t *testing.T) {
 	need(t)
 	port, far := pair(t)
@@ -244,14 +244,14 @@ func TestChannel(t *testing.T) {
 		switch n {
 		case 0: // the daemon goes
 			c.Close()
-		case 1: // a guest that wakes is told what the time is over the port
+		case 1: // a guest that wakes gets the time over the port
 			if err := serial.Call(t.Context(), guest.SetClock, guest.ClockCall{UnixNano: 1, Seed: make([]byte, 16)}, nil); err != nil {
 				t.Fatal(err)
 			}
 			if err := fast.Call(t.Context(), guest.Hello, nil, nil); err == nil {
 				t.Error("a connection that the host has no more was kept")
 			}
-		case 2: // another takes its place
+		case 2: // another connection replaces it
 			l := listen(t)
 			next, err := l.Meet(t.Context(), serial, vsock.Local)
 			if err != nil {
@@ -295,7 +295,7 @@ func pair(t *testing.T) (near, far net.Conn) {
 	return ends[0], ends[1]
 }
 
-// speak calls the harness on c and takes what it says.
+// speak calls the harness on c and receives its messages.
 func speak(c io.ReadWriter) *guest.Peer {
 	p := guest.NewPeer(c)
 	go func() { _ = p.Run(nil, func(guest.Request) (any, error) { return nil, nil }) }()

@@ -46,7 +46,7 @@ const (
 	Exit     Kind = 'q' // Result as JSON
 )
 
-// Request asks for a command.
+// Request requests a command.
 type Request struct {
 	instance.Command
 	Input bool          `json:"input,omitempty"` // the client sends input; otherwise it is empty
@@ -57,7 +57,7 @@ type Request struct {
 // Result is how a command ended.
 type Result struct {
 	ExitCode int    `json:"exit_code"`
-	Error    string `json:"error,omitempty"` // set if the command did not start, or its end is not known
+	Error    string `json:"error,omitempty"` // set if the command did not start, or its end is unknown
 }
 
 // conn reads and writes frames. Writes are safe for concurrent use.
@@ -121,7 +121,7 @@ func Serve(ctx context.Context, rw io.ReadWriter, q Request, run func(context.Co
 	if q.Input {
 		s.In = in
 	}
-	go func() { cancel(fmt.Errorf("the client has gone: %w", c.receive(ctx, in, control))) }()
+	go func() { cancel(fmt.Errorf("the client has disconnected: %w", c.receive(ctx, in, control))) }()
 	var out Result
 	code, err := run(ctx, s)
 	out.ExitCode = code

@@ -172,7 +172,7 @@ func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func(
 	}
 	s.set(c, false)
 	done := make(chan error, 1)
-	go func() { // it may block in the kernel for long; the next connection waits for it
+	go func() { // it may block in the kernel for a long time, and the next connection waits for it
 		defer func() {
 			s.set(nil, false)
 			<-s.turn

@@ -184,8 +184,8 @@ func TestNothingOutside(t *testing.T) {
 	}
 }
 
-// TestNothingSpecial checks that other users' rights can be neither created nor
-// used.
+// TestNothingSpecial checks that files with other users' rights can be neither
+// created nor used.
 func TestNothingSpecial(t *testing.T) {
 	dir := workspace(t)
 	a, end := dial(t, New(dir, false))
@@ -361,8 +361,8 @@ func TestHold(t *testing.T) {
 	a.must(files.Request{Op: files.Mkdir, Path: "e", Mode: 0o755, Again: true})
 }
 
-// TestMet: a guest has announced itself on a connection once what it asked again is
-// known, and not on the connections after it.
+// TestMet checks that a guest has announced itself on a connection once the
+// requests that it repeats are known, and not again on later connections.
 func TestMet(t *testing.T) {
 	s := New(workspace(t), false)
 	for range 2 {
@@ -381,7 +381,8 @@ func TestMet(t *testing.T) {
 	}
 }
 
-// TestReadOnly: nothing that changes anything is done.
+// TestReadOnly checks that every request that would change something is
+// refused.
 func TestReadOnly(t *testing.T) {
 	dir := workspace(t)
 	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("text"), 0o644); err != nil {

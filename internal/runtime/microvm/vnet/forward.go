@@ -20,7 +20,7 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Limits on what a guest may have open outside.
+// Limits of a guest's outbound connections.
 const (
 	maxFlows    = 1024
 	maxOpening  = 64
@@ -29,7 +29,7 @@ const (
 	dnsPort     = 53
 )
 
-// forward lets the guest out as far as allow permits.
+// forward forwards the guest's outbound traffic, as allow permits.
 func (n *Network) forward() {
 	t := tcp.NewForwarder(n.stack, 0, maxOpening, func(r *tcp.ForwarderRequest) {
 		to, ok := n.allow(r.ID())

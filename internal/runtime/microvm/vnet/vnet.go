@@ -66,7 +66,7 @@ const (
 // Config configures a Network.
 type Config struct {
 	Mode     Mode
-	Resolver netip.AddrPort // name server for the guest; zero means that of /etc/resolv.conf
+	Resolver netip.AddrPort // name server for the guest; zero means the one in /etc/resolv.conf
 }
 
 // Network is one guest's network. It is safe for concurrent use.
@@ -94,7 +94,7 @@ func New(cfg Config) (*Network, error) {
 		cfg.Mode = Outbound
 	}
 	if cfg.Mode != None && cfg.Mode != Outbound && cfg.Mode != Full {
-		return nil, fmt.Errorf("cannot make a network: mode %q is none of none, outbound, full", cfg.Mode)
+		return nil, fmt.Errorf("cannot make a network: mode %q is not none, outbound or full", cfg.Mode)
 	}
 	n := &Network{cfg: cfg, conns: map[*Conn]struct{}{}, calls: map[*call]struct{}{}}
 	n.ctx, n.stop = context.WithCancel(context.Background())
@@ -304,13 +304,13 @@ func stirs(frame []byte, outbound bool) string {
 		case f.Contains(header.TCPFlagSyn) && !f.Contains(header.TCPFlagAck):
 			return fmt.Sprintf("a client connects to port %d", t.DestinationPort())
 		case len(t.Payload()) > 0:
-			return fmt.Sprintf("%d bytes came for port %d", len(t.Payload()), t.DestinationPort())
+			return fmt.Sprintf("received %d bytes for port %d", len(t.Payload()), t.DestinationPort())
 		case f.Contains(header.TCPFlagFin):
 			return fmt.Sprintf("the other end closed a connection of port %d", t.DestinationPort())
 		}
 	case udp.ProtocolNumber:
 		if !inbound { // the gateway itself sends only answers of its name server
-			return "a datagram came"
+			return "received a datagram"
 		}
 	}
 	return ""

@@ -17,7 +17,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// TestAllow checks what a guest may reach, by mode.
+// TestAllow checks the addresses that a guest may reach, by mode.
 func TestAllow(t *testing.T) {
 	resolver := netip.MustParseAddrPort("9.9.9.9:53")
 	for _, c := range []struct {
@@ -179,7 +179,7 @@ func TestPing(t *testing.T) {
 			}
 		}
 		select {
-		case ident := <-answers: // they come in the order of the requests
+		case ident := <-answers: // answers arrive in the order of the requests
 			if ident != last {
 				t.Errorf("with %s ping %d was answered", mode, ident)
 			}

@@ -164,7 +164,7 @@ func round(in string, log *os.File, n int) error {
 
 var kept *os.File
 
-// keep works on one file that stays open.
+// keep reads and writes one file that stays open.
 func keep(arg string) string {
 	word, arg, _ := strings.Cut(arg, " ")
 	var err error

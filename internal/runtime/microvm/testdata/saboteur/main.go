@@ -68,7 +68,7 @@ func (w *wire) Read(b []byte) (int, error) {
 	n, err := f.Read(b)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.f != f { // it was closed meanwhile
+	if w.f != f { // it was closed in the meantime
 		return 0, nil
 	}
 	return n, err

@@ -1,7 +1,7 @@
 // Command foreign runs an emulator of AWS that this project did not write, one
 // for each region named as an argument, behind one address: a request goes to
-// the region for which it is signed. It prints that address. It is a module of
-// its own, so that none of what it needs is part of lull.
+// the region for which it is signed. It prints that address. It is a separate
+// module, so that its dependencies are not part of lull.
 package main
 
 import (
@@ -66,7 +66,7 @@ func region() (*url.URL, error) {
 }
 
 func main() {
-	runtime.LockOSThread() // whose end would end the regions
+	runtime.LockOSThread() // the regions end with this thread
 
 	if len(os.Args) == 1 { // one region
 		fmt.Println("serving on", kumo.NewServer().URL)

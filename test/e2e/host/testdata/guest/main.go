@@ -94,7 +94,7 @@ func record(path string, every time.Duration) {
 	}
 }
 
-// poll keeps one connection to addr and regularly asks over it.
+// poll keeps one connection to addr and sends a request at an interval.
 func poll(addr string, every time.Duration) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {

@@ -25,11 +25,11 @@ func TestPeople(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBenchWith(t, memory(t), func(o *server.Options) { o.People = p })
+	b := newBenchWith(t, memory(t), func(o *server.Options) { o.Identity = p })
 	group := func(g string) map[string]any {
 		return map[string]any{"groups": []string{g}, "email": g + "@example.com", "email_verified": true}
 	}
-	chief, guest, nobody := i.Token("lull", group("chiefs")), i.Token("lull", group("guests")), i.Token("lull", group("others"))
+	chief, guest, roleless := i.Token("lull", group("chiefs")), i.Token("lull", group("guests")), i.Token("lull", group("others"))
 	worker := "/api/v1/workers/" + b.worker()
 	snooze := []byte(`{"minutes":5}`)
 	for name, c := range map[string]struct {
@@ -41,8 +41,8 @@ func TestPeople(t *testing.T) {
 		"a viewer acts":             {guest, "POST", worker + "/snooze", snooze, 403},
 		"an admin acts":             {chief, "POST", worker + "/snooze", snooze, 200},
 		"an admin makes tokens":     {chief, "GET", "/api/v1/tokens", nil, 200},
-		"no role":                   {nobody, "GET", worker, nil, 403},
-		"no role reports":           {nobody, "POST", "/api/v1/agents/m1/report", []byte(bodies["report-agent"]), 403},
+		"no role":                   {roleless, "GET", worker, nil, 403},
+		"no role reports":           {roleless, "POST", "/api/v1/agents/m1/report", []byte(bodies["report-agent"]), 403},
 		"expired":                   {i.Token("lull", map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}), "GET", worker, nil, 401},
 		"another audience":          {i.Token("other", group("chiefs")), "GET", worker, nil, 401},
 		"alg none":                  {i.Unsigned("lull"), "GET", worker, nil, 401},
@@ -73,7 +73,7 @@ func TestIssuerIsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	i.Down(true)
-	b := newBenchWith(t, memory(t), func(o *server.Options) { o.People = p })
+	b := newBenchWith(t, memory(t), func(o *server.Options) { o.Identity = p })
 	res, data := b.ask("GET", "/api/v1/workers", i.Token("lull", nil), nil)
 	b.problem("down", res, data, 503)
 	if res, data := b.ask("GET", "/api/v1/workers", b.admin, nil); res.StatusCode != 200 {
@@ -89,7 +89,7 @@ func TestBrowserLogin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBenchWith(t, memory(t), func(o *server.Options) { o.People = p })
+	b := newBenchWith(t, memory(t), func(o *server.Options) { o.Identity = p })
 	jar, err := cookiejar.New(nil)
 	if err != nil {
 		t.Fatal(err)

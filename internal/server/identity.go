@@ -15,25 +15,25 @@ import (
 	"lull/internal/server/access"
 )
 
-// People checks the tokens of an OIDC issuer and logs its users in.
+// IdentityProvider checks the tokens of an OIDC issuer and logs its users in.
 // oidc.Provider implements it.
-type People interface {
-	Verify(ctx context.Context, token string) (oidc.Person, error)
+type IdentityProvider interface {
+	Verify(ctx context.Context, token string) (oidc.User, error)
 	Issuer() string
 	ClientID() string
 	URL(ctx context.Context, f oidc.Flow, redirect string) (string, error)
 	Exchange(ctx context.Context, f oidc.Flow, redirect, code string) (oidc.Login, error)
 }
 
-var _ People = (*oidc.Provider)(nil)
+var _ IdentityProvider = (*oidc.Provider)(nil)
 
 // errIssuer means that the issuer cannot be asked; the request may be retried.
 type errIssuer struct{ error }
 
-// person returns the token for a user of the issuer. A user whose claims give
+// userToken returns the token for a user of the issuer. A user whose claims give
 // no role is known but may do nothing.
-func (s *Server) person(ctx context.Context, presented string) (access.Token, error) {
-	who, err := s.people.Verify(ctx, presented)
+func (s *Server) userToken(ctx context.Context, presented string) (access.Token, error) {
+	who, err := s.identity.Verify(ctx, presented)
 	switch {
 	case err == nil:
 		role := access.Role(who.Role)
@@ -56,12 +56,12 @@ const loginPath = "/auth/login"
 func (s *Server) peopleRoutes() {
 	register(s, route{id: "auth", method: "GET", path: base + "/auth", status: http.StatusOK, doc: "How users log in: the OIDC issuer, if there is one"},
 		func(context.Context, *struct{}) (*answer[control.Auth], error) {
-			if s.people == nil {
+			if s.identity == nil {
 				return ok(control.Auth{}, nil)
 			}
-			return ok(control.Auth{Issuer: s.people.Issuer(), ClientID: s.people.ClientID(), Login: loginPath}, nil)
+			return ok(control.Auth{Issuer: s.identity.Issuer(), ClientID: s.identity.ClientID(), Login: loginPath}, nil)
 		})
-	if s.people != nil {
+	if s.identity != nil {
 		s.mux.HandleFunc("GET "+loginPath, s.login)
 		s.mux.HandleFunc("GET "+callbackPath, s.callback)
 	}
@@ -89,7 +89,7 @@ func (s *Server) redirect(r *http.Request) string {
 // that only this browser has and no script can read.
 func (s *Server) login(w http.ResponseWriter, r *http.Request) {
 	f := oidc.NewFlow()
-	where, err := s.people.URL(r.Context(), f, s.redirect(r))
+	where, err := s.identity.URL(r.Context(), f, s.redirect(r))
 	if err != nil {
 		writeProblem(w, http.StatusServiceUnavailable, "issuer", err.Error())
 		return
@@ -133,13 +133,13 @@ func (s *Server) callback(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	switch {
 	case err != nil || f.State == "" || f.Nonce == "" || q.Get("state") != f.State:
-		fail("cannot end the login: it did not begin in this browser, or too long ago; begin again at " + loginPath)
+		fail("cannot complete the login: it was not started in this browser, or has expired; start again at " + loginPath)
 		return
 	case q.Get("error") != "":
-		fail("cannot log in: the issuer says " + q.Get("error") + " " + q.Get("error_description"))
+		fail("cannot log in: the issuer answered " + q.Get("error") + " " + q.Get("error_description"))
 		return
 	}
-	l, err := s.people.Exchange(r.Context(), f, s.redirect(r), q.Get("code"))
+	l, err := s.identity.Exchange(r.Context(), f, s.redirect(r), q.Get("code"))
 	if err != nil {
 		fail(err.Error())
 		return

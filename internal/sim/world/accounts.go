@@ -24,7 +24,7 @@ type Group struct {
 	Created, Modified     time.Time // client's time
 }
 
-// Settings are what administrators of a CML host changed. The zero value is
+// Settings are the changes of a CML host's administrators. The zero value is
 // the state of a new one.
 type Settings struct {
 	SessionTimeout int                        `json:",omitempty"` // seconds; 0 means 3600
@@ -35,9 +35,9 @@ type Settings struct {
 	ReadOnly       map[string]bool            `json:",omitempty"` // by "node" or "image" and id
 }
 
-// People returns the accounts of a host: the built-in one, those of the
+// AllAccounts returns the accounts of a host: the built-in one, those of the
 // scripted users, and those that logged in or were created.
-func (h *Host) People(now Moment) []Account {
+func (h *Host) AllAccounts(now Moment) []Account {
 	h.account(now, "admin")
 	for _, u := range h.Users {
 		h.account(now, u.Name)
@@ -68,8 +68,8 @@ func (h *Host) Login(now Moment, name, password string) *Account {
 	return h.account(now, name)
 }
 
-// Person returns the account with an id, nil if there is none.
-func (h *Host) Person(id string) *Account {
+// Account returns the account with an id, nil if there is none.
+func (h *Host) Account(id string) *Account {
 	if k := slices.IndexFunc(h.Accounts, func(a Account) bool { return a.ID == id }); k >= 0 {
 		return &h.Accounts[k]
 	}

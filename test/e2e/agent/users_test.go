@@ -173,8 +173,8 @@ func TestWarningAnswered(t *testing.T) {
 	})
 }
 
-// TestTmux leaves a detached tmux behind: with output it is use, without it is
-// not, however long it stays.
+// TestTmux leaves a detached tmux behind: it counts as use while it prints, and
+// not otherwise, however long it stays.
 func TestTmux(t *testing.T) {
 	t.Parallel()
 	need(t, "tmux")
@@ -211,7 +211,8 @@ func TestTmux(t *testing.T) {
 	})
 }
 
-// TestPrivilege checks who may use the agent, and what it trusts.
+// TestPrivilege checks which users may call the agent, and which files it
+// trusts.
 func TestPrivilege(t *testing.T) {
 	t.Parallel()
 	need(t, "setpriv")
@@ -259,7 +260,7 @@ func TestPrivilege(t *testing.T) {
 			t.Errorf("%v ended with %d, want 2: %s", c, code, out)
 		}
 	}
-	if out, code := m.lull("agent", "lease", "release", "--holder", "nobody"); code != 3 {
+	if out, code := m.lull("agent", "lease", "release", "--holder", "missing"); code != 3 {
 		t.Errorf("releasing no lease ended with %d, want 3: %s", code, out)
 	}
 }

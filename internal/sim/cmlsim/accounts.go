@@ -259,15 +259,15 @@ const maxPeople = 1000 // maximum users or groups of a host
 func (h *CML) peopleRoutes() {
 	h.handle("GET users", false, show(func(q *request, host *world.Host, now world.Moment) (any, error) {
 		out := []any{}
-		for _, a := range host.People(now) {
+		for _, a := range host.AllAccounts(now) {
 			out = append(out, userView(host, a))
 		}
 		return out, nil
 	}))
 	h.handle("POST users", false, admin((*request).createUser))
 	user := func(q *request, host *world.Host, now world.Moment) (*world.Account, error) {
-		host.People(now)
-		if a := host.Person(q.r.PathValue("user")); a != nil {
+		host.AllAccounts(now)
+		if a := host.Account(q.r.PathValue("user")); a != nil {
 			return a, nil
 		}
 		return nil, failure{http.StatusNotFound, "User does not exist: " + q.r.PathValue("user")}
@@ -324,7 +324,7 @@ func (h *CML) peopleRoutes() {
 		return nil
 	})))
 	h.handle("GET users/{name}/id", false, show(func(q *request, host *world.Host, now world.Moment) (any, error) {
-		for _, a := range host.People(now) {
+		for _, a := range host.AllAccounts(now) {
 			if a.Name == q.r.PathValue("name") {
 				return a.ID, nil
 			}
@@ -369,7 +369,7 @@ func (q *request) createUser() error {
 		return err
 	}
 	return show(func(q *request, host *world.Host, now world.Moment) (any, error) {
-		if slices.ContainsFunc(host.People(now), func(a world.Account) bool { return a.Name == *in.Username }) {
+		if slices.ContainsFunc(host.AllAccounts(now), func(a world.Account) bool { return a.Name == *in.Username }) {
 			return nil, failure{http.StatusUnprocessableEntity, "User already exists: " + *in.Username}
 		}
 		if len(host.Accounts) >= maxPeople {
@@ -402,9 +402,9 @@ func (in groupInput) apply(host *world.Host, now world.Moment, g *world.Group) e
 		}
 	}
 	if in.Members != nil {
-		host.People(now)
+		host.AllAccounts(now)
 		for _, id := range *in.Members {
-			if host.Person(id) == nil {
+			if host.Account(id) == nil {
 				return failure{http.StatusBadRequest, "user does not exist: " + id}
 			}
 		}
