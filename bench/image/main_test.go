@@ -13,6 +13,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestOf packs a program twice and expects the same bytes, a valid image, and
@@ -21,13 +23,9 @@ func TestOf(t *testing.T) {
 	at := time.Unix(1.7e9, 0).UTC()
 	pack := func() []byte {
 		img, err := of([]byte("program"), "1.2.3", "arm64", at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var b bytes.Buffer
-		if err := write(&b, img, "lull:1.2.3", at); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, write(&b, img, "lull:1.2.3", at))
 		return b.Bytes()
 	}
 	packed := pack()
@@ -42,16 +40,12 @@ func TestOf(t *testing.T) {
 		t.Error(err)
 	}
 	config, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if config.Architecture != "arm64" || !config.Created.Time.Equal(at) || config.Config.User != "65532:65532" {
 		t.Errorf("the image is %+v", config)
 	}
 	layers, err := img.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for name, h := range unpack(t, layers[0]) {
 		if owned := h.Uid == user; owned != (name == "data/") || !h.ModTime.Equal(at) {
 			t.Errorf("%s belongs to %d since %v", name, h.Uid, h.ModTime)
@@ -63,9 +57,7 @@ func TestOf(t *testing.T) {
 func unpack(t *testing.T, layer v1.Layer) map[string]*tar.Header {
 	t.Helper()
 	r, err := layer.Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	all := map[string]*tar.Header{}
 	for tr := tar.NewReader(r); ; {
 		h, err := tr.Next()

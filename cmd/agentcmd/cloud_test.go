@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"lull/internal/agent"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/imds"
 )
 
@@ -31,9 +32,7 @@ func TestFindCloud(t *testing.T) {
 		root := t.TempDir() + "/"
 		if c.vendor != "" {
 			f := filepath.Join(root, "sys/class/dmi/id/sys_vendor")
-			if err := errors.Join(os.MkdirAll(filepath.Dir(f), 0o755), os.WriteFile(f, []byte(c.vendor+"\n"), 0o644)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, errors.Join(os.MkdirAll(filepath.Dir(f), 0o755), os.WriteFile(f, []byte(c.vendor+"\n"), 0o644)))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // reaches no metadata service, also on an instance
@@ -61,12 +60,8 @@ func TestFirmware(t *testing.T) {
 		{"etc/unrelated", "", false, false},
 	} {
 		root := t.TempDir() + "/"
-		if err := os.MkdirAll(filepath.Dir(root+c.file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(root+c.file, []byte(c.text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(root+c.file), 0o755))
+		errtest.None(t, os.WriteFile(root+c.file, []byte(c.text), 0o644))
 		if isEC2, known := firmware(root); isEC2 != c.isEC2 || known != c.known {
 			t.Errorf("%s %q: EC2 %t, known %t", c.file, c.text, isEC2, known)
 		}

@@ -11,6 +11,7 @@ import (
 	"lull/internal/cli/client"
 	"lull/internal/cli/reporting"
 	"lull/internal/cli/setup"
+	"lull/internal/lib/errtest"
 )
 
 // TestAgentEnroll checks that an enrolled agent finds its server and its token
@@ -30,16 +31,10 @@ func TestAgentEnroll(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "etc")); !os.IsNotExist(err) {
 		t.Fatalf("a refused enrollment wrote something: %v", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(settings), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(settings, []byte("LULL_AGENT_PREFIX=prism:\nLULL_AGENT_MACHINE=old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Dir(settings), 0o755))
+	errtest.None(t, os.WriteFile(settings, []byte("LULL_AGENT_PREFIX=prism:\nLULL_AGENT_MACHINE=old"), 0o600))
 	for _, server := range []string{"https://one:7070", "https://two:7070"} {
-		if _, err := setup.Enroll(root, reporting.Target{Server: server}, strings.NewReader(" secret-"+server[8:11]+"\n")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(setup.Enroll(root, reporting.Target{Server: server}, strings.NewReader(" secret-"+server[8:11]+"\n")))(t)
 		env := map[string]string{}
 		for line := range strings.Lines(contents(t, settings)) {
 			name, value, _ := strings.Cut(strings.TrimSpace(line), "=")

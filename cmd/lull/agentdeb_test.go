@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"lull/internal/agent"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -25,9 +26,7 @@ import (
 func installable(t *testing.T) string {
 	t.Helper()
 	bin := t.TempDir()
-	if err := programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"))
 	return bin
 }
 
@@ -110,13 +109,9 @@ func TestDebianPackage(t *testing.T) {
 
 	root := t.TempDir()
 	for _, d := range []string{"var/lib/dpkg/info", "var/lib/dpkg/updates", "etc", "usr/lib"} {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(root, d), 0o755))
 	}
-	if err := os.WriteFile(filepath.Join(root, "var/lib/dpkg/status"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(root, "var/lib/dpkg/status"), nil, 0o644))
 	dpkg := func(arg ...string) {
 		t.Helper()
 		sh(t, "dpkg", append([]string{"--root=" + root, "--force-script-chrootless", "--force-confold"}, arg...)...)
@@ -152,9 +147,7 @@ func TestDebianPackage(t *testing.T) {
 
 	// A policy written by a user survives an upgrade and a removal.
 	mine := "idle-timeout: 3h\n"
-	if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o644))
 	dpkg("--install", deb)
 	dpkg("--remove", "lull")
 	if got := contents(t, in("etc/lull/agent.yaml")); got != mine {
@@ -194,9 +187,7 @@ func slimPackage(t *testing.T, root string, dpkg func(...string), deb, slim stri
 			t.Errorf("%s: the unit is\n%s", filepath.Base(pkg), unit)
 		}
 		if n < 2 {
-			if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o600))
 		}
 		if got := contents(t, in("etc/lull/agent.yaml")); got != mine {
 			t.Errorf("%s: the policy file is now %q", filepath.Base(pkg), got)
@@ -225,9 +216,7 @@ func firstBoot(t *testing.T, deb, root string) {
 		"systemctl":  `echo systemctl "$@"`,
 		"lull-agent": `echo lull-agent "$@"`,
 	} {
-		if err := os.WriteFile(filepath.Join(stubs, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(stubs, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755))
 	}
 	right, wrong := fmt.Sprintf("%x", sha256.Sum256(content)), strings.Repeat("0", 64)
 	installed := filepath.Join(root, "usr/bin/lull-agent")
@@ -259,9 +248,7 @@ func firstBoot(t *testing.T, deb, root string) {
 		Files []struct{ Path, Owner, Permissions, Content string } `yaml:"write_files"`
 		Run   [][]string                                           `yaml:"runcmd"`
 	}
-	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/cloud-init.yaml")), &cloud); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, yaml.Unmarshal([]byte(contents(t, "../../etc/cloud-init.yaml")), &cloud))
 	if len(cloud.Files) != 1 || cloud.Files[0].Path != "/"+"etc/lull/agent.yaml" || cloud.Files[0].Permissions != "0600" {
 		t.Errorf("cloud-init writes %+v", cloud.Files)
 	} else if _, faults, err := agent.ParseLocal("x", []byte(cloud.Files[0].Content)); err != nil || len(faults) > 0 {
@@ -321,9 +308,7 @@ func TestInstall(t *testing.T) {
 				t.Errorf("the installed program says %q", v)
 			}
 
-			if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte("idle-timeout: 3h\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(in("etc/lull/agent.yaml"), []byte("idle-timeout: 3h\n"), 0o644))
 			if out := agent("install"); !strings.Contains(out, "kept") {
 				t.Errorf("installing again does not keep the policy file:\n%s", out)
 			}
@@ -352,12 +337,8 @@ func TestSlimLeavesLull(t *testing.T) {
 	}
 	bin, root := installable(t), t.TempDir()
 	lull := filepath.Join(root, "usr/local/bin/lull")
-	if err := os.MkdirAll(filepath.Dir(lull), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(lull, []byte("mine"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Dir(lull), 0o755))
+	errtest.None(t, os.WriteFile(lull, []byte("mine"), 0o755))
 	for _, verb := range []string{"install", "uninstall"} {
 		sh(t, filepath.Join(bin, "lull-agent"), verb, "--root", root)
 		if got := contents(t, lull); got != "mine" {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // need finds a program, or skips where it is not installed and this is not CI.
@@ -38,9 +40,7 @@ func TestUnits(t *testing.T) {
 		}
 		// verify requires that the program exists
 		copied := filepath.Join(t.TempDir(), c.unit)
-		if err := os.WriteFile(copied, []byte(strings.NewReplacer("/usr/bin/lull-agent", "/bin/true", "/usr/bin/lull", "/bin/true").Replace(text)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(copied, []byte(strings.NewReplacer("/usr/bin/lull-agent", "/bin/true", "/usr/bin/lull", "/bin/true").Replace(text)), 0o644))
 		out, err := exec.Command(analyze, "verify", copied).CombinedOutput()
 		if err != nil || strings.Contains(string(out), c.unit) {
 			t.Errorf("systemd-analyze verify %s: %v\n%s", c.unit, err, out)
@@ -66,9 +66,7 @@ func TestUnits(t *testing.T) {
 // TestHostUnitKeepsInstances holds what lets instances outlive the daemon.
 func TestHostUnitKeepsInstances(t *testing.T) {
 	b, err := os.ReadFile("../../etc/lull-host.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, want := range []string{"Delegate=yes", "KillMode=process", "LimitNOFILE=1048576"} {
 		if !strings.Contains(string(b), "\n"+want+"\n") {
 			t.Errorf("lull-host.service lacks %s", want)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // onARM64 is the first process of a machine that has nothing but busybox and lull.
@@ -44,9 +46,7 @@ func emulated(t *testing.T, lull string) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	for _, d := range []string{"state/lists/partial", "cache/archives/partial", "root/bin", "root/proc", "root/sys", "root/dev", "root/tmp", "root/run", "root/var", "root/etc"} {
-		if err := os.MkdirAll(in(d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(in(d), 0o755))
 	}
 	// apt needs separate lists, because the packages are for another
 	// architecture.
@@ -68,9 +68,7 @@ func emulated(t *testing.T, lull string) {
 	}
 	apt("apt-get", "download", kernel[1], "busybox-static")
 	sh(t, "sh", "-ec", `cd "$1"; for d in *.deb; do dpkg -x "$d" .; done; cp "$2" bin/busybox root/bin/`, "sh", dir, lull)
-	if err := os.WriteFile(in("root/init"), []byte(onARM64), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(in("root/init"), []byte(onARM64), 0o755))
 	sh(t, "sh", "-ec", `cd "$1/root"; find . | "$2" cpio -o -H newc >../initramfs`, "sh", dir, busybox)
 	vmlinuz, err := filepath.Glob(in("boot/vmlinuz-*"))
 	if err != nil || len(vmlinuz) != 1 {

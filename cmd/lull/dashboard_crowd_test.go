@@ -17,6 +17,7 @@ import (
 
 	"lull/bench/rig"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
@@ -43,9 +44,7 @@ workers:
 func newCrowd(t *testing.T) *rig.Rig {
 	t.Helper()
 	bin, err := exec.LookPath("lull")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	n := 0
 	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: crowdScenario, Each: func(in sim.InstanceInfo, w *worker.Worker) {
 		w.Owner, w.Tags = fmt.Sprintf("team%d@example.org", n%40), map[string]string{"team": fmt.Sprint(n % 40)}
@@ -60,12 +59,8 @@ func newCrowd(t *testing.T) *rig.Rig {
 		}
 	})
 	settings := r.File("server.yaml")
-	if err := os.WriteFile(settings, []byte("idle_detection_interval: 30\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Serve(t.Context(), "--config", settings, "--log-level", "error"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(settings, []byte("idle_detection_interval: 30\n"), 0o600))
+	errtest.None(t, r.Serve(t.Context(), "--config", settings, "--log-level", "error"))
 	return r
 }
 
@@ -73,9 +68,7 @@ func newCrowd(t *testing.T) *rig.Rig {
 func overview(t *testing.T, c *control.Client, q url.Values) control.Overview {
 	t.Helper()
 	o, err := control.Read[control.Overview](t.Context(), c, "/overview?"+q.Encode())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return o
 }
 
@@ -104,9 +97,7 @@ func TestDashboardOfTenThousand(t *testing.T) {
 	w.scrolls(overview(t, r.Client, url.Values{"limit": {"1"}, "offset": {"9999"}}).Items[0].Name)
 	w.narrows(r)
 	w.changes(r)
-	if _, err := chromedp.Call(w.ctx, heapprofiler.CollectGarbage, cdp.Empty{}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(chromedp.Call(w.ctx, heapprofiler.CollectGarbage, cdp.Empty{}))(t)
 	heap, nodes := js[float64](w, `performance.memory.usedJSHeapSize`)/(1<<20), js[int](w, `document.querySelectorAll('*').length`)
 	report := fmt.Sprintf("dashboard of 10,000 workers on a real server: useful after %.0f ms, %.1f MiB of heap, %d elements", took, heap, nodes)
 	t.Log(report)

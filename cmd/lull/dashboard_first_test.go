@@ -12,6 +12,7 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
 )
@@ -22,9 +23,7 @@ func emptyFleet(t *testing.T, scenario string, settings ...string) (string, stri
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sim.yaml")
-	if err := os.WriteFile(file, []byte(scenario), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, []byte(scenario), 0o600))
 	at := daemon(t, regexp.MustCompile(`API on (http://\S+), CML on port (\d+)`), "sim", "--listen", "127.0.0.1:0", "--cml-port", "0", "--scenario", file)
 	env := map[string]string{"AWS_ENDPOINT_URL": at[0], "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "CML_PW": "cml", "RECONCILE_INTERVAL": "1",
 		"CML_DEFAULT_PASSWORD": "env:CML_PW", "DISCOVERY_SCAN_INTERVAL_SECONDS": "30"}
@@ -39,23 +38,15 @@ func emptyFleet(t *testing.T, scenario string, settings ...string) (string, stri
 	url := daemon(t, regexp.MustCompile(`serving on (\S+)`), "server", "--data", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--cml-port", at[1],
 		"--admin-token-file", tokens, "--log-level", "error")[0]
 	b, err := os.ReadFile(tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	token := strings.TrimSpace(string(b))
 	client, err := control.NewClient(url, token, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	res, err := http.Get(at[0] + "/sim/instances")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer res.Body.Close()
 	var machines []sim.InstanceInfo
-	if err := json.NewDecoder(res.Body).Decode(&machines); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, json.NewDecoder(res.Body).Decode(&machines))
 	return url, token, client, machines
 }
 
@@ -80,9 +71,7 @@ func TestDashboardFirstWorker(t *testing.T) {
 			if (!window.scan || !String(u).includes('/workers/discovered')) return res
 			return new Response(JSON.stringify(window.scan(await res.json())), {status: 200, headers: {'Content-Type': 'application/json'}})
 		}`
-	if _, err := chromedp.Call(w.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: instead}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(chromedp.Call(w.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: instead}))(t)
 	w.visit(url)
 	w.login(token)
 	js[bool](w, `(window.notReloaded = true)`)
@@ -106,9 +95,7 @@ func TestDashboardFirstWorker(t *testing.T) {
 
 	settings := func(change map[string]any) {
 		t.Helper()
-		if _, err := control.Write[any](t.Context(), client, "PATCH", "/settings", change); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(control.Write[any](t.Context(), client, "PATCH", "/settings", change))(t)
 	}
 	settings(map[string]any{"discovery_ami_name_patterns": "*none-has-this*"})
 	state("none", "import", "patterns", "regions", "create")
@@ -156,9 +143,7 @@ func TestDashboardBoundary(t *testing.T) {
 			const v = await res.json()
 			return new Response(JSON.stringify({...v, aws_regions: null}), {status: 200, headers: {'Content-Type': 'application/json'}})
 		}`
-	if _, err := chromedp.Call(w.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: spoil}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(chromedp.Call(w.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: spoil}))(t)
 	w.visit(url)
 	w.login(token)
 	w.until(`document.querySelector('[data-testid=discovery]')`)

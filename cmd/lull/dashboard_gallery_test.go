@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
 	"lull/internal/store"
@@ -114,15 +115,11 @@ func (c *copies) put(t *testing.T, db store.Store) {
 	}
 	for _, e := range c.entries {
 		more, err := audit.Ops(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		ops = append(ops, more...)
 	}
 	for part := range slices.Chunk(ops, 100) {
-		if _, err := db.Commit(t.Context(), store.Txn{Then: part}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(db.Commit(t.Context(), store.Txn{Then: part}))(t)
 	}
 }
 
@@ -130,9 +127,7 @@ func (c *copies) put(t *testing.T, db store.Store) {
 func furnish(t *testing.T, url, token string) {
 	t.Helper()
 	c, err := control.NewClient(url, token, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, x := range []struct {
 		method, path string
 		body         map[string]any

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/programtest"
 	"lull/internal/protocol/control"
@@ -36,9 +37,7 @@ type localHost struct {
 func newLocalHost(t *testing.T) *localHost {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lull") // the path of a socket is short
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	h := &localHost{t: t, dir: dir}
 	t.Cleanup(func() {
 		h.stop()
@@ -323,16 +322,12 @@ func TestLocalDashboard(t *testing.T) {
 	ask := func(method, path, body string, header ...string) int {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, base+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for n := 0; n < len(header); n += 2 {
 			req.Header.Set(header[n], header[n+1])
 		}
 		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer res.Body.Close()
 		return res.StatusCode
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 )
 
@@ -25,9 +26,7 @@ type road struct {
 func newRoad(t *testing.T, to string) *road {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	r := &road{l: l, to: to, open: map[net.Conn]bool{}}
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -139,14 +138,10 @@ func TestDashboardReconnects(t *testing.T) {
 		if i%2 == 1 {
 			body = map[string]any{}
 		}
-		if _, err := control.Write[any](t.Context(), r.client, "POST", "/workers/"+id+"/snooze", body); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(control.Write[any](t.Context(), r.client, "POST", "/workers/"+id+"/snooze", body))(t)
 	}
 	missed, err := control.Read[control.List[audit.Entry]](t.Context(), r.client, "/audit?newest=true&limit=100&worker_id="+id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	want := []int64{}
 	for _, e := range missed.Items {
 		if strings.HasPrefix(e.Action, "snooze") {

@@ -28,6 +28,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/etcd"
 	"lull/internal/platform/journal"
 	"lull/internal/platform/oidc/oidctest"
@@ -54,9 +55,7 @@ func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token 
 	o := server.Options{Fleet: f, Tokens: tokens, Version: "test", Web: web.Handler()}
 	more(&o)
 	api, err := server.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- api.Run(ctx) }()
@@ -272,19 +271,13 @@ func (p *past) keep(t *testing.T, r *rig.Rig) {
 	var ops []store.Op
 	for _, e := range p.entries {
 		entry, err := audit.Ops(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		ops = append(ops, entry...)
 	}
 	for part := range slices.Chunk(ops, 100) {
-		if _, err := db.Commit(t.Context(), store.Txn{Then: part}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(db.Commit(t.Context(), store.Txn{Then: part}))(t)
 	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, db.Close())
 	j, _, err := journal.Open(filepath.Join(r.File("data"), "evidence"), journal.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -292,9 +285,7 @@ func (p *past) keep(t *testing.T, r *rig.Rig) {
 	for _, c := range p.checks {
 		j.Take(c)
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, j.Close())
 }
 
 // serve is a real server, as a process of its own, that has recorded the week
@@ -302,9 +293,7 @@ func (p *past) keep(t *testing.T, r *rig.Rig) {
 func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	t.Helper()
 	bin, err := exec.LookPath("lull")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: p.scenario(), Each: func(in sim.InstanceInfo, w *worker.Worker) {
 		i := slices.IndexFunc(p.workers, func(x worker.Worker) bool { return x.Name == in.Name })
 		was := p.workers[i]
@@ -323,12 +312,8 @@ func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	})
 	p.keep(t, r)
 	settings := r.File("server.yaml")
-	if err := os.WriteFile(settings, []byte("idle_detection_interval: 10\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Serve(t.Context(), append(args, "--config", settings, "--log-level", "error")...); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(settings, []byte("idle_detection_interval: 10\n"), 0o600))
+	errtest.None(t, r.Serve(t.Context(), append(args, "--config", settings, "--log-level", "error")...))
 	within(t, 5*patience, func() error { // as if it had run without interruption
 		if o := overview(t, r.Client, url.Values{"standing": {"unknown"}}); o.Matched > 0 {
 			return fmt.Errorf("%d workers have not been checked yet", o.Matched)
@@ -356,12 +341,8 @@ func TestDashboardOfThePast(t *testing.T) {
 	recorded := newPast()
 	r := recorded.serve(t, "--oidc-issuer", issuer.URL, "--oidc-client-id", "lull", "--oidc-role-claim", "groups", "--oidc-roles", "*=viewer")
 	url, token, c := r.URL, r.Token, r.Client
-	if _, err := control.Write[any](t.Context(), c, "PUT", "/templates/lab", map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "lab-*", "capacity": map[string]any{"storage_gb": 100}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := control.Write[any](t.Context(), c, "PUT", "/schedules/office", map[string]any{"zone": "UTC", "windows": []map[string]any{{"days": "mon-fri", "from": "08:00", "to": "18:00"}}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(control.Write[any](t.Context(), c, "PUT", "/templates/lab", map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "lab-*", "capacity": map[string]any{"storage_gb": 100}}))(t)
+	errtest.Get(control.Write[any](t.Context(), c, "PUT", "/schedules/office", map[string]any{"zone": "UTC", "windows": []map[string]any{{"days": "mon-fri", "from": "08:00", "to": "18:00"}}}))(t)
 	w := open(t, chrome, url)
 	w.sees("Sign in with 127.0.0.1")
 	w.accessible("the login with an issuer")

@@ -9,6 +9,7 @@ import (
 
 	"lull/bench/rig"
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 )
 
@@ -19,9 +20,7 @@ import (
 func TestDashboardServerRestarts(t *testing.T) {
 	chrome := startBrowser(t)
 	bin, err := exec.LookPath("lull")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: "regions: [{name: us-east-1}]\nprofiles: {used: {labs: 1, history: 20, history_age: 1m, history_span: 100h}}\nworkers: [{name: lab, count: 3, type: m5.large, profile: used}]\n"})
 	if err != nil {
 		t.Fatal(err)
@@ -32,9 +31,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 		}
 	})
 	serve := func() string {
-		if err := r.Serve(t.Context(), "--log-level", "error"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Serve(t.Context(), "--log-level", "error"))
 		return strings.TrimPrefix(r.URL, "http://")
 	}
 	way := newRoad(t, serve())
@@ -60,9 +57,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 	}
 	for round := range 3 {
 		for range 10 {
-			if err := snooze(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, snooze())
 		}
 		gone := make(chan error)
 		go func() { // further connections until none is answered
@@ -70,24 +65,18 @@ func TestDashboardServerRestarts(t *testing.T) {
 			}
 			close(gone)
 		}()
-		if err := r.Server.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Server.Process.Kill())
 		_ = r.Server.Wait() // it was killed
 		<-gone
 		w.until(`document.querySelector('.link.offline')`)
 		to := serve()
 		for range 10 { // the page has not found the server yet
-			if err := snooze(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, snooze())
 		}
 		way.lead(to)
 		w.until(`document.querySelector('.link.live')`)
 		l, err := control.Read[control.List[audit.Entry]](t.Context(), r.Client, "/audit?newest=true&limit=1000&action=snoozed")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var want []int64
 		for _, e := range l.Items {
 			want = append(want, e.ID)

@@ -17,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"lull/internal/cli/options"
+	"lull/internal/lib/errtest"
 )
 
 // documents reads every document of a YAML file.
@@ -114,9 +115,7 @@ func TestKubernetesManifest(t *testing.T) {
 	file := filepath.Join(dir, "server.yaml")
 	for _, d := range documents(t, "../../etc/examples/kubernetes.yaml") {
 		if d["kind"] == "ConfigMap" {
-			if err := os.WriteFile(file, []byte(at(t, d, "data", "server.yaml").(string)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(file, []byte(at(t, d, "data", "server.yaml").(string)), 0o600))
 		}
 	}
 	flags := pflag.NewFlagSet("server", pflag.ContinueOnError)
@@ -131,9 +130,7 @@ func TestKubernetesManifest(t *testing.T) {
 // calls that the server makes.
 func TestCloudFormation(t *testing.T) {
 	var doc yaml.Node
-	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/examples/cloudformation.yaml")), &doc); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, yaml.Unmarshal([]byte(contents(t, "../../etc/examples/cloudformation.yaml")), &doc))
 	text := contents(t, "../../etc/examples/cloudformation.yaml")
 	for _, ref := range regexp.MustCompile(`!Ref ([\w:]+)`).FindAllStringSubmatch(text, -1) {
 		if strings.HasPrefix(ref[1], "AWS::") {
@@ -164,9 +161,7 @@ func TestCloudFormation(t *testing.T) {
 	services := regexp.MustCompile(`"github\.com/aws/aws-sdk-go-v2/service/(\w+)["/]`)
 	for _, pattern := range []string{"../../internal/platform/*/*.go", "../../internal/controller/*.go", "../../internal/controller/*/*.go"} {
 		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, f := range files {
 			if strings.HasSuffix(f, "_test.go") {
 				continue
@@ -206,8 +201,6 @@ func authority(t *testing.T, dir string) string {
 	web := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(web.Close)
 	file := filepath.Join(dir, "ca.crt")
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600))
 	return file
 }

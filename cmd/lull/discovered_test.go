@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/cli/term"
 	"lull/internal/fleet"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
 )
@@ -29,13 +30,9 @@ func TestScanIsTold(t *testing.T) {
 		if s.Region != home || s.Error != "" || s.Found != len(l.Items) || s.Found != 3 || s.Instances != 7 || s.Skipped[fleet.SkipNoMatch] != 4 {
 			t.Errorf("scanned %+v, listed %d", s, len(l.Items))
 		}
-		if _, err := r.imports(fleet.ImportedWorker{EC2InstanceID: r.id("plain")}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.imports(fleet.ImportedWorker{EC2InstanceID: r.id("plain")}))(t)
 		r.with(func() { r.dead["ec2."+away] = true })
-		if _, err := control.Write[any](t.Context(), r.asks, "PATCH", "/settings", map[string]any{"discovery_regions": home + "," + away}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(control.Write[any](t.Context(), r.asks, "PATCH", "/settings", map[string]any{"discovery_regions": home + "," + away}))(t)
 		r.pass(10 * time.Minute)
 		l, err = control.Read[control.ListDiscovered](t.Context(), r.asks, "/workers/discovered")
 		if err != nil || l.Scan == nil || len(l.Scan.Regions) != 2 {

@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -69,9 +70,7 @@ func TestGuestsPage(t *testing.T) {
 	doc = strings.ReplaceAll(doc, "./rootfs", rootfs)
 	doc = strings.ReplaceAll(doc, "docker.io/library/nginx:1", webImage(t, rootfs))
 	all, err := steps(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	before := []step{
 		{text: `lull host --data "$PWD/host" --socket "$PWD/host.sock" --stop-all &`},
 		{text: `until lull ps 2>/dev/null; do sleep 1; done`},
@@ -103,23 +102,15 @@ func TestGuestsPage(t *testing.T) {
 func webFiles(t *testing.T, dir string) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	b, err := os.ReadFile(busybox)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, d := range []string{"bin", "usr/bin", "srv", "tmp", "proc", "dev", "sys", "run", "etc"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
 	for file, content := range map[string][]byte{"bin/busybox": b, "srv/index.html": []byte("it answers\n"),
 		"usr/bin/api": []byte("#!/bin/busybox sh\nexec /bin/busybox httpd -f -p 80 -h /srv\n")} {
-		if err := os.WriteFile(filepath.Join(dir, file), content, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, file), content, 0o755))
 	}
 	return dir
 }
@@ -135,9 +126,7 @@ func webImage(t *testing.T, dir string) string {
 		t.Fatalf("tar: %v: %s", err, out)
 	}
 	layer, err := tarball.LayerFromFile(tar)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: v1.RootFS{Type: "layers"},
 		Config: v1.Config{Cmd: []string{"/usr/bin/api"}}})
 	if err == nil {

@@ -14,6 +14,8 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"lull/internal/lib/errtest"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -39,9 +41,7 @@ func TestHelp(t *testing.T) {
 			}
 		})
 		out.Reset()
-		if err := cmd.Help(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, cmd.Help())
 		help := out.String()
 		for line := range strings.Lines(help) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
@@ -75,14 +75,10 @@ func TestHelp(t *testing.T) {
 	walk(root)
 	const golden = "testdata/help.txt"
 	if *update {
-		if err := os.WriteFile(golden, all.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(golden, all.Bytes(), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if diff := gocmp.Diff(string(want), all.String()); diff != "" {
 		t.Errorf("the help is not what %s says (make generate):\n%s", golden, diff)
 	}

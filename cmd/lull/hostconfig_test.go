@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/cli/options"
+	"lull/internal/lib/errtest"
 )
 
 func flags() *pflag.FlagSet {
@@ -22,9 +23,7 @@ func flags() *pflag.FlagSet {
 // one by one.
 func TestResolvePrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
-	if err := os.WriteFile(file, []byte("pause-after: 1s\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, []byte("pause-after: 1s\n"), 0o600))
 	env := map[string]string{"LULL_HOST_PAUSE_AFTER": "2s"}
 	getenv := func(k string) string { return env[k] }
 	check := func(want time.Duration, source, file string, f *pflag.FlagSet) {
@@ -40,9 +39,7 @@ func TestResolvePrecedence(t *testing.T) {
 		}
 	}
 	f := flags()
-	if err := f.Set("pause-after", "3s"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.Set("pause-after", "3s"))
 	check(3*time.Second, "flag", file, f)
 	check(2*time.Second, "environment", file, flags())
 	delete(env, "LULL_HOST_PAUSE_AFTER")
@@ -57,22 +54,16 @@ func TestSocketIsAbsolute(t *testing.T) {
 	none := func(string) string { return "" }
 	for socket, want := range map[string]string{"s": "s", "run/host.sock": "run/host.sock"} {
 		f := flags()
-		if err := f.Set("socket", socket); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Set("socket", socket))
 		wd, err := os.Getwd()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if cfg, _, err := resolve(none, "", f); err != nil || cfg.Socket != filepath.Join(wd, want) {
 			t.Errorf("%s: %s, %v", socket, cfg.Socket, err)
 		}
 	}
 	for _, bad := range []string{"", "/" + strings.Repeat("x", 107), "/" + strings.Repeat("x", 100) + "/s"} {
 		f := flags()
-		if err := f.Set("socket", bad); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Set("socket", bad))
 		if _, _, err := resolve(none, "", f); err == nil || !strings.Contains(err.Error(), "--socket") {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -88,9 +79,7 @@ func TestDashboardAddress(t *testing.T) {
 		"--listen 127.0.0.1:7071 --tls-cert c": false, "--listen 7071": false, "--server-commands": false,
 	} {
 		f := flags()
-		if err := f.Parse(strings.Fields(args)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Parse(strings.Fields(args)))
 		if _, _, err := resolve(func(string) string { return "" }, "", f); (err == nil) != ok {
 			t.Errorf("%s: %v", args, err)
 		}
@@ -125,15 +114,11 @@ func TestFormerNames(t *testing.T) {
 			t.Errorf("--%s %s: %s is %s, %v", former, value1, now, value(l, now), err)
 		}
 		file := filepath.Join(t.TempDir(), "c.yaml")
-		if err := os.WriteFile(file, []byte(former+": "+value1+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file, []byte(former+": "+value1+"\n"), 0o600))
 		if _, l, err := resolve(none, file, flags()); err != nil || value(l, now) != value1 {
 			t.Errorf("%s: %s in a file: %s is %s, %v", former, value1, now, value(l, now), err)
 		}
-		if err := os.WriteFile(file, []byte(now+": "+value1+"\n"+former+": "+value1+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file, []byte(now+": "+value1+"\n"+former+": "+value1+"\n"), 0o600))
 		if _, _, err := resolve(none, file, flags()); err == nil || !strings.Contains(err.Error(), "line 2") {
 			t.Errorf("%s and %s in a file: %v", now, former, err)
 		}
@@ -160,9 +145,7 @@ func FuzzConfigFile(f *testing.F) {
 	f.Add("a: &x {b: *x}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		file := filepath.Join(t.TempDir(), "c.yaml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file, []byte(text), 0o600))
 		cfg, _, err := resolve(func(string) string { return "" }, file, flags())
 		if err == nil && (cfg.Probe <= 0 || cfg.PauseAfter < 0) {
 			t.Fatalf("%q gave %+v", text, cfg)

@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/truth"
@@ -156,12 +157,8 @@ func TestSourcesAtImport(t *testing.T) {
 		if w := r.worker(ids["asleep"]); !w.DetectSources {
 			t.Errorf("asleep: %v, %q", w.ActivitySources, w.ActivitySourcesReason)
 		}
-		if _, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/arm", nil); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/start", nil); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/arm", nil))(t)
+		errtest.Get(control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+ids["asleep"]+"/start", nil))(t)
 		r.pass(20 * time.Minute)
 		if w := r.worker(ids["asleep"]); !slices.Equal(w.ActivitySources, []string{"cml"}) || w.Status != power.WorkerRunning {
 			t.Errorf("started: %s, %v, %q", w.Status, w.ActivitySources, w.ActivitySourcesReason)
@@ -188,9 +185,7 @@ func TestPlainMachineIsPaused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+w.ID+"/arm", nil); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/"+w.ID+"/arm", nil))(t)
 			ids[name] = w.ID
 		}
 		paused := map[string]time.Time{}

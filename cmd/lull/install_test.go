@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -33,18 +34,12 @@ func files(t *testing.T, dir string) map[string]fs.FileMode {
 // work in place, and that make uninstall removes exactly these.
 func TestMakeInstall(t *testing.T) {
 	bin, dest := t.TempDir(), t.TempDir()
-	if err := programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent"))
 	foreign := map[string]string{"/usr/bin/other": "", "/usr/share/man/man1/lullaby.1": "", "/etc/lull/agent.yaml": "mine"}
 	for name, text := range foreign {
 		file := filepath.Join(dest, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		errtest.None(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	before := files(t, dest)
 	again := []string{"-C", filepath.Join("..", ".."), "--no-print-directory", "DESTDIR=" + dest, "PREFIX=/usr", "BIN=" + bin}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/oidc"
 	"lull/internal/platform/oidc/oidctest"
 	"lull/internal/server"
@@ -117,13 +118,9 @@ func TestLogin(t *testing.T) {
 	}
 	// A login that has ended is renewed.
 	kept, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	old := regexp.MustCompile(`"expires": "[^"]*"`).ReplaceAll(kept, []byte(`"expires": "2026-01-01T00:00:00Z"`))
-	if err := os.WriteFile(file, old, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, old, 0o600))
 	if _, code := lull(page, "worker", "ls"); code != 0 {
 		t.Errorf("with a login to be renewed: %s", page.shown.String())
 	}

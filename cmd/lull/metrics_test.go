@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"lull/internal/host"
+	"lull/internal/lib/errtest"
 )
 
 // metricNames are the lull_ names in an expression.
@@ -91,9 +92,7 @@ func ruleExprs(t *testing.T) []string {
 func alerts(t *testing.T) (out []rule) {
 	t.Helper()
 	var file struct{ Groups []struct{ Rules []rule } }
-	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/prometheus-rules.yaml")), &file); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, yaml.Unmarshal([]byte(contents(t, "../../etc/prometheus-rules.yaml")), &file))
 	for _, g := range file.Groups {
 		out = append(out, g.Rules...)
 	}
@@ -111,9 +110,7 @@ func panelExprs(t *testing.T) []string {
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal([]byte(contents(t, "../../etc/grafana-dashboard.json")), &board); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, json.Unmarshal([]byte(contents(t, "../../etc/grafana-dashboard.json")), &board))
 	var out []string
 	for _, p := range board.Panels {
 		if p.Title == "" || len(p.Targets) == 0 || p.GridPos.X+p.GridPos.W > 24 {
@@ -135,20 +132,14 @@ func TestRulesParse(t *testing.T) {
 	b.WriteString("groups:\n- name: panels\n  rules:\n")
 	for i, e := range panelExprs(t) {
 		quoted, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		fmt.Fprintf(&b, "  - {record: panel_%d, expr: %s}\n", i, quoted)
 	}
 	name := t.TempDir() + "/panels.yaml"
-	if err := os.WriteFile(name, []byte(b.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(name, []byte(b.String()), 0o600))
 	sh(t, tool, "check", "rules", name)
 	broken := t.TempDir() + "/broken.yaml"
-	if err := os.WriteFile(broken, []byte("groups:\n- name: broken\n  rules:\n  - {record: broken, expr: \"sum(up\"}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(broken, []byte("groups:\n- name: broken\n  rules:\n  - {record: broken, expr: \"sum(up\"}\n"), 0o600))
 	if out, err := exec.Command(tool, "check", "rules", broken).CombinedOutput(); err == nil {
 		t.Errorf("it would not notice: %s", out)
 	}

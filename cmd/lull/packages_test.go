@@ -19,6 +19,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestPackages installs the packages of a release in a Debian that debootstrap
@@ -150,9 +152,7 @@ func booted(t *testing.T, root, script string) {
 	nspawn := need(t, "systemd-nspawn")
 	write := func(name string, mode os.FileMode, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(root, name), []byte(text), mode))
 	}
 	write("check", 0o755, "#!/bin/bash\nexec >/said 2>&1\nset -eEx\ntrap 'systemctl poweroff --no-block' EXIT\n"+script+"\ntouch /passed\n")
 	write("etc/systemd/system/check.service", 0o644, "[Unit]\nAfter=lull-server.service lull-host.service lull-agent.service\n[Service]\nExecStart=/check\nTimeoutStopSec=5\n[Install]\nWantedBy=multi-user.target\n")
@@ -230,13 +230,9 @@ func installedRPM(t *testing.T, root, file string) {
 		t.Errorf("lull version says %q", v)
 	}
 	const mine = "idle-timeout: 3h\n"
-	if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o600))
 	data := in("var/lib/lull/server/state")
-	if err := os.MkdirAll(data, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(data, 0o700))
 	rpm("--upgrade", "--nodeps", "--replacepkgs", copied)
 	if got := contents(t, in("etc/lull/agent.yaml")); got != mine {
 		t.Errorf("after an upgrade the policy file is %q", got)
@@ -263,15 +259,11 @@ func unpackedAPK(t *testing.T, root, file, rpm string) {
 	// member reads one of the gzip streams, and returns its compressed bytes too.
 	member := func() (files map[string]*tar.Header, text map[string][]byte, raw []byte) {
 		start := len(packed) - r.Len()
-		if err := z.Reset(r); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, z.Reset(r))
 		z.Multistream(false)
 		files, text = map[string]*tar.Header{}, map[string][]byte{}
 		all, err := io.ReadAll(z)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for tr := tar.NewReader(bytes.NewReader(all)); ; {
 			h, err := tr.Next()
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {

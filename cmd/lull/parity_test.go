@@ -17,6 +17,7 @@ import (
 	"lull/internal/cli/term"
 	"lull/internal/core/power"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/world"
 )
@@ -86,17 +87,13 @@ var parity = []covers{
 // operations are the operations of the server's API by method and path.
 func operations(t *testing.T) map[string]*regexp.Regexp {
 	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "server-openapi.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var doc struct {
 		Paths map[string]map[string]struct {
 			OperationID string `json:"operationId"`
 		}
 	}
-	if err := json.Unmarshal(b, &doc); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, json.Unmarshal(b, &doc))
 	out := map[string]*regexp.Regexp{}
 	for path, methods := range doc.Paths {
 		for method, op := range methods {
@@ -141,9 +138,7 @@ func TestEveryOperationHasAVerb(t *testing.T) {
 		r.pass(10 * time.Minute)
 		dir := t.TempDir()
 		template := filepath.Join(dir, "t.yaml")
-		if err := os.WriteFile(template, []byte("name: t\ninstance_type: m5.large\nami_name_filter: cisco-cml*\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(template, []byte("name: t\ninstance_type: m5.large\nami_name_filter: cisco-cml*\n"), 0o600))
 		fill := strings.NewReplacer("TEMPLATE", template, "TWO", r.id("two"), "ONE", w.ID, "REGION", home)
 		for n, c := range parity {
 			args := slices.Clone(c.args)

@@ -7,6 +7,7 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/world"
 )
@@ -25,9 +26,7 @@ func TestPricesRefresh(t *testing.T) {
 		r.pass(time.Minute)
 		table := func() map[savings.Key]control.Price {
 			p, err := control.Read[control.Prices](t.Context(), r.asks, "/savings/prices")
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			out := map[savings.Key]control.Price{}
 			for _, x := range p.Items {
 				out[savings.Key{x.Kind, x.Region, x.Name}] = x
@@ -45,9 +44,7 @@ func TestPricesRefresh(t *testing.T) {
 			if name == "far" {
 				region = away
 			}
-			if _, err := r.imports(fleet.ImportedWorker{Name: name, AWSRegion: region, EC2InstanceID: r.id(name)}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.imports(fleet.ImportedWorker{Name: name, AWSRegion: region, EC2InstanceID: r.id(name)}))(t)
 		}
 		r.pass(2 * time.Minute) // their types and volumes are read
 		before := table()
@@ -61,9 +58,7 @@ func TestPricesRefresh(t *testing.T) {
 		}
 		r.with(func() { delete(r.dead, "api.pricing.us-east-1") })
 		out, err := refresh()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		after := table()
 		for key, want := range map[savings.Key]float64{ // the simulator's prices
 			{savings.Instance, home, "m5.large"}: 0.012*2 + 0.0000035*8192, oldNorth: 0.012*2 + 0.0000035*8192,

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -129,9 +130,7 @@ func programs(t *testing.T, file, name string) {
 		t.Errorf("%s has a manual page of a verb for Linux: %v", name, err == nil)
 	} else if mac {
 		f, err := macho.Open(lull)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer f.Close()
 		cpu, signed := map[bool]macho.Cpu{true: macho.CpuArm64, false: macho.CpuAmd64}[strings.HasSuffix(name, "arm64")], false
 		for _, l := range f.Loads {
@@ -145,9 +144,7 @@ func programs(t *testing.T, file, name string) {
 	}
 	for _, p := range []string{"lull", "lull-agent"} {
 		f, err := elf.Open(filepath.Join(dir, "bin", p))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer f.Close()
 		machine := map[bool]elf.Machine{true: elf.EM_AARCH64, false: elf.EM_X86_64}[strings.HasSuffix(name, "arm64")]
 		libs, err := f.ImportedLibraries()

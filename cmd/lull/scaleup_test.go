@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/cml"
 	"lull/internal/protocol/control"
 	"lull/internal/sim/world"
@@ -48,9 +49,7 @@ func TestScaledUpWorkerIsPaused(t *testing.T) {
 				t := r.t
 				pin := func(machine string) string {
 					c, err := r.sim.CML.Certificate(machine)
-					if err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, err)
 					p := cml.PinOf(c.Leaf)
 					return hex.EncodeToString(p[:])
 				}
@@ -66,9 +65,7 @@ func TestScaledUpWorkerIsPaused(t *testing.T) {
 						template[field] = v
 					}
 				}
-				if _, err := control.Write[launch.Template](t.Context(), r.asks, "PUT", "/templates/lab", template); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(control.Write[launch.Template](t.Context(), r.asks, "PUT", "/templates/lab", template))(t)
 				w, err := control.Write[worker.Worker](t.Context(), r.asks, "POST", "/workers/scale-up", control.ScaleUp{Template: "lab", AWSRegion: home, Reason: "more labs"})
 				if err != nil {
 					t.Fatal(err)
@@ -101,9 +98,7 @@ func TestScaledUpWorkerIsPaused(t *testing.T) {
 					return
 				}
 				why, err := control.Read[control.Why](t.Context(), r.asks, "/workers/"+w.ID+"/why")
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				said := map[string]string{}
 				for _, b := range why.IdleStatus.Blocks {
 					said[string(b.Code)] += b.Sentence

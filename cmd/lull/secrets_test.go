@@ -20,6 +20,7 @@ import (
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/cml"
 	"lull/internal/platform/etcd"
 	"lull/internal/platform/oidc"
@@ -49,9 +50,7 @@ func TestLiteralSecret(t *testing.T) {
 			}
 			r.pass(10 * time.Minute)
 			st, err := control.Read[worker.IdleStatus](t.Context(), r.asks, "/workers/"+w.ID+"/idle-status")
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			unknown := slices.ContainsFunc(st.Blocks, func(b idle.Block) bool { return b.Code == idle.SignalUnknown })
 			if unknown == (given == right) || len(st.Readings) == 0 {
 				t.Errorf("with %q, CML was read: %t; %+v", given, !unknown, st)
@@ -64,9 +63,7 @@ func TestLiteralSecret(t *testing.T) {
 			}
 			for _, path := range []string{"/settings", "/workers", "/workers/" + w.ID, "/workers/" + w.ID + "/why", "/workers/" + w.ID + "/idle-status", "/audit", "/overview"} {
 				body, err := control.Read[json.RawMessage](t.Context(), r.asks, path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				hides(path, string(body))
 			}
 			for _, v := range []any{given, strings.Repeat(given, 400)} { // there is no key to encrypt it with
@@ -105,9 +102,7 @@ func TestLiteralSecret(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "server.yaml")
 	for _, text := range []string{`"` + right + `"`, "4096123", "[" + right + "]"} {
-		if err := os.WriteFile(file, []byte("cml_default_password: "+text+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file, []byte("cml_default_password: "+text+"\n"), 0o600))
 		out, errs, _ := lullWith(nil, "config", "server", "--config", file)
 		if strings.Contains(out+errs, right) || strings.Contains(out+errs, "4096123") {
 			t.Errorf("%s in a file: %s%s", text, out, errs)

@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/cli/term"
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/freeport"
 	"lull/internal/lib/programtest"
 	"lull/internal/protocol/control"
@@ -142,9 +143,7 @@ func TestServerConfigFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"config", "server"}, c.args...)
 			if c.file != "" {
-				if err := os.WriteFile(file, []byte(c.file), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.WriteFile(file, []byte(c.file), 0o600))
 				args = append(args, "--config", file)
 			}
 			k, v, _ := strings.Cut(c.env, "=")

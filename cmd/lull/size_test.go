@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -14,15 +15,11 @@ import (
 // the space.
 func TestSize(t *testing.T) {
 	dir := t.TempDir()
-	if err := programtest.Into(dir, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, programtest.Into(dir, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"))
 	one := int64(0) // lull as released, with its compressed helpers
 	for name, limit := range map[string]int{"lull": 63e6, "lull-agent": 20e6, "lull-shim": 6e6, "lull-harness": 6e6} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if len(b) > limit {
 			t.Errorf("%s has %d bytes, at most %d are allowed", name, len(b), limit)
 		}
@@ -32,12 +29,8 @@ func TestSize(t *testing.T) {
 		case "lull-shim", "lull-harness":
 			var packed bytes.Buffer
 			w := gzip.NewWriter(&packed)
-			if _, err := w.Write(b); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.Close(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(w.Write(b))(t)
+			errtest.None(t, w.Close())
 			one += int64(packed.Len())
 		}
 	}

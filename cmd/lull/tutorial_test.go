@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -198,9 +199,7 @@ func TestTutorials(t *testing.T) {
 				parent = "/run" // writable for root only
 			}
 			dir, err := os.MkdirTemp(parent, "lull-tutorial-")
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			t.Cleanup(func() {
 				if err := os.RemoveAll(dir); err != nil {
 					t.Log(err) // a daemon that is ending may still write
@@ -212,17 +211,11 @@ func TestTutorials(t *testing.T) {
 				doc = strings.ReplaceAll(doc, port, freePort(t))
 			}
 			all, err := steps(doc)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			few := filepath.Join(dir, "bin")
-			if err := os.Mkdir(few, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.Mkdir(few, 0o755))
 			for _, tool := range []string{"lull", "sh", "cat", "sleep", "grep", "awk", "touch", "rm"} {
-				if err := os.Symlink(need(t, tool), filepath.Join(few, tool)); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.Symlink(need(t, tool), filepath.Join(few, tool)))
 			}
 			env := []string{"LULL_HOST_SHIM=" + shim, "HOME=" + dir, "TZ=UTC", "PATH=" + few}
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

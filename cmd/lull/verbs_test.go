@@ -20,6 +20,7 @@ import (
 
 	"lull/internal/cli/term"
 	"lull/internal/core/policy/when"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 	"lull/internal/protocol/control"
 )
@@ -108,14 +109,10 @@ func fake(t *testing.T, h http.HandlerFunc) (env map[string]string) {
 	web := httptest.NewServer(h)
 	t.Cleanup(web.Close)
 	dir, err := os.MkdirTemp("", "lull-verbs-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	local := httptest.NewUnstartedServer(h)
 	local.Listener.Close()
 	local.Listener = l
@@ -130,9 +127,7 @@ func words(t *testing.T, verb string, more ...string) []string {
 	for _, a := range asking[verb] {
 		if a == "TEMPLATE" {
 			a = filepath.Join(t.TempDir(), "t.yaml")
-			if err := os.WriteFile(a, []byte("name: t\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(a, []byte("name: t\n"), 0o600))
 		}
 		if a == "--" {
 			out, more = append(out, more...), nil

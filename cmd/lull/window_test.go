@@ -19,6 +19,8 @@ import (
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+
+	"lull/internal/lib/errtest"
 )
 
 // window is a page in a real browser. Whatever the browser calls an error
@@ -287,9 +289,7 @@ func artifacts(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("LULL_ARTIFACTS"); dir != "" {
 		dir = filepath.Join(dir, filepath.FromSlash(t.Name()))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(dir, 0o755))
 		return dir
 	}
 	if f := flag.Lookup("test.artifacts"); f != nil && f.Value.String() == "true" {
@@ -305,9 +305,7 @@ func keep(t *testing.T, name string, make func() []byte) {
 	if dir == "" {
 		return
 	}
-	if err := os.WriteFile(filepath.Join(dir, name), make(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, name), make(), 0o644))
 }
 
 // picture stores a screenshot.

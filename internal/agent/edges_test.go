@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/waittest"
 	"lull/internal/lib/wall"
@@ -98,7 +99,7 @@ func TestFilesAreDistrusted(t *testing.T) {
 	}
 	// Below /run and not below /tmp, to which everyone may write.
 	dir, err := os.MkdirTemp("/run", "lull-test-")
-	must(t, err)
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "complete")
 	// It booted an hour ago, whatever its clock says now.
@@ -112,24 +113,24 @@ func TestFilesAreDistrusted(t *testing.T) {
 	}
 	for name, spoil := range map[string]func(){
 		"":                    func() {},
-		"another's":           func() { must(t, os.Chown(path, 1234, 0)) },
-		"writable by others":  func() { must(t, os.Chmod(path, 0o666)) },
-		"in another's folder": func() { must(t, os.Chown(dir, 1234, 0)) },
-		"in an open folder":   func() { must(t, os.Chmod(dir, 0o777)) },
-		"of a group":          func() { must(t, os.Chown(path, 0, 1234)); must(t, os.Chmod(path, 0o660)) },
-		"a link":              func() { must(t, os.Rename(path, path+"2")); must(t, os.Symlink(path+"2", path)) },
-		"a pipe":              func() { must(t, os.Remove(path)); must(t, syscall.Mkfifo(path, 0o600)) },
-		"a folder":            func() { must(t, os.Remove(path)); must(t, os.Mkdir(path, 0o700)) },
-		"of an earlier boot":  func() { must(t, os.Chtimes(path, time.Time{}, time.Now().Add(-2*time.Hour))) },
+		"another's":           func() { errtest.None(t, os.Chown(path, 1234, 0)) },
+		"writable by others":  func() { errtest.None(t, os.Chmod(path, 0o666)) },
+		"in another's folder": func() { errtest.None(t, os.Chown(dir, 1234, 0)) },
+		"in an open folder":   func() { errtest.None(t, os.Chmod(dir, 0o777)) },
+		"of a group":          func() { errtest.None(t, os.Chown(path, 0, 1234)); errtest.None(t, os.Chmod(path, 0o660)) },
+		"a link":              func() { errtest.None(t, os.Rename(path, path+"2")); errtest.None(t, os.Symlink(path+"2", path)) },
+		"a pipe":              func() { errtest.None(t, os.Remove(path)); errtest.None(t, syscall.Mkfifo(path, 0o600)) },
+		"a folder":            func() { errtest.None(t, os.Remove(path)); errtest.None(t, os.Mkdir(path, 0o700)) },
+		"of an earlier boot":  func() { errtest.None(t, os.Chtimes(path, time.Time{}, time.Now().Add(-2*time.Hour))) },
 		"of the future":       func() { set = -56 * 365 * 24 * time.Hour },
-		"a link to nowhere":   func() { must(t, os.Remove(path)); must(t, os.Symlink("nowhere", path)) },
+		"a link to nowhere":   func() { errtest.None(t, os.Remove(path)); errtest.None(t, os.Symlink("nowhere", path)) },
 	} {
-		must(t, os.Chown(dir, 0, 0))
-		must(t, os.Chmod(dir, 0o755))
+		errtest.None(t, os.Chown(dir, 0, 0))
+		errtest.None(t, os.Chmod(dir, 0o755))
 		os.RemoveAll(path)
 		os.RemoveAll(path + "2")
 		set = 0
-		must(t, os.WriteFile(path, []byte("idle-timeout: 1h\n"), 0o644))
+		errtest.None(t, os.WriteFile(path, []byte("idle-timeout: 1h\n"), 0o644))
 		spoil()
 		if at, err := f.Completed(path); at.IsZero() != (name != "") || (err != nil) != (name != "") {
 			t.Errorf("completion file %s: %s, %v", name, at, err)
@@ -150,21 +151,21 @@ func TestLinksAreFollowedWithDistrust(t *testing.T) {
 		t.Skip("SKIP trust: needs root for a directory that others cannot write to")
 	}
 	dir, err := os.MkdirTemp("/run", "lull-test-")
-	must(t, err)
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	at := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
 	for _, d := range []string{"good", "good/deep", "open", "open/closed"} {
-		must(t, os.Mkdir(at(d), 0o755))
+		errtest.None(t, os.Mkdir(at(d), 0o755))
 	}
-	must(t, os.Chmod(at("open"), 0o777))
+	errtest.None(t, os.Chmod(at("open"), 0o777))
 	for _, f := range []string{"good/a", "open/a", "open/closed/a"} {
-		must(t, os.WriteFile(at(f), []byte("idle-timeout: 1h\n"), 0o644))
+		errtest.None(t, os.WriteFile(at(f), []byte("idle-timeout: 1h\n"), 0o644))
 	}
 	for name, target := range map[string]string{
 		"good/to-a": "a", "good/deep/up": "../a", "to-open": "open", "good/far": at("open/closed/a"), "open/back": at("good/a"),
 		"good/over": at("open/back"), "good/loop": "loop", "good/away": "nowhere",
 	} {
-		must(t, os.Symlink(target, at(name)))
+		errtest.None(t, os.Symlink(target, at(name)))
 	}
 	for path, good := range map[string]bool{
 		"good/a": true, "good/to-a": true, "good/deep/up": true, "good/deep/../a": true,
@@ -231,11 +232,11 @@ func TestJournal(t *testing.T) {
 	for i := range 100 {
 		e := agentctl.Entry{At: start.Add(time.Duration(i) * time.Minute), Kind: "verdict", Sentence: "line",
 			Readings: []idle.Reading{idle.Judge("cpu", float64(i), 5, "%", time.Minute, start)}}
-		must(t, j.Append(e))
+		errtest.None(t, j.Append(e))
 	}
-	must(t, j.Close())
+	errtest.None(t, j.Close())
 	j, _, err = OpenJournal(dir)
-	must(t, err)
+	errtest.None(t, err)
 	defer j.Close()
 	got, err := j.Entries(agentctl.HistoryQuery{Since: start.Add(10 * time.Minute), Until: start.Add(50 * time.Minute), Limit: 5})
 	if err != nil || len(got) != 5 || got[4].Readings[0].Value != 49 || !got[0].At.Equal(start.Add(45*time.Minute)) {
@@ -247,11 +248,11 @@ func TestControlSocket(t *testing.T) {
 	w := newWorld()
 	w.config = []byte("idle-timeout: 1h\n")
 	a, err := New(Options{Version: "1.2.3", BootID: "b", Cheap: w, Disk: w, Journal: &MemoryJournal{}, Clocks: w.clocks, Own: w.own})
-	must(t, err)
+	errtest.None(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := Listen(path)
-	must(t, err)
+	errtest.None(t, err)
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm()&0o007 != 0 {
 		t.Errorf("socket mode %v, %v", st.Mode(), err)
 	}
@@ -272,7 +273,7 @@ func TestControlSocket(t *testing.T) {
 	if w, err := c.Why(t.Context(), time.Time{}); err != nil || !strings.Contains(w.Sentence, "job 1/2") {
 		t.Errorf("%+v, %v", w, err)
 	}
-	must(t, c.ReleaseLease(t.Context(), "job 1/2"))
+	errtest.None(t, c.ReleaseLease(t.Context(), "job 1/2"))
 	err = c.ReleaseLease(t.Context(), "job 1/2")
 	if e, ok := errors.AsType[*httpx.Problem](err); !ok || e.Code() != agentctl.CodeNotFound {
 		t.Errorf("%v", err)
@@ -312,7 +313,7 @@ func TestWebhook(t *testing.T) {
 	}))
 	defer srv.Close()
 	p := UserWarner{Own: &proc.OwnWrites{}, HTTP: srv.Client(), Host: "h", File: filepath.Join(t.TempDir(), "warning")}
-	must(t, p.Warn(t.Context(), Warning{Reason: reasonIdle, Action: "stop", At: time.Now(), URL: srv.URL}))
+	errtest.None(t, p.Warn(t.Context(), Warning{Reason: reasonIdle, Action: "stop", At: time.Now(), URL: srv.URL}))
 	if v := <-got; v != "idle_warning h stop" {
 		t.Error(v)
 	}
@@ -333,9 +334,9 @@ func TestMeterCounts(t *testing.T) {
 	defer loopback.CloseIdleConnections()
 	get := func(rt http.RoundTripper) {
 		resp, err := (&http.Client{Transport: rt}).Get(srv.URL)
-		must(t, err)
+		errtest.None(t, err)
 		_, err = io.Copy(io.Discard, resp.Body)
-		must(t, errors.Join(err, resp.Body.Close()))
+		errtest.None(t, errors.Join(err, resp.Body.Close()))
 	}
 	if get(loopback); m.Bytes() != 0 {
 		t.Errorf("loopback counts: %d bytes", m.Bytes())
@@ -424,9 +425,9 @@ func TestHoldsOutliveAClockThatIsSet(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		a := w.start(t, ctx)
 		_, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(time.Hour)})
-		must(t, err)
+		errtest.None(t, err)
 		_, err = a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(time.Hour)})
-		must(t, err)
+		errtest.None(t, err)
 		w.with(func() { w.skew += 50 * time.Second })
 		time.Sleep(2 * time.Minute)
 		cancel()

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/lib/errtest"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/agent-faults.md")
@@ -66,16 +68,16 @@ func faultsPage() string {
 func TestFaultsPage(t *testing.T) {
 	const path = "../../docs/reference/agent-faults.md"
 	if *update {
-		must(t, os.WriteFile(path, []byte(faultsPage()), 0o644))
+		errtest.None(t, os.WriteFile(path, []byte(faultsPage()), 0o644))
 	}
 	b, err := os.ReadFile(path)
-	must(t, err)
+	errtest.None(t, err)
 	if d := cmp.Diff(string(b), faultsPage()); d != "" {
 		t.Errorf("%s is stale, run go test ./internal/agent -run TestFaultsPage -update:\n%s", path, d)
 	}
 	for _, r := range elsewhere {
 		files, err := filepath.Glob(filepath.Join(r[2], "*_test.go"))
-		must(t, err)
+		errtest.None(t, err)
 		if !slices.ContainsFunc(files, func(f string) bool {
 			src, err := os.ReadFile(f)
 			return err == nil && strings.Contains(string(src), "\nfunc "+r[3]+"(")

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -25,7 +26,7 @@ func TestHistoryHasItsEdges(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		list, err := kept.Entries(agentctl.HistoryQuery{})
-		must(t, err)
+		errtest.None(t, err)
 		if len(list) < 4 || list[0].Kind != "start" || list[len(list)-1].Kind != "end" {
 			t.Fatalf("%+v", list)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/control"
 )
@@ -21,16 +22,16 @@ func TestSnoozeAndLeaseHoldACompletion(t *testing.T) {
 	hold := map[string]func(t *testing.T, a *Agent){
 		"snooze": func(t *testing.T, a *Agent) {
 			_, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(2 * time.Hour)})
-			must(t, err)
+			errtest.None(t, err)
 		},
 		"lease": func(t *testing.T, a *Agent) {
 			_, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(2 * time.Hour)})
-			must(t, err)
+			errtest.None(t, err)
 		},
 	}
 	complete := func(t *testing.T, a *Agent) {
 		_, err := a.Complete(t.Context(), agentctl.CompleteRequest{})
-		must(t, err)
+		errtest.None(t, err)
 	}
 	for how, hold := range hold {
 		for name, order := range map[string][]func(*testing.T, *Agent){
@@ -72,9 +73,9 @@ func TestNothingHoldsATTL(t *testing.T) {
 	w.tags["lull:ttl-deadline"] = "2000-01-01T02:00:00Z"
 	bubble(t, w, func(t *testing.T, a *Agent) {
 		_, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(9 * time.Hour)})
-		must(t, err)
+		errtest.None(t, err)
 		_, err = a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(9 * time.Hour)})
-		must(t, err)
+		errtest.None(t, err)
 		time.Sleep(2*time.Hour + 5*time.Second)
 		synctest.Wait()
 		if d := cmp.Diff([]string{"stop"}, w.sent()); d != "" {
@@ -109,11 +110,11 @@ func TestUpcoming(t *testing.T) {
 				time.Sleep(2 * time.Minute)
 				if c.complete {
 					_, err := a.Complete(t.Context(), agentctl.CompleteRequest{})
-					must(t, err)
+					errtest.None(t, err)
 				}
 				if c.snooze > 0 {
 					_, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(c.snooze)})
-					must(t, err)
+					errtest.None(t, err)
 				}
 				time.Sleep(time.Second)
 				said := mustStatus(t, a).Upcoming
@@ -166,8 +167,8 @@ func TestTTLExtend(t *testing.T) {
 						t.Errorf("extended by %s", d)
 					}
 				}
-				must(t, extend(t, a, time.Hour))
-				must(t, extend(t, a, time.Hour))
+				errtest.None(t, extend(t, a, time.Hour))
+				errtest.None(t, extend(t, a, time.Hour))
 				if got := w.tag("ttl-deadline"); source != "file" && got != "2000-01-01T04:00:00Z" {
 					t.Errorf("the tag says %q", got)
 				}
@@ -206,7 +207,7 @@ func TestTTLExtend(t *testing.T) {
 		w := newWorld()
 		w.tags["lull:ttl-deadline"] = "2000-01-01T02:00:00Z"
 		bubble(t, w, func(t *testing.T, a *Agent) {
-			must(t, extend(t, a, 5*time.Hour))
+			errtest.None(t, extend(t, a, 5*time.Hour))
 			w.with(func() { w.tags["lull:ttl-deadline"] = "2000-01-01T03:00:00Z" })
 			time.Sleep(3*time.Hour + 5*time.Second)
 			synctest.Wait()
@@ -259,7 +260,7 @@ func TestCompleteUndo(t *testing.T) {
 			complete := func(t *testing.T, a *Agent) {
 				if how != "file" {
 					_, err := a.Complete(t.Context(), agentctl.CompleteRequest{})
-					must(t, err)
+					errtest.None(t, err)
 				}
 				if how != "command" {
 					w.with(func() { w.complete = time.Now() })
@@ -276,7 +277,7 @@ func TestCompleteUndo(t *testing.T) {
 				}
 				complete(t, a)
 				time.Sleep(3 * time.Minute)
-				must(t, undo(t, a))
+				errtest.None(t, undo(t, a))
 				time.Sleep(3 * time.Hour)
 				synctest.Wait()
 				if s := mustStatus(t, a); len(w.sent()) > 0 || s.Completion != "" || len(s.Upcoming) > 0 {

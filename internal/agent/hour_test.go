@@ -17,6 +17,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 
 	"lull/internal/core/evidence"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/ec2"
 	"lull/internal/platform/imds"
 	"lull/internal/platform/journal"
@@ -113,14 +114,14 @@ func TestHour(t *testing.T) {
 		s, err := sim.New(sim.Options{Metadata: "m", Scenario: simworld.Config{Regions: []simworld.RegionConfig{{Name: "us-east-1"}},
 			Workers: []simworld.WorkerConfig{{Name: "m", Region: "us-east-1", Image: "ami-0000000000000d012", TagsInMetadata: true,
 				Tags: map[string]string{"lull:idle-timeout": "2h", "lull:hibernate-on-idle": "true"}}}}})
-		must(t, err)
+		errtest.None(t, err)
 		aws1 := cloud.count(serveInMemory(t, s.Handler()))
 		api := server.count(serveInMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			reports.Add(1)
 			json.NewEncoder(w).Encode(control.AgentAnswer{WorkerID: "w-1", Holder: holderAgent})
 		})))
 		client, err := control.NewClient("http://server", "a-token-of-usual-length-0123456789", api)
-		must(t, err)
+		errtest.None(t, err)
 		id := idOf(t, s, "m")
 		e := EC2{ID: id, Client: ec2.New(aws.Config{Region: "us-east-1", HTTPClient: aws1,
 			Credentials: credentials.NewStaticCredentialsProvider("AKIASIM", "secret", "")}, "http://cloud", ec2.Limits{})}
@@ -132,7 +133,7 @@ func TestHour(t *testing.T) {
 		}
 		a, err := New(Options{InstanceID: id, BootID: "b", Cheap: w, Slow: slow, Tags: []TagSource{imds.New(imds.Options{Endpoint: "http://127.0.0.1", HTTP: aws1}), e},
 			Cloud: e, Disk: kept, Journal: kept, Evidence: kept, Reporter: toServer{client}, Clocks: w.clocks, Own: w.own})
-		must(t, err)
+		errtest.None(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- a.Run(ctx) }()
@@ -142,7 +143,7 @@ func TestHour(t *testing.T) {
 			time.Sleep(10 * time.Minute)
 		}
 		cancel()
-		must(t, <-ended)
+		errtest.None(t, <-ended)
 		aws1.CloseIdleConnections()
 		api.CloseIdleConnections()
 	})
@@ -162,19 +163,19 @@ func onDisk(t *testing.T, s *shelf) (size int64) {
 	t.Helper()
 	dir := t.TempDir()
 	history, _, err := OpenJournal(filepath.Join(dir, "history"))
-	must(t, err)
+	errtest.None(t, err)
 	for _, e := range s.entries {
-		must(t, history.Append(e))
+		errtest.None(t, history.Append(e))
 	}
-	must(t, history.Close())
+	errtest.None(t, history.Close())
 	looks, _, err := journal.Open(filepath.Join(dir, "evidence"), journal.Options{MaxBytes: 64 << 20, SyncEvery: 15 * time.Minute})
-	must(t, err)
+	errtest.None(t, err)
 	for _, r := range s.records {
 		looks.Take(r)
 	}
-	must(t, looks.Close())
+	errtest.None(t, looks.Close())
 	replays(t, filepath.Join(dir, "evidence"))
-	must(t, filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+	errtest.None(t, filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -59,16 +60,12 @@ func TestTTLMovedAndHalted(t *testing.T) {
 		if len(w.sent()) > 0 {
 			t.Fatal("the deadline was moved")
 		}
-		if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Reason: "test"}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(a.Halt(t.Context(), agentctl.HaltRequest{On: true, Reason: "test"}))(t)
 		time.Sleep(3 * time.Hour)
 		if len(w.sent()) > 0 {
 			t.Fatal("it was halted")
 		}
-		if _, err := a.Halt(t.Context(), agentctl.HaltRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(a.Halt(t.Context(), agentctl.HaltRequest{}))(t)
 		time.Sleep(7 * time.Minute)
 		synctest.Wait()
 		if d := cmp.Diff([]string{"stop"}, w.sent()); d != "" {
@@ -83,9 +80,7 @@ func TestHaltEnds(t *testing.T) {
 	w.tags["lull:idle-timeout"] = "1h"
 	bubble(t, w, func(t *testing.T, a *Agent) {
 		end := time.Now().Add(3 * time.Hour)
-		if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Until: &end, Reason: "demo"}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(a.Halt(t.Context(), agentctl.HaltRequest{On: true, Until: &end, Reason: "demo"}))(t)
 		past := time.Now().Add(-time.Second)
 		if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Until: &past}); err == nil {
 			t.Error("a halt until a time that is over")
@@ -156,9 +151,7 @@ func TestBootGraceAndSnooze(t *testing.T) {
 		if len(w.sent()) > 0 || !mustStatus(t, a).Verdict.Has(codeBootGrace) {
 			t.Fatal("boot grace does not hold")
 		}
-		if _, err := a.Snooze(agentctl.WithCaller(t.Context(), "ada"), agentctl.SnoozeRequest{For: idle.Duration(2 * time.Hour)}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(a.Snooze(agentctl.WithCaller(t.Context(), "ada"), agentctl.SnoozeRequest{For: idle.Duration(2 * time.Hour)}))(t)
 		time.Sleep(2*time.Hour - time.Second)
 		if len(w.sent()) > 0 {
 			t.Fatal("snooze does not hold")
@@ -215,9 +208,7 @@ func TestClockSteps(t *testing.T) {
 			w := newWorld()
 			w.tags["lull:idle-timeout"] = "30m"
 			bubble(t, w, func(t *testing.T, a *Agent) {
-				if _, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(2 * time.Hour)}); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(2 * time.Hour)}))(t)
 				time.Sleep(20 * time.Minute)
 				w.with(func() { w.skew += step })
 				time.Sleep(2 * time.Minute)
@@ -249,9 +240,7 @@ func TestHaltSurvivesARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		a := w.start(t, ctx)
-		if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Reason: "audit"}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(a.Halt(t.Context(), agentctl.HaltRequest{On: true, Reason: "audit"}))(t)
 		cancel()
 		synctest.Wait()
 		ctx, cancel = context.WithCancel(t.Context())
@@ -347,15 +336,9 @@ func TestLeasesAndSnoozesAreChecked(t *testing.T) {
 				t.Errorf("%+v was taken", r)
 			}
 		}
-		if _, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "a", TTL: idle.Duration(time.Hour)}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "b", TTL: idle.Duration(time.Hour)}); err != nil {
-			t.Fatal(err)
-		}
-		if err := a.ReleaseLease(t.Context(), "a"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "a", TTL: idle.Duration(time.Hour)}))(t)
+		errtest.Get(a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "b", TTL: idle.Duration(time.Hour)}))(t)
+		errtest.None(t, a.ReleaseLease(t.Context(), "a"))
 		l, err := a.Leases(t.Context())
 		if err != nil || len(l) != 1 || l[0].Holder != "b" {
 			t.Errorf("%v, %v", l, err)
@@ -376,7 +359,7 @@ func TestSmallClockStep(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		list, err := a.History(t.Context(), agentctl.HistoryQuery{Since: stepped})
-		must(t, err)
+		errtest.None(t, err)
 		if !slices.ContainsFunc(list, func(e agentctl.Entry) bool { return e.Verdict != nil && e.Verdict.Has(idle.SignalUnknown) }) {
 			t.Errorf("the samples before the step still counted: %+v", list)
 		}

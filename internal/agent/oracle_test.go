@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/wall"
 	"lull/internal/platform/proc"
@@ -604,9 +605,9 @@ func oneDay(t *testing.T, seed uint64, judged map[string]int) {
 		}
 	}
 	for _, dir := range []string{"proc", "dev/pts"} {
-		must(t, os.MkdirAll(filepath.Join(d.root, dir), 0o755))
+		errtest.None(t, os.MkdirAll(filepath.Join(d.root, dir), 0o755))
 	}
-	must(t, os.WriteFile(filepath.Join(d.root, "dev/pts/0"), nil, 0o600))
+	errtest.None(t, os.WriteFile(filepath.Join(d.root, "dev/pts/0"), nil, 0o600))
 	d.timeout, d.warnBefore = setting{now: 5 * time.Minute, before: 5 * time.Minute}, setting{now: 30 * time.Second, before: 30 * time.Second}
 	w.tags["lull:idle-timeout"], w.tags["lull:warn-before"] = "5m", "30s"
 	w.tags["lull:check-interval"], w.tags["lull:snooze"], w.tags["lull:boot-grace"] = d.interval.String(), "1m", d.grace.String()
@@ -621,7 +622,7 @@ func oneDay(t *testing.T, seed uint64, judged map[string]int) {
 			return agentctl.Hook{Command: h.Command}
 		}
 	}
-	must(t, d.write(began))
+	errtest.None(t, d.write(began))
 	d.start()
 	d.disturb(d.grace)
 	next := began

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/ec2"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/control"
@@ -44,11 +45,11 @@ func TestPostCancel(t *testing.T) {
 		"use":                 {during: func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.typed = time.Now() }) }, want: both},
 		"a snooze": {during: func(t *testing.T, _ *world, a *Agent) {
 			_, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(5 * time.Hour)})
-			must(t, err)
+			errtest.None(t, err)
 		}, want: both},
 		"a halt": {during: func(t *testing.T, _ *world, a *Agent) {
 			_, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true})
-			must(t, err)
+			errtest.None(t, err)
 		}, want: both},
 		"a suspend": {during: func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.slept += time.Hour }) }, want: both},
 		"a veto": {set: func(w *world) {
@@ -127,7 +128,7 @@ func TestPostCancelWaitsForPreStop(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		_, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true})
-		must(t, err)
+		errtest.None(t, err)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if d := cmp.Diff([]string{"save", "load"}, w.commands()); d != "" {
@@ -229,20 +230,20 @@ func TestWithdrawal(t *testing.T) {
 		"use": func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.typed = time.Now() }) },
 		"a snooze": func(t *testing.T, _ *world, a *Agent) {
 			_, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(2 * time.Hour)})
-			must(t, err)
+			errtest.None(t, err)
 		},
 		"a lease": func(t *testing.T, _ *world, a *Agent) {
 			_, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{TTL: idle.Duration(2 * time.Hour)})
-			must(t, err)
+			errtest.None(t, err)
 		},
 		"a halt": func(t *testing.T, _ *world, a *Agent) {
 			_, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true})
-			must(t, err)
+			errtest.None(t, err)
 		},
 		"a longer timeout": func(t *testing.T, w *world, a *Agent) {
 			w.with(func() { w.tags["lull:idle-timeout"] = "3h" })
 			_, err := a.Reload(t.Context())
-			must(t, err)
+			errtest.None(t, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -263,7 +264,7 @@ func TestWithdrawal(t *testing.T) {
 					}
 				})
 				_, err := a.Halt(t.Context(), agentctl.HaltRequest{})
-				must(t, err)
+				errtest.None(t, err)
 				for len(w.sent()) == 0 {
 					time.Sleep(time.Second)
 				}
@@ -301,16 +302,16 @@ func TestWarningFile(t *testing.T) {
 	p := UserWarner{File: filepath.Join(dir, "warning"), Own: newWorld().own, Host: "h"}
 	one := Warning{Reason: reasonIdle, Action: "stop", At: time.Now(), Sentence: "It is idle."}
 	two := Warning{Reason: reasonTTL, Action: "stop", At: time.Now().Add(time.Hour)}
-	must(t, p.Warn(t.Context(), one))
-	must(t, p.Withdraw(t.Context(), Withdrawal{Warning: one, Why: "snoozed", Left: []Warning{two}}))
+	errtest.None(t, p.Warn(t.Context(), one))
+	errtest.None(t, p.Withdraw(t.Context(), Withdrawal{Warning: one, Why: "snoozed", Left: []Warning{two}}))
 	b, err := os.ReadFile(p.File)
-	must(t, err)
+	errtest.None(t, err)
 	var left Warning
-	if must(t, json.Unmarshal(b, &left)); left.Reason != reasonTTL {
+	if errtest.None(t, json.Unmarshal(b, &left)); left.Reason != reasonTTL {
 		t.Errorf("the file says %s", b)
 	}
 	for range 2 {
-		must(t, p.Withdraw(t.Context(), Withdrawal{}))
+		errtest.None(t, p.Withdraw(t.Context(), Withdrawal{}))
 		if _, err := os.Stat(p.File); !os.IsNotExist(err) {
 			t.Errorf("the file is still there: %v", err)
 		}
@@ -336,7 +337,7 @@ func TestIngFormIsTheAction(t *testing.T) {
 				bubble(t, w, func(t *testing.T, a *Agent) {
 					if reason == "completion" {
 						_, err := a.Complete(t.Context(), agentctl.CompleteRequest{})
-						must(t, err)
+						errtest.None(t, err)
 					}
 					for len(w.sent()) == 0 {
 						time.Sleep(time.Second)

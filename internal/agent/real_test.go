@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/proc"
 )
@@ -43,13 +44,9 @@ ip link set lo up
 echo ready
 cat`)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Skipf("SKIP real machine: cannot make namespaces: %v", err)
@@ -65,12 +62,8 @@ cat`)
 		"proc/stat": "/proc/stat", "proc/diskstats": "/proc/diskstats", "proc/net": fmt.Sprintf("/proc/%d/net", n.pid),
 	} {
 		path := filepath.Join(n.root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(target, path); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		errtest.None(t, os.Symlink(target, path))
 	}
 	return n
 }
@@ -143,9 +136,7 @@ func TestRealLoads(t *testing.T) {
 		m.Read(time.Now(), realLimits, nil)
 		path := filepath.Join(t.TempDir(), "data")
 		f, err := os.Create(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		f.Write(bytes.Repeat([]byte("lull"), 4<<20))
 		f.Sync()
 		f.Close()
@@ -248,9 +239,7 @@ func (n *nook) login(t *testing.T) io.Writer {
 	n.run("mkdir -p /run/sshd")
 	n.run(fmt.Sprintf(`cd %s && ssh-keygen -q -t ed25519 -N '' -f host && ssh-keygen -q -t ed25519 -N '' -f key && cp key.pub allowed && chmod 600 allowed`, dir))
 	conf := fmt.Sprintf("Port 2222\nListenAddress 127.0.0.1\nHostKey %[1]s/host\nAuthorizedKeysFile %[1]s/allowed\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n", dir)
-	if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(conf), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "conf"), []byte(conf), 0o600))
 	n.start(n.command("/usr/sbin/sshd", "-D", "-e", "-f", filepath.Join(dir, "conf")))
 	var in io.Writer
 	waittest.Until(t, "sshd", func() bool {
@@ -259,11 +248,4 @@ func (n *nook) login(t *testing.T) io.Writer {
 	in, _ = n.start(n.command("ssh", "-tt", "-p", "2222", "-i", filepath.Join(dir, "key"), "-o", "StrictHostKeyChecking=no",
 		"-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1", "sh"))
 	return in
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/core/evidence"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/control"
 )
@@ -96,7 +97,7 @@ func TestNothingSecretIsTold(t *testing.T) {
 				time.Sleep(time.Minute)
 				w.with(func() { w.busy["cpu"] = true })
 				reload, err := a.Reload(t.Context())
-				must(t, err)
+				errtest.None(t, err)
 				time.Sleep(3 * time.Minute)
 				w.with(func() { w.busy["cpu"] = false })
 				time.Sleep(40 * time.Minute)
@@ -106,9 +107,9 @@ func TestNothingSecretIsTold(t *testing.T) {
 					t.Errorf("nothing went wrong: %+v", status.Counters)
 				}
 				why, err := a.Why(t.Context(), time.Time{})
-				must(t, err)
+				errtest.None(t, err)
 				history, err := a.History(t.Context(), agentctl.HistoryQuery{})
-				must(t, err)
+				errtest.None(t, err)
 				told := map[string]any{"status": status, "why": why, "reload": reload, "history": history, "log": log.String(), "tags": w.writes}
 				for i, x := range to.heard {
 					told[fmt.Sprintf("%T %d", x, i)] = x
@@ -118,7 +119,7 @@ func TestNothingSecretIsTold(t *testing.T) {
 				}
 				for where, x := range told {
 					b, err := json.Marshal(x)
-					must(t, err)
+					errtest.None(t, err)
 					if i := strings.Index(string(b), mark); i >= 0 {
 						t.Fatalf("%s tells it: %s", where, b[max(0, i-200):min(len(b), i+60)])
 					}

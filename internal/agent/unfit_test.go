@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestUnfitSettings checks that settings that are readable but cannot work are
@@ -36,7 +38,7 @@ func TestUnfitSettings(t *testing.T) {
 			w.tune = func(o *Options) { o.Hooks, o.ConfigPath = ShellHooks{}, "/etc/lull/agent.yaml" }
 			bubble(t, w, func(t *testing.T, a *Agent) {
 				r, err := a.Reload(t.Context())
-				must(t, err)
+				errtest.None(t, err)
 				if c.tag == "" {
 					if len(r.Faults) > 0 {
 						t.Errorf("faults %+v", r.Faults)
@@ -44,7 +46,7 @@ func TestUnfitSettings(t *testing.T) {
 				} else if len(r.Faults) != 1 || r.Faults[0].Tag != c.tag || r.Faults[0].Where != c.where || !hasAlarm(mustStatus(t, a), "config_faults", c.tag) {
 					t.Errorf("faults %+v, want %s in %q", r.Faults, c.tag, c.where)
 				}
-				must(t, a.ask(t.Context(), func() {
+				errtest.None(t, a.ask(t.Context(), func() {
 					if a.config.WarnBefore != c.warn {
 						t.Errorf("warns %s before, want %s", a.config.WarnBefore, c.warn)
 					}

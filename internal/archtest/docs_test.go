@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 var (
@@ -30,9 +32,7 @@ func documents(t *testing.T) map[string]string {
 	root := os.DirFS(filepath.Join("..", ".."))
 	add := func(name string) {
 		b, err := fs.ReadFile(root, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		out[name] = string(b)
 	}
 	for _, name := range []string{"README.md", "HACKING.md", "CHANGELOG.md"} {
@@ -335,9 +335,7 @@ func TestNoAbsentDocuments(t *testing.T) {
 	}
 	for _, name := range texts {
 		b, err := fs.ReadFile(root, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if name != "STYLE.md" { // it shows one
 			check(name, string(b))
 		}

@@ -11,6 +11,8 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/lib/errtest"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/topology.md")
@@ -25,9 +27,7 @@ var load = sync.OnceValues(func() (*Tree, error) { return Load(os.DirFS(filepath
 
 func module(t *testing.T) *Tree {
 	tree, err := load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if tree.Packages["internal/archtest"] == nil || tree.Packages["internal/core/idle"] == nil {
 		t.Fatal("the sources were not found")
 	}
@@ -49,17 +49,11 @@ func TestTopologyIsFresh(t *testing.T) {
 	want := Topology(module(t))
 	path := filepath.Join("..", "..", "docs", "reference", "topology.md")
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		errtest.None(t, os.WriteFile(path, []byte(want), 0o644))
 	}
 	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if d := cmp.Diff(want, string(got)); d != "" {
 		t.Errorf("%s is stale, run go test ./internal/archtest -update:\n%s", path, d)
 	}

@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestLanes checks that every package is in one lane of make test.
 func TestLanes(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join("..", "..", "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, f := range Lanes(module(t), string(b)) {
 		t.Error(f)
 	}
@@ -48,9 +48,7 @@ func TestLanesBite(t *testing.T) {
 				tc.want = "put the package in"
 			}
 			tree, err := Load(files)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			faults := Lanes(tree, tc.makefile)
 			switch {
 			case tc.want == "" && len(faults) > 0:

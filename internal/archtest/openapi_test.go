@@ -13,6 +13,8 @@ import (
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"lull/internal/lib/errtest"
 )
 
 // published returns the committed OpenAPI documents by file name.
@@ -21,9 +23,7 @@ func published(t *testing.T) map[string][]byte {
 	docs := map[string][]byte{}
 	for _, name := range []string{"server-openapi.json", "host-openapi.json"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		docs[name] = data
 	}
 	return docs
@@ -36,9 +36,7 @@ func TestOpenAPIValidates(t *testing.T) {
 	for name, data := range published(t) {
 		t.Run(name, func(t *testing.T) {
 			doc, err := openapi3.NewLoader().LoadFromData(data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			if !doc.IsOpenAPI31OrLater() || doc.Paths.Len() == 0 {
 				t.Errorf("version %s with %d paths", doc.OpenAPI, doc.Paths.Len())
 			}
@@ -46,14 +44,10 @@ func TestOpenAPIValidates(t *testing.T) {
 				t.Error(err)
 			}
 			whole, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			c := jsonschema.NewCompiler()
 			c.DefaultDraft(jsonschema.Draft2020)
-			if err := c.AddResource("doc.json", whole); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, c.AddResource("doc.json", whole))
 			names := slices.Sorted(maps.Keys(doc.Components.Schemas))
 			for _, schema := range names {
 				if _, err := c.Compile("doc.json#/components/schemas/" + schema); err != nil {
@@ -135,9 +129,7 @@ func promises(t *testing.T, data []byte) []string {
 		}
 		Components struct{ Schemas map[string]*schema }
 	}
-	if err := json.Unmarshal(data, &doc); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, json.Unmarshal(data, &doc))
 	var lines []string
 	add := func(required bool, words ...string) {
 		if required {
@@ -247,9 +239,7 @@ func TestAPICompatible(t *testing.T) {
 				t.Errorf("clients break: %s", line)
 			}
 			if *update && !t.Failed() {
-				if err := os.WriteFile(file, []byte(strings.Join(now, "\n")+"\n"), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.WriteFile(file, []byte(strings.Join(now, "\n")+"\n"), 0o644))
 			} else if len(now) != len(then) && !t.Failed() {
 				t.Errorf("%s lacks new promises: run go test ./internal/archtest -update", file)
 			}

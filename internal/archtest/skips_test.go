@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // lacking matches the message of a test that misses something on the machine.
@@ -145,9 +147,7 @@ func TestNothingWasLeftOut(t *testing.T) {
 	var steps, bad []string
 	for _, name := range files {
 		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		got, err := readRecord(f)
 		f.Close()
 		if err != nil {
@@ -217,9 +217,7 @@ func TestRecord(t *testing.T) {
 {"Time":"2026-01-02T03:04:35Z","Action":"skip","Package":"lull/internal/b"}
 {"Action":"out`
 	got, err := readRecord(strings.NewReader(lines))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	want := record{
 		skipped: []skip{{"internal/a TestOne", "a_test.go:7: redis-server is not installed"}},
 		ran:     []slow{{"internal/a TestTwo", 2.5}, {"internal/c TestBad", 1}},

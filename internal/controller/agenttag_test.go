@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/tags"
 )
 
@@ -80,9 +81,7 @@ func TestTagDeadlineOfAStoppedWorker(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		m := r.machine(id)
 		follow := func(what string, at *time.Time) {
@@ -109,9 +108,7 @@ func TestTagDeadlineOfAStoppedWorker(t *testing.T) {
 			t.Fatalf("after its tag was taken away: %v", err)
 		}
 		r.await(id, power.WorkerRunning, 10*time.Minute)
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		follow("added again", &far)
 		r.profile(id, worker.Profile{TTLAction: new("terminate")})

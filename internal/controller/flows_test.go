@@ -18,6 +18,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -34,9 +35,7 @@ func TestAskedTooEarly(t *testing.T) {
 		r.run(r.db.Client(), options{server: "server-2"})
 		for range 40 { // throughout the time in which the shards change hands
 			q, err := r.fleet.AskOwner(t.Context(), operator, fleet.RequestDetect, id, true)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			defer func(asked time.Time) {
 				if q, err = r.fleet.Request(t.Context(), q.ID); err != nil || q.Detect == nil {
 					t.Errorf("what was asked at %s is not answered: %+v, %v", asked.Format(time.TimeOnly), q, err)
@@ -59,9 +58,7 @@ func TestDetectResult(t *testing.T) {
 		detect := func() worker.DetectResult {
 			t.Helper()
 			q, err := r.fleet.AskOwner(t.Context(), operator, fleet.RequestDetect, id, true)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if q, err = r.fleet.Await(ctx, q); err != nil || q.Detect == nil {
@@ -94,23 +91,17 @@ func TestDetectResult(t *testing.T) {
 		if d = detect(); d.TelemetryFetched || d.EligibleForPause || d.TelemetryUnknownWhy != "not_opted_in" {
 			t.Errorf("not opted in: %+v", d)
 		}
-		if _, err := r.fleet.SnoozeWorker(t.Context(), operator, id, time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SnoozeWorker(t.Context(), operator, id, time.Now().Add(time.Hour)))(t)
 		set(func() { m.optOut = false })
 		if d = detect(); !d.TelemetryFetched || !d.IsIdle || !d.InSnoozePeriod || d.EligibleForPause || d.AutoPauseTriggered {
 			t.Errorf("snoozed: %+v", d)
 		}
 		set(func() { m.risks = []string{worker.RiskInstanceStore} })
-		if _, err := r.fleet.SnoozeWorker(t.Context(), operator, id, time.Time{}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SnoozeWorker(t.Context(), operator, id, time.Time{}))(t)
 		if d = detect(); d.EligibleForPause || len(d.Blocks) != 1 || d.Blocks[0].Code != worker.RiskInstanceStore {
 			t.Errorf("preflight: %+v", d)
 		}
-		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{AcceptedRisks: []string{worker.RiskInstanceStore}}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{AcceptedRisks: []string{worker.RiskInstanceStore}}))(t)
 		if d = detect(); !d.EligibleForPause || !d.AutoPauseTriggered || d.Action != worker.ActPause {
 			t.Errorf("accepted: %+v", d)
 		}
@@ -162,15 +153,11 @@ func TestLateAction(t *testing.T) {
 		r.world.mu.Lock()
 		r.world.fault = failNow("stop", Unreachable)
 		r.world.mu.Unlock()
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		for w := r.await(id, power.WorkerStopping, time.Minute); w.Intent.SentAt == nil; w = r.worker(id) {
 			time.Sleep(time.Second)
 		}
-		if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.ResumeWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		r.world.mu.Lock()
 		err := r.world.stop(ec2, CauseUser) // now it takes effect
@@ -213,9 +200,7 @@ func TestLateActivity(t *testing.T) {
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				if c.manual {
 					time.Sleep(40 * time.Minute)
-					if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-						t.Fatal(err)
-					}
+					errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 				}
 				w := r.await(id, power.WorkerStopped, 5*time.Hour)
 				at := w.LastPausedAt.Add(-c.before)
@@ -223,9 +208,7 @@ func TestLateActivity(t *testing.T) {
 				r.world.mu.Lock()
 				m.events = append(m.events, cmlEvent{at: at, arrives: time.Now()})
 				r.world.mu.Unlock()
-				if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(r.fleet.StartWorker(t.Context(), operator, id))(t)
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				time.Sleep(30 * time.Minute)
 				want, samples := 0, uint64(0)
@@ -262,19 +245,13 @@ func TestAutoPauseAction(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		auto := worker.ActionAuto
-		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{PauseAction: &auto}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{PauseAction: &auto}))(t)
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		for range 4 {
-			if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 			r.await(id, power.WorkerStopped, 10*time.Minute)
 			time.Sleep(10 * time.Hour)
-			if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.fleet.StartWorker(t.Context(), operator, id))(t)
 			r.await(id, power.WorkerRunning, 10*time.Minute)
 		}
 		if got := fmt.Sprint(r.world.hibernate); got != "[false false false true]" {
@@ -325,9 +302,7 @@ func TestHaltInTheController(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}))(t)
 		time.Sleep(3 * time.Hour)
 		if w := r.worker(id); w.Status != power.WorkerRunning || w.AutoPauseCount != 0 {
 			t.Errorf("halted, it is %s", w.Status)
@@ -335,9 +310,7 @@ func TestHaltInTheController(t *testing.T) {
 		// The answers say so: no warning, no countdown, and who halted it.
 		l, _ := r.c.Live(id)
 		record, err := r.fleet.GetWorkerIdleStatus(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for what, st := range map[string]worker.IdleStatus{"its owner": *l.Idle, "the record": record} {
 			i := slices.IndexFunc(st.Blocks, func(b idle.Block) bool { return b.Code == idle.Halted })
 			if i < 0 || !strings.Contains(st.Blocks[i].Sentence, "halted by "+operator.Name+" since 2") {
@@ -356,9 +329,7 @@ func TestHaltInTheController(t *testing.T) {
 		if w := r.worker(id); w.Status != power.WorkerRunning {
 			t.Errorf("halted, after a restart it is %s", w.Status)
 		}
-		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SetHalt(t.Context(), operator, halt.Request{}))(t)
 		r.await(id, power.WorkerStopped, 30*time.Minute)
 	})
 }
@@ -372,9 +343,7 @@ func TestHaltEndsInTheController(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		end := time.Now().Add(5 * time.Hour).Round(0)
-		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true, Until: &end, Reason: "network is down"}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true, Until: &end, Reason: "network is down"}))(t)
 		time.Sleep(time.Until(end) - time.Second)
 		l, _ := r.c.Live(id)
 		if at := l.Idle.TargetPauseAt; at == nil || !at.Equal(end.Add(5*time.Minute)) || len(r.machine(id).warned) != 0 {
@@ -425,9 +394,7 @@ func TestImport(t *testing.T) {
 		if w = r.worker(w.ID); w.Status != power.WorkerRunning || len(m.Tags) != 4 {
 			t.Errorf("not armed, it is %s with tags %v", w.Status, m.Tags)
 		}
-		if _, err := r.fleet.ArmWorker(t.Context(), operator, w.ID, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.ArmWorker(t.Context(), operator, w.ID, true))(t)
 		r.await(w.ID, power.WorkerStopped, 30*time.Minute)
 		if m.Tags["lull:managed-by"] != "fleet-1" {
 			t.Errorf("tags %v", m.Tags)
@@ -547,9 +514,7 @@ func TestCallsEndBeforeTheLease(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
 		defer c.Close()
 		lease, err := c.Grant(t.Context(), LeaseTTL)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		own, err := store.Claim(t.Context(), c, lease, "shards/1", []byte("{}"))
 		if err != nil {
 			t.Fatal(err)

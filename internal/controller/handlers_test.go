@@ -16,6 +16,7 @@ import (
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -85,9 +86,7 @@ func runRow(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
-	if _, err := f.PutTemplate(ctx, operator, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(f.PutTemplate(ctx, operator, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0))(t)
 	c, err := New(Config{Fleet: f, Server: "s", Clouds: func(string, string) (Cloud, error) { return w.cloud(), nil }, Consoles: w.console,
 		Secret: func(s sealed.Secret) (sealed.Plain, error) { return sealed.Plain(s), nil }})
 	if err != nil {
@@ -118,37 +117,23 @@ func runRow(t *testing.T, r row) {
 		r.set(&rec)
 	}
 	body, err := json.Marshal(rec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Commit(ctx, store.Txn{Then: []store.Op{store.Put("workers/w-1", append([]byte(`{"v":1,`), body[1:]...))}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.Get(client.Commit(ctx, store.Txn{Then: []store.Op{store.Put("workers/w-1", append([]byte(`{"v":1,`), body[1:]...))}}))(t)
 	v, err := store.Get(ctx, client, "workers/w-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	c.read(v)
 	if r.halted {
-		if _, err := f.SetHalt(ctx, operator, halt.Request{On: true}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(f.SetHalt(ctx, operator, halt.Request{On: true}))(t)
 	}
 	if r.asks != nil {
-		if err := r.asks(f); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.asks(f))
 		q, err := f.AskOwner(ctx, operator, fleet.RequestDetect, "w-1", true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		c.waiting["w-1"] = []fleet.Request{q}
 	}
 	out := c.once(t, ctx, r.ec2, m)
 	after, err := f.Worker(ctx, "w-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	to := r.to
 	if to == "" {
 		to = r.status
@@ -174,9 +159,7 @@ func runRow(t *testing.T, r row) {
 func (c *Controller) once(t *testing.T, ctx context.Context, state string, m *machine) Result {
 	t.Helper()
 	lease, err := c.fleet.Store().Grant(ctx, LeaseTTL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer func() { _ = lease.Revoke(ctx) }()
 	e := c.entries["w-1"]
 	own, err := store.Claim(ctx, c.fleet.Store(), lease, "shards/x", []byte("{}"))

@@ -20,6 +20,7 @@ import (
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/ec2"
 	"lull/internal/sim"
@@ -79,13 +80,9 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 		}
 		var network memnet.Network
 		l, err := network.Listen(":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		tls, err := network.Listen(":8443")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		running.Go(func() { _ = simulated.Run(ctx, sim.Listeners{API: l, CML: tls}) })
 		tr := &http.Transport{DialContext: network.DialContext, DisableKeepAlives: true}
 		region := ec2.New(aws.Config{Region: weekRegion, HTTPClient: &http.Client{Transport: tr},
@@ -102,13 +99,9 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 		simulated.World.Find("h", func(i *world.Instance, _ world.Moment) { in.EC2InstanceID = i.ID })
 		anna := audit.Actor{Name: "anna", Kind: audit.KindUser}
 		w, err := r.fleet.ImportWorker(ctx, anna, in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		r.id = w.ID
-		if _, err := r.fleet.ArmWorker(ctx, anna, w.ID, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.ArmWorker(ctx, anna, w.ID, true))(t)
 		consoles := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Port: "8443", Dial: network.DialContext,
 			Secret: func(sealed.Secret) (sealed.Plain, error) { return "cml", nil }})
 		ctl, err := controller.New(controller.Config{Fleet: r.fleet, Server: "one",

@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 // refusal is CML's own refusal.
@@ -211,9 +212,7 @@ func TestLicenseGivenBack(t *testing.T) {
 					c.at(r, id, m)
 				}
 				r.world.mu.Unlock()
-				if _, err := r.fleet.Terminate(t.Context(), operator, id, fleet.Termination{LeaveLicense: c.leave}); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(r.fleet.Terminate(t.Context(), operator, id, fleet.Termination{LeaveLicense: c.leave}))(t)
 				if c.after != nil {
 					c.after(r, id)
 				}
@@ -246,21 +245,15 @@ func TestLicenseHeldByStopped(t *testing.T) {
 		m.lic = registered
 		r.world.mu.Unlock()
 		r.till(id, func(w worker.Worker) bool { return w.License.Seat })
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		_, err := r.fleet.TerminateWorker(t.Context(), operator, id)
 		if refused, ok := errors.AsType[*failure.Refused](err); !ok || refused.Reason != "license_held" {
 			t.Errorf("terminated with %v", err)
 		}
-		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StartWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.TerminateWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.TerminateWorker(t.Context(), operator, id))(t)
 		if l := r.await(id, power.WorkerTerminated, 5*time.Minute).License; l.Status != worker.LicenseDeregistered || m.lic != unregistered {
 			t.Errorf("its license ended as %+v", l)
 		}

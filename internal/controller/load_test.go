@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 // TestLoadHoldsForTheTimeout checks that a worker judged by its load alone is
@@ -24,9 +25,7 @@ func TestLoadHoldsForTheTimeout(t *testing.T) {
 		r := newRig(t, options{world: w, settings: map[string]any{"worker_auto_pause_snooze_minutes": 0}})
 		defer r.stop()
 		id := r.create().ID
-		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{ActivitySources: []string{worker.SourceCloudWatch}}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{ActivitySources: []string{worker.SourceCloudWatch}}))(t)
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		time.Sleep(5 * time.Hour)
 		w.mu.Lock()
@@ -35,9 +34,7 @@ func TestLoadHoldsForTheTimeout(t *testing.T) {
 		fell := time.Now()
 		r.await(id, power.WorkerStopped, 2*time.Hour)
 		is, err := r.fleet.Worker(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if after := is.LastPausedAt.Sub(fell); after < 50*time.Minute || after > 80*time.Minute {
 			t.Errorf("paused %s after its load fell, with a timeout of an hour", after)
 		}

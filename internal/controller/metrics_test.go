@@ -9,6 +9,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 )
 
 // measured reads a metric of r's controller: the count and sum of a histogram,
@@ -48,14 +49,10 @@ func TestResumeIsMeasured(t *testing.T) {
 		if n, _ := r.measured("lull_resume_seconds", stageRunning); n != 0 {
 			t.Errorf("a launch is %d resumes", n)
 		}
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		asked := time.Now()
-		if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.ResumeWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		most := time.Since(asked).Seconds()
 		time.Sleep(5 * time.Minute)
@@ -66,9 +63,7 @@ func TestResumeIsMeasured(t *testing.T) {
 		if n, ready := r.measured("lull_resume_seconds", stageReady); n != 1 || ready < running || ready > running+60 {
 			t.Errorf("%d resumes to CML of %g s, want one of a little more than %g", n, ready, running)
 		}
-		if _, err := r.fleet.SnoozeWorker(t.Context(), operator, id, time.Now().Add(5*time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SnoozeWorker(t.Context(), operator, id, time.Now().Add(5*time.Hour)))(t)
 		time.Sleep(4 * time.Hour)
 		if _, hours := r.measured("lull_idle_hours_not_avoided_total", "in_snooze_period"); hours < 3 || hours > 4.01 { // the last check is at most half an hour old
 			t.Errorf("%g idle hours were not avoided for a snooze, want nearly the four that it was not in use", hours)

@@ -8,6 +8,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 // CML shows a warning while it is pending and removes it afterwards, whatever
@@ -68,9 +69,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 	case "another server":
 		r.stop()
 	}
-	if err := end(r, id); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, end(r, id))
 	switch how {
 	case "CML is away":
 		time.Sleep(20 * time.Minute)
@@ -81,9 +80,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 	time.Sleep(15 * time.Minute)
 	w := r.worker(id)
 	if w.Status == power.WorkerStopped { // CML learns what it missed when it runs again
-		if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.ResumeWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 10*time.Minute)
 		time.Sleep(5 * time.Minute)
 		w = r.worker(id)
@@ -102,9 +99,7 @@ func TestNoticeOfTTL(t *testing.T) {
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		at := time.Now().Add(20 * time.Minute)
 		terminate := "terminate"
-		if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{TTLDeadline: &at, TTLAction: &terminate}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{TTLDeadline: &at, TTLAction: &terminate}))(t)
 		time.Sleep(16 * time.Minute)
 		r.world.mu.Lock()
 		defer r.world.mu.Unlock()

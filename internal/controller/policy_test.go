@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
+	"lull/internal/lib/errtest"
 	"lull/internal/store/mem"
 )
 
@@ -26,9 +27,7 @@ import (
 func local(t *testing.T, text string) time.Time {
 	t.Helper()
 	m, err := when.Moment(time.Now(), text+" Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return m
 }
 
@@ -92,9 +91,7 @@ func TestScheduleWeeks(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				monday, err := when.ParseDate(c.monday)
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				on := func(day int, clock string) time.Time { return local(t, monday.Add(day).String()+" "+clock) }
 				time.Sleep(time.Until(on(0, "06:00")))
 				r := newRig(t, options{settings: map[string]any{"worker_idle_timeout_minutes": 180}})
@@ -104,15 +101,11 @@ func TestScheduleWeeks(t *testing.T) {
 				id := w.ID
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				r.apply(policy.Scope{Tags: map[string]string{"team": ""}}, rules.Application{Schedule: new("office")})
-				if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{Tags: map[string]string{"team": "net"}}))(t)
 				ctx, end := context.WithCancel(t.Context())
 				defer end()
 				loc, err := when.Zone("Europe/Berlin")
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				go func() { // the user at work
 					for delay.For(ctx, 15*time.Minute) == nil {
 						now := time.Now().In(loc)
@@ -203,9 +196,7 @@ func TestScheduleInUse(t *testing.T) {
 			r := newRig(t, options{})
 			defer r.stop()
 			r.office()
-			if _, err := r.fleet.PutPolicy(t.Context(), operator, policy.Named{Name: "strict", Values: policy.Values{Force: &force, Schedule: new("office")}}, true); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.fleet.PutPolicy(t.Context(), operator, policy.Named{Name: "strict", Values: policy.Values{Force: &force, Schedule: new("office")}}, true))(t)
 			id := r.create().ID
 			r.await(id, power.WorkerRunning, 5*time.Minute)
 			r.apply(policy.Scope{Workers: []string{id}}, rules.Application{Policy: new("strict")})
@@ -333,9 +324,7 @@ func TestBudgets(t *testing.T) {
 			b.MaxActions, b.MaxPercent = nil, new(float64(stops)*100/workers)
 		}
 		for _, b := range []policy.Budget{b, {Name: "starts", For: policy.Starts, MaxActions: &starts, PerMinutes: startPer}} {
-			if _, err := r.fleet.PutBudget(t.Context(), operator, b); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.fleet.PutBudget(t.Context(), operator, b))(t)
 		}
 		all := func(s power.Worker, within time.Duration) {
 			t.Helper()
@@ -363,25 +352,17 @@ func TestBudgets(t *testing.T) {
 		r.apply(policy.Scope{}, rules.Application{Schedule: new("office")})
 		var tokens []string
 		for _, id := range ids[:4] {
-			if _, err := r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.fleet.UpdateWorker(t.Context(), operator, id, 0, worker.Profile{Tags: map[string]string{"kind": "on demand"}}))(t)
 			token, err := r.fleet.NewWakeToken(t.Context(), operator, id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			tokens = append(tokens, token)
 		}
 		r.apply(policy.Scope{Tags: map[string]string{"kind": "on demand"}}, rules.Application{Schedule: new("office"), Priority: new(5)})
-		if _, err := r.fleet.AddOverride(t.Context(), operator, policy.Override{Kind: policy.Skip, Selector: policy.Scope{Tags: map[string]string{"kind": ""}}, Until: local(t, "2000-01-04 07:00").Add(8 * time.Hour)}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.AddOverride(t.Context(), operator, policy.Override{Kind: policy.Skip, Selector: policy.Scope{Tags: map[string]string{"kind": ""}}, Until: local(t, "2000-01-04 07:00").Add(8 * time.Hour)}))(t)
 		begun := local(t, "2000-01-04 08:00")
 		r.until(begun.Add(10 * time.Second))
 		for i, token := range tokens {
-			if _, err := r.fleet.WakeWorker(t.Context(), ids[i], token); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.fleet.WakeWorker(t.Context(), ids[i], token))(t)
 		}
 		waves = time.Duration(workers/starts+2) * time.Duration(startPer) * time.Minute
 		all(power.WorkerRunning, 2*waves+15*time.Minute)
@@ -433,12 +414,8 @@ func TestShadowPolicy(t *testing.T) {
 		ids := r.many(3)
 		r.apply(policy.Scope{}, rules.Application{Policy: new("try")})
 		at := time.Now().Add(4 * time.Hour)
-		if _, err := r.fleet.UpdateWorker(t.Context(), operator, ids[0], 0, worker.Profile{TTLDeadline: &at}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := r.fleet.StopWorker(t.Context(), operator, ids[2]); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.UpdateWorker(t.Context(), operator, ids[0], 0, worker.Profile{TTLDeadline: &at}))(t)
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, ids[2]))(t)
 		r.await(ids[2], power.WorkerStopped, 5*time.Minute)
 		r.world.mu.Lock()
 		clear(r.world.calls)
@@ -554,14 +531,10 @@ func TestPauseTellsWhenItWasChecked(t *testing.T) {
 		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > time.Minute {
 			t.Errorf("paused at %s for its idleness, last checked at %v", w.LastPausedAt, at)
 		}
-		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StartWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		time.Sleep(28 * time.Minute)
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		w = r.await(id, power.WorkerStopped, 5*time.Minute)
 		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > 6*time.Minute {
 			t.Errorf("paused at %s by a user, last checked at %v", w.LastPausedAt, at)

@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 // A stop refused by EC2 is counted, because it was requested, but is not the
@@ -31,9 +32,7 @@ func TestRefusedStopIsNoPause(t *testing.T) {
 		}
 		stop := func() {
 			t.Helper()
-			if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		}
 		refused := func(stops int64) worker.Worker {
 			t.Helper()
@@ -58,9 +57,7 @@ func TestRefusedStopIsNoPause(t *testing.T) {
 			t.Errorf("last paused at %v; %q, %+v", w.LastPausedAt, w.StatusReason, w.StopCalledOff)
 		}
 		paused := *r.worker(id).LastPausedAt
-		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StartWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		if w := refused(3); w.LastPausedAt == nil || !w.LastPausedAt.Equal(paused) {
 			t.Errorf("last paused at %v, want %v", w.LastPausedAt, paused)

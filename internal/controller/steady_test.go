@@ -16,6 +16,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -67,9 +68,7 @@ func (c steadyConsole) RunningLabs(context.Context) (int, error) { return 1, nil
 // cpu returns the CPU time used by this process.
 func cpu(t *testing.T) time.Duration {
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -117,12 +116,8 @@ func steady(t *testing.T, n int) {
 		}
 		w.insts[id] = Instance{ID: id, State: w.states[id], PrivateIP: rec.PrivateIP, PublicIP: rec.PublicIP, Tags: map[string]string{"lull:managed-by": "fleet-1"}}
 		body, err := json.Marshal(rec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("workers/"+rec.ID, append([]byte(`{"v":1,`), body[1:]...))}}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.Get(client.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("workers/"+rec.ID, append([]byte(`{"v":1,`), body[1:]...))}}))(t)
 	}
 	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: settings.Layer{Values: (&rig{}).settingsOf(options{})}})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 // TestEndOfAStoppedWorker checks that a worker that is stopped at its expiry is
@@ -161,9 +162,7 @@ func TestWarningOfTTL(t *testing.T) {
 				id := r.create().ID
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				if c.before != nil {
-					if _, err := r.fleet.PutPolicy(t.Context(), operator, policy.Named{Name: "own", Values: policy.Values{WarnBeforeMinutes: c.before}}, true); err != nil {
-						t.Fatal(err)
-					}
+					errtest.Get(r.fleet.PutPolicy(t.Context(), operator, policy.Named{Name: "own", Values: policy.Values{WarnBeforeMinutes: c.before}}, true))(t)
 					r.apply(policy.Scope{}, rules.Application{Policy: new("own")})
 				}
 				since := time.Now()
@@ -226,9 +225,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		token, err := r.fleet.NewWakeToken(t.Context(), operator, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		end := time.Now().Add(10 * time.Minute)
 		r.profile(id, worker.Profile{TTLDeadline: &end})
 		r.await(id, power.WorkerStopped, 20*time.Minute)
@@ -270,9 +267,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 		}
 		later := time.Now().Add(time.Hour)
 		r.profile(id, worker.Profile{TTLDeadline: &later})
-		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StartWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 10*time.Minute)
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 )
 
 // unread returns the value of lull_region_unread for a region; -1 if missing.
@@ -56,9 +57,7 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		r.world.mu.Unlock()
 		in := fleet.ImportedWorker{Name: "lost", AWSRegion: region0, EC2InstanceID: "i-0123456789abcdef0"}
 		w, err := r.fleet.ImportWorker(t.Context(), operator, in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		time.Sleep(2 * time.Minute)
 		const said = "EC2 has not answered about " + region0 + " since "
 		if w = r.worker(w.ID); w.Status != power.WorkerUnknown || !strings.HasPrefix(w.StatusReason, said) || !strings.Contains(w.StatusReason, "AuthFailure") {
@@ -86,17 +85,13 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		}
 		refused(healthy, true, "status")
 		refused(w.ID, false, "force")
-		if _, err := r.fleet.TerminateWorker(t.Context(), operator, w.ID); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.TerminateWorker(t.Context(), operator, w.ID))(t)
 		time.Sleep(10 * time.Minute)
 		if w = r.worker(w.ID); w.Status != power.WorkerTerminating || !strings.HasPrefix(w.StatusReason, said) {
 			t.Errorf("it is %s: %s", w.Status, w.StatusReason)
 		}
 		refused(w.ID, false, "force")
-		if err := r.fleet.ForgetWorker(t.Context(), operator, w.ID, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.fleet.ForgetWorker(t.Context(), operator, w.ID, true))
 		page, err := r.fleet.Audit(t.Context(), audit.Query{WorkerID: w.ID, Limit: 100})
 		if err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	simworld "lull/internal/sim/world"
 )
@@ -191,9 +192,7 @@ func TestHaltEndsRetries(t *testing.T) {
 			} else {
 				time.Sleep(time.Duration(rng.IntN(20000)) * time.Millisecond)
 			}
-			if _, err := f.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(f.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}))(t)
 			halted := time.Now()
 			time.Sleep(2 * time.Minute)
 			a.mu.Lock()
@@ -208,9 +207,7 @@ func TestHaltEndsRetries(t *testing.T) {
 				}
 			}
 			a.mu.Unlock()
-			if _, err := f.fleet.SetHalt(t.Context(), operator, halt.Request{}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(f.fleet.SetHalt(t.Context(), operator, halt.Request{}))(t)
 		}
 		if calls == 0 {
 			t.Error("no call was made")

@@ -15,6 +15,7 @@ import (
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/rules"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store/mem"
 )
 
@@ -50,9 +51,7 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	r.await(id, power.WorkerRunning, 5*time.Minute)
 	ec2, wanted := r.worker(id).EC2InstanceID, power.WorkerRunning
 	if !up {
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerStopped, 5*time.Minute)
 		wanted = power.WorkerStopped
 	}
@@ -130,9 +129,7 @@ func TestWishDuringAWrite(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		wrote := r.worker(id)
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		since := r.worker(id)
 		r.stop()
 		for _, tc := range []struct {
@@ -194,9 +191,7 @@ func TestLateStart(t *testing.T) {
 			r.world.mu.Lock()
 			defer r.world.mu.Unlock()
 			r.world.fault = nil
-			if err := r.world.start(ec2); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.world.start(ec2))
 		}
 		lands()
 		time.Sleep(5 * time.Minute)
@@ -268,9 +263,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 					r.world.fault = nil
 					r.world.mu.Unlock()
 					if begun {
-						if _, err := r.fleet.StartWorker(t.Context(), operator, id); err != nil {
-							t.Fatal(err)
-						}
+						errtest.Get(r.fleet.StartWorker(t.Context(), operator, id))(t)
 					} else {
 						keep.off(r, id)
 					}
@@ -295,13 +288,9 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		r.apply(policy.Scope{Workers: []string{id}}, rules.Application{Schedule: new("office")})
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerStopped, 5*time.Minute)
-		if _, err := r.fleet.PutBudget(t.Context(), operator, policy.Budget{Name: "starts", For: policy.Starts, MaxActions: new(0), PerMinutes: 1}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.PutBudget(t.Context(), operator, policy.Budget{Name: "starts", For: policy.Starts, MaxActions: new(0), PerMinutes: 1}))(t)
 		r.until(local(t, "2000-03-07 08:10"))
 		if w := r.worker(id); w.DesiredStatus != power.WorkerRunning || w.Status != power.WorkerStopped || !strings.HasPrefix(w.StatusReason, turnSaying) {
 			t.Fatalf("it does not wait: %s/%s (%s)", w.Status, w.DesiredStatus, w.StatusReason)
@@ -314,9 +303,7 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 		if w := r.worker(id); w.DesiredStatus != power.WorkerRunning {
 			t.Fatalf("it does not wait again: %s", w.DesiredStatus)
 		}
-		if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.StopWorker(t.Context(), operator, id))(t)
 		r.until(local(t, "2000-03-08 12:00"))
 		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartWithdrawnBy != operator.Name || w.AutoResumeCount != 0 {
 			t.Errorf("a user's word against the schedule: %s, withdrawn by %q", w.DesiredStatus, w.StartWithdrawnBy)
@@ -332,9 +319,7 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}))(t)
 		time.Sleep(2 * time.Hour)
 		// The outcome of a write is known late, so that the watch is first.
 		r.c.fleet.Store().(*mem.Client).Inject(func(c mem.Call) mem.Fault {
@@ -346,13 +331,9 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 			}
 			return mem.Fault{}
 		})
-		if _, err := r.fleet.SetHalt(t.Context(), operator, halt.Request{}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.fleet.SetHalt(t.Context(), operator, halt.Request{}))(t)
 		q, err := r.fleet.AskOwner(t.Context(), operator, fleet.RequestDetect, id, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		time.Sleep(time.Minute)
 		if q, err = r.fleet.Request(t.Context(), q.ID); err != nil || q.AnsweredAt == nil {
 			t.Errorf("not answered: %+v: %v", q, err)

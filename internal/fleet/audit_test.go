@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -124,18 +125,12 @@ func TestAuditReadsItsOwn(t *testing.T) {
 
 		// A log of an earlier version has no marks, and gets them once.
 		page, err := store.List(ctx, c, store.Prefix("audit-of/"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, v := range page.Values {
-			if _, err := c.Commit(ctx, store.Txn{Then: []store.Op{store.Delete(v.Key)}}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(c.Commit(ctx, store.Txn{Then: []store.Op{store.Delete(v.Key)}}))(t)
 		}
 		for range 2 {
-			if err := f.MarkAudit(ctx); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, f.MarkAudit(ctx))
 		}
 		again, err := store.List(ctx, c, store.Prefix("audit-of/"))
 		if err != nil || len(again.Values) != len(page.Values) {
@@ -175,13 +170,9 @@ func TestAuditPagesAreBounded(t *testing.T) {
 				e.From, e.To = "", ""
 			}
 			more, err := audit.Ops(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			if ops = append(ops, more...); len(ops) > store.MaxOps-3 || i == total-1 {
-				if _, err := c.Commit(ctx, store.Txn{Then: ops}); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(c.Commit(ctx, store.Txn{Then: ops}))(t)
 				ops = nil
 			}
 			if i < total/2 && i%20 == 0 { // the second half is within one second
@@ -255,9 +246,7 @@ func TestTrimTakesTheMarks(t *testing.T) {
 		ctx := t.Context()
 		w := create(t, fl)
 		time.Sleep(25 * time.Hour)
-		if _, err := fl.SetIdleDetection(ctx, ada, w.ID, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.SetIdleDetection(ctx, ada, w.ID, false))(t)
 		if n, err := fl.TrimAudit(ctx, time.Now(), func([]audit.Entry) error { return nil }); err != nil || n != 2 {
 			t.Errorf("removed %d: %v", n, err)
 		}

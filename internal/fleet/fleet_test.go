@@ -21,6 +21,7 @@ import (
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -37,16 +38,12 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 		c := mem.New(mem.Options{}).Client()
 		defer c.Close()
 		seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		fl, err := fleet.New(fleet.Options{Store: c, ID: "f1", Seal: seal, File: settings.Layer{Values: values}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fl.PutTemplate(t.Context(), ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.PutTemplate(t.Context(), ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0))(t)
 		f(t, fl)
 	})
 }
@@ -158,9 +155,7 @@ func TestCommandsByStatus(t *testing.T) {
 					id := create(t, fl).ID
 					put(t, fl, id, s)
 					before, err := fl.Worker(t.Context(), id)
-					if err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, err)
 					after, err := c.run(t.Context(), fl, id)
 					if c.want[s] == refused {
 						if _, ok := errors.AsType[*failure.Refused](err); !ok {
@@ -190,9 +185,7 @@ func TestCounters(t *testing.T) {
 		check := func(when string, want ...int64) {
 			t.Helper()
 			w, err := fl.Worker(ctx, id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			got := []int64{w.AutoPauseCount, w.ManualPauseCount, w.ExternalPauseCount, w.AutoResumeCount, w.ManualResumeCount, w.ExternalResumeCount}
 			for i := range want {
 				if got[i] != want[i] {
@@ -311,9 +304,7 @@ func TestFloor(t *testing.T) {
 		for range 8 {
 			w := create(t, fl)
 			for _, to := range []power.Worker{power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning} {
-				if _, err := fl.Change(ctx, w.ID, fleet.Changing{}, func(w *worker.Worker, _ *worker.Tx) error { w.Status = to; return nil }); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(fl.Change(ctx, w.ID, fleet.Changing{}, func(w *worker.Worker, _ *worker.Tx) error { w.Status = to; return nil }))(t)
 			}
 			ids = append(ids, w.ID)
 		}
@@ -363,9 +354,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 		ctx := t.Context()
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerRunning)
-		if _, err := fl.SetHalt(ctx, ada, halt.Request{On: true}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.SetHalt(ctx, ada, halt.Request{On: true}))(t)
 		for _, err := range []error{
 			second(fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: power.ReasonIdleTimeout})),
 			second(fl.ResumeWorker(ctx, cal, id)),
@@ -395,9 +384,7 @@ func TestHaltHasAnEnd(t *testing.T) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
-		if _, err := fl.SetHalt(ctx, ada, halt.Request{On: true, Reason: "drill", Until: &end}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.SetHalt(ctx, ada, halt.Request{On: true, Reason: "drill", Until: &end}))(t)
 		if s := fl.Halted().Sentence(); !strings.Contains(s, "by "+ada.Name+" since ") || !strings.Contains(s, " until "+end.UTC().Format(time.RFC3339)+": drill.") {
 			t.Error(s)
 		}
@@ -433,9 +420,7 @@ func TestWakeTokens(t *testing.T) {
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerStopped)
 		token, err := fl.NewWakeToken(ctx, ada, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		v, err := store.Get(ctx, fl.Store(), "workers/"+id)
 		if err != nil || strings.Contains(string(v.Data), token) {
 			t.Errorf("the token is stored in the clear, or: %v", err)
@@ -470,16 +455,10 @@ func TestSecretsAreSealed(t *testing.T) {
 		ctx := t.Context()
 		id := create(t, fl).ID
 		pass := "hunter2-very-secret"
-		if _, err := fl.UpdateWorker(ctx, ada, id, 0, worker.Profile{CMLPassword: &pass}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := fl.RegisterLicense(ctx, ada, id, "TOKEN1234567890==", false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.UpdateWorker(ctx, ada, id, 0, worker.Profile{CMLPassword: &pass}))(t)
+		errtest.Get(fl.RegisterLicense(ctx, ada, id, "TOKEN1234567890==", false))(t)
 		page, err := store.List(ctx, fl.Store(), store.Prefix(""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, v := range page.Values {
 			if strings.Contains(string(v.Data), pass) || strings.Contains(string(v.Data), "TOKEN1234567890") {
 				t.Errorf("%s holds a secret in the clear", v.Key)
@@ -506,12 +485,8 @@ func TestAuditIsBoundedAndExported(t *testing.T) {
 		ctx := t.Context()
 		id := create(t, fl).ID
 		for range 5 {
-			if _, err := fl.SetIdleDetection(ctx, ada, id, false); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := fl.SetIdleDetection(ctx, ada, id, true); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(fl.SetIdleDetection(ctx, ada, id, false))(t)
+			errtest.Get(fl.SetIdleDetection(ctx, ada, id, true))(t)
 			time.Sleep(6 * time.Hour)
 		}
 		page, err := fl.Audit(ctx, audit.Query{WorkerID: id, Action: "idle_detection_toggled", Limit: 4})
@@ -618,9 +593,7 @@ func TestWorkersInheritLaunchOptions(t *testing.T) {
 		secret := "env:CML"
 		tmpl := launch.Template{Name: "full", InstanceType: "m5.large", AMINameFilter: "cml*", Enabled: true, TLSInsecure: true, CMLUsername: "lull",
 			ActivitySources: []string{worker.SourceAgent}, AcceptedRisks: []string{worker.RiskNoElasticIP}, RootVolume: &launch.RootVolume{GB: 80}}
-		if _, err := fl.PutTemplateWith(ctx, ada, tmpl, &secret, 0); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.PutTemplateWith(ctx, ada, tmpl, &secret, 0))(t)
 		if kept, err := fl.PutTemplate(ctx, ada, tmpl, 0); err != nil || kept.CMLPassword == "" || kept.Public().CMLPassword != "" {
 			t.Errorf("a change without a password: %+v %v", kept, err)
 		}

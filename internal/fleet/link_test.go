@@ -17,15 +17,14 @@ import (
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/warning"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store/mem"
 )
 
 func linked(t *testing.T) *fleet.Fleet {
 	t.Helper()
 	seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	f, err := fleet.New(fleet.Options{Store: mem.New(mem.Options{}).Client(), ID: "test", Seal: seal,
 		Env: settings.Layer{Source: settings.FromEnv, Values: map[string]any{"notify_public_url": "https://lull.example", "notify_time_zone": "Europe/Berlin"}}})
 	if err != nil {
@@ -37,9 +36,7 @@ func linked(t *testing.T) *fleet.Fleet {
 // warned returns a running worker with a pending warning.
 func warned(t *testing.T, f *fleet.Fleet) (id string, at time.Time) {
 	t.Helper()
-	if _, err := f.PutTemplate(t.Context(), ada, launch.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "x", Enabled: true}, 0); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(f.PutTemplate(t.Context(), ada, launch.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "x", Enabled: true}, 0))(t)
 	w, err := f.CreateWorker(t.Context(), ada, fleet.NewWorker{Name: "w", TemplateName: "small"})
 	if err != nil {
 		t.Fatal(err)
@@ -184,9 +181,7 @@ func TestExtendLife(t *testing.T) {
 func read(t *testing.T, f *fleet.Fleet, link string) warning.Answer {
 	t.Helper()
 	a, err := f.ReadAnswer(time.Now(), strings.TrimPrefix(link, "https://lull.example/answer/"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return a
 }
 
@@ -198,14 +193,10 @@ func TestLinkEnds(t *testing.T) {
 		id, at := warned(t, f)
 		token := strings.TrimPrefix(f.Links(id, "ops", at, &warning.Warning{PauseAt: at.Add(5 * time.Minute)})[warning.Stop], "https://lull.example/answer/")
 		a, err := f.ReadAnswer(time.Now(), token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		body, sig, _ := strings.Cut(token, ".")
 		raw, err := base64.RawURLEncoding.DecodeString(body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		other := base64.RawURLEncoding.EncodeToString([]byte(strings.Replace(string(raw), `"stop"`, `"extend"`, 1)))
 		for _, bad := range []string{"", ".", body, body + ".", "." + sig, other + "." + sig, token + "A", strings.Repeat("A", 5000)} {
 			if _, err := f.ReadAnswer(time.Now(), bad); err == nil {
@@ -215,9 +206,7 @@ func TestLinkEnds(t *testing.T) {
 		if _, err := f.ReadAnswer(at.Add(20*time.Minute+time.Second), token); err == nil {
 			t.Error("a link does not expire")
 		}
-		if _, err := f.UpdateWorkerActivity(t.Context(), id, 0, worker.ActivityUpdate{Telemetry: worker.Telemetry{Newest: time.Now().Add(time.Second), CheckedAt: time.Now()}}, 0); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(f.UpdateWorkerActivity(t.Context(), id, 0, worker.ActivityUpdate{Telemetry: worker.Telemetry{Newest: time.Now().Add(time.Second), CheckedAt: time.Now()}}, 0))(t)
 		if _, err := f.AnswerWarning(context.Background(), a); !isRefused(err) {
 			t.Errorf("a worker that is used again is stopped by a link: %v", err)
 		}

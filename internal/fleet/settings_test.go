@@ -12,13 +12,12 @@ import (
 	"lull/internal/fleet/sealed"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 func TestDefaultsAreTheSeeds(t *testing.T) {
 	s, _, err := settings.Resolve()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, c := range []struct {
 		what      string
 		got, want any
@@ -91,9 +90,7 @@ func TestPinnedSettings(t *testing.T) {
 		if _, ok := errors.AsType[*failure.Invalid](second(pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 0}))); !ok {
 			t.Error("a bad value was stored")
 		}
-		if _, err := pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 30.0}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 30.0}))(t)
 		if err := fl.Refresh(t.Context()); err != nil || fl.Settings().WorkerIdleTimeout != 30*time.Minute {
 			t.Errorf("another process has %s: %v", fl.Settings().WorkerIdleTimeout, err)
 		}

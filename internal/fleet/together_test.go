@@ -22,6 +22,7 @@ import (
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -62,9 +63,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	defer c.Close()
 	db := &slowStore{Store: c}
 	seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	const n = 64
 	floor, scaleDown := rng.IntN(n), rng.IntN(3) == 0
 	fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: settings.Layer{Values: map[string]any{
@@ -73,15 +72,11 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fl.PutTemplate(ctx, ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(fl.PutTemplate(ctx, ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0))(t)
 	budget := n + 1
 	if rng.IntN(2) == 0 {
 		budget = rng.IntN(n)
-		if _, err := fl.PutBudget(ctx, ada, policy.Budget{Name: "few", For: policy.Stops, MaxActions: &budget, PerMinutes: 60}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.PutBudget(ctx, ada, policy.Budget{Name: "few", For: policy.Stops, MaxActions: &budget, PerMinutes: 60}))(t)
 	}
 	var workers []worker.Worker
 	for i := range n {
@@ -91,9 +86,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 		}
 		workers = append(workers, put(t, fl, w.ID, power.WorkerRunning))
 	}
-	if err := fl.Refresh(ctx); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, fl.Refresh(ctx))
 	// Each is settled through the view of one of four shards, one of which may be
 	// held by another server now.
 	lost := rng.IntN(2) == 0
@@ -111,9 +104,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 		shards = append(shards, fl.Guarded(store.CreatedAt(key, at)))
 	}
 	stale := rng.IntN(n)
-	if _, err := fl.SnoozeWorker(ctx, ada, workers[stale].ID, time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(fl.SnoozeWorker(ctx, ada, workers[stale].ID, time.Now().Add(time.Minute)))(t)
 	time.Sleep(3 * time.Hour)
 	db.slow.Store(true)
 
@@ -191,18 +182,14 @@ func TestFewTransactions(t *testing.T) {
 		defer c.Close()
 		db := &slowStore{Store: c}
 		seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		const n = 320
 		fl, err := fleet.New(fleet.Options{Store: db, ID: "f1", Seal: seal, File: settings.Layer{Values: map[string]any{
 			"worker_warn_before_minutes": 0, "max_workers_per_region": 2 * n}}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fl.PutTemplate(ctx, ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.PutTemplate(ctx, ada, launch.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0))(t)
 		var workers []worker.Worker
 		for i := range n + 1 {
 			w, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: fmt.Sprint("w", i), TemplateName: "small"})

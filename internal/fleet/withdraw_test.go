@@ -12,6 +12,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 var bob = audit.Actor{Name: "bob", Kind: audit.KindUser}
@@ -25,9 +26,7 @@ type pending struct {
 // change makes one step of the controller.
 func change(t *testing.T, fl *fleet.Fleet, id string, fn func(w *worker.Worker)) {
 	t.Helper()
-	if _, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error { fn(w); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error { fn(w); return nil }))(t)
 }
 
 func pendingStarts() []pending {
@@ -130,9 +129,7 @@ func TestStartWithdrawn(t *testing.T) {
 					p.make(t, fl, id)
 					passMinute()
 					before, err := fl.Worker(t.Context(), id)
-					if err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, err)
 					w, err := run(t.Context(), fl, id)
 					end, ok := want[p.name][name]
 					if !ok {
@@ -187,13 +184,9 @@ func TestStartThatIsNotNeeded(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerRunning)
-		if _, err := fl.StopWorker(t.Context(), ada, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.StopWorker(t.Context(), ada, id))(t)
 		change(t, fl, id, func(w *worker.Worker) { w.Status = power.WorkerStopping })
-		if _, err := fl.ResumeWorker(t.Context(), ada, id); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fl.ResumeWorker(t.Context(), ada, id))(t)
 		w, err := fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, tx *worker.Tx) error {
 			return w.CallOff(tx, nil, "resumed by ada")
 		})

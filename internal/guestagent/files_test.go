@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/guest"
 )
@@ -56,9 +57,7 @@ func TestCopyFiles(t *testing.T) {
 		}
 	}
 	if os.Geteuid() == 0 {
-		if err := os.Chown(filepath.Join(root, "srv"), 1234, 2345); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chown(filepath.Join(root, "srv"), 1234, 2345))
 	}
 	for _, c := range []struct {
 		way, at string
@@ -105,9 +104,7 @@ func TestExecCopiesFiles(t *testing.T) {
 	h := begin(t, nil).connect(t)
 	dir := t.TempDir()
 	big := strings.Repeat("0123456789abcde\n", guest.Window/8) // more than a pipe and a window hold
-	if err := os.WriteFile(filepath.Join(dir, "big"), []byte(big), 0o640); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "big"), []byte(big), 0o640))
 	if err := h.do(t, guest.Exec, guest.ExecCall{Files: guest.FilesOut, At: dir}, nil); err == nil {
 		t.Error("files were copied before the workload ran")
 	}
@@ -139,9 +136,7 @@ func TestExecCopiesFiles(t *testing.T) {
 		})
 	}
 	call(2)
-	if err := h.Notify(guest.Input, guest.InputNote{Number: 2, Data: archive(t, "small", "content"), End: true}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, h.Notify(guest.Input, guest.InputNote{Number: 2, Data: archive(t, "small", "content"), End: true}))
 	if a := <-answered; a.Code != 0 {
 		t.Errorf("the copy ended with %+v", a)
 	}
@@ -152,9 +147,7 @@ func TestExecCopiesFiles(t *testing.T) {
 	h.said = nil
 	h.mu.Unlock()
 	call(3)
-	if err := h.Notify(guest.Cancel, guest.CancelCall{Number: 3}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, h.Notify(guest.Cancel, guest.CancelCall{Number: 3}))
 	if a := <-answered; a.Code != 137 {
 		t.Errorf("the canceled copy ended with %+v", a)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/guest"
@@ -113,18 +114,12 @@ func ends(t *testing.T) (near, far net.Conn) {
 	t.Helper()
 	dir := t.TempDir()
 	ln, err := net.Listen("unix", filepath.Join(dir, "c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer ln.Close()
 	c, err := net.Dial("unix", ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	far, err = ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return c, far
 }
 
@@ -208,9 +203,7 @@ func (h *host) do(t *testing.T, method string, params, result any) error {
 
 func (h *host) must(t *testing.T, method string, params, result any) {
 	t.Helper()
-	if err := h.do(t, method, params, result); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, h.do(t, method, params, result))
 }
 
 // begin runs a harness beside the test.
@@ -223,9 +216,7 @@ func begin(t *testing.T, change func(*Config)) *port {
 		change(&cfg)
 	}
 	h, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx) }()
@@ -303,9 +294,7 @@ func TestAbandonedCommands(t *testing.T) {
 		t.Errorf("one command too many: %v", err)
 	}
 	h.must(t, guest.Health, nil, nil)
-	if err := h.Notify(guest.Cancel, guest.CancelCall{Number: 3}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, h.Notify(guest.Cancel, guest.CancelCall{Number: 3}))
 	if a := <-answers; a.Code != 137 {
 		t.Errorf("cancelled: %+v", a)
 	}
@@ -409,9 +398,7 @@ func TestHostAway(t *testing.T) {
 	waittest.Until(t, "the first line", func() bool { return h.text() == "first\n" })
 	h.c.Close()
 	waittest.Until(t, "the harness sees it", func() bool { return p.now() == nil })
-	if err := os.WriteFile(mark+".go", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(mark+".go", nil, 0o600))
 	waittest.Until(t, "the workload writes more than anybody keeps", func() bool { _, err := os.Stat(mark); return err == nil })
 	h = p.connect(t)
 	var a guest.HelloAnswer
@@ -443,9 +430,7 @@ func TestStuckHost(t *testing.T) {
 	var run sync.WaitGroup
 	run.Go(func() { _ = h.Run(ctx) })
 	mark := filepath.Join(t.TempDir(), "mark")
-	if err := h.run(shell("seq 1 200000; touch " + mark + "; exec sleep 1000")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, h.run(shell("seq 1 200000; touch "+mark+"; exec sleep 1000")))
 	waittest.Until(t, "the workload is through", func() bool { _, err := os.Stat(mark); return err == nil })
 	mine.Close()
 	cancel()
@@ -489,9 +474,7 @@ func TestSocket(t *testing.T) {
 	waittest.Until(t, "the workload knows its socket", func() bool { return h.text() == "socket "+path+"\n" })
 	ask := func(c net.Conn, line string) string {
 		t.Helper()
-		if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.SetDeadline(time.Now().Add(waitLimit)))
 		fmt.Fprintln(c, line)
 		b := make([]byte, 512)
 		n, err := c.Read(b)
@@ -502,9 +485,7 @@ func TestSocket(t *testing.T) {
 	}
 	dial := func() net.Conn {
 		c, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -598,9 +579,7 @@ func TestSmall(t *testing.T) {
 	}
 	out := programtest.Build(t, "lull/cmd/lull-harness")
 	st, err := os.Stat(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if st.Size() > 6<<20 {
 		t.Errorf("lull-harness has %d bytes, at most 6 MiB", st.Size())
 	}

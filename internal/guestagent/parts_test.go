@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 )
 
@@ -46,18 +47,14 @@ func TestActivity(t *testing.T) {
 // listeners.
 func TestSockets(t *testing.T) {
 	proc := t.TempDir()
-	if err := os.Mkdir(filepath.Join(proc, "net"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(filepath.Join(proc, "net"), 0o755))
 	line := func(local, remote, state, queues, inode string) string {
 		return " 0: " + local + " " + remote + " " + state + " " + queues + " 00:00000000 00000000 0 0 " + inode + " 1\n"
 	}
 	const head = "  sl  local_address rem_address   st\n"
 	const guestPort80, gw = "027FA8C0:0050", "017FA8C0:"
 	put := func(name, text string) {
-		if err := os.WriteFile(filepath.Join(proc, "net", name), []byte(head+text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(proc, "net", name), []byte(head+text), 0o644))
 	}
 	put("tcp", line("00000000:0050", "00000000:0000", "0A", "0:0", "10")+
 		line(guestPort80, gw+"9C40", "01", "00000000:00000000", "11")+ // in, quiet
@@ -69,9 +66,7 @@ func TestSockets(t *testing.T) {
 	put("udp", line("00000000:0035", "00000000:0000", "07", "0:0", "15"))
 	h := &Harness{cfg: Config{Proc: proc}}
 	var a guest.HealthAnswer
-	if err := h.tcp(&a); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, h.tcp(&a))
 	want := guest.HealthAnswer{Outbound: 1,
 		Conns:   []guest.WaitingConn{{Port: 80, Remote: 40001, Unread: 5, Accepted: true}, {Port: 80, Remote: 40002}},
 		Listens: []guest.ListenAddr{{Network: "tcp", Addr: "0.0.0.0:80"}, {Network: "udp", Addr: "0.0.0.0:53"}}}
@@ -132,26 +127,16 @@ func TestNetlink(t *testing.T) {
 func TestLook(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"bin", "usr/bin", "etc"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
 	for name, mode := range map[string]os.FileMode{"usr/bin/prog": 0o755, "usr/bin/data": 0o644} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, mode); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, name), nil, mode))
 	}
 	// Absolute links resolve inside the root.
-	if err := os.Symlink("/usr/bin/prog", filepath.Join(dir, "bin/link")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/bin/sh", filepath.Join(dir, "bin/outside")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Symlink("/usr/bin/prog", filepath.Join(dir, "bin/link")))
+	errtest.None(t, os.Symlink("/bin/sh", filepath.Join(dir, "bin/outside")))
 	root, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer root.Close()
 	for _, c := range []struct{ name, path, dir, want string }{
 		{"prog", "", "", "/usr/bin/prog"},
@@ -173,9 +158,7 @@ func TestLook(t *testing.T) {
 			t.Errorf("%+v: %q, %v", c, got, err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "etc/passwd"), []byte("root:x:0:0::/:/bin/sh\nweb:x:33:34::/:/bin/sh\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "etc/passwd"), []byte("root:x:0:0::/:/bin/sh\nweb:x:33:34::/:/bin/sh\n"), 0o644))
 	for user, want := range map[string][2]uint32{"web": {33, 34}, "7": {7, 7}, "7:8": {7, 8}} {
 		if c, err := lookUser(dir, user); err != nil || c.Uid != want[0] || c.Gid != want[1] {
 			t.Errorf("%s: %+v, %v", user, c, err)
@@ -197,9 +180,7 @@ func TestNames(t *testing.T) {
 		os.WriteFile(filepath.Join(etc, "hosts"), []byte("10.0.0.1 db\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeNames(root, Plan{Name: "web", Resolver: netip.MustParseAddr("10.0.2.3")}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, writeNames(root, Plan{Name: "web", Resolver: netip.MustParseAddr("10.0.2.3")}))
 	for name, want := range map[string]string{"resolv.conf": "nameserver 10.0.2.3\n", "hosts": "10.0.0.1 db\n"} {
 		if b, err := os.ReadFile(filepath.Join(etc, name)); err != nil || string(b) != want {
 			t.Errorf("%s holds %q, %v", name, b, err)

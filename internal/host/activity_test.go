@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/activity"
 )
 
@@ -119,9 +120,7 @@ func TestProbeHoldsAndLetsGo(t *testing.T) {
 				if blocked(o.Blocks, idle.SignalUnknown) || !slices.ContainsFunc(o.Activity, func(r idle.Reading) bool { return r.Signal == "probe:job" && r.State == idle.Quiet }) {
 					t.Errorf("asleep it shows %v, %v", o.Activity, o.Blocks)
 				}
-				if err := r.Resume(context.Background(), "web", ByManual); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, r.Resume(context.Background(), "web", ByManual))
 				p.set(c.says)
 				time.Sleep(10 * time.Minute)
 				r.is("web", power.Running)
@@ -211,9 +210,7 @@ func TestHungProbe(t *testing.T) {
 		if p.count() != 1 || p.most.Load() != 1 {
 			t.Errorf("%d readings, %d at once", p.count(), p.most.Load())
 		}
-		if err := r.Pause(context.Background(), "web", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(context.Background(), "web", ByManual, false))
 		r.is("web", power.Paused)
 		if c := r.k.Connect(web); !answered(c) {
 			t.Fatal("no answer")
@@ -323,12 +320,8 @@ func TestProbeForgottenAtWake(t *testing.T) {
 		if o := r.is("web", power.Running); blocked(o.Blocks, idle.SignalUnknown) {
 			t.Fatalf("the probe has no reading: %v", o.Blocks)
 		}
-		if err := r.Pause(context.Background(), "web", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Resume(context.Background(), "web", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(context.Background(), "web", ByManual, false))
+		errtest.None(t, r.Resume(context.Background(), "web", ByManual))
 		if o := r.is("web", power.Running); !blocked(o.Blocks, idle.SignalUnknown) {
 			t.Errorf("the blocks are %v", o.Blocks)
 		}

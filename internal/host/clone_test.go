@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -30,9 +31,7 @@ func TestClone(t *testing.T) {
 		}
 		refused("a running instance", "lull pause a")
 		c := r.k.Connect(id)
-		if err := r.Pause(r.ctx, "a", ByManual, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(r.ctx, "a", ByManual, true))
 		refused("an instance with a client", "1 clients are connected to it")
 		c.Close()
 		synctest.Wait()
@@ -44,9 +43,7 @@ func TestClone(t *testing.T) {
 		refused("a name that is taken", "already")
 		ask.Name = "b"
 		other, err := r.Clone(r.ctx, "a", ask)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		r.gates["b"].ID = other
 		r.is("a", power.Hibernated)
 		o := r.is("b", power.Hibernated)

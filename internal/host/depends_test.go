@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 )
 
 // on makes a spec depend on others.
@@ -67,12 +68,8 @@ func TestDependenciesWakeFirst(t *testing.T) {
 				inBubble(t, func(r *rig) {
 					db := r.run("db", nil)
 					web := r.run("web", func(s *instance.Spec) { s.DependsOn, s.StopAfter = []string{"db"}, new(idle.Duration) })
-					if err := r.Pause(context.Background(), web, ByManual, false); err != nil {
-						t.Fatal(err)
-					}
-					if err := sleep(r, db); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, r.Pause(context.Background(), web, ByManual, false))
+					errtest.None(t, sleep(r, db))
 					if s := r.byName["db"].state(); s == power.Running {
 						t.Fatal("db is awake")
 					}
@@ -130,12 +127,8 @@ func TestDependencyThatDoesNotRun(t *testing.T) {
 			inBubble(t, func(r *rig) {
 				db, web := r.run("db", nil), ""
 				web = r.run("web", on("db"))
-				if err := r.Pause(context.Background(), web, ByManual, false); err != nil {
-					t.Fatal(err)
-				}
-				if err := end(r, db); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, r.Pause(context.Background(), web, ByManual, false))
+				errtest.None(t, end(r, db))
 				if c := r.k.Connect(web); !answered(c) {
 					t.Fatal("no answer")
 				}
@@ -161,9 +154,7 @@ func TestDependenciesOfANewInstance(t *testing.T) {
 				t.Errorf("%s on %v: %v", c.name, c.on, err)
 			}
 		}
-		if err := r.Delete(context.Background(), "db", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Delete(context.Background(), "db", ByManual))
 		if _, err := r.Create(context.Background(), hosttest.Spec("db", on("api"))); !invalid(err) {
 			t.Errorf("a circle: %v", err)
 		}

@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 )
 
 // fullDisk rejects every record while full is set.
@@ -190,16 +191,12 @@ func TestRemovedStaysRemoved(t *testing.T) {
 	}, func(r *rig) {
 		r.run("a", nil)
 		i, err := r.find("a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		d.change = func() {
 			i.update(func(r *instance.Record) { r.StatusReason = "late" })
 			r.saver.WriteLater(i, i.id)
 		}
-		if err := r.Delete(r.ctx, "a", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Delete(r.ctx, "a", ByManual))
 		time.Sleep(5 * time.Second) // several tries of the saver
 		synctest.Wait()
 		if all := d.All(); len(all) != 0 {

@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 	"lull/internal/protocol/hostctl"
 )
@@ -26,9 +27,7 @@ import (
 func TestLetRunMeanwhile(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id, other := r.run("a", nil), r.run("b", nil)
-		if err := r.Pause(context.Background(), id, ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(context.Background(), id, ByManual, false))
 		ran := r.is("b", power.Running).LastResumedAt
 		r.crash()
 		w, err := r.k.Adopt(context.Background(), id, r.k.Proc(id).Identity()) // by the supervisor
@@ -93,9 +92,7 @@ func TestLadder(t *testing.T) {
 			t.Errorf("a connection does not start what lull stopped: %v", err)
 		}
 		r.is("a", power.Running)
-		if err := r.Stop(r.ctx, "a", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Stop(r.ctx, "a", ByManual, false))
 		if _, err := r.gates["a"].Arrive(r.ctx); err == nil {
 			t.Errorf("the relay of an instance that a user stopped: %v", err)
 		}
@@ -146,9 +143,7 @@ func TestLeases(t *testing.T) {
 		}
 		r.lease("a", "one", 3*time.Minute)
 		r.lease("a", "two", 10*time.Minute)
-		if err := r.ReleaseLease(ctx, "a", "two"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.ReleaseLease(ctx, "a", "two"))
 		var missing *NotFoundError
 		if err := r.ReleaseLease(ctx, "a", "two"); !errors.As(err, &missing) {
 			t.Errorf("released twice: %v", err)
@@ -185,9 +180,7 @@ func TestSnoozeOfSleeping(t *testing.T) {
 		time.Sleep(62 * time.Second)
 		stopAt := *r.is("a", power.Paused).StopAt
 		until := time.Now().Add(time.Hour)
-		if err := r.Snooze(r.ctx, "a", until); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Snooze(r.ctx, "a", until))
 		o := r.is("a", power.Paused)
 		if !o.StopAt.Equal(until) || !o.NextStepAt.Equal(until) || o.NextStep != string(power.Stopped) {
 			t.Errorf("snoozed until %s, and it says: %s at %s, stopped at %s", until, o.NextStep, o.NextStepAt, o.StopAt)
@@ -197,9 +190,7 @@ func TestSnoozeOfSleeping(t *testing.T) {
 		if err := r.Snooze(r.ctx, "a", time.Now().Add(10*time.Second)); err != nil { // already over
 			t.Fatal(err)
 		}
-		if err := r.Snooze(r.ctx, "a", time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Snooze(r.ctx, "a", time.Now().Add(time.Hour)))
 		if err := r.Snooze(r.ctx, "a", time.Time{}); err != nil { // ended
 			t.Fatal(err)
 		}
@@ -216,15 +207,11 @@ func TestHaltedSaysNoNextStep(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
 		time.Sleep(62 * time.Second)
-		if err := r.Halt(&idle.HaltedBy{}, ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Halt(&idle.HaltedBy{}, ByManual))
 		if o := r.is("a", power.Paused); o.StopAt != nil || o.NextStep != "" || o.NextStepAt != nil {
 			t.Errorf("halted, and it says: %s at %v, stopped at %v", o.NextStep, o.NextStepAt, o.StopAt)
 		}
-		if err := r.Halt(nil, ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Halt(nil, ByManual))
 		if o := r.is("a", power.Paused); o.StopAt == nil || o.NextStep != string(power.Stopped) {
 			t.Errorf("no longer halted, and it says: %s, stopped at %v", o.NextStep, o.StopAt)
 		}
@@ -241,15 +228,11 @@ func TestExplicitPause(t *testing.T) {
 			t.Fatalf("paused against a connection: %v", err)
 		}
 		r.is("a", power.Running)
-		if err := r.Pause(ctx, "a", ByManual, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(ctx, "a", ByManual, true))
 		r.is("a", power.Paused)
 		c.Send()
 		r.is("a", power.Running)
-		if err := r.Stop(ctx, "a", ByManual, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Stop(ctx, "a", ByManual, true))
 		if o := r.is("a", power.Stopped); o.Enabled {
 			t.Error("stopped with disable, and still enabled")
 		}
@@ -290,21 +273,15 @@ func TestHaltStopsEverythingAutomatic(t *testing.T) {
 		r.run("b", nil)
 		time.Sleep(62 * time.Second)
 		r.is("b", power.Paused)
-		if err := r.Resume(context.Background(), "a", ByManual); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "a demo"}, "ada"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Resume(context.Background(), "a", ByManual))
+		errtest.None(t, r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "a demo"}, "ada"))
 		time.Sleep(time.Hour)
 		o := r.is("a", power.Running)
 		if o.Blocks[0].Code != idle.Halted || !strings.Contains(o.Blocks[0].Sentence, "ada") || !strings.Contains(o.Blocks[0].Sentence, "a demo") {
 			t.Errorf("blocks %v", o.Blocks)
 		}
 		r.is("b", power.Paused) // not stopped either
-		if err := r.Halt(nil, "ada"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Halt(nil, "ada"))
 		time.Sleep(10 * time.Second)
 		r.is("a", power.Paused)
 		r.is("b", power.Stopped)
@@ -401,9 +378,7 @@ func TestCrashLoop(t *testing.T) {
 		if !o.CrashLooping || r.k.Starts() != starts+crashLimit-1 {
 			t.Errorf("crash looping %v after %d starts", o.CrashLooping, r.k.Starts()-starts)
 		}
-		if err := r.Start(context.Background(), "a", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Start(context.Background(), "a", ByManual))
 		if o := r.is("a", power.Running); o.CrashLooping {
 			t.Error("a user's start does not clear the crash loop")
 		}
@@ -484,17 +459,13 @@ func TestRestart(t *testing.T) {
 				case "stopped":
 					_ = r.Stop(r.ctx, "a", ByManual, false)
 				case "running":
-					if err := r.Hold(r.ctx, "a", idle.Lease{Holder: "h"}, time.Hour); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, r.Hold(r.ctx, "a", idle.Lease{Holder: "h"}, time.Hour))
 				}
 				starts := r.k.Starts()
 				if from == "killed in between" {
 					i, _ := r.find(id)
 					i.acquire()
-					if err := i.endForRestart(r.ctx, ByManual); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, i.endForRestart(r.ctx, ByManual))
 					i.release()
 					r.crash()
 					r.boot()
@@ -524,9 +495,7 @@ func TestWorkloadSpeaks(t *testing.T) {
 		i.setBusy(-1)
 		time.Sleep(66 * time.Second)
 		r.is("a", power.Paused)
-		if err := r.fromGuest(context.Background(), i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.fromGuest(context.Background(), i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}))
 		time.Sleep(2*time.Minute - Lead - time.Second)
 		r.is("a", power.Paused)
 		time.Sleep(time.Second)
@@ -550,9 +519,7 @@ func TestReclaim(t *testing.T) {
 		}
 		r.is("a", power.Running)
 		r.is("b", power.Reclaimed)
-		if err := r.Stop(context.Background(), "b", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Stop(context.Background(), "b", ByManual, false))
 		if o := r.is("b", power.Stopped); o.ReclaimedBytes != 0 {
 			t.Errorf("it is stopped and has freed %d bytes", o.ReclaimedBytes)
 		}
@@ -616,9 +583,7 @@ func TestStubbornProgramIsKilled(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Stubborn = true
 		r.run("a", nil)
-		if err := r.Stop(context.Background(), "a", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Stop(context.Background(), "a", ByManual, false))
 		if o := r.is("a", power.Stopped); *o.ExitCode != 137 {
 			t.Errorf("exit %d", *o.ExitCode)
 		}

@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 )
 
 // measured returns the values of a host's metrics, as name{label,label}. A
@@ -105,27 +106,19 @@ func TestMeasures(t *testing.T) {
 
 		// A refused client does not count as waiting for the start that comes
 		// hours later.
-		if err := r.Stop(r.ctx, "thin", ByManual, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Stop(r.ctx, "thin", ByManual, true))
 		if _, err := r.gates["thin"].Arrive(r.ctx); err == nil {
 			t.Error("a stopped one took a client")
 		}
 		time.Sleep(time.Hour)
-		if err := r.Start(r.ctx, "thin", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Start(r.ctx, "thin", ByManual))
 		r.measures(map[string]float64{"instance_wake_seconds{stopped,process}count": 4, "instance_wake_seconds{stopped,process}sum": 0})
 
 		// It does not count either that a client arrived while it ran.
-		if err := r.Resume(r.ctx, "thin", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Resume(r.ctx, "thin", ByManual))
 		time.Sleep(62 * time.Second)
 		r.is("thin", power.Paused)
-		if err := r.Resume(r.ctx, "thin", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Resume(r.ctx, "thin", ByManual))
 		r.measures(map[string]float64{"instance_wake_seconds{paused,process}count": 2, "instance_wake_seconds{paused,process}sum": 0})
 
 		// Nor does a failed wake: the client may retry later.
@@ -143,19 +136,13 @@ func TestMeasures(t *testing.T) {
 		}
 		r.measures(map[string]float64{"instance_wake_seconds{hibernated,process}count": 3, "instance_wake_seconds{hibernated,process}sum": 1 + 2 + 1, "instance_events_total{wake_failed}": 1})
 
-		if err := r.Halt(&idle.HaltedBy{}, ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Halt(&idle.HaltedBy{}, ByManual))
 		r.measures(map[string]float64{"host_halted{}": 1})
-		if err := r.Halt(nil, ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Halt(nil, ByManual))
 
 		// The end of a host wakes what is paused, but no client waited for
 		// that.
-		if err := r.Start(r.ctx, "thin", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Start(r.ctx, "thin", ByManual))
 		time.Sleep(62 * time.Second)
 		r.is("thin", power.Paused)
 		r.shut()

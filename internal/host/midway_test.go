@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/core/why"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 )
 
 var errWorld = errors.New("input/output error")
@@ -357,9 +358,7 @@ func TestLeaseOverCrash(t *testing.T) {
 				inBubble(t, func(r *rig) {
 					id := r.run("a", func(s *instance.Spec) { s.Restart = rule })
 					time.Sleep(20 * time.Second) // no crash loop
-					if err := r.Hold(context.Background(), "a", idle.Lease{Holder: "build"}, time.Hour); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, r.Hold(context.Background(), "a", idle.Lease{Holder: "build"}, time.Hour))
 					p := r.k.Proc(id)
 					if away {
 						r.crash()
@@ -371,9 +370,7 @@ func TestLeaseOverCrash(t *testing.T) {
 					time.Sleep(5 * time.Second)
 					synctest.Wait()
 					o, err := r.Get("a")
-					if err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, err)
 					if want := rule != instance.RestartNo; o.LeaseHeld != want || (o.State == "running") != want {
 						t.Errorf("it is %s, lease held: %t, want %t", o.State, o.LeaseHeld, want)
 					}
@@ -468,14 +465,10 @@ func TestReleaseLetsSink(t *testing.T) {
 		r.run("a", nil)
 		time.Sleep(62 * time.Second)
 		r.is("a", power.Paused)
-		if err := r.Hold(context.Background(), "a", idle.Lease{Holder: "x"}, 20*time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Hold(context.Background(), "a", idle.Lease{Holder: "x"}, 20*time.Hour))
 		time.Sleep(10 * time.Minute)
 		r.is("a", power.Paused)
-		if err := r.ReleaseLease(context.Background(), "a", "x"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.ReleaseLease(context.Background(), "a", "x"))
 		time.Sleep(time.Minute)
 		r.is("a", power.Stopped)
 	})

@@ -58,7 +58,7 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	if err := i.rename(name); err != nil {
 		return err
 	}
-	i.emit("renamed", byOutside, "it was called "+old)
+	i.emit("renamed", byOutside, "it was named "+old)
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 )
 
 // TestRenamedOutside checks that an instance takes its container's new name
@@ -30,12 +31,8 @@ func TestRenamedOutside(t *testing.T) {
 			t.Error("it took what is no name")
 		}
 		r.is("a", power.Running)
-		if err := r.Pause(ctx, "a", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.RenamedOutside(ctx, id, "x"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(ctx, "a", ByManual, false))
+		errtest.None(t, r.RenamedOutside(ctx, id, "x"))
 		if o := r.is("x", power.Paused); o.ID != id || o.Name != "x" {
 			t.Errorf("x is %s, called %s", o.ID, o.Name)
 		}
@@ -55,9 +52,7 @@ func TestRenamedOutside(t *testing.T) {
 			t.Errorf("x is %s after a restart", o.ID)
 		}
 		r.run("a", bare)
-		if err := r.Delete(ctx, "x", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Delete(ctx, "x", ByManual))
 		r.is("a", power.Running)
 	})
 }
@@ -77,12 +72,8 @@ func TestOwnPauseComesLate(t *testing.T) {
 		r.k.Fail(hosttest.Freezing, nil)
 		for _, want := range []power.Instance{power.Running, power.Paused} {
 			time.Sleep(30 * time.Second)
-			if err := r.k.Proc(id).Freeze(r.ctx); err != nil {
-				t.Fatal(err)
-			}
-			if err := r.Observe("a", "it was paused outside"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.k.Proc(id).Freeze(r.ctx))
+			errtest.None(t, r.Observe("a", "it was paused outside"))
 			c := r.k.Connect(id)
 			synctest.Wait()
 			if got := r.is("a", want); (c.Outcome() == "answered") != (want == power.Running) {

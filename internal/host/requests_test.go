@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 )
 
 // An unanswered request is work, however long its connection has been quiet.
@@ -83,9 +84,7 @@ func TestWakesOnConnection(t *testing.T) {
 						s.Expose = nil
 					}
 				})
-				if err := r.Pause(r.ctx, "a", ByManual, false); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, r.Pause(r.ctx, "a", ByManual, false))
 				if o := r.is("a", power.Paused); o.WakesOnConnection != row.want {
 					t.Errorf("wakes on a connection: %t", o.WakesOnConnection)
 				}
@@ -119,9 +118,7 @@ func TestWhyNoConnectionStarts(t *testing.T) {
 						s.WakeFromStopped = new(bool)
 					}
 				})
-				if err := r.Pause(r.ctx, "a", ByManual, false); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, r.Pause(r.ctx, "a", ByManual, false))
 				check := func(want power.Instance) {
 					t.Helper()
 					o := r.is("a", want)

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/core/why"
 	"lull/internal/host/admission"
+	"lull/internal/lib/errtest"
 	"lull/internal/relay"
 )
 
@@ -109,14 +110,10 @@ func TestRoomWaits(t *testing.T) {
 			s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
 			guestOf(&s, 100)
 			id, err := r.Create(r.ctx, s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			ids = append(ids, id)
 		}
-		if err := r.Start(r.ctx, "b", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Start(r.ctx, "b", ByManual))
 		busy := r.k.Connect(ids[0])
 		errs := make([]error, 2)
 		var wg sync.WaitGroup
@@ -151,9 +148,7 @@ func TestRoomWaits(t *testing.T) {
 			t.Errorf("the starts: %v", errs)
 		}
 		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 251 * mib}
-		if _, err := r.Create(r.ctx, big); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.Create(r.ctx, big))(t)
 		large := &admission.TooLargeError{Needs: 251 * mib, Memory: 250 * mib}
 		var no *RefusedError
 		if err := r.Start(r.ctx, "big", ByManual); !errors.As(err, &no) || no.Reason != large.Error() {
@@ -309,18 +304,14 @@ func TestRoomCalledOff(t *testing.T) {
 					busy := r.k.Connect(r.run("a", small))
 					g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
 					guestOf(&g, 100)
-					if _, err := r.Create(r.ctx, g); err != nil {
-						t.Fatal(err)
-					}
+					errtest.Get(r.Create(r.ctx, g))(t)
 					failed := ask(r)
 					synctest.Wait()
 					if o := r.is("g", power.Stopped); o.Waiting == nil {
 						t.Fatal("g does not wait")
 					}
 					began := time.Now()
-					if err := end(r); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, end(r))
 					var no *RefusedError
 					if failed != nil {
 						if err := <-failed; !errors.As(err, &no) || !no.Overtaken {
@@ -357,9 +348,7 @@ func TestRoomCallsOffWakes(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
 		g := r.run("g", small)
 		held := r.k.Connect(g)
-		if err := r.Pause(r.ctx, "g", ByManual, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(r.ctx, "g", ByManual, true))
 		r.k.Connect(r.run("a", small))
 		r.is("g", power.Hibernated)
 		resumed := make(chan error, 1)
@@ -401,9 +390,7 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 		r.k.Connect(r.run("a", small))
 		for _, name := range []string{"g", "h"} {
 			r.run(name, small)
-			if err := r.Stop(r.ctx, name, ByManual, true); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.Stop(r.ctx, name, ByManual, true))
 		}
 		var wg sync.WaitGroup
 		for range count(t, "LULL_ROOM_STOPS", 100) {
@@ -443,9 +430,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 	inRoom(t, 250, 1, func(r *rig) {
 		r.measures(map[string]float64{"instance_events_total{start_failed}": 0})
 		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 900 * mib}
-		if _, err := r.Create(r.ctx, big); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.Create(r.ctx, big))(t)
 		const never = "it may take 900.0 MiB, more than all instances together (memory 250.0 MiB)"
 		for range 100 {
 			var no *RefusedError
@@ -474,13 +459,9 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 		busy := r.k.Connect(r.run("a", func(s *instance.Spec) { guestOf(s, 200) }))
 		g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
 		guestOf(&g, 100)
-		if _, err := r.Create(r.ctx, g); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(r.Create(r.ctx, g))(t)
 		i, err := r.find("g")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var wg sync.WaitGroup
 		for range 5 {
 			wg.Go(func() {
@@ -498,9 +479,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 			t.Errorf("g: %s", o.StatusReason)
 		}
 		busy.Close()
-		if err := r.Stop(r.ctx, "a", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Stop(r.ctx, "a", ByManual, false))
 		if _, err := r.gates["g"].Arrive(r.ctx); err != nil {
 			t.Error(err)
 		}
@@ -535,9 +514,7 @@ func TestRoomForRestarts(t *testing.T) {
 		if o := r.is("g", power.Stopped); o.RestartAt == nil || len(r.happenings("g", "start_failed")) != 1 {
 			t.Errorf("%+v", o)
 		}
-		if err := r.Stop(r.ctx, "a", ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Stop(r.ctx, "a", ByManual, false))
 		time.Sleep(instance.RestartMax)
 		r.is("g", power.Running)
 		time.Sleep(30 * time.Second)

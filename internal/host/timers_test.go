@@ -9,6 +9,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/guest"
 )
@@ -18,18 +19,14 @@ import (
 func TestWakeAt(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", nil)
-		if err := r.Pause(context.Background(), id, ByManual, false); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(context.Background(), id, ByManual, false))
 		for _, at := range []time.Time{time.Now().Add(-time.Second), time.Now().Add(instance.MaxDeadline + time.Hour)} {
 			if err := r.WakeAt(context.Background(), id, at); !invalid(err) {
 				t.Errorf("a timer for %v: %v", at, err)
 			}
 		}
 		at := time.Now().Add(4 * time.Minute)
-		if err := r.WakeAt(context.Background(), id, at); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.WakeAt(context.Background(), id, at))
 		time.Sleep(time.Until(at) - Lead - time.Millisecond)
 		if o := r.is("a", power.Paused); o.WakeAt == nil || !o.WakeAt.Equal(at) {
 			t.Errorf("it runs at %v, want %v", o.WakeAt, at)
@@ -58,9 +55,7 @@ func TestTimerHolds(t *testing.T) {
 		time.Sleep(time.Minute)
 		r.is("a", power.Paused)
 		at := time.Now().Add(time.Minute)
-		if err := r.WakeAt(context.Background(), id, at); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.WakeAt(context.Background(), id, at))
 		time.Sleep(time.Until(at) - Lead)
 		for time.Now().Before(at) {
 			time.Sleep(50 * time.Millisecond)
@@ -70,13 +65,9 @@ func TestTimerHolds(t *testing.T) {
 		r.is("a", power.Paused)
 		// A user who pauses it in between has precedence.
 		at = time.Now().Add(time.Minute)
-		if err := r.WakeAt(context.Background(), id, at); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.WakeAt(context.Background(), id, at))
 		time.Sleep(time.Until(at) - time.Second)
-		if err := r.Pause(context.Background(), id, ByManual, true); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Pause(context.Background(), id, ByManual, true))
 		time.Sleep(10 * time.Second)
 		r.is("a", power.Paused)
 	})
@@ -103,14 +94,10 @@ func TestTimerStarts(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				inBubble(t, func(r *rig) {
 					id := r.run("a", nil)
-					if err := c.stop(r, id); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, c.stop(r, id))
 					r.is("a", power.Stopped)
 					at := time.Now().Add(10 * time.Minute)
-					if err := r.WakeAt(context.Background(), id, at); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, r.WakeAt(context.Background(), id, at))
 					if crash {
 						time.Sleep(time.Minute)
 						r.crash()
@@ -131,9 +118,7 @@ func TestNextDueOutlivesTheDaemon(t *testing.T) {
 		inBubble(t, func(r *rig) {
 			id := r.run("a", func(s *instance.Spec) { s.StopAfter = new(idle.Duration) })
 			at := time.Now().Add(10 * time.Minute)
-			if err := r.fromGuest(context.Background(), r.byID[id], guest.Message{Method: guest.NextDue, Params: guest.Params{At: at}}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.fromGuest(context.Background(), r.byID[id], guest.Message{Method: guest.NextDue, Params: guest.Params{At: at}}))
 			time.Sleep(5 * time.Minute)
 			r.is("a", power.Paused)
 			r.crash()
@@ -222,21 +207,13 @@ func TestScheduleIsOnTime(t *testing.T) {
 func TestTimerLeavesWhatOthersPaused(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) { s.PauseAfter = new(idle.Duration) })
-		if err := r.k.Proc(id).Freeze(r.ctx); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Observe("a", "it was paused outside"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.k.Proc(id).Freeze(r.ctx))
+		errtest.None(t, r.Observe("a", "it was paused outside"))
 		r.is("a", power.Paused)
-		if err := r.WakeAt(context.Background(), id, time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.WakeAt(context.Background(), id, time.Now().Add(time.Minute)))
 		time.Sleep(2 * time.Minute)
 		r.is("a", power.Paused)
-		if err := r.Resume(r.ctx, "a", ByManual); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Resume(r.ctx, "a", ByManual))
 		r.is("a", power.Running)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 
 	"github.com/google/go-cmp/cmp"
@@ -52,9 +53,7 @@ func upgrade(t *testing.T, w http.ResponseWriter) {
 func startFront(t *testing.T, cfg FrontConfig) (*Front, string) {
 	t.Helper()
 	f, err := NewFront(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	s := httptest.NewServer(f)
 	t.Cleanup(s.Close)
 	return f, s.Listener.Addr().String()
@@ -63,12 +62,8 @@ func startFront(t *testing.T, cfg FrontConfig) (*Front, string) {
 func routed(t *testing.T, r *Router, f *Front, name string, w Waker, opt Options, hosts ...string) *Instance {
 	t.Helper()
 	in, err := r.Add(name, w, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Route(in, 80, hosts...); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, f.Route(in, 80, hosts...))
 	t.Cleanup(func() { f.Unroute(in) })
 	return in
 }
@@ -80,19 +75,13 @@ func ask(t *testing.T, addr string, edit func(*http.Request)) (*http.Response, s
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, "GET", "http://"+addr+"/path", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	edit(r)
 	resp, err := tr.RoundTrip(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return resp, string(b)
 }
 

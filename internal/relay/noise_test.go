@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 
 	"github.com/google/go-cmp/cmp"
@@ -45,9 +46,7 @@ func TestNoiseFromASource(t *testing.T) {
 	w.up.Store(true)
 	c := dialTo(t, addr)
 	_, _ = c.Write([]byte("x"))
-	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(io.ReadFull(c, make([]byte, 1)))(t)
 	if a := in.Activity(); a.Open != 0 || a.Ignored != 1 || !a.LastByte.IsZero() || !a.LastArrival.IsZero() {
 		t.Errorf("noise holds the instance: %+v", a)
 	}
@@ -64,9 +63,7 @@ func TestNoiseFromASource(t *testing.T) {
 	})
 	w.up.Store(true)
 	in.Release()
-	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(io.ReadFull(c, make([]byte, 1)))(t)
 	if w.calls.Load() != 0 {
 		t.Error("bytes of noise woke the instance")
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -178,22 +179,14 @@ func TestFailedWakeResetsNoClient(t *testing.T) {
 	in, addr := expose(t, r, w, Options{})
 	path := filepath.Join(t.TempDir(), "s")
 	ln, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := in.Listen(ln, 80); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.Get(in.Listen(ln, 80))(t)
 	stream, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer stream.Close()
 	clients := []net.Conn{dialTo(t, addr), stream}
 	for _, c := range clients {
-		if _, err := fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n"))(t)
 	}
 	waittest.Until(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
 	failure := errors.New("no space left for the guest")
@@ -297,9 +290,7 @@ func TestRemovedInstanceTurnsItsClientsAway(t *testing.T) {
 	in, addr := expose(t, startRouter(t), w, Options{})
 	c := dialTo(t, addr)
 	waittest.Until(t, "it waits", func() bool { return w.calls.Load() == 1 })
-	if err := in.Close(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, in.Close(context.Background()))
 	if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
 		t.Fatalf("got %q, %v", b, err)
 	}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -74,9 +75,7 @@ func (w *switchWaker) first() Arrival {
 func loopback(t *testing.T) *net.TCPListener {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return ln.(*net.TCPListener)
 }
 
@@ -131,22 +130,16 @@ func startRouter(t *testing.T) *Router {
 func expose(t *testing.T, r *Router, w Waker, opt Options) (*Instance, string) {
 	t.Helper()
 	in, err := r.Add("web", w, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	l, err := in.Listen(loopback(t), 80)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return in, l.Addr().String()
 }
 
 func dialTo(t *testing.T, addr string) *net.TCPConn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	return c.(*net.TCPConn)
@@ -174,9 +167,7 @@ func TestFirstBytesReachABackendThatWasAsleep(t *testing.T) {
 		w := &switchWaker{b: wrap(serveTCP(t, echoAll))}
 		in, addr := expose(t, startRouter(t), w, Options{})
 		c := dialTo(t, addr)
-		if _, err := c.Write([]byte("first bytes")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(c.Write([]byte("first bytes")))(t)
 		_ = c.CloseWrite()
 		got, err := io.ReadAll(c)
 		if err != nil || string(got) != "first bytes" {
@@ -364,9 +355,7 @@ func TestBackendThatListensLate(t *testing.T) {
 		}
 		defer late.Close()
 		b, err := late.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer b.Close()
 		got := make([]byte, 1)
 		if _, err := io.ReadFull(b, got); err != nil || got[0] != 'x' {
@@ -423,9 +412,7 @@ func TestCloseDrainsAndThenCuts(t *testing.T) {
 	stays, ends := dialTo(t, addr), dialTo(t, addr)
 	for _, c := range []*net.TCPConn{stays, ends} {
 		_, _ = c.Write([]byte("x"))
-		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(io.ReadFull(c, make([]byte, 1)))(t)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -23,17 +24,11 @@ func TestOtherListeners(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "s")
 	ln, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := in.Listen(ln, 80); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.Get(in.Listen(ln, 80))(t)
 	for i := range 3 {
 		c, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		_ = c.SetDeadline(time.Now().Add(waitLimit))
 		fmt.Fprint(c, "hello")
 		_ = c.(*net.UnixConn).CloseWrite()
@@ -61,9 +56,7 @@ func TestNoGoroutinePerInstanceOrConnection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := in.Listen(loopback(t), 80); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(in.Listen(loopback(t), 80))(t)
 	}
 	if n := runtime.NumGoroutine() - before; n > own {
 		t.Errorf("300 instances cost %d goroutines", n)
@@ -72,9 +65,7 @@ func TestNoGoroutinePerInstanceOrConnection(t *testing.T) {
 	for range conns {
 		c := dialTo(t, addr)
 		fmt.Fprint(c, "x")
-		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(io.ReadFull(c, make([]byte, 1)))(t)
 	}
 	// The echo server in this process has one for each connection.
 	if n := runtime.NumGoroutine() - before; n > conns+own {
@@ -92,9 +83,7 @@ func TestOpenSinceAndCut(t *testing.T) {
 		say := func(c *net.TCPConn) {
 			t.Helper()
 			fmt.Fprint(c, "x")
-			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(io.ReadFull(c, make([]byte, 1)))(t)
 		}
 		say(quiet)
 		say(busy)
@@ -122,9 +111,7 @@ func TestOptionsAreChecked(t *testing.T) {
 			t.Errorf("%+v was taken", bad)
 		}
 	}
-	if _, err := r.Add("twice", &switchWaker{}, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(r.Add("twice", &switchWaker{}, Options{}))(t)
 	if _, err := r.Add("twice", &switchWaker{}, Options{}); err == nil {
 		t.Error("a name was given twice")
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/server"
 )
@@ -25,27 +26,17 @@ import (
 func writePair(t *testing.T, dir, name string, stamp time.Time) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{"localhost"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	raw, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: raw}} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(file, stamp, stamp); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
+		errtest.None(t, os.Chtimes(file, stamp, stamp))
 	}
 	return cert, key
 }
@@ -56,13 +47,9 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	dir, stamp := t.TempDir(), time.Now().Add(-time.Hour)
 	certFile, keyFile := writePair(t, dir, "one", stamp)
 	c, err := server.NewCertificate(certFile, keyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	srv := &http.Server{TLSConfig: c.Config(), Handler: http.NotFoundHandler()}
 	ended := make(chan error, 1)
 	go func() { ended <- srv.ServeTLS(l, "", "") }()
@@ -78,9 +65,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	if got := name(); got != "one" {
 		t.Fatalf("it shows %q", got)
 	}
-	if err := os.WriteFile(certFile, []byte("half"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(certFile, []byte("half"), 0o600))
 	if !waittest.Stays(1500*time.Millisecond, func() bool { return name() == "one" }) {
 		t.Fatal("with a broken file it shows another certificate")
 	}

@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/why"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/memnet"
 	"lull/internal/platform/journal"
 	"lull/internal/protocol/control"
@@ -34,9 +35,7 @@ func together(t *testing.T, db store.Store, net *memnet.Network, name string) (s
 	})
 	p.Serve(s)
 	l, err := net.Listen(name + ":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	web := &http.Server{Handler: s.Handler()}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
@@ -208,9 +207,7 @@ func TestHostReportsAreRefused(t *testing.T) {
 		}
 		net := &memnet.Network{}
 		l, err := net.Listen("one:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		web := &http.Server{Handler: s.Handler()}
 		go web.Serve(l)
 		defer web.Close()
@@ -218,15 +215,11 @@ func TestHostReportsAreRefused(t *testing.T) {
 		send := func(token, path, body string) int {
 			t.Helper()
 			req, err := http.NewRequestWithContext(t.Context(), "POST", "http://one"+path, strings.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			req.Header.Set("Content-Type", "application/json")
 			req.Header.Set("Authorization", "Bearer "+token)
 			res, err := hc.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			res.Body.Close()
 			return res.StatusCode
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/oidc"
 	"lull/internal/platform/oidc/oidctest"
 	"lull/internal/protocol/control"
@@ -91,20 +92,14 @@ func TestBrowserLogin(t *testing.T) {
 	}
 	b := newBenchWith(t, memory(t), func(o *server.Options) { o.Identity = p })
 	jar, err := cookiejar.New(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	get := func(c *http.Client, path string) (*http.Response, string) {
 		t.Helper()
 		res, err := c.Get(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer res.Body.Close()
 		body, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return res, string(body)
 	}
 	res, page := get(&http.Client{Jar: jar}, b.url+"/auth/login")
@@ -128,9 +123,7 @@ func TestBrowserLogin(t *testing.T) {
 		t.Errorf("without the cookie: %d %s", res.StatusCode, body)
 	}
 	u, err := url.Parse(back)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	q := u.Query()
 	q.Set("state", "made-up")
 	u.RawQuery = q.Encode()

@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/fleet"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -41,9 +42,7 @@ func started(t *testing.T, db store.Store, name string, more ...func(*Options)) 
 
 func (s *Server) hears(t *testing.T, machine string) {
 	t.Helper()
-	if _, err := s.agentReport(t.Context(), machine, control.AgentReport{Version: "v1", Interval: idle.Duration(30 * time.Second)}, []byte(`{"version":"v1"}`)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(s.agentReport(t.Context(), machine, control.AgentReport{Version: "v1", Interval: idle.Duration(30 * time.Second)}, []byte(`{"version":"v1"}`)))(t)
 }
 
 // lists checks what s returns for m1: the server it reports to, and whether s
@@ -51,9 +50,7 @@ func (s *Server) hears(t *testing.T, machine string) {
 func (s *Server) lists(t *testing.T, when, server string, stale bool) {
 	t.Helper()
 	l, err := s.everywhere(t.Context(), "agent")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if len(l) != 1 || l[0].Name != "m1" || l[0].Server != server || l[0].Stale != stale || l[0].Version != "v1" || l[0].ReportedAt == nil || (l[0].Report != nil) != (server == s.name) {
 		t.Errorf("%s: %s lists %+v, want m1 at %s, stale %t", when, s.name, l, server, stale)
 	}

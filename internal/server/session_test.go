@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/server"
 	"lull/internal/server/access"
 	"lull/internal/store/mem"
@@ -105,16 +106,12 @@ func TestSession(t *testing.T) {
 	if _, err := b.tokens.Check(time.Now(), secret); err != nil {
 		t.Errorf("signing out of a browser revoked the user's token: %v", err)
 	}
-	if _, err := b.tokens.Revoke(t.Context(), tok.ID, "test"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.tokens.Revoke(t.Context(), tok.ID, "test"))(t)
 	want("a revoked token", c, "GET", whoami, half, bad, "bad_token")
 
 	// Signing out revokes the session of a sign-in link.
 	link, err := b.tokens.Link(t.Context(), access.ID(b.admin), time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	c, half = b.signedIn(`{"link": "` + link + `"}`)
 	want("by a link", c, "GET", whoami, half, http.StatusOK, "")
 	want("signing out", c, "DELETE", server.SignInPath, half, http.StatusNoContent, "")

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/server"
 	"lull/internal/server/access"
 	"lull/internal/store/mem"
@@ -19,27 +20,19 @@ import (
 func TestSignInLink(t *testing.T) {
 	b := newBench(t, mem.New(mem.Options{}).Client())
 	link, err := b.tokens.Link(t.Context(), access.ID(b.admin), time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ask := func(method, body string, head map[string]string) (int, string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, b.url+server.SignInPath, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for k, v := range head {
 			req.Header.Set(k, v)
 		}
 		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer res.Body.Close()
 		got, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if method == "GET" && res.Header.Get("Cache-Control") != "no-store" {
 			t.Errorf("the page may be kept: %v", res.Header)
 		}
@@ -84,9 +77,7 @@ func TestSignInLink(t *testing.T) {
 		t.Errorf("used twice: %d %s", code, said)
 	}
 	old, err := b.tokens.Link(t.Context(), access.ID(b.admin), -time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if code, said := ask("POST", fmt.Sprintf(`{"link": %q}`, old), nil); code != http.StatusGone || codeOf(said) != "link_expired" {
 		t.Errorf("expired: %d %s", code, said)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/server/access"
 	"lull/internal/store"
@@ -110,13 +111,9 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 			ops = append(ops, entry...)
 			i++
 		}
-		if _, err := b.db.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(b.db.Commit(t.Context(), store.Txn{Then: ops}))(t)
 	}
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, <-ended)
 	if len(got) != total {
 		t.Fatalf("got %d events of %d", len(got), total)
 	}
@@ -144,9 +141,7 @@ func TestStreamResets(t *testing.T) {
 	for name, after := range map[string]int64{"compacted": 1, "of another store": 1 << 40} {
 		t.Run(name, func(t *testing.T) {
 			client, err := control.NewClient(b.url, b.admin, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 			defer cancel()
 			why := ""
@@ -208,9 +203,7 @@ func TestOneKeyOneEffect(t *testing.T) {
 		t.Errorf("%d different answers: %v", len(answers), answers)
 	}
 	client, err := control.NewClient(benches[1].url, admin, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	l, err := client.Workers(t.Context(), map[string][]string{"name": {"only"}})
 	if err != nil || len(l) != 1 {
 		t.Errorf("%d workers, %v", len(l), err)

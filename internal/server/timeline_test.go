@@ -20,6 +20,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
 	"lull/internal/server/access"
@@ -65,9 +66,7 @@ func recordedWorker(t *testing.T) (api string, token string, w worker.Worker, be
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(db.Commit(t.Context(), store.Txn{Then: ops}))(t)
 	k := &kept{missing: []evidence.Missing{{From: begun.Add(-time.Hour), To: begun, Server: "two", Why: "cannot ask the server"}}}
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	p := idle.Policy{Name: "global", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true, Action: "stop"}
@@ -94,9 +93,7 @@ func recordedWorker(t *testing.T) (api string, token string, w worker.Worker, be
 	k.records = append(k.records, rec.Flush()...)
 	tokens := access.New(db)
 	token, err = tokens.First(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	s, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: "test", Evidence: k})
 	if err != nil {
 		t.Fatal(err)
@@ -359,15 +356,11 @@ func TestMomentsHaveOneGrammar(t *testing.T) {
 	ask := func(method, path, body string) int {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, strings.TrimSuffix(api, "/api/v1")+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		req.Header.Set("Authorization", "Bearer "+token)
 		req.Header.Set("Content-Type", "application/json")
 		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		res.Body.Close()
 		return res.StatusCode
 	}
@@ -438,8 +431,6 @@ func TestSavingsByPolicy(t *testing.T) {
 func zoneOf(t *testing.T, name string) *time.Location {
 	t.Helper()
 	z, err := when.Zone(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return z
 }

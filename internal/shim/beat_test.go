@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/shimctl"
 )
@@ -75,9 +76,7 @@ func TestHungDaemon(t *testing.T) {
 	if w := b.c.Welcome.Thawed; len(w) != 1 || len(w[0].IDs) != 1 || w[0].IDs[0] != id {
 		t.Errorf("the shim tells of %+v", w)
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(pid, syscall.SIGSTOP))
 	// A daemon that has nothing frozen need not beat.
 	waittest.Until(t, "the run is stopped", func() bool { return state(t, pid) == "T" })
 	<-time.After(2 * shimctl.BeatLimit)
@@ -99,22 +98,16 @@ func TestBothKilled(t *testing.T) {
 	}
 	status, _ := os.ReadFile("/proc/" + strconv.Itoa(first) + "/smaps_rollup")
 	t.Logf("REPORT the watchdog's memory:\n%s", status)
-	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(first, syscall.SIGKILL))
 	waittest.Until(t, "another watchdog", func() bool { p.Beat(); d := dog(); return d != 0 && d != first })
 	// A shim that is stopped cannot thaw it between this check and the kill.
-	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.cmd.Process.Signal(syscall.SIGSTOP))
 	waittest.Until(t, "the shim is stopped", func() bool { return state(t, b.cmd.Process.Pid) == "T" })
 	if s := state(t, pid); s != "T" {
 		t.Skip("the machine is so slow that the shim has thawed it")
 	}
 	b.c.Close()
-	if err := b.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.cmd.Process.Kill())
 	began := time.Now()
 	waittest.Until(t, "the run of a killed daemon and shim is thawed", func() bool { return state(t, pid) != "T" })
 	t.Logf("thawed %s after the kill", time.Since(began).Round(time.Millisecond))

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/freeport"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/shimctl"
@@ -220,9 +221,7 @@ func (l *letGo) close() { l.once.Do(func() { shimctl.CloseAll([]int{l.FD}) }) }
 func freeAddr(t *testing.T, network, host string) string {
 	t.Helper()
 	port, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	addr := net.JoinHostPort(host, strconv.Itoa(port))
 	l, err := net.Listen(network, addr)
 	if err != nil {
@@ -317,16 +316,12 @@ func TestHandoffKeepsClients(t *testing.T) {
 			for range 10 {
 				ask()
 			}
-			if err := os.WriteFile(file, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(file, nil, 0o600))
 			for range 10 {
 				ask()
 			}
 			wg.Wait()
-			if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(s.PID, syscall.SIGKILL))
 			b.exit(id, run+1)
 		}
 		if got := b.text(b.logPath(id)); strings.Count(got, "a=kept") != 3 {
@@ -346,14 +341,10 @@ func TestHandoffOutlivesShim(t *testing.T) {
 			addr, file := freeAddr(t, "tcp", "127.0.0.1"), filepath.Join(t.TempDir(), "go")
 			_, fd := b.begin(b.handoff("a", 1, addr, "tcp4 a\nawait "+file+"\nbind a "+addr))
 			addrs, fds, err := b.c.Listeners(waittest.Context(t), "a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			defer shimctl.CloseAll(fds)
 			b.stop(syscall.SIGKILL)
-			if err := os.WriteFile(file, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(file, nil, 0o600))
 			// The call has come when its report can be read.
 			poll := []unix.PollFd{{Fd: int32(fd.FD), Events: unix.POLLIN}}
 			n, err := unix.Poll(poll, int(waitLimit.Milliseconds()))
@@ -382,12 +373,8 @@ func TestHandoffOutlivesShim(t *testing.T) {
 				}
 			}
 			b.start()
-			if err := b.c.Keep(waittest.Context(t), "a", addrs, fds); err != nil {
-				t.Fatal(err)
-			}
-			if err := b.c.GiveFilter(waittest.Context(t), "a", 1, fd.FD); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, b.c.Keep(waittest.Context(t), "a", addrs, fds))
+			errtest.None(t, b.c.GiveFilter(waittest.Context(t), "a", 1, fd.FD))
 			b.waitText(b.logPath("a"), "a=kept4;")
 		})
 	}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -42,13 +43,9 @@ func TestHandoffOfUnixBinds(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			id, dir := fmt.Sprintf("i%d", n), t.TempDir()
 			link, sub, path := dir+"/link", dir+"/sub", dir+"/app.sock"
-			if err := errors.Join(os.Symlink(dir, link), os.Mkdir(sub, 0o700)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, errors.Join(os.Symlink(dir, link), os.Mkdir(sub, 0o700)))
 			if strings.HasPrefix(row.steps, "unlink SUB") {
-				if err := os.WriteFile(sub+"/app.sock", nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.WriteFile(sub+"/app.sock", nil, 0o600))
 			}
 			b.begin(b.handoff(id, 1, "unix:"+path, strings.NewReplacer("DIR", dir, "LINK", link, "SUB", sub).Replace(row.steps)))
 			b.exit(id, 1)
@@ -87,9 +84,7 @@ func TestHandoffOfUDPBinds(t *testing.T) {
 		addr := freeAddr(t, "tcp", "127.0.0.1")
 		_, port, _ := net.SplitHostPort(addr)
 		c, err := net.Dial("udp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 		for run := range uint64(3) {
 			say := func() {
@@ -131,9 +126,7 @@ func TestUnixDoor(t *testing.T) {
 		uid = 65534
 		for p := dir; p != "/"; p = filepath.Dir(p) {
 			if st, err := os.Stat(p); err == nil && st.Mode().Perm()&0o005 != 0o005 {
-				if err := os.Chmod(p, 0o755); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.Chmod(p, 0o755))
 			}
 		}
 	}
@@ -149,9 +142,7 @@ func TestUnixDoor(t *testing.T) {
 	b.waitText(b.logPath("a"), "a=kept;")
 	door := func(shut bool) {
 		t.Helper()
-		if err := b.c.Door(waittest.Context(t), "a", shut); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.c.Door(waittest.Context(t), "a", shut))
 	}
 	served(dialAs(t, uid, path))
 	for range 3 {
@@ -174,13 +165,9 @@ func TestUnixDoor(t *testing.T) {
 	waits := dialAs(t, uid, path)
 	b.stop(syscall.SIGKILL) // its successor knows which socket is which
 	b.start()
-	if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(s.PID, syscall.SIGKILL))
 	b.exit("a", 1)
-	if err := b.c.Hold(waittest.Context(t), "a", []string{"unix:" + path}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.c.Hold(waittest.Context(t), "a", []string{"unix:" + path}))
 	b.begin(b.handoff("a", 2, "unix:"+path, steps))
 	served(waits)
 	served(dialAs(t, uid, path))
@@ -217,9 +204,7 @@ func dialAs(t *testing.T, uid int, path string) net.Conn {
 	f := os.NewFile(uintptr(r.fd), "client")
 	defer f.Close()
 	c, err := net.FileConn(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }

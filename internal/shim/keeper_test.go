@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -80,9 +81,7 @@ func TestBothKilledKeepsClients(t *testing.T) {
 			ask("beside the next shim")
 			wg.Wait()
 			b.waitText(b.logPath("a"), "a=kept4;")
-			if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(s.PID, syscall.SIGKILL))
 			b.exit("a", 1)
 			if err := b.c.Unhold(waittest.Context(t), "a"); err != nil { // by a user: now it is closed
 				t.Fatal(err)
@@ -105,29 +104,21 @@ func TestKeeperReplaced(t *testing.T) {
 			t.Parallel()
 			b := newBench(t).start()
 			addr, other := freeAddr(t, "tcp", "127.0.0.1"), freeAddr(t, "tcp", "127.0.0.1")
-			if err := b.c.Hold(waittest.Context(t), "a", []string{addr}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, b.c.Hold(waittest.Context(t), "a", []string{addr}))
 			first := watchdogOf(b.cmd.Process.Pid)
 			if first == 0 {
 				t.Fatal("there is no watchdog")
 			}
-			if err := syscall.Kill(first, sig); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(first, sig))
 			// Until then, one of its threads may still answer.
 			waittest.Until(t, "the watchdog is stopped or has ended", func() bool { s := state(t, first); return s == "T" || s == "Z" || s == "gone" })
-			if err := b.c.Hold(waittest.Context(t), "b", []string{other}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, b.c.Hold(waittest.Context(t), "b", []string{other}))
 			waittest.Until(t, "another watchdog", func() bool {
 				dog := watchdogOf(b.cmd.Process.Pid)
 				return dog != 0 && dog != first && listens(dog) >= 2
 			})
 			c, err := net.DialTimeout("tcp", addr, waitLimit)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			defer c.Close()
 			b.dieTogether()
 			b.start()
@@ -164,9 +155,7 @@ func TestDyingShim(t *testing.T) {
 	b := newBench(t).start()
 	_, pid, _ := b.frozen()
 	addr := freeAddr(t, "tcp", "127.0.0.1")
-	if err := b.c.Hold(waittest.Context(t), "b", []string{addr}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.c.Hold(waittest.Context(t), "b", []string{addr}))
 	open := listenerOf(t, b.cmd.Process.Pid)
 	if state(t, pid) != "T" {
 		t.Skip("the machine is so slow that the shim has thawed it")
@@ -184,9 +173,7 @@ func TestDyingShim(t *testing.T) {
 func listenerOf(t *testing.T, pid int) int {
 	t.Helper()
 	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer unix.Close(pidfd)
 	for fd := 3; fd < 200; fd++ {
 		got, err := unix.PidfdGetfd(pidfd, fd, 0)

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/shimctl"
 )
@@ -18,9 +19,7 @@ func TestLogRotates(t *testing.T) {
 	b := newBench(t).start()
 	l := b.launch("long", 1, "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done")
 	l.LogMax = 8 << 10
-	if _, err := b.c.Start(waittest.Context(t), l); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.c.Start(waittest.Context(t), l))(t)
 	b.exit("long", 1)
 	b.waitText(b.logPath("long"), "line 2999\n")
 	now, before := b.text(b.logPath("long")), b.text(b.logPath("long")+".1")
@@ -46,16 +45,10 @@ func TestLogCannotBeWritten(t *testing.T) {
 	l := b.launch("full", 1, "yes 012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678 | head -c 5000000; echo done > $OUT; until [ -e $OUT.go ]; do sleep 0.01; done; echo after; exit 4")
 	dir := filepath.Join(b.dir, "later")
 	l.LogPath, l.LogMax = filepath.Join(dir, "log"), 2*before // nowhere yet
-	if _, err := b.c.Start(waittest.Context(t), l); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.c.Start(waittest.Context(t), l))(t)
 	b.waitText(b.dir+"/out", "done")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(b.dir+"/out.go", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(dir, 0o700))
+	errtest.None(t, os.WriteFile(b.dir+"/out.go", nil, 0o600))
 	if e := b.exit("full", 1); e.Code != 4 {
 		t.Errorf("ended as %+v, want code 4", e)
 	}
@@ -88,9 +81,7 @@ func TestLogOverTheDeathOfTheShim(t *testing.T) {
 	got := b.run("talks", 1, "echo one; until [ -e $OUT ]; do sleep 0.01; done; echo two; echo said > $OUT.said; exec sleep 1000")
 	b.waitText(b.logPath("talks"), "one\n")
 	b.stop(syscall.SIGKILL)
-	if err := os.WriteFile(b.dir+"/out", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(b.dir+"/out", nil, 0o600))
 	b.waitText(b.dir+"/out.said", "said")
 	b.start()
 	b.waitText(b.logPath("talks"), "one\ntwo\n")
@@ -98,9 +89,7 @@ func TestLogOverTheDeathOfTheShim(t *testing.T) {
 	if err != nil || len(runs) != 1 || !runs[0].Adopted || runs[0].PID != got.PID {
 		t.Fatalf("List() = %+v, %v, want it adopted as process %d", runs, err, got.PID)
 	}
-	if err := syscall.Kill(got.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(got.PID, syscall.SIGKILL))
 	if e := b.exit("talks", 1); !e.Lost {
 		t.Errorf("ended as %+v, want lost", e)
 	}
@@ -116,9 +105,7 @@ func TestSecondShimRefuses(t *testing.T) {
 		t.Fatalf("a second shim on the same directory: %v, %s", err, out)
 	}
 	b.run("still", 1, "exec sleep 1000") // the first one is not hurt
-	if _, err := b.c.List(waittest.Context(t), ""); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.c.List(waittest.Context(t), ""))(t)
 }
 
 func TestDamagedState(t *testing.T) {
@@ -126,9 +113,7 @@ func TestDamagedState(t *testing.T) {
 	b.run("good", 1, "exec sleep 1000")
 	b.run("bad", 1, "exec sleep 1000")
 	b.stop(syscall.SIGKILL)
-	if err := os.WriteFile(b.dir+"/runs/bad.json", []byte(`{"id":"bad"`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(b.dir+"/runs/bad.json", []byte(`{"id":"bad"`), 0o600))
 	b.start()
 	runs, err := b.c.List(waittest.Context(t), "")
 	if err != nil || len(runs) != 1 || runs[0].ID != "good" {
@@ -147,9 +132,7 @@ func TestShimEnds(t *testing.T) {
 	b := newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=100ms")
 	b.cmd = b.command()
 	b.cmd.Stderr = b.log
-	if err := b.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- b.cmd.Wait() }()
 	if err := waittest.Receive(t, "a shim with nothing to keep ends", ended); err != nil {
@@ -160,9 +143,7 @@ func TestShimEnds(t *testing.T) {
 	// Without a child: a shell that waits for one in vfork cannot be stopped.
 	got := b.run("kept", 1, "while :; do echo x >> $OUT; done")
 	waittest.Until(t, "it writes", func() bool { return len(b.text(b.dir+"/out")) > 10 })
-	if err := syscall.Kill(-got.PID, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(-got.PID, syscall.SIGSTOP))
 	waittest.Until(t, "it is stopped", func() bool {
 		return strings.Contains(b.text(fmt.Sprintf("/proc/%d/stat", got.PID)), ") T ")
 	})
@@ -176,9 +157,7 @@ func TestShimEnds(t *testing.T) {
 	if len(b.c.Welcome.Thawed) != 1 || b.c.Welcome.Thawed[0].Count != 1 || b.c.Welcome.Thawed[0].IDs[0] != "kept" {
 		t.Errorf("the next shim says it thawed %+v, want kept", b.c.Welcome.Thawed)
 	}
-	if err := b.c.AckThawed(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.c.AckThawed(waittest.Context(t)))
 }
 
 func TestNewestDaemonWins(t *testing.T) {
@@ -209,9 +188,7 @@ func TestLogIsClosedAtTheEnd(t *testing.T) {
 	b.run("short", 1, "echo said; until [ -e $OUT.go ]; do sleep 0.01; done")
 	open := func() bool {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, f := range files {
 			if to, _ := os.Readlink(f); to == b.logPath("short") {
 				return true
@@ -223,9 +200,7 @@ func TestLogIsClosedAtTheEnd(t *testing.T) {
 	if !open() {
 		t.Error("the log of a program that runs is not open, so this shows nothing")
 	}
-	if err := os.WriteFile(b.dir+"/out.go", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(b.dir+"/out.go", nil, 0o600))
 	b.exit("short", 1)
 	waittest.Until(t, "the log is closed", func() bool { return !open() })
 }

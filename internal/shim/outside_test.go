@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/cgroup"
 	"lull/internal/platform/proc"
@@ -40,9 +41,7 @@ func newKeeper(t *testing.T) *keeper {
 func (k *keeper) open(t *testing.T) {
 	t.Helper()
 	ln, err := net.Listen("unix", k.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	k.srv = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		k.mu.Lock()
 		k.asked[q.Method+" "+q.URL.Path]++
@@ -147,29 +146,21 @@ func TestOutsideInPlace(t *testing.T) {
 	b := newBench(t, "LULL_TEST_GONE=50ms").start()
 	sleeper := func() (pid int, start uint64) {
 		cmd := exec.Command("sleep", "1000")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		s, err := proc.Live().Stat(cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return cmd.Process.Pid, s.Start
 	}
 	state := func(pid int) byte {
 		s, err := proc.Live().Stat(pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return s.State
 	}
 	mine, start := sleeper()
 	other, later := sleeper()
 	for _, pid := range []int{mine, other} {
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(pid, syscall.SIGSTOP))
 	}
 	waittest.Until(t, "they are stopped", func() bool { return state(mine) == 'T' && state(other) == 'T' })
 	b.outside(shimctl.Outside{ID: "tree", Tree: []shimctl.Process{{PID: mine, Start: start}, {PID: other, Start: later - 1}}})
@@ -187,27 +178,19 @@ func TestOutsideInPlace(t *testing.T) {
 	}
 	defer place.Release()
 	g, err := place.Create("it")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer g.Remove()
 	pid, _ := sleeper()
-	if err := os.WriteFile(g.Dir()+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(g.Dir()+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0))
 	b.connect()
 	b.outside(shimctl.Outside{ID: "group", Group: g.Dir()})
-	if err := g.Freeze(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Freeze(waittest.Context(t)))
 	b.c.Close()
 	waittest.Until(t, "the group is thawed and forgotten", func() bool {
 		held, err := g.Held()
 		return err == nil && !held && len(b.kept()) == 0
 	})
-	if err := g.Kill(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Kill(waittest.Context(t)))
 }
 
 func TestOutsideRefused(t *testing.T) {

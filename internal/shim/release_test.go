@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -27,9 +28,7 @@ func TestRelease(t *testing.T) {
 			addr, dir := freeAddr(t, "tcp", "127.0.0.1"), t.TempDir()
 			name := func(n int) string { return filepath.Join(dir, fmt.Sprint(n)) }
 			step := func(n int) {
-				if err := os.WriteFile(name(n), nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.WriteFile(name(n), nil, 0o600))
 			}
 			s, fd := b.begin(b.handoff("a", 1, addr, fmt.Sprintf(
 				"await %s\ntcp4 a\nbind a %s\nawait %s\nclose a\ntcp4 c\nbind c 127.0.0.1:0\nawait %s\ntcp4 b\nbind b %s\nserve b",
@@ -71,9 +70,7 @@ func TestRelease(t *testing.T) {
 				t.Errorf("after the second bind it answers %q", line)
 			}
 			release("while it is open again")
-			if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(s.PID, syscall.SIGKILL))
 			b.exit("a", 1)
 			c, err := net.DialTimeout("tcp", addr, waitLimit)
 			if err != nil {

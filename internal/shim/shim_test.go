@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/proc"
@@ -28,9 +29,7 @@ func TestExitCodesAndLogs(t *testing.T) {
 		"signal":  {"echo out; echo err >&2; kill -TERM $$", shimctl.Exit{Code: 143, Signal: 15}},
 		"instant": {"echo out; exec echo err", shimctl.Exit{}},
 	} {
-		if _, err := b.c.Start(waittest.Context(t), b.launch(id, 7, c.script)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(b.c.Start(waittest.Context(t), b.launch(id, 7, c.script)))(t)
 		got := b.exit(id, 7)
 		if time.Since(got.At) > time.Minute || got.At.IsZero() {
 			t.Errorf("%s: ended at %v", id, got.At)
@@ -40,9 +39,7 @@ func TestExitCodesAndLogs(t *testing.T) {
 			t.Errorf("%s: ended as %+v, want %+v", id, got, c.want)
 		}
 		b.waitText(b.logPath(id), "out\nerr\n")
-		if err := b.c.AckExit(waittest.Context(t), id, 7); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.c.AckExit(waittest.Context(t), id, 7))
 	}
 	runs, err := b.c.List(waittest.Context(t), "")
 	if err != nil || len(runs) != 0 {
@@ -66,9 +63,7 @@ func TestDaemonComesBack(t *testing.T) {
 	b.waitText(b.logPath("stays"), "ready")
 	pid := b.c.Welcome.PID
 	b.c.Close()
-	if err := os.WriteFile(b.dir+"/out", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(b.dir+"/out", nil, 0o600))
 	waittest.Until(t, "the exit is on disk", func() bool { _, err := os.Stat(b.dir + "/exits/ends.1.json"); return err == nil })
 	b.connect()
 	if b.c.Welcome.PID != pid {
@@ -78,16 +73,12 @@ func TestDaemonComesBack(t *testing.T) {
 		t.Fatalf("ended while nothing listened: %+v, want code 5", got)
 	}
 	runs, err := b.c.List(waittest.Context(t), "stays")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	i := slices.IndexFunc(runs, func(r shimctl.Run) bool { return r.ID == "stays" })
 	if i < 0 || runs[i].PID != stays.PID || runs[i].Start != stays.Start || runs[i].Exit != nil || runs[i].Adopted {
 		t.Fatalf("List() = %+v, want stays as %+v", runs, stays)
 	}
-	if err := syscall.Kill(stays.PID, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(stays.PID, syscall.SIGTERM))
 	if got := b.exit("stays", 1); got.Code != 3 {
 		t.Fatalf("ended as %+v, want code 3", got)
 	}
@@ -148,15 +139,11 @@ func TestRefusedAgain(t *testing.T) {
 			}
 		}
 		started, err := b.c.Start(waittest.Context(t), s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if _, err := os.Stat(filepath.Join(b.dir, "pipes", "again."+strconv.Itoa(n+1))); err != nil {
 			t.Fatalf("after %d: %v", n, err)
 		}
-		if err := syscall.Kill(started.PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(started.PID, syscall.SIGKILL))
 		b.exit("again", uint64(n+1))
 	}
 }
@@ -167,9 +154,7 @@ func TestStartAfterTheEnd(t *testing.T) {
 	b := newBench(t).start()
 	var last shimctl.Started
 	end := func() {
-		if err := syscall.Kill(last.PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(last.PID, syscall.SIGKILL))
 		for { // without a pause, in which the end would be collected
 			st, err := proc.Live().Stat(last.PID)
 			if errors.Is(err, proc.ErrGone) || err == nil && st.Ended() {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/shimctl"
@@ -38,9 +39,7 @@ func TestWhatAProgramBegins(t *testing.T) {
 			`cut -d' ' -f1,5,6 /proc/$$/stat; grep -E '^Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd | tr '\n' ' '; echo; ulimit -n; echo ok > /dev/stdout`)
 		l.User, l.Dir = who, "/usr"
 		got, err := b.c.Start(waittest.Context(t), l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if e := b.exit(id, 1); e.Code != 0 {
 			t.Errorf("%q ended as %+v: %s", who, e, b.text(b.logPath(id)))
 		}
@@ -66,9 +65,7 @@ func TestWhatAProgramBegins(t *testing.T) {
 // shells do.
 func ignoring(t *testing.T, exe string) string {
 	path := filepath.Join(t.TempDir(), "ignoring")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\ntrap '' HUP PIPE USR1\nexec "+exe+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(path, []byte("#!/bin/sh\ntrap '' HUP PIPE USR1\nexec "+exe+"\n"), 0o700))
 	return path
 }
 
@@ -95,9 +92,7 @@ func TestListenFDs(t *testing.T) {
 	l.Listen = addrs
 	l.Env = append(l.Env, "LISTEN_FDS=99")
 	got, err := b.c.Start(waittest.Context(t), l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { _ = syscall.Kill(got.PID, syscall.SIGKILL) })
 	want := fmt.Sprintf("12 %d %d %s\n", got.PID, got.PID, strings.ReplaceAll(strings.Join(addrs, "|"), ":", "_"))
 	want = strings.ReplaceAll(want, "|", ":")
@@ -118,16 +113,12 @@ func TestListenFDs(t *testing.T) {
 	}
 	shimctl.CloseAll(fds)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer taken.Close()
 	if err := b.c.Hold(waittest.Context(t), "other", []string{addrs[0], taken.Addr().String()}); err == nil || !strings.Contains(err.Error(), addrs[0]) {
 		t.Errorf("holding a taken address: %v, want %s named", err, addrs[0])
 	}
-	if err := b.c.Hold(waittest.Context(t), "held", addrs[:1]); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.c.Hold(waittest.Context(t), "held", addrs[:1]))
 	if _, fds, err := b.c.Listeners(waittest.Context(t), "held"); err != nil || len(fds) != 1 {
 		t.Errorf("after holding fewer: %v, %v", fds, err)
 	} else {
@@ -220,9 +211,7 @@ func TestManyRuns(t *testing.T) {
 // wrapped runs the real binary where the bench would run the test's own.
 func wrapped(t *testing.T, exe, dir string) string {
 	path := filepath.Join(t.TempDir(), "wrapped")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\nexec "+exe+" --dir "+dir+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(path, []byte("#!/bin/sh\nexec "+exe+" --dir "+dir+"\n"), 0o700))
 	return path
 }
 
@@ -253,14 +242,10 @@ func TestListHeld(t *testing.T) {
 	var want []string
 	for n := range shimctl.MaxListed + 2 { // more than one answer
 		id := fmt.Sprintf("id%04d", n)
-		if err := b.c.Hold(waittest.Context(t), id, []string{"127.0.0.1:0"}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.c.Hold(waittest.Context(t), id, []string{"127.0.0.1:0"}))
 		want = append(want, id)
 	}
-	if err := b.c.Unhold(waittest.Context(t), want[0]); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.c.Unhold(waittest.Context(t), want[0]))
 	check := func() {
 		t.Helper()
 		if got, err := b.c.Holds(waittest.Context(t)); err != nil || !slices.Equal(got, want[1:]) {

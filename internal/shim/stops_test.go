@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/proc"
 )
 
@@ -22,15 +23,11 @@ func TestStops(t *testing.T) {
 	}{{"T", "0000000000000000", true}, {"S", "0000000000000000", false}, {"D", "0000000000040000", true}, {"D", "0000000000004000", false}} {
 		pid := 100 + n
 		dir := filepath.Join(root, strconv.Itoa(pid))
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Mkdir(dir, 0o700))
 		stat := fmt.Sprintf("%d (sleep) %s 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0", pid, c.state)
 		status := "SigPnd:\t0000000000000000\nShdPnd:\t" + c.pending + "\n"
 		for name, text := range map[string]string{"stat": stat, "status": status} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 		if got := s.stops(pid); got != c.want {
 			t.Errorf("%s with %s pending: stops %t", c.state, c.pending, got)

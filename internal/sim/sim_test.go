@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/sim/world"
 )
 
@@ -113,9 +114,7 @@ func serve(t *testing.T, file string) (s *Server, api, cml string, stop func() e
 		addr *string
 	}{{&l.API, &api}, {&l.CML, &cml}} {
 		ln, err := net.Listen("tcp4", "0.0.0.0:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		*x.to = LoopbackOnly(ln)
 		_, *x.addr, _ = net.SplitHostPort(ln.Addr().String())
 	}
@@ -139,9 +138,7 @@ func TestRun(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return string(b)
 	}
 	s, api, cml, stop := up()
@@ -156,12 +153,8 @@ func TestRun(t *testing.T) {
 	if got := get(fmt.Sprintf("https://127.99.9.9:%s/api/v0/system_information", cml)); got != "unreachable" {
 		t.Errorf("an address of nothing answers: %s", got)
 	}
-	if err := s.World.External("cml-2", "stop", "user"); err != nil {
-		t.Fatal(err)
-	}
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, s.World.External("cml-2", "stop", "user"))
+	errtest.None(t, stop())
 	s, _, cml, stop = up()
 	if got := get(fmt.Sprintf("https://%s:%s/api/v0/system_information", first.PublicIP, cml)); !strings.Contains(got, `"ready":true`) {
 		t.Errorf("CML after a restart: %s", got)
@@ -171,9 +164,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("after a restart cml-2 is %s", i.State)
 		}
 	})
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, stop())
 }
 
 func TestScenarioFaults(t *testing.T) {

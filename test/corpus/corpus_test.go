@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/sim/truth"
 )
@@ -169,9 +170,7 @@ func (t *trace) held() bool {
 // others replays the days through the rules of other tools.
 func (f *figures) others(t *testing.T, days []*trace) {
 	all, err := blocks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	f.rules = map[string]map[string]tally{}
 	for _, r := range rules {
 		f.rules[r.name] = map[string]tally{}
@@ -232,15 +231,11 @@ func (f *figures) unseen(t *testing.T) {
 func (f *figures) check(t *testing.T) {
 	text := f.text()
 	if *update {
-		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(page, []byte(text), 0o644))
 		return
 	}
 	old, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if difference := stale(string(old), text); difference != "" {
 		t.Errorf("docs/reference/corpus.md is stale: run make generate. %s", difference)
 	}

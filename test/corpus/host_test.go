@@ -22,6 +22,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/core/why"
 	"lull/internal/host"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/cgroup"
 	"lull/internal/platform/sockets"
 	"lull/internal/runtime/process"
@@ -427,21 +428,15 @@ type replayed struct {
 // or with a quiet-connection-after.
 func onHost(t *testing.T, d *trace, quiet time.Duration) (out replayed) {
 	all, err := blocks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	p := &program{t: d, blocks: all, dir: fastDir(t), open: map[int]bool{}}
-	if err := p.prepare(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, p.prepare())
 	kept := &notes{}
 	synctest.Test(t, func(t *testing.T) {
 		h := host.New(host.Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]host.Runtime{"process": p},
 			Records: noDisk{}, Log: slog.New(slog.DiscardHandler), KeepEvents: 16, Evidence: kept, HeldListeners: p, Workers: 1})
 		p.onExit = h.OnExit
-		if err := h.Load(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, h.Load(t.Context(), nil))
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- h.Run(ctx) }()

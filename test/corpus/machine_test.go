@@ -16,6 +16,7 @@ import (
 	"lull/internal/agent"
 	"lull/internal/core/idle"
 	"lull/internal/core/why"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/wall"
 	"lull/internal/platform/gpu"
 	"lull/internal/platform/proc"
@@ -295,13 +296,9 @@ const ahead = 90 * time.Second
 // onMachine replays a day of a machine with the agent.
 func onMachine(t *testing.T, d *trace) (out replayed) {
 	all, err := blocks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	m := &machine{t: d, blocks: all, root: fastDir(t), files: map[string][]byte{}}
-	if err := m.prepare(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, m.prepare())
 	kept := &notes{}
 	var slept []truth.Span
 	var boots []time.Duration

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 )
 
@@ -95,14 +96,10 @@ func TestEditsApply(t *testing.T) {
 func declared(t *testing.T, x test) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, x.folder, "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return slices.ContainsFunc(files, func(name string) bool {
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return slices.ContainsFunc(f.Decls, func(d ast.Decl) bool {
 			fn, ok := d.(*ast.FuncDecl)
 			return ok && fn.Recv == nil && fn.Name.Name == x.name
@@ -120,9 +117,7 @@ func TestMutants(t *testing.T) {
 	}
 	runs := scaletest.Count(t, "LULL_MUTANTS", 10)
 	wanted, err := regexp.Compile(os.Getenv("LULL_MUTANT"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	b := builder{t: t, dir: t.TempDir(), binaries: map[string]string{}}
 	b.overlay()
 	healthy := map[test]bool{}

@@ -204,10 +204,10 @@ var edits = []edit{
 	}
 	return later(d.at, sent.Add(a.config.WarnBefore), a.graceEnd())
 `},
-	{`		delete(a.state.Warned, reason) // its`, `		if mutantOn("not-warned-again") {
+	{`		delete(a.state.Warned, reason) // users were warned before the machine slept, so they are warned again`, `		if mutantOn("not-warned-again") {
 			break
 		}
-		delete(a.state.Warned, reason) // its`},
+		delete(a.state.Warned, reason)`},
 	{`if end := a.graceEnd(); now.Before(end) {`, `if end := a.graceEnd(); now.Before(end) && !mutantOn("no-boot-grace") {`},
 	{`	b, err := a.o.Disk.Load(cacheFile)
 `, `	b, err := a.o.Disk.Load(cacheFile)

@@ -7,6 +7,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 )
 
 // haltWithin is how soon a halt must be in effect everywhere.
@@ -25,7 +26,7 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 			run(t, o, func(r *rig) {
 				setHalt := func(q halt.Request) {
 					t.Helper()
-					must(r.fleet.SetHalt(r.t.Context(), operator, q))(r.t)
+					errtest.Get(r.fleet.SetHalt(r.t.Context(), operator, q))(r.t)
 				}
 				halted := func(on bool) {
 					t.Helper()

@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/why"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/agentctl"
 	"lull/internal/protocol/control"
 )
@@ -129,11 +130,11 @@ func (r *rig) lives(skew time.Duration) {
 	then(10*time.Minute, func() { r.with(func() { r.busy["cpu"] = true }) })
 	then(15*time.Minute, func() { r.with(func() { r.busy["cpu"] = false }) })
 	then(5*time.Minute, func() {
-		must(r.agent.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "ci", Reason: "a\nbuild", TTL: idle.Duration(10 * time.Minute)}))(t)
+		errtest.Get(r.agent.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "ci", Reason: "a\nbuild", TTL: idle.Duration(10 * time.Minute)}))(t)
 	})
 	then(10*time.Minute, func() {}) // the lease ends
 	then(5*time.Minute, func() {
-		must(r.agent.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(8 * time.Minute)}))(t)
+		errtest.Get(r.agent.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(8 * time.Minute)}))(t)
 	})
 	then(8*time.Minute, func() {})
 	then(7*time.Minute, func() { r.with(func() { r.broken["network"] = true }) })
@@ -143,7 +144,7 @@ func (r *rig) lives(skew time.Duration) {
 	then(12*time.Minute, func() { r.with(func() { r.cut = false }) })
 	r.wait(40 * time.Minute)
 
-	ask := func(at time.Time) control.AgentWhy { return must(r.asks.AgentWhy(t.Context(), r.id, at))(t) }
+	ask := func(at time.Time) control.AgentWhy { return errtest.Get(r.asks.AgentWhy(t.Context(), r.id, at))(t) }
 	compared, seen := 0, map[string]bool{}
 	for at := begun.Add(90 * time.Second); at.Before(time.Now().Add(-2 * time.Minute)); at = at.Add(time.Minute) {
 		theirs := ask(at)
@@ -191,7 +192,7 @@ func (r *rig) lives(skew time.Duration) {
 	if n := r.told.of("agent/" + r.id); n > 40 {
 		t.Errorf("two hours of that took %d records", n)
 	}
-	l := must(control.Read[control.Timeline](t.Context(), r.asks, "/agents/"+r.id+"/timeline"))(t)
+	l := errtest.Get(control.Read[control.Timeline](t.Context(), r.asks, "/agents/"+r.id+"/timeline"))(t)
 	gap := time.Duration(0)
 	for _, m := range l.Missing {
 		if m.To.After(begun) && m.From.After(begun.Add(-time.Minute)) {
@@ -213,12 +214,12 @@ func TestServerSaysWhoStopped(t *testing.T) {
 		t := r.t // of the bubble
 		r.until("the stop", 90*time.Minute, r.stopped)
 		r.wait(10 * time.Minute)
-		y := must(r.asks.AgentWhy(t.Context(), r.id, time.Time{}))(t)
+		y := errtest.Get(r.asks.AgentWhy(t.Context(), r.id, time.Time{}))(t)
 		if y.State != "STOPPED" || y.Paused == nil || y.Paused.By != "agent" || y.Paused.Reason != "idle_timeout" || len(y.Last) == 0 {
 			t.Errorf("now: %+v", y)
 		}
 		at := y.Paused.At.Add(-3 * time.Minute)
-		if y = must(r.asks.AgentWhy(t.Context(), r.id, at))(t); y.State != "RUNNING" || y.Verdict == nil || y.Paused != nil || y.Readings != "recorded" {
+		if y = errtest.Get(r.asks.AgentWhy(t.Context(), r.id, at))(t); y.State != "RUNNING" || y.Verdict == nil || y.Paused != nil || y.Readings != "recorded" {
 			t.Errorf("three minutes before it was stopped: %+v", y)
 		}
 	})

@@ -26,6 +26,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/settings"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/wall"
 	"lull/internal/platform/ec2"
@@ -229,25 +230,15 @@ func run(t *testing.T, o options, body func(r *rig)) {
 	})
 }
 
-func must[T any](v T, err error) func(t *testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 func start(t *testing.T, o options) *rig {
 	r := &rig{t: t, own: newKept(t), told: newKept(t), busy: map[string]bool{}, broken: map[string]bool{}, files: map[string][]byte{}, skew: o.skew,
 		config: "idle-timeout: 20m\nwarn-before: 2m\nsnooze: 0s\nboot-grace: 0s\n" + o.config}
-	r.sim = must(sim.New(sim.Options{Scenario: world.Config{Regions: []world.RegionConfig{{Name: region}},
+	r.sim = errtest.Get(sim.New(sim.Options{Scenario: world.Config{Regions: []world.RegionConfig{{Name: region}},
 		Workers: []world.WorkerConfig{{Name: "m", Region: region, Image: "ami-0000000000000d012"}}}}))(t)
 	r.sim.World.Locate("m", func(i *world.Instance, now world.Moment) { r.id, i.Launched = i.ID, now.Wire })
 	network := &memnet.Network{}
 	serve := func(h http.Handler, addr string) (*http.Client, func()) {
-		l := must(network.Listen(addr))(t)
+		l := errtest.Get(network.Listen(addr))(t)
 		srv := &http.Server{Handler: h}
 		ended := make(chan struct{})
 		go func() { defer close(ended); srv.Serve(l) }()
@@ -266,18 +257,18 @@ func start(t *testing.T, o options) *rig {
 	for k, v := range o.settings {
 		set[k] = v
 	}
-	r.fleet = must(fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: set}}))(t)
+	r.fleet = errtest.Get(fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: set}}))(t)
 	if !o.unknown {
 		n := fleet.ImportedWorker{Name: "m", AWSRegion: region, EC2InstanceID: r.id}
 		n.PauseHolder, n.ActivitySources, n.AcceptedRisks = &o.holder, o.sources, []string{worker.RiskNoElasticIP}
-		r.w = must(r.fleet.ImportWorker(t.Context(), operator, n))(t).ID
+		r.w = errtest.Get(r.fleet.ImportWorker(t.Context(), operator, n))(t).ID
 		if !o.unarmed {
-			must(r.fleet.ArmWorker(t.Context(), operator, r.w, true))(t)
+			errtest.Get(r.fleet.ArmWorker(t.Context(), operator, r.w, true))(t)
 		}
 	}
 	cc := ec2cloud.Region(client(), nil, nil)
 	cc.Move = counted{cc.Move, r}
-	r.ctl = must(controller.New(controller.Config{Fleet: r.fleet, Server: "one",
+	r.ctl = errtest.Get(controller.New(controller.Config{Fleet: r.fleet, Server: "one",
 		Clouds:   func(string, string) (controller.Cloud, error) { return cc, nil },
 		Consoles: func(worker.Worker) (controller.Console, error) { return console{r}, nil }}))(t)
 	tokens := access.New(db)
@@ -285,10 +276,10 @@ func start(t *testing.T, o options) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin := must(tokens.First(t.Context()))(t)
-	api := must(server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1.2.0", Live: owner{r.ctl}, Record: r.told.Take, Evidence: r.told}))(t)
+	admin := errtest.Get(tokens.First(t.Context()))(t)
+	api := errtest.Get(server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1.2.0", Live: owner{r.ctl}, Record: r.told.Take, Evidence: r.told}))(t)
 	web, endAPI := serve(api.Handler(), ":7070")
-	r.asks = must(control.NewClient("http://server:7070", admin, web))(t)
+	r.asks = errtest.Get(control.NewClient("http://server:7070", admin, web))(t)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -305,7 +296,7 @@ func start(t *testing.T, o options) *rig {
 	stopAgent := func() {}
 	r.reboot = func() {
 		stopAgent()
-		stopAgent = r.boot(agent.Options{Cloud: instance{agent.EC2{Client: client(), ID: r.id}, r}, Reporter: reporter{r, must(control.NewClient("http://server:7070", token, web))(t)}})
+		stopAgent = r.boot(agent.Options{Cloud: instance{agent.EC2{Client: client(), ID: r.id}, r}, Reporter: reporter{r, errtest.Get(control.NewClient("http://server:7070", token, web))(t)}})
 	}
 	r.reboot()
 	r.end = func() {
@@ -381,14 +372,14 @@ func (r *rig) until(what string, most time.Duration, ok func() bool) time.Durati
 
 func (r *rig) worker() worker.Worker {
 	r.t.Helper()
-	return must(r.fleet.Worker(r.t.Context(), r.w))(r.t)
+	return errtest.Get(r.fleet.Worker(r.t.Context(), r.w))(r.t)
 }
 
 func (r *rig) stopped() bool { return r.worker().Status == power.WorkerStopped }
 
 func (r *rig) status() agentctl.Status {
 	r.t.Helper()
-	return must(r.agent.Status(r.t.Context()))(r.t)
+	return errtest.Get(r.agent.Status(r.t.Context()))(r.t)
 }
 
 // stays checks that the machine keeps running for d.
@@ -440,6 +431,6 @@ func (r *rig) tag(name string) (v string) {
 }
 
 func (r *rig) audited(action string) bool {
-	p := must(r.fleet.Audit(r.t.Context(), audit.Query{WorkerID: r.w, Limit: 1000}))(r.t)
+	p := errtest.Get(r.fleet.Audit(r.t.Context(), audit.Query{WorkerID: r.w, Limit: 1000}))(r.t)
 	return slices.ContainsFunc(p.Entries, func(e audit.Entry) bool { return e.Action == action })
 }

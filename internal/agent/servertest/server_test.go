@@ -11,6 +11,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/halt"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -166,12 +167,12 @@ func TestHolds(t *testing.T) {
 		}{
 			"agent snooze": {
 				func(r *rig) {
-					must(r.agent.Snooze(r.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(5 * time.Hour)}))(r.t)
+					errtest.Get(r.agent.Snooze(r.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(5 * time.Hour)}))(r.t)
 				},
-				func(r *rig) { must(r.agent.Snooze(r.t.Context(), agentctl.SnoozeRequest{}))(r.t) }, idle.InSnoozePeriod},
+				func(r *rig) { errtest.Get(r.agent.Snooze(r.t.Context(), agentctl.SnoozeRequest{}))(r.t) }, idle.InSnoozePeriod},
 			"agent lease": {
 				func(r *rig) {
-					must(r.agent.HoldLease(r.t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(20 * time.Hour)}))(r.t)
+					errtest.Get(r.agent.HoldLease(r.t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(20 * time.Hour)}))(r.t)
 				},
 				func(r *rig) {
 					if err := r.agent.ReleaseLease(r.t.Context(), "job"); err != nil {
@@ -179,22 +180,22 @@ func TestHolds(t *testing.T) {
 					}
 				}, idle.LeaseHeld},
 			"agent halt": {
-				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{On: true}))(r.t) },
-				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{}))(r.t) }, "halted"},
+				func(r *rig) { errtest.Get(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{On: true}))(r.t) },
+				func(r *rig) { errtest.Get(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{}))(r.t) }, "halted"},
 			"fleet halt": {
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), operator, halt.Request{On: true}))(r.t) },
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), operator, halt.Request{}))(r.t) }, ""},
+				func(r *rig) { errtest.Get(r.fleet.SetHalt(r.t.Context(), operator, halt.Request{On: true}))(r.t) },
+				func(r *rig) { errtest.Get(r.fleet.SetHalt(r.t.Context(), operator, halt.Request{}))(r.t) }, ""},
 			"worker snooze": {
 				func(r *rig) {
-					must(r.fleet.SnoozeWorker(r.t.Context(), operator, r.w, time.Now().Add(5*time.Hour)))(r.t)
+					errtest.Get(r.fleet.SnoozeWorker(r.t.Context(), operator, r.w, time.Now().Add(5*time.Hour)))(r.t)
 				},
-				func(r *rig) { must(r.fleet.SnoozeWorker(r.t.Context(), operator, r.w, time.Time{}))(r.t) }, idle.InSnoozePeriod},
+				func(r *rig) { errtest.Get(r.fleet.SnoozeWorker(r.t.Context(), operator, r.w, time.Time{}))(r.t) }, idle.InSnoozePeriod},
 			"detection off": {
-				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), operator, r.w, false))(r.t) },
-				func(r *rig) { must(r.fleet.SetIdleDetection(r.t.Context(), operator, r.w, true))(r.t) }, idle.DetectionDisabled},
+				func(r *rig) { errtest.Get(r.fleet.SetIdleDetection(r.t.Context(), operator, r.w, false))(r.t) },
+				func(r *rig) { errtest.Get(r.fleet.SetIdleDetection(r.t.Context(), operator, r.w, true))(r.t) }, idle.DetectionDisabled},
 			"not armed": {
-				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), operator, r.w, false))(r.t) },
-				func(r *rig) { must(r.fleet.ArmWorker(r.t.Context(), operator, r.w, true))(r.t) }, idle.Shadow},
+				func(r *rig) { errtest.Get(r.fleet.ArmWorker(r.t.Context(), operator, r.w, false))(r.t) },
+				func(r *rig) { errtest.Get(r.fleet.ArmWorker(r.t.Context(), operator, r.w, true))(r.t) }, idle.Shadow},
 		} {
 			t.Run(holder+" "+name, func(t *testing.T) {
 				run(t, options{holder: holder, sources: []string{"agent"}}, func(r *rig) {
@@ -333,7 +334,7 @@ func TestHolderChanges(t *testing.T) {
 			t.Run(to, func(t *testing.T) {
 				run(t, options{holder: from, sources: []string{"agent"}}, func(r *rig) {
 					r.wait(time.Duration(minute) * time.Minute)
-					must(r.fleet.UpdateWorker(r.t.Context(), operator, r.w, 0, worker.Profile{PauseHolder: &to}))(r.t)
+					errtest.Get(r.fleet.UpdateWorker(r.t.Context(), operator, r.w, 0, worker.Profile{PauseHolder: &to}))(r.t)
 					r.until("the stop", 2*time.Hour, r.stopped)
 					w := r.worker()
 					intents := int64(1)

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/agentctl"
 )
 
@@ -17,9 +18,7 @@ func TestHistoryPicture(t *testing.T) {
 	day := time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
 	at := func(clock string) time.Time {
 		c, err := time.Parse("15:04", clock)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return day.Add(time.Duration(c.Hour())*time.Hour + time.Duration(c.Minute())*time.Minute)
 	}
 	says := func(clock, states string) agentctl.Entry {
@@ -27,9 +26,7 @@ func TestHistoryPicture(t *testing.T) {
 		for _, s := range strings.Fields(states) {
 			name, state, _ := strings.Cut(s, "=")
 			r := idle.Reading{Signal: name}
-			if err := r.State.UnmarshalText([]byte(state)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.State.UnmarshalText([]byte(state)))
 			e.Readings = append(e.Readings, r)
 		}
 		return e

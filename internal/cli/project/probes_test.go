@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 )
 
 const withProbes = `services:
@@ -31,9 +32,7 @@ const withProbes = `services:
 // TestProbes reads both forms of probes, and reads again what lull config shows.
 func TestProbes(t *testing.T) {
 	p, _, err := parse(t, withProbes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	specs := map[string]instance.Spec{}
 	for _, s := range p.services {
 		specs[s.name] = s.spec
@@ -58,9 +57,7 @@ func TestProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	var shown strings.Builder
-	if err := p.show().write(&shown); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, p.show().write(&shown))
 	again, _, err := parse(t, shown.String())
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, shown.String())

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/core/savings"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 )
 
@@ -28,17 +29,13 @@ func TestSavingsText(t *testing.T) {
 // every listing, never zero.
 func TestRegionWithoutPrices(t *testing.T) {
 	prices, err := savings.Published()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	use := savings.Use{Worker: "w", Name: "far", Region: "ap-south-1", InstanceType: "m5.large", Volumes: []savings.Volume{{Type: "gp3", GB: 100}}, Running: time.Hour, Avoided: 5 * time.Hour}
 	groups, total := prices.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, u.Name })
 	r := control.Savings{By: "worker", Groups: groups, Total: total, Periods: []control.SavingsPeriod{{Groups: groups, Total: total}}}
 	var text, table, trial strings.Builder
 	savingsText(&text, r)
-	if err := savingsCSV(&table, r); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, savingsCSV(&table, r))
 	simulationText(&trial, control.Simulation{Policies: []control.SimulatedOutcome{{Name: "x", Sum: total}}})
 	for what, shown := range map[string]string{"savings": text.String(), "simulate": trial.String()} {
 		if strings.Contains(shown, "$") || !strings.Contains(shown, "unknown") {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"lull/internal/agent"
+	"lull/internal/lib/errtest"
 )
 
 var updateEtc = flag.Bool("update-etc", false, "write the files of etc that come from code")
@@ -22,9 +23,7 @@ func TestEtcIsFresh(t *testing.T) {
 	} {
 		path := filepath.Join("..", "..", "..", "etc", name)
 		if *updateEtc {
-			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(path, []byte(want), 0o644))
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("etc/%s is not what the code says (%v): run go test ./internal/cli/setup -run EtcIsFresh -update-etc", name, err)
@@ -41,9 +40,7 @@ func TestAgentRights(t *testing.T) {
 	}{{false, "lull:", "lull:idle-status"}, {true, "lull:", "lull:idle-status"}, {false, "prism:", "Prism:IdleStatus"}} {
 		p := agentRights("aws", c.prefix, c.terminate)
 		var whole map[string]any
-		if err := json.Unmarshal([]byte(policyJSON(p)), &whole); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, json.Unmarshal([]byte(policyJSON(p)), &whole))
 		for _, s := range p.Statement {
 			changes := false
 			for _, a := range s.Action {

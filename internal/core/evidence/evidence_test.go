@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 )
 
 var t0 = time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
@@ -48,13 +49,9 @@ func TestRecordsReplayAfterTheCodec(t *testing.T) {
 		d := evidence.Decide(now, p, e)
 		r := evidence.Record{At: d.Verdict.At, Object: "w-1", Region: "eu-west-1", Next: d.Verdict.NextIdleCheckAt, Checks: 3, Since: t0.Add(-time.Hour).UTC(), Decision: d}
 		b, err := r.Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		back, err := evidence.Unpack(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if err := back.Replay(); err != nil || back.Differs {
 			t.Fatalf("it differs: %t, %v", back.Differs, err)
 		}
@@ -71,9 +68,7 @@ func TestRecordsReplayAfterTheCodec(t *testing.T) {
 func TestReplayCatchesAForgedVerdict(t *testing.T) {
 	p := idle.Policy{Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true}
 	d := evidence.Decide(t0, p, idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: t0.Add(-30 * time.Minute)})
-	if err := d.Replay(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, d.Replay())
 	d.Verdict.Eligible = true
 	if d.Replay() == nil {
 		t.Error("a forged verdict replays")
@@ -123,9 +118,7 @@ func TestAnotherEngine(t *testing.T) {
 func pack(t testing.TB, r evidence.Record) []byte {
 	t.Helper()
 	b, err := r.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return b
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 )
 
 // week contains every use of one worker by scripted users. It alone is the
@@ -93,9 +94,7 @@ func TestWeekUnderThreePolicies(t *testing.T) {
 		uses := week(rng, begin)
 		records := record(uses, begin)
 		for i := range records {
-			if err := records[i].Replay(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, records[i].Replay())
 		}
 		for _, p := range []idle.Policy{
 			{Name: "aggressive", Timeout: idle.Duration(15 * time.Minute)},
@@ -107,9 +106,7 @@ func TestWeekUnderThreePolicies(t *testing.T) {
 			for i := range records {
 				r := records[i]
 				b, err := r.Pack() // as it comes from a journal
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				if r, err = evidence.Unpack(b); err != nil {
 					t.Fatal(err)
 				}

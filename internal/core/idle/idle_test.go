@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/lib/errtest"
 )
 
 var t0 = time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
@@ -291,9 +293,7 @@ func TestPolicyValidateNamesEveryFault(t *testing.T) {
 func TestDurationJSON(t *testing.T) {
 	for _, d := range []time.Duration{0, time.Nanosecond, -1500 * time.Millisecond, time.Hour, 72*time.Hour + 3} {
 		b, err := json.Marshal(Duration(d))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var got Duration
 		if err := json.Unmarshal(b, &got); err != nil || time.Duration(got) != d {
 			t.Errorf("%v: %s: %v %v", d, b, time.Duration(got), err)
@@ -320,9 +320,7 @@ func FuzzEvidence(f *testing.F) {
 		if v.Eligible && (e.Connections > 0 || !e.Running) {
 			t.Fatalf("eligible with %s", b)
 		}
-		if _, err := json.Marshal(v); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(json.Marshal(v))(t)
 	})
 }
 

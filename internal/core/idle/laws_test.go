@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"lull/internal/lib/errtest"
 )
 
 // Times are drawn on a coarse grid around t0 so that the edges meet often.
@@ -265,13 +267,9 @@ func TestLawReplay(t *testing.T) {
 		}
 		in := record{drawPolicy(t), drawEvidence(t)}
 		b, err := json.Marshal(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var out record
-		if err := json.Unmarshal(b, &out); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, json.Unmarshal(b, &out))
 		if diff := cmp.Diff(Decide(t0, in.P, in.E), Decide(t0, out.P, out.E)); diff != "" {
 			t.Fatalf("replay differs:\n%s\n%s", diff, b)
 		}

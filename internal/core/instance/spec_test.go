@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 )
 
 func TestParseExpose(t *testing.T) {
@@ -106,9 +107,7 @@ func good() Spec {
 // TestValidateNamesTheField spoils one field at a time.
 func TestValidateNamesTheField(t *testing.T) {
 	s := good()
-	if err := s.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, s.Validate())
 	d := func(x time.Duration) *idle.Duration { v := idle.Duration(x); return &v }
 	for field, spoil := range map[string]func(*Spec){
 		"as a name":              func(s *Spec) { s.Name = "-a" },
@@ -147,9 +146,7 @@ func TestValidateAdopted(t *testing.T) {
 		return Spec{Name: "a", Command: []string{"x"}, Runtime: RuntimeAdopted, Restart: RestartNo, StopAfter: new(idle.Duration), Adopted: &Adopted{PID: 2}}
 	}
 	s := fine()
-	if err := s.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, s.Validate())
 	yes, minute := true, idle.Duration(time.Minute)
 	for field, spoil := range map[string]func(*Spec){
 		"runtime adopted":   func(s *Spec) { s.Adopted = nil },
@@ -243,9 +240,7 @@ func FuzzSpec(f *testing.F) {
 			return
 		}
 		out, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var again Spec
 		if err := json.Unmarshal(out, &again); err != nil || again.Validate() != nil {
 			t.Fatalf("%s came back as %s: %v", b, out, err)

@@ -10,14 +10,13 @@ import (
 
 	"lull/internal/core/policy"
 	"lull/internal/core/policy/when"
+	"lull/internal/lib/errtest"
 )
 
 func at(t testing.TB, text string) time.Time {
 	t.Helper()
 	m, err := when.Moment(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return m
 }
 
@@ -26,14 +25,10 @@ func schedule(t testing.TB, zone string, windows ...string) policy.Schedule {
 	s := policy.Schedule{Name: "s", Zone: zone}
 	for _, text := range windows {
 		w, err := policy.ParseWindow(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		s.Windows = append(s.Windows, w)
 	}
-	if err := s.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, s.Validate())
 	return s
 }
 
@@ -168,9 +163,7 @@ func TestBoundariesOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		zone := rapid.SampledFrom(zones).Draw(t, "zone")
 		loc, err := when.Zone(zone)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		start := time.Unix(rapid.Int64Range(1293840000, 2051222400).Draw(t, "around")/900*900, 0)
 		if _, end := start.In(loc).ZoneBounds(); !end.IsZero() && end.Unix()%900 == 0 && rapid.Bool().Draw(t, "at a change") {
 			start = end

@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"lull/internal/lib/errtest"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/states.md")
@@ -20,17 +22,11 @@ var update = flag.Bool("update", false, "write docs/reference/states.md")
 func TestReferenceIsFresh(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "docs", "reference", "states.md")
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(Reference()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		errtest.None(t, os.WriteFile(path, []byte(Reference()), 0o644))
 	}
 	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if d := cmp.Diff(Reference(), string(got)); d != "" {
 		t.Errorf("%s is stale, run go test ./internal/core/power -update:\n%s", path, d)
 	}

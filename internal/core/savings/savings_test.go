@@ -8,13 +8,12 @@ import (
 	"time"
 
 	"lull/internal/core/savings"
+	"lull/internal/lib/errtest"
 )
 
 func TestPublished(t *testing.T) {
 	p, err := savings.Published()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if v := p.Hour("us-east-1", "m5.large"); v == nil || *v != 0.096 {
 		t.Errorf("m5.large: %v", v)
 	}
@@ -25,9 +24,7 @@ func TestPublished(t *testing.T) {
 
 func TestGroup(t *testing.T) {
 	p, err := savings.Published()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	uses := []savings.Use{
 		{Worker: "a", Region: "us-east-1", InstanceType: "m5.large", Volumes: []savings.Volume{{Type: "gp3", GB: 33}, {Type: "gp3", GB: 40}}, Avoided: 100 * time.Hour, Running: time.Hour},
 		{Worker: "b", Region: "us-east-1", InstanceType: "z9.huge", Volumes: []savings.Volume{{Type: "gp3", GB: 33}, {Type: "gp3", GB: 40}}, Avoided: 10 * time.Hour},
@@ -63,9 +60,7 @@ func TestGroup(t *testing.T) {
 // listed.
 func TestMissing(t *testing.T) {
 	p, err := savings.Published()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	gp3 := []savings.Volume{{Type: "gp3", GB: 33}, {Type: "gp3", GB: 40}}
 	got := p.Missing([]savings.Use{
 		{Worker: "a", Region: "mars-1", InstanceType: "m5.large", Volumes: gp3, Avoided: 3 * time.Hour},

@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -49,9 +50,7 @@ func TestAuditByWhom(t *testing.T) {
 			"newest first": func() (audit.Page, error) { return f.NewestAudit(t.Context(), x.q) },
 		} {
 			page, err := read()
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			var got []string
 			for _, e := range page.Entries {
 				got = append(got, e.Detail)
@@ -65,9 +64,7 @@ func TestAuditByWhom(t *testing.T) {
 		}
 	}
 	var table strings.Builder
-	if err := f.ExportAuditCSV(t.Context(), &table, audit.Query{By: "bob"}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.ExportAuditCSV(t.Context(), &table, audit.Query{By: "bob"}))
 	lines := strings.Split(strings.TrimSpace(table.String()), "\n")
 	if len(lines) != 4 || lines[0] != "at,id,action,worker,worker_id,aws_region,by,by_kind,from,to,reason,detail" || !strings.HasSuffix(lines[3], ",snoozed,'=lab,w,,bob,person,,,,10") {
 		t.Errorf("the table is\n%s", table.String())

@@ -11,6 +11,7 @@ import (
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/channel"
 	"lull/internal/fleet/settings"
+	"lull/internal/lib/errtest"
 )
 
 func channels(t testing.TB, text string) (settings.Settings, error) {
@@ -57,9 +58,7 @@ func TestChannelFaults(t *testing.T) {
 		many["c"+string(rune('a'+i))] = map[string]any{"type": "webhook", "url": "https://x/"}
 	}
 	b, err := json.Marshal(many)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if _, err := channels(t, string(b)); err == nil || !strings.Contains(err.Error(), fmt.Sprint(channel.Most)) {
 		t.Errorf("21 channels: %v", err)
 	}
@@ -74,9 +73,7 @@ func TestChannelFaults(t *testing.T) {
 // TestDue covers midnight, clock changes, and urgent events.
 func TestDue(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	c := channel.Channel{Type: channel.Mail, QuietHours: "22:00-07:00"}
 	for at, want := range map[string]string{
 		"2026-07-01T12:00:00+02:00": "2026-07-01T12:00:00+02:00",
@@ -88,9 +85,7 @@ func TestDue(t *testing.T) {
 		"2026-10-24T23:00:00+02:00": "2026-10-25T07:00:00+01:00", // and ends
 	} {
 		when, err := time.Parse(time.RFC3339, at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		due, together := c.Due(when, audit.EventPaused, berlin)
 		if got := due.In(berlin).Format(time.RFC3339); got != want || together == (got == when.In(berlin).Format(time.RFC3339)) {
 			t.Errorf("%s is due %s (together %t), want %s", at, got, together, want)
@@ -126,9 +121,7 @@ func TestQuietHoursEnd(t *testing.T) {
 // clock changes, and is never much longer than configured.
 func TestDigestDays(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, c := range []struct{ every, at, want string }{
 		{"1d", "2026-07-01T12:00:00+02:00", "2026-07-02T00:00:00+02:00"},
 		{"1d", "2026-07-01T00:00:00+02:00", "2026-07-02T00:00:00+02:00"},
@@ -143,9 +136,7 @@ func TestDigestDays(t *testing.T) {
 		{"15m", "2026-07-01T12:14:59+02:00", "2026-07-01T12:15:00+02:00"},
 	} {
 		at, err := time.Parse(time.RFC3339, c.at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		due, together := channel.Channel{Type: channel.Mail, Digest: c.every}.Due(at, audit.EventPaused, berlin)
 		if got := due.In(berlin).Format(time.RFC3339); got != c.want || !together {
 			t.Errorf("with a digest of %s what happens at %s is due %s, want %s", c.every, c.at, got, c.want)
@@ -222,9 +213,7 @@ func FuzzChannels(f *testing.F) {
 			return
 		}
 		b, err := json.Marshal(s.NotifyChannels)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if _, err := channels(t, string(b)); err != nil {
 			t.Errorf("%s is taken, and %s is not: %v", text, b, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest/files"
 )
 
@@ -80,16 +81,12 @@ func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 	met := false
 	for {
 		b, err := s.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if b == nil {
 			return out
 		}
 		q, err := files.ParseRequest(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if q.ID == files.HelloID {
 			met = true
 			p.hellos++

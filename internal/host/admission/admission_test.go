@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/admit"
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/hostctl"
 )
@@ -117,9 +118,7 @@ func (m *machine) start(g *guest, takes time.Duration, q Request) error {
 // TestErrors checks each reason for which a request gets no room.
 func TestErrors(t *testing.T) {
 	on(t, Options{Memory: 100, Wait: time.Minute}, []int64{60, 50, 101}, func(m *machine) {
-		if err := m.start(m.guests[0], 0, Request{}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, m.start(m.guests[0], 0, Request{}))
 		var large *TooLargeError
 		if err := m.start(m.guests[2], 0, Request{}); !errors.As(err, &large) || large.Needs != 101 || large.Memory != 100 {
 			t.Errorf("what never fits: %v", err)
@@ -160,9 +159,7 @@ func TestErrors(t *testing.T) {
 func TestPushesDown(t *testing.T) {
 	on(t, Options{Memory: 100, Wait: time.Minute}, []int64{60, 50}, func(m *machine) {
 		a, b := m.guests[0], m.guests[1]
-		if err := m.start(a, 0, Request{}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, m.start(a, 0, Request{}))
 		a.set(power.Paused)
 		m.halted.Store(true)
 		var busy *BusyError

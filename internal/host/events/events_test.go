@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -78,9 +79,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 	daemon := func(keep int, ahead uint64, add ...string) *Feed {
 		t.Helper()
 		l, err := Open(dir, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		s := New(keep, l)
 		s.next += ahead
 		for _, what := range add {
@@ -89,9 +88,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 			e.Seq = s.Last()
 			all = append(all, e)
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, l.Close())
 		s.Add(hostctl.Event{Type: "while it ends"}) // which is not kept
 		return s
 	}
@@ -134,30 +131,20 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 func TestEventsOutliveAKill(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Open(dir, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	s := New(100, l)
 	for n := range 3 {
 		s.Add(hostctl.Event{Type: "paused", Time: time.Now()})
 		killed := filepath.Join(t.TempDir(), "events") // what is on disk without another word
-		if err := os.CopyFS(killed, os.DirFS(dir)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.CopyFS(killed, os.DirFS(dir)))
 		after, err := Open(killed, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if evs, _, _ := New(100, after).Since(0); len(evs) != n+1 {
 			t.Errorf("of %d events that were seen the next daemon has %d", n+1, len(evs))
 		}
-		if err := after.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, after.Close())
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, l.Close())
 }
 
 // TestEventLogDamaged checks that a host starts with a damaged event log, and
@@ -167,38 +154,28 @@ func TestEventLogDamaged(t *testing.T) {
 		dir := t.TempDir()
 		open := func() (*Log, *Feed) {
 			l, err := Open(dir, slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			return l, New(100, l)
 		}
 		l, s := open()
 		for range 10 {
 			s.Add(hostctl.Event{Type: "paused", Time: time.Now()})
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, l.Close())
 		files, err := filepath.Glob(dir + "/*.seg")
 		if err != nil || len(files) == 0 {
 			t.Fatal(files, err)
 		}
 		b, err := os.ReadFile(files[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		b[at*(len(b)-1)/29] ^= 0x55
-		if err := os.WriteFile(files[0], b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(files[0], b, 0o600))
 		l, s = open()
 		evs, gone, _ := s.Since(0)
 		s.Add(hostctl.Event{Type: "resumed"})
 		if more, _, _ := s.Since(0); len(evs) < 10 && !gone || len(evs) > 10 || len(more) != len(evs)+1 {
 			t.Errorf("byte %d of %d: %d events, gone %t, then %d", at*(len(b)-1)/29, len(b), len(evs), gone, len(more))
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, l.Close())
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 )
 
 // rig keeps the halts of a host in a bubble.
@@ -116,16 +117,12 @@ func TestSlack(t *testing.T) {
 		for moved, changes := range map[time.Duration]int{slack - time.Nanosecond: 0, slack: 1} {
 			to := end.Add(moved)
 			for _, x := range []*time.Time{&end, &to} {
-				if err := r.SetFleet(&idle.HaltedBy{By: "bob", Since: since, Until: x}); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, r.SetFleet(&idle.HaltedBy{By: "bob", Since: since, Until: x}))
 			}
 			if n := len(r.take()) - 1; n != changes {
 				t.Errorf("an end that moves by %s: %d changes, want %d", moved, n, changes)
 			}
-			if err := r.SetFleet(nil); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.SetFleet(nil))
 			r.take()
 		}
 	})

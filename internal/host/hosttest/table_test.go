@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 )
 
 var update = flag.Bool("update", false, "write the table in docs/reference/proofs.md")
@@ -17,9 +18,7 @@ var update = flag.Bool("update", false, "write the table in docs/reference/proof
 func TestTable(t *testing.T) {
 	const file, begin, end = "../../../docs/reference/proofs.md", "<!-- suite -->\n", "<!-- end of suite -->\n"
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	before, rest, found := strings.Cut(string(b), begin)
 	was, after, closed := strings.Cut(rest, end)
 	if !found || !closed {
@@ -31,9 +30,7 @@ func TestTable(t *testing.T) {
 	if !*update {
 		t.Fatal("the table of the suite is stale: make generate")
 	}
-	if err := os.WriteFile(file, []byte(before+begin+table()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, []byte(before+begin+table()+end+after), 0o644))
 }
 
 // table returns a line for each row of the suite and a column for each runtime.

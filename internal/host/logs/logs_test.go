@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/logfile"
 )
 
@@ -26,9 +27,7 @@ func TestLastLines(t *testing.T) {
 		{long + "\n", long + "\n" + long, 2, long + "\n" + long}, {"a\n" + long, long + "\n", 1, long + long + "\n"},
 	} {
 		path := filepath.Join(t.TempDir(), "x.log")
-		if err := errors.Join(os.WriteFile(path, []byte(c.in), 0o600), os.WriteFile(path+".1", []byte(c.old), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.WriteFile(path, []byte(c.in), 0o600), os.WriteFile(path+".1", []byte(c.old), 0o600)))
 		var got strings.Builder
 		parts, err := new(view).selected(path, instance.LogQuery{Tail: c.n})
 		if err == nil {
@@ -44,9 +43,7 @@ func TestLastLines(t *testing.T) {
 // memory.
 func TestLastLineOfMuch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
-	if err := os.WriteFile(path, []byte("the last\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(path, []byte("the last\n"), 0o600))
 	if err := errors.Join(os.WriteFile(path+".1", nil, 0o600), os.Truncate(path+".1", 1<<30)); err != nil { // a hole
 		t.Fatal(err)
 	}
@@ -73,12 +70,8 @@ func TestLogAcrossRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	write := func(s string) {
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.WriteString(s); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.Get(f.WriteString(s))(t)
 		f.Close()
 	}
 	write("1\n")
@@ -97,9 +90,7 @@ func TestLogAcrossRotation(t *testing.T) {
 	write("2\n")
 	more()
 	write("3\n")
-	if err := os.Rename(path, path+".1"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Rename(path, path+".1"))
 	write("4\n")
 	more()
 	more()
@@ -120,9 +111,7 @@ func TestTimes(t *testing.T) {
 		at   float64
 		text string
 	}{{0, long + "\n"}, {1, "b1\nb2"}, {2, " end\nc"}, {3, "cc\n"}, {4, "d\n"}, {4.05, "e"}, {5, "e\n"}} {
-		if err := w.Add([]byte(p.text), at(p.at)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Add([]byte(p.text), at(p.at)))
 	}
 	if old, err := os.ReadFile(path + logfile.Older); err != nil || string(old) != long+"\nb1\nb2 end\nccc" {
 		t.Fatalf("the older log is %q, %v: want the rotation in a line", old, err)
@@ -145,13 +134,9 @@ func TestTimes(t *testing.T) {
 		{instance.LogQuery{Tail: -1, Until: at(-1)}, ""},
 	} {
 		parts, err := new(view).selected(path, c.q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var b strings.Builder
-		if err := (&lines{w: &b, times: true}).copy(parts); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, (&lines{w: &b, times: true}).copy(parts))
 		got := strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(b.String(), long, "a"), "2026-03-01T", ""), ".000Z", ""), "\n", "|")
 		if got != c.want {
 			t.Errorf("%+v:\n%q, want\n%q", c.q, got, c.want)
@@ -163,9 +148,7 @@ func TestTimes(t *testing.T) {
 // and kept by a period that they may be in.
 func TestNoTimes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
-	if err := os.WriteFile(path, []byte("old\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(path, []byte("old\n"), 0o600))
 	read := func(since time.Time) string {
 		t.Helper()
 		parts, err := new(view).selected(path, instance.LogQuery{Tail: -1, Since: since})
@@ -173,9 +156,7 @@ func TestNoTimes(t *testing.T) {
 			t.Fatal(err)
 		}
 		var b strings.Builder
-		if err := (&lines{w: &b, times: true}).copy(parts); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, (&lines{w: &b, times: true}).copy(parts))
 		return b.String()
 	}
 	now := time.Now()
@@ -185,9 +166,7 @@ func TestNoTimes(t *testing.T) {
 	if got := read(now.Add(time.Hour)); got != "" {
 		t.Errorf("last written before the period, read %q", got)
 	}
-	if err := logfile.New(path, 0).Add([]byte("new\n"), now); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, logfile.New(path, 0).Add([]byte("new\n"), now))
 	stamped := now.UTC().Format(TimeForm) + " new\n"
 	if got := read(now.Add(-time.Hour)); got != "- old\n"+stamped {
 		t.Errorf("with half an index, read %q", got)

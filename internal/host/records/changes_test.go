@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 )
 
@@ -21,13 +22,9 @@ import (
 func crash(t *testing.T, f *Files) *Files {
 	t.Helper()
 	to := t.TempDir()
-	if err := os.CopyFS(to, os.DirFS(f.Dir())); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.CopyFS(to, os.DirFS(f.Dir())))
 	after, err := OpenFiles(to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { after.Close() })
 	return after
 }
@@ -35,9 +32,7 @@ func crash(t *testing.T, f *Files) *Files {
 func load(t *testing.T, f *Files) map[string]instance.Record {
 	t.Helper()
 	recs, err := f.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, d := range f.Damage() {
 		t.Errorf("damage: %v", d)
 	}
@@ -55,9 +50,7 @@ func TestChangesOutliveCrashes(t *testing.T) {
 	rng := scaletest.Random(t)
 	for range scaletest.Count(t, "histories of a data directory", 10) {
 		f, err := OpenFiles(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		want := load(t, f)
 		number := 0
 		for range 60 {
@@ -67,20 +60,14 @@ func TestChangesOutliveCrashes(t *testing.T) {
 				number++
 				r := sampleRecord()
 				r.ID, r.Spec.Name = fmt.Sprint("i", number), fmt.Sprint("n", number)
-				if err := f.Put(&r); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, f.Put(&r))
 				want[r.ID] = r
 			case op == 1:
 				id := ids[rng.IntN(len(ids))]
-				if err := f.Delete(id); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, f.Delete(id))
 				delete(want, id)
 			case op == 2:
-				if err := f.changes.fold(); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, f.changes.fold())
 			case op == 3:
 				f = crash(t, f)
 				fallthrough
@@ -93,9 +80,7 @@ func TestChangesOutliveCrashes(t *testing.T) {
 				}
 			case op == 5:
 				dir := f.Dir()
-				if err := f.Close(); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, f.Close())
 				if _, err := os.Stat(filepath.Join(dir, "changes")); !os.IsNotExist(err) {
 					t.Errorf("the log is left after a clean end: %v", err)
 				}
@@ -113,15 +98,11 @@ func TestChangesOutliveCrashes(t *testing.T) {
 				if rng.IntN(2) == 0 {
 					put = f.Note
 				}
-				if err := put(&r); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, put(&r))
 				want[r.ID] = r
 			}
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Close())
 	}
 }
 
@@ -129,9 +110,7 @@ func TestChangesOutliveCrashes(t *testing.T) {
 // are written and some are removed, and that a removed one does not come back.
 func TestFoldBesideWrites(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	load(t, f)
 	var wg sync.WaitGroup
 	for n := range 8 {
@@ -152,9 +131,7 @@ func TestFoldBesideWrites(t *testing.T) {
 		})
 	}
 	for range 20 {
-		if err := f.changes.fold(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.changes.fold())
 	}
 	wg.Wait()
 	check := func(what string, f *Files) {
@@ -171,34 +148,26 @@ func TestFoldBesideWrites(t *testing.T) {
 	}
 	check("a crash", crash(t, f))
 	dir := f.Dir()
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.Close())
 	if f, err = OpenFiles(dir); err != nil {
 		t.Fatal(err)
 	}
 	check("a clean end", f)
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.Close())
 }
 
 // TestLogIsFolded checks that a log that has grown large is folded
 // automatically, and that its size is bounded.
 func TestLogIsFolded(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	load(t, f)
 	r := sampleRecord()
 	r.StatusReason = strings.Repeat("x", 200<<10)
 	for g := range 200 { // 40 MB
 		r.Generation = uint64(g)
-		if err := f.Note(&r); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Note(&r))
 		f.changes.folding.Wait()
 		if size := f.changes.log.Size(); size > 2*foldSize {
 			t.Fatalf("after %d changes the log has %d bytes", g, size)
@@ -214,39 +183,27 @@ func TestLogIsFolded(t *testing.T) {
 // reported; a change that cannot be decoded fails the start.
 func TestDamagedLog(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	load(t, f)
 	r := sampleRecord()
 	for g := range 4 {
 		r.Generation = uint64(10 + g)
-		if err := f.Put(&r); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Put(&r))
 	}
 	logs, err := filepath.Glob(filepath.Join(f.Dir(), "changes", "*.seg"))
 	if err != nil || len(logs) != 1 {
 		t.Fatal(logs, err)
 	}
 	whole, err := os.ReadFile(logs[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(f.Dir())); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.CopyFS(dir, os.DirFS(f.Dir())))
 	try := func(what string, b []byte) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, "changes", filepath.Base(logs[0])), b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, "changes", filepath.Base(logs[0])), b, 0o600))
 		f, err := OpenFiles(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer f.Close()
 		recs, err := f.Load()
 		f.changes.loaded = false // the copy stays as it is
@@ -263,19 +220,13 @@ func TestDamagedLog(t *testing.T) {
 		flipped[n] ^= 1 << (n % 8)
 		try(fmt.Sprint("flipped at ", n), flipped)
 	}
-	if _, err := f.changes.log.Append(r.CreatedAt, []byte(`{"id":"abc","later":true}`)); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.changes.log.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(f.changes.log.Append(r.CreatedAt, []byte(`{"id":"abc","later":true}`)))(t)
+	errtest.None(t, f.changes.log.Flush())
 	newer := crash(t, f)
 	if _, err := newer.Load(); err == nil || !strings.Contains(err.Error(), newer.changes.dir) {
 		t.Errorf("a change of a later version: %v", err)
 	}
-	if err := newer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, newer.Close())
 	if logs, _ := filepath.Glob(filepath.Join(newer.changes.dir, "*.seg")); len(logs) == 0 {
 		t.Error("the log of a start that failed was removed")
 	}
@@ -285,9 +236,7 @@ func TestDamagedLog(t *testing.T) {
 // nor in the file, and that the next one continues in a new log.
 func TestLogFails(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	load(t, f)
 	put := func(g uint64) error {
 		r := sampleRecord()
@@ -301,9 +250,7 @@ func TestLogFails(t *testing.T) {
 		}
 	}
 	for g := range uint64(3) {
-		if err := put(g); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, put(g))
 	}
 	if err := f.changes.log.Discard(); err != nil { // every write to it fails from now on
 		t.Fatal(err)
@@ -312,24 +259,16 @@ func TestLogFails(t *testing.T) {
 		t.Error("a change was accepted by a log that cannot be written")
 	}
 	has("a crash after the refusal", crash(t, f), 2)
-	if err := f.changes.fold(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.changes.fold())
 	has("the files after the refusal", crash(t, f), 2)
 	for g := range uint64(3) {
-		if err := put(3 + g); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, put(3+g))
 	}
 	has("a crash after later changes", crash(t, f), 5)
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.Close())
 	if f, err = OpenFiles(f.Dir()); err != nil {
 		t.Fatal(err)
 	}
 	has("a clean end", f, 5)
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.Close())
 }

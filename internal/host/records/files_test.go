@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/lib/errtest"
 )
 
 func sampleRecord() instance.Record {
@@ -27,17 +28,13 @@ func sampleRecord() instance.Record {
 // record and rejects it, reads the intact one, and changes no file.
 func TestDamagedRecords(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	good := sampleRecord()
 	bad := sampleRecord()
 	bad.ID, bad.Spec.Name = "bad", "b"
 	for _, r := range []instance.Record{good, bad} {
-		if err := f.Put(&r); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Put(&r))
 	}
 	recs, err := f.Load()
 	if err != nil || len(recs) != 2 {
@@ -48,13 +45,9 @@ func TestDamagedRecords(t *testing.T) {
 	}
 	path := f.path("bad")
 	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	try := func(what string, b []byte) {
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(path, b, 0o600))
 		recs, err := f.Load()
 		if len(recs) != 1 || recs[0].ID != "abc" {
 			t.Errorf("%s: %d records were read", what, len(recs))
@@ -77,17 +70,13 @@ func TestDamagedRecords(t *testing.T) {
 func TestOneDaemonForADirectory(t *testing.T) {
 	dir := t.TempDir()
 	f, err := OpenFiles(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if _, err := OpenFiles(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a second one: %v", err)
 	}
 	f.Close()
 	f, err = OpenFiles(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	f.Close()
 }
 
@@ -110,31 +99,23 @@ func FuzzDecodeRecord(f *testing.F) {
 // TestHaltFile reads halt files of this and earlier versions.
 func TestHaltFile(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if h, err := f.Halted(); h != nil || err != nil {
 		t.Errorf("without a file: %v, %v", h, err)
 	}
 	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	want := idle.HaltedBy{By: "ada", Since: at, Reason: "a demo", Until: &at}
-	if err := f.KeepHalt(&want); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.KeepHalt(&want))
 	if h, err := f.Halted(); err != nil || !reflect.DeepEqual(*h, want) {
 		t.Errorf("kept %+v, read %+v, %v", want, h, err)
 	}
 	for _, text := range []string{"lull halt\n", "", "{", `{"by":"x"}`, `{"since":"2030-01-02T03:04:05Z","colour":1}`} {
-		if err := os.WriteFile(f.haltFile(false), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(f.haltFile(false), []byte(text), 0o600))
 		if h, err := f.Halted(); err != nil || h == nil || h.Until != nil || h.Since.IsZero() {
 			t.Errorf("%q is read as %+v, %v", text, h, err)
 		}
 	}
-	if err := f.KeepHalt(nil); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.KeepHalt(nil))
 	if h, err := f.Halted(); h != nil || err != nil {
 		t.Errorf("after its end: %v, %v", h, err)
 	}

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/host"
 	"lull/internal/host/records"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/protocol/hostctl"
 	"lull/internal/server/hosts"
@@ -64,9 +65,7 @@ func (c *commanded) accepting() (end func()) {
 func withCommands(t *testing.T, f func(c *commanded)) {
 	logs := t.TempDir()
 	files, err := records.OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer files.Close()
 	inBubble(t, func(c *host.Config) { c.LogDir = logs }, func(r *rig) {
 		c := &commanded{rig: r, listener: &listener{Hosts: hosts.New("v1", "")}, files: files, logs: logs}
@@ -120,9 +119,7 @@ func TestServerCommands(t *testing.T) {
 		}
 		c.give(cmd("resume"), "")
 		c.is("a", power.Running)
-		if err := c.Hold(t.Context(), "a", idle.Lease{Holder: "build"}, time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.Hold(t.Context(), "a", idle.Lease{Holder: "build"}, time.Hour))
 		c.give(cmd("pause"), control.HostRefused)
 		c.is("a", power.Running)
 		forced := cmd("pause")
@@ -133,14 +130,10 @@ func TestServerCommands(t *testing.T) {
 		c.is("a", power.Stopped)
 		c.give(cmd("resume"), control.HostRefused)
 		c.is("a", power.Stopped)
-		if err := c.Halt(&idle.HaltedBy{By: "bob", Since: time.Now()}, "bob"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.Halt(&idle.HaltedBy{By: "bob", Since: time.Now()}, "bob"))
 		c.give(cmd("start"), "") // a halt stops automatic actions only
 		c.is("a", power.Running)
-		if err := c.Halt(nil, "bob"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.Halt(nil, "bob"))
 		snooze := cmd("snooze")
 		snooze.Snooze = idle.Duration(2 * time.Hour)
 		if a := c.give(snooze, ""); a.Done != nil && (a.Done.Instance.SnoozeUntil == nil || time.Until(*a.Done.Instance.SnoozeUntil).Round(time.Minute) != 2*time.Hour) {
@@ -171,9 +164,7 @@ func TestLogsOfAnInstance(t *testing.T) {
 		pass(time.Second)
 		write := func(text string) {
 			t.Helper()
-			if err := os.WriteFile(filepath.Join(c.logs, id+".log"), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(filepath.Join(c.logs, id+".log"), []byte(text), 0o600))
 		}
 		n := 0
 		read := func(lines int) *control.HostDone {
@@ -220,9 +211,7 @@ func TestCommandOnce(t *testing.T) {
 		}
 	})
 	files, err := records.OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer files.Close()
 	inBubble(t, nil, func(r *rig) {
 		t := r.t
@@ -265,14 +254,10 @@ func (full) KeepCommands([]string) error { return errors.New("no space left") }
 // TestCommandsAreForgottenInOrder checks that the newest IDs are kept.
 func TestCommandsAreForgottenInOrder(t *testing.T) {
 	files, err := records.OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer files.Close()
 	c, err := NewCommands(files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	c.ids = make([]string, maxCommands-1)
 	for n := range c.ids {
 		c.ids[n] = fmt.Sprintf("old%d", n)

@@ -17,6 +17,7 @@ import (
 	"lull/internal/fleet/halt"
 	"lull/internal/host"
 	"lull/internal/host/records"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/memnet"
 	"lull/internal/protocol/control"
 	"lull/internal/server"
@@ -156,9 +157,7 @@ const haltWithin = 5 * time.Second
 // is away.
 func TestFleetHaltReachesTheHost(t *testing.T) {
 	files, err := records.OpenFiles(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer files.Close()
 	keep := func(c *host.Config) {
 		if c.FleetHalted, err = files.FleetHalt(); err != nil {
@@ -195,9 +194,7 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		}
 		summary := func() control.HostSummary {
 			l, err := control.Read[control.HostView](t.Context(), adminOf(t, s), "/hosts/desk")
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			return l.HostSummary
 		}
 		if v := summary(); !v.Halted || v.Halt == nil || !v.Halt.Fleet {
@@ -250,9 +247,7 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		s.reach(true)
 		end = report()
 		s.halt(halt.Request{On: true})
-		if err := r.Halt(&idle.HaltedBy{By: "bob", Since: time.Now()}, "bob"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.Halt(&idle.HaltedBy{By: "bob", Since: time.Now()}, "bob"))
 		pass(haltWithin)
 		s.halt(halt.Request{})
 		pass(haltWithin)

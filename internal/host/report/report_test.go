@@ -16,6 +16,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/host"
 	"lull/internal/lib/delay"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 	"lull/internal/server/hosts"
 )
@@ -163,19 +164,13 @@ func TestReport(t *testing.T) {
 			if n == 0 || n > 8 {
 				t.Errorf("b was reported %d times in a minute", n)
 			}
-			if err := r.Hold(context.Background(), "a", idle.Lease{Holder: "ci"}, time.Hour); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.Hold(context.Background(), "a", idle.Lease{Holder: "ci"}, time.Hour))
 			pass(2 * time.Second)
 			if i := l.shows(t, "a"); len(i.Leases) != 1 || i.Leases[0].Holder != "ci" {
 				t.Errorf("a has the leases %v", i.Leases)
 			}
-			if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now()}, "ada"); err != nil {
-				t.Fatal(err)
-			}
-			if err := r.Delete(context.Background(), "b", host.ByManual); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now()}, "ada"))
+			errtest.None(t, r.Delete(context.Background(), "b", host.ByManual))
 			pass(2 * time.Second)
 			v, _ := l.View("desk", time.Now())
 			if !v.Heard || !v.Halted || v.Halt == nil || v.Halt.By != "ada" || len(v.Instances) != 1 || v.Counts["paused"] != 1 || len(v.Counts) != 1 {
@@ -199,9 +194,7 @@ func TestServerIsGone(t *testing.T) {
 			l.set(true)
 			pass(time.Minute)
 			r.is("a", power.Paused)
-			if err := r.Resume(context.Background(), id, host.ByManual); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, r.Resume(context.Background(), id, host.ByManual))
 			pass(time.Hour)
 			r.is("a", power.Stopped)
 			if s := rep.Link(); s.Error != "nothing answers" || s.FailingSince == nil || time.Since(*s.FailingSince) < time.Hour-time.Minute {

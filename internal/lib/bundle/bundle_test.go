@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"testing"
 	"testing/fstest"
+
+	"lull/internal/lib/errtest"
 )
 
 // carrying returns the files of a binary that contains program as helper.
@@ -18,12 +20,8 @@ func carrying(t *testing.T, program string) fstest.MapFS {
 	t.Helper()
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	if _, err := w.Write([]byte(program)); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(w.Write([]byte(program)))(t)
+	errtest.None(t, w.Close())
 	sum := sha256.Sum256([]byte(program))
 	return fstest.MapFS{
 		"helper.gz":     {Data: b.Bytes()},
@@ -53,23 +51,15 @@ func TestUnpack(t *testing.T) {
 	}
 	wants(t, path, "#!/bin/one\n")
 	before, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := unpack(one, dir, "helper"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.Get(unpack(one, dir, "helper"))(t)
 	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
 		t.Error("written again although it was the same")
 	}
 	running, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer running.Close()
-	if _, err := unpack(two, dir, "helper"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(unpack(two, dir, "helper"))(t)
 	wants(t, path, "#!/bin/two\n")
 	if b := make([]byte, 11); true {
 		if _, err := running.ReadAt(b, 0); err != nil || string(b) != "#!/bin/one\n" {

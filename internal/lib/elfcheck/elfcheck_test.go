@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // program returns an ELF file with segments of the given types.
@@ -39,9 +41,7 @@ func TestStatic(t *testing.T) {
 		{"empty", nil, "not a program"},
 	} {
 		path := filepath.Join(t.TempDir(), "x")
-		if err := os.WriteFile(path, c.file, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(path, c.file, 0o755))
 		if err := Static(path); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
@@ -56,9 +56,7 @@ func FuzzStatic(f *testing.F) {
 	f.Add(program(elf.EM_X86_64, elf.PT_LOAD, elf.PT_INTERP))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		path := filepath.Join(t.TempDir(), "x")
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(path, b, 0o600))
 		if Static(path) == nil && !bytes.HasPrefix(b, []byte(elf.ELFMAG)) {
 			t.Errorf("%q is a program", b)
 		}

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/freeport"
 )
 
@@ -22,9 +23,7 @@ func TestNoPortTwice(t *testing.T) {
 // TestOtherProcess checks that no other process can have the block of a port.
 func TestOtherProcess(t *testing.T) {
 	p, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if l, err := net.Listen("unix", "@lull-ports-"+strconv.Itoa((p-10000)/200)); err == nil {
 		l.Close()
 		t.Errorf("nothing reserves the block of port %d", p)
@@ -33,9 +32,7 @@ func TestOtherProcess(t *testing.T) {
 
 func TestUsedPortIsLeftOut(t *testing.T) {
 	p, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	// The next one would be p+1, or a little later.
 	used := map[int]bool{}
 	for n := 1; n <= 5; n++ {

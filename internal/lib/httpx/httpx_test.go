@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/memnet"
 	"lull/internal/lib/task"
 	"lull/internal/lib/unixsock"
@@ -28,9 +29,7 @@ func bubble(t *testing.T, h http.Handler, use func(ctx context.Context, c *Clien
 	synctest.Test(t, func(t *testing.T) {
 		n := &memnet.Network{}
 		l, err := n.Listen("api:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		s := &Server{Name: "api", Listener: l, Handler: h}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -172,15 +171,11 @@ func TestTries(t *testing.T) {
 // TestUnixSocket checks that the server can identify its caller.
 func TestUnixSocket(t *testing.T) {
 	dir, err := os.MkdirTemp("", "httpx-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "s")
 	l, err := unixsock.Listen(path, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	s := &Server{Name: "host", Listener: l, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, ok := PeerOf(r.Context())
 		if !ok {

@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/humax"
 	"lull/internal/lib/memnet"
 )
@@ -56,25 +57,17 @@ func TestStalledBody(t *testing.T) {
 				})
 				net := &memnet.Network{}
 				l, err := net.Listen("127.0.0.1:80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				srv := &http.Server{Handler: mux}
 				go func() { _ = srv.Serve(l) }()
 				defer srv.Close()
 				conn, err := net.DialContext(t.Context(), "tcp", "127.0.0.1:80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				defer conn.Close()
 				begin := time.Now()
-				if _, err := io.WriteString(conn, c.request); err != nil {
-					t.Fatal(err)
-				}
+				errtest.Get(io.WriteString(conn, c.request))(t)
 				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				body, _ := io.ReadAll(res.Body)
 				if took := time.Since(begin); res.StatusCode != c.status || took > c.within {
 					t.Errorf("%d after %v, want %d within %v: %s", res.StatusCode, took, c.status, c.within, body)
@@ -108,24 +101,16 @@ func TestSlowRoute(t *testing.T) {
 		})
 		net := &memnet.Network{}
 		l, err := net.Listen("127.0.0.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		srv := &http.Server{Handler: mux}
 		go func() { _ = srv.Serve(l) }()
 		defer srv.Close()
 		conn, err := net.DialContext(t.Context(), "tcp", "127.0.0.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer conn.Close()
-		if _, err := io.WriteString(conn, "POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{\"n\": 12}"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(io.WriteString(conn, "POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{\"n\": 12}"))(t)
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		res.Body.Close()
 		if res.StatusCode != 204 {
 			t.Errorf("status %d, want 204", res.StatusCode)

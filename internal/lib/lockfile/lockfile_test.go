@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestMain is the holder, too: a process with the lock and much memory.
@@ -42,17 +44,11 @@ func TestTake(t *testing.T) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "LULL_TEST_LOCK="+path)
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer in.Close()
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.None(t, cmd.Start())
 		said, err := bufio.NewReader(out).ReadString('\n')
 		if said != "held\n" {
 			t.Fatalf("the holder says %q, %v", said, err)
@@ -61,9 +57,7 @@ func TestTake(t *testing.T) {
 		if f, err := Take(path); !errors.As(err, &held) || held.PID != cmd.Process.Pid || f != nil {
 			t.Errorf("beside process %d: %v", cmd.Process.Pid, err)
 		}
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, cmd.Process.Kill())
 		f, err := Take(path)
 		if err != nil {
 			t.Fatalf("right after its holder was killed: %v", err)
@@ -71,9 +65,7 @@ func TestTake(t *testing.T) {
 		if _, err := Take(path); !errors.As(err, &held) || held.PID != os.Getpid() {
 			t.Errorf("twice: %v", err)
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, f.Close())
 		_ = cmd.Wait() // it was killed
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -16,9 +18,7 @@ var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 func marks(t *testing.T, base, path string) (all []Mark) {
 	t.Helper()
 	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	x := OpenTimes(base, st)
 	defer x.Close()
 	for m, ok := x.Next(); ok; m, ok = x.Next() {
@@ -29,9 +29,7 @@ func marks(t *testing.T, base, path string) (all []Mark) {
 
 func add(t *testing.T, l *File, text string, at time.Time) {
 	t.Helper()
-	if err := l.Add([]byte(text), at); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, l.Add([]byte(text), at))
 }
 
 func TestRotation(t *testing.T) {
@@ -95,9 +93,7 @@ func TestCutOff(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "l")
 			l := New(path, 100)
 			add(t, l, "old\n", noon)
-			if err := errors.Join(l.Close(), c.crash(path)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, errors.Join(l.Close(), c.crash(path)))
 			l = New(path, 100)
 			add(t, l, "new\n", later)
 			m := marks(t, path, path)

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/net/nettest"
 	"pgregory.net/rapid"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestPipeIsAConn(t *testing.T) {
@@ -58,15 +60,11 @@ func dialled(latency time.Duration) (client, server *Conn, err error) {
 func TestHalfClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b, err := dialled(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer b.Close()
 		defer a.Close()
 		a.Write([]byte("question"))
-		if err := a.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, a.CloseWrite())
 		got, err := io.ReadAll(b)
 		if err != nil || string(got) != "question" {
 			t.Fatalf("read %q, %v", got, err)
@@ -114,9 +112,7 @@ func TestWriteToAClosedReader(t *testing.T) {
 func TestAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b, err := dialled(time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		a.Write([]byte("arrived"))
 		time.Sleep(time.Second)
 		a.Write([]byte("lost"))
@@ -168,9 +164,7 @@ func TestBufferIsBounded(t *testing.T) {
 func TestDialErrors(t *testing.T) {
 	var n Network
 	l, err := n.Listen("db:5432")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if _, err := n.Listen("db:5432"); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("second listener: %v", err)
 	}
@@ -205,22 +199,16 @@ func TestAddresses(t *testing.T) {
 	var n Network
 	any, _ := n.Listen(":80")
 	free, err := n.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if a, ok := free.Addr().(*net.TCPAddr); !ok || a.Port == 0 {
 		t.Errorf("address of a free port: %v", free.Addr())
 	}
 	unix, _ := n.Listen("/run/lull/host.sock")
 	for addr, l := range map[string]*Listener{"a.example:80": any, free.Addr().String(): free, "/run/lull/host.sock": unix} {
 		c, err := n.Host("10.1.2.3").Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		s, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if s.RemoteAddr().String() != c.LocalAddr().String() || c.RemoteAddr().String() != addr {
 			t.Errorf("%s: %v to %v", addr, c.LocalAddr(), c.RemoteAddr())
 		}
@@ -238,9 +226,7 @@ func TestBacklog(t *testing.T) {
 		var n Network
 		l, _ := n.ListenBacklog("s:1", 2)
 		for range 2 {
-			if _, err := n.Dial("tcp", "s:1"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(n.Dial("tcp", "s:1"))(t)
 		}
 		if l.Pending() != 2 {
 			t.Errorf("%d pending", l.Pending())
@@ -260,9 +246,7 @@ func TestBacklog(t *testing.T) {
 		}
 		synctest.Wait()
 		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if err := <-done; err != nil {
 			t.Errorf("dial after room was made: %v", err)
 		}
@@ -278,9 +262,7 @@ func TestUnacceptedAreReset(t *testing.T) {
 	var n Network
 	l, _ := n.Listen("s:1")
 	c, err := n.Dial("tcp", "s:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	l.Close()
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("read: %v", err)
@@ -295,9 +277,7 @@ func TestLatency(t *testing.T) {
 		l, _ := n.Listen("far:1")
 		start := time.Now()
 		a, err := n.Dial("tcp", "far:1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if d := time.Since(start); d != 100*time.Millisecond {
 			t.Errorf("connected after %v", d)
 		}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/outward"
 )
 
@@ -47,14 +48,10 @@ func TestCheck(t *testing.T) {
 // name.
 func TestDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, host := range []string{"127.0.0.1", "localhost", "::ffff:127.0.0.1"} {
 		if _, err := (&outward.Dialer{}).DialContext(context.Background(), "tcp", net.JoinHostPort(host, port)); !refused(err) {
 			t.Errorf("%s: %v", host, err)

@@ -4,6 +4,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // late is a writer during whose every write the read deadline of a stream passes.
@@ -24,17 +26,13 @@ func (l *late) Write(b []byte) (int, error) {
 // the other end of the stream stays open.
 func TestCopyAfterTheDeadline(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer r.Close()
 	defer w.Close()
 	if _, err := w.Write(make([]byte, 64<<10)); err != nil { // as much as a pipe holds
 		t.Fatal(err)
 	}
-	if err := r.SetReadDeadline(time.Now().Add(-time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, r.SetReadDeadline(time.Now().Add(-time.Hour)))
 	l := &late{of: r}
 	if Copy(l, r); l.got != 64<<10 {
 		t.Errorf("%d bytes were copied, want %d", l.got, 64<<10)

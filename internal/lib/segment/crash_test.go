@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // sample writes a log of two files and returns its folder and contents.
@@ -14,9 +16,7 @@ func sample(t *testing.T) (dir string, want []string) {
 	l, _ := open(t, fresh(t), Options{SegmentBytes: 200})
 	add(t, l, "first", "second", "third", "fourth", "fifth", "sixth", "", "eighth")
 	want, _, _ = read(l, From{})
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, l.Close())
 	if len(l.files) != 2 {
 		t.Fatalf("%d files", len(l.files))
 	}
@@ -25,18 +25,14 @@ func sample(t *testing.T) (dir string, want []string) {
 
 func segments(t *testing.T, dir string) []string {
 	names, err := filepath.Glob(filepath.Join(dir, "*.seg"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return names
 }
 
 // clone copies the files of a log to a fresh folder.
 func clone(t *testing.T, dir string) string {
 	to := fresh(t)
-	if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.CopyFS(to, os.DirFS(dir)))
 	return to
 }
 
@@ -47,15 +43,11 @@ func TestTornAtEachByte(t *testing.T) {
 	dir, want := sample(t)
 	newest := segments(t, dir)[1]
 	data, err := os.ReadFile(newest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	whole := map[int]int{0: 0, headSize: 0} // records of the file at each of its boundaries
 	for pos, n := headSize, 0; pos < len(data); {
 		_, size, err := decodeRecord(data[pos:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		pos, n = pos+size, n+1
 		whole[pos] = n
 	}
@@ -67,9 +59,7 @@ func TestTornAtEachByte(t *testing.T) {
 		}
 		at := clone(t, dir)
 		name := segments(t, at)[1]
-		if err := os.Truncate(name, int64(size)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Truncate(name, int64(size)))
 		l, damage := open(t, at, Options{SegmentBytes: 200})
 		if _, clean := whole[size]; clean != (len(damage) == 0) {
 			t.Errorf("cut at %d: %v", size, damage)
@@ -100,17 +90,13 @@ func TestFlippedAtEachByte(t *testing.T) {
 	dir, want := sample(t)
 	for i, original := range segments(t, dir) {
 		data, err := os.ReadFile(original)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for pos := range data {
 			at := clone(t, dir)
 			name := segments(t, at)[i]
 			bad := slices.Clone(data)
 			bad[pos] ^= byte(1 << (pos % 8))
-			if err := os.WriteFile(name, bad, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(name, bad, 0o600))
 			l, damage := open(t, at, Options{SegmentBytes: 200})
 			got, more, err := read(l, From{})
 			if err != nil {
@@ -147,9 +133,7 @@ func TestLostFilesAreReported(t *testing.T) {
 	add(t, l, "one", "two", "three", "four", "five", "six")
 	l.Close()
 	names := segments(t, l.dir)
-	if err := os.Remove(names[1]); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(names[1]))
 	l, _ = open(t, l.dir, Options{SegmentBytes: 100})
 	got, damage, err := read(l, From{})
 	if err != nil || len(damage) != 1 || damage[0].File != names[0] || damage[0].Lost != uint64(6-len(got)) || damage[0].Lost == 0 {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"lull/internal/lib/errtest"
 )
 
 var t0 = time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
@@ -25,18 +27,14 @@ type dirs interface {
 
 func fresh(t dirs) string {
 	dir, err := os.MkdirTemp("", "segment-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
 
 func open(t dirs, dir string, o Options) (*Log, []*Damage) {
 	l, damage, err := Open(dir, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return l, damage
 }
 
@@ -58,9 +56,7 @@ func read(l *Log, from From) (records []string, damage []*Damage, err error) {
 
 func add(t dirs, l *Log, texts ...string) {
 	for _, text := range texts {
-		if _, err := l.Append(t0, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(l.Append(t0, []byte(text)))(t)
 	}
 }
 
@@ -222,9 +218,7 @@ func TestDiskRefuses(t *testing.T) {
 	add(t, l, "kept")
 	good := l.active
 	readOnly, err := os.Open(good.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	l.active = readOnly
 	if err := l.Sync(); err == nil || !strings.HasPrefix(err.Error(), "cannot write to the log") {
 		t.Errorf("Sync: %v", err)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestValues checks that values come back in order and from a time on, and that a
@@ -21,16 +23,10 @@ func TestValues(t *testing.T) {
 	}
 	v := open()
 	for n := range 5 {
-		if err := v.Append(at.Add(time.Duration(n)*time.Second), entry{n}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, v.Append(at.Add(time.Duration(n)*time.Second), entry{n}))
 	}
-	if _, err := v.Log.Append(at.Add(5*time.Second), []byte(`{"N":"five"}`)); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(v.Append(at.Add(6*time.Second), entry{6}), v.Close()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(v.Log.Append(at.Add(5*time.Second), []byte(`{"N":"five"}`)))(t)
+	errtest.None(t, errors.Join(v.Append(at.Add(6*time.Second), entry{6}), v.Close()))
 	v = open()
 	defer v.Close()
 	var got []int

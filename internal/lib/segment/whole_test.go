@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestSealed(t *testing.T) {
@@ -16,9 +18,7 @@ func TestSealed(t *testing.T) {
 		t.Errorf("a missing file: %v", err)
 	}
 	for _, payload := range []string{"", "one\n", "two\nlull-record 1\n"} {
-		if err := WriteSealed(path, []byte(payload), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, WriteSealed(path, []byte(payload), 0o600))
 		got, err := ReadSealed(path, int64(len(payload)))
 		if err != nil || string(got) != payload {
 			t.Errorf("%q gave %q, %v", payload, got, err)
@@ -82,9 +82,7 @@ func TestWriteFile(t *testing.T) {
 	dir := fresh(t)
 	path := filepath.Join(dir, "f")
 	for _, text := range []string{"first", "second"} {
-		if err := WriteFile(path, []byte(text), 0o640); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, WriteFile(path, []byte(text), 0o640))
 		if got, err := os.ReadFile(path); err != nil || string(got) != text {
 			t.Errorf("%q, %v", got, err)
 		}
@@ -92,9 +90,7 @@ func TestWriteFile(t *testing.T) {
 	if err := WriteFile(filepath.Join(dir, "none", "f"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), "cannot write") {
 		t.Error(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "d"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(filepath.Join(dir, "d"), 0o700))
 	if err := WriteFile(filepath.Join(dir, "d"), []byte("x"), 0o600); err == nil {
 		t.Error("a folder was replaced")
 	}

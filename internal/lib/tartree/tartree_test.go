@@ -7,14 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 func root(t *testing.T, dir string) *os.Root {
 	t.Helper()
 	r, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { r.Close() })
 	return r
 }
@@ -33,13 +33,9 @@ func TestRoundTrip(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	if err := Pack(&b, root(t, from), "tree"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, Pack(&b, root(t, from), "tree"))
 	var owned []string
-	if err := Unpack(&b, root(t, to), "new", func(name string) error { owned = append(owned, name); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, Unpack(&b, root(t, to), "new", func(name string) error { owned = append(owned, name); return nil }))
 	if st, err := os.Stat(filepath.Join(to, "new/a/run.sh")); err != nil || st.Mode().Perm() != 0o755 || st.Size() != 5 {
 		t.Errorf("%v, %v", st, err)
 	}
@@ -62,15 +58,11 @@ func TestNothingLeavesTheRoot(t *testing.T) {
 	} {
 		outside := t.TempDir()
 		dir := filepath.Join(outside, "dir")
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Mkdir(dir, 0o755))
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
 		for _, h := range entries {
-			if err := w.WriteHeader(&h); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.WriteHeader(&h))
 		}
 		w.Close()
 		err := Unpack(&b, root(t, dir), "", nil)
@@ -92,9 +84,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte, as string) {
 		outside := t.TempDir()
 		dir := filepath.Join(outside, "dir")
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Mkdir(dir, 0o755))
 		_ = Unpack(bytes.NewReader(stream), root(t, dir), as, nil)
 		if l, err := fs.ReadDir(os.DirFS(outside), "."); err != nil || len(l) != 1 {
 			t.Errorf("%v, %v", l, err)

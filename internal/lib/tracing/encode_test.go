@@ -24,6 +24,8 @@ import (
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"lull/internal/lib/errtest"
 )
 
 // everything returns ended spans with everything that a span can have.
@@ -37,9 +39,7 @@ func everything(t *testing.T) []sdk.ReadOnlySpan {
 		sdk.WithResource(resource.NewWithAttributes("https://example.com/1.0", attribute.String("service.name", "lull"), attribute.Int("process.pid", 7))))
 	tracer := p.Tracer("lull", trace.WithInstrumentationVersion("1.2"), trace.WithSchemaURL("https://example.com/2.0"), trace.WithInstrumentationAttributes(attribute.Bool("a", true)))
 	state, err := trace.ParseTraceState("vendor=value,other=1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	remote := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled, TraceState: state, Remote: true})
 	ctx, s := tracer.Start(trace.ContextWithSpanContext(context.Background(), remote), "everything", trace.WithSpanKind(trace.SpanKindServer))
 	s.SetAttributes(attribute.Bool("yes", true), attribute.Bool("no", false), attribute.Int64("negative", -1), attribute.Int64("zero", 0), attribute.Float64("pi", 3.14),
@@ -84,9 +84,7 @@ func sent(t *testing.T, export func(url string)) *collector.ExportTraceServiceRe
 	defer web.Close()
 	export(web.URL)
 	var m collector.ExportTraceServiceRequest
-	if err := proto.Unmarshal(<-out, &m); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, proto.Unmarshal(<-out, &m))
 	return &m
 }
 

@@ -22,6 +22,7 @@ import (
 	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/tracing"
 )
 
@@ -97,17 +98,13 @@ func TestSent(t *testing.T) {
 	web := httptest.NewServer(r)
 	defer web.Close()
 	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc, x-more=a%2Cb"), "lull-server", "1.2", nil, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ctx, parent := traces.Tracer().Start(t.Context(), "worker.detect")
 	_, child := traces.Tracer().Start(ctx, "telemetry.fetch")
 	child.SetAttributes(attribute.String("lull.worker.id", "w-1"))
 	child.End()
 	parent.End()
-	if err := traces.End(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, traces.End())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	up, down := r.spans["worker.detect"], r.spans["telemetry.fetch"]
@@ -153,9 +150,7 @@ func TestRefused(t *testing.T) {
 	defer web.Close()
 	var said bytes.Buffer
 	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", web.URL+"/v1/traces"), "lull-host", "1.2", nil, slog.New(slog.NewTextHandler(&said, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for range 5000 { // more than are kept
 		_, s := traces.Tracer().Start(t.Context(), "instance.wake")
 		s.End()
@@ -176,9 +171,7 @@ func TestOwnTransport(t *testing.T) {
 	web := httptest.NewTLSServer(r)
 	defer web.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600))
 	dialled := 0
 	own := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		dialled++
@@ -187,14 +180,10 @@ func TestOwnTransport(t *testing.T) {
 	defer own.CloseIdleConnections()
 	get := set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca, "OTEL_EXPORTER_OTLP_TIMEOUT", "30000")
 	traces, err := tracing.FromEnv(t.Context(), get, "lull-agent", "1.2", own, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	_, s := traces.Tracer().Start(t.Context(), "agent.tick")
 	s.End()
-	if err := traces.End(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, traces.End())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.spans["agent.tick"] == nil || dialled == 0 {

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // short returns a directory whose name is short enough for socket paths.
 func short(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "sock-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -24,9 +24,7 @@ func TestModeAndPeer(t *testing.T) {
 	for _, mode := range []os.FileMode{0o600, 0o666} {
 		path := filepath.Join(short(t), "host.sock")
 		l, err := Listen(path, mode)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if info, err := os.Lstat(path); err != nil || info.Mode() != os.ModeSocket|mode {
 			t.Errorf("%v, %v", info.Mode(), err)
 		}
@@ -34,15 +32,11 @@ func TestModeAndPeer(t *testing.T) {
 			t.Errorf("a second listener: %v", err)
 		}
 		c, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 		for range 2 { // the second listener looked, and left
 			in, err := l.AcceptUnix()
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			if p, err := PeerOf(in); err != nil || p != (Peer{os.Getuid(), os.Getgid(), os.Getpid()}) {
 				t.Errorf("peer %+v, %v", p, err)
 			}
@@ -75,9 +69,7 @@ func TestDeadSocketIsReplaced(t *testing.T) {
 	}
 	os.Remove(path)
 	second, err := Listen(path, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	first.Close()
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("the first listener removed the second's file: %v", err)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"lull/internal/lib/errtest"
 )
 
 // machine is three clocks that tests move.
@@ -111,13 +113,9 @@ func TestNothingIsLost(t *testing.T) {
 
 func TestMachine(t *testing.T) {
 	a, err := Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	b, err := Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if a.Boot <= 0 || a.Mono <= 0 || b.Since(a) < 0 || a.Boot-a.Mono < -Tolerance || a.Wall.Year() < 2020 {
 		t.Errorf("read %+v, then %+v", a, b)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/cgroup"
 )
@@ -34,9 +35,7 @@ func group(t *testing.T, p cgroup.Place) *cgroup.Group {
 	t.Helper()
 	t.TempDir() // so that it is removed after the group's processes
 	g, err := p.Create("i-" + strings.ToLower(strings.NewReplacer("/", "-", "#", "-").Replace(t.Name())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() {
 		if err := g.Kill(waittest.Context(t)); err != nil {
 			t.Error(err)
@@ -63,9 +62,7 @@ func script(t *testing.T, g *cgroup.Group, text string, env ...string) *exec.Cmd
 	cmd := exec.Command("/bin/sh", "-c", join+text)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Env = append(os.Environ(), env...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -110,9 +107,7 @@ func TestGroup(t *testing.T) {
 				out := filepath.Join(t.TempDir(), "out")
 				script(t, g, bomb, "OUT="+out)
 				waittest.Until(t, "it forks", func() bool { return size(t, out) > 100 })
-				if err := g.Kill(waittest.Context(t)); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, g.Kill(waittest.Context(t)))
 				if pids, err := g.PIDs(); err != nil || len(pids) != 0 {
 					t.Fatalf("left after Kill: %v, %v", pids, err)
 				}
@@ -131,9 +126,7 @@ func TestGroup(t *testing.T) {
 						t.Fatalf("after a failed freeze (%v): held %v, %v", err, held, herr)
 					}
 				}
-				if err := g.Thaw(); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, g.Thaw())
 			})
 		})
 	}
@@ -145,9 +138,7 @@ func freezeAndThaw(t *testing.T, g *cgroup.Group, text string) {
 	for range 10 {
 		before := size(t, out)
 		waittest.Until(t, "it writes", func() bool { return size(t, out) > before+20 })
-		if err := g.Freeze(waittest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, g.Freeze(waittest.Context(t)))
 		if frozen, err := g.Frozen(); err != nil || !frozen {
 			t.Fatalf("Frozen() = %v, %v after Freeze", frozen, err)
 		}
@@ -156,9 +147,7 @@ func freezeAndThaw(t *testing.T, g *cgroup.Group, text string) {
 		}
 		stays(t, out, g.PIDs)
 		for range 2 { // thawing twice is allowed
-			if err := g.Thaw(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, g.Thaw())
 		}
 		if held, err := g.Held(); err != nil || held {
 			t.Fatalf("Held() = %v, %v after Thaw", held, err)
@@ -171,9 +160,7 @@ func stays(t *testing.T, out string, list func() ([]int, error)) {
 	t.Helper()
 	written := size(t, out)
 	pids, err := list()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for range 5 {
 		hold(2 * time.Millisecond)
 		if now := size(t, out); now != written {
@@ -194,9 +181,7 @@ func stays(t *testing.T, out string, list func() ([]int, error)) {
 func openFiles(t *testing.T, g *cgroup.Group) {
 	opened := func() (n int) {
 		l, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, e := range l {
 			if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.Contains(to, filepath.Base(g.Dir())) {
 				n++
@@ -248,12 +233,8 @@ func openFiles(t *testing.T, g *cgroup.Group) {
 func killFrozen(t *testing.T, g *cgroup.Group) {
 	script(t, g, "sleep 1000 & sleep 1000 & sleep 1000")
 	waittest.Until(t, "four processes", func() bool { pids, _ := g.PIDs(); return len(pids) == 4 })
-	if err := g.Freeze(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Kill(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Freeze(waittest.Context(t)))
+	errtest.None(t, g.Kill(waittest.Context(t)))
 	if populated, err := g.Populated(); err != nil || populated {
 		t.Fatalf("Populated() = %v, %v after Kill", populated, err)
 	}
@@ -265,21 +246,15 @@ func nested(t *testing.T, p cgroup.Place) {
 	out := filepath.Join(t.TempDir(), "out")
 	script(t, g, fmt.Sprintf("mkdir -p %[1]s/inner/deep; echo $$ > %[1]s/inner/deep/cgroup.procs; %s", g.Dir(), workers(3)), "OUT="+out)
 	waittest.Until(t, "it writes", func() bool { return size(t, out) > 10 })
-	if err := g.Freeze(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Freeze(waittest.Context(t)))
 	if g.Kind() == cgroup.V2 {
 		stays(t, out, g.PIDs)
 	}
 	if pids, err := g.PIDs(); err != nil || len(pids) < 3 {
 		t.Fatalf("PIDs() = %v, %v, want those of the inner groups too", pids, err)
 	}
-	if err := g.Kill(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Remove(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Kill(waittest.Context(t)))
+	errtest.None(t, g.Remove())
 	if _, err := os.Stat(g.Dir()); !os.IsNotExist(err) {
 		t.Fatalf("the directory is still there: %v", err)
 	}
@@ -295,9 +270,7 @@ func account(t *testing.T, g *cgroup.Group) {
 		}
 		return used > 20*time.Millisecond
 	})
-	if err := g.Kill(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Kill(waittest.Context(t)))
 	if after, err := g.CPU(); err != nil || after < used {
 		t.Fatalf("CPU() = %v, %v after the processes ended, %v before", after, err, used)
 	}
@@ -354,9 +327,7 @@ func TestDelegated(t *testing.T) {
 	}
 	p := place(t, cgroup.V2)
 	dir := filepath.Join(p.Dir, "delegated")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(dir, 0o755))
 	t.Cleanup(func() {
 		for _, d := range []string{"lull/nobody", "lull", ""} {
 			if err := unix.Rmdir(filepath.Join(dir, d)); err != nil && err != unix.ENOENT {
@@ -366,14 +337,10 @@ func TestDelegated(t *testing.T) {
 	})
 	const nobody = 65534
 	for _, f := range []string{"", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"} {
-		if err := os.Chown(filepath.Join(dir, f), nobody, nobody); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chown(filepath.Join(dir, f), nobody, nobody))
 	}
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer unix.Close(fd)
 	cmd := exec.Command(public(t), "-test.run=^TestDelegated$", "-test.v")
 	cmd.Dir = "/"
@@ -387,9 +354,7 @@ func TestDelegated(t *testing.T) {
 
 func delegatedChild(t *testing.T) {
 	p, err := cgroup.Find("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	want := filepath.Join(os.Getenv("LULL_TEST_DELEGATED"), "lull", "nobody")
 	if p.Dir != want {
 		t.Fatalf("place %s, want the delegated %s", p.Dir, want)
@@ -401,21 +366,13 @@ func delegatedChild(t *testing.T) {
 func public(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "lull-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	b, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	exe := filepath.Join(dir, "test")
-	if err := os.WriteFile(exe, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(exe, b, 0o755))
+	errtest.None(t, os.Chmod(dir, 0o755))
 	return exe
 }
 
@@ -472,14 +429,10 @@ func TestLookup(t *testing.T) {
 		}
 		defer place.Release()
 		g, err := place.Create("it")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer g.Remove()
 		path, err := g.Path()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, name := range []string{g.Dir(), g.Dir() + "/", path} {
 			if got, err := cgroup.Lookup(name); err != nil || got.Dir() != g.Dir() || got.Kind() != kind || got.MayFreeze() != nil {
 				t.Errorf("%s: %+v, %v", name, got, err)

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestNamesakesLeaveTheParents checks that removing an instance's groups keeps
@@ -17,13 +19,9 @@ func TestNamesakesLeaveTheParents(t *testing.T) {
 		t.Skip(err)
 	}
 	g, err := place.Create("it")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	_, dirs, err := g.namesakes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	others := 0
 	for _, dir := range dirs {
 		if dir == g.dir || dir == g.cpu {
@@ -35,9 +33,7 @@ func TestNamesakesLeaveTheParents(t *testing.T) {
 		}
 		others++
 	}
-	if err := g.RemoveNamesakes(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.RemoveNamesakes())
 	exists := func(dir string) bool { _, err := os.Stat(dir); return err == nil }
 	left := 0
 	for _, dir := range dirs {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"lull/internal/lib/errtest"
 )
 
 var testNow = time.Date(2025, 11, 20, 12, 0, 0, 0, time.UTC)
@@ -195,9 +197,7 @@ func TestFilterAgainstReference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := testConfig(t)
 		f, err := NewFilter(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		narrow(t, f)
 		text := drawArray(t)
 		off := time.Duration(rapid.IntRange(-90, 90).Draw(t, "offset")) * time.Second
@@ -283,9 +283,7 @@ func compare(t *rapid.T, got Activity, ref *reference) {
 func TestFilterArrivalOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f, err := NewFilter(testConfig(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		events := rapid.SliceOfN(rapid.Custom(drawEvent), 0, 15).Draw(t, "events")
 		offset := Offset{Known: true}
 		one := f.Read(strings.NewReader(array(events...)), testNow, offset, nil)
@@ -302,9 +300,7 @@ func TestFilterArrivalOrder(t *testing.T) {
 // TestFilterEveryTruncation checks that no prefix of a history is ever quiet.
 func TestFilterEveryTruncation(t *testing.T) {
 	f, err := NewFilter(defaultFilterConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	text := history(40)
 	for n := range len(text) {
 		a := f.Read(strings.NewReader(text[:n]), testNow, Offset{Known: true}, nil)
@@ -320,9 +316,7 @@ func TestFilterEveryTruncation(t *testing.T) {
 
 func TestFilterReaderFails(t *testing.T) {
 	f, err := NewFilter(defaultFilterConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	broken := errors.New("connection reset")
 	r := io.MultiReader(strings.NewReader(history(40)[:8000]), iotest.ErrReader(broken))
 	a := f.Read(r, testNow, Offset{Known: true}, nil)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/godbus/dbus/v5"
+
+	"lull/internal/lib/errtest"
 )
 
 // bus starts a private session bus of a user and returns the directory that
@@ -29,35 +31,23 @@ func bus(t *testing.T, uid int) (dir, address string) {
 		t.Skipf("SKIP desktop: %v", err)
 	}
 	dir, err = os.MkdirTemp("", "lull-desktop-") // a short path: a socket's has 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	home := filepath.Join(dir, strconv.Itoa(uid))
-	if err := os.Mkdir(home, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(home, 0o700))
+	errtest.None(t, os.Chmod(dir, 0o755))
 	args := []string{daemon, "--session", "--nofork", "--nosyslog", "--print-address=1", "--address=unix:path=" + filepath.Join(home, "bus")}
 	if uid != os.Geteuid() {
 		if os.Geteuid() != 0 {
 			t.Skip("SKIP another user's desktop: needs root")
 		}
-		if err := os.Chown(home, uid, uid); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chown(home, uid, uid))
 		args = append([]string{"setpriv", "--reuid", strconv.Itoa(uid), "--clear-groups"}, args...)
 	}
 	cmd := exec.Command(args[0], args[1:]...)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	buf := make([]byte, 512)
 	n, err := out.Read(buf) // the address is printed when it listens
@@ -80,9 +70,7 @@ func serve(t *testing.T, uid int, address string) shower {
 	t.Helper()
 	path := strings.TrimPrefix(strings.Split(address, ",")[0], "unix:path=")
 	c, err := dialAs(t.Context(), path, uid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	conn, err := dbus.NewConn(c)
 	if err == nil {
 		err = conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(uid))})
@@ -95,9 +83,7 @@ func serve(t *testing.T, uid int, address string) shower {
 	}
 	t.Cleanup(func() { conn.Close() })
 	s := shower{make(chan string, 1)}
-	if err := conn.Export(s, object, service); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, conn.Export(s, object, service))
 	if r, err := conn.RequestName(service, dbus.NameFlagDoNotQueue); err != nil || r != dbus.RequestNameReplyPrimaryOwner {
 		t.Fatalf("%v, %v", r, err)
 	}
@@ -131,12 +117,8 @@ func TestNotify(t *testing.T) {
 func TestNotifyPassesOver(t *testing.T) {
 	dir := t.TempDir()
 	for name, file := range map[string]string{"1": "bus", "abc": "bus", "2": "other"} {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name, file), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
+		errtest.None(t, os.WriteFile(filepath.Join(dir, name, file), nil, 0o600))
 	}
 	if n, err := Notify(t.Context(), dir, Message{}); n != 0 || err != nil {
 		t.Errorf("%d, %v", n, err)

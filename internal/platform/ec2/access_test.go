@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/credentials"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestAssumeRole(t *testing.T) {
@@ -30,12 +32,8 @@ func TestAssumeRole(t *testing.T) {
 		"wrong": {RoleARN: "arn:aws:iam::1:role/else", Credentials: static, HTTP: f.Client(), STSEndpoint: f.URL},
 	}}
 	c, err := s.Client(t.Context(), "other", "eu-test-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.States(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.Get(c.States(t.Context()))(t)
 	signed := f.headers[len(f.headers)-1].Get("Authorization")
 	if !strings.Contains(signed, "Credential=ASIAROLE/") || !strings.Contains(signed, "/eu-test-1/ec2/") {
 		t.Errorf("signed %s", signed)
@@ -47,9 +45,7 @@ func TestAssumeRole(t *testing.T) {
 		t.Errorf("another region's client: %v", err)
 	}
 	wrong, err := s.Client(t.Context(), "wrong", "eu-test-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, refused = range []string{"AccessDenied", "Novelty"} {
 		if _, err := wrong.States(t.Context()); KindOf(err) != Unauthorized {
 			t.Errorf("a role that may not be assumed: %v", err)
@@ -113,15 +109,11 @@ func TestRequestBodyIsPlain(t *testing.T) {
 	var body io.Reader
 	b := bounded{&http.Client{Transport: sent(func(r *http.Request) { body = r.Body })}}
 	req, err := http.NewRequestWithContext(t.Context(), "POST", "http://ec2.invalid", io.NopCloser(strings.NewReader("x")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if _, ok := any(req.Body).(io.WriterTo); !ok {
 		t.Fatal("the body made for the test is no WriterTo")
 	}
-	if _, err := b.Do(req); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.Do(req))(t)
 	if _, ok := body.(io.WriterTo); ok {
 		t.Error("net/http sees a body that writes itself")
 	}

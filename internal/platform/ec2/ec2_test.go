@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/lib/errtest"
 )
 
 type actions = map[string]func(url.Values) reply
@@ -113,9 +115,7 @@ func TestInstancesMissing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFake(t, knowing(known, c.say))
 			found, missing, err := f.client(t, testLimits).Instances(t.Context(), append(slices.Clone(ids), ids[0]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			if diff := cmp.Diff(gone, missing); diff != "" || len(found) != n-len(gone) {
 				t.Errorf("%d found, missing (-want +got):\n%s", len(found), diff)
 			}
@@ -388,9 +388,7 @@ func TestFind(t *testing.T) {
 	ids := func(q Query) []string {
 		t.Helper()
 		found, err := c.Find(t.Context(), q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var out []string
 		for _, i := range found {
 			out = append(out, i.ID)

@@ -8,15 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 )
 
 func backupOf(t *testing.T, s *Store) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "backup")
-	if err := s.Backup(t.Context(), path); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, s.Backup(t.Context(), path))
 	return path
 }
 
@@ -31,9 +30,7 @@ func TestBackupRestore(t *testing.T) {
 		}
 	}
 	want, err := store.List(t.Context(), s, store.Prefix(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	path := backupOf(t, s)
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("backup has mode %v, %v", info.Mode(), err)
@@ -44,13 +41,9 @@ func TestBackupRestore(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
 		t.Errorf("the backup left %v, %v", left, err)
 	}
-	if _, err := s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("after", nil)}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("after", nil)}}))(t)
 	dir := filepath.Join(t.TempDir(), "new", "data")
-	if err := Restore(path, dir); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, Restore(path, dir))
 	for range 2 { // a second time, after the restart
 		checkRestored(t, dir, want, before.Revision)
 	}
@@ -83,13 +76,9 @@ func checkRestored(t *testing.T, dir string, want store.Page, newest int64) {
 // name and leaves nothing behind.
 func TestRestoreRefuses(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{})
-	if _, err := s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", []byte("1"))}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", []byte("1"))}}))(t)
 	good, err := os.ReadFile(backupOf(t, s))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	flip := func(at int) []byte {
 		bad := append([]byte(nil), good...)
 		bad[at] ^= 1
@@ -116,9 +105,7 @@ func TestRestoreRefuses(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "backup")
-		if err := os.WriteFile(path, c.data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(path, c.data, 0o600))
 		err := Restore(path, filepath.Join(dir, "data"))
 		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), c.why) {
 			t.Errorf("%s: %v, want %q and the file's name", what, err, c.why)
@@ -148,9 +135,7 @@ func FuzzBackupCheck(f *testing.F) {
 		}
 		check := newSumCheck()
 		for i := 0; i < len(file); i += 7 {
-			if _, err := check.Write(file[i:min(i+7, len(file))]); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(check.Write(file[i:min(i+7, len(file))]))(t)
 		}
 		whole := len(pages) > 0 && len(pages)%pageBytes == 0 && change == 0
 		if err := check.verify(); (err == nil) != whole {

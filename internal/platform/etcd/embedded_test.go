@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/store"
 )
@@ -62,29 +63,21 @@ func TestKill(t *testing.T) {
 		cmd.Env = append(os.Environ(), childDir+"="+dir)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.None(t, cmd.Start())
 		acked, lines := -1, bufio.NewScanner(out)
 		for lines.Scan() {
 			if acked, err = strconv.Atoi(lines.Text()); err != nil {
 				t.Fatal(err)
 			}
 			if acked == 30+17*round {
-				if err := cmd.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, cmd.Process.Kill())
 			}
 		}
 		_ = cmd.Wait() // it says that the process was killed
 		s := openTest(t, EmbeddedConfig{Dir: dir})
 		n, err := store.Get(t.Context(), s, "n")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		last, err := strconv.Atoi(string(n.Data))
 		if err != nil || last < acked {
 			t.Errorf("round %d: the last write is %d, %v, acknowledged were %d", round, last, err, acked)
@@ -103,9 +96,7 @@ func sockets(t *testing.T) (all, listening map[string]string) {
 	t.Helper()
 	all, listening = map[string]string{}, map[string]string{}
 	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, fd := range fds {
 		link, err := os.Readlink("/proc/self/fd/" + fd.Name())
 		if inode, ok := strings.CutPrefix(link, "socket:["); err == nil && ok {
@@ -137,9 +128,7 @@ func sockets(t *testing.T) (all, listening map[string]string) {
 func TestNoSockets(t *testing.T) {
 	before, listened := sockets(t) // those that reserve ports for the tests
 	s := openTest(t, EmbeddedConfig{})
-	if _, err := s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", nil)}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", nil)}}))(t)
 	after, listening := sockets(t)
 	for inode := range after {
 		if before[inode] == "" {
@@ -152,9 +141,7 @@ func TestNoSockets(t *testing.T) {
 	// The list must be able to show what the defaults of etcd would open.
 	for _, at := range [][2]string{{"tcp", "127.0.0.1:0"}, {"unix", "@lull-etcd-test"}, {"unix", filepath.Join(t.TempDir(), "s")}} {
 		l, err := net.Listen(at[0], at[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if _, listening := sockets(t); len(listening) != len(listened)+1 {
 			t.Errorf("a listener on %v shows as %v", at, listening)
 		}
@@ -184,9 +171,7 @@ func TestDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	closeTest(t, s)
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Chmod(dir, 0o755))
 	s = openTest(t, EmbeddedConfig{Dir: dir})
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("an open directory was left as %v, %v", info.Mode(), err)
@@ -196,9 +181,7 @@ func TestDirectory(t *testing.T) {
 		t.Error("a data directory without a name was opened")
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, nil, 0o600))
 	if _, err := OpenEmbedded(t.Context(), EmbeddedConfig{Dir: file}); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("a file as data directory: %v", err)
 	}
@@ -228,9 +211,7 @@ func TestLeasesEndWithTheProcess(t *testing.T) {
 func TestClosed(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{})
 	l, err := s.Grant(t.Context(), time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	watch := s.Watch(t.Context(), store.Prefix(""), 0)
 	closeTest(t, s)
 	closeTest(t, s)
@@ -254,9 +235,7 @@ func TestClosed(t *testing.T) {
 func TestCloseLeavesNothing(t *testing.T) {
 	open := func() {
 		s := openTest(t, EmbeddedConfig{})
-		if _, err := s.Grant(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(s.Grant(t.Context(), time.Minute))(t)
 		s.Watch(t.Context(), store.Prefix(""), 0)
 		closeTest(t, s)
 	}
@@ -321,9 +300,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		}
 		last = res.Revision
 	}
-	if err := s.maintain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, s.maintain(t.Context()))
 	for back, want := range map[int64]error{50: nil, 51: store.ErrCompacted, 150: store.ErrCompacted} {
 		if _, err := s.Range(t.Context(), store.Query{Keys: store.Key("a"), Revision: last - back}); !errors.Is(err, want) {
 			t.Errorf("%d revisions back: %v, want %v", back, err, want)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"lull/internal/fleet/sealed"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/etcd/etcdtest"
 	"lull/internal/store"
 )
@@ -67,9 +68,7 @@ func TestExternalUser(t *testing.T) {
 	_, e2 := root.client.UserGrantRole(ctx, "root", "root")
 	_, e3 := root.client.UserAdd(ctx, "nobody", "low")
 	_, e4 := root.client.AuthEnable(ctx)
-	if err := errors.Join(e1, e2, e3, e4); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, errors.Join(e1, e2, e3, e4))
 	for _, c2 := range []struct {
 		user, password string
 		want           error
@@ -95,9 +94,7 @@ func TestExternalTLS(t *testing.T) {
 		"--client-cert-auth", "--trusted-ca-file="+at("ca.pem"))
 	cfg := ExternalConfig{Endpoints: c.Endpoints(), CAFile: at("ca.pem"), CertFile: at("cert.pem"), KeyFile: at("key.pem")}
 	s, err := Dial(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if _, err := s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", nil)}}); err != nil {
 		t.Error(err)
 	}
@@ -118,9 +115,7 @@ func TestExternalTLS(t *testing.T) {
 func writeCerts(t *testing.T, dir string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ca := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, IsCA: true, BasicConstraintsValid: true,
 		NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
@@ -133,16 +128,12 @@ func writeCerts(t *testing.T, dir string) {
 	caDER, e1 := x509.CreateCertificate(rand.Reader, ca, ca, key.Public(), key)
 	leafDER, e2 := x509.CreateCertificate(rand.Reader, leaf, ca, key.Public(), key)
 	keyDER, e3 := x509.MarshalPKCS8PrivateKey(key)
-	if err := errors.Join(e1, e2, e3); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, errors.Join(e1, e2, e3))
 	for name, b := range map[string]*pem.Block{
 		"ca.pem": {Type: "CERTIFICATE", Bytes: caDER}, "cert.pem": {Type: "CERTIFICATE", Bytes: leafDER},
 		"key.pem": {Type: "PRIVATE KEY", Bytes: keyDER},
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600))
 	}
 }
 
@@ -153,16 +144,10 @@ func TestExternalNoSpace(t *testing.T) {
 
 func TestExternalBackup(t *testing.T) {
 	s := dialTest(t, etcdtest.Start(t, 1))
-	if _, err := s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("k/a", []byte("1"))}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("k/a", []byte("1"))}}))(t)
 	want, err := store.List(t.Context(), s, store.Prefix(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	dir := filepath.Join(t.TempDir(), "data")
-	if err := Restore(backupOf(t, s), dir); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, Restore(backupOf(t, s), dir))
 	checkRestored(t, dir, want, want.Revision)
 }

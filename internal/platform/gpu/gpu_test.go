@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 )
 
 // card makes a machine with a GPU whose nvidia-smi is a shell script.
@@ -16,14 +17,10 @@ func card(t *testing.T, script string) *Reader {
 	t.Helper()
 	dir := t.TempDir()
 	for _, n := range []string{"nvidia0", "nvidiactl"} {
-		if err := os.WriteFile(filepath.Join(dir, n), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, n), nil, 0o600))
 	}
 	cmd := filepath.Join(dir, "smi")
-	if err := os.WriteFile(cmd, []byte("#!/bin/sh\ncd "+dir+"\n"+script+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(cmd, []byte("#!/bin/sh\ncd "+dir+"\n"+script+"\n"), 0o700))
 	return &Reader{Dev: dir, Command: cmd, Every: time.Millisecond}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/evidence"
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/journal"
 )
 
@@ -29,9 +30,7 @@ func check(object string, at, active time.Time) evidence.Record {
 func open(t *testing.T, dir string, o journal.Options) *journal.Journal {
 	t.Helper()
 	j, _, err := journal.Open(dir, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return j
 }
 
@@ -48,9 +47,7 @@ func read(t *testing.T, j *journal.Journal, q evidence.Query) (out []evidence.Re
 func copyOf(t *testing.T, dir string) string {
 	t.Helper()
 	to := t.TempDir()
-	if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.CopyFS(to, os.DirFS(dir)))
 	return to
 }
 
@@ -81,9 +78,7 @@ func TestJournalKeepsAndFinds(t *testing.T) {
 	if len(one) == 0 || one[0].At.After(t0.Add(5*time.Hour)) {
 		t.Errorf("the check that held is not there: %d", len(one))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, j.Close())
 	j = open(t, dir, journal.Options{})
 	defer j.Close()
 	again, _ := read(t, j, evidence.Query{})
@@ -131,21 +126,15 @@ func killedIn(t *testing.T, lazy bool) {
 		}
 		last := files[len(files)-1]
 		b, err := os.ReadFile(last)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(last, append(b, 1, 2, 3), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.None(t, os.WriteFile(last, append(b, 1, 2, 3), 0o600))
 		k, damage, err := journal.Open(killed, journal.Options{})
 		if err != nil || len(damage) != 1 || !damage[0].Torn {
 			t.Fatalf("damage: %v, %v", damage, err)
 		}
 		defer k.Close()
 		checks := 0
-		if _, err := k.Read(t.Context(), evidence.Query{}, func(r evidence.Record) error { checks += r.Checks; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(k.Read(t.Context(), evidence.Query{}, func(r evidence.Record) error { checks += r.Checks; return nil }))(t)
 		if checks < 24-7 {
 			t.Errorf("%d of 24 checks are left", checks)
 		}
@@ -160,23 +149,17 @@ func TestDamagedFile(t *testing.T) {
 	for n := range 5_000 {
 		j.Take(check(fmt.Sprintf("w-%d", n), t0.Add(time.Duration(n)*time.Second), t0))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, j.Close())
 	files, err := filepath.Glob(filepath.Join(dir, "*.seg"))
 	if err != nil || len(files) < 3 {
 		t.Fatalf("files: %v, %v", files, err)
 	}
 	b, err := os.ReadFile(files[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for i := 2000; i < len(b); i += 100 {
 		b[i] ^= 0x55
 	}
-	if err := os.WriteFile(files[1], b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(files[1], b, 0o600))
 	j = open(t, dir, journal.Options{MaxBytes: 1 << 20})
 	defer j.Close()
 	out, missing := read(t, j, evidence.Query{})

@@ -30,6 +30,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"lull/internal/lib/errtest"
 )
 
 // pack makes a tar. Entries are read as "name", "name=content", "name->link",
@@ -51,16 +53,10 @@ func pack(t testing.TB, entries ...string) []byte {
 			h.Typeflag, h.Mode = tar.TypeDir, 0o755
 		}
 		h.Size = int64(len(body))
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(w, body); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.WriteHeader(h))
+		errtest.Get(io.WriteString(w, body))(t)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Close())
 	return b.Bytes()
 }
 
@@ -102,13 +98,9 @@ func tree(t testing.TB, dir string) map[string]string {
 func apply(t testing.TB, l Limits, layers ...[]byte) (dir string, err error) {
 	t.Helper()
 	top := t.TempDir()
-	if err := os.WriteFile(filepath.Join(top, "outside"), []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(top, "outside"), []byte("mine"), 0o600))
 	dir = filepath.Join(top, "root")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(dir, 0o755))
 	err = within(dir, func(r *os.Root) error {
 		u := newUnpacker(r, l)
 		for _, b := range layers {
@@ -273,9 +265,7 @@ func TestSources(t *testing.T) {
 	srv := httptest.NewServer(registry.New())
 	defer srv.Close()
 	ref, err := name.ParseReference(strings.TrimPrefix(srv.URL, "http://") + "/some/image:v1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -300,9 +290,7 @@ func TestSources(t *testing.T) {
 	must(os.WriteFile(rootTar, root, 0o600))
 	var z bytes.Buffer
 	zw := gzip.NewWriter(&z)
-	if _, err := zw.Write(root); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(zw.Write(root))(t)
 	must(zw.Close())
 	rootGz := filepath.Join(dir, "root.tar.gz")
 	must(os.WriteFile(rootGz, z.Bytes(), 0o600))
@@ -365,13 +353,9 @@ func TestChangedFile(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "r.tar")
 	for n := range 3 {
 		next := fmt.Sprintf("%s.%d", at, n)
-		if err := errors.Join(os.WriteFile(next, pack(t, "f="+strings.Repeat("x", n)), 0o600), os.Rename(next, at)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.WriteFile(next, pack(t, "f="+strings.Repeat("x", n)), 0o600), os.Rename(next, at)))
 		img, err := s.Get(context.Background(), at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if got := tree(t, img.Root)["f"]; got != strings.Repeat("x", n) {
 			t.Errorf("file %d holds %q", n, got)
 		}
@@ -401,9 +385,7 @@ func TestLargeConfig(t *testing.T) {
 	}
 	at := filepath.Join(t.TempDir(), "saved.tar")
 	b := pack(t, `manifest.json=[{"Config":"blobs/sha256/c0","Layers":[]}]`, "blobs/sha256/c0="+strings.Repeat(" ", maxMeta+1))
-	if err := os.WriteFile(at, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(at, b, 0o600))
 	if _, err := s.Get(t.Context(), at); err == nil || !strings.Contains(err.Error(), fmt.Sprint(maxMeta)) {
 		t.Errorf("of an archive: %v", err)
 	}
@@ -443,12 +425,8 @@ func TestSilentRegistry(t *testing.T) {
 	defer srv.Close()
 	defer close(end)
 	ref, err := name.ParseReference(strings.TrimPrefix(srv.URL, "http://") + "/some/image:v1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(ref, sample(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, remote.Write(ref, sample(t)))
 	s, err := OpenStore(t.TempDir(), Limits{})
 	if err != nil {
 		t.Fatal(err)

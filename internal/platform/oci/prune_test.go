@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestPrune checks that an image is in use from the first instance based on it
@@ -22,9 +24,7 @@ func TestPrune(t *testing.T) {
 	var key string
 	for _, id := range []string{"a", "b"} {
 		img, err := s.Use(t.Context(), tar, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		key = img.Key
 	}
 	dir, err := s.Use(t.Context(), t.TempDir(), "c")
@@ -44,16 +44,12 @@ func TestPrune(t *testing.T) {
 		}
 	}
 	home, old := filepath.Join(s.Dir, "images", key), time.Unix(1_000_000, 0)
-	if err := errors.Join(os.Chtimes(filepath.Join(home, "config.json"), old, old), os.Chtimes(home, old, old)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, errors.Join(os.Chtimes(filepath.Join(home, "config.json"), old, old), os.Chtimes(home, old, old)))
 	for _, used := range []bool{false, true} {
 		if l, err := s.Images(t.Context()); err != nil || !l[0].MadeAt.Equal(old) || l[0].UsedAt.After(old) != used {
 			t.Errorf("made and used long ago, used again %v: %+v, %v", used, l, err)
 		}
-		if _, err := s.Get(t.Context(), tar); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(s.Get(t.Context(), tar))(t)
 	}
 	for _, bad := range []string{"", ".", "..", "../images", "missing"} {
 		if err := s.RemoveImage(t.Context(), bad); err == nil {

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/oidc"
 	"lull/internal/platform/oidc/oidctest"
@@ -93,9 +94,7 @@ func TestRotatedKey(t *testing.T) {
 			return err
 		}
 		old := i.Token(client, nil)
-		if err := verify(old); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, verify(old))
 		i.Rotate(t)
 		if err := verify(i.Token(client, nil)); err != nil {
 			t.Errorf("the new key: %v", err)
@@ -172,19 +171,13 @@ func TestFlows(t *testing.T) {
 	const redirect = "http://127.0.0.1:1/callback"
 	code := func(f oidc.Flow) (string, string) {
 		where, err := p.URL(t.Context(), f, redirect)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		c := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 		res, err := c.Get(where)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		res.Body.Close()
 		back, err := url.Parse(res.Header.Get("Location"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return back.Query().Get("code"), back.Query().Get("state")
 	}
 	f := oidc.NewFlow()
@@ -193,9 +186,7 @@ func TestFlows(t *testing.T) {
 		t.Errorf("state %q", state)
 	}
 	l, err := p.Exchange(t.Context(), f, redirect, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if _, err := p.Verify(t.Context(), l.IDToken); err != nil {
 		t.Error(err)
 	}

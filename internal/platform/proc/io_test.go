@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestIO(t *testing.T) {
@@ -16,22 +18,16 @@ func TestIO(t *testing.T) {
 		t.Fatal(err)
 	}
 	f, err := os.CreateTemp(t.TempDir(), "io")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	for range 8 {
-		if _, err := f.Write(make([]byte, 4096)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(f.Write(make([]byte, 4096)))(t)
 		if err := f.Sync(); err != nil {
 			t.Skipf("the temporary directory is on no disk: %v", err)
 		}
 	}
 	after, err := fs.IO(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if n := after.Written - before.Written; n < 8*4096 {
 		t.Skipf("%d bytes were counted: the temporary directory is on no disk", n)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -32,29 +33,19 @@ func machineBus(t *testing.T) (root string) {
 		t.Skipf("SKIP logind: %v", err)
 	}
 	root, err = os.MkdirTemp("", "lull-bus-") // a short path: a socket's has 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(root) })
 	for _, dir := range []string{"run/dbus", "run/systemd/sessions"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	conf := filepath.Join(root, "bus.conf")
 	text := fmt.Sprintf(`<busconfig><listen>unix:path=%s/run/dbus/system_bus_socket</listen>
 <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*"/><allow receive_sender="*"/></policy></busconfig>`, root)
-	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(conf, []byte(text), 0o644))
 	cmd := exec.Command(daemon, "--config-file="+conf, "--nofork", "--nosyslog", "--print-address=1")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	if _, err := out.Read(make([]byte, 512)); err != nil {
 		t.Fatalf("dbus-daemon does not start: %v", err)
@@ -135,9 +126,7 @@ func (f *fakeLogind) set(id string, props map[string]any) {
 func serveLogind(t *testing.T, root string) *fakeLogind {
 	t.Helper()
 	conn, err := dbus.Connect("unix:path=" + filepath.Join(root, "run/dbus/system_bus_socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { conn.Close() })
 	f := &fakeLogind{conn: conn, sessions: map[string]map[string]dbus.Variant{}}
 	err = conn.Export(f, logindPath, managerIfc)
@@ -168,9 +157,7 @@ func TestLogind(t *testing.T) {
 	if _, err := l.Sessions(ctx); err == nil || missing(err) {
 		t.Errorf("a logind that has gone while a user is logged in: %v", err)
 	}
-	if err := os.Remove(left); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(left))
 	f := serveLogind(t, root)
 	logins := func() *LoginReader { return &LoginReader{Root: root, Logins: l} }
 	since := time.Now().Add(-40 * time.Minute).Truncate(time.Second)
@@ -247,20 +234,14 @@ func TestNoBusIsNoLogind(t *testing.T) {
 		t.Errorf("nothing there: %v", err)
 	}
 	sessions := filepath.Join(root, "run/systemd/sessions")
-	if err := os.MkdirAll(filepath.Dir(sessions), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Dir(sessions), 0o755))
 	put(t, root, "run/systemd/sessions", "") // what cannot be listed is not none
 	if _, err := l.Sessions(t.Context()); err == nil || missing(err) {
 		t.Errorf("sessions that cannot be listed: %v", err)
 	}
-	if err := os.Remove(sessions); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(sessions))
 	for _, dir := range []string{"run/dbus", "run/systemd/sessions"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	if _, err := l.Sessions(t.Context()); !errors.Is(err, ErrNoLogind) {
 		t.Errorf("no bus and no session: %v", err)
@@ -269,9 +250,7 @@ func TestNoBusIsNoLogind(t *testing.T) {
 	if _, err := l.Sessions(t.Context()); err == nil || missing(err) {
 		t.Errorf("no bus while a user is logged in: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "run/dbus/system_bus_socket"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(root, "run/dbus/system_bus_socket"), nil, 0o644))
 	if _, err := l.Sessions(t.Context()); err == nil || errors.Is(err, ErrNoLogind) || !strings.HasPrefix(err.Error(), "cannot ") {
 		t.Errorf("a bus that fails: %v", err)
 	}

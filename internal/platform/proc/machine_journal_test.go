@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 )
 
 // withJournal puts a journal below root in which ada logged in at 1700000100
@@ -27,27 +28,19 @@ func withJournal(t *testing.T, root string) {
 		t.Skipf("SKIP journal: %v", err)
 	}
 	f, err := os.Open("testdata/journal/two-sessions.journal.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	b, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	file(t, root, "var/log/journal/"+strings.Repeat("2", 32)+"/system.journal", string(b))
 }
 
 // file makes a file below root, with its directories.
 func file(t *testing.T, root, name, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755))
 	put(t, root, name, text)
 }
 
@@ -90,16 +83,12 @@ func TestJournalThatCannotBeReadIsUnknown(t *testing.T) {
 		{"#!/bin/sh\necho '{\"USER_ID\":\"ada\"}'\n", idle.Unknown},
 		{"#!/bin/sh\nexit 0\n", idle.Absent},
 	} {
-		if err := os.WriteFile(program, []byte(c.script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(program, []byte(c.script), 0o755))
 		if r := (&LoginReader{Root: root}).Recent(time.Now()); r.State != c.state {
 			t.Errorf("%q: %+v, want %s", c.script, r, c.state)
 		}
 	}
-	if err := os.Remove(program); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(program))
 	if r := (&LoginReader{Root: root}).Recent(time.Now()); r.State != idle.Absent {
 		t.Errorf("without journalctl: %+v", r)
 	}

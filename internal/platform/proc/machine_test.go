@@ -13,31 +13,26 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 )
 
 // copied is a writable copy of a fixture tree.
 func copied(t *testing.T, name string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata/machine", name))); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.CopyFS(dir, os.DirFS(filepath.Join("testdata/machine", name))))
 	return dir
 }
 
 func put(t *testing.T, root, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(root, name), []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(root, name), []byte(content), 0o644))
 }
 
 func change(t *testing.T, root, name string, pairs ...string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(root, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	after := strings.NewReplacer(pairs...).Replace(string(b))
 	if after == string(b) {
 		t.Fatalf("%s has none of %v", name, pairs)
@@ -215,9 +210,7 @@ func TestSecondReadingSoon(t *testing.T) {
 func TestDevicesComeAndGo(t *testing.T) {
 	root := copied(t, "debian13")
 	b, err := os.ReadFile(filepath.Join(root, "proc/net/dev"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	m := NewMachine(MachineConfig{Root: root})
 	defer m.Close()
 	now := time.Unix(1e9, 0)
@@ -254,13 +247,9 @@ func TestFailuresStandAlone(t *testing.T) {
 				case "empty":
 					put(t, root, file, "")
 				default:
-					if err := os.Remove(path); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, os.Remove(path))
 					if how == "directory" {
-						if err := os.Mkdir(path, 0o700); err != nil {
-							t.Fatal(err)
-						}
+						errtest.None(t, os.Mkdir(path, 0o700))
 					} else if signal != SignalCPU { // there is no machine without one
 						want = idle.Absent
 					}
@@ -336,9 +325,7 @@ func TestDebian13(t *testing.T) {
 // the terminals decide. Without these the signal is absent, with its reason.
 func TestNoRecordsAreNotNobody(t *testing.T) {
 	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "dev/pts"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Join(root, "dev/pts"), 0o755))
 	put(t, root, "dev/pts/3", "")
 	p := &LoginReader{Root: root, Logins: noLogind{}}
 	now := time.Now()
@@ -379,9 +366,7 @@ func (brokenLogind) Sessions(context.Context) ([]Session, error) {
 
 func TestLoginDatabaseIsDistrusted(t *testing.T) {
 	good, err := os.ReadFile("testdata/machine/debian13/var/lib/wtmpdb/wtmp.db")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for name, spoil := range map[string]func(root string, b []byte) []byte{
 		"being written": func(root string, b []byte) []byte {
 			put(t, root, "var/lib/wtmpdb/wtmp.db-journal", "hot")
@@ -406,9 +391,7 @@ func TestLoginDatabaseIsDistrusted(t *testing.T) {
 
 func TestOwnWritesAreNotUse(t *testing.T) {
 	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "dev/pts"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Join(root, "dev/pts"), 0o755))
 	put(t, root, "dev/pts/0", "")
 	path := filepath.Join(root, "dev/pts/0")
 	own := &OwnWrites{}
@@ -416,9 +399,7 @@ func TestOwnWritesAreNotUse(t *testing.T) {
 	defer m.Close()
 	base := time.Now().Add(-time.Hour).Truncate(time.Second)
 	touch := func(atime, mtime time.Time) {
-		if err := os.Chtimes(path, atime, mtime); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chtimes(path, atime, mtime))
 	}
 	look := func(now time.Time) idle.Reading { return m.pts.read(now, false) }
 	touch(base, base)

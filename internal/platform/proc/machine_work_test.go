@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -22,9 +23,7 @@ func TestProcessesReal(t *testing.T) {
 	w := &Work{}
 	name := fmt.Sprintf("lull-work-%d", os.Getpid())
 	script := filepath.Join(t.TempDir(), name+".sh")
-	if err := os.WriteFile(script, []byte("read -r line\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(script, []byte("read -r line\n"), 0o755))
 	state := func(names ...string) idle.State { return w.Processes(time.Now(), names, nil).State }
 	for what, c := range map[string]struct {
 		cmd  *exec.Cmd
@@ -38,12 +37,8 @@ func TestProcessesReal(t *testing.T) {
 				t.Fatalf("before: %s", s)
 			}
 			in, err := c.cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
+			errtest.None(t, c.cmd.Start())
 			waittest.Until(t, "the process is seen", func() bool { return state(c.name) == idle.Active })
 			if s := state(c.name + "x"); s != idle.Quiet {
 				t.Errorf("another name: %s", s)
@@ -63,12 +58,8 @@ func procTree(t *testing.T, files map[string]string) string {
 	root := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(root, "proc", name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		errtest.None(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	return root
 }
@@ -156,9 +147,7 @@ func TestServers(t *testing.T) {
 		cmdline("/home/a/.vscode-server/bin/x/node", "server-main.js"), cmdline("/usr/bin/code-server")} {
 		root := procTree(t, map[string]string{"77/cmdline": line, "77/comm": "x\n", "77/stat": stat(100, 5)})
 		set := func(text string) {
-			if err := os.WriteFile(filepath.Join(root, "proc/77/stat"), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(filepath.Join(root, "proc/77/stat"), []byte(text), 0o644))
 		}
 		w := &Work{Root: root}
 		now := time.Now()

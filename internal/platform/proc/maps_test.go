@@ -7,40 +7,32 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestSharedFiles(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "a file")
 	f, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
-	if err := f.Truncate(4096); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.Truncate(4096))
 	has := func() bool {
 		files, err := Live().SharedFiles(os.Getpid())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return slices.Contains(files, name)
 	}
 	if has() {
 		t.Error("it is there before it is mapped")
 	}
 	m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer unix.Munmap(m)
 	if !has() {
 		t.Error("a mapped file is not there")
 	}
 	private, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer unix.Munmap(private)
 	if files, _ := Live().SharedFiles(os.Getpid()); len(slices.DeleteFunc(files, func(s string) bool { return s != name })) != 1 {
 		t.Error("a private mapping counts")

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,16 +71,10 @@ func start(t *testing.T, name string, env ...string) (*exec.Cmd, *bufio.Scanner)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin = nil
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = in.Close()
 		_ = cmd.Process.Kill()
@@ -94,17 +89,13 @@ func nextPID(t *testing.T, lines *bufio.Scanner) int {
 		t.Fatalf("the child said nothing: %v", lines.Err())
 	}
 	pid, err := strconv.Atoi(lines.Text())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return pid
 }
 
 func TestStatOfThisProcess(t *testing.T) {
 	st, err := Live().Stat(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if st.PID != os.Getpid() || st.PPID != os.Getppid() || st.PGRP != unix.Getpgrp() || st.Threads < 1 || st.Start == 0 || st.RSS <= 0 {
 		t.Errorf("Stat = %+v", st)
 	}
@@ -139,9 +130,7 @@ func TestStatOfNobody(t *testing.T) {
 
 func TestUnreadableIsNotGone(t *testing.T) {
 	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "5/stat"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Join(root, "5/stat"), 0o755))
 	_, err := At(root).Stat(5)
 	if err == nil || errors.Is(err, ErrGone) {
 		t.Errorf("err = %v, want one that is not ErrGone", err)
@@ -151,14 +140,10 @@ func TestUnreadableIsNotGone(t *testing.T) {
 func TestTasksOfAStoppedProcess(t *testing.T) {
 	_, lines := start(t, "sleep")
 	pid := nextPID(t, lines)
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(pid, syscall.SIGSTOP))
 	waittest.Until(t, "the stop of every task", func() bool {
 		tasks, err := Live().Tasks(pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, task := range tasks {
 			if !task.Still() {
 				return false
@@ -166,9 +151,7 @@ func TestTasksOfAStoppedProcess(t *testing.T) {
 		}
 		return len(tasks) > 1 // a Go program has several threads
 	})
-	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(pid, syscall.SIGCONT))
 	waittest.Until(t, "a task that runs again", func() bool {
 		tasks, err := Live().Tasks(pid)
 		return err == nil && !tasks[0].Still()
@@ -189,9 +172,7 @@ func TestTreeFindsGrandchildren(t *testing.T) {
 	cmd, lines := start(t, "parent")
 	a, b := nextPID(t, lines), nextPID(t, lines)
 	got, err := Live().Tree(cmd.Process.Pid, "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	want := map[int]bool{cmd.Process.Pid: true, a: true, b: true}
 	if len(got) != len(want) {
 		t.Fatalf("Tree = %v, want %v", got, want)
@@ -204,16 +185,12 @@ func TestTreeFindsGrandchildren(t *testing.T) {
 }
 
 func TestTreeFindsOrphansByTheirMark(t *testing.T) {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	const mark = "LULL_TEST_MARK=one two"
 	marked, lines := start(t, "parent", mark)
 	child, grandchild := nextPID(t, lines), nextPID(t, lines)
 	other, _ := start(t, "sleep", mark+" three") // has the mark as a prefix only
-	if err := marked.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, marked.Process.Kill())
 	waittest.Until(t, "the orphan", func() bool {
 		st, err := Live().Stat(child)
 		return err == nil && st.PPID == os.Getpid()
@@ -239,12 +216,8 @@ func fixture(t *testing.T, files map[string]string) *FS {
 	root := t.TempDir()
 	for name, content := range files {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		errtest.None(t, os.WriteFile(path, []byte(content), 0o644))
 	}
 	return At(root)
 }
@@ -338,23 +311,15 @@ func TestTreeCPUCountsABusyChild(t *testing.T) {
 
 func TestSockets(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	raw, err := l.(*net.TCPListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var st unix.Stat_t
 	var fd int
-	if err := raw.Control(func(n uintptr) { fd, err = int(n), unix.Fstat(int(n), &st) }); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, raw.Control(func(n uintptr) { fd, err = int(n), unix.Fstat(int(n), &st) }))
 	got, err := Live().Sockets(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, s := range got {
 		if s.FD == fd && s.Inode == st.Ino {
 			return
@@ -365,9 +330,7 @@ func TestSockets(t *testing.T) {
 
 func TestSocketsOfAnUncollectedProcess(t *testing.T) {
 	cmd, _ := start(t, "sleep")
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Process.Kill())
 	waittest.Until(t, "the zombie", func() bool {
 		st, err := Live().Stat(cmd.Process.Pid)
 		return err == nil && st.Ended() && st.Threads <= 1 // the kernel ends them one by one
@@ -382,18 +345,12 @@ func TestSocketsOfAnUncollectedProcess(t *testing.T) {
 
 func TestFileReadsAgain(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "x")
-	if err := os.WriteFile(name, []byte(strings.Repeat("a", 10000)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(name, []byte(strings.Repeat("a", 10000)), 0o600))
 	f, err := At(filepath.Dir(name)).File("x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	for _, want := range []string{strings.Repeat("a", 10000), "short"} {
-		if err := os.WriteFile(name, []byte(want), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(name, []byte(want), 0o600))
 		if got, err := f.Read(); err != nil || string(got) != want {
 			t.Errorf("Read = %d bytes, %v, want %d", len(got), err, len(want))
 		}
@@ -403,9 +360,7 @@ func TestFileReadsAgain(t *testing.T) {
 func TestStatDoesNotAllocate(t *testing.T) {
 	fs, pid := Live(), os.Getpid()
 	if n := testing.AllocsPerRun(100, func() {
-		if _, err := fs.Stat(pid); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fs.Stat(pid))(t)
 	}); n >= 1 {
 		t.Errorf("Stat allocates %v times", n)
 	}

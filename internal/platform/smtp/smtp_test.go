@@ -27,6 +27,7 @@ import (
 
 	"mime/quotedprintable"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/smtp"
 )
 
@@ -52,14 +53,10 @@ func startRelay(t *testing.T) *relay {
 	cert, key, ca := certificate(t, dir)
 	cmd := exec.Command(python, "testdata/relay.py", cert, key, "0")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var said bytes.Buffer
 	cmd.Stderr = &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
@@ -79,25 +76,17 @@ func startRelay(t *testing.T) *relay {
 func certificate(t *testing.T, dir string) (certFile, keyFile, ca string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	pub := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	for name, data := range map[string][]byte{certFile: pub, keyFile: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})} {
-		if err := os.WriteFile(name, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(name, data, 0o600))
 	}
 	return certFile, keyFile, string(pub)
 }
@@ -120,17 +109,11 @@ func (r *relay) next(t *testing.T) (delivered, *mail.Message, string) {
 		t.Fatal("no mail arrived")
 	}
 	var d delivered
-	if err := json.Unmarshal(r.lines.Bytes(), &d); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, json.Unmarshal(r.lines.Bytes(), &d))
 	m, err := mail.ReadMessage(strings.NewReader(d.Data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	body, err := io.ReadAll(quotedprintable.NewReader(m.Body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return d, m, strings.ReplaceAll(string(body), "\r\n", "\n")
 }
 
@@ -141,13 +124,9 @@ var letter = smtp.Message{ID: "20261121T203000.1-ABC.0", Domain: "fleet 1", To: 
 func TestRealRelay(t *testing.T) {
 	r := startRelay(t)
 	c, err := smtp.New(r.config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for range 2 { // the second time as after a lost answer
-		if err := c.Send(t.Context(), letter); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.Send(t.Context(), letter))
 		d, m, body := r.next(t)
 		subject, err := new(mime.WordDecoder).DecodeHeader(m.Header.Get("Subject"))
 		if err != nil || subject != "w1 wird gestoppt: größer Bcc: eve@example.com" {
@@ -178,9 +157,7 @@ func TestRealRelay(t *testing.T) {
 		t.Errorf("it arrived as %+v", d)
 	}
 	bad.Only = []string{"later@example.com"}
-	if err := c.Send(t.Context(), bad); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.Send(t.Context(), bad))
 	if d, _, _ := r.next(t); !slices.Equal(d.To, bad.Only) {
 		t.Errorf("it arrived as %+v", d)
 	}
@@ -193,9 +170,7 @@ func TestRealRelay(t *testing.T) {
 		cfg := r.config()
 		change(&cfg)
 		c, err := smtp.New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if err := c.Send(t.Context(), letter); err == nil || smtp.Rejected(err) || strings.Contains(err.Error(), "wrong") {
 			t.Errorf("%s: %v", what, err)
 		}

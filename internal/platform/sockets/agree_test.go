@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 
@@ -173,28 +174,20 @@ func (w *world) differs() error {
 // bytes.
 func TestInspectUnixQueues(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	if in := inspect(t, l.(*net.UnixListener)); in.Waiting != 0 {
 		t.Errorf("before: %+v", in)
 	}
 	c, err := net.Dial("unix", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer c.Close()
-	if _, err := c.Write(make([]byte, 5)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.Write(make([]byte, 5)))(t)
 	if in := inspect(t, l.(*net.UnixListener)); in.Waiting != 1 {
 		t.Errorf("one waits: %+v", in)
 	}
 	s, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer s.Close()
 	if in := inspect(t, l.(*net.UnixListener)); in.Waiting != 0 {
 		t.Errorf("after: %+v", in)
@@ -209,22 +202,16 @@ func TestInspectUnixQueues(t *testing.T) {
 func TestPassiveOpens(t *testing.T) {
 	count := func() uint64 {
 		n, err := PassiveOpens(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return n
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	before := count() // others use this machine, too
 	for range 10 {
 		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 	}
 	waittest.Until(t, "ten connections are counted", func() bool { return count() >= before+10 })

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,9 +21,7 @@ import (
 func list(t testing.TB, q Query) []Socket {
 	t.Helper()
 	table, err := Dump(context.Background(), q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if table.Source != FromDiag {
 		t.Fatalf("the source is %s; this kernel has no sock_diag", table.Source)
 	}
@@ -93,18 +92,12 @@ func TestDumpTraffic(t *testing.T) {
 
 func TestDumpTimeWait(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	c, err := net.Dial("tcp4", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	s, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	_ = s.Close() // the server closes first, so TIME_WAIT is on its side
 	_ = c.Close()
 	for _, from := range []struct {
@@ -114,9 +107,7 @@ func TestDumpTimeWait(t *testing.T) {
 		{"sock_diag", func(q Query) []Socket { return list(t, q) }},
 		{"proc", func(q Query) []Socket {
 			got, err := procNet(q)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			return got
 		}},
 	} {
@@ -133,9 +124,7 @@ func TestDumpTimeWait(t *testing.T) {
 
 func TestDumpUDPAndIPv6(t *testing.T) {
 	u, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer u.Close()
 	in := inspect(t, u.(*net.UDPConn))
 	got := list(t, Query{UDP: true, LocalPorts: []uint16{in.Local.Port()}})
@@ -166,16 +155,12 @@ func TestProcAgreesWithDiag(t *testing.T) {
 		defer l.Close()
 		ports = append(ports, port(t, l.Addr().String()))
 		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 	}
 	q := Query{LocalPorts: ports, States: []State{Listen, Established}}
 	proc, err := procNet(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	key := func(all []Socket) map[string]Socket {
 		m := map[string]Socket{}
 		for _, s := range all {
@@ -196,9 +181,7 @@ func TestProcAgreesWithDiag(t *testing.T) {
 
 func TestDumpWithManyPorts(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	mine := port(t, l.Addr().String())
 	for _, n := range []int{1, 2, 3, maxFilterPorts - 1, maxFilterPorts, 5000} {
@@ -230,27 +213,19 @@ func TestTheKernelFilters(t *testing.T) {
 	var all []uint16
 	for range 5 {
 		l, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer l.Close()
 		all = append(all, port(t, l.Addr().String()))
 	}
 	c, err := openDiag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer func() { _ = c.close() }()
-	if err := c.send(request(Query{LocalPorts: all[1:3], States: []State{Listen}}, unix.AF_INET, 7)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.send(request(Query{LocalPorts: all[1:3], States: []State{Listen}}, unix.AF_INET, 7)))
 	buf := make([]byte, 64<<10)
 	var got []uint16
 	for done := false; !done; {
 		n, err := c.receive(buf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		a, err := parseAnswer(buf[:n], 7, nil, func(s *Socket) bool { got = append(got, s.Local.Port()); return true })
 		if err != nil {
 			t.Fatal(err)
@@ -268,14 +243,10 @@ func TestDumpInAnotherNamespace(t *testing.T) {
 	}
 	p := startPart(t, "netns", "127.0.0.1:0", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET})
 	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", p.pid()), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer unix.Close(ns)
 	ours, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for name, q := range map[string]Query{"by process": {NetNSPID: p.pid()}, "by descriptor": {NetNSFD: ns}} {
 		got := list(t, q)
 		if len(got) != 1 || got[0].Local.String() != p.addr {
@@ -298,9 +269,7 @@ func TestDumpInAnotherNamespace(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	threads, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, thread := range threads {
 		now, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/net")
 		if err == nil && now != ours { // an error: the thread has ended
@@ -445,9 +414,7 @@ func TestShortInfoOfOldKernels(t *testing.T) {
 		var s Socket
 		attr := native.AppendUint16(nil, uint16(4+tc.size))
 		attr = append(native.AppendUint16(attr, attrInfo), full[:tc.size]...)
-		if err := parseMessage(socketMessage(0, 1, 80, attr...)[headerSize:], &s); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, parseMessage(socketMessage(0, 1, 80, attr...)[headerSize:], &s))
 		if diff := cmp.Diff(tc.want, s.Traffic); diff != "" || s.InfoSize != tc.size || s.HasBytes() != tc.bytes {
 			t.Errorf("%d bytes: %+v %s", tc.size, s, diff)
 		}

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestDuplicate(t *testing.T) {
@@ -72,9 +74,7 @@ func TestDuplicateOfAStranger(t *testing.T) {
 func inspect(t *testing.T, c syscall.Conn) Info {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var in Info
 	var inspectErr error
 	if err := raw.Control(func(fd uintptr) { in, inspectErr = Inspect(int(fd)) }); err != nil || inspectErr != nil {
@@ -87,17 +87,13 @@ func TestInspect(t *testing.T) {
 	var plain net.ListenConfig
 	plain.SetMultipathTCP(false)
 	multi, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer multi.Close()
 	if in := inspect(t, multi.(*net.TCPListener)); !in.Listening || in.State != Listen || in.Local.String() != multi.Addr().String() {
 		t.Errorf("multipath listener: %+v", in)
 	}
 	l4, err := plain.Listen(context.Background(), "tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l4.Close()
 	in := inspect(t, l4.(*net.TCPListener))
 	if in.Family != unix.AF_INET || in.Type != unix.SOCK_STREAM || in.Protocol != unix.IPPROTO_TCP || !in.Listening ||
@@ -105,18 +101,14 @@ func TestInspect(t *testing.T) {
 		t.Errorf("listener: %+v", in)
 	}
 	c, err := net.Dial("tcp4", l4.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer c.Close()
 	in = inspect(t, c.(*net.TCPConn))
 	if in.Listening || in.State != Established || !in.Connected || in.Peer.String() != l4.Addr().String() || in.Local.String() != c.LocalAddr().String() {
 		t.Errorf("connection: %+v", in)
 	}
 	u, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer u.Close()
 	in = inspect(t, u.(*net.UDPConn))
 	if in.Type != unix.SOCK_DGRAM || in.Protocol != unix.IPPROTO_UDP || in.Listening || in.Connected || in.Local.String() != u.LocalAddr().String() {
@@ -124,17 +116,13 @@ func TestInspect(t *testing.T) {
 	}
 	for _, name := range []string{filepath.Join(t.TempDir(), "s"), "@lull-" + filepath.Base(t.TempDir()) + t.Name()} {
 		lu, err := net.Listen("unix", name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		in = inspect(t, lu.(*net.UnixListener))
 		if in.Family != unix.AF_UNIX || !in.Listening || in.Path != name || in.Local.IsValid() {
 			t.Errorf("unix: %+v, want %s", in, name)
 		}
 		cu, err := net.Dial("unix", name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if in = inspect(t, cu.(*net.UnixConn)); in.Listening || !in.Connected || in.PeerPath != name {
 			t.Errorf("unix connection: %+v, want %s", in, name)
 		}

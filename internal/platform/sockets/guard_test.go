@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestGuardWakesAFrozenProgram(t *testing.T) {
@@ -76,9 +78,7 @@ func TestGuardOfAHalfClosedConnection(t *testing.T) {
 	p := newProgram(t)
 	c := p.connect()
 	p.freeze()
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.(*net.TCPConn).CloseWrite())
 	var dups []Dup
 	for _, d := range p.dups() {
 		if d.Kind == Stream {
@@ -97,15 +97,11 @@ func TestGuardOfAHalfClosedConnection(t *testing.T) {
 
 func TestGuardOfUDP(t *testing.T) {
 	u, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer u.Close()
 	g, woken := guard(t, newPoller(t), []Dup{{FD: dupOf(t, u.(*net.UDPConn)), Kind: Datagram, Name: "udp x"}})
 	c, err := net.Dial("udp4", u.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer c.Close()
 	say(t, c, "x")
 	awaken(t, woken, "datagram on udp x")
@@ -117,9 +113,7 @@ func TestGuardOfUDP(t *testing.T) {
 func dupOf(t testing.TB, c syscall.Conn) int {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	dup := -1
 	if cerr := raw.Control(func(fd uintptr) { dup, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil || err != nil {
 		t.Fatal(cerr, err)
@@ -131,17 +125,13 @@ func dupOf(t testing.TB, c syscall.Conn) int {
 func pair(t testing.TB) (guarded, other int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return fds[0], fds[1]
 }
 
 func poke(t testing.TB, fd int) {
 	t.Helper()
-	if _, err := unix.Write(fd, []byte{1}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(unix.Write(fd, []byte{1}))(t)
 }
 
 func TestABusySocketFiresOnceUntilRearmed(t *testing.T) {
@@ -165,13 +155,9 @@ func TestABusySocketFiresOnceUntilRearmed(t *testing.T) {
 		t.Fatalf("woken %d times, want once", n)
 	}
 	awaken(t, woken, "data on a")
-	if err := g.Rearm(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Rearm())
 	awaken(t, woken, "data on a") // at once: the data is still there
-	if err := g.Rearm(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, g.Rearm())
 	awaken(t, woken, "data on a")
 }
 
@@ -218,9 +204,7 @@ func TestGuardThatCannotBeMadeClosesItsSockets(t *testing.T) {
 			a, b := pair(t)
 			_ = unix.Close(b)
 			fd, err := unix.Open("/proc/self/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			return []Dup{{FD: a, Kind: Stream, Name: "a"}, {FD: fd, Kind: Stream, Name: "file"}}
 		},
 		"no kind": func() []Dup {
@@ -309,9 +293,7 @@ func TestGuardsCostNoGoroutine(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for range 500 {
 		fd, err := unix.FcntlInt(uintptr(x), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		guard(t, p, []Dup{{FD: fd, Kind: Stream, Name: "x"}})
 	}
 	if now := runtime.NumGoroutine(); now > before || p.Len() != 500 {
@@ -322,9 +304,7 @@ func TestGuardsCostNoGoroutine(t *testing.T) {
 func TestPollerClose(t *testing.T) {
 	before := openFDs(t)
 	p, err := NewPoller()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- p.Run(ctx) }()

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/lib/errtest"
 )
 
 // partEnv makes the test binary act as a program; nobodyEnv means that the
@@ -105,16 +107,10 @@ func startPart(t *testing.T, part, addr string, attr *syscall.SysProcAttr) *prog
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = attr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, cmd.Start())
 	p := &program{T: t, cmd: cmd, out: bufio.NewScanner(out)}
 	t.Cleanup(func() {
 		_ = in.Close()
@@ -222,9 +218,7 @@ func (p *program) connect() net.Conn {
 
 func say(t *testing.T, c net.Conn, text string) {
 	t.Helper()
-	if _, err := fmt.Fprintln(c, text); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(fmt.Fprintln(c, text))(t)
 }
 
 func expect(t *testing.T, c net.Conn, want string) {
@@ -239,9 +233,7 @@ func expect(t *testing.T, c net.Conn, want string) {
 func newPoller(t testing.TB) *Poller {
 	t.Helper()
 	p, err := NewPoller()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ran := make(chan error, 1)
 	go func() { ran <- p.Run(context.Background()) }()
 	t.Cleanup(func() {
@@ -285,22 +277,16 @@ func awaken(t testing.TB, woken <-chan string, prefix string) {
 func openFDs(t testing.TB) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return len(entries)
 }
 
 func port(t testing.TB, addr string) uint16 {
 	t.Helper()
 	_, text, err := net.SplitHostPort(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return uint16(n)
 }
 
@@ -314,24 +300,14 @@ func TestAsOrdinaryUser(t *testing.T) {
 		t.Skip("this run is an ordinary user's already")
 	}
 	dir, err := os.MkdirTemp("", "lull-sockets")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Chmod(dir, 0o777|os.ModeSticky))
 	binary, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	exe := filepath.Join(dir, "sockets.test")
-	if err := os.WriteFile(exe, binary, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(exe, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(exe, binary, 0o755))
+	errtest.None(t, os.Chmod(exe, 0o755))
 	const nobody = 65534
 	cmd := exec.Command(exe, "-test.run=^Test", "-test.v")
 	cmd.Dir = dir

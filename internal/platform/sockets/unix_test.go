@@ -6,49 +6,35 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestUnixPeers: each end of a connection has the other as its peer.
 func TestUnixPeers(t *testing.T) {
 	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer ln.Close()
 	c, err := net.Dial("unix", ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer c.Close()
 	s, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer s.Close()
 	inode := func(c net.Conn) uint64 {
 		raw, err := c.(*net.UnixConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var st unix.Stat_t
-		if err := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }))
 		return st.Ino
 	}
 	a, b := inode(c), inode(s)
 	gone, err := net.Listen("unix", filepath.Join(t.TempDir(), "gone"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	raw, err := gone.(*net.UnixListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var st unix.Stat_t
-	if err := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }))
 	gone.Close()
 	peers, err := UnixPeers(t.Context(), 0, []uint64{a, st.Ino, b})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/webhook"
 )
 
@@ -21,9 +22,7 @@ func client(t *testing.T, cfg webhook.Config) *webhook.Client {
 	t.Helper()
 	cfg.Dial, cfg.Agent = (&net.Dialer{}).DialContext, "lull/test"
 	c, err := webhook.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -35,9 +34,7 @@ var event = webhook.Event{SpecVersion: "1.0", ID: "e1", Source: "lull/f", Type: 
 // receiver does.
 func TestSignature(t *testing.T) {
 	key, err := base64.StdEncoding.DecodeString("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if got := webhook.Sign(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", []byte(`{"test": 2432232314}`)); got != "g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=" {
 		t.Errorf("the signature of the specification's example is %s", got)
 	}
@@ -54,9 +51,7 @@ func TestSignature(t *testing.T) {
 		"application/cloudevents+json":       func() error { return c.Send(t.Context(), "m1", event) },
 		"application/cloudevents-batch+json": func() error { return c.Send(t.Context(), "m1", event, event) },
 	} {
-		if err := send(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, send())
 		if got := head.Get("Content-Type"); got != name {
 			t.Errorf("it is %s, want %s", got, name)
 		}
@@ -121,9 +116,7 @@ func TestAnswers(t *testing.T) {
 // time.
 func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close() // it accepts nothing
 	c := client(t, webhook.Config{URL: "http://" + l.Addr().String() + "/s3cret", Timeout: 100 * time.Millisecond})
 	if err := c.Text(t.Context(), "hello"); err == nil || strings.Contains(err.Error(), "s3cret") {

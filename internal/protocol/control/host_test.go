@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 )
 
 // report is one that nothing is wrong with.
@@ -47,9 +48,7 @@ func TestHostReportsAreChecked(t *testing.T) {
 		r := report()
 		change(&r)
 		body, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		_, err = ReadHostReport("desk", body)
 		if field == "" && err != nil || field != "" && (err == nil || !strings.Contains(err.Error(), field)) {
 			t.Errorf("%q: %v", field, err)
@@ -69,13 +68,9 @@ func TestHostsFit(t *testing.T) {
 	r.Faults = []string{"one\ntwo\xff"}
 	r.Fit()
 	body, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	got, err := ReadHostReport("desk", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if got.Faults[0] != "one two\uFFFD" || !strings.HasSuffix(got.Instances[0].StatusReason, "ü…") || len(got.Instances[0].Leases) != maxHostEach {
 		t.Errorf("got %q, %.20q and %d leases", got.Faults, got.Instances[0].StatusReason, len(got.Instances[0].Leases))
 	}
@@ -115,17 +110,13 @@ func FuzzHostReport(f *testing.F) {
 
 func wire(t *testing.T, v any) string {
 	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return string(b)
 }
 
 func tame(t *testing.T, v any) {
 	t.Helper()
-	if err := plain(v); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, plain(v))
 	walk(reflect.ValueOf(v), "", nil, func(l reflect.Value) {
 		if l.IsNil() {
 			t.Fatalf("a list of %s is null", l.Type())

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // daemon answers as a host does that has these events, of which a stream ends
@@ -21,9 +23,7 @@ import (
 func daemon(t *testing.T, socket string, began time.Time, events ...string) *http.Server {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/status", func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(Status{StartedAt: began})
@@ -49,15 +49,11 @@ func daemon(t *testing.T, socket string, began time.Time, events ...string) *htt
 // the daemon: nothing is shown twice, and of the next one everything.
 func TestFollowGoesOnWithTheNextDaemon(t *testing.T) {
 	dir, err := os.MkdirTemp("", "events-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "s")
 	cl, err := NewClient(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	began := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	first := daemon(t, socket, began, "a", "b")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -85,14 +81,10 @@ func TestFollowGoesOnWithTheNextDaemon(t *testing.T) {
 // no restart, and that the reader can end the stream.
 func TestFollowSaysWhatFailed(t *testing.T) {
 	dir, err := os.MkdirTemp("", "events-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer os.RemoveAll(dir)
 	cl, err := NewClient(filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if err := cl.Follow(t.Context(), "", func(string) {}, nil); err == nil || !strings.Contains(err.Error(), "lull host") {
 		t.Errorf("nothing there: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 
 	"golang.org/x/sys/unix"
@@ -25,14 +26,10 @@ func serve(t *testing.T, s *Server) string {
 	t.Helper()
 	// Longer than a socket address holds.
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 90))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(dir, 0o700))
 	path := filepath.Join(dir, "shim.sock")
 	l, err := Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	st, err := os.Stat(path)
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("the socket is %v, %v, want mode 0600", st.Mode(), err)
@@ -79,9 +76,7 @@ func TestDescriptorsTravel(t *testing.T) {
 		var give []int
 		for i := range MaxFDs {
 			fd, err := unix.MemfdCreate(fmt.Sprint(i), unix.MFD_CLOEXEC)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			give = append(give, fd)
 		}
 		got, err := c.exchange(waittest.Context(t), "turn", nil, give, nil)
@@ -107,9 +102,7 @@ func TestDescriptorsTravel(t *testing.T) {
 
 func countFDs(t *testing.T) int {
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return len(list)
 }
 
@@ -275,9 +268,7 @@ func TestNoise(t *testing.T) {
 		"too long": strings.Repeat("x", MaxMessage+8192), "negative": `{"id":1,"verb":"hello","fds":-1}` + "\n",
 	} {
 		short, done, err := shorten(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		conn, err := net.Dial("unix", short)
 		done()
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 )
 
 // TestCheckSpec checks that missing prerequisites are reported when an instance
@@ -14,9 +15,7 @@ import (
 func TestCheckSpec(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, nil, 0o600))
 	for _, c := range []struct{ image, workspace, want string }{
 		{dir, dir, ""},
 		{file, dir + ":/w:ro", ""},
@@ -43,14 +42,10 @@ func TestMissingComesAndGoes(t *testing.T) {
 		if _, err := r.runc(); err == nil || r.Missing() == nil {
 			t.Errorf("without a runc: %v, missing %v", err, r.Missing())
 		}
-		if err := os.WriteFile(at, []byte("#!/bin/sh\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(at, []byte("#!/bin/sh\n"), 0o755))
 		if got, err := r.runc(); err != nil || got.path != at || r.Missing() != nil {
 			t.Errorf("with a runc: %+v, %v, missing %v", got, err, r.Missing())
 		}
-		if err := os.Remove(at); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Remove(at))
 	}
 }

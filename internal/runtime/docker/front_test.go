@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // FuzzFront: which requests wake a container does not depend on the version in
@@ -88,9 +90,7 @@ func fronted(t *testing.T, engine http.Handler) (dial func() *net.UnixConn) {
 	t.Cleanup(all.Wait)
 	for path, h := range map[string]http.Handler{"/e": engine, "/f": r.Front(&ledger{})} {
 		ln, err := net.Listen("unix", dir+path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		srv := &http.Server{Handler: h}
 		all.Go(func() { _ = srv.Serve(ln) }) // until it is closed
 		t.Cleanup(func() { srv.Close() })
@@ -98,13 +98,9 @@ func fronted(t *testing.T, engine http.Handler) (dial func() *net.UnixConn) {
 	return func() *net.UnixConn {
 		t.Helper()
 		c, err := net.Dial("unix", dir+"/f")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		t.Cleanup(func() { c.Close() })
-		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.SetDeadline(time.Now().Add(patience)))
 		return c.(*net.UnixConn)
 	}
 }
@@ -164,9 +160,7 @@ func TestFrontStreams(t *testing.T) {
 			}
 			in := bufio.NewReader(conn)
 			res, err := http.ReadResponse(in, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			if want := map[bool]string{true: "101 UPGRADED", false: "200 OK"}[c.head != ""]; res.Status != want && c.path != "/session" ||
 				res.Header.Get("Content-Type") != "application/vnd.docker.raw-stream" || c.head != "" && !strings.Contains(c.head, res.Header.Get("Upgrade")+"\r\n") {
 				t.Errorf("%s %v", res.Status, res.Header)
@@ -215,9 +209,7 @@ func TestFrontEndsStreams(t *testing.T) {
 	const request = "POST /containers/%s/attach HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
 	conn := dial()
 	fmt.Fprintf(conn, request, "talks")
-	if _, err := io.CopyN(io.Discard, conn, 4096); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(io.CopyN(io.Discard, conn, 4096))(t)
 	conn.Close()
 	select {
 	case err := <-over:
@@ -262,9 +254,7 @@ func TestFrontPasses(t *testing.T) {
 		go func() { _, _ = io.WriteString(conn, request) }() // ends with the connection
 		in := bufio.NewReader(conn)
 		res, err := http.ReadResponse(in, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return res, in
 	}
 	body := func(res *http.Response) string {
@@ -311,9 +301,7 @@ func TestFrontWithoutEngine(t *testing.T) {
 	r.api = newClient(r.cfg.Socket)
 	srv := &http.Server{Handler: r.Front(&ledger{})}
 	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "f"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var served sync.WaitGroup
 	served.Go(func() { _ = srv.Serve(ln) })
 	defer served.Wait()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 )
 
@@ -29,12 +30,8 @@ func sabotage(t *testing.T, w *Work, fault string) {
 		return err == nil
 	})
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Write([]byte(fault + "\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.SetDeadline(time.Now().Add(waitLimit)))
+	errtest.Get(c.Write([]byte(fault + "\n")))(t)
 	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil {
 		t.Fatalf("%s: %q, %v", fault, line, err)
 	}
@@ -58,12 +55,8 @@ func TestBrokenChannel(t *testing.T) {
 		t.Helper()
 		c := dial(t, w)
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Write([]byte("count\n")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.SetDeadline(time.Now().Add(waitLimit)))
+		errtest.Get(c.Write([]byte("count\n")))(t)
 		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "counted "+want+"\n" {
 			t.Fatalf("it answers %q, %v; want %s", line, err, want)
 		}
@@ -103,12 +96,8 @@ func TestBrokenChannel(t *testing.T) {
 				t.Errorf("%s: after a wake that failed it runs: %v, %v", f.fault, still, err)
 			}
 			m, err := w.monitor() // its program runs, and the channel is repaired
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := m.do(t.Context(), "cont", nil, nil); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
+			errtest.None(t, m.do(t.Context(), "cont", nil, nil))
 			sabotage(t, w, "right")
 			for range 4 {
 				if err = w.Thaw(); err == nil {
@@ -128,9 +117,7 @@ func TestBrokenChannel(t *testing.T) {
 	if o, err := b.Exec(t.Context(), "broken", instance.Command{Command: []string{"guest", "exit", "3"}}); err != nil || o.ExitCode != 3 {
 		t.Errorf("exec: %+v, %v", o, err)
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.clean("broken")
 }
 
@@ -173,12 +160,8 @@ func TestPortsBlocked(t *testing.T) {
 			_, err := os.Stat(filepath.Join(dir, "count"))
 			return err == nil
 		})
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
+		errtest.None(t, b.Close())
 		gone := make(chan struct{})
 		m, err := dialMonitor(t.Context(), w.path(qmpSocket), gone, func(string, json.RawMessage) {})
 		if err != nil {
@@ -186,9 +169,7 @@ func TestPortsBlocked(t *testing.T) {
 		}
 		do := func(what string) {
 			t.Helper()
-			if err := m.do(t.Context(), what, nil, nil); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, m.do(t.Context(), what, nil, nil))
 		}
 		began := time.Now()
 		do("cont") // from outside lull
@@ -199,17 +180,11 @@ func TestPortsBlocked(t *testing.T) {
 		m.close()
 		w = b.next("blocked")
 		if frozen {
-			if err := w.Thaw(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.Thaw())
 		}
 		// The guest truncates the file before it writes a count.
 		until(t, "something is counted", func() bool { return b.must("blocked", "get", "/workspace/count") != "" })
-		if err := os.Remove(filepath.Join(dir, "count")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Remove(filepath.Join(dir, "count")))
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 	"lull/internal/relay"
 )
@@ -49,12 +50,8 @@ func TestEndings(t *testing.T) {
 		b := b.in(t)
 		w := b.start("e2", "guest", "serve", ":80")
 		listening(t, w, "80")
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
+		errtest.None(t, w.Signal(syscall.SIGTERM))
 		thawed := w.Thaw() // fails if the program ends before its clock is set
 		if e := b.exit(); e.Code != 7 {
 			t.Errorf("exit %+v, thawed: %v", e, thawed)
@@ -70,12 +67,8 @@ func TestEndings(t *testing.T) {
 	t.Run("QEMU is killed while frozen", func(t *testing.T) {
 		b := b.in(t)
 		w := b.start("e3", "guest", "serve", ":80")
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := syscall.Kill(w.Identity().PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
+		errtest.None(t, syscall.Kill(w.Identity().PID, syscall.SIGKILL))
 		if e := b.exit(); e.Signal != 9 {
 			t.Errorf("exit %+v", e)
 		}
@@ -155,21 +148,15 @@ func TestRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	p.in = in
-	if _, err := in.Listen(ln, 0); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(in.Listen(ln, 0))(t)
 	in.Release()
 	pause := func() instance.Guard {
 		t.Helper()
 		p.up.Store(false)
 		in.Hold()
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
 		g, err := w.Guard(nil, false, func(string) {})
 		if err != nil {
 			t.Fatal(err)
@@ -180,9 +167,7 @@ func TestRelay(t *testing.T) {
 	connect := func() *net.TCPConn {
 		t.Helper()
 		c, err := net.Dial("tcp", ln.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return c.(*net.TCPConn)
 	}
 	first := connect()
@@ -199,9 +184,7 @@ func TestRelay(t *testing.T) {
 			g.Close()
 			talk(t, first, fmt.Sprint("old too ", n))
 			// Half-close: the guest sees the end and still answers.
-			if err := c.CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, c.CloseWrite())
 			if rest, err := io.ReadAll(c); err != nil || string(rest) != "end after 1\n" {
 				t.Errorf("after the half-close: %q, %v", rest, err)
 			}
@@ -228,9 +211,7 @@ func TestSample(t *testing.T) {
 	w := b.start("sample", "guest", "serve", ":80")
 	listening(t, w, "80")
 	a := w.Sample(nil)
-	if err := errors.Join(a.CPUErr, a.NetErr, a.ConnErr); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, errors.Join(a.CPUErr, a.NetErr, a.ConnErr))
 	// Frequent probes are not the program's work. The program may still be
 	// starting, and an emulated processor includes time that other processes
 	// take.
@@ -304,18 +285,14 @@ func TestSample(t *testing.T) {
 			t.Fatal(err)
 		}
 		ns, err := strconv.ParseInt(strings.TrimSpace(o.Stdout), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return time.Unix(0, ns)
 	}
 	asked := time.Now()
 	clock()
 	trip := time.Since(asked)
 	began := time.Now()
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
 	frozen := w.Sample(nil)
 	if errors.Join(frozen.CPUErr, frozen.ConnErr) != nil || frozen.CPU < s.CPU {
 		t.Errorf("a frozen guest: %+v", frozen)
@@ -329,9 +306,7 @@ func TestSample(t *testing.T) {
 		time.Sleep(trip / 10)
 	}
 	before := time.Now()
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	if at := clock(); at.Before(before) {
 		t.Errorf("the guest's clock is behind by %s", before.Sub(at))
 	}
@@ -346,13 +321,9 @@ func TestAdopt(t *testing.T) {
 	ident := w.Identity()
 	again := func(id instance.Identity) (*Work, error) {
 		t.Helper()
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.Close())
 		r, err := New(b.cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		b.Runtime = r
 		w, err := b.Adopt(t.Context(), "adopt", id)
 		if err != nil {
@@ -369,9 +340,7 @@ func TestAdopt(t *testing.T) {
 	}
 	c := dial(t, w)
 	talk(t, c, "adopted")
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
 	if w, err = again(ident); err != nil {
 		t.Fatal(err)
 	}
@@ -381,18 +350,14 @@ func TestAdopt(t *testing.T) {
 	if s := w.Sample(nil); s.CPUErr == nil || s.ConnErr == nil {
 		t.Error("a guest that was never asked has readings")
 	}
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	c = dial(t, w)
 	talk(t, c, "adopted again")
 	if s := w.Sample(nil); errors.Join(s.CPUErr, s.NetErr, s.ConnErr) != nil {
 		t.Errorf("after the thaw: %+v", s)
 	}
 	// It ends while no daemon runs.
-	if _, err := c.Write([]byte("crash\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.Write([]byte("crash\n")))(t)
 	_, err = io.ReadAll(c)
 	t.Logf("the connection ended with %v", err)
 	_, err = again(ident)
@@ -426,21 +391,15 @@ func TestRoot(t *testing.T) {
 	}
 	root := t.TempDir()
 	for _, d := range []string{"usr/bin", "etc", "srv"} {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(root, d), 0o755))
 	}
 	program, err := os.ReadFile(parts.program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for name, f := range map[string]struct {
 		b    []byte
 		mode os.FileMode
 	}{"usr/bin/guest": {program, 0o755}, "etc/passwd": {[]byte("web:x:33:34::/:/bin/sh\n"), 0o644}, "srv/data": {[]byte("from the image"), 0o644}} {
-		if err := os.WriteFile(filepath.Join(root, name), f.b, f.mode); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(root, name), f.b, f.mode))
 	}
 	image := filepath.Join(t.TempDir(), "mine.ext4")
 	if tool, err := FindTool("mke2fs"); err != nil {
@@ -449,9 +408,7 @@ func TestRoot(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	made, _, err := digest(image)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	b := newBench(t, func(c *Config) {
 		c.Machine = func(string) (Machine, error) { return Machine{Memory: 128 << 20, Kind: "microvm"}, nil }
 	})
@@ -472,9 +429,7 @@ func (b *bench) runsFrom(t *testing.T, id, root string) {
 	// Its limits apply to the boot: the image is built during Start.
 	l := b.launch(id, 1, "guest", "serve", ":8080")
 	l.Image, l.User, l.Env = root, "web", []string{"PATH=/usr/bin"}
-	if _, err := b.Start(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.Start(t.Context(), l))(t)
 	for _, c := range []struct{ args, want string }{
 		{"cat /srv/data", "from the image"},
 		{"whoami", "33 34\n"},
@@ -496,12 +451,8 @@ func TestFlood(t *testing.T) {
 	w := b.start("flood", "guest", "flood")
 	until(t, "the log was rotated", func() bool { _, err := os.Stat(filepath.Join(b.cfg.Dir, "flood.log.1")); return err == nil })
 	for range 3 {
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
+		errtest.None(t, w.Thaw())
 	}
 	until(t, "it answers", func() bool { return w.Sample(nil).CPUErr == nil })
 	for _, f := range []string{"flood.log", "flood.log.1"} {
@@ -524,12 +475,8 @@ func TestFallback(t *testing.T) {
 	behave := func(with string) {
 		t.Helper()
 		script := "#!/bin/bash\nkvm=no\nfor a; do case $a in kvm) kvm=yes;; esac; done\n" + with + "\na=(\"${@/#kvm/tcg}\")\nexec " + real + " \"${a[@]/#host/max}\"\n"
-		if err := os.WriteFile(b.parts().qemu+".new", []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(b.parts().qemu+".new", b.parts().qemu); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(b.parts().qemu+".new", []byte(script), 0o755))
+		errtest.None(t, os.Rename(b.parts().qemu+".new", b.parts().qemu))
 	}
 	chosen := func(want Accel, because string) {
 		t.Helper()
@@ -550,14 +497,10 @@ func TestFallback(t *testing.T) {
 	behave("")
 	w := b.start("once", "guest", "serve", ":80")
 	chosen(KVM, "vmx")
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	behave("[ $kvm = no ] || { echo 'no guest with KVM, now' >&2; exit 1; }")
 	refused("later")
-	if err := os.Remove(filepath.Join(b.cfg.Dir, worksFile)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(filepath.Join(b.cfg.Dir, worksFile)))
 	behave("[ $kvm = no ] || { echo 'KVM is a trap here' >&2; exit 1; }")
 	b.start("fall", "guest", "serve", ":80")
 	chosen(TCG, "KVM failed")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 )
 
 // console returns the stored console of an instance.
@@ -34,9 +35,7 @@ const guestWrites = "by a guest"
 func TestConsole(t *testing.T) {
 	b := newBench(t, nil)
 	b.start("con", "guest", "serve", ":80")
-	if _, err := b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "write", "/dev/ttyS0"}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "write", "/dev/ttyS0"}}))(t)
 	until(t, "what was written to the console is there", func() bool { return strings.Contains(b.console("con"), guestWrites) })
 	go b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "panic"}}) // ends with the guest
 	if e := b.exit(); !strings.Contains(e.Machine, "Kernel panic") {
@@ -49,9 +48,7 @@ func TestConsole(t *testing.T) {
 			t.Errorf("%q is not there once: %q", want, text)
 		}
 	}
-	if err := b.Forget(t.Context(), "con"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.Forget(t.Context(), "con"))
 	if left, err := os.ReadDir(b.consoles()); err != nil || len(left) > 0 {
 		t.Errorf("left over: %v, %v", left, err)
 	}
@@ -63,9 +60,7 @@ func TestConsoleIsBounded(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir(), LookLimit: time.Second}}
 	line := []byte(strings.Repeat("x", 1<<10-1) + "\n")
 	for range 4 * consoleKept / len(line) {
-		if err := r.keepConsole("full", line); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, r.keepConsole("full", line))
 	}
 	for _, name := range []string{"full", "full.1"} {
 		st, err := os.Stat(filepath.Join(r.consoles(), name))
@@ -73,9 +68,7 @@ func TestConsoleIsBounded(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, st, err)
 		}
 	}
-	if err := r.dropConsole("full"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, r.dropConsole("full"))
 	if left, err := os.ReadDir(r.consoles()); err != nil || len(left) > 0 {
 		t.Errorf("left over: %v, %v", left, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/runtime/microvm/share"
 )
 
@@ -17,14 +18,10 @@ import (
 func ported(t *testing.T, g *portGate) (port net.Conn, far net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	c, err := net.Dial("unix", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if far, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -53,14 +50,10 @@ func TestGate(t *testing.T) {
 		g.hold()
 		part := bytes.Repeat([]byte{byte(n)}, 100)
 		want = append(want, part...)
-		if _, err := far.Write(part); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(far.Write(part))(t)
 		g.open()
 	}
-	if err := far.(*net.UnixConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, far.(*net.UnixConn).CloseWrite())
 	if b := <-got; !bytes.Equal(b, want) {
 		t.Errorf("%d bytes arrived, or in another order; %d were sent", len(b), len(want))
 	}
@@ -78,12 +71,8 @@ func TestGate(t *testing.T) {
 		_, err := port.Write(bytes.Repeat([]byte("w"), 1<<20))
 		wrote <- err
 	}()
-	if _, err := far.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
-	if err := far.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(far.Write([]byte("x")))(t)
+	errtest.None(t, far.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 	if n, err := far.Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("past the held gate came %d bytes, %v", n, err)
 	}
@@ -98,9 +87,7 @@ func TestGate(t *testing.T) {
 	if err := <-read; err != nil {
 		t.Error(err)
 	}
-	if err := far.SetReadDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, far.SetReadDeadline(time.Time{}))
 	if _, err := io.ReadFull(far, make([]byte, 1<<20)); err != nil {
 		t.Error(err)
 	}
@@ -114,9 +101,7 @@ func TestGate(t *testing.T) {
 		_, err := port.Read(make([]byte, 1))
 		read <- err
 	}()
-	if _, err := far.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(far.Write([]byte("x")))(t)
 	port.Close()
 	if err := <-read; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("a reader of a closed port got %v", err)

@@ -16,18 +16,15 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/tartree"
 )
 
 // talk sends a line and expects it back.
 func talk(t testing.TB, c net.Conn, line string) {
 	t.Helper()
-	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Write([]byte(line + "\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.SetDeadline(time.Now().Add(waitLimit)))
+	errtest.Get(c.Write([]byte(line + "\n")))(t)
 	b := make([]byte, len(line)+1)
 	for n := 0; n < len(b); {
 		k, err := c.Read(b[n:])
@@ -44,9 +41,7 @@ func talk(t testing.TB, c net.Conn, line string) {
 func dial(t testing.TB, w *Work) net.Conn {
 	t.Helper()
 	c, err := w.Dial(t.Context(), "127.0.0.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return c
 }
 
@@ -76,9 +71,7 @@ func TestStreamsByName(t *testing.T) {
 		l := b.launch(id, 1, command...)
 		l.User = "1234:2345"
 		w, err := b.Start(t.Context(), l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return w.(*Work)
 	}
 	as("writes", "guest", "write", "/dev/stdout")
@@ -98,9 +91,7 @@ func TestStreamsByName(t *testing.T) {
 	if err != nil || !regexp.MustCompile(`Max open files +[0-9]+ +524288 `).MatchString(o.Stdout) {
 		t.Errorf("limits: %+v, %v", o, err)
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.exit()
 }
 
@@ -115,9 +106,7 @@ func TestGuest(t *testing.T) {
 	c := dial(t, w)
 	talk(t, c, "hello")
 
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
 	woken := make(chan string, 1)
 	g, err := w.Guard(nil, false, func(why string) { woken <- why })
 	if err != nil {
@@ -126,9 +115,7 @@ func TestGuest(t *testing.T) {
 	if what := g.Pending(); what != "" {
 		t.Fatalf("pending at once: %s", what)
 	}
-	if _, err := c.Write([]byte("again\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.Write([]byte("again\n")))(t)
 	select {
 	case why := <-woken:
 		if !strings.Contains(why, "6 bytes") {
@@ -141,9 +128,7 @@ func TestGuest(t *testing.T) {
 		t.Error("nothing is pending after data came")
 	}
 	g.Close()
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "again\n" {
 		t.Fatalf("after the thaw: %q, %v", line, err)
 	}
@@ -173,9 +158,7 @@ func TestGuest(t *testing.T) {
 			return err == nil && !slices.ContainsFunc(ls, func(l instance.Listener) bool { return strings.HasSuffix(l.Addr, ":81") })
 		})
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	if e := b.exit(); e.Signal != 9 {
 		t.Errorf("exit %+v", e)
 	}
@@ -202,9 +185,7 @@ func (b *bench) copies(t *testing.T, id string) {
 	if err := b.WriteFiles(t.Context(), id, "/copied", io.MultiReader(bytes.NewReader(in.Bytes()), iotest.ErrReader(broken))); !errors.Is(err, broken) {
 		t.Errorf("after half an archive: %v", err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Close())
 	if err := b.WriteFiles(t.Context(), id, "/copied", &in); err != nil {
 		t.Error(err)
 	}

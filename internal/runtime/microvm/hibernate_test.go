@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/guest"
 )
@@ -32,14 +33,10 @@ func TestHibernate(t *testing.T) {
 	c := dial(t, w)
 	talk(t, c, "before")
 	for n := range 3 {
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
 		began := time.Now()
 		size, err := w.Hibernate(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		t.Logf("round %d: saved %d MiB durably in %s", n, size>>20, time.Since(began).Round(time.Millisecond))
 		if held, err := w.Memory(); err != nil || held != 0 {
 			t.Errorf("it holds %d bytes, %v", held, err)
@@ -52,9 +49,7 @@ func TestHibernate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Write([]byte("x\n")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(c.Write([]byte("x\n")))(t)
 		select {
 		case <-woken:
 		case <-time.After(waitLimit):
@@ -62,9 +57,7 @@ func TestHibernate(t *testing.T) {
 		}
 		g.Close()
 		before := time.Now()
-		if err := w.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Thaw())
 		got := make([]byte, 2)
 		if _, err := c.Read(got); err != nil || string(got) != "x\n" {
 			t.Fatalf("the old connection: %q, %v", got, err)
@@ -81,9 +74,7 @@ func TestHibernate(t *testing.T) {
 	// A guest that got the time late gets it again.
 	wrong := newClockCall()
 	wrong.UnixNano -= int64(time.Hour)
-	if err := w.call(t.Context(), callLimit, guest.SetClock, wrong, nil); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.call(t.Context(), callLimit, guest.SetClock, wrong, nil))
 	w.clockLate.Store(true)
 	until(t, "its clock is right", func() bool { w.Sample(nil); return !w.clockLate.Load() })
 	if off, way, known := w.probe(t.Context()); !known || off.Abs() > time.Minute {
@@ -92,33 +83,23 @@ func TestHibernate(t *testing.T) {
 
 	save := func() {
 		t.Helper()
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Hibernate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
+		errtest.Get(w.Hibernate(t.Context()))(t)
 	}
 	save()
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.Close())
 	w = b.next("hib")
 	if !w.Hibernated() {
 		t.Fatal("it was not found hibernated")
 	}
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	c = dial(t, w)
 	talk(t, c, "another daemon")
 	c.Close()
 
 	save()
 	good, err := os.ReadFile(w.path(manifestFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	with := func(change func(*manifest)) func() error {
 		return func() error {
 			var man manifest
@@ -148,9 +129,7 @@ func TestHibernate(t *testing.T) {
 		{"a short memory", "memory has", func() error { return os.Truncate(w.path(memoryFile), 1<<20) }},
 		{"no manifest", "manifest is missing", func() error { return os.Remove(w.path(manifestFile)) }},
 	} {
-		if err := errors.Join(os.WriteFile(w.path(manifestFile), good, 0o600), d.harm()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.WriteFile(w.path(manifestFile), good, 0o600), d.harm()))
 		var bad *instance.SnapshotError
 		if err := w.Thaw(); !errors.As(err, &bad) || !strings.Contains(bad.Reason, d.why) {
 			t.Errorf("%s: %v", d.name, err)
@@ -159,9 +138,7 @@ func TestHibernate(t *testing.T) {
 			t.Errorf("%s: it is not hibernated any more", d.name)
 		}
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.clean("hib")
 	if _, err := b.Start(t.Context(), b.launch("hib", 2, "guest", "exit", "0")); err != nil {
 		t.Fatalf("a cold boot after it: %v", err)
@@ -200,21 +177,13 @@ func TestGuestsClocks(t *testing.T) {
 				return (source == "tsc" || source == "kvm-clock") && regexp.MustCompile(`\.hres_active\s*: 1`).MatchString(read("/proc/timer_list"))
 			}
 			until(t, "it has a steady clock and timers finer than a tick", fine)
-			if err := w.Freeze(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.Hibernate(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.Thaw(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.Freeze(t.Context()))
+			errtest.Get(w.Hibernate(t.Context()))(t)
+			errtest.None(t, w.Thaw())
 			uptime := func() float64 {
 				s, _, _ := strings.Cut(read("/proc/uptime"), " ")
 				v, err := strconv.ParseFloat(s, 64)
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				return v
 			}
 			// Its kernel compares its clocks twice a second.
@@ -233,12 +202,8 @@ func TestSavedInFullSpeech(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("speech", "guest", "flood", "1000000")
 	for n := range scaletest.N(t, 5) {
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Hibernate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
+		errtest.Get(w.Hibernate(t.Context()))(t)
 		if err := w.Thaw(); err != nil {
 			t.Fatalf("save %d: %v", n, err)
 		}
@@ -258,12 +223,8 @@ func TestKilledWhileRestored(t *testing.T) {
 	want, rounds := scaletest.N(t, 3), 0
 	for n := 0; survived < want && n < 14*want; n++ {
 		rounds++
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Hibernate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
+		errtest.Get(w.Hibernate(t.Context()))(t)
 		after := time.Duration(rand.Int64N(int64(window)))
 		hit := make(chan bool, 1)
 		go func() {
@@ -307,19 +268,11 @@ func TestKilledWhileRestored(t *testing.T) {
 	}
 
 	// A state that QEMU itself rejects is reported: the guest has to boot.
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Hibernate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
+	errtest.Get(w.Hibernate(t.Context()))(t)
 	man, err := readManifest(b.dir("killed"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(w.path(stateFile), []byte("no state of a machine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, os.WriteFile(w.path(stateFile), []byte("no state of a machine"), 0o600))
 	if man.Digest, man.State, err = digest(w.path(stateFile)); err == nil {
 		err = man.write(b.dir("killed"))
 	}

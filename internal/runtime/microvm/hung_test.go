@@ -5,6 +5,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestHungQEMU checks that a QEMU that does not answer is reported, continued
@@ -19,9 +21,7 @@ func TestHungQEMU(t *testing.T) {
 	talk(t, c, "before")
 	stop := func() {
 		t.Helper()
-		if err := syscall.Kill(w.Identity().PID, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(w.Identity().PID, syscall.SIGSTOP))
 	}
 	if what := w.Trouble(); what != "" {
 		t.Errorf("trouble of one that runs: %s", what)
@@ -36,13 +36,9 @@ func TestHungQEMU(t *testing.T) {
 	until(t, "it continues", func() bool { w.Sample(nil); return w.Trouble() == "" })
 	talk(t, c, "after")
 
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
 	stop()
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	talk(t, c, "thawed")
 
 	b.cfg.StoppedLimit, b.cfg.MuteLimit = time.Hour, time.Second

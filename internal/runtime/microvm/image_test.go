@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/oci"
 	"lull/internal/protocol/guest"
 )
@@ -32,9 +33,7 @@ import (
 func ociImage(t *testing.T, program string) v1.Image {
 	t.Helper()
 	text, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, f := range []struct {
@@ -46,16 +45,10 @@ func ociImage(t *testing.T, program string) v1.Image {
 		{"etc/passwd", 0o644, []byte("root:x:0:0::/root:/bin/sh\nweb:x:33:34::/home/web:/bin/sh\n")},
 		{"etc/group", 0o644, []byte("web:x:34:\nlogs:x:55:web\n")},
 	} {
-		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.body)), Uid: os.Geteuid(), Gid: os.Getegid()}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(f.body); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.body)), Uid: os.Geteuid(), Gid: os.Getegid()}))
+		errtest.Get(w.Write(f.body))(t)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Close())
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
 	if err != nil {
 		t.Fatal(err)
@@ -121,20 +114,14 @@ func TestImage(t *testing.T) {
 		}
 		call := guest.RunCall{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "MORE=asked"}}
 		first, err := b.prepareRoot(t.Context(), from, &call)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if d := cmp.Diff(want, call); d != "" {
 			t.Errorf("%s: the program to run (-want +got):\n%s", from, d)
 		}
 		was, err := os.Stat(first)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		again, err := b.prepareRoot(t.Context(), from, new(guest.RunCall))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if is, err := os.Stat(again); err != nil || !os.SameFile(was, is) {
 			t.Errorf("%s: it was made again: %s, %s, %v", from, first, again, err)
 		}
@@ -147,9 +134,7 @@ func TestImage(t *testing.T) {
 	l := b.launch("oci", 1)
 	l.Image, l.Env, l.Dir = saved, nil, ""
 	w, err := b.Start(t.Context(), l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	listening(t, w.(*Work), "80")
 	for _, c := range []struct{ args, want string }{
 		{"whoami", "33 34\n"},
@@ -160,9 +145,7 @@ func TestImage(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %q", c.args, o, err, c.want)
 		}
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.clean("oci")
 
 	// A request for something that the image lacks is rejected with that
@@ -187,22 +170,16 @@ func TestManySmallFiles(t *testing.T) {
 		need(t, &absent{"no mke2fs (Debian package e2fsprogs)"})
 	}
 	root := t.TempDir()
-	if err := os.WriteFile(filepath.Join(root, "large"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(root, "large"), nil, 0o644))
 	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil { // sparse; mke2fs expects fewer files from 512 MiB on
 		t.Fatal(err)
 	}
 	const links = 40_000
 	for n := range links / 1000 {
 		dir := filepath.Join(root, strconv.Itoa(n))
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Mkdir(dir, 0o755))
 		for k := range 1000 {
-			if err := os.Symlink("x", filepath.Join(dir, strconv.Itoa(k))); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.Symlink("x", filepath.Join(dir, strconv.Itoa(k))))
 		}
 	}
 	r := &Runtime{cfg: Config{Dir: t.TempDir()}, making: make(chan struct{}, 1)}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 	"lull/internal/protocol/guest/vsock"
 	"lull/internal/runtime/microvm/vnet"
@@ -36,9 +37,7 @@ func TestVsockSockets(t *testing.T) {
 	})
 	l := b.launch("sockets", 1, "/bin/vsock.test", "-test.v", "-test.timeout", "5m")
 	l.Env = []string{"PATH=/bin", "TMPDIR=/tmp", "LULL_VSOCK_LOOPBACK=" + list}
-	if _, err := b.Start(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.Start(t.Context(), l))(t)
 	e := b.exit()
 	log := b.log("sockets")
 	if e.Code != 0 || !passed(log, "TestConnect") || !passed(log, "TestChannel") {
@@ -74,9 +73,7 @@ func TestVsockRefused(t *testing.T) {
 		if err := w.Sample(nil).CPUErr; err != nil {
 			t.Errorf("%s: %v", kind, err)
 		}
-		if err := w.Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Kill(t.Context()))
 		b.clean("meek")
 	}
 }
@@ -97,13 +94,9 @@ func compile(t *testing.T, pkg string) string {
 func modulesOf(t *testing.T, tree string, names ...string) (files []string) {
 	t.Helper()
 	k, err := FindKernel(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	all, err := moduleFiles(filepath.Join(tree, "lib", "modules", k.Version))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, name := range names {
 		if all[name] == "" {
 			t.Fatalf("the kernel %s has no module %s", k.Version, name)
@@ -136,16 +129,12 @@ func TestVsockInside(t *testing.T) {
 	root := t.TempDir()
 	for _, p := range []string{"qemu-system-x86_64", "cp"} {
 		at, err := exec.LookPath(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		program(t, root, at)
 	}
 	for _, pattern := range []string{"/usr/lib/*/qemu/accel-tcg-x86_64.so", "/usr/share/qemu/*.bin", "/usr/share/qemu/qboot.rom", "/usr/share/seabios/bios*.bin"} {
 		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		for _, n := range names {
 			put(t, root, n, n)
 		}
@@ -164,9 +153,7 @@ func TestVsockInside(t *testing.T) {
 	})
 	l := b.launch("outer", 1, "/rig/microvm.test", "-test.v", "-test.run", "^TestVsock$", "-test.timeout", "40m")
 	l.Env = []string{"PATH=/usr/bin:/bin", "TMPDIR=/tmp", "LULL_RIG=/rig", "LULL_GUEST_KERNEL=/rig/kernel", "LULL_VSOCK_MODULES=" + list}
-	if _, err := b.Start(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.Start(t.Context(), l))(t)
 	select {
 	case e := <-b.exits:
 		if t.Log(b.log("outer")); e.Code != 0 || !passed(b.log("outer"), "TestVsock") {
@@ -182,9 +169,7 @@ func TestVsockInside(t *testing.T) {
 func put(t testing.TB, root, from, to string) {
 	t.Helper()
 	to = filepath.Join(root, to)
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Dir(to), 0o755))
 	if out, err := exec.Command("cp", "-rL", from, to).CombinedOutput(); err != nil {
 		t.Fatalf("cannot copy %s: %v: %s", from, err, out)
 	}
@@ -217,9 +202,7 @@ func TestVsock(t *testing.T) {
 	}
 	for _, name := range filepath.SplitList(list) {
 		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if err := errors.Join(unix.FinitModule(int(f.Fd()), "", 0), f.Close()); err != nil && !errors.Is(err, unix.EEXIST) {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -266,23 +249,17 @@ func vsockLife(t *testing.T, kind string) {
 
 	freeze := func(w *Work) {
 		t.Helper()
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
 	}
 	freeze(w)
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	if now := over(w, nil); now != v {
 		t.Error("a pause cut the connection")
 	}
 	exec("first")
 	step("paused and woken, on the same connection")
 
-	if err := unix.Shutdown(fd(t, v), unix.SHUT_RDWR); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, unix.Shutdown(fd(t, v), unix.SHUT_RDWR))
 	if err := w.Sample(nil).CPUErr; err != nil {
 		t.Errorf("without vsock it is unknown: %v", err)
 	}
@@ -293,21 +270,15 @@ func vsockLife(t *testing.T, kind string) {
 	hibernate := func(w *Work) {
 		t.Helper()
 		freeze(w)
-		if _, err := w.Hibernate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Hibernate(t.Context()))(t)
 	}
 	hibernate(w)
 	refusals(t, w)
 	// Another guest now has its context ID.
 	was := w.rec.CID
 	thief, _, err := liveFiles.openVsock(was, setCID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, w.Thaw())
 	step("restored")
 	over(w, v)
 	exec("first")
@@ -319,31 +290,23 @@ func vsockLife(t *testing.T, kind string) {
 
 	hibernate(w)
 	l := b.launch("second", 1, "guest", "serve", ":80")
-	if _, err := b.Clone(t.Context(), "first", l); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.Clone(t.Context(), "first", l))(t)
 	other, err := b.Adopt(t.Context(), "second", instance.Identity{Run: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	second := other.(*Work)
 	for _, w := range []*Work{w, second} {
-		if err := w.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Thaw())
 		over(w, nil)
 	}
 	exec("second")
 	step("cloned")
 	strangers(t, b, w, second)
 	step("neither is taken for the other")
-	if err := second.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, second.Kill(t.Context()))
 
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.Close())
 	if b.Runtime, err = New(b.cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -355,9 +318,7 @@ func vsockLife(t *testing.T, kind string) {
 	over(w, nil)
 	exec("first")
 	step("called over vsock by another daemon")
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.clean("first")
 }
 
@@ -422,9 +383,7 @@ func strangers(t *testing.T, b *bench, one, two *Work) {
 	t.Helper()
 	for _, c := range []struct{ wanted, comes *Work }{{one, two}, {two, one}, {one, one}} {
 		ln, err := vsock.Listen(vsock.Host)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		var k vsock.Key
 		rand.Read(k[:])
 		ctx, cancel := context.WithCancel(t.Context())

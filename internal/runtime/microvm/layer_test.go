@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 )
 
@@ -26,9 +27,7 @@ func layered(t *testing.T, kind string) *bench {
 	}
 	root := t.TempDir()
 	put(t, root, parts.program, "/bin/guest")
-	if err := os.Mkdir(filepath.Join(root, "var"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(filepath.Join(root, "var"), 0o755))
 	return newBench(t, func(c *Config) {
 		c.Layer = 1 << 30
 		c.Machine = func(string) (Machine, error) { return Machine{Memory: 128 << 20, Kind: kind, Root: root}, nil }
@@ -73,9 +72,7 @@ func (b *bench) crash(w *Work) {
 func used(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, unix.Stat(path, &st))
 	return st.Blocks * 512
 }
 
@@ -115,16 +112,12 @@ func TestLayer(t *testing.T) {
 	freeze := func() {
 		t.Helper()
 		w.Flush(t.Context())
-		if err := w.Freeze(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(t.Context()))
 	}
 	save := func() {
 		t.Helper()
 		freeze()
-		if _, err := w.Hibernate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Hibernate(t.Context()))(t)
 	}
 
 	write("stop")
@@ -140,17 +133,13 @@ func TestLayer(t *testing.T) {
 	w = b.again("own", 3)
 	check()
 	write("killed")
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.exit()
 	w = b.again("own", 4)
 	check()
 	write("hibernate")
 	save()
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	check()
 	write("paused")
 	freeze()
@@ -164,16 +153,12 @@ func TestLayer(t *testing.T) {
 		t.Errorf("the manifest says nothing of the layer: %+v, %v", man, err)
 	}
 	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Sec: 1_000_000_000}}
-	if err := unix.UtimesNanoAt(unix.AT_FDCWD, file, now, 0); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, unix.UtimesNanoAt(unix.AT_FDCWD, file, now, 0))
 	var bad *instance.SnapshotError
 	if err := w.Thaw(); !errors.As(err, &bad) || !strings.Contains(bad.Reason, "disk") {
 		t.Fatalf("its disk was written to: %v", err)
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.exit()
 	w = b.again("own", 6)
 	check()
@@ -183,9 +168,7 @@ func TestLayer(t *testing.T) {
 	b.must("own", "rmrf", "/var/large")
 	until(t, "what was removed is given back", func() bool { return used(t, file) < full-40_000_000 })
 	b.stop(w)
-	if err := b.Forget(t.Context(), "own"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.Forget(t.Context(), "own"))
 	if l, err := os.ReadDir(b.layers()); err != nil || len(l) > 0 {
 		t.Errorf("left over: %v, %v", l, err)
 	}
@@ -198,24 +181,16 @@ func TestLayerOfClone(t *testing.T) {
 	w := b.again("from", 1)
 	b.must("from", "put", "/var/file", "first")
 	w.Flush(t.Context())
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Hibernate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Clone(t.Context(), "from", b.launch("to", 1)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
+	errtest.Get(w.Hibernate(t.Context()))(t)
+	errtest.Get(b.Clone(t.Context(), "from", b.launch("to", 1)))(t)
 	aw, err := b.Adopt(t.Context(), "to", instance.Identity{Run: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := aw.(*Work)
 	for _, w := range []*Work{w, c} {
-		if err := w.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Thaw())
 		if got := b.must(w.id, "get", "/var/file"); got != "first" {
 			t.Errorf("%s has %q", w.id, got)
 		}
@@ -245,15 +220,9 @@ func TestLayerBroken(t *testing.T) {
 	b.stop(b.again("broken", 1))
 	junk := []byte(strings.Repeat("junk", 1<<12))
 	f, err := os.OpenFile(b.layer("broken"), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteAt(junk, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.Get(f.WriteAt(junk, 0))(t)
+	errtest.None(t, f.Close())
 	_, err = b.Start(t.Context(), b.launch("broken", 2, "guest", "serve", ":80"))
 	if err == nil || errors.Is(err, errNoBoot) || !strings.Contains(err.Error(), "vdb") {
 		t.Fatalf("a broken disk: %v", err)
@@ -277,9 +246,7 @@ func TestLayerBroken(t *testing.T) {
 // and loses nothing. Each gives its reason.
 func TestLayerFull(t *testing.T) {
 	b := layered(t, "q35")
-	if err := os.MkdirAll(b.layers(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(b.layers(), 0o700))
 	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", 0, "size=128m,mode=700"); err != nil {
 		t.Skipf("cannot mount a small file system here: %v", err)
 	}
@@ -291,9 +258,7 @@ func TestLayerFull(t *testing.T) {
 	}()
 	size := func(bytes int64) {
 		t.Helper()
-		if err := unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d,mode=700", bytes)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d,mode=700", bytes)))
 	}
 	w := b.again("full", 1)
 	b.must("full", "put", "/var/kept", "kept")
@@ -339,9 +304,7 @@ func TestLayerFull(t *testing.T) {
 		t.Fatalf("it heard of an error: %s", late)
 	}
 	talk(t, c, "it serves again")
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.exit()
 	b.again("full", 2)
 	for name, want := range map[string]string{"synced": sum, "late": strings.TrimPrefix(late, "true ")} {
@@ -358,9 +321,7 @@ func TestLayerFull(t *testing.T) {
 // for lack of space, and that it continues once there is some.
 func TestLayerFullAdopted(t *testing.T) {
 	b := layered(t, "microvm")
-	if err := os.MkdirAll(b.layers(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(b.layers(), 0o700))
 	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", 0, "size=128m,mode=700"); err != nil {
 		t.Skipf("cannot mount a small file system here: %v", err)
 	}
@@ -372,15 +333,11 @@ func TestLayerFullAdopted(t *testing.T) {
 	}()
 	size := func(bytes int64) {
 		t.Helper()
-		if err := unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d,mode=700", bytes)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d,mode=700", bytes)))
 	}
 	w := b.again("stands", 1)
 	w.noSpaceCall.Store(true)
-	if err := w.call(t.Context(), callLimit, guest.Room, guest.RoomCall{Free: unlimited}, nil); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.call(t.Context(), callLimit, guest.Room, guest.RoomCall{Free: unlimited}, nil))
 	size(used(t, b.layer("stands")) + 4<<20)
 	over := make(chan struct{})
 	go func() { // its channel ends with this daemon
@@ -389,9 +346,7 @@ func TestLayerFullAdopted(t *testing.T) {
 		_, _ = b.Exec(t.Context(), "stands", fill)
 	}()
 	until(t, "it stands still", func() bool { return w.stands() != "" })
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.Close())
 	<-over
 	w = b.next("stands")
 	if err := w.Thaw(); err == nil || !strings.Contains(err.Error(), "stands still") {
@@ -399,9 +354,7 @@ func TestLayerFullAdopted(t *testing.T) {
 	}
 	size(512 << 20)
 	until(t, "it continues", func() bool { return w.stands() == "" })
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	c := dial(t, w)
 	defer c.Close()
 	talk(t, c, "taken over")

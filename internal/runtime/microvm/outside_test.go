@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 )
 
 // Addresses of TestOutside, reserved for documentation, which no machine has.
@@ -65,9 +66,7 @@ func outside(t *testing.T) {
 		}
 	}
 	conf := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(conf, []byte("nameserver "+nameAddr.String()+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(conf, []byte("nameserver "+nameAddr.String()+"\n"), 0o644))
 	// Only in this test's own mount namespace.
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {
@@ -84,9 +83,7 @@ func outside(t *testing.T) {
 		l := b.launch(string(mode), 1, "guest", "serve", ":80")
 		l.Net = mode
 		w, err := b.Start(t.Context(), l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		listening(t, w.(*Work), "80")
 		want := "got the host"
 		if mode == instance.NetNone {
@@ -108,9 +105,7 @@ func outside(t *testing.T) {
 func answerNames(t *testing.T) {
 	t.Helper()
 	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(nameAddr, 53)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var serve sync.WaitGroup
 	t.Cleanup(serve.Wait)
 	t.Cleanup(func() { c.Close() })

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 	"lull/internal/runtime/microvm/vnet"
 )
@@ -24,14 +25,10 @@ func fakeFiles(t *testing.T, cpuinfo, module string) machineFiles {
 	dir := t.TempDir()
 	m := machineFiles{dev: filepath.Join(dir, "dev"), sys: filepath.Join(dir, "sys"), proc: filepath.Join(dir, "proc")}
 	for _, d := range []string{m.dev, m.proc, filepath.Join(m.sys, "module", module)} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(d, 0o755))
 	}
 	for _, f := range []struct{ name, text string }{{filepath.Join(m.dev, "kvm"), ""}, {filepath.Join(m.proc, "cpuinfo"), cpuinfo + "\n"}} {
-		if err := os.WriteFile(f.name, []byte(f.text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(f.name, []byte(f.text), 0o644))
 	}
 	return m
 }
@@ -66,12 +63,8 @@ func TestFindKernel(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name string) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		errtest.None(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644))
 	}
 	if _, err := FindKernel(dir); err == nil || !strings.Contains(err.Error(), "guest-kernel") {
 		t.Errorf("an empty tree: %v", err)
@@ -90,13 +83,9 @@ func TestFindKernel(t *testing.T) {
 		t.Errorf("missing modules: %v", err)
 	}
 	put(lib + "kernel/x/overlay.ko")
-	if err := os.WriteFile(filepath.Join(dir, lib, "modules.builtin"), []byte("kernel/drivers/block/virtio_blk.ko\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, lib, "modules.builtin"), []byte("kernel/drivers/block/virtio_blk.ko\n"), 0o644))
 	k, err := FindKernel(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if k.Version != "6.1.0-10-cloud" {
 		t.Errorf("version %s is not the newest", k.Version)
 	}
@@ -116,17 +105,13 @@ func TestFindKernel(t *testing.T) {
 func TestInitramfs(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"harness": "h", "a.ko": "module", "data": strings.Repeat("d", 5000)} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	in := func(s string) string { return filepath.Join(dir, s) }
 	k := Kernel{Modules: []string{in("a.ko")}}
 	files := map[string]string{"/bin/x": in("data"), "/srv/deep/y": in("harness")}
 	var a, b bytes.Buffer
-	if err := writeInitramfs(&a, in("harness"), k, files); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, writeInitramfs(&a, in("harness"), k, files))
 	if err := writeInitramfs(&b, in("harness"), k, files); err != nil || !bytes.Equal(a.Bytes(), b.Bytes()) {
 		t.Errorf("not the same twice, %v", err)
 	}
@@ -150,9 +135,7 @@ func unpack(t *testing.T, b []byte) map[string]string {
 	for {
 		var f [13]int
 		for n := range f {
-			if _, err := readHex(b[6+8*n:14+8*n], &f[n]); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(readHex(b[6+8*n:14+8*n], &f[n]))(t)
 		}
 		if string(b[:6]) != "070701" {
 			t.Fatalf("magic %q", b[:6])
@@ -249,13 +232,9 @@ func TestWithoutParts(t *testing.T) {
 
 func TestProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Start())
 	start, _, err := startTime(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	p := process{cmd.Process.Pid, start}
 	if !p.alive() || (process{p.pid, start + 1}).alive() {
 		t.Error("a process is known by its number and its start")

@@ -7,15 +7,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // statusOf returns the kernel's status of a process.
 func statusOf(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	out := map[string]string{}
 	for line := range strings.Lines(string(b)) {
 		k, v, _ := strings.Cut(line, ":")
@@ -55,9 +55,7 @@ func TestPrivileges(t *testing.T) {
 	}
 	fds := fmt.Sprintf("/proc/%d/fd", pid)
 	ents, err := os.ReadDir(fds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, e := range ents {
 		to, err := os.Readlink(filepath.Join(fds, e.Name()))
 		if err != nil {
@@ -80,16 +78,12 @@ func TestPrivileges(t *testing.T) {
 		return
 	}
 	cards, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/dev", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if n := strings.Count(string(cards), "\n"); n > 3 { // two header lines, and lo
 		t.Errorf("its network has cards:\n%s", cards)
 	}
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 3 && !strings.HasPrefix(f[3]+",", "ro,") {
 			t.Errorf("it may write on %s", f[1])
@@ -114,13 +108,9 @@ func TestRights(t *testing.T) {
 		{"unreadable", "x", whole, 0, rights{root: true}, "root without"},
 	} {
 		dir := t.TempDir()
-		if err := os.MkdirAll(filepath.Join(dir, "self"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Join(dir, "self"), 0o755))
 		for name, text := range map[string]string{"status": "Name:\tx\nCapEff:\t" + c.caps + "\n", "uid_map": c.ids, "gid_map": c.ids} {
-			if err := os.WriteFile(filepath.Join(dir, "self", name), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(filepath.Join(dir, "self", name), []byte(text), 0o644))
 		}
 		if got := (machineFiles{proc: dir}).findRights(c.euid); got != c.want || !strings.Contains(got.String(), c.said) {
 			t.Errorf("%s: %+v (%[2]s), want %+v (%s)", c.name, got, c.want, c.said)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 )
 
 // TestPruneKeepsWhatGuestsHave checks that the disk of an existing guest and
@@ -22,12 +23,8 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir()}, works: map[string]*Work{}}
 	put := func(parts ...string) string {
 		path := filepath.Join(append([]string{r.cfg.Dir}, parts...)...)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		errtest.None(t, os.WriteFile(path, []byte("x"), 0o600))
 		return path
 	}
 	old := time.Unix(1_000_000, 0)
@@ -36,17 +33,11 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	began := put("boot", "used.cpio")
 	ended := []string{put("boot", "old.cpio"), put("boot", "old.kernel")}
 	put("vm", "g", errorsFile)
-	if err := writeRecord(r.dir("g"), runRecord{Run: 1, Root: used, Initrd: began, Template: "shared"}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, writeRecord(r.dir("g"), runRecord{Run: 1, Root: used, Initrd: began, Template: "shared"}))
 	for _, f := range []string{used, free} {
-		if err := os.Chtimes(f, old, old); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chtimes(f, old, old))
 	}
-	if err := touch(used); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, touch(used))
 	l, err := r.Images(t.Context())
 	if err != nil || len(l) != 6 {
 		t.Fatalf("%+v, %v", l, err)
@@ -81,9 +72,7 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	if err := r.RemoveImage(t.Context(), "g"); err != nil || there(r.dir("g")) || there(shared) || there(own) || !there(stopped) {
 		t.Errorf("the guest without an owner: %v", err)
 	}
-	if err := os.WriteFile(put("vm", "h", recordFile), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(put("vm", "h", recordFile), []byte("{"), 0o600))
 	if _, err := r.Images(t.Context()); err == nil { // the images that it uses are unknown
 		t.Error("a guest with a damaged record has no disk")
 	}
@@ -95,17 +84,13 @@ func TestClearHalfMade(t *testing.T) {
 	dir := t.TempDir()
 	file := func(parts ...string) string {
 		path := filepath.Join(append([]string{dir}, parts...)...)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("x"), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("x"), 0o755)))
 		return path
 	}
 	half := []string{file("images", "new-1"), file("boot", "new-2"), file("templates", "new-3", memoryFile)}
 	whole := []string{file("images", "a.ext4"), file("boot", "a.cpio"), file("templates", "a", memoryFile), file("vm", "new-instance", recordFile)}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	r, err := New(Config{Dir: dir, QEMU: self, Kernel: self, Harness: self})
 	if err != nil {
 		t.Fatal(err)
@@ -156,14 +141,10 @@ func TestToolEndsWithTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	said := filepath.Join(dir, "pid")
 	tool := "#!/bin/sh\necho $$ >" + said + ".new && mv " + said + ".new " + said + "\nexec sleep 600\n"
-	if err := os.WriteFile(filepath.Join(dir, "mke2fs"), []byte(tool), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "mke2fs"), []byte(tool), 0o755))
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestToolEndsWithTheDaemon$")
 	cmd.Env = append(os.Environ(), where+"="+dir, "PATH="+dir+":"+os.Getenv("PATH"), "TMPDIR="+t.TempDir())
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Start())
 	var made process
 	until(t, "the tool runs", func() bool {
 		b, err := os.ReadFile(said)

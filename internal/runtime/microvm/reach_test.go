@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/runtime/microvm/vnet"
 )
 
@@ -22,9 +23,7 @@ import (
 func greeter(t *testing.T) uint16 {
 	t.Helper()
 	ln, err := net.Listen("tcp4", "0.0.0.0:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var serve sync.WaitGroup
 	t.Cleanup(serve.Wait)
 	t.Cleanup(func() { ln.Close() })
@@ -46,9 +45,7 @@ func greeter(t *testing.T) uint16 {
 func own(t *testing.T) (a netip.Addr) {
 	t.Helper()
 	all, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, x := range all {
 		if p, err := netip.ParsePrefix(x.String()); err == nil && p.Addr().Is4() && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
 			return p.Addr()
@@ -71,9 +68,7 @@ func TestReach(t *testing.T) {
 		up.Go(func() { works[n], errs[n] = b.Start(t.Context(), l) })
 	}
 	up.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, errors.Join(errs...))
 	port, address := greeter(t), own(t)
 	for n, mode := range modes {
 		w := works[n].(*Work)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 )
 
 // TestNoRoom checks that a QEMU killed by a full disk names the disk, and that
@@ -58,9 +59,7 @@ func TestShortage(t *testing.T) {
 		w := r.newWork("a")
 		w.status, w.exited = syscall.WaitStatus(1<<8), true // exited with 1
 		close(w.gone)
-		if err := errors.Join(os.MkdirAll(r.dir("a"), 0o700), os.WriteFile(w.path(errorsFile), []byte(said), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.MkdirAll(r.dir("a"), 0o700), os.WriteFile(w.path(errorsFile), []byte(said), 0o600)))
 		err := w.refused(t.Context(), errMonitorEnded)
 		var unusable *instance.SnapshotError
 		if errors.As(err, &unusable) == short || !strings.Contains(err.Error(), said) || strings.Contains(err.Error(), "is retried") != short {
@@ -116,18 +115,12 @@ func TestFullDisk(t *testing.T) {
 	leave := func(bytes int64) {
 		t.Helper()
 		var st unix.Statfs_t
-		if err := unix.Statfs(dir, &st); err != nil {
-			t.Fatal(err)
-		}
-		if err := size(int64(st.Blocks-st.Bfree)*st.Bsize + bytes); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, unix.Statfs(dir, &st))
+		errtest.None(t, size(int64(st.Blocks-st.Bfree)*st.Bsize+bytes))
 	}
 	enough := func() {
 		t.Helper()
-		if err := size(1 << 30); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, size(1<<30))
 	}
 	nothing := func(id string) {
 		t.Helper()
@@ -143,9 +136,7 @@ func TestFullDisk(t *testing.T) {
 	listening(t, w, "80")
 	c := dial(t, w)
 	talk(t, c, "before")
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
 	leave(1 << 20)
 	_, err = w.Hibernate(t.Context())
 	full("its state", err)
@@ -153,9 +144,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal("it is not frozen as before")
 	}
 	enough()
-	if _, err := w.Hibernate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(w.Hibernate(t.Context()))(t)
 	leave(1 << 20)
 	full("its memory", w.Thaw())
 	if !w.Hibernated() {
@@ -167,9 +156,7 @@ func TestFullDisk(t *testing.T) {
 	full("the memory that clones share", err)
 	nothing("copy")
 	enough()
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	c = dial(t, w)
 	defer c.Close()
 	talk(t, c, "after")
@@ -185,22 +172,14 @@ func TestWakeWithoutMemory(t *testing.T) {
 	c := dial(t, w)
 	defer c.Close()
 	talk(t, c, "before")
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Hibernate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
+	errtest.Get(w.Hibernate(t.Context()))(t)
 	dir, err := os.MkdirTemp("", "qemu") // where QEMU's own user has access
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer os.RemoveAll(dir)
 	short := filepath.Join(dir, "qemu")
 	script := fmt.Sprintf("#!/bin/sh\nulimit -v %d\nexec %s \"$@\"\n", 200<<10, b.parts().qemu) // KiB; it needs twice as much
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(short, []byte(script), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(short, []byte(script), 0o755)))
 	enough := b.parts().qemu
 	b.parts().qemu = short
 	err = w.Thaw()
@@ -210,9 +189,7 @@ func TestWakeWithoutMemory(t *testing.T) {
 	}
 	t.Log(err)
 	b.parts().qemu = enough
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 	talk(t, c, "after")
 }
 
@@ -222,9 +199,7 @@ func TestWakeWithoutMemory(t *testing.T) {
 func TestRoomIsReserved(t *testing.T) {
 	dir := t.TempDir()
 	free, err := freeBytes(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	most := writes{"its memory", filepath.Join(dir, "a", "b"), free / 10 * 6}
 	r := &reserved{}
 	for range 2 {
@@ -257,9 +232,7 @@ func TestRoomIsReserved(t *testing.T) {
 	}
 	half := writes{"its memory", dir, free / 10 * 4}
 	a, err := r.take(half)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	b, err := r.take(half)
 	if err != nil {
 		t.Fatalf("two for which there is room: %v", err)

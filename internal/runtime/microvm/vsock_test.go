@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/guest"
 	"lull/internal/runtime/microvm/vnet"
 )
@@ -23,9 +24,7 @@ import (
 func withVsock(t *testing.T) machineFiles {
 	t.Helper()
 	m := fakeFiles(t, "", "x")
-	if err := os.WriteFile(m.vhost(), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(m.vhost(), nil, 0o600))
 	return m
 }
 
@@ -155,9 +154,7 @@ func TestVsockArguments(t *testing.T) {
 func TestContextID(t *testing.T) {
 	dir := t.TempDir()
 	w := &Work{r: &Runtime{cfg: Config{Dir: dir}, files: withVsock(t)}, id: "x", rec: runRecord{Run: 3, CID: 70000}}
-	if err := os.MkdirAll(w.r.dir("x"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(w.r.dir("x"), 0o700))
 	taken := map[uint32]bool{70000: true}
 	w.r.setCID = func(_ int, cid uint32) error {
 		if taken[cid] {
@@ -167,9 +164,7 @@ func TestContextID(t *testing.T) {
 	}
 	rec := w.rec.restored()
 	f, err := w.openVsock(&rec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	f.Close()
 	kept, err := readRecord(w.r.dir("x"))
 	if err != nil || rec.CID == 70000 || rec.CID == 0 || kept.CID != rec.CID || w.rec.CID != rec.CID || kept.Run != 3 {
@@ -237,16 +232,12 @@ func TestVsockKernel(t *testing.T) {
 		if !strings.Contains(f, "/") && f != "harness" {
 			at = filepath.Join(lib, f+".ko")
 		}
-		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte(f), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte(f), 0o644)))
 	}
 	if k, err := FindKernel(dir); err != nil || k.VSOCK {
 		t.Errorf("a kernel without the module in the middle: %t, %v", k.VSOCK, err)
 	}
-	if err := os.WriteFile(filepath.Join(lib, "modules.builtin"), []byte("net/vmw_vsock_virtio_transport_common.ko\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(lib, "modules.builtin"), []byte("net/vmw_vsock_virtio_transport_common.ko\n"), 0o644))
 	k, err := FindKernel(dir)
 	if err != nil || !k.VSOCK || len(k.Vsock) != 2 {
 		t.Fatalf("a kernel that has it built in: %+v, %v", k, err)
@@ -259,9 +250,7 @@ func TestVsockKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		files := unpack(t, b)
 		if got := files["lib/lull/vsock.ko"] == "vsock" && files["lib/lull/vmw_vsock_virtio_transport.ko"] == "vmw_vsock_virtio_transport"; got != on {
 			t.Errorf("a guest with a vsock device (%t) has its modules: %t", on, got)
@@ -360,9 +349,7 @@ func TestSilentVsock(t *testing.T) {
 func ends(t *testing.T) (near, far *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	near, far = os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
 	t.Cleanup(func() { near.Close(); far.Close() })
 	return near, far

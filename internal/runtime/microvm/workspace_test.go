@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -34,9 +35,7 @@ func workspace(t testing.TB) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(top) })
 	dir := filepath.Join(top, "work")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(dir, 0o755))
 	give(t, dir)
 	return dir
 }
@@ -45,9 +44,7 @@ func workspace(t testing.TB) string {
 func give(t testing.TB, path string) {
 	t.Helper()
 	if os.Geteuid() == 0 {
-		if err := os.Lchown(path, workspaceOwner, workspaceOwner); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Lchown(path, workspaceOwner, workspaceOwner))
 	}
 }
 
@@ -98,9 +95,7 @@ func TestWorkspace(t *testing.T) {
 	dir := workspace(t)
 	put := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(path, []byte(text), mode))
 		give(t, path)
 		return path
 	}
@@ -127,9 +122,7 @@ func TestWorkspace(t *testing.T) {
 			t.Errorf("the guest lists %s", got)
 		}
 		for n := range 2000 {
-			if err := os.Remove(filepath.Join(dir, fmt.Sprint("many/h", n))); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.Remove(filepath.Join(dir, fmt.Sprint("many/h", n))))
 		}
 		b.must("ws", "many", "/workspace/many", "100")
 		if l, err := os.ReadDir(filepath.Join(dir, "many")); err != nil || len(l) != 100 {
@@ -179,15 +172,9 @@ func TestWorkspace(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		b := b.in(t)
 		secret := filepath.Join(filepath.Dir(dir), "secret")
-		if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(secret, filepath.Join(dir, "abs")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink("../secret", filepath.Join(dir, "rel")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(secret, []byte("secret"), 0o644))
+		errtest.None(t, os.Symlink(secret, filepath.Join(dir, "abs")))
+		errtest.None(t, os.Symlink("../secret", filepath.Join(dir, "rel")))
 		b.must("ws", "ln", "/etc", "/workspace/etc") // the guest's own
 		for _, l := range []string{"abs", "rel", "../secret", "etc/shadow"} {
 			b.refused("ws", syscall.ENOENT, "get", "/workspace/"+l)
@@ -200,16 +187,12 @@ func TestWorkspace(t *testing.T) {
 		if os.Geteuid() != 0 {
 			return
 		}
-		if err := os.WriteFile(filepath.Join(dir, "roots"), []byte("secret"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, "roots"), []byte("secret"), 0o600))
 		b.refused("ws", syscall.EACCES, "get", "/workspace/roots")
 		b.refused("ws", syscall.EACCES, "put", "/workspace/roots", "")
 	})
 	t.Run("pause", func(t *testing.T) { b.in(t).holdsPause(w) })
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.clean("ws")
 }
 
@@ -227,9 +210,7 @@ func (b *bench) holdsPause(w *Work) {
 		put <- err
 	}()
 	until(t, "the guest asks for a file", func() bool { return w.files.Pending() != "" })
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
 	g, err := w.Guard(nil, false, func(string) {})
 	if err != nil {
 		t.Fatal(err)
@@ -259,46 +240,30 @@ func TestWorkspaceAway(t *testing.T) {
 	dir := workspace(t)
 	w := b.startWith("away", dir, "guest", "serve", ":80")
 	b.must("away", "put", "/workspace/kept", "text")
-	if err := w.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Hibernate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(dir, dir+".away"); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(t.Context()))
+	errtest.Get(w.Hibernate(t.Context()))(t)
+	errtest.None(t, os.Rename(dir, dir+".away"))
+	errtest.None(t, w.Thaw())
 	b.refused("away", syscall.ENOENT, "get", "/workspace/kept")
 	b.refused("away", syscall.ENOENT, "put", "/workspace/new", "text")
 	if what := w.Trouble(); !strings.Contains(what, "workspace") || !strings.Contains(what, dir) {
 		t.Errorf("trouble: %q", what)
 	}
-	if err := os.Rename(dir+".away", dir); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Rename(dir+".away", dir))
 	until(t, "it is said that it is back", func() bool { return w.Trouble() == "" })
 	if got := b.must("away", "get", "/workspace/kept"); got != "text" {
 		t.Errorf("read %q", got)
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 }
 
 // TestWorkspaceReadOnly checks that no user in the guest can change anything.
 func TestWorkspaceReadOnly(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
-	if err := os.WriteFile(filepath.Join(dir, "hello"), []byte("text"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "hello"), []byte("text"), 0o644))
 	parts, err := rig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	program, err := os.ReadFile(parts.program)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "program"), program, 0o755)
@@ -310,9 +275,7 @@ func TestWorkspaceReadOnly(t *testing.T) {
 	l := b.launch("ro", 1, "./program", "serve", ":80")
 	l.Workspace, l.Dir = dir+":/mnt/here:ro", "/mnt/here"
 	aw, err := b.Start(t.Context(), l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	w := aw.(*Work)
 	if o, err := b.Exec(t.Context(), "ro", instance.Command{Command: []string{"/mnt/here/program", "where"}, Dir: "/mnt/here"}); err != nil || !strings.HasPrefix(o.Stdout, "/mnt/here ") {
 		t.Errorf("a command there: %+v, %v", o, err)
@@ -323,20 +286,14 @@ func TestWorkspaceReadOnly(t *testing.T) {
 	for _, args := range [][]string{{"put", "/mnt/here/hello", "x"}, {"mkdir", "/mnt/here/d"}, {"mv", "/mnt/here/hello", "/mnt/here/x"}, {"chmod", "/mnt/here/hello", "600"}} {
 		b.refused("ro", syscall.EROFS, args...)
 	}
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 }
 
 // order sends a line to the guest's program and returns its answer.
 func order(t testing.TB, c net.Conn, line string) string {
 	t.Helper()
-	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Write([]byte(line + "\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.SetDeadline(time.Now().Add(waitLimit)))
+	errtest.Get(c.Write([]byte(line + "\n")))(t)
 	got, err := bufio.NewReader(c).ReadString('\n')
 	if err != nil {
 		t.Fatalf("%s: %v", line, err)
@@ -375,17 +332,13 @@ func TestWorkspaceIsKept(t *testing.T) {
 	}
 	thaw := func() {
 		t.Helper()
-		if err := w.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Thaw())
 	}
 	// As a host does: a guest that waits for something is resumed and paused later.
 	freeze := func() {
 		t.Helper()
 		waittest.Until(t, "nothing is pending in the frozen guest", func() bool {
-			if err := w.Freeze(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.Freeze(t.Context()))
 			g, err := w.Guard(nil, false, func(string) {})
 			if err != nil {
 				t.Fatal(err)
@@ -402,15 +355,11 @@ func TestWorkspaceIsKept(t *testing.T) {
 	save := func() {
 		t.Helper()
 		freeze()
-		if _, err := w.Hibernate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Hibernate(t.Context()))(t)
 	}
 	daemon := func() {
 		t.Helper()
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.Close())
 		w = b.next("kept")
 	}
 	step("begun,")
@@ -432,24 +381,18 @@ func TestWorkspaceIsKept(t *testing.T) {
 	for id, ws := range map[string]string{"alone": "", "both": dir} {
 		l := b.launch(id, 1)
 		l.Workspace = ws
-		if _, err := b.Clone(t.Context(), "kept", l); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(b.Clone(t.Context(), "kept", l))(t)
 		c, err := b.Adopt(t.Context(), id, instance.Identity{Run: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.Thaw())
 		if ws == "" {
 			b.refused(id, syscall.EIO, "get", "/workspace/log")
 		} else if got := b.must(id, "get", "/workspace/log"); got != want {
 			t.Errorf("a clone with the workspace reads %q", got)
 		}
-		if err := c.Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.Kill(t.Context()))
 	}
 	daemon()
 	thaw()
@@ -468,8 +411,6 @@ func TestWorkspaceIsKept(t *testing.T) {
 		l, err := os.ReadDir(dir)
 		return err == nil && len(l) == 0
 	})
-	if err := w.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Kill(t.Context()))
 	b.clean("kept")
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/proc"
 )
 
@@ -32,25 +33,17 @@ func TestCounters(t *testing.T) {
 		root := t.TempDir()
 		fs := proc.At(root)
 		dir := filepath.Join(root, "100")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.MkdirAll(dir, 0o755))
 		if c.maps != "" {
-			if err := os.WriteFile(filepath.Join(dir, "maps"), []byte(c.maps), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(filepath.Join(dir, "maps"), []byte(c.maps), 0o644))
 		}
 		var x counters
 		var got uint64
 		for _, s := range c.steps {
 			text := fmt.Sprintf("wchar: %d\nread_bytes: 0\nwrite_bytes: %d\n", s.calls, s.written)
-			if err := os.WriteFile(filepath.Join(dir, "io"), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(filepath.Join(dir, "io"), []byte(text), 0o644))
 			io, err := fs.IO(100)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			got = io.Written - x.upkeep(fs, 100, io)
 			x.keep(map[int]uint64{100: got})
 		}

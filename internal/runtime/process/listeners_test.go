@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/platform/sockets"
 )
 
@@ -17,23 +18,15 @@ import (
 func TestListenersThatMove(t *testing.T) {
 	w := &Work{r: &Runtime{}, net: &namespace{}}
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	f, err := l.(*net.TCPListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	in, err := sockets.Inspect(int(f.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	file, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer file.Close()
 	at := place{os.Getpid(), int(f.Fd())}
 	for name, row := range map[string]struct {

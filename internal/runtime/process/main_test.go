@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/freeport"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/cgroup"
@@ -93,9 +94,7 @@ type host struct {
 func newHost(t *testing.T, cfg process.Config) *host {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	h := &host{t: t, cfg: cfg, exits: map[string][]instance.Exit{}}
 	h.cfg.Dir, h.cfg.Shim = filepath.Join(t.TempDir(), "shim"), exe
 	h.cfg.Log = slog.New(slog.NewTextHandler(testWriter{t}, nil))
@@ -267,9 +266,7 @@ func (h *host) exit(id string, run uint64) instance.Exit {
 func port(t testing.TB, host string) string {
 	t.Helper()
 	p, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	addr := net.JoinHostPort(host, strconv.Itoa(p))
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -293,21 +290,13 @@ func TestAsNobody(t *testing.T) {
 	}
 	const nobody = 65534
 	dir, err := os.MkdirTemp("/tmp", "lull-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	b, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	exe := filepath.Join(dir, "test")
-	if err := os.WriteFile(exe, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(dir, nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(exe, b, 0o755))
+	errtest.None(t, os.Chown(dir, nobody, nobody))
 	cmd := exec.Command(exe, "-test.v", "-test.timeout=10m")
 	cmd.Dir, cmd.WaitDelay = dir, waitLimit
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "HOME="+dir)

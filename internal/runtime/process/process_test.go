@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/cgroup"
 	"lull/internal/runtime/process"
@@ -50,9 +51,7 @@ func ask(addr string) error {
 // sleep freezes and guards like the daemon. The reasons of wakes go to woken.
 func sleep(t testing.TB, w instance.Workload, ports []instance.Endpoint, outbound bool) (instance.Guard, chan string) {
 	t.Helper()
-	if err := w.Freeze(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(waittest.Context(t)))
 	woken := make(chan string, 64)
 	g, err := w.Guard(ports, outbound, func(why string) {
 		select {
@@ -70,9 +69,7 @@ func sleep(t testing.TB, w instance.Workload, ports []instance.Endpoint, outboun
 func wake(t testing.TB, w instance.Workload, g instance.Guard) {
 	t.Helper()
 	g.Close()
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
 }
 
 func reason(t testing.TB, woken chan string) string {
@@ -127,9 +124,7 @@ func TestExitCodes(t *testing.T) {
 		if _, err := h.rt.Start(waittest.Context(t), h.launch("exits42", 3, "sleep", "1000")); err == nil {
 			t.Error("two runs of one instance live")
 		}
-		if err := w.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Signal(syscall.SIGTERM))
 		if got := h.exit("exits42", 2); got.Signal != int(syscall.SIGTERM) {
 			t.Errorf("ended as %+v, want by SIGTERM", got)
 		}
@@ -146,9 +141,7 @@ func TestAtWork(t *testing.T) {
 		h := newHost(t, cfg)
 		at := func(w instance.Workload) bool {
 			busy, err := w.(instance.Toiler).AtWork()
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			return busy
 		}
 		spins := h.start(h.launch("spins", 1, "sh", "-c", "sleep 1000 & while :; do :; done"))
@@ -170,9 +163,7 @@ func TestGuardWakes(t *testing.T) {
 				name := kind + strings.ReplaceAll(ip, ":", "x")
 				w := h.serve(name, 1, kind, addr)
 				t.Run(name, func(t *testing.T) { guardOne(t, w, addr) })
-				if err := w.Kill(waittest.Context(t)); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, w.Kill(waittest.Context(t)))
 			}
 		}
 	})
@@ -188,13 +179,9 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	waittest.Until(t, "it answers", func() bool { return ask(dial) == nil })
 	waittest.Until(t, "no connection", func() bool { return len(lookNow(w, ports).Inbound) == 0 })
 	idle, err := net.Dial("tcp", dial)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer idle.Close()
-	if _, err := say(idle, "one"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(say(idle, "one"))(t)
 	s := lookNow(w, ports)
 	if s.ConnErr != nil || len(s.Inbound) != 1 || !s.Inbound[0].Accepted || !s.Inbound[0].Loopback {
 		t.Fatalf("Sample() = %+v, want one accepted connection", s)
@@ -219,9 +206,7 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	// Data on an open connection wakes it, and so does its end.
 	g, woken = sleep(t, w, ports, false)
 	quiet(t, g, woken)
-	if _, err := fmt.Fprintln(idle, "two"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(fmt.Fprintln(idle, "two"))(t)
 	if why := reason(t, woken); !strings.HasPrefix(why, "data on") {
 		t.Errorf("woken by %q, want data", why)
 	}
@@ -253,9 +238,7 @@ func TestReopenedListener(t *testing.T) {
 		for n := 1; n <= 5; n++ {
 			g, _ := sleep(t, w, ends(addr), false)
 			wake(t, w, g)
-			if err := w.Signal(syscall.SIGHUP); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.Signal(syscall.SIGHUP))
 			waittest.Until(t, "it opened again", func() bool {
 				b, _ := os.ReadFile(h.log("reopens"))
 				return strings.Count(string(b), "open\n") == n+1
@@ -265,9 +248,7 @@ func TestReopenedListener(t *testing.T) {
 			go func() { answer <- ask(addr) }()
 			reason(t, woken)
 			wake(t, w, g)
-			if err := <-answer; err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, <-answer)
 		}
 	})
 }
@@ -291,23 +272,15 @@ func TestUnixClients(t *testing.T) {
 		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
 		clients(0, true)
 		u, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer u.Close()
-		if _, err := say(u, "one"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(say(u, "one"))(t)
 		clients(1, true)
-		if err := u.Close(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, u.Close())
 		clients(0, true)
 		g, _ := sleep(t, w, nil, false)
 		late, err := net.Dial("unix", path) // a frozen program accepts nothing
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer late.Close()
 		clients(1, false)
 		wake(t, w, g)
@@ -320,9 +293,7 @@ func TestUnixClients(t *testing.T) {
 		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
 		clients(0, true)
 		other, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer other.Close()
 		clients(1, true)
 		if table, err := os.ReadFile("/proc/net/unix"); err != nil || strings.Count(string(table), " 03 ") == 0 || strings.Count(string(table), path) < 3 {
@@ -337,15 +308,11 @@ func TestDatagramsAndUnixSockets(t *testing.T) {
 		addr := port(t, "127.0.0.1")
 		w := h.serve("udp", 1, "udp", addr)
 		c, err := net.Dial("udp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 		g, woken := sleep(t, w, ends(addr), false)
 		quiet(t, g, woken)
-		if _, err := c.Write([]byte("ping\n")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(c.Write([]byte("ping\n")))(t)
 		if why := reason(t, woken); !strings.HasPrefix(why, "datagram") {
 			t.Errorf("woken by %q, want a datagram", why)
 		}
@@ -359,13 +326,9 @@ func TestDatagramsAndUnixSockets(t *testing.T) {
 		w = h.start(h.launch("unix", 1, h.cfg.Shim, "program", "unix", path))
 		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
 		u, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer u.Close()
-		if _, err := say(u, "one"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(say(u, "one"))(t)
 		waittest.Until(t, "the first client is gone", func() bool {
 			g, _ := sleep(t, w, nil, false)
 			defer wake(t, w, g)
@@ -373,9 +336,7 @@ func TestDatagramsAndUnixSockets(t *testing.T) {
 		})
 		g, woken = sleep(t, w, nil, false)
 		quiet(t, g, woken)
-		if _, err := fmt.Fprintln(u, "two"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fmt.Fprintln(u, "two"))(t)
 		reason(t, woken)
 		wake(t, w, g)
 		if got, err := bufio.NewReader(u).ReadString('\n'); err != nil || !strings.HasSuffix(got, " two\n") {

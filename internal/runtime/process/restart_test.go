@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 	"lull/internal/runtime/process"
@@ -36,14 +37,10 @@ func TestAdopt(t *testing.T) {
 		still := h.start(h.launch("frozen", 1, "sh", "-c", "while :; do echo x >> $OUT; done"))
 		waittest.Until(t, "it writes", func() bool { return size(h.out("frozen")) > 10 })
 		h.start(h.launch("finishes", 3, "sh", "-c", "until [ -e $OUT ]; do sleep 0.01; done; exit 9"))
-		if err := still.Freeze(waittest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, still.Freeze(waittest.Context(t)))
 		shim := h.shimPID()
 		h.close()
-		if err := os.WriteFile(h.out("finishes"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(h.out("finishes"), nil, 0o600))
 		waittest.Until(t, "the exit is on disk", func() bool { return exists(h.cfg.Dir + "/exits/finishes.3.json") })
 		h.open()
 		if h.shimPID() != shim {
@@ -52,9 +49,7 @@ func TestAdopt(t *testing.T) {
 		// By the complete identity, and by the run alone.
 		for _, ident := range []instance.Identity{w.Identity(), {Run: 1}} {
 			got, err := h.rt.Adopt(waittest.Context(t), "runs", ident)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			if got.Identity() != w.Identity() {
 				t.Fatalf("adopted %+v, want %+v", got.Identity(), w.Identity())
 			}
@@ -63,9 +58,7 @@ func TestAdopt(t *testing.T) {
 			go func() { answer <- ask(addr) }()
 			reason(t, woken)
 			wake(t, got, g)
-			if err := <-answer; err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, <-answer)
 		}
 		if e := h.exit("finishes", 3); e.Code != 9 {
 			t.Errorf("ended as %+v, want code 9", e)
@@ -77,12 +70,8 @@ func TestAdopt(t *testing.T) {
 		// A frozen run can be thawed by the new daemon, or was thawed by the
 		// shim.
 		got, err := h.rt.Adopt(waittest.Context(t), "frozen", still.Identity())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := got.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.None(t, got.Thaw())
 		before := size(h.out("frozen"))
 		waittest.Until(t, "it writes again", func() bool { return size(h.out("frozen")) > before })
 		// Identities of other runs.
@@ -110,26 +99,18 @@ func TestExiting(t *testing.T) {
 		for id, signals := range map[string][]syscall.Signal{"asked": {syscall.SIGTERM}, "told": {syscall.SIGWINCH}, "left": nil} {
 			w := h.start(h.launch(id, 1, "sh", "-c", "trap 'exit 7' TERM; trap : WINCH; while :; do echo x >> $OUT; sleep 0.01; done"))
 			waittest.Until(t, "it writes", func() bool { return exists(h.out(id)) })
-			if err := w.Freeze(waittest.Context(t)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.Freeze(waittest.Context(t)))
 			for _, sig := range signals {
-				if err := w.Signal(sig); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, w.Signal(sig))
 			}
 			again, err := h.rt.Adopt(waittest.Context(t), id, w.Identity())
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			for _, w := range []instance.Workload{w, again} {
 				if exiting, err := w.Exiting(); err != nil || exiting != (id == "asked") {
 					t.Errorf("%s: exiting %v, %v", id, exiting, err)
 				}
 			}
-			if err := w.Thaw(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.Thaw())
 			if id == "asked" && h.exit(id, 1).Code != 7 {
 				t.Error("it did not exit by itself")
 			}
@@ -164,9 +145,7 @@ func TestDaemonGone(t *testing.T) {
 		// A process that left its parents is thawed too.
 		w := h.start(h.launch("writes", 1, "sh", "-c", `(setsid sh -c 'while :; do echo y >> $OUT.2; sleep 0.001; done' &); while :; do echo x >> $OUT; sleep 0.001; done`))
 		waittest.Until(t, "both write", func() bool { return size(h.out("writes")) > 10 && size(h.out("writes")+".2") > 10 })
-		if err := w.Freeze(waittest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(waittest.Context(t)))
 		one, two := size(h.out("writes")), size(h.out("writes")+".2")
 		<-time.After(20 * time.Millisecond)
 		if one != size(h.out("writes")) || two != size(h.out("writes")+".2") {
@@ -182,9 +161,7 @@ func TestDaemonGone(t *testing.T) {
 		if exists(h.cfg.Dir + "/thawed.json") {
 			t.Error("the record stays although the daemon has read it")
 		}
-		if _, err := h.rt.Adopt(waittest.Context(t), "writes", w.Identity()); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(h.rt.Adopt(waittest.Context(t), "writes", w.Identity()))(t)
 	})
 }
 
@@ -202,23 +179,15 @@ func TestShimKilled(t *testing.T) {
 		addr, held := port(t, "127.0.0.1"), port(t, "127.0.0.1")
 		w := h.serve("runs", 1, "echo", addr)
 		chatty := h.start(h.launch("chatty", 1, "sh", "-c", "while :; do echo again; sleep 0.01; done"))
-		if err := h.rt.Hold(waittest.Context(t), "asleep", []string{held}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, h.rt.Hold(waittest.Context(t), "asleep", []string{held}))
 		h.ids = append(h.ids, "asleep")
 		waiting, err := net.Dial("tcp", held) // in the backlog of a program that does not run
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer waiting.Close()
-		if err := w.Freeze(waittest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Freeze(waittest.Context(t)))
 		for n := 1; n <= 3; n++ {
 			old := h.shimPID()
-			if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(old, syscall.SIGKILL))
 			waittest.Until(t, "another shim", func() bool {
 				h.mu.Lock()
 				defer h.mu.Unlock()
@@ -230,17 +199,13 @@ func TestShimKilled(t *testing.T) {
 			logged := size(h.log("chatty"))
 			waittest.Until(t, "the log continues", func() bool { return size(h.log("chatty")) > logged })
 		}
-		if err := w.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Thaw())
 		g, woken := sleep(t, w, ends(addr), false)
 		answer := make(chan error, 1)
 		go func() { answer <- ask(addr) }()
 		reason(t, woken)
 		wake(t, w, g)
-		if err := <-answer; err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, <-answer)
 		// The held port and the client in its backlog are still there.
 		serves := h.launch("asleep", 1, h.cfg.Shim, "program", "listenfds")
 		serves.Listen = []string{held}
@@ -249,9 +214,7 @@ func TestShimKilled(t *testing.T) {
 			t.Fatalf("who waited over three shims got %q, %v", got, err)
 		}
 		// Their ends are reported, but not with which code.
-		if err := syscall.Kill(chatty.Identity().PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(chatty.Identity().PID, syscall.SIGKILL))
 		if e := h.exit("chatty", 1); !e.Lost {
 			t.Errorf("ended as %+v, want lost", e)
 		}
@@ -265,13 +228,9 @@ func TestWatchWhileShimIsReplaced(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
 		held := port(t, "127.0.0.1")
-		if err := h.rt.Hold(waittest.Context(t), "asleep", []string{held}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, h.rt.Hold(waittest.Context(t), "asleep", []string{held}))
 		h.ids = append(h.ids, "asleep")
-		if err := syscall.Kill(h.shimPID(), syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(h.shimPID(), syscall.SIGKILL))
 		woken := make(chan string, 8)
 		g, err := h.rt.Watch("asleep", func(why string) { woken <- why })
 		if err != nil {
@@ -279,9 +238,7 @@ func TestWatchWhileShimIsReplaced(t *testing.T) {
 		}
 		defer g.Close()
 		c, err := net.Dial("tcp", held)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 		reason(t, woken)
 	})
@@ -296,9 +253,7 @@ func TestListenFDs(t *testing.T) {
 			l.Listen = addrs
 			return h.start(l)
 		}
-		if err := h.rt.Hold(waittest.Context(t), "taken", addrs); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, h.rt.Hold(waittest.Context(t), "taken", addrs))
 		for run := uint64(1); run <= 3; run++ {
 			// While it is stopped, the kernel holds a client, and the client is
 			// seen.
@@ -317,21 +272,15 @@ func TestListenFDs(t *testing.T) {
 			g.Close()
 			w := start(run)
 			for range addrs {
-				if err := <-answers; err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, <-answers)
 			}
 			g2, woken2 := sleep(t, w, ends(addrs...), false)
 			eventuallyQuiet(t, g2)
 			go func() { answers <- ask(addrs[1]) }()
 			reason(t, woken2)
 			wake(t, w, g2)
-			if err := <-answers; err != nil {
-				t.Fatal(err)
-			}
-			if err := w.Kill(waittest.Context(t)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, <-answers)
+			errtest.None(t, w.Kill(waittest.Context(t)))
 			h.exit("taken", run)
 			if run == 2 { // a new daemon finds them held
 				h.close()
@@ -342,32 +291,22 @@ func TestListenFDs(t *testing.T) {
 		// program.
 		w := start(4)
 		for _, a := range addrs {
-			if err := ask(a); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, ask(a))
 		}
 		pid := h.shimPID()
 		h.close()
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(pid, syscall.SIGKILL))
 		waittest.Until(t, "the shim is dead", func() bool { return over(pid) })
 		h.open()
 		w, err := h.rt.Adopt(waittest.Context(t), "taken", w.Identity())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Kill(waittest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.None(t, w.Kill(waittest.Context(t)))
 		c, err := net.Dial("tcp", addrs[0])
 		if err != nil {
 			t.Fatalf("after the program ended the port is lost: %v", err)
 		}
 		c.Close()
-		if err := h.rt.Unhold(waittest.Context(t), "taken"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, h.rt.Unhold(waittest.Context(t), "taken"))
 		waittest.Until(t, "the port is free", func() bool { c, err := net.Dial("tcp", addrs[0]); return err != nil || c.Close() != nil })
 	})
 }
@@ -420,9 +359,7 @@ func TestWakeRace(t *testing.T) {
 			spin(lead)
 			began := time.Now()
 			ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
-			if err := w.Freeze(ctx); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.Freeze(ctx))
 			cancel()
 			isFrozen.Store(true)
 			froze := time.Since(began)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/runtime/process"
 )
@@ -34,21 +35,15 @@ func TestNothingEscapes(t *testing.T) {
 				for range 5 {
 					was := size(h.out("tree"))
 					waittest.Until(t, "it writes", func() bool { return size(h.out("tree")) > was+20 })
-					if err := w.Freeze(waittest.Context(t)); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, w.Freeze(waittest.Context(t)))
 					was = size(h.out("tree"))
 					<-time.After(10 * time.Millisecond)
 					if now := size(h.out("tree")); now != was {
 						t.Fatalf("%d bytes were written while frozen", now-was)
 					}
-					if err := w.Thaw(); err != nil {
-						t.Fatal(err)
-					}
+					errtest.None(t, w.Thaw())
 				}
-				if err := w.Freeze(waittest.Context(t)); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, w.Freeze(waittest.Context(t)))
 				if err := w.Kill(waittest.Context(t)); err != nil { // frozen or not
 					t.Fatal(err)
 				}
@@ -74,19 +69,13 @@ func TestUnwatchable(t *testing.T) {
 	if s := w.Sample(ends(addr)); s.ConnErr == nil {
 		t.Errorf("Sample() = %+v, want that connections are not known", s)
 	}
-	if err := w.Freeze(waittest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Freeze(waittest.Context(t)))
 	if g, err := w.Guard(ends(addr), false, func(string) {}); err == nil {
 		g.Close()
 		t.Error("it can be guarded")
 	}
-	if err := w.Thaw(); err != nil {
-		t.Fatal(err)
-	}
-	if err := ask(addr); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Thaw())
+	errtest.None(t, ask(addr))
 	// It does not affect others.
 	guardOne(t, h.serve("seen", 1, "echo", other), other)
 }
@@ -114,9 +103,7 @@ func TestReclaim(t *testing.T) {
 			t.Errorf("%d of the %d bytes that have a file behind them were freed", freed, mapped)
 		}
 		wake(t, w, g)
-		if err := ask(addr); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, ask(addr))
 	})
 }
 
@@ -157,13 +144,9 @@ func TestExecBeside(t *testing.T) {
 		// Its caller has ended, and it ignores signals.
 		ctx, cancel := context.WithCancel(t.Context())
 		dir, err := os.MkdirTemp("", "exec") // another user writes into it
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer os.RemoveAll(dir)
-		if err := os.Chmod(dir, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chmod(dir, 0o777))
 		file := filepath.Join(dir, "pid")
 		gone := make(chan error, 1)
 		go func() {

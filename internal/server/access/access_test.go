@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/server/access"
 	"lull/internal/store"
@@ -48,9 +49,7 @@ func TestFirstTokenIsMadeOnce(t *testing.T) {
 		_, errB := b.Check(time.Now(), first)
 		return errA == nil && errB == nil
 	})
-	if _, err := a.Revoke(t.Context(), a.List()[0].ID, "me"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(a.Revoke(t.Context(), a.List()[0].ID, "me"))(t)
 	if s, err := a.First(t.Context()); s != "" || err != nil {
 		t.Errorf("after its end another first token was made: %q, %v", s, err)
 	}
@@ -66,9 +65,7 @@ func TestTokensAreStoredHashed(t *testing.T) {
 		t.Fatal(err)
 	}
 	page, err := store.List(t.Context(), c, store.Prefix(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, v := range page.Values {
 		if strings.Contains(string(v.Data), secret[len(secret)-20:]) {
 			t.Errorf("%s holds the token in the clear", v.Key)
@@ -108,9 +105,7 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	waittest.Until(t, "the other server accepts it", func() bool { _, err := b.Check(now, secret); return err == nil })
-	if _, err := b.Revoke(t.Context(), tok.ID, "me"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(b.Revoke(t.Context(), tok.ID, "me"))(t)
 	if _, err := b.Check(now, secret); err == nil {
 		t.Error("the server that revoked it accepts it")
 	}
@@ -213,9 +208,7 @@ func TestOnceReplaces(t *testing.T) {
 	if _, _, err := a.Create(t.Context(), other); !errors.Is(err, access.ErrUsed) {
 		t.Errorf("another machine: %v", err)
 	}
-	if _, err := a.Revoke(t.Context(), a.List()[0].ID, "me"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(a.Revoke(t.Context(), a.List()[0].ID, "me"))(t)
 	if _, _, err := b.Create(t.Context(), w); !errors.Is(err, access.ErrUsed) {
 		t.Errorf("after the revocation: %v", err)
 	}

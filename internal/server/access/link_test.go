@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/server/access"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -23,9 +24,7 @@ func TestLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	link, err := tokens.Link(t.Context(), of.ID, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	session, secret, err := tokens.SignIn(t.Context(), time.Now(), link, nothingElse)
 	if err != nil || session.Role != access.Operator || session.Parent != of.ID || session.ExpiresAt == nil {
 		t.Fatalf("%+v, %v", session, err)
@@ -39,9 +38,7 @@ func TestLink(t *testing.T) {
 	if _, _, err := tokens.SignIn(t.Context(), time.Now(), link, nothingElse); !errors.Is(err, access.ErrLinkUsed) {
 		t.Errorf("a second use: %v", err)
 	}
-	if _, err := tokens.Revoke(t.Context(), of.ID, "test"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(tokens.Revoke(t.Context(), of.ID, "test"))(t)
 	if _, err := tokens.Check(time.Now(), secret); !errors.Is(err, access.ErrDenied) {
 		t.Errorf("the session outlives its token: %v", err)
 	}
@@ -53,9 +50,7 @@ func TestLinkRefused(t *testing.T) {
 	db := mem.New(mem.Options{})
 	tokens := open(t, db)
 	first, err := tokens.First(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	id := access.ID(first)
 	if got, err := tokens.FirstID(t.Context()); err != nil || got != id {
 		t.Errorf("the first token is %q, %v; want %q", got, err, id)
@@ -70,13 +65,9 @@ func TestLinkRefused(t *testing.T) {
 		}
 	}
 	replaced, err := tokens.Link(t.Context(), id, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	link, err := tokens.Link(t.Context(), id, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	other := "A"
 	if strings.HasSuffix(link, other) {
 		other = "B"
@@ -122,13 +113,9 @@ func TestLinkRace(t *testing.T) {
 	db := mem.New(mem.Options{})
 	a, b := open(t, db), open(t, db)
 	first, err := a.First(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	link, err := a.Link(t.Context(), access.ID(first), time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var all sync.WaitGroup
 	let := make(chan bool, 16)
 	for n := range cap(let) {

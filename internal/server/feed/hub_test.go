@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -76,9 +77,7 @@ func TestHub(t *testing.T) {
 			return mem.Fault{}
 		})
 		old, err := write(c, 30)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		h := NewHub(c)
 		h.most = 5
 		ctx, cancel := context.WithCancel(t.Context())
@@ -103,9 +102,7 @@ func TestHub(t *testing.T) {
 		follow(slow, Start{})
 		synctest.Wait()
 		for range 40 {
-			if _, err := write(c, 1); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(write(c, 1))(t)
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(5 * time.Minute)
@@ -145,9 +142,7 @@ func TestHubBeginsAgain(t *testing.T) {
 		go func() { ended <- h.Follow(ctx, Start{}, r.take) }()
 		more := func() {
 			synctest.Wait()
-			if _, err := write(c, 10); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(write(c, 10))(t)
 			time.Sleep(time.Minute)
 		}
 		more()

@@ -9,6 +9,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -75,9 +76,7 @@ func TestAt(t *testing.T) {
 	for m := 21_010; m < 24_000; m++ {
 		write(m, audit.Entry{Action: "activity_updated"})
 	}
-	if _, err := c.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.Commit(t.Context(), store.Txn{Then: ops}))(t)
 	w := &worker.Worker{ID: "w", Status: power.WorkerRunning}
 	for _, q := range []struct {
 		minute, paused, resumed int // 0 for never
@@ -95,9 +94,7 @@ func TestAt(t *testing.T) {
 	} {
 		db.records = 0
 		got, err := At(t.Context(), f, w, begun.Add(time.Duration(q.minute)*time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if got.State != string(q.state) || db.records > q.most {
 			t.Errorf("minute %d: %q, want %q; read %d records, want at most %d", q.minute, got.State, q.state, db.records, q.most)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/server/idempotency"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -14,9 +15,7 @@ import (
 func open(t *testing.T, db *mem.DB) (*idempotency.Log, store.Lease, store.Store) {
 	c := db.Client()
 	lease, err := c.Grant(t.Context(), 15*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { _ = lease.Revoke(context.Background()); c.Close() })
 	return idempotency.New(c, lease), lease, c
 }
@@ -27,18 +26,14 @@ func TestSecondCallGetsFirstAnswer(t *testing.T) {
 	b, _, _ := open(t, db)
 	key := idempotency.Key("me", "k")
 	_, claim, err := a.Begin(t.Context(), key, "req")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for name, l := range map[string]*idempotency.Log{"the same server": a, "another server": b} {
 		if _, _, err := l.Begin(t.Context(), key, "req"); !errors.Is(err, idempotency.ErrRunning) {
 			t.Errorf("a call at the same time on %s: %v", name, err)
 		}
 	}
 	want := idempotency.Answer{Status: 202, Headers: map[string]string{"Location": "/x"}, Body: []byte("hello")}
-	if err := claim.Done(t.Context(), want); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, claim.Done(t.Context(), want))
 	for name, l := range map[string]*idempotency.Log{"the same server": a, "another server": b} {
 		got, _, err := l.Begin(t.Context(), key, "req")
 		if err != nil || got == nil || got.Status != 202 || string(got.Body) != "hello" || got.Headers["Location"] != "/x" {
@@ -60,9 +55,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 		if err != nil || claim == nil {
 			t.Fatalf("%d: %v", status, err)
 		}
-		if err := claim.Done(t.Context(), idempotency.Answer{Status: status}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, claim.Done(t.Context(), idempotency.Answer{Status: status}))
 	}
 	_, claim, err := a.Begin(t.Context(), "k", "req")
 	if err != nil || claim == nil {
@@ -77,9 +70,7 @@ func TestClaimEndsWithItsServer(t *testing.T) {
 	if _, _, err := a.Begin(t.Context(), "k", "req"); err != nil {
 		t.Fatal(err)
 	}
-	if err := lease.Revoke(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, lease.Revoke(t.Context()))
 	if _, claim, err := b.Begin(t.Context(), "k", "req"); err != nil || claim == nil {
 		t.Fatalf("after the end of the first server: %v", err)
 	}
@@ -111,9 +102,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 				}
 			} else {
 				_, claim, err := a.Begin(t.Context(), "k", "req")
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				c.(*mem.Client).Inject(broken)
 				if err := claim.Drop(ctx); err == nil {
 					t.Fatal("given back")
@@ -127,9 +116,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 				t.Fatalf("before: %v, want that it runs", err)
 			}
 			for range 3 {
-				if err := a.ReleaseEnded(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, a.ReleaseEnded(t.Context()))
 			}
 			_, claim, err := b.Begin(t.Context(), "k", "req")
 			if err != nil {
@@ -138,9 +125,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 			if err := a.ReleaseEnded(t.Context()); err != nil { // leaves others' claims alone
 				t.Fatal(err)
 			}
-			if err := claim.Done(t.Context(), idempotency.Answer{Status: 200}); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, claim.Done(t.Context(), idempotency.Answer{Status: 200}))
 		})
 	}
 }
@@ -149,12 +134,8 @@ func TestSweep(t *testing.T) {
 	a, _, c := open(t, mem.New(mem.Options{}))
 	for _, k := range []string{"1", "2", "3"} {
 		_, claim, err := a.Begin(t.Context(), k, "req")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := claim.Done(t.Context(), idempotency.Answer{Status: 200}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.None(t, claim.Done(t.Context(), idempotency.Answer{Status: 200}))
 	}
 	if n, err := a.Sweep(t.Context(), time.Now().Add(idempotency.Keep/2)); n != 0 || err != nil {
 		t.Errorf("early sweep: %d, %v", n, err)

@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
 	"lull/internal/server/peers"
@@ -91,14 +92,10 @@ func TestOwnerIsAsked(t *testing.T) {
 	}
 	for name, given := range map[string]string{"none": "", "empty": "Bearer ", "wrong": "Bearer x"} {
 		req, err := http.NewRequestWithContext(t.Context(), "GET", web.URL+"/internal/observations/w-1", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		req.Header.Set("Authorization", given)
 		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		res.Body.Close()
 		if res.StatusCode != http.StatusUnauthorized {
 			t.Errorf("secret %s: %d", name, res.StatusCode)

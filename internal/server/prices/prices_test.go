@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/savings"
 	"lull/internal/fleet/audit"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -28,18 +29,14 @@ func TestTable(t *testing.T) {
 	day := time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
 	table := func(file savings.Prices, s Source) *Table {
 		x, err := New(db, file, s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return x
 	}
 	one := table(nil, source)
 	usd := func(x *Table, k savings.Key) float64 {
 		t.Helper()
 		p, err := x.Prices(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return p[k].USD
 	}
 	refused := func(name, reason string, x *Table, of []worker.Worker) {
@@ -83,9 +80,7 @@ func TestTable(t *testing.T) {
 		}
 	}
 	// A record that cannot be read is an error, and the next refresh replaces it.
-	if _, err := db.Commit(t.Context(), store.Txn{Then: []store.Op{{Key: key, Data: []byte("{")}}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(db.Commit(t.Context(), store.Txn{Then: []store.Op{{Key: key, Data: []byte("{")}}}))(t)
 	if _, err := one.Prices(t.Context()); err == nil {
 		t.Error("a corrupt record was read")
 	}

@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/policy/when/whentest"
 	"lull/internal/core/savings"
 	"lull/internal/fleet/audit"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/control"
 )
 
@@ -59,9 +60,7 @@ func TestParts(t *testing.T) {
 func divided(t *testing.T, from, to time.Time, every string, zone *time.Location) []control.SavingsPeriod {
 	t.Helper()
 	out, err := parts(from, to, every, zone)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return out
 }
 
@@ -103,18 +102,14 @@ func TestPartsWhereMidnightIsSkipped(t *testing.T) {
 func zone(t *testing.T, name string) *time.Location {
 	t.Helper()
 	l, err := time.LoadLocation(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return l
 }
 
 func moment(t *testing.T, text string) time.Time {
 	t.Helper()
 	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return at
 }
 
@@ -151,9 +146,7 @@ func TestStopsCountForTheirPolicy(t *testing.T) {
 	all := l.past(l.at(0), l.at(10))
 	all["w"].Policy = "calm"
 	key, err := groupKey("by", "policy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	groups, total := savings.Prices{}.Group(uses(all, l.at(0), l.at(10), true), key)
 	got := map[string]float64{}
 	for _, g := range groups {

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // sources is the directory of the dashboard's sources, relative to this one.
@@ -38,16 +40,12 @@ func TestBuiltFromTheseSources(t *testing.T) {
 	h := sha256.New()
 	for _, name := range names {
 		b, err := os.ReadFile(filepath.Join(sources, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		fmt.Fprintf(h, "%s\n%d\n", name, len(b))
 		h.Write(b)
 	}
 	was, err := fs.ReadFile(built, "dist/sources.sha256")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if now := hex.EncodeToString(h.Sum(nil)); strings.TrimSpace(string(was)) != now {
 		t.Errorf("the dashboard in the binary was built from other sources than those in /web: run make web")
 	}

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/sim/fault"
 	"lull/internal/sim/world"
 )
@@ -108,14 +109,10 @@ func TestAuthentication(t *testing.T) {
 		time.Sleep(time.Hour)
 		b.want("GET", "authok", "", 401)
 		b.login()
-		if err := b.w.External("h", "stop", "user"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.w.External("h", "stop", "user"))
 		b.want("GET", "authok", "", 0)
 		time.Sleep(2 * time.Minute)
-		if err := b.w.External("h", "start", "user"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.w.External("h", "start", "user"))
 		time.Sleep(10 * time.Minute)
 		b.want("GET", "authok", "", 401) // a cold boot has voided the token
 	})
@@ -125,9 +122,7 @@ func TestBoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, world.Profile{})
 		for _, op := range []string{"stop", "start"} {
-			if err := b.w.External("h", op, "user"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, b.w.External("h", op, "user"))
 			time.Sleep(time.Minute)
 		}
 		seen := []string{}
@@ -221,9 +216,7 @@ func TestSpoiledTelemetry(t *testing.T) {
 			}
 		})
 		spoil := world.Spoil{Malformed: 1}
-		if err := b.w.Set("h", world.Attributes{Spoil: &spoil}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.w.Set("h", world.Attributes{Spoil: &spoil}))
 		b.w.HostAt("h", func(h *world.Host, now world.Moment, _ world.Reach) { h.Act(now, "start_lab", "u") })
 		if err := json.Unmarshal([]byte(b.want("GET", "telemetry/events", "", 200)), &[]shown{}); err == nil {
 			t.Error("the malformed event reads well")
@@ -257,9 +250,7 @@ func TestLabs(t *testing.T) {
 				}
 			}
 		}
-		if err := json.Unmarshal([]byte(b.want("GET", "system_stats", "", 200)), &stats); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, json.Unmarshal([]byte(b.want("GET", "system_stats", "", 200)), &stats))
 		for _, c := range stats.Computes {
 			if c.Stats.Dominfo.Running < 2 {
 				t.Errorf("%d nodes run", c.Stats.Dominfo.Running)
@@ -289,9 +280,7 @@ func TestLabs(t *testing.T) {
 			t.Error(got)
 		}
 		var n struct{ ID string }
-		if err := json.Unmarshal([]byte(b.want("POST", "system/notices", `{"level":"INFO","label":"lull","content":"later","enabled":true}`, 200)), &n); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, json.Unmarshal([]byte(b.want("POST", "system/notices", `{"level":"INFO","label":"lull","content":"later","enabled":true}`, 200)), &n))
 		b.want("DELETE", "system/notices/"+n.ID, "", 204)
 		b.want("DELETE", "system/notices/"+n.ID, "", 404)
 		if got := b.want("GET", "system/notices", "", 200); !strings.Contains(got, "soon") || strings.Contains(got, "later") {
@@ -308,9 +297,7 @@ func TestLicence(t *testing.T) {
 			var l struct {
 				Registration, Authorization struct{ Status string }
 			}
-			if err := json.Unmarshal([]byte(b.want("GET", "licensing", "", 200)), &l); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, json.Unmarshal([]byte(b.want("GET", "licensing", "", 200)), &l))
 			return l.Registration.Status + " " + l.Authorization.Status
 		}
 		expect := func(want string) {
@@ -342,9 +329,7 @@ func TestLicence(t *testing.T) {
 		b.want("POST", "licensing/registration", `{"token":"abc"}`, 400)
 		b.want("PUT", "licensing/registration/renew", "", 204)
 		yes := true
-		if err := b.w.Set("h", world.Attributes{DeregSlow: &yes}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, b.w.Set("h", world.Attributes{DeregSlow: &yes}))
 		b.want("DELETE", "licensing/deregistration", "", 202)
 		expect("NOT_REGISTERED EVAL")
 		b.want("DELETE", "licensing/deregistration", "", 400)
@@ -357,9 +342,7 @@ func TestFaults(t *testing.T) {
 	whole := b.want("GET", "telemetry/events", "", 200)
 	for _, r := range []fault.Rule{{Kind: fault.Refuse}, {Kind: fault.Error, Status: 502}, {Kind: fault.Truncate, Bytes: 1000}, {Kind: fault.Malform, Bytes: 500}} {
 		r.Service, r.Action, r.Target, r.Count = "cml", "GET telemetry/events", "h", 1
-		if _, err := b.w.Faults.Add(r); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(b.w.Faults.Add(r))(t)
 		status, got, _ := b.do("GET", "telemetry/events", "")
 		ok := map[fault.Kind]bool{
 			fault.Refuse: status == 0 && got == "", fault.Error: status == 502 && strings.Contains(got, "description"),
@@ -380,17 +363,13 @@ func TestTLS(t *testing.T) {
 	srv.StartTLS()
 	defer srv.Close()
 	cert, err := b.Certificate("h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	pool := x509.NewCertPool()
 	pool.AddCert(cert.Leaf)
 	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "h"}}
 	defer tr.CloseIdleConnections()
 	req, err := http.NewRequest("GET", srv.URL+base+"system_information", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	req.Host = "h"
 	resp, err := (&http.Client{Transport: tr}).Do(req)
 	if err != nil {

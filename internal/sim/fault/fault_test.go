@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"lull/internal/lib/errtest"
 )
 
 func TestPick(t *testing.T) {
@@ -31,9 +33,7 @@ func TestPick(t *testing.T) {
 	} {
 		s := NewSet(1)
 		x.rule.Kind, x.rule.Code = Error, "X"
-		if _, err := s.Add(x.rule); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(s.Add(x.rule))(t)
 		if got := s.Pick(at, call).Rule.Kind == Error; got != x.strikes {
 			t.Errorf("%s: strikes %v", x.name, got)
 		}
@@ -65,9 +65,7 @@ func TestCountProbabilityAndDelays(t *testing.T) {
 
 func mustAdd(t *testing.T, s *Set, r Rule) {
 	t.Helper()
-	if _, err := s.Add(r); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(s.Add(r))(t)
 }
 
 func TestValidate(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/memnet"
 	"lull/internal/sim"
 	"lull/internal/sim/world"
@@ -81,9 +82,7 @@ func TestSimulatedWeek(t *testing.T) {
 	t.Logf("seed %d", seed)
 	synctest.Test(t, func(t *testing.T) {
 		c, err := sim.Default()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		c.Seed = seed
 		c.Start = time.Date(2026, 3, 2, 6, 0, 0, 0, time.UTC)
 		for name, p := range c.Profiles {
@@ -97,9 +96,7 @@ func TestSimulatedWeek(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var network memnet.Network
 		l, err := network.Listen(":80") // every address: the host follows from the request
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx, sim.Listeners{API: l}) }()
 		tr := &http.Transport{DialContext: network.DialContext}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"lull/internal/fleet/sealed"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/memnet"
 	lullcml "lull/internal/platform/cml"
 	"lull/internal/sim"
@@ -28,11 +29,11 @@ type cmlHost struct {
 // password is "cml".
 func withCML(t *testing.T, f func(context.Context, cmlHost)) {
 	synctest.Test(t, func(t *testing.T) {
-		s := must(sim.New(sim.Options{Scenario: world.Config{
+		s := errtest.Get(sim.New(sim.Options{Scenario: world.Config{
 			Regions: []world.RegionConfig{{Name: "us-east-1"}}, Profiles: map[string]world.Profile{"p": {}}, Workers: []world.WorkerConfig{{Name: "h", Profile: "p"}},
 		}}))(t)
 		h := cmlHost{t, &memnet.Network{}}
-		l := must(h.net.Listen(":80"))(t)
+		l := errtest.Get(h.net.Listen(":80"))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx, sim.Listeners{API: l}) }()
@@ -58,7 +59,7 @@ func (h cmlHost) client(user, password string) *lullcml.Client {
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return h.net.DialContext(ctx, network, address)
 	}
-	c := must(lullcml.New(lullcml.Config{URL: "http://h", Username: user, Password: sealed.Plain(password), TLS: lullcml.TLS{Insecure: true}, Dial: dial}))(h.t)
+	c := errtest.Get(lullcml.New(lullcml.Config{URL: "http://h", Username: user, Password: sealed.Plain(password), TLS: lullcml.TLS{Insecure: true}, Dial: dial}))(h.t)
 	h.t.Cleanup(c.Close)
 	return c
 }
@@ -68,19 +69,19 @@ func (h cmlHost) client(user, password string) *lullcml.Client {
 func TestLabsOfOthers(t *testing.T) {
 	withCML(t, func(ctx context.Context, h cmlHost) {
 		admin := h.library("admin", "cml")
-		must(admin.Call(ctx, "create user", nil, map[string]any{"username": "lull", "password": "lullpass"}))(t)
-		lab := must(h.library("dora", "cml").CreateLab(ctx, "of another user"))(t)
-		must(admin.Call(ctx, "start lab", map[string]string{"lab_id": lab.ID}, nil))(t)
+		errtest.Get(admin.Call(ctx, "create user", nil, map[string]any{"username": "lull", "password": "lullpass"}))(t)
+		lab := errtest.Get(h.library("dora", "cml").CreateLab(ctx, "of another user"))(t)
+		errtest.Get(admin.Call(ctx, "start lab", map[string]string{"lab_id": lab.ID}, nil))(t)
 		c := h.client("lull", "lullpass")
 		if n, err := c.CountLabs(ctx); !errors.Is(err, lullcml.ErrUnauthorized) {
 			t.Errorf("an account that sees no lab of others counts %+v, %v", n, err)
 		}
-		id := must(admin.Call(ctx, "user id", map[string]string{"username": "lull"}, nil))(t)
-		must(admin.Call(ctx, "change user", map[string]string{"user_id": id.(string)}, map[string]any{"admin": true}))(t)
+		id := errtest.Get(admin.Call(ctx, "user id", map[string]string{"username": "lull"}, nil))(t)
+		errtest.Get(admin.Call(ctx, "change user", map[string]string{"user_id": id.(string)}, map[string]any{"admin": true}))(t)
 		if n, err := c.CountLabs(ctx); err != nil || n != (lullcml.LabCounts{Labs: 1, Started: 1, Nodes: 2}) {
 			t.Errorf("an administrator counts %+v, %v", n, err)
 		}
-		must(admin.Call(ctx, "change user", map[string]string{"user_id": id.(string)}, map[string]any{"admin": false}))(t)
+		errtest.Get(admin.Call(ctx, "change user", map[string]string{"user_id": id.(string)}, map[string]any{"admin": false}))(t)
 		if n, err := c.CountLabs(ctx); !errors.Is(err, lullcml.ErrUnauthorized) {
 			t.Errorf("an account that was an administrator counts %+v, %v", n, err)
 		}
@@ -95,7 +96,7 @@ func TestLicenseStates(t *testing.T) {
 		admin, c := h.library("admin", "cml"), h.client("admin", "cml")
 		is := func(outcome lullcml.Outcome, none, seat bool) string {
 			t.Helper()
-			l := must(c.Licensing(ctx))(t)
+			l := errtest.Get(c.Licensing(ctx))(t)
 			got, why := l.Outcome()
 			if got != outcome || l.None() != none || l.Seat() != seat {
 				t.Errorf("%s: %s, none %v, seat %v; want %s, %v, %v", l.Registration.Status, got, l.None(), l.Seat(), outcome, none, seat)
@@ -116,15 +117,15 @@ func TestLicenseStates(t *testing.T) {
 			name string
 			body any
 		}{{"reservation mode", true}, {"request a reservation", nil}} {
-			must(admin.Call(ctx, x.name, nil, x.body))(t)
+			errtest.Get(admin.Call(ctx, x.name, nil, x.body))(t)
 		}
 		is(lullcml.OutcomePending, false, false)
 		if got, err := c.Deregister(ctx); err != nil || got != lullcml.NotRegistered {
 			t.Errorf("deregistered a reservation: %v, %v", got, err)
 		}
-		must(admin.Call(ctx, "cancel a reservation", nil, nil))(t)
-		must(admin.Call(ctx, "reservation mode", nil, false))(t)
-		must(admin.Call(ctx, "register", nil, map[string]any{"token": "abc", "reregister": false}))(t)
+		errtest.Get(admin.Call(ctx, "cancel a reservation", nil, nil))(t)
+		errtest.Get(admin.Call(ctx, "reservation mode", nil, false))(t)
+		errtest.Get(admin.Call(ctx, "register", nil, map[string]any{"token": "abc", "reregister": false}))(t)
 		if err := c.AwaitRegistration(ctx, 0); err != nil {
 			t.Error(err)
 		}

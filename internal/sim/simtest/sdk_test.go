@@ -17,6 +17,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/sim"
 	"lull/internal/sim/fault"
 	"lull/internal/sim/world"
@@ -92,19 +93,9 @@ func want(t *testing.T, what string, got, wanted string) {
 	}
 }
 
-func must[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 func (b *bench) state(t *testing.T, id string) string {
 	t.Helper()
-	out := must(b.ec2.DescribeInstances(t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{id}}))(t)
+	out := errtest.Get(b.ec2.DescribeInstances(t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{id}}))(t)
 	return string(out.Reservations[0].Instances[0].State.Name)
 }
 
@@ -123,34 +114,34 @@ func launch(token string) *ec2.RunInstancesInput {
 
 func TestLifeOfAnInstance(t *testing.T) {
 	b, ctx := start(t, plain(0)), t.Context()
-	run := must(b.ec2.RunInstances(ctx, launch("t1")))(t)
+	run := errtest.Get(b.ec2.RunInstances(ctx, launch("t1")))(t)
 	id := *run.Instances[0].InstanceId
 	want(t, "after RunInstances", b.state(t, id), "pending")
 	b.World.Clock.Advance(time.Minute)
-	got := must(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{
+	got := errtest.Get(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{
 		{Name: aws.String("tag:lull:worker-id"), Values: []string{"w?"}}, {Name: aws.String("instance-state-name"), Values: []string{"running"}},
 	}}))(t).Reservations[0].Instances[0]
 	if !*got.HibernationOptions.Configured || got.PublicIpAddress == nil || *got.Tags[0].Value != `w <&> "1"` || *got.ClientToken != "t1" {
 		t.Errorf("running instance: %+v", got)
 	}
-	stop := must(b.ec2.StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: []string{id}, Hibernate: aws.Bool(true)}))(t)
+	stop := errtest.Get(b.ec2.StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: []string{id}, Hibernate: aws.Bool(true)}))(t)
 	want(t, "previous state", string(stop.StoppingInstances[0].PreviousState.Name), "running")
 	_, err := b.ec2.StartInstances(ctx, &ec2.StartInstancesInput{InstanceIds: []string{id}})
 	want(t, "start while stopping", code(err), "IncorrectInstanceState")
 	b.World.Clock.Advance(2 * time.Minute)
-	down := must(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}}))(t).Reservations[0].Instances[0]
+	down := errtest.Get(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}}))(t).Reservations[0].Instances[0]
 	want(t, "after stop", string(down.State.Name), "stopped")
 	want(t, "reason", *down.StateReason.Code, "Client.UserInitiatedHibernate")
 	if down.PublicIpAddress != nil {
 		t.Errorf("a stopped instance keeps the address %s", *down.PublicIpAddress)
 	}
-	must(b.ec2.StartInstances(ctx, &ec2.StartInstancesInput{InstanceIds: []string{id}}))(t)
+	errtest.Get(b.ec2.StartInstances(ctx, &ec2.StartInstancesInput{InstanceIds: []string{id}}))(t)
 	b.World.Clock.Advance(time.Minute)
-	up := must(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}}))(t).Reservations[0].Instances[0]
+	up := errtest.Get(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}}))(t).Reservations[0].Instances[0]
 	if up.State.Name != "running" || *up.PublicIpAddress == *got.PublicIpAddress {
 		t.Errorf("after start: %s at %s, before %s", up.State.Name, *up.PublicIpAddress, *got.PublicIpAddress)
 	}
-	must(b.ec2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
+	errtest.Get(b.ec2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
 	b.World.Clock.Advance(time.Minute)
 	want(t, "after terminate", b.state(t, id), "terminated")
 	_, err = b.ec2.StartInstances(ctx, &ec2.StartInstancesInput{InstanceIds: []string{id}})
@@ -159,8 +150,8 @@ func TestLifeOfAnInstance(t *testing.T) {
 
 func TestClientToken(t *testing.T) {
 	b, ctx := start(t, plain(0)), t.Context()
-	first := must(b.ec2.RunInstances(ctx, launch("same")))(t)
-	again := must(b.ec2.RunInstances(ctx, launch("same")))(t)
+	first := errtest.Get(b.ec2.RunInstances(ctx, launch("same")))(t)
+	again := errtest.Get(b.ec2.RunInstances(ctx, launch("same")))(t)
 	want(t, "second launch", *again.Instances[0].InstanceId, *first.Instances[0].InstanceId)
 	want(t, "reservation", *again.ReservationId, *first.ReservationId)
 	other := launch("same")
@@ -172,8 +163,8 @@ func TestClientToken(t *testing.T) {
 	if _, err := b.ec2.RunInstances(ctx, launch("lost")); err == nil {
 		t.Fatal("the lost answer arrived")
 	}
-	must(b.ec2.RunInstances(ctx, launch("lost")))(t)
-	out := must(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{{Name: aws.String("client-token"), Values: []string{"lost"}}}}))(t)
+	errtest.Get(b.ec2.RunInstances(ctx, launch("lost")))(t)
+	out := errtest.Get(b.ec2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{{Name: aws.String("client-token"), Values: []string{"lost"}}}}))(t)
 	if n := len(out.Reservations); n != 1 {
 		t.Errorf("%d instances for one token", n)
 	}
@@ -185,7 +176,7 @@ func TestPages(t *testing.T) {
 	pages := 0
 	p := ec2.NewDescribeInstanceStatusPaginator(b.ec2, &ec2.DescribeInstanceStatusInput{IncludeAllInstances: aws.Bool(true), MaxResults: aws.Int32(1000)})
 	for p.HasMorePages() {
-		out := must(p.NextPage(ctx))(t)
+		out := errtest.Get(p.NextPage(ctx))(t)
 		for _, s := range out.InstanceStatuses {
 			seen[*s.InstanceId] = true
 		}
@@ -197,14 +188,14 @@ func TestPages(t *testing.T) {
 	n := 0
 	d := ec2.NewDescribeInstancesPaginator(b.ec2, &ec2.DescribeInstancesInput{MaxResults: aws.Int32(100)})
 	for d.HasMorePages() {
-		for _, r := range must(d.NextPage(ctx))(t).Reservations {
+		for _, r := range errtest.Get(d.NextPage(ctx))(t).Reservations {
 			n += len(r.Instances)
 		}
 	}
 	tags := 0
 	tp := ec2.NewDescribeTagsPaginator(b.ec2, &ec2.DescribeTagsInput{MaxResults: aws.Int32(500), Filters: []types.Filter{{Name: aws.String("key"), Values: []string{"Name"}}}})
 	for tp.HasMorePages() {
-		tags += len(must(tp.NextPage(ctx))(t).Tags)
+		tags += len(errtest.Get(tp.NextPage(ctx))(t).Tags)
 	}
 	if n != 2345 || tags != 2345 {
 		t.Errorf("%d instances and %d tags", n, tags)
@@ -292,7 +283,7 @@ func TestDescribeTheRest(t *testing.T) {
 	b, ctx := start(t, c), t.Context()
 	var id string
 	b.World.Find("kept", func(i *world.Instance, _ world.Moment) { id = i.ID })
-	images := must(b.ec2.DescribeImages(ctx, &ec2.DescribeImagesInput{Owners: []string{"self"}, Filters: []types.Filter{{Name: aws.String("name"), Values: []string{"cisco-cml2.9*"}}}}))(t).Images
+	images := errtest.Get(b.ec2.DescribeImages(ctx, &ec2.DescribeImagesInput{Owners: []string{"self"}, Filters: []types.Filter{{Name: aws.String("name"), Values: []string{"cisco-cml2.9*"}}}}))(t).Images
 	newest := images[0]
 	for _, i := range images {
 		if *i.CreationDate > *newest.CreationDate {
@@ -302,29 +293,29 @@ func TestDescribeTheRest(t *testing.T) {
 	if len(images) != 2 || *newest.Name != "cisco-cml2.9.1-lablet-v0.2" || *images[0].ImageId == *newest.ImageId {
 		t.Errorf("images: %d, newest %s; the newest must not come first", len(images), *newest.Name)
 	}
-	vol := must(b.ec2.DescribeVolumes(ctx, &ec2.DescribeVolumesInput{Filters: []types.Filter{{Name: aws.String("attachment.instance-id"), Values: []string{id}}}}))(t).Volumes
+	vol := errtest.Get(b.ec2.DescribeVolumes(ctx, &ec2.DescribeVolumesInput{Filters: []types.Filter{{Name: aws.String("attachment.instance-id"), Values: []string{id}}}}))(t).Volumes
 	if len(vol) != 1 || *vol[0].Attachments[0].InstanceId != id || *vol[0].Size != 50 {
 		t.Errorf("volumes: %+v", vol)
 	}
-	addr := must(b.ec2.DescribeAddresses(ctx, &ec2.DescribeAddressesInput{}))(t).Addresses
+	addr := errtest.Get(b.ec2.DescribeAddresses(ctx, &ec2.DescribeAddressesInput{}))(t).Addresses
 	if len(addr) != 1 || *addr[0].InstanceId != id {
 		t.Errorf("addresses: %+v", addr)
 	}
-	attr := must(b.ec2.DescribeInstanceAttribute(ctx, &ec2.DescribeInstanceAttributeInput{InstanceId: &id, Attribute: types.InstanceAttributeNameDisableApiStop}))(t)
+	attr := errtest.Get(b.ec2.DescribeInstanceAttribute(ctx, &ec2.DescribeInstanceAttributeInput{InstanceId: &id, Attribute: types.InstanceAttributeNameDisableApiStop}))(t)
 	if !*attr.DisableApiStop.Value {
 		t.Error("disableApiStop is not shown")
 	}
-	must(b.ec2.ModifyInstanceAttribute(ctx, &ec2.ModifyInstanceAttributeInput{InstanceId: &id, DisableApiStop: &types.AttributeBooleanValue{Value: aws.Bool(false)}}))(t)
-	must(b.ec2.StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: []string{id}}))(t)
-	typ := must(b.ec2.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"c5d.4xlarge"}}))(t).InstanceTypes[0]
+	errtest.Get(b.ec2.ModifyInstanceAttribute(ctx, &ec2.ModifyInstanceAttributeInput{InstanceId: &id, DisableApiStop: &types.AttributeBooleanValue{Value: aws.Bool(false)}}))(t)
+	errtest.Get(b.ec2.StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: []string{id}}))(t)
+	typ := errtest.Get(b.ec2.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"c5d.4xlarge"}}))(t).InstanceTypes[0]
 	if !*typ.HibernationSupported || !*typ.InstanceStorageSupported || *typ.VCpuInfo.DefaultVCpus != 16 {
 		t.Errorf("type: %+v", typ)
 	}
-	if r := must(b.ec2.DescribeRegions(ctx, &ec2.DescribeRegionsInput{}))(t).Regions; len(r) != 2 {
+	if r := errtest.Get(b.ec2.DescribeRegions(ctx, &ec2.DescribeRegionsInput{}))(t).Regions; len(r) != 2 {
 		t.Errorf("%d regions", len(r))
 	}
-	sub := must(b.ec2.DescribeSubnets(ctx, &ec2.DescribeSubnetsInput{}))(t).Subnets
-	sg := must(b.ec2.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{}))(t).SecurityGroups
+	sub := errtest.Get(b.ec2.DescribeSubnets(ctx, &ec2.DescribeSubnetsInput{}))(t).Subnets
+	sg := errtest.Get(b.ec2.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{}))(t).SecurityGroups
 	if len(sub) != 3 || len(sg) != 1 {
 		t.Errorf("%d subnets, %d groups", len(sub), len(sg))
 	}
@@ -337,10 +328,10 @@ func TestTagsLagBehind(t *testing.T) {
 	var id string
 	b.World.Find("m", func(i *world.Instance, _ world.Moment) { id = i.ID })
 	read := func() string {
-		out := must(b.ec2.DescribeTags(ctx, &ec2.DescribeTagsInput{Filters: []types.Filter{{Name: aws.String("resource-id"), Values: []string{id}}}}))(t)
+		out := errtest.Get(b.ec2.DescribeTags(ctx, &ec2.DescribeTagsInput{Filters: []types.Filter{{Name: aws.String("resource-id"), Values: []string{id}}}}))(t)
 		return fmt.Sprint(len(out.Tags))
 	}
-	must(b.ec2.CreateTags(ctx, &ec2.CreateTagsInput{Resources: []string{id}, Tags: []types.Tag{{Key: aws.String("a"), Value: aws.String("b")}}}))(t)
+	errtest.Get(b.ec2.CreateTags(ctx, &ec2.CreateTagsInput{Resources: []string{id}, Tags: []types.Tag{{Key: aws.String("a"), Value: aws.String("b")}}}))(t)
 	want(t, "tags at once", read(), "1")
 	var later int
 	b.World.Find(id, func(i *world.Instance, now world.Moment) { later = len(i.TagsAt(now.Wire.Add(2 * time.Hour))) })

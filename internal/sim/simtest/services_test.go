@@ -18,6 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/sim/fault"
 	"lull/internal/sim/world"
 )
@@ -43,7 +44,7 @@ func TestMetricDataByCBOR(t *testing.T) {
 	points, pages := map[string]int{}, 0
 	p := cloudwatch.NewGetMetricDataPaginator(cw, in)
 	for p.HasMorePages() {
-		out := must(p.NextPage(ctx))(t)
+		out := errtest.Get(p.NextPage(ctx))(t)
 		for _, r := range out.MetricDataResults {
 			points[*r.Id] += len(r.Values)
 			for k, v := range r.Values {
@@ -68,7 +69,7 @@ func TestMetricDataByCBOR(t *testing.T) {
 	}
 	_, err := cw.GetMetricData(ctx, &cloudwatch.GetMetricDataInput{StartTime: in.StartTime, EndTime: in.EndTime, MetricDataQueries: many})
 	want(t, "501 queries", code(err), "ValidationError")
-	out := must(cw.GetMetricData(ctx, &cloudwatch.GetMetricDataInput{StartTime: in.StartTime, EndTime: in.EndTime, MetricDataQueries: many[:500]}))(t)
+	out := errtest.Get(cw.GetMetricData(ctx, &cloudwatch.GetMetricDataInput{StartTime: in.StartTime, EndTime: in.EndTime, MetricDataQueries: many[:500]}))(t)
 	if len(out.MetricDataResults) != 500 {
 		t.Errorf("%d results", len(out.MetricDataResults))
 	}
@@ -85,15 +86,15 @@ func TestPutAndListMetrics(t *testing.T) {
 	for k := range data {
 		data[k] = cwtypes.MetricDatum{MetricName: aws.String("Depth"), Value: aws.Float64(float64(k)), Timestamp: aws.Time(now.Add(-10 * time.Minute)), Dimensions: []cwtypes.Dimension{{Name: aws.String("Queue"), Value: aws.String("a")}}}
 	}
-	must(cw.PutMetricData(ctx, &cloudwatch.PutMetricDataInput{Namespace: aws.String("Mine"), MetricData: data}))(t)
-	out := must(cw.GetMetricStatistics(ctx, &cloudwatch.GetMetricStatisticsInput{
+	errtest.Get(cw.PutMetricData(ctx, &cloudwatch.PutMetricDataInput{Namespace: aws.String("Mine"), MetricData: data}))(t)
+	out := errtest.Get(cw.GetMetricStatistics(ctx, &cloudwatch.GetMetricStatisticsInput{
 		Namespace: aws.String("Mine"), MetricName: aws.String("Depth"), Dimensions: data[0].Dimensions, Period: aws.Int32(3600),
 		StartTime: aws.Time(now.Add(-2 * time.Hour)), EndTime: aws.Time(now), Statistics: []cwtypes.Statistic{"Maximum", "SampleCount"},
 	}))(t)
 	if len(out.Datapoints) != 1 || *out.Datapoints[0].Maximum != 299 || *out.Datapoints[0].SampleCount != 300 {
 		t.Errorf("datapoints: %+v", out.Datapoints)
 	}
-	list := must(cw.ListMetrics(ctx, &cloudwatch.ListMetricsInput{Namespace: aws.String("AWS/EC2"), MetricName: aws.String("CPUUtilization")}))(t)
+	list := errtest.Get(cw.ListMetrics(ctx, &cloudwatch.ListMetricsInput{Namespace: aws.String("AWS/EC2"), MetricName: aws.String("CPUUtilization")}))(t)
 	if len(list.Metrics) != 1 {
 		t.Errorf("%d metrics", len(list.Metrics))
 	}
@@ -109,15 +110,15 @@ func TestRolesAndAccounts(t *testing.T) {
 	c.Workers = append(c.Workers, world.WorkerConfig{Name: "far", Account: "444455556666", Image: "ami-0000000000000d012"})
 	b, ctx := start(t, c), t.Context()
 	sc := sts.NewFromConfig(b.cfg)
-	want(t, "own account", *must(sc.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{}))(t).Account, "111122223333")
+	want(t, "own account", *errtest.Get(sc.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{}))(t).Account, "111122223333")
 	_, err := sc.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String("arn:aws:iam::444455556666:role/none"), RoleSessionName: aws.String("s")})
 	want(t, "unknown role", code(err), "AccessDenied")
-	out := must(sc.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String("arn:aws:iam::444455556666:role/fleet"), RoleSessionName: aws.String("s")}))(t)
+	out := errtest.Get(sc.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String("arn:aws:iam::444455556666:role/fleet"), RoleSessionName: aws.String("s")}))(t)
 	far := b.cfg
 	far.Credentials = credentials.NewStaticCredentialsProvider(*out.Credentials.AccessKeyId, *out.Credentials.SecretAccessKey, *out.Credentials.SessionToken)
-	want(t, "other account", *must(sts.NewFromConfig(far).GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{}))(t).Arn, "arn:aws:sts::444455556666:assumed-role/fleet/s")
+	want(t, "other account", *errtest.Get(sts.NewFromConfig(far).GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{}))(t).Arn, "arn:aws:sts::444455556666:assumed-role/fleet/s")
 	fe := ec2.NewFromConfig(far)
-	got := must(fe.DescribeInstances(ctx, &ec2.DescribeInstancesInput{}))(t)
+	got := errtest.Get(fe.DescribeInstances(ctx, &ec2.DescribeInstancesInput{}))(t)
 	if len(got.Reservations) != 1 || *got.Reservations[0].OwnerId != "444455556666" {
 		t.Errorf("other account sees %+v", got.Reservations)
 	}
@@ -168,22 +169,20 @@ func TestMetadata(t *testing.T) {
 		"iam/security-credentials/": "self",
 	} {
 		got, err := get(t, md, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		want(t, path, got, value)
 	}
 	if _, err := get(t, md, "spot/instance-action"); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("spot without notice: %v", err)
 	}
-	doc := must(md.GetInstanceIdentityDocument(ctx, &imds.GetInstanceIdentityDocumentInput{}))(t)
+	doc := errtest.Get(md.GetInstanceIdentityDocument(ctx, &imds.GetInstanceIdentityDocumentInput{}))(t)
 	want(t, "identity", doc.InstanceID+doc.Region+doc.AccountID, id+region+"111122223333")
 	other, _ := b.metadata(t, "m")
 	if _, err := get(t, other, "tags/instance"); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("tags where they are not allowed: %v", err)
 	}
 
-	info := must(md.GetIAMInfo(ctx, &imds.GetIAMInfoInput{}))(t)
+	info := errtest.Get(md.GetIAMInfo(ctx, &imds.GetIAMInfoInput{}))(t)
 	want(t, "profile", info.InstanceProfileArn, "arn:aws:iam::111122223333:instance-profile/self")
 	tok := world.SessionToken(world.Principal{Account: "111122223333", Role: "self", Instance: id, Expires: time.Now().Add(time.Hour)})
 	mine := b.cfg
@@ -222,9 +221,7 @@ func TestMetadataFaults(t *testing.T) {
 		t.Error("a token crossed two hops with a limit of one")
 	}
 	two := 2
-	if err := b.World.Set("m", world.Attributes{HopLimit: &two}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, b.World.Set("m", world.Attributes{HopLimit: &two}))
 	md, _ = b.metadata(t, "m")
 	if _, err := get(t, md, "instance-id"); err != nil {
 		t.Error(err)

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/sim/fault"
 )
 
@@ -47,14 +48,10 @@ func TestAddressesComeRound(t *testing.T) {
 		seen := map[string]bool{}
 		for range 20 {
 			for _, op := range []string{"stop", "start"} {
-				if err := w.External("cycles", op, "user"); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, w.External("cycles", op, "user"))
 				time.Sleep(time.Minute)
 			}
-			if err := legalAddresses(w); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, legalAddresses(w))
 			w.Find("cycles", func(i *Instance, _ Moment) { seen[i.PublicIP.String()] = true })
 		}
 		if len(seen) != 14 {
@@ -85,9 +82,7 @@ func TestReadsLagBehindLaunches(t *testing.T) {
 			t.Fatal(err)
 		}
 		var id string
-		if _, err := w.Launch(launchSpec("a"), free, func(i *Instance, _ Moment) { id = i.ID }); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Launch(launchSpec("a"), free, func(i *Instance, _ Moment) { id = i.ID }))(t)
 		_, err = w.Instances(Query{Account: account, Region: region, IDs: []string{id}}, func(*Instance, Moment) {})
 		if refusal(err) != "InvalidInstanceID.NotFound" {
 			t.Errorf("at once: %v", err)
@@ -107,18 +102,12 @@ func TestTerminatedIsForgotten(t *testing.T) {
 		}
 		var id string
 		visit := func(i *Instance, _ Moment) { id = i.ID }
-		if _, err := w.Launch(launchSpec("a"), free, visit); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Launch(launchSpec("a"), free, visit))(t)
 		first := id
 		time.Sleep(time.Minute)
-		if err := w.External(id, "terminate", "user"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.External(id, "terminate", "user"))
 		count := func() (n int) {
-			if _, err := w.Instances(Query{Account: account, Region: region}, func(*Instance, Moment) { n++ }); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(w.Instances(Query{Account: account, Region: region}, func(*Instance, Moment) { n++ }))(t)
 			return n
 		}
 		time.Sleep(50 * time.Minute)
@@ -154,18 +143,14 @@ func TestReasons(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := w.External("h", x.op, x.by); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.External("h", x.op, x.by))
 			time.Sleep(5 * time.Minute)
 			w.Find("h", func(i *Instance, _ Moment) {
 				if i.State != Stopped || i.Reason.Code != x.code || i.Boots != 1 {
 					t.Errorf("%+v: %s, %s, %d boots", x, i.State, i.Reason.Code, i.Boots)
 				}
 			})
-			if err := w.External("h", "start", "user"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, w.External("h", "start", "user"))
 			time.Sleep(5 * time.Minute)
 			w.Find("h", func(i *Instance, _ Moment) {
 				if want := map[bool]int{true: 1, false: 2}[x.op == "hibernate"]; i.Boots != want || i.Reason.Code != "" {
@@ -182,16 +167,10 @@ func TestFailedBoot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.Faults.Add(fault.Rule{Service: "ec2", Action: "boot", Kind: fault.Error, Code: "Server.InsufficientInstanceCapacity"}); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.External("h", "start", "user"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Faults.Add(fault.Rule{Service: "ec2", Action: "boot", Kind: fault.Error, Code: "Server.InsufficientInstanceCapacity"}))(t)
+		errtest.None(t, w.External("h", "start", "user"))
 		var id string
-		if _, err := w.Launch(launchSpec(""), free, func(i *Instance, _ Moment) { id = i.ID }); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Launch(launchSpec(""), free, func(i *Instance, _ Moment) { id = i.ID }))(t)
 		time.Sleep(2 * time.Minute)
 		for ref, want := range map[string]State{"h": Stopped, id: Terminated} {
 			w.Find(ref, func(i *Instance, _ Moment) {
@@ -239,9 +218,7 @@ func TestSpeed(t *testing.T) {
 			t.Fatal(err)
 		}
 		var id string
-		if _, err := w.Launch(launchSpec(""), free, func(i *Instance, _ Moment) { id = i.ID }); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(w.Launch(launchSpec(""), free, func(i *Instance, _ Moment) { id = i.ID }))(t)
 		from := time.Now()
 		state := func() (s State, at time.Time) {
 			w.Find(id, func(i *Instance, _ Moment) { s, at = i.State, i.History[len(i.History)-1].At })
@@ -251,9 +228,7 @@ func TestSpeed(t *testing.T) {
 		if s, _ := state(); s != Pending {
 			t.Errorf("after 0.4 s: %s", s)
 		}
-		if err := w.SetSpeed(10); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.SetSpeed(10))
 		time.Sleep(200 * time.Millisecond) // 24 s and 2 s of the world's time: one more second than a boot
 		s, at := state()
 		if took := at.Sub(from); s != Running || took < 499*time.Millisecond || took > 501*time.Millisecond {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/sim/fault"
 )
 
@@ -180,27 +181,15 @@ func TestSavedWorldGoesOn(t *testing.T) {
 		cfg := Config{Profiles: map[string]Profile{"p": {Labs: 2, History: 50, Users: []UserScript{{Name: "u", Days: "daily", From: "00:00", To: "23:30"}}}},
 			Workers: []WorkerConfig{{Name: "a", Count: 3, Profile: "p"}}}
 		w, err := New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Launch(launchSpec("tok"), free, func(*Instance, Moment) {}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.Get(w.Launch(launchSpec("tok"), free, func(*Instance, Moment) {}))(t)
 		time.Sleep(3 * time.Hour)
-		if err := w.External("a-1", "stop", "user"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.External("a-1", "stop", "user"))
 		var file bytes.Buffer
-		if err := w.Save(&file); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.Save(&file))
 		again, err := New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := again.Load(&file); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.None(t, again.Load(&file))
 		time.Sleep(5 * time.Hour)
 		if diff := cmp.Diff(picture(w), picture(again)); diff != "" {
 			t.Error(diff)
@@ -281,9 +270,7 @@ func TestUserFindsMachineGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Hour)
-		if err := w.External("h", "stop", "server"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.External("h", "stop", "server"))
 		time.Sleep(3 * time.Hour)
 		w.Find("h", func(i *Instance, _ Moment) {
 			if i.State != Running || i.Host.Interruptions != 1 {
@@ -323,9 +310,7 @@ func TestMetricsFollowTheMachine(t *testing.T) {
 			m = Metric{Account: i.Account, Region: i.Region, Namespace: "AWS/EC2", Name: "CPUUtilization", Dimensions: Tags{{"InstanceId", i.ID}}}
 		})
 		time.Sleep(time.Hour)
-		if err := w.External("h", "stop", "user"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.External("h", "stop", "user"))
 		stopped := time.Now()
 		time.Sleep(time.Hour)
 		n := len(w.Points(m, stopped.Add(-time.Hour), stopped, time.Minute))

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -74,12 +75,8 @@ func TestPartition(t *testing.T) {
 		other := db.Client()
 		defer other.Close()
 		l, err := c.Grant(t.Context(), 15*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := store.Claim(t.Context(), c, l, "owner", nil); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.Get(store.Claim(t.Context(), c, l, "owner", nil))(t)
 		time.Sleep(time.Hour) // renewed all the while
 		watch := c.Watch(t.Context(), store.Prefix(""), 0)
 		synctest.Wait()
@@ -97,12 +94,8 @@ func TestPartition(t *testing.T) {
 		<-l.Lost()
 		lost := time.Since(cut)
 		l2, err := other.Grant(t.Context(), 15*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := store.Campaign(t.Context(), other, l2, "owner", nil); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
+		errtest.Get(store.Campaign(t.Context(), other, l2, "owner", nil))(t)
 		taken := time.Since(cut)
 		if lost > 15*time.Second || taken < lost || taken > 16*time.Second {
 			t.Errorf("lost after %v, taken over after %v", lost, taken)
@@ -137,9 +130,7 @@ func TestNoSpace(t *testing.T) {
 func TestHistoryIsBounded(t *testing.T) {
 	bubble(t, mem.Options{KeepRevisions: 10}, func(t *testing.T, db *mem.DB, c *mem.Client) {
 		for range 100 {
-			if err := putA(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, putA(t.Context(), c))
 		}
 		if b := <-c.Watch(t.Context(), store.Prefix(""), 50); !errors.Is(b.Err, store.ErrCompacted) {
 			t.Errorf("watch of old history: %+v", b)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/agentctl"
@@ -45,9 +46,7 @@ func launch(t *testing.T, w world.WorkerConfig, tags map[string]string) *instanc
 func launchAway(t *testing.T, hops int, w world.WorkerConfig, tags map[string]string) *instance {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "lull-cloud-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	w.Name, w.Region, w.Image, w.InstanceProfile = "m", "us-east-1", "ami-0000000000000d012", "lull-agent"
 	// This machine's signals are not under test: there is no GPU, so the
@@ -62,9 +61,7 @@ func launchAway(t *testing.T, hops int, w world.WorkerConfig, tags map[string]st
 		t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx, sim.Listeners{API: l}) }()
@@ -365,12 +362,8 @@ func TestDeadlineAndCompletion(t *testing.T) {
 		i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:on-complete": "terminate", "lull:idle-timeout": "4h"})
 		file := filepath.Join(i.dir, "done")
 		i.setTag("lull:completion-file", file)
-		if err := os.WriteFile(file, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(file, time.Time{}, time.Now().AddDate(0, -1, 0)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file, nil, 0o644))
+		errtest.None(t, os.Chtimes(file, time.Time{}, time.Now().AddDate(0, -1, 0)))
 		i.boot()
 		i.await("the alarm", func() bool { return i.alarmed("completion_file") })
 		if s := i.status(); s.Completion != "" {
@@ -390,9 +383,7 @@ func TestTagHooks(t *testing.T) {
 			ran := filepath.Join(i.dir, "hook-ran")
 			i.setTag("lull:pre-stop", "id -un > "+ran)
 			if allowed {
-				if err := os.WriteFile(filepath.Join(i.dir, "agent.yaml"), []byte("allow-tag-hooks: true\n"), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.WriteFile(filepath.Join(i.dir, "agent.yaml"), []byte("allow-tag-hooks: true\n"), 0o644))
 			}
 			i.boot()
 			i.gone("stopped")
@@ -455,9 +446,7 @@ func TestHangup(t *testing.T) {
 	i.boot()
 	i.await("the tags", func() bool { return i.source("tags").State == "read" })
 	i.setTag("lull:idle-timeout", "2h")
-	if err := i.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, i.cmd.Process.Signal(syscall.SIGHUP))
 	i.await("the new timeout", func() bool { return time.Duration(i.status().Policy.Timeout) == 2*time.Hour })
 	i.await("a line in the log", func() bool {
 		return strings.Contains(i.log.String(), "changed=[idle-timeout]")
@@ -475,9 +464,7 @@ func TestNothingSecretIsSaid(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:pre-stop": "/bin/false --key hunter2",
 		"lull:notify-url": "http://ada:hunter2@127.0.0.1:1/hunter2", "lull:notify-urls": "http://hooks.example/hunter2"})
-	if err := os.WriteFile(filepath.Join(i.dir, "agent.yaml"), []byte("allow-tag-hooks: true\npassword: hunter2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(i.dir, "agent.yaml"), []byte("allow-tag-hooks: true\npassword: hunter2\n"), 0o600))
 	i.boot()
 	i.gone("stopped")
 	i.await("what went wrong", func() bool {

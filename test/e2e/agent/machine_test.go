@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"lull/internal/core/idle"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/agentctl"
@@ -119,25 +120,17 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	need(t, "nsenter", "ip", "mount", "bash")
 	dir, err := os.MkdirTemp("/run", "lull-machine-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, os.Chmod(dir, 0o755))
 	m := &machine{t: t, dir: dir}
 	cmd := exec.Command("bash", "-c", initScript, "init", dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL,
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if err := cmd.Start(); err != nil {
 		t.Skipf("SKIP: cannot make namespaces: %v", err)
 	}

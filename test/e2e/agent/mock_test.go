@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/freeport"
 	"lull/internal/platform/imds"
 	"lull/internal/protocol/agentctl"
@@ -70,9 +71,7 @@ func serveMock(t *testing.T, binary string, port int, tags map[string]string) {
 	c := exec.Command(binary, "--imdsv2", "--config-file", file, "--hostname", "127.0.0.1", "--port", strconv.Itoa(port))
 	said := &log{}
 	c.Env, c.Stdout, c.Stderr = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH")}, said, said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Kill() // it may have ended
 		_ = c.Wait()
@@ -104,9 +103,7 @@ func TestAmazonsMock(t *testing.T) {
 	t.Parallel()
 	binary := amazonsMock(t)
 	port, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	endpoint := fmt.Sprintf("http://127.0.0.1:%d", port)
 	client := imds.New(imds.Options{Endpoint: endpoint})
 	if _, err := client.Identity(t.Context()); imds.KindOf(err) != imds.Unreachable {
@@ -133,9 +130,7 @@ func TestAmazonsMock(t *testing.T) {
 	// Without a variable that names the endpoint, and with no credentials but the
 	// instance's.
 	cmd.Env, cmd.Stdout, cmd.Stderr = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}, said, said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"lull/internal/lib/errtest"
 )
 
 // TestSlim holds what lull-agent costs a machine that runs nothing else of lull:
@@ -15,16 +17,12 @@ func TestSlim(t *testing.T) {
 	t.Parallel()
 	const most = 20e6 // bytes of the file
 	st, err := os.Stat(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if st.Size() > most {
 		t.Errorf("lull-agent has %.1f MB, want at most %.0f", float64(st.Size())/1e6, most/1e6)
 	}
 	info, err := buildinfo.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, m := range info.Deps {
 		for _, heavy := range []string{"go.etcd.io/", "google.golang.org/grpc", "github.com/danielgtaylor/huma", "gvisor.dev/", "github.com/containers/", "github.com/prometheus/",
 			"github.com/google/go-containerregistry", "go.opentelemetry.io/otel/exporters", "aws-sdk-go-v2/service/cloudwatch"} {

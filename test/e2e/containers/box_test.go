@@ -15,6 +15,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -76,9 +77,7 @@ func firstOf(d *daemontest.Host, name string) int {
 func inGroups(t *testing.T, pid int, controller, file string) (all []string) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for line := range strings.Lines(string(b)) {
 		p := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if p[1] != "" && !slices.Contains(strings.Split(p[1], ","), controller) {
@@ -102,20 +101,12 @@ func TestWorkspace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a b") // a name that needs escaping
 	deep := filepath.Join(dir, "deep")
 	for _, p := range []string{dir, deep} {
-		if err := os.Mkdir(p, 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(p, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Mkdir(p, 0o777))
+		errtest.None(t, os.Chmod(p, 0o777))
 	}
-	if err := syscall.Mount("tmpfs", deep, "tmpfs", 0, "mode=777"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Mount("tmpfs", deep, "tmpfs", 0, "mode=777"))
 	t.Cleanup(func() { _ = syscall.Unmount(deep, syscall.MNT_DETACH) })
-	if err := os.WriteFile(filepath.Join(dir, "ours"), []byte("from outside"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "ours"), []byte("from outside"), 0o644))
 
 	s := box("shares", root, script("sleep 1000")...)
 	s.Workspace = dir + ":/shared"
@@ -125,9 +116,7 @@ func TestWorkspace(t *testing.T) {
 	}
 	holds(t, filepath.Join(dir, "theirs"), "inside\n", 0)
 	holds(t, filepath.Join(deep, "f"), "x\n", 0)
-	if err := os.WriteFile(filepath.Join(dir, "later"), []byte("later"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "later"), []byte("later"), 0o644))
 	if got := inside(d, "shares", "cat /shared/later"); got.Stdout != "later" {
 		t.Errorf("what came later: %+v", got)
 	}
@@ -148,9 +137,7 @@ func TestWorkspace(t *testing.T) {
 	}
 
 	// A link in the image that leads out of it is resolved inside it.
-	if err := os.Symlink("/etc/../../../../../../outside", filepath.Join(root, "way")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Symlink("/etc/../../../../../../outside", filepath.Join(root, "way")))
 	w := box("ways", root, script("cat /outside/ours")...)
 	w.Workspace = dir + ":/way"
 	if said, _ := ends(d, w); said != "from outside" {
@@ -180,9 +167,7 @@ func holds(t *testing.T, path, want string, owner uint32) {
 		return
 	}
 	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if got := st.Sys().(*syscall.Stat_t).Uid; got != owner {
 		t.Errorf("%s is %d's, want %d's", path, got, owner)
 	}
@@ -194,9 +179,7 @@ func holds(t *testing.T, path, want string, owner uint32) {
 func TestLayer(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
-	if err := os.WriteFile(filepath.Join(root, "etc/given"), []byte("given"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(root, "etc/given"), []byte("given"), 0o644))
 	s := box("keeps", root, script("sleep 1000")...)
 	o := d.Launch(s)
 	if got := inside(d, "keeps", "echo kept > /kept && rm /etc/given && echo more >> /bin/echo.txt"); got.ExitCode != 0 {
@@ -219,9 +202,7 @@ func TestLayer(t *testing.T) {
 	d.Boot()
 	d.Must("keeps", "start")
 	check("stopped, and the daemon killed")
-	if err := syscall.Kill(d.PID(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(d.PID(), syscall.SIGTERM))
 	daemontest.Wait(t, "the daemon ends", func() (bool, string) { return d.Over(), "" })
 	d.Boot()
 	check("after a restart of the daemon")
@@ -239,9 +220,7 @@ func TestLayer(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "kept")); err == nil {
 		t.Error("it wrote into its image")
 	}
-	if err := d.Remove(t.Context(), "keeps"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, d.Remove(t.Context(), "keeps"))
 	if left := leftOf(d, o.ID); len(left) > 0 {
 		t.Errorf("left of it: %q", left)
 	}
@@ -271,9 +250,7 @@ func TestStops(t *testing.T) {
 		}
 		up()
 		if n == 1 { // frozen, by a daemon that did not start it
-			if err := d.Force(name); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, d.Force(name))
 			d.Await(name, "paused")
 			d.Kill()
 			d.Boot()
@@ -362,17 +339,13 @@ func TestNetwork(t *testing.T) {
 		t.Errorf("it is reached by %+v", o.Endpoints)
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer ln.Close()
 	if got := inside(d, "serves", fmt.Sprintf("grep -ci ':%04X ' /proc/net/tcp", ln.Addr().(*net.TCPAddr).Port)); got.ExitCode != 0 {
 		t.Errorf("it does not see this machine's sockets: %+v", got)
 	}
 	for range 2 {
-		if err := d.Force("serves"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, d.Force("serves"))
 		d.Await("serves", "paused")
 		if err := say(at, "wake"); err != nil {
 			t.Error(err)
@@ -406,9 +379,7 @@ func TestRungs(t *testing.T) {
 			t.Errorf("a wake from there: %v", err)
 		}
 	}
-	if err := d.Remove(t.Context(), "sinks"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, d.Remove(t.Context(), "sinks"))
 	s.ReclaimAfter, s.StopAfter = 0, daemontest.Seconds(100*time.Millisecond)
 	s.Expose, s.Command, s.Name, s.StopGrace = nil, script(untilTerm), "stops", *daemontest.Seconds(daemontest.WaitLimit)
 	d.Launch(s)
@@ -436,9 +407,7 @@ func TestSocketInside(t *testing.T) {
 			}
 			defer c.Close()
 			d.Boot()
-			if _, err := fmt.Fprintln(c, "pid"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(fmt.Fprintln(c, "pid"))(t)
 			_ = c.SetReadDeadline(time.Now().Add(daemontest.WaitLimit))
 			if got, err := bufio.NewReader(c).ReadString('\n'); err != nil {
 				t.Errorf("a client of the published port that came without a daemon: %q, %v", got, err)
@@ -452,8 +421,6 @@ func TestSocketInside(t *testing.T) {
 		if o := d.Show("talks"); !o.LeaseHeld || o.LeaseReason != reason {
 			t.Errorf("its lease: %+v", o.Leases)
 		}
-		if _, err := ask(at, "hangup"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(ask(at, "hangup"))(t)
 	}
 }

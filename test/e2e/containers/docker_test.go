@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -179,9 +180,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 
 	// A regular shutdown.
 	k.pause("web")
-	if err := syscall.Kill(k.d.PID(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(k.d.PID(), syscall.SIGTERM))
 	k.is("web", "running")
 	daemontest.Wait(t, "the daemon ends", func() (bool, string) { return k.d.Over(), "" })
 	k.d.Boot()
@@ -237,9 +236,7 @@ func TestDockerUses(t *testing.T) {
 		t.Error("two containers are one instance")
 	}
 
-	if err := k.d.Force("old"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, k.d.Force("old"))
 	k.is("old", "paused")
 	k.Must("rm", "-f", "old")
 	k.forgotten("old")
@@ -268,9 +265,7 @@ func TestWhileAway(t *testing.T) {
 	k.d.Until("ends", "its end is known", func(o hostctl.Instance) bool { return o.State == "stopped" })
 	daemontest.Wait(t, "the next one has its name", func() (bool, string) {
 		l, err := k.d.List(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		saw := ""
 		for _, i := range l {
 			saw += daemontest.Describe(i) + "\n"
@@ -301,9 +296,7 @@ func TestLabels(t *testing.T) {
 		k.Must(append(args, "box:1", "sh", "-c", untilTerm)...)
 		says := func() (string, bool) {
 			st, err := k.d.Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			for _, f := range st.LeftAlone {
 				if strings.Contains(f, c.name) && strings.Contains(f, c.want) {
 					return f, true
@@ -339,14 +332,10 @@ func TestOneOwner(t *testing.T) {
 	k.known("web")
 
 	// By name, before the container exists: it is found when it appears.
-	if _, err := k.d.Create(t.Context(), hostctl.Create{Spec: named("later", "cron")}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(k.d.Create(t.Context(), hostctl.Create{Spec: named("later", "cron")}))(t)
 	k.Must("run", "-d", "--name", "cron", "box:1", "sh", "-c", untilTerm)
 	k.known("later")
-	if err := k.d.Force("later"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, k.d.Force("later"))
 	k.is("cron", "paused")
 	k.Must("rm", "-f", "cron")
 	k.d.Await("later", "stopped")
@@ -507,21 +496,15 @@ func TestDockerFailsOpen(t *testing.T) {
 		do   func() (undo func())
 	}{
 		{"the daemon hangs", func() func() {
-			if err := syscall.Kill(k.d.PID(), syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(k.d.PID(), syscall.SIGSTOP))
 			return func() {
-				if err := syscall.Kill(k.d.PID(), syscall.SIGCONT); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, syscall.Kill(k.d.PID(), syscall.SIGCONT))
 			}
 		}},
 		{"daemon and shim are killed", func() func() {
 			shim := k.d.ShimPID()
 			k.d.Kill()
-			if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(shim, syscall.SIGKILL))
 			return k.d.Boot
 		}},
 	} {

@@ -18,6 +18,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
@@ -115,12 +116,8 @@ func TestDockerSocket(t *testing.T) {
 	k.pause("web")
 	open := k.client("exec", "-i", "web", "cat")
 	stdin, err := open.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := open.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, open.Start())
 	const once = "A command runs beside it: cat."
 	k.d.Until("web", "the command holds it once", func(o hostctl.Instance) bool { return o.State == "running" && heldBy(o) == once })
 	if _, err := k.d.Do(t.Context(), "web", "pause", nil); err == nil || !strings.Contains(err.Error(), once) {
@@ -192,9 +189,7 @@ func TestDockerSocket(t *testing.T) {
 
 	// All other uses pass: uploads, runs with streams, waits and followed logs.
 	tar, err := os.ReadFile(filepath.Join(filepath.Dir(k.front), "root.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	k.does(string(tar), "import", "-", "box:2")
 	if got := k.does("in", "run", "--rm", "-i", "--network", "none", "box:2", "sh", "-c", "cat; echo out"); got != "inout\n" {
 		t.Errorf("docker run says %q", got)
@@ -206,9 +201,7 @@ func TestDockerSocket(t *testing.T) {
 	var code bytes.Buffer
 	wait.Stdout = &code
 	for _, c := range []*exec.Cmd{logs, wait} {
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.Start())
 	}
 	k.does("", "exec", "ends", "sh", "-c", ": >/end") // one that lull does not know
 	for _, c := range []*exec.Cmd{logs, wait} {
@@ -255,18 +248,14 @@ func requests(t *testing.T, socket, method, path, body string) int {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		}}}
 	q, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	if strings.Contains(path, "/attach") {
 		q.Header.Set("Connection", "Upgrade")
 		q.Header.Set("Upgrade", "tcp")
 	}
 	res, err := c.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusSwitchingProtocols {
 		_, _ = io.Copy(io.Discard, res.Body) // only the status matters
@@ -304,21 +293,15 @@ func TestDockerSocketOwner(t *testing.T) {
 		{0o666, 4241, 4242, "Srw-rw---- 4241:4242"},
 		{0o600, 0, 0, "Srw------- 0:0"},
 	} {
-		if err := os.Chown(k.Socket(), c.uid, c.gid); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(k.Socket(), c.mode); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chown(k.Socket(), c.uid, c.gid))
+		errtest.None(t, os.Chmod(k.Socket(), c.mode))
 		k.d.Kill() // its socket remains
 		k.d.Boot()
 		daemontest.Wait(t, "the front is "+c.want, func() (bool, string) { got := owner(k.front); return got == c.want, got })
 	}
 
 	// Until lull reaches Docker, only root may use it.
-	if err := os.Chown(k.Socket(), 0, 4242); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Chown(k.Socket(), 0, 4242))
 	k.d.Kill()
 	k.Stop()
 	k.d.Boot()

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -116,9 +117,7 @@ func TestDoctor(t *testing.T) {
 	}
 	for program, what := range map[string]string{"lull-harness": "microvm: lull-harness", "lull-shim": "lull-shim"} {
 		dynamic := programs(t, program)
-		if err := programtest.Copy("/bin/ls", filepath.Join(dynamic, program)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, programtest.Copy("/bin/ls", filepath.Join(dynamic, program)))
 		got := doctor(t, dynamic)
 		wants("a static "+program, what, "make build", program == "lull-harness", got)
 		if !strings.Contains(got[what].Found, "dynamically linked") {
@@ -173,9 +172,7 @@ func TestKernelThatComesLater(t *testing.T) {
 	d := daemontest.Start(t, daemontest.Config{})
 	lacks := func() string {
 		st, err := d.Status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return st.Missing["microvm"]
 	}
 	if own, err := filepath.Glob("/boot/vmlinuz-*"); err == nil && len(own) == 0 { // this machine may have one
@@ -191,9 +188,7 @@ func TestKernelThatComesLater(t *testing.T) {
 	builtin := "virtio_ring.ko\nvirtio.ko\nvirtio_pci.ko\nfailover.ko\nnet_failover.ko\nvirtio_net.ko\nvirtio_console.ko\nvirtio_blk.ko\noverlay.ko\n"
 	for file, text := range map[string]string{"boot/vmlinuz-1.0": "kernel", "lib/modules/1.0/modules.builtin": builtin} {
 		file = filepath.Join(dir, file)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)))
 	}
 	cmd := exec.Command(daemontest.Program("lull"), "guest-kernel")
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST=unix://" + d.Dir + "/host.sock"}, "/"

@@ -26,6 +26,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -88,16 +89,10 @@ func entries(t *testing.T, hs ...*tar.Header) []byte {
 			h.Typeflag = tar.TypeReg
 		}
 		h.Mode = 0o755
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(bytes.Repeat([]byte("x"), int(h.Size))); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, w.WriteHeader(h))
+		errtest.Get(w.Write(bytes.Repeat([]byte("x"), int(h.Size))))(t)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Close())
 	return b.Bytes()
 }
 
@@ -135,13 +130,9 @@ func saved(t *testing.T, c says) string {
 func save(t *testing.T, img v1.Image) string {
 	t.Helper()
 	ref, err := name.ParseReference("test/image:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	at := filepath.Join(t.TempDir(), "image.tar")
-	if err := tarball.WriteToFile(at, ref, img); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, tarball.WriteToFile(at, ref, img))
 	return at
 }
 
@@ -169,9 +160,7 @@ func pushed(t *testing.T, img v1.Image) (string, *httptest.Server) {
 	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(srv.Close)
 	_, port, err := net.SplitHostPort(srv.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ref, err := name.ParseReference("localhost:" + port + "/some/image:v1")
 	if err == nil {
 		err = remote.Write(ref, img)
@@ -190,9 +179,7 @@ func TestImageSays(t *testing.T) {
 	root := daemontest.Image(t)
 	for name, text := range map[string]string{"etc/passwd": "root:x:0:0::/root:/bin/sh\nweb:x:77:78::/home/web:/bin/sh\n",
 		"etc/group": "web:x:78:\nmore:x:99:web\n"} {
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o644))
 	}
 	show := `echo "$(pwd) $(id -u):$(id -g):$(id -G) $A $B $HOME $0"`
 	img := image(t, says{entrypoint: []string{"/bin/sh", "-c", show}, cmd: []string{"cmd"}, env: []string{"A=image", "B=image"}, dir: "/srv/made", user: "web"},
@@ -218,9 +205,7 @@ func TestImageSays(t *testing.T) {
 
 	// A tree or a tar of one has no configuration, so a command is needed.
 	tree := filepath.Join(t.TempDir(), "root.tar")
-	if err := os.WriteFile(tree, packed(t, root), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(tree, packed(t, root), 0o600))
 	for n, src := range []string{root, tree} {
 		refuses(d, box("silent"+string(rune('a'+n)), src), "it names no command")
 		if said, o := ends(d, box("bare"+string(rune('a'+n)), src, script(show)...)); said != "/ 0:0:0   /root /bin/sh\n" {
@@ -241,9 +226,7 @@ func TestHostileImages(t *testing.T) {
 	d := host(t)
 	root := packed(t, daemontest.Image(t))
 	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, []byte("mine"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(outside, []byte("mine"), 0o644))
 	link := func(name, to string, kind byte) *tar.Header {
 		return &tar.Header{Name: name, Linkname: to, Typeflag: kind}
 	}
@@ -286,34 +269,22 @@ func TestWrongImages(t *testing.T) {
 	good := image(t, says{cmd: []string{"true"}}, packed(t, daemontest.Image(t)))
 	digest := func(img v1.Image) string {
 		l, err := img.Layers()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		h, err := l[0].Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return h.Hex
 	}
 	dir, _ := layoutOf(t, good)
 	blob := filepath.Join(dir, "blobs/sha256", digest(good))
 	b, err := os.ReadFile(blob)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	other := layer(t, entries(t, &tar.Header{Name: "evil", Size: 100}))
 	r, err := other.Compressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	evil, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for what, text := range map[string][]byte{"cut": b[:len(b)/2], "empty": nil, "another layer": evil, "no layer": []byte("hello")} {
-		if err := os.WriteFile(blob, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(blob, text, 0o644))
 		refuses(d, box("wrong", dir), "cannot use image", "layer 1")
 		if left := leftOf(d, ""); len(left) > 0 {
 			t.Errorf("%s: left: %q", what, left)
@@ -325,9 +296,7 @@ func TestWrongImages(t *testing.T) {
 	srv.Close()
 	refuses(d, box("away", strings.Replace(ref, "some/", "other/", 1)), "cannot use image", "refused")
 	junk := filepath.Join(t.TempDir(), "junk")
-	if err := os.WriteFile(junk, bytes.Repeat([]byte("junk"), 1000), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(junk, bytes.Repeat([]byte("junk"), 1000), 0o600))
 	refuses(d, box("junk", junk, "true"), "cannot use image", junk)
 	refuses(d, box("none", junk+"-none", "true"), "cannot use image", "no such file")
 	refuses(d, box("rel", "No/Reference", "true"), "cannot use image")
@@ -352,9 +321,7 @@ func TestImageInUse(t *testing.T) {
 	if _, err := d.Create(t.Context(), hostctl.Create{Spec: instance.Spec{Name: "uses", Command: []string{"true"}}}); err == nil {
 		t.Error("a name was given twice")
 	}
-	if err := d.Remove(t.Context(), "uses"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, d.Remove(t.Context(), "uses"))
 	if left := leftOf(d, o.ID); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
@@ -368,9 +335,7 @@ func TestImageInUse(t *testing.T) {
 func TestSilentRegistry(t *testing.T) {
 	d := host(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer ln.Close()
 	for _, name := range []string{"left", "waited"} {
 		ctx, leave := context.WithCancel(t.Context())
@@ -380,9 +345,7 @@ func TestSilentRegistry(t *testing.T) {
 			gone <- err
 		}()
 		c, err := ln.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 		o := d.Show(name)
 		if o.State != "starting" {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -20,9 +21,7 @@ import (
 // nginx is a web server that needs no registry.
 func TestReadme(t *testing.T) {
 	b, err := os.ReadFile("../../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	if n := strings.Count(string(b), "\n"); n > 120 {
 		t.Errorf("the README has %d lines, at most 120 are allowed", n)
 	}
@@ -53,9 +52,7 @@ func paste(t *testing.T, commands string) {
 	}
 	daemontest.Build(t)
 	dir, err := os.MkdirTemp("", "readme")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) }) // a daemon that is ending may still write
 	port := func() string {
 		_, p, _ := strings.Cut(daemontest.Addr(t), ":")
@@ -79,9 +76,7 @@ func paste(t *testing.T, commands string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	out, err := os.Create(filepath.Join(dir, "out")) // a file, because daemons keep standard output open
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer out.Close()
 	cmd := exec.CommandContext(ctx, "bash", "-e", "-o", "pipefail", "-c", commands)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, out, out

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -31,9 +32,7 @@ func TestReleaseImage(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, said.String())
 		}
-		if err := os.WriteFile(file, packed, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file, packed, 0o600))
 	}
 	_, image, ok := strings.Cut(k.Must("load", "-i", file), "Loaded image: ")
 	if !ok {
@@ -59,9 +58,7 @@ func TestReleaseImage(t *testing.T) {
 	ready()
 	pid := k.Must("inspect", "-f", "{{.State.Pid}}", "server")
 	status, err := os.ReadFile("/proc/" + pid + "/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, want := range []string{"Uid:\t65532\t65532\t65532\t65532\n", "CapEff:\t0000000000000000\n"} {
 		if !bytes.Contains(status, []byte(want)) {
 			t.Errorf("want %q in\n%s", want, status)

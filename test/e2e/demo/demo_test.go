@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 )
@@ -53,14 +54,10 @@ func start(t *testing.T, tmp string, cmd *exec.Cmd) *run {
 	t.Helper()
 	r := &run{t: t, tmp: tmp, cmd: cmd, gone: make(chan struct{})}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	r.out, cmd.Stderr = out, os.Stderr
 	cmd.WaitDelay = time.Minute
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // if a failed test left it; otherwise it has ended
 		if t.Failed() {
@@ -193,13 +190,9 @@ func (r *run) knowsAll() {
 func folder(t *testing.T) string {
 	t.Helper()
 	tmp, err := os.MkdirTemp("", "demo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(tmp) })
-	if err := os.Chmod(tmp, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Chmod(tmp, 0o755))
 	return tmp
 }
 
@@ -295,13 +288,9 @@ func TestFirstRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := folder(t)
 			for _, dir := range []string{"tmp", "proc", "dev", "bin"} {
-				if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, os.Mkdir(filepath.Join(root, dir), 0o755))
 			}
-			if err := errors.Join(os.Chmod(filepath.Join(root, "tmp"), 0o777|os.ModeSticky), programtest.Copy(lull, filepath.Join(root, "bin", "lull"))); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, errors.Join(os.Chmod(filepath.Join(root, "tmp"), 0o777|os.ModeSticky), programtest.Copy(lull, filepath.Join(root, "bin", "lull"))))
 			cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-ec",
 				`mount -t proc proc "$1/proc"; mount --rbind /dev "$1/dev"; ip link set lo up; chroot --userspec="$2" "$1" /bin/lull demo; exit $?`, "sh", root, user)
 			cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -315,9 +304,7 @@ func TestFirstRun(t *testing.T) {
 					t.Errorf("wider than a terminal: %s", line)
 				}
 			}
-			if err := inside(root); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, inside(root))
 			r.end()
 		})
 	}

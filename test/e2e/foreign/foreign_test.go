@@ -22,6 +22,7 @@ import (
 	"lull/internal/core/power"
 	"lull/internal/fleet"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/control"
@@ -58,9 +59,7 @@ func start(t *testing.T, env []string, program string, args ...string) string {
 	said := &output{}
 	cmd := exec.Command(program, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), said, said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -136,13 +135,9 @@ func TestForeignCloud(t *testing.T) {
 		"IDLE_DETECTION_INTERVAL=10", "DISCOVERY_IMPORT=off", "DISCOVERY_REGIONS=" + home + "," + away},
 		programtest.Build(t, "lull/cmd/lull"), "server", "--listen", "127.0.0.1:0", "--data", filepath.Join(dir, "data"), "--admin-token-file", token)
 	secret, err := os.ReadFile(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	asks, err := control.NewClient(address, strings.TrimSpace(string(secret)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ctx := t.Context()
 	waittest.Until(t, "the API", func() bool {
 		_, err := asks.Workers(ctx, url.Values{})
@@ -168,9 +163,7 @@ func TestForeignCloud(t *testing.T) {
 			in.AcceptedRisks = []string{worker.RiskInstanceStore, worker.RiskNoElasticIP, worker.RiskStopProtected}
 		}
 		w, err := take(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		ids[m] = w.ID
 		if _, _, err := asks.Do(ctx, w.ID, "arm", nil); err != nil {
 			t.Fatal(err)
@@ -178,9 +171,7 @@ func TestForeignCloud(t *testing.T) {
 	}
 	record := func(m string) worker.Worker {
 		w, err := control.Read[worker.Worker](ctx, asks, "/workers/"+ids[m])
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return w
 	}
 	becomes := func(m string, s power.Worker) {
@@ -195,20 +186,14 @@ func TestForeignCloud(t *testing.T) {
 		becomes(m, power.WorkerRunning)
 	}
 	// Power on request, and a stop from outside, which is respected.
-	if err := command(moved, "stop", nil); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, command(moved, "stop", nil))
 	becomes(moved, power.WorkerStopped)
 	if s := c.state(moved); s != types.InstanceStateNameStopped {
 		t.Errorf("STOPPED, and EC2 says %s", s)
 	}
-	if err := command(moved, "start", nil); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, command(moved, "start", nil))
 	becomes(moved, power.WorkerRunning)
-	if _, err := c.ec2(home).StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: []string{moved}}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.ec2(home).StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: []string{moved}}))(t)
 	becomes(moved, power.WorkerStopped)
 	if w := record(moved); w.DesiredStatus != power.WorkerStopped || w.ExternalPauseCount == 0 {
 		t.Errorf("stopped from outside: desired %s, %d external pauses", w.DesiredStatus, w.ExternalPauseCount)
@@ -229,9 +214,7 @@ func TestForeignCloud(t *testing.T) {
 	if err := command(moved, "terminate", nil); err == nil {
 		t.Error("terminated without a confirmation")
 	}
-	if err := command(moved, "terminate", control.Confirmation{Confirm: record(moved).Name}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, command(moved, "terminate", control.Confirmation{Confirm: record(moved).Name}))
 	becomes(moved, power.WorkerTerminated)
 	if s := c.state(moved); s != types.InstanceStateNameTerminated {
 		t.Errorf("TERMINATED, and EC2 says %s", s)

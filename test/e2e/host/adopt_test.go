@@ -19,6 +19,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/cgroup"
@@ -51,9 +52,7 @@ func outsideProgram(t *testing.T, uid int, command ...string) *outsider {
 	if uid != 0 {
 		o.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
 	}
-	if err := o.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, o.Start())
 	go func() { _ = o.Wait(); close(o.over) }() // the test decides how it ends
 	t.Cleanup(func() {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGCONT} {
@@ -215,12 +214,8 @@ func TestAdopt(t *testing.T) {
 		if _, err := d.Do(t.Context(), "web", "pause", nil); refused(err) == "" {
 			t.Errorf("paused although a lease holds it: %v", err)
 		}
-		if _, err := d.Snooze(t.Context(), "web", time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := d.Client.Release(t.Context(), "web", "test"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(d.Snooze(t.Context(), "web", time.Now().Add(time.Hour)))(t)
+		errtest.Get(d.Client.Release(t.Context(), "web", "test"))(t)
 		if !waittest.Stays(time.Second, func() bool { return d.Show("web").State == "running" }) {
 			t.Error("it was paused while snoozed")
 		}
@@ -231,9 +226,7 @@ func TestAdopt(t *testing.T) {
 		if o := d.Show("web"); o.PID != p.pid() || o.SnoozeUntil == nil {
 			t.Errorf("after a restart of the daemon: %+v", o)
 		}
-		if err := d.ReleaseAdopted(t.Context(), "web"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, d.ReleaseAdopted(t.Context(), "web"))
 		gone(d, "web")
 		mustAnswer(t, p.addr)
 		if s := state(p.pid()); s == 'T' || s == 0 {
@@ -252,14 +245,10 @@ func TestAdoptRemoves(t *testing.T) {
 	adopt(d, manners[0].request(t, q, "b"))
 	d.Await("a", "paused")
 	d.Await("b", "paused")
-	if err := d.Remove(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, d.Remove(t.Context(), "a"))
 	gone2(d, "a")
 	mustAnswer(t, p.addr)
-	if err := syscall.Kill(d.PID(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(d.PID(), syscall.SIGTERM))
 	waittest.Until(t, "the daemon ends", d.Over)
 	mustAnswer(t, q.addr)
 	d.Boot()
@@ -299,13 +288,9 @@ func TestAdoptFailsOpen(t *testing.T) {
 
 		d.Await("web", "paused")
 		began := time.Now()
-		if err := syscall.Kill(d.PID(), syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(d.PID(), syscall.SIGSTOP))
 		answers("daemon hung")
-		if err := syscall.Kill(d.PID(), syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(d.PID(), syscall.SIGCONT))
 		d.Until("web", "is known to have been thawed", func(o hostctl.Instance) bool {
 			return o.LastResumedAt != nil && o.LastResumedAt.After(began)
 		})
@@ -313,9 +298,7 @@ func TestAdoptFailsOpen(t *testing.T) {
 		d.Await("web", "paused")
 		shim := d.ShimPID()
 		d.Kill()
-		if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(shim, syscall.SIGKILL))
 		answers("daemon and shim killed")
 		d.Boot()
 		d.Await("web", "paused")
@@ -333,9 +316,7 @@ func TestAdoptEnds(t *testing.T) {
 			p := server(t, 0)
 			adopt(d, m.request(t, p, "web"))
 			d.Await("web", "paused")
-			if err := syscall.Kill(p.pid(), sig); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(p.pid(), sig))
 			waittest.Until(t, fmt.Sprintf("%s ends it", sig), func() bool {
 				select {
 				case <-p.over:
@@ -394,9 +375,7 @@ func TestAdoptLeavesNoOrphanFrozen(t *testing.T) {
 			if down {
 				d.Kill()
 			}
-			if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(p.pid(), syscall.SIGKILL))
 			for _, pid := range children {
 				waittest.Until(t, "a child runs on", func() bool { return state(pid) == 'S' })
 			}
@@ -423,15 +402,11 @@ func TestAdoptIsNoPID(t *testing.T) {
 	adopt(d, manners[0].request(t, p, "web"))
 	d.Await("web", "paused")
 	d.Kill()
-	if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(p.pid(), syscall.SIGKILL))
 	<-p.over
 	var other *outsider
 	for range 2000 { // others start processes, too
-		if err := os.WriteFile(last, []byte(strconv.Itoa(p.pid()-1)), 0); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(last, []byte(strconv.Itoa(p.pid()-1)), 0))
 		other = outsideProgram(t, 0, "sleep", "1000")
 		if other.pid() == p.pid() {
 			break
@@ -462,15 +437,11 @@ func TestAdoptRespectsOthers(t *testing.T) {
 		freeze, thaw := func() error { return syscall.Kill(p.pid(), syscall.SIGSTOP) }, func() error { return syscall.Kill(p.pid(), syscall.SIGCONT) }
 		if m.kind != "" {
 			g, err := cgroup.At(q.Cgroup)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			freeze, thaw = func() error { return g.Freeze(t.Context()) }, g.Thaw
 		}
 		for n := range 2 {
-			if err := freeze(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, freeze())
 			o := d.Await("web", "paused")
 			if o.LastPausedBy != "external" || o.WakesOnConnection {
 				t.Fatalf("frozen by others: %s, by %s", daemontest.Describe(o), o.LastPausedBy)
@@ -484,9 +455,7 @@ func TestAdoptRespectsOthers(t *testing.T) {
 			if !waittest.Stays(500*time.Millisecond, func() bool { return d.Show("web").State == "paused" }) {
 				t.Error("a connection woke what others froze")
 			}
-			if err := thaw(); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, thaw())
 			if o := d.Await("web", "running"); o.LastResumedBy != "external" {
 				t.Errorf("thawed by others: resumed by %s", o.LastResumedBy)
 			}
@@ -507,9 +476,7 @@ func TestAdoptDoesNotTakeOver(t *testing.T) {
 	q := manners[0].request(t, p, "web")
 	q.PauseAfter = daemontest.Seconds(time.Hour)
 	adopt(d, q)
-	if err := syscall.Kill(p.pid(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(p.pid(), syscall.SIGSTOP))
 	waittest.Until(t, "it is stopped", func() bool { return state(p.pid()) == 'T' })
 	if _, err := d.Do(t.Context(), "web", "pause", nil); err == nil {
 		t.Error("lull paused what others had stopped")
@@ -521,9 +488,7 @@ func TestAdoptDoesNotTakeOver(t *testing.T) {
 	if !waittest.Stays(500*time.Millisecond, func() bool { return state(p.pid()) == 'T' }) {
 		t.Error("a connection continued what others had stopped")
 	}
-	if err := syscall.Kill(p.pid(), syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(p.pid(), syscall.SIGCONT))
 	if err := c.echo("hello"); err != nil {
 		t.Error(err)
 	}
@@ -536,9 +501,7 @@ func TestAdoptRefuses(t *testing.T) {
 	s, _ := web(t, "own", false)
 	own := d.Launch(s)
 	stopped := outside(t, 0, "tick", "1h")
-	if err := syscall.Kill(stopped.pid(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(stopped.pid(), syscall.SIGSTOP))
 	waittest.Until(t, "it is stopped", func() bool { return state(stopped.pid()) == 'T' })
 	free := outside(t, 0, "tick", "1h")
 	ended := outside(t, 0, "exit", "0", "0s")

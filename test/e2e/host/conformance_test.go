@@ -15,6 +15,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
@@ -83,9 +84,7 @@ func image(t *testing.T) string {
 	daemontest.Build(t)
 	dir := t.TempDir()
 	for _, d := range []string{"bin", "tmp", "etc", "proc", "dev", "sys", "run", "root"} {
-		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
 	for from, to := range map[string]string{busybox: "bin/busybox", daemontest.Program("guest"): "bin/guest"} {
 		b, err := os.ReadFile(from)
@@ -97,9 +96,7 @@ func image(t *testing.T) string {
 		}
 	}
 	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "date", "tty", "stty", "wc", "grep"} {
-		if err := os.Symlink("busybox", filepath.Join(dir, "bin", tool)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Symlink("busybox", filepath.Join(dir, "bin", tool)))
 	}
 	if out, err := exec.Command(filepath.Join(dir, "bin/sh"), "-c", "exit 0").CombinedOutput(); err != nil {
 		t.Fatalf("busybox does not run: %v: %s", err, out)
@@ -280,9 +277,7 @@ func (m *bare) Exec(name string, command ...string) (instance.Outcome, error) {
 func (m *bare) Attach(t *testing.T, name string, q execstream.Request) io.ReadWriteCloser {
 	t.Helper()
 	rw, err := m.d.OpenExec(t.Context(), name, q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return rw
 }
 

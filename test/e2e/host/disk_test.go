@@ -13,6 +13,7 @@ import (
 
 	"lull/internal/core/idle"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -41,9 +42,7 @@ func TestDiskWorkAndNoPort(t *testing.T) {
 		}
 		return len(seen) >= 10
 	})
-	if err := syscall.Kill(d.Show("writer").PID, syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(d.Show("writer").PID, syscall.SIGHUP))
 	d.Await("writer", "paused")
 	cron := d.Show("cron")
 	if cron.State != "running" || cron.PauseCount != 0 || len(cron.Blocks) == 0 || cron.PauseAt != nil {
@@ -81,9 +80,7 @@ func TestFullFileSystem(t *testing.T) {
 	fill := func() {
 		t.Helper()
 		f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer f.Close()
 		for size := 1 << 20; size > 0; { // to the last byte
 			if _, err := f.Write(make([]byte, size)); errors.Is(err, unix.ENOSPC) {
@@ -119,9 +116,7 @@ func TestFullFileSystem(t *testing.T) {
 		t.Errorf("why on a full disk: %q, %v", y.Answer, err)
 	}
 
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(filler))
 	d.Await("idle", "paused")
 	d.Kill()
 	d.Boot()

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/host/hosttest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/tartree"
 	"lull/internal/lib/waittest"
@@ -43,9 +44,7 @@ func startDockerd(t *testing.T) *dockerd {
 		daemontest.Need(t, err, "docker.io")
 	}
 	dir, err := os.MkdirTemp("", "lk")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	// It has its own bridge. On docker0 its containers would share addresses
 	// with those of another Docker daemon.
 	k := &dockerd{t: t, dir: dir, bridge: fmt.Sprint("lk", os.Getpid())}
@@ -267,9 +266,7 @@ func TestDockerOutside(t *testing.T) {
 	k.must("pause", "web")
 	m.d.Until("web", "docker pause was seen", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
 	c := mustDial(t, m.ports["web"])
-	if _, err := c.Write([]byte("hello\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.Write([]byte("hello\n")))(t)
 	if !waittest.Stays(time.Second, func() bool { return m.d.Show("web").State == "paused" }) {
 		t.Error("a client woke what a user had paused")
 	}
@@ -327,9 +324,7 @@ func TestDockerOutside(t *testing.T) {
 func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.Show(name).PID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	addr := ""
 	lines := strings.Split(string(b), "\n")
 	for n, l := range lines {
@@ -338,9 +333,7 @@ func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 		}
 	}
 	c := mustDial(t, net.JoinHostPort(addr, "8080"))
-	if _, err := c.Write([]byte("later\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.Write([]byte("later\n")))(t)
 	k.start()
 	return c
 }
@@ -351,22 +344,14 @@ func TestDockerFiles(t *testing.T) {
 	m := dockers(t, bare{Subject: hosttest.Subject{Name: "docker"}}).(*dockered)
 	m.Run(t, "files", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
 	tree := t.TempDir()
-	if err := os.Mkdir(tree+"/deep", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(tree+"/deep/f", []byte("content"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(tree+"/deep", 0o755))
+	errtest.None(t, os.WriteFile(tree+"/deep/f", []byte("content"), 0o644))
 	root, err := os.OpenRoot(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer root.Close()
 	in := func(at string) error {
 		var b bytes.Buffer
-		if err := tartree.Pack(&b, root, "tree"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, tartree.Pack(&b, root, "tree"))
 		return m.d.WriteFiles(t.Context(), "files", at, &b)
 	}
 	out := func(at, file string) {
@@ -379,13 +364,9 @@ func TestDockerFiles(t *testing.T) {
 		defer r.Close()
 		dir := t.TempDir()
 		to, err := os.OpenRoot(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer to.Close()
-		if err := tartree.Unpack(r, to, "", nil); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, tartree.Unpack(r, to, "", nil))
 		if b, err := os.ReadFile(filepath.Join(dir, file)); err != nil || string(b) != "content" {
 			t.Errorf("%s has %q, %v", at, b, err)
 		}
@@ -393,13 +374,9 @@ func TestDockerFiles(t *testing.T) {
 	for n, state := range []string{"running", "paused", "stopped"} {
 		switch state {
 		case "paused":
-			if err := m.Pause("files", true); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, m.Pause("files", true))
 		case "stopped":
-			if err := m.Stop("files"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, m.Stop("files"))
 		}
 		named := fmt.Sprintf("/tmp/named%d", n)
 		for _, at := range []string{"/root", named} {

@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/pty"
 	"lull/internal/lib/waittest"
 )
@@ -63,9 +64,7 @@ func (x *terminal) ends(code int) {
 func attributes(t *testing.T, f *os.File) unix.Termios {
 	t.Helper()
 	a, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return *a
 }
 
@@ -73,9 +72,7 @@ func attributes(t *testing.T, f *os.File) unix.Termios {
 func onTerminal(t *testing.T, d *daemontest.Host, args ...string) *terminal {
 	t.Helper()
 	master, slave, err := pty.Open(33, 101)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { master.Close() })
 	x := &terminal{t: t, master: master, exit: make(chan int, 1)}
 	x.before = attributes(t, master)
@@ -83,9 +80,7 @@ func onTerminal(t *testing.T, d *daemontest.Host, args ...string) *terminal {
 	x.cmd.Env = append(os.Environ(), "LULL_HOST=unix://"+d.Dir+"/host.sock")
 	x.cmd.Stdin, x.cmd.Stdout, x.cmd.Stderr = slave, slave, slave
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := x.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, x.cmd.Start())
 	go pty.Copy(x, master)
 	go func() {
 		err := x.cmd.Wait()
@@ -117,22 +112,16 @@ func TestExecOnATerminal(t *testing.T) {
 	if s := x.text(); !strings.HasPrefix(s, "/dev/pts/") || !strings.Contains(s, "\n33 101\n") {
 		t.Errorf("it printed %q", s)
 	}
-	if err := pty.Resize(x.master, 44, 55); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, pty.Resize(x.master, 44, 55))
 	x.says("44 55\n")
-	if _, err := x.master.Write([]byte{3}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(x.master.Write([]byte{3}))(t)
 	x.ends(9)
 	running()
 
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {
 		x = onTerminal(t, d, "exec", "-it", "box", "--", "sh", "-c", loop)
 		x.says("up\n")
-		if err := x.cmd.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, x.cmd.Process.Signal(sig))
 		x.ends(130)
 		running()
 	}
@@ -155,18 +144,14 @@ func TestExecSignals(t *testing.T) {
 	d.Launch(instance.Spec{Name: "box", Command: []string{"sleep", "86400"}})
 	x := onTerminal(t, d, "exec", "box", "--", "sh", "-c", `trap "echo caught; exit 7" INT; echo up; while :; do sleep 0.1; done`)
 	x.says("up\n")
-	if _, err := x.master.Write([]byte{3}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(x.master.Write([]byte{3}))(t)
 	x.ends(7)
 	x.says("caught\n")
 
 	x = onTerminal(t, d, "exec", "box", "--", "sh", "-c", `trap "echo again" INT; echo up; while :; do sleep 0.1; done`)
 	x.says("up\n")
 	for n := range 3 {
-		if _, err := x.master.Write([]byte{3}); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(x.master.Write([]byte{3}))(t)
 		if n < 2 && !waittest.Within(daemontest.WaitLimit, func() bool { return strings.Count(x.text(), "again\n") > n }) {
 			t.Fatalf("signal %d did not arrive: %q", n+1, x.text())
 		}

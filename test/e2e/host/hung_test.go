@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/hostctl"
 )
@@ -26,9 +27,7 @@ func TestHungDaemonFailsOpen(t *testing.T) {
 		for name := range addr {
 			d.Await(name, "paused")
 		}
-		if err := syscall.Kill(d.PID(), syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(d.PID(), syscall.SIGSTOP))
 		began := time.Now()
 		for name, a := range addr {
 			if got, err := once(a, "hello"); err != nil || got != "echo hello" {
@@ -36,9 +35,7 @@ func TestHungDaemonFailsOpen(t *testing.T) {
 			}
 		}
 		t.Logf("REPORT hung daemon: clients answered after %s", time.Since(began).Round(time.Millisecond))
-		if err := syscall.Kill(d.PID(), syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(d.PID(), syscall.SIGCONT))
 		for name := range addr {
 			d.Until(name, "is known to have been thawed", func(o hostctl.Instance) bool {
 				return o.LastResumedAt != nil && o.LastResumedAt.After(began)
@@ -57,9 +54,7 @@ func TestBothKilledFailOpen(t *testing.T) {
 	d.Await("a", "paused")
 	shim := d.ShimPID()
 	d.Kill()
-	if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(shim, syscall.SIGKILL))
 	began := time.Now()
 	if got, err := once(addr, "hello"); err != nil || got != "echo hello" {
 		t.Errorf("with the daemon and the shim killed: %q, %v", got, err)

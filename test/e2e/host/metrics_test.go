@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -22,9 +23,7 @@ func TestMetrics(t *testing.T) {
 	d.Launch(s)
 	d.Await(s.Name, "paused")
 	c := mustDial(t, addr)
-	if err := c.echo("hello"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.echo("hello"))
 	local := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", d.Dir+"/host.sock")
 	}}}
@@ -32,14 +31,10 @@ func TestMetrics(t *testing.T) {
 	get := func(cl *http.Client, url string) (int, string) {
 		t.Helper()
 		res, err := cl.Get(url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer res.Body.Close()
 		b, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return res.StatusCode, string(b)
 	}
 	const woken = `lull_instance_wake_seconds_count{from="paused",runtime="process"} 1`

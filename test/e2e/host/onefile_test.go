@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/programtest"
 )
 
@@ -35,14 +36,10 @@ func TestOneFile(t *testing.T) {
 				from = filepath.Join(dir, c.from)
 			}
 			dir, err := os.MkdirTemp("", "one")
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			t.Cleanup(func() { os.RemoveAll(dir) })
 			one := filepath.Join(dir, "lull")
-			if err := errors.Join(os.Chmod(dir, 0o755), programtest.Copy(from, one)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, errors.Join(os.Chmod(dir, 0o755), programtest.Copy(from, one)))
 			d := daemontest.Start(t, daemontest.Config{Lull: one, Args: []string{"--probe", "200ms"}})
 			s, addr := web(t, "web", false)
 			s.PauseAfter, s.StopAfter = daemontest.Seconds(time.Second), daemontest.Seconds(time.Second)

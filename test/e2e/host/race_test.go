@@ -13,6 +13,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
@@ -117,9 +118,7 @@ func raceWith(t *testing.T, cfg raceConfig) {
 		return
 	}
 	st, err := d.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, l := range lanes { // after the last cycle each still runs
 		mustAnswer(t, l.addr)
 	}
@@ -317,9 +316,7 @@ func follow(d *daemontest.Host) *eventLog {
 // A transition in progress may add more.
 func (g *eventLog) waitStable(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
 	t.Helper()
-	if _, err := d.Halt(t.Context(), hostctl.Halting{On: true}); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(d.Halt(t.Context(), hostctl.Halting{On: true}))(t)
 	daemontest.Wait(t, "the event of the halt arrives", func() (bool, string) {
 		g.mu.Lock()
 		defer g.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 	"lull/internal/runtime/container"
@@ -32,9 +33,7 @@ func hungry(t *testing.T) (m *bare, run func(name, script string), shared string
 	root := image(t)
 	m = bare{}.over(t)
 	shared = t.TempDir()
-	if err := os.Chmod(shared, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Chmod(shared, 0o755))
 	return m, func(name, script string) {
 		t.Helper()
 		s := instance.Spec{Name: name, Runtime: "container", Image: root, Memory: 32 << 20, Restart: instance.RestartNo,
@@ -54,9 +53,7 @@ func starveAway(t *testing.T, m *bare, run func(name, script string), shared str
 	run("late", "while [ ! -e /shared/go ]; do sleep 0.05; done; "+hog)
 	id := m.traces["late"].id
 	m.d.Kill()
-	if err := os.WriteFile(filepath.Join(shared, "go"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(shared, "go"), nil, 0o644))
 	waittest.Until(t, "it ends", func() bool { return len(m.d.Marked()[id]) == 0 })
 	m.d.Boot()
 	if o := m.d.Await("late", "stopped"); o.StatusReason != starved+", while the daemon was away" {
@@ -79,9 +76,7 @@ func TestStarvedContainer(t *testing.T) {
 	}
 	starveAway(t, m, run, shared)
 	run("other", "while [ ! -e /shared/end ]; do sleep 0.05; done; exit 137")
-	if err := os.WriteFile(filepath.Join(shared, "end"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(shared, "end"), nil, 0o644))
 	if o := m.d.Await("other", "stopped"); o.StatusReason != "exited with code 137" {
 		t.Errorf("another end: %q", o.StatusReason)
 	}
@@ -114,9 +109,7 @@ case " $* " in *" delete "*)
 esac
 exec %[2]s "$@"
 `, dir, real)
-	if err := os.WriteFile(filepath.Join(dir, "runc"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "runc"), []byte(script), 0o755))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	m, run, shared := hungry(t)
 	starveAway(t, m, run, shared)
@@ -124,15 +117,9 @@ exec %[2]s "$@"
 		t.Errorf("no delete was interrupted: %v", err)
 	}
 	// The note belongs to that run, not to the next.
-	if err := os.Remove(filepath.Join(shared, "go")); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Start("late"); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(m.d.Show("late").PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(filepath.Join(shared, "go")))
+	errtest.None(t, m.Start("late"))
+	errtest.None(t, syscall.Kill(m.d.Show("late").PID, syscall.SIGKILL))
 	if o := m.d.Await("late", "stopped"); strings.Contains(o.StatusReason, "memory") {
 		t.Errorf("killed: %q", o.StatusReason)
 	}
@@ -161,9 +148,7 @@ func TestFailedStartBlamesNobody(t *testing.T) {
 		t.Errorf("the port is free, and it says %q", said)
 	}
 	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	if said := start("beside"); !strings.Contains(said, addr) {
 		t.Errorf("another process has the port, and it says %q", said)

@@ -18,6 +18,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 )
 
@@ -102,17 +103,13 @@ func TestRelayQueuesWithoutADaemon(t *testing.T) {
 		rounds, queued.Load(), answered.Load(), cut.Load())
 
 	d.Kill()
-	if err := syscall.Kill(d.ShimPID(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(d.ShimPID(), syscall.SIGKILL))
 	d.Boot()
 	for _, addr := range addrs {
 		mustAnswer(t, addr)
 	}
 	shim := d.ShimPID() // another shim has the daemon's duplicates
-	if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, syscall.Kill(shim, syscall.SIGKILL))
 	daemontest.Wait(t, "another shim has the port", func() (bool, string) {
 		p := d.ShimPID()
 		return p > 0 && p != shim && listens(t, p, p4), fmt.Sprint("process ", p)
@@ -129,17 +126,11 @@ func TestRelayQueuesWithoutADaemon(t *testing.T) {
 func listens(t *testing.T, pid int, port string) bool {
 	t.Helper()
 	n, err := strconv.Atoi(port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	b, err := os.ReadFile("/proc/net/tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line)
 		if len(f) < 10 || !strings.HasSuffix(f[1], fmt.Sprintf(":%04X", n)) || f[3] != "0A" {
@@ -172,18 +163,14 @@ func TestRelayPortsCloseForGood(t *testing.T) {
 	a, addr := web(t, "a", true)
 	d.Launch(a)
 	mustAnswer(t, addr)
-	if err := d.Remove(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, d.Remove(t.Context(), "a"))
 	closed(addr)
 	a.Name = "again"
 	o := d.Launch(a)
 	mustAnswer(t, addr)
 	d.Must("again", "stop")
 	d.Kill()
-	if err := os.Remove(filepath.Join(d.Dir, "data/instances", o.ID+".json")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(filepath.Join(d.Dir, "data/instances", o.ID+".json")))
 	d.Boot()
 	closed(addr)
 	a.Name = "third"

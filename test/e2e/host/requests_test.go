@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -23,9 +24,7 @@ func TestLongPollIsAnswered(t *testing.T) {
 		c := mustDial(t, addr)
 		for range 3 {
 			for n := range 4 {
-				if err := c.echo(fmt.Sprint("before ", n)); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, c.echo(fmt.Sprint("before ", n)))
 			}
 			before := d.Show(s.Name).PauseCount
 			if got, err := c.ask("wait 1500ms"); err != nil || got != "waited" {
@@ -44,21 +43,15 @@ func TestOutboundRequests(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	ln, err := net.Listen("tcp", ownAddress(t)+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer ln.Close()
 	s := spec("pool", "poll", ln.Addr().String(), "1h")
 	s.QuietConnectionAfter, s.PauseAfter = *daemontest.Seconds(150 * time.Millisecond), daemontest.Seconds(200*time.Millisecond)
 	d.Launch(s)
 	c, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer c.Close()
-	if _, err := io.ReadFull(c, make([]byte, len("anything new?\n"))); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(io.ReadFull(c, make([]byte, len("anything new?\n"))))(t)
 	seen := map[time.Time]bool{}
 	d.Until("pool", "was seen ten times waiting for its answer", func(o hostctl.Instance) bool {
 		if o.PauseCount > 0 {
@@ -71,9 +64,7 @@ func TestOutboundRequests(t *testing.T) {
 		}
 		return len(seen) >= 10
 	})
-	if _, err := io.WriteString(c, "nothing\n"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(io.WriteString(c, "nothing\n"))(t)
 	d.Await("pool", "paused")
 	if _, err := io.WriteString(c, "something\n"); err != nil { // data on an ignored connection wakes
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/core/power"
 	"lull/internal/host/records"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/platform/proc"
 )
@@ -32,16 +33,12 @@ func TestSignaledStop(t *testing.T) {
 				force(d, "a")
 				d.Await("a", "paused")
 				d.Kill()
-				if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, syscall.Kill(pid, syscall.SIGTERM))
 				stopping(t, filepath.Join(d.Dir, "data"))
 				if thawed {
 					waittest.Until(t, "the supervisor thaws it", func() bool {
 						pending, err := proc.Live().Pending(pid, syscall.SIGTERM)
-						if err != nil {
-							t.Fatal(err)
-						}
+						errtest.None(t, err)
 						return !pending
 					})
 				}
@@ -61,16 +58,12 @@ func TestSignaledStop(t *testing.T) {
 func stopping(t *testing.T, data string) {
 	t.Helper()
 	f, err := records.OpenFiles(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer f.Close()
 	all, err := f.Load()
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%d records, %v", len(all), err)
 	}
 	all[0].State, all[0].StoppedBy = power.Stopping, "stop_after"
-	if err := f.Put(&all[0]); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, f.Put(&all[0]))
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 )
 
@@ -169,9 +170,7 @@ func traced(t *testing.T, d *daemontest.Host, calls string) (trace func() string
 	t.Cleanup(end)
 	tasks := func() []string {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", d.PID()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return tasks
 	}
 	waittest.Until(t, "strace follows every thread", func() bool {
@@ -183,9 +182,7 @@ func traced(t *testing.T, d *daemontest.Host, calls string) (trace func() string
 	return func() string {
 		end()
 		b, err := os.ReadFile(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return string(b)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/lib/waittest"
 )
@@ -30,19 +31,13 @@ func TestDuplicatesAreGone(t *testing.T) {
 			d.Must("gone", "start")
 		}
 		c := mustDial(t, addr)
-		if err := c.echo("hello"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.echo("hello"))
 		d.Await("gone", "paused")
 		pid := d.Show("gone").PID
 		if n%2 == 0 { // while frozen, or just after a wake
-			if err := c.echo("wake"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, c.echo("wake"))
 		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, syscall.Kill(pid, syscall.SIGKILL))
 		if _, err := io.ReadAll(c.r); err != nil && n%2 == 0 { // the program's exit ends its connection
 			var ne net.Error
 			if asNet(err, &ne) && ne.Timeout() {
@@ -94,9 +89,7 @@ func TestNoLeaks(t *testing.T) {
 	}
 	look := func() (daemon, shim, goroutines int) {
 		st, err := d.Status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return openFiles(t, d.PID()), openFiles(t, d.ShimPID()), st.Goroutines
 	}
 	files, shimFiles, routines := look()
@@ -120,8 +113,6 @@ func TestNoLeaks(t *testing.T) {
 func openFiles(t *testing.T, pid int) int {
 	t.Helper()
 	l, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	return len(l)
 }

@@ -15,6 +15,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
@@ -37,9 +38,7 @@ func TestStandingConnections(t *testing.T) {
 		d.Launch(s)
 		c := mustDial(t, addr)
 		for n := range 5 {
-			if err := c.echo(fmt.Sprintf("line %d", n)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, c.echo(fmt.Sprintf("line %d", n)))
 			d.Await(s.Name, "paused")
 		}
 		before := d.Show(s.Name).WakeCount
@@ -49,12 +48,8 @@ func TestStandingConnections(t *testing.T) {
 
 		h := mustDial(t, addr)
 		sent := "first bytes\n" + strings.Repeat("x", 100_000) + "\n"
-		if _, err := io.WriteString(h, sent); err != nil {
-			t.Fatal(err)
-		}
-		if err := h.Conn.(*net.TCPConn).CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(io.WriteString(h, sent))(t)
+		errtest.None(t, h.Conn.(*net.TCPConn).CloseWrite())
 		b, err := io.ReadAll(h.r)
 		if err != nil || !strings.HasPrefix(string(b), "echo first bytes\n") || !strings.HasSuffix(string(b), fmt.Sprintf("end after %d\n", len(sent))) {
 			t.Fatalf("after half a close: %d bytes, %q..., %v", len(b), b[:min(len(b), 40)], err)
@@ -71,9 +66,7 @@ func TestIdleConnectionHolds(t *testing.T) {
 		s, addr := web(t, fmt.Sprintf("holds-%t", relay), relay)
 		d.Launch(s)
 		c := mustDial(t, addr)
-		if err := c.echo("hello"); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, c.echo("hello"))
 		if !waittest.Stays(2*time.Second, func() bool { return d.Show(s.Name).State == "running" }) {
 			t.Fatal("it was paused under an open connection")
 		}
@@ -130,15 +123,11 @@ func TestServersOfAllKinds(t *testing.T) {
 			for range 12 {
 				d.Await(tc.name, "paused")
 				if tc.ask != "" {
-					if _, err := once(tc.addr, tc.ask); err != nil {
-						t.Fatal(err)
-					}
+					errtest.Get(once(tc.addr, tc.ask))(t)
 				}
 				mustAnswer(t, tc.addr)
 				pid, err := once(tc.addr, "pid")
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				workers[pid] = true
 			}
 			o := d.Show(tc.name)
@@ -259,17 +248,13 @@ func TestExecAndLogs(t *testing.T) {
 	var total int64
 	for _, f := range logs {
 		st, err := os.Stat(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		total += st.Size()
 	}
 	if total > 2*(256<<10)+64<<10 {
 		t.Errorf("%d bytes of logs, want at most two files of 256 KiB", total)
 	}
-	if _, err := d.Release(t.Context(), "spam", "prints"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(d.Release(t.Context(), "spam", "prints"))(t)
 	d.Await("spam", "paused")
 	x, err := d.Exec(t.Context(), "spam", hostctl.ExecRequest{Command: []string{"sh", "-c", "echo $COLOUR; echo no >&2; exit 5"}})
 	if err != nil || x.ExitCode != 5 || x.Stdout != "blue\n" || x.Stderr != "no\n" {
@@ -313,9 +298,7 @@ func TestEnds(t *testing.T) {
 	k, addr := web(t, "killed", false)
 	d.Launch(k)
 	pid := d.Show("killed").PID
-	if err := exec.Command("kill", "-9", strconv.Itoa(pid)).Run(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, exec.Command("kill", "-9", strconv.Itoa(pid)).Run())
 	d.Until("killed", "it is started again", func(o hostctl.Instance) bool { return o.PID != 0 && o.PID != pid && o.State != "starting" })
 	mustAnswer(t, addr)
 	t.Logf("REPORT ends: crash loop after %d restarts over a kill of the daemon; SIGTERM handled after PAUSED; killed program started again", o.RestartCount)
@@ -326,13 +309,9 @@ func TestReclaim(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	big := filepath.Join(d.Dir, "big")
-	if err := os.WriteFile(big, make([]byte, 32<<20), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(big, make([]byte, 32<<20), 0o644))
 	f, err := os.Open(big)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	_ = f.Sync() // only clean pages can be freed
 	f.Close()
 	for _, s := range []instance.Spec{spec("file", "mapped", big), spec("anonymous", "mem", "32")} {

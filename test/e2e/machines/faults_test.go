@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/core/why"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -65,9 +66,7 @@ func TestFaults(t *testing.T) {
 
 	// The disk is full when the guest is saved.
 	b.send("count")
-	if err := os.Symlink("/dev/full", file("state")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Symlink("/dev/full", file("state")))
 	b.pause()
 	b.Until("a", "saving fails", func(o hostctl.Instance) bool {
 		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate")
@@ -90,9 +89,7 @@ func TestFaults(t *testing.T) {
 
 	// A saved guest with damaged files.
 	b.sinks("hibernated")
-	if err := os.Truncate(file("state"), 1000); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Truncate(file("state"), 1000))
 	if got := b.send("count"); got != "counted 1" {
 		t.Errorf("after a boot: %s", got)
 	}
@@ -117,9 +114,7 @@ func TestFaults(t *testing.T) {
 	b.Must(b.name, "start")
 	c := b.dial(0)
 	defer c.Close()
-	if _, err := c.Write([]byte("hog\n")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(c.Write([]byte("hog\n")))(t)
 	o := b.is("stopped")
 	const want = "ended by signal 9 (killed): out of memory: the guest's kernel ended it; it has 128 MiB: raise --memory"
 	if o.ExitCode == nil || *o.ExitCode != 137 || o.StatusReason != want {

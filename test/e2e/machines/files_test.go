@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 )
 
@@ -36,9 +37,7 @@ func TestFiles(t *testing.T) {
 	must := func(args ...string) string {
 		t.Helper()
 		out, err := lull(args...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return strings.TrimSpace(out)
 	}
 	inside := func(order ...string) string {
@@ -86,9 +85,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("the script came back as %v, %v", st, err)
 	}
 	archive, err := lull("cp", "files:/tmp/own/tree", "-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	list := exec.Command("tar", "t")
 	list.Stdin = strings.NewReader(archive)
 	if out, err := list.CombinedOutput(); err != nil || !strings.Contains(string(out), "tree/deep/run.sh\n") {
@@ -100,9 +97,7 @@ func TestFiles(t *testing.T) {
 	if in.Stdin, err = out.StdoutPipe(); err != nil {
 		t.Fatal(err)
 	}
-	if err := out.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, out.Start())
 	if said, err := in.CombinedOutput(); err != nil || out.Wait() != nil {
 		t.Errorf("from tar: %v, %s", err, said)
 	}

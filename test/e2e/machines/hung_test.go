@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/core/why"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -92,21 +93,15 @@ func TestGuestFailsOpen(t *testing.T) {
 		do   func() (undo func())
 	}{
 		{"the daemon hangs", func() func() {
-			if err := syscall.Kill(d.PID(), syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(d.PID(), syscall.SIGSTOP))
 			return func() {
-				if err := syscall.Kill(d.PID(), syscall.SIGCONT); err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, syscall.Kill(d.PID(), syscall.SIGCONT))
 			}
 		}},
 		{"daemon and shim are killed", func() func() {
 			shim := d.ShimPID()
 			d.Kill()
-			if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, syscall.Kill(shim, syscall.SIGKILL))
 			return d.Boot
 		}},
 	} {

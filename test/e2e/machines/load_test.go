@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 )
 
 // One load consists of this many answers of nginx and this many runs of each
@@ -298,9 +299,7 @@ func (c *client) clock() {
 	defer p.Close()
 	off, way := timed(func() (at int64) {
 		var lines int
-		if _, err := fmt.Sscan(c.b.ask(p, "x"), &at, &lines); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(fmt.Sscan(c.b.ask(p, "x"), &at, &lines))(t)
 		if c.lines++; lines != c.lines {
 			t.Fatalf("the service has seen %d lines, want %d", lines, c.lines)
 		}
@@ -320,8 +319,6 @@ const slack = 5 * time.Second
 // newScript writes wrk's script to a file.
 func newScript(t *testing.T) string {
 	name := filepath.Join(t.TempDir(), "ask.lua")
-	if err := os.WriteFile(name, []byte(script), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(name, []byte(script), 0o644))
 	return name
 }

@@ -22,6 +22,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 )
 
 // service is the Python program of the guest. It answers every line with its
@@ -66,9 +67,7 @@ func tree(t *testing.T) string {
 		}
 	} else {
 		for _, d := range []string{"tmp", "etc", "root", "var/log/nginx", "var/lib/nginx"} {
-			if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
 		}
 		var lib string
 		for _, p := range []string{"sh", "redis-server", "nginx", "python3"} {
@@ -83,26 +82,20 @@ func tree(t *testing.T) string {
 			}
 			if p == "python3" {
 				b, err := exec.Command(path, "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))").Output()
-				if err != nil {
-					t.Fatal(err)
-				}
+				errtest.None(t, err)
 				lib = strings.TrimSpace(string(b))
 			}
 		}
 		modules(t, lib, filepath.Join(dir, lib))
 		for name, text := range map[string]string{"passwd": "root:x:0:0::/root:/bin/sh\n", "group": "root:x:0:\n"} {
-			if err := os.WriteFile(filepath.Join(dir, "etc", name), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.WriteFile(filepath.Join(dir, "etc", name), []byte(text), 0o644))
 		}
 	}
 	big := make([]byte, 300_000)
 	src := rand.NewChaCha8([32]byte{})
 	_, _ = src.Read(big) // never fails
 	for name, b := range map[string][]byte{"service.py": []byte(service), "nginx.conf": []byte(nginxConf), "start": []byte(startAll), "big": big} {
-		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "srv"), 0o755), os.WriteFile(filepath.Join(dir, "srv", name), b, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, errors.Join(os.MkdirAll(filepath.Join(dir, "srv"), 0o755), os.WriteFile(filepath.Join(dir, "srv", name), b, 0o755)))
 	}
 	return dir
 }
@@ -276,9 +269,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 	defer c.kept.Close()
 	c.in = bufio.NewReader(c.kept)
 	big, err := os.ReadFile(c.big)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	c.sum = sha256.Sum256(big)
 	c.visit()
 	for _, rung := range []string{"paused", "reclaimed", "hibernated"} {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
@@ -57,13 +58,9 @@ func TestMemoryIsShort(t *testing.T) {
 	roomy := host(t, "--memory", "64G")
 	run(roomy, "measure", image, nil, nil, "guest", "serve", ":80")
 	st, err := roomy.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	size := st.Room.Memory - st.Room.Free
-	if err := roomy.Remove(t.Context(), "measure"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, roomy.Remove(t.Context(), "measure"))
 
 	d := host(t, "--memory", fmt.Sprintf("%dM", size*9/4>>20))
 	pushed := follow(d)

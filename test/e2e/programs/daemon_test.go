@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/hostctl"
 )
@@ -47,9 +48,7 @@ func (a *account) own(t *testing.T, path string) {
 	if a == nil {
 		return
 	}
-	if err := os.Chown(path, a.uid, a.gid); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Chown(path, a.uid, a.gid))
 }
 
 // start runs a host until the test ends.
@@ -63,9 +62,7 @@ func start(t *testing.T, who *account) *daemontest.Host {
 	}
 	h := daemontest.Start(t, cfg)
 	s, err := h.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Logf("freezer %s", s.Freezer)
 	return h
 }

@@ -18,6 +18,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/hostctl"
 )
@@ -59,9 +60,7 @@ var servers = []server{
 	}},
 	{name: "java", command: func(t *testing.T, _, host, port string) []string { // binds ::ffff:127.0.0.1
 		dir, err := filepath.Abs("testdata")
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return []string{installed(t, "default-jre-headless", "java"), "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", dir, "Serve", host, port}
 	}},
 	{name: "redis", redis: true, command: func(t *testing.T, dir, host, port string) []string {
@@ -82,17 +81,13 @@ http {
   server { listen %[2]s; location / { return 200 "here\n"; } }
 }
 `, dir, listen)
-	if err := os.WriteFile(dir+"/nginx.conf", []byte(conf), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(dir+"/nginx.conf", []byte(conf), 0o644))
 	return []string{path, "-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr"}
 }
 
 func gunicorn(t *testing.T, dir, bind string) []string {
 	app := "def app(environ, start_response):\n    start_response('200 OK', [('Content-Length', '5')])\n    return [b'here\\n']\n"
-	if err := os.WriteFile(dir+"/app.py", []byte(app), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(dir+"/app.py", []byte(app), 0o644))
 	return []string{installed(t, "gunicorn", "gunicorn"), "--workers", "2", "--chdir", dir, "--bind", bind, "app:app"}
 }
 
@@ -378,9 +373,7 @@ while os.path.exists(file):
 		t.Fatalf("a client of the open port: %v", err)
 	}
 	before := h.Show("closer")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, nil, 0o600))
 	daemontest.Wait(t, "clients of the closed port are refused", func() (bool, string) {
 		c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 		if err == nil {
@@ -444,17 +437,13 @@ func TestHandoffRefused(t *testing.T) {
 	outer := handoffHost(t, nil)
 	listen, dir := daemontest.Addr(t), outer.Dir+"/inner"
 	socket := dir + "/socket/host.sock"
-	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Dir(socket), 0o700))
 	never := idle.Duration(0)
 	outer.Launch(instance.Spec{Name: "inner", PauseAfter: &never, Restart: instance.RestartNo, Workdir: "/",
 		Command: []string{daemontest.Program("lull"), "host", "--data", dir + "/data", "--socket", socket, "--probe", "50ms", "--metrics", listen},
 		Expose:  []instance.Endpoint{{Listen: listen, Target: listen}}})
 	cl, err := hostctl.NewClient(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	inner := &daemontest.Host{Client: cl, T: t, Dir: outer.Dir}
 	s := servers[3] // go
 	direct, relayed, target := daemontest.Addr(t), daemontest.Addr(t), daemontest.Addr(t)

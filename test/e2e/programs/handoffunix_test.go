@@ -17,6 +17,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/hostctl"
 )
@@ -305,9 +306,7 @@ func TestHandoffUnixFile(t *testing.T) {
 	h := handoffHost(t, nil)
 	who := ordinary(t)
 	dir := filepath.Join(h.Dir, "files")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.Chown(dir, who.uid, who.gid), os.Chmod(h.Dir, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, errors.Join(os.Mkdir(dir, 0o755), os.Chown(dir, who.uid, who.gid), os.Chmod(h.Dir, 0o755)))
 	addr, file := dir+"/app.sock", dir+"/close"
 	never := idle.Duration(0)
 	h.Launch(instance.Spec{Name: "closer", PauseAfter: &never, Restart: instance.RestartNo, Workdir: dir, User: fmt.Sprintf("%d:%d", who.uid, who.gid),
@@ -350,9 +349,7 @@ while os.path.exists(file):
 		}
 	}
 	check("after a start")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, nil, 0o600))
 	daemontest.Wait(t, "clients of the closed socket are refused", func() (bool, string) {
 		c, err := net.DialTimeout("unix", addr, daemontest.WaitLimit)
 		if err == nil {
@@ -369,14 +366,10 @@ while os.path.exists(file):
 	h.Await("closer", "stopped")
 	check("after its end")
 	l, err := net.Listen("unix", dir+"/other.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	defer l.Close()
 	for path, want := range map[string]string{dir + "/none/app.sock": "create it first", file + ".txt": "not a socket"} {
-		if err := os.WriteFile(file+".txt", nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(file+".txt", nil, 0o600))
 		_, err := h.Create(t.Context(), hostctl.Create{Spec: instance.Spec{Name: "other", Command: []string{"true"},
 			Expose: []instance.Endpoint{{Proto: "unix", Listen: path, Target: path}}}})
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -385,9 +378,7 @@ while os.path.exists(file):
 	}
 	taken := dir + "/other.sock"
 	st, err := os.Lstat(taken)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	before := st.Sys().(*syscall.Stat_t).Ino
 	_, err = h.Create(t.Context(), hostctl.Create{Spec: instance.Spec{Name: "other", Restart: instance.RestartNo, Workdir: dir,
 		ReadyTimeout: idle.Duration(time.Minute),

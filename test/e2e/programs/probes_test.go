@@ -12,6 +12,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/errtest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -72,20 +73,12 @@ func TestPostgresProbe(t *testing.T) {
 	})
 	cmd := exec.Command("psql", append([]string{"-Xq"}, p.args()...)...)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, cmd.Start())
 	t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
-	if _, err := io.WriteString(in, "begin; select 1;\n"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(io.WriteString(in, "begin; select 1;\n"))(t)
 	p.heldBy("probe:postgres")
-	if _, err := io.WriteString(in, "commit;\n"); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(io.WriteString(in, "commit;\n"))(t)
 	p.awaitState("paused") // with an idle session
 	if got := p.client("psql", append([]string{"-XAtc", "select 42"}, p.args()...)...); got != "42\n" {
 		t.Errorf("the answer is %q", got)
@@ -106,9 +99,7 @@ func TestRedisProbe(t *testing.T) {
 			})
 			c := dialRedis(w)
 			c.do("SET k v")
-			if _, err := fmt.Fprint(c, "BLPOP list 0\r\n"); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(fmt.Fprint(c, "BLPOP list 0\r\n"))(t)
 			w.heldBy("probe:redis")
 			c.Close()
 			w.awaitState("paused")
@@ -127,20 +118,14 @@ func TestRedisProbe(t *testing.T) {
 func TestProbeInside(t *testing.T) {
 	t.Parallel()
 	w := redisAt(start(t, nil), instance.PathDirect, 0)
-	if err := w.Remove(t.Context(), w.name); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, w.Remove(t.Context(), w.name))
 	busy := filepath.Join(w.Dir, "busy")
-	if err := os.WriteFile(busy, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(busy, nil, 0o644))
 	w.Launch(instance.Spec{Name: w.name, Command: []string{"sleep", "1000"}, Workdir: w.Dir, Env: []string{"MINE=yes"}, PauseAfter: daemontest.Seconds(probedAfter),
 		Probes: []instance.Probe{{Name: "busy", Kind: instance.ProbeExec, Inside: true, Interval: idle.Duration(5 * time.Second),
 			Command: []string{"/bin/sh", "-c", `[ "$MINE" = yes ] || exit 2; [ -e busy ]`}}}})
 	w.heldBy("probe:busy")
-	if err := os.Remove(busy); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(busy))
 	w.awaitState("paused")
 }
 
@@ -154,9 +139,7 @@ func TestProbeWithoutServer(t *testing.T) {
 	probes := make([]instance.Probe, 2)
 	for n, text := range []string{"redis:127.0.0.1:1", "postgres:host=127.0.0.1 port=1 connect_timeout=2"} {
 		p, err := instance.ParseProbe(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		probes[n] = p
 	}
 	w.Launch(instance.Spec{Name: w.name, Command: []string{"sleep", "1000"}, PauseAfter: daemontest.Seconds(probedAfter), Probes: probes})

@@ -23,6 +23,7 @@ import (
 
 	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/freeport"
 	"lull/internal/protocol/control"
 	"lull/internal/sim"
@@ -51,9 +52,7 @@ func TestLaunchedAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	everywhere, err := net.Listen("tcp", "0.0.0.0:0") // each instance has its own metadata address
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	port := everywhere.Addr().(*net.TCPAddr).Port
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -69,27 +68,21 @@ func TestLaunchedAgent(t *testing.T) {
 		}
 	})
 	free, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	listen := fmt.Sprintf("127.0.0.1:%d", free)
 	cert, key, trusted := certificate(t, r.dir)
 	r.http = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: trusted}}}
 	t.Cleanup(r.http.CloseIdleConnections)
 	config := "aws_region_configs:\n  us-east-1: {security_group_ids: [sg-0000000a], subnet_id: subnet-000000a0}\nreconcile_interval: 1\nagent_server_url: https://" + listen +
 		"\nagent_server_ca: |\n  " + strings.ReplaceAll(strings.TrimSpace(contents(t, cert)), "\n", "\n  ") + "\n"
-	if err := os.WriteFile(filepath.Join(r.dir, "s.yaml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(r.dir, "s.yaml"), []byte(config), 0o600))
 	r.add("one", r.sim, "--data", filepath.Join(r.dir, "data"), "--listen", listen, "--tls-cert", cert, "--tls-key", key).start()
 	server := r.any(nil)
 
 	own := "#!/bin/sh\necho the template's own part, with @secret@\n"
 	for name, text := range map[string]string{"plain": "", "combined": own} {
 		body := control.TemplateBody{InstanceType: "m5.large", AMINameFilter: "cisco-cml2.9*", Agent: true, UserData: text}
-		if _, err := control.Write[launch.Template](t.Context(), server.Client, "PUT", "/templates/"+name, body); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(control.Write[launch.Template](t.Context(), server.Client, "PUT", "/templates/"+name, body))(t)
 	}
 	launch := func(template string) (w worker.Worker, data string) {
 		t.Helper()
@@ -110,24 +103,18 @@ func TestLaunchedAgent(t *testing.T) {
 
 	w, script := launch("plain")
 	file := filepath.Join(r.dir, "user-data")
-	if err := os.WriteFile(file, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, []byte(script), 0o700))
 	if out, err := exec.Command("/bin/sh", "-n", file).CombinedOutput(); err != nil {
 		t.Fatalf("the user data is no script: %v\n%s", err, out)
 	}
 	root, err := os.MkdirTemp("/var/lib", "lull-test-") // an agent trusts no file below /tmp
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(root); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.MkdirAll(filepath.Join(root, "etc"), 0o755))
 	var metadata string
 	aws.World.Locate(w.EC2InstanceID, func(i *world.Instance, _ world.Moment) {
 		metadata = "http://" + net.JoinHostPort(i.MetadataAddr().String(), fmt.Sprint(port))
@@ -140,17 +127,13 @@ func TestLaunchedAgent(t *testing.T) {
 	// A server with another certificate gets neither the secret nor the
 	// machine's requests.
 	stranger, _, _ := certificate(t, t.TempDir())
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(strings.ReplaceAll(script, strings.TrimSpace(contents(t, cert)), strings.TrimSpace(contents(t, stranger))), "sleep 10", "sleep 0")), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, []byte(strings.ReplaceAll(strings.ReplaceAll(script, strings.TrimSpace(contents(t, cert)), strings.TrimSpace(contents(t, stranger))), "sleep 10", "sleep 0")), 0o700))
 	if out, err := boot(); err == nil || !strings.Contains(string(out), "curl: (60)") { // of curl: the certificate is not verified
 		t.Errorf("the machine spoke to a server that it cannot verify: %v\n%s", err, out)
 	} else if _, err := os.Stat(filepath.Join(root, "etc/lull/agent-token")); !os.IsNotExist(err) {
 		t.Errorf("the refused enrollment left a token: %v", err)
 	}
-	if err := os.WriteFile(file, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(file, []byte(script), 0o700))
 	if out, err := boot(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -165,9 +148,7 @@ func TestLaunchedAgent(t *testing.T) {
 	agent.Env, agent.SysProcAttr = env, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var said strings.Builder
 	agent.Stdout, agent.Stderr = &said, &said
-	if err := agent.Start(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, agent.Start())
 	var seen control.Machine
 	defer func() {
 		_ = agent.Process.Kill() // it may have ended
@@ -214,9 +195,7 @@ func TestLaunchedAgent(t *testing.T) {
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Authorization", "Bearer "+secret)
 		res, err := r.http.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		res.Body.Close()
 		return res.StatusCode
 	}
@@ -236,24 +215,16 @@ func TestLaunchedAgent(t *testing.T) {
 func certificate(t *testing.T, dir string) (cert, key string, trusted *x509.CertPool) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	of := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "lull test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour),
 		NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign}
 	public, err := x509.CreateCertificate(rand.Reader, of, of, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	cert, key, trusted = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"), x509.NewCertPool()
 	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: public}, key: {Type: "PRIVATE KEY", Bytes: secret}} {
-		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
 	}
 	trusted.AppendCertsFromPEM([]byte(contents(t, cert)))
 	return cert, key, trusted

@@ -27,6 +27,7 @@ import (
 	"lull/internal/fleet/launch"
 	"lull/internal/fleet/worker"
 	"lull/internal/lib/delay"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
 	"lull/internal/lib/programtest"
 	"lull/internal/lib/waittest"
@@ -82,13 +83,9 @@ func newRegion(t *testing.T, settings string) *region {
 		t.Fatal(err)
 	}
 	api, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	cml, err := net.Listen("tcp", "0.0.0.0:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- world.Run(ctx, sim.Listeners{API: api, CML: sim.LoopbackOnly(cml)}) }()
@@ -104,9 +101,7 @@ func newRegion(t *testing.T, settings string) *region {
 		}
 	})
 	config := "aws_region_configs:\n  us-east-1: {security_group_ids: [sg-0000000a], subnet_id: subnet-000000a0}\nworker_warn_before_minutes: 0\nreconcile_interval: 1\ncml_default_password: env:CML_PW\n" + settings
-	if err := os.WriteFile(filepath.Join(r.dir, "s.yaml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(r.dir, "s.yaml"), []byte(config), 0o600))
 	return r
 }
 
@@ -139,9 +134,7 @@ func (p *serverProc) start() {
 		cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+strings.TrimPrefix(p.args[last], "cloud="), "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "CML_PW=cml")
 		cmd.Stdout, cmd.Stderr = p.log, p.log
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, cmd.Start())
 		p.cmd, p.done = cmd, done
 		go func() {
 			_ = cmd.Wait() // it may be killed
@@ -169,9 +162,7 @@ func (p *serverProc) start() {
 			return false
 		}
 		client, err := control.NewClient(url, p.r.token, p.r.http)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if _, err := control.Read[control.Session](t.Context(), client, "/session"); err != nil {
 			return false
 		}

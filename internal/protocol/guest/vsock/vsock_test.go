@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/guestagent"
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/guest"
 	"lull/internal/protocol/guest/vsock"
@@ -37,9 +38,7 @@ func need(t *testing.T) {
 	}
 	for _, name := range filepath.SplitList(list) {
 		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		if err := errors.Join(unix.FinitModule(int(f.Fd()), "", 0), f.Close()); err != nil && !errors.Is(err, unix.EEXIST) {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -49,9 +48,7 @@ func need(t *testing.T) {
 func listen(t *testing.T) *vsock.Listener {
 	t.Helper()
 	l, err := vsock.Listen(vsock.Local)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -86,20 +83,12 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 func raw(t *testing.T, port uint32) *os.File {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Connect(fd, &unix.SockaddrVM{CID: vsock.Local, Port: port}); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
+	errtest.None(t, unix.Connect(fd, &unix.SockaddrVM{CID: vsock.Local, Port: port}))
+	errtest.None(t, unix.SetNonblock(fd, true))
 	c := os.NewFile(uintptr(fd), "raw")
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, c.SetDeadline(time.Now().Add(waitLimit)))
 	return c
 }
 
@@ -112,17 +101,13 @@ func TestConnect(t *testing.T) {
 		l := listen(t)
 		there := accept(t.Context(), l, vsock.Local, k)
 		c, err := vsock.Dial(t.Context(), vsock.Local, l.Port, k)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer c.Close()
 		m := wait(t, "it is accepted", there)
 		if m.err != nil {
 			t.Fatal(m.err)
 		}
-		if _, err := m.c.Write([]byte("across")); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(m.c.Write([]byte("across")))(t)
 		m.c.Close()
 		if b, err := io.ReadAll(c); err != nil || string(b) != "across" {
 			t.Errorf("read %q, %v", b, err)
@@ -149,16 +134,12 @@ func TestConnect(t *testing.T) {
 		l := listen(t)
 		there := accept(t.Context(), l, vsock.Local, k)
 		c := raw(t, l.Port)
-		if _, err := c.Write(make([]byte, 64)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(c.Write(make([]byte, 64)))(t)
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
 			t.Errorf("who does not know the key was told something: %d, %v", n, err)
 		}
 		d, err := vsock.Dial(t.Context(), vsock.Local, l.Port, k)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		defer d.Close()
 		m := wait(t, "the right one is accepted", there)
 		if m.err != nil {
@@ -234,9 +215,7 @@ func TestChannel(t *testing.T) {
 	for n := range 3 {
 		l := listen(t)
 		c, err := l.Meet(t.Context(), serial, vsock.Local)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		l.Close()
 		fast := speak(c)
 		hello(t, fast)
@@ -245,18 +224,14 @@ func TestChannel(t *testing.T) {
 		case 0: // the daemon goes
 			c.Close()
 		case 1: // a guest that wakes gets the time over the port
-			if err := serial.Call(t.Context(), guest.SetClock, guest.ClockCall{UnixNano: 1, Seed: make([]byte, 16)}, nil); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, serial.Call(t.Context(), guest.SetClock, guest.ClockCall{UnixNano: 1, Seed: make([]byte, 16)}, nil))
 			if err := fast.Call(t.Context(), guest.Hello, nil, nil); err == nil {
 				t.Error("a connection that the host has no more was kept")
 			}
 		case 2: // another connection replaces it
 			l := listen(t)
 			next, err := l.Meet(t.Context(), serial, vsock.Local)
-			if err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, err)
 			hello(t, speak(next))
 			if err := fast.Call(t.Context(), guest.Hello, nil, nil); err == nil {
 				t.Error("two connections are kept")
@@ -280,9 +255,7 @@ func TestChannel(t *testing.T) {
 func pair(t *testing.T) (near, far net.Conn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	var ends [2]net.Conn
 	for n, fd := range fds {
 		f := os.NewFile(uintptr(fd), "port")

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 	"lull/internal/protocol/guest/files"
 )
@@ -34,16 +35,12 @@ type asker struct {
 func dial(t testing.TB, s *Server) (a *asker, end func()) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	conn := func(fd int) net.Conn {
 		f := os.NewFile(uintptr(fd), "pair")
 		defer f.Close()
 		c, err := net.FileConn(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, err)
 		return c
 	}
 	a = &asker{t: t, c: conn(fds[0]), k: files.Key{byte(fds[0]), 1}}
@@ -119,17 +116,11 @@ func (a *asker) must(q files.Request) files.Answer {
 // root.
 func workspace(t *testing.T) string {
 	dir := filepath.Join(t.TempDir(), "work")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(dir, 0o755))
 	if os.Geteuid() == 0 {
-		if err := os.Chown(dir, 12345, 12345); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Chown(dir, 12345, 12345))
 		for p := filepath.Dir(dir); p != "/" && p != os.TempDir(); p = filepath.Dir(p) {
-			if err := os.Chmod(p, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			errtest.None(t, os.Chmod(p, 0o755))
 		}
 	}
 	return dir
@@ -140,20 +131,12 @@ func workspace(t *testing.T) string {
 func TestNothingOutside(t *testing.T) {
 	dir := workspace(t)
 	out := filepath.Dir(dir)
-	if err := os.WriteFile(filepath.Join(out, "secret"), []byte("secret"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(out, "other"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(out, "secret"), []byte("secret"), 0o666))
+	errtest.None(t, os.Mkdir(filepath.Join(out, "other"), 0o777))
 	for name, to := range map[string]string{"file": "../secret", "abs": filepath.Join(out, "secret"), "dir": "..", "self": "/proc/self/root", "loop": "loop", "proc": "/proc/self/cwd"} {
-		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
-	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o666))
 	a, end := dial(t, New(dir, false))
 	defer end()
 	for _, p := range []string{"file", "abs", "loop", "dir/secret", "self/etc/passwd", "proc/x", "dir/other", "pipe"} {
@@ -201,18 +184,14 @@ func TestNothingSpecial(t *testing.T) {
 	a.must(files.Request{Op: files.Create, Path: "a", Mode: 0o755})
 	refused(unix.EPERM, files.Request{Op: files.Change, Path: "a", Mask: files.SetMode, Mode: 0o4755})
 	a.must(files.Request{Op: files.Close, Ino: a.must(files.Request{Op: files.Stat, Path: "a"}).Attr.Ino})
-	if err := os.Chmod(filepath.Join(dir, "a"), 0o755|os.ModeSetuid); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Chmod(filepath.Join(dir, "a"), 0o755|os.ModeSetuid))
 	refused(unix.EPERM, files.Request{Op: files.Write, Path: "a", Data: []byte("x")})
 	refused(unix.EPERM, files.Request{Op: files.Open, Path: "a", Mask: files.ForWriting})
 	refused(unix.EPERM, files.Request{Op: files.Change, Path: "a", Mask: files.SetSize})
 	if os.Geteuid() != 0 {
 		return
 	}
-	if err := os.WriteFile(filepath.Join(dir, "roots"), []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "roots"), []byte("x"), 0o600))
 	refused(unix.EACCES, files.Request{Op: files.Read, Path: "roots", Size: 1})
 	refused(unix.EACCES, files.Request{Op: files.Write, Path: "roots", Data: []byte("y")})
 	refused(unix.EPERM, files.Request{Op: files.Change, Path: "roots", Mask: files.SetMode, Mode: 0o666})
@@ -285,9 +264,7 @@ func TestOpenFiles(t *testing.T) {
 	if held > maxOpen {
 		t.Errorf("%d files are held open", held)
 	}
-	if err := os.Rename(filepath.Join(dir, "n1"), filepath.Join(dir, "f")); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Rename(filepath.Join(dir, "n1"), filepath.Join(dir, "f")))
 	if got := a.ask(files.Request{Op: files.Read, Path: "f", Ino: ino, Size: 10}); unix.Errno(got.Errno) != unix.ESTALE {
 		t.Errorf("another file was read as the one that was open: %v", unix.Errno(got.Errno))
 	}
@@ -298,13 +275,9 @@ func TestLists(t *testing.T) {
 	dir := workspace(t)
 	const n = 5000
 	for i := range n {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("some-longer-name-%d", i)), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		errtest.None(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("some-longer-name-%d", i)), nil, 0o644))
 	}
-	if err := os.WriteFile(filepath.Join(dir, files.Hidden+"x"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, files.Hidden+"x"), nil, 0o644))
 	a, end := dial(t, New(dir, false))
 	defer end()
 	seen, at := map[string]bool{}, int64(0)
@@ -385,9 +358,7 @@ func TestMet(t *testing.T) {
 // refused.
 func TestReadOnly(t *testing.T) {
 	dir := workspace(t)
-	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("text"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.WriteFile(filepath.Join(dir, "f"), []byte("text"), 0o644))
 	a, end := dial(t, New(dir, true))
 	defer end()
 	if got := a.must(files.Request{Op: files.Read, Path: "f", Size: 10}); string(got.Data) != "text" {
@@ -416,9 +387,7 @@ func TestReadOnly(t *testing.T) {
 // same connection.
 func TestDirectoryAway(t *testing.T) {
 	dir := workspace(t)
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Remove(dir))
 	s := New(dir, false)
 	a, end := dial(t, s)
 	defer end()
@@ -438,14 +407,10 @@ func TestDirectoryAway(t *testing.T) {
 		}
 	}
 	lacks(a)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.Mkdir(dir, 0o755))
 	waittest.Until(t, "the fault ends without a request", func() bool { return s.Fault() == "" })
 	a.must(files.Request{Op: files.Create, Path: "f", Mode: 0o644})
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, os.RemoveAll(dir))
 	a.send(files.Request{Op: files.Stat, Path: "f"})
 	if _, err := a.c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Fatalf("the connection whose directory was removed: %v", err)

@@ -1,6 +1,7 @@
 package vnet
 
 import (
+	"lull/internal/lib/errtest"
 	"lull/internal/lib/waittest"
 
 	"encoding/binary"
@@ -51,9 +52,7 @@ func TestAllow(t *testing.T) {
 		}
 	}
 	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, err)
 	for _, a := range addrs { // this machine's own addresses
 		p, err := netip.ParsePrefix(a.String())
 		if err != nil || !p.Addr().Is4() {
@@ -80,9 +79,7 @@ func TestHostileLink(t *testing.T) {
 	run.Go(func() { ended = n.Attach(far) })
 	send := func(frame []byte) {
 		t.Helper()
-		if _, err := near.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
-			t.Fatal(err)
-		}
+		errtest.Get(near.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)))(t)
 	}
 	for size := range 80 {
 		f := make([]byte, size)
@@ -93,9 +90,7 @@ func TestHostileLink(t *testing.T) {
 		}
 		send(f)
 	}
-	if _, err := near.Write(binary.BigEndian.AppendUint32(nil, maxFrame+1)); err != nil {
-		t.Fatal(err)
-	}
+	errtest.Get(near.Write(binary.BigEndian.AppendUint32(nil, maxFrame+1)))(t)
 	run.Wait()
 	if ended == nil || !strings.Contains(ended.Error(), "at most") {
 		t.Errorf("the link ended with %v", ended)
@@ -104,9 +99,7 @@ func TestHostileLink(t *testing.T) {
 	if n.Attached() {
 		t.Error("the link is still up")
 	}
-	if err := n.Close(); err != nil {
-		t.Fatal(err)
-	}
+	errtest.None(t, n.Close())
 	waittest.NoGoroutines(t, before)
 }
 
@@ -174,9 +167,7 @@ func TestPing(t *testing.T) {
 		}
 		frames = append(frames, ping(netip.MustParseAddr("8.8.8.8"), 50, header.IPv4FlagMoreFragments), ping(Gateway, last, 0))
 		for _, f := range frames {
-			if _, err := near.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(f))), f...)); err != nil {
-				t.Fatal(err)
-			}
+			errtest.Get(near.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(f))), f...)))(t)
 		}
 		select {
 		case ident := <-answers: // answers arrive in the order of the requests
