@@ -52,7 +52,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 		i.dropHeld()
 		i.rest()
 	}
-	if len(i.keptAddrs()) == 0 {
+	if _, holds := i.rt.(instance.PortHolder); !holds && len(i.keptAddrs()) == 0 {
 		i.letGo()
 	}
 	return nil

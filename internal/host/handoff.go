@@ -107,15 +107,18 @@ func (i *inst) keptAddrs() (addrs []string) {
 // starts it.
 func (i *inst) deaf(unheard bool) (why string, all bool) {
 	s := i.spec()
+	_, holds := i.rt.(instance.PortHolder) // or else it is not stopped
 	switch {
-	case !s.Wakes(), s.ListenFDs, s.Adopted.IsUnit():
+	case !s.Wakes(), s.ListenFDs, s.Adopted.IsUnit(), holds && i.stopAfter() > 0:
 		return "", false
+	case holds:
+		return "", true
 	case i.wakes():
 		return i.deafPorts()
 	case i.stopAfter() == 0:
 		return "", true
 	case i.rt.Capabilities().Shared:
-		return "another program publishes its ports, and lull does not hold them", true
+		return "lull did not start it, and does not hold its ports", true
 	case unheard:
 		return "", true
 	}
@@ -238,6 +241,10 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 // pending restart, or are refused because its sockets are closed. The caller
 // holds the lock.
 func (i *inst) rest() {
+	if p, ok := i.rt.(instance.PortHolder); ok {
+		i.holdAtRest(p)
+		return
+	}
 	if i.spec().Adopted.IsUnit() {
 		i.restUnit()
 		return
@@ -279,6 +286,9 @@ func (i *inst) rest() {
 // unless the program holds the sockets too.
 func (i *inst) letGo() {
 	i.dropHeld()
+	if p, ok := i.rt.(instance.PortHolder); ok {
+		p.ReleasePorts(i.id)
+	}
 	if i.h.cfg.HeldListeners == nil || i.rt.Capabilities().Network || len(i.spec().Expose) == 0 && !i.spec().Adopted.IsUnit() {
 		return
 	}
@@ -293,6 +303,14 @@ func (i *inst) letGo() {
 // shut makes new connections to the kept sockets wait, so that a program that
 // is asked to exit accepts none of them.
 func (i *inst) shut(on bool) {
+	if p, ok := i.rt.(instance.PortHolder); ok {
+		if !on {
+			p.ReleasePorts(i.id)
+		} else if err := i.holdPorts(p, nil); err != nil && !errors.Is(err, instance.ErrNoPorts) {
+			i.h.log.Warn("clients are refused in the meantime", "instance", i.name(), "err", err)
+		}
+		return
+	}
 	k, ok := i.h.cfg.HeldListeners.(handoffs)
 	switch {
 	case !ok:

@@ -82,6 +82,7 @@ type loops struct {
 	awaiting atomic.Bool // wakeAfterDependencies
 	ending   atomic.Bool // stopLater
 	lost     atomic.Bool // retryAdopt
+	holding  atomic.Bool // holdAtRest
 }
 
 // ports is how clients reach the program. No lock guards it: the relay reads it

@@ -322,6 +322,9 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 		return err
 	}
 	if by == stopAfter {
+		if err := i.mayStop(); err != nil {
+			return err
+		}
 		if err := i.keepSockets(ctx); err != nil {
 			i.h.due.Set(i.due, i.h.Now().Add(unwatchableRetry))
 			i.update(func(r *instance.Record) { r.StatusReason = err.Error() })

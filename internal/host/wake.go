@@ -237,7 +237,7 @@ func (i *inst) stayHibernated(a *attempt, cause error) error {
 // stopped it.
 func (i *inst) wakes() bool {
 	caps := i.rt.Capabilities()
-	if i.spec().Adopted.IsUnit() {
+	if _, ok := i.rt.(instance.PortHolder); ok || i.spec().Adopted.IsUnit() {
 		return i.spec().Wakes() && i.stopAfter() > 0
 	}
 	return i.spec().Wakes() && caps.WakeFromStopped && !caps.Shared && len(i.spec().Expose) > 0

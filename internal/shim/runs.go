@@ -34,7 +34,7 @@ func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, 
 		shimctl.VerbListeners: s.listeners, shimctl.VerbHolds: s.listHeld, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
 		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt, shimctl.VerbOutside: s.outside,
 		shimctl.VerbFilter: s.filter, shimctl.VerbHandoff: s.checkHandoff,
-		shimctl.VerbBeat: s.beat, shimctl.VerbRelease: s.release, shimctl.VerbDoor: s.door,
+		shimctl.VerbKeep: s.keep, shimctl.VerbBeat: s.beat, shimctl.VerbRelease: s.release, shimctl.VerbDoor: s.door,
 	}
 	do := verbs[r.Verb]
 	if do == nil {

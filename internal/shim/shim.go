@@ -60,6 +60,7 @@ type Shim struct {
 	dropped map[string][]string        // by id, paths of unix sockets that are no longer held, until id holds them again
 	filters map[int]*filter            // descriptors that report binds
 	others  map[string]shimctl.Outside // things outside the runs that may be frozen for the daemon
+	kept    map[string]int             // descriptors that are kept open for the daemon, by id
 	thawed  []shimctl.Thawing          // unacknowledged
 	notes   *notifier
 	trying  sync.Mutex // held while a handoff is tried
@@ -107,7 +108,7 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s := &Shim{cfg: cfg, dir: dir, log: cfg.Log, proc: proc.Live(), started: time.Now(),
 		changed: make(chan struct{}, 1), runs: map[string]*run{}, byPID: map[int]*run{},
-		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, dropped: map[string][]string{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, alone: time.Now(), dogFD: -1}
+		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, dropped: map[string][]string{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, kept: map[string]int{}, alone: time.Now(), dogFD: -1}
 	if s.boot, err = s.proc.BootID(); err == nil {
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	}

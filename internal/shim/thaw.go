@@ -20,6 +20,7 @@ func (s *Shim) thawIfAlone(since time.Time) {
 	if s.isAlone(since) {
 		s.thaw("no daemon")
 		s.endExecs()
+		s.dropKept()
 	}
 }
 

@@ -70,6 +70,16 @@ type (
 	RestRooted interface {
 		RestRoot(ctx context.Context, id, image string) (*os.File, error)
 	}
+	// PortHolder is a runtime whose instances have their ports published by another
+	// program, which closes them when an instance stops.
+	PortHolder interface {
+		// HoldPorts makes new clients of the published ports of an instance wait, until
+		// ReleasePorts, or until a run of it listens. For the first client it calls wake,
+		// unless that is nil. wake must not wait. The error is ErrNoPorts if it publishes
+		// none. A call in place of an earlier one keeps those that wait.
+		HoldPorts(ctx context.Context, id, image string, wake func(reason string)) error
+		ReleasePorts(id string)
+	}
 	// ConsoleKeeper is a runtime whose instances have a kernel console,
 	// separate from the program's output. Console updates its file and returns
 	// the path; PATH.1 holds older output. Neither file needs to exist.
@@ -163,6 +173,9 @@ var (
 	// runs, and the next start may succeed.
 	ErrStartAgain = errors.New("the supervisor was replaced while the program began")
 )
+
+// ErrNoPorts says that no published port can wake an instance.
+var ErrNoPorts = errors.New("it publishes no port, so no client could start it again")
 
 // ErrUnanswered marks a failed Freeze that another daemon was requested to do,
 // and that can still take effect.

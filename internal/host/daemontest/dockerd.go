@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -123,6 +124,25 @@ func (k *Dockerd) Stop() {
 		_ = k.cmd.Process.Kill()
 		<-k.gone
 	}
+}
+
+// Kill kills the daemon and its containerd at once. Their containers continue to run.
+func (k *Dockerd) Kill() {
+	_ = k.cmd.Process.Kill() // it may have ended already
+	<-k.gone
+	file := k.dir + "/e/containerd/containerd.pid"
+	b, err := os.ReadFile(file)
+	if err == nil {
+		err = os.Remove(file) // a zombie would count as alive
+	}
+	if err != nil {
+		k.T.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid <= 1 {
+		k.T.Fatalf("the PID of containerd is %q", b)
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended with its parent
 }
 
 // Hang stops the daemon's process, as a stalled disk would. It receives requests

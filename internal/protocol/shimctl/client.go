@@ -260,6 +260,19 @@ func (c *Client) GiveFilter(ctx context.Context, id string, run uint64, fd int) 
 	return err
 }
 
+// KeepOpen has the shim keep a descriptor open in place of the one that it keeps under
+// id, until no daemon has been connected for a while; with -1 it keeps none. The
+// caller keeps its own.
+func (c *Client) KeepOpen(ctx context.Context, id string, fd int) error {
+	var give []int
+	if fd >= 0 {
+		give = []int{fd}
+	}
+	fds, err := c.exchange(ctx, VerbKeep, Name{ID: id}, give, nil)
+	CloseAll(fds)
+	return err
+}
+
 // CheckHandoff reports whether bind handoff works for programs of this shim. The
 // shim tries it once.
 func (c *Client) CheckHandoff(ctx context.Context) (HandoffCheck, error) {

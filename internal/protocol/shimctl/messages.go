@@ -40,6 +40,7 @@ const (
 	VerbAdopt     = "adopt"
 	VerbOutside   = "outside"
 	VerbFilter    = "filter"
+	VerbKeep      = "keep"
 	VerbHandoff   = "check-handoff"
 
 	VerbExited     = "exit"

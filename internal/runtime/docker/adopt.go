@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"lull/internal/core/instance"
 )
@@ -66,6 +67,21 @@ func (r *Runtime) find(ctx context.Context, image string) (*details, error) {
 		return nil, &statusError{404, fmt.Sprintf("no container %s of the service %s in the project %s", at[2], at[1], at[0])}
 	}
 	return newest, nil
+}
+
+// findPatiently is find, which waits for a Docker daemon that restarts.
+func (r *Runtime) findPatiently(ctx context.Context, image string) (*details, error) {
+	for began := time.Now(); ; {
+		d, err := r.find(ctx, image)
+		if err == nil || !isUnreachable(err) || time.Since(began) > apiLimit {
+			return d, err
+		}
+		select {
+		case <-time.After(firstRetry):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // Container implements instance.ContainerAdopter.

@@ -156,7 +156,10 @@ type details struct {
 		Healthcheck *struct{ Test []string }
 	}
 	ExecIDs    []string // commands that run beside it
-	HostConfig struct{ NetworkMode string }
+	HostConfig struct {
+		NetworkMode  string
+		PortBindings map[string][]struct{ HostIp, HostPort string }
+	}
 
 	NetworkSettings struct {
 		Networks map[string]struct{ IPAddress, GlobalIPv6Address string }

@@ -103,10 +103,12 @@ func FuzzDemux(f *testing.F) {
 
 func TestContainerOf(t *testing.T) {
 	for dir, want := range map[string]string{
-		"/sys/fs/cgroup/freezer/docker/" + id64:                  id64,
-		"/sys/fs/cgroup/system.slice/docker-" + id64 + ".scope":  id64,
-		"/sys/fs/cgroup/unified/lull/h1/" + id64[:16]:            "",
-		"/sys/fs/cgroup/system.slice/docker-" + id64 + ".mount/": "",
+		"/sys/fs/cgroup/freezer/docker/" + id64:                            id64,
+		"/sys/fs/cgroup/system.slice/docker-" + id64 + ".scope":            id64,
+		"/sys/fs/cgroup/freezer/libpod_parent/libpod-" + id64:              id64,
+		"/sys/fs/cgroup/machine.slice/libpod-" + id64 + ".scope/container": id64,
+		"/sys/fs/cgroup/unified/lull/h1/" + id64[:16]:                      "",
+		"/sys/fs/cgroup/system.slice/docker-" + id64 + ".mount/":           "",
 		"": "",
 	} {
 		if got := containerOf(dir); got != want {

@@ -127,6 +127,9 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 	r.follower = f
 	r.mu.Unlock()
 	defer r.beside.removeAll("")
+	if err := r.dropEarlierGate(ctx); err != nil {
+		r.log.Warn("clients of stopped containers may wait in vain", "err", err)
+	}
 	for wait := firstRetry; ; {
 		began := time.Now()
 		err := f.once(ctx)

@@ -68,6 +68,7 @@ type Runtime struct {
 	wakes  sync.WaitGroup
 	beside besides
 
+	ports     ports
 	follower  *follower // nil while Docker is not followed
 	relations relations
 }
@@ -77,6 +78,7 @@ var (
 	_ instance.Execer      = (*Runtime)(nil)
 	_ instance.LogReader   = (*Runtime)(nil)
 	_ instance.SpecChecker = (*Runtime)(nil)
+	_ instance.PortHolder  = (*Runtime)(nil)
 	_ instance.Workload    = (*Work)(nil)
 )
 
@@ -202,7 +204,7 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 // Start implements instance.Runtime. A running container is adopted as it is;
 // any other is started.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
-	d, err := r.find(ctx, l.Image)
+	d, err := r.findPatiently(ctx, l.Image)
 	if err == nil && !d.runs() {
 		if err = r.api.do(ctx, d.ID, "start", nil); err == nil {
 			d, err = r.api.inspect(ctx, d.ID)
@@ -221,6 +223,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	if err != nil {
 		return nil, err
 	}
+	r.letIn(ctx, w)
 	return w, nil
 }
 
@@ -264,9 +267,16 @@ func (d *details) exit() instance.Exit {
 }
 
 // containerOf returns the container in the name of its control group: docker/ID
-// if Docker creates the groups itself, docker-ID.scope if systemd does.
+// if Docker creates the groups itself, docker-ID.scope if systemd does. Podman's are
+// libpod-ID and libpod-ID.scope, with a group container below if the version is 2.
 func containerOf(dir string) string {
-	name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), "docker-"), ".scope")
+	if filepath.Base(dir) == "container" {
+		dir = filepath.Dir(dir)
+	}
+	name := strings.TrimSuffix(filepath.Base(dir), ".scope")
+	for _, engine := range []string{"docker-", "libpod-"} {
+		name = strings.TrimPrefix(name, engine)
+	}
 	if !validID(name) {
 		return ""
 	}
@@ -354,7 +364,8 @@ func (r *Runtime) container(id string) (string, error) {
 	return "", errors.New("the instance has taken over no container yet")
 }
 
-// Close waits for wakes in progress.
+// Close waits for wakes in progress. Clients of stopped containers wait for the next
+// daemon as long as the shim does.
 func (r *Runtime) Close() { r.wakes.Wait() }
 
 // Work is one run of a container; it implements instance.Workload.

@@ -166,3 +166,12 @@ func (r *Runtime) whenGone(ctx context.Context, o shimctl.Outside) error {
 	}
 	return nil
 }
+
+// KeepOpen has the shim keep a descriptor open while a daemon restarts, in place of
+// the one that it keeps under id; with -1 it keeps none.
+func (r *Runtime) KeepOpen(ctx context.Context, id string, fd int) error {
+	if err := r.shim().KeepOpen(ctx, id, fd); err != nil {
+		return fmt.Errorf("cannot hand a descriptor to the shim: %w", err)
+	}
+	return nil
+}

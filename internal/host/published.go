@@ -1,0 +1,100 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// The ports of an instance on a runtime that is an instance.PortHolder are published
+// by another program, such as Docker. Before lull stops such an instance, it makes
+// new clients of its ports wait, and the first one starts it again. If lull can not,
+// the instance stays paused: nothing is stopped that a client could not start.
+
+// Intervals between attempts to hold ports.
+const (
+	holdAgain   = time.Minute // before a stop
+	holdOverdue = time.Second // of an instance that is stopped
+)
+
+// holdPorts makes new clients of the published ports wait. The caller holds the lock.
+func (i *inst) holdPorts(p instance.PortHolder, wake func(string)) error {
+	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
+	defer cancel()
+	return p.HoldPorts(ctx, i.id, i.spec().Image, wake)
+}
+
+// mayStop holds the published ports of a paused instance before it is stopped
+// automatically, or returns why it stays paused. One without ports is stopped if
+// another instance wakes it. The caller holds the lock.
+func (i *inst) mayStop() error {
+	p, ok := i.rt.(instance.PortHolder)
+	if !ok || !i.spec().Wakes() {
+		return nil
+	}
+	err := i.holdPorts(p, nil)
+	if errors.Is(err, instance.ErrNoPorts) && i.h.related.wakes(i) {
+		return nil
+	}
+	if err == nil {
+		return nil
+	}
+	why := fmt.Sprintf("not stopped after %s paused: %v", i.stopAfter(), err)
+	i.mu.Lock()
+	news := i.rec.StatusReason != why
+	i.mu.Unlock()
+	if news {
+		i.update(func(r *instance.Record) { r.StatusReason = why })
+		i.emit("stop_cancelled", stopAfter, err.Error())
+	}
+	i.h.due.Set(i.due, i.h.Now().Add(holdAgain))
+	return err
+}
+
+// wakes reports whether others wake i when they are woken.
+func (d *related) wakes(i *inst) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.needing[i.name()]) > 0 || len(d.members[i.spec().Group]) > 1
+}
+
+// holdAtRest is rest for an instance with published ports. The caller holds the lock.
+func (i *inst) holdAtRest(p instance.PortHolder) {
+	switch {
+	case i.turn.again: // it is started next
+		return
+	case i.unwakeable() != "":
+		p.ReleasePorts(i.id)
+		return
+	}
+	err := i.holdPorts(p, i.wantWake)
+	if err == nil || errors.Is(err, instance.ErrNoPorts) {
+		return
+	}
+	if !i.loops.holding.CompareAndSwap(false, true) {
+		return // another retry is in progress
+	}
+	i.h.log.Error("connections to a stopped instance are refused", "instance", i.name(), "err", err)
+	i.emit("handoff_failed", "", err.Error())
+	i.h.spawn(func() {
+		defer i.loops.holding.Store(false)
+		for err != nil && !errors.Is(err, instance.ErrNoPorts) {
+			select {
+			case <-time.After(holdOverdue):
+			case <-i.h.ctx.Done():
+				return
+			}
+			if i.acquireCtx(i.h.ctx) != nil {
+				return
+			}
+			if err = nil; i.state() == power.Stopped && i.unwakeable() == "" {
+				err = i.holdPorts(p, i.wantWake)
+			}
+			i.release()
+		}
+	})
+}
