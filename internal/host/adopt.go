@@ -115,6 +115,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	i.proc.over = make(chan struct{})
 	i.mu.Unlock()
 	if was == power.Stopped {
+		i.noteReboot(ctx)
 		i.forgetRun()
 		i.armRestart()
 		i.releaseEnded()

@@ -73,6 +73,26 @@ func (i *inst) restUnit() {
 	i.mu.Unlock()
 }
 
+// noteReboot makes a unit that lull had stopped one that systemd starts, or does
+// not, if the machine was restarted since. The caller holds the lock.
+func (i *inst) noteReboot(ctx context.Context) {
+	a := i.spec().Adopted
+	f, ok := i.rt.(instance.UnitFollower)
+	i.mu.Lock()
+	last := i.rec.Identity
+	i.mu.Unlock()
+	if !ok || !a.IsUnit() || last == nil {
+		return
+	}
+	rebooted, err := f.Rebooted(ctx, i.id, *a, *last)
+	if err != nil {
+		i.h.log.Warn("the addresses of a unit may be taken since the machine was restarted", "instance", i.name(), "err", err)
+	}
+	if rebooted && i.unwakeable() == "" {
+		i.note(func(r *instance.Record) { r.StoppedBy, r.StatusReason = "", "the machine was restarted" })
+	}
+}
+
 // startUnwatched starts a unit that lull has stopped if nothing would start it
 // anymore, because its sockets were lost. The caller holds the lock.
 func (i *inst) startUnwatched() {

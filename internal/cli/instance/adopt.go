@@ -192,8 +192,8 @@ What systemctl does is followed: a unit that is stopped there stays stopped, one
 is restarted stays adopted, and a frozen one is thawed first.
 
 With --stop, a unit that was paused for a while is stopped, and started when a client
-connects to one of its TCP ports. Clients that connect before systemd starts it are
-relayed by lull; see the page about adopting for what can be refused.`,
+connects to one of its TCP ports. Clients that connect before it listens are held, and
+relayed by lull. A host that does not run as root can hold only the first of them.`,
 		Example:           "  lull adopt unit nginx --pause-after 5m\n  lull adopt unit redis-server --stop --stop-after 1h\n  lull adopt unit --user jupyter.service",
 		ValidArgsFunction: c.completeUnits,
 		RunE: func(cmd *cobra.Command, a []string) error {

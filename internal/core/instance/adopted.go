@@ -66,6 +66,9 @@ type UnitFollower interface {
 	// FollowUnit reports from now on when others start the unit of a stopped
 	// instance, until the instance is forgotten.
 	FollowUnit(id string, a Adopted)
+	// Rebooted reports whether the machine was restarted since the run last. What is
+	// kept of the run's sockets is then closed: systemd decides what runs.
+	Rebooted(ctx context.Context, id string, a Adopted, last Identity) (bool, error)
 	// SystemdListens reports whether systemd starts the unit when a client connects
 	// to one of its .socket units.
 	SystemdListens(ctx context.Context, a Adopted) (bool, error)

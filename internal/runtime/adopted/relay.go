@@ -5,34 +5,156 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"lull/internal/core/instance"
+	"lull/internal/platform/sockets"
 )
 
-// A stopped unit cannot get its socket back without help, so lull accepts the
-// clients that waited on it, and relays them once the unit listens again. Later
-// clients reach the unit itself.
+// A stopped unit cannot get its socket back without help: its address has to be
+// free when it binds. So lull accepts the clients that waited on the kept socket and
+// closes it. Clients that come from then on until the unit listens are steered to a
+// lobby. All of these are relayed to the unit; later ones reach it directly.
 
-// relay connects clients to the listeners of the run at which they arrived. A
-// client is closed if the run does not listen there in time.
-func (w *Work) relay(clients []net.Conn) {
+// lobby accepts the clients of addresses to which nothing is bound.
+type lobby struct {
+	steering *sockets.Steering
+	conns    chan net.Conn // closed when the last one was accepted
+	cancel   func()        // ends accepting
+	opened   chan struct{} // closed once clients are no longer steered; lull's own would be, too
+}
+
+// lobbyRest is how long a lobby accepts after the last client was steered to it:
+// the handshake with a client may not be over yet.
+const lobbyRest = time.Second
+
+// openLobby steers the clients of addresses to a new lobby. It fails without the
+// rights of root, and on old kernels.
+func openLobby(addrs []string) (_ *lobby, err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var listeners []net.Listener
+	defer func() {
+		if err != nil {
+			cancel()
+			for _, l := range listeners {
+				l.Close()
+			}
+		}
+	}()
+	doors := map[bool]int{} // descriptors of listeners, which stay theirs, by whether it is IPv4
+	var at []netip.AddrPort
+	var fds []int
+	add := func(a netip.AddrPort) error {
+		v4 := a.Addr().Unmap().Is4()
+		if _, ok := doors[v4]; !ok {
+			network, local := "tcp6", "[::1]:0"
+			if v4 {
+				network, local = "tcp4", "127.0.0.1:0"
+			}
+			var cfg net.ListenConfig
+			cfg.SetMultipathTCP(false)
+			l, err := cfg.Listen(ctx, network, local)
+			if err != nil {
+				return err
+			}
+			listeners = append(listeners, l)
+			raw, err := l.(*net.TCPListener).SyscallConn()
+			if err == nil {
+				err = raw.Control(func(fd uintptr) { doors[v4] = int(fd) })
+			}
+			if err != nil {
+				return err
+			}
+		}
+		at, fds = append(at, a), append(fds, doors[v4])
+		return nil
+	}
+	for _, text := range addrs {
+		a, err := netip.ParseAddrPort(text)
+		if err == nil {
+			err = add(a)
+		}
+		if both := netip.AddrPortFrom(netip.IPv4Unspecified(), a.Port()); err == nil && a.Addr() == netip.IPv6Unspecified() && !slices.Contains(addrs, both.String()) {
+			err = add(both)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	s, err := sockets.Steer(at, fds)
+	if err != nil {
+		return nil, err
+	}
+	b := &lobby{steering: s, conns: make(chan net.Conn), cancel: cancel, opened: make(chan struct{})}
+	var accepting sync.WaitGroup
+	for _, l := range listeners {
+		context.AfterFunc(ctx, func() { l.Close() })
+		accepting.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				select {
+				case b.conns <- c:
+				case <-ctx.Done():
+					c.Close()
+				}
+			}
+		})
+	}
+	go func() { accepting.Wait(); close(b.conns) }()
+	return b, nil
+}
+
+// open lets new clients reach the unit itself. It is called at most once.
+func (b *lobby) open() {
+	b.steering.Close()
+	close(b.opened)
+	time.AfterFunc(lobbyRest, b.cancel)
+}
+
+// close turns away everyone who waits.
+func (b *lobby) close() {
+	b.steering.Close()
+	b.cancel()
+}
+
+// relay connects clients, and those that come to the lobby, to the listeners of the
+// run at which they arrived. A client is closed if the run does not listen there in
+// time. b may be nil.
+func (w *Work) relay(clients []net.Conn, b *lobby) {
 	ctx, cancel := context.WithTimeout(w.ctx, listenWait)
 	defer cancel()
 	var wg sync.WaitGroup
-	for _, c := range clients {
-		wg.Go(func() {
-			defer c.Close()
-			to, err := w.dial(ctx, c.LocalAddr().String())
-			if err != nil {
-				w.r.cfg.Log.Warn("a client that waited for a unit is turned away", "unit", w.unit.name, "client", c.RemoteAddr(), "err", err)
+	one := func(c net.Conn) {
+		defer c.Close()
+		if b != nil {
+			select {
+			case <-b.opened:
+			case <-ctx.Done():
 				return
 			}
-			defer to.Close()
-			defer context.AfterFunc(w.ctx, func() { c.Close(); to.Close() })()
-			pipe(c, to)
-		})
+		}
+		to, err := w.dial(ctx, c.LocalAddr().String())
+		if err != nil {
+			w.r.cfg.Log.Warn("a client that waited for a unit is turned away", "unit", w.unit.name, "client", c.RemoteAddr(), "err", err)
+			return
+		}
+		defer to.Close()
+		defer context.AfterFunc(w.ctx, func() { c.Close(); to.Close() })()
+		pipe(c, to)
+	}
+	for _, c := range clients {
+		wg.Go(func() { one(c) })
+	}
+	if b != nil {
+		defer context.AfterFunc(ctx, b.close)()
+		for c := range b.conns {
+			wg.Go(func() { one(c) })
+		}
 	}
 	wg.Wait()
 }

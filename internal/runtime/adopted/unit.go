@@ -33,6 +33,7 @@ const (
 	unitEvery  = 5 * time.Second // between checks of a unit, beside those that signals cause
 	listenWait = time.Minute     // for a started unit to listen where it did before
 	listenPoll = 10 * time.Millisecond
+	restWait   = 2 * time.Second
 )
 
 // unit is one run of a unit.
@@ -61,7 +62,9 @@ type follower struct {
 	blamed   atomic.Int64 // when others wanted to start it while lull held its sockets, in Unix nanoseconds
 
 	mu    sync.Mutex
-	conns []net.Conn // clients that waited on the sockets of the stopped unit
+	conns []net.Conn // clients that came before the unit listens
+	lobby *lobby     // where clients wait while it starts; nil if they are refused then
+	addrs []string   // where it listened before it was stopped
 }
 
 // manager returns the client of the manager of a.
@@ -262,6 +265,21 @@ func (r *Runtime) SystemdListens(ctx context.Context, a instance.Adopted) (bool,
 	return err == nil && len(ofKind(u.TriggeredBy, ".socket")) > 0, err
 }
 
+// Rebooted implements instance.UnitFollower. If the unit has failed to start
+// because its address was taken, it is started again.
+func (r *Runtime) Rebooted(ctx context.Context, id string, a instance.Adopted, last instance.Identity) (bool, error) {
+	boot, err := r.fs.BootID()
+	if err != nil || boot == last.BootID || last.BootID == "" {
+		return false, err
+	}
+	addrs, err := r.cfg.Process.HeldAddrs(ctx, id)
+	if err == nil && len(addrs) > 0 {
+		r.follower(id, a).blamed.Store(time.Now().UnixNano())
+		err = r.cfg.Process.Unhold(ctx, id)
+	}
+	return true, err
+}
+
 // follower returns the follower of an instance. It makes it if there is none.
 func (r *Runtime) follower(id string, a instance.Adopted) *follower {
 	r.mu.Lock()
@@ -334,8 +352,11 @@ func (r *Runtime) compare(id string, f *follower, u *systemd.Unit) {
 				r.cfg.Started(id, "the unit was started outside of lull")
 			})
 		}
-	case w == nil && u.Active == "failed" && f.starting.Load() == 0:
-		f.excuse(r, id)
+	case w == nil && u.Over() && u.Job == 0 && f.starting.Load() == 0:
+		f.drop() // the start by others has failed
+		if u.Active == "failed" {
+			f.excuse(r)
+		}
 	}
 }
 
@@ -345,7 +366,7 @@ const excuseFor = 10 * time.Second
 
 // excuse starts a unit once more whose start by others failed while lull held its
 // sockets.
-func (f *follower) excuse(r *Runtime, id string) {
+func (f *follower) excuse(r *Runtime) {
 	at := f.blamed.Swap(0)
 	if at == 0 || time.Since(time.Unix(0, at)) > excuseFor {
 		return
@@ -400,25 +421,34 @@ func (r *Runtime) vacate(ctx context.Context, id string, f *follower) (sockets i
 	if err != nil || len(addrs) == 0 {
 		return 0, err
 	}
+	if f.lobby, err = openLobby(addrs); err != nil {
+		r.cfg.Log.Info("clients that come while a unit starts are refused", "unit", f.a.Unit, "reason", err)
+	}
 	r.cfg.Unwatch(id)
+	f.addrs = addrs
 	conns, err := r.cfg.Process.TakeHeld(ctx, id)
 	f.conns = append(f.conns, conns...)
 	return len(addrs), err
 }
 
-// drop closes the clients that wait.
+// drop closes the clients that wait, and turns away later ones.
 func (f *follower) drop() {
-	for _, c := range f.take() {
+	conns, l, _ := f.take()
+	for _, c := range conns {
 		c.Close()
+	}
+	if l != nil {
+		l.close()
 	}
 }
 
-func (f *follower) take() []net.Conn {
+// take takes over what vacate has left.
+func (f *follower) take() (conns []net.Conn, l *lobby, addrs []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	conns := f.conns
-	f.conns = nil
-	return conns
+	conns, l, addrs = f.conns, f.lobby, f.addrs
+	f.conns, f.lobby, f.addrs = nil, nil, nil
+	return conns, l, addrs
 }
 
 // startUnit attaches to a unit. It starts it first unless l.Found is set.
@@ -433,10 +463,6 @@ func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.
 		}
 	}()
 	m, err := r.manager(a)
-	if err != nil {
-		return nil, err
-	}
-	addrs, err := r.cfg.Process.HeldAddrs(ctx, l.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -458,11 +484,11 @@ func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.
 	if err != nil {
 		return nil, err
 	}
-	if held := f.take(); len(held) > 0 {
-		r.wakes.Go(func() { w.relay(held) })
-	}
-	if !l.Found {
-		w.awaitListening(ctx, addrs)
+	waiting, lobby, addrs := f.take()
+	r.wakes.Go(func() { w.relay(waiting, lobby) })
+	w.awaitListening(ctx, addrs)
+	if lobby != nil {
+		lobby.open()
 	}
 	return w, nil
 }
@@ -481,17 +507,22 @@ func (r *Runtime) begin(ctx context.Context, m *systemd.Conn, a instance.Adopted
 }
 
 // awaitListening waits until the run listens on addrs, for a while: a service is
-// often active before it listens.
+// often active before it listens. Once it listens on one of them, the others have
+// restWait, because its settings may have changed.
 func (w *Work) awaitListening(ctx context.Context, addrs []string) {
 	ctx, cancel := context.WithTimeout(ctx, listenWait)
 	defer cancel()
+	var first time.Time
 	for {
 		ls, err := w.Listeners()
 		missing := slices.DeleteFunc(slices.Clone(addrs), func(a string) bool {
 			return slices.ContainsFunc(ls, func(l instance.Listener) bool { return l.Addr == a })
 		})
-		if err == nil && len(missing) == 0 || w.ctx.Err() != nil {
+		if err == nil && len(missing) == 0 || w.ctx.Err() != nil || !first.IsZero() && time.Since(first) > restWait {
 			return
+		}
+		if first.IsZero() && len(missing) < len(addrs) {
+			first = time.Now()
 		}
 		select {
 		case <-time.After(listenPoll):
