@@ -73,28 +73,23 @@ func (s *Steering) Close() {
 	}
 }
 
-// The arguments of bpf(2), as its manual page lists them.
+// The arguments of bpf(2), as far as they are not zero.
 type (
 	mapCreate struct {
-		kind, keySize, valueSize, maxEntries, flags uint32
+		kind, keySize, valueSize, maxEntries uint32
 	}
 	mapUpdate struct {
 		fd, _      uint32
 		key, value unsafe.Pointer
-		flags      uint64
 	}
 	progLoad struct {
-		kind, count       uint32
-		code, license     unsafe.Pointer
-		logLevel, logSize uint32
-		log               unsafe.Pointer
-		version, flags    uint32
-		name              [16]byte
-		ifindex           uint32
-		attachType        uint32
+		kind, count   uint32
+		code, license unsafe.Pointer
+		_             [44]byte
+		attachType    uint32
 	}
 	linkCreate struct {
-		prog, target, attachType, flags uint32
+		prog, target, attachType uint32
 	}
 )
 
