@@ -14,7 +14,7 @@ export GOFLAGS := $(strip -trimpath $(filter-out -trimpath,$(GOFLAGS)))
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 curl systemd \
 	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io docker-compose busybox-static python3-aiosmtpd \
-	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin
+	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin docker-compose
 # What only the full counts drive.
 SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish
 # The kernel of microVMs in the tests; empty where it could not be fetched.
@@ -204,7 +204,7 @@ test-microvm: guest-kernel ## only the tests that boot guests
 soak: PACKAGES += $(SOAK_PACKAGES)
 soak: packages guest-kernel release ## the proofs at their full counts; hours
 	LULL_RELEASE=$(CURDIR)/dist LULL_RELEASE_IMAGE=$$(echo $(CURDIR)/dist/*_linux_amd64.oci.tar) LULL_DRAWS=$${LULL_DRAWS:-20} LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
-	LULL_PROGRAM_CYCLES=1000 LULL_HANDOFF_STARTS=200 LULL_HANDOFF_KILLS=20 LULL_SOAK=1 LULL_DAYS=20 LULL_MUTANTS=10 LULL_SERVER_KILLS=200 LULL_NOTIFY_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
+	LULL_PROGRAM_CYCLES=1000 LULL_COMPOSE_ROUNDS=200 LULL_CONTAINER_STOPS=100 LULL_HANDOFF_STARTS=200 LULL_HANDOFF_KILLS=20 LULL_SOAK=1 LULL_DAYS=20 LULL_MUTANTS=10 LULL_SERVER_KILLS=200 LULL_NOTIFY_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
 		go test -p 1 -count=1 -timeout 24h ./...
 
 bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute

@@ -287,7 +287,7 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 		if local[o.Remote] || inbound && toItself(o) && private() || !inbound && o.State != sockets.Established {
 			continue // between two processes of the tree, one of which may have ended, or a call that is over
 		}
-		turn, t := talked[o.Inode].next(o)
+		turn, t := talked[o.Inode].next(o, inbound)
 		talks[o.Inode] = t
 		c := instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o), Turn: turn,
 			Unread: o.RQueue, Accepted: true, Loopback: loopback, HalfClose: o.State == sockets.CloseWait}

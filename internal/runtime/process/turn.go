@@ -24,7 +24,10 @@ type turns map[uint64]talk
 // records the times of the last data in each direction in ticks of its clock (1
 // to 10 ms), so a request and a fast answer have the same time. In that case
 // the segments counted since the turn was last known decide.
-func (t talk) next(o sockets.Socket) (instance.Turn, talk) {
+//
+// inbound reports whether the other end opened the connection, and so speaks first as
+// a rule.
+func (t talk) next(o sockets.Socket, inbound bool) (instance.Turn, talk) {
 	now := o.Traffic
 	turn := instance.TurnUnclear
 	switch in, out := now.DataSegsIn-t.base.DataSegsIn, now.DataSegsOut-t.base.DataSegsOut; {
@@ -41,7 +44,7 @@ func (t talk) next(o sockets.Socket) (instance.Turn, talk) {
 	case now.LastSent < now.LastReceived:
 		turn = instance.TurnLocal
 	default:
-		turn = t.tie(now, in)
+		turn = t.tie(now, in, inbound)
 	}
 	t.now = now
 	if turn != instance.TurnUnclear {
@@ -52,12 +55,12 @@ func (t talk) next(o sockets.Socket) (instance.Turn, talk) {
 
 // tie decides which end sent last if both did in the same tick. in is the
 // number of data segments received since the turn was last known.
-func (t talk) tie(now sockets.Traffic, in uint32) instance.Turn {
+func (t talk) tie(now sockets.Traffic, in uint32, inbound bool) instance.Turn {
 	quiet := now.LastReceived
 	acksIn := now.SegsIn - now.DataSegsIn - (t.base.SegsIn - t.base.DataSegsIn)
 	acksOut := now.SegsOut - now.DataSegsOut - (t.base.SegsOut - t.base.DataSegsOut)
 	switch {
-	case in == 1 && t.turn != instance.TurnRemote:
+	case in == 1 && inbound && t.turn != instance.TurnRemote:
 		return instance.TurnLocal // the only segment received was answered in the same tick
 	case quiet < ackLimit:
 	case acksIn == 0:

@@ -77,7 +77,10 @@ func TestTurnIsNeverWrong(t *testing.T) {
 	unclear, all := 0, 0
 	for range 2000 {
 		w, k := &wire{now: time.Hour}, talk{}
-		from := instance.TurnRemote
+		from, inbound := instance.TurnRemote, r.IntN(2) == 0
+		if !inbound {
+			from = instance.TurnLocal
+		}
 		for range 1 + r.IntN(12) {
 			w.send(from, 1+uint32(r.IntN(3)))
 			if from == instance.TurnRemote {
@@ -90,7 +93,7 @@ func TestTurnIsNeverWrong(t *testing.T) {
 			}
 			if r.IntN(6) == 0 {
 				w.acknowledge(time.Duration(r.Int64N(int64(50*time.Millisecond))), time.Second)
-				got, next := k.next(w.socket())
+				got, next := k.next(w.socket(), inbound)
 				all++
 				if got == instance.TurnUnclear {
 					unclear++
@@ -105,7 +108,7 @@ func TestTurnIsNeverWrong(t *testing.T) {
 }
 
 func TestTurnOfAnOldKernel(t *testing.T) {
-	if got, _ := (talk{}).next(sockets.Socket{InfoSize: 104}); got != instance.TurnUnclear {
+	if got, _ := (talk{}).next(sockets.Socket{InfoSize: 104}, true); got != instance.TurnUnclear {
 		t.Errorf("without segments the turn is %d", got)
 	}
 }
