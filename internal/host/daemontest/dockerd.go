@@ -17,15 +17,23 @@ import (
 // Dockerd is a private Docker daemon: its data, its socket, and the image
 // box:1, which is Image.
 type Dockerd struct {
-	T    testing.TB
-	dir  string
-	cmd  *exec.Cmd
-	gone chan struct{}
+	T         testing.TB
+	dir       string
+	namespace string
+	cmd       *exec.Cmd
+	gone      chan struct{}
 }
 
 // StartDockerd runs a Docker daemon until the test ends. Its containers outlive
 // it, as in a production setup.
 func StartDockerd(t testing.TB) *Dockerd {
+	t.Helper()
+	return StartDockerdIn(t, "")
+}
+
+// StartDockerdIn is StartDockerd in a network namespace, a file. The daemon sets up
+// the firewall there, which it leaves alone without one.
+func StartDockerdIn(t testing.TB, namespace string) *Dockerd {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("dockerd needs root")
@@ -39,7 +47,7 @@ func StartDockerd(t testing.TB) *Dockerd {
 		t.Fatal(err)
 	}
 	_, bridged := net.InterfaceByName("docker0")
-	k := &Dockerd{T: t, dir: dir}
+	k := &Dockerd{T: t, dir: dir, namespace: namespace}
 	t.Cleanup(func() { k.end(bridged != nil) })
 	k.Start()
 	tar := filepath.Join(dir, "root.tar")
@@ -60,7 +68,7 @@ func (k *Dockerd) end(noBridge bool) {
 		k.Say(append([]string{"rm", "-f"}, ids...)...)
 	}
 	k.Stop()
-	if noBridge {
+	if noBridge && k.namespace == "" {
 		_ = exec.Command("ip", "link", "del", "docker0").Run()
 	}
 	// What is mounted below belongs to namespaces of containers that have
@@ -87,8 +95,14 @@ func (k *Dockerd) Start() {
 		k.T.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.Socket(),
-		"--pidfile", k.dir+"/pid", "--iptables=false", "--live-restore")
+	args := []string{"/usr/sbin/dockerd", "--data-root", k.dir + "/d", "--exec-root", k.dir + "/e", "-H", "unix://" + k.Socket(),
+		"--pidfile", k.dir + "/pid", "--live-restore"}
+	if k.namespace == "" {
+		args = append(args, "--iptables=false")
+	} else {
+		args = append([]string{"nsenter", "--net=" + k.namespace}, args...)
+	}
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
