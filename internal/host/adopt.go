@@ -166,8 +166,8 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		}
 	}
 	i.mu.Lock()
-	if automatic {
-		i.rec.State = was
+	if automatic && was == power.Paused { // the stop is decided anew
+		i.rec.State, i.rec.StoppedBy = was, ""
 	}
 	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
 		// It was saved, but the daemon ended before it could record that.

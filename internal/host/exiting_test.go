@@ -147,5 +147,10 @@ func TestStopUndecided(t *testing.T) {
 		if c.Outcome() != "answered" || r.k.Starts() != 1 {
 			t.Errorf("the client is %s after %d starts", c.Outcome(), r.k.Starts())
 		}
+		r.k.Proc(id).Exit(1)
+		r.is("a", power.Stopped)
+		if _, err := r.gates["a"].Arrive(r.ctx); err == nil {
+			t.Error("a client starts a program that ended by itself, as if lull had stopped it")
+		}
 	})
 }
