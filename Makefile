@@ -234,6 +234,7 @@ generate: ## write the generated reference pages again
 	go test ./internal/core/power ./internal/archtest -update
 	go test ./internal/agent -run TestFaultsPage -update
 	go test ./internal/host/hosttest -run TestTable -update
+	go test ./internal/host -run TestFenceModelKnowsTheSteps -update
 	go test ./test/corpus -run 'TestCorpus$$' -update
 
 clean: ## remove what was built

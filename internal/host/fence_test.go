@@ -25,11 +25,15 @@ import (
 
 // world is one instance on one simulated machine, driven point by point.
 type world struct {
-	h    *Host
-	i    *inst
-	k    *hosttest.Kernel
-	disk *hosttest.Disk
-	gate *hosttest.Gate
+	sc     scene
+	steps  *fence // nil for the standard fence
+	h      *Host  // the present daemon, with its instance and relay
+	i      *inst
+	gate   *hosttest.Gate
+	daemon *hosttest.Daemon
+	writes *hosttest.Session
+	k      *hosttest.Kernel
+	disk   *hosttest.Disk
 
 	mu       sync.Mutex
 	on       bool
@@ -96,31 +100,17 @@ func (w *world) fault(format string, args ...any) {
 	w.mu.Unlock()
 }
 
-func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
-	w := &world{k: &hosttest.Kernel{Deep: deep}, disk: hosttest.NewDisk()}
-	w.h = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Memory: 2 * instance.MinMemory, Places: 1, Runtimes: map[string]Runtime{"process": w.k},
-		Records: w.disk, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 64,
-		NewGate: func(t RelayTarget) (Gate, error) {
-			w.gate = &hosttest.Gate{K: w.k, Waker: t.Waker}
-			return w.gate, nil
-		}})
-	if steps != nil {
-		w.h.steps = *steps
-	}
-	w.h.steps = w.noting(w.h.steps)
-	w.k.OnExit = w.h.OnExit
+func newWorld(sc scene, steps *fence) *world {
+	w := &world{sc: sc, steps: steps, k: &hosttest.Kernel{Deep: sc.deep}, disk: hosttest.NewDisk()}
 	w.k.At = w.parkWith
+	w.disk.On = w.recorded
 	if recorder != nil {
 		w.log = &recording{}
 		w.k.Seen = w.log.event
 	}
-	w.h.at = func(point string, _ *inst) {
-		w.park(point)
-		w.watch(point)
-	}
-	w.disk.On = w.recorded
+	w.newDaemon()
 	ctx := context.Background()
-	id, err := w.h.Create(ctx, hosttest.Spec("a", spec))
+	id, err := w.h.Create(ctx, hosttest.Spec("a", sc.spec))
 	if err == nil {
 		err = w.h.Start(ctx, id, ByManual)
 	}
@@ -140,16 +130,107 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	return w
 }
 
+// tamper breaks something about each new daemon; nil for nothing. It is set before
+// the walks begin.
+var tamper func(*world)
+
+// newDaemon makes a daemon the present one.
+func (w *world) newDaemon() {
+	d := &hosttest.Daemon{Kernel: w.k}
+	w.daemon, w.writes = d, &hosttest.Session{Disk: w.disk}
+	cfg := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Memory: 2 * instance.MinMemory, Places: 1, Runtimes: map[string]Runtime{"process": d},
+		Records: w.writes, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 64,
+		NewGate: func(t RelayTarget) (Gate, error) {
+			w.gate = &hosttest.Gate{K: w.k, ID: t.ID, Waker: t.Waker}
+			return w.gate, nil
+		}}
+	if w.sc.kept {
+		cfg.HeldListeners = &hosttest.Keeper{Daemon: d}
+	}
+	h := New(cfg)
+	if w.steps != nil {
+		h.steps = *w.steps
+	}
+	h.steps = w.noting(h.steps)
+	h.at = func(point string, i *inst) {
+		if d.Dead() {
+			return
+		}
+		if i != nil && w.sc.crashes() {
+			w.mu.Lock()
+			w.i = i
+			w.mu.Unlock()
+		}
+		w.park(point)
+		if !d.Dead() {
+			w.watch(point)
+		}
+	}
+	w.h = h
+	w.k.SetOnExit(h.OnExit)
+	if tamper != nil {
+		tamper(w)
+	}
+}
+
+// crash kills the daemon. What then acts is the supervisor, which thaws the program,
+// and the next daemon, which takes it over.
+func (w *world) crash() {
+	w.writes.Dead.Store(true)
+	w.daemon.Crash(w.gate)
+	w.mu.Lock()
+	died := map[bool][]*parking{}
+	for _, p := range w.parked {
+		died[outlives(p.point)] = append(died[outlives(p.point)], p)
+	}
+	w.parked = died[true]
+	w.live, w.busied, w.doomed = w.live+1, false, false
+	dead := w.daemon
+	w.mu.Unlock()
+	w.h.cancel()
+	for _, p := range died[false] {
+		close(p.ch)
+	}
+	go func() {
+		w.park("watchdog")
+		if p := w.k.Proc(w.i.id); p != nil && w.daemon == dead && p.Frozen() && !p.Hibernated() {
+			_ = p.Thaw() // its errors are of this world's faults, and there are none
+		}
+		w.park("end")
+		w.mu.Lock()
+		w.live--
+		w.mu.Unlock()
+	}()
+	w.park("boot")
+	w.newDaemon()
+	if err := w.h.Load(context.Background(), w.disk.All()); err != nil {
+		w.fault("load: %v", err)
+	}
+	i, _ := w.h.find(w.i.id)
+	w.mu.Lock()
+	w.i = i
+	w.mu.Unlock()
+}
+
+// outlives reports whether a goroutine at the point is not of the daemon.
+func outlives(point string) bool {
+	switch point {
+	case "connect", "send", "close", "program-exit", "poller", "relay-arrive", "relay-dial":
+		return true
+	}
+	return strings.HasPrefix(point, "begin ")
+}
+
 // noting records which actor makes which attempt.
 func (w *world) noting(f fence) fence {
 	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.stopRunning, &f.deeper, &f.resumePause} {
 		*steps = slices.Clone(*steps)
 		for n := range *steps {
-			do, seen := (*steps)[n].do, stepEvents[(*steps)[n].name]
+			do, seen, d := (*steps)[n].do, stepEvents[(*steps)[n].name], w.daemon
 			(*steps)[n].do = func(a *attempt) error {
 				w.mind(func(r *routine) { r.attempt = a })
 				err := do(a)
-				if w.log != nil && seen != "" {
+				if w.log != nil && seen != "" && !d.Dead() {
 					w.log.event(seen, yes(err != nil))
 				}
 				return err
@@ -223,9 +304,10 @@ var actors = map[string]actor{
 	"idle":    {"idle", func(w *world) { w.h.check(w.i) }},
 	"connect": {"connect", func(w *world) { w.add(w.k.Connect(w.i.id)) }},
 	"relay": {"relay", func(w *world) {
+		d := w.daemon
 		if c, err := w.gate.Arrive(w.h.ctx); err == nil {
 			w.add(c)
-		} else if w.i.state().Asleep() && !calledOff(err) {
+		} else if !d.Dead() && w.i.state().Asleep() && !calledOff(err) {
 			w.fault("a relay client was turned away from a paused instance: %v", err)
 		}
 	}},
@@ -236,31 +318,34 @@ var actors = map[string]actor{
 		c.Close()
 	}},
 	"lease": {"lease", func(w *world) {
-		before := w.i.state()
+		before, i := w.i.state(), w.i
 		w.mind(func(r *routine) { r.carries = []byte(before) })
 		err := w.h.Hold(context.Background(), "a", idle.Lease{Holder: "x"}, time.Hour)
-		if err == nil && before == power.Running && w.i.state() == power.Running {
+		if err == nil && before == power.Running && i.state() == power.Running {
 			w.mu.Lock()
 			w.leased = true
 			w.mu.Unlock()
 		}
 	}},
 	"busy": {"busy", func(w *world) {
+		d, i := w.daemon, w.i
 		w.park("busy")
-		w.i.setBusy(+1)
+		i.setBusy(+1)
 		w.mu.Lock()
-		w.busied = true
+		w.busied = !d.Dead()
 		w.mu.Unlock()
 	}},
 	"pause":  {"pause", func(w *world) { _ = w.h.Pause(context.Background(), "a", ByManual, true) }},
 	"resume": {"resume", func(w *world) { _ = w.h.Resume(context.Background(), "a", ByManual) }},
 	"stop": {"stop", func(w *world) {
-		if err := w.h.Stop(context.Background(), "a", ByManual, false); err != nil {
+		d := w.daemon
+		if err := w.h.Stop(context.Background(), "a", ByManual, false); err != nil && !d.Dead() {
 			w.fault("stop: %v", err)
 		}
 	}},
 	"start": {"start", func(w *world) {
-		if err := w.h.Start(context.Background(), "a", ByManual); err != nil && !calledOff(err) && !strings.Contains(err.Error(), errEnded.Error()) {
+		d := w.daemon
+		if err := w.h.Start(context.Background(), "a", ByManual); err != nil && !d.Dead() && !calledOff(err) && !strings.Contains(err.Error(), errEnded.Error()) {
 			w.fault("start: %v", err)
 		}
 	}},
@@ -270,6 +355,7 @@ var actors = map[string]actor{
 			p.Exit(1)
 		}
 	}},
+	"crash": {"crash", (*world).crash},
 }
 
 // calledOff reports whether err means that a user's stop came while the request
@@ -297,6 +383,9 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 		w.h.spawn(func() {
 			seats[n](func() {
 				w.park("begin " + a.name)
+				if w.log != nil && !w.daemon.Dead() {
+					w.log.began(a.name)
+				}
 				a.do(w)
 				w.park("end")
 			})
@@ -310,7 +399,7 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 		synctest.Wait()
 		w.mu.Lock()
 		if len(w.parked) == 0 {
-			done := w.live == 0
+			done := w.live == 0 && !(w.sc.crashes() && len(w.i.lock) > 0) // otherwise a daemon still takes it over
 			w.mu.Unlock()
 			if done {
 				break
@@ -417,9 +506,9 @@ func (w *world) verify(s scene) []string {
 	default:
 		bad("left in %s", state)
 	}
-	ends := s.paused || w.explicit || slices.Contains(s.names, "exit")
+	ends := s.paused && !s.kept || w.explicit || slices.Contains(s.names, "exit")
 	for n, c := range w.clients {
-		if o := c.Outcome(); o != "answered" && !ends {
+		if o := c.Outcome(); o != "answered" && !ends && !(s.crashes() && c.Relayed()) {
 			bad("client %d is %s", n, o)
 		} else if o == "waiting" {
 			bad("client %d waits forever", n)
@@ -446,24 +535,30 @@ type scene struct {
 	quiet  bool // open connections do not hold by themselves
 	paused bool // it is already paused, and due for the next step
 	deep   bool // that step is hibernation, not a stop
+	kept   bool // the sockets of the program are kept; not if deep
 }
 
 func (s scene) String() string {
-	return fmt.Sprintf("%s quiet=%v paused=%v deep=%v", strings.Join(s.names, "+"), s.quiet, s.paused, s.deep)
+	return fmt.Sprintf("%s quiet=%v paused=%v deep=%v kept=%v", strings.Join(s.names, "+"), s.quiet, s.paused, s.deep, s.kept)
+}
+
+func (s *scene) crashes() bool { return slices.Contains(s.names, "crash") }
+
+// spec changes the spec of an instance to that of the scene.
+func (s *scene) spec(spec *instance.Spec) {
+	if s.quiet {
+		spec.QuietConnectionAfter = idle.Duration(time.Nanosecond)
+	}
+	if s.deep {
+		never := idle.Duration(0)
+		spec.HibernateAfter, spec.StopAfter = idle.Duration(5*time.Minute), &never
+		spec.Memory = instance.MinMemory
+	}
 }
 
 // run executes one interleaving from a fresh world.
 func run(steps *fence, s scene, choose func(w *world) int) (faults []string, trace string) {
-	w := newWorld(func(spec *instance.Spec) {
-		if s.quiet {
-			spec.QuietConnectionAfter = idle.Duration(time.Nanosecond)
-		}
-		if s.deep {
-			never := idle.Duration(0)
-			spec.HibernateAfter, spec.StopAfter = idle.Duration(5*time.Minute), &never
-			spec.Memory = instance.MinMemory
-		}
-	}, steps, s.deep)
+	w := newWorld(s, steps)
 	if len(w.faults) > 0 {
 		return w.faults, ""
 	}
@@ -549,7 +644,7 @@ func TestFenceEveryInterleaving(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
 	wanders := scaletest.Count(t, "LULL_INTERLEAVINGS", 5)
-	scs, places, runs, orders := scenes(), 0, 0, new(big.Int)
+	scs, places, runs, left, orders := scenes(), 0, 0, 0, new(big.Int)
 	if underRace {
 		scs = slices.DeleteFunc(scs, func(sc scene) bool { return len(sc.names) > 2 })
 	}
@@ -562,7 +657,7 @@ func TestFenceEveryInterleaving(t *testing.T) {
 				fault, trace = s.wander(sc, r.IntN)
 			}
 			if fault == "" {
-				places, runs = places+len(s.known), runs+s.runs
+				places, runs, left = places+len(s.known), runs+s.runs, left+s.left
 				orders.Add(orders, s.orders)
 			}
 		})
@@ -570,8 +665,8 @@ func TestFenceEveryInterleaving(t *testing.T) {
 			t.Fatalf("seed %d, %v: %s\norder: %s", seed, sc, fault, trace)
 		}
 	}
-	t.Logf("%v of %v interleavings of %d scenes, which meet in %d places (%d runs): none lost, none frozen, none started twice; %d walks at random came to no other place",
-		orders, orders, len(scs), places, runs, wanders*len(scs))
+	t.Logf("%v of %v interleavings of %d scenes, which meet in %d places (%d runs), and %d that were found once: none lost, none frozen, none started twice; %d walks at random came to no other place",
+		orders, orders, len(scs), places, runs, left, wanders*len(scs))
 }
 
 // TestFenceReduction checks the reduction: where orders can be walked one by
@@ -619,6 +714,33 @@ func TestFenceReduction(t *testing.T) {
 	}
 }
 
+// TestFenceUnusualSchedule checks that a place that a run found once, and that no
+// later run reaches, changes nothing about the orders that are walked.
+func TestFenceUnusualSchedule(t *testing.T) {
+	sc := scene{names: []string{"idle", "connect"}}
+	synctest.Test(t, func(t *testing.T) {
+		usual, fault, _ := explore(nil, sc, (*world).place)
+		left := 0
+		for n := 1; n <= 40 && fault == ""; n++ {
+			calls := 0
+			var s *space
+			s, fault, _ = explore(nil, sc, func(w *world) place {
+				at := w.place()
+				if calls++; calls == n {
+					at[0]++
+				}
+				return at
+			})
+			if left += s.left; s.orders == nil || s.orders.Cmp(usual.orders) != 0 {
+				t.Errorf("call %d: %v orders, usually %v", n, s.orders, usual.orders)
+			}
+		}
+		if fault != "" || left == 0 {
+			t.Errorf("%d places left, fault %q", left, fault)
+		}
+	})
+}
+
 // fewOrders is the maximum number of orders of a scene that are walked one by
 // one.
 const fewOrders = 400
@@ -632,8 +754,11 @@ func drawScene(r *rand.Rand) scene {
 	slices.Sort(all)
 	sc := scene{names: []string{"idle"}, quiet: r.IntN(2) == 0, paused: r.IntN(3) == 0, deep: r.IntN(2) == 0}
 	for range 2 + r.IntN(3) {
-		sc.names = append(sc.names, all[r.IntN(len(all))])
+		if name := all[r.IntN(len(all))]; name != "crash" || !sc.crashes() {
+			sc.names = append(sc.names, name)
+		}
 	}
+	sc.kept = !sc.deep && r.IntN(2) == 0
 	return sc
 }
 

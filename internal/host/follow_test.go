@@ -1,15 +1,8 @@
 package host
 
 import (
-	"bytes"
-	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -17,31 +10,26 @@ import (
 
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
+	"lull/internal/host/modeltest"
 	"lull/internal/lib/scaletest"
 )
 
 // What the shipped fence does in the walks is recorded and checked against the
-// model: a trace is accepted only if it is a behavior of testdata/fence.pml, in
+// model: a trace is accepted only if it is a behavior of modeltest/fence.pml, in
 // which all that is not recorded is free. Spin's verifier follows the traces
 // itself, so that no second form of the model exists.
 
 // recorder gets each recorded walk, and whether it was walked to its end; nil while
 // nothing is recorded. It is set before the walks begin.
-var recorder func(sc scene, events []event, whole bool)
-
-// event is something that is seen: its name in the model (E_name), and its
-// client, or whether a step failed.
-type event struct {
-	name string
-	n    int // added to the number of the event
-}
+var recorder func(sc scene, events []modeltest.Event, whole bool)
 
 // recording is the trace of one walk. It may be written at the same time by all
 // that happens in it.
 type recording struct {
 	mu     sync.Mutex
 	on     bool
-	events []event
+	events []modeltest.Event
 	state  power.Instance // on disk
 	leases int
 }
@@ -55,7 +43,8 @@ func (r *recording) event(name string, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.on {
-		r.events = append(r.events, event{name, max(n, 0)})
+		at := int64(len(r.events))
+		r.events = append(r.events, modeltest.Event{Name: name, N: max(n, 0), From: at, To: at})
 	}
 }
 
@@ -73,6 +62,16 @@ func (r *recording) record(rec *instance.Record) {
 	}
 }
 
+// began notes that an actor of a living daemon begins.
+func (r *recording) began(name string) {
+	switch v := slices.Index(verbs, name); {
+	case v >= 0:
+		r.event("called", v)
+	case name == "idle", name == "push":
+		r.event("tick", -1)
+	}
+}
+
 func (r *recording) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,68 +84,51 @@ func (r *recording) stop() {
 	r.on = false
 }
 
-// walked is a recorded walk as the model reads it.
-type walked struct {
-	sc       scene
-	scenario [9]int // quiet, deep, path of each client, clients, requests, users, verbs, checks
-	events   []event
-}
-
-// verbs are the calls of a user, as the model numbers them.
-var verbs = map[string]int{"stop": 1, "start": 2, "resume": 4, "pause": 8, "lease": 16, "busy": 32}
+// verbs are the calls of a user, in the order of the model.
+var verbs = []string{"stop", "start", "resume", "pause", "lease", "busy"}
 
 // traceOf returns a walk as the model reads it; ok is false if the model has not as
-// many clients, or no program that ends by itself.
-func traceOf(sc scene, events []event) (t walked, ok bool) {
-	t = walked{sc: sc, events: events}
-	clients, requests, users, mask, checks := 0, 1, 0, 0, yes(sc.paused)
+// many clients or calls.
+func traceOf(sc scene, events []modeltest.Event) (t walked, ok bool) {
+	m := modeltest.Scenario{Quiet: sc.quiet, Deep: sc.deep, Requests: 1, Checks: yes(sc.paused), Kept: sc.kept, Timed: true}
 	for _, name := range sc.names {
 		switch name {
 		case "exit":
-			return t, false
+			m.Ends++
+		case "crash":
+			m.Crashes++
 		case "talk":
-			requests = 2
+			m.Requests = 2
 			fallthrough
 		case "connect", "relay":
-			clients++
-		case "idle", "push":
-			checks++
+			m.Clients++
 		}
-		if v := verbs[name]; v > 0 {
-			users, mask = users+1, mask|v
+		if v := slices.Index(verbs, name); v >= 0 {
+			m.Users, m.Verbs = m.Users+1, m.Verbs|1<<v
 		}
 	}
-	t.scenario = [9]int{yes(sc.quiet), yes(sc.deep), 0, 0, clients, requests, users, mask, checks}
+	if m.Clients > modeltest.MaxClients || m.Users > 2 {
+		return t, false
+	}
 	for _, e := range events {
-		if e.n < 2 && (e.name == "gated" || e.name == "passed") {
-			t.scenario[2+e.n] = 1
+		if e.Name == "gated" || e.Name == "passed" {
+			m.Relayed[e.N] = true
 		}
 	}
-	return t, clients <= 2 && users <= 2
+	return walked{sc, modeltest.Trace{Scenario: m, Events: events}}, true
 }
 
-// written appends the trace as a line of numbers.
-func (t *walked) written(b []byte, numbers map[string]int) []byte {
-	for _, n := range t.scenario {
-		b = fmt.Append(b, n, " ")
-	}
-	b = fmt.Append(b, len(t.events))
-	for _, e := range t.events {
-		if numbers[e.name] == 0 {
-			panic("the model has no event " + e.name)
-		}
-		b = fmt.Append(b, " ", numbers[e.name]+e.n)
-	}
-	return append(b, '\n')
+// walked is a recorded walk.
+type walked struct {
+	sc scene
+	modeltest.Trace
 }
 
-// eventNumbers returns the numbers of the events in the model.
-func eventNumbers(model string) map[string]int {
-	numbers := map[string]int{}
-	for _, m := range regexp.MustCompile(`(?m)^#define E_(\w+) (\d+)$`).FindAllStringSubmatch(model, -1) {
-		numbers[m[1]], _ = strconv.Atoi(m[2])
+func traces(all []walked) (out []modeltest.Trace) {
+	for _, w := range all {
+		out = append(out, w.Trace)
 	}
-	return numbers
+	return out
 }
 
 // walks records random orders of scenes until the traces have so many transitions.
@@ -154,9 +136,9 @@ func walks(t *testing.T, steps *fence, transitions int, r *rand.Rand, draw func(
 	t.Helper()
 	defer func() { recorder = nil }()
 	seen := 0
-	recorder = func(sc scene, events []event, whole bool) {
+	recorder = func(sc scene, events []modeltest.Event, whole bool) {
 		if whole {
-			events = append(events, event{name: "end"})
+			events = ended(events)
 		}
 		if tr, ok := traceOf(sc, events); ok {
 			all, seen = append(all, tr), seen+len(events)
@@ -170,59 +152,11 @@ func walks(t *testing.T, steps *fence, transitions int, r *rand.Rand, draw func(
 	return all
 }
 
-// follower is the verifier of the model that follows traces.
-type follower struct {
-	program string
-	numbers map[string]int
-	states  int // explored so far
+// ended returns events followed by the end, at which nothing is left to do.
+func ended(events []modeltest.Event) []modeltest.Event {
+	at := int64(len(events))
+	return append(events, modeltest.Event{Name: "end", From: at, To: at})
 }
-
-func buildFollower(t *testing.T) *follower {
-	t.Helper()
-	dir := modelDir(t)
-	buildIn(t, dir, "spin", "-DTRACES", "-a", "fence.pml")
-	buildIn(t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DVECTORSZ=2048", "-DMEMLIM=3000", "-o", "follow", "pan.c")
-	return &follower{filepath.Join(dir, "follow"), eventNumbers(string(readModel(t, "fence.pml"))), 0}
-}
-
-// batch is how many traces are followed by one process.
-const batch = 500
-
-// follow returns the traces that the model cannot do: by index, how many of its
-// events it can.
-func (f *follower) follow(t *testing.T, all []walked) (rejected map[int]int) {
-	t.Helper()
-	rejected = map[int]int{}
-	for first := 0; first < len(all); first += batch {
-		part := all[first:min(first+batch, len(all))]
-		b := fmt.Appendln(nil, len(part))
-		for _, tr := range part {
-			b = tr.written(b, f.numbers)
-		}
-		file := filepath.Join(t.TempDir(), "traces")
-		if err := os.WriteFile(file, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		cmd := exec.CommandContext(t.Context(), f.program, "-m2000000", "-n")
-		cmd.Dir = filepath.Dir(file)
-		cmd.Env = append(os.Environ(), "TRACES="+file, "BARE=1", "TIMED=1")
-		out, err := cmd.CombinedOutput()
-		if m := panStates.FindSubmatch(out); m != nil {
-			n, _ := strconv.Atoi(string(m[1]))
-			f.states += n
-		}
-		if err != nil || !strings.Contains(string(out), "errors: 0") || !strings.Contains(string(out), fmt.Sprintf("traces: %d\n", len(part))) || bytes.Contains(out, []byte("max search depth too small")) {
-			t.Fatalf("the search did not complete: %v\n%s", err, out)
-		}
-		for _, m := range panRejected.FindAllStringSubmatch(string(out), -1) {
-			n, _ := strconv.Atoi(m[1])
-			rejected[first+n], _ = strconv.Atoi(m[2])
-		}
-	}
-	return rejected
-}
-
-var panRejected = regexp.MustCompile(`(?m)^rejected: (\d+) (\d+)$`)
 
 // TestFenceTraces checks that what the fence does in random walks is a behavior of
 // the model, and that the model rejects what it must: recorded traces that were
@@ -231,7 +165,7 @@ func TestFenceTraces(t *testing.T) {
 	if underRace || testing.Short() {
 		t.Skip("starts programs, and runs nothing that the others do not")
 	}
-	f := buildFollower(t)
+	f := modeltest.NewFollower(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -239,15 +173,16 @@ func TestFenceTraces(t *testing.T) {
 	all := walks(t, nil, n, r, func() scene { return drawWalk(r) })
 	transitions := 0
 	for _, tr := range all {
-		transitions += len(tr.events)
+		transitions += len(tr.Events)
 	}
-	rejected := f.follow(t, all)
+	rejected := f.Follow(t, traces(all))
 	for n, at := range rejected {
-		t.Errorf("not a behavior of the model: %v", all[n].until(at))
+		t.Errorf("not a behavior of the model: %v: %s", all[n].sc, all[n].Until(at))
 	}
-	t.Logf("%d traces with %d transitions, %d rejected; %d states", len(all), transitions, len(rejected), f.states)
+	t.Logf("%d traces with %d transitions, %d rejected; %d states", len(all), transitions, len(rejected), f.States)
 	t.Run("changed", func(t *testing.T) { rejectsChanged(t, f, all) })
 	t.Run("broken", func(t *testing.T) { rejectsBroken(t, f, r) })
+	t.Run("broken worlds", func(t *testing.T) { rejectsBrokenWorlds(t, f, r) })
 }
 
 // drawWalk draws one of the scenes that are walked in every order, or a larger one.
@@ -258,100 +193,160 @@ func drawWalk(r *rand.Rand) scene {
 	return drawScene(r)
 }
 
-// until describes a trace up to the event that the model cannot do.
-func (t *walked) until(at int) string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "%v:", t.sc)
-	for _, e := range t.events[:min(at+1, len(t.events))] {
-		fmt.Fprintf(&s, " %s+%d", e.name, e.n)
-	}
-	return s.String()
-}
+// sight is an event of a walk.
+func sight(name string, n int) modeltest.Event { return modeltest.Event{Name: name, N: n} }
 
-// find returns the index of the first event at or after from; -1 if there is none.
-func (t *walked) find(from int, e event) int {
-	for n := max(from, 0); n < len(t.events); n++ {
-		if t.events[n] == e {
-			return n
+// find returns the index of the first event at or after from with the name, and with
+// the number unless n is negative; -1 if there is none.
+func (t *walked) find(from int, name string, n int) int {
+	for k := max(from, 0); k < len(t.Events); k++ {
+		if e := t.Events[k]; e.Name == name && (n < 0 || e.N == n) {
+			return k
 		}
 	}
 	return -1
 }
 
-// with returns a copy with other events.
-func (t walked) with(events ...[]event) walked {
-	t.events = slices.Concat(events...)
+// with returns a copy with other events, in their order.
+func (t walked) with(events ...[]modeltest.Event) walked {
+	t.Events = slices.Concat(events...)
+	for n := range t.Events {
+		t.Events[n].From, t.Events[n].To = int64(n), int64(n)
+	}
 	return t
+}
+
+// swapped returns a copy in which two events have changed places.
+func (t walked) swapped(n, m int) walked {
+	events := slices.Clone(t.Events)
+	events[n], events[m] = events[m], events[n]
+	return t.with(events)
 }
 
 // changes make traces that the model must reject; ok is false if a trace is not
 // suited.
 var changes = map[string]func(t walked) (changed walked, ok bool){
 	"a thaw is left out": func(t walked) (walked, bool) {
-		n := t.find(0, event{"thaw", 0})
-		ok := n >= 0 && t.find(n, event{"exit", 0}) < 0 && (t.find(n, event{"accepted", 0}) > 0 || t.find(n, event{"answered", 0}) > 0)
-		return t.with(t.events[:max(n, 0)], t.events[n+1:]), ok
+		n := t.find(0, "thaw", -1)
+		ok := n >= 0 && t.find(n, "exit", -1) < 0 && (t.find(n, "accepted", 0) > 0 || t.find(n, "answered", 0) > 0)
+		return t.with(t.Events[:max(n, 0)], t.Events[n+1:]), ok
 	},
 	"commit and freeze change places": func(t walked) (walked, bool) {
-		n, m := t.find(0, event{"freeze", 0}), t.find(0, event{"commit", 0})
+		n, m := t.find(0, "freeze", -1), t.find(0, "commit", 0)
 		if n < 0 || m < n {
 			return t, false
 		}
-		t = t.with(t.events)
-		t.events[n], t.events[m] = t.events[m], t.events[n]
-		return t, true
+		return t.swapped(n, m), true
 	},
 	"it is thawed before the sockets are given back": func(t walked) (walked, bool) {
-		n := t.find(0, event{"disarm", 0})
-		if n < 0 || n+1 >= len(t.events) || t.events[n+1].name != "thaw" {
+		n := t.find(0, "disarm", -1)
+		if n < 0 || n+1 >= len(t.Events) || t.Events[n+1].Name != "thaw" {
 			return t, false
 		}
-		t = t.with(t.events)
-		t.events[n], t.events[n+1] = t.events[n+1], t.events[n]
-		return t, true
+		return t.swapped(n, n+1), true
 	},
 	"it is paused under an accepted connection": func(t walked) (walked, bool) {
-		n := t.find(0, event{"intent", 0})
-		c := t.scenario[4]
-		if n < 0 || c > 1 || t.scenario[0] == 1 || t.scenario[7]&8 != 0 || t.find(n, event{"look", 0}) < 0 {
+		n, c := t.find(0, "intent", -1), t.Clients
+		if n < 0 || c == modeltest.MaxClients || t.Quiet || t.Verbs&8 != 0 || t.Crashes > 0 || t.find(n, "look", 0) < 0 {
 			return t, false
 		}
-		t.scenario[4]++
-		return t.with(t.events[:n], []event{{"queued", c}, {"accepted", c}, {"answered", c}}, t.events[n:]), true
+		t.Clients++
+		return t.with(t.Events[:n], []modeltest.Event{sight("queued", c), sight("accepted", c), sight("answered", c)}, t.Events[n:]), true
 	},
 	"it is started twice": func(t walked) (walked, bool) {
-		n := t.find(0, event{"start", 0})
-		return t.with(t.events[:n+1], t.events[max(n, 0):]), n >= 0
+		n := t.find(0, "start", -1)
+		return t.with(t.Events[:n+1], t.Events[max(n, 0):]), n >= 0
 	},
 	"a lease is ignored": func(t walked) (walked, bool) {
-		n := t.find(0, event{"intent", 0})
-		if n < 0 || t.scenario[6] > 1 || t.scenario[7]&(8|16) != 0 || t.find(n, event{"look", 0}) < 0 {
+		n := t.find(0, "intent", -1)
+		if n < 0 || t.Users > 1 || t.Verbs&(8|16) != 0 || t.Crashes > 0 || t.find(n, "look", 0) < 0 {
 			return t, false
 		}
-		t.scenario[6]++
-		t.scenario[7] |= 16
-		return t.with(t.events[:n], []event{{"lease", 0}}, t.events[n:]), true
+		t.Users, t.Verbs = t.Users+1, t.Verbs|16
+		return t.with(t.Events[:n], []modeltest.Event{sight("called", 4), sight("lease", 0)}, t.Events[n:]), true
 	},
 	"a wake is forgotten": func(t walked) (walked, bool) {
-		n := t.find(0, event{"disarm", 0})
-		ok := n > 0 && t.events[n-1].name == "queued" && t.find(0, event{"commit", 0}) >= 0
-		return t.with(t.events[:max(n, 0)], []event{{name: "end"}}), ok
+		n := t.find(0, "disarm", -1)
+		ok := n > 0 && t.Events[n-1].Name == "queued" && t.find(0, "commit", 0) >= 0
+		return t.with(t.Events[:max(n, 0)], []modeltest.Event{sight("end", 0)}), ok
+	},
+	"the next daemon does not watch what it takes over": func(t walked) (walked, bool) {
+		n := t.find(t.find(0, "crash", -1), "arm", -1)
+		ok := n >= 0 && t.find(0, "crash", -1) >= 0 && t.find(n, "commit", 0) > 0
+		return t.with(t.Events[:max(n, 0)], t.Events[n+1:]), ok
+	},
+	"what a dead daemon froze answers": func(t walked) (walked, bool) {
+		n := t.find(0, "crash", -1)
+		m := t.find(n, "thaw", -1)
+		a := t.find(m, "accepted", -1)
+		if n < 0 || m < 0 || a < 0 || t.find(n, "exit", -1) >= 0 {
+			return t, false
+		}
+		return t.with(t.Events[:m], t.Events[a:a+1], t.Events[m:a], t.Events[a+1:]), true
+	},
+	"the next daemon forgets a lease": func(t walked) (walked, bool) {
+		n := t.find(0, "intent", -1)
+		if n < 0 || t.Users > 1 || t.Verbs&(8|16) != 0 || t.Crashes > 0 || t.Ends > 0 || t.find(n, "look", 0) < 0 {
+			return t, false
+		}
+		t.Users, t.Verbs, t.Crashes = t.Users+1, t.Verbs|16, 1
+		return t.with([]modeltest.Event{sight("called", 4), sight("lease", 0), sight("crash", 0), sight("hold", 0), sight("sleep", 0), sight("release", 0)}, t.Events), true
+	},
+	"the next daemon starts what runs": func(t walked) (walked, bool) {
+		n := t.find(t.find(0, "crash", -1), "release", -1)
+		return t.with(t.Events[:n+1], []modeltest.Event{sight("start", 0)}, t.Events[n+1:]),
+			n >= 0 && t.find(0, "crash", -1) >= 0 && t.find(0, "exit", -1) < 0
+	},
+	"a kept socket refuses a client": func(t walked) (walked, bool) {
+		n := t.find(0, "stopped", -1)
+		m := t.find(n, "queued", -1)
+		start := t.find(n, "start", -1)
+		if n < 0 || m < 0 || start < m || !t.Kept || t.Ends > 0 || t.Verbs&1 != 0 {
+			return t, false
+		}
+		events := slices.Clone(t.Events[:m+1])
+		events[m].Name = "refused"
+		return t.with(events), true
+	},
+	"a client of a kept socket starts nothing": func(t walked) (walked, bool) {
+		n := t.find(0, "stopped", -1)
+		m := t.find(n, "queued", -1)
+		start := t.find(n, "start", -1)
+		return t.with(t.Events[:m+1], []modeltest.Event{sight("end", 0)}), n >= 0 && m >= 0 && start > m && t.Kept && t.Ends == 0 && t.Verbs&1 == 0
+	},
+	"it is frozen after it has ended by itself": func(t walked) (walked, bool) {
+		n := t.find(0, "exit", -1)
+		return t.with(t.Events[:n+1], []modeltest.Event{sight("freeze", 0)}, t.Events[n+1:]), n >= 0 && t.Ends > 0
+	},
+	"its end is not noticed": func(t walked) (walked, bool) {
+		n := t.find(t.find(0, "exit", -1), "stopped", -1)
+		return t.with(t.Events[:max(n, 0)], []modeltest.Event{sight("end", 0)}), n >= 0 && t.Ends > 0 && t.find(0, "exit", -1) >= 0
 	},
 }
 
-func rejectsChanged(t *testing.T, f *follower, all []walked) {
+func rejectsChanged(t *testing.T, f *modeltest.Follower, all []walked) {
 	for name, change := range changes {
 		var changed []walked
 		for _, tr := range all {
-			if c, ok := change(tr); ok && len(changed) < 30 {
+			if c, ok := change(tr); ok && len(changed) < 10 {
 				changed = append(changed, c)
 			}
 		}
-		rejected := f.follow(t, changed)
+		rejected := f.Follow(t, traces(changed))
 		for n, c := range changed {
 			if _, ok := rejected[n]; !ok {
-				t.Errorf("%s, and the model accepts it: %v", name, c.until(len(c.events)))
+				t.Errorf("%s, and the model accepts it: %v: %s", name, c.sc, c.Until(len(c.Events)))
 				break
+			}
+		}
+		for n := range changed { // without the lease it can be
+			changed[n] = changed[n].with(slices.DeleteFunc(slices.Clone(changed[n].Events), func(e modeltest.Event) bool {
+				return e.Name == "lease" || e.Name == "called" && e.N == 4
+			}))
+		}
+		if strings.Contains(name, "lease") {
+			for n := range f.Follow(t, traces(changed)) {
+				t.Errorf("%s: also without the lease the model rejects %s", name, changed[n].Until(len(changed[n].Events)))
 			}
 		}
 		if len(changed) == 0 {
@@ -363,27 +358,77 @@ func rejectsChanged(t *testing.T, f *follower, all []walked) {
 
 // rejectsBroken checks that the model rejects what each broken fence does. Some
 // show only in few orders.
-func rejectsBroken(t *testing.T, f *follower, r *rand.Rand) {
+func rejectsBroken(t *testing.T, f *modeltest.Follower, r *rand.Rand) {
 	for _, b := range brokenFences() {
 		steps, deep := b.whole(), b.f.deeper != nil
-		traces, rejected := 0, 0
-		for round := 0; rejected == 0 && round < 50; round++ {
-			all := walks(t, &steps, 600, r, func() scene {
-				if !deep && b.f.pause != nil && r.IntN(2) == 0 {
-					return scene{names: []string{"idle", "connect"}}
+		rejectsSome(t, f, r, b.name, &steps, func() scene {
+			if !deep && b.f.pause != nil && r.IntN(2) == 0 {
+				return scene{names: []string{"idle", "connect"}}
+			}
+			for {
+				if sc := drawWalk(r); sc.deep == deep && (sc.paused || b.f.pause != nil) {
+					return sc
 				}
-				for {
-					if sc := drawWalk(r); sc.deep == deep && (sc.paused || b.f.pause != nil) {
-						return sc
-					}
-				}
-			})
-			traces += len(all)
-			rejected += len(f.follow(t, all))
-		}
-		if rejected == 0 {
-			t.Errorf("%q: each of %d traces was accepted", b.name, traces)
-		}
-		t.Logf("%q: %d of %d traces rejected", b.name, rejected, traces)
+			}
+		})
 	}
+}
+
+// deafKeeper does not watch the sockets that it keeps, openKeeper does not shut them.
+type (
+	deafKeeper struct{ *hosttest.Keeper }
+	openKeeper struct{ *hosttest.Keeper }
+)
+
+func (k deafKeeper) Watch(id string, _ func(string)) (Guard, error) {
+	return k.Keeper.Watch(id, func(string) {})
+}
+
+func (openKeeper) Shut(string) {}
+
+// rejectsBrokenWorlds checks that the model rejects what is broken around the fence:
+// a daemon that takes over, the bind handoff, and how the end of a program is noticed.
+func rejectsBrokenWorlds(t *testing.T, f *modeltest.Follower, r *rand.Rand) {
+	defer func() { tamper = nil }()
+	std := standardFence()
+	for _, b := range []struct {
+		name   string
+		tamper func(*world)
+		sc     scene
+	}{
+		{"take over a pause without watching", func(w *world) {
+			w.h.steps.resumePause = w.noting(fence{resumePause: without(std.resumePause, "arm")}).resumePause
+		},
+			scene{names: []string{"crash", "connect"}, paused: true}},
+		{"take over a pause with an open relay", func(w *world) {
+			w.h.steps.resumePause = w.noting(fence{resumePause: without(std.resumePause, "gate")}).resumePause
+		},
+			scene{names: []string{"crash", "relay"}, paused: true}},
+		{"take over a stop without a thaw", func(w *world) { w.h.steps.resumeStop = without(std.resumeStop, "stop-thaw") },
+			scene{names: []string{"idle", "crash"}, quiet: true, paused: true}},
+		{"forget to watch the kept sockets", func(w *world) { w.h.cfg.HeldListeners = deafKeeper{&hosttest.Keeper{Daemon: w.daemon}} },
+			scene{names: []string{"idle", "connect"}, quiet: true, paused: true, kept: true}},
+		{"let clients in while it stops", func(w *world) { w.h.cfg.HeldListeners = openKeeper{&hosttest.Keeper{Daemon: w.daemon}} },
+			scene{names: []string{"idle", "connect"}, quiet: true, paused: true, kept: true}},
+		{"do not notice that it has ended", func(w *world) { w.k.SetOnExit(nil) },
+			scene{names: []string{"idle", "exit"}}},
+	} {
+		tamper = b.tamper
+		rejectsSome(t, f, r, b.name, nil, func() scene { return b.sc })
+	}
+}
+
+// rejectsSome walks scenes until the model rejects a trace.
+func rejectsSome(t *testing.T, f *modeltest.Follower, r *rand.Rand, name string, steps *fence, draw func() scene) {
+	t.Helper()
+	walked, rejected := 0, 0
+	for round := 0; rejected == 0 && round < 50; round++ {
+		all := walks(t, steps, 600, r, draw)
+		walked += len(all)
+		rejected += len(f.Follow(t, traces(all)))
+	}
+	if rejected == 0 {
+		t.Errorf("%q: each of %d traces was accepted", name, walked)
+	}
+	t.Logf("%q: %d of %d traces rejected", name, rejected, walked)
 }

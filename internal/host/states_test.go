@@ -29,7 +29,9 @@ import (
 //
 // Between two points more than one goroutine may run: the one that releases the
 // lock and the one that gets it. Once in some hundred thousand runs the
-// scheduler decides differently there than before. Such a run is repeated.
+// scheduler decides differently there than before. Such a run is repeated. If it
+// was that run that found a place, the place cannot be reached again: it is left
+// for the one that the same choices usually lead to.
 type place [sha256.Size]byte
 
 // routine is a goroutine that has been at a point and has not finished.
@@ -212,6 +214,7 @@ func (w *world) place() place {
 type space struct {
 	known  map[place]*big.Int // number of orders that continue from there; nil while unknown
 	runs   int
+	left   int      // places that could not be reached again
 	orders *big.Int // of the whole scene
 }
 
@@ -237,6 +240,10 @@ func (w *world) choices() (out []choice) {
 	}
 	return out
 }
+
+// maxLeft is how many places of a scene may be found by unusual decisions of the
+// scheduler. One such run finds as many as it passes points afterwards.
+const maxLeft = 100
 
 // explore leaves every reachable place once in every direction and stops at the
 // first fault. where identifies a place.
@@ -273,7 +280,11 @@ func explore(steps *fence, sc scene, where func(*world) place) (s *space, fault,
 		})
 		if strayed {
 			if way, again = way[:before], again+1; again > 20 {
-				return s, "the same steps lead to other places", tr
+				if s.left++; s.left > maxLeft {
+					return s, "the same steps lead to other places", tr
+				}
+				delete(s.known, way[before-1].at)
+				way, again = way[:before-1], 0
 			}
 			continue
 		}

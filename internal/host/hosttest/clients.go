@@ -1,7 +1,6 @@
 package hosttest
 
 import (
-	"errors"
 	"sync/atomic"
 	"time"
 
@@ -100,7 +99,7 @@ func (c *Client) quietFor() time.Duration {
 
 // Connect is a client's handshake and first bytes. The kernel completes it
 // whether the program runs or not.
-func (k *Kernel) Connect(id string) *Client { return k.connect(id, k.arrival()) }
+func (k *Kernel) Connect(id string) *Client { return k.connect(id, k.arrival(), nil) }
 
 // arrival returns the number of the next client.
 func (k *Kernel) arrival() int {
@@ -110,8 +109,9 @@ func (k *Kernel) arrival() int {
 	return k.arrivals - 1
 }
 
-func (k *Kernel) connect(id string, n int) *Client {
-	c := &Client{k: k, id: id, n: n, unread: true, moved: time.Now()}
+// connect is Connect, through a relay unless gate is nil.
+func (k *Kernel) connect(id string, n int, gate *Gate) *Client {
+	c := &Client{k: k, id: id, n: n, unread: true, moved: time.Now(), gate: gate}
 	if k.At != nil {
 		k.mu.Lock()
 		k.clients = append(k.clients, c)
@@ -119,8 +119,33 @@ func (k *Kernel) connect(id string, n int) *Client {
 	}
 	k.pointWith("connect", c.State)
 	k.mu.Lock()
+	q := k.kept[id]
+	for gate == nil && q != nil && q.shut != nil {
+		opened := q.shut
+		k.mu.Unlock()
+		<-opened
+		k.pointWith("connect", c.State) // its first packet was dropped, and is sent again
+		k.mu.Lock()
+		q = k.kept[id]
+	}
+	if gate != nil && gate.dead {
+		c.reset = true
+		k.mu.Unlock()
+		return c
+	}
 	p := k.procs[id]
-	if p == nil || p.dead {
+	switch {
+	case p != nil && !p.dead:
+	case q != nil && gate == nil:
+		k.see("queued", n)
+		q.backlog = append(q.backlog, c)
+		g := q.guard
+		k.mu.Unlock()
+		if g != nil {
+			g.fire()
+		}
+		return c
+	default:
 		c.refused = true
 		k.see("refused", n)
 		k.mu.Unlock()
@@ -193,6 +218,9 @@ func (c *Client) Outcome() string {
 	return "waiting"
 }
 
+// Relayed reports whether the client came through the relay.
+func (c *Client) Relayed() bool { return c.gate != nil }
+
 // Disk keeps records in memory and counts writes. It implements records.Store.
 type Disk struct {
 	On     func(r *instance.Record) // called at each write; nil for none
@@ -251,8 +279,6 @@ type Session struct {
 	*Disk
 	Dead atomic.Bool
 }
-
-var errDead = errors.New("the daemon is dead")
 
 // Put implements records.Store.
 func (s *Session) Put(r *instance.Record) error {

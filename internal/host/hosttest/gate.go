@@ -16,6 +16,7 @@ type Gate struct {
 	ID    string
 	Waker relay.Waker
 
+	dead    bool // its daemon is; guarded by K.mu
 	mu      sync.Mutex
 	held    bool
 	asleep  bool
@@ -32,12 +33,25 @@ func (g *Gate) change(f func(), seen ...string) {
 	defer g.mu.Unlock()
 	f()
 	for _, e := range seen {
-		g.K.see(e, -1)
+		g.see(e, -1)
 	}
 	if g.fresh != nil {
 		close(g.fresh)
 	}
 	g.fresh = make(chan struct{})
+}
+
+// see records an event unless the daemon is dead.
+func (g *Gate) see(event string, client int) {
+	if !g.gone() {
+		g.K.see(event, client)
+	}
+}
+
+func (g *Gate) gone() bool {
+	g.K.mu.Lock()
+	defer g.K.mu.Unlock()
+	return g.dead
 }
 
 // Hold implements host.Gate.
@@ -98,11 +112,14 @@ func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
 		defer g.mu.Unlock()
 		return Append(b, flag(asks))
 	})
+	if g.gone() {
+		return nil, errDead
+	}
 	n := g.K.arrival()
 	g.mu.Lock()
 	g.inside++
 	if g.held {
-		g.K.see("gated", n)
+		g.see("gated", n)
 	}
 	for g.held {
 		g.inside, g.waiting = g.inside-1, g.waiting+1
@@ -113,7 +130,7 @@ func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
 			g.change(func() { g.waking, g.failed, asks = false, err, false })
 			g.mu.Lock()
 			if err != nil {
-				g.K.see("turned", n)
+				g.see("turned", n)
 				g.waiting--
 				g.mu.Unlock()
 				return nil, err
@@ -136,10 +153,17 @@ func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
 		}
 		g.inside, g.waiting = g.inside+1, g.waiting-1
 	}
-	g.K.see("passed", n)
+	if g.gone() {
+		g.mu.Unlock()
+		return nil, errDead
+	}
+	g.see("passed", n)
 	g.mu.Unlock()
 	g.K.point("relay-dial")
-	c := g.K.connect(g.ID, n)
+	if g.gone() {
+		return nil, errDead
+	}
+	c := g.K.connect(g.ID, n, g)
 	g.mu.Lock()
 	g.inside--
 	if g.K.Remote {

@@ -60,6 +60,7 @@ type Kernel struct {
 	// spoiled is the error of the Thaw of a saved guest; nil for success.
 	spoiled  *instance.SnapshotError
 	procs    map[string]*Proc
+	kept     map[string]*kept
 	clients  []*Client // in order of arrival, when points are used
 	arrivals int
 	broken   []string
@@ -83,6 +84,7 @@ type Client struct {
 	local    bool // over a unix socket
 	refused  bool
 	reset    bool
+	gate     *Gate // that it came through; nil for none
 }
 
 // Proc is one simulated run; it implements instance.Workload.
@@ -220,8 +222,12 @@ func (k *Kernel) Restored() int {
 }
 
 // Start implements instance.Runtime.
-func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+func (k *Kernel) Start(_ context.Context, l instance.Launch) (instance.Workload, error) {
 	k.point("kernel-start")
+	return k.start(l), nil
+}
+
+func (k *Kernel) start(l instance.Launch) *Proc {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if p := k.procs[l.ID]; p != nil && !p.dead {
@@ -234,7 +240,11 @@ func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workloa
 	k.procs[l.ID] = p
 	k.starts++
 	k.see("start", -1)
-	return p, nil
+	if q := k.kept[l.ID]; q != nil && len(l.Handoff) > 0 {
+		p.backlog, q.backlog = q.backlog, nil
+		p.work()
+	}
+	return p
 }
 
 // Adopt implements instance.Runtime.
@@ -377,7 +387,15 @@ func (k *Kernel) SetOnExit(f func(id string, run uint64, e instance.Exit)) {
 func (p *Proc) exit(code, signal int) {
 	p.dead, p.frozen, p.saved = true, false, false
 	p.k.see("exit", -1)
-	for _, c := range append(p.backlog, p.open...) {
+	q := p.k.kept[p.id]
+	for _, c := range p.backlog {
+		if q != nil && c.gate == nil {
+			q.backlog = append(q.backlog, c)
+		} else {
+			c.reset = true
+		}
+	}
+	for _, c := range p.open {
 		c.reset = true
 	}
 	p.backlog, p.open = nil, nil
@@ -486,6 +504,10 @@ func (k *Kernel) Spoil(err *instance.SnapshotError) {
 // Hibernate implements instance.Hibernator.
 func (p *Proc) Hibernate(context.Context) (int64, error) {
 	p.k.point("kernel-save")
+	return p.hibernate()
+}
+
+func (p *Proc) hibernate() (int64, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	switch {

@@ -1,9 +1,9 @@
-/* A model of the fence (fence.go) for Spin. model_test.go generates steps.pml
+/* A model of the fence (../fence.go) for Spin. ../model_test.go generates steps.pml
  * from the tables of the code: a number for each step, and the sequences of the
  * standard fence and of every broken one. A step is one atomic block here, as it
  * is one named point there; between two of them everything else may happen.
  *
- * Actors: two clients, the program, the idle timer with the ladder, the pollers
+ * Actors: two clients (three where traces are followed), the program, the idle timer with the ladder, the pollers
  * of guards, the relay, a user, the disk, the shim with its watchdog, and the
  * death and restart of daemon and shim. All transitions of a daemon are carried
  * out by the process engine for the one that holds the instance's lock, which
@@ -47,16 +47,33 @@
 #define DEEPER 6
 #define ADOPT 7
 
+/* A trace of real programs (real) begins in the middle of things: a client of before
+ * may have closed (hung) or close (late) unnoticed. What it shows of the reasons not
+ * to pause is older than what the clients know. */
+#ifdef TRACES
+#define CLIENTS 3
+#define EACH(x) x(0) x(1) x(2)
+#define any(s) (is(0, s) || is(1, s) || is(2, s))
+bool real, hung, late;
+#else
+#define CLIENTS 2
+#define EACH(x) x(0) x(1)
+#define any(s) (is(0, s) || is(1, s))
+#define real 0
+#define hung 0
+#endif
+
 /* The scenario, constant after init. */
 bool quiet;    /* quiet connections do not hold */
 bool deep;     /* the ladder hibernates, and does not stop */
 byte paths;    /* of the clients: 1 direct, 2 relay, 3 either */
-byte clients;  /* 1 or 2 */
+byte clients;  /* 1 to CLIENTS */
 byte requests; /* of each client on its connection */
 byte users;    /* calls of the user that remain */
-byte verbs;    /* of the user: 1 stop, 2 start, 4 resume, 8 pause, 16 lease, 32 it reports work */
+byte verbs;    /* of the user: 1 stop, 2 start, 4 resume, 8 pause by force, 16 lease, 32 it reports work, 64 pause */
 byte crashes;  /* of the daemon that remain */
 byte kills;    /* of the shim that remain */
+byte ends;     /* of the program, by itself, that remain */
 
 /* The machine. */
 bool alive = 1;
@@ -64,8 +81,8 @@ bool frozen, saved, term;
 bool armed, fired;       /* a guard holds duplicates; its poll set has an event */
 bool kept = 1, shut;     /* the shim keeps the sockets; they drop first packets */
 bool shim = 1;
-byte cs[2], more[2];
-bool relayed[2];
+byte cs[CLIENTS], more[CLIENTS];
+bool relayed[CLIENTS];
 byte dst = RUN, dsby;    /* the record on disk: state, stopped by */
 
 /* The daemon's memory. */
@@ -86,17 +103,17 @@ byte op, seq, k, code, ret, newst;
 bool err, aidle, aforce, aadopted, afrozen, aguard, fact;
 
 /* Ghosts: what promises are about. */
-bool userstop;  /* a user has stopped it */
+bool userstop;  /* a user has stopped it, or it has ended by itself */
 bool promised;  /* a lease was acknowledged while it ran */
-bool doomed[2]; /* the client waited when an automatic stop began */
+bool doomed[CLIENTS]; /* the client waited when an automatic stop began */
 
 #define asleep (st == PSD || st == HIB)
 #define is(i, s) (cs[i] == s)
-#define any(s) (is(0, s) || is(1, s))
-#define pending (any(QUEUED) || any(UNREAD) || any(HUNG))
+#define busy (any(QUEUED) || any(UNREAD) || any(HUNG) && !real)
+#define pending (any(QUEUED) || any(UNREAD) || any(HUNG) || hung)
 #define open (any(UNREAD) || any(QUIET))
 #define stirred (wanted || any(GATED) || ended)
-#define eligible (!leased && !pending && !any(GATED) && (quiet || !any(PASS) && !any(QUIET)))
+#define eligible (!leased && !busy && !any(GATED) && (quiet || !any(PASS) && !any(QUIET)))
 #define stopdue (!leased && (quiet || !any(QUIET)) && !any(PASS))
 
 /* With TRACES the model follows recorded traces (trace_test.go): SEE is a step that
@@ -105,7 +122,7 @@ bool doomed[2]; /* the client waited when an automatic stop began */
 #ifdef TRACES
 #define SEE(e) seen = (e); c_code { follow(); };
 byte seen, checks;
-int which, at;
+int which, at, beyond;
 c_code { \#include "follow.h"
 };
 #else
@@ -113,41 +130,44 @@ c_code { \#include "follow.h"
 #endif
 
 /* What is seen. An event of a client has a number for each of them, a step that can
- * fail has one more if it did. At the end nothing is left to do. */
+ * fail has one more if it did, and a call has one for each verb. At a tick a deadline
+ * may be due. At the end nothing is left to do. */
 #define E_queued 1
-#define E_refused 3
-#define E_accepted 5
-#define E_answered 7
-#define E_sent 9
-#define E_closed 11
-#define E_gone 13
-#define E_gated 15
-#define E_passed 17
-#define E_turned 19
-#define E_look 21
-#define E_final 23
-#define E_commit 25
-#define E_stopintent 27
-#define E_stoplook 29
-#define E_intent 31
-#define E_hold 33
-#define E_sleep 34
-#define E_release 35
-#define E_freeze 36
-#define E_thaw 37
-#define E_arm 38
-#define E_disarm 39
-#define E_save 40
-#define E_term 41
-#define E_exit 42
-#define E_start 43
-#define E_stopped 44
-#define E_lease 45
-#define E_end 46
+#define E_refused 4
+#define E_accepted 7
+#define E_answered 10
+#define E_sent 13
+#define E_closed 16
+#define E_gone 19
+#define E_gated 22
+#define E_passed 25
+#define E_turned 28
+#define E_look 31
+#define E_final 33
+#define E_commit 35
+#define E_stopintent 37
+#define E_stoplook 39
+#define E_intent 41
+#define E_hold 42
+#define E_sleep 43
+#define E_release 44
+#define E_freeze 45
+#define E_thaw 46
+#define E_arm 47
+#define E_disarm 48
+#define E_save 49
+#define E_term 50
+#define E_exit 51
+#define E_start 52
+#define E_stopped 53
+#define E_lease 54
+#define E_crash 55
+#define E_end 56
+#define E_tick 57
+#define E_called 58
 
 /* Sequences: the second index of fences in steps.pml. */
-c_decl { static int variant, naive, timed, bare; /* naive: a daemon decides every automatic stop anew; \
- * timed: something may have been active too recently; bare: no socket is kept */ \
+c_decl { static int variant, naive; /* naive: a daemon decides every automatic stop anew */ \
 static int env(const char *name, int def) { char *v = getenv(name); return v ? atoi(v) : def; } }
 
 #ifdef TRACES
@@ -168,6 +188,10 @@ inline notice() { /* something reached the program's sockets */
 	:: else
 	fi
 }
+
+#ifndef TRACES
+c_decl { static int timed, bare; /* timed: something may have been active too recently; bare: no socket is kept */ }
+#endif
 
 /* connect completes a handshake, whether the program runs or not. */
 inline connect(i) {
@@ -195,16 +219,18 @@ inline cut(i) { /* the program ends */
 	fi
 }
 
+#define CUT(i) cut(i);
+
 inline exits() {
 	SEE(E_exit)
 	alive = 0; frozen = 0; saved = 0; term = 0; ended = up;
-	cut(0); cut(1)
+	EACH(CUT)
 }
 
 inline letgo() {
 	held = 0; hfired = 0; kept = 0; shut = 0;
 	if
-	:: !alive -> cut(0); cut(1)
+	:: !alive -> EACH(CUT)
 	:: else
 	fi
 }
@@ -264,6 +290,8 @@ inline recording() {
 
 inline begins(s, f) { newst = s; fact = f; recording(); wpend = s; wpsby = sby; wdone = 0; waits = 1 }
 
+#define DOOM(i) doomed[i] = frozen && (is(i, QUEUED) || is(i, UNREAD));
+
 /* step carries out the step code of the attempt. */
 inline step() {
 	if
@@ -271,12 +299,12 @@ inline step() {
 	:: atomic { code == S_closeGate -> SEE(E_hold) gheld = 1 }
 	:: atomic { code == S_freeze ->
 		if
-		:: !frozen -> SEE(E_freeze) frozen = 1
-		:: else
-		fi;
-		afrozen = 1; hfrozen = 1 }
+		:: alive && !frozen -> SEE(E_freeze) frozen = 1; afrozen = 1; hfrozen = 1
+		:: alive && frozen -> afrozen = 1; hfrozen = 1
+		:: !alive -> err = 1
+		fi }
 	:: atomic { code == S_checkFrozen -> err = stirred || aidle && !eligible; SEE(E_look + err) skip }
-	:: atomic { code == S_checkFrozen && aidle && c_expr { timed } -> err = 1; SEE(E_look + err) skip }
+	:: atomic { code == S_checkFrozen && (aidle && c_expr { timed } || real && !aforce) -> err = 1; SEE(E_look + err) skip }
 	:: atomic { code == S_arm || code == S_armForgetful ->
 		must(frozen, "sockets are watched while frozen");
 		SEE(E_arm) armed = 1; aguard = 1; fired = pending; forgetful = (code == S_armForgetful) }
@@ -306,7 +334,7 @@ inline step() {
 	:: atomic { code == S_publishUndone -> st = RUN; sby = 0; wanted = 0; opengate(); wlater = (crashes > 0) }
 	:: atomic { code == S_stopIntent ->
 		if
-		:: !aforce -> sby = 1; doomed[0] = frozen && (is(0, QUEUED) || is(0, UNREAD)); doomed[1] = frozen && (is(1, QUEUED) || is(1, UNREAD))
+		:: !aforce -> sby = 1; EACH(DOOM)
 		:: else -> sby = 2
 		fi;
 		if
@@ -357,6 +385,7 @@ inline recorded() {
 		newst = NONE }
 }
 
+#define SPARE(i) doomed[i] = 0;
 #define CALL(s, r) seq = s; k = 0; err = 0; ret = r; goto walk
 
 /* engine carries out one operation for the holder of the lock. */
@@ -383,19 +412,25 @@ end:	do
 		:: else -> CALL(Q_stopRunning, 2)
 		fi }
 	:: atomic { op == START -> held = 0; hfired = 0; save(STR) };
+		atomic { kept = !c_expr { bare }; shut = 0 };
 		atomic { shim ->
 			must(!alive, "no program is started twice");
-			SEE(E_start) alive = 1; frozen = 0; kept = !c_expr { bare }; shut = 0; userstop = c_expr { bare }; ended = 0 };
-		atomic { sby = 0; save(RUN); opengate(); goto done }
+			SEE(E_start) alive = 1; frozen = 0; userstop = c_expr { bare }; ended = 0 };
+		atomic {
+			if
+			:: ended && ends == 0 -> ended = 0; letgo(); SEE(E_stopped) save(STP); forget() /* before it was ready */
+			:: sby = 0; save(RUN); opengate()
+			fi;
+			goto done }
 	:: atomic { op == DEEPER -> aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; CALL(Q_deeper, 0) }
 	:: atomic { op == ADOPT && st == STP -> forget(); goto done }
 	:: atomic { op == ADOPT && st != STP && shim ->
 		if
-		:: !alive -> save(STP); forget(); goto done
+		:: !alive -> SEE(E_stopped) save(STP); goto rests
 		:: else
 		fi;
 		if
-		:: st == STG && sby == 1 && (!term || c_expr { naive }) -> st = PSD /* it is decided anew */
+		:: st == STG && sby == 1 && (!term || c_expr { naive }) -> st = PSD; sby = 0 /* it is decided anew */
 		:: else
 		fi;
 		if
@@ -411,19 +446,23 @@ end:	do
 		:: asleep && frozen -> hfrozen = 1; afrozen = 1; aguard = 0; aidle = 0; aforce = 1; aadopted = 1; CALL(Q_resumePause, 1)
 		:: asleep && !frozen -> skip
 		:: else -> thaws()
-		fi;
-		sby = 0; save(RUN); opengate(); goto done }
+		fi };
+		atomic { sby = 0; save(RUN); opengate(); goto done }
 	fi;
 
-serve:	atomic {
+serve:	if
+	:: atomic { ended -> ended = 0;
 		if
-		:: ended -> ended = 0;
-			if
-			:: st != STP && st != STG && st != STR -> SEE(E_stopped) save(STP); forget()
-			:: else
-			fi
+		:: st != STP && st != STG && st != STR -> SEE(E_stopped) save(STP); newst = STP
 		:: else
-		fi;
+		fi };
+		if
+		:: atomic { newst == STP -> newst = NONE; forget() }
+		:: else
+		fi
+	:: else
+	fi;
+	atomic {
 		if
 		:: wanted && asleep -> wanted = 0; goto wake
 		:: wanted && !asleep -> wanted = 0; startreq = startreq || st == STP && sby == 1
@@ -454,9 +493,11 @@ walk:	do
 		:: else -> goto done
 		fi };
 
-finish:	atomic { !alive -> SEE(E_stopped) ended = 0; leased = 0; promised = 0; save(STP); forget() };
+finish:	atomic { !alive -> SEE(E_stopped) ended = 0; leased = 0; promised = 0; save(STP) };
 
-done:	atomic { op = NONE; doomed[0] = 0; doomed[1] = 0;
+rests:	atomic { forget() };
+
+done:	atomic { op = NONE; EACH(SPARE)
 		if
 		:: !stirred -> stir = 0 /* or it has no effect */
 		:: else
@@ -526,10 +567,17 @@ end:	do
 
 #ifdef TRACES
 #define MAYCHECK checks > 0 /* as often as it did */
+#define LOOKS(p) true       /* it decides below, once it has the lock */
 #define CHECKED checks--;
+#define MAYNOT false
+#define AGAIN(i) armed && requests > 1 && (is(i, QUEUED) || is(i, UNREAD))
+proctype clock() { do :: atomic { SEE(E_tick) checks++ } od }
 #else
 #define MAYCHECK true
+#define LOOKS(p) (p)
 #define CHECKED
+#define MAYNOT true
+#define AGAIN(i) false
 #endif
 
 /* ladder is the deadline of the instance. It may cease to act at any time: no
@@ -538,10 +586,10 @@ proctype ladder() {
 	byte e;
 end:	do
 	:: true -> goto endgone
-	:: atomic { up && !lock && (st == RUN && eligible || st == PSD && (deep || stopdue || !armed)) && MAYCHECK -> CHECKED lock = 1; e = epoch }; {
+	:: atomic { up && !lock && (st == RUN && LOOKS(eligible) || st == PSD && LOOKS(deep || stopdue || !armed)) && MAYCHECK -> CHECKED lock = 1; e = epoch }; {
 		serves();
 		if
-		:: atomic { st == RUN && eligible -> aidle = 1; aforce = 0 }; call(PAUSE)
+		:: atomic { st == RUN && (eligible || real) -> aidle = 1; aforce = 0 }; call(PAUSE)
 		:: asleep && !armed -> call(WAKE) /* repair */
 		:: st == PSD && armed && deep -> call(DEEPER)
 		:: atomic { st == PSD && armed && !deep && stopdue -> aforce = 0; aidle = 0 }; call(STOP)
@@ -570,6 +618,8 @@ end:	do
 	od
 }
 
+#define ASKS(i) :: is(i, GATED) -> who = i
+
 /* waker is the relay's request for the clients that it holds. */
 proctype waker() {
 	byte e, who;
@@ -577,15 +627,18 @@ proctype waker() {
 end:	do
 	:: atomic { up && gheld && gasleep && any(GATED) ->
 		if
-		:: is(0, GATED) -> who = 0
-		:: is(1, GATED) -> who = 1
+		EACH(ASKS)
 		fi;
 		o = off; no = 0; e = epoch; stir = 1 }; {
 		if
 		:: acquire(); serves();
 			if
 			:: st == STP && (o != off || sby != 1) -> no = 1
-			:: st == STP && o == off && sby == 1 -> call(START)
+			:: st == STP && o == off && sby == 1 -> call(START);
+				if
+				:: st == STP -> no = 1
+				:: else
+				fi
 			:: asleep -> call(WAKE)
 			:: else
 			fi;
@@ -610,13 +663,14 @@ proctype user() {
 end:	do
 	:: atomic { up && users > 0 -> users--; e = epoch; o = off;
 		if
-		:: verbs & 1 -> v = 1; off = !off; userstop = 1
-		:: verbs & 2 -> v = 2
-		:: verbs & 4 -> v = 4
-		:: verbs & 8 -> v = 8
-		:: verbs & 16 -> v = 16
-		:: verbs & 32 -> v = 32
-		:: v = 0
+		:: verbs & 1 -> SEE(E_called + 0) v = 1; off = !off; userstop = 1
+		:: verbs & 2 -> SEE(E_called + 1) v = 2
+		:: verbs & 4 -> SEE(E_called + 2) v = 4
+		:: verbs & 8 -> SEE(E_called + 3) v = 8
+		:: verbs & 16 -> SEE(E_called + 4) v = 16
+		:: verbs & 32 -> SEE(E_called + 5) v = 32
+		:: verbs & 64 -> SEE(E_called + 6) v = 64
+		:: MAYNOT -> v = 0
 		fi }; {
 		if
 		:: v == 32 -> wantwake()
@@ -628,7 +682,7 @@ end:	do
 		:: atomic { v == 1 && st == STP -> wanted = 0; userstop = 1; sby = 2; save(STP); letgo() }
 		:: v == 2 && st == STP -> call(START)
 		:: (v == 2 || v == 4) && asleep -> call(WAKE)
-		:: atomic { v == 8 && st == RUN -> aforce = 1; aidle = 0 }; call(PAUSE)
+		:: atomic { (v == 8 || v == 64) && st == RUN -> aforce = (v == 8); aidle = 0 }; call(PAUSE)
 		:: atomic { v == 16 && st != STP && st != STG ->
 			if
 			:: !leased -> SEE(E_lease) leased = 1
@@ -654,6 +708,13 @@ end:	do
 	od
 }
 
+#ifdef TRACES
+#define SEEN_HUNG hung = 0
+proctype leftover() { do :: atomic { late && !hung -> hung = 1; notice() } od }
+#else
+#define SEEN_HUNG skip
+#endif
+
 #define WORK(i) \
 	:: atomic { alive && !frozen && is(i, QUEUED) -> SEE(E_accepted + i) cs[i] = UNREAD } \
 	:: atomic { alive && !frozen && is(i, UNREAD) -> SEE(E_answered + i) cs[i] = QUIET } \
@@ -661,8 +722,9 @@ end:	do
 
 proctype program() {
 end:	do
-	WORK(0)
-	WORK(1)
+	EACH(WORK)
+	:: atomic { alive && !frozen && hung -> SEEN_HUNG }
+	:: atomic { alive && !frozen && ends > 0 -> ends--; userstop = 1; exits() }
 	od
 }
 
@@ -675,6 +737,7 @@ proctype client(byte i) {
 	:: atomic { is(i, PASS) -> connect(i) }
 	:: atomic { is(i, QUIET) && more[i] > 0 -> SEE(E_sent + i) more[i]--; cs[i] = UNREAD; notice() }
 	:: atomic { is(i, QUIET) -> SEE(E_closed + i) cs[i] = HUNG; notice() }
+	:: atomic { AGAIN(i) -> notice() } /* it sends more, or closes, before it is answered */
 	:: is(i, QUIET) && more[i] == 0 -> break /* it stays connected */
 	:: cs[i] >= DONE -> break
 	od
@@ -684,16 +747,16 @@ proctype client(byte i) {
 	if \
 	:: relayed[i] && cs[i] > OUT && cs[i] < DONE -> cs[i] = RESET /* the relay ends with its daemon */ \
 	:: else \
-	fi
+	fi;
 
 /* chaos ends daemon and shim. A signal for a saved guest ends with its daemon. */
 proctype chaos() {
 end:	do
-	:: atomic { up && crashes > 0 -> crashes--; up = 0; epoch++; term = term && !saved;
+	:: atomic { up && crashes > 0 -> SEE(E_crash) crashes--; up = 0; epoch++; term = term && !saved;
 		lock = 0; wanted = 0; ended = 0; stir = 0; startreq = 0; hfrozen = 0; forgetful = 0; held = 0; hfired = 0;
 		armed = 0; fired = 0; gheld = 1; gasleep = 0; wpend = NONE; wpsby = 0; waits = 0; wdone = 0; wlater = 0;
 		op = NONE; seq = 0; k = 0; code = 0; ret = 0; newst = NONE; err = 0; aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; fact = 0;
-		FALLS(0); FALLS(1) }
+		EACH(FALLS) }
 	:: atomic { shim && kills > 0 -> kills--; shim = 0 }
 	od
 }
@@ -710,13 +773,13 @@ end:	do
 proctype boot() {
 	byte e;
 end:	do
-	:: atomic { !up -> up = 1; lock = 1; st = dst; sby = dsby; op = ADOPT; e = epoch }; { op == NONE; release() } unless { epoch != e };
+	:: atomic { !up -> SEE(E_hold) SEE(E_sleep) up = 1; lock = 1; st = dst; sby = dsby; op = ADOPT; e = epoch }; { op == NONE; release() } unless { epoch != e };
 		e = 0
 	od
 }
 
 #ifdef TRACES
-#define quiescent (!lock && op == NONE && !wanted && !ended && !(armed && (fired || pending)) && !startreq && !(gheld && gasleep && any(GATED)))
+#define quiescent (up && !lock && op == NONE && !wanted && !ended && !pending && !startreq && !(gheld && gasleep && any(GATED)))
 proctype end() { atomic { quiescent -> SEE(E_end) skip } }
 #endif
 
@@ -724,16 +787,18 @@ proctype end() { atomic { quiescent -> SEE(E_end) skip } }
 	if \
 	:: paths & 1 -> relayed[i] = 0 \
 	:: paths & 2 -> relayed[i] = 1 \
-	fi
+	fi;
+#define MORE(i) more[i] = requests - 1;
 
 init {
 	atomic {
-		c_code { variant = env("FENCE", 0); naive = env("NAIVE", 0); timed = env("TIMED", 0); bare = env("BARE", 0); \
-			now.kept = !bare; now.userstop = bare; now.quiet = env("QUIET", 0); now.deep = env("DEEP", 0); now.paths = env("PATHS", 3); \
+#ifndef TRACES
+		c_code { variant = env("FENCE", 0); naive = env("NAIVE", 0); timed = env("TIMED", 0); bare = env("BARE", 0); now.quiet = env("QUIET", 0); now.deep = env("DEEP", 0); now.paths = env("PATHS", 3); \
 			now.clients = env("CLIENTS", 2); \
 			now.requests = env("REQUESTS", 2); now.users = env("USERS", 0); now.verbs = env("VERBS", 31); \
-			now.crashes = env("CRASHES", 0); now.kills = env("KILLS", 0); };
-#ifdef TRACES
+			now.crashes = env("CRASHES", 0); now.kills = env("KILLS", 0); now.ends = env("ENDS", 0); };
+		EACH(PATH)
+#else
 		c_code { load(); };
 		do
 		:: c_expr { now.which + 1 < recorded_traces } -> which++ /* none is left out */
@@ -741,10 +806,13 @@ init {
 		od;
 		c_code { scenario(); };
 		run end();
-#else
-		PATH(0); PATH(1);
+		if
+		:: real -> hung = 1; run leftover()
+		:: else -> run clock()
+		fi;
 #endif
-		more[0] = requests - 1; more[1] = requests - 1;
+		c_code { now.kept = !bare; now.userstop = bare; };
+		EACH(MORE)
 		run program(); run engine(); run ladder(); run poller(); run starter(); run waker(); run disk();
 		if
 		:: users > 0 -> run user()
@@ -763,6 +831,13 @@ init {
 		:: clients > 1 -> run client(1)
 		:: else
 		fi
+#ifdef TRACES
+		;
+		if
+		:: clients > 2 -> run client(2)
+		:: else
+		fi
+#endif
 	}
 }
 

@@ -1,0 +1,142 @@
+package hosttest
+
+import (
+	"context"
+
+	"lull/internal/core/instance"
+)
+
+// kept are the listening sockets of an instance that are kept while its program
+// does not run. Connections through a relay have sockets of their own.
+type kept struct {
+	backlog []*Client
+	shut    chan struct{} // closed when new connections are accepted again; nil while they are
+	guard   *keptGuard
+}
+
+// Keeper keeps the listening sockets of simulated programs for one daemon, as the
+// supervisor does: it implements host.HeldListeners, and gives the sockets to a
+// program when it binds.
+type Keeper struct{ *Daemon }
+
+// Handoff returns that handoffs work.
+func (*Keeper) Handoff(context.Context) (noPrivs bool, err error) { return false, nil }
+
+// Hold implements host.HeldListeners.
+func (k *Keeper) Hold(_ context.Context, id string, _ []string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.dead {
+		return errDead
+	}
+	if k.kept == nil {
+		k.kept = map[string]*kept{}
+	}
+	if k.kept[id] == nil {
+		k.kept[id] = &kept{}
+	}
+	return nil
+}
+
+// Unhold implements host.HeldListeners.
+func (k *Keeper) Unhold(_ context.Context, id string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	q := k.kept[id]
+	if k.dead || q == nil {
+		return nil
+	}
+	delete(k.kept, id)
+	for _, c := range q.backlog {
+		c.reset = true
+	}
+	q.open()
+	return nil
+}
+
+// open lets waiting connections try again. The caller holds the kernel's lock.
+func (q *kept) open() {
+	if q.shut != nil {
+		close(q.shut)
+		q.shut = nil
+	}
+}
+
+// Shut makes new connections wait until Open.
+func (k *Keeper) Shut(id string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if q := k.kept[id]; !k.dead && q != nil && q.shut == nil {
+		q.shut = make(chan struct{})
+	}
+}
+
+// Open ends Shut.
+func (k *Keeper) Open(id string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if q := k.kept[id]; !k.dead && q != nil {
+		q.open()
+	}
+}
+
+// Watch implements host.HeldListeners.
+func (k *Keeper) Watch(id string, wake func(reason string)) (instance.Guard, error) {
+	k.mu.Lock()
+	q := k.kept[id]
+	if k.dead || q == nil {
+		k.mu.Unlock()
+		return nil, errDead
+	}
+	g := &keptGuard{k: k.Kernel, q: q, wake: wake}
+	q.guard = g
+	waiting := len(q.backlog) > 0
+	k.mu.Unlock()
+	if waiting { // a poll set also fires for what arrived before it
+		g.fire()
+	}
+	return g, nil
+}
+
+// keptGuard implements instance.Guard.
+type keptGuard struct {
+	k      *Kernel
+	q      *kept
+	wake   func(string)
+	closed bool
+}
+
+func (g *keptGuard) fire() {
+	g.k.point("poller")
+	g.k.mu.Lock()
+	closed := g.closed
+	g.k.mu.Unlock()
+	if !closed {
+		g.wake("a client came")
+	}
+}
+
+// Pending implements instance.Guard.
+func (g *keptGuard) Pending() string {
+	g.k.mu.Lock()
+	defer g.k.mu.Unlock()
+	if !g.closed && len(g.q.backlog) > 0 {
+		return "a client waits in the backlog"
+	}
+	return ""
+}
+
+// Close implements instance.Guard.
+func (g *keptGuard) Close() {
+	g.k.mu.Lock()
+	defer g.k.mu.Unlock()
+	g.close()
+}
+
+// close is Close for a caller that holds the kernel's lock.
+func (g *keptGuard) close() {
+	g.closed = true
+	if g.q.guard == g {
+		g.q.guard = nil
+	}
+}
