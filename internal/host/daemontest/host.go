@@ -29,6 +29,7 @@ type Config struct {
 	Args     []string // of lull host, besides its data and socket
 	UID, GID int      // user that runs it; 0 is the user of the tests
 	Under    string   // where its directory is created; "" is the directory for temporary files
+	Env      []string // of the daemon, besides the necessary
 	Lull     string   // path of the lull binary; "" is the one that Build built
 }
 
@@ -102,7 +103,7 @@ func (h *Host) Boot() {
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
 	// Nothing is inherited from the tests' environment: variables are settings
 	// too.
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "GORACE=halt_on_error=1 exitcode=66"}
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/", "GORACE=halt_on_error=1 exitcode=66"}, h.cfg.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if h.cfg.UID != 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(h.cfg.UID), Gid: uint32(h.cfg.GID)}

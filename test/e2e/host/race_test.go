@@ -31,7 +31,7 @@ const (
 
 // Connections around the instant of the freeze: at the idle deadline, at a
 // manual pause, and requests on open connections that were quiet for long
-// enough. Each must be answered.
+// enough. Each must be answered, and what happens must be a behavior of the model.
 func TestRaceDirect(t *testing.T) { race(t, 0, false, 400) }
 
 func TestRaceRelay(t *testing.T) { race(t, 0, true, 400) }
@@ -50,7 +50,7 @@ func asNobody(t *testing.T) int {
 }
 
 func race(t *testing.T, uid int, relay bool, def int) {
-	raceWith(t, raceConfig{uid: uid, relay: relay, count: def, bring: func(d *daemontest.Host, s instance.Spec, _ string) { d.Launch(s) }})
+	raceWith(t, raceConfig{uid: uid, relay: relay, count: def, model: uid == 0, bring: func(d *daemontest.Host, s instance.Spec, _ string) { d.Launch(s) }})
 }
 
 // raceConfig says what races: bring makes an instance of a spec whose server
@@ -58,7 +58,8 @@ func race(t *testing.T, uid int, relay bool, def int) {
 type raceConfig struct {
 	uid   int
 	relay bool
-	count int // of connections
+	count int  // of connections
+	model bool // what happens is checked against the model
 	bring func(d *daemontest.Host, s instance.Spec, addr string)
 }
 
@@ -66,7 +67,13 @@ func raceWith(t *testing.T, cfg raceConfig) {
 	uid, relay := cfg.uid, cfg.relay
 	total := scaletest.Count(t, "LULL_HOST_RACES", cfg.count)
 	rng := random(t)
-	d := daemontest.Start(t, daemontest.Config{Under: quickDisk(), UID: uid, GID: uid, Args: []string{"--probe", "50ms"}})
+	host := daemontest.Config{Under: quickDisk(), UID: uid, GID: uid, Args: []string{"--probe", "50ms"}}
+	var sent *spans
+	if cfg.model {
+		sent = collect(t)
+		host.Env = sent.env()
+	}
+	d := daemontest.Start(t, host)
 	log := follow(d)
 	lanes := make([]*lane, raceLanes)
 	if uid != 0 { // freezing by signals reads all of /proc, and parallel lanes would disturb each other
@@ -78,7 +85,7 @@ func raceWith(t *testing.T, cfg raceConfig) {
 		s, addr := web(t, fmt.Sprintf("lane%d", n), relay)
 		s.PauseAfter = daemontest.Seconds(100 * time.Millisecond)
 		s.QuietConnectionAfter = *daemontest.Seconds(60 * time.Millisecond)
-		l := &lane{d: d, name: s.Name, addr: addr, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
+		l := &lane{d: d, name: s.Name, addr: addr, relay: relay, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
 		cfg.bring(d, s, addr)
 		o := d.Show(s.Name)
 		want := instance.PathDirect
@@ -113,9 +120,13 @@ func raceWith(t *testing.T, cfg raceConfig) {
 		})
 	}
 	wg.Wait()
-	took := time.Since(begin)
+	end := time.Now()
+	took := end.Sub(begin)
 	if t.Failed() {
 		return
+	}
+	if cfg.model {
+		sent.flush(d, lanes[0].name)
 	}
 	st, err := d.Status(t.Context())
 	errtest.None(t, err)
@@ -123,6 +134,9 @@ func raceWith(t *testing.T, cfg raceConfig) {
 		mustAnswer(t, l.addr)
 	}
 	report(t, lanes, log.waitStable(t, d), st.Freezer, took)
+	if cfg.model {
+		t.Run("model", func(t *testing.T) { followed(t, lanes, sent, end) })
+	}
 }
 
 // ways are the causes of the freeze.
@@ -136,6 +150,12 @@ type lane struct {
 	aim, step  [3]time.Duration // from the way's own deadline to the freeze, learned
 	shots      []shot
 	cycles     int
+
+	relay bool
+	calls sync.WaitGroup // those in the background
+	mu    sync.Mutex     // guards the rest
+	seen  []sighting
+	conns int
 }
 
 // shot is one connection, or one request on an open connection.
@@ -152,10 +172,10 @@ func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 	l.cycles++
 	var err error
 	shots := make([]shot, 1+l.rng.IntN(3))
-	clients := make([]*client, len(shots))
+	clients := make([]*watched, len(shots))
 	if way == 2 {
 		for n := range clients {
-			if clients[n], err = dial(l.addr); err == nil {
+			if clients[n], err = l.dial(); err == nil {
 				err = clients[n].echo("before")
 			}
 			if err != nil {
@@ -177,7 +197,7 @@ func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 			s := shot{way: way, deadline: deadline, from: time.Now()}
 			c := clients[n]
 			if c == nil {
-				if c, errs[n] = dial(l.addr); errs[n] != nil {
+				if c, errs[n] = l.dial(); errs[n] != nil {
 					return
 				}
 				defer c.Close()
@@ -247,7 +267,7 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 				return at, 0, err
 			}
 			if o.State == "paused" { // missed: wake it and wait for the next
-				if _, err := l.d.Do(ctx, l.name, "resume", nil); err != nil && refused(err) == "" {
+				if err := l.do(ctx, "resume", verbResume); err != nil && refused(err) == "" {
 					return at, 0, err
 				}
 			} else if p := o.PauseAt; p != nil && time.Until(*p) > 2*time.Millisecond {
@@ -257,15 +277,18 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 		}
 		return at, 0, fmt.Errorf("no pause is announced within %s", daemontest.WaitLimit)
 	}
-	o, err := l.d.Do(ctx, l.name, "resume", nil)
+	if err := l.do(ctx, "resume", verbResume); err != nil {
+		return at, 0, err
+	}
+	o, err := l.d.Get(ctx, l.name)
 	if err != nil {
 		return at, 0, err
 	}
 	at = time.Now().Add(3 * time.Millisecond)
-	go func() { // its answer does not matter: a client may have been faster
+	l.calls.Go(func() { // its answer does not matter: a client may have been faster
 		until(at)
-		_, _ = l.d.Do(ctx, l.name, "pause", nil)
-	}()
+		_ = l.do(ctx, "pause", verbPause)
+	})
 	return at, o.WakeCount, nil
 }
 

@@ -1,0 +1,417 @@
+package host
+
+import (
+	"cmp"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"lull/internal/host/daemontest"
+	"lull/internal/host/modeltest"
+)
+
+// What happens in the races is recorded and checked against the model of the fence:
+// the steps of the daemon, which traces them, the connections and the calls. Each
+// happens between two times of one clock, so a trace is in no order where these
+// overlap, and the model must be able to do it in one of the orders that are left.
+
+// spans is a collector of traces.
+type spans struct {
+	*httptest.Server
+	mu  sync.Mutex
+	all []*otlp.Span
+}
+
+func collect(t *testing.T) *spans {
+	s := &spans{}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// env has a daemon send every span, and soon.
+func (s *spans) env() []string {
+	return []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.URL, "OTEL_BSP_SCHEDULE_DELAY=100", "OTEL_BSP_MAX_QUEUE_SIZE=1000000"}
+}
+
+func (s *spans) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	body := io.Reader(q.Body)
+	var err error
+	if q.Header.Get("Content-Encoding") == "gzip" {
+		body, err = gzip.NewReader(q.Body)
+	}
+	var b []byte
+	if err == nil {
+		b, err = io.ReadAll(body)
+	}
+	var m collector.ExportTraceServiceRequest
+	if err == nil {
+		err = proto.Unmarshal(b, &m)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, rs := range m.ResourceSpans {
+		for _, ss := range rs.ScopeSpans {
+			s.all = append(s.all, ss.Spans...)
+		}
+	}
+}
+
+// of returns the spans of an instance, in the order of their beginning.
+func (s *spans) of(name string) (out []*otlp.Span) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sp := range s.all {
+		if attribute(sp, "lull.instance.name") == name {
+			out = append(out, sp)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b *otlp.Span) int { return cmp.Compare(a.StartTimeUnixNano, b.StartTimeUnixNano) })
+	return out
+}
+
+func attribute(s *otlp.Span, key string) string {
+	for _, a := range s.Attributes {
+		if a.Key == key {
+			return a.Value.GetStringValue()
+		}
+	}
+	return ""
+}
+
+// flush waits until all that the daemon has done up to now has arrived: spans come in
+// the order of their ends.
+func (s *spans) flush(d *daemontest.Host, name string) {
+	d.T.Helper()
+	since := time.Now().UnixNano()
+	if _, err := d.Do(d.T.Context(), name, "resume", nil); err != nil { // what runs is checked
+		d.T.Fatal(err)
+	}
+	daemontest.Wait(d.T, "a later span arrives", func() (bool, string) {
+		all := s.of(name)
+		return slices.ContainsFunc(all, func(sp *otlp.Span) bool { return int64(sp.StartTimeUnixNano) > since }), fmt.Sprintf("%d spans", len(all))
+	})
+}
+
+// sighting is what a test did itself: something that a connection or a call did.
+type sighting struct {
+	name     string
+	n        int // number of the connection, or of the verb
+	from, to time.Time
+}
+
+// Numbers of the verbs in the model.
+const (
+	verbResume = 2
+	verbPause  = 6
+)
+
+// note records a sighting that ends now.
+func (l *lane) note(name string, n int, from time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen = append(l.seen, sighting{name, n, from, time.Now()})
+}
+
+// do is Do, recorded.
+func (l *lane) do(ctx context.Context, verb string, n int) (err error) {
+	defer l.note("called", n, time.Now())
+	_, err = l.d.Do(ctx, l.name, verb, nil)
+	return err
+}
+
+// watched is a client whose doings are recorded.
+type watched struct {
+	*client
+	l      *lane
+	n      int
+	dialed time.Time // until its first request was sent
+}
+
+// dial connects.
+func (l *lane) dial() (*watched, error) {
+	began := time.Now()
+	c, err := dial(l.addr)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conns++
+	return &watched{c, l, l.conns - 1, began}, nil
+}
+
+// echo is echo of a client. A connection counts from its first request, because only
+// then is it known to wait for anything. The relay passes on later what it is sent.
+func (c *watched) echo(line string) error {
+	what, from := "sent", time.Now()
+	began := from
+	if !c.dialed.IsZero() {
+		what, from, c.dialed = "queued", c.dialed, time.Time{}
+	}
+	if _, err := io.WriteString(c.Conn, line+"\n"); err != nil {
+		return err
+	}
+	if !c.l.relay {
+		c.l.note(what, c.n, from)
+	}
+	got, err := c.r.ReadString('\n')
+	if err == nil && got != "echo "+line+"\n" {
+		err = fmt.Errorf("sent %q, got %q", line, got)
+	}
+	if err != nil {
+		return fmt.Errorf("no answer to %q: %w", line, err)
+	}
+	if c.l.relay {
+		c.l.note(what, c.n, from)
+	}
+	c.l.note("answered", c.n, began)
+	return nil
+}
+
+// Close closes the connection.
+func (c *watched) Close() error {
+	defer c.l.note("closed", c.n, time.Now())
+	return c.client.Close()
+}
+
+// stepEvents are the events of the model for the steps of the daemon.
+var stepEvents = map[string]string{"intent": "intent", "gate": "hold", "freeze": "freeze", "look": "look", "arm": "arm", "look-again": "final", "commit": "commit",
+	"undo-disarm": "disarm", "undo-thaw": "thaw", "undo-publish": "release", "disarm": "disarm", "thaw": "thaw", "publish": "release"}
+
+// canFail are the events with a number for a failure.
+var canFail = map[string]bool{"look": true, "final": true, "commit": true}
+
+// slack is added to both sides of what the test saw: its clock is the daemon's, but
+// durations are measured with another.
+const slack = 10 * time.Microsecond
+
+// traces cuts what happened in a lane until a time into traces. Each begins and ends
+// while the program runs, no transition or call is in progress and no connection is
+// open. few is how many had more connections than the model has.
+func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace, few int, err error) {
+	type part struct {
+		from, to int64
+		event    *modeltest.Event
+		check    bool // an attempt of the idle timer to pause
+	}
+	var parts []part
+	asleep, armed, frozen := int64(0), false, false
+	for _, s := range all {
+		from, to := int64(s.StartTimeUnixNano), int64(s.EndTimeUnixNano)
+		failed := s.GetStatus().GetCode() == otlp.Status_STATUS_CODE_ERROR
+		switch s.Name {
+		case "instance.pause":
+			parts = append(parts, part{from: from, to: to, check: attribute(s, "lull.by") == "idle_timeout"})
+			if !failed {
+				asleep = from
+			}
+			continue
+		case "instance.wake":
+			if failed {
+				return nil, 0, fmt.Errorf("a wake failed: %v", s.Status)
+			}
+			if asleep > 0 {
+				from, asleep = asleep, 0
+			}
+			parts = append(parts, part{from: from, to: to})
+			continue
+		case "instance.detect":
+			continue
+		}
+		e := modeltest.Event{Name: stepEvents[s.Name], From: from, To: to}
+		switch {
+		case e.Name == "":
+			return nil, 0, fmt.Errorf("the model has no step %q", s.Name)
+		case failed && !canFail[e.Name]:
+			return nil, 0, fmt.Errorf("the step %q failed: %v", s.Name, s.Status)
+		case failed:
+			e.N = 1
+		case e.Name == "arm":
+			armed = true
+		case e.Name == "freeze":
+			frozen = true
+		case e.Name == "disarm" && !armed, e.Name == "thaw" && !frozen: // nothing to undo
+			continue
+		case e.Name == "disarm":
+			armed = false
+		case e.Name == "thaw":
+			frozen = false
+		}
+		parts = append(parts, part{from: from, to: to, event: &e})
+	}
+	if asleep > 0 { // until after the last time
+		parts = append(parts, part{from: asleep, to: until.UnixNano()})
+	}
+	first, last := map[int]int64{}, map[int]int64{}
+	for _, s := range l.seen {
+		from, to := s.from.Add(-slack).UnixNano(), s.to.Add(slack).UnixNano()
+		parts = append(parts, part{from: from, to: to, event: &modeltest.Event{Name: s.name, N: s.n, From: from, To: to}})
+		if s.name != "called" {
+			if first[s.n] == 0 {
+				first[s.n] = from
+			}
+			first[s.n], last[s.n] = min(first[s.n], from), max(last[s.n], to)
+		}
+	}
+	for n, from := range first {
+		parts = append(parts, part{from: from, to: last[n]})
+	}
+	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(a.from, b.from) })
+	for len(parts) > 0 {
+		n, end := 1, parts[0].to
+		for n < len(parts) && parts[n].from <= end {
+			end = max(end, parts[n].to)
+			n++
+		}
+		t := modeltest.Trace{Scenario: modeltest.Scenario{Quiet: true, Requests: 2, Timed: true, Real: true, Kept: true},
+			Hidden: []string{"accepted", "gone", "gated", "passed", "sleep"}}
+		if l.relay {
+			t.Late = true
+		}
+		conns := map[int]int{}
+		for _, p := range parts[:n] {
+			if p.check {
+				t.Checks++
+			}
+			if p.event == nil {
+				continue
+			}
+			e := *p.event
+			switch e.Name {
+			case "called":
+				t.Users, t.Verbs = t.Users+1, t.Verbs|1<<e.N
+			case "queued", "sent", "answered", "closed":
+				if _, ok := conns[e.N]; !ok {
+					conns[e.N] = len(conns)
+				}
+				e.N = conns[e.N]
+				if e.Name == "closed" && l.relay { // the relay passes that on later
+					e.To = modeltest.Open
+				}
+			}
+			t.Events = append(t.Events, e)
+		}
+		parts = parts[n:]
+		switch {
+		case end >= until.UnixNano(), len(t.Events) == 0:
+		case len(conns) > modeltest.MaxClients, l.relay && len(conns) > 1: // it is unknown when the relay passes on what it gets
+			few++
+		default:
+			t.Clients = len(conns)
+			for c := range t.Clients {
+				t.Relayed[c] = l.relay
+			}
+			out = append(out, t)
+		}
+	}
+	return out, few, nil
+}
+
+// followed checks what the lanes did until a time against the model.
+func followed(t *testing.T, lanes []*lane, s *spans, until time.Time) {
+	f := modeltest.NewFollower(t)
+	var all []modeltest.Trace
+	transitions, few := 0, 0
+	for _, l := range lanes {
+		l.calls.Wait()
+		traces, n, err := l.traces(s.of(l.name), until)
+		if err != nil {
+			t.Fatalf("%s: %v", l.name, err)
+		}
+		all, few = append(all, traces...), few+n
+	}
+	for _, tr := range all {
+		transitions += len(tr.Events)
+	}
+	for n, at := range f.Follow(t, all) {
+		t.Errorf("not a behavior of the model, but for event %d: %s", at, all[n].Until(len(all[n].Events)))
+	}
+	t.Logf("REPORT race: %d traces with %d transitions are behaviors of the model, %d with more connections than it has were left out; %d states", len(all), transitions, few, f.States)
+	if transitions == 0 {
+		t.Error("nothing was recorded")
+	}
+	for name, change := range raceChanges {
+		var changed []modeltest.Trace
+		for _, tr := range all {
+			if tr.Events = slices.Clone(tr.Events); change(&tr) && len(changed) < 10 {
+				slices.SortStableFunc(tr.Events, func(a, b modeltest.Event) int { return cmp.Compare(a.From, b.From) })
+				changed = append(changed, tr)
+			}
+		}
+		rejected := f.Follow(t, changed)
+		for n, tr := range changed {
+			if _, ok := rejected[n]; !ok {
+				t.Errorf("%s, and the model accepts it: %s", name, tr.Until(len(tr.Events)))
+				break
+			}
+		}
+		if t.Logf("%s: %d of %d rejected", name, len(rejected), len(changed)); len(changed) == 0 {
+			t.Errorf("%s: no trace is suited", name)
+		}
+	}
+}
+
+// raceChanges make traces that the model must reject, and report whether the trace is
+// suited.
+var raceChanges = map[string]func(t *modeltest.Trace) bool{
+	"a frozen program answers": func(t *modeltest.Trace) bool {
+		commit, thaw := step(t, "commit"), step(t, "thaw")
+		answer := slices.IndexFunc(t.Events, func(e modeltest.Event) bool { return e.Name == "answered" && thaw >= 0 && e.To > t.Events[thaw].To })
+		if commit < 0 || thaw < commit || answer < 0 || t.Events[thaw].From <= t.Events[commit].To+1 {
+			return false
+		}
+		if slices.ContainsFunc(t.Events, func(e modeltest.Event) bool {
+			return e.N == t.Events[answer].N && e.Name == "answered" && e.To < t.Events[commit].To
+		}) {
+			return false // it may have been that answer
+		}
+		t.Events[answer].From, t.Events[answer].To = t.Events[commit].To+1, t.Events[commit].To+1
+		return true
+	},
+	"it is not thawed": func(t *modeltest.Trace) bool {
+		thaw := step(t, "thaw")
+		ok := step(t, "commit") >= 0 && thaw >= 0
+		if ok {
+			t.Events = slices.Delete(t.Events, thaw, thaw+1)
+		}
+		return ok
+	},
+	"it is thawed before the sockets are given back": func(t *modeltest.Trace) bool {
+		disarm, thaw := step(t, "disarm"), step(t, "thaw")
+		ok := disarm >= 0 && thaw >= 0
+		if ok {
+			t.Events[disarm].Name, t.Events[thaw].Name = "thaw", "disarm"
+		}
+		return ok
+	},
+	"it is watched before it is frozen": func(t *modeltest.Trace) bool {
+		freeze, arm := step(t, "freeze"), step(t, "arm")
+		ok := freeze >= 0 && arm >= 0
+		if ok {
+			t.Events[freeze].Name, t.Events[arm].Name = "arm", "freeze"
+		}
+		return ok
+	},
+}
+
+// step returns the index of the first event with the name that did not fail; -1 if
+// there is none.
+func step(t *modeltest.Trace, name string) int {
+	return slices.IndexFunc(t.Events, func(e modeltest.Event) bool { return e.Name == name && e.N == 0 })
+}
