@@ -207,6 +207,14 @@ func (t *walked) find(from int, name string, n int) int {
 	return -1
 }
 
+// frozenIdle reports whether the program was found idle once it was frozen, in the
+// pause that begins at event n.
+func (t *walked) frozenIdle(n int) bool {
+	look := t.find(n, "look", -1)
+	exit := t.find(n, "exit", -1)
+	return look >= 0 && t.Events[look].N == 0 && (exit < 0 || exit > look)
+}
+
 // with returns a copy with other events, in their order.
 func (t walked) with(events ...[]modeltest.Event) walked {
 	t.Events = slices.Concat(events...)
@@ -247,7 +255,7 @@ var changes = map[string]func(t walked) (changed walked, ok bool){
 	},
 	"it is paused under an accepted connection": func(t walked) (walked, bool) {
 		n, c := t.find(0, "intent", -1), t.Clients
-		if n < 0 || c == modeltest.MaxClients || t.Quiet || t.Verbs&8 != 0 || t.Crashes > 0 || t.find(n, "look", 0) < 0 {
+		if n < 0 || c == modeltest.MaxClients || t.Quiet || t.Verbs&8 != 0 || t.Crashes > 0 || !t.frozenIdle(n) {
 			return t, false
 		}
 		t.Clients++
@@ -259,7 +267,7 @@ var changes = map[string]func(t walked) (changed walked, ok bool){
 	},
 	"a lease is ignored": func(t walked) (walked, bool) {
 		n := t.find(0, "intent", -1)
-		if n < 0 || t.Users > 1 || t.Verbs&(8|16) != 0 || t.Crashes > 0 || t.find(n, "look", 0) < 0 {
+		if n < 0 || t.Users > 1 || t.Verbs&(8|16) != 0 || t.Crashes > 0 || !t.frozenIdle(n) {
 			return t, false
 		}
 		t.Users, t.Verbs = t.Users+1, t.Verbs|16
@@ -286,7 +294,7 @@ var changes = map[string]func(t walked) (changed walked, ok bool){
 	},
 	"the next daemon forgets a lease": func(t walked) (walked, bool) {
 		n := t.find(0, "intent", -1)
-		if n < 0 || t.Users > 1 || t.Verbs&(8|16) != 0 || t.Crashes > 0 || t.Ends > 0 || t.find(n, "look", 0) < 0 {
+		if n < 0 || t.Users > 1 || t.Verbs&(8|16) != 0 || t.Crashes > 0 || t.Ends > 0 || !t.frozenIdle(n) {
 			return t, false
 		}
 		t.Users, t.Verbs, t.Crashes = t.Users+1, t.Verbs|16, 1
