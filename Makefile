@@ -14,9 +14,9 @@ export GOFLAGS := $(strip -trimpath $(filter-out -trimpath,$(GOFLAGS)))
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 curl systemd \
 	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io docker-compose busybox-static python3-aiosmtpd \
-	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin docker-compose
+	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin docker-compose beanstalkd jupyter-server python3-ipykernel
 # What only the full counts drive.
-SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish
+SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish rabbitmq-server slurmd slurmctld slurm-client munge cron
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
@@ -138,7 +138,7 @@ TOOK = trap 'times >bin/times-$(1); printf "lane: %6d s: %s, CPU %s\n" $$SECONDS
 PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(MACHINES) | sort) | tr '\n' ' ')
 
 modules: ## fetch the modules; a proxy that fails once is asked again
-	@for try in 1 2 3; do go mod download && (cd test/e2e/foreign/testdata/emulator && go mod download) && exit 0; sleep $$((try*5)); done; exit 1
+	@for try in 1 2 3; do go mod download && (cd test/e2e/foreign/testdata/emulator && go mod download) && (cd test/e2e/programs/testdata/minecraft && go mod download) && exit 0; sleep $$((try*5)); done; exit 1
 
 guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 	@[ -e bin/guest-kernel/boot ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel || \

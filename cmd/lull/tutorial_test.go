@@ -182,13 +182,13 @@ func followed(ctx context.Context, all []step, dir string, env []string) (faults
 	return faults
 }
 
-// TestTutorials follows the three tutorials as a newcomer does: every command,
+// TestTutorials follows the tutorials as a newcomer does: every command,
 // in one shell, with the outputs that they show. They end with nothing left behind,
 // and need little that a small Linux lacks.
 func TestTutorials(t *testing.T) {
 	need(t, "bash")
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
-	for _, name := range []string{"fleet", "host", "workspace"} {
+	for _, name := range []string{"adopt", "fleet", "host", "workspace"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			parent := ""
@@ -207,14 +207,18 @@ func TestTutorials(t *testing.T) {
 			})
 			t.Cleanup(func() { endShim(filepath.Join(dir, "work", "host", "shim")) })
 			doc := contents(t, "../../docs/tutorial-"+name+".md")
-			for _, port := range []string{"7070", "7071", "8443", "8080"} {
+			for _, port := range []string{"7070", "7071", "8443", "8080", "6379"} {
 				doc = strings.ReplaceAll(doc, port, freePort(t))
 			}
 			all, err := steps(doc)
 			errtest.None(t, err)
 			few := filepath.Join(dir, "bin")
 			errtest.None(t, os.Mkdir(few, 0o755))
-			for _, tool := range []string{"lull", "sh", "cat", "sleep", "grep", "awk", "touch", "rm"} {
+			tools := []string{"lull", "sh", "cat", "sleep", "grep", "awk", "touch", "rm"}
+			if name == "adopt" {
+				tools = append(tools, "redis-server", "redis-cli")
+			}
+			for _, tool := range tools {
 				errtest.None(t, os.Symlink(need(t, tool), filepath.Join(few, tool)))
 			}
 			env := []string{"LULL_HOST_SHIM=" + shim, "HOME=" + dir, "TZ=UTC", "PATH=" + few}

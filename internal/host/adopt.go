@@ -270,6 +270,11 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		i.mu.Lock()
 		i.proc.frozen = still || err != nil
 		i.mu.Unlock()
+		if i.readTimers(w) {
+			i.mu.Lock()
+			i.timed.since = i.rec.LastPausedAt
+			i.mu.Unlock()
+		}
 		if err != nil { // Nothing watches its sockets, so wake it.
 			return fmt.Errorf("cannot determine whether %s is frozen: %w", i.name(), err)
 		}

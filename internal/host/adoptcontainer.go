@@ -36,7 +36,8 @@ func (h *Host) adoptContainer(ctx context.Context, q hostctl.Adopt) (id string, 
 		return "", refuse("its label puts it under lull's control already; lull ps lists labels that cannot be used")
 	}
 	s := instance.Spec{Name: cmp.Or(q.Name, h.freeName(c.Name, 0)), Runtime: instance.RuntimeDocker, Image: c.Images[0], Restart: instance.RestartNo,
-		PauseAfter: q.PauseAfter, StopAfter: cmp.Or(q.StopAfter, new(idle.Duration))}
+		PauseAfter: q.PauseAfter, StopAfter: cmp.Or(q.StopAfter, new(idle.Duration)),
+		Probes: q.Probes, WakeSchedule: q.WakeSchedule}
 	if id, err = h.Create(ctx, s); err != nil || !c.Running {
 		return id, err
 	}

@@ -63,6 +63,7 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	if p.StopsIn > 0 {
 		s.StopGrace = idle.Duration(min(p.StopsIn, instance.MaxGrace))
 	}
+	s.Probes, s.WakeSchedule = q.Probes, q.WakeSchedule
 	if s.Name == "" {
 		s.Name = h.freeName(p.Name, q.PID)
 	}

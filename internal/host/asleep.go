@@ -81,7 +81,7 @@ func (i *inst) ladderLocked() (time.Time, power.Instance) {
 func (i *inst) stopDueLocked() time.Time {
 	d, quiet := i.stopAfter(), time.Duration(i.spec().QuietConnectionAfter)
 	switch {
-	case d == 0, i.seen.conns > 0 && quiet == 0:
+	case d == 0, i.seen.conns > 0 && quiet == 0, i.timed.timers != nil: // a cron that is stopped has no timers
 		return time.Time{}
 	case i.seen.conns > 0:
 		d = max(d, quiet)
@@ -106,8 +106,13 @@ func (i *inst) checkAsleep() {
 	unguarded := i.proc.guard == nil && i.rec.PausedBy != byOutside
 	i.mu.Unlock()
 	timer, due := i.takeTimer()
-	if unguarded || due {
-		by, why := byTimer, timer
+	unknown := ""
+	if !due { // what was known has come first
+		unknown = i.rereadTimers()
+		timer, due = i.takeTimer()
+	}
+	if unguarded || due || unknown != "" {
+		by, why := byTimer, cmp.Or(timer, unknown)
 		if unguarded {
 			by, why = "repair", "nothing watched its sockets"
 		}

@@ -146,6 +146,9 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 		return fmt.Errorf("cannot pause %s: it has no process", i.name())
 	}
 	i.endRound()
+	if by != byIdle { // then they were just read
+		i.readTimers(a.work)
+	}
 	if err := a.flush(); err != nil {
 		fault(span, err)
 		i.emit("pause_cancelled", by, err.Error())

@@ -47,6 +47,7 @@ type inst struct {
 	seen   seen
 	custom custom
 	says   says
+	timed  timed
 	retry  retry
 }
 

@@ -289,6 +289,7 @@ func (i *inst) forgetRun() {
 	i.proc.work, i.proc.guard, i.proc.frozen, i.proc.missing = nil, nil, false, nil
 	i.seen.readings, i.seen.conns, i.seen.block, i.seen.trouble = nil, 0, nil, ""
 	i.resetProbesLocked()
+	i.timed = timed{reading: i.timed.reading}
 	if i.says.inside { // its work in progress is lost
 		i.says.inside, i.says.busy = false, i.says.busy-1
 	}

@@ -140,8 +140,10 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if s := i.besideLocked(); s != "" {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: besideSignal, Sentence: s})
 	}
-	if b := i.timerBlockLocked(now); b != nil {
-		e.Guards = append(e.Guards, *b)
+	for _, b := range []*idle.Block{i.timerBlockLocked(now), i.jobsBlockLocked()} {
+		if b != nil {
+			e.Guards = append(e.Guards, *b)
+		}
 	}
 	return e
 }
@@ -207,6 +209,7 @@ func (i *inst) checkRunning() {
 		return
 	}
 	i.passTimers()
+	i.refreshTimers(w)
 	ctx, span := i.span(i.h.ctx, "instance.detect")
 	defer span.End()
 	if i.spec().Adopted.IsUnit() && !i.listens() {
@@ -215,6 +218,9 @@ func (i *inst) checkRunning() {
 	e := i.sample(w)
 	i.noteTrouble(w)
 	v := i.judge(e)
+	if v.Eligible && i.readTimers(w) {
+		v = i.judge(i.sample(w))
+	}
 	traceVerdict(span, &v)
 	now := i.h.Now()
 	if v.LastActivityAt != nil {

@@ -57,23 +57,35 @@ func (i *inst) nextTimerLocked() (at time.Time, by string) {
 			take(s.Next(served), "the schedule "+text)
 		}
 	}
+	if c := &i.timed; c.timers != nil {
+		since := latest(served, c.since)
+		if since.After(now) {
+			since = now
+		}
+		take(c.timers.Next(since))
+	}
 	return at, by
 }
 
-// wakeDue returns when to wake i for its next timer, on the clock of Now; zero
-// for never.
+// wakeDue returns when i is to be woken for its next timer, or checked for a new
+// one, on the clock of Now; zero for never.
 func (i *inst) wakeDue() time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	at, _ := i.nextTimerLocked()
-	if at.IsZero() || i.heldOutsideLocked() {
+	if i.heldOutsideLocked() {
 		return time.Time{}
 	}
-	lead := Lead
-	if at.Equal(i.says.wokenFor) { // already woken for this timer, so the next one is due only after it
-		lead = 0
+	if !at.IsZero() && !at.Equal(i.says.wokenFor) { // otherwise already woken for this timer
+		at = at.Add(-Lead)
 	}
-	return i.h.Now().Add(at.Add(-lead).Sub(i.h.wallNow()))
+	if again := i.rereadLocked(); !again.IsZero() && (at.IsZero() || again.Before(at)) {
+		at = again
+	}
+	if at.IsZero() {
+		return at
+	}
+	return i.h.Now().Add(at.Sub(i.h.wallNow()))
 }
 
 // noteDue takes over when the workload next has to run. It reports whether that

@@ -37,13 +37,35 @@ They stay adopted when they end or are started anew.`,
 
 // adoptFlags are the flags that all kinds of adoption share.
 type adoptFlags struct {
-	name  string
-	pause time.Duration
+	name      string
+	pause     time.Duration
+	probes    []string
+	schedules []string
 }
 
 func (f *adoptFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "name of the instance (default: that of what is adopted)")
 	term.BindSpan(cmd.Flags(), &f.pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: 1m, or that of lull host --pause-after, if something can wake it)")
+	bindSignals(cmd, &f.probes, &f.schedules)
+}
+
+// bindSignals adds the flags of probes and timers.
+func bindSignals(cmd *cobra.Command, probes, schedules *[]string) {
+	cmd.Flags().StringArrayVar(probes, "probe", nil, "activity probe, KIND[,SETTING=VALUE...]:TARGET; repeatable, see lull run")
+	cmd.Flags().StringArrayVar(schedules, "wake-schedule", nil, "time at which it must run, as in a crontab (\"*/10 * * * *\", \"@every 10m\"): it is woken 2 s before; repeatable")
+}
+
+// parseProbes reads probes in their short form.
+func parseProbes(texts []string) (probes []instance.Probe, err error) {
+	for _, text := range texts {
+		p, err := instance.ParseProbe(text)
+		if err != nil {
+			return nil, err
+		}
+		probes = append(probes, p)
+	}
+	instance.NameProbes(probes)
+	return probes, nil
 }
 
 // adopt makes the instance and prints it.
@@ -58,6 +80,11 @@ func (c verbs) adopt(cmd *cobra.Command, f adoptFlags, q hostctl.Adopt) error {
 		d := idle.Duration(f.pause)
 		q.PauseAfter = &d
 	}
+	probes, err := parseProbes(f.probes)
+	if err != nil {
+		return term.Usage(err)
+	}
+	q.Probes, q.WakeSchedule = probes, f.schedules
 	cl, err := c.HostClient()
 	if err != nil {
 		return err

@@ -53,12 +53,16 @@ the instance is not paused.
   --probe prometheus:http://HOST/metrics#up  active above threshold=0
   --probe prometheus:http://HOST#query=QUERY the same, from a server
   --probe file:/var/lock/job                 active if modified within window
-  --probe postgres                           ready-made, through psql
-  --probe redis:HOST:PORT                    ready-made, through redis-cli
+  --probe redis:HOST:PORT                    ready-made, as are the ones below
+
+Ready-made probes take an address or URL, and have a default: postgres, redis,
+beanstalkd, rabbitmq, jupyter, jupyterhub, minecraft, ollama, vllm, actions-runner
+and slurm.
 
 Settings go behind the kind, as in exec,interval=30s,timeout=10s,inside:COMMAND.
 They are name, interval (15s), timeout (5s), threshold (0), window (1m), inside
-(run it in the instance, not as the user of the host daemon) and missing=quiet.
+(run it in the instance, not as the user of the host daemon), token-file (sent with
+requests) and missing=quiet.
 
 Without -d, lull run shows the output until the instance has ended permanently, and
 exits with its exit code, or 143 if it was removed. Ctrl-C detaches. Long steps, such
@@ -106,9 +110,8 @@ func (r *runFlags) bind(cmd *cobra.Command) {
 	f.StringVar(&r.spec.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
 	f.StringVar((*string)(&r.spec.Restart), "restart", "on-failure", "no, on-failure or always")
 	f.StringArrayVarP(&r.spec.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
-	f.StringArrayVar(&r.spec.WakeSchedule, "wake-schedule", nil, "time at which it must run, as in a crontab (\"*/10 * * * *\", \"@every 10m\"): it is woken 2 s before; repeatable")
+	bindSignals(cmd, &r.probes, &r.spec.WakeSchedule)
 	f.StringSliceVar(&r.spec.DependsOn, "depends-on", nil, "instance that wakes before this one and stays awake as long; repeatable")
-	f.StringArrayVar(&r.probes, "probe", nil, "activity probe, KIND[,SETTING=VALUE...]:TARGET; repeatable, see above")
 	f.StringToStringVar(&r.spec.Labels, "label", nil, "label KEY=VALUE, which lull ps --filter finds; repeatable")
 	f.StringVarP(&r.spec.Workdir, "workdir", "w", "", "working directory (default: the current one)")
 	f.StringVarP(&r.spec.User, "user", "u", "", "user to run as: name or uid[:gid]")
@@ -145,14 +148,11 @@ func (r *runFlags) complete(changed func(string) bool, command []string) error {
 		}
 		s.Expose = append(s.Expose, ep)
 	}
-	for _, text := range r.probes {
-		p, err := instance.ParseProbe(text)
-		if err != nil {
-			return term.Usage(err)
-		}
-		s.Probes = append(s.Probes, p)
+	probes, err := parseProbes(r.probes)
+	if err != nil {
+		return term.Usage(err)
 	}
-	instance.NameProbes(s.Probes)
+	s.Probes = probes
 	if changed("pause-after") {
 		d := idle.Duration(r.pause)
 		s.PauseAfter = &d
@@ -172,7 +172,6 @@ func (r *runFlags) complete(changed func(string) bool, command []string) error {
 	if err := localPaths(s); err != nil {
 		return err
 	}
-	var err error
 	if s.Memory, err = term.ParseSize(r.memory); err != nil {
 		return term.Usage(fmt.Errorf("cannot use --memory: %w", err))
 	}

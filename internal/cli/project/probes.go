@@ -22,6 +22,8 @@ type shownProbe struct {
 	Command        []string `yaml:"command,omitempty,flow" json:"command,omitempty"`
 	Inside         bool     `yaml:"inside,omitempty" json:"inside,omitempty"`
 	URL            string   `yaml:"url,omitempty" json:"url,omitempty"`
+	TokenFile      string   `yaml:"token_file,omitempty" json:"token_file,omitempty"`
+	Address        string   `yaml:"address,omitempty" json:"address,omitempty"`
 	Field          string   `yaml:"field,omitempty" json:"field,omitempty"`
 	Metric         string   `yaml:"metric,omitempty" json:"metric,omitempty"`
 	Query          string   `yaml:"query,omitempty" json:"query,omitempty"`
@@ -35,7 +37,7 @@ type shownProbe struct {
 
 func showProbes(probes []instance.Probe) (out []shownProbe) {
 	for _, p := range probes {
-		out = append(out, shownProbe{Name: p.Name, Kind: p.Kind, Command: p.Command, Inside: p.Inside, URL: p.URL, Field: p.Field, Metric: p.Metric,
+		out = append(out, shownProbe{Name: p.Name, Kind: p.Kind, Command: p.Command, Inside: p.Inside, URL: p.URL, TokenFile: p.TokenFile, Address: p.Address, Field: p.Field, Metric: p.Metric,
 			Query: p.Query, Threshold: p.Threshold, Path: p.Path, Window: span(p.Window), MissingIsQuiet: p.MissingIsQuiet,
 			Interval: span(p.Interval), Timeout: span(p.Timeout)})
 	}
@@ -82,7 +84,7 @@ func readProbe(v any) (p instance.Probe, err error) {
 		}
 		return p, fmt.Errorf("invalid probe: %s", strings.TrimPrefix(err.Error(), "json: "))
 	}
-	p = instance.Probe{Name: in.Name, Kind: in.Kind, Command: in.Command, Inside: in.Inside, URL: in.URL, Field: in.Field, Metric: in.Metric,
+	p = instance.Probe{Name: in.Name, Kind: in.Kind, Command: in.Command, Inside: in.Inside, URL: in.URL, TokenFile: in.TokenFile, Address: in.Address, Field: in.Field, Metric: in.Metric,
 		Query: in.Query, Threshold: in.Threshold, Path: in.Path, MissingIsQuiet: in.MissingIsQuiet}
 	for _, s := range []struct {
 		field, text string

@@ -2,7 +2,6 @@ package instance
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"net/url"
@@ -23,6 +22,10 @@ const (
 	ProbeHTTP       = "http"       // the status of an answer, or a field of its JSON
 	ProbePrometheus = "prometheus" // a metric of an exposition, or a query
 	ProbeFile       = "file"       // when a file was last modified
+
+	ProbeJupyter    = "jupyter"    // the kernels of a Jupyter server
+	ProbeMinecraft  = "minecraft"  // the players that a Minecraft server reports
+	ProbeBeanstalkd = "beanstalkd" // the jobs of a beanstalkd
 )
 
 // Limits and defaults of probes.
@@ -46,8 +49,12 @@ type Probe struct {
 	Command []string `json:"command,omitempty"` // exec: exit code 0 is active, 1 is quiet
 	Inside  bool     `json:"inside,omitempty"`  // exec: run the command inside the instance, not on the host as the daemon's user
 
-	URL   string `json:"url,omitempty"`   // http and prometheus
-	Field string `json:"field,omitempty"` // http: path of a field in the JSON of the answer, as in jobs.0.running
+	URL   string `json:"url,omitempty"`   // http, prometheus and jupyter
+	Field string `json:"field,omitempty"` // http: path of a field in the JSON of the answer, as in jobs.0.running, "." for all of it; beanstalkd: a tube
+	// TokenFile is a file whose first line is sent with each request: http,
+	// prometheus and jupyter.
+	TokenFile string `json:"token_file,omitempty"`
+	Address   string `json:"address,omitempty"` // minecraft and beanstalkd: HOST:PORT
 
 	Metric    string  `json:"metric,omitempty"`    // prometheus: NAME or NAME{label="value"} in the exposition at URL
 	Query     string  `json:"query,omitempty"`     // prometheus: instant query to the server at URL
@@ -101,9 +108,17 @@ func (s *Spec) checkProbes() (errs []error) {
 // probeFields lists the settings specific to each kind.
 var probeFields = map[string][]string{
 	ProbeExec:       {"command", "inside"},
-	ProbeHTTP:       {"url", "field"},
-	ProbePrometheus: {"url", "metric", "query", "threshold"},
+	ProbeHTTP:       {"url", "token_file", "field"},
+	ProbePrometheus: {"url", "token_file", "metric", "query", "threshold"},
 	ProbeFile:       {"path", "window", "missing_is_quiet"},
+	ProbeJupyter:    {"url", "token_file"},
+	ProbeMinecraft:  {"address"},
+	ProbeBeanstalkd: {"address", "field"},
+}
+
+// ProbeKinds returns the kinds of probes.
+func ProbeKinds() []string {
+	return []string{ProbeExec, ProbeHTTP, ProbePrometheus, ProbeFile, ProbeJupyter, ProbeMinecraft, ProbeBeanstalkd}
 }
 
 // faults reports every fault of p by its field.
@@ -113,19 +128,20 @@ func (p *Probe) faults(bad func(field, format string, args ...any)) {
 	}
 	has, known := probeFields[p.Kind]
 	if !known {
-		bad("kind", "%q is not exec, http, prometheus or file", p.Kind)
+		bad("kind", "%q is none of %s", p.Kind, strings.Join(ProbeKinds(), ", "))
 		return
 	}
 	for _, f := range []struct {
 		name string
 		set  bool
-	}{{"command", len(p.Command) > 0}, {"inside", p.Inside}, {"url", p.URL != ""}, {"field", p.Field != ""}, {"metric", p.Metric != ""},
+	}{{"command", len(p.Command) > 0}, {"inside", p.Inside}, {"url", p.URL != ""}, {"token_file", p.TokenFile != ""}, {"address", p.Address != ""}, {"field", p.Field != ""}, {"metric", p.Metric != ""},
 		{"query", p.Query != ""}, {"threshold", p.Threshold != 0}, {"path", p.Path != ""}, {"window", p.Window != 0}, {"missing_is_quiet", p.MissingIsQuiet}} {
 		if f.set && !slices.Contains(has, f.name) {
 			bad(f.name, "a probe of the kind %s has none", p.Kind)
 		}
 	}
-	for name, text := range map[string]string{"command": strings.Join(p.Command, " "), "url": p.URL, "field": p.Field, "metric": p.Metric, "query": p.Query, "path": p.Path} {
+	for name, text := range map[string]string{"command": strings.Join(p.Command, " "), "url": p.URL, "field": p.Field, "metric": p.Metric, "query": p.Query, "path": p.Path,
+		"token_file": p.TokenFile, "address": p.Address} {
 		if len(text) > MaxLabel || strings.ContainsRune(text, 0) || name != "command" && strings.ContainsFunc(text, unicode.IsControl) {
 			bad(name, "it has more than %d bytes, or control characters", MaxLabel)
 		}
@@ -140,8 +156,15 @@ func (p *Probe) faults(bad func(field, format string, args ...any)) {
 		if len(p.Command) == 0 || p.Command[0] == "" {
 			bad("command", "it is empty")
 		}
-	case ProbeHTTP, ProbePrometheus:
+	case ProbeHTTP, ProbePrometheus, ProbeJupyter:
 		p.webFaults(bad)
+	case ProbeMinecraft, ProbeBeanstalkd:
+		if _, _, err := splitAddress(p.Address); err != nil {
+			bad("address", "%v", err)
+		}
+		if strings.ContainsAny(p.Field, " \t") || len(p.Field) > maxTube {
+			bad("field", "%.40q is not the name of a tube", p.Field)
+		}
 	case ProbeFile:
 		if !filepath.IsAbs(p.Path) {
 			bad("path", "%q is not absolute", p.Path)
@@ -155,6 +178,9 @@ func (p *Probe) faults(bad func(field, format string, args ...any)) {
 func (p *Probe) webFaults(bad func(field, format string, args ...any)) {
 	if u, err := url.Parse(p.URL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.Fragment != "" {
 		bad("url", "%q is not http://HOST[:PORT]/PATH", p.URL)
+	}
+	if p.TokenFile != "" && !filepath.IsAbs(p.TokenFile) {
+		bad("token_file", "%q is not absolute", p.TokenFile)
 	}
 	if p.Kind != ProbePrometheus {
 		return
@@ -228,45 +254,6 @@ func ParseSelector(s string) (Selector, error) {
 	return out, nil
 }
 
-// probePresets make an exec probe of what follows the name of the preset.
-var probePresets = map[string]func(target string) (string, error){
-	"postgres": postgresProbe,
-	"redis":    redisProbe,
-}
-
-// ProbePresets returns the names of the ready-made probes.
-func ProbePresets() []string { return []string{"postgres", "redis"} }
-
-// postgresProbe is active while a session other than the probe's runs a statement,
-// has a transaction open, or sends the log to a replica, or autovacuum works.
-func postgresProbe(conninfo string) (string, error) {
-	if strings.ContainsAny(conninfo, "'\x00\n") {
-		return "", errors.New("a connection string with quotes needs a probe of your own")
-	}
-	conninfo = cmp.Or(conninfo, "host=127.0.0.1 user=postgres dbname=postgres")
-	return `n=$(psql -XAtqw -d '` + conninfo + `' -c "select count(*) from pg_stat_activity where pid <> pg_backend_pid() and ` +
-		`(backend_type in ('autovacuum worker', 'walsender') or backend_type like '%parallel worker%' or ` +
-		`backend_type = 'client backend' and (state is null or state not in ('idle', 'disabled')))") || exit 2; [ "$n" -gt 0 ]`, nil
-}
-
-var redisTarget = regexp.MustCompile(`^[a-zA-Z0-9.:_-]+$`)
-
-// redisProbe is active while a client is blocked, a replica is connected, or the
-// server loads, saves or rewrites its data.
-func redisProbe(addr string) (string, error) {
-	addr = cmp.Or(addr, "127.0.0.1:6379")
-	at := strings.LastIndex(addr, ":")
-	if at <= 0 || !redisTarget.MatchString(addr) || addr[0] == '-' {
-		return "", fmt.Errorf("%q is not HOST:PORT", addr)
-	}
-	if _, err := strconv.ParseUint(addr[at+1:], 10, 16); err != nil {
-		return "", fmt.Errorf("%q is not HOST:PORT", addr)
-	}
-	return `i=$(redis-cli -h ` + addr[:at] + ` -p ` + addr[at+1:] + ` info) || exit 2; printf '%s\n' "$i" | tr -d '\r' | awk -F: '` +
-		`$1 ~ /^(blocked_clients|connected_slaves|loading|rdb_bgsave_in_progress|aof_rewrite_in_progress)$/ {seen++; n += $2} ` +
-		`END {if (seen < 5) exit 2; exit n > 0 ? 0 : 1}'`, nil
-}
-
 // ParseProbe reads the short form KIND[,SETTING=VALUE...]:TARGET, in which TARGET is
 // a shell command, a URL with #FIELD, #METRIC or #query=QUERY behind it, or a path;
 // or PRESET[,SETTING=VALUE...][:ADDRESS]. Name is left empty unless it is set.
@@ -277,18 +264,20 @@ func ParseProbe(s string) (Probe, error) {
 	fail := func(format string, args ...any) (Probe, error) {
 		return Probe{}, fmt.Errorf("cannot read %q as a probe: %s", s, fmt.Sprintf(format, args...))
 	}
+	preset := findPreset(p.Kind)
+	if preset != nil {
+		var err error
+		if p, err = preset.of(target); err != nil {
+			return fail("%v", err)
+		}
+		p.Name = words[0]
+	}
 	for _, w := range words[1:] {
 		if err := p.setting(w); err != nil {
 			return fail("%v", err)
 		}
 	}
-	if preset := probePresets[p.Kind]; preset != nil {
-		text, err := preset(target)
-		if err != nil {
-			return fail("%v", err)
-		}
-		p.Name = cmp.Or(p.Name, p.Kind)
-		p.Kind, p.Command = ProbeExec, []string{"/bin/sh", "-c", text}
+	if preset != nil {
 		return p, nil
 	}
 	if _, known := probeFields[p.Kind]; !known || !found || strings.TrimSpace(target) == "" {
@@ -339,6 +328,8 @@ func (p *Probe) setting(text string) error {
 		p.Inside = true
 	case text == "missing=quiet":
 		p.MissingIsQuiet = true
+	case key == "token-file":
+		p.TokenFile = value
 	case key == "threshold":
 		f, err := strconv.ParseFloat(value, 64)
 		if err != nil {
@@ -346,7 +337,7 @@ func (p *Probe) setting(text string) error {
 		}
 		p.Threshold = f
 	default:
-		return fmt.Errorf("%q is none of name=, interval=, timeout=, threshold=, window=, inside, missing=quiet", text)
+		return fmt.Errorf("%q is none of name=, interval=, timeout=, threshold=, window=, token-file=, inside, missing=quiet", text)
 	}
 	return nil
 }

@@ -33,7 +33,8 @@ func TestParseProbe(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "x", "exec", "exec:", "exec: ", ":x", "ftp:x", "file,window=0s:/p", "file,window=x:/p", "exec,every=3s:x", "prometheus,threshold=x:http://h#m",
-		"redis:h", "redis:h:x", "redis:h;rm:1", "redis:-h:1", "redis:$(x):1", "postgres:a' b", "postgres:a\nb"} {
+		"redis:h", "redis:h:x", "redis:h;rm:1", "redis:-h:1", "redis:$(x):1", "postgres:a' b", "postgres:a\nb",
+		"redis:h:1#a b", "redis:h:1#", "vllm:http://h/#x", "actions-runner:x", "actions-runner:/x'y", "slurm:-x", "slurm:a b"} {
 		if p, err := ParseProbe(text); err == nil {
 			t.Errorf("%q is taken as %+v", text, p)
 		}
@@ -89,29 +90,34 @@ func TestSelector(t *testing.T) {
 func TestProbeFields(t *testing.T) {
 	good := func() Spec {
 		return Spec{Name: "x", Command: []string{"x"}, Probes: []Probe{{Name: "a", Kind: "exec", Command: []string{"x"}},
-			{Name: "b", Kind: "prometheus", URL: "http://h", Metric: "m"}, {Name: "c", Kind: "file", Path: "/p"}, {Name: "d", Kind: "http", URL: "http://h"}}}
+			{Name: "b", Kind: "prometheus", URL: "http://h", Metric: "m"}, {Name: "c", Kind: "file", Path: "/p"}, {Name: "d", Kind: "http", URL: "http://h"},
+			{Name: "e", Kind: "beanstalkd", Address: "h:1", Field: "mail"}}}
 	}
 	s := good()
 	if err := s.CheckNew(); err != nil {
 		t.Fatal(err)
 	}
 	for field, edit := range map[string]func(p []Probe){
-		"probes[0].name":      func(p []Probe) { p[0].Name = "" },
-		"probes[1].name":      func(p []Probe) { p[1].Name = "a" },
-		"probes[0].kind":      func(p []Probe) { p[0].Kind = "x" },
-		"probes[0].command":   func(p []Probe) { p[0].Command = nil },
-		"probes[0].url":       func(p []Probe) { p[0].URL = "http://h" },
-		"probes[0].interval":  func(p []Probe) { p[0].Interval = -1 },
-		"probes[0].timeout":   func(p []Probe) { p[0].Timeout = idle.Duration(16 * time.Second) },
-		"probes[1].timeout":   func(p []Probe) { p[1].Interval, p[1].Timeout = idle.Duration(time.Hour), idle.Duration(2*time.Minute) },
-		"probes[1].metric":    func(p []Probe) { p[1].Metric = "" },
-		"probes[1].query":     func(p []Probe) { p[1].Query = "x" },
-		"probes[1].threshold": func(p []Probe) { p[1].Threshold = math.NaN() },
-		"probes[1].url":       func(p []Probe) { p[1].URL = "unix:/x" },
-		"probes[2].path":      func(p []Probe) { p[2].Path = "x" },
-		"probes[2].window":    func(p []Probe) { p[2].Window = -1 },
-		"probes[2].inside":    func(p []Probe) { p[2].Inside = true },
-		"probes[3].field":     func(p []Probe) { p[3].Field = "a\n" },
+		"probes[0].name":       func(p []Probe) { p[0].Name = "" },
+		"probes[1].name":       func(p []Probe) { p[1].Name = "a" },
+		"probes[0].kind":       func(p []Probe) { p[0].Kind = "x" },
+		"probes[0].command":    func(p []Probe) { p[0].Command = nil },
+		"probes[0].url":        func(p []Probe) { p[0].URL = "http://h" },
+		"probes[0].interval":   func(p []Probe) { p[0].Interval = -1 },
+		"probes[0].timeout":    func(p []Probe) { p[0].Timeout = idle.Duration(16 * time.Second) },
+		"probes[1].timeout":    func(p []Probe) { p[1].Interval, p[1].Timeout = idle.Duration(time.Hour), idle.Duration(2*time.Minute) },
+		"probes[1].token_file": func(p []Probe) { p[1].TokenFile = "x" },
+		"probes[4].address":    func(p []Probe) { p[4].Address = "h" },
+		"probes[4].field":      func(p []Probe) { p[4].Field = "a b" },
+		"probes[3].address":    func(p []Probe) { p[3].Address = "h:1" },
+		"probes[1].metric":     func(p []Probe) { p[1].Metric = "" },
+		"probes[1].query":      func(p []Probe) { p[1].Query = "x" },
+		"probes[1].threshold":  func(p []Probe) { p[1].Threshold = math.NaN() },
+		"probes[1].url":        func(p []Probe) { p[1].URL = "unix:/x" },
+		"probes[2].path":       func(p []Probe) { p[2].Path = "x" },
+		"probes[2].window":     func(p []Probe) { p[2].Window = -1 },
+		"probes[2].inside":     func(p []Probe) { p[2].Inside = true },
+		"probes[3].field":      func(p []Probe) { p[3].Field = "a\n" },
 	} {
 		s := good()
 		edit(s.Probes)
@@ -119,7 +125,7 @@ func TestProbeFields(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	s.Probes = slices.Repeat(s.Probes, 5)
+	s.Probes = slices.Repeat(s.Probes, 4)
 	if err := s.Validate(); err == nil || !strings.Contains(err.Error(), "20 probes") {
 		t.Errorf("%v", err)
 	}

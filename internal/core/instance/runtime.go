@@ -125,6 +125,18 @@ type (
 	// Troubled is a workload that can report what keeps it from working
 	// although its run continues; "" for nothing. Trouble does not block.
 	Troubled interface{ Trouble() string }
+	// Scheduled is a workload in which something may run at certain times, such as a
+	// cron. Timers reads afresh when that is; nil if there is nothing of the kind.
+	// An error means that there is, and that its times are unknown. It may block
+	// for as long as a file system does.
+	Scheduled interface{ Timers() (Timers, error) }
+	// Timers are the times at which something in a workload has to run. They do
+	// not change.
+	Timers interface {
+		// Next returns the first time after t, zero for never, and whose it is.
+		Next(t time.Time) (at time.Time, by string)
+		Working() string // describes what runs at present; "" for nothing
+	}
 	// Flusher is a workload that can write out data that must not be lost
 	// before it is frozen for long. This may take seconds, during which the
 	// workload serves.

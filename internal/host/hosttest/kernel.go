@@ -55,8 +55,9 @@ type Kernel struct {
 	// a MiB.
 	Frees int64
 
-	mu    sync.Mutex
-	fails map[Fault]error
+	mu     sync.Mutex
+	fails  map[Fault]error
+	timers func() (instance.Timers, error)
 	// spoiled is the error of the Thaw of a saved guest; nil for success.
 	spoiled  *instance.SnapshotError
 	procs    map[string]*Proc
@@ -432,6 +433,25 @@ func (p *Proc) Exit(code int) {
 		return
 	}
 	p.exit(code, 0)
+}
+
+// SetTimers has the program report these timers from now on. t is called at each
+// reading.
+func (k *Kernel) SetTimers(t func() (instance.Timers, error)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.timers = t
+}
+
+// Timers implements instance.Scheduled.
+func (p *Proc) Timers() (instance.Timers, error) {
+	p.k.mu.Lock()
+	t := p.k.timers
+	p.k.mu.Unlock()
+	if t == nil {
+		return nil, nil
+	}
+	return t()
 }
 
 // SetBusy makes the program use a whole CPU, or stop using it.

@@ -1,5 +1,6 @@
 // Package activity takes the readings of users' own probes: the exit code of a
-// command, an HTTP answer, a Prometheus metric, the age of a file.
+// command, an HTTP answer, a Prometheus metric, the age of a file, and what some
+// servers say about themselves in a protocol of their own.
 //
 // A reading is active or quiet only if the probe said so in full and in time.
 // Everything else is unknown, with its cause: a timeout, an error, a redirect, an
@@ -25,6 +26,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -79,6 +81,12 @@ func Read(ctx context.Context, p *instance.Probe, env []string) Reading {
 		return metric(ctx, p)
 	case instance.ProbeFile:
 		return file(p, time.Now())
+	case instance.ProbeJupyter:
+		return jupyter(ctx, p)
+	case instance.ProbeMinecraft:
+		return talk(ctx, p, minecraft)
+	case instance.ProbeBeanstalkd:
+		return talk(ctx, p, beanstalkd)
 	}
 	return unknown("a probe of the kind %q is not known", p.Kind)
 }
@@ -132,12 +140,45 @@ func failed(ctx context.Context, p *instance.Probe, err error) Reading {
 	return unknown("%s", firstLine(err.Error()))
 }
 
-// get fetches a URL, without following redirects, and returns at most limit bytes
-// of the body.
-func get(ctx context.Context, address string, limit int64) (status int, body []byte, err error) {
+const bearer = "Bearer" // the usual scheme of a token
+
+// maxToken bounds a file with a token, in bytes.
+const maxToken = 4 << 10
+
+// token returns the first line of a probe's token file; "" without one.
+func token(p *instance.Probe) (string, error) {
+	if p.TokenFile == "" {
+		return "", nil
+	}
+	f, err := os.OpenFile(p.TokenFile, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe has no token
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxToken))
+	if err != nil {
+		return "", err
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	if line = strings.TrimSpace(line); line == "" || strings.ContainsFunc(line, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", fmt.Errorf("the first line of %s is not a token", p.TokenFile)
+	}
+	return line, nil
+}
+
+// get fetches a URL for a probe, without following redirects, and returns at most
+// limit bytes of the body. scheme precedes the token, if the probe has one.
+func get(ctx context.Context, p *instance.Probe, address, scheme string, limit int64) (status int, body []byte, err error) {
+	secret, err := token(p)
+	if err != nil {
+		return 0, nil, err
+	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return 0, nil, err
+	}
+	if secret != "" {
+		req.Header.Set("Authorization", scheme+" "+secret)
 	}
 	req.Header.Set("User-Agent", "lull-probe")
 	t := &http.Transport{DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10, DialContext: (&net.Dialer{}).DialContext}
@@ -155,7 +196,7 @@ func get(ctx context.Context, address string, limit int64) (status int, body []b
 }
 
 func web(ctx context.Context, p *instance.Probe) Reading {
-	status, body, err := get(ctx, p.URL, maxJSON)
+	status, body, err := get(ctx, p, p.URL, bearer, maxJSON)
 	if err != nil {
 		return failed(ctx, p, err)
 	}
@@ -170,7 +211,7 @@ func web(ctx context.Context, p *instance.Probe) Reading {
 	return jsonField(body, p.Field)
 }
 
-// jsonField judges a field of a JSON document.
+// jsonField judges a field of a JSON document; "." is the document.
 func jsonField(body []byte, path string) Reading {
 	d := json.NewDecoder(strings.NewReader(string(body)))
 	d.UseNumber()
@@ -180,6 +221,9 @@ func jsonField(body []byte, path string) Reading {
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return unknown("the answer is not one JSON value")
+	}
+	if path == "." {
+		return jsonValue("the answer", v)
 	}
 	for name := range strings.SplitSeq(path, ".") {
 		switch in := v.(type) {
@@ -233,7 +277,7 @@ func metric(ctx context.Context, p *instance.Probe) Reading {
 	if p.Query != "" {
 		address = strings.TrimRight(p.URL, "/") + "/api/v1/query?query=" + url.QueryEscape(p.Query)
 	}
-	status, body, err := get(ctx, address, maxExposition)
+	status, body, err := get(ctx, p, address, bearer, maxExposition)
 	var values []float64
 	name := p.Metric
 	switch {

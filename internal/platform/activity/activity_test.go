@@ -58,7 +58,7 @@ func TestJSONField(t *testing.T) {
 		{`{"n":0}`, "n", idle.Quiet}, {`{"n":-0.0e5}`, "n", idle.Quiet}, {`{"n":-1}`, "n", idle.Active}, {`{"n":1e-999}`, "n", idle.Active}, {`{"n":1e999}`, "n", idle.Active},
 		{`{"s":""}`, "s", idle.Quiet}, {`{"s":"x"}`, "s", idle.Active}, {`{"l":[]}`, "l", idle.Quiet}, {`{"l":[0]}`, "l", idle.Active}, {`{"o":{}}`, "o", idle.Quiet},
 		{`{"jobs":[{"run":1},{"run":0}]}`, "jobs.1.run", idle.Quiet}, {`{"jobs":[{"run":1}]}`, "jobs.0.run", idle.Active},
-		{`{"jobs":[]}`, "jobs.0.run", idle.Unknown}, {`{"a":1}`, "b", idle.Unknown}, {`{"a":1}`, "a.b", idle.Unknown}, {`{"a":[1]}`, "a.-1", idle.Unknown},
+		{`{"jobs":[]}`, "jobs.0.run", idle.Unknown}, {`[]`, ".", idle.Quiet}, {`[{}]`, ".", idle.Active}, {`[`, ".", idle.Unknown}, {`{"a":1}`, "b", idle.Unknown}, {`{"a":1}`, "a.b", idle.Unknown}, {`{"a":[1]}`, "a.-1", idle.Unknown},
 		{`{"a":0} {"a":0}`, "a", idle.Unknown}, {`{"a":0`, "a", idle.Unknown}, {``, "a", idle.Unknown}, {`<html>`, "a", idle.Unknown},
 		{strings.Repeat("[", 100_000), "0", idle.Unknown}, {`{"a":0}` + strings.Repeat(" ", maxJSON), "a", idle.Unknown},
 	} {
@@ -149,7 +149,7 @@ func TestHostileServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			u := serve(t, h)
-			for _, p := range []instance.Probe{{Kind: "http", URL: u}, {Kind: "http", URL: u, Field: "a"}, {Kind: "prometheus", URL: u, Metric: "x"}, {Kind: "prometheus", URL: u, Query: "x"}} {
+			for _, p := range []instance.Probe{{Kind: "http", URL: u}, {Kind: "http", URL: u, Field: "a"}, {Kind: "prometheus", URL: u, Metric: "x"}, {Kind: "prometheus", URL: u, Query: "x"}, {Kind: "jupyter", URL: u}} {
 				p.Timeout = idle.Duration(time.Second)
 				if name == "1 GiB" {
 					p.Timeout = idle.Duration(time.Minute) // it is the size that ends it

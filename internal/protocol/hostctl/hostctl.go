@@ -149,6 +149,9 @@ type Adopt struct {
 	Manager    string         `json:"manager,omitempty" pattern:"^[0-9]*$" maxLength:"10" doc:"UID of the user whose systemd runs the unit; empty for the machine's"`
 	Stop       bool           `json:"stop,omitempty" doc:"Stop the unit after it was paused for a while, and start it when a client connects"`
 	StopAfter  *idle.Duration `json:"stop_after,omitempty" doc:"Seconds paused until a container or unit is stopped. Default for a container: 0, which never stops it; for a unit with stop: the host's"`
+
+	Probes       []instance.Probe `json:"probes,omitempty" doc:"Activity probes"`
+	WakeSchedule []string         `json:"wake_schedule,omitempty" doc:"Times at which it has to run, as in a crontab"`
 }
 
 // Logs selects a part of an instance's output.

@@ -11,6 +11,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/platform/cgroup"
 	"lull/internal/platform/proc"
+	"lull/internal/platform/proc/crontab"
 	"lull/internal/protocol/shimctl"
 )
 
@@ -109,6 +110,19 @@ func (w *Work) Group() *cgroup.Group { return w.group }
 
 // PIDs lists the processes of the run now.
 func (w *Work) PIDs() ([]int, error) { return w.pids(true) }
+
+// Timers implements instance.Scheduled: those of the crons in the tree.
+func (w *Work) Timers() (instance.Timers, error) {
+	pids, err := w.pids(true)
+	if err != nil && len(pids) == 0 {
+		return nil, nil // the sample says so
+	}
+	t, err := crontab.Read(pids)
+	if t == nil {
+		return nil, err
+	}
+	return t, err
+}
 
 // stopTree stops a tree that lull did not start.
 func (w *Work) stopTree(ctx context.Context) error {

@@ -1,0 +1,247 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/lib/scaletest"
+)
+
+// crontab is what a simulated cron has to run.
+type crontab struct {
+	lines   []string
+	working string
+}
+
+func (c *crontab) Next(t time.Time) (at time.Time, by string) {
+	for n, text := range c.lines {
+		s, err := instance.ParseCron(text)
+		if err != nil {
+			panic(err)
+		}
+		if next := s.Next(t); at.IsZero() || next.Before(at) {
+			at, by = next, fmt.Sprintf("cron (f:%d)", n+1)
+		}
+	}
+	return at, by
+}
+
+func (c *crontab) Working() string { return c.working }
+
+// modelCron is the main loop of Debian's cron: which minutes it has jobs checked
+// for, as it wakes, oversleeps and sees its clock set. wild jobs have a * as their
+// minute or hour.
+type modelCron struct {
+	wall   func() time.Time
+	frozen func() bool // nil for never
+	due    func(minute int64, wild bool) bool
+	ran    map[string]int // "wild" or "fixed", and the minute
+}
+
+func (c *modelCron) check(minute int64, wild, fixed bool) {
+	at := time.Unix(minute*60, 0).UTC().Format("15:04")
+	if wild && c.due(minute, true) {
+		c.ran["wild "+at]++
+	}
+	if fixed && c.due(minute, false) {
+		c.ran["fixed "+at]++
+	}
+}
+
+func (c *modelCron) run(ctx context.Context) {
+	sleep := func(d time.Duration) {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+		}
+	}
+	minute := func() int64 { return c.wall().Unix() / 60 }
+	running := minute()
+	virtual := running
+	for ctx.Err() == nil {
+		for minute() == running && ctx.Err() == nil {
+			sleep(time.Unix((running+1)*60, 0).Sub(c.wall().Truncate(time.Second)))
+			for c.frozen != nil && c.frozen() && ctx.Err() == nil {
+				sleep(10 * time.Millisecond)
+			}
+		}
+		running = minute()
+		switch late := running - virtual; {
+		case late == 1:
+			virtual = running
+			c.check(virtual, true, true)
+		case late > 180 || late <= -180: // the clock was set
+			virtual = running
+			c.check(running, true, true)
+		case late > 5: // jobs at fixed times are made up for
+			c.check(running, true, false)
+			for virtual < running {
+				virtual++
+				c.check(virtual, false, true)
+			}
+		case late > 0: // it overslept
+			for virtual < running {
+				virtual++
+				c.check(virtual, true, true)
+			}
+		default: // a clock that was set back
+			c.check(running, true, false)
+		}
+	}
+}
+
+// TestCronIsOnTime freezes a cron between its jobs, while the daemon is killed and
+// the clock is set at random moments. It runs what a cron that is never frozen runs
+// at the same times: nothing is lost, nothing runs twice. Only jobs of every so many
+// minutes that a step of the clock skipped are left out: how late a cron may be to
+// make up for them differs.
+func TestCronIsOnTime(t *testing.T) {
+	rounds := scaletest.N(t, 100)
+	random := scaletest.Random(t)
+	offset := atomic.Int64{}
+	wall := func() time.Time { return time.Now().Add(time.Duration(offset.Load())).Round(0) }
+	inTuned(t, func(c *Config) { c.Wall = wall }, func(r *rig) {
+		lines := &crontab{lines: []string{"CRON_TZ=UTC */10 * * * *", "CRON_TZ=UTC 5,15,25,35,45,55 0-23 * * *"}}
+		r.k.SetTimers(func() (instance.Timers, error) { return lines, nil })
+		id := r.run("cron", nil)
+		due := func(minute int64, wild bool) bool { return wild && minute%10 == 0 || !wild && minute%10 == 5 }
+		ctx, end := context.WithCancel(context.Background()) // in the bubble
+		defer func() { end(); synctest.Wait() }()
+		real := &modelCron{wall: wall, due: due, ran: map[string]int{}}
+		asleep := &modelCron{wall: wall, due: due, ran: map[string]int{}, frozen: func() bool { return r.k.Proc(id).Frozen() }}
+		go real.run(ctx)
+		go asleep.run(ctx)
+		slept, jobs := 0, 0
+		for range rounds {
+			next := wall().Truncate(5 * time.Minute).Add(5 * time.Minute)
+			time.Sleep(time.Duration(random.Int64N(int64(next.Sub(wall())))))
+			if r.k.Proc(id).Frozen() {
+				slept++
+			}
+			skipped := map[string]bool{}
+			event := random.IntN(5)
+			t.Logf("at %v: event %d", wall().Format("15:04:05.000"), event)
+			switch before := wall(); event {
+			case 0:
+				r.crash()
+				time.Sleep(time.Duration(random.Int64N(int64(5 * time.Second))))
+				r.boot()
+			case 1:
+				offset.Add(random.Int64N(int64(15 * time.Minute)))
+				r.ClockStepped()
+				for m := before.Truncate(time.Minute); !m.After(wall()); m = m.Add(time.Minute) {
+					skipped["wild "+m.UTC().Format("15:04")] = true
+				}
+			case 2:
+				offset.Add(-random.Int64N(int64(5 * time.Minute)))
+				r.ClockStepped()
+				// A cron that is awake runs these again also in the middle of their minute.
+				skipped["wild "+wall().UTC().Format("15:04")] = true
+			case 3: // a client
+				if err := r.Resume(r.ctx, "cron", ByManual); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// A cron that oversleeps a step of the clock is late by a minute at most.
+			left := wall().Truncate(5 * time.Minute).Add(5*time.Minute + 130*time.Second).Sub(wall())
+			time.Sleep(left)
+			synctest.Wait()
+			for what, n := range real.ran {
+				if jobs += n; asleep.ran[what] != n && !skipped[what] {
+					t.Errorf("%s ran %d times, and %d times in a cron that is never frozen", what, asleep.ran[what], n)
+				}
+			}
+			for what, n := range asleep.ran {
+				if real.ran[what] == 0 && !skipped[what] {
+					t.Errorf("%s ran %d times, and never in a cron that is never frozen", what, n)
+				}
+			}
+			clear(real.ran)
+			clear(asleep.ran)
+		}
+		if slept < rounds/5 || jobs < rounds {
+			t.Errorf("it slept at %d of %d moments, and %d jobs ran", slept, rounds, jobs)
+		}
+		t.Logf("%d jobs in %d rounds; frozen at %d of the moments between", jobs, rounds, slept)
+	})
+}
+
+// TestCrontabChanges edits the crontab while the cron sleeps, makes it unreadable,
+// and has a reading hang. What is unknown wakes the cron and keeps it awake.
+func TestCrontabChanges(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		lines, broken, hang := &crontab{}, error(nil), make(chan struct{})
+		readings := atomic.Int64{}
+		r.k.SetTimers(func() (instance.Timers, error) {
+			readings.Add(1)
+			<-hang
+			return lines, broken
+		})
+		close(hang)
+		never := idle.Duration(0)
+		r.run("cron", func(s *instance.Spec) { s.StopAfter = &never })
+		time.Sleep(10 * time.Minute)
+		r.is("cron", power.Paused)
+		at := time.Now().UTC().Truncate(time.Minute).Add(7 * time.Minute)
+		lines = &crontab{lines: []string{fmt.Sprintf("CRON_TZ=UTC %d %d * * *", at.Minute(), at.Hour())}}
+		time.Sleep(time.Until(at) - Lead - time.Millisecond)
+		if o := r.is("cron", power.Paused); o.WakeAt == nil || !o.WakeAt.Equal(at) || o.WakeAtBy != "cron (f:1)" {
+			t.Errorf("due at %v by %q, want %v", o.WakeAt, o.WakeAtBy, at)
+		}
+		time.Sleep(2 * time.Millisecond)
+		r.is("cron", power.Running)
+		time.Sleep(10 * time.Minute)
+		r.is("cron", power.Paused)
+
+		broken = errors.New("/etc/cron.d/x:3: no time")
+		time.Sleep(time.Minute)
+		o := r.is("cron", power.Running)
+		if o.LastResumedBy != byTimer || !strings.Contains(o.StatusReason, broken.Error()) {
+			t.Errorf("resumed by %s: %s", o.LastResumedBy, o.StatusReason)
+		}
+		time.Sleep(time.Hour)
+		if o := r.is("cron", power.Running); !holds(o.Blocks, idle.SignalUnknown) {
+			t.Errorf("held by %v", o.Blocks)
+		}
+		broken = nil
+		time.Sleep(10 * time.Minute)
+		r.is("cron", power.Paused)
+
+		lines = &crontab{lines: lines.lines, working: "cron (process 1) runs a job (process 2)"}
+		if err := r.Resume(r.ctx, "cron", ByManual); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if o := r.is("cron", power.Running); !holds(o.Blocks, idle.RecentActivity) {
+			t.Errorf("held by %v", o.Blocks)
+		}
+		lines = &crontab{}
+		hang = make(chan struct{})
+		before := readings.Load()
+		time.Sleep(time.Hour)
+		if o := r.is("cron", power.Running); !holds(o.Blocks, idle.SignalUnknown) || readings.Load() > before+1 {
+			t.Errorf("%d readings, held by %v", readings.Load()-before, o.Blocks)
+		}
+		close(hang)
+		time.Sleep(10 * time.Minute)
+		r.is("cron", power.Paused)
+	})
+}
+
+func holds(blocks []idle.Block, code idle.Code) bool {
+	for _, b := range blocks {
+		if b.Signal == cronSignal && b.Code == code {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,314 @@
+// Package crontab tells when the cron daemons among some processes run their next
+// jobs. It knows Debian's cron, cronie and the crond of BusyBox, and reads the files
+// that they read, in the root that they have.
+//
+// It decides nothing. What it cannot read is an error that names the file and line.
+package crontab
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/platform/proc"
+)
+
+// Limits of what is read.
+const (
+	maxTable  = 256 << 10 // bytes of a crontab
+	maxTables = 1000      // files of a directory
+	maxJobs   = 10_000    // of all crons
+)
+
+// Tables are the crontabs of one or more cron daemons.
+type Tables struct {
+	jobs    []job
+	working string
+}
+
+// Working describes a job that a cron runs; "" for none.
+func (t *Tables) Working() string { return t.working }
+
+// Next returns when the first job after a time is due, and its file and line; zero
+// for never. A change of the zone's offset, such as to daylight saving time, counts
+// as one: it shifts what is due, and each cron has its own rule for that.
+func (t *Tables) Next(after time.Time) (at time.Time, by string) {
+	take := func(next time.Time, what string) {
+		if !next.IsZero() && (at.IsZero() || next.Before(at)) {
+			at, by = next, what
+		}
+	}
+	for _, j := range t.jobs {
+		here := after.In(j.zone)
+		take(j.schedule.Next(here), "cron ("+j.where+")")
+		_, end := here.ZoneBounds()
+		take(end, "cron (the clock changes in "+j.zone.String()+")")
+	}
+	return at, by
+}
+
+// daemon is a cron.
+type daemon struct {
+	pid  int
+	kind string // cron, crond, or busybox
+	argv []string
+	root *os.File
+}
+
+// Read finds the cron daemons among processes, and reads their crontabs afresh. It
+// returns nil if there is none.
+func Read(pids []int) (*Tables, error) {
+	crons, parents := map[int]*daemon{}, map[int]int{}
+	var errs []error
+	for _, pid := range pids {
+		d, err := identify(pid)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if d != nil {
+			crons[pid] = d
+		}
+	}
+	if len(crons) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	for _, pid := range pids {
+		s, err := proc.Live().Stat(pid)
+		switch {
+		case err == nil && !s.Ended():
+			parents[pid] = s.PPID
+		case err != nil && !errors.Is(err, proc.ErrGone):
+			errs = append(errs, err)
+		}
+	}
+	t := &Tables{}
+	for pid, parent := range parents {
+		if crons[parent] != nil {
+			t.working = fmt.Sprintf("cron (process %d) runs a job (process %d)", parent, pid)
+		}
+	}
+	for pid, d := range crons {
+		if crons[parents[pid]] != nil { // about to become a job
+			continue
+		}
+		jobs, err := d.read()
+		if t.jobs = append(t.jobs, jobs...); err == nil && len(t.jobs) > maxJobs {
+			err = fmt.Errorf("cron (process %d) has more than %d jobs", pid, maxJobs)
+		}
+		if err != nil && !goneNow(pid) {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return t, nil
+}
+
+func goneNow(pid int) bool {
+	s, err := proc.Live().Stat(pid)
+	return errors.Is(err, proc.ErrGone) || err == nil && s.Ended()
+}
+
+// identify returns the cron that a process is; nil for any other process.
+func identify(pid int) (*daemon, error) {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return nil, nil // it is gone
+	}
+	d := &daemon{pid: pid, kind: strings.TrimSpace(string(comm))}
+	if !slices.Contains([]string{"cron", "crond", "busybox"}, d.kind) {
+		return nil, nil
+	}
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return nil, nil
+	}
+	d.argv = strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil && !goneNow(pid) {
+		return nil, fmt.Errorf("cannot tell which cron process %d is: %w", pid, err)
+	}
+	if filepath.Base(exe) == "busybox" {
+		if d.kind == "busybox" && (len(d.argv) < 2 || d.argv[1] != "crond") {
+			return nil, nil
+		}
+		d.kind = "busybox"
+	}
+	if d.kind == "busybox" && filepath.Base(exe) != "busybox" {
+		return nil, nil
+	}
+	return d, nil
+}
+
+// debianNames are the files in /etc/cron.d that Debian's cron reads.
+var debianNames = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// read reads all crontabs of a cron.
+func (d *daemon) read() (jobs []job, err error) {
+	if d.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", d.pid), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+		return nil, fmt.Errorf("cannot see the files of cron (process %d): %w", d.pid, err)
+	}
+	defer d.root.Close()
+	s := style{cronTZ: d.kind == "crond", find: d.zone}
+	if s.zone, err = d.localZone(); err != nil {
+		return nil, err
+	}
+	users, system := "/var/spool/cron/crontabs", true
+	switch d.kind {
+	case "crond":
+		users = "/var/spool/cron"
+	case "busybox":
+		system = false
+		for n, arg := range d.argv {
+			if dir, ok := strings.CutPrefix(arg, "-c"); ok && dir != "" {
+				users = dir
+			} else if ok && n+1 < len(d.argv) {
+				users = d.argv[n+1]
+			}
+		}
+	}
+	if !filepath.IsAbs(users) {
+		return nil, fmt.Errorf("cannot tell where %q, the folder of cron (process %d), is: want an absolute path", users, d.pid)
+	}
+	paths, err := d.list(users, func(name string) bool { return name != "cron.update" })
+	if err != nil {
+		return nil, err
+	}
+	mine := len(paths)
+	if system {
+		more, err := d.list("/etc/cron.d", func(name string) bool {
+			if d.kind == "cron" && !slices.Contains(d.argv, "-l") {
+				return debianNames.MatchString(name)
+			}
+			return name[0] != '#' && !strings.HasSuffix(name, "~") && !strings.Contains(name, ".rpm") && !strings.Contains(name, ".dpkg-")
+		})
+		if err != nil {
+			return nil, err
+		}
+		paths = append(append(paths, "/etc/crontab"), more...)
+	}
+	for n, path := range paths {
+		text, err := d.file(path, maxTable)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		s.userColumn = n >= mine
+		var more []job
+		if err == nil {
+			more, err = parse(path, text, s)
+		}
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, more...)
+	}
+	return jobs, nil
+}
+
+// list lists the crontabs of a directory, which may be absent.
+func (d *daemon) list(dir string, take func(name string) bool) (paths []string, err error) {
+	f, err := d.open(dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	found, err := f.Readdirnames(maxTables + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("cannot list %s: %w", dir, err)
+	}
+	if len(found) > maxTables {
+		return nil, fmt.Errorf("%s has more than %d files", dir, maxTables)
+	}
+	for _, name := range found {
+		if name[0] != '.' && take(name) {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	slices.Sort(paths)
+	return paths, nil
+}
+
+// open opens a path in the root of the cron: what a link in it names is in that
+// root, too.
+func (d *daemon) open(path string, flags uint64) (*os.File, error) {
+	fd, err := unix.Openat2(int(d.root.Fd()), path, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_IN_ROOT})
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// file reads a regular file; one of another kind does not exist for a cron.
+func (d *daemon) file(path string, limit int64) ([]byte, error) {
+	f, err := d.open(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, &fs.PathError{Op: "read", Path: path, Err: fs.ErrNotExist})
+	}
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return b, err
+}
+
+// localZone returns the zone in which a cron reads its crontabs.
+func (d *daemon) localZone() (*time.Location, error) {
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.pid))
+	if err != nil {
+		return nil, fmt.Errorf("cannot tell the zone of cron (process %d): %w", d.pid, err)
+	}
+	for v := range strings.SplitSeq(string(env), "\x00") {
+		if name, ok := strings.CutPrefix(v, "TZ="); ok {
+			return d.zone(name)
+		}
+	}
+	return d.zone("/etc/localtime")
+}
+
+// zone returns a zone by its name, or by the path of its file; UTC if that does not
+// exist.
+func (d *daemon) zone(name string) (*time.Location, error) {
+	name = strings.TrimPrefix(name, ":")
+	path := name
+	switch {
+	case name == "" || name == "UTC":
+		return time.UTC, nil
+	case !filepath.IsAbs(name):
+		path = filepath.Join("/usr/share/zoneinfo", name)
+	}
+	b, err := d.file(path, maxTable)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && filepath.IsAbs(name):
+		return time.UTC, nil
+	case errors.Is(err, fs.ErrNotExist): // its root has no zones
+		if z, err := time.LoadLocation(name); err == nil {
+			return z, nil
+		}
+		return nil, fmt.Errorf("the zone %s of cron (process %d) is not known", strconv.Quote(name), d.pid)
+	case err != nil:
+		return nil, err
+	}
+	z, err := time.LoadLocationFromTZData(name, b)
+	if err != nil {
+		return nil, fmt.Errorf("%s is no zone", path)
+	}
+	return z, nil
+}

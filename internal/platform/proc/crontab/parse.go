@@ -1,0 +1,138 @@
+package crontab
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/robfig/cron/v3"
+)
+
+// job is a line of a crontab.
+type job struct {
+	schedule cron.Schedule
+	zone     *time.Location
+	where    string // FILE:LINE
+}
+
+// style is what differs between the crons whose files are read.
+type style struct {
+	userColumn bool // a line names the user before the command
+	cronTZ     bool // CRON_TZ sets the zone of the lines below it
+	zone       *time.Location
+	// find returns the zone of a name.
+	find func(name string) (*time.Location, error)
+}
+
+var (
+	assignment = regexp.MustCompile(`^("[^"]*"|'[^']*'|[A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*)$`)
+	fields     = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
+	names      = cron.NewParser(cron.Descriptor)
+)
+
+// parse reads a crontab. Where crons differ, the widest reading is taken, because a
+// wake too many does no harm: */2 as a day beside a day of the week means either of
+// the two, and a/b is every b from a on. A line that none of them takes is an error
+// with its file and line, and so is a time that is chosen at random.
+func parse(file string, text []byte, s style) (jobs []job, err error) {
+	zone, n := s.zone, 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		line = strings.Trim(line, " \t\r\n")
+		bad := func(what string) ([]job, error) { return nil, fmt.Errorf("%s:%d: %s", file, n, what) }
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		if m := assignment.FindStringSubmatch(line); m != nil {
+			if name := strings.Trim(m[1], `"'`); name == "CRON_TZ" && s.cronTZ {
+				if zone, err = s.find(strings.Trim(m[2], `"'`)); err != nil {
+					return bad(err.Error())
+				}
+			}
+			continue
+		}
+		at, rest := cut(strings.TrimPrefix(line, "-"), 5) // - keeps it out of cronie's log
+		if line[0] == '@' {
+			at, rest = cut(line, 1)
+		}
+		if _, command := cut(rest, 1); rest == "" || s.userColumn && command == "" {
+			return bad("a line has a time, and a command behind it")
+		}
+		if at == "@reboot" {
+			continue
+		}
+		schedule, err := when(at)
+		if err != nil {
+			return bad(err.Error())
+		}
+		jobs = append(jobs, job{schedule, zone, fmt.Sprintf("%s:%d", file, n)})
+	}
+	return jobs, nil
+}
+
+// cut returns the first n words of s, and what follows them.
+func cut(s string, n int) (words, rest string) {
+	rest = s
+	for range n {
+		rest = strings.TrimLeft(rest, " \t")
+		end := strings.IndexAny(rest, " \t")
+		if end < 0 {
+			end = len(rest)
+		}
+		words, rest = words+" "+rest[:end], rest[end:]
+	}
+	return strings.TrimSpace(words), strings.TrimLeft(rest, " \t")
+}
+
+// when reads the time of a line.
+func when(at string) (cron.Schedule, error) {
+	var s cron.Schedule
+	var err error
+	if at[0] == '@' {
+		if strings.HasPrefix(at, "@every") {
+			return nil, fmt.Errorf("%.40q is no time", at)
+		}
+		s, err = names.Parse(at)
+	} else {
+		words := strings.Fields(at)
+		if len(words) < 5 {
+			return nil, fmt.Errorf("%.80q has fewer than five fields", at)
+		}
+		words[4] = sundays(words[4])
+		s, err = fields.Parse(strings.Join(words, " "))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%.80q is no time that lull can tell", at)
+	}
+	if spec, ok := s.(*cron.SpecSchedule); ok {
+		spec.Location = time.Local // the zone of the time that Next is given
+	}
+	return s, nil
+}
+
+// sundays writes day 7 of the week as day 0.
+func sundays(dow string) string {
+	parts := strings.Split(dow, ",")
+	for n, part := range parts {
+		span, step, stepped := strings.Cut(part, "/")
+		low, high, ranged := strings.Cut(span, "-")
+		every, err := strconv.Atoi(step)
+		from := strings.Index("sunmontuewedthufrisat", strings.ToLower(low)) / 3
+		if len(low) == 1 {
+			from = int(low[0] - '0')
+		}
+		switch {
+		case !ranged && low == "7":
+			parts[n] = "0"
+		case ranged && high == "7" && from == 7:
+			parts[n] = "0"
+		case ranged && high == "7" && from >= 0 && from < 7 && (!stepped || err == nil && every > 0):
+			if parts[n] = low + "-6" + part[len(span):]; !stepped || (7-from)%every == 0 {
+				parts[n] += ",0"
+			}
+		}
+	}
+	return strings.Join(parts, ",")
+}
