@@ -16,8 +16,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// AdoptProgram makes an instance of what runs already, where it runs. Its name is
-// that of the program unless q has one.
+// AdoptProgram makes an instance of a running program, where it runs. The
+// instance has the name of the program unless q names it.
 func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, err error) {
 	named := 0
 	for _, given := range []bool{q.PID != 0, q.Cgroup != "", q.Unit != "", q.Container != ""} {
@@ -44,9 +44,9 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	refuse := func(err error) error { return &RefusedError{Name: what, What: "adopt", Reason: err.Error()} }
 	rt, ok := h.cfg.Runtimes[instance.RuntimeAdopted].(instance.Adopter)
 	if !ok {
-		return "", refuse(errors.New("this host adopts nothing"))
+		return "", refuse(errors.New("this host cannot adopt programs"))
 	}
-	h.adopting.Lock() // two adoptions of the same program must not pass each other
+	h.adopting.Lock() // concurrent adoptions of the same program must not both pass the check
 	defer h.adopting.Unlock()
 	target, p, err := rt.Resolve(instance.Adopted{PID: q.PID, Cgroup: q.Cgroup, Unit: q.Unit, Manager: q.Manager}, q.Caller)
 	if err == nil {
@@ -74,7 +74,7 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	i.requests.found.Store(true)
 	if err := h.startFor(ctx, i, ByManual, "adopted by "+requester(ctx)); err != nil {
 		if i.acquireCtx(h.ctx) == nil {
-			err = errors.Join(err, i.remove(h.ctx, ByManual, "it could not be adopted"))
+			err = errors.Join(err, i.remove(h.ctx, ByManual, "the adoption failed"))
 			i.release()
 		}
 		return "", fmt.Errorf("cannot adopt %s: %w", what, err)
@@ -106,7 +106,7 @@ func (h *Host) heldAlready(pids []int) error {
 	return nil
 }
 
-// freeName makes a name of a program's that no instance has.
+// freeName returns an unused instance name derived from a program's name.
 func (h *Host) freeName(program string, pid int) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(program) {
@@ -133,8 +133,8 @@ func (h *Host) ListAdopted() []hostctl.Instance {
 	return slices.DeleteFunc(h.List(false), func(o hostctl.Instance) bool { return o.Adopted == nil && o.Runtime != instance.RuntimeDocker })
 }
 
-// ReleaseProgram lets an adopted program or container run on without lull: it is
-// thawed, unless others froze it, and forgotten.
+// ReleaseProgram lets an adopted program or container continue without lull: it
+// thaws it, unless others froze it, and removes the instance.
 func (h *Host) ReleaseProgram(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -178,7 +178,8 @@ func (i *inst) foreign() bool {
 	return s.Adopted != nil && !s.Adopted.IsUnit()
 }
 
-// notOurs returns why a program that lull did not start is not stopped.
+// notOurs returns the error for a request to stop a program that lull did not
+// start.
 func (i *inst) notOurs(what string) error {
 	if a := i.spec().Adopted; a.IsUnit() {
 		return &RefusedError{Name: i.name(), What: what, Reason: "it is a unit of systemd. Use systemctl, which lull follows"}
@@ -192,8 +193,8 @@ func (i *inst) notOurs(what string) error {
 const releaseAgain = time.Second
 
 // releaseEnded removes an adopted instance whose program has ended, once the
-// holder of the lock releases it. It does nothing for any other instance. A unit
-// stays: systemd can start it again, and that is followed.
+// holder of the lock releases it. It does nothing for any other instance. A
+// unit is kept, because systemd can start it again, and lull follows that.
 func (i *inst) releaseEnded() {
 	if a := i.spec().Adopted; a.IsUnit() {
 		if f, ok := i.rt.(instance.UnitFollower); ok {
@@ -223,8 +224,8 @@ func (i *inst) releaseEnded() {
 	})
 }
 
-// remove forgets an instance of which lull keeps nothing running. The caller holds
-// the lock.
+// remove removes an instance of which lull keeps nothing running. The caller
+// holds the lock.
 func (i *inst) remove(ctx context.Context, by, why string) error {
 	if i.requests.deleted.Load() {
 		return nil
@@ -243,7 +244,7 @@ func (i *inst) remove(ctx context.Context, by, why string) error {
 			i.h.log.Warn("cannot remove the logs of an instance", "instance", i.name(), "err", err)
 		}
 	}
-	if i.state() != power.Stopped { // it runs on, unknown to lull
+	if i.state() != power.Stopped { // it continues to run, but lull no longer manages it
 		i.forgetRun()
 		i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Stopped, why })
 	}
@@ -252,8 +253,9 @@ func (i *inst) remove(ctx context.Context, by, why string) error {
 	return nil
 }
 
-// showListeners lists where an adopted program listens as its endpoints: nobody
-// has named them. If one of them cannot be watched, the program is not paused.
+// showListeners reports the listeners of an adopted program as its endpoints,
+// since no setting names them. If one of them cannot be watched, the program is
+// not paused.
 func (i *inst) showListeners(w Workload) {
 	if i.spec().Adopted == nil {
 		return

@@ -11,21 +11,20 @@ import (
 	"lull/internal/core/power"
 )
 
-// The members of a group (Spec.Group) sleep together: none is paused for idleness
-// while another one is in use, and a client or a timer that wakes one wakes all of
-// them. In which order is up to Spec.DependsOn. A member that never pauses, is
-// paused outside lull, or was stopped by a user keeps no other one awake.
+// The members of a group (Spec.Group) sleep together: none is paused while
+// another one is in use, and a client or timer that wakes one wakes all of
+// them. Spec.DependsOn determines the order. A member that never pauses, is
+// paused outside lull, or was stopped by a user does not keep the others awake.
 
-// byGroup is the actor when an instance is woken because another one of its group
-// has been.
+// byGroup is the actor of a wake because another member of the group was woken.
 const byGroup = "group"
 
-// GroupInUse is the code of the block on an instance while another one of its group
-// is in use.
+// GroupInUse is the code of the block on an instance while another member of
+// its group is in use.
 const GroupInUse idle.Code = "group_in_use"
 
-// groupBlock blocks the idle pause of an instance while another one of its group is
-// in use; nil otherwise.
+// groupBlock blocks the idle pause of an instance while another member of its
+// group is in use; nil otherwise.
 func (i *inst) groupBlock() *idle.Block {
 	g := i.spec().Group
 	if g == "" {
@@ -39,9 +38,9 @@ func (i *inst) groupBlock() *idle.Block {
 	return nil
 }
 
-// inUse reports whether something other than its group or those that depend on it
-// prevented the idle pause of i when it was last checked. One that has not been
-// checked since it runs counts as in use.
+// inUse reports whether the last check of i found a reason against an idle
+// pause other than its group or its dependents. A running instance that has not
+// been checked yet counts as in use.
 func (i *inst) inUse() bool {
 	if i.pauseAfter() == 0 {
 		return false
@@ -59,8 +58,8 @@ func (i *inst) inUse() bool {
 	return false
 }
 
-// wakeGroup wakes the other members of a group after i was woken by a client or a
-// timer. It does not block.
+// wakeGroup wakes the other members of i's group after a client or a timer woke
+// i. It does not block.
 func (i *inst) wakeGroup(by string) {
 	g := i.spec().Group
 	if g == "" || by != byConnection && by != byTimer {
@@ -73,14 +72,14 @@ func (i *inst) wakeGroup(by string) {
 		}
 		i.h.spawn(func() {
 			if err := i.h.startFor(i.h.ctx, m, byGroup, why); err != nil && !fromRoom(err) && i.h.ctx.Err() == nil && m.mayStart(byGroup) == nil {
-				i.h.log.Warn("a member of a group does not wake", "instance", m.name(), "group", g, "err", err)
+				i.h.log.Warn("cannot wake a member of a group", "instance", m.name(), "group", g, "err", err)
 			}
 		})
 	}
 }
 
-// RelatedOutside sets the group of an instance and what it depends on, by ID, as
-// the labels of its container say.
+// RelatedOutside sets the group and the dependencies of an instance, by ID,
+// from the labels of its container.
 func (h *Host) RelatedOutside(ctx context.Context, ref, group string, dependsOn []string) error {
 	i, err := h.find(ref)
 	if err != nil {

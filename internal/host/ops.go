@@ -182,7 +182,7 @@ func (h *Host) drop(i *inst) {
 }
 
 // closeRelay closes the relay's ports, if there are any. The caller holds the lock,
-// or nobody else knows i.
+// or is the only one that knows i.
 func (i *inst) closeRelay() {
 	i.mu.Lock()
 	c, ok := i.gate.(interface{ Close() error })

@@ -9,14 +9,15 @@ import (
 	"lull/internal/core/power"
 )
 
-// asideSuffix marks the name of an instance while its replacement starts. A daemon
-// that is killed meanwhile leaves it, stopped, under that name.
+// asideSuffix marks the name of an instance while its replacement starts. If
+// the daemon is killed during that, the instance remains, stopped, under that
+// name.
 const asideSuffix = ".before"
 
-// Replace creates an instance in place of the one that has its name, and starts
-// it. The earlier one is stopped, because both may need the same ports, and removed
-// once the new one runs. If that fails, the earlier one is as it was before: started
-// again if it was not stopped, with what a container had written.
+// Replace creates an instance with the name of an existing one and starts it.
+// The earlier one is stopped first, because both may need the same ports, and
+// removed once the new one runs. If that fails, the earlier one is restored,
+// with its container's changes, and started again if it was not stopped.
 func (h *Host) Replace(ctx context.Context, s instance.Spec) (id string, err error) {
 	old, err := h.find(s.Name)
 	if err != nil {

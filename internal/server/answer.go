@@ -60,7 +60,7 @@ type linkToken struct {
 
 func (s *Server) answerRoutes() {
 	look := route{id: "look-at-answer", method: "GET", path: "/answer/{token}", doc: "The page behind a link in a warning; opening it changes nothing"}
-	give := route{id: "give-answer", method: "POST", path: "/answer/{token}", doc: "Give the answer of a link in a warning, once; the signature is the right to"}
+	give := route{id: "give-answer", method: "POST", path: "/answer/{token}", doc: "Give the answer of a warning's link, once; the link's signature authorizes it"}
 	for _, r := range []route{look, give} {
 		register(s, r, func(ctx context.Context, in *linkToken) (*huma.StreamResponse, error) {
 			status, p := s.answer(ctx, in.Token, r.method == "POST")

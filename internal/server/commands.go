@@ -65,7 +65,7 @@ func (s *Server) commandRoutes() {
 		role          access.Role
 		do            do
 	}{
-		{"idle-detection/enable", "enable-idle-detection", "Let its idleness count", access.Operator, func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
+		{"idle-detection/enable", "enable-idle-detection", "Switch idle detection on", access.Operator, func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, true)
 		}},
 		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", access.Operator, func(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {

@@ -7,8 +7,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// outAfter is how long a worker may be in a transition before the way to remove
-// it from the record by force is named.
+// outAfter is the time in a transition after which the answer names the way to
+// remove a worker's record by force.
 const outAfter = 15 * time.Minute
 
 // wayOut adds the remedy for a worker whose termination EC2 does not confirm.

@@ -110,8 +110,8 @@ func Show(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// introduce prints what is shown, what is left out with its reason, and what to
-// type.
+// introduce prints the programs that are shown, those that are left out with
+// the reason, and the commands to type.
 func (s *stage) introduce(h *host, c *cloud) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nShown here:\n\n")

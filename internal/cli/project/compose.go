@@ -23,14 +23,15 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// A Compose file whose services have images belongs to Docker Compose: it creates,
-// replaces and removes their containers, with all that it can do. lull adopts them,
-// with the settings of the file, and lets them sleep. Compose runs only if a service
-// is not as the file says, because it would start those that sleep.
+// A Compose file whose services have images is run by Docker Compose, which
+// creates, replaces and removes the containers and supports every attribute.
+// lull adopts the containers with the settings in the file and lets them sleep.
+// It runs Compose only if a service differs from the file, because Compose
+// would start those that sleep.
 
-// inDocker reports whether Docker Compose runs the services of a file, unless a
-// user chooses: it is not named lull.yaml, and every service has an image or a
-// build.
+// inDocker reports whether Docker Compose runs the services of a file, if the
+// user does not choose: the file is not named lull.yaml, and every service has
+// an image or a build.
 func (f *file) inDocker() bool {
 	if strings.HasPrefix(filepath.Base(f.path), "lull.") {
 		return false
@@ -54,9 +55,9 @@ func (f *file) inDocker() bool {
 	return len(tree.Services) > 0
 }
 
-// describeDocker turns a loaded Compose file into the instances that its containers
-// become. Of their specs only the idle settings are set. The error has every fault,
-// each with its line.
+// describeDocker converts a loaded Compose file to the instances of its
+// containers. Only the idle settings of their specs are set. The error contains
+// every fault, each with its line.
 func describeDocker(f *file, p *types.Project) (*project, error) {
 	out, err := inOrder(f, p, func(c *converter, s *instance.Spec) {
 		for _, field := range idleFields {
@@ -74,7 +75,7 @@ func describeDocker(f *file, p *types.Project) (*project, error) {
 		}{{"probes", s.Probes != nil}, {"schedule", s.WakeSchedule != nil}, {"hibernate_after", s.HibernateAfter != 0}, {"ready_timeout", s.ReadyTimeout != 0},
 			{"net", s.Net != ""}, {"wake", s.WakeFromStopped != nil}, {"wake_on_outbound", s.WakeOnOutbound && s.Labels == nil}, {"runtime", s.Runtime != instance.RuntimeDocker}} {
 			if o.set {
-				c.bad(xLull+"."+o.field, "this is not supported for a service that runs in Docker")
+				c.bad(xLull+"."+o.field, "not supported for a service that runs in Docker")
 			}
 		}
 	})
@@ -86,9 +87,9 @@ func describeDocker(f *file, p *types.Project) (*project, error) {
 
 // composer runs Docker Compose for one project.
 type composer struct {
-	argv   []string // docker compose, or docker-compose, with the file and the name
+	argv   []string // docker compose, or docker-compose, with its arguments for the file and the name
 	temp   string   // a copy of the file, removed by close; empty for none
-	name   string   // of the project
+	name   string   // project name
 	errOut io.Writer
 }
 
@@ -113,15 +114,15 @@ func findComposer(ctx context.Context, f *file, name string, errOut io.Writer) (
 	return c, nil
 }
 
-// close removes what findComposer made.
+// close removes the temporary file of findComposer.
 func (c *composer) close() {
 	if c.temp != "" {
 		_ = os.Remove(c.temp)
 	}
 }
 
-// withoutIdle writes a copy of the file without x-lull: Compose's first version
-// replaces a container if that changes. The caller removes it.
+// withoutIdle writes a copy of the file without x-lull, because Compose's first
+// version replaces a container if that changes. The caller removes the copy.
 func (f *file) withoutIdle() (path string, err error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(f.data, &doc); err != nil {
@@ -170,11 +171,11 @@ func (c *composer) show(ctx context.Context, args ...string) error {
 func (c *composer) command(ctx context.Context, args ...string) *exec.Cmd {
 	argv := slices.Concat(c.argv, args)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends what it began
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // let it finish what it has begun
 	return cmd
 }
 
-// hashes returns the digest of each service, as the file describes it now.
+// hashes returns the present digest of each service in the file.
 func (c *composer) hashes(ctx context.Context) (map[string]string, error) {
 	out, err := output(c.command(ctx, "config", "--hash", "*"))
 	if err != nil {
@@ -193,10 +194,10 @@ func (c *composer) hashes(ctx context.Context) (map[string]string, error) {
 type made struct {
 	id, name, service, hash, state string
 	number                         int
-	labeled                        bool // lull.pause-after: the host adopts it by itself
+	labeled                        bool // has the label lull.pause-after, so the host adopts it
 }
 
-// containers lists those of the project, also those that are stopped.
+// containers lists the containers of the project, including stopped ones.
 func (c *composer) containers(ctx context.Context) ([]made, error) {
 	fields := []string{".ID", ".Names"}
 	for _, l := range []string{"com.docker.compose.service", "com.docker.compose.config-hash", "com.docker.compose.container-number", "com.docker.compose.oneoff", "lull.pause-after"} {
@@ -220,8 +221,8 @@ func (c *composer) containers(ctx context.Context) ([]made, error) {
 	return all, nil
 }
 
-// output runs a command and returns what it prints. The error has what it says of
-// its failure.
+// output runs a command and returns its output. The error contains its error
+// output.
 func output(cmd *exec.Cmd) (string, error) {
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
@@ -298,8 +299,8 @@ func adoptedAs(project string, m made, now []hostctl.Instance) (hostctl.Instance
 	return now[n], true
 }
 
-// applyDocker carries out a plan: Compose creates and starts what differs, and each
-// container is adopted with its settings.
+// applyDocker carries out a plan: Compose creates and starts the services that
+// differ, and each container is adopted with its settings.
 func (c verbs) applyDocker(ctx context.Context, cl *hostctl.Client, p *project, compose *composer, steps []step) error {
 	var up, gone []string
 	for _, s := range steps {
@@ -355,12 +356,12 @@ func (c verbs) said(line string) {
 	}
 }
 
-// adoptLimit bounds the wait until the host has noticed a new container that its
-// label adopts.
+// adoptLimit is the time limit for the host to adopt a new container because of
+// its label.
 const adoptLimit = 10 * time.Second
 
-// adoptMade makes an instance of a container, or gives the one that exists the
-// settings of the file.
+// adoptMade adopts a container, or applies the settings of the file to the
+// instance that exists.
 func (c verbs) adoptMade(ctx context.Context, cl *hostctl.Client, project string, m made, s step) (hostctl.Instance, error) {
 	for began := time.Now(); ; {
 		now, err := cl.List(ctx)
@@ -372,7 +373,7 @@ func (c verbs) adoptMade(ctx context.Context, cl *hostctl.Client, project string
 		case m.labeled && adopted, adopted && o.Labels[labelApplied] == s.spec.Labels[labelApplied] && len(drifted(o, s.spec)) == 0:
 			return o, nil
 		case m.labeled && time.Since(began) > adoptLimit:
-			return o, fmt.Errorf("the host does not follow it, although it has the label lull.pause-after: see lull doctor, and whether it runs with --docker")
+			return o, fmt.Errorf("the host has not adopted it, although it has the label lull.pause-after. Check that the host runs with --docker, and run lull doctor")
 		case m.labeled:
 			select {
 			case <-time.After(100 * time.Millisecond):
@@ -475,7 +476,7 @@ func (c verbs) downDocker(ctx context.Context, cl *hostctl.Client, f *file, name
 func (c verbs) removeDocker(ctx context.Context, cl *hostctl.Client, compose *composer, members []hostctl.Instance) error {
 	for _, o := range members {
 		if err := cl.ReleaseAdopted(ctx, o.Name); err != nil {
-			if p, ok := errors.AsType[*httpx.Problem](err); !ok || p.Status != http.StatusConflict { // one with a label goes with its container
+			if p, ok := errors.AsType[*httpx.Problem](err); !ok || p.Status != http.StatusConflict { // an instance with a label is removed with its container
 				return err
 			}
 		}
@@ -483,7 +484,7 @@ func (c verbs) removeDocker(ctx context.Context, cl *hostctl.Client, compose *co
 	return compose.show(ctx, "down", "--remove-orphans")
 }
 
-// dockerMembers are the instances that are containers of a project.
+// dockerMembers returns the instances that are containers of a project.
 func dockerMembers(name string, now []hostctl.Instance) (out []hostctl.Instance) {
 	for _, o := range now {
 		if o.Runtime == instance.RuntimeDocker && (o.Labels[labelProject] == name || strings.HasPrefix(o.Image, name+"/")) {

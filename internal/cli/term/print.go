@@ -96,7 +96,7 @@ func (c *Term) Print(v any, text func(w io.Writer)) error {
 		return nil
 	}
 	if l := reflect.ValueOf(v); l.Kind() == reflect.Slice && l.IsNil() {
-		v = []struct{}{} // a listing is an array, with nothing in it too
+		v = []struct{}{} // a listing is an array even if it is empty
 	}
 	var err error
 	switch c.output {

@@ -182,7 +182,8 @@ func End(now time.Time, until string, dur time.Duration) (time.Time, error) {
 	return when.End(now, until, length)
 }
 
-// EndOr is moment as a length from now; usual where neither is given.
+// EndOr returns the length from now until the end given by until or dur; usual
+// if neither is given.
 func EndOr(now time.Time, until string, dur, usual time.Duration) (time.Duration, error) {
 	if until == "" && dur == 0 {
 		return usual, nil

@@ -43,7 +43,7 @@ func (o Override) Validate() error {
 	f.oneOf("kind", &kind, Keep, Skip, Freeze, Use)
 	o.Selector.validate(&f)
 	if (o.Kind == Use) != (o.Policy != "") {
-		f.add("policy", "an override of kind policy names one, and no other does")
+		f.add("policy", "want a policy for an override of kind policy, and none for any other")
 	}
 	f.text("reason", o.Reason, 256)
 	if !o.From.Before(o.Until) {

@@ -155,8 +155,8 @@ type Row struct {
 	Do    func(t *testing.T, m Machine)
 }
 
-// Suite returns the rows that a runtime must pass. kills is how often the
-// daemon is killed in the row about that.
+// Suite returns the rows that a runtime must pass. The row about crashes kills
+// the daemon kills times.
 func Suite(kills int, rnd *rand.Rand) []Row {
 	rows := []Row{
 		{"start and readiness", "", ready},

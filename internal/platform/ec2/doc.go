@@ -1,9 +1,8 @@
 // Package ec2 reads and controls EC2 instances through the AWS SDK.
 //
 // A Client is for one account in one region; a Set creates and keeps one for
-// each. States reads the state of a whole region in pages, which is what one
-// cycle of the controller costs; everything else is requested by id or by
-// filter.
+// each. States reads the state of a whole region in pages, once for each cycle
+// of the controller; everything else is requested by id or by filter.
 //
 // Guarantees. A result is complete or an error, never a part of a region. An
 // instance that EC2 does not know is reported by its id as missing, never as

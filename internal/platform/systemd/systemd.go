@@ -2,8 +2,8 @@
 // users. It reads units, freezes and thaws, starts and stops them, and reports
 // that something about a unit may have changed. It decides nothing.
 //
-// It speaks D-Bus over the manager's own socket, as systemctl does, so it needs
-// no message bus.
+// It uses D-Bus over the manager's own socket, like systemctl, so it needs no
+// message bus.
 package systemd
 
 import (
@@ -43,13 +43,13 @@ const (
 	properties  = "org.freedesktop.DBus.Properties"
 )
 
-// Unit is what a manager says of a unit.
+// Unit is a manager's data about a unit.
 type Unit struct {
-	Name        string // the canonical one, not an alias
+	Name        string // canonical name, not an alias
 	Load        string // loaded, not-found, masked, error, ...
 	Active      string // active, reloading, inactive, failed, activating, deactivating
 	Sub         string
-	Freezer     string // running, freezing, frozen, thawing; of the manager's own requests only
+	Freezer     string // running, freezing, frozen or thawing, as requested from the manager
 	Invocation  string // identifies one run, in hexadecimal; empty if it never ran
 	Job         uint32 // 0 if none is queued or in progress
 	CanFreeze   bool
@@ -63,24 +63,24 @@ type Unit struct {
 // Running reports whether it runs and is not being stopped.
 func (u *Unit) Running() bool { return u.Active == "active" || u.Active == "reloading" }
 
-// Over reports whether it is not running, and nothing is about to change that.
+// Over reports whether it is not running, and no change of that is in progress.
 func (u *Unit) Over() bool { return u.Active == "inactive" || u.Active == "failed" }
 
-// ServiceState is what a manager says of a .service unit beside that.
+// ServiceState is a manager's additional data about a .service unit.
 type ServiceState struct {
 	Type     string
 	Group    string // path of its control group; empty if it has none
 	PID      int    // main process, 0 if there is none
 	Result   string // success, or why it failed
 	Watchdog time.Duration
-	StopsIn  time.Duration // how long a stop may take before its processes are killed; 0 if there is no limit
+	StopsIn  time.Duration // time limit of a stop, after which its processes are killed; 0 for no limit
 }
 
-// ErrNoAnswer means that a manager could not be asked, so nothing is known.
+// ErrNoAnswer means that a manager did not answer, so nothing is known.
 var ErrNoAnswer = errors.New("systemd does not answer")
 
 // Conn is a client of one manager. Its methods are safe for concurrent use.
-// After the manager was replaced or restarted they reach the new one.
+// They also reach a manager that was replaced or restarted.
 type Conn struct {
 	socket string
 
@@ -89,9 +89,9 @@ type Conn struct {
 	watches map[string]map[*Watch]bool
 	ending  chan struct{} // closed by Close
 	serving sync.WaitGroup
-	jobs    map[dbus.ObjectPath]chan string // results of the jobs that are waited for
-	early   map[dbus.ObjectPath]string      // results that came before the answer that names the job
-	asking  int                             // requests whose answer names a job
+	jobs    map[dbus.ObjectPath]chan string // channels for the results of awaited jobs
+	early   map[dbus.ObjectPath]string      // results that arrived before the answer with the job's path
+	asking  int                             // requests whose answer will contain a job
 }
 
 // New returns a client of the manager that listens on socket. It connects when
@@ -117,7 +117,7 @@ func (m *Conn) Close() {
 	m.serving.Wait()
 }
 
-// connect returns the connection. It makes one if there is none.
+// connect returns the connection, and makes one if there is none.
 func (m *Conn) connect(ctx context.Context) (*dbus.Conn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -170,13 +170,13 @@ func (m *Conn) call(ctx context.Context, path dbus.ObjectPath, method string, in
 	return nil
 }
 
-// RefusedError is a manager's answer to a request that it does not carry out.
+// RefusedError is a manager's refusal of a request.
 type RefusedError struct {
-	Name string // of the error, in D-Bus
+	Name string // D-Bus name of the error
 	Text string
 }
 
-func (e *RefusedError) Error() string { return "systemd says: " + e.Text }
+func (e *RefusedError) Error() string { return "systemd answered: " + e.Text }
 
 func refusal(e dbus.Error) error {
 	text := e.Name
@@ -191,8 +191,8 @@ func refusal(e dbus.Error) error {
 	return &RefusedError{e.Name, text}
 }
 
-// pathOf returns the object of a unit. The manager loads the unit when it is
-// asked for.
+// pathOf returns the object path of a unit. The manager loads the unit for
+// that.
 func pathOf(name string) dbus.ObjectPath {
 	var b strings.Builder
 	b.WriteString(unitPath)
@@ -218,13 +218,13 @@ func (m *Conn) props(ctx context.Context, name, face string) (props, error) {
 	return p, nil
 }
 
-// take stores a property. One that is missing, or of another type, leaves into
-// as it is and is an error.
+// take stores a property. If it is missing or has another type, take adds an
+// error and leaves into unchanged.
 func take[T any](p props, name string, into *T, errs *[]error) {
 	if v, ok := p[name].Value().(T); ok {
 		*into = v
 	} else {
-		*errs = append(*errs, fmt.Errorf("systemd does not say %s", name))
+		*errs = append(*errs, fmt.Errorf("systemd does not report %s", name))
 	}
 }
 
@@ -249,7 +249,7 @@ func (m *Conn) Unit(ctx context.Context, name string) (u Unit, err error) {
 	if take(p, "Job", &job, &errs); len(job) > 0 {
 		u.Job, _ = job[0].(uint32)
 	}
-	var since []error // systemd 246 is the first that can freeze
+	var since []error // systemd 246 is the first version that can freeze
 	take(p, "FreezerState", &u.Freezer, &since)
 	take(p, "CanFreeze", &u.CanFreeze, &since)
 	take(p, "FragmentPath", &u.Fragment, &since)
@@ -276,7 +276,7 @@ func (m *Conn) Service(ctx context.Context, name string) (s ServiceState, err er
 	return s, errors.Join(errs...)
 }
 
-// Watchdog returns the interval in which a service must prove that it lives; 0
+// Watchdog returns the interval in which a service must send a keep-alive; 0
 // for none.
 func (m *Conn) Watchdog(ctx context.Context, name string) (time.Duration, error) {
 	var v dbus.Variant
@@ -354,7 +354,7 @@ func (m *Conn) Names(ctx context.Context, suffix string) (names []string, err er
 	return names, nil
 }
 
-// Done is the result of a job that did what it was to do.
+// Done is the result of a successful job.
 const Done = "done"
 
 // Job is a start or stop that a manager has queued.
@@ -411,7 +411,7 @@ func (j *Job) Wait(ctx context.Context) (result string, err error) {
 	}
 }
 
-// Watch is informed of changes of one unit.
+// Watch receives notifications about one unit.
 type Watch struct {
 	m    *Conn
 	name string
@@ -447,18 +447,18 @@ func (w *Watch) Close() {
 func (w *Watch) notify() {
 	select {
 	case w.C <- struct{}{}:
-	default: // it has not been read since the last one
+	default: // it already has an unread element
 	}
 }
 
-// reconnectAfter is the delay before a lost connection is made again. Watches
-// then notice what changed in the meantime.
+// reconnectAfter is the delay before a lost connection is replaced. Watches are
+// then notified, because changes may have been missed.
 const reconnectAfter = 100 * time.Millisecond
 
-// serve reads the signals of one connection until it ends, and then makes
-// another one if something is watched.
+// serve reads the signals of one connection until it ends, and then connects
+// again if there are watches.
 func (m *Conn) serve(conn *dbus.Conn, signals chan *dbus.Signal) {
-	m.notifyAll() // nothing was heard before
+	m.notifyAll() // earlier signals were missed
 	for s := range signals {
 		m.heed(s)
 	}
@@ -504,7 +504,7 @@ func (m *Conn) notifyAll() {
 	}
 }
 
-// heed informs the watches of a signal.
+// heed notifies the watches that a signal concerns.
 func (m *Conn) heed(s *dbus.Signal) {
 	switch s.Name {
 	case managerFace + ".JobNew", managerFace + ".JobRemoved":

@@ -251,7 +251,7 @@ type Status struct {
 	Room       Capacity          `json:"room" doc:"Memory and places for starts and wakes"`
 	Faults     []string          `json:"faults" doc:"Problems, each with what to do"`
 	Missing    map[string]string `json:"missing" doc:"Why a runtime cannot create instances here, by runtime; checked on every read"`
-	// FollowsDocker says whether it lets Docker's containers sleep.
+	// FollowsDocker reports whether the host puts Docker's containers to sleep.
 	FollowsDocker bool        `json:"follows_docker" doc:"Whether it follows a Docker daemon (--docker)"`
 	LeftAlone     []string    `json:"left_alone,omitempty" doc:"Docker containers with lull labels that cannot be managed, each with the reason"`
 	Server        *ServerLink `json:"server" doc:"Server it reports to; null if none"`

@@ -159,7 +159,8 @@ func (w *Work) relay(clients []net.Conn, b *lobby) {
 	wg.Wait()
 }
 
-// dial connects to where the client wanted to, once the run itself listens there.
+// dial connects to the client's original destination, once the run itself
+// listens there.
 func (w *Work) dial(ctx context.Context, addr string) (net.Conn, error) {
 	want, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -201,7 +202,7 @@ func pipe(a, b net.Conn) {
 				return
 			}
 			if c, ok := d[0].(interface{ CloseWrite() error }); ok {
-				_ = c.CloseWrite() // the other end may be gone
+				_ = c.CloseWrite() // an error means that the other end has disconnected
 			}
 		})
 	}

@@ -1,16 +1,16 @@
-// Package adopted idles programs that ran before lull was asked to: a process
-// with its descendants, the processes of a control group, or a systemd unit. They
-// stay where they are. A control group is frozen by its own freezer, a process
-// tree by SIGSTOP, a unit by systemd, and no process is moved.
+// Package adopted manages programs that ran before lull was asked to: a process
+// with its descendants, the processes of a control group, or a systemd unit.
+// They stay where they are. A control group is frozen by its own freezer, a
+// process tree by SIGSTOP, a unit by systemd, and no process is moved.
 //
 // lull did not start these programs, so this package never signals or ends one.
-// Only units can be stopped and started again, by systemd; see unit.go. It respects what others do with them: what someone
-// else froze stays frozen, and a signal to a frozen program, such as a request to
-// exit, thaws it.
+// Only units can be stopped and started again, by systemd; see unit.go. It
+// respects what others do with them: a program that others froze stays frozen,
+// and a signal to a frozen program, such as a request to exit, thaws it.
 //
-// Before something is frozen, the shim is told how to thaw it, so that it runs
-// again when the daemon is gone. Freeze returns nil only once every task is
-// still. The package decides nothing.
+// Before a program is frozen, the shim is told how to thaw it, so that it runs
+// again when the daemon has ended. Freeze returns nil only once every task is
+// frozen. The package decides nothing.
 package adopted
 
 import (
@@ -40,11 +40,12 @@ import (
 
 // Config configures a Runtime.
 type Config struct {
-	Dir     string           // where it keeps what it must know after a restart; created with mode 0700
-	Process *process.Runtime // watches sockets and reads processes
+	Dir     string           // directory of the state that survives a restart; created with mode 0700
+	Process *process.Runtime // used to watch sockets and read processes
 	Log     *slog.Logger
 
-	// OnExit is called once when everything of a run has ended. It must not block.
+	// OnExit is called once when every process of a run has ended. It must not
+	// block.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Observe is called when others may have frozen or thawed an instance. It
 	// must not block.
@@ -96,8 +97,8 @@ func (r *Runtime) Capabilities() power.Capabilities {
 	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.cfg.Process.Capabilities().Reclaim, Shared: true}
 }
 
-// Start implements instance.Runtime. Nothing but a unit is started: l.Adopted must
-// run.
+// Start implements instance.Runtime. It starts a unit; any other program must
+// already run.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
 	if l.Adopted == nil {
 		return nil, errors.New("there is nothing to adopt")
@@ -141,7 +142,7 @@ func (r *Runtime) find(id string, ident instance.Identity, again bool) (*Work, e
 	return r.findAs(&Work{r: r, id: id, again: again}, ident)
 }
 
-// findAs completes w to the run of an identity.
+// findAs fills in w for the run of an identity.
 func (r *Runtime) findAs(w *Work, ident instance.Identity) (*Work, error) {
 	id, again := w.id, w.again
 	var g *cgroup.Group
@@ -194,8 +195,8 @@ func (r *Runtime) findAs(w *Work, ident instance.Identity) (*Work, error) {
 	return w, nil
 }
 
-// oldest returns the process of a group that started first; 0 if it has none
-// or is gone.
+// oldest returns the process of a group that started first; 0 if the group is
+// empty or does not exist.
 func (r *Runtime) oldest(g *cgroup.Group) (pid int, err error) {
 	pids, err := g.PIDs()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -219,8 +220,8 @@ func inodeOf(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Forget implements instance.Forgetter. What it forgets runs on, or stays frozen
-// if someone else froze it.
+// Forget implements instance.Forgetter. The program continues to run, or stays
+// frozen if others froze it.
 func (r *Runtime) Forget(ctx context.Context, id string) error {
 	r.mu.Lock()
 	w, f := r.works[id], r.followers[id]
@@ -240,7 +241,8 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-// Close waits for what watches the programs. They run on.
+// Close waits for the goroutines that watch the programs, which continue to
+// run.
 func (r *Runtime) Close() {
 	r.mu.Lock()
 	for _, w := range r.works {
@@ -258,7 +260,7 @@ func (r *Runtime) Close() {
 	}
 }
 
-// ended reports that nothing of a run is left, unless another work has it.
+// ended reports the end of a run, unless another work has it.
 func (r *Runtime) ended(w *Work) {
 	r.mu.Lock()
 	ours := r.works[w.id] == w
@@ -295,17 +297,17 @@ func (w *Work) noteKin(kin []shimctl.Process) (changed bool, err error) {
 func (w *Work) recallKin() error {
 	b, err := os.ReadFile(w.r.kinFile(w.id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it was never frozen
+		return nil // the tree was never frozen
 	}
 	var kin []shimctl.Process
 	if err == nil && len(b) > maxKin {
-		err = fmt.Errorf("it has more than %d bytes", maxKin)
+		err = fmt.Errorf("more than %d bytes", maxKin)
 	}
 	if err == nil {
 		err = json.Unmarshal(b, &kin)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot read which processes were adopted: %s: %w", w.r.kinFile(w.id), err)
+		return fmt.Errorf("cannot read the list of adopted processes: %s: %w", w.r.kinFile(w.id), err)
 	}
 	return w.Recall(kin)
 }

@@ -91,37 +91,37 @@ func (r *Runtime) resolveGroup(path string) (a instance.Adopted, p instance.Prog
 		return a, p, fmt.Errorf("no right to freeze %s: %w", a.Cgroup, err)
 	}
 	if held, err := g.Held(); err != nil || held {
-		return a, p, errors.Join(fmt.Errorf("%s is frozen already, and not by lull", a.Cgroup), err)
+		return a, p, errors.Join(fmt.Errorf("%s is already frozen, but not by lull", a.Cgroup), err)
 	}
 	if p.PIDs, err = g.PIDs(); err != nil {
 		return a, p, err
 	}
 	if a.PID, err = r.oldest(g); err != nil || a.PID == 0 {
-		return a, p, errors.Join(fmt.Errorf("%s has no process that could be seen", a.Cgroup), err)
+		return a, p, errors.Join(fmt.Errorf("no visible process in %s", a.Cgroup), err)
 	}
 	p.Command, p.Name = commandOf(a.PID), filepath.Base(a.Cgroup)
 	a.PID = 0
 	return a, p, nil
 }
 
-// refuse returns why none of pids may be frozen, whoever asks.
+// refuse returns the reason why none of pids may be frozen, for any caller.
 func (r *Runtime) refuse(pids []int, caller int) error {
 	if slices.Contains(pids, os.Getpid()) {
-		return errors.New("this host's daemon is part of it, and could not thaw itself")
+		return errors.New("it contains this host's daemon, which could not thaw itself")
 	}
 	if caller > 0 && slices.Contains(pids, caller) {
-		return errors.New("the command that asks for it is part of it, and would be frozen")
+		return errors.New("it contains the requesting command, which would be frozen")
 	}
 	if slices.Contains(pids, 1) {
-		return errors.New("the machine's init, process 1, is part of it")
+		return errors.New("it contains the machine's init, process 1")
 	}
 	for _, pid := range pids {
 		s, err := r.fs.Stat(pid)
 		if err == nil && s.Kernel {
-			return fmt.Errorf("a thread of the kernel, process %d, is part of it", pid)
+			return fmt.Errorf("it contains a kernel thread, process %d", pid)
 		}
 		if r.isOwn(pid) {
-			return fmt.Errorf("process %d, which is part of it, is lull itself", pid)
+			return fmt.Errorf("it contains process %d, which belongs to lull", pid)
 		}
 	}
 	return nil
@@ -142,7 +142,7 @@ func (r *Runtime) isOwn(pid int) bool {
 	return err == nil && oerr == nil && os.SameFile(own, exe)
 }
 
-// maxShown bounds the part of a command line that is kept to describe a program.
+// maxShown limits the part of a command line that describes a program.
 const maxShown = 4 << 10
 
 // commandOf returns the command line of a process, or its name in brackets if it
@@ -150,7 +150,8 @@ const maxShown = 4 << 10
 func commandOf(pid int) []string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if b = b[:min(len(b), maxShown)]; err == nil {
-		// Servers such as nginx write a title over it, padded with NULs or spaces.
+		// Servers such as nginx overwrite it with a title, padded with NULs or
+		// spaces.
 		argv := strings.Split(strings.TrimRight(string(b), "\x00 "), "\x00")
 		if name, _, _ := strings.Cut(argv[0], ": "); name != "" {
 			return argv
@@ -169,8 +170,8 @@ func exited(pid int, start uint64) bool {
 	return errors.Is(err, proc.ErrGone) || err == nil && (s.Start != start || s.Ended())
 }
 
-// harmless are signals that a program may receive at any time without anyone
-// having asked for something.
+// harmless are signals that a program may receive at any time without a request
+// by a user.
 var harmless = signalSet(unix.SIGCHLD, unix.SIGURG, unix.SIGWINCH, unix.SIGCONT, unix.SIGALRM, unix.SIGVTALRM, unix.SIGPROF, unix.SIGIO,
 	unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
 
@@ -181,8 +182,8 @@ func signalSet(sigs ...unix.Signal) (set uint64) {
 	return set
 }
 
-// pendingSignal returns a signal that a process has not received yet although it
-// neither blocks nor ignores it; 0 for none. Real-time signals do not count.
+// pendingSignal returns a signal that a process has not received yet and
+// neither blocks nor ignores; 0 for none. Real-time signals are skipped.
 func pendingSignal(pid int) unix.Signal {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -19,19 +19,19 @@ import (
 	"lull/internal/platform/systemd"
 )
 
-// A systemd unit is known by its name, and each of its runs by systemd's
-// invocation ID. systemd freezes and thaws it, stops and starts it. What operators
-// do with it is noticed: a run that ends or is replaced ends here too, and a unit
-// that others start is reported. A frozen unit is thawed as soon as systemd has
-// a job for it. Only if systemd does not answer is a unit thawed by its control
-// group: its clients must not wait for it.
+// A systemd unit is identified by its name, and each of its runs by systemd's
+// invocation ID. systemd freezes, thaws, stops and starts it. Actions of
+// operators are followed: a run that ends or is replaced ends here too, and a
+// unit that others start is reported. A frozen unit is thawed as soon as
+// systemd has a job for it. Only if systemd does not answer is a unit thawed
+// through its control group, because its clients must not wait for systemd.
 
 // Limits of requests to systemd.
 const (
-	unitLimit  = time.Second     // to read a unit
-	thawLimit  = time.Second     // before a unit is thawed by its control group
-	unitEvery  = 5 * time.Second // between checks of a unit, beside those that signals cause
-	listenWait = time.Minute     // for a started unit to listen where it did before
+	unitLimit  = time.Second     // time limit for reading a unit
+	thawLimit  = time.Second     // time after which a unit is thawed through its control group
+	unitEvery  = 5 * time.Second // interval between checks of a unit, in addition to signals
+	listenWait = time.Minute     // time limit for a started unit to listen at its former addresses
 	listenPoll = 10 * time.Millisecond
 	restWait   = 2 * time.Second
 )
@@ -42,14 +42,14 @@ type unit struct {
 	name       string
 	invocation string
 	sockets    []string // the .socket units that start it
-	timers     []string // the .timer units that do
+	timers     []string // the .timer units that start it
 
-	wake     atomic.Pointer[func(string)] // while it is guarded
+	wake     atomic.Pointer[func(string)] // set while the unit is guarded
 	stopping atomic.Bool                  // lull has asked systemd to stop it
 
 	mu  sync.Mutex
-	job *systemd.Job // the stop
-	at  time.Time    // when one of its timers elapses next
+	job *systemd.Job // the stop in progress
+	at  time.Time    // when one of its timers next elapses
 	by  string
 }
 
@@ -59,7 +59,7 @@ type follower struct {
 	stop     func()
 	starting atomic.Int32 // starts of the unit by lull in progress
 	telling  atomic.Bool  // Started is being called
-	blamed   atomic.Int64 // when others wanted to start it while lull held its sockets, in Unix nanoseconds
+	blamed   atomic.Int64 // time at which others wanted to start it while lull held its sockets, in Unix nanoseconds
 
 	mu    sync.Mutex
 	conns []net.Conn // clients that came before the unit listens
@@ -79,7 +79,7 @@ func (r *Runtime) manager(a instance.Adopted) (*systemd.Conn, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.managers == nil {
-		return nil, errors.New("the host is ending")
+		return nil, errors.New("the host is shutting down")
 	}
 	if r.managers[socket] == nil {
 		r.managers[socket] = systemd.New(socket)
@@ -101,7 +101,7 @@ func (r *Runtime) resolveUnit(a instance.Adopted) (instance.Adopted, instance.Pr
 		return a, p, fmt.Errorf("it is a %s unit, and only services can be adopted. Adopt its control group instead: lull adopt cgroup PATH", strings.TrimPrefix(kind, "."))
 	}
 	if strings.ContainsAny(a.Unit, "/ \t\n*?[") || len(a.Unit) > 255 {
-		return a, p, errors.New("that is not the name of a unit")
+		return a, p, errors.New("not a unit name")
 	}
 	if base, _, ok := strings.Cut(a.Unit, "@."); ok {
 		return a, p, fmt.Errorf("it is a template. Name one of its instances, such as %s@NAME.service", base)
@@ -122,11 +122,11 @@ func (r *Runtime) resolveUnit(a instance.Adopted) (instance.Adopted, instance.Pr
 	a.Unit = u.Name
 	switch {
 	case u.Load == "not-found":
-		return a, p, errors.New("systemd knows no such unit")
+		return a, p, errors.New("systemd has no such unit")
 	case u.Load != "loaded":
 		return a, p, fmt.Errorf("systemd reports that it is %s", u.Load)
 	case strings.HasPrefix(a.Unit, "systemd-"), slices.Contains(vital, a.Unit), strings.HasPrefix(a.Unit, "user@"):
-		return a, p, errors.New("the machine itself needs it at any time")
+		return a, p, errors.New("the machine needs it at any time")
 	}
 	s, err := m.Service(ctx, a.Unit)
 	if err != nil {
@@ -134,13 +134,13 @@ func (r *Runtime) resolveUnit(a instance.Adopted) (instance.Adopted, instance.Pr
 	}
 	switch {
 	case s.Type == "oneshot":
-		return a, p, errors.New("it is of Type=oneshot: it runs to its end and then nothing of it is left to freeze")
+		return a, p, errors.New("it has Type=oneshot: it runs to completion, and no process remains to freeze")
 	case !u.Running():
 		return a, p, fmt.Errorf("it is %s. Start it first: systemctl %sstart %s", u.Active, userFlag(a), a.Unit)
 	case s.Watchdog > 0:
 		return a, p, fmt.Errorf("systemd's watchdog (WatchdogSec=%s) would kill it while it is frozen", s.Watchdog)
 	case u.Freezer != "running":
-		return a, p, fmt.Errorf("it is %s already, and not by lull", u.Freezer)
+		return a, p, fmt.Errorf("it is already %s, but not by lull", u.Freezer)
 	case !u.CanFreeze:
 		return a, p, errors.New("systemd cannot freeze it: that needs systemd 246 and the unified control group hierarchy")
 	}
@@ -149,7 +149,7 @@ func (r *Runtime) resolveUnit(a instance.Adopted) (instance.Adopted, instance.Pr
 		return a, p, err
 	}
 	if held, err := g.Held(); err != nil || held {
-		return a, p, errors.Join(fmt.Errorf("%s is frozen already, and not by lull", g.Dir()), err)
+		return a, p, errors.Join(fmt.Errorf("%s is already frozen, but not by lull", g.Dir()), err)
 	}
 	if p.PIDs, err = g.PIDs(); err != nil {
 		return a, p, err
@@ -176,7 +176,7 @@ func ofKind(names []string, suffix string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !strings.HasSuffix(n, suffix) })
 }
 
-// attachUnit returns the present run of a unit; again as for find.
+// attachUnit returns the present run of a unit; again is as for find.
 func (r *Runtime) attachUnit(ctx context.Context, id string, a instance.Adopted, run uint64, again bool) (*Work, error) {
 	m, err := r.manager(a)
 	if err != nil {
@@ -206,7 +206,7 @@ func (r *Runtime) attachUnit(ctx context.Context, id string, a instance.Adopted,
 	return r.findAs(w, instance.Identity{Run: run, Cgroup: g.Dir(), CgroupID: inode, Unit: u.Name, Manager: a.Manager, Invocation: u.Invocation})
 }
 
-// adoptUnit finds the run of a unit that an earlier daemon had.
+// adoptUnit finds a run of a unit that an earlier daemon managed.
 func (r *Runtime) adoptUnit(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
 	a := instance.Adopted{Unit: ident.Unit, Manager: ident.Manager}
 	r.FollowUnit(id, a)
@@ -219,28 +219,29 @@ func (r *Runtime) adoptUnit(ctx context.Context, id string, ident instance.Ident
 		return nil, gone(id)
 	}
 	if ending, err := w.Exiting(); err == nil && !ending {
-		// A stop that an earlier daemon had prepared was not begun.
+		// An earlier daemon had prepared a stop and did not begin it.
 		if addrs, err := r.cfg.Process.HeldAddrs(ctx, id); err == nil && len(addrs) > 0 {
 			r.cfg.Process.Open(id)
 			if err := r.cfg.Process.Unhold(ctx, id); err != nil {
-				r.cfg.Log.Warn("the sockets of a running unit stay open", "unit", w.unit.name, "err", err)
+				r.cfg.Log.Warn("cannot close the sockets of a running unit", "unit", w.unit.name, "err", err)
 			}
 		}
 	}
 	if still, err := w.Still(); err == nil && !still {
-		// If the shim thawed it, systemd still calls it frozen. It is told.
+		// If the shim thawed it, systemd still considers it frozen, so it is
+		// told.
 		ctx, cancel := context.WithTimeout(ctx, unitLimit)
 		defer cancel()
 		if u, err := w.unit.m.Unit(ctx, w.unit.name); err == nil && u.Freezer == "frozen" {
 			if err := w.unit.m.Thaw(ctx, w.unit.name); err != nil {
-				r.cfg.Log.Warn("systemd believes that a unit is frozen", "unit", w.unit.name, "err", err)
+				r.cfg.Log.Warn("cannot tell systemd that a unit runs", "unit", w.unit.name, "err", err)
 			}
 		}
 	}
 	return w, nil
 }
 
-// lose forgets a work that is not that of its instance.
+// lose drops a work that is not its instance's current one.
 func (r *Runtime) lose(w *Work) {
 	r.mu.Lock()
 	if r.works[w.id] == w {
@@ -305,7 +306,7 @@ func (r *Runtime) work(id string) *Work {
 func (r *Runtime) follow(ctx context.Context, id string, f *follower) {
 	m, err := r.manager(f.a)
 	if err != nil {
-		return // the host ends
+		return // the host is shutting down
 	}
 	watch := m.Watch(f.a.Unit, func() { r.queued(ctx, id, f) })
 	defer watch.Close()
@@ -328,7 +329,7 @@ func (r *Runtime) follow(ctx context.Context, id string, f *follower) {
 	}
 }
 
-// compare makes the instance follow what systemd says of its unit.
+// compare updates the instance to the state of its unit in systemd.
 func (r *Runtime) compare(id string, f *follower, u *systemd.Unit) {
 	w := r.work(id)
 	if w != nil && (u.Over() || u.Invocation != w.unit.invocation) {
@@ -349,7 +350,7 @@ func (r *Runtime) compare(id string, f *follower, u *systemd.Unit) {
 		if f.telling.CompareAndSwap(false, true) {
 			r.wakes.Go(func() {
 				defer f.telling.Store(false)
-				r.cfg.Started(id, "the unit was started outside of lull")
+				r.cfg.Started(id, "the unit was started outside lull")
 			})
 		}
 	case w == nil && u.Over() && u.Job == 0 && f.starting.Load() == 0:
@@ -360,11 +361,11 @@ func (r *Runtime) compare(id string, f *follower, u *systemd.Unit) {
 	}
 }
 
-// excuseFor is how long after lull has released the sockets of a unit, because
-// others start it, a failure of that start counts as lull's.
+// excuseFor is the time after lull has released the sockets of a unit for a
+// start by others in which a failure of that start is attributed to lull.
 const excuseFor = 10 * time.Second
 
-// excuse starts a unit once more whose start by others failed while lull held its
+// excuse retries the start of a unit by others that failed while lull held its
 // sockets.
 func (f *follower) excuse(r *Runtime) {
 	at := f.blamed.Swap(0)
@@ -383,7 +384,8 @@ func (f *follower) excuse(r *Runtime) {
 	}
 }
 
-// heedJob wakes a frozen unit that systemd is to start, stop, restart or reload.
+// heedJob wakes a frozen unit that systemd has been asked to start, stop,
+// restart or reload.
 func (w *Work) heedJob() {
 	if wake := w.unit.wake.Load(); wake != nil && w.mine() && !w.unit.stopping.Load() {
 		w.r.wakes.Go(func() { (*wake)("systemd has a job for the unit") })
@@ -391,7 +393,7 @@ func (w *Work) heedJob() {
 }
 
 // queued is called when systemd has queued a job for the unit. A frozen unit is
-// thawed for it, and a stopped one gets its addresses back.
+// thawed for it, and lull releases the addresses of a stopped one.
 func (r *Runtime) queued(ctx context.Context, id string, f *follower) {
 	if w := r.work(id); w != nil {
 		w.heedJob()
@@ -405,7 +407,7 @@ func (r *Runtime) queued(ctx context.Context, id string, f *follower) {
 		defer cancel()
 		f.blamed.Store(time.Now().UnixNano())
 		if n, err := r.vacate(ctx, id, f); err != nil {
-			r.cfg.Log.Error("the addresses of a unit that others start may still be taken", "unit", f.a.Unit, "err", err)
+			r.cfg.Log.Error("cannot release the addresses of a unit that others start", "unit", f.a.Unit, "err", err)
 		} else if n == 0 {
 			f.blamed.Store(0)
 		}
@@ -413,9 +415,9 @@ func (r *Runtime) queued(ctx context.Context, id string, f *follower) {
 }
 
 // vacate closes the kept sockets of a stopped unit and keeps the clients that
-// waited there. It returns how many sockets that were.
+// waited there. It returns the number of sockets.
 func (r *Runtime) vacate(ctx context.Context, id string, f *follower) (sockets int, err error) {
-	f.mu.Lock() // one start must not pass the other
+	f.mu.Lock() // only one start may do this
 	defer f.mu.Unlock()
 	addrs, err := r.cfg.Process.HeldAddrs(ctx, id)
 	if err != nil || len(addrs) == 0 {
@@ -451,7 +453,7 @@ func (f *follower) take() (conns []net.Conn, l *lobby, addrs []string) {
 	return conns, l, addrs
 }
 
-// startUnit attaches to a unit. It starts it first unless l.Found is set.
+// startUnit starts a unit, unless l.Found is set, and attaches to it.
 func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.Workload, err error) {
 	a := *l.Adopted
 	f := r.follower(l.ID, a)
@@ -493,7 +495,7 @@ func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.
 	return w, nil
 }
 
-// begin has systemd start a unit.
+// begin starts a unit through systemd.
 func (r *Runtime) begin(ctx context.Context, m *systemd.Conn, a instance.Adopted) error {
 	j, err := m.Start(ctx, a.Unit)
 	if err != nil {
@@ -501,7 +503,7 @@ func (r *Runtime) begin(ctx context.Context, m *systemd.Conn, a instance.Adopted
 	}
 	result, err := j.Wait(ctx)
 	if err == nil && result != systemd.Done {
-		err = fmt.Errorf("systemd's job to start it ended with %q; systemctl %sstatus %s says more", result, userFlag(a), a.Unit)
+		err = fmt.Errorf("systemd's job to start it ended with %q; for details run: systemctl %sstatus %s", result, userFlag(a), a.Unit)
 	}
 	return err
 }
@@ -532,8 +534,7 @@ func (w *Work) awaitListening(ctx context.Context, addrs []string) {
 	}
 }
 
-// freezeUnit has systemd freeze the unit. It is frozen only if its control group
-// is.
+// freezeUnit freezes the unit through systemd, and checks its control group.
 func (w *Work) freezeUnit(ctx context.Context) error {
 	if err := w.readUnit(ctx); err != nil {
 		return err
@@ -542,14 +543,14 @@ func (w *Work) freezeUnit(ctx context.Context) error {
 		return errors.Join(err, w.thawUnit())
 	}
 	if still, err := w.Still(); err != nil || !still {
-		return errors.Join(fmt.Errorf("systemd has frozen %s, and its control group says that it runs", w.unit.name), err, w.thawUnit())
+		return errors.Join(fmt.Errorf("systemd reports %s as frozen, but its control group is not", w.unit.name), err, w.thawUnit())
 	}
 	w.Froze(true)
 	return nil
 }
 
-// thawUnit has systemd thaw the unit. If systemd does not do so in time, the
-// control group is thawed: a client waits.
+// thawUnit thaws the unit through systemd. If that takes too long, it thaws the
+// control group, because a client waits.
 func (w *Work) thawUnit() error {
 	ctx, cancel := context.WithTimeout(context.Background(), thawLimit)
 	defer cancel()
@@ -560,12 +561,12 @@ func (w *Work) thawUnit() error {
 		return nil
 	}
 	if err != nil {
-		w.r.cfg.Log.Warn("systemd has not thawed a unit; it is thawed by its control group", "unit", w.unit.name, "err", err)
+		w.r.cfg.Log.Warn("systemd has not thawed a unit in time; thawing its control group", "unit", w.unit.name, "err", err)
 	}
 	return w.Work.Thaw()
 }
 
-// sampleUnit adds what systemd says to a sample. A unit that cannot be read, that
+// sampleUnit adds systemd's data to a sample. A unit that cannot be read, that
 // is changing, or that has a watchdog, is unknown.
 func (w *Work) sampleUnit(s *instance.Sample) {
 	ctx, cancel := context.WithTimeout(context.Background(), unitLimit)
@@ -612,7 +613,7 @@ func (w *Work) refreshTimers() {
 	}
 }
 
-// readTimers finds out when the unit is next to run by one of its timers.
+// readTimers determines when one of its timers next starts the unit.
 func (n *unit) readTimers(ctx context.Context, timers []string) error {
 	var first time.Time
 	by := ""
@@ -641,7 +642,7 @@ func (w *Work) Due() (at time.Time, by string) {
 	return w.unit.at, w.unit.by
 }
 
-// stopUnit has systemd stop the unit, and thaw it for that.
+// stopUnit stops the unit through systemd, which requires a thaw.
 func (w *Work) stopUnit() error {
 	ctx, cancel := context.WithTimeout(context.Background(), unitLimit)
 	defer cancel()
@@ -657,7 +658,7 @@ func (w *Work) stopUnit() error {
 	return nil
 }
 
-// awaitStop waits for the end of a stop that lull asked for.
+// awaitStop waits for the end of a stop that lull requested.
 func (n *unit) awaitStop(ctx context.Context) error {
 	n.mu.Lock()
 	j := n.job
@@ -696,8 +697,8 @@ func (w *Work) Exiting() (bool, error) {
 	return false, nil
 }
 
-// KeepSockets implements instance.SocketKeeper. A unit with .socket units needs
-// nothing kept: systemd listens for it.
+// KeepSockets implements instance.SocketKeeper. For a unit with .socket units
+// it keeps nothing, because systemd itself listens.
 func (w *Work) KeepSockets(ctx context.Context) (kept bool, err error) {
 	if w.unit == nil || len(w.unit.sockets) > 0 {
 		return false, nil

@@ -20,9 +20,9 @@ import (
 
 // Limits of a work.
 const (
-	checkEvery = time.Second     // between checks of a frozen program for what others did to it
-	shimLimit  = 2 * time.Second // for the shim to note that something runs
-	listAgain  = time.Second     // after a group could not be listed
+	checkEvery = time.Second     // interval of the checks of a frozen program for actions of others
+	shimLimit  = 2 * time.Second // time limit for the shim to record that something runs
+	listAgain  = time.Second     // delay after a group could not be listed
 )
 
 // Work is one adopted program; it implements instance.Workload.
@@ -31,18 +31,18 @@ type Work struct {
 	r        *Runtime
 	id       string
 	cgroupID uint64 // 0 for a process tree
-	unit     *unit  // nil for what is no unit
+	unit     *unit  // nil for anything but a unit
 	ctx      context.Context
-	stop     func() // ends ctx
+	stop     func() // cancels ctx
 
-	noted []shimctl.Process // on disk, by PID. Guarded by the host's lock of the instance
+	noted []shimctl.Process // the list on disk, by PID. Guarded by the host's lock of the instance
 
-	awaiting atomic.Bool // awaitThaw runs
+	awaiting atomic.Bool // set while awaitThaw runs
 
 	mu    sync.Mutex
-	ident instance.Identity // its PID is a process that lives, as far as is known
+	ident instance.Identity // its PID is a living process, as far as known
 	// again is set while a freeze by an earlier daemon may be in effect; froze
-	// while one by this daemon is. Any other freeze was made by others.
+	// while one by this daemon is. Others made any other freeze.
 	again, froze bool
 }
 
@@ -53,7 +53,7 @@ func (w *Work) Identity() instance.Identity {
 	return w.ident
 }
 
-// mine reports whether lull has frozen it, as far as is known, or may have.
+// mine reports whether lull has frozen it, or may have.
 func (w *Work) mine() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -66,8 +66,8 @@ func (w *Work) setFroze(on bool) {
 	w.mu.Unlock()
 }
 
-// errFrozenByOthers is why Freeze does nothing.
-var errFrozenByOthers = errors.New("it was frozen already, and not by lull")
+// errFrozenByOthers is the reason why Freeze does nothing.
+var errFrozenByOthers = errors.New("it is already frozen, but not by lull")
 
 // Freeze implements instance.Workload. The shim is informed first, so that the
 // program stays frozen only while a daemon exists that can wake it.
@@ -85,13 +85,13 @@ func (w *Work) Freeze(ctx context.Context) error {
 	err := w.freeze(ctx)
 	if err == nil {
 		w.setFroze(true)
-		if err = w.tellShim(ctx); err == nil { // of processes that were born meanwhile
+		if err = w.tellShim(ctx); err == nil { // includes processes that were forked in the meantime
 			return nil
 		}
 		return errors.Join(err, w.Thaw())
 	}
 	w.setFroze(false)
-	w.Froze(false) // all of it runs again, and needs no heartbeat
+	w.Froze(false) // all processes run again, so no heartbeat is needed
 	w.forgetInShim()
 	return err
 }
@@ -110,8 +110,8 @@ func (w *Work) thaw() error {
 	return w.Work.Thaw()
 }
 
-// tellShim says how to thaw it. A group is always the same, the processes of a
-// tree are not.
+// tellShim tells the shim how to thaw it. A group is always the same; the
+// processes of a tree change.
 func (w *Work) tellShim(ctx context.Context) error {
 	if w.cgroupID != 0 {
 		if w.told() {
@@ -137,8 +137,8 @@ func (w *Work) told() bool {
 	return w.froze
 }
 
-// forgetInShim makes the shim forget a program that runs. If that fails, the
-// shim thaws it once too often when this daemon is gone.
+// forgetInShim makes the shim forget a running program. If that fails, the shim
+// thaws it needlessly when this daemon has ended.
 func (w *Work) forgetInShim() {
 	ctx, cancel := context.WithTimeout(context.Background(), shimLimit)
 	defer cancel()
@@ -157,8 +157,8 @@ func (w *Work) Thaw() error {
 	return nil
 }
 
-// Signal implements instance.Workload. What lull did not start gets no signal; a
-// unit is stopped by systemd.
+// Signal implements instance.Workload. A program that lull did not start gets
+// no signal; systemd stops a unit.
 func (w *Work) Signal(sig syscall.Signal) error {
 	if w.unit != nil && sig == syscall.SIGTERM {
 		return w.stopUnit()
@@ -166,9 +166,9 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	return errors.New("lull did not start it, and does not signal it")
 }
 
-// Kill implements instance.Workload: what lull did not start is not killed. It
-// is thawed and let go. If lull has asked systemd to stop a unit, Kill waits until
-// that is done.
+// Kill implements instance.Workload. A program that lull did not start is
+// thawed and released, not killed. If lull has asked systemd to stop a unit,
+// Kill waits until that is done.
 func (w *Work) Kill(ctx context.Context) error {
 	if w.unit != nil {
 		if err := w.unit.awaitStop(ctx); err != nil {
@@ -200,14 +200,14 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	return s
 }
 
-// frozenByOthers reports that others froze it, and later that they thawed it.
+// frozenByOthers reports a freeze by others, and later their thaw.
 func (w *Work) frozenByOthers() {
-	w.r.cfg.Observe(w.id, "it was frozen from outside of lull")
+	w.r.cfg.Observe(w.id, "it was frozen outside lull")
 	w.awaitThaw()
 }
 
-// awaitThaw reports when others thaw what they froze. It ends when lull freezes
-// or thaws it.
+// awaitThaw reports when others thaw what they froze. It returns when lull
+// freezes or thaws it.
 func (w *Work) awaitThaw() {
 	if !w.awaiting.CompareAndSwap(false, true) {
 		return
@@ -221,7 +221,7 @@ func (w *Work) awaitThaw() {
 				return
 			}
 			if w.told() {
-				return // heedOthers checks it
+				return // heedOthers checks it from now on
 			}
 			if still, err := w.Still(); err == nil && !still {
 				w.r.cfg.Observe(w.id, thawedByOthers)
@@ -231,16 +231,16 @@ func (w *Work) awaitThaw() {
 	})
 }
 
-const thawedByOthers = "it was thawed from outside of lull"
+const thawedByOthers = "it was thawed outside lull"
 
-// Guard implements instance.Workload. Beside its sockets it watches what others
-// do to the frozen program: a signal to it wakes it, a thaw is observed.
+// Guard implements instance.Workload. In addition to the sockets it watches
+// what others do to the frozen program: a signal wakes it, a thaw is reported.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
 	ls, err := w.Listeners()
 	if err != nil {
 		return nil, err
 	}
-	for _, l := range ls { // nobody names the UDP ports of what was not started by lull
+	for _, l := range ls { // no setting names the UDP ports of an adopted program
 		if l.Network == instance.ProtoUDP {
 			ports = append(ports[:len(ports):len(ports)], instance.Endpoint{Proto: l.Network, Listen: l.Addr, Target: l.Addr, Path: instance.PathDirect})
 		}
@@ -286,8 +286,8 @@ func (w *Work) heedOthers(ctx context.Context, wake func(string)) {
 	}
 }
 
-// signaled describes a signal that a process of the frozen program is to
-// receive, and that it does not block; "" if there is none.
+// signaled describes a pending signal of the frozen program that it does not
+// block; "" if there is none.
 func (w *Work) signaled() string {
 	pids, err := w.PIDs()
 	if err != nil {
@@ -301,7 +301,7 @@ func (w *Work) signaled() string {
 	return ""
 }
 
-// awaitEnd waits until nothing of the program is left, unless ctx ends first.
+// awaitEnd waits until every process of the program has ended, or ctx ends.
 func (w *Work) awaitEnd(ctx context.Context) {
 	for {
 		ident := w.Identity()
@@ -328,7 +328,7 @@ func (w *Work) succeeded(ctx context.Context) bool {
 		if err == nil {
 			s, serr := w.r.fs.Stat(pid)
 			if serr != nil {
-				continue // it has just ended, too
+				continue // it has just ended too
 			}
 			w.mu.Lock()
 			w.ident.PID, w.ident.Start = pid, s.Start
@@ -347,11 +347,11 @@ func (w *Work) succeeded(ctx context.Context) bool {
 func awaitExit(ctx context.Context, pid int, start uint64) bool {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return exitPolled(ctx, pid, start) // it has ended, or the kernel is old
+		return exitPolled(ctx, pid, start) // the process has ended, or the kernel is old
 	}
 	f := os.NewFile(uintptr(fd), "pidfd")
 	defer f.Close()
-	if exited(pid, start) { // checked after it was opened: it is that process or a later one
+	if exited(pid, start) { // checked after it was opened, so it is that process or a later one
 		return true
 	}
 	defer context.AfterFunc(ctx, func() { f.Close() })()

@@ -10,7 +10,7 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Labels that Compose writes on the containers of a project.
+// Labels of Compose on the containers of a project.
 const (
 	composeProject = "com.docker.compose.project"
 	composeService = "com.docker.compose.service"
@@ -18,9 +18,9 @@ const (
 	composeOneOff  = "com.docker.compose.oneoff" // True: made by docker compose run
 )
 
-// place returns PROJECT/SERVICE/NUMBER of a container that Compose made, empty for
-// any other. A container that Compose creates in place of another one has the same
-// place. No container has a name of this form.
+// place returns PROJECT/SERVICE/NUMBER of a container of Compose, empty for any
+// other. A container with which Compose replaces another one has the same
+// place. No container name has this form.
 func (d *details) place() string {
 	l := d.Config.Labels
 	if l[composeProject] == "" || l[composeService] == "" || l[composeNumber] == "" || strings.EqualFold(l[composeOneOff], "true") {
@@ -29,8 +29,8 @@ func (d *details) place() string {
 	return l[composeProject] + "/" + l[composeService] + "/" + l[composeNumber]
 }
 
-// images lists the values of Spec.Image that refer to the container. The first one
-// also finds the container that takes its place.
+// images lists the values of Spec.Image that refer to the container. The first
+// one also finds its replacement.
 func (d *details) images() []string {
 	all := []string{d.place(), d.name(), d.ID, d.ID[:12]}
 	if all[0] == "" {
@@ -39,8 +39,9 @@ func (d *details) images() []string {
 	return all
 }
 
-// find inspects the container that an image refers to. Of several in one place,
-// such as while Compose replaces one, it is the one that runs, or else the newest.
+// find inspects the container that an image refers to. If several have one
+// place, as while Compose replaces one, it chooses the running one, otherwise
+// the newest.
 func (r *Runtime) find(ctx context.Context, image string) (*details, error) {
 	at := strings.Split(image, "/")
 	if len(at) != 3 {

@@ -11,19 +11,19 @@ import (
 	"lull/internal/core/instance"
 )
 
-// composeDepends is where Compose (from version 2) writes what a service depends on:
-// SERVICE:CONDITION:RESTART, separated by commas.
+// composeDepends is the label in which Compose (from version 2) stores the
+// dependencies of a service: SERVICE:CONDITION:RESTART, comma-separated.
 const composeDepends = "com.docker.compose.depends_on"
 
-// member is what the labels of an adopted container say about others.
+// member is the data in an adopted container's labels about other containers.
 type member struct {
-	id       string // of its instance
+	id       string // its instance
 	name     string
-	project  string // of Compose; empty for none
+	project  string // its Compose project; empty for none
 	service  string
 	group    string
-	services []string // of its project that it depends on
-	names    []string // of containers that it depends on, or services of its project
+	services []string // services of its project that it depends on
+	names    []string // containers, or services of its project, that it depends on
 	addrs    []netip.Addr
 }
 
@@ -53,7 +53,7 @@ func memberOf(id string, d *details) member {
 	return m
 }
 
-// list splits at commas and drops what is empty.
+// list splits at commas and drops empty elements.
 func list(s string) []string {
 	all := strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
 	for n := range all {
@@ -74,7 +74,7 @@ type relations struct {
 	of map[string]member
 }
 
-// keep forgets the containers that are not among there.
+// keep drops the containers that are not in there.
 func (r *relations) keep(there map[string]string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,7 +103,7 @@ func (r *relations) set(container string, m member) {
 	r.of[container] = m
 }
 
-// all returns every member, and for each the ids of the instances that it depends
+// all returns every member, each with the IDs of the instances that it depends
 // on.
 func (r *relations) all() map[*member][]string {
 	r.mu.Lock()
@@ -133,8 +133,8 @@ func (r *relations) at(addr netip.Addr, container string) (other string, same bo
 	return "", false
 }
 
-// relate applies what the labels of the adopted containers say about one another. A
-// fault is logged by its container.
+// relate applies the labels of the adopted containers about each other. A fault
+// is logged with its container.
 func (f *follower) relate(ctx context.Context) {
 	for m, on := range f.r.relations.all() {
 		if m.group == "" && len(m.services)+len(m.names) == 0 && m.project == "" {

@@ -131,7 +131,7 @@ func (r *Runtime) usedFiles() (map[string]bool, error) {
 		used[rec.Root], used[rec.Initrd] = true, true
 	}
 	if r.rights.own {
-		if kernel, err := r.kernelCopy(); err == nil { // no kernel, no next guest
+		if kernel, err := r.kernelCopy(); err == nil { // needed for the next guest
 			used[kernel] = true
 		}
 	}

@@ -395,7 +395,7 @@ func (w *Work) byCalls(pid int, io proc.IO) uint64 {
 	return l.bytes
 }
 
-// qemuIO is what a QEMU process has written so far.
+// qemuIO is the number of bytes that a QEMU process has written so far.
 type qemuIO struct {
 	pid   int
 	io    proc.IO // at the last reading

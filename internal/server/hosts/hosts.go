@@ -65,7 +65,7 @@ type host struct {
 	fresh    chan struct{}                     // closed when there is something to fetch
 	turns    int                               // polls in progress
 	newest   uint64                            // number of the newest poll
-	seq      uint64                            // of questions
+	seq      uint64                            // number of the last question
 }
 
 // known are instances by ID, with the time at which they were reported.

@@ -90,7 +90,7 @@ volumes:
 	if ids := k.Say("ps", "-aq"); ids != "" {
 		t.Errorf("a plan made %s", ids)
 	}
-	t.Setenv("COMPOSE_PROJECT_NAME", "") // not that of whoever runs the tests
+	t.Setenv("COMPOSE_PROJECT_NAME", "") // not the one of the user who runs the tests
 	lull(true, "up", "--project", "shop")
 	web := k.d.Show("shop-web")
 	if web.PauseAfter != 3600 || web.StopAfter != 3*3600 || web.Runtime != "docker" || web.State != "running" {

@@ -33,7 +33,7 @@ func TestLongPollIsAnswered(t *testing.T) {
 			if o := d.Show(s.Name); o.PauseCount != before {
 				t.Errorf("paused %d times while a client waited", o.PauseCount-before)
 			}
-			d.Await(s.Name, "paused") // under the connection, which is quiet again
+			d.Await(s.Name, "paused") // although the connection stays open, because it is quiet again
 		}
 	})
 }

@@ -215,7 +215,8 @@ func (m *machine) dial(addr string) (c net.Conn, err error) {
 	return c, err
 }
 
-// question is what a client sends to a program, and what its answer begins with.
+// question is a client's request to a program, with the beginning of the
+// answer.
 type question struct{ addr, sends, wants string }
 
 var (
