@@ -27,7 +27,7 @@ import (
 
 // asking are all verbs that ask a daemon, each with arguments that it takes.
 var asking = map[string][]string{
-	"adopt cgroup": {"/g"}, "adopt ls": nil, "adopt pid": {"2"}, "adopt release": {"web"},
+	"adopt cgroup": {"/g"}, "adopt container": {"web"}, "adopt unit": {"web.service"}, "adopt ls": nil, "adopt pid": {"2"}, "adopt release": {"web"},
 	"agent complete": nil, "agent halt": nil, "agent history": nil, "agent ls": nil, "agent reload": nil, "agent status": nil, "agent why": nil,
 	"agent ttl extend": {"1h"}, "agent lease hold": nil, "agent lease ls": nil, "agent lease release": nil, "agent snooze": {"2h"},
 	"audit": nil, "audit export": nil,
