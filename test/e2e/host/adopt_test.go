@@ -517,7 +517,7 @@ func TestAdoptRefuses(t *testing.T) {
 		{hostctl.Adopt{PID: own.PID}, "the instance own"},
 		{hostctl.Adopt{PID: ended.pid()}, "no process"},
 		{hostctl.Adopt{PID: stopped.pid()}, "stopped by a signal"},
-		{hostctl.Adopt{PID: free.pid(), Caller: free.pid()}, "the command that asks"},
+		{hostctl.Adopt{PID: free.pid(), Caller: free.pid()}, "the requesting command"},
 		{hostctl.Adopt{Cgroup: "/sys/fs/cgroup"}, "control group"},
 		{hostctl.Adopt{Cgroup: "/nothing/of/that/name"}, "control group"},
 		{hostctl.Adopt{Cgroup: d.Dir}, "control group"},

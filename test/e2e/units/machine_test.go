@@ -325,16 +325,3 @@ func (m *machine) killHost() {
 	waittest.Until(m.t, "the host is gone", func() bool { return m.show("lull-host", "ActiveState") != "active" })
 	m.run("systemctl", "reset-failed", "lull-host")
 }
-
-// events returns the types of the events of an instance.
-func (m *machine) events(name string) (types []string) {
-	m.t.Helper()
-	err := m.Kept(context.WithoutCancel(m.t.Context()), name, func(string) {}, func(e hostctl.Event) error {
-		types = append(types, e.Type+" by "+e.By)
-		return nil
-	})
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	return types
-}
