@@ -286,10 +286,10 @@ func TestLayerFull(t *testing.T) {
 	}()
 	until(t, "it stands still", func() bool {
 		w.Sample(nil)
-		return strings.Contains(w.Trouble(), "has space to write")
+		return strings.Contains(w.Trouble(), "own disk")
 	})
 	t.Log(w.Trouble())
-	if s := w.Sample(nil); s.CPUErr == nil || !strings.Contains(s.CPUErr.Error(), "has space to write") {
+	if s := w.Sample(nil); s.CPUErr == nil || !strings.Contains(s.CPUErr.Error(), "own disk") {
 		t.Errorf("it is known: %v", s.CPUErr)
 	}
 	size(512 << 20)
@@ -349,7 +349,7 @@ func TestLayerFullAdopted(t *testing.T) {
 	errtest.None(t, b.Close())
 	<-over
 	w = b.next("stands")
-	if err := w.Thaw(); err == nil || !strings.Contains(err.Error(), "has space to write") {
+	if err := w.Thaw(); err == nil || !strings.Contains(err.Error(), "own disk") {
 		t.Errorf("it was thawed without room: %v", err)
 	}
 	size(512 << 20)
