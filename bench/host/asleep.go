@@ -5,12 +5,19 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"lull/internal/core/idle"
+	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
 )
 
 //go:embed tiny/tiny.c
@@ -34,63 +41,93 @@ func tiny(dir string) (string, error) {
 }
 
 // asleepPart fills a host with paused instances and measures it while it does
-// nothing.
-func asleepPart(ctx context.Context, s settings) (err error) {
+// nothing. Where the limits on open files forbid as many as wanted, it does the same
+// with instances that do not start again on a connection after a stop, of which no
+// sockets are kept.
+func asleepPart(ctx context.Context, s settings) error {
+	n, err := asleep(ctx, s, true)
+	if err == nil && n < s.instances {
+		fmt.Println("Without wake-from-stopped:")
+		_, err = asleep(ctx, s, false)
+	}
+	return err
+}
+
+// asleep measures n instances, at most as many as wanted.
+func asleep(ctx context.Context, s settings, wakes bool) (n int, err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, d.end()) }()
 	bin, err := tiny(d.dir)
 	if err != nil {
+		return 0, err
+	}
+	start := func(k int) error {
+		port := fmt.Sprint(firstPort + k)
+		at, after := "127.0.0.1:"+port, idle.Duration(2*time.Second)
+		_, err := d.Create(ctx, hostctl.Create{Start: true, Spec: instance.Spec{Name: "t" + port, Command: []string{bin, port}, PauseAfter: &after,
+			WakeFromStopped: &wakes, Expose: []instance.Endpoint{{Listen: at, Target: at, Path: instance.PathDirect}}}})
 		return err
 	}
-	n, err := fitting(ctx, d, s.instances)
-	if err != nil {
-		return err
+	paused := func(n int) error {
+		return wait(ctx, 3*time.Minute, func() error {
+			st, err := d.Status(ctx)
+			if err == nil && st.Instances["paused"] < n {
+				err = fmt.Errorf("%d of %d are paused", st.Instances["paused"], n)
+				<-time.After(200 * time.Millisecond)
+			}
+			return err
+		})
+	}
+	// The first ones create what all share, such as the watchdog.
+	begun := 8
+	if err := each(4, begun, start); err != nil {
+		return 0, err
+	}
+	if err := paused(begun); err != nil {
+		return 0, err
 	}
 	empty, err := observe(ctx, d)
 	if err != nil {
-		return err
+		return 0, err
+	}
+	if n, err = fitting(d, s.instances, &begun, func(from, to int) error {
+		if err := each(4, to-from, func(k int) error { return start(from + k) }); err != nil {
+			return err
+		}
+		return paused(to)
+	}); err != nil {
+		return 0, err
 	}
 	began := time.Now()
-	err = each(16, n, func(k int) error {
-		port := fmt.Sprint(firstPort + k)
-		return d.run(ctx, "t"+port, "127.0.0.1:"+port, 2*time.Second, bin, port)
-	})
-	if err != nil {
-		return err
+	first := begun
+	if err := each(16, n-first, func(k int) error { return start(first + k) }); err != nil {
+		return 0, err
 	}
 	started := time.Since(began)
-	err = wait(ctx, 3*time.Minute, func() error {
-		st, err := d.Status(ctx)
-		if err == nil && st.Instances["paused"] < n {
-			err = fmt.Errorf("%d of %d are paused", st.Instances["paused"], n)
-			<-time.After(200 * time.Millisecond)
-		}
-		return err
-	})
-	if err != nil {
-		return err
+	if err := paused(n); err != nil {
+		return 0, err
 	}
 	asleep := time.Since(began)
 	<-time.After(3 * time.Second) // until records are written and garbage is collected
 	full, err := observe(ctx, d)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	<-time.After(s.quiet)
 	later := observed{at: time.Now()}
 	if later.daemon, later.shim, err = usages(d); err != nil {
-		return err
+		return 0, err
 	}
 	end, err := observe(ctx, d)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	later.goroutines, later.files = end.goroutines, end.files
-	printAsleep(n, s, started, asleep, empty, full, later)
-	return wakeSome(s, n)
+	printAsleep(n-8, s, started, asleep, empty, full, later)
+	return n, wakeSome(s, n)
 }
 
 // wakeSome checks that the instances are merely asleep, by waking n of them.
@@ -107,25 +144,75 @@ func wakeSome(s settings, n int) error {
 	return nil
 }
 
-// fitting returns how many instances the limit on open files allows: one
-// descriptor per listener in the daemon, one per log pipe in the shim.
-func fitting(ctx context.Context, d *daemon, want int) (int, error) {
-	st, err := d.Status(ctx)
+// fitting returns how many instances the limits on open files allow, at most want.
+// begun run already. It has start begin some more and counts what the processes of
+// the daemon open for them.
+func fitting(d *daemon, want int, begun *int, start func(from, to int) error) (int, error) {
+	const more, spare = 64, 200
+	before, err := openFiles(d)
 	if err != nil {
 		return 0, err
 	}
-	room := int(st.FileLimit) - 500
-	shim, err := fileLimit(d.shim)
+	from := *begun
+	*begun = min(want, from+more)
+	if err := start(from, *begun); err != nil || *begun == want {
+		return want, err
+	}
+	after, err := openFiles(d)
 	if err != nil {
 		return 0, err
 	}
-	room = min(room, shim-500, 32_000-firstPort)
-	if room < want {
-		fmt.Printf("note: open files are limited to %d (daemon) and %d (shim): %d instances instead of %d, which would need %d\n",
-			st.FileLimit, shim, room, want, want+500)
-		return room, nil
+	n := min(want, 32_000-firstPort)
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		a := after[name]
+		each := float64(a.count-before[name].count) / more
+		if room := int(float64(a.limit-a.kept-a.count-spare)/max(each, 0.01)) + *begun; room < n {
+			fmt.Printf("note: %s opens %.2f files for each instance and is limited to %d: %d instances instead of %d\n", name, each, a.limit, room, want)
+			n = room
+		}
 	}
-	return want, nil
+	return max(n, *begun), nil
+}
+
+// opened is the number of open files of a process, without those of control groups,
+// its limit, and how many of those it may keep ready.
+type opened struct{ count, limit, kept int }
+
+// openFiles returns that of the daemon, of its shim and of the shim's watchdog.
+func openFiles(d *daemon) (map[string]opened, error) {
+	pids := map[string]int{"the daemon": d.cmd.Process.Pid, "the shim": d.shim}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", d.shim, d.shim))
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range strings.Fields(string(children)) {
+		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		if n, err := strconv.Atoi(pid); err == nil && strings.Contains(string(line), "\x00watchdog\x00") {
+			pids["the watchdog"] = n
+		}
+	}
+	out := map[string]opened{}
+	for name, pid := range pids {
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err != nil {
+			return nil, err
+		}
+		limit, err := fileLimit(pid)
+		if err != nil {
+			return nil, err
+		}
+		o := opened{limit: limit}
+		if pid == d.cmd.Process.Pid {
+			o.kept = limit / 8
+		}
+		for _, fd := range fds {
+			if path, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name())); err != nil || !strings.HasPrefix(path, "/sys/fs/cgroup/") {
+				o.count++
+			}
+		}
+		out[name] = o
+	}
+	return out, nil
 }
 
 func fileLimit(pid int) (int, error) {
@@ -177,14 +264,14 @@ func printAsleep(n int, s settings, started, asleep time.Duration, empty, full, 
 	each := func(a, b int64) float64 { return float64(b-a) / float64(n) / 1024 }
 	fmt.Fprintf(w, "%d paused instances\tempty host\tall paused\tper instance\twanted\t\n", n)
 	fmt.Fprintf(w, "started in / all paused after\t\t%s / %s\t%.1f ms\t\t\n", started.Round(time.Second), asleep.Round(time.Second), started.Seconds()*1000/float64(n))
-	fmt.Fprintf(w, "daemon CPU over %s\t\t%.4f %% of a core\t\tbelow 0.1 %%\t\n", span.Round(time.Second), share(full.daemon, later.daemon))
+	fmt.Fprintf(w, "daemon CPU over %s\t\t%.4f %% of a core\t\tat most 0.004 %%\t\n", span.Round(time.Second), share(full.daemon, later.daemon))
 	fmt.Fprintf(w, "shim CPU over it\t\t%.4f %% of a core\t\t\t\n", share(full.shim, later.shim))
-	fmt.Fprintf(w, "daemon memory, resident\t%d KiB\t%d KiB\t%.2f KiB\tat most 10 KiB\t\n", empty.daemon.rss>>10, later.daemon.rss>>10, each(empty.daemon.rss, later.daemon.rss))
+	fmt.Fprintf(w, "daemon memory, resident\t%d KiB\t%d KiB\t%.2f KiB\tat most 9 KiB\t\n", empty.daemon.rss>>10, later.daemon.rss>>10, each(empty.daemon.rss, later.daemon.rss))
 	fmt.Fprintf(w, "shim memory, resident\t%d KiB\t%d KiB\t%.2f KiB\t\t\n", empty.shim.rss>>10, later.shim.rss>>10, each(empty.shim.rss, later.shim.rss))
 	fmt.Fprintf(w, "daemon goroutines\t%d\t%d\t\tnone per instance\t\n", empty.goroutines, later.goroutines)
 	fmt.Fprintf(w, "daemon threads\t%d\t%d\t\tnone per instance\t\n", empty.daemon.threads, later.daemon.threads)
 	fmt.Fprintf(w, "shim threads\t%d\t%d\t\tnone per instance\t\n", empty.shim.threads, later.shim.threads)
 	fmt.Fprintf(w, "daemon kernel timers\t%d\t%d\t\tnone per instance\t\n", empty.daemon.timers, later.daemon.timers)
-	fmt.Fprintf(w, "daemon open files\t%d\t%d\t%.2f\tone per socket\t\n", empty.files, later.files, float64(later.files-empty.files)/float64(n))
+	fmt.Fprintf(w, "daemon open files\t%d\t%d\t%.2f\tone per socket, and at most an eighth of the limit\t\n", empty.files, later.files, float64(later.files-empty.files)/float64(n))
 	w.Flush()
 }

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,7 +22,7 @@ import (
 // cold is how many connections are measured after a silence.
 type cold struct {
 	silence time.Duration
-	count   int // to each of the two programs
+	count   int // at least, to programs of each kind
 }
 
 // parseCold reads "600ms=60,10s=5".
@@ -43,69 +44,165 @@ func parseCold(text string) (out []cold, err error) {
 	return out, nil
 }
 
-// coldPart keeps the whole host silent before each connection, so that every
-// cache is cold: neither lull nor the programs get a request. Connections
-// alternate, in ABBA order, between the paused nginx and the same nginx without
-// lull.
+// coldPart lets programs be silent before each connection, so that every cache
+// is cold. Connections go to paused programs and to the same programs without
+// lull, in ABBA order. After a short silence the whole host has been silent for
+// that long. For a long one, several programs are silent side by side and are
+// asked in turn: each of them and its own way through lull are cold, but the
+// host has done something for another in between. With -beside 1 nothing has.
 func coldPart(ctx context.Context, s settings) (err error) {
 	colds, err := parseCold(s.cold)
 	if err != nil {
 		return err
 	}
-	d, err := startDaemon(ctx)
-	if err != nil {
-		return err
+	kinds := []string{"bare", "paused"}
+	daemons := map[string]*daemon{}
+	for kind, bin := range map[string]string{"paused": programs.dir, "before": s.against} {
+		if bin == "" {
+			continue
+		}
+		d, err := startDaemonFrom(ctx, bin)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, d.end()) }()
+		if daemons[kind] = d; kind == "before" {
+			kinds = append(kinds, kind)
+		}
 	}
-	defer func() { err = errors.Join(err, d.end()) }()
-	with, command, err := webServer(d.dir, "kept")
-	if err != nil {
-		return err
-	}
-	if err := d.run(ctx, "program", with, time.Hour, command...); err != nil {
-		return err
-	}
-	without, command, err := webServer(d.dir, "bare")
-	if err != nil {
-		return err
-	}
-	stop, err := startBare(ctx, without, command)
-	if err != nil {
-		return err
-	}
-	defer stop()
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "connect to first byte\tbare\tpaused\tadded\twanted\t")
+	fmt.Fprintf(w, "connect to first byte\t%s\tadded\twanted\t\n", strings.Join(kinds, "\t"))
+	var all []*silent
+	defer func() {
+		for _, p := range all {
+			if p.stop != nil {
+				p.stop()
+			}
+		}
+	}()
 	for _, c := range colds {
-		var asleep, awake []time.Duration
-		for n := range 2 * c.count {
-			addr, into := with, &asleep
-			if n%4 == 1 || n%4 == 2 {
-				addr, into = without, &awake
-			}
-			if err := pause(ctx, d, "program"); err != nil {
-				return err
-			}
-			select {
-			case <-time.After(c.silence):
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-			t, err := firstAnswer(addr)
+		most := len(kinds) * max(1, min(s.beside, int(c.silence/time.Duration(len(kinds))/hostSilence)))
+		for n := len(all); n < most; n++ {
+			kind := kinds[n%len(kinds)]
+			p, err := startSilent(ctx, daemons["paused"].dir, fmt.Sprint("p", n), kind, daemons[kind])
 			if err != nil {
 				return err
 			}
-			*into = append(*into, t)
+			all = append(all, p)
+		}
+		took, err := listen(ctx, turns(all[:most], len(kinds)), c)
+		if err != nil {
+			return err
 		}
 		for _, q := range []struct {
 			name   string
 			p      float64
 			wanted string
-		}{{"p50", 0.5, "at most +120 us"}, {"p99", 0.99, "at most +1000 us"}} {
-			a, b := quantile(awake, q.p), quantile(asleep, q.p)
-			fmt.Fprintf(w, "after %s of silence, %s of %d\t%.0f us\t%.0f us\t%+.0f us\t%s\t\n", c.silence, q.name, c.count, a, b, b-a, q.wanted)
+		}{{"p50", 0.5, "at most +120 us"}, {"p90", 0.9, ""}, {"p99", 0.99, "at most +1000 us"}} {
+			fmt.Fprintf(w, "after %s of silence of %d programs, %s of %d", c.silence, most/len(kinds), q.name, len(took["bare"]))
+			added := ""
+			for _, kind := range kinds {
+				t := quantile(took[kind], q.p)
+				fmt.Fprintf(w, "\t%.0f us", t)
+				if kind != "bare" {
+					added += fmt.Sprintf(" %+.0f us", t-quantile(took["bare"], q.p))
+				}
+			}
+			fmt.Fprintf(w, "\t%s\t%s\t\n", strings.TrimSpace(added), q.wanted)
+		}
+		if err := w.Flush(); err != nil {
+			return err
 		}
 	}
-	return w.Flush()
+	return nil
+}
+
+// hostSilence is the shortest silence of the whole host between two connections
+// when several programs are silent side by side.
+const hostSilence = 300 * time.Millisecond
+
+// silent is a program that is asked only now and then.
+type silent struct {
+	kind string // bare, paused or before
+	addr string
+	hold func() error // pauses it; nil if it is bare
+	stop func()       // nil if its daemon ends it
+}
+
+// startSilent starts a web server under d, or without lull if d is nil.
+func startSilent(ctx context.Context, dir, name, kind string, d *daemon) (*silent, error) {
+	p := &silent{kind: kind}
+	addr, command, err := webServer(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	p.addr = addr
+	if d == nil {
+		p.stop, err = startBare(ctx, addr, command)
+		return p, err
+	}
+	p.hold = func() error { return pause(ctx, d, name) }
+	return p, d.run(ctx, name, addr, time.Hour, command...)
+}
+
+// turns returns the order in which programs are asked: each group of programs of
+// the different kinds is asked in the reverse order of the one before.
+func turns(all []*silent, kinds int) (out []*silent) {
+	for n, group := range slices.Collect(slices.Chunk(all, kinds)) {
+		group = slices.Clone(group)
+		if n%2 == 1 {
+			slices.Reverse(group)
+		}
+		out = append(out, group...)
+	}
+	return out
+}
+
+// listen asks each program after a silence, at evenly spaced times and in the
+// given order, and returns how long the answers took. If there is one program of
+// each kind, the order is reversed in every other round.
+func listen(ctx context.Context, all []*silent, c cold) (took map[string][]time.Duration, err error) {
+	took = map[string][]time.Duration{}
+	kinds := map[string]bool{}
+	for _, p := range all {
+		if kinds[p.kind] = true; p.hold != nil {
+			if err := p.hold(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	alone := len(kinds) == len(all)
+	gap := c.silence / time.Duration(len(all))
+	if alone {
+		gap = c.silence
+	}
+	next := time.Now().Add(c.silence)
+	for round := 0; len(took["bare"]) < c.count; round++ {
+		if alone && round > 0 {
+			slices.Reverse(all)
+		}
+		for _, p := range all {
+			select {
+			case <-time.After(time.Until(next)):
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+			t, err := firstAnswer(p.addr)
+			if err != nil {
+				return nil, err
+			}
+			took[p.kind] = append(took[p.kind], t)
+			if p.hold != nil {
+				if err := p.hold(); err != nil {
+					return nil, err
+				}
+			}
+			if next = next.Add(gap); alone { // counted from the last activity of the host
+				next = time.Now().Add(gap)
+			}
+		}
+	}
+	return took, nil
 }
 
 // webServer returns the command line of a web server with one process that

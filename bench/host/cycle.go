@@ -204,10 +204,7 @@ func awake(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	n, err := fitting(ctx, d, s.running)
-	if err != nil {
-		return err
-	}
+	n := s.running
 	none, err := busy(d, s.quiet)
 	if err != nil {
 		return err

@@ -56,6 +56,11 @@ type daemon struct {
 // startDaemon starts a host on a fresh directory. It probes every 5 s, as it
 // does by default, unless flags say otherwise.
 func startDaemon(ctx context.Context, flags ...string) (*daemon, error) {
+	return startDaemonFrom(ctx, programs.dir, flags...)
+}
+
+// startDaemonFrom starts a host whose programs are in a folder.
+func startDaemonFrom(ctx context.Context, bin string, flags ...string) (*daemon, error) {
 	dir, err := os.MkdirTemp("", "lull-bench-host")
 	if err != nil {
 		return nil, err
@@ -66,7 +71,7 @@ func startDaemon(ctx context.Context, flags ...string) (*daemon, error) {
 		return nil, err
 	}
 	defer logs.Close()
-	d := &daemon{dir: dir, cmd: exec.Command(filepath.Join(programs.dir, "lull"),
+	d := &daemon{dir: dir, cmd: exec.Command(filepath.Join(bin, "lull"),
 		append([]string{"host", "--data", filepath.Join(dir, "data"), "--socket", socket, "--stop-after", "0"}, flags...)...)}
 	d.cmd.Stdout, d.cmd.Stderr = logs, logs
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -34,6 +34,8 @@ type settings struct {
 	quiet     time.Duration
 	freezes   int
 	cold      string
+	beside    int
+	against   string
 	cycles    int
 	running   int
 	bin       string
@@ -65,7 +67,9 @@ func main() {
 	flag.IntVar(&s.instances, "instances", 10000, "paused instances; fewer where limits forbid so many")
 	flag.DurationVar(&s.quiet, "quiet", 20*time.Second, "how long paused instances are watched")
 	flag.IntVar(&s.freezes, "freezes", 100, "natural pauses to measure")
-	flag.StringVar(&s.cold, "cold", "600ms=60,10s=5,60s=2", "silences, and how many connections to each of two programs are measured after them")
+	flag.StringVar(&s.cold, "cold", "600ms=60,10s=60,60s=30", "silences, and how many connections to paused and to bare programs are measured after each")
+	flag.IntVar(&s.beside, "beside", 10, "programs that are silent side by side for a long silence; with 1 the whole host is silent")
+	flag.StringVar(&s.against, "against", "", "folder with other builds of lull and lull-shim, which the part cold measures beside these")
 	flag.IntVar(&s.cycles, "cycles", 50, "pauses and wakes to measure, without and with other connections")
 	flag.IntVar(&s.running, "running", 1000, "running, idle instances")
 	others := flag.Int("crowd", 0, "internal: hold this number of connections until the input ends")

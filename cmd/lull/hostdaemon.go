@@ -22,6 +22,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host"
 	"lull/internal/host/api"
+	"lull/internal/host/deadlines"
 	"lull/internal/host/events"
 	"lull/internal/host/probe"
 	"lull/internal/host/records"
@@ -31,6 +32,7 @@ import (
 	"lull/internal/lib/tracing"
 	"lull/internal/lib/unixsock"
 	"lull/internal/lib/wall"
+	"lull/internal/platform/alarm"
 	"lull/internal/platform/journal"
 	"lull/internal/platform/oci"
 	"lull/internal/protocol/hostctl"
@@ -286,7 +288,8 @@ func (d *hostDaemon) openHost(context.Context) error {
 		PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, Thresholds: probe.Thresholds{CPUPercent: share, NetBytes: float64(cfg.Net), DiskBytes: float64(cfg.Disk)},
 		BaseEnv: baseEnv(d.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: d.guests.Addr().String(),
 		SharedHTTP: d.shared != nil, Runtimes: d.runtimes, Missing: d.missing, Records: d.files, Evidence: d.evidence, EventLog: d.events, Log: d.log,
-		Tracer: d.traces.Tracer(), NewGate: d.gates.add, HeldListeners: d.processes})
+		Tracer: d.traces.Tracer(), NewGate: d.gates.add, HeldListeners: d.processes,
+		Alarm: func() (deadlines.Alarm, error) { return alarm.New() }})
 	commands, err := report.NewCommands(d.files)
 	if err != nil {
 		return err

@@ -66,6 +66,11 @@ type round struct {
 
 type period struct{ from, to time.Time }
 
+// within reports whether t lies in one of the periods.
+func within(all []period, t time.Time) bool {
+	return slices.ContainsFunc(all, func(p period) bool { return !t.Before(p.from) && !t.After(p.to) })
+}
+
 // resetProbesLocked discards all readings, because the instance was woken or
 // another run begins, and ends a round in progress. i.mu is held.
 func (i *inst) resetProbesLocked() {
@@ -343,7 +348,7 @@ func (i *inst) discountLocked(s *instance.Sample, a *relay.Activity) {
 		}
 	}
 	forget := func(t *time.Time) {
-		if slices.ContainsFunc(c.own, func(p period) bool { return !t.Before(p.from) && !t.After(p.to) }) {
+		if within(c.own, *t) {
 			*t = time.Time{}
 		}
 	}

@@ -233,7 +233,7 @@ func freeze(a *attempt) error {
 // checkFrozen reads everything again while the workload is frozen.
 func checkFrozen(a *attempt) error {
 	i := a.i
-	v := i.judge(i.sample(a.work))
+	v, _ := i.decide(a.work)
 	if a.by == byIdle && !v.Eligible {
 		return &errStirred{v.Blocks[0].Sentence}
 	}

@@ -301,7 +301,7 @@ type actor struct {
 }
 
 var actors = map[string]actor{
-	"idle":    {"idle", func(w *world) { w.h.check(w.i) }},
+	"idle":    {"idle", func(w *world) { w.h.check(w.i, func() {}) }},
 	"connect": {"connect", func(w *world) { w.add(w.k.Connect(w.i.id)) }},
 	"relay": {"relay", func(w *world) {
 		d := w.daemon
@@ -563,7 +563,7 @@ func run(steps *fence, s scene, choose func(w *world) int) (faults []string, tra
 		return w.faults, ""
 	}
 	if s.paused {
-		w.h.check(w.i)
+		w.h.check(w.i, func() {})
 		time.Sleep(6 * time.Minute)
 	}
 	w.explicit = slices.Contains(s.names, "stop")

@@ -97,8 +97,9 @@ type Config struct {
 	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances
 	Records  records.Store
 	Log      *slog.Logger
-	Wall     func() time.Time // the wall clock, with its steps; nil is the machine's
-	Tracer   trace.Tracer     // gets spans of checks, pauses and wakes; nil disables tracing
+	Wall     func() time.Time                // the wall clock, with its steps; nil is the machine's
+	Alarm    func() (deadlines.Alarm, error) // waits for deadlines; nil uses timers of Go
+	Tracer   trace.Tracer                    // gets spans of checks, pauses and wakes; nil disables tracing
 
 	// Memory bounds the total memory of instances of known size, in bytes; 0
 	// means no bound. Available returns how much more the machine can give, in
@@ -187,7 +188,7 @@ func New(cfg Config) *Host {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: deadlines.New[*inst](), events: events.New(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
+	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: deadlines.New[*inst](cfg.Alarm), events: events.New(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
 		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.halts = halt.New(halt.Options{Own: cfg.Halted, Fleet: cfg.FleetHalted, KeepOwn: cfg.KeepHalt, KeepFleet: cfg.KeepFleetHalt,
 		Now: h.Now, Changed: h.haltChanged, Log: h.log})
@@ -216,17 +217,7 @@ func (h *Host) point(name string, i *inst) {
 // every instance running.
 func (h *Host) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	for range h.cfg.Workers {
-		wg.Go(func() {
-			for {
-				i, ok := h.due.Next(ctx)
-				if !ok {
-					return
-				}
-				h.check(i)
-			}
-		})
-	}
+	wg.Go(func() { h.due.Run(ctx, h.cfg.Workers, h.check) })
 	wg.Go(func() { h.images.Run(ctx) })
 	wg.Go(func() { h.halts.Run(ctx) })
 	saving := make(chan struct{})

@@ -120,6 +120,7 @@ type seen struct {
 	last     instance.Sample // the newest sample
 	readings []idle.Reading
 	conns    int
+	unseen   time.Time   // until when a connection may have come and gone between samples, which is found out before a pause
 	unheard  bool        // nothing outside could wake it
 	due      time.Time   // when the workload next has to run, as it reports; zero for never
 	dueBy    string      // what says so

@@ -69,9 +69,52 @@ func (i *inst) policy() idle.Policy {
 	return p
 }
 
-// sample samples the workload and turns it into evidence. Deltas are measured
-// from the base sample, which only advance moves.
-func (i *inst) sample(w Workload) idle.Evidence {
+// decide samples the workload and judges it. If only connections that may have come
+// and gone between two samples could prevent a pause, or if it cannot be found out at
+// the next check, it finds out whether there were any. Otherwise they count in v but
+// not in sure, which is the verdict about what is known.
+func (i *inst) decide(w Workload) (v, sure idle.Verdict) {
+	e, unseen := i.sample(w)
+	until := time.Time{}
+	if unseen != nil && unseen.Until.After(e.LastActivityAt) {
+		sure = idle.Decide(i.h.Now(), i.policy(), e)
+		last := !unseen.Forgotten.IsZero() && !i.h.Now().Add(i.h.cfg.Probe*5/4).Before(unseen.Forgotten) // checks are jittered
+		if sure.Eligible || last {
+			i.recall(&e, unseen)
+			unseen = nil
+		} else {
+			until, e.LastActivityAt = unseen.Until, unseen.Until
+		}
+	}
+	i.mu.Lock()
+	i.seen.unseen = until
+	i.mu.Unlock()
+	v = i.judge(e)
+	if until.IsZero() {
+		sure = v
+	}
+	return v, sure
+}
+
+// recall finds out when the newest connection ended that no sample has seen.
+func (i *inst) recall(e *idle.Evidence, unseen *instance.Unseen) {
+	i.mu.Lock()
+	own := slices.Clone(i.custom.own)
+	i.mu.Unlock()
+	at, err := unseen.Newest(func(t time.Time) bool { return within(own, t) })
+	switch {
+	case err != nil:
+		e.Readings = append(e.Readings, idle.NotKnown("connections", i.h.Now(), err.Error()))
+		probe.BlockUnknownConnections(e)
+	case at.After(e.LastActivityAt):
+		e.LastActivityAt = at
+	}
+}
+
+// sample samples the workload and turns it into evidence, without the connections
+// that it may not have seen. Deltas are measured from the base sample, which only
+// advance moves.
+func (i *inst) sample(w Workload) (idle.Evidence, *instance.Unseen) {
 	i.mu.Lock()
 	ports, quiet := i.rec.Endpoints, time.Duration(i.spec().QuietConnectionAfter)
 	i.mu.Unlock()
@@ -92,6 +135,8 @@ func (i *inst) sample(w Workload) idle.Evidence {
 	if i.seen.base.At.IsZero() {
 		i.seen.base = s
 	}
+	unseen := s.Unseen
+	s.Unseen = nil // it belongs to this sample alone
 	i.seen.last = s
 	i.seen.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
 	i.seen.readings = i.h.cfg.Thresholds.Readings(i.seen.base, s, time.Duration(i.spec().QuietConnectionAfter), now)
@@ -103,7 +148,7 @@ func (i *inst) sample(w Workload) idle.Evidence {
 	e.Connections, e.LastActivityAt = c.Count(s, now, e.LastActivityAt)
 	i.seen.conns = e.Connections
 	probe.BlockUnknownConnections(&e)
-	return e
+	return e, unseen
 }
 
 // evidenceLocked returns the evidence that needs no sample of the workload.
@@ -183,17 +228,20 @@ func (i *inst) judge(e idle.Evidence) idle.Verdict {
 }
 
 // check handles a deadline: it probes, decides, acts, and sets the next
-// deadline.
-func (h *Host) check(i *inst) {
+// deadline. It calls yield before anything that may take long.
+func (h *Host) check(i *inst, yield func()) {
 	if !i.tryAcquire() {
 		h.due.Set(i.due, h.Now().Add(20*time.Millisecond))
 		return
 	}
 	defer i.release()
+	if i.state() != power.Running || i.rt.Capabilities().Network { // a guest answers readings when it likes
+		yield()
+	}
 	i.serve()
 	switch i.state() {
 	case power.Running:
-		i.checkRunning()
+		i.checkRunning(yield)
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		i.checkAsleep()
 	case power.Stopped:
@@ -203,7 +251,7 @@ func (h *Host) check(i *inst) {
 	}
 }
 
-func (i *inst) checkRunning() {
+func (i *inst) checkRunning(yield func()) {
 	w := i.workload()
 	if w == nil || i.probing() { // the end of the round checks it again
 		return
@@ -215,18 +263,17 @@ func (i *inst) checkRunning() {
 	if i.spec().Adopted.IsUnit() && !i.listens() {
 		i.showListeners(w) // a service is often active before it listens
 	}
-	e := i.sample(w)
+	v, sure := i.decide(w)
 	i.noteTrouble(w)
-	v := i.judge(e)
 	if v.Eligible && i.readTimers(w) {
-		v = i.judge(i.sample(w))
+		v, sure = i.decide(w)
 	}
 	traceVerdict(span, &v)
 	now := i.h.Now()
-	if v.LastActivityAt != nil {
+	if sure.LastActivityAt != nil {
 		i.mu.Lock()
-		if v.LastActivityAt.After(i.rec.LastActivityAt) {
-			i.rec.LastActivityAt = *v.LastActivityAt // written with the next real change
+		if sure.LastActivityAt.After(i.rec.LastActivityAt) {
+			i.rec.LastActivityAt = *sure.LastActivityAt // written with the next real change
 		}
 		i.mu.Unlock()
 	}
@@ -234,6 +281,7 @@ func (i *inst) checkRunning() {
 		if !i.confirmed(now) {
 			return
 		}
+		yield()
 		err := i.pause(ctx, byIdle, "idle for "+idle.HumanMinutes(v.IdleMinutes), false)
 		if err == nil {
 			return
@@ -250,7 +298,7 @@ func (i *inst) checkRunning() {
 	case !due.IsZero() && due.Before(next):
 		next = due
 	}
-	if t := v.TargetPauseAt; t != nil && t.After(now) && t.Before(next) {
+	if t := sure.TargetPauseAt; t != nil && t.After(now) && t.Before(next) {
 		next = *t
 	}
 	i.h.due.Set(i.due, next)

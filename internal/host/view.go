@@ -102,8 +102,9 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	now := i.h.Now()
 	i.mu.Lock()
 	r := i.rec
+	r.LastActivityAt = latest(r.LastActivityAt, i.seen.unseen)
 	e := i.evidenceLocked(now)
-	e.Connections = i.seen.conns
+	e.LastActivityAt = r.LastActivityAt
 	timer, timerBy := i.nextTimerLocked()
 	w, next, trouble, missing, unheard := i.proc.work, i.retry.restart, i.seen.trouble, i.proc.missing, i.seen.unheard
 	i.mu.Unlock()
@@ -237,16 +238,15 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	}
 	if i.state() == power.Running && !i.probing() && i.tryAcquire() { // fresh readings, unless a transition or a round of probes is in progress
 		if w := i.workload(); w != nil {
-			e := i.sample(w)
+			i.decide(w)
 			i.noteTrouble(w)
-			i.judge(e)
 		}
 		i.release()
 	}
 	o := i.view(true)
 	i.mu.Lock()
 	e := i.evidenceLocked(h.Now())
-	e.Connections = i.seen.conns
+	e.LastActivityAt = latest(e.LastActivityAt, i.seen.unseen)
 	gate := i.gate
 	i.mu.Unlock()
 	y := hostctl.Why{Instance: o, Account: why.Explain(i.about(o.State), evidence.Decide(h.Now(), i.policy(), e))}

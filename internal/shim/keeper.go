@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/lib/fdstore"
 	"lull/internal/protocol/shimctl"
 )
 
@@ -282,13 +283,20 @@ func readAck(fd int) error {
 
 // keeper is the watchdog's state.
 type keeper struct {
-	mu  sync.Mutex // held while a shim takes over
-	has map[string]kept
+	store fdstore.Store
+	mu    sync.Mutex // held while a shim takes over
+	has   map[string]kept
 }
 
 type kept struct {
-	m   keptMessage
-	fds []int
+	m     keptMessage
+	files []*fdstore.File
+}
+
+func (k kept) close() {
+	for _, f := range k.files {
+		f.Close()
+	}
 }
 
 // follow keeps what the shim sends on fd until the shim ends. It returns false
@@ -310,10 +318,14 @@ func (k *keeper) follow(fd int) (killed bool, err error) {
 		if len(fds) == 0 {
 			delete(k.has, m.ID)
 		} else {
-			k.has[m.ID] = kept{m, fds}
+			now := kept{m: m}
+			for _, fd := range fds {
+				now.files = append(now.files, k.store.Put(fd))
+			}
+			k.has[m.ID] = now
 		}
 		k.mu.Unlock()
-		shimctl.CloseAll(old.fds)
+		old.close()
 		if _, err := unix.Write(fd, []byte{0}); err != nil && err != unix.EPIPE {
 			return false, err
 		}
@@ -371,18 +383,31 @@ func (k *keeper) giveAll(c int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, h := range k.has {
-		if err := sendKept(c, h.m, h.fds); err != nil {
+		if err := h.give(c); err != nil {
 			return err
 		}
 	}
 	return sendKept(c, keptMessage{}, nil)
 }
 
+func (k kept) give(c int) error {
+	var fds []int
+	defer func() { shimctl.CloseAll(fds) }()
+	for _, f := range k.files {
+		fd, err := f.Open()
+		if err != nil {
+			return err
+		}
+		fds = append(fds, fd)
+	}
+	return sendKept(c, k.m, fds)
+}
+
 func (k *keeper) drop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, h := range k.has {
-		shimctl.CloseAll(h.fds)
+		h.close()
 	}
 	k.has = map[string]kept{}
 }

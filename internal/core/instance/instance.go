@@ -164,7 +164,20 @@ type Sample struct {
 
 	Inbound    []Conn
 	LastClosed time.Time // when the newest already closed inbound connection ended; zero if none is known
-	ConnErr    error     // covers Inbound, Outbound, Calls, Listens and LastClosed
+	Unseen     *Unseen   // nil if LastClosed covers every connection that has ended
+	ConnErr    error     // covers Inbound, Outbound, Calls, Listens, LastClosed and Unseen
+}
+
+// Unseen are inbound connections that may have come and ended between two
+// samples.
+type Unseen struct {
+	Until     time.Time // none ended later
+	Forgotten time.Time // from then on Newest may not know the first ones any more; zero for never
+	// Newest returns when the newest one ended; zero if there was none. Those for
+	// whose ends ignore returns true do not count. It costs much more than a sample,
+	// so it is only for a decision that depends on it, or just before Forgotten. It
+	// may be called until the next sample.
+	Newest func(ignore func(end time.Time) bool) (time.Time, error)
 }
 
 // Command is a command to run inside an instance.

@@ -9,10 +9,35 @@ import (
 )
 
 // Queue holds the deadlines of items of type T. It is safe for concurrent use.
+//
+// One goroutine of Run, the leader, waits for the first deadline and handles its
+// item itself, so that nothing else has to be woken for it. While it does something
+// that takes long, another one leads.
 type Queue[T any] struct {
-	mu   sync.Mutex
-	heap entries[T]
-	kick chan struct{} // signals that the first deadline changed
+	alarm func() (Alarm, error)
+
+	mu      sync.Mutex
+	heap    entries[T]
+	handle  func(item T, yield func()) // nil unless Run runs
+	width   int
+	next    Alarm     // of the leader, for the first deadline
+	watch   Alarm     // for the time since which the leader handles an item
+	stint   uint64    // of the leader; counts leaders
+	vacant  bool      // the next goroutine that has handled its item leads
+	waiting bool      // the leader waits for next
+	since   time.Time // when the leader began to handle an item; zero if it does not
+	running int       // items that are being handled
+	busy    sync.WaitGroup
+}
+
+// patience is how long the leader handles an item before another one leads.
+const patience = 20 * time.Millisecond
+
+// Alarm waits for a time. Only one goroutine waits.
+type Alarm interface {
+	Set(at time.Time) // replaces the time; zero is never. It does not block.
+	Wait()            // returns when the time has come, and sometimes when it has not
+	Close()           // ends Wait
 }
 
 // Entry is the place of one item in a Queue.
@@ -25,70 +50,167 @@ type Entry[T any] struct {
 // NewEntry returns the entry of an item, without a deadline.
 func NewEntry[T any](item T) *Entry[T] { return &Entry[T]{item: item, index: -1} }
 
-// New returns an empty queue.
-func New[T any]() *Queue[T] { return &Queue[T]{kick: make(chan struct{}, 1)} }
+// New returns an empty queue. Run gets its alarms from alarm, and uses timers of Go
+// if that is nil or fails.
+func New[T any](alarm func() (Alarm, error)) *Queue[T] { return &Queue[T]{alarm: alarm} }
+
+func (d *Queue[T]) newAlarm() Alarm {
+	if d.alarm != nil {
+		if a, err := d.alarm(); err == nil {
+			return a
+		}
+	}
+	return newTimer()
+}
 
 // Set replaces the deadline of e.
 func (d *Queue[T]) Set(e *Entry[T], at time.Time) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	e.at = at
 	if e.index < 0 {
 		heap.Push(&d.heap, e)
 	} else {
 		heap.Fix(&d.heap, e.index)
 	}
-	first := e.index == 0
-	d.mu.Unlock()
-	if first {
-		d.wakeOne()
+	if e.index == 0 && d.waiting {
+		d.next.Set(at)
 	}
 }
 
 // Remove removes the deadline of e, if it has one.
 func (d *Queue[T]) Remove(e *Entry[T]) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	if e.index >= 0 {
-		heap.Remove(&d.heap, e.index)
+		heap.Remove(&d.heap, e.index) // the alarm for it finds nothing due
+	}
+}
+
+// Run removes each deadline when it is due and passes its item to handle, which it
+// calls up to width times at once. Before handle does anything that may take long
+// it calls yield, so that other items do not wait for it. When ctx ends, Run waits
+// for those calls and returns. It may be called again afterwards, but not
+// concurrently.
+func (d *Queue[T]) Run(ctx context.Context, width int, handle func(item T, yield func())) {
+	next, watch := d.newAlarm(), d.newAlarm()
+	d.mu.Lock()
+	d.handle, d.width, d.next, d.watch = handle, width, next, watch
+	d.promoteLocked()
+	d.mu.Unlock()
+	d.busy.Go(d.supervise)
+	<-ctx.Done()
+	d.mu.Lock()
+	d.handle = nil
+	d.mu.Unlock()
+	next.Close()
+	watch.Close()
+	d.busy.Wait()
+}
+
+// promoteLocked has another goroutine lead.
+func (d *Queue[T]) promoteLocked() {
+	d.stint++
+	d.since = time.Time{}
+	if d.vacant = d.running >= d.width; !d.vacant {
+		mine := d.stint
+		d.busy.Go(func() { d.lead(mine) })
+	}
+}
+
+// lead handles what is due until another goroutine leads.
+func (d *Queue[T]) lead(mine uint64) {
+	yield := func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if mine == d.stint {
+			d.promoteLocked()
+		}
+	}
+	d.mu.Lock()
+	for d.handle != nil {
+		if mine != d.stint {
+			if !d.vacant {
+				break
+			}
+			d.stint++
+			mine, d.vacant = d.stint, false
+		}
+		if len(d.heap) == 0 || time.Until(d.heap[0].at) > 0 {
+			at := time.Time{}
+			if len(d.heap) > 0 {
+				at = d.heap[0].at
+			}
+			d.next.Set(at)
+			d.waiting = true
+			d.mu.Unlock()
+			d.next.Wait()
+			d.mu.Lock()
+			d.waiting = false
+			continue
+		}
+		e := heap.Pop(&d.heap).(*Entry[T])
+		handle := d.handle
+		d.running++
+		d.since = time.Now()
+		d.watch.Set(d.since.Add(patience))
+		d.mu.Unlock()
+		handle(e.item, yield)
+		d.mu.Lock()
+		d.running--
+		if mine == d.stint {
+			d.since = time.Time{}
+			d.watch.Set(time.Time{})
+		}
 	}
 	d.mu.Unlock()
 }
 
-func (d *Queue[T]) wakeOne() {
-	select {
-	case d.kick <- struct{}{}:
-	default:
+// supervise has another goroutine lead when the leader has handled an item for
+// long without yielding.
+func (d *Queue[T]) supervise() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.handle != nil {
+		d.mu.Unlock()
+		d.watch.Wait()
+		d.mu.Lock()
+		if d.handle != nil && !d.since.IsZero() && time.Since(d.since) >= patience {
+			d.promoteLocked()
+		}
 	}
 }
 
-// Next waits for the first deadline, removes it and returns its item. It may be
-// called concurrently. It returns false when ctx ends.
-func (d *Queue[T]) Next(ctx context.Context) (item T, ok bool) {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		d.mu.Lock()
-		wait := time.Hour
-		if len(d.heap) > 0 {
-			e := d.heap[0]
-			if wait = time.Until(e.at); wait <= 0 {
-				heap.Pop(&d.heap)
-				more := len(d.heap) > 0
-				d.mu.Unlock()
-				if more {
-					d.wakeOne() // another caller waits for the next one
-				}
-				return e.item, ctx.Err() == nil
-			}
-		}
-		d.mu.Unlock()
-		timer.Reset(wait)
-		select {
-		case <-timer.C:
-		case <-d.kick:
-		case <-ctx.Done():
-			return item, false
-		}
+// timer is an Alarm with one of Go's timers.
+type timer struct {
+	t      *time.Timer
+	closed chan struct{}
+}
+
+func newTimer() *timer {
+	t := &timer{time.NewTimer(time.Hour), make(chan struct{})}
+	t.t.Stop()
+	return t
+}
+
+func (t *timer) Set(at time.Time) {
+	if at.IsZero() {
+		t.t.Stop()
+	} else {
+		t.t.Reset(time.Until(at))
 	}
+}
+
+func (t *timer) Wait() {
+	select {
+	case <-t.t.C:
+	case <-t.closed:
+	}
+}
+
+func (t *timer) Close() {
+	t.t.Stop()
+	close(t.closed)
 }
 
 type entries[T any] []*Entry[T]

@@ -11,64 +11,120 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// TestQueue sets, moves and removes deadlines at random while several callers
-// wait. Each item is returned once, exactly at its last deadline, unless that was
-// removed.
+// TestQueue sets, moves and removes deadlines at random, before Run and while it
+// runs. Each item is handled once, exactly at its last deadline, unless that was
+// removed, and no more than width items at once.
 func TestQueue(t *testing.T) {
+	const width = 4
 	rnd := scaletest.Random(t)
 	synctest.Test(t, func(t *testing.T) {
-		q := New[int]()
+		q := New[int](nil)
 		entries := make([]*Entry[int], 100)
 		want := make([]time.Time, len(entries)) // zero for none
 		for n := range entries {
 			entries[n] = NewEntry(n)
 		}
-		for range 1000 {
-			n, in := rnd.IntN(len(entries)), time.Duration(1+rnd.IntN(3*3600))*time.Second
+		change := func(from int) {
+			n, in := rnd.IntN(len(entries)), time.Duration(from+rnd.IntN(3*3600))*time.Second
 			if want[n] = time.Now().Add(in); rnd.IntN(4) == 0 {
 				want[n] = time.Time{}
 				q.Remove(entries[n])
-				continue
+				return
 			}
 			q.Set(entries[n], want[n])
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Hour)
-		defer cancel()
+		for range 500 {
+			change(1000)
+		}
 		var mu sync.Mutex
 		got := make([]time.Time, len(entries))
 		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() {
-				for n, ok := q.Next(ctx); ok; n, ok = q.Next(ctx) {
-					mu.Lock()
-					if !got[n].IsZero() {
-						t.Errorf("%d was returned twice", n)
-					}
-					got[n] = time.Now()
-					mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Hour)
+		defer cancel()
+		wg.Go(func() {
+			q.Run(ctx, width, func(n int, _ func()) {
+				mu.Lock()
+				defer mu.Unlock()
+				if !got[n].IsZero() {
+					t.Errorf("%d was handled twice", n)
 				}
+				got[n] = time.Now()
 			})
+		})
+		for range 500 {
+			time.Sleep(time.Second)
+			change(1000 - 500)
 		}
 		wg.Wait()
 		if !slices.EqualFunc(got, want, time.Time.Equal) {
-			t.Errorf("due at %v, returned at %v", want, got)
+			t.Errorf("due at %v, handled at %v", want, got)
 		}
 	})
 }
 
-// TestNextSeesAnEarlierDeadline checks that a deadline that becomes the first
-// while Next waits is returned in time.
-func TestNextSeesAnEarlierDeadline(t *testing.T) {
+// TestWidth lets items take time. As many are handled at once as may be, whether
+// they say that they take long or not, and Run waits for those that it has begun.
+func TestWidth(t *testing.T) {
+	const width, items = 3, 10
+	for _, yields := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			q := New[int](nil)
+			began := time.Now()
+			ctx, cancel := context.WithCancel(t.Context())
+			var mu sync.Mutex
+			running, handled := 0, 0
+			for n := range items {
+				q.Set(NewEntry(n), began.Add(time.Second))
+			}
+			time.AfterFunc(time.Second+3*time.Minute+time.Second, cancel) // in the middle of the last one
+			q.Run(ctx, width, func(_ int, yield func()) {
+				if yields {
+					yield()
+					yield() // the second one does nothing
+				}
+				mu.Lock()
+				if running++; running > width {
+					t.Errorf("%d items at once", running)
+				}
+				mu.Unlock()
+				time.Sleep(time.Minute)
+				mu.Lock()
+				running--
+				handled++
+				mu.Unlock()
+			})
+			lost := time.Duration(0)
+			if !yields {
+				lost = (width - 1) * patience
+			}
+			if took := time.Since(began); handled != items || took < time.Second+4*time.Minute || took > time.Second+4*time.Minute+lost {
+				t.Errorf("%d of %d in %s", handled, items, took)
+			}
+		})
+	}
+}
+
+// TestEarlierDeadline checks that a deadline that becomes the first while Run
+// waits is handled in time, and that a later Run handles what an earlier one left.
+func TestEarlierDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New[string]()
-		q.Set(NewEntry("late"), time.Now().Add(time.Minute))
-		go func() {
-			time.Sleep(time.Second)
-			q.Set(NewEntry("early"), time.Now().Add(time.Second))
-		}()
+		q := New[string](nil)
 		began := time.Now()
-		if got, ok := q.Next(t.Context()); got != "early" || !ok || time.Since(began) != 2*time.Second {
-			t.Errorf("%q, %t after %s", got, ok, time.Since(began))
+		q.Set(NewEntry("late"), began.Add(time.Minute))
+		for _, want := range []struct {
+			item string
+			at   time.Duration
+		}{{"early", 2 * time.Second}, {"late", time.Minute}} {
+			ctx, cancel := context.WithCancel(t.Context())
+			if want.item == "early" {
+				time.AfterFunc(time.Second, func() { q.Set(NewEntry("early"), time.Now().Add(time.Second)) })
+			}
+			q.Run(ctx, 2, func(got string, _ func()) {
+				if got != want.item || time.Since(began) != want.at {
+					t.Errorf("%q after %s, want %q after %s", got, time.Since(began), want.item, want.at)
+				}
+				cancel()
+			})
 		}
 	})
 }

@@ -48,6 +48,9 @@ type Kernel struct {
 	// Remembers makes Sample show for a minute when a client last closed, as
 	// sockets in TIME_WAIT do. The walks of the fence leave it off, because a
 	// client that came and went would cancel every pause.
+	// Unseen returns what samples of a running program do not show; nil for nothing.
+	Unseen func() *instance.Unseen
+
 	Remembers bool
 	// Restore is the time that restoring a guest from disk takes.
 	Restore time.Duration
@@ -633,6 +636,9 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 	s := instance.Sample{At: time.Now(), CPU: p.cpu, DiskBytes: p.disk, Outbound: p.out, Listens: !p.k.Deep && !p.k.Deaf}
 	if p.k.Remembers && !p.k.Remote && time.Since(p.left) < timeWait {
 		s.LastClosed = p.left
+	}
+	if p.k.Unseen != nil && !p.frozen {
+		s.Unseen = p.k.Unseen()
 	}
 	for _, c := range p.seen(p.backlog) {
 		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: c.quietFor()})

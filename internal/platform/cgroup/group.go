@@ -21,18 +21,58 @@ import (
 )
 
 // Group is the control group of one instance. Its methods are safe for concurrent
-// use, with the semantics of the kernel files. While frozen it may hold one file
-// open, which Thaw and Kill close.
+// use, with the semantics of the kernel files. It may hold one file open: that of
+// Thaw while it is frozen, and otherwise that of CPU once that was called. Kill and
+// Remove close it.
 type Group struct {
-	kind  Kind
-	dir   string
-	cpu   string       // v1 cpuacct directory, or empty
-	ready atomic.Int64 // 1 + the descriptor for Thaw; 0 for none
+	kind Kind
+	dir  string
+	cpu  string // v1 cpuacct directory, or empty
+
+	once sync.Once
+	open *open
+}
+
+// open are the files that a group holds open: 1 + the descriptor, 0 for none.
+type open struct {
+	ready  atomic.Int64 // for Thaw
+	frozen atomic.Bool
+
+	mu    sync.Mutex // held while usage is read
+	usage int        // for CPU
+}
+
+// files returns the open files of g. They are closed at the latest when g is no
+// longer used.
+func (g *Group) files() *open {
+	g.once.Do(func() {
+		g.open = new(open)
+		runtime.AddCleanup(g, (*open).close, g.open)
+	})
+	return g.open
+}
+
+func (o *open) close() {
+	if n := o.ready.Swap(0); n > 0 {
+		endReady(int(n - 1))
+	}
+	o.endUsage()
+}
+
+// endUsage closes the file that CPU keeps open.
+func (o *open) endUsage() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.usage > 0 {
+		endReady(o.usage - 1)
+		o.usage = 0
+	}
 }
 
 // A client waits for the thaw, and opening a file that has not been used for a
 // while takes longer than writing it. Freeze therefore opens the file ahead of
-// time, for as many groups as may use an eighth of this process's descriptors.
+// time. CPU keeps its file open because it is called at every probe. Both are done
+// for as many groups as may use an eighth of this process's descriptors.
 var mostReady = sync.OnceValue(func() int64 {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
@@ -46,10 +86,12 @@ var allReady atomic.Int64
 
 // keepReady opens the file that Thaw writes to. Without it Thaw opens the file.
 func (g *Group) keepReady() {
+	g.files().frozen.Store(true)
+	g.files().endUsage()
 	if allReady.Add(1) <= mostReady() {
 		name, _ := g.thawing()
 		if fd, err := unix.Open(g.dir+name, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
-			if g.ready.CompareAndSwap(0, int64(fd)+1) {
+			if g.files().ready.CompareAndSwap(0, int64(fd)+1) {
 				return
 			}
 			unix.Close(fd)
@@ -61,13 +103,48 @@ func (g *Group) keepReady() {
 // takeReady passes that file to the caller, who must call endReady. It returns
 // false if there is none.
 func (g *Group) takeReady() (fd int, ok bool) {
-	n := g.ready.Swap(0)
+	n := g.files().ready.Swap(0)
 	return int(n - 1), n > 0
 }
 
 func endReady(fd int) {
 	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) // as writeNow; there is nothing to flush
 	allReady.Add(-1)
+}
+
+// readUsage returns the start of the file that name names, which CPU reads. It is
+// opened once if there are descriptors for that.
+func (g *Group) readUsage(name string, into []byte) ([]byte, error) {
+	o := g.files()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.usage > 0 {
+		// As writeNow.
+		n, _, errno := unix.RawSyscall6(unix.SYS_PREAD64, uintptr(o.usage-1), uintptr(unsafe.Pointer(&into[0])), uintptr(len(into)), 0, 0, 0)
+		if errno == 0 && n > 0 {
+			return into[:n], nil
+		}
+		endReady(o.usage - 1) // the group was recreated
+		o.usage = 0
+	}
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	n, err := unix.Pread(fd, into, 0)
+	if err != nil {
+		unix.Close(fd)
+		return nil, &fs.PathError{Op: "read", Path: name, Err: err}
+	}
+	switch {
+	case o.frozen.Load():
+		unix.Close(fd)
+	case allReady.Add(1) <= mostReady():
+		o.usage = fd + 1
+	default:
+		endReady(fd)
+	}
+	return into[:n], nil
 }
 
 // thawing returns the file and value that let the tasks run.
@@ -118,6 +195,7 @@ func (g *Group) Freeze(ctx context.Context) error {
 // a group that is not frozen. The calling thread then yields, because the kernel
 // may have scheduled the tasks on its CPU.
 func (g *Group) Thaw() error {
+	defer g.files().frozen.Store(false)
 	name, value := g.thawing()
 	if fd, ok := g.takeReady(); ok {
 		err := writeNow(fd, value)
@@ -299,9 +377,7 @@ func (g *Group) freeze1(ctx context.Context) error {
 // Kill kills every process of the group, frozen or not, and returns nil when none
 // is left. Zombies do not count.
 func (g *Group) Kill(ctx context.Context) error {
-	if fd, ok := g.takeReady(); ok {
-		endReady(fd)
-	}
+	g.files().close()
 	for i := 0; ; i++ {
 		if err := g.killOnce(ctx); err != nil && ctx.Err() == nil {
 			return g.fail("kill", err)
@@ -419,8 +495,9 @@ var ErrNoAccount = errors.New("no CPU accounting")
 // CPU returns the CPU time used by all processes that were ever in the group,
 // including exited ones.
 func (g *Group) CPU() (time.Duration, error) {
+	var few [512]byte // what matters is at the start
 	if g.kind == V2 {
-		b, err := readFile(g.dir + "/cpu.stat")
+		b, err := g.readUsage(g.dir+"/cpu.stat", few[:])
 		if err == nil {
 			var used time.Duration
 			if used, err = parseUsage(b); err == nil {
@@ -432,7 +509,7 @@ func (g *Group) CPU() (time.Duration, error) {
 	if g.cpu == "" {
 		return 0, g.fail("measure", ErrNoAccount)
 	}
-	b, err := readFile(g.cpu + "/cpuacct.usage")
+	b, err := g.readUsage(g.cpu+"/cpuacct.usage", few[:])
 	if err == nil {
 		var ns int64
 		if ns, err = strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64); err == nil {
@@ -475,6 +552,7 @@ func (g *Group) Reclaim(size int64) error {
 // Remove removes the empty group and its descendants. A missing group is not an
 // error; a group with processes is EBUSY.
 func (g *Group) Remove() error {
+	g.files().close()
 	for _, dir := range g.Dirs() {
 		below := []string{}
 		top := Group{dir: dir}

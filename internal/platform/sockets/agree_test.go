@@ -6,6 +6,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -34,6 +36,9 @@ type world struct {
 	t       *testing.T
 	all     []syscall.Conn
 	closers []io.Closer
+	servers []syscall.Conn // listeners and what they accepted
+	clients []*net.TCPConn
+	ls      []*net.TCPListener
 }
 
 func newWorld(t *testing.T, r *rand.Rand) *world {
@@ -52,6 +57,7 @@ func newWorld(t *testing.T, r *rand.Rand) *world {
 		}
 		w.add(l.(*net.TCPListener))
 		ls = append(ls, l)
+		w.ls, w.servers = append(w.ls, l.(*net.TCPListener)), append(w.servers, l.(*net.TCPListener))
 	}
 	for range r.IntN(8) {
 		if len(ls) > 0 {
@@ -104,6 +110,7 @@ func (w *world) connect(r *rand.Rand, l *net.TCPListener) {
 		server, err := l.AcceptTCP()
 		check(err)
 		ends = append(ends, server)
+		w.servers = append(w.servers, server)
 		if r.IntN(2) == 0 {
 			_, err = server.Write(some())
 			check(err)
@@ -120,6 +127,8 @@ func (w *world) connect(r *rand.Rand, l *net.TCPListener) {
 	case 1:
 		check(client.Close())
 		ends = ends[1:]
+	default:
+		w.clients = append(w.clients, client)
 	}
 	for _, c := range ends {
 		w.add(c)
@@ -168,6 +177,162 @@ func (w *world) differs() error {
 		}
 	}
 	return nil
+}
+
+// TestRefreshAgreesWithInspect lets clients do something at random. A refresh of the
+// sockets of the server shows what inspecting them shows, unless it says that it
+// cannot, which it only does if one changed its state.
+func TestRefreshAgreesWithInspect(t *testing.T) {
+	r := scaletest.Random(t)
+	refused := 0
+	worlds := scaletest.Count(t, "worlds", 30)
+	for range worlds {
+		w := newWorld(t, r)
+		var before []Info
+		var fds []int
+		for _, c := range w.servers {
+			before = append(before, inspect(t, c))
+			raw, err := c.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, c := range w.clients {
+			switch r.IntN(8) {
+			case 0:
+				_ = c.Close()
+			case 1, 2, 3:
+				_, _ = c.Write(make([]byte, 1+r.IntN(5000)))
+			case 4:
+				_ = c.SetReadDeadline(time.Now().Add(time.Millisecond)) // perhaps nothing was sent
+				_, _ = c.Read(make([]byte, 1))
+			}
+		}
+		for range r.IntN(3) {
+			if len(w.ls) > 0 {
+				w.connect(r, w.ls[r.IntN(len(w.ls))])
+			}
+		}
+		now := append([]Info(nil), before...)
+		err := Refresh(os.Getpid(), fds, now)
+		var after []Info
+		changed := false
+		for n, c := range w.servers[:len(fds)] {
+			after = append(after, inspect(t, c))
+			changed = changed || after[n].State != before[n].State || after[n].UnreadEnd
+		}
+		if err != nil {
+			if refused++; !changed {
+				t.Errorf("not refreshed: %v\nbefore %+v\nafter %+v", err, before, after)
+			}
+		} else {
+			waittest.NoError(t, "both agree", func() error { // once the last acknowledgment has arrived
+				again := append([]Info(nil), before...)
+				if err := Refresh(os.Getpid(), fds, again); err != nil {
+					return err
+				}
+				for n, c := range w.servers[:len(fds)] {
+					got, want := again[n], inspect(t, c)
+					got.Traffic, want.Traffic = got.Traffic.counters(), want.Traffic.counters()
+					if got != want {
+						return fmt.Errorf("refreshed %+v, inspected %+v", got, want)
+					}
+				}
+				return nil
+			})
+		}
+		w.end()
+	}
+	if refused == worlds {
+		t.Error("every refresh was refused")
+	}
+}
+
+// TestLookupAgreesWithDump looks up connections in all states by their addresses.
+func TestLookupAgreesWithDump(t *testing.T) {
+	r := scaletest.Random(t)
+	states := map[State]int{}
+	for range scaletest.Count(t, "worlds", 10) {
+		w := newWorld(t, r)
+		for _, c := range w.clients {
+			if r.IntN(2) == 0 {
+				_ = c.Close()
+			}
+		}
+		for _, c := range w.servers[len(w.ls):] {
+			if r.IntN(2) == 0 {
+				_ = c.(*net.TCPConn).Close()
+			}
+		}
+		own, err := net.Listen("tcp", "[::]:0") // IPv4 in IPv6
+		if err != nil {
+			own, err = net.Listen("tcp", "127.0.0.1:0")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := own.Addr().(*net.TCPAddr).Port
+		if err := leave(own, fmt.Sprint("127.0.0.1:", port)); err != nil {
+			t.Fatal(err)
+		}
+		waittest.NoError(t, "both agree", func() error {
+			q := Query{LocalPorts: []uint16{uint16(port)}}
+			for _, l := range w.ls {
+				q.LocalPorts = append(q.LocalPorts, uint16(l.Addr().(*net.TCPAddr).Port))
+			}
+			var pairs []Pair
+			want := map[Pair]Socket{}
+			for _, s := range list(t, q) {
+				if s.State != Listen {
+					p := Pair{s.Local, s.Remote}
+					pairs, want[p] = append(pairs, p), s
+				}
+			}
+			missing := Pair{netip.MustParseAddrPort("127.0.0.1:9"), netip.MustParseAddrPort("127.0.0.1:9")}
+			found, err := Lookup(t.Context(), 0, append(pairs, missing))
+			if err != nil {
+				return err
+			}
+			for _, s := range found {
+				p := Pair{s.Local, s.Remote}
+				if o := want[p]; s.State != o.State || s.Inode != o.Inode || s.Expires > o.Expires {
+					return fmt.Errorf("found %+v, listed %+v", s, o)
+				}
+				states[s.State]++
+				delete(want, p)
+			}
+			if len(want) > 0 {
+				return fmt.Errorf("not found: %v", want)
+			}
+			return nil
+		})
+		_ = own.Close()
+		w.end()
+	}
+	if states[TimeWait] == 0 || states[Established] == 0 {
+		t.Errorf("only %v", states)
+	}
+}
+
+// leave makes a connection to l that its server closes first.
+func leave(l net.Listener, addr string) error {
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	s, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	if err := s.Close(); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, c)
+	return err
 }
 
 // Inspecting a unix socket shows if a client waits, and the number of unread

@@ -14,7 +14,7 @@
 // not read, because reading clears it. Nothing is accepted, read or written.
 //
 // The caller decides when a duplicate may exist, and must close every guard
-// before it lets the program run. To read the socket of a running program, it
+// before it lets the program run. (Those of listeners may follow, see Guard.Close.) To read the socket of a running program, it
 // makes one duplicate at a time and closes it at once. One held for longer
 // swallows the FIN of a connection that the program closes, keeps the backlog
 // of an ended program accepting, and makes a restart fail with EADDRINUSE.

@@ -40,12 +40,15 @@ func (k Kind) events() (uint32, bool) {
 	return 0, false
 }
 
+// connectionWaiting begins the reason of a listener.
+const connectionWaiting = "connection waiting on "
+
 // reason describes events; "" for none.
 func (k Kind) reason(events uint32) string {
 	switch {
 	case k == Listener:
 		if events&unix.EPOLLIN != 0 {
-			return "connection waiting on "
+			return connectionWaiting
 		}
 	case events&unix.EPOLLERR != 0:
 		return "error on "
@@ -69,13 +72,24 @@ type Guard struct {
 	mu     sync.Mutex
 	socks  []watched // nil once closed
 	closed bool
+	waking bool    // wake is being called
+	later  []int32 // listeners to close once it has returned
 }
 
 type watched struct {
-	name  string
+	name  string // of a listener, the end of text
+	text  string // the reason of a listener, which is ready before it is needed
 	fd    int32
 	kind  Kind
 	fired bool
+}
+
+// because adds the socket to what Kind.reason returns.
+func (s *watched) because(reason string) string {
+	if reason == connectionWaiting {
+		return s.text
+	}
+	return reason + s.name
 }
 
 // Guard registers dups. It calls wake from Run's goroutine with a reason as
@@ -94,6 +108,10 @@ func (p *Poller) Guard(dups []Dup, wake func(reason string)) (*Guard, error) {
 			return nil, fmt.Errorf("cannot guard socket %s (descriptor %d): not a kind of socket that can be watched", d.Name, d.FD)
 		}
 		g.socks[i] = watched{name: d.Name, fd: int32(d.FD), kind: d.Kind}
+		if d.Kind == Listener {
+			text := connectionWaiting + d.Name
+			g.socks[i].text, g.socks[i].name = text, text[len(connectionWaiting):]
+		}
 	}
 	// Held until everything is registered: an event that arrives in the meantime
 	// waits in fire.
@@ -152,8 +170,20 @@ func (g *Guard) fire(i int, events uint32) string {
 	if reason == "" {
 		reason = "event on " // a needless wake is harmless, a missed one is not
 	}
-	s.fired = true
-	return reason + s.name
+	s.fired, g.waking = true, true
+	return s.because(reason)
+}
+
+// woken closes the listeners that Close has left for the end of wake.
+func (g *Guard) woken() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waking = false
+	for _, fd := range g.later {
+		_ = rawEpollDelete(g.poller.epfd, int(fd))
+		rawClose(int(fd))
+	}
+	g.later = nil
 }
 
 // Rearm lets the sockets that have fired fire again. One that still has
@@ -209,16 +239,19 @@ func (g *Guard) Pending() string {
 		}
 		s := &g.socks[i]
 		if reason := s.kind.reason(uint32(fd.Revents)); reason != "" {
-			return reason + s.name
+			return s.because(reason)
 		}
 		return "event on " + s.name
 	}
 	return ""
 }
 
-// Close removes every socket from the poll set and closes it. When it returns
-// no duplicate is held. A wake that Run had already begun to deliver may still
-// run; no later one does. Close may be called twice, and from within wake.
+// Close removes every socket from the poll set and closes it. When it returns no
+// duplicate is held, except that while wake is being called listeners are closed
+// when that returns. The program can be thawed meanwhile: a listener has no end
+// that a duplicate could delay, and a client waits for the thaw. A wake that Run
+// had already begun to deliver may still run; no later one does. Close may be
+// called twice, and from within wake.
 //
 // The removal must come first: while the program holds the same open socket,
 // closing the duplicate alone would leave it registered.
@@ -228,9 +261,13 @@ func (g *Guard) Close() {
 		g.mu.Unlock()
 		return
 	}
-	g.remove(len(g.socks))
-	for _, s := range g.socks {
-		rawClose(int(s.fd))
+	for i := range g.socks {
+		if s := &g.socks[i]; s.kind == Listener && g.waking {
+			g.later = append(g.later, s.fd)
+			continue
+		}
+		_ = g.control(unix.EPOLL_CTL_DEL, i) // fails only if it is not registered
+		rawClose(int(g.socks[i].fd))
 	}
 	g.socks, g.closed = nil, true
 	g.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/lib/errtest"
+	"lull/internal/lib/waittest"
 )
 
 func TestGuardWakesAFrozenProgram(t *testing.T) {
@@ -188,6 +189,41 @@ func TestGuardCloseTwiceAndFromWake(t *testing.T) {
 	_ = unix.Close(b)
 	if after := openFDs(t); after != before {
 		t.Errorf("%d descriptors are open, %d were before", after, before)
+	}
+}
+
+// A guard that is closed from within wake closes connections at once, and
+// listeners when wake returns.
+func TestGuardOfAListenerClosedFromWake(t *testing.T) {
+	p := newPoller(t)
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	before := openFDs(t)
+	a, b := pair(t)
+	var g *Guard
+	var ready sync.WaitGroup
+	ready.Add(1)
+	during := make(chan int)
+	g, err = p.Guard([]Dup{{FD: dupOf(t, l.(*net.TCPListener)), Kind: Listener, Name: "l"}, {FD: a, Kind: Stream, Name: "a"}}, func(string) {
+		ready.Wait()
+		g.Close()
+		g.Close()
+		during <- openFDs(t)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready.Done()
+	_ = unix.Close(b) // wakes
+	if n := <-during; n != before+1 {
+		t.Errorf("%d descriptors during the wake, %d before: want one more", n, before)
+	}
+	waittest.Until(t, "the listener is closed", func() bool { return openFDs(t) == before })
+	if p.Len() != 0 {
+		t.Errorf("%d guards", p.Len())
 	}
 }
 

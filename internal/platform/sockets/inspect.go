@@ -37,6 +37,8 @@ type Info struct {
 
 	Traffic  Traffic // for a TCP connection
 	InfoSize int     // bytes of tcp_info that the kernel returned; 0 means that Traffic is unknown
+
+	lingers bool // closing its last descriptor may block
 }
 
 // Socket returns the description in the form of Dump. It is for TCP sockets.
@@ -84,6 +86,9 @@ func Inspect(fd int) (Info, error) {
 	default:
 		return in, nil
 	}
+	if l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER); err != nil || l.Onoff != 0 {
+		in.lingers = true
+	}
 	if in.Family == unix.AF_INET6 {
 		n, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
 		if err != nil {
@@ -113,46 +118,32 @@ func Inspect(fd int) (Info, error) {
 	return in, in.readQueues(fd)
 }
 
-// Refresh reads fd again, of which in is the last description. The addresses of
-// an open TCP connection are taken from there, so the program must not have
-// run since: it could have connected the socket anew.
-func (in *Info) Refresh(fd int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("cannot read the inode of socket %d: %w", fd, err)
-	}
-	if in.Protocol == unix.IPPROTO_TCP && in.Connected && !in.Listening && st.Ino == in.Inode {
-		if err := in.readTCP(fd); err != nil {
-			return err
-		}
-		if in.State == Established || in.State == CloseWait {
-			return in.readQueues(fd)
-		}
-	}
-	fresh, err := Inspect(fd)
-	*in = fresh
-	return err
-}
-
 // readTCP reads the state and the traffic of a TCP socket. A Multipath TCP
 // connection has the state of its first path, and its traffic is unknown.
 func (in *Info) readTCP(fd int) error {
 	if in.Protocol != unix.IPPROTO_TCP && in.Protocol != unix.IPPROTO_MPTCP {
 		return nil
 	}
-	var block [512]byte
+	var block [infoBlock]byte
 	size := uint32(len(block))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
 		uintptr(unsafe.Pointer(&block[0])), uintptr(unsafe.Pointer(&size)), 0)
+	return in.parseTCP(fd, block[:min(int(size), len(block))], errno)
+}
+
+// infoBlock is more than any kernel's tcp_info, in bytes.
+const infoBlock = 512
+
+// parseTCP takes the tcp_info that the kernel returned for fd, or its error.
+func (in *Info) parseTCP(fd int, b []byte, errno unix.Errno) error {
 	switch {
 	case errno != 0 && in.Protocol == unix.IPPROTO_MPTCP:
 		return nil // supported since Linux 5.16
 	case errno != 0:
 		return fmt.Errorf("cannot read the TCP state of socket %d: %w", fd, errno)
-	case size <= infoUnacked+4:
+	case len(b) <= infoUnacked+4:
 		return fmt.Errorf("cannot read the TCP state of socket %d: %w", fd, errTruncated)
 	}
-	b := block[:min(int(size), len(block))]
 	in.State = State(b[0])
 	switch {
 	case in.Listening:

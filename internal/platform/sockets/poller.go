@@ -134,6 +134,7 @@ func (p *Poller) deliver(key uint64, events uint32) {
 	}
 	if reason := g.fire(int(key%maxPlaces), events); reason != "" {
 		g.wake(reason)
+		g.woken()
 	}
 }
 

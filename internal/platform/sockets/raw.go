@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls on the way to a wake that never block. They do not tell the runtime
-// of Go, for the reason given at Poller.Run.
+// The calls on the way to a wake and of a refresh, which never block. They do not
+// tell the runtime of Go, for the reason given at Poller.Run.
 
 // rawEpollWait returns the events of an epoll instance that are there now.
 func rawEpollWait(epfd int, events []unix.EpollEvent) (int, error) {
@@ -29,3 +29,18 @@ func rawEpollDelete(epfd, fd int) error {
 // rawClose closes a duplicate, whatever the result. The program has the socket
 // too, so nothing is torn down.
 func rawClose(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
+
+// rawFstat describes an open file.
+func rawFstat(fd int, st *unix.Stat_t) unix.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(st)), 0)
+	return errno
+}
+
+// rawQueue asks a socket for the length of a queue; -1 if it does not tell.
+func rawQueue(fd int, which uint) int {
+	var n int32
+	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uintptr(which), uintptr(unsafe.Pointer(&n))); errno != 0 {
+		return -1
+	}
+	return int(n)
+}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/platform/alarm"
 	"lull/internal/protocol/shimctl"
 )
 
@@ -99,9 +100,10 @@ func (h *heart) armLocked() {
 
 // beat beats until nothing has been frozen for a while.
 func (h *heart) beat() {
-	t := time.NewTicker(shimctl.BeatEvery)
-	defer t.Stop()
-	for range t.C {
+	wait, end := every(shimctl.BeatEvery)
+	defer end()
+	for {
+		wait()
 		h.mu.Lock()
 		idle := len(h.frozen) == 0 && time.Since(h.emptied) > beatLinger
 		if h.closed || idle {
@@ -119,6 +121,25 @@ func (h *heart) beat() {
 		h.pulse.Beat()
 		h.mu.Unlock()
 	}
+}
+
+// every returns how to wait until the next multiple of d has passed, and how to end
+// that. It uses a timer of the kernel if it can, because beats are most of what the
+// daemon does while everything sleeps.
+func every(d time.Duration) (wait, end func()) {
+	a, err := alarm.New()
+	if err != nil {
+		t := time.NewTicker(d)
+		return func() { <-t.C }, t.Stop
+	}
+	next := time.Now()
+	return func() {
+		if next = next.Add(d); time.Until(next) < 0 {
+			next = time.Now()
+		}
+		a.Set(next)
+		a.Wait()
+	}, a.Close
 }
 
 // close ends the heartbeat.

@@ -169,7 +169,7 @@ func (r *Runtime) readopt(ctx context.Context) {
 	held := maps.Clone(r.held)
 	r.mu.Unlock()
 	for id, k := range held {
-		if err := c.Keep(ctx, id, k.addrs, k.fds); err != nil {
+		if err := k.give(ctx, c, id); err != nil {
 			r.cfg.Log.Error("the new shim cannot hold the sockets of an instance", "id", id, "err", err)
 		}
 	}
@@ -185,4 +185,18 @@ func (r *Runtime) readopt(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// give passes the sockets to a new shim.
+func (k kept) give(ctx context.Context, c *shimctl.Client, id string) error {
+	var fds []int
+	defer func() { shimctl.CloseAll(fds) }()
+	for _, f := range k.files {
+		fd, err := f.Open()
+		if err != nil {
+			return err
+		}
+		fds = append(fds, fd)
+	}
+	return c.Keep(ctx, id, k.addrs, fds)
 }

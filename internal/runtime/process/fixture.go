@@ -1,6 +1,9 @@
 package process
 
 import (
+	"context"
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
@@ -45,4 +48,12 @@ func (f *Fixture) inspect(h *holdings) error {
 		h.sockets = append(h.sockets, in)
 	}
 	return err
+}
+
+// lookup takes the place of sockets.Lookup.
+func (f *Fixture) lookup(_ context.Context, _ int, pairs []sockets.Pair) ([]sockets.Socket, error) {
+	all, err := f.Sockets(sockets.Query{Info: true, States: []sockets.State{sockets.Established, sockets.CloseWait, sockets.TimeWait}})
+	return slices.DeleteFunc(all, func(s sockets.Socket) bool {
+		return !slices.Contains(pairs, sockets.Pair{Local: s.Local, Remote: s.Remote})
+	}), err
 }

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/fdstore"
 	"lull/internal/platform/sockets"
 	"lull/internal/protocol/shimctl"
 )
@@ -19,8 +21,8 @@ import (
 // reads it. It keeps it open so that a bind waits, rather than fails, while the
 // shim is replaced.
 type reports struct {
-	run uint64
-	fd  int
+	run  uint64
+	file *fdstore.File
 }
 
 // handoffLimit bounds the trial of a handoff, and other short requests.
@@ -65,7 +67,7 @@ func (r *Runtime) keepReports(id string, run uint64, fd int) {
 	old, had := r.reports[id]
 	delete(r.reports, id)
 	if fd >= 0 && r.reports != nil {
-		r.reports[id] = reports{run, fd}
+		r.reports[id] = reports{run, r.store.Put(fd)}
 		fd = -1
 	}
 	r.mu.Unlock()
@@ -73,7 +75,7 @@ func (r *Runtime) keepReports(id string, run uint64, fd int) {
 		unix.Close(fd)
 	}
 	if had {
-		unix.Close(old.fd)
+		old.file.Close()
 	}
 }
 
@@ -87,7 +89,7 @@ func (r *Runtime) dropReports(id string, run uint64) {
 	}
 	r.mu.Unlock()
 	if had {
-		unix.Close(old.fd)
+		old.file.Close()
 	}
 }
 
@@ -126,21 +128,19 @@ func (w *Work) Trouble() string {
 func (r *Runtime) giveReports(ctx context.Context) {
 	r.mu.Lock()
 	all, c := maps.Clone(r.reports), r.client
-	for id, k := range all { // a run that ended closes its own
-		fd, err := unix.FcntlInt(uintptr(k.fd), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "err", err)
-			delete(all, id)
-			continue
-		}
-		all[id] = reports{k.run, fd}
-	}
 	r.mu.Unlock()
 	for id, k := range all {
-		if err := c.GiveFilter(ctx, id, k.run, k.fd); err != nil {
+		fd, err := k.file.Open()
+		if errors.Is(err, os.ErrClosed) {
+			continue // the run has ended
+		}
+		if err == nil {
+			err = c.GiveFilter(ctx, id, k.run, fd)
+			unix.Close(fd)
+		}
+		if err != nil {
 			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "err", err)
 		}
-		unix.Close(k.fd)
 	}
 }
 
@@ -202,13 +202,14 @@ func (r *Runtime) door(id string, shut bool) {
 	r.mu.Lock()
 	local := false
 	var err error
-	for n, fd := range r.held[id].fds {
-		_, udp := shimctl.UDPAddr(r.held[id].addrs[n])
+	k := r.held[id]
+	for n, addr := range k.addrs {
+		_, udp := shimctl.UDPAddr(addr)
 		switch {
-		case strings.Contains(r.held[id].addrs[n], "unix:"):
+		case strings.Contains(addr, "unix:"):
 			local = true
 		case !udp:
-			err = errors.Join(err, turn(fd))
+			err = errors.Join(err, k.with(n, turn))
 		}
 	}
 	r.mu.Unlock()
@@ -232,14 +233,17 @@ const closedFor = 5 * time.Second
 func (w *Work) noteClosed(own map[uint64]place) {
 	w.r.mu.Lock()
 	var missing []string
-	for n, fd := range w.r.held[w.id].fds {
-		var st unix.Stat_t
-		if on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || on == 0 || unix.Fstat(fd, &st) != nil {
+	k := w.r.held[w.id]
+	for n, inode := range k.inodes {
+		if _, ok := own[inode]; ok {
 			continue
 		}
-		if _, ok := own[st.Ino]; !ok {
-			missing = append(missing, w.r.held[w.id].addrs[n])
-		}
+		_ = k.with(n, func(fd int) error { // the next sample tries again
+			if on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil && on != 0 {
+				missing = append(missing, k.addrs[n])
+			}
+			return nil
+		})
 	}
 	w.r.mu.Unlock()
 	now := time.Now()

@@ -24,9 +24,20 @@ type holdings struct {
 	disk    uint64
 	diskErr error
 
-	sockets []sockets.Info // the last reading, in the order of duplicates
+	sockets []sockets.Info // the last reading
 	moved   bool           // a socket was closed or moved while they were read
+	again   []group        // how to read sockets again while the tree does not run; nil if that is impossible
+	names   []names        // of sockets, in the same order; nil until they are needed
 }
+
+// group are sockets of one process, which are adjacent in holdings.sockets.
+type group struct {
+	pid int
+	fds []int
+}
+
+// names are the addresses of a connection as text.
+type names struct{ local, remote string }
 
 // searches bounds how often a tree is searched again because a socket was moved
 // while it was read.
@@ -34,34 +45,40 @@ const searches = 3
 
 // read searches the tree and reads its sockets. If exact, a search is reused
 // until the tree has used more than cpu, which was read before. A frozen tree is
-// searched each time.
+// searched each time. The caller holds w.reading; the result is valid until it
+// releases it.
 func (w *Work) read(cpu time.Duration, exact, frozen bool) (*holdings, error) {
-	w.mu.Lock()
-	h := w.known
-	w.mu.Unlock()
-	if !exact || frozen || !h.exact || h.cpu != cpu {
-		h = holdings{}
+	h := &w.known
+	if exact && !frozen && h.exact && h.cpu == cpu && h.again != nil && refresh(h) == nil {
+		return h, nil
 	}
 	for n := 1; ; n++ {
-		if h.own == nil {
-			if err := w.search(&h); err != nil {
-				return &h, err
-			}
-			h.cpu, h.exact = cpu, exact
+		*h = holdings{}
+		if err := w.search(h); err != nil {
+			return h, err
 		}
-		err := w.inspect(&h, n == searches && !frozen)
+		err := w.inspect(h, n == searches && !frozen)
 		if err == nil {
-			w.mu.Lock()
-			if w.known = h; frozen || len(h.sockets) != len(h.own) {
-				w.known = holdings{} // of no use, and thousands are frozen
-			}
-			w.mu.Unlock()
+			h.cpu, h.exact = cpu, exact
+			return h, nil
 		}
 		if !errors.Is(err, sockets.ErrGone) || n == searches {
-			return &h, err
+			return h, err
 		}
-		h.own, h.sockets = nil, nil
 	}
+}
+
+// refresh reads the sockets of h again.
+func refresh(h *holdings) error {
+	rest := h.sockets
+	for _, g := range h.again {
+		if err := sockets.Refresh(g.pid, g.fds, rest[:len(g.fds)]); err != nil {
+			h.again = nil
+			return err
+		}
+		rest = rest[len(g.fds):]
+	}
+	return nil
 }
 
 // search finds the processes of the tree, their sockets and their disk traffic.
@@ -114,15 +131,11 @@ func (w *Work) inspect(h *holdings, skip bool) error {
 	if f := w.net.given; f != nil {
 		return f.inspect(h)
 	}
-	last := h.sockets // nil after a new search
-	h.sockets, h.moved = make([]sockets.Info, 0, len(h.own)), false
+	h.sockets, h.moved, h.again, h.names = make([]sockets.Info, 0, len(h.own)), false, []group{}, nil
 	seen := map[uint64]bool{}
-	return w.r.duplicates(h.own, func(_ uint64, _ place, fd int, err error) error {
+	err := w.r.duplicates(h.own, func(_ uint64, at place, fd int, err error) error {
 		var in sockets.Info
-		if n := len(h.sockets); err == nil && n < len(last) {
-			in = last[n]
-			err = in.Refresh(fd)
-		} else if err == nil {
+		if err == nil {
 			in, err = sockets.Inspect(fd)
 		}
 		if errors.Is(err, unix.ENOTSOCK) {
@@ -132,12 +145,21 @@ func (w *Work) inspect(h *holdings, skip bool) error {
 		case err == nil && !seen[in.Inode]: // another one if the descriptor was reused, perhaps one that was read
 			seen[in.Inode] = true
 			h.sockets = append(h.sockets, in)
+			if n := len(h.again) - 1; n >= 0 && h.again[n].pid == at.pid {
+				h.again[n].fds = append(h.again[n].fds, at.fd)
+			} else {
+				h.again = append(h.again, group{at.pid, []int{at.fd}})
+			}
 		case skip && errors.Is(err, sockets.ErrGone):
 			h.moved = true
 			return nil
 		}
 		return err
 	})
+	if len(h.sockets) != len(h.own) {
+		h.again = nil
+	}
+	return err
 }
 
 // duplicates calls do with a duplicate of each socket, or with the reason why
@@ -204,14 +226,14 @@ func (r *Runtime) duplicateByShim(at place, refused error) (int, error) {
 func (r *Runtime) waitingFor(id string, own map[uint64]place) (out []instance.Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, fd := range r.held[id].fds {
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err == nil {
-			if _, ok := own[st.Ino]; ok {
-				continue
-			}
+	k := r.held[id]
+	for n, inode := range k.inodes {
+		if _, ok := own[inode]; ok {
+			continue
 		}
-		if in, err := sockets.Inspect(fd); err == nil && in.Listening {
+		var in sockets.Info
+		err := k.with(n, func(fd int) (err error) { in, err = sockets.Inspect(fd); return err })
+		if err == nil && in.Listening {
 			out = append(out, waiting(&in)...)
 		}
 	}

@@ -101,6 +101,20 @@ func lookNow(w instance.Workload, ports []instance.Endpoint) instance.Sample {
 	return w.Sample(ports)
 }
 
+// lastClosed returns when the newest connection ended, seen or not.
+func lastClosed(s instance.Sample) (at time.Time, err error) {
+	if s.Unseen != nil {
+		at, err = s.Unseen.Newest(func(time.Time) bool { return false })
+		if at.After(s.Unseen.Until) {
+			err = fmt.Errorf("one ended at %v, after %v", at, s.Unseen.Until)
+		}
+	}
+	if s.LastClosed.After(at) {
+		at = s.LastClosed
+	}
+	return at, err
+}
+
 func TestExitCodes(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -223,8 +237,8 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	}
 	wake(t, w, g)
 	waittest.Until(t, "the connection is gone", func() bool { s := lookNow(w, ports); return s.ConnErr == nil && len(s.Inbound) == 0 })
-	if s := w.Sample(ports); s.LastClosed.IsZero() || time.Since(s.LastClosed) > time.Minute {
-		t.Errorf("LastClosed is %v", s.LastClosed)
+	if at, err := lastClosed(w.Sample(ports)); err != nil || at.IsZero() || time.Since(at) > time.Minute {
+		t.Errorf("the last connection ended at %v: %v", at, err)
 	}
 }
 

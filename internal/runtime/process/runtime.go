@@ -21,8 +21,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/lib/fdstore"
 	"lull/internal/platform/cgroup"
 	"lull/internal/platform/proc"
 	"lull/internal/platform/sockets"
@@ -73,16 +76,35 @@ type Runtime struct {
 	unsaid   []shimctl.Ended // exits before Run
 	works    map[string]*Work
 	launches map[string]launched
-	held     map[string]kept // sockets that the shim holds, to pass on to a new shim
+	store    fdstore.Store   // of held and reports, which are seldom needed
+	held     map[string]kept // what the shim holds, to pass on to a new shim
 	reports  map[string]reports
 	execs    map[uint64]chan instance.Exit
 	early    map[uint64]instance.Exit // exits of commands that ended before the caller asked
 }
 
-// kept holds duplicates of the sockets that the shim keeps for an instance.
+// kept are duplicates of the sockets that the shim holds for an instance, in the
+// order of their addresses.
 type kept struct {
-	addrs []string
-	fds   []int
+	addrs  []string
+	files  []*fdstore.File
+	inodes []uint64
+}
+
+func (k kept) close() {
+	for _, f := range k.files {
+		f.Close()
+	}
+}
+
+// with calls do with a duplicate of a kept socket.
+func (k kept) with(n int, do func(fd int) error) error {
+	fd, err := k.files[n].Open()
+	if err != nil {
+		return fmt.Errorf("use the kept socket %s: %w", k.addrs[n], err)
+	}
+	defer unix.Close(fd)
+	return do(fd)
 }
 
 var _ instance.Runtime = (*Runtime)(nil)
@@ -172,10 +194,10 @@ func (r *Runtime) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, k := range r.held {
-		shimctl.CloseAll(k.fds)
+		k.close()
 	}
 	for _, k := range r.reports {
-		shimctl.CloseAll([]int{k.fd})
+		k.file.Close()
 	}
 	r.held, r.reports = nil, nil
 	return err

@@ -43,14 +43,13 @@ type waited struct {
 // ended returns when a connection of the list ended, at the latest.
 func (l *waited) ended(s *sockets.Socket) time.Time { return l.to.Add(s.Expires - timeWait) }
 
-// closed lists connections that ended within the last minute. The kernel walks
-// all connections of the machine for that, so only a probe that cannot learn
-// otherwise whether a connection has come and gone calls it, and probes within
-// sharedFor share the answer.
-func (c *namespace) closed() (waited, error) {
+// closed lists connections that ended within the last minute, as of since or
+// later. The kernel walks all connections of the machine for it.
+func (c *namespace) closed(since time.Time) (waited, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if from := time.Now(); from.Sub(c.waited.from) >= sharedFor {
+	if c.waited.from.Before(since) || c.waited.from.IsZero() {
+		from := time.Now()
 		ls, err := c.dump(sockets.Query{States: []sockets.State{sockets.TimeWait}})
 		if err != nil {
 			return waited{}, err
@@ -58,6 +57,20 @@ func (c *namespace) closed() (waited, error) {
 		c.waited = waited{from, time.Now(), ls}
 	}
 	return c.waited, nil
+}
+
+// find returns those of conns that the kernel still knows, in any state. Each
+// costs one lookup, however many connections there are.
+func (c *namespace) find(conns []sockets.Pair) (waited, error) {
+	from := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	find := sockets.Lookup
+	if c.given != nil {
+		find = c.given.lookup
+	}
+	ls, err := find(ctx, c.pid, conns)
+	return waited{from, time.Now(), ls}, err
 }
 
 // opens returns sockets.PassiveOpens of the namespace.
@@ -104,14 +117,17 @@ func (n *netCount) add(now map[uint64]uint64) uint64 {
 // it reads the sockets of the tree. While the tree has used no CPU since the
 // last sample, it can neither have opened a socket nor used a disk, so neither
 // is searched for again. A frozen tree is always searched.
-func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
+func (w *Work) Sample(endpoints []instance.Endpoint) instance.Sample {
+	w.reading.Lock()
+	defer w.reading.Unlock()
 	s := instance.Sample{At: time.Now()}
+	ports := w.exposed.of(endpoints)
 	w.mu.Lock()
 	frozen, last := w.frozen, w.past
 	w.mu.Unlock()
 	var exact bool
 	s.CPU, exact, s.CPUErr = w.cpu()
-	now := past{at: s.At, cpu: s.CPU, exact: exact, closed: last.closed, opens: last.opens, counted: last.counted}
+	now := past{at: s.At, cpu: s.CPU, exact: exact, closed: last.closed, unseen: last.unseen, since: last.since, opens: last.opens, counted: last.counted}
 	ran := !exact || !last.exact || s.CPU != last.cpu
 	if ran && !frozen {
 		// Before the sockets, so that a connection that comes meanwhile is
@@ -128,13 +144,17 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	if h.moved {
 		now.closed = s.At
 	}
-	w.count(&s, h, exposed(ports), frozen, &now)
+	w.count(&s, h, ports, frozen, &now)
 	if frozen {
+		w.known, w.spare, w.exposed = holdings{}, spare{}, exposedPorts{} // thousands are frozen
 		return s
 	}
-	if s.LastClosed, err = w.lastClosed(&s, h, exposed(ports), ran, last, &now); err != nil {
-		s.ConnErr = err
-		return s
+	w.findClosed(&s, ran, last, &now)
+	if s.LastClosed = now.closed; !now.unseen.IsZero() {
+		at, unseen := listensAt(h), now.unseen
+		s.Unseen = &instance.Unseen{Until: unseen, Forgotten: now.since.Add(timeWait), Newest: func(ignore func(time.Time) bool) (time.Time, error) {
+			return w.newestClosed(at, ports, unseen, ignore)
+		}}
 	}
 	w.mu.Lock()
 	w.past = now
@@ -150,13 +170,14 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 type past struct {
 	at      time.Time
 	cpu     time.Duration
-	exact   bool            // cpu counts every moment that the tree ran
-	opens   uint64          // of sockets.PassiveOpens
-	counted bool            // opens is known
-	inbound map[uint64]bool // accepted connections by inode; true for unix sockets
-	closed  time.Time       // when the newest inbound connection ended; zero if none is known
-	unknown time.Time       // until when a connection may have ended; zero if there is nothing to find out
-	thawed  bool            // it was frozen since
+	exact   bool                    // cpu counts every moment that the tree ran
+	opens   uint64                  // of sockets.PassiveOpens
+	counted bool                    // opens is known
+	inbound map[uint64]sockets.Pair // accepted connections by inode; those of unix sockets have no addresses
+	closed  time.Time               // when the newest inbound connection ended; zero if none is known
+	unseen  time.Time               // until when one may have come and ended between two samples; zero if none can have
+	since   time.Time               // since when one may have, if unseen is set
+	thawed  bool                    // it was frozen since
 }
 
 // cpu returns the CPU time of the tree. exact reports whether it counts every
@@ -242,12 +263,34 @@ func isOpen(in *sockets.Info) bool {
 	return false
 }
 
-// count fills in the data that the sockets of the tree show.
+// spare are maps of the last sample that the next one may use.
+type spare struct {
+	listens map[uint16]bool
+	local   map[netip.AddrPort]bool
+	moved   map[uint64]uint64
+	talks   turns
+	inbound map[uint64]sockets.Pair
+}
+
+// emptied returns an empty map, which is m unless that is nil.
+func emptied[M ~map[K]V, K comparable, V any](m M) M {
+	if m == nil {
+		return M{}
+	}
+	clear(m)
+	return m
+}
+
+// count fills in the data that the sockets of the tree show. The caller holds
+// w.reading.
 func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, frozen bool, now *past) {
-	listens, paths, local := map[uint16]bool{}, map[string]bool{}, map[netip.AddrPort]bool{}
+	listens, local, paths := emptied(w.spare.listens), emptied(w.spare.local), map[string]bool(nil)
 	for n := range h.sockets {
 		switch in := &h.sockets[n]; {
 		case in.Listening && in.Path != "":
+			if paths == nil {
+				paths = map[string]bool{}
+			}
 			paths[in.Path] = true
 			s.Inbound = append(s.Inbound, waiting(in)...)
 		case in.Listening && in.Local.IsValid():
@@ -259,16 +302,14 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 	}
 	s.Listens = len(listens)+len(paths) > 0
 	s.Inbound = append(s.Inbound, w.r.waitingFor(w.id, h.own)...)
-	now.inbound = map[uint64]bool{}
+	now.inbound = emptied(w.spare.inbound)
 	w.countUnix(s, h, paths, now)
 	// A connection from the tree to itself, such as a container's health check,
 	// is not use.
 	private := sync.OnceValue(w.private)
-	moved, closing := map[uint64]uint64{}, map[uint64]bool{}
-	w.mu.Lock()
-	talked := w.turns
-	w.mu.Unlock()
-	talks := turns{}
+	moved, talks := emptied(w.spare.moved), emptied(w.spare.talks)
+	var closing map[uint64]bool
+	s.Inbound = slices.Grow(s.Inbound, len(local))
 	for n := range h.sockets {
 		in := &h.sockets[n]
 		if !isOpen(in) {
@@ -280,6 +321,9 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 			moved[o.Inode] = o.Traffic.BytesAcked + o.Traffic.BytesReceived
 		}
 		if o.State == sockets.CloseWait {
+			if closing == nil {
+				closing = map[uint64]bool{}
+			}
 			closing[o.Inode] = true
 		}
 		port := o.Local.Port()
@@ -287,13 +331,14 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 		if local[o.Remote] || inbound && toItself(o) && private() || !inbound && o.State != sockets.Established {
 			continue // between two processes of the tree, one of which may have ended, or a call that is over
 		}
-		turn, t := talked[o.Inode].next(o, inbound)
+		turn, t := w.turns[o.Inode].next(o, inbound)
 		talks[o.Inode] = t
-		c := instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o), Turn: turn,
+		ends := h.named(n)
+		c := instance.Conn{Local: ends.local, Remote: ends.remote, QuietFor: quietFor(o), Turn: turn,
 			Unread: o.RQueue, Accepted: true, Loopback: loopback, HalfClose: o.State == sockets.CloseWait}
 		if inbound {
 			s.Inbound = append(s.Inbound, c)
-			now.inbound[o.Inode] = false
+			now.inbound[o.Inode] = sockets.Pair{Local: o.Local, Remote: o.Remote}
 			continue
 		}
 		s.Calls = append(s.Calls, c)
@@ -301,13 +346,27 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 			s.Outbound++
 		}
 	}
-	w.mu.Lock()
+	last := w.bytes.live
 	s.NetBytes = w.bytes.add(moved)
+	w.spare = spare{listens: listens, local: local, moved: last, talks: w.turns}
 	w.turns = talks
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if !frozen {
 		w.closing = closing
+		w.spare.inbound = w.past.inbound
 	}
-	w.mu.Unlock()
+}
+
+// named returns the addresses of a connection as text.
+func (h *holdings) named(n int) names {
+	if h.names == nil {
+		h.names = make([]names, len(h.sockets))
+	}
+	if in := &h.sockets[n]; h.names[n].local == "" {
+		h.names[n] = names{in.Local.String(), in.Peer.String()}
+	}
+	return h.names[n]
 }
 
 // waiting returns the connections in a listener's queue.
@@ -346,64 +405,112 @@ func (w *Work) countUnix(s *instance.Sample, h *holdings, paths map[string]bool,
 			continue // between two processes of the tree
 		}
 		s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + in.Path, Unread: in.Unread, Accepted: true, Loopback: true})
-		now.inbound[in.Inode] = true
+		now.inbound[in.Inode] = sockets.Pair{}
 	}
 }
 
-// lastClosed returns when the newest inbound connection that has ended did so.
-// No connection can have ended since the last sample unless one was seen there,
-// or the tree ran and its network namespace got a connection. Only then is the
-// kernel asked, and not if the answer is not needed: if open connections show
-// use, or if a connection came to the tree after it was frozen, which then
-// counts as its end.
-func (w *Work) lastClosed(s *instance.Sample, h *holdings, ports map[uint16]bool, ran bool, last past, now *past) (time.Time, error) {
-	unknown := last.unknown // until when it is unknown whether one ended
-	if ran && !(last.counted && now.counted && last.opens == now.opens) {
-		unknown = s.At
-	}
-	for inode, local := range last.inbound {
+// lookups bounds how many connections are looked up at a sample.
+const lookups = 16
+
+// findClosed finds out which inbound connections have ended since the last sample,
+// and when. One that was seen then is looked up by its addresses. It is in TIME_WAIT
+// unless it was reset or its client is elsewhere and closed it first; then it counts
+// as if it ended now.
+//
+// A connection that both came and ended since then is in no list of ours, and its
+// address is unknown. None can have if the tree did not run, or if no connection
+// came to its network namespace. A frozen tree is woken by its first connection, so
+// after a thaw one may have, and it counts as if it ended now. Otherwise
+// newestClosed can tell.
+func (w *Work) findClosed(s *instance.Sample, ran bool, last past, now *past) {
+	var gone []sockets.Pair
+	for inode, pair := range last.inbound {
 		if _, open := now.inbound[inode]; open {
 			continue
 		}
-		if unknown = s.At; local { // the kernel keeps no trace of it
+		if !pair.Local.IsValid() { // the kernel keeps no trace of it
 			now.closed = s.At
 		}
+		gone = append(gone, pair)
 	}
-	inUse := slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool { return c.QuietFor < s.At.Sub(last.at) })
+	same := !ran || last.counted && now.counted && last.opens == now.opens // no connection came
 	switch {
-	case unknown.IsZero() || inUse || now.closed.Equal(s.At):
-	case last.thawed && now.counted:
+	case last.thawed && now.counted && !same:
 		now.closed = s.At
-	default:
-		at, from, err := w.closedIn(h, ports)
-		if err != nil {
-			return time.Time{}, err
+	case !same:
+		if now.unseen.IsZero() {
+			now.since = last.at
 		}
-		if at.After(now.closed) {
-			now.closed = at
-		}
-		if from.Before(unknown) { // the shared list is too old; the next sample reads it again
-			now.unknown = unknown
+		if now.unseen = s.At; now.since.IsZero() { // the first sample
+			now.since = s.At
 		}
 	}
-	return now.closed, nil
+	if len(gone) > 0 && now.closed.Before(s.At) {
+		if end := w.endOf(gone, s.At); end.After(now.closed) {
+			now.closed = end
+		}
+	}
+	if !now.unseen.After(now.closed) {
+		now.unseen = time.Time{}
+	}
 }
 
-// closedIn returns when the newest connection to the tree ended that the kernel
-// still knows, as of from.
-func (w *Work) closedIn(h *holdings, ports map[uint16]bool) (newest, from time.Time, err error) {
+// endOf returns when the last one of connections ended that are no longer open, at
+// the latest at the time of a sample that began at at.
+func (w *Work) endOf(gone []sockets.Pair, at time.Time) (newest time.Time) {
+	if len(gone) > lookups {
+		return at
+	}
+	for _, pair := range gone {
+		ends := []sockets.Pair{pair}
+		if onThisMachine(pair) {
+			ends = append(ends, sockets.Pair{Local: pair.Remote, Remote: pair.Local})
+		}
+		found, err := w.net.find(ends)
+		if err != nil {
+			return at
+		}
+		known := false
+		for n := range found.sockets {
+			if tw := &found.sockets[n]; tw.State == sockets.TimeWait {
+				known = true
+				if t := found.ended(tw); t.After(newest) {
+					newest = t
+				}
+			}
+		}
+		if !known {
+			return at
+		}
+	}
+	return newest
+}
+
+// listensAt returns the addresses at which the tree listens.
+func listensAt(h *holdings) map[netip.AddrPort]bool {
 	at := map[netip.AddrPort]bool{}
 	for n := range h.sockets {
 		if in := &h.sockets[n]; in.Listening && in.Local.IsValid() {
 			at[in.Local] = true
 		}
 	}
-	if len(at)+len(ports) == 0 {
-		return newest, time.Now(), nil
-	}
-	l, err := w.net.closed()
-	if err != nil {
-		return newest, from, err
+	return at
+}
+
+// newestClosed returns when the newest connection ended that the kernel still
+// knows and that came to a listener at at or to one of ports. Ends for which
+// ignore returns true do not count. unseen is that of the sample that asks. It is
+// the one place that has the kernel search all connections. Nothing else tells
+// whose a connection was that came and ended between two samples: a listener does
+// not count connections, and the namespace's counter includes those of other
+// programs. So it is called when only this could prevent a pause, and otherwise just
+// before the kernel forgets.
+func (w *Work) newestClosed(at map[netip.AddrPort]bool, ports map[uint16]bool, unseen time.Time, ignore func(time.Time) bool) (newest time.Time, err error) {
+	var l waited
+	if len(at)+len(ports) > 0 {
+		if l, err = w.net.closed(unseen); err != nil {
+			return newest, err
+		}
 	}
 	private := sync.OnceValue(w.private)
 	ours := func(a netip.AddrPort) bool { return ports[a.Port()] || waitsFor(at, a) }
@@ -413,18 +520,30 @@ func (w *Work) closedIn(h *holdings, ports map[uint16]bool) (newest, from time.T
 			continue
 		}
 		if ours(tw.Local) || tw.Remote.Addr().IsLoopback() && ours(tw.Remote) {
-			if t := l.ended(tw); t.After(newest) {
+			if t := l.ended(tw); t.After(newest) && !ignore(t) {
 				newest = t
 			}
 		}
 	}
-	return newest, l.from, nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.past.unseen.After(unseen) {
+		w.past.unseen = time.Time{}
+	}
+	if newest.After(w.past.closed) {
+		w.past.closed = newest
+	}
+	return newest, nil
 }
 
 // toItself reports whether both ends of a connection are on one machine, or in
 // one network namespace.
 func toItself(s sockets.Socket) bool {
-	return s.Remote.Addr().IsLoopback() || s.Remote.Addr() == s.Local.Addr()
+	return onThisMachine(sockets.Pair{Local: s.Local, Remote: s.Remote})
+}
+
+func onThisMachine(p sockets.Pair) bool {
+	return p.Remote.Addr().IsLoopback() || p.Remote.Addr() == p.Local.Addr()
 }
 
 // private reports whether the workload is alone in its network namespace, so

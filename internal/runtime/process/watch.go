@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/core/instance"
+	"lull/internal/lib/fdstore"
 	"lull/internal/platform/sockets"
 	"lull/internal/protocol/shimctl"
 )
@@ -138,6 +139,7 @@ func nameOf(in sockets.Info, pid, fd int) string {
 	return fmt.Sprintf("descriptor %d of process %d", fd, pid)
 }
 
+// exposed returns the ports at which the program listens for ports.
 func exposed(ports []instance.Endpoint) map[uint16]bool {
 	out := map[uint16]bool{}
 	for _, e := range ports {
@@ -146,6 +148,20 @@ func exposed(ports []instance.Endpoint) map[uint16]bool {
 		}
 	}
 	return out
+}
+
+// exposedPorts keeps the last answer of exposed.
+type exposedPorts struct {
+	asked []instance.Endpoint
+	ports map[uint16]bool
+}
+
+// of returns what exposed does. The result must not be modified.
+func (x *exposedPorts) of(ports []instance.Endpoint) map[uint16]bool {
+	if x.ports == nil || !slices.Equal(x.asked, ports) {
+		x.asked, x.ports = slices.Clone(ports), exposed(ports)
+	}
+	return x.ports
 }
 
 // choose keeps the sockets that a client can affect and closes the others. It
@@ -217,10 +233,18 @@ func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 		delete(r.held, id)
 		shimctl.CloseAll(fds)
 	} else {
-		r.held[id] = kept{addrs, fds}
+		k := kept{addrs, make([]*fdstore.File, len(fds)), make([]uint64, len(fds))}
+		for n, fd := range fds {
+			var st unix.Stat_t
+			if unix.Fstat(fd, &st) == nil {
+				k.inodes[n] = st.Ino
+			}
+			k.files[n] = r.store.Put(fd)
+		}
+		r.held[id] = k
 	}
 	r.mu.Unlock()
-	shimctl.CloseAll(old.fds)
+	old.close()
 }
 
 // keptPaths returns the exposed path of each unix socket that is held under id,
@@ -229,10 +253,9 @@ func (r *Runtime) keptPaths(id string) map[uint64]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := map[uint64]string{}
-	for n, fd := range r.held[id].fds {
-		var st unix.Stat_t
-		if _, path, ok := shimctl.UnixAddr(r.held[id].addrs[n]); ok && unix.Fstat(fd, &st) == nil {
-			out[st.Ino] = path
+	for n, addr := range r.held[id].addrs {
+		if _, path, ok := shimctl.UnixAddr(addr); ok {
+			out[r.held[id].inodes[n]] = path
 		}
 	}
 	return out
@@ -254,7 +277,7 @@ func (r *Runtime) Listen(ctx context.Context, id string, addrs []string) (ls []n
 			break
 		}
 		var l net.Listener
-		if l, err = listener(r.held[id].fds[n]); err != nil {
+		if err = r.held[id].with(n, func(fd int) (err error) { l, err = listener(fd); return err }); err != nil {
 			err = fmt.Errorf("listen on %s: %w", a, err)
 			break
 		}
@@ -411,10 +434,14 @@ func (r *Runtime) TakeHeld(ctx context.Context, id string) (conns []net.Conn, er
 	delete(r.held, id)
 	r.mu.Unlock()
 	err = r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Unhold(ctx, id) })
-	for _, fd := range mine.fds {
-		got, aerr := acceptAll(fd)
-		conns, err = append(conns, got...), errors.Join(err, aerr)
-		unix.Close(fd)
+	for n, f := range mine.files {
+		aerr := mine.with(n, func(fd int) error {
+			got, err := acceptAll(fd)
+			conns = append(conns, got...)
+			return err
+		})
+		err = errors.Join(err, aerr)
+		f.Close()
 	}
 	return conns, err
 }

@@ -42,16 +42,22 @@ type Work struct {
 	// that the daemon has nothing to do for the client after the thaw.
 	waitedFor atomic.Bool
 
+	// reading is held during a sample. It comes before mu and guards the fields up to
+	// mu.
+	reading sync.Mutex
+	known   holdings // the newest search of the tree; empty after one while it was frozen
+	bytes   netCount
+	turns   turns
+	spare   spare
+	exposed exposedPorts
+
 	mu      sync.Mutex
 	stopped []int // processes that were sent SIGSTOP
 	frozen  bool
 	mute    bool // its binds were reported, but no longer are
 	past    past
-	known   holdings // the newest search of the tree, without its sockets
-	bytes   netCount
 	io      proc.Tally // disk traffic
 	jvms    counters
-	turns   turns
 	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
 	closed  time.Time       // since when a kept socket has been missing; zero if none is
 }

@@ -1,0 +1,131 @@
+package host
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+)
+
+// visits are connections that come and go between two samples. Their ends are found
+// out at a cost that is counted.
+type visits struct {
+	ends  []time.Time
+	other time.Time // until when those of another program are mistaken for ours
+	found time.Time // when they were last found out
+	asked int
+	err   error
+
+	memory time.Duration // how long their ends are known; 0 is forever
+}
+
+func (v *visits) unseen() *instance.Unseen {
+	until := v.other
+	for _, t := range v.ends {
+		if t.After(until) {
+			until = t
+		}
+	}
+	if !until.After(v.found) {
+		return nil
+	}
+	u := &instance.Unseen{Until: until, Newest: func(ignore func(time.Time) bool) (newest time.Time, err error) {
+		v.asked++
+		if v.err != nil {
+			return newest, v.err
+		}
+		v.found = time.Now()
+		for _, t := range v.ends {
+			if t.After(newest) && !ignore(t) && (v.memory == 0 || time.Since(t) < v.memory) {
+				newest = t
+			}
+		}
+		return newest, nil
+	}}
+	if v.memory > 0 {
+		first := until
+		for _, t := range v.ends {
+			if t.After(v.found) && t.Before(first) {
+				first = t
+			}
+		}
+		u.Forgotten = first.Add(v.memory)
+	}
+	return u
+}
+
+// TestUnseen lets short connections come. They keep the instance running and are
+// shown, but whose they are is found out only when nothing else prevents the pause.
+func TestUnseen(t *testing.T) {
+	inTuned(t, nil, func(r *rig) {
+		v := &visits{}
+		r.k.Unseen = v.unseen
+		r.run("web", nil)
+		began := time.Now()
+		for range 30 { // one every 10 s
+			time.Sleep(10 * time.Second)
+			v.ends = append(v.ends, time.Now())
+		}
+		last := time.Now()
+		time.Sleep(6 * time.Second) // a probe
+		r.is("web", power.Running)
+		if o, err := r.Get("web"); err != nil || o.LastActivityAt == nil || o.LastActivityAt.Before(last) {
+			t.Errorf("the last activity is %v, one client left at %v: %v", o.LastActivityAt, last, err)
+		}
+		if most := int(time.Since(began)/time.Minute) + 1; v.asked > most {
+			t.Errorf("asked %d times, at most %d are needed", v.asked, most)
+		}
+		time.Sleep(time.Until(last.Add(time.Minute)) - time.Second)
+		r.is("web", power.Running)
+		time.Sleep(3 * time.Second)
+		r.is("web", power.Paused)
+	})
+}
+
+// TestUnseenOfOthers checks that connections of other programs do not keep an
+// instance running, however often they come.
+func TestUnseenOfOthers(t *testing.T) {
+	inTuned(t, nil, func(r *rig) {
+		v := &visits{}
+		r.k.Unseen = func() *instance.Unseen { v.other = time.Now(); return v.unseen() }
+		r.run("web", nil)
+		time.Sleep(70 * time.Second)
+		r.is("web", power.Paused)
+		if v.asked != 1 {
+			t.Errorf("asked %d times", v.asked)
+		}
+	})
+}
+
+// TestUnseenUnknown checks that nothing is paused while it is unknown whether a
+// client was there.
+func TestUnseenUnknown(t *testing.T) {
+	inTuned(t, nil, func(r *rig) {
+		v := &visits{err: errors.New("cannot list")}
+		r.k.Unseen = func() *instance.Unseen { v.other = time.Now(); return v.unseen() }
+		r.run("web", nil)
+		time.Sleep(10 * time.Minute)
+		r.is("web", power.Running)
+		v.err = nil
+		time.Sleep(10 * time.Second)
+		r.is("web", power.Paused)
+	})
+}
+
+// TestUnseenForgotten checks that a short connection is found out about before the
+// kernel forgets it, long before the pause that depends on it.
+func TestUnseenForgotten(t *testing.T) {
+	inTuned(t, func(c *Config) { c.PauseAfter = 5 * time.Minute }, func(r *rig) {
+		v := &visits{memory: time.Minute}
+		r.k.Unseen = v.unseen
+		r.run("web", nil)
+		time.Sleep(4 * time.Minute)
+		v.ends = append(v.ends, time.Now())
+		time.Sleep(5*time.Minute - time.Second)
+		r.is("web", power.Running)
+		time.Sleep(3 * time.Second)
+		r.is("web", power.Paused)
+	})
+}

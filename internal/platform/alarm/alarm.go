@@ -1,0 +1,62 @@
+// Package alarm waits for times with the kernel's timers.
+//
+// A timer of Go costs more each time: the runtime's monitor wakes for it too, and
+// so does a thread of the runtime when the timer is set. A process that is woken
+// often for very little should use an alarm. It has one open file.
+package alarm
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Alarm waits for a time. Create it with New. Set and Close may be called at any
+// time, Wait by one goroutine.
+type Alarm struct {
+	file *os.File
+	conn syscall.RawConn
+}
+
+// New returns an alarm without a time.
+func New() (*Alarm, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create a timer: %w", os.NewSyscallError("timerfd_create", err))
+	}
+	a := &Alarm{file: os.NewFile(uintptr(fd), "timerfd")}
+	if a.conn, err = a.file.SyscallConn(); err != nil {
+		a.file.Close()
+		return nil, fmt.Errorf("cannot create a timer: %w", err)
+	}
+	return a, nil
+}
+
+// Set replaces the time; zero is never. A time that has passed is due now.
+func (a *Alarm) Set(at time.Time) {
+	var spec unix.ItimerSpec
+	if !at.IsZero() {
+		spec.Value = unix.NsecToTimespec(max(int64(time.Until(at)), 1))
+	}
+	// It fails only once the alarm is closed.
+	_ = a.conn.Control(func(fd uintptr) {
+		_, _, _ = unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, fd, 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
+	})
+}
+
+// Wait returns when the time has come, once for each Set, or when the alarm is
+// closed. If the time is replaced just when it comes, Wait may return early.
+func (a *Alarm) Wait() {
+	var count [8]byte
+	_ = a.conn.Read(func(fd uintptr) bool {
+		_, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&count[0])), uintptr(len(count)))
+		return errno != unix.EAGAIN
+	})
+}
+
+// Close ends Wait, now and later, and frees the timer.
+func (a *Alarm) Close() { _ = a.file.Close() }

@@ -1,0 +1,47 @@
+package alarm
+
+import (
+	"testing"
+	"time"
+)
+
+// TestAlarm sets an alarm to random times, earlier and later than the one before,
+// and closes it.
+func TestAlarm(t *testing.T) {
+	a, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rung := make(chan time.Time)
+	ended := make(chan struct{})
+	go func() {
+		for {
+			a.Wait()
+			select {
+			case rung <- time.Now():
+			case <-ended:
+				close(rung)
+				return
+			}
+		}
+	}()
+	for n := range 20 {
+		at := time.Now().Add(time.Duration(n%5) * time.Millisecond)
+		a.Set(at.Add(time.Hour))
+		a.Set(at)
+		if got := <-rung; got.Before(at) {
+			t.Errorf("%s early", at.Sub(got))
+		}
+	}
+	a.Set(time.Now().Add(-time.Hour)) // has passed
+	<-rung
+	a.Set(time.Now().Add(time.Hour))
+	a.Set(time.Time{})
+	close(ended)
+	a.Close()
+	if _, ok := <-rung; ok {
+		<-rung // Wait had returned before the end was seen
+	}
+	a.Set(time.Now()) // does nothing
+	a.Wait()
+}
