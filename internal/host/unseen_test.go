@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"lull/internal/core/instance"
@@ -80,6 +81,7 @@ func TestUnseen(t *testing.T) {
 		time.Sleep(time.Until(last.Add(time.Minute)) - time.Second)
 		r.is("web", power.Running)
 		time.Sleep(3 * time.Second)
+		synctest.Wait()
 		r.is("web", power.Paused)
 	})
 }
@@ -126,6 +128,7 @@ func TestUnseenForgotten(t *testing.T) {
 		time.Sleep(5*time.Minute - time.Second)
 		r.is("web", power.Running)
 		time.Sleep(3 * time.Second)
+		synctest.Wait()
 		r.is("web", power.Paused)
 	})
 }
