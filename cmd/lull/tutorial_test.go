@@ -261,3 +261,59 @@ func TestTutorialsAreRead(t *testing.T) {
 		}
 	}
 }
+
+// TestPages pastes the commands of pages that are not tutorials into a shell, in a
+// folder that has the programs which they take for the reader's own.
+func TestPages(t *testing.T) {
+	need(t, "python3")
+	need(t, "redis-server")
+	shim := programtest.Build(t, "lull/cmd/lull-shim")
+	dir := t.TempDir()
+	t.Cleanup(func() { endShim(filepath.Join(dir, "work", "host", "shim")) })
+	const before, after = "```sh\n" + `lull host --data "$PWD/host" --socket "$PWD/host/host.sock" --probe-interval 500ms 2> host.log &
+export LULL_HOST="unix://$PWD/host/host.sock"
+until lull ps 2>/dev/null; do sleep 1; done
+for name in runner web worker; do printf '#!/bin/sh\nexec sleep 1000\n' > $name; chmod +x $name; done
+`, "kill %2\nlull rm -f ci worker\nkill %1\nwait\n```\n"
+	var body strings.Builder
+	for _, page := range []string{"adopt", "probes", "projects"} {
+		doc := contents(t, "../../docs/"+page+".md")
+		for n, block := range strings.Split(doc, "\n```sh\n")[1:] {
+			text, _, _ := strings.Cut(block, "```")
+			if _, file, found := strings.Cut(doc, "```yaml\nname: shop\n"); found && n == 0 {
+				file, _, _ = strings.Cut(file, "```")
+				body.WriteString("cat > lull.yaml <<'EOF'\nname: shop\n" + file + "EOF\n")
+			}
+			for line := range strings.Lines(text) {
+				switch {
+				case strings.Contains(line, "jupyter"): // refuses to run as root; TestJupyterProbe runs it
+				case strings.Contains(line, "--watch"):
+					body.WriteString("timeout -s INT 2 lull up --watch || [ $? = 124 ]\n")
+				default:
+					body.WriteString(line)
+				}
+			}
+		}
+	}
+	doc := before + body.String() + after
+	for _, port := range []string{"8000", "8080", "6390"} {
+		doc = strings.ReplaceAll(doc, port, freePort(t))
+	}
+	all, err := steps(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(need(t, "lull"), filepath.Join(bin, "lull")); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"LULL_HOST_SHIM=" + shim, "HOME=" + dir, "TZ=UTC", "PATH=" + bin + ":" + os.Getenv("PATH")}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for _, err := range followed(ctx, all, dir, env) {
+		t.Error(err)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -267,4 +268,73 @@ func TestRabbitMQProbe(t *testing.T) {
 		t.Fatalf("read with status %d", status)
 	}
 	w.awaitState("paused")
+}
+
+// A job holds the node of a SLURM that runs on this machine alone. Without its
+// controller nothing is known.
+func TestSlurmProbe(t *testing.T) {
+	onlySoak(t)
+	t.Parallel()
+	h := start(t, nil)
+	installed(t, "slurmd", "/usr/sbin/slurmd")
+	dir := t.TempDir()
+	conf, socket, key := filepath.Join(dir, "slurm.conf"), filepath.Join(dir, "munge.sock"), filepath.Join(dir, "key")
+	node, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, _, _ = strings.Cut(node, ".")
+	port := func() string {
+		_, p, _ := net.SplitHostPort(daemontest.Addr(t))
+		return p
+	}
+	files := map[string]string{key: strings.Repeat("k", 1024), conf: strings.Join([]string{"ClusterName=test", "SlurmctldHost=" + node + "(127.0.0.1)", "SlurmctldPort=" + port(),
+		"SlurmdPort=" + port(), "AuthType=auth/munge", "AuthInfo=socket=" + socket, "SlurmUser=root", "SlurmdUser=root", "StateSaveLocation=" + dir, "SlurmdSpoolDir=" + dir,
+		"SlurmctldPidFile=" + dir + "/c.pid", "SlurmdPidFile=" + dir + "/d.pid", "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SelectType=select/linear",
+		"ReturnToService=2", "NodeName=" + node + " NodeAddr=127.0.0.1 CPUs=1", "PartitionName=main Nodes=" + node + " Default=YES State=UP", ""}, "\n")}
+	for path, text := range files {
+		if err := os.WriteFile(path, []byte(text), 0o400); err != nil {
+			t.Fatal(err)
+		}
+	}
+	with := func(name string, args ...string) *exec.Cmd {
+		cmd := exec.Command(name, args...)
+		cmd.Env = append(os.Environ(), "SLURM_CONF="+conf)
+		return cmd
+	}
+	beside(t, with("munged", "--foreground", "--force", "--key-file", key, "--socket", socket, "--pid-file", dir+"/m.pid", "--log-file", dir+"/m.log", "--seed-file", dir+"/m.seed"))
+	daemontest.Wait(t, "munged listens", func() (bool, string) { _, err := os.Stat(socket); return err == nil, fmt.Sprint(err) })
+	ctld := with("slurmctld", "-D", "-f", conf)
+	beside(t, ctld)
+	beside(t, with("slurmd", "-D", "-f", conf, "-N", node))
+	daemontest.Wait(t, "the node is idle", func() (bool, string) {
+		out, _ := with("sinfo", "-h", "-o", "%t").CombinedOutput()
+		return string(out) == "idle\n", string(out)
+	})
+	p, err := instance.ParseProbe("slurm,interval=5s,timeout=3s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Command = append([]string{"/usr/bin/env", "SLURM_CONF=" + conf}, p.Command...)
+	w := &workload{Host: h, name: "node"}
+	w.Launch(instance.Spec{Name: w.name, Command: []string{"sleep", "1000"}, PauseAfter: daemontest.Seconds(probedAfter), Probes: []instance.Probe{p}})
+	w.awaitState("paused")
+	out, err := with("sbatch", "-o", "/dev/null", "--wrap", "sleep 1000").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	w.Must(w.name, "resume")
+	w.heldBy("probe:slurm")
+	if out, err := with("scancel", "-n", "wrap").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	w.awaitState("paused")
+	if err := ctld.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	w.Must(w.name, "resume")
+	w.Until(w.name, "the probe is unknown", func(o hostctl.Instance) bool {
+		r := reading(o, "probe:slurm")
+		return r.State == idle.Unknown && strings.Contains(r.Detail, "no answer")
+	})
 }
