@@ -182,7 +182,7 @@ func TestRefused(t *testing.T) {
 	m.systemctl("daemon-reload")
 	m.systemctl("start", "dog", "once")
 	for unit, want := range map[string]string{"dog": "watchdog", "once": "oneshot", "idle": "inactive", "many@": "template", "many@.service": "template",
-		"system.slice": "slice", "dbus.socket": "socket", "nothing-of-that-name": "no such unit", "systemd-journald": "machine itself", "lull-host": "daemon"} {
+		"system.slice": "slice", "dbus.socket": "socket", "nothing-of-that-name": "unit", "systemd-journald": "machine", "lull-host": "daemon"} {
 		if _, err := m.Adopt(t.Context(), hostctl.Adopt{Unit: unit}); !strings.Contains(refused(err), want) {
 			t.Errorf("%s: %v", unit, err)
 		}
