@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -44,11 +45,14 @@ type modelCron struct {
 	wall   func() time.Time
 	frozen func() bool // nil for never
 	due    func(minute int64, wild bool) bool
+	mu     sync.Mutex
 	ran    map[string]int // "wild" or "fixed", and the minute
 }
 
 func (c *modelCron) check(minute int64, wild, fixed bool) {
 	at := time.Unix(minute*60, 0).UTC().Format("15:04")
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if wild && c.due(minute, true) {
 		c.ran["wild "+at]++
 	}
@@ -71,7 +75,7 @@ func (c *modelCron) run(ctx context.Context) {
 		for minute() == running && ctx.Err() == nil {
 			sleep(time.Unix((running+1)*60, 0).Sub(c.wall().Truncate(time.Second)))
 			for c.frozen != nil && c.frozen() && ctx.Err() == nil {
-				sleep(10 * time.Millisecond)
+				sleep(100 * time.Millisecond)
 			}
 		}
 		running = minute()
@@ -155,6 +159,8 @@ func TestCronIsOnTime(t *testing.T) {
 			left := wall().Truncate(5 * time.Minute).Add(5*time.Minute + 130*time.Second).Sub(wall())
 			time.Sleep(left)
 			synctest.Wait()
+			real.mu.Lock()
+			asleep.mu.Lock()
 			for what, n := range real.ran {
 				if jobs += n; asleep.ran[what] != n && !skipped[what] {
 					t.Errorf("%s ran %d times, and %d times in a cron that is never frozen", what, asleep.ran[what], n)
@@ -167,6 +173,8 @@ func TestCronIsOnTime(t *testing.T) {
 			}
 			clear(real.ran)
 			clear(asleep.ran)
+			real.mu.Unlock()
+			asleep.mu.Unlock()
 		}
 		if slept < rounds/5 || jobs < rounds {
 			t.Errorf("it slept at %d of %d moments, and %d jobs ran", slept, rounds, jobs)
@@ -179,20 +187,18 @@ func TestCronIsOnTime(t *testing.T) {
 // and has a reading hang. What is unknown wakes the cron and keeps it awake.
 func TestCrontabChanges(t *testing.T) {
 	inBubble(t, func(r *rig) {
-		lines, broken, hang := &crontab{}, error(nil), make(chan struct{})
 		readings := atomic.Int64{}
-		r.k.SetTimers(func() (instance.Timers, error) {
-			readings.Add(1)
-			<-hang
-			return lines, broken
-		})
-		close(hang)
+		report := func(c *crontab, err error) {
+			r.k.SetTimers(func() (instance.Timers, error) { readings.Add(1); return c, err })
+		}
+		report(&crontab{}, nil)
 		never := idle.Duration(0)
 		r.run("cron", func(s *instance.Spec) { s.StopAfter = &never })
 		time.Sleep(10 * time.Minute)
 		r.is("cron", power.Paused)
 		at := time.Now().UTC().Truncate(time.Minute).Add(7 * time.Minute)
-		lines = &crontab{lines: []string{fmt.Sprintf("CRON_TZ=UTC %d %d * * *", at.Minute(), at.Hour())}}
+		lines := []string{fmt.Sprintf("CRON_TZ=UTC %d %d * * *", at.Minute(), at.Hour())}
+		report(&crontab{lines: lines}, nil)
 		time.Sleep(time.Until(at) - Lead - time.Millisecond)
 		if o := r.is("cron", power.Paused); o.WakeAt == nil || !o.WakeAt.Equal(at) || o.WakeAtBy != "cron (f:1)" {
 			t.Errorf("due at %v by %q, want %v", o.WakeAt, o.WakeAtBy, at)
@@ -202,7 +208,8 @@ func TestCrontabChanges(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		r.is("cron", power.Paused)
 
-		broken = errors.New("/etc/cron.d/x:3: no time")
+		broken := errors.New("/etc/cron.d/x:3: no time")
+		report(nil, broken)
 		time.Sleep(time.Minute)
 		o := r.is("cron", power.Running)
 		if o.LastResumedBy != byTimer || !strings.Contains(o.StatusReason, broken.Error()) {
@@ -212,11 +219,11 @@ func TestCrontabChanges(t *testing.T) {
 		if o := r.is("cron", power.Running); !holds(o.Blocks, idle.SignalUnknown) {
 			t.Errorf("held by %v", o.Blocks)
 		}
-		broken = nil
+		report(&crontab{lines: lines}, nil)
 		time.Sleep(10 * time.Minute)
 		r.is("cron", power.Paused)
 
-		lines = &crontab{lines: lines.lines, working: "cron (process 1) runs a job (process 2)"}
+		report(&crontab{lines: lines, working: "cron (process 1) runs a job (process 2)"}, nil)
 		if err := r.Resume(r.ctx, "cron", ByManual); err != nil {
 			t.Fatal(err)
 		}
@@ -224,13 +231,14 @@ func TestCrontabChanges(t *testing.T) {
 		if o := r.is("cron", power.Running); !holds(o.Blocks, idle.RecentActivity) {
 			t.Errorf("held by %v", o.Blocks)
 		}
-		lines = &crontab{}
-		hang = make(chan struct{})
+		hang := make(chan struct{})
+		r.k.SetTimers(func() (instance.Timers, error) { readings.Add(1); <-hang; return &crontab{}, nil })
 		before := readings.Load()
 		time.Sleep(time.Hour)
 		if o := r.is("cron", power.Running); !holds(o.Blocks, idle.SignalUnknown) || readings.Load() > before+1 {
 			t.Errorf("%d readings, held by %v", readings.Load()-before, o.Blocks)
 		}
+		report(&crontab{}, nil)
 		close(hang)
 		time.Sleep(10 * time.Minute)
 		r.is("cron", power.Paused)
