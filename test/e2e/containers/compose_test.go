@@ -36,12 +36,14 @@ services:
   api:
     <<: *program
     command: python3 /files/api.py
+    stop_signal: SIGINT # as the first process it ignores SIGTERM
     depends_on: [db, cache]
     labels: {<<: *idle, lull.depends-on: "db,cache"}
   db:
     <<: *program
     user: nobody
     command: sh /files/db.sh
+    stop_signal: SIGINT # it does not wait for its clients
   cache:
     <<: *program
     user: nobody
