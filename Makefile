@@ -16,7 +16,7 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io docker-compose busybox-static python3-aiosmtpd \
 	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin docker-compose beanstalkd jupyter-server python3-ipykernel
 # What only the full counts drive.
-SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish rabbitmq-server slurmd slurmctld slurm-client munge cron
+SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish rabbitmq-server slurmd slurmctld slurm-client munge cron podman
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
@@ -203,7 +203,7 @@ test-microvm: guest-kernel ## only the tests that boot guests
 
 soak: PACKAGES += $(SOAK_PACKAGES)
 soak: packages guest-kernel release ## the proofs at their full counts; hours
-	LULL_RELEASE=$(CURDIR)/dist LULL_RELEASE_IMAGE=$$(echo $(CURDIR)/dist/*_linux_amd64.oci.tar) LULL_DRAWS=$${LULL_DRAWS:-20} LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
+	LULL_RELEASE=$(CURDIR)/dist LULL_RELEASE_IMAGE=$$(echo $(CURDIR)/dist/*_linux_amd64.oci.tar) LULL_DRAWS=$${LULL_DRAWS:-20} LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_PODMAN=$$(command -v podman || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
 	LULL_PROGRAM_CYCLES=1000 LULL_COMPOSE_ROUNDS=200 LULL_CONTAINER_STOPS=100 LULL_HANDOFF_STARTS=200 LULL_HANDOFF_KILLS=20 LULL_SOAK=1 LULL_DAYS=20 LULL_MUTANTS=10 LULL_SERVER_KILLS=200 LULL_NOTIFY_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
 		go test -p 1 -count=1 -timeout 24h ./...
 

@@ -213,8 +213,10 @@ func (c *hostConfig) placeSocket() error {
 	return nil
 }
 
-// placeDockerSocket makes the path of the socket in front of Docker's absolute.
+// placeDockerSocket makes the path of the socket in front of Docker's absolute, and
+// takes Docker's own in the form of DOCKER_HOST too.
 func (c *hostConfig) placeDockerSocket() error {
+	c.Docker = strings.TrimPrefix(c.Docker, "unix://")
 	if c.DockerSocket == "" {
 		return nil
 	}
