@@ -14,7 +14,7 @@ export GOFLAGS := $(strip -trimpath $(filter-out -trimpath,$(GOFLAGS)))
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 curl systemd \
 	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io docker-compose busybox-static python3-aiosmtpd \
-	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin docker-compose beanstalkd jupyter-server python3-ipykernel
+	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin beanstalkd jupyter-server python3-ipykernel
 # What only the full counts drive.
 SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish rabbitmq-server slurmd slurmctld slurm-client munge cron podman
 # The kernel of microVMs in the tests; empty where it could not be fetched.

@@ -450,7 +450,7 @@ func publishWoken(a *attempt) error {
 	i.h.saver.NoteLater(i, i.id)
 	i.scheduleAwake(now)
 	i.ran(i.turn.from)
-	i.wakeGroup(a.by)
+	i.wakeGroup(a.by, a.reason)
 	i.h.happened(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
@@ -58,11 +59,11 @@ func (i *inst) inUse() bool {
 	return false
 }
 
-// wakeGroup wakes the other members of i's group after a client or a timer woke
-// i. It does not block.
-func (i *inst) wakeGroup(by string) {
+// wakeGroup wakes the other members of a group after i was woken by a client or a
+// timer, but not by another member. It does not block.
+func (i *inst) wakeGroup(by, reason string) {
 	g := i.spec().Group
-	if g == "" || by != byConnection && by != byTimer {
+	if g == "" || by != byConnection && by != byTimer || strings.HasPrefix(reason, instance.WithinGroup) {
 		return
 	}
 	why := fmt.Sprintf("%s, of the same group %s, was woken", i.name(), g)

@@ -135,7 +135,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	i.open()
 	i.scheduleAwake(now)
 	i.ran(power.Stopped)
-	i.wakeGroup(by)
+	i.wakeGroup(by, why)
 	i.emit("started", by, why)
 	i.h.log.Info("started", "instance", i.name(), "by", by, "pid", w.Identity().PID)
 	return nil

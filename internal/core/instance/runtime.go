@@ -186,6 +186,10 @@ var (
 	ErrStartAgain = errors.New("the supervisor was replaced while the program began")
 )
 
+// WithinGroup begins the reason of a wake by another member of the same group, such as
+// one that closes its connections because it is stopped.
+const WithinGroup = "from its own group: "
+
 // ErrNoPorts says that no published port can wake an instance.
 var ErrNoPorts = errors.New("it publishes no port, so no client could start it again")
 

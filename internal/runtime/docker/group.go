@@ -182,3 +182,14 @@ func (r *Runtime) leaveOutGroup(s *instance.Sample, container string) {
 		return drop
 	})
 }
+
+// sameGroup reports whether an address and port are those of another container of the
+// same group.
+func (r *Runtime) sameGroup(container, peer string) bool {
+	at, err := netip.ParseAddrPort(peer)
+	if err != nil {
+		return false
+	}
+	other, same := r.relations.at(at.Addr().Unmap(), container)
+	return same && other != container
+}

@@ -472,7 +472,14 @@ func (w *Work) Still() (bool, error) { return w.still() }
 // Guard implements instance.Workload. A thaw asks Docker, so each wake runs in
 // its own goroutine and delays no other.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
-	return w.Work.Guard(ports, outbound, func(why string) { w.r.wakes.Go(func() { wake(why) }) })
+	return w.Work.Guard(ports, outbound, func(why string) {
+		w.r.wakes.Go(func() {
+			if _, peer, ok := strings.Cut(why, " from "); ok && w.r.sameGroup(w.container, peer) {
+				why = instance.WithinGroup + why
+			}
+			wake(why)
+		})
+	})
 }
 
 // Signal implements instance.Workload. A request to exit is sent as the stop
