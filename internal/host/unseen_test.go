@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,7 @@ import (
 // visits are connections that come and go between two samples. Their ends are found
 // out at a cost that is counted.
 type visits struct {
+	mu    sync.Mutex
 	ends  []time.Time
 	other time.Time // until when those of another program are mistaken for ours
 	found time.Time // when they were last found out
@@ -23,6 +25,8 @@ type visits struct {
 }
 
 func (v *visits) unseen() *instance.Unseen {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	until := v.other
 	for _, t := range v.ends {
 		if t.After(until) {
@@ -33,6 +37,8 @@ func (v *visits) unseen() *instance.Unseen {
 		return nil
 	}
 	u := &instance.Unseen{Until: until, Newest: func(ignore func(time.Time) bool) (newest time.Time, err error) {
+		v.mu.Lock()
+		defer v.mu.Unlock()
 		v.asked++
 		if v.err != nil {
 			return newest, v.err
@@ -57,6 +63,35 @@ func (v *visits) unseen() *instance.Unseen {
 	return u
 }
 
+// come adds a visit that ends now.
+func (v *visits) come() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.ends = append(v.ends, time.Now())
+}
+
+// unseenOfOthers is unseen while connections of another program come and go.
+func (v *visits) unseenOfOthers() *instance.Unseen {
+	v.mu.Lock()
+	v.other = time.Now()
+	v.mu.Unlock()
+	return v.unseen()
+}
+
+// fail sets the error of finding out.
+func (v *visits) fail(err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.err = err
+}
+
+// count is how often their ends were found out.
+func (v *visits) count() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.asked
+}
+
 // TestUnseen lets short connections come. They keep the instance running and are
 // shown, but whose they are is found out only when nothing else prevents the pause.
 func TestUnseen(t *testing.T) {
@@ -67,7 +102,7 @@ func TestUnseen(t *testing.T) {
 		began := time.Now()
 		for range 30 { // one every 10 s
 			time.Sleep(10 * time.Second)
-			v.ends = append(v.ends, time.Now())
+			v.come()
 		}
 		last := time.Now()
 		time.Sleep(6 * time.Second) // a probe
@@ -75,8 +110,8 @@ func TestUnseen(t *testing.T) {
 		if o, err := r.Get("web"); err != nil || o.LastActivityAt == nil || o.LastActivityAt.Before(last) {
 			t.Errorf("the last activity is %v, one client left at %v: %v", o.LastActivityAt, last, err)
 		}
-		if most := int(time.Since(began)/time.Minute) + 1; v.asked > most {
-			t.Errorf("asked %d times, at most %d are needed", v.asked, most)
+		if most := int(time.Since(began)/time.Minute) + 1; v.count() > most {
+			t.Errorf("asked %d times, at most %d are needed", v.count(), most)
 		}
 		time.Sleep(time.Until(last.Add(time.Minute)) - time.Second)
 		r.is("web", power.Running)
@@ -91,12 +126,12 @@ func TestUnseen(t *testing.T) {
 func TestUnseenOfOthers(t *testing.T) {
 	inTuned(t, nil, func(r *rig) {
 		v := &visits{}
-		r.k.Unseen = func() *instance.Unseen { v.other = time.Now(); return v.unseen() }
+		r.k.Unseen = v.unseenOfOthers
 		r.run("web", nil)
 		time.Sleep(70 * time.Second)
 		r.is("web", power.Paused)
-		if v.asked != 1 {
-			t.Errorf("asked %d times", v.asked)
+		if v.count() != 1 {
+			t.Errorf("asked %d times", v.count())
 		}
 	})
 }
@@ -106,11 +141,11 @@ func TestUnseenOfOthers(t *testing.T) {
 func TestUnseenUnknown(t *testing.T) {
 	inTuned(t, nil, func(r *rig) {
 		v := &visits{err: errors.New("cannot list")}
-		r.k.Unseen = func() *instance.Unseen { v.other = time.Now(); return v.unseen() }
+		r.k.Unseen = v.unseenOfOthers
 		r.run("web", nil)
 		time.Sleep(10 * time.Minute)
 		r.is("web", power.Running)
-		v.err = nil
+		v.fail(nil)
 		time.Sleep(10 * time.Second)
 		r.is("web", power.Paused)
 	})
@@ -124,7 +159,7 @@ func TestUnseenForgotten(t *testing.T) {
 		r.k.Unseen = v.unseen
 		r.run("web", nil)
 		time.Sleep(4 * time.Minute)
-		v.ends = append(v.ends, time.Now())
+		v.come()
 		time.Sleep(5*time.Minute - time.Second)
 		r.is("web", power.Running)
 		time.Sleep(3 * time.Second)

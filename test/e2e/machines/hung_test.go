@@ -40,7 +40,7 @@ func TestHungAtRestart(t *testing.T) {
 		return y.Fact(why.Unreached.Code) != nil && y.Instance.PauseAt == nil, y.Answer
 	})
 	d.Must("stopped", "stop")
-	if o := stopped.is("stopped"); !strings.Contains(o.StatusReason, "in order") {
+	if o := stopped.is("stopped"); !strings.Contains(o.StatusReason, "cleanly") {
 		t.Errorf("it was stopped: %s", o.StatusReason)
 	}
 	if err := d.Remove(t.Context(), "removed"); err != nil {
