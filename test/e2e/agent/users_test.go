@@ -240,7 +240,7 @@ func TestPrivilege(t *testing.T) {
 	m.policy(quick("hibernate-on-idle: true", "allow-tag-hooks: true")...)
 	m.sh("chmod 0666 " + m.dir + "/agent.yaml")
 	out, code := m.lull("agent", "reload")
-	if code != 1 || !strings.Contains(out, "others may") {
+	if code != 1 || !strings.Contains(out, "writable by") {
 		t.Errorf("reload of a file open to all ended with %d: %s", code, out)
 	}
 	for _, v := range m.status().Settings {

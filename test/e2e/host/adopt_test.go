@@ -513,7 +513,7 @@ func TestAdoptRefuses(t *testing.T) {
 		{hostctl.Adopt{PID: 1}, "init"},
 		{hostctl.Adopt{PID: d.PID()}, "daemon"},
 		{hostctl.Adopt{PID: os.Getpid()}, "daemon"}, // the test is its parent
-		{hostctl.Adopt{PID: d.ShimPID()}, "lull itself"},
+		{hostctl.Adopt{PID: d.ShimPID()}, "belongs to lull"},
 		{hostctl.Adopt{PID: own.PID}, "the instance own"},
 		{hostctl.Adopt{PID: ended.pid()}, "no process"},
 		{hostctl.Adopt{PID: stopped.pid()}, "stopped by a signal"},
