@@ -40,6 +40,7 @@ func newLocalHost(t *testing.T) *localHost {
 	errtest.None(t, err)
 	h := &localHost{t: t, dir: dir}
 	t.Cleanup(func() {
+		h.removeAll()
 		h.stop()
 		endShim(filepath.Join(dir, "data", "shim"))
 		_ = os.RemoveAll(dir) // the shim may still write
@@ -90,6 +91,20 @@ func (h *localHost) stop() {
 	if h.end != nil {
 		h.end()
 		h.end = nil
+	}
+}
+
+// removeAll ends every program, which would outlive the daemon.
+func (h *localHost) removeAll() {
+	if h.end == nil {
+		return
+	}
+	l, err := h.client.List(context.Background())
+	for _, o := range l {
+		err = errors.Join(err, h.client.Remove(context.Background(), o.Name))
+	}
+	if err != nil {
+		h.t.Error(err)
 	}
 }
 
