@@ -241,7 +241,7 @@ func TestHostileImages(t *testing.T) {
 		"links in a circle":               {[]*tar.Header{link("a", "b", tar.TypeSymlink), link("b", "a", tar.TypeSymlink), {Name: "a/f"}}, "links"},
 		"a whiteout of its own parent":    {[]*tar.Header{{Name: "bin/.wh..."}}, "whiteout of nothing"},
 		"a whiteout of the directory":     {[]*tar.Header{{Name: "bin/.wh.."}}, "whiteout of nothing"},
-		"a kind of entry that is unknown": {[]*tar.Header{{Name: "x", Typeflag: 'Z'}}, "not known"},
+		"a kind of entry that is unknown": {[]*tar.Header{{Name: "x", Typeflag: 'Z'}}, "unknown"},
 		"an owner out of range":           {[]*tar.Header{{Name: "x", Uid: 1 << 33, Format: tar.FormatPAX}}, "out of range"},
 		"a name that is too long a part":  {[]*tar.Header{{Name: strings.Repeat("x", 300)}}, "too long"},
 	} {

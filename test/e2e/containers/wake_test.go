@@ -3,7 +3,6 @@ package containers
 import (
 	"errors"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -84,32 +83,5 @@ func TestWakeFromStopped(t *testing.T) {
 				t.Error("what a user stopped answers")
 			}
 		})
-	}
-}
-
-// TestDockerStopped: lull does not hold the ports that Docker publishes, so a
-// connection does not start a container that lull stopped, and its status says so.
-func TestDockerStopped(t *testing.T) {
-	k := newDock(t)
-	at := daemontest.Addr(t)
-	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=200ms", "--label", "lull.stop-after=200ms", "-p", at+":8080",
-		"box:1", "guest", "serve", "-listen", "0.0.0.0:8080")
-	daemontest.Wait(t, "it is stopped", func() (bool, string) {
-		o, err := k.d.Get(t.Context(), "web")
-		return err == nil && o.State == "stopped" && o.LastPausedBy == "idle_timeout", daemontest.Describe(o)
-	})
-	o := k.d.Show("web")
-	if o.StartsOnConnection || o.Deaf == "" {
-		t.Errorf("starts on connection %v: %q", o.StartsOnConnection, o.Deaf)
-	}
-	w, err := k.d.Why(t.Context(), "web", time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(w.Answer, o.Deaf) {
-		t.Errorf("why: %q, want in it %q", w.Answer, o.Deaf)
-	}
-	if err := say(at, "hello"); err == nil {
-		t.Error("a client was answered")
 	}
 }

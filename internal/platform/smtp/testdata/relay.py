@@ -10,7 +10,7 @@ asked = set()
 
 class Inbox:
     async def handle_RCPT(self, server, session, envelope, address, options):
-        if address.startswith("nobody@"):
+        if address.startswith("refused@"):
             return "550 there is no such mailbox"
         if address.startswith("later@") and address not in asked:
             asked.add(address)
