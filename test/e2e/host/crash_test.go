@@ -309,10 +309,15 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 		}
 		mustAnswer(t, addr)
 	}
-	if d.Show("toggled").State == "stopped" {
-		d.Must("toggled", "start") // its port is free again
-	}
-	mustAnswer(t, w.addr["toggled"])
+	// A stop that was under way when its caller left may still be carried out, and
+	// cut a client.
+	waittest.Until(t, "toggled starts again, and answers", func() bool {
+		if _, err := d.Do(t.Context(), "toggled", "start", nil); err != nil {
+			return false
+		}
+		got, err := once(w.addr["toggled"], "hello")
+		return err == nil && got == "echo hello"
+	})
 }
 
 // checkExit: the exit code is known unless the shim died, or an earlier daemon
