@@ -41,6 +41,7 @@ type ring struct {
 	some    chan struct{}
 	empty   chan struct{} // closed while nothing is buffered or being sent
 	sending bool
+	taken   time.Time // of the chunk that is being sent, when it was printed
 }
 
 func newRing(size int) *ring {
@@ -60,11 +61,7 @@ func (r *ring) Write(p []byte) (int, error) {
 		r.marks = append(r.marks, mark{r.begin + uint64(len(r.b)), now})
 	}
 	r.b = append(r.b, p...)
-	if over := len(r.b) - r.size; over > 0 {
-		r.cut(over)
-		r.dropped += uint64(over)
-		r.total += uint64(over)
-	}
+	r.dropOver()
 	select {
 	case r.some <- struct{}{}:
 	default:
@@ -97,8 +94,8 @@ func (r *ring) take() (guest.LogNote, bool) {
 		n = min(n, int(r.marks[1].from-r.begin))
 	}
 	note := guest.LogNote{Data: append([]byte(nil), r.b[:n]...), Dropped: r.dropped}
-	if at := r.marks[0].at; r.timed.Load() {
-		note.Age, note.At = time.Since(at).Milliseconds(), at.UnixMilli()
+	if r.taken = r.marks[0].at; r.timed.Load() {
+		note.Age, note.At = time.Since(r.taken).Milliseconds(), r.taken.UnixMilli()
 	}
 	r.cut(n)
 	r.dropped, r.sending = 0, true
@@ -117,17 +114,37 @@ func (r *ring) cut(n int) {
 	}
 }
 
-// sent completes a take; a chunk that was not sent counts as dropped.
+// sent completes a take. A chunk that was not sent is kept: the host ignores a line
+// that did not reach it whole, so nothing is sent twice.
 func (r *ring) sent(note guest.LogNote, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sending = false
 	if !ok {
-		r.dropped += note.Dropped + uint64(len(note.Data))
-		r.total += uint64(len(note.Data))
+		r.putBack(note)
 	}
 	if len(r.b) == 0 {
 		close(r.empty)
+	}
+}
+
+// putBack puts a chunk before what was printed since. The caller holds mu.
+func (r *ring) putBack(note guest.LogNote) {
+	r.b = append(note.Data, r.b...)
+	r.begin -= uint64(len(note.Data))
+	if len(r.marks) == 0 || r.marks[0].from > r.begin {
+		r.marks = slices.Insert(r.marks, 0, mark{r.begin, r.taken})
+	}
+	r.dropped += note.Dropped
+	r.dropOver()
+}
+
+// dropOver drops the oldest bytes of what exceeds the capacity. The caller holds mu.
+func (r *ring) dropOver() {
+	if over := len(r.b) - r.size; over > 0 {
+		r.cut(over)
+		r.dropped += uint64(over)
+		r.total += uint64(over)
 	}
 }
 
