@@ -37,8 +37,8 @@ func steps(doc string) ([]step, error) {
 		kind, mark := strings.CutPrefix(line, "```")
 		switch {
 		case fence == "" && mark:
-			if kind != "sh" && kind != "text" || kind == "text" && !after {
-				return nil, fmt.Errorf("line %d: want a fence of sh, or one of text right after it, not %q", n, line)
+			if kind != "sh" && kind != "text" && kind != "yaml" || kind == "text" && !after {
+				return nil, fmt.Errorf("line %d: want a fence of sh, one of text right after it, or one of yaml, which is not run, not %q", n, line)
 			}
 			fence, begun, body = kind, n, nil
 		case fence == "":
@@ -74,6 +74,8 @@ func steps(doc string) ([]step, error) {
 				return nil, fmt.Errorf("line %d: a block without a command", begun)
 			}
 			fence, after = "", true
+		case fence == "yaml":
+			fence, after = "", false
 		default:
 			out[len(out)-1].shown = strings.Join(body, "\n")
 			fence, after = "", false
