@@ -17,7 +17,7 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// crontab is what a simulated cron has to run.
+// crontab is the jobs of a simulated cron.
 type crontab struct {
 	lines   []string
 	working string

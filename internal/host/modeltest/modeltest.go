@@ -63,7 +63,7 @@ func Compile(t *testing.T, dir string, args ...string) {
 // MaxClients is how many clients a trace has at most.
 const MaxClients = 3
 
-// Scenario is what a trace happens in. Numbers are at most 255.
+// Scenario is the setting of a trace. Numbers are at most 255.
 type Scenario struct {
 	Quiet    bool             // open connections that are quiet do not hold
 	Deep     bool             // the ladder hibernates, and does not stop
@@ -96,7 +96,7 @@ type Event struct {
 // Open is the time To of an event that may not have happened yet.
 const Open = math.MaxInt64
 
-// Trace is what was seen of an instance, in the order of From.
+// Trace holds the observations of an instance, in the order of From.
 type Trace struct {
 	Scenario
 	Events []Event

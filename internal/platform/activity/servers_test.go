@@ -65,7 +65,7 @@ func TestPublishedFormats(t *testing.T) {
 	}
 }
 
-// The token of a probe reaches the server, and nobody else. Without a readable one,
+// The token of a probe reaches the server only. Without a readable one,
 // nothing is sent.
 func TestToken(t *testing.T) {
 	asked := 0

@@ -74,7 +74,7 @@ type Gate struct {
 	closed bool
 }
 
-// hold is what waits for one id.
+// hold holds the packets that wait for one id.
 type hold struct {
 	ports   []Port
 	came    func(from netip.AddrPort)

@@ -22,7 +22,7 @@ import (
 // While a container is stopped, Docker has closed its published ports. Before lull
 // stops one, package portgate makes their new clients wait in the kernel, in front of
 // Docker's address translation and of docker-proxy. The gate is opened when a run of
-// the container listens again, whoever started it.
+// the container listens again, also if others started it.
 
 // ports are the published ports of containers that lull stopped.
 type ports struct {

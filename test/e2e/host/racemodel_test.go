@@ -108,7 +108,7 @@ func (s *spans) flush(d *daemontest.Host, name string) {
 	})
 }
 
-// sighting is what a test did itself: something that a connection or a call did.
+// sighting is an act of the test itself, such as a connection or a call.
 type sighting struct {
 	name     string
 	n        int // number of the connection, or of the verb

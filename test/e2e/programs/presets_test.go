@@ -216,7 +216,7 @@ c.get_shell_msg(timeout=1000)
 	w.awaitState("paused")
 }
 
-// A message that nobody has read holds RabbitMQ. Its idle timeout is longer than the
+// An unread message holds RabbitMQ. Its idle timeout is longer than the
 // numbers of its management plugin are old.
 func TestRabbitMQProbe(t *testing.T) {
 	onlySoak(t)

@@ -17,7 +17,7 @@ type job struct {
 	where    string // FILE:LINE
 }
 
-// style is what differs between the crons whose files are read.
+// style holds the differences between the crons whose files are read.
 type style struct {
 	userColumn bool // a line names the user before the command
 	cronTZ     bool // CRON_TZ sets the zone of the lines below it
