@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/protocol/guest"
 )
 
 // Paths in the guest's initramfs.
@@ -34,6 +36,7 @@ type Plan struct {
 	Root     string       // lull.root: block device with the workload's files; empty runs in the initramfs
 	Upper    string       // lull.upper: block device for changes to them; empty keeps changes in memory
 	Name     string       // lull.host: host name
+	Timer    string       // lull.timer: the timer that the kernel must use; empty accepts any
 }
 
 // ParsePlan parses the kernel's command line. Unrelated words are ignored.
@@ -56,6 +59,8 @@ func ParsePlan(cmdline string) (Plan, error) {
 			p.Upper, err = device(v)
 		case "lull.host":
 			p.Name = v
+		case "lull.timer":
+			p.Timer = v
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("cannot use %s of the kernel command line: %w", k, err))
@@ -83,6 +88,9 @@ func Boot() (Config, error) {
 	}
 	p, err := ParsePlan(string(cmdline))
 	if err != nil {
+		return Config{}, err
+	}
+	if err := checkTimer(p.Timer, timerInUse); err != nil { // before anything that waits
 		return Config{}, err
 	}
 	if err := loadModules(ModuleDir); err != nil {
@@ -131,6 +139,31 @@ func Boot() (Config, error) {
 	}
 	cfg.Channel, err = openPort(PortName)
 	return cfg, err
+}
+
+// timerInUse names the timer of the first CPU.
+const timerInUse = "/sys/devices/system/clockevents/clockevent0/current_device"
+
+// checkTimer returns an error if the file inUse names another timer than want.
+// Any timer is accepted if want is empty, or if the kernel has no such file.
+//
+// A kernel measures its CPU's timer while it boots. If the host gives the guest no
+// time just then, the kernel rejects the timer until the next boot, and what it
+// uses instead can be wrong by seconds or stop.
+func checkTimer(want, inUse string) error {
+	if want == "" {
+		return nil
+	}
+	b, err := os.ReadFile(inUse)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("cannot read the kernel's timer: %w", err)
+	}
+	if got := strings.TrimSpace(string(b)); got != want {
+		return fmt.Errorf("%s: it uses %q instead of %q", guest.TimerRejected, got, want)
+	}
+	return nil
 }
 
 // setKernel sets a parameter below /proc/sys, if the kernel has it.

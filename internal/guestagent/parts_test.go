@@ -96,9 +96,9 @@ func FuzzParseTable(f *testing.F) {
 }
 
 func TestParsePlan(t *testing.T) {
-	p, err := ParsePlan("console=ttyS0 quiet lull.ip=192.168.127.2/24 lull.gw=192.168.127.1 lull.dns=192.168.127.1 lull.root=/dev/vda lull.upper=/dev/vdb lull.host=a\n")
+	p, err := ParsePlan("console=ttyS0 quiet lull.ip=192.168.127.2/24 lull.gw=192.168.127.1 lull.dns=192.168.127.1 lull.root=/dev/vda lull.upper=/dev/vdb lull.host=a lull.timer=lapic\n")
 	want := Plan{Address: netip.MustParsePrefix("192.168.127.2/24"), Gateway: netip.MustParseAddr("192.168.127.1"),
-		Resolver: netip.MustParseAddr("192.168.127.1"), Root: "/dev/vda", Upper: "/dev/vdb", Name: "a"}
+		Resolver: netip.MustParseAddr("192.168.127.1"), Root: "/dev/vda", Upper: "/dev/vdb", Name: "a", Timer: "lapic"}
 	if err != nil || p != want {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -106,6 +106,28 @@ func TestParsePlan(t *testing.T) {
 		if _, err := ParsePlan(bad); err == nil || !strings.Contains(err.Error(), strings.Split(bad, "=")[0]) {
 			t.Errorf("%s: %v", bad, err)
 		}
+	}
+}
+
+// TestCheckTimer checks which timers of the kernel are accepted.
+func TestCheckTimer(t *testing.T) {
+	dir := t.TempDir()
+	inUse := filepath.Join(dir, "current_device")
+	if err := checkTimer("lapic", inUse); err != nil {
+		t.Errorf("a kernel that does not name its timer: %v", err)
+	}
+	errtest.None(t, os.WriteFile(inUse, []byte("pit\n"), 0o600))
+	if err := checkTimer("", inUse); err != nil {
+		t.Errorf("any timer is wanted: %v", err)
+	}
+	if err := checkTimer("pit", inUse); err != nil {
+		t.Errorf("the timer that is wanted: %v", err)
+	}
+	if err := checkTimer("lapic", inUse); err == nil || !strings.Contains(err.Error(), guest.TimerRejected) {
+		t.Errorf("another timer: %v", err)
+	}
+	if err := checkTimer("lapic", dir); err == nil {
+		t.Error("a timer that cannot be read was accepted")
 	}
 }
 

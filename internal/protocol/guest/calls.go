@@ -31,6 +31,10 @@ const (
 // Version of the protocol. A host rejects guest agents with another version.
 const Version = 1
 
+// TimerRejected is printed to the console by a guest agent that ends its guest
+// because the kernel does not use the timer that the host wants.
+const TimerRejected = "the kernel has rejected its timer"
+
 // Limits of one message.
 const (
 	MaxChunk   = 24 << 10 // bytes of log per note

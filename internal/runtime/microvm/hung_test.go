@@ -1,11 +1,14 @@
 package microvm
 
 import (
+	"log/slog"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"lull/internal/core/instance"
 	"lull/internal/lib/errtest"
 )
 
@@ -90,4 +93,56 @@ func TestMuteThatWorks(t *testing.T) {
 			t.Errorf("%s: silent for %s", name, got)
 		}
 	}
+}
+
+// TestTimerRejected boots guests whose kernel finds no timer in its CPU at first,
+// as on a host that gives it no time while it looks.
+func TestTimerRejected(t *testing.T) {
+	for _, c := range []struct {
+		rejected int
+		timer    string
+	}{{2, "lapic"}, {timerTries, "hpet"}} {
+		dir, err := os.MkdirTemp("", "qemu") // for an unprivileged QEMU
+		errtest.None(t, err)
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		errtest.None(t, os.Chmod(dir, 0o755))
+		qemu := dir + "/qemu"
+		errtest.None(t, os.WriteFile(qemu, []byte(`#!/bin/sh
+for a; do
+	case $a in console=*) a="$a nolapic_timer" ;; esac
+	shift
+	set -- "$@" "$a"
+done
+exec qemu-system-x86_64 "$@"
+`), 0o755))
+		rejected := 0
+		logged := onWrite(func(line string) {
+			if !strings.Contains(line, errTimer.Error()) {
+				return
+			}
+			if rejected++; rejected == c.rejected && c.timer == "lapic" {
+				errtest.None(t, os.WriteFile(qemu, []byte("#!/bin/sh\nexec qemu-system-x86_64 \"$@\"\n"), 0o755))
+			}
+		})
+		b := newBench(t, func(f *Config) { f.Accel, f.QEMU, f.Log = TCG, qemu, slog.New(slog.NewTextHandler(logged, nil)) })
+		b.start("busy", "guest", "serve", ":80")
+		if rejected != c.rejected {
+			t.Errorf("its timer was rejected %d times, want %d", rejected, c.rejected)
+		}
+		o, err := b.Exec(t.Context(), "busy", instance.Command{Command: []string{"guest", "cat", "/sys/devices/system/clockevents/clockevent0/current_device"}})
+		if err != nil || strings.TrimSpace(o.Stdout) != c.timer {
+			t.Errorf("its timer is %q, want %s: %v", o.Stdout, c.timer, err)
+		}
+		if s := b.log("busy"); strings.Contains(s, "lull:") {
+			t.Errorf("its log tells of the boots before: %q", s)
+		}
+	}
+}
+
+// onWrite is a writer that calls itself.
+type onWrite func(string)
+
+func (f onWrite) Write(b []byte) (int, error) {
+	f(string(b))
+	return len(b), nil
 }

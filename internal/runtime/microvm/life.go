@@ -73,6 +73,14 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	return nil
 }
 
+// timerTries is how often a guest whose kernel rejected its timer boots again. The
+// last of these boots accepts any timer.
+const timerTries = 3
+
+// errTimer says that a guest ended because its kernel rejected its timer. The
+// next boot measures the timer again.
+var errTimer = errors.New("the guest's kernel rejected its timer")
+
 // noBoot returns why a guest whose QEMU has ended never answered. If its guest
 // agent reported an error, the guest did boot, so the accelerator is not the
 // cause. Nor is it if the disk was full or QEMU was killed from outside.
@@ -84,6 +92,9 @@ func (w *Work) noBoot() error {
 	} else if w.exited && fromOutside(sig) {
 		err := fmt.Errorf("QEMU was killed by signal %d (%s)", sig, sig)
 		return &instance.EndedError{Exit: instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(), Machine: err.Error()}, Err: err}
+	}
+	if strings.Contains(w.consoleTail, guest.TimerRejected) {
+		return errTimer
 	}
 	if strings.Contains(w.consoleTail, "lull-harness: ") {
 		return errors.New("the guest gave up")
@@ -359,6 +370,9 @@ func (w *Work) obituary(why string) string {
 	w.mu.Lock()
 	w.consoleTail = console
 	w.mu.Unlock()
+	if strings.Contains(console, guest.TimerRejected) {
+		return why // its program has not begun, and the guest boots again
+	}
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
 		w.r.log.Error("cannot store how a guest ended", "instance", w.id, "err", err)
 	}

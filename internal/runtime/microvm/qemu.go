@@ -41,6 +41,8 @@ type runRecord struct {
 	// CID is the context id of the guest's vsock device, 0 without one. It may
 	// differ for each QEMU of the run.
 	CID uint32 `json:"cid,omitempty"`
+	// AnyTimer lets an emulated guest run whose kernel rejected its timer.
+	AnyTimer bool `json:"any_timer,omitempty"`
 }
 
 // restored returns the record for a QEMU that restores its guest's memory and
@@ -121,6 +123,9 @@ func commandLine(id string, rec runRecord, khz int) string {
 			// For the guest agent, to which the kernel passes unknown parameters: a
 			// goroutine running for 10 ms is normal in emulation.
 			"GODEBUG=asyncpreemptoff=1")
+		if !rec.AnyTimer {
+			words = append(words, "lull.timer=lapic")
+		}
 	}
 	if rec.Machine.Kind == "microvm" && khz > 0 {
 		// There is no other clock to calibrate against, and on a busy machine

@@ -360,9 +360,16 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 		return nil, err
 	}
 	accel, _ := r.accel()
-	w, err := r.startOn(ctx, l, m, accel)
+	w, err := r.startOn(ctx, l, m, accel, false)
 	if ctx.Err() == nil && r.doWithoutVsock(err) {
-		w, err = r.startOn(ctx, l, m, accel)
+		w, err = r.startOn(ctx, l, m, accel, false)
+	}
+	for n := range timerTries {
+		if !errors.Is(err, errTimer) || ctx.Err() != nil {
+			break
+		}
+		r.log.Warn("the host was too busy for a booting guest; booting it again", "instance", l.ID, "err", err)
+		w, err = r.startOn(ctx, l, m, accel, n == timerTries-1)
 	}
 	if accel == KVM && err == nil {
 		r.noteKVM()
@@ -377,7 +384,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 // does not boot without KVM either, KVM is not the cause.
 func (r *Runtime) startWithoutKVM(ctx context.Context, l instance.Launch, m Machine, cause error) (*Work, error) {
 	r.log.Warn("a guest does not boot with KVM; trying software emulation", "instance", l.ID, "err", cause)
-	w, err := r.startOn(ctx, l, m, TCG)
+	w, err := r.startOn(ctx, l, m, TCG, false)
 	if err != nil {
 		return nil, cause
 	}
@@ -395,7 +402,9 @@ func asWorkload(w *Work, err error) (instance.Workload, error) {
 	return w, nil
 }
 
-func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, accel Accel) (*Work, error) {
+// startOn boots a guest and starts its program. Unless anyTimer is set, it returns
+// errTimer if the guest's kernel rejected its timer.
+func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, accel Accel, anyTimer bool) (*Work, error) {
 	if err := r.clear(ctx, l.ID); err != nil {
 		return nil, err
 	}
@@ -413,7 +422,7 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	}
 	call := guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}
 	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel,
-		FilesPort: l.Workspace != "", Workspace: l.Workspace, CID: cid}
+		FilesPort: l.Workspace != "", Workspace: l.Workspace, CID: cid, AnyTimer: anyTimer}
 	if err := r.claim(ctx, l.ID, &rec, &call); err != nil {
 		return nil, errors.Join(err, r.clear(context.WithoutCancel(ctx), l.ID))
 	}
