@@ -21,8 +21,8 @@ type agentSeen struct {
 	at time.Time
 }
 
-// when converts a time of the agent's clock to ours; never later than the
-// report.
+// when converts a time t of the agent's clock to ours. The result is never after
+// a.at, when the report arrived. A zero t stays zero.
 func (a *agentSeen) when(t time.Time) time.Time {
 	if t.IsZero() {
 		return t
@@ -54,7 +54,7 @@ func (a *agentSeen) readings(now time.Time) []idle.Reading {
 	for _, r := range a.r.Readings {
 		r.At, r.LastEvent, r.QuietSince, r.MaxAge = a.when(r.At), a.when(r.LastEvent), a.when(r.QuietSince), whole.MaxAge
 		if r.At.Before(out[0].At) {
-			out[0].At = r.At // as old as the oldest
+			out[0].At = r.At // the combined reading has the time of its oldest part
 		}
 		switch r.State {
 		case idle.Active:
@@ -76,11 +76,11 @@ func (a *agentSeen) readings(now time.Time) []idle.Reading {
 	return out
 }
 
-// age returns the age of its oldest reading.
+// age returns the age of the oldest reading at now.
 func (a *agentSeen) age(now time.Time) time.Duration { return now.Sub(a.readings(now)[0].At) }
 
-// holds returns what users and hooks decided on the machine itself. A hold with
-// an end applies until then, whatever happens to the agent.
+// holds returns the blocks that users and hooks set on the machine itself. A hold
+// with an end applies until then, even if the agent falls silent.
 func (a *agentSeen) holds() []idle.Block {
 	if a == nil {
 		return nil
@@ -111,13 +111,13 @@ func (c *Controller) Report(worker string, r control.AgentReport) bool {
 	}
 	e.agent = &agentSeen{r, now}
 	if e.w.Intent != nil && e.w.Intent.SentAt == nil {
-		c.kick(e, now) // it may be what a stop waits for
+		c.kick(e, now) // a pending stop may be waiting for this report
 	}
 	return true
 }
 
-// agent returns the last report of the worker's agent, or nil. A report of a
-// former instance of the worker does not count.
+// agent returns the last report of the worker's agent, or nil. Reports of an earlier
+// EC2 instance or boot do not count.
 func (j *job) agent() *agentSeen {
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()
@@ -125,7 +125,7 @@ func (j *job) agent() *agentSeen {
 	if a == nil || a.r.InstanceID != "" && j.w.EC2InstanceID != "" && a.r.InstanceID != j.w.EC2InstanceID {
 		return nil
 	}
-	// What was seen before the machine came up belongs to an earlier boot.
+	// A report from before the machine came up belongs to an earlier boot.
 	if s := j.w.RunningSince; s != nil && a.at.Before(*s) {
 		return nil
 	}
@@ -157,11 +157,11 @@ func (j *job) consult(ctx context.Context) (outcome, bool) {
 	case !source || a.age(now) <= FinalCheckAge-time.Second:
 		return outcome{}, false
 	}
-	return outcome{Requeue, now.Add(5 * time.Second)}, true // a report comes earlier
+	return outcome{Requeue, now.Add(5 * time.Second)}, true // the agent's next report usually wakes the job earlier
 }
 
-// concludeTag gives the state tag that the agent wrote before it went down its
-// final form. The tag is for users; nothing depends on it.
+// concludeTag replaces the state tag that the agent wrote before it shut down by its
+// final value. The tag is for users; nothing depends on it.
 func (j *job) concludeTag(ctx context.Context) {
 	if j.inst == nil {
 		return

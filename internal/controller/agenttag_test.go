@@ -39,9 +39,9 @@ func TestFinalStateTag(t *testing.T) {
 	}
 }
 
-// TestTagDeadlineIsReadAgain checks that lull does not act on a deadline in a
-// tag that was moved a moment before, although the instance was described
-// earlier.
+// TestTagDeadlineIsReadAgain checks that lull rereads a deadline tag before acting on
+// it: one that was moved a moment ago is not acted on, although the last description
+// still shows the old one.
 func TestTagDeadlineIsReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_auto_pause_enabled": false}})
@@ -99,7 +99,7 @@ func TestTagDeadlineOfAStoppedWorker(t *testing.T) {
 		start := time.Now().UTC().Truncate(time.Second)
 		near, far := start.Add(time.Hour), start.Add(24*time.Hour)
 		follow("added", &near)
-		time.Sleep(2 * time.Hour) // it is over
+		time.Sleep(2 * time.Hour) // the deadline has passed
 		if _, err := r.fleet.StartWorker(t.Context(), operator, id); err == nil {
 			t.Fatal("a worker whose deadline is over is started")
 		}

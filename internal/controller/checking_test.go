@@ -8,8 +8,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestChecking separates a worker whose first reading is still to come from one
-// that cannot be read.
+// TestChecking checks that a worker that still waits for its first reading is shown
+// differently from one that cannot be read.
 func TestChecking(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }

@@ -51,7 +51,7 @@ func hopeless(k Kind) bool {
 	return k == Unauthorized || k == Mismatch || k == Invalid || k == NoImage
 }
 
-// Cause says why an instance is in its state, from EC2's StateReason.
+// Cause is why an instance is in its state, derived from EC2's StateReason.
 type Cause string
 
 // The causes.
@@ -97,14 +97,15 @@ type Observer interface {
 	Find(ctx context.Context, q Search) ([]Instance, error)
 }
 
-// Stopped is an accepted stop. Fallback is why it was a plain stop although
-// hibernation was requested.
+// Stopped is the result of an accepted stop. Fallback is why EC2 was sent a plain
+// stop although hibernation was requested; otherwise empty.
 type Stopped struct {
 	Hibernating bool
 	Fallback    string
 }
 
-// Mover changes the power of instances. Accepted is not done.
+// Mover changes the power state of instances. A nil error means that EC2 accepted the
+// request, not that it is done.
 type Mover interface {
 	Start(ctx context.Context, id string) error
 	Stop(ctx context.Context, id string, hibernate bool) (Stopped, error)
@@ -118,7 +119,8 @@ type Launcher interface {
 	Run(ctx context.Context, l worker.Launch) (Instance, error)
 }
 
-// Machine is the result of an image and an instance type.
+// Machine describes the instance that a launch of an image and an instance type would
+// create.
 type Machine struct {
 	Hibernates bool
 	Why        string // why it cannot hibernate
@@ -132,14 +134,15 @@ type Cataloger interface {
 	Machine(ctx context.Context, imageID, instanceType string) (Machine, error)
 }
 
-// Inspector runs the preflight checks of a stop. found are preflight codes. An
-// error means unknown, and blocks; an *UncheckedRisks names what is unknown, and
-// blocks unless all of that is accepted.
+// Inspector runs the preflight checks of a stop. found are the codes of its findings.
+// After an error other than *UncheckedRisks nothing is known, and the stop is
+// blocked. An *UncheckedRisks names the checks that could not be made; the stop is
+// blocked unless all of those risks are accepted.
 type Inspector interface {
 	Preflight(ctx context.Context, id string) (found []string, err error)
 }
 
-// UncheckedRisks are preflight checks that could not be made.
+// UncheckedRisks names preflight checks that could not be made.
 type UncheckedRisks struct {
 	Codes []string
 	Err   error
@@ -147,7 +150,7 @@ type UncheckedRisks struct {
 
 func (e *UncheckedRisks) Error() string { return e.Err.Error() }
 
-// Unwrap returns why.
+// Unwrap returns the cause.
 func (e *UncheckedRisks) Unwrap() error { return e.Err }
 
 // Tagger writes tags.
@@ -191,8 +194,8 @@ type Cloud struct {
 	Tag     Tagger
 	Load    LoadReader
 	Size    Sizer
-	// Parts describes images and types. With nil, launches use the image's own
-	// root volume and no hibernation.
+	// Parts describes images and types. If nil, launches use the image's own root
+	// volume and do not enable hibernation.
 	Parts Cataloger
 }
 
@@ -232,7 +235,8 @@ var ErrRefused = errors.New("CML refuses")
 type Licenser interface {
 	Register(ctx context.Context, token sealed.Plain, reregister bool) error
 	State(ctx context.Context) (LicenseState, error)
-	// Deregister returns local if Smart Licensing could not be informed.
+	// Deregister releases the license. local is true if CML could not inform Smart
+	// Licensing and deregistered only itself.
 	Deregister(ctx context.Context) (local bool, err error)
 }
 

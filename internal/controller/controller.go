@@ -1,25 +1,24 @@
-// Package controller drives every worker of a fleet through its life: it
-// observes the cloud, judges idleness, and is the only part of lull that acts
-// on EC2.
+// Package controller drives every worker of a fleet through its lifecycle. It
+// observes the cloud, judges idleness, and is the only part of lull that acts on EC2.
 //
-// Run shares the workers with all other live servers on the same store. Each
-// server holds some of the Shards shards under a lease. Every write has the
-// shard's ownership as a condition, and every acting call ends Margin before
-// the lease does. Without a store there is no ownership, so nothing is done.
+// The live servers on one store share the workers. Each server holds some of the
+// Shards shards under a lease. Every write has the shard's ownership as a condition,
+// and every acting call ends Margin before the lease does. Without a store there is
+// no ownership, so nothing is done.
 //
-// Guarantees: an intent is durable before a call is sent. A pause based on
-// readings is canceled unless readings at most FinalCheckAge old are quiet. The
-// parameters and the token of a launch are durable before it is sent. "Not
-// found" is believed only after two answers at least MissingConfirm apart. A
-// slow region or worker delays no other: each region is observed in its own
-// goroutine, and work on workers runs in lanes by region and by health.
+// Guarantees: An intent is durable before a call is sent. A pause based on readings
+// is canceled unless readings at most FinalCheckAge old are quiet. The parameters and
+// the token of a launch are durable before the launch is sent. "Not found" is
+// believed only after two answers at least MissingConfirm apart. A slow region or
+// worker delays no other: each region is observed in its own goroutine, and work on
+// workers runs in lanes by region and by health.
 //
-// In a steady cycle a region costs one listing of instance states. A worker
-// whose observation and record are unchanged and for which nothing is due costs
-// a map lookup and no write.
+// In a steady cycle, a region costs one listing of instance states. A worker whose
+// observation and record are unchanged and for which nothing is due costs a map
+// lookup and no write.
 //
-// The cloud and CML are behind the interfaces in cloud.go (package cmd adapts
-// the edges), and the records are in package fleet.
+// The cloud and CML are behind the interfaces in cloud.go. Packages cmlconsole and
+// ec2cloud implement them. The records are in package fleet.
 package controller
 
 import (
@@ -50,13 +49,13 @@ import (
 // Fixed times of the controller.
 const (
 	LeaseTTL       = 12 * time.Second // so that a dead server's workers are claimed within 15 s
-	Margin         = 3 * time.Second  // no acting call runs in the last part of a lease of this length
+	Margin         = 3 * time.Second  // every acting call ends at least this long before its lease
 	FinalCheckAge  = 5 * time.Second  // maximum age of readings on which a pause is sent
 	MissingConfirm = 60 * time.Second
-	WriteChecks    = 30 * time.Minute // times of idle checks are written at least this often
-	FullPass       = 10 * time.Minute // every instance is described within this time
-	lateWindow     = 15 * time.Minute // an action that was given up may still happen
-	takeoverShows  = 10 * time.Second // until the effect of an earlier owner's call is visible, or will never be
+	WriteChecks    = 30 * time.Minute // the check times of a worker are written at least this often
+	FullPass       = 10 * time.Minute // every instance is described at least this often
+	lateWindow     = 15 * time.Minute // for this long, an action that lull gave up may still take effect
+	takeoverShows  = 10 * time.Second // by then, the effect of an earlier owner's call is visible or will never be
 	debounce       = 200 * time.Millisecond
 
 	defaultLanes = 1024
@@ -90,13 +89,14 @@ type Config struct {
 	// Archive receives audit entries that leave the store; nil keeps them
 	// there.
 	Archive func([]audit.Entry) error
-	// Shadow (dry run) decides and records everything and does nothing.
+	// Shadow enables dry run: everything is decided and recorded, and nothing is
+	// done.
 	Shadow bool
 	// Lanes is the number of workers of one region handled concurrently; 0 means
-	// defaultLanes. As many more are handled of those whose last attempt failed. Nearly
-	// all of that time is spent waiting for CML. Where an answer takes 3 s, 3,000
-	// workers that are checked every minute keep 400 lanes busy, and three times
-	// as many when all of them are to be paused at the same moment.
+	// defaultLanes. Workers whose last attempt failed have another Lanes of their
+	// own. Most of that time is spent waiting for CML. If an answer takes 3 s, 3,000
+	// workers that are checked every minute keep 400 lanes busy, and three times as
+	// many when all of them are to be paused at the same moment.
 	Lanes int
 	Log   *slog.Logger
 	// Tracer gets spans of checks, pauses and resumes; nil disables tracing.
@@ -121,7 +121,7 @@ type Controller struct {
 	lanes   map[laneKey]*lane
 	regions map[regionKey]*region
 	shards  [Shards]*shard
-	leaving []*shard // given up here, and not yet released in the store
+	leaving []*shard // given up by this server, and not yet released in the store
 	members map[string]Member
 	lease   store.Lease
 	tmpls   map[string]launch.Template
@@ -197,7 +197,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return err
 }
 
-// followWorkers keeps the entries in line with the store.
+// followWorkers applies the store's changes of workers to the entries in memory.
 func (c *Controller) followWorkers(ctx context.Context) error {
 	var seen map[string]bool
 	return store.Follow(ctx, c.fleet.Store(), worker.Keys(), store.Follower{
@@ -254,9 +254,9 @@ func (c *Controller) read(v store.Value) {
 	c.learn(w, debounce)
 }
 
-// learn processes a newer record and schedules a check of the worker after a
-// delay, which combines changes that come together. A record that returns from
-// our own write is already known.
+// learn processes a newer record. It schedules a check of the worker after the delay
+// after, so that changes in quick succession are handled together. A record that this
+// server wrote itself is already known and is ignored.
 func (c *Controller) learn(w worker.Worker, after time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,7 +275,7 @@ func (c *Controller) learn(w worker.Worker, after time.Duration) {
 		e.region, r.entries[e.id] = r, e
 	}
 	if e.w.DesiredStatus != w.DesiredStatus && e.cancel != nil && !e.writing {
-		e.cancel() // the work in progress was decided for the former intent; its write would be refused
+		e.cancel() // the job in progress acts on the former intent, so its write would be refused
 	}
 	e.w = w
 	e.reconciled = false

@@ -53,11 +53,11 @@ func (j *job) shadow() bool { return j.c.cfg.Shadow || !j.w.Armed || j.rules().S
 // for a schedule that pauses it.
 func (j *job) detects() bool { return j.w.IsIdleDetectionEnabled || j.rules().ScheduleState != nil }
 
-// detectDue reports whether the worker's next check is due. A worker whose
-// check was never planned gets its own point of the interval.
+// detectDue reports whether the worker's next check is due. If no check was ever
+// planned, the worker is assigned its own point of the interval.
 func (j *job) detectDue() bool {
 	if len(j.ask) > 0 {
-		return false // a request is answered by its own check
+		return false // the check that a request causes is made by answer
 	}
 	if !j.detects() {
 		return false
@@ -75,15 +75,17 @@ func (j *job) detectDue() bool {
 	return !j.now.Before(j.live.nextCheck)
 }
 
-// spread maps a worker to a point of an interval.
+// spread maps a worker to a fixed point of an interval, so that workers do not act in
+// step.
 func spread(id string, d time.Duration) time.Duration {
 	h := fnv.New32a()
 	h.Write([]byte(id))
 	return time.Duration(float64(d) * float64(h.Sum32()) / (math.MaxUint32 + 1.0))
 }
 
-// detect runs one idle check (DetectWorkerIdle): four steps, each of which may
-// fail alone. The error is the store's; all other failures are in the result.
+// detect runs one idle check in four steps: read, update, judge, arbitrate. Each may
+// fail without preventing the others. The error is the store's; all other failures
+// are in the result.
 func (j *job) detect(ctx context.Context, force bool) (worker.DetectResult, error) {
 	j.c.count.detections.Add(1)
 	ctx, span := j.span(ctx, "worker.detect")
@@ -97,7 +99,7 @@ func (j *job) detect(ctx context.Context, force bool) (worker.DetectResult, erro
 		r.Error = "the check was canceled"
 		return r, nil
 	}
-	// Repeat step 1 right before an automatic pause: every pause fetches.
+	// An automatic pause needs a fresh reading, so repeat step 1 right before it.
 	if d := j.judge(); d.Verdict.Eligible && j.wantsCML() && !j.live.fetchedAt.After(j.now) {
 		j.fetch(ctx, true)
 	}
@@ -179,9 +181,9 @@ const (
 	lookWait = 2 * time.Minute
 )
 
-// fetchAfter returns the minimum time from the last fetch to the next. A failed
-// fetch is repeated sooner than the interval, and several times within one if
-// the worker would otherwise be paused.
+// fetchAfter returns the minimum time from the last fetch to the next. After a
+// failure the next fetch comes sooner than the interval; if the worker would
+// otherwise be paused, several times within the interval.
 func (j *job) fetchAfter() time.Duration {
 	every := j.interval()
 	if j.live.failed == 0 {
@@ -223,7 +225,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	j.live.seen, j.live.telemetry, j.live.fetchedAt = t.Seen, t, time.Now()
 	j.c.count.future.Add(t.Future)
 	j.c.count.malformed.Add(t.Malformed)
-	// CML reports events, not levels: use is dated by its newest event.
+	// CML reports events, not levels: the time of use is that of the newest event.
 	r := idle.Reading{Signal: worker.SourceCML, State: idle.Quiet, At: t.CheckedAt, LastEvent: t.Newest, MaxAge: idle.Duration(2 * every)}
 	if t.CheckedAt.IsZero() {
 		r.At = time.Now()
@@ -302,7 +304,7 @@ func (j *job) engineCase() worker.Case {
 		Budget: j.c.fleet.StopBudget(now, &j.w), ScaleDown: j.s.ScaleDownEnabled}
 }
 
-// activity returns the newest activity of all sources, with CML's events.
+// activity returns the newest activity of all sources, including CML's events.
 func (j *job) activity() worker.Telemetry {
 	t := j.live.telemetry
 	if j.live.fetchedAt.IsZero() {
@@ -354,9 +356,9 @@ func (j *job) update(ctx context.Context) error {
 	return nil
 }
 
-// late returns how long after it happened the newest activity was reported, if
-// the last pause was based on readings, was carried out, and would not have
-// happened with that activity known; otherwise 0.
+// late returns how late the newest activity was reported, if it came too late: the
+// last pause was based on readings, was carried out, and would not have happened had
+// that activity been known. Otherwise it returns 0.
 func (j *job) late(t worker.Telemetry) time.Duration {
 	w := &j.w
 	paused, resumed := w.LastPausedAt, w.LastResumedAt
@@ -366,12 +368,12 @@ func (j *job) late(t worker.Telemetry) time.Duration {
 	case !t.Newest.Before(*resumed) || paused.Sub(t.Newest) >= time.Duration(j.rules().Timeout):
 		return 0
 	case w.LastActivityAt != nil && t.Newest.Sub(*w.LastActivityAt) <= worker.Jitter:
-		return 0 // known already
+		return 0 // already known at that time
 	}
 	return max(t.CheckedAt.Sub(t.Newest), time.Nanosecond)
 }
 
-// activityInto is update as part of another change.
+// activityInto does what update does, as part of another change of the record.
 func (j *job) activityInto(w *worker.Worker) {
 	t := j.activity()
 	w.Checked(t.CheckedAt)
@@ -383,9 +385,9 @@ func (j *job) activityInto(w *worker.Worker) {
 	}
 }
 
-// preflight finds out what speaks against a stop, and keeps that for an hour.
-// Where the pause is due, what cannot be found out blocks it; it is tried again
-// in the next check.
+// preflight runs the preflight checks of a stop and keeps their result for an hour.
+// If the pause is due, a check that could not be made blocks it and is retried in the
+// worker's next check.
 func (j *job) preflight(ctx context.Context, due bool) {
 	cloud, err := j.cloud()
 	if err != nil || cloud.Check == nil || j.now.Sub(j.live.preflightAt) < time.Hour {
@@ -409,9 +411,9 @@ func (j *job) preflight(ctx context.Context, due bool) {
 	j.live.preflightAt = j.now
 }
 
-// arbitrate passes a verdict to the arbiter if that can change something: the
-// worker is eligible, a warning is due, or the guard has changed. It returns
-// the decision with the guard of the pool that keeps the worker up.
+// arbitrate passes a verdict to the arbiter if the arbiter could change something:
+// the worker is eligible, a warning is due, or the guard has changed. If the pool
+// keeps the worker running, the returned decision includes the pool's guard.
 func (j *job) arbitrate(ctx context.Context, d evidence.Decision, r *worker.DetectResult) (evidence.Decision, error) {
 	limits := worker.Limits{ScaleDown: j.s.ScaleDownEnabled, Up: math.MaxInt, Intended: j.w.Intent != nil}
 	_, guard := worker.Arbitrate(d.Verdict.At, d.Verdict, limits)
@@ -498,7 +500,7 @@ func (j *job) plan(v idle.Verdict) {
 	}
 	j.live.nextCheck = next
 	if j.live.cml.MaxAge > 0 {
-		// It is valid until the check that reads it again, and for as long
+		// The reading is valid until the next check reads CML again, and for as long
 		// after that as the check may be late.
 		j.live.cml.MaxAge = idle.Duration(max(2*every, next.Sub(j.live.cml.At)+every))
 		j.live.readings = j.readings()
@@ -519,8 +521,9 @@ func (j *job) record(d evidence.Decision, next time.Time) {
 	j.c.cfg.Journal(r)
 }
 
-// alarm reports that a signal has become unknown, because an unknown must never
-// be silent. A worker that has just come up gets the time that its CML needs.
+// alarm raises an alert when a signal becomes unknown, because an unknown must never
+// be silent. A worker that has just started is exempt until its CML has had time to
+// boot.
 func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	i := slices.IndexFunc(d.Verdict.Blocks, func(b idle.Block) bool { return b.Code == idle.SignalUnknown })
 	booting := j.w.RunningSince != nil && j.now.Sub(*j.w.RunningSince) < j.s.ProvisioningTimeout
@@ -537,10 +540,10 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	})
 }
 
-// finalCheck is the final check of a pause based on readings. It reads CML
-// again; freshLoad and consult have refreshed CloudWatch and the agent. Blocks
-// that apply only before a pause are ignored: the warning was out, and the
-// record says that it is to stop.
+// finalCheck judges a pause based on readings for the last time before it is sent. It
+// reads CML again; freshLoad and consult have already refreshed CloudWatch and the
+// agent. Blocks that apply only before a pause starts, such as a pending warning, are
+// ignored.
 func (j *job) finalCheck(ctx context.Context) evidence.Decision {
 	ctx, span := j.span(j.pausing(ctx), "final_look")
 	defer span.End()
@@ -561,8 +564,8 @@ func (j *job) finalCheck(ctx context.Context) evidence.Decision {
 	return d
 }
 
-// repeats reports whether the final check of a stop is made again shortly: it
-// only misses CML's answer, and the worker is STOPPING for less than lookWait.
+// repeats reports whether the final check of a stop should be repeated shortly: only
+// CML's answer is missing, and the worker has been STOPPING for less than lookWait.
 func (j *job) repeats(d evidence.Decision) (outcome, bool) {
 	now, blocks := time.Now(), d.Verdict.Blocks
 	if len(blocks) == 0 || now.Sub(j.w.StatusSince) > lookWait || slices.ContainsFunc(blocks, func(b idle.Block) bool {
@@ -573,8 +576,8 @@ func (j *job) repeats(d evidence.Decision) (outcome, bool) {
 	return outcome{Requeue, now.Add(jitter(fetchRetry))}, true
 }
 
-// overtaken answers a request for a check with the one that was in progress when
-// it was made, if that has decided on a pause.
+// overtaken answers a request that was made while another check was in progress. If
+// that check decided on a pause, its result is the answer.
 func (j *job) overtaken(r *fleet.Request) bool {
 	in, v := j.w.Intent, j.live.verdict
 	if in == nil || v == nil || !in.ByReadings() || in.At.Before(r.At) {
@@ -588,12 +591,12 @@ func (j *job) overtaken(r *fleet.Request) bool {
 	return true
 }
 
-// answerWithin bounds the writing of an answer.
+// answerWithin is the time limit for writing an answer.
 const answerWithin = 10 * time.Second
 
-// answer carries out the requests that wait for the worker's owner. They were
-// written after earlier changes of their authors, which the watch may not have
-// delivered yet. So the record is read again first.
+// answer carries out the requests that wait for the worker's owner. It reads the
+// record again first: a request may follow changes by the same author that the watch
+// has not delivered yet.
 func (j *job) answer(ctx context.Context) {
 	if len(j.ask) == 0 {
 		return
@@ -626,7 +629,7 @@ func (j *job) answer(ctx context.Context) {
 				r.Error = err.Error()
 			}
 		}
-		// What was done is answered even if the job was canceled meanwhile.
+		// What was done must be answered even if the job has been canceled meanwhile.
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
 		if err := j.f.Answer(bound, r); err != nil {
 			j.c.log.Warn("cannot answer a request", "request", r.ID, "err", err)

@@ -24,12 +24,12 @@ import (
 	simworld "lull/internal/sim/world"
 )
 
-// What the sources of an activity show of a machine in use, by their
-// documentation. The simulated users and loads are made accordingly.
+// What the documentation says each activity source shows of a machine in use. The
+// simulated users and loads are made accordingly.
 const (
 	// CML shows what users do, when they do it.
 	userPace = 2 * time.Minute  // a user at work does something at least this often
-	cmlLate  = 30 * time.Second // and CML lists it this late at most
+	cmlLate  = 30 * time.Second // and CML lists it at most this late
 
 	// CloudWatch shows the mean of five minutes. Its newest window may have ended
 	// two periods before it is judged.
@@ -38,11 +38,11 @@ const (
 	// An agent shows the mean since its last report.
 	agentInterval = time.Minute
 
-	idleLoad, usedLoad = 1.0, 60.0 // per cent of the processors
-	activeLoad         = 5.0       // from which a machine counts as in use
+	idleLoad, usedLoad = 1.0, 60.0 // percent of all CPUs
+	activeLoad         = 5.0       // at and above this load a machine counts as in use
 
-	// What judges a pause is read at most readAge before, where reading costs
-	// money, and the pause is sent at most finalCheck after it was judged.
+	// Where reading costs money, a pause is judged by readings at most readAge old.
+	// It is sent at most finalCheck after it was judged.
 	readAge    = time.Minute
 	finalCheck = 5 * time.Second
 )
@@ -52,10 +52,10 @@ func hidden(window time.Duration) time.Duration {
 	return time.Duration(float64(window) * (activeLoad - idleLoad) / (usedLoad - idleLoad))
 }
 
-// resolution returns what a set of sources, all of them needed, leaves unseen:
-// blind is how new use may be, early how much sooner than its true end it may
-// seem to have ended, and brief how long use may be that is never seen, because
-// it stays below the threshold in each of two windows.
+// resolution returns what a set of sources, all of which must be quiet, cannot see.
+// blind is for how long new use may go unnoticed. early is how much too early a use
+// may seem to have ended. brief is how long a use may last without ever being seen,
+// because it stays below the threshold in each of two windows.
 func resolution(sources []string) (blind, early, brief time.Duration) {
 	blind, early, brief = time.Hour, time.Hour, time.Hour
 	for _, s := range sources {
@@ -75,17 +75,18 @@ func resolution(sources []string) (blind, early, brief time.Duration) {
 	return blind, early + time.Second, brief // times are rounded to seconds on the wire
 }
 
-// TestTruthFleet compares automatic stops with the truth. Simulated users and
-// loads, fixed before the controller starts, define when a machine was in use.
-// A simulated cloud, CML and an agent show it, each with its own resolution,
-// delay, loss, staleness and clock error, and with outages. Settings change and
-// controllers are killed at random. No automatic stop reaches EC2 within the
-// timeout after use that the sources could show, or that CloudWatch did show
-// when it had to be read, nor within the timeout after the machine started. A
-// machine that is idle without faults is stopped.
+// TestTruthFleet compares automatic stops with the truth. Simulated users and loads,
+// fixed before the controller starts, define when a machine was in use. A simulated
+// cloud, CML and an agent report that use, each with its own resolution, delay, loss,
+// staleness and clock error, and with outages. Settings change and controllers are
+// killed at random.
 //
-// A controller that ignores the state of an active reading fails in nearly
-// every round, and so does one whose final check does not read CloudWatch.
+// No automatic stop may reach EC2 within the timeout after use that the sources could
+// show, after use that CloudWatch did show in time, or after the start of the
+// machine. A machine that is idle without faults must be stopped.
+//
+// A controller that ignores the state of an active reading fails in nearly every
+// round, and so does one whose final check does not read CloudWatch.
 func TestTruthFleet(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
 	seed, stops := scaletest.Seed(t), 0
@@ -98,7 +99,8 @@ func TestTruthFleet(t *testing.T) {
 	}
 }
 
-// truthWorld is one round: a machine, what uses it and what shows that.
+// truthWorld is one round: a machine, its users and loads, and the sources that
+// report them.
 type truthWorld struct {
 	t     *testing.T
 	rng   *rand.Rand
@@ -106,15 +108,15 @@ type truthWorld struct {
 	id    string // of the worker
 	ec2   string // of its instance
 	use   truth.Use
-	about string // what the round is like, for failures
+	about string // describes the round in failure messages
 
 	snooze         time.Duration
 	launched       bool          // by the controller, so that its first start has a snooze
-	lag, agentSkew time.Duration // of CloudWatch's windows, and of the agent's clock
+	lag, agentSkew time.Duration // delay of CloudWatch's windows, and error of the agent's clock
 	loss           float64       // share of windows and reports that are lost
 	agentDown      time.Time     // the agent is silent until then
-	consoles       time.Time     // only CML is asked until then
-	disturbed      time.Time     // until then something is wrong or new
+	consoles       time.Time     // until then, CML is the only source
+	disturbed      time.Time     // until then a fault or a change may delay a stop
 	muted          truth.Span    // CloudWatch gets no window that ends in it
 
 	episodes []episode // to come, in order
@@ -123,9 +125,9 @@ type truthWorld struct {
 	sequence uint64
 	sampled  time.Time
 	lastUse  time.Time
-	booting  time.Time // when a user last found CML not ready
+	booting  time.Time // when a user last found CML still booting
 	nextUser time.Time
-	next     time.Time // begin of the next window of CloudWatch
+	next     time.Time // start of CloudWatch's next window
 
 	mu      sync.Mutex
 	sources []string
@@ -150,13 +152,13 @@ func truthRound(t *testing.T, seed uint64, n int) int {
 	bursts := begun.Add(3 * time.Hour)
 	first := begun.Add(w.snooze + pick(30*time.Minute))
 	w.use = truth.Of(append(truth.Draw(rng, first, bursts.Sub(first), 2*time.Hour).Spans(), drawBursts(rng, bursts, begun.Add(length-calm))...)...)
-	if n%2 == 1 { // CML's clock is behind, so that what users do seems long ago
+	if n%2 == 1 { // CML's clock is behind, so users' actions seem older than they are
 		w.consoles = bursts
 	}
 	w.plan()
 	config := simworld.Config{
 		Seed: seed, Regions: []simworld.RegionConfig{{Name: simRegion}}, Timing: simworld.Timing{Background: simworld.Duration(15 * time.Minute)},
-		// Its telemetry was recorded before its image was made.
+		// CML's telemetry was recorded before the image was made.
 		Profiles: map[string]simworld.Profile{"used": {History: 50, HistoryAge: simworld.Duration(time.Hour), ClockOffset: simworld.Duration(skew),
 			Spoil: simworld.Spoil{Late: 0.2, LateBy: simworld.Duration(cmlLate), Duplicate: 0.05, Reorder: 0.05}}},
 		LaunchedProfile: "used",
@@ -177,7 +179,7 @@ func truthRound(t *testing.T, seed uint64, n int) int {
 	for end := begun.Add(length); time.Now().Before(end); time.Sleep(time.Second) {
 		now := time.Now()
 		quiet := now.After(end.Add(-calm))
-		if quiet && !calmed { // every source has to do its part
+		if quiet && !calmed { // every source must take part
 			calmed = true
 			w.configure(15*time.Minute, []string{worker.SourceAgent, worker.SourceCloudWatch, worker.SourceCML})
 		}
@@ -245,7 +247,7 @@ func (w *truthWorld) judge(now time.Time) {
 	w.stops++
 	blind, early, brief := resolution(w.sources)
 	timeout, measured := w.timeout, slices.Contains(w.sources, worker.SourceCloudWatch)
-	if now.Before(w.old.until) { // decided before the change was known
+	if now.Before(w.old.until) { // decided before the change of settings was known
 		b, e, short := resolution(w.old.sources)
 		brief = max(brief, short)
 		blind, early, timeout = max(blind, b), max(early, e), min(timeout, w.old.timeout)
@@ -256,11 +258,11 @@ func (w *truthWorld) judge(now time.Time) {
 	}
 	var spans []truth.Span
 	for _, s := range w.use.Spans() {
-		if s.From.Before(since) { // what wants to use a machine that is down does not
+		if s.From.Before(since) { // a user who finds the machine down does not use it
 			s.From = since
 		}
 		if slices.Equal(w.sources, []string{worker.SourceCML}) && s.From.Before(w.booting) && !s.To.Before(w.booting) {
-			s.From = w.booting.Add(2 * time.Second) // nor do users of a CML that boots
+			s.From = w.booting.Add(2 * time.Second) // nor does a user who finds CML booting
 		}
 		if s.To.Sub(s.From) > brief {
 			spans = append(spans, s)
@@ -274,7 +276,7 @@ func (w *truthWorld) judge(now time.Time) {
 	}
 }
 
-// create makes the worker, whose machine is found or launched.
+// create makes the worker, from a machine that is imported or launched.
 func (w *truthWorld) create() {
 	risks := worker.Profile{AcceptedRisks: []string{worker.RiskNoElasticIP}}
 	if !w.launched {
@@ -301,22 +303,23 @@ func (w *truthWorld) snoozes(is worker.Worker) time.Duration {
 	return w.snooze
 }
 
-// window is a period of CloudWatch that can be read since shown.
+// window is a window of CloudWatch, which can be read from shown on.
 type window struct {
 	end, shown time.Time
 	load       float64
 }
 
-// contradicts returns an error if CloudWatch, read when a stop at now had to be
-// judged, showed use within the timeout, or shows nothing newer than use. The
-// machine runs since then. w.mu is held.
+// contradicts returns an error if CloudWatch spoke against a stop at now: a window
+// that had to be read by then shows use within the timeout, or shows use and is the
+// newest window. Windows that end before since, when the machine started, do not
+// count. w.mu must be held.
 func (w *truthWorld) contradicts(now, since time.Time, timeout time.Duration) error {
 	newest := true
 	for _, x := range slices.Backward(w.shown) {
 		if !x.end.After(since) {
 			break
 		}
-		idle, read := now.Sub(x.end), now.Sub(x.shown) > readAge+finalCheck // otherwise it may have been
+		idle, read := now.Sub(x.end), now.Sub(x.shown) > readAge+finalCheck // a newer window may not have been read
 		if x.load < activeLoad {
 			newest = false
 		} else if read && (newest || idle < timeout-time.Second) {
@@ -327,7 +330,7 @@ func (w *truthWorld) contradicts(now, since time.Time, timeout time.Duration) er
 	return nil
 }
 
-// up returns since when the machine runs, by the simulator.
+// up reports whether the simulator's machine is running, and since when.
 func (w *truthWorld) up() (since time.Time, up bool) {
 	if w.ec2 == "" {
 		if w.ec2 = w.f.worker(w.id).EC2InstanceID; w.ec2 == "" {
@@ -345,12 +348,12 @@ func (w *truthWorld) up() (since time.Time, up bool) {
 	return since, up
 }
 
-// live is a second of the users, the loads and what reports them.
+// live simulates one second of the users, the loads and the sources that report them.
 func (w *truthWorld) live(now time.Time, served bool) {
 	since, up := w.up()
 	used := w.use.At(now)
 	if !used {
-		w.nextUser = now // the next user begins with something
+		w.nextUser = now // the next user starts with an action
 	}
 	if used && !up && now.Second()%10 == 0 {
 		if is := w.f.worker(w.id); is.Status == power.WorkerStopped && is.DesiredStatus == power.WorkerStopped {
@@ -361,7 +364,7 @@ func (w *truthWorld) live(now time.Time, served bool) {
 	}
 	if now.Second() == 0 && w.f.worker(w.id).Status == power.WorkerFailed { // a start in an outage
 		_, err := w.f.fleet.RetryWorker(w.t.Context(), operator, w.id)
-		if _, refused := errors.AsType[*failure.Refused](err); err != nil && !refused { // refused if it is no longer FAILED
+		if _, refused := errors.AsType[*failure.Refused](err); err != nil && !refused { // refused means that it is no longer FAILED
 			w.t.Errorf("cannot retry: %v", err)
 		}
 	}
@@ -378,7 +381,7 @@ func (w *truthWorld) live(now time.Time, served bool) {
 		})
 	}
 	w.measure(now, since, up)
-	if up && served && now.After(w.agentDown) && now.Second()%2 == 0 { // reading the record costs the most here
+	if up && served && now.After(w.agentDown) && now.Second()%2 == 0 { // reading the record is the most expensive step here
 		is := w.f.worker(w.id)
 		consulted := is.AgentConsulted()
 		if consulted && now.Sub(w.sampled) >= 2*time.Second || now.Sub(w.sampled) >= agentInterval-5*time.Second {
@@ -392,7 +395,7 @@ func (w *truthWorld) load(from, to time.Time) float64 {
 	return idleLoad + (usedLoad-idleLoad)*w.use.Share(from, to)
 }
 
-// measure gives CloudWatch the windows that have ended, each after its lag.
+// measure publishes the windows that have ended in CloudWatch, each after its lag.
 func (w *truthWorld) measure(now, since time.Time, up bool) {
 	for end := w.next.Add(cloudWatchPeriod); !now.Before(end.Add(w.lag)); end = w.next.Add(cloudWatchPeriod) {
 		from := w.next
@@ -414,7 +417,7 @@ func (w *truthWorld) measure(now, since time.Time, up bool) {
 	}
 }
 
-// report is one of the agent, whose clock is off.
+// report sends one report of the agent, whose clock is wrong by agentSkew.
 func (w *truthWorld) report(now, since time.Time, is *worker.Worker, consulted bool) {
 	from := w.sampled
 	if from.Before(since) {
@@ -431,7 +434,7 @@ func (w *truthWorld) report(now, since time.Time, is *worker.Worker, consulted b
 		r.State, w.lastUse = idle.Active, now
 	}
 	if w.rng.Float64() < w.loss {
-		return // but it knows of the use
+		return // the report is lost, but the agent remembers the use
 	}
 	w.sequence++
 	if w.lastUse.Before(since) {
@@ -467,23 +470,23 @@ func drawBursts(rng *rand.Rand, from, end time.Time) []truth.Span {
 	}
 }
 
-// episode is a stretch from the end of a use to the end of the next one, in
-// which CloudWatch alone is asked and the timeout is, at some time, shorter than
-// the age of its newest window.
+// episode lasts from the end of one use to the end of the next. CloudWatch is the
+// only source, and the timeout is at some time shorter than the age of CloudWatch's
+// newest window.
 type episode struct {
 	begin, end time.Time
-	// From blind on, CloudWatch cannot be read: its newest known window is
-	// quiet, and the next, which shows the use, is missed. From short on, the
-	// timeout is short, so that a pause is due. Zero: from the begin, without
-	// an outage.
+	// From blind on, CloudWatch cannot be read: its newest known window is quiet, and
+	// the next one, which shows the use, is missed. From short on, the timeout is so
+	// short that a pause is due. A zero blind means no outage; a zero short means
+	// short from the beginning.
 	blind, short time.Time
-	// CloudWatch never gets the windows that show the use, and the timeout is
-	// short from short on.
+	// If set, CloudWatch never publishes the windows that end in it, which show the
+	// use. The timeout is short from short on.
 	muted truth.Span
 }
 
-// plan draws an episode for most gaps between uses. What happens in it follows
-// from the use, never from what lull does.
+// plan draws an episode for most gaps between uses. It depends only on the uses,
+// never on what lull does.
 func (w *truthWorld) plan() {
 	spans := w.use.Spans()
 	for i, next := range spans[1:] {
@@ -507,8 +510,8 @@ func (w *truthWorld) plan() {
 	}
 }
 
-// act carries out the steps of the episodes that are due; it reports whether it
-// is in one.
+// act carries out the steps that are due in the current episode. It reports whether
+// an episode is in progress.
 func (w *truthWorld) act(now time.Time) bool {
 	if len(w.episodes) == 0 || now.Before(w.episodes[0].begin) {
 		return false
@@ -545,7 +548,7 @@ func (w *truthWorld) act(now time.Time) bool {
 	return true
 }
 
-// change sets another timeout and other sources.
+// change draws another timeout and other sources.
 func (w *truthWorld) change() {
 	all := []string{worker.SourceCML, worker.SourceCloudWatch, worker.SourceAgent}
 	w.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -573,13 +576,13 @@ func (w *truthWorld) set(timeout time.Duration, sources []string) {
 	w.sources, w.timeout = sources, timeout
 }
 
-// outage makes a service fail for some time, in one of the ways in which it can.
+// outage makes one service, drawn at random, fail for d.
 func (w *truthWorld) outage(d time.Duration) {
 	w.fail([]string{"ec2", "cml", "monitoring"}[w.rng.IntN(3)], d, []float64{0, 0.3}[w.rng.IntN(2)], w.rng.IntN(4))
 }
 
-// fail makes a share of a service's answers fail for some time, in one of four
-// ways, of which the last only delays them. A share of 0 is all.
+// fail makes a share of a service's answers fail for d, in one of four ways; the last
+// way only delays them. A share of 0 means all answers.
 func (w *truthWorld) fail(service string, d time.Duration, share float64, way int) {
 	now := time.Now()
 	rule := fault.Rule{Service: service, From: now, Until: now.Add(d), Probability: share}
@@ -599,15 +602,15 @@ func (w *truthWorld) fail(service string, d time.Duration, share float64, way in
 	w.disturb(d)
 }
 
-// disturb notes that for some time, and from now on, it may take longer than
-// usual until an idle machine is stopped.
+// disturb notes that for d from now, an idle machine may be stopped later than usual.
 func (w *truthWorld) disturb(d time.Duration) {
 	if at := time.Now().Add(d); at.After(w.disturbed) {
 		w.disturbed = at
 	}
 }
 
-// missed reports an idle machine that was left running though nothing is wrong.
+// missed fails the test if an idle machine was left running although there is no
+// fault.
 func (w *truthWorld) missed(now time.Time) {
 	since, up := w.up()
 	last, was := w.use.Last(now)
@@ -620,13 +623,13 @@ func (w *truthWorld) missed(now time.Time) {
 			from = t
 		}
 	}
-	// A lost window or report leaves a gap that quiet has to begin after again,
-	// and CloudWatch's own resolution comes on top.
+	// After a lost window or report, quiet time starts anew, and CloudWatch's own
+	// resolution comes on top.
 	bound := w.timeout + 2*cloudWatchPeriod + w.lag + 10*time.Minute
 	if w.loss == 0 || !slices.Contains(w.sources, worker.SourceCloudWatch) {
 		if idle := now.Sub(from); idle > bound {
 			w.t.Errorf("%s, timeout %s, sources %v: idle and undisturbed for %s and still running: %v", w.about, w.timeout, w.sources, idle, w.blocks())
-			w.disturb(time.Hour) // once
+			w.disturb(time.Hour) // report it once
 		}
 	}
 }

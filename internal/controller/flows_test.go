@@ -23,8 +23,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// A check requested while a new owner waits for the end of its predecessor's
-// calls is answered after that.
+// TestAskedTooEarly checks that a check requested while a new owner waits for its
+// predecessor's calls to end is still answered, once they have ended.
 func TestAskedTooEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -47,7 +47,8 @@ func TestAskedTooEarly(t *testing.T) {
 	})
 }
 
-// The result of DetectWorkerIdle when each of its steps fails.
+// TestDetectResult checks the result of DetectWorkerIdle when each of its steps
+// fails.
 func TestDetectResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})
@@ -109,8 +110,9 @@ func TestDetectResult(t *testing.T) {
 	})
 }
 
-// A missing instance is believed after two answers: while EC2 does not answer,
-// the first answer is not counted twice.
+// TestMissingTwice checks that a worker is ended only after EC2 has answered twice
+// that its instance is missing. While EC2 does not answer, the first answer is not
+// counted twice.
 func TestMissingTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -142,7 +144,8 @@ func TestMissingTwice(t *testing.T) {
 	})
 }
 
-// A stop that is sent, given up, and takes effect nevertheless.
+// TestLateAction checks that a stop that lull sent and gave up is recorded as its own
+// if it takes effect later.
 func TestLateAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -182,10 +185,10 @@ func TestLateAction(t *testing.T) {
 	})
 }
 
-// Activity that CML reports only after the pause that it would have prevented
-// is counted once, with its delay, in the metrics and in the audit log.
-// Activity before a user's pause, or that would not have prevented a pause, is
-// not late.
+// TestLateActivity checks that activity that CML reports only after the pause that it
+// would have prevented is counted once, with its delay, in the metrics and in the
+// audit log. Activity before a user's pause, or that would not have prevented a
+// pause, is not late.
 func TestLateActivity(t *testing.T) {
 	for name, c := range map[string]struct {
 		manual bool
@@ -237,8 +240,9 @@ func TestLateActivity(t *testing.T) {
 	}
 }
 
-// pause_action auto stops a worker until its history shows that its pauses are
-// short, and then hibernates it. The audit log says why.
+// TestAutoPauseAction checks that with pause_action auto, a worker is stopped until
+// its history shows that its pauses are short, and hibernated from then on, and that
+// the audit log gives the reason.
 func TestAutoPauseAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -295,7 +299,8 @@ func TestShadow(t *testing.T) {
 	})
 }
 
-// Off means off: within 5 s, and also for existing intents.
+// TestHaltInTheController checks that a halt takes effect within 5 s, also for stops
+// that are already pending.
 func TestHaltInTheController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -307,7 +312,7 @@ func TestHaltInTheController(t *testing.T) {
 		if w := r.worker(id); w.Status != power.WorkerRunning || w.AutoPauseCount != 0 {
 			t.Errorf("halted, it is %s", w.Status)
 		}
-		// The answers say so: no warning, no countdown, and who halted it.
+		// The answers show the halt: no warning, no countdown, and who halted.
 		l, _ := r.c.Live(id)
 		record, err := r.fleet.GetWorkerIdleStatus(t.Context(), id)
 		errtest.None(t, err)
@@ -324,7 +329,7 @@ func TestHaltInTheController(t *testing.T) {
 			t.Errorf("halted, its users were warned %d times", n)
 		}
 		r.stop()
-		r.run(r.db.Client(), options{server: "server-2"}) // survives a restart
+		r.run(r.db.Client(), options{server: "server-2"}) // the halt survives a restart
 		time.Sleep(time.Hour)
 		if w := r.worker(id); w.Status != power.WorkerRunning {
 			t.Errorf("halted, after a restart it is %s", w.Status)
@@ -334,8 +339,9 @@ func TestHaltInTheController(t *testing.T) {
 	})
 }
 
-// A halt with an end ends by itself and says so. Users are warned only after
-// it, and the announced pause is after its end.
+// TestHaltEndsInTheController checks that a halt with an end is lifted by itself and
+// that this is recorded. Users are warned only afterwards, and the announced pause is
+// after the end of the halt.
 func TestHaltEndsInTheController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -365,8 +371,8 @@ func TestHaltEndsInTheController(t *testing.T) {
 	})
 }
 
-// First contact is harmless: an imported worker is observed, and not changed
-// before it is armed. Then it gets this fleet's tag.
+// TestImport checks that an imported worker is observed but not changed before it is
+// armed, and that arming gives its instance this fleet's tag.
 func TestImport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -402,8 +408,9 @@ func TestImport(t *testing.T) {
 	})
 }
 
-// An instance with this fleet's tag and no worker is imported after a grace
-// period and a second sighting. One found by its image's name is listed.
+// TestDiscovery checks that an instance with this fleet's tag and no worker is
+// imported after a grace period and a second sighting, and that one found by its
+// image's name is only listed.
 func TestDiscovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"aws_region_configs": map[string]any{region0: map[string]any{"ami_name_pattern": "cisco-*"}}}})
@@ -432,8 +439,9 @@ func TestDiscovery(t *testing.T) {
 	})
 }
 
-// A killed server is replaced within the lease's TTL and the limit of its
-// calls. What its lease guarded can no longer be written.
+// TestTakeover checks that a killed server is replaced within the lease's TTL plus
+// the time limit of its calls, and that writes guarded by its lease fail from then
+// on.
 func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -467,7 +475,7 @@ func TestTakeover(t *testing.T) {
 		// A store as slow as one on a busy disk: sequential claims would take
 		// longer than a takeover may.
 		second.c.fleet.Store().(*mem.Client).Inject(func(mem.Call) mem.Fault { return mem.Fault{Latency: 500 * time.Millisecond} })
-		for { // until a moment after a renewal, when the lease lasts longest
+		for { // until just after a renewal, when the lease lasts longest
 			first.mu.Lock()
 			left := first.lease.Remaining()
 			first.mu.Unlock()

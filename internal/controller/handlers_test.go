@@ -33,12 +33,12 @@ type row struct {
 	config map[string]any
 	age    time.Duration // time in the status
 	halted bool
-	// asks changes the record without notice to the controller, and then
-	// requests a check.
+	// asks changes the record without notifying the controller, and then requests a
+	// check.
 	asks func(f *fleet.Fleet) error
 
 	result Result
-	to     power.Worker // empty: no change
+	to     power.Worker // empty: unchanged
 	reason string       // part of status_reason
 	calls  string       // acting calls, in alphabetical order
 	check  func(t *testing.T, w worker.Worker, c *Controller)
@@ -64,7 +64,8 @@ func both(fs ...func(w *worker.Worker)) func(w *worker.Worker) {
 	}
 }
 
-// ended checks that the audit log says why and by whom the worker was ended.
+// ended returns a check that the audit log gives this reason and actor for the
+// worker's end.
 func ended(reason power.Reason, by audit.Actor) func(*testing.T, worker.Worker, *Controller) {
 	return func(t *testing.T, w worker.Worker, c *Controller) {
 		page, err := c.fleet.Audit(t.Context(), audit.Query{WorkerID: w.ID, Action: "terminated"})
@@ -155,7 +156,7 @@ func runRow(t *testing.T, r row) {
 	}
 }
 
-// once holds a shard and reconciles the one worker with an observation.
+// once makes c own a shard and reconciles its only worker with the given observation.
 func (c *Controller) once(t *testing.T, ctx context.Context, state string, m *machine) Result {
 	t.Helper()
 	lease, err := c.fleet.Store().Grant(ctx, LeaseTTL)

@@ -19,8 +19,8 @@ import (
 	"lull/internal/platform/cml"
 )
 
-// secondsHost is a CML on the network whose clock is known only from its Date
-// header: in whole seconds, with a different network delay at each call.
+// secondsHost is a simulated CML host. Its clock is known only from its Date header,
+// in whole seconds, and each call has a different network delay.
 type secondsHost struct {
 	w    *world
 	id   string
@@ -57,7 +57,7 @@ func (h *secondsHost) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Date": {date}}, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, nil
 }
 
-// secondsConsole reads a secondsHost with the real client.
+// secondsConsole reads a secondsHost with the real CML client.
 type secondsConsole struct {
 	console
 	client func() *cml.Client
@@ -73,10 +73,10 @@ func (c secondsConsole) Telemetry(ctx context.Context, _ json.RawMessage) worker
 	return t
 }
 
-// With the default settings, an unused worker is warned of once and stopped,
-// although each reading finds the same events at slightly different times: a
-// host's clock is known to the second, and less precisely if the network is
-// slow.
+// TestOneWarning checks that an unused worker is warned once and then stopped, with
+// the default settings. Each reading finds the same events at slightly different
+// times, because the host's clock is known only to the second, and less precisely if
+// the network is slow.
 func TestOneWarning(t *testing.T) {
 	for name, keep := range map[string]bool{"one client": true, "a new client each time": false} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { oneWarning(t, keep) }) })
@@ -120,7 +120,7 @@ func oneWarning(t *testing.T, keep bool) {
 	for range 8 {
 		ids = append(ids, r.create().ID)
 	}
-	const uses = 12 // more than are kept
+	const uses = 12 // more than the client keeps
 	for i, id := range ids {
 		r.await(id, power.WorkerRunning, 10*time.Minute)
 		m := r.machine(id)

@@ -20,8 +20,9 @@ import (
 	"lull/internal/store"
 )
 
-// housekeep does the fleet-wide tasks, on the server that holds shard 0:
-// discovery, the end of a halt, the limits of the audit log and old requests.
+// housekeep does the fleet-wide tasks on the server that holds shard 0: it runs
+// discovery, lifts a halt whose end has come, and trims the audit log and old
+// requests.
 func (c *Controller) housekeep(ctx context.Context) error {
 	var scan, trim, retag time.Time
 	var scanned string
@@ -83,15 +84,15 @@ func (c *Controller) trim(ctx context.Context, sh *shard) {
 	}
 }
 
-// orphanGrace is how long an instance with our tag may have no worker before it
-// is imported. A launch that was not recorded yet is first found by its own
-// worker.
+// orphanGrace is how long an instance with our tag may have no worker before it is
+// imported. It gives the worker of an unrecorded launch time to find its instance
+// first.
 const orphanGrace = 10 * time.Minute
 
 // discover scans for instances that are not workers, and records the scan. An
-// instance with this fleet's tag is imported, in dry run, after a grace period
-// and a second sighting. One found by the name of its image is listed, and
-// imported if that is enabled.
+// instance with this fleet's tag is imported, in dry run, after a grace period and a
+// second sighting. One found by the name of its image is listed, and imported if the
+// settings allow it.
 func (c *Controller) discover(ctx context.Context, sh *shard) {
 	s, now := c.fleet.Settings(), time.Now().UTC().Round(0)
 	tag, value := s.TagPrefix+"managed-by", c.fleet.ID()
@@ -161,8 +162,8 @@ func (c *Controller) scanned(s settings.Settings) []regionKey {
 	})
 }
 
-// scan scans the region of r and adds to r what it saw. ours is the search for
-// this fleet's tag.
+// scan scans the region that r names and adds the instances it finds to r. ours is
+// the search for this fleet's tag.
 func (c *Controller) scan(ctx context.Context, sh *shard, r *fleet.ScannedRegion, ours Search, old map[string]fleet.Discovered) error {
 	k := regionKey{r.Account, r.Region}
 	cloud, err := c.cfg.Clouds(k.account, k.name)
@@ -217,8 +218,8 @@ func (c *Controller) scan(ctx context.Context, sh *shard, r *fleet.ScannedRegion
 func isGone(state string) bool { return state == "terminated" || state == "shutting-down" }
 
 // discovered processes one instance of a scan. It returns a Skip code of package
-// fleet, or "" if the instance is listed. old holds instances that no scan shows
-// anymore.
+// fleet, or "" if the instance is listed. It removes the instance from old, which in
+// the end holds those that no scan shows anymore.
 func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in Instance, ours bool, old map[string]fleet.Discovered) (skip string) {
 	s := c.fleet.Settings()
 	key := k.name + "/" + in.ID
@@ -230,7 +231,7 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 	if id := in.Tags[s.TagPrefix+"worker-id"]; ours && id != "" {
 		if w, err := c.fleet.Worker(ctx, id); err == nil && w.EC2InstanceID == "" {
 			delete(old, key)
-			return fleet.SkipLaunching // its own worker looks for it
+			return fleet.SkipLaunching // the worker that launched it will find it
 		}
 	}
 	first, seen := old[key]
@@ -264,7 +265,7 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 	return fleet.SkipImported
 }
 
-// Live has what this server knows about a worker beyond its record.
+// Live is what this server knows about a worker beyond its record.
 type Live struct {
 	Owned       bool               `json:"owned"`
 	Region      string             `json:"aws_region"`
@@ -279,7 +280,7 @@ type Live struct {
 	Agent *control.AgentView `json:"agent,omitempty"`
 }
 
-// Metrics are the last readings of a worker's load. Null means unknown.
+// Metrics are the last readings of a worker's load. A null value means unknown.
 type Metrics struct {
 	CPUUtilization    *float64   `json:"cpu_utilization"`
 	MemoryUtilization *float64   `json:"memory_utilization"`
@@ -344,7 +345,7 @@ func (c *Controller) Live(id string) (Live, bool) {
 			return r.Signal == worker.SourceAgent || strings.HasPrefix(r.Signal, worker.SourceAgent+":")
 		})
 		if slices.Contains(rules.ActivitySources, worker.SourceAgent) {
-			readings = append(readings, seen.readings(time.Now())...) // newer than the last check
+			readings = append(readings, seen.readings(time.Now())...) // the agent's readings may be newer than the last check
 		}
 	}
 	var guards []idle.Block
@@ -368,12 +369,12 @@ const (
 	// firstCheckWithin is how long the first check of a worker may be overdue
 	// before its unknown signals raise an alarm.
 	firstCheckWithin = 2 * time.Minute
-	// bootWithin is how long CML may boot before that.
+	// bootWithin is how long CML may boot before its unknown signals raise an alarm.
 	bootWithin = 10 * time.Minute
 )
 
-// checking reports whether signals of w are unknown only because it was not
-// checked yet since this server took it at taken, or because CML is booting.
+// checking reports whether signals of w are unknown only because w has not been
+// checked since this server took it over at taken, or because CML is booting.
 func checking(w *worker.Worker, v live, taken, now time.Time) bool {
 	if v.verdict == nil {
 		due := taken

@@ -22,8 +22,7 @@ func (j *job) pending(ctx context.Context) outcome {
 	if err != nil {
 		return j.note(ctx, err.Error())
 	}
-	// A launch that could not be tried yet, because no server had the time, is
-	// not overdue.
+	// A launch that was never attempted, because no server got to it, is not overdue.
 	overdue := j.overdue(j.s.ProvisioningTimeout) && (j.w.Launch != nil || j.w.StatusReason != "")
 	if j.w.RetryLook || overdue {
 		if out, done := j.earlier(ctx, cloud); done {
@@ -71,9 +70,9 @@ func (j *job) launched(ctx context.Context, in Instance) outcome {
 	return outcome{Result: Success, Next: j.now.Add(j.s.ReconcileInterval)}
 }
 
-// earlier looks for the result of an earlier launch, by its client token and by
-// the worker's tag. An instance that it finds is adopted. If it finds none, a
-// user's retry may continue with the next generation.
+// earlier looks for the result of an earlier launch, by its client token and by the
+// worker's tag. If it finds an instance, the worker adopts it. If not, a user's retry
+// continues with the next generation.
 func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
 	in, ok, err := j.findLaunch(ctx, cloud)
 	switch {
@@ -179,15 +178,15 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 	return outcome{}, false
 }
 
-// rooted is the root volume of a launch, and whether it can hibernate.
+// rooted describes the root volume of a launch.
 type rooted struct {
 	hibernation bool
-	off         string // why it cannot although its policy may hibernate
+	off         string // why hibernation is off although the policy may hibernate
 	volume      *worker.LaunchVolume
 }
 
-// root decides on hibernation and the root volume. ok is false if the worker
-// has to wait, or has failed.
+// root decides on hibernation and the root volume. If ok is false, the worker waits
+// or has failed, and out is the outcome.
 func (j *job) root(ctx context.Context, cloud Cloud, tmpl launch.Template, ami string) (r rooted, out outcome, ok bool) {
 	want, asked := false, tmpl.RootVolume
 	switch tmpl.Hibernation {
@@ -230,7 +229,7 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl launch.Template, ami s
 		return r, j.fail(ctx, audit.ProvisionFailed, "its root volume cannot be set: "+cmp.Or(m.Why, "the image has no EBS root volume")), false
 	}
 	r.volume = &worker.LaunchVolume{Device: m.RootDevice, GB: max(gb, m.RootGB), Type: asked.Type, Encrypted: asked.Encrypted}
-	if r.hibernation { // the memory is written in addition to the image's data
+	if r.hibernation { // the memory needs space besides the image's data
 		r.volume.Encrypted = true
 		r.volume.GB = max(gb, m.RootGB+(m.MemoryMiB+1023)/1024)
 	}
@@ -276,7 +275,7 @@ func (j *job) provisioning(ctx context.Context) outcome {
 			return outcome{Result: Requeue}
 		}
 		if j.inst.Cause == CauseServer {
-			// Nothing of it remains, so a retry launches another instance.
+			// Nothing of this launch remains, so a retry launches another instance.
 			err := j.to(ctx, power.WorkerFailed, "EC2 ended the launch: "+j.inst.Reason, func(w *worker.Worker, tx *worker.Tx) {
 				w.EC2InstanceID, w.EC2State = "", ""
 				tx.Note(audit.Entry{Action: audit.ProvisionFailed, Detail: w.StatusReason})
@@ -307,7 +306,8 @@ func (j *job) starting(ctx context.Context) outcome {
 	case j.seen == "running" && j.inst != nil && j.inst.PrivateIP != "":
 		return j.up(ctx)
 	case j.seen == "stopped" && code != "" && !j.wasUp() && (j.w.StartSentAt == nil || j.shows(*j.w.StartSentAt, time.Minute)):
-		// Off means off, even halfway: it waits as if the start had not begun.
+		// A halt or dry run also holds a start that is in progress. The worker waits
+		// as if it had not begun.
 		return j.step(ctx, power.WorkerStopped, "does not start: "+why, func(w *worker.Worker, _ *worker.Tx) { w.StartSentAt = nil })
 	case j.overdue(j.s.ProvisioningTimeout) && (j.seen != "stopped" || j.w.StartSentAt != nil || j.w.StatusReason != ""):
 		return j.fail(ctx, "start_failed", fmt.Sprintf("EC2 reports %q after %s: %s", j.seen, idle.Human(j.s.ProvisioningTimeout), j.w.StatusReason))
@@ -354,7 +354,7 @@ func (j *job) up(ctx context.Context) outcome {
 		found := w.Imported && w.LastPausedAt == nil && w.StartOrigin == worker.OriginNone
 		w.Resumed(tx)
 		if found && in.LaunchTime.Before(tx.Now) && !in.LaunchTime.IsZero() {
-			w.RunningSince = &in.LaunchTime // it was running before it was imported
+			w.RunningSince = &in.LaunchTime // an imported instance has been running since its launch
 		}
 		return nil
 	})
@@ -370,7 +370,7 @@ func (j *job) up(ctx context.Context) outcome {
 
 func endpoint(in *Instance) string { return worker.Endpoint(in.PublicIP, in.PrivateIP) }
 
-// start calls StartInstances, after recording that.
+// start calls StartInstances, after recording the call.
 func (j *job) start(ctx context.Context) outcome {
 	if out, ok := j.ours(ctx, "start"); !ok {
 		return out
@@ -387,7 +387,7 @@ func (j *job) start(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
-	if j.w.StartOrigin == worker.OriginAuto { // a halt ends its retries too
+	if j.w.StartOrigin == worker.OriginAuto { // a halt also ends the retries of an automatic start
 		call, cancel = context.WithTimeout(call, FinalCheckAge-time.Second)
 		defer cancel()
 	}
@@ -398,12 +398,11 @@ func (j *job) start(ctx context.Context) outcome {
 	fault(span, err)
 	switch k := KindOf(err); {
 	case err == nil, k == IncorrectState, k == NotFound:
-		return outcome{Result: Requeue} // check the outcome
+		return outcome{Result: Requeue} // the next observation shows the outcome
 	case hopeless(k) || k == Protected:
 		return j.fail(ctx, "start_failed", "EC2 refused the start: "+err.Error())
 	}
-	// It did not start, so the next attempt need not wait for this one's
-	// effect.
+	// The call had no effect, so the next attempt need not wait for it.
 	why := "cannot start yet: " + err.Error()
 	if err := j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.StartSentAt, w.StatusReason = nil, why; return nil }); err != nil {
 		return j.failedWrite(err)

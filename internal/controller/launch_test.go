@@ -12,7 +12,7 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// parts describes every image and type.
+// parts is a Cataloger that describes every image and type.
 type parts struct {
 	m   Machine
 	err error

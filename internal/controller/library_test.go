@@ -29,13 +29,13 @@ import (
 	"lull/internal/store/mem"
 )
 
-// libraryRig is a fleet of one worker, over the simulated cloud, by the real
-// clients of EC2 and CML.
+// libraryRig is a fleet of one worker in the simulated cloud, through the real EC2
+// and CML clients.
 type libraryRig struct {
 	t     *testing.T
 	fleet *fleet.Fleet
 	id    string
-	lib   *virl2test.Client // a user of CML with Cisco's library
+	lib   *virl2test.Client // a CML user with Cisco's client library
 }
 
 func (r *libraryRig) worker() worker.Worker {
@@ -47,7 +47,7 @@ func (r *libraryRig) worker() worker.Worker {
 	return w
 }
 
-// runs lets time pass, in which the worker must not be stopped.
+// runs lets d pass, and fails the test if the worker is stopped in that time.
 func (r *libraryRig) runs(d time.Duration, why string) {
 	r.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(30 * time.Second) {
@@ -125,9 +125,9 @@ func withLibrary(t *testing.T, timeout time.Duration, body func(*libraryRig)) {
 	})
 }
 
-// What a user does with Cisco's client library holds the pause off: each request
-// that CML reports counts from its own time, and a pause comes when the last of
-// them is older than the timeout.
+// TestLibraryHoldsThePause checks that requests of Cisco's client library prevent a
+// pause: each request that CML reports counts from its own time, and the pause comes
+// when the last one is older than the timeout.
 func TestLibraryHoldsThePause(t *testing.T) {
 	const timeout = 30 * time.Minute
 	withLibrary(t, timeout, func(r *libraryRig) {

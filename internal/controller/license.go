@@ -16,8 +16,7 @@ import (
 const (
 	// licenseWait bounds how long CML may take over an operation.
 	licenseWait = 10 * time.Minute
-	// licenseAgain is how long after a request whose answer was lost CML is asked
-	// again.
+	// licenseAgain is the delay before a request whose answer was lost is repeated.
 	licenseAgain = 30 * time.Second
 	// licenseEnd bounds how long a termination waits for the seat to be released.
 	licenseEnd = 2 * time.Minute
@@ -58,8 +57,9 @@ func (j *job) learnLicense(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
-// observed returns l with the state that CML reports. The error of a failed
-// operation stays until CML's state is the one that the operation was to reach.
+// observed returns l updated to the state that CML reports. The error of a failed
+// operation is kept until CML reaches the state that the operation was meant to
+// reach.
 func observed(l worker.License, st LicenseState) worker.License {
 	same := l.Registration == st.Registration && l.Authorization == st.Authorization
 	l.Registration, l.Authorization, l.Seat = st.Registration, st.Authorization, st.Seat
@@ -70,7 +70,8 @@ func observed(l worker.License, st LicenseState) worker.License {
 			l.LastError, l.FailedOperation = "", ""
 		}
 	case st.Failed && same && l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationRegister:
-		// The reason of the operation is known, and says nothing of its token.
+		// The cause of the failure is already recorded, and CML's text may contain
+		// the token.
 	case st.Failed:
 		l.Status, l.LastError, l.FailedOperation = worker.LicenseFailed, st.Detail, ""
 	case l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationRegister:
@@ -83,10 +84,10 @@ func observed(l worker.License, st LicenseState) worker.License {
 	return l
 }
 
-// license carries out the pending operation. The in-progress marker is durable
-// before CML is asked, so that a restarted controller resumes the operation. The
-// outcome is CML's state, never an answer that was lost: until the state shows
-// the outcome, or licenseWait is over, CML is asked again.
+// license carries out the pending operation. The in-progress marker is durable before
+// CML is asked, so that a restarted controller resumes the operation. An answer may
+// be lost, so the outcome is read from CML's state: the request is repeated until the
+// state shows the outcome, or until licenseWait has passed.
 func (j *job) license(ctx context.Context) (outcome, bool) {
 	l := j.w.License
 	if l.PendingOperation == "" || j.now.Sub(j.live.licensed) < 5*time.Second {
@@ -140,19 +141,19 @@ func (j *job) deregister(ctx, call context.Context, lic Licenser) (outcome, bool
 	return j.licensePending(ctx, err.Error())
 }
 
-// register reads CML's state and asks for the registration only where the state
-// does not show it: a controller that is gone may have asked already, and a
-// registered CML refuses to be registered again.
+// register reads CML's state and requests the registration only if the state does not
+// show one. An earlier controller may have requested it already, and CML refuses to
+// be registered twice.
 func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) {
 	st, err := lic.State(call)
 	if err != nil {
 		return j.licensePending(ctx, err.Error())
 	}
 	if token, err := j.c.cfg.Secret(j.w.License.Token); err == nil {
-		st.Detail = without(st.Detail, token) // CML repeats a token that is not valid
+		st.Detail = without(st.Detail, token) // CML's text may repeat an invalid token
 	}
 	j.read = &st
-	taken := j.live.licenseTaken // the state is of this registration, not of an earlier one
+	taken := j.live.licenseTaken // st reflects this registration, not an earlier one
 	switch {
 	case st.Done && (taken || !j.w.License.Reregister):
 		return j.licensed(ctx, worker.LicenseRegistered, "", false)
@@ -170,7 +171,7 @@ func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) 
 	switch {
 	case err == nil:
 		j.live.licenseTaken = true
-		return outcome{}, false // accepted is not done
+		return outcome{}, false // the request is accepted, not done
 	case errors.Is(err, ErrRefused):
 		return j.licensed(ctx, worker.LicenseFailed, without(err.Error(), token), false)
 	}
@@ -204,8 +205,8 @@ func (j *job) licensePending(ctx context.Context, why string) (outcome, bool) {
 	return outcome{}, false
 }
 
-// licensed records the outcome and clears the operation. The outcome is CML's
-// answer, so it is written even if the worker was changed while CML was asked.
+// licensed records the outcome and clears the operation. The outcome is what CML
+// answered, so it is written even if the worker's record has changed meanwhile.
 func (j *job) licensed(ctx context.Context, status, why string, local bool) (outcome, bool) {
 	asked, op := j.w.License.OperationInProgress, j.w.License.PendingOperation
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -234,10 +235,10 @@ func (j *job) licensed(ctx context.Context, status, why string, local bool) (out
 	return outcome{Requeue, time.Now().Add(debounce)}, true
 }
 
-// giveBack releases the seat of a worker that is about to be terminated, and
-// returns true while the termination has to wait for it. CML's state decides and
-// not the record, which knows nothing of a license that was registered outside
-// lull. It is tried for licenseEnd; a seat that was not released is recorded.
+// giveBack releases the license seat of a worker that is about to be terminated. It
+// returns true while the termination must wait. CML's state decides whether there is
+// a seat, because a license may have been registered outside lull. Attempts end after
+// licenseEnd; a seat that was not released is recorded.
 func (j *job) giveBack(ctx context.Context) (outcome, bool) {
 	l := &j.w.License
 	gaveUp := l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationDeregister && l.PendingOperation == "" && j.overdue(licenseEnd)
@@ -255,7 +256,7 @@ func (j *job) giveBack(ctx context.Context) (outcome, bool) {
 	case ctx.Err() != nil:
 		return outcome{Requeue, time.Now().Add(debounce)}, true
 	case err == nil && !held && l.PendingOperation == worker.OperationDeregister && l.OperationInProgress != nil:
-		return j.licensed(ctx, worker.LicenseDeregistered, "", false) // asked for before, and the answer was lost
+		return j.licensed(ctx, worker.LicenseDeregistered, "", false) // an earlier request released it, and its answer was lost
 	case err == nil && !held:
 		return j.learnLicense(ctx)
 	case err == nil:
@@ -273,7 +274,8 @@ func (j *job) hasCML() bool {
 	return j.wantsCML() || j.w.CMLVersion != "" || j.w.License.MayHoldSeat()
 }
 
-// notGivenBack records once that the termination continues without the release.
+// notGivenBack records once that the termination continues although the seat was not
+// released.
 func (j *job) notGivenBack(ctx context.Context, why string) (outcome, bool) {
 	l := &j.w.License
 	if l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationDeregister {
@@ -283,8 +285,8 @@ func (j *job) notGivenBack(ctx context.Context, why string) (outcome, bool) {
 	return j.licensed(ctx, worker.LicenseFailed, "not released before the termination: "+why, false)
 }
 
-// askBack releases the seat if CML holds one. marking is the error of writing the
-// in-progress marker, without which CML is not asked.
+// askBack releases the seat if CML holds one. held is whether it did. marking is the
+// error of writing the in-progress marker; CML is not asked without the marker.
 func (j *job) askBack(ctx context.Context) (held, local bool, marking, err error) {
 	console, err := j.c.cfg.Consoles(j.w)
 	if err != nil {

@@ -16,10 +16,10 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// refusal is CML's own refusal.
+// refusal is the error of a request that CML refused.
 var refusal = fmt.Errorf("%w: status 400", ErrRefused)
 
-// first fails the first n calls of a kind.
+// first returns a function that returns err for the first n calls named call.
 func first(n int, call string, err error) func(string) error {
 	return func(c string) error {
 		if c != call || n == 0 {
@@ -30,8 +30,8 @@ func first(n int, call string, err error) func(string) error {
 	}
 }
 
-// A license operation ends with the state that CML reports, whatever is lost on
-// the way.
+// TestLicense checks that a license operation ends in the state that CML reports,
+// whichever answers are lost and whoever changes the state meanwhile.
 func TestLicense(t *testing.T) {
 	lost := errors.New("the connection was reset")
 	for _, c := range []struct {
@@ -124,8 +124,8 @@ func TestLicense(t *testing.T) {
 				if c.state != (LicenseState{}) {
 					set(func() { m.lic = c.state })
 				}
-				// 10 min until an operation without an outcome has failed, and 5 min until
-				// CML's state is read again, at a phase that differs.
+				// An operation without an outcome fails after 10 min. CML's state is
+				// read again every 5 min, at an arbitrary phase.
 				time.Sleep(20 * time.Minute)
 				l := r.worker(id).License
 				if l.Status != c.want || l.PendingOperation != "" || l.OperationInProgress != nil || l.Token != "" || !strings.Contains(l.LastError, c.because) || (l.LastError != "") != (c.because != "") {
@@ -149,15 +149,16 @@ func TestLicense(t *testing.T) {
 	}
 }
 
-// A termination releases CML's seat, even if it was not registered through
-// lull. If CML cannot be asked, that is recorded and the termination continues.
+// TestLicenseGivenBack checks that a termination releases CML's seat, even one not
+// registered through lull. If CML cannot be asked, the audit log says so and the
+// termination continues.
 func TestLicenseGivenBack(t *testing.T) {
 	away := errors.New("away")
 	for _, c := range []struct {
 		name    string
-		lic     LicenseState // when the termination is requested; registered for 6 min before
+		lic     LicenseState // when the termination is requested; registered 6 min earlier
 		at      func(r *rig, id string, m *machine)
-		after   func(r *rig, id string) // the termination is requested
+		after   func(r *rig, id string) // after the termination is requested
 		want    string
 		because string
 		asked   bool
@@ -200,7 +201,7 @@ func TestLicenseGivenBack(t *testing.T) {
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				m := r.machine(id)
 				r.world.mu.Lock()
-				m.lic = registered // in CML, and not through lull
+				m.lic = registered // registered in CML itself, outside lull
 				r.world.mu.Unlock()
 				time.Sleep(6 * time.Minute)
 				if l := r.worker(id).License; l.Status != worker.LicenseRegistered || !l.Seat {
@@ -232,8 +233,9 @@ func TestLicenseGivenBack(t *testing.T) {
 	}
 }
 
-// A stopped CML cannot release its seat: the termination is refused unless it
-// may leave the seat, and works once the worker runs.
+// TestLicenseHeldByStopped checks that the termination of a stopped worker is refused
+// while its CML holds a seat, unless the user accepts leaving it, and that it works
+// once the worker runs.
 func TestLicenseHeldByStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -260,8 +262,8 @@ func TestLicenseHeldByStopped(t *testing.T) {
 	})
 }
 
-// The license of an imported worker is the one that its CML reports, and
-// follows changes.
+// TestLicenseRead checks that an imported worker's record shows the license that its
+// CML reports, and follows changes of it.
 func TestLicenseRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -304,7 +306,7 @@ func TestLicenseRead(t *testing.T) {
 	})
 }
 
-// till waits, for at most 15 min, until ok accepts the record of a worker.
+// till polls the record of a worker until ok accepts it, for at most 15 min.
 func (r *rig) till(id string, ok func(worker.Worker) bool) {
 	r.t.Helper()
 	for range 15 * 60 {

@@ -15,11 +15,11 @@ import (
 // Times of reading loads.
 const (
 	loadTick = 5 * time.Second  // interval of the check for due loads
-	loadLag  = 30 * time.Second // a window is not requested earlier than this after its end
+	loadLag  = 30 * time.Second // earliest request for a window, after its end
 	loadPoll = time.Minute      // interval of requests for an overdue window
 	loadBack = 24 * time.Hour   // how far back windows are read and kept
-	// loadFresh is how old a read of the load may be in a final check: it
-	// returns whole windows, so a newer one says the same.
+	// loadFresh is the maximum age of a read of the load in a final check. CloudWatch
+	// returns whole windows, so a newer read would say the same.
 	loadFresh = time.Minute
 	// loadWait is how long a final check waits for a read.
 	loadWait = 2 * time.Minute
@@ -29,11 +29,11 @@ const (
 type loadSeen struct {
 	Load
 	instance string
-	readAt   time.Time // when the last read began
+	readAt   time.Time // when the last successful read began
 	askedAt  time.Time // when the last attempt began, whatever its outcome
 }
 
-// end returns the end of the newest window, and zero for none.
+// end returns the end of the newest window, or zero if there is none.
 func (l *loadSeen) end() time.Time {
 	if l == nil || len(l.Windows) == 0 {
 		return time.Time{}
@@ -41,8 +41,8 @@ func (l *loadSeen) end() time.Time {
 	return l.Windows[len(l.Windows)-1].End
 }
 
-// with returns what is known after a further read, which may correct windows
-// of an earlier one.
+// with returns l extended by the result n of a read that began at began. Windows of n
+// replace those of l with the same end. l may be nil and is not modified.
 func (l *loadSeen) with(instance string, n Load, began time.Time) *loadSeen {
 	out := &loadSeen{Load: n, instance: instance, readAt: began, askedAt: began}
 	if l == nil || l.instance != instance {
@@ -62,9 +62,9 @@ func (l *loadSeen) with(instance string, n Load, began time.Time) *loadSeen {
 	return out
 }
 
-// reading judges the windows, of which there is at least one. The newest one
-// is the reading; it is quiet since the first window of an unbroken run, and
-// was last in use at the end of the newest active window.
+// reading judges the windows; there must be at least one. The reading has the time
+// and value of the newest window. QuietSince is the start of the unbroken run of
+// quiet windows up to it, and LastEvent the end of the newest active window.
 func (l *loadSeen) reading(threshold float64) idle.Reading {
 	newest := l.Windows[len(l.Windows)-1]
 	r := idle.Judge(worker.SourceCloudWatch, newest.CPU, threshold, "%", l.Period, newest.End)
@@ -88,10 +88,10 @@ func (c *Controller) wantsLoad(w *worker.Worker, t *launch.Template, now time.Ti
 	return slices.Contains(c.fleet.PolicyWith(now, w, t).ActivitySources, worker.SourceCloudWatch)
 }
 
-// readLoads reads the load of this server's RUNNING workers until ctx ends: of
-// a newcomer at once, of an activity source when its next window should be
-// there, of others at the metrics interval. Workers of a region are read
-// together, and regions do not wait for each other.
+// readLoads reads the load of this server's RUNNING workers until ctx ends. A new
+// worker's load is read at once, that of an activity source when its next window
+// should be available, and others at the metrics interval. Workers of a region are
+// read together, and regions do not wait for each other.
 func (c *Controller) readLoads(ctx context.Context) error {
 	for {
 		timer := time.NewTimer(loadTick)
@@ -101,7 +101,7 @@ func (c *Controller) readLoads(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-c.loads:
 			timer.Stop()
-			if err := delay.For(ctx, debounce); err != nil { // collects those that ask together
+			if err := delay.For(ctx, debounce); err != nil { // combines requests in quick succession
 				return err
 			}
 		case <-timer.C:
@@ -124,7 +124,7 @@ func runs(s power.Worker) bool {
 	return s == power.WorkerRunning || s == power.WorkerDraining || s == power.WorkerStopping
 }
 
-// loadPart is the part of a region's loads that is read in one request.
+// loadPart is the set of instances whose load is read with one request.
 type loadPart struct {
 	ids   []string
 	since time.Time
@@ -183,8 +183,8 @@ func (c *Controller) loadDue(e *entry, now time.Time, every time.Duration) bool 
 	return l.Err != nil || !now.Before(l.end().Add(l.Period+loadLag))
 }
 
-// readLoad asks CloudWatch for some workers of a region, and hands what came
-// straight to them.
+// readLoad asks CloudWatch for one part of a region's loads, and wakes the workers
+// whose reading is new.
 func (c *Controller) readLoad(ctx context.Context, r *region, part loadPart) {
 	cloud, err := c.cfg.Clouds(r.key.account, r.key.name)
 	began := time.Now()
@@ -235,9 +235,9 @@ func (j *job) loadSeen() *loadSeen {
 // freshAt reports whether l was read recently enough for a final check.
 func (l *loadSeen) freshAt(now time.Time) bool { return l != nil && now.Sub(l.readAt) <= loadFresh }
 
-// freshLoad asks for a read of the load for a final check, and waits for it.
-// Reads of a region are made together. It waits no longer than loadWait: the
-// final check then finds the signal unknown.
+// freshLoad requests a read of the load for a final check, and returns true while the
+// check must wait for it. Workers of a region share one read. After loadWait the
+// final check goes ahead and finds the signal unknown.
 func (j *job) freshLoad() (outcome, bool) {
 	now := time.Now()
 	if !j.wantsLoad() || j.loadSeen().freshAt(now) {
@@ -257,5 +257,5 @@ func (j *job) freshLoad() (outcome, bool) {
 	}
 	j.c.mu.Unlock()
 	signal(j.c.loads)
-	return outcome{Requeue, now.Add(loadTick)}, true // the read comes earlier
+	return outcome{Requeue, now.Add(loadTick)}, true // the read itself wakes the worker earlier
 }

@@ -41,8 +41,8 @@ func TestLoadHoldsForTheTimeout(t *testing.T) {
 	})
 }
 
-// rare are settings that let lull itself ask for nothing: what happens in time
-// with them depends on CloudWatch's windows, not on an interval.
+// rare are settings with which lull itself does nothing at intervals, so that only
+// CloudWatch's windows determine when something happens.
 var rare = map[string]any{"worker_auto_pause_snooze_minutes": 0, "worker_metrics_interval": 86400, "idle_detection_interval": 3600,
 	"worker_activity_detection_interval": 86400}
 
@@ -80,20 +80,20 @@ func (r *rig) loadReading(id string) idle.Reading {
 	return idle.NotKnown(worker.SourceCloudWatch, time.Time{}, "")
 }
 
-// TestFinalCheckReadsLoad checks that the final check before a stop reads
-// CloudWatch again, for all workers that wait for it at once, and trusts only
-// what is young by CloudWatch's own resolution, whatever the settings. The load
-// falls at the end of a window, so the pause is decided just as another window
-// ends, half a minute before that would be read anyway.
+// TestFinalCheckReadsLoad checks that the final check before a stop reads CloudWatch
+// again, once for all workers that wait for it, and that it accepts only a reading of
+// at most two windows' age, whatever the settings. The load falls at the end of a
+// window, so the pause is decided just as another window ends, half a minute before
+// that window would be read anyway.
 func TestFinalCheckReadsLoad(t *testing.T) {
 	const workers = 5
 	for _, c := range []struct {
 		name    string
 		timeout time.Duration
-		load    func(end time.Duration) (cpu float64, there bool) // of the window that ends so long after the begin
-		fails   bool                                              // CloudWatch does, from the last regular read to the final check
+		load    func(end time.Duration) (cpu float64, there bool) // the window that ends at this time after the beginning
+		fails   bool                                              // CloudWatch fails from the last regular read to the final check
 		stopped bool
-		block   idle.Code // that calls the pause off
+		block   idle.Code // the block that calls the pause off
 	}{
 		{name: "stays quiet", timeout: 15 * time.Minute, stopped: true,
 			load: func(end time.Duration) (float64, bool) {
@@ -107,7 +107,7 @@ func TestFinalCheckReadsLoad(t *testing.T) {
 			load: func(end time.Duration) (float64, bool) {
 				return map[bool]float64{true: 90, false: 1}[end <= time.Hour], true
 			}},
-		{name: "has no new window", timeout: 20 * time.Minute, // and is unknown before a pause is decided
+		{name: "has no new window", timeout: 20 * time.Minute, // unknown before a pause is decided
 			load: func(end time.Duration) (float64, bool) {
 				return map[bool]float64{true: 90, false: 1}[end <= 55*time.Minute], end <= time.Hour
 			}},
@@ -183,9 +183,9 @@ func TestFinalCheckReadsLoad(t *testing.T) {
 	}
 }
 
-// TestNewWindowsWakeTheWorker checks that a worker judges a window of CloudWatch
-// as soon as that can be read, however rare its checks are, and that a
-// controller that starts reads its workers' load at once.
+// TestNewWindowsWakeTheWorker checks that a worker judges each CloudWatch window as
+// soon as the window can be read, however rare the worker's checks are, and that a
+// restarted controller reads its workers' load at once.
 func TestNewWindowsWakeTheWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(1)
@@ -198,7 +198,8 @@ func TestNewWindowsWakeTheWorker(t *testing.T) {
 		worst := time.Duration(0)
 		for range 3600 {
 			time.Sleep(time.Second)
-			// The oldest window that can be read and was not judged yet.
+			// The oldest window that is readable and not judged yet ended one period
+			// after the last reading.
 			if late := time.Since(r.loadReading(id).At.Add(loadPeriod + w.cpuLag)); late > worst {
 				worst = late
 			}
@@ -215,8 +216,9 @@ func TestNewWindowsWakeTheWorker(t *testing.T) {
 			for r.loadReading(id).State == idle.Unknown && time.Since(began) < 10*time.Minute {
 				time.Sleep(time.Second)
 			}
-			// It takes the workers over, lists the region's instances and reads.
-			// A worker that was read before it was listed waits for the next poll.
+			// The controller takes the workers over, lists the region and reads the
+			// load. A worker whose load was read before it was listed waits for the
+			// next poll.
 			if took, most := time.Since(began), loadPoll+3*loadTick; took > most {
 				t.Errorf("%s after the restart its load is judged, want at most %s", took, most)
 			}

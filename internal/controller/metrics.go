@@ -10,7 +10,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// measures are the metrics that are more than a count.
+// measures are the metrics other than plain counts.
 type measures struct {
 	// resume is the duration of a resume from its request: until RUNNING, and
 	// until CML is ready.
@@ -31,8 +31,8 @@ const (
 	stageReady   = "cml_ready"
 )
 
-// readyEvery is how often CML is asked whether it is ready, after a resume and
-// for at most readyWithin.
+// After a resume, CML is asked every readyEvery whether it is ready, for at most
+// readyWithin.
 const (
 	readyEvery  = 10 * time.Second
 	readyWithin = time.Hour
@@ -61,8 +61,9 @@ func (m measures) all() []prometheus.Collector {
 	return []prometheus.Collector{m.resume, m.notAvoided, m.falsePause, m.lateness}
 }
 
-// resumed measures a resume that has just been confirmed. CML's part is
-// measured when it is ready.
+// resumed observes the duration of a resume that has just been confirmed. asked is
+// when it was requested; nil means that this was no resume. awaitReady measures the
+// part until CML is ready.
 func (j *job) resumed(asked *time.Time) {
 	if asked == nil {
 		return
@@ -71,14 +72,14 @@ func (j *job) resumed(asked *time.Time) {
 	j.live.resumeAsked = *asked
 }
 
-// awaitReady asks CML whether it is ready, while a resume waits for that.
+// awaitReady asks CML whether it is ready, if a resume is still waiting for that.
 func (j *job) awaitReady(ctx context.Context) {
 	asked := j.live.resumeAsked
 	switch {
 	case asked.IsZero() || j.now.Before(j.live.readyAt):
 		return
 	case j.now.Sub(asked) > readyWithin:
-		j.live.resumeAsked = time.Time{} // it shows as not ready
+		j.live.resumeAsked = time.Time{} // give up; the worker is shown as not ready
 		return
 	}
 	j.live.readyAt = j.now.Add(readyEvery)
@@ -98,8 +99,8 @@ func (j *job) awaitReady(ctx context.Context) {
 	j.live.resumeAsked = time.Time{}
 }
 
-// idled adds the time since the last check to the idle hours that were not
-// avoided, with the cause found by that check.
+// idled adds the time since the last check to the idle hours that were not avoided,
+// under the cause that the last check found.
 func (j *job) idled(v idle.Verdict) {
 	last := j.live.verdict
 	if last == nil {
@@ -111,8 +112,8 @@ func (j *job) idled(v idle.Verdict) {
 	}
 }
 
-// wouldBeFalse counts a would-be pause that activity at newest has shown to be
-// false.
+// wouldBeFalse counts the last would-be pause as false if activity at newest followed
+// it within evidence.FalseStop.
 func (j *job) wouldBeFalse(newest time.Time) {
 	at := j.live.wouldAt
 	if at.IsZero() || !newest.After(at) {

@@ -12,8 +12,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// measured reads a metric of r's controller: the count and sum of a histogram,
-// or the value of a counter, with one label of a value.
+// measured returns a metric of r's controller: the count and sum of a histogram, or
+// the value of a counter in sum. label is the value of its only label.
 func (r *rig) measured(name, label string) (n uint64, sum float64) {
 	r.t.Helper()
 	reg := prometheus.NewRegistry()
@@ -65,14 +65,14 @@ func TestResumeIsMeasured(t *testing.T) {
 		}
 		errtest.Get(r.fleet.SnoozeWorker(t.Context(), operator, id, time.Now().Add(5*time.Hour)))(t)
 		time.Sleep(4 * time.Hour)
-		if _, hours := r.measured("lull_idle_hours_not_avoided_total", "in_snooze_period"); hours < 3 || hours > 4.01 { // the last check is at most half an hour old
+		if _, hours := r.measured("lull_idle_hours_not_avoided_total", "in_snooze_period"); hours < 3 || hours > 4.01 { // the last check is up to half an hour old
 			t.Errorf("%g idle hours were not avoided for a snooze, want nearly the four that it was not in use", hours)
 		}
 	})
 }
 
-// TestFalsePauseInShadow checks that use soon after a would-be pause is
-// counted, once.
+// TestFalsePauseInShadow checks that use soon after a would-be pause is counted, and
+// only once.
 func TestFalsePauseInShadow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{shadow: true})

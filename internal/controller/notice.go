@@ -9,19 +9,19 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// Times of CML's notices.
+// Timing of the notices in CML.
 const (
-	noticeCall  = 5 * time.Second // one call, so that a stop waits no longer
+	noticeCall  = 5 * time.Second // limit of one call, and so of how long a stop waits for it
 	noticeWait  = 30 * time.Second
 	noticeWaits = 10 * time.Minute // maximum interval between two attempts
-	// noticeDoubt is for how long lull tries to remove a notice that may not
-	// exist.
+	// noticeDoubt is for how long lull tries to remove a notice of unknown ID, which
+	// may not exist.
 	noticeDoubt = time.Hour
 )
 
-// notice makes CML's own pages show the pending warning, and no other. The
-// record is written before CML is asked, so a notice never survives a crash
-// unnoticed. A CML that does not answer delays nothing and is asked again.
+// notice makes CML's own pages show the pending warning, and no other. The record is
+// written before CML is asked, so lull always knows of a notice even after a crash. A
+// CML that does not answer delays nothing and is asked again later.
 func (j *job) notice(ctx context.Context) {
 	n := j.w.CMLNotice
 	if n == nil || ctx.Err() != nil || j.now.Before(j.live.noticeAt) {
@@ -48,12 +48,12 @@ func (j *job) notice(ctx context.Context) {
 		return nil
 	})
 	if err != nil {
-		j.live.noticeAt = time.Now().Add(debounce) // on the newer record, which will arrive
+		j.live.noticeAt = time.Now().Add(debounce) // by then the watch has delivered the newer record
 	}
 }
 
-// show asks CML to show a notice, and returns its ID, or to remove it. A
-// console without notices shows none.
+// show asks CML to show notice n and returns its ID, or to remove it if on is false.
+// If the console cannot show notices, it does nothing.
 func (j *job) show(ctx context.Context, n *worker.Notice, on bool) (id string, err error) {
 	console, err := j.c.cfg.Consoles(j.w)
 	if err != nil {
@@ -71,9 +71,9 @@ func (j *job) show(ctx context.Context, n *worker.Notice, on bool) (id string, e
 	return "", w.Withdraw(call, n.ID)
 }
 
-// holds reports whether the pause announced by n is still to be expected: its
-// warning is out, and no block prevents it that has no end or that ends after
-// the earliest pause for that warning.
+// holds reports whether the pause announced by n is still to be expected: the warning
+// is current, and no block delays the pause beyond the earliest time at which that
+// warning allows it.
 func (j *job) holds(n *worker.Notice) bool {
 	switch {
 	case !n.Of(&j.w) || j.c.fleet.Halted().On || j.shadow():

@@ -11,9 +11,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// CML shows a warning while it is pending and removes it afterwards, whatever
-// ended it, whether or not CML answers at once, and even if another server owns
-// the worker by then.
+// TestNotice checks that CML shows a warning while it is pending and not afterwards,
+// whatever ended it, even if CML does not answer at once or another server owns the
+// worker by then.
 func TestNotice(t *testing.T) {
 	ends := map[string]func(r *rig, id string) error{
 		"snoozed": func(r *rig, id string) error {
@@ -79,7 +79,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 	}
 	time.Sleep(15 * time.Minute)
 	w := r.worker(id)
-	if w.Status == power.WorkerStopped { // CML learns what it missed when it runs again
+	if w.Status == power.WorkerStopped { // the notice is removed when CML runs again
 		errtest.Get(r.fleet.ResumeWorker(t.Context(), operator, id))(t)
 		r.await(id, power.WorkerRunning, 10*time.Minute)
 		time.Sleep(5 * time.Minute)
@@ -90,7 +90,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 	}
 }
 
-// A warning of a worker's expiry says so in CML.
+// TestNoticeOfTTL checks that CML's notice names the expiry as the reason.
 func TestNoticeOfTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})

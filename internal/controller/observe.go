@@ -23,22 +23,22 @@ type region struct {
 	key  regionKey
 	wake chan struct{}
 
-	loading bool // a read of the load is in progress; guarded as below
+	loading bool // a read of the load is in progress; guarded by the controller's lock
 
-	// Guarded by the controller's lock.
+	// The rest is guarded by the controller's lock.
 	entries  map[string]*entry
 	listedAt time.Time // when the last complete listing began
 	err      string
 	errSince time.Time // when a cycle first failed after the last good one
-	rolled   string    // position of the full pass
+	rolled   string    // last instance that the rolling pass described
 	credit   float64   // number of descriptions it may request
 }
 
 // soon requests a listing before the next cycle.
 func (r *region) soon() { signal(r.wake) }
 
-// region returns the region of w. A new one is observed from now on. The lock
-// is held.
+// region returns the region of w. If it is new, observation of it starts. c.mu must
+// be held.
 func (c *Controller) region(w *worker.Worker) *region {
 	k := keyOf(w)
 	r := c.regions[k]
@@ -101,8 +101,8 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 		case <-timer.C:
 		case <-r.wake:
 			timer.Stop()
-			// Requests in quick succession are combined, and a region that is
-			// slow to list is not listed more often because of them.
+			// Requests in quick succession are combined. A region whose listing is
+			// slow waits longer between listings.
 			space := max(2*time.Second, 4*took) - time.Since(began)
 			if delay.For(ctx, max(space, debounce)) != nil {
 				return
@@ -111,8 +111,9 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 	}
 }
 
-// concluded records the outcome of a cycle. A worker that waits for EC2's first
-// answer shows at once why none comes.
+// concluded records the outcome of a cycle. After a first failure it wakes the
+// workers that wait for EC2's first answer, so that their records show the error at
+// once.
 func (c *Controller) concluded(r *region, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,7 +132,7 @@ func (c *Controller) concluded(r *region, err error) {
 	r.err = err.Error()
 }
 
-// unread returns why the region of w cannot be read; nil if it can. The lock is
+// unread returns why the region of w cannot be read; nil if it can. c.mu must be
 // held.
 func (c *Controller) unread(w *worker.Worker) *worker.Unread {
 	r := c.regions[keyOf(w)]
@@ -141,8 +142,8 @@ func (c *Controller) unread(w *worker.Worker) *worker.Unread {
 	return &worker.Unread{Region: r.key.name, Since: r.errSince, Error: r.err}
 }
 
-// unreadRegions returns the regions with workers, and whether each cannot be
-// read.
+// unreadRegions returns the regions that have workers. The value is true if the
+// region cannot be read.
 func (c *Controller) unreadRegions() map[regionKey]bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,9 +156,9 @@ func (c *Controller) unreadRegions() map[regionKey]bool {
 	return out
 }
 
-// cycle reads a region once: one listing for all workers, and descriptions of
-// those whose state changed, that are in a transition or lack an address, and
-// of a part of the rest.
+// cycle reads a region once. It lists the states of all instances, and describes the
+// instances whose state changed, that are in a transition or that lack an address,
+// and some of the others in turn.
 func (c *Controller) cycle(ctx context.Context, r *region) error {
 	owned, transit := c.inRegion(r)
 	if owned == 0 || !c.fleet.Settings().ReconcilePollingEnabled && transit == 0 {
@@ -181,7 +182,7 @@ func (c *Controller) cycle(ctx context.Context, r *region) error {
 		at := time.Now()
 		f, m, err := cloud.Observe.Instances(ctx, ids)
 		if err != nil {
-			failed = err // the listing is good nevertheless
+			failed = err // the listing is still valid
 		}
 		found = f
 		for _, id := range m {
@@ -231,7 +232,7 @@ func (c *Controller) changed(r *region, states map[string]string, began time.Tim
 			rest = append(rest, id)
 		}
 	}
-	// The rolling pass describes all others once in FullPass.
+	// The rolling pass describes each of the others once per FullPass.
 	r.credit += float64(len(rest)) * float64(s.ReconcileInterval) / float64(FullPass)
 	if n := int(r.credit); n > 0 {
 		r.credit -= float64(n)
@@ -248,7 +249,7 @@ func (c *Controller) changed(r *region, states map[string]string, began time.Tim
 	return ids
 }
 
-// described processes descriptions.
+// described stores descriptions in the entries.
 func (c *Controller) described(r *region, found map[string]Instance, missing map[string]bool, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,8 +266,8 @@ func (c *Controller) described(r *region, found map[string]Instance, missing map
 	}
 }
 
-// sweep passes each worker its observation and wakes those that do not match
-// it.
+// sweep passes each worker its observation and wakes the workers whose record does
+// not match.
 func (c *Controller) sweep(r *region, states map[string]string, began time.Time, found map[string]Instance, missing map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -292,8 +293,8 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 	}
 }
 
-// retimed reports whether the end of a worker's life is no longer what the tag
-// of its instance says.
+// retimed reports whether the instance's deadline tag differs from the worker's
+// record and the record must follow it.
 func retimed(prefix string, e *entry) bool {
 	if e.inst == nil || len(e.inst.Tags) == 0 && e.w.TTLDeadline == nil {
 		return false

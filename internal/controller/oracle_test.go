@@ -13,8 +13,7 @@ import (
 	"lull/internal/store"
 )
 
-// onStop is the oracle for stops of workers in use. It is called when a stop
-// takes effect.
+// onStop checks each stop when it takes effect: a worker in use must not be stopped.
 func (d *day) onStop(id string, sent time.Time) {
 	ctx := context.Background()
 	wid, err := d.fleet.WorkerOf(ctx, region0, id)
@@ -51,8 +50,8 @@ func (d *day) onStop(id string, sent time.Time) {
 	}
 }
 
-// floor checks every transaction: one that pauses or drains for idleness must
-// respect the floor.
+// floor checks each transaction: one that pauses or drains a worker for idleness must
+// leave at least minWorkers up.
 func (d *day) floor(t store.Txn) {
 	up, idle := -1, false
 	for _, op := range t.Then {
@@ -71,8 +70,8 @@ func (d *day) floor(t store.Txn) {
 	}
 }
 
-// judge checks the opposite: a worker that is idle, readable and not blocked
-// does not stay up for longer than check interval and warning.
+// judge checks that a worker that is idle, readable and not blocked is stopped within
+// check interval and warning.
 func (d *day) judge(u *user, w *worker.Worker) {
 	now := time.Now()
 	d.world.mu.Lock()
@@ -98,12 +97,12 @@ func (d *day) judge(u *user, w *worker.Worker) {
 	}
 	slack := 90 * time.Second
 	if d.p.faults {
-		// Two checks in a row may fail, and the warning is sent again if it has
-		// lapsed by then.
+		// Two checks in a row may fail, and a warning that has lapsed by then is sent
+		// again.
 		slack += 13 * time.Minute
 	}
 	if d.p.crashes {
-		slack += 5 * time.Minute // a new owner, which spreads its first checks
+		slack += 5 * time.Minute // a new owner spreads its first checks
 	}
 	if up := now.Sub(u.since); up > 10*time.Minute+slack {
 		go d.fault("%s is up %s after it could be paused: %s", w.ID, up, d.state(w.ID))
@@ -111,7 +110,7 @@ func (d *day) judge(u *user, w *worker.Worker) {
 	}
 }
 
-// state describes the owner's in-memory state of a worker.
+// state describes the owner's in-memory state of a worker, for failures.
 func (d *day) state(id string) string {
 	for _, s := range d.servers {
 		if s.c == nil {
@@ -134,7 +133,7 @@ func (d *day) state(id string) string {
 	return "no server owns it"
 }
 
-// finish checks what must hold when the day is over.
+// finish checks the whole fleet when the day is over.
 func (d *day) finish(ctx context.Context) {
 	counted := 0
 	for _, id := range d.ids {
@@ -180,7 +179,8 @@ func (d *day) finish(ctx context.Context) {
 	}
 }
 
-// audit replays every decision, and counts pauses by the audit log.
+// audit replays every decision of the day, and checks the pause counters against the
+// audit log.
 func (d *day) audit(ctx context.Context) {
 	counts, decisions := map[string][6]int64{}, 0
 	row := map[string]int{"idle_timeout": 0, "schedule": 0, "ttl": 0, "scale_down": 0, "manual": 1, "external": 2}

@@ -11,9 +11,9 @@ import (
 	"lull/internal/fleet/audit"
 )
 
-// A worker without faults is never unknown because lull itself did not read: a
-// pause that is far away, or that a spent budget delays, delays the next check
-// too. And that check happens when it was announced.
+// TestPlannedChecks checks that, without faults, a worker is never unknown just
+// because lull did not read it. The next check is late if the pause is far away or a
+// spent budget delays it, and it happens when it was announced.
 func TestPlannedChecks(t *testing.T) {
 	for name, c := range map[string]struct {
 		settings map[string]any
@@ -32,7 +32,7 @@ func TestPlannedChecks(t *testing.T) {
 					if _, err := r.fleet.PutBudget(t.Context(), operator, policy.Budget{Name: "one", For: policy.Stops, MaxActions: &one, PerMinutes: 24 * 60}); err != nil {
 						t.Fatal(err)
 					}
-					r.await(r.create().ID, power.WorkerStopped, 2*time.Hour) // spends it
+					r.await(r.create().ID, power.WorkerStopped, 2*time.Hour) // spends the budget
 				}
 				id := r.create().ID
 				r.await(id, power.WorkerRunning, 10*time.Minute)
@@ -75,7 +75,8 @@ func TestPlannedChecks(t *testing.T) {
 				if l, _ := r.c.Live(id); stopped && !l.Idle.NextIdleCheckAt.IsZero() {
 					t.Errorf("a stopped worker is to be checked at %s", l.Idle.NextIdleCheckAt)
 				}
-				// An answer from the record alone invents no time.
+				// An answer made from the record alone gives no time of the next
+				// check.
 				if st, err := r.fleet.GetWorkerIdleStatus(t.Context(), id); err != nil || !st.NextIdleCheckAt.IsZero() {
 					t.Errorf("by the record alone the next check is at %s, %v", st.NextIdleCheckAt, err)
 				}

@@ -23,7 +23,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// local is a time of the bubble's year in Berlin.
+// local returns a time in Berlin, given as 2006-01-02 15:04.
 func local(t *testing.T, text string) time.Time {
 	t.Helper()
 	m, err := when.Moment(time.Now(), text+" Europe/Berlin")
@@ -39,7 +39,8 @@ func (r *rig) until(m time.Time) {
 	time.Sleep(time.Until(m))
 }
 
-// office creates a schedule of office hours that starts workers.
+// office creates the schedule "office", whose hours also start workers. more are
+// further windows.
 func (r *rig) office(more ...string) {
 	r.t.Helper()
 	s := policy.Schedule{Name: "office", Zone: "Europe/Berlin", Start: true}
@@ -72,7 +73,7 @@ func (r *rig) override(o policy.Override) policy.Override {
 	return o
 }
 
-// use is one event on a worker's CML.
+// use adds one event, of now, to a worker's CML.
 func (r *rig) use(id string) {
 	m := r.machine(id)
 	r.world.mu.Lock()
@@ -83,9 +84,9 @@ func (r *rig) use(id string) {
 	}
 }
 
-// Two weeks around each clock change. A user works on weekdays from 8:00 to
-// 17:30, and users give various commands. Each line states what must be true at
-// its time.
+// TestScheduleWeeks simulates a week around each clock change. A user works on
+// weekdays from 8:00 to 17:30, and operators give various commands. Each line of the
+// table states what must be true at its time.
 func TestScheduleWeeks(t *testing.T) {
 	for _, c := range []struct{ name, monday string }{{"spring forward", "2000-03-20"}, {"fall back", "2000-10-23"}} {
 		t.Run(c.name, func(t *testing.T) {
@@ -130,33 +131,33 @@ func TestScheduleWeeks(t *testing.T) {
 					{1, "08:03", true, power.ReasonSchedule, nil},
 					{1, "17:00", true, "", func() { on5(policy.Override{Kind: policy.Keep, Until: on(1, "19:00")}) }},
 					{1, "18:58", true, "", nil},
-					{1, "19:08", false, power.ReasonSchedule, nil}, // the closing counts when the override ends
+					{1, "19:08", false, power.ReasonSchedule, nil}, // the closing takes effect when the override ends
 					{2, "08:03", true, "", nil},
 					{2, "12:00", true, "", func() { on5(policy.Override{Kind: policy.Skip, Until: on(3, "00:00")}) }},
 					{2, "19:00", true, "", nil},
-					{2, "20:40", false, power.ReasonIdleTimeout, nil}, // the closing is over, idleness still counts
+					{2, "20:40", false, power.ReasonIdleTimeout, nil}, // the closing was skipped, but idleness still counts
 					{3, "08:03", true, "", nil},
 					{3, "18:30", false, power.ReasonSchedule, func() { on5(policy.Override{Kind: policy.Freeze, Until: on(4, "09:30")}) }},
-					{4, "09:25", false, "", nil}, // frozen while stopped
-					{4, "09:35", true, "", nil},  // the opening still counts
+					{4, "09:25", false, "", nil}, // frozen, therefore still stopped
+					{4, "09:35", true, "", nil},  // the opening takes effect after the freeze
 					{4, "12:00", true, "", func() {
 						if _, err := r.fleet.StopWorker(t.Context(), operator, id); err != nil {
 							t.Error(err)
 						}
 					}},
 					{4, "12:03", false, power.ReasonManual, nil},
-					{5, "10:00", false, power.ReasonManual, func() { // a user's start in closed hours
+					{5, "10:00", false, power.ReasonManual, func() { // a user starts it outside the hours
 						if _, err := r.fleet.ResumeWorker(t.Context(), operator, id); err != nil {
 							t.Error(err)
 						}
 					}},
-					{5, "10:58", true, "", nil}, // lasts until idleness ends it, after its snooze
-					{5, "12:58", true, "", nil}, // and the idle timeout counts from its start
+					{5, "10:58", true, "", nil}, // runs until idle, at the earliest after its snooze
+					{5, "12:58", true, "", nil}, // the idle timeout counts from the start
 					{5, "13:12", false, power.ReasonIdleTimeout, nil},
-					{5, "22:05", true, "", nil},  // the maintenance window starts it
-					{5, "22:58", true, "", nil},  // and holds it
-					{5, "23:25", false, "", nil}, // and ends
-					{6, "12:00", false, "", nil}, // the clocks have changed
+					{5, "22:05", true, "", nil},  // the maintenance window has started it
+					{5, "22:58", true, "", nil},  // and keeps it running
+					{5, "23:25", false, "", nil}, // until the window ends
+					{6, "12:00", false, "", nil}, // the night of the clock change is over
 					{7, "07:58", false, "", nil},
 					{7, "08:03", true, "", nil},
 					{7, "18:03", false, power.ReasonSchedule, nil},
@@ -187,8 +188,8 @@ func TestScheduleWeeks(t *testing.T) {
 	}
 }
 
-// A schedule waits for a worker in use, unless its policy has force: then it
-// acts after the warning and says what was in use.
+// TestScheduleInUse checks that a schedule does not stop a worker in use. With force
+// it stops the worker after a warning, and the record says what was in use.
 func TestScheduleInUse(t *testing.T) {
 	for _, force := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -240,7 +241,7 @@ func TestScheduleInUse(t *testing.T) {
 	}
 }
 
-// many creates n running workers, and returns their IDs.
+// many creates n workers, waits until they run and returns their IDs.
 func (r *rig) many(n int) []string {
 	r.t.Helper()
 	var ids []string
@@ -257,7 +258,7 @@ func (r *rig) many(n int) []string {
 	return ids
 }
 
-// times returns when the audit entries accepted by pick were written.
+// times returns the times of the audit entries that pick accepts.
 func (r *rig) times(pick func(audit.Entry) bool) []time.Time {
 	r.t.Helper()
 	var out []time.Time
@@ -278,7 +279,7 @@ func (r *rig) times(pick func(audit.Entry) bool) []time.Time {
 	}
 }
 
-// most returns the largest number of times within any period of that length.
+// most returns the largest number of times within any interval of length per.
 func most(times []time.Time, per time.Duration) int {
 	best, from := 0, 0
 	for i, t := range times {
@@ -290,13 +291,13 @@ func most(times []time.Time, per time.Duration) int {
 	return best
 }
 
-// Budgets hold across two servers whose store loses answers, for all numbers.
-// Every worker is stopped and started in the end, and those with a waiting user
-// come first.
+// TestBudgets checks that budgets, with random limits, hold across two servers whose
+// store loses answers. Every worker must be stopped and started in the end, and
+// workers that a user waits for must start first.
 func TestBudgets(t *testing.T) {
 	seed := baseSeed(t)
 	rng := rand.New(rand.NewPCG(seed, 3))
-	stops, starts := 1+rng.IntN(6), 2+rng.IntN(13) // with one start in 3 min the last wake would be older than aged
+	stops, starts := 1+rng.IntN(6), 2+rng.IntN(13) // with one start in 3 min, the last wake would wait longer than aged
 	stopPer, startPer := 1+rng.IntN(10), 1+rng.IntN(3)
 	percent := rng.IntN(2) == 0
 	t.Logf("at most %d stops in %d min (percent %t), %d starts in %d min", stops, stopPer, percent, starts, startPer)
@@ -346,8 +347,8 @@ func TestBudgets(t *testing.T) {
 		if got := most(paused, time.Duration(stopPer)*time.Minute); got > stops || len(paused) < workers {
 			t.Errorf("%d stops, up to %d in %d min", len(paused), got, stopPer)
 		}
-		// The morning: all but four are started by their schedule, and four by
-		// waiting users two minutes later.
+		// In the morning the schedule starts all workers but four. Users wait for
+		// those four, two minutes later.
 		r.office()
 		r.apply(policy.Scope{}, rules.Application{Schedule: new("office")})
 		var tokens []string
@@ -399,8 +400,9 @@ func TestBudgets(t *testing.T) {
 	})
 }
 
-// A policy in dry run decides everything, records it and does nothing: not for
-// idleness, not by the schedule, not at the expiry, and it writes no tags.
+// TestShadowPolicy checks that a policy in dry run decides and records everything,
+// but does nothing: it neither pauses nor starts, neither warns nor ends a worker at
+// its expiry, and writes no tags.
 func TestShadowPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
@@ -441,7 +443,7 @@ func TestShadowPolicy(t *testing.T) {
 	})
 }
 
-// tags returns the present tags of a worker's instance.
+// tags returns the current tags of a worker's EC2 instance.
 func (r *rig) tags(id string) map[string]string {
 	m := r.machine(id)
 	r.world.mu.Lock()
@@ -449,9 +451,9 @@ func (r *rig) tags(id string) map[string]string {
 	return maps.Clone(m.Tags)
 }
 
-// Applying a policy writes tags, many instances with one call and only what
-// changes. Removing the policy removes them. A deadline in a tag is kept even
-// if nothing else keeps it.
+// TestPolicyTags checks that applying a policy tags many instances with one call and
+// writes only what changes, that removing the policy removes the tags, and that a
+// deadline in a tag stops the worker even while it is in use.
 func TestPolicyTags(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"max_workers_per_region": 100}})
@@ -467,7 +469,7 @@ func TestPolicyTags(t *testing.T) {
 		calls()
 		r.apply(policy.Scope{}, rules.Application{Policy: new("conservative")})
 		time.Sleep(time.Minute)
-		if n := calls(); n < 1 || n > 2 { // a pass may begin while the policy is being applied
+		if n := calls(); n < 1 || n > 2 { // two if a pass begins while the policy is still being applied
 			t.Errorf("%d calls for one policy on %d instances", n, len(ids))
 		}
 		want := map[string]string{"lull:idle-timeout": "4h0m0s", "lull:hibernate-on-idle": "false", "lull:pause-holder": "server", "lull:policy": "conservative", "lull:enabled": "true"}
@@ -483,9 +485,9 @@ func TestPolicyTags(t *testing.T) {
 		m, other := r.machine(ids[1]), r.machine(ids[2])
 		r.world.mu.Lock()
 		m.Tags["lull:ttl-deadline"] = at.Format(time.RFC3339)
-		other.Tags["lull:idle-timeout"] = "99h" // written outside lull
+		other.Tags["lull:idle-timeout"] = "99h" // changed outside lull
 		r.world.mu.Unlock()
-		time.Sleep(25 * time.Minute) // the full pass sees both
+		time.Sleep(25 * time.Minute) // long enough for a full pass to see both tags
 		if w := r.worker(ids[1]); w.TTLDeadline == nil || !w.TTLDeadline.Equal(at.Truncate(time.Second)) || !w.TTLFromTag {
 			t.Errorf("the deadline of the tag is %v", w.TTLDeadline)
 		}
@@ -502,7 +504,7 @@ func TestPolicyTags(t *testing.T) {
 		if n := calls(); n > 4 {
 			t.Errorf("%d calls", n)
 		}
-		for range 12 { // in use all the time, and it expires nevertheless
+		for range 12 { // the worker is in use all the time and still expires
 			time.Sleep(5 * time.Minute)
 			r.use(ids[1])
 		}
@@ -519,8 +521,8 @@ func TestPolicyTags(t *testing.T) {
 	})
 }
 
-// TestPauseTellsWhenItWasChecked checks that a pause records when activity was
-// last checked, both for an idle pause and for a user's.
+// TestPauseTellsWhenItWasChecked checks that a pause, whether automatic or by a user,
+// records when activity was last checked.
 func TestPauseTellsWhenItWasChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_activity_detection_interval": 300}})

@@ -23,7 +23,8 @@ const (
 	tagTick  = 1000
 )
 
-// tagging is one worker whose tags differ from its policy.
+// tagging is one worker whose tags differ from its policy, and the tags to write and
+// remove.
 type tagging struct {
 	w    worker.Worker
 	sh   *shard
@@ -32,7 +33,8 @@ type tagging struct {
 	drop []string
 }
 
-// key is equal for workers that need the same calls.
+// key returns a string that is equal for workers that need the same tags written and
+// removed.
 func (t *tagging) key() string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(t.put)) {
@@ -78,8 +80,8 @@ func policyTags(prefix string, w *worker.Worker, r *policy.Resolved) map[string]
 	return out
 }
 
-// writePolicyTags updates the tags of this server's workers to their policies:
-// only where they differ, and many instances with one call.
+// writePolicyTags brings the tags of this server's workers in line with their
+// policies. It writes only differences, and tags many instances with one call.
 func (c *Controller) writePolicyTags(ctx context.Context) {
 	if c.cfg.Shadow || c.fleet.Halted().On || time.Now().Before(c.tagAfter) {
 		return
@@ -108,7 +110,7 @@ func (c *Controller) writePolicyTags(ctx context.Context) {
 	}
 }
 
-// untag schedules another check of a worker's tags. The lock is held.
+// untag schedules another check of a worker's tags. c.mu must be held.
 func (c *Controller) untag(e *entry) {
 	e.tagged = false
 	if !e.tagging {
@@ -117,7 +119,8 @@ func (c *Controller) untag(e *entry) {
 	}
 }
 
-// untagged lists the workers whose tags differ from their policy.
+// untagged takes up to tagTick workers from c.retag and returns those whose tags
+// differ from their policy.
 func (c *Controller) untagged() []*tagging {
 	type candidate struct {
 		w    worker.Worker
@@ -134,9 +137,9 @@ func (c *Controller) untagged() []*tagging {
 		sh := c.shards[e.shard]
 		resting := e.w.Status == power.WorkerRunning || e.w.Status == power.WorkerStopped
 		if c.entries[e.id] != e || e.tagged || sh == nil || !resting || !e.w.Armed || e.inst == nil || e.inst.Tags[prefix+"managed-by"] != c.fleet.ID() {
-			continue // the change that makes it possible brings it back
+			continue // a change that makes tagging possible adds it to retag again
 		}
-		e.tagged = true // until something changes
+		e.tagged = true // until untag is called
 		look = append(look, candidate{e.w, sh, e.inst.Tags})
 	}
 	c.retag = slices.Clone(c.retag[n:])
@@ -226,9 +229,9 @@ func (c *Controller) tagWritten(ctx context.Context, t *tagging) {
 	}
 }
 
-// rereadDeadline describes the instance again before acting on a record's
-// deadline that came from a tag: a user on the machine may have extended it
-// since the last description. done means that the turn ends here.
+// rereadDeadline describes the instance again before lull acts on a deadline that
+// came from a tag, because a user on the machine may have extended it since the last
+// description. done means that out is the job's outcome.
 func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
 	if !j.w.TTLFromTag {
 		return outcome{}, false
@@ -253,9 +256,9 @@ func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
 	return j.adoptDeadline(ctx)
 }
 
-// deadlineTag returns the end of w's life by the tag of its instance, nil for
-// none, and whether w's record has to follow it. A tag that cannot be read sets
-// none: the agent and its doctor show what is wrong with it.
+// deadlineTag returns the deadline in the tag of w's instance, or nil, and whether
+// w's record must follow it. An unreadable tag counts as none; the agent and its
+// doctor report it.
 func deadlineTag(prefix string, w *worker.Worker, in *Instance) (d *time.Time, follow bool) {
 	key := prefix + "ttl-deadline"
 	if in == nil || w.TTLDeadline != nil && !w.TTLFromTag {
@@ -274,10 +277,10 @@ func deadlineTag(prefix string, w *worker.Worker, in *Instance) (d *time.Time, f
 	return d, !d.Equal(*w.TTLDeadline)
 }
 
-// adoptDeadline takes the end of its life from the instance's own tag where
-// no operator set another in the record, so that it is kept even when the agent is
-// dead. It is a stop unless the record says otherwise: a tag does not terminate
-// here.
+// adoptDeadline copies the deadline in the instance's tag to the record, unless an
+// operator set another deadline there. The deadline is then kept even if the agent is
+// dead. At the deadline the worker is stopped unless the record says otherwise: a tag
+// alone never terminates.
 func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
 	d, follow := deadlineTag(j.s.TagPrefix, &j.w, j.inst)
 	if !follow {

@@ -14,8 +14,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// entry is one worker in memory. The controller's lock guards it. A job works
-// on a copy of what it needs.
+// entry is one worker in memory. c.mu guards it. A job works on a copy of what it
+// needs.
 type entry struct {
 	id     string
 	shard  int
@@ -40,7 +40,7 @@ type entry struct {
 	running  bool
 	again    bool
 	cancel   context.CancelFunc
-	writing  bool // its job is writing the record; the resulting change is its own
+	writing  bool // its job is writing the record; the change that the watch delivers is its own
 	failures int
 
 	tagged  bool       // its policy tags match its policy
@@ -51,7 +51,7 @@ type entry struct {
 	agent   *agentSeen // the agent's last report; replaced, never modified
 }
 
-// known returns what is known of the worker beyond its record.
+// known returns a copy of what is known about the worker beyond its record.
 func (e *entry) known() live {
 	if e.live == nil {
 		return live{}
@@ -59,8 +59,8 @@ func (e *entry) known() live {
 	return *e.live
 }
 
-// learnt stores what became known. Most workers of a fleet are stopped, and
-// nothing is stored for them.
+// learnt stores l. Most workers of a fleet are stopped and have no such state, so an
+// empty l is stored as nil.
 func (e *entry) learnt(l live) {
 	if reflect.ValueOf(l).IsZero() {
 		e.live = nil
@@ -80,7 +80,7 @@ type live struct {
 	seen      json.RawMessage
 	fetchedAt time.Time
 	failed    int       // fetches in a row that left telemetry unknown
-	told      time.Time // newest activity that the journal has
+	told      time.Time // newest activity written to the journal
 	checkedAt time.Time
 	verdict   *idle.Verdict
 	readings  []idle.Reading
@@ -98,30 +98,30 @@ type live struct {
 	nextProbe time.Time // when its activity sources are detected next
 
 	noticeAt   time.Time     // when CML is asked about its notice next
-	noticeWait time.Duration // since it did not answer
+	noticeWait time.Duration // current delay between attempts, while CML does not answer
 
-	resumeAsked time.Time // of a resume whose CML is not ready yet
-	readyAt     time.Time // when CML is next asked for that
-	wouldAt     time.Time // when dry run first prevented the pause
+	resumeAsked time.Time // when a resume was requested whose CML is not ready yet
+	readyAt     time.Time // when CML is next asked whether it is ready
+	wouldAt     time.Time // when dry run first prevented the current pause
 
-	preflight    []string // codes
+	preflight    []string // codes of findings
 	preflightErr string   // why some are unknown
-	unchecked    []string // the codes that are; nil with preflightErr means all
+	unchecked    []string // codes of checks that could not be made; nil with preflightErr means all
 	preflightAt  time.Time
 
 	labs   *int
 	labsAt time.Time
 	tagged bool // the draining tag was written
 
-	line   evidence.Line // of its checks in the log
-	looked evidence.Line // of its final checks
+	line   evidence.Line // last log line about its checks
+	looked evidence.Line // last log line about its final checks
 	traced traced
 
 	wouldStart time.Time // the schedule boundary at which dry run prevented its start
 
 	licensed     time.Time // when the license was last worked on
 	licenseAsked time.Time // when CML was asked to register
-	licenseTaken bool      // and it has accepted that
+	licenseTaken bool      // CML has accepted that request
 }
 
 // dueHeap orders entries by when they are due.
@@ -148,8 +148,8 @@ func (h *dueHeap) Pop() any {
 	return e
 }
 
-// kick makes e due at a time, unless it is due earlier. One that is being
-// worked on is handled again afterwards.
+// kick makes e due at a time, unless it is due earlier. An entry whose job is running
+// is due again when the job ends.
 func (c *Controller) kick(e *entry, at time.Time) {
 	switch {
 	case e.running && !at.After(time.Now().Add(debounce)):
@@ -184,21 +184,21 @@ func (c *Controller) poke() {
 	}
 }
 
-// laneKey identifies a lane. Workers that answer and workers that do not are in
-// different lanes, and so are two regions.
+// laneKey identifies a lane. Regions have separate lanes, and within a region,
+// workers whose last attempt failed have their own.
 type laneKey struct {
 	region regionKey
 	slow   bool
 }
 
-// lane bounds how many of its workers are worked on concurrently.
+// lane limits the number of its workers that are handled concurrently.
 type lane struct {
 	busy  int
-	first []*entry // those that wait before the queue
+	first []*entry // served before the queue
 	queue []*entry
 }
 
-// take removes the entry whose turn it is; nil if none waits.
+// take removes and returns the next entry, or nil.
 func (l *lane) take() *entry {
 	from := &l.first
 	if len(l.first) == 0 {
@@ -213,8 +213,8 @@ func (l *lane) take() *entry {
 	return e
 }
 
-// urgent reports whether a worker does not wait behind routine checks: it is in
-// a transition or about to be, or a request waits for it. The lock is held.
+// urgent reports whether a worker is served before routine checks: it is in a
+// transition or about to be, or a request waits for it. c.mu must be held.
 func (c *Controller) urgent(e *entry) bool {
 	return power.WorkerTable.IsTransitional(e.w.Status) || e.w.DesiredStatus != e.w.Status || len(c.waiting[e.id]) > 0
 }
@@ -227,7 +227,7 @@ func (c *Controller) dispatch(ctx context.Context) error {
 		for len(c.due) > 0 && !c.due[0].due.After(now) {
 			e := heap.Pop(&c.due).(*entry)
 			if c.shards[e.shard] == nil {
-				continue // another server's
+				continue // another server owns it
 			}
 			e.queued = true
 			k := laneKey{keyOf(&e.w), e.failures > 1}
@@ -260,7 +260,8 @@ func (c *Controller) dispatch(ctx context.Context) error {
 	}
 }
 
-// start begins as much of a lane's queue as fits. The lock is held.
+// start starts as many jobs of a lane's queue as the lane has room for. c.mu must be
+// held.
 func (c *Controller) start(ctx context.Context, l *lane) {
 	for l.busy < c.cfg.Lanes {
 		e := l.take()
@@ -288,7 +289,7 @@ func (c *Controller) start(ctx context.Context, l *lane) {
 	}
 }
 
-// work reconciles one worker once and schedules it again.
+// work runs one job for a worker and schedules the next.
 func (c *Controller) work(ctx context.Context, e *entry, sh *shard) {
 	out := c.reconcile(ctx, e, sh)
 	c.count.results.add(string(out.Result))
@@ -323,5 +324,5 @@ func (c *Controller) work(ctx context.Context, e *entry, sh *shard) {
 	}
 }
 
-// backoff returns 1 s x 2^n, at most 60 s.
+// backoff returns 2^n s, at most 60 s.
 func backoff(n int) time.Duration { return min(time.Second<<min(n, 6), time.Minute) }

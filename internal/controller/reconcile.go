@@ -26,14 +26,14 @@ const (
 	Skip    Result = "SKIP"    // nothing to do
 )
 
-// outcome is a Result and when the worker is due again. A zero Next leaves that
-// to the Result.
+// outcome is a Result and the time at which the worker is due again. If Next is zero,
+// the Result determines that time.
 type outcome struct {
 	Result
 	Next time.Time
 }
 
-// job is one reconciliation, on a copy of what was known when it began.
+// job is one reconciliation of a worker, on a copy of what was known when it began.
 type job struct {
 	c      *Controller
 	e      *entry
@@ -43,7 +43,7 @@ type job struct {
 	s      settings.Settings
 	now    time.Time
 	seen   string    // the state in EC2, empty if it was not listed
-	seenAt time.Time // when that was requested
+	seenAt time.Time // when the listing with that state began
 	gone   bool      // EC2 does not know the instance
 	fresh  bool      // seen is newer than the claim and the record's status
 	inst   *Instance
@@ -63,8 +63,8 @@ func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome
 	j := &job{c: c, e: e, sh: sh, f: sh.fleet, w: e.w, s: c.fleet.Settings(), now: now, seen: e.seen, seenAt: e.seenAt, gone: e.missing,
 		inst: e.inst, live: e.known(), ask: c.waiting[e.id], unread: c.unread(&e.w)}
 	delete(c.waiting, e.id)
-	// An observation that began before the worker entered its status, or came
-	// to this server, says nothing about what was done since.
+	// An observation that began before the worker entered its status, or before this
+	// server owned it, does not show the effect of later actions.
 	j.fresh = e.seenAt.After(sh.since) && !e.seenAt.Before(j.w.StatusSince)
 	if j.inst != nil && j.inst.State != j.seen {
 		j.inst = nil
@@ -88,7 +88,8 @@ func (c *Controller) keep(j *job, out outcome) {
 	}
 }
 
-// rests reports whether only a change can move the worker further.
+// rests reports whether the worker's state can change only through a new record or
+// observation.
 func (j *job) rests() bool {
 	return !power.WorkerTable.IsTransitional(j.w.Status) && (j.w.Status != power.WorkerRunning || j.w.DesiredStatus == power.WorkerRunning) &&
 		!(j.w.Status == power.WorkerStopped && j.w.DesiredStatus == power.WorkerRunning)
@@ -136,10 +137,10 @@ func (j *job) writeBy(ctx context.Context, by audit.Actor, limits bool, fn func(
 	return nil
 }
 
-// writes begins a change of the record by this job. It ends when the returned
-// function is called. Until then, the change that returns through the watch
-// does not cancel the job. A different intent that was learned meanwhile
-// cancels the job at the end, because its next step was decided before that.
+// writes marks the beginning of a write by this job; end marks its end. In between,
+// the change that the watch delivers does not cancel the job. If a different intent
+// has arrived by the end, end cancels the job, because its next step was decided
+// without that intent.
 func (j *job) writes() (end func()) {
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()
@@ -154,7 +155,8 @@ func (j *job) writes() (end func()) {
 	}
 }
 
-// took makes a record written by this job its present one.
+// took makes w, which this job has just written, the current record of the job and
+// its entry.
 func (j *job) took(w worker.Worker) {
 	j.w = w
 	j.c.mu.Lock()
@@ -168,7 +170,7 @@ func (j *job) took(w worker.Worker) {
 func (j *job) failedWrite(err error) outcome {
 	switch {
 	case errors.Is(err, fleet.ErrStale):
-		return outcome{Requeue, time.Now().Add(debounce)} // the newer record will arrive
+		return outcome{Requeue, time.Now().Add(debounce)} // by then the watch has delivered the newer record
 	case errors.Is(err, store.ErrLeaseLost):
 		j.c.forget(j.sh)
 		return outcome{Result: Skip}
@@ -180,7 +182,8 @@ func (j *job) failedWrite(err error) outcome {
 	return outcome{Result: Retry}
 }
 
-// to moves the worker to a status, with what else changes.
+// to moves the worker to status s in one write, with the further changes that more
+// makes; more may be nil.
 func (j *job) to(ctx context.Context, s power.Worker, why string, more func(w *worker.Worker, tx *worker.Tx)) error {
 	return j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		w.Status, w.StatusReason, w.EC2State = s, why, j.state(w)
@@ -199,7 +202,7 @@ func (j *job) state(w *worker.Worker) string {
 	return j.seen
 }
 
-// step is to as a handler's last action.
+// step is like to, for the last action of a handler.
 func (j *job) step(ctx context.Context, s power.Worker, why string, more func(w *worker.Worker, tx *worker.Tx)) outcome {
 	if err := j.to(ctx, s, why, more); err != nil {
 		return j.failedWrite(err)
@@ -207,16 +210,16 @@ func (j *job) step(ctx context.Context, s power.Worker, why string, more func(w 
 	return j.again()
 }
 
-// again returns SUCCESS with an immediate next turn: the worker has a new
+// again returns SUCCESS with an immediate next turn, because the worker has a new
 // status.
 func (j *job) again() outcome {
 	j.c.mu.Lock()
-	j.c.region(&j.w).soon() // earlier observations say nothing about it
+	j.c.region(&j.w).soon() // earlier observations do not show the new status
 	j.c.mu.Unlock()
 	return outcome{Result: Success, Next: time.Now().Add(debounce)}
 }
 
-// fail ends in FAILED with its cause.
+// fail moves the worker to FAILED and records the cause.
 func (j *job) fail(ctx context.Context, action, why string) outcome {
 	err := j.to(ctx, power.WorkerFailed, why, func(w *worker.Worker, tx *worker.Tx) {
 		tx.Note(audit.Entry{Action: action, Detail: why})
@@ -240,8 +243,8 @@ func (j *job) note(ctx context.Context, why string) outcome {
 	return outcome{Result: Retry}
 }
 
-// unobserved waits for the first observation of a worker since it entered its
-// status. If its region cannot be read it says so, once.
+// unobserved waits for the first observation of a worker since it entered its status.
+// If its region cannot be read, it records that once.
 func (j *job) unobserved(ctx context.Context) outcome {
 	if u := j.unread; u != nil && !u.SaidOf(&j.w) {
 		j.note(ctx, u.Sentence())
@@ -255,9 +258,9 @@ func (j *job) overdue(d time.Duration) bool { return j.now.Sub(j.w.StatusSince) 
 // cloud returns the worker's region.
 func (j *job) cloud() (Cloud, error) { return j.c.cfg.Clouds(j.w.Account, j.w.AWSRegion) }
 
-// lost handles an instance that is not in the listing. "Not found" is believed
-// only after two answers at least MissingConfirm apart. A launch may take
-// longer to become visible.
+// lost handles an instance that is not in the listing. "Not found" is believed only
+// after two answers at least MissingConfirm apart. A launch may take longer than that
+// to become visible.
 func (j *job) lost(ctx context.Context) outcome {
 	if !j.gone {
 		return outcome{Result: Requeue} // not listed, and not described yet
@@ -280,13 +283,13 @@ func (j *job) lost(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	if left := confirm - j.seenAt.Sub(*since); left > 0 {
-		return outcome{Requeue, j.now.Add(max(left-j.now.Sub(j.seenAt), j.s.ReconcileInterval/2))} // repeating the same answer does not count
+		return outcome{Requeue, j.now.Add(max(left-j.now.Sub(j.seenAt), j.s.ReconcileInterval/2))} // a repeated listing is no second answer
 	}
 	return j.endGone(ctx, "external: EC2 does not know the instance")
 }
 
-// endGone ends in TERMINATED, attributed to the actor that requested it or to an
-// external cause.
+// endGone ends the worker in TERMINATED. The audit entry names the user who requested
+// the termination, or an external cause.
 func (j *job) endGone(ctx context.Context, why string) outcome {
 	asked := j.w.DesiredStatus == power.WorkerTerminated
 	err := j.writeBy(ctx, audit.ByCloud, false, func(w *worker.Worker, tx *worker.Tx) error {
@@ -318,7 +321,7 @@ func clearAddress(w *worker.Worker) {
 	w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.CMLReady, w.RunningSince = "", "", "", false, nil
 }
 
-// found clears the mark of an instance that was missing.
+// found clears the mark that the instance was missing.
 func (j *job) found(ctx context.Context) error {
 	if j.w.MissingSince == nil {
 		return nil
@@ -326,9 +329,9 @@ func (j *job) found(ctx context.Context) error {
 	return j.write(ctx, func(w *worker.Worker, _ *worker.Tx) error { w.MissingSince = nil; return nil })
 }
 
-// drift follows EC2 where the worker differs from its record, by the rules of
-// power.Observe. It returns false if nothing differs. A stop outside lull is
-// respected if a user made it, and repaired if the cloud did.
+// drift adapts the worker to EC2's state where that differs from the record, by the
+// rules of power.Observe. It returns false if nothing differs. If lull did not
+// request a stop, the stop is kept if a user made it, and reversed if the cloud did.
 func (j *job) drift(ctx context.Context) (outcome, bool) {
 	if !j.fresh {
 		return outcome{}, false
@@ -361,17 +364,18 @@ func (j *job) drift(ctx context.Context) (outcome, bool) {
 	return j.step(ctx, to, "EC2 reports state "+j.seen, nil), true
 }
 
-// stoppedOutside records a stop that lull did not request.
+// stoppedOutside records a stop that lull did not request and moves the worker to
+// status to.
 func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 	if j.w.DesiredStatus == power.WorkerStopped && j.w.Intent != nil {
-		// It was to stop anyway, and was counted.
+		// The worker was being stopped anyway, and that stop is counted already.
 		if to == power.WorkerStopped {
 			return j.down(ctx)
 		}
 		return j.step(ctx, to, "", nil)
 	}
 	if j.inst == nil {
-		return outcome{Result: Requeue} // its cause is in the description
+		return outcome{Result: Requeue} // the description shows why it stopped
 	}
 	late := j.w.CancelledStopAt != nil && j.now.Sub(*j.w.CancelledStopAt) < lateWindow
 	cause, why := j.inst.Cause, j.inst.Reason
@@ -397,7 +401,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 			w.StatusReason = "stopped from outside: " + why
 			w.External(tx, "external")
 			tx.Note(audit.Entry{Action: "external_pause", Events: []string{audit.EventPaused}, Reason: string(power.ReasonExternal), Detail: why})
-			if j.w.Status != power.WorkerUnknown || j.w.StartAskedAt == nil { // otherwise it was requested since
+			if j.w.Status != power.WorkerUnknown || j.w.StartAskedAt == nil { // otherwise a start was requested meanwhile
 				w.StoppedOutside(tx, &j.w)
 			}
 		}
@@ -426,8 +430,8 @@ func (j *job) stepBy(ctx context.Context, by audit.Actor, s power.Worker, more f
 	return j.again()
 }
 
-// startedOutside records a start that lull was not asked for. If lull sent the
-// start and it was withdrawn, the worker is stopped again.
+// startedOutside records a start that lull did not request. If the start was sent by
+// lull and withdrawn afterwards, the worker is stopped again.
 func (j *job) startedOutside(ctx context.Context) outcome {
 	if sent := j.w.StartSentAt; j.w.Status == power.WorkerStopped && j.w.StartWithdrawnAt != nil && sent != nil && j.now.Sub(*sent) < lateWindow {
 		out := j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *worker.Worker, tx *worker.Tx) {
@@ -441,8 +445,8 @@ func (j *job) startedOutside(ctx context.Context) outcome {
 		return out
 	}
 	return j.stepBy(ctx, audit.ByCloud, power.WorkerStarting, func(w *worker.Worker, tx *worker.Tx) {
-		// A worker that was imported running, or only seemed to be in another
-		// state, was not started now.
+		// A worker that was running when it was imported, or whose state was only
+		// unknown, was not started just now.
 		first := j.w.Status == power.WorkerUnknown && (w.RunningSince != nil || w.Imported && w.LastPausedAt == nil)
 		if w.StartOrigin == worker.OriginNone && !first {
 			w.StartOrigin, w.StartBy = worker.OriginExternal, "external"

@@ -11,8 +11,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// A stop refused by EC2 is counted, because it was requested, but is not the
-// last pause. Its record says why it failed until something else happens.
+// TestRefusedStopIsNoPause checks that a stop that EC2 refuses counts as a requested
+// pause but not as the last pause, and that the record shows the refusal until
+// something else happens.
 func TestRefusedStopIsNoPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})

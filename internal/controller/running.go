@@ -15,7 +15,7 @@ import (
 func (j *job) runningSteps(ctx context.Context) outcome {
 	// Step 1: the desired status.
 	if j.w.DesiredStatus == power.WorkerStopped {
-		j.notice(ctx) // while there is a CML to ask
+		j.notice(ctx) // while CML can still be asked
 		if in := j.w.Intent; in != nil && in.Reason.Automatic() && j.c.fleet.Halted().On {
 			return j.callOff(ctx, nil, "all automatic actions are halted")
 		}
@@ -43,7 +43,7 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 	if out, done := j.license(ctx); done {
 		return out
 	}
-	// The expiry. It is independent of idleness, and needs no reading.
+	// The expiry does not depend on idleness or any reading.
 	if out, done := j.adoptDeadline(ctx); done {
 		return out
 	}
@@ -53,7 +53,7 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 	if out, done := j.detectSources(ctx); done {
 		return out
 	}
-	// Steps 5 and 6: activity, and what the arbiter makes of it.
+	// Steps 5 and 6: detect activity and pass the verdict to the arbiter.
 	if j.detectDue() {
 		if _, err := j.detect(ctx, false); err != nil {
 			return j.failedWrite(err)
@@ -69,7 +69,7 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 	return outcome{Success, j.next()}
 }
 
-// next returns when a timer makes a RUNNING worker due again.
+// next returns when a RUNNING worker is next due because of a timer.
 func (j *job) next() time.Time {
 	at := j.live.nextLoad
 	if j.detects() && !j.live.nextCheck.IsZero() && (at.IsZero() || j.live.nextCheck.Before(at)) {
@@ -96,7 +96,7 @@ func (j *job) next() time.Time {
 	return at
 }
 
-// addresses writes what changed while the worker ran.
+// addresses records addresses that changed while the worker ran.
 func (j *job) addresses(ctx context.Context) (outcome, bool) {
 	in := j.inst
 	if in == nil || in.PrivateIP == "" || in.PrivateIP == j.w.PrivateIP && in.PublicIP == j.w.PublicIP && j.w.EC2State == "running" {
@@ -115,9 +115,8 @@ func (j *job) addresses(ctx context.Context) (outcome, bool) {
 // probeWithin bounds one probe for a CML.
 const probeWithin = 10 * time.Second
 
-// detectSources chooses the activity sources of an imported worker whose
-// machine could not be probed at the import. Until then its CML is unknown,
-// and it is not paused.
+// detectSources chooses the activity sources of a worker that could not be probed at
+// its import. Until then the worker's CML is unknown, and the worker is not paused.
 func (j *job) detectSources(ctx context.Context) (outcome, bool) {
 	if !j.w.DetectSources || j.c.cfg.CML == nil || j.now.Before(j.live.nextProbe) {
 		return outcome{}, false
@@ -139,7 +138,7 @@ func (j *job) detectSources(ctx context.Context) (outcome, bool) {
 	}
 	err := j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		if !w.DetectSources {
-			return nil // chosen by a user meanwhile
+			return nil // a user has chosen sources meanwhile
 		}
 		if w.SetSources(sources, reason); len(sources) > 0 {
 			tx.Note(audit.Entry{Action: "sources_detected", Detail: reason})
@@ -153,8 +152,8 @@ func (j *job) detectSources(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
-// collect reads what CML says of itself, and keeps it in memory. CloudWatch is
-// read for many workers at once, in readLoads.
+// collect reads CML's own status into memory. readLoads reads CloudWatch, for many
+// workers at once.
 func (j *job) collect(ctx context.Context) {
 	j.awaitReady(ctx)
 	if j.now.Before(j.live.nextLoad) {
@@ -162,9 +161,9 @@ func (j *job) collect(ctx context.Context) {
 	}
 	every := j.s.WorkerMetricsInterval
 	if j.live.nextLoad.IsZero() {
-		// The first collection is at the worker's own point of the interval, so
-		// that a fleet does not ask in step. It is the same point as that of
-		// its idle checks, so that both use one connection.
+		// The first collection is at the worker's own point of the interval, so that
+		// a fleet's requests are spread out. The worker's idle checks use the same
+		// point, so that both share one connection.
 		j.live.nextLoad = j.now.Add(spread(j.w.ID, every))
 		return
 	}
@@ -187,7 +186,7 @@ func (j *job) collect(ctx context.Context) {
 	j.c.count.metrics.Add(1)
 }
 
-// learnSystem writes the recorded part of CML's status: version and readiness.
+// learnSystem records CML's version and readiness if they changed.
 func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
 	s := j.live.system
 	if j.live.systemAt.IsZero() || j.live.systemErr != "" || s.Version == j.w.CMLVersion && s.Ready == j.w.CMLReady {
@@ -203,8 +202,8 @@ func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
-// ttl is the safety valve: after a warning it acts on a worker that is past its
-// deadline, even if nothing else can, and says what was in use.
+// ttl acts on a worker whose deadline has passed, after a warning. It is the last
+// safeguard: it acts even on a worker in use, and records what was in use.
 func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	x := j.expiry()
 	if x == nil || j.now.Before(x.WarnAt) || j.shadow() || j.c.fleet.Halted().On {
@@ -253,8 +252,8 @@ func (j *job) expiry() *why.Expiry {
 	return j.w.Ends(j.now, j.rules(), j.c.fleet.Halted())
 }
 
-// nextTTL returns when the worker's expiry next requires an action; zero for
-// never.
+// nextTTL returns when the worker's expiry next requires something, such as the
+// warning; zero for never.
 func (j *job) nextTTL() time.Time {
 	x := j.expiry()
 	if x == nil {
@@ -268,9 +267,8 @@ func (j *job) nextTTL() time.Time {
 	return time.Time{}
 }
 
-// ends terminates a stopped worker at its expiry, if ttl_action says so; for a
-// stop there is nothing to do. If a halt or dry run prevents that, it is tried
-// again later.
+// ends terminates a stopped worker at its expiry if ttl_action is terminate. A halt
+// or dry run delays that. next is when to check again; zero for never.
 func (j *job) ends(ctx context.Context) (out outcome, ended bool, next time.Time) {
 	if j.w.TTLDeadline == nil || j.w.TTLAction != "terminate" {
 		return outcome{}, false, time.Time{}

@@ -11,9 +11,10 @@ import (
 	"lull/internal/fleet/audit"
 )
 
-// Scale-down shrinks the fleet one worker per cooldown, each with a drain, also
-// across a restart of the server. Waiting workers are shown as waiting. Without
-// scale_down_cooldown_defers_pause the others are paused without a drain.
+// TestScaleDownCooldown checks that scale-down drains and stops one worker per
+// cooldown, even across a restart of the server, and that the other idle workers are
+// shown as waiting. Without scale_down_cooldown_defers_pause, the others are paused
+// without a drain.
 func TestScaleDownCooldown(t *testing.T) {
 	const n, cooldown = 3, 10 * time.Minute
 	for _, defers := range []bool{true, false} {
@@ -74,7 +75,8 @@ func TestScaleDownCooldown(t *testing.T) {
 	}
 }
 
-// A worker kept up by min_workers is not shown as about to be paused.
+// TestFloorIsShown checks that a worker that min_workers keeps running is not shown
+// as about to be paused.
 func TestFloorIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"min_workers": 1}})

@@ -35,7 +35,7 @@ type Member struct {
 	Since   time.Time `json:"since"`
 }
 
-// shard is a part that this server holds.
+// shard is a shard that this server holds.
 type shard struct {
 	n      int
 	own    *store.Ownership
@@ -43,8 +43,8 @@ type shard struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	jobs   sync.WaitGroup
-	// since is when the calls of an earlier owner have certainly ended. Only
-	// later observations are acted on.
+	// since is when all calls of an earlier owner must have ended. Only observations
+	// made after it are acted on.
 	since time.Time
 }
 
@@ -54,8 +54,8 @@ func shardOf(id string) int {
 	return int(h.Sum32() % Shards)
 }
 
-// assigned returns the member that shard n belongs to, by highest random
-// weight: a server that comes or goes moves only its own part.
+// assigned returns the name of the member that shard n belongs to, by rendezvous
+// hashing: when a server joins or leaves, only that server's shards move.
 func assigned(n int, members map[string]Member) string {
 	best, most := "", uint64(0)
 	for id := range members {
@@ -73,8 +73,8 @@ func assigned(n int, members map[string]Member) string {
 	return best
 }
 
-// own keeps a lease, registers the server and holds its shards until ctx ends.
-// When the lease is lost everything is dropped at once and begun anew.
+// own keeps a lease, registers the server and holds its shards until ctx ends. If the
+// lease is lost, it drops everything at once and starts again.
 func (c *Controller) own(ctx context.Context) error {
 	for try := 0; ctx.Err() == nil; try++ {
 		lease, err := c.fleet.Store().Grant(ctx, LeaseTTL)
@@ -131,7 +131,7 @@ func (c *Controller) hold(ctx context.Context, lease store.Lease) error {
 	if _, err := store.Claim(ctx, c.fleet.Store(), lease, key, data); err != nil {
 		if held, ok := errors.AsType[*store.HeldError](err); ok {
 			_ = held
-			return delay.For(ctx, LeaseTTL/3) // our own earlier process, or a name used twice
+			return delay.For(ctx, LeaseTTL/3) // the earlier process of this server, or another server of the same name
 		}
 		return err
 	}
@@ -164,7 +164,7 @@ func (c *Controller) hold(ctx context.Context, lease store.Lease) error {
 	}
 }
 
-// followMembers keeps the members in line with the store.
+// followMembers keeps c.members in line with the store, and signals changed.
 func (c *Controller) followMembers(ctx context.Context, changed chan<- struct{}) {
 	_ = store.Follow(ctx, c.fleet.Store(), store.Prefix(memberPrefix), store.Follower{
 		Reset: func(p store.Page) error {
@@ -202,7 +202,7 @@ func (c *Controller) member(v store.Value) {
 	c.members[id] = m
 }
 
-// followShards wakes balance when a shard is free.
+// followShards signals changed when a shard becomes free.
 func (c *Controller) followShards(ctx context.Context, changed chan<- struct{}) {
 	_ = store.Follow(ctx, c.fleet.Store(), store.Prefix(shardPrefix), store.Follower{
 		Reset: func(store.Page) error { signal(changed); return nil },
@@ -217,8 +217,8 @@ func (c *Controller) followShards(ctx context.Context, changed chan<- struct{}) 
 	})
 }
 
-// forget drops a shard whose key is gone although the lease may last, so that
-// it is claimed again.
+// forget drops a shard whose key is missing in the store although our lease lasts, so
+// that it is claimed again.
 func (c *Controller) forget(sh *shard) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,7 +246,7 @@ func (c *Controller) balance(ctx context.Context, lease store.Lease) {
 	var give []*shard
 	for _, sh := range c.leaving {
 		if assigned(sh.n, c.members) != c.cfg.Server {
-			give = append(give, sh) // otherwise it is claimed again below, unchanged
+			give = append(give, sh) // one that is ours again is claimed below instead
 		}
 	}
 	c.leaving = nil
@@ -268,7 +268,7 @@ func (c *Controller) balance(ctx context.Context, lease store.Lease) {
 		if err := sh.own.Resign(ctx); err != nil {
 			c.log.Warn("cannot give up a shard yet", "shard", sh.n, "err", err)
 			c.mu.Lock()
-			c.leaving = append(c.leaving, sh) // otherwise no server could have it
+			c.leaving = append(c.leaving, sh) // retry; otherwise no server could claim it
 			c.mu.Unlock()
 		}
 	}
@@ -293,7 +293,7 @@ func (c *Controller) claim(ctx context.Context, lease store.Lease, n int) {
 	}
 	own, err := store.Claim(ctx, c.fleet.Store(), lease, shardPrefix+strconv.Itoa(n), data)
 	if err != nil {
-		return // still held by its earlier owner, or the store is away: balance runs again
+		return // its earlier owner still holds it, or the store does not answer; balance will run again
 	}
 	sh := &shard{n: n, own: own, fleet: c.fleet.Guarded(own.Guard()), since: time.Now().Add(Margin)}
 	sh.ctx, sh.cancel = context.WithCancel(ctx)
@@ -323,8 +323,8 @@ func (sh *shard) call(ctx context.Context) (context.Context, context.CancelFunc,
 	return ctx, cancel, nil
 }
 
-// Owner returns the live server that owns a worker. mine is whether this server
-// holds it.
+// Owner returns the live server that owns a worker, and whether it is this server and
+// holds the worker's shard.
 func (c *Controller) Owner(worker string) (m Member, mine bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -344,7 +344,7 @@ type Leadership struct {
 	Lease   float64           `json:"lease_remaining_seconds"`
 }
 
-// Leadership returns what this server holds.
+// Leadership returns this server's lease and shards.
 func (c *Controller) Leadership() Leadership {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -363,5 +363,5 @@ func (c *Controller) Leadership() Leadership {
 	return l
 }
 
-// Resign releases all shards. The server then takes part anew.
+// Resign makes the server release all its shards and then register anew.
 func (c *Controller) Resign() { signal(c.resign) }

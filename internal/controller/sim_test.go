@@ -26,16 +26,16 @@ import (
 	"lull/internal/store/mem"
 )
 
-// dayParams are one simulated day.
+// dayParams configures one simulated day.
 type dayParams struct {
 	seed    uint64
 	workers int
 	servers int
 	hours   int
-	faults  bool // of the cloud and the store
-	crashes bool // of servers
-	// commands makes users (and schedules) give random commands at any time,
-	// with scale-down and a floor of minWorkers.
+	faults  bool // inject faults of the cloud and the store
+	crashes bool // kill servers
+	// commands enables random commands by users and schedules at any time,
+	// scale-down, and a floor of minWorkers.
 	commands   bool
 	minWorkers int
 }
@@ -47,7 +47,8 @@ func (p dayParams) settings() map[string]any {
 	return map[string]any{"scale_down_enabled": p.seed%2 == 0, "min_workers": p.minWorkers, "scale_down_cooldown_seconds": 120, "drain_timeout_seconds": 300}
 }
 
-// day is a fleet with users, and an oracle that knows the truth.
+// day is a simulated fleet with users, and an oracle that knows when workers are in
+// use.
 type day struct {
 	*rig
 	p      dayParams
@@ -56,7 +57,7 @@ type day struct {
 	ids    []string
 	users  map[string]*user
 	begun  time.Time
-	calm   atomic.Bool // faults are over
+	calm   atomic.Bool // no more faults are injected
 
 	mu      sync.Mutex
 	faults  []string
@@ -75,10 +76,10 @@ type server struct {
 
 // user is the user of one worker, and what the oracle knows about it.
 type user struct {
-	session time.Time // works until
+	session time.Time // the user works until then
 	nextAct time.Time
-	since   time.Time // the worker has been pausable since, according to the oracle
-	outage  time.Time // telemetry is away until
+	since   time.Time // since when, by the oracle, the worker may be paused
+	outage  time.Time // telemetry is unavailable until then
 	gone    bool
 }
 
@@ -90,7 +91,7 @@ func (d *day) fault(format string, args ...any) {
 	}
 }
 
-// serve starts or restarts one server.
+// serve starts or restarts server i.
 func (d *day) serve(i int) {
 	s := d.servers[i]
 	s.client = d.db.Client()
@@ -134,8 +135,8 @@ func (d *day) serve(i int) {
 	go func() { s.done <- s.c.Run(ctx) }()
 }
 
-// kill ends a server without a shutdown: its store is cut off first, so no
-// lease is revoked.
+// kill ends a server without a shutdown. Its store is cut off first, so no lease is
+// revoked.
 func (d *day) kill(i int, down time.Duration) {
 	s := d.servers[i]
 	s.client.Close()
@@ -145,7 +146,7 @@ func (d *day) kill(i int, down time.Duration) {
 	s.c = nil
 }
 
-// step simulates half a minute.
+// step simulates half a minute of the whole fleet.
 func (d *day) step() {
 	ctx := context.Background()
 	for i, id := range d.ids {
@@ -173,7 +174,7 @@ func (d *day) step() {
 	}
 }
 
-// live simulates a worker's user and environment.
+// live simulates half a minute of a worker's user and environment.
 func (d *day) live(ctx context.Context, u *user, w *worker.Worker, i int) {
 	now := time.Now()
 	if w.EC2InstanceID == "" {
@@ -198,7 +199,7 @@ func (d *day) live(ctx context.Context, u *user, w *worker.Worker, i int) {
 		e := cmlEvent{at: now, arrives: now}
 		switch n := d.rng.IntN(100); {
 		case n < 3:
-			e.arrives = now.Add(time.Duration(d.rng.IntN(20)) * time.Minute) // late
+			e.arrives = now.Add(time.Duration(d.rng.IntN(20)) * time.Minute) // reported late
 		case n < 5 && len(m.events) > 0:
 			e.at = m.events[len(m.events)-1].at // a duplicate, out of order
 		}
@@ -215,7 +216,7 @@ func (d *day) live(ctx context.Context, u *user, w *worker.Worker, i int) {
 	m.down = now.Before(u.outage)
 	switch d.rng.IntN(4000) {
 	case 0:
-		d.world.stop(m.ID, CauseUser) // from the AWS console
+		d.world.stop(m.ID, CauseUser) // stopped in the AWS console
 	case 1:
 		d.world.stop(m.ID, CauseServer)
 	case 2:
@@ -225,7 +226,7 @@ func (d *day) live(ctx context.Context, u *user, w *worker.Worker, i int) {
 	}
 }
 
-// command gives a random command. A refusal is a valid answer.
+// command gives a random command; it may be refused.
 func (d *day) command(ctx context.Context, id string) {
 	n := d.rng.IntN(900)
 	if d.calm.Load() {
@@ -276,7 +277,7 @@ func (d *day) command(ctx context.Context, id string) {
 	}
 }
 
-// runDay simulates a day and returns the faults.
+// runDay simulates a day and returns the faults that the oracle found.
 func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 	d := &day{
 		rig: &rig{t: t, db: mem.New(mem.Options{KeepRevisions: 2000}), world: newWorld(p.seed)}, p: p,
@@ -307,7 +308,7 @@ func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 			case n < 4:
 				return 0, callErr(Throttled), false
 			case n < 6:
-				return time.Second, callErr(Unreachable), true // had its effect
+				return time.Second, callErr(Unreachable), true // the call has its effect, but the answer is lost
 			case n < 8:
 				return 5 * time.Second, callErr(Unreachable), false
 			case n == 8 && (call == "run" || call == "start"):
@@ -368,7 +369,7 @@ func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 	return d.faults, d.report()
 }
 
-// baseSeed returns a seed that differs in each run unless LULL_SEED sets it.
+// baseSeed returns LULL_SEED if set, and otherwise a random seed.
 func baseSeed(t *testing.T) uint64 {
 	seed := rand.Uint64()
 	if s := os.Getenv("LULL_SEED"); s != "" {
@@ -393,7 +394,7 @@ func TestDays(t *testing.T) {
 		days = days[:1]
 	}
 	seed := baseSeed(t)
-	// LULL_DAYS sets the number of days of each kind, and a larger fleet.
+	// LULL_DAYS sets the number of days of each kind, and enlarges the fleet.
 	if n, err := strconv.Atoi(os.Getenv("LULL_DAYS")); err == nil && n > 0 {
 		days[0].workers = 300
 		days = slices.Repeat(days, n)

@@ -30,9 +30,9 @@ import (
 
 const simRegion = "us-east-1"
 
-// simFleet is a fleet in a bubble: a controller over the adapters of lull
-// server, the AWS SDK and the CML client, which all speak HTTP to the simulator
-// through a handler of the test's.
+// simFleet is a fleet in a bubble. Its controller uses the same adapters as lull
+// server: the AWS SDK and the CML client speak HTTP to the simulator, through a
+// handler of the test.
 type simFleet struct {
 	t     *testing.T
 	sim   *sim.Server
@@ -46,8 +46,9 @@ type simFleet struct {
 	kill  func()
 }
 
-// newSimFleet serves a scenario through front, and makes an empty fleet. Start
-// begins the controller. Call it in a bubble, with AWS_ENDPOINT_URL=http://cloud.
+// newSimFleet makes an empty fleet over the simulated scenario. All requests pass
+// through front. Call start to run the controller. It must be called in a bubble,
+// with AWS_ENDPOINT_URL=http://cloud.
 func newSimFleet(t *testing.T, scenario simworld.Config, set map[string]any, front func(w http.ResponseWriter, r *http.Request, next http.Handler)) *simFleet {
 	t.Helper()
 	s, err := sim.New(sim.Options{Scenario: scenario})
@@ -82,8 +83,7 @@ func newSimFleet(t *testing.T, scenario simworld.Config, set map[string]any, fro
 	return f
 }
 
-// start begins a controller, which calls itself another server than the one
-// before.
+// start runs a controller under a new server name.
 func (f *simFleet) start() {
 	f.t.Helper()
 	client := f.db.Client()
@@ -127,7 +127,7 @@ func (f *simFleet) start() {
 		client.Close()
 		f.end = func() {}
 	}
-	f.kill = func() { // without a goodbye: its store is cut off first
+	f.kill = func() { // without a shutdown: its store is cut off first
 		client.Close()
 		cancel()
 		<-done
@@ -135,7 +135,7 @@ func (f *simFleet) start() {
 	}
 }
 
-// adopt makes a worker of a simulated instance.
+// adopt imports a simulated instance as a worker.
 func (f *simFleet) adopt(name string, p worker.Profile) worker.Worker {
 	f.t.Helper()
 	var id string

@@ -16,8 +16,8 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// slowConsole is a CML each of whose answers takes 1 to 5 s and fails one time
-// in twenty. The numbers of answers are those of the CML client's calls.
+// slowConsole is a CML whose answers each take 1 to 5 s and fail one time in twenty.
+// A telemetry read or system status takes as many answers as with the real client.
 type slowConsole struct {
 	console
 	answer func(ctx context.Context, n int) error

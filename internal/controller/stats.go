@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Stats are the counters of this process since its start, and
-// running_worker_count, the number of RUNNING workers that it knows.
+// Stats are counters since the start of this process, and the number of RUNNING
+// workers that it knows.
 type Stats struct {
 	Provisioned         int64 `json:"provisioned_count"`
 	Started             int64 `json:"started_count"`
@@ -35,7 +35,7 @@ type Stats struct {
 	StaleRecords   int64            `json:"unreadable_record_count"`
 }
 
-// counters accumulate Stats.
+// counters holds the values behind Stats.
 type counters struct {
 	provisioned, started, stopped, terminated, metrics, detections, autoPause,
 	registered, deregistered, drains, unknown, lateActivity, lateActions, cancelled,
@@ -44,7 +44,7 @@ type counters struct {
 	skipped, results, calls tally
 }
 
-// tally counts by name. The set of names is small and fixed.
+// tally counts by name. It has room for 32 names.
 type tally struct {
 	m [32]struct {
 		name atomic.Pointer[string]
@@ -80,7 +80,7 @@ func (t *tally) snapshot() map[string]int64 {
 	return out
 }
 
-// Stats returns the present counters.
+// Stats returns the current values.
 func (c *Controller) Stats() Stats {
 	n := &c.count
 	return Stats{

@@ -72,8 +72,8 @@ func cpu(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// A steady cycle costs one listing and the telemetry that is due, and writes
-// almost nothing, however many workers there are.
+// TestSteadyCycle checks that a steady cycle costs one listing and the telemetry that
+// is due, and almost no writes, however many workers there are.
 func TestSteadyCycle(t *testing.T) {
 	for _, n := range []int{1000, 10000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -135,7 +135,7 @@ func steady(t *testing.T, n int) {
 	done := make(chan error, 1)
 	begun := cpu(t)
 	go func() { done <- c.Run(ctx) }()
-	time.Sleep(80 * time.Minute) // past the activity's date, and stable
+	time.Sleep(80 * time.Minute) // until all activity is older than a check interval, and nothing changes
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	warm := cpu(t) - begun
@@ -168,7 +168,7 @@ func steady(t *testing.T, n int) {
 	if most := cycles * (1 + n/1000); calls["instances"] > most {
 		t.Errorf("%d describe calls in %d cycles, want at most %d", calls["instances"], cycles, most)
 	}
-	// Each RUNNING worker's times of checks are written every 30 minutes.
+	// The check times of each RUNNING worker are written every 30 minutes.
 	if most := int64(n/10*3 + 200); writes.Load() > most {
 		t.Errorf("%d writes in %d cycles, want at most %d", writes.Load(), cycles, most)
 	}

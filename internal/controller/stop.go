@@ -18,13 +18,14 @@ import (
 
 func asNotFound(err error) (*failure.NotFound, bool) { return errors.AsType[*failure.NotFound](err) }
 
-// ours makes sure that an instance belongs to this fleet, that is, has our tag,
-// before it is acted on. A worker that a user armed gets the tag; an instance
-// of another fleet is refused.
+// ours reports whether the instance carries this fleet's tag, which is required
+// before lull acts on it. If the worker was armed by a user, the tag is added. An
+// instance of another fleet is refused. If the result is false, the outcome is the
+// job's.
 func (j *job) ours(ctx context.Context, what string) (outcome, bool) {
 	tag := j.s.TagPrefix + "managed-by"
 	if j.inst == nil {
-		return outcome{Result: Requeue}, false // its tags are in the description
+		return outcome{Result: Requeue}, false // the tags are part of the description
 	}
 	switch owner := j.inst.Tags[tag]; {
 	case owner == j.c.fleet.ID():
@@ -105,13 +106,13 @@ func (j *job) down(ctx context.Context) outcome {
 	return j.again()
 }
 
-// stopRunning decides how a stop continues whose instance still runs.
+// stopRunning decides how a stop continues while the instance still runs.
 func (j *job) stopRunning(ctx context.Context) outcome {
 	in := j.w.Intent
 	sent := in != nil && in.SentAt != nil && !j.shows(*in.SentAt, 90*time.Second)
 	switch {
 	case in == nil:
-		return j.startedOutside(ctx) // a stop outside lull that was withdrawn
+		return j.startedOutside(ctx) // a stop outside lull was withdrawn
 	case sent:
 		return outcome{Result: Requeue} // wait until the call's effect is visible
 	case in.By == worker.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
@@ -144,7 +145,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		}
 	}
 	var last evidence.Decision
-	if in.ByReadings() || in.Reason == power.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
+	if in.ByReadings() || in.Reason == power.ReasonSchedule { // with force, a schedule's stop ignores readings but not decisions of users
 		if last = j.finalCheck(ctx); !last.Verdict.Eligible {
 			if out, again := j.repeats(last); again {
 				return out
@@ -165,7 +166,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		}
 		w.Checked(j.activity().CheckedAt)
 		if in.ByReadings() {
-			j.activityInto(w) // what the final check saw was known in time
+			j.activityInto(w) // what the final check saw is not late activity
 		}
 		return nil
 	})
@@ -184,15 +185,15 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	}
 	until, halted := j.unhalted(in.Reason)
 	if halted {
-		return outcome{Result: Retry} // which calls it off
+		return outcome{Result: Retry} // the next turn calls the stop off
 	}
 	return j.sendStop(ctx, until)
 }
 
-// unhalted returns until when a call that no reading bounds may be sent, its
-// retries too: the zero time, no bound, if a user asked for it. Halted reports
-// that an automatic one must not be sent at all. A halt ends all automatic
-// calls within 5 s.
+// unhalted returns the time limit for sending a call that is not bounded by a
+// reading, including retries; zero means no limit, for calls that a user requested.
+// halted means that the call is automatic and must not be sent at all. The limit
+// makes all automatic calls end within 5 s of a halt.
 func (j *job) unhalted(r power.Reason) (until time.Time, halted bool) {
 	if !r.Automatic() {
 		return time.Time{}, false
@@ -200,8 +201,8 @@ func (j *job) unhalted(r power.Reason) (until time.Time, halted bool) {
 	return time.Now().Add(FinalCheckAge - time.Second), j.c.fleet.Halted().On
 }
 
-// hibernates reports whether the worker's stop is to be a hibernation, and why
-// if its history decides that.
+// hibernates reports whether the worker's stop should be a hibernation. If its past
+// pauses decide that, it also returns the reason.
 func (j *job) hibernates(ctx context.Context) (bool, string) {
 	switch j.rules().PauseAction {
 	case worker.ActionHibernate:
@@ -217,15 +218,15 @@ func (j *job) hibernates(ctx context.Context) (bool, string) {
 	return worker.HibernatePays(pauses)
 }
 
-// shows reports whether the effect of an API call sent at that time should be
-// visible by now: after d or, if a previous owner sent it, takeoverShows after
-// that owner's calls have certainly ended.
+// shows reports whether the effect of an API call sent at sent should be visible by
+// now: after d or, if a previous owner sent it, takeoverShows after that owner's
+// calls must have ended.
 func (j *job) shows(sent time.Time, d time.Duration) bool {
 	return j.now.Sub(sent) >= d || sent.Before(j.sh.since) && j.now.Sub(j.sh.since) >= min(d, takeoverShows)
 }
 
-// sendStop calls StopInstances for a durable intent. The call and its retries
-// may be sent until that time; zero means no limit.
+// sendStop calls StopInstances for a durable intent. The call and its retries end at
+// until; zero means no limit.
 func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 	cloud, err := j.cloud()
 	if err != nil {
@@ -256,7 +257,7 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 		}
 		return outcome{Result: Requeue}
 	case err == nil, k == IncorrectState, k == NotFound:
-		return outcome{Result: Requeue} // check the outcome
+		return outcome{Result: Requeue} // the next observation shows the outcome
 	case k == Protected || k == Unauthorized || k == Invalid:
 		return j.refused(ctx, "EC2 refused the stop: "+err.Error())
 	case k == Throttled:
@@ -266,17 +267,18 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 		}
 		return outcome{Result: Retry}
 	}
-	return outcome{Result: Retry} // it may have had its effect: the next listing shows it
+	return outcome{Result: Retry} // it may have taken effect: the next listing shows that
 }
 
-// refused is callOff for a stop that was not withdrawn: it failed, and the
-// reason stays in the record until something else happens.
+// refused returns a worker to RUNNING after EC2 has refused its stop. The reason
+// stays in the record until something else happens.
 func (j *job) refused(ctx context.Context, why string) outcome {
-	j.live.preflightAt = time.Time{} // which may not have known of it
+	j.live.preflightAt = time.Time{} // the preflight may have missed the reason
 	return j.calledOff(ctx, nil, why, func(w *worker.Worker) { w.Refused(why) })
 }
 
-// callOff returns a worker whose stop was not carried out to RUNNING.
+// callOff returns a worker to RUNNING whose stop was withdrawn before it was carried
+// out.
 func (j *job) callOff(ctx context.Context, d *evidence.Decision, why string) outcome {
 	return j.calledOff(ctx, d, why, func(*worker.Worker) {})
 }
@@ -320,7 +322,7 @@ func (j *job) draining(ctx context.Context) outcome {
 	auto := in.Reason.Automatic()
 	switch {
 	case !in.Drain:
-		return j.step(ctx, power.WorkerStopping, "", nil) // stopped while it drained: no more waiting
+		return j.step(ctx, power.WorkerStopping, "", nil) // a user requested a stop during the drain: do not wait any longer
 	case auto && j.c.fleet.Halted().On:
 		return j.callOff(ctx, nil, "all automatic actions are halted")
 	case auto && j.shadow():
@@ -351,8 +353,8 @@ func (j *job) draining(ctx context.Context) outcome {
 	return outcome{Result: Requeue}
 }
 
-// tellPlacers writes the tag that keeps new work away. The tag is advisory, so
-// a failure does not delay the drain.
+// tellPlacers sets or clears the tag that keeps new work away. The tag is advisory,
+// so a failure does not delay the drain.
 func (j *job) tellPlacers(ctx context.Context, on bool) {
 	if j.live.tagged == on {
 		return
@@ -378,8 +380,8 @@ func (j *job) tellPlacers(ctx context.Context, on bool) {
 	j.live.tagged = on
 }
 
-// countLabs counts the running labs, at most once a minute. A count that cannot
-// be read is unknown, never zero.
+// countLabs counts the running labs, at most once a minute. A count that cannot be
+// read is unknown, not zero.
 func (j *job) countLabs(ctx context.Context) {
 	if j.now.Sub(j.live.labsAt) < time.Minute {
 		return
@@ -396,8 +398,8 @@ func (j *job) countLabs(ctx context.Context) {
 	}
 }
 
-// stopped watches for starts, both requested ones and those outside lull, and
-// for the worker's expiry.
+// stopped handles starts, both requested ones and those outside lull, and the
+// worker's expiry.
 func (j *job) stopped(ctx context.Context) outcome {
 	if !j.fresh {
 		return outcome{Result: Requeue}
@@ -434,7 +436,7 @@ func (j *job) stopped(ctx context.Context) outcome {
 	return outcome{Success, next}
 }
 
-// withdraw takes back the start of a schedule that has closed since.
+// withdraw cancels a start requested by a schedule that has closed since.
 func (j *job) withdraw(ctx context.Context) outcome {
 	w, err := j.f.ScheduleWithdraws(ctx, j.w.ID, j.w.Revision())
 	if err != nil {
@@ -444,8 +446,8 @@ func (j *job) withdraw(ctx context.Context) outcome {
 	return outcome{Requeue, time.Now().Add(debounce)}
 }
 
-// noStart says what keeps an automatic start from being sent at all; empty for
-// a user's, which waits for nothing.
+// noStart returns what prevents an automatic start from being sent, or "". Nothing
+// prevents a user's start.
 func (j *job) noStart() (code, why string) {
 	switch {
 	case j.w.StartOrigin != worker.OriginAuto:
@@ -458,7 +460,7 @@ func (j *job) noStart() (code, why string) {
 	return "", ""
 }
 
-// restartBackoff is how long a worker that the cloud stopped stays down.
+// restartBackoff returns how long a worker stays down after the cloud stopped it.
 func restartBackoff(restarts int) time.Duration {
 	if restarts <= 0 {
 		return 0
@@ -466,8 +468,8 @@ func restartBackoff(restarts int) time.Duration {
 	return min(10*time.Second<<min(restarts, 10), 30*time.Minute)
 }
 
-// terminating sends the termination and waits for it. A launch that may have
-// been sent is looked for first.
+// terminating sends the termination and waits for it. If a launch may have been sent,
+// it looks for the resulting instance first.
 func (j *job) terminating(ctx context.Context) outcome {
 	if j.w.EC2InstanceID == "" {
 		return j.terminatePending(ctx)
@@ -548,11 +550,11 @@ func (j *job) terminatePending(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	j.gone, j.seenAt = true, j.now
-	return j.lost(ctx) // twice, as a call that was sent may still land
+	return j.lost(ctx) // lost asks twice, because a launch may still take effect
 }
 
-// failed waits for a user or the worker's expiry, and notices what is done to
-// its instance.
+// failed waits for a user or the worker's expiry, and records what happens to its
+// instance meanwhile.
 func (j *job) failed(ctx context.Context) outcome {
 	if j.w.EC2InstanceID == "" {
 		return outcome{Result: Skip}
@@ -579,14 +581,14 @@ func (j *job) failed(ctx context.Context) outcome {
 	return outcome{Success, next}
 }
 
-// unknown waits for a state that is known.
+// unknown waits until EC2 reports a state that lull knows.
 func (j *job) unknown(ctx context.Context) outcome {
 	if !j.fresh {
 		return j.unobserved(ctx)
 	}
 	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
 		return j.step(ctx, power.WorkerStopped, "", func(w *worker.Worker, tx *worker.Tx) {
-			if w.StartAskedAt == nil { // otherwise another start came before the first check
+			if w.StartAskedAt == nil { // otherwise another start was requested before the first check
 				w.DesiredStatus = power.WorkerStopped
 			}
 			if j.inst != nil {
@@ -603,8 +605,8 @@ func (j *job) unknown(ctx context.Context) outcome {
 	return outcome{Result: Requeue}
 }
 
-// accepted makes blocks of what the preflight found and the worker's policy
-// does not accept.
+// accepted returns a block for each finding of the preflight checks that the policy
+// does not accept as a risk.
 func accepted(r *policy.Resolved, l live) []idle.Block {
 	var blocks []idle.Block
 	unaccepted := func(code string) bool { return !slices.Contains(r.AcceptedRisks, code) }

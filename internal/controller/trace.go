@@ -14,14 +14,14 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// traced connects the spans of one pause or resume, which takes many turns of
-// the worker. It is in memory only: for a pause taken over by another server,
-// each server sends its own part.
+// traced holds the spans of one pause or resume, which takes many turns of the
+// worker. It is in memory only: if another server takes a pause over, each server
+// sends its own part.
 type traced struct {
 	check  trace.SpanContext // the check that decided on the pause
-	pause  trace.Span        // from the intent until it is stopped or called off
-	resume trace.Span        // from when it was asked for until RUNNING
-	up     trace.SpanContext // that resume, while its CML is not ready
+	pause  trace.Span        // from the intent until the worker is stopped or the pause is called off
+	resume trace.Span        // from the request until RUNNING
+	up     trace.SpanContext // the same resume, while its CML is not ready
 	upAt   time.Time
 }
 
@@ -36,7 +36,7 @@ func (j *job) span(ctx context.Context, name string, o ...trace.SpanStartOption)
 	return ctx, s
 }
 
-// traceVerdict writes a verdict into a span.
+// traceVerdict sets a verdict as attributes of a span.
 func traceVerdict(s trace.Span, d evidence.Decision) {
 	if !s.IsRecording() {
 		return
@@ -53,8 +53,8 @@ func traceVerdict(s trace.Span, d evidence.Decision) {
 	}
 }
 
-// traceCheck ends a check's own part, and remembers it where it decided on a
-// pause.
+// traceCheck adds the result of a check to its span. If the check decided on a pause,
+// the pause's span will be its child.
 func (j *job) traceCheck(s trace.Span, d evidence.Decision, r *worker.DetectResult) {
 	if !s.IsRecording() {
 		return
@@ -69,7 +69,8 @@ func (j *job) traceCheck(s trace.Span, d evidence.Decision, r *worker.DetectResu
 	}
 }
 
-// pausing puts a step under the worker's pause.
+// pausing returns ctx with the span of the worker's pause as parent. It starts that
+// span if necessary.
 func (j *job) pausing(ctx context.Context) context.Context {
 	t := &j.live.traced
 	if t.pause == nil && j.w.Intent != nil {
@@ -82,7 +83,7 @@ func (j *job) pausing(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.pause)
 }
 
-// endPause ends the worker's pause, if this server took part in it.
+// endPause ends the span of the worker's pause, if this server has one.
 func (j *job) endPause(_ context.Context, outcome, why string) {
 	if s := j.live.traced.pause; s != nil {
 		s.SetAttributes(attribute.String("lull.outcome", outcome))
@@ -94,7 +95,8 @@ func (j *job) endPause(_ context.Context, outcome, why string) {
 	j.live.traced = traced{}
 }
 
-// resuming puts a step under the worker's resume.
+// resuming returns ctx with the span of the worker's resume as parent. It starts that
+// span if necessary.
 func (j *job) resuming(ctx context.Context, asked *time.Time) context.Context {
 	t := &j.live.traced
 	if t.resume == nil && asked != nil {
@@ -107,8 +109,8 @@ func (j *job) resuming(ctx context.Context, asked *time.Time) context.Context {
 	return trace.ContextWithSpan(ctx, t.resume)
 }
 
-// endResume ends the worker's resume at RUNNING and returns what CML's part
-// hangs on.
+// endResume ends the span of the worker's resume at RUNNING. It returns the parent
+// for the span of CML's boot, which traceReady sends.
 func (j *job) endResume(ctx context.Context, asked *time.Time) traced {
 	j.resuming(ctx, asked)
 	s := j.live.traced.resume
@@ -119,7 +121,8 @@ func (j *job) endResume(ctx context.Context, asked *time.Time) traced {
 	return traced{up: s.SpanContext(), upAt: time.Now()}
 }
 
-// traceReady is the part of a resume that CML took, which has just ended.
+// traceReady sends the span of a resume's last part, from RUNNING until CML is ready.
+// It must be called when CML has become ready.
 func (j *job) traceReady(ctx context.Context) {
 	if t := j.live.traced; t.up.IsValid() {
 		_, s := j.span(trace.ContextWithSpanContext(ctx, t.up), "cml.ready", trace.WithTimestamp(t.upAt))
@@ -128,14 +131,14 @@ func (j *job) traceReady(ctx context.Context) {
 	}
 }
 
-// fault marks a span as failed.
+// fault marks a span as failed if err is not nil.
 func fault(s trace.Span, err error) {
 	if err != nil {
 		s.SetStatus(codes.Error, err.Error())
 	}
 }
 
-// say writes a line about a decision, if it says something new.
+// say logs a decision unless the previous line of l said the same.
 func (j *job) say(l *evidence.Line, what string, d evidence.Decision, guard string, next time.Time) {
 	d.Verdict.NextIdleCheckAt = next.UTC().Round(0)
 	who := []slog.Attr{slog.String("worker", j.w.ID), slog.String("name", j.w.Name)}

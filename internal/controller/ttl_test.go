@@ -17,9 +17,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestEndOfAStoppedWorker checks that a worker that is stopped at its expiry is
-// terminated if ttl_action says so, after a warning, and that everything that
-// keeps a running worker also keeps it.
+// TestEndOfAStoppedWorker checks that a stopped worker is terminated at its expiry,
+// after a warning, if ttl_action is terminate, and that whatever protects a running
+// worker from its expiry also protects a stopped one.
 func TestEndOfAStoppedWorker(t *testing.T) {
 	terminate, stop := "terminate", "stop"
 	halt := func(r *rig, until *time.Time) {
@@ -61,7 +61,7 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				end := time.Now().Add(6 * time.Hour).UTC().Round(0)
 				r.profile(id, worker.Profile{TTLDeadline: &end, TTLAction: c.action})
-				r.await(id, power.WorkerStopped, 4*time.Hour) // it is not used
+				r.await(id, power.WorkerStopped, 4*time.Hour) // the worker is unused
 				pauses := r.c.Stats().AutoPause
 				time.Sleep(time.Until(end.Add(-time.Minute)))
 				page, err := r.fleet.Audit(t.Context(), audit.Query{Action: "pause_warning"})
@@ -144,9 +144,9 @@ func TestEndOfAFailedWorker(t *testing.T) {
 // it is warned now and expires when that time has passed.
 func TestWarningOfTTL(t *testing.T) {
 	for name, c := range map[string]struct {
-		before *int          // in minutes, of the policy; the fleet's is 5
+		before *int          // the policy's warning time in minutes; the fleet's is 5
 		left   time.Duration // to the deadline, when it is set
-		sent   time.Duration // time to the warning and to the expiry, from then
+		sent   time.Duration // from setting the deadline to the warning and to the expiry
 		ends   time.Duration
 	}{
 		"the fleet's lead":          {nil, time.Hour, 55 * time.Minute, time.Hour},
@@ -172,7 +172,7 @@ func TestWarningOfTTL(t *testing.T) {
 					r.use(id)
 					time.Sleep(5 * time.Second)
 				}
-				const slack = 40 * time.Second // of the poll
+				const slack = 40 * time.Second // the poll interval
 				stopped := r.worker(id).LastPausedAt
 				if stopped == nil || stopped.Sub(since) < c.ends || stopped.Sub(since) > c.ends+slack {
 					t.Fatalf("its end is at %v, %s after its deadline was set", stopped, time.Since(since))
@@ -193,9 +193,8 @@ func TestWarningOfTTL(t *testing.T) {
 	}
 }
 
-// TestWarningOfTTLStands checks that repeated warnings of a pause, under a
-// short timeout, neither replace the warning of the expiry nor delay the
-// expiry.
+// TestWarningOfTTLStands checks that repeated warnings of an idle pause neither
+// replace the warning of the expiry nor delay the expiry.
 func TestWarningOfTTLStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_idle_timeout_minutes": 6, "worker_auto_pause_snooze_minutes": 0}})
@@ -215,8 +214,8 @@ func TestWarningOfTTLStands(t *testing.T) {
 }
 
 // TestStartAfterItsTTL checks that a worker whose deadline has passed cannot be
-// started, that the refusal says what to do, and that a machine started outside
-// lull is stopped after a warning, once.
+// started and that the refusal says what to do. A machine started outside lull is
+// stopped again after a warning, once.
 func TestStartAfterItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))

@@ -17,23 +17,24 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// Times of waiting for a start.
+// Timing of queued starts.
 const (
 	// aged is how long a start waits before it gets the priority of an
 	// interactive one, so that a stream of interactive starts starves nothing.
 	aged = 10 * time.Minute
-	// unused is how long a budget may have unused room before later starts may
-	// take it: the earlier one may belong to a server that is gone.
+	// unused is how long a budget may have unused room before starts further back in
+	// the queue may take it. The first in the queue may belong to a server that is
+	// gone.
 	unused = time.Minute
-	// queued is how old the order of the waiting may be.
+	// queued is the maximum age of the computed queue.
 	queued = time.Second
 )
 
-// starts is the order in which automatic starts take their turns.
+// starts is the queue of automatic starts.
 type starts struct {
 	at        time.Time
 	place     map[[2]string]int    // by budget and worker
-	freeSince map[string]time.Time // by budget
+	freeSince map[string]time.Time // since when the budget has had room, by budget
 }
 
 // waits reports whether a worker waits for an automatic start.
@@ -42,7 +43,8 @@ func waits(w *worker.Worker) bool {
 		w.StartReason != policy.ByUser
 }
 
-// ahead orders starts: interactive ones first, then the oldest.
+// ahead compares two queued starts at now: starts for a wake, or that have waited for
+// aged, come first; then the oldest request.
 func ahead(now time.Time, a, b *worker.Worker) int {
 	class := func(w *worker.Worker) int {
 		if w.StartReason == policy.ForWake || now.Sub(askedAt(w)) >= aged {
@@ -59,7 +61,7 @@ func ahead(now time.Time, a, b *worker.Worker) int {
 	return strings.Compare(a.ID, b.ID)
 }
 
-// startReason is why a worker starts automatically, as budgets name it.
+// startReason returns the reason for an automatic start, as used by budgets.
 func startReason(w *worker.Worker) string { return cmp.Or(w.StartReason, policy.ForRepair) }
 
 func askedAt(w *worker.Worker) time.Time {
@@ -69,8 +71,9 @@ func askedAt(w *worker.Worker) time.Time {
 	return w.StatusSince
 }
 
-// turn tells how many starts are before this worker's, and since when a
-// budget has had room while it waited.
+// turn returns how many starts of the budget are ahead of this worker's, and since
+// when the budget has had room. free is whether it has room now; if not, freeSince is
+// zero.
 func (c *Controller) turn(id, budget string, free bool, now time.Time) (place int, freeSince time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,8 +107,8 @@ func (c *Controller) turn(id, budget string, free bool, now time.Time) (place in
 	return c.starts.place[[2]string{budget, id}], c.starts.freeSince[budget]
 }
 
-// takeStart starts a STOPPED worker that is to run, when it is its turn under
-// the budgets. Starts that users request do not wait for budgets.
+// takeStart starts a STOPPED worker that is to run, once its budgets allow it. Starts
+// that a user requests do not wait for budgets.
 func (j *job) takeStart(ctx context.Context) outcome {
 	if waits(&j.w) {
 		if out, wait := j.waitTurn(ctx); wait {
@@ -127,7 +130,8 @@ func (j *job) takeStart(ctx context.Context) outcome {
 	return j.again()
 }
 
-// waitTurn waits while a budget has no room, or too little for those ahead.
+// waitTurn returns true while the worker must wait: a budget has no room, or only
+// enough for the starts ahead.
 func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
 	now := time.Now()
 	for _, u := range j.c.fleet.BudgetsOf(now, &j.w, policy.Starts, startReason(&j.w)) {
@@ -146,10 +150,11 @@ func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
-// turnSaying begins the status reason of a start that waits for a budget.
+// turnSaying is the prefix of the status reason while a start waits for a budget.
 const turnSaying = "start is queued: "
 
-// held leaves a start waiting, and says why; for its turn once.
+// held records why a start waits; while it waits for a budget, only once. The worker
+// is due again at next.
 func (j *job) held(ctx context.Context, code, why string, next time.Time) outcome {
 	status := turnSaying + why
 	if code != string(idle.Budget) {
@@ -168,8 +173,8 @@ func (j *job) held(ctx context.Context, code, why string, next time.Time) outcom
 	return outcome{Requeue, next}
 }
 
-// opens starts a stopped worker whose schedule has opened. Otherwise it says
-// when the schedule is to be asked again; zero for never.
+// opens starts a stopped worker whose schedule has opened. Otherwise it returns when
+// to check the schedule again; zero for never.
 func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
 	r := j.rules()
 	st := r.ScheduleState
@@ -215,16 +220,16 @@ func (j *job) opens(ctx context.Context) (outcome, bool, time.Time) {
 	return outcome{Requeue, time.Now().Add(spread(j.w.ID, queued))}, true, next
 }
 
-// countFor is how long a count of a selector's workers serves.
+// countFor is how long a count of a selector's workers is cached.
 const countFor = 10 * time.Second
 
-// sized is a count and when it was made.
+// sized is a cached count and when it was made.
 type sized struct {
 	n  int
 	at time.Time
 }
 
-// size counts the workers of a selector that exist.
+// size returns the number of workers that match sel, except TERMINATED ones.
 func (c *Controller) size(sel policy.Scope) int {
 	key, now := sel.String(), time.Now()
 	c.mu.Lock()
@@ -243,7 +248,8 @@ func (c *Controller) size(sel policy.Scope) int {
 	return n
 }
 
-// rulesChanged schedules a check of every worker, spread out over a while.
+// rulesChanged schedules a check of every worker, spread out so that they do not act
+// in step.
 func (c *Controller) rulesChanged() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,9 +7,9 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestUncheckedRisks checks that a preflight check that could not be made
-// blocks a stop unless a user accepted that risk, and that one with a finding
-// always blocks it.
+// TestUncheckedRisks checks that a preflight check that could not be made blocks a
+// stop unless a user accepted its risk, and that a check with a finding always blocks
+// the stop.
 func TestUncheckedRisks(t *testing.T) {
 	store, address := worker.RiskInstanceStore, worker.RiskNoElasticIP
 	for name, tc := range map[string]struct {

@@ -35,8 +35,9 @@ func (r *rig) unread(region string) float64 {
 	return -1
 }
 
-// A region for which EC2 does not answer is shown on its workers and counted,
-// and a worker imported into it by mistake can be ended.
+// TestRegionThatIsNotThere checks that a region for which EC2 does not answer is
+// shown on its workers and in the metrics, and that a worker imported into it by
+// mistake can be terminated.
 func TestRegionThatIsNotThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})

@@ -12,21 +12,23 @@ import (
 )
 
 const (
-	// sizedEach is how often the volumes of a worker are read again that are
-	// still the same ones: their size and type may have been changed.
+	// sizedEach is how often a worker's unchanged set of volumes is read again,
+	// because their size or type may have changed.
 	sizedEach = 24 * time.Hour
-	// sizeAgain is the least time between two questions about other volumes.
+	// sizeAgain is the minimum time between two reads of a worker whose volumes have
+	// changed.
 	sizeAgain = time.Hour
-	// mostSized is how many volumes are asked about in a cycle: one call, which
-	// takes a fleet of 100,000 workers through within some hours.
+	// mostSized is the maximum number of volumes read per cycle, in one call. A fleet
+	// of 100,000 workers is read within hours.
 	mostSized = 200
-	// sizeLimit bounds the question: states and power wait for it.
+	// sizeLimit is the time limit of the call, because the region's next cycle waits
+	// for it.
 	sizeLimit = 5 * time.Second
 )
 
-// readVolumes reads the volumes of workers of a region that are due, a part in each
-// cycle, and writes what is news. What storage costs is all that rests on it,
-// so nothing waits for it and a failure is tried again an hour later.
+// readVolumes reads the volumes of workers of a region that are due, some in each
+// cycle, and records changes. They are used only for the cost of storage, so nothing
+// waits for them, and a failed read is retried an hour later.
 func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 	due, ids := c.unsized(r, time.Now())
 	if len(ids) == 0 {
@@ -48,7 +50,7 @@ func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 			}
 		}
 		if len(volumes) < len(want) {
-			continue // one has just been detached
+			continue // a volume has just been detached
 		}
 		_, err := c.fleet.Change(ctx, id, fleet.Changing{By: audit.ByCloud}, func(w *worker.Worker, _ *worker.Tx) error {
 			if !slices.Equal(w.Volumes, volumes) {
@@ -62,8 +64,8 @@ func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 	}
 }
 
-// unsized are the workers whose volumes are due, with the ids of these, and all
-// ids together.
+// unsized returns the volume IDs of the workers whose volumes are due, by worker, and
+// all those IDs together.
 func (c *Controller) unsized(r *region, now time.Time) (due map[string][]string, ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,7 +76,7 @@ func (c *Controller) unsized(r *region, now time.Time) (due map[string][]string,
 		}
 		same := slices.EqualFunc(e.w.Volumes, e.inst.Volumes, func(v worker.Volume, id string) bool { return v.ID == id })
 		if same && e.sizedAt.IsZero() {
-			e.sizedAt = now.Add(-spread(e.id, sizedEach)) // read before this server had it
+			e.sizedAt = now.Add(-spread(e.id, sizedEach)) // an earlier owner has read them
 		}
 		wait := sizeAgain
 		if same {

@@ -9,9 +9,9 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestVolumes checks that a worker's record has the volumes reported by EC2,
-// read in one call for many workers, again when others are attached, and once a
-// day.
+// TestVolumes checks that a worker's record has the volumes that EC2 reports. They
+// are read in one call for many workers, again when the set of attached volumes
+// changes, and once a day.
 func TestVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -61,7 +61,7 @@ func TestVolumes(t *testing.T) {
 			t.Errorf("%d calls in a day", n)
 		}
 
-		// If EC2 does not answer this, states are still read.
+		// If EC2 does not answer requests for volumes, states are still read.
 		listed := func() int {
 			r.world.mu.Lock()
 			defer r.world.mu.Unlock()

@@ -23,7 +23,7 @@ const region0 = "us-east-1"
 
 var operator = audit.Actor{Name: "ada", Kind: audit.KindUser}
 
-// rig is a fleet and a world in a bubble.
+// rig is a fleet, with a controller and a simulated world, in a bubble.
 type rig struct {
 	t     *testing.T
 	db    *mem.DB
@@ -42,7 +42,7 @@ type options struct {
 	server   string
 	tracer   trace.Tracer
 	log      *slog.Logger
-	consoles func(worker.Worker) (Console, error) // nil: the world's
+	consoles func(worker.Worker) (Console, error) // nil: those of the world
 	lanes    int
 }
 
@@ -140,7 +140,7 @@ func (r *rig) worker(id string) worker.Worker {
 	return w
 }
 
-// await waits in the bubble until the worker has a status.
+// await waits until the worker has status s, and fails the test after within.
 func (r *rig) await(id string, s power.Worker, within time.Duration) worker.Worker {
 	r.t.Helper()
 	end := time.Now().Add(within)
@@ -186,7 +186,7 @@ func TestLifeOfOneWorker(t *testing.T) {
 		if w.LastResumedAt == nil || w.ManualResumeCount+w.AutoResumeCount != 0 || w.Launch == nil || w.PrivateIP == "" || w.EC2State != "running" {
 			t.Errorf("after the launch: %+v", w)
 		}
-		// The worker is used for 30 minutes, and then not.
+		// The worker is in use for 30 minutes and then unused.
 		time.Sleep(30 * time.Minute)
 		m := r.machine(w.ID)
 		r.world.mu.Lock()

@@ -45,10 +45,10 @@ import (
 
 const weekRegion = "us-east-1"
 
-// rootGB is the root volume of every simulated machine.
+// rootGB is the size of every simulated machine's root volume.
 const rootGB = 50
 
-// scripts are who uses the workers of the week, by worker.
+// scripts returns a scenario with one scripted user per worker.
 func scripts(seed uint64) world.Config {
 	of := func(u ...world.UserScript) world.Profile { return world.Profile{Users: u, Labs: 3} }
 	hours := func(h int) world.Duration { return world.Duration(time.Duration(h) * time.Hour) }
@@ -74,8 +74,7 @@ func scripts(seed uint64) world.Config {
 	return c
 }
 
-// used returns when each worker was used, in an unobserved world with the same
-// scripts.
+// used returns when each worker is used under the same scripts if nobody pauses it.
 func used(w *world.World) (map[string][]time.Time, error) {
 	out := map[string][]time.Time{}
 	for _, c := range w.Config().Workers {
@@ -105,27 +104,27 @@ func used(w *world.World) (map[string][]time.Time, error) {
 	return out, nil
 }
 
-// recorded is a fleet in dry run over the simulated region, with its journal
-// and the API that replays it.
+// recorded is a fleet in dry run over the simulated region, with its journal and the
+// API that replays the journal.
 type recorded struct {
 	sim     *sim.Server
 	fleet   *fleet.Fleet
 	api     *server.Server
 	token   string
 	workers map[string]worker.Worker // by name
-	open    func()                   // starts the API for questions
+	open    func()                   // makes the API answer
 	end     func() error
 }
 
-// record starts a fleet in dry-run mode over the scripts and imports every worker.
-// The caller is in a bubble and calls end.
+// record starts a fleet in dry run over the scripts and imports every worker. It must
+// be called in a bubble. The caller must call end.
 func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err error) {
 	r := &recorded{workers: map[string]worker.Worker{}}
 	if r.sim, err = sim.New(sim.Options{Scenario: scripts(seed)}); err != nil {
 		return nil, err
 	}
 	var network memnet.Network
-	l, err := network.Listen(":80") // every address: the host follows from the request
+	l, err := network.Listen(":80") // on every address: the Host header selects the service
 	if err != nil {
 		return nil, err
 	}
@@ -136,8 +135,8 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 	tr := &http.Transport{DialContext: network.DialContext}
 	region := ec2.New(aws.Config{Region: weekRegion, HTTPClient: &http.Client{Transport: tr}, Credentials: credentials.NewStaticCredentialsProvider("AKIASIM", "x", "")}, "http://cloud", ec2.Limits{})
 	db := mem.New(mem.Options{}).Client()
-	// Listings every five minutes instead of every 30 s: the checks have their
-	// own times.
+	// List every five minutes instead of every 30 s; the times of checks do not
+	// depend on the listings.
 	set := map[string]any{"reconcile_interval": 300, "worker_metrics_interval": 21600, "discovery_import": "off", "worker_auto_pause_snooze_minutes": 20}
 	if r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: settings.Layer{Values: set}}); err != nil {
 		return nil, err
@@ -207,7 +206,7 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 	return r, nil
 }
 
-// ask calls the API.
+// ask calls the API and decodes the answer into out.
 func (r *recorded) ask(method, path string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {
@@ -230,12 +229,12 @@ type handStop struct {
 	back     bool
 }
 
-// off is a time at which a user had stopped a worker.
+// off is a period for which a user had stopped a worker.
 type off struct{ from, to time.Time }
 
-// byHand computes, from the users' actions alone, what a policy does with a
-// worker. The worker runs until it was unused for the timeout, and not before
-// its protection after a start ends. It comes back at the next use.
+// byHand computes, from the users' actions alone, the pauses that a policy would
+// cause. The worker is paused once it has been unused for timeout and its protection
+// of snooze after a start is over. It comes back at the next use.
 func byHand(uses []time.Time, offs []off, born, to time.Time, timeout, snooze time.Duration) (out []handStop) {
 	last, protected, used := born, born, false
 	up := func(until time.Time, back bool) {
@@ -276,16 +275,17 @@ func byHand(uses []time.Time, offs []off, born, to time.Time, timeout, snooze ti
 			return out
 		}
 		if !used {
-			last = x.off.to // counts from its start until it is used
+			last = x.off.to // until it is used, idle time counts from its start
 		}
 	}
 	up(to, false)
 	return out
 }
 
-// TestRecordedWeek has a controller in dry run watch a week of scripted users
-// over the network and write a journal to disk. The API's results under three
-// policies match, second by second, the expectation computed from the script.
+// TestRecordedWeek checks simulations of three policies over the journal of a week. A
+// controller in dry run watches scripted users over the network and writes the
+// journal to disk. The API's results must match, to the second, those computed from
+// the script.
 func TestRecordedWeek(t *testing.T) {
 	seed := rand.Uint64()
 	if s := os.Getenv("LULL_SEED"); s != "" {
@@ -314,13 +314,13 @@ func recordedWeek(t *testing.T, seed uint64, dir string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.end()) }()
-	time.Sleep(20 * time.Minute) // every worker was checked
+	time.Sleep(20 * time.Minute) // until every worker has been checked
 	from := time.Now()
 	if err := evenings(r, from); err != nil {
 		return err
 	}
 	to := from.Add(7 * 24 * time.Hour)
-	time.Sleep(time.Until(to.Add(2 * time.Hour))) // use before the end is reported after it
+	time.Sleep(time.Until(to.Add(2 * time.Hour))) // use is reported with a delay
 	r.open()
 	uses, err := used(unseen)
 	if err != nil {
@@ -335,8 +335,7 @@ func recordedWeek(t *testing.T, seed uint64, dir string) (err error) {
 	return w.all(t)
 }
 
-// evenings makes a user stop the worker of that name each evening and start it
-// each morning.
+// evenings makes a user stop a worker each evening and start it each morning.
 func evenings(r *recorded, from time.Time) error {
 	ctx := context.Background()
 	bo := audit.Actor{Name: "bo", Kind: audit.KindUser}
@@ -358,8 +357,8 @@ func evenings(r *recorded, from time.Time) error {
 	return nil
 }
 
-// weekPolicies are the policies of the replay. One without a snooze uses the
-// present one.
+// weekPolicies are the simulated policies. A policy without a snooze uses the
+// fleet's.
 var weekPolicies = []control.SimulatedPolicy{
 	{Name: "aggressive", TimeoutMinutes: 15},
 	{Name: "balanced", TimeoutMinutes: 60, SnoozeMinutes: new(30)},
@@ -372,7 +371,7 @@ const (
 	oneSecond = time.Second      // uncertainty of a clock with whole seconds
 )
 
-// weighed compares the API's results with the script.
+// weighed compares the API's results with those computed from the script.
 type weighed struct {
 	*recorded
 	uses     map[string][]time.Time
@@ -387,7 +386,7 @@ func (w *weighed) simulate(ids ...string) (s control.Simulation, err error) {
 	return s, w.ask("POST", "/simulate", control.Simulate{Policies: weekPolicies, From: w.from.Format(time.RFC3339Nano), To: w.to.Format(time.RFC3339Nano), WorkerIDs: ids, WindowMinutes: int(tooSoon.Minutes())}, &s)
 }
 
-// worker compares one worker, stop by stop.
+// worker compares the pauses of one worker.
 func (w *weighed) worker(t *testing.T, name string) error {
 	is := w.workers[name]
 	s, err := w.simulate(is.ID)
@@ -430,7 +429,7 @@ func (w *weighed) worker(t *testing.T, name string) error {
 func (w *weighed) policy(i int, is control.SimulatedOutcome, want []handStop, offs []off) error {
 	slices.SortFunc(is.Stops, func(a, b evidence.Stop) int { return a.From.Compare(b.From) })
 	hours, wrong := 0.0, 0
-	if len(want) > 0 && want[0].from.Before(w.from) { // no pause of the week, but hours of it
+	if len(want) > 0 && want[0].from.Before(w.from) { // a pause that began before the week: only its hours in the week count
 		hours = want[0].to.Sub(w.from).Hours()
 		want = want[1:]
 	}
@@ -467,7 +466,8 @@ func (w *weighed) policy(i int, is control.SimulatedOutcome, want []handStop, of
 	return nil
 }
 
-// all compares the sums of the fleet, in hours and in money.
+// all compares the totals of the fleet, the hours and the money saved, and the
+// recommended policy.
 func (w *weighed) all(t *testing.T) error {
 	s, err := w.simulate()
 	if err != nil {

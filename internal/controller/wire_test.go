@@ -19,32 +19,35 @@ import (
 	simworld "lull/internal/sim/world"
 )
 
-// actingCalls is an EC2 that treats calls which stop and terminate badly: it
-// answers with errors, throttles, hangs, or does the work and loses the answer.
-// It keeps when each request arrived, and when CML answered last for a host.
+// actingCalls is a front of the simulator that disturbs calls that stop or terminate:
+// it answers with errors, throttles, hangs, is slow, or does the work and loses the
+// answer. It records when each request arrived and when the CML of each host last
+// answered.
 type actingCalls struct {
 	t *testing.T
 
 	mu      sync.Mutex
 	rng     *rand.Rand
-	hosts   map[string]string // instance of an address
+	hosts   map[string]string // EC2 instance by address
 	checked map[string]time.Time
 	sent    map[string][]acting // by instance
-	// While slow is not nil, all requests fail, and the first one of a call that
-	// begins just after a renewal of the lease is caught: it fails only after
-	// caught, and slow receives. The lease alone would let its retries come later.
+	// While slow is not nil, all such requests fail. The first request of a call that
+	// begins just after a renewal of the lease is caught: slow receives, and the
+	// request fails only after caught. Its retries would then come too late if only
+	// the lease ended them.
 	slow  chan struct{}
-	lease func() time.Duration // the time left
+	lease func() time.Duration // the time left of the controller's lease
 	bad   map[string]int
 }
 
-// caught is how long a caught request takes to fail: longer than a halt may.
+// caught is how long a caught request takes to fail: longer than calls may go on
+// after a halt.
 const caught = 5100 * time.Millisecond
 
 type acting struct {
 	call    string
 	at      time.Time
-	checked time.Time // CML's last answer before
+	checked time.Time // when CML last answered before the request
 }
 
 func (a *actingCalls) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -78,7 +81,7 @@ func (a *actingCalls) serve(w http.ResponseWriter, r *http.Request, next http.Ha
 			select {
 			case a.slow <- struct{}{}:
 				how, wait = "slow", caught
-			default: // one is enough
+			default: // one caught request is enough
 			}
 		}
 	}
@@ -109,12 +112,12 @@ func (a *actingCalls) serve(w http.ResponseWriter, r *http.Request, next http.Ha
 	}
 }
 
-// TestStopIsNeverSentLate checks that, however EC2 answers, no request that
-// stops an idle worker arrives later than 5 s after CML answered for it,
-// including retries of the SDK and a hibernation that falls back to a stop.
+// TestStopIsNeverSentLate checks that no request that stops an idle worker arrives
+// later than 5 s after CML was last read for it, however EC2 answers. That includes
+// retries of the SDK and a hibernation that falls back to a stop.
 func TestStopIsNeverSentLate(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
-	n := max(scaletest.N(t, 12), 2) // the simulator numbers the names of two and more
+	n := max(scaletest.N(t, 12), 2) // names are numbered only from two instances on
 	rng := scaletest.Random(t)
 	synctest.Test(t, func(t *testing.T) {
 		a := newActingCalls(t, rng)
@@ -158,11 +161,11 @@ func TestStopIsNeverSentLate(t *testing.T) {
 	})
 }
 
-// TestHaltEndsRetries checks that no stop or termination because of a deadline
+// TestHaltEndsRetries checks that no stop or termination for an expired deadline
 // arrives later than 5 s after a halt was acknowledged.
 func TestHaltEndsRetries(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
-	n := max(scaletest.N(t, 12), 2) // the simulator numbers the names of two and more
+	n := max(scaletest.N(t, 12), 2) // names are numbered only from two instances on
 	rng := scaletest.Random(t)
 	synctest.Test(t, func(t *testing.T) {
 		a := newActingCalls(t, rng)
@@ -176,10 +179,10 @@ func TestHaltEndsRetries(t *testing.T) {
 		a.lease = func() time.Duration { return time.Duration(f.c.Leadership().Lease * float64(time.Second)) }
 		time.Sleep(time.Until(end))
 		calls := 0
-		for round := range 20 { // halted in the middle of other work, and released
+		for round := range 20 { // halt at various moments, then lift the halt
 			if round < 3 {
-				// As a request is caught, whose retry comes too late if nothing
-				// ends it.
+				// Halt while a request is caught. Its retry would come too late if
+				// the halt did not end it.
 				arrived := make(chan struct{}, 1)
 				a.mu.Lock()
 				a.slow = arrived
@@ -219,7 +222,8 @@ func newActingCalls(t *testing.T, rng *rand.Rand) *actingCalls {
 	return &actingCalls{t: t, rng: rng, hosts: map[string]string{}, checked: map[string]time.Time{}, sent: map[string][]acting{}, bad: map[string]int{}}
 }
 
-// adopt makes workers of the scenario's instances.
+// adopt imports the scenario's instances as workers, with the profiles that p
+// returns.
 func (a *actingCalls) adopt(f *simFleet, n int, p func(i int) worker.Profile) (ids []string) {
 	for i := range n {
 		name := "m-" + strconv.Itoa(i+1)
@@ -229,7 +233,7 @@ func (a *actingCalls) adopt(f *simFleet, n int, p func(i int) worker.Profile) (i
 	return ids
 }
 
-// idleScenario is a region of n unused CML workers.
+// idleScenario returns a region of n unused CML workers.
 func idleScenario(n int) simworld.Config {
 	return simworld.Config{
 		Regions:  []simworld.RegionConfig{{Name: simRegion}},

@@ -19,10 +19,10 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestStartsAndStopsInEveryOrder runs three commands, or server crashes, in
-// every order and at several distances, and checks the result: the last command
-// takes effect, and each requested start has ended once, as a resume,
-// withdrawn, or not needed.
+// TestStartsAndStopsInEveryOrder gives three commands, or crashes of the server, in
+// every order and at several distances. It checks that the last command takes effect,
+// and that each requested start ends exactly once: as a resume, as withdrawn, or as
+// not needed.
 func TestStartsAndStopsInEveryOrder(t *testing.T) {
 	acts := []string{"start", "stop", "drain", "cancel-drain", "crash"}
 	for _, gap := range []time.Duration{0, 2 * time.Second, 13 * time.Second, 45 * time.Second} {
@@ -120,9 +120,9 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	}
 }
 
-// A different intent learned while a job writes cancels the job after the
-// write, because its next step was decided before. The job's own write, or one
-// with the same intent, does not.
+// TestWishDuringAWrite checks that a different intent that arrives while a job writes
+// cancels the job after the write, because its next step was decided before. The
+// job's own write, or one with the same intent, does not.
 func TestWishDuringAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -156,8 +156,9 @@ func TestWishDuringAWrite(t *testing.T) {
 	})
 }
 
-// A start that was sent, withdrawn, and takes effect after the worker was seen
-// stopped is stopped again. A later start in the AWS console is not.
+// TestLateStart checks that a start that was sent, withdrawn, and takes effect after
+// the worker was seen stopped is followed by a stop. A later start in the AWS console
+// is not.
 func TestLateStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -207,8 +208,8 @@ func TestLateStart(t *testing.T) {
 	})
 }
 
-// What prevents an automatic start prevents it at every stage. Nothing prevents
-// a user's start.
+// TestAutomaticStartIsKept checks that a halt, dry run or a freeze holds an automatic
+// start at every stage, and that nothing holds a user's start.
 func TestAutomaticStartIsKept(t *testing.T) {
 	for name, keep := range map[string]struct {
 		on, off func(r *rig, id string)
@@ -234,7 +235,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 					if begun {
 						r.world.fault = failNow("start", Capacity)
 					}
-					err := r.world.stop(ec2, CauseServer) // a stop by the cloud is repaired
+					err := r.world.stop(ec2, CauseServer) // lull restarts a worker that the cloud stopped
 					r.world.mu.Unlock()
 					if err != nil {
 						t.Fatal(err)
@@ -243,7 +244,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 						r.await(id, power.WorkerStarting, 5*time.Minute)
 						time.Sleep(10 * time.Second)
 						if name == "frozen" {
-							return // a start that has begun is completed
+							return // a start in progress is completed
 						}
 					}
 					keep.on(r, id)
@@ -277,8 +278,9 @@ func TestAutomaticStartIsKept(t *testing.T) {
 	}
 }
 
-// A pending start requested by a schedule ends with the schedule's hours. One
-// that a user withdrew is not requested again before the next opening.
+// TestScheduledStartWithdrawn checks that a start requested by a schedule is
+// withdrawn if it is still pending when the schedule closes, and that one withdrawn
+// by a user is not requested again before the next opening.
 func TestScheduledStartWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(local(t, "2000-03-06 18:30")))
@@ -311,8 +313,8 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 	})
 }
 
-// The pause decided by a requested check returns through the watch before the
-// check is done. The request is answered nevertheless.
+// TestAnswerSurvivesItsOwnPause checks that a requested check is answered even if the
+// pause that it decided on returns through the watch before the check is done.
 func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})
@@ -321,7 +323,7 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		errtest.Get(r.fleet.SetHalt(t.Context(), operator, halt.Request{On: true}))(t)
 		time.Sleep(2 * time.Hour)
-		// The outcome of a write is known late, so that the watch is first.
+		// Lose the answer of the write, so that the watch delivers the change first.
 		r.c.fleet.Store().(*mem.Client).Inject(func(c mem.Call) mem.Fault {
 			switch {
 			case c.Kind == mem.Commit && len(c.Txn.Then) > 0:
@@ -341,8 +343,8 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 	})
 }
 
-// A check requested while another decides on a pause is answered with that
-// pause, and not with the worker's stopping.
+// TestAnswerOfTheCheckBefore checks that a check requested while another decides on a
+// pause is answered with that pause, not with the fact that the worker is stopping.
 func TestAnswerOfTheCheckBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})

@@ -18,10 +18,10 @@ import (
 	"lull/internal/lib/delay"
 )
 
-// world is a model of a cloud and its CMLs, with state and clocks. It knows
-// nothing of the controller. Tests ask it what happened, never what was called.
+// world is a model of a cloud and its CMLs, with state and clocks. It knows nothing
+// of the controller. Tests check what happened in it, not which calls were made.
 type world struct {
-	parts      *parts // describes images and types; nil cannot be asked
+	parts      *parts // describes images and types; nil: they cannot be described
 	volumeType string // of all volumes
 	mute       bool   // requests for volumes get no answer
 	hibernate  []bool // of each stop
@@ -31,10 +31,10 @@ type world struct {
 	token      map[string]string // client token to instance
 	next       int
 	calls      map[string]int
-	// fault is called before each call. An error with applied set is a lost
-	// answer.
+	// fault is called before each call. An error with applied means that the call
+	// takes effect and its answer is lost.
 	fault func(call string) (delay time.Duration, err error, applied bool)
-	// unaddressed machines run without an address.
+	// unaddressed makes machines run without an address.
 	unaddressed bool
 
 	pending time.Duration
@@ -50,7 +50,7 @@ type world struct {
 
 type machine struct {
 	Instance
-	until   time.Time // when State becomes next
+	until   time.Time // when State changes to then
 	then    string
 	ips     int
 	protect bool
@@ -61,26 +61,26 @@ type machine struct {
 	events []cmlEvent // in order of arrival
 	optOut bool
 	down   bool
-	skew   time.Duration // not compensated by an offset: the adapter does that
+	skew   time.Duration // clock error that the adapter does not compensate
 	labs   int
 	lic    LicenseState
 	regErr error
 	// onLicense is called before each call about the license, with the lock
 	// held. An error is the call's answer.
 	onLicense func(call string) error
-	licensed  map[string]int // calls
+	licensed  map[string]int // number of calls, by name
 	warned    []time.Time
-	notices   map[string]warning.Warning // those that are shown
-	deaf      bool                       // its answers to warnings are lost
+	notices   map[string]warning.Warning // currently shown
+	deaf      bool                       // its answers to notices are lost
 	fetches   int
 	known     bool      // the last completed answer was complete
-	answer    time.Time // when it was completed
-	newest    time.Time // the newest activity in any answer
+	answer    time.Time // when the last answer was completed
+	newest    time.Time // the newest activity that any answer contained
 }
 
 type cmlEvent struct {
 	at      time.Time // true time
-	arrives time.Time // when an answer contains it
+	arrives time.Time // when it first appears in an answer
 }
 
 func newWorld(seed uint64) *world {
@@ -106,7 +106,7 @@ func (w *world) advance(m *machine) {
 	}
 }
 
-// enter begins every call: it counts, delays and fails calls.
+// enter begins every call: it counts and delays the call, and may fail it.
 func (w *world) enter(ctx context.Context, call string) (applied bool, err error) {
 	w.mu.Lock()
 	w.calls[call]++
@@ -146,7 +146,7 @@ func (w *world) States(ctx context.Context) (map[string]string, error) {
 	return out, nil
 }
 
-// Volumes have the size in their IDs and the type set in the world.
+// Volumes reads sizes from the volumes' IDs; the type is the world's.
 func (w *world) Volumes(ctx context.Context, ids []string) (map[string]worker.Volume, error) {
 	if _, err := w.enter(ctx, "volumes"); err != nil {
 		return nil, err
@@ -485,8 +485,8 @@ func (c console) Telemetry(ctx context.Context, seen json.RawMessage) worker.Tel
 	return t
 }
 
-// offset returns the remaining error of a clock offset within its bounds: up to
-// a second late, never early, and different at each reading.
+// offset returns the error that remains after a clock offset was measured: up to a
+// second late, never early, and different at each reading.
 func (w *world) offset(m *machine) time.Duration {
 	if m.skew == 0 {
 		return 0
@@ -531,7 +531,8 @@ func (c console) license(call string) (*machine, error) {
 	return m, nil
 }
 
-// answered is called after a call had its effect. An error is a lost answer.
+// answered is called after a call took effect. An error means that its answer is
+// lost.
 func (m *machine) answered(call string) error {
 	if m.onLicense == nil {
 		return nil

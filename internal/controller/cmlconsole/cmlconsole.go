@@ -26,14 +26,13 @@ import (
 // Config says how consoles reach their CML.
 type Config struct {
 	Fleet  *fleet.Fleet                              // settings and default credentials
-	Secret func(sealed.Secret) (sealed.Plain, error) // opens passwords
-	Port   string                                    // of CML on the workers, where their address names none
-	// Dial replaces the network to them; nil is net.Dialer's.
+	Secret func(sealed.Secret) (sealed.Plain, error) // decrypts passwords
+	Port   string                                    // CML's port on workers whose address has none
+	// Dial connects to workers; nil means net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Consoles makes and keeps the CML clients of workers. It is safe for concurrent
-// use.
+// Consoles keeps one CML client per worker. It is safe for concurrent use.
 type Consoles struct {
 	Config
 
@@ -41,10 +40,10 @@ type Consoles struct {
 	byID map[string]*console
 }
 
-// New returns consoles without a client yet.
+// New returns an empty set of consoles.
 func New(cfg Config) *Consoles { return &Consoles{Config: cfg, byID: map[string]*console{}} }
 
-// Close ends the clients; their idle connections are closed.
+// Close closes the clients and their idle connections.
 func (c *Consoles) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,23 +53,24 @@ func (c *Consoles) Close() {
 	clear(c.byID)
 }
 
-// maxConsoles is how many clients are kept; beyond it all are made anew.
+// maxConsoles is the maximum number of cached clients. When it is reached, the cache
+// is emptied.
 const maxConsoles = 200_000
 
-// console is the CML of one worker as the controller sees it.
+// console is the connection to one worker's CML.
 type console struct {
-	made   cml.Config // what it was made from, to see when that changes
+	made   cml.Config // the configuration of client, to notice changes
 	client *cml.Client
 	fleet  *fleet.Fleet
 
 	mu     sync.Mutex
-	self   string // the id of our own user, once it is known
+	self   string // ID of lull's own CML user; empty until known
 	known  bool
 	rules  rules
 	filter *cml.Filter
 }
 
-// rules are the settings that a filter is made from.
+// rules are the settings from which a filter is made.
 type rules struct {
 	categories []string
 	excluded   string
@@ -84,7 +84,7 @@ var (
 	_ controller.Warner   = (*console)(nil)
 )
 
-// config is how the CML of w is reached.
+// config returns how to reach the CML of w.
 func (c *Consoles) config(w worker.Worker) (cml.Config, error) {
 	s := c.Fleet.Settings()
 	user, ref := w.CMLUsername, w.CMLPassword
@@ -114,8 +114,8 @@ func (c *Consoles) config(w worker.Worker) (cml.Config, error) {
 	return cfg, nil
 }
 
-// Console returns the console of w, made again when its address, credentials or
-// certificate settings have changed.
+// Console returns the console of w. It is made anew if the address, credentials or
+// certificate settings of w have changed.
 func (c *Consoles) Console(w worker.Worker) (controller.Console, error) {
 	made, err := c.config(w)
 	if err != nil {
@@ -125,7 +125,7 @@ func (c *Consoles) Console(w worker.Worker) (controller.Console, error) {
 	defer c.mu.Unlock()
 	old := c.byID[w.ID]
 	cfg := made
-	cfg.Dial = nil // a function never equals another
+	cfg.Dial = nil // functions cannot be compared
 	if old != nil && reflect.DeepEqual(old.made, cfg) {
 		return old, nil
 	}
@@ -144,7 +144,7 @@ func (c *Consoles) Console(w worker.Worker) (controller.Console, error) {
 	return v, nil
 }
 
-// Open returns the console of the CML that cfg reaches, with the settings of f.
+// Open returns a console for the CML at cfg, with the settings of f.
 func Open(f *fleet.Fleet, cfg cml.Config) (controller.Console, error) {
 	c, err := open(f, cfg)
 	if err != nil {
@@ -161,8 +161,8 @@ func open(f *fleet.Fleet, cfg cml.Config) (*console, error) {
 	return &console{made: cfg, client: client, fleet: f}, nil
 }
 
-// filterFor makes the filter for the settings in force. Our own user is
-// excluded by its id, so that what lull does is never activity.
+// filterFor returns the filter for the current settings. It excludes lull's own CML
+// user, so that what lull does never counts as activity.
 func (c *console) filterFor(ctx context.Context) (*cml.Filter, error) {
 	s := c.fleet.Settings()
 	c.mu.Lock()
@@ -226,8 +226,8 @@ func (c *console) Telemetry(ctx context.Context, seen json.RawMessage) worker.Te
 	return t
 }
 
-// System reads what CML says of itself. A part that cannot be read is not
-// known; only without version and readiness the whole is an error.
+// System reads CML's own status. Parts that cannot be read are left unknown; it is an
+// error only if version and readiness cannot be read.
 func (c *console) System(ctx context.Context) (controller.System, error) {
 	info, err := c.client.Information(ctx)
 	if err != nil {
@@ -257,8 +257,9 @@ func (c *console) Register(ctx context.Context, token sealed.Plain, reregister b
 	return licenseError(c.client.Register(ctx, token, reregister))
 }
 
-// licenseError marks what is CML's own refusal. A host whose state does not
-// allow it now, or that does not answer, has refused nothing.
+// licenseError wraps err with controller.ErrRefused if CML rejected the request
+// itself. An unreachable CML, or one whose current state does not allow the request,
+// has not refused it.
 func licenseError(err error) error {
 	for _, kind := range []error{cml.ErrBadRequest, cml.ErrUnauthorized} {
 		if errors.Is(err, kind) {
@@ -286,11 +287,11 @@ func (c *console) Deregister(ctx context.Context) (bool, error) {
 	return d == cml.DeregisteredLocally, licenseError(err)
 }
 
-// noticeLabel is the label of lull's notices. It identifies them if their IDs
-// are unknown.
+// noticeLabel marks lull's notices, so that they can be found if their IDs are
+// unknown.
 const noticeLabel = "lull: this machine is about to go down"
 
-// Warn shows a notice in CML's own pages, in place of those before.
+// Warn shows a notice in CML's own pages. It replaces lull's earlier notices.
 func (c *console) Warn(ctx context.Context, x warning.Warning) (string, error) {
 	if err := c.Withdraw(ctx, ""); err != nil {
 		return "", err
@@ -305,7 +306,7 @@ func (c *console) Warn(ctx context.Context, x warning.Warning) (string, error) {
 	return c.client.PostNotice(ctx, cml.Notice{Level: "WARNING", Label: noticeLabel, Enabled: true, Content: text})
 }
 
-// Withdraw takes a notice away, or all of lull's.
+// Withdraw removes the notice id; if id is empty, all of lull's notices.
 func (c *console) Withdraw(ctx context.Context, id string) error {
 	if id != "" {
 		return c.client.DeleteNotice(ctx, id)

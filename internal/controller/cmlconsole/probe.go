@@ -10,13 +10,13 @@ import (
 	"lull/internal/platform/cml"
 )
 
-// probeTimeout bounds one call of a probe for a CML.
+// probeTimeout is the time limit of each call of a probe.
 const probeTimeout = 4 * time.Second
 
-// Probe reports whether a CML answers at the endpoint of w. One that refuses
-// the credentials or whose certificate cannot be verified is a CML too: to
-// judge it by its processor load alone would pause it under its users. Without
-// verification only the version is asked for, and no credentials are sent.
+// Probe reports whether a CML answers at the endpoint of w. A CML that refuses the
+// credentials or whose certificate cannot be verified counts: judged by CPU load
+// alone, it would be paused while in use. If certificates are not verified, only the
+// version is requested and no credentials are sent.
 func (c *Consoles) Probe(ctx context.Context, w worker.Worker) (found bool, detail string) {
 	cfg, err := c.config(w)
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package ec2cloud adapts EC2 and CloudWatch to the ports of package controller:
-// instances, launches, tags, volumes, stop checks and processor load of one
-// region and account. It keeps one client for each; rates, retries and the kinds
-// of errors are those of packages ec2 and cloudwatch.
+// instances, launches, tags, volumes, preflight checks and CPU load, each for one
+// region of one account. It keeps one client per region and account. Rate limits,
+// retries and error kinds are those of packages ec2 and cloudwatch.
 package ec2cloud
 
 import (
@@ -17,8 +17,8 @@ import (
 	"lull/internal/platform/ec2"
 )
 
-// Clouds makes and keeps the clouds of a controller, one for each account and
-// region. It is safe for concurrent use.
+// Clouds caches one controller.Cloud per account and region. It is safe for
+// concurrent use.
 type Clouds struct {
 	set    *ec2.Set
 	owners []string
@@ -27,17 +27,17 @@ type Clouds struct {
 	metric map[[2]string]*cloudwatch.Client
 }
 
-// New returns clouds over set, which the caller keeps. owners limits the search
-// for images to accounts; empty allows every owner.
+// New returns Clouds over set, which the caller still owns. owners limits image
+// searches to these accounts; empty allows every owner.
 func New(set *ec2.Set, owners []string) *Clouds {
 	return &Clouds{set: set, owners: owners, metric: map[[2]string]*cloudwatch.Client{}}
 }
 
-// loadWithin bounds the search for credentials at the first use of a region.
+// loadWithin limits the search for credentials when a region is first used.
 const loadWithin = 20 * time.Second
 
-// Cloud returns the cloud of one region of an account; "" is the account of the
-// credentials. Its errors are of type *controller.CallError where EC2 was asked.
+// Cloud returns the cloud of one region of an account; "" means the account of the
+// credentials. Errors of its calls to EC2 are of type *controller.CallError.
 func (c *Clouds) Cloud(account, name string) (controller.Cloud, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), loadWithin)
 	defer cancel()
@@ -52,8 +52,8 @@ func (c *Clouds) Cloud(account, name string) (controller.Cloud, error) {
 	return Region(client, load, c.owners), nil
 }
 
-// Region returns the cloud of the region of client. Without load, which may be
-// nil, it reads no processor load.
+// Region returns the cloud of client's region. load may be nil; then no CPU load is
+// read.
 func Region(client *ec2.Client, load *cloudwatch.Client, owners []string) controller.Cloud {
 	r := &region{client: client, load: load, owners: owners}
 	c := controller.Cloud{Observe: r, Move: r, Launch: r, Check: r, Tag: r, Size: r, Parts: r}
@@ -82,7 +82,7 @@ func (c *Clouds) cloudwatch(ctx context.Context, account, region string) (*cloud
 	return m, nil
 }
 
-// region is one region of one account as the controller sees it.
+// region implements the controller's ports for one region of one account.
 type region struct {
 	client *ec2.Client
 	load   *cloudwatch.Client
@@ -100,8 +100,8 @@ var (
 	_ controller.Cataloger  = (*region)(nil)
 )
 
-// callError gives an error of the edge the controller's kind, which has the
-// same name.
+// callError converts an error of package ec2 or cloudwatch to a *controller.CallError
+// of the same kind.
 func callError(err error) error {
 	if err == nil {
 		return nil
@@ -191,7 +191,7 @@ func rootVolume(v *worker.LaunchVolume) *ec2.RootVolume {
 	return &ec2.RootVolume{Device: v.Device, SizeGiB: int32(v.GB), Type: v.Type, Encrypted: v.Encrypted}
 }
 
-// Machine describes what a launch would make.
+// Machine describes what a launch would create.
 func (r *region) Machine(ctx context.Context, imageID, instanceType string) (controller.Machine, error) {
 	m, err := r.client.Machine(ctx, imageID, instanceType)
 	return controller.Machine{Hibernates: m.Hibernates, Why: m.Why, MemoryMiB: int(m.MemoryMiB), RootDevice: m.RootDevice, RootGB: int(m.RootGiB)}, callError(err)
@@ -205,8 +205,8 @@ func (r *region) CreateTags(ctx context.Context, ids []string, tags map[string]s
 	return callError(r.client.CreateTags(ctx, ids, tags))
 }
 
-// Preflight gives the codes of what a stop would meet. Checks that could not be
-// made are a *controller.UncheckedRisks.
+// Preflight returns the codes of what speaks against a stop. Checks that could not be
+// made are reported as *controller.UncheckedRisks.
 func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 	p, err := r.client.Preflight(ctx, id)
 	if err != nil {
@@ -214,8 +214,8 @@ func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 	}
 	switch ec2.KindOf(p.StopProtected.Err) {
 	case ec2.Throttled, ec2.Canceled:
-		// It is one call for each instance, and a large fleet may have no room
-		// for them. EC2 itself refuses to stop a protected instance.
+		// This check would take one call per instance, too many for a large fleet.
+		// EC2 itself refuses to stop a protected instance.
 		p.StopProtected = ec2.Check{}
 	}
 	var found, unchecked []string
@@ -241,7 +241,7 @@ func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 	return found, &controller.UncheckedRisks{Codes: unchecked, Err: errors.Join(errs...)}
 }
 
-// Volumes reads sizes and types of volumes.
+// Volumes returns the sizes and types of volumes.
 func (r *region) Volumes(ctx context.Context, ids []string) (map[string]worker.Volume, error) {
 	found, err := r.client.Volumes(ctx, ids)
 	out := make(map[string]worker.Volume, len(found))
@@ -251,8 +251,8 @@ func (r *region) Volumes(ctx context.Context, ids []string) (map[string]worker.V
 	return out, callError(err)
 }
 
-// Load reads CloudWatch. What it has no value of is nil; what failed is an
-// error as well.
+// Load reads CloudWatch. Metrics without a value are nil; a failed read also sets
+// Err.
 func (r *region) Load(ctx context.Context, ids []string, since time.Time) map[string]controller.Load {
 	out := make(map[string]controller.Load, len(ids))
 	for id, readings := range r.load.Read(ctx, ids, since, time.Now()) {
