@@ -1,12 +1,12 @@
-// Package activity takes the readings of users' own probes: the exit code of a
-// command, an HTTP answer, a Prometheus metric, the age of a file, and what some
-// servers say about themselves in a protocol of their own.
+// Package activity takes readings of the probes that users define: the exit code
+// of a command, an HTTP answer, a Prometheus metric, the age of a file, and the
+// status that some servers report in their own protocol.
 //
-// A reading is active or quiet only if the probe said so in full and in time.
+// A reading is active or quiet only if the probe answered completely and in time.
 // Everything else is unknown, with its cause: a timeout, an error, a redirect, an
-// answer that is too large or that cannot be read, a missing program. What a probe
-// may take is bounded: its time by its timeout, its output and answers by the
-// limits below. At the timeout its command is killed with what it started.
+// answer that is too large or cannot be read, a missing program. Every probe is
+// bounded: in time by its timeout, in output and answers by the limits below. At
+// the timeout, the probe's command and the processes it started are killed.
 //
 // A process that left the probe's process group, cleared its environment and lost
 // its parent is not found and survives the kill.
@@ -37,7 +37,7 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Limits of what is read of a probe.
+// Limits on what is read from one probe.
 const (
 	maxOutput     = 1 << 20 // bytes that a command may print
 	maxJSON       = 1 << 20 // bytes of an answer with JSON
@@ -49,7 +49,7 @@ type Reading struct {
 	State     idle.State // Active, Quiet or Unknown
 	Value     float64
 	Threshold float64
-	Detail    string // what was seen, and what would be active or quiet
+	Detail    string // what was seen, and which values would be active or quiet
 }
 
 func unknown(format string, args ...any) Reading {
@@ -105,7 +105,8 @@ func Exited(code int, printed string) Reading {
 	return unknown("exit code %d is neither 0 (active) nor 1 (quiet)%s", code, printed)
 }
 
-// firstLine returns the beginning of what a program printed, for a sentence.
+// firstLine returns the beginning of a program's first line of output, to be
+// quoted in a message.
 func firstLine(s string) string {
 	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
 	s = strings.Map(func(r rune) rune {
@@ -125,7 +126,8 @@ func Late(p *instance.Probe) Reading {
 	return unknown("no answer within its timeout of %s", idle.Human(p.Limit()))
 }
 
-// failed describes an error, and a timeout as such.
+// failed returns the reading of a probe that failed with err. A timeout is
+// described as one.
 func failed(ctx context.Context, p *instance.Probe, err error) Reading {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return Late(p)
@@ -150,7 +152,7 @@ func token(p *instance.Probe) (string, error) {
 	if p.TokenFile == "" {
 		return "", nil
 	}
-	f, err := os.OpenFile(p.TokenFile, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe has no token
+	f, err := os.OpenFile(p.TokenFile, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a named pipe must not block
 	if err != nil {
 		return "", err
 	}
@@ -211,7 +213,8 @@ func web(ctx context.Context, p *instance.Probe) Reading {
 	return jsonField(body, p.Field)
 }
 
-// jsonField judges a field of a JSON document; "." is the document.
+// jsonField judges the field at path of a JSON document. The path "." means the
+// whole document.
 func jsonField(body []byte, path string) Reading {
 	d := json.NewDecoder(strings.NewReader(string(body)))
 	d.UseNumber()
@@ -297,7 +300,7 @@ func metric(ctx context.Context, p *instance.Probe) Reading {
 	return largest(name, values, p.Threshold)
 }
 
-// largest judges the largest of several values.
+// largest judges the largest of several values against threshold.
 func largest(name string, values []float64, threshold float64) Reading {
 	if len(values) == 0 {
 		return unknown("%s has no value", name)
@@ -412,8 +415,8 @@ func answer(body []byte) ([]float64, error) {
 	return out, nil
 }
 
-// file judges when a file was last modified. A time ahead of now is one within the
-// window.
+// file judges the time of a file's last modification. A time in the future counts
+// as now.
 func file(p *instance.Probe, now time.Time) Reading {
 	st, err := os.Stat(p.Path)
 	switch {

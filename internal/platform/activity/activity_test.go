@@ -24,7 +24,7 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// serve starts a web server of the test and returns its URL.
+// serve starts a web server for the length of the test and returns its URL.
 func serve(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -69,7 +69,8 @@ func TestJSONField(t *testing.T) {
 	}
 }
 
-// No JSON value reads as quiet but false, zero, null and what is empty.
+// TestJSONQuiet checks that a number in a JSON answer is quiet only if it is
+// zero.
 func TestJSONQuiet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := rapid.Float64().Draw(t, "number")
@@ -106,8 +107,8 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// hostile are web servers that answer badly, to which every probe is unknown within
-// its timeout.
+// hostile are web servers with bad answers. A probe of any of them must be
+// unknown within its timeout.
 var hostile = map[string]http.HandlerFunc{
 	"hang": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
 	"drip": func(w http.ResponseWriter, r *http.Request) {
@@ -152,7 +153,7 @@ func TestHostileServers(t *testing.T) {
 			for _, p := range []instance.Probe{{Kind: "http", URL: u}, {Kind: "http", URL: u, Field: "a"}, {Kind: "prometheus", URL: u, Metric: "x"}, {Kind: "prometheus", URL: u, Query: "x"}, {Kind: "jupyter", URL: u}} {
 				p.Timeout = idle.Duration(time.Second)
 				if name == "1 GiB" {
-					p.Timeout = idle.Duration(time.Minute) // it is the size that ends it
+					p.Timeout = idle.Duration(time.Minute) // the size limit ends it, not the timeout
 				}
 				is(t, Read(t.Context(), &p, nil), idle.Unknown, "")
 			}
@@ -167,7 +168,8 @@ func TestHostileServers(t *testing.T) {
 	is(t, Read(t.Context(), &instance.Probe{Kind: "http", URL: u}, nil), idle.Unknown, "refused")
 }
 
-// TestPrometheusExposition reads what the official client library exposes.
+// TestPrometheusExposition reads an exposition that the official client library
+// wrote.
 func TestPrometheusExposition(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	running := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "requests_running"}, []string{"model"})
@@ -262,9 +264,9 @@ func TestExec(t *testing.T) {
 	is(t, Read(ctx, p, nil), idle.Unknown, "cancel")
 }
 
-// TestExecTreeIsKilled runs probes whose children ignore SIGTERM, leave the group,
-// keep the output open, or fork on and on. None is left afterwards, at the timeout
-// and when the probe exits by itself.
+// TestExecTreeIsKilled runs probes whose children ignore SIGTERM, leave the
+// process group, keep the output open, or fork without end. It checks that no
+// child is left, both after a timeout and after the probe exits by itself.
 func TestExecTreeIsKilled(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts programs")
@@ -299,7 +301,7 @@ sh "$T" & sh "$T" & `,
 	}
 }
 
-// TestPrometheusServer asks a real server.
+// TestPrometheusServer queries a real Prometheus server.
 func TestPrometheusServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts programs")

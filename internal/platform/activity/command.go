@@ -17,17 +17,18 @@ import (
 	"lull/internal/core/instance"
 )
 
-// markName names the variable by which the processes of a run are found again.
+// markName is the environment variable by which all processes of one probe run
+// are found.
 const markName = "LULL_PROBE_RUN"
 
-// outputGrace is how long the output of an ended command is awaited, which a child
-// may keep open.
+// outputGrace is how long to wait for the rest of the output after a command has
+// ended. A child of the command may still have the output open.
 const outputGrace = 200 * time.Millisecond
 
 var errTooMuch = errors.New("it printed too much")
 
-// output keeps the beginning of what a command prints, and fails when it is too
-// much.
+// output keeps the first 1024 bytes that a command prints. Write fails once more
+// than maxOutput bytes were printed.
 type output struct {
 	mu   sync.Mutex
 	n    int
@@ -50,8 +51,8 @@ func (o *output) text() string {
 	return string(o.head)
 }
 
-// command runs a probe's command in a process group of its own. Nothing that it
-// started is left when it returns.
+// command runs a probe's command in its own process group. When it returns, every
+// process that the command started has ended.
 func command(ctx context.Context, p *instance.Probe, env []string) Reading {
 	mark := markName + "=" + rand.Text()
 	cmd := exec.CommandContext(ctx, p.Command[0], p.Command[1:]...)
@@ -79,9 +80,9 @@ func command(ctx context.Context, p *instance.Probe, env []string) Reading {
 	return Exited(code, out.text())
 }
 
-// killLeft kills what a command left behind: its process group, and all that
-// carry its mark, with their descendants. They are stopped first, so that none of
-// them forks between the search and the kill.
+// killLeft kills the processes that a command left behind: its process group, and
+// all processes with its mark, with their descendants. They are stopped first, so
+// that none forks between the search and the kill.
 func killLeft(group int, mark string) {
 	_ = syscall.Kill(-group, syscall.SIGKILL) // usually no process remains
 	for range 20 {
@@ -133,13 +134,13 @@ func marked(mark string) (out []int) {
 	return out
 }
 
-// parentOf returns the parent of a process, and whether that still runs.
+// parentOf returns the parent of pid, and whether pid is still running.
 func parentOf(pid int) (parent int, alive bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false
 	}
-	at := strings.LastIndexByte(string(b), ')') // the name before it may have any character
+	at := strings.LastIndexByte(string(b), ')') // the process name before the parenthesis may contain any character
 	f := strings.Fields(string(b[at+1:]))
 	if len(f) < 2 || f[0] == "Z" || f[0] == "X" {
 		return 0, false

@@ -18,8 +18,8 @@ import (
 	"lull/internal/core/instance"
 )
 
-// jupyter asks a Jupyter server for its kernels. One that works, or to which a
-// client such as a notebook is connected, is active.
+// jupyter requests the kernels of a Jupyter server. The server is active if a
+// kernel is working or has a client connected, such as a notebook.
 func jupyter(ctx context.Context, p *instance.Probe) Reading {
 	status, body, err := get(ctx, p, strings.TrimRight(p.URL, "/")+"/api/kernels", "token", maxJSON)
 	switch {
@@ -63,8 +63,9 @@ func kernels(body []byte) Reading {
 	return r
 }
 
-// talk connects to a probe's address and has a server judged by what it says there.
-// Everything is over when ctx ends.
+// talk connects to a probe's address and returns the reading that ask takes from
+// the connection. When ctx ends, the connection is closed and the reading is
+// unknown.
 func talk(ctx context.Context, p *instance.Probe, ask func(io.ReadWriter, *instance.Probe) (Reading, error)) Reading {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.Address)
 	if err != nil {
@@ -82,7 +83,7 @@ func talk(ctx context.Context, p *instance.Probe, ask func(io.ReadWriter, *insta
 	return r
 }
 
-// maxStatus bounds the status of a Minecraft server, in bytes. It may have an
+// maxStatus bounds the status of a Minecraft server, in bytes. It may contain an
 // icon.
 const maxStatus = 1 << 20
 
@@ -98,7 +99,8 @@ func minecraft(c io.ReadWriter, p *instance.Probe) (Reading, error) {
 		return Reading{}, err
 	}
 	// The handshake: packet 0, any version of the protocol (-1 as 32 bits), the
-	// server's address, and 1 for its status. The request is an empty packet 0.
+	// server's address, and next state 1 (status). The request is an empty packet
+	// 0.
 	hello := []byte{0, 0xff, 0xff, 0xff, 0xff, 0x0f}
 	hello = append(binary.AppendUvarint(hello, uint64(len(host))), host...)
 	hello = append(binary.BigEndian.AppendUint16(hello, uint16(n)), 1)
@@ -158,8 +160,8 @@ func players(status []byte) Reading {
 // maxStats bounds the statistics of a beanstalkd, in bytes.
 const maxStats = 64 << 10
 
-// beanstalkd asks for statistics of all tubes or one. Jobs that are ready, reserved
-// or delayed are active, buried ones are not.
+// beanstalkd requests the statistics of all tubes or of one. Ready, reserved and
+// delayed jobs are active; buried ones are not.
 func beanstalkd(c io.ReadWriter, p *instance.Probe) (Reading, error) {
 	command := "stats"
 	if p.Field != "" {
@@ -185,7 +187,7 @@ func beanstalkd(c io.ReadWriter, p *instance.Probe) (Reading, error) {
 	return jobs(body), nil
 }
 
-// jobs judges the statistics of a beanstalkd.
+// jobs judges the statistics of a beanstalkd server.
 func jobs(stats []byte) Reading {
 	counts := map[string]uint64{}
 	for line := range strings.Lines(string(stats)) {

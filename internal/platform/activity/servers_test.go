@@ -29,8 +29,8 @@ func preset(t *testing.T, text string) *instance.Probe {
 	return &p
 }
 
-// TestPublishedFormats reads what the documentation of servers says that they
-// answer, and what they do not.
+// TestPublishedFormats checks the reading of answers copied from the servers'
+// documentation, and of answers in any other form, which are unknown.
 func TestPublishedFormats(t *testing.T) {
 	const vllm = "# HELP vllm:num_requests_running Number of requests in model execution batches.\n# TYPE vllm:num_requests_running gauge\n" +
 		"vllm:num_requests_running{engine=\"0\",model_name=\"unsloth/Llama-3.2-1B-Instruct\"} %v\n# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{engine=\"0\",model_name=\"unsloth/Llama-3.2-1B-Instruct\"} 0.0\n"
@@ -65,8 +65,8 @@ func TestPublishedFormats(t *testing.T) {
 	}
 }
 
-// The token of a probe reaches the server only. Without a readable one,
-// nothing is sent.
+// TestToken checks that the token of a probe reaches the server and never the
+// reading's text, and that nothing is sent without a readable token.
 func TestToken(t *testing.T) {
 	asked := 0
 	u := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -120,7 +120,7 @@ func answering(t *testing.T, do func(net.Conn)) string {
 	return l.Addr().String()
 }
 
-// status is a Minecraft server's packet with that status.
+// status returns a Minecraft status packet with that text.
 func status(text string) []byte {
 	body := append(binary.AppendUvarint([]byte{0}, uint64(len(text))), text...)
 	return append(binary.AppendUvarint(nil, uint64(len(body))), body...)
@@ -159,8 +159,8 @@ func TestServerAnswers(t *testing.T) {
 	}
 }
 
-// Servers that hang, answer byte by byte, or never end are unknown within the
-// timeout.
+// TestHostileTCP checks that servers that hang, answer byte by byte, or never end
+// are unknown within the timeout.
 func TestHostileTCP(t *testing.T) {
 	for name, do := range map[string]func(net.Conn){
 		"hang": func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },

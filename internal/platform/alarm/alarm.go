@@ -1,8 +1,9 @@
 // Package alarm waits for times with the kernel's timers.
 //
-// A timer of Go costs more each time: the runtime's monitor wakes for it too, and
-// so does a thread of the runtime when the timer is set. A process that is woken
-// often for very little should use an alarm. It has one open file.
+// A timer of Go costs more: each time it fires, the runtime's monitor wakes too,
+// and setting it wakes another thread of the runtime. A process that is woken
+// often for very little work should use an alarm instead. An alarm has one open
+// file.
 package alarm
 
 import (
@@ -15,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Alarm waits for a time. Create it with New. Set and Close may be called at any
-// time, Wait by one goroutine.
+// Alarm waits for a time. Create it with New. Set and Close may be called from
+// any goroutine at any time, Wait from only one.
 type Alarm struct {
 	file *os.File
 	conn syscall.RawConn
 }
 
-// New returns an alarm without a time.
+// New returns an alarm with no time set.
 func New() (*Alarm, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err != nil {
@@ -36,20 +37,21 @@ func New() (*Alarm, error) {
 	return a, nil
 }
 
-// Set replaces the time; zero is never. A time that has passed is due now.
+// Set replaces the time of the alarm. The zero time means never. A time in the
+// past is due at once.
 func (a *Alarm) Set(at time.Time) {
 	var spec unix.ItimerSpec
 	if !at.IsZero() {
 		spec.Value = unix.NsecToTimespec(max(int64(time.Until(at)), 1))
 	}
-	// It fails only once the alarm is closed.
+	// The call fails only if the alarm is closed.
 	_ = a.conn.Control(func(fd uintptr) {
 		_, _, _ = unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, fd, 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
 	})
 }
 
 // Wait returns when the time has come, once for each Set, or when the alarm is
-// closed. If the time is replaced just when it comes, Wait may return early.
+// closed. If Set replaces the time just as it comes, Wait may return early.
 func (a *Alarm) Wait() {
 	var count [8]byte
 	_ = a.conn.Read(func(fd uintptr) bool {
@@ -58,5 +60,5 @@ func (a *Alarm) Wait() {
 	})
 }
 
-// Close ends Wait, now and later, and frees the timer.
+// Close ends the present and every later Wait, and frees the timer.
 func (a *Alarm) Close() { _ = a.file.Close() }

@@ -6,7 +6,7 @@ import (
 )
 
 // TestAlarm sets an alarm to random times, earlier and later than the one before,
-// and closes it.
+// and checks that Wait never returns early. Close must end Wait.
 func TestAlarm(t *testing.T) {
 	a, err := New()
 	if err != nil {
@@ -40,8 +40,8 @@ func TestAlarm(t *testing.T) {
 	close(ended)
 	a.Close()
 	if _, ok := <-rung; ok {
-		<-rung // Wait had returned before the end was seen
+		<-rung // Wait returned before the goroutine saw that the test has ended
 	}
-	a.Set(time.Now()) // does nothing
+	a.Set(time.Now()) // a closed alarm ignores it
 	a.Wait()
 }

@@ -20,7 +20,8 @@ import (
 	"lull/internal/platform/cgroup"
 )
 
-// place finds a place of one kind, or skips with the reason.
+// place returns a place for groups of one kind, or skips the test if there is
+// none here.
 func place(t *testing.T, kind cgroup.Kind) cgroup.Place {
 	t.Helper()
 	p, err := cgroup.Find(fmt.Sprintf("test-%d", os.Getpid()), kind)
@@ -33,7 +34,7 @@ func place(t *testing.T, kind cgroup.Kind) cgroup.Place {
 
 func group(t *testing.T, p cgroup.Place) *cgroup.Group {
 	t.Helper()
-	t.TempDir() // so that it is removed after the group's processes
+	t.TempDir() // created first, so that it is removed after the group's processes
 	g, err := p.Create("i-" + strings.ToLower(strings.NewReplacer("/", "-", "#", "-").Replace(t.Name())))
 	errtest.None(t, err)
 	t.Cleanup(func() {
@@ -70,7 +71,7 @@ func script(t *testing.T, g *cgroup.Group, text string, env ...string) *exec.Cmd
 	return cmd
 }
 
-// hold lets the rest of the machine run for d.
+// hold blocks the test for d, while the programs under test run.
 func hold(d time.Duration) { <-time.After(d) }
 
 func size(t *testing.T, file string) int64 {
@@ -90,7 +91,8 @@ func workers(n int) string {
 	return fmt.Sprintf(`i=1; while [ $i -lt %d ]; do (while :; do echo x >> $OUT; sleep 0.001; done) & i=$((i+1)); done; while :; do echo x >> $OUT; done`, n)
 }
 
-// bomb forks without end, most children in a chain of their own.
+// bomb is a shell program that forks without end, mostly children in chains that
+// have detached from their parents.
 const bomb = `f() { echo x >> $OUT; (f & ) ; sleep 0.02; }; i=0; while :; do (echo x >> $OUT; (echo y >> $OUT) & ) & i=$((i+1)); [ $((i % 16)) = 0 ] && wait; done`
 
 func TestGroup(t *testing.T) {
@@ -121,7 +123,7 @@ func TestGroup(t *testing.T) {
 				waittest.Until(t, "it forks", func() bool { return size(t, out) > 100 })
 				ctx, cancel := context.WithCancel(context.Background())
 				cancel()
-				if err := g.Freeze(ctx); err != nil { // it may have been quicker
+				if err := g.Freeze(ctx); err != nil { // a process may have ended before the freeze
 					if held, herr := g.Held(); herr != nil || held {
 						t.Fatalf("after a failed freeze (%v): held %v, %v", err, held, herr)
 					}
@@ -175,9 +177,9 @@ func stays(t *testing.T, out string, list func() ([]int, error)) {
 	}
 }
 
-// openFiles checks that a frozen group keeps its file open for the thaw, that
-// nothing of it is open afterwards, and that a group that was recreated is
-// thawed nevertheless.
+// openFiles checks that a frozen group keeps the file for the thaw open, that the
+// group has no open file after the thaw, and that Thaw works on a group that was
+// recreated.
 func openFiles(t *testing.T, g *cgroup.Group) {
 	opened := func() (n int) {
 		l, err := os.ReadDir("/proc/self/fd")
@@ -313,7 +315,8 @@ func unwrap(err error) error {
 	}
 }
 
-// A directory that belongs to an ordinary user is enough for that user.
+// TestDelegated checks that an ordinary user can create groups in a directory
+// that was delegated to that user.
 func TestDelegated(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short starts no program")
@@ -414,7 +417,8 @@ func BenchmarkFreezeThaw(b *testing.B) {
 	}
 }
 
-// TestLookup finds a group by its directory and by its path, and no root.
+// TestLookup checks that Lookup finds a group by its directory and by its path,
+// and never returns the root of a hierarchy.
 func TestLookup(t *testing.T) {
 	for _, bad := range []string{"", "relative", "/", "/no/such/group", "/proc/self"} {
 		if g, err := cgroup.Lookup(bad); err == nil {

@@ -21,9 +21,9 @@ import (
 )
 
 // Group is the control group of one instance. Its methods are safe for concurrent
-// use, with the semantics of the kernel files. It may hold one file open: that of
-// Thaw while it is frozen, and otherwise that of CPU once that was called. Kill and
-// Remove close it.
+// use, with the semantics of the kernel files. It keeps at most one file open:
+// while frozen, the file that Thaw writes; otherwise, after a call of CPU, the
+// file that CPU reads. Kill and Remove close it.
 type Group struct {
 	kind Kind
 	dir  string
@@ -33,7 +33,8 @@ type Group struct {
 	open *open
 }
 
-// open are the files that a group holds open: 1 + the descriptor, 0 for none.
+// open holds the files that a group keeps open. ready and usage are 1 + the
+// descriptor, 0 for none.
 type open struct {
 	ready  atomic.Int64 // for Thaw
 	frozen atomic.Bool
@@ -42,8 +43,8 @@ type open struct {
 	usage int        // for CPU
 }
 
-// files returns the open files of g. They are closed at the latest when g is no
-// longer used.
+// files returns the open files of g. They are closed at the latest when g is
+// garbage-collected.
 func (g *Group) files() *open {
 	g.once.Do(func() {
 		g.open = new(open)
@@ -69,10 +70,11 @@ func (o *open) endUsage() {
 	}
 }
 
-// A client waits for the thaw, and opening a file that has not been used for a
-// while takes longer than writing it. Freeze therefore opens the file ahead of
-// time. CPU keeps its file open because it is called at every probe. Both are done
-// for as many groups as may use an eighth of this process's descriptors.
+// mostReady bounds the files that all groups of this process keep open, to an
+// eighth of its descriptors. Freeze opens the file for Thaw ahead of time,
+// because a client waits for the thaw and opening a file that has not been used
+// for a while takes longer than writing it. CPU keeps its file open because it is
+// called at every probe.
 var mostReady = sync.OnceValue(func() int64 {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
@@ -81,10 +83,11 @@ var mostReady = sync.OnceValue(func() int64 {
 	return int64(min(l.Cur/8, 4096))
 })
 
-// allReady counts the files held open.
+// allReady counts the files that all groups keep open.
 var allReady atomic.Int64
 
-// keepReady opens the file that Thaw writes to. Without it Thaw opens the file.
+// keepReady opens the file that Thaw writes to. If that fails or too many files
+// are open, Thaw opens it itself.
 func (g *Group) keepReady() {
 	g.files().frozen.Store(true)
 	g.files().endUsage()
@@ -100,26 +103,26 @@ func (g *Group) keepReady() {
 	allReady.Add(-1)
 }
 
-// takeReady passes that file to the caller, who must call endReady. It returns
-// false if there is none.
+// takeReady passes the file that keepReady opened to the caller, who must call
+// endReady. ok is false if there is none.
 func (g *Group) takeReady() (fd int, ok bool) {
 	n := g.files().ready.Swap(0)
 	return int(n - 1), n > 0
 }
 
 func endReady(fd int) {
-	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) // as writeNow; there is nothing to flush
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) // a raw call, as in writeNow; there is nothing to flush
 	allReady.Add(-1)
 }
 
-// readUsage returns the start of the file that name names, which CPU reads. It is
-// opened once if there are descriptors for that.
+// readUsage reads the start of the file name into into and returns it. The file
+// stays open for the next call if the limit of open files allows.
 func (g *Group) readUsage(name string, into []byte) ([]byte, error) {
 	o := g.files()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.usage > 0 {
-		// As writeNow.
+		// A raw call, as in writeNow.
 		n, _, errno := unix.RawSyscall6(unix.SYS_PREAD64, uintptr(o.usage-1), uintptr(unsafe.Pointer(&into[0])), uintptr(len(into)), 0, 0, 0)
 		if errno == 0 && n > 0 {
 			return into[:n], nil
@@ -147,7 +150,8 @@ func (g *Group) readUsage(name string, into []byte) ([]byte, error) {
 	return into[:n], nil
 }
 
-// thawing returns the file and value that let the tasks run.
+// thawing returns the name of the file that thaws the group, and the value to
+// write to it.
 func (g *Group) thawing() (name, value string) {
 	if g.kind == V1 {
 		return "/freezer.state", "THAWED"
@@ -191,9 +195,9 @@ func (g *Group) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// Thaw lets every task run again. It costs one short write and may be called on
-// a group that is not frozen. The calling thread then yields, because the kernel
-// may have scheduled the tasks on its CPU.
+// Thaw lets every task run again. It costs one short write and may be called on a
+// group that is not frozen. After the write, the calling thread yields, because
+// the kernel may have scheduled the tasks on its CPU.
 func (g *Group) Thaw() error {
 	defer g.files().frozen.Store(false)
 	name, value := g.thawing()
@@ -205,7 +209,7 @@ func (g *Group) Thaw() error {
 		endReady(fd)
 		if err == nil {
 			return nil
-		} // the group may have been recreated
+		} // otherwise reopen by name: the group may have been recreated
 	}
 	if err := writeFile(g.dir+name, value); err != nil {
 		return g.fail("thaw", err)
@@ -214,8 +218,9 @@ func (g *Group) Thaw() error {
 	return nil
 }
 
-// writeNow is writeAll without telling the runtime of Go, which would first wake
-// its monitor if the process has been silent. The kernel answers in microseconds.
+// writeNow is writeAll as a raw system call. An ordinary one in a process that
+// has been silent first wakes the Go runtime's monitor. The kernel answers in
+// microseconds.
 func writeNow(fd int, value string) error {
 	for {
 		_, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.StringData(value))), uintptr(len(value)))
@@ -266,9 +271,10 @@ func (g *Group) freeze2(ctx context.Context) error {
 	return g.await(ctx, func(_, frozen bool) bool { return frozen })
 }
 
-// await reads cgroup.events until done returns true. The file can be polled, but
-// the kernel delays notifications by up to 10 ms while a freeze takes a tenth of
-// one: so it is first read a few times, and later polled with a short timeout.
+// await reads cgroup.events until done returns true. The kernel delays
+// notifications about the file by up to 10 ms, but a freeze takes a tenth of a
+// millisecond. The file is therefore read a few times first, and then polled with
+// a short timeout.
 func (g *Group) await(ctx context.Context, done func(populated, frozen bool) bool) error {
 	const (
 		eager = 60
@@ -342,9 +348,9 @@ func parseEvents(b []byte) (populated, frozen bool, err error) {
 	return populated, frozen, nil
 }
 
-// freeze1 uses the v1 freezer. It can remain FREEZING if a task was caught at a
-// bad moment (a fork, a vfork whose child is already frozen). Asking again helps,
-// and sometimes only thawing does.
+// freeze1 freezes the group with the v1 freezer. The group can get stuck in
+// FREEZING if a task was caught in a fork, or in a vfork whose child is already
+// frozen. Writing FROZEN again helps; sometimes only a thaw in between does.
 func (g *Group) freeze1(ctx context.Context) error {
 	const letGo = 50
 	path := g.dir + "/freezer.state"
@@ -415,8 +421,8 @@ func (g *Group) killOnce(ctx context.Context) error {
 	if _, err := os.Stat(g.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	// While frozen, no process forks while they are signaled. If the freeze takes
-	// too long they are signaled anyway, and Kill repeats.
+	// Freeze the group while its processes are signaled, so that none forks. If
+	// the freeze takes too long they are signaled anyway, and Kill repeats.
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	_ = g.Freeze(short)
@@ -495,7 +501,7 @@ var ErrNoAccount = errors.New("no CPU accounting")
 // CPU returns the CPU time used by all processes that were ever in the group,
 // including exited ones.
 func (g *Group) CPU() (time.Duration, error) {
-	var few [512]byte // what matters is at the start
+	var few [512]byte // the value needed is at the start of the file
 	if g.kind == V2 {
 		b, err := g.readUsage(g.dir+"/cpu.stat", few[:])
 		if err == nil {
@@ -567,10 +573,10 @@ func (g *Group) Remove() error {
 	return nil
 }
 
-// Renew recreates the group; EBUSY if it has processes. A killed group must be
-// recreated before a process is born in it: some kernels (6.18 for one) count a
-// group's kills, compare the counts of the parent's and the child's groups, and
-// kill every process cloned into a group that was ever killed.
+// Renew recreates the group. It returns EBUSY if the group has processes. A
+// killed group must be recreated before a process is cloned into it: some kernels
+// (such as 6.18) compare its count of kills with that of the cloning process's
+// group, and kill the new process if they differ.
 func (g *Group) Renew() error {
 	if populated, err := g.Populated(); err == nil && populated {
 		return g.fail("renew", unix.EBUSY)
@@ -586,8 +592,8 @@ func (g *Group) Renew() error {
 	return nil
 }
 
-// removeDir retries for a moment: an exited process counts until the kernel has
-// torn it down.
+// removeDir removes a group's directory. It retries for a moment, because an
+// exited process counts as a member until the kernel has torn it down.
 func removeDir(dir string) error {
 	var err error
 	for range 50 {

@@ -36,8 +36,8 @@ func (g *Group) OOMKills() (kills uint64, limit int64, err error) {
 	return kills, limit, err
 }
 
-// unlimited exceeds any real v1 limit: without one, the file holds the largest
-// number of whole pages.
+// unlimited is above any real v1 limit. Where no limit is set, the file contains
+// the largest number of whole pages.
 const unlimited = 1 << 60
 
 // counter reads a number from a file of name-value lines, 0 if it is missing.

@@ -35,7 +35,8 @@ func (g *Group) RemoveNamesakes() error {
 	return nil
 }
 
-// namesakes returns the path and its directory in every hierarchy.
+// namesakes returns the group's path, and the directories with that path in all
+// hierarchies.
 func (g *Group) namesakes() (path string, dirs []string, err error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -56,10 +57,9 @@ func (g *Group) namesakes() (path string, dirs []string, err error) {
 	return path, dirs, nil
 }
 
-// Of returns the group of a process, to be read and frozen by its creator: the v1
-// freezer's if the process is in a group there, otherwise that of the unified
-// hierarchy. The root group is never returned. fs.ErrNotExist means that the
-// process is gone.
+// Of returns the group of a process, for reading and freezing: the v1 freezer's
+// if the process is in a group there, otherwise that of the unified hierarchy. It
+// never returns a root group. fs.ErrNotExist means that the process is gone.
 func Of(pid int) (*Group, error) {
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -91,9 +91,9 @@ func Of(pid int) (*Group, error) {
 	return nil, fmt.Errorf("cannot use the group of process %d: it has no group of its own", pid)
 }
 
-// Lookup returns the group that a user names: its directory, or its path as in
-// /proc/PID/cgroup. It is one of the unified hierarchy or of the v1 freezer, and
-// no hierarchy's root.
+// Lookup returns the group that a user names by its directory, or by its path as
+// in /proc/PID/cgroup. The group must belong to the unified hierarchy or the v1
+// freezer and must not be a hierarchy's root.
 func Lookup(path string) (*Group, error) {
 	fail := func(why string) error { return fmt.Errorf("cannot use the control group %.300q: %s", path, why) }
 	if !filepath.IsAbs(path) {

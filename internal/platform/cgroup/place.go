@@ -29,7 +29,7 @@ var ErrNone = errors.New("no control group can be made here")
 type Place struct {
 	Kind Kind
 	Dir  string // absolute directory with one group per instance
-	CPU  string // the same for the v1 cpuacct controller; empty for V2 or if missing
+	CPU  string // the same for the v1 cpuacct controller; empty for V2 or if there is none
 }
 
 // layout describes the hierarchies and this process's groups in them.
@@ -45,11 +45,12 @@ type mount struct {
 	controllers []string
 }
 
-// Find chooses where the groups of host go and creates the directory. kinds
-// limits and orders the search; the default is V2, then V1. Within a kind it
-// tries this process's group if it was delegated, the root of the hierarchy
-// (another system group may end with its session), and then this process's group.
-// The error wraps ErrNone.
+// Find chooses the directory for the groups of host and creates it. kinds limits
+// and orders the search; the default is V2, then V1. Within a kind it tries this
+// process's group if it was delegated, then the root of the hierarchy, then this
+// process's group even if it was not delegated. The root comes before the latter
+// because systemd may remove that group when its session ends. The error wraps
+// ErrNone.
 func Find(host string, kinds ...Kind) (Place, error) {
 	if err := validID(host); err != nil {
 		return Place{}, err
@@ -130,8 +131,9 @@ func (l *layout) bases(controller string) []string {
 	return out
 }
 
-// delegated reports whether a group was delegated to this process: systemd marks
-// it, or it belongs to this unprivileged user.
+// delegated reports whether a group was delegated to this process: systemd has
+// marked its directory as delegated, or the directory belongs to the unprivileged
+// user that this process runs as.
 func (l *layout) delegated(dir string) bool {
 	var st unix.Stat_t
 	if l.uid != 0 && unix.Stat(dir, &st) == nil && int(st.Uid) == l.uid {
@@ -255,9 +257,9 @@ func (p Place) IDs() ([]string, error) {
 	return ids, nil
 }
 
-// Create creates the group of an instance. An existing empty group is recreated,
-// so that accounting starts at zero (and see Renew). One with processes of an
-// earlier run is returned as it is.
+// Create creates the group of an instance. It recreates an existing empty group,
+// so that accounting starts at zero (and for the reason given at Renew). A group
+// that still has processes of an earlier run is returned unchanged.
 func (p Place) Create(id string) (*Group, error) {
 	g, err := p.group(id)
 	if err != nil {
@@ -278,8 +280,9 @@ func (p Place) Remove(id string) error {
 	return g.Remove()
 }
 
-// Release removes the place if it has no groups, and what container runtimes left
-// of it in other hierarchies. Create recreates it.
+// Release removes the place if it has no groups, and the empty groups with the
+// same path that container runtimes left in other hierarchies. Create recreates
+// the place.
 func (p Place) Release() {
 	if p.Dir != "" {
 		_, others, _ := (&Group{dir: p.Dir}).namesakes() // groups that cannot be found remain
@@ -327,8 +330,8 @@ func (p Place) Open(dir string) (*Group, error) {
 	return g, err
 }
 
-// At returns the group at dir, which anyone may have made. It has no CPU
-// accounting if its kind is V1; Of finds that.
+// At returns the group at dir, which may have been created by another program. A
+// group of kind V1 then has no CPU accounting; Of finds that.
 func At(dir string) (*Group, error) {
 	g := &Group{kind: V2, dir: filepath.Clean(dir)}
 	if !filepath.IsAbs(dir) {

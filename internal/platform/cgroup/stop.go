@@ -63,7 +63,7 @@ func stop(ctx context.Context, root int, p Processes) ([]int, error) {
 // stuckAfter limits one attempt before everything is continued once.
 const stuckAfter = 250 * time.Millisecond
 
-// stopping is one attempt.
+// stopping is the state of one attempt to stop a tree.
 type stopping struct {
 	p     Processes
 	root  int   // leader of the process group; 0 for none
@@ -106,8 +106,8 @@ func (s *stopping) run(ctx context.Context) error {
 	return nil
 }
 
-// signal stops those not known to have stopped. fresh reports whether one of
-// them is new.
+// signal sends SIGSTOP to those of pids that are not known to have stopped. fresh
+// reports whether one of them is new.
 func (s *stopping) signal(pids []int) (fresh bool, err error) {
 	for _, pid := range pids {
 		still, known := s.still[pid]

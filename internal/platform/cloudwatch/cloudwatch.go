@@ -97,10 +97,11 @@ type AgentMetric struct {
 
 // Config configures a Client.
 type Config struct {
-	// AWS is the SDK's configuration for the account and region, as returned by
-	// Load of package ec2's Access: with bounded answers and a sound client.
+	// AWS is the SDK's configuration for the account and region. It must come
+	// from ec2.Access.Load, which bounds answers and works around a fault of the
+	// SDK's request bodies.
 	AWS aws.Config
-	// Endpoint replaces AWS's endpoint unless empty.
+	// Endpoint replaces AWS's endpoint; empty means AWS's.
 	Endpoint string
 	// Memory and Disk replace the agent's default metrics.
 	Memory, Disk AgentMetric
@@ -109,7 +110,8 @@ type Config struct {
 	// Period is the length of the averages; 0 means 5 min, the period at which
 	// EC2 publishes without detailed monitoring.
 	Period time.Duration
-	// Rate and Burst limit the calls; 0 means 5 per second and 10.
+	// Rate and Burst limit the calls; 0 means a rate of 5 per second and a burst
+	// of 10.
 	Rate  float64
 	Burst int
 	// Attempts bounds the attempts per call; 0 means 4.
@@ -120,7 +122,8 @@ type Config struct {
 type Client struct {
 	cfg   Config
 	limit *rate.Limiter
-	// A function value, as in package ec2: the linker drops the other calls.
+	// A function value instead of the SDK's client, so that the linker drops the
+	// calls that are not used; see ec2.api.
 	api struct {
 		GetMetricData func(context.Context, *cloudwatch.GetMetricDataInput, ...func(*cloudwatch.Options)) (*cloudwatch.GetMetricDataOutput, error)
 	}
@@ -154,9 +157,9 @@ func New(cfg Config) (*Client, error) {
 // Period returns the length of a window.
 func (c *Client) Period() time.Duration { return c.cfg.Period }
 
-// Read returns, for every requested instance, the readings of the windows that
-// were complete at now: those of Config.Window, or as far back as since if that
-// is earlier and not zero.
+// Read returns the readings of every requested instance from the windows that
+// were complete at now. They reach back for Config.Window, or to since if that is
+// earlier and not zero.
 func (c *Client) Read(ctx context.Context, ids []string, since, now time.Time) map[string]Readings {
 	if from := now.Add(-c.cfg.Window); since.IsZero() || since.After(from) {
 		since = from
@@ -183,7 +186,8 @@ func (c *Client) Read(ctx context.Context, ids []string, since, now time.Time) m
 // batch reads the metrics of at most maxQueries/metrics instances.
 func (c *Client) batch(ctx context.Context, ids []string, into []Readings, since, now time.Time) error {
 	in := &cloudwatch.GetMetricDataInput{
-		// An unfinished window has the average of its beginning only.
+		// The end is truncated because an unfinished window would be the average
+		// of its beginning only.
 		StartTime: aws.Time(since.Truncate(c.cfg.Period)), EndTime: aws.Time(now.Truncate(c.cfg.Period)),
 		ScanBy: types.ScanByTimestampDescending,
 	}
@@ -238,7 +242,8 @@ func (c *Client) query(i int, m Metric, id string) types.MetricDataQuery {
 	}
 }
 
-// queryID names a query of a batch; the answer repeats it.
+// queryID returns the ID of a query within its batch. CloudWatch repeats it in
+// the answer.
 func queryID(i int, m Metric) string { return fmt.Sprintf("q%d_%d", i, int(m)) }
 
 func parseQueryID(s string, n int) (i int, m Metric, ok bool) {
@@ -251,7 +256,8 @@ func parseQueryID(s string, n int) (i int, m Metric, ok bool) {
 	return i, m, ok
 }
 
-// take stores one result; several pages may contain parts of one metric.
+// take stores one result in into. The values of one metric may be spread over
+// several pages.
 func take(r types.MetricDataResult, into []Readings, period time.Duration) error {
 	i, m, ok := parseQueryID(aws.ToString(r.Id), len(into))
 	if !ok {

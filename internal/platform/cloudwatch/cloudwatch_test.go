@@ -18,7 +18,7 @@ import (
 
 var now = time.Date(2025, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// A query and a result in the wire format: rpc-v2-cbor.
+// query and result are in the API's wire format, rpc-v2-cbor.
 type query struct {
 	ID         string `cbor:"Id"`
 	MetricStat struct {
@@ -49,7 +49,8 @@ type response struct {
 	NextToken         string `cbor:",omitempty"`
 }
 
-// at makes a result with values at minutes before now.
+// at returns a result for q whose values have times that are minutes before now,
+// newest first.
 func at(q query, minutes int, values ...float64) result {
 	r := result{ID: q.ID, StatusCode: "Complete"}
 	for i, v := range values {
@@ -62,7 +63,7 @@ func at(q query, minutes int, values ...float64) result {
 
 func (q query) instance() string { return q.MetricStat.Metric.Dimensions[0].Value }
 
-// A fake answers GetMetricData.
+// fake is a server that answers GetMetricData.
 type fake struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -105,8 +106,8 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(text)
 }
 
-// plain hides that the SDK's request bodies write themselves, for which they
-// fail when the answer comes fast; ec2.Access.Load does it outside of tests.
+// plain hides io.WriterTo of the SDK's request bodies, which makes a request fail
+// if the answer comes too early. Outside of tests, ec2.Access.Load does this.
 type plain struct{ client *http.Client }
 
 func (p plain) Do(r *http.Request) (*http.Response, error) {
@@ -200,7 +201,8 @@ func TestReadPages(t *testing.T) {
 	}
 }
 
-// plainly is r without its earlier windows.
+// plainly returns r without its Windows, so that readings can be compared by
+// their newest value.
 func plainly(r Readings) Readings {
 	for i := range r {
 		r[i].Windows = nil

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Reason is why telemetry cannot prove quiet. The set is closed; the empty
-// Reason means that the whole history was read and understood.
+// Reason is why the absence of telemetry events does not prove quiet. The set is
+// closed; the empty Reason means that the whole history was read and understood.
 type Reason string
 
 // The reasons for an unknown telemetry signal.
@@ -38,7 +38,7 @@ type Event struct {
 	At time.Time `json:"-"`
 }
 
-// Fault is one malformed event that was skipped.
+// Fault describes one malformed event that was skipped.
 type Fault struct {
 	Offset int64  `json:"offset"` // byte offset in the answer
 	Fault  string `json:"fault"`
@@ -77,14 +77,14 @@ type Activity struct {
 	Unknown Reason `json:"unknown,omitempty"`
 	// Err is the cause of Unknown.
 	Err error `json:"-"`
-	// Newest is the time of the newest relevant event in the whole array by our
-	// clock, never later than CheckedAt. It is zero if there is none or if the
-	// offset is unknown. It is the latest time within the offset's bounds. A
-	// Client keeps those bounds while it can. With other bounds (another client,
-	// another process) Newest moves by up to a second plus the round trip
-	// although no event was added; NewestHost does not.
+	// Newest is the time, by our clock, of the newest relevant event in the whole
+	// history. It is never later than CheckedAt, and is zero if there is no such
+	// event or the offset is unknown. Within the bounds of the offset, the latest
+	// possible time is used. A Client keeps those bounds while it can. With other
+	// bounds (another client, another process) Newest can move by up to a second
+	// plus the round trip although no event was added; NewestHost does not.
 	Newest time.Time `json:"newest"`
-	// NewestHost is the timestamp in the event behind Newest.
+	// NewestHost is the unconverted timestamp of the event behind Newest.
 	NewestHost time.Time `json:"newest_host"`
 	// Recent holds the newest relevant events, newest first, at most MaxStored.
 	Recent []Event `json:"recent,omitempty"`
@@ -96,7 +96,8 @@ type Activity struct {
 	Seen Seen `json:"seen,omitempty"`
 }
 
-// seal limits Newest to the time at which the answer was complete.
+// seal moves Newest back to end, the time at which the answer was complete, if it
+// is later.
 func (a *Activity) seal(end time.Time) {
 	a.CheckedAt = end
 	if a.Newest.After(end) {

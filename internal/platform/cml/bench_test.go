@@ -11,7 +11,7 @@ import (
 
 const benchBytes = 100 << 20
 
-// benchArray makes the benchmark's array once.
+// benchArray returns the benchmark's array, which is generated once.
 func benchArray(b *testing.B) []byte {
 	text, err := io.ReadAll(newHistoryReader(benchBytes))
 	if err != nil {
@@ -20,7 +20,8 @@ func benchArray(b *testing.B) []byte {
 	return text
 }
 
-// stream walks text with encoding/json's streaming decoder as one would manually.
+// stream counts the elements of text with encoding/json's streaming decoder, used
+// token by token.
 func stream(text []byte) (int, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	if _, err := dec.Token(); err != nil {
@@ -42,10 +43,9 @@ func stream(text []byte) (int, error) {
 	return n, err
 }
 
-// BenchmarkTelemetry alternates between the filter and a streaming
-// encoding/json Decoder on the same 100 MB array, and reports the best
-// throughput of each and their ratio: other load on the machine only ever slows
-// down.
+// BenchmarkTelemetry alternates between the filter and a streaming encoding/json
+// Decoder on the same 100 MB array. It reports the best throughput of each,
+// because other load on the machine can only slow them down, and their ratio.
 func BenchmarkTelemetry(b *testing.B) {
 	text := benchArray(b)
 	f, err := NewFilter(defaultFilterConfig())
@@ -72,7 +72,7 @@ func BenchmarkTelemetry(b *testing.B) {
 	b.ReportMetric(theirs.Seconds()/ours.Seconds(), "ratio")
 }
 
-// BenchmarkFilter is the filter alone, for profiles.
+// BenchmarkFilter measures the filter alone, for profiles.
 func BenchmarkFilter(b *testing.B) {
 	text := benchArray(b)
 	f, err := NewFilter(defaultFilterConfig())

@@ -244,7 +244,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// Without auth_extended, the session tells who we are.
+// TestIdentityOfSession checks that Identity works for a session on a CML that
+// has no auth_extended for one.
 func TestIdentityOfSession(t *testing.T) {
 	h := newHost(t, map[string]http.HandlerFunc{
 		"POST /auth_extended": refuse(404, "Not Found"),
@@ -256,7 +257,7 @@ func TestIdentityOfSession(t *testing.T) {
 	}
 }
 
-// A trip answers requests without a network.
+// trip is an HTTP transport that answers requests without a network.
 type trip func(*http.Request) string
 
 func (f trip) RoundTrip(r *http.Request) (*http.Response, error) {

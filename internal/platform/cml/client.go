@@ -41,7 +41,7 @@ type Config struct {
 	TLS      TLS
 	// Dial replaces the network; nil means net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// HTTP replaces the HTTP client altogether; then TLS and Dial must be zero.
+	// HTTP replaces the HTTP client; then TLS and Dial must be zero.
 	HTTP *http.Client
 	// Timeout bounds one call except the telemetry events; 0 means 60 s.
 	Timeout time.Duration
@@ -62,7 +62,7 @@ type Client struct {
 	login chan struct{} // held while authenticating
 	mu    sync.Mutex
 	token string
-	// adminToken is the token of a session known to be an administrator's.
+	// adminToken is the last token that was found to belong to an administrator.
 	adminToken string
 	offset     Offset // the last known offset
 }
@@ -98,7 +98,7 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// redact removes a password in the URL from the message.
+// redact replaces the password in the URL in an error message.
 func redact(u *url.URL, raw string) string {
 	if u == nil {
 		return "(unreadable)"
@@ -146,7 +146,7 @@ type answer struct {
 	received time.Time
 }
 
-// send makes a call and, on 401, authenticates and repeats it once.
+// send makes a call. On a 401 it authenticates and repeats the call once.
 func (c *Client) send(ctx context.Context, k call) (*answer, error) {
 	var body []byte
 	if k.body != nil {
@@ -205,8 +205,8 @@ func (c *Client) try(ctx context.Context, k call, body []byte, token string) (*a
 	return &answer{Response: resp, offset: c.measured(offsetOf(resp.Header, sent, received)), received: received}, nil
 }
 
-// measured combines o, measured by a response, with the known offset and
-// returns the offset to use for that response.
+// measured merges o, the offset measured by one response, into the known offset
+// and returns the offset to use for that response.
 func (c *Client) measured(o Offset) Offset {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,8 +254,8 @@ func (c *Client) fetch(ctx context.Context, k call, v any) (int, Offset, error) 
 	return a.StatusCode, a.offset, nil
 }
 
-// session returns a token other than stale, authenticating if there is none.
-// Only one goroutine authenticates at a time.
+// session returns a session token other than stale, authenticating if there is
+// none. Only one goroutine authenticates at a time.
 func (c *Client) session(ctx context.Context, stale string) (string, error) {
 	if t := c.current(stale); t != "" {
 		return t, nil
@@ -326,7 +326,7 @@ func (c *Client) authenticate(ctx context.Context) (string, error) {
 	return token, nil
 }
 
-// validToken reports whether a token is valid in a header.
+// validToken reports whether s can be sent as a token in an HTTP header.
 func validToken(s string) bool {
 	return s != "" && len(s) < maxToken && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// A host is a CML host made for one test: answers by "METHOD /path".
+// host is a fake CML host for one test, with its answers by "METHOD /path".
 type host struct {
 	*httptest.Server
 	logins  atomic.Int32
@@ -32,7 +32,7 @@ func newHost(t *testing.T, answers map[string]http.HandlerFunc) *host {
 	t.Helper()
 	h := &host{valid: map[string]bool{}, answers: answers}
 	h.Server = httptest.NewUnstartedServer(h)
-	h.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes that must fail
+	h.Config.ErrorLog = log.New(io.Discard, "", 0) // some handshakes are meant to fail
 	h.StartTLS()
 	t.Cleanup(h.Close)
 	return h
@@ -295,7 +295,8 @@ func TestClientActivity(t *testing.T) {
 				}
 				return
 			}
-			// The Date header has a resolution of a second, the answer took a moment.
+			// The Date header has a resolution of a second, and the answer took a
+			// moment.
 			if off := a.Newest.Sub(now.Add(-k.ago)); off < -time.Second || off > 30*time.Second {
 				t.Errorf("newest is %v off", off)
 			}
@@ -368,7 +369,7 @@ func TestOffset(t *testing.T) {
 }
 
 // TestOffsetStays checks that an offset is kept until a measurement contradicts
-// it, and narrowed by a much better one.
+// it, and that a much more precise measurement narrows it.
 func TestOffsetStays(t *testing.T) {
 	ms := func(low, high int) Offset {
 		return Offset{Known: true, Low: time.Duration(low) * time.Millisecond, High: time.Duration(high) * time.Millisecond}

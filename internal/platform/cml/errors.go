@@ -20,7 +20,7 @@ var (
 	ErrConflict = errors.New("the host's state does not allow it")
 	// ErrBadRequest means that CML considers our request invalid.
 	ErrBadRequest = errors.New("the request was refused as invalid")
-	// ErrUnavailable means that CML failed or is not ready to answer.
+	// ErrUnavailable means that CML failed internally or is not ready.
 	ErrUnavailable = errors.New("the host is not able to answer")
 	// ErrBadAnswer means that the answer is too large or does not match the API
 	// description.
@@ -33,7 +33,8 @@ type Error struct {
 	Host string
 	// Status is the HTTP status, 0 if there was no answer.
 	Status int
-	// Code and Description are from CML's error body, empty if there was none.
+	// Code and Description are from CML's error body, empty if the answer had
+	// none.
 	Code        string
 	Description string
 	// Kind is one of the Err values of this package.

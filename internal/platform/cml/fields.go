@@ -70,8 +70,9 @@ const (
 	keyData
 )
 
-// which consumes the rest of a key after its opening quote. A key written in
-// plain letters is recognized in the buffer.
+// which consumes the rest of a key after its opening quote and returns which
+// member it names. A key without escapes is recognized in the buffer, without a
+// copy.
 func (p *pass) which() (int, error) {
 	in := &p.in
 	switch {

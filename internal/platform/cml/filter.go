@@ -15,15 +15,15 @@ import (
 // userActivity is the category whose events are filtered by user.
 const userActivity = "user_activity"
 
-// relevantByDefault are the categories that count as a user's work: all
-// changes of labs and nodes, captures, and requests of users.
+// relevantByDefault are the categories that count as activity: all changes of
+// labs and nodes, packet captures, and requests of users.
 var relevantByDefault = []string{
 	"start_lab", "stop_lab", "create_lab", "import_lab", "export_lab", "wipe_lab", "delete_lab",
 	"start_node", "stop_node", "queue_node", "boot_node", "wipe_node", "packet_capture",
 	userActivity,
 }
 
-// documented are the categories of CML 2.9's API description.
+// documented are the categories in the API description of CML 2.9.
 var documented = []string{
 	"start_lab", "stop_lab", "queue_node", "stop_node", "start_node", "boot_node", "wipe_node",
 	"packet_capture", "license_info", "maintenance_state_change", "notice_state_change",
@@ -126,19 +126,19 @@ func (c FilterConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// Read scans one history. now is our time when the answer began, offset how far
-// the host's clock is ahead of ours, and seen what the last reading of the same
-// worker returned. Memory use does not depend on the length of the history.
+// Read scans one history. now is our time when the answer began, offset is how
+// far the host's clock is ahead of ours, and seen is what the last reading of the
+// same worker returned. Memory use does not depend on the length of the history.
 //
-// The result is as of now. It is unknown if the history could not be read to
-// its end or the offset is unknown; Read has no other way to fail.
+// The result is as of now. Every failure is reported as an unknown result: if the
+// history could not be read to its end, or if the offset is unknown.
 func (f *Filter) Read(r io.Reader, now time.Time, offset Offset, seen Seen) Activity {
 	a := f.read(r, now, offset, seen)
 	a.seal(now)
 	return a
 }
 
-// read does what Read does, without limiting the newest activity by seal.
+// read is Read without the limit that seal sets on the newest activity.
 func (f *Filter) read(r io.Reader, now time.Time, offset Offset, seen Seen) Activity {
 	buf := f.buffers.Get().(*[]byte)
 	defer f.buffers.Put(buf)

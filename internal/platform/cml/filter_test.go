@@ -34,8 +34,8 @@ func mustFilter(t testing.TB, change func(*FilterConfig)) *Filter {
 
 var exact = Offset{Known: true}
 
-// TestFilterSeedHistory reads 3,136 events in the proportions of the seed and
-// knows every figure of the answer.
+// TestFilterSeedHistory reads 3,136 events in realistic proportions and checks
+// every counter of the result.
 func TestFilterSeedHistory(t *testing.T) {
 	now := historyStart.Add(24 * time.Hour)
 	a := mustFilter(t, nil).Read(strings.NewReader(history(historyLen)), now, exact, nil)
@@ -321,8 +321,8 @@ func TestFilterConfig(t *testing.T) {
 	}
 }
 
-// TestFilterMemory reads 1 MB, 100 MB and 1 GB of generated history and
-// compares the memory that the process has requested from the system.
+// TestFilterMemory reads 1 MB, 100 MB and 1 GB of generated history and checks
+// that the memory requested from the system does not grow with the size.
 func TestFilterMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("reads a gigabyte of history")

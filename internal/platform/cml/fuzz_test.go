@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// FuzzFilter holds the filter to encoding/json's view of what an array is, and
-// two ways to cut the text into pieces to one another.
+// FuzzFilter checks that the filter accepts exactly the texts that encoding/json
+// accepts as an array, and that its result does not depend on how the text is cut
+// into reads.
 func FuzzFilter(f *testing.F) {
 	f.Add([]byte(history(3)), uint8(7))
 	f.Add([]byte(`[{"category":"start_lab","timestamp":"2025-11-19T10:25:32.810Z","data":{"a":[1,-2.5e3,"\u00e9\n"]}}]`), uint8(1))
@@ -44,7 +45,7 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
-// nesting is an upper bound of the depth of text.
+// nesting returns an upper bound of the nesting depth of text.
 func nesting(text []byte) int { return bytes.Count(text, []byte("[")) + bytes.Count(text, []byte("{")) }
 
 func FuzzTimestamp(f *testing.F) {
@@ -59,7 +60,7 @@ func FuzzTimestamp(f *testing.F) {
 		got, ok := parseTimestamp([]byte(s))
 		want, valid := refTime(s)
 		if valid && strings.ContainsAny(s, "+-") && len(s) > 6 && strings.ContainsAny(s[len(s)-6:len(s)-5], "+-") && s[len(s)-5:] > "23:59" {
-			return // time.Parse takes offsets of 24 hours
+			return // time.Parse accepts offsets beyond 23:59, the filter does not
 		}
 		if ok != valid || ok && !got.Equal(want) {
 			t.Fatalf("%q is %v, %v; time.Parse says %v, %v", s, got, ok, want, valid)

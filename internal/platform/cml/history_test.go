@@ -13,15 +13,16 @@ const adminID = "00000000-0000-4000-a000-000000000000"
 // historyStart is the time of the first event of every synthetic history.
 var historyStart = time.Date(2025, 11, 19, 0, 0, 0, 0, time.UTC)
 
-// The proportions of the 3,136 events analysed in the idle-detection seed:
-// 30 lab events, 196 node events, 207 system_stats, 207 running_nodes, the rest
-// automated user_activity and system information.
+// The proportions of a measured history of 3,136 events: 30 lab events, 196 node
+// events, 207 system_stats, 207 running_nodes, the rest automated user_activity
+// and system information.
 const (
 	historyLen      = 3136
 	historyRelevant = 226
 )
 
-// historyKinds is the category of each event of one history, spread evenly.
+// historyKinds lists the category of each event of one history, with the
+// categories spread evenly.
 var historyKinds = func() []string {
 	shares := []struct {
 		n    int
@@ -50,7 +51,7 @@ var historyKinds = func() []string {
 	return kinds
 }()
 
-// appendEvent appends event number i of a history, one each ten seconds.
+// appendEvent appends event number i of a history. Events are ten seconds apart.
 func appendEvent(dst []byte, i int) []byte {
 	kind := historyKinds[i%historyLen]
 	at := historyStart.Add(time.Duration(i) * 10 * time.Second)
@@ -76,7 +77,7 @@ func appendEvent(dst []byte, i int) []byte {
 	return append(dst, '}')
 }
 
-// A historyReader yields a history of at least size bytes without holding it.
+// historyReader yields a history of at least size bytes, generated as it is read.
 type historyReader struct {
 	size    int64
 	made    int64
@@ -115,7 +116,7 @@ func (h *historyReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// history returns n events as one array.
+// history returns n events as one JSON array.
 func history(n int) string {
 	var b bytes.Buffer
 	b.WriteByte('[')

@@ -82,9 +82,9 @@ func (c *Client) LabState(ctx context.Context, id string) (string, error) {
 }
 
 // CountLabs reads every lab, one after the other. A lab that is deleted in the
-// meantime is not counted. Any other failure leaves the counts unknown. So does
-// an account that is not an administrator, because CML lists only its own labs;
-// the error is then an ErrUnauthorized.
+// meantime is not counted. Any other failure is returned and the counts are then
+// unknown. The account must be an administrator, because CML lists only its own
+// labs to others; if it is not, the error is an ErrUnauthorized.
 func (c *Client) CountLabs(ctx context.Context) (LabCounts, error) {
 	ids, err := c.Labs(ctx)
 	if err != nil {
@@ -111,9 +111,9 @@ func (c *Client) CountLabs(ctx context.Context) (LabCounts, error) {
 	return n, nil
 }
 
-// seesAllLabs returns an error unless the account is an administrator. CML ends
-// the sessions of an account whose role changes, so one request per session
-// suffices.
+// seesAllLabs returns an error unless the account is an administrator. It asks
+// once per session, because CML ends the sessions of an account whose role
+// changes.
 func (c *Client) seesAllLabs(ctx context.Context) error {
 	c.mu.Lock()
 	token := c.token

@@ -32,7 +32,8 @@ type Licensing struct {
 	} `json:"product_license"`
 }
 
-// LicenseState is one half of a license: the identity, or the permitted use.
+// LicenseState is the state of one half of a license: the registration (identity)
+// or the authorization (permitted use).
 type LicenseState struct {
 	Status         string      `json:"status"`
 	SmartAccount   string      `json:"smart_account"`
@@ -42,7 +43,7 @@ type LicenseState struct {
 	Expires        string      `json:"expires"`
 }
 
-// LicenseTime is the last attempt to register or renew.
+// LicenseTime describes the last attempt to register or renew.
 type LicenseTime struct {
 	Attempted string `json:"attempted"`
 	Succeeded string `json:"succeeded"`
@@ -60,9 +61,9 @@ const (
 	OutcomeFailed  Outcome = "failed"
 )
 
-// Outcome returns whether the host is registered and in compliance, has failed
-// with a reason, or is still in progress. A pending outcome also has the last
-// failure as its reason, because that may be the only information available.
+// Outcome returns whether the host is registered and in compliance, has failed,
+// or is still in progress, and the reason. A pending outcome carries the last
+// failure as its reason, because nothing else may be known.
 func (l Licensing) Outcome() (Outcome, string) {
 	reason := cmp.Or(l.Registration.RegisterTime.Failure, l.Registration.RenewTime.Failure)
 	switch l.Registration.Status {
@@ -85,9 +86,9 @@ func (l Licensing) Outcome() (Outcome, string) {
 // None reports whether no registration is in progress or completed.
 func (l Licensing) None() bool { return l.Registration.Status == "NOT_REGISTERED" }
 
-// Seat reports whether the host is registered, in compliance or not, or is
-// being registered: a deregistration then has a seat to release. A reservation
-// that is only requested has none.
+// Seat reports whether the host has, or is about to have, a registration that a
+// deregistration can release. It need not be in compliance. A reservation that is
+// only requested does not count.
 func (l Licensing) Seat() bool {
 	switch l.Registration.Status {
 	case "", "NOT_REGISTERED", "FAILED", "NOT_SUPPORTED", "EXPIRED", "RESERVATION_IN_PROGRESS":
@@ -96,8 +97,8 @@ func (l Licensing) Seat() bool {
 	return true
 }
 
-// quotedToken matches a possible registration token in CML's text: CML repeats
-// an invalid token in quotes.
+// quotedToken matches what may be a registration token in CML's messages: CML
+// quotes an invalid token back.
 var quotedToken = regexp.MustCompile(`(['"])[a-zA-Z0-9+/%=_-]{8,}['"]`)
 
 func suffix(reason string) string {
@@ -128,8 +129,8 @@ func (c *Client) Register(ctx context.Context, token sealed.Plain, reregister bo
 	return err
 }
 
-// RegistrationError means that CML accepted a registration and that it did not
-// succeed.
+// RegistrationError means that CML accepted a request to register but the
+// registration did not succeed.
 type RegistrationError struct {
 	Host string
 	// Outcome is failed, or pending if the time ran out first.
@@ -146,7 +147,8 @@ func (e *RegistrationError) Error() string {
 	return text
 }
 
-// Unwrap returns what ended the wait, unless it was the registration itself.
+// Unwrap returns the error that ended the wait, nil if the registration itself
+// failed.
 func (e *RegistrationError) Unwrap() error { return e.Err }
 
 // AwaitRegistration polls at an interval (0 means 1.5 s) until the registration
@@ -188,12 +190,13 @@ type Deregistration string
 
 // The results of a deregistration.
 const (
-	// Deregistered means that the host and Smart Licensing both know.
+	// Deregistered means that the license was released on the host and at Smart
+	// Licensing.
 	Deregistered Deregistration = "deregistered"
 	// DeregisteredLocally means that Smart Licensing could not be reached; the
 	// seat there may still be taken.
 	DeregisteredLocally Deregistration = "deregistered_locally"
-	// NotRegistered means that there was nothing to undo.
+	// NotRegistered means that there was no registration to release.
 	NotRegistered Deregistration = "not_registered"
 )
 

@@ -2,5 +2,6 @@ package cml
 
 import "lull/internal/lib/scaletest"
 
-// More than the 100 draws of rapid: a drawn history takes a fraction of a millisecond here.
+// 500 draws instead of rapid's 100: checking a drawn history takes a fraction of
+// a millisecond here.
 func init() { scaletest.Rapid(500) }

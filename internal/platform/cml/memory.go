@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// digestBytes is the length of the part of a SHA-256 that identifies an event.
+// digestBytes is how many bytes of a SHA-256 identify an event.
 const digestBytes = 12
 
 // memory holds the future-dated events seen before and those seen in this pass.
@@ -35,7 +35,7 @@ func newMemory(seen Seen, most int) *memory {
 	return m
 }
 
-// concerns reports whether an event with that time may be a stored one: each
+// concerns reports whether an event with time at may be a stored one. Every
 // stored event is dated later than it was first seen.
 func (m *memory) concerns(at time.Time) bool {
 	return !m.oldest.IsZero() && at.After(m.oldest)
@@ -81,8 +81,9 @@ func (m *memory) seen(complete bool) Seen {
 	return out
 }
 
-// digest identifies an event across readings by the host's text, not by its
-// corrected time, which changes with the measured offset.
+// digest returns the identity of an event across readings. It is derived from the
+// host's timestamp, not from the corrected time, which changes with the measured
+// offset.
 func digest(ev *found) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d.%09d %q %t ", ev.stamp.Unix(), ev.stamp.Nanosecond(), ev.category, ev.dropped)

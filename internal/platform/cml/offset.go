@@ -8,9 +8,9 @@ import (
 
 var errOffsetUnknown = errors.New("the answer has no usable Date header, so the host's clock cannot be compared with ours")
 
-// Offset is how far a host's clock is ahead of ours, known within bounds: a
-// Date header has a resolution of one second, and was written at some time
-// between our request and its answer.
+// Offset is how far a host's clock is ahead of ours, known within bounds. They
+// are not equal because a Date header has a resolution of one second and was
+// written at some time between our request and its answer.
 type Offset struct {
 	Known bool          `json:"known"`
 	Low   time.Duration `json:"low"`  // at least this far ahead
@@ -43,11 +43,11 @@ func offsetOf(h http.Header, sent, received time.Time) Offset {
 	return Offset{Known: true, Low: date.Sub(received), High: date.Add(time.Second).Sub(sent)}
 }
 
-// after returns the offset to use when now was measured after o. It returns o
-// while now does not contradict it: each measurement has other bounds, which
-// would date the same event differently. A much better measurement narrows o,
-// which only moves times back. A clock that drifts leaves o unnoticed by at
-// most the width of a measurement.
+// after returns the offset to use when now was measured after o. It returns o as
+// long as now does not contradict it: each measurement has other bounds, so a new
+// one would date the same event differently. A much more precise measurement
+// narrows o, which only moves times back. A drifting clock can leave the bounds
+// of o unnoticed by at most the width of one measurement.
 func (o Offset) after(now Offset) Offset {
 	switch {
 	case !o.Known, !now.Known, now.Low > o.High, now.High < o.Low:

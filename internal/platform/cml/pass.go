@@ -12,7 +12,7 @@ const (
 	maxVerdicts     = 1024 // user ids whose verdict is cached within a pass
 )
 
-// pass is one reading of one history.
+// pass is the state of one reading of one history.
 type pass struct {
 	f      *Filter
 	in     scanner
@@ -97,7 +97,7 @@ func (p *pass) tail() error {
 	}
 }
 
-// event reads one element of the array, whose first byte is c.
+// event reads one element of the array. c is its first byte.
 func (p *pass) event(c byte) error {
 	p.counts.Events++
 	p.in.hold = p.in.pos
@@ -155,7 +155,7 @@ func (p *pass) oversized(e *fields) bool {
 }
 
 // judge evaluates a complete event. An event whose category is not relevant is
-// only counted: neither its time nor its data is read.
+// only counted; its time and data are not read.
 func (p *pass) judge(e *fields) {
 	oversized := p.oversized(e)
 	switch e.catState {
@@ -210,8 +210,9 @@ func (p *pass) activity(ev found) {
 	}
 }
 
-// dated sets the time of an event that is or was future-dated to when it was
-// first seen. With an unknown offset nothing is stored.
+// dated replaces the time of an event that is future-dated, or was when it was
+// first seen, by the time at which it was first seen. With an unknown offset
+// nothing is stored.
 func (p *pass) dated(ev *found) {
 	ahead := ev.at.After(p.future)
 	if ahead {
@@ -241,7 +242,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // excluded reports whether the data of a user_activity event names an excluded
-// user. Data without a name excludes nothing.
+// user. Data that names no user is not excluded.
 func (p *pass) excluded(data []byte) bool {
 	if len(data) == 0 || data[0] != '{' {
 		return false

@@ -20,7 +20,7 @@ import (
 
 var testNow = time.Date(2025, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// chunks reads text in pieces of drawn lengths.
+// chunks is a reader that returns text in pieces of the drawn sizes.
 type chunks struct {
 	text  []byte
 	sizes []int
@@ -40,7 +40,7 @@ func (c *chunks) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// drawString draws a raw JSON string, escaped here and there.
+// drawString returns s as raw JSON, with some characters escaped at random.
 func drawString(t *rapid.T, s string, label string) string {
 	if rapid.IntRange(0, 5).Draw(t, label+" escaped") > 0 {
 		b, _ := json.Marshal(s)
@@ -158,7 +158,7 @@ func drawArray(t *rapid.T) []byte {
 	return []byte(drawSpace(t) + "[" + strings.Join(events, drawSpace(t)+","+drawSpace(t)) + drawSpace(t) + "]" + drawSpace(t))
 }
 
-// corrupt damages text in a drawn way, most often not at all.
+// corrupt returns text, in most draws unchanged and otherwise damaged at random.
 func corrupt(t *rapid.T, text []byte) []byte {
 	text = bytes.Clone(text)
 	at := rapid.IntRange(0, len(text)-1).Draw(t, "at")
@@ -184,15 +184,16 @@ func testConfig(t *rapid.T) FilterConfig {
 	return cfg
 }
 
-// narrow gives f buffers that are hardly larger than they must be, so that short
-// histories are moved about in them as long ones are in the usual size.
+// narrow gives f buffers that are hardly larger than the minimum, so that even
+// short histories cause refills and moves within the buffer.
 func narrow(t *rapid.T, f *Filter) {
 	size := f.cfg.MaxEventBytes + readAhead + rapid.IntRange(8, 600).Draw(t, "buffer")
 	f.buffers.New = func() any { b := make([]byte, size); return &b }
 }
 
-// TestFilterAgainstReference compares two readings in a row, at a drawn time and
-// offset, in drawn pieces, of a drawn and perhaps damaged history.
+// TestFilterAgainstReference compares two successive readings of a drawn history
+// with the reference implementation. The time, the offset and the sizes of the
+// reads are drawn, and the second text may be damaged.
 func TestFilterAgainstReference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := testConfig(t)

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// reference answers what Filter.Read answers, the plain way: the whole text in
-// memory, encoding/json, maps and sorting. It shares no code with the scanner.
+// reference computes what Filter.Read returns in the simplest way: the whole text
+// in memory, encoding/json, maps and sorting. It shares no code with the scanner.
 type reference struct {
 	cfg  FilterConfig
 	now  time.Time
 	off  Offset
-	seen map[string]time.Time // by the reference's own identity of an event
+	seen map[string]time.Time // by the reference's own key for an event
 
 	unknown Reason
 	newest  time.Time
@@ -127,7 +127,7 @@ func (r *reference) event(raw json.RawMessage, events *[]refEvent) {
 	*events = append(*events, e)
 }
 
-// place finds when an event happened by our clock.
+// place sets the time of an event by our clock.
 func (r *reference) place(e *refEvent) {
 	e.at = e.stamp.Add(-r.off.Low)
 	ahead := e.at.Sub(r.now) > time.Minute
@@ -151,7 +151,8 @@ func (r *reference) place(e *refEvent) {
 
 func refTime(s string) (time.Time, bool) {
 	s = strings.ToUpper(strings.Replace(s, " ", "T", 1))
-	// time.Parse also takes "T2:00:00" and a comma before the fraction.
+	// time.Parse also accepts "T2:00:00" and a comma before the fraction; CML
+	// writes neither.
 	if len(s) < 19 || s[13] != ':' || strings.Contains(s, ",") {
 		return time.Time{}, false
 	}
@@ -163,7 +164,7 @@ func refTime(s string) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// shelve keeps the newest distinct events.
+// shelve keeps the newest distinct events as the result.
 func (r *reference) shelve(events []refEvent) {
 	slices.SortStableFunc(events, func(a, b refEvent) int {
 		if c := b.at.Compare(a.at); c != 0 {

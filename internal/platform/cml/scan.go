@@ -50,13 +50,13 @@ type readError struct{ err error }
 func (e *readError) Error() string { return "cannot read the answer: " + e.err.Error() }
 func (e *readError) Unwrap() error { return e.err }
 
-// scanner reads JSON text in a fixed buffer. It checks syntax (RFC 8259; like
-// encoding/json it accepts invalid UTF-8 and lone surrogates inside strings)
-// without decoding, and can hold the bytes from a chosen position on across
+// scanner checks the syntax of JSON text in a fixed buffer without decoding it
+// (RFC 8259; like encoding/json it accepts invalid UTF-8 and lone surrogates
+// inside strings). It can keep the bytes from a chosen position on across
 // refills, up to a limit.
 //
-// Its methods expect the read position where their comment says, and return nil
-// or a *syntaxError, a *readError, errTruncated or errTooLarge.
+// The comment of each method says where the read position must be. Errors are
+// nil, a *syntaxError, a *readError, errTruncated or errTooLarge.
 type scanner struct {
 	src   io.Reader
 	buf   []byte
@@ -64,24 +64,25 @@ type scanner struct {
 	end   int   // end of the valid bytes
 	hold  int   // first byte that must survive a refill, or -1
 	limit int   // maximum number of held bytes; more are dropped
-	room  int   // the buffer is compacted before a read if it has less free space than this
+	room  int   // compact the buffer before a read if it has less free space than this
 	base  int64 // offset in the stream of buf[0]
 	max   int64 // size limit of the stream
 	err   error // why no more bytes follow
 
-	// objects records which open containers are objects: bit d is level d.
+	// objects records which of the open containers are objects: bit d is set if
+	// the one at depth d is.
 	objects [maxDepth / 64]uint64
 }
 
-// reset starts over on src. buf must be longer than limit + readAhead, the most
-// that is ever held.
+// reset starts over on src. buf must be longer than limit + readAhead, the
+// largest number of bytes ever held.
 func (s *scanner) reset(src io.Reader, buf []byte, limit int, max int64) {
 	s.src, s.buf, s.pos, s.end, s.base, s.err = src, buf, 0, 0, 0, nil
 	s.hold, s.limit, s.max = -1, limit, max
 	s.room = min(minRead, (len(buf)-limit)/4)
 }
 
-// resetBytes starts over on text that is in memory.
+// resetBytes starts over on text in memory.
 func (s *scanner) resetBytes(text []byte) {
 	s.src, s.buf, s.pos, s.end, s.base, s.err = nil, text, 0, len(text), 0, io.EOF
 	s.hold, s.limit, s.max = -1, len(text), int64(len(text))
@@ -123,7 +124,8 @@ func (s *scanner) more() bool {
 func (s *scanner) compact() {
 	keep := s.pos
 	if s.hold >= 0 {
-		// Bytes after the read position may belong to the next value.
+		// The held bytes end at the read position; bytes after it may belong to
+		// the next value.
 		if s.pos-s.hold > s.limit {
 			s.hold = -1
 		} else {
@@ -239,9 +241,9 @@ func (s *scanner) value() error {
 	}
 }
 
-// follow consumes what is between two values inside a container: closing
-// brackets, a comma, a key with its colon. It returns the depth at which the
-// next value starts, 0 if the outermost value is complete.
+// follow consumes what stands between two values inside a container: closing
+// brackets, a comma, a key with its colon. It returns the depth at which the next
+// value starts, 0 if the outermost value is complete.
 func (s *scanner) follow(depth int, opened bool) (int, error) {
 	for depth > 0 {
 		object := s.objects[(depth-1)>>6]>>((depth-1)&63)&1 == 1
@@ -311,9 +313,8 @@ func (s *scanner) literal(word string) error {
 	return nil
 }
 
-// number consumes a number that starts with c. A number that ends with the
-// stream is complete only for text in memory; inside an array something
-// follows.
+// number consumes a number that starts with c. A number at the end of the stream
+// is complete only for text in memory; inside an array something must follow.
 func (s *scanner) number(c byte) error {
 	if c == '-' {
 		s.pos++

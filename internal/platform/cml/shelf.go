@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// found is a relevant event on its way to the shelf.
+// found is a relevant event before it is put on the shelf.
 type found struct {
 	at       time.Time // by our clock
 	stamp    time.Time // as written, in UTC
@@ -42,8 +42,9 @@ type shelf struct {
 	kept []found // newest first; owns its data
 }
 
-// put keeps ev if it is among the newest, copying its data into memory of an
-// event that it replaces. It reports whether the shelf already contains ev.
+// put keeps ev if it is among the newest max events. Its data is copied, into the
+// memory of the event that it replaces if there is one. put reports whether the
+// shelf already contained ev.
 func (s *shelf) put(ev found) (duplicate bool) {
 	n := len(s.kept)
 	if s.max == 0 || n == s.max && s.kept[n-1].at.After(ev.at) {

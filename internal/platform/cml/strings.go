@@ -38,9 +38,9 @@ const (
 )
 
 // plain returns the index of the first byte of b, from i on, that ends a run of
-// ordinary string bytes: a quote, a backslash or a control byte; len(b) if
-// there is none. It reads eight bytes at a time. A borrow can only mark bytes
-// above a true hit, so the lowest mark is exact.
+// ordinary string bytes: a quote, a backslash or a control byte; len(b) if there
+// is none. It tests eight bytes at a time. The subtraction's borrow can mark a
+// wrong byte only above a true hit, so the lowest mark is exact.
 func plain(b []byte, i int) int {
 	for i+8 <= len(b) {
 		w := binary.LittleEndian.Uint64(b[i:])
@@ -106,8 +106,8 @@ func (s *scanner) short(scratch []byte) (text []byte, ok bool, err error) {
 	if err := s.str(); err != nil {
 		return nil, false, err
 	}
-	// If a refill moved the buffer, the string did not fit in the ensured bytes,
-	// so it is too long to matter.
+	// If a refill moved the buffer, the string was longer than the ensured bytes,
+	// so it is too long to be a known one.
 	if s.base != base || s.pos-1-start > maxShort {
 		return nil, false, nil
 	}
@@ -175,8 +175,9 @@ func unquote(dst, raw []byte) []byte {
 	return dst
 }
 
-// surrogate combines the high half hi, whose last digit is at raw[i], with a
-// low half that may follow, and returns the index of the last byte used.
+// surrogate combines hi, the high half of a surrogate pair whose last digit is at
+// raw[i], with a low half if one follows. It returns the index of the last byte
+// used.
 func surrogate(hi rune, raw []byte, i int) (rune, int) {
 	if i+6 < len(raw) && raw[i+1] == '\\' && raw[i+2] == 'u' {
 		if r := utf16.DecodeRune(hi, hex4(raw[i+3:])); r != utf8.RuneError {

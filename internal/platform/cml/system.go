@@ -34,8 +34,8 @@ func (c *Client) Information(ctx context.Context) (Information, error) {
 	return Information{Version: *v.Version, Ready: *v.Ready, Offset: offset}, nil
 }
 
-// Stats is the load of a host and its computes. A nil pointer is a value that
-// CML did not report.
+// Stats is the load of a host and its computes. A nil pointer means that CML did
+// not report the value.
 type Stats struct {
 	Computes map[string]Compute `json:"computes"`
 	All      Load               `json:"all"`
@@ -68,7 +68,7 @@ type Usage struct {
 	Total *float64 `json:"total"`
 }
 
-// Percent returns the used part, if known.
+// Percent returns the used part in percent. ok is false if it is unknown.
 func (u Usage) Percent() (float64, bool) {
 	if u.Used == nil || u.Total == nil || *u.Total <= 0 || *u.Used < 0 || *u.Used > *u.Total {
 		return 0, false
@@ -110,7 +110,7 @@ type Notice struct {
 	Label   string `json:"label"`
 	Content string `json:"content"`
 	Enabled bool   `json:"enabled"`
-	// Groups limits which users see it; nil means all.
+	// Groups are the groups whose members see the notice; nil means everyone.
 	Groups []string `json:"groups"`
 }
 
@@ -121,7 +121,7 @@ func (c *Client) Notices(ctx context.Context) ([]Notice, error) {
 	return v, err
 }
 
-// PostNotice shows a notice and returns its id.
+// PostNotice creates a notice and returns its ID.
 func (c *Client) PostNotice(ctx context.Context, n Notice) (string, error) {
 	k := call{op: "post system notice", method: http.MethodPost, path: "/system/notices", body: n}
 	var v struct {
@@ -148,8 +148,8 @@ func (c *Client) DeleteNotice(ctx context.Context, id string) error {
 	return err
 }
 
-// checkID returns an error unless id is valid in a path: letters, digits, '-'
-// and '_'.
+// checkID returns an error unless id can be used in a path: only letters, digits,
+// '-' and '_'.
 func checkID(id string) error {
 	if id == "" || len(id) > 64 {
 		return fmt.Errorf("id of %d bytes", len(id))

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// OptedIn reports whether CML may collect telemetry at all. An answer without
-// the flag is an error, not a no.
+// OptedIn reports whether CML may collect telemetry at all. An answer without the
+// flag is an error, not false.
 func (c *Client) OptedIn(ctx context.Context) (bool, error) {
 	k := call{op: "read telemetry opt-in", method: http.MethodGet, path: "/telemetry"}
 	var v struct {
@@ -26,13 +26,12 @@ func (c *Client) OptedIn(ctx context.Context) (bool, error) {
 	return *v.OptIn, nil
 }
 
-// Activity reads the opt-in and then the whole telemetry history through f.
-// seen is the state returned by the last reading of this worker.
+// Activity reads the opt-in and then the whole telemetry history, through f. seen
+// is the Seen of the last reading of this worker.
 //
-// Every failure is an Activity with a Reason, so that none can be overlooked.
-// If an Activity is unknown for a reason other than the history itself, it
-// contains seen unchanged. The history of a host that is not opted in is not
-// requested.
+// It never returns an error: a failure is an Activity with a Reason, so that no
+// caller can overlook it. If the history was not read at all, Seen is returned
+// unchanged. The history of a host that is not opted in is not requested.
 func (c *Client) Activity(ctx context.Context, f *Filter, seen Seen) Activity {
 	unknown := func(r Reason, err error) Activity {
 		return Activity{CheckedAt: time.Now(), Unknown: r, Err: err, Seen: seen}
@@ -102,8 +101,8 @@ type Identity struct {
 	Admin    bool   `json:"admin"`
 }
 
-// Identity returns the account of the client, so that its own calls can be
-// excluded from the activity by id.
+// Identity returns the account of the client, so that its own requests can be
+// excluded from the activity by user ID.
 func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	k := call{
 		op: "read our identity", method: http.MethodPost, path: "/auth_extended",
@@ -111,7 +110,7 @@ func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	}
 	var v Identity
 	_, _, err := c.fetch(ctx, k, &v)
-	if errors.Is(err, ErrNotFound) { // CML 2.10 and later report it for a session too
+	if errors.Is(err, ErrNotFound) { // only CML 2.10 and later has this for a session
 		k = call{op: k.op, method: http.MethodGet, path: "/authentication"}
 		_, _, err = c.fetch(ctx, k, &v)
 	}

@@ -68,7 +68,8 @@ func owns(st fs.FileInfo, uid int) bool {
 
 const service, object = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
 
-// notify returns false without an error if nothing shows notifications.
+// notify shows m over the session bus of user uid. It returns false without an
+// error if no program on the bus shows notifications.
 func notify(ctx context.Context, bus string, uid int, m Message) (bool, error) {
 	c, err := dialAs(ctx, bus, uid)
 	if err != nil {
@@ -79,7 +80,7 @@ func notify(ctx context.Context, bus string, uid int, m Message) (bool, error) {
 		return false, errors.Join(err, c.Close())
 	}
 	defer conn.Close()
-	// Dial has no context; closing the connection cancels it.
+	// dbus.Dial takes no context; closing the connection cancels it.
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	if err = conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(uid))}); err == nil {
 		err = conn.Hello()
@@ -97,8 +98,8 @@ func notify(ctx context.Context, bus string, uid int, m Message) (bool, error) {
 	return call.Err == nil, call.Err
 }
 
-// dialAs connects to a unix socket as that user. The thread that switched to
-// the user is never used for anything else.
+// dialAs connects to a unix socket as user uid. The thread that switched to the
+// user is not reused.
 func dialAs(ctx context.Context, path string, uid int) (net.Conn, error) {
 	var d net.Dialer
 	if uid == os.Geteuid() {
@@ -111,7 +112,7 @@ func dialAs(ctx context.Context, path string, uid int) (net.Conn, error) {
 	done := make(chan result, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked, so the thread ends with this function
-		// A raw system call, which changes this thread alone.
+		// A raw system call affects this thread only.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 			done <- result{err: fmt.Errorf("cannot become user %d: %w", uid, errno)}
 			return

@@ -16,8 +16,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// bus starts a private session bus of a user and returns the directory that
-// stands for /run/user.
+// bus starts a private session bus of user uid. dir takes the place of /run/user.
 func bus(t *testing.T, uid int) (dir, address string) {
 	t.Helper()
 	if testing.Short() {
@@ -50,14 +49,15 @@ func bus(t *testing.T, uid int) (dir, address string) {
 	errtest.None(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	buf := make([]byte, 512)
-	n, err := out.Read(buf) // the address is printed when it listens
+	n, err := out.Read(buf) // the daemon prints its address once it listens
 	if err != nil {
 		t.Fatalf("dbus-daemon does not start: %v", err)
 	}
 	return dir, strings.TrimSpace(string(buf[:n]))
 }
 
-// shower is a desktop's notification service.
+// shower is a notification service on a session bus. It sends each notification
+// to got.
 type shower struct{ got chan string }
 
 // Notify is org.freedesktop.Notifications.Notify.
@@ -90,8 +90,8 @@ func serve(t *testing.T, uid int, address string) shower {
 	return s
 }
 
-// TestNotify shows a message on a real session bus, of this user and of user
-// nobody, whose bus accepts no other user.
+// TestNotify shows a message on real session buses, of this user and of user
+// nobody. The bus of nobody accepts no other user.
 func TestNotify(t *testing.T) {
 	for _, uid := range []int{os.Geteuid(), 65534} {
 		t.Run(strconv.Itoa(uid), func(t *testing.T) {
@@ -113,7 +113,8 @@ func TestNotify(t *testing.T) {
 	}
 }
 
-// TestNotifyPassesOver what is no bus, and does not wait for one that hangs.
+// TestNotifyPassesOver checks that entries without a bus are skipped and are not
+// an error.
 func TestNotifyPassesOver(t *testing.T) {
 	dir := t.TempDir()
 	for name, file := range map[string]string{"1": "bus", "abc": "bus", "2": "other"} {

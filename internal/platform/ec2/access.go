@@ -27,28 +27,29 @@ type Access struct {
 	// RoleARN is the role to assume in the account; empty means the identity of
 	// the standard credential chain.
 	RoleARN string
-	// ExternalID and SessionName are for the role; the name defaults to "lull".
+	// ExternalID and SessionName are passed when the role is assumed. SessionName
+	// defaults to "lull".
 	ExternalID, SessionName string
-	// Credentials replace the standard chain; nil means the chain.
+	// Credentials replace the standard chain unless nil.
 	Credentials aws.CredentialsProvider
-	// HTTP replaces the SDK's HTTP client for all calls except those by which
-	// the standard chain finds its credentials. If it has no timeout, an attempt
+	// HTTP replaces the SDK's HTTP client, except for the calls by which the
+	// standard chain obtains its credentials. If HTTP has no timeout, an attempt
 	// ends after 30 s.
 	HTTP *http.Client
-	// STSEndpoint is where roles are assumed, if not at AWS.
+	// STSEndpoint is the endpoint for assuming roles; empty means AWS's.
 	STSEndpoint string
 	// MetadataEndpoint is where the standard chain requests an instance's
-	// credentials; empty means the metadata service's own address.
+	// credentials; empty means the metadata service's usual address.
 	MetadataEndpoint string
 }
 
-// Load returns the SDK's configuration for a region. Answers are bounded in
-// size.
+// Load returns the SDK's configuration for a region, with an HTTP client that
+// bounds the size of answers.
 func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	if region == "" {
 		return aws.Config{}, errors.New("cannot load AWS configuration: no region is given")
 	}
-	// The SDK logs errors that it also returns.
+	// The SDK would log errors that it also returns.
 	options := []func(*config.LoadOptions) error{config.WithRegion(region), config.WithLogger(logging.Nop{})}
 	if a.Credentials != nil {
 		options = append(options, config.WithCredentialsProvider(a.Credentials))
@@ -61,8 +62,8 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	if err != nil {
 		return aws.Config{}, fmt.Errorf("cannot load AWS configuration for region %s: %w", region, err)
 	}
-	// Wrapped only now, because for AWS_CA_BUNDLE the SDK needs its own client
-	// type.
+	// The client is wrapped only here, because the SDK needs its own client type
+	// to apply AWS_CA_BUNDLE.
 	if a.HTTP != nil {
 		client := *a.HTTP
 		client.Timeout = cmp.Or(client.Timeout, attemptTimeout)
@@ -89,10 +90,10 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 // bounded limits answers to maxAnswer.
 //
 // It also hides that the SDK's request bodies implement io.WriterTo. The SDK
-// closes a body as soon as the headers of the answer have arrived. If
-// net/http's final check for surplus bytes comes later, the SDK's WriteTo
-// returns io.EOF, which net/http treats as a failed request: it closes the
-// connection in the middle of the answer. Read does not have this problem.
+// closes a body as soon as the headers of the answer arrive. If net/http checks
+// for surplus bytes only then, the SDK's WriteTo returns io.EOF. net/http takes
+// that for a failed request and closes the connection in the middle of the
+// answer. Read does not have this problem.
 type bounded struct{ client aws.HTTPClient }
 
 func (b bounded) Do(r *http.Request) (*http.Response, error) {

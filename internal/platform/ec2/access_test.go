@@ -67,7 +67,7 @@ func TestBoundedAnswer(t *testing.T) {
 	}
 }
 
-// A trip answers requests without a network.
+// trip is an HTTP transport that answers requests without a network.
 type trip func() string
 
 func (f trip) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -75,7 +75,7 @@ func (f trip) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // FuzzAnswer gives any text as EC2's answer: no call may panic, and an instance
-// that is not in the answer is never found.
+// that the text does not contain must not be found.
 func FuzzAnswer(f *testing.F) {
 	f.Add(statusPage(0, 2, "running", "").body)
 	f.Add(fine("DescribeInstances", reservations(instanceXML(id(1), "stopped", "<ipAddress>1.2.3.4</ipAddress>"))).body)
@@ -104,7 +104,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// TestRequestBodyIsPlain guards what bounded says about io.WriterTo.
+// TestRequestBodyIsPlain checks that bounded passes on request bodies without
+// io.WriterTo.
 func TestRequestBodyIsPlain(t *testing.T) {
 	var body io.Reader
 	b := bounded{&http.Client{Transport: sent(func(r *http.Request) { body = r.Body })}}

@@ -15,20 +15,20 @@ import (
 
 // Limits of a joined call.
 const (
-	joined = 100 // instances in one call
-	// leastLeft is how much time a caller must have left to join a call, which
-	// ends when the first of its callers must have its answer.
+	joined = 100 // most instances in one call
+	// leastLeft is how much time a caller must have left to join a call. A joined
+	// call ends at the earliest deadline of its callers.
 	leastLeft = time.Second
 )
 
-// joiner combines calls for one instance each into one call: those that wait
-// for the same turn of the rate limit are made together. EC2 refuses a call as
-// a whole if it refuses one of its instances. The call is then halved until
-// only the refused instance gets the error.
+// joiner combines calls for one instance each: the calls of a kind that wait for
+// the rate limit at the same time are sent as one. If EC2 refuses one of the
+// instances, it refuses the call as a whole. The call is then halved until only
+// the refused instance gets the error.
 type joiner[T any] struct {
 	limit  *rate.Limiter
 	gather time.Duration
-	// call acts on ids, which it must not keep.
+	// call makes one call of a kind for ids, which it must not retain.
 	call func(ctx context.Context, kind string, ids []string) (map[string]T, error)
 
 	mu      sync.Mutex
@@ -49,9 +49,9 @@ type caller[T any] struct {
 	err   error
 }
 
-// do makes a call of a kind for id, joined with others of the same kind. It
-// returns when that call has ended, or earlier when ctx ends; no call begins
-// after that.
+// do makes a call of the given kind for id, joined with others of the same kind.
+// It returns when the call has ended, or when ctx ends. If ctx ends while the
+// call waits for its turn, the call is not made.
 func (j *joiner[T]) do(ctx context.Context, kind, id string) (T, error) {
 	c := &caller[T]{ctx: ctx, id: id, done: make(chan struct{})}
 	j.mu.Lock()
@@ -129,9 +129,9 @@ func (j *joiner[T]) turn(ctx context.Context, kind string, q *queue[T]) {
 	}
 }
 
-// send makes a call for several instances, and halves it if it is refused
-// because of one of them. It ends when the first of its callers must have an
-// answer, or when no caller is left.
+// send makes a call for several instances. If EC2 refuses it because of one of
+// them, send repeats it for each half. It ends at the earliest deadline of the
+// callers, or when no caller is left.
 func (j *joiner[T]) send(ctx context.Context, kind string, part []*caller[T]) {
 	call, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -164,7 +164,7 @@ func (j *joiner[T]) send(ctx context.Context, kind string, part []*caller[T]) {
 }
 
 // refusesOne reports whether EC2 may have refused a call because of one of its
-// instances; then it has done nothing for any.
+// instances. In that case EC2 did nothing for the others either.
 func refusesOne(err error) bool {
 	switch KindOf(err) {
 	case NotFound, IncorrectState, Protected, Invalid, HibernateUnsupported, Unauthorized:
@@ -173,8 +173,8 @@ func refusesOne(err error) bool {
 	return false
 }
 
-// paid marks the context of a call whose first attempt has already waited for
-// the rate limit; the value becomes true with that attempt.
+// paid is the context key of a call whose first attempt has already waited for
+// the rate limit. Its value, a flag, is set when that attempt is made.
 type paid struct{}
 
 func hasPaid(ctx context.Context) bool {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// ids of an instance call.
+// idsOf returns the instance ids in the parameters of a call.
 func idsOf(v url.Values) (out []string) {
 	for n := 1; v.Get("InstanceId."+strconv.Itoa(n)) != ""; n++ {
 		out = append(out, v.Get("InstanceId."+strconv.Itoa(n)))
@@ -15,9 +15,9 @@ func idsOf(v url.Values) (out []string) {
 	return out
 }
 
-// TestJoinedCalls checks that stopping, terminating or tagging 250 instances
-// one by one at the same time takes few calls, and that a protected one among
-// them is the only one that is refused.
+// TestJoinedCalls checks that stopping, terminating or tagging 250 instances at
+// the same time takes few calls, and that only a protected instance among them is
+// refused.
 func TestJoinedCalls(t *testing.T) {
 	const n, guarded = 250, 77
 	changed := func(state string) func(url.Values) reply {
@@ -68,10 +68,10 @@ func TestJoinedCalls(t *testing.T) {
 	}
 }
 
-// TestPreflightsAreJoined checks that for 250 instances whose description does
-// not tell the kind of their public address, the Elastic IPs are read with few
-// calls. Only instances that have one keep their address. After a refusal it is
-// unknown for all of them.
+// TestPreflightsAreJoined checks that the Elastic IPs of 250 instances are read
+// with few calls if the descriptions do not contain the kind of the public
+// address. Only instances with an Elastic IP keep their address. After a refusal
+// it is unknown for all instances.
 func TestPreflightsAreJoined(t *testing.T) {
 	const n = 250
 	refused := false

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits are the rates at which one account in one region is called. EC2 allows
-// a burst of 100 reads refilled at 20/s, and of 5 launches refilled at 2/s. The
-// defaults are below that, because other programs use the account too.
+// Limits are the rates at which one account is called in one region. EC2 allows a
+// burst of 100 reads, refilled at 20/s, and of 5 launches, refilled at 2/s. The
+// defaults are lower, because other programs use the account too.
 type Limits struct {
 	ReadRate   float64 // Describe calls per second; 0 means 10
 	ReadBurst  int     // 0 means 50
@@ -49,11 +49,11 @@ type Client struct {
 
 	reading     joiner[Instance]
 	addresses   joiner[elasticIP]
-	stopping    joiner[Change] // the kind is hibernating or plain
+	stopping    joiner[Change] // by kind: hibernating or plain
 	terminating joiner[Change]
-	tagging     joiner[struct{}] // the kind is the tags
+	tagging     joiner[struct{}] // by kind: the tags
 	attributes  chan struct{}    // held while an attribute is read
-	noStatus    atomic.Bool      // EC2 has no DescribeInstanceStatus
+	noStatus    atomic.Bool      // the cloud has no DescribeInstanceStatus
 
 	mu    sync.Mutex
 	types map[string]bool // whether each instance type in it has instance-store volumes
@@ -88,8 +88,8 @@ func New(cfg aws.Config, endpoint string, limits Limits) *Client {
 // Region returns the region that the client calls.
 func (c *Client) Region() string { return c.region }
 
-// limit makes every attempt of a call wait for a token. It comes after the
-// SDK's retries, so that they count.
+// limit adds a middleware that makes every attempt of a call wait for a token. It
+// is placed after the SDK's retries, so that each retry waits too.
 func (c *Client) limit(stack *middleware.Stack) error {
 	wait := middleware.FinalizeMiddlewareFunc("RateLimit", func(
 		ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler,
@@ -109,7 +109,8 @@ func (c *Client) limit(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(wait, "Retry", middleware.After)
 }
 
-// limitError means that our own rate limit did not let a call start in time.
+// limitError means that our own rate limit would not have let a call start before
+// its deadline.
 type limitError struct{ err error }
 
 func (e *limitError) Error() string { return "held back by the rate limit: " + e.err.Error() }
@@ -160,13 +161,14 @@ func (s *Set) known(account, region string) *Client {
 	return s.clients[[2]string{account, region}]
 }
 
-// batch is the most ids or filter values that one request carries.
+// batch is the maximum number of ids or filter values in one request.
 const batch = 200
 
-// maxPages bounds the pages of one answer.
+// maxPages bounds the pages of one paginated answer.
 const maxPages = 2000
 
-// pages calls page with each token in turn until none follows.
+// pages calls page for the first page, and then with each returned token until
+// none is returned.
 func pages(page func(token *string) (next *string, err error)) error {
 	var token *string
 	for range maxPages {

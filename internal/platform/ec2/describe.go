@@ -15,9 +15,9 @@ import (
 // pageSize is EC2's maximum page size.
 const pageSize = 1000
 
-// States returns the state of every instance of the region, by id, with one
-// call per thousand. EC2 forgets terminated instances after about an hour. If
-// any page cannot be read, it returns an error and no result.
+// States returns the state of every instance of the region, by id, with one call
+// per thousand instances. EC2 forgets terminated instances after about an hour.
+// If a page cannot be read, States returns an error and no states.
 func (c *Client) States(ctx context.Context) (map[string]State, error) {
 	const op = "DescribeInstanceStatus"
 	states := map[string]State{}
@@ -47,7 +47,7 @@ func (c *Client) States(ctx context.Context) (map[string]State, error) {
 		return states, nil
 	}
 	failure := c.failed(op, err)
-	if KindOf(failure) == Invalid { // Instances returns the instances with the given ids. missing are those that EC2 does not know in this region and account, sorted, without duplicates. They do not affect the result for the others.
+	if KindOf(failure) == Invalid { // the cloud may not have the operation
 		if described, err := c.statesDescribed(ctx); err == nil {
 			c.noStatus.Store(true)
 			return described, nil
@@ -65,9 +65,9 @@ func (c *Client) statesDescribed(ctx context.Context) (map[string]State, error) 
 	return states, nil
 }
 
-// known adds those of ids that EC2 knows to found. EC2 refuses a request with
-// an unknown id, and mostly names it; the id is then omitted. If it names none
-// of ours, the request is halved.
+// Instances returns the instances with the given ids. missing lists the ids that
+// EC2 does not know in this region and account, sorted and without duplicates;
+// they do not affect the result for the others.
 func (c *Client) Instances(ctx context.Context, ids []string) (found map[string]Instance, missing []string, err error) {
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	for _, id := range ids {
@@ -93,7 +93,9 @@ func (c *Client) Instances(ctx context.Context, ids []string) (found map[string]
 
 const opDescribe = "DescribeInstances"
 
-// idsIn returns the instance ids in a message.
+// known adds those of ids that EC2 knows to found. EC2 refuses a request with an
+// unknown id and usually names it; the request is repeated without that id. If
+// EC2 names none of ids, the request is halved.
 func (c *Client) known(ctx context.Context, ids []string, found map[string]Instance) error {
 	for len(ids) > 0 {
 		err := c.describe(ctx, &ec2.DescribeInstancesInput{InstanceIds: ids}, func(i Instance) { found[i.ID] = i })
@@ -124,10 +126,10 @@ func (c *Client) known(ctx context.Context, ids []string, found map[string]Insta
 
 var idInText = regexp.MustCompile(`\bi-[0-9a-f]{8,17}\b`)
 
-// describe passes every instance of a paginated answer to each.
+// idsIn returns the instance ids in a message.
 func idsIn(message string) []string { return idInText.FindAllString(message, -1) }
 
-// Query selects instances; empty fields do not restrict.
+// describe calls each for every instance in a paginated answer.
 func (c *Client) describe(ctx context.Context, in *ec2.DescribeInstancesInput, each func(Instance)) error {
 	return pages(func(token *string) (*string, error) {
 		in.NextToken = token
@@ -148,22 +150,22 @@ func (c *Client) describe(ctx context.Context, in *ec2.DescribeInstancesInput, e
 	})
 }
 
-// Tags must all be present; an empty value matches any.
+// Query selects instances. Empty fields do not restrict.
 type Query struct {
-	// ImageName is a pattern with * and ? for the name of the AMI, among those
+	// Tags must all be present; an empty value matches any.
+	Tags map[string]string
+	// ImageName is a pattern with * and ? for the name of the AMI, among the AMIs
 	// of ImageOwners; no owner means "self". It does not match an instance whose
 	// AMI is deregistered.
-	Tags map[string]string
-	// ClientToken is the token of the launch request.
 	ImageName   string
 	ImageOwners []string
 	// ClientToken is the token of the launch request.
 	ClientToken string
-	// Find returns all instances that q selects, sorted by id.
+	// Terminated includes instances that are terminated or shutting down.
 	Terminated bool
 }
 
-// Find reads all instances that q selects, sorted by id.
+// Find returns all instances that q selects, sorted by id.
 func (c *Client) Find(ctx context.Context, q Query) ([]Instance, error) {
 	filters := q.filters()
 	groups := [][]types.Filter{filters}

@@ -10,9 +10,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// DryRun asks EC2 whether it would carry out a call, without doing it. It
-// returns nil if it would. op is StartInstances, StopInstances,
-// TerminateInstances or CreateTags.
+// DryRun asks EC2 whether it would accept a call, without making it. It returns
+// nil if EC2 would. op is StartInstances, StopInstances, TerminateInstances or
+// CreateTags.
 func (c *Client) DryRun(ctx context.Context, op, id string) error {
 	ids, dry := []string{id}, aws.Bool(true)
 	var err error

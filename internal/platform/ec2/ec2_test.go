@@ -63,7 +63,7 @@ func TestStates(t *testing.T) {
 	}
 	for _, last = range []reply{
 		refusal("UnauthorizedOperation", "no"),
-		statusPage(20, 25, "stopped", "p3"), // a token that leads nowhere
+		statusPage(20, 25, "stopped", "p3"), // a token of which the server knows nothing
 		fine("DescribeInstanceStatus", "<instanceStatusSet><item><instanceId>i-1</instanceId></item></instanceStatusSet>"),
 	} {
 		if states, err := c.States(t.Context()); err == nil || states != nil {
@@ -72,8 +72,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// knowing answers DescribeInstances as EC2 does for ids it knows; name decides
-// which of the unknown ones its message names.
+// knowing answers DescribeInstances as EC2 does for ids it knows. name returns
+// the unknown ids that EC2's error message names.
 func knowing(known map[string]bool, name func(unknown []string) []string) actions {
 	return actions{"DescribeInstances": func(v url.Values) reply {
 		var found, unknown []string
@@ -182,7 +182,8 @@ func TestInstanceFields(t *testing.T) {
 }
 
 func TestErrorKinds(t *testing.T) {
-	// A dropped connection orders nothing, so the answer is shared explicitly.
+	// The test exchanges the answer while a handler may read it: a dropped
+	// connection does not order the two.
 	var answer atomic.Pointer[reply]
 	say := func(r reply) { answer.Store(&r) }
 	f := newFake(t, actions{"StopInstances": func(url.Values) reply { return *answer.Load() }})
@@ -414,8 +415,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestVolumes checks that sizes and types are read with a filter, many in a
-// call, and that an ID that EC2 does not know is missing from the answer.
+// TestVolumes checks that sizes and types are read with a filter, many volumes
+// per call, and that an unknown ID is missing from the result.
 func TestVolumes(t *testing.T) {
 	f := newFake(t, map[string]func(url.Values) reply{"DescribeVolumes": func(v url.Values) reply {
 		if v.Get("Filter.1.Name") != "volume-id" || v.Get("VolumeId.1") != "" {

@@ -26,8 +26,8 @@ const (
 	IncorrectState       Kind = "incorrect_state"       // the instance's state does not allow it
 	Protected            Kind = "protected"             // stop or termination protection
 	Mismatch             Kind = "mismatch"              // client token used with other parameters
-	Unreachable          Kind = "unreachable"           // no usable answer; the call may have had its effect
-	Canceled             Kind = "canceled"              // the caller's context ended; the call may have had its effect
+	Unreachable          Kind = "unreachable"           // no usable answer; the call may have taken effect
+	Canceled             Kind = "canceled"              // the caller's context ended; the call may have taken effect
 	Invalid              Kind = "invalid"               // EC2 rejected the request itself
 )
 
@@ -71,7 +71,7 @@ func KindOf(err error) Kind {
 	return ""
 }
 
-// failed returns the error of a call.
+// failed returns err as an *Error of the call op for ids.
 func (c *Client) failed(op string, err error, ids ...string) error {
 	e := &Error{Op: op, Region: c.region, IDs: ids, Err: err}
 	var api smithy.APIError
@@ -114,8 +114,9 @@ var kinds = map[string]Kind{
 	"ServiceUnavailable": Unreachable, "RequestTimeout": Unreachable,
 }
 
-// hibernateHints are codes that EC2 also uses for other faults. They concern
-// hibernation only if the message mentions it.
+// hibernateHints are error codes that EC2 uses for hibernation and for other
+// faults. They count as HibernateUnsupported only if the message mentions
+// hibernation.
 var hibernateHints = []string{"UnsupportedOperation", "InvalidParameterCombination", "InvalidParameterValue", "Unsupported", "IncorrectInstanceState"}
 
 func classify(err error, code, message string) Kind {

@@ -15,8 +15,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 )
 
-// A fake answers EC2's query protocol with a function for each action, and
-// records the requests.
+// fake answers EC2's query protocol with a function for each action, and records
+// the requests.
 type fake struct {
 	*httptest.Server
 	mu      sync.Mutex
@@ -25,7 +25,8 @@ type fake struct {
 	actions map[string]func(url.Values) reply
 }
 
-// A reply is a body with a status; drop closes the connection unanswered.
+// reply is a body with a status. If drop is set, the connection is closed without
+// an answer.
 type reply struct {
 	status int
 	body   string
@@ -88,7 +89,8 @@ func refusal(code, message string) reply {
 	return reply{status: status, body: fmt.Sprintf(`<?xml version="1.0"?><Response><Errors><Error><Code>%s</Code><Message>%s</Message></Error></Errors><RequestID>r-1</RequestID></Response>`, code, message)}
 }
 
-// list returns the values of a numbered parameter such as InstanceId.1.
+// list returns the values of a numbered parameter: InstanceId.1, InstanceId.2,
+// ...
 func list(form url.Values, name string) []string {
 	var out []string
 	for i := 1; form.Has(fmt.Sprintf("%s.%d", name, i)); i++ {
@@ -97,7 +99,7 @@ func list(form url.Values, name string) []string {
 	return out
 }
 
-// filters returns the filters of a request by name.
+// filtersOf returns the filters of a request, by name.
 func filtersOf(form url.Values) map[string][]string {
 	out := map[string][]string{}
 	for i := 1; form.Has(fmt.Sprintf("Filter.%d.Name", i)); i++ {
@@ -114,7 +116,7 @@ func items(parts ...string) string {
 	return b.String()
 }
 
-// id makes an instance id.
+// id returns the nth instance id.
 func id(n int) string { return fmt.Sprintf("i-%017x", n) }
 
 func instanceXML(id, state, more string) string {

@@ -21,13 +21,13 @@ type Image struct {
 	OwnerID     string    `json:"owner_id,omitempty"`
 }
 
-// ErrNoImage means that no available image has a matching name.
+// ErrNoImage means that no available image has a name that matches.
 var ErrNoImage = fmt.Errorf("no available image matches that name")
 
 // Machine is the combination of an image and an instance type.
 type Machine struct {
-	// Hibernates reports whether EC2 accepts HibernationOptions for the image.
-	// If not, Why tells the reason.
+	// Hibernates reports whether an instance launched from the image with the
+	// type can hibernate. If not, Why is the reason.
 	Hibernates bool   `json:"hibernates"`
 	Why        string `json:"why,omitempty"`
 	MemoryMiB  int64  `json:"memory_mib"`
@@ -35,11 +35,12 @@ type Machine struct {
 	RootGiB    int32  `json:"root_gib"`    // size in the image; a root volume is never smaller
 }
 
-// hibernateBelow is the memory in MiB at and above which EC2 does not hibernate
-// a Linux instance.
+// hibernateBelow is a memory size in MiB. EC2 hibernates a Linux instance only if
+// it has less memory.
 const hibernateBelow = 150 << 10
 
-// Machine describes the result of launching a type from an image.
+// Machine describes what a launch of an instance type from an image would result
+// in.
 func (c *Client) Machine(ctx context.Context, imageID, instanceType string) (Machine, error) {
 	images, err := c.api.DescribeImages(ctx, &ec2.DescribeImagesInput{ImageIds: []string{imageID}})
 	if err != nil {
@@ -84,10 +85,10 @@ func (c *Client) Machine(ctx context.Context, imageID, instanceType string) (Mac
 	return m, nil
 }
 
-// NewestImage returns the image with the latest creation date among the
-// available ones whose name matches pattern (* and ?) and that belong to one of
-// owners. No owner means "self", because anyone may publish an image with any
-// name. If there is none, the error is ErrNoImage.
+// NewestImage returns the newest available image whose name matches pattern (*
+// and ?) and that belongs to one of owners. No owner means "self", because anyone
+// can publish an image under any name. If no image matches, the error is
+// ErrNoImage.
 func (c *Client) NewestImage(ctx context.Context, pattern string, owners []string) (Image, error) {
 	images, err := c.images(ctx, pattern, owners)
 	if err != nil {

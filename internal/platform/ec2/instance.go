@@ -23,7 +23,7 @@ const (
 	Terminated   State = "terminated"
 )
 
-// WorkerStatus returns the status of a worker whose instance is in that state.
+// WorkerStatus returns the status of a worker whose instance is in state s.
 func (s State) WorkerStatus() string {
 	switch s {
 	case Pending:
@@ -69,7 +69,7 @@ const (
 	CauseUnknown  Cause = "unknown"
 )
 
-// Instance is EC2's description of an instance.
+// Instance describes an EC2 instance.
 type Instance struct {
 	ID             string            `json:"id"`
 	State          State             `json:"state"`
@@ -94,7 +94,7 @@ type Instance struct {
 	Tags           map[string]string `json:"tags,omitempty"`
 }
 
-// Cause returns what brought the instance into its state, according to EC2's
+// Cause returns what brought the instance into its state, as derived from EC2's
 // StateReason.
 func (i Instance) Cause() Cause {
 	switch {
@@ -142,8 +142,8 @@ func instanceOf(in types.Instance) Instance {
 	return out
 }
 
-// addressOf derives the kind of the public address from the network interfaces:
-// an automatic one belongs to "amazon", an Elastic IP to the account.
+// addressOf derives the kind of the public address from its owner in the network
+// interfaces: "amazon" owns an automatic address, the account owns an Elastic IP.
 func addressOf(in types.Instance) Address {
 	if aws.ToString(in.PublicIpAddress) == "" {
 		return AddressNone

@@ -15,9 +15,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// Launch contains all parameters of a launch. It is stored before the call, and
-// a retry sends it unchanged: EC2 rejects a client token with other parameters,
-// and launches only once for the same.
+// Launch contains all parameters of a launch. It is stored before the call, so
+// that a retry sends exactly the same: for a known client token EC2 returns the
+// first launch, and refuses different parameters.
 type Launch struct {
 	// ClientToken makes the launch idempotent, 1 to 64 printable ASCII bytes.
 	ClientToken        string            `json:"client_token"`
@@ -34,8 +34,8 @@ type Launch struct {
 	Spot               bool              `json:"spot,omitempty"`
 }
 
-// RootVolume replaces the one in the image. Hibernation needs an encrypted one
-// with space for the memory.
+// RootVolume replaces the root volume of the image. Hibernation requires an
+// encrypted volume with room for the instance's memory.
 type RootVolume struct {
 	Device    string `json:"device"` // such as "/dev/sda1", the image's root device
 	SizeGiB   int32  `json:"size_gib"`
@@ -43,7 +43,8 @@ type RootVolume struct {
 	Encrypted bool   `json:"encrypted,omitempty"`
 }
 
-// maxUserData is EC2's limit before encoding.
+// maxUserData is EC2's limit of the user data in bytes, before the base64
+// encoding.
 const maxUserData = 16 << 10
 
 func (l Launch) validate() error {
@@ -65,7 +66,7 @@ func (l Launch) validate() error {
 	return errors.Join(errs...)
 }
 
-// input returns the request, always the same for the same launch: tags are
+// input returns the request. It is identical for identical launches: tags are
 // sorted.
 func (l Launch) input() *ec2.RunInstancesInput {
 	in := &ec2.RunInstancesInput{
@@ -126,8 +127,8 @@ func awsTags(tags map[string]string) []types.Tag {
 	return out
 }
 
-// Run launches one instance. If it is called again with the same launch, after
-// an error or a crash, it returns the instance that the first call launched.
+// Run launches one instance. If it is called again with the same launch, after an
+// error or a crash, it returns the instance of the first call.
 func (c *Client) Run(ctx context.Context, l Launch) (Instance, error) {
 	const op = "RunInstances"
 	if err := l.validate(); err != nil {

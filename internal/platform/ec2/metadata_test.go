@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestMetadataEndpoint checks that the standard credentials chain asks the
-// configured metadata service only.
+// TestMetadataEndpoint checks that the standard credential chain uses only the
+// configured metadata service.
 func TestMetadataEndpoint(t *testing.T) {
 	const role = "/latest/meta-data/iam/security-credentials/"
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestStatesWithoutStatus checks that a cloud without DescribeInstanceStatus is
-// asked for descriptions instead, and never for statuses again. If it has the
-// operation and refuses or fails, the error is returned.
+// TestStatesWithoutStatus checks that States falls back to DescribeInstances on a
+// cloud without DescribeInstanceStatus, and does not try the latter again. Where
+// the operation exists and fails, its error is returned.
 func TestStatesWithoutStatus(t *testing.T) {
 	described := func(url.Values) reply {
 		return fine("DescribeInstances", reservations(instanceXML(id(1), "running", ""), instanceXML(id(2), "stopped", "")))

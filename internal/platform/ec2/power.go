@@ -13,7 +13,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// Change is a request that EC2 accepted. It has not completed yet: observe it.
+// Change is a request to change an instance's state that EC2 accepted. The change
+// may not have completed; only the instance's state shows that.
 type Change struct {
 	Previous State `json:"previous"`
 	Current  State `json:"current"`
@@ -32,16 +33,16 @@ func (c *Client) Start(ctx context.Context, id string) (Change, error) {
 // Stop is an accepted stop.
 type Stop struct {
 	Change
-	// Hibernating reports that the memory is kept.
+	// Hibernating reports that the instance hibernates, so its memory is kept.
 	Hibernating bool `json:"hibernating"`
-	// Fallback is why the instance was stopped plainly instead of being
-	// hibernated; empty if that was not necessary.
+	// Fallback is why the instance was stopped plainly although hibernation was
+	// requested; otherwise empty.
 	Fallback string `json:"fallback,omitempty"`
 }
 
-// Stop stops a running instance, hibernating it if requested. If EC2 reports
-// that the instance cannot hibernate, it is stopped plainly, and the result
-// says so. Any other failure is returned without a retry.
+// Stop stops a running instance, hibernating it if hibernate is set. If EC2
+// reports that the instance cannot hibernate, Stop stops it plainly and sets
+// Fallback. Any other failure is returned without a retry.
 func (c *Client) Stop(ctx context.Context, id string, hibernate bool) (Stop, error) {
 	change, err := c.stop(ctx, id, hibernate)
 	var e *Error
@@ -70,13 +71,13 @@ func (c *Client) Terminate(ctx context.Context, id string) (Change, error) {
 	return c.changed("TerminateInstances", id, change, err)
 }
 
-// The kinds of joined calls that act on instances.
+// Kinds of calls that are joined across instances.
 const (
 	plain       = ""
 	hibernating = "hibernate"
 )
 
-// join sets up the calls that are made for many instances at once.
+// join sets up the joiners of c.
 func (c *Client) join() {
 	c.reading = joiner[Instance]{limit: c.reads, gather: 500 * time.Millisecond, call: func(ctx context.Context, _ string, ids []string) (map[string]Instance, error) {
 		found := map[string]Instance{}

@@ -12,34 +12,36 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// attributeWithin bounds the read of an attribute, including the wait for its
-// turn.
+// attributeWithin bounds the read of an attribute, including the wait for the
+// rate limit.
 const attributeWithin = time.Second
 
 // asgTag is the tag that an Auto Scaling group sets on its members.
 const asgTag = "aws:autoscaling:groupName"
 
-// Check is one condition checked before a stop.
+// Check is the result of one preflight check.
 type Check struct {
 	Set bool `json:"set"`
-	// Err is why the result is unknown; then Set means nothing.
+	// Err is the reason why the result is unknown; Set is then meaningless.
 	Err error `json:"-"`
 }
 
 // Preflight lists the obstacles to a stop of an instance.
 type Preflight struct {
 	Instance Instance `json:"instance"`
-	// InstanceStore is set if the type has volumes that lose their content.
+	// InstanceStore is set if the instance type has instance-store volumes, which
+	// lose their content in a stop.
 	InstanceStore Check `json:"instance_store"`
 	// ChangesAddress is set if the instance has a public address that is not an
 	// Elastic IP and would change.
 	ChangesAddress Check `json:"changes_address"`
-	// AutoScaling is set for a member of a group, which would replace it.
+	// AutoScaling is set for a member of an Auto Scaling group, because the group
+	// would replace a stopped instance.
 	AutoScaling Check `json:"auto_scaling"`
 	Spot        Check `json:"spot"`
-	// StopProtected is the instance's attribute disableApiStop. Its error is of
-	// kind Throttled or Canceled if the rate limit did not allow reading it
-	// within attributeWithin: each instance needs a separate call.
+	// StopProtected is set if the instance's attribute disableApiStop is. The
+	// attribute needs one call per instance. If the rate limit does not allow
+	// that within attributeWithin, Err is of kind Throttled or Canceled.
 	StopProtected Check `json:"stop_protected"`
 }
 
@@ -94,9 +96,9 @@ func (c *Client) instanceStore(ctx context.Context, i Instance) Check {
 	return Check{Set: has}
 }
 
-// changesAddress reports whether a stop changes the public address. EC2 reports
-// that in the description of the instance. Other clouds are asked for their
-// Elastic IPs, for many instances at once.
+// changesAddress reports whether a stop changes the public address. EC2's
+// description of the instance contains the kind of the address. On other clouds,
+// the Elastic IPs are read, for many instances at once.
 func (c *Client) changesAddress(ctx context.Context, i Instance) Check {
 	if i.Address != AddressUnknown {
 		return Check{Set: i.Address == AddressTransient}
@@ -108,9 +110,9 @@ func (c *Client) changesAddress(ctx context.Context, i Instance) Check {
 	return Check{Set: !e.has}
 }
 
-// elasticIP reports whether an instance has an Elastic IP. err, if not nil, is the
-// reason why it is unknown; it is the same for all instances of a call, so the
-// call is not halved.
+// elasticIP reports whether an instance has an Elastic IP. If err is not nil,
+// that is unknown. err is the same for all instances of a joined call, so that
+// the call is not halved.
 type elasticIP struct {
 	has bool
 	err error
@@ -135,8 +137,8 @@ func (c *Client) stopProtected(ctx context.Context, id string) Check {
 	const op = "DescribeInstanceAttribute"
 	ctx, cancel := context.WithTimeout(ctx, attributeWithin)
 	defer cancel()
-	// These calls cannot be joined. Only a few at a time wait for the rate
-	// limit, so that other reads get their turn even in a large fleet.
+	// These calls cannot be joined. Only a few at a time wait for the rate limit,
+	// so that in a large fleet other reads get their turn.
 	select {
 	case c.attributes <- struct{}{}:
 		defer func() { <-c.attributes }()

@@ -9,11 +9,11 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// statusReader takes the states out of answers to DescribeInstanceStatus before
-// the SDK decodes them. Two of about fifty elements per instance are needed,
-// and decoding all of them is most of the cost of observing a large region. The
-// SDK gets the answer without its list. An answer that is not written as
-// plainly as EC2 writes it goes to the SDK unchanged.
+// statusReader extracts the states from answers to DescribeInstanceStatus before
+// the SDK decodes them. Only two of about fifty elements per instance are needed,
+// and decoding the rest is most of the cost of observing a large region. The SDK
+// gets the answer without the list of instances. An answer that is not written as
+// plainly as EC2 writes it is left to the SDK unchanged.
 type statusReader struct {
 	buf    bytes.Buffer
 	states []idState // states of the last answer; nil if the SDK got it unchanged
@@ -21,7 +21,7 @@ type statusReader struct {
 
 type idState struct{ id, state string }
 
-// option installs the reader in the stack of one call.
+// option adds the reader to the middleware stack of one call.
 func (r *statusReader) option(stack *middleware.Stack) error {
 	return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("ReadStates", func(
 		ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler,

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// slowly reads the same with encoding/xml.
+// slowly reads the states with encoding/xml, as a reference for readStates.
 func slowly(body []byte) ([]idState, error) {
 	var v struct {
 		Set []struct {
@@ -79,8 +79,8 @@ func TestReadStates(t *testing.T) {
 	}
 }
 
-// FuzzReadStates holds the reader to encoding/xml: where both can read an
-// answer they read the same.
+// FuzzReadStates compares readStates with encoding/xml: if both can read an
+// answer, the states must be equal.
 func FuzzReadStates(f *testing.F) {
 	f.Add([]byte(plainAnswer))
 	f.Add([]byte(`<a><instanceStatusSet></instanceStatusSet></a>`))

@@ -9,8 +9,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// CreateTags sets tags on resources, at most 200 at a time, and leaves other
-// tags alone. Calls for one resource each that set the same tags are joined.
+// CreateTags sets tags on resources, at most 200 per call, and does not affect
+// other tags. Calls that set the same tags on one resource each are joined.
 func (c *Client) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
 	if len(ids) == 0 || len(tags) == 0 {
 		return nil

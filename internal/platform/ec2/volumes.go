@@ -13,8 +13,9 @@ type Volume struct {
 	GiB  int
 }
 
-// Volumes returns volumes by id, 200 per call. Those that EC2 does not know are
-// missing. They are requested by a filter, which accepts unknown ids.
+// Volumes returns volumes by id, 200 per call. Volumes that EC2 does not know are
+// missing from the result: the ids are sent as a filter, which EC2 accepts even
+// if it does not know them.
 func (c *Client) Volumes(ctx context.Context, ids []string) (map[string]Volume, error) {
 	const op = "DescribeVolumes"
 	found := make(map[string]Volume, len(ids))

@@ -12,15 +12,15 @@ import (
 	"path/filepath"
 )
 
-// A backup has etcd's own snapshot format, which etcd's tools can read too: a
-// database in pages, followed by its SHA-256.
+// A backup is in etcd's own snapshot format, which etcd's tools can read too: the
+// database, whose size is a multiple of the page size, followed by its SHA-256.
 const (
 	pageBytes = 512
 	sumBytes  = sha256.Size
 )
 
-// Backup writes a copy of the store, at one revision, to the file path, which
-// must not exist. The store continues in the meantime. See SaveBackup.
+// Backup writes a copy of the store at one revision to a new file at path, as
+// SaveBackup does. The store remains usable in the meantime.
 func (s *Store) Backup(ctx context.Context, path string) error {
 	snapshot, err := s.Snapshot(ctx)
 	if err != nil {
@@ -29,8 +29,8 @@ func (s *Store) Backup(ctx context.Context, path string) error {
 	return errors.Join(SaveBackup(path, snapshot), snapshot.Close())
 }
 
-// Snapshot returns a copy of the store, at one revision, in the format of a
-// backup. The caller closes it.
+// Snapshot returns a copy of the store at one revision, in the format of a
+// backup. The caller must close it.
 func (s *Store) Snapshot(ctx context.Context) (io.ReadCloser, error) {
 	snapshot, err := s.client.Snapshot(ctx)
 	if err != nil {
@@ -39,9 +39,9 @@ func (s *Store) Snapshot(ctx context.Context) (io.ReadCloser, error) {
 	return snapshot, nil
 }
 
-// SaveBackup writes a snapshot to the file path, which must not exist. The file
-// appears only when it is complete, checked and on disk; only its owner can
-// read it.
+// SaveBackup writes a snapshot to a new file at path. It is an error if path
+// exists. The file appears only once it is complete, verified and on disk, and is
+// readable by its owner only.
 func SaveBackup(path string, snapshot io.Reader) (err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return fmt.Errorf("cannot write backup %q: %w", path, os.ErrExist)
@@ -73,8 +73,8 @@ func SaveBackup(path string, snapshot io.Reader) (err error) {
 	return syncDir(filepath.Dir(path))
 }
 
-// sumCheck is a writer that hashes all but the last sumBytes of its input, and
-// keeps those.
+// sumCheck is a writer that hashes all of its input but the last sumBytes, which
+// it keeps.
 type sumCheck struct {
 	hash hash.Hash
 	tail []byte

@@ -72,8 +72,8 @@ func checkRestored(t *testing.T, dir string, want store.Page, newest int64) {
 	}
 }
 
-// TestRestoreRefuses damages a backup in several ways: each is refused by
-// name and leaves nothing behind.
+// TestRestoreRefuses damages a backup in several ways. Each time Restore must
+// return an error that names the file, and leave nothing behind.
 func TestRestoreRefuses(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{})
 	errtest.Get(s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", []byte("1"))}}))(t)
@@ -119,7 +119,7 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 }
 
-// FuzzBackupCheck checks that no damaged backup passes its check.
+// FuzzBackupCheck checks that no damaged backup passes verification.
 func FuzzBackupCheck(f *testing.F) {
 	f.Add([]byte{}, 0, byte(1))
 	f.Add(make([]byte, pageBytes), 3, byte(0))

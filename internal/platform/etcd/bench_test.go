@@ -11,9 +11,9 @@ import (
 	"lull/internal/store/mem"
 )
 
-// BenchmarkStore measures the embedded server, with and without fsync, next
-// to the store in memory. The metric x-mem is how many times as long as in
-// memory it takes, in the same run.
+// BenchmarkStore measures the embedded server, with and without fsync, and the
+// store in memory. The metric x-mem is the ratio of the two times in the same
+// run.
 func BenchmarkStore(b *testing.B) {
 	c := mem.New(mem.Options{}).Client()
 	defer c.Close()
@@ -60,7 +60,7 @@ func benchPut(b *testing.B, s store.Store) {
 
 func benchPut64(b *testing.B, s store.Store) {
 	var n atomic.Int64
-	b.SetParallelism(32) // times GOMAXPROCS, 2 where this is recorded
+	b.SetParallelism(32) // times GOMAXPROCS, which was 2 for the recorded results
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			txn := store.Txn{Then: []store.Op{store.Put(fmt.Sprintf("put/%d", n.Add(1)%1000), kilobyte)}}
@@ -83,7 +83,8 @@ func benchUpdate(b *testing.B, s store.Store) {
 	}
 }
 
-// benchWatch is the time from before a put to the arrival of its event.
+// benchWatch measures the time from the beginning of a put to the arrival of its
+// event.
 func benchWatch(b *testing.B, s store.Store) {
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()

@@ -4,5 +4,5 @@ package etcd
 
 import "golang.org/x/sys/unix"
 
-// bootClock continues while a Mac sleeps.
+// bootClock is a clock that continues while a Mac sleeps.
 const bootClock = unix.CLOCK_MONOTONIC

@@ -12,9 +12,9 @@ import (
 	"lull/internal/store"
 )
 
-// ledger records the answers to writers' updates.
+// ledger records the outcome of every update that the writers made.
 type ledger struct {
-	step chan struct{} // receives completed updates, as far as it has room
+	step chan struct{} // one element per completed update, up to its capacity
 
 	mu            sync.Mutex
 	done, unknown map[string]bool
@@ -41,7 +41,7 @@ func (l *ledger) note(mark string, err error) {
 	}
 }
 
-// progress waits for n further updates.
+// progress waits until n more updates have completed.
 func (l *ledger) progress(t *testing.T, n int) {
 	t.Helper()
 	for len(l.step) > 0 {
@@ -57,8 +57,8 @@ func (l *ledger) progress(t *testing.T, n int) {
 	}
 }
 
-// writeUntil alternately updates two keys, with a unique mark in the same
-// transaction each time, until ctx ends.
+// writeUntil makes updates until ctx ends. Each changes a key that two writers
+// share or not, and puts a unique mark in the same transaction.
 func (l *ledger) writeUntil(ctx context.Context, s store.Store, writer int) {
 	for i := 0; ctx.Err() == nil; i++ {
 		mark := fmt.Sprintf("m/%d/%d", writer, i)
@@ -69,7 +69,8 @@ func (l *ledger) writeUntil(ctx context.Context, s store.Store, writer int) {
 	}
 }
 
-// check compares the ledger with the marks that are there.
+// check compares the ledger with the marks in the store: every acknowledged
+// update must have its mark, and no refused one.
 func (l *ledger) check(t *testing.T, s store.Store) {
 	t.Helper()
 	page, err := store.List(t.Context(), s, store.Prefix("m/"))
@@ -98,8 +99,8 @@ func (l *ledger) check(t *testing.T, s store.Store) {
 }
 
 // TestClusterFaults kills, pauses and cuts off members of a cluster of three
-// under writers. Every acknowledged update was made exactly once, and no
-// refused one was made.
+// while writers are active. It checks that every acknowledged update was made
+// exactly once, and no refused one.
 func TestClusterFaults(t *testing.T) {
 	c := etcdtest.Start(t, 3)
 	s, err := Dial(t.Context(), ExternalConfig{Endpoints: c.Endpoints(), CallTimeout: time.Second})

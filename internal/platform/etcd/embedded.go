@@ -39,21 +39,21 @@ type EmbeddedConfig struct {
 const (
 	defaultQuota = 4 << 30
 	defaultKeep  = 100_000
-	// catchUp is how many applied entries of its log etcd keeps in memory for
-	// members that lag behind. Here there are none.
+	// catchUp is how many applied log entries etcd keeps in memory for members
+	// that lag behind. A cluster of one has no such members.
 	catchUp    = 100
 	memberName = "lull"
-	// memberURL names the only member. Nothing listens there and nothing
-	// ever connects to it: a cluster of one has no peers.
+	// memberURL is the peer address of the only member. Nothing listens there and
+	// nothing connects to it.
 	memberURL = "http://127.0.0.1:1"
 	// etcdDir is etcd's own directory inside the data directory.
 	etcdDir = "etcd"
 )
 
 // OpenEmbedded starts an etcd server in this process and waits until it is
-// usable. Close the Store to end it. If another process has the directory open,
-// the error names it. If the disk later cannot be written, the process panics,
-// because etcd must not continue without its log.
+// usable. Close the Store to stop the server. If another process has the
+// directory open, the error names that process. If the disk fails later, the
+// process panics, because etcd must not continue without its log.
 func OpenEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Store, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -87,9 +87,9 @@ func OpenEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Store, error) {
 	return s, nil
 }
 
-// endLeases revokes every lease. The lock on the directory proves that their
-// holders are gone, so there is no need to wait for their expiry. One that
-// cannot be revoked expires.
+// endLeases revokes every lease. The lock on the directory proves that the
+// holders are gone, so their leases need not be waited for. A lease that cannot
+// be revoked expires by itself.
 func (s *Store) endLeases(ctx context.Context) {
 	call, done, err := s.begin(ctx)
 	if err != nil {
@@ -132,7 +132,7 @@ func embedConfig(cfg EmbeddedConfig) *embed.Config {
 	c.AdvertiseClientUrls = nil
 	own, err := url.Parse(memberURL)
 	if err != nil {
-		panic(err) // a constant
+		panic(err) // a constant URL
 	}
 	c.AdvertisePeerUrls = []url.URL{*own}
 	c.InitialCluster = memberName + "=" + memberURL
@@ -172,7 +172,7 @@ func makePrivate(dir string) error {
 }
 
 // lockDir takes the lock that keeps a second process out of dir. The kernel
-// releases it when the process ends, however it ends.
+// releases it when the process ends, in whatever way.
 func lockDir(dir string) (*os.File, error) {
 	f, err := lockfile.Take(filepath.Join(dir, "lock"))
 	var held *lockfile.HeldError

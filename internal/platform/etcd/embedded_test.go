@@ -22,8 +22,8 @@ import (
 	"lull/internal/store"
 )
 
-// childDir names the data directory when this test binary runs as the
-// child of TestKill.
+// childDir is the environment variable with the data directory when this test
+// binary runs as the child of TestKill.
 const childDir = "LULL_TEST_ETCD_CHILD"
 
 func TestMain(m *testing.M) {
@@ -54,8 +54,8 @@ func child(dir string) error {
 	}
 }
 
-// TestKill kills a process that writes. Every acknowledged write is there, and
-// no partial transaction.
+// TestKill kills a process that writes. It checks that every acknowledged write
+// is still there, and no part of an unfinished transaction.
 func TestKill(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	for round := range 4 {
@@ -74,7 +74,7 @@ func TestKill(t *testing.T) {
 				errtest.None(t, cmd.Process.Kill())
 			}
 		}
-		_ = cmd.Wait() // it says that the process was killed
+		_ = cmd.Wait() // the error only says that the process was killed
 		s := openTest(t, EmbeddedConfig{Dir: dir})
 		n, err := store.Get(t.Context(), s, "n")
 		errtest.None(t, err)
@@ -90,8 +90,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// sockets returns the sockets this process has, by inode, and of those that
-// listen a line of /proc/net that says where.
+// sockets returns this process's sockets by inode. listening contains those that
+// others can reach, each with its line of /proc/net.
 func sockets(t *testing.T) (all, listening map[string]string) {
 	t.Helper()
 	all, listening = map[string]string{}, map[string]string{}
@@ -113,8 +113,8 @@ func sockets(t *testing.T) (all, listening map[string]string) {
 			if len(f) <= column || all[f[column]] == "" {
 				continue
 			}
-			// 0A is LISTEN, 00010000 is SO_ACCEPTCON; what is bound for
-			// datagrams can be reached too.
+			// 0A is TCP's LISTEN, 00010000 is SO_ACCEPTCON. A bound datagram or
+			// raw socket can be reached without listening.
 			if f[3] == "0A" || (table == "unix" && f[3] == "00010000") || !strings.HasPrefix(table, "tcp") && table != "unix" {
 				listening[f[column]] = table + " " + line
 			}
@@ -126,7 +126,7 @@ func sockets(t *testing.T) (all, listening map[string]string) {
 // TestNoSockets checks that the embedded server opens no socket, so other users
 // cannot reach it.
 func TestNoSockets(t *testing.T) {
-	before, listened := sockets(t) // those that reserve ports for the tests
+	before, listened := sockets(t) // includes those that reserve ports for the tests
 	s := openTest(t, EmbeddedConfig{})
 	errtest.Get(s.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("a", nil)}}))(t)
 	after, listening := sockets(t)
@@ -138,7 +138,8 @@ func TestNoSockets(t *testing.T) {
 	if len(listening) > len(listened) {
 		t.Errorf("listening: %v", listening)
 	}
-	// The list must be able to show what the defaults of etcd would open.
+	// First make sure that the list would show the sockets that etcd opens by
+	// default.
 	for _, at := range [][2]string{{"tcp", "127.0.0.1:0"}, {"unix", "@lull-etcd-test"}, {"unix", filepath.Join(t.TempDir(), "s")}} {
 		l, err := net.Listen(at[0], at[1])
 		errtest.None(t, err)
@@ -187,8 +188,8 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestLeasesEndWithTheProcess holds a key under a long lease, ends as a killed
-// process does, and claims the key again at once.
+// TestLeasesEndWithTheProcess checks that a key held under a long lease can be
+// claimed at once by the next process after its holder was killed.
 func TestLeasesEndWithTheProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	for round := range 2 {
@@ -206,8 +207,8 @@ func TestLeasesEndWithTheProcess(t *testing.T) {
 	}
 }
 
-// TestClosed checks that every call after Close is refused, and that a lease is
-// lost.
+// TestClosed checks that every call after Close is refused, and that leases are
+// reported as lost.
 func TestClosed(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{})
 	l, err := s.Grant(t.Context(), time.Minute)
@@ -230,8 +231,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestCloseLeavesNothing checks that everything that the store started ends
-// with it.
+// TestCloseLeavesNothing checks that Close ends every goroutine that the store
+// started.
 func TestCloseLeavesNothing(t *testing.T) {
 	open := func() {
 		s := openTest(t, EmbeddedConfig{})
@@ -239,7 +240,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		s.Watch(t.Context(), store.Prefix(""), 0)
 		closeTest(t, s)
 	}
-	open() // what etcd starts once for the whole process
+	open() // once before the count, for what etcd starts only once per process
 	before := runtime.NumGoroutine()
 	for range 3 {
 		open()
@@ -247,8 +248,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 	waittest.NoGoroutines(t, before)
 }
 
-// TestNoSpace fills the store. It refuses to grow, still deletes, and frees
-// itself while Run is running.
+// TestNoSpace fills the store to its quota. It checks that the store then refuses
+// to grow, still allows deletes, and regains space while Run is running.
 func TestNoSpace(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{QuotaBytes: 16 << 20, NoSync: true})
 	fillAndFree(t, s)

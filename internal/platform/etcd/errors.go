@@ -12,8 +12,8 @@ import (
 	"lull/internal/store"
 )
 
-// refusals maps the errors that mean that nothing was done to their kinds.
-// After any other error a write may have been applied.
+// refusals maps the etcd errors that guarantee that nothing was done to the kind
+// of store error. After any other error a write may have been applied.
 var refusals = map[error]error{
 	rpctypes.ErrEmptyKey:         store.ErrInvalid,
 	rpctypes.ErrDuplicateKey:     store.ErrInvalid,
@@ -34,7 +34,8 @@ var refusals = map[error]error{
 	rpctypes.ErrRootRoleNotExist: store.ErrDenied,
 }
 
-// kindOf returns the kind of a refusal, or nil if err may be anything.
+// kindOf returns the kind of a refusal, or nil if err does not guarantee that
+// nothing was done.
 func kindOf(err error) error {
 	var known rpctypes.EtcdError
 	if errors.As(err, &known) {
@@ -54,7 +55,7 @@ func kindOf(err error) error {
 	return nil
 }
 
-// writeError maps an etcd error of a write to a store error.
+// writeError returns the store error for an etcd error of a write.
 func writeError(what string, err error) error {
 	if err == nil {
 		return nil
@@ -66,7 +67,8 @@ func writeError(what string, err error) error {
 	return fmt.Errorf("cannot %s: %w: %w", what, kind, err)
 }
 
-// readError maps an etcd error of a call without effect to a store error.
+// readError returns the store error for an etcd error of a call that changes
+// nothing.
 func readError(what string, err error) error {
 	kind := kindOf(err)
 	if kind == nil {

@@ -41,7 +41,7 @@ type Store struct {
 	shut        func() error
 	watches     atomic.Uint64 // number of watches started so far
 
-	// life ends with Close; running counts goroutines that end with it.
+	// life is canceled by Close; running counts the goroutines that end with it.
 	life    context.Context
 	end     context.CancelFunc
 	running sync.WaitGroup
@@ -63,8 +63,9 @@ func newStore(client *clientv3.Client, log *slog.Logger) *Store {
 	return s
 }
 
-// Close ends the watches and the renewal of leases, without revoking them, and
-// then the client and an embedded server. Later calls return ErrUnavailable.
+// Close ends the watches, stops renewing leases without revoking them, and then
+// closes the client and the embedded server, if any. Later calls return
+// ErrUnavailable.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -84,7 +85,7 @@ func (s *Store) Close() error {
 	s.running.Wait()
 	err := s.client.Close()
 	if errors.Is(err, context.Canceled) {
-		err = nil // the in-process client reports its own end
+		err = nil // the in-process client returns its own closing as an error
 	}
 	if s.shut != nil {
 		err = errors.Join(err, s.shut())
@@ -92,8 +93,9 @@ func (s *Store) Close() error {
 	return err
 }
 
-// begin starts a call. Its context ends with ctx, with the call timeout and
-// with the store. The returned function ends the call.
+// begin returns a context for a call to etcd that ends with ctx, after the call
+// timeout, or when the store is closed. The caller must call the returned
+// function when the call has ended.
 func (s *Store) begin(ctx context.Context) (context.Context, func(), error) {
 	if ctx.Err() != nil {
 		return nil, nil, fmt.Errorf("cannot reach etcd: %w: %w", store.ErrUnavailable, context.Cause(ctx))
@@ -142,7 +144,7 @@ func rangeOptions(q store.Query) (string, []clientv3.OpOption) {
 	}
 	if !q.Keys.IsPrefix() {
 		if q.After >= key {
-			// Nothing comes after the only key: an empty range.
+			// Nothing follows the only key, so the range is empty.
 			return key + "\x00", append(opts, clientv3.WithRange(key+"\x00"))
 		}
 		return key, opts
@@ -249,7 +251,8 @@ func (s *Store) Grant(ctx context.Context, ttl time.Duration) (store.Lease, erro
 	return l, nil
 }
 
-// bootTime returns the time of a clock that continues while the machine sleeps.
+// bootTime returns the time of a clock that also advances while the machine
+// sleeps.
 func bootTime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(bootClock, &ts); err != nil {

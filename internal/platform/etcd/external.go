@@ -21,12 +21,12 @@ import (
 type ExternalConfig struct {
 	// Endpoints are URLs, all http or all https.
 	Endpoints []string
-	// CAFile is the certificate authority of the servers, in PEM; empty means
-	// those of the system. CertFile and KeyFile identify this client. They need
+	// CAFile contains the certificate authorities of the servers, in PEM; empty
+	// means the system's. CertFile and KeyFile identify this client and require
 	// https.
 	CAFile, CertFile, KeyFile string
-	// Username and Password are of etcd's own users; without https they are sent
-	// in the clear.
+	// Username and Password are those of an etcd user; without https they are
+	// sent in the clear.
 	Username string
 	Password sealed.Plain
 	// Logger receives the client's log; nil discards it.
@@ -37,7 +37,7 @@ type ExternalConfig struct {
 	// cluster that other programs use too: compaction affects the whole key
 	// space.
 	Maintain bool
-	// KeepRevisions is as in EmbeddedConfig.
+	// KeepRevisions has the meaning of EmbeddedConfig.KeepRevisions.
 	KeepRevisions int64
 }
 
@@ -91,7 +91,8 @@ func (c ExternalConfig) tls() (*tls.Config, error) {
 		}
 	}
 	if c.CertFile != "" {
-		// Read at every handshake, so that a renewed certificate is used.
+		// The files are read at every handshake, so that a renewed certificate is
+		// used.
 		if _, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
 			return nil, fmt.Errorf("cannot read etcd client certificate: %w", err)
 		}
@@ -103,7 +104,8 @@ func (c ExternalConfig) tls() (*tls.Config, error) {
 	return t, nil
 }
 
-// Dial connects to an existing cluster and makes sure that it answers.
+// Dial connects to an existing cluster and returns an error if it does not
+// answer.
 func Dial(ctx context.Context, cfg ExternalConfig) (*Store, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -145,8 +147,8 @@ func Dial(ctx context.Context, cfg ExternalConfig) (*Store, error) {
 	return s, nil
 }
 
-// defragmentMembers defragments one member after the other: each does not
-// respond while it lasts.
+// defragmentMembers defragments one member after the other, because a member does
+// not respond while it is defragmented.
 func (s *Store) defragmentMembers(ctx context.Context) error {
 	var errs []error
 	for _, endpoint := range s.client.Endpoints() {

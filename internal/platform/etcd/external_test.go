@@ -111,7 +111,8 @@ func TestExternalTLS(t *testing.T) {
 	}
 }
 
-// writeCerts makes an authority and one certificate for both sides.
+// writeCerts writes a certificate authority and one certificate for servers and
+// clients to dir.
 func writeCerts(t *testing.T, dir string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -15,10 +15,10 @@ import (
 // maintainEvery is how often Run checks the history and the alarms.
 const maintainEvery = time.Minute
 
-// Run maintains the store until ctx ends, and returns ctx's error. It drops all
-// but the configured history. When the store is full it compacts, defragments
-// and clears the alarm. A step that fails is logged and retried. For a cluster
-// that it must not maintain it only waits.
+// Run maintains the store until ctx ends, and returns ctx's error. It drops
+// history beyond the configured revisions. When the store is full it compacts,
+// defragments and clears the alarm. A step that fails is logged and retried. For
+// a cluster without ExternalConfig.Maintain it does nothing.
 func (s *Store) Run(ctx context.Context) error {
 	ticker := time.NewTicker(maintainEvery)
 	defer ticker.Stop()
@@ -76,7 +76,8 @@ func (s *Store) compact(ctx context.Context, revision int64, opts ...clientv3.Co
 	return err
 }
 
-// noSpace reports whether a member has raised the alarm that the store is full.
+// noSpace reports whether a member has raised etcd's alarm that the store is
+// full.
 func (s *Store) noSpace(ctx context.Context) (bool, error) {
 	call, done, err := s.begin(ctx)
 	if err != nil {

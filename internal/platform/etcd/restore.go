@@ -14,16 +14,15 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/schema"
 )
 
-// revisionGap is added to the revision of a restored store, so that no revision
-// issued after the backup is issued again. A watch from such a revision fails
-// because its history is gone.
+// revisionGap is added to the revision of a restored store, so that the new store
+// does not reuse a revision that was issued after the backup. A watch from such a
+// revision fails, because its history is gone.
 const revisionGap = 1_000_000_000
 
-// Restore creates the data directory dir, for OpenEmbedded, from the backup in
-// path. dir must not exist or must be empty. A truncated or corrupt file is
-// refused, and dir is then unchanged. The restored store drops the members and
-// users of the cluster it may come from, and its revision is higher by
-// revisionGap.
+// Restore creates the data directory dir, for OpenEmbedded, from the backup at
+// path. dir must not exist or must be empty. If the file is truncated or corrupt,
+// Restore returns an error and leaves dir unchanged. The restored store has none
+// of the cluster's members and users, and its revision is higher by revisionGap.
 func Restore(path, dir string) (err error) {
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return fmt.Errorf("cannot restore into %q: the directory is not empty", dir)
@@ -50,15 +49,15 @@ func Restore(path, dir string) (err error) {
 	if err := rewrite(db); err != nil {
 		return fmt.Errorf("cannot restore from %q: %w", path, err)
 	}
-	// A rename over an empty directory succeeds, over any other it fails.
+	// Rename succeeds over an empty directory and fails over any other.
 	if err := os.Rename(tmp, dir); err != nil {
 		return fmt.Errorf("cannot restore: %w", err)
 	}
 	return syncDir(parent)
 }
 
-// copyChecked copies the database of a backup, without the checksum, and
-// verifies it.
+// copyChecked copies the database of the backup at from, without its checksum, to
+// the file to, and verifies it.
 func copyChecked(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -98,8 +97,8 @@ func rewrite(path string) error {
 				return err
 			}
 		}
-		// A scheduled compaction beyond the last change sets the revision of the
-		// store when it is opened.
+		// A scheduled compaction of a revision beyond the last change makes etcd
+		// continue from there when it opens the store.
 		rev := mvcc.RevToBytes(mvcc.Revision{Main: revision + revisionGap}, mvcc.NewRevBytes())
 		if err := meta.Put(schema.ScheduledCompactKeyName, rev); err != nil {
 			return err

@@ -11,8 +11,8 @@ import (
 	"lull/internal/store"
 )
 
-// TestCanceledWatches checks that watches that are begun and canceled together,
-// in the middle of writes, leave the others working.
+// TestCanceledWatches starts and cancels many watches at once during writes, and
+// checks that the remaining watches still receive events.
 func TestCanceledWatches(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{})
 	for round := range scaletest.Count(t, "LULL_CANCELED_WATCHES", 20) {

@@ -16,7 +16,7 @@ import (
 	"lull/internal/store/storetest"
 )
 
-// testLogger writes to the log of the test.
+// testLogger returns a logger that writes to the test's log.
 func testLogger(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 }
@@ -43,7 +43,7 @@ func closeTest(t testing.TB, s *Store) {
 	}
 }
 
-// deafLease is the lease side of a client that loses renewals when told to.
+// deafLease is a lease client whose renewals fail while deaf is set.
 type deafLease struct {
 	clientv3.Lease
 	deaf atomic.Bool
@@ -56,7 +56,8 @@ func (d *deafLease) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*cl
 	return d.Lease.KeepAliveOnce(ctx, id)
 }
 
-// suite runs the conformance suite with one store for all cases.
+// suite runs the conformance suite of package store, with the same stores for all
+// cases.
 func suite(t *testing.T, one, two *Store) {
 	deaf := &deafLease{Lease: one.client.Lease}
 	one.client.Lease = deaf

@@ -19,8 +19,8 @@ func valueOf(kv *mvccpb.KeyValue) store.Value {
 	}
 }
 
-// Watch implements store.Store. If from is 0 it first requests the present
-// revision, so that no later change is missed.
+// Watch implements store.Store. If from is 0, Watch first requests the present
+// revision, so that it misses no later change.
 func (s *Store) Watch(ctx context.Context, keys store.Keys, from int64) <-chan store.Batch {
 	out := make(chan store.Batch, 1)
 	if from == 0 {
@@ -64,10 +64,10 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 	}
 	var call context.Context
 	if !s.external {
-		// The client shares a stream among watches with equal metadata. In this
-		// process that stream has no buffers: an event and a cancellation of two
-		// watches can wait for each other, which silently ends every watch. Each
-		// watch therefore gets its own stream.
+		// The client shares one stream among watches with equal metadata. The
+		// in-process stream has no buffers, so an event for one watch and the
+		// cancellation of another can wait for each other, which silently ends
+		// every watch. Each watch therefore gets its own stream.
 		call = metadata.AppendToOutgoingContext(ctx, "watch", strconv.FormatUint(s.watches.Add(1), 10))
 	} else {
 		// A member that is cut off from its cluster then ends the watch instead
@@ -96,7 +96,7 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 		}
 	}
 	if parent.Err() == nil {
-		// The store was closed, or the client silently gave up.
+		// The store was closed, or the client gave up without an error.
 		select {
 		case out <- store.Batch{Err: fmt.Errorf("cannot continue watching %q: %w", keys, store.ErrUnavailable)}:
 		case <-parent.Done():
@@ -105,8 +105,8 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 	}
 }
 
-// split makes one batch of each revision. etcd sends revisions whole and in
-// order, but may send several in one answer.
+// split returns one batch for each revision. etcd sends revisions whole and in
+// order, but several may be in one answer.
 func split(events []*clientv3.Event) []store.Batch {
 	var batches []store.Batch
 	for _, e := range events {

@@ -8,10 +8,10 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// zapLogger returns a logger for etcd that writes to log. etcd logs a lot: its
-// info becomes debug, and its warnings become info, since most of them are
-// about its configuration. A fatal message panics instead of ending the process
-// without its deferred work.
+// zapLogger returns a logger for etcd that writes to log. etcd logs a lot, so its
+// info messages become debug messages. Its warnings become info messages, since
+// most of them are about its configuration. A fatal message panics instead of
+// exiting, so that deferred functions run.
 func zapLogger(log *slog.Logger) *zap.Logger {
 	return zap.New(&slogCore{log: log.With("part", "etcd")}, zap.WithFatalHook(zapcore.WriteThenPanic))
 }
@@ -28,8 +28,8 @@ func (c *slogCore) level(l zapcore.Level) slog.Level {
 	return slog.LevelError
 }
 
-// harmless are messages that etcd logs of every embedded store, and that no
-// operator can act on: its only client is in the same process.
+// harmless are warnings that etcd logs for every embedded store and that need no
+// action, because its only client is in the same process.
 var harmless = map[string]bool{
 	"failed to update storage version":                                                     true,
 	"Failed to detect schema version":                                                      true,

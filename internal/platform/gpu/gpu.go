@@ -28,7 +28,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// Signal is the name of the reading.
+// Signal is the name of the GPU signal.
 const Signal = "gpu"
 
 // Reader runs nvidia-smi. The zero value reads the live machine.
@@ -115,8 +115,8 @@ func (r *Reader) run(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("cannot run %s: %w", name, err)
 	}
 	ended := make(chan error, 1)
-	// This goroutine may wait forever for a driver that hangs. The caller does
-	// not, and the agent asks again only when this has ended.
+	// This goroutine may wait forever for a driver that hangs, but the caller
+	// does not. The agent takes no new reading until it has ended.
 	go func() { ended <- cmd.Wait() }()
 	select {
 	case err := <-ended:
@@ -130,7 +130,7 @@ func (r *Reader) run(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// bounded keeps the first outputMax bytes.
+// bounded is a buffer that keeps the first outputMax bytes and discards the rest.
 type bounded struct{ bytes.Buffer }
 
 func (b *bounded) Write(p []byte) (int, error) {

@@ -12,7 +12,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// card makes a machine with a GPU whose nvidia-smi is a shell script.
+// card returns a Reader of a machine that has a GPU and whose nvidia-smi is the
+// shell script.
 func card(t *testing.T, script string) *Reader {
 	t.Helper()
 	dir := t.TempDir()
@@ -62,8 +63,8 @@ func TestDeviceWithoutProgramIsUnknown(t *testing.T) {
 	}
 }
 
-// TestHangIsBounded has a program that ignores its end and leaves a child that
-// holds the output.
+// TestHangIsBounded checks that Read returns soon after its context ends although
+// the program ignores SIGTERM and its child keeps the output open.
 func TestHangIsBounded(t *testing.T) {
 	r := card(t, `trap '' TERM; sleep 300 & wait`)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

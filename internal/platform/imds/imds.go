@@ -1,13 +1,13 @@
-// Package imds reads what EC2 publishes to an instance about itself, its
-// identity and its tags, using only version 2 of the metadata service.
+// Package imds reads an EC2 instance's identity and tags from version 2 of the
+// metadata service.
 //
-// Every call is bounded in time. A failure is an *Error with a Kind, because
-// the causes differ: tags that are not allowed (the instance is not configured
-// to show them) must be read elsewhere; a service that does not answer may mean
-// a machine outside EC2, or a hop limit too low for a container. None of them
-// means that there are no tags.
+// Every call is bounded in time. A failure is an *Error with a Kind, because the
+// caller must distinguish the causes. NotAllowed means that the instance does not
+// expose its tags, so they must be read elsewhere. Unreachable may mean a machine
+// outside EC2, or a hop limit too low for a container. No failure means that
+// there are no tags.
 //
-// It does not read credentials; the SDK's own chain does.
+// The package does not read credentials; the SDK's own chain does.
 package imds
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 )
 
-// Kind is the kind of failure of an Error.
+// Kind classifies an Error.
 type Kind string
 
 // The kinds of failure.
@@ -74,8 +74,8 @@ func KindOf(err error) Kind {
 	return ""
 }
 
-// Options configure how the service is reached. The zero value is for the
-// instance itself.
+// Options configure how the service is reached. The zero value reaches the
+// service of the instance itself.
 type Options struct {
 	Endpoint string        // empty means the SDK's default
 	HTTP     *http.Client  // nil means a plain one; its dialer decides how the service is reached
@@ -102,7 +102,7 @@ func New(o Options) *Client {
 		Endpoint:              o.Endpoint,
 		EndpointMode:          imds.EndpointModeStateIPv4,
 		HTTPClient:            timed{base, o.Timeout},
-		EnableFallback:        aws.FalseTernary, // version 1 answers anyone
+		EnableFallback:        aws.FalseTernary, // version 1 needs no token and is never used
 		DisableDefaultTimeout: true,
 		Retryer: retry.NewStandard(func(r *retry.StandardOptions) {
 			r.MaxAttempts = o.Attempts
@@ -112,7 +112,7 @@ func New(o Options) *Client {
 	})}
 }
 
-// timed bounds each request, including the body of its answer.
+// timed is a transport that bounds each request, including its body, in time.
 type timed struct {
 	next  *http.Client
 	limit time.Duration
@@ -132,8 +132,8 @@ func (t timed) Do(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// statusKey is the context key of where a request stores the status of its last
-// answer, because the SDK's error about a rejected token does not contain it.
+// statusKey is the context key of an *atomic.Int32 for the status of the last
+// answer. The SDK's error about a rejected token does not contain the status.
 type statusKey struct{}
 
 func withStatus(ctx context.Context) (context.Context, *atomic.Int32) {
@@ -141,8 +141,8 @@ func withStatus(ctx context.Context) (context.Context, *atomic.Int32) {
 	return context.WithValue(ctx, statusKey{}, s), s
 }
 
-// answerMax bounds one answer: an identity document takes 1 KiB, 50 tag names 6
-// KiB.
+// answerMax bounds one answer in bytes. An identity document takes 1 KiB, 50 tag
+// names 6 KiB.
 const answerMax = 64 << 10
 
 type body struct {
@@ -174,11 +174,11 @@ func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	return i, nil
 }
 
-// tagsMost bounds how many tags are read: EC2 allows 50.
+// tagsMost is the maximum number of tags that are read. EC2 allows 50.
 const tagsMost = 64
 
-// Tags reads the instance's tags. An instance without tags yields an empty map.
-// If tags are not shown, the error is of kind NotAllowed.
+// Tags returns the instance's tags, an empty map if it has none. If the instance
+// does not expose its tags, the error is of kind NotAllowed.
 func (c *Client) Tags(ctx context.Context) (map[string]string, error) {
 	const path = "tags/instance"
 	list, err := c.get(ctx, path, "the list of tags", true)
@@ -220,16 +220,15 @@ func (c *Client) get(ctx context.Context, path, what string, tags bool) (string,
 	return string(b), nil
 }
 
-// failed returns the error of a request. tags reports that a 404 means that
-// tags are not shown.
+// failed returns err as an *Error. tags means that a 404 is to be of kind
+// NotAllowed, because the instance does not expose its tags.
 func failed(what string, tags bool, status *atomic.Int32, err error) error {
 	e := &Error{What: what, Kind: Unreachable, Err: err}
 	switch e.Status = int(status.Load()); e.Status {
 	case 0:
 		return e
 	case http.StatusOK:
-		// The answer arrived, but its end did not, or its content was not a
-		// document.
+		// The end of the answer did not arrive, or its content was not valid.
 		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 			e.Kind = Malformed
 		}

@@ -14,13 +14,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// metadata is a metadata service of which each part can be made to fail.
+// metadata is a metadata service whose parts can be made to fail one by one.
 type metadata struct {
 	tags     map[string]string
 	token    int // status of the token request; 0 is 200
 	list     int // of the list of tags
 	hang     bool
-	expired  atomic.Int32 // this many answers are 401 in spite of a token
+	expired  atomic.Int32 // number of requests to answer with 401 although they have a token
 	identity string
 	release  chan struct{}
 }

@@ -1,11 +1,12 @@
 // Package journal keeps evidence on disk: the readings and the verdict of every
 // check, run-length encoded, in a bounded ring of checksummed files.
 //
-// It guarantees: Taking a check never fails and never waits for the disk; what
-// cannot be written is counted and shown. After kill -9 at most the repeats of
-// the last Beat and the records of SyncEvery are lost, and the loss shows as
-// missing time. A file that cannot be read costs only its own records, and is
-// named. Queries over several servers are in internal/server/peers.
+// Guarantees. Taking a check never fails and never waits for the disk; records
+// that cannot be written are counted, and the count is shown. A kill -9 loses at
+// most the repeats of the last Beat and the records of the last SyncEvery, and
+// the loss shows as missing time. A file that cannot be read costs only its own
+// records, and is named. Queries over several servers are in
+// internal/server/peers.
 package journal
 
 import (
@@ -29,12 +30,12 @@ type Options struct {
 	MaxBytes  int64         // total size of the files; 0 means 2 GiB
 	Beat      time.Duration // interval at which repeats are written; 0 means 30 min
 	SyncEvery time.Duration // time after which written records are on disk; 0 means 5 s
-	Lazy      bool          // after SyncEvery the kernel has them, and writes them back when it likes
+	Lazy      bool          // after SyncEvery, only hand the records to the kernel, which writes them to disk when it likes
 	Log       *slog.Logger
 }
 
-// Journal keeps evidence. Create it with Open. Run must be running for its time
-// limits to apply. It is safe for concurrent use.
+// Journal keeps evidence on disk. Create it with Open. Its time limits apply only
+// while Run is running. It is safe for concurrent use.
 type Journal struct {
 	dir  string
 	opts Options
@@ -50,8 +51,8 @@ type Journal struct {
 	fault                atomic.Pointer[string]
 }
 
-// Open opens or creates the journal in dir. It returns the damage that a crash
-// left and that was cut off.
+// Open opens or creates the journal in dir. It cuts off records that a crash left
+// incomplete, and returns the damage.
 func Open(dir string, o Options) (*Journal, []*segment.Damage, error) {
 	o.Keep, o.Beat = cmp.Or(o.Keep, 30*24*time.Hour), cmp.Or(o.Beat, 30*time.Minute)
 	o.SyncEvery, o.MaxBytes = cmp.Or(o.SyncEvery, 5*time.Second), cmp.Or(o.MaxBytes, 2<<30)
@@ -104,7 +105,7 @@ func (j *Journal) drain() {
 	}
 }
 
-// lost counts a record that could not be written, and logs the cause, once.
+// lost counts a record that could not be written, and logs the first such error.
 func (j *Journal) lost(err error) {
 	why := err.Error()
 	j.bad.Add(1)
@@ -176,13 +177,13 @@ func (j *Journal) Close() error {
 	return j.log.Close()
 }
 
-// Read yields the records of q, oldest first, and runs that began before From
-// and may have lasted into it. It returns the time ranges that are missing
-// because files are damaged or older than what is kept.
+// Read passes the records of q to yield, oldest first, including runs that began
+// before q.From and may have lasted into it. It returns the time ranges that are
+// missing because files are damaged or too old to be kept.
 func (j *Journal) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
 	j.drain()
-	// Read what is only in memory first: a check that is written in between is
-	// then yielded twice rather than never.
+	// Read the records in memory first. If a record is written to a file in
+	// between, it is yielded twice rather than never.
 	pending := j.rec.Pending(q.Object)
 	from := q.From
 	if !from.IsZero() {
@@ -190,7 +191,7 @@ func (j *Journal) Read(ctx context.Context, q evidence.Query, yield func(evidenc
 	}
 	var missing []evidence.Missing
 	var last time.Time // time of the previous record
-	var torn []int     // missing entries with an unknown end
+	var torn []int     // indexes of missing ranges whose end is unknown
 	known := func(at time.Time) {
 		for _, i := range torn {
 			missing[i].To = at

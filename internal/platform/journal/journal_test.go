@@ -43,7 +43,8 @@ func read(t *testing.T, j *journal.Journal, q evidence.Query) (out []evidence.Re
 	return out, missing
 }
 
-// copyOf is the journal as a killed process leaves it.
+// copyOf returns a copy of the journal in dir, as a process that is killed now
+// would leave it.
 func copyOf(t *testing.T, dir string) string {
 	t.Helper()
 	to := t.TempDir()
@@ -91,9 +92,9 @@ func TestJournalKeepsAndFinds(t *testing.T) {
 	}
 }
 
-// TestKilled kills a writer. Everything that Run has synced or, if it is lazy,
-// flushed is there, at most a beat of repeats is missing, and a torn tail is
-// cut off.
+// TestKilled kills a writer. It checks that everything that Run has synced (if
+// lazy, flushed) is there, that at most one beat of repeats is missing, and that
+// an incomplete record at the end is cut off.
 func TestKilled(t *testing.T) {
 	for _, lazy := range []bool{false, true} {
 		t.Run(fmt.Sprintf("lazy=%t", lazy), func(t *testing.T) { killedIn(t, lazy) })
@@ -141,8 +142,8 @@ func killedIn(t *testing.T, lazy bool) {
 	})
 }
 
-// TestDamagedFile checks that an unreadable file is reported with the period
-// that is missing, and that the others are read.
+// TestDamagedFile checks that the period of an unreadable file is reported as
+// missing, and that the other files are read.
 func TestDamagedFile(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, journal.Options{MaxBytes: 1 << 20})

@@ -30,7 +30,8 @@ func TestPersonBeforeImage(t *testing.T) {
 	}
 }
 
-// TestMissingPath checks that a missing path is not requested from a registry.
+// TestMissingPath checks that a missing path is not taken for the name of an
+// image in a registry.
 func TestMissingPath(t *testing.T) {
 	for _, ref := range []string{"./missing", "../missing", "."} {
 		if err := CheckReference(ref); err == nil {

@@ -34,8 +34,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// pack makes a tar. Entries are read as "name", "name=content", "name->link",
-// "name=>hard link" and "name/" for a directory.
+// pack returns a tar with entries written as "name", "name=content",
+// "name->link", "name=>hard link", or "name/" for a directory.
 func pack(t testing.TB, entries ...string) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -60,7 +60,8 @@ func pack(t testing.TB, entries ...string) []byte {
 	return b.Bytes()
 }
 
-// tree lists what is below dir as pack reads it, without hard links.
+// tree returns the files below dir in pack's notation, by name. Hard links appear
+// as separate files.
 func tree(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -94,7 +95,8 @@ func tree(t testing.TB, dir string) map[string]string {
 	return out
 }
 
-// apply unpacks layers beside a file that must not change.
+// apply unpacks layers into dir and fails the test if a file beside dir has
+// changed.
 func apply(t testing.TB, l Limits, layers ...[]byte) (dir string, err error) {
 	t.Helper()
 	top := t.TempDir()
@@ -186,7 +188,8 @@ func TestHostileLayers(t *testing.T) {
 	}
 }
 
-// FuzzLayer unpacks anything: it may fail, and nothing outside changes.
+// FuzzLayer unpacks random layers. Unpacking may fail but must not change
+// anything outside its directory.
 func FuzzLayer(f *testing.F) {
 	f.Add(pack(f, "a/", "a/f=x", "l->/a", "l/g=y", "h=>a/f", "a/.wh.f"))
 	f.Add(pack(f, "../outside=x"))
@@ -199,7 +202,7 @@ func FuzzLayer(f *testing.F) {
 	})
 }
 
-// FuzzAccounts reads /etc/passwd and /etc/group of an image.
+// FuzzAccounts looks up users in random /etc/passwd and /etc/group files.
 func FuzzAccounts(f *testing.F) {
 	f.Add("web", []byte("root:x:0:0:root:/root:/bin/sh\nweb:x:7:8::/w:\n"), []byte("more:x:9:web,b\n"))
 	f.Add("1:2", []byte("::::"), []byte(":x"))
@@ -235,7 +238,7 @@ func TestLookupUser(t *testing.T) {
 	}
 }
 
-// sample is an image of two layers.
+// sample returns an image of two layers.
 func sample(t *testing.T) v1.Image {
 	t.Helper()
 	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: v1.RootFS{Type: "layers"},
@@ -256,8 +259,8 @@ func sample(t *testing.T) v1.Image {
 	return img
 }
 
-// TestSources gives the same files from every kind of source, also when the
-// source has gone.
+// TestSources checks that an image has the same files from every kind of source,
+// and remains usable when the source is gone.
 func TestSources(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()
@@ -333,7 +336,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// TestWrongLayer holds a layer to what its image says.
+// TestWrongLayer checks that a layer whose content does not match the image's
+// digest is refused.
 func TestWrongLayer(t *testing.T) {
 	wrong := "sha256:" + strings.Repeat("0", 64)
 	err := within(t.TempDir(), func(r *os.Root) error {
@@ -376,8 +380,8 @@ func TestStopSignal(t *testing.T) {
 	}
 }
 
-// TestLargeConfig checks that parts of an image that are read into memory are
-// not read if they are huge, whatever their names.
+// TestLargeConfig checks that an image is refused if a part that would be read
+// into memory, such as its config, is huge, whatever that part is named.
 func TestLargeConfig(t *testing.T) {
 	s, err := OpenStore(t.TempDir(), Limits{})
 	if err != nil {

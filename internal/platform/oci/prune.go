@@ -14,11 +14,12 @@ import (
 	"lull/internal/core/instance"
 )
 
-// users returns the directory that records which image each instance uses.
+// users returns the directory that records the image of each instance.
 func (s *Store) users() string { return filepath.Join(s.Dir, "users") }
 
-// Use returns the image that ref names and keeps it until Release of id, whether
-// or not the instance runs, because its changes depend on the image.
+// Use returns the image that ref names and keeps it from being removed until
+// Release of id. That holds even while the instance is stopped, because its
+// changes depend on the image.
 func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
 	s.using.RLock()
 	defer s.using.RUnlock()
@@ -90,8 +91,8 @@ func (s *Store) Images(context.Context) ([]instance.Image, error) {
 	return out, nil
 }
 
-// RemoveImage implements instance.ImageKeeper. It does not wait for an image that
-// is being fetched or taken into use.
+// RemoveImage implements instance.ImageKeeper. It returns an error instead of
+// waiting if an image is being fetched or taken into use.
 func (s *Store) RemoveImage(_ context.Context, id string) error {
 	if !s.using.TryLock() {
 		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
@@ -107,7 +108,8 @@ func (s *Store) RemoveImage(_ context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("cannot remove image %s: %w", id, err)
 	}
-	// Remove it by an atomic rename, so that a partial image is never used.
+	// The first step is an atomic rename, so that a partly deleted image is never
+	// used.
 	gone, err := os.MkdirTemp(s.Dir, "new-")
 	if err != nil {
 		return fmt.Errorf("cannot remove image %s: %w", id, err)

@@ -10,15 +10,15 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestPrune checks that an image is in use from the first instance based on it
-// to the last, and can be removed, completely, only after that.
+// TestPrune checks that an image is in use as long as an instance is based on it,
+// and that it can be removed only after that, and then completely.
 func TestPrune(t *testing.T) {
 	s, err := OpenStore(t.TempDir(), Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	tar := filepath.Join(t.TempDir(), "root.tar")
-	if err := os.WriteFile(tar, make([]byte, 1024), 0o600); err != nil { // an archive of nothing
+	if err := os.WriteFile(tar, make([]byte, 1024), 0o600); err != nil { // an empty archive
 		t.Fatal(err)
 	}
 	var key string
@@ -68,7 +68,7 @@ func TestPrune(t *testing.T) {
 	if err := s.Release("missing"); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.Use(t.Context(), tar, "a"); err != nil { // it comes back
+	if _, err := s.Use(t.Context(), tar, "a"); err != nil { // a removed image is unpacked again
 		t.Error(err)
 	}
 }

@@ -12,10 +12,10 @@ import (
 // maxLinks is the maximum number of symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
-// resolve follows the symbolic links of name like a process with root directory
-// root: an absolute link starts at root, and .. stops there. At the first missing
-// element the rest is returned unchanged. The result is relative to root, contains
-// no link, and is "." for root itself.
+// resolve follows the symbolic links of name as a process with root directory
+// root would: an absolute link starts at root, and .. does not lead above it.
+// Elements after the first missing one are returned unchanged. The result is
+// relative to root, contains no link, and is "." for root itself.
 func resolve(root *os.Root, name string) (string, error) {
 	links := 0
 	done := "." // resolved so far
@@ -33,7 +33,8 @@ func resolve(root *os.Root, name string) (string, error) {
 		next := path.Join(done, part)
 		st, err := root.Lstat(next)
 		if errors.Is(err, fs.ErrNotExist) {
-			// Nothing exists below it, so a later .. only removes names.
+			// Nothing exists below a missing element, so a later .. only removes
+			// names.
 			done = next
 			continue
 		}

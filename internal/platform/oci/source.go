@@ -66,7 +66,7 @@ func kindOf(path string) (kind, error) {
 			if k == rootTar {
 				k = layoutTar
 			}
-		case "manifest.json": // docker save writes both; either works
+		case "manifest.json": // docker save writes this and a layout; either works
 			k = saved
 		}
 		if k != rootTar && filepath.Ext(h.Name) == ".json" && h.Size > maxMeta {
@@ -77,7 +77,7 @@ func kindOf(path string) (kind, error) {
 	return k, err
 }
 
-// maxEntries limits the entries of a tar whose content is only inspected.
+// maxEntries limits the entries of a tar that is only scanned, not unpacked.
 const maxEntries = 5_000_000
 
 // eachEntry iterates over a tar, gzip-compressed or not.
@@ -107,8 +107,8 @@ func eachEntry(path string, do func(h *tar.Header, r io.Reader) error) error {
 	return errors.New("it has too many entries")
 }
 
-// plain returns a decompressing reader. An uncompressed file keeps its Seek, which
-// a tar reader uses to skip content.
+// plain returns a reader of f's decompressed content. For an uncompressed file it
+// is seekable, which tar readers use to skip content.
 func plain(f *os.File) (io.Reader, error) {
 	var magic [2]byte
 	n, err := f.ReadAt(magic[:], 0)
@@ -185,7 +185,7 @@ func choose(all []v1.Descriptor) (v1.Descriptor, error) {
 	return v1.Descriptor{}, fmt.Errorf("it has no image for linux/%s", runtime.GOARCH)
 }
 
-// CheckReference returns what is wrong with an image reference.
+// CheckReference returns an error unless ref is a valid image reference.
 func CheckReference(ref string) error {
 	if strings.HasPrefix(ref, ".") {
 		return errors.New("it is neither an absolute path nor a reference: it begins with a dot")
@@ -196,8 +196,8 @@ func CheckReference(ref string) error {
 	return nil
 }
 
-// patient dials connections that fail when a pending read receives nothing for
-// the given time.
+// patient returns a transport whose connections fail if a read receives nothing
+// for the duration of stall.
 func patient(stall time.Duration) http.RoundTripper {
 	t := remote.DefaultTransport.(*http.Transport).Clone()
 	dial := t.DialContext
@@ -208,7 +208,8 @@ func patient(stall time.Duration) http.RoundTripper {
 		}
 		return &patientConn{c, stall}, nil
 	}
-	// HTTP/2 reads ahead, so silence on the connection would mean nothing.
+	// With HTTP/2, the transport reads ahead, so the connection's silence would
+	// prove nothing.
 	t.ForceAttemptHTTP2, t.TLSNextProto = false, map[string]func(string, *tls.Conn) http.RoundTripper{}
 	return t
 }
@@ -300,7 +301,8 @@ type Config struct {
 // Command returns the image's command.
 func (c Config) Command() []string { return slices.Concat(c.Entrypoint, c.Cmd) }
 
-// Args returns the command to run: the requested one, or the image's.
+// Args returns the command to run: asked, or the image's command if asked is
+// empty.
 func (c Config) Args(asked []string) []string {
 	if len(asked) > 0 {
 		return asked
@@ -308,7 +310,7 @@ func (c Config) Args(asked []string) []string {
 	return c.Command()
 }
 
-// Dir returns the requested directory, or the image's.
+// Dir returns the working directory: asked, or the image's if asked is empty.
 func (c Config) Dir(asked string) string {
 	if asked != "" {
 		return asked
@@ -320,14 +322,14 @@ func (c Config) Dir(asked string) string {
 }
 
 // defaults is the environment of programs with their own root. The image's
-// environment overrides it, and the user's overrides both.
+// variables override it, and the user's override both.
 var defaults = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
 
 // rtMin is the first real-time signal that the C library leaves to programs.
 const rtMin = 34
 
-// Signal returns the image's stop signal: SIGTERM unless it names another, by
-// name (SIGINT, INT, SIGRTMIN+3) or number.
+// Signal returns the image's stop signal, SIGTERM if it has none. An image names
+// it as SIGINT, INT, SIGRTMIN+3 or by number.
 func (c Config) Signal() (syscall.Signal, error) {
 	if c.StopSignal == "" {
 		return syscall.SIGTERM, nil
@@ -352,10 +354,10 @@ func (c Config) Signal() (syscall.Signal, error) {
 }
 
 // Environ returns a program's environment: the defaults, its user's home, the
-// image's variables, the requested ones and those of the runtime. Later ones
-// override earlier ones. A leading copy of the defaults in asked is ignored. A
-// requested LULL_SOCKET is dropped, because it is a path of the host, and so is
-// anything not of the form KEY=VALUE, with which runc would not start.
+// image's variables, those in asked and those in own. Later ones override earlier
+// ones. A copy of the defaults at the start of asked is ignored. LULL_SOCKET in
+// asked is dropped, because it is a path of the host. So is any entry without the
+// form KEY=VALUE, because runc would not start with it.
 func (c Config) Environ(home string, asked []string, own ...string) []string {
 	var keys []string
 	set := map[string]string{}
@@ -396,7 +398,7 @@ func configOf(f *v1.ConfigFile) Config {
 	return Config{f.Config.Entrypoint, f.Config.Cmd, f.Config.Env, f.Config.WorkingDir, f.Config.User, f.Config.StopSignal}
 }
 
-// readConfig reads what save wrote.
+// readConfig reads a config that save wrote.
 func readConfig(path string) (c Config, err error) {
 	b, err := os.ReadFile(path)
 	if err == nil {

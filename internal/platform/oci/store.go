@@ -35,10 +35,11 @@ type Store struct {
 	Stall  time.Duration // maximum silence of a registry; OpenStore sets a minute
 
 	using sync.RWMutex  // read-held while an image is taken into use
-	busy  chan struct{} // held while an image is unpacked
+	busy  chan struct{} // holds one element while an image is unpacked
 }
 
-// OpenStore creates the directory and removes leftovers of a crash.
+// OpenStore opens the store in dir, creating the directory if needed, and removes
+// what a crash left behind.
 func OpenStore(dir string, l Limits) (*Store, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "images"), 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the store of images: %w", err)
@@ -55,8 +56,8 @@ func OpenStore(dir string, l Limits) (*Store, error) {
 
 // Get returns the image that ref names, fetching or unpacking it if needed. A
 // directory is used in place. A file or layout is identified by path, size and
-// modification time, so a changed one is unpacked again. A reference without a
-// digest keeps its meaning from when it was first fetched.
+// modification time, so that a changed one is unpacked again. A reference without
+// a digest stays bound to the image that was fetched first.
 func (s *Store) Get(ctx context.Context, ref string) (Image, error) {
 	img, err := s.get(ctx, ref)
 	if err != nil {
@@ -122,8 +123,8 @@ func keyOf(parts ...string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// fetch returns the image of key. If it is missing, unpack creates it in a
-// temporary directory, which is then renamed into place.
+// fetch returns the image with the given key. If it is missing, fetch lets unpack
+// create it in a temporary directory, which is then renamed into place.
 func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir string) (Config, error)) (Image, error) {
 	home := filepath.Join(s.Dir, "images", key)
 	if img, err := load(home); err == nil {
@@ -163,8 +164,9 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 	return load(home)
 }
 
-// touch records that an image is taken into use, as its directory's modification
-// time. The time of its config is when it was created.
+// touch sets the modification time of an image's directory to now, to record that
+// the image is taken into use. The modification time of its config file remains
+// the time of its creation.
 func touch(home string) error {
 	now := time.Now()
 	if err := os.Chtimes(home, now, now); err != nil {
@@ -216,8 +218,8 @@ func (s *Store) unpackRoot(path, dir string, flat bool) error {
 	if err != nil {
 		return err
 	}
-	// A tar reader would skip content of a seekable file, bypassing digest and
-	// limits.
+	// A tar reader skips content of a seekable file without reading it, which
+	// would bypass the digest and the limits.
 	return within(dir, func(root *os.Root) error {
 		u := newUnpacker(root, s.Limits)
 		u.flat = flat
@@ -255,8 +257,8 @@ func (s *Store) unpackImage(img v1.Image, dir string) (Config, error) {
 	return configOf(cf), err
 }
 
-// unpackLayoutTar extracts the layout first, because its blobs may come in any
-// order.
+// unpackLayoutTar unpacks an image from a tar of an OCI layout. It extracts the
+// layout first, because its blobs may be in any order.
 func (s *Store) unpackLayoutTar(path, dir string) (Config, error) {
 	tmp, err := os.MkdirTemp(s.Dir, "new-")
 	if err != nil {

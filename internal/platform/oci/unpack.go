@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bounds the unpacked size of an image.
+// Limits bound the unpacked size of an image. Zero values mean the defaults.
 type Limits struct {
 	Bytes  int64 // of all files together, default 32 GiB
 	Files  int   // entries of all layers together, default 2,000,000
@@ -49,12 +49,13 @@ const (
 type unpacker struct {
 	root  *os.Root
 	left  Limits
-	owner bool // set owners and all mode bits; requires root
-	flat  bool // only files and directories, which are then read by name
+	owner bool // restore owners and all mode bits; requires root
+	flat  bool // extract only files and directories, to be read by name
 
-	fresh map[string]bool // created by the current layer, so its opaque whiteouts spare it
-	// last caches the parent resolved last, because entries of a directory
-	// are adjacent. It is reset whenever a link or removal could change it.
+	fresh map[string]bool // paths created by the current layer; its opaque whiteouts do not affect them
+	// last and lastAt cache the parent that was resolved last, because the
+	// entries of a directory are adjacent. They are reset whenever a link or
+	// removal could change the result.
 	last, lastAt string
 }
 
@@ -70,8 +71,8 @@ func (u *unpacker) layer(r io.Reader, want string) error {
 	}
 	u.fresh, u.last = map[string]bool{}, ""
 	sum := sha256.New()
-	// Names and padding come on top of file content; their total is bounded by
-	// the number of entries.
+	// Names and padding add to the file content; the limit on entries bounds
+	// their total.
 	in := &bounded{r: io.TeeReader(r, sum), left: satAdd(u.left.Bytes, int64(u.left.Files)*4096+1<<20)}
 	t := tar.NewReader(in)
 	for {
@@ -105,7 +106,8 @@ func satAdd(a, b int64) int64 {
 	return a + b
 }
 
-// bounded returns an error at its limit, where io.LimitedReader returns EOF.
+// bounded is a reader that returns an error at its limit, where io.LimitedReader
+// returns EOF.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -194,8 +196,8 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 	return u.chmod(at, h)
 }
 
-// parent returns the directory of an entry, free of links, creating it if
-// missing.
+// parent returns the directory of an entry with all links resolved, creating it
+// if missing.
 func (u *unpacker) parent(dir string) (string, error) {
 	if dir == "" {
 		return ".", nil
@@ -214,7 +216,8 @@ func (u *unpacker) parent(dir string) (string, error) {
 	return at, nil
 }
 
-// whiteout removes what lower layers contain.
+// whiteout removes from the directory parent what lower layers created and the
+// whiteout entry base names.
 func (u *unpacker) whiteout(parent, base string) error {
 	u.last = ""
 	if base == opaque {
@@ -245,8 +248,8 @@ func (u *unpacker) whiteout(parent, base string) error {
 	return u.root.RemoveAll(path.Join(parent, name))
 }
 
-// clear removes the file that an entry replaces. A directory that is replaced
-// by a directory remains.
+// clear removes the file that an entry replaces. A directory that is replaced by
+// a directory is kept with its content.
 func (u *unpacker) clear(at string, dir bool) error {
 	st, err := u.root.Lstat(at)
 	if errors.Is(err, fs.ErrNotExist) {

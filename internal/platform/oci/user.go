@@ -22,8 +22,9 @@ type User struct {
 // maxAccounts limits an image's /etc/passwd and /etc/group, in bytes.
 const maxAccounts = 4 << 20
 
-// LookupUser resolves "name", "uid", "name:group" or "uid:gid" in the root file
-// system at root; empty means root. Numeric ids need not exist.
+// LookupUser resolves "name", "uid", "name:group" or "uid:gid" with the accounts
+// in the root file system at root. An empty who means root. Numeric ids need not
+// exist.
 func LookupUser(root, who string) (User, error) {
 	r, err := os.OpenRoot(root)
 	if err != nil {

@@ -1,14 +1,13 @@
-// Package oidc authenticates users with OpenID Connect. It verifies the ID
-// tokens of one issuer, derives the role from their claims, and obtains such
-// tokens with the authorization code flow with PKCE or the device flow.
+// Package oidc authenticates users with OpenID Connect. It verifies the ID tokens
+// of one issuer, derives the role from their claims, and obtains such tokens with
+// the authorization code flow with PKCE or the device flow.
 //
-// Guarantees. A token is accepted only with a signature by a key that the
-// issuer publishes now, with the right issuer, with this client as an audience,
-// and before it expires. Algorithms without a public key are never accepted. A
-// user whose claims give no role gets none. The issuer's documents are
-// requested when they are first needed and, for a key it has not published
-// before, at most every fetchEvery, so that forged tokens do not cause load on
-// it.
+// Guarantees. A token is accepted only with a signature by a key that the issuer
+// publishes now, with the right issuer, with this client as an audience, and
+// before it expires. Unsigned tokens and symmetric algorithms are never accepted.
+// A user whose claims give no role gets none. The issuer's documents are
+// requested when first needed. An unknown key causes another request, but at most
+// one every fetchEvery, so that forged tokens do not cause load on the issuer.
 //
 // The meaning of a role is up to the caller. The package stores nothing about
 // users.
@@ -36,7 +35,7 @@ import (
 // Limits of requests to an issuer.
 const (
 	within     = 10 * time.Second // one request
-	fetchEvery = 5 * time.Second  // interval of requests for its documents and keys, after fetchBurst
+	fetchEvery = 5 * time.Second  // minimum interval between requests to the issuer, after a burst of fetchBurst
 	fetchBurst = 10
 	MaxToken   = 16 << 10 // bytes of a token
 )
@@ -46,11 +45,11 @@ type Config struct {
 	Issuer       string // https, or http on loopback
 	ClientID     string
 	ClientSecret sealed.Plain // empty for a public client
-	// RoleClaim names the claim that determines the role: a string, a list of
-	// strings, or one inside objects with dots (realm_access.roles).
+	// RoleClaim names the claim that determines the role. Its value is a string
+	// or a list of strings. Dots lead into nested objects (realm_access.roles).
 	RoleClaim string
-	// Roles maps each value of the claim to a role; "*" stands for everyone the
-	// issuer knows.
+	// Roles maps values of the claim to roles. The key "*" stands for every user
+	// of the issuer.
 	Roles map[string]string
 	// HTTP is the client for the issuer; nil means the default client.
 	HTTP *http.Client
@@ -65,14 +64,15 @@ type User struct {
 	Expires time.Time
 }
 
-// The errors of this package, besides network errors.
+// Errors of this package, besides network errors.
 var (
 	ErrExpired     = errors.New("cannot accept the token: it has expired; log in again")
 	ErrDenied      = errors.New("cannot accept the token: it is not one of the issuer's for this server")
 	ErrUnreachable = errors.New("cannot check the token: its issuer cannot be reached")
 )
 
-// rank orders the roles; a user gets the highest that the claims give.
+// rank lists the roles, lowest first. A user gets the highest role that the
+// claims give.
 var rank = []string{"viewer", "operator", "admin"}
 
 // Provider is one issuer. It is safe for concurrent use.
@@ -121,7 +121,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// sparing refuses too frequent reads of the issuer's documents and keys.
+// sparing is a transport that refuses requests to the issuer that come too often.
 type sparing struct {
 	next  http.RoundTripper
 	limit *rate.Limiter
@@ -136,14 +136,14 @@ func (s sparing) RoundTrip(r *http.Request) (*http.Response, error) {
 	return s.next.RoundTrip(r)
 }
 
-// Issuer returns the issuer that a client needs to log in.
+// Issuer returns the URL of the issuer.
 func (p *Provider) Issuer() string { return p.cfg.Issuer }
 
 // ClientID returns this server's id at the issuer.
 func (p *Provider) ClientID() string { return p.cfg.ClientID }
 
-// discover reads the issuer's document once; after a failure it waits before it
-// retries.
+// discover returns the provider described by the issuer's document, which it
+// reads once. After a failure it waits before it tries again.
 func (p *Provider) discover(ctx context.Context) (*oidc.Provider, *oidc.IDTokenVerifier, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,14 +164,14 @@ func (p *Provider) discover(ctx context.Context) (*oidc.Provider, *oidc.IDTokenV
 	return p.found, p.verifier, nil
 }
 
-// Looks reports whether a presented token has the form of an issuer's: three
-// parts of text, joined by dots.
+// Looks reports whether token has the form of an ID token: three parts joined by
+// dots.
 func Looks(token string) bool {
 	return len(token) <= MaxToken && strings.Count(token, ".") == 2 && !strings.ContainsAny(token, " \t\r\n")
 }
 
-// Verify returns the user that a token identifies. Errors: ErrExpired,
-// ErrDenied, ErrUnreachable, each with its cause.
+// Verify returns the user that a token identifies. Its errors wrap ErrExpired,
+// ErrDenied or ErrUnreachable, and their cause.
 func (p *Provider) Verify(ctx context.Context, token string) (User, error) {
 	t, err := p.verified(ctx, token)
 	if err != nil {
@@ -204,7 +204,7 @@ func (p *Provider) verified(ctx context.Context, token string) (*oidc.IDToken, e
 	if _, expired := errors.AsType[*oidc.TokenExpiredError](err); expired {
 		return nil, fmt.Errorf("%w: %w", ErrExpired, err)
 	}
-	// The library reports this only in the error's text.
+	// The library reports a failure to fetch keys only in the error's text.
 	if err != nil && strings.Contains(err.Error(), "fetching keys") {
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
@@ -257,8 +257,8 @@ func (p *Provider) oauth(ctx context.Context, redirect string) (oauth2.Config, e
 		Scopes: []string{oidc.ScopeOpenID, "profile", "email", oidc.ScopeOfflineAccess}}, nil
 }
 
-// Flow is one authorization code flow with PKCE. Its secrets never leave the
-// caller that began it.
+// Flow is one authorization code flow with PKCE. The caller must keep its
+// secrets, which are never sent to the browser.
 type Flow struct {
 	State    string `json:"state"`
 	Nonce    string `json:"nonce"`
@@ -270,7 +270,8 @@ func NewFlow() Flow {
 	return Flow{State: oauth2.GenerateVerifier(), Nonce: oauth2.GenerateVerifier(), Verifier: oauth2.GenerateVerifier()}
 }
 
-// URL returns where a user logs in; the issuer then redirects to redirect.
+// URL returns the address at which a user logs in. The issuer then sends the
+// browser to redirect.
 func (p *Provider) URL(ctx context.Context, f Flow, redirect string) (string, error) {
 	c, err := p.oauth(ctx, redirect)
 	if err != nil {
@@ -293,8 +294,9 @@ func (p *Provider) Exchange(ctx context.Context, f Flow, redirect, code string) 
 	return p.login(ctx, t, f.Nonce)
 }
 
-// Device logs in without a browser on this machine. show is called with the
-// address and the code that a user must enter in any browser.
+// Device logs a user in from a machine without a browser. It calls show with the
+// address and the code that the user must enter in any browser, and waits for
+// that.
 func (p *Provider) Device(ctx context.Context, show func(uri, code string)) (Login, error) {
 	c, err := p.oauth(ctx, "")
 	if err != nil {
@@ -316,7 +318,7 @@ func (p *Provider) Device(ctx context.Context, show func(uri, code string)) (Log
 	return p.login(ctx, t, "")
 }
 
-// Refresh renews a login that has a refresh token.
+// Refresh renews a login. old must have a refresh token.
 func (p *Provider) Refresh(ctx context.Context, old Login) (Login, error) {
 	if old.RefreshToken == "" {
 		return Login{}, ErrExpired

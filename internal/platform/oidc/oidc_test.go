@@ -27,7 +27,8 @@ func provider(t *testing.T, i *oidctest.Issuer) *oidc.Provider {
 	return p
 }
 
-// TestTokens is the table of good and bad tokens.
+// TestTokens checks which tokens are accepted, and the error for each of the
+// others.
 func TestTokens(t *testing.T) {
 	i, other := oidctest.New(t), oidctest.New(t)
 	p := provider(t, i)
@@ -66,7 +67,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// changed has another letter in its middle part.
+// changed returns token with one character of its middle part changed.
 func changed(token string) string {
 	at := strings.IndexByte(token, '.') + 10
 	other := byte('A')
@@ -76,11 +77,12 @@ func changed(token string) string {
 	return token[:at] + string(other) + token[at+1:]
 }
 
-// TestRotatedKey checks that a new key is accepted at once and the old one no
-// longer, and that made-up key IDs do not cause a fetch each.
+// TestRotatedKey checks that after a rotation the new key is accepted and the old
+// one refused at once, and that tokens with unknown key IDs do not cause a fetch
+// each.
 //
-// The library finishes a fetch after it answered, so it is waited for where the
-// next token must meet its result.
+// The library may finish a fetch only after it has answered, so the test waits
+// for that where the next token depends on the fetched keys.
 func TestRotatedKey(t *testing.T) {
 	i := oidctest.New(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -108,13 +110,14 @@ func TestRotatedKey(t *testing.T) {
 				t.Fatal("a made-up key is accepted")
 			}
 		}
-		if n := i.Reads(); n > 10 { // the clock does not advance
+		if n := i.Reads(); n > 10 { // the bubble's clock does not advance
 			t.Errorf("the keys were read %d times", n)
 		}
 	})
 }
 
-// TestUnreachable tells an issuer that is down from a bad token, and gets over it.
+// TestUnreachable checks that an issuer that is down yields ErrUnreachable, and
+// that tokens are accepted once it is up.
 func TestUnreachable(t *testing.T) {
 	i := oidctest.New(t)
 	i.Down(true)
@@ -164,7 +167,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestFlows logs in by each flow and renews the login.
+// TestFlows logs in with each flow and renews each login.
 func TestFlows(t *testing.T) {
 	i := oidctest.New(t)
 	p := provider(t, i)

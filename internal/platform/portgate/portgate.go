@@ -1,16 +1,17 @@
 // Package portgate makes clients of ports of this machine wait before their
 // connection is made, whether or not anything listens there.
 //
-// The first packet of a connection (with UDP, every packet) is queued in the kernel
-// (NFQUEUE) before anything has looked at its destination. Once the gate is opened,
-// it goes on to whatever has the port then: a listening socket, or an address that
-// it is translated to. The client notices only that its connect takes longer.
-// Nothing is accepted on behalf of the program, and nothing is relayed.
+// The first packet of a connection (with UDP, every packet) is queued in the
+// kernel (NFQUEUE) before its destination is evaluated. Once the gate is opened,
+// the packet continues to whatever has the port then: a listening socket, or an
+// address that it is translated to. The client notices only that its connect
+// takes longer. Nothing is accepted on behalf of the program, and nothing is
+// relayed.
 //
-// The rules are a table of nftables that belongs to a socket of this process. The
-// kernel removes it with the last descriptor of that socket, however the process
-// ends. While the table exists and this process does not, packets are dropped, and
-// clients send them again.
+// The rules are in an nftables table that is owned by a socket of this process.
+// The kernel removes the table when the last descriptor of that socket is closed,
+// however the process ends. If the process is gone while another one keeps the
+// socket open, the kernel drops the packets, and clients send them again.
 package portgate
 
 import (
@@ -35,7 +36,7 @@ import (
 // Port is a port of this machine.
 type Port struct {
 	UDP  bool
-	Addr netip.Addr // unspecified stands for every address of this machine of its family
+	Addr netip.Addr // an unspecified address stands for all of this machine's addresses of its family
 	Port uint16
 }
 
@@ -50,18 +51,18 @@ func (p Port) String() string {
 // compare orders ports.
 func compare(a, b Port) int { return cmp.Compare(a.String(), b.String()) }
 
-// takes reports whether a packet goes to p.
+// takes reports whether packet to is for p.
 func (p Port) takes(to packet) bool {
 	return p.UDP == to.udp && p.Port == to.to.Port() &&
 		(p.Addr == to.to.Addr() || p.Addr.IsUnspecified() && p.Addr.Is4() == to.to.Addr().Is4())
 }
 
-// Gate holds the clients of ports. It is safe for concurrent use.
+// Gate makes clients of ports wait. It is safe for concurrent use.
 type Gate struct {
 	log   *slog.Logger
 	rules *nftables.Conn
-	raw   *netlink.Conn // the socket of rules, which owns the table
-	owner int           // a duplicate of it
+	raw   *netlink.Conn // the socket of rules; owns the table
+	owner int           // a duplicate of the descriptor of raw
 	queue *queue
 	table *nftables.Table
 	last  expr.Any // sends a packet to the queue
@@ -74,17 +75,17 @@ type Gate struct {
 	closed bool
 }
 
-// hold holds the packets that wait for one id.
+// hold is one call of Shut: its ports and the packets that wait for them.
 type hold struct {
 	ports   []Port
 	came    func(from netip.AddrPort)
 	packets []packet
 }
 
-// tableOwner is NFT_TABLE_F_OWNER.
+// tableOwner is the kernel's NFT_TABLE_F_OWNER.
 const tableOwner = 2
 
-// New returns a gate that holds nothing yet. It returns an error if this kernel
+// New returns a gate with all ports open. It returns an error if this kernel
 // (older than 5.12, or without NFQUEUE) or this process (without CAP_NET_ADMIN)
 // cannot hold clients.
 func New(log *slog.Logger) (_ *Gate, err error) {
@@ -113,7 +114,7 @@ func New(log *slog.Logger) (_ *Gate, err error) {
 		return nil, fmt.Errorf("open a queue of packets: %w", err)
 	}
 	g.table = &nftables.Table{Name: fmt.Sprintf("lull-%08x", rand.Uint32()), Family: nftables.TableFamilyINet}
-	// Kernels have the one of these expressions, the other, or both.
+	// Depending on the kernel, either or both of these expressions work.
 	info := xt.Unknown(binaryutil.NativeEndian.PutUint16(g.queue.number))
 	var errs []error
 	for _, last := range []expr.Any{&expr.Queue{Num: g.queue.number}, &expr.Target{Name: "NFQUEUE", Info: &info}} {
@@ -128,14 +129,15 @@ func New(log *slog.Logger) (_ *Gate, err error) {
 	return nil, fmt.Errorf("add rules to the firewall: %w", errors.Join(errs...))
 }
 
-// Owner returns a descriptor that keeps the rules while it is open. The gate owns
-// it.
+// Owner returns a descriptor that keeps the table alive while any duplicate of it
+// is open. The gate owns the descriptor.
 func (g *Gate) Owner() int { return g.owner }
 
-// Shut makes new clients of ports wait until Open is called with the same id. came
-// is called, in a goroutine of its own, with the address of the first one that
-// waits; nil calls nothing. Another call with the same id replaces the ports and
-// came; what waits already goes on waiting, and came is called for it.
+// Shut makes new clients of ports wait until Open is called with the same id.
+// came is called in its own goroutine with the address of the first client that
+// waits; it may be nil. Another call with the same id replaces ports and came.
+// Clients that already wait continue to wait, and the new came is called for
+// them.
 func (g *Gate) Shut(id string, ports []Port, came func(from netip.AddrPort)) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -162,7 +164,7 @@ func (g *Gate) Shut(id string, ports []Port, came func(from netip.AddrPort)) err
 	return nil
 }
 
-// call calls came for what waits.
+// call calls came if a packet waits.
 func (h *hold) call() {
 	if came := h.came; came != nil && len(h.packets) > 0 {
 		h.came = nil
@@ -185,8 +187,8 @@ func (g *Gate) Waiting(id string) map[Port]bool {
 	return out
 }
 
-// Open lets the clients of id go on, and those that come later. It does nothing if
-// none of its ports is shut.
+// Open lets all waiting and future clients of id pass. It does nothing if id has
+// no shut ports.
 func (g *Gate) Open(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -195,18 +197,18 @@ func (g *Gate) Open(id string) {
 		return
 	}
 	delete(g.shut, id)
-	if err := g.apply(g.all()); err != nil { // rules were only removed
+	if err := g.apply(g.all()); err != nil { // an error is not serious: rules were only removed
 		g.log.Error("cannot change the firewall", "err", err)
 	}
 	for _, p := range h.packets {
 		g.queue.accept(p.id)
 	}
-	if len(g.shut) == 0 { // with the table the kernel drops what is still on its way here
+	if len(g.shut) == 0 { // with the table, the kernel would drop packets that are still on their way here
 		time.AfterFunc(removeAfter, g.removeUnused)
 	}
 }
 
-// removeAfter is how long a table without rules stays.
+// removeAfter is how long a table without rules is kept before it is removed.
 const removeAfter = time.Second
 
 func (g *Gate) removeUnused() {
@@ -220,7 +222,7 @@ func (g *Gate) removeUnused() {
 	}
 }
 
-// Close removes the rules, and lets every client go on.
+// Close removes the rules and lets every waiting client pass.
 func (g *Gate) Close() {
 	g.mu.Lock()
 	ids := make([]string, 0, len(g.shut))
@@ -249,7 +251,7 @@ func (g *Gate) end() {
 	}
 }
 
-// run takes packets until the queue is closed.
+// run receives packets until the queue is closed.
 func (g *Gate) run() {
 	defer close(g.done)
 	for {
@@ -273,10 +275,10 @@ func (g *Gate) take(p packet) {
 			return
 		}
 	}
-	g.queue.accept(p.id) // its gate was opened in the meantime
+	g.queue.accept(p.id) // the port was opened in the meantime
 }
 
-// all returns every port that is shut. g.mu is held.
+// all returns every port that is shut. The caller holds g.mu.
 func (g *Gate) all() (ports []Port) {
 	for _, h := range g.shut {
 		ports = append(ports, h.ports...)
@@ -285,12 +287,12 @@ func (g *Gate) all() (ports []Port) {
 	return slices.Compact(ports)
 }
 
-// beforeAll is a priority before that of connection tracking: what waits is not known
-// to the rest of the kernel yet.
+// beforeAll is a priority before that of connection tracking, so that the rest of
+// the kernel does not know a waiting packet yet.
 const beforeAll = -310
 
-// apply replaces the rules at once. It creates the table if there is none. g.mu is
-// held.
+// apply replaces all rules atomically, creating the table if needed. The caller
+// holds g.mu.
 func (g *Gate) apply(ports []Port) error {
 	if !g.there {
 		if err := g.create(); err != nil {
@@ -308,14 +310,15 @@ func (g *Gate) apply(ports []Port) error {
 	copy(lo, "lo")
 	for _, p := range ports {
 		g.rules.AddRule(&nftables.Rule{Table: g.table, Chain: out, Exprs: append(p.match(), g.last)})
-		// What comes from this machine has passed the other chain.
+		// Packets of this machine itself have already passed the output chain.
 		elsewhere := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: lo}}
 		g.rules.AddRule(&nftables.Rule{Table: g.table, Chain: in, Exprs: append(append(elsewhere, p.match()...), g.last)})
 	}
 	return g.rules.Flush()
 }
 
-// create makes the table, with an owner, which package nftables cannot. g.mu is held.
+// create creates the table with an owner, which package nftables does not
+// support. The caller holds g.mu.
 func (g *Gate) create() error {
 	attrs, err := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(g.table.Name), 0)},
@@ -346,7 +349,7 @@ func (g *Gate) create() error {
 	return err
 }
 
-// remove removes the table. g.mu is held.
+// remove removes the table. The caller holds g.mu.
 func (g *Gate) remove() error {
 	if !g.there {
 		return nil
@@ -357,7 +360,7 @@ func (g *Gate) remove() error {
 	return err
 }
 
-// match returns expressions that match the packets that open a connection to p.
+// match returns the expressions that match packets that open a connection to p.
 func (p Port) match() []expr.Any {
 	family, proto := byte(unix.NFPROTO_IPV6), byte(unix.IPPROTO_TCP)
 	if p.Addr.Is4() {
@@ -386,7 +389,7 @@ func (p Port) match() []expr.Any {
 			&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagDADDR: true},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)})
 	}
-	at := uint32(24) // the destination in the header
+	at := uint32(24) // offset of the destination in the IP header
 	if p.Addr.Is4() {
 		at = 16
 	}

@@ -20,8 +20,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// inside runs functions in a network namespace of the test's own, in which loopback
-// is up.
+// inside returns a function that runs others in a network namespace of the test's
+// own, in which loopback is up.
 func inside(t *testing.T) func(func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -51,7 +51,7 @@ func inside(t *testing.T) func(func()) {
 	}
 }
 
-// up sets an interface up.
+// up brings up a network interface.
 func up(name string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -66,7 +66,7 @@ func up(name string) error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r)
 }
 
-// client begins to connect, and returns the socket.
+// client starts a connection to an address and returns its socket.
 func client(t *testing.T, to netip.AddrPort) int {
 	t.Helper()
 	family, sa := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()})
@@ -84,7 +84,8 @@ func client(t *testing.T, to netip.AddrPort) int {
 	return fd
 }
 
-// outcome returns what became of a client: waits, connected or refused.
+// outcome returns the state of a client's connection: waits, connected or
+// refused.
 func outcome(fd int) string {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
 	if err != nil || n == 0 {
@@ -96,7 +97,7 @@ func outcome(fd int) string {
 	return "connected"
 }
 
-// tables lists the tables of lull in the firewall.
+// tables lists lull's tables in the firewall of the namespace.
 func tables(t *testing.T, in func(func())) (names []string) {
 	t.Helper()
 	in(func() {
@@ -117,9 +118,10 @@ func tables(t *testing.T, in func(func())) (names []string) {
 	return names
 }
 
-// TestGate has clients come to ports of which some are shut, of every family and
-// form of address: those of a shut port wait until it is opened, then a program that
-// listens by then gets them. All others are refused at once.
+// TestGate connects clients to open and shut ports, for every family and form of
+// address. Clients of a shut port must wait until it is opened, and then reach
+// the program that listens by then. All other clients are refused at once,
+// because nothing listens yet.
 func TestGate(t *testing.T) {
 	in := inside(t)
 	var g *Gate
@@ -175,7 +177,8 @@ func TestGate(t *testing.T) {
 		t.Errorf("tables: %v", got)
 	}
 
-	// One that is shut again is called for what waits already.
+	// If a port is shut again, the new function is called for clients that
+	// already wait.
 	mu.Lock()
 	clear(came)
 	mu.Unlock()
@@ -202,7 +205,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateOfUDP holds datagrams.
+// TestGateOfUDP checks that the datagrams to a shut port wait, and arrive in
+// order once it is opened.
 func TestGateOfUDP(t *testing.T) {
 	in := inside(t)
 	in(func() {
@@ -248,8 +252,8 @@ func TestGateOfUDP(t *testing.T) {
 	})
 }
 
-// TestGateOfTheDead checks that the kernel removes the rules with the last
-// descriptor of their owner, and not before.
+// TestGateOfTheDead checks that the kernel removes the rules when the last
+// descriptor of the owner's socket is closed, and not before.
 func TestGateOfTheDead(t *testing.T) {
 	in := inside(t)
 	var g *Gate
@@ -265,7 +269,7 @@ func TestGateOfTheDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.end() // as if the process had been killed
+	g.end() // closes the gate's descriptors, as if the process had been killed
 	<-g.done
 	if got := tables(t, in); len(got) != 1 {
 		t.Errorf("with a descriptor left: %v", got)
@@ -280,7 +284,7 @@ func TestGateOfTheDead(t *testing.T) {
 	waittest.Until(t, "the client's next packet is refused", func() bool { return outcome(fd) == "refused" })
 }
 
-// FuzzPacket reads random packets.
+// FuzzPacket parses random packets. It must not panic.
 func FuzzPacket(f *testing.F) {
 	f.Add([]byte("\x45\x00\x00\x2c\x00\x00\x00\x00\x40\x06\x00\x00\x7f\x00\x00\x01\x7f\x00\x00\x02\x80\x00\x03\xe9"))
 	f.Add([]byte{0x60})

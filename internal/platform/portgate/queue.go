@@ -14,7 +14,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// Of linux/netfilter/nfnetlink_queue.h, which package unix lacks.
+// Constants from linux/netfilter/nfnetlink_queue.h that package unix lacks.
 const (
 	subsystem = unix.NFNL_SUBSYS_QUEUE << 8
 
@@ -35,26 +35,27 @@ const (
 	verdictPass = 1
 )
 
-// Limits of a queue. Packets beyond are dropped, and clients send them again.
+// Limits of a queue. The kernel drops packets beyond them, and clients send them
+// again.
 const (
 	maxWaiting = 4096
-	copyBytes  = 256 // of a packet: its headers
+	copyBytes  = 256 // bytes of a packet that are copied here: its headers
 )
 
-// packet is one that waits in the kernel.
+// packet is a packet that waits in the kernel.
 type packet struct {
 	id       uint32
 	udp      bool
 	from, to netip.AddrPort
 }
 
-// queue is a queue of packets in the kernel, whose number rules name.
+// queue is a packet queue of the kernel. Rules refer to it by its number.
 type queue struct {
 	conn   *netlink.Conn
 	number uint16
 }
 
-// openQueue binds a queue that no other process has.
+// openQueue binds a queue number that no other process uses.
 func openQueue() (*queue, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -64,7 +65,7 @@ func openQueue() (*queue, error) {
 		q := &queue{conn: conn, number: uint16(1024 + rand.N(60000))}
 		err = q.config(configCommand, []byte{commandBind, 0, 0, 0})
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EEXIST) {
-			continue // another process has it, unless this one may have none
+			continue // in use by another process, or this one may not bind any
 		}
 		if err == nil {
 			err = q.config(configParams, append(binary.BigEndian.AppendUint32(nil, copyBytes), copyPacket))
@@ -81,7 +82,7 @@ func openQueue() (*queue, error) {
 	return nil, err
 }
 
-// message returns one about the queue with an attribute.
+// message returns a message about the queue with one attribute.
 func (q *queue) message(kind, attr uint16, data []byte) (netlink.Message, error) {
 	b, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: attr, Data: data}})
 	body := append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}, binary.BigEndian.AppendUint16(nil, q.number)...)
@@ -98,22 +99,24 @@ func (q *queue) config(attr uint16, data []byte) error {
 	return err
 }
 
-// accept lets a packet go on. One that the kernel no longer has is none of ours.
+// accept lets a packet continue. It has no effect if the kernel no longer has the
+// packet.
 func (q *queue) accept(id uint32) {
 	m, err := q.message(msgVerdict, attrVerdictHeader, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, verdictPass), id))
 	if err == nil {
-		_, _ = q.conn.Send(m) // fails only if the queue is closed, which drops all of it
+		_, _ = q.conn.Send(m) // fails only if the queue is closed; the kernel then drops all its packets
 	}
 }
 
-// receive waits for packets. The error is that the queue is closed.
+// receive waits for packets and returns them. It returns an error only if the
+// queue is closed.
 func (q *queue) receive() (out []packet, err error) {
 	all, err := q.conn.Receive()
 	if err != nil {
 		if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EBADF) {
 			return nil, err
 		}
-		return nil, nil // of one packet or verdict, or the socket's buffer was full
+		return nil, nil // an error about a single packet or verdict, or the socket's buffer was full
 	}
 	for _, m := range all {
 		if m.Header.Type != msgPacket {
@@ -130,8 +133,8 @@ func (q *queue) receive() (out []packet, err error) {
 	return out, nil
 }
 
-// parse reads a message with a packet. ok is false if it cannot be read; id is then
-// the packet's, 0 if that is unknown too.
+// parse parses a message with a packet. If that fails, ok is false and id is the
+// packet's, 0 if that is unknown too.
 func parse(b []byte) (id uint32, p packet, ok bool) {
 	if len(b) < 4 {
 		return 0, p, false
@@ -154,7 +157,7 @@ func parse(b []byte) (id uint32, p packet, ok bool) {
 	return id, p, ok && id != 0
 }
 
-// headers reads the addresses of a packet.
+// headers parses the protocol and the addresses of a packet.
 func headers(b []byte) (p packet, ok bool) {
 	var proto tcpip.TransportProtocolNumber
 	var from, to tcpip.Address

@@ -1,8 +1,8 @@
 // Package pricelist reads on-demand prices from the AWS Price List API.
 //
-// It reads one price for each question: Linux on shared tenancy for instances,
-// a GB-month for storage. A price that AWS does not list, or lists with several
-// values, is missing from the answer and never estimated.
+// It reads one price for each key: of instances with Linux on shared tenancy, and
+// of a GB-month of storage. A price that AWS does not list, or lists with several
+// values, is missing from the result and never estimated.
 package pricelist
 
 import (
@@ -21,30 +21,31 @@ import (
 	"lull/internal/core/savings"
 )
 
-// Region is a region in which AWS serves the API, for all regions.
+// Region is a region that serves the API. Its API has the prices of all regions.
 const Region = "us-east-1"
 
-// maxProducts bounds the products of one answer; a question has one.
+// maxProducts bounds the products of one answer. A specific request has only one.
 const maxProducts = 20
 
 // Client reads the Price List API. It is safe for concurrent use.
 type Client struct {
 	limit *rate.Limiter
-	// A function value, as in package ec2: the linker drops the other calls.
+	// A function value instead of the SDK's client, so that the linker drops the
+	// calls that are not used; see ec2.api.
 	api struct {
 		GetProducts func(context.Context, *pricing.GetProductsInput, ...func(*pricing.Options)) (*pricing.GetProductsOutput, error)
 	}
 }
 
-// New returns a client. cfg should be of Region; it makes no connection.
+// New returns a client. cfg should be for Region. New makes no connection.
 func New(cfg aws.Config) *Client {
 	c := &Client{limit: rate.NewLimiter(5, 5)}
 	c.api.GetProducts = pricing.NewFromConfig(cfg).GetProducts
 	return c
 }
 
-// Read returns the prices of keys that AWS lists, dated now. The first error
-// ends it; the prices read until then are returned with it.
+// Read returns the prices that AWS lists for keys, dated now. It stops at the
+// first error and returns the prices read until then with it.
 func (c *Client) Read(ctx context.Context, keys []savings.Key, now time.Time) (savings.Prices, error) {
 	out := savings.Prices{}
 	for _, k := range keys {
@@ -88,7 +89,7 @@ func term(field, value string) types.Filter {
 	return types.Filter{Type: types.FilterTypeTermMatch, Field: aws.String(field), Value: aws.String(value)}
 }
 
-// product is the part of a product's document that is read.
+// product contains the part of a product's document that is needed.
 type product struct {
 	Terms struct {
 		OnDemand map[string]struct {
@@ -100,8 +101,8 @@ type product struct {
 	} `json:"terms"`
 }
 
-// onDemand returns the one on-demand price in USD a unit that documents list, 0
-// if there is none or if they list several.
+// onDemand returns the only on-demand price in documents, in USD per unit, or 0
+// if there is none or there are several.
 func onDemand(documents []string, unit string) (float64, error) {
 	found := 0.0
 	for _, text := range documents {
@@ -118,7 +119,7 @@ func onDemand(documents []string, unit string) (float64, error) {
 				switch {
 				case err != nil || !(usd >= 0 && usd < savings.MaxUSD):
 					return 0, errors.New("the answer has an invalid price: " + strconv.Quote(d.PricePerUnit["USD"]))
-				case usd == 0 || usd == found: // free of charge is another offer
+				case usd == 0 || usd == found: // a price of zero belongs to another offer
 				case found != 0:
 					return 0, nil
 				default:

@@ -15,8 +15,8 @@ import (
 	"lull/internal/core/savings"
 )
 
-// client returns a client of a server that answers with documents, and the
-// fields that it was last asked for.
+// client returns a client of a server that answers with documents, and the filter
+// fields of the last request.
 func client(t *testing.T, status int, documents ...string) (*Client, map[string]string) {
 	t.Helper()
 	asked := map[string]string{}
@@ -49,7 +49,8 @@ func client(t *testing.T, status int, documents ...string) (*Client, map[string]
 		RetryMaxAttempts: 1}), asked
 }
 
-// priced is a document as AWS writes them, with reserved terms that do not count.
+// priced returns a document as AWS writes it. It includes reserved terms, which
+// must not count.
 func priced(unit string, usd ...string) string {
 	dims := ""
 	for i, u := range usd {

@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FD is a socket that a process holds.
+// FD is a descriptor of a process that refers to a socket.
 type FD struct {
 	FD    int
 	Inode uint64 // of the socket, as in sock_diag and /proc/net
 }
 
 // ErrThreads means that the main thread of a process has ended while others
-// continue: the kernel then shows no file descriptors for the process.
+// continue. The kernel then shows no file descriptors of the process.
 var ErrThreads = errors.New("the main thread has ended and others still run")
 
 // Sockets lists the sockets of the process by descriptor number. A zombie has
-// none. Threads with their own file table (unshare of CLONE_FILES) are not
-// seen.
+// none. Descriptors in a file table that a thread does not share with the process
+// (CLONE_FILES unshared) are not seen.
 //
 // Errors: ErrGone, EACCES or EPERM (another user's process, or one that is not
 // dumpable), ErrThreads.
@@ -52,8 +52,8 @@ func (f *FS) Sockets(pid int) ([]FD, error) {
 	return sockets, nil
 }
 
-// ended returns nil for a zombie, whose files belong to root and cannot be
-// listed by its own user. Otherwise it returns err.
+// ended returns nil if pid is a zombie, whose descriptors its own user cannot
+// list because they belong to root. Otherwise it returns err.
 func (f *FS) ended(pid int, s *scratch, err error) error {
 	if errors.Is(err, ErrGone) {
 		return err

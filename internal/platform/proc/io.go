@@ -9,14 +9,14 @@ import (
 )
 
 // IO is the number of bytes that a process read from and wrote to disks, from
-// /proc/PID/io. Cached pages are not read, and a page counts as written when it
-// becomes dirty. Reaped children are included.
+// /proc/PID/io. Reads from the page cache do not count, and a page counts as
+// written when it becomes dirty. The counts include reaped children.
 type IO struct {
 	Read    uint64
 	Written uint64
-	// Calls are the bytes that the process passed to write calls, to files, pipes
-	// and sockets alike. Pages that it changes in a mapped file are in Written
-	// alone.
+	// Calls is the number of bytes that the process passed to write calls, to
+	// files, pipes and sockets alike. Changes of a mapped file appear in Written
+	// only.
 	Calls uint64
 }
 
@@ -25,8 +25,8 @@ var ErrNoIO = errors.New("the kernel does not count disk traffic by process")
 
 var errIO = errors.New("not an io file")
 
-// IO reads the disk traffic of one process. It returns ErrGone for a pid that
-// does not exist, ErrNoIO for a kernel without the accounting.
+// IO reads the disk traffic of one process. It returns ErrGone if the process has
+// ended, ErrNoIO if the kernel does not account for disk traffic.
 func (f *FS) IO(pid int) (IO, error) {
 	s := f.scratch().num(pid).str("/io")
 	defer s.free()
@@ -77,16 +77,16 @@ func parseIO(b []byte) (io IO, err error) {
 }
 
 // Tally combines the counters of a changing set of processes into one that only
-// grows. Bytes that a process transfers between its last reading and its end
-// are in the counter of the parent that reaped it. Earlier ones are then
-// counted twice, which can only keep something awake. The zero value is ready
-// for use.
+// grows. The bytes that a process transfers between its last reading and its end
+// are in the counter of the parent that reaped it. That counter includes the
+// earlier bytes too, which are then counted twice; this can only keep something
+// awake. The zero value is ready for use.
 type Tally struct {
 	total uint64
 	last  map[int]uint64
 }
 
-// Add takes the present counter of every process and returns the sum of
+// Add takes the present counter of every process, by pid, and returns the sum of
 // everything ever counted.
 func (t *Tally) Add(now map[int]uint64) uint64 {
 	for pid, n := range now {

@@ -49,8 +49,8 @@ func TestParseIO(t *testing.T) {
 	}
 }
 
-// The sum never falls, whichever processes come and go, and misses nothing that
-// was there to be read.
+// TestTally checks that the sum never decreases, whichever processes come and go,
+// and includes every byte that was ever read.
 func TestTally(t *testing.T) {
 	var n Tally
 	for i, step := range []struct {
@@ -60,8 +60,8 @@ func TestTally(t *testing.T) {
 		{map[int]uint64{1: 100}, 100},
 		{map[int]uint64{1: 100, 2: 50}, 150},
 		{map[int]uint64{1: 100, 2: 70}, 170},
-		{map[int]uint64{1: 100}, 170},       // 2 ended, and was collected elsewhere
-		{map[int]uint64{1: 180, 2: 5}, 255}, // a child of 1 has ended; 2 is another
+		{map[int]uint64{1: 100}, 170},       // 2 ended and was not reaped by 1
+		{map[int]uint64{1: 180, 2: 5}, 255}, // a child of 1 has ended; pid 2 was reused
 		{nil, 255},
 		{map[int]uint64{7: 1}, 256},
 	} {

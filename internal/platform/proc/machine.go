@@ -7,7 +7,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// Names of the seven signals.
+// Names of the seven signals of every machine.
 const (
 	SignalCPU       = "cpu"
 	SignalNetwork   = "network"
@@ -18,10 +18,10 @@ const (
 	SignalRecent    = "recent"
 )
 
-// Limits are the values at which a signal becomes active.
+// Limits are the thresholds at or above which a signal is active.
 type Limits struct {
 	CPU     float64 // percent of all CPUs
-	Cores   float64 // busy CPUs that count even if they are fewer percent; 0 disables it
+	Cores   float64 // busy CPUs that count as use even below CPU percent; 0 disables it
 	Network float64 // bytes per minute
 	Disk    float64 // bytes per minute
 
@@ -33,26 +33,27 @@ type Limits struct {
 // MachineConfig configures where Machine reads. The zero value means the live
 // machine.
 type MachineConfig struct {
-	Root string // prefix of /proc, /sys and /dev; for fixture trees
+	Root string // prefix of /proc, /sys and /dev; for fixtures
 
-	// LeastWindow is the shortest interval over which a rate is judged: an
-	// earlier reading is compared with the sample before. 0 means 10 s.
+	// LeastWindow is the shortest interval over which a rate is computed. If the
+	// last sample is more recent, the one before it is used. 0 means 10 s.
 	LeastWindow time.Duration
 
-	// OwnBytes returns the total number of bytes that lull itself transferred
-	// over the network, which are not counted; nil for none.
+	// OwnBytes returns the total number of bytes that lull itself has transferred
+	// over the network. They are not counted as traffic. nil means none.
 	OwnBytes func() uint64
 
-	// Own records when lull itself wrote to terminals; nil for none.
+	// Own records when lull itself wrote to terminals, which does not count as
+	// output. nil means never.
 	Own *OwnWrites
 }
 
-// Machine reads the signals that cost microseconds. Each probe reads and parses
-// in two functions, and fails on its own. A source that does not exist is
-// absent. One that exists and cannot be read is unknown, and so is the first
-// sample of a difference. Rates are divided by the measured time between two
-// samples. Files are opened once, and reading allocates nothing while the set
-// of devices and terminals stays the same. It is not safe for concurrent use.
+// Machine reads the signals that cost only microseconds: cpu, network, disk and
+// terminals. Each signal fails on its own. A source that does not exist is
+// absent. One that exists and cannot be read is unknown, and so is a rate before
+// its second sample. Rates are divided by the measured time between two samples.
+// Files are opened once, and reading allocates nothing while the set of devices
+// and terminals stays the same. A Machine is not safe for concurrent use.
 type Machine struct {
 	cpu  cpuProbe
 	net  netProbe
@@ -91,8 +92,8 @@ func (m *Machine) Read(now time.Time, l Limits, into []idle.Reading) []idle.Read
 		m.pts.read(now, l.PresentTerminals))
 }
 
-// Reset drops every sample, so that the next one is a first one: after a
-// resume, a jump of the clock, and lull's own work (a hook).
+// Reset drops every sample, so that the next Read is a first one. It is called
+// after a resume, a jump of the clock, and work of lull itself (a hook).
 func (m *Machine) Reset() {
 	m.cpu.reset()
 	m.net.reset()

@@ -9,7 +9,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// BenchmarkMachineRead is one tick's file readings on this machine.
+// BenchmarkMachineRead measures the file reads of one probe on this machine.
 func BenchmarkMachineRead(b *testing.B) {
 	m := NewMachine(MachineConfig{Own: &OwnWrites{}})
 	defer m.Close()
@@ -22,14 +22,14 @@ func BenchmarkMachineRead(b *testing.B) {
 		into = m.Read(now, Limits{CPU: 5, Cores: 0.5, Network: 10e3, Disk: 100e3}, into[:0])
 	}
 	for _, r := range into {
-		if r.State == idle.Unknown && r.Signal != SignalCPU { // no tick passes in a microsecond
+		if r.State == idle.Unknown && r.Signal != SignalCPU { // the CPU counters need not advance within a microsecond
 			b.Fatalf("%s is unknown: %s", r.Signal, r.Detail)
 		}
 	}
 }
 
-// TestMachineReadDoesNotAllocate checks that the readings of a tick allocate
-// nothing, whatever the machine's load.
+// TestMachineReadDoesNotAllocate checks that Read allocates nothing, whatever the
+// machine's load.
 func TestMachineReadDoesNotAllocate(t *testing.T) {
 	other := copied(t, "debian13")
 	if err := os.MkdirAll(filepath.Join(other, "dev/pts"), 0o755); err != nil {
@@ -40,8 +40,8 @@ func TestMachineReadDoesNotAllocate(t *testing.T) {
 		defer m.Close()
 		into := make([]idle.Reading, 0, 8)
 		now := time.Now()
-		// A terminal or a disk that has appeared is remembered; the next round
-		// knows it.
+		// The first read of a terminal or disk that has just appeared allocates,
+		// so the round with the fewest allocations counts.
 		least := 1.0
 		for range 5 {
 			least = min(least, testing.AllocsPerRun(100, func() {

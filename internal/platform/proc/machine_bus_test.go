@@ -53,14 +53,14 @@ func machineBus(t *testing.T) (root string) {
 	return root
 }
 
-// fakeLogind is systemd-logind and systemd on that bus.
+// fakeLogind plays systemd-logind and systemd on that bus.
 type fakeLogind struct {
 	conn *dbus.Conn
 
 	mu         sync.Mutex
 	sessions   map[string]map[string]dbus.Variant // by id
 	inhibitors []Inhibitor
-	hang       chan struct{} // if not nil, requests wait for it
+	hang       chan struct{} // if not nil, requests block until it is closed
 }
 
 type listedSession struct {
@@ -71,11 +71,11 @@ type listedSession struct {
 	Path dbus.ObjectPath
 }
 
-// ListSessions is logind's.
+// ListSessions is a method of logind's manager.
 func (f *fakeLogind) ListSessions() ([]listedSession, *dbus.Error) {
 	f.mu.Lock()
 	hang := f.hang
-	out := []listedSession{{"gone", 1000, "gone", "", logindPath + "/session/gone"}} // ended since
+	out := []listedSession{{"gone", 1000, "gone", "", logindPath + "/session/gone"}} // a session that has ended since
 	for id := range f.sessions {
 		out = append(out, listedSession{id, 1000, "anna", "", dbus.ObjectPath(logindPath + "/session/" + id)})
 	}
@@ -86,14 +86,14 @@ func (f *fakeLogind) ListSessions() ([]listedSession, *dbus.Error) {
 	return out, nil
 }
 
-// ListInhibitors is logind's.
+// ListInhibitors is a method of logind's manager.
 func (f *fakeLogind) ListInhibitors() ([]Inhibitor, *dbus.Error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.inhibitors, nil
 }
 
-// properties are the properties of a session.
+// properties serves the properties of a session.
 type properties struct {
 	f  *fakeLogind
 	id string
@@ -104,7 +104,7 @@ func (p properties) GetAll(string) (map[string]dbus.Variant, *dbus.Error) {
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()
 	if p.f.sessions[p.id] == nil {
-		return nil, dbus.NewError("org.freedesktop.DBus.Error.UnknownObject", nil) // as sd-bus says it
+		return nil, dbus.NewError("org.freedesktop.DBus.Error.UnknownObject", nil) // the error that sd-bus returns
 	}
 	return p.f.sessions[p.id], nil
 }
@@ -142,7 +142,8 @@ func serveLogind(t *testing.T, root string) *fakeLogind {
 	return f
 }
 
-// TestLogind reads sessions and inhibitors from a logind on a real bus.
+// TestLogind reads sessions and inhibitors from a fake logind on a real bus, and
+// checks the readings derived from them.
 func TestLogind(t *testing.T) {
 	root := machineBus(t)
 	l := &Logind{Root: root}
@@ -164,7 +165,7 @@ func TestLogind(t *testing.T) {
 	for name, c := range map[string]struct {
 		props map[string]any
 		want  idle.State
-		last  time.Time // of the last event; zero does not matter
+		last  time.Time // time of the last event; zero if it is not checked
 	}{
 		"a desktop in use": {map[string]any{"Type": "wayland"}, idle.Active, time.Time{}},
 		"an idle desktop":  {map[string]any{"Type": "x11", "IdleHint": true, "IdleSinceHint": uint64(since.UnixMicro())}, idle.Quiet, since},
@@ -225,8 +226,8 @@ func TestLogind(t *testing.T) {
 	})
 }
 
-// TestNoBusIsNoLogind tells a machine without systemd from one with a failing
-// bus.
+// TestNoBusIsNoLogind checks that only a machine without systemd yields
+// ErrNoLogind, and that a failing bus is another error.
 func TestNoBusIsNoLogind(t *testing.T) {
 	root := t.TempDir()
 	l := &Logind{Root: root}
@@ -235,7 +236,7 @@ func TestNoBusIsNoLogind(t *testing.T) {
 	}
 	sessions := filepath.Join(root, "run/systemd/sessions")
 	errtest.None(t, os.MkdirAll(filepath.Dir(sessions), 0o755))
-	put(t, root, "run/systemd/sessions", "") // what cannot be listed is not none
+	put(t, root, "run/systemd/sessions", "") // a file, so that listing it fails
 	if _, err := l.Sessions(t.Context()); err == nil || missing(err) {
 		t.Errorf("sessions that cannot be listed: %v", err)
 	}

@@ -6,14 +6,15 @@ import (
 	"lull/internal/core/idle"
 )
 
-// sectorSize is the unit of /proc/diskstats, whatever the device's own is.
+// sectorSize is the unit of /proc/diskstats in bytes, whatever the device's own
+// sector size is.
 const sectorSize = 512
 
 // diskLine is one block device of /proc/diskstats.
 type diskLine struct {
 	name            []byte
 	read, written   uint64 // bytes
-	stacked, memory bool   // on top of other devices; in memory or without its own medium
+	stacked, memory bool   // built on other devices; in memory or without a medium of its own
 }
 
 // parseDiskstats calls each for every line of /proc/diskstats.
@@ -61,8 +62,8 @@ func hasPrefixNumber(name []byte, prefixes ...string) bool {
 	return false
 }
 
-// nvmePath reports whether name is one path of a multipath disk (nvme0c0n1),
-// whose traffic the disk itself (nvme0n1) counts too.
+// nvmePath reports whether name is one path of a multipath disk (nvme0c0n1). The
+// disk itself (nvme0n1) counts the same traffic.
 func nvmePath(name []byte) bool {
 	if len(name) < 5 || string(name[:4]) != "nvme" {
 		return false
@@ -76,9 +77,9 @@ func nvmePath(name []byte) bool {
 
 func digit(c byte) bool { return c >= '0' && c <= '9' }
 
-// parentOf returns the disk that name would be a partition of: name without its
-// number, and without the p between two numbers. It returns nil if name cannot
-// be a partition.
+// parentOf returns the name of the disk of which name may be a partition: name
+// without its number, and without the p between two numbers. It returns nil if
+// name cannot be a partition.
 func parentOf(name []byte) []byte {
 	i := len(name)
 	for i > 0 && digit(name[i-1]) {
@@ -99,7 +100,7 @@ func parentOf(name []byte) []byte {
 type diskProbe struct {
 	file  machineFile
 	tally tally
-	stack tally // dm, md and similar; judged only if no device below them is seen
+	stack tally // dm, md and similar; used only if no device below them is seen
 	win   window
 	deep  window
 	each  func(diskLine)
@@ -111,9 +112,9 @@ func (p *diskProbe) reset() {
 	p.deep.reset()
 }
 
-// note processes one line. A partition follows its disk in /proc/diskstats, so
-// a name whose disk is known is a partition; xvda1 without an xvda is a disk,
-// as on EC2.
+// note processes one line. A partition follows its disk in /proc/diskstats, so a
+// name whose disk is already known is a partition. An xvda1 without an xvda is a
+// disk, as on EC2.
 func (p *diskProbe) note(d diskLine) {
 	t := &p.tally
 	if d.stacked {

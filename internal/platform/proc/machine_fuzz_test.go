@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// seed adds every fixture file of that name, whole and cut in two.
+// seed adds every fixture file with that name to the corpus, whole and cut in
+// two.
 func seed(f *testing.F, name string) {
 	f.Helper()
 	paths, err := filepath.Glob(filepath.Join("testdata/machine/*", name))

@@ -18,7 +18,7 @@ const journalLimit = 5 * time.Second
 // (systemd's SD_MESSAGE_SESSION_START).
 const sessionStart = "8d45620c1a4348dbb17410da57c60c66"
 
-// journal asks systemd's journal for the newest session. It returns
+// journal returns the newest session in systemd's journal. It returns
 // fs.ErrNotExist on a machine without a journal or without journalctl.
 func (p *LoginReader) journal() (l logins, err error) {
 	dir := p.path("var/log/journal")

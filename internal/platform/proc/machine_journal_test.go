@@ -14,8 +14,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// withJournal puts a journal below root in which ada logged in at 1700000100
-// and bob at 1700000200; systemd-journal-remote wrote it.
+// withJournal puts a journal below root in which ada logged in at 1700000100 and
+// bob at 1700000200. The file was written by systemd-journal-remote.
 func withJournal(t *testing.T, root string) {
 	t.Helper()
 	if testing.Short() {
@@ -37,16 +37,16 @@ func withJournal(t *testing.T, root string) {
 	file(t, root, "var/log/journal/"+strings.Repeat("2", 32)+"/system.journal", string(b))
 }
 
-// file makes a file below root, with its directories.
+// file writes a file below root, creating its directories.
 func file(t *testing.T, root, name, text string) {
 	t.Helper()
 	errtest.None(t, os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755))
 	put(t, root, name, text)
 }
 
-// TestJournal reads logins from the journal where nothing else is kept up, as
-// on Debian 13 without wtmpdb, also where an earlier release left a wtmp; and
-// leaves it alone where there are records.
+// TestJournal checks that logins are read from the journal if no other record is
+// maintained, even if an earlier release left a wtmp (Debian 13 without wtmpdb),
+// and not if utmp and wtmp are.
 func TestJournal(t *testing.T) {
 	at := time.Unix(1700000230, 0)
 	root := t.TempDir()
@@ -68,8 +68,8 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// TestJournalThatCannotBeReadIsUnknown checks that only a missing journal is
-// skipped, and that an unreadable one makes the signal unknown.
+// TestJournalThatCannotBeReadIsUnknown checks that a missing journal is skipped,
+// and that a journal that cannot be read makes the signal unknown.
 func TestJournalThatCannotBeReadIsUnknown(t *testing.T) {
 	root, bin := t.TempDir(), t.TempDir()
 	file(t, root, "var/log/journal/x/system.journal", "")

@@ -24,13 +24,13 @@ type Session struct {
 	Leader        int32
 	Since         time.Time
 
-	// Input is the time of its last keyboard input; zero if it has no keyboard
-	// that can be observed (sftp, a command over ssh).
+	// Input is the time of its last keyboard input. It is zero if no keyboard can
+	// be observed, as with sftp or a command over ssh.
 	Input time.Time
 }
 
-// Logind is a client of systemd-logind on the system bus. It keeps its
-// connection. It is safe for concurrent use; requests are sent one at a time.
+// Logind is a client of systemd-logind on the system bus. It keeps its connection
+// open. It is safe for concurrent use; requests are sent one at a time.
 type Logind struct {
 	Root string // prefix of the socket's path; empty for the live machine
 
@@ -53,8 +53,8 @@ func (l *Logind) connect(ctx context.Context) error {
 	if root == "" {
 		root = "/"
 	}
-	// sd_booted and sd_session check for this directory. Without it the bus
-	// would wait for a service that cannot start.
+	// sd_booted and sd_session check for this directory. Without it, the bus
+	// would wait for a logind that cannot start.
 	if _, err := l.kept(); err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (l *Logind) connect(ctx context.Context) error {
 	if _, err := os.Stat(socket); err != nil {
 		return l.gone(err)
 	}
-	// The connection outlives this call; only its set-up is bounded by ctx.
+	// The connection outlives this call; ctx bounds only the time to connect.
 	conn, err := dbus.Dial("unix:path=" + socket)
 	if err != nil {
 		return fmt.Errorf("cannot reach the system bus: %w", err)
@@ -100,11 +100,13 @@ func (l *Logind) kept() (int, error) {
 	return len(files), nil
 }
 
-// gone returns the error for a logind that does not answer. A missing logind is
-// not an error only if its leftover files show that no user is logged in.
+// gone returns the error for a logind that does not answer. It is ErrNoLogind
+// only if logind is missing and left no session file, so that no user can be
+// logged in.
 func (l *Logind) gone(err error) error {
 	if n, kerr := l.kept(); kerr != nil || n > 0 {
-		// Not wrapped, because it would be mistaken for a machine without logind.
+		// Not wrapped, because err would make this look like a machine without
+		// logind.
 		return fmt.Errorf("cannot ask systemd-logind, which keeps %d files of sessions: %v", n, errors.Join(err, kerr))
 	}
 	if err == nil || missing(err) {
@@ -152,7 +154,7 @@ func (l *Logind) call(ctx context.Context, dest, path, method string, ret any, a
 	return nil
 }
 
-// Sessions lists users' sessions: class user, not closing.
+// Sessions lists the sessions of users, except closing ones.
 func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
 	var list []struct {
 		ID   string
@@ -186,8 +188,8 @@ func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
 	return out, nil
 }
 
-// sessionOf reads the properties of a session. Greeters, lock screens, managers
-// and background sessions do not count as a user's; a closing one has ended.
+// sessionOf reads the properties of a session. It returns false for a session
+// that is not a user's (greeter, lock screen, manager, background) or is closing.
 func sessionOf(props map[string]dbus.Variant) (Session, bool) {
 	s := Session{}
 	text := func(name string) string { v, _ := props[name].Value().(string); return v }
@@ -209,7 +211,8 @@ func sessionOf(props map[string]dbus.Variant) (Session, bool) {
 	hint, _ := props["IdleHint"].Value().(bool)
 	switch s.Kind {
 	case "x11", "wayland", "mir", "web":
-		// The desktop sets the hint. While it reports use, the time is now.
+		// The desktop environment sets IdleHint. While it reports use, the last
+		// input is now.
 		s.Input = micros("IdleSinceHint")
 		if !hint {
 			s.Input = time.Now()

@@ -12,14 +12,13 @@ import (
 	"lull/internal/core/idle"
 )
 
-// OwnWriteSpan is how long after one of lull's own writes a terminal's write
-// time may be due to lull: the kernel updates it in steps of 8 s
-// (drivers/tty/tty_io.c, tty_update_time).
+// OwnWriteSpan is how long after a write by lull the write time of a terminal may
+// be lull's: the kernel updates that time in steps of 8 s (drivers/tty/tty_io.c,
+// tty_update_time).
 const OwnWriteSpan = 8 * time.Second
 
-// OwnWrites records when lull wrote to terminals, so that it does not mistake
-// its own warning for use. The zero value is ready for use. It is safe for
-// concurrent use.
+// OwnWrites records when lull wrote to terminals, so that its own warnings do not
+// count as use. The zero value is ready for use. It is safe for concurrent use.
 type OwnWrites struct {
 	mu    sync.Mutex
 	times [8]int64 // seconds since 1970
@@ -44,9 +43,9 @@ func (o *OwnWrites) Last() time.Time {
 	return time.Unix(o.times[(o.next-1)%len(o.times)], 0)
 }
 
-// covers reports whether a write time of a terminal, in seconds, is due to
-// lull. The kernel's clock for terminals lags by up to a tick, so a write just
-// after the full second may have the previous second.
+// covers reports whether a terminal's write time, in seconds, is due to lull. The
+// kernel's clock for terminals lags by up to a tick, so a write just after a full
+// second may be recorded with the previous second.
 func (o *OwnWrites) covers(mtime int64) bool {
 	if o == nil {
 		return false
@@ -99,8 +98,9 @@ func (p *ptsProbe) close() {
 	}
 }
 
-// read lists the terminals and their times. An event counts at its own time, or
-// at the time it was found if its time is in the future.
+// read lists the terminals and their times. An event counts at its own time or,
+// if that is in the future, at the time it was found. With presence, a terminal
+// counts by being open.
 func (p *ptsProbe) read(now time.Time, presence bool) idle.Reading {
 	if err := p.list(now); err != nil {
 		p.close()
@@ -119,8 +119,8 @@ func (p *ptsProbe) read(now time.Time, presence bool) idle.Reading {
 		if t.event.After(r.LastEvent) {
 			r.LastEvent, r.Detail = t.event, t.label
 		}
-		// Times are whole seconds, so an event may have a time before the
-		// previous read although it happened after it.
+		// Times are whole seconds, so an event may be dated before the previous
+		// read although it happened after it.
 		if fresh := t.moved == p.round && !p.last.IsZero(); presence || fresh || !t.event.Before(since) {
 			r.Value++
 		}
@@ -199,8 +199,8 @@ func (p *ptsProbe) entries(b []byte, now time.Time) error {
 	return nil
 }
 
-// terminalNumber parses a name that ends in NUL. The directory also contains
-// ptmx, which is not a terminal.
+// terminalNumber parses a name that ends in NUL. ok is false for names that are
+// not terminals, such as ptmx.
 func terminalNumber(name []byte) (n uint64, ok bool) {
 	for i, c := range name {
 		if c == 0 {
@@ -211,11 +211,11 @@ func terminalNumber(name []byte) (n uint64, ok bool) {
 		}
 		n = n*10 + uint64(c-'0')
 	}
-	return 0, false // the kernel needs the NUL
+	return 0, false // statx needs the NUL
 }
 
-// statAt calls statx with a name that ends in NUL, without the copy that the
-// standard wrapper makes.
+// statAt calls statx with a name that ends in NUL. The standard wrapper would
+// allocate a copy of the name.
 func statAt(dir int, name []byte, st *unix.Statx_t) unix.Errno {
 	_, _, e := unix.Syscall6(unix.SYS_STATX, uintptr(dir), uintptr(unsafe.Pointer(&name[0])),
 		unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS, uintptr(unsafe.Pointer(st)), 0)
@@ -255,8 +255,8 @@ func (p *ptsProbe) note(num uint64, st *unix.Statx_t, now time.Time) {
 	}
 }
 
-// latestEvent returns the later of old and the time sec. A sec in the future counts
-// as now.
+// latestEvent returns the later of old and the time sec. If sec is in the future,
+// now is used instead.
 func latestEvent(old time.Time, sec int64, now time.Time) time.Time {
 	t := time.Unix(sec, 0)
 	if t.After(now) {

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// TestOwnWritesCover holds which write times of terminals are lull's: the
-// kernel's clock for them lags, and moves in steps of eight seconds.
+// TestOwnWritesCover checks which write times of a terminal are attributed to a
+// write by lull. The kernel's clock for terminals lags, and moves in steps of
+// eight seconds.
 func TestOwnWritesCover(t *testing.T) {
 	at := time.Unix(1000, 1_000_000)
 	var own OwnWrites

@@ -8,24 +8,24 @@ import (
 	"lull/internal/core/idle"
 )
 
-// sampled is a growing total at a moment.
+// sampled is the value of a growing total at a moment.
 type sampled struct {
 	at    time.Time
-	total uint64 // the counted part
-	whole uint64 // the whole that it is a part of; 0 for rates over time
+	total uint64 // the part that is measured
+	whole uint64 // the total of which it is a part, such as all CPU time; 0 for a rate over time
 }
 
-// window keeps two samples, so that a reading soon after another (the fence of
-// a stop) still covers an interval long enough to judge.
+// window keeps two samples, so that a reading soon after another (the fence of a
+// stop) still covers a long enough interval.
 type window struct {
-	least      time.Duration // shortest interval that is judged
+	least      time.Duration // shortest interval over which a rate is computed
 	prev, last sampled
 }
 
 func (w *window) reset() { w.prev, w.last = sampled{}, sampled{} }
 
-// since adds s and returns the sample to compare it with. ok is false for the
-// first sample, and for one that comes too soon after the first.
+// since adds s and returns the earlier sample to compare it with. ok is false for
+// the first sample, and for a second one that comes sooner than least.
 func (w *window) since(s sampled) (base sampled, ok bool) {
 	switch {
 	case w.last.at.IsZero():
@@ -44,15 +44,14 @@ func (w *window) since(s sampled) (base sampled, ok bool) {
 const firstSample = "first sample, nothing to compare it with"
 
 // cpuTimes are the ticks of all CPUs since boot, from the first line of
-// /proc/stat. Time stolen by the hypervisor is not included, because it is not
-// used here. Guest time is already part of user.
+// /proc/stat. Time stolen by the hypervisor is left out, because other machines
+// used it. Guest time is already part of user.
 type cpuTimes struct {
 	busy, idle, iowait uint64
 	cpus               int
 }
 
-// parseCPU parses the CPU lines of /proc/stat. An old kernel lacks the last
-// columns.
+// parseCPU parses the CPU lines of /proc/stat. Old kernels lack the last columns.
 func parseCPU(b []byte) (cpuTimes, error) {
 	var c cpuTimes
 	line, rest := cutLine(b)
@@ -82,7 +81,7 @@ func parseCPU(b []byte) (cpuTimes, error) {
 	return c, nil
 }
 
-// cpuComplete reports whether the CPU lines have been read completely.
+// cpuComplete reports whether b contains all CPU lines.
 func cpuComplete(b []byte) bool {
 	for len(b) > 0 {
 		var line []byte
@@ -103,14 +102,14 @@ type cpuProbe struct {
 
 func (p *cpuProbe) reset() { p.old = cpuTimes{}; p.win.reset() }
 
-// read judges by percent of all CPUs, or by cores if that is the lower
-// threshold: one busy core of 128 is 0.8 % of the machine and still counts as
-// use.
+// read compares the busy CPU time with percent of all CPUs, or with cores if that
+// is the lower threshold. One busy core of 128 is 0.8 % of the machine and still
+// counts as use.
 func (p *cpuProbe) read(now time.Time, percent, cores float64) idle.Reading {
 	b, err := p.file.read(cpuComplete)
 	if err != nil {
-		// Every machine has CPUs: if their times cannot be found, they are
-		// unknown.
+		// Every machine has CPUs, so if their times cannot be read they are
+		// unknown, not absent.
 		return idle.NotKnown(SignalCPU, now, "cannot read it: "+err.Error())
 	}
 	c, err := parseCPU(b)
@@ -129,7 +128,7 @@ func (p *cpuProbe) read(now time.Time, percent, cores float64) idle.Reading {
 		}
 		busy := c.busy - old.busy
 		p.sum.total += busy
-		// According to the kernel's documentation, idle and iowait may decrease.
+		// Per the kernel's documentation, idle and iowait may decrease.
 		p.sum.whole += busy + forward(old.idle, c.idle) + forward(old.iowait, c.iowait)
 	}
 	p.sum.at = now
@@ -161,7 +160,7 @@ func failed(signal string, now time.Time, err error) idle.Reading {
 	return r
 }
 
-// parseNetDev calls each for every NIC of /proc/net/dev with the bytes it
+// parseNetDev calls each for every interface of /proc/net/dev, with the bytes it
 // received and sent.
 func parseNetDev(b []byte, each func(name []byte, rx, tx uint64)) error {
 	line, rest := cutLine(b)
@@ -176,7 +175,7 @@ func parseNetDev(b []byte, each func(name []byte, rx, tx uint64)) error {
 			continue
 		}
 		colon := -1
-		for i := len(line) - 1; i >= 0; i-- { // an alias contains a colon itself
+		for i := len(line) - 1; i >= 0; i-- { // search from the end: the name of an alias contains a colon
 			if line[i] == ':' {
 				colon = i
 				break
@@ -239,7 +238,7 @@ func (p *netProbe) read(now time.Time, perMinute float64) idle.Reading {
 	return judgeRate(SignalNetwork, now, &p.tally, &p.win, nics, perMinute, "no network interface")
 }
 
-// judgeRate returns the reading of a tally's bytes per minute over the measured
+// judgeRate returns the reading of a tally in bytes per minute, over the measured
 // time.
 func judgeRate(signal string, now time.Time, t *tally, w *window, devices int, perMinute float64, none string) idle.Reading {
 	if t.broken {
@@ -263,8 +262,9 @@ func judgeRate(signal string, now time.Time, t *tally, w *window, devices int, p
 	return idle.Judge(signal, float64(gained)/span.Minutes(), perMinute, "B/min", span, now)
 }
 
-// countsNIC excludes loopback, and bridges, bonds, teams and VLANs, whose
-// traffic also passes an interface that is counted.
+// countsNIC reports whether an interface counts. It returns false for loopback,
+// and for bridges, bonds, teams and VLANs, because their traffic also passes an
+// interface that counts.
 func countsNIC(sys, name string) bool {
 	if name == "lo" {
 		return false

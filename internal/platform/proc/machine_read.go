@@ -50,9 +50,9 @@ func (f *machineFile) close() {
 	}
 }
 
-// read returns the whole content, valid until the next read. If enough is set,
-// reading ends as soon as enough returns true for the content so far. After a
-// failure the file is closed and reopened by the next read.
+// read returns the whole content, valid until the next read. If enough is not
+// nil, reading ends as soon as enough returns true for the content so far. After
+// a failure the file is closed; the next read opens it again.
 func (f *machineFile) read(enough func([]byte) bool) ([]byte, error) {
 	if err := f.open(); err != nil {
 		return nil, err
@@ -81,8 +81,8 @@ func (f *machineFile) read(enough func([]byte) bool) ([]byte, error) {
 	}
 }
 
-// missing reports whether err means that the source does not exist at all, as
-// opposed to one that exists and cannot be read.
+// missing reports whether err means that the source does not exist at all, rather
+// than that it cannot be read.
 func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // cutLine returns the first line of b without its newline, and the rest.
@@ -125,14 +125,14 @@ func cutUint(b []byte) (v uint64, rest []byte, ok bool) {
 	return v, rest, true
 }
 
-// tally combines counters of devices that come, go, wrap and restart into one
-// total that only grows. Names have at most 32 bytes, as those of NICs and
+// tally combines the counters of devices that come, go, wrap and restart into one
+// total that only grows. Names have at most 32 bytes, as names of interfaces and
 // disks do.
 type tally struct {
 	devices []device
 	round   uint32
 	total   uint64
-	primed  bool // a round is complete, so a device that appears now is new
+	primed  bool // one round is complete, so a device that appears later is new
 	broken  bool // a counter decreased in this round
 }
 
@@ -145,7 +145,7 @@ type device struct {
 	value   [2]uint64
 }
 
-// begin starts a round of set calls.
+// begin starts a round, in which set is called for each device.
 func (t *tally) begin() {
 	t.round++
 	t.broken = false
@@ -162,8 +162,8 @@ func (t *tally) find(name []byte) *device {
 	return nil
 }
 
-// add adds a device that is seen for the first time. Longer names are
-// truncated, which can only merge devices whose names no kernel assigns.
+// add adds a device that is seen for the first time. Names longer than 32 bytes
+// are truncated; the kernel assigns none.
 func (t *tally) add(name []byte, counted bool) *device {
 	d := device{counted: counted}
 	d.n = copy(d.name[:], name)
@@ -181,13 +181,13 @@ func (t *tally) set(d *device, a, b uint64) {
 	case d.known:
 		t.total += t.gain(d.value[0], a) + t.gain(d.value[1], b)
 	case t.primed:
-		t.total += a + b // it appeared after the previous round, so all of it is new
+		t.total += a + b // it appeared after the previous round, so all of its bytes are new
 	}
 	d.value[0], d.value[1], d.known = a, b, true
 }
 
-// gain returns the increase of a counter. A wrap at 32 bits is accounted for;
-// any other decrease invalidates the round.
+// gain returns the increase of a counter since old. It accounts for a wrap at 32
+// bits. Any other decrease marks the round as broken.
 func (t *tally) gain(old, now uint64) uint64 {
 	if now >= old {
 		return now - old
@@ -199,8 +199,8 @@ func (t *tally) gain(old, now uint64) uint64 {
 	return 0
 }
 
-// end drops the devices not seen in this round and returns how many counted
-// ones it saw.
+// end drops the devices not seen in this round and returns how many of those seen
+// are counted.
 func (t *tally) end() (counted int) {
 	kept := t.devices[:0]
 	for i := range t.devices {

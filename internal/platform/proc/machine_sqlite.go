@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// The login records of a Debian 13 machine are SQLite files (wtmpdb and
-// lastlog2). This reader supports the needed part of the format
-// (sqlite.org/fileformat2.html), the table b-tree: interior pages, leaf pages,
-// records. It does not support text encodings, indexes, overflow beyond the
-// first page of a record and the write-ahead log. A file that cannot be read
+// The login records of a Debian 13 machine (wtmpdb and lastlog2) are SQLite
+// files. This reader supports the needed part of the format
+// (sqlite.org/fileformat2.html): table b-trees with interior pages, leaf pages
+// and records. It does not support indexes, text encodings other than UTF-8, the
+// write-ahead log, and the overflow pages of a record. A file that cannot be read
 // this way is an error, never empty.
 
 const sqliteMax = 256 << 20 // bytes of a login database
@@ -27,7 +27,7 @@ type sqliteFile struct {
 	page  int
 	usage int   // usable bytes of a page
 	pages int64 // pages in the file
-	left  int   // pages that may still be read, so that damage cannot cause a cycle
+	left  int   // pages that may still be read; ends a cycle in a damaged file
 }
 
 // openSQLite checks the header of the database in r, which has size bytes.
@@ -83,8 +83,8 @@ func (s *sqliteFile) root(table string) (int64, error) {
 	return root, err
 }
 
-// walk calls each for the rows of the b-tree at page until it returns false;
-// newest first if backwards is set.
+// walk calls each for the rows of the b-tree at page, until each returns false.
+// The order is oldest first, or newest first if backwards is set.
 func (s *sqliteFile) walk(page int64, backwards bool, depth int, each func(id int64, row []cell) bool) error {
 	_, err := s.visit(page, backwards, depth, each)
 	return err
@@ -149,7 +149,7 @@ func leaf(b []byte, usage int, each func(int64, []cell) bool) (bool, error) {
 	if !ok || !ok2 || size < 0 {
 		return false, fmt.Errorf("%w: torn cell", errSQLite)
 	}
-	// A record that does not fit has only its beginning on this page.
+	// Only the beginning of a record that does not fit is on this page.
 	if most := int64(usage - 35); size > most {
 		least := int64((usage-12)*32/255 - 23)
 		kept := least + (size-least)%int64(usage-4)
@@ -168,7 +168,8 @@ func leaf(b []byte, usage int, each func(int64, []cell) bool) (bool, error) {
 	return each(id, row), nil
 }
 
-// record decodes the columns that are completely in b.
+// record decodes the columns that are completely in b. ok is false if b is not a
+// record.
 func record(b []byte) (row []cell, ok bool) {
 	whole := b
 	head, b, ok := varint(b)
@@ -244,9 +245,9 @@ type logins struct {
 	who    string
 }
 
-// parseWtmpdb reads the newest login from a wtmpdb database (table wtmp: ID,
-// Type, User, Login and Logout in microseconds, TTY, RemoteHost, Service). It
-// reads its last 1000 rows.
+// parseWtmpdb reads the newest login among the last 1000 rows of a wtmpdb
+// database (table wtmp: ID, Type, User, Login and Logout in microseconds, TTY,
+// RemoteHost, Service).
 func parseWtmpdb(r io.ReaderAt, size int64) (logins, error) {
 	const userProcess = 3 // in wtmpdb's own numbering
 	return newestRow(r, size, "wtmp", true, func(row []cell) (time.Time, string, bool) {
@@ -300,8 +301,9 @@ func newestRow(r io.ReaderAt, size int64, table string, newestFirst bool, read f
 	return l, err
 }
 
-// readLoginDB reads a database of logins that another program may be writing.
-// If a journal is beside it, its pages cannot be trusted yet.
+// readLoginDB reads a login database that another program may be writing. It
+// returns an error if a journal file exists beside it, because the pages may then
+// be incomplete.
 func readLoginDB(path string, parse func(io.ReaderAt, int64) (logins, error)) (logins, error) {
 	f, err := openPlain(path)
 	if err != nil {

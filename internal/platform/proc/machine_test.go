@@ -16,7 +16,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// copied is a writable copy of a fixture tree.
+// copied returns a writable copy of a fixture tree.
 func copied(t *testing.T, name string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,15 +59,15 @@ func signalOf(rs []idle.Reading, name string) idle.Reading {
 
 var limits = Limits{CPU: 5, Cores: 0.5, Network: 10e3, Disk: 100e3}
 
-// TestMachines holds, for machines of many kinds, that exactly the devices
-// that carry traffic of their own are counted.
+// TestMachines checks, for machines of many kinds, that exactly the devices with
+// traffic of their own are counted.
 func TestMachines(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		cpus    int
 		nics    []string
 		disks   []string
-		counted string // which readings are there
+		counted string // which readings are not absent
 	}{
 		{"nitro-arm64", 4, []string{"ens5"}, []string{"nvme0n1", "nvme1n1"}, ""},
 		{"xen-al2023", 2, []string{"enX0"}, []string{"xvda1", "xvdb"}, ""},
@@ -128,8 +128,8 @@ func TestLVMAlone(t *testing.T) {
 	}
 }
 
-// TestRates holds that differences are judged per measured time, at the edge
-// of each threshold.
+// TestRates checks that rates are computed over the measured time, and the state
+// at and just below each threshold.
 func TestRates(t *testing.T) {
 	for _, tt := range []struct {
 		name, signal, file, old, new string
@@ -172,22 +172,22 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestManyCPUs holds that one busy core of 128 is use.
+// TestManyCPUs checks that one busy core of 128 counts as use.
 func TestManyCPUs(t *testing.T) {
 	root := copied(t, "metal-128")
 	m := NewMachine(MachineConfig{Root: root})
 	defer m.Close()
 	start := time.Unix(1e9, 0)
 	m.Read(start, limits, nil)
-	change(t, root, "proc/stat", "cpu  640000 0 0 128000000", "cpu  646000 0 0 128762000") // 100 ticks a second, a minute
+	change(t, root, "proc/stat", "cpu  640000 0 0 128000000", "cpu  646000 0 0 128762000") // one minute of 100 ticks per second
 	r := signalOf(m.Read(start.Add(time.Minute), limits, nil), SignalCPU)
 	if r.State != idle.Active || r.Value > 1 || r.Threshold != 0.390625 {
 		t.Errorf("%+v", r)
 	}
 }
 
-// TestSecondReadingSoon checks that a reading right after another covers a
-// whole window, not the instant in between, and includes what is new.
+// TestSecondReadingSoon checks that a reading soon after another covers a whole
+// window, not only the time in between, and includes new traffic.
 func TestSecondReadingSoon(t *testing.T) {
 	root := copied(t, "debian13")
 	m := NewMachine(MachineConfig{Root: root})
@@ -205,8 +205,9 @@ func TestSecondReadingSoon(t *testing.T) {
 	}
 }
 
-// TestDevicesComeAndGo holds that the traffic of a container that lived
-// between two looks counts, and that its end is no reset.
+// TestDevicesComeAndGo checks that the traffic of a network interface that
+// appears between two readings counts, and that its end does not invalidate the
+// counter.
 func TestDevicesComeAndGo(t *testing.T) {
 	root := copied(t, "debian13")
 	b, err := os.ReadFile(filepath.Join(root, "proc/net/dev"))
@@ -250,10 +251,10 @@ func TestFailuresStandAlone(t *testing.T) {
 					errtest.None(t, os.Remove(path))
 					if how == "directory" {
 						errtest.None(t, os.Mkdir(path, 0o700))
-					} else if signal != SignalCPU { // there is no machine without one
+					} else if signal != SignalCPU { // every machine has CPUs
 						want = idle.Absent
 					}
-					m.Close() // as after a failed read: the file is opened again
+					m.Close() // as after a failed read: the next one opens the file again
 				}
 				rs := m.Read(now.Add(time.Minute), limits, nil)
 				if r := signalOf(rs, signal); r.State != want && !(how == "empty" && signal == SignalDisk && r.State == idle.Absent) {
@@ -276,7 +277,7 @@ func TestOwnTrafficIsNotUse(t *testing.T) {
 	defer m.Close()
 	now := time.Unix(1e9, 0)
 	m.Read(now, limits, nil)
-	change(t, root, "proc/net/dev", "2000000", "2025000") // two NICs
+	change(t, root, "proc/net/dev", "2000000", "2025000") // the text occurs for two interfaces
 	own += 45000
 	if r := signalOf(m.Read(now.Add(time.Minute), limits, nil), SignalNetwork); r.State != idle.Quiet || r.Value != 5000 {
 		t.Errorf("%+v", r)
@@ -321,8 +322,9 @@ func TestDebian13(t *testing.T) {
 	}
 }
 
-// TestNoRecordsAreNotNobody checks that without login records and without utmp
-// the terminals decide. Without these the signal is absent, with its reason.
+// TestNoRecordsAreNotNobody checks that on a machine without login records and
+// utmp the terminals decide. Without terminals too, the signal is absent and
+// names the reason.
 func TestNoRecordsAreNotNobody(t *testing.T) {
 	root := t.TempDir()
 	errtest.None(t, os.MkdirAll(filepath.Join(root, "dev/pts"), 0o755))
@@ -403,11 +405,11 @@ func TestOwnWritesAreNotUse(t *testing.T) {
 	}
 	look := func(now time.Time) idle.Reading { return m.pts.read(now, false) }
 	touch(base, base)
-	now := time.Now().Add(time.Second) // the file's own change time counts at first
+	now := time.Now().Add(time.Second) // later than the file's change time, which counts as an event at first
 	look(now)
 	for _, tt := range []struct {
 		name  string
-		mtime time.Duration // after our write
+		mtime time.Duration // relative to lull's write
 		used  bool
 	}{{"ours", 0, false}, {"ours, rounded by the kernel", 7 * time.Second, false}, {"at the bound", 8 * time.Second, false}, {"another's", 9 * time.Second, true}, {"before ours", -2 * time.Second, true}} {
 		now = now.Add(10 * time.Minute)
@@ -419,7 +421,7 @@ func TestOwnWritesAreNotUse(t *testing.T) {
 			t.Errorf("%s: %+v", tt.name, r)
 		}
 	}
-	// A key press within the span is a user's.
+	// A key press within OwnWriteSpan is still a user's.
 	now = now.Add(10 * time.Minute)
 	own.Note(now)
 	m.pts.seen[0].ctime = 0

@@ -15,21 +15,21 @@ import (
 	"lull/internal/core/idle"
 )
 
-// LoginReader reads which users are logged in and who logged in recently, from the
-// first source that the machine has. For sessions that is logind, utmp, or else
-// the terminals alone. For logins it is wtmp, wtmpdb, lastlog, lastlog2, or the
-// journal if none of them is maintained, or else when terminals were opened. A
-// missing source never means that no user is logged in: the reading names its
-// source. It is not safe for concurrent use.
+// LoginReader reads which users are logged in and who logged in recently.
+// Sessions come from logind, from utmp, or else from the terminals alone. Logins
+// come from every record that exists of wtmp, wtmpdb, lastlog and lastlog2; if
+// none is maintained, from the journal; or else from the times at which terminals
+// were opened. The reading names its source, and a missing source never means
+// that no user is logged in. A LoginReader is not safe for concurrent use.
 //
-// Logins that are recorded nowhere and hold no terminal (a command over ssh on
-// a machine without logind) only show in cpu, network and disk.
+// Logins that are recorded nowhere and have no terminal (a command over ssh on a
+// machine without logind) appear only as cpu, network and disk.
 type LoginReader struct {
 	Root   string // prefix of every path; empty for the live machine
 	Layout UtmpLayout
 	Own    *OwnWrites
 
-	// Logins is the source of sessions; nil means no logind.
+	// Logins lists sessions; nil means that there is no logind.
 	Logins interface {
 		Sessions(ctx context.Context) ([]Session, error)
 	}
@@ -52,9 +52,9 @@ func (p *LoginReader) layout() UtmpLayout {
 	return p.Layout
 }
 
-// Users returns the reading of sessions by their keyboard: the last input on
-// their terminal, or the desktop's own report. A session without a keyboard
-// counts by its login. If presence is set, a session counts by existing.
+// Users returns the reading of the sessions' keyboards: the last input on their
+// terminal, or what the desktop reports. A session without a keyboard counts at
+// its login. If presence is set, every session counts as active.
 func (p *LoginReader) Users(ctx context.Context, now time.Time, presence bool) idle.Reading {
 	sessions, source, err := p.Sessions(ctx)
 	if err != nil {
@@ -92,7 +92,7 @@ func (p *LoginReader) Users(ctx context.Context, now time.Time, presence bool) i
 	return r
 }
 
-// Sessions lists the sessions and returns the name of their source.
+// Sessions lists the sessions, and returns the name of the source they are from.
 func (p *LoginReader) Sessions(ctx context.Context) ([]Session, string, error) {
 	if p.Logins != nil {
 		list, err := p.Logins.Sessions(ctx)
@@ -103,7 +103,8 @@ func (p *LoginReader) Sessions(ctx context.Context) ([]Session, string, error) {
 			return list, "logind", nil
 		}
 		if !errors.Is(err, ErrNoLogind) {
-			// utmp knows the same users if it exists; the terminals alone do not.
+			// If utmp exists, it lists the same users as logind; the terminals
+			// alone do not.
 			if list, uerr := p.utmp(); uerr == nil {
 				return list, "utmp, because logind does not answer", nil
 			}
@@ -121,7 +122,7 @@ func (p *LoginReader) Sessions(ctx context.Context) ([]Session, string, error) {
 	return list, "terminals, without logind and utmp", err
 }
 
-// keyboard finds when the session's terminal was last read.
+// keyboard sets the session's Input to the time when its terminal was last read.
 func (p *LoginReader) keyboard(s *Session) {
 	name := strings.TrimPrefix(s.TTY, "/dev/")
 	if name == "" || strings.Contains(name, "..") {
@@ -183,9 +184,9 @@ func (p *LoginReader) terminals() ([]Session, error) {
 	return out, nil
 }
 
-// Recent returns the reading of the newest login in any record on the machine.
-// A record that exists and cannot be read makes it unknown, with the newest
-// event of the others.
+// Recent returns the reading of the newest login in any record on the machine. If
+// a record exists and cannot be read, the reading is unknown, with the newest
+// login of the other records.
 func (p *LoginReader) Recent(now time.Time) idle.Reading {
 	r := idle.Reading{Signal: SignalRecent, State: idle.Quiet, At: now}
 	sources := []struct {
@@ -250,8 +251,8 @@ func (p *LoginReader) Recent(now time.Time) idle.Reading {
 	return r
 }
 
-// writesUtmp reports whether this system maintains utmp and with it wtmp and
-// lastlog. Debian 13 does not, though files of an earlier release may still
+// writesUtmp reports whether this system maintains utmp, and therefore wtmp and
+// lastlog. Debian 13 does not, although files of an earlier release may still
 // exist.
 func (p *LoginReader) writesUtmp() bool {
 	for _, name := range []string{"run/utmp", "var/run/utmp"} {
@@ -262,8 +263,8 @@ func (p *LoginReader) writesUtmp() bool {
 	return false
 }
 
-// noteEvent adds an event to r if it is the newest so far. An event in the
-// future counts as now; one within the last minute makes r active.
+// noteEvent records an event in r if it is the newest so far. An event in the
+// future counts as now. An event within the last minute makes r active.
 func noteEvent(r *idle.Reading, at time.Time, what string, now time.Time) {
 	if at.After(now) {
 		at = now.Round(0)

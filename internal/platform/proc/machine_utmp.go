@@ -14,14 +14,14 @@ import (
 )
 
 // UtmpLayout is the format of a record of utmp and wtmp, which depends on the
-// machine: with glibc most 64-bit machines kept 32-bit times there, arm64 and
-// riscv64 did not.
+// machine. With glibc, most 64-bit machines keep 32-bit times there; arm64 and
+// riscv64 keep 64-bit times.
 type UtmpLayout struct {
 	size, sec int
 	wide      bool // 64-bit times
 }
 
-// The two layouts.
+// The two layouts in use.
 var (
 	UtmpNarrow = UtmpLayout{size: 384, sec: 340}
 	UtmpWide   = UtmpLayout{size: 400, sec: 344, wide: true}
@@ -75,8 +75,8 @@ func parseUtmp(b []byte, l UtmpLayout) []utmpRecord {
 	return out
 }
 
-// maxUnix is the year 9999: a later time is damage, and would not fit RFC 3339
-// either.
+// maxUnix is the end of the year 9999. A later time is damaged data, and RFC 3339
+// could not represent it.
 const maxUnix = 253402300800
 
 func cString(b []byte) string {
@@ -115,7 +115,8 @@ func readTail(path string, record int) ([]byte, error) {
 	return b[:n], nil
 }
 
-// openPlain opens regular files only, and never blocks on other kinds.
+// openPlain opens a regular file. It fails for files of other kinds, without
+// blocking.
 func openPlain(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -147,8 +148,8 @@ func newestLogin(records []utmpRecord) (at time.Time, who string) {
 	return at, who
 }
 
-// parseLastlog returns the newest time of lastlog records: 292 bytes each, 296
-// with 64-bit times; the record's number is the user's.
+// parseLastlog returns the newest time among lastlog records. A record has 292
+// bytes, or 296 with 64-bit times; its index is the user's number.
 func parseLastlog(b []byte, l UtmpLayout) time.Time {
 	size := 292
 	if l.wide {
@@ -167,9 +168,9 @@ func parseLastlog(b []byte, l UtmpLayout) time.Time {
 	return unixTime(newest)
 }
 
-// readLastlog reads the parts of lastlog that contain data: the file is as long
-// as the highest user number and consists almost entirely of a hole. At most 4
-// MiB are read.
+// readLastlog returns the newest time in the lastlog file. It reads only the
+// parts that contain data, at most 4 MiB: the file is as long as the highest user
+// number requires and consists almost entirely of a hole.
 func readLastlog(path string, l UtmpLayout) (time.Time, error) {
 	f, err := openPlain(path)
 	if err != nil {

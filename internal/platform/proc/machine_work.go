@@ -18,7 +18,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// Names of the signals that a policy can add to the seven.
+// Names of the signals that a policy can add to the seven of every machine.
 const (
 	SignalProcesses  = "processes"
 	SignalPorts      = "ports"
@@ -26,9 +26,9 @@ const (
 	SignalInhibitors = "inhibitors"
 )
 
-// Profiles are the named lists of programs that research work leaves running
-// without a user. A name with a dot or a space is searched for in the command
-// line (python -m torch.distributed.run), any other in the name of the program.
+// Profiles are the named lists of programs that researchers leave running
+// unattended. A name with a dot or a space is searched for in the command line
+// (python -m torch.distributed.run), any other in the name of the program.
 var Profiles = map[string][]string{
 	"ml-training": {"torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "tensorboard", "nvidia-cuda-mps",
 		"torch.distributed", "pytorch_lightning", "train.py", "axolotl", "llamafactory-cli"},
@@ -36,12 +36,13 @@ var Profiles = map[string][]string{
 		"dask-worker", "dask worker", "snakemake", "nextflow", "papermill", "bwa", "samtools", "STAR", "gatk", "blastn", "plink2"},
 }
 
-// sessionServers are programs whose children are a user's work in a browser: a
-// kernel, an R session, an editor's server.
+// sessionServers are programs in which a user works through a browser: notebook
+// kernels, R sessions, editor servers.
 var sessionServers = []string{"ipykernel_launcher", "ipykernel", "jupyter-kernel", "rsession", "code-server", "vscode-server", "openvscode-server", "jupyter-lab", "jupyter-notebook", "jupyter-server"}
 
-// Work reads the processes and sockets of the machine for the further signals.
-// The zero value reads the live machine. It is safe for concurrent use.
+// Work reads the processes and sockets of the machine for the signals that a
+// policy can add. The zero value reads the live machine. It is safe for
+// concurrent use.
 type Work struct {
 	Root string
 
@@ -107,7 +108,7 @@ func processOf(pid int, cmdline, comm []byte) process {
 			if strings.HasPrefix(word, "-") {
 				continue
 			}
-			if !strings.ContainsAny(word, " \t\n;='\"()") { // otherwise it is program text, after -c or -e
+			if !strings.ContainsAny(word, " \t\n;='\"()") { // text with such characters is program code, as after -c or -e
 				p.program = programName(word)
 			}
 			break
@@ -116,9 +117,9 @@ func processOf(pid int, cmdline, comm []byte) process {
 	return p
 }
 
-// programName returns a program without its directory and without what a
-// process that writes its own title appends. That may be anything, including
-// passwords, and the name is shown and reported.
+// programName returns a program's name without its directory, and without text
+// that a process appended by writing its own title. That text may contain
+// anything, including passwords, and the name is shown and reported.
 func programName(word string) string {
 	word, _, _ = strings.Cut(word, " ")
 	return filepath.Base(word)
@@ -131,8 +132,9 @@ func (p process) matches(name string) bool {
 	return p.program == name || p.comm == name
 }
 
-// Processes is active while a program with one of the names or profiles runs.
-// An unknown profile makes the reading unknown.
+// Processes returns the reading of running programs. It is active while a program
+// with one of the names, or of one of the profiles, runs. An unknown profile
+// makes it unknown.
 func (w *Work) Processes(now time.Time, names, profiles []string) idle.Reading {
 	wanted := slices.Clone(names)
 	for _, p := range profiles {
@@ -157,9 +159,10 @@ func (w *Work) Processes(now time.Time, names, profiles []string) idle.Reading {
 	return r
 }
 
-// Servers is active while a Jupyter kernel, an R session or an editor's server
-// uses more than one percent of a CPU. An open one that does nothing is not
-// work. The first reading of a process is unknown.
+// Servers returns the reading of session servers. It is active if a Jupyter
+// kernel, an R session or an editor's server uses more than one percent of a CPU;
+// one that is only open does not count. The first reading of a process is
+// unknown.
 func (w *Work) Servers(now time.Time) idle.Reading {
 	all, err := w.processes()
 	if err != nil {
@@ -208,8 +211,8 @@ func (w *Work) Servers(now time.Time) idle.Reading {
 	return r
 }
 
-// Ports is active while a client is connected to one of the TCP ports. A
-// connection from the machine itself does not count.
+// Ports returns the reading of connections to TCP ports. It is active while a
+// client on another machine is connected to one of ports.
 func (w *Work) Ports(now time.Time, ports []string) idle.Reading {
 	wanted := map[uint16]bool{}
 	for _, p := range ports {
@@ -246,14 +249,14 @@ func (w *Work) Ports(now time.Time, ports []string) idle.Reading {
 	return r
 }
 
-// tcpLine is one socket of /proc/net/tcp or tcp6.
+// tcpLine is one line, hence one socket, of /proc/net/tcp or tcp6.
 type tcpLine struct {
 	port        uint16
 	established bool
 	loopback    bool // the other end is on this machine's loopback
 }
 
-// parseTCP calls each for every socket.
+// parseTCP calls each for every socket in b.
 func parseTCP(b []byte, each func(tcpLine)) error {
 	line, rest := cutLine(b)
 	if first, _ := cutField(line); string(first) != "sl" {
@@ -281,8 +284,9 @@ func parseTCP(b []byte, each func(tcpLine)) error {
 	return nil
 }
 
-// isLoopback parses an address as the kernel writes it: words of four bytes in
-// the machine's byte order, which is little endian on all supported machines.
+// isLoopback reports whether hex is a loopback address as the kernel writes it:
+// words of four bytes in the machine's byte order, which is little endian on all
+// supported machines.
 func isLoopback(hex []byte) bool {
 	const six = "00000000000000000000000001000000"
 	const mapped = "0000000000000000FFFF0000"
@@ -299,8 +303,8 @@ func isLoopback(hex []byte) bool {
 	return len(s) == 8 && s[6:] == "7F"
 }
 
-// Inhibiting is active while one of logind's locks against shutting down,
-// sleeping or idling is held in block mode.
+// Inhibiting returns the reading of logind's inhibitor locks. It is active while
+// one against shutting down, sleeping or idling is held in block mode.
 func (l *Logind) Inhibiting(ctx context.Context, now time.Time) idle.Reading {
 	list, err := l.Inhibitors(ctx)
 	if err != nil {
@@ -340,8 +344,8 @@ func readSome(path string, limit int) ([]byte, error) {
 	return b, nil
 }
 
-// ReadMemory returns how much memory the machine has and how much of it is
-// available to programs.
+// ReadMemory returns the machine's total memory and the memory available to
+// programs, in bytes.
 func (w *Work) ReadMemory() (total, available uint64, err error) {
 	b, err := readSome(w.path("proc/meminfo"), 64<<10)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestProcessesReal sees a real program by its name while it runs, by the
-// script that an interpreter runs, and no longer when it has ended.
+// TestProcessesReal checks that a real program is found by its name, and a script
+// by its file name, while it runs and not afterwards.
 func TestProcessesReal(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short starts no program")
@@ -66,7 +66,8 @@ func procTree(t *testing.T, files map[string]string) string {
 
 func cmdline(w ...string) string { return strings.Join(w, "\x00") + "\x00" }
 
-// TestProfiles checks the research patterns both ways.
+// TestProfiles checks which command lines the profiles match and which they do
+// not.
 func TestProfiles(t *testing.T) {
 	for line, want := range map[string]string{
 		cmdline("/usr/bin/python3", "-m", "torch.distributed.run", "x.py"):          "ml-training",
@@ -97,7 +98,9 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// TestPorts tries clients of ports both ways.
+// TestPorts checks that the signal is active only while a client on another
+// machine has an established connection to one of the ports, and unknown if the
+// tables cannot be read.
 func TestPorts(t *testing.T) {
 	const head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 	line := func(local, remote, state string) string {
@@ -137,8 +140,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestServers tries Jupyter, RStudio and VS Code servers that compute, that
-// are open and do nothing, and that are new.
+// TestServers checks that a Jupyter, RStudio or VS Code server is active while it
+// computes, quiet while it is only open, and unknown at its first reading.
 func TestServers(t *testing.T) {
 	stat := func(ticks, start int) string {
 		return fmt.Sprintf("77 (a) b) S 1 77 77 0 -1 4194560 100 0 0 0 %d 0 0 0 20 0 1 0 %d 1000000 100 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", ticks, start)
@@ -160,12 +163,12 @@ func TestServers(t *testing.T) {
 		}
 		look("at first sight", idle.Unknown)
 		look("doing nothing", idle.Quiet)
-		set(stat(130, 5)) // 0.3 s in a minute
+		set(stat(130, 5)) // 0.3 s of CPU in a minute
 		look("ticking over", idle.Quiet)
 		set(stat(1000, 5))
 		look("computing", idle.Active)
 		look("done", idle.Quiet)
-		set(stat(5, 9999)) // another process with the same number
+		set(stat(5, 9999)) // another process with the same pid
 		look("anew", idle.Unknown)
 		set("77 nonsense")
 		look("unreadable", idle.Unknown)

@@ -7,9 +7,9 @@ import (
 
 var errMaps = errors.New("not a list of mappings")
 
-// SharedFiles returns the paths of the files that a process has mapped so that
-// it can change them through memory. A file that is mapped in parts is there as
-// often. It returns ErrGone for a pid that does not exist.
+// SharedFiles returns the paths of the files that a process has mapped shared and
+// writable. A file with several such mappings is listed once for each. It returns
+// ErrGone if the process does not exist.
 func (f *FS) SharedFiles(pid int) ([]string, error) {
 	s := f.scratch().num(pid).str("/maps")
 	defer s.free()
@@ -24,8 +24,8 @@ func (f *FS) SharedFiles(pid int) ([]string, error) {
 	return files, nil
 }
 
-// parseSharedFiles parses the lines of maps: range, permissions, offset, device,
-// inode, and the path, which may contain spaces.
+// parseSharedFiles parses the lines of a maps file: range, permissions, offset,
+// device, inode, and the path, which may contain spaces.
 func parseSharedFiles(b []byte) (files []string, err error) {
 	for line := range bytes.Lines(b) {
 		line = bytes.TrimRight(line, "\n")

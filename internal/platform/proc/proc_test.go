@@ -22,14 +22,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childEnv makes the test binary play a part instead of running tests.
+// childEnv is the environment variable that makes the test binary act as a child
+// process instead of running tests.
 const childEnv = "LULL_PROC_TEST_PART"
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(childEnv) {
 	case "":
 		os.Exit(m.Run())
-	case "parent": // starts a child that starts a grandchild; the child's pid and the grandchild's go to stdout
+	case "parent": // starts a child that starts a grandchild, and prints the pids of both
 		child := part("child")
 		child.Stdout = os.Stdout
 		if err := child.Start(); err != nil {
@@ -61,7 +62,7 @@ func part(name string) *exec.Cmd {
 	return cmd
 }
 
-// start starts a part and ends it with the test.
+// start starts a child process that is killed when the test ends.
 func start(t *testing.T, name string, env ...string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	if testing.Short() {
@@ -149,7 +150,7 @@ func TestTasksOfAStoppedProcess(t *testing.T) {
 				return false
 			}
 		}
-		return len(tasks) > 1 // a Go program has several threads
+		return len(tasks) > 1 // a Go program soon has several threads
 	})
 	errtest.None(t, syscall.Kill(pid, syscall.SIGCONT))
 	waittest.Until(t, "a task that runs again", func() bool {
@@ -189,7 +190,7 @@ func TestTreeFindsOrphansByTheirMark(t *testing.T) {
 	const mark = "LULL_TEST_MARK=one two"
 	marked, lines := start(t, "parent", mark)
 	child, grandchild := nextPID(t, lines), nextPID(t, lines)
-	other, _ := start(t, "sleep", mark+" three") // has the mark as a prefix only
+	other, _ := start(t, "sleep", mark+" three") // contains the mark only as a prefix
 	errtest.None(t, marked.Process.Kill())
 	waittest.Until(t, "the orphan", func() bool {
 		st, err := Live().Stat(child)
@@ -333,7 +334,7 @@ func TestSocketsOfAnUncollectedProcess(t *testing.T) {
 	errtest.None(t, cmd.Process.Kill())
 	waittest.Until(t, "the zombie", func() bool {
 		st, err := Live().Stat(cmd.Process.Pid)
-		return err == nil && st.Ended() && st.Threads <= 1 // the kernel ends them one by one
+		return err == nil && st.Ended() && st.Threads <= 1 // the kernel ends its threads one by one
 	})
 	if got, err := Live().Sockets(cmd.Process.Pid); err != nil || len(got) != 0 {
 		t.Errorf("Sockets = %v, %v, want none", got, err)

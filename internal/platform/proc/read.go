@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone means that the file does not exist, or no longer does: for a path
-// below a pid, that the process has ended.
+// ErrGone means that a file does not exist. For a path below a pid, it means that
+// the process has ended.
 var ErrGone = errors.New("process or file is gone")
 
 // maxFile bounds one file in bytes. The largest legitimate file here is the
@@ -32,7 +32,7 @@ func (e *Error) Error() string { return "cannot read " + e.Path + ": " + e.Err.E
 func (e *Error) Unwrap() error { return e.Err }
 
 // Is reports whether target is ErrGone and the error is ENOENT (no such pid) or
-// ESRCH (ended while the file was open).
+// ESRCH (the process ended while its file was open).
 func (e *Error) Is(target error) bool {
 	return target == ErrGone && (e.Err == unix.ENOENT || e.Err == unix.ESRCH)
 }
@@ -46,15 +46,15 @@ type FS struct {
 // Live returns an FS that reads /proc.
 func Live() *FS { return At("/proc") }
 
-// At returns an FS that reads below root, which has the layout of /proc
+// At returns an FS that reads below root, which must have the layout of /proc
 // (fixtures, another mount).
 func At(root string) *FS {
 	return &FS{root: strings.TrimRight(root, "/"), tick: clockTick()}
 }
 
 // clockTick returns the length of one tick of the times in stat. The kernel
-// passes its rate to every program in the auxiliary vector; all present Linux
-// machines use 100 per second.
+// passes its tick rate to every program in the auxiliary vector. All present
+// Linux machines use 100 per second.
 func clockTick() time.Duration {
 	const (
 		atClockTicks = 17
@@ -74,7 +74,7 @@ func clockTick() time.Duration {
 // Tick returns the length of one clock tick of Stat's times.
 func (f *FS) Tick() time.Duration { return f.tick }
 
-// scratch is the memory of one read: its path and the content.
+// scratch holds the path and the content of one read.
 type scratch struct {
 	path []byte
 	buf  []byte
@@ -90,7 +90,7 @@ func (f *FS) scratch() *scratch {
 	return s
 }
 
-// free releases s; nothing that points into it may be used afterwards.
+// free releases s. Nothing that points into s may be used afterwards.
 func (s *scratch) free() {
 	if len(s.buf) <= 1<<20 {
 		scratches.Put(s)
@@ -140,7 +140,7 @@ func (s *scratch) open(flags int) (int, error) {
 	}
 }
 
-// read reads the whole file at the path. The result belongs to s.
+// read reads the whole file at the path. The result is valid until s is freed.
 func (s *scratch) read() ([]byte, error) {
 	fd, err := s.open(unix.O_RDONLY)
 	if err != nil {
@@ -154,8 +154,8 @@ func (s *scratch) read() ([]byte, error) {
 	return b, nil
 }
 
-// slurp reads fd from its beginning to its end into *buf, growing it up to
-// maxFile. Files of proc have no size, so the end is an empty read.
+// slurp reads fd from its beginning to its end into *buf, growing the buffer up
+// to maxFile. Files in /proc have no size, so only an empty read shows the end.
 func slurp(fd int, buf *[]byte) ([]byte, error) {
 	n := 0
 	for {
@@ -180,8 +180,8 @@ func slurp(fd int, buf *[]byte) ([]byte, error) {
 	}
 }
 
-// numbers calls each with every entry of the directory at the path whose name
-// is a number (pids, tids, fds). It stops when each returns false.
+// numbers calls each for every entry of the directory at the path whose name is a
+// number (pids, tids, fds). It stops when each returns false.
 func (s *scratch) numbers(each func(n int) bool) error {
 	fd, err := s.open(unix.O_RDONLY | unix.O_DIRECTORY)
 	if err != nil {
@@ -225,8 +225,8 @@ func eachNumber(b []byte, each func(n int) bool) bool {
 	return true
 }
 
-// File is a file of proc that is read repeatedly: opened once, read from its
-// beginning into one buffer. Create it with FS.File.
+// File is an open file of /proc that is read repeatedly, each time from its
+// beginning and into the same buffer. Create it with FS.File.
 type File struct {
 	path string
 	fd   int
@@ -244,8 +244,7 @@ func (f *FS) File(name string) (*File, error) {
 	return &File{path: string(s.path), fd: fd, buf: make([]byte, 4096)}, nil
 }
 
-// Read returns the whole present content. It is valid until the next Read or
-// Close.
+// Read returns the whole present content, valid until the next Read or Close.
 func (f *File) Read() ([]byte, error) {
 	b, err := slurp(f.fd, &f.buf)
 	if err != nil {
@@ -258,7 +257,7 @@ func (f *File) Read() ([]byte, error) {
 func (f *File) Close() error { return unix.Close(f.fd) }
 
 // number parses the decimal number at the start of b. ok is false if there is
-// none or if it does not fit.
+// none or it overflows.
 func number(b []byte) (n uint64, rest []byte, ok bool) {
 	i := 0
 	for i < len(b) && '0' <= b[i] && b[i] <= '9' {

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Pending reports whether a signal was sent to the process and waits to be
-// delivered, as it does while the process is frozen or stopped.
+// Pending reports whether a signal was sent to the process but not yet delivered,
+// as while the process is frozen or stopped.
 func (f *FS) Pending(pid int, sig syscall.Signal) (bool, error) {
 	s := f.scratch().num(pid).str("/status")
 	defer s.free()
@@ -25,9 +25,8 @@ func (f *FS) Pending(pid int, sig syscall.Signal) (bool, error) {
 
 var errPending = errors.New("no sets of pending signals")
 
-// parsePending returns the pending signals in a status file
-// (proc_pid_status(5)): of the main thread, and of the whole process. Signal n
-// is bit n-1.
+// parsePending returns the signals in a status file (proc_pid_status(5)) that are
+// pending for the main thread or the whole process. Signal n is bit n-1.
 func parsePending(b []byte) (set uint64, err error) {
 	found := 0
 	for line := range bytes.Lines(b) {

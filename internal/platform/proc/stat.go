@@ -17,7 +17,7 @@ type Stat struct {
 	Session int
 	UTime   uint64
 	STime   uint64
-	CUTime  uint64 // of children that ended and were waited for, including theirs
+	CUTime  uint64 // of reaped children, including their reaped children
 	CSTime  uint64
 	Threads int
 	Start   uint64 // ticks since boot
@@ -31,11 +31,10 @@ const kernelThread = 0x00200000
 // Ended reports whether the process has exited and waits to be reaped.
 func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' || s.State == 'x' }
 
-// CPU returns the time used by the process and by its reaped children, in
-// ticks.
+// CPU returns the time used by the process and its reaped children, in ticks.
 func (s Stat) CPU() uint64 { return s.UTime + s.STime + s.CUTime + s.CSTime }
 
-// Stat reads one process. It returns ErrGone for a pid that does not exist.
+// Stat reads one process. It returns ErrGone if the process does not exist.
 func (f *FS) Stat(pid int) (Stat, error) {
 	s := f.scratch().num(pid).str("/stat")
 	defer s.free()
@@ -57,7 +56,7 @@ func (s *scratch) stat() (Stat, error) {
 var errStat = errors.New("not a process status line")
 
 // parseStat parses a stat line. The name in parentheses may itself contain
-// spaces, parentheses and newlines, so it ends at the last closing one.
+// spaces, parentheses and newlines, so it ends at the last closing parenthesis.
 func parseStat(b []byte) (Stat, error) {
 	var st Stat
 	pid, rest, ok := number(b)
@@ -185,10 +184,10 @@ func parseBootID(b []byte) (string, error) {
 	return string(b), nil
 }
 
-// TreeCPU returns the CPU time of pids and their reaped children. A pid that
-// has ended adds nothing. If no process in pids waited for it, its time is
-// lost, so the sum of a tree can decrease between calls. Callers should compare
-// per pid or, better, read the cgroup.
+// TreeCPU returns the CPU time of pids and their reaped children. A pid that has
+// ended adds nothing. The time of such a process is lost unless a process in pids
+// reaped it, so the sum of a tree can decrease between calls. Callers should
+// compare per pid or, better, read the cgroup.
 func (f *FS) TreeCPU(pids []int) (time.Duration, error) {
 	var ticks uint64
 	for _, pid := range pids {

@@ -8,26 +8,25 @@ import (
 	"slices"
 )
 
-// ErrUnsettled means that processes came and went during every scan of a tree,
-// so the returned list may be incomplete. It is good enough to sample, but does
-// not prove that the whole tree was found.
+// ErrUnsettled means that processes came or went during every scan of a tree, so
+// the list may be incomplete. It is good enough for sampling but does not prove
+// that the whole tree was found.
 var ErrUnsettled = errors.New("the process tree kept changing while it was read")
 
-// scans bounds how often a tree is read until two scans agree.
+// scans bounds how often a tree is scanned until two scans agree.
 const scans = 8
 
-// Tree lists root and its descendants, and those children of the processes in
+// Tree lists root and its descendants. It also lists children of the processes in
 // extra (reapers: init, a subreaper) that have mark in their environment, with
-// their descendants. That finds what a daemonizing program left behind when its
-// parent ended. mark is a whole entry, KEY=VALUE; an empty one matches nothing.
-// A program that both left its parent and cleared its environment is not found;
-// only a cgroup knows it.
+// their descendants; these are what a daemonizing program left behind when its
+// parent ended. mark is a whole entry, KEY=VALUE; an empty one matches nothing. A
+// program that both left its parent and cleared its environment is not found;
+// only a cgroup contains it.
 //
 // The result is sorted, and two successive scans agreed on it. It includes
 // zombies. A pid that disappears is not an error; a root that does not exist is
-// not in the list. If a process may not be inspected, or the tree never settled
-// (ErrUnsettled), the list contains what was found and the error says that it
-// is incomplete.
+// not in the list. If a process may not be inspected, or no two scans agreed
+// (ErrUnsettled), Tree returns the processes found and an error.
 func (f *FS) Tree(root int, mark string, extra []int) ([]int, error) {
 	var last []int
 	for i := range scans {
@@ -79,7 +78,7 @@ func (f *FS) scan(root int, mark string, extra []int) ([]int, error) {
 	return pids, errors.Join(w.errs...)
 }
 
-// walk collects one scan.
+// walk collects the processes of one scan.
 type walk struct {
 	fs   *FS
 	kin  map[int][]int // nil: ask the kernel for the children of each process
@@ -123,9 +122,9 @@ func (w *walk) children(pid int) []int {
 	return pids
 }
 
-// kinship returns nil if the kernel lists children itself
-// (/proc/PID/task/TID/children). Otherwise it returns the children of every
-// pid, found in one pass over all processes.
+// kinship returns the children of every pid, found in one pass over all
+// processes. It returns nil if the kernel lists children itself
+// (/proc/PID/task/TID/children).
 func (f *FS) kinship(pids []int) (map[int][]int, error) {
 	listed, err := f.listed(pids)
 	if err != nil || listed {
@@ -151,8 +150,9 @@ func (f *FS) kinship(pids []int) (map[int][]int, error) {
 	return kin, nil
 }
 
-// listed reports whether the kernel has children files, by checking the first
-// existing process of pids. If none exists there is nothing to list.
+// listed reports whether the kernel has children files. It checks the first
+// process of pids that exists; if none does, it returns true, because there is
+// nothing to list.
 func (f *FS) listed(pids []int) (bool, error) {
 	for _, pid := range pids {
 		_, err := f.children(nil, pid, pid)
@@ -169,7 +169,7 @@ func (f *FS) listed(pids []int) (bool, error) {
 	return true, nil
 }
 
-// children appends the children that one task started.
+// children appends the children that one task started to into.
 func (f *FS) children(into []int, pid, tid int) ([]int, error) {
 	s := f.scratch().num(pid).str("/task").num(tid).str("/children")
 	defer s.free()
@@ -221,9 +221,9 @@ func (f *FS) marked(pid int, mark string) (bool, error) {
 	return hasEntry(b, mark), nil
 }
 
-// foreign reports whether pid runs as another user, by its real user ID,
-// because a set-user-ID program of ours keeps that. An ordinary user cannot
-// have started such a process, and could not signal it either.
+// foreign reports whether pid belongs to another user, by its real user ID. A
+// set-user-ID program that this user starts keeps the real ID. An ordinary user
+// cannot have started a foreign process, and could not signal it either.
 func (f *FS) foreign(pid int) bool {
 	s := f.scratch().num(pid).str("/status")
 	defer s.free()

@@ -1,10 +1,10 @@
 // Package smtp sends mail through a relay.
 //
-// It guarantees that a password and a message go over TLS unless the relay is
-// configured for plain text (without a password), that nothing in a subject or
-// an address can add a header, and that a message that is sent again has the
-// same Message-ID. The caller decides when to retry, and the given Dial decides
-// where to connect.
+// It guarantees that passwords and messages are sent over TLS unless the relay is
+// configured for plain text (which excludes a password), that nothing in a
+// subject or an address can add a header, and that a message has the same
+// Message-ID each time it is sent. The caller decides when to retry, and the
+// given Dial decides where to connect.
 package smtp
 
 import (
@@ -51,10 +51,10 @@ type Client struct {
 
 // Message is a plain text mail.
 type Message struct {
-	ID      string // unique and the same at every delivery: letters, digits, '.', '-' and '_'
+	ID      string // unique and the same at every attempt: letters, digits, '.', '-' and '_'
 	Domain  string // the right side of the Message-ID
 	To      []string
-	Only    []string // the subset of To that gets this mail; empty means all
+	Only    []string // the recipients of this mail, a subset of To, which the header lists; empty means all
 	Subject string
 	Body    string
 	Date    time.Time
@@ -96,16 +96,15 @@ func New(c Config) (*Client, error) {
 	return &Client{cfg: c, host: host, tls: conf}, nil
 }
 
-// Rejected reports whether err is the relay's final refusal of this message or
+// Rejected reports whether err is a final refusal by the relay of this message or
 // its recipients, so that another message may still be accepted.
 func Rejected(err error) bool {
 	e, ok := errors.AsType[*textproto.Error](err)
 	return ok && (e.Code == 550 || e.Code == 551 || e.Code == 552 || e.Code == 553 || e.Code == 554)
 }
 
-// Partly is the error of a mail that the relay accepted for some of its
-// addresses only. It lists the others. If the relay accepted none, the mail was
-// not sent.
+// Partly is the error of a mail for which the relay refused some addresses or
+// all. If it refused all, the mail was not sent.
 type Partly struct {
 	Refused map[string]error // permanent refusals by the relay
 	Later   map[string]error // temporary refusals
@@ -121,8 +120,8 @@ func (p *Partly) Error() string {
 	return "cannot hand a mail on to " + strings.Join(all, "; ")
 }
 
-// Send passes m to the relay. Errors: *Partly for refused addresses,
-// *textproto.Error for the mail itself, and those of the connection.
+// Send passes m to the relay. It returns a *Partly for refused addresses, a
+// *textproto.Error if the relay refused the mail itself, or a connection error.
 func (c *Client) Send(ctx context.Context, m Message) error {
 	text, err := m.bytes(c.cfg.From)
 	if err != nil {
@@ -191,7 +190,7 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 		case said && e.Code/10 == 45:
 			part.Later[a] = err
 		default:
-			return err // not specific to the address
+			return err // the error is not about this address
 		}
 	}
 	missed := len(part.Refused) + len(part.Later)
@@ -248,7 +247,7 @@ func (m Message) bytes(from string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// oneLine converts any text to a header value.
+// oneLine converts any text into a valid header value on one line.
 func oneLine(s string) string {
 	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool { return r < ' ' || r == 0x7f }), " ")
 	if r := []rune(s); len(r) > 150 {
@@ -257,7 +256,7 @@ func oneLine(s string) string {
 	return s
 }
 
-// atom returns the characters of s that a Message-ID may contain.
+// atom returns s without the characters that a Message-ID must not contain.
 func atom(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' {

@@ -31,7 +31,7 @@ import (
 	"lull/internal/platform/smtp"
 )
 
-// relay is a real SMTP server: aiosmtpd of Debian's python3-aiosmtpd.
+// relay is a real SMTP server, aiosmtpd from Debian's python3-aiosmtpd.
 type relay struct {
 	address, ca string
 	lines       *bufio.Scanner
@@ -59,7 +59,7 @@ func startRelay(t *testing.T) *relay {
 	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // returns an error because it was killed
 		if t.Failed() {
 			t.Logf("the relay said: %s", said.String())
 		}
@@ -72,7 +72,7 @@ func startRelay(t *testing.T) *relay {
 	return r
 }
 
-// certificate makes one for 127.0.0.1 that is its own authority.
+// certificate writes a self-signed certificate for 127.0.0.1.
 func certificate(t *testing.T, dir string) (certFile, keyFile, ca string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -120,12 +120,14 @@ func (r *relay) next(t *testing.T) (delivered, *mail.Message, string) {
 var letter = smtp.Message{ID: "20261121T203000.1-ABC.0", Domain: "fleet 1", To: []string{"ada@example.com", "bob@example.com"},
 	Subject: "w1 wird gestoppt: größer\r\nBcc: eve@example.com", Body: "One.\n.\nA line that is long: " + strings.Repeat("ä", 200) + "\n", Date: time.Unix(1_800_000_000, 0).UTC()}
 
-// TestRealRelay hands mail to a real server over STARTTLS with a password.
+// TestRealRelay sends mail to a real server over STARTTLS with a password, and
+// checks what arrives. A refused recipient must not keep the others from getting
+// the mail.
 func TestRealRelay(t *testing.T) {
 	r := startRelay(t)
 	c, err := smtp.New(r.config())
 	errtest.None(t, err)
-	for range 2 { // the second time as after a lost answer
+	for range 2 { // the second time as if the first answer was lost
 		errtest.None(t, c.Send(t.Context(), letter))
 		d, m, body := r.next(t)
 		subject, err := new(mime.WordDecoder).DecodeHeader(m.Header.Get("Subject"))
@@ -147,7 +149,7 @@ func TestRealRelay(t *testing.T) {
 	if part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad)); !ok || len(part.Refused) != 1 || !smtp.Rejected(part.Refused["refused@example.com"]) {
 		t.Errorf("a mailbox that there is not: %v", part)
 	}
-	// A refused recipient keeps no other from getting the mail.
+	// A refused recipient does not keep the others from getting the mail.
 	bad.To = []string{"refused@example.com", "ada@example.com", "later@example.com"}
 	part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad))
 	if !ok || len(part.Refused) != 1 || part.Refused["refused@example.com"] == nil || len(part.Later) != 1 || part.Later["later@example.com"] == nil {
@@ -177,8 +179,8 @@ func TestRealRelay(t *testing.T) {
 	}
 }
 
-// TestNoSTARTTLS checks that a relay without STARTTLS gets neither password nor
-// mail.
+// TestNoSTARTTLS checks that a relay without STARTTLS receives neither password
+// nor mail.
 func TestNoSTARTTLS(t *testing.T) {
 	got := make(chan string, 1)
 	dial := func(context.Context, string, string) (net.Conn, error) {
@@ -212,7 +214,7 @@ func TestNoSTARTTLS(t *testing.T) {
 	}
 }
 
-// TestSilentRelay checks that a relay that never answers times out.
+// TestSilentRelay checks that sending to a relay that never answers times out.
 func TestSilentRelay(t *testing.T) {
 	dial := func(context.Context, string, string) (net.Conn, error) {
 		here, there := net.Pipe()

@@ -20,13 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Inspecting a descriptor gives the same answer as the kernel's own listing,
-// for random sockets in random states.
+// TestInspectAgreesWithDump checks that inspecting a descriptor gives the same
+// description as the kernel's list, for random sockets in random states.
 func TestInspectAgreesWithDump(t *testing.T) {
 	r := scaletest.Random(t)
 	for range scaletest.Count(t, "worlds", 30) {
 		w := newWorld(t, r)
-		waittest.NoError(t, "both agree", w.differs) // once the last acknowledgment has arrived
+		waittest.NoError(t, "both agree", w.differs) // agrees once the last acknowledgment has arrived
 		w.end()
 	}
 }
@@ -36,7 +36,7 @@ type world struct {
 	t       *testing.T
 	all     []syscall.Conn
 	closers []io.Closer
-	servers []syscall.Conn // listeners and what they accepted
+	servers []syscall.Conn // listeners and accepted connections
 	clients []*net.TCPConn
 	ls      []*net.TCPListener
 }
@@ -52,7 +52,7 @@ func newWorld(t *testing.T, r *rand.Rand) *world {
 		_, _ = fmt.Sscan(kind, &network, &addr)
 		l, err := c.Listen(context.Background(), network, addr)
 		if err != nil {
-			t.Logf("not tried: %v", err) // a machine without IPv6
+			t.Logf("not tried: %v", err) // this machine has no IPv6
 			continue
 		}
 		w.add(l.(*net.TCPListener))
@@ -80,7 +80,8 @@ func (w *world) end() {
 	}
 }
 
-// connect makes a random connection to l.
+// connect makes a connection to l, sends and reads at random on both ends, and
+// closes some of them.
 func (w *world) connect(r *rand.Rand, l *net.TCPListener) {
 	w.t.Helper()
 	check := func(err error) {
@@ -106,7 +107,7 @@ func (w *world) connect(r *rand.Rand, l *net.TCPListener) {
 		sent = nil
 	}
 	ends := []*net.TCPConn{client}
-	if r.IntN(3) > 0 { // otherwise some connection is left in the queue
+	if r.IntN(3) > 0 { // otherwise leave a connection in the queue
 		server, err := l.AcceptTCP()
 		check(err)
 		ends = append(ends, server)
@@ -115,7 +116,7 @@ func (w *world) connect(r *rand.Rand, l *net.TCPListener) {
 			_, err = server.Write(some())
 			check(err)
 		}
-		// The accepted connection may be one of before, so it may have nothing.
+		// AcceptTCP may have returned an earlier connection, without data.
 		if in := inspect(w.t, server); in.Unread > 1 && r.IntN(2) == 0 {
 			_, err = io.ReadFull(server, make([]byte, 1+r.IntN(int(in.Unread)-1)))
 			check(err)
@@ -151,7 +152,7 @@ func (w *world) differs() error {
 		if want.Family == 0 && got.State == Close {
 			continue // reset by the other end, and no longer listed
 		}
-		spent := time.Since(began) + 20*time.Millisecond // and the kernel's clock
+		spent := time.Since(began) + 20*time.Millisecond // the kernel's clock has a coarser resolution
 		queue := uint32(0)
 		for _, s := range dumped {
 			if s.Waiting() && s.Local.Port() == in.Local.Port() {
@@ -179,9 +180,9 @@ func (w *world) differs() error {
 	return nil
 }
 
-// TestRefreshAgreesWithInspect lets clients do something at random. A refresh of the
-// sockets of the server shows what inspecting them shows, unless it says that it
-// cannot, which it only does if one changed its state.
+// TestRefreshAgreesWithInspect lets clients act at random. Refreshing a server's
+// sockets must give what inspecting them gives, or ErrChanged. ErrChanged is
+// allowed only if the state of a socket has changed.
 func TestRefreshAgreesWithInspect(t *testing.T) {
 	r := scaletest.Random(t)
 	refused := 0
@@ -207,7 +208,7 @@ func TestRefreshAgreesWithInspect(t *testing.T) {
 			case 1, 2, 3:
 				_, _ = c.Write(make([]byte, 1+r.IntN(5000)))
 			case 4:
-				_ = c.SetReadDeadline(time.Now().Add(time.Millisecond)) // perhaps nothing was sent
+				_ = c.SetReadDeadline(time.Now().Add(time.Millisecond)) // there may be nothing to read
 				_, _ = c.Read(make([]byte, 1))
 			}
 		}
@@ -234,7 +235,7 @@ func TestRefreshAgreesWithInspect(t *testing.T) {
 				if err := Refresh(os.Getpid(), fds, again); err != nil {
 					for n, c := range w.servers[:len(fds)] {
 						if now := inspect(t, c); now.State != before[n].State || now.UnreadEnd {
-							return nil // its end has arrived since
+							return nil // the client's end has closed since
 						}
 					}
 					return err
@@ -256,7 +257,8 @@ func TestRefreshAgreesWithInspect(t *testing.T) {
 	}
 }
 
-// TestLookupAgreesWithDump looks up connections in all states by their addresses.
+// TestLookupAgreesWithDump looks up connections in all states by their addresses,
+// and compares the result with the kernel's list.
 func TestLookupAgreesWithDump(t *testing.T) {
 	r := scaletest.Random(t)
 	states := map[State]int{}
@@ -322,7 +324,8 @@ func TestLookupAgreesWithDump(t *testing.T) {
 	}
 }
 
-// leave makes a connection to l that its server closes first.
+// leave makes a connection to l that its server closes first, so that TIME_WAIT
+// is on the server's side.
 func leave(l net.Listener, addr string) error {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -340,8 +343,8 @@ func leave(l net.Listener, addr string) error {
 	return err
 }
 
-// Inspecting a unix socket shows if a client waits, and the number of unread
-// bytes.
+// TestInspectUnixQueues checks that inspecting a unix socket shows whether a
+// client waits, and the number of unread bytes.
 func TestInspectUnixQueues(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	errtest.None(t, err)
@@ -367,8 +370,7 @@ func TestInspectUnixQueues(t *testing.T) {
 	}
 }
 
-// The count of connections grows by those that come, and by nothing else that
-// this process does.
+// TestPassiveOpens checks that every new connection is counted.
 func TestPassiveOpens(t *testing.T) {
 	count := func() uint64 {
 		n, err := PassiveOpens(0)
@@ -378,7 +380,7 @@ func TestPassiveOpens(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	errtest.None(t, err)
 	defer l.Close()
-	before := count() // others use this machine, too
+	before := count() // other programs may add to it
 	for range 10 {
 		c, err := net.Dial("tcp", l.Addr().String())
 		errtest.None(t, err)

@@ -13,7 +13,7 @@ import (
 
 func addrPort(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv4Unspecified(), port) }
 
-// BenchmarkWake is from the client's write to the wake function.
+// BenchmarkWake measures the time from a client's write to the call of wake.
 func BenchmarkWake(b *testing.B) {
 	p := newPoller(b)
 	took := make([]time.Duration, 0, b.N)
@@ -34,7 +34,8 @@ func BenchmarkWake(b *testing.B) {
 	percentiles(b, took)
 }
 
-// BenchmarkWakeByConnect is from the client's connect to the wake function.
+// BenchmarkWakeByConnect measures the time from a client's connect to the call of
+// wake.
 func BenchmarkWakeByConnect(b *testing.B) {
 	p := newPoller(b)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -77,7 +78,7 @@ func percentiles(b *testing.B, took []time.Duration) {
 	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 }
 
-// BenchmarkGuard is one guard of four sockets, made and closed.
+// BenchmarkGuard creates and closes a guard of four sockets.
 func BenchmarkGuard(b *testing.B) {
 	const each = 4
 	p := newPoller(b)
@@ -109,7 +110,7 @@ func BenchmarkGuard(b *testing.B) {
 	b.ReportMetric(float64(closing.Nanoseconds())/float64(b.N)/each, "close-ns/fd")
 }
 
-// BenchmarkGuardMemory holds many guards of three sockets at once.
+// BenchmarkGuardMemory measures the memory of many guards of three sockets each.
 func BenchmarkGuardMemory(b *testing.B) {
 	const each = 3
 	var limit unix.Rlimit
@@ -154,8 +155,8 @@ func BenchmarkGuardMemory(b *testing.B) {
 	}
 }
 
-// BenchmarkDump lists 1,000 connected sockets and a listener, first all
-// of them with their traffic, then those of one port.
+// BenchmarkDump lists 1,000 connected sockets and a listener: first all with
+// their traffic, then those of one port.
 func BenchmarkDump(b *testing.B) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// State is a TCP state, with the kernel's number. An unconnected UDP socket is
-// in Close, a connected one in Established.
+// State is a TCP state, with the kernel's number. An unconnected UDP socket is in
+// Close, a connected one in Established.
 type State uint8
 
 // The TCP states.
@@ -56,9 +56,9 @@ type Query struct {
 
 // Socket is the kernel's description of one socket.
 //
-// Inode is 0 if no program holds it: in Established and CloseWait for a
-// connection that still waits in a listener's queue, in later states for one
-// that its program has closed.
+// Inode is 0 if no program has the socket open. In Established and CloseWait, the
+// connection then still waits in a listener's queue; in later states, its program
+// has closed it.
 type Socket struct {
 	Family   uint8 // unix.AF_INET or unix.AF_INET6
 	State    State
@@ -67,8 +67,8 @@ type Socket struct {
 	Inode    uint64
 	UID      uint32
 	RQueue   uint32        // unread bytes; for a listener, the waiting connections
-	WQueue   uint32        // unacknowledged bytes; for a listener, the limit of the queue (sock_diag only)
-	Expires  time.Duration // time until a TIME_WAIT, or a FIN_WAIT2 without a program, is dropped; otherwise 0
+	WQueue   uint32        // unacknowledged bytes; for a listener, the length limit of the queue (sock_diag only)
+	Expires  time.Duration // time until the kernel drops a TIME_WAIT, or a FIN_WAIT2 without a program; otherwise 0
 	Traffic  Traffic
 	InfoSize int // bytes of tcp_info that the kernel returned; 0 means that Traffic is unknown
 }
@@ -80,8 +80,8 @@ func (s Socket) Waiting() bool {
 }
 
 // Traffic is the part of tcp_info that shows whether a connection is in use.
-// LastSent and LastReceived have a resolution of milliseconds and concern data
-// only.
+// LastSent and LastReceived are the times since data was last sent and received,
+// with a resolution of milliseconds.
 type Traffic struct {
 	BytesAcked    uint64 // sent and acknowledged; only with InfoSize of at least 128 (Linux 4.1)
 	BytesReceived uint64 // only with InfoSize of at least 136 (Linux 4.1)
@@ -89,9 +89,9 @@ type Traffic struct {
 	LastReceived  time.Duration
 	LastAck       time.Duration // since the last acknowledgement, with data or without
 
-	// Segments, including retransmitted ones; only with InfoSize of at least 160
-	// (Linux 4.6). Those without data are plain acknowledgements, handshakes and
-	// ends.
+	// Numbers of segments, including retransmitted ones; only with InfoSize of at
+	// least 160 (Linux 4.6). Segments without data are acknowledgments,
+	// handshakes and ends.
 	SegsOut, SegsIn, DataSegsIn, DataSegsOut uint32
 }
 
@@ -110,8 +110,8 @@ const (
 	FromProc Source = "proc" // netlink was refused: no Traffic
 )
 
-// Table is the answer to a Query. It is not a snapshot: sockets that came or
-// went while it was read may be missing or included.
+// Table is the result of a Query. It is not a snapshot: sockets that appeared or
+// disappeared while it was read may be missing or included.
 type Table struct {
 	Sockets []Socket
 	Source  Source
@@ -123,8 +123,8 @@ var ErrInterrupted = errors.New("the socket list changed while it was read")
 // attempts bounds how often an interrupted dump is repeated.
 const attempts = 5
 
-// Dump lists IPv4 and IPv6 sockets. It needs no privileges in the caller's own
-// network namespace, and CAP_SYS_ADMIN over another one.
+// Dump lists the IPv4 and IPv6 sockets that q selects. It needs no privileges in
+// the caller's own network namespace, and CAP_SYS_ADMIN for another one.
 func Dump(ctx context.Context, q Query) (Table, error) {
 	t, err := inNamespace(q, func() (Table, error) { return dump(ctx, q, openDiag, procNet) })
 	if err != nil {
@@ -140,7 +140,7 @@ type conn interface {
 	close() error
 }
 
-// dump asks netlink, and reads proc if netlink is refused.
+// dump uses netlink, and reads /proc if netlink is refused.
 func dump(ctx context.Context, q Query, open func() (conn, error), proc func(Query) ([]Socket, error)) (Table, error) {
 	var err error
 	for range attempts {
@@ -162,8 +162,8 @@ func dump(ctx context.Context, q Query, open func() (conn, error), proc func(Que
 	return Table{Sockets: all, Source: FromProc}, nil
 }
 
-// refused reports whether sock_diag is not available here: forbidden by a
-// sandbox, or not in this kernel.
+// refused reports whether err means that sock_diag is not available here:
+// forbidden by a sandbox, or not in this kernel.
 func refused(err error) bool {
 	for _, e := range []error{unix.EPERM, unix.EACCES, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.ENOENT, unix.EOPNOTSUPP, unix.ENOSYS} {
 		if errors.Is(err, e) {
@@ -173,7 +173,7 @@ func refused(err error) bool {
 	return false
 }
 
-// blocks are receive buffers; the kernel fills at most 32 KiB at a time.
+// blocks are receive buffers. The kernel sends at most 32 KiB per datagram.
 var blocks = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 func dumpOnce(ctx context.Context, q Query, open func() (conn, error)) ([]Socket, error) {
@@ -189,7 +189,7 @@ func dumpOnce(ctx context.Context, q Query, open func() (conn, error)) ([]Socket
 	for seq, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		more, err := dumpFamily(ctx, c, q, family, uint32(seq+1), buf, all)
 		if family == unix.AF_INET6 && errors.Is(err, unix.ENOENT) {
-			break // a kernel without IPv6 has no such sockets
+			break // a kernel without IPv6 has no IPv6 sockets
 		}
 		if err != nil {
 			return nil, err
@@ -229,7 +229,8 @@ func dumpFamily(ctx context.Context, c conn, q Query, family uint8, seq uint32, 
 	return all, nil
 }
 
-// matches is the filter in user space; the kernel may have filtered before.
+// matches reports whether s matches q. The kernel may already have applied the
+// same filter.
 func (q Query) matches(s *Socket) bool {
 	return (len(q.States) == 0 || slices.Contains(q.States, s.State)) &&
 		(len(q.LocalPorts) == 0 || slices.Contains(q.LocalPorts, s.Local.Port()))

@@ -30,7 +30,7 @@ func list(t testing.TB, q Query) []Socket {
 
 func TestDumpSeesTheBacklog(t *testing.T) {
 	p := newProgram(t)
-	// Without TIME_WAIT: an earlier test may have used the port.
+	// TIME_WAIT is left out, because an earlier test may have used the port.
 	q := Query{LocalPorts: []uint16{port(t, p.addr)}, States: []State{Listen, Established, CloseWait}, Info: true}
 	accepted := p.connect()
 	p.freeze()
@@ -81,7 +81,8 @@ func TestDumpTraffic(t *testing.T) {
 	q := Query{LocalPorts: []uint16{port(t, p.addr)}, States: []State{Established}, Info: true}
 	waittest.Until(t, "ten bytes each way", func() bool {
 		got := list(t, q)
-		// The kernel counts the handshake as one acknowledged byte on some sides.
+		// On some sides, the kernel counts the handshake as one acknowledged
+		// byte.
 		return len(got) == 1 && got[0].Traffic.BytesReceived == 10 && got[0].Traffic.BytesAcked >= 10 && got[0].Traffic.BytesAcked <= 11
 	})
 	waittest.Until(t, "20 ms of quiet", func() bool {
@@ -165,7 +166,7 @@ func TestProcAgreesWithDiag(t *testing.T) {
 		m := map[string]Socket{}
 		for _, s := range all {
 			if s.State == Listen {
-				s.WQueue = 0 // the limit of the queue is not in proc
+				s.WQueue = 0 // /proc does not have the limit of the queue
 			}
 			m[fmt.Sprint(s.Local, s.Remote)] = s
 		}
@@ -207,8 +208,8 @@ func TestDumpWithManyPorts(t *testing.T) {
 	}
 }
 
-// TestTheKernelFilters holds that the port filter is the kernel's work, not only
-// the final check here.
+// TestTheKernelFilters checks that the kernel applies the port filter, so that
+// sockets of other ports are not sent at all.
 func TestTheKernelFilters(t *testing.T) {
 	var all []uint16
 	for range 5 {
@@ -257,7 +258,7 @@ func TestDumpInAnotherNamespace(t *testing.T) {
 			t.Errorf("proc %s: %v, %v, want only %s", name, table.Sockets, err, p.addr)
 		}
 	}
-	p.freeze() // and the guard works whatever the namespace
+	p.freeze() // a guard works in any namespace
 	g, _ := guard(t, newPoller(t), p.dups())
 	if got := g.Pending(); got != "" {
 		t.Errorf("Pending = %q", got)
@@ -272,13 +273,13 @@ func TestDumpInAnotherNamespace(t *testing.T) {
 	errtest.None(t, err)
 	for _, thread := range threads {
 		now, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/net")
-		if err == nil && now != ours { // an error: the thread has ended
+		if err == nil && now != ours { // an error means that the thread has ended
 			t.Errorf("thread %s stayed in %s", thread.Name(), now)
 		}
 	}
 }
 
-// script is a netlink socket that gives prepared answers.
+// script is a netlink socket that returns prepared answers.
 type script struct {
 	answers [][]byte
 	sent    int

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The layout of linux/inet_diag.h and linux/netlink.h. Lengths and counters are
-// in the machine's byte order, ports and addresses in the network's.
+// Sizes and constants from linux/inet_diag.h and linux/netlink.h. Lengths and
+// counters are in the machine's byte order, ports and addresses in network byte
+// order.
 const (
 	sockDiagByFamily = 20
 	headerSize       = 16 // struct nlmsghdr
@@ -41,7 +42,8 @@ const (
 
 var native = binary.NativeEndian
 
-// request builds the netlink message that requests one family.
+// request builds the netlink message that requests the sockets of one address
+// family.
 func request(q Query, family uint8, seq uint32) []byte {
 	b := make([]byte, headerSize+requestSize, 256)
 	native.PutUint16(b[4:], sockDiagByFamily)
@@ -71,15 +73,15 @@ func request(q Query, family uint8, seq uint32) []byte {
 	return b
 }
 
-// maxFilterPorts bounds the kernel's filter program, which runs for every
-// socket and has 16-bit jumps. Longer lists are filtered here.
+// maxFilterPorts bounds the kernel's filter program, which runs for every socket
+// and has 16-bit jumps. Longer lists of ports are filtered in user space.
 const maxFilterPorts = 256
 
-// portFilter returns the program that the kernel runs over each socket to keep
-// those with one of the local ports. An instruction is a code and the distances
-// to jump if it holds (one byte) and if not (two bytes). A jump to the exact
-// end keeps the socket, beyond it drops it. Per port: not below it, not above
-// it, jump to the end.
+// portFilter returns the program that the kernel runs on each socket, to keep
+// those with one of the local ports. An instruction is a code and two jump
+// distances, taken if it matches (one byte) and if it does not (two bytes). A
+// jump to the exact end keeps the socket; a jump beyond it drops it. For each
+// port the program tests "not below", "not above", and jumps to the end.
 func portFilter(ports []uint16) []byte {
 	const (
 		opJump  = 1 // INET_DIAG_BC_JMP
@@ -100,7 +102,7 @@ func portFilter(ports []uint16) []byte {
 	for i, port := range ports {
 		last := 0
 		if i == len(ports)-1 {
-			last = 4 // beyond the end
+			last = 4 // a jump beyond the end
 		}
 		add(opLeast, compare, uint16(block+last))
 		add(0, 0, port)
@@ -120,9 +122,9 @@ type answer struct {
 
 var errTruncated = errors.New("the message is cut short")
 
-// parseAnswer parses one datagram and appends the sockets for which keep
-// returns true to all. Messages that answer another request (of an earlier,
-// aborted dump) are skipped.
+// parseAnswer parses one datagram, and appends to all the sockets for which keep
+// returns true. Messages that answer another request (an earlier, aborted dump)
+// are skipped.
 func parseAnswer(b []byte, seq uint32, all []Socket, keep func(*Socket) bool) (answer, error) {
 	a := answer{sockets: all}
 	for len(b) > 0 {
@@ -167,8 +169,8 @@ func parseAnswer(b []byte, seq uint32, all []Socket, keep func(*Socket) bool) (a
 
 func align(n uint32) uint64 { return (uint64(n) + 3) &^ 3 }
 
-// status parses the end of a dump: a negative errno, or 0. Old kernels send
-// none.
+// status parses the message that ends a dump: a negative errno, or 0. Old kernels
+// send no status.
 func status(kind uint16, body []byte) error {
 	if len(body) < 4 {
 		if kind == unix.NLMSG_DONE {
@@ -233,8 +235,8 @@ func parseAddr(family uint8, addr, port []byte) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ip, binary.BigEndian.Uint16(port)), nil
 }
 
-// parseInfo parses a struct tcp_info as far as it is present: older kernels
-// send less.
+// parseInfo parses a struct tcp_info. Older kernels send a shorter one; the
+// missing fields stay zero.
 func parseInfo(b []byte) Traffic {
 	ms := func(at int) time.Duration {
 		if len(b) < at+4 {

@@ -21,7 +21,6 @@ type DupError struct {
 	Err error
 }
 
-// Error implements error.
 func (e *DupError) Error() string {
 	if e.FD < 0 {
 		return fmt.Sprintf("cannot open process %d: %v", e.PID, e.Err)
@@ -32,7 +31,8 @@ func (e *DupError) Error() string {
 // Unwrap returns the cause, a unix.Errno.
 func (e *DupError) Unwrap() error { return e.Err }
 
-// Is maps the cause to the errors of this package.
+// Is reports whether target is the error of this package that stands for the
+// cause.
 func (e *DupError) Is(target error) bool {
 	switch target {
 	case ErrNotPermitted:
@@ -45,7 +45,8 @@ func (e *DupError) Is(target error) bool {
 	return false
 }
 
-// Process is an open process. Its PID cannot be reused while it is open.
+// Process is a handle of a process. Its PID is not reused while the handle is
+// open.
 type Process struct {
 	pid, pidfd int
 }
@@ -59,14 +60,14 @@ func OpenProcess(pid int) (Process, error) {
 	return Process{pid, pidfd}, nil
 }
 
-// Close closes the process. The duplicates stay.
+// Close closes the handle. The duplicates stay open.
 func (p Process) Close() { _ = unix.Close(p.pidfd) }
 
 // Duplicate duplicates a descriptor of the process, close-on-exec. The caller
 // closes the duplicate. The error is a *DupError.
 //
-// It needs the right to trace the process: the same user and, with Yama at
-// level 1, being its ancestor; or CAP_SYS_PTRACE.
+// It requires the right to trace the process: to run as the same user and, with
+// Yama at level 1, to be its ancestor; or CAP_SYS_PTRACE.
 func (p Process) Duplicate(fd int) (int, error) {
 	dup, err := unix.PidfdGetfd(p.pidfd, fd, 0)
 	if err != nil {

@@ -28,7 +28,8 @@ func TestDuplicate(t *testing.T) {
 		if flags, err := unix.FcntlInt(uintptr(d.FD), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 			t.Errorf("descriptor %d is not close-on-exec (%v)", d.FD, err)
 		}
-		// The flag is the program's own: Go makes its sockets non-blocking.
+		// The duplicate shares the program's flags, and Go makes its sockets
+		// non-blocking.
 		if flags, err := unix.FcntlInt(uintptr(d.FD), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK == 0 {
 			t.Errorf("descriptor %d lost O_NONBLOCK (%v)", d.FD, err)
 		}

@@ -52,8 +52,8 @@ func FuzzParseProcNet(f *testing.F) {
 	})
 }
 
-// FuzzPortFilter runs the filter program as the kernel does and compares it with
-// the list.
+// FuzzPortFilter runs the filter program as the kernel would and compares the
+// result with the list of ports.
 func FuzzPortFilter(f *testing.F) {
 	f.Add([]byte{0, 80, 1, 187}, uint16(443))
 	f.Add([]byte{0, 80}, uint16(81))

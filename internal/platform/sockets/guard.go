@@ -40,7 +40,7 @@ func (k Kind) events() (uint32, bool) {
 	return 0, false
 }
 
-// connectionWaiting begins the reason of a listener.
+// connectionWaiting is the beginning of the reason that a listener reports.
 const connectionWaiting = "connection waiting on "
 
 // reason describes events; "" for none.
@@ -63,7 +63,7 @@ func (k Kind) reason(events uint32) string {
 }
 
 // Guard watches the sockets of one frozen program. It owns the duplicates until
-// Close. Its methods may be called from any goroutine, even from wake.
+// Close. Its methods may be called from any goroutine, even from within wake.
 type Guard struct {
 	poller *Poller
 	id     uint64
@@ -77,14 +77,14 @@ type Guard struct {
 }
 
 type watched struct {
-	name  string // of a listener, the end of text
-	text  string // the reason of a listener, which is ready before it is needed
+	name  string // for a listener: the end of text
+	text  string // for a listener: the reason, built before it is needed
 	fd    int32
 	kind  Kind
 	fired bool
 }
 
-// because adds the socket to what Kind.reason returns.
+// because appends the socket's name to reason, which Kind.reason returned.
 func (s *watched) because(reason string) string {
 	if reason == connectionWaiting {
 		return s.text
@@ -92,14 +92,14 @@ func (s *watched) because(reason string) string {
 	return reason + s.name
 }
 
-// Guard registers dups. It calls wake from Run's goroutine with a reason as
-// soon as something happens or if it had happened before. Each socket fires at
-// most once until Rearm, so a busy one costs nothing more; a guard of several
+// Guard registers dups. Run's goroutine calls wake with a reason when something
+// happens on one of them, or at once if it already had. Each socket fires at most
+// once until Rearm, so a busy one costs nothing more, but a guard of several
 // sockets may wake several times. wake must not block. It may be called before
 // Guard has returned.
 //
-// The guard takes ownership of the duplicates. If it returns an error, they are
-// all closed.
+// The guard takes ownership of the duplicates. If Guard returns an error, they
+// are all closed.
 func (p *Poller) Guard(dups []Dup, wake func(reason string)) (*Guard, error) {
 	g := &Guard{poller: p, wake: wake, socks: make([]watched, len(dups))}
 	for i, d := range dups {
@@ -113,8 +113,7 @@ func (p *Poller) Guard(dups []Dup, wake func(reason string)) (*Guard, error) {
 			g.socks[i].text, g.socks[i].name = text, text[len(connectionWaiting):]
 		}
 	}
-	// Held until everything is registered: an event that arrives in the meantime
-	// waits in fire.
+	// Held until everything is registered; fire waits for it.
 	g.mu.Lock()
 	p.mu.Lock()
 	if p.closed {
@@ -157,8 +156,8 @@ func (g *Guard) control(op, i int) error {
 	return unix.EpollCtl(g.poller.epfd, op, int(s.fd), event(events|unix.EPOLLONESHOT, g.id<<placeBits|uint64(i)))
 }
 
-// fire records an event and returns the reason to wake, "" if the guard is
-// closed or has already reported this socket.
+// fire records an event on socket i and returns the reason to pass to wake, or ""
+// if the guard is closed or the socket has already fired.
 func (g *Guard) fire(i int, events uint32) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -174,7 +173,7 @@ func (g *Guard) fire(i int, events uint32) string {
 	return s.because(reason)
 }
 
-// woken closes the listeners that Close has left for the end of wake.
+// woken closes the listeners that Close could not close during the call of wake.
 func (g *Guard) woken() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -186,9 +185,8 @@ func (g *Guard) woken() {
 	g.later = nil
 }
 
-// Rearm lets the sockets that have fired fire again. One that still has
-// something pending fires at once. It is for a caller that did not act on a
-// wake.
+// Rearm lets the sockets that have fired fire again. A socket on which something
+// is still pending fires at once. It is for a caller that did not act on a wake.
 func (g *Guard) Rearm() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -206,10 +204,10 @@ func (g *Guard) Rearm() error {
 	return nil
 }
 
-// Pending checks every socket now, without blocking, and returns what is
-// waiting; "" for nothing. It keeps no state and does not depend on what has
-// fired. If the check itself fails, it returns the failure, which must never
-// look like nothing. A closed guard has nothing pending.
+// Pending checks every socket now, without blocking, and returns what is waiting;
+// "" for nothing. It does not depend on which sockets have fired. If a check
+// fails, Pending returns the failure as its reason, so that it is not mistaken
+// for nothing. A closed guard returns "".
 func (g *Guard) Pending() string {
 	var few [16]unix.PollFd
 	g.mu.Lock()
@@ -246,15 +244,16 @@ func (g *Guard) Pending() string {
 	return ""
 }
 
-// Close removes every socket from the poll set and closes it. When it returns no
-// duplicate is held, except that while wake is being called listeners are closed
-// when that returns. The program can be thawed meanwhile: a listener has no end
-// that a duplicate could delay, and a client waits for the thaw. A wake that Run
-// had already begun to deliver may still run; no later one does. Close may be
-// called twice, and from within wake.
+// Close removes every socket from the poll set and closes it. When Close returns,
+// all duplicates are closed. The exception is a Close during a call of wake:
+// listeners then stay open until wake returns. The program can be thawed
+// meanwhile, because a duplicate of a listener delays nothing, and a client waits
+// for the thaw. A call of wake that Run has already begun may still run; no later
+// one does. Close may be called twice, and from within wake.
 //
-// The removal must come first: while the program holds the same open socket,
-// closing the duplicate alone would leave it registered.
+// Sockets are removed from the poll set before they are closed: while the program
+// has the same socket open, closing the duplicate alone would leave it
+// registered.
 func (g *Guard) Close() {
 	g.mu.Lock()
 	if g.closed {

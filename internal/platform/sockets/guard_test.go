@@ -122,7 +122,7 @@ func dupOf(t testing.TB, c syscall.Conn) int {
 	return dup
 }
 
-// pair is a socketpair; the first end is to be guarded.
+// pair returns a socketpair. The first end is the one to guard.
 func pair(t testing.TB) (guarded, other int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -140,7 +140,7 @@ func TestABusySocketFiresOnceUntilRearmed(t *testing.T) {
 	a, b := pair(t)
 	defer unix.Close(b)
 	g, woken := guard(t, p, []Dup{{FD: a, Kind: Stream, Name: "a"}})
-	flush := func() { // an event that comes after all earlier ones were delivered
+	flush := func() { // delivers an event after all earlier ones
 		c, d := pair(t)
 		defer unix.Close(d)
 		poke(t, d)
@@ -192,8 +192,8 @@ func TestGuardCloseTwiceAndFromWake(t *testing.T) {
 	}
 }
 
-// A guard that is closed from within wake closes connections at once, and
-// listeners when wake returns.
+// TestGuardOfAListenerClosedFromWake checks that a guard that is closed from
+// within wake closes connections at once, and listeners when wake returns.
 func TestGuardOfAListenerClosedFromWake(t *testing.T) {
 	p := newPoller(t)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -266,7 +266,7 @@ func TestAStaleEventFindsNobody(t *testing.T) {
 	p := newPoller(t)
 	a, b := pair(t)
 	first, _ := guard(t, p, []Dup{{FD: a, Kind: Stream, Name: "first"}})
-	stale := first.id << placeBits // what epoll had handed out when the guard was closed
+	stale := first.id << placeBits // the key of an event that epoll returned before the guard was closed
 	first.Close()
 	_ = unix.Close(b)
 	c, d := pair(t)
@@ -282,7 +282,8 @@ func TestAStaleEventFindsNobody(t *testing.T) {
 }
 
 // TestReusedDescriptorsNeverWakeAQuietGuard opens and closes noisy and quiet
-// guards at once, so that descriptor numbers change hands all the time.
+// guards concurrently, so that descriptor numbers are constantly reused. No quiet
+// guard may be woken.
 func TestReusedDescriptorsNeverWakeAQuietGuard(t *testing.T) {
 	p := newPoller(t)
 	seed := rand.Uint64()
@@ -372,15 +373,15 @@ func TestPollerClose(t *testing.T) {
 	}
 }
 
-// The traps: what a duplicate does that is held too long, and that it is gone
-// with the guard.
+// The following tests show what a duplicate that is held too long does, and that
+// closing the guard ends it.
 
 func TestTrapHeldConnectionSwallowsTheFIN(t *testing.T) {
 	p := newProgram(t)
 	c := p.connect()
 	p.freeze()
 	g, _ := guard(t, newPoller(t), p.dups())
-	p.thaw() // too early
+	p.thaw() // too early: the guard is still open
 	say(t, c, "close")
 	if got := p.line(); got != "closed" {
 		t.Fatal(got)

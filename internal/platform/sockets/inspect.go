@@ -16,7 +16,7 @@ type Info struct {
 	Protocol  int // unix.IPPROTO_TCP, unix.IPPROTO_MPTCP (what Go programs listen with) and others
 	Inode     uint64
 	Listening bool
-	V6Only    bool           // an AF_INET6 socket that does not accept IPv4
+	V6Only    bool           // an AF_INET6 socket that accepts no IPv4
 	State     State          // for TCP and Multipath TCP, otherwise zero
 	Local     netip.AddrPort // invalid for other families than IPv4 and IPv6; IPv4 in IPv6 is unmapped
 	Peer      netip.AddrPort // invalid while not connected
@@ -24,16 +24,16 @@ type Info struct {
 	PeerPath  string         // for a unix socket, the path that the other end is bound to
 	Connected bool
 
-	// Waiting is, for a listener, the number of connections that are complete and
-	// not accepted. It is at most 1 for a unix socket, and for Multipath TCP before
-	// Linux 5.16.
+	// Waiting is, for a listener, the number of complete connections that are not
+	// accepted yet. It is at most 1 for a unix socket, and for Multipath TCP
+	// before Linux 5.16.
 	Waiting uint32
 
-	// Unread and Unsent are, for a connected stream socket, the bytes that the
-	// program has not read and those that its peer has not acknowledged. Unread is
-	// 1 if unknown, Unsent is 0 if unknown and for unix sockets.
+	// Unread and Unsent are, for a connected stream socket, the numbers of bytes
+	// that the program has not read and that its peer has not acknowledged. An
+	// unknown Unread is 1. Unsent is 0 if unknown and for unix sockets.
 	Unread, Unsent uint32
-	UnreadEnd      bool // the peer has finished sending, and the program has not read that
+	UnreadEnd      bool // the peer has finished sending, and the program has not read the end
 
 	Traffic  Traffic // for a TCP connection
 	InfoSize int     // bytes of tcp_info that the kernel returned; 0 means that Traffic is unknown
@@ -41,7 +41,7 @@ type Info struct {
 	lingers bool // closing its last descriptor may block
 }
 
-// Socket returns the description in the form of Dump. It is for TCP sockets.
+// Socket returns the description of a TCP socket in the form that Dump returns.
 func (in *Info) Socket() Socket {
 	s := Socket{Family: uint8(in.Family), State: in.State, Local: in.Local, Remote: in.Peer, Inode: in.Inode,
 		RQueue: in.Unread, WQueue: in.Unsent, Traffic: in.Traffic, InfoSize: in.InfoSize}
@@ -49,7 +49,7 @@ func (in *Info) Socket() Socket {
 	case in.Listening:
 		s.RQueue = in.Waiting
 	case in.UnreadEnd:
-		s.RQueue++ // as the kernel counts it
+		s.RQueue++ // the kernel counts the end as one byte
 	}
 	return s
 }
@@ -77,7 +77,8 @@ func Inspect(fd int) (Info, error) {
 		return Info{}, fmt.Errorf("cannot read the inode of socket %d: %w", fd, err)
 	}
 	in.Inode = st.Ino
-	// Families without listeners return an error; such sockets do not listen.
+	// Sockets of families without listeners return an error here, so they do not
+	// listen.
 	if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil {
 		in.Listening = n != 0
 	}
@@ -134,7 +135,8 @@ func (in *Info) readTCP(fd int) error {
 // infoBlock is more than any kernel's tcp_info, in bytes.
 const infoBlock = 512
 
-// parseTCP takes the tcp_info that the kernel returned for fd, or its error.
+// parseTCP sets in from the tcp_info that the kernel returned for fd, or from
+// errno if it returned none.
 func (in *Info) parseTCP(fd int, b []byte, errno unix.Errno) error {
 	switch {
 	case errno != 0 && in.Protocol == unix.IPPROTO_MPTCP:
@@ -154,13 +156,13 @@ func (in *Info) parseTCP(fd int, b []byte, errno unix.Errno) error {
 	return nil
 }
 
-// readQueues reads what waits in a stream socket. Where the kernel does not
-// tell, as for Multipath TCP before Linux 5.18, it counts one unread byte.
+// readQueues sets Unread and Unsent of a stream socket. Where the kernel does not
+// report the queue, as for Multipath TCP before Linux 5.18, Unread is 1.
 func (in *Info) readQueues(fd int) error {
 	switch {
 	case in.Listening:
 		if in.Family != unix.AF_UNIX && in.State == Listen {
-			return nil // tcp_info has told
+			return nil // tcp_info contained it
 		}
 		set := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(set, 0)
@@ -187,11 +189,11 @@ func (in *Info) readQueues(fd int) error {
 	return nil
 }
 
-// holdsPackets reports whether packets wait in a socket, or may because the
-// kernel does not tell (before Linux 4.12). One that only ends the connection
-// has no bytes.
+// holdsPackets reports whether packets wait in a socket, or may wait because the
+// kernel does not report it (before Linux 4.12). A packet that only ends the
+// connection has no bytes.
 func holdsPackets(fd int) bool {
-	var info [16]uint32 // of which the first is the memory of received packets
+	var info [16]uint32 // the first is the memory of received packets
 	size := uint32(unsafe.Sizeof(info))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
 		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)

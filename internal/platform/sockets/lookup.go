@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pair are the two addresses of a TCP connection.
+// Pair is the two addresses of a TCP connection.
 type Pair struct{ Local, Remote netip.AddrPort } // IPv4 in IPv6 is unmapped
 
 // Lookup returns the TCP sockets that have exactly these addresses, in any state,
-// in a process's network namespace, or in our own if pid is 0. Pairs that the
-// kernel does not know are omitted. Each pair costs one lookup in its table. A
-// connection that is bound to an interface is not found.
+// in the network namespace of process pid, or in the caller's own if pid is 0.
+// Pairs that the kernel does not know are omitted. Each pair costs one lookup in
+// the kernel's table. A connection that is bound to an interface is not found.
 func Lookup(ctx context.Context, pid int, pairs []Pair) ([]Socket, error) {
 	t, err := inNamespace(Query{NetNSPID: pid}, func() (t Table, err error) {
 		t.Sockets, err = lookup(ctx, openDiag, pairs)
@@ -47,7 +47,8 @@ func lookup(ctx context.Context, open func() (conn, error), pairs []Pair) (found
 		if err != nil {
 			return nil, fmt.Errorf("netlink answer: %w", err)
 		}
-		// A listener answers for a connection that it could accept.
+		// For a connection that a listener could accept, the kernel returns the
+		// listener.
 		same := func(s *Socket) bool { return s.Local == p.Local && s.Remote == p.Remote }
 		a, err := parseAnswer(block[:size], uint32(n+1), found, same)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -58,8 +59,8 @@ func lookup(ctx context.Context, open func() (conn, error), pairs []Pair) (found
 	return found, nil
 }
 
-// lookupRequest builds the netlink message that asks for one socket. The kernel
-// finds IPv4 in IPv6 by its IPv4 addresses.
+// lookupRequest builds the netlink message that requests one socket. The kernel
+// finds a socket with IPv4-mapped IPv6 addresses by its IPv4 addresses.
 func lookupRequest(p Pair, seq uint32) []byte {
 	b := request(Query{}, unix.AF_INET, seq)
 	native.PutUint16(b[6:], unix.NLM_F_REQUEST)

@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// serve is a tiny program: it answers each line with itself, and closes the
-// connection on the line "close" and then says so on its standard output.
+// serve is a tiny program. It echoes each line. On the line "close" it closes the
+// connection and then prints "closed".
 func serve(addr string) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -87,7 +87,7 @@ func loopbackUp() {
 	_ = unix.Close(fd)
 }
 
-// program is a running part.
+// program is a child process that acts as a program under test.
 type program struct {
 	*testing.T
 	cmd  *exec.Cmd
@@ -135,7 +135,7 @@ func (p *program) kill() {
 	_ = p.cmd.Wait()
 }
 
-// freeze returns when every thread of the program is stopped.
+// freeze stops the program and returns when every thread has stopped.
 func (p *program) freeze() {
 	p.Helper()
 	if err := syscall.Kill(p.pid(), syscall.SIGSTOP); err != nil {
@@ -161,7 +161,7 @@ func (p *program) thaw() {
 	}
 }
 
-// dups takes every TCP socket of the program as the runtime does.
+// dups duplicates every TCP socket of the program, as the runtime does.
 func (p *program) dups() []Dup {
 	p.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", p.pid())
@@ -206,7 +206,7 @@ func (p *program) dial() net.Conn {
 	return c
 }
 
-// connect dials and waits until the program has accepted.
+// connect connects to the program and waits until it has accepted.
 func (p *program) connect() net.Conn {
 	p.Helper()
 	c := p.dial()
@@ -229,7 +229,8 @@ func expect(t *testing.T, c net.Conn, want string) {
 	}
 }
 
-// newPoller starts a poller and checks at the end that nothing is left of it.
+// newPoller starts a poller. At the end of the test it checks that all its
+// descriptors are closed.
 func newPoller(t testing.TB) *Poller {
 	t.Helper()
 	p, err := NewPoller()
@@ -290,8 +291,8 @@ func port(t testing.TB, addr string) uint16 {
 	return uint16(n)
 }
 
-// TestAsOrdinaryUser runs this package's tests once more as uid nobody, which may
-// duplicate the sockets of its own children only.
+// TestAsOrdinaryUser runs this package's tests again as user nobody, which may
+// duplicate only the sockets of its own children.
 func TestAsOrdinaryUser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short starts no program")

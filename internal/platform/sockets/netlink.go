@@ -19,8 +19,9 @@ func openDiag() (conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	// A dump is produced while it is read and does not block. If a kernel does
-	// not answer at all, the caller gets EAGAIN instead of hanging.
+	// A dump is produced while it is read, so reads do not block. The timeout is
+	// for a kernel that does not answer at all: the caller gets EAGAIN instead of
+	// hanging.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink socket: %w", err), unix.Close(fd))
 	}
@@ -42,7 +43,8 @@ func (n netlink) receive(b []byte) (int, error) {
 		case size > len(b):
 			return 0, errTruncated
 		}
-		// Only the kernel has port 0; other processes may write to this socket.
+		// Ignore messages of other processes, which may write to this socket.
+		// Only the kernel has port 0.
 		if sa, ok := from.(*unix.SockaddrNetlink); ok && sa.Pid == 0 {
 			return size, nil
 		}
@@ -53,9 +55,10 @@ func (n netlink) close() error { return unix.Close(int(n)) }
 
 // inNamespace runs look in the network namespace that q names. Entering a
 // namespace affects a single thread, so look runs locked to its thread, which
-// returns to its own namespace afterwards. A thread that cannot return is never
-// used again: it stays locked and ends with its goroutine. Returning matters,
-// because the process's main thread cannot end, and /proc/self/net follows it.
+// returns to its own namespace afterwards. If it cannot return, the thread stays
+// locked and ends with its goroutine. That would not work for the process's main
+// thread, which cannot end and which /proc/self/net follows, so returning is
+// tried first.
 func inNamespace(q Query, look func() (Table, error)) (Table, error) {
 	if q.NetNSFD == 0 && q.NetNSPID == 0 {
 		return look()

@@ -8,10 +8,10 @@ import (
 	"strconv"
 )
 
-// PassiveOpens returns how many TCP connections have reached this side in a
-// process's network namespace, or in our own if pid is 0, since it exists. As
-// long as the number stays the same, no listener in that namespace has got a
-// connection. It costs the same however many connections there are.
+// PassiveOpens returns how many TCP connections were ever opened from the other
+// side, in the network namespace of process pid, or in the caller's own if pid is
+// 0. While the number stays the same, no listener in the namespace has got a
+// connection. The cost does not depend on the number of connections.
 func PassiveOpens(pid int) (uint64, error) {
 	path := "/proc/thread-self/net/snmp"
 	if pid != 0 {
@@ -28,8 +28,8 @@ func PassiveOpens(pid int) (uint64, error) {
 	return n, nil
 }
 
-// parsePassiveOpens finds the number in pairs of lines: names, and values in the
-// same order.
+// parsePassiveOpens finds the number in /proc/PID/net/snmp: pairs of lines, one
+// with names and one with their values.
 func parsePassiveOpens(b []byte) (uint64, error) {
 	var names [][]byte
 	for line := range bytes.Lines(b) {

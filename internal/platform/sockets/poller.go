@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrClosed is returned for a Poller that has been closed.
+// ErrClosed is returned by methods of a closed Poller.
 var ErrClosed = errors.New("the poller is closed")
 
 // Poller waits on the sockets of all guards of a host with one epoll instance
@@ -28,10 +28,9 @@ type Poller struct {
 	done    chan struct{} // closed when Run returns
 }
 
-// The 64 bits of an epoll event contain a guard's id and the index of the
-// socket in it. Ids are never reused, so an event that was already fetched when
-// its guard was closed finds no guard, even if the descriptor's number is in
-// use again.
+// The 64 bits of an epoll event contain a guard's id and the index of the socket
+// in it. Ids are never reused, so an event that was fetched before its guard was
+// closed matches no guard, even if the descriptor's number is in use again.
 const (
 	placeBits = 20
 	maxPlaces = 1 << placeBits
@@ -43,7 +42,7 @@ const (
 func NewPoller() (*Poller, error) {
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err == nil {
-		err = unix.SetNonblock(epfd, true) // or Go's poller would not wait for it
+		err = unix.SetNonblock(epfd, true) // otherwise Go's poller would not wait for it
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the poller: %w", failure("epoll_create1", err))
@@ -71,14 +70,15 @@ func keyOf(ev *unix.EpollEvent) uint64 {
 	return uint64(uint32(ev.Pad))<<32 | uint64(uint32(ev.Fd))
 }
 
-// Run waits for events and calls the guards' wake functions, one at a time,
-// until ctx ends or Close is called; then it returns nil. It must be called
-// once. On a sleeping host it uses no CPU and no thread of its own.
+// Run waits for events and calls the guards' wake functions, one at a time, until
+// ctx ends or Close is called; then it returns nil. It must be called only once.
+// On a sleeping host it uses no CPU and no thread of its own.
 //
-// It waits in Go's own poller, and the system calls up to a wake bypass the
-// runtime. A thread that returns from a long wait in epoll_wait, and the first
-// ordinary system call of a process that has been silent, wake the runtime's
-// monitor first. It then competes with the program for the CPU.
+// To react quickly, Run waits in Go's own poller, and makes the system calls up
+// to a wake without the runtime. A thread that returns from a long wait in
+// epoll_wait, and the first ordinary system call of a process that has been
+// silent, first wake the runtime's monitor, which then competes with the program
+// for the CPU.
 func (p *Poller) Run(ctx context.Context) error {
 	p.mu.Lock()
 	if p.closed || p.running {
@@ -115,7 +115,8 @@ func (p *Poller) Run(ctx context.Context) error {
 	}
 }
 
-// ring ends Run. The eventfd stays readable, so a Run that starts later ends too.
+// ring makes Run return. The eventfd stays readable, so that a Run that starts
+// later returns too.
 func (p *Poller) ring() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

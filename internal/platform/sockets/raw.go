@@ -6,10 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls on the way to a wake and of a refresh, which never block. They do not
-// tell the runtime of Go, for the reason given at Poller.Run.
+// The system calls of a refresh and on the way to a wake, none of which blocks.
+// They bypass the Go runtime, for the reason given at Poller.Run.
 
-// rawEpollWait returns the events of an epoll instance that are there now.
+// rawEpollWait returns the events that an epoll instance has now. It does not
+// block.
 func rawEpollWait(epfd int, events []unix.EpollEvent) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
 	if errno != 0 {
@@ -26,17 +27,18 @@ func rawEpollDelete(epfd, fd int) error {
 	return nil
 }
 
-// rawClose closes a duplicate, whatever the result. The program has the socket
-// too, so nothing is torn down.
+// rawClose closes a duplicate and ignores the result. The program has the socket
+// open too, so closing the duplicate tears nothing down.
 func rawClose(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
-// rawFstat describes an open file.
+// rawFstat calls fstat.
 func rawFstat(fd int, st *unix.Stat_t) unix.Errno {
 	_, _, errno := unix.RawSyscall(unix.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(st)), 0)
 	return errno
 }
 
-// rawQueue asks a socket for the length of a queue; -1 if it does not tell.
+// rawQueue returns the length of a socket's queue, or -1 if the kernel does not
+// report it.
 func rawQueue(fd int, which uint) int {
 	var n int32
 	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uintptr(which), uintptr(unsafe.Pointer(&n))); errno != 0 {

@@ -7,17 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrChanged means that sockets cannot be refreshed and must be inspected.
+// ErrChanged means that sockets cannot be refreshed and must be inspected again.
 var ErrChanged = errors.New("the sockets cannot be refreshed")
 
-// Refresh reads sockets of a process again. all are their last descriptions, in
-// the order of fds, the process's descriptors. The process must not have run since:
-// it could have connected a socket anew or read from it. After an error, which is
-// ErrChanged, all is not valid.
+// Refresh updates all, the last descriptions of the sockets that process pid has
+// at descriptors fds, in the same order. The process must not have run since they
+// were taken: it could have reconnected a socket or read from it. After an error,
+// which is always ErrChanged, all is not valid.
 //
 // A TCP listener or an open TCP connection costs four system calls, and two more
-// if something arrived or was acknowledged. They do not block, and do not tell the
-// runtime of Go, for the reason given at Poller.Run.
+// if something arrived or was acknowledged. The calls do not block, and they
+// bypass the Go runtime, for the reason given at Poller.Run.
 func Refresh(pid int, fds []int, all []Info) error {
 	pidfd, _, errno := unix.RawSyscall(unix.SYS_PIDFD_OPEN, uintptr(pid), 0, 0)
 	if errno != 0 {
@@ -43,7 +43,7 @@ func Refresh(pid int, fds []int, all []Info) error {
 }
 
 // closeBlocks reports whether closing a duplicate may block if the process has
-// closed the socket meanwhile.
+// closed the socket in the meantime.
 func (in *Info) closeBlocks() bool {
 	switch in.Family {
 	case unix.AF_INET, unix.AF_INET6, unix.AF_UNIX:
@@ -69,7 +69,7 @@ func (in *Info) refresh(fd int) error {
 	case in.Family == unix.AF_UNIX && in.Type == unix.SOCK_STREAM && in.Connected:
 		return in.rawQueues(fd)
 	case in.Type == unix.SOCK_DGRAM:
-		return nil // nothing of its description changes by itself
+		return nil // its description does not change by itself
 	case tcp && in.Listening && in.State == Listen, in.Protocol == unix.IPPROTO_TCP && in.Connected && (in.State == Established || in.State == CloseWait):
 		return in.refreshTCP(fd)
 	}
@@ -81,7 +81,7 @@ func (in *Info) refresh(fd int) error {
 	return nil
 }
 
-// refreshTCP reads a TCP listener or an open TCP connection again.
+// refreshTCP updates the description of a TCP listener or an open TCP connection.
 func (in *Info) refreshTCP(fd int) error {
 	var block [infoBlock]byte
 	size := uint32(len(block))
@@ -92,14 +92,15 @@ func (in *Info) refreshTCP(fd int) error {
 		return ErrChanged
 	}
 	if in.Listening || in.HasSegments() && in.Traffic.counters() == before.counters() {
-		// The kernel counts a segment before it changes a queue, and the process has
-		// neither read nor written: the queues have what they had.
+		// The kernel counts a segment before it changes a queue, and the process
+		// has neither read nor written. Without a new segment, the queues are
+		// therefore unchanged.
 		return nil
 	}
 	return in.rawQueues(fd)
 }
 
-// rawQueues is readQueues for a connected stream socket.
+// rawQueues is readQueues for a connected stream socket, with raw system calls.
 func (in *Info) rawQueues(fd int) error {
 	if in.UnreadEnd {
 		return ErrChanged
@@ -118,7 +119,8 @@ func (in *Info) rawQueues(fd int) error {
 // HasSegments reports whether the kernel counts segments.
 func (in *Info) HasSegments() bool { return in.InfoSize >= infoDataSegsOut+4 }
 
-// counters returns t without the ages, which change by themselves.
+// counters returns t without the times since the last events, which change by
+// themselves.
 func (t Traffic) counters() Traffic {
 	t.LastSent, t.LastReceived, t.LastAck = 0, 0, 0
 	return t

@@ -14,18 +14,18 @@ import (
 )
 
 // Steering sends new TCP connections to a listening socket other than the one
-// that is bound to their address, if there is one at all. It is a BPF program of
+// bound to their address, whether or not there is one. It is a BPF program in
 // this network namespace, and ends with this process.
 type Steering struct{ link atomic.Int64 }
 
-// errNoSteering is why Steer fails on a kernel that cannot do it.
+// errNoSteering means that this kernel does not support steering.
 var errNoSteering = errors.New("the kernel does not steer connections")
 
-// Steer sends the connections to addrs to the listening sockets fds, in that
-// order, until Close. A socket is of the family of its address, and of plain TCP,
-// not Multipath TCP. The unspecified address stands for all of its family.
-// Connections that were made before are not affected. It needs Linux 5.9 and the
-// right to load BPF programs for the network.
+// Steer sends the connections to addrs[i] to the listening socket fds[i], until
+// Close. The socket must be of its address's family, and of plain TCP, not
+// Multipath TCP. An unspecified address stands for all addresses of its family.
+// Existing connections are not affected. It requires Linux 5.9 and the right to
+// load BPF programs for the network.
 func Steer(addrs []netip.AddrPort, fds []int) (*Steering, error) {
 	m, err := bpf(unix.BPF_MAP_CREATE, &mapCreate{kind: unix.BPF_MAP_TYPE_SOCKMAP, keySize: 4, valueSize: 8, maxEntries: uint32(len(fds))})
 	if err != nil {
@@ -65,15 +65,15 @@ func Steer(addrs []netip.AddrPort, fds []int) (*Steering, error) {
 	return s, nil
 }
 
-// Close ends the steering. Connections that were made meanwhile stay with the
-// socket that got them. It may be called again.
+// Close ends the steering. Connections that were steered stay with the socket
+// that got them. Close may be called again.
 func (s *Steering) Close() {
 	if fd := s.link.Swap(-1); fd >= 0 {
 		unix.Close(int(fd))
 	}
 }
 
-// The arguments of bpf(2), as far as they are not zero.
+// The arguments of bpf(2), up to the last field that is not zero.
 type (
 	mapCreate struct {
 		kind, keySize, valueSize, maxEntries uint32
@@ -106,7 +106,8 @@ func bpf[T any](command uintptr, args *T) (int, error) {
 	}
 }
 
-// instruction is one of BPF's: 8 bytes of code, registers, offset and value.
+// instruction is one BPF instruction of 8 bytes: code, registers, offset and
+// value.
 type instruction struct {
 	code  uint8
 	regs  uint8 // source and destination
@@ -130,8 +131,9 @@ const (
 	callSkAssign  = 124
 )
 
-// steeringCode returns the program. It assigns the socket with the index of the
-// first address that matches, and otherwise leaves the choice to the kernel.
+// steeringCode returns the program. It assigns a connection to the socket with
+// the index of the first address that matches. If none matches, the kernel
+// chooses.
 func steeringCode(addrs []netip.AddrPort, sockmap int) (code []instruction) {
 	add := func(op uint8, dst, src uint8, off int16, value int32) {
 		code = append(code, instruction{op, src<<4 | dst, off, value})

@@ -11,8 +11,8 @@ import (
 )
 
 // TestSteer checks that connections go to another socket only while they are
-// steered, whether or not something listens on their address, and that they keep
-// the address that the client named.
+// steered, whether or not something listens on their address. They must keep the
+// address that the client connected to.
 func TestSteer(t *testing.T) {
 	for _, network := range []string{"tcp4", "tcp6"} {
 		t.Run(network, func(t *testing.T) {

@@ -10,7 +10,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestUnixPeers: each end of a connection has the other as its peer.
+// TestUnixPeers checks that each end of a unix connection has the other as its
+// peer.
 func TestUnixPeers(t *testing.T) {
 	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	errtest.None(t, err)
@@ -45,7 +46,7 @@ func TestUnixPeers(t *testing.T) {
 	}
 }
 
-// FuzzPeers reads anything as an answer of the kernel without a crash.
+// FuzzPeers parses random answers of the kernel. It must not panic.
 func FuzzPeers(f *testing.F) {
 	f.Add([]byte{20, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	f.Add(append([]byte{40, 0, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 8, 0, 2, 0, 7, 0, 0, 0))

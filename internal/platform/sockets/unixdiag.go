@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The layout of linux/unix_diag.h.
+// Sizes from linux/unix_diag.h.
 const (
 	unixRequestSize = 24 // struct unix_diag_req
 	unixMessageSize = 16 // struct unix_diag_msg
@@ -16,9 +16,9 @@ const (
 	attrUnixPeer    = 2
 )
 
-// UnixPeers returns the peers of connected unix sockets, by inode, in a process's
-// network namespace, or in our own if pid is 0. A socket that is gone, or whose
-// peer the kernel does not report, is omitted.
+// UnixPeers returns the peers of connected unix sockets, by inode, in the network
+// namespace of process pid, or in the caller's own if pid is 0. A socket that
+// does not exist, or whose peer the kernel does not report, is omitted.
 func UnixPeers(ctx context.Context, pid int, inodes []uint64) (map[uint64]uint64, error) {
 	peers := make(map[uint64]uint64, len(inodes))
 	_, err := inNamespace(Query{NetNSPID: pid}, func() (Table, error) { return Table{}, askPeers(ctx, openDiag, inodes, peers) })
@@ -64,7 +64,7 @@ func askPeers(ctx context.Context, open func() (conn, error), inodes []uint64, p
 	return nil
 }
 
-// parsePeers adds the sockets of one answer to peers. The error is ENOENT if the
+// parsePeers adds the sockets of one answer to peers. It returns ENOENT if the
 // socket does not exist.
 func parsePeers(b []byte, peers map[uint64]uint64) error {
 	for len(b) > 0 {

@@ -1,6 +1,6 @@
 // Package systemd is a client of systemd managers: the machine's, and those of
-// users. It reads units, freezes and thaws, starts and stops them, and reports
-// that something about a unit may have changed. It decides nothing.
+// users. It reads units, freezes, thaws, starts and stops them, and notifies when
+// something about a unit may have changed. It decides nothing.
 //
 // It uses D-Bus over the manager's own socket, like systemctl, so it needs no
 // message bus.
@@ -26,12 +26,12 @@ import (
 // SystemSocket is the socket of the machine's manager.
 const SystemSocket = "/run/systemd/private"
 
-// UserSocket returns the socket of the manager of the user with a user ID.
+// UserSocket returns the socket of the manager of the user with that ID.
 func UserSocket(uid string) string {
 	return filepath.Join("/run/user", uid, "systemd/private")
 }
 
-// Names of D-Bus.
+// D-Bus names.
 const (
 	destination = "org.freedesktop.systemd1" // ignored without a bus
 	managerPath = "/org/freedesktop/systemd1"
@@ -43,15 +43,15 @@ const (
 	properties  = "org.freedesktop.DBus.Properties"
 )
 
-// Unit is a manager's data about a unit.
+// Unit is the state of a unit.
 type Unit struct {
 	Name        string // canonical name, not an alias
 	Load        string // loaded, not-found, masked, error, ...
 	Active      string // active, reloading, inactive, failed, activating, deactivating
 	Sub         string
-	Freezer     string // running, freezing, frozen or thawing, as requested from the manager
+	Freezer     string // running, freezing, frozen or thawing, as last requested from the manager
 	Invocation  string // identifies one run, in hexadecimal; empty if it never ran
-	Job         uint32 // 0 if none is queued or in progress
+	Job         uint32 // 0 if no job is queued or in progress
 	CanFreeze   bool
 	CanStart    bool
 	CanStop     bool
@@ -60,27 +60,29 @@ type Unit struct {
 	DropIns     []string
 }
 
-// Running reports whether it runs and is not being stopped.
+// Running reports whether the unit runs and is not being stopped.
 func (u *Unit) Running() bool { return u.Active == "active" || u.Active == "reloading" }
 
-// Over reports whether it is not running, and no change of that is in progress.
+// Over reports whether the unit is not running and is not being started or
+// stopped.
 func (u *Unit) Over() bool { return u.Active == "inactive" || u.Active == "failed" }
 
-// ServiceState is a manager's additional data about a .service unit.
+// ServiceState is the additional state of a .service unit.
 type ServiceState struct {
 	Type     string
 	Group    string // path of its control group; empty if it has none
 	PID      int    // main process, 0 if there is none
 	Result   string // success, or why it failed
 	Watchdog time.Duration
-	StopsIn  time.Duration // time limit of a stop, after which its processes are killed; 0 for no limit
+	StopsIn  time.Duration // how long a stop may take before the processes are killed; 0 for no limit
 }
 
-// ErrNoAnswer means that a manager did not answer, so nothing is known.
+// ErrNoAnswer means that a manager did not answer, so that the state of its units
+// is unknown.
 var ErrNoAnswer = errors.New("systemd does not answer")
 
-// Conn is a client of one manager. Its methods are safe for concurrent use.
-// They also reach a manager that was replaced or restarted.
+// Conn is a client of one manager. Its methods are safe for concurrent use. They
+// also work after the manager was replaced or restarted.
 type Conn struct {
 	socket string
 
@@ -90,12 +92,12 @@ type Conn struct {
 	ending  chan struct{} // closed by Close
 	serving sync.WaitGroup
 	jobs    map[dbus.ObjectPath]chan string // channels for the results of awaited jobs
-	early   map[dbus.ObjectPath]string      // results that arrived before the answer with the job's path
-	asking  int                             // requests whose answer will contain a job
+	early   map[dbus.ObjectPath]string      // results that arrived before the reply with the job's path
+	asking  int                             // pending requests whose reply will contain a job
 }
 
-// New returns a client of the manager that listens on socket. It connects when
-// it is first used.
+// New returns a client of the manager that listens on socket. It connects at
+// first use.
 func New(socket string) *Conn {
 	return &Conn{socket: socket, watches: map[string]map[*Watch]bool{}, ending: make(chan struct{}),
 		jobs: map[dbus.ObjectPath]chan string{}, early: map[dbus.ObjectPath]string{}}
@@ -117,7 +119,7 @@ func (m *Conn) Close() {
 	m.serving.Wait()
 }
 
-// connect returns the connection, and makes one if there is none.
+// connect returns the connection, dialing if there is none.
 func (m *Conn) connect(ctx context.Context) (*dbus.Conn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +151,7 @@ func (m *Conn) connect(ctx context.Context) (*dbus.Conn, error) {
 	return conn, nil
 }
 
-// call calls one method of an object and decodes the answer.
+// call calls one method of an object and decodes the reply.
 func (m *Conn) call(ctx context.Context, path dbus.ObjectPath, method string, into []any, args ...any) error {
 	conn, err := m.connect(ctx)
 	if err != nil {
@@ -191,8 +193,8 @@ func refusal(e dbus.Error) error {
 	return &RefusedError{e.Name, text}
 }
 
-// pathOf returns the object path of a unit. The manager loads the unit for
-// that.
+// pathOf returns the object path of a unit. Using it makes the manager load the
+// unit.
 func pathOf(name string) dbus.ObjectPath {
 	var b strings.Builder
 	b.WriteString(unitPath)
@@ -218,8 +220,8 @@ func (m *Conn) props(ctx context.Context, name, face string) (props, error) {
 	return p, nil
 }
 
-// take stores a property. If it is missing or has another type, take adds an
-// error and leaves into unchanged.
+// take stores the property name in into. If the property is missing or has
+// another type, take appends an error to errs and leaves into unchanged.
 func take[T any](p props, name string, into *T, errs *[]error) {
 	if v, ok := p[name].Value().(T); ok {
 		*into = v
@@ -249,7 +251,7 @@ func (m *Conn) Unit(ctx context.Context, name string) (u Unit, err error) {
 	if take(p, "Job", &job, &errs); len(job) > 0 {
 		u.Job, _ = job[0].(uint32)
 	}
-	var since []error // systemd 246 is the first version that can freeze
+	var since []error // may be missing: systemd can freeze units only since version 246
 	take(p, "FreezerState", &u.Freezer, &since)
 	take(p, "CanFreeze", &u.CanFreeze, &since)
 	take(p, "FragmentPath", &u.Fragment, &since)
@@ -276,8 +278,8 @@ func (m *Conn) Service(ctx context.Context, name string) (s ServiceState, err er
 	return s, errors.Join(errs...)
 }
 
-// Watchdog returns the interval in which a service must send a keep-alive; 0
-// for none.
+// Watchdog returns the interval at which a service must send keep-alives; 0 if it
+// need not.
 func (m *Conn) Watchdog(ctx context.Context, name string) (time.Duration, error) {
 	var v dbus.Variant
 	if err := m.call(ctx, pathOf(name), properties+".Get", []any{&v}, serviceFace, "WatchdogUSec"); err != nil {
@@ -290,7 +292,7 @@ func (m *Conn) Watchdog(ctx context.Context, name string) (time.Duration, error)
 	return micros(us), nil
 }
 
-// micros converts a time span of systemd's. No limit is 0.
+// micros converts a time span of systemd's. Systemd's infinity becomes 0.
 func micros(us uint64) time.Duration {
 	if us > math.MaxInt64/1000 {
 		return 0
@@ -298,7 +300,8 @@ func micros(us uint64) time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-// Next returns when a timer unit elapses next, on the wall clock; zero for never.
+// Next returns when a timer unit elapses next, by the wall clock. The zero time
+// means never.
 func (m *Conn) Next(ctx context.Context, timer string) (at time.Time, err error) {
 	p, err := m.props(ctx, timer, timerFace)
 	if err != nil {
@@ -323,13 +326,13 @@ func (m *Conn) Next(ctx context.Context, timer string) (at time.Time, err error)
 	return at, errors.Join(errs...)
 }
 
-// Freeze returns nil once the manager has seen that every process of the unit is
-// frozen.
+// Freeze freezes a unit. It returns nil once the manager has seen every process
+// of the unit frozen.
 func (m *Conn) Freeze(ctx context.Context, name string) error {
 	return m.call(ctx, managerPath, managerFace+".FreezeUnit", nil, name)
 }
 
-// Thaw returns nil once the manager has seen that the unit runs.
+// Thaw thaws a unit. It returns nil once the manager has seen the unit running.
 func (m *Conn) Thaw(ctx context.Context, name string) error {
 	return m.call(ctx, managerPath, managerFace+".ThawUnit", nil, name)
 }
@@ -339,7 +342,7 @@ func (m *Conn) Reload(ctx context.Context) error {
 	return m.call(ctx, managerPath, managerFace+".Reload", nil)
 }
 
-// Names lists the loaded units whose names end in suffix.
+// Names returns the names of the loaded units that end in suffix.
 func (m *Conn) Names(ctx context.Context, suffix string) (names []string, err error) {
 	var all [][]any
 	if err := m.call(ctx, managerPath, managerFace+".ListUnitsByPatterns", []any{&all}, []string{"active"}, []string{"*" + suffix}); err != nil {
@@ -357,19 +360,19 @@ func (m *Conn) Names(ctx context.Context, suffix string) (names []string, err er
 // Done is the result of a successful job.
 const Done = "done"
 
-// Job is a start or stop that a manager has queued.
+// Job is a start or stop job that a manager has queued.
 type Job struct {
 	m    *Conn
 	path dbus.ObjectPath
 	ends chan string
 }
 
-// Start queues a start of a unit. It replaces no other job.
+// Start queues a start of a unit. It does not replace other jobs.
 func (m *Conn) Start(ctx context.Context, name string) (*Job, error) {
 	return m.queue(ctx, "StartUnit", name, "fail")
 }
 
-// Stop queues a stop of a unit. It replaces no other job.
+// Stop queues a stop of a unit. It does not replace other jobs.
 func (m *Conn) Stop(ctx context.Context, name string) (*Job, error) {
 	return m.queue(ctx, "StopUnit", name, "fail")
 }
@@ -394,8 +397,8 @@ func (m *Conn) queue(ctx context.Context, method, name, mode string) (*Job, erro
 	return j, err
 }
 
-// Wait returns the result of the job: Done, or canceled, timeout, failed,
-// dependency, skipped. It is an error if that is unknown.
+// Wait waits for the job and returns its result: Done, or canceled, timeout,
+// failed, dependency, skipped. It returns an error if the result is unknown.
 func (j *Job) Wait(ctx context.Context) (result string, err error) {
 	select {
 	case r, ok := <-j.ends:
@@ -415,15 +418,15 @@ func (j *Job) Wait(ctx context.Context) (result string, err error) {
 type Watch struct {
 	m    *Conn
 	name string
-	// C has an element if something about the unit may have changed since it was
-	// last read: its state, its jobs, its files, or the manager itself.
+	// C receives an element when something about the unit may have changed since
+	// it was last read: its state, its jobs, its files, or the manager itself.
 	C chan struct{}
-	// queued, if not nil, is called by the goroutine that reads signals when a job
-	// for the unit is queued. It must not block.
+	// queued, if not nil, is called when a job for the unit is queued, by the
+	// goroutine that reads signals. It must not block.
 	queued func()
 }
 
-// Watch begins to watch a unit. queued may be nil.
+// Watch starts a watch of a unit. queued may be nil; see Watch.queued.
 func (m *Conn) Watch(name string, queued func()) *Watch {
 	w := &Watch{m, name, make(chan struct{}, 1), queued}
 	m.mu.Lock()
@@ -447,16 +450,16 @@ func (w *Watch) Close() {
 func (w *Watch) notify() {
 	select {
 	case w.C <- struct{}{}:
-	default: // it already has an unread element
+	default: // an unread element is already there
 	}
 }
 
-// reconnectAfter is the delay before a lost connection is replaced. Watches are
-// then notified, because changes may have been missed.
+// reconnectAfter is the delay before a lost connection is replaced. All watches
+// are notified then, because they may have missed changes.
 const reconnectAfter = 100 * time.Millisecond
 
-// serve reads the signals of one connection until it ends, and then connects
-// again if there are watches.
+// serve reads the signals of one connection until it ends, and then reconnects if
+// there are watches.
 func (m *Conn) serve(conn *dbus.Conn, signals chan *dbus.Signal) {
 	m.notifyAll() // earlier signals were missed
 	for s := range signals {
@@ -504,7 +507,7 @@ func (m *Conn) notifyAll() {
 	}
 }
 
-// heed notifies the watches that a signal concerns.
+// heed notifies the watches of the unit that a signal is about.
 func (m *Conn) heed(s *dbus.Signal) {
 	switch s.Name {
 	case managerFace + ".JobNew", managerFace + ".JobRemoved":

@@ -1,15 +1,16 @@
 // Package webhook sends notifications by HTTP: signed CloudEvents 1.0, and
 // messages for Slack-compatible incoming webhooks.
 //
-// Signatures follow the Standard Webhooks specification: webhook-id,
-// webhook-timestamp and webhook-signature, which is HMAC-SHA256 over
-// id.timestamp.body. A receiver must store the ids it has seen, because a
-// message whose answer was lost is sent again with the same id, and must reject
-// a timestamp that differs from its own clock by minutes.
+// Signatures follow the Standard Webhooks specification: headers webhook-id,
+// webhook-timestamp and webhook-signature, an HMAC-SHA256 of id.timestamp.body. A
+// message whose answer was lost is sent again with the same id, so a receiver
+// must remember the ids it has seen. It must also reject a timestamp that differs
+// from its own clock by minutes.
 //
-// It guarantees that redirects are not followed, that the answer is read with a
-// bound, and that no error contains the address, which may be a secret. The
-// caller decides when to retry, and the given Dial decides where to connect.
+// The package guarantees that redirects are not followed, that the size of the
+// answer is bounded, and that no error contains the address, which may be a
+// secret. The caller decides when to retry, and the given Dial decides where to
+// connect.
 package webhook
 
 import (
@@ -37,8 +38,8 @@ import (
 // Config configures a Client. URL and Dial are required.
 type Config struct {
 	URL string
-	// Key signs messages: whsec_ and base64, or the key itself. Empty means no
-	// signature.
+	// Key signs messages. It is either whsec_ followed by base64, or the key
+	// itself. Empty means no signature.
 	Key  sealed.Plain
 	CA   string // PEM; empty means the system's roots
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -63,14 +64,14 @@ type Event struct {
 	Subject     string          `json:"subject,omitempty"`
 	Time        time.Time       `json:"time"`
 	ContentType string          `json:"datacontenttype,omitempty"`
-	Sequence    string          `json:"sequence,omitempty"` // extension: orders the events of a source
+	Sequence    string          `json:"sequence,omitempty"` // extension that orders the events of a source
 	Data        json.RawMessage `json:"data,omitempty"`
 }
 
 // StatusError is an error response.
 type StatusError struct {
 	Status     int
-	RetryAfter time.Duration // 0 if the receiver did not set it
+	RetryAfter time.Duration // 0 if the receiver sent none
 	Detail     string
 }
 
@@ -82,8 +83,8 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Rejected reports whether the receiver rejected this particular message, so
-// that another one may still be accepted.
+// Rejected reports whether the receiver rejected this particular message, so that
+// it may still accept another one.
 func (e *StatusError) Rejected() bool {
 	switch e.Status {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity:
@@ -119,8 +120,8 @@ func New(c Config) (*Client, error) {
 	}
 	return &Client{url: c.URL, agent: c.Agent, key: key, http: &http.Client{
 		Timeout: c.Timeout,
-		// No proxy: it would dial instead of Dial, which enforces what is
-		// allowed.
+		// Without a proxy, because a proxy would connect to the receiver itself,
+		// past Dial, which enforces what is allowed.
 		Transport: &http.Transport{DialContext: c.Dial, TLSClientConfig: conf, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 2,
 			IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: 64 << 10},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -130,8 +131,8 @@ func New(c Config) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Send sends one event, or several as a batch with the given id. Errors:
-// *StatusError, and those of the connection.
+// Send sends one event, or several as a batch, under the given id. It returns a
+// *StatusError or a connection error.
 func (c *Client) Send(ctx context.Context, id string, events ...Event) error {
 	var body []byte
 	var err error
@@ -155,8 +156,8 @@ func (c *Client) Send(ctx context.Context, id string, events ...Event) error {
 	return c.post(ctx, h, body)
 }
 
-// Text sends a text in Slack's markup to a Slack-compatible webhook. Parts that
-// are not markup must have been escaped by Escape.
+// Text sends a text in Slack's markup to a Slack-compatible webhook. The caller
+// must pass the parts that are not markup through Escape.
 func (c *Client) Text(ctx context.Context, text string) error {
 	body, err := json.Marshal(map[string]string{"text": text})
 	if err != nil {
@@ -178,7 +179,7 @@ func Sign(key []byte, id, timestamp string, body []byte) string {
 	return base64.StdEncoding.EncodeToString(m.Sum(nil))
 }
 
-// maxRetryAfter bounds the delay that a receiver can request.
+// maxRetryAfter bounds the delay that a receiver's Retry-After can request.
 const maxRetryAfter = time.Hour
 
 func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
@@ -192,7 +193,7 @@ func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
-			err = u.Err // the error's text contains the address
+			err = u.Err // without the URL, which contains the address
 		}
 		return fmt.Errorf("cannot reach the receiver: %w", err)
 	}
@@ -211,7 +212,7 @@ func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
 	return e
 }
 
-// shorten truncates a receiver's answer to one line.
+// shorten returns a receiver's answer as one line of limited length.
 func shorten(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
 	if r := []rune(s); len(r) > 200 {

@@ -30,8 +30,8 @@ func client(t *testing.T, cfg webhook.Config) *webhook.Client {
 var event = webhook.Event{SpecVersion: "1.0", ID: "e1", Source: "lull/f", Type: "worker.paused", Subject: "workers/w1", Time: time.Unix(1_800_000_000, 0).UTC(),
 	ContentType: "application/json", Data: json.RawMessage(`{"a":1}`)}
 
-// TestSignature verifies a message as the specification's own example and as a
-// receiver does.
+// TestSignature checks the signature of the specification's own example, and
+// verifies sent messages as a receiver would.
 func TestSignature(t *testing.T) {
 	key, err := base64.StdEncoding.DecodeString("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	errtest.None(t, err)
@@ -112,8 +112,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestUnreachable covers a missing receiver and one that does not answer in
-// time.
+// TestUnreachable checks the errors for a missing receiver and for one that does
+// not answer in time.
 func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	errtest.None(t, err)

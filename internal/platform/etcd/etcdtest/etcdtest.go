@@ -1,10 +1,10 @@
 // Package etcdtest runs clusters of Debian's etcd-server for tests. Each member
-// is a child process on loopback ports with its own directory, and can be
-// killed, paused, resumed and restarted.
+// is a child process on loopback ports with its own directory, and can be killed,
+// paused, resumed and restarted.
 //
-// It talks to the members by HTTP only, so that a test that uses it does not
-// link etcd. The members talk to each other through gates, so that one can be
-// cut off, and a test can put gates between them and their clients.
+// The package uses HTTP only, so that a test binary does not link etcd. The
+// members are connected to each other by Links, so that each can be cut off. A
+// test can put Links between the members and its clients too.
 package etcdtest
 
 import (
@@ -35,7 +35,7 @@ type Cluster struct {
 }
 
 type member struct {
-	link                    *Link // in front of its peer address
+	link                    *Link // forwards to its peer address
 	name, client, peer, dir string
 	args                    []string
 	cmd                     *exec.Cmd
@@ -99,7 +99,8 @@ func Start(t testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
-// freeAddrs returns n unused loopback addresses. A member that is down keeps its own.
+// freeAddrs returns n unused loopback addresses. They stay reserved while a
+// member is down.
 func freeAddrs(t testing.TB, n int) []string {
 	t.Helper()
 	var addrs []string
@@ -122,7 +123,7 @@ func (c *Cluster) start(m *member) {
 	m.log = log
 	m.cmd = exec.Command(m.args[0], m.args[1:]...)
 	m.cmd.Stdout, m.cmd.Stderr = log, log
-	// The members end with the test binary, however it ends.
+	// The kernel kills the members when the test binary ends, in whatever way.
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.cmd.Start(); err != nil {
 		c.t.Fatal(err)
@@ -160,7 +161,7 @@ func (c *Cluster) Restart(i int) {
 	c.start(c.members[i])
 }
 
-// Pause freezes member i, whose connections stay open but silent.
+// Pause freezes member i. Its connections stay open but silent.
 func (c *Cluster) Pause(i int) { c.signal(i, syscall.SIGSTOP) }
 
 // Resume resumes member i.
@@ -174,7 +175,7 @@ func (c *Cluster) signal(i int, s syscall.Signal) {
 }
 
 // AwaitHealthy waits until member i answers and belongs to a cluster with a
-// leader. With https or users it waits for the port only.
+// leader. With https or users it waits only until the port accepts connections.
 func (c *Cluster) AwaitHealthy(i int) {
 	c.t.Helper()
 	m := c.members[i]

@@ -12,10 +12,9 @@ import (
 	"testing"
 )
 
-// Link is a loopback address that forwards connections to another. While it is
-// shut, it behaves like a network that drops everything: connections stay open
-// but silent, also new ones, and data sent in the meantime arrives when it
-// opens again.
+// Link is a loopback address that forwards connections to another. While shut, it
+// behaves like a network that drops everything: old and new connections stay open
+// but silent. Data sent in the meantime arrives when the link is opened.
 type Link struct {
 	target string
 	l      net.Listener
@@ -43,10 +42,10 @@ func NewLink(t testing.TB, target string) *Link {
 // URL returns the URL of the link.
 func (g *Link) URL() string { return "http://" + g.l.Addr().String() }
 
-// Shut lets nothing through.
+// Shut stops forwarding until Open.
 func (g *Link) Shut() { g.set(func(string) bool { return true }) }
 
-// Open lets everything through.
+// Open resumes forwarding.
 func (g *Link) Open() { g.set(func(string) bool { return false }) }
 
 func (g *Link) set(shut func(from string) bool) {
@@ -77,7 +76,7 @@ func (g *Link) accept() {
 	}
 }
 
-// pass carries one connection.
+// pass forwards one connection.
 func (g *Link) pass(in net.Conn) {
 	defer in.Close()
 	if !g.hold(in) {
@@ -131,7 +130,8 @@ func (g *Link) drop(c net.Conn) {
 	delete(g.conns, c)
 }
 
-// wait waits until the link is open. It returns false if the link was closed.
+// wait waits until the link is open for connections from the member from. It
+// returns false if the link was closed.
 func (g *Link) wait(from string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -159,8 +159,8 @@ func (g *Link) carry(to, from net.Conn, name string) {
 	}
 }
 
-// header reads the beginning of a connection: all of an HTTP/1 request's
-// header, or what has arrived of another protocol.
+// header reads the beginning of a connection: the complete header of an HTTP/1
+// request, or whatever arrives first in another protocol.
 func header(c net.Conn) ([]byte, error) {
 	var head []byte
 	buf := make([]byte, 4<<10)
@@ -187,8 +187,9 @@ func sender(head []byte) string {
 	return id
 }
 
-// Cut disconnects members from their peers; Cut() without any reconnects all.
-// It does not affect their clients: put a Link between.
+// Cut disconnects members from the other members. Without arguments it reconnects
+// all of them. It does not affect clients; put a Link in front of a member for
+// that.
 func (c *Cluster) Cut(members ...int) {
 	c.t.Helper()
 	ids := c.ids()

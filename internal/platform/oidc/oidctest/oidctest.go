@@ -1,7 +1,6 @@
-// Package oidctest is a small OpenID Connect issuer for tests. It is written
-// without the libraries under test and has discovery, keys, the authorization
-// code flow with PKCE for a browser that agrees at once, the device flow and
-// refresh.
+// Package oidctest is a small OpenID Connect issuer for tests, written without
+// the libraries under test. It supports discovery, keys, the authorization code
+// flow with PKCE (a browser's user agrees at once), the device flow and refresh.
 package oidctest
 
 import (
@@ -21,7 +20,7 @@ import (
 	"time"
 )
 
-// Issuer is one issuer, at URL until the test ends.
+// Issuer is a running issuer. It is reachable at URL until the test ends.
 type Issuer struct {
 	URL string
 	// Claims are added to the required ones in every token.
@@ -68,8 +67,8 @@ func New(t *testing.T) *Issuer {
 	return i
 }
 
-// Client returns a client that reaches the issuer without a network, so that a
-// synctest bubble can wait for what a request leaves behind.
+// Client returns an HTTP client that reaches the issuer without a network. A
+// synctest bubble can then wait for the goroutines of a request.
 func (i *Issuer) Client() *http.Client { return &http.Client{Transport: direct{i.handler}} }
 
 type direct struct{ handler http.Handler }
@@ -92,13 +91,13 @@ func (i *Issuer) Rotate(t *testing.T) {
 	i.key, i.kid = k, rand.Text()
 }
 
-// Down makes the issuer answer 503, or work again.
+// Down makes the issuer answer every request with 503, or work normally again.
 func (i *Issuer) Down(down bool) { i.mu.Lock(); defer i.mu.Unlock(); i.down = down }
 
-// Reads returns how often its keys were read.
+// Reads returns how often the keys were requested.
 func (i *Issuer) Reads() int { i.mu.Lock(); defer i.mu.Unlock(); return i.reads }
 
-// Approve approves the device code.
+// Approve approves the pending device code, as a user would.
 func (i *Issuer) Approve() { i.mu.Lock(); defer i.mu.Unlock(); i.approved = true }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
@@ -111,8 +110,8 @@ func part(v any) string {
 	return b64(b)
 }
 
-// Token returns a signed token. claims replace the usual ones; a nil value
-// omits one.
+// Token returns a signed token for client. claims override the usual ones; a nil
+// value omits a claim.
 func (i *Issuer) Token(client string, claims map[string]any) string {
 	return i.Sign(i.header(), i.body(client, claims))
 }
@@ -140,7 +139,7 @@ func (i *Issuer) Sign(header, body map[string]any) string {
 	sum := sha256.Sum256([]byte(text))
 	sig, err := rsa.SignPKCS1v15(rand.Reader, key, crypto.SHA256, sum[:])
 	if err != nil {
-		panic(err) // a key of 2048 bits signs
+		panic(err) // cannot fail with a 2048-bit key
 	}
 	return text + "." + b64(sig)
 }
@@ -170,7 +169,7 @@ func (i *Issuer) keys(w http.ResponseWriter, _ *http.Request) {
 		"n": b64(i.key.N.Bytes()), "e": b64(big.NewInt(int64(i.key.E)).Bytes())}}})
 }
 
-// authorize acts as a user who consents immediately.
+// authorize redirects with a code at once, like a user who consents immediately.
 func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	back, err := url.Parse(q.Get("redirect_uri"))

@@ -1,8 +1,9 @@
-// Package crontab tells when the cron daemons among some processes run their next
-// jobs. It knows Debian's cron, cronie and the crond of BusyBox, and reads the files
-// that they read, in the root that they have.
+// Package crontab determines when the cron daemons among some processes run their
+// next jobs. It supports Debian's cron, cronie and the crond of BusyBox. It reads
+// the files that the daemon reads, below the daemon's own root directory.
 //
-// It decides nothing. What it cannot read is an error that names the file and line.
+// It decides nothing. A file or line that cannot be read is an error that names
+// it.
 package crontab
 
 import (
@@ -23,7 +24,7 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// Limits of what is read.
+// Limits on what is read.
 const (
 	maxTable  = 256 << 10 // bytes of a crontab
 	maxTables = 1000      // files of a directory
@@ -36,12 +37,13 @@ type Tables struct {
 	working string
 }
 
-// Working describes a job that a cron runs; "" for none.
+// Working describes a job that a cron daemon is running; "" if there is none.
 func (t *Tables) Working() string { return t.working }
 
-// Next returns when the first job after a time is due, and its file and line; zero
-// for never. A change of the zone's offset, such as to daylight saving time, counts
-// as one: it shifts what is due, and each cron has its own rule for that.
+// Next returns when the first job after a time is due, and its file and line. The
+// zero time means that none is ever due. A change of the time zone's offset, such
+// as to daylight saving time, counts as a job, because it shifts when jobs are
+// due and each cron has its own rule for that.
 func (t *Tables) Next(after time.Time) (at time.Time, by string) {
 	take := func(next time.Time, what string) {
 		if !next.IsZero() && (at.IsZero() || next.Before(at)) {
@@ -57,7 +59,7 @@ func (t *Tables) Next(after time.Time) (at time.Time, by string) {
 	return at, by
 }
 
-// daemon is a cron.
+// daemon is one cron daemon.
 type daemon struct {
 	pid  int
 	kind string // cron, crond, or busybox
@@ -65,8 +67,8 @@ type daemon struct {
 	root *os.File
 }
 
-// Read finds the cron daemons among processes, and reads their crontabs afresh. It
-// returns nil if there is none.
+// Read finds the cron daemons among the processes pids and reads their crontabs.
+// It returns nil if there is none.
 func Read(pids []int) (*Tables, error) {
 	crons, parents := map[int]*daemon{}, map[int]int{}
 	var errs []error
@@ -98,7 +100,7 @@ func Read(pids []int) (*Tables, error) {
 		}
 	}
 	for pid, d := range crons {
-		if crons[parents[pid]] != nil { // about to become a job
+		if crons[parents[pid]] != nil { // a child of cron that is about to run a job
 			continue
 		}
 		jobs, err := d.read()
@@ -120,11 +122,12 @@ func goneNow(pid int) bool {
 	return errors.Is(err, proc.ErrGone) || err == nil && s.Ended()
 }
 
-// identify returns the cron that a process is; nil for any other process.
+// identify returns the cron daemon that a process is, or nil if it is another
+// program.
 func identify(pid int) (*daemon, error) {
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
-		return nil, nil // it is gone
+		return nil, nil // the process has ended
 	}
 	d := &daemon{pid: pid, kind: strings.TrimSpace(string(comm))}
 	if !slices.Contains([]string{"cron", "crond", "busybox"}, d.kind) {
@@ -154,7 +157,7 @@ func identify(pid int) (*daemon, error) {
 // debianNames are the files in /etc/cron.d that Debian's cron reads.
 var debianNames = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// read reads all crontabs of a cron.
+// read reads all crontabs of a daemon.
 func (d *daemon) read() (jobs []job, err error) {
 	if d.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", d.pid), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 		return nil, fmt.Errorf("cannot see the files of cron (process %d): %w", d.pid, err)
@@ -216,7 +219,7 @@ func (d *daemon) read() (jobs []job, err error) {
 	return jobs, nil
 }
 
-// list lists the crontabs of a directory, which may be absent.
+// list returns the paths of the crontabs in a directory, which may be missing.
 func (d *daemon) list(dir string, take func(name string) bool) (paths []string, err error) {
 	f, err := d.open(dir, unix.O_RDONLY|unix.O_DIRECTORY)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -242,8 +245,8 @@ func (d *daemon) list(dir string, take func(name string) bool) (paths []string, 
 	return paths, nil
 }
 
-// open opens a path in the root of the cron: what a link in it names is in that
-// root, too.
+// open opens a path below the daemon's root directory. Symbolic links are
+// resolved below it, too.
 func (d *daemon) open(path string, flags uint64) (*os.File, error) {
 	fd, err := unix.Openat2(int(d.root.Fd()), path, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_IN_ROOT})
 	if err != nil {
@@ -252,7 +255,8 @@ func (d *daemon) open(path string, flags uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// file reads a regular file; one of another kind does not exist for a cron.
+// file reads a regular file. For a file of another kind it returns
+// fs.ErrNotExist, because cron ignores those.
 func (d *daemon) file(path string, limit int64) ([]byte, error) {
 	f, err := d.open(path, unix.O_RDONLY)
 	if err != nil {
@@ -269,7 +273,7 @@ func (d *daemon) file(path string, limit int64) ([]byte, error) {
 	return b, err
 }
 
-// localZone returns the zone in which a cron reads its crontabs.
+// localZone returns the time zone in which a daemon interprets its crontabs.
 func (d *daemon) localZone() (*time.Location, error) {
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.pid))
 	if err != nil {
@@ -283,8 +287,8 @@ func (d *daemon) localZone() (*time.Location, error) {
 	return d.zone("/etc/localtime")
 }
 
-// zone returns a zone by its name, or by the path of its file; UTC if that does not
-// exist.
+// zone returns the time zone with that name, or in the file at that path; UTC if
+// it does not exist.
 func (d *daemon) zone(name string) (*time.Location, error) {
 	name = strings.TrimPrefix(name, ":")
 	path := name
@@ -298,7 +302,7 @@ func (d *daemon) zone(name string) (*time.Location, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && filepath.IsAbs(name):
 		return time.UTC, nil
-	case errors.Is(err, fs.ErrNotExist): // its root has no zones
+	case errors.Is(err, fs.ErrNotExist): // the daemon's root has no zone files
 		if z, err := time.LoadLocation(name); err == nil {
 			return z, nil
 		}

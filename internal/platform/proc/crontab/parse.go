@@ -10,19 +10,19 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// job is a line of a crontab.
+// job is one line of a crontab.
 type job struct {
 	schedule cron.Schedule
 	zone     *time.Location
 	where    string // FILE:LINE
 }
 
-// style holds the differences between the crons whose files are read.
+// style describes how the daemon whose files are read differs from others.
 type style struct {
-	userColumn bool // a line names the user before the command
+	userColumn bool // lines have a user before the command
 	cronTZ     bool // CRON_TZ sets the zone of the lines below it
 	zone       *time.Location
-	// find returns the zone of a name.
+	// find returns the time zone with a name.
 	find func(name string) (*time.Location, error)
 }
 
@@ -32,10 +32,11 @@ var (
 	names      = cron.NewParser(cron.Descriptor)
 )
 
-// parse reads a crontab. Where crons differ, the widest reading is taken, because a
-// wake too many does no harm: */2 as a day beside a day of the week means either of
-// the two, and a/b is every b from a on. A line that none of them takes is an error
-// with its file and line, and so is a time that is chosen at random.
+// parse reads a crontab. Where the crons differ, every interpretation counts,
+// because waking too often does no harm: a restricted day of the month beside a
+// day of the week means either of the two, and a/b means every b from a on. A
+// line that no cron accepts is an error with its file and line, and so is a
+// random time.
 func parse(file string, text []byte, s style) (jobs []job, err error) {
 	zone, n := s.zone, 0
 	for line := range strings.Lines(string(text)) {
@@ -53,7 +54,7 @@ func parse(file string, text []byte, s style) (jobs []job, err error) {
 			}
 			continue
 		}
-		at, rest := cut(strings.TrimPrefix(line, "-"), 5) // - keeps it out of cronie's log
+		at, rest := cut(strings.TrimPrefix(line, "-"), 5) // in cronie, - only suppresses the log
 		if line[0] == '@' {
 			at, rest = cut(line, 1)
 		}
@@ -72,7 +73,7 @@ func parse(file string, text []byte, s style) (jobs []job, err error) {
 	return jobs, nil
 }
 
-// cut returns the first n words of s, and what follows them.
+// cut returns the first n words of s, and the rest.
 func cut(s string, n int) (words, rest string) {
 	rest = s
 	for range n {
@@ -86,7 +87,7 @@ func cut(s string, n int) (words, rest string) {
 	return strings.TrimSpace(words), strings.TrimLeft(rest, " \t")
 }
 
-// when reads the time of a line.
+// when parses the time fields of a line.
 func when(at string) (cron.Schedule, error) {
 	var s cron.Schedule
 	var err error
@@ -107,12 +108,12 @@ func when(at string) (cron.Schedule, error) {
 		return nil, fmt.Errorf("%.80q is no time that lull can tell", at)
 	}
 	if spec, ok := s.(*cron.SpecSchedule); ok {
-		spec.Location = time.Local // the zone of the time that Next is given
+		spec.Location = time.Local // interpret in the zone of the time passed to Next
 	}
 	return s, nil
 }
 
-// sundays writes day 7 of the week as day 0.
+// sundays rewrites day 7 of the week as day 0.
 func sundays(dow string) string {
 	parts := strings.Split(dow, ",")
 	for n, part := range parts {

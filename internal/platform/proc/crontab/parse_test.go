@@ -14,8 +14,8 @@ func user() style {
 	return style{zone: time.UTC, cronTZ: true, find: time.LoadLocation}
 }
 
-// TestNext checks the next time of lines, some of which robfig's parser alone does
-// not take or takes in another way than a cron.
+// TestNext checks the next time of crontab lines, including some that robfig's
+// parser rejects or interprets differently from cron.
 func TestNext(t *testing.T) {
 	from := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) // a Friday
 	for line, want := range map[string]string{
@@ -39,7 +39,7 @@ func TestNext(t *testing.T) {
 		"0 9 31 12 * x":                   "2026-12-31T09:00:00Z",
 		"7/20 3 * * * x":                  "2026-01-02T03:07:00Z",
 		"CRON_TZ=Asia/Tokyo\n0 0 * * * x": "2026-01-02T15:00:00Z",
-		"TZ=Asia/Tokyo\n0 0 * * * x":      "2026-01-03T00:00:00Z", // of the job alone
+		"TZ=Asia/Tokyo\n0 0 * * * x":      "2026-01-03T00:00:00Z", // TZ affects only the job, not when it runs
 		"# * * * * * x\n\nA = \"1 2\"\n'B'=x\n0 0 1 2 * x": "2026-02-01T00:00:00Z",
 		"@reboot x":    "never",
 		"":             "never",
@@ -58,8 +58,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// Every line that no cron takes, or whose time cannot be known, is an error with its
-// file and line.
+// TestFaults checks that a line that no cron accepts, or whose time cannot be
+// known, is an error with its file and line.
 func TestFaults(t *testing.T) {
 	for _, line := range []string{"x", "* * * * *", "* * * * x", "60 * * * * x", "* 24 * * * x", "* * 0 * * x", "* * * 13 * x", "* * * * 8 x", "*/0 * * * * x", "5-1 * * * * x",
 		"0~59 * * * * x", "@every 1m x", "@noon x", "@daily", "@reboot", "CRON_TZ=No/Where", "* * * * mon-xxx x", "\x00 * * * * x"} {
@@ -78,8 +78,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestEveryMinute compares Next with a rule of its own: what a cron would check in
-// every minute of ten days.
+// TestEveryMinute compares Next with an independent rule: which of the minutes of
+// ten days a cron would match.
 func TestEveryMinute(t *testing.T) {
 	random := scaletest.Random(t)
 	list := func(low, high int) (text string, set map[int]bool) {
@@ -137,7 +137,8 @@ func TestEveryMinute(t *testing.T) {
 	}
 }
 
-// Where the clock changes, cron is awake: jobs in the skipped hour run then.
+// TestClockChange checks that a change of the clock counts as a due job, because
+// cron runs the jobs of the skipped hour then.
 func TestClockChange(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
