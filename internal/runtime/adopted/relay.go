@@ -13,25 +13,26 @@ import (
 	"lull/internal/platform/sockets"
 )
 
-// A stopped unit cannot get its socket back without help: its address has to be
-// free when it binds. So lull accepts the clients that waited on the kept socket and
-// closes it. Clients that come from then on until the unit listens are steered to a
-// lobby. All of these are relayed to the unit; later ones reach it directly.
+// When a stopped unit starts, it binds its address itself, so the address must be
+// free. lull therefore accepts the clients that waited on the kept socket and
+// closes the socket. Until the unit listens, new clients are steered to a lobby.
+// lull relays all of these clients to the unit. Later clients reach the unit
+// directly.
 
-// lobby accepts the clients of addresses to which nothing is bound.
+// lobby accepts clients that connect to addresses at which nothing listens.
 type lobby struct {
 	steering *sockets.Steering
-	conns    chan net.Conn // closed when the last one was accepted
-	cancel   func()        // ends accepting
-	opened   chan struct{} // closed once clients are no longer steered; lull's own would be, too
+	conns    chan net.Conn // closed once no more clients are accepted
+	cancel   func()        // stops accepting
+	opened   chan struct{} // closed once clients are no longer steered; until then a connection of lull's would be steered too
 }
 
-// lobbyRest is how long a lobby accepts after the last client was steered to it:
-// the handshake with a client may not be over yet.
+// lobbyRest is how long a lobby still accepts after steering has ended, because the
+// TCP handshake of the last client may not be complete.
 const lobbyRest = time.Second
 
-// openLobby steers the clients of addresses to a new lobby. It fails without the
-// rights of root, and on old kernels.
+// openLobby creates a lobby and steers the clients of addrs to it. It fails without
+// root privileges and on old kernels.
 func openLobby(addrs []string) (_ *lobby, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var listeners []net.Listener
@@ -43,7 +44,7 @@ func openLobby(addrs []string) (_ *lobby, err error) {
 			}
 		}
 	}()
-	doors := map[bool]int{} // descriptors of listeners, which stay theirs, by whether it is IPv4
+	doors := map[bool]int{} // descriptors owned by listeners; the key is true for IPv4
 	var at []netip.AddrPort
 	var fds []int
 	add := func(a netip.AddrPort) error {
@@ -109,22 +110,23 @@ func openLobby(addrs []string) (_ *lobby, err error) {
 	return b, nil
 }
 
-// open lets new clients reach the unit itself. It is called at most once.
+// open stops the steering, so that new clients reach the unit itself. It must be
+// called at most once.
 func (b *lobby) open() {
 	b.steering.Close()
 	close(b.opened)
 	time.AfterFunc(lobbyRest, b.cancel)
 }
 
-// close turns away everyone who waits.
+// close disconnects every waiting client.
 func (b *lobby) close() {
 	b.steering.Close()
 	b.cancel()
 }
 
 // relay connects clients, and those that come to the lobby, to the listeners of the
-// run at which they arrived. A client is closed if the run does not listen there in
-// time. b may be nil.
+// run at the addresses to which they connected. A client is closed if the run does
+// not listen at its address in time. b may be nil.
 func (w *Work) relay(clients []net.Conn, b *lobby) {
 	ctx, cancel := context.WithTimeout(w.ctx, listenWait)
 	defer cancel()
@@ -159,8 +161,8 @@ func (w *Work) relay(clients []net.Conn, b *lobby) {
 	wg.Wait()
 }
 
-// dial connects to the client's original destination, once the run itself
-// listens there.
+// dial waits until the run itself listens at addr, the client's original
+// destination, and connects to it.
 func (w *Work) dial(ctx context.Context, addr string) (net.Conn, error) {
 	want, err := netip.ParseAddrPort(addr)
 	if err != nil {

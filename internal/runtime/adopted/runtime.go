@@ -1,12 +1,12 @@
 // Package adopted manages programs that ran before lull was asked to: a process
-// with its descendants, the processes of a control group, or a systemd unit.
-// They stay where they are. A control group is frozen by its own freezer, a
-// process tree by SIGSTOP, a unit by systemd, and no process is moved.
+// with its descendants, the processes of a control group, or a systemd unit. They
+// stay in their control groups. A control group is frozen by its own freezer, a
+// process tree by SIGSTOP, and a unit by systemd.
 //
 // lull did not start these programs, so this package never signals or ends one.
-// Only units can be stopped and started again, by systemd; see unit.go. It
-// respects what others do with them: a program that others froze stays frozen,
-// and a signal to a frozen program, such as a request to exit, thaws it.
+// Only units can be stopped and started again, by systemd; see unit.go. It respects
+// the actions of others: a program that others froze stays frozen, and a signal to
+// a frozen program, such as a request to exit, thaws it.
 //
 // Before a program is frozen, the shim is told how to thaw it, so that it runs
 // again when the daemon has ended. Freeze returns nil only once every task is
@@ -44,8 +44,8 @@ type Config struct {
 	Process *process.Runtime // used to watch sockets and read processes
 	Log     *slog.Logger
 
-	// OnExit is called once when every process of a run has ended. It must not
-	// block.
+	// OnExit is called once for each run, when all its processes have ended. It
+	// must not block.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Observe is called when others may have frozen or thawed an instance. It
 	// must not block.
@@ -53,8 +53,8 @@ type Config struct {
 	// Started is called when others have started the unit of a stopped instance. It
 	// may block.
 	Started func(id, why string)
-	// Unwatch is called before the sockets of a stopped unit are closed. It closes
-	// the guard that watches them, and must not block.
+	// Unwatch is called before the sockets of a stopped unit are closed. It must
+	// close the guard that watches them, and must not block.
 	Unwatch func(id string)
 }
 
@@ -136,13 +136,13 @@ func gone(id string) *instance.GoneError {
 	return &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
 }
 
-// find returns the run of an identity. again is set if an earlier daemon may
-// have frozen it.
+// find returns a Work for the run with an identity. again is set if an earlier
+// daemon may have frozen the run.
 func (r *Runtime) find(id string, ident instance.Identity, again bool) (*Work, error) {
 	return r.findAs(&Work{r: r, id: id, again: again}, ident)
 }
 
-// findAs fills in w for the run of an identity.
+// findAs completes w so that it manages the run with an identity, and returns it.
 func (r *Runtime) findAs(w *Work, ident instance.Identity) (*Work, error) {
 	id, again := w.id, w.again
 	var g *cgroup.Group
@@ -260,7 +260,7 @@ func (r *Runtime) Close() {
 	}
 }
 
-// ended reports the end of a run, unless another work has it.
+// ended reports the end of w's run, unless another Work has replaced w.
 func (r *Runtime) ended(w *Work) {
 	r.mu.Lock()
 	ours := r.works[w.id] == w
@@ -270,15 +270,15 @@ func (r *Runtime) ended(w *Work) {
 	}
 }
 
-// maxKin bounds the size of a file of processes, in bytes.
+// maxKin bounds the size of a file written by noteKin, in bytes.
 const maxKin = 1 << 20
 
 func (r *Runtime) kinFile(id string) string {
 	return filepath.Join(r.cfg.Dir, "processes-"+id+".json")
 }
 
-// noteKin records the processes of a tree for the next daemon, which cannot find
-// those that have left their parents. It reports whether they have changed.
+// noteKin stores the processes of a tree for the next daemon, which cannot find
+// those whose parents have exited. It reports whether the list has changed.
 func (w *Work) noteKin(kin []shimctl.Process) (changed bool, err error) {
 	slices.SortFunc(kin, func(a, b shimctl.Process) int { return a.PID - b.PID })
 	if slices.Equal(kin, w.noted) {

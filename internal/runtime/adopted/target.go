@@ -40,7 +40,8 @@ func (r *Runtime) Resolve(a instance.Adopted, caller int) (instance.Adopted, ins
 	return a, p, err
 }
 
-// resolveTree checks a process.
+// resolveTree returns a process tree as a target and a description of its program.
+// It fails if lull must not freeze it.
 func (r *Runtime) resolveTree(pid int) (a instance.Adopted, p instance.Program, err error) {
 	switch {
 	case pid < 1:
@@ -76,8 +77,8 @@ func (r *Runtime) resolveTree(pid int) (a instance.Adopted, p instance.Program, 
 	return instance.Adopted{PID: pid, Start: s.Start}, p, nil
 }
 
-// resolveGroup checks a control group: a directory of this machine, or a path as
-// in /proc/PID/cgroup.
+// resolveGroup is resolveTree for a control group, given as a directory of this
+// machine or as a path as in /proc/PID/cgroup.
 func (r *Runtime) resolveGroup(path string) (a instance.Adopted, p instance.Program, err error) {
 	g, err := cgroup.Lookup(path)
 	if err != nil {
@@ -104,7 +105,8 @@ func (r *Runtime) resolveGroup(path string) (a instance.Adopted, p instance.Prog
 	return a, p, nil
 }
 
-// refuse returns the reason why none of pids may be frozen, for any caller.
+// refuse returns why pids must not be frozen, or nil. caller is the PID of the
+// requesting command, or 0 if unknown.
 func (r *Runtime) refuse(pids []int, caller int) error {
 	if slices.Contains(pids, os.Getpid()) {
 		return errors.New("it contains this host's daemon, which could not thaw itself")
@@ -142,7 +144,8 @@ func (r *Runtime) isOwn(pid int) bool {
 	return err == nil && oerr == nil && os.SameFile(own, exe)
 }
 
-// maxShown limits the part of a command line that describes a program.
+// maxShown limits how much of a command line is shown as a program's description,
+// in bytes.
 const maxShown = 4 << 10
 
 // commandOf returns the command line of a process, or its name in brackets if it
@@ -164,14 +167,15 @@ func commandOf(pid int) []string {
 	return []string{"process-" + strconv.Itoa(pid)}
 }
 
-// exited reports whether a process has ended, or its PID belongs to another.
+// exited reports whether the process with this PID and start time has ended. The
+// PID may then belong to another process.
 func exited(pid int, start uint64) bool {
 	s, err := proc.Live().Stat(pid)
 	return errors.Is(err, proc.ErrGone) || err == nil && (s.Start != start || s.Ended())
 }
 
-// harmless are signals that a program may receive at any time without a request
-// by a user.
+// harmless are the signals that a program may receive at any time without anyone
+// having asked it to do something.
 var harmless = signalSet(unix.SIGCHLD, unix.SIGURG, unix.SIGWINCH, unix.SIGCONT, unix.SIGALRM, unix.SIGVTALRM, unix.SIGPROF, unix.SIGIO,
 	unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
 
@@ -182,8 +186,8 @@ func signalSet(sigs ...unix.Signal) (set uint64) {
 	return set
 }
 
-// pendingSignal returns a signal that a process has not received yet and
-// neither blocks nor ignores; 0 for none. Real-time signals are skipped.
+// pendingSignal returns a signal that is pending for a process and neither blocked
+// nor ignored, or 0. Real-time signals are skipped.
 func pendingSignal(pid int) unix.Signal {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

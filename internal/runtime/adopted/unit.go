@@ -20,17 +20,18 @@ import (
 )
 
 // A systemd unit is identified by its name, and each of its runs by systemd's
-// invocation ID. systemd freezes, thaws, stops and starts it. Actions of
-// operators are followed: a run that ends or is replaced ends here too, and a
-// unit that others start is reported. A frozen unit is thawed as soon as
-// systemd has a job for it. Only if systemd does not answer is a unit thawed
-// through its control group, because its clients must not wait for systemd.
+// invocation ID. systemd freezes, thaws, stops and starts the unit.
+//
+// lull follows what operators do: a run that ends or is replaced in systemd ends
+// here too, and a start by others is reported. A frozen unit is thawed as soon as
+// systemd has a job for it. If systemd does not answer, the unit is thawed through
+// its control group, because clients wait for it.
 
 // Limits of requests to systemd.
 const (
 	unitLimit  = time.Second     // time limit for reading a unit
 	thawLimit  = time.Second     // time after which a unit is thawed through its control group
-	unitEvery  = 5 * time.Second // interval between checks of a unit, in addition to signals
+	unitEvery  = 5 * time.Second // interval between checks of a unit; signals cause further checks
 	listenWait = time.Minute     // time limit for a started unit to listen at its former addresses
 	listenPoll = 10 * time.Millisecond
 	restWait   = 2 * time.Second
@@ -49,7 +50,7 @@ type unit struct {
 
 	mu  sync.Mutex
 	job *systemd.Job // the stop in progress
-	at  time.Time    // when one of its timers next elapses
+	at  time.Time    // when the next of its timers elapses; by names that timer
 	by  string
 }
 
@@ -57,17 +58,18 @@ type unit struct {
 type follower struct {
 	a        instance.Adopted
 	stop     func()
-	starting atomic.Int32 // starts of the unit by lull in progress
+	starting atomic.Int32 // number of starts by lull in progress
 	telling  atomic.Bool  // Started is being called
-	blamed   atomic.Int64 // time at which others wanted to start it while lull held its sockets, in Unix nanoseconds
+	blamed   atomic.Int64 // when others started it while lull held its sockets, in Unix nanoseconds; 0 for never
 
 	mu    sync.Mutex
-	conns []net.Conn // clients that came before the unit listens
-	lobby *lobby     // where clients wait while it starts; nil if they are refused then
-	addrs []string   // where it listened before it was stopped
+	conns []net.Conn // clients accepted from the kept sockets, until the unit listens
+	lobby *lobby     // accepts clients while the unit starts; nil if they are refused meanwhile
+	addrs []string   // addresses at which it listened before it was stopped
 }
 
-// manager returns the client of the manager of a.
+// manager returns a client of the systemd manager named by a.Manager: the system's,
+// or that of a user ID.
 func (r *Runtime) manager(a instance.Adopted) (*systemd.Conn, error) {
 	socket := systemd.SystemSocket
 	if a.Manager != "" {
@@ -87,10 +89,12 @@ func (r *Runtime) manager(a instance.Adopted) (*systemd.Conn, error) {
 	return r.managers[socket], nil
 }
 
-// vital are units that the machine, or systemd itself, needs at any time.
+// vital are units that the machine or systemd itself may need at any time. They
+// cannot be adopted.
 var vital = []string{"dbus.service", "dbus-broker.service", "init.scope", "polkit.service"}
 
-// resolveUnit checks a unit.
+// resolveUnit returns a unit as a target and a description of its program. It fails
+// if lull must not manage the unit.
 func (r *Runtime) resolveUnit(a instance.Adopted) (instance.Adopted, instance.Program, error) {
 	var p instance.Program
 	kind := filepath.Ext(a.Unit)
@@ -176,7 +180,8 @@ func ofKind(names []string, suffix string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !strings.HasSuffix(n, suffix) })
 }
 
-// attachUnit returns the present run of a unit; again is as for find.
+// attachUnit returns a Work for the current run of a unit. again is set if an
+// earlier daemon may have frozen the run.
 func (r *Runtime) attachUnit(ctx context.Context, id string, a instance.Adopted, run uint64, again bool) (*Work, error) {
 	m, err := r.manager(a)
 	if err != nil {
@@ -219,7 +224,7 @@ func (r *Runtime) adoptUnit(ctx context.Context, id string, ident instance.Ident
 		return nil, gone(id)
 	}
 	if ending, err := w.Exiting(); err == nil && !ending {
-		// An earlier daemon had prepared a stop and did not begin it.
+		// An earlier daemon prepared a stop and did not carry it out.
 		if addrs, err := r.cfg.Process.HeldAddrs(ctx, id); err == nil && len(addrs) > 0 {
 			r.cfg.Process.Open(id)
 			if err := r.cfg.Process.Unhold(ctx, id); err != nil {
@@ -228,8 +233,8 @@ func (r *Runtime) adoptUnit(ctx context.Context, id string, ident instance.Ident
 		}
 	}
 	if still, err := w.Still(); err == nil && !still {
-		// If the shim thawed it, systemd still considers it frozen, so it is
-		// told.
+		// After a thaw by the shim, systemd still considers the unit frozen, so it
+		// must be asked to thaw it too.
 		ctx, cancel := context.WithTimeout(ctx, unitLimit)
 		defer cancel()
 		if u, err := w.unit.m.Unit(ctx, w.unit.name); err == nil && u.Freezer == "frozen" {
@@ -281,7 +286,7 @@ func (r *Runtime) Rebooted(ctx context.Context, id string, a instance.Adopted, l
 	return true, err
 }
 
-// follower returns the follower of an instance. It makes it if there is none.
+// follower returns the follower of an instance, creating it if necessary.
 func (r *Runtime) follower(id string, a instance.Adopted) *follower {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -301,8 +306,8 @@ func (r *Runtime) work(id string) *Work {
 	return r.works[id]
 }
 
-// follow compares a unit with its instance whenever something may have changed,
-// until ctx ends.
+// follow calls compare whenever the state of a unit may have changed, until ctx
+// ends.
 func (r *Runtime) follow(ctx context.Context, id string, f *follower) {
 	m, err := r.manager(f.a)
 	if err != nil {
@@ -329,7 +334,7 @@ func (r *Runtime) follow(ctx context.Context, id string, f *follower) {
 	}
 }
 
-// compare updates the instance to the state of its unit in systemd.
+// compare applies the state of a unit in systemd to its instance.
 func (r *Runtime) compare(id string, f *follower, u *systemd.Unit) {
 	w := r.work(id)
 	if w != nil && (u.Over() || u.Invocation != w.unit.invocation) {
@@ -361,11 +366,11 @@ func (r *Runtime) compare(id string, f *follower, u *systemd.Unit) {
 	}
 }
 
-// excuseFor is the time after lull has released the sockets of a unit for a
-// start by others in which a failure of that start is attributed to lull.
+// excuseFor limits for how long a failed start by others counts as caused by lull,
+// because lull held the unit's sockets when the start began.
 const excuseFor = 10 * time.Second
 
-// excuse retries the start of a unit by others that failed while lull held its
+// excuse starts a unit again if a start by others has failed because lull held its
 // sockets.
 func (f *follower) excuse(r *Runtime) {
 	at := f.blamed.Swap(0)
@@ -392,8 +397,9 @@ func (w *Work) heedJob() {
 	}
 }
 
-// queued is called when systemd has queued a job for the unit. A frozen unit is
-// thawed for it, and lull releases the addresses of a stopped one.
+// queued is called when systemd has queued a job for the unit. It wakes a frozen
+// unit, and closes the kept sockets of a stopped one so that the unit can bind its
+// addresses.
 func (r *Runtime) queued(ctx context.Context, id string, f *follower) {
 	if w := r.work(id); w != nil {
 		w.heedJob()
@@ -414,8 +420,9 @@ func (r *Runtime) queued(ctx context.Context, id string, f *follower) {
 	})
 }
 
-// vacate closes the kept sockets of a stopped unit and keeps the clients that
-// waited there. It returns the number of sockets.
+// vacate closes the kept sockets of a stopped unit. It accepts the clients that
+// waited there, and steers new ones to a lobby, until take. It returns the number
+// of sockets.
 func (r *Runtime) vacate(ctx context.Context, id string, f *follower) (sockets int, err error) {
 	f.mu.Lock() // only one start may do this
 	defer f.mu.Unlock()
@@ -433,7 +440,7 @@ func (r *Runtime) vacate(ctx context.Context, id string, f *follower) (sockets i
 	return len(addrs), err
 }
 
-// drop closes the clients that wait, and turns away later ones.
+// drop disconnects the clients that wait for the unit, and those that come later.
 func (f *follower) drop() {
 	conns, l, _ := f.take()
 	for _, c := range conns {
@@ -444,7 +451,7 @@ func (f *follower) drop() {
 	}
 }
 
-// take takes over what vacate has left.
+// take returns what vacate has kept, and clears it.
 func (f *follower) take() (conns []net.Conn, l *lobby, addrs []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -508,9 +515,9 @@ func (r *Runtime) begin(ctx context.Context, m *systemd.Conn, a instance.Adopted
 	return err
 }
 
-// awaitListening waits until the run listens on addrs, for a while: a service is
-// often active before it listens. Once it listens on one of them, the others have
-// restWait, because its settings may have changed.
+// awaitListening waits until the run listens at all of addrs, because a service is
+// often active before it listens. After it listens at one of them, the wait for the
+// others is limited to restWait: its configuration may have changed.
 func (w *Work) awaitListening(ctx context.Context, addrs []string) {
 	ctx, cancel := context.WithTimeout(ctx, listenWait)
 	defer cancel()
@@ -549,8 +556,8 @@ func (w *Work) freezeUnit(ctx context.Context) error {
 	return nil
 }
 
-// thawUnit thaws the unit through systemd. If that takes too long, it thaws the
-// control group, because a client waits.
+// thawUnit thaws the unit through systemd. If systemd takes too long, it thaws the
+// control group itself, because a client waits.
 func (w *Work) thawUnit() error {
 	ctx, cancel := context.WithTimeout(context.Background(), thawLimit)
 	defer cancel()
@@ -566,8 +573,8 @@ func (w *Work) thawUnit() error {
 	return w.Work.Thaw()
 }
 
-// sampleUnit adds systemd's data to a sample. A unit that cannot be read, that
-// is changing, or that has a watchdog, is unknown.
+// sampleUnit adds systemd's data to a sample. The sample is unknown if the unit
+// cannot be read, is changing its state, or has a watchdog.
 func (w *Work) sampleUnit(s *instance.Sample) {
 	ctx, cancel := context.WithTimeout(context.Background(), unitLimit)
 	defer cancel()
@@ -599,7 +606,7 @@ func (w *Work) readUnit(ctx context.Context) error {
 	return w.unit.readTimers(ctx, ofKind(u.TriggeredBy, ".timer"))
 }
 
-// refreshTimers reports a change of the timers of a frozen unit.
+// refreshTimers reads the timers of a frozen unit again, and reports a change.
 func (w *Work) refreshTimers() {
 	ctx, cancel := context.WithTimeout(context.Background(), unitLimit)
 	defer cancel()
@@ -613,7 +620,7 @@ func (w *Work) refreshTimers() {
 	}
 }
 
-// readTimers determines when one of its timers next starts the unit.
+// readTimers determines which timer starts the unit next, and when.
 func (n *unit) readTimers(ctx context.Context, timers []string) error {
 	var first time.Time
 	by := ""
@@ -642,7 +649,7 @@ func (w *Work) Due() (at time.Time, by string) {
 	return w.unit.at, w.unit.by
 }
 
-// stopUnit stops the unit through systemd, which requires a thaw.
+// stopUnit stops the unit through systemd. A frozen unit is thawed for that.
 func (w *Work) stopUnit() error {
 	ctx, cancel := context.WithTimeout(context.Background(), unitLimit)
 	defer cancel()
@@ -658,7 +665,7 @@ func (w *Work) stopUnit() error {
 	return nil
 }
 
-// awaitStop waits for the end of a stop that lull requested.
+// awaitStop waits until the stop that lull requested has completed.
 func (n *unit) awaitStop(ctx context.Context) error {
 	n.mu.Lock()
 	j := n.job

@@ -21,8 +21,8 @@ import (
 // Limits of a work.
 const (
 	checkEvery = time.Second     // interval of the checks of a frozen program for actions of others
-	shimLimit  = 2 * time.Second // time limit for the shim to record that something runs
-	listAgain  = time.Second     // delay after a group could not be listed
+	shimLimit  = 2 * time.Second // time limit for a request to the shim
+	listAgain  = time.Second     // delay before a group that could not be listed is listed again
 )
 
 // Work is one adopted program; it implements instance.Workload.
@@ -35,14 +35,15 @@ type Work struct {
 	ctx      context.Context
 	stop     func() // cancels ctx
 
-	noted []shimctl.Process // the list on disk, by PID. Guarded by the host's lock of the instance
+	noted []shimctl.Process // the list last stored by noteKin, by PID. Guarded by the host's lock of the instance
 
 	awaiting atomic.Bool // set while awaitThaw runs
 
 	mu    sync.Mutex
-	ident instance.Identity // its PID is a living process, as far as known
-	// again is set while a freeze by an earlier daemon may be in effect; froze
-	// while one by this daemon is. Others made any other freeze.
+	ident instance.Identity // its PID is that of a living process, as far as known
+	// again is set while a freeze by an earlier daemon may be in effect, froze
+	// while a freeze by this daemon is. If neither is set, a freeze was made by
+	// others.
 	again, froze bool
 }
 
@@ -53,7 +54,7 @@ func (w *Work) Identity() instance.Identity {
 	return w.ident
 }
 
-// mine reports whether lull has frozen it, or may have.
+// mine reports whether lull has frozen the program, or may have.
 func (w *Work) mine() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,8 +111,8 @@ func (w *Work) thaw() error {
 	return w.Work.Thaw()
 }
 
-// tellShim tells the shim how to thaw it. A group is always the same; the
-// processes of a tree change.
+// tellShim tells the shim how to thaw the program. For a process tree it must be
+// called again whenever the processes change.
 func (w *Work) tellShim(ctx context.Context) error {
 	if w.cgroupID != 0 {
 		if w.told() {
@@ -130,15 +131,15 @@ func (w *Work) tellShim(ctx context.Context) error {
 	return w.r.cfg.Process.ThawWhenGone(ctx, w.id, "", kin)
 }
 
-// told reports whether the shim knows of the present freeze.
+// told reports whether the shim already knows how to thaw the program.
 func (w *Work) told() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.froze
 }
 
-// forgetInShim makes the shim forget a running program. If that fails, the shim
-// thaws it needlessly when this daemon has ended.
+// forgetInShim tells the shim that the program runs. If that fails, the shim thaws
+// the program needlessly when this daemon has ended.
 func (w *Work) forgetInShim() {
 	ctx, cancel := context.WithTimeout(context.Background(), shimLimit)
 	defer cancel()
@@ -200,14 +201,14 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	return s
 }
 
-// frozenByOthers reports a freeze by others, and later their thaw.
+// frozenByOthers reports a freeze by others now, and their thaw when it happens.
 func (w *Work) frozenByOthers() {
 	w.r.cfg.Observe(w.id, "it was frozen outside lull")
 	w.awaitThaw()
 }
 
-// awaitThaw reports when others thaw what they froze. It returns when lull
-// freezes or thaws it.
+// awaitThaw waits for the thaw of a program that others froze, and reports it. It
+// also returns once lull freezes or thaws the program.
 func (w *Work) awaitThaw() {
 	if !w.awaiting.CompareAndSwap(false, true) {
 		return
@@ -233,8 +234,8 @@ func (w *Work) awaitThaw() {
 
 const thawedByOthers = "it was thawed outside lull"
 
-// Guard implements instance.Workload. In addition to the sockets it watches
-// what others do to the frozen program: a signal wakes it, a thaw is reported.
+// Guard implements instance.Workload. Besides the sockets, it watches the frozen
+// program for actions of others: a signal wakes it, and a thaw is reported.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
 	ls, err := w.Listeners()
 	if err != nil {
@@ -286,8 +287,8 @@ func (w *Work) heedOthers(ctx context.Context, wake func(string)) {
 	}
 }
 
-// signaled describes a pending signal of the frozen program that it does not
-// block; "" if there is none.
+// signaled describes a signal that is pending for the frozen program and not
+// blocked, or returns "".
 func (w *Work) signaled() string {
 	pids, err := w.PIDs()
 	if err != nil {
@@ -317,8 +318,8 @@ func (w *Work) awaitEnd(ctx context.Context) {
 	}
 }
 
-// succeeded finds another process of the group to wait for. It returns false if
-// there is none, or when ctx ends.
+// succeeded chooses another process of the group to wait for, after the previous
+// one has ended. It returns false if the group is empty or ctx has ended.
 func (w *Work) succeeded(ctx context.Context) bool {
 	for {
 		pid, err := w.r.oldest(w.Group())
@@ -328,7 +329,7 @@ func (w *Work) succeeded(ctx context.Context) bool {
 		if err == nil {
 			s, serr := w.r.fs.Stat(pid)
 			if serr != nil {
-				continue // it has just ended too
+				continue // this one has ended too
 			}
 			w.mu.Lock()
 			w.ident.PID, w.ident.Start = pid, s.Start
@@ -343,15 +344,15 @@ func (w *Work) succeeded(ctx context.Context) bool {
 	}
 }
 
-// awaitExit waits until a process has exited; false if ctx ends first.
+// awaitExit waits until a process has exited. It returns false if ctx ends first.
 func awaitExit(ctx context.Context, pid int, start uint64) bool {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return exitPolled(ctx, pid, start) // the process has ended, or the kernel is old
+		return exitPolled(ctx, pid, start) // the process has ended, or the kernel has no pidfds
 	}
 	f := os.NewFile(uintptr(fd), "pidfd")
 	defer f.Close()
-	if exited(pid, start) { // checked after it was opened, so it is that process or a later one
+	if exited(pid, start) { // checked after opening: the descriptor is that of this process, or of a later one with the same PID
 		return true
 	}
 	defer context.AfterFunc(ctx, func() { f.Close() })()
