@@ -39,13 +39,13 @@ func (b box) make() error {
 	return os.Chmod(b.rootfs(), 0o755)
 }
 
-// mount mounts the instance's layer over root. If the file system does not
-// support overlays, root is copied once instead.
+// mount mounts an overlay of root, which stays unchanged, and the instance's layer.
+// If the file system does not support overlays, mount copies root once instead.
 func (b box) mount(ctx context.Context, root string) error {
 	if _, err := os.Stat(b.copied()); err == nil {
 		return nil
 	}
-	// The mount has the mode and owner of the upper directory.
+	// The root of the overlay has the mode and owner of the upper directory.
 	var st unix.Stat_t
 	if err := unix.Stat(root, &st); err != nil {
 		return fmt.Errorf("cannot use %s: %w", root, err)
@@ -59,20 +59,20 @@ func (b box) mount(ctx context.Context, root string) error {
 		return nil
 	}
 	if err != unix.EINVAL && err != unix.ENODEV && err != unix.EOPNOTSUPP {
-		return fmt.Errorf("cannot overlay its files on %s: %w", root, err)
+		return fmt.Errorf("cannot mount the container's files over %s: %w", root, err)
 	}
 	if out, cerr := exec.CommandContext(ctx, "cp", "-a", "--reflink=auto", root+"/.", b.rootfs()).CombinedOutput(); cerr != nil {
-		return fmt.Errorf("cannot overlay its files on %s: %w; nor copy them: %w: %.300s", root, err, cerr, out)
+		return fmt.Errorf("cannot mount the container's files over %s: %w; cannot copy them instead: %w: %.300s", root, err, cerr, out)
 	}
 	return os.WriteFile(b.copied(), nil, 0o600)
 }
 
-// escape escapes separators of mount options.
+// escape escapes path for use in a mount option, where ':' and ',' separate.
 func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, ",", `\,`, ":", `\:`).Replace(path)
 }
 
-// unmount unmounts the directory, however often it was mounted.
+// unmount unmounts rootfs, including every mount stacked on it.
 func (b box) unmount() error {
 	for {
 		switch err := unix.Unmount(b.rootfs(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
@@ -93,18 +93,18 @@ func (b box) write(c bundle) error {
 	return err
 }
 
-// stopSignal returns the stop signal of the last run, 0 if unknown.
+// stopSignal returns the stop signal of the last run, or 0 if unknown.
 func (b box) stopSignal() syscall.Signal {
 	var c bundle
 	j, err := os.ReadFile(filepath.Join(string(b), "config.json"))
 	if err != nil || json.Unmarshal(j, &c) != nil {
 		return 0
 	}
-	n, _ := strconv.Atoi(c.Annotations[stopSignal]) // 0 for runs of an earlier version
+	n, _ := strconv.Atoi(c.Annotations[stopSignal]) // absent, so 0, in runs of an earlier version
 	return syscall.Signal(n)
 }
 
-// apart rejects an image that contains the container's own files.
+// apart returns an error if the image root contains the container's own directory.
 func apart(root, box string) error {
 	real, err := filepath.EvalSymlinks(root)
 	if err != nil {
@@ -149,7 +149,7 @@ func (b box) readPID() (int, error) {
 	return n, nil
 }
 
-// said returns the last error that runc logged.
+// said returns the last error that runc logged for this run, or "".
 func (b box) said() string { return lastError(b.log()) }
 
 // lastError returns the last error in a log of runc.
@@ -179,8 +179,8 @@ func (b box) reset() error {
 	return errors.Join(errs...)
 }
 
-// noteKills stores how many processes of the run the kernel killed because
-// memory ran out, and the run's memory limit.
+// noteKills stores the number of the run's processes that the kernel killed for
+// lack of memory, and the run's memory limit in bytes.
 func (b box) noteKills(kills uint64, limit int64) error {
 	tmp := b.kills() + ".new"
 	if err := os.WriteFile(tmp, fmt.Appendf(nil, "%d %d\n", kills, limit), 0o600); err != nil {
@@ -189,7 +189,7 @@ func (b box) noteKills(kills uint64, limit int64) error {
 	return os.Rename(tmp, b.kills())
 }
 
-// readKills returns what noteKills stored for the last run, zeros if nothing.
+// readKills returns what noteKills stored for the last run, or zeros.
 func (b box) readKills() (kills uint64, limit int64, err error) {
 	text, err := os.ReadFile(b.kills())
 	if errors.Is(err, fs.ErrNotExist) {

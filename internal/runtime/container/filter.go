@@ -32,10 +32,10 @@ type argRule struct {
 	Op       string `json:"op"`
 }
 
-// denied lists system calls denied to every container: those that affect the
-// whole kernel or other containers' keys, and those that create namespaces,
-// with which most container escapes began. Docker denies them by default as
-// well.
+// denied lists the system calls that are denied to every container: those that
+// affect the whole kernel or other containers' keys, and those that create
+// namespaces, on which most container escapes rely. Docker denies them by default
+// too.
 var denied = []string{"acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "create_module", "delete_module", "fanotify_init",
 	"finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms", "init_module", "io_uring_enter", "io_uring_register",
 	"io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mount", "mount_setattr",
@@ -51,15 +51,15 @@ var namespaceFlags = []uint64{unix.CLONE_NEWNS, unix.CLONE_NEWUTS, unix.CLONE_NE
 func filter() *seccomp {
 	f := &seccomp{Default: "SCMP_ACT_ALLOW", Calls: []callsRule{
 		{Names: denied, Action: "SCMP_ACT_ERRNO"},
-		// Its flags are in memory, which a filter cannot read. If clone3 is missing,
-		// the C library uses clone.
+		// clone3 passes its flags in memory, which a filter cannot read. C
+		// libraries fall back to clone on ENOSYS.
 		{Names: []string{"clone3"}, Action: "SCMP_ACT_ERRNO", Errno: new(uint(unix.ENOSYS))},
 	}}
 	for _, flag := range namespaceFlags {
 		f.Calls = append(f.Calls, callsRule{Names: []string{"clone"}, Action: "SCMP_ACT_ERRNO",
 			Args: []argRule{{0, flag, flag, "SCMP_CMP_MASKED_EQ"}}})
 	}
-	switch runtime.GOARCH { // 32-bit programs use a different system call table
+	switch runtime.GOARCH { // each architecture has a second table of system calls, for 32-bit programs
 	case "amd64":
 		f.Archs = []string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"}
 	case "arm64":
@@ -68,8 +68,8 @@ func filter() *seccomp {
 	return f
 }
 
-// Filters returns why containers' system calls cannot be filtered here, nil if
-// they can.
+// Filters returns why the system calls of containers cannot be filtered on this
+// machine, or nil if they can.
 func Filters(runc string) error {
 	if _, err := os.Stat("/proc/sys/kernel/seccomp/actions_avail"); err != nil {
 		return errors.New("this kernel has no seccomp filter")

@@ -16,7 +16,7 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// maxState bounds the state file that runc keeps of a container, in bytes.
+// maxState bounds the size of runc's state file of a container, in bytes.
 const maxState = 4 << 20
 
 // Root implements instance.Rooted: it opens the root directory of the container's
@@ -41,7 +41,8 @@ func (r *Runtime) Root(id string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.New("it has just ended: start it first")
 	}
-	// Only now it is certain that the PID was not another program's.
+	// The start time is checked after opening, so the directory is that of this
+	// process even if its PID has been reused since.
 	if s, err := proc.Live().Stat(state.PID); err != nil || s.Start != state.Start {
 		root.Close()
 		return nil, errors.New("it has just ended: start it first")
@@ -49,8 +50,8 @@ func (r *Runtime) Root(id string) (*os.File, error) {
 	return root, nil
 }
 
-// RestRoot implements instance.RestRooted: it opens the files that the next run will
-// see. They are mounted nowhere.
+// RestRoot implements instance.RestRooted. It opens the files that the next run
+// will see, without mounting them in the file tree.
 func (r *Runtime) RestRoot(ctx context.Context, id, image string) (*os.File, error) {
 	b := r.box(id)
 	if _, err := os.Stat(b.upper()); errors.Is(err, fs.ErrNotExist) {
@@ -65,21 +66,21 @@ func (r *Runtime) RestRoot(ctx context.Context, id, image string) (*os.File, err
 	}
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("overlay its files on %s: %w", img.Root, err)
+		return nil, fmt.Errorf("mount the container's files over %s: %w", img.Root, err)
 	}
 	defer unix.Close(fsfd)
 	lower := strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(img.Root)
 	for _, o := range [][2]string{{"lowerdir", lower}, {"upperdir", b.upper()}, {"workdir", b.work()}} {
 		if err := unix.FsconfigSetString(fsfd, o[0], o[1]); err != nil {
-			return nil, fmt.Errorf("overlay its files on %s: %s: %w", img.Root, o[0], err)
+			return nil, fmt.Errorf("mount the container's files over %s: %s: %w", img.Root, o[0], err)
 		}
 	}
 	if err := unix.FsconfigCreate(fsfd); err != nil {
-		return nil, fmt.Errorf("overlay its files on %s: %w", img.Root, err)
+		return nil, fmt.Errorf("mount the container's files over %s: %w", img.Root, err)
 	}
 	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("overlay its files on %s: %w", img.Root, err)
+		return nil, fmt.Errorf("mount the container's files over %s: %w", img.Root, err)
 	}
 	return os.NewFile(uintptr(fd), b.rootfs()), nil
 }

@@ -42,8 +42,8 @@ type Config struct {
 	Dir     string           // private directory, created with mode 0700
 	Process *process.Runtime // provides the shim and control groups
 	Images  *oci.Store
-	Runc    string // default runc in PATH
-	Guests  string // host directory of LULL_SOCKET (guest.sock in it); empty for none
+	Runc    string // path or name of runc; default "runc" from PATH
+	Guests  string // host directory that contains the socket guest.sock of LULL_SOCKET; empty for none
 }
 
 // Runtime implements instance.Runtime.
@@ -54,7 +54,7 @@ type Runtime struct {
 	used engine
 }
 
-// engine is a runc.
+// engine is a runc binary and its features.
 type engine struct {
 	path    string
 	filters bool // runc and the kernel support system call filters
@@ -69,8 +69,8 @@ var (
 	_ instance.Workload    = (*Work)(nil)
 )
 
-// Find finds runc, also in system directories outside PATH. Its error names the
-// package to install.
+// Find returns the path of runc, which may also be in a system directory outside
+// PATH. Its error names the package to install.
 func Find(name string) (string, error) {
 	if name == "" {
 		name = "runc"
@@ -83,8 +83,8 @@ func Find(name string) (string, error) {
 	return "", fmt.Errorf("cannot find %s (Debian package runc)", name)
 }
 
-// Check returns the prerequisites for containers that are permanently missing,
-// nil if there are none. Missing returns those that can come and go.
+// Check returns an error that names the permanently missing prerequisites for
+// containers, or nil. Missing reports those that can come and go.
 func Check(p *process.Runtime) error {
 	switch {
 	case os.Geteuid() != 0:
@@ -95,8 +95,8 @@ func Check(p *process.Runtime) error {
 	return nil
 }
 
-// New returns a runtime. Its error names the prerequisites that are permanently
-// missing. It starts nothing.
+// New returns a runtime, without starting anything. It fails like Check if
+// prerequisites are permanently missing.
 func New(cfg Config) (*Runtime, error) {
 	if err := Check(cfg.Process); err != nil {
 		return nil, err
@@ -107,14 +107,15 @@ func New(cfg Config) (*Runtime, error) {
 	return &Runtime{cfg: cfg}, nil
 }
 
-// Missing returns the prerequisites for starting containers that are missing
-// now; nil if there are none.
+// Missing returns an error that names the prerequisites that are missing at
+// present, or nil.
 func (r *Runtime) Missing() error {
 	_, err := Find(r.cfg.Runc)
 	return err
 }
 
-// runc finds runc, and queries its features if it is not the one found before.
+// runc returns the installed runc. It queries the features only if the binary has
+// changed since the last call.
 func (r *Runtime) runc() (engine, error) {
 	path, err := Find(r.cfg.Runc)
 	if err != nil {
@@ -154,7 +155,7 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// findWorkspace parses a workspace, whose directory must exist.
+// findWorkspace parses the workspace setting s. Its directory must exist.
 func findWorkspace(s string) (instance.Workspace, error) {
 	ws, err := instance.ParseWorkspace(s)
 	if err == nil && ws.Dir != "" {
@@ -172,15 +173,15 @@ func findWorkspace(s string) (instance.Workspace, error) {
 	return ws, nil
 }
 
-// Size implements instance.Sizer. A container without a limit is not counted.
+// Size implements instance.Sizer. A container without a memory limit counts as 0.
 func (r *Runtime) Size(s *instance.Spec) (memory int64, slow bool) { return s.Memory, false }
 
 func (r *Runtime) box(id string) box { return box(filepath.Join(r.cfg.Dir, "box", id)) }
 
-// state returns the directory of runc's state.
+// state returns the directory in which runc keeps its state.
 func (r *Runtime) state() string { return filepath.Join(r.cfg.Dir, "runc") }
 
-// runLimit bounds runc commands that do not run a program.
+// runLimit bounds the duration of runc commands other than run and exec.
 const runLimit = 30 * time.Second
 
 // Start implements instance.Runtime. It returns once the container's program has
@@ -249,10 +250,11 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	}
 	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, Handoff: l.Handoff, LogPath: l.LogPath, LogMax: l.LogMax,
 		Command: []string{runc.path, "--root", r.state(), "--log", b.log(), "--log-format", "json",
-			// Keep the groups until Kill, which reads from them why the run ended.
+			// --keep keeps the control groups until Kill, which reads from them why
+			// the run ended.
 			"run", "--keep", "--bundle", string(b), "--pid-file", b.pid(), l.ID}}
-	// runc reads its configuration when it runs, so it is written after the
-	// group for this run was created.
+	// The configuration needs the control group of this run, so it is written once
+	// the group exists and before runc reads it.
 	pw, err := r.cfg.Process.StartIn(ctx, in, func(g *cgroup.Group) error {
 		if p.group, err = g.Path(); err != nil {
 			return err
@@ -270,13 +272,13 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if err := w.await(ctx, b); err != nil {
 		return w, err
 	}
-	// The container keeps its own mount; the host must not keep one.
+	// The container has its own copy of the mount; the host's must not stay.
 	return w, b.unmount()
 }
 
-// limit sets the limits on the instance's group if the unified hierarchy has the
-// controllers (a group with processes cannot pass them on). Otherwise it returns
-// true, and runc must set them.
+// limit sets the limits of l on the instance's group if the unified hierarchy has
+// the controllers; a group with processes cannot delegate them to groups below.
+// Otherwise it returns true, and runc must set the limits.
 func limit(dir string, l instance.Launch) (byRunc bool, err error) {
 	if unix.Access(filepath.Join(filepath.Dir(dir), "cgroup.subtree_control"), unix.W_OK) != nil {
 		return true, nil
@@ -363,11 +365,12 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	return w, b.unmount()
 }
 
-// explain checks whether a run that is over was killed because memory ran out.
-// The kernel's counts disappear with the control groups when the run is swept,
-// and a full disk, a deadline or the end of the daemon can then prevent the
-// exit from being recorded. The counts are therefore stored in the box first.
-// The stored counts are used when the groups are gone, until the next start.
+// explain adds to e that a run was killed for lack of memory, if it was.
+//
+// The kernel's counts disappear with the control groups when the run is swept, and
+// a full disk, a deadline or the end of the daemon can then prevent the exit from
+// being recorded. The counts are therefore stored in the box first. They are used
+// once the groups are gone, until the next start.
 func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	if e.Code == 0 {
 		return e
@@ -376,7 +379,7 @@ func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	kills, limit, err := r.oomKills(id)
 	switch {
 	case kills > 0:
-		_ = b.noteKills(kills, limit) // without the note, this exit is still explained
+		_ = b.noteKills(kills, limit) // this exit is explained even if storing fails
 	default:
 		var nerr error
 		if kills, limit, nerr = b.readKills(); nerr != nil {
@@ -389,13 +392,14 @@ func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	case kills == 0:
 	case e.Code == 128+int(unix.SIGKILL):
 		e.Why = instance.Starved("the kernel", limit)
-	default: // another cause is possible, but this one is known
+	default: // the exit may have another cause, but this one is known
 		e.Why = instance.Starved("the kernel", limit) + " (processes of it: " + strconv.FormatUint(kills, 10) + ")"
 	}
 	return e
 }
 
-// oomKills reads the counts of an instance's groups, 0 if the groups are gone.
+// oomKills returns how many processes of an instance were killed for lack of
+// memory, and its memory limit. If the groups are gone, both are 0.
 func (r *Runtime) oomKills(id string) (kills uint64, limit int64, err error) {
 	dir := r.cfg.Process.GroupDir(id)
 	if dir == "" {
@@ -411,7 +415,8 @@ func (r *Runtime) oomKills(id string) (kills uint64, limit int64, err error) {
 	return g.OOMKills()
 }
 
-// sweep removes the resources of a run other than its processes.
+// sweep removes everything that a run leaves except processes: mounts, control
+// groups, files and runc's state.
 func (r *Runtime) sweep(ctx context.Context, id string) error {
 	b := r.box(id)
 	if _, err := os.Stat(filepath.Join(r.state(), id)); err == nil {
@@ -451,10 +456,10 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return r.cfg.Process.Forget(ctx, id)
 }
 
-// Exec implements instance.Execer; the command runs inside the container. runc
-// connects its own streams, or the terminal that it is started on, with the
-// command's, and forwards signals. If ctx ends first, runc is asked to end; a
-// command that ignores what runc forwards is killed.
+// Exec implements instance.Execer. The command runs inside the container. runc
+// connects its own streams or terminal with the command's, and forwards signals. If
+// ctx ends first, runc is asked to exit, which it forwards; then the command is
+// killed if it still runs.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
 	noted, err := os.MkdirTemp("", "lull-exec")
 	if err != nil {
@@ -494,7 +499,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 	return code, nil
 }
 
-// killInside kills the process named by a pid file, if it runs in the instance.
+// killInside kills the process whose PID is in file, if the process belongs to the
+// instance.
 func (r *Runtime) killInside(id, file string) {
 	b, err := os.ReadFile(file)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"lull/internal/platform/oci"
 )
 
-// bundle is the subset of an OCI runtime configuration (config.json) in use.
+// bundle is the part of an OCI runtime configuration (config.json) that lull sets.
 type bundle struct {
 	Version  string   `json:"ociVersion"`
 	Process  ociProc  `json:"process"`
@@ -18,7 +18,7 @@ type bundle struct {
 	Hostname string   `json:"hostname,omitempty"`
 	Mounts   []mount  `json:"mounts"`
 	Linux    ociLinux `json:"linux"`
-	// Annotations store the data that a later daemon needs.
+	// Annotations keep data for a later daemon.
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
@@ -86,11 +86,11 @@ type cpu struct {
 	Period uint64 `json:"period"`
 }
 
-// caps are root's capabilities inside, the same as Docker's defaults.
+// caps are the capabilities of root inside a container: Docker's defaults.
 var caps = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
 	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 
-// guestDir is the directory of LULL_SOCKET inside a container.
+// guestDir is where the directory of LULL_SOCKET is mounted in a container.
 const guestDir = "/run/lull"
 
 // plan collects the inputs of a container.
@@ -103,7 +103,7 @@ type plan struct {
 	rootfs    string
 	group     string // cgroupsPath
 	guests    string // host directory of LULL_SOCKET, empty for none
-	limits    bool   // set the limits here rather than on the parent group
+	limits    bool   // set the limits here because the parent group does not have them
 	stop      syscall.Signal
 	filter    bool // runc and the kernel support system call filters
 }
@@ -111,7 +111,7 @@ type plan struct {
 func (p plan) bundle() bundle {
 	l := p.launch
 	bounding := map[string][]string{"bounding": caps}
-	if p.user.UID == 0 { // other users have no capabilities until a program grants some
+	if p.user.UID == 0 { // other users have no capabilities unless a program grants them
 		bounding["effective"], bounding["permitted"] = caps, caps
 	}
 	b := bundle{Version: "1.0.2", Hostname: l.ID, Root: ociRoot{Path: p.rootfs},
@@ -119,8 +119,8 @@ func (p plan) bundle() bundle {
 			Capabilities: bounding, NoNewPrivileges: true},
 		Mounts: p.mounts(),
 		Linux: ociLinux{CgroupsPath: p.group,
-			// The container uses the host's network: the program listens on its ports
-			// itself, which is the direct path.
+			// There is no network namespace: the program listens on the host's
+			// ports itself, which is the direct path.
 			Namespaces: []namespace{{"pid"}, {"mount"}, {"ipc"}, {"uts"}, {"cgroup"}},
 			Resources:  resources{Devices: []device{{false, "rwm"}}},
 			Masked: []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
@@ -141,7 +141,7 @@ func (p plan) bundle() bundle {
 	return b
 }
 
-// period is the period of the CPU limit in microseconds.
+// period is the length of a period of the CPU limit, in microseconds.
 const period = 100_000
 
 func quota(cpus float64) int64 { return max(int64(cpus*period), 1000) }
@@ -165,7 +165,7 @@ func (p plan) mounts() []mount {
 		{"/dev/mqueue", "mqueue", "mqueue", []string{"nosuid", "noexec", "nodev"}},
 		{"/sys", "sysfs", "sysfs", []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
-	for _, f := range []string{"/etc/resolv.conf", "/etc/hosts"} { // host network, host name resolution
+	for _, f := range []string{"/etc/resolv.conf", "/etc/hosts"} { // the host's network needs the host's name resolution
 		if st, err := os.Stat(f); err == nil && st.Mode().IsRegular() {
 			m = append(m, mount{f, "bind", f, []string{"bind", "ro", "nosuid", "nodev"}})
 		}
@@ -176,7 +176,7 @@ func (p plan) mounts() []mount {
 	if ws := p.workspace; ws.Dir != "" && !ws.ReadOnly {
 		m = append(m, mount{ws.Path, "bind", ws.Dir, []string{"rbind", "rw", "nosuid", "nodev"}})
 	} else if ws.Dir != "" {
-		// "ro" covers only one mount, so nested mounts are bound separately.
+		// "ro" applies to one mount only, so nested mounts are bound separately.
 		for _, dir := range append([]string{ws.Dir}, p.below...) {
 			m = append(m, mount{ws.Path + strings.TrimPrefix(dir, ws.Dir), "bind", dir, []string{"bind", "ro", "nosuid", "nodev"}})
 		}

@@ -19,13 +19,13 @@ type Work struct {
 	r    *Runtime
 	id   string
 	stop syscall.Signal // the image's replacement for SIGTERM; 0 for none
-	init int            // host pid of the container's first process; 0 for none
+	init int            // PID on the host of the container's first process; 0 if it never started
 }
 
-// Signal implements instance.Workload. The signal goes to the program, not to
-// runc; SIGTERM is replaced by the image's stop signal. A frozen program
-// receives it when it is thawed. The program is the first process of its
-// namespace, so a signal that it does not handle does not end it.
+// Signal implements instance.Workload. The signal goes to the program, not to runc,
+// and SIGTERM is replaced by the image's stop signal. A frozen program receives it
+// when it is thawed. As the first process of its PID namespace, the program does
+// not end on a signal that it does not handle.
 func (w *Work) Signal(sig syscall.Signal) error {
 	if sig == syscall.SIGTERM {
 		sig = w.stopSignal()
@@ -38,7 +38,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 		return fmt.Errorf("cannot signal %s: %w", w.id, err)
 	}
 	defer unix.Close(fd)
-	// Checked after opening the descriptor, which pins the process.
+	// This is checked after the descriptor has pinned the process.
 	switch ours, err := w.Holds(w.init); {
 	case err != nil:
 		return fmt.Errorf("cannot signal %s: %w", w.id, err)
