@@ -10,16 +10,16 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Labels of Compose on the containers of a project.
+// Labels that Compose sets on the containers of a project.
 const (
 	composeProject = "com.docker.compose.project"
 	composeService = "com.docker.compose.service"
 	composeNumber  = "com.docker.compose.container-number"
-	composeOneOff  = "com.docker.compose.oneoff" // True: made by docker compose run
+	composeOneOff  = "com.docker.compose.oneoff" // "True" if the container was made by docker compose run
 )
 
-// place returns PROJECT/SERVICE/NUMBER of a container of Compose, empty for any
-// other. A container with which Compose replaces another one has the same
+// place returns PROJECT/SERVICE/NUMBER for a container of Compose, and "" for any
+// other. A container and the one with which Compose replaces it have the same
 // place. No container name has this form.
 func (d *details) place() string {
 	l := d.Config.Labels
@@ -29,8 +29,8 @@ func (d *details) place() string {
 	return l[composeProject] + "/" + l[composeService] + "/" + l[composeNumber]
 }
 
-// images lists the values of Spec.Image that refer to the container. The first
-// one also finds its replacement.
+// images returns the values of Spec.Image that refer to the container. The first
+// also refers to the container that replaces it.
 func (d *details) images() []string {
 	all := []string{d.place(), d.name(), d.ID, d.ID[:12]}
 	if all[0] == "" {
@@ -39,8 +39,8 @@ func (d *details) images() []string {
 	return all
 }
 
-// find inspects the container that an image refers to. If several have one
-// place, as while Compose replaces one, it chooses the running one, otherwise
+// find inspects the container to which a Spec.Image refers. While Compose replaces
+// a container, two have the same place: find then returns the running one, or else
 // the newest.
 func (r *Runtime) find(ctx context.Context, image string) (*details, error) {
 	at := strings.Split(image, "/")
@@ -70,7 +70,7 @@ func (r *Runtime) find(ctx context.Context, image string) (*details, error) {
 	return newest, nil
 }
 
-// findPatiently is find, which waits for a Docker daemon that restarts.
+// findPatiently is like find, but waits while Docker restarts.
 func (r *Runtime) findPatiently(ctx context.Context, image string) (*details, error) {
 	for began := time.Now(); ; {
 		d, err := r.find(ctx, image)
@@ -97,10 +97,10 @@ func (r *Runtime) Container(ctx context.Context, ref string) (instance.Container
 	return instance.Container{Images: d.images(), Name: d.name(), Running: d.runs(), Labelled: labelled}, nil
 }
 
-// adopted returns the instance of a container.
+// adopted returns the instance that has adopted a container.
 func (f *follower) adopted(d *details) (id string, ok bool) {
 	images := d.images()
-	slices.Reverse(images) // the most specific first
+	slices.Reverse(images) // the most specific reference first
 	for _, image := range images {
 		if id, ok = f.h.ByImage(instance.RuntimeDocker, image); ok {
 			return id, true

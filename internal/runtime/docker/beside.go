@@ -9,20 +9,19 @@ import (
 	"time"
 )
 
-// Docker runs two kinds of commands beside a container's program. A health
-// check is not use of the container, so its CPU time is subtracted. Any other
-// command is a user's and holds the container while it runs. Docker's events
-// report when each begins and ends. A health check is recognized by its
-// command.
+// Docker runs two kinds of commands beside a container's program. A health check is
+// not use of the container, so its CPU time is subtracted. Any other command is a
+// user's, and holds the container while it runs. Docker's events report the start
+// and end of both. A health check is recognized by its command.
 
-// Events of commands. The command follows the first.
+// Actions of the events about commands. The command line follows execStart.
 const (
 	execStart = "exec_start: "
 	execDie   = "exec_die"
 )
 
-// healthCommand returns the command of the health check as events show it, or
-// empty if there is none.
+// healthCommand returns the command of the health check in the form in which events
+// show it, or "" if there is none.
 func (d *details) healthCommand() string {
 	if d.Config.Healthcheck == nil || len(d.Config.Healthcheck.Test) < 2 {
 		return ""
@@ -42,17 +41,18 @@ func (d *details) healthCommand() string {
 	return strings.TrimSpace(strings.Join(args, " "))
 }
 
-// checks accounts for the CPU time of a container's health checks. While one runs,
-// what the container's group uses beyond its program's own tree is the check's.
+// checks measures the CPU time of a container's health checks. While a check runs,
+// it is the CPU time of the container's group minus that of the program's own
+// process tree. A window lasts while at least one check runs.
 type checks struct {
 	group, main func() (time.Duration, error)
 
 	mu      sync.Mutex
-	running map[string]bool // by exec
-	open    bool            // when the current window began; with both times below
+	running map[string]bool // by exec ID
+	open    bool            // whether a window is open; atGroup and atMain are the CPU times when it began
 	atGroup time.Duration
 	atMain  time.Duration
-	done    time.Duration // of finished windows
+	done    time.Duration // CPU time of finished windows
 }
 
 // begin notes that a health check starts.
@@ -67,12 +67,12 @@ func (c *checks) begin(exec string) {
 		return
 	}
 	var err, gerr error
-	c.atMain, err = c.main() // first: a delay then underestimates the check's CPU time
+	c.atMain, err = c.main() // read first, so that a delay makes the check's CPU time too small rather than too large
 	c.atGroup, gerr = c.group()
-	c.open = err == nil && gerr == nil // on an error its CPU time counts as the container's
+	c.open = err == nil && gerr == nil // if a reading failed, the check's CPU time counts as the container's
 }
 
-// end notes that a health check is over; it reports whether exec was one.
+// end notes that a command has ended, and reports whether it was a health check.
 func (c *checks) end(exec string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +86,8 @@ func (c *checks) end(exec string) bool {
 	return true
 }
 
-// endAll marks every check as ended, because no further events will arrive.
+// endAll treats every running check as ended. It is called when Docker's events are
+// interrupted.
 func (c *checks) endAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,8 +100,8 @@ func (c *checks) closeLocked() {
 	c.open = false
 }
 
-// currentLocked returns the CPU time of the checks in the open window so far.
-// An error counts as zero.
+// currentLocked returns the CPU time of the checks in the open window so far, or
+// zero if a reading fails. c.mu must be held.
 func (c *checks) currentLocked() time.Duration {
 	if !c.open {
 		return 0
@@ -123,13 +124,13 @@ func (c *checks) used() time.Duration {
 	return c.done + c.currentLocked()
 }
 
-// besides tracks users' commands that run beside containers.
+// besides holds instances for users' commands that run beside containers.
 type besides struct {
 	mu sync.Mutex
-	by map[string]map[string]func() // by container and exec: ends its hold
+	by map[string]map[string]func() // by container and exec ID; the function ends the hold
 }
 
-// add holds the instance until the user's command is removed.
+// add holds the instance until remove is called for the command.
 func (b *besides) add(h Host, container, exec, id, command string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,7 +148,7 @@ func (b *besides) add(h Host, container, exec, id, command string) {
 	go func() {
 		leave, err := h.KeepAwake(ctx, id, command)
 		if err != nil {
-			return // the command is over, or the instance was removed
+			return // the command has ended, or the instance was removed
 		}
 		<-ctx.Done()
 		leave()
@@ -181,8 +182,8 @@ func (b *besides) removeAll(container string) {
 	}
 }
 
-// command handles the events of commands. It must not block. It reports whether
-// the command has yet to be proven, and for which run.
+// command handles an event about a command. It does not block. unproven means that
+// the caller must call prove for the command and w, the run in which it starts.
 func (f *follower) command(e event) (w *Work, exec string, unproven bool) {
 	exec = e.Actor.Attributes["execID"]
 	w = f.r.workOf(e.Actor.ID)
@@ -193,7 +194,7 @@ func (f *follower) command(e event) (w *Work, exec string, unproven bool) {
 		w.checks.begin(exec)
 		return w, exec, true
 	case starts:
-		if _, own := f.r.api.own.Load(exec); !own { // otherwise the host already holds the instance for it
+		if _, own := f.r.api.own.Load(exec); !own { // for a command of its own, the host already holds the instance
 			f.r.beside.add(f.h, w.container, exec, w.id, strings.TrimSpace(command))
 			return w, exec, true
 		}
@@ -203,15 +204,15 @@ func (f *follower) command(e event) (w *Work, exec string, unproven bool) {
 	return w, exec, false
 }
 
-// over ends what a command or a health check caused.
+// over ends the accounting of a health check, or the hold of any other command.
 func (r *Runtime) over(w *Work, exec string) {
 	if !w.checks.end(exec) {
 		r.beside.remove(w.container, exec)
 	}
 }
 
-// prove waits until a command has started. Docker reports the end of such a
-// command, but not that of one that could not start.
+// prove waits until a command has started, and calls over if it could not: Docker
+// reports no end for such a command.
 func (r *Runtime) prove(ctx context.Context, w *Work, exec string) {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		x, err := r.api.inspectExec(ctx, exec)

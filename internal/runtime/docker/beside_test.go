@@ -11,8 +11,8 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// TestPauseByOthers: a container that Docker calls paused already was paused by a
-// user, unless an earlier daemon of the host did it.
+// TestPauseByOthers checks that a container that is paused when lull adopts it
+// counts as paused by a user, unless an earlier daemon of the host paused it.
 func TestPauseByOthers(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "d.sock")
 	ln, err := net.Listen("unix", socket)
@@ -37,8 +37,8 @@ func TestPauseByOthers(t *testing.T) {
 	}
 }
 
-// TestChecks: while a health check runs, what the group uses beyond the program's
-// own tree is the check's, and nothing else is.
+// TestChecks checks that, while a health check runs, the CPU time of the group
+// beyond the program's own tree counts as the check's, and no other time does.
 func TestChecks(t *testing.T) {
 	var group, main time.Duration
 	var fault error
@@ -67,7 +67,7 @@ func TestChecks(t *testing.T) {
 	group += time.Hour
 	want("between checks", 3*time.Second)
 	c.begin("c")
-	main -= 4 * time.Second // a child of the program ended unheard
+	main -= 4 * time.Second // a child of the program exited, so its CPU time no longer counts
 	group += time.Second
 	c.endAll()
 	want("after the last", 4*time.Second)

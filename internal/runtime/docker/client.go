@@ -24,18 +24,18 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Limits on a daemon's responses.
+// Limits on Docker's responses.
 const (
 	maxAnswer = 16 << 20
 	maxEvent  = 1 << 20
 )
 
-// client is a Docker Engine API client over a unix socket, limited to what idling
-// needs. Paths without a version use the daemon's own version.
+// client is a Docker Engine API client over a unix socket, limited to the calls
+// that idling needs. Its paths name no API version, so Docker uses its own.
 type client struct {
 	socket string
 	http   http.Client
-	own    sync.Map // ids of the commands that this client runs
+	own    sync.Map // exec IDs of the commands for which the host already holds the instance
 }
 
 func newClient(socket string) *client {
@@ -47,7 +47,7 @@ func newClient(socket string) *client {
 	}}}
 }
 
-// statusError is an unsuccessful response.
+// statusError is a response with an unsuccessful status.
 type statusError struct {
 	Status  int
 	Message string
@@ -68,8 +68,8 @@ func isStatus(err error, any ...int) bool {
 	return false
 }
 
-// unanswered reports whether err is that of a request that Docker may have
-// received and may still carry out.
+// unanswered reports whether err leaves open whether Docker has received a request
+// and may still carry it out.
 func unanswered(err error) bool {
 	_, answered := errors.AsType[*statusError](err)
 	op, ok := errors.AsType[*net.OpError](err)
@@ -95,7 +95,7 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 	}
 	a, err := c.http.Do(q)
 	var where *url.Error
-	if errors.As(err, &where) { // its placeholder URL would mislead
+	if errors.As(err, &where) { // omit its URL, in which the host is a placeholder
 		err = where.Err
 	}
 	if err != nil {
@@ -155,7 +155,7 @@ type details struct {
 		Shell       []string
 		Healthcheck *struct{ Test []string }
 	}
-	ExecIDs    []string // commands that run beside it
+	ExecIDs    []string // IDs of the commands that run beside the program
 	HostConfig struct {
 		NetworkMode  string
 		PortBindings map[string][]struct{ HostIp, HostPort string }
@@ -200,13 +200,13 @@ func validID(id string) bool {
 	return strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// do executes a container operation.
+// do performs an operation (verb) on a container.
 func (c *client) do(ctx context.Context, id, verb string, query url.Values) error {
 	return c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/"+verb, query, nil, nil)
 }
 
-// labelled returns the containers with all of some labels, each KEY or KEY=VALUE,
-// running or not, the newest first.
+// labelled returns the containers, running or not, that have all of labels, each
+// KEY or KEY=VALUE. The newest comes first.
 func (c *client) labelled(ctx context.Context, labels ...string) (ids []string, err error) {
 	f, err := json.Marshal(map[string][]string{"label": labels})
 	if err != nil {
@@ -240,7 +240,7 @@ func (c *client) networks(ctx context.Context) (map[string]string, error) {
 	return modes, nil
 }
 
-// event is one line of the event stream.
+// event is one event of the event stream.
 type event struct {
 	Type   string
 	Action string
@@ -250,9 +250,8 @@ type event struct {
 	}
 }
 
-// events calls each for every container event from now on, also when one is
-// connected to a network or disconnected, after calling ready
-// once the stream is open. It returns why the stream ended.
+// events calls ready once the event stream is open, then each for every event about
+// a container, including those about its networks. It returns why the stream ended.
 func (c *client) events(ctx context.Context, ready func(), each func(event)) error {
 	f := `{"type":["container","network"]}`
 	a, err := c.send(ctx, http.MethodGet, "/events", url.Values{"filters": {f}}, nil)
@@ -265,7 +264,7 @@ func (c *client) events(ctx context.Context, ready func(), each func(event)) err
 }
 
 // readEvents reads concatenated JSON objects. It stops at an oversized or invalid
-// object, after which the stream cannot be trusted.
+// object, because what follows cannot be trusted.
 func readEvents(r io.Reader, each func(event)) error {
 	in := &refill{r: r}
 	d := json.NewDecoder(in)
@@ -284,7 +283,7 @@ func readEvents(r io.Reader, each func(event)) error {
 	}
 }
 
-// refill limits the size of one object.
+// refill is a reader that limits the size of each object.
 type refill struct {
 	r    io.Reader
 	left int
@@ -299,8 +298,8 @@ func (f *refill) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// demux splits a container's output into its two streams: each chunk has an
-// eight-byte header with stream and length.
+// demux splits a container's output into its two streams. Each chunk starts with an
+// eight-byte header: the stream, then the length.
 func demux(r io.Reader, out, errOut io.Writer) error {
 	var h [8]byte
 	for {
@@ -352,7 +351,7 @@ func (c *client) exec(ctx context.Context, id string, q instance.Command, s inst
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if s.In != nil {
 		go func() {
-			_, _ = io.Copy(conn, s.In) // a command that reads no more is no error
+			_, _ = io.Copy(conn, s.In) // a command that has stopped reading is not an error
 			if !s.TTY {
 				_ = conn.CloseWrite()
 			}
@@ -378,7 +377,7 @@ func (c *client) exec(ctx context.Context, id string, q instance.Command, s inst
 		}
 		if !end.Running && end.ExitCode != nil {
 			if *end.ExitCode == instance.CannotRun && strings.Contains(string(out.b), notFound) {
-				return instance.NotThere, nil // as newer versions of Docker have it
+				return instance.NotThere, nil // newer versions of Docker use the same exit code
 			}
 			return *end.ExitCode, nil
 		}
@@ -390,10 +389,10 @@ func (c *client) exec(ctx context.Context, id string, q instance.Command, s inst
 	}
 }
 
-// notFound is in what Docker prints instead of a command that does not exist.
+// notFound is part of the message that Docker prints when a command does not exist.
 const notFound = "executable file not found"
 
-// head keeps the beginning of what is written.
+// head keeps the beginning of what is written to it.
 type head struct {
 	io.Writer
 	b []byte
@@ -404,9 +403,9 @@ func (h *head) Write(p []byte) (int, error) {
 	return h.Writer.Write(p)
 }
 
-// control carries out what is asked of a running command, until over is closed. The
-// size of a terminal is set again until Docker takes it, which refuses it for a
-// command that is about to start.
+// control applies the signals and terminal sizes from s.Control to a running
+// command, until over is closed. It retries a terminal size, because Docker refuses
+// it until the command has started.
 func (c *client) control(ctx context.Context, container, made string, s instance.Streams, over <-chan struct{}) {
 	size := s.Size
 	for {
@@ -433,11 +432,11 @@ func (c *client) control(ctx context.Context, container, made string, s instance
 	}
 }
 
-// resizeAgain is the time between attempts to set the size of a terminal.
+// resizeAgain is the delay between attempts to set the size of a terminal.
 const resizeAgain = 20 * time.Millisecond
 
 // hijack makes a request whose connection then carries the streams of a command.
-// The caller closes it.
+// The caller must close the connection.
 func (c *client) hijack(ctx context.Context, path string, body any) (*net.UnixConn, io.Reader, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -475,8 +474,8 @@ func (c *client) hijack(ctx context.Context, path string, body any) (*net.UnixCo
 	return conn, r, nil
 }
 
-// execDetails is the result of inspecting a command. A command that failed to
-// start does not run. One that is about to start runs and has no Pid.
+// execDetails is the result of inspecting a command. Running is true and Pid 0
+// while the command is being started. Running is false if it failed to start.
 type execDetails struct {
 	ContainerID   string
 	Running       bool
@@ -497,13 +496,13 @@ func (c *client) inspectExec(ctx context.Context, exec string) (x execDetails, e
 	return x, err
 }
 
-// signalExec sends a signal to a command in a container, which Docker itself cannot
-// do. Like a terminal it signals the process group, which the command leads.
+// signalExec sends a signal to a command in a container, which the Docker API
+// cannot do. It signals the command's process group, as a terminal would.
 func (c *client) signalExec(container, made string, sig syscall.Signal) {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	now, err := c.inspectExec(ctx, made)
-	for err == nil && now.Running && now.Pid <= 1 { // Docker has not noted yet that it runs
+	for err == nil && now.Running && now.Pid <= 1 { // Docker does not know its PID yet
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
@@ -519,15 +518,15 @@ func (c *client) signalExec(container, made string, sig syscall.Signal) {
 	}
 	defer unix.Close(fd)
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", now.Pid))
-	if err != nil || !bytes.Contains(groups, []byte(container)) { // it is on another machine
+	if err != nil || !bytes.Contains(groups, []byte(container)) { // the PID is that of a process on Docker's machine, which is another one
 		return
 	}
 	if unix.Kill(-now.Pid, sig) != nil {
-		_ = unix.PidfdSendSignal(fd, sig, nil, 0) // it leads no group, or has exited
+		_ = unix.PidfdSendSignal(fd, sig, nil, 0) // fails if it leads no process group or has exited
 	}
 }
 
-// endLimit bounds what is done about a command after its caller has gone.
+// endLimit bounds the requests made for a command after its caller has gone.
 const endLimit = 5 * time.Second
 
 // logs copies a container's output.

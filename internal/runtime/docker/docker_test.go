@@ -38,7 +38,7 @@ func TestSpecOf(t *testing.T) {
 	}
 }
 
-// FuzzLabels checks that labels yield a valid spec or none.
+// FuzzLabels checks that labels yield a valid spec or an error.
 func FuzzLabels(f *testing.F) {
 	f.Add("web", "1m", "5m", "default", "true")
 	f.Add("/x", "-1s", "1h", "?", "2")
@@ -54,8 +54,8 @@ func line(action string) string {
 	return fmt.Sprintf(`{"Type":"container","Action":%q,"Actor":{"ID":%q,"Attributes":{"name":"web"}},"time":1}`, action, id64)
 }
 
-// FuzzEvents reads random input as an event stream: it ends with an error, and
-// every reported event has the form of one.
+// FuzzEvents checks that random input as an event stream ends with an error, and
+// that every event reported before is well-formed.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte(line("start") + "\n" + line("die")))
 	f.Add([]byte(`{"Type":"image"}{"Type":"container","Actor":{"ID":"../../x"}}[`))
@@ -84,7 +84,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// FuzzDemux splits random output without reading beyond it.
+// FuzzDemux checks that demux reads random output only up to its end.
 func FuzzDemux(f *testing.F) {
 	piece := func(stream byte, s string) []byte {
 		return append(binary.BigEndian.AppendUint32([]byte{stream, 0, 0, 0}, uint32(len(s))), s...)
@@ -127,8 +127,9 @@ func TestExit(t *testing.T) {
 	}
 }
 
-// TestAlone checks that a container's network is its own unless its mode, or
-// another container's, says otherwise, and also before the first listing.
+// TestAlone checks that a container counts as alone in its network unless its own
+// network mode or another container's shares the network, and never before the
+// first listing.
 func TestAlone(t *testing.T) {
 	r := &Runtime{}
 	if r.join("b", "container:"+id64); r.alone(id64, "web", "bridge") {

@@ -16,7 +16,8 @@ import (
 	"lull/internal/lib/tartree"
 )
 
-// FilesAwake implements instance.FileKeeper: Docker copies files of any container.
+// FilesAwake implements instance.FileKeeper. Docker copies files also of a paused
+// or stopped container.
 func (r *Runtime) FilesAwake() bool { return false }
 
 // ReadFiles implements instance.FileKeeper.
@@ -28,7 +29,7 @@ func (r *Runtime) ReadFiles(ctx context.Context, id, at string, w io.Writer) (be
 	if st, err := r.api.stat(ctx, c, at); err != nil {
 		return false, err
 	} else if st.Mode&fs.ModeSymlink != 0 {
-		at = st.LinkTarget // resolved by Docker inside the container
+		at = st.LinkTarget // Docker has resolved it inside the container
 	}
 	a, err := r.api.send(ctx, http.MethodGet, archive(c), url.Values{"path": {at}}, nil)
 	if err != nil {
@@ -77,7 +78,8 @@ func (r *Runtime) WriteFiles(ctx context.Context, id, at string, in io.Reader) e
 
 func archive(container string) string { return "/containers/" + url.PathEscape(container) + "/archive" }
 
-// missing makes the error about a path that does not exist a tartree.ErrNoPath.
+// missing turns Docker's error about a path that does not exist into
+// tartree.ErrNoPath.
 func missing(err error) error {
 	if isStatus(err, http.StatusNotFound) {
 		return errors.Join(tartree.ErrNoPath, err)

@@ -17,7 +17,7 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// Container labels. Durations are in the form 30s or 5m; 0 disables.
+// Container labels. Durations have the form 30s or 5m; 0 disables.
 const (
 	LabelPauseAfter  = "lull.pause-after" // adopts the container; idle time before it is paused
 	LabelStopAfter   = "lull.stop-after"  // paused time before it is stopped; default never
@@ -26,13 +26,13 @@ const (
 	LabelIdlePolicy  = "lull.idle-policy"      // default or leases_only
 	LabelOutbound    = "lull.wake-on-outbound" // true or false
 	LabelGroup       = "lull.group"            // default: the Compose project; empty for none
-	LabelDepends     = "lull.depends-on"       // names of containers, or of services of the project, separated by commas
+	LabelDepends     = "lull.depends-on"       // comma-separated names of containers, or of services of the project
 	labelPrefix      = "lull."
-	nameWithoutRules = "docker-" // prefix of the id, if a container's name cannot be an instance's name
+	nameWithoutRules = "docker-" // followed by the container's ID, if its name is not a valid instance name
 )
 
-// Host is the part of the host daemon that follows containers. Instances are
-// named by id.
+// Host is the part of the host daemon that a follower uses. id is always an
+// instance's ID.
 type Host interface {
 	// ByImage returns the instance that adopted a container.
 	ByImage(runtime, image string) (id string, ok bool)
@@ -42,18 +42,20 @@ type Host interface {
 	// StartedOutside adopts a running container.
 	StartedOutside(ctx context.Context, id, why string) error
 	// Observe compares the instance with its workload and records a pause or
-	// unpause by others. It does not block.
+	// unpause by others. It must not block.
 	Observe(id, why string) error
 	Delete(ctx context.Context, id, by string) error
-	// RelatedOutside sets the group of an instance, and the ids of what it depends on.
+	// RelatedOutside sets the group of an instance, and the IDs of the instances on
+	// which it depends.
 	RelatedOutside(ctx context.Context, id, group string, dependsOn []string) error
 	// KeepAwake keeps an instance awake for a command that runs inside it, until
-	// leave is called. If the host paused the instance, KeepAwake wakes it first and
-	// waits for that. One that a user paused with Docker stays paused.
+	// leave is called. If the host paused the instance, KeepAwake first wakes it
+	// and waits until it runs. An instance that a user paused with Docker stays
+	// paused.
 	KeepAwake(ctx context.Context, id, command string) (leave func(), err error)
 }
 
-// SpecOf parses a container's labels. Every fault names its label.
+// SpecOf parses a container's labels. Its error names the label of every fault.
 func SpecOf(container, name string, labels map[string]string) (instance.Spec, error) {
 	s := instance.Spec{Name: instanceName(container, name), Runtime: "docker", Image: container, Restart: instance.RestartNo, StopAfter: new(idle.Duration)}
 	var errs []error
@@ -101,11 +103,12 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 	return s, errors.Join(append(errs, asLabels(s.Validate()))...)
 }
 
-// fields maps the fields of a spec to their labels.
+// fields replaces the names of spec fields with their labels.
 var fields = strings.NewReplacer("quiet_connection_after", LabelQuiet, "pause_after", LabelPauseAfter, "stop_after", LabelStopAfter,
 	"reclaim_after", LabelReclaim, "idle_policy", LabelIdlePolicy, "wake_on_outbound", LabelOutbound)
 
-// asLabels replaces field names in err by label names, which the user wrote.
+// asLabels replaces the field names in err with the label names that the user
+// knows.
 func asLabels(err error) error {
 	if err == nil {
 		return nil
@@ -119,8 +122,8 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// Follow keeps h in sync with Docker until ctx ends: by a full listing at first
-// and after each reconnect, otherwise by events.
+// Follow keeps h in sync with Docker until ctx ends. It lists all containers at
+// first and after each reconnect, and otherwise relies on events.
 func (r *Runtime) Follow(ctx context.Context, h Host) error {
 	f := &follower{r: r, h: h, due: map[string]bool{}, more: make(chan struct{}, 1)}
 	r.mu.Lock()
@@ -155,7 +158,7 @@ type follower struct {
 	h Host
 
 	mu    sync.Mutex
-	due   map[string]bool // containers to check, once however many events arrived
+	due   map[string]bool // containers waiting to be checked; each is checked once for all its events
 	order []string
 	more  chan struct{}
 }
@@ -185,7 +188,7 @@ func (f *follower) take() string {
 	return c
 }
 
-// actions are the events after which a container may have changed.
+// actions are the events after which a container is checked.
 var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true, "rename": true,
 	"connect": true, "disconnect": true}
 
@@ -198,7 +201,7 @@ func (f *follower) once(ctx context.Context) error {
 	f.mu.Unlock()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		// List after the stream is open, so that no change is missed.
+		// The list is read after the stream is open, so that no change is missed.
 		cancel(f.r.api.events(ctx, func() {
 			if err := f.lookAtAll(ctx); err != nil {
 				cancel(err)
@@ -225,7 +228,7 @@ func (f *follower) once(ctx context.Context) error {
 				f.r.log.Warn("cannot follow a container", "container", c[:12], "err", err)
 			}
 		}
-		f.relate(ctx) // when all of them are known
+		f.relate(ctx) // only after every container is known
 		select {
 		case <-f.more:
 		case <-ctx.Done():
@@ -234,8 +237,8 @@ func (f *follower) once(ctx context.Context) error {
 	}
 }
 
-// deaf drops the commands whose end will not be reported. Those that still run
-// are found again once Docker is reachable.
+// deaf ends the accounting of all commands, because no event will report their end.
+// Commands that still run are found again once Docker is reachable.
 func (f *follower) deaf() {
 	f.r.beside.removeAll("")
 	f.r.mu.Lock()
@@ -246,21 +249,21 @@ func (f *follower) deaf() {
 	}
 }
 
-// isUnreachable reports whether Docker did not answer at all.
+// isUnreachable reports whether err means that Docker did not answer.
 func isUnreachable(err error) bool {
 	var s *statusError
 	var other *hostError
 	return !errors.As(err, &s) && !errors.As(err, &other)
 }
 
-// hostError is an error of the host, not of Docker.
+// hostError is an error of the host, as opposed to one of Docker.
 type hostError struct{ err error }
 
 func (e *hostError) Error() string { return e.err.Error() }
 func (e *hostError) Unwrap() error { return e.err }
 
 func (f *follower) lookAtAll(ctx context.Context) error {
-	f.deaf() // the ends of commands that the front noted meanwhile were not reported
+	f.deaf() // includes commands that the front added while events were interrupted
 	f.r.share()
 	ids, err := f.r.api.labelled(ctx, LabelPauseAfter)
 	if err != nil {
@@ -280,8 +283,8 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	f.r.joined = joined
 	f.r.mu.Unlock()
 	f.r.relations.keep(modes)
-	// Containers that disappeared unnoticed come first: another may have the
-	// name.
+	// Containers that have disappeared come first, because another container may
+	// have taken the name.
 	for _, image := range f.h.ImagesOf("docker") {
 		if _, there := modes[image]; !there && validID(image) {
 			f.want(image)
@@ -292,14 +295,14 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 		switch d, err := f.r.find(ctx, image); {
 		case err == nil:
 			ids = append(ids, d.ID)
-		case !isStatus(err, 404): // no such container exists yet
+		case !isStatus(err, 404): // the container does not exist yet
 			return err
 		}
 	}
 	for _, c := range ids {
 		f.want(c)
 	}
-	f.r.mu.Lock() // adopted containers may be gone or have lost their label
+	f.r.mu.Lock() // adopted containers may have been removed or have lost their label
 	for c := range f.r.works {
 		ids = append(ids, c)
 	}
@@ -311,8 +314,8 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	return nil
 }
 
-// sync synchronizes the host with a container's current state. The order of
-// events does not matter.
+// sync applies a container's current state to the host, so the order of events does
+// not matter.
 func (f *follower) sync(ctx context.Context, c string) error {
 	ctx, cancel := context.WithTimeout(ctx, apiLimit)
 	defer cancel()
@@ -371,8 +374,8 @@ func doneOutside(d *details) string {
 }
 
 // create adopts a container by its labels. Invalid labels are logged once, and
-// shown in the status while the container exists. A name conflict does not
-// prevent adoption.
+// shown in the status while the container exists. If the name is taken, the
+// instance gets a generated one.
 func (f *follower) create(ctx context.Context, d *details) (string, error) {
 	s, err := SpecOf(d.ID, d.name(), d.Config.Labels)
 	if err == nil {
@@ -395,8 +398,8 @@ func (f *follower) create(ctx context.Context, d *details) (string, error) {
 	return "", nil
 }
 
-// rename updates the name of an adopted container. If the name is unavailable a
-// generated one is used, as for a new container.
+// rename gives an adopted container's instance the container's new name, or a
+// generated one if that name is taken.
 func (f *follower) rename(ctx context.Context, id string, d *details) error {
 	if _, labelled := d.Config.Labels[LabelPauseAfter]; !labelled {
 		return nil
@@ -411,9 +414,8 @@ func (f *follower) rename(ctx context.Context, id string, d *details) error {
 	return nil
 }
 
-// instanceName returns a container's name in lower case, as instances are
-// named. If that is not a valid instance name, it derives one from the
-// container's id.
+// instanceName returns a container's name in lower case. If that is not a valid
+// instance name, it returns plainName's.
 func instanceName(container, name string) string {
 	if name = strings.ToLower(name); instance.ValidName(name) == nil {
 		return name
@@ -424,7 +426,7 @@ func instanceName(container, name string) string {
 // plainName derives an instance name from a container's id.
 func plainName(container string) string { return nameWithoutRules + container[:12] }
 
-// ended reports a run that is over.
+// ended reports the end of a container's run to the host.
 func (f *follower) ended(d *details) {
 	w := f.r.workOf(d.ID)
 	if w == nil || d.runs() && d.State.Pid == w.Identity().PID {
@@ -432,7 +434,7 @@ func (f *follower) ended(d *details) {
 	}
 	f.r.beside.removeAll(d.ID)
 	e := d.exit()
-	if d.runs() || d.State.Restarting { // replaced by another run
+	if d.runs() || d.State.Restarting { // another run has replaced it
 		e = instance.Exit{Lost: true, At: time.Now()}
 	}
 	f.r.drop(w)

@@ -19,7 +19,7 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// engine is a Docker daemon with containers and an event stream, which can
+// engine is a fake Docker daemon with containers and an event stream. It can
 // disconnect all listeners.
 type engine struct {
 	mu      sync.Mutex
@@ -28,7 +28,8 @@ type engine struct {
 	ears    map[chan string]bool
 }
 
-// set changes a container and sends the event. A nil running removes it.
+// set changes a container and sends the event. running is nil if the container is
+// removed.
 func (e *engine) set(id, action string, running *bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -56,7 +57,7 @@ func (e *engine) events(w http.ResponseWriter, q *http.Request) {
 	e.mu.Lock()
 	e.ears[ear] = true
 	e.mu.Unlock()
-	_ = http.NewResponseController(w).Flush() // an end is seen below
+	_ = http.NewResponseController(w).Flush() // a failure shows at the next write
 	for {
 		select {
 		case line, ok := <-ear:
@@ -176,14 +177,14 @@ func (l *ledger) list() []string {
 	return slices.Sorted(maps.Keys(l.has))
 }
 
-// looked reports whether all of ids were compared with their present state.
+// looked reports whether Observe was called for all of ids.
 func (l *ledger) looked(ids []string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !slices.ContainsFunc(ids, func(id string) bool { return !l.observed[id] })
 }
 
-// following returns an engine, and a host that follows it until the test ends.
+// following returns an engine, and a ledger that follows it until the test ends.
 func following(t *testing.T) (*engine, *ledger) {
 	e := &engine{running: map[string]bool{}, names: map[string]string{}, ears: map[chan string]bool{}}
 	mux := http.NewServeMux()
@@ -215,9 +216,9 @@ func following(t *testing.T) (*engine, *ledger) {
 	return e, h
 }
 
-// TestRename checks that an instance has its container's present name, whether
-// lull received the event or connects later, and that a name that is taken is
-// replaced by a generated one.
+// TestRename checks that an instance takes its container's new name, whether lull
+// receives the event or only connects later, and that a generated name replaces one
+// that is taken.
 func TestRename(t *testing.T) {
 	e, h := following(t)
 	first, second := strings.Repeat("a", 64), strings.Repeat("b", 64)
@@ -241,7 +242,7 @@ func TestRename(t *testing.T) {
 	e.set(first, "rename", &yes)
 	until(first, "dx")
 	call(first, "d3")
-	e.cut() // it is checked again
+	e.cut() // disconnect, so that everything is listed again
 	until(first, "d3")
 	call(second, "d3")
 	e.set(second, "rename", &yes)
@@ -249,13 +250,13 @@ func TestRename(t *testing.T) {
 	call(first, "d4")
 	e.set(first, "rename", &yes)
 	until(first, "d4")
-	e.set(second, "pause", &yes) // any event about it
+	e.set(second, "pause", &yes) // any event causes a check
 	until(second, "d3")
 }
 
-// TestFollow: many containers are created, changed and removed at once while
-// the event stream breaks. The host ends up with exactly the existing ones, and
-// adopted none twice.
+// TestFollow creates, changes and removes many containers concurrently while the
+// event stream breaks. It checks that the host ends up with exactly the existing
+// containers, none of them adopted twice.
 func TestFollow(t *testing.T) {
 	e, h := following(t)
 
@@ -281,7 +282,7 @@ func TestFollow(t *testing.T) {
 		})
 	}
 	users.Wait()
-	want := func() (out []string) { // running ones must exist, removed ones must not
+	want := func() (out []string) { // running containers must be in the list, removed ones must not
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		for id, running := range e.running {
@@ -293,7 +294,7 @@ func TestFollow(t *testing.T) {
 		return out
 	}()
 	waittest.NoError(t, "the host has the containers that run", func() error {
-		got := slices.DeleteFunc(h.list(), func(id string) bool { // ended ones may have been adopted before
+		got := slices.DeleteFunc(h.list(), func(id string) bool { // containers that have ended may have been adopted before
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			running, there := e.running[id]

@@ -20,26 +20,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The engine refuses some requests for a paused container, and reports no event
-// of them. The front is an API that clients use in place of the engine's. It
-// forwards every request. For those requests it first wakes a container that the
-// host paused, and holds it until the response ends.
+// Docker refuses some requests for a paused container, and sends no event about
+// them. The front serves the Docker API on another socket for clients that should
+// not see this. It forwards every request. Before it forwards one that Docker would
+// refuse, it wakes the container if the host paused it, and holds the container
+// until the response ends.
 
-// needsRun matches the paths of what the engine refuses for a paused container.
-// The engine itself resolves the reference.
+// needsRun matches the paths of the requests that Docker refuses for a paused
+// container. The reference in a path is resolved by Docker.
 var needsRun = regexp.MustCompile(`^(?:/v[0-9.]+)?/(?:containers/([a-zA-Z0-9][a-zA-Z0-9_.-]*)/(exec|attach|attach/ws|start|pause)|exec/([a-zA-Z0-9]+)/start)$`)
 
-// need names the container that a request requires to run, or the command whose
-// container it is.
-// The zero need requires nothing.
+// need names the container that must run for a request, directly or by a command in
+// it. The zero need means that none must.
 type need struct {
 	container string // name or id
-	exec      string // id of the command that is started
-	command   string // what a user typed, for display
+	exec      string // exec ID of the command that the request starts
+	command   string // the command line, for display
 	stream    bool   // the connection may become a stream in both directions
 }
 
-// needOf returns what a request requires.
+// needOf returns which container must run for a request.
 func needOf(method, path string) need {
 	m := needsRun.FindStringSubmatch(path)
 	switch {
@@ -54,22 +54,22 @@ func needOf(method, path string) need {
 	}
 }
 
-// front forwards requests to the engine.
+// front forwards requests to Docker.
 type front struct {
 	r     *Runtime
 	h     Host
 	proxy *httputil.ReverseProxy
 }
 
-// Front returns the handler of the socket in front of Docker's own. Its server
-// must not limit how long a request or a response takes.
+// Front returns the handler for the front's socket. The server must not limit the
+// duration of requests or responses.
 func (r *Runtime) Front(h Host) http.Handler {
 	f := &front{r: r, h: h}
 	f.proxy = &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.RawQuery = "http", "docker", p.In.URL.RawQuery
 		},
-		// A connection that is kept may be one to an engine that has ended.
+		// A kept connection could lead to a Docker daemon that has ended.
 		Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return r.dial(ctx) }},
 		FlushInterval: -1,
@@ -83,7 +83,7 @@ func (r *Runtime) dial(ctx context.Context) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", r.cfg.Socket)
 }
 
-// unreachable responds as the engine does, in JSON.
+// unreachable responds with an error in JSON, as Docker does.
 func (r *Runtime) unreachable(w http.ResponseWriter, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusBadGateway)
@@ -91,7 +91,7 @@ func (r *Runtime) unreachable(w http.ResponseWriter, err error) {
 }
 
 func (f *front) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	w.Header()["Content-Type"] = nil // none unless the engine sets one
+	w.Header()["Content-Type"] = nil // no Content-Type unless Docker's response has one
 	n := needOf(q.Method, q.URL.Path)
 	if n.stream {
 		f.stream(w, q, n)
@@ -101,9 +101,9 @@ func (f *front) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	f.proxy.ServeHTTP(w, q)
 }
 
-// hold wakes the container that a request needs, if the host paused it, and
-// holds it until leave is called. If it cannot, the engine's response tells the
-// client why.
+// hold wakes the container that a request needs, if the host paused it, and holds
+// it until leave is called. On failure leave does nothing, and Docker's response to
+// the request tells the client why.
 func (f *front) hold(ctx context.Context, n need) (leave func()) {
 	nothing := func() {}
 	if n == (need{}) {
@@ -142,16 +142,16 @@ func (f *front) hold(ctx context.Context, n need) (leave func()) {
 		f.r.api.own.Delete(n.exec)
 		ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
 		defer cancel()
-		// It may run on, detached from its client.
+		// The command may continue without its client.
 		if err := f.r.findCommand(ctx, f.h, d.ID, n.exec); err != nil {
 			f.r.log.Warn("cannot find a command again", "container", d.name(), "command", n.command, "err", err)
 		}
 	})
 }
 
-// stream forwards a request whose connection the engine turns into a stream in
-// both directions, with or without an upgrade. Each direction ends on its own.
-// The container is held until that of the engine ends.
+// stream forwards a request whose connection Docker turns into a bidirectional
+// stream, with or without an upgrade. A direction can end before the other. The
+// container is held until Docker has sent everything.
 func (f *front) stream(w http.ResponseWriter, q *http.Request, n need) {
 	engine, err := f.r.dial(q.Context())
 	if err != nil {
@@ -164,7 +164,8 @@ func (f *front) stream(w http.ResponseWriter, q *http.Request, n need) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	// A client that ends its direction now is not one that has gone.
+	// After Hijack, a client that shuts down its sending side no longer cancels the
+	// request's context.
 	client, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(err) // the server speaks HTTP/1
@@ -177,9 +178,9 @@ func (f *front) stream(w http.ResponseWriter, q *http.Request, n need) {
 	if len(body) == 0 {
 		q.Body = http.NoBody
 	}
-	q.Header.Del("Expect") // it was fulfilled
+	q.Header.Del("Expect") // the server has already answered 100 Continue
 	if _, ok := q.Header["User-Agent"]; !ok {
-		q.Header["User-Agent"] = nil // none, not Go's
+		q.Header["User-Agent"] = nil // a nil value keeps Go from adding its own
 	}
 	if err := q.Write(engine); err != nil {
 		return
@@ -192,22 +193,21 @@ func (f *front) stream(w http.ResponseWriter, q *http.Request, n need) {
 	if streams := res.StatusCode == http.StatusSwitchingProtocols ||
 		res.StatusCode == http.StatusOK && res.ContentLength < 0 && res.TransferEncoding == nil; !streams {
 		res.Close = true
-		_ = res.Write(client) // otherwise the client has gone
+		_ = res.Write(client) // fails only if the client has gone
 		return
 	}
 	var head bytes.Buffer
 	fmt.Fprintf(&head, "HTTP/1.1 %s\r\n", res.Status)
-	_ = res.Header.Write(&head) // no error is possible
+	_ = res.Header.Write(&head) // a bytes.Buffer returns no errors
 	head.WriteString("\r\n")
 	var sending sync.WaitGroup
 	sending.Go(func() {
 		if _, err := io.Copy(engine, buffered); err == nil {
 			closeWrite(engine)
 		} else {
-			_, _ = io.Copy(io.Discard, buffered) // the engine has ended; a client that still sends must not see an error
+			_, _ = io.Copy(io.Discard, buffered) // Docker has closed its side; the client must still be able to send
 		}
-		// An engine that has nothing to send does not notice that its client has
-		// gone.
+		// Docker notices that a client has gone only when it sends something.
 		awaitGone(client)
 		engine.Close()
 	})
@@ -215,12 +215,12 @@ func (f *front) stream(w http.ResponseWriter, q *http.Request, n need) {
 		closeWrite(client)
 	}
 	leave()
-	_ = client.SetReadDeadline(time.Now().Add(apiLimit)) // for the client to end its direction
+	_ = client.SetReadDeadline(time.Now().Add(apiLimit)) // bounds the wait for the client to shut down its sending side
 	sending.Wait()
 }
 
-// awaitGone waits until the peer has closed a connection, not only ended its
-// direction, or until the read deadline.
+// awaitGone waits until the peer has closed both directions of a connection, or
+// until the read deadline.
 func awaitGone(c net.Conn) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -228,11 +228,11 @@ func awaitGone(c net.Conn) {
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {
-		return // it is closed
+		return // already closed
 	}
 	_ = raw.Read(func(fd uintptr) bool {
 		for {
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 0) // what is always reported: POLLHUP and errors
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 0) // without Events, Poll reports only POLLHUP and errors
 			if err != unix.EINTR {
 				return n > 0 || err != nil
 			}
@@ -240,20 +240,21 @@ func awaitGone(c net.Conn) {
 	})
 }
 
-// closeWrite ends one direction of a connection.
+// closeWrite shuts down the sending side of a connection.
 func closeWrite(c net.Conn) {
 	if w, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = w.CloseWrite() // the peer may have gone
 	}
 }
 
-// share gives the front the owner of Docker's own socket, and at most its mode.
+// share gives the front's socket the owner and group of Docker's socket, and the
+// same or stricter permissions.
 func (r *Runtime) share() {
 	if r.cfg.Front == "" {
 		return
 	}
 	if err := r.shareFront(); err != nil {
-		r.log.Error("cannot give the front the owner and mode of Docker's socket", "front", r.cfg.Front, "socket", r.cfg.Socket, "err", err)
+		r.log.Error("cannot set the front socket's owner and mode to those of Docker's socket", "front", r.cfg.Front, "socket", r.cfg.Socket, "err", err)
 	}
 }
 
@@ -271,7 +272,7 @@ func (r *Runtime) shareFront() error {
 	if now.Mode().Perm() == mode && have.Uid == want.Uid && have.Gid == want.Gid {
 		return nil
 	}
-	if err := os.Chmod(r.cfg.Front, 0o600); err != nil { // it is never open to another group
+	if err := os.Chmod(r.cfg.Front, 0o600); err != nil { // so that the socket is never open to the wrong group
 		return err
 	}
 	if err := os.Lchown(r.cfg.Front, int(want.Uid), int(want.Gid)); err != nil {

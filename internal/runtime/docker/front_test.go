@@ -18,9 +18,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// FuzzFront: which requests wake a container does not depend on the version in
-// the path, a reference is one that Docker could know, and reading wakes
-// nothing but a stream to the program.
+// FuzzFront checks that the version in a path does not change which requests wake a
+// container, that the reference is one that Docker could know, and that of the
+// reading requests only attaching to the program wakes the container.
 func FuzzFront(f *testing.F) {
 	for _, path := range []string{"/containers/web/exec", "/v1.41/containers/a.b_c-d/attach", "/containers/web/attach/ws", "/v1.24/containers/0a/start",
 		"/containers/web/pause", "/exec/0f/start", "/containers/../json/exec", "/containers/web/json", "/containers/json", "/v1.41/exec/0f/json", "/containers/a/b/exec", "/containers//exec", "/exec//start"} {
@@ -77,11 +77,11 @@ func TestNeed(t *testing.T) {
 	}
 }
 
-// patience bounds every exchange below; it is not what is tested.
+// patience bounds every exchange. It is generous, because no test depends on it.
 const patience = time.Minute
 
-// fronted serves an engine and its front until the test ends, and returns a
-// function that connects to the front.
+// fronted serves an engine and a front of it until the test ends. dial connects to
+// the front.
 func fronted(t *testing.T, engine http.Handler) (dial func() *net.UnixConn) {
 	t.Helper()
 	dir := t.TempDir()
@@ -105,10 +105,10 @@ func fronted(t *testing.T, engine http.Handler) (dial func() *net.UnixConn) {
 	}
 }
 
-// upper streams to a client: once the client has ended its direction, it sends
-// back in upper case all that came.
+// upper turns the connection into a stream. Once the client has shut down its
+// sending side, it sends back everything in upper case.
 func upper(w http.ResponseWriter, q *http.Request) {
-	body, _ := io.ReadAll(q.Body) // shorter if the client has gone
+	body, _ := io.ReadAll(q.Body) // short if the client has gone
 	c, buf, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(err)
@@ -124,8 +124,8 @@ func upper(w http.ResponseWriter, q *http.Request) {
 	fmt.Fprintf(c, "%s%s%v", body, bytes.ToUpper(b), err)
 }
 
-// TestFrontStreams: a connection that the engine turns into a stream passes
-// unchanged, and each direction ends on its own.
+// TestFrontStreams checks that a stream passes the front unchanged, and that one
+// direction can end before the other.
 func TestFrontStreams(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /containers/{id}/attach", upper)
@@ -136,7 +136,7 @@ func TestFrontStreams(t *testing.T) {
 	const upgrade = "Connection: Upgrade\r\nUpgrade: tcp\r\n"
 	for name, c := range map[string]struct {
 		path, head, body string
-		early            bool // the client ends its direction before it was answered
+		early            bool // the client shuts down its sending side before the response
 	}{
 		"exec":              {"/exec/0f/start", upgrade, "{}", false},
 		"attach":            {"/containers/web/attach?stream=1", upgrade, "", false},
@@ -179,8 +179,8 @@ func TestFrontStreams(t *testing.T) {
 	}
 }
 
-// TestFrontEndsStreams: a stream ends at the engine when its client has gone,
-// and at the client when the engine has ended it.
+// TestFrontEndsStreams checks that a stream ends at Docker once its client has
+// gone, and at the client once Docker has ended it.
 func TestFrontEndsStreams(t *testing.T) {
 	over := make(chan error, 1)
 	mux := http.NewServeMux()
@@ -226,8 +226,8 @@ func TestFrontEndsStreams(t *testing.T) {
 	}
 }
 
-// TestFrontPasses: requests and responses pass unchanged: headers, queries, long
-// bodies, chunks as they come, and errors.
+// TestFrontPasses checks that requests and responses pass unchanged: headers,
+// queries, long bodies, errors, and each chunk as soon as it is sent.
 func TestFrontPasses(t *testing.T) {
 	more := make(chan string)
 	mux := http.NewServeMux()
@@ -251,7 +251,7 @@ func TestFrontPasses(t *testing.T) {
 	ask := func(request string) (*http.Response, *bufio.Reader) {
 		t.Helper()
 		conn := dial()
-		go func() { _, _ = io.WriteString(conn, request) }() // ends with the connection
+		go func() { _, _ = io.WriteString(conn, request) }() // returns when the connection is closed
 		in := bufio.NewReader(conn)
 		res, err := http.ReadResponse(in, nil)
 		errtest.None(t, err)
@@ -269,7 +269,7 @@ func TestFrontPasses(t *testing.T) {
 	if got := body(res); res.StatusCode != http.StatusConflict || got != `{"message":"container web is paused"}` || !res.Close {
 		t.Errorf("%s, closes %v: %s", res.Status, res.Close, got)
 	}
-	for range 2 { // with a length, and in chunks
+	for range 2 { // first with a Content-Length, then chunked
 		const size = 8 << 20
 		head, data := fmt.Sprintf("Content-Length: %d\r\n\r\n", size), strings.Repeat("x", size)
 		want := fmt.Sprintf("%d <nil> a=1;2&b=%%2F&c [] [] [] docker", size)
@@ -286,7 +286,7 @@ func TestFrontPasses(t *testing.T) {
 	go func() { more <- "first\n" }()
 	res, _ = ask("GET /events HTTP/1.1\r\nHost: docker\r\n\r\n")
 	lines := bufio.NewReader(res.Body)
-	if l, err := lines.ReadString('\n'); l != "first\n" || res.Header["Content-Type"] != nil { // before the response is over
+	if l, err := lines.ReadString('\n'); l != "first\n" || res.Header["Content-Type"] != nil { // before the response is complete
 		t.Errorf("%q, %v, %v", l, err, res.Header)
 	}
 	close(more)
@@ -295,7 +295,8 @@ func TestFrontPasses(t *testing.T) {
 	}
 }
 
-// TestFrontWithoutEngine: a client learns why it has no answer.
+// TestFrontWithoutEngine checks that a client gets an error with the reason when
+// Docker is unreachable.
 func TestFrontWithoutEngine(t *testing.T) {
 	r := &Runtime{cfg: Config{Socket: filepath.Join(t.TempDir(), "none")}, log: slog.New(slog.DiscardHandler)}
 	r.api = newClient(r.cfg.Socket)

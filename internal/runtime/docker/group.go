@@ -15,9 +15,9 @@ import (
 // dependencies of a service: SERVICE:CONDITION:RESTART, comma-separated.
 const composeDepends = "com.docker.compose.depends_on"
 
-// member is the data in an adopted container's labels about other containers.
+// member is what a container's labels say about its relations to other containers.
 type member struct {
-	id       string // its instance
+	id       string // ID of its instance
 	name     string
 	project  string // its Compose project; empty for none
 	service  string
@@ -53,7 +53,7 @@ func memberOf(id string, d *details) member {
 	return m
 }
 
-// list splits at commas and drops empty elements.
+// list splits s at commas and drops empty elements.
 func list(s string) []string {
 	all := strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
 	for n := range all {
@@ -68,13 +68,13 @@ func (m *member) needs(o *member) bool {
 	return here && slices.Contains(m.services, o.service) || slices.Contains(m.names, o.name) || here && slices.Contains(m.names, o.service)
 }
 
-// relations are the adopted containers by ID.
+// relations holds the members of adopted containers, by container ID.
 type relations struct {
 	mu sync.Mutex
 	of map[string]member
 }
 
-// keep drops the containers that are not in there.
+// keep drops the containers that are not keys of there.
 func (r *relations) keep(there map[string]string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,7 +87,7 @@ func (r *relations) forget(container string) {
 	delete(r.of, container)
 }
 
-// release forgets the container of an instance.
+// release drops the container of an instance.
 func (r *relations) release(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,8 +103,7 @@ func (r *relations) set(container string, m member) {
 	r.of[container] = m
 }
 
-// all returns every member, each with the IDs of the instances that it depends
-// on.
+// all returns every member with the IDs of the instances on which it depends.
 func (r *relations) all() map[*member][]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,7 +120,8 @@ func (r *relations) all() map[*member][]string {
 	return out
 }
 
-// at returns the container with an address, and the groups of both.
+// at returns the container that has an address, and reports whether it is in the
+// same group as container.
 func (r *relations) at(addr netip.Addr, container string) (other string, same bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,12 +133,12 @@ func (r *relations) at(addr netip.Addr, container string) (other string, same bo
 	return "", false
 }
 
-// relate applies the labels of the adopted containers about each other. A fault
-// is logged with its container.
+// relate applies the relations of all members to their instances. Errors are
+// logged.
 func (f *follower) relate(ctx context.Context) {
 	for m, on := range f.r.relations.all() {
 		if m.group == "" && len(m.services)+len(m.names) == 0 && m.project == "" {
-			continue // what a user has set stays
+			continue // keep what a user has set
 		}
 		if err := f.h.RelatedOutside(ctx, m.id, m.group, on); err != nil && ctx.Err() == nil {
 			f.r.log.Warn("cannot use what a container depends on", "container", m.name, "err", err)
@@ -146,10 +146,11 @@ func (f *follower) relate(ctx context.Context) {
 	}
 }
 
-// leaveOutGroup removes from a sample the connections within the group of a container
-// that do not hold it: those whose other end is asleep, and those on which neither
-// end waits for an answer, such as of a pool. A group sleeps together, so it is in
-// use while a member works or has a client from elsewhere.
+// leaveOutGroup removes from a sample the connections to other containers of the
+// same group that do not hold the container: those to a frozen container, and those
+// on which neither end waits for an answer, such as pooled ones. A group therefore
+// stays in use while a member works or has a client from outside, and can otherwise
+// sleep as a whole.
 func (r *Runtime) leaveOutGroup(s *instance.Sample, container string) {
 	asleep := map[string]bool{}
 	inside := func(c instance.Conn) (same, sleeps bool) {
@@ -183,8 +184,8 @@ func (r *Runtime) leaveOutGroup(s *instance.Sample, container string) {
 	})
 }
 
-// sameGroup reports whether an address and port are those of another container of the
-// same group.
+// sameGroup reports whether peer, an address and port, belongs to another container
+// of the same group.
 func (r *Runtime) sameGroup(container, peer string) bool {
 	at, err := netip.ParseAddrPort(peer)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestMembers checks what labels of Compose and of lull say about others.
+// TestMembers checks the relations read from the labels of Compose and of lull.
 func TestMembers(t *testing.T) {
 	inspected := func(name, labels string, addr string) *details {
 		var d details

@@ -19,33 +19,32 @@ import (
 	"lull/internal/platform/portgate"
 )
 
-// While a container is stopped, Docker has closed its published ports. Before lull
-// stops one, package portgate makes their new clients wait in the kernel, in front of
-// Docker's address translation and of docker-proxy. The gate is opened when a run of
-// the container listens again, also if others started it.
+// When a container stops, Docker closes its published ports. Before lull stops one,
+// package portgate makes new clients wait in the kernel, in front of Docker's
+// address translation and docker-proxy. The gate opens when a run of the container
+// listens again, whoever started it.
 
-// ports are the published ports of containers that lull stopped.
+// ports holds the clients of the published ports of containers that lull stopped.
 type ports struct {
 	mu     sync.Mutex
 	gate   *portgate.Gate                      // nil before the first use
-	given  bool                                // the shim was asked to keep the gate's rules, or no earlier one's
-	opened map[string]map[portgate.Port]uint16 // by instance: what it publishes, and the container's port
-	heard  map[string][]uint16                 // by instance: TCP ports on which its last run listened
+	given  bool                                // whether the shim keeps this gate's rules, or none, in place of an earlier daemon's
+	opened map[string]map[portgate.Port]uint16 // by instance: each published port and the container's own port
+	heard  map[string][]uint16                 // by instance: TCP ports at which its last run could be reached
 }
 
-// readyLimit bounds how long clients of a container that was started are held until
-// it listens.
+// Limits on how long the clients of a started container are held until it listens.
 const (
 	readyLimit = 60 * time.Second
-	heardLimit = 10 * time.Second // for a port that no client waits for
+	heardLimit = 10 * time.Second // for ports of the last run for which no client waits
 )
 
 // gateID names the rules of the gate in the shim.
 const gateID = "docker-ports"
 
 // published returns the ports of this machine that a container publishes, each with
-// its own port. The error is instance.ErrNoPorts if there are none, and another one
-// if they are not known while it is stopped.
+// the container's own port. It returns instance.ErrNoPorts if there are none, and
+// another error if a port cannot be held or is not fixed.
 func (d *details) published() (map[portgate.Port]uint16, error) {
 	out := map[portgate.Port]uint16{}
 	for inside, bindings := range d.HostConfig.PortBindings {
@@ -157,8 +156,9 @@ func (r *Runtime) HoldPorts(ctx context.Context, id, image string, wake func(str
 	return r.giveGateLocked(ctx)
 }
 
-// giveGateLocked has the shim keep the gate's rules in place of those of an earlier
-// daemon, so that clients still wait while a daemon restarts.
+// giveGateLocked makes the shim keep the gate's rules, so that clients still wait
+// while the daemon restarts. They replace the rules of an earlier daemon.
+// r.ports.mu must be held.
 func (r *Runtime) giveGateLocked(ctx context.Context) error {
 	if r.ports.given || r.cfg.Process == nil {
 		return nil
@@ -174,7 +174,7 @@ func (r *Runtime) giveGateLocked(ctx context.Context) error {
 	return nil
 }
 
-// dropEarlierGate has the shim close the rules of an earlier daemon.
+// dropEarlierGate makes the shim remove the rules of an earlier daemon.
 func (r *Runtime) dropEarlierGate(ctx context.Context) error {
 	r.ports.mu.Lock()
 	defer r.ports.mu.Unlock()
@@ -191,8 +191,8 @@ func (r *Runtime) ReleasePorts(id string) {
 	}
 }
 
-// hear notes on which ports a run listens for others, so that the next run counts as
-// ready when it does too.
+// hear stores the TCP ports on which a run listens. The next run counts as ready
+// only once it listens on them too.
 func (r *Runtime) hear(w *Work) {
 	ports := listening(w)
 	r.ports.mu.Lock()
@@ -203,8 +203,8 @@ func (r *Runtime) hear(w *Work) {
 	r.ports.heard[w.id] = ports
 }
 
-// listening returns the TCP ports on which a container can be reached. What cannot be
-// read is not among them.
+// listening returns the TCP ports at which a container can be reached, as far as
+// they can be read.
 func listening(w *Work) (ports []uint16) {
 	ls, _ := w.Listeners()
 	for _, l := range ls {
@@ -215,8 +215,8 @@ func listening(w *Work) (ports []uint16) {
 	return ports
 }
 
-// letIn waits until a run listens on the ports that clients wait for, and on those of
-// the last run, or has ended, and lets the clients in.
+// letIn waits until a run listens on the ports for which clients wait and on those
+// of the last run, until it ends, or until a limit. Then it lets the clients in.
 func (r *Runtime) letIn(ctx context.Context, w *Work) {
 	r.ports.mu.Lock()
 	gate, opened, heard := r.ports.gate, r.ports.opened[w.id], r.ports.heard[w.id]

@@ -44,17 +44,17 @@ import (
 // Config configures a Runtime.
 type Config struct {
 	Socket  string           // of the Docker Engine API
-	Front   string           // socket of the host that Runtime.Front serves, empty for none
+	Front   string           // path of the front's socket, see Runtime.Front; empty for none
 	Process *process.Runtime // watches sockets and reads processes
 	Log     *slog.Logger
 
-	// OnExit is called when a run is over, perhaps more than once. It must not
+	// OnExit is called when a run has ended, possibly more than once. It must not
 	// block.
 	OnExit func(id string, run uint64, e instance.Exit)
 }
 
-// Runtime implements instance.Runtime. The image of an instance is the name or
-// ID of the container that it adopts.
+// Runtime implements instance.Runtime. An instance's Spec.Image is the name or ID
+// of the container that it adopts, or a place in a Compose project.
 type Runtime struct {
 	cfg Config
 	api *client
@@ -63,7 +63,7 @@ type Runtime struct {
 	mu     sync.Mutex
 	works  map[string]*Work // by container
 	names  map[string]string
-	faults map[string]string // by container: why it is not adopted
+	faults map[string]string // by container: why it cannot be adopted
 	joined map[string]string // by container: the container whose network it shares; nil until listed
 	wakes  sync.WaitGroup
 	beside besides
@@ -82,11 +82,10 @@ var (
 	_ instance.Workload    = (*Work)(nil)
 )
 
-// apiLimit bounds a daemon's response to every request except a stop.
+// apiLimit bounds the wait for every response of Docker except to a stop.
 const apiLimit = 30 * time.Second
 
-// New returns a runtime. It does not contact Docker: the daemon may start
-// later.
+// New returns a runtime. It does not contact Docker, which may start later.
 func New(cfg Config) (*Runtime, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("cannot watch Docker's containers: the host is not root")
@@ -100,9 +99,9 @@ func New(cfg Config) (*Runtime, error) {
 	return &Runtime{cfg: cfg, api: newClient(cfg.Socket), log: cfg.Log, works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}, nil
 }
 
-// alone reports whether no other container, running or not, shares the network
-// of one with network mode mode. A loopback connection to it then comes from
-// itself, most often from its health check.
+// alone reports whether a container with this network mode shares its network with
+// no other container, running or not. A loopback connection to its program then
+// comes from the container itself, usually from its health check.
 func (r *Runtime) alone(container, name, mode string) bool {
 	if mode == "host" || strings.HasPrefix(mode, sharesWith) {
 		return false
@@ -120,17 +119,17 @@ func (r *Runtime) alone(container, name, mode string) bool {
 	return true
 }
 
-// sharesWith is the prefix, before a container's ID or name, of the network
-// mode of a container that shares another's network.
+// sharesWith is the prefix of the network mode of a container that shares another's
+// network. That container's ID or name follows.
 const sharesWith = "container:"
 
-// join records whose network a container shares, if it shares another's.
+// join records which container's network a container shares, if any.
 func (r *Runtime) join(container, mode string) {
 	whose, ok := strings.CutPrefix(mode, sharesWith)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.joined == nil: // listed later with all others
+	case r.joined == nil: // the first listing will set it
 	case ok:
 		r.joined[container] = whose
 	default:
@@ -138,16 +137,16 @@ func (r *Runtime) join(container, mode string) {
 	}
 }
 
-// Faults returns the containers that request adoption and cannot be adopted,
-// each with the reason.
+// Faults returns the containers whose labels request adoption but that cannot be
+// adopted, each with the reason.
 func (r *Runtime) Faults() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Sorted(maps.Values(r.faults))
 }
 
-// setFault stores why a container cannot be adopted, empty for no fault, and
-// reports whether that changed.
+// setFault stores why a container cannot be adopted, "" if it can, and reports
+// whether that has changed.
 func (r *Runtime) setFault(container, what string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -160,8 +159,8 @@ func (r *Runtime) setFault(container, what string) bool {
 	return news
 }
 
-// Find looks for the Docker daemon's program, also in directories of system
-// tools.
+// Find returns the path of Docker's daemon program, which may also be in a system
+// directory outside PATH.
 func Find() (string, error) {
 	for _, p := range []string{"dockerd", "/usr/sbin/dockerd", "/usr/bin/dockerd"} {
 		if at, err := exec.LookPath(p); err == nil {
@@ -230,7 +229,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 // Adopt implements instance.Runtime.
 func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
 	c := containerOf(ident.Cgroup)
-	if c == "" { // the daemon ended before it could record it
+	if c == "" { // the daemon ended before it recorded a control group
 		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
 	}
 	d, err := r.api.inspect(ctx, c)
@@ -305,7 +304,7 @@ func (r *Runtime) attach(id string, run uint64, d *details) (*Work, error) {
 	r.works[d.ID], r.names[id] = w, d.ID
 	f := r.follower
 	r.mu.Unlock()
-	if f != nil { // what runs beside it already
+	if f != nil { // so that commands already running beside it are found
 		f.want(d.ID)
 	}
 	return w, nil
@@ -354,7 +353,7 @@ func (r *Runtime) Logs(ctx context.Context, id string, w io.Writer, q instance.L
 	return nil
 }
 
-// container returns the container that an instance last adopted.
+// container returns the container that an instance adopted last.
 func (r *Runtime) container(id string) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -364,8 +363,8 @@ func (r *Runtime) container(id string) (string, error) {
 	return "", errors.New("the instance has taken over no container yet")
 }
 
-// Close waits for wakes in progress. Clients of stopped containers wait for the next
-// daemon as long as the shim does.
+// Close waits until wakes in progress have ended. The shim keeps the clients of
+// stopped containers waiting for the next daemon.
 func (r *Runtime) Close() { r.wakes.Wait() }
 
 // Work is one run of a container; it implements instance.Workload.
@@ -411,7 +410,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 func (w *Work) pause(ctx context.Context) error {
 	err := w.r.api.do(ctx, w.container, "pause", nil)
 	ours := w.paused.Swap(false)
-	if isStatus(err, 409) { // restarting, ended, or already paused
+	if isStatus(err, 409) { // the container is restarting, has ended, or is already paused
 		if still, serr := w.still(); serr != nil || !still || !ours {
 			return fmt.Errorf("cannot pause the container: %w", err)
 		}
@@ -444,7 +443,7 @@ func (w *Work) Thaw() error {
 	defer cancel()
 	err := w.r.api.do(ctx, w.container, "unpause", nil)
 	if err != nil && !isStatus(err, 404) {
-		// It is no longer paused, or no longer exists, as intended.
+		// A container that no longer exists, or is no longer paused, needs no thaw.
 		if still, serr := w.still(); (serr != nil || still) && !errors.Is(serr, fs.ErrNotExist) {
 			return fmt.Errorf("cannot unpause the container: %w", err)
 		}
@@ -455,9 +454,8 @@ func (w *Work) Thaw() error {
 	return nil
 }
 
-// unheed makes the shim forget a container that lull must no longer unpause. If
-// that fails, the shim unpauses the container once too often when this daemon
-// is gone.
+// unheed makes the shim forget a container. If that fails, the shim unpauses the
+// container when this daemon ends, even if a user has paused it.
 func (r *Runtime) unheed(container string) {
 	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
 	defer cancel()
@@ -469,8 +467,8 @@ func (r *Runtime) unheed(container string) {
 // Still implements instance.Workload.
 func (w *Work) Still() (bool, error) { return w.still() }
 
-// Guard implements instance.Workload. A thaw asks Docker, so each wake runs in
-// its own goroutine and delays no other.
+// Guard implements instance.Workload. A wake asks Docker to unpause, so each runs
+// in its own goroutine and delays no other.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
 	return w.Work.Guard(ports, outbound, func(why string) {
 		w.r.wakes.Go(func() {
@@ -508,7 +506,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	return nil
 }
 
-// ours reports whether the container's present run is this one.
+// ours reports whether w is still the container's current run.
 func (w *Work) ours(ctx context.Context) (bool, error) {
 	d, err := w.r.api.inspect(ctx, w.container)
 	if isStatus(err, 404) {
@@ -523,8 +521,8 @@ func (w *Work) ours(ctx context.Context) (bool, error) {
 	return w.Alive()
 }
 
-// Kill implements instance.Workload. It stops the container for Docker too, so
-// that no restart policy restarts it. It leaves a later run alone.
+// Kill implements instance.Workload. It stops the container through Docker, so that
+// no restart policy restarts it. A later run of the container is left alone.
 func (w *Work) Kill(ctx context.Context) error {
 	ours, err := w.ours(ctx)
 	if err == nil && ours {
@@ -548,7 +546,7 @@ func (r *Runtime) Forget(_ context.Context, id string) error {
 	delete(r.names, id)
 	r.mu.Unlock()
 	r.relations.release(id)
-	if w != nil && w.id == id { // it runs on
+	if w != nil && w.id == id { // the container continues to run
 		r.drop(w)
 		r.beside.removeAll(w.container)
 	}

@@ -13,8 +13,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestSignalToACommandThatStarts: Docker says that a command runs before it says
-// which process that is. A signal waits for that.
+// TestSignalToACommandThatStarts checks that a signal waits until Docker reports
+// the PID of a command, which it does some time after it reports the command as
+// running.
 func TestSignalToACommandThatStarts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short")
@@ -38,7 +39,7 @@ func TestSignalToACommandThatStarts(t *testing.T) {
 	})}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
-	newClient(socket).signalExec("/", "made", syscall.SIGKILL) // every control group has a slash
+	newClient(socket).signalExec("/", "made", syscall.SIGKILL) // "/" is part of every control group's path
 	select {
 	case <-ended:
 	default:
